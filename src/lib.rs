@@ -123,7 +123,8 @@ pub use flow::{
 #[cfg(feature = "async")]
 pub use many::{
     AsyncChannel, AsyncConnect, AsyncOperation, AsyncReceive, AsyncSharedReceive, AsyncShutdown,
-    PreparedAsyncChannel, Reactor, ReactorRun,
+    Local, Locked, LoopChannel, LoopOperation, LoopReactor, LoopReceive, PreparedAsyncChannel,
+    Reactor, ReactorRun, Share,
 };
 #[cfg(feature = "channel")]
 pub use many::{BufferPool, PooledBuffer, SharedMemoryRange};

@@ -84,6 +84,14 @@ fn futures_cross_threads() {
     send_and_sync::<AsyncReceive>();
     send_and_sync::<AsyncSharedReceive<PooledBuffer>>();
     send_and_sync::<AsyncShutdown>();
+    send_and_sync::<LoopReactor<Locked<PooledBuffer>>>();
+    send_and_sync::<LoopChannel<Locked<AnyBuffer>>>();
+    send_and_sync::<LoopOperation<'_, SendWorkRequest<PooledBuffer>, Locked<PooledBuffer>>>();
+    send_and_sync::<LoopReceive<'_, PooledBuffer, Locked<PooledBuffer>>>();
+    #[expect(dead_code, reason = "compiling is the test")]
+    fn run(reactor: &LoopReactor<Locked<PooledBuffer>>) -> impl Send {
+        reactor.run(|_| std::task::Poll::Pending)
+    }
 }
 
 /// A connection that is being made reads from a stream, which need not be `Sync`.

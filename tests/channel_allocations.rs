@@ -154,7 +154,8 @@ fn an_owned_operation_allocates_nothing() {
             drop(one.post_owned(SendWorkRequest::new(pool.take().unwrap())).unwrap());
             drop(one.post_owned(SendWorkRequest::new(())).unwrap());
             drop(two.post_owned(ReceiveWorkRequest::new(())).unwrap());
-            (one.poll().unwrap(), two.poll().unwrap());
+            one.poll().unwrap();
+            two.poll().unwrap();
         };
         round();
         assert_eq!(allocations(|| (0..100).for_each(|_| round())), 0);

@@ -48,7 +48,11 @@ pub use builder::ChannelBuilder;
 pub use cancel::CancelHandle;
 pub use channel_set::{ChannelSet, PeerResults, SetScope};
 pub use error::{ScopeError, TransportError, TransportResult};
+#[cfg(feature = "async")]
+pub(crate) use event_loop::Later as LoopLater;
 pub use event_loop::{ChannelId, Ended, Loop, LoopBuffer};
+#[cfg(feature = "async")]
+pub(crate) use in_flight::Queue;
 pub(crate) use keep_alive::nowhere;
 pub use operation_error::{OperationError, OwnedResult};
 pub(crate) use owned_buffer::Later;

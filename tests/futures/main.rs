@@ -4,6 +4,7 @@
 mod failing_posts;
 mod failing_verbs;
 mod forget;
+mod loops;
 #[path = "../support/lost_doorbell.rs"]
 mod lost_doorbell;
 mod removed;

@@ -8,6 +8,7 @@
 mod channels;
 mod device;
 mod futures;
+mod loop_futures;
 mod loops;
 mod memory;
 mod owned;

@@ -1,5 +1,7 @@
 //! The list of contenders.
 
+use ibverbs::{Local, Locked, PooledBuffer};
+
 use crate::channel::{ChannelRig, OwnedRig};
 use crate::loops::SendsRig;
 use crate::reactor::{PairRig, ReactorRig, SleepingRig};
@@ -8,7 +10,8 @@ use crate::server::CRig;
 use crate::server_futures::TasksRig;
 use crate::server_loop::LoopRig;
 use crate::{
-    c, channel, events, loops, prepared, reactor, server, server_futures, server_loop, verbs,
+    c, channel, events, loop_futures, loops, prepared, reactor, server, server_futures,
+    server_loop, verbs,
 };
 
 /// One way to do one workload.
@@ -96,6 +99,20 @@ macro_rules! servers {
                 TasksRig::new($connections),
                 server_futures::tasks_server
             ),
+            ours!(
+                $workload,
+                "loop futures, one thread",
+                Sum::Bytes,
+                loop_futures::TasksRig::<Local<PooledBuffer>>::new($connections),
+                loop_futures::tasks_server
+            ),
+            ours!(
+                $workload,
+                "loop futures, locked",
+                Sum::Bytes,
+                loop_futures::TasksRig::<Locked<PooledBuffer>>::new($connections),
+                loop_futures::tasks_server
+            ),
         ]
     };
 }
@@ -146,6 +163,20 @@ pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
         ours!("W9", "channel scoped", Bytes, ChannelRig::new(), channel::ping_pong),
         ours!("W9", "loop", Bytes, SendsRig::new(1), loops::pairs),
         ours!("W9", "futures", Bytes, PairRig::new(), reactor::pairs),
+        ours!(
+            "W9",
+            "loop futures, one thread",
+            Bytes,
+            loop_futures::PairRig::<Local<PooledBuffer>>::new(),
+            loop_futures::pairs
+        ),
+        ours!(
+            "W9",
+            "loop futures, locked",
+            Bytes,
+            loop_futures::PairRig::<Locked<PooledBuffer>>::new(),
+            loop_futures::pairs
+        ),
         in_c!("W10", "C tuned", 1, Rig::new(), c_tuned_w3),
         ours!("W10", "channel scoped", Bytes, ChannelRig::new(), channel::window),
         ours!("W10", "channel all at once", Bytes, ChannelRig::new(), channel::window_at_once),
@@ -161,6 +192,20 @@ pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
         ours!("W12", "futures, 100 channels", Bytes, ReactorRig::new(100), reactor::sends),
         ours!("W12", "futures, 1000 channels", Bytes, ReactorRig::new(1000), reactor::sends),
         ours!("W12", "futures, 10000 channels", Bytes, ReactorRig::new(10_000), reactor::sends),
+        ours!(
+            "W12",
+            "loop futures, one thread",
+            Bytes,
+            loop_futures::SendRig::<Local<PooledBuffer>>::new(),
+            loop_futures::sends
+        ),
+        ours!(
+            "W12",
+            "loop futures, locked",
+            Bytes,
+            loop_futures::SendRig::<Locked<PooledBuffer>>::new(),
+            loop_futures::sends
+        ),
         in_c!("W13", "C tuned", 1, Rig::with_events(), c_tuned_w13),
         ours!("W13", "futures", Bytes, SleepingRig::new(), reactor::sends_asleep),
         in_c!("W15", "C plain", 1, Rig::new(), c_plain_w15),

@@ -18,9 +18,9 @@ use crate::server::Peers;
 
 thread_local! {
     /// The tasks that were woken.
-    static WOKEN: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    pub(crate) static WOKEN: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
     /// What all tasks have answered, and its bytes.
-    static ANSWERED: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+    pub(crate) static ANSWERED: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
 /// A waker is the number of its task: the least that an executor of one thread needs.
@@ -36,7 +36,7 @@ fn waker(task: usize) -> Waker {
     unsafe { Waker::new(without_provenance(task), &WAKER) }
 }
 
-type Task = Pin<Box<dyn Future<Output = TransportError>>>;
+pub(crate) type Task = Pin<Box<dyn Future<Output = TransportError>>>;
 
 /// Fields are dropped in order.
 pub(crate) struct TasksRig {
@@ -99,7 +99,7 @@ impl TasksRig {
 }
 
 /// Polls tasks, and forgets their numbers.
-fn run_tasks(tasks: &mut [Task], numbers: &mut Vec<usize>) -> TransportResult<()> {
+pub(crate) fn run_tasks(tasks: &mut [Task], numbers: &mut Vec<usize>) -> TransportResult<()> {
     for number in numbers.drain(..) {
         if let Poll::Ready(error) =
             tasks[number].as_mut().poll(&mut Context::from_waker(&waker(number)))

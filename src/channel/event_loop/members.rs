@@ -286,27 +286,48 @@ impl<'res, B> Loop<'res, B> {
 
     /// Destroys a channel. Its id names none any more.
     fn end(&mut self, index: usize, link: Link<'res>) -> Result<()> {
-        let Self { table, members, .. } = self;
+        let detached = self.detach_link(index, link);
+        self.end_detached(detached.destroy())
+    }
+
+    /// Takes a channel out, so that it can be destroyed while the loop is not borrowed. Its id names none any more. Its
+    /// slots stay, until [`end_detached`](Self::end_detached).
+    #[cfg_attr(not(feature = "async"), expect(dead_code, reason = "of futures"))]
+    pub(crate) fn detach(&mut self, channel: ChannelId) -> Option<Detached<'res>> {
+        self.table.entry(channel)?;
+        let link = self.members.links[channel.index()].take()?;
+        Some(self.detach_link(channel.index(), link))
+    }
+
+    fn detach_link(&mut self, index: usize, link: Link<'res>) -> Detached<'res> {
+        let table = &mut self.table;
         let slots = table.entries[index].slots();
-        // If it succeeds, the device has nothing any more, whatever becomes of the queue pair.
-        if table.in_flight(slots.clone()) > 0 && link.core.reset().is_ok() {
-            table.end_without_completions(slots.clone(), REMOVED);
-        }
         let generation = table.entries[index].generation;
         table.forget_credit(ChannelId { index: index as u32, generation });
-        let entry = &mut table.entries[index];
-        entry.generation = generation.wrapping_add(1);
-        let (depth, credit_slot) = (entry.depths.iter().sum::<u32>(), entry.credit_slot());
-        let number = link.core.number;
-        let destroyed = link.close();
-        if destroyed.is_ok() {
-            table.end_without_completions(slots, REMOVED);
+        table.end_connections(slots.clone());
+        table.entries[index].generation = generation.wrapping_add(1);
+        // Whoever destroys the queue pair changes the core.
+        table.asides[index].core = None;
+        Detached { index, is_in_flight: table.in_flight(slots) > 0, link }
+    }
+
+    /// Gives the slots of a channel back that was detached, with its result.
+    pub(crate) fn end_detached(&mut self, destroyed: Destroyed) -> Result<()> {
+        let Destroyed { index, number, is_reset, result } = destroyed;
+        let Self { table, members, .. } = self;
+        let entry = &table.entries[index];
+        let (slots, depth, credit_slot) =
+            (entry.slots(), entry.depths.iter().sum::<u32>(), entry.credit_slot());
+        // If one of both succeeded, the device has nothing any more, whatever becomes of the queue pair.
+        if is_reset || result.is_ok() {
+            table.end_without_completions(slots.clone(), REMOVED);
+        }
+        if result.is_ok() {
             if let Some(slot) = credit_slot {
                 table.slots[slot as usize].state = State::Free;
             }
             members.give_back(index, depth);
         } else {
-            table.end_connections(slots.clone());
             table.leak(slots);
         }
         if table.asides[index].shares {
@@ -314,10 +335,32 @@ impl<'res, B> Loop<'res, B> {
             table.settle_all(members.capacity);
             table.sharing.remove(number);
         }
-        // Also of one that is leaked: its link is gone.
-        table.asides[index].core = None;
-        destroyed
+        result
     }
+}
+
+/// A channel that is to be destroyed.
+pub(crate) struct Detached<'res> {
+    index: usize,
+    is_in_flight: bool,
+    link: Link<'res>,
+}
+
+impl Detached<'_> {
+    /// `ibv_modify_qp`, `ibv_destroy_qp`. Nothing else uses the queue pair.
+    pub(crate) fn destroy(self) -> Destroyed {
+        let is_reset = self.is_in_flight && self.link.core.reset().is_ok();
+        let number = self.link.core.number;
+        Destroyed { index: self.index, number, is_reset, result: self.link.close() }
+    }
+}
+
+/// What has become of a channel.
+pub(crate) struct Destroyed {
+    pub(super) index: usize,
+    number: u32,
+    is_reset: bool,
+    result: Result<()>,
 }
 
 /// Makes a place, with slots that are free.

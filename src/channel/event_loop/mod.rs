@@ -6,7 +6,7 @@ mod members;
 mod post;
 mod shared;
 mod table;
-#[allow(dead_code)] // until the futures are on it
+#[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
 mod tasks;
 mod window;
 
@@ -20,6 +20,8 @@ pub use ended::{ChannelId, Ended, LoopBuffer};
 use members::Members;
 pub(in crate::channel) use table::ONE;
 use table::Table;
+#[cfg(feature = "async")]
+pub(crate) use tasks::Later;
 
 use super::builder::ChannelBuilder;
 use super::error::TransportResult;
@@ -244,6 +246,13 @@ impl<'res, B> Loop<'res, B> {
     /// [`max_recv_wr`](ChannelBuilder::max_recv_wr) from when it is added until it is removed.
     pub fn capacity(&self) -> (u32, u32) {
         (self.queue.capacity(), self.members.room())
+    }
+}
+
+impl<'res, B> Loop<'res, B> {
+    #[cfg(feature = "async")]
+    pub(crate) fn queue(&self) -> &Arc<CompletionQueue<'res>> {
+        &self.queue
     }
 }
 

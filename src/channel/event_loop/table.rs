@@ -15,7 +15,7 @@ use std::task::Waker;
 
 use super::ended::{ChannelId, Ended, result};
 use super::shared::ANY;
-use super::tasks::{Later, Lines, Waiters};
+use super::tasks::{Later, Lines, Receiving, Waiters};
 use crate::channel::core::Core;
 use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::in_flight::Queue;
@@ -147,6 +147,7 @@ pub(super) struct Aside {
     pub(super) lacks_credit: u32,
     /// Its receives are shared ones of the loop.
     pub(super) shares: bool,
+    pub(super) receiving: Receiving,
 }
 
 /// A list through the slots of operations that have ended.

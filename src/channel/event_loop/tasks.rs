@@ -7,8 +7,9 @@ use std::task::Waker;
 
 use super::Loop;
 use super::ended::{ChannelId, Ended, LoopBuffer, STOPPED};
+use super::members::Destroyed;
 use super::post::queue_index;
-use super::table::{NEVER_FREE, Slot, State, Table};
+use super::table::{Aside, NEVER_FREE, Slot, State, Table};
 use crate::channel::error::TransportResult;
 use crate::channel::in_flight::Queue;
 use crate::channel::owned_buffer::OwnedBuffer;
@@ -26,6 +27,22 @@ impl<B> Default for Later<B> {
     fn default() -> Self {
         Self { woken: Vec::new(), dropped: Vec::new() }
     }
+}
+
+impl<B> Later<B> {
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.woken.is_empty() && self.dropped.is_empty()
+    }
+}
+
+/// The receives of a channel, as far as they are not those of tasks that wait.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Receiving {
+    /// How many receives were left by tasks that wait no more: the next tasks need not post theirs.
+    pub(crate) surplus: u32,
+    /// How many tasks have buffers for which the queue had no room.
+    pub(crate) held: u32,
 }
 
 /// The tasks that wait for something of a channel, by queue.
@@ -132,7 +149,7 @@ impl<B> Loop<'_, B> {
         (done, waker)
     }
 
-    /// The oldest message of a channel. If there is another one, it wakes the first that waits for one.
+    /// The oldest message of a channel.
     #[inline]
     pub(crate) fn take_message(&mut self, channel: ChannelId) -> Option<Ended<B>> {
         let table = &mut self.table;
@@ -143,9 +160,6 @@ impl<B> Loop<'_, B> {
             return None;
         }
         messages.first = slot.link;
-        if !messages.is_empty() {
-            table.wake_first(channel.index(), Queue::Receive);
-        }
         Some(table.take(index))
     }
 
@@ -156,12 +170,28 @@ impl<B> Loop<'_, B> {
         first.is_some_and(|slot| slot.channel == channel)
     }
 
+    /// Wakes the first that waits for a message, if there is one for it.
+    #[inline]
+    pub(crate) fn wake_receiver(&mut self, channel: ChannelId) {
+        let table = &mut self.table;
+        let aside = &table.asides[channel.index()];
+        if !aside.messages.is_empty() {
+            table.wake_first(channel.index(), Queue::Receive);
+        }
+    }
+
+    /// What is known of a channel's receives.
+    #[inline]
+    pub(crate) fn receiving(&mut self, channel: ChannelId) -> &mut Receiving {
+        &mut self.table.asides[channel.index()].receiving
+    }
+
     /// Polls once, unless something is left of what was polled, and gives all that was polled to its owners: tasks are
     /// to be woken [later](Self::later). Returns how many completions there were.
     ///
     /// # Errors
     ///
-    /// As [`next_ended`](Self::next_ended). What else was polled has reached its owner.
+    /// Polling failed, which ends nothing. Completions that the device has made up are counted, and end nothing.
     #[inline]
     pub(crate) fn turn(&mut self) -> TransportResult<usize> {
         let table = &mut self.table;
@@ -169,8 +199,14 @@ impl<B> Loop<'_, B> {
             return Ok(0);
         }
         let count = table.batch.len();
-        table.settle_polled()?;
+        let _ = table.settle_polled();
         Ok(count)
+    }
+
+    /// Whether a channel lacks credit.
+    #[inline]
+    pub(crate) fn lacks_credit(&self) -> bool {
+        !self.table.without_credit.is_empty()
     }
 
     /// The tasks to be woken, and the buffers to be dropped, when the loop is not borrowed.
@@ -180,12 +216,17 @@ impl<B> Loop<'_, B> {
     }
 
     /// Has a task wait for a message, or for room to send, behind those that wait already. Returns its place.
-    pub(crate) fn join_line(&mut self, channel: ChannelId, queue: Queue, waker: Waker) -> u32 {
+    pub(crate) fn join_line(
+        &mut self,
+        channel: ChannelId,
+        queue: Queue,
+        waker: Option<Waker>,
+    ) -> u32 {
         let Table { asides, waiters, .. } = &mut self.table;
         let line = queue_index(queue);
         let last = asides.get(channel.index()).map_or(NO_SLOT, |aside| aside.lines[line].last);
         let of = (channel.index, line);
-        let waiter = Waiter { of, waker: Some(waker), before: last, after: NO_SLOT };
+        let waiter = Waiter { of, waker, before: last, after: NO_SLOT };
         let place = match waiters.free.first {
             NO_SLOT => {
                 waiters.places.push(waiter);
@@ -249,6 +290,12 @@ impl<B> Loop<'_, B> {
         waker
     }
 
+    /// Whether a queue of the channel can have an operation at all.
+    #[cold]
+    pub(crate) fn has_queue(&self, channel: ChannelId, queue: Queue) -> bool {
+        self.table.entries[channel.index()].depths[queue_index(queue)] > 0
+    }
+
     /// Wakes the first of a line.
     pub(crate) fn wake_line(&mut self, channel: ChannelId, queue: Queue) {
         self.table.wake_first(channel.index(), queue);
@@ -266,13 +313,57 @@ impl<B> Loop<'_, B> {
         if core.try_reset() {
             self.table.end_without_completions(slots, STOPPED);
         }
-        for line in 0..2 {
-            let mut place = self.table.asides[channel.index()].lines[line].first;
-            while let Some(waiter) = self.table.waiters.places.get_mut(place as usize) {
-                self.table.later.woken.extend(waiter.waker.take());
-                place = waiter.after;
+        for line in [Queue::Send, Queue::Receive] {
+            self.wake_all_in_line(channel, line);
+        }
+    }
+
+    /// Wakes all of a line.
+    #[cold]
+    pub(crate) fn wake_all_in_line(&mut self, channel: ChannelId, queue: Queue) {
+        let Table { asides, waiters, later, .. } = &mut self.table;
+        let mut place = asides[channel.index()].lines[queue_index(queue)].first;
+        while let Some(waiter) = waiters.places.get_mut(place as usize) {
+            later.woken.extend(waiter.waker.take());
+            place = waiter.after;
+        }
+    }
+
+    /// [Stops](Self::stop) all channels, and wakes all tasks.
+    #[cold]
+    pub(crate) fn stop_all(&mut self) {
+        for index in 0..self.table.entries.len() {
+            let generation = self.table.entries[index].generation;
+            self.stop(ChannelId { index: index as u32, generation });
+        }
+        let Table { outcomes, later, .. } = &mut self.table;
+        later.woken.extend(outcomes.iter_mut().filter_map(|outcome| outcome.waker.take()));
+    }
+
+    /// Gives the slots of a channel back that was detached, and the results that nobody asks for any more, with their
+    /// wakers.
+    pub(crate) fn discard(&mut self, destroyed: Destroyed) {
+        let index = destroyed.index;
+        // It is leaked then.
+        let _ = self.end_detached(destroyed);
+        for slot in self.table.entries[index].slots() {
+            self.table.later.woken.extend(self.table.outcomes[slot as usize].waker.take());
+            if matches!(self.table.slots[slot as usize].state, State::Done | State::Arrived) {
+                let ended = self.table.take(slot);
+                self.table.later.dropped.push(ended.buffer);
             }
         }
+        for line in 0..2 {
+            loop {
+                let first = self.table.asides[index].lines[line].first;
+                if first == NO_SLOT {
+                    break;
+                }
+                let waker = self.leave_line(first);
+                self.table.later.woken.extend(waker);
+            }
+        }
+        self.table.asides[index] = Aside::default();
     }
 }
 

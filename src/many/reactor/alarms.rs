@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::ffi;
 
 /// When which channels, by their tokens, are to be served though nothing completes.
-pub(super) struct Alarms {
+pub(in crate::many) struct Alarms {
     /// The earliest first.
     set: Mutex<BinaryHeap<Reverse<(Instant, u64)>>>,
     timer: OwnedFd,
@@ -27,7 +27,7 @@ pub(super) struct Alarms {
 
 impl Alarms {
     /// `events` is the file of the completion queue.
-    pub(super) fn new(events: BorrowedFd<'_>) -> Result<Self> {
+    pub(in crate::many) fn new(events: BorrowedFd<'_>) -> Result<Self> {
         // SAFETY: these make new descriptors; no memory is involved.
         let (ready, timer) = unsafe {
             let ready = libc::epoll_create1(libc::EPOLL_CLOEXEC);
@@ -50,12 +50,12 @@ impl Alarms {
         Ok(Self { set: Mutex::default(), timer, ready })
     }
 
-    pub(super) fn ready(&self) -> BorrowedFd<'_> {
+    pub(in crate::many) fn ready(&self) -> BorrowedFd<'_> {
         self.ready.as_fd()
     }
 
     /// Has the channel with this token served at `at`.
-    pub(super) fn set(&self, at: Instant, token: u64) {
+    pub(in crate::many) fn set(&self, at: Instant, token: u64) {
         let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
         let is_first = set.peek().is_none_or(|Reverse((first, _))| at < *first);
         set.push(Reverse((at, token)));
@@ -65,7 +65,7 @@ impl Alarms {
     }
 
     /// The channels whose time has come. The second value: whether there are others.
-    pub(super) fn take_due(&self) -> (Vec<u64>, bool) {
+    pub(in crate::many) fn take_due(&self) -> (Vec<u64>, bool) {
         let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let mut due = Vec::new();

@@ -6,6 +6,7 @@ mod run;
 #[cfg(feature = "tokio")]
 mod tokio;
 
+pub(super) use alarms::Alarms;
 pub(crate) use registry::Registry;
 pub use run::ReactorRun;
 

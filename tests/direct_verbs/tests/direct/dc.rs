@@ -16,6 +16,7 @@ pub(crate) struct Mlx5 {
     reset: Vec<(usize, u16)>,
     extended: Option<Box<mlx5dv_qp_ex>>,
     /// Memory keys, with what they were created for, until they are destroyed.
+    #[expect(clippy::vec_box, reason = "the caller has their addresses")]
     pub(crate) keys: Vec<Box<(mlx5dv_mkey, mlx5dv_mkey_init_attr)>>,
 }
 

@@ -1,0 +1,262 @@
+//! An operation of the send queue, as a future.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use super::LoopChannel;
+use super::share::{Share, State, release, release_quietly};
+use crate::channel::{
+    ChannelId, Ended, LoopBuffer, OperationError, OwnedBuffer, OwnedResult, Queue, Refused,
+    TransportError, WorkRequest,
+};
+use crate::panics::catch;
+
+/// An operation of a [`LoopChannel`]: see [`run`](LoopChannel::run) and [`submit`](LoopChannel::submit).
+///
+/// Dropping it before it was posted gives the buffer up and sends nothing. Dropping it later discards the result only:
+/// the operation goes on, and the loop drops the buffer when the device is done with it.
+#[must_use = "futures do nothing unless polled"]
+pub struct LoopOperation<'a, R, S: Share> {
+    channel: &'a LoopChannel<S>,
+    /// Until it is posted.
+    request: Option<R>,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    New,
+    /// The place in the line for room in the queue, or credit.
+    InLine(u32),
+    /// The number of the request.
+    Posted(u64),
+    Over,
+}
+
+// Nothing in it is pinned.
+impl<R, S: Share> Unpin for LoopOperation<'_, R, S> {}
+
+impl<'a, R: WorkRequest, S: Share> LoopOperation<'a, R, S>
+where
+    R::Kept: OwnedBuffer,
+    S::Buffer: LoopBuffer<R::Kept>,
+{
+    #[inline(always)]
+    pub(super) fn new(channel: &'a LoopChannel<S>, request: R) -> Self {
+        Self { channel, request: Some(request), stage: Stage::New }
+    }
+
+    /// Posts the request, now.
+    #[inline(always)]
+    pub(super) fn submit(channel: &'a LoopChannel<S>, request: R) -> Result<Self, Refused<R>> {
+        let mut guard = channel.share.lock();
+        let number = post(&mut guard, channel.id, request, None, &mut None)?;
+        Ok(Self { channel, request: None, stage: Stage::Posted(number) })
+    }
+
+    #[inline(always)]
+    fn poll_posted(&mut self, number: u64, cx: &Context<'_>) -> Poll<OwnedResult<S::Buffer>> {
+        let share = &self.channel.share;
+        let mut guard = share.lock();
+        if let Some(done) = guard.core.take_done(number) {
+            self.stage = Stage::Over;
+            release(share, guard);
+            return Poll::Ready(outcome(done));
+        }
+        let waker = guard.core.waker_of(number).and_then(|waker| waker.as_ref());
+        let is_same = waker.is_some_and(|waker| waker.will_wake(cx.waker()));
+        let is_stopped = guard.stopped.is_some();
+        drop(guard);
+        if is_same && !is_stopped { Poll::Pending } else { self.wait(number, cx) }
+    }
+
+    /// Waits with another waker.
+    #[inline(never)]
+    fn wait(&mut self, number: u64, cx: &Context<'_>) -> Poll<OwnedResult<S::Buffer>> {
+        let share = &self.channel.share;
+        let mut waker = Some(cx.waker().clone());
+        let mut guard = share.lock();
+        let stopped = guard.stopped;
+        let polled = match guard.core.take_done(number) {
+            Some(done) => Poll::Ready(outcome(done)),
+            None => match (stopped, guard.core.waker_of(number)) {
+                (None, Some(place)) => {
+                    std::mem::swap(place, &mut waker);
+                    Poll::Pending
+                }
+                // The device may still use the buffer, and nothing would end the operation.
+                (stopped, _) => {
+                    (_, waker) = guard.core.abandon(number);
+                    Poll::Ready(Err(stopped.unwrap_or(TransportError::UnknownWork).into()))
+                }
+            },
+        };
+        if polled.is_ready() {
+            self.stage = Stage::Over;
+        }
+        release(share, guard);
+        drop(waker);
+        polled
+    }
+
+    #[inline(always)]
+    fn poll_to_post(
+        &mut self,
+        place: Option<u32>,
+        cx: &Context<'_>,
+    ) -> Poll<OwnedResult<S::Buffer>> {
+        let Some(request) = self.request.take() else {
+            return Poll::Ready(Err(TransportError::UnknownWork.into()));
+        };
+        let mut waker = Some(cx.waker().clone());
+        let mut guard = self.channel.share.lock();
+        match post(&mut guard, self.channel.id, request, place, &mut waker) {
+            Ok(number) => {
+                self.stage = Stage::Posted(number);
+                if let Some(place) = place {
+                    self.leave_line(guard, place);
+                }
+                Poll::Pending
+            }
+            Err(refused) => self.refused(guard, place, refused, waker),
+        }
+    }
+
+    /// Its operation was posted: there may be room for another one.
+    #[cold]
+    fn leave_line(&self, mut guard: S::Guard<'_>, place: u32) {
+        let waker = guard.core.leave_line(place);
+        guard.core.wake_line(self.channel.id, Queue::Send);
+        release(&self.channel.share, guard);
+        drop(waker);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn refused(
+        &mut self,
+        mut guard: S::Guard<'_>,
+        place: Option<u32>,
+        refused: Refused<R>,
+        mut waker: Option<Waker>,
+    ) -> Poll<OwnedResult<S::Buffer>> {
+        let LoopChannel { share, id } = self.channel;
+        let waits = match refused.error {
+            TransportError::QueueFull => guard.core.has_queue(*id, Queue::Send),
+            TransportError::NoCredit => true,
+            _ => false,
+        };
+        let polled = if waits {
+            self.request = refused.request;
+            self.stage = Stage::InLine(match (place, waker.take()) {
+                (Some(place), new) => {
+                    waker = std::mem::replace(guard.core.waker_in_line(place), new);
+                    place
+                }
+                (None, new) => guard.core.join_line(*id, Queue::Send, new),
+            });
+            if refused.error == TransportError::NoCredit {
+                guard.set_alarm();
+            }
+            Poll::Pending
+        } else {
+            let own = place.map(|place| guard.core.leave_line(place));
+            guard.core.wake_line(*id, Queue::Send);
+            self.stage = Stage::Over;
+            release(share, guard);
+            drop((own, waker));
+            return Poll::Ready(Err(refused.into()));
+        };
+        release(share, guard);
+        drop(waker);
+        polled
+    }
+}
+
+/// Posts a request, unless others wait for room that have come before.
+#[inline(always)]
+fn post<B, R: WorkRequest>(
+    state: &mut State<B>,
+    channel: ChannelId,
+    request: R,
+    place: Option<u32>,
+    waker: &mut Option<Waker>,
+) -> Result<u64, Refused<R>>
+where
+    R::Kept: OwnedBuffer,
+    B: LoopBuffer<R::Kept>,
+{
+    if let Some(error) = state.stopped {
+        return Err(Refused { error, request: Some(request) });
+    }
+    let is_next = match place {
+        Some(place) => state.core.is_first_in_line(place),
+        None => state.core.is_line_empty(channel, Queue::Send),
+    };
+    if !is_next {
+        return Err(Refused { error: TransportError::QueueFull, request: Some(request) });
+    }
+    state.core.post_task(channel, request, waker)
+}
+
+/// The result of an operation.
+#[inline(always)]
+pub(super) fn outcome<B>(ended: Ended<B>) -> OwnedResult<B> {
+    match ended.result() {
+        Ok(success) => Ok((ended.buffer, success)),
+        Err(error) => Err(OperationError { error, buffer: Some(ended.buffer) }),
+    }
+}
+
+impl<R: WorkRequest, S: Share> Future for LoopOperation<'_, R, S>
+where
+    R::Kept: OwnedBuffer,
+    S::Buffer: LoopBuffer<R::Kept>,
+{
+    type Output = OwnedResult<S::Buffer>;
+
+    #[inline(always)]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.stage {
+            Stage::Posted(number) => self.poll_posted(number, cx),
+            Stage::New => self.poll_to_post(None, cx),
+            Stage::InLine(place) => self.poll_to_post(Some(place), cx),
+            Stage::Over => Poll::Ready(Err(TransportError::UnknownWork.into())),
+        }
+    }
+}
+
+impl<R, S: Share> Drop for LoopOperation<'_, R, S> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if matches!(self.stage, Stage::InLine(_) | Stage::Posted(_)) {
+            give_up(self.channel, self.stage);
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn give_up<S: Share>(channel: &LoopChannel<S>, stage: Stage) {
+    let mut guard = channel.share.lock();
+    let (done, waker) = match stage {
+        Stage::Posted(number) => guard.core.abandon(number),
+        Stage::InLine(place) => {
+            let waker = guard.core.leave_line(place);
+            // It may have been woken for room that the next one takes.
+            guard.core.wake_line(channel.id, Queue::Send);
+            (None, waker)
+        }
+        Stage::New | Stage::Over => (None, None),
+    };
+    release_quietly(&channel.share, guard);
+    let _ = catch(|| drop((done, waker)));
+}
+
+impl<R, S: Share> fmt::Debug for LoopOperation<'_, R, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoopOperation").field("stage", &self.stage).finish_non_exhaustive()
+    }
+}

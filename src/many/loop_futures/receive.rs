@@ -1,0 +1,261 @@
+//! The next message of a channel, as a future.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use super::LoopChannel;
+use super::operation::outcome;
+use super::share::{Share, release, release_quietly};
+use crate::channel::{Ended, LoopBuffer, OwnedBuffer, OwnedResult, Queue, Refused, TransportError};
+use crate::memory::ScatterBuffer;
+use crate::operation::ReceiveWorkRequest;
+use crate::panics::catch;
+
+/// The next message of a [`LoopChannel`]: see [`receive`](LoopChannel::receive).
+#[must_use = "futures do nothing unless polled"]
+pub struct LoopReceive<'a, D, S: Share> {
+    channel: &'a LoopChannel<S>,
+    /// Until it is posted. While it waits: the queue had no room for it.
+    request: Option<ReceiveWorkRequest<D>>,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    New,
+    /// The place in line.
+    Waiting(u32),
+    Over,
+}
+
+// Nothing in it is pinned.
+impl<D, S: Share> Unpin for LoopReceive<'_, D, S> {}
+
+impl<'a, D: ScatterBuffer, S: Share> LoopReceive<'a, D, S>
+where
+    D::Kept: OwnedBuffer,
+    S::Buffer: LoopBuffer<D::Kept>,
+{
+    #[inline(always)]
+    pub(super) fn new(channel: &'a LoopChannel<S>, buffer: D) -> Self {
+        let request = Some(ReceiveWorkRequest::new(buffer));
+        Self { channel, request, stage: Stage::New }
+    }
+
+    #[inline(always)]
+    fn poll_new(&mut self, cx: &Context<'_>) -> Poll<OwnedResult<S::Buffer>> {
+        let LoopChannel { share, id } = self.channel;
+        let Some(request) = self.request.take() else {
+            return Poll::Ready(Err(TransportError::UnknownWork.into()));
+        };
+        let waker = cx.waker().clone();
+        let mut guard = share.lock();
+        if guard.stopped.is_some() || guard.core.receiving(*id).surplus > 0 {
+            return self.poll_unposted(guard, request, waker);
+        }
+        if let Err(refused) = guard.core.post_for_message(*id, request) {
+            return self.refused(guard, refused, waker);
+        }
+        self.poll_posted(guard, waker)
+    }
+
+    /// Its receive was posted, or need not be.
+    #[inline(always)]
+    fn poll_posted(
+        &mut self,
+        mut guard: S::Guard<'_>,
+        waker: Waker,
+    ) -> Poll<OwnedResult<S::Buffer>> {
+        let id = self.channel.id;
+        if let Some(message) = guard.core.take_message(id) {
+            return self.end(guard, message, Some(waker));
+        }
+        self.stage = Stage::Waiting(guard.core.join_line(id, Queue::Receive, Some(waker)));
+        Poll::Pending
+    }
+
+    /// The first poll, when the receive of another task is still there, or nothing can be posted.
+    #[cold]
+    #[inline(never)]
+    fn poll_unposted(
+        &mut self,
+        mut guard: S::Guard<'_>,
+        request: ReceiveWorkRequest<D>,
+        waker: Waker,
+    ) -> Poll<OwnedResult<S::Buffer>> {
+        let id = self.channel.id;
+        // Messages that have arrived before are still there.
+        if let Some(error) = guard.stopped.filter(|_| !guard.core.has_message(id)) {
+            drop(guard);
+            self.stage = Stage::Over;
+            return Poll::Ready(Err(Refused { error, request: Some(request) }.into()));
+        }
+        let receiving = guard.core.receiving(id);
+        receiving.surplus = receiving.surplus.saturating_sub(1);
+        let polled = self.poll_posted(guard, waker);
+        drop(request);
+        polled
+    }
+
+    /// Waits for room if the queue is full.
+    #[cold]
+    #[inline(never)]
+    fn refused(
+        &mut self,
+        mut guard: S::Guard<'_>,
+        refused: Refused<ReceiveWorkRequest<D>>,
+        waker: Waker,
+    ) -> Poll<OwnedResult<S::Buffer>> {
+        let LoopChannel { id, .. } = self.channel;
+        let is_full = refused.error == TransportError::QueueFull;
+        if !is_full || !guard.core.has_queue(*id, Queue::Receive) {
+            drop(guard);
+            self.stage = Stage::Over;
+            return Poll::Ready(Err(refused.into()));
+        }
+        self.request = refused.request;
+        guard.core.receiving(*id).held += 1;
+        self.poll_posted(guard, waker)
+    }
+
+    #[inline(always)]
+    fn poll_waiting(&mut self, place: u32, cx: &Context<'_>) -> Poll<OwnedResult<S::Buffer>> {
+        let LoopChannel { share, id } = self.channel;
+        let mut guard = share.lock();
+        if let Some(message) = guard.core.take_message(*id) {
+            let own = guard.core.leave_line(place);
+            return self.end(guard, message, own);
+        }
+        self.post_held(&mut guard);
+        let waker = guard.core.waker_in_line(place).as_ref();
+        let is_same = waker.is_some_and(|waker| waker.will_wake(cx.waker()));
+        let is_stopped = guard.stopped.is_some();
+        drop(guard);
+        if is_same && !is_stopped { Poll::Pending } else { self.wait(place, cx) }
+    }
+
+    /// Waits with another waker.
+    #[inline(never)]
+    fn wait(&mut self, place: u32, cx: &Context<'_>) -> Poll<OwnedResult<S::Buffer>> {
+        let LoopChannel { share, id } = self.channel;
+        let new = cx.waker().clone();
+        let mut guard = share.lock();
+        if let Some(message) = guard.core.take_message(*id) {
+            let own = guard.core.leave_line(place);
+            let polled = self.end(guard, message, own);
+            drop(new);
+            return polled;
+        }
+        let Some(error) = guard.stopped else {
+            let old = guard.core.waker_in_line(place).replace(new);
+            drop(guard);
+            drop(old);
+            return Poll::Pending;
+        };
+        let own = guard.core.leave_line(place);
+        drop(guard);
+        self.stage = Stage::Over;
+        drop((own, new));
+        Poll::Ready(Err(Refused { error, request: self.request.take() }.into()))
+    }
+
+    /// Returns a message. It is in no line any more.
+    #[inline(always)]
+    fn end(
+        &mut self,
+        mut guard: S::Guard<'_>,
+        message: Ended<S::Buffer>,
+        own: Option<Waker>,
+    ) -> Poll<OwnedResult<S::Buffer>> {
+        let LoopChannel { share, id } = self.channel;
+        self.stage = Stage::Over;
+        self.post_held(&mut guard);
+        if guard.core.receiving(*id).held > 0 {
+            // There is room for a buffer of one of them.
+            guard.core.wake_all_in_line(*id, Queue::Receive);
+        } else {
+            guard.core.wake_receiver(*id);
+        }
+        release(share, guard);
+        drop(own);
+        Poll::Ready(outcome(message))
+    }
+
+    /// Posts the receive for which the queue had no room, if there is some now.
+    #[inline(always)]
+    fn post_held(&mut self, guard: &mut S::Guard<'_>) {
+        if let Some(request) = self.request.take() {
+            self.post_held_request(guard, request);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn post_held_request(&mut self, guard: &mut S::Guard<'_>, request: ReceiveWorkRequest<D>) {
+        let id = self.channel.id;
+        match guard.core.post_for_message(id, request) {
+            Ok(()) => guard.core.receiving(id).held -= 1,
+            Err(refused) => match refused.request {
+                Some(request) => self.request = Some(request),
+                // The device may have it.
+                None => guard.core.receiving(id).held -= 1,
+            },
+        }
+        if self.request.is_some() && matches!(self.stage, Stage::Over) {
+            guard.core.receiving(id).held -= 1;
+        }
+    }
+}
+
+impl<D: ScatterBuffer, S: Share> Future for LoopReceive<'_, D, S>
+where
+    D::Kept: OwnedBuffer,
+    S::Buffer: LoopBuffer<D::Kept>,
+{
+    type Output = OwnedResult<S::Buffer>;
+
+    #[inline(always)]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.stage {
+            Stage::Waiting(place) => self.poll_waiting(place, cx),
+            Stage::New => self.poll_new(cx),
+            Stage::Over => Poll::Ready(Err(TransportError::UnknownWork.into())),
+        }
+    }
+}
+
+impl<D, S: Share> Drop for LoopReceive<'_, D, S> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Stage::Waiting(place) = self.stage {
+            give_up(self.channel, place, self.request.is_some());
+        }
+    }
+}
+
+/// Leaves the line. The receive, unless it is held, is for the next task.
+#[cold]
+#[inline(never)]
+fn give_up<S: Share>(channel: &LoopChannel<S>, place: u32, is_held: bool) {
+    let LoopChannel { share, id } = channel;
+    let mut guard = share.lock();
+    let waker = guard.core.leave_line(place);
+    let receiving = guard.core.receiving(*id);
+    if is_held {
+        receiving.held -= 1;
+    } else {
+        receiving.surplus += 1;
+    }
+    // It may have been woken for a message.
+    guard.core.wake_receiver(*id);
+    release_quietly(share, guard);
+    let _ = catch(|| drop(waker));
+}
+
+impl<D, S: Share> fmt::Debug for LoopReceive<'_, D, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoopReceive").field("stage", &self.stage).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,197 @@
+//! How tasks share a loop.
+//!
+//! The loop is borrowed while something is posted or polled, and never while code of the program's runs: wakers are
+//! cloned before, woken and dropped after. Events for `tracing` wait, too.
+
+use std::cell::{RefCell, RefMut};
+use std::mem;
+use std::ops::{Deref, DerefMut};
+use std::rc::Rc;
+use std::sync::{Arc, PoisonError};
+use std::task::Waker;
+use std::time::Instant;
+
+use crate::channel::{Loop, LoopLater, TransportError};
+use crate::many::reactor::Alarms;
+use crate::panics::{Panics, catch};
+use crate::sync::{Mutex, MutexGuard};
+use crate::trace;
+
+/// How the tasks of a [`LoopReactor`](crate::LoopReactor) share its loop: [`Local`], on one thread, or [`Locked`], on any.
+///
+/// The trait is sealed.
+pub trait Share: Clone + sealed::Share<Self::Buffer> {
+    /// The type of the buffers of the loop, as in [`Loop`].
+    type Buffer: Send + 'static;
+}
+
+/// Tasks of one thread share the loop, without a lock: for runtimes of one thread, and for a runtime per thread. Its
+/// channels and futures are not `Send`.
+#[derive(Debug)]
+pub struct Local<B>(Rc<RefCell<State<B>>>);
+
+/// Tasks of any threads share the loop, behind one lock, which is taken once by each poll of a future and by each turn.
+#[derive(Debug)]
+pub struct Locked<B>(Arc<Mutex<State<B>>>);
+
+/// A loop, and what its tasks need beside it.
+pub struct State<B> {
+    pub(super) core: Loop<'static, B>,
+    /// Why nothing can be posted any more.
+    pub(super) stopped: Option<TransportError>,
+    /// Of the task that runs the reactor.
+    pub(super) runner: Option<Waker>,
+    /// When the reactor has to look for credit again.
+    pub(super) alarm: Option<Instant>,
+    pub(super) alarms: Arc<Alarms>,
+    /// An empty list that has room.
+    spare: LoopLater<B>,
+}
+
+impl<B> State<B> {
+    pub(super) fn new(core: Loop<'static, B>, alarms: Arc<Alarms>) -> Self {
+        let spare = LoopLater::default();
+        Self { core, stopped: None, runner: None, alarm: None, alarms, spare }
+    }
+}
+
+impl<B> std::fmt::Debug for State<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State").field("core", &self.core).finish_non_exhaustive()
+    }
+}
+
+/// The loop is borrowed while it lives. Events that happen meanwhile are emitted afterwards.
+#[expect(missing_debug_implementations, reason = "nobody can name it")]
+pub struct Guard<G> {
+    state: G,
+    // Dropped last.
+    _events: trace::Hold,
+}
+
+impl<G: Deref> Deref for Guard<G> {
+    type Target = G::Target;
+
+    #[inline(always)]
+    fn deref(&self) -> &G::Target {
+        &self.state
+    }
+}
+
+impl<G: DerefMut> DerefMut for Guard<G> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut G::Target {
+        &mut self.state
+    }
+}
+
+pub(super) mod sealed {
+    use std::ops::DerefMut;
+
+    use super::State;
+
+    pub trait Share<B> {
+        type Guard<'a>: DerefMut<Target = State<B>>
+        where
+            Self: 'a;
+
+        fn new(state: State<B>) -> Self;
+
+        /// To be given to [`release`](super::release), or dropped if there is nothing to be done later.
+        fn lock(&self) -> Self::Guard<'_>;
+    }
+}
+
+impl<B> Clone for Local<B> {
+    #[inline]
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<B> Clone for Locked<B> {
+    #[inline]
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<B: Send + 'static> Share for Local<B> {
+    type Buffer = B;
+}
+
+impl<B: Send + 'static> Share for Locked<B> {
+    type Buffer = B;
+}
+
+impl<B: Send + 'static> sealed::Share<B> for Local<B> {
+    type Guard<'a> = Guard<RefMut<'a, State<B>>>;
+
+    fn new(state: State<B>) -> Self {
+        Self(Rc::new(RefCell::new(state)))
+    }
+
+    #[inline(always)]
+    fn lock(&self) -> Self::Guard<'_> {
+        Guard { _events: trace::Hold::new(), state: self.0.borrow_mut() }
+    }
+}
+
+impl<B: Send + 'static> sealed::Share<B> for Locked<B> {
+    type Guard<'a> = Guard<MutexGuard<'a, State<B>>>;
+
+    fn new(state: State<B>) -> Self {
+        Self(Arc::new(Mutex::new(state)))
+    }
+
+    #[inline(always)]
+    fn lock(&self) -> Self::Guard<'_> {
+        let events = trace::Hold::new();
+        // What is behind the lock is consistent at every moment.
+        Guard { _events: events, state: self.0.lock().unwrap_or_else(PoisonError::into_inner) }
+    }
+}
+
+/// Gives the loop back, then wakes the tasks that are to be woken, and drops the buffers that nobody asks for.
+#[inline(always)]
+pub(super) fn release<S: Share>(share: &S, mut guard: S::Guard<'_>) {
+    if !guard.core.later().is_empty() {
+        release_and_wake(share, guard);
+    }
+}
+
+#[inline(never)]
+fn release_and_wake<S: Share>(share: &S, mut guard: S::Guard<'_>) {
+    let state = &mut *guard;
+    let mut later = mem::replace(state.core.later(), mem::take(&mut state.spare));
+    drop(guard);
+    let rest = Rest(&mut later);
+    while let Some(waker) = rest.0.woken.pop() {
+        waker.wake();
+    }
+    drop(rest);
+    // Both are empty: no code of the program's runs.
+    share.lock().spare = later;
+}
+
+/// Wakers that are still to be woken when one has panicked, and buffers to be dropped.
+struct Rest<'a, B>(&'a mut LoopLater<B>);
+
+impl<B> Drop for Rest<'_, B> {
+    #[inline]
+    fn drop(&mut self) {
+        let LoopLater { woken, dropped } = &mut *self.0;
+        if !woken.is_empty() || !dropped.is_empty() {
+            let mut panics = Panics::default();
+            woken.drain(..).for_each(|waker| panics.catch(|| waker.wake()));
+            dropped.drain(..).for_each(|buffer| panics.catch(|| drop(buffer)));
+            // It is already unwinding, or no code of the program's was called.
+            panics.forget();
+        }
+    }
+}
+
+/// As [`release`], where something is dropped: panics end here.
+pub(super) fn release_quietly<S: Share>(share: &S, guard: S::Guard<'_>) {
+    let _ = catch(|| release(share, guard));
+}

@@ -1,0 +1,673 @@
+//! Futures on a loop, of one thread and behind a lock: their buffers, when verbs fail, completions are false, wakers use
+//! the channel, and objects are forgotten or dropped.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::mem::forget;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Wake, Waker};
+use std::thread;
+
+use ibverbs::{
+    AccessFlags, BufferPool, ChannelBuilder, Local, Locked, LoopChannel, LoopReactor,
+    MaxRnrRetries, PooledBuffer, ProtectionDomain, SendWorkRequest, Share, SharedMemoryRegion,
+    TransportError, WorkErrorClass, ffi,
+};
+use ibverbs_function_device::{FunctionDevice, Kind, Progress};
+
+use crate::lost_doorbell;
+use crate::rig::{ALL, CHUNKS, Count, LEN, completions, filled, poll, poll_in, poll_with, posted};
+
+/// Two channels of one reactor, which are connected to each other.
+struct Rig<S: Share<Buffer = PooledBuffer>> {
+    one: LoopChannel<S>,
+    two: LoopChannel<S>,
+    reactor: LoopReactor<S>,
+    pool: BufferPool,
+    domain: Arc<ProtectionDomain<'static>>,
+    device: FunctionDevice,
+}
+
+impl<S: Share<Buffer = PooledBuffer>> Rig<S> {
+    /// On a device that executes requests when the test says so.
+    fn new() -> Self {
+        Self::with(|builder| builder)
+    }
+
+    fn with(settings: impl Fn(ChannelBuilder<'static>) -> ChannelBuilder<'static>) -> Self {
+        let device = FunctionDevice::model();
+        device.progress(Progress::Manual);
+        device.stale_translation(true);
+        let context = device.context();
+        lost_doorbell::prepare(&context);
+        let context = Arc::new(context);
+        let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+        let pool = BufferPool::new(&domain, LEN, CHUNKS, AccessFlags::empty()).unwrap();
+        let reactor = LoopReactor::new(&context, 64).unwrap();
+        let [one, two] = connect(&reactor, &domain, settings);
+        Self { one, two, reactor, pool, domain, device }
+    }
+
+    fn buffer(&self, byte: u8) -> PooledBuffer {
+        filled(&self.pool, byte)
+    }
+
+    /// The device does what it can, and the reactor what is to be done then.
+    fn serve(&self) {
+        self.device.run();
+        while self.reactor.turn().unwrap() > 0 {}
+    }
+
+    /// The buffers that are not in the pool.
+    fn out(&self) -> usize {
+        CHUNKS - self.pool.available()
+    }
+
+    /// A message goes from one channel to the other.
+    #[track_caller]
+    fn exchange(&self, byte: u8) {
+        let mut receive = posted(self.two.receive(self.buffer(0)));
+        let mut send = posted(self.one.send(self.buffer(byte)));
+        self.serve();
+        poll(&mut send).expect("it has ended").unwrap();
+        let (message, success) = poll(&mut receive).expect("it has arrived").unwrap();
+        assert_eq!((success.byte_len() as usize, &message[..]), (LEN, &[byte; LEN][..]));
+    }
+
+    /// Nothing is left, and no memory was taken from the device too early.
+    #[track_caller]
+    fn finish(self) {
+        let Self { one, two, reactor, pool, domain, device } = self;
+        drop((one, two));
+        assert_eq!(pool.available(), CHUNKS);
+        assert_eq!(reactor.capacity(), (64, 64));
+        drop((reactor, pool, domain));
+        device.assert_clean();
+    }
+}
+
+fn connect<S: Share<Buffer = PooledBuffer>>(
+    reactor: &LoopReactor<S>,
+    domain: &Arc<ProtectionDomain<'static>>,
+    settings: impl Fn(ChannelBuilder<'static>) -> ChannelBuilder<'static>,
+) -> [LoopChannel<S>; 2] {
+    let prepare = || {
+        let builder = reactor.create_channel(domain).max_send_wr(4).max_recv_wr(4).access(ALL);
+        settings(builder.max_rnr_retries(MaxRnrRetries::UNLIMITED)).build().unwrap()
+    };
+    let (one, two) = (prepare(), prepare());
+    let (to_one, to_two) = (one.endpoint(), two.endpoint());
+    let add = |channel| reactor.add(channel).unwrap();
+    [add(one.handshake(to_two).unwrap()), add(two.handshake(to_one).unwrap())]
+}
+
+/// Runs a test with futures of one thread, and with those behind a lock.
+macro_rules! both {
+    ($($(#[$attribute:meta])* fn $name:ident() -> $rig:ident $body:block)*) => {$(
+        $(#[$attribute])*
+        #[test]
+        fn $name() {
+            fn run<S: Share<Buffer = PooledBuffer>>() {
+                type $rig<S> = self::Rig<S>;
+                $body
+            }
+            run::<Local<PooledBuffer>>();
+            run::<Locked<PooledBuffer>>();
+        }
+    )*};
+}
+
+/// Calls a function when it is woken for the first time, or dropped before.
+struct OnEnd(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl OnEnd {
+    fn waker(call: impl FnOnce() + Send + 'static) -> Waker {
+        Waker::from(Arc::new(Self(Mutex::new(Some(Box::new(call))))))
+    }
+
+    fn call(&self) {
+        let call = self.0.lock().unwrap().take();
+        if let Some(call) = call {
+            call();
+        }
+    }
+}
+
+impl Wake for OnEnd {
+    fn wake(self: Arc<Self>) {
+        self.call();
+    }
+}
+
+impl Drop for OnEnd {
+    fn drop(&mut self) {
+        self.call();
+    }
+}
+
+both! {
+    fn messages_go_there_and_back() -> R {
+        let rig = R::<S>::new();
+        for byte in 1..20 {
+            rig.exchange(byte);
+        }
+        let target = SharedMemoryRegion::<u8>::new(&rig.domain, LEN, ALL).unwrap();
+        let mut write = posted(rig.one.write(rig.buffer(3), target.remote()));
+        let mut read = posted(rig.one.read(rig.buffer(0), target.remote()));
+        assert_eq!(rig.one.in_flight(), 2);
+        rig.serve();
+        poll(&mut write).unwrap().unwrap();
+        assert_eq!(poll(&mut read).unwrap().unwrap().0[..], [3; LEN]);
+        assert_eq!(poll(&mut read).unwrap().unwrap_err().error, TransportError::UnknownWork);
+        drop((write, read, target));
+        rig.finish();
+    }
+
+    fn what_is_submitted_is_in_flight_at_once() -> R {
+        let rig = R::<S>::new();
+        for _ in 0..3 {
+            let receives = [0; 4].map(|byte| posted(rig.two.receive(rig.buffer(byte))));
+            let sends =
+                [1, 2, 3, 4].map(|n| rig.one.submit(SendWorkRequest::new(rig.buffer(n))).unwrap());
+            assert_eq!(rig.one.in_flight(), 4);
+            let full = rig.one.submit(SendWorkRequest::new(rig.buffer(5))).unwrap_err();
+            assert_eq!((full.error, full.buffer.unwrap()[0]), (TransportError::QueueFull, 5));
+            rig.serve();
+            for mut send in sends {
+                poll(&mut send).expect("it has ended before its first poll").unwrap();
+            }
+            for (byte, mut receive) in (1..).zip(receives) {
+                assert_eq!(poll(&mut receive).unwrap().unwrap().0[0], byte);
+            }
+        }
+        rig.finish();
+    }
+
+    /// Each task is woken once for each thing that it waits for, and no other task.
+    fn a_completion_wakes_its_own_task() -> R {
+        let rig = R::<S>::new();
+        let [mine, receiver, other] = [(); 3].map(|()| Arc::new(Count::default()));
+        let mut receive = rig.two.receive(rig.buffer(0));
+        let mut unrelated = rig.one.receive(rig.buffer(0));
+        let mut send = rig.one.send(rig.buffer(1));
+        assert!(poll_in(&mut receive, &receiver).is_none());
+        assert!(poll_in(&mut unrelated, &other).is_none());
+        // The last waker counts.
+        assert!(poll_in(&mut send, &other).is_none());
+        assert!(poll_in(&mut send, &mine).is_none() && poll_in(&mut send, &mine).is_none());
+        rig.serve();
+        assert_eq!([&mine, &receiver, &other].map(|count| count.get()), [1, 1, 0]);
+        poll(&mut send).unwrap().unwrap();
+        poll(&mut receive).unwrap().unwrap();
+        assert_eq!([&mine, &receiver].map(Arc::strong_count), [1, 1], "no waker is kept");
+        drop((send, receive, unrelated));
+        assert_eq!(Arc::strong_count(&other), 1);
+        rig.finish();
+    }
+
+    /// In the order of their first polls, and whichever of them are dropped meanwhile.
+    fn operations_wait_for_room_in_line() -> R {
+        for dropped in 0..4_usize {
+            let rig = R::<S>::new();
+            let mut receives: Vec<_> = (0..4).map(|_| posted(rig.two.receive(rig.buffer(0)))).collect();
+            let mut first: Vec<_> = (1..=4).map(|byte| posted(rig.one.send(rig.buffer(byte)))).collect();
+            let counts = [(); 3].map(|()| Arc::new(Count::default()));
+            let mut line: Vec<_> = [5, 6, 7].map(|byte| Some(rig.one.send(rig.buffer(byte)))).into();
+            for (send, count) in line.iter_mut().zip(&counts) {
+                assert!(poll_in(send.as_mut().unwrap(), count).is_none());
+            }
+            assert_eq!(rig.one.in_flight(), 4);
+            assert_eq!(
+                rig.one.submit(SendWorkRequest::new(rig.buffer(9))).unwrap_err().error,
+                TransportError::QueueFull
+            );
+            rig.serve();
+            poll(&mut first[0]).unwrap().unwrap();
+            assert_eq!(counts.each_ref().map(|count| count.get()), [1, 0, 0]);
+            // It was woken, or not.
+            if dropped < 3 {
+                line[dropped] = None;
+            }
+            first.drain(..).skip(1).for_each(|mut send| drop(poll(&mut send).unwrap().unwrap()));
+            let mut sent = Vec::new();
+            for (n, send) in line.iter_mut().enumerate() {
+                if let Some(send) = send {
+                    assert!(counts[n].get() > 0 , "{n} is woken");
+                    assert!(poll_in(send, &counts[n]).is_none());
+                    sent.push(5 + n as u8);
+                }
+            }
+            for (byte, receive) in (1..=4).zip(&mut receives) {
+                assert_eq!(poll(receive).unwrap().unwrap().0[0], byte);
+            }
+            receives.clear();
+            for &byte in &sent {
+                let mut receive = posted(rig.two.receive(rig.buffer(0)));
+                rig.serve();
+                assert_eq!(poll(&mut receive).unwrap().unwrap().0[0], byte);
+            }
+            for send in line.iter_mut().flatten() {
+                poll(send).unwrap().unwrap();
+            }
+            drop((line, receives, first));
+            rig.finish();
+        }
+    }
+
+    /// Wherever the future is dropped, the buffer comes back when the device is done with it, and not before.
+    fn dropped_futures_give_their_buffers_back_after_the_completion() -> R {
+        for ended in [false, true] {
+            let rig = R::<S>::new();
+            let target = SharedMemoryRegion::<u8>::new(&rig.domain, LEN, ALL).unwrap();
+            drop(rig.one.send(rig.buffer(1)));
+            assert_eq!(rig.out(), 0);
+            let receive = posted(rig.two.receive(rig.buffer(0)));
+            let send = posted(rig.one.send(rig.buffer(1)));
+            let read = posted(rig.one.read(rig.buffer(0), target.remote()));
+            if ended {
+                rig.serve();
+            }
+            drop((receive, send, read));
+            assert_eq!(rig.out(), if ended { 1 } else { 3 });
+            rig.serve();
+            assert_eq!(rig.out(), 1, "the message of the receive");
+            // Nobody has taken it: it is for the next one, whose buffer is not needed.
+            let (message, _) = poll(&mut rig.two.receive(rig.buffer(0))).unwrap().unwrap();
+            assert_eq!((message[..].to_vec(), rig.out()), (vec![1; LEN], 1));
+            drop((message, target));
+            rig.exchange(2);
+            rig.finish();
+        }
+    }
+
+    /// A task that was woken for a message and dropped wakes the next one.
+    fn no_message_is_lost_with_a_dropped_receive() -> R {
+        let rig = R::<S>::new();
+        let counts = [(); 3].map(|()| Arc::new(Count::default()));
+        let mut receives = [0; 3].map(|byte| Some(rig.two.receive(rig.buffer(byte))));
+        for (receive, count) in receives.iter_mut().zip(&counts) {
+            assert!(poll_in(receive.as_mut().unwrap(), count).is_none());
+        }
+        let sends = [1, 2].map(|byte| posted(rig.one.send(rig.buffer(byte))));
+        rig.serve();
+        assert_eq!(counts.each_ref().map(|count| count.get()), [1, 0, 0]);
+        receives[0] = None;
+        assert_eq!(counts.each_ref().map(|count| count.get()), [1, 1, 0]);
+        assert_eq!(poll(receives[1].as_mut().unwrap()).unwrap().unwrap().0[0], 1);
+        assert_eq!(counts.each_ref().map(|count| count.get()), [1, 1, 1]);
+        assert_eq!(poll(receives[2].as_mut().unwrap()).unwrap().unwrap().0[0], 2);
+        drop((sends, receives));
+        rig.serve();
+        assert_eq!(rig.out(), 1, "the receive that was posted by the dropped one");
+        rig.exchange(3);
+        assert_eq!(rig.out(), 0);
+        rig.finish();
+    }
+
+    /// Receives ahead of the tasks; more than the queue has room for; and a task that gives up.
+    fn receives_wait_for_room() -> R {
+        let rig = R::<S>::new();
+        for _ in 0..2 {
+            rig.two.post_receive(rig.buffer(0)).unwrap();
+        }
+        let mut waiting: Vec<_> = (0..6).map(|_| posted(rig.two.receive(rig.buffer(0)))).collect();
+        assert_eq!(rig.two.in_flight(), 4);
+        assert_eq!(rig.two.post_receive(rig.buffer(0)).unwrap_err().error, TransportError::QueueFull);
+        drop(waiting.pop());
+        for round in 0..5_u8 {
+            let mut send = posted(rig.one.send(rig.buffer(round)));
+            rig.serve();
+            poll(&mut send).unwrap().unwrap();
+            let message = poll(&mut waiting.remove(0)).expect("it has arrived").unwrap().0;
+            assert_eq!(message[0], round);
+            // They are woken, and post theirs.
+            waiting.iter_mut().for_each(|receive| assert!(poll(receive).is_none()));
+            assert_eq!(rig.two.in_flight(), 4.min(waiting.len() + 2));
+        }
+        // Still two more than there are tasks.
+        assert_eq!((rig.two.in_flight(), rig.out()), (2, 2));
+        rig.exchange(9);
+        assert_eq!(rig.two.in_flight(), 2);
+        drop(waiting);
+        rig.finish();
+    }
+
+    /// What wakers do is their own affair: they are cloned, woken and dropped while nothing is borrowed.
+    fn wakers_use_the_channel() -> R {
+        thread_local! {
+            static CALLS: RefCell<usize> = const { RefCell::new(0) };
+        }
+        let rig = R::<S>::new();
+        let called = || CALLS.with_borrow_mut(std::mem::take);
+        // Each use of it calls all that borrows the loop.
+        let (channel, reactor) = (&raw const rig.one as usize, &raw const rig.reactor as usize);
+        let waker = || {
+            let call = move || {
+                // SAFETY: both live until the end of the test, and this thread alone uses the wakers.
+                let (channel, reactor) = unsafe {
+                    (&*(channel as *const LoopChannel<S>), &*(reactor as *const LoopReactor<S>))
+                };
+                CALLS.with_borrow_mut(|calls| *calls += 1);
+                let _ = (channel.in_flight(), channel.endpoint(), reactor.capacity());
+                reactor.turn().unwrap();
+            };
+            OnEnd::waker(call)
+        };
+        let mut receive = rig.two.receive(rig.buffer(0));
+        let mut send = rig.one.send(rig.buffer(1));
+        // Replaced, and then woken.
+        for _ in 0..2 {
+            assert!(poll_with(&mut receive, &waker()).is_none());
+            assert!(poll_with(&mut send, &waker()).is_none());
+        }
+        assert_eq!(called(), 2);
+        rig.serve();
+        assert_eq!(called(), 2);
+        poll(&mut send).unwrap().unwrap();
+        poll(&mut receive).unwrap().unwrap();
+        drop((send, receive));
+        // Dropped while they wait.
+        let (mut receive, mut send) = (rig.two.receive(rig.buffer(0)), rig.one.send(rig.buffer(1)));
+        assert!(poll_with(&mut receive, &waker()).is_none());
+        assert!(poll_with(&mut send, &waker()).is_none());
+        drop((receive, send));
+        assert_eq!(called(), 2);
+        rig.serve();
+        drop(poll(&mut rig.two.receive(rig.buffer(0))).unwrap().unwrap());
+        // Posted without one, in line, and when all ends.
+        let sends = [1, 2, 3, 4].map(|n| rig.one.submit(SendWorkRequest::new(rig.buffer(n))).unwrap());
+        let mut in_line = rig.one.send(rig.buffer(5));
+        assert!(poll_with(&mut in_line, &waker()).is_none());
+        rig.reactor.stop(TransportError::Stopped);
+        assert_eq!(called(), 1);
+        drop((sends, in_line));
+        rig.finish();
+    }
+
+    /// The others are woken, and the panic goes on; where something is dropped, it ends.
+    fn a_waker_that_panics_takes_no_wake_up_from_others() -> R {
+        let rig = R::<S>::new();
+        let panics = || OnEnd::waker(|| panic!("the waker"));
+        let count = Arc::new(Count::default());
+        let mut sends = [1, 2, 3].map(|byte| rig.one.send(rig.buffer(byte)));
+        let mut receives = [0; 3].map(|byte| rig.two.receive(rig.buffer(byte)));
+        for n in 0..3 {
+            if n == 1 {
+                assert!(poll_with(&mut sends[n], &panics()).is_none());
+            } else {
+                assert!(poll_in(&mut sends[n], &count).is_none());
+            }
+            assert!(poll_in(&mut receives[n], &count).is_none());
+        }
+        rig.device.run();
+        let turn = || while rig.reactor.turn().unwrap() > 0 {};
+        assert!(catch_unwind(AssertUnwindSafe(turn)).is_err());
+        turn();
+        // The first receive is woken, and each that takes a message wakes the next.
+        assert_eq!(count.get(), 3);
+        for (mut send, mut receive) in sends.into_iter().zip(receives) {
+            poll(&mut send).unwrap().unwrap();
+            poll(&mut receive).unwrap().unwrap();
+        }
+        let mut send = rig.one.send(rig.buffer(1));
+        assert!(poll_with(&mut send, &panics()).is_none());
+        drop(send);
+        rig.finish();
+    }
+
+    /// A post that is refused ends its own future only. One that may have been queued ends all of its channel, and none
+    /// of others.
+    fn posts_that_fail() -> R {
+        let rig = R::<S>::new();
+        let others = connect(&rig.reactor, &rig.domain, |builder| builder);
+        let mut receive = posted(rig.one.receive(rig.buffer(2)));
+        rig.device.fail("post_send").errno(libc::EACCES).times(1);
+        let refused = poll(&mut rig.one.send(rig.buffer(1))).unwrap().unwrap_err();
+        assert_eq!(refused.error.raw_os_error(), Some(libc::EACCES));
+        assert_eq!(refused.buffer.expect("it was not posted")[..], [1; LEN]);
+        rig.device.fail("post_recv").errno(libc::EACCES).times(1);
+        let refused = poll(&mut rig.one.receive(rig.buffer(1))).unwrap().unwrap_err();
+        assert_eq!(refused.error.raw_os_error(), Some(libc::EACCES));
+        assert_eq!(refused.buffer.expect("it was not posted")[..], [1; LEN]);
+        assert_eq!(rig.one.in_flight(), 1);
+
+        let count = Arc::new(Count::default());
+        let mut send = rig.one.send(rig.buffer(3));
+        assert!(poll_in(&mut send, &count).is_none() && poll_in(&mut receive, &count).is_none());
+        rig.device.fail("ring_doorbell").errno(libc::EACCES).times(1);
+        let failed = poll(&mut rig.one.send(rig.buffer(4))).unwrap().unwrap_err();
+        assert_eq!(failed.error.raw_os_error(), Some(libc::EACCES));
+        assert!(failed.buffer.is_none(), "the device may have it");
+        rig.serve();
+        assert_eq!(count.get(), 2);
+        for (ended, byte) in [(poll(&mut send), 3), (poll(&mut receive), 2)] {
+            let ended = ended.expect("it has ended").unwrap_err();
+            let class = ended.error.work_error().map(|error| error.class());
+            assert_eq!(class, Some(WorkErrorClass::Flushed), "{ended}");
+            assert_eq!(ended.buffer.unwrap()[..], [byte; LEN]);
+        }
+        assert_eq!(rig.out(), 0);
+        let mut receive_there = posted(others[1].receive(rig.buffer(0)));
+        let mut message = posted(others[0].send(rig.buffer(7)));
+        rig.serve();
+        poll(&mut message).unwrap().unwrap();
+        assert_eq!(poll(&mut receive_there).unwrap().unwrap().0[..], [7; LEN]);
+        drop((send, receive, receive_there, message));
+        drop(others);
+        rig.finish();
+    }
+
+    /// What the device has made up ends no future.
+    fn strangers() -> R {
+        let rig = R::<S>::new();
+        let mut receive = posted(rig.one.receive(rig.buffer(9)));
+        let received = rig.device.posted(0).unwrap();
+        let mut send = posted(rig.one.send(rig.buffer(1)));
+        let sent = rig.device.posted(0).unwrap();
+        assert_eq!((received.receive, sent.receive), (true, false));
+        let queue_pair = sent.qp_num;
+        for wr_id in [sent.wr_id, received.wr_id] {
+            let strangers = [
+                (wr_id, queue_pair + 7),
+                (wr_id.wrapping_sub(1 << 32), queue_pair),
+                (wr_id.wrapping_add(1 << 32), queue_pair),
+                (wr_id | u64::from(u32::MAX), queue_pair),
+            ];
+            for (wr_id, qp_num) in strangers {
+                let stranger = ffi::ibv_wc { wr_id, qp_num, ..Default::default() };
+                rig.device.inject(completions(&rig.device), &stranger);
+                assert_eq!(rig.reactor.turn().unwrap(), 1);
+                assert!(poll(&mut send).is_none() && poll(&mut receive).is_none());
+                assert_eq!(rig.out(), 2);
+            }
+        }
+        // The same completion twice.
+        let mut there = posted(rig.two.receive(rig.buffer(0)));
+        rig.serve();
+        poll(&mut send).unwrap().unwrap();
+        poll(&mut there).unwrap().unwrap();
+        let again = ffi::ibv_wc { wr_id: sent.wr_id, qp_num: queue_pair, ..Default::default() };
+        rig.device.inject(completions(&rig.device), &again);
+        rig.reactor.turn().unwrap();
+        assert!(poll(&mut send).unwrap().unwrap_err().buffer.is_none());
+        drop((send, receive, there));
+        rig.finish();
+    }
+
+    /// Whatever the tasks wait for; and what comes later is refused.
+    fn a_reactor_that_goes_ends_everything() -> R {
+        for stopped in [true, false] {
+            let rig = R::<S>::new();
+            let count = Arc::new(Count::default());
+            let mut receive = rig.one.receive(rig.buffer(9));
+            let mut sends = [1, 2, 3, 4, 5].map(|byte| rig.one.send(rig.buffer(byte)));
+            assert!(poll_in(&mut receive, &count).is_none());
+            for send in &mut sends {
+                assert!(poll_in(send, &count).is_none());
+            }
+            let R::<S> { one, reactor, pool, .. } = &rig;
+            if stopped {
+                reactor.stop(TransportError::Cancelled);
+                assert_eq!(count.get(), 6, "each is woken once");
+                let late = poll(&mut one.send(filled(pool, 6))).unwrap().unwrap_err();
+                assert_eq!((late.error, late.buffer.unwrap()[0]), (TransportError::Cancelled, 6));
+            }
+            let (error, in_line) = (TransportError::Stopped, TransportError::Cancelled);
+            if stopped {
+                for (n, send) in sends.iter_mut().enumerate() {
+                    let ended = poll(send).unwrap().unwrap_err();
+                    assert_eq!(ended.error, if n < 4 { error } else { in_line });
+                    assert_eq!(ended.buffer.expect("the device is done with it")[0], 1 + n as u8);
+                }
+                let ended = poll(&mut receive).unwrap().unwrap_err();
+                assert_eq!((ended.error, ended.buffer.unwrap()[0]), (error, 9));
+                assert_eq!(pool.available(), CHUNKS);
+            }
+            drop((receive, sends));
+            if stopped {
+                rig.finish();
+                continue;
+            }
+            let R::<S> { one, two, reactor, pool, domain, device } = rig;
+            let mut send = one.submit(SendWorkRequest::new(filled(&pool, 1))).unwrap_err();
+            assert_eq!(send.error, TransportError::QueueFull, "they were dropped, and are in flight");
+            send.buffer = None;
+            drop(reactor);
+            let late = poll(&mut two.receive(filled(&pool, 6))).unwrap().unwrap_err();
+            assert_eq!((late.error, late.buffer.is_some()), (TransportError::Stopped, true));
+            drop((send, late));
+            assert_eq!(pool.available(), CHUNKS - 1, "a message that nobody has taken");
+            drop((one, two));
+            assert_eq!(pool.available(), CHUNKS);
+            drop((pool, domain));
+            device.assert_clean();
+        }
+    }
+
+    /// A queue pair that cannot be destroyed keeps its buffers, and its room.
+    fn a_channel_that_cannot_be_destroyed_is_leaked() -> R {
+        let R::<S> { one, two, reactor, pool, domain, device } = R::<S>::new();
+        let send = posted(one.send(filled(&pool, 1)));
+        let receive = posted(one.receive(filled(&pool, 2)));
+        drop((send, receive));
+        for verb in ["modify_qp", "destroy_qp"] {
+            device.fail(verb).errno(libc::EIO).always();
+        }
+        drop(one);
+        device.clear_faults();
+        assert_eq!((CHUNKS - pool.available(), reactor.capacity().1), (2, 64 - 8 - 8));
+        // The device sends it late, from memory that is still there.
+        let mut there = posted(two.receive(filled(&pool, 0)));
+        device.run();
+        while reactor.turn().unwrap() > 0 {}
+        assert_eq!(poll(&mut there).unwrap().unwrap().0[..], [1; LEN]);
+        drop(there);
+        drop((two, reactor, pool, domain));
+        assert_eq!(device.live(Kind::QueuePair), 1);
+        assert_eq!(device.violations().0, 0, "{}", device.violations().1);
+    }
+
+    /// They are found again, and given back, when the channel goes.
+    fn forgotten_futures_leak_until_their_channel_is_dropped() -> R {
+        let rig = R::<S>::new();
+        let count = Arc::new(Count::default());
+        for ended in [true, false] {
+            let [one, two] = connect(&rig.reactor, &rig.domain, |builder| builder);
+            let mut receive = two.receive(rig.buffer(0));
+            let mut sends = [1, 2, 3, 4, 5].map(|byte| one.send(rig.buffer(byte)));
+            assert!(poll_in(&mut receive, &count).is_none());
+            for send in &mut sends {
+                assert!(poll_in(send, &count).is_none());
+            }
+            if ended {
+                rig.serve();
+            }
+            forget((receive, sends));
+            drop((one, two));
+            assert_eq!(rig.reactor.capacity(), (64, 48));
+        }
+        // Those in line were not posted, so they are lost.
+        assert_eq!((rig.out(), Arc::strong_count(&count)), (2, 1));
+        let R::<S> { one, two, reactor, pool, .. } = rig;
+        drop((one, two, pool));
+        assert_eq!(reactor.capacity(), (64, 64));
+    }
+
+    fn what_is_forgotten_is_never_freed_under_the_device() -> R {
+        for what in 0..16_u32 {
+            let R::<S> { one, two, reactor, pool, domain, device } = R::<S>::new();
+            let receive = posted(two.receive(filled(&pool, 0)));
+            let send = posted(one.send(filled(&pool, 1)));
+            if what & 1 > 0 { forget((receive, send)) } else { drop((receive, send)) }
+            if what & 2 > 0 { forget(reactor) } else { drop(reactor) }
+            if what & 4 > 0 { forget(pool) } else { drop(pool) }
+            if what & 8 > 0 { forget((one, two)) } else { drop((one, two)) }
+            device.run();
+            drop(domain);
+            assert_eq!(device.violations().0, 0, "{what:04b}: {}", device.violations().1);
+        }
+    }
+}
+
+/// Has a thread look again.
+struct Unpark(thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn block_on<F: Future + Unpin>(mut future: F, unpark: &Waker) -> F::Output {
+    loop {
+        match poll_with(&mut future, unpark) {
+            Some(output) => return output,
+            None => thread::park(),
+        }
+    }
+}
+
+/// Tasks of several threads share one loop, while another one turns it.
+#[test]
+fn tasks_of_several_threads() {
+    const MESSAGES: usize = 200;
+    let rig = Rig::<Locked<PooledBuffer>>::new();
+    rig.device.progress(Progress::OnPost);
+    let done = AtomicBool::new(false);
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            while !done.load(Ordering::SeqCst) {
+                rig.reactor.turn().unwrap();
+                thread::yield_now();
+            }
+        });
+        let workers = [(); 2].map(|()| {
+            threads.spawn(|| {
+                let unpark = Waker::from(Arc::new(Unpark(thread::current())));
+                for n in 0..MESSAGES {
+                    if n % 3 == 1 {
+                        // It takes no message with it.
+                        let mut dropped = rig.two.receive(rig.buffer(0));
+                        if let Some(message) = poll_with(&mut dropped, &unpark) {
+                            assert_eq!(message.unwrap().0[..], [1; LEN]);
+                            block_on(rig.one.send(rig.buffer(1)), &unpark).unwrap();
+                            continue;
+                        }
+                    }
+                    let mut receive = rig.two.receive(rig.buffer(0));
+                    let message = poll_with(&mut receive, &unpark);
+                    block_on(rig.one.send(rig.buffer(1)), &unpark).unwrap();
+                    let message = message.unwrap_or_else(|| block_on(receive, &unpark));
+                    assert_eq!(message.unwrap().0[..], [1; LEN]);
+                }
+            })
+        });
+        let workers = workers.map(thread::ScopedJoinHandle::join);
+        done.store(true, Ordering::SeqCst);
+        workers.into_iter().for_each(Result::unwrap);
+    });
+    while rig.reactor.turn().unwrap() > 0 {}
+    rig.finish();
+}
