@@ -40,6 +40,7 @@ mod handle;
 pub mod harness;
 mod hooks;
 mod importable_handle;
+mod linux;
 #[cfg(feature = "channel")]
 mod many;
 mod memory;

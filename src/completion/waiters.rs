@@ -378,7 +378,7 @@ mod tests {
                 let (fd, waker) = (events.fd(), waker.unwrap().fd());
                 let woken = event_file::take_before_or_woken("ibv_x", fd, waker, None, || {
                     // SAFETY: the file is open, and the number is writable.
-                    let read = unsafe { libc::eventfd_read(fd, &mut 0) };
+                    let read = unsafe { crate::linux::eventfd_read(fd, &mut 0) };
                     if read == 0 { Ok(Some(())) } else { take() }
                 });
                 Ok(woken?.is_some())

@@ -15,7 +15,9 @@ impl Waker {
     ///  - `ENOMEM`: out of memory.
     pub(crate) fn new() -> Result<Self> {
         // SAFETY: no memory is involved.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+        let fd = unsafe {
+            crate::linux::eventfd(0, crate::linux::EFD_NONBLOCK | crate::linux::EFD_CLOEXEC)
+        };
         if fd < 0 {
             return Err(Error::new("eventfd", ffi::errno()));
         }
@@ -30,7 +32,7 @@ impl Waker {
     /// Makes the file readable. It fails only if it is readable already.
     pub(crate) fn wake(&self) {
         // SAFETY: the file is open.
-        unsafe { libc::eventfd_write(self.fd(), 1) };
+        unsafe { crate::linux::eventfd_write(self.fd(), 1) };
     }
 
     /// Whether the file is readable.
@@ -45,6 +47,6 @@ impl Waker {
     pub(crate) fn drain(&self) {
         let mut count = 0;
         // SAFETY: the file is open, and the number is writable.
-        unsafe { libc::eventfd_read(self.fd(), &mut count) };
+        unsafe { crate::linux::eventfd_read(self.fd(), &mut count) };
     }
 }

@@ -75,7 +75,7 @@ fn wait_readable<const N: usize>(
         let left = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         let count = N as libc::nfds_t;
         // SAFETY: there are as many files, and the time is null or valid; the signal mask is left alone.
-        match unsafe { libc::ppoll(files.as_mut_ptr(), count, left, std::ptr::null()) } {
+        match unsafe { crate::linux::ppoll(files.as_mut_ptr(), count, left, std::ptr::null()) } {
             0 => return Err(timed_out(verb)),
             1.. => return Ok(files.iter().position(|file| file.revents != 0).unwrap_or(0)),
             _ => match ffi::errno() {

@@ -229,7 +229,7 @@ impl PciFunction {
         // writes the number of each page's node, or a negative error number, into the second array.
         let result = unsafe {
             libc::syscall(
-                libc::SYS_move_pages,
+                crate::linux::SYS_move_pages,
                 0,
                 pages.len(),
                 pages.as_mut_ptr(),

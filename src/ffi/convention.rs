@@ -8,13 +8,13 @@ use crate::error::Error;
 /// The calling thread's `errno`.
 pub(crate) fn errno() -> c_int {
     // SAFETY: the location is valid for the calling thread.
-    unsafe { *libc::__errno_location() }
+    unsafe { *crate::linux::__errno_location() }
 }
 
 /// Sets the calling thread's `errno`.
 pub(crate) fn set_errno(errno: c_int) {
     // SAFETY: the location is valid for the calling thread.
-    unsafe { *libc::__errno_location() = errno }
+    unsafe { *crate::linux::__errno_location() = errno }
 }
 
 /// The convention of verbs that make an object: a pointer, or null with `errno`.

@@ -45,6 +45,12 @@ mod bindings {
     include!(concat!(env!("OUT_DIR"), "/bindings_rdmacm.rs"));
 }
 
+/// The functions of the bindings, which fail.
+#[cfg(not(target_os = "linux"))]
+mod elsewhere {
+    include!(concat!(env!("OUT_DIR"), "/elsewhere.rs"));
+}
+
 #[allow(ambiguous_glob_reexports, reason = "see `direct_verbs`")]
 pub use bindings::*;
 
@@ -92,7 +98,7 @@ direct_verbs! {
 
 /// A statically linked libibverbs knows a provider only if the provider's object file, with its
 /// registering constructor, is part of the program.
-#[cfg(not(feature = "system"))]
+#[cfg(all(not(feature = "system"), target_os = "linux"))]
 mod providers {
     use std::ffi::c_void;
 

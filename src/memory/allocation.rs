@@ -30,7 +30,7 @@ impl Drop for Allocation {
                 if cfg!(miri) {
                     self.data.write_bytes(0, layout.size()); // Miri has no explicit_bzero
                 } else {
-                    libc::explicit_bzero(self.data.as_ptr().cast(), layout.size());
+                    crate::linux::explicit_bzero(self.data.as_ptr().cast(), layout.size());
                 }
                 dealloc(self.data.as_ptr(), layout);
             },
@@ -86,7 +86,8 @@ impl Allocation {
         let length = mapped.checked_add(slack).ok_or(too_long)?;
         let mut flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         if let Some(huge @ (HugePages::Size2MiB | HugePages::Size1GiB)) = huge_pages {
-            flags |= libc::MAP_HUGETLB | (huge.shift() << libc::MAP_HUGE_SHIFT) as i32;
+            flags |=
+                crate::linux::MAP_HUGETLB | (huge.shift() << crate::linux::MAP_HUGE_SHIFT) as i32;
         }
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping, at a place that the kernel chooses, touches nothing that exists.
@@ -112,7 +113,7 @@ impl Allocation {
         if huge_pages == Some(HugePages::Transparent) {
             // SAFETY: the advice is about our own mapping, and changes no contents.
             let returned =
-                unsafe { libc::madvise(data.as_ptr().cast(), mapped, libc::MADV_HUGEPAGE) };
+                unsafe { libc::madvise(data.as_ptr().cast(), mapped, crate::linux::MADV_HUGEPAGE) };
             if returned != 0 {
                 let reason = "the kernel has no transparent huge pages";
                 return Err(Error::with_reason(verb, libc::EOPNOTSUPP, reason));

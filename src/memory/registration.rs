@@ -260,7 +260,7 @@ pub(super) unsafe fn reregister<'pd>(
     // defined ones, which fit; the caller vouches for the memory.
     let (returned, errno) = unsafe {
         // Not every provider sets `errno`.
-        *libc::__errno_location() = 0;
+        *crate::linux::__errno_location() = 0;
         let returned = ffi::ibv_rereg_mr(
             region.as_ptr(),
             flags.0 as i32,

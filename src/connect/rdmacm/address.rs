@@ -16,6 +16,8 @@ impl From<SocketAddr> for RawAddress {
         match address {
             SocketAddr::V4(v4) => {
                 let value = libc::sockaddr_in {
+                    #[cfg(target_vendor = "apple")]
+                    sin_len: size_of::<libc::sockaddr_in>() as u8,
                     sin_family: libc::AF_INET as libc::sa_family_t,
                     sin_port: v4.port().to_be(),
                     sin_addr: libc::in_addr { s_addr: u32::from(*v4.ip()).to_be() },
@@ -26,6 +28,8 @@ impl From<SocketAddr> for RawAddress {
             }
             SocketAddr::V6(v6) => {
                 let value = libc::sockaddr_in6 {
+                    #[cfg(target_vendor = "apple")]
+                    sin6_len: size_of::<libc::sockaddr_in6>() as u8,
                     sin6_family: libc::AF_INET6 as libc::sa_family_t,
                     sin6_port: v6.port().to_be(),
                     sin6_flowinfo: v6.flowinfo(),

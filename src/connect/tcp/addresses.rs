@@ -255,7 +255,7 @@ impl Channel<'_> {
 ///
 ///  - `OutOfMemory`: the kernel has no memory left for the query.
 pub fn peer_has_closed(stream: impl AsFd) -> io::Result<bool> {
-    poll(stream.as_fd(), libc::POLLRDHUP, Instant::now())
+    poll(stream.as_fd(), crate::linux::POLLRDHUP, Instant::now())
 }
 
 /// Waits until [`peer_has_closed`] would return true; returns false if the deadline passes before.
@@ -264,7 +264,7 @@ pub fn peer_has_closed(stream: impl AsFd) -> io::Result<bool> {
 ///
 /// As [`peer_has_closed`].
 pub fn wait_until_peer_closes(stream: impl AsFd, deadline: Instant) -> io::Result<bool> {
-    poll(stream.as_fd(), libc::POLLRDHUP, deadline)
+    poll(stream.as_fd(), crate::linux::POLLRDHUP, deadline)
 }
 
 /// Waits for events on a file (or its failure, which always counts) until the deadline. Returns whether
@@ -325,7 +325,7 @@ fn watch_host(stream: &TcpStream) -> io::Result<()> {
     let seconds = |time: Duration| c_int::try_from(time.as_secs()).unwrap_or(c_int::MAX);
     for (level, option, value) in [
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds(KEEPALIVE_IDLE)),
+        (libc::IPPROTO_TCP, crate::linux::TCP_KEEPIDLE, seconds(KEEPALIVE_IDLE)),
         (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, seconds(KEEPALIVE_INTERVAL)),
         (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, KEEPALIVE_PROBES),
     ] {

@@ -30,18 +30,19 @@ impl Alarms {
     pub(in crate::many) fn new(events: BorrowedFd<'_>) -> Result<Self> {
         // SAFETY: these make new descriptors; no memory is involved.
         let (ready, timer) = unsafe {
-            let ready = libc::epoll_create1(libc::EPOLL_CLOEXEC);
+            let ready = crate::linux::epoll_create1(crate::linux::EPOLL_CLOEXEC);
             let ready = descriptor("epoll_create1", ready)?;
-            let flags = libc::TFD_NONBLOCK | libc::TFD_CLOEXEC;
-            let timer = libc::timerfd_create(libc::CLOCK_MONOTONIC, flags);
+            let flags = crate::linux::TFD_NONBLOCK | crate::linux::TFD_CLOEXEC;
+            let timer = crate::linux::timerfd_create(libc::CLOCK_MONOTONIC, flags);
             (ready, descriptor("timerfd_create", timer)?)
         };
         for file in [events, timer.as_fd()] {
-            let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+            let mut event =
+                crate::linux::epoll_event { events: crate::linux::EPOLLIN as u32, u64: 0 };
             // SAFETY: the descriptors are open, and the event is valid.
             let done = unsafe {
                 let (ready, file) = (ready.as_raw_fd(), file.as_raw_fd());
-                libc::epoll_ctl(ready, libc::EPOLL_CTL_ADD, file, &mut event)
+                crate::linux::epoll_ctl(ready, crate::linux::EPOLL_CTL_ADD, file, &mut event)
             };
             if done != 0 {
                 return Err(last_error("epoll_ctl"));
@@ -96,9 +97,11 @@ impl Alarms {
             let nanos = if seconds == 0 { nanos.max(1) } else { nanos };
             libc::timespec { tv_sec: seconds, tv_nsec: nanos }
         });
-        let value = libc::itimerspec { it_interval: nothing, it_value: left };
+        let value = crate::linux::itimerspec { it_interval: nothing, it_value: left };
         // SAFETY: the descriptor is open, and the value is valid, so this does not fail.
-        unsafe { libc::timerfd_settime(self.timer.as_raw_fd(), 0, &value, ptr::null_mut()) };
+        unsafe {
+            crate::linux::timerfd_settime(self.timer.as_raw_fd(), 0, &value, ptr::null_mut())
+        };
     }
 }
 
