@@ -51,7 +51,8 @@ mod elsewhere {
     macro_rules! missing {
         ($($name:ident($($type:ty),*);)+) => {$(
             pub(crate) unsafe fn $name($(_: $type),*) -> c_int {
-                crate::ffi::set_errno(libc::ENOSYS);
+                // SAFETY: the pointer is to the thread's own value.
+                unsafe { *__errno_location() = libc::ENOSYS };
                 -1
             }
         )+};

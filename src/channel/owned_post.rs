@@ -21,7 +21,7 @@ use crate::memory::GatherBuffer;
 /// They may be in flight at the same time as a [`scope`](Self::scope) and blocking operations. A blocking
 /// operation or scope that stops the channel ends them too.
 ///
-/// When posting fails, the buffer comes back in the [`OperationError`], with the reason, which is one of
+/// When posting fails, the buffer comes back in the [`OperationError`](super::OperationError), with the reason, which is one of
 /// [those of posting in a scope](crate::Scope#errors). It does not come back if the provider cannot tell whether the device
 /// has the request, and the queue pair could be neither flushed nor reset: the channel then keeps the buffer.
 ///

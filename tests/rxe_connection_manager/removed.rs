@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ibverbs::{
     ConnectionError, ConnectionEventKind as Kind, Inline, Listener, Route, Step, TransportError,
