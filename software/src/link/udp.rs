@@ -450,7 +450,7 @@ mod tests {
 
     #[test]
     fn who_leaves_a_group_keeps_its_own_addresses() {
-        let (own, group) = (own_address(40), IpAddr::from([239, 1, 2, 3]));
+        let (own, group) = (own_address(41), IpAddr::from([239, 1, 2, 3]));
         let mut link = UdpLink::new(&[own], true).unwrap();
         let sockets = link.sockets();
         let addresses = || {
