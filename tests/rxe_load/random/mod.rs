@@ -4,7 +4,6 @@
 mod channels;
 mod verbs;
 
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
