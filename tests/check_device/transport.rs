@@ -40,7 +40,7 @@ impl<Q> DerefMut for Link<Q> {
 pub(crate) fn address() -> Option<IpAddr> {
     let all = std::env::var("IBVERBS_CHECK_ADDRESSES").unwrap_or_default();
     all.split_whitespace().map(|address| address.parse().expect("an address")).find(|&address| {
-        let route = Route::resolve(SocketAddr::new(address, 1), PATIENCE);
+        let route = Route::resolve(SocketAddr::new(address, 1), Instant::now() + PATIENCE);
         route.is_ok_and(|route| route.device_name().as_deref() == Some(*NAME))
     })
 }
@@ -52,13 +52,17 @@ macro_rules! connect {
             let address =
                 address().expect("the connection manager finds an address of this device");
             let mut listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
-            let route = Route::resolve(listener.local_addr().unwrap(), PATIENCE).unwrap();
+            let route =
+                Route::resolve(listener.local_addr().unwrap(), Instant::now() + PATIENCE).unwrap();
             let one = route.prepare($one).unwrap_or_else(|(.., error)| panic!("{error}"));
             let one = one.start(b"").unwrap();
             let request = listener.next_until(Instant::now() + PATIENCE).unwrap();
             let two = request.prepare($two).unwrap_or_else(|(.., error)| panic!("{error}"));
             let two = two.start(b"").unwrap();
-            let ends = (one.finish(PATIENCE).unwrap(), two.finish(PATIENCE).unwrap());
+            let ends = (
+                one.finish(Instant::now() + PATIENCE).unwrap(),
+                two.finish(Instant::now() + PATIENCE).unwrap(),
+            );
             let [one, two] = [ends.0.into_parts(), ends.1.into_parts()];
             let link = |(end, control)| Link { end, control: Some(control) };
             (link(one), link(two))
