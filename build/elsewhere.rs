@@ -24,7 +24,7 @@ pub(crate) fn missing_functions(out: &Path) {
             let Some((name, rest)) = signature.split_once('(') else { continue };
             // A method has a body.
             if !rest.contains('{') {
-                found.insert(name.to_owned(), rest.contains("-> *"));
+                found.insert(name.trim().to_owned(), rest.contains("-> *"));
             }
         }
     }
