@@ -145,8 +145,8 @@ impl<B> Table<B> {
         channels.filter_map(|&channel| self.core(channel)?.credit_pause()).min()
     }
 
-    /// The error of a post of so many messages, for which the channel has no credit. From now on it is one of those that
-    /// lack credit.
+    /// Refuses a post of so many messages, for which the channel has no credit, and notes that the channel waits for
+    /// credit. Returns the error.
     #[cold]
     #[inline(never)]
     pub(super) fn refuse_without_credit(

@@ -67,11 +67,11 @@ pub(super) struct Waiter {
     of: (u32, usize),
     waker: Option<Waker>,
     before: u32,
-    /// The place behind it; of one that nobody has, the next such.
+    /// The next place in the line; of a free place, the next free one.
     after: u32,
 }
 
-/// All places, and the first one that nobody has.
+/// All places, and the list of the free ones.
 #[derive(Default)]
 pub(super) struct Waiters {
     places: Vec<Waiter>,
@@ -257,7 +257,7 @@ impl<B> Loop<'_, B> {
         self.table.waiters.places[place as usize].before == NO_SLOT
     }
 
-    /// Whether nobody is in a line of the channel.
+    /// Whether the lines of the channel are empty.
     pub(crate) fn is_line_empty(&self, channel: ChannelId, queue: Queue) -> bool {
         let aside = self.table.asides.get(channel.index());
         aside.is_none_or(|aside| aside.lines[queue_index(queue)].first == NO_SLOT)
