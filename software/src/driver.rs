@@ -165,6 +165,14 @@ impl Driver {
         }
     }
 
+    /// The device's thread looks what there is to do.
+    #[cfg(test)]
+    pub(crate) fn wake_thread(&self) {
+        if let Self::Thread(threaded) = self {
+            threaded.waker.wake();
+        }
+    }
+
     /// The device is being freed.
     pub(crate) fn stop(&self) {
         match self {
@@ -368,7 +376,7 @@ impl Threaded {
             if self.attend(shared, &ready) > 0 {
                 self.receive_before_timers(shared);
             }
-            let (polled, attended);
+            let (polled, attended, stands_in);
             let timeout = {
                 let mut engine = shared.lock();
                 engine.release_answers();
@@ -378,7 +386,8 @@ impl Threaded {
                 polled = self.look_at_polls();
                 // Who has stood in a moment ago will soon do so again.
                 let stood_in = self.stood_in.swap(false, Ordering::Relaxed);
-                attended = polled || stood_in || self.stands_in.load(Ordering::Relaxed);
+                stands_in = self.stands_in.load(Ordering::Relaxed);
+                attended = polled || stood_in || stands_in;
                 let look_again = if polled || stood_in { now + POLLED_FOR } else { Time::MAX };
                 let due = engine.due().unwrap_or(Time::MAX).min(look_again);
                 // A wake-up that was due anyway is kept: then the next request need not wake the thread.
@@ -388,12 +397,14 @@ impl Threaded {
             };
             let (sources, may_sleep, has_rings) = {
                 let mut receiver = self.receiver();
-                // What came before `polled` was cleared, or while others attended to the rings, has woken nobody.
-                let may_sleep = match attended {
-                    true => polled || receiver.may_sleep_without_bells(),
-                    false => receiver.may_sleep(),
+                // What came before `polled` was cleared, or while others attended to the rings, has woken nobody. And this
+                // thread, or one that polls, may have heard a bell for who stands in, and who sleeps on.
+                let is_idle = if stands_in || !attended {
+                    receiver.may_sleep()
+                } else {
+                    receiver.may_sleep_without_bells()
                 };
-                (receiver.sources(), may_sleep, receiver.has_rings())
+                (receiver.sources(), polled || is_idle, receiver.has_rings())
             };
             let timeout = if may_sleep { timeout } else { Some(0) };
             files.clear();

@@ -364,6 +364,32 @@ fn who_stood_in_hands_back() {
     }
 }
 
+/// The device's thread may hear a bell that was for who stands in, who then does not wake, nor has asked for another one.
+#[test]
+fn who_stands_in_is_rung_again() {
+    let mut guest = Guest::new("rung-again", [41, 42]);
+    let file = guest.channel.as_raw_fd();
+    std::thread::scope(|scope| {
+        scope.spawn(move || before_sleep(&[file], None));
+        // Also if a packet waits for ever: the scope waits for the thread.
+        let _end = Put(file);
+        for packets in 1..=1000 {
+            guest.device.shared().driver().wake_thread();
+            guest.send();
+            guest.wait_for(packets);
+        }
+    });
+}
+
+/// Puts an event into a file when it is dropped.
+struct Put(c_int);
+
+impl Drop for Put {
+    fn drop(&mut self) {
+        events::put(self.0, &Record::completion(0));
+    }
+}
+
 /// While one thread stands in and leaves, others may wait for the events of other queues.
 #[test]
 fn armed_queues_are_counted() {
