@@ -1,5 +1,4 @@
 //! Memory that the provider allocates.
-#![cfg_attr(not(rdma_core_65), expect(dead_code, reason = "nothing allocates one"))]
 
 use crate::domain::ProtectionDomain;
 use crate::handle::Leak;

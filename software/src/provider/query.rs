@@ -9,10 +9,6 @@ use crate::device::RawDevice;
 use crate::ffi::*;
 use crate::wire::PKEY;
 
-/// Four lanes of 25 Gb/s: an arbitrary speed.
-const LANES: u32 = 4;
-const LANE_GIGABITS: u32 = 25;
-
 /// The entries of the table of GIDs of a port that has this many: most are empty, as on hardware.
 pub(super) fn table_length(gids: usize) -> usize {
     gids.max(16)
@@ -129,7 +125,7 @@ pub(super) unsafe extern "C" fn query_port(
         gid_tbl_len: table_length(port.addresses.len()) as c_int,
         max_msg_sz: crate::transport::responder::MAX_MESSAGE,
         pkey_tbl_len: 1,
-        // The codes of `LANES` and `LANE_GIGABITS`.
+        // The codes of four lanes of 25 Gb/s, an arbitrary speed.
         active_width: 2,
         active_speed: 32,
         phys_state: physical,
@@ -142,7 +138,7 @@ pub(super) unsafe extern "C" fn query_port(
     0
 }
 
-/// In units of 100 Mb/s.
+/// The speed of the lanes that `query_port` names, in units of 100 Mb/s.
 #[cfg(rdma_core_pinned)]
 pub(super) unsafe extern "C" fn query_port_speed(
     context: *mut ibv_context,
@@ -155,7 +151,7 @@ pub(super) unsafe extern "C" fn query_port_speed(
         return libc::EINVAL;
     }
     // SAFETY: as the module says.
-    unsafe { speed.write(u64::from(LANES * LANE_GIGABITS * 10)) };
+    unsafe { speed.write(4 * 25 * 10) };
     0
 }
 
