@@ -78,15 +78,13 @@ pub(super) unsafe extern "C" fn query_device_ex(
     let messages =
         Odp::IBV_ODP_SUPPORT_SEND | Odp::IBV_ODP_SUPPORT_RECV | Odp::IBV_ODP_SUPPORT_SRQ_RECV;
     let unreliable = messages | Odp::IBV_ODP_SUPPORT_WRITE;
-    let reliable = unreliable
-        | Odp::IBV_ODP_SUPPORT_READ
-        | Odp::IBV_ODP_SUPPORT_ATOMIC
-        | Odp::IBV_ODP_SUPPORT_FLUSH
-        | Odp::IBV_ODP_SUPPORT_ATOMIC_WRITE;
-    all.odp_caps.per_transport_caps.rc_odp_caps = reliable.0;
+    // IBV_ODP_SUPPORT_FLUSH and IBV_ODP_SUPPORT_ATOMIC_WRITE, which older headers do not have.
+    let reliable =
+        (unreliable | Odp::IBV_ODP_SUPPORT_READ | Odp::IBV_ODP_SUPPORT_ATOMIC).0 | 1 << 6 | 1 << 7;
+    all.odp_caps.per_transport_caps.rc_odp_caps = reliable;
     all.odp_caps.per_transport_caps.uc_odp_caps = unreliable.0;
     all.odp_caps.per_transport_caps.ud_odp_caps = messages.0;
-    all.xrc_odp_caps = reliable.0;
+    all.xrc_odp_caps = reliable;
     all.max_dm_size = settings.max_device_memory;
     all.phys_port_cnt_ex = settings.ports.len() as u32;
     // Time stamps are nanoseconds: 64 bits of them, at 10^6 kHz.
