@@ -6,12 +6,12 @@
 # a device of its own process.
 two() { # PROGRAM ARGUMENT..
 	local server status=0
-	timeout 120 "${run:?}" "$@" -d soft0 >"${scratch:?}/server" 2>&1 &
+	timeout 1200 "${run:?}" "$@" -d soft0 >"${scratch:?}/server" 2>&1 &
 	server=$!
 	# The server may not listen yet. A client that cannot connect ends at once.
 	for _ in {1..100}; do
 		status=0
-		timeout 120 "$run" "$@" -d soft1 localhost >"$scratch/client" 2>&1 || status=$?
+		timeout 1200 "$run" "$@" -d soft1 localhost >"$scratch/client" 2>&1 || status=$?
 		[ $status != 0 ] && grep -qiE "couldn't connect|connection refused|unable to (connect|init)" "$scratch/client" || break
 		sleep 0.1
 	done
