@@ -1,7 +1,7 @@
 //! What the software device costs, side by side with the sockets below it: `script/bench software`.
 //!
 //! Everything is measured in turns within one run, and compared by medians, so that other work on the machine
-//! falls on both sides. The second process is this program again; the two speak over its standard input and output.
+//! falls on both sides, and by the best rounds, which had the processors for themselves. The second process is this program again; the two speak over its standard input and output.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -375,17 +375,22 @@ fn two_processes(way: Way) -> Result<()> {
     Ok(())
 }
 
-/// A line, if anything was measured. The ratio is the median of those of the rounds.
+/// A line, if anything was measured. The ratios are the median of those of the rounds, and that of the best rounds.
 fn beside(what: &str, unit: &str, other: &str, device: &[f64], base: &[f64]) {
     if device.is_empty() {
         return;
     }
     let ratios: Vec<f64> = device.iter().zip(base).map(|(a, b)| a / b).collect();
-    row(what, median(device), unit, other, median(base), median(&ratios));
-}
-
-fn row(what: &str, value: f64, unit: &str, other: &str, base: f64, ratio: f64) {
-    println!("| {what} | {value:.1} {unit} | {other}: {base:.1} {unit} | {ratio:.2} |");
+    // Times are best if short, rates if high.
+    let choose = if unit == "us" { f64::min } else { f64::max };
+    let best = |values: &[f64]| values.iter().copied().reduce(choose).unwrap_or(f64::NAN);
+    let (value, other_value, ratio) = (median(device), median(base), median(&ratios));
+    let (best, other_best) = (best(device), best(base));
+    println!(
+        "| {what} | {value:.1} {unit} | {other}: {other_value:.1} {unit} | {ratio:.2} \
+         | {best:.1}, {other_best:.1}: {:.2} |",
+        best / other_best
+    );
 }
 
 fn endpoints<'a>(
@@ -534,12 +539,12 @@ fn main() -> Result<()> {
     let parts = ["two", SOCKETS, "one", "growth", "idle"];
     let all = !parts.iter().any(|part| asked(part));
     let wanted = |name: &str| all || asked(name);
-    println!("| what | the device | without it | ratio |\n|---|---:|---:|---:|");
+    println!("| what | the device | without it | ratio | best rounds |\n|---|---:|---:|---:|---:|");
     if wanted("two") {
         two_processes(Way::Memory)?;
     }
     if wanted(SOCKETS) {
-        println!("| through the kernel's sockets: | | | |");
+        println!("| through the kernel's sockets: | | | | |");
         two_processes(Way::Sockets)?;
     }
     if wanted("one") {

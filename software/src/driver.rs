@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::device::Shared;
-use crate::files::{Epoll, wait, wait_for};
+use crate::files::{Epoll, Waker, wait, wait_for};
 use crate::link::Time;
 use crate::link::neighbours::Inbox;
 use crate::link::receive::Receiver;
-use crate::link::udp::{UdpLink, Waker};
+use crate::link::udp::UdpLink;
 use crate::network::{Membership, sleep};
 use crate::transport::Engine;
 use crate::turns::{PAUSE, Turns};

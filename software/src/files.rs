@@ -1,4 +1,4 @@
-//! Waiting for files to become readable.
+//! Waiting for files to become readable, and a file that wakes who waits.
 
 use std::ffi::c_int;
 use std::io;
@@ -63,6 +63,38 @@ impl Epoll {
     }
 
     /// Readable when one of the files is.
+    pub(crate) fn fd(&self) -> c_int {
+        self.0.as_raw_fd()
+    }
+}
+
+/// Wakes a thread that sleeps on it, and on other files.
+#[derive(Debug)]
+pub(crate) struct Waker(OwnedFd);
+
+impl Waker {
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: a plain system call; what it returns is a new descriptor, ours alone.
+        unsafe {
+            match libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) {
+                -1 => Err(io::Error::last_os_error()),
+                fd => Ok(Self(OwnedFd::from_raw_fd(fd))),
+            }
+        }
+    }
+
+    pub(crate) fn wake(&self) {
+        let one = 1_u64;
+        // SAFETY: eight bytes are written from a live variable.
+        unsafe { libc::write(self.fd(), (&raw const one).cast(), 8) };
+    }
+
+    pub(crate) fn clear(&self) {
+        let mut count = 0_u64;
+        // SAFETY: eight bytes are read into a live variable.
+        unsafe { libc::read(self.fd(), (&raw mut count).cast(), 8) };
+    }
+
     pub(crate) fn fd(&self) -> c_int {
         self.0.as_raw_fd()
     }

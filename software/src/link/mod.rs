@@ -5,6 +5,7 @@ mod machine;
 pub(crate) mod neighbours;
 pub(crate) mod receive;
 mod send;
+mod socket;
 pub(crate) mod udp;
 mod unread;
 

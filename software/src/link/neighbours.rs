@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, TryLo
 use std::time::Duration;
 
 use super::machine::Ways;
-use super::udp::Waker;
+use crate::files::Waker;
 use crate::wire::Packet;
 
 /// How many packets may wait for a device.

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use super::machine::Senders;
 use super::neighbours::Inbox;
-use super::udp::{Socket, Sockets, UDP_GRO, read_address};
+use super::socket::{Socket, UDP_GRO, read_address};
+use super::udp::Sockets;
 use crate::files::{Epoll, wait_for};
 use crate::wire::{PORT, Packet};
 
@@ -50,6 +51,9 @@ pub(crate) struct Receiver {
     version: u32,
     sockets: Vec<Arc<Socket>>,
     buffers: Box<[u8]>,
+    /// How many messages the next call of the kernel asks for: more than the last one found. To find that there is no
+    /// second one takes as long as to find none.
+    asked: usize,
     headers: Box<[libc::mmsghdr; BATCH]>,
     // The headers point into these.
     parts: Box<[libc::iovec; BATCH]>,
@@ -80,6 +84,7 @@ impl Receiver {
             version: 0,
             sockets: Vec::new(),
             buffers: vec![0; BATCH * ROOM].into_boxed_slice(),
+            asked: 1,
             headers: Box::new(headers),
             parts: Box::new(parts),
             names: Box::new(names),
@@ -238,7 +243,8 @@ impl Receiver {
         each: &mut impl FnMut(SocketAddr, IpAddr, &[u8]),
     ) -> usize {
         let Socket { address, socket, .. } = &*self.sockets[index];
-        for header in self.headers.iter_mut() {
+        let asked = self.asked;
+        for header in &mut self.headers[..asked] {
             header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_storage>() as _;
             header.msg_hdr.msg_controllen = size_of::<Control>() as _;
         }
@@ -247,12 +253,13 @@ impl Receiver {
             libc::recvmmsg(
                 socket.as_raw_fd(),
                 self.headers.as_mut_ptr(),
-                BATCH as _,
+                asked as _,
                 libc::MSG_DONTWAIT as _,
                 std::ptr::null_mut(),
             )
         };
         let received = usize::try_from(received).unwrap_or(0);
+        self.asked = (2 * received + 1).min(BATCH);
         let headers = self.headers.iter().zip(self.names.iter());
         let messages = headers.zip(self.buffers.chunks_exact(ROOM)).take(received);
         let mut count = 0;

@@ -7,12 +7,12 @@
 //! the identification (see `icrc`).
 
 use std::ffi::{c_int, c_void};
-use std::mem::{size_of, zeroed};
+use std::mem::{MaybeUninit, size_of, zeroed};
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
-use super::udp::{Socket, write_address};
+use super::socket::{Socket, write_address};
 use crate::wire::Packet;
 
 /// The most messages, and packets, of one system call.
@@ -69,13 +69,11 @@ pub(super) fn send(socket: &Socket, packets: &mut [Packet]) -> usize {
 
 /// Sends some of the packets; returns how many, and whether the kernel has no room for more.
 fn send_some(socket: &Socket, packets: &mut [Packet]) -> (usize, bool) {
-    // SAFETY: all zeros is a valid value of these C structures.
-    let (mut headers, mut parts, mut names, mut controls): (
-        [libc::mmsghdr; MESSAGES],
-        [libc::iovec; PARTS],
-        [libc::sockaddr_storage; MESSAGES],
-        [Control; MESSAGES],
-    ) = unsafe { (zeroed(), zeroed(), zeroed(), zeroed()) };
+    // Only what is used is filled in: that is little for a round trip, and all of it is 8 KiB.
+    let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MESSAGES];
+    let mut names = [const { MaybeUninit::<libc::sockaddr_storage>::uninit() }; MESSAGES];
+    let mut controls = [const { MaybeUninit::<Control>::uninit() }; MESSAGES];
+    let mut parts = [const { MaybeUninit::<libc::iovec>::uninit() }; PARTS];
     // How many packets each message has.
     let mut counts = [0; MESSAGES];
     let count = PARTS.min(packets.len());
@@ -86,19 +84,23 @@ fn send_some(socket: &Socket, packets: &mut [Packet]) -> (usize, bool) {
         let count = if segments { group(&packets[used..]) } else { 1 };
         let message = &mut packets[used..used + count];
         let length = message[0].bytes.len();
-        let header = &mut headers[messages].msg_hdr;
+        // SAFETY: all zeros is a valid value of this C structure.
+        let header = &mut headers[messages].write(unsafe { zeroed() }).msg_hdr;
         if let Some((_, to)) = message[0].addresses {
-            header.msg_namelen = write_address(socket.destination(to), &mut names[messages]);
-            header.msg_name = (&raw mut names[messages]).cast();
+            // SAFETY: as above.
+            let name = names[messages].write(unsafe { zeroed() });
+            header.msg_namelen = write_address(socket.destination(to), name);
+            header.msg_name = (&raw mut *name).cast();
         }
         for (part, packet) in parts[used..].iter_mut().zip(message) {
-            part.iov_base = packet.bytes.as_mut_ptr().cast::<c_void>();
-            part.iov_len = packet.bytes.len();
+            let iov_base = packet.bytes.as_mut_ptr().cast::<c_void>();
+            part.write(libc::iovec { iov_base, iov_len: packet.bytes.len() });
         }
-        header.msg_iov = &raw mut parts[used];
+        header.msg_iov = parts[used..].as_mut_ptr().cast();
         header.msg_iovlen = count as _;
         if count > 1 {
-            let control = &mut controls[messages];
+            // SAFETY: as above.
+            let control = controls[messages].write(unsafe { zeroed() });
             // SAFETY: arithmetic only.
             control.header.cmsg_len = unsafe { libc::CMSG_LEN(2) } as _;
             control.header.cmsg_level = libc::IPPROTO_UDP;
@@ -112,11 +114,15 @@ fn send_some(socket: &Socket, packets: &mut [Packet]) -> (usize, bool) {
     }
     let mut done = 0;
     while done < messages {
-        // SAFETY: the headers from `done` on are filled in; names, parts, controls and packets live.
+        let fd = socket.socket.as_raw_fd();
+        let first: *mut libc::mmsghdr = headers[done..].as_mut_ptr().cast();
+        // SAFETY: the headers from `done` to `messages` are filled in; names, parts, controls and packets live.
         let sent = unsafe {
-            let first = headers.as_mut_ptr().add(done);
-            let flags = libc::MSG_DONTWAIT;
-            libc::sendmmsg(socket.socket.as_raw_fd(), first, (messages - done) as _, flags as _)
+            match messages - done {
+                // A call of its own takes less time. It returns bytes.
+                1 => libc::sendmsg(fd, &raw const (*first).msg_hdr, libc::MSG_DONTWAIT).min(1) as _,
+                more => libc::sendmmsg(fd, first, more as _, libc::MSG_DONTWAIT as _),
+            }
         };
         if let Ok(sent @ 1..) = usize::try_from(sent) {
             done += sent;

@@ -5,6 +5,7 @@ mod conditions;
 mod link;
 mod simulation;
 pub(crate) mod sleep;
+mod state;
 mod trace;
 
 use std::io;

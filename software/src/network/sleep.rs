@@ -8,9 +8,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::simulation::Simulation;
-use crate::files::{wait, wait_for};
+use crate::files::{Waker, wait, wait_for};
 use crate::link::Time;
-use crate::link::udp::Waker;
 
 /// The sleeping threads of a network. Each has its own descriptor, so that waking one cannot wake another
 /// in its place.

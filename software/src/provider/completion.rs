@@ -15,9 +15,11 @@ pub(super) unsafe extern "C" fn create_cq(
     vector: c_int,
 ) -> *mut ibv_cq {
     // SAFETY: as the module says.
-    unsafe { create(context, u32::try_from(cqe).unwrap_or(0), channel, vector) }.cast()
+    unsafe { create(context, u32::try_from(cqe).unwrap_or(0), channel, vector, false) }.cast()
 }
 
+/// `is_timed`: the program can ask when something completed.
+///
 /// # Safety
 ///
 /// As the module says.
@@ -26,6 +28,7 @@ pub(super) unsafe fn create(
     cqe: u32,
     channel: *mut ibv_comp_channel,
     vector: c_int,
+    is_timed: bool,
 ) -> *mut SoftCq {
     // SAFETY: as the module says.
     let made = unsafe {
@@ -35,7 +38,8 @@ pub(super) unsafe fn create(
         } else {
             let cq = Box::into_raw(SoftCq::new());
             let channel = channel.as_ref().map(|channel| channel.fd);
-            let queue = CompletionQueue::new(cq as u64, context::number(context), cqe, channel);
+            let mut queue = CompletionQueue::new(cq as u64, context::number(context), cqe, channel);
+            queue.is_timed = is_timed;
             (*cq).depth = queue.depth.clone();
             let number = shared(context).lock().create_cq(queue);
             match number {

@@ -56,6 +56,7 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
+    type F = ibv_create_cq_wc_flags;
     // SAFETY: as the module says. Functions are set before the program has the queue.
     unsafe {
         let attr = &*attr;
@@ -71,7 +72,10 @@ pub(super) unsafe extern "C" fn create_cq_ex(
             return object(Err(libc::EOPNOTSUPP));
         }
         let vector = c_int::try_from(attr.comp_vector).unwrap_or(-1);
-        let cq = create(context, attr.cqe, attr.channel, vector);
+        let times = F::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
+            | F::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
+        let is_timed = attr.wc_flags & u64::from(times.0) != 0;
+        let cq = create(context, attr.cqe, attr.channel, vector, is_timed);
         if cq.is_null() {
             return std::ptr::null_mut();
         }
@@ -83,8 +87,7 @@ pub(super) unsafe extern "C" fn create_cq_ex(
         (*ex).read_opcode = Some(read_opcode);
         (*ex).read_vendor_err = Some(read_vendor_err);
         (*ex).read_wc_flags = Some(read_wc_flags);
-        let has = |field: ibv_create_cq_wc_flags| attr.wc_flags & u64::from(field.0) != 0;
-        type F = ibv_create_cq_wc_flags;
+        let has = |field: F| attr.wc_flags & u64::from(field.0) != 0;
         (*ex).read_byte_len = has(F::IBV_WC_EX_WITH_BYTE_LEN).then_some(read_byte_len);
         (*ex).read_imm_data = has(F::IBV_WC_EX_WITH_IMM).then_some(read_imm_data);
         (*ex).read_qp_num = has(F::IBV_WC_EX_WITH_QP_NUM).then_some(read_qp_num);

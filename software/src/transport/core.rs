@@ -238,9 +238,10 @@ impl Core {
     // ---- Completions ----
 
     pub(crate) fn complete(&mut self, number: u32, mut completion: Completion) {
-        let now = self.clock.now();
-        completion.time = now;
-        completion.wall_clock = self.clock.wall_clock();
+        if self.cqs.get(number).is_some_and(|cq| cq.is_timed) {
+            completion.time = self.clock.now();
+            completion.wall_clock = self.clock.wall_clock();
+        }
         if self.completion_faults.take(number, &completion) {
             return;
         }
@@ -264,7 +265,7 @@ impl Core {
         if cq.held_back >= count.max(1) || period == 0 {
             self.completion_event(number);
         } else if cq.due.is_none() {
-            let due = now.saturating_add(period);
+            let due = self.clock.now().saturating_add(period);
             cq.due = Some(due);
             let mut scheduled = cq.scheduled;
             self.timers.set(Timer::CompletionQueue(number), due, &mut scheduled);

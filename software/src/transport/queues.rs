@@ -27,6 +27,8 @@ pub(crate) struct CompletionQueue {
     /// The number of ready completions, readable without the lock.
     pub(crate) depth: Arc<AtomicUsize>,
     pub(crate) armed: Armed,
+    /// The program can ask when something completed.
+    pub(crate) is_timed: bool,
     /// The file of its completion channel.
     pub(crate) channel: Option<c_int>,
     /// The number of queue pairs and shared receive queues that use it.
@@ -53,6 +55,7 @@ impl CompletionQueue {
             ready: VecDeque::new(),
             depth: Arc::default(),
             armed: Armed::No,
+            is_timed: false,
             channel,
             users: 0,
             overrun: false,

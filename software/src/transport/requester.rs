@@ -1,26 +1,19 @@
-//! The sending side: cuts requests into packets, keeps within the window, and sends again what was lost.
+//! The sending side: keeps within the window, and sends again what was lost.
+
+mod packets;
 
 use std::collections::VecDeque;
 
 use super::core::Core;
 use super::memory::Denied;
 use super::queue_pair::QueuePair;
-use super::work::{Bind, Data, Extra, Operation, Posted, Release, SendRequest};
+use super::work::{Operation, Posted, Release, SendRequest};
 use crate::ffi::{ibv_event_type, ibv_qp_state as State, ibv_wc_status as Status};
 use crate::link::LITTLE_ROOM;
 use crate::link::Time;
-use crate::wire::header::{AtomicEth, Bth, Deth, Reth, XrcEth};
-use crate::wire::opcode::{self, Part};
-use crate::wire::sequence::wire;
 
 /// The number of packets that a queue pair sends in one turn, before others get theirs.
 pub(crate) const TURN: u32 = 32;
-
-/// The number of packets that one READ request asks for; a longer READ is several requests on the wire.
-const READ_PACKETS: u32 = 16;
-
-/// An acknowledgement is requested at least every this many packets, and four times in a window.
-const ACK_EVERY: u32 = 32;
 
 /// For how long a peer of this machine that receives nothing is waited for in addition, in nanoseconds.
 pub(super) const STARVED_FOR: Time = 60_000_000_000;
@@ -73,10 +66,6 @@ impl SendQueue {
         self.deadline = None;
         self.not_ready_until = None;
         self.fetching.clear();
-    }
-
-    fn ack_every(&self) -> u64 {
-        (self.window / 4).clamp(1, ACK_EVERY).into()
     }
 
     fn is_fetch_before(&self, index: usize) -> bool {
@@ -198,9 +187,11 @@ impl QueuePair {
             return Step::Waits;
         }
         match posted.request.operation {
-            Operation::Bind(bind) => self.local(core, |core, qp| core.bind(qp, bind)),
+            Operation::Bind(bind) => {
+                self.local(core, |core, qp| core.bind_window(qp.pd, qp.number, bind))
+            }
             Operation::Invalidate { rkey } => {
-                self.local(core, |core, qp| core.invalidate(qp, rkey))
+                self.local(core, |core, qp| core.invalidate_window((qp.pd, qp.number), rkey))
             }
             Operation::Send | Operation::Write { .. } => self.send_data(core),
             _ => self.send_fetch(core),
@@ -241,162 +232,6 @@ impl QueuePair {
         let end = number + u64::from(packets);
         !self.transport.is_reliable()
             || end.saturating_sub(self.sq.unacknowledged) <= self.sq.window.into()
-    }
-
-    /// One packet of a SEND or WRITE.
-    fn send_data(&mut self, core: &mut Core) -> Step {
-        let (index, offset) = (self.sq.cursor, self.sq.offset);
-        let posted = &self.sq.posted[index];
-        let request = &posted.request;
-        let number = posted.first + u64::from(offset);
-        if !self.has_room(number, 1) {
-            return Step::Waits;
-        }
-        // An address handle is for the queue pairs of its domain.
-        if request.destination.is_some_and(|to| to.pd != self.pd) {
-            return Step::Failed(Status::IBV_WC_LOC_QP_OP_ERR);
-        }
-        let path = match (self.path, request.destination) {
-            (Some(path), _) => path,
-            (None, Some(destination)) => destination.path,
-            (None, None) => return Step::Failed(Status::IBV_WC_LOC_QP_OP_ERR),
-        };
-        let (first, last) = (offset == 0, offset + 1 == posted.packets);
-        let part = Part {
-            write: matches!(request.operation, Operation::Write { .. }),
-            first,
-            last,
-            immediate: last && matches!(request.extra, Extra::Immediate(_)),
-            invalidate: last && matches!(request.extra, Extra::Invalidate(_)),
-        };
-        let qpn = request.destination.map_or(self.attr.dest_qp_num, |to| to.qpn);
-        let mut bth = Bth::new(self.transport.bits() | part.operation(), qpn, wire(number));
-        bth.solicited = last && request.solicited;
-        bth.acknowledge = self.transport.is_reliable()
-            && (last || number.is_multiple_of(self.sq.ack_every()) || !self.has_room(number, 2));
-        let (pd, source, qkey) = (self.pd, self.number, self.attr.qkey);
-        let from = offset as usize * self.mtu;
-        let length = self.mtu.min(request.length as usize - from);
-        let sent = core.transmit(path, bth, |keys, packet| {
-            if let Some(srq) = request.remote_srq {
-                XrcEth { srq }.write(packet);
-            }
-            if let Some(to) = &request.destination {
-                // A Q_Key with the highest bit set means the Q_Key of the sending queue pair.
-                let qkey = if to.qkey & 1 << 31 != 0 { qkey } else { to.qkey };
-                Deth { qkey, source }.write(packet);
-            }
-            if let (true, Operation::Write { address, rkey }) = (first, request.operation) {
-                Reth { address, rkey, length: request.length }.write(packet);
-            }
-            match request.extra {
-                Extra::Immediate(data) if last => packet.extend_from_slice(&data.to_ne_bytes()),
-                Extra::Invalidate(rkey) if last => packet.extend_from_slice(&rkey.to_be_bytes()),
-                _ => {}
-            }
-            match &request.data {
-                Data::Inline(bytes) => {
-                    packet.extend_from_slice(&bytes[from..from + length]);
-                    Ok(())
-                }
-                Data::List(list) => keys.gather(pd, list, from as u64, length, packet),
-            }
-        });
-        if sent.is_err() {
-            return Step::Failed(Status::IBV_WC_LOC_PROT_ERR);
-        }
-        self.sq.high = self.sq.high.max(number + 1);
-        self.sq.offset += 1;
-        if last {
-            self.sq.cursor += 1;
-            self.sq.offset = 0;
-            if !self.transport.is_reliable() {
-                // UC and UD have no answers, so all requests before this one are complete too.
-                self.sq.unacknowledged = self.sq.high;
-                self.complete_front(core, Status::IBV_WC_SUCCESS);
-            }
-        }
-        Step::Sent
-    }
-
-    /// A READ request, for a part of what is read, or an atomic one.
-    fn send_fetch(&mut self, core: &mut Core) -> Step {
-        let (index, offset) = (self.sq.cursor, self.sq.offset);
-        let posted = &self.sq.posted[index];
-        let request = &posted.request;
-        let number = posted.first + u64::from(offset);
-        // The parts are always the same, so that a repeated request equals the first one: a
-        // responder takes no request that is a new one in part.
-        let count = (posted.packets - offset).min(READ_PACKETS - offset % READ_PACKETS);
-        let alone = number == self.sq.unacknowledged;
-        if self.sq.fetching.len() >= usize::from(self.attr.max_rd_atomic)
-            || !(alone || self.has_room(number, count))
-        {
-            return Step::Waits;
-        }
-        let Some(path) = self.path else { return Step::Failed(Status::IBV_WC_LOC_QP_OP_ERR) };
-        let (pd, writes) = (self.pd, request.operation.returns_data());
-        if let Data::List(list) = &request.data
-            && offset == 0
-            && core.keys.check(pd, list, writes).is_err()
-        {
-            return Step::Failed(Status::IBV_WC_LOC_PROT_ERR);
-        }
-        let operation = match request.operation {
-            Operation::FetchAdd { .. } => opcode::FETCH_ADD,
-            Operation::CompareSwap { .. } => opcode::COMPARE_SWAP,
-            Operation::AtomicWrite { .. } => opcode::ATOMIC_WRITE,
-            Operation::Flush { .. } => opcode::FLUSH,
-            _ => opcode::READ_REQUEST,
-        };
-        let psn = wire(number);
-        let mut bth = Bth::new(self.transport.bits() | operation, self.attr.dest_qp_num, psn);
-        bth.acknowledge = true;
-        let skip = offset * self.mtu as u32;
-        let length = (request.length - skip.min(request.length)).min(count * self.mtu as u32);
-        let sent = core.transmit(path, bth, |keys, packet| {
-            if let Some(srq) = request.remote_srq {
-                XrcEth { srq }.write(packet);
-            }
-            match request.operation {
-                Operation::FetchAdd { address, rkey, add } => {
-                    AtomicEth { address, rkey, swap_add: add, compare: 0 }.write(packet);
-                }
-                Operation::CompareSwap { address, rkey, compare, swap } => {
-                    AtomicEth { address, rkey, swap_add: swap, compare }.write(packet);
-                }
-                Operation::Read { address, rkey } => {
-                    let address = address.wrapping_add(skip.into());
-                    Reth { address, rkey, length }.write(packet);
-                }
-                Operation::AtomicWrite { address, rkey } => {
-                    Reth { address, rkey, length }.write(packet);
-                    match &request.data {
-                        Data::Inline(bytes) => packet.extend_from_slice(bytes),
-                        Data::List(list) => keys.gather(pd, list, 0, length as usize, packet)?,
-                    }
-                }
-                Operation::Flush { feth, reth } => {
-                    feth.write(packet);
-                    reth.write(packet);
-                }
-                _ => {}
-            }
-            Ok(())
-        });
-        if sent.is_err() {
-            return Step::Failed(Status::IBV_WC_LOC_PROT_ERR);
-        }
-        let whole = offset + count == posted.packets;
-        let end = number + u64::from(count);
-        self.sq.high = self.sq.high.max(end);
-        self.sq.fetching.push_back(end - 1);
-        self.sq.offset += count;
-        if whole {
-            self.sq.cursor += 1;
-            self.sq.offset = 0;
-        }
-        Step::Sent
     }
 
     /// Goes back to send again from the oldest packet that is not acknowledged.
@@ -500,17 +335,5 @@ impl QueuePair {
             Release::Send(places) => self.sq.used = self.sq.used.saturating_sub(places),
             Release::Receive => self.rq_used = self.rq_used.saturating_sub(1),
         }
-    }
-}
-
-impl Core {
-    /// Carries out the binding of a window.
-    fn bind(&mut self, qp: &QueuePair, bind: Bind) -> Result<(), Denied> {
-        self.bind_window(qp.pd, qp.number, bind)
-    }
-
-    /// Invalidates a window by its key: a local operation.
-    fn invalidate(&mut self, qp: &QueuePair, rkey: u32) -> Result<(), Denied> {
-        self.invalidate_window((qp.pd, qp.number), rkey)
     }
 }

@@ -17,10 +17,9 @@ pub(crate) const SIZE: usize = 4;
 
 /// The CRC of a packet from its BTH to its payload's padding. Both addresses are of one family.
 pub(crate) fn compute(from: (IpAddr, u16), to: (IpAddr, u16), packet: &[u8]) -> u32 {
-    let mut hasher = Hasher::new();
     let udp = (8 + packet.len() + SIZE) as u16;
     // Eight bytes of ones replace the local routing header.
-    let mut header = [0xff; 8 + 40 + 8];
+    let mut header = [0xff; 8 + 40 + 8 + Bth::SIZE];
     let used = match (from.0, to.0) {
         (IpAddr::V4(a), IpAddr::V4(b)) => {
             let ip = &mut header[8..28];
@@ -45,12 +44,13 @@ pub(crate) fn compute(from: (IpAddr, u16), to: (IpAddr, u16), packet: &[u8]) -> 
     header[used..used + 2].copy_from_slice(&from.1.to_be_bytes());
     header[used + 2..used + 4].copy_from_slice(&to.1.to_be_bytes());
     header[used + 4..used + 6].copy_from_slice(&udp.to_be_bytes());
-    hasher.update(&header[..used + 8]);
+    let used = used + 8;
     let (bth, rest) = packet.split_at(Bth::SIZE.min(packet.len()));
-    if let Ok(mut bth) = <[u8; Bth::SIZE]>::try_from(bth) {
-        bth[4] = 0xff;
-        hasher.update(&bth);
-    }
+    let end = used + bth.len();
+    header[used..end].copy_from_slice(bth);
+    header[used + 4] = 0xff;
+    let mut hasher = Hasher::new();
+    hasher.update(&header[..end]);
     hasher.update(rest);
     hasher.finalize()
 }

@@ -1,0 +1,176 @@
+//! The memory of a ring, which two processes have mapped.
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
+
+use super::super::check;
+
+/// The bytes of the ring. Positions count all bytes that have passed, modulo 2^32, which this divides.
+pub(super) const ROOM: u32 = 4 << 20;
+
+/// The bytes in front of the ring.
+const HEADER: usize = 4096;
+
+/// Each packet has its length in front of it, and begins at a multiple of this.
+pub(super) const UNIT: usize = 8;
+
+/// A file of this size stays as it is: a shorter one would end the processes that use the memory.
+const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// Nobody can make the file a program; some systems insist on it. Missing in some C libraries' headers.
+const MFD_NOEXEC_SEAL: u32 = 8;
+
+/// What the reader and the writer change often is on cache lines of their own.
+#[repr(C, align(64))]
+pub(super) struct Line(pub(super) AtomicU32);
+
+#[repr(C)]
+pub(super) struct Header {
+    /// How far the writer is; changed by the writer.
+    pub(super) written: Line,
+    /// How far the reader is; changed by the reader.
+    pub(super) read: Line,
+    /// 1 if the reader wants to be woken; set by the reader, cleared by the sender that wakes it.
+    pub(super) sleeping: Line,
+}
+
+/// The memory, mapped into this process.
+#[derive(Debug)]
+pub(super) struct Mapping(NonNull<u8>);
+
+// SAFETY: the memory may be used from any thread; what several use at a time is atomic.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    const LENGTH: usize = HEADER + ROOM as usize;
+
+    /// New memory, and its file, which the other process needs.
+    pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
+        let file = memory_file(Self::LENGTH, SEALS)?;
+        Ok((Self::new(&file)?, file))
+    }
+
+    /// The memory of a file that another process has sent, unless it is none of a ring.
+    pub(super) fn open(file: &OwnedFd) -> io::Result<Self> {
+        // SAFETY: plain system calls for a descriptor of ours; `stat` is filled in where the call succeeds.
+        let (seals, size) = unsafe {
+            let mut stat: libc::stat = std::mem::zeroed();
+            check(libc::fstat(file.as_raw_fd(), &mut stat) as _)?;
+            (check(libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) as _)? as c_int, stat.st_size)
+        };
+        if seals & SEALS != SEALS || usize::try_from(size) != Ok(Self::LENGTH) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Self::new(file)
+    }
+
+    /// Maps a file of this length, which cannot become shorter.
+    fn new(file: &OwnedFd) -> io::Result<Self> {
+        // SAFETY: a new mapping, where the system finds room.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                Self::LENGTH,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        NonNull::new(start.cast()).map(Self).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    pub(super) fn header(&self) -> &Header {
+        // SAFETY: the mapping is longer, aligned to a page, and lives as long as this; its integers are atomic, and
+        // any value of theirs is valid.
+        unsafe { self.0.cast().as_ref() }
+    }
+
+    /// `length` bytes of the ring, from `offset` on.
+    pub(super) fn bytes(&self, offset: usize, length: usize) -> *mut u8 {
+        assert!(offset <= ROOM as usize && length <= ROOM as usize - offset);
+        // SAFETY: this is within the mapping.
+        unsafe { self.0.as_ptr().add(HEADER + offset) }
+    }
+
+    pub(super) fn length_at(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: within the mapping, which lives as long as this; each packet begins at a multiple of eight bytes,
+        // and is not the end of the ring. The other process may write there at any time: it is atomic.
+        unsafe { &*self.bytes(offset, UNIT).cast::<AtomicU32>() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this is the whole mapping; nothing that was borrowed from it is left.
+        unsafe { libc::munmap(self.0.as_ptr().cast::<c_void>(), Self::LENGTH) };
+    }
+}
+
+/// A new file in memory.
+fn memory_file(size: usize, seals: c_int) -> io::Result<OwnedFd> {
+    // SAFETY: the name is a string, the limit a live structure; what `create` returns is a new descriptor, ours alone.
+    unsafe {
+        // Beyond this limit there is no error, but a signal that ends the program.
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        check(libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) as _)?;
+        if limit.rlim_cur < size as libc::rlim_t {
+            return Err(io::Error::from_raw_os_error(libc::EFBIG));
+        }
+        let create = |more| {
+            let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | more;
+            check(libc::memfd_create(c"ibverbs-software".as_ptr(), flags) as _)
+        };
+        // Before Linux 6.3 that is not known.
+        let fd = create(MFD_NOEXEC_SEAL).or_else(|_| create(0))? as c_int;
+        let file = OwnedFd::from_raw_fd(fd);
+        check(libc::ftruncate(fd, size as _) as _)?;
+        check(libc::fcntl(fd, libc::F_ADD_SEALS, seals) as _)?;
+        Ok(file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The limit is of a process: its own tests of it are in a child, which ends.
+    #[test]
+    fn a_limit_on_files_is_an_error_and_no_signal() {
+        // SAFETY: the child makes system calls only, and ends.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
+            // SAFETY: a live structure.
+            let limited = unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) } == 0;
+            let error = memory_file(Mapping::LENGTH, SEALS).map_err(|e| e.raw_os_error()).err();
+            let is_good = limited && error == Some(Some(libc::EFBIG));
+            // SAFETY: it ends the process at once.
+            unsafe { libc::_exit(if is_good { 0 } else { 1 }) };
+        }
+        let mut status = 0;
+        // SAFETY: a live variable; the child is ours.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+    }
+
+    #[test]
+    fn only_a_sealed_file_of_the_right_size_is_a_ring() {
+        let (_mapping, file) = Mapping::create().unwrap();
+        assert!(Mapping::open(&file).is_ok());
+        let shorter = memory_file(Mapping::LENGTH - 1, SEALS).unwrap();
+        let open = memory_file(Mapping::LENGTH, 0).unwrap();
+        let grows = memory_file(Mapping::LENGTH, libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL).unwrap();
+        let other: OwnedFd = std::fs::File::open("/proc/self/exe").unwrap().into();
+        for file in [shorter, open, grows, other] {
+            assert!(Mapping::open(&file).is_err());
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! How long a peer that does not answer is waited for, and acknowledgements that are held back.
+
+use super::*;
+use crate::transport::requester::STARVED_FOR;
+
+#[test]
+fn a_dead_peer_costs_virtual_time_only() {
+    let mut world = World::new(6);
+    world.sides[0].post(1, Operation::Send, Extra::None, 0, 64);
+    world.run(100);
+    let done = world.sides[0].poll();
+    assert_eq!(done[0].status, ibv_wc_status::IBV_WC_RETRY_EXC_ERR);
+    // One try and seven more, each of 4.096 us * 2^8. After the first, the peer is late.
+    assert_eq!(world.clock.now(), 8 * (4096 << 8) + 7);
+}
+
+#[test]
+fn a_peer_that_receives_nothing_is_waited_for_and_not_for_ever() {
+    const TIMEOUT: Time = 4096 << 8;
+    let mut world = World::new(6);
+    let is_unread = world.sides[0].is_unread.clone();
+    is_unread.store(true, Ordering::Relaxed);
+    world.sides[0].post(1, Operation::Send, Extra::None, 0, 64);
+    let of_the_peer = std::mem::take(&mut *world.sent.lock().unwrap());
+    let run_until = |world: &mut World, end: Time| {
+        while world.sides[0].engine.due().is_some_and(|due| due <= end) {
+            world.clock.0.fetch_max(world.sides[0].engine.due().unwrap(), Ordering::Relaxed);
+            world.sides[0].engine.advance();
+            world.sides[0].engine.settle();
+        }
+        let count = std::mem::take(&mut *world.sent.lock().unwrap()).len();
+        (world.sides[0].poll().pop().map(|done| done.status), count)
+    };
+    assert_eq!(run_until(&mut world, STARVED_FOR), (None, 0), "nothing is sent again");
+    // What it has received without an answer counts.
+    is_unread.store(false, Ordering::Relaxed);
+    assert_eq!(run_until(&mut world, STARVED_FOR + 4 * TIMEOUT), (None, 4));
+    // It is waited for once.
+    is_unread.store(true, Ordering::Relaxed);
+    let failed = Some(ibv_wc_status::IBV_WC_RETRY_EXC_ERR);
+    assert_eq!(run_until(&mut world, STARVED_FOR + 9 * TIMEOUT), (failed, 3));
+    assert_eq!(of_the_peer.len(), 1);
+}
+
+#[test]
+fn who_had_no_processor_itself_waits_on() {
+    let mut world = World::new(6);
+    world.sides[0].is_unread.store(true, Ordering::Relaxed);
+    world.sides[0].post(1, Operation::Send, Extra::None, 0, 64);
+    world.sent.lock().unwrap().clear();
+    for _ in 0..3 {
+        world.clock.0.fetch_add(STARVED_FOR, Ordering::Relaxed);
+        world.sides[0].engine.advance();
+        world.sides[0].engine.settle();
+    }
+    assert!(world.sides[0].poll().is_empty() && world.sent.lock().unwrap().is_empty());
+}
+
+/// The opcodes of the packets that were sent.
+fn opcodes(world: &World) -> Vec<u8> {
+    let sent = std::mem::take(&mut *world.sent.lock().unwrap());
+    sent.iter().map(|(_, _, bytes)| bytes[0]).collect()
+}
+
+#[test]
+fn an_acknowledgement_that_is_held_back_goes_with_the_next_message_and_is_never_lost() {
+    for how in 0..4 {
+        let mut world = World::new(8);
+        world.sides[1].receive(1, 0, 64);
+        world.sides[0].receive(1, 0, 64);
+        world.sides[0].post(2, Operation::Send, Extra::None, 0, 64);
+        let (from, to, bytes) = world.sent.lock().unwrap().pop_front().unwrap();
+        world.sides[1].engine.core.holds_answers = true;
+        world.deliver(from, to, &bytes);
+        assert_eq!(opcodes(&world), [], "it is held back");
+        let Side { engine, qp, .. } = &mut world.sides[1];
+        match how {
+            0 => world.sides[1].post(3, Operation::Send, Extra::None, 0, 64),
+            1 => engine.release_answers(),
+            2 => drop(engine.destroy_qp(*qp, 2).unwrap()),
+            _ => {
+                let reset = ibv_qp_attr_mask::IBV_QP_STATE.0;
+                engine.modify_qp(*qp, &ibv_qp_attr::default(), reset).unwrap();
+            }
+        }
+        world.sides[1].engine.settle();
+        let message: &[u8] = if how == 0 { &[opcode::SEND_ONLY] } else { &[] };
+        assert_eq!(opcodes(&world), [message, &[opcode::ACK]].concat(), "way {how}");
+    }
+}
+
+#[test]
+fn who_misses_a_packet_is_not_late() {
+    let mut world = World::new(7);
+    let rkey = world.sides[1].key;
+    let write = Operation::Write { address: 0x10_0000, rkey };
+    world.sides[0].post(1, write, Extra::None, 0, 3 * MTU);
+    // The packets that the other side is to get, of those that were sent.
+    let mut deliver = |these: &[bool]| {
+        let sent = std::mem::take(&mut *world.sent.lock().unwrap());
+        assert_eq!(sent.len(), these.len());
+        for ((from, to, bytes), _) in sent.into_iter().zip(these).filter(|(_, arrives)| **arrives) {
+            world.deliver(from, to, &bytes);
+        }
+        let due = world.sides[0].engine.due().map(|due| due - world.clock.now());
+        due.map(|due| due - (4096 << 8))
+    };
+    assert_eq!(deliver(&[true, false, true]), Some(0));
+    assert_eq!(deliver(&[true]), Some(0), "something is missing");
+    assert_eq!(deliver(&[false, false]), Some(0), "it comes again, but is lost");
+    world.clock.0.fetch_add(4096 << 8, Ordering::Relaxed);
+    world.sides[0].engine.advance();
+    world.sides[0].engine.settle();
+    let late = world.sides[0].engine.due().unwrap() - world.clock.now();
+    assert_eq!(late, (4096 << 8) + 1);
+    world.run(0);
+    assert_eq!(world.sides[0].poll()[0].status, ibv_wc_status::IBV_WC_SUCCESS);
+}
