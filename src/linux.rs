@@ -4,9 +4,10 @@
 #[cfg(target_os = "linux")]
 pub(crate) use libc::{
     __errno_location, EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN,
-    MADV_HUGEPAGE, MAP_HUGE_SHIFT, MAP_HUGETLB, POLLRDHUP, SYS_move_pages, TCP_KEEPIDLE,
-    TFD_CLOEXEC, TFD_NONBLOCK, epoll_create1, epoll_ctl, epoll_event, eventfd, eventfd_read,
-    eventfd_write, explicit_bzero, itimerspec, ppoll, timerfd_create, timerfd_settime,
+    MADV_HUGEPAGE, MADV_POPULATE_WRITE, MAP_HUGE_SHIFT, MAP_HUGETLB, POLLRDHUP, SYS_move_pages,
+    TCP_KEEPIDLE, TFD_CLOEXEC, TFD_NONBLOCK, epoll_create1, epoll_ctl, epoll_event, eventfd,
+    eventfd_read, eventfd_write, explicit_bzero, itimerspec, ppoll, timerfd_create,
+    timerfd_settime,
 };
 
 #[cfg(not(target_os = "linux"))]
@@ -30,6 +31,7 @@ mod elsewhere {
     pub(crate) const EPOLL_CTL_ADD: c_int = 0;
     pub(crate) const EPOLLIN: c_int = 0;
     pub(crate) const MADV_HUGEPAGE: c_int = 0;
+    pub(crate) const MADV_POPULATE_WRITE: c_int = 0;
     pub(crate) const MAP_HUGE_SHIFT: c_int = 0;
     pub(crate) const MAP_HUGETLB: c_int = 0;
     pub(crate) const POLLRDHUP: c_short = libc::POLLHUP;

@@ -8,10 +8,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use ibverbs::{QueuePairEndpoint, RemoteMemoryRegion};
 use serde::{Deserialize, Serialize};
 
+use crate::memory::RemoteRailMemory;
 use crate::pairing::Facts;
 
 /// The version of the frames. Sides of different versions do not connect.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// A longer frame is not from such a peer.
 const MAX_FRAME: usize = 1 << 20;
 
@@ -84,6 +85,15 @@ pub(crate) enum Frame {
     DownSeen {
         pair: u8,
         epoch: u32,
+    },
+    /// The slots for messages to this side, and the longest message that it takes.
+    Inbox {
+        memory: RemoteRailMemory,
+        longest: u32,
+    },
+    /// The program has taken all messages below this number.
+    Taken {
+        below: u64,
     },
     /// All notified transfers of this direction below this number are complete.
     Confirmed {

@@ -104,6 +104,7 @@ pub struct RailsBuilder {
     port: u8,
     pub(crate) queue_pairs: u8,
     peers: u32,
+    longest_message: u32,
     ack_timeout: AckTimeout,
     max_ack_retries: MaxAckRetries,
 }
@@ -122,6 +123,7 @@ impl RailsBuilder {
             port: 1,
             queue_pairs: 1,
             peers: 16,
+            longest_message: 4096,
             ack_timeout: AckTimeout::new(14).expect("within the limits"),
             max_ack_retries: MaxAckRetries::MAX,
         }
@@ -163,6 +165,15 @@ impl RailsBuilder {
         self
     }
 
+    /// The longest [message](Rails::send) in bytes: 4,096 by default. For each peer, 64 messages of this length are
+    /// allocated and registered.
+    ///
+    /// It is 1 GiB at most; more counts as that.
+    pub fn longest_message(mut self, bytes: u32) -> Self {
+        self.longest_message = bytes.min(1 << 30);
+        self
+    }
+
     /// How long a packet waits for its acknowledgement: 67 ms by default. With the
     /// [retries](Self::max_ack_retries), it decides how soon a rail counts as failed.
     pub fn ack_timeout(mut self, value: AckTimeout) -> Self {
@@ -186,7 +197,7 @@ impl RailsBuilder {
     pub fn build(self) -> Result<Rails> {
         let names = self.choose()?;
         let devices = names.iter().map(|name| Device::new(name, self.port, &self));
-        Ok(Rails::with_devices(devices.collect::<Result<_>>()?, self.queue_pairs))
+        Rails::with_devices(devices.collect::<Result<_>>()?, self.queue_pairs, self.longest_message)
     }
 
     fn choose(&self) -> Result<Vec<String>> {

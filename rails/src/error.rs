@@ -51,6 +51,11 @@ impl RailsError {
     pub(crate) fn verbs(device: &str, error: ibverbs::Error) -> Self {
         Self::Verbs { device: device.into(), error }
     }
+
+    /// Of a range of memory that does not fit.
+    pub(crate) fn range(error: ibverbs::Error) -> Self {
+        Self::InvalidInput(error.to_string())
+    }
 }
 
 impl fmt::Display for RailsError {

@@ -40,20 +40,25 @@
 //! Both need the same version of this crate. One TCP connection per peer carries what they agree upon; when it breaks,
 //! the peer is gone.
 
+mod connecting;
 mod control;
 mod devices;
+mod driver;
 mod error;
 mod memory;
+mod messages;
 mod notify;
 mod opening;
 mod pairing;
 mod peer;
 mod rails;
+mod readiness;
 mod transfer;
 mod work;
 
 pub use control::ControlStream;
 pub use devices::RailsBuilder;
+pub use driver::{AsyncRails, RailsDriver};
 pub use error::{RailsError, Result};
 pub use memory::{RailMemory, RailSlice, RemoteRailMemory};
 pub use rails::{Event, PeerId, Rails, TransferId};

@@ -1,11 +1,14 @@
 //! Memory that is registered on all devices, and a peer's.
 
+use std::num::NonZero;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::{panic, thread};
 
 use ibverbs::{
-    ProtectionDomain, RegionOptions, RemoteMemoryRegion, SharedMemoryRange, SharedMemoryRegion,
+    AccessFlags, PinnedMemory, ProtectionDomain, RegionBuffer, RegionOptions, RemoteMemoryRegion,
+    SharedMemoryRange, SharedMemoryRegion,
 };
 use serde::{Deserialize, Serialize};
 
@@ -28,15 +31,29 @@ impl RailMemory {
         domains: &[(&str, &Arc<ProtectionDomain<'static>>)],
         len: usize,
         options: RegionOptions,
+        progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Self> {
         let (&(name, domain), others) = domains.split_first().expect("rails have a device");
-        let first = SharedMemoryRegion::<u8>::new(domain, len, options)
-            .map_err(|error| RailsError::verbs(name, error))?;
+        let error = |error| RailsError::verbs(name, error);
+        let is_pinned = !options.flags().contains(AccessFlags::ON_DEMAND);
+        // All of it is brought in, then each device registers all of it.
+        let total = len as u64 * (domains.len() as u64 + 1);
+        let mut buffer = RegionBuffer::new(len, options).map_err(error)?;
+        if is_pinned {
+            PinnedMemory::check(domain, len.saturating_mul(domains.len())).map_err(error)?;
+            let threads = thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
+            buffer.populate(threads, |bytes| progress(bytes as u64, total)).map_err(error)?;
+        }
+        let first = SharedMemoryRegion::from_buffer(domain, buffer, options).map_err(error)?;
+        let registered = AtomicU64::new(2 * len as u64);
+        progress(2 * len as u64, total);
         let access = first.access();
         // Pinning takes time, and the devices do not wait for each other.
         let others = thread::scope(|scope| {
             let register = |&(name, domain): &(&str, &_)| {
                 let region = first.register_in(domain, access);
+                let done = registered.fetch_add(len as u64, Ordering::Relaxed) + len as u64;
+                progress(done, total);
                 region.map_err(|error| RailsError::verbs(name, error))
             };
             let threads = others.iter().map(|domain| scope.spawn(move || register(domain)));
@@ -69,9 +86,7 @@ impl RailMemory {
     ///
     ///  - [`InvalidInput`](RailsError::InvalidInput): the memory ends before that many bytes.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
-        self.regions[0]
-            .read(offset, to)
-            .map_err(|error| RailsError::InvalidInput(error.to_string()))
+        self.regions[0].read(offset, to).map_err(RailsError::range)
     }
 
     /// Copies `from` to the bytes from `offset` on.
@@ -80,9 +95,7 @@ impl RailMemory {
     ///
     ///  - [`InvalidInput`](RailsError::InvalidInput): the memory ends before that many bytes.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
-        self.regions[0]
-            .write(offset, from)
-            .map_err(|error| RailsError::InvalidInput(error.to_string()))
+        self.regions[0].write(offset, from).map_err(RailsError::range)
     }
 
     /// What a peer needs to read and write this memory, as far as its access allows. The program sends it over.
@@ -156,9 +169,7 @@ impl RemoteRailMemory {
         let (start, len) = resolve(range, usize::try_from(self.len()).unwrap_or(usize::MAX))?;
         let parts = self.regions.iter().map(|region| region.sub_region(start as u64, len as u64));
         let regions = parts.collect::<ibverbs::Result<_>>();
-        regions
-            .map(|regions| Self { regions })
-            .map_err(|error| RailsError::InvalidInput(error.to_string()))
+        regions.map(|regions| Self { regions }).map_err(RailsError::range)
     }
 
     /// How many devices it is registered on.

@@ -5,7 +5,9 @@
 //! [`WINDOW`] transfers open at most: the receiver confirms those that are complete.
 
 /// How many notified transfers of a direction may be open at a time.
-pub(crate) const WINDOW: u64 = 64;
+pub(crate) const WINDOW: u64 = 48;
+/// No transfer has this slot: the immediate number is that of a message.
+pub(crate) const MESSAGE_SLOT: u8 = 63;
 /// The most pieces of a notified transfer.
 pub(crate) const MAX_PIECES: usize = 512;
 /// So many more are complete when the receiver confirms them.
@@ -124,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_mark_keeps_all_its_parts() {
-        for slot in [0, 1, 63] {
+        for slot in [0, 1, 47] {
             for (piece, tag) in [(0, 0), (1, 65535), (511, 7)] {
                 for is_last in [false, true] {
                     let mark = Mark { slot, is_last, piece, tag };

@@ -1,28 +1,53 @@
 //! Pairs of devices: agreed upon, opened, probed, closed and opened again.
 
 use std::io::{self, ErrorKind};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use ibverbs::{ChannelId, ReadWorkRequest, RemoteMemoryRegion, SharedMemoryRange};
+use ibverbs::{AccessFlags, ChannelId, ReadWorkRequest, RemoteMemoryRegion, SharedMemoryRange};
 use slotmap::Key;
 
 use crate::control::{Ends, Frame, VERSION};
 use crate::devices::RECEIVES;
 use crate::error::{RailsError, Result};
+use crate::messages::Messages;
 use crate::pairing::{self, Facts};
 use crate::peer::{Lane, Pair, Stage, State};
 use crate::rails::{Event, Failed, PeerId, Rails, Work};
 
+/// How many pairs this side opens at a time, and how many peers it answers.
+const HANDSHAKES: usize = 64;
+/// A handshake that takes longer does not keep others waiting.
+const HANDSHAKE: Duration = Duration::from_secs(10);
 /// The bytes that a probe reads.
 const PROBE: usize = 8;
 
 impl Rails {
     /// Does what the peer says.
     pub(crate) fn listen(&mut self, id: PeerId, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        if !peer.opens && peer.stage == Stage::Greeting {
+            let is_held = self.room[1] == 0;
+            if std::mem::replace(&mut peer.is_held, is_held) != is_held
+                && let Err(error) = self.watch(id)
+            {
+                return self.lose(id, error.into());
+            }
+            if is_held {
+                return;
+            }
+        }
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        if !peer.is_readable && peer.control.descriptor().is_some() {
+            return;
+        }
+        peer.is_readable = false;
         loop {
             let Some(peer) = self.peers.get_mut(id) else { return };
             let result = match peer.control.receive() {
-                Ok(Some(frame)) => self.understand(id, frame, now),
+                Ok(Some(frame)) => {
+                    self.progress += 1;
+                    self.understand(id, frame, now)
+                }
                 Ok(None) => return,
                 Err(error) => Err(error.into()),
             };
@@ -35,7 +60,11 @@ impl Rails {
     /// Writes what there is to say.
     pub(crate) fn speak(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        if let Err(error) = peer.control.flush() {
+        if !peer.control.has_output() && peer.watched.is_some_and(|watched| !watched.writes) {
+            return;
+        }
+        let spoken = peer.control.flush().and_then(|()| self.watch(id));
+        if let Err(error) = spoken {
             self.lose(id, error.into());
         }
     }
@@ -59,6 +88,18 @@ impl Rails {
             Frame::Ready if !peer.opens && peer.stage == Stage::Opening => self.connected(id),
             Frame::Confirmed { below } if peer.outgoing.confirm(below) => {
                 peer.is_ready = true;
+                Ok(())
+            }
+            Frame::Inbox { memory, longest } => {
+                let devices = peer.their_devices;
+                let messages = peer.messages.as_mut().ok_or_else(nonsense)?;
+                messages.learn(memory, longest, devices).then_some(()).ok_or_else(nonsense)
+            }
+            Frame::Taken { below } => {
+                let messages = peer.messages.as_mut().ok_or_else(nonsense)?;
+                let ended = messages.confirmed(below).ok_or_else(nonsense)?;
+                peer.is_ready = true;
+                ended.into_iter().for_each(|transfer| self.end_transfer(transfer));
                 Ok(())
             }
             Frame::Open { pair, epoch, ends } if !peer.opens => {
@@ -155,8 +196,14 @@ impl Rails {
             let pairs: Vec<_> = pairs.iter().map(|&(i, j)| (i as u8, j as u8)).collect();
             let answer = pairs.iter().map(|&(i, j)| (j, i)).collect();
             self.say(id, &Frame::Pairs { rails: ours, pairs: answer });
+            self.room[1] = self.room[1].saturating_sub(1);
+            let made = self.make_pairs(id, theirs, &pairs, now);
+            if let Err(RailsError::Verbs { .. }) = &made {
+                let reason = "it has no memory for messages".into();
+                self.say(id, &Frame::Refused { version: VERSION, reason });
+            }
             self.speak(id);
-            return self.make_pairs(id, theirs, &pairs, now);
+            return made;
         };
         self.say(id, &Frame::Refused { version: VERSION, reason: reason.clone() });
         self.speak(id);
@@ -197,8 +244,33 @@ impl Rails {
             peer.pairs.push(Pair::new(ours_index, theirs_index.into(), name, speed, now));
         }
         peer.their_devices = theirs.len();
-        peer.stage = Stage::Opening;
+        (peer.stage, peer.since) = (Stage::Opening, Some(now));
+        let longest = self.longest_message;
+        let len = Messages::memory_len(longest as usize);
+        let memory = self.allocate(len, AccessFlags::REMOTE_WRITE)?;
+        let messages = Messages::new(memory, longest as usize);
+        self.say(id, &Frame::Inbox { memory: messages.inbox()?, longest });
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.messages = Some(messages);
+        }
         Ok(())
+    }
+
+    /// How many handshakes may begin now. Those that take too long make room for others.
+    pub(crate) fn count_handshakes(&mut self, now: Instant) {
+        let is_fresh = |since: Instant| now.saturating_duration_since(since) < HANDSHAKE;
+        let mut counts = [0; 2];
+        for peer in self.peers.values() {
+            if peer.opens {
+                let is_opening = |pair: &&Pair| {
+                    matches!(pair.state, State::Opening | State::Probing(_)) && is_fresh(pair.since)
+                };
+                counts[0] += peer.pairs.iter().filter(is_opening).count();
+            } else if peer.stage == Stage::Opening && peer.since.is_some_and(is_fresh) {
+                counts[1] += 1;
+            }
+        }
+        self.room = counts.map(|count| HANDSHAKES.saturating_sub(count));
     }
 
     /// Opens the pairs whose time has come, if this side does that.
@@ -213,6 +285,12 @@ impl Rails {
             if !matches!(it.state, State::Down { retry_at } if retry_at <= now) {
                 continue;
             }
+            if self.room[0] == 0 {
+                return;
+            }
+            self.room[0] -= 1;
+            it.since = now;
+            self.progress += 1;
             it.epoch = it.epoch.wrapping_add(1);
             let epoch = it.epoch;
             let opened = match self.devices[it.ours].is_active() {
@@ -362,6 +440,8 @@ impl Rails {
         if let Some(reasons) = peer.failures() {
             return Err(RailsError::AllRailsDown(reasons));
         }
+        // Both sides tell their slots before.
+        peer.messages.as_ref().filter(|messages| messages.is_known()).ok_or_else(nonsense)?;
         peer.stage = Stage::Connected;
         self.events.push_back(Event::Connected(id));
         Ok(())
@@ -425,12 +505,20 @@ impl Rails {
         }
         if let Some(peer) = self.peers.get_mut(id) {
             peer.queue.clear();
+            if let Some(messages) = &mut peer.messages {
+                messages.forget_waiting();
+            }
         }
     }
 
     /// The peer is gone: everything of it ends.
     pub(crate) fn lose(&mut self, id: PeerId, error: RailsError) {
         let Some(peer) = self.peers.remove(id) else { return };
+        self.progress += 1;
+        self.changes += 1;
+        if let (Some(stream), Some(_)) = (peer.control.descriptor(), peer.watched) {
+            self.readiness.forget(stream);
+        }
         for pair in &peer.pairs {
             for lane in &pair.lanes {
                 let _ = self.devices[pair.ours].engine.remove(lane.channel);
@@ -448,7 +536,7 @@ fn pair_of(pairs: &mut [Pair], index: u8) -> Result<&mut Pair> {
 }
 
 /// The peer has said what it cannot say now.
-fn nonsense() -> RailsError {
+pub(crate) fn nonsense() -> RailsError {
     let text = "the peer has said what it cannot say now: it is another program";
     RailsError::Control(io::Error::new(ErrorKind::InvalidData, text))
 }

@@ -7,8 +7,10 @@ use ibverbs::ChannelId;
 
 use crate::control::Control;
 use crate::devices::SENDS;
+use crate::messages::Messages;
 use crate::notify::{Incoming, Outgoing};
 use crate::rails::TransferId;
+use crate::readiness::Interest;
 use crate::transfer::SHORTEST_PIECE;
 
 /// A pair that has failed is tried again after this time, then after twice as long, and so on.
@@ -32,6 +34,16 @@ pub(crate) struct Peer {
     pub(crate) queue: VecDeque<TransferId>,
     pub(crate) outgoing: Outgoing,
     pub(crate) incoming: Incoming,
+    /// Since the pairs are agreed upon.
+    pub(crate) messages: Option<Messages>,
+    /// When the handshake began.
+    pub(crate) since: Option<Instant>,
+    /// Whether it waits until others have done their handshakes.
+    pub(crate) is_held: bool,
+    /// Whether there may be something to read.
+    pub(crate) is_readable: bool,
+    /// What the stream is watched for.
+    pub(crate) watched: Option<Interest>,
     /// Whether there may be something to post.
     pub(crate) is_ready: bool,
 }
@@ -53,11 +65,15 @@ pub(crate) struct Pair {
     /// For people: our device and the peer's.
     pub(crate) name: String,
     pub(crate) epoch: u32,
+    /// When it began to be opened.
+    pub(crate) since: Instant,
     pub(crate) state: State,
     pub(crate) lanes: Vec<Lane>,
     /// Bytes that its requests carry now.
     pub(crate) in_flight: usize,
     pub(crate) rate: Rate,
+    /// The bytes of transfers that it has carried since the peer is there.
+    pub(crate) carried: u64,
     /// Why it has failed the last time, until it is up again. A pair that was closed for a transfer's fault has not
     /// failed.
     pub(crate) failure: Option<String>,
@@ -93,10 +109,12 @@ impl Pair {
             theirs,
             name,
             epoch: 0,
+            since: now,
             state: State::Down { retry_at: now },
             lanes: Vec::new(),
             in_flight: 0,
             rate: Rate::new(speed),
+            carried: 0,
             failure: None,
             pause: FIRST_PAUSE,
         }
@@ -123,12 +141,17 @@ impl Pair {
     pub(crate) fn retry_at(&mut self, now: Instant, random: u32) -> Instant {
         let pause = self.pause;
         self.pause = (pause * 2).min(LONGEST_PAUSE);
-        now + pause / 2 + pause.mul_f64(f64::from(random) / f64::from(u32::MAX)) / 2
+        now + self::pause(pause, random)
     }
 
     pub(crate) fn is_up(&mut self) {
         (self.state, self.failure, self.pause) = (State::Up, None, FIRST_PAUSE);
     }
+}
+
+/// A pause between half of the longest and that, by a random number: not when others end theirs.
+pub(crate) fn pause(longest: Duration, random: u32) -> Duration {
+    longest / 2 + longest.mul_f64(f64::from(random) / f64::from(u32::MAX)) / 2
 }
 
 impl Peer {
@@ -142,6 +165,11 @@ impl Peer {
             queue: VecDeque::new(),
             outgoing: Outgoing::default(),
             incoming: Incoming::new(),
+            messages: None,
+            since: None,
+            is_held: false,
+            is_readable: true,
+            watched: None,
             is_ready: false,
         }
     }

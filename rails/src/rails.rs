@@ -2,26 +2,27 @@
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
-use std::time::{Duration, Instant};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
 use std::{fmt, io};
 
 use ibverbs::RegionOptions;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use slotmap::{SlotMap, new_key_type};
 
-use crate::control::{Control, ControlStream, Frame, VERSION};
+use crate::control::Frame;
 use crate::devices::{Device, RailsBuilder};
 use crate::error::{RailsError, Result};
 use crate::memory::RailMemory;
+use crate::messages::Messages;
 use crate::peer::{Peer, Stage, State};
+use crate::readiness::{Interest, Readiness};
 use crate::transfer::{Active, Piece, Transfer};
 
 new_key_type! {
     /// Names a peer of a [`Rails`]. When it has been removed, it names none.
     pub struct PeerId;
 
-    /// Names a transfer of a [`Rails`].
+    /// Names a transfer or a message of a [`Rails`].
     pub struct TransferId;
 
     /// A request that a device has.
@@ -41,7 +42,7 @@ pub enum Event {
         /// Why.
         error: RailsError,
     },
-    /// A transfer has ended.
+    /// A transfer or a message has ended.
     Ended {
         /// The transfer.
         transfer: TransferId,
@@ -49,6 +50,13 @@ pub enum Event {
         peer: PeerId,
         /// On success, all bytes are there. Otherwise any of them may be.
         result: Result<()>,
+    },
+    /// A message of the peer's: the next in the order in which it [sent](Rails::send) them.
+    Message {
+        /// The peer.
+        peer: PeerId,
+        /// The message.
+        bytes: Vec<u8>,
     },
     /// All bytes of a peer's [notified](Transfer::notify) write have arrived.
     Notified {
@@ -80,12 +88,31 @@ pub struct Rails {
     pub(crate) devices: Vec<Device>,
     pub(crate) queue_pairs: u8,
     pub(crate) peers: SlotMap<PeerId, Peer>,
-    pub(crate) transfers: SlotMap<TransferId, (PeerId, Active)>,
+    pub(crate) longest_message: u32,
+    pub(crate) transfers: SlotMap<TransferId, (PeerId, Task)>,
     pub(crate) works: SlotMap<WorkId, Work>,
     pub(crate) events: VecDeque<Event>,
     /// Pairs that are to be closed, with the epoch and the reason.
     pub(crate) failed: Vec<Failed>,
-    pub(crate) random: RandomState,
+    pub(crate) readiness: Readiness,
+    /// Peers that came to [`accept`](Self::accept), which has not returned them yet.
+    pub(crate) accepting: Vec<PeerId>,
+    /// How many pairs may begin to be opened, and how many peers be answered, in this turn.
+    pub(crate) room: [usize; 2],
+    /// Counts what has happened.
+    pub(crate) progress: u64,
+    /// Counts peers that came and went.
+    pub(crate) changes: u64,
+    turns: u32,
+    keys: Vec<PeerId>,
+    random: RandomState,
+}
+
+/// What is under way.
+#[derive(Debug)]
+pub(crate) enum Task {
+    Transfer(Active),
+    Message,
 }
 
 /// What a request of a device is for.
@@ -94,6 +121,7 @@ pub(crate) enum Work {
     Piece { transfer: TransferId, peer: PeerId, pair: usize, piece: Piece },
     Receive { peer: PeerId, pair: usize },
     Probe { peer: PeerId, pair: usize },
+    Message { peer: PeerId, pair: usize, number: u64 },
 }
 
 #[derive(Debug)]
@@ -112,17 +140,30 @@ impl Rails {
         RailsBuilder::new()
     }
 
-    pub(crate) fn with_devices(devices: Vec<Device>, queue_pairs: u8) -> Self {
-        Self {
+    pub(crate) fn with_devices(
+        devices: Vec<Device>,
+        queue_pairs: u8,
+        longest_message: u32,
+    ) -> Result<Self> {
+        let readiness = Readiness::new(devices.iter().map(|device| device.engine.as_fd()))?;
+        Ok(Self {
             devices,
             queue_pairs,
+            longest_message,
             peers: SlotMap::with_key(),
             transfers: SlotMap::with_key(),
             works: SlotMap::with_key(),
             events: VecDeque::new(),
             failed: Vec::new(),
+            readiness,
+            accepting: Vec::new(),
+            room: [0; 2],
+            progress: 0,
+            changes: 0,
+            turns: 0,
+            keys: Vec::new(),
             random: RandomState::new(),
-        }
+        })
     }
 
     /// The names of the devices, in their order.
@@ -133,100 +174,35 @@ impl Rails {
     /// `ibv_reg_mr`: allocates `len` zeroed bytes and registers them on all devices, as `options` say; plain
     /// [`AccessFlags`](ibverbs::AccessFlags) convert into options.
     ///
+    /// The pages are brought in by several threads first, unless the memory is
+    /// [on demand](RegionOptions::on_demand), and the devices pin them at the same time.
+    ///
     /// # Errors
     ///
-    ///  - [`Verbs`](RailsError::Verbs): those of [`SharedMemoryRegion::new`](ibverbs::SharedMemoryRegion::new) and
-    ///    [`register_in`](ibverbs::SharedMemoryRegion::register_in), with the device.
+    ///  - [`Verbs`](RailsError::Verbs): those of [`RegionBuffer::new`](ibverbs::RegionBuffer::new),
+    ///    [`populate`](ibverbs::RegionBuffer::populate), [`from_buffer`](ibverbs::SharedMemoryRegion::from_buffer) and
+    ///    [`register_in`](ibverbs::SharedMemoryRegion::register_in), with the device. `ENOMEM` comes before a page is
+    ///    brought in, if all devices together would [pin](ibverbs::PinnedMemory) more than the process may.
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate(&self, len: usize, options: impl Into<RegionOptions>) -> Result<RailMemory> {
+        self.allocate_with_progress(len, options, |_, _| {})
+    }
+
+    /// As [`allocate`](Self::allocate). `progress` is told the bytes that are done, and all that are to be done: each byte
+    /// counts when it is in memory, and once more on each device. It is called on several threads.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`allocate`](Self::allocate).
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn allocate_with_progress(
+        &self,
+        len: usize,
+        options: impl Into<RegionOptions>,
+        progress: impl Fn(u64, u64) + Sync,
+    ) -> Result<RailMemory> {
         let domains = self.devices.iter().map(|device| (device.name.as_str(), &device.domain));
-        RailMemory::new(&domains.collect::<Vec<_>>(), len, options.into())
-    }
-
-    /// Connects to a peer that [accepts](Self::accept) at this TCP address, and returns when each pair of devices was
-    /// tried.
-    ///
-    /// # Errors
-    ///
-    ///  - [`Control`](RailsError::Control): the TCP connection was not made, or has failed.
-    ///  - [`NoPair`](RailsError::NoPair): no device of ours can reach one of the peer's.
-    ///  - [`AllRailsDown`](RailsError::AllRailsDown): none of those that should does.
-    ///  - [`Refused`](RailsError::Refused): the peer speaks another version.
-    ///  - [`TimedOut`](RailsError::TimedOut): the deadline has passed.
-    pub fn connect(&mut self, address: impl ToSocketAddrs, deadline: Instant) -> Result<PeerId> {
-        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-        for address in address.to_socket_addrs()? {
-            let time = deadline.saturating_duration_since(Instant::now());
-            if time.is_zero() {
-                return Err(RailsError::TimedOut);
-            }
-            match TcpStream::connect_timeout(&address, time) {
-                Ok(stream) => {
-                    let peer = self.connect_over(nonblocking(stream)?);
-                    return self.wait_connected(peer, deadline);
-                }
-                Err(error) => last = error,
-            }
-        }
-        Err(last.into())
-    }
-
-    /// Waits for a peer that [connects](Self::connect).
-    ///
-    /// # Errors
-    ///
-    /// Those of [`connect`](Self::connect).
-    pub fn accept(&mut self, listener: &TcpListener, deadline: Instant) -> Result<PeerId> {
-        loop {
-            // A peer that gives up between the two makes `accept` wait for the next one, hence the mode.
-            listener.set_nonblocking(true)?;
-            match listener.accept() {
-                Ok((stream, _)) => {
-                    let peer = self.accept_over(nonblocking(stream)?);
-                    return self.wait_connected(peer, deadline);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error.into()),
-            }
-            if Instant::now() >= deadline {
-                return Err(RailsError::TimedOut);
-            }
-            sleep(&mut [PollFd::new(listener, PollFlags::IN)], deadline)?;
-        }
-    }
-
-    /// As [`connect`](Self::connect), over a stream of the program's, and without waiting:
-    /// [`Event::Connected`] or [`Event::Disconnected`] follows.
-    pub fn connect_over(&mut self, stream: impl ControlStream + 'static) -> PeerId {
-        let mut control = Control::new(Box::new(stream));
-        let rails = self.devices.iter().map(|device| device.facts.clone()).collect();
-        let queue_pairs = self.queue_pairs;
-        control.send(&Frame::Hello { version: VERSION, queue_pairs, rails });
-        self.peers.insert(Peer::new(control, true))
-    }
-
-    /// As [`accept`](Self::accept), over a stream of the program's, and without waiting:
-    /// [`Event::Connected`] or [`Event::Disconnected`] follows.
-    pub fn accept_over(&mut self, stream: impl ControlStream + 'static) -> PeerId {
-        self.peers.insert(Peer::new(Control::new(Box::new(stream)), false))
-    }
-
-    fn wait_connected(&mut self, peer: PeerId, deadline: Instant) -> Result<PeerId> {
-        let found = self.wait_until(deadline, |rails| {
-            rails.take_event(|event| match event {
-                Event::Connected(connected) => *connected == peer,
-                Event::Disconnected { peer: gone, .. } => *gone == peer,
-                _ => false,
-            })
-        });
-        match found {
-            Ok(Event::Disconnected { error, .. }) => Err(error),
-            Ok(_) => Ok(peer),
-            Err(error) => {
-                self.remove(peer);
-                Err(error)
-            }
-        }
+        RailMemory::new(&domains.collect::<Vec<_>>(), len, options.into(), &progress)
     }
 
     /// Ends the connection to a peer. Its transfers end with errors.
@@ -246,6 +222,15 @@ impl Rails {
         (0..self.devices.len()).map(is_up).collect()
     }
 
+    /// The bytes of transfers that each device of ours has carried with this peer, in the devices' order: for a display.
+    /// What the peer's own transfers carry counts on its side. Empty if there is no such peer.
+    pub fn bytes_carried(&self, peer: PeerId) -> Vec<u64> {
+        let Some(peer) = self.peers.get(peer) else { return Vec::new() };
+        let mut bytes = vec![0; self.devices.len()];
+        peer.pairs.iter().for_each(|pair| bytes[pair.ours] += pair.carried);
+        bytes
+    }
+
     /// Begins a transfer, which [`Event::Ended`] ends. [`wait`](Self::wait) waits for it.
     ///
     /// # Errors
@@ -255,19 +240,45 @@ impl Rails {
     ///  - [`AllRailsDown`](RailsError::AllRailsDown): no pair of devices works.
     pub fn post(&mut self, peer: PeerId, transfer: Transfer) -> Result<TransferId> {
         let id = peer;
-        let peer = self.peers.get_mut(id).filter(|peer| peer.stage == Stage::Connected);
-        let peer = peer.ok_or(RailsError::UnknownPeer)?;
-        transfer.check(self.devices.len(), peer.their_devices)?;
-        if let Some(reasons) = peer.failures() {
-            return Err(RailsError::AllRailsDown(reasons));
-        }
-        let transfer = self.transfers.insert((id, Active::new(transfer)));
+        let devices = self.devices.len();
+        let peer = connected(&mut self.peers, id)?;
+        transfer.check(devices, peer.their_devices)?;
+        let transfer = self.transfers.insert((id, Task::Transfer(Active::new(transfer))));
         peer.queue.push_back(transfer);
         self.fill(id, Instant::now());
         Ok(transfer)
     }
 
-    /// Waits until a transfer has ended, and returns its result. Other events stay to be asked for.
+    /// Sends a message, which [`Event::Message`] gives to the peer's program: whole, once, and in the order of the
+    /// messages to this peer, also when rails fail. [`Event::Ended`] tells that it is in the peer's memory.
+    ///
+    /// It is not in order with transfers: if the peer is to find the bytes of one, wait for its end before.
+    ///
+    /// Messages wait here while the peer's program does not take those that it has got; the program bounds how many, by
+    /// waiting. After [`AllRailsDown`](RailsError::AllRailsDown), a message may still arrive when a rail returns.
+    ///
+    /// # Errors
+    ///
+    ///  - [`InvalidInput`](RailsError::InvalidInput): it is longer than one of the sides
+    ///    [allows](RailsBuilder::longest_message).
+    ///  - [`UnknownPeer`](RailsError::UnknownPeer): the peer is gone, or not connected yet.
+    ///  - [`AllRailsDown`](RailsError::AllRailsDown): no pair of devices works.
+    pub fn send(&mut self, peer: PeerId, message: impl Into<Vec<u8>>) -> Result<TransferId> {
+        let (id, message) = (peer, message.into());
+        let peer = connected(&mut self.peers, id)?;
+        let messages = peer.messages.as_mut().ok_or(RailsError::UnknownPeer)?;
+        let (len, longest) = (message.len(), messages.longest());
+        if len > longest {
+            let text = format!("a message has {longest} bytes at most, not {len}");
+            return Err(RailsError::InvalidInput(text));
+        }
+        let transfer = self.transfers.insert((id, Task::Message));
+        messages.push(transfer, message);
+        self.fill(id, Instant::now());
+        Ok(transfer)
+    }
+
+    /// Waits until a transfer or a message has ended, and returns its result. Other events stay to be asked for.
     ///
     /// # Errors
     ///
@@ -275,7 +286,7 @@ impl Rails {
     ///  - The transfer's error.
     pub fn wait(&mut self, transfer: TransferId, deadline: Instant) -> Result<()> {
         let is_it = |event: &Event| matches!(event, Event::Ended { transfer: ended, .. } if *ended == transfer);
-        match self.wait_until(deadline, |rails| rails.take_event(is_it))? {
+        match self.wait_until(deadline, None, |rails| rails.take_event(is_it))? {
             Event::Ended { result, .. } => result,
             _ => Ok(()),
         }
@@ -287,27 +298,70 @@ impl Rails {
     ///
     ///  - [`TimedOut`](RailsError::TimedOut): the deadline has passed.
     pub fn wait_event(&mut self, deadline: Instant) -> Result<Event> {
-        self.wait_until(deadline, |rails| rails.next_event())
+        self.wait_until(deadline, None, |rails| rails.next_event())
+    }
+
+    /// Waits for the next message of a peer. Other events stay to be asked for.
+    ///
+    /// # Errors
+    ///
+    ///  - [`TimedOut`](RailsError::TimedOut): the deadline has passed.
+    ///  - [`UnknownPeer`](RailsError::UnknownPeer): the peer is gone, and no message of it is left.
+    pub fn receive(&mut self, peer: PeerId, deadline: Instant) -> Result<Vec<u8>> {
+        let is_it = |event: &Event| matches!(event, Event::Message { peer: of, .. } if *of == peer);
+        let found = self.wait_until(deadline, None, |rails| {
+            let message = rails.take_event(is_it);
+            message.map(Some).or_else(|| (!rails.peers.contains_key(peer)).then_some(None))
+        });
+        match found? {
+            Some(Event::Message { bytes, .. }) => Ok(bytes),
+            _ => Err(RailsError::UnknownPeer),
+        }
     }
 
     /// The next event, if there is one. It never waits; [`turn`](Self::turn) makes events.
     pub fn next_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        self.take_event(|_| true)
     }
 
-    fn take_event(&mut self, is_it: impl FnMut(&Event) -> bool) -> Option<Event> {
+    pub(crate) fn take_event(&mut self, is_it: impl FnMut(&Event) -> bool) -> Option<Event> {
         let place = self.events.iter().position(is_it)?;
-        self.events.remove(place)
+        let event = self.events.remove(place)?;
+        if let Event::Message { peer, .. } = event {
+            self.message_taken(peer);
+        }
+        Some(event)
+    }
+
+    /// The program has a message, so that there is room for another.
+    pub(crate) fn message_taken(&mut self, peer: PeerId) {
+        let Some(peer) = self.peers.get_mut(peer) else { return };
+        if let Some(below) = peer.messages.as_mut().and_then(Messages::taken) {
+            peer.control.send(&Frame::Taken { below });
+        }
     }
 
     /// Does all that can be done at the moment, without waiting: looks for completions and for the peers' words, and
-    /// posts what there is room for. The waiting calls do it; a program with an event loop of its own calls it when one
-    /// of the [descriptors](Self::arm) is readable, and when [the time has come](Self::next_turn).
+    /// posts what there is room for. The waiting calls do it; a program with an event loop of its own calls it when the
+    /// [descriptor](Self::arm) is readable.
     pub fn turn(&mut self, now: Instant) {
+        let before = self.progress;
         for device in 0..self.devices.len() {
             self.poll(device, now);
         }
-        let peers: Vec<_> = self.peers.keys().collect();
+        let mut peers = std::mem::take(&mut self.keys);
+        peers.clear();
+        peers.extend(self.peers.keys());
+        // Completions come often, and words seldom.
+        self.turns = self.turns.wrapping_add(1);
+        if self.progress == before || self.turns % 16 == 0 {
+            for peer in self.readiness.peers() {
+                if let Some(peer) = self.peers.get_mut(peer) {
+                    peer.is_readable = true;
+                }
+            }
+        }
+        self.count_handshakes(now);
         for &peer in &peers {
             self.listen(peer, now);
             self.open_due(peer, now);
@@ -319,10 +373,11 @@ impl Rails {
             }
             self.speak(peer);
         }
+        self.keys = peers;
     }
 
     /// When [`turn`](Self::turn) has something to do, even if nothing happens: a rail is to be tried again.
-    pub fn next_turn(&self) -> Option<Instant> {
+    fn next_turn(&self) -> Option<Instant> {
         let opening =
             self.peers.values().filter(|peer| peer.opens && peer.stage != Stage::Greeting);
         let due = opening.flat_map(|peer| &peer.pairs).filter_map(|pair| match pair.state {
@@ -332,38 +387,43 @@ impl Rails {
         due.min()
     }
 
-    /// `ibv_req_notify_cq`: from now on, each of the descriptors becomes readable when there is something for
-    /// [`turn`](Self::turn). What is there already makes none readable: call `turn` once before sleeping.
+    /// `ibv_req_notify_cq`: from now on, the descriptor ([`AsFd`]) becomes readable when there is something for
+    /// [`turn`](Self::turn), or it is time for it. What is there already does not make it readable: call `turn` once
+    /// before sleeping.
     ///
     /// # Errors
     ///
     ///  - [`Verbs`](RailsError::Verbs): a device is gone.
+    ///  - [`Control`](RailsError::Control): the timer cannot be set.
     #[doc(alias = "ibv_req_notify_cq")]
-    pub fn arm(&self) -> Result<Vec<std::os::fd::BorrowedFd<'_>>> {
-        use std::os::fd::AsFd;
-
-        let mut descriptors = Vec::new();
+    pub fn arm(&self) -> Result<()> {
+        self.readiness.wake_at(self.next_turn())?;
         for device in &self.devices {
             device.engine.arm().map_err(|error| RailsError::verbs(&device.name, error))?;
-            descriptors.push(device.engine.as_fd());
         }
-        descriptors.extend(self.peers.values().filter_map(|peer| peer.control.descriptor()));
-        Ok(descriptors)
+        Ok(())
+    }
+
+    /// Watches a peer's stream for what is to be done with it.
+    pub(crate) fn watch(&mut self, id: PeerId) -> io::Result<()> {
+        let Some(peer) = self.peers.get_mut(id) else { return Ok(()) };
+        if let Some(stream) = peer.control.descriptor() {
+            let interest = Interest { reads: !peer.is_held, writes: peer.control.has_output() };
+            self.readiness.watch(id, stream, interest, peer.watched.replace(interest))?;
+        }
+        Ok(())
     }
 
     /// Turns and sleeps until `found` finds something.
-    fn wait_until<T>(
+    pub(crate) fn wait_until<T>(
         &mut self,
         deadline: Instant,
+        other: Option<BorrowedFd<'_>>,
         mut found: impl FnMut(&mut Self) -> Option<T>,
     ) -> Result<T> {
+        let mut is_armed = false;
         loop {
-            self.turn(Instant::now());
-            if let Some(it) = found(self) {
-                return Ok(it);
-            }
-            // A device that is gone has no events; its pairs fail when they are polled.
-            let _ = self.arm();
+            let before = self.progress;
             self.turn(Instant::now());
             if let Some(it) = found(self) {
                 return Ok(it);
@@ -371,18 +431,16 @@ impl Rails {
             if Instant::now() >= deadline {
                 return Err(RailsError::TimedOut);
             }
-            let until = self.next_turn().map_or(deadline, |next| next.min(deadline));
-            let devices =
-                self.devices.iter().map(|device| PollFd::new(&device.engine, PollFlags::IN));
-            let mut files: Vec<_> = devices.collect();
-            for peer in self.peers.values() {
-                if let Some(descriptor) = peer.control.descriptor() {
-                    let output =
-                        if peer.control.has_output() { PollFlags::OUT } else { PollFlags::empty() };
-                    files.push(PollFd::from_borrowed_fd(descriptor, PollFlags::IN | output));
-                }
+            if self.progress != before {
+                is_armed = false;
+            } else if is_armed {
+                self.readiness.sleep(other, deadline)?;
+                is_armed = false;
+            } else {
+                // A device that is gone has no events; its pairs fail when they are polled.
+                let _ = self.arm();
+                is_armed = true;
             }
-            sleep(&mut files, until)?;
         }
     }
 
@@ -392,22 +450,21 @@ impl Rails {
     }
 }
 
-/// Sleeps until one of the files is ready, or the deadline has passed.
-fn sleep(files: &mut [PollFd<'_>], until: Instant) -> Result<()> {
-    let time = until.saturating_duration_since(Instant::now());
-    // Rounded up, or the last of it would be spent in short sleeps.
-    let time = Timespec::try_from(time + Duration::from_micros(1)).ok();
-    match poll(files, time.as_ref()) {
-        Ok(_) => Ok(()),
-        Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(error) => Err(io::Error::from(error).into()),
+/// The peer, if it is connected and a pair works.
+fn connected(peers: &mut SlotMap<PeerId, Peer>, id: PeerId) -> Result<&mut Peer> {
+    let peer = peers.get_mut(id).filter(|peer| peer.stage == Stage::Connected);
+    let peer = peer.ok_or(RailsError::UnknownPeer)?;
+    match peer.failures() {
+        Some(reasons) => Err(RailsError::AllRailsDown(reasons)),
+        None => Ok(peer),
     }
 }
 
-fn nonblocking(stream: TcpStream) -> io::Result<TcpStream> {
-    stream.set_nonblocking(true)?;
-    stream.set_nodelay(true)?;
-    Ok(stream)
+impl AsFd for Rails {
+    /// The file that is readable when there is something to do, after [`arm`](Rails::arm). Only wait for it.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.readiness.as_fd()
+    }
 }
 
 impl fmt::Debug for Rails {

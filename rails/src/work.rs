@@ -8,10 +8,14 @@ use ibverbs::{
 };
 use slotmap::{Key, KeyData};
 
+use crate::control::Frame;
+use crate::devices::SENDS;
 use crate::error::RailsError;
-use crate::notify::Mark;
-use crate::peer::{Lane, State};
-use crate::rails::{Event, Failed, PeerId, Rails, TransferId, Work, WorkId};
+use crate::messages::immediate;
+use crate::notify::{MESSAGE_SLOT, Mark};
+use crate::opening::nonsense;
+use crate::peer::{Lane, Peer, State};
+use crate::rails::{Event, Failed, PeerId, Rails, Task, TransferId, Work, WorkId};
 use crate::transfer::{Kind, Piece, SHORTEST_PIECE};
 
 /// The most completions of a device that a turn looks at: no device keeps the others waiting.
@@ -52,12 +56,16 @@ impl Rails {
     fn ended(&mut self, device: usize, ended: &Ended<Buffer>, now: Instant) {
         let id = WorkId::from(KeyData::from_ffi(ended.token));
         let Some(work) = self.works.remove(id) else { return };
+        self.progress += 1;
         let result = ended.result();
         let (Work::Piece { peer, pair, .. }
         | Work::Receive { peer, pair }
-        | Work::Probe { peer, pair }) = work;
+        | Work::Probe { peer, pair }
+        | Work::Message { peer, pair, .. }) = work;
         if let Err(error) = &result {
-            self.operation_failed(peer, pair, ended, error);
+            // The slots for messages are the peer's own business.
+            let is_fault = !matches!(work, Work::Piece { .. }) || !is_of_transfer(error);
+            self.operation_failed(peer, pair, ended, error, is_fault);
         }
         match work {
             Work::Piece { transfer, piece, .. } => {
@@ -67,12 +75,15 @@ impl Rails {
                 if let Ok(success) = result {
                     // It counts even if the pair was closed since.
                     if let Some(number) = success.immediate() {
-                        self.arrived(peer, Mark::from_immediate(number));
+                        self.arrived(peer, number);
                     }
                     if self.is_current(peer, pair, ended) {
                         self.post_receive(device, peer, pair, ended.channel);
                     }
                 }
+            }
+            Work::Message { number, .. } => {
+                self.message_ended(peer, pair, ended, number, result.is_ok());
             }
             Work::Probe { .. } => {
                 if result.is_ok() && self.is_current(peer, pair, ended) {
@@ -94,11 +105,12 @@ impl Rails {
         pair: usize,
         ended: &Ended<Buffer>,
         error: &TransportError,
+        is_fault: bool,
     ) {
         if !self.is_current(peer, pair, ended) {
             return;
         }
-        let (epoch, is_fault) = (self.peers[peer].pairs[pair].epoch, !is_of_transfer(error));
+        let epoch = self.peers[peer].pairs[pair].epoch;
         // The first failure is the cause of the others, and comes first on a queue. On another it may be later.
         let known = self
             .failed
@@ -131,8 +143,11 @@ impl Rails {
             let more = it.in_flight > 0;
             it.rate.carried(if result.is_ok() { piece.len } else { 0 }, now, more);
         }
+        if result.is_ok() {
+            peer.pairs[pair].carried += piece.len as u64;
+        }
         peer.is_ready = true;
-        let Some((_, active)) = self.transfers.get_mut(id) else { return };
+        let Some((_, Task::Transfer(active))) = self.transfers.get_mut(id) else { return };
         active.in_flight -= 1;
         match result {
             Ok(()) => {}
@@ -152,11 +167,17 @@ impl Rails {
 
     /// A transfer has no pieces left.
     pub(crate) fn end_transfer(&mut self, id: TransferId) {
-        let Some((peer, active)) = self.transfers.remove(id) else { return };
-        if let Some(state) = self.peers.get_mut(peer) {
-            state.queue.retain(|&other| other != id);
-        }
-        let result = match active.failure {
+        let Some((peer, task)) = self.transfers.remove(id) else { return };
+        let failure = match task {
+            Task::Message => None,
+            Task::Transfer(active) => {
+                if let Some(state) = self.peers.get_mut(peer) {
+                    state.queue.retain(|&other| other != id);
+                }
+                active.failure
+            }
+        };
+        let result = match failure {
             None => Ok(()),
             Some((pair, error)) => {
                 let pairs = self.peers.get(peer).map_or(&[][..], |peer| &peer.pairs);
@@ -167,14 +188,90 @@ impl Rails {
         self.events.push_back(Event::Ended { transfer: id, peer, result });
     }
 
-    /// A piece of a notified transfer of the peer's has arrived.
-    fn arrived(&mut self, id: PeerId, mark: Mark) {
+    /// A message, or a piece of a notified transfer of the peer's, has arrived.
+    fn arrived(&mut self, id: PeerId, immediate: u32) {
         let Some(peer) = self.peers.get_mut(id) else { return };
+        let mark = Mark::from_immediate(immediate);
+        if mark.slot == MESSAGE_SLOT {
+            let messages = peer.messages.as_mut();
+            match messages.and_then(|messages| messages.receive(immediate)) {
+                Some(messages) => {
+                    let events = messages.into_iter();
+                    self.events.extend(events.map(|bytes| Event::Message { peer: id, bytes }));
+                }
+                None => self.lose(id, nonsense()),
+            }
+            return;
+        }
         if peer.incoming.arrived(mark) {
             self.events.push_back(Event::Notified { peer: id, tag: mark.tag });
         }
         if let Some(below) = peer.incoming.confirm() {
-            peer.control.send(&crate::control::Frame::Confirmed { below });
+            peer.control.send(&Frame::Confirmed { below });
+        }
+    }
+
+    /// A message is in the peer's memory, or goes again.
+    fn message_ended(
+        &mut self,
+        peer: PeerId,
+        pair: usize,
+        ended: &Ended<Buffer>,
+        number: u64,
+        has_arrived: bool,
+    ) {
+        let Some(peer) = self.peers.get_mut(peer) else { return };
+        peer.is_ready = true;
+        if let Some(lane) = peer.pairs[pair].lane(ended.channel) {
+            lane.in_flight -= 1;
+        }
+        let messages = peer.messages.as_mut();
+        if let Some(id) = messages.and_then(|messages| messages.ended(number, has_arrived)) {
+            self.end_transfer(id);
+        }
+    }
+
+    /// Posts messages to a peer, on the first queue pair of the first pair that works.
+    fn fill_messages(&mut self, id: PeerId) {
+        loop {
+            let Some(Peer { pairs, messages: Some(messages), .. }) = self.peers.get_mut(id) else {
+                return;
+            };
+            // Late writes of a pair that is closing may still change the slots that it has written.
+            let is_closing = pairs.iter().any(|pair| pair.state == State::Closing);
+            let given = if is_closing { Ok(()) } else { messages.give_slots() };
+            if let Err(error) = given {
+                return self.lose(id, error);
+            }
+            let Some(pair) = pairs.iter().position(|pair| pair.state == State::Up) else { return };
+            let it = &mut pairs[pair];
+            let Some(lane) = it.lanes.first_mut().filter(|lane| lane.in_flight < SENDS) else {
+                return;
+            };
+            let Some(message) = messages.begin() else { return };
+            let (start, len, number) = (message.start, message.len, message.number);
+            let local = message.memory.slice(start..start + len);
+            let local =
+                local.and_then(|local| local.range(it.ours, 0, len).map_err(RailsError::range));
+            let remote = message.remote.part(it.theirs, message.remote_start, len);
+            let (buffer, remote) = match (local, remote) {
+                (Ok(buffer), Ok(remote)) => (buffer, remote),
+                (Err(error), _) => return self.lose(id, error),
+                (_, Err(error)) => return self.lose(id, RailsError::range(error)),
+            };
+            let token = self.works.insert(Work::Message { peer: id, pair, number });
+            let request = WriteWorkRequest::new(buffer, remote).immediate(immediate(number));
+            let engine = &mut self.devices[it.ours].engine;
+            match engine.post(lane.channel, request, token.data().as_ffi()) {
+                Ok(()) => lane.in_flight += 1,
+                Err(error) => {
+                    match error.buffer {
+                        Some(_) => drop(messages.ended(number, false)),
+                        None => lane.in_flight += 1,
+                    }
+                    return self.not_posted(id, pair, token, &error);
+                }
+            }
         }
     }
 
@@ -216,10 +313,11 @@ impl Rails {
     pub(crate) fn fill(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.is_ready = false;
+        self.fill_messages(id);
         while let Some(peer) = self.peers.get_mut(id)
             && let Some(&transfer) = peer.queue.front()
         {
-            let Some((_, active)) = self.transfers.get_mut(transfer) else {
+            let Some((_, Task::Transfer(active))) = self.transfers.get_mut(transfer) else {
                 peer.queue.pop_front();
                 continue;
             };
@@ -252,7 +350,7 @@ impl Rails {
         now: Instant,
     ) -> bool {
         let token = self.works.insert(Work::Piece { transfer, peer: id, pair, piece });
-        let (Some(peer), Some((_, active))) =
+        let (Some(peer), Some((_, Task::Transfer(active)))) =
             (self.peers.get_mut(id), self.transfers.get_mut(transfer))
         else {
             return false;

@@ -2,6 +2,8 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{panic, thread};
 
 use super::huge_pages::HugePages;
 use crate::error::{Error, Result};
@@ -122,12 +124,75 @@ impl Allocation {
         Ok(pages)
     }
 
+    /// Brings the pages in, if it has pages of its own. `progress` is told the bytes that are in.
+    pub(super) fn populate(
+        &mut self,
+        verb: &'static str,
+        threads: usize,
+        progress: &(dyn Fn(usize) + Sync),
+    ) -> Result<()> {
+        /// The bytes of a part. It begins on a page of any size but 1 GiB, where it does not matter either.
+        const PART: usize = 64 << 20;
+        let Source::Pages { mapped } = self.source else { return Ok(()) };
+        let (parts, start) = (mapped.div_ceil(PART), self.data.as_ptr() as usize);
+        let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let work = || loop {
+            let offset = next.fetch_add(1, Ordering::Relaxed) * PART;
+            if offset >= mapped {
+                return Ok(());
+            }
+            let len = PART.min(mapped - offset);
+            // SAFETY: the part lies within our own pages, which nobody else uses meanwhile.
+            if let Err(errno) = unsafe { bring_in((start + offset) as *mut u8, len) } {
+                next.store(parts, Ordering::Relaxed); // the other threads stop
+                return Err(Error::with_reason(verb, errno, NO_PAGES));
+            }
+            progress(done.fetch_add(len, Ordering::Relaxed) + len);
+        };
+        thread::scope(|scope| {
+            let others: Vec<_> = (1..threads.min(parts)).map(|_| scope.spawn(work)).collect();
+            let own = work();
+            let results = others.into_iter().map(|thread| {
+                thread.join().unwrap_or_else(|payload| panic::resume_unwind(payload))
+            });
+            results.fold(own, Result::and)
+        })
+    }
+
     pub(super) fn data(&self) -> NonNull<u8> {
         self.data
     }
 }
 
 const NO_MEMORY: &str = "no memory for the region's buffer, of its size and alignment";
+
+const NO_PAGES: &str = "no memory for the region's pages, or not enough huge pages are free";
+
+/// Brings in the pages of writable memory, without a change to its contents.
+///
+/// # Safety
+///
+/// They are whole pages of a mapping, and nobody else uses them meanwhile.
+unsafe fn bring_in(start: *mut u8, len: usize) -> std::result::Result<(), i32> {
+    // SAFETY: the advice changes no contents.
+    if unsafe { libc::madvise(start.cast(), len, crate::linux::MADV_POPULATE_WRITE) } == 0 {
+        return Ok(());
+    }
+    match crate::ffi::errno() {
+        // Before Linux 5.14: a write to each page does the same.
+        libc::EINVAL => {
+            for page in (0..len).step_by(page_size()) {
+                // SAFETY: the byte is within the memory, which is initialised and which the caller lets us write.
+                unsafe {
+                    let byte = start.add(page);
+                    byte.write_volatile(byte.read_volatile());
+                }
+            }
+            Ok(())
+        }
+        errno => Err(errno),
+    }
+}
 
 /// Explains why the kernel gave no memory.
 #[cold]
@@ -180,6 +245,37 @@ mod tests {
             assert!(bytes.iter().all(|&b| b == 0), "{size} {align}");
             bytes.fill(0xaa);
         }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no madvise")]
+    fn pages_are_brought_in_and_progress_is_told() {
+        const SIZE: usize = (192 << 20) + 4096;
+        let mut memory = zeroed(SIZE, 64, true);
+        let told = std::sync::Mutex::new(Vec::new());
+        let resident = |memory: &Allocation| {
+            let mut pages = vec![0_u8; SIZE / page_size()];
+            // SAFETY: the memory is mapped, and there is a byte for each page.
+            let returned = unsafe {
+                libc::mincore(memory.data().as_ptr().cast(), SIZE, pages.as_mut_ptr().cast())
+            };
+            assert_eq!(returned, 0);
+            pages.iter().filter(|&&page| page & 1 == 1).count()
+        };
+        assert_eq!(resident(&memory), 0);
+        memory.populate("madvise", 2, &|bytes| told.lock().unwrap().push(bytes)).unwrap();
+        assert_eq!(resident(&memory), SIZE / page_size());
+        let mut told = told.into_inner().unwrap();
+        told.sort_unstable();
+        assert_eq!((told.len(), told[3]), (4, SIZE));
+        // SAFETY: the memory is of this size, and ours.
+        assert!(
+            unsafe { std::slice::from_raw_parts(memory.data().as_ptr(), SIZE) }
+                .iter()
+                .all(|&b| b == 0)
+        );
+        // Memory of the heap has no pages of its own.
+        zeroed(100, 64, false).populate("madvise", 2, &|_| panic!()).unwrap();
     }
 
     #[test]

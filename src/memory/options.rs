@@ -158,7 +158,7 @@ impl RegionOptions {
     }
 
     /// The access as it was asked for.
-    pub(super) fn flags(self) -> AccessFlags {
+    pub const fn flags(self) -> AccessFlags {
         self.access
     }
 

@@ -89,7 +89,7 @@ impl<'pd, M: Allocated> Region<'pd, M> {
     ) -> Result<Self> {
         check_access(VERB, &domain, options.flags())?;
         let memory = options.allocate::<M::Item>(VERB, len)?;
-        Self::register_buffer(domain, RegionBuffer::new(memory, len).into(), options)
+        Self::register_buffer(domain, RegionBuffer::of(memory, len).into(), options)
     }
 
     /// Registers memory that was allocated.

@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::domain::ProtectionDomain;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::hooks::{Hooks, hooks};
 
 /// How much memory this process has pinned for devices, and how much the kernel lets it pin.
@@ -68,7 +68,19 @@ impl PinnedMemory {
         }
     }
 
-    /// If a registration was refused because of this limit, an error that says so.
+    /// Checks that the kernel would let this process pin so many bytes more for a device: before memory is brought in,
+    /// which takes long, and pinned.
+    ///
+    /// What several devices pin of the same memory counts once for each: ask for the sum.
+    ///
+    /// # Errors
+    ///
+    ///  - `ENOMEM`: they are more than [`room`](Self::room). The error names both numbers.
+    pub fn check(domain: &ProtectionDomain<'_>, bytes: usize) -> Result<()> {
+        Self::refusal("ibv_reg_mr", domain, bytes).map_or(Ok(()), Err)
+    }
+
+    /// If a registration is refused because of this limit, an error that says so.
     #[cold]
     pub(super) fn refusal(
         verb: &'static str,

@@ -1,20 +1,23 @@
-//! The memory of a region that was deregistered.
+//! The memory of a region while it is not registered.
 
 use std::marker::PhantomData;
+use std::num::NonZero;
 use std::ops::{Deref, DerefMut};
 use std::slice;
 
 use super::allocation::Allocation;
+use super::options::RegionOptions;
 use super::scatter_gather::Element;
+use crate::error::Result;
 
 use crate::debug::debug;
 
-/// The memory of a region after its deregistration: the same bytes at the same address, without a copy. It
-/// derefs to `[T]`, and is freed when it is dropped.
+/// The memory of a region before its registration or after its deregistration: the same bytes at the same address,
+/// without a copy. It derefs to `[T]`, and is freed when it is dropped.
 ///
-/// [`MemoryRegion::into_inner`](crate::MemoryRegion::into_inner) and
-/// [`SharedMemoryRegion::into_inner`](crate::SharedMemoryRegion::into_inner) return it. It has no lifetime, so it
-/// can outlive the domain and the context.
+/// [`from_buffer`](crate::SharedMemoryRegion::from_buffer) registers it, and
+/// [`into_inner`](crate::SharedMemoryRegion::into_inner) returns it. It has no lifetime, so it can outlive the domain
+/// and the context.
 pub struct RegionBuffer<T> {
     memory: Allocation,
     len: usize,
@@ -22,9 +25,40 @@ pub struct RegionBuffer<T> {
 }
 
 impl<T: Element> RegionBuffer<T> {
-    /// The memory is aligned for `T`, has `len` initialised elements, and no device knows it any more.
-    pub(super) fn new(memory: Allocation, len: usize) -> Self {
+    /// Allocates `len` zeroed elements as the options say, whose access does not matter here.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it would be empty, or longer than memory, or the options contradict each other.
+    ///  - `EOPNOTSUPP`: the machine does not have such huge pages.
+    ///  - `ENOMEM`: no memory, or not enough huge pages set aside.
+    pub fn new(len: usize, options: impl Into<RegionOptions>) -> Result<Self> {
+        let memory = options.into().allocate::<T>("ibv_reg_mr", len)?;
+        Ok(Self::of(memory, len))
+    }
+
+    /// The memory is aligned for `T`, has `len` initialised elements, and no device knows it.
+    pub(super) fn of(memory: Allocation, len: usize) -> Self {
         Self { memory, len, elements: PhantomData }
+    }
+
+    /// `madvise(MADV_POPULATE_WRITE)`: brings all pages in, on several threads, so that its registration has only to pin
+    /// them. A region of many GB is registered several times sooner.
+    ///
+    /// After each part, `progress` is called with the number of bytes that are in, by any of the threads. Memory of
+    /// less than 1 MiB has no pages of its own; nothing is done about it.
+    ///
+    /// # Errors
+    ///
+    ///  - `ENOMEM`: no memory is left, or not enough huge pages.
+    ///  - `EFAULT`: huge pages that were set aside are gone.
+    #[doc(alias = "MADV_POPULATE_WRITE")]
+    pub fn populate(
+        &mut self,
+        threads: NonZero<usize>,
+        progress: impl Fn(usize) + Sync,
+    ) -> Result<()> {
+        self.memory.populate("madvise", threads.get(), &progress)
     }
 
     /// Its address, and the number of its elements.

@@ -102,6 +102,41 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
         Self::allocate(domain.into(), len, options.into())
     }
 
+    /// `ibv_reg_mr`: registers memory that was allocated before, which [`RegionBuffer::populate`] may have brought in.
+    /// Of the options, the access and the address by which peers name the memory count.
+    ///
+    /// ```
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
+    /// use ibverbs::{AccessFlags, RegionBuffer, SharedMemoryRegion};
+    ///
+    /// # let context = ibverbs::open("rxe0")?;
+    /// let domain = context.alloc_pd()?;
+    /// let mut buffer = RegionBuffer::<u8>::new(64 << 20, AccessFlags::REMOTE_READ)?;
+    /// let threads = std::thread::available_parallelism().unwrap();
+    /// buffer.populate(threads, |bytes| println!("{bytes} bytes are in memory"))?;
+    /// buffer[0] = 17;
+    /// let region = SharedMemoryRegion::from_buffer(&domain, buffer, AccessFlags::REMOTE_READ)?;
+    /// # Ok::<(), ibverbs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The memory is then freed.
+    ///
+    ///  - `EINVAL`: the memory is longer than the device allows, or the options contradict each other, or do not fit the
+    ///    memory's address.
+    ///  - `EOPNOTSUPP`: the device does not have that access.
+    ///  - `ENOMEM`: no region left on the device, or `RLIMIT_MEMLOCK` is too low.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn from_buffer(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        buffer: RegionBuffer<T>,
+        options: impl Into<RegionOptions>,
+    ) -> Result<Self> {
+        Self::register_buffer(domain.into(), buffer.into(), options.into())
+    }
+
     /// `ibv_reg_mr`: registers the same memory in another protection domain, such as that of another device. The memory
     /// is freed when the last of its regions is deregistered.
     ///

@@ -1,5 +1,6 @@
 //! Rails on a network in virtual time: speed, failures, and what returns.
 
+mod messages;
 mod support;
 
 use std::time::Duration;

@@ -124,7 +124,7 @@ impl World {
     fn connect(&mut self) {
         let [one, two] = Pipe::pair();
         let [a, b] = &mut self.sides;
-        self.peers = [a.connect_over(one), b.accept_over(two)];
+        self.peers = [a.connect_over(one).unwrap(), b.accept_over(two).unwrap()];
         self.until(Duration::from_secs(60), |world| {
             world
                 .events
@@ -166,6 +166,15 @@ impl World {
             _ => None,
         });
         ended.collect()
+    }
+
+    /// The messages that a side has got.
+    pub(crate) fn messages(&self, side: usize) -> Vec<&[u8]> {
+        let messages = self.events[side].iter().filter_map(|event| match event {
+            Event::Message { bytes, .. } => Some(bytes.as_slice()),
+            _ => None,
+        });
+        messages.collect()
     }
 
     pub(crate) fn notified(&self) -> Vec<u16> {

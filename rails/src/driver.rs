@@ -1,0 +1,383 @@
+//! Rails of an asynchronous program: handles for its tasks, and the driver that has the rails.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::future::poll_fn;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Instant;
+
+use futures_channel::{mpsc, oneshot};
+use futures_core::Stream;
+
+use crate::control::ControlStream;
+use crate::error::{RailsError, Result};
+use crate::rails::{Event, PeerId, Rails, TransferId};
+use crate::transfer::Transfer;
+
+/// [`Rails`] for the tasks of an asynchronous program, on any runtime. Clones are handles to the same rails.
+///
+/// The rails themselves belong to a [`RailsDriver`], which one task runs. What a handle asks for is done there, so no
+/// lock is held over it.
+///
+/// ```
+/// # use std::time::{Duration, Instant};
+/// use std::io;
+///
+/// use ibverbs_rails::{AsyncRails, Rails, RailsDriver, Result};
+/// use tokio::io::unix::AsyncFd;
+///
+/// /// Runs the driver on tokio.
+/// async fn drive(driver: RailsDriver) -> Result<Rails> {
+///     # #[allow(deprecated)] // for its successor, which is unsafe, and with an `OwnedFd` the same
+///     let file = AsyncFd::new(driver.descriptor()?)?;
+///     let readable = move |cx: &mut std::task::Context<'_>| file.poll_read_ready(cx).map_ok(|mut it| it.clear_ready());
+///     driver.run(readable).await
+/// }
+///
+/// # let rail = ibverbs_software::Device::builder().name("rail0").build().unwrap();
+/// # rail.register();
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+/// # runtime.block_on(async {
+/// let (rails, driver) = AsyncRails::new(Rails::builder().device("rail0").build()?);
+/// tokio::spawn(drive(driver));
+/// # let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+/// # let address = listener.local_addr()?;
+/// # std::thread::spawn(move || {
+/// #     let mut rails = Rails::builder().device("rail0").build().unwrap();
+/// #     let deadline = Instant::now() + Duration::from_secs(60);
+/// #     let peer = rails.accept(&listener, deadline).unwrap();
+/// #     rails.send(peer, *b"hello").unwrap();
+/// #     let _ = rails.receive(peer, deadline);
+/// # });
+/// let stream = tokio::net::TcpStream::connect(address).await?.into_std()?;
+/// let peer = rails.connect_over(stream).await?;
+/// rails.send(peer, *b"hello").await?;
+/// println!("{:?}", rails.receive(peer).await?);
+/// # Ok::<(), ibverbs_rails::RailsError>(())
+/// # }).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct AsyncRails {
+    calls: mpsc::UnboundedSender<Call>,
+    shared: Arc<Mutex<Shared>>,
+}
+
+/// Has the [`Rails`] of [`AsyncRails`], and does what its handles ask for.
+#[must_use = "it does nothing unless it is run"]
+#[derive(Debug)]
+pub struct RailsDriver {
+    rails: Rails,
+    calls: mpsc::UnboundedReceiver<Call>,
+    answers: Answers,
+    shared: Ends,
+}
+
+/// What tasks wait for.
+#[derive(Default, Debug)]
+struct Answers {
+    ends: HashMap<TransferId, oneshot::Sender<Result<()>>>,
+    connections: HashMap<PeerId, oneshot::Sender<Result<PeerId>>>,
+}
+
+/// What a handle asks for.
+type Call = Box<dyn FnOnce(&mut Rails, &mut Answers) + Send>;
+
+/// The events that no answer is for.
+#[derive(Default, Debug)]
+struct Shared {
+    events: VecDeque<Event>,
+    peers: HashSet<PeerId>,
+    waiting: Vec<Waker>,
+    has_ended: bool,
+}
+
+/// The driver's, which says so when it ends.
+#[derive(Debug)]
+struct Ends(Arc<Mutex<Shared>>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let mut shared = lock(&self.0);
+        shared.has_ended = true;
+        let waiting = std::mem::take(&mut shared.waiting);
+        drop(shared);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl AsyncRails {
+    /// A handle, and the driver that is to be [run](RailsDriver::run).
+    pub fn new(rails: Rails) -> (Self, RailsDriver) {
+        let (sender, calls) = mpsc::unbounded();
+        let shared = Arc::<Mutex<Shared>>::default();
+        let handle = Self { calls: sender, shared: shared.clone() };
+        let (answers, shared) = (Answers::default(), Ends(shared));
+        let mut driver = RailsDriver { rails, calls, answers, shared };
+        driver.give_events(true);
+        (handle, driver)
+    }
+
+    /// Does something with the rails, such as to [allocate](Rails::allocate) memory. The driver waits for it.
+    ///
+    /// # Errors
+    ///
+    ///  - [`Control`](RailsError::Control): the driver has ended.
+    pub async fn with<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut Rails) -> T + Send + 'static,
+    ) -> Result<T> {
+        self.ask(|rails, _, sender| drop(sender.send(call(rails)))).await
+    }
+
+    /// [`Rails::post`] and the transfer's end. Dropping the future does not end the transfer, which is posted when the
+    /// future is first polled.
+    ///
+    /// # Errors
+    ///
+    ///  - Those of [`Rails::post`] and [`Rails::wait`].
+    ///  - [`Control`](RailsError::Control): the driver has ended.
+    pub async fn transfer(&self, peer: PeerId, transfer: Transfer) -> Result<()> {
+        self.ask(move |rails, answers, sender| answers.end(rails.post(peer, transfer), sender))
+            .await?
+    }
+
+    /// [`Rails::send`] and the message's end. Messages are sent in the order in which the futures are first polled;
+    /// dropping one then does not call its message back.
+    ///
+    /// # Errors
+    ///
+    ///  - Those of [`Rails::send`] and [`Rails::wait`].
+    ///  - [`Control`](RailsError::Control): the driver has ended.
+    pub async fn send(&self, peer: PeerId, message: impl Into<Vec<u8>>) -> Result<()> {
+        let message = message.into();
+        self.ask(move |rails, answers, sender| answers.end(rails.send(peer, message), sender))
+            .await?
+    }
+
+    /// [`Rails::connect_over`], and the connection's result.
+    ///
+    /// # Errors
+    ///
+    ///  - Those of [`Rails::connect`].
+    ///  - [`Control`](RailsError::Control): the driver has ended.
+    pub async fn connect_over(&self, stream: impl ControlStream + 'static) -> Result<PeerId> {
+        self.ask(|rails, answers, sender| answers.connection(rails.connect_over(stream), sender))
+            .await?
+    }
+
+    /// [`Rails::accept_over`], and the connection's result.
+    ///
+    /// # Errors
+    ///
+    ///  - Those of [`Rails::accept`].
+    ///  - [`Control`](RailsError::Control): the driver has ended.
+    pub async fn accept_over(&self, stream: impl ControlStream + 'static) -> Result<PeerId> {
+        self.ask(|rails, answers, sender| answers.connection(rails.accept_over(stream), sender))
+            .await?
+    }
+
+    /// The next event that no other future of these handles waits for: not those of the transfers, messages and
+    /// connections that they began. Dropping the future loses no event.
+    ///
+    /// # Errors
+    ///
+    ///  - [`Control`](RailsError::Control): the driver has ended, and no event is left.
+    pub async fn next_event(&self) -> Result<Event> {
+        self.event(None, |_| true).await?.ok_or_else(ended)
+    }
+
+    /// The next message of a peer. Dropping the future loses none.
+    ///
+    /// # Errors
+    ///
+    ///  - [`UnknownPeer`](RailsError::UnknownPeer): the peer is gone, and no message of it is left. Its
+    ///    [`Disconnected`](Event::Disconnected) stays to be asked for.
+    ///  - [`Control`](RailsError::Control): the driver has ended, and no message is left.
+    pub async fn receive(&self, peer: PeerId) -> Result<Vec<u8>> {
+        let is_it = |event: &Event| matches!(event, Event::Message { peer: of, .. } if *of == peer);
+        match self.event(Some(peer), is_it).await? {
+            Some(Event::Message { bytes, .. }) => Ok(bytes),
+            _ => Err(RailsError::UnknownPeer),
+        }
+    }
+
+    /// The next such event; `None` if it is of a peer's that is gone.
+    async fn event(
+        &self,
+        of: Option<PeerId>,
+        is_it: impl Fn(&Event) -> bool,
+    ) -> Result<Option<Event>> {
+        let event = poll_fn(|cx| {
+            let mut shared = lock(&self.shared);
+            if let Some(place) = shared.events.iter().position(&is_it) {
+                return Poll::Ready(Ok(shared.events.remove(place)));
+            }
+            if shared.has_ended {
+                return Poll::Ready(Err(ended()));
+            }
+            if of.is_some_and(|peer| !shared.peers.contains(&peer)) {
+                return Poll::Ready(Ok(None));
+            }
+            if !shared.waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+                shared.waiting.push(cx.waker().clone());
+            }
+            Poll::Pending
+        });
+        let event = event.await?;
+        if let Some(Event::Message { peer, .. }) = event {
+            // If the driver has ended, the peer is gone.
+            let _ = self.calls.unbounded_send(Box::new(move |rails, _| rails.message_taken(peer)));
+        }
+        Ok(event)
+    }
+
+    async fn ask<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut Rails, &mut Answers, oneshot::Sender<T>) + Send + 'static,
+    ) -> Result<T> {
+        let (sender, receiver) = oneshot::channel();
+        let call =
+            Box::new(|rails: &mut Rails, answers: &mut Answers| call(rails, answers, sender));
+        self.calls.unbounded_send(call).map_err(|_| ended())?;
+        receiver.await.map_err(|_| ended())
+    }
+}
+
+impl Answers {
+    fn end(&mut self, posted: Result<TransferId>, sender: oneshot::Sender<Result<()>>) {
+        match posted {
+            Ok(id) => drop(self.ends.insert(id, sender)),
+            Err(error) => drop(sender.send(Err(error))),
+        }
+    }
+
+    fn connection(&mut self, peer: Result<PeerId>, sender: oneshot::Sender<Result<PeerId>>) {
+        match peer {
+            Ok(peer) => drop(self.connections.insert(peer, sender)),
+            Err(error) => drop(sender.send(Err(error))),
+        }
+    }
+
+    /// Gives an event to the task that waits for it, or returns it.
+    fn give(&mut self, event: Event) -> Option<Event> {
+        match event {
+            Event::Ended { transfer, result, peer } => match self.ends.remove(&transfer) {
+                Some(sender) => drop(sender.send(result)),
+                None => return Some(Event::Ended { transfer, peer, result }),
+            },
+            Event::Connected(peer) => match self.connections.remove(&peer) {
+                Some(sender) => drop(sender.send(Ok(peer))),
+                None => return Some(event),
+            },
+            Event::Disconnected { peer, error } => match self.connections.remove(&peer) {
+                Some(sender) => drop(sender.send(Err(error))),
+                None => return Some(Event::Disconnected { peer, error }),
+            },
+            event => return Some(event),
+        }
+        None
+    }
+}
+
+impl RailsDriver {
+    /// The file that is readable when there is something to do. Only wait for it.
+    ///
+    /// # Errors
+    ///
+    /// The process has too many files open.
+    pub fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.rails.as_fd().try_clone_to_owned()
+    }
+
+    /// Does what the handles ask for, and what the rails have to do, until all handles are dropped. Then it returns the
+    /// rails; events that no handle has taken are lost.
+    ///
+    /// `poll_readable` waits for the [descriptor](Self::descriptor) as the runtime does it: it returns [`Poll::Ready`] if
+    /// that may have become readable since the last call, and otherwise has the task woken then.
+    ///
+    /// If it is dropped, the peers are gone, and all futures of the handles end.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Rails::arm`] and `poll_readable`.
+    pub async fn run<F>(mut self, mut poll_readable: F) -> Result<Rails>
+    where
+        F: FnMut(&mut Context<'_>) -> Poll<io::Result<()>>,
+    {
+        let mut is_armed = false;
+        poll_fn(|cx| self.poll_run(cx, &mut is_armed, &mut poll_readable)).await?;
+        Ok(self.rails)
+    }
+
+    fn poll_run<F>(
+        &mut self,
+        cx: &mut Context<'_>,
+        is_armed: &mut bool,
+        poll_readable: &mut F,
+    ) -> Poll<Result<()>>
+    where
+        F: FnMut(&mut Context<'_>) -> Poll<io::Result<()>>,
+    {
+        loop {
+            let (progress, peers) = (self.rails.progress, self.rails.changes);
+            let mut is_called = false;
+            while let Poll::Ready(call) = Pin::new(&mut self.calls).poll_next(cx) {
+                // Without a handle there is no future that waits.
+                let Some(call) = call else { return Poll::Ready(Ok(())) };
+                call(&mut self.rails, &mut self.answers);
+                is_called = true;
+            }
+            self.rails.turn(Instant::now());
+            self.give_events(peers != self.rails.changes);
+            if is_called || self.rails.progress != progress {
+                *is_armed = false;
+                break;
+            }
+            if *is_armed {
+                ready!(poll_readable(cx))?;
+                *is_armed = false;
+                break;
+            }
+            // A device that is gone has no events; its pairs fail when they are polled.
+            if let Err(error @ RailsError::Control(_)) = self.rails.arm() {
+                return Poll::Ready(Err(error));
+            }
+            *is_armed = true;
+        }
+        // Other tasks run first.
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Gives each event to whom it is for.
+    fn give_events(&mut self, has_other_peers: bool) {
+        if self.rails.events.is_empty() && !has_other_peers {
+            return;
+        }
+        let others: Vec<_> =
+            self.rails.events.drain(..).filter_map(|event| self.answers.give(event)).collect();
+        if others.is_empty() && !has_other_peers {
+            return;
+        }
+        let mut shared = lock(&self.shared.0);
+        shared.events.extend(others);
+        if has_other_peers {
+            shared.peers = self.rails.peers.keys().collect();
+        }
+        let waiting = std::mem::take(&mut shared.waiting);
+        drop(shared);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    // What it guards is whole at any time.
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn ended() -> RailsError {
+    RailsError::Control(io::Error::new(ErrorKind::BrokenPipe, "the driver of the rails has ended"))
+}

@@ -1,0 +1,79 @@
+//! Many peers at once, in real time.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs_rails::{Event, Rails};
+use ibverbs_software::Device;
+
+const THREADS: u8 = 8;
+const PER_THREAD: usize = 125;
+
+fn deadline() -> Instant {
+    Instant::now() + Duration::from_secs(600)
+}
+
+/// Rails of a device of their own each, all of which connect at the same time, and say their number.
+fn storm(address: SocketAddr, thread: u8) {
+    let rails = || Rails::builder().device("storm0").peers(1).longest_message(64).build().unwrap();
+    let connect = |mut rails: Rails| {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let peer = rails.connect_over(stream).unwrap();
+        (rails, peer, false)
+    };
+    let mut all: Vec<_> = (0..PER_THREAD).map(|_| connect(rails())).collect();
+    let until = deadline();
+    while all.iter().any(|(.., is_done)| !is_done) {
+        for (rails, peer, is_done) in &mut all {
+            rails.turn(Instant::now());
+            while let Some(event) = rails.next_event() {
+                match event {
+                    Event::Connected(_) => drop(rails.send(*peer, [thread]).unwrap()),
+                    Event::Ended { result, .. } => {
+                        result.unwrap();
+                        *is_done = true;
+                    }
+                    Event::RailUp { .. } => {}
+                    event => panic!("{event:?}"),
+                }
+            }
+        }
+        assert!(Instant::now() < until);
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_thousand_peers_at_once() {
+    let count = usize::from(THREADS) * PER_THREAD;
+    let device = Device::builder().name("storm0").build().unwrap();
+    device.register();
+    let hub = Rails::builder().device("storm0").peers(count as u32).longest_message(64);
+    let mut hub = hub.build().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let began = Instant::now();
+    let mut messages = vec![0; THREADS.into()];
+    let time = thread::scope(|scope| {
+        for number in 0..THREADS {
+            scope.spawn(move || storm(address, number));
+        }
+        for _ in 0..count {
+            hub.accept(&listener, deadline()).unwrap();
+        }
+        let time = began.elapsed();
+        while messages.iter().sum::<usize>() < count {
+            if let Event::Message { bytes, .. } = hub.wait_event(deadline()).unwrap() {
+                messages[usize::from(bytes[0])] += 1;
+            }
+        }
+        time
+    });
+    assert_eq!(messages, vec![PER_THREAD; THREADS.into()]);
+    println!(
+        "{count} peers were connected in {:.2} s, and each sent a message",
+        time.as_secs_f64()
+    );
+}
