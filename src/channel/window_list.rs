@@ -94,7 +94,7 @@ impl WindowList {
         let (len, pieces_each) = (self.requests.len(), limits.max_send_sge.max(1) as usize);
         if requests == 0 || requests > len || pieces_each * len > self.pieces.len() {
             let present = self.pieces.len().checked_div(len).unwrap_or(1);
-            return self.grow(requests.max(len), pieces_each.max(present));
+            return self.grow(requests, pieces_each.max(present));
         }
         Ok(())
     }
@@ -107,7 +107,8 @@ impl WindowList {
             let (count, most) = (requests as u64, MAX_WINDOW as u64);
             return Err(Error::out_of_range("ibv_post_send", what, count, 1, most));
         }
-        let len = requests.next_power_of_two();
+        // No more than a window can have: a list that is longer would be found long enough.
+        let len = requests.next_power_of_two().min(MAX_WINDOW).max(self.requests.len());
         let pieces = len.checked_mul(pieces_each).ok_or_else(no_memory)?;
         let more = (len - self.requests.len(), pieces.saturating_sub(self.pieces.len()));
         let reserved = self.requests.try_reserve_exact(more.0);
@@ -275,6 +276,61 @@ impl Window<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn limits(max_send_sge: u32) -> Limits {
+        let (reliable, private_reads) = (true, true);
+        Limits { max_send_sge, max_recv_sge: 1, max_inline_data: 0, reliable, private_reads }
+    }
+
+    /// Checks that there are so many requests, each with as many pieces of its own, and each of which leads to the next.
+    #[track_caller]
+    fn check(list: &WindowList, len: usize, pieces_each: usize) {
+        assert_eq!((list.requests.len(), list.pieces.len()), (len, len * pieces_each));
+        for (index, request) in list.requests.iter().enumerate() {
+            assert_eq!(request.sg_list.cast_const(), &raw const list.pieces[index * pieces_each]);
+            assert_eq!(request.next.cast_const(), &raw const list.requests[(index + 1) % len]);
+        }
+    }
+
+    #[test]
+    fn a_list_grows_and_is_linked_anew() {
+        let mut list = WindowList::default();
+        for (requests, len) in [(1, 1), (3, 4), (2, 4), (5, 8), (MAX_WINDOW, MAX_WINDOW)] {
+            list.reserve(requests, &limits(3)).unwrap();
+            check(&list, len, 3);
+        }
+        for requests in [0, MAX_WINDOW + 1] {
+            assert_eq!(list.reserve(requests, &limits(3)).unwrap_err().errno(), libc::EINVAL);
+            check(&list, MAX_WINDOW, 3);
+        }
+    }
+
+    #[test]
+    fn a_shared_list_has_the_most_pieces_that_a_channel_can_have() {
+        let mut list = WindowList::default();
+        for (requests, max_send_sge, len, pieces_each) in [
+            (4, 0, 4, 1),
+            (4, 2, 4, 2),
+            (1, 5, 4, 5),
+            (4, 1, 4, 5),
+            (5, 1, 8, 5),
+            (MAX_WINDOW, 1, MAX_WINDOW, 5),
+            (1, 6, MAX_WINDOW, 6),
+        ] {
+            list.reserve_shared(requests, &limits(max_send_sge)).unwrap();
+            check(&list, len, pieces_each);
+        }
+    }
+
+    #[test]
+    fn a_list_for_which_there_is_no_memory_is_made_anew() {
+        let mut list = WindowList::default();
+        list.reserve(2, &limits(1)).unwrap();
+        let failed = list.reserve(MAX_WINDOW, &limits(u32::MAX));
+        assert_eq!(failed.unwrap_err().errno(), libc::ENOMEM);
+        list.reserve_shared(1, &limits(2)).unwrap();
+        check(&list, 1, 2);
+    }
 
     #[test]
     fn a_number_says_which_window_and_which_request() {
