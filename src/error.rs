@@ -410,6 +410,8 @@ mod tests {
         assert!(text.contains("RLIMIT_MEMLOCK may be 0"), "{text}");
         let text = Error::new("ibv_reg_dmabuf_mr", libc::EPROTONOSUPPORT).to_string();
         assert!(text.contains("older than Linux 5.12"), "{text}");
+        #[cfg(not(feature = "neigh"))]
+        assert!(Error::new("ibv_create_ah", libc::EIO).to_string().contains("feature neigh"));
         let text = Error::out_of_range("ibv_query_gid", "GID index", 9, 0, 3).to_string();
         assert_eq!(text, "ibv_query_gid: GID index is 9, and must be within 0..=3");
         let text = Error::invalid("ibv_modify_qp", "path_mtu is missing").to_string();

@@ -92,7 +92,7 @@ fn requests_occupy_places_and_name_regions() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let kind = Rc;
-    let prepared = domain.create_qp(&queue, &queue, kind).max_send_wr(4).max_recv_wr(4);
+    let prepared = domain.create_qp(&queue, &queue, kind).max_send_wr(6).max_recv_wr(4);
     let prepared = prepared.build().unwrap();
     let itself = prepared.endpoint();
     let mut pair = prepared.handshake(itself).unwrap();
@@ -143,26 +143,31 @@ fn requests_occupy_places_and_name_regions() {
     let mut memory = [0_u64];
     let start = memory.as_mut_ptr();
     let rights = Access::IBV_ACCESS_LOCAL_WRITE | Access::IBV_ACCESS_MW_BIND;
-    // It waits for the answer to a READ of nothing.
-    let mut request = ffi::ibv_send_wr {
-        opcode: ffi::ibv_wr_opcode::IBV_WR_BIND_MW,
-        send_flags: ffi::ibv_send_flags::IBV_SEND_FENCE.0,
-        ..Default::default()
-    };
-    let mut read =
-        ffi::ibv_send_wr { opcode: ffi::ibv_wr_opcode::IBV_WR_RDMA_READ, ..Default::default() };
-    // SAFETY: the memory lives longer than the region, and the objects are live when the request is posted.
-    unsafe {
-        let region = ffi::ibv_reg_mr(domain.as_raw(), start.cast(), 8, rights.0 as i32);
-        assert!(!region.is_null());
-        let bind = &mut request.__bindgen_anon_2.bind_mw;
-        (bind.mw, bind.rkey) = (window.as_raw(), ffi::ibv_inc_rkey(window.rkey()));
-        (bind.bind_info.mr, bind.bind_info.addr, bind.bind_info.length) = (region, start as u64, 8);
-        read.next = &mut request;
-        assert_eq!(ffi::ibv_post_send(pair.as_raw(), &mut read, &mut null_mut()), 0);
-        assert_eq!(ffi::ibv_dereg_mr(region), 0);
+    // Both are behind a READ of nothing, which has no answer yet. The first ends a binding, and was carried out; the second
+    // waits for the answer.
+    let fence = ffi::ibv_send_flags::IBV_SEND_FENCE.0;
+    for (send_flags, length, expected) in [(0, 0, 2), (fence, 8, 3)] {
+        let mut request = ffi::ibv_send_wr {
+            opcode: ffi::ibv_wr_opcode::IBV_WR_BIND_MW,
+            send_flags,
+            ..Default::default()
+        };
+        let mut read =
+            ffi::ibv_send_wr { opcode: ffi::ibv_wr_opcode::IBV_WR_RDMA_READ, ..Default::default() };
+        // SAFETY: the memory lives longer than the region, and the objects are live when the request is posted.
+        unsafe {
+            let region = ffi::ibv_reg_mr(domain.as_raw(), start.cast(), 8, rights.0 as i32);
+            assert!(!region.is_null());
+            let bind = &mut request.__bindgen_anon_2.bind_mw;
+            (bind.mw, bind.rkey) = (window.as_raw(), ffi::ibv_inc_rkey(window.rkey()));
+            bind.bind_info.mr = region;
+            (bind.bind_info.addr, bind.bind_info.length) = (start as u64, length);
+            read.next = &mut request;
+            assert_eq!(ffi::ibv_post_send(pair.as_raw(), &mut read, &mut null_mut()), 0);
+            assert_eq!(ffi::ibv_dereg_mr(region), 0);
+        }
+        assert_eq!(device.early_deregistrations(), expected, "of a window: flags {send_flags}");
     }
-    assert_eq!(device.early_deregistrations(), 3, "the request of a window names it");
     pair.close().unwrap();
     assert_eq!(device.outstanding(number), None);
 }

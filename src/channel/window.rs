@@ -189,11 +189,7 @@ impl<B> fmt::Display for WindowError<B> {
     }
 }
 
-impl<B> std::error::Error for WindowError<B> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.error.source()
-    }
-}
+impl<B> std::error::Error for WindowError<B> {}
 
 impl<B> From<WindowError<B>> for TransportError {
     /// Drops the buffers.

@@ -133,6 +133,8 @@ fn a_side_whose_handshake_fails_reads_the_verdict_of_the_peer() {
 fn an_error_says_everything_once() {
     use std::error::Error as _;
 
+    use ibverbs::ExchangeStage as Stage;
+
     let broken = || std::io::Error::from(std::io::ErrorKind::BrokenPipe);
     let address = "192.0.2.1:18515".parse().unwrap();
     for (error, reason) in [
@@ -142,6 +144,9 @@ fn an_error_says_everything_once() {
             ExchangeError::NoConnection { address, error: broken() },
             format!("192.0.2.1:18515: {}", broken()),
         ),
+        (ExchangeError::TimedOut(Stage::Stream), "waiting for a connection".to_owned()),
+        (ExchangeError::TimedOut(Stage::Addresses), "before it had sent its".to_owned()),
+        (ExchangeError::TimedOut(Stage::Peer), "before it had said that".to_owned()),
     ] {
         assert!(error.to_string().contains(&reason), "{error}");
         assert!(error.source().is_none(), "{error}");

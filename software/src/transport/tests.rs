@@ -2,6 +2,7 @@
 
 mod answers;
 mod forged;
+mod datagrams;
 mod long_queues;
 mod strict;
 mod waiting;

@@ -52,24 +52,15 @@ impl QueuePair {
         body: &[u8],
     ) {
         let mut reader = Reader(body);
-        let (Some(part), Some(deth)) = (Part::of(bth.opcode & !opcode::TRANSPORT), reader.deth())
-        else {
-            return;
+        let Some(deth) = reader.deth() else { return };
+        let extra = match bth.opcode & !opcode::TRANSPORT {
+            opcode::SEND_ONLY => Some(Extra::None),
+            opcode::SEND_ONLY_IMM => reader.immediate().map(Extra::Immediate),
+            _ => None,
         };
-        if part.write
-            || part.invalidate
-            || !(part.first && part.last)
-            || deth.qkey != self.attr.qkey
-        {
+        let Some(extra) = extra.filter(|_| deth.qkey == self.attr.qkey) else {
             core.counters.packets_unexpected += 1;
             return;
-        }
-        let extra = match part.immediate {
-            false => Extra::None,
-            true => match reader.immediate() {
-                Some(data) => Extra::Immediate(data),
-                None => return,
-            },
         };
         let payload = reader.rest();
         if payload.len() > self.mtu {
