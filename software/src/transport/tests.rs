@@ -1,8 +1,8 @@
 //! Two engines on a simulated wire and virtual time: lost, delayed, duplicated and forged packets.
 
 mod answers;
-mod forged;
 mod datagrams;
+mod forged;
 mod long_queues;
 mod strict;
 mod waiting;
