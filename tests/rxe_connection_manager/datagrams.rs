@@ -13,7 +13,7 @@ use ibverbs::{
 
 use crate::managed::{TIME, here};
 use crate::nothing_is_left;
-use crate::vm::{alone, completions, run, success};
+use crate::vm::{alone, completions, has_address_handles, run, success};
 
 /// The bytes before a datagram in its receive buffer.
 const ROUTE: usize = 40;
@@ -100,6 +100,9 @@ fn tool(command: &str) -> thread::JoinHandle<String> {
 
 #[test]
 fn ours_with_ours() {
+    if !has_address_handles() {
+        return;
+    }
     let _alone = alone("datagrams", 60);
     let mut listener = Listener::builder(here(0)).bind_datagram().unwrap();
     let address = listener.local_addr().unwrap();
@@ -178,6 +181,9 @@ fn a_queue_pair_that_is_connected_takes_no_datagrams() {
 /// `udaddy` answers each message.
 #[test]
 fn udaddy_answers_us() {
+    if !has_address_handles() {
+        return;
+    }
     let _alone = alone("udaddy answers", 120);
     let server = tool(&format!("udaddy -b {} -c 1 -C {MESSAGES} -S {LENGTH}", here(0).ip()));
     let mut tries = 0;
@@ -213,6 +219,9 @@ fn udaddy_answers_us() {
 /// `udaddy` asks for our queue pair, and expects an answer to each of its messages.
 #[test]
 fn we_answer_udaddy() {
+    if !has_address_handles() {
+        return;
+    }
     let _alone = alone("udaddy asks", 120);
     let mut listener = Listener::builder(here(7174)).bind_datagram().unwrap();
     let client = tool(&format!("udaddy -s {} -c 1 -C {MESSAGES} -S {LENGTH}", here(0).ip()));
@@ -284,6 +293,9 @@ fn tell_as_member(mut group: MulticastMembership) {
 
 #[test]
 fn a_group_hears_us() {
+    if !has_address_handles() {
+        return;
+    }
     let _alone = alone("multicast", 120);
     prepare_group();
     hear(tell);
@@ -293,6 +305,9 @@ fn a_group_hears_us() {
 /// A member that only sends. On RoCE the kernel asks no switch for the group's packets then.
 #[test]
 fn a_member_that_only_sends_is_heard() {
+    if !has_address_handles() {
+        return;
+    }
     let _alone = alone("send-only member", 120);
     prepare_group();
     hear(|| {
@@ -313,6 +328,9 @@ fn a_member_that_only_sends_is_heard() {
 /// librdmacm makes it leave the group only when its standard input ends, which is when all have arrived.
 #[test]
 fn we_hear_mckey() {
+    if !has_address_handles() {
+        return;
+    }
     let _alone = alone("mckey sends", 120);
     prepare_group();
     let folder = std::env::temp_dir();
@@ -353,6 +371,9 @@ int rdma_leave_multicast(void *id, void *address)
 
 #[test]
 fn mckey_hears_us() {
+    if !has_address_handles() {
+        return;
+    }
     let _alone = alone("mckey hears", 120);
     prepare_group();
     let listener = tool(&format!("mckey -m {GROUP} -b 10.77.0.2 -c 1 -C {MESSAGES} -S {LENGTH}"));

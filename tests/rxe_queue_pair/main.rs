@@ -13,7 +13,7 @@ mod transport;
 mod vm;
 
 use ibverbs::*;
-use vm::{completions, gid_index, success, with_rxe0};
+use vm::{completions, gid_index, has_address_handles, success, with_rxe0};
 
 fn builder<'a, T: Transport>(
     domain: &'a ProtectionDomain<'a>,

@@ -120,6 +120,9 @@ fn an_unreliable_connection_carries_what_it_can() {
 
 #[test]
 fn datagrams_go_where_each_says() {
+    if !has_address_handles() {
+        return;
+    }
     with_rxe0(|_, domain, queue| {
         let text = domain.allocate::<u8>(8).unwrap();
         let mut there = domain.allocate::<u8>(512).unwrap();

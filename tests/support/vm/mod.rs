@@ -57,6 +57,16 @@ pub fn kernel_release() -> (u32, u32) {
     (numbers.next().expect("a version"), numbers.next().expect("a version"))
 }
 
+/// Whether a datagram can be sent here. Before Linux 5.16 the provider needs feature `neigh` for the address handle, and the
+/// one that it does not make stays in the kernel, with its domain, for as long as the program runs.
+pub fn has_address_handles() -> bool {
+    let has = software().is_some() || kernel_release() >= (5, 16);
+    if !has {
+        println!("NOT CHECKED: datagrams, which take feature `neigh` before Linux 5.16");
+    }
+    has
+}
+
 /// The index of the GIDs of both devices that hold their IPv4 addresses.
 pub fn gid_index() -> u8 {
     if software().is_some() { 0 } else { 1 }
