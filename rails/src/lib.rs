@@ -7,8 +7,9 @@
 //! - [`RailMemory`] is one allocation with a key per device, registered on all of them in parallel.
 //! - A [`Transfer`] writes or reads any number of bytes. It is cut into pieces, and each piece goes to the pair that will
 //!   carry it first, as measured: a slow or shared rail gets less.
+//! - [Messages](Rails::send) arrive whole, once and in their order.
 //! - The peer learns that a [notified](Transfer::notify) write is complete, once, whatever the rails and their order.
-//! - **A rail that fails** costs no transfer: its pieces go over the others, and it comes back by itself. When the last
+//! - **A rail that fails** costs no transfer and no message: they go over the others, and it comes back by itself. When the last
 //!   one is gone, the error says why each went.
 //!
 //! ```no_run
@@ -24,8 +25,8 @@
 //! let listener = TcpListener::bind("[::]:18515")?;
 //! let deadline = Instant::now() + Duration::from_secs(60);
 //! let sender = rails.accept(&listener, deadline)?;
-//! # fn tell(_: ibverbs_rails::PeerId, _: ibverbs_rails::RemoteRailMemory) {}
-//! tell(sender, memory.remote()); // in a way of the program's
+//! # fn to_bytes(_: ibverbs_rails::RemoteRailMemory) -> Vec<u8> { Vec::new() }
+//! rails.send(sender, to_bytes(memory.remote()))?; // by serde, in a format of the program's
 //! while !matches!(rails.wait_event(deadline)?, Event::Notified { tag: 1, .. }) {}
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -33,7 +34,8 @@
 //! # Threads
 //!
 //! A `Rails` has one owner, and works when that calls it: the calls that wait, or [`Rails::turn`]. A peer that does not
-//! call gets no messages, and is asked again without end; its rails do not count as failed.
+//! call gets no messages, and is asked again without end; its rails do not count as failed. In an asynchronous program,
+//! tasks have [`AsyncRails`], and one of them runs the [`RailsDriver`].
 //!
 //! # Two sides
 //!

@@ -5,8 +5,8 @@ mod support;
 
 use std::time::Duration;
 
-use ibverbs::AccessFlags;
-use ibverbs_rails::{Event, RailMemory, RailsError, Transfer};
+use ibverbs::{AccessFlags, AckTimeout, MaxAckRetries};
+use ibverbs_rails::{Event, RailMemory, Rails, RailsBuilder, RailsError, Transfer};
 use ibverbs_software::Network;
 use support::World;
 
@@ -198,6 +198,117 @@ fn a_rail_that_dies_costs_no_transfer_and_returns() {
         world.step = Duration::from_micros(5);
         world.sides[0].post(peer, whole_write(&ours, &theirs).notify(8)).unwrap();
         world.until(SECOND, |world| world.ended() == [true, true] && world.notified() == [7, 8]);
+    }
+}
+
+/// Each rail dies before each of its packets. The transfer ends in its time, and two timeouts at most.
+#[test]
+fn a_rail_that_dies_at_any_packet_costs_no_transfer() {
+    const LEN: usize = 192 << 10;
+    // 2.1 ms per attempt, and two of them.
+    const TIMEOUT: Duration = Duration::from_micros(2 * 4096 * 512 / 1000);
+    let soon = |rails: RailsBuilder| {
+        let retries = MaxAckRetries::new(1).unwrap();
+        rails.ack_timeout(AckTimeout::new(9).unwrap()).max_ack_retries(retries)
+    };
+    let begin = |world: &mut World| {
+        let [ours, theirs] = memory(world, LEN);
+        world.sides[0].post(world.peers[0], whole_write(&ours, &theirs).notify(1)).unwrap();
+        theirs
+    };
+    let has_ended = |world: &World| world.ended() == [true] && !world.notified().is_empty();
+    let mut world = World::with(2, network(), soon);
+    begin(&mut world);
+    let healthy = world.until(SECOND, has_ended);
+    let mut longest = Duration::ZERO;
+    for rail in 0..2 {
+        // A packet takes more than a microsecond.
+        for at in 0..=healthy.as_micros() as u64 {
+            let mut world = World::with(2, network(), soon);
+            let theirs = begin(&mut world);
+            let began = world.network.now();
+            let dies_at = began + Duration::from_micros(at);
+            while world.network.now() < dies_at {
+                world.step = (dies_at - world.network.now()).min(Duration::from_micros(5));
+                world.step();
+            }
+            world.network.partition(&world.devices[0][rail], &world.devices[1][rail]);
+            world.step = Duration::from_micros(50);
+            world.until(SECOND, has_ended);
+            let lost = (world.network.now() - began).saturating_sub(healthy);
+            assert!(lost < 2 * TIMEOUT, "rail {rail} at {at}: {lost:?}");
+            longest = longest.max(lost);
+            assert_eq!(bytes(&theirs), pattern(LEN));
+            // No notification comes a second time.
+            let later = world.network.now() + 2 * TIMEOUT;
+            world.until(SECOND, |world| world.network.now() >= later);
+            assert_eq!(world.notified(), [1]);
+        }
+    }
+    println!("{} deaths, the longest loss of time {longest:?}", 2 * (healthy.as_micros() + 1));
+}
+
+#[test]
+fn all_rails_but_one_die() {
+    for lives in 0..4 {
+        let mut world = World::new(4, network());
+        let [ours, theirs] = memory(&world, 4 << 20);
+        let peer = world.peers[0];
+        world.sides[0].post(peer, whole_write(&ours, &theirs).notify(1)).unwrap();
+        for rail in (0..4).filter(|&rail| rail != lives) {
+            let at = world.network.now() + Duration::from_micros(100);
+            world.until(SECOND, |world| world.network.now() >= at);
+            world.network.partition(&world.devices[0][rail], &world.devices[1][rail]);
+        }
+        world.step = Duration::from_micros(500);
+        world.until(20 * SECOND, |world| world.ended() == [true] && world.notified() == [1]);
+        assert_eq!(bytes(&theirs), pattern(4 << 20));
+        let up: Vec<_> = (0..4).map(|rail| rail == lives).collect();
+        world.until(20 * SECOND, |world| world.sides[0].rails_up(peer) == up);
+        assert_eq!(world.notified(), [1]);
+        // The last one carries on alone.
+        world.sides[0].post(peer, whole_write(&ours, &theirs).notify(2)).unwrap();
+        world.until(20 * SECOND, |world| world.notified() == [1, 2]);
+    }
+}
+
+#[test]
+fn two_queue_pairs_per_pair_carry_and_fail_together() {
+    let mut world = World::with(2, network(), |rails| rails.queue_pairs(2));
+    let [ours, theirs] = memory(&world, 4 << 20);
+    let peer = world.peers[0];
+    let queue_pairs = |world: &World| -> u32 {
+        world.devices[0].iter().map(|device| device.live_objects().queue_pairs).sum()
+    };
+    assert_eq!(queue_pairs(&world), 4);
+    world.sides[0].post(peer, whole_write(&ours, &theirs).notify(1)).unwrap();
+    world.until(SECOND, |world| world.ended() == [true] && world.notified() == [1]);
+    assert_eq!(bytes(&theirs), pattern(4 << 20));
+    theirs.write(0, &vec![0; 4 << 20]).unwrap();
+    world.sides[0].post(peer, whole_write(&ours, &theirs).notify(2)).unwrap();
+    world.network.partition(&world.devices[0][0], &world.devices[1][0]);
+    world.step = Duration::from_micros(500);
+    world.until(20 * SECOND, |world| world.notified() == [1, 2]);
+    assert_eq!(bytes(&theirs), pattern(4 << 20));
+    world.until(SECOND, |world| world.sides[0].rails_up(peer) == [false, true]);
+    assert_eq!(queue_pairs(&world), 2);
+    // A side with another number is refused, and both say so.
+    let [one, other] = [2, 3].map(|number| Rails::builder().queue_pairs(number));
+    let [one, other] =
+        [one.device(world.devices[0][1].name()), other.device(world.devices[1][1].name())];
+    let (mut one, mut other) = (one.build().unwrap(), other.build().unwrap());
+    let [near, far] = support::Pipe::pair();
+    (one.connect_over(near).unwrap(), other.accept_over(far).unwrap());
+    for _ in 0..3 {
+        one.turn(world.now());
+        other.turn(world.now());
+    }
+    for side in [&mut one, &mut other] {
+        let Some(Event::Disconnected { error: RailsError::Refused(why), .. }) = side.next_event()
+        else {
+            panic!("it is refused")
+        };
+        assert!(why.contains("queue pairs per pair of devices"), "{why}");
     }
 }
 
