@@ -236,7 +236,8 @@ impl Threaded {
         self.polls.fetch_add(1, Ordering::Relaxed);
         let received = match self.receiver.try_lock() {
             Ok(mut receiver) => {
-                let holds = self.inbox.polled.load(Ordering::Relaxed);
+                let holds = self.inbox.polled.load(Ordering::Relaxed)
+                    || self.stood_in.load(Ordering::Relaxed);
                 self.receive_for_program(shared, &mut receiver, holds)
             }
             Err(_) => 0,
@@ -274,7 +275,8 @@ impl Threaded {
                 let mut files: Vec<_> = sources.sockets().chain(self.bell_files()).collect();
                 if wait(&mut files, Some(PAUSE)) {
                     let mut receiver = self.receiver();
-                    receiver.attend(&self.rung());
+                    let rings = files.last().is_some_and(|bells| bells.revents != 0);
+                    receiver.attend(&if rings { self.rung() } else { Vec::new() });
                     receiver.expect_datagrams();
                     drop(receiver);
                     // This may have heard a bell that was for the thread.
