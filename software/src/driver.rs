@@ -165,11 +165,12 @@ impl Driver {
         }
     }
 
-    /// The device's thread looks what there is to do.
+    /// What wakes the device's thread.
     #[cfg(test)]
-    pub(crate) fn wake_thread(&self) {
-        if let Self::Thread(threaded) = self {
-            threaded.waker.wake();
+    pub(crate) fn waker(&self) -> &Waker {
+        match self {
+            Self::Thread(threaded) => &threaded.waker,
+            Self::Network(_) => panic!("it has no thread"),
         }
     }
 

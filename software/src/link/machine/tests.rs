@@ -373,7 +373,7 @@ fn who_stands_in_is_rung_again() {
         // Also if a packet waits for ever: the scope waits for the thread.
         let _end = Put(file);
         for packets in 1..=1000 {
-            guest.device.shared().driver().wake_thread();
+            guest.device.shared().driver().waker().wake();
             guest.send();
             guest.wait_for(packets);
         }
@@ -387,6 +387,15 @@ impl Drop for Put {
     fn drop(&mut self) {
         events::put(self.0, &Record::completion(0));
     }
+}
+
+/// Else it would never sleep again.
+#[test]
+fn the_thread_hears_a_wake_up_once() {
+    let device = Device::new().unwrap();
+    let waker = device.shared().driver().waker();
+    waker.wake();
+    wait_until(|| !wait(&mut [wait_for(waker.fd())], Some(Duration::ZERO)));
 }
 
 /// While one thread stands in and leaves, others may wait for the events of other queues.
