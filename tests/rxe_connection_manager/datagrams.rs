@@ -141,7 +141,12 @@ fn ours_with_ours() {
                 assert!(one.join().unwrap().to_string().contains("is 181"));
                 continue;
             }
-            let request = listener.next_until(Instant::now() + TIME).unwrap();
+            let request = if refuse {
+                listener.next_until(Instant::now() + TIME).unwrap()
+            } else {
+                let mut tries = std::iter::repeat_with(|| listener.try_next().unwrap());
+                tries.find_map(|request| request).unwrap()
+            };
             if refuse {
                 request.reject(b"no").unwrap();
                 let error = one.join().unwrap();
