@@ -253,6 +253,19 @@ mod tests {
         assert_eq!(io::Error::from(rejected(28)).kind(), io::ErrorKind::ConnectionRefused);
     }
 
+    /// Of a peer that cannot be reached, the number is a status of InfiniBand if it is above 0.
+    #[test]
+    fn only_numbers_of_the_system_are_errno_values() {
+        let errno = |error: ConnectionError| error.raw_os_error();
+        for error in [ConnectionError::NoAddress, ConnectionError::NoRoute, ConnectionError::Failed]
+        {
+            assert_eq!([error(-5), error(5), error(0)].map(errno), [Some(5), Some(5), None]);
+        }
+        let unreachable = [-5, 0, 5].map(ConnectionError::Unreachable);
+        assert_eq!(unreachable.map(errno), [Some(5), None, None]);
+        assert_eq!(errno(rejected(-5)), None);
+    }
+
     #[test]
     fn only_the_end_of_a_wait_is_a_timeout() {
         let wait = Error::new(super::super::WAIT, libc::ETIMEDOUT);
