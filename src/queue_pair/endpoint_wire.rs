@@ -258,6 +258,22 @@ mod tests {
     }
 
     #[test]
+    fn too_many_gids_are_refused_by_their_number() {
+        let text = serde_json::to_string(&endpoint()).unwrap();
+        let (start, end) = (text.find("[{").unwrap(), text.rfind("}]").unwrap() + 2);
+        let one = &text[start + 1..text.find("]}").unwrap() + 2];
+        let with = |count| {
+            let text =
+                format!("{}[{}]{}", &text[..start], vec![one; count].join(","), &text[end..]);
+            serde_json::from_str::<QueuePairEndpoint>(&text)
+        };
+        assert!(with(MAX_GIDS).is_ok());
+        let error = with(MAX_GIDS + 1).unwrap_err().to_string();
+        let expected = format!("length {}, expected a list of at most {MAX_GIDS}", MAX_GIDS + 1);
+        assert!(error.contains(&expected), "{error}");
+    }
+
+    #[test]
     fn a_credit_word_makes_it_version_two() {
         let word = RemoteMemoryRegion::new(0x1122_3344_5566_7788, 8, 0x99aa_bbcc).unwrap();
         let with = endpoint().with_credit_word(word);
