@@ -404,12 +404,26 @@ mod tests {
 
     #[test]
     fn display_says_what_and_what_to_do() {
-        let text = Error::new("ibv_reg_mr", libc::ENOMEM).to_string();
-        assert!(text.starts_with("ibv_reg_mr: ") && text.contains("RLIMIT_MEMLOCK"), "{text}");
-        let text = Error::new("ibv_reg_mr", libc::EPERM).to_string();
-        assert!(text.contains("RLIMIT_MEMLOCK may be 0"), "{text}");
-        let text = Error::new("ibv_reg_dmabuf_mr", libc::EPROTONOSUPPORT).to_string();
-        assert!(text.contains("older than Linux 5.12"), "{text}");
+        for (verb, errno, part) in [
+            ("ibv_reg_mr", libc::ENOMEM, "RLIMIT_MEMLOCK may be too low"),
+            ("ibv_reg_mr", libc::EPERM, "RLIMIT_MEMLOCK may be 0"),
+            ("ibv_rereg_mr", libc::EFAULT, "is not mapped"),
+            ("ibv_dereg_mr", libc::EBUSY, "a memory window is still bound"),
+            ("ibv_post_recv", libc::EINVAL, "is in RESET"),
+            ("ibv_create_cq", libc::ENOMEM, "has none left"),
+            ("ibv_open_device", libc::EACCES, "/dev/infiniband"),
+            ("ibv_get_device_list", libc::ENOSYS, "ib_uverbs"),
+            ("ibv_alloc_mw", libc::EOPNOTSUPP, "Linux 5.14"),
+            ("ibv_reg_dmabuf_mr", libc::EPROTONOSUPPORT, "older than Linux 5.12"),
+            ("ibv_alloc_dmah", libc::EOPNOTSUPP, "older than Linux 6.17"),
+            ("ibv_open_device", libc::EMFILE, "RLIMIT_NOFILE"),
+            ("ibv_open_device", libc::ENFILE, "fs.file-max"),
+            ("ibv_create_qp", libc::EAGAIN, "rdma.max"),
+            ("ibv_query_qp", libc::EIO, "the device may be gone"),
+        ] {
+            let text = Error::new(verb, errno).to_string();
+            assert!(text.starts_with(&format!("{verb}: ")) && text.contains(part), "{text}");
+        }
         #[cfg(not(feature = "neigh"))]
         assert!(Error::new("ibv_create_ah", libc::EIO).to_string().contains("feature neigh"));
         let text = Error::out_of_range("ibv_query_gid", "GID index", 9, 0, 3).to_string();
