@@ -146,3 +146,15 @@ impl ConnectionSettings {
         self
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_of_peers_are_added() {
+        let settings = ConnectionSettings::new().access(AccessFlags::REMOTE_ATOMIC);
+        let all = AccessFlags::REMOTE_ATOMIC | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
+        assert_eq!(settings.allow_remote_rw().access, all);
+    }
+}
