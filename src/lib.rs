@@ -68,8 +68,8 @@ pub use channel::{
     AnyBuffer, CancelHandle, Channel, ChannelBuilder, ChannelClosed, ChannelId, ChannelSet,
     ChannelUntil, Ended, IntoReceive, IntoSend, Loop, LoopBuffer, OperationError, OwnedBuffer,
     OwnedResult, OwnedWork, PeerResults, PendingWork, PreparedChannel, Scope, ScopeError,
-    ScopedPendingWork, ScopedWindow, SetScope, SharedReceives, TransportError, TransportResult,
-    WindowError, WindowRequests, WorkRequest,
+    ScopedPendingWork, ScopedWindow, SetScope, TransportError, TransportResult, WindowError,
+    WindowRequests, WorkRequest,
 };
 pub use completion::{
     CompletionChannel, CompletionEvent, CompletionFields, CompletionQueue, CompletionQueueBuilder,
@@ -123,9 +123,8 @@ pub use flow::{
 };
 #[cfg(feature = "async")]
 pub use many::{
-    AsyncChannel, AsyncConnect, AsyncOperation, AsyncReceive, AsyncSharedReceive, AsyncShutdown,
-    Local, Locked, LoopChannel, LoopOperation, LoopReactor, LoopReceive, PreparedAsyncChannel,
-    Reactor, ReactorRun, Share,
+    AsyncChannel, AsyncOperation, AsyncReceive, Local, Locked, PreparedAsyncChannel, Reactor,
+    Share, SharedReceives,
 };
 #[cfg(feature = "channel")]
 pub use many::{BufferPool, PooledBuffer, SharedMemoryRange};

@@ -5,12 +5,12 @@
 #[cfg(all(test, ibverbs_loom))]
 pub(crate) use loom::sync::{
     Condvar, Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 #[cfg(not(all(test, ibverbs_loom)))]
 pub(crate) use std::sync::{
     Condvar, Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
 /// Runs `threads` on what `new` returns, in every order, and `check` after each run. Returns the number of runs.

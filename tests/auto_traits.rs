@@ -84,12 +84,12 @@ fn futures_cross_threads() {
     send_and_sync::<AsyncReceive>();
     send_and_sync::<AsyncSharedReceive<PooledBuffer>>();
     send_and_sync::<AsyncShutdown>();
-    send_and_sync::<LoopReactor<Locked<PooledBuffer>>>();
-    send_and_sync::<LoopChannel<Locked<AnyBuffer>>>();
-    send_and_sync::<LoopOperation<'_, SendWorkRequest<PooledBuffer>, Locked<PooledBuffer>>>();
-    send_and_sync::<LoopReceive<'_, PooledBuffer, Locked<PooledBuffer>>>();
+    send_and_sync::<Reactor<Locked<PooledBuffer>>>();
+    send_and_sync::<AsyncChannel<Locked<AnyBuffer>>>();
+    send_and_sync::<AsyncOperation<'_, SendWorkRequest<PooledBuffer>, Locked<PooledBuffer>>>();
+    send_and_sync::<AsyncReceive<'_, PooledBuffer, Locked<PooledBuffer>>>();
     #[expect(dead_code, reason = "compiling is the test")]
-    fn run(reactor: &LoopReactor<Locked<PooledBuffer>>) -> impl Send {
+    fn run(reactor: &Reactor<Locked<PooledBuffer>>) -> impl Send {
         reactor.run(|_| std::task::Poll::Pending)
     }
 }

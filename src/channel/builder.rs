@@ -10,10 +10,7 @@ use super::credits::{self, CreditWords};
 use super::in_flight::InFlight;
 use super::link::{Link, Recipe};
 use super::operation::Limits;
-use super::owned_buffer::OwnedBuffer;
 use super::prepared::PreparedChannel;
-use super::shared_completion_queue::SharedCompletionQueue;
-use super::shared_receives::{Member, Receives, SharedReceives};
 use super::wait::Sleep;
 use crate::completion::CompletionQueue;
 use crate::debug::debug;
@@ -55,7 +52,6 @@ use crate::settings::{
 pub struct ChannelBuilder<'res> {
     domain: Parent<'res, ProtectionDomain<'res>>,
     completions: Completions<'res>,
-    receives: Option<Arc<Receives>>,
     queue_pair_type: QueuePairType,
     capacities: ffi::ibv_qp_cap,
     connection: ConnectionSettings,
@@ -67,7 +63,6 @@ pub struct ChannelBuilder<'res> {
 /// Where the completions of a channel come.
 enum Completions<'res> {
     Own,
-    Shared(Parent<'res, SharedCompletionQueue<'res>>, u64),
     /// That of a [`Loop`](crate::Loop), which also posts, and its receives if it shares them.
     OfLoop(Arc<CompletionQueue<'res>>, Option<Arc<SharedReceiveQueue<'res>>>),
 }
@@ -110,7 +105,6 @@ impl<'res> ChannelBuilder<'res> {
         Self {
             domain: domain.into(),
             completions: Completions::Own,
-            receives: None,
             queue_pair_type: QueuePairType::ReliableConnected,
             capacities: ffi::ibv_qp_cap {
                 max_send_wr: 16,
@@ -160,31 +154,13 @@ impl<'res> ChannelBuilder<'res> {
         self
     }
 
-    /// Shares a completion queue with other channels of a reactor, which names the channel by a token.
-    pub(crate) fn shared_completion_queue(
-        mut self,
-        queue: impl Into<Parent<'res, SharedCompletionQueue<'res>>>,
-        token: u64,
-    ) -> Self {
-        self.completions = Completions::Shared(queue.into(), token);
-        self
-    }
-
     /// For a loop, whose completion queue this is, and whose receives if they are shared.
-    pub(super) fn of_loop(
+    pub(crate) fn of_loop(
         mut self,
         queue: &Arc<CompletionQueue<'res>>,
         shared: Option<Arc<SharedReceiveQueue<'res>>>,
     ) -> Self {
         self.completions = Completions::OfLoop(queue.clone(), shared);
-        self
-    }
-
-    /// Has the channel take its receives from a queue that it shares with other channels, instead of having one
-    /// of its own: see [`SharedReceives`]. [`max_recv_wr`](Self::max_recv_wr) then has no effect, and posting a
-    /// receive on the channel fails with [`ReceivesAreShared`](crate::TransportError::ReceivesAreShared).
-    pub fn shared_receive_queue<B: OwnedBuffer>(mut self, receives: &SharedReceives<B>) -> Self {
-        self.receives = Some(receives.shared().clone());
         self
     }
 
@@ -226,7 +202,7 @@ impl<'res> ChannelBuilder<'res> {
     ///
     /// It takes a place in the send queue and the completion queue beyond those of the program, a region of
     /// memory, and time: operations do not take the fast path. It needs a reliable connection and receives
-    /// that are the channel's own (no [`shared_receive_queue`](Self::shared_receive_queue)), and lets the peer
+    /// that are the channel's own, not shared ones, and lets the peer
     /// [read](AccessFlags::REMOTE_READ) memory whose region allows that.
     ///
     /// The [endpoint](PreparedChannel::endpoint) tells the peer where the word is. The connection manager, which
@@ -236,19 +212,8 @@ impl<'res> ChannelBuilder<'res> {
         self
     }
 
-    /// A channel of a reactor must not read the reactor's events.
-    pub(crate) fn check_never_sleeps(&self) -> Result<()> {
-        match self.sleep_after {
-            None => Ok(()),
-            Some(_) => {
-                let reason = "a channel of a reactor does not sleep itself: leave sleep_after out";
-                Err(Error::invalid("ibv_create_qp", reason))
-            }
-        }
-    }
-
     fn shares_receives(&self) -> bool {
-        self.receives.is_some() || matches!(self.completions, Completions::OfLoop(_, Some(_)))
+        matches!(self.completions, Completions::OfLoop(_, Some(_)))
     }
 
     /// Checks what flow control needs.
@@ -267,18 +232,6 @@ impl<'res> ChannelBuilder<'res> {
         Err(Error::invalid(verb, reason))
     }
 
-    /// Checks what a channel of a loop must not have.
-    fn check_of_loop(&self, verb: &'static str) -> Result<()> {
-        let reason = if self.receives.is_some() {
-            "a channel of a loop shares receives of the loop: leave shared_receive_queue out"
-        } else if self.sleep_after.is_some() {
-            "a channel of a loop does not sleep itself: leave sleep_after out"
-        } else {
-            return Ok(());
-        };
-        Err(Error::invalid(verb, reason))
-    }
-
     /// `ibv_create_qp`: creates the queue pair, and its completion queue unless that is a loop's.
     ///
     /// This allocates all that the channel will ever need.
@@ -287,9 +240,9 @@ impl<'res> ChannelBuilder<'res> {
     ///
     /// Those of [`CompletionQueue::new`] and [`QueuePairBuilder::build`], and
     ///
-    ///  - `EINVAL`: the type of the queue pair is neither RC nor UC; or the shared receive queue belongs to another context; or a channel with
+    ///  - `EINVAL`: the type of the queue pair is neither RC nor UC; or the shared receives belong to another context; or a channel with
     ///    [`flow_control`](Self::flow_control) is not of type RC, may not read, or shares its receives; or a channel
-    ///    of a [`Loop`](crate::Loop) has shared receives or `sleep_after`.
+    ///    of a [`Loop`](crate::Loop) has `sleep_after`.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedChannel<'res>> {
         const VERB: &str = "ibv_create_qp";
@@ -303,8 +256,9 @@ impl<'res> ChannelBuilder<'res> {
             connection.access |= AccessFlags::REMOTE_READ;
         }
         let of_loop = matches!(self.completions, Completions::OfLoop(..));
-        if of_loop {
-            self.check_of_loop(VERB)?;
+        if of_loop && self.sleep_after.is_some() {
+            let reason = "a channel of a loop does not sleep itself: leave sleep_after out";
+            return Err(Error::invalid(VERB, reason));
         }
         if self.shares_receives() {
             capacities.max_recv_wr = 0;
@@ -314,58 +268,29 @@ impl<'res> ChannelBuilder<'res> {
         let depth = max_send_wr.saturating_add(max_recv_wr).saturating_add(own_sends);
         capacities.max_send_sge = capacities.max_send_sge.max(1);
         capacities.max_recv_sge = capacities.max_recv_sge.max(1);
-        let place = match &self.receives {
-            Some(receives) => Some(Place::join(receives)?),
-            None => None,
-        };
-        let receives = place.as_ref().map(|place| (place.receives.clone(), place.member));
-        let (queue, router) = match &self.completions {
-            Completions::OfLoop(queue, _) => (queue.clone(), None),
+        let queue = match &self.completions {
+            Completions::OfLoop(queue, _) => queue.clone(),
             Completions::Own => {
-                let messages = self.receives.as_ref().map_or(0, |receives| receives.capacity());
-                let depth = depth.saturating_add(messages);
                 let queue = CompletionQueue::builder(self.domain.context_parent(), depth);
                 let queue = if self.sleep_after.is_some() { queue.own_channel() } else { queue };
-                (Arc::new(queue.build()?), None)
-            }
-            Completions::Shared(shared, token) => {
-                let router = shared.router().clone();
-                let inbox = router.reserve(depth, *token, receives.clone())?;
-                (shared.queue().clone(), Some((router, inbox)))
+                Arc::new(queue.build()?)
             }
         };
         let domain = self.flow_control.then(|| self.domain.clone());
         let builder = QueuePairBuilder::new(self.domain, &queue, &queue, self.queue_pair_type);
-        let builder = match &receives {
-            Some((receives, _)) => builder.srq(receives.queue()),
-            None => builder,
-        };
         let builder = match &self.completions {
             Completions::OfLoop(_, Some(shared)) => builder.srq(shared),
             _ => builder,
         };
         // The queue has room for both depths, so they are numbers that a device has.
-        let (sends, receives_of_table) = if of_loop { (0, 0) } else { (max_send_wr, max_recv_wr) };
+        let (sends, receives) = if of_loop { (0, 0) } else { (max_send_wr, max_recv_wr) };
         let own_reads = self.flow_control && !of_loop;
-        let made = InFlight::new(sends, receives_of_table, own_reads).and_then(|table| {
-            let region = domain.map(credits::register).transpose()?;
-            let words = region.as_ref().map(CreditWords::new).transpose()?;
-            let with_own = credits::with_own_sends(capacities, self.flow_control);
-            let prepared = builder.capacities(with_own).connection_settings(connection).build()?;
-            Ok((prepared, table, region, words))
-        });
-        let (prepared, table, credit_region, credit_words) = match (made, &router) {
-            (Ok(made), _) => made,
-            (Err(error), Some((router, inbox))) => {
-                router.release(inbox);
-                return Err(error);
-            }
-            (Err(error), None) => return Err(error),
-        };
+        let table = InFlight::new(sends, receives, own_reads)?;
+        let credit_region = domain.map(credits::register).transpose()?;
+        let credit_words = credit_region.as_ref().map(CreditWords::new).transpose()?;
+        let with_own = credits::with_own_sends(capacities, self.flow_control);
+        let prepared = builder.capacities(with_own).connection_settings(connection).build()?;
         let queue_pair = prepared.into_queue_pair();
-        if let Some((router, inbox)) = &router {
-            router.register(inbox, queue_pair.number());
-        }
         // The depths and lists are limited to what was asked for, even if the device grants more: the
         // completion queue and the table have no room for more.
         let limits = Limits {
@@ -384,37 +309,8 @@ impl<'res> ChannelBuilder<'res> {
             of_loop,
         };
         let recipe = Recipe { capacities, connection };
-        let link = Link::new(queue_pair, recipe, &settings, table, router, receives, credit_region);
-        // From here on, the link gives it back.
-        if let Some(place) = place {
-            place.keep();
-        }
+        let link = Link::new(queue_pair, recipe, &settings, table, credit_region);
         Ok(PreparedChannel::from_link(link))
-    }
-}
-
-/// A channel's place among those that a shared receive queue feeds, until the channel is built.
-struct Place {
-    receives: Arc<Receives>,
-    member: Member,
-    kept: bool,
-}
-
-impl Place {
-    fn join(receives: &Arc<Receives>) -> Result<Self> {
-        Ok(Self { receives: receives.clone(), member: receives.join()?, kept: false })
-    }
-
-    fn keep(mut self) {
-        self.kept = true;
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if !self.kept {
-            self.receives.leave(self.member, false);
-        }
     }
 }
 

@@ -18,8 +18,6 @@ use super::credits::{COUNTING, CreditWords, Credits};
 use super::error::{TransportError, TransportResult};
 use super::in_flight::{InFlight, Queue};
 use super::operation::{Limits, Prepared, Target};
-use super::router::{Inbox, Router};
-use super::shared_receives::{Member, Receives};
 use super::sink::Sink;
 use super::slot::{Slot, State};
 use super::wait::Sleep;
@@ -52,10 +50,6 @@ pub(super) struct Core {
     /// The list that windows are posted with, if there was one. Taken out meanwhile.
     pub(super) window: Cell<Option<Box<WindowList>>>,
     pub(super) limits: Limits,
-    /// The router of a shared completion queue, and this channel's inbox.
-    pub(super) router: Option<(Arc<Router>, Inbox)>,
-    /// The shared receive queue that feeds the channel, if there is one, and the channel's messages.
-    pub(super) receives: Option<(Arc<Receives>, Member)>,
     /// The flow control, if the channel has it. Boxed, since few channels have it.
     pub(super) credits: Option<Box<Credits>>,
     /// What to sleep on. `None`: waits spin.
@@ -123,7 +117,7 @@ impl Core {
     /// # Safety
     ///
     /// The queue pair is live, and only [`destroy`](Self::destroy) destroys it while the core is used.
-    /// Only this core posts to it, and only this core (with its router) polls its completions. The
+    /// Only this core posts to it, and only this core polls its completions, or a loop does both. The
     /// queue in `settings.sleep` is its completion queue. The memory of `settings.credit_words` stays
     /// registered while the core is used, and until the queue pair was reset or destroyed; nobody else
     /// accesses it.
@@ -131,20 +125,14 @@ impl Core {
         queue_pair: *mut ffi::ibv_qp,
         settings: &CoreSettings,
         table: InFlight,
-        router: Option<(Arc<Router>, Inbox)>,
-        receives: Option<(Arc<Receives>, Member)>,
         earlier: Option<&Self>,
     ) -> Arc<Self> {
         // SAFETY: the caller vouches for the queue pair, and with it for its parents.
         let (number, target, sink, clock) = unsafe {
             let ffi::ibv_qp { send_cq, qp_num, context, .. } = *queue_pair;
-            let sink = Sink::new(send_cq, router.as_ref(), receives.is_some(), settings.of_loop);
+            let sink = Sink::new(send_cq, settings.of_loop);
             (qp_num, Target::new(queue_pair), sink, Clock::of(context))
         };
-        // Those that had this queue pair's number before it, or the channel, have posted what may still complete.
-        if let Some((router, _)) = &router {
-            table.begin_after(router.generations());
-        }
         if let Some(earlier) = earlier {
             table.begin_after(earlier.table.end_connection());
         }
@@ -163,8 +151,6 @@ impl Core {
             table,
             window: Cell::default(),
             limits: settings.limits,
-            router,
-            receives,
             credits: settings.credit_words.map(|words| Box::new(Credits::new(words, clock))),
             sleep: settings.sleep,
             cancel: earlier.map_or_else(OnceCell::new, |earlier| earlier.cancel.clone()),
@@ -176,7 +162,6 @@ impl Core {
             clock,
             unreported: Unreported::default(),
         });
-        core.sink.start();
         // SAFETY: the core does not move any more; `post_raw` gets its pointer from the same cell.
         unsafe { Prepared::set_piece_pointers(core.prepared.get()) };
         if core.credits.is_some() {
@@ -227,10 +212,10 @@ impl Core {
         if !self.table.is_open_for_receives() {
             self.open_receives();
         }
-        if self.receives.is_none() && self.credits.is_none() && !self.of_loop {
+        if self.credits.is_none() && !self.of_loop {
             self.table.open_sends();
         } else {
-            // A blocking receive or nothing at all must be posted, or a send needs credit, so there is no fast path.
+            // Nothing at all must be posted, or a send needs credit, so there is no fast path.
             self.table.open_sends_only();
         }
         self.update_fast_path();
@@ -262,8 +247,6 @@ impl Core {
     pub(super) fn refusal(&self, queue: Queue) -> TransportError {
         if self.destroyed.get() {
             TransportError::Closed
-        } else if queue == Queue::Receive && self.receives.is_some() {
-            TransportError::ReceivesAreShared
         } else if self.table.is_closed() {
             TransportError::Stopped
         } else if queue == Queue::Send && self.table.is_open_for_receives() {
@@ -302,14 +285,6 @@ impl Core {
             State::Discarded(_) => Err(self.ended_by_force()),
             _ => Err(TransportError::UnknownWork),
         }
-    }
-
-    /// Why no message can come any more from a shared receive queue.
-    pub(super) fn why_no_message_comes(&self) -> Option<TransportError> {
-        if self.destroyed.get() {
-            return Some(TransportError::Closed);
-        }
-        self.table.is_closed().then_some(TransportError::Stopped)
     }
 }
 

@@ -5,7 +5,7 @@ use super::core::Core;
 #[cfg(doc)]
 use super::error::TransportError;
 use super::error::TransportResult;
-use super::slot::{Owner, Slot, State};
+use super::slot::{Owner, State};
 
 impl Channel<'_> {
     /// `ibv_poll_cq`: takes all completions that are there, without waiting. Handles have their results then, and the
@@ -43,11 +43,8 @@ impl Core {
                 return;
             }
             match slot.state() {
-                State::InFlight(owner) if owner.is_handle() => {
-                    slot.set_state(State::InFlight(Owner::Nobody));
-                    self.table.owned.drop_waker(&slot.entry);
-                }
-                State::Done(owner) | State::Discarded(owner) if owner.is_handle() => {
+                State::InFlight(Owner::Handle) => slot.set_state(State::InFlight(Owner::Nobody)),
+                State::Done(Owner::Handle) | State::Discarded(Owner::Handle) => {
                     slot.entry.buffer.clear();
                     self.release(slot);
                 }
@@ -59,13 +56,9 @@ impl Core {
     /// After `discard_outstanding`: operations that own their buffers have ended without completions.
     pub(super) fn end_discarded_owned(&self) {
         for slot in self.table.slots() {
-            match slot.state() {
-                State::Discarded(Owner::Nobody) => {
-                    slot.entry.buffer.clear();
-                    self.table.release_of(slot, Owner::Nobody);
-                }
-                State::Discarded(Owner::Task) => self.table.owned.wake(&slot.entry),
-                _ => {}
+            if slot.state() == State::Discarded(Owner::Nobody) {
+                slot.entry.buffer.clear();
+                self.table.release_of(slot, Owner::Nobody);
             }
         }
     }
@@ -73,18 +66,7 @@ impl Core {
     /// Drops all buffers of operations that have ended, and leaks the others. From then on, the handles of all operations
     /// are of an earlier connection.
     pub(super) fn drop_owned_buffers(&self) {
-        self.drop_buffers_of(self.table.slots().iter());
-    }
-
-    /// As [`drop_owned_buffers`](Self::drop_owned_buffers), except those of tasks, which are asked for until the next
-    /// connection begins.
-    pub(super) fn drop_buffers_of_handles(&self) {
-        let is_of_task = |slot: &Slot| slot.state().owner() == Some(Owner::Task);
-        self.drop_buffers_of(self.table.slots().iter().filter(|slot| !is_of_task(slot)));
-    }
-
-    fn drop_buffers_of<'a>(&self, slots: impl Iterator<Item = &'a Slot>) {
-        for slot in slots {
+        for slot in self.table.slots() {
             slot.renumber();
             let buffer = &slot.entry.buffer;
             if slot.state().is_outstanding() {

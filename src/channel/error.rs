@@ -45,11 +45,13 @@ pub enum TransportError {
     /// An earlier failure, time-out or unfinished scope has stopped the channel, and everything that
     /// was in flight has ended. [`reset`](crate::Channel::reset) makes it usable again.
     Stopped,
+    /// The [reactor](crate::Reactor) of the channel was dropped: nothing serves it any more.
+    ReactorGone,
     /// The [connection manager](crate#by-ip-address-through-the-connection-manager) has not established the
     /// connection yet, so only receives can be posted. Nothing was posted, and the channel works.
     NotConnected,
-    /// The channel posts no receives of its own: it takes them from the
-    /// [`SharedReceives`](crate::SharedReceives) that it was built with. Post there.
+    /// The channel posts no receives of its own: it takes them from
+    /// [shared ones](crate::Loop::create_sharing_channel). Post there.
     ReceivesAreShared,
     /// The channel was [created by a loop](crate::Loop::create_channel), which alone posts and polls: it is to be
     /// [added](crate::Loop::add). Nothing was posted.
@@ -76,9 +78,11 @@ impl TransportError {
             Self::Work(error) if error.class() == WorkErrorClass::Transport => {
                 ErrorKind::Unreachable
             }
-            Self::Work(_) | Self::UnknownCompletion { .. } | Self::Stopped | Self::Closed => {
-                ErrorKind::Failed
-            }
+            Self::Work(_)
+            | Self::UnknownCompletion { .. }
+            | Self::Stopped
+            | Self::ReactorGone
+            | Self::Closed => ErrorKind::Failed,
             Self::NotConnected | Self::ReceivesAreShared | Self::OfLoop | Self::UnknownWork => {
                 ErrorKind::InvalidInput
             }
@@ -105,7 +109,7 @@ impl TransportError {
     pub fn is_consequence(&self) -> bool {
         match self {
             Self::Work(error) => error.class() == WorkErrorClass::Flushed,
-            Self::Stopped | Self::Closed => true,
+            Self::Stopped | Self::ReactorGone | Self::Closed => true,
             _ => false,
         }
     }
@@ -148,12 +152,14 @@ impl fmt::Display for TransportError {
             Self::Stopped => {
                 f.write_str("the channel was stopped by an earlier failure and must be reset")
             }
+            Self::ReactorGone => f.write_str(
+                "the reactor of the channel was dropped: make the channel again, on one that lives",
+            ),
             Self::NotConnected => f.write_str(
                 "the connection is not established yet: post receives until then, and nothing else",
             ),
             Self::ReceivesAreShared => f.write_str(
-                "the channel takes its receives from a shared receive queue: post to the SharedReceives \
-                 that it was built with",
+                "the channel takes its receives from shared ones: post there",
             ),
             Self::OfLoop => f.write_str(
                 "the channel was created by a loop, which alone posts: add it with Loop::add, and post there",
@@ -205,7 +211,7 @@ impl From<TransportError> for std::io::Error {
             TransportError::QueueFull | TransportError::NoCredit => {
                 Self::new(Kind::WouldBlock, error)
             }
-            TransportError::Stopped | TransportError::Closed => {
+            TransportError::Stopped | TransportError::ReactorGone | TransportError::Closed => {
                 Self::new(Kind::NotConnected, error)
             }
             TransportError::Work(work) if work.class() == WorkErrorClass::Transport => {

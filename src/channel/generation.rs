@@ -5,9 +5,9 @@
 //! never reset. So a completion belongs to an operation only if it has the very number of the operation's request:
 //! one that comes twice, or late, has an older number.
 //!
-//! A queue pair is replaced when its channel is reset, and the number of a queue pair that was destroyed may come
-//! again. So the generations of a new table begin behind all those of the tables before it whose completions may
-//! still be in the completion queue: see [`Generations`].
+//! A queue pair is replaced when its channel is reset, and the new one may have the old one's number. So the generations
+//! of a new table begin behind all those of the table before it, whose completions may still be in the completion queue:
+//! see [`Generations`].
 
 /// Where the generations of a connection begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,14 +30,6 @@ impl Generations {
     pub(super) fn after(self, reached: impl Iterator<Item = u32>) -> Self {
         let most = reached.map(|generation| generation.wrapping_sub(self.first)).max();
         self.advance(u64::from(most.unwrap_or(0)) + 1)
-    }
-
-    /// The later ones of two tables of one completion queue.
-    pub(super) fn max(self, other: Self) -> Self {
-        match other.first.wrapping_sub(self.first) {
-            ahead @ 1..=0x7fff_ffff => self.advance(ahead.into()),
-            _ => self,
-        }
     }
 
     fn advance(self, by: u64) -> Self {
@@ -79,16 +71,5 @@ mod tests {
         assert!(!now.is_earlier(2));
         // A slot that was used as often as there are numbers.
         assert_eq!(now.after([1].into_iter()).first(), 2);
-    }
-
-    #[test]
-    fn the_later_one_of_two_tables_is_behind_both() {
-        let at = |first, earlier| Generations { first, earlier };
-        assert_eq!(at(7, 6).max(at(9, 8)), at(9, 8));
-        assert_eq!(at(9, 8).max(at(7, 6)), at(9, 8));
-        assert_eq!(at(9, 8).max(at(9, 3)), at(9, 8));
-        // Around the end.
-        assert_eq!(at(u32::MAX, 50).max(at(3, 1)), at(3, 54));
-        assert_eq!(at(3, 54).max(at(u32::MAX, 50)), at(3, 54));
     }
 }

@@ -21,7 +21,7 @@ use super::slot::{Owner, Slot, State};
 use super::window_list;
 use crate::error::{Error, Result};
 
-/// The most slots of a table. Larger indices are those of shared receives.
+/// The most slots of a table.
 const MAX_SLOTS: usize = 1 << 30;
 
 /// One of the two queues of a queue pair.
@@ -70,7 +70,7 @@ enum Open {
     Nothing,
     Receives,
     Everything,
-    /// As `Everything`, on a queue pair that takes its receives from a shared queue.
+    /// As `Everything`, but a blocking operation looks before it posts.
     Sends,
 }
 
@@ -188,7 +188,7 @@ impl InFlight {
 
     /// Has the numbers begin behind those of other tables of the completion queue, too. Nothing was posted yet.
     pub(super) fn begin_after(&self, others: Generations) {
-        self.begin(self.generations.get().max(others));
+        self.begin(others);
     }
 
     fn begin(&self, generations: Generations) {
@@ -280,12 +280,6 @@ impl InFlight {
     #[inline]
     pub(super) fn any_in_scope(&self) -> bool {
         self.in_scope.get() != 0
-    }
-
-    /// Whether there is a slot of another operation that is not free.
-    #[inline]
-    pub(super) fn any_others(&self) -> bool {
-        self.others.get() != 0
     }
 
     /// The number of slots that are not free.
@@ -394,11 +388,6 @@ impl InFlight {
     pub(super) fn outstanding_sends(&self) -> u32 {
         let sends = self.of(Queue::Send).iter();
         sends.map(|slot| u32::from(slot.state().is_outstanding())).sum()
-    }
-
-    /// The number of slots of a queue.
-    pub(super) fn depth(&self, queue: Queue) -> usize {
-        self.of(queue).len()
     }
 
     /// Ends all requests that the device had, without completions. Call this after the queue pair was reset

@@ -72,7 +72,7 @@ impl Channel<'_> {
         core.release_dropped();
         while core.settle()? {}
         if let Some(mut probe) = self.probe.take() {
-            match probe.take_ended(self) {
+            match probe.poll(self) {
                 Ok(None) => {
                     self.probe = Some(probe);
                     return self.check_silent_device();

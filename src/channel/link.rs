@@ -7,8 +7,6 @@ use std::sync::Arc;
 use super::core::{Core, CoreSettings};
 use super::credits::{self, CreditRegion};
 use super::in_flight::InFlight;
-use super::router::{Inbox, Router};
-use super::shared_receives::{Member, Receives};
 use crate::debug::debug;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
@@ -60,17 +58,7 @@ impl Drop for Link<'_> {
         let _ = self.destroy();
         // Handles may keep the core for longer.
         self.core.drop_owned_buffers();
-        // Completions of a leaked queue pair go to its inbox.
-        if !self.leaked
-            && let Some((router, inbox)) = &self.core.router
-        {
-            router.release(inbox);
-        }
-        if let Some((receives, member)) = &self.core.receives {
-            receives.leave(*member, self.leaked);
-        }
-        // SAFETY: it is taken once, here. The C object was destroyed or is leaked. The completion queue,
-        // which the router has just used, is dropped with the parents.
+        // SAFETY: it is taken once, here. The C object was destroyed or is leaked.
         unsafe { ManuallyDrop::take(&mut self.queue_pair) }.disown(!self.leaked);
         if self.leaked
             && let Some(region) = &self.credit_region
@@ -82,20 +70,17 @@ impl Drop for Link<'_> {
 
 impl<'res> Link<'res> {
     /// The link of a queue pair in the RESET state. Its send and receive completion queues are one queue,
-    /// which only this link or only the router uses.
+    /// which only this link uses, or a loop.
     pub(super) fn new(
         queue_pair: QueuePair<'res, QueuePairType>,
         recipe: Recipe,
         settings: &CoreSettings,
         table: InFlight,
-        router: Option<(Arc<Router>, Inbox)>,
-        receives: Option<(Arc<Receives>, Member)>,
         credit_region: Option<CreditRegion<'res>>,
     ) -> Self {
         // SAFETY: the queue pair is live. The link owns it, and destroys it through the core only. It owns the
         // region of the credit words too, and leaks it if destroying the queue pair fails.
-        let core =
-            unsafe { Core::new(queue_pair.as_raw(), settings, table, router, receives, None) };
+        let core = unsafe { Core::new(queue_pair.as_raw(), settings, table, None) };
         Self {
             core,
             queue_pair: ManuallyDrop::new(queue_pair),
@@ -179,7 +164,7 @@ impl<'res> Link<'res> {
         if let Err(error) = self.queue_pair.connect(Some(remote)) {
             // If this fails, the next attempt does it again.
             if self.ensure_reset().is_ok() {
-                self.core.drop_buffers_of_handles();
+                self.core.drop_owned_buffers();
             }
             return Err(error);
         }
@@ -223,10 +208,6 @@ impl<'res> Link<'res> {
             if let Some(credits) = &self.core.credits {
                 credits.forget_peer();
             }
-            if let Some((receives, member)) = &self.core.receives {
-                // Messages of the earlier connection that nobody has taken.
-                receives.clear(*member);
-            }
             self.stage = Stage::Reset;
         }
         Ok(())
@@ -253,16 +234,10 @@ impl<'res> Link<'res> {
         let table = InFlight::new(sends, receives, flow_control)?;
         let capacities = credits::with_own_sends(capacities, flow_control);
         let fresh = self.queue_pair.another(capacities, connection)?;
-        let (router, receives) = (self.core.router.clone(), self.core.receives.clone());
-        if let Some((router, inbox)) = &router {
-            router.renumber(inbox, fresh.number());
-        }
         let mut settings = self.core.settings();
         settings.limits.max_inline_data = fresh.max_inline_data();
         // SAFETY: as in `new`. The old core is used no more when the new one begins to count credits.
-        let core = unsafe {
-            Core::new(fresh.as_raw(), &settings, table, router, receives, Some(&*self.core))
-        };
+        let core = unsafe { Core::new(fresh.as_raw(), &settings, table, Some(&*self.core)) };
         let old_core = mem::replace(&mut self.core, core);
         let old = mem::replace(&mut self.queue_pair, ManuallyDrop::new(fresh));
         let destroyed = old_core.destroy();
@@ -270,16 +245,6 @@ impl<'res> Link<'res> {
         old_core.drop_owned_buffers();
         ManuallyDrop::into_inner(old).disown(destroyed.is_ok());
         destroyed
-    }
-
-    /// Ends everything that is in flight, by the RESET state or else by destroying the queue pair, and
-    /// prevents further posts. It does not wait for completions. If both fail, operations stay in flight;
-    /// their buffers are leaked. All operations own their buffers.
-    pub(super) fn end_now(&mut self) {
-        self.core.close();
-        if !self.core.destroyed.get() && self.core.reset().is_err() {
-            let _ = self.core.destroy().inspect_err(|_| self.leaked = true);
-        }
     }
 
     /// Destroys the queue pair and reports a failure.

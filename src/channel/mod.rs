@@ -14,7 +14,6 @@ mod event_loop;
 mod every_order;
 mod generation;
 mod in_flight;
-mod inbox;
 mod keep_alive;
 mod link;
 mod operation;
@@ -23,22 +22,15 @@ mod owned_buffer;
 mod owned_post;
 mod owned_work;
 mod pending_work;
-mod polled;
 mod posting;
 mod prepared;
-mod queue_pair_numbers;
 mod request;
-mod router;
-mod routes;
 mod run_scope;
 mod scope;
 mod scoped_work;
-mod shared_completion_queue;
-mod shared_receives;
 mod sink;
 mod slot;
 mod stop;
-mod task_work;
 mod wait;
 mod window;
 mod window_list;
@@ -48,26 +40,21 @@ pub use builder::ChannelBuilder;
 pub use cancel::CancelHandle;
 pub use channel_set::{ChannelSet, PeerResults, SetScope};
 pub use error::{ScopeError, TransportError, TransportResult};
-#[cfg(feature = "async")]
-pub(crate) use event_loop::Later as LoopLater;
 pub use event_loop::{ChannelId, Ended, Loop, LoopBuffer};
+#[cfg(feature = "async")]
+pub(crate) use event_loop::{Detached, Later as LoopLater};
 #[cfg(feature = "async")]
 pub(crate) use in_flight::Queue;
 pub(crate) use keep_alive::nowhere;
 pub use operation_error::{OperationError, OwnedResult};
-pub(crate) use owned_buffer::Later;
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};
 pub(crate) use owned_post::Refused;
 pub use owned_work::OwnedWork;
 pub use pending_work::PendingWork;
-pub(crate) use polled::{Found, PolledCompletion};
 pub use prepared::PreparedChannel;
 pub use request::{IntoReceive, IntoSend, WorkRequest};
 pub use scope::Scope;
 pub use scoped_work::ScopedPendingWork;
-pub(crate) use shared_completion_queue::SharedCompletionQueue;
-pub use shared_receives::SharedReceives;
-pub(crate) use task_work::TaskDrops;
 pub(crate) use wait::DEVICE_CHECK_PERIOD;
 pub use window::{ScopedWindow, WindowError, WindowRequests};
 
@@ -139,8 +126,8 @@ use crate::state_error::StateError;
 /// may be never: each wait has a variant with a **deadline** ([`until`](Self::until) for blocking operations). When the deadline of a blocking operation or of
 /// a scope passes, the channel is stopped: the queue pair goes to the error state, and everything in flight ends. After
 /// that, and after a failed operation, [`reset`](Self::reset) and a new [`handshake`](PreparedChannel::handshake)
-/// make the channel usable again; the peer has to do the same. Waits for operations that own their buffers,
-/// for credit and for messages of [`SharedReceives`] stop nothing: what is in flight stays in flight.
+/// make the channel usable again; the peer has to do the same. Waits for operations that own their buffers
+/// and for credit stop nothing: what is in flight stays in flight.
 ///
 /// # Example
 ///

@@ -10,7 +10,6 @@ use std::fmt;
 use std::mem::{self, MaybeUninit};
 use std::ptr;
 use std::sync::Arc;
-use std::task::Waker;
 
 use super::core::Core;
 use super::slot::NO_SLOT;
@@ -137,13 +136,6 @@ impl HeldBuffer {
         }
     }
 
-    /// Moves the buffer out, of whatever type.
-    pub(super) fn take_any(&self) -> Self {
-        // SAFETY: possibly uninitialised bytes may be copied; `held` records which copy owns the value.
-        let storage = unsafe { *self.storage.get() };
-        Self { storage: UnsafeCell::new(storage), held: Cell::new(self.held.take()) }
-    }
-
     /// Leaks the buffer, if there is one.
     pub(super) fn leak(&self) {
         self.held.set(None);
@@ -198,8 +190,6 @@ pub(super) struct Entry {
     /// Whether the slot is in the list of those whose handles were dropped, and the index of the next one.
     is_listed: AtomicBool,
     next_dropped: AtomicU32,
-    /// Of the task that waits for the operation, if one does.
-    pub(super) waker: Cell<Option<Waker>>,
     /// The reference to the core that a handle of an operation in this slot has. While there is no handle it is
     /// kept here, so that operations do not change the count. `None` before the first.
     reference: Cell<Option<Arc<Core>>>,
@@ -209,23 +199,6 @@ pub(super) struct Entry {
 pub(super) struct Owned {
     /// The list of slots whose handles were dropped: the index of the first.
     first_dropped: AtomicU32,
-    /// The wakers of operations that have ended, or whose handles were dropped, for the channel's owner.
-    wakers: UnsafeCell<Vec<Later>>,
-}
-
-/// What is to be done with the waker of a task: by whoever has the channel, when no lock is held, as both may run any code.
-pub(crate) enum Later {
-    Wake(Waker),
-    Drop(Waker),
-}
-
-impl Later {
-    pub(crate) fn run(self) {
-        match self {
-            Self::Wake(waker) => waker.wake(),
-            Self::Drop(waker) => drop(waker),
-        }
-    }
 }
 
 /// No request has this number.
@@ -244,7 +217,6 @@ impl Entry {
             dropped: AtomicU64::new(NO_REQUEST),
             is_listed: AtomicBool::new(false),
             next_dropped: AtomicU32::new(NO_SLOT),
-            waker: Cell::new(None),
             reference: Cell::new(None),
         }
     }
@@ -276,7 +248,7 @@ impl Entry {
 
 impl Owned {
     pub(super) fn new() -> Self {
-        Self { first_dropped: AtomicU32::new(NO_SLOT), wakers: UnsafeCell::new(Vec::new()) }
+        Self { first_dropped: AtomicU32::new(NO_SLOT) }
     }
 
     /// To be called, on any thread, when the handle of the request with this number is dropped. The entry is that of its
@@ -331,41 +303,6 @@ impl Owned {
             entry.is_listed.swap(false, Ordering::AcqRel);
             f(index);
             index = next as usize;
-        }
-    }
-
-    /// Has the task of an operation woken, which has ended.
-    pub(super) fn wake(&self, entry: &Entry) {
-        self.push(entry.waker.take().map(Later::Wake));
-    }
-
-    /// Has the waker of an operation dropped, whose handle was dropped.
-    pub(super) fn drop_waker(&self, entry: &Entry) {
-        self.push(entry.waker.take().map(Later::Drop));
-    }
-
-    fn push(&self, later: Option<Later>) {
-        // SAFETY: only this function, `has_wakers` and `take_wakers` refer to the list, for the duration of a call. One
-        // thread at a time uses the core. No code of the program runs meanwhile: wakers are moved, not cloned or
-        // dropped.
-        unsafe { &mut *self.wakers.get() }.extend(later);
-    }
-
-    /// Whether `take_wakers` has something to take.
-    #[inline]
-    pub(super) fn has_wakers(&self) -> bool {
-        // SAFETY: as in `push`.
-        !unsafe { &*self.wakers.get() }.is_empty()
-    }
-
-    /// Moves what is to be done with wakers to `into`.
-    pub(super) fn take_wakers(&self, into: &mut Vec<Later>) {
-        // SAFETY: as in `push`.
-        let wakers = unsafe { &mut *self.wakers.get() };
-        if into.is_empty() {
-            std::mem::swap(into, wakers);
-        } else {
-            into.append(wakers);
         }
     }
 }

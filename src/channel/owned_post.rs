@@ -11,7 +11,7 @@ use super::owned_buffer::OwnedBuffer;
 use super::owned_work::OwnedWork;
 use super::posting::PostFailure;
 use super::request::WorkRequest;
-use super::slot::{Owner, Slot};
+use super::slot::Owner;
 use crate::memory::GatherBuffer;
 
 /// # Owned operations
@@ -62,22 +62,8 @@ impl Channel<'_> {
     where
         R::Kept: OwnedBuffer,
     {
-        post_owned(&self.link.core, request, Owner::Handle)
+        post_owned(&self.link.core, request)
     }
-}
-
-/// Posts an operation that owns its buffer. The caller has the core's link for itself.
-#[inline(always)]
-pub(super) fn post_owned<R: WorkRequest>(
-    core: &Arc<Core>,
-    request: R,
-    owner: Owner,
-) -> OwnedResult<R::Kept, OwnedWork<R::Kept>>
-where
-    R::Kept: OwnedBuffer,
-{
-    // SAFETY: the slot is one of the core's, and was just taken for the operation.
-    post_to_slot(core, request, owner, |slot| unsafe { OwnedWork::new(core, slot) })
 }
 
 /// A request that was not posted, and why.
@@ -87,14 +73,12 @@ pub(crate) struct Refused<R> {
     pub(crate) request: Option<R>,
 }
 
-/// As [`post_owned`], and returns what `handle` makes of the slot of the operation.
+/// Posts an operation that owns its buffer. The caller has the core's link for itself.
 #[inline(always)]
-pub(super) fn post_to_slot<R: WorkRequest, H, E: From<Refused<R>>>(
-    core: &Core,
+pub(super) fn post_owned<R: WorkRequest>(
+    core: &Arc<Core>,
     request: R,
-    owner: Owner,
-    handle: impl FnOnce(&Slot) -> H,
-) -> Result<H, E>
+) -> OwnedResult<R::Kept, OwnedWork<R::Kept>>
 where
     R::Kept: OwnedBuffer,
 {
@@ -113,32 +97,32 @@ where
     // SAFETY: an `OwnedBuffer` keeps its memory until it is dropped. It goes to the slot's entry next,
     // with nothing in between that unwinds. It leaves the entry when the state of the slot says that
     // the operation has ended; a core that is dropped before that leaks it. What is not kept was copied by the post.
-    match unsafe { core.try_post(operation, list.as_mut(), owner) } {
+    match unsafe { core.try_post(operation, list.as_mut(), Owner::Handle) } {
         Ok(slot) => {
             slot.entry.buffer.put(ManuallyDrop::into_inner(buffer).keep());
-            Ok(handle(slot))
+            // SAFETY: the slot is one of the core's, and was just taken for the operation.
+            Ok(unsafe { OwnedWork::new(core, slot) })
         }
-        Err(failure) => Err(post_failed::<R, E>(core, failure, owner, operation, buffer)),
+        Err(failure) => Err(post_failed::<R>(core, failure, operation, buffer).into()),
     }
 }
 
 /// The error of a post, with the request, unless the device may still use its buffer. That is left in the slot then.
 #[cold]
 #[inline(never)]
-fn post_failed<R: WorkRequest, E: From<Refused<R>>>(
+fn post_failed<R: WorkRequest>(
     core: &Core,
     failure: PostFailure<'_>,
-    owner: Owner,
     operation: R::Operation,
     buffer: ManuallyDrop<R::Buffer>,
-) -> E
+) -> Refused<R>
 where
     R::Kept: OwnedBuffer,
 {
     let (error, kept_by) = match failure {
         PostFailure::Refused(error) => (error, None),
         PostFailure::Failed(slot, returned) => {
-            let error = core.post_failed::<R::Operation>(slot, owner, returned);
+            let error = core.post_failed::<R::Operation>(slot, Owner::Handle, returned);
             (error, Some(slot).filter(|slot| slot.state().is_outstanding()))
         }
     };
@@ -150,5 +134,5 @@ where
         }
         None => Some(R::join(operation, buffer)),
     };
-    Refused { error, request }.into()
+    Refused { error, request }
 }

@@ -245,37 +245,6 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         }
         ended
     }
-
-    /// The buffer and the completion, if the operation has ended, without polling.
-    ///
-    /// # Errors
-    ///
-    /// As [`poll`](Self::poll).
-    pub(crate) fn take_ended(
-        &mut self,
-        channel: &mut Channel<'_>,
-    ) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
-        self.take_ended_of(channel.core())
-    }
-
-    /// As [`take_ended`](Self::take_ended), of a channel that need not be connected.
-    pub(super) fn take_ended_of(
-        &mut self,
-        core: &Core,
-    ) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
-        let (core, slot) = self.find_in(core)?;
-        self.take(core, slot)
-    }
-
-    /// Whether this is an operation of the channel's present connection whose result was not returned.
-    pub(crate) fn is_of_channel(&self, channel: &Channel<'_>) -> bool {
-        self.is_of(channel.core())
-    }
-
-    /// Whether the operation has ended. False for one of another channel.
-    pub(crate) fn has_ended(&self, channel: &mut Channel<'_>) -> bool {
-        self.find(channel).is_ok_and(|(_, slot)| !slot.state().is_outstanding())
-    }
 }
 
 impl Core {
@@ -285,8 +254,8 @@ impl Core {
         slot: &Slot,
     ) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
         match slot.state() {
-            State::InFlight(owner) if owner.is_handle() => Ok(None),
-            State::Done(owner) | State::Discarded(owner) if owner.is_handle() => {
+            State::InFlight(Owner::Handle) => Ok(None),
+            State::Done(Owner::Handle) | State::Discarded(Owner::Handle) => {
                 let buffer = slot.entry.buffer.take();
                 match (self.take_result(slot), buffer) {
                     (Ok(success), Some(buffer)) => Ok(Some((buffer, success))),

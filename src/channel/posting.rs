@@ -182,7 +182,7 @@ impl Core {
         returned: c_int,
     ) -> TransportError {
         if returned == NO_CREDIT && O::TAKES_RECEIVE {
-            return self.refuse_without_credit(owner, 1);
+            return self.refuse_without_credit(1);
         }
         let error = ffi::failed(O::VERB, returned).into();
         // The device may have it nevertheless.
@@ -207,11 +207,7 @@ impl Core {
         if owner.is_none() {
             self.begin_blocking();
         }
-        let has_ended = match owner {
-            // The channel is locked: it must not wait for what is flushed.
-            Some(Owner::Task) => self.try_reset(),
-            _ => self.try_stop(),
-        };
+        let has_ended = self.try_stop();
         if !has_ended && owner.is_some_and(Owner::owns_buffer) {
             return false;
         }

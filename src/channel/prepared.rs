@@ -7,7 +7,6 @@ use super::operation_error::OwnedResult;
 use super::owned_buffer::OwnedBuffer;
 use super::owned_post::{Refused, post_owned};
 use super::owned_work::OwnedWork;
-use super::slot::Owner;
 use crate::error::Result;
 #[cfg(feature = "rdmacm")]
 use crate::memory::RemoteMemoryRegion;
@@ -106,16 +105,8 @@ impl<'res> PreparedChannel<'res> {
         &mut self,
         receive: ReceiveWorkRequest<B>,
     ) -> OwnedResult<B, OwnedWork<B>> {
-        self.post_receive(receive, Owner::Handle)
-    }
-
-    pub(super) fn post_receive<B: OwnedBuffer>(
-        &mut self,
-        receive: ReceiveWorkRequest<B>,
-        owner: Owner,
-    ) -> OwnedResult<B, OwnedWork<B>> {
         match self.link.open_receives() {
-            Ok(()) => post_owned(&self.link.core, receive, owner),
+            Ok(()) => post_owned(&self.link.core, receive),
             Err(error) => {
                 let request = Some(receive);
                 Err(Refused { error: error.into(), request }.into())

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 
 use super::owned_buffer::Entry;
-use crate::completion::{WorkCompletion, WorkSuccess};
+use crate::completion::WorkCompletion;
 use crate::ffi;
 
 /// The owner of an operation, which will ask for its result.
@@ -21,8 +21,6 @@ pub(super) enum Owner {
     Channel,
     /// An `OwnedWork`.
     Handle,
-    /// As `Handle`, for a task that is woken when the operation ends.
-    Task,
     /// Nobody: the `OwnedWork` was dropped.
     Nobody,
     /// As `Window`, after one of its requests, not the last, has failed. The slot holds the completion of the first one.
@@ -54,7 +52,7 @@ impl Owner {
     /// Whether the operation owns its buffer.
     #[inline]
     pub(super) fn owns_buffer(self) -> bool {
-        matches!(self, Self::Handle | Self::Task | Self::Nobody)
+        matches!(self, Self::Handle | Self::Nobody)
     }
 
     /// Whether the operation is a window.
@@ -74,12 +72,6 @@ impl Owner {
     pub(super) fn awaits_completion(self) -> bool {
         // One comparison.
         (self as u8) < Self::Nobody as u8
-    }
-
-    /// Whether an `OwnedWork` will ask for the result.
-    #[inline]
-    pub(super) fn is_handle(self) -> bool {
-        matches!(self, Self::Handle | Self::Task)
     }
 }
 
@@ -254,13 +246,6 @@ impl Slot {
     #[inline]
     pub(super) fn is_success(&self) -> bool {
         matches!(self.state(), State::Done(_)) && self.has_success()
-    }
-
-    /// The completion, which is a [success](Self::has_success).
-    #[inline]
-    pub(super) fn success(&self) -> WorkSuccess {
-        // SAFETY: as in `has_success`.
-        WorkSuccess::from_raw(unsafe { *self.completion_pointer().as_ptr() })
     }
 
     /// A pointer to the completion, which is initialised from the beginning.

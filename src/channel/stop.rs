@@ -132,41 +132,7 @@ impl Core {
             }
             vain = vain.wrapping_add(1);
         }
-        self.take_messages();
         true
-    }
-
-    /// If a shared receive queue feeds the channel: polls until the completion queue is empty, so that no
-    /// completion of a receive is lost with the queue pair.
-    fn take_messages(&self) {
-        if self.receives.is_none() {
-            return;
-        }
-        // The bound matters only for a device that makes completions up.
-        for _ in 0..=self.most_completions() {
-            match self.settle() {
-                // One that is unknown ends nothing.
-                Ok(true) | Err(TransportError::UnknownCompletion { .. }) => {}
-                _ => return,
-            }
-        }
-    }
-
-    /// How many completions of this channel the queue can hold.
-    fn most_completions(&self) -> usize {
-        let shared = self.receives.as_ref().map_or(0, |(receives, _)| receives.capacity() as usize);
-        shared + self.table.slots().len()
-    }
-
-    /// Before the queue pair is reset or destroyed: if a shared receive queue feeds it, moves it to
-    /// ERR, where it takes no more receives, and takes the messages. A provider may drop completions of a queue
-    /// pair that is reset or destroyed.
-    fn stop_receiving(&self) {
-        if self.receives.is_some() {
-            // If this fails, receives without completions stay posted: nobody gets their buffers.
-            let _ = self.modify(ffi::ibv_qp_state::IBV_QPS_ERR);
-            self.take_messages();
-        }
     }
 
     /// Checks that the kernel still has the device, by a query that the kernel must then answer, and that the
@@ -201,22 +167,6 @@ impl Core {
         self.check_device()
     }
 
-    /// As [`check_device`](Self::check_device), for a wait for a message of a shared receive queue: no completion
-    /// tells that the connection has failed.
-    ///
-    /// # Errors
-    ///
-    ///  - `ENOTCONN`: the queue pair is in the error state.
-    pub(super) fn check_connection(&self) -> Result<()> {
-        match self.query_state()? {
-            Some(ffi::ibv_qp_state::IBV_QPS_ERR) => {
-                let reason = "the connection has failed: the queue pair is in the error state";
-                Err(Error::with_reason("ibv_query_qp", libc::ENOTCONN, reason))
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// The state of the queue pair, if it can be known.
     #[cold]
     #[inline(never)]
@@ -241,7 +191,6 @@ impl Core {
     /// Moves the queue pair to RESET. Nothing is in flight any more, and completions of earlier requests
     /// that are polled later are dropped.
     pub(super) fn reset(&self) -> Result<()> {
-        self.stop_receiving();
         self.modify(ffi::ibv_qp_state::IBV_QPS_RESET)?;
         self.mark_all_ended();
         Ok(())
@@ -253,18 +202,12 @@ impl Core {
     /// The caller has checked `destroyed`, so this was not called before.
     pub(super) fn destroy(&self) -> Result<()> {
         self.close();
-        self.stop_receiving();
         self.destroyed.set(true);
-        if let Some((router, _)) = &self.router {
-            // From here on, another queue pair may get the number.
-            router.begin_after(self.table.end_connection());
-        }
         // SAFETY: the queue pair is live, since the verb is called once: the caller has looked at `destroyed`,
         // which prevents any use of it after this, also if the verb fails.
         let returned = unsafe { ffi::ibv_qp::destroy(self.queue_pair) };
         ffi::status("ibv_destroy_qp", returned).inspect_err(trace::object_leaked)?;
         self.mark_all_ended();
-        self.take_messages();
         Ok(())
     }
 
@@ -296,9 +239,6 @@ impl Core {
     ///
     /// The completion queue cannot be polled, or does not become empty.
     pub(super) fn discard(&self) -> Result<()> {
-        if let Some((router, inbox)) = &self.router {
-            router.clear(inbox);
-        }
         // SAFETY: the queue pair was reset, so it is there, and so is its completion queue.
         let mut left = unsafe { (*(*self.queue_pair).send_cq).cqe };
         let mut failures = 0;

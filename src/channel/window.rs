@@ -461,7 +461,7 @@ impl Core {
         failure: &NotPosted,
     ) -> (TransportError, Option<usize>) {
         if failure.returned == NO_CREDIT && W::TAKE_RECEIVES {
-            return (self.refuse_without_credit(Owner::Window, count as u32), None);
+            return (self.refuse_without_credit(count as u32), None);
         }
         let error = failure.error().into();
         if failure.posted == 0 {

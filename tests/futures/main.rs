@@ -4,9 +4,9 @@
 mod failing_posts;
 mod failing_verbs;
 mod forget;
-mod loops;
 #[path = "../support/lost_doorbell.rs"]
 mod lost_doorbell;
 mod removed;
 mod rig;
+mod shares;
 mod strangers;

@@ -9,8 +9,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
 use ibverbs::{
-    AccessFlags, BufferPool, Local, Locked, LoopChannel, LoopReactor, PooledBuffer,
-    ProtectionDomain, SendWorkRequest, Share, TransportError,
+    AccessFlags, AsyncChannel, BufferPool, Local, Locked, PooledBuffer, ProtectionDomain, Reactor,
+    SendWorkRequest, Share, TransportError,
 };
 
 use crate::device;
@@ -18,9 +18,9 @@ use crate::rig::{ALL, both, domain};
 
 /// Two connected channels of one reactor.
 struct Rig<S: Share<Buffer = PooledBuffer>> {
-    one: LoopChannel<S>,
-    two: LoopChannel<S>,
-    reactor: LoopReactor<S>,
+    one: AsyncChannel<S>,
+    two: AsyncChannel<S>,
+    reactor: Reactor<S>,
     pool: BufferPool,
     domain: Arc<ProtectionDomain<'static>>,
 }
@@ -29,7 +29,7 @@ impl<S: Share<Buffer = PooledBuffer>> Rig<S> {
     fn new() -> Self {
         let domain = domain();
         let pool = BufferPool::new(&domain, 8, 8, AccessFlags::empty()).unwrap();
-        let reactor = LoopReactor::new(domain.context_parent(), 64).unwrap();
+        let reactor = Reactor::new(domain.context_parent(), 64).unwrap();
         let prepare = || {
             let builder = reactor.create_channel(&domain).max_send_wr(4).max_recv_wr(4);
             builder.access(ALL).build().unwrap()

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use ibverbs::{
-    AccessFlags, BufferPool, LoopChannel, LoopReactor, PooledBuffer, ProtectionDomain, Share,
+    AccessFlags, BufferPool, AsyncChannel, Reactor, PooledBuffer, ProtectionDomain, Share,
     TransportError, TransportResult,
 };
 use ibverbs_function_device::{Builder, FunctionDevice};
@@ -18,9 +18,9 @@ use crate::server_futures::{ANSWERED, Task, WOKEN, run_tasks};
 
 /// A reactor with one channel, which is connected to itself.
 fn channel<S: Share<Buffer = PooledBuffer>>(
-    reactor: &LoopReactor<S>,
+    reactor: &Reactor<S>,
     domain: &Arc<ProtectionDomain<'static>>,
-) -> LoopChannel<S> {
+) -> AsyncChannel<S> {
     let builder = reactor.create_channel(domain).max_send_wr(1).max_recv_wr(1);
     let prepared = builder.build().expect("a channel");
     let itself = prepared.endpoint();
@@ -31,7 +31,7 @@ fn channel<S: Share<Buffer = PooledBuffer>>(
 pub(crate) struct TasksRig<S: Share> {
     peers: Peers,
     tasks: Vec<Task>,
-    reactor: LoopReactor<S>,
+    reactor: Reactor<S>,
     epoll: OwnedFd,
     /// Room for those that were woken.
     woken: Vec<usize>,
@@ -39,7 +39,7 @@ pub(crate) struct TasksRig<S: Share> {
 
 /// Receives and answers, one message after the other.
 async fn serve<S: Share<Buffer = PooledBuffer>>(
-    channel: LoopChannel<S>,
+    channel: AsyncChannel<S>,
     mut buffer: PooledBuffer,
 ) -> TransportError {
     loop {
@@ -68,7 +68,7 @@ impl<S: Share<Buffer = PooledBuffer> + 'static> TasksRig<S> {
         let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
         let pool = BufferPool::new(&domain, LENGTH, connections, AccessFlags::empty());
         let pool = pool.expect("a pool");
-        let reactor = LoopReactor::new(&context, 2 * connections as u32).expect("a reactor");
+        let reactor = Reactor::new(&context, 2 * connections as u32).expect("a reactor");
         let task = |_| -> Task {
             Box::pin(serve::<S>(channel(&reactor, &domain), pool.take().expect("a buffer")))
         };
@@ -108,8 +108,8 @@ pub(crate) fn tasks_server<S: Share>(
 /// A channel, with two buffers.
 pub(crate) struct PairRig<S: Share> {
     device: FunctionDevice,
-    reactor: LoopReactor<S>,
-    channel: LoopChannel<S>,
+    reactor: Reactor<S>,
+    channel: AsyncChannel<S>,
     pool: BufferPool,
 }
 
@@ -118,7 +118,7 @@ impl<S: Share<Buffer = PooledBuffer>> PairRig<S> {
         let device = Builder::lean().held_receives(1).build();
         let domain = Arc::new(ProtectionDomain::new(Arc::new(device.context())).expect("a domain"));
         let pool = BufferPool::new(&domain, LENGTH, 2, AccessFlags::empty()).expect("a pool");
-        let reactor = LoopReactor::new(domain.context_parent(), 2).expect("a reactor");
+        let reactor = Reactor::new(domain.context_parent(), 2).expect("a reactor");
         let channel = channel(&reactor, &domain);
         let mut rig = Self { device, reactor, channel, pool };
         // Lists get their sizes.
@@ -157,8 +157,8 @@ pub(crate) fn pairs<S: Share<Buffer = PooledBuffer>>(
 
 /// A send after the other.
 pub(crate) struct SendRig<S: Share> {
-    reactor: LoopReactor<S>,
-    channel: LoopChannel<S>,
+    reactor: Reactor<S>,
+    channel: AsyncChannel<S>,
     pool: BufferPool,
 }
 
@@ -166,7 +166,7 @@ impl<S: Share<Buffer = PooledBuffer>> SendRig<S> {
     pub(crate) fn new() -> Self {
         let domain = Arc::new(ProtectionDomain::new(context()).expect("a domain"));
         let pool = BufferPool::new(&domain, LENGTH, 1, AccessFlags::empty()).expect("a pool");
-        let reactor = LoopReactor::new(domain.context_parent(), 2).expect("a reactor");
+        let reactor = Reactor::new(domain.context_parent(), 2).expect("a reactor");
         let channel = channel(&reactor, &domain);
         let mut rig = Self { reactor, channel, pool };
         sends(&mut rig, 2).expect("it works");
@@ -195,7 +195,7 @@ pub(crate) fn sends<S: Share<Buffer = PooledBuffer>>(
 
 /// Turns the reactor until the task has ended, which is polled after each turn that finds something.
 fn run<S: Share>(
-    reactor: &LoopReactor<S>,
+    reactor: &Reactor<S>,
     mut task: Pin<&mut impl Future<Output = TransportResult<u64>>>,
 ) -> TransportResult<u64> {
     let mut context = Context::from_waker(Waker::noop());

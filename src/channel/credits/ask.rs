@@ -12,7 +12,6 @@ use super::super::error::{TransportError, TransportResult};
 use super::super::event_loop::ONE;
 use super::super::in_flight::Queue;
 use super::super::scope::Scope;
-use super::super::slot::Owner;
 use super::super::wait::Wait;
 use super::{Credits, decode};
 use crate::completion::WorkCompletion;
@@ -102,24 +101,17 @@ impl Core {
         Err(TransportError::NoCredit)
     }
 
-    /// The error of a post of so many messages without credit, of an operation of this owner.
+    /// The error of a post of so many messages without credit.
     #[cold]
     #[inline(never)]
-    pub(in crate::channel) fn refuse_without_credit(
-        &self,
-        owner: Owner,
-        messages: u32,
-    ) -> TransportError {
+    pub(in crate::channel) fn refuse_without_credit(&self, messages: u32) -> TransportError {
         let Some(credits) = &self.credits else { return TransportError::NoCredit };
-        // A program may post again and again, and poll nothing meanwhile, as there is nothing in flight. Tasks
-        // must not be woken here; their reactor polls.
-        if owner != Owner::Task {
-            while credits.reading.get() {
-                match self.settle() {
-                    Ok(true) => {}
-                    Ok(false) => break,
-                    Err(error) => return error,
-                }
+        // A program may post again and again, and poll nothing meanwhile, as there is nothing in flight.
+        while credits.reading.get() {
+            match self.settle() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => return error,
             }
         }
         self.require_credits(messages).err().unwrap_or(TransportError::NoCredit)
@@ -152,13 +144,6 @@ impl Core {
         let credits = self.credits.as_deref().filter(|credits| !credits.reading.get())?;
         // The pause may be over by now, and nothing was asked.
         Some(credits.pause().unwrap_or_default())
-    }
-
-    /// Whether there is no credit, and a question is in flight whose answer will tell.
-    pub(in crate::channel) fn is_asking_for_credit(&self) -> bool {
-        self.credits.as_deref().is_some_and(|credits| {
-            credits.reading.get() && credits.available() == 0 && credits.failed.get().is_none()
-        })
     }
 
     /// The number of the last read of the peer's word, if the channel has flow control.

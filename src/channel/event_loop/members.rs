@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 
 use super::Loop;
-use super::ended::{ChannelId, REMOVED, STOPPED};
+use super::ended::{ChannelId, STOPPED};
 use super::table::{Aside, Entry, NEVER_FREE, Outcome, Slot, State, Table};
 use crate::channel::Channel;
 #[cfg(doc)]
@@ -24,11 +24,11 @@ use crate::state_error::StateError;
 /// See the [module](self).
 pub(super) struct Members<'res> {
     /// By the index of the channel.
-    links: Vec<Option<Link<'res>>>,
+    pub(super) links: Vec<Option<Link<'res>>>,
     /// The receives that channels share.
     pub(super) shared: Vec<(ChannelId, Arc<SharedReceiveQueue<'res>>)>,
     /// How many completions the queue holds, and the part of that which no channel has reserved.
-    capacity: u32,
+    pub(super) capacity: u32,
     room: u32,
     /// The indexes of channels that were removed, and can be used again when all their slots are free.
     retired: Vec<u32>,
@@ -74,8 +74,8 @@ impl<'res, B> Loop<'res, B> {
         let is_open = channel.core().table.is_open();
         match self.place_for(&channel.link, is_open) {
             Ok(id) => {
-                self.members.links[id.index()] = Some(channel.link);
-                self.open(id, [Queue::Send, Queue::Receive].as_slice());
+                self.attach_link(id, channel.link);
+                self.open(id, &[Queue::Send, Queue::Receive]);
                 Ok(id)
             }
             Err(error) => Err(StateError::new(channel, error)),
@@ -102,7 +102,7 @@ impl<'res, B> Loop<'res, B> {
         }
         match self.place_for(channel.link_mut(), true) {
             Ok(id) => {
-                self.members.links[id.index()] = Some(channel.into_link());
+                self.attach_link(id, channel.into_link());
                 self.open(id, &[Queue::Receive]);
                 Ok(id)
             }
@@ -121,25 +121,31 @@ impl<'res, B> Loop<'res, B> {
     #[doc(alias = "ibv_modify_qp")]
     pub fn handshake(&mut self, channel: ChannelId, remote: QueuePairEndpoint) -> Result<()> {
         const VERB: &str = "ibv_modify_qp";
-        let Some(entry) = self.table.entry(channel) else { return Err(unknown(VERB)) };
-        let slots = entry.slots();
+        if self.table.entry(channel).is_none() {
+            return Err(unknown(VERB));
+        }
         let Some(link) = &mut self.members.links[channel.index()] else {
             return Err(unknown(VERB));
         };
         if link.core.table.is_open() {
             return Err(Error::invalid(VERB, "the channel is connected"));
         }
-        match link.connect(&remote) {
+        let connected = link.connect(&remote);
+        let is_reset = link.is_reset();
+        match connected {
             Ok(()) => self.open(channel, &[Queue::Send, Queue::Receive]),
-            Err(error) => {
-                if link.is_reset() {
-                    self.table.entries[channel.index()].next = [NEVER_FREE; 2];
-                    self.table.end_without_completions(slots, STOPPED);
-                }
-                return Err(error);
-            }
+            Err(_) if is_reset => self.end_attempt(channel),
+            Err(_) => {}
         }
-        Ok(())
+        connected
+    }
+
+    /// An attempt to connect has failed, and the queue pair is in RESET.
+    pub(super) fn end_attempt(&mut self, channel: ChannelId) {
+        let entry = &mut self.table.entries[channel.index()];
+        entry.next = [NEVER_FREE; 2];
+        let slots = entry.slots();
+        self.table.end_without_completions(slots, STOPPED);
     }
 
     /// The address of a channel, which its peer needs; `None` if the loop has no such channel (any more).
@@ -193,7 +199,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// A place for a channel, none of whose queues may be posted to yet.
-    fn place_for(&mut self, link: &Link<'res>, is_open: bool) -> Result<ChannelId> {
+    pub(super) fn place_for(&mut self, link: &Link<'res>, is_open: bool) -> Result<ChannelId> {
         const VERB: &str = "ibv_create_qp";
         let core = &link.core;
         // SAFETY: the link holds the queue pair, of which the completion queue is a parent.
@@ -213,18 +219,35 @@ impl<'res, B> Loop<'res, B> {
         let [sends, receives] = link.depths();
         let depths = [sends, receives, u32::from(core.credits.is_some())];
         let id = self.take_place(depths, core.target.get(), core.limits, core.number)?;
+        self.table.asides[id.index()] = Aside { shares: shares.is_some(), ..Aside::default() };
+        self.assign(id, core);
+        Ok(id)
+    }
+
+    /// The place is for this queue pair: its first one, or after a reset another one.
+    pub(super) fn assign(&mut self, id: ChannelId, core: &Core) {
         let (table, index) = (&mut self.table, id.index());
-        if let Some(slot) = table.entries[index].credit_slot() {
+        let entry = &mut table.entries[index];
+        entry.target = core.target.get();
+        entry.limits = core.limits;
+        let (slots, credit_slot) = (entry.slots(), entry.credit_slot());
+        for slot in &mut table.slots[slots.start as usize..slots.end as usize] {
+            slot.queue_pair = core.number;
+        }
+        if let Some(slot) = credit_slot {
             let slot = &mut table.slots[slot as usize];
             slot.state = State::Credits;
             core.set_credit_number(slot.number);
         }
-        let shares = shares.is_some();
-        if shares {
+        if table.asides[index].shares {
             table.sharing.insert(core.number, index);
         }
-        table.asides[index] = Aside { core: Some(core.clone()), shares, ..Aside::default() };
-        Ok(id)
+    }
+
+    /// The loop has the channel of this place from now on.
+    pub(super) fn attach_link(&mut self, id: ChannelId, link: Link<'res>) {
+        self.table.asides[id.index()].core = Some(link.core.clone());
+        self.members.links[id.index()] = Some(link);
     }
 
     /// A place with free slots, none of whose queues may be posted to yet.
@@ -272,8 +295,12 @@ impl<'res, B> Loop<'res, B> {
         Ok(id)
     }
 
-    /// Lets these queues be posted to, unless they were before.
-    fn open(&mut self, channel: ChannelId, queues: &[Queue]) {
+    /// Lets these queues be posted to, unless they were before, or the channel was stopped.
+    pub(super) fn open(&mut self, channel: ChannelId, queues: &[Queue]) {
+        if let Some(error) = self.table.why_stopped(channel) {
+            self.table.asides[channel.index()].stopped = Some(error);
+            return;
+        }
         let entry = &mut self.table.entries[channel.index()];
         for &queue in queues {
             let next = entry.first_of(queue);
@@ -283,84 +310,6 @@ impl<'res, B> Loop<'res, B> {
             }
         }
     }
-
-    /// Destroys a channel. Its id names none any more.
-    fn end(&mut self, index: usize, link: Link<'res>) -> Result<()> {
-        let detached = self.detach_link(index, link);
-        self.end_detached(detached.destroy())
-    }
-
-    /// Takes a channel out, so that it can be destroyed while the loop is not borrowed. Its id names none any more. Its
-    /// slots stay, until [`end_detached`](Self::end_detached).
-    #[cfg_attr(not(feature = "async"), expect(dead_code, reason = "of futures"))]
-    pub(crate) fn detach(&mut self, channel: ChannelId) -> Option<Detached<'res>> {
-        self.table.entry(channel)?;
-        let link = self.members.links[channel.index()].take()?;
-        Some(self.detach_link(channel.index(), link))
-    }
-
-    fn detach_link(&mut self, index: usize, link: Link<'res>) -> Detached<'res> {
-        let table = &mut self.table;
-        let slots = table.entries[index].slots();
-        let generation = table.entries[index].generation;
-        table.forget_credit(ChannelId { index: index as u32, generation });
-        table.end_connections(slots.clone());
-        table.entries[index].generation = generation.wrapping_add(1);
-        // Whoever destroys the queue pair changes the core.
-        table.asides[index].core = None;
-        Detached { index, is_in_flight: table.in_flight(slots) > 0, link }
-    }
-
-    /// Gives the slots of a channel back that was detached, with its result.
-    pub(crate) fn end_detached(&mut self, destroyed: Destroyed) -> Result<()> {
-        let Destroyed { index, number, is_reset, result } = destroyed;
-        let Self { table, members, .. } = self;
-        let entry = &table.entries[index];
-        let (slots, depth, credit_slot) =
-            (entry.slots(), entry.depths.iter().sum::<u32>(), entry.credit_slot());
-        // If one of both succeeded, the device has nothing any more, whatever becomes of the queue pair.
-        if is_reset || result.is_ok() {
-            table.end_without_completions(slots.clone(), REMOVED);
-        }
-        if result.is_ok() {
-            if let Some(slot) = credit_slot {
-                table.slots[slot as usize].state = State::Free;
-            }
-            members.give_back(index, depth);
-        } else {
-            table.leak(slots);
-        }
-        if table.asides[index].shares {
-            // A provider may keep what the queue pair has received.
-            table.settle_all(members.capacity);
-            table.sharing.remove(number);
-        }
-        result
-    }
-}
-
-/// A channel that is to be destroyed.
-pub(crate) struct Detached<'res> {
-    index: usize,
-    is_in_flight: bool,
-    link: Link<'res>,
-}
-
-impl Detached<'_> {
-    /// `ibv_modify_qp`, `ibv_destroy_qp`. Nothing else uses the queue pair.
-    pub(crate) fn destroy(self) -> Destroyed {
-        let is_reset = self.is_in_flight && self.link.core.reset().is_ok();
-        let number = self.link.core.number;
-        Destroyed { index: self.index, number, is_reset, result: self.link.close() }
-    }
-}
-
-/// What has become of a channel.
-pub(crate) struct Destroyed {
-    pub(super) index: usize,
-    number: u32,
-    is_reset: bool,
-    result: Result<()>,
 }
 
 /// Makes a place, with slots that are free.
@@ -457,7 +406,7 @@ impl<B> Table<B> {
     }
 
     /// Polls until the queue is empty, but no more than it holds: what comes beyond that, the device makes up.
-    fn settle_all(&mut self, capacity: u32) {
+    pub(super) fn settle_all(&mut self, capacity: u32) {
         let _ = self.settle_polled();
         for _ in 0..=capacity {
             match self.poll() {
@@ -495,7 +444,7 @@ impl<B> Table<B> {
     }
 
     /// From now on, all numbers of these slots are of an earlier connection.
-    fn end_connections(&mut self, slots: Range<u32>) {
+    pub(super) fn end_connections(&mut self, slots: Range<u32>) {
         for slot in &mut self.slots[slots.start as usize..slots.end as usize] {
             if slot.state == State::Credits
                 && let Some(core) = &self.asides[slot.channel.index()].core

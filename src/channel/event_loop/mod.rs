@@ -1,8 +1,11 @@
 //! Many channels on one thread: one completion queue, one table of operations, one owner.
 
+#[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for futures
+mod detached;
 mod ended;
 mod flow;
 mod members;
+mod numbers;
 mod post;
 mod shared;
 mod table;
@@ -17,6 +20,8 @@ use std::time::Instant;
 
 pub use ended::{ChannelId, Ended, LoopBuffer};
 
+#[cfg(feature = "async")]
+pub(crate) use detached::Detached;
 use members::Members;
 pub(in crate::channel) use table::ONE;
 use table::Table;

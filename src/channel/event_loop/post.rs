@@ -154,7 +154,7 @@ impl<B> Loop<'_, B> {
                 buffer,
             );
         }
-        let error = ffi::failed(R::Operation::VERB, returned).into();
+        let error: TransportError = ffi::failed(R::Operation::VERB, returned).into();
         let prepared = self.table.prepared.as_ptr();
         // SAFETY: as in `post_as`.
         if !unsafe { Prepared::may_be_posted(prepared, R::Operation::QUEUE) } {
@@ -164,7 +164,12 @@ impl<B> Loop<'_, B> {
         // Nobody knows the number of a future's operation.
         slot.state = if state == State::Task { State::Abandoned } else { state };
         slot.buffer.write(B::keep(ManuallyDrop::into_inner(buffer).keep()));
-        self.to_error(channel);
+        if matches!(state, State::Task | State::Message) && self.table.core(channel).is_some() {
+            self.table.refuse(channel, error);
+            self.table.later.failed.push((channel, error));
+        } else {
+            self.to_error(channel);
+        }
         Refused { error, request: None }.into()
     }
 }
@@ -205,6 +210,9 @@ impl Entry {
     #[cold]
     #[inline(never)]
     pub(super) fn why_full(&self, aside: &Aside, queue: Queue) -> TransportError {
+        if let Some(error) = aside.stopped {
+            return error;
+        }
         // The queue of a channel that was opened, but has no slots, is full.
         if self.next[queue_index(queue)] == NEVER_FREE && self.first_of(queue) != NEVER_FREE {
             TransportError::NotConnected

@@ -46,6 +46,15 @@ impl<'res, B> Loop<'res, B> {
         capacity: u32,
     ) -> Result<ChannelId> {
         let queue = Arc::new(SharedReceiveQueue::new(domain, capacity, 1)?);
+        self.place_shared(&queue, capacity)
+    }
+
+    /// Adds a queue that has room for so many receives, of one element each.
+    pub(crate) fn place_shared(
+        &mut self,
+        queue: &Arc<SharedReceiveQueue<'res>>,
+        capacity: u32,
+    ) -> Result<ChannelId> {
         let target = Target::with(queue.as_raw().cast(), (refuse_send, post_srq_recv));
         let limits = Limits {
             max_send_sge: 1,
@@ -59,8 +68,18 @@ impl<'res, B> Loop<'res, B> {
         let id = self.take_place([0, capacity, 0], target, limits, ANY)?;
         let entry = &mut self.table.entries[id.index()];
         entry.next = [NEVER_FREE, entry.first_of(Queue::Receive)];
-        self.members.shared.push((id, queue));
+        self.members.shared.push((id, queue.clone()));
         Ok(id)
+    }
+
+    /// Whether these are receives of this loop.
+    #[cfg(feature = "async")]
+    pub(crate) fn shares(
+        &self,
+        receives: ChannelId,
+        queue: &Arc<SharedReceiveQueue<'res>>,
+    ) -> bool {
+        self.members.shared_receives(receives).is_some_and(|known| Arc::ptr_eq(known, queue))
     }
 
     /// As [`create_channel`](Self::create_channel), for a channel that takes its receives from a queue of

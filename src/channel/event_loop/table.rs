@@ -14,13 +14,13 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use super::ended::{ChannelId, Ended, result};
+use super::numbers::Numbers;
 use super::shared::ANY;
 use super::tasks::{Later, Lines, Receiving, Waiters};
 use crate::channel::core::Core;
 use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::in_flight::Queue;
 use crate::channel::operation::{Limits, Prepared, Target};
-use crate::channel::queue_pair_numbers::Numbers;
 use crate::channel::sink::{BATCH, Batch, PollCq, count};
 use crate::channel::slot::NO_SLOT;
 use crate::channel::window_list::WindowList;
@@ -148,6 +148,12 @@ pub(super) struct Aside {
     /// Its receives are shared ones of the loop.
     pub(super) shares: bool,
     pub(super) receiving: Receiving,
+    /// Why nothing can be posted any more.
+    pub(super) stopped: Option<TransportError>,
+    /// Only sends are refused, and some wait for the end of those in flight.
+    pub(super) is_draining: bool,
+    /// It was dropped while it was out of the loop: whoever puts it back destroys it.
+    pub(super) is_dropped: bool,
 }
 
 /// A list through the slots of operations that have ended.
@@ -227,6 +233,8 @@ pub(super) struct Table<B> {
     pub(super) waiters: Waiters,
     /// The channels that lack credit.
     pub(super) without_credit: Vec<ChannelId>,
+    /// Why nothing can be posted on any channel any more.
+    pub(super) stopped: Option<TransportError>,
 }
 
 /// What a slot keeps of an operation that its owner asks for.
@@ -263,6 +271,7 @@ impl<B> Table<B> {
             sharing: Numbers::new(),
             waiters: Waiters::default(),
             without_credit: Vec::new(),
+            stopped: None,
         }
     }
 

@@ -6,11 +6,10 @@
 use std::task::Waker;
 
 use super::Loop;
-use super::ended::{ChannelId, Ended, LoopBuffer, STOPPED};
-use super::members::Destroyed;
+use super::ended::{ChannelId, Ended, LoopBuffer};
 use super::post::queue_index;
 use super::table::{Aside, NEVER_FREE, Slot, State, Table};
-use crate::channel::error::TransportResult;
+use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::in_flight::Queue;
 use crate::channel::owned_buffer::OwnedBuffer;
 use crate::channel::owned_post::Refused;
@@ -21,15 +20,18 @@ use crate::channel::slot::NO_SLOT;
 pub(crate) struct Later<B> {
     pub(crate) woken: Vec<Waker>,
     pub(crate) dropped: Vec<B>,
+    /// Channels to be closed, since a post has failed that the device may have.
+    pub(crate) failed: Vec<(ChannelId, TransportError)>,
 }
 
 impl<B> Default for Later<B> {
     fn default() -> Self {
-        Self { woken: Vec::new(), dropped: Vec::new() }
+        Self { woken: Vec::new(), dropped: Vec::new(), failed: Vec::new() }
     }
 }
 
 impl<B> Later<B> {
+    /// Whether there is nothing, unless a post has failed.
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
         self.woken.is_empty() && self.dropped.is_empty()
@@ -152,22 +154,12 @@ impl<B> Loop<'_, B> {
     /// The oldest message of a channel.
     #[inline]
     pub(crate) fn take_message(&mut self, channel: ChannelId) -> Option<Ended<B>> {
-        let table = &mut self.table;
-        let messages = &mut table.asides.get_mut(channel.index())?.messages;
-        let index = messages.first;
-        let slot = table.slots.get(index as usize)?;
-        if table.outcomes[index as usize].channel.unwrap_or(slot.channel) != channel {
-            return None;
-        }
-        messages.first = slot.link;
-        Some(table.take(index))
+        self.table.pop_message(channel.index())
     }
 
     /// Whether a channel has a message.
     pub(crate) fn has_message(&self, channel: ChannelId) -> bool {
-        let aside = self.table.asides.get(channel.index());
-        let first = aside.and_then(|aside| self.table.slots.get(aside.messages.first as usize));
-        first.is_some_and(|slot| slot.channel == channel)
+        !self.table.asides[channel.index()].messages.is_empty()
     }
 
     /// Wakes the first that waits for a message, if there is one for it.
@@ -301,58 +293,65 @@ impl<B> Loop<'_, B> {
         self.table.wake_first(channel.index(), queue);
     }
 
-    /// `ibv_modify_qp`: ends all operations of a channel with [`Stopped`](crate::TransportError::Stopped), without waiting,
-    /// and refuses further ones. All that wait in its lines are woken. If the device cannot reset the queue pair, what is
-    /// in flight ends when the channel is [removed](Self::remove).
-    #[cold]
-    pub(crate) fn stop(&mut self, channel: ChannelId) {
-        let Some(entry) = self.table.entry(channel) else { return };
-        entry.next = [NEVER_FREE; 2];
-        let slots = entry.slots();
-        let Some(core) = self.table.asides[channel.index()].core.clone() else { return };
-        if core.try_reset() {
-            self.table.end_without_completions(slots, STOPPED);
-        }
-        for line in [Queue::Send, Queue::Receive] {
-            self.wake_all_in_line(channel, line);
-        }
-    }
-
     /// Wakes all of a line.
     #[cold]
     pub(crate) fn wake_all_in_line(&mut self, channel: ChannelId, queue: Queue) {
-        let Table { asides, waiters, later, .. } = &mut self.table;
-        let mut place = asides[channel.index()].lines[queue_index(queue)].first;
-        while let Some(waiter) = waiters.places.get_mut(place as usize) {
-            later.woken.extend(waiter.waker.take());
-            place = waiter.after;
-        }
+        self.table.wake_all(channel.index(), queue);
     }
 
-    /// [Stops](Self::stop) all channels, and wakes all tasks.
+    /// Why nothing can be posted on a channel any more.
+    #[inline]
+    pub(crate) fn why_stopped(&self, channel: ChannelId) -> Option<TransportError> {
+        self.table.why_stopped(channel)
+    }
+
+    /// From now on nothing can be posted on channels that are attached later. Returns the channels that were there.
     #[cold]
-    pub(crate) fn stop_all(&mut self) {
-        for index in 0..self.table.entries.len() {
-            let generation = self.table.entries[index].generation;
-            self.stop(ChannelId { index: index as u32, generation });
-        }
-        let Table { outcomes, later, .. } = &mut self.table;
-        later.woken.extend(outcomes.iter_mut().filter_map(|outcome| outcome.waker.take()));
+    pub(crate) fn stop_adding(&mut self, error: TransportError) -> Vec<ChannelId> {
+        self.table.stopped.get_or_insert(error);
+        self.channels()
     }
 
-    /// Gives the slots of a channel back that was detached, and the results that nobody asks for any more, with their
-    /// wakers.
-    pub(crate) fn discard(&mut self, destroyed: Destroyed) {
-        let index = destroyed.index;
-        // It is leaked then.
-        let _ = self.end_detached(destroyed);
-        for slot in self.table.entries[index].slots() {
-            self.table.later.woken.extend(self.table.outcomes[slot as usize].waker.take());
-            if matches!(self.table.slots[slot as usize].state, State::Done | State::Arrived) {
-                let ended = self.table.take(slot);
-                self.table.later.dropped.push(ended.buffer);
-            }
-        }
+    fn channels(&self) -> Vec<ChannelId> {
+        let there = self.table.asides.iter().enumerate().filter(|(_, aside)| aside.core.is_some());
+        let id = |(index, _): (usize, _)| ChannelId {
+            index: index as u32,
+            generation: self.table.entries[index].generation,
+        };
+        there.map(id).collect()
+    }
+
+    /// Refuses further sends, writes, reads and atomics of a channel with [`Stopped`](TransportError::Stopped).
+    #[cold]
+    pub(crate) fn refuse_sends(&mut self, channel: ChannelId) {
+        let aside = &mut self.table.asides[channel.index()];
+        aside.stopped.get_or_insert(TransportError::Stopped);
+        aside.is_draining = true;
+        self.table.entries[channel.index()].next[0] = NEVER_FREE;
+        self.table.wake_all(channel.index(), Queue::Send);
+    }
+
+    /// Whether connections of the device end without completions, as on iWARP.
+    pub(crate) fn is_iwarp(&self) -> bool {
+        self.queue.context().is_iwarp()
+    }
+
+    /// The channels of which the device has sends, writes, reads or atomics.
+    #[cold]
+    pub(crate) fn busy_channels(&self) -> Vec<ChannelId> {
+        let mut channels = self.channels();
+        channels.retain(|&channel| self.in_flight(channel) > 0);
+        channels
+    }
+
+    /// The number of the channel's sends, writes, reads and atomics that the device has.
+    pub(crate) fn sends_in_flight(&self, channel: ChannelId) -> usize {
+        let entry = &self.table.entries[channel.index()];
+        self.table.in_flight(entry.first_slot..entry.first_slot + entry.depths[0])
+    }
+
+    /// Nobody waits in a channel's lines any more, or will ever be woken.
+    pub(super) fn forget_lines(&mut self, index: usize) {
         for line in 0..2 {
             loop {
                 let first = self.table.asides[index].lines[line].first;
@@ -374,10 +373,34 @@ impl<B> Table<B> {
         self.slots.get_mut(number as u32 as usize).filter(|slot| slot.number == number)
     }
 
-    /// Wakes the first of a line of the channel with this index.
+    /// Takes the oldest message of the channel with this index.
+    #[inline]
+    pub(super) fn pop_message(&mut self, channel: usize) -> Option<Ended<B>> {
+        let messages = &mut self.asides[channel].messages;
+        let index = messages.first;
+        messages.first = self.slots.get(index as usize)?.link;
+        Some(self.take(index))
+    }
+
+    /// Wakes all of a line of the channel with this index.
+    #[cold]
+    pub(super) fn wake_all(&mut self, channel: usize, queue: Queue) {
+        let Self { asides, waiters, later, .. } = self;
+        let mut place = asides[channel].lines[queue_index(queue)].first;
+        while let Some(waiter) = waiters.places.get_mut(place as usize) {
+            later.woken.extend(waiter.waker.take());
+            place = waiter.after;
+        }
+    }
+
+    /// Wakes the first of a line of the channel with this index; all, if no more is posted and some wait for the end.
     #[inline]
     pub(super) fn wake_first(&mut self, channel: usize, queue: Queue) {
-        let first = self.asides[channel].lines[queue_index(queue)].first;
+        let aside = &self.asides[channel];
+        let first = aside.lines[queue_index(queue)].first;
+        if aside.is_draining {
+            return self.wake_all(channel, queue);
+        }
         if let Some(waiter) = self.waiters.places.get_mut(first as usize) {
             self.later.woken.extend(waiter.waker.take());
         }

@@ -143,15 +143,15 @@ impl Core {
     /// or the last. The others stay in the batch: of a receive and the send that was posted after it, whose completion
     /// is waited for first, each is then taken by its own wait.
     ///
-    /// Returns `None`, and leaves the rest to [`settle_rest`](Self::settle_rest), in every other case: the poll failed; or
-    /// neither is a success with the number; or somebody else may wait for one of the others, who must be told.
+    /// Returns `None`, and leaves the rest to [`settle_rest`](Self::settle_rest), in every other case: the poll failed, or
+    /// neither is a success with the number.
     ///
     /// It calls no function, so that the compiler need not save any registers.
     #[inline(never)]
     fn take_from_poll(&self, found: c_int, wr_id: u64) -> Option<NonNull<ffi::ibv_wc>> {
         let (batch, polled) = (&self.sink.batch, found);
         let found = found as u32 as usize;
-        if !(2..=BATCH).contains(&found) || self.router.is_some() && self.table.any_others() {
+        if !(2..=BATCH).contains(&found) {
             self.sink.rest.set(polled);
             return None;
         }

@@ -1,13 +1,11 @@
 //! Where completions are handled.
 //!
-//! [`Core::settle`] is the only function that handles them: it polls, dispatches everything that it found, and tells
-//! whoever waits. To dispatch a completion is to end its operation: its slot gets the result, a task is woken, a
-//! buffer that nobody asks for is dropped. Who waits for an operation calls `settle` until the slot of the operation
-//! says that it has ended. What has ended is told by `settle` itself, so no caller has to remember anything.
+//! [`Core::settle`] is the only function that handles them: it polls, and dispatches everything that it found. To
+//! dispatch a completion is to end its operation: its slot gets the result, and a buffer that nobody asks for is dropped. Who waits for an operation calls `settle` until the slot of the operation
+//! says that it has ended.
 //!
 //! [`fast_path`] is the one shortcut: a wait that finds the completion of its own operation first takes that from
-//! what was polled, without the way through the slot. It leaves the others for the next wait or the next `settle`,
-//! unless another thread may wait for one of them.
+//! what was polled, without the way through the slot. It leaves the others for the next wait or the next `settle`.
 //!
 //! # Which operation a completion belongs to
 //!
@@ -17,21 +15,15 @@
 
 mod batch;
 mod fast_path;
-mod routed_poll;
 
 pub(super) use batch::{BATCH, Batch, PollCq};
 
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::sync::Arc;
-use std::task::Waker;
-
-use routed_poll::{Route, poll_routed, poll_routed_receives};
 
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
-use super::router::{Inbox, Router};
-use super::slot::{Owner, Slot, State};
+use super::slot::{Slot, State};
 use super::wait::Wait;
 use crate::completion::WorkCompletion;
 use crate::ffi;
@@ -39,50 +31,23 @@ use crate::ffi;
 /// What a channel polls with, and what it polled last.
 pub(super) struct Sink {
     batch: Batch,
-    /// The function that polls, and its first argument: the provider's function and the completion queue,
-    /// or `poll_routed` and `route`. Not an enum: to look at it would take 2 of the 30 instructions of a blocking
-    /// send.
-    poll_cq: Cell<PollCq>,
-    polled: Cell<*mut ffi::ibv_cq>,
-    /// Of a shared completion queue. `polled` points here.
-    route: Option<Route>,
-    /// Whether a shared receive queue feeds the channel.
-    is_fed: bool,
+    /// The provider's function that polls, and the completion queue.
+    poll_cq: PollCq,
+    queue: *mut ffi::ibv_cq,
     /// What a poll of a [shortcut](fast_path) has returned that has left it to [`Core::settle_rest`]. Otherwise 0.
     rest: Cell<c_int>,
 }
 
 impl Sink {
-    /// Polls a completion queue, or else the router, which the core holds. It can poll once it no longer moves: see
-    /// [`start`](Self::start).
+    /// Polls a completion queue, or nothing for a channel of a loop.
     ///
     /// # Safety
     ///
     /// The completion queue is live.
-    pub(super) unsafe fn new(
-        queue: *mut ffi::ibv_cq,
-        router: Option<&(Arc<Router>, Inbox)>,
-        is_fed: bool,
-        of_loop: bool,
-    ) -> Self {
+    pub(super) unsafe fn new(queue: *mut ffi::ibv_cq, of_loop: bool) -> Self {
         // SAFETY: the caller vouches for the queue.
         let poll_cq = if of_loop { poll_nothing } else { unsafe { poll_cq_of(queue) } };
-        Self {
-            batch: Batch::new(),
-            poll_cq: Cell::new(poll_cq),
-            polled: Cell::new(queue),
-            route: router.map(Route::new),
-            is_fed,
-            rest: Cell::new(0),
-        }
-    }
-
-    /// To be called once, when the core no longer moves.
-    pub(super) fn start(&self) {
-        if let Some(route) = &self.route {
-            self.polled.set(std::ptr::from_ref(route).cast_mut().cast());
-            self.poll_cq.set(if self.is_fed { poll_routed_receives } else { poll_routed });
-        }
+        Self { batch: Batch::new(), poll_cq, queue, rest: Cell::new(0) }
     }
 
     /// Whether nothing is there that was polled and not dispatched.
@@ -110,39 +75,6 @@ impl Core {
     #[inline]
     pub(super) fn settle(&self) -> TransportResult<bool> {
         self.poll_and_dispatch()
-    }
-
-    /// As [`settle`](Self::settle), for all that is in the inbox of a channel with a shared completion queue, which
-    /// is not polled.
-    pub(super) fn settle_delivered(&self) -> TransportResult<()> {
-        let Some((router, inbox)) = &self.router else {
-            while self.settle()? {}
-            return Ok(());
-        };
-        loop {
-            while !self.sink.batch.is_empty() {
-                self.dispatch_batch()?;
-            }
-            // SAFETY: there are `BATCH` initialised entries. No reference to one is held, as in `poll_raw`, and
-            // this one is not used after the call.
-            let out = unsafe { std::slice::from_raw_parts_mut(self.sink.batch.entries(), BATCH) };
-            if !self.absorb(router.take(inbox, out))? {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Handles a completion that was polled for this channel by its reactor. Returns the waker of its task, if that is
-    /// all that has to be woken.
-    #[inline]
-    pub(super) fn settle_polled(&self, completion: &ffi::ibv_wc) -> TransportResult<Option<Waker>> {
-        if let Some(slot) = self.slot_of_completion(completion)
-            && slot.state() == State::InFlight(Owner::Task)
-        {
-            slot.complete(Owner::Task, completion);
-            return Ok(slot.entry.waker.take());
-        }
-        self.dispatch(completion).map(|()| None)
     }
 
     /// Waits until `ended` returns something, which it may when completions were handled.
@@ -177,13 +109,13 @@ impl Core {
     /// returned. The batch is still empty after that: see [`absorb`](Self::absorb).
     #[inline(always)]
     fn poll_raw(&self, most: usize) -> c_int {
-        let Sink { batch, poll_cq, polled, .. } = &self.sink;
+        let Sink { batch, poll_cq, queue, .. } = &self.sink;
         debug_assert!(batch.is_empty() && most <= BATCH);
-        // SAFETY: what is polled is live: it is a parent of the queue pair, or part of the core. Only the
-        // channel polls, which holds both; a handle that outlives it finds that out before it polls. There is
+        // SAFETY: the queue is live: it is a parent of the queue pair. Only the channel polls, which holds both; a handle
+        // that outlives it finds that out before it polls. There is
         // room for `most` completions, and no reference to them: a function of the core that makes one
         // drops it before it polls or returns, and one thread at a time uses the core.
-        unsafe { poll_cq.get()(polled.get(), most as c_int, batch.entries()) }
+        unsafe { poll_cq(*queue, most as c_int, batch.entries()) }
     }
 
     /// Puts the completions that a poll found into the batch. Returns whether there are any. A poll that
@@ -241,9 +173,6 @@ impl Core {
             && owner.awaits_completion()
         {
             slot.complete(owner, completion);
-            if owner == Owner::Task {
-                self.table.owned.wake(&slot.entry);
-            }
             return Ok(());
         }
         self.dispatch_other(&(*completion).into())
@@ -274,25 +203,13 @@ impl Core {
             {
                 slot.renumber();
             }
-            _ if self.take_window_failure(completion)
-                || self.take_message(completion)
-                || self.table.is_earlier(wr_id) => {}
+            _ if self.take_window_failure(completion) || self.table.is_earlier(wr_id) => {}
             _ => {
                 let queue_pair = completion.queue_pair_number();
                 return Err(TransportError::UnknownCompletion { queue_pair, wr_id });
             }
         }
         Ok(())
-    }
-
-    /// Stores the completion of a receive of the shared queue, for the next call that asks for messages. Returns false if it
-    /// is not such a completion.
-    fn take_message(&self, completion: &WorkCompletion) -> bool {
-        let Some((receives, member)) = &self.receives else { return false };
-        // It may name a queue pair that the channel had before a reset.
-        let ours = completion.queue_pair_number() == self.number;
-        receives.owns(completion.wr_id())
-            && receives.complete(ours.then_some(*member), completion.as_raw())
     }
 
     /// Keeps the first failure of an operation whose handle was dropped, for the end of the scope.

@@ -20,7 +20,7 @@ pub(super) struct Attempt<Q: sealed::Connected> {
 }
 
 /// A thread waits for the peer: neither the caller, nor the reactor that gets the queue pair when the identifier is gone.
-pub(crate) fn in_a_thread<Q: Send + 'static, I: Send + 'static>(object: Q, id: I) {
+fn in_a_thread<Q: Send + 'static, I: Send + 'static>(object: Q, id: I) {
     let in_this_order = (id, object);
     // If there is no thread for it, this one waits after all.
     let _ = thread::Builder::new().name("give up".into()).spawn(move || drop(in_this_order));

@@ -42,7 +42,6 @@ mod request;
 mod route;
 
 #[cfg(feature = "async")]
-pub(crate) use attempt::in_a_thread;
 pub use connectable::Connectable;
 #[cfg(feature = "async")]
 pub(crate) use connectable::sealed;

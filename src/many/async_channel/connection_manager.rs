@@ -1,56 +1,74 @@
 //! Asynchronous channels that the connection manager connects.
 
+use std::thread;
+
+use super::share::{Share, put_back, release, stop};
 use super::{AsyncChannel, PreparedAsyncChannel};
-use crate::channel::TransportError;
+use crate::channel::{Detached, TransportError};
 use crate::connect::rdmacm::Connectable;
-use crate::connect::rdmacm::in_a_thread;
 use crate::connect::rdmacm::sealed::{Connected, Object, Settings};
 use crate::error::Result;
 use crate::ffi;
 use crate::memory::RemoteMemoryRegion;
+use crate::panics::catch;
 
-impl Connectable for PreparedAsyncChannel {}
+impl<S: Share> Connectable for PreparedAsyncChannel<S> {}
 
-impl Object for PreparedAsyncChannel {
+impl<S: Share> Object for PreparedAsyncChannel<S> {
     fn settings(&self) -> Settings {
-        self.prepared().settings()
+        self.channel().settings()
     }
 
     fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()> {
-        self.prepared().agree(theirs)
+        self.channel().agree(theirs)
     }
 
     fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()> {
-        self.prepared_mut().modify(attributes, mask)
+        self.detached_mut().channel.modify(attributes, mask)
     }
 }
 
-impl Object for AsyncChannel {
+impl<S: Share> AsyncChannel<S> {
+    /// Calls `f` with the channel, which is out of the loop meanwhile.
+    fn with_detached<R>(&self, f: impl FnOnce(&mut Detached<'static>) -> R) -> R {
+        let mut detached = loop {
+            let out = self.share.lock().core.take_out(self.id);
+            match out {
+                Some(detached) => break detached,
+                // Another thread calls one verb of it.
+                None => thread::yield_now(),
+            }
+        };
+        let result = f(&mut detached);
+        put_back(&self.share, detached, None);
+        result
+    }
+}
+
+impl<S: Share> Object for AsyncChannel<S> {
     fn settings(&self) -> Settings {
-        self.shared.with(|state| state.channel.settings())
+        self.with_detached(|detached| detached.channel.settings())
     }
 
     fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()> {
-        self.shared.with(|state| state.channel.agree(theirs))
+        self.with_detached(|detached| detached.channel.agree(theirs))
     }
 
     fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()> {
-        self.shared.with(|state| state.channel.modify(attributes, mask))
+        self.with_detached(|detached| detached.channel.modify(attributes, mask))
     }
 }
 
-impl Connected for AsyncChannel {
+impl<S: Share> Connected for AsyncChannel<S> {
     fn established(&mut self) {
-        self.shared.with(|state| state.channel.allow_sends());
+        let mut guard = self.share.lock();
+        guard.core.establish(self.id);
+        release(&self.share, guard);
     }
 
     /// The channel cannot be used again. Its futures return [`Stopped`](TransportError::Stopped).
     fn end(&mut self) {
         // A waker that panics must not keep the caller from telling the peer, or from releasing a device that was removed.
-        self.shared.end(TransportError::Stopped).forget();
-    }
-
-    fn give_up(self, id: impl Send + 'static) {
-        in_a_thread(self, id);
+        let _ = catch(|| stop(&self.share, self.id, TransportError::Stopped));
     }
 }

@@ -1,82 +1,69 @@
-//! A channel whose operations are futures.
+//! Channels whose operations are futures, over the table of operations of a [loop](crate::Loop).
 
-mod connect;
 #[cfg(feature = "rdmacm")]
 mod connection_manager;
-#[cfg(all(test, ibverbs_loom))]
-mod every_order;
-mod handover;
-mod line;
+mod in_line;
 mod operation;
+mod prepared;
+mod reactor;
 mod receive;
-mod receive_shared;
-mod shutdown;
-mod state;
-mod user;
+mod share;
+mod shared_receives;
+mod timer;
 
-use connect::Connected;
-pub use connect::{AsyncConnect, PreparedAsyncChannel};
 pub use operation::AsyncOperation;
+pub use prepared::PreparedAsyncChannel;
+pub use reactor::Reactor;
 pub use receive::AsyncReceive;
-pub use receive_shared::AsyncSharedReceive;
-pub use shutdown::AsyncShutdown;
-pub(super) use state::Shared;
-use user::User;
+pub use share::{Local, Locked, Share};
+pub use shared_receives::SharedReceives;
 
 use std::fmt;
-use std::future::Future;
-use std::sync::Arc;
+use std::future::{Future, poll_fn};
+use std::task::Poll;
 
 use super::pool::PooledBuffer;
-use super::reactor::Registry;
 use crate::channel::{
-    OperationError, OwnedBuffer, OwnedResult, SharedReceives, TransportError, WorkRequest, nowhere,
+    ChannelId, LoopBuffer, OwnedBuffer, OwnedResult, Queue, TransportError, WorkRequest, nowhere,
 };
 use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
-use crate::operation::{ReadWorkRequest, SendQueueRequest, SendWorkRequest, WriteWorkRequest};
+use crate::operation::{
+    ReadWorkRequest, ReceiveWorkRequest, SendQueueRequest, SendWorkRequest, WriteWorkRequest,
+};
+use in_line::InLine;
+use operation::outcome;
+use share::{destroy, release, release_and_wake, stop};
 
-/// A channel whose operations are futures that own their buffers. It is driven by a
-/// [`Reactor`](crate::Reactor), and tied to no runtime.
+/// A channel whose operations are futures that own their buffers. It is driven by a [`Reactor`], and tied to no runtime.
 ///
-/// [`Reactor::prepare`](crate::Reactor::prepare) makes one. Its methods take `&self`: any number of tasks
-/// can use it.
+/// [`Reactor::prepare`] makes one. It is of a [`Reactor<Locked<PooledBuffer>>`](Reactor) unless `S` says otherwise. Its
+/// methods take `&self`: any number of tasks can use it. Its futures borrow it.
 ///
 /// # Cancelling
 ///
-/// A future may be dropped at any time. The device may then still use the buffer, so what happens depends
-/// on how far the operation has come:
+/// A future may be dropped at any time. What then becomes of its operation depends on how far that has come:
 ///
 /// | dropped | the operation | the buffer |
 /// |---|---|---|
 /// | before its first poll, or while it waits for room in the queue | is never posted | is dropped with the future |
 /// | after that | goes on: a message is sent, a write takes effect | is dropped when the device is done with it (a pooled buffer goes back to its pool) |
-/// | a receive | its place in line is given up. **No message is lost**: what arrives in its buffer goes to the next receive, in order | holds the next message |
+/// | a receive | its place in line is given up. **No message is lost**: what arrives in its buffer goes to another receive, in order | holds a later message |
 ///
-/// No drop waits for the device. A future that is forgotten ([`mem::forget`](std::mem::forget)) is as sound
-/// as one that is dropped, but it leaks: its operation goes on, and its buffer, its place in the queue and
-/// the channel's memory are never given back. If it waited for room, all later operations wait behind it
-/// until the channel is shut down.
+/// No drop waits for the device. A future that is forgotten ([`mem::forget`](std::mem::forget)) leaks its buffer and its
+/// place in the queue until the channel is dropped. If it waited for room, all later operations wait behind it.
 ///
 /// # When it ends
 ///
-/// After a failed operation ([`Work`](TransportError::Work)) all later ones fail too; make a new channel to
-/// connect again. Dropping the channel ends everything that is in flight without waiting; the reactor then
-/// destroys the queue pair. Futures that are left return [`Stopped`](TransportError::Stopped), with their
-/// buffers.
-pub struct AsyncChannel {
-    shared: User,
+/// After a failed operation ([`Work`](TransportError::Work)) all later ones fail too; make a new channel to connect again.
+/// Dropping the channel calls `ibv_destroy_qp`, with no lock held. A channel may outlive its reactor: its operations
+/// return [`ReactorGone`](TransportError::ReactorGone).
+pub struct AsyncChannel<S: Share = Locked<PooledBuffer>> {
+    share: S,
+    id: ChannelId,
     number: u32,
 }
 
-impl AsyncChannel {
-    fn new(connected: Connected, registry: &Arc<Registry>, token: u64) -> Self {
-        let number = connected.channel.number();
-        let shared = Arc::new(Shared::new(connected, registry.clone(), token));
-        registry.connect(token, &shared);
-        shared.alarm();
-        Self { shared: User::new(&shared), number }
-    }
-
+impl<S: Share> AsyncChannel<S> {
     /// The number of the queue pair.
     pub fn number(&self) -> u32 {
         self.number
@@ -85,7 +72,12 @@ impl AsyncChannel {
     /// The number of messages that may be sent before the peer is asked again: see
     /// [`Channel::credits`](crate::Channel::credits).
     pub fn credits(&self) -> Option<u32> {
-        self.shared.with(|state| state.channel.credits())
+        self.share.lock().core.credits(self.id)
+    }
+
+    /// The number of the channel's operations that the device has.
+    pub fn in_flight(&self) -> usize {
+        self.share.lock().core.in_flight(self.id)
     }
 
     /// `ibv_post_send`: carries out any request of the send queue whose buffer an operation can own.
@@ -104,62 +96,168 @@ impl AsyncChannel {
     /// }
     /// ```
     ///
-    /// Messages are received by [`receive`](Self::receive), which hands them out in order.
+    /// It is posted when the future is first polled. If the queue is full, or the channel lacks credit
+    /// ([flow control](crate::ChannelBuilder::flow_control)), it is posted when there is room: operations are posted in
+    /// the order of their first polls. Messages are received by [`receive`](Self::receive), which hands them out in order.
+    ///
+    /// The output is the buffer, as the reactor keeps it, and the completion.
     #[doc(alias = "ibv_post_send")]
-    pub fn run<R: WorkRequest + SendQueueRequest>(&self, request: R) -> AsyncOperation<R>
+    #[inline(always)]
+    pub fn run<R: WorkRequest + SendQueueRequest>(&self, request: R) -> AsyncOperation<'_, R, S>
     where
         R::Kept: OwnedBuffer,
+        S::Buffer: LoopBuffer<R::Kept>,
     {
-        AsyncOperation::new(&self.shared, request)
+        AsyncOperation::new(self, request)
+    }
+
+    /// `ibv_post_send`: as [`run`](Self::run), but posts the request at once. The future is awaited later: several
+    /// operations are in flight at the same time, without a combinator of futures.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Loop::post`](crate::Loop::post), [`QueueFull`](TransportError::QueueFull) also if others wait for room,
+    /// and why the channel or the reactor was stopped.
+    #[doc(alias = "ibv_post_send")]
+    #[inline(always)]
+    pub fn submit<R: WorkRequest + SendQueueRequest>(
+        &self,
+        request: R,
+    ) -> OwnedResult<S::Buffer, AsyncOperation<'_, R, S>>
+    where
+        R::Kept: OwnedBuffer,
+        S::Buffer: LoopBuffer<R::Kept>,
+    {
+        Ok(AsyncOperation::submit(self, request)?)
     }
 
     /// `ibv_post_send`: sends a message. See [`SendWorkRequest`].
     #[doc(alias = "ibv_post_send")]
-    pub fn send<D: GatherBuffer>(&self, message: D) -> AsyncOperation<SendWorkRequest<D>>
+    #[inline(always)]
+    pub fn send<D: GatherBuffer>(&self, message: D) -> AsyncOperation<'_, SendWorkRequest<D>, S>
     where
         D::Kept: OwnedBuffer,
+        S::Buffer: LoopBuffer<D::Kept>,
     {
         self.run(SendWorkRequest::new(message))
     }
 
     /// `ibv_post_send`: writes to the peer's memory. See [`WriteWorkRequest`].
     #[doc(alias = "ibv_post_send")]
+    #[inline(always)]
     pub fn write<D: GatherBuffer>(
         &self,
         data: D,
         remote: impl Into<RemoteMemoryRegion>,
-    ) -> AsyncOperation<WriteWorkRequest<D>>
+    ) -> AsyncOperation<'_, WriteWorkRequest<D>, S>
     where
         D::Kept: OwnedBuffer,
+        S::Buffer: LoopBuffer<D::Kept>,
     {
         self.run(WriteWorkRequest::new(data, remote))
     }
 
     /// `ibv_post_send`: reads the peer's memory. See [`ReadWorkRequest`].
     #[doc(alias = "ibv_post_send")]
+    #[inline(always)]
     pub fn read<D: ScatterBuffer>(
         &self,
         buffer: D,
         remote: impl Into<RemoteMemoryRegion>,
-    ) -> AsyncOperation<ReadWorkRequest<D>>
+    ) -> AsyncOperation<'_, ReadWorkRequest<D>, S>
     where
         D::Kept: OwnedBuffer,
+        S::Buffer: LoopBuffer<D::Kept>,
     {
         self.run(ReadWorkRequest::new(buffer, remote))
     }
 
-    /// `ibv_post_send`: writes 0 bytes to the peer, whose device acknowledges that without the peer's program. An
-    /// error says that the peer is gone, after the retries of the device.
+    /// `ibv_post_recv`: the next message. Messages are handed out in the order in which they arrive; which of several
+    /// tasks gets one is not fixed.
+    ///
+    /// The future posts `buffer`, and returns the buffer with the message, which may be one that was posted before:
+    /// [ahead](Self::post_receive), or by a receive that was dropped. If such a one is left, `buffer` is not needed, and
+    /// is dropped. If the queue is full, it is posted when there is room.
+    ///
+    /// A message that is longer than the buffer it arrives in fails, so use buffers of one length.
+    #[doc(alias = "ibv_post_recv")]
+    #[inline(always)]
+    pub fn receive<D: ScatterBuffer>(&self, buffer: D) -> AsyncReceive<'_, D, S>
+    where
+        D::Kept: OwnedBuffer,
+        S::Buffer: LoopBuffer<D::Kept>,
+    {
+        AsyncReceive::new(self, buffer)
+    }
+
+    /// `ibv_post_recv`: posts a receive for a message that nobody waits for yet. From then on the channel has one more
+    /// receive posted than there are tasks that wait, so that the peer need not wait for the program to come back to
+    /// [`receive`](Self::receive).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Loop::post`](crate::Loop::post), and why the channel or the reactor was stopped.
+    #[doc(alias = "ibv_post_recv")]
+    pub fn post_receive<D: ScatterBuffer>(&self, buffer: D) -> OwnedResult<S::Buffer, ()>
+    where
+        D::Kept: OwnedBuffer,
+        S::Buffer: LoopBuffer<D::Kept>,
+    {
+        let request = ReceiveWorkRequest::new(buffer);
+        let mut guard = self.share.lock();
+        let posted = guard.core.post_for_message(self.id, request);
+        if posted.is_err() {
+            release_and_wake(&self.share, guard);
+        }
+        Ok(posted?)
+    }
+
+    /// The next message, in a buffer that was posted [ahead](Self::post_receive), or by [`SharedReceives::post`] for a
+    /// channel that takes its receives [from there](Reactor::prepare_sharing). Messages are handed out in the order in which
+    /// they arrive.
+    ///
+    /// A connection that fails while nothing is in flight but receives of the shared queue raises no completion.
+    /// [`AsyncEvents`](crate::AsyncEvents) tell it
+    /// ([`LastRequestReached`](crate::AsyncEventKind::LastRequestReached)).
+    ///
+    /// # Errors
+    ///
+    /// Those of a [receive](Self::receive).
+    pub async fn next_message(&self) -> OwnedResult<S::Buffer> {
+        let mut place = InLine::new(self, Queue::Receive);
+        poll_fn(|cx| {
+            let waker = cx.waker().clone();
+            let mut guard = self.share.lock();
+            if let Some(message) = guard.core.take_message(self.id) {
+                drop(guard);
+                return Poll::Ready(outcome(self, message));
+            }
+            match guard.core.why_stopped(self.id) {
+                Some(error) => Poll::Ready(Err(error.into())),
+                None => {
+                    place.wait(guard, waker);
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+
+    /// `ibv_post_send`: writes 0 bytes to the peer, whose device acknowledges that without the peer's program. An error
+    /// says that the peer is gone, after the retries of the device.
     ///
     /// The peer's channel must allow remote writes: see [`Channel::keep_alive`](crate::Channel::keep_alive).
     #[doc(alias = "ibv_post_send")]
-    pub fn probe(&self) -> AsyncOperation<WriteWorkRequest<()>> {
+    pub fn probe(&self) -> AsyncOperation<'_, WriteWorkRequest<()>, S>
+    where
+        S::Buffer: LoopBuffer<()>,
+    {
         self.write((), nowhere())
     }
 
-    /// [Probes](Self::probe) the peer after each `sleep` that ends while no send, write, read or atomic is in
-    /// flight. It returns when the connection has failed, with the reason. Run it beside the other operations, in a
-    /// task of its own or with the runtime's `select!`; dropping it is harmless.
+    /// [Probes](Self::probe) the peer after each `sleep` that ends while no send, write, read or atomic is in flight. It
+    /// returns when the connection has failed, with the reason. Run it beside the other operations, in a task of its own or
+    /// with the runtime's `select!`; dropping it is harmless.
     ///
     /// ```
     /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -173,94 +271,58 @@ impl AsyncChannel {
     /// eprintln!("the peer is gone: {error}");
     /// # }
     /// ```
-    pub async fn keep_alive<S: Future>(&self, mut sleep: impl FnMut() -> S) -> TransportError {
+    pub async fn keep_alive<P: Future>(&self, mut sleep: impl FnMut() -> P) -> TransportError
+    where
+        S::Buffer: LoopBuffer<()>,
+    {
         loop {
             sleep().await;
-            let is_idle = self.shared.with(|state| state.channel.outstanding_sends() == 0);
+            let is_idle = self.share.lock().core.sends_in_flight(self.id) == 0;
             if is_idle && let Err(failed) = self.probe().await {
                 return failed.error;
             }
         }
     }
 
-    /// `ibv_post_recv`: the next message. Messages are handed out in the order in which they arrive.
+    /// Waits until all sends, writes, reads and atomics that were posted have ended, then ends everything else. Operations
+    /// that were not posted yet, and later ones, fail with [`Stopped`](TransportError::Stopped). Messages that have arrived
+    /// can still be [received](Self::receive).
     ///
-    /// The future gives `buffer` to the channel and gets the buffer with the message. That is mostly the
-    /// same one, but it may be one of an earlier receive that was dropped, or one of
-    /// [`post_receive`](Self::post_receive); `buffer` then takes its place, or is dropped if it is not
-    /// needed.
-    ///
-    /// A message that is longer than the buffer it arrives in fails, so use buffers of one length. If as
-    /// many receives are posted as the channel was built for, further buffers wait until there is room.
-    #[doc(alias = "ibv_post_recv")]
-    pub fn receive(&self, buffer: PooledBuffer) -> AsyncReceive {
-        AsyncReceive::new(&self.shared, buffer)
-    }
-
-    /// `ibv_post_recv`: posts a receive for a message that nobody waits for yet. From then on the channel
-    /// keeps one more receive posted than there are tasks that wait, so that the peer need not wait for
-    /// the program to come back to [`receive`](Self::receive).
-    ///
-    /// # Errors
-    ///
-    /// [Those of posting](crate::Scope#errors), with the buffer.
-    #[doc(alias = "ibv_post_recv")]
-    pub fn post_receive(&self, buffer: PooledBuffer) -> OwnedResult<PooledBuffer, ()> {
-        self.shared.with(|state| {
-            if let Some(error) = state.refusal() {
-                return Err(OperationError { error, buffer: Some(buffer) });
+    /// The peer is not told. If this is dropped before it has ended, operations in flight go on, and no new ones are posted.
+    pub async fn shutdown(&self) {
+        let mut guard = self.share.lock();
+        guard.core.refuse_sends(self.id);
+        release(&self.share, guard);
+        let mut place = InLine::new(self, Queue::Send);
+        poll_fn(|cx| {
+            let waker = cx.waker().clone();
+            let guard = self.share.lock();
+            if guard.core.sends_in_flight(self.id) == 0 {
+                return Poll::Ready(());
             }
-            let work = match state.channel.post_task_receive(buffer) {
-                Ok(work) => work,
-                Err(refused) => {
-                    state.post_failed(refused.error);
-                    return Err(refused);
-                }
-            };
-            state.posted.push_back(work);
-            state.ahead += 1;
-            Ok(())
+            place.wait(guard, waker);
+            Poll::Pending
         })
-    }
-
-    /// The next message of a channel that was
-    /// [built with](crate::ChannelBuilder::shared_receive_queue) these receives. Messages are handed out in the
-    /// order in which they arrive. [`SharedReceives::post`] posts the buffers that they arrive in.
-    ///
-    /// A connection that fails while nothing is in flight but receives of the shared queue raises no completion.
-    /// [`AsyncEvents`](crate::AsyncEvents) tell it
-    /// ([`LastRequestReached`](crate::AsyncEventKind::LastRequestReached)).
-    pub fn receive_shared<B: OwnedBuffer>(
-        &self,
-        receives: &SharedReceives<B>,
-    ) -> AsyncSharedReceive<B> {
-        AsyncSharedReceive::new(&self.shared, receives)
-    }
-
-    /// Waits until all sends, writes, reads and atomics that were posted have ended, then ends everything
-    /// else. Operations that were not posted yet, and later ones, fail with
-    /// [`Stopped`](TransportError::Stopped). Messages that have arrived can still be
-    /// [received](Self::receive).
-    ///
-    /// The peer is not told. If this is dropped before it has ended, operations in flight go on, and no
-    /// new ones are posted.
-    pub fn shutdown(&self) -> AsyncShutdown {
-        AsyncShutdown::new(&self.shared)
+        .await;
+        // Messages that have arrived before the last send has ended are kept.
+        let mut guard = self.share.lock();
+        let _ = guard.core.turn();
+        release(&self.share, guard);
+        stop(&self.share, self.id, TransportError::Stopped);
     }
 }
 
-impl Drop for AsyncChannel {
-    /// Ends everything that is in flight, without waiting. The reactor destroys the queue pair.
+impl<S: Share> Drop for AsyncChannel<S> {
     fn drop(&mut self) {
-        if let Err(shared) = self.shared.registry.close(self.shared.clone()) {
-            // The reactor is gone.
-            shared.end(TransportError::Stopped).forget();
+        let detached = self.share.lock().core.detach(self.id);
+        if let Some(detached) = detached {
+            destroy(&self.share, detached);
         }
     }
 }
 
-impl fmt::Debug for AsyncChannel {
+impl<S: Share> fmt::Debug for AsyncChannel<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AsyncChannel").field("number", &self.number).finish_non_exhaustive()
+        f.debug_struct("AsyncChannel").field("id", &self.id).finish_non_exhaustive()
     }
 }

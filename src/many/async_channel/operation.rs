@@ -1,31 +1,25 @@
-//! An operation on the send queue, as a future.
+//! An operation of the send queue, as a future.
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::Instant;
+use std::task::{Context, Poll, Waker};
 
-use super::handover::Cancelled;
-use super::state::{Shared, State};
-use super::user::User;
+use super::AsyncChannel;
+use super::share::{Share, State, release, release_and_wake, release_quietly};
 use crate::channel::{
-    Later, OperationError, OwnedBuffer, OwnedResult, Refused, TransportError, WorkRequest,
+    ChannelId, Ended, LoopBuffer, OperationError, OwnedBuffer, OwnedResult, Queue, Refused,
+    TransportError, WorkRequest,
 };
-use crate::error::err_from_call;
+use crate::panics::catch;
 
-/// An operation of an [`AsyncChannel`](crate::AsyncChannel): see [`AsyncChannel::run`](crate::AsyncChannel::run).
+/// An operation of a [`AsyncChannel`]: see [`run`](AsyncChannel::run) and [`submit`](AsyncChannel::submit).
 ///
-/// It is posted when it is first polled, or once there is room for it, and with
-/// [flow control](crate::ChannelBuilder::flow_control) a credit: operations are posted in the order of their
-/// first polls. Its output is the buffer and the completion.
-///
-/// Dropping it before it was posted gives the buffer up and sends nothing. Dropping it later discards the
-/// result only: the operation goes on, and the channel drops the buffer when the device is done with it.
+/// Dropping it before it was posted gives the buffer up and sends nothing. Dropping it later discards the result only:
+/// the operation goes on, and the loop drops the buffer when the device is done with it.
 #[must_use = "futures do nothing unless polled"]
-pub struct AsyncOperation<R: WorkRequest> {
-    shared: User,
+pub struct AsyncOperation<'a, R, S: Share> {
+    channel: &'a AsyncChannel<S>,
     /// Until it is posted.
     request: Option<R>,
     stage: Stage,
@@ -34,237 +28,260 @@ pub struct AsyncOperation<R: WorkRequest> {
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     New,
-    /// The ticket is that of the line for room.
-    InLine(u64),
-    /// The number is that of the request.
+    /// The place in the line for room in the queue, or credit.
+    InLine(u32),
+    /// The number of the request.
     Posted(u64),
     Over,
 }
 
-impl<R: WorkRequest> AsyncOperation<R> {
-    #[inline]
-    pub(super) fn new(shared: &Arc<Shared>, request: R) -> Self {
-        Self { shared: User::new(shared), request: Some(request), stage: Stage::New }
-    }
-}
-
 // Nothing in it is pinned.
-impl<R: WorkRequest> Unpin for AsyncOperation<R> {}
+impl<R, S: Share> Unpin for AsyncOperation<'_, R, S> {}
 
-impl<R: WorkRequest> Future for AsyncOperation<R>
+impl<'a, R: WorkRequest, S: Share> AsyncOperation<'a, R, S>
 where
     R::Kept: OwnedBuffer,
+    S::Buffer: LoopBuffer<R::Kept>,
 {
-    type Output = OwnedResult<R::Kept>;
-
-    #[inline]
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OwnedResult<R::Kept>> {
-        match self.stage {
-            Stage::Posted(wr_id) => self.poll_posted(wr_id, cx),
-            Stage::New | Stage::InLine(_) => self.poll_to_post(cx),
-            Stage::Over => {
-                let error = TransportError::UnknownWork;
-                Poll::Ready(Err(OperationError { error, buffer: None }))
-            }
-        }
-    }
-}
-
-// Results are returned where they are found: they have 80 bytes, which take as many instructions to move as a lock.
-impl<R: WorkRequest> AsyncOperation<R>
-where
-    R::Kept: OwnedBuffer,
-{
-    #[inline]
-    fn poll_to_post(&mut self, cx: &Context<'_>) -> Poll<OwnedResult<R::Kept>> {
-        let Self { shared, request, stage } = self;
-        let mut state = shared.lock();
-        if let Err(error) = post(&mut state, shared, request, stage, cx) {
-            shared.release(state);
-            return Poll::Ready(Err(error));
-        }
-        shared.release(state);
-        Poll::Pending
+    #[inline(always)]
+    pub(super) fn new(channel: &'a AsyncChannel<S>, request: R) -> Self {
+        Self { channel, request: Some(request), stage: Stage::New }
     }
 
-    #[inline]
-    fn poll_posted(&mut self, wr_id: u64, cx: &Context<'_>) -> Poll<OwnedResult<R::Kept>> {
-        let Self { shared, stage, .. } = self;
-        let mut state = shared.lock();
-        loop {
-            if let Some(success) = state.channel.take_task_success(wr_id) {
-                state.wake_room();
-                *stage = Stage::Over;
-                shared.release(state);
-                return Poll::Ready(Ok(success));
-            }
-            match progress(&mut state, wr_id, cx) {
-                Progress::Success => {}
-                Progress::Failure => {
-                    let failure = take_failure(&mut state, wr_id);
-                    *stage = Stage::Over;
-                    shared.release(state);
-                    return Poll::Ready(err_from_call(failure));
-                }
-                Progress::Pending => {
-                    shared.release(state);
-                    return Poll::Pending;
-                }
-            }
-        }
-    }
-}
-
-/// Posts an operation, unless it is not its turn or there is no room.
-#[inline]
-fn post<R: WorkRequest>(
-    state: &mut State,
-    shared: &Arc<Shared>,
-    request: &mut Option<R>,
-    stage: &mut Stage,
-    cx: &Context<'_>,
-) -> Result<(), OperationError<R::Kept>>
-where
-    R::Kept: OwnedBuffer,
-{
-    if let Some(error) = state.refusal() {
-        let request = request.take();
-        return fail(state, stage, Refused { error, request });
-    }
-    let is_next = match *stage {
-        Stage::InLine(ticket) => state.room.is_first(ticket),
-        _ => state.room.is_empty(),
-    };
-    if is_next {
-        let Some(taken) = request.take() else {
-            return Err(TransportError::UnknownWork.into());
-        };
-        match state.channel.post_task(taken, cx.waker()) {
-            Ok(wr_id) => {
-                if let Stage::InLine(ticket) = *stage {
-                    state.room.remove(ticket, &mut state.later);
-                    // There may be room for more than one.
-                    state.wake_room();
-                }
-                *stage = Stage::Posted(wr_id);
-                return Ok(());
-            }
+    /// Posts the request, now.
+    #[inline(always)]
+    pub(super) fn submit(channel: &'a AsyncChannel<S>, request: R) -> Result<Self, Refused<R>> {
+        let mut guard = channel.share.lock();
+        match post(&mut guard, channel.id, request, None, &mut None) {
+            Ok(number) => Ok(Self { channel, request: None, stage: Stage::Posted(number) }),
             Err(refused) => {
-                state.lacks_credit = refused.error == TransportError::NoCredit;
-                if state.lacks_credit {
-                    pause(state, shared);
-                }
-                let is_full = refused.error.is_queue_full() && state.channel.has_queues().0;
-                if !is_full && !state.lacks_credit {
-                    state.post_failed(refused.error);
-                    return fail(state, stage, refused);
-                }
-                *request = refused.request;
+                release_and_wake(&channel.share, guard);
+                Err(refused)
             }
         }
     }
-    match *stage {
-        Stage::InLine(ticket) => state.room.set_waker(ticket, cx.waker(), &mut state.later),
-        _ => *stage = Stage::InLine(state.room.join(cx.waker())),
+
+    #[inline(always)]
+    fn poll_posted(&mut self, number: u64, cx: &Context<'_>) -> Poll<OwnedResult<S::Buffer>> {
+        let share = &self.channel.share;
+        let mut guard = share.lock();
+        if let Some(done) = guard.core.take_done(number) {
+            self.stage = Stage::Over;
+            release(share, guard);
+            return Poll::Ready(outcome(self.channel, done));
+        }
+        let waker = guard.core.waker_of(number).and_then(|waker| waker.as_ref());
+        let is_same = waker.is_some_and(|waker| waker.will_wake(cx.waker()));
+        let is_stopped = guard.core.why_stopped(self.channel.id).is_some();
+        drop(guard);
+        if is_same && !is_stopped { Poll::Pending } else { self.wait(number, cx) }
     }
-    Ok(())
+
+    /// Waits with another waker.
+    #[inline(never)]
+    fn wait(&mut self, number: u64, cx: &Context<'_>) -> Poll<OwnedResult<S::Buffer>> {
+        let share = &self.channel.share;
+        let mut waker = Some(cx.waker().clone());
+        let mut guard = share.lock();
+        let stopped = guard.core.why_stopped(self.channel.id);
+        let polled = match guard.core.take_done(number) {
+            Some(done) => Poll::Ready(result_of(done, stopped)),
+            None => match (stopped, guard.core.waker_of(number)) {
+                (None, Some(place)) => {
+                    std::mem::swap(place, &mut waker);
+                    Poll::Pending
+                }
+                // The device may still use the buffer, and nothing would end the operation.
+                (stopped, _) => {
+                    (_, waker) = guard.core.abandon(number);
+                    Poll::Ready(Err(stopped.unwrap_or(TransportError::UnknownWork).into()))
+                }
+            },
+        };
+        if polled.is_ready() {
+            self.stage = Stage::Over;
+        }
+        release(share, guard);
+        drop(waker);
+        polled
+    }
+
+    #[inline(always)]
+    fn poll_to_post(
+        &mut self,
+        place: Option<u32>,
+        cx: &Context<'_>,
+    ) -> Poll<OwnedResult<S::Buffer>> {
+        let Some(request) = self.request.take() else {
+            return Poll::Ready(Err(TransportError::UnknownWork.into()));
+        };
+        let mut waker = Some(cx.waker().clone());
+        let mut guard = self.channel.share.lock();
+        match post(&mut guard, self.channel.id, request, place, &mut waker) {
+            Ok(number) => {
+                self.stage = Stage::Posted(number);
+                if let Some(place) = place {
+                    self.leave_line(guard, place);
+                }
+                Poll::Pending
+            }
+            Err(refused) => self.refused(guard, place, refused, waker),
+        }
+    }
+
+    /// Its operation was posted: there may be room for another one.
+    #[cold]
+    fn leave_line(&self, mut guard: S::Guard<'_>, place: u32) {
+        let waker = guard.core.leave_line(place);
+        guard.core.wake_line(self.channel.id, Queue::Send);
+        release(&self.channel.share, guard);
+        drop(waker);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn refused(
+        &mut self,
+        mut guard: S::Guard<'_>,
+        place: Option<u32>,
+        refused: Refused<R>,
+        mut waker: Option<Waker>,
+    ) -> Poll<OwnedResult<S::Buffer>> {
+        let AsyncChannel { share, id, .. } = self.channel;
+        let waits = match refused.error {
+            TransportError::QueueFull => guard.core.has_queue(*id, Queue::Send),
+            TransportError::NoCredit => true,
+            _ => false,
+        };
+        // Others may wait, and nothing will be posted any more.
+        let stopped = guard.core.why_stopped(*id).filter(|_| waits);
+        let (waits, error) = (waits && stopped.is_none(), stopped.unwrap_or(refused.error));
+        let refused = Refused { error, ..refused };
+        let polled = if waits {
+            self.request = refused.request;
+            self.stage = Stage::InLine(match (place, waker.take()) {
+                (Some(place), new) => {
+                    waker = std::mem::replace(guard.core.waker_in_line(place), new);
+                    place
+                }
+                (None, new) => guard.core.join_line(*id, Queue::Send, new),
+            });
+            if refused.error == TransportError::NoCredit {
+                guard.set_credit_alarm();
+            }
+            Poll::Pending
+        } else {
+            let own = place.map(|place| guard.core.leave_line(place));
+            guard.core.wake_line(*id, Queue::Send);
+            self.stage = Stage::Over;
+            release_and_wake(share, guard);
+            drop((own, waker));
+            return Poll::Ready(Err(refused.into()));
+        };
+        release(share, guard);
+        drop(waker);
+        polled
+    }
 }
 
-/// Has the first in line look again when it may ask for credit, unless the end of a read will do that.
-#[cold]
-fn pause(state: &mut State, shared: &Arc<Shared>) {
-    if let Some(pause) = state.start_pause() {
-        shared.registry.set_alarm(Instant::now() + pause, shared.token);
-    }
-}
-
-/// Gives up the place in line.
-#[cold]
-fn fail<T, R: WorkRequest>(
-    state: &mut State,
-    stage: &mut Stage,
-    refused: Refused<R>,
-) -> Result<T, OperationError<R::Kept>>
+/// Posts a request, unless others wait for room that have come before.
+#[inline(always)]
+fn post<B, R: WorkRequest>(
+    state: &mut State<B>,
+    channel: ChannelId,
+    request: R,
+    place: Option<u32>,
+    waker: &mut Option<Waker>,
+) -> Result<u64, Refused<R>>
 where
     R::Kept: OwnedBuffer,
+    B: LoopBuffer<R::Kept>,
 {
-    if let Stage::InLine(ticket) = *stage {
-        state.room.remove(ticket, &mut state.later);
-        state.wake_room();
+    let is_next = match place {
+        Some(place) => state.core.is_first_in_line(place),
+        None => state.core.is_line_empty(channel, Queue::Send),
+    };
+    if !is_next {
+        return Err(Refused { error: TransportError::QueueFull, request: Some(request) });
     }
-    *stage = Stage::Over;
-    Err(refused.into())
+    state.core.post_task(channel, request, waker)
 }
 
-/// How far an operation is that was posted.
-enum Progress {
-    Pending,
-    Success,
-    Failure,
-}
-
-/// Polls if the operation has not ended.
-#[inline(never)]
-fn progress(state: &mut State, wr_id: u64, cx: &Context<'_>) -> Progress {
-    let mut ended = state.channel.has_task_ended(wr_id);
-    if ended.is_none() {
-        // So that this task is not woken by what it finds itself.
-        let mut own = state.channel.replace_task_waker(wr_id, None);
-        state.progress();
-        ended = state.channel.has_task_ended(wr_id);
-        let is_pending = ended.is_none() && state.ended.is_none();
-        if is_pending {
-            let same = if own.as_ref().is_some_and(|own| own.will_wake(cx.waker())) {
-                own.take()
-            } else {
-                None
-            };
-            let waker = same.unwrap_or_else(|| cx.waker().clone());
-            state.channel.replace_task_waker(wr_id, Some(waker));
-        }
-        state.later.extend(own.map(Later::Drop));
-        if is_pending {
-            return Progress::Pending;
+/// The result of an operation.
+#[inline(always)]
+pub(super) fn outcome<S: Share>(
+    channel: &AsyncChannel<S>,
+    ended: Ended<S::Buffer>,
+) -> OwnedResult<S::Buffer> {
+    match ended.result() {
+        Ok(success) => Ok((ended.buffer, success)),
+        Err(_) => {
+            let stopped = channel.share.lock().core.why_stopped(channel.id);
+            result_of(ended, stopped)
         }
     }
-    if ended == Some(true) { Progress::Success } else { Progress::Failure }
 }
 
-/// The failure of an operation, or of its channel.
+/// As [`outcome`], with the reason why the channel was stopped, if it was.
 #[cold]
 #[inline(never)]
-fn take_failure<B: OwnedBuffer>(state: &mut State, wr_id: u64) -> OperationError<B> {
-    match state.ended {
-        // The device may still use the buffer, since nothing would end the operation.
-        Some(error) if state.channel.has_task_ended(wr_id).is_none() => error.into(),
-        _ => {
-            let failure = state.channel.take_task_failure(wr_id);
-            state.wake_room();
-            state.failure(failure)
+fn result_of<B>(ended: Ended<B>, stopped: Option<TransportError>) -> OwnedResult<B> {
+    match ended.result() {
+        Ok(success) => Ok((ended.buffer, success)),
+        Err(TransportError::Stopped) => {
+            let error = stopped.unwrap_or(TransportError::Stopped);
+            Err(OperationError { error, buffer: Some(ended.buffer) })
+        }
+        Err(error) => Err(OperationError { error, buffer: Some(ended.buffer) }),
+    }
+}
+
+impl<R: WorkRequest, S: Share> Future for AsyncOperation<'_, R, S>
+where
+    R::Kept: OwnedBuffer,
+    S::Buffer: LoopBuffer<R::Kept>,
+{
+    type Output = OwnedResult<S::Buffer>;
+
+    #[inline(always)]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.stage {
+            Stage::Posted(number) => self.poll_posted(number, cx),
+            Stage::New => self.poll_to_post(None, cx),
+            Stage::InLine(place) => self.poll_to_post(Some(place), cx),
+            Stage::Over => Poll::Ready(Err(TransportError::UnknownWork.into())),
         }
     }
 }
 
-impl<R: WorkRequest> Drop for AsyncOperation<R> {
+impl<R, S: Share> Drop for AsyncOperation<'_, R, S> {
     #[inline(always)]
     fn drop(&mut self) {
         if matches!(self.stage, Stage::InLine(_) | Stage::Posted(_)) {
-            cancel(&self.shared, self.stage);
+            give_up(self.channel, self.stage);
         }
     }
 }
 
 #[cold]
 #[inline(never)]
-fn cancel(shared: &Shared, stage: Stage) {
-    match stage {
-        Stage::InLine(ticket) => shared.cancel(Cancelled::Room(ticket)),
-        Stage::Posted(wr_id) => shared.cancel_posted(wr_id),
-        Stage::New | Stage::Over => {}
-    }
+fn give_up<S: Share>(channel: &AsyncChannel<S>, stage: Stage) {
+    let mut guard = channel.share.lock();
+    let (done, waker) = match stage {
+        Stage::Posted(number) => guard.core.abandon(number),
+        Stage::InLine(place) => {
+            let waker = guard.core.leave_line(place);
+            // It may have been woken for room that the next one takes.
+            guard.core.wake_line(channel.id, Queue::Send);
+            (None, waker)
+        }
+        Stage::New | Stage::Over => (None, None),
+    };
+    release_quietly(&channel.share, guard);
+    let _ = catch(|| drop((done, waker)));
 }
 
-impl<R: WorkRequest> fmt::Debug for AsyncOperation<R> {
+impl<R, S: Share> fmt::Debug for AsyncOperation<'_, R, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AsyncOperation").field("stage", &self.stage).finish_non_exhaustive()
     }

@@ -1,135 +1,268 @@
-//! The next message, as a future.
+//! The next message of a channel, as a future.
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
-use super::handover::Cancelled;
-use super::state::{Shared, State};
-use super::user::User;
-use crate::channel::{OperationError, OwnedResult, TransportError};
-use crate::many::pool::PooledBuffer;
+use super::AsyncChannel;
+use super::operation::outcome;
+use super::share::{Share, release, release_and_wake, release_quietly};
+use crate::channel::{Ended, LoopBuffer, OwnedBuffer, OwnedResult, Queue, Refused, TransportError};
+use crate::memory::ScatterBuffer;
+use crate::operation::ReceiveWorkRequest;
+use crate::panics::catch;
 
-/// The next message: see [`AsyncChannel::receive`](crate::AsyncChannel::receive).
+/// The next message of a [`AsyncChannel`]: see [`receive`](AsyncChannel::receive).
 #[must_use = "futures do nothing unless polled"]
-pub struct AsyncReceive {
-    shared: User,
+pub struct AsyncReceive<'a, D, S: Share> {
+    channel: &'a AsyncChannel<S>,
+    /// Until it is posted. While it waits: the queue had no room for it.
+    request: Option<ReceiveWorkRequest<D>>,
     stage: Stage,
 }
 
+#[derive(Clone, Copy, Debug)]
 enum Stage {
-    New(PooledBuffer),
-    /// In line, with this ticket.
-    Waiting(u64),
+    New,
+    /// The place in line.
+    Waiting(u32),
     Over,
 }
 
-type Output = OwnedResult<PooledBuffer>;
+// Nothing in it is pinned.
+impl<D, S: Share> Unpin for AsyncReceive<'_, D, S> {}
 
-impl AsyncReceive {
-    pub(super) fn new(shared: &Arc<Shared>, buffer: PooledBuffer) -> Self {
-        Self { shared: User::new(shared), stage: Stage::New(buffer) }
+impl<'a, D: ScatterBuffer, S: Share> AsyncReceive<'a, D, S>
+where
+    D::Kept: OwnedBuffer,
+    S::Buffer: LoopBuffer<D::Kept>,
+{
+    #[inline(always)]
+    pub(super) fn new(channel: &'a AsyncChannel<S>, buffer: D) -> Self {
+        let request = Some(ReceiveWorkRequest::new(buffer));
+        Self { channel, request, stage: Stage::New }
     }
-}
 
-impl Future for AsyncReceive {
-    type Output = Output;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Output> {
-        let Self { shared, stage } = &mut *self;
-        shared.with(|state| {
-            let ticket = match std::mem::replace(stage, Stage::Over) {
-                Stage::New(buffer) => state.join_receivers(buffer, cx)?,
-                Stage::Waiting(ticket) => ticket,
-                Stage::Over => {
-                    let error = TransportError::UnknownWork;
-                    return Poll::Ready(Err(OperationError { error, buffer: None }));
-                }
-            };
-            let polled = state.next_message(ticket, cx);
-            if polled.is_pending() {
-                *stage = Stage::Waiting(ticket);
-            }
-            polled
-        })
-    }
-}
-
-impl State {
-    /// Takes a place in the line of receives, and gives the channel a buffer.
-    fn join_receivers(
-        &mut self,
-        buffer: PooledBuffer,
-        cx: &Context<'_>,
-    ) -> Result<u64, OperationError<PooledBuffer>> {
-        let fail = |error, buffer| Err(OperationError { error, buffer });
-        let has_room = self.channel.has_queues().1;
-        if !has_room {
-            return fail(TransportError::QueueFull, Some(buffer));
+    #[inline(always)]
+    fn poll_new(&mut self, cx: &Context<'_>) -> Poll<OwnedResult<S::Buffer>> {
+        let AsyncChannel { share, id, .. } = self.channel;
+        let Some(request) = self.request.take() else {
+            return Poll::Ready(Err(TransportError::UnknownWork.into()));
+        };
+        let waker = cx.waker().clone();
+        let mut guard = share.lock();
+        if guard.core.receiving(*id).surplus > 0 {
+            return self.poll_unposted(guard, request, waker);
         }
-        match self.refusal() {
+        if let Err(refused) = guard.core.post_for_message(*id, request) {
+            return self.refused(guard, refused, waker);
+        }
+        self.poll_posted(guard, waker)
+    }
+
+    /// Its receive was posted, or need not be.
+    #[inline(always)]
+    fn poll_posted(
+        &mut self,
+        mut guard: S::Guard<'_>,
+        waker: Waker,
+    ) -> Poll<OwnedResult<S::Buffer>> {
+        let id = self.channel.id;
+        if let Some(message) = guard.core.take_message(id) {
+            return self.end(guard, message, Some(waker));
+        }
+        self.stage = Stage::Waiting(guard.core.join_line(id, Queue::Receive, Some(waker)));
+        Poll::Pending
+    }
+
+    /// The first poll, when the receive of another task is still there.
+    #[cold]
+    #[inline(never)]
+    fn poll_unposted(
+        &mut self,
+        mut guard: S::Guard<'_>,
+        request: ReceiveWorkRequest<D>,
+        waker: Waker,
+    ) -> Poll<OwnedResult<S::Buffer>> {
+        let id = self.channel.id;
+        // Messages that have arrived before are still there.
+        let stopped = guard.core.why_stopped(id).filter(|_| !guard.core.has_message(id));
+        if let Some(error) = stopped {
+            drop(guard);
+            self.stage = Stage::Over;
+            return Poll::Ready(Err(Refused { error, request: Some(request) }.into()));
+        }
+        let receiving = guard.core.receiving(id);
+        receiving.surplus = receiving.surplus.saturating_sub(1);
+        let polled = self.poll_posted(guard, waker);
+        drop(request);
+        polled
+    }
+
+    /// Waits for room if the queue is full.
+    #[cold]
+    #[inline(never)]
+    fn refused(
+        &mut self,
+        mut guard: S::Guard<'_>,
+        refused: Refused<ReceiveWorkRequest<D>>,
+        waker: Waker,
+    ) -> Poll<OwnedResult<S::Buffer>> {
+        let AsyncChannel { share, id, .. } = self.channel;
+        if guard.core.why_stopped(*id).is_some() && guard.core.has_message(*id) {
             // Messages that have arrived before are still there.
-            Some(_) if self.posted.len() > self.receivers.len() => {}
-            Some(error) => return fail(error, Some(buffer)),
-            None if self.posted.len() > self.receivers.len() + self.ahead => {}
-            None => match self.channel.post_task_receive(buffer) {
-                Ok(work) => self.posted.push_back(work),
-                Err(refused) if refused.error.is_queue_full() => {
-                    self.held.extend(refused.buffer);
-                }
-                Err(refused) => {
-                    self.post_failed(refused.error);
-                    return fail(refused.error, refused.buffer);
-                }
+            let polled = self.poll_posted(guard, waker);
+            drop(refused);
+            return polled;
+        }
+        let is_full = refused.error == TransportError::QueueFull;
+        if !is_full || !guard.core.has_queue(*id, Queue::Receive) {
+            release_and_wake(share, guard);
+            self.stage = Stage::Over;
+            return Poll::Ready(Err(refused.into()));
+        }
+        self.request = refused.request;
+        guard.core.receiving(*id).held += 1;
+        self.poll_posted(guard, waker)
+    }
+
+    #[inline(always)]
+    fn poll_waiting(&mut self, place: u32, cx: &Context<'_>) -> Poll<OwnedResult<S::Buffer>> {
+        let AsyncChannel { share, id, .. } = self.channel;
+        let mut guard = share.lock();
+        if let Some(message) = guard.core.take_message(*id) {
+            let own = guard.core.leave_line(place);
+            return self.end(guard, message, own);
+        }
+        self.post_held(&mut guard);
+        let waker = guard.core.waker_in_line(place).as_ref();
+        let is_same = waker.is_some_and(|waker| waker.will_wake(cx.waker()));
+        let is_stopped = guard.core.why_stopped(*id).is_some();
+        drop(guard);
+        if is_same && !is_stopped { Poll::Pending } else { self.wait(place, cx) }
+    }
+
+    /// Waits with another waker.
+    #[inline(never)]
+    fn wait(&mut self, place: u32, cx: &Context<'_>) -> Poll<OwnedResult<S::Buffer>> {
+        let AsyncChannel { share, id, .. } = self.channel;
+        let new = cx.waker().clone();
+        let mut guard = share.lock();
+        if let Some(message) = guard.core.take_message(*id) {
+            let own = guard.core.leave_line(place);
+            let polled = self.end(guard, message, own);
+            drop(new);
+            return polled;
+        }
+        let Some(error) = guard.core.why_stopped(*id) else {
+            let old = guard.core.waker_in_line(place).replace(new);
+            drop(guard);
+            drop(old);
+            return Poll::Pending;
+        };
+        let own = guard.core.leave_line(place);
+        release_and_wake(share, guard);
+        self.stage = Stage::Over;
+        drop((own, new));
+        Poll::Ready(Err(Refused { error, request: self.request.take() }.into()))
+    }
+
+    /// Returns a message. It is in no line any more.
+    #[inline(always)]
+    fn end(
+        &mut self,
+        mut guard: S::Guard<'_>,
+        message: Ended<S::Buffer>,
+        own: Option<Waker>,
+    ) -> Poll<OwnedResult<S::Buffer>> {
+        let AsyncChannel { share, id, .. } = self.channel;
+        self.stage = Stage::Over;
+        self.post_held(&mut guard);
+        if guard.core.receiving(*id).held > 0 {
+            // There is room for a buffer of one of them.
+            guard.core.wake_all_in_line(*id, Queue::Receive);
+        } else {
+            guard.core.wake_receiver(*id);
+        }
+        release(share, guard);
+        drop(own);
+        Poll::Ready(outcome(self.channel, message))
+    }
+
+    /// Posts the receive for which the queue had no room, if there is some now.
+    #[inline(always)]
+    fn post_held(&mut self, guard: &mut S::Guard<'_>) {
+        if let Some(request) = self.request.take() {
+            self.post_held_request(guard, request);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn post_held_request(&mut self, guard: &mut S::Guard<'_>, request: ReceiveWorkRequest<D>) {
+        let id = self.channel.id;
+        match guard.core.post_for_message(id, request) {
+            Ok(()) => guard.core.receiving(id).held -= 1,
+            Err(refused) => match refused.request {
+                Some(request) => self.request = Some(request),
+                // The device may have it.
+                None => guard.core.receiving(id).held -= 1,
             },
         }
-        Ok(self.receivers.join(cx.waker()))
-    }
-
-    /// The next message, for the receive with this ticket.
-    fn next_message(&mut self, ticket: u64, cx: &Context<'_>) -> Poll<Output> {
-        if !self.has_message() {
-            // So that this task is not woken by what it finds itself.
-            self.receivers.clear_waker(ticket, &mut self.later);
-            self.progress();
+        if self.request.is_some() && matches!(self.stage, Stage::Over) {
+            guard.core.receiving(id).held -= 1;
         }
-        if !self.has_message() {
-            let Some(error) = self.ended else {
-                self.receivers.set_waker(ticket, cx.waker(), &mut self.later);
-                return Poll::Pending;
-            };
-            self.receivers.remove(ticket, &mut self.later);
-            return Poll::Ready(Err(OperationError { error, buffer: self.held.pop_front() }));
-        }
-        let Some(mut work) = self.posted.pop_front() else { return Poll::Pending };
-        self.receivers.remove(ticket, &mut self.later);
-        let ended = work.take_ended(&mut self.channel);
-        if self.ended.is_none() {
-            self.fill();
-        }
-        self.wake_receiver();
-        let ended = ended.map_err(|error| self.failure(error));
-        Poll::Ready(ended.and_then(|ended| ended.ok_or(TransportError::UnknownWork.into())))
-    }
-
-    /// Whether a message has arrived that nobody has taken, or a receive has failed.
-    fn has_message(&mut self) -> bool {
-        self.posted.front().is_some_and(|work| work.has_ended(&mut self.channel))
     }
 }
 
-impl Drop for AsyncReceive {
+impl<D: ScatterBuffer, S: Share> Future for AsyncReceive<'_, D, S>
+where
+    D::Kept: OwnedBuffer,
+    S::Buffer: LoopBuffer<D::Kept>,
+{
+    type Output = OwnedResult<S::Buffer>;
+
+    #[inline(always)]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.stage {
+            Stage::Waiting(place) => self.poll_waiting(place, cx),
+            Stage::New => self.poll_new(cx),
+            Stage::Over => Poll::Ready(Err(TransportError::UnknownWork.into())),
+        }
+    }
+}
+
+impl<D, S: Share> Drop for AsyncReceive<'_, D, S> {
+    #[inline(always)]
     fn drop(&mut self) {
-        if let Stage::Waiting(ticket) = self.stage {
-            self.shared.cancel(Cancelled::Receive(ticket));
+        if let Stage::Waiting(place) = self.stage {
+            give_up(self.channel, place, self.request.is_some());
         }
     }
 }
 
-impl fmt::Debug for AsyncReceive {
+/// Leaves the line. The receive, unless it is held, is for the next task.
+#[cold]
+#[inline(never)]
+fn give_up<S: Share>(channel: &AsyncChannel<S>, place: u32, is_held: bool) {
+    let AsyncChannel { share, id, .. } = channel;
+    let mut guard = share.lock();
+    let waker = guard.core.leave_line(place);
+    let receiving = guard.core.receiving(*id);
+    if is_held {
+        receiving.held -= 1;
+    } else {
+        receiving.surplus += 1;
+    }
+    // It may have been woken for a message.
+    guard.core.wake_receiver(*id);
+    release_quietly(share, guard);
+    let _ = catch(|| drop(waker));
+}
+
+impl<D, S: Share> fmt::Debug for AsyncReceive<'_, D, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AsyncReceive").finish_non_exhaustive()
+        f.debug_struct("AsyncReceive").field("stage", &self.stage).finish_non_exhaustive()
     }
 }

@@ -1,7 +1,7 @@
-use ibverbs::{PooledBuffer, ProtectionDomain, Result, SharedReceives};
+use ibverbs::{ProtectionDomain, Reactor, Result, SharedReceives};
 
-pub fn case(domain: &ProtectionDomain<'_>) -> Result<SharedReceives<PooledBuffer>> {
-    SharedReceives::new(domain, 4)
+pub fn case(reactor: &Reactor, domain: &ProtectionDomain<'_>) -> Result<SharedReceives> {
+    reactor.add_shared_receives(domain, 4)
 }
 
 fn main() {}

@@ -1,8 +1,8 @@
-use ibverbs::{AsyncConnect, AsyncStream, PreparedAsyncChannel};
+use ibverbs::{AsyncStream, PreparedAsyncChannel};
 
 pub fn case<S: AsyncStream + Send>(prepared: PreparedAsyncChannel, stream: S) -> usize {
     let mut stream = stream;
-    let connecting: AsyncConnect<'_> = prepared.connect(&mut stream, b"");
+    let connecting = prepared.connect(&mut stream, b"");
     let size = size_of_val(&connecting);
     drop(connecting);
     drop(stream);

@@ -1,6 +1,6 @@
-use ibverbs::{AsyncChannel, MemoryRegion};
+use ibverbs::{AnyBuffer, AsyncChannel, Local, MemoryRegion};
 
-pub fn case(channel: &AsyncChannel, region: Box<MemoryRegion<'static, u8>>) -> usize {
+pub fn case(channel: &AsyncChannel<Local<AnyBuffer>>, region: Box<MemoryRegion<'static, u8>>) -> usize {
     let sending = channel.send(region);
     size_of_val(&sending)
 }

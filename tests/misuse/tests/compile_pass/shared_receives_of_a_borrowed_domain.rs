@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
-use ibverbs::{PooledBuffer, ProtectionDomain, Result, SharedReceives};
+use ibverbs::{ProtectionDomain, Reactor, Result, SharedReceives};
 
-pub fn case(domain: Arc<ProtectionDomain<'static>>) -> Result<SharedReceives<PooledBuffer>> {
-    SharedReceives::new(domain, 4)
+pub fn case(reactor: &Reactor, domain: Arc<ProtectionDomain<'static>>) -> Result<SharedReceives> {
+    reactor.add_shared_receives(domain, 4)
 }

@@ -11,13 +11,13 @@ use std::sync::{Arc, PoisonError};
 use std::task::Waker;
 use std::time::Instant;
 
-use crate::channel::{Loop, LoopLater, TransportError};
-use crate::many::reactor::Alarms;
+use super::timer::Timer;
+use crate::channel::{ChannelId, Detached, Loop, LoopLater, TransportError};
 use crate::panics::{Panics, catch};
 use crate::sync::{Mutex, MutexGuard};
 use crate::trace;
 
-/// How the tasks of a [`LoopReactor`](crate::LoopReactor) share its loop: [`Local`], on one thread, or [`Locked`], on any.
+/// How the tasks of a [`Reactor`](crate::Reactor) share its loop: [`Local`], on one thread, or [`Locked`], on any.
 ///
 /// The trait is sealed.
 pub trait Share: Clone + sealed::Share<Self::Buffer> {
@@ -37,21 +37,33 @@ pub struct Locked<B>(Arc<Mutex<State<B>>>);
 /// A loop, and what its tasks need beside it.
 pub struct State<B> {
     pub(super) core: Loop<'static, B>,
-    /// Why nothing can be posted any more.
-    pub(super) stopped: Option<TransportError>,
+    pub(super) is_stopped: bool,
     /// Of the task that runs the reactor.
     pub(super) runner: Option<Waker>,
-    /// When the reactor has to look for credit again.
+    /// When the reactor has to look at the clock, though nothing completes.
     pub(super) alarm: Option<Instant>,
-    pub(super) alarms: Arc<Alarms>,
+    pub(super) timer: Arc<Timer>,
+    /// When the device was last asked for, or when the first question was due.
+    pub(super) device_checked: Option<Instant>,
+    /// When the connections are asked for next, on a device that completes nothing when they end.
+    pub(super) next_check: Option<Instant>,
     /// An empty list that has room.
     spare: LoopLater<B>,
 }
 
 impl<B> State<B> {
-    pub(super) fn new(core: Loop<'static, B>, alarms: Arc<Alarms>) -> Self {
-        let spare = LoopLater::default();
-        Self { core, stopped: None, runner: None, alarm: None, alarms, spare }
+    pub(super) fn new(core: Loop<'static, B>, timer: Arc<Timer>) -> Self {
+        let (runner, alarm, device_checked, next_check, spare) = Default::default();
+        Self { core, is_stopped: false, runner, alarm, timer, device_checked, next_check, spare }
+    }
+
+    /// Has the descriptor become readable at this time, or earlier.
+    #[cold]
+    pub(super) fn set_alarm(&mut self, at: Instant) {
+        if self.alarm.is_none_or(|set| at < set) {
+            self.alarm = Some(at);
+            self.timer.set(self.alarm);
+        }
     }
 }
 
@@ -160,12 +172,16 @@ pub(super) fn release<S: Share>(share: &S, mut guard: S::Guard<'_>) {
     }
 }
 
+/// As [`release`], and closes a channel on which a post has failed.
 #[inline(never)]
-fn release_and_wake<S: Share>(share: &S, mut guard: S::Guard<'_>) {
+pub(super) fn release_and_wake<S: Share>(share: &S, mut guard: S::Guard<'_>) {
     let state = &mut *guard;
     let mut later = mem::replace(state.core.later(), mem::take(&mut state.spare));
     drop(guard);
     let rest = Rest(&mut later);
+    while let Some((channel, error)) = rest.0.failed.pop() {
+        stop(share, channel, error);
+    }
     while let Some(waker) = rest.0.woken.pop() {
         waker.wake();
     }
@@ -180,7 +196,7 @@ struct Rest<'a, B>(&'a mut LoopLater<B>);
 impl<B> Drop for Rest<'_, B> {
     #[inline]
     fn drop(&mut self) {
-        let LoopLater { woken, dropped } = &mut *self.0;
+        let LoopLater { woken, dropped, .. } = &mut *self.0;
         if !woken.is_empty() || !dropped.is_empty() {
             let mut panics = Panics::default();
             woken.drain(..).for_each(|waker| panics.catch(|| waker.wake()));
@@ -194,4 +210,40 @@ impl<B> Drop for Rest<'_, B> {
 /// As [`release`], where something is dropped: panics end here.
 pub(super) fn release_quietly<S: Share>(share: &S, guard: S::Guard<'_>) {
     let _ = catch(|| release(share, guard));
+}
+
+/// Ends all operations of a channel, without waiting. Further ones fail with `error`.
+pub(super) fn stop<S: Share>(share: &S, channel: ChannelId, error: TransportError) {
+    let mut guard = share.lock();
+    let Some(closed) = guard.core.close(channel, error) else { return release(share, guard) };
+    drop(guard);
+    let is_reset = closed.try_reset();
+    put_back(share, closed, Some(is_reset));
+}
+
+/// Puts a channel back that was taken out; if it was closed, and reset or not, what it had in flight ends.
+pub(super) fn put_back<S: Share>(share: &S, detached: Detached<'static>, is_reset: Option<bool>) {
+    let id = detached.id;
+    let mut guard = share.lock();
+    if let Some(dropped) = guard.core.put_back(detached) {
+        drop(guard);
+        return destroy(share, dropped);
+    }
+    if let Some(is_reset) = is_reset {
+        guard.core.end_closed(id, is_reset);
+    }
+    release(share, guard);
+}
+
+/// Destroys a channel.
+pub(super) fn destroy<S: Share>(share: &S, detached: Detached<'static>) {
+    if detached.stop_sharing() {
+        let mut guard = share.lock();
+        guard.core.take_completions();
+        release_quietly(share, guard);
+    }
+    let destroyed = detached.destroy();
+    let mut guard = share.lock();
+    guard.core.discard(destroyed);
+    release_quietly(share, guard);
 }

@@ -7,41 +7,47 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 #[cfg(feature = "tokio")]
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Instant;
 #[cfg(feature = "tokio")]
 use std::{future::Future, task::ready};
 
-use super::LoopChannel;
-use super::share::{Share, State, release, release_quietly};
-use crate::channel::{Channel, ChannelBuilder, Loop, Queue, TransportError};
+use super::prepared::PreparedAsyncChannel;
+use super::share::{Locked, Share, State, put_back, release, stop};
+use super::shared_receives::SharedReceives;
+use super::timer::Timer;
+use crate::channel::{ChannelBuilder, DEVICE_CHECK_PERIOD, Loop, Queue, TransportError};
 use crate::completion::CompletionQueue;
 use crate::device::Context;
 #[cfg(feature = "tokio")]
 use crate::device::on_tokio::{EVENTS, register};
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
-use crate::many::reactor::Alarms;
+use crate::many::pool::PooledBuffer;
+use crate::panics::Panics;
 use crate::parent::Parent;
-use crate::state_error::StateError;
 
-/// Drives the [`LoopChannel`]s of one [`Loop`], within any runtime or event loop.
+/// Turns that find nothing between two readings of the clock. Few, because a program may sleep between its turns.
+const TURNS_PER_CLOCK_READING: u32 = 64;
+
+/// Drives the [`AsyncChannel`](crate::AsyncChannel)s of one completion queue, within any runtime or event loop.
 ///
-/// The futures are those of one thread, or `Send`, as `S` says: [`Local`](crate::Local) or [`Locked`](crate::Locked),
-/// with the type of all buffers.
+/// `S` says how its tasks share it: [`Locked`], on any threads (unless said otherwise, with [`PooledBuffer`]s), or
+/// [`Local`](crate::Local), on one thread and without a lock; and of what type their buffers are.
 ///
-/// With feature `tokio`, spawn `LoopReactor::run_on_tokio`. Elsewhere, [`run`](Self::run) does the same with the runtime's
-/// own way to wait for a descriptor. A hand-written loop calls [`turn`](Self::turn) and [`arm`](Self::arm):
+/// With feature `tokio`, spawn `Reactor::run_on_tokio`. Elsewhere, [`run`](Self::run) does the same with the runtime's own
+/// way to wait for a descriptor. A hand-written loop calls [`turn`](Self::turn) and [`arm`](Self::arm):
 ///
 /// ```
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
 /// # rxe0.register();
 /// # use std::sync::Arc;
-/// use ibverbs::{BufferPool, Local, LoopChannel, LoopReactor, OperationError, PooledBuffer};
+/// use ibverbs::{AsyncChannel, BufferPool, OperationError, PooledBuffer, Reactor};
 ///
 /// /// Answers each message with itself.
 /// async fn serve(
-///     channel: LoopChannel<Local<PooledBuffer>>,
+///     channel: AsyncChannel,
 ///     mut buffer: PooledBuffer,
 /// ) -> Result<(), OperationError<PooledBuffer>> {
 ///     loop {
@@ -50,11 +56,11 @@ use crate::state_error::StateError;
 ///     }
 /// }
 ///
-/// # fn sleep_until_readable<S: ibverbs::Share>(_: &LoopReactor<S>) {}
+/// # fn sleep_until_readable(_: &Reactor) {}
 /// # fn run_tasks() {}
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let context = Arc::new(ibverbs::open("rxe0")?);
-/// let reactor = LoopReactor::<Local<PooledBuffer>>::new(&context, 1024)?;
+/// let reactor = Reactor::new(&context, 1024)?;
 /// loop {
 ///     while reactor.turn()? > 0 {
 ///         run_tasks();
@@ -70,18 +76,22 @@ use crate::state_error::StateError;
 /// # }
 /// ```
 ///
+/// One wake-up serves all completions that are there. Each wakes the task of its own operation only.
+///
 /// Dropping the reactor ends all operations of its channels; their futures return
-/// [`Stopped`](TransportError::Stopped).
-pub struct LoopReactor<S: Share> {
+/// [`ReactorGone`](TransportError::ReactorGone).
+pub struct Reactor<S: Share = Locked<PooledBuffer>> {
     share: S,
     queue: Arc<CompletionQueue<'static>>,
-    alarms: Arc<Alarms>,
+    timer: Arc<Timer>,
     spin: u32,
+    /// The turns that found nothing, around the end.
+    idle_turns: AtomicU32,
 }
 
-impl<S: Share> LoopReactor<S> {
+impl Reactor {
     /// `ibv_create_comp_channel`, `ibv_create_cq`: a reactor whose channels can have `entries` operations in flight,
-    /// together: see [`Loop::capacity`].
+    /// together: see [`Loop::capacity`]. Its tasks may be on any threads, and their buffers are [`PooledBuffer`]s.
     ///
     /// # Errors
     ///
@@ -92,10 +102,39 @@ impl<S: Share> LoopReactor<S> {
         context: impl Into<Parent<'static, Context<'static>>>,
         entries: u32,
     ) -> Result<Self> {
+        Self::with_share(context, entries)
+    }
+}
+
+impl<S: Share> Reactor<S> {
+    /// As [`new`](Reactor::new), for tasks of one thread, or for other buffers:
+    ///
+    /// ```
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
+    /// # fn main() -> ibverbs::Result<()> {
+    /// use std::sync::Arc;
+    /// use ibverbs::{AnyBuffer, Local, Reactor};
+    ///
+    /// let context = Arc::new(ibverbs::open("rxe0")?);
+    /// let reactor = Reactor::<Local<AnyBuffer>>::with_share(&context, 1024)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Reactor::new).
+    #[doc(alias = "ibv_create_cq")]
+    pub fn with_share(
+        context: impl Into<Parent<'static, Context<'static>>>,
+        entries: u32,
+    ) -> Result<Self> {
         let core = Loop::new(context, entries)?;
-        let alarms = Arc::new(Alarms::new(core.as_fd())?);
+        let timer = Arc::new(Timer::new(core.as_fd())?);
         let queue = core.queue().clone();
-        Ok(Self { share: S::new(State::new(core, alarms.clone())), queue, alarms, spin: 0 })
+        let share = S::new(State::new(core, timer.clone()));
+        Ok(Self { share, queue, timer, spin: 0, idle_turns: AtomicU32::new(0) })
     }
 
     /// Sets the number of turns that find nothing before [`run`](Self::run) sleeps (0 unless set). Between two turns the
@@ -106,32 +145,59 @@ impl<S: Share> LoopReactor<S> {
         self
     }
 
-    /// Starts to build a channel of the reactor, which is to be [added](Self::add) when it is connected.
-    pub fn create_channel(
-        &self,
-        domain: impl Into<Parent<'static, ProtectionDomain<'static>>>,
-    ) -> ChannelBuilder<'static> {
-        // Into what is the caller's affair.
-        let domain = domain.into();
-        self.share.lock().core.create_channel(domain)
-    }
-
     /// See [`Loop::capacity`].
     pub fn capacity(&self) -> (u32, u32) {
         self.share.lock().core.capacity()
     }
 
-    /// Adds a channel that the reactor has [created](Self::create_channel), and that is connected.
+    /// `ibv_create_qp`: creates the queue pair of an [`AsyncChannel`](crate::AsyncChannel), on the reactor's completion
+    /// queue.
     ///
     /// # Errors
     ///
-    /// Those of [`Loop::add`], with the channel.
-    pub fn add(
+    /// Those of [`ChannelBuilder::build`], and
+    ///
+    ///  - `EINVAL`: the reactor has not enough [room](Self::capacity) left.
+    #[doc(alias = "ibv_create_qp")]
+    pub fn prepare(&self, builder: ChannelBuilder<'static>) -> Result<PreparedAsyncChannel<S>> {
+        PreparedAsyncChannel::new(&self.share, builder.of_loop(&self.queue, None))
+    }
+
+    /// As [`prepare`](Self::prepare), for a channel that takes its receives from these, and has none of its own.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`prepare`](Self::prepare), and
+    ///
+    ///  - `EINVAL`: the receives are of another reactor.
+    #[doc(alias = "ibv_create_qp")]
+    pub fn prepare_sharing(
         &self,
-        channel: Channel<'static>,
-    ) -> Result<LoopChannel<S>, StateError<Channel<'static>>> {
-        let id = self.share.lock().core.add(channel)?;
-        Ok(LoopChannel { share: self.share.clone(), id })
+        builder: ChannelBuilder<'static>,
+        receives: &SharedReceives<S>,
+    ) -> Result<PreparedAsyncChannel<S>> {
+        let known = self.share.lock().core.shares(receives.id(), receives.queue());
+        if !known {
+            let reason = "the shared receives are of another reactor";
+            return Err(Error::invalid("ibv_create_qp", reason));
+        }
+        let queue = Some(receives.queue().clone());
+        PreparedAsyncChannel::new(&self.share, builder.of_loop(&self.queue, queue))
+    }
+
+    /// `ibv_create_srq`: creates receives that channels of the reactor [share](Self::prepare_sharing), at most `capacity`
+    /// at a time, which takes that much [room](Self::capacity).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Loop::add_shared_receives`].
+    #[doc(alias = "ibv_create_srq")]
+    pub fn add_shared_receives(
+        &self,
+        domain: impl Into<Parent<'static, ProtectionDomain<'static>>>,
+        capacity: u32,
+    ) -> Result<SharedReceives<S>> {
+        SharedReceives::new(&self.share, domain.into(), capacity)
     }
 
     /// `ibv_poll_cq`: polls once, for up to sixteen completions, without waiting, and wakes the tasks whose operations
@@ -140,21 +206,69 @@ impl<S: Share> LoopReactor<S> {
     ///
     /// # Errors
     ///
-    /// Polling failed, which ends nothing.
+    ///  - Polling failed, which ends nothing.
+    ///  - `EIO`, `ENODEV`: the device is gone. If turns find nothing, every 64th of them looks at the clock, and about once
+    ///    a second one asks the kernel.
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn turn(&self) -> Result<usize> {
         let mut guard = self.share.lock();
         let turned = guard.core.turn();
+        let mut must_check = false;
         if guard.core.lacks_credit() || guard.alarm.is_some() {
-            guard.serve_credit();
+            must_check = guard.look_at_clock();
         }
         release(&self.share, guard);
+        if must_check {
+            self.check_connections();
+        }
         match turned {
+            Ok(0) => self.count_idle_turn().map(|()| 0),
             Ok(count) => Ok(count),
             Err(TransportError::Verbs(error)) => Err(error),
             Err(_) => Ok(1),
         }
+    }
+
+    /// A device that was pulled out completes nothing any more: from time to time, a turn that found nothing asks for it.
+    #[inline]
+    fn count_idle_turn(&self) -> Result<()> {
+        // Turns of several threads may be counted as one.
+        let idle = self.idle_turns.load(Ordering::Relaxed);
+        self.idle_turns.store(idle.wrapping_add(1), Ordering::Relaxed);
+        if idle.is_multiple_of(TURNS_PER_CLOCK_READING) { self.check_device() } else { Ok(()) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn check_device(&self) -> Result<()> {
+        let now = Instant::now();
+        let mut guard = self.share.lock();
+        let last = *guard.device_checked.get_or_insert(now);
+        if now.saturating_duration_since(last) < DEVICE_CHECK_PERIOD {
+            return Ok(());
+        }
+        guard.device_checked = Some(now);
+        drop(guard);
+        self.queue.check_device()
+    }
+
+    /// Ends the channels whose connections have ended, though the device completes nothing.
+    #[cold]
+    fn check_connections(&self) {
+        let now = Instant::now();
+        let channels = self.share.lock().core.busy_channels();
+        let mut panics = Panics::default();
+        for channel in channels {
+            // Whoever has taken it out looks at it.
+            let Some(out) = self.share.lock().core.take_out(channel) else { continue };
+            let checked = out.check(now);
+            panics.catch(|| put_back(&self.share, out, None));
+            if let Err(error) = checked {
+                panics.catch(|| stop(&self.share, channel, error.into()));
+            }
+        }
+        panics.resume();
     }
 
     /// `ibv_req_notify_cq`: from now on, the next completion makes the descriptor readable. Call [`turn`](Self::turn)
@@ -173,18 +287,22 @@ impl<S: Share> LoopReactor<S> {
     /// [`run`](Self::run) ends.
     #[doc(alias = "ibv_modify_qp")]
     pub fn stop(&self, error: TransportError) {
-        release(&self.share, self.stopped(error));
+        self.stop_all(error).resume();
     }
 
-    fn stopped(&self, error: TransportError) -> S::Guard<'_> {
+    /// Returns what wakers have thrown.
+    fn stop_all(&self, error: TransportError) -> Panics {
+        let mut panics = Panics::default();
         let mut guard = self.share.lock();
-        let state = &mut *guard;
-        if state.stopped.is_none() {
-            state.stopped = Some(error);
-            state.core.stop_all();
-            state.core.later().woken.extend(state.runner.take());
+        guard.is_stopped = true;
+        let runner = guard.runner.take();
+        let channels = guard.core.stop_adding(error);
+        drop(guard);
+        for channel in channels {
+            panics.catch(|| stop(&self.share, channel, error));
         }
-        guard
+        panics.catch(|| runner.into_iter().for_each(|runner| runner.wake()));
+        panics
     }
 
     /// Runs the reactor: polls, spins for the [set number of turns](Self::spin), then arms the queue and sleeps. It returns
@@ -261,14 +379,14 @@ impl<S: Share> LoopReactor<S> {
     fn set_runner(&self, cx: &TaskContext<'_>) -> bool {
         let guard = self.share.lock();
         let is_same = guard.runner.as_ref().is_some_and(|own| own.will_wake(cx.waker()));
-        let is_stopped = guard.stopped.is_some();
+        let is_stopped = guard.is_stopped;
         drop(guard);
         if is_same || is_stopped {
             return is_stopped;
         }
         let waker = cx.waker().clone();
         let mut guard = self.share.lock();
-        let (before, is_stopped) = (guard.runner.replace(waker), guard.stopped.is_some());
+        let (before, is_stopped) = (guard.runner.replace(waker), guard.is_stopped);
         drop(guard);
         drop(before);
         is_stopped
@@ -310,52 +428,68 @@ struct Running {
 }
 
 impl<B> State<B> {
-    /// Wakes the tasks that lacked credit and have some now.
+    /// Wakes the tasks that lacked credit and have some now. Returns whether the connections are to be checked.
     #[cold]
-    fn serve_credit(&mut self) {
-        if self.alarm.is_some_and(|at| at <= Instant::now()) {
-            self.alarm = None;
-            let _ = self.alarms.take_due();
+    fn look_at_clock(&mut self) -> bool {
+        let mut must_check = false;
+        if let Some(alarm) = self.alarm {
+            let now = Instant::now();
+            if alarm <= now {
+                self.alarm = None;
+                self.timer.set(None);
+                if let Some(next) = self.next_check.filter(|&next| next <= now) {
+                    must_check = true;
+                    self.next_check = next.max(now).checked_add(DEVICE_CHECK_PERIOD);
+                }
+                self.next_check.into_iter().for_each(|next| self.set_alarm(next));
+            }
         }
         while let Some(channel) = self.core.next_credited() {
             self.core.wake_line(channel, Queue::Send);
         }
-        self.set_alarm();
+        self.set_credit_alarm();
+        must_check
     }
 
     /// Has the descriptor become readable when peers are to be asked for credit again.
     #[cold]
-    pub(super) fn set_alarm(&mut self) {
-        let Some(pause) = self.core.credit_pause() else { return };
-        let at = Instant::now() + pause;
-        if self.alarm.is_none_or(|set| at < set) {
-            self.alarm = Some(at);
-            self.alarms.set(at, 0);
+    pub(super) fn set_credit_alarm(&mut self) {
+        if let Some(pause) = self.core.credit_pause() {
+            self.set_alarm(Instant::now() + pause);
+        }
+    }
+
+    /// A channel was connected. On iWARP, connections end without a completion.
+    pub(super) fn connected(&mut self) {
+        if self.next_check.is_none() && self.core.is_iwarp() {
+            let next = Instant::now() + DEVICE_CHECK_PERIOD;
+            self.next_check = Some(next);
+            self.set_alarm(next);
         }
     }
 }
 
-impl<S: Share> AsFd for LoopReactor<S> {
-    /// The file that is readable when [`turn`](LoopReactor::turn) has something to do. Only wait for it.
+impl<S: Share> AsFd for Reactor<S> {
+    /// The file that is readable when [`turn`](Reactor::turn) has something to do. Only wait for it.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.alarms.ready()
+        self.timer.ready()
     }
 }
 
-impl<S: Share> AsRawFd for LoopReactor<S> {
+impl<S: Share> AsRawFd for Reactor<S> {
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
     }
 }
 
-impl<S: Share> Drop for LoopReactor<S> {
+impl<S: Share> Drop for Reactor<S> {
     fn drop(&mut self) {
-        release_quietly(&self.share, self.stopped(TransportError::Stopped));
+        self.stop_all(TransportError::ReactorGone).forget();
     }
 }
 
-impl<S: Share> fmt::Debug for LoopReactor<S> {
+impl<S: Share> fmt::Debug for Reactor<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LoopReactor").field("queue", &self.queue).finish_non_exhaustive()
+        f.debug_struct("Reactor").field("queue", &self.queue).finish_non_exhaustive()
     }
 }

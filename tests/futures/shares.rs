@@ -11,8 +11,8 @@ use std::task::{Wake, Waker};
 use std::thread;
 
 use ibverbs::{
-    AccessFlags, BufferPool, ChannelBuilder, Local, Locked, LoopChannel, LoopReactor,
-    MaxRnrRetries, PooledBuffer, ProtectionDomain, SendWorkRequest, Share, SharedMemoryRegion,
+    AccessFlags, AsyncChannel, BufferPool, ChannelBuilder, Local, Locked, MaxRnrRetries,
+    PooledBuffer, ProtectionDomain, Reactor, SendWorkRequest, Share, SharedMemoryRegion,
     TransportError, WorkErrorClass, ffi,
 };
 use ibverbs_function_device::{FunctionDevice, Kind, Progress};
@@ -22,9 +22,9 @@ use crate::rig::{ALL, CHUNKS, Count, LEN, completions, filled, poll, poll_in, po
 
 /// Two channels of one reactor, which are connected to each other.
 struct Rig<S: Share<Buffer = PooledBuffer>> {
-    one: LoopChannel<S>,
-    two: LoopChannel<S>,
-    reactor: LoopReactor<S>,
+    one: AsyncChannel<S>,
+    two: AsyncChannel<S>,
+    reactor: Reactor<S>,
     pool: BufferPool,
     domain: Arc<ProtectionDomain<'static>>,
     device: FunctionDevice,
@@ -45,7 +45,7 @@ impl<S: Share<Buffer = PooledBuffer>> Rig<S> {
         let context = Arc::new(context);
         let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
         let pool = BufferPool::new(&domain, LEN, CHUNKS, AccessFlags::empty()).unwrap();
-        let reactor = LoopReactor::new(&context, 64).unwrap();
+        let reactor = Reactor::new(&context, 64).unwrap();
         let [one, two] = connect(&reactor, &domain, settings);
         Self { one, two, reactor, pool, domain, device }
     }
@@ -89,10 +89,10 @@ impl<S: Share<Buffer = PooledBuffer>> Rig<S> {
 }
 
 fn connect<S: Share<Buffer = PooledBuffer>>(
-    reactor: &LoopReactor<S>,
+    reactor: &Reactor<S>,
     domain: &Arc<ProtectionDomain<'static>>,
     settings: impl Fn(ChannelBuilder<'static>) -> ChannelBuilder<'static>,
-) -> [LoopChannel<S>; 2] {
+) -> [AsyncChannel<S>; 2] {
     let prepare = || {
         let builder = reactor.create_channel(domain).max_send_wr(4).max_recv_wr(4).access(ALL);
         settings(builder.max_rnr_retries(MaxRnrRetries::UNLIMITED)).build().unwrap()
@@ -347,7 +347,7 @@ both! {
             let call = move || {
                 // SAFETY: both live until the end of the test, and this thread alone uses the wakers.
                 let (channel, reactor) = unsafe {
-                    (&*(channel as *const LoopChannel<S>), &*(reactor as *const LoopReactor<S>))
+                    (&*(channel as *const AsyncChannel<S>), &*(reactor as *const Reactor<S>))
                 };
                 CALLS.with_borrow_mut(|calls| *calls += 1);
                 let _ = (channel.in_flight(), channel.endpoint(), reactor.capacity());

@@ -1,9 +1,9 @@
 //! Finds the channel of a completion by the number of its queue pair.
 
-use super::in_flight::no_memory;
+use super::members::no_memory;
 use crate::error::Result;
 
-/// Finds inboxes by the numbers of their queue pairs: a hash table with linear probing, at most half
+/// Finds channels by the numbers of their queue pairs: a hash table with linear probing, at most half
 /// full. Devices number queue pairs mostly in sequence, so most are found at the first probe.
 pub(super) struct Numbers {
     /// A power of two of entries.
@@ -60,9 +60,9 @@ impl Numbers {
     }
 
     /// Sets the inbox of a number, for which there is room.
-    pub(super) fn insert(&mut self, number: u32, inbox: usize) {
+    pub(super) fn insert(&mut self, number: u32, channel: usize) {
         let at = self.position(number);
-        if self.entries[at].replace((number, inbox)).is_none() {
+        if self.entries[at].replace((number, channel)).is_none() {
             self.len += 1;
         }
     }

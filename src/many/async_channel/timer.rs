@@ -1,33 +1,26 @@
-//! Has channels served when their time has come, though nothing completes.
+//! Makes a reactor's descriptor readable when its time has come, though nothing completes.
 //!
-//! A sender without credit asks the peer, and the end of the question wakes it. If the answers bring nothing, it pauses
-//! before the next question, and no completion tells when the pause is over. And on iWARP no completion tells that a
-//! connection has ended. The turns of the reactor look at the clock then, and a timer of the kernel makes the reactor's
-//! descriptor readable for the next turn.
+//! A sender without credit asks the peer, and pauses before it asks again; no completion tells when the pause is over. And
+//! on iWARP no completion tells that a connection has ended. The turns of the reactor look at the clock then.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::ffi;
 
-/// When which channels, by their tokens, are to be served though nothing completes.
-pub(in crate::many) struct Alarms {
-    /// The earliest first.
-    set: Mutex<BinaryHeap<Reverse<(Instant, u64)>>>,
+/// A timer of the kernel, and the file that a reactor sleeps on.
+pub(super) struct Timer {
     timer: OwnedFd,
     /// An epoll instance: readable when the timer is, or the file of the completion queue.
     ready: OwnedFd,
 }
 
-impl Alarms {
+impl Timer {
     /// `events` is the file of the completion queue.
-    pub(in crate::many) fn new(events: BorrowedFd<'_>) -> Result<Self> {
+    pub(super) fn new(events: BorrowedFd<'_>) -> Result<Self> {
         // SAFETY: these make new descriptors; no memory is involved.
         let (ready, timer) = unsafe {
             let ready = crate::linux::epoll_create1(crate::linux::EPOLL_CLOEXEC);
@@ -48,45 +41,15 @@ impl Alarms {
                 return Err(last_error("epoll_ctl"));
             }
         }
-        Ok(Self { set: Mutex::default(), timer, ready })
+        Ok(Self { timer, ready })
     }
 
-    pub(in crate::many) fn ready(&self) -> BorrowedFd<'_> {
+    pub(super) fn ready(&self) -> BorrowedFd<'_> {
         self.ready.as_fd()
     }
 
-    /// Has the channel with this token served at `at`.
-    pub(in crate::many) fn set(&self, at: Instant, token: u64) {
-        let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_first = set.peek().is_none_or(|Reverse((first, _))| at < *first);
-        set.push(Reverse((at, token)));
-        if is_first {
-            self.start_timer(Some(at));
-        }
-    }
-
-    /// The channels whose time has come. The second value: whether there are others.
-    pub(in crate::many) fn take_due(&self) -> (Vec<u64>, bool) {
-        let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        let mut due = Vec::new();
-        while let Some(Reverse((at, token))) = set.peek() {
-            if *at > now {
-                break;
-            }
-            due.push(*token);
-            set.pop();
-        }
-        let next = set.peek().map(|Reverse((at, _))| *at);
-        if !due.is_empty() {
-            // Until then, the timer is not readable.
-            self.start_timer(next);
-        }
-        (due, next.is_some())
-    }
-
-    /// Makes the timer readable at `at`, or never.
-    fn start_timer(&self, at: Option<Instant>) {
+    /// Makes the timer readable at `at`, or never. Until then it is not readable.
+    pub(super) fn set(&self, at: Option<Instant>) {
         let nothing = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         let left = at.map_or(nothing, |at| {
             // Zero would stop the timer.

@@ -1,0 +1,314 @@
+//! Channels that are out of their loop, so that their slow verbs are called while the loop is not borrowed.
+
+use std::time::Instant;
+
+use super::Loop;
+use super::ended::{ChannelId, REMOVED, STOPPED};
+use super::table::{NEVER_FREE, State, Table};
+#[cfg(doc)]
+use crate::channel::core::Core;
+use crate::channel::error::TransportError;
+use crate::channel::in_flight::Queue;
+use crate::channel::link::Link;
+use crate::channel::prepared::PreparedChannel;
+use crate::error::Result;
+use crate::ffi;
+use crate::queue_pair::QueuePairEndpoint;
+use crate::state_error::StateError;
+
+/// A channel that has a place in a loop, but is not in it. Its slots stay; what the device has of them ends as ever.
+pub(crate) struct Detached<'res> {
+    pub(crate) id: ChannelId,
+    is_in_flight: bool,
+    /// Its receives are shared.
+    shares: bool,
+    pub(crate) channel: PreparedChannel<'res>,
+}
+
+/// What has become of a channel.
+pub(crate) struct Destroyed {
+    pub(super) index: usize,
+    number: u32,
+    is_reset: bool,
+    result: Result<()>,
+}
+
+impl Detached<'_> {
+    /// `ibv_modify_qp`: connects the channel. Returns whether what was posted has ended with a failure.
+    pub(crate) fn connect(&mut self, remote: &QueuePairEndpoint) -> (Result<()>, bool) {
+        let link = self.channel.link_mut();
+        let connected = link.connect(remote);
+        (connected, link.is_reset())
+    }
+
+    /// `ibv_modify_qp`: lets receives be posted.
+    pub(crate) fn open_receives(&mut self) -> Result<()> {
+        self.channel.link_mut().open_receives()
+    }
+
+    /// `ibv_modify_qp`, `ibv_create_qp`: gets it ready for another connection, with another queue pair. Returns whether
+    /// that was possible; if not, the next attempt to connect tries it again.
+    pub(crate) fn reset(&mut self) -> bool {
+        let link = self.channel.link_mut();
+        let _ = link.reset();
+        link.is_reset()
+    }
+
+    /// The caller has taken the queue pair to INIT.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn open_receives_of_init(&mut self) {
+        self.channel.link_mut().open_receives_of_init();
+    }
+
+    /// `ibv_modify_qp`: ends what the device has. Returns whether that was possible.
+    pub(crate) fn try_reset(&self) -> bool {
+        self.channel.core().try_reset()
+    }
+
+    /// `ibv_query_qp`: see [`Core::check_device_if_due`].
+    pub(crate) fn check(&self, now: Instant) -> Result<()> {
+        self.channel.core().check_device_if_due(now)
+    }
+
+    /// `ibv_modify_qp`: before it is destroyed, takes the queue pair to ERR, where it takes no more shared receives.
+    /// Returns whether its messages are to be [taken](Loop::take_completions) then: a provider may drop completions of a
+    /// queue pair that is destroyed.
+    pub(crate) fn stop_sharing(&self) -> bool {
+        self.shares && self.channel.core().modify(ffi::ibv_qp_state::IBV_QPS_ERR).is_ok()
+    }
+
+    /// `ibv_modify_qp`, `ibv_destroy_qp`. Nothing else uses the queue pair.
+    pub(crate) fn destroy(self) -> Destroyed {
+        let link = self.channel.into_link();
+        let is_reset = self.is_in_flight && link.core.reset().is_ok();
+        let number = link.core.number;
+        Destroyed { index: self.id.index(), number, is_reset, result: link.close() }
+    }
+}
+
+#[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for futures
+impl<'res, B> Loop<'res, B> {
+    /// A place for a channel that is not connected yet. It stays detached until it is.
+    pub(crate) fn place(
+        &mut self,
+        mut channel: PreparedChannel<'res>,
+    ) -> Result<Detached<'res>, StateError<PreparedChannel<'res>>> {
+        match self.place_for(channel.link_mut(), true) {
+            Ok(id) => Ok(Detached { id, is_in_flight: false, shares: false, channel }),
+            Err(error) => Err(StateError::new(channel, error)),
+        }
+    }
+
+    /// A receive may be posted before the channel is connected.
+    pub(crate) fn open_for_receives(&mut self, detached: &Detached<'res>) {
+        self.open(detached.id, &[Queue::Receive]);
+    }
+
+    /// The attempt to connect has failed. What was posted has ended, and is not asked for any more.
+    pub(crate) fn forget_attempt(&mut self, channel: ChannelId) {
+        self.end_attempt(channel);
+        self.drop_messages(channel.index());
+    }
+
+    /// The queue pair with this number was replaced by another one, and nothing is in flight.
+    pub(crate) fn renew(&mut self, detached: &Detached<'res>, number: u32) {
+        let id = detached.id;
+        if self.table.asides[id.index()].shares {
+            self.table.sharing.remove(number);
+        }
+        self.assign(id, detached.channel.core());
+    }
+
+    /// The channel is connected, or on its way there (not `is_connected`) and takes receives.
+    pub(crate) fn attach(&mut self, detached: Detached<'res>, is_connected: bool) -> ChannelId {
+        let Detached { id, channel, .. } = detached;
+        if self.table.entries[id.index()].next == [NEVER_FREE; 2] {
+            // What an attempt has left that could not be reset then.
+            self.end_attempt(id);
+            self.drop_messages(id.index());
+        }
+        self.attach_link(id, channel.into_link());
+        self.open(
+            id,
+            if is_connected { &[Queue::Send, Queue::Receive] } else { &[Queue::Receive] },
+        );
+        id
+    }
+
+    /// The queue pair of a channel that was attached before is in RTS.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn establish(&mut self, channel: ChannelId) {
+        let Some(core) = self.table.core(channel) else { return };
+        core.open_unless_stopped();
+        if core.table.is_open() {
+            self.open(channel, &[Queue::Send, Queue::Receive]);
+        }
+    }
+
+    /// Takes a channel out for verbs that change nothing but the queue pair's state: meanwhile its operations go on.
+    /// `None`: it is out already.
+    pub(crate) fn take_out(&mut self, channel: ChannelId) -> Option<Detached<'res>> {
+        let link = self.members.links[channel.index()].take()?;
+        let channel_of = PreparedChannel::from_link(link);
+        Some(Detached { id: channel, is_in_flight: false, shares: false, channel: channel_of })
+    }
+
+    /// Refuses further posts with `error`, wakes all that wait, and takes the channel out, to be reset.
+    /// `None`: it is out already.
+    pub(crate) fn close(
+        &mut self,
+        channel: ChannelId,
+        error: TransportError,
+    ) -> Option<Detached<'res>> {
+        self.table.refuse(channel, error);
+        let detached = self.take_out(channel);
+        if detached.is_some() {
+            // Resetting changes the core.
+            self.table.asides[channel.index()].core = None;
+        }
+        detached
+    }
+
+    /// Ends all operations of a channel with [`Stopped`](TransportError::Stopped), without waiting, and refuses further
+    /// ones.
+    #[cold]
+    pub(super) fn stop(&mut self, channel: ChannelId) {
+        if let Some(closed) = self.close(channel, TransportError::Stopped) {
+            let is_reset = closed.try_reset();
+            self.put_back(closed);
+            self.end_closed(channel, is_reset);
+        }
+    }
+
+    /// Puts a channel back. If it was dropped meanwhile, it is returned, to be destroyed.
+    pub(crate) fn put_back(&mut self, detached: Detached<'res>) -> Option<Detached<'res>> {
+        let Detached { id, channel, .. } = detached;
+        if self.table.asides[id.index()].is_dropped {
+            return Some(self.detach_link(id.index(), channel.into_link()));
+        }
+        self.attach_link(id, channel.into_link());
+        None
+    }
+
+    /// After [`close`](Self::close): what is in flight has ended if `is_reset`, and otherwise ends when the channel is
+    /// removed. Its tasks are woken.
+    pub(crate) fn end_closed(&mut self, channel: ChannelId, is_reset: bool) {
+        let slots = self.table.entries[channel.index()].slots();
+        if is_reset {
+            self.table.end_without_completions(slots.clone(), STOPPED);
+        }
+        let Table { outcomes, later, .. } = &mut self.table;
+        let outcomes = &mut outcomes[slots.start as usize..slots.end as usize];
+        later.woken.extend(outcomes.iter_mut().filter_map(|outcome| outcome.waker.take()));
+    }
+
+    /// Takes a channel out for ever. Its id names none any more. Its slots stay, until
+    /// [`discard`](Self::discard). `None`: it is out, and whoever puts it back gets it.
+    pub(crate) fn detach(&mut self, channel: ChannelId) -> Option<Detached<'res>> {
+        match self.members.links[channel.index()].take() {
+            Some(link) => Some(self.detach_link(channel.index(), link)),
+            None => {
+                self.table.asides[channel.index()].is_dropped = true;
+                None
+            }
+        }
+    }
+
+    /// As [`detach`](Self::detach), for a channel that is not in the loop.
+    pub(crate) fn give_up(&mut self, detached: Detached<'res>) -> Detached<'res> {
+        self.detach_link(detached.id.index(), detached.channel.into_link())
+    }
+
+    /// Destroys a channel. Its id names none any more.
+    pub(super) fn end(&mut self, index: usize, link: Link<'res>) -> Result<()> {
+        let detached = self.detach_link(index, link);
+        self.end_detached(detached.destroy())
+    }
+
+    fn detach_link(&mut self, index: usize, link: Link<'res>) -> Detached<'res> {
+        let table = &mut self.table;
+        let slots = table.entries[index].slots();
+        let generation = table.entries[index].generation;
+        let id = ChannelId { index: index as u32, generation };
+        table.forget_credit(id);
+        table.end_connections(slots.clone());
+        table.entries[index].generation = generation.wrapping_add(1);
+        // Whoever destroys the queue pair changes the core.
+        table.asides[index].core = None;
+        let (is_in_flight, shares) = (table.in_flight(slots) > 0, table.asides[index].shares);
+        Detached { id, is_in_flight, shares, channel: PreparedChannel::from_link(link) }
+    }
+
+    /// Gives the slots of a channel back that was detached, with its result.
+    fn end_detached(&mut self, destroyed: Destroyed) -> Result<()> {
+        let Destroyed { index, number, is_reset, result } = destroyed;
+        let Self { table, members, .. } = self;
+        let entry = &table.entries[index];
+        let (slots, depth, credit_slot) =
+            (entry.slots(), entry.depths.iter().sum::<u32>(), entry.credit_slot());
+        // If one of both succeeded, the device has nothing any more, whatever becomes of the queue pair.
+        if is_reset || result.is_ok() {
+            table.end_without_completions(slots.clone(), REMOVED);
+        }
+        if result.is_ok() {
+            if let Some(slot) = credit_slot {
+                table.slots[slot as usize].state = State::Free;
+            }
+            members.give_back(index, depth);
+        } else {
+            table.leak(slots);
+        }
+        if table.asides[index].shares {
+            // A provider may keep what the queue pair has received.
+            table.settle_all(members.capacity);
+            table.sharing.remove(number);
+        }
+        result
+    }
+
+    /// Gives the slots of a channel back that was detached, and the results that nobody asks for any more, with their
+    /// wakers.
+    pub(crate) fn discard(&mut self, destroyed: Destroyed) {
+        let index = destroyed.index;
+        // It is leaked then.
+        let _ = self.end_detached(destroyed);
+        self.drop_messages(index);
+        for slot in self.table.entries[index].slots() {
+            self.table.later.woken.extend(self.table.outcomes[slot as usize].waker.take());
+            if self.table.slots[slot as usize].state == State::Done {
+                let ended = self.table.take(slot);
+                self.table.later.dropped.push(ended.buffer);
+            }
+        }
+        self.forget_lines(index);
+    }
+
+    /// Polls until the queue is empty.
+    pub(crate) fn take_completions(&mut self) {
+        self.table.settle_all(self.members.capacity);
+    }
+
+    /// Gives up the messages of a channel that nobody has taken.
+    fn drop_messages(&mut self, index: usize) {
+        while let Some(message) = self.table.pop_message(index) {
+            self.table.later.dropped.push(message.buffer);
+        }
+    }
+}
+
+impl<B> Table<B> {
+    /// Refuses further posts of a channel, and wakes all that wait for something of it.
+    pub(super) fn refuse(&mut self, channel: ChannelId, error: TransportError) {
+        let index = channel.index();
+        self.entries[index].next = [NEVER_FREE; 2];
+        self.asides[index].stopped.get_or_insert(error);
+        for queue in [Queue::Send, Queue::Receive] {
+            self.wake_all(index, queue);
+        }
+    }
+
+    /// Why nothing can be posted on a channel any more.
+    pub(super) fn why_stopped(&self, channel: ChannelId) -> Option<TransportError> {
+        self.asides[channel.index()].stopped.or(self.stopped)
+    }
+}
