@@ -130,8 +130,9 @@ async fn listen(address: SocketAddr) -> Outcome {
 /// Echoes until the peer disconnects.
 async fn echo(side: &Side, request: ConnectionRequest) -> Outcome<u64> {
     let prepared = side.prepare(request.port())?;
-    let mut channel =
+    let connection =
         side.establish(request.prepare(prepared).map_err(|(.., error)| error)?).await?;
+    let (channel, mut control) = connection.into_parts();
     let mut count = 0;
     loop {
         let buffer = side.pool.take().ok_or("all buffers are in use")?;
@@ -149,9 +150,9 @@ async fn echo(side: &Side, request: ConnectionRequest) -> Outcome<u64> {
                 Err(failed) => return Err(failed.into()),
             },
             // On InfiniBand and RoCE the queue pair does not notice that by itself.
-            event = channel.event_on_tokio() => {
+            event = control.event_on_tokio() => {
                 event?;
-                channel.disconnect()?;
+                control.disconnect()?;
                 return Ok(count);
             }
         }

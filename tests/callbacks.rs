@@ -81,8 +81,9 @@ impl World {
     fn use_everything(&self) {
         for channel in self.channels() {
             assert_eq!(channel.credits(), None);
-            for mut future in [channel.probe(), channel.probe()] {
-                let _ = Pin::new(&mut future).poll(&mut TaskContext::from_waker(Waker::noop()));
+            if let Some(buffer) = self.pool.take() {
+                let mut send = channel.send(buffer);
+                let _ = Pin::new(&mut send).poll(&mut TaskContext::from_waker(Waker::noop()));
             }
             if let Some(buffer) = self.pool.take() {
                 let mut receive = channel.receive(buffer);
@@ -91,7 +92,7 @@ impl World {
         }
         let _ = self.reactor.turn();
         let _ = self.reactor.arm();
-        let _ = (self.reactor.available(), self.pool.available());
+        let _ = (self.reactor.capacity(), self.pool.available());
         let _ = self.events.next_event();
         self.context.query_port(1).unwrap();
         drop(self.reactor.prepare(Channel::builder(&self.domain)));
@@ -203,7 +204,8 @@ fn use_channels(world: &Arc<World>, calls: &Calls) {
         let buffer = world.pool.take().unwrap();
         let _ = finish(world, calls, channel.send(buffer));
         drop(world.take_channels());
-        drop((channel, receive));
+        drop(receive);
+        drop(channel);
         let _ = world.reactor.turn();
     }
 
@@ -213,7 +215,8 @@ fn use_channels(world: &Arc<World>, calls: &Calls) {
     let waker = Waker::from(Arc::new(calls.clone()));
     let _ = Pin::new(&mut receive).poll(&mut TaskContext::from_waker(&waker));
     world.reactor.stop(TransportError::Stopped);
-    drop((receive, channel));
+    drop(receive);
+    drop(channel);
     drop(world.take_channels());
 }
 
@@ -264,7 +267,7 @@ impl Allocator {
         callback(&self.world);
         let own = self.own.lock().unwrap().clone();
         let Some(own) = own else { return };
-        let _ = (own.reactor.available(), own.pool.available());
+        let _ = (own.reactor.capacity(), own.pool.available());
         drop(own.pool.take());
         for channel in own.channels.lock().unwrap().iter() {
             let _ = channel.credits();

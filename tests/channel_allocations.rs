@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 use ibverbs::{
     AccessFlags, BufferPool, Channel, CompareSwapWorkRequest, FetchAddWorkRequest, Inline,
     MemoryRegion, PooledBuffer, ProtectionDomain, Reactor, ReceiveWorkRequest, SendWorkRequest,
-    SharedMemoryRegion, SharedReceives, TransportError, WriteWorkRequest,
+    SharedMemoryRegion, TransportError, WriteWorkRequest,
 };
 use ibverbs_function_device::FunctionDevice;
 
@@ -225,7 +225,6 @@ fn a_future_that_is_ready_allocates_nothing() {
         let (buffer, _) = ready(one.send(pool.take().unwrap()), &reactor).unwrap();
         drop(buffer);
         drop(ready(two.receive(pool.take().unwrap()), &reactor).unwrap());
-        ready(one.probe(), &reactor).unwrap();
     };
     // The queues of receives get their size.
     (0..4).for_each(|_| round());
@@ -238,14 +237,13 @@ fn bytes_of_a_channel(channels: u32, depth: u32, shared: bool) -> isize {
     let context = Arc::new(device.context());
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
     let reactor = Reactor::new(&context, channels * depth * 2 + 64).unwrap();
-    let receives = shared.then(|| SharedReceives::<PooledBuffer>::new(&domain, 64).unwrap());
+    let receives = shared.then(|| reactor.add_shared_receives(&domain, 64).unwrap());
     let connect = || {
         let builder = Channel::builder(&domain).max_send_wr(depth).max_recv_wr(depth);
-        let builder = match &receives {
-            Some(receives) => builder.shared_receive_queue(receives),
-            None => builder,
+        let prepared = match &receives {
+            Some(receives) => reactor.prepare_sharing(builder, receives).unwrap(),
+            None => reactor.prepare(builder).unwrap(),
         };
-        let prepared = reactor.prepare(builder).unwrap();
         let itself = prepared.endpoint();
         prepared.handshake(itself).unwrap()
     };

@@ -121,15 +121,15 @@ fn an_asynchronous_channel_without_memory_is_a_typed_error_and_the_reactor_goes_
         })
     };
     let first = prepare().unwrap();
-    let (available, created) = (reactor.available(), device.calls("create_qp"));
+    let (_, room) = reactor.capacity();
     with_less_than(most as usize * 48, || refused(prepare()));
-    assert_eq!((reactor.available(), device.calls("create_qp")), (available, created));
+    assert_eq!((reactor.capacity().1, device.live(Kind::QueuePair)), (room, 1));
     reactor.turn().unwrap();
     let second = prepare().unwrap();
-    assert_eq!(reactor.available(), 0);
+    assert_eq!(reactor.capacity().1, 0);
     drop((first, second));
     reactor.turn().unwrap();
-    assert_eq!(reactor.available(), 4 * most);
+    assert_eq!(reactor.capacity().1, 4 * most);
     drop((reactor, domain, context));
     device.assert_clean();
 }

@@ -45,7 +45,6 @@ pub use event_loop::{ChannelId, Ended, Loop, LoopBuffer};
 pub(crate) use event_loop::{Detached, Later as LoopLater};
 #[cfg(feature = "async")]
 pub(crate) use in_flight::Queue;
-pub(crate) use keep_alive::nowhere;
 pub use operation_error::{OperationError, OwnedResult};
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};
 pub(crate) use owned_post::Refused;

@@ -5,10 +5,12 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use ibverbs::{Error, ErrorKind, Reactor, TransportError};
+use ibverbs::{
+    Error, ErrorKind, Locked, PooledBuffer, Reactor, SharedMemoryRegion, TransportError,
+};
 use ibverbs_function_device::Kind;
 
-use crate::rig::{CHUNKS, Count, LEN, Rig, poll, poll_in};
+use crate::rig::{ALL, CHUNKS, Count, LEN, Rig, poll, poll_in};
 
 /// Whether the reactor's file is readable.
 fn poll_readable(reactor: &Reactor) -> Poll<io::Result<()>> {
@@ -34,20 +36,21 @@ fn assert_gone(error: Error) {
 fn every_future_ends_when_the_device_is_pulled_out() {
     for asleep in [true, false] {
         for leaked in [false, true] {
-            let rig = Rig::new();
+            let rig = Rig::<Locked<PooledBuffer>>::new();
             let device = rig.device.clone();
             let count = Arc::new(Count::default());
-            let target = rig.target();
+            let target = SharedMemoryRegion::<u8>::new(&rig.domain, LEN, ALL).unwrap();
             // Four are in flight, and one waits for room.
             let mut operations = [(); 5].map(|()| rig.one.write(rig.buffer(1), target.remote()));
             let mut receive = rig.two.receive(rig.buffer(2));
-            let mut shutdown = rig.one.shutdown();
+            let mut shutdown = Box::pin(rig.one.shutdown());
             for operation in &mut operations {
                 assert!(poll_in(operation, &count).is_none());
             }
             assert!(poll_in(&mut receive, &count).is_none());
             {
-                let mut run = rig.reactor.run(|_: &mut Context<'_>| poll_readable(&rig.reactor));
+                let readable = |_: &mut Context<'_>| poll_readable(&rig.reactor);
+                let mut run = Box::pin(rig.reactor.run(readable));
                 if asleep {
                     assert!(poll(&mut run).is_none());
                     assert!(poll(&mut run).is_none(), "it sleeps until the file is readable");

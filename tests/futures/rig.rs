@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, Channel, MaxRnrRetries, PooledBuffer, ProtectionDomain,
-    Reactor, SharedMemoryRegion, ffi,
+    AccessFlags, AsyncChannel, BufferPool, Channel, ChannelBuilder, MaxRnrRetries, PooledBuffer,
+    ProtectionDomain, Reactor, Share, ffi,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 
@@ -21,33 +21,25 @@ pub(crate) const ALL: AccessFlags =
 pub(crate) const CHUNKS: usize = 32;
 pub(crate) const LEN: usize = 16;
 
-pub(crate) struct Rig {
-    pub(crate) one: AsyncChannel,
-    pub(crate) two: AsyncChannel,
-    pub(crate) reactor: Reactor,
+/// Two channels of one reactor, which are connected to each other.
+pub(crate) struct Rig<S: Share<Buffer = PooledBuffer>> {
+    pub(crate) one: AsyncChannel<S>,
+    pub(crate) two: AsyncChannel<S>,
+    pub(crate) reactor: Reactor<S>,
     pub(crate) pool: BufferPool,
     pub(crate) domain: Arc<ProtectionDomain<'static>>,
     pub(crate) device: FunctionDevice,
 }
 
-/// Two more channels of the reactor, connected to each other.
-pub(crate) fn connect(
-    reactor: &Reactor,
-    domain: &Arc<ProtectionDomain<'static>>,
-) -> [AsyncChannel; 2] {
-    let prepare = || {
-        let builder = Channel::builder(domain).max_send_wr(4).max_recv_wr(4).access(ALL);
-        reactor.prepare(builder.max_rnr_retries(MaxRnrRetries::UNLIMITED)).unwrap()
-    };
-    let (one, two) = (prepare(), prepare());
-    let (to_one, to_two) = (one.endpoint(), two.endpoint());
-    [one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap()]
-}
-
-impl Rig {
-    /// On a device that executes requests when the test says so, and then accesses the memory that they name whether or
-    /// not it still exists.
+impl<S: Share<Buffer = PooledBuffer>> Rig<S> {
+    /// On a device that executes requests when the test says so.
     pub(crate) fn new() -> Self {
+        Self::with(|builder| builder)
+    }
+
+    pub(crate) fn with(
+        settings: impl Fn(ChannelBuilder<'static>) -> ChannelBuilder<'static>,
+    ) -> Self {
         let device = FunctionDevice::model();
         device.progress(Progress::Manual);
         device.stale_translation(true);
@@ -56,8 +48,8 @@ impl Rig {
         let context = Arc::new(context);
         let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
         let pool = BufferPool::new(&domain, LEN, CHUNKS, AccessFlags::empty()).unwrap();
-        let reactor = Reactor::new(&context, 64).unwrap();
-        let [one, two] = connect(&reactor, &domain);
+        let reactor = Reactor::with_share(&context, 64).unwrap();
+        let [one, two] = connect(&reactor, &domain, settings);
         Self { one, two, reactor, pool, domain, device }
     }
 
@@ -65,8 +57,26 @@ impl Rig {
         filled(&self.pool, byte)
     }
 
-    pub(crate) fn target(&self) -> SharedMemoryRegion<'static, u8> {
-        SharedMemoryRegion::new(&self.domain, LEN, ALL).unwrap()
+    /// The device does what it can, and the reactor what is to be done then.
+    pub(crate) fn serve(&self) {
+        self.device.run();
+        while self.reactor.turn().unwrap() > 0 {}
+    }
+
+    /// The buffers that are not in the pool.
+    pub(crate) fn out(&self) -> usize {
+        CHUNKS - self.pool.available()
+    }
+
+    /// A message goes from one channel to the other.
+    #[track_caller]
+    pub(crate) fn exchange(&self, byte: u8) {
+        let mut receive = posted(self.two.receive(self.buffer(0)));
+        let mut send = posted(self.one.send(self.buffer(byte)));
+        self.serve();
+        poll(&mut send).expect("it has ended").unwrap();
+        let (message, success) = poll(&mut receive).expect("it has arrived").unwrap();
+        assert_eq!((success.byte_len() as usize, &message[..]), (LEN, &[byte; LEN][..]));
     }
 
     /// Nothing is left, and no memory was taken from the device too early.
@@ -74,12 +84,44 @@ impl Rig {
     pub(crate) fn finish(self) {
         let Self { one, two, reactor, pool, domain, device } = self;
         drop((one, two));
-        serve(&device, &reactor);
         assert_eq!(pool.available(), CHUNKS);
+        assert_eq!(reactor.capacity(), (64, 64));
         drop((reactor, pool, domain));
         device.assert_clean();
     }
 }
+
+pub(crate) fn connect<S: Share<Buffer = PooledBuffer>>(
+    reactor: &Reactor<S>,
+    domain: &Arc<ProtectionDomain<'static>>,
+    settings: impl Fn(ChannelBuilder<'static>) -> ChannelBuilder<'static>,
+) -> [AsyncChannel<S>; 2] {
+    let prepare = || {
+        let builder = Channel::builder(domain).max_send_wr(4).max_recv_wr(4).access(ALL);
+        reactor.prepare(settings(builder.max_rnr_retries(MaxRnrRetries::UNLIMITED))).unwrap()
+    };
+    let (one, two) = (prepare(), prepare());
+    let (to_one, to_two) = (one.endpoint(), two.endpoint());
+    [one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap()]
+}
+
+/// Runs a test with futures of one thread, and with those behind a lock.
+macro_rules! both {
+    ($($(#[$attribute:meta])* fn $name:ident() -> $rig:ident $body:block)*) => {$(
+        $(#[$attribute])*
+        #[test]
+        fn $name() {
+            fn run<S: Share<Buffer = PooledBuffer>>() {
+                type $rig<S> = $crate::rig::Rig<S>;
+                $body
+            }
+            run::<Local<PooledBuffer>>();
+            run::<Locked<PooledBuffer>>();
+        }
+    )*};
+}
+
+pub(crate) use both;
 
 /// The completion queue of the reactor that the latest queue pair was made on.
 pub(crate) fn completions(device: &FunctionDevice) -> *mut ffi::ibv_cq {
@@ -90,12 +132,6 @@ pub(crate) fn filled(pool: &BufferPool, byte: u8) -> PooledBuffer {
     let mut buffer = pool.take().unwrap();
     buffer.fill(byte);
     buffer
-}
-
-/// The device does what it can, and the reactor what is to be done then.
-pub(crate) fn serve(device: &FunctionDevice, reactor: &Reactor) {
-    device.run();
-    while reactor.turn().unwrap() > 0 {}
 }
 
 /// Counts how often it is woken.
@@ -136,20 +172,4 @@ pub(crate) fn poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
 pub(crate) fn posted<F: Future + Unpin>(mut future: F) -> F {
     assert!(poll(&mut future).is_none(), "it has ended at once");
     future
-}
-
-/// Sends from one channel to the other until the message has arrived.
-#[track_caller]
-pub(crate) fn exchange(
-    [one, two]: [&AsyncChannel; 2],
-    device: &FunctionDevice,
-    reactor: &Reactor,
-    pool: &BufferPool,
-) {
-    let mut receive = posted(two.receive(filled(pool, 0)));
-    let mut send = posted(one.send(filled(pool, 7)));
-    serve(device, reactor);
-    poll(&mut send).expect("it has ended").unwrap();
-    let (message, success) = poll(&mut receive).expect("it has ended").unwrap();
-    assert_eq!((success.byte_len() as usize, &message[..]), (LEN, &[7; LEN][..]));
 }

@@ -51,24 +51,31 @@ impl<B> Loop<'_, B> {
     ///  - [`Closed`](TransportError::Closed): it was removed.
     #[doc(alias = "ibv_post_send")]
     pub fn keep_alive(&mut self, channel: ChannelId) -> TransportResult<()> {
+        if !self.sign_of_life(channel)? {
+            return Ok(());
+        }
+        let core = self.table.core(channel).ok_or(TransportError::Closed)?;
+        let checked = core.check_device_if_due(Instant::now());
+        if checked.is_err() {
+            self.stop(channel);
+        }
+        Ok(checked?)
+    }
+
+    /// As [`keep_alive`](Self::keep_alive), but if something is in flight it does nothing, and returns true.
+    pub(crate) fn sign_of_life(&mut self, channel: ChannelId) -> TransportResult<bool> {
         let core = self.table.core(channel).ok_or(TransportError::Closed)?;
         check_reliable(core)?;
         if let Some(error) = core.unreported.error.take() {
             return Err(error);
         }
-        let entry = &self.table.entries[channel.index()];
-        let sends = entry.first_slot..entry.first_slot + entry.depths[0];
-        if self.table.in_flight(sends) > 0 {
-            let checked = core.check_device_if_due(Instant::now());
-            if checked.is_err() {
-                self.stop(channel);
-            }
-            return Ok(checked?);
+        if self.sends_in_flight(channel) > 0 {
+            return Ok(true);
         }
         match self.probe(channel) {
             // The program has not taken the results of what was in flight: it has heard from the peer.
-            Err(TransportError::QueueFull) => Ok(()),
-            result => result,
+            Err(TransportError::QueueFull) => Ok(false),
+            result => result.map(|()| false),
         }
     }
 
@@ -99,7 +106,7 @@ impl<B> Loop<'_, B> {
         }
         let Some(error) = failed else { return Ok(()) };
         if is_posted {
-            self.to_error(channel);
+            self.fail(channel, error.into());
         }
         Err(error.into())
     }

@@ -164,13 +164,21 @@ impl<B> Loop<'_, B> {
         // Nobody knows the number of a future's operation.
         slot.state = if state == State::Task { State::Abandoned } else { state };
         slot.buffer.write(B::keep(ManuallyDrop::into_inner(buffer).keep()));
-        if matches!(state, State::Task | State::Message) && self.table.core(channel).is_some() {
+        self.fail(channel, error);
+        Refused { error, request: None }.into()
+    }
+}
+
+impl<B> Loop<'_, B> {
+    /// A post has failed that the device may have: all operations of the channel end.
+    #[cold]
+    pub(super) fn fail(&mut self, channel: ChannelId, error: TransportError) {
+        if self.table.is_of_tasks && self.table.core(channel).is_some() {
             self.table.refuse(channel, error);
             self.table.later.failed.push((channel, error));
         } else {
             self.to_error(channel);
         }
-        Refused { error, request: None }.into()
     }
 }
 

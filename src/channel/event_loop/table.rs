@@ -233,6 +233,8 @@ pub(super) struct Table<B> {
     pub(super) waiters: Waiters,
     /// The channels that lack credit.
     pub(super) without_credit: Vec<ChannelId>,
+    /// Its owner calls slow verbs when the loop is not borrowed.
+    pub(super) is_of_tasks: bool,
     /// Why nothing can be posted on any channel any more.
     pub(super) stopped: Option<TransportError>,
 }
@@ -271,6 +273,7 @@ impl<B> Table<B> {
             sharing: Numbers::new(),
             waiters: Waiters::default(),
             without_credit: Vec::new(),
+            is_of_tasks: false,
             stopped: None,
         }
     }

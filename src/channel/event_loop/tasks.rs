@@ -83,6 +83,12 @@ pub(super) struct Waiters {
 // What is not used before the futures are on it is for them.
 #[cfg_attr(not(feature = "async"), allow(dead_code))]
 impl<B> Loop<'_, B> {
+    /// The loop of a reactor, which calls slow verbs when the loop is not borrowed.
+    pub(crate) fn of_tasks(mut self) -> Self {
+        self.table.is_of_tasks = true;
+        self
+    }
+
     /// As [`post`](Self::post), for a task that is woken when the operation has ended. The waker is taken if it was
     /// posted. Returns the number by which it is asked for.
     ///

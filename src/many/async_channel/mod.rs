@@ -24,7 +24,7 @@ use std::task::Poll;
 
 use super::pool::PooledBuffer;
 use crate::channel::{
-    ChannelId, LoopBuffer, OwnedBuffer, OwnedResult, Queue, TransportError, WorkRequest, nowhere,
+    ChannelId, LoopBuffer, OwnedBuffer, OwnedResult, Queue, TransportError, WorkRequest,
 };
 use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::operation::{
@@ -243,21 +243,12 @@ impl<S: Share> AsyncChannel<S> {
         .await
     }
 
-    /// `ibv_post_send`: writes 0 bytes to the peer, whose device acknowledges that without the peer's program. An error
-    /// says that the peer is gone, after the retries of the device.
+    /// `ibv_post_send`: after each `sleep` that ends while no send, write, read or atomic is in flight, writes 0 bytes to the
+    /// peer, whose device acknowledges that without the peer's program. It returns when the connection has failed, with the
+    /// reason: after the sleep in which the retries of the device were in vain. Run it beside the other operations, in a
+    /// task of its own or with the runtime's `select!`; dropping it is harmless.
     ///
     /// The peer's channel must allow remote writes: see [`Channel::keep_alive`](crate::Channel::keep_alive).
-    #[doc(alias = "ibv_post_send")]
-    pub fn probe(&self) -> AsyncOperation<'_, WriteWorkRequest<()>, S>
-    where
-        S::Buffer: LoopBuffer<()>,
-    {
-        self.write((), nowhere())
-    }
-
-    /// [Probes](Self::probe) the peer after each `sleep` that ends while no send, write, read or atomic is in flight. It
-    /// returns when the connection has failed, with the reason. Run it beside the other operations, in a task of its own or
-    /// with the runtime's `select!`; dropping it is harmless.
     ///
     /// ```
     /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -271,15 +262,18 @@ impl<S: Share> AsyncChannel<S> {
     /// eprintln!("the peer is gone: {error}");
     /// # }
     /// ```
-    pub async fn keep_alive<P: Future>(&self, mut sleep: impl FnMut() -> P) -> TransportError
-    where
-        S::Buffer: LoopBuffer<()>,
-    {
+    #[doc(alias = "ibv_post_send")]
+    pub async fn keep_alive<P: Future>(&self, mut sleep: impl FnMut() -> P) -> TransportError {
         loop {
             sleep().await;
-            let is_idle = self.share.lock().core.sends_in_flight(self.id) == 0;
-            if is_idle && let Err(failed) = self.probe().await {
-                return failed.error;
+            let mut guard = self.share.lock();
+            let alive = match guard.core.why_stopped(self.id) {
+                Some(error) => Err(error),
+                None => guard.core.sign_of_life(self.id),
+            };
+            release_and_wake(&self.share, guard);
+            if let Err(error) = alive {
+                return error;
             }
         }
     }

@@ -130,7 +130,7 @@ impl<S: Share> Reactor<S> {
         context: impl Into<Parent<'static, Context<'static>>>,
         entries: u32,
     ) -> Result<Self> {
-        let core = Loop::new(context, entries)?;
+        let core = Loop::new(context, entries)?.of_tasks();
         let timer = Arc::new(Timer::new(core.as_fd())?);
         let queue = core.queue().clone();
         let share = S::new(State::new(core, timer.clone()));

@@ -11,113 +11,16 @@ use std::task::{Wake, Waker};
 use std::thread;
 
 use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, ChannelBuilder, Local, Locked, MaxRnrRetries,
-    PooledBuffer, ProtectionDomain, Reactor, SendWorkRequest, Share, SharedMemoryRegion,
-    TransportError, WorkErrorClass, ffi,
+    AsyncChannel, Local, Locked, PooledBuffer, Reactor, SendWorkRequest, Share, SharedMemoryRegion,
+    TransportError, ffi,
 };
-use ibverbs_function_device::{FunctionDevice, Kind, Progress};
+use ibverbs_function_device::{Kind, Progress};
 
 use crate::lost_doorbell;
-use crate::rig::{ALL, CHUNKS, Count, LEN, completions, filled, poll, poll_in, poll_with, posted};
-
-/// Two channels of one reactor, which are connected to each other.
-struct Rig<S: Share<Buffer = PooledBuffer>> {
-    one: AsyncChannel<S>,
-    two: AsyncChannel<S>,
-    reactor: Reactor<S>,
-    pool: BufferPool,
-    domain: Arc<ProtectionDomain<'static>>,
-    device: FunctionDevice,
-}
-
-impl<S: Share<Buffer = PooledBuffer>> Rig<S> {
-    /// On a device that executes requests when the test says so.
-    fn new() -> Self {
-        Self::with(|builder| builder)
-    }
-
-    fn with(settings: impl Fn(ChannelBuilder<'static>) -> ChannelBuilder<'static>) -> Self {
-        let device = FunctionDevice::model();
-        device.progress(Progress::Manual);
-        device.stale_translation(true);
-        let context = device.context();
-        lost_doorbell::prepare(&context);
-        let context = Arc::new(context);
-        let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
-        let pool = BufferPool::new(&domain, LEN, CHUNKS, AccessFlags::empty()).unwrap();
-        let reactor = Reactor::new(&context, 64).unwrap();
-        let [one, two] = connect(&reactor, &domain, settings);
-        Self { one, two, reactor, pool, domain, device }
-    }
-
-    fn buffer(&self, byte: u8) -> PooledBuffer {
-        filled(&self.pool, byte)
-    }
-
-    /// The device does what it can, and the reactor what is to be done then.
-    fn serve(&self) {
-        self.device.run();
-        while self.reactor.turn().unwrap() > 0 {}
-    }
-
-    /// The buffers that are not in the pool.
-    fn out(&self) -> usize {
-        CHUNKS - self.pool.available()
-    }
-
-    /// A message goes from one channel to the other.
-    #[track_caller]
-    fn exchange(&self, byte: u8) {
-        let mut receive = posted(self.two.receive(self.buffer(0)));
-        let mut send = posted(self.one.send(self.buffer(byte)));
-        self.serve();
-        poll(&mut send).expect("it has ended").unwrap();
-        let (message, success) = poll(&mut receive).expect("it has arrived").unwrap();
-        assert_eq!((success.byte_len() as usize, &message[..]), (LEN, &[byte; LEN][..]));
-    }
-
-    /// Nothing is left, and no memory was taken from the device too early.
-    #[track_caller]
-    fn finish(self) {
-        let Self { one, two, reactor, pool, domain, device } = self;
-        drop((one, two));
-        assert_eq!(pool.available(), CHUNKS);
-        assert_eq!(reactor.capacity(), (64, 64));
-        drop((reactor, pool, domain));
-        device.assert_clean();
-    }
-}
-
-fn connect<S: Share<Buffer = PooledBuffer>>(
-    reactor: &Reactor<S>,
-    domain: &Arc<ProtectionDomain<'static>>,
-    settings: impl Fn(ChannelBuilder<'static>) -> ChannelBuilder<'static>,
-) -> [AsyncChannel<S>; 2] {
-    let prepare = || {
-        let builder = reactor.create_channel(domain).max_send_wr(4).max_recv_wr(4).access(ALL);
-        settings(builder.max_rnr_retries(MaxRnrRetries::UNLIMITED)).build().unwrap()
-    };
-    let (one, two) = (prepare(), prepare());
-    let (to_one, to_two) = (one.endpoint(), two.endpoint());
-    let add = |channel| reactor.add(channel).unwrap();
-    [add(one.handshake(to_two).unwrap()), add(two.handshake(to_one).unwrap())]
-}
-
-/// Runs a test with futures of one thread, and with those behind a lock.
-macro_rules! both {
-    ($($(#[$attribute:meta])* fn $name:ident() -> $rig:ident $body:block)*) => {$(
-        $(#[$attribute])*
-        #[test]
-        fn $name() {
-            fn run<S: Share<Buffer = PooledBuffer>>() {
-                type $rig<S> = self::Rig<S>;
-                $body
-            }
-            run::<Local<PooledBuffer>>();
-            run::<Locked<PooledBuffer>>();
-        }
-    )*};
-}
+use crate::rig::{
+    ALL, CHUNKS, Count, LEN, Rig, both, completions, connect, filled, poll, poll_in, poll_with,
+    posted,
+};
 
 /// Calls a function when it is woken for the first time, or dropped before.
 struct OnEnd(Mutex<Option<Box<dyn FnOnce() + Send>>>);
@@ -350,7 +253,7 @@ both! {
                     (&*(channel as *const AsyncChannel<S>), &*(reactor as *const Reactor<S>))
                 };
                 CALLS.with_borrow_mut(|calls| *calls += 1);
-                let _ = (channel.in_flight(), channel.endpoint(), reactor.capacity());
+                let _ = (channel.in_flight(), channel.number(), reactor.capacity());
                 reactor.turn().unwrap();
             };
             OnEnd::waker(call)
@@ -417,11 +320,9 @@ both! {
         rig.finish();
     }
 
-    /// A post that is refused ends its own future only. One that may have been queued ends all of its channel, and none
-    /// of others.
-    fn posts_that_fail() -> R {
+    /// A post that is refused ends its own future only.
+    fn posts_that_are_refused() -> R {
         let rig = R::<S>::new();
-        let others = connect(&rig.reactor, &rig.domain, |builder| builder);
         let mut receive = posted(rig.one.receive(rig.buffer(2)));
         rig.device.fail("post_send").errno(libc::EACCES).times(1);
         let refused = poll(&mut rig.one.send(rig.buffer(1))).unwrap().unwrap_err();
@@ -432,31 +333,80 @@ both! {
         assert_eq!(refused.error.raw_os_error(), Some(libc::EACCES));
         assert_eq!(refused.buffer.expect("it was not posted")[..], [1; LEN]);
         assert_eq!(rig.one.in_flight(), 1);
-
-        let count = Arc::new(Count::default());
-        let mut send = rig.one.send(rig.buffer(3));
-        assert!(poll_in(&mut send, &count).is_none() && poll_in(&mut receive, &count).is_none());
-        rig.device.fail("ring_doorbell").errno(libc::EACCES).times(1);
-        let failed = poll(&mut rig.one.send(rig.buffer(4))).unwrap().unwrap_err();
-        assert_eq!(failed.error.raw_os_error(), Some(libc::EACCES));
-        assert!(failed.buffer.is_none(), "the device may have it");
-        rig.serve();
-        assert_eq!(count.get(), 2);
-        for (ended, byte) in [(poll(&mut send), 3), (poll(&mut receive), 2)] {
-            let ended = ended.expect("it has ended").unwrap_err();
-            let class = ended.error.work_error().map(|error| error.class());
-            assert_eq!(class, Some(WorkErrorClass::Flushed), "{ended}");
-            assert_eq!(ended.buffer.unwrap()[..], [byte; LEN]);
-        }
-        assert_eq!(rig.out(), 0);
-        let mut receive_there = posted(others[1].receive(rig.buffer(0)));
-        let mut message = posted(others[0].send(rig.buffer(7)));
+        let mut message = posted(rig.two.send(rig.buffer(7)));
         rig.serve();
         poll(&mut message).unwrap().unwrap();
-        assert_eq!(poll(&mut receive_there).unwrap().unwrap().0[..], [7; LEN]);
-        drop((send, receive, receive_there, message));
-        drop(others);
+        assert_eq!(poll(&mut receive).unwrap().unwrap().0[..], [7; LEN]);
+        drop((receive, message));
         rig.finish();
+    }
+
+    /// One that may have been queued ends all of its channel, and none of others: with its error, and with the buffers if
+    /// the device can be made to give them back.
+    fn posts_that_may_have_been_queued() -> R {
+        for which in 0..5 {
+            for can_be_taken_back in [true, false] {
+                let rig = R::<S>::new();
+                let target = SharedMemoryRegion::<u8>::new(&rig.domain, LEN, ALL).unwrap();
+                let others = connect(&rig.reactor, &rig.domain, |builder| builder);
+                let (count, untouched) = (Arc::new(Count::default()), Arc::new(Count::default()));
+                let mut elsewhere = others[1].receive(rig.buffer(0));
+                let mut receive = rig.one.receive(rig.buffer(2));
+                let mut send = rig.one.send(rig.buffer(3));
+                assert!(poll_in(&mut elsewhere, &untouched).is_none());
+                assert!(poll_in(&mut receive, &count).is_none());
+                assert!(poll_in(&mut send, &count).is_none());
+                if which < 3 {
+                    rig.device.fail("ring_doorbell").errno(libc::EACCES).times(1);
+                } else {
+                    lost_doorbell::fail_next_receive();
+                }
+                if !can_be_taken_back {
+                    for verb in ["modify_qp", "destroy_qp"] {
+                        rig.device.fail(verb).errno(libc::EIO).always();
+                    }
+                }
+                let one = &rig.one;
+                let failed = match which {
+                    0 => poll(&mut one.send(rig.buffer(4))).unwrap().unwrap_err(),
+                    1 => one.submit(SendWorkRequest::new(rig.buffer(4))).unwrap_err(),
+                    2 => poll(&mut one.read(rig.buffer(4), target.remote())).unwrap().unwrap_err(),
+                    3 => poll(&mut one.receive(rig.buffer(4))).unwrap().unwrap_err(),
+                    _ => one.post_receive(rig.buffer(4)).unwrap_err(),
+                };
+                assert_eq!(failed.error.raw_os_error(), Some(libc::EACCES), "{which}");
+                assert!(failed.buffer.is_none(), "the device may have it");
+                // Nobody else would wake them: the device completes nothing of theirs.
+                assert_eq!((count.get(), untouched.get()), (2, 0), "{which}");
+                let late = poll(&mut one.send(rig.buffer(5))).unwrap().unwrap_err();
+                assert_eq!((late.error, late.buffer.is_some()), (failed.error, true));
+                for (ended, byte) in [(poll(&mut send), 3), (poll(&mut receive), 2)] {
+                    let ended = ended.expect("it has ended").unwrap_err();
+                    assert_eq!(ended.error, failed.error, "{which}");
+                    let is_back = ended.buffer.map(|buffer| buffer[..] == [byte; LEN]);
+                    assert_eq!(is_back, can_be_taken_back.then_some(true), "{which}");
+                }
+                drop((late, send, receive));
+                assert_eq!(rig.out(), if can_be_taken_back { 1 } else { 4 }, "{which}");
+                rig.device.clear_faults();
+                let mut message = posted(others[0].send(rig.buffer(7)));
+                rig.serve();
+                poll(&mut message).unwrap().unwrap();
+                assert_eq!(poll(&mut elsewhere).unwrap().unwrap().0[..], [7; LEN]);
+                drop((elsewhere, message, target));
+                drop(others);
+                if can_be_taken_back {
+                    rig.finish();
+                    continue;
+                }
+                // It can be destroyed later, which takes all back.
+                let R::<S> { one, two, reactor, pool, domain, device } = rig;
+                drop((one, two));
+                assert_eq!(pool.available(), CHUNKS, "{which}");
+                drop((reactor, pool, domain));
+                assert_eq!(device.violations().0, 0, "{}", device.violations().1);
+            }
+        }
     }
 
     /// What the device has made up ends no future.
@@ -514,11 +464,11 @@ both! {
                 let late = poll(&mut one.send(filled(pool, 6))).unwrap().unwrap_err();
                 assert_eq!((late.error, late.buffer.unwrap()[0]), (TransportError::Cancelled, 6));
             }
-            let (error, in_line) = (TransportError::Stopped, TransportError::Cancelled);
+            let error = TransportError::Cancelled;
             if stopped {
                 for (n, send) in sends.iter_mut().enumerate() {
                     let ended = poll(send).unwrap().unwrap_err();
-                    assert_eq!(ended.error, if n < 4 { error } else { in_line });
+                    assert_eq!(ended.error, error);
                     assert_eq!(ended.buffer.expect("the device is done with it")[0], 1 + n as u8);
                 }
                 let ended = poll(&mut receive).unwrap().unwrap_err();
@@ -536,7 +486,7 @@ both! {
             send.buffer = None;
             drop(reactor);
             let late = poll(&mut two.receive(filled(&pool, 6))).unwrap().unwrap_err();
-            assert_eq!((late.error, late.buffer.is_some()), (TransportError::Stopped, true));
+            assert_eq!((late.error, late.buffer.is_some()), (TransportError::ReactorGone, true));
             drop((send, late));
             assert_eq!(pool.available(), CHUNKS - 1, "a message that nobody has taken");
             drop((one, two));
