@@ -302,6 +302,7 @@ impl<B> Table<B> {
         let index = channel.index();
         self.entries[index].next = [NEVER_FREE; 2];
         self.asides[index].stopped.get_or_insert(error);
+        self.asides[index].is_draining = false;
         for queue in [Queue::Send, Queue::Receive] {
             self.wake_all(index, queue);
         }

@@ -161,8 +161,9 @@ impl<B> Loop<'_, B> {
             return refused::<R, E>(error, operation, buffer);
         }
         let slot = &mut self.table.slots[index as usize];
-        // Nobody knows the number of a future's operation.
-        slot.state = if state == State::Task { State::Abandoned } else { state };
+        // Nobody asks for a future's operation, which has no number.
+        let is_of_task = matches!(state, State::Task | State::Message);
+        slot.state = if is_of_task { State::Abandoned } else { state };
         slot.buffer.write(B::keep(ManuallyDrop::into_inner(buffer).keep()));
         self.fail(channel, error);
         Refused { error, request: None }.into()

@@ -330,8 +330,11 @@ impl<B> Loop<'_, B> {
     /// Refuses further sends, writes, reads and atomics of a channel with [`Stopped`](TransportError::Stopped).
     #[cold]
     pub(crate) fn refuse_sends(&mut self, channel: ChannelId) {
+        if self.table.why_stopped(channel).is_some() {
+            return;
+        }
         let aside = &mut self.table.asides[channel.index()];
-        aside.stopped.get_or_insert(TransportError::Stopped);
+        aside.stopped = Some(TransportError::Stopped);
         aside.is_draining = true;
         self.table.entries[channel.index()].next[0] = NEVER_FREE;
         self.table.wake_all(channel.index(), Queue::Send);
@@ -348,6 +351,11 @@ impl<B> Loop<'_, B> {
         let mut channels = self.channels();
         channels.retain(|&channel| self.in_flight(channel) > 0);
         channels
+    }
+
+    /// Whether a channel refuses sends, and is not closed yet.
+    pub(crate) fn is_draining(&self, channel: ChannelId) -> bool {
+        self.table.asides[channel.index()].is_draining
     }
 
     /// The number of the channel's sends, writes, reads and atomics that the device has.

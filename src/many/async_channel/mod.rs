@@ -266,13 +266,7 @@ impl<S: Share> AsyncChannel<S> {
     pub async fn keep_alive<P: Future>(&self, mut sleep: impl FnMut() -> P) -> TransportError {
         loop {
             sleep().await;
-            let mut guard = self.share.lock();
-            let alive = match guard.core.why_stopped(self.id) {
-                Some(error) => Err(error),
-                None => guard.core.sign_of_life(self.id),
-            };
-            release_and_wake(&self.share, guard);
-            if let Err(error) = alive {
+            if let Err(error) = self.sign_of_life() {
                 return error;
             }
         }
@@ -284,25 +278,44 @@ impl<S: Share> AsyncChannel<S> {
     ///
     /// The peer is not told. If this is dropped before it has ended, operations in flight go on, and no new ones are posted.
     pub async fn shutdown(&self) {
-        let mut guard = self.share.lock();
-        guard.core.refuse_sends(self.id);
-        release(&self.share, guard);
+        self.begin_shutdown();
         let mut place = InLine::new(self, Queue::Send);
         poll_fn(|cx| {
             let waker = cx.waker().clone();
             let guard = self.share.lock();
-            if guard.core.sends_in_flight(self.id) == 0 {
+            if guard.core.sends_in_flight(self.id) == 0 || !guard.core.is_draining(self.id) {
                 return Poll::Ready(());
             }
             place.wait(guard, waker);
             Poll::Pending
         })
         .await;
+        self.end_shutdown();
+    }
+
+    fn begin_shutdown(&self) {
+        let mut guard = self.share.lock();
+        guard.core.refuse_sends(self.id);
+        release(&self.share, guard);
+    }
+
+    fn end_shutdown(&self) {
         // Messages that have arrived before the last send has ended are kept.
         let mut guard = self.share.lock();
         let _ = guard.core.turn();
         release(&self.share, guard);
         stop(&self.share, self.id, TransportError::Stopped);
+    }
+
+    /// See [`keep_alive`](Self::keep_alive).
+    fn sign_of_life(&self) -> Result<(), TransportError> {
+        let mut guard = self.share.lock();
+        let alive = match guard.core.why_stopped(self.id) {
+            Some(error) => Err(error),
+            None => guard.core.sign_of_life(self.id).map(drop),
+        };
+        release_and_wake(&self.share, guard);
+        alive
     }
 }
 

@@ -7,11 +7,11 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, AsyncChannel, AsyncOperation, BufferPool, Channel, ChannelBuilder,
-    CompletionQueue, Error, ErrorKind, Inline, MemoryRegion, OwnedWork, PooledBuffer,
-    ProtectionDomain, QueuePair, QueuePairEndpoint, QueuePairType, Reactor, ReadWorkRequest,
-    RemoteMemoryRegion, SendWorkRequest, SharedMemoryRegion, TransportError, TransportResult,
-    WorkRequest, WorkStatus, WriteWorkRequest,
+    AccessFlags, AsyncChannel, BufferPool, Channel, ChannelBuilder, CompletionQueue, Error,
+    ErrorKind, Inline, MemoryRegion, OwnedResult, OwnedWork, PooledBuffer, ProtectionDomain,
+    QueuePair, QueuePairEndpoint, QueuePairType, Reactor, ReadWorkRequest, RemoteMemoryRegion,
+    SendWorkRequest, SharedMemoryRegion, TransportError, TransportResult, WorkStatus,
+    WriteWorkRequest,
 };
 use ibverbs_function_device::{Builder, FunctionDevice, LinkLayer};
 use proptest::prelude::*;
@@ -159,8 +159,8 @@ fn wait(mut work: OwnedWork<PooledBuffer>, channel: &mut Channel<'static>) -> Tr
 }
 
 /// Runs a future for a while, as a program does that gives up by its own timer. The device goes on with each poll.
-fn run<R: WorkRequest<Kept = PooledBuffer>>(
-    mut future: AsyncOperation<R>,
+fn run(
+    mut future: impl Future<Output = OwnedResult<PooledBuffer>> + Unpin,
     reactor: &Reactor,
 ) -> TransportResult<()> {
     for _ in 0..1000 {

@@ -75,17 +75,18 @@ fn program(leaking: bool) -> impl Strategy<Value = Vec<Step>> {
     vec(step, 1..80)
 }
 
-type Operation = Box<dyn Future<Output = OwnedResult<PooledBuffer>> + Unpin>;
+type Operation = Pin<Box<dyn Future<Output = OwnedResult<PooledBuffer>>>>;
 
-fn poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
-    match Pin::new(future).poll(&mut Context::from_waker(Waker::noop())) {
+fn poll<F: Future + ?Sized>(future: &mut Pin<Box<F>>) -> Option<F::Output> {
+    match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => Some(output),
         Poll::Pending => None,
     }
 }
 
 struct World {
-    channels: Vec<AsyncChannel>,
+    /// From boxes, since the futures borrow them. Dropped by [`World::drop_channel`].
+    channels: Vec<&'static AsyncChannel>,
     futures: Vec<Operation>,
     reactor: Option<Reactor>,
     /// The reactor's.
@@ -110,7 +111,8 @@ impl World {
         self.queue = created.qp_init_attr.send_cq;
         let [one, two] = prepared;
         let (to_one, to_two) = (one.endpoint(), two.endpoint());
-        self.channels = vec![one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap()];
+        let channels = [one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap()];
+        self.channels = channels.map(|channel| &*Box::leak(Box::new(channel))).into();
         self.channels.iter().for_each(|channel| self.ledger.add(channel.number()));
     }
 
@@ -129,14 +131,14 @@ impl World {
     fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
         match *step {
             Step::Send(side) => {
-                self.begin(|world, buffer| Box::new(world.channels[side].send(buffer)));
+                self.begin(|world, buffer| Box::pin(world.channels[side].send(buffer)));
             }
             Step::Read(side) => self.begin(|world, buffer| {
                 let remote = world.target.remote();
-                Box::new(world.channels[side].read(buffer, remote))
+                Box::pin(world.channels[side].read(buffer, remote))
             }),
             Step::Receive(side) => {
-                self.begin(|world, buffer| Box::new(world.channels[side].receive(buffer)));
+                self.begin(|world, buffer| Box::pin(world.channels[side].receive(buffer)));
             }
             Step::PostReceive(side) => {
                 if let Some(buffer) = self.ledger.buffer() {
@@ -171,20 +173,21 @@ impl World {
             Step::Fail(verb, times) => {
                 self.ledger.device.fail(verb).errno(libc::EIO).times(times);
             }
-            Step::Shutdown(side) => _ = poll(&mut self.channels[side].shutdown()),
+            Step::Shutdown(side) => _ = poll(&mut Box::pin(self.channels[side].shutdown())),
             Step::Replace(how) => {
+                self.end_futures(how.contains(&How::Forget));
                 for (channel, how) in std::mem::take(&mut self.channels).into_iter().zip(how) {
                     match how {
-                        How::Drop => drop(channel),
+                        How::Drop => Self::drop_channel(channel),
                         How::Fail => {
                             for verb in ["modify_qp", "destroy_qp"] {
                                 self.ledger.device.fail(verb).errno(libc::EIO).always();
                             }
-                            drop(channel);
+                            Self::drop_channel(channel);
                             _ = self.reactor().turn();
                             self.ledger.device.clear_faults();
                         }
-                        How::Forget => forget(channel),
+                        How::Forget => {}
                     }
                     self.ledger.check()?;
                 }
@@ -197,11 +200,29 @@ impl World {
                 drop(self.reactor.take());
                 self.ledger.check()?;
                 self.make_room();
-                self.channels.clear();
+                self.clear_channels();
                 self.connect();
             }
         }
         Ok(())
+    }
+
+    /// Before their channels end.
+    fn end_futures(&mut self, forgotten: bool) {
+        let futures = std::mem::take(&mut self.futures);
+        if forgotten {
+            forget(futures);
+        }
+    }
+
+    fn drop_channel(channel: &'static AsyncChannel) {
+        // SAFETY: it came from a box, in `connect`. Its futures have ended, or are forgotten.
+        drop(unsafe { Box::from_raw(std::ptr::from_ref(channel).cast_mut()) });
+    }
+
+    fn clear_channels(&mut self) {
+        self.end_futures(false);
+        std::mem::take(&mut self.channels).into_iter().for_each(Self::drop_channel);
     }
 
     /// The reactor ends what was dropped, and takes what was made up from the queue.
@@ -212,7 +233,7 @@ impl World {
 
     /// Channels that are left, and futures of others, may have taken up the queue of the reactor.
     fn make_room(&mut self) {
-        if self.reactor.as_ref().is_none_or(|reactor| reactor.available() < 16) {
+        if self.reactor.as_ref().is_none_or(|reactor| reactor.capacity().1 < 16) {
             self.reactor = Some(Reactor::new(self.domain.context_parent(), 128).unwrap());
         }
     }
@@ -234,10 +255,9 @@ fn run(steps: &[Step], bed: &Model) -> Result<usize, TestCaseError> {
         world.ledger.check()?;
     }
     world.settle();
-    world.channels.clear();
+    world.clear_channels();
     world.settle();
     world.ledger.check()?;
-    world.futures.clear();
     world.reactor = None;
     world.ledger.device.run();
     world.ledger.check()?;
