@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 
 use ibverbs::{
     AccessFlags, BufferPool, Channel, CompareSwapWorkRequest, FetchAddWorkRequest, Inline,
-    MemoryRegion, PooledBuffer, ProtectionDomain, Reactor, ReceiveWorkRequest, SendWorkRequest,
+    MemoryRegion, ProtectionDomain, Reactor, ReceiveWorkRequest, SendWorkRequest,
     SharedMemoryRegion, TransportError, WriteWorkRequest,
 };
 use ibverbs_function_device::FunctionDevice;

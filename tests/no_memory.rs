@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use ibverbs::*;
-use ibverbs_function_device::FunctionDevice;
+use ibverbs_function_device::{FunctionDevice, Kind};
 
 /// Refuses allocations of the current thread from a given size on.
 struct Limited;

@@ -1,36 +1,40 @@
-//! Futures: the channel has the buffer until the device is done with it, whatever becomes of the future.
+//! Futures: the table has the buffer until the device is done with it, whatever becomes of the future, and on
+//! whatever threads they are.
 
 use std::future::Future;
 use std::mem::forget;
-use std::pin::Pin;
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
 use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, CompareSwapWorkRequest, FetchAddWorkRequest,
-    PooledBuffer, ProtectionDomain, Reactor, SendWorkRequest, SharedMemoryRange,
-    SharedMemoryRegion, TransportError,
+    AccessFlags, AnyBuffer, AsyncChannel, BufferPool, Channel, CompareSwapWorkRequest,
+    FetchAddWorkRequest, Local, Locked, PooledBuffer, ProtectionDomain, Reactor, SendWorkRequest,
+    Share, SharedMemoryRange, SharedMemoryRegion, TransportError,
 };
 
 use crate::device;
-use crate::rig::{ALL, both, builder, domain};
+use crate::rig::{ALL, both, domain};
 
 /// Two connected channels of one reactor.
-struct Rig {
-    one: AsyncChannel,
-    two: AsyncChannel,
-    reactor: Reactor,
+struct Rig<S: Share> {
+    one: AsyncChannel<S>,
+    two: AsyncChannel<S>,
+    reactor: Reactor<S>,
     pool: BufferPool,
     domain: Arc<ProtectionDomain<'static>>,
 }
 
-impl Rig {
+impl<S: Share> Rig<S> {
     fn new() -> Self {
         let domain = domain();
         let pool = BufferPool::new(&domain, 8, 8, AccessFlags::empty()).unwrap();
-        let reactor = Reactor::new(domain.context_parent(), 64).unwrap();
-        let prepare = || reactor.prepare(builder(&domain)).unwrap();
+        let reactor = Reactor::with_share(domain.context_parent(), 64).unwrap();
+        let prepare = || {
+            let builder = Channel::builder(&domain).max_send_wr(4).max_recv_wr(4);
+            reactor.prepare(builder.access(ALL)).unwrap()
+        };
         let (one, two) = (prepare(), prepare());
         let (to_one, to_two) = (one.endpoint(), two.endpoint());
         let (one, two) = (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap());
@@ -48,9 +52,12 @@ impl Rig {
     }
 
     /// Polls a future until it has ended, and lets the reactor work meanwhile.
-    fn run<F: Future + Unpin>(&self, mut future: F) -> F::Output {
+    fn run<F: Future>(&self, future: F) -> F::Output {
+        let mut future = pin!(future);
         loop {
-            if let Some(output) = poll(&mut future) {
+            if let Poll::Ready(output) =
+                future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+            {
                 return output;
             }
             self.serve();
@@ -58,45 +65,69 @@ impl Rig {
     }
 }
 
-fn poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
-    match Pin::new(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(output) => Some(output),
-        Poll::Pending => None,
-    }
-}
-
 /// The first poll of a future posts its operation.
 fn posted<F: Future + Unpin>(mut future: F) -> F {
-    assert!(poll(&mut future).is_none());
+    assert!(pin!(&mut future).poll(&mut Context::from_waker(Waker::noop())).is_pending());
     future
 }
 
-#[test]
-fn the_device_writes_one_chunk_while_the_program_writes_others() {
-    both(|| {
-        let rig = Rig::new();
-        let mut mine = rig.filled(1);
+fn messages<S: Share<Buffer = PooledBuffer>>() {
+    let rig = Rig::<S>::new();
+    let mut mine = rig.filled(1);
+    for byte in 3..6 {
         let receive = posted(rig.two.receive(rig.filled(0)));
-        mine[0] = 2;
-        let seen = &mine[1..3];
-        let (mut sent, _) = rig.run(rig.one.send(rig.filled(7))).unwrap();
-        let (received, success) = rig.run(receive).unwrap();
-        assert_eq!((seen, success.byte_len(), &received[..]), (&[1, 1][..], 8, &[7; 8][..]));
-        mine[7] = 5;
-        sent.fill(9);
-        // They go round; this time the receive is there before anyone waits for it.
-        rig.two.post_receive(received).unwrap();
-        rig.run(rig.one.run(SendWorkRequest::new(sent).immediate(77))).unwrap();
-        let (received, success) = rig.run(rig.two.receive(rig.filled(0))).unwrap();
-        assert_eq!((&received[..], success.immediate()), (&[9; 8][..], Some(77)));
-        assert_eq!(mine[..], [2, 1, 1, 1, 1, 1, 1, 5]);
-    });
+        mine[0] = byte;
+        let sent = rig.one.submit(SendWorkRequest::new(rig.filled(byte))).unwrap();
+        // Neighbours, while the device reads and writes.
+        mine.fill(byte);
+        let (mut sent, _) = rig.run(sent).unwrap();
+        sent[0] = 9;
+        assert_eq!(rig.run(receive).unwrap().0[..], [byte; 8]);
+    }
+    drop(mine);
+    // Dropped, before and after their operations have ended; the slots move when another channel comes.
+    for ended in [true, false] {
+        let (receive, send) =
+            (posted(rig.two.receive(rig.filled(0))), posted(rig.one.send(rig.filled(7))));
+        if ended {
+            rig.serve();
+        }
+        drop((receive, send));
+        let more = Channel::builder(&rig.domain).max_send_wr(30).max_recv_wr(1);
+        let more = rig.reactor.prepare(more).unwrap();
+        let itself = more.endpoint();
+        drop(more.handshake(itself).unwrap());
+        rig.serve();
+        assert_eq!(rig.run(rig.two.receive(rig.filled(0))).unwrap().0[..], [7; 8]);
+    }
+    // The channels end with all that is in flight, and after the reactor.
+    let receive = posted(rig.two.receive(rig.filled(0)));
+    drop(receive);
+    let Rig { one, two, reactor, pool, domain } = rig;
+    drop(two);
+    drop(reactor);
+    let refused = one.submit(SendWorkRequest::new(pool.take().unwrap())).unwrap_err();
+    assert_eq!(refused.error, TransportError::ReactorGone);
+    drop((refused, one));
+    assert_eq!(pool.available(), 8);
+    drop((pool, domain));
+    assert_eq!(device::live(), (0, 0, 0));
+}
+
+#[test]
+fn buffers_go_round_on_one_thread() {
+    both(messages::<Local<PooledBuffer>>);
+}
+
+#[test]
+fn buffers_go_round_behind_a_lock() {
+    both(messages::<Locked<PooledBuffer>>);
 }
 
 #[test]
 fn one_sided_operations_use_shared_memory() {
     both(|| {
-        let rig = Rig::new();
+        let rig = Rig::<Locked<AnyBuffer>>::new();
         let new = || Arc::new(SharedMemoryRegion::<u64>::new(&rig.domain, 4, ALL).unwrap());
         let (local, target) = (new(), new());
         let range = |range| SharedMemoryRange::new(local.clone(), range).unwrap();
@@ -113,102 +144,82 @@ fn one_sided_operations_use_shared_memory() {
     });
 }
 
-/// On this thread or another one, before or after its operation has ended.
+/// Reset on this thread, while the loop is used on another one.
 #[test]
-fn a_dropped_future_gives_its_buffer_back_after_the_completion() {
+fn a_channel_is_closed_while_others_work() {
     both(|| {
-        for (ended, elsewhere) in [(false, false), (false, true), (true, false), (true, true)] {
-            let rig = Rig::new();
-            let receive = posted(rig.two.receive(rig.filled(0)));
-            let send = posted(rig.one.send(rig.filled(1)));
-            let word = SharedMemoryRegion::<u64>::new(&rig.domain, 1, ALL).unwrap();
-            let read = posted(rig.one.read(rig.filled(0), word.remote()));
-            let let_go = move || drop((send, receive, read));
-            let let_go =
-                || if elsewhere { thread::spawn(let_go).join().unwrap() } else { let_go() };
-            if ended {
+        let rig = Rig::<Locked<PooledBuffer>>::new();
+        let receives = [0; 3].map(|byte| posted(rig.two.receive(rig.filled(byte))));
+        let sends = [1; 3].map(|byte| posted(rig.one.send(rig.filled(byte))));
+        thread::scope(|threads| {
+            threads.spawn(|| rig.run(rig.one.shutdown()));
+            threads.spawn(|| rig.reactor.stop(TransportError::Cancelled));
+            rig.serve();
+        });
+        for operation in receives {
+            let _ = rig.run(operation);
+        }
+        for operation in sends {
+            let _ = rig.run(operation);
+        }
+        drop((rig.one, rig.two));
+        assert_eq!(rig.pool.available(), 8);
+    });
+}
+
+struct Unpark(thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// A task that sends, one that drops its future, and a reactor, each on its own thread.
+#[test]
+fn tasks_posts_and_turns_on_several_threads() {
+    both(|| {
+        let rig = Rig::<Locked<PooledBuffer>>::new();
+        let receives = [0; 3].map(|byte| posted(rig.two.receive(rig.filled(byte))));
+        thread::scope(|threads| {
+            let task = threads.spawn(|| {
+                let waker = Waker::from(Arc::new(Unpark(thread::current())));
+                for _ in 0..2 {
+                    let mut send = rig.one.send(rig.filled(7));
+                    while pin!(&mut send).poll(&mut Context::from_waker(&waker)).is_pending() {
+                        thread::park();
+                    }
+                }
+            });
+            let dropped = threads.spawn(|| drop(posted(rig.one.send(rig.filled(7)))));
+            while !task.is_finished() {
                 rig.serve();
-                let_go();
-            } else {
-                let_go();
-                rig.serve();
+                thread::yield_now();
             }
-            rig.serve();
-            // The message was for a future that is gone: the next one has it.
-            let (message, _) = rig.run(rig.two.receive(rig.filled(0))).unwrap();
-            assert_eq!(message[..], [1; 8]);
-            drop(message);
-            rig.serve();
-            assert_eq!(rig.pool.available(), 8);
+            task.join().unwrap();
+            dropped.join().unwrap();
+        });
+        rig.serve();
+        for receive in receives {
+            assert_eq!(rig.run(receive).unwrap().0[..], [7; 8]);
         }
-    });
-}
-
-/// The futures outlive the channel, the reactor, and the pool.
-#[test]
-fn what_is_in_flight_comes_back_with_the_end_of_the_channel() {
-    both(|| {
-        let rig = Rig::new();
-        // Posted; the fifth waits in line; the last is new.
-        let mut sends = [(); 5].map(|()| posted(rig.one.send(rig.filled(1))));
-        let mut new = rig.one.send(rig.filled(2));
-        let last = rig.filled(3);
-        let Rig { one, two, reactor, pool, domain } = rig;
-        drop(one);
-        reactor.turn().unwrap();
-        for send in &mut sends {
-            let ended = poll(send).expect("it has ended").unwrap_err();
-            assert_eq!(ended.buffer.unwrap()[..], [1; 8]);
-        }
-        assert_eq!(poll(&mut new).unwrap().unwrap_err().buffer.unwrap()[..], [2; 8]);
-        let mut receive = posted(two.receive(pool.take().unwrap()));
-        drop(reactor);
-        let ended = poll(&mut receive).expect("it has ended").unwrap_err();
-        assert_eq!(ended.error, TransportError::Stopped);
-        drop((two, pool, domain));
-        assert_eq!((last[..].to_vec(), ended.buffer.unwrap().len()), (vec![3; 8], 8));
-        drop((sends, new, receive, last));
-        assert_eq!(device::live(), (0, 0, 0));
-    });
-}
-
-#[test]
-fn a_failing_poll_ends_every_future_with_nothing_in_flight() {
-    both(|| {
-        let rig = Rig::new();
-        let mut receive = posted(rig.two.receive(rig.filled(4)));
-        device::fail_polls(1);
-        let ended = poll(&mut receive).expect("it has ended").unwrap_err();
-        let mut buffer = ended.buffer.expect("the queue pair was reset");
-        buffer[0] = 1;
-        rig.run(rig.two.shutdown());
+        assert_eq!(rig.pool.available(), 8);
     });
 }
 
 /// Leaks on purpose: to be run without the leak check.
 #[test]
-fn forgotten_futures_channels_and_reactors_leak_and_dangle_nowhere() {
+fn forgotten_futures_leak_and_dangle_nowhere() {
     both(|| {
-        for what in 0..8_u32 {
-            let rig = Rig::new();
-            forget(posted(rig.one.send(rig.filled(1))));
-            forget(posted(rig.one.receive(rig.filled(2))));
-            let send = posted(rig.two.send(rig.filled(3)));
-            let mut receive = rig.two.receive(rig.filled(4));
-            // It finds the message of the first.
-            let message = poll(&mut receive);
-            let forget_if = |forgotten, value| if forgotten { forget(value) } else { drop(value) };
-            let Rig { one, two, reactor, pool, domain } = rig;
-            forget_if(what & 1 != 0, one);
-            drop((send, message, pool));
-            if what & 2 != 0 {
-                forget(reactor);
-            } else {
-                reactor.turn().unwrap();
-                drop(reactor);
-            }
-            forget_if(what & 4 != 0, two);
-            drop((receive, domain));
-        }
+        let rig = Rig::<Local<PooledBuffer>>::new();
+        forget(posted(rig.two.receive(rig.filled(0))));
+        forget(posted(rig.one.send(rig.filled(4))));
+        rig.serve();
+        let Rig { one, two, reactor, pool, .. } = rig;
+        forget(two);
+        let receive = posted(one.receive(pool.take().unwrap()));
+        forget((receive, reactor));
+        drop(one);
+        drop(pool);
     });
 }

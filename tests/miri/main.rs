@@ -8,7 +8,6 @@
 mod channels;
 mod device;
 mod futures;
-mod loop_futures;
 mod loops;
 mod memory;
 mod owned;

@@ -4,14 +4,13 @@ use ibverbs::{Local, Locked, PooledBuffer};
 
 use crate::channel::{ChannelRig, OwnedRig};
 use crate::loops::SendsRig;
-use crate::reactor::{PairRig, ReactorRig, SleepingRig};
+use crate::reactor::{PairRig, ReactorRig, SendRig, SleepingRig};
 use crate::rig::{LENGTH, Rig};
 use crate::server::CRig;
 use crate::server_futures::TasksRig;
 use crate::server_loop::LoopRig;
 use crate::{
-    c, channel, events, loop_futures, loops, prepared, reactor, server, server_futures,
-    server_loop, verbs,
+    c, channel, events, loops, prepared, reactor, server, server_futures, server_loop, verbs,
 };
 
 /// One way to do one workload.
@@ -96,22 +95,15 @@ macro_rules! servers {
                 $workload,
                 "futures",
                 Sum::Bytes,
-                TasksRig::new($connections),
+                TasksRig::<Locked<PooledBuffer>>::new($connections),
                 server_futures::tasks_server
             ),
             ours!(
                 $workload,
-                "loop futures, one thread",
+                "futures, one thread",
                 Sum::Bytes,
-                loop_futures::TasksRig::<Local<PooledBuffer>>::new($connections),
-                loop_futures::tasks_server
-            ),
-            ours!(
-                $workload,
-                "loop futures, locked",
-                Sum::Bytes,
-                loop_futures::TasksRig::<Locked<PooledBuffer>>::new($connections),
-                loop_futures::tasks_server
+                TasksRig::<Local<PooledBuffer>>::new($connections),
+                server_futures::tasks_server
             ),
         ]
     };
@@ -162,20 +154,13 @@ pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
         in_c!("W9", "C tuned", 2, Rig::new(), c_tuned_w2),
         ours!("W9", "channel scoped", Bytes, ChannelRig::new(), channel::ping_pong),
         ours!("W9", "loop", Bytes, SendsRig::new(1), loops::pairs),
-        ours!("W9", "futures", Bytes, PairRig::new(), reactor::pairs),
+        ours!("W9", "futures", Bytes, PairRig::<Locked<PooledBuffer>>::new(), reactor::pairs),
         ours!(
             "W9",
-            "loop futures, one thread",
+            "futures, one thread",
             Bytes,
-            loop_futures::PairRig::<Local<PooledBuffer>>::new(),
-            loop_futures::pairs
-        ),
-        ours!(
-            "W9",
-            "loop futures, locked",
-            Bytes,
-            loop_futures::PairRig::<Locked<PooledBuffer>>::new(),
-            loop_futures::pairs
+            PairRig::<Local<PooledBuffer>>::new(),
+            reactor::pairs
         ),
         in_c!("W10", "C tuned", 1, Rig::new(), c_tuned_w3),
         ours!("W10", "channel scoped", Bytes, ChannelRig::new(), channel::window),
@@ -194,17 +179,17 @@ pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
         ours!("W12", "futures, 10000 channels", Bytes, ReactorRig::new(10_000), reactor::sends),
         ours!(
             "W12",
-            "loop futures, one thread",
+            "futures, one task",
             Bytes,
-            loop_futures::SendRig::<Local<PooledBuffer>>::new(),
-            loop_futures::sends
+            SendRig::<Locked<PooledBuffer>>::new(),
+            reactor::sends_of_one
         ),
         ours!(
             "W12",
-            "loop futures, locked",
+            "futures, one task on one thread",
             Bytes,
-            loop_futures::SendRig::<Locked<PooledBuffer>>::new(),
-            loop_futures::sends
+            SendRig::<Local<PooledBuffer>>::new(),
+            reactor::sends_of_one
         ),
         in_c!("W13", "C tuned", 1, Rig::with_events(), c_tuned_w13),
         ours!("W13", "futures", Bytes, SleepingRig::new(), reactor::sends_asleep),

@@ -14,7 +14,6 @@ mod c;
 mod channel;
 mod contenders;
 mod events;
-mod loop_futures;
 mod loops;
 mod prepared;
 mod reactor;

@@ -10,12 +10,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, Channel, PooledBuffer, ProtectionDomain, Reactor,
-    TransportError,
+    AccessFlags, AsyncChannel, BufferPool, Channel, PooledBuffer, ProtectionDomain, Reactor, Share,
+    TransportError, TransportResult,
 };
 use ibverbs_function_device::{Builder, FunctionDevice};
 
 use crate::rig::{LENGTH, WINDOW, context, epoll_of, sleep_in};
+
+/// A channel of one operation in each direction, which is connected to itself.
+pub(crate) fn channel<S: Share<Buffer = PooledBuffer>>(
+    reactor: &Reactor<S>,
+    domain: &Arc<ProtectionDomain<'static>>,
+) -> AsyncChannel<S> {
+    let builder = Channel::builder(domain).max_send_wr(1).max_recv_wr(1);
+    let prepared = reactor.prepare(builder).expect("a channel");
+    let itself = prepared.endpoint();
+    prepared.handshake(itself).expect("a connection")
+}
 
 /// Tasks that send, each on a channel of its own.
 pub(crate) struct ReactorRig {
@@ -56,10 +67,7 @@ impl ReactorRig {
         let reactor = Reactor::new(&context, 2 * channels as u32).expect("a reactor");
         let sent = Rc::new(Sent::default());
         let task = |_| -> Pin<Box<dyn Future<Output = TransportError>>> {
-            let builder = Channel::builder(&domain).max_send_wr(1).max_recv_wr(1);
-            let prepared = reactor.prepare(builder).expect("a channel");
-            let itself = prepared.endpoint();
-            let channel = prepared.handshake(itself).expect("a connection");
+            let channel = channel(&reactor, &domain);
             Box::pin(send(channel, pool.take().expect("a buffer"), sent.clone()))
         };
         let tasks = (0..channels).map(task).collect();
@@ -155,14 +163,14 @@ pub(crate) fn sends_asleep(rig: &mut SleepingRig, operations: u64) -> Result<u64
     let mut context = Context::from_waker(waker);
     let ReactorRig { reactor, tasks, sent, .. } = rig;
     let is_readable = Cell::new(false);
-    let mut run = reactor.run(|_| match is_readable.take() {
+    let mut run = pin!(reactor.run(|_| match is_readable.take() {
         true => Poll::Ready(Ok(())),
         false => Poll::Pending,
-    });
+    }));
     // Runs the reactor until it waits for its file.
     let mut serve = |context: &mut Context<'_>| loop {
         task.is_woken.store(false, Ordering::Relaxed);
-        match Pin::new(&mut run).poll(context) {
+        match run.as_mut().poll(context) {
             Poll::Ready(Err(error)) => break Err(TransportError::Verbs(error)),
             Poll::Ready(Ok(())) => break Err(TransportError::Stopped),
             Poll::Pending if !task.is_woken.load(Ordering::Relaxed) => break Ok(()),
@@ -186,24 +194,20 @@ pub(crate) fn sends_asleep(rig: &mut SleepingRig, operations: u64) -> Result<u64
 }
 
 /// A channel on a reactor, with two buffers.
-pub(crate) struct PairRig {
+pub(crate) struct PairRig<S: Share> {
     device: FunctionDevice,
-    reactor: Reactor,
-    channel: AsyncChannel,
+    reactor: Reactor<S>,
+    channel: AsyncChannel<S>,
     pool: BufferPool,
 }
 
-impl PairRig {
+impl<S: Share<Buffer = PooledBuffer>> PairRig<S> {
     pub(crate) fn new() -> Self {
         let device = Builder::lean().held_receives(1).build();
-        let context = Arc::new(device.context());
-        let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
+        let domain = Arc::new(ProtectionDomain::new(Arc::new(device.context())).expect("a domain"));
         let pool = BufferPool::new(&domain, LENGTH, 2, AccessFlags::empty()).expect("a pool");
-        let reactor = Reactor::new(&context, 2).expect("a reactor");
-        let builder = Channel::builder(&domain).max_send_wr(1).max_recv_wr(1);
-        let prepared = reactor.prepare(builder).expect("a channel");
-        let itself = prepared.endpoint();
-        let channel = prepared.handshake(itself).expect("a connection");
+        let reactor = Reactor::with_share(domain.context_parent(), 2).expect("a reactor");
+        let channel = channel(&reactor, &domain);
         let mut rig = Self { device, reactor, channel, pool };
         // Lists get their sizes.
         pairs(&mut rig, 2).expect("it works");
@@ -213,7 +217,10 @@ impl PairRig {
 
 /// A receive, a send that is awaited, and the receive, whose message has come first.
 #[inline(never)]
-pub(crate) fn pairs(rig: &mut PairRig, operations: u64) -> Result<u64, TransportError> {
+pub(crate) fn pairs<S: Share<Buffer = PooledBuffer>>(
+    rig: &mut PairRig<S>,
+    operations: u64,
+) -> TransportResult<u64> {
     let PairRig { device, reactor, channel, pool } = rig;
     let take = || pool.take().ok_or(TransportError::UnknownWork);
     let (mut message, mut room) = (take()?, take()?);
@@ -233,11 +240,57 @@ pub(crate) fn pairs(rig: &mut PairRig, operations: u64) -> Result<u64, Transport
         }
         Ok(sum)
     };
-    let (mut task, mut context) = (pin!(task), Context::from_waker(Waker::noop()));
+    run(reactor, pin!(task))
+}
+
+/// One task, which sends one message after the other.
+pub(crate) struct SendRig<S: Share> {
+    reactor: Reactor<S>,
+    channel: AsyncChannel<S>,
+    pool: BufferPool,
+}
+
+impl<S: Share<Buffer = PooledBuffer>> SendRig<S> {
+    pub(crate) fn new() -> Self {
+        let domain = Arc::new(ProtectionDomain::new(context()).expect("a domain"));
+        let pool = BufferPool::new(&domain, LENGTH, 1, AccessFlags::empty()).expect("a pool");
+        let reactor = Reactor::with_share(domain.context_parent(), 2).expect("a reactor");
+        let channel = channel(&reactor, &domain);
+        let mut rig = Self { reactor, channel, pool };
+        sends_of_one(&mut rig, 2).expect("it works");
+        rig
+    }
+}
+
+#[inline(never)]
+pub(crate) fn sends_of_one<S: Share<Buffer = PooledBuffer>>(
+    rig: &mut SendRig<S>,
+    operations: u64,
+) -> TransportResult<u64> {
+    let SendRig { reactor, channel, pool } = rig;
+    let mut buffer = pool.take().ok_or(TransportError::UnknownWork)?;
+    let task = async {
+        let mut sum = 0;
+        for _ in 0..operations {
+            let sent;
+            (buffer, sent) = channel.send(buffer).await.map_err(|failed| failed.error)?;
+            sum += u64::from(sent.byte_len());
+        }
+        Ok(sum)
+    };
+    run(reactor, pin!(task))
+}
+
+/// Turns the reactor until the task has ended, which is polled after each turn that finds something.
+fn run<S: Share>(
+    reactor: &Reactor<S>,
+    mut task: Pin<&mut impl Future<Output = TransportResult<u64>>>,
+) -> TransportResult<u64> {
+    let mut context = Context::from_waker(Waker::noop());
     loop {
         if let Poll::Ready(result) = task.as_mut().poll(&mut context) {
             return result;
         }
-        while reactor.turn()? > 0 {}
+        reactor.turn()?;
     }
 }

@@ -9,18 +9,19 @@ use std::sync::Arc;
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 
 use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, Channel, PooledBuffer, ProtectionDomain, Reactor,
+    AccessFlags, AsyncChannel, BufferPool, PooledBuffer, ProtectionDomain, Reactor, Share,
     TransportError, TransportResult,
 };
 
+use crate::reactor::channel;
 use crate::rig::{LENGTH, epoll_of};
 use crate::server::Peers;
 
 thread_local! {
     /// The tasks that were woken.
-    pub(crate) static WOKEN: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    static WOKEN: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
     /// What all tasks have answered, and its bytes.
-    pub(crate) static ANSWERED: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+    static ANSWERED: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
 /// A waker is the number of its task: the least that an executor of one thread needs.
@@ -36,20 +37,23 @@ fn waker(task: usize) -> Waker {
     unsafe { Waker::new(without_provenance(task), &WAKER) }
 }
 
-pub(crate) type Task = Pin<Box<dyn Future<Output = TransportError>>>;
+type Task = Pin<Box<dyn Future<Output = TransportError>>>;
 
-/// Fields are dropped in order.
-pub(crate) struct TasksRig {
+/// The event server with a task for each connection. Fields are dropped in order.
+pub(crate) struct TasksRig<S: Share> {
     peers: Peers,
     tasks: Vec<Task>,
-    reactor: Reactor,
+    reactor: Reactor<S>,
     epoll: OwnedFd,
     /// Room for those that were woken.
     woken: Vec<usize>,
 }
 
 /// Receives and answers, one message after the other.
-async fn serve(channel: AsyncChannel, mut buffer: PooledBuffer) -> TransportError {
+async fn serve<S: Share<Buffer = PooledBuffer>>(
+    channel: AsyncChannel<S>,
+    mut buffer: PooledBuffer,
+) -> TransportError {
     loop {
         let (mut message, received) = match channel.receive(buffer).await {
             Ok(message) => message,
@@ -70,19 +74,15 @@ async fn serve(channel: AsyncChannel, mut buffer: PooledBuffer) -> TransportErro
     }
 }
 
-impl TasksRig {
+impl<S: Share<Buffer = PooledBuffer> + 'static> TasksRig<S> {
     pub(crate) fn new(connections: usize) -> Self {
         let (peers, context) = Peers::new(connections);
         let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
         let pool = BufferPool::new(&domain, LENGTH, connections, AccessFlags::empty());
         let pool = pool.expect("a pool");
-        let reactor = Reactor::new(&context, 2 * connections as u32).expect("a reactor");
+        let reactor = Reactor::with_share(&context, 2 * connections as u32).expect("a reactor");
         let task = |_| -> Task {
-            let builder = Channel::builder(&domain).max_send_wr(1).max_recv_wr(1);
-            let prepared = reactor.prepare(builder).expect("a channel");
-            let itself = prepared.endpoint();
-            let channel = prepared.handshake(itself).expect("a connection");
-            Box::pin(serve(channel, pool.take().expect("a buffer")))
+            Box::pin(serve::<S>(channel(&reactor, &domain), pool.take().expect("a buffer")))
         };
         let tasks: Vec<_> = (0..connections).map(task).collect();
         let epoll = epoll_of(reactor.as_fd());
@@ -99,7 +99,7 @@ impl TasksRig {
 }
 
 /// Polls tasks, and forgets their numbers.
-pub(crate) fn run_tasks(tasks: &mut [Task], numbers: &mut Vec<usize>) -> TransportResult<()> {
+fn run_tasks(tasks: &mut [Task], numbers: &mut Vec<usize>) -> TransportResult<()> {
     for number in numbers.drain(..) {
         if let Poll::Ready(error) =
             tasks[number].as_mut().poll(&mut Context::from_waker(&waker(number)))
@@ -112,7 +112,10 @@ pub(crate) fn run_tasks(tasks: &mut [Task], numbers: &mut Vec<usize>) -> Transpo
 
 /// Answers this many messages.
 #[inline(never)]
-pub(crate) fn tasks_server(rig: &mut TasksRig, operations: u64) -> TransportResult<u64> {
+pub(crate) fn tasks_server<S: Share>(
+    rig: &mut TasksRig<S>,
+    operations: u64,
+) -> TransportResult<u64> {
     let TasksRig { peers, tasks, reactor, epoll, woken } = rig;
     ANSWERED.set((0, 0));
     while ANSWERED.get().0 < operations {
