@@ -81,9 +81,12 @@ impl World {
     fn use_everything(&self) {
         for channel in self.channels() {
             assert_eq!(channel.credits(), None);
-            if let Some(buffer) = self.pool.take() {
-                let mut send = channel.send(buffer);
-                let _ = Pin::new(&mut send).poll(&mut TaskContext::from_waker(Waker::noop()));
+            if let Some(mut buffer) = self.pool.take() {
+                // No bytes, and no receive of the peer's.
+                buffer.set_len(0).unwrap();
+                let nowhere = RemoteMemoryRegion::new(0, 0, 0).unwrap();
+                let mut write = channel.write(buffer, nowhere);
+                let _ = Pin::new(&mut write).poll(&mut TaskContext::from_waker(Waker::noop()));
             }
             if let Some(buffer) = self.pool.take() {
                 let mut receive = channel.receive(buffer);

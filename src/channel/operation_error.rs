@@ -7,7 +7,7 @@ use crate::completion::WorkSuccess;
 use crate::debug::debug;
 
 /// Why an operation that owns its buffer failed, with its buffer: one of [`OwnedWork`](crate::OwnedWork),
-/// [`AsyncChannel`](crate::AsyncChannel) or [`SharedReceives`](crate::SharedReceives).
+/// [`AsyncChannel`](crate::AsyncChannel) or a [`Loop`](crate::Loop).
 pub struct OperationError<B> {
     /// The reason. That of an operation that was posted and has ended is [`Work`](TransportError::Work); or
     /// [`Stopped`](TransportError::Stopped) or [`Closed`](TransportError::Closed) if the channel was stopped, shut

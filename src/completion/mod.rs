@@ -30,8 +30,6 @@ pub use extended_poller::{CompletionFields, ExtendedCompletions, ExtendedPoller}
 pub use queue::CompletionQueue;
 pub use queue_builder::CompletionQueueBuilder;
 pub(crate) use waiters::Waiters;
-#[cfg(all(test, ibverbs_loom))]
-pub(crate) use waker::Waker;
 pub use work_completion::{
     WorkCompletion, WorkError, WorkErrorClass, WorkOpcode, WorkResult, WorkStatus, WorkSuccess,
 };

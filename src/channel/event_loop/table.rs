@@ -226,7 +226,8 @@ pub(super) struct Table<B> {
     /// What `next_ended` returns next.
     pub(super) ended: List,
     /// What is to be done when the loop is no more borrowed.
-    pub(super) later: Later<B>,
+    /// In a box, so that it is exchanged for another one cheaply.
+    pub(super) later: Box<Later<B>>,
     /// The channels that share receives, by the numbers of their queue pairs.
     pub(super) sharing: Numbers,
     /// The tasks that wait for something of a channel.
@@ -269,7 +270,7 @@ impl<B> Table<B> {
             window: WindowList::default(),
             outcomes: vec![Outcome::default()],
             ended: List::default(),
-            later: Later::default(),
+            later: Box::default(),
             sharing: Numbers::new(),
             waiters: Waiters::default(),
             without_credit: Vec::new(),

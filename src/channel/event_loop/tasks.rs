@@ -209,7 +209,7 @@ impl<B> Loop<'_, B> {
 
     /// The tasks to be woken, and the buffers to be dropped, when the loop is not borrowed.
     #[inline]
-    pub(crate) fn later(&mut self) -> &mut Later<B> {
+    pub(crate) fn later(&mut self) -> &mut Box<Later<B>> {
         &mut self.table.later
     }
 

@@ -162,6 +162,9 @@ where
             return Poll::Pending;
         };
         let own = guard.core.leave_line(place);
+        if self.request.is_some() {
+            guard.core.receiving(*id).held -= 1;
+        }
         release_and_wake(share, guard);
         self.stage = Stage::Over;
         drop((own, new));

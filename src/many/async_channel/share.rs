@@ -48,7 +48,7 @@ pub struct State<B> {
     /// When the connections are asked for next, on a device that completes nothing when they end.
     pub(super) next_check: Option<Instant>,
     /// An empty list that has room.
-    spare: LoopLater<B>,
+    spare: Option<Box<LoopLater<B>>>,
 }
 
 impl<B> State<B> {
@@ -176,7 +176,8 @@ pub(super) fn release<S: Share>(share: &S, mut guard: S::Guard<'_>) {
 #[inline(never)]
 pub(super) fn release_and_wake<S: Share>(share: &S, mut guard: S::Guard<'_>) {
     let state = &mut *guard;
-    let mut later = mem::replace(state.core.later(), mem::take(&mut state.spare));
+    let spare = state.spare.take().unwrap_or_default();
+    let mut later = mem::replace(state.core.later(), spare);
     drop(guard);
     let rest = Rest(&mut later);
     while let Some((channel, error)) = rest.0.failed.pop() {
@@ -187,7 +188,8 @@ pub(super) fn release_and_wake<S: Share>(share: &S, mut guard: S::Guard<'_>) {
     }
     drop(rest);
     // Both are empty: no code of the program's runs.
-    share.lock().spare = later;
+    let other = share.lock().spare.replace(later);
+    drop(other);
 }
 
 /// Wakers that are still to be woken when one has panicked, and buffers to be dropped.
