@@ -1,7 +1,10 @@
 //! While one verb of a device takes long, as the destroy verb of a queue pair does on iWARP, everything else goes on in
 //! its own time: on other devices, and with the other objects of the same device.
 
+use std::future::Future;
+use std::pin::pin;
 use std::sync::{Arc, mpsc};
+use std::task::{Context as TaskContext, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,12 +19,37 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 const KIND: Rc = Rc;
 
+/// A channel of the reactor that is its own peer.
+fn connect(reactor: &Reactor, domain: &Arc<ProtectionDomain<'static>>) -> AsyncChannel {
+    let prepared = reactor.prepare(Channel::builder(domain)).unwrap();
+    let own = prepared.endpoint();
+    prepared.handshake(own).unwrap()
+}
+
+/// Polls a future until it has ended.
+fn finish<F: Future>(reactor: &Reactor, future: F) -> F::Output {
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(output) =
+            future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()))
+        {
+            return output;
+        }
+        reactor.turn().unwrap();
+    }
+}
+
 /// An open device, with what the tests use again and again.
 struct Side {
     device: FunctionDevice,
     context: Arc<Context<'static>>,
     domain: Arc<ProtectionDomain<'static>>,
     queue: Arc<CompletionQueue<'static>>,
+    reactor: Reactor,
+    /// Of the reactor, and its own peer.
+    channel: AsyncChannel,
+    doomed: AsyncChannel,
+    pool: BufferPool,
 }
 
 impl Side {
@@ -29,7 +57,15 @@ impl Side {
         let context = Arc::new(device.context());
         let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
         let queue = Arc::new(CompletionQueue::new(&context, 16).unwrap());
-        Self { device, context, domain, queue }
+        let reactor = Reactor::new(&context, 256).unwrap();
+        let (channel, doomed) = (connect(&reactor, &domain), connect(&reactor, &domain));
+        let pool = BufferPool::new(&domain, 8, 8, AccessFlags::empty()).unwrap();
+        Self { device, context, domain, queue, reactor, channel, doomed, pool }
+    }
+
+    /// A channel of the reactor that others use meanwhile.
+    fn channel(&self) -> AsyncChannel {
+        connect(&self.reactor, &self.domain)
     }
 
     fn pair(&self) -> PreparedQueuePair<'static> {
@@ -81,6 +117,13 @@ impl Side {
         reactor.arm().unwrap();
         assert_eq!(reactor.turn().unwrap(), 0);
 
+        // The reactor of which a channel is in a verb.
+        let Self { reactor, channel, pool, .. } = self;
+        channel.post_receive(pool.take().unwrap()).unwrap();
+        let (message, _) = finish(reactor, channel.send(pool.take().unwrap())).unwrap();
+        assert_eq!(finish(reactor, channel.next_message()).unwrap().0[..], message[..]);
+        reactor.arm().unwrap();
+
         self.pair().close().unwrap();
         context.query_port(1).unwrap();
     }
@@ -98,6 +141,10 @@ const VERBS: &[(&str, Call)] = &[
         let own = pair.endpoint();
         drop(pair.handshake(own).unwrap());
     }),
+    ("create_qp", |side| drop(side.reactor.prepare(Channel::builder(&side.domain)).unwrap())),
+    ("modify_qp", |side| drop(side.channel())),
+    ("destroy_qp", |side| drop(side.channel())),
+    ("modify_qp", |side| finish(&side.reactor, side.doomed.shutdown())),
     ("query_qp", |side| _ = side.pair().into_queue_pair().query()),
     ("destroy_cq", |side| drop(side.context.create_cq(4).unwrap())),
     ("create_cq", |side| drop(side.context.create_cq(4).unwrap())),
