@@ -428,6 +428,9 @@ impl<B> Table<B> {
             State::Task => {
                 slot.state = State::Done;
                 later.woken.extend(outcome.waker.take());
+                if asides[aside].is_draining {
+                    self.wake_all(aside, Queue::Send);
+                }
             }
             State::Message => {
                 slot.state = State::Arrived;
@@ -445,6 +448,7 @@ impl<B> Table<B> {
                 if let (Some(core), Err(error)) = (&asides[aside].core, result(completion)) {
                     core.record_unreported(error);
                 }
+                self.wake_first(aside, Queue::Send);
             }
             _ => {
                 slot.state = State::Ended;
