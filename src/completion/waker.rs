@@ -35,14 +35,6 @@ impl Waker {
         unsafe { crate::linux::eventfd_write(self.fd(), 1) };
     }
 
-    /// Whether the file is readable.
-    #[cfg(all(test, ibverbs_loom))]
-    pub(crate) fn is_awake(&self) -> bool {
-        let mut file = libc::pollfd { fd: self.fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one file, as is said.
-        unsafe { libc::poll(&mut file, 1, 0) == 1 }
-    }
-
     /// Makes the file unreadable. It fails only if it is unreadable already.
     pub(crate) fn drain(&self) {
         let mut count = 0;
