@@ -113,11 +113,10 @@ fn a_removed_device_ends_the_futures() {
         };
         let (one, mut two) = tokio::join!(program.connect(address), accepted);
         let mut one = one.unwrap();
-        let receive = one.receive(program.pool.take().unwrap());
         next_is(DEVICE_REMOVAL);
         // The faked event does not make the file readable.
         assert_eq!(one.event().unwrap().unwrap().kind(), Kind::DeviceRemoved);
-        let failed = receive.await.unwrap_err();
+        let failed = one.receive(program.pool.take().unwrap()).await.unwrap_err();
         assert_eq!(failed.error, TransportError::Stopped);
         assert!(failed.buffer.is_some());
         let error = one.event_on_tokio().await.unwrap_err();

@@ -397,6 +397,7 @@ impl<B> Table<B> {
                         || slot.queue_pair == ANY && self.sharing(queue_pair).is_some()) =>
             {
                 match slot.state {
+                    State::Task => self.finish_task(index, completion),
                     State::Window => self.end_of_window(index, completion),
                     _ => self.finish(index, completion),
                 }
@@ -414,6 +415,23 @@ impl<B> Table<B> {
         }
     }
 
+    /// As [`finish`](Self::finish), for the operation of a future.
+    #[inline(always)]
+    fn finish_task(&mut self, index: u32, completion: &ffi::ibv_wc) {
+        let Self { slots, asides, outcomes, later, .. } = self;
+        let (slot, outcome) = (&mut slots[index as usize], &mut outcomes[index as usize]);
+        slot.state = State::Done;
+        outcome.completion = *completion;
+        outcome.channel = None;
+        if let Some(waker) = outcome.waker.take() {
+            later.woken.push(waker);
+        }
+        let channel = slot.channel.index();
+        if asides[channel].is_draining {
+            self.wake_all(channel, Queue::Send);
+        }
+    }
+
     /// Gives the result of an operation to its owner: the device has it no more.
     pub(super) fn finish(&mut self, index: u32, completion: &ffi::ibv_wc) {
         // What is destroyed has no number of a queue pair.
@@ -425,13 +443,7 @@ impl<B> Table<B> {
         outcome.channel = shared_by;
         let aside = shared_by.unwrap_or(slot.channel).index();
         match slot.state {
-            State::Task => {
-                slot.state = State::Done;
-                later.woken.extend(outcome.waker.take());
-                if asides[aside].is_draining {
-                    self.wake_all(aside, Queue::Send);
-                }
-            }
+            State::Task => self.finish_task(index, completion),
             State::Message => {
                 slot.state = State::Arrived;
                 asides[aside].messages.push(slots, index);

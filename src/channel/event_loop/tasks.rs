@@ -408,11 +408,17 @@ impl<B> Table<B> {
     }
 
     /// Wakes the first of a line of the channel with this index; all, if no more is posted and some wait for the end.
-    #[inline]
+    #[inline(always)]
     pub(super) fn wake_first(&mut self, channel: usize, queue: Queue) {
-        let aside = &self.asides[channel];
-        let first = aside.lines[queue_index(queue)].first;
-        if aside.is_draining {
+        let first = self.asides[channel].lines[queue_index(queue)].first;
+        if first != NO_SLOT {
+            self.wake_place(channel, queue, first);
+        }
+    }
+
+    #[inline(never)]
+    fn wake_place(&mut self, channel: usize, queue: Queue, first: u32) {
+        if self.asides[channel].is_draining {
             return self.wake_all(channel, queue);
         }
         if let Some(waiter) = self.waiters.places.get_mut(first as usize) {

@@ -54,7 +54,8 @@ impl<Q> Connection<Q> {
     }
 
     /// Splits the connection into the queue pair or channel, which moves data, and the control part, which
-    /// reports events of the connection and can be used on another thread.
+    /// reports events of the connection and can be used on another thread, or while a future of an asynchronous channel is
+    /// awaited.
     ///
     /// After that, nothing stops the queue pair automatically when the device is removed. Dropping the
     /// control part ends the connection.

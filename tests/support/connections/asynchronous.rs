@@ -202,13 +202,13 @@ fn nothing_but_receives_is_posted_before_the_connection() {
         let prepared = program.prepare(route.port());
         let mut pending = route.prepare(prepared).map_err(|(.., error)| error).unwrap();
         program.post_receives(&mut pending);
-        let early = |channel: &AsyncChannel| channel.send(program.text(b"early"));
-        let failed = early(pending.queue_pair()).await.unwrap_err();
+        let early = || program.text(b"early");
+        let failed = pending.queue_pair().send(early()).await.unwrap_err();
         assert_eq!(failed.error, TransportError::NotConnected);
         assert_eq!(failed.buffer.unwrap()[..], *b"early");
 
         let mut connecting = pending.start(b"").unwrap();
-        let failed = early(connecting.queue_pair()).await.unwrap_err();
+        let failed = connecting.queue_pair().send(early()).await.unwrap_err();
         assert_eq!(failed.error, TransportError::NotConnected);
         let accepted = async {
             let request = listener.next_on_tokio().await.unwrap();
