@@ -269,11 +269,8 @@ mod tests {
         told.sort_unstable();
         assert_eq!((told.len(), told[3]), (4, SIZE));
         // SAFETY: the memory is of this size, and ours.
-        assert!(
-            unsafe { std::slice::from_raw_parts(memory.data().as_ptr(), SIZE) }
-                .iter()
-                .all(|&b| b == 0)
-        );
+        let bytes = unsafe { std::slice::from_raw_parts(memory.data().as_ptr(), SIZE) };
+        assert!(bytes.iter().all(|&byte| byte == 0));
         // Memory of the heap has no pages of its own.
         zeroed(100, 64, false).populate("madvise", 2, &|_| panic!()).unwrap();
     }
