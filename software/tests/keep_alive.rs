@@ -144,10 +144,6 @@ fn a_task_notices_that_the_peer_is_gone() {
         for reactor in reactors.clone() {
             tokio::spawn(async move { reactor.run_on_tokio().await });
         }
-        for _ in 0..3 {
-            ours.probe().await.unwrap();
-            theirs.probe().await.unwrap();
-        }
         let receive = ours.receive(one.buffer());
         let watched = ours.clone();
         let watching = tokio::spawn(async move {
@@ -165,4 +161,60 @@ fn a_task_notices_that_the_peer_is_gone() {
         assert!(error.work_error().is_some(), "{error}");
         assert!(receive.await.unwrap_err().buffer.is_some());
     });
+}
+
+/// The only place in the queue is that of a write which keeps the connection alive. When it has ended, a send that waits
+/// for the place is posted, and a shutdown goes on.
+#[test]
+fn the_end_of_a_sign_of_life_wakes_what_waits_for_it() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for shuts_down in [false, true] {
+        let [one, other] = [(); 2].map(|()| Side::new(Device::new().unwrap()));
+        let reactors =
+            [&one, &other].map(|side| Arc::new(Reactor::new(&side.context, 256).unwrap()));
+        runtime.block_on(async {
+            let ours = reactors[0].prepare(one.builder().max_send_wr(1)).unwrap();
+            let mut theirs = reactors[1].prepare(other.builder()).unwrap();
+            theirs.post_receive(other.buffer()).unwrap();
+            let endpoints = (ours.endpoint(), theirs.endpoint());
+            let ours = ours.handshake(endpoints.1).unwrap();
+            let theirs = theirs.handshake(endpoints.0).unwrap();
+            let mut sleeps = 0;
+            let mut watching = std::pin::pin!(ours.keep_alive(|| {
+                sleeps += 1;
+                let over = sleeps == 1;
+                std::future::poll_fn(move |_| match over {
+                    true => std::task::Poll::Ready(()),
+                    false => std::task::Poll::Pending,
+                })
+            }));
+            tokio::select! {
+                biased;
+                error = &mut watching => panic!("{error}"),
+                () = std::future::ready(()) => {}
+            }
+            assert_eq!(ours.in_flight(), 1);
+            // No reactor runs so far: both wait.
+            let waiting = async {
+                if shuts_down {
+                    ours.shutdown().await;
+                } else {
+                    ours.send(one.buffer()).await.unwrap();
+                    theirs.receive(other.buffer()).await.unwrap();
+                }
+            };
+            let running = async {
+                tokio::task::yield_now().await;
+                let _ = tokio::join!(reactors[0].run_on_tokio(), reactors[1].run_on_tokio());
+            };
+            let both = async {
+                tokio::select! {
+                    biased;
+                    () = waiting => {}
+                    () = running => panic!("the reactors have ended"),
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(60), both).await.unwrap();
+        });
+    }
 }

@@ -1,7 +1,7 @@
 //! The ends of channels, reactors and runtimes, with operations in flight.
 
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -20,64 +20,42 @@ fn poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
 }
 
 #[test]
-fn dropping_the_channel_ends_its_futures_with_their_buffers() {
-    on_both(|[one, other]| async move {
-        let [ours, theirs] = connect(&one, &other);
-        let mut receive = ours.receive(one.buffer(1));
-        let mut send = ours.send(one.buffer(2)); // nobody receives it
-        assert!(poll(&mut receive).is_none() && poll(&mut send).is_none());
-        let unposted = ours.send(one.buffer(3));
-        drop(ours);
-        let error = receive.await.unwrap_err();
-        assert_eq!((error.error, error.buffer.is_some()), (TransportError::Stopped, true));
-        let error = send.await.unwrap_err();
-        assert_eq!(error.error, TransportError::Stopped);
-        assert_eq!(number(&error.buffer.unwrap()), 2);
-        let error = unposted.await.unwrap_err();
-        assert_eq!(error.error, TransportError::Stopped);
-        assert_eq!(number(&error.buffer.unwrap()), 3);
-        drop(theirs);
-    });
-}
-
-/// A future may be dropped on any thread of a runtime, and destroying a queue pair may take long.
-#[test]
-fn the_reactor_destroys_the_queue_pair_also_if_a_future_is_left() {
+fn dropping_a_channel_destroys_its_queue_pair_at_once() {
     let [one, other] = sides();
-    let unused = one.reactor.available();
+    let unused = one.room();
     let [ours, _theirs] = connect(&one, &other);
-    let used = one.reactor.available();
-    assert!(used < unused);
+    assert!(one.room() < unused);
     let mut receive = ours.receive(one.buffer(1));
-    assert!(poll(&mut receive).is_none());
+    let mut send = ours.send(one.buffer(2)); // nobody receives it
+    assert!(poll(&mut receive).is_none() && poll(&mut send).is_none());
+    drop((receive, send));
+    assert_eq!(one.pool.available(), CHUNKS - 2);
     drop(ours);
-    one.reactor.turn().unwrap();
-    assert_eq!(one.reactor.available(), used, "the future may still be polled");
-    drop(receive);
-    assert_eq!(one.reactor.available(), used, "dropping it does not wait for the verb");
-    one.reactor.turn().unwrap();
-    assert_eq!(one.reactor.available(), unused);
-    // Nobody else would.
+    assert_eq!((one.room(), one.pool.available()), (unused, CHUNKS));
+    // Also when nobody drives it any more.
     let [ours, _theirs] = connect(&one, &other);
-    let receive = ours.receive(one.buffer(2));
-    drop((ours, one.reactor));
+    let mut receive = ours.receive(one.buffer(2));
+    assert!(poll(&mut receive).is_none());
+    drop(one.reactor);
     drop(receive);
+    drop(ours);
     assert_eq!(one.pool.available(), CHUNKS);
 }
 
 #[test]
 fn shutting_down_waits_for_sends_and_keeps_what_has_arrived() {
     on_both(|[one, other]| async move {
-        let [ours, theirs] = connect(&one, &other);
+        let [ours, theirs] = connect(&one, &other).map(Arc::new);
         for _ in 0..3 {
             theirs.post_receive(other.buffer(0)).unwrap();
         }
         let mut sends: Vec<_> = (0..4).map(|n| ours.send(one.buffer(n))).collect();
         assert!(sends.iter_mut().all(|send| poll(send).is_none()));
         // Two tasks wait for the end.
-        let second = tokio::spawn(ours.shutdown());
+        let also = ours.clone();
+        let second = tokio::spawn(async move { also.shutdown().await });
         tokio::task::yield_now().await;
-        let mut shutdown = ours.shutdown();
+        let mut shutdown = pin!(ours.shutdown());
         tokio::time::timeout(Duration::from_millis(30), &mut shutdown).await.unwrap_err();
         let refused = ours.send(one.buffer(9)).await.unwrap_err();
         assert_eq!(refused.error, TransportError::Stopped);
@@ -157,26 +135,35 @@ fn a_reactor_that_is_dropped_ends_all_futures() {
     let crate::sides::Side { reactor, pool, domain } = one;
     drop(reactor);
     let error = poll(&mut receive).unwrap().unwrap_err();
-    assert_eq!((error.error, error.buffer.is_some()), (TransportError::Stopped, true));
+    assert_eq!((error.error, error.buffer.is_some()), (TransportError::ReactorGone, true));
     drop(error);
     let late = poll(&mut ours.send(pool.take().unwrap())).unwrap().unwrap_err();
-    assert_eq!(late.error, TransportError::Stopped);
-    drop((late, receive, ours, theirs, domain));
+    assert_eq!((late.error, late.buffer.is_some()), (TransportError::ReactorGone, true));
+    drop((late, receive));
+    drop((ours, theirs, domain));
     assert_eq!(pool.available(), CHUNKS);
 }
 
 #[test]
-fn a_reactor_that_is_stopped_tells_why() {
+fn a_reactor_that_is_stopped_ends_futures_with_their_buffers_and_tells_why() {
     let [one, other] = sides();
     let runtime = current_thread();
     let task = one.run(&runtime);
     let [ours, _theirs] = connect(&one, &other);
     runtime.block_on(async {
         let mut receive = ours.receive(one.buffer(1));
-        assert!(poll(&mut receive).is_none());
+        let mut send = ours.send(one.buffer(2)); // nobody receives it
+        assert!(poll(&mut receive).is_none() && poll(&mut send).is_none());
+        let unposted = ours.send(one.buffer(3));
         tokio::task::yield_now().await;
         one.reactor.stop(TransportError::TimedOut);
-        assert_eq!(receive.await.unwrap_err().error, TransportError::TimedOut);
+        let error = receive.await.unwrap_err();
+        assert_eq!((error.error, error.buffer.is_some()), (TransportError::TimedOut, true));
+        for (send, n) in [(send, 2), (unposted, 3)] {
+            let error = send.await.unwrap_err();
+            assert_eq!(error.error, TransportError::TimedOut);
+            assert_eq!(number(&error.buffer.unwrap()), n);
+        }
         task.await.unwrap().unwrap();
     });
 }
@@ -216,10 +203,10 @@ fn two_sides_connect_over_tcp() {
             // Another client says nothing: the program's own timer ends it.
             let (mut silent, _) = listener.accept().await.unwrap();
             let prepared = other.reactor.prepare(other.builder()).unwrap();
-            let before = other.reactor.available();
+            let before = other.room();
             let accepting = prepared.accept(&mut silent, b"");
             tokio::time::timeout(Duration::from_millis(20), accepting).await.unwrap_err();
-            assert!(other.reactor.available() > before);
+            assert!(other.room() > before);
             // A third client sends bytes that are no endpoint.
             let (mut wrong, _) = listener.accept().await.unwrap();
             let prepared = other.reactor.prepare(other.builder()).unwrap();

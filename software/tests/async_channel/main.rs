@@ -11,8 +11,9 @@ mod waking;
 use std::sync::Arc;
 
 use ibverbs::{
-    AccessFlags, CompareSwapWorkRequest, FetchAddWorkRequest, SendWorkRequest, SharedMemoryRange,
-    SharedMemoryRegion, TransportError, WriteWorkRequest,
+    AccessFlags, AnyBuffer, CompareSwapWorkRequest, FetchAddWorkRequest, Locked, PooledBuffer,
+    Reactor, SendWorkRequest, SharedMemoryRange, SharedMemoryRegion, TransportError,
+    WriteWorkRequest,
 };
 
 use sides::{LEN, connect, number, on_both};
@@ -44,7 +45,16 @@ fn messages_go_both_ways() {
 #[test]
 fn every_operation_gives_its_buffer_back() {
     on_both(|[one, other]| async move {
-        let [ours, theirs] = connect(&one, &other);
+        let [ours, theirs] = [&one, &other].map(|side| {
+            let context = side.domain.context_parent();
+            let reactor = Reactor::<Locked<AnyBuffer>>::with_share(context, 64).unwrap();
+            let prepared = reactor.prepare(side.builder()).unwrap();
+            tokio::spawn(async move { reactor.run_on_tokio().await });
+            prepared
+        });
+        let endpoints = (ours.endpoint(), theirs.endpoint());
+        let ours = ours.handshake(endpoints.1).unwrap();
+        let theirs = theirs.handshake(endpoints.0).unwrap();
         let all = AccessFlags::LOCAL_WRITE
             | AccessFlags::REMOTE_READ
             | AccessFlags::REMOTE_WRITE
@@ -54,7 +64,7 @@ fn every_operation_gives_its_buffer_back() {
         local.write(0, &[1, 2, 3, 4]).unwrap();
         let range = |range| SharedMemoryRange::new(local.clone(), range).unwrap();
         let (written, _) = ours.write(range(0..4), target.remote()).await.unwrap();
-        drop(written);
+        assert!(written.downcast::<SharedMemoryRange<u64>>().is_ok());
         assert_eq!(target.to_vec(), [1, 2, 3, 4]);
         let word = target.remote_range(2..3).unwrap();
         ours.run(FetchAddWorkRequest::new(range(0..1), word, 10)).await.unwrap();
@@ -64,7 +74,7 @@ fn every_operation_gives_its_buffer_back() {
         let receive = theirs.receive(other.buffer(0));
         let send = ours.run(SendWorkRequest::new(one.buffer(5)).immediate(77));
         let (sent, received) = tokio::join!(send, receive);
-        assert_eq!(number(&sent.unwrap().0), 5);
+        assert_eq!(number(&sent.unwrap().0.downcast::<PooledBuffer>().unwrap()), 5);
         assert_eq!(received.unwrap().1.immediate(), Some(77));
         let receive = theirs.receive(other.buffer(0));
         let write = ours.run(WriteWorkRequest::new(range(0..1), word).immediate(78));
@@ -91,10 +101,10 @@ fn more_operations_than_there_is_room_for_wait_in_line() {
         });
         let mut sends = tokio::task::JoinSet::new();
         for n in 0..60 {
-            let (mut send, started) =
-                (ours.send(one.buffer(n)), Arc::new(tokio::sync::Notify::new()));
-            let notify = started.clone();
+            let started = Arc::new(tokio::sync::Notify::new());
+            let (ours, buffer, notify) = (ours.clone(), one.buffer(n), started.clone());
             sends.spawn(async move {
+                let mut send = ours.send(buffer);
                 // In line from here on.
                 std::future::poll_fn(|cx| {
                     let polled = std::pin::Pin::new(&mut send).poll(cx);
@@ -102,6 +112,7 @@ fn more_operations_than_there_is_room_for_wait_in_line() {
                     polled
                 })
                 .await
+                .map(drop)
             });
             started.notified().await;
         }

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use ibverbs::{AsyncReceive, TransportError};
+use ibverbs::TransportError;
 use ibverbs_software::Device;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -14,8 +14,8 @@ use tokio::runtime::Runtime;
 
 use crate::sides::{Side, connect, current_thread, multi_thread};
 
-fn poll(receive: &mut AsyncReceive) -> Option<<AsyncReceive as Future>::Output> {
-    match Pin::new(receive).poll(&mut Context::from_waker(Waker::noop())) {
+fn poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    match Pin::new(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => Some(output),
         Poll::Pending => None,
     }

@@ -58,6 +58,11 @@ impl Side {
         buffer
     }
 
+    /// How many more operations the channels of the reactor can have.
+    pub(crate) fn room(&self) -> u32 {
+        self.reactor.capacity().1
+    }
+
     /// Spawns a task that runs the reactor.
     pub(crate) fn run(&self, runtime: &Runtime) -> tokio::task::JoinHandle<ibverbs::Result<()>> {
         let reactor = self.reactor.clone();

@@ -9,7 +9,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use ibverbs::{AsyncChannel, AsyncOperation, PooledBuffer, SendWorkRequest, TransportError};
+use ibverbs::{
+    AsyncChannel, AsyncOperation, AsyncReceive, Locked, PooledBuffer, Reactor, SendWorkRequest,
+    TransportError,
+};
 
 use crate::sides::{Side, connect, number, sides};
 
@@ -76,11 +79,11 @@ fn nobody() -> &'static Waker {
     Waker::noop()
 }
 
+type Sending<'a> = AsyncOperation<'a, SendWorkRequest<PooledBuffer>, Locked<PooledBuffer>>;
+type Receiving<'a> = AsyncReceive<'a, PooledBuffer, Locked<PooledBuffer>>;
+
 /// Eight sends fill the queue; two more are in line, the second with a waker that panics.
-fn line(
-    ours: &AsyncChannel,
-    one: &Side,
-) -> [Vec<AsyncOperation<SendWorkRequest<PooledBuffer>>>; 2] {
+fn line<'a>(ours: &'a AsyncChannel, one: &Side) -> [Vec<Sending<'a>>; 2] {
     let mut sends: Vec<_> = (0..10).map(|n| ours.send(one.buffer(n))).collect();
     for send in &mut sends[..9] {
         assert!(poll(send, nobody()).is_none());
@@ -113,65 +116,50 @@ fn dropping_a_future_during_a_panic_does_not_abort() {
     assert_eq!(thrown.unwrap_err().downcast_ref(), Some(&"the task"));
 }
 
-/// Two channels with a receive each. The waker of the first panics, that of the second counts.
-fn two_receives(
-    one: &Side,
-    other: &Side,
-) -> ([AsyncChannel; 4], [ibverbs::AsyncReceive; 2], Arc<Count>) {
-    let [first, first_peer] = connect(one, other);
-    let [second, second_peer] = connect(one, other);
+/// Two channels have a receive each. The waker of the first panics, that of the second counts. Returns what `end` has
+/// thrown.
+#[track_caller]
+fn both_end(error: TransportError, end: impl FnOnce(&mut Option<Arc<Reactor>>)) -> Result<(), ()> {
+    let [one, other] = sides();
+    let [first, _first_peer] = connect(&one, &other);
+    let [second, _second_peer] = connect(&one, &other);
     let count = Arc::new(Count::default());
     let mut receives = [first.receive(one.buffer(0)), second.receive(one.buffer(1))];
     assert!(poll(&mut receives[0], &panics()).is_none());
     assert!(poll(&mut receives[1], &Waker::from(count.clone())).is_none());
-    ([first, second, first_peer, second_peer], receives, count)
-}
-
-/// All receives have ended, and the task of the second was woken.
-fn assert_ended(receives: [ibverbs::AsyncReceive; 2], count: &Count) {
+    let mut reactor = Some(one.reactor);
+    let ended = catch_unwind(AssertUnwindSafe(|| end(&mut reactor)));
     assert_eq!(count.0.load(Ordering::SeqCst), 1);
     for mut receive in receives {
         let ended = poll(&mut receive, nobody()).expect("it has ended").unwrap_err();
-        assert_eq!((ended.error, ended.buffer.is_some()), (TransportError::Stopped, true));
+        assert_eq!((ended.error, ended.buffer.is_some()), (error, true));
     }
+    ended.map_err(drop)
 }
 
 #[test]
 fn a_waker_that_panics_keeps_no_other_channel_from_its_end() {
-    // The reactor is dropped.
-    let [one, other] = sides();
-    let (_channels, receives, count) = two_receives(&one, &other);
-    let Side { reactor, .. } = one;
-    assert!(catch_unwind(AssertUnwindSafe(|| drop(reactor))).is_ok());
-    assert_ended(receives, &count);
-
-    // It is stopped.
-    let [one, other] = sides();
-    let (_channels, receives, count) = two_receives(&one, &other);
-    let stop = || one.reactor.stop(TransportError::Stopped);
-    assert!(catch_unwind(AssertUnwindSafe(stop)).is_err());
-    assert_ended(receives, &count);
-
-    // The channels are dropped.
-    let [one, other] = sides();
-    let (channels, receives, count) = two_receives(&one, &other);
-    drop(channels);
-    assert!(catch_unwind(AssertUnwindSafe(|| one.reactor.turn())).is_err());
-    assert_ended(receives, &count);
+    both_end(TransportError::ReactorGone, |reactor| drop(reactor.take())).unwrap();
+    let stop = |reactor: &mut Option<Arc<Reactor>>| {
+        reactor.as_ref().unwrap().stop(TransportError::Stopped);
+    };
+    both_end(TransportError::Stopped, stop).unwrap_err();
 }
 
 #[test]
 fn dropping_a_channel_does_not_panic() {
     let [one, other] = sides();
     let [ours, _theirs] = connect(&one, &other);
-    let mut run = one.reactor.run(|_| Poll::Pending);
-    // It sleeps, and the channel that is dropped wakes it.
-    assert!(poll(&mut run, &panics()).is_none());
+    let mut receive = ours.receive(one.buffer(0));
+    let mut send = ours.send(one.buffer(1));
+    assert!(poll(&mut receive, &panics()).is_none() && poll(&mut send, &panics()).is_none());
+    std::mem::forget((receive, send));
     assert!(catch_unwind(AssertUnwindSafe(|| drop(ours))).is_ok());
+    one.all_buffers_are_back();
 }
 
 /// Polls a receive with a waker that uses the channel when it is dropped, and then calls `f`. Fails if that hangs.
-fn drop_a_waker(f: impl FnOnce(&mut ibverbs::AsyncReceive, &Side) + Send + 'static) {
+fn drop_a_waker(f: impl FnOnce(Receiving<'_>) + Send + 'static) {
     let (done, is_done) = mpsc::channel();
     thread::spawn(move || {
         let [one, other] = sides();
@@ -186,7 +174,7 @@ fn drop_a_waker(f: impl FnOnce(&mut ibverbs::AsyncReceive, &Side) + Send + 'stat
         let waker = Waker::from(Arc::new(OnDrop(Mutex::new(Some(call)))));
         assert!(poll(&mut receive, &waker).is_none());
         drop(waker);
-        f(&mut receive, &one);
+        f(receive);
         done.send(()).unwrap();
     });
     for _ in 0..2 {
@@ -197,13 +185,9 @@ fn drop_a_waker(f: impl FnOnce(&mut ibverbs::AsyncReceive, &Side) + Send + 'stat
 #[test]
 fn a_waker_may_use_the_channel_when_it_is_dropped() {
     // Another task polls it.
-    drop_a_waker(|receive, _| assert!(poll(receive, nobody()).is_none()));
+    drop_a_waker(|mut receive| assert!(poll(&mut receive, nobody()).is_none()));
     // The future is dropped.
-    drop_a_waker(|receive, one| {
-        let channel = connect(one, one);
-        let other = channel[0].receive(one.buffer(9));
-        drop(std::mem::replace(receive, other));
-    });
+    drop_a_waker(|receive| drop(receive));
 }
 
 #[test]
@@ -233,41 +217,40 @@ fn a_waker_of_a_send_may_use_the_channel_when_it_is_dropped() {
     }
 }
 
-/// A waker that runs its task at once shuts another channel down, in the middle of a turn that has polled a message for
-/// that channel.
+/// A waker that runs its task at once shuts another channel down, at the end of a turn that has polled a message for that
+/// channel.
 #[test]
-fn shutting_down_in_the_middle_of_a_turn_loses_no_message() {
+fn shutting_down_at_the_end_of_a_turn_loses_no_message() {
     let [one, other] = sides();
     let [first, first_peer] = connect(&one, &other);
     let [second, second_peer] = connect(&one, &other);
     let second = Arc::new(second);
     second.post_receive(one.buffer(0)).unwrap();
-    let shutdown = Arc::new(Mutex::new(second.shutdown()));
+    let mut shutdown = Box::pin({
+        let second = second.clone();
+        async move { second.shutdown().await }
+    });
     let begun = Arc::new(AtomicBool::new(false));
     let begin = {
-        let (shutdown, begun) = (shutdown.clone(), begun.clone());
+        let begun = begun.clone();
         Box::new(move || {
+            assert!(poll(&mut shutdown, nobody()).is_some(), "nothing is sent");
             begun.store(true, Ordering::SeqCst);
-            assert!(
-                poll(&mut *shutdown.lock().unwrap(), nobody()).is_none(),
-                "it waits for the turn"
-            );
         })
     };
     let mut receive = first.receive(one.buffer(0));
     let begin = Waker::from(Arc::new(OnWake(Mutex::new(Some(begin)))));
     assert!(poll(&mut receive, &begin).is_none());
-    // Both messages have arrived when their sends have ended. Only then the reactor polls.
+    // Both messages have arrived when their sends have ended. Only then their reactor polls.
     for (peer, n) in [(&first_peer, 1), (&second_peer, 2)] {
         let mut send = peer.send(other.buffer(n));
         while poll(&mut send, nobody()).is_none() {
-            thread::yield_now();
+            other.reactor.turn().unwrap();
         }
     }
     while !begun.load(Ordering::SeqCst) {
         one.reactor.turn().unwrap();
     }
-    assert!(poll(&mut *shutdown.lock().unwrap(), nobody()).is_some(), "the turn is over");
     let received = poll(&mut second.receive(one.buffer(4)), nobody()).expect("it has arrived");
     assert_eq!(number(&received.unwrap().0), 2);
 }

@@ -3,8 +3,8 @@
 use std::net::TcpListener;
 
 use ibverbs::{
-    ErrorKind, ExchangeError, Inline, QueuePairEndpoint, QueuePairType, ReceiveWorkRequest,
-    RemoteMemoryRegion, SendWorkRequest, SharedReceives,
+    ErrorKind, ExchangeError, Inline, Loop, QueuePairEndpoint, QueuePairType, ReceiveWorkRequest,
+    RemoteMemoryRegion, SendWorkRequest,
 };
 
 use super::*;
@@ -98,10 +98,12 @@ fn an_endpoint_of_another_form_carries_the_word() {
 #[test]
 fn what_cannot_have_flow_control_is_refused() {
     let [side, _] = sides();
-    let receives = SharedReceives::<PooledBuffer>::new(&side.domain, 8).unwrap();
+    let mut sharing = Loop::<PooledBuffer>::new(&side.context, 64).unwrap();
+    let receives = sharing.add_shared_receives(&side.domain, 8).unwrap();
+    let sharing = sharing.create_sharing_channel(&side.domain, receives).unwrap();
     for (builder, says) in [
         (side.builder().queue_pair_type(QueuePairType::UnreliableConnected), "reliable"),
-        (side.builder().shared_receive_queue(&receives), "shared receive queue"),
+        (sharing.flow_control(true), "shared receive queue"),
         (side.builder().max_rd_atomic(0), "max_rd_atomic"),
         (side.builder().max_dest_rd_atomic(0), "max_dest_rd_atomic"),
     ] {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibverbs::{AsyncChannel, PooledBuffer, Reactor, SharedReceives, TransportError};
+use ibverbs::{AsyncChannel, Reactor, SharedReceives, TransportError};
 use tokio::runtime::{Builder, Runtime};
 
 use super::sides::{CHUNKS, Side, number};
@@ -12,7 +12,7 @@ struct Sides {
     ours: Side,
     theirs: Side,
     reactors: [Arc<Reactor>; 2],
-    receives: SharedReceives<PooledBuffer>,
+    receives: SharedReceives,
 }
 
 impl Sides {
@@ -24,7 +24,7 @@ impl Sides {
             let reactor = reactor.clone();
             runtime.spawn(async move { reactor.run_on_tokio().await.unwrap() });
         }
-        let receives = SharedReceives::new(&ours.domain, 32).unwrap();
+        let receives = reactors[0].add_shared_receives(&ours.domain, 32).unwrap();
         for _ in 0..posted {
             receives.post(ours.buffer(0)).unwrap();
         }
@@ -32,8 +32,8 @@ impl Sides {
     }
 
     fn connect(&self) -> (AsyncChannel, AsyncChannel) {
-        let builder = self.ours.builder().shared_receive_queue(&self.receives);
-        let one = self.reactors[0].prepare(builder).unwrap();
+        let builder = self.ours.builder();
+        let one = self.reactors[0].prepare_sharing(builder, &self.receives).unwrap();
         let other = self.reactors[1].prepare(self.theirs.builder()).unwrap();
         let endpoints = (one.endpoint(), other.endpoint());
         (one.handshake(endpoints.1).unwrap(), other.handshake(endpoints.0).unwrap())
@@ -60,7 +60,7 @@ fn tasks_of_many_peers_get_their_own_messages_in_order() {
             let (server, client) = (sides.clone(), sides.clone());
             tasks.push(tokio::spawn(async move {
                 for n in 0..30 {
-                    let (buffer, _) = ours.receive_shared(&server.receives).await.unwrap();
+                    let (buffer, _) = ours.next_message().await.unwrap();
                     assert_eq!(number(&buffer), peer * 100 + n);
                     server.receives.post(buffer).unwrap();
                     ours.send(server.ours.buffer(n)).await.unwrap();
@@ -87,13 +87,13 @@ fn a_cancelled_receive_loses_no_message() {
         let (ours, theirs) = sides.connect();
         for n in 0..50 {
             let soon = Duration::from_micros(n * 7 % 50);
-            let early = tokio::time::timeout(soon, ours.receive_shared(&sides.receives));
+            let early = tokio::time::timeout(soon, ours.next_message());
             let send = theirs.send(sides.theirs.buffer(n));
             let (early, sent) = tokio::join!(early, send);
             sent.unwrap();
             let (buffer, _) = match early {
                 Ok(received) => received.unwrap(),
-                Err(_) => ours.receive_shared(&sides.receives).await.unwrap(),
+                Err(_) => ours.next_message().await.unwrap(),
             };
             assert_eq!(number(&buffer), n);
             sides.receives.post(buffer).unwrap();
@@ -107,27 +107,20 @@ fn a_channel_that_ends_tells_its_receives_and_keeps_what_has_arrived() {
         let (ours, theirs) = sides.connect();
         theirs.send(sides.theirs.buffer(1)).await.unwrap();
         ours.shutdown().await;
-        let (buffer, _) = ours.receive_shared(&sides.receives).await.unwrap();
+        let (buffer, _) = ours.next_message().await.unwrap();
         assert_eq!(number(&buffer), 1);
-        let error = ours.receive_shared(&sides.receives).await.unwrap_err();
+        let error = ours.next_message().await.unwrap_err();
         assert_eq!(error.error, TransportError::Stopped);
         drop(buffer);
 
         let (ours, _theirs) = sides.connect();
-        let waiting = ours.receive_shared(&sides.receives);
-        let waiting = tokio::spawn(waiting);
+        let ours = Arc::new(ours);
+        let waits = ours.clone();
+        let waiting = tokio::spawn(async move { waits.next_message().await.map(drop) });
         tokio::task::yield_now().await;
-        drop(ours);
+        ours.shutdown().await;
         assert_eq!(waiting.await.unwrap().unwrap_err().error, TransportError::Stopped);
         assert_eq!(sides.receives.posted(), 7);
         assert_eq!(sides.ours.pool.available(), CHUNKS - 7);
-
-        let others = SharedReceives::<PooledBuffer>::new(&sides.ours.domain, 4).unwrap();
-        let (ours, _theirs) = sides.connect();
-        let error = ours.receive_shared(&others).await.unwrap_err();
-        assert_eq!(error.error, TransportError::UnknownWork);
-        // A receive of the channel's own is refused at once.
-        let error = ours.receive(sides.ours.buffer(0)).await.unwrap_err();
-        assert!(error.buffer.is_some());
     });
 }

@@ -1,4 +1,4 @@
-//! Channels that one shared receive queue feeds.
+//! Channels that one shared receive queue feeds: of a loop, of a reactor that the test calls, and of one on tokio.
 
 mod asynchronous;
 mod ending;
@@ -6,37 +6,38 @@ mod ending;
 mod patience;
 mod sides;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AsyncEventKind, AsyncEventSubject, AsyncEvents, Channel, Inline, ReceiveWorkRequest,
-    SendWorkRequest, SharedMemoryRange, SharedReceives, TransportError,
+    AsyncEventKind, AsyncEventSubject, AsyncEvents, Loop, PooledBuffer, Reactor,
+    ReceiveWorkRequest, TransportError,
 };
 
-use patience::{PATIENCE, deadline};
-use sides::{CHUNKS, LEN, Server, Side, connect, number};
-
-/// What the server has for the channel with this token.
-fn take_all(server: &mut Server, token: u64) -> Vec<u64> {
-    let mut numbers = Vec::new();
-    while let Some(message) = server.receives.poll(&mut server.channels[token as usize]).unwrap() {
-        let (buffer, success) = message;
-        assert_eq!(success.byte_len() as usize, LEN);
-        numbers.push(number(&buffer));
-        server.receives.post(buffer).unwrap();
-    }
-    numbers
-}
+use patience::deadline;
+use sides::{CAPACITY, CHUNKS, LEN, Server, Side, number, send, settings};
 
 #[test]
 fn few_receives_serve_many_peers_in_the_order_of_each() {
     const PEERS: usize = 40;
     const MESSAGES: u64 = 25;
-    let mut server = Server::new(PEERS, 8);
-    let clients = Side::new();
-    let mut peers: Vec<_> = (0..PEERS).map(|index| connect(&mut server, index, &clients)).collect();
+    let (server, clients) = (Side::new(), Side::new());
+    let mut event_loop = Loop::<PooledBuffer>::new(&server.context, 1024).unwrap();
+    let receives = event_loop.add_shared_receives(&server.domain, CAPACITY).unwrap();
+    let mut channels = Vec::new();
+    let mut peers: Vec<_> = (0..PEERS)
+        .map(|_| {
+            let ours = event_loop.create_sharing_channel(&server.domain, receives).unwrap();
+            let (ours, theirs) =
+                (settings(ours).build().unwrap(), clients.builder().build().unwrap());
+            let endpoints = (ours.endpoint(), theirs.endpoint());
+            channels.push(event_loop.add(ours.handshake(endpoints.1).unwrap()).unwrap());
+            theirs.handshake(endpoints.0).unwrap()
+        })
+        .collect();
+    for _ in 0..8 {
+        event_loop.post(receives, ReceiveWorkRequest::new(server.buffer(0)), 0).unwrap();
+    }
     let mut seen = vec![Vec::new(); PEERS];
     thread::scope(|threads| {
         for (half, peers) in peers.chunks_mut(PEERS / 2).enumerate() {
@@ -44,151 +45,46 @@ fn few_receives_serve_many_peers_in_the_order_of_each() {
             threads.spawn(move || {
                 for n in 0..MESSAGES {
                     for (index, peer) in peers.iter_mut().enumerate() {
-                        let token = (half * PEERS / 2 + index) as u64;
-                        let work = peer
-                            .post_owned(SendWorkRequest::new(clients.buffer(token * 1000 + n)))
-                            .unwrap();
-                        { work }.wait_until(peer, deadline()).unwrap().unwrap();
+                        let peer_number = (half * PEERS / 2 + index) as u64;
+                        send(peer, clients, peer_number * 1000 + n);
                     }
                 }
             });
         }
+        let end = deadline();
         while seen.iter().map(Vec::len).sum::<usize>() < PEERS * MESSAGES as usize {
-            for (token, seen) in seen.iter_mut().enumerate() {
-                seen.extend(take_all(&mut server, token as u64));
-            }
+            assert!(Instant::now() < end);
+            let Some(ended) = event_loop.next_ended().unwrap() else { continue };
+            assert_eq!(ended.result().unwrap().byte_len() as usize, LEN);
+            let at = channels.iter().position(|&channel| channel == ended.channel).unwrap();
+            seen[at].push(number(&ended.buffer));
+            event_loop.post(receives, ReceiveWorkRequest::new(ended.buffer), 0).unwrap();
         }
     });
-    for (token, seen) in seen.iter().enumerate() {
-        let expected: Vec<_> = (0..MESSAGES).map(|n| token as u64 * 1000 + n).collect();
+    for (at, seen) in seen.iter().enumerate() {
+        let expected: Vec<_> = (0..MESSAGES).map(|n| at as u64 * 1000 + n).collect();
         assert_eq!(seen, &expected);
     }
-    assert_eq!(server.receives.posted(), 8);
-    assert_eq!(server.side.pool.available(), CHUNKS - 8);
-}
-
-#[test]
-fn a_message_that_another_wait_of_the_channel_has_polled_is_there() {
-    let mut server = Server::new(1, 8);
-    let clients = Side::new();
-    let mut peer = connect(&mut server, 0, &clients);
-    let mut receive = peer.post_owned(ReceiveWorkRequest::new(clients.buffer(0))).unwrap();
-    let mut send = peer.post_owned(SendWorkRequest::new(clients.buffer(5))).unwrap();
-    send.wait_until(&mut peer, deadline()).unwrap().unwrap();
-    // It polls the message beside its own completion.
-    server.channels[0].until(deadline()).send(()).unwrap();
-    assert_eq!(take_all(&mut server, 0), [5]);
-    receive.wait_until(&mut peer, deadline()).unwrap().unwrap();
-}
-
-#[test]
-fn threads_that_share_receives_keep_the_order_of_each_peer() {
-    const MESSAGES: u64 = 400;
-    let mut server = Server::new(4, 16);
-    let clients = Side::new();
-    let mut peers: Vec<_> = (0..4).map(|index| connect(&mut server, index, &clients)).collect();
-    let served = AtomicUsize::new(0);
-    thread::scope(|threads| {
-        for channel in &mut server.channels {
-            let (receives, served) = (&server.receives, &served);
-            threads.spawn(move || {
-                for n in 0..MESSAGES {
-                    let message = receives.wait_until(channel, deadline()).unwrap().unwrap().0;
-                    assert_eq!(number(&message), n);
-                    receives.post(message).unwrap();
-                    served.fetch_add(1, Ordering::Relaxed);
-                }
-            });
-        }
-        for peer in &mut peers {
-            let clients = &clients;
-            threads.spawn(move || {
-                let mut works = std::collections::VecDeque::new();
-                for n in 0..MESSAGES {
-                    if works.len() == 8 {
-                        let mut work: ibverbs::OwnedWork<_> = works.pop_front().unwrap();
-                        work.wait_until(peer, deadline()).unwrap().unwrap();
-                    }
-                    works.push_back(
-                        peer.post_owned(SendWorkRequest::new(clients.buffer(n))).unwrap(),
-                    );
-                }
-                for mut work in works {
-                    work.wait_until(peer, deadline()).unwrap().unwrap();
-                }
-            });
-        }
-    });
-    assert_eq!(served.into_inner(), 4 * MESSAGES as usize);
-}
-
-#[test]
-fn a_channel_may_have_a_completion_queue_of_its_own() {
-    let (ours, theirs) = (Side::new(), Side::new());
-    let receives = SharedReceives::new(&ours.domain, 4).unwrap();
-    let mut channels = Vec::new();
-    for _ in 0..3 {
-        let one = ours.builder().shared_receive_queue(&receives).build().unwrap();
-        let other = theirs.builder().build().unwrap();
-        let endpoints = (one.endpoint(), other.endpoint());
-        channels.push((one.handshake(endpoints.1).unwrap(), other.handshake(endpoints.0).unwrap()));
-    }
-    for round in 0..20 {
-        for (index, (ours_channel, their_channel)) in channels.iter_mut().enumerate() {
-            receives.post(ours.buffer(0)).unwrap();
-            let numbered = theirs.buffer(round * 10 + index as u64);
-            let mut send = their_channel.post_owned(SendWorkRequest::new(numbered)).unwrap();
-            let message = receives.wait_until(ours_channel, deadline()).unwrap().unwrap().0;
-            assert_eq!(number(&message), round * 10 + index as u64);
-            // The channel still sends, blocking and otherwise, with a receive of its own on the other side.
-            send.wait_until(their_channel, deadline()).unwrap().unwrap();
-            let mut receive =
-                their_channel.post_owned(ReceiveWorkRequest::new(theirs.buffer(0))).unwrap();
-            let mut work = ours_channel.post_owned(SendWorkRequest::new(message)).unwrap();
-            work.wait_until(ours_channel, deadline()).unwrap().unwrap();
-            receive.wait_until(their_channel, deadline()).unwrap().unwrap();
-        }
-    }
-    assert_eq!(receives.posted(), 0);
-}
-
-#[test]
-fn a_message_comes_while_a_blocking_send_waits() {
-    let mut server = Server::new(1, 4);
-    let clients = Side::new();
-    let mut peer = connect(&mut server, 0, &clients);
-    let mut works: Vec<_> =
-        (0..3).map(|n| peer.post_owned(SendWorkRequest::new(clients.buffer(n))).unwrap()).collect();
-    for work in &mut works {
-        work.wait_until(&mut peer, deadline()).unwrap().unwrap();
-    }
-    let mut receive = peer.post_owned(ReceiveWorkRequest::new(clients.buffer(0))).unwrap();
-    // The send polls the three messages while it looks for its own completion.
-    server.channels[0].until(deadline()).send(Inline(&7_u64.to_le_bytes())).unwrap();
-    let ended = receive.wait_until(&mut peer, deadline()).unwrap().unwrap();
-    assert_eq!(number(&ended.0), 7);
-    assert_eq!(take_all(&mut server, 0), [0, 1, 2]);
+    assert_eq!((event_loop.in_flight(receives), server.pool.available()), (8, CHUNKS - 8));
 }
 
 #[test]
 fn the_limit_event_can_be_waited_for() {
-    let mut server = Server::new(2, 6);
+    let server = Server::new(6);
     let clients = Side::new();
-    let mut peers = [0, 1].map(|index| connect(&mut server, index, &clients));
+    let (channels, mut peers): (Vec<_>, Vec<_>) = (0..2).map(|_| server.connect(&clients)).unzip();
     let events = AsyncEvents::new(&server.side.context).unwrap();
-    server.receives.set_token(77);
-    assert_eq!(server.receives.token(), 77);
+    let queue = server.receives.queue();
+    queue.set_token(77);
+    assert_eq!(queue.token(), 77);
     for _ in 0..2 {
-        server.receives.set_limit(4).unwrap();
+        queue.set_limit(4).unwrap();
         assert_eq!(events.next_event().unwrap(), None);
         thread::scope(|threads| {
             threads.spawn(|| {
                 thread::sleep(Duration::from_millis(20));
                 for n in 0..3 {
-                    let peer = &mut peers[n % 2];
-                    let mut work =
-                        peer.post_owned(SendWorkRequest::new(clients.buffer(n as u64))).unwrap();
-                    work.wait_until(peer, deadline()).unwrap().unwrap();
+                    send(&mut peers[n % 2], &clients, n as u64);
                 }
             });
             let event = events.wait_until(deadline()).unwrap();
@@ -197,96 +93,81 @@ fn the_limit_event_can_be_waited_for() {
         });
         // Raised once: the event must be armed again.
         assert_eq!(events.next_event().unwrap(), None);
-        let taken = take_all(&mut server, 0).len() + take_all(&mut server, 1).len();
-        assert_eq!((taken, server.receives.posted()), (3, 6));
+        assert_eq!([0, 1, 0].map(|at| server.hears(&channels[at])), [0, 1, 2]);
+        assert_eq!(server.receives.posted(), 6);
     }
-    let most = server.receives.capacity();
-    assert_eq!(server.receives.set_limit(most + 1).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    let refused = queue.set_limit(queue.max_wr() + 1).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EINVAL));
 }
 
 #[test]
 fn what_is_wrong_gets_a_typed_error() {
-    let mut server = Server::new(1, 0);
+    let server = Server::new(0);
     let clients = Side::new();
-    let peer = connect(&mut server, 0, &clients);
-    let Server { side, receives, channels } = &mut server;
-    let channel = &mut channels[0];
+    let (ours, _peer) = server.connect(&clients);
+    let Server { side, receives, reactor } = &server;
 
-    // The channel posts no receives of its own, whichever way.
+    // The channel posts no receives of its own, connected or not.
     let of_its_own = |error: TransportError| {
         assert_eq!(error, TransportError::ReceivesAreShared);
-        assert!(error.to_string().contains("shared receive queue"), "{error}");
+        assert!(error.to_string().contains("shared ones"), "{error}");
     };
-    of_its_own(channel.post_owned(ReceiveWorkRequest::new(side.buffer(0))).unwrap_err().error);
-    let mut region = side.domain.allocate::<u8>(LEN).unwrap();
-    of_its_own(channel.receive(region.slice_mut(..).unwrap()).unwrap_err());
-    let in_scope = channel.scope(|scope| {
-        scope.post_receive(region.slice_mut(..).unwrap()).map(drop)?;
-        Ok::<_, TransportError>(())
-    });
-    of_its_own(in_scope.unwrap_err().into());
-    let mut prepared = side.builder().shared_receive_queue(receives).build().unwrap();
-    of_its_own(prepared.post_owned(ReceiveWorkRequest::new(side.buffer(0))).unwrap_err().error);
-    drop(prepared);
+    let refused = ours.post_receive(side.buffer(7)).unwrap_err();
+    of_its_own(refused.error);
+    assert_eq!(number(&refused.buffer.unwrap()), 7);
+    let refused = server.wait(ours.receive(side.buffer(8))).unwrap_err();
+    of_its_own(refused.error);
+    assert_eq!(number(&refused.buffer.unwrap()), 8);
+    of_its_own(server.prepare().post_receive(side.buffer(0)).unwrap_err().error);
 
     // The queue is full, and the buffer comes back.
-    for _ in 0..receives.capacity() {
+    for _ in 0..CAPACITY {
         receives.post(side.buffer(0)).unwrap();
     }
     let full = receives.post(side.buffer(99)).unwrap_err();
     assert!(full.error.is_queue_full());
     assert_eq!(number(&full.buffer.unwrap()), 99);
 
-    // Another queue's channel, and a channel without.
-    let others = SharedReceives::<ibverbs::PooledBuffer>::new(&side.domain, 4).unwrap();
-    assert_eq!(others.poll(channel).unwrap_err().error, TransportError::UnknownWork);
-    let (mut without, _other) = clients.pair(&Side::new());
-    assert_eq!(receives.poll(&mut without).unwrap_err().error, TransportError::UnknownWork);
+    // Those of another reactor.
+    let others = Reactor::new(&side.context, 64).unwrap();
+    let error = others.prepare_sharing(side.builder(), receives).unwrap_err();
+    assert!(error.to_string().contains("another reactor"), "{error}");
 
-    // Those of another context.
-    let error = clients.builder().shared_receive_queue(receives).build().unwrap_err();
+    // A domain of another context.
+    let error = reactor.prepare_sharing(clients.builder(), receives).unwrap_err();
     assert!(error.to_string().contains("another context"), "{error}");
 
-    let error = receives.clone().close().unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
     for capacity in [0, u32::MAX] {
-        let refused = SharedReceives::<SharedMemoryRange<u8>>::new(&side.domain, capacity);
+        let refused = reactor.add_shared_receives(&side.domain, capacity);
         assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EINVAL));
     }
-    drop(peer);
 }
 
 #[test]
 fn a_message_that_is_too_long_fails_its_own_peer_alone() {
-    let mut server = Server::new(2, 0);
+    let server = Server::new(0);
     let clients = Side::new();
-    let mut peers = [0, 1].map(|index| connect(&mut server, index, &clients));
+    let (ours, mut peers): (Vec<_>, Vec<_>) = (0..2).map(|_| server.connect(&clients)).unzip();
     for _ in 0..4 {
         let mut short = server.side.buffer(0);
         short.set_len(8).unwrap();
         server.receives.post(short).unwrap();
     }
-    let send = |peer: &mut Channel<'_>, len| {
+    let mut send = |at: usize, len| {
         let mut buffer = clients.buffer(5);
         buffer.set_len(len).unwrap();
-        let mut work = peer.post_owned(SendWorkRequest::new(buffer)).unwrap();
+        let peer = &mut peers[at];
+        let mut work = peer.post_owned(ibverbs::SendWorkRequest::new(buffer)).unwrap();
         work.wait_until(peer, deadline()).map(Option::unwrap)
     };
-    assert!(send(&mut peers[0], 9).is_err());
-    let failed = server.receives.wait_until(&mut server.channels[0], deadline()).unwrap_err();
+    assert!(send(0, 9).is_err());
+    let failed = server.next_message(&ours[0]).unwrap_err();
     assert!(matches!(failed.error, TransportError::Work(_)) && failed.buffer.is_some());
     drop(failed);
     for _ in 0..3 {
-        send(&mut peers[1], 8).unwrap();
-        let message = server.receives.wait_until(&mut server.channels[1], deadline()).unwrap();
-        message.unwrap();
+        send(1, 8).unwrap();
+        server.next_message(&ours[1]).unwrap();
     }
     assert_eq!(server.receives.posted(), 0);
     assert_eq!(server.side.pool.available(), CHUNKS);
-    // No completion tells a wait that the connection has failed.
-    let start = Instant::now();
-    let error = server.receives.wait(&mut server.channels[0]).unwrap_err().error;
-    let TransportError::Verbs(error) = error else { panic!("{error}") };
-    assert_eq!(error.raw_os_error(), Some(libc::ENOTCONN));
-    assert!(start.elapsed() < PATIENCE);
 }

@@ -1,12 +1,19 @@
 //! A server whose channels share receives, and clients on another device.
 
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, Waker};
+use std::time::Instant;
 
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, ChannelBuilder, Context, MaxRnrRetries, MinRnrTimer,
-    PooledBuffer, ProtectionDomain, SharedReceives,
+    AccessFlags, AsyncChannel, BufferPool, Channel, ChannelBuilder, Context, MaxRnrRetries,
+    MinRnrTimer, OwnedResult, PooledBuffer, PreparedAsyncChannel, ProtectionDomain, Reactor,
+    SendWorkRequest, SharedReceives,
 };
 use ibverbs_software::Device;
+
+use super::patience::deadline;
 
 pub(crate) const CHUNKS: usize = 128;
 pub(crate) const LEN: usize = 64;
@@ -20,6 +27,15 @@ pub(crate) struct Side {
     pub(crate) device: Device,
 }
 
+/// The settings of all channels.
+pub(crate) fn settings(builder: ChannelBuilder<'static>) -> ChannelBuilder<'static> {
+    builder
+        .max_send_wr(8)
+        .max_recv_wr(8)
+        .max_rnr_retries(MaxRnrRetries::UNLIMITED)
+        .min_rnr_timer(MinRnrTimer::SHORTEST)
+}
+
 impl Side {
     pub(crate) fn new() -> Self {
         let device = Device::new().unwrap();
@@ -30,12 +46,7 @@ impl Side {
     }
 
     pub(crate) fn builder(&self) -> ChannelBuilder<'static> {
-        Channel::builder(&self.domain)
-            .max_send_wr(8)
-            .max_recv_wr(8)
-            .max_inline_data(8)
-            .max_rnr_retries(MaxRnrRetries::UNLIMITED)
-            .min_rnr_timer(MinRnrTimer::SHORTEST)
+        settings(Channel::builder(&self.domain))
     }
 
     pub(crate) fn buffer(&self, number: u64) -> PooledBuffer {
@@ -43,46 +54,78 @@ impl Side {
         buffer[..8].copy_from_slice(&number.to_le_bytes());
         buffer
     }
-
-    /// Two ordinary channels.
-    pub(crate) fn pair(&self, other: &Self) -> (Channel<'static>, Channel<'static>) {
-        let (one, other) = (self.builder().build().unwrap(), other.builder().build().unwrap());
-        let endpoints = (one.endpoint(), other.endpoint());
-        (one.handshake(endpoints.1).unwrap(), other.handshake(endpoints.0).unwrap())
-    }
 }
 
+/// Its reactor is called by the test.
 pub(crate) struct Server {
     pub(crate) side: Side,
-    pub(crate) receives: SharedReceives<PooledBuffer>,
-    pub(crate) channels: Vec<Channel<'static>>,
+    pub(crate) receives: SharedReceives,
+    pub(crate) reactor: Reactor,
 }
 
 impl Server {
-    /// With room for `channels` channels, and `posted` receives posted.
-    pub(crate) fn new(channels: usize, posted: usize) -> Self {
+    /// With so many receives posted.
+    pub(crate) fn new(posted: usize) -> Self {
         let side = Side::new();
-        let receives = SharedReceives::new(&side.domain, CAPACITY).unwrap();
+        let reactor = Reactor::new(&side.context, 256).unwrap();
+        let receives = reactor.add_shared_receives(&side.domain, CAPACITY).unwrap();
         for _ in 0..posted {
             receives.post(side.buffer(0)).unwrap();
         }
-        let channels = Vec::with_capacity(channels);
-        Self { side, receives, channels }
+        Self { side, receives, reactor }
     }
 
-    pub(crate) fn builder(&self) -> ChannelBuilder<'static> {
-        self.side.builder().shared_receive_queue(&self.receives)
+    pub(crate) fn prepare(&self) -> PreparedAsyncChannel {
+        self.reactor.prepare_sharing(self.side.builder(), &self.receives).unwrap()
+    }
+
+    /// The server's channel, and that of a client.
+    pub(crate) fn connect(&self, clients: &Side) -> (AsyncChannel, Channel<'static>) {
+        let (ours, theirs) = (self.prepare(), clients.builder().build().unwrap());
+        let endpoints = (ours.endpoint(), theirs.endpoint());
+        (ours.handshake(endpoints.1).unwrap(), theirs.handshake(endpoints.0).unwrap())
+    }
+
+    /// Calls the reactor until the future has ended.
+    #[track_caller]
+    pub(crate) fn wait<F: Future>(&self, future: F) -> F::Output {
+        let (mut future, end) = (pin!(future), deadline());
+        loop {
+            let mut nobody = TaskContext::from_waker(Waker::noop());
+            if let Poll::Ready(output) = future.as_mut().poll(&mut nobody) {
+                return output;
+            }
+            self.reactor.turn().unwrap();
+            assert!(Instant::now() < end, "it does not end");
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn next_message(&self, channel: &AsyncChannel) -> OwnedResult<PooledBuffer> {
+        self.wait(channel.next_message())
+    }
+
+    /// Receives a message, and posts its buffer again.
+    #[track_caller]
+    pub(crate) fn hears(&self, channel: &AsyncChannel) -> u64 {
+        let (buffer, success) = self.next_message(channel).unwrap();
+        assert_eq!(success.byte_len() as usize, LEN);
+        let number = number(&buffer);
+        self.receives.post(buffer).unwrap();
+        number
+    }
+
+    /// Takes what the device has completed.
+    pub(crate) fn serve(&self) {
+        while self.reactor.turn().unwrap() > 0 {}
     }
 }
 
-/// Connects a client to the server's channel with this token, which is its index. Returns the client's.
-pub(crate) fn connect(server: &mut Server, token: usize, clients: &Side) -> Channel<'static> {
-    assert_eq!(server.channels.len(), token);
-    let ours = server.builder().build().unwrap();
-    let theirs = clients.builder().build().unwrap();
-    let endpoints = (ours.endpoint(), theirs.endpoint());
-    server.channels.push(ours.handshake(endpoints.1).unwrap());
-    theirs.handshake(endpoints.0).unwrap()
+/// Sends a message, which has arrived then.
+#[track_caller]
+pub(crate) fn send(peer: &mut Channel<'_>, clients: &Side, number: u64) {
+    let mut work = peer.post_owned(SendWorkRequest::new(clients.buffer(number))).unwrap();
+    work.wait_until(peer, deadline()).unwrap().unwrap();
 }
 
 pub(crate) fn number(buffer: &[u8]) -> u64 {
