@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, Context, PooledBuffer, ProtectionDomain, Reactor,
-    SharedMemoryRange, SharedMemoryRegion,
+    AccessFlags, AnyBuffer, AsyncChannel, BufferPool, Context, OperationError, PooledBuffer,
+    ProtectionDomain, Reactor, SharedMemoryRange, SharedMemoryRegion,
 };
 use tokio::io::AsyncReadExt;
 use tokio::task::JoinHandle;
@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::protocol::{Body, FULL, MAX_MESSAGE, MAX_SMALL, MAX_VALUE, Message, ROOM, read};
 use crate::server::builder;
-use crate::{Connect, Result};
+use crate::{Connect, Result, Share, message};
 
 /// How long a request may take.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -23,14 +23,14 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Client<C: Connect = SocketAddr> {
     address: C,
     domain: Arc<ProtectionDomain<'static>>,
-    reactor: Arc<Reactor>,
+    reactor: Arc<Reactor<Share>>,
     pool: BufferPool,
     running: JoinHandle<()>,
     session: Option<Session<C::Stream>>,
 }
 
 struct Session<S> {
-    channel: AsyncChannel,
+    channel: AsyncChannel<Share>,
     /// The server notices by its end that the client is gone.
     _stream: S,
 }
@@ -45,7 +45,7 @@ impl<C: Connect> Client<C> {
         let context = Arc::new(context);
         let domain = Arc::new(ProtectionDomain::new(&context)?);
         let pool = BufferPool::new(&domain, MAX_MESSAGE, 4, AccessFlags::empty())?;
-        let reactor = Arc::new(Reactor::new(&context, 64)?);
+        let reactor = Arc::new(Reactor::with_share(&context, 64)?);
         let run = reactor.clone();
         let running = tokio::spawn(async move {
             if let Err(error) = run.run_on_tokio().await {
@@ -79,7 +79,7 @@ impl<C: Connect> Client<C> {
                 if !matches!(done, Ok(Ok(_))) {
                     self.session = None;
                 }
-                done??;
+                done?.map_err(|failed| failed.error)?;
                 Ok(Some(region.to_vec()))
             }
             Message::Refused(reason) => Err(reason.into()),
@@ -127,11 +127,11 @@ impl<C: Connect> Client<C> {
             // The receive is posted first, so that the answer finds it.
             let (received, _) =
                 tokio::try_join!(session.channel.receive(room), session.channel.send(buffer))?;
-            Ok::<_, ibverbs::OperationError<PooledBuffer>>(received)
+            Ok::<_, OperationError<AnyBuffer>>(received)
         };
-        let (answer, success) = timeout(PATIENCE, exchange).await??;
+        let received = timeout(PATIENCE, exchange).await?.map_err(|failed| failed.error)?;
         self.session = Some(session);
-        Ok((answer, success.byte_len() as usize))
+        message(received)
     }
 
     async fn connect(&self) -> Result<Session<C::Stream>> {

@@ -2,7 +2,7 @@
 //!
 //! Requests and answers are messages. A value of up to 4 KiB is a part of its message. A larger one, of up to
 //! 1 MiB, is read from the other side's memory: the server reads what a client puts, and a client reads what
-//! it gets. Each client has a channel; all channels of the server share one reactor.
+//! it gets. Each client has a channel. The server has a reactor per core, each on a thread of its own, with its clients.
 //!
 //! - `protocol`: the messages
 //! - `store`: the values
@@ -27,13 +27,24 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use ibverbs::AsyncStream;
+use ibverbs::{AnyBuffer, AsyncStream, Locked, PooledBuffer, WorkSuccess};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
+
+/// Messages are in pooled buffers, and large values in memory of their own.
+pub(crate) type Share = Locked<AnyBuffer>;
+
+/// The message in a buffer, and its length.
+pub(crate) fn message(
+    (buffer, success): (AnyBuffer, WorkSuccess),
+) -> Result<(PooledBuffer, usize)> {
+    let buffer = buffer.downcast().map_err(|_| "that is no buffer for messages")?;
+    Ok((buffer, success.byte_len() as usize))
+}
 
 /// What both sides find each other by: TCP, or streams of a simulated network in tests.
 pub trait Stream: AsyncStream + AsyncRead + AsyncWrite + Unpin + Send + 'static {}

@@ -91,7 +91,8 @@ async fn serve(device: Option<&str>, address: &str, admin: &str, most_clients: u
             signalled.notify_one();
         }
     });
-    server::run(open(device)?, clients, Some(admin), stop, most_clients).await
+    let threads = std::thread::available_parallelism()?.get();
+    server::run(open(device)?, clients, Some(admin), stop, most_clients, threads).await
 }
 
 /// The device of this name, or the first one.

@@ -1,22 +1,24 @@
 //! The server.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use ibverbs::{
     AccessFlags, BufferPool, Channel, ChannelBuilder, Context, MaxRnrRetries, MinRnrTimer,
-    PooledBuffer, PreparedAsyncChannel, ProtectionDomain, Reactor,
+    PooledBuffer, ProtectionDomain, Reactor, TransportError,
 };
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, watch};
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::protocol::{FULL, MAX_MESSAGE};
 use crate::store::Store;
-use crate::{Accept, Result, session};
+use crate::{Accept, Result, Share, session};
 
 /// The most clients at a time, unless the program is told another number.
 pub const CLIENTS: u32 = 512;
@@ -41,40 +43,82 @@ pub(crate) fn builder(domain: &Arc<ProtectionDomain<'static>>) -> ChannelBuilder
 /// What all sessions share.
 pub(crate) struct Shared {
     pub(crate) domain: Arc<ProtectionDomain<'static>>,
-    pub(crate) reactor: Reactor,
     pub(crate) store: Store,
     pub(crate) requests: AtomicU64,
     clients: AtomicUsize,
     /// Requests in the last second.
     rate: AtomicU64,
+}
+
+/// A reactor, on the thread of a runtime, and what its clients need.
+pub(crate) struct Core {
+    pub(crate) reactor: Reactor<Share>,
     pool: BufferPool,
-    preparing: Mutex<()>,
+    runtime: Handle,
+    clients: AtomicUsize,
+}
+
+impl Core {
+    fn new(shared: &Shared, clients: u32, runtime: Handle) -> Result<Arc<Self>> {
+        let context = shared.domain.context_parent();
+        let reactor = Reactor::with_share(context, (SENDS + RECEIVES).saturating_mul(clients))?;
+        let buffers = BUFFERS.saturating_mul(clients) as usize;
+        let pool = BufferPool::new(&shared.domain, MAX_MESSAGE, buffers, AccessFlags::empty())?;
+        Ok(Arc::new(Self { reactor, pool, runtime, clients: AtomicUsize::new(0) }))
+    }
+
+    /// There is one, unless the device keeps those of clients that have left.
+    pub(crate) fn buffer(&self) -> Result<PooledBuffer> {
+        Ok(self.pool.take().ok_or("all buffers are in use")?)
+    }
+}
+
+/// All cores. Their reactors, and so the threads, end with it.
+struct Cores(Vec<Arc<Core>>);
+
+impl Cores {
+    /// Starts this number of threads with a core each; if it is 0, one core in the caller's runtime. `others` gets a task
+    /// per core, which ends when its reactor does.
+    fn start(
+        shared: &Shared,
+        threads: usize,
+        most_clients: u32,
+        others: &mut JoinSet<Result<()>>,
+    ) -> Result<Self> {
+        let mut cores = Self(Vec::new());
+        if threads == 0 {
+            let core = Core::new(shared, most_clients, Handle::current())?;
+            cores.0.push(core.clone());
+            others.spawn(async move { Ok(core.reactor.run_on_tokio().await?) });
+        }
+        let clients = most_clients.div_ceil(u32::try_from(threads)?.max(1));
+        for _ in 0..threads {
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            let core = Core::new(shared, clients, runtime.handle().clone())?;
+            cores.0.push(core.clone());
+            let (tell, ended) = oneshot::channel();
+            thread::spawn(move || {
+                let _ = tell.send(runtime.block_on(core.reactor.run_on_tokio()));
+            });
+            others.spawn(async move { Ok(ended.await??) });
+        }
+        Ok(cores)
+    }
+
+    /// The one with the fewest clients.
+    fn next(&self) -> Result<Arc<Core>> {
+        let fewest = self.0.iter().min_by_key(|core| core.clients.load(Ordering::Relaxed));
+        Ok(fewest.ok_or("there is no core")?.clone())
+    }
+}
+
+impl Drop for Cores {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|core| core.reactor.stop(TransportError::Stopped));
+    }
 }
 
 impl Shared {
-    /// A buffer, once there is one.
-    pub(crate) async fn buffer(&self) -> PooledBuffer {
-        loop {
-            if let Some(buffer) = self.pool.take() {
-                return buffer;
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    }
-
-    /// A channel, once there is room: that of a client that has left comes back when its queue pair is destroyed.
-    pub(crate) async fn prepare(&self) -> Result<PreparedAsyncChannel> {
-        loop {
-            {
-                let _one_at_a_time = self.preparing.lock();
-                if self.reactor.available() >= SENDS + RECEIVES {
-                    return Ok(self.reactor.prepare(builder(&self.domain))?);
-                }
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    }
-
     fn report(&self) -> String {
         format!(
             "clients {} keys {} requests {} rate {}\n",
@@ -87,7 +131,10 @@ impl Shared {
 }
 
 /// Serves clients, at most this number at a time, until `stop` is notified, or the admin socket says "shutdown". Then the
-/// clients' requests are finished. The memory for messages and the completion queue are made for that number.
+/// clients' requests are finished. The memory for messages and the completion queues are made for that number.
+///
+/// `threads` threads have a reactor each, and a part of the clients. If it is 0, all are in the caller's runtime, as a
+/// simulation needs it.
 ///
 /// # Errors
 ///
@@ -98,27 +145,21 @@ pub async fn run(
     admin: Option<TcpListener>,
     stop: Arc<Notify>,
     most_clients: u32,
+    threads: usize,
 ) -> Result<()> {
     let context = Arc::new(context);
     let domain = Arc::new(ProtectionDomain::new(&context)?);
-    let buffers = BUFFERS.saturating_mul(most_clients) as usize;
-    let pool = BufferPool::new(&domain, MAX_MESSAGE, buffers, AccessFlags::empty())?;
-    let completions = (SENDS + RECEIVES).saturating_mul(most_clients);
     let shared = Arc::new(Shared {
-        reactor: Reactor::new(&context, completions)?,
         domain,
         store: Store::default(),
         requests: AtomicU64::new(0),
         clients: AtomicUsize::new(0),
         rate: AtomicU64::new(0),
-        pool,
-        preparing: Mutex::default(),
     });
     let (stopping, stopped) = watch::channel(false);
     let mut sessions = JoinSet::new();
     let mut others = JoinSet::new();
-    let reactor = shared.clone();
-    others.spawn(async move { reactor.reactor.run_on_tokio().await.map_err(Into::into) });
+    let cores = Cores::start(&shared, threads, most_clients, &mut others)?;
     others.spawn(count(shared.clone()));
     if let Some(admin) = admin {
         others.spawn(administrate(shared.clone(), admin, stop.clone()));
@@ -135,14 +176,23 @@ pub async fn run(
                     sessions.spawn(async move { drop(stream.write_all(&[FULL]).await) });
                     continue;
                 }
-                shared.clients.fetch_add(1, Ordering::Relaxed);
-                let (shared, stopped) = (shared.clone(), stopped.clone());
-                sessions.spawn(async move {
-                    if let Err(error) = session::serve(shared.clone(), stream, stopped).await {
+                let core = cores.next()?;
+                let (shared, stopped, runtime) =
+                    (shared.clone(), stopped.clone(), core.runtime.clone());
+                for count in [&shared.clients, &core.clients] {
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+                let session = async move {
+                    let serving = session::serve(shared.clone(), core.clone(), stream, stopped);
+                    if let Err(error) = serving.await {
                         eprintln!("{address}: {error}");
                     }
-                    shared.clients.fetch_sub(1, Ordering::Relaxed);
-                });
+                    // Its core has room before another one is accepted.
+                    for count in [&core.clients, &shared.clients] {
+                        count.fetch_sub(1, Ordering::Relaxed);
+                    }
+                };
+                sessions.spawn_on(session, &runtime);
             }
             Some(_) = sessions.join_next() => {}
             Some(ended) = others.join_next() => break ended?,

@@ -13,9 +13,9 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::protocol::{Body, MAX_VALUE, Message, ROOM, read};
-use crate::server::Shared;
+use crate::server::{Core, Shared, builder};
 use crate::store::Value;
-use crate::{Result, Stream};
+use crate::{Result, Share, Stream, message};
 
 /// How long a client may take to connect, and one operation of a request.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -23,32 +23,35 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Serves a client until it closes its stream, fails, or the server stops.
 pub(crate) async fn serve(
     shared: Arc<Shared>,
+    core: Arc<Core>,
     mut stream: impl Stream,
     mut stopping: watch::Receiver<bool>,
 ) -> Result<()> {
     stream.write_all(&[ROOM]).await?;
-    let mut prepared = timeout(PATIENCE, shared.prepare()).await??;
+    let mut prepared = core.reactor.prepare(builder(&shared.domain))?;
     // The first request finds a receive, and so does one that comes while the last one is being finished.
-    prepared.post_receive(shared.buffer().await)?;
+    prepared.post_receive(core.buffer()?).map_err(|refused| refused.error)?;
     let (channel, _) = timeout(PATIENCE, prepared.accept(&mut stream, b"kv 1")).await??;
     let mut session = Session { shared, channel, offered: None };
     loop {
-        let buffer = session.shared.buffer().await;
+        let buffer = core.buffer()?;
         let request = tokio::select! {
             biased;
             // A receive that is dropped here loses no message.
-            received = session.channel.receive(buffer) => received?,
+            received = session.channel.receive(buffer) => {
+                message(received.map_err(|failed| failed.error)?)?
+            }
             () = has_closed(&mut stream) => return Ok(()),
             () = has_stopped(&mut stopping) => {
                 timeout(PATIENCE, session.channel.shutdown()).await?;
                 return Ok(());
             }
         };
-        let (buffer, success) = request;
+        let (buffer, length) = request;
         // A client that is killed now: its stream closes, and what is in flight ends with the channel.
         tokio::select! {
             biased;
-            answered = timeout(PATIENCE, session.answer(buffer, success.byte_len() as usize)) => answered??,
+            answered = timeout(PATIENCE, session.answer(buffer, length)) => answered??,
             () = has_closed(&mut stream) => return Ok(()),
         }
     }
@@ -66,7 +69,7 @@ async fn has_stopped(stopping: &mut watch::Receiver<bool>) {
 
 struct Session {
     shared: Arc<Shared>,
-    channel: AsyncChannel,
+    channel: AsyncChannel<Share>,
     /// What the client may be reading, until its next request.
     offered: Option<Arc<SharedMemoryRegion<'static, u8>>>,
 }
@@ -99,7 +102,7 @@ impl Session {
         buffer.set_len(length)?;
         // Now, not when the send has completed: the client may have gone by then, with its answer.
         self.shared.requests.fetch_add(1, Ordering::Relaxed);
-        self.channel.send(buffer).await?;
+        self.channel.send(buffer).await.map_err(|failed| failed.error)?;
         Ok(())
     }
 
@@ -131,7 +134,8 @@ impl Session {
         }
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
         let region = Arc::new(SharedMemoryRegion::new(&self.shared.domain, length, access)?);
-        self.channel.read(SharedMemoryRange::new(region.clone(), ..)?, remote).await?;
+        let range = SharedMemoryRange::new(region.clone(), ..)?;
+        self.channel.read(range, remote).await.map_err(|failed| failed.error)?;
         Ok(region)
     }
 }

@@ -35,7 +35,7 @@ async fn server_for(address: &str, most_clients: u32) -> Server {
     let (at, admin_at) = (clients.local_addr().unwrap(), admin.local_addr().unwrap());
     let context = Device::new().unwrap().open().unwrap();
     let stop = Arc::new(Notify::new());
-    let task = tokio::spawn(server::run(context, clients, Some(admin), stop, most_clients));
+    let task = tokio::spawn(server::run(context, clients, Some(admin), stop, most_clients, 2));
     Server { clients: at, admin: admin_at, task }
 }
 

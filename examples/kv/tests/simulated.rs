@@ -41,7 +41,7 @@ impl Connect for Way {
 fn serve(host: &Host) {
     let listener = Listener(host.listen(PORT).unwrap());
     let context = host.device().unwrap().open().unwrap();
-    host.start(server::run(context, listener, None, Arc::new(Notify::new()), 8));
+    host.start(server::run(context, listener, None, Arc::new(Notify::new()), 8, 0));
 }
 
 /// What the store may say of each key: the last value that it has acknowledged, and those that were on their way since.
