@@ -154,6 +154,9 @@ unsafe impl Send for HeldBuffer {}
 /// A buffer of a type that is not known statically, for a [`Loop`](crate::Loop) whose buffers are of several types.
 pub struct AnyBuffer(HeldBuffer);
 
+// SAFETY: a shared reference gives access to nothing: the buffer is taken out and dropped by value.
+unsafe impl Sync for AnyBuffer {}
+
 impl AnyBuffer {
     #[inline(always)]
     pub(super) fn new<B: OwnedBuffer>(buffer: B) -> Self {
