@@ -354,7 +354,7 @@ impl Rails {
         peers.extend(self.peers.keys());
         // Completions come often, and words seldom.
         self.turns = self.turns.wrapping_add(1);
-        if self.progress == before || self.turns % 16 == 0 {
+        if self.progress == before || self.turns.is_multiple_of(16) {
             for peer in self.readiness.peers() {
                 if let Some(peer) = self.peers.get_mut(peer) {
                     peer.is_readable = true;
