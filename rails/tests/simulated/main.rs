@@ -298,7 +298,8 @@ fn two_queue_pairs_per_pair_carry_and_fail_together() {
         [one.device(world.devices[0][1].name()), other.device(world.devices[1][1].name())];
     let (mut one, mut other) = (one.build().unwrap(), other.build().unwrap());
     let [near, far] = support::Pipe::pair();
-    (one.connect_over(near).unwrap(), other.accept_over(far).unwrap());
+    one.connect_over(near).unwrap();
+    other.accept_over(far).unwrap();
     for _ in 0..3 {
         one.turn(world.now());
         other.turn(world.now());
