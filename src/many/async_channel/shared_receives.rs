@@ -68,7 +68,7 @@ impl<S: Share> SharedReceives<S> {
         Ok(posted?)
     }
 
-    /// The number of receives that are posted, and whose messages no task has taken.
+    /// The number of receives that the device has.
     pub fn posted(&self) -> usize {
         self.share.lock().core.in_flight(self.id)
     }
