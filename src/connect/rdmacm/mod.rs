@@ -41,7 +41,6 @@ mod private_data;
 mod request;
 mod route;
 
-#[cfg(feature = "async")]
 pub use connectable::Connectable;
 #[cfg(feature = "async")]
 pub(crate) use connectable::sealed;
