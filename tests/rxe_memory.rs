@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, BorrowedMemoryRegion, BufferPool, Channel, Context, ErrorKind, HugePages,
-    MemoryWindowType, ProtectionDomain, RawMemoryRegion, ReceiveWorkRequest, RegionOptions,
-    ReregisteredState, Reregistration, SendWorkRequest, WindowBinding, WorkStatus,
+    MemoryWindowType, PinnedMemory, ProtectionDomain, RawMemoryRegion, ReceiveWorkRequest,
+    RegionOptions, ReregisteredState, Reregistration, SendWorkRequest, WindowBinding, WorkStatus,
 };
 
 use one_sided::{fetch_add, pair, read, send, status, to_itself, write};
@@ -379,6 +379,9 @@ fn locked_memory_is_limited() {
         let error = domain.allocate::<u8>(2 << 20).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOMEM));
         assert!(error.to_string().contains("RLIMIT_MEMLOCK"), "{error}");
+        // It can be asked for before, with the same answer.
+        assert_eq!(PinnedMemory::check(&domain, 2 << 20), Err(error));
+        PinnedMemory::check(&domain, 64 << 10).unwrap();
         domain.allocate::<u8>(64 << 10).unwrap();
         return;
     }

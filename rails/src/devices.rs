@@ -125,7 +125,8 @@ impl RailsBuilder {
             peers: 16,
             longest_message: 4096,
             ack_timeout: AckTimeout::new(14).expect("within the limits"),
-            max_ack_retries: MaxAckRetries::MAX,
+            // Of 7, Soft-RoCE makes an endless number.
+            max_ack_retries: MaxAckRetries::new(6).expect("within the limits"),
         }
     }
 
@@ -181,7 +182,8 @@ impl RailsBuilder {
         self
     }
 
-    /// How often a packet is sent again: 7 times by default.
+    /// How often a packet is sent again: 6 times by default. With 7, Soft-RoCE never gives up, and a rail that fails is not
+    /// noticed.
     pub fn max_ack_retries(mut self, value: MaxAckRetries) -> Self {
         self.max_ack_retries = value;
         self

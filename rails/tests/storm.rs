@@ -77,3 +77,31 @@ fn a_thousand_peers_at_once() {
         time.as_secs_f64()
     );
 }
+
+#[test]
+fn who_comes_before_the_listener_tries_again() {
+    let device = Device::builder().name("early0").build().unwrap();
+    device.register();
+    let rails = || Rails::builder().device("early0").build().unwrap();
+    // A port that nobody listens on.
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    thread::scope(|scope| {
+        let early = scope.spawn(|| {
+            let mut rails = rails();
+            let peer = rails.connect(address, deadline()).unwrap();
+            rails.receive(peer, deadline()).unwrap()
+        });
+        // It may have tried by then, or not: both are right.
+        thread::sleep(Duration::from_millis(50));
+        let listener = TcpListener::bind(address).unwrap();
+        let mut rails = rails();
+        let peer = rails.accept(&listener, deadline()).unwrap();
+        let sent = rails.send(peer, *b"welcome").unwrap();
+        rails.wait(sent, deadline()).unwrap();
+        assert_eq!(early.join().unwrap(), b"welcome");
+    });
+    // Nobody comes: the last failure, and not later than was asked for.
+    let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let error = rails().connect(gone, Instant::now() + Duration::from_millis(30)).unwrap_err();
+    assert!(error.to_string().contains("the control stream"), "{error}");
+}

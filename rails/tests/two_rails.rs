@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 const PRELUDE: &str = "set -eu; node=$IBVERBS_VM_NODE; \
     ip link add link eth0 name rail1 type macvlan mode bridge; ip addr add 10.79.0.$node/24 dev rail1; \
     ip link set rail1 up; rdma link add rxe2 type rxe netdev rail1; cd /tmp; \
-    file() { yes 'a line of the file' | head -c 150000000; }; \
+    file() { yes 'a line of the file' | head -c 60000000; }; \
     rcopy() { timeout 240 \"$RCOPY\" \"$1\" -d rxe1 -d rxe2 \"${@:2}\"; }; ";
 
 fn example() -> String {
@@ -42,7 +42,7 @@ fn pair(first: &str, second: &str) -> String {
 fn a_rail_goes_down_and_up_in_mid_copy() {
     let receiver = "rcopy receive copy 2>log & pid=$!; \
          until [ -s copy.part ]; do sleep 0.1; done; ip link set rail1 down; \
-         until grep -q 'rail rxe2 is down' log; do kill -0 $pid; sleep 0.1; done; ip link set rail1 up; \
+         until grep -q 'rail rxe2 is down' log; do kill -0 $pid || { cat log; exit 1; }; sleep 0.1; done; ip link set rail1 up; \
          wait $pid || { cat log; exit 1; }; cat log; file | cmp - copy; echo 'the copy is the same'";
     let sender = "file >original; rcopy send original $IBVERBS_VM_PEER 2>&1";
     let text = pair(receiver, sender);

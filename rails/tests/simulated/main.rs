@@ -233,7 +233,7 @@ fn a_rail_that_dies_at_any_packet_costs_no_transfer() {
                 world.step();
             }
             world.network.partition(&world.devices[0][rail], &world.devices[1][rail]);
-            world.step = Duration::from_micros(50);
+            world.step = Duration::from_micros(200);
             world.until(SECOND, has_ended);
             let lost = (world.network.now() - began).saturating_sub(healthy);
             assert!(lost < 2 * TIMEOUT, "rail {rail} at {at}: {lost:?}");
@@ -379,6 +379,26 @@ fn a_peer_that_ends_ends_its_transfers() {
     assert!(world.events[0].iter().any(is_gone));
     let refused = world.sides[0].post(peers[0], whole_write(&ours, &theirs));
     assert!(matches!(refused, Err(RailsError::UnknownPeer)), "{refused:?}");
+}
+
+#[test]
+fn progress_is_told_of_memory_and_of_each_device() {
+    const LEN: u64 = 8 << 20;
+    let world = World::unconnected([3, 1], network(), |builder| builder);
+    let told = std::sync::Mutex::new(Vec::new());
+    let memory = world.sides[0].allocate_with_progress(
+        LEN as usize,
+        AccessFlags::REMOTE_WRITE,
+        |done, all| {
+            assert_eq!(all, 4 * LEN);
+            told.lock().unwrap().push(done);
+        },
+    );
+    assert_eq!(memory.unwrap().len() as u64, LEN);
+    let mut told = told.into_inner().unwrap();
+    told.sort_unstable();
+    // In memory, then on each device.
+    assert_eq!(told, [LEN, 2 * LEN, 3 * LEN, 4 * LEN]);
 }
 
 #[test]
