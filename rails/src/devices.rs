@@ -49,7 +49,13 @@ impl Device {
         let scratch = SharedMemoryRegion::new(&domain, SCRATCH, access).map_err(error)?;
         let queue_pairs = builder.peers.saturating_mul(u32::from(builder.queue_pairs));
         let most = context.query_device().map_err(error)?.max_cqe();
-        let entries = queue_pairs.saturating_mul(SENDS + RECEIVES).min(most);
+        let entries = queue_pairs.saturating_mul(SENDS + RECEIVES);
+        if entries > most {
+            let peers = builder.peers;
+            return Err(RailsError::InvalidInput(format!(
+                "{peers} peers take a completion queue of {entries} entries, and {name} has {most} at most"
+            )));
+        }
         let engine = Loop::new(&context, entries).map_err(error)?;
         let settings =
             Settings { ack_timeout: builder.ack_timeout, max_ack_retries: builder.max_ack_retries };
@@ -193,7 +199,8 @@ impl RailsBuilder {
     ///
     /// # Errors
     ///
-    ///  - [`InvalidInput`](RailsError::InvalidInput): no device is left to be used, or more than 255.
+    ///  - [`InvalidInput`](RailsError::InvalidInput): no device is left to be used, or more than 255; or it cannot have so
+    ///    many [peers](Self::peers).
     ///  - [`Verbs`](RailsError::Verbs): a device could not be opened or set up: see [`ibverbs::open`],
     ///    [`ProtectionDomain::new`] and [`Loop::new`].
     pub fn build(self) -> Result<Rails> {

@@ -48,7 +48,7 @@ fn storm(address: SocketAddr, thread: u8) {
 #[test]
 fn a_thousand_peers_at_once() {
     let count = usize::from(THREADS) * PER_THREAD;
-    let device = Device::builder().name("storm0").build().unwrap();
+    let device = Device::builder().name("storm0").max_cqe(1 << 17).build().unwrap();
     device.register();
     let hub = Rails::builder().device("storm0").peers(count as u32).longest_message(64);
     let mut hub = hub.build().unwrap();

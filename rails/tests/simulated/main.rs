@@ -218,7 +218,7 @@ fn a_rail_that_dies_at_any_packet_costs_no_transfer() {
     };
     let has_ended = |world: &World| world.ended() == [true] && !world.notified().is_empty();
     let mut world = World::with(2, network(), soon);
-    begin(&mut world);
+    let _theirs = begin(&mut world);
     let healthy = world.until(SECOND, has_ended);
     let mut longest = Duration::ZERO;
     for rail in 0..2 {
@@ -420,6 +420,11 @@ fn bad_input_names_the_limit() {
     refused(Transfer::write(foreign.slice(..).unwrap(), theirs.remote()), "other devices");
     let many = (0..513).map(|i| (slice(1), theirs.remote().slice(i..=i).unwrap()));
     refused(Transfer::write_list(many).notify(1), "512 parts at most, not 513");
+    let many = Rails::builder().device(world.devices[0][0].name()).peers(1 << 20).build();
+    match many.unwrap_err() {
+        RailsError::InvalidInput(text) => assert!(text.contains("1048576 peers take"), "{text}"),
+        error => panic!("{error}"),
+    }
     for range in [5000..6000, 7..7, 4096..4097] {
         assert!(matches!(ours.slice(range), Err(RailsError::InvalidInput(_))));
     }
