@@ -323,6 +323,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri ends the program where memory is exhausted")]
     fn a_list_for_which_there_is_no_memory_is_made_anew() {
         let mut list = WindowList::default();
         list.reserve(2, &limits(1)).unwrap();
