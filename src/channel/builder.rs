@@ -8,7 +8,7 @@ use super::Channel;
 use super::core::CoreSettings;
 use super::credits::{self, CreditWords};
 use super::in_flight::InFlight;
-use super::link::{Link, Recipe};
+use super::link::{Link, QueuePairSettings};
 use super::operation::Limits;
 use super::prepared::PreparedChannel;
 use super::wait::Sleep;
@@ -308,8 +308,8 @@ impl<'res> ChannelBuilder<'res> {
             credit_words,
             of_loop,
         };
-        let recipe = Recipe { capacities, connection };
-        let link = Link::new(queue_pair, recipe, &settings, table, credit_region);
+        let template = QueuePairSettings { capacities, connection };
+        let link = Link::new(queue_pair, template, &settings, table, credit_region);
         Ok(PreparedChannel::from_link(link))
     }
 }

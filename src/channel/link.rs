@@ -27,7 +27,7 @@ pub(super) struct Link<'res> {
     /// The TCP stream over which the two sides have connected, if they used one. It is closed after the
     /// queue pair is destroyed.
     pub(super) stream: Option<TcpStream>,
-    recipe: Recipe,
+    template: QueuePairSettings,
     stage: Stage,
     /// The words of the flow control, which the device may access until the queue pair is destroyed. The core
     /// points to them. Boxed, since few channels have flow control.
@@ -47,7 +47,7 @@ enum Stage {
 
 /// The settings for a channel's queue pairs: the first one, and one for each reset.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Recipe {
+pub(super) struct QueuePairSettings {
     /// What the program asked for.
     pub(super) capacities: ffi::ibv_qp_cap,
     pub(super) connection: ConnectionSettings,
@@ -73,7 +73,7 @@ impl<'res> Link<'res> {
     /// which only this link uses, or a loop.
     pub(super) fn new(
         queue_pair: QueuePair<'res, QueuePairType>,
-        recipe: Recipe,
+        template: QueuePairSettings,
         settings: &CoreSettings,
         table: InFlight,
         credit_region: Option<CreditRegion<'res>>,
@@ -86,7 +86,7 @@ impl<'res> Link<'res> {
             queue_pair: ManuallyDrop::new(queue_pair),
             leaked: false,
             stream: None,
-            recipe,
+            template,
             stage: Stage::Reset,
             credit_region: credit_region.map(Box::new),
         }
@@ -113,7 +113,7 @@ impl<'res> Link<'res> {
 
     /// How many requests the two queues have room for.
     pub(super) fn depths(&self) -> [u32; 2] {
-        let ffi::ibv_qp_cap { max_send_wr, max_recv_wr, .. } = self.recipe.capacities;
+        let ffi::ibv_qp_cap { max_send_wr, max_recv_wr, .. } = self.template.capacities;
         [max_send_wr, max_recv_wr]
     }
 
@@ -225,7 +225,7 @@ impl<'res> Link<'res> {
 
     /// Creates another queue pair of the same kind, and destroys the present one, which is in RESET.
     fn replace_queue_pair(&mut self) -> Result<()> {
-        let Recipe { capacities, mut connection } = self.recipe;
+        let QueuePairSettings { capacities, mut connection } = self.template;
         // The caller chose these numbers for the first connection only.
         (connection.send_psn, connection.receive_psn) = (None, None);
         let flow_control = self.credit_region.is_some();

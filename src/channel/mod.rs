@@ -42,7 +42,7 @@ pub use channel_set::{ChannelSet, PeerResults, SetScope};
 pub use error::{ScopeError, TransportError, TransportResult};
 pub use event_loop::{ChannelId, Ended, Loop, LoopBuffer};
 #[cfg(feature = "async")]
-pub(crate) use event_loop::{Detached, Later as LoopLater};
+pub(crate) use event_loop::{Deferred, Detached};
 #[cfg(feature = "async")]
 pub(crate) use in_flight::Queue;
 pub use operation_error::{OperationError, OwnedResult};

@@ -115,7 +115,7 @@ enum Phase {
 
 /// The halves of a request's number, in the order that the whole has them: it is loaded as one.
 #[repr(C, align(8))]
-struct Number {
+struct RequestNumber {
     #[cfg(target_endian = "little")]
     index: u32,
     generation: Cell<u32>,
@@ -127,7 +127,7 @@ struct Number {
 pub(super) struct Slot {
     /// The number under which its operation is posted, or the next one will be: see
     /// [`generation`](super::generation).
-    number: Number,
+    number: RequestNumber,
     /// The next one of the ring.
     pub(super) next: Cell<NonNull<Slot>>,
     /// The state. As a single cell, the compiler would not notice that the write of a post is overwritten if the handle is
@@ -151,7 +151,7 @@ impl Slot {
     /// A slot that is not free, until the table is opened.
     pub(super) fn new(index: u32, generation: u32) -> Self {
         Self {
-            number: Number { index, generation: Cell::new(generation) },
+            number: RequestNumber { index, generation: Cell::new(generation) },
             next: Cell::new(NonNull::dangling()),
             phase: Cell::new(Phase::Seen),
             owner: Cell::new(Owner::Scope),
@@ -165,7 +165,7 @@ impl Slot {
     /// The number under which its operation is posted. If it is free: under which the next one will be.
     #[inline]
     pub(super) fn wr_id(&self) -> u64 {
-        const { assert!(size_of::<Number>() == size_of::<u64>()) };
+        const { assert!(size_of::<RequestNumber>() == size_of::<u64>()) };
         // SAFETY: the halves are all of it, and initialised. As one load, the compiler keeps the number whole.
         unsafe { (&raw const self.number).cast::<u64>().read() }
     }

@@ -197,9 +197,9 @@ impl<'res, B> Loop<'res, B> {
         if is_reset {
             self.table.end_without_completions(slots.clone(), STOPPED);
         }
-        let Table { outcomes, later, .. } = &mut self.table;
+        let Table { outcomes, deferred, .. } = &mut self.table;
         let outcomes = &mut outcomes[slots.start as usize..slots.end as usize];
-        later.woken.extend(outcomes.iter_mut().filter_map(|outcome| outcome.waker.take()));
+        deferred.woken.extend(outcomes.iter_mut().filter_map(|outcome| outcome.waker.take()));
     }
 
     /// Takes a channel out for ever. Its id names none any more. Its slots stay, until
@@ -274,10 +274,10 @@ impl<'res, B> Loop<'res, B> {
         let _ = self.end_detached(destroyed);
         self.drop_messages(index);
         for slot in self.table.entries[index].slots() {
-            self.table.later.woken.extend(self.table.outcomes[slot as usize].waker.take());
+            self.table.deferred.woken.extend(self.table.outcomes[slot as usize].waker.take());
             if self.table.slots[slot as usize].state == State::Done {
                 let ended = self.table.take(slot);
-                self.table.later.dropped.push(ended.buffer);
+                self.table.deferred.dropped.push(ended.buffer);
             }
         }
         self.forget_lines(index);
@@ -291,7 +291,7 @@ impl<'res, B> Loop<'res, B> {
     /// Gives up the messages of a channel that nobody has taken.
     fn drop_messages(&mut self, index: usize) {
         while let Some(message) = self.table.pop_message(index) {
-            self.table.later.dropped.push(message.buffer);
+            self.table.deferred.dropped.push(message.buffer);
         }
     }
 }

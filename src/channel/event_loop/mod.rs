@@ -26,7 +26,7 @@ use members::Members;
 pub(in crate::channel) use table::ONE;
 use table::Table;
 #[cfg(feature = "async")]
-pub(crate) use tasks::Later;
+pub(crate) use tasks::Deferred;
 
 use super::builder::ChannelBuilder;
 use super::error::TransportResult;

@@ -176,7 +176,7 @@ impl<B> Loop<'_, B> {
     pub(super) fn fail(&mut self, channel: ChannelId, error: TransportError) {
         if self.table.is_of_tasks && self.table.core(channel).is_some() {
             self.table.refuse(channel, error);
-            self.table.later.failed.push((channel, error));
+            self.table.deferred.failed.push((channel, error));
         } else {
             self.to_error(channel);
         }

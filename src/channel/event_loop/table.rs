@@ -16,7 +16,7 @@ use std::task::Waker;
 use super::ended::{ChannelId, Ended, result};
 use super::numbers::Numbers;
 use super::shared::ANY;
-use super::tasks::{Later, Lines, Receiving, Waiters};
+use super::tasks::{Deferred, Lines, Receiving, Waiters};
 use crate::channel::core::Core;
 use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::in_flight::Queue;
@@ -227,7 +227,7 @@ pub(super) struct Table<B> {
     pub(super) ended: List,
     /// What is to be done when the loop is no more borrowed.
     /// In a box, so that it is exchanged for another one cheaply.
-    pub(super) later: Box<Later<B>>,
+    pub(super) deferred: Box<Deferred<B>>,
     /// The channels that share receives, by the numbers of their queue pairs.
     pub(super) sharing: Numbers,
     /// The tasks that wait for something of a channel.
@@ -270,7 +270,7 @@ impl<B> Table<B> {
             window: WindowList::default(),
             outcomes: vec![Outcome::default()],
             ended: List::default(),
-            later: Box::default(),
+            deferred: Box::default(),
             sharing: Numbers::new(),
             waiters: Waiters::default(),
             without_credit: Vec::new(),
@@ -418,13 +418,13 @@ impl<B> Table<B> {
     /// As [`finish`](Self::finish), for the operation of a future.
     #[inline(always)]
     fn finish_task(&mut self, index: u32, completion: &ffi::ibv_wc) {
-        let Self { slots, asides, outcomes, later, .. } = self;
+        let Self { slots, asides, outcomes, deferred, .. } = self;
         let (slot, outcome) = (&mut slots[index as usize], &mut outcomes[index as usize]);
         slot.state = State::Done;
         outcome.completion = *completion;
         outcome.channel = None;
         if let Some(waker) = outcome.waker.take() {
-            later.woken.push(waker);
+            deferred.woken.push(waker);
         }
         let channel = slot.channel.index();
         if asides[channel].is_draining {
@@ -437,7 +437,7 @@ impl<B> Table<B> {
         // What is destroyed has no number of a queue pair.
         let is_shared = self.slots[index as usize].queue_pair == ANY;
         let shared_by = if is_shared { self.sharing(completion.qp_num) } else { None };
-        let Self { slots, asides, outcomes, later, ended, .. } = self;
+        let Self { slots, asides, outcomes, deferred, ended, .. } = self;
         let (slot, outcome) = (&mut slots[index as usize], &mut outcomes[index as usize]);
         outcome.completion = *completion;
         outcome.channel = shared_by;
@@ -452,7 +452,7 @@ impl<B> Table<B> {
             State::Abandoned => {
                 slot.state = State::Free;
                 // SAFETY: an operation in flight has its buffer, with which the device is done. The slot is free now.
-                later.dropped.push(unsafe { slot.buffer.assume_init_read() });
+                deferred.dropped.push(unsafe { slot.buffer.assume_init_read() });
                 self.wake_first(aside, Queue::Send);
             }
             State::Probe => {

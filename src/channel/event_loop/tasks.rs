@@ -1,6 +1,6 @@
 //! What futures need of a loop: operations that keep their results, messages that any task takes, and tasks that wait.
 //!
-//! Nothing here runs code of the program: wakers and buffers that are no more needed are returned, or put into `Later`,
+//! Nothing here runs code of the program: wakers and buffers that are no more needed are returned, or put into `Deferred`,
 //! for the time when the loop is not borrowed.
 
 use std::task::Waker;
@@ -17,20 +17,20 @@ use crate::channel::request::WorkRequest;
 use crate::channel::slot::NO_SLOT;
 
 /// What is to be done when a loop is no more borrowed.
-pub(crate) struct Later<B> {
+pub(crate) struct Deferred<B> {
     pub(crate) woken: Vec<Waker>,
     pub(crate) dropped: Vec<B>,
     /// Channels to be closed, since a post has failed that the device may have.
     pub(crate) failed: Vec<(ChannelId, TransportError)>,
 }
 
-impl<B> Default for Later<B> {
+impl<B> Default for Deferred<B> {
     fn default() -> Self {
         Self { woken: Vec::new(), dropped: Vec::new(), failed: Vec::new() }
     }
 }
 
-impl<B> Later<B> {
+impl<B> Deferred<B> {
     /// Whether there is nothing, unless a post has failed.
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
@@ -209,8 +209,8 @@ impl<B> Loop<'_, B> {
 
     /// The tasks to be woken, and the buffers to be dropped, when the loop is not borrowed.
     #[inline]
-    pub(crate) fn later(&mut self) -> &mut Box<Later<B>> {
-        &mut self.table.later
+    pub(crate) fn deferred(&mut self) -> &mut Box<Deferred<B>> {
+        &mut self.table.deferred
     }
 
     /// Has a task wait for a message, or for room to send, behind those that wait already. Returns its place.
@@ -373,7 +373,7 @@ impl<B> Loop<'_, B> {
                     break;
                 }
                 let waker = self.leave_line(first);
-                self.table.later.woken.extend(waker);
+                self.table.deferred.woken.extend(waker);
             }
         }
         self.table.asides[index] = Aside::default();
@@ -399,10 +399,10 @@ impl<B> Table<B> {
     /// Wakes all of a line of the channel with this index.
     #[cold]
     pub(super) fn wake_all(&mut self, channel: usize, queue: Queue) {
-        let Self { asides, waiters, later, .. } = self;
+        let Self { asides, waiters, deferred, .. } = self;
         let mut place = asides[channel].lines[queue_index(queue)].first;
         while let Some(waiter) = waiters.places.get_mut(place as usize) {
-            later.woken.extend(waiter.waker.take());
+            deferred.woken.extend(waiter.waker.take());
             place = waiter.after;
         }
     }
@@ -422,7 +422,7 @@ impl<B> Table<B> {
             return self.wake_all(channel, queue);
         }
         if let Some(waiter) = self.waiters.places.get_mut(first as usize) {
-            self.later.woken.extend(waiter.waker.take());
+            self.deferred.woken.extend(waiter.waker.take());
         }
     }
 }

@@ -131,7 +131,7 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
 /// peer.
 #[must_use = "dropping it rejects the peer"]
 pub struct PendingAccept {
-    pending: PendingConnection<Number>,
+    pending: PendingConnection<NumberOnly>,
 }
 
 impl PendingAccept {
@@ -151,7 +151,7 @@ impl PendingAccept {
         } else if let Err(error) = make_ready(&mut id, &mut object) {
             return Err((id, None, error.into()));
         }
-        let number = Number(sealed::Object::settings(&object));
+        let number = NumberOnly(sealed::Object::settings(&object));
         Ok((object, Self { pending: PendingConnection { object: number, id, iwarp, offer } }))
     }
 
@@ -186,9 +186,9 @@ debug! { PendingAccept, self, pending: self.pending }
 
 /// Takes the place of a queue pair that is ready, and needs no further change.
 #[derive(Debug)]
-struct Number(sealed::Settings);
+struct NumberOnly(sealed::Settings);
 
-impl sealed::Object for Number {
+impl sealed::Object for NumberOnly {
     fn settings(&self) -> sealed::Settings {
         self.0
     }
@@ -202,7 +202,7 @@ impl sealed::Object for Number {
     }
 }
 
-impl sealed::Connected for Number {
+impl sealed::Connected for NumberOnly {
     fn established(&mut self) {}
 
     fn end(&mut self) {}

@@ -121,9 +121,9 @@ impl<Q: sealed::Connected> Connection<Q> {
     pub fn disconnect(&mut self) -> Result<()> {
         if self.control.iwarp {
             // The kernel ends the stream with what was sent, and stops the queue pair.
-            let told = self.control.disconnect();
+            let disconnected = self.control.disconnect();
             self.object.end();
-            return told;
+            return disconnected;
         }
         self.object.end();
         self.control.disconnect()

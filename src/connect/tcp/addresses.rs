@@ -316,8 +316,8 @@ fn over<P: Handshake>(
         Ok(stream) => stream,
         Err(error) => return Err(StateError::new(prepared, error)),
     };
-    let (connected, told) = exchange(prepared, role, &mut stream, private_data, deadline)?;
-    Ok((connected, told, stream))
+    let (connected, theirs) = exchange(prepared, role, &mut stream, private_data, deadline)?;
+    Ok((connected, theirs, stream))
 }
 
 /// Lets the kernel detect a dead peer's host even if nothing is sent.

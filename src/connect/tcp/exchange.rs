@@ -84,8 +84,8 @@ pub(crate) async fn exchange_over<P: Handshake, S: Messages>(
         Ok(shaken) => shaken,
         Err(failed) => {
             // If the peer does not receive this, it will see the end of the stream.
-            let told = stream.write(&wire::verdict(Some(failed.error.errno()))).await;
-            if role == Role::Accepts && told.is_ok() {
+            let written = stream.write(&wire::verdict(Some(failed.error.errno()))).await;
+            if role == Role::Accepts && written.is_ok() {
                 // Read the peer's verdict: closing a TCP socket with unread data may lose our own.
                 let _ = stream.read(&mut [0; wire::VERDICT]).await;
             }

@@ -12,7 +12,7 @@ use std::task::Waker;
 use std::time::Instant;
 
 use super::timer::Timer;
-use crate::channel::{ChannelId, Detached, Loop, LoopLater, TransportError};
+use crate::channel::{ChannelId, Deferred, Detached, Loop, TransportError};
 use crate::panics::{Panics, catch};
 use crate::sync::{Mutex, MutexGuard};
 use crate::trace;
@@ -48,7 +48,7 @@ pub struct State<B> {
     /// When the connections are asked for next, on a device that completes nothing when they end.
     pub(super) next_check: Option<Instant>,
     /// An empty list that has room.
-    spare: Option<Box<LoopLater<B>>>,
+    spare: Option<Box<Deferred<B>>>,
 }
 
 impl<B> State<B> {
@@ -167,7 +167,7 @@ impl<B: Send + 'static> sealed::Share<B> for Locked<B> {
 /// Gives the loop back, then wakes the tasks that are to be woken, and drops the buffers that nobody asks for.
 #[inline(always)]
 pub(super) fn release<S: Share>(share: &S, mut guard: S::Guard<'_>) {
-    if !guard.core.later().is_empty() {
+    if !guard.core.deferred().is_empty() {
         release_and_wake(share, guard);
     }
 }
@@ -177,9 +177,9 @@ pub(super) fn release<S: Share>(share: &S, mut guard: S::Guard<'_>) {
 pub(super) fn release_and_wake<S: Share>(share: &S, mut guard: S::Guard<'_>) {
     let state = &mut *guard;
     let spare = state.spare.take().unwrap_or_default();
-    let mut later = mem::replace(state.core.later(), spare);
+    let mut deferred = mem::replace(state.core.deferred(), spare);
     drop(guard);
-    let rest = Rest(&mut later);
+    let rest = Rest(&mut deferred);
     while let Some((channel, error)) = rest.0.failed.pop() {
         stop(share, channel, error);
     }
@@ -188,17 +188,17 @@ pub(super) fn release_and_wake<S: Share>(share: &S, mut guard: S::Guard<'_>) {
     }
     drop(rest);
     // Both are empty: no code of the program's runs.
-    let other = share.lock().spare.replace(later);
+    let other = share.lock().spare.replace(deferred);
     drop(other);
 }
 
 /// Wakers that are still to be woken when one has panicked, and buffers to be dropped.
-struct Rest<'a, B>(&'a mut LoopLater<B>);
+struct Rest<'a, B>(&'a mut Deferred<B>);
 
 impl<B> Drop for Rest<'_, B> {
     #[inline]
     fn drop(&mut self) {
-        let LoopLater { woken, dropped, .. } = &mut *self.0;
+        let Deferred { woken, dropped, .. } = &mut *self.0;
         if !woken.is_empty() || !dropped.is_empty() {
             let mut panics = Panics::default();
             woken.drain(..).for_each(|waker| panics.catch(|| waker.wake()));
