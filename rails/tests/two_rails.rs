@@ -6,11 +6,13 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What both machines run first. The two devices have links of their own on the one wire to the other machine.
+/// What both machines run first. The two devices have links of their own on the one wire to the other machine, and
+/// neither answers for the other's address. Their random numbers are the same, and so would be the links' own addresses.
 const PRELUDE: &str = "set -eu; node=$IBVERBS_VM_NODE; \
-    ip link add link eth0 name rail1 type macvlan mode bridge; ip addr add 10.79.0.$node/24 dev rail1; \
+    for file in arp_ignore arp_announce; do echo 2 >/proc/sys/net/ipv4/conf/all/$file; done; \
+    ip link add link eth0 name rail1 address 52:54:00:79:00:0$node type macvlan mode bridge; ip addr add 10.79.0.$node/24 dev rail1; \
     ip link set rail1 up; rdma link add rxe2 type rxe netdev rail1; cd /tmp; \
-    file() { yes 'a line of the file' | head -c 60000000; }; \
+    file() { yes 'a line of the file' | head -c 200000000; }; \
     rcopy() { timeout 240 \"$RCOPY\" \"$1\" -d rxe1 -d rxe2 \"${@:2}\"; }; ";
 
 fn example() -> String {
@@ -41,7 +43,7 @@ fn pair(first: &str, second: &str) -> String {
 #[test]
 fn a_rail_goes_down_and_up_in_mid_copy() {
     let receiver = "rcopy receive copy 2>log & pid=$!; \
-         until [ -s copy.part ]; do sleep 0.1; done; ip link set rail1 down; \
+         until [ -s copy.part ] && grep -q 'rail rxe2 is up' log; do sleep 0.1; done; ip link set rail1 down; \
          until grep -q 'rail rxe2 is down' log; do kill -0 $pid || { cat log; exit 1; }; sleep 0.1; done; ip link set rail1 up; \
          wait $pid || { cat log; exit 1; }; cat log; file | cmp - copy; echo 'the copy is the same'";
     let sender = "file >original; rcopy send original $IBVERBS_VM_PEER 2>&1";

@@ -33,8 +33,12 @@ impl Bars {
             bar.set_prefix(name.to_owned());
             Ok((name.to_owned(), bar))
         };
-        let rails = rails.devices().map(rail).collect::<Result<_>>()?;
-        Ok(Self { whole, rails, peer })
+        let bars = rails.devices().map(rail).collect::<Result<_>>()?;
+        let bars = Self { whole, rails: bars, peer };
+        for (device, _) in rails.rails_up(peer).iter().enumerate().filter(|(_, is_up)| **is_up) {
+            bars.note(&Event::RailUp { peer, device });
+        }
+        Ok(bars)
     }
 
     pub(crate) fn update(&self, rails: &Rails, done: u64) {
