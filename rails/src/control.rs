@@ -156,8 +156,11 @@ impl Control {
         Ok(())
     }
 
-    /// The next frame, if all of it is there.
+    /// The next frame, if all of it is there. A peer that does not read what it is told is not listened to.
     pub(crate) fn receive(&mut self) -> io::Result<Option<Frame>> {
+        if self.output.len() > MAX_FRAME {
+            return Ok(None);
+        }
         loop {
             if let Some(frame) = self.parse()? {
                 return Ok(Some(frame));

@@ -3,7 +3,9 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
+use std::mem;
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
@@ -104,7 +106,7 @@ impl Drop for Ends {
         shared.has_ended = true;
         let waiting = std::mem::take(&mut shared.waiting);
         drop(shared);
-        waiting.into_iter().for_each(Waker::wake);
+        wake_all(waiting);
     }
 }
 
@@ -211,6 +213,8 @@ impl AsyncRails {
         is_it: impl Fn(&Event) -> bool,
     ) -> Result<Option<Event>> {
         let event = poll_fn(|cx| {
+            // Code of the program's, like the drop of it: not while the lock is held.
+            let waker = cx.waker().clone();
             let mut shared = lock(&self.shared);
             if let Some(place) = shared.events.iter().position(&is_it) {
                 return Poll::Ready(Ok(shared.events.remove(place)));
@@ -221,8 +225,8 @@ impl AsyncRails {
             if of.is_some_and(|peer| !shared.peers.contains(&peer)) {
                 return Poll::Ready(Ok(None));
             }
-            if !shared.waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
-                shared.waiting.push(cx.waker().clone());
+            if !shared.waiting.iter().any(|other| other.will_wake(&waker)) {
+                shared.waiting.push(waker);
             }
             Poll::Pending
         });
@@ -295,8 +299,8 @@ impl RailsDriver {
     /// Does what the handles ask for, and what the rails have to do, until all handles are dropped. Then it returns the
     /// rails; events that no handle has taken are lost.
     ///
-    /// `poll_readable` waits for the [descriptor](Self::descriptor) as the runtime does it: it returns [`Poll::Ready`] if
-    /// that may have become readable since the last call, and otherwise has the task woken then.
+    /// `poll_readable` waits for the [descriptor](Self::descriptor) as the runtime does it. It returns [`Poll::Ready`] if the
+    /// descriptor may have become readable since it was called last. If not, it has the task woken when that happens.
     ///
     /// If it is dropped, the peers are gone, and all futures of the handles end.
     ///
@@ -369,7 +373,17 @@ impl RailsDriver {
         }
         let waiting = std::mem::take(&mut shared.waiting);
         drop(shared);
-        waiting.into_iter().for_each(Waker::wake);
+        wake_all(waiting);
+    }
+}
+
+/// Wakes all, also if the waker of one panics. That ends here: it was told when it began.
+fn wake_all(waiting: Vec<Waker>) {
+    for waker in waiting {
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+            // Dropping it may panic again.
+            mem::forget(payload);
+        }
     }
 }
 
