@@ -79,7 +79,7 @@ impl<C: Connect> Client<C> {
                 if !matches!(done, Ok(Ok(_))) {
                     self.session = None;
                 }
-                done?.map_err(|failed| failed.error)?;
+                done??;
                 Ok(Some(region.to_vec()))
             }
             Message::Refused(reason) => Err(reason.into()),
@@ -129,7 +129,7 @@ impl<C: Connect> Client<C> {
                 tokio::try_join!(session.channel.receive(room), session.channel.send(buffer))?;
             Ok::<_, OperationError<AnyBuffer>>(received)
         };
-        let received = timeout(PATIENCE, exchange).await?.map_err(|failed| failed.error)?;
+        let received = timeout(PATIENCE, exchange).await??;
         self.session = Some(session);
         message(received)
     }

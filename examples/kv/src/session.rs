@@ -39,7 +39,7 @@ pub(crate) async fn serve(
             biased;
             // A receive that is dropped here loses no message.
             received = session.channel.receive(buffer) => {
-                message(received.map_err(|failed| failed.error)?)?
+                message(received?)?
             }
             () = has_closed(&mut stream) => return Ok(()),
             () = has_stopped(&mut stopping) => {
@@ -102,7 +102,7 @@ impl Session {
         buffer.set_len(length)?;
         // Now, not when the send has completed: the client may have gone by then, with its answer.
         self.shared.requests.fetch_add(1, Ordering::Relaxed);
-        self.channel.send(buffer).await.map_err(|failed| failed.error)?;
+        self.channel.send(buffer).await?;
         Ok(())
     }
 
@@ -135,7 +135,7 @@ impl Session {
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
         let region = Arc::new(SharedMemoryRegion::new(&self.shared.domain, length, access)?);
         let range = SharedMemoryRange::new(region.clone(), ..)?;
-        self.channel.read(range, remote).await.map_err(|failed| failed.error)?;
+        self.channel.read(range, remote).await?;
         Ok(region)
     }
 }
