@@ -150,7 +150,9 @@ impl Allocation {
             progress(done.fetch_add(len, Ordering::Relaxed) + len);
         };
         thread::scope(|scope| {
-            let others: Vec<_> = (1..threads.min(parts)).map(|_| scope.spawn(work)).collect();
+            // If there is no thread, the others do its part.
+            let spawn = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
+            let others: Vec<_> = (1..threads.min(parts)).map_while(spawn).collect();
             let own = work();
             let results = others.into_iter().map(|thread| {
                 thread.join().unwrap_or_else(|payload| panic::resume_unwind(payload))
