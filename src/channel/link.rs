@@ -149,7 +149,7 @@ impl<'res> Link<'res> {
     }
 
     /// Whether the queue pair is in INIT, where receives may be in flight.
-    fn is_receiving(&self) -> bool {
+    pub(super) fn is_receiving(&self) -> bool {
         self.stage == Stage::Receiving && self.core.table.is_open_for_receives()
     }
 

@@ -34,6 +34,7 @@ mod stop;
 mod wait;
 mod window;
 mod window_list;
+mod window_requests;
 
 pub use blocking::ChannelUntil;
 pub use builder::ChannelBuilder;
@@ -42,7 +43,7 @@ pub use channel_set::{ChannelSet, PeerResults, SetScope};
 pub use error::{ScopeError, TransportError, TransportResult};
 pub use event_loop::{ChannelId, Ended, Loop, LoopBuffer};
 #[cfg(feature = "async")]
-pub(crate) use event_loop::{Deferred, Detached};
+pub(crate) use event_loop::{Deferred, Detached, Doomed};
 #[cfg(feature = "async")]
 pub(crate) use in_flight::Queue;
 pub use operation_error::{OperationError, OwnedResult};
@@ -55,7 +56,8 @@ pub use request::{IntoReceive, IntoSend, WorkRequest};
 pub use scope::Scope;
 pub use scoped_work::ScopedPendingWork;
 pub(crate) use wait::DEVICE_CHECK_PERIOD;
-pub use window::{ScopedWindow, WindowError, WindowRequests};
+pub use window::{ScopedWindow, WindowError};
+pub use window_requests::WindowRequests;
 
 use std::net::TcpStream;
 

@@ -11,8 +11,8 @@ use std::task::{Wake, Waker};
 use std::thread;
 
 use ibverbs::{
-    AsyncChannel, Local, Locked, PooledBuffer, Reactor, SendWorkRequest, Share, SharedMemoryRegion,
-    TransportError, ffi,
+    AsyncChannel, Channel, Local, Locked, MaxRnrRetries, PooledBuffer, Reactor, SendWorkRequest,
+    Share, SharedMemoryRegion, TransportError, ffi,
 };
 use ibverbs_function_device::{Kind, Progress};
 
@@ -235,6 +235,68 @@ both! {
         assert_eq!(rig.two.in_flight(), 2);
         drop(waiting);
         rig.finish();
+    }
+
+    /// Who takes a message without posting a receive makes room for the one of another task.
+    fn who_takes_a_message_wakes_who_waits_for_room() -> R {
+        let rig = R::<S>::with(|builder| builder.max_recv_wr(1));
+        let count = Arc::new(Count::default());
+        rig.two.post_receive(rig.buffer(0)).unwrap();
+        let mut next = Box::pin(rig.two.next_message());
+        assert!(poll(&mut next).is_none());
+        let mut held = rig.two.receive(rig.buffer(0));
+        assert!(poll_in(&mut held, &count).is_none());
+        for byte in 1..=2 {
+            let mut send = posted(rig.one.send(rig.buffer(byte)));
+            rig.serve();
+            if byte == 1 {
+                assert_eq!(poll(&mut next).expect("it has arrived").unwrap().0[0], 1);
+                assert_eq!(count.get(), 1, "it is woken to post its receive");
+                assert!(poll_in(&mut held, &count).is_none());
+            }
+            poll(&mut send).unwrap().unwrap();
+        }
+        assert_eq!(poll(&mut held).expect("it has arrived").unwrap().0[0], 2);
+        drop((next, held));
+        rig.finish();
+    }
+
+    /// Receives of a channel that is not connected: one that may have been queued though its post failed, and those of an
+    /// attempt that could not be taken back then. Their buffers come back, and the channel can be connected.
+    fn early_receives_that_end_give_their_buffers_back() -> R {
+        for is_reset_late in [false, true] {
+            let rig = R::<S>::new();
+            let prepare = || {
+                let builder = Channel::builder(&rig.domain).max_send_wr(4).max_recv_wr(4).access(ALL);
+                rig.reactor.prepare(builder.max_rnr_retries(MaxRnrRetries::UNLIMITED)).unwrap()
+            };
+            let (mut one, two) = (prepare(), prepare());
+            let (to_one, to_two) = (one.endpoint(), two.endpoint());
+            one.post_receive(rig.buffer(1)).unwrap();
+            if is_reset_late {
+                rig.device.fail("modify_qp").errno(libc::EIO).always();
+                one = one.handshake(to_two).unwrap_err().object;
+                rig.device.clear_faults();
+                assert_eq!(rig.out(), 1, "the device may use it");
+            } else {
+                lost_doorbell::fail_next_receive();
+                let failed = one.post_receive(rig.buffer(2)).unwrap_err();
+                assert_eq!(failed.error.raw_os_error(), Some(libc::EACCES));
+                assert!(failed.buffer.is_none());
+                assert_eq!(rig.out(), 0, "both have ended");
+            }
+            one.post_receive(rig.buffer(3)).unwrap();
+            assert_eq!(rig.out(), 1);
+            let (one, two) = (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap());
+            assert_eq!(one.in_flight(), 1);
+            let mut send = posted(two.send(rig.buffer(4)));
+            rig.serve();
+            poll(&mut send).unwrap().unwrap();
+            assert_eq!(poll(&mut Box::pin(one.next_message())).unwrap().unwrap().0[..], [4; LEN]);
+            drop(send);
+            drop((one, two));
+            rig.finish();
+        }
     }
 
     /// What wakers do is their own affair: they are cloned, woken and dropped while nothing is borrowed.

@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use super::Loop;
 use super::ended::{ChannelId, REMOVED, STOPPED};
-use super::table::{NEVER_FREE, State, Table};
+use super::slots::{NEVER_FREE, State};
+use super::table::Table;
 #[cfg(doc)]
 use crate::channel::core::Core;
 use crate::channel::error::TransportError;
@@ -19,10 +20,16 @@ use crate::state_error::StateError;
 /// A channel that has a place in a loop, but is not in it. Its slots stay; what the device has of them ends as ever.
 pub(crate) struct Detached<'res> {
     pub(crate) id: ChannelId,
+    pub(crate) channel: PreparedChannel<'res>,
+}
+
+/// A channel that is to be destroyed. Its id names none any more.
+pub(crate) struct Doomed<'res> {
+    index: usize,
+    link: Link<'res>,
     is_in_flight: bool,
     /// Its receives are shared.
     shares: bool,
-    pub(crate) channel: PreparedChannel<'res>,
 }
 
 /// What has become of a channel.
@@ -34,16 +41,23 @@ pub(crate) struct Destroyed {
 }
 
 impl Detached<'_> {
-    /// `ibv_modify_qp`: connects the channel. Returns whether what was posted has ended with a failure.
-    pub(crate) fn connect(&mut self, remote: &QueuePairEndpoint) -> (Result<()>, bool) {
-        let link = self.channel.link_mut();
-        let connected = link.connect(remote);
-        (connected, link.is_reset())
+    /// `ibv_modify_qp`: lets receives be posted.
+    pub(crate) fn open_receives(&mut self) -> (Result<()>, bool) {
+        step(self.channel.link_mut(), Link::open_receives)
     }
 
-    /// `ibv_modify_qp`: lets receives be posted.
-    pub(crate) fn open_receives(&mut self) -> Result<()> {
-        self.channel.link_mut().open_receives()
+    /// `ibv_modify_qp`: connects the channel.
+    pub(crate) fn connect(&mut self, remote: &QueuePairEndpoint) -> (Result<()>, bool) {
+        step(self.channel.link_mut(), |link| link.connect(remote))
+    }
+
+    /// The caller has taken the queue pair to INIT.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn open_receives_of_init(&mut self) -> (Result<()>, bool) {
+        step(self.channel.link_mut(), |link| {
+            link.open_receives_of_init();
+            Ok(())
+        })
     }
 
     /// `ibv_modify_qp`, `ibv_create_qp`: gets it ready for another connection, with another queue pair. Returns whether
@@ -52,12 +66,6 @@ impl Detached<'_> {
         let link = self.channel.link_mut();
         let _ = link.reset();
         link.is_reset()
-    }
-
-    /// The caller has taken the queue pair to INIT.
-    #[cfg(feature = "rdmacm")]
-    pub(crate) fn open_receives_of_init(&mut self) {
-        self.channel.link_mut().open_receives_of_init();
     }
 
     /// `ibv_modify_qp`: ends what the device has. Returns whether that was possible.
@@ -69,20 +77,34 @@ impl Detached<'_> {
     pub(crate) fn check(&self, now: Instant) -> Result<()> {
         self.channel.core().check_device_if_due(now)
     }
+}
 
+/// A step on the way to a connection. Returns also whether what was posted before has ended with it, or with an attempt before
+/// it.
+pub(super) fn step<'res>(
+    link: &mut Link<'res>,
+    step: impl FnOnce(&mut Link<'res>) -> Result<()>,
+) -> (Result<()>, bool) {
+    let was_receiving = link.is_receiving();
+    let done = step(link);
+    let has_ended = if done.is_ok() { !was_receiving } else { link.is_reset() };
+    (done, has_ended)
+}
+
+impl Doomed<'_> {
     /// `ibv_modify_qp`: before it is destroyed, takes the queue pair to ERR, where it takes no more shared receives.
     /// Returns whether its messages are to be [taken](Loop::take_completions) then: a provider may drop completions of a
     /// queue pair that is destroyed.
     pub(crate) fn stop_sharing(&self) -> bool {
-        self.shares && self.channel.core().modify(ffi::ibv_qp_state::IBV_QPS_ERR).is_ok()
+        self.shares && self.link.core.modify(ffi::ibv_qp_state::IBV_QPS_ERR).is_ok()
     }
 
     /// `ibv_modify_qp`, `ibv_destroy_qp`. Nothing else uses the queue pair.
     pub(crate) fn destroy(self) -> Destroyed {
-        let link = self.channel.into_link();
-        let is_reset = self.is_in_flight && link.core.reset().is_ok();
+        let Self { index, link, is_in_flight, .. } = self;
+        let is_reset = is_in_flight && link.core.reset().is_ok();
         let number = link.core.number;
-        Destroyed { index: self.id.index(), number, is_reset, result: link.close() }
+        Destroyed { index, number, is_reset, result: link.close() }
     }
 }
 
@@ -94,7 +116,7 @@ impl<'res, B> Loop<'res, B> {
         mut channel: PreparedChannel<'res>,
     ) -> Result<Detached<'res>, StateError<PreparedChannel<'res>>> {
         match self.place_for(channel.link_mut(), true) {
-            Ok(id) => Ok(Detached { id, is_in_flight: false, shares: false, channel }),
+            Ok(id) => Ok(Detached { id, channel }),
             Err(error) => Err(StateError::new(channel, error)),
         }
     }
@@ -121,12 +143,7 @@ impl<'res, B> Loop<'res, B> {
 
     /// The channel is connected, or on its way there (not `is_connected`) and takes receives.
     pub(crate) fn attach(&mut self, detached: Detached<'res>, is_connected: bool) -> ChannelId {
-        let Detached { id, channel, .. } = detached;
-        if self.table.entries[id.index()].next == [NEVER_FREE; 2] {
-            // What an attempt has left that could not be reset then.
-            self.end_attempt(id);
-            self.drop_messages(id.index());
-        }
+        let Detached { id, channel } = detached;
         self.attach_link(id, channel.into_link());
         self.open(
             id,
@@ -149,8 +166,7 @@ impl<'res, B> Loop<'res, B> {
     /// `None`: it is out already.
     pub(crate) fn take_out(&mut self, channel: ChannelId) -> Option<Detached<'res>> {
         let link = self.members.links[channel.index()].take()?;
-        let channel_of = PreparedChannel::from_link(link);
-        Some(Detached { id: channel, is_in_flight: false, shares: false, channel: channel_of })
+        Some(Detached { id: channel, channel: PreparedChannel::from_link(link) })
     }
 
     /// Refuses further posts with `error`, wakes all that wait, and takes the channel out, to be reset.
@@ -181,12 +197,11 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// Puts a channel back. If it was dropped meanwhile, it is returned, to be destroyed.
-    pub(crate) fn put_back(&mut self, detached: Detached<'res>) -> Option<Detached<'res>> {
-        let Detached { id, channel, .. } = detached;
-        if self.table.asides[id.index()].is_dropped {
-            return Some(self.detach_link(id.index(), channel.into_link()));
+    pub(crate) fn put_back(&mut self, detached: Detached<'res>) -> Option<Doomed<'res>> {
+        if self.table.asides[detached.id.index()].is_dropped {
+            return Some(self.give_up(detached));
         }
-        self.attach_link(id, channel.into_link());
+        self.attach_link(detached.id, detached.channel.into_link());
         None
     }
 
@@ -204,9 +219,9 @@ impl<'res, B> Loop<'res, B> {
 
     /// Takes a channel out for ever. Its id names none any more. Its slots stay, until
     /// [`discard`](Self::discard). `None`: it is out, and whoever puts it back gets it.
-    pub(crate) fn detach(&mut self, channel: ChannelId) -> Option<Detached<'res>> {
+    pub(crate) fn detach(&mut self, channel: ChannelId) -> Option<Doomed<'res>> {
         match self.members.links[channel.index()].take() {
-            Some(link) => Some(self.detach_link(channel.index(), link)),
+            Some(link) => Some(self.doom(channel.index(), link)),
             None => {
                 self.table.asides[channel.index()].is_dropped = true;
                 None
@@ -215,17 +230,17 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// As [`detach`](Self::detach), for a channel that is not in the loop.
-    pub(crate) fn give_up(&mut self, detached: Detached<'res>) -> Detached<'res> {
-        self.detach_link(detached.id.index(), detached.channel.into_link())
+    pub(crate) fn give_up(&mut self, detached: Detached<'res>) -> Doomed<'res> {
+        self.doom(detached.id.index(), detached.channel.into_link())
     }
 
     /// Destroys a channel. Its id names none any more.
     pub(super) fn end(&mut self, index: usize, link: Link<'res>) -> Result<()> {
-        let detached = self.detach_link(index, link);
-        self.end_detached(detached.destroy())
+        let doomed = self.doom(index, link);
+        self.end_doomed(doomed.destroy())
     }
 
-    fn detach_link(&mut self, index: usize, link: Link<'res>) -> Detached<'res> {
+    fn doom(&mut self, index: usize, link: Link<'res>) -> Doomed<'res> {
         let table = &mut self.table;
         let slots = table.entries[index].slots();
         let generation = table.entries[index].generation;
@@ -236,11 +251,11 @@ impl<'res, B> Loop<'res, B> {
         // Whoever destroys the queue pair changes the core.
         table.asides[index].core = None;
         let (is_in_flight, shares) = (table.in_flight(slots) > 0, table.asides[index].shares);
-        Detached { id, is_in_flight, shares, channel: PreparedChannel::from_link(link) }
+        Doomed { index, link, is_in_flight, shares }
     }
 
-    /// Gives the slots of a channel back that was detached, with its result.
-    fn end_detached(&mut self, destroyed: Destroyed) -> Result<()> {
+    /// Gives the slots of a channel back, with the result of its end.
+    fn end_doomed(&mut self, destroyed: Destroyed) -> Result<()> {
         let Destroyed { index, number, is_reset, result } = destroyed;
         let Self { table, members, .. } = self;
         let entry = &table.entries[index];
@@ -266,12 +281,12 @@ impl<'res, B> Loop<'res, B> {
         result
     }
 
-    /// Gives the slots of a channel back that was detached, and the results that nobody asks for any more, with their
+    /// As [`end_doomed`](Self::end_doomed), and gives up the results that nobody asks for any more, with their
     /// wakers.
     pub(crate) fn discard(&mut self, destroyed: Destroyed) {
         let index = destroyed.index;
         // It is leaked then.
-        let _ = self.end_detached(destroyed);
+        let _ = self.end_doomed(destroyed);
         self.drop_messages(index);
         for slot in self.table.entries[index].slots() {
             self.table.deferred.woken.extend(self.table.outcomes[slot as usize].waker.take());

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::thread;
 
 use super::Loop;
+use super::detached::step;
 use super::ended::{ChannelId, STOPPED};
-use super::table::{Aside, Entry, NEVER_FREE, Outcome, Slot, State, Table};
+use super::slots::{NEVER_FREE, Outcome, Slot, State};
+use super::table::{Aside, Entry, Table};
 use crate::channel::Channel;
 #[cfg(doc)]
 use crate::channel::TransportError;
@@ -130,17 +132,17 @@ impl<'res, B> Loop<'res, B> {
         if link.core.table.is_open() {
             return Err(Error::invalid(VERB, "the channel is connected"));
         }
-        let connected = link.connect(&remote);
-        let is_reset = link.is_reset();
-        match connected {
-            Ok(()) => self.open(channel, &[Queue::Send, Queue::Receive]),
-            Err(_) if is_reset => self.end_attempt(channel),
-            Err(_) => {}
+        let (connected, has_ended) = step(link, |link| link.connect(&remote));
+        if has_ended {
+            self.end_attempt(channel);
+        }
+        if connected.is_ok() {
+            self.open(channel, &[Queue::Send, Queue::Receive]);
         }
         connected
     }
 
-    /// An attempt to connect has failed, and the queue pair is in RESET.
+    /// What was posted to the channel has ended, with an attempt to connect.
     pub(super) fn end_attempt(&mut self, channel: ChannelId) {
         let entry = &mut self.table.entries[channel.index()];
         entry.next = [NEVER_FREE; 2];

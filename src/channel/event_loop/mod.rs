@@ -8,6 +8,7 @@ mod members;
 mod numbers;
 mod post;
 mod shared;
+mod slots;
 mod table;
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
 mod tasks;
@@ -21,9 +22,9 @@ use std::time::Instant;
 pub use ended::{ChannelId, Ended, LoopBuffer};
 
 #[cfg(feature = "async")]
-pub(crate) use detached::Detached;
+pub(crate) use detached::{Detached, Doomed};
 use members::Members;
-pub(in crate::channel) use table::ONE;
+pub(in crate::channel) use slots::ONE;
 use table::Table;
 #[cfg(feature = "async")]
 pub(crate) use tasks::Deferred;

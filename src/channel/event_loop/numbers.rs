@@ -59,7 +59,7 @@ impl Numbers {
         Ok(())
     }
 
-    /// Sets the inbox of a number, for which there is room.
+    /// Sets the channel of a number, for which there is room.
     pub(super) fn insert(&mut self, number: u32, channel: usize) {
         let at = self.position(number);
         if self.entries[at].replace((number, channel)).is_none() {

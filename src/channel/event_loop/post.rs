@@ -5,7 +5,8 @@ use std::mem::ManuallyDrop;
 
 use super::Loop;
 use super::ended::{ChannelId, LoopBuffer};
-use super::table::{Aside, Entry, NEVER_FREE, ONE, State};
+use super::slots::{NEVER_FREE, ONE, State};
+use super::table::{Aside, Entry};
 use crate::channel::credits::NO_CREDIT;
 use crate::channel::error::TransportError;
 use crate::channel::in_flight::Queue;

@@ -8,117 +8,21 @@
 //! channel that is removed) is put into the list of those that have ended. While that has one, nothing is left of what was
 //! polled, so results come in the order of their completions. The operations of tasks keep their results in their slots.
 
-use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::task::Waker;
 
 use super::ended::{ChannelId, Ended, result};
 use super::numbers::Numbers;
 use super::shared::ANY;
+use super::slots::{List, NEVER_FREE, Outcome, Slot, State};
 use super::tasks::{Deferred, Lines, Receiving, Waiters};
 use crate::channel::core::Core;
 use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::in_flight::Queue;
 use crate::channel::operation::{Limits, Prepared, Target};
 use crate::channel::sink::{BATCH, Batch, PollCq, count};
-use crate::channel::slot::NO_SLOT;
 use crate::channel::window_list::WindowList;
 use crate::ffi;
-
-/// What a generation adds to a number.
-pub(in crate::channel) const ONE: u64 = 1 << 32;
-
-/// The slot of no channel, which is never free: the next one of a queue that has no slots, or may not be posted to yet.
-pub(super) const NEVER_FREE: u32 = 0;
-
-/// The state of a slot and its operation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub(super) enum State {
-    /// The device has the request, and `next_ended` returns it.
-    Token,
-    /// The same, and it has a completion only if it fails, or is the last of its window.
-    Window,
-    /// The device has the request of a future.
-    Task,
-    /// The same; the future was dropped.
-    Abandoned,
-    /// The device has a receive, whose message any task of the channel takes.
-    Message,
-    /// The device has a write without a buffer, and only its failure counts.
-    Probe,
-    /// The reads of the peer's credits, one after the other: the channel's `Credits` have their number.
-    Credits,
-    /// It has ended, and is in the list of those.
-    Ended,
-    /// It has ended, and its future takes it.
-    Done,
-    /// It has ended, and is in the list of its channel's messages.
-    Arrived,
-    Free,
-    /// The queue pair could not be destroyed: the device may use the buffer for ever.
-    Leaked,
-}
-
-impl State {
-    /// Whether the device may have the request.
-    pub(super) fn is_in_flight(self) -> bool {
-        self as u8 <= Self::Probe as u8
-    }
-}
-
-/// Room for one operation.
-pub(super) struct Slot<B> {
-    /// The number of the request, or the last one.
-    pub(super) number: u64,
-    pub(super) token: u64,
-    pub(super) channel: ChannelId,
-    pub(super) queue_pair: u32,
-    /// The next slot of the ring of its queue.
-    pub(super) next: u32,
-    /// In a window, or in a list of operations that have ended: the next one.
-    pub(super) link: u32,
-    /// Of the last of a window: the first of those that have not ended.
-    pub(super) first: u32,
-    /// The generations up to this one are of earlier channels, or connections.
-    pub(super) begun: u32,
-    pub(super) state: State,
-    /// It is there in all states but `Free`, `Probe` and `Credits`.
-    pub(super) buffer: MaybeUninit<B>,
-}
-
-impl<B> Slot<B> {
-    pub(super) fn new(index: u32, state: State) -> Self {
-        Self {
-            number: index.into(),
-            token: 0,
-            channel: ChannelId { index: NO_SLOT, generation: 0 },
-            queue_pair: 0,
-            next: index,
-            link: NO_SLOT,
-            first: NO_SLOT,
-            begun: 0,
-            state,
-            buffer: MaybeUninit::uninit(),
-        }
-    }
-
-    fn generation(&self) -> u32 {
-        (self.number >> 32) as u32
-    }
-
-    /// From now on, all its numbers are of an earlier channel.
-    pub(super) fn end_connection(&mut self) {
-        self.begun = self.generation();
-    }
-
-    /// Whether a request with this number was posted before the present connection.
-    fn is_earlier(&self, number: u64) -> bool {
-        let ago = self.begun.wrapping_sub((number >> 32) as u32);
-        ago < self.begun.min(1 << 31)
-    }
-}
 
 /// What is needed of a channel to post.
 #[repr(align(64))]
@@ -154,36 +58,6 @@ pub(super) struct Aside {
     pub(super) is_draining: bool,
     /// It was dropped while it was out of the loop: whoever puts it back destroys it.
     pub(super) is_dropped: bool,
-}
-
-/// A list through the slots of operations that have ended.
-#[derive(Clone, Copy)]
-pub(super) struct List {
-    pub(super) first: u32,
-    /// Unless there is none.
-    last: u32,
-}
-
-impl Default for List {
-    fn default() -> Self {
-        Self { first: NO_SLOT, last: NO_SLOT }
-    }
-}
-
-impl List {
-    pub(super) fn is_empty(self) -> bool {
-        self.first == NO_SLOT
-    }
-
-    fn push<B>(&mut self, slots: &mut [Slot<B>], index: u32) {
-        slots[index as usize].link = NO_SLOT;
-        if self.is_empty() {
-            self.first = index;
-        } else {
-            slots[self.last as usize].link = index;
-        }
-        self.last = index;
-    }
 }
 
 impl Entry {
@@ -238,17 +112,6 @@ pub(super) struct Table<B> {
     pub(super) is_of_tasks: bool,
     /// Why nothing can be posted on any channel any more.
     pub(super) stopped: Option<TransportError>,
-}
-
-/// What a slot keeps of an operation that its owner asks for.
-#[derive(Default)]
-pub(super) struct Outcome {
-    /// Of an operation that has ended.
-    pub(super) completion: ffi::ibv_wc,
-    /// Of a shared receive: the channel that the message came on.
-    pub(super) channel: Option<ChannelId>,
-    /// Of the task that waits for it.
-    pub(super) waker: Option<Waker>,
 }
 
 impl<B> Table<B> {

@@ -8,7 +8,8 @@ use std::task::Waker;
 use super::Loop;
 use super::ended::{ChannelId, Ended, LoopBuffer};
 use super::post::queue_index;
-use super::table::{Aside, NEVER_FREE, Slot, State, Table};
+use super::slots::{NEVER_FREE, Slot, State};
+use super::table::{Aside, Table};
 use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::in_flight::Queue;
 use crate::channel::owned_buffer::OwnedBuffer;
@@ -175,6 +176,17 @@ impl<B> Loop<'_, B> {
         let aside = &table.asides[channel.index()];
         if !aside.messages.is_empty() {
             table.wake_first(channel.index(), Queue::Receive);
+        }
+    }
+
+    /// Wakes who can go on when a task has taken a message: the next, if there is one for it, or all that have buffers for
+    /// which there is room now.
+    #[inline]
+    pub(crate) fn wake_after_message(&mut self, channel: ChannelId) {
+        if self.receiving(channel).held > 0 {
+            self.wake_all_in_line(channel, Queue::Receive);
+        } else {
+            self.wake_receiver(channel);
         }
     }
 
@@ -345,7 +357,7 @@ impl<B> Loop<'_, B> {
         self.queue.context().is_iwarp()
     }
 
-    /// The channels of which the device has sends, writes, reads or atomics.
+    /// The channels of which the device has operations.
     #[cold]
     pub(crate) fn busy_channels(&self) -> Vec<ChannelId> {
         let mut channels = self.channels();

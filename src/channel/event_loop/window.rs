@@ -4,7 +4,8 @@ use std::mem::ManuallyDrop;
 
 use super::Loop;
 use super::ended::{ChannelId, LoopBuffer, STOPPED};
-use super::table::{ONE, State, Table};
+use super::slots::{ONE, State};
+use super::table::Table;
 use crate::channel::credits::NO_CREDIT;
 use crate::channel::error::TransportError;
 use crate::channel::in_flight::Queue;

@@ -229,7 +229,8 @@ impl<S: Share> AsyncChannel<S> {
             let waker = cx.waker().clone();
             let mut guard = self.share.lock();
             if let Some(message) = guard.core.take_message(self.id) {
-                drop(guard);
+                guard.core.wake_after_message(self.id);
+                release(&self.share, guard);
                 return Poll::Ready(outcome(self, message));
             }
             match guard.core.why_stopped(self.id) {

@@ -58,8 +58,9 @@ impl<S: Share> PreparedAsyncChannel<S> {
     /// peer comes before its receive. The channel hands the messages out by [`AsyncChannel::receive`], in order, and keeps
     /// as many receives posted as if they had been posted by [`AsyncChannel::post_receive`].
     ///
-    /// A handshake that fails ends them, and their buffers are dropped: post receives again for the next attempt. If what is
-    /// not connected is dropped, so are the buffers, when the device is done with them.
+    /// A handshake that fails ends them, and so does a post that fails though the device may have it: their buffers are dropped,
+    /// and receives are posted again for the next attempt. If what is not connected is dropped, so are the buffers, when the
+    /// device is done with them.
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs a peer
@@ -84,18 +85,40 @@ impl<S: Share> PreparedAsyncChannel<S> {
         S::Buffer: LoopBuffer<D::Kept>,
     {
         let request = ReceiveWorkRequest::new(buffer);
-        let opened = self.detached_mut().open_receives();
-        let posted = match opened {
-            Err(error) => Err(Refused { error: error.into(), request: Some(request) }),
-            Ok(()) => {
-                let Self { share, detached } = self;
-                let detached = detached.as_ref().expect("not connected");
-                let mut guard = share.lock();
-                guard.core.open_for_receives(detached);
-                guard.core.post_for_message(detached.id, request)
-            }
-        };
+        if let Err(error) = self.advance(Detached::open_receives) {
+            return Err(Refused { error: error.into(), request: Some(request) }.into());
+        }
+        let Self { share, detached } = self;
+        let detached = detached.as_ref().expect("not connected");
+        let mut guard = share.lock();
+        guard.core.open_for_receives(detached);
+        let posted = guard.core.post_for_message(detached.id, request);
+        drop(guard);
+        if posted.as_ref().is_err_and(|refused| refused.request.is_none()) && detached.try_reset() {
+            // The device may have had it, and nobody would have got its message.
+            self.forget();
+        }
         Ok(posted?)
+    }
+
+    /// A step on the way to a connection.
+    fn advance(
+        &mut self,
+        step: impl FnOnce(&mut Detached<'static>) -> (Result<()>, bool),
+    ) -> Result<()> {
+        let (done, has_ended) = step(self.detached_mut());
+        if has_ended {
+            self.forget();
+        }
+        done
+    }
+
+    /// What was posted has ended.
+    fn forget(&mut self) {
+        let id = self.detached_mut().id;
+        let mut guard = self.share.lock();
+        guard.core.forget_attempt(id);
+        release_quietly(&self.share, guard);
     }
 
     /// `ibv_modify_qp`: connects the channel to the peer's. See [`PreparedChannel::handshake`].
@@ -181,27 +204,18 @@ impl<S: Share> Handshake for PreparedAsyncChannel<S> {
     }
 
     fn handshake(mut self, remote: QueuePairEndpoint) -> Result<Self, StateError<Self>> {
-        let detached = self.detached_mut();
-        let id = detached.id;
-        let (connected, is_reset) = detached.connect(&remote);
-        let Err(error) = connected else { return Ok(self) };
-        if is_reset {
-            let mut guard = self.share.lock();
-            guard.core.forget_attempt(id);
-            release_quietly(&self.share, guard);
+        match self.advance(|detached| detached.connect(&remote)) {
+            Ok(()) => Ok(self),
+            Err(error) => Err(StateError::new(self, error)),
         }
-        Err(StateError::new(self, error))
     }
 
     fn take_back(mut shaken: Self) -> Self {
         let number = shaken.endpoint().num();
         if shaken.detached_mut().reset() {
-            let Self { share, detached } = &mut shaken;
-            let detached = detached.as_ref().expect("not connected");
-            let mut guard = share.lock();
-            guard.core.forget_attempt(detached.id);
-            guard.core.renew(detached, number);
-            release_quietly(share, guard);
+            shaken.forget();
+            let Self { share, detached } = &shaken;
+            share.lock().core.renew(detached.as_ref().expect("not connected"), number);
         }
         shaken
     }
@@ -217,7 +231,8 @@ impl<S: Share> Handshake for PreparedAsyncChannel<S> {
 
     #[cfg(feature = "rdmacm")]
     fn into_connected(mut self) -> AsyncChannel<S> {
-        self.detached_mut().open_receives_of_init();
+        // Nothing fails in it.
+        let _ = self.advance(Detached::open_receives_of_init);
         self.attach(false)
     }
 }

@@ -182,12 +182,7 @@ where
         let AsyncChannel { share, id, .. } = self.channel;
         self.stage = Stage::Over;
         self.post_held(&mut guard);
-        if guard.core.receiving(*id).held > 0 {
-            // There is room for a buffer of one of them.
-            guard.core.wake_all_in_line(*id, Queue::Receive);
-        } else {
-            guard.core.wake_receiver(*id);
-        }
+        guard.core.wake_after_message(*id);
         release(share, guard);
         drop(own);
         Poll::Ready(outcome(self.channel, message))

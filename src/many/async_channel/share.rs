@@ -12,7 +12,7 @@ use std::task::Waker;
 use std::time::Instant;
 
 use super::timer::Timer;
-use crate::channel::{ChannelId, Deferred, Detached, Loop, TransportError};
+use crate::channel::{ChannelId, Deferred, Detached, Doomed, Loop, TransportError};
 use crate::panics::{Panics, catch};
 use crate::sync::{Mutex, MutexGuard};
 use crate::trace;
@@ -238,13 +238,13 @@ pub(super) fn put_back<S: Share>(share: &S, detached: Detached<'static>, is_rese
 }
 
 /// Destroys a channel.
-pub(super) fn destroy<S: Share>(share: &S, detached: Detached<'static>) {
-    if detached.stop_sharing() {
+pub(super) fn destroy<S: Share>(share: &S, doomed: Doomed<'static>) {
+    if doomed.stop_sharing() {
         let mut guard = share.lock();
         guard.core.take_completions();
         release_quietly(share, guard);
     }
-    let destroyed = detached.destroy();
+    let destroyed = doomed.destroy();
     let mut guard = share.lock();
     guard.core.discard(destroyed);
     release_quietly(share, guard);
