@@ -285,10 +285,13 @@ mod tests {
     /// Checks that there are so many requests, each with as many pieces of its own, and each of which leads to the next.
     #[track_caller]
     fn check(list: &WindowList, len: usize, pieces_each: usize) {
-        assert_eq!((list.requests.len(), list.pieces.len()), (len, len * pieces_each));
-        for (index, request) in list.requests.iter().enumerate() {
-            assert_eq!(request.sg_list.cast_const(), &raw const list.pieces[index * pieces_each]);
-            assert_eq!(request.next.cast_const(), &raw const list.requests[(index + 1) % len]);
+        let (requests, pieces) = (&list.requests[..], &list.pieces[..]);
+        assert_eq!((requests.len(), pieces.len()), (len, len * pieces_each));
+        // Miri's time for a reference grows with the number of those before it.
+        let step = if cfg!(miri) { (len / 8).max(1) } else { 1 };
+        for index in (0..len).step_by(step).chain([len - 1]) {
+            assert_eq!(requests[index].sg_list.cast_const(), &raw const pieces[index * pieces_each]);
+            assert_eq!(requests[index].next.cast_const(), &raw const requests[(index + 1) % len]);
         }
     }
 
