@@ -290,7 +290,10 @@ mod tests {
         // Miri's time for a reference grows with the number of those before it.
         let step = if cfg!(miri) { (len / 8).max(1) } else { 1 };
         for index in (0..len).step_by(step).chain([len - 1]) {
-            assert_eq!(requests[index].sg_list.cast_const(), &raw const pieces[index * pieces_each]);
+            assert_eq!(
+                requests[index].sg_list.cast_const(),
+                &raw const pieces[index * pieces_each]
+            );
             assert_eq!(requests[index].next.cast_const(), &raw const requests[(index + 1) % len]);
         }
     }
