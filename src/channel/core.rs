@@ -14,10 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::cancel::Cancel;
-use super::credits::{COUNTING, CreditWords, Credits};
+use super::credits::{CreditWords, Credits};
 use super::error::{TransportError, TransportResult};
-use super::in_flight::{InFlight, Queue};
-use super::operation::{Limits, Prepared, Target};
+use super::in_flight::InFlight;
+use super::operation::Queue;
+use super::operation::{Limits, Target, Templates};
 use super::sink::Sink;
 use super::slot::{Slot, State};
 use super::wait::Sleep;
@@ -38,7 +39,7 @@ pub(super) struct Core {
     /// Where they are posted to.
     pub(super) target: Cell<Target>,
     /// The requests, prepared. Accessed through pointers only, never by reference.
-    pub(super) prepared: UnsafeCell<Prepared>,
+    pub(super) prepared: UnsafeCell<Templates>,
     /// The request number of blocking operations.
     pub(super) blocking_id: Cell<u64>,
     /// Whether blocking operations can skip all checks before they post: the channel is open, nothing
@@ -110,7 +111,7 @@ pub(super) struct CoreSettings {
 
 impl Core {
     /// The core of a queue pair that is not connected yet. It contains pointers to itself, so it must not
-    /// move. It is in an `Arc`, because a `Box` asserts that it is the only pointer to its content.
+    /// move. With flow control, [`count_credits`](Self::count_credits) comes next. It is in an `Arc`, because a `Box` asserts that it is the only pointer to its content.
     /// `earlier` is the core that this one replaces when the channel is reset, so that tokens and
     /// completions of the earlier core are recognised.
     ///
@@ -134,7 +135,7 @@ impl Core {
             (qp_num, Target::new(queue_pair), sink, Clock::of(context))
         };
         if let Some(earlier) = earlier {
-            table.begin_after(earlier.table.end_connection());
+            table.begin(earlier.table.end_connection());
         }
         let core = Arc::new(Self {
             queue_pair,
@@ -144,7 +145,7 @@ impl Core {
                 |earlier| earlier.identity,
             ),
             target: Cell::new(target),
-            prepared: UnsafeCell::new(Prepared::new()),
+            prepared: UnsafeCell::new(Templates::new()),
             blocking_id: Cell::new(0),
             fast_path: Cell::new(false),
             sink,
@@ -163,12 +164,7 @@ impl Core {
             unreported: Unreported::default(),
         });
         // SAFETY: the core does not move any more; `post_raw` gets its pointer from the same cell.
-        unsafe { Prepared::set_piece_pointers(core.prepared.get()) };
-        if core.credits.is_some() {
-            let this = Arc::as_ptr(&core).cast_mut().cast();
-            // The functions get the core that they expect.
-            core.target.set(Target::with(this, COUNTING));
-        }
+        unsafe { Templates::set_piece_pointers(core.prepared.get()) };
         core
     }
 

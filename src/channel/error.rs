@@ -277,6 +277,13 @@ where
     }
 }
 
+/// The error when there is no memory for the table of a channel's operations.
+#[cold]
+pub(super) fn no_memory() -> Error {
+    let reason = "no memory for the channel's table of operations";
+    Error::with_reason("ibv_create_qp", libc::ENOMEM, reason)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use super::owned_buffer::{Entry, Owned};
+use super::handles::{Entry, Owned};
 use crate::sync::in_every_order;
 
 /// Handles that are dropped on other threads, and the channel that looks for them now and then.

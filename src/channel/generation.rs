@@ -9,6 +9,31 @@
 //! of a new table begin behind all those of the table before it, whose completions may still be in the completion queue:
 //! see [`Generations`].
 
+/// In the lower half of a number: the request is not the last of its window. The position is in front of the slot's index.
+const NOT_LAST: u64 = 1 << 31;
+pub(super) const POSITION: u32 = 16;
+pub(super) const NOT_LAST_AND_POSITION: u64 = 0xffff << POSITION;
+
+/// The most requests of a window.
+pub(super) const MAX_WINDOW: usize = (1 << 15) - 1;
+
+/// The slots that a window can complete by: those whose indices leave room for a position.
+pub(super) const LEADERS: u32 = 1 << POSITION;
+
+/// The number of the request at this position, not the last, of a window that completes by this number.
+#[inline(always)]
+pub(super) fn number_of(last: u64, position: usize) -> u64 {
+    last | NOT_LAST | (position as u64) << POSITION
+}
+
+/// The number by which the window of this request completes, and the position of the request in it. `None`: it has no
+/// such number.
+pub(super) fn member(wr_id: u64) -> Option<(u64, usize)> {
+    let position = (wr_id as u32 >> POSITION) as usize & MAX_WINDOW;
+    let last = wr_id & !NOT_LAST_AND_POSITION;
+    (wr_id & NOT_LAST != 0).then_some((last, position))
+}
+
 /// Where the generations of a connection begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Generations {
@@ -71,5 +96,17 @@ mod tests {
         assert!(!now.is_earlier(2));
         // A slot that was used as often as there are numbers.
         assert_eq!(now.after([1].into_iter()).first(), 2);
+    }
+
+    #[test]
+    fn a_number_says_which_window_and_which_request() {
+        for last in [0, 7, 0xffff, 5 << 32 | 3, u64::MAX << 32 | 0xffff] {
+            assert_eq!(member(last), None);
+            for position in [0, 1, 17, MAX_WINDOW - 1] {
+                assert_eq!(member(number_of(last, position)), Some((last, position)));
+            }
+        }
+        // Those of shared receives, whose generation may look like a position.
+        assert_eq!(member(9 << 32 | 1 << 30 | 0xffff), None);
     }
 }

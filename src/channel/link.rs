@@ -81,6 +81,7 @@ impl<'res> Link<'res> {
         // SAFETY: the queue pair is live. The link owns it, and destroys it through the core only. It owns the
         // region of the credit words too, and leaks it if destroying the queue pair fails.
         let core = unsafe { Core::new(queue_pair.as_raw(), settings, table, None) };
+        core.count_credits();
         Self {
             core,
             queue_pair: ManuallyDrop::new(queue_pair),
@@ -238,6 +239,7 @@ impl<'res> Link<'res> {
         settings.limits.max_inline_data = fresh.max_inline_data();
         // SAFETY: as in `new`. The old core is used no more when the new one begins to count credits.
         let core = unsafe { Core::new(fresh.as_raw(), &settings, table, Some(&*self.core)) };
+        core.count_credits();
         let old_core = mem::replace(&mut self.core, core);
         let old = mem::replace(&mut self.queue_pair, ManuallyDrop::new(fresh));
         let destroyed = old_core.destroy();

@@ -13,6 +13,7 @@ mod event_loop;
 #[cfg(all(test, ibverbs_loom))]
 mod every_order;
 mod generation;
+mod handles;
 mod in_flight;
 mod keep_alive;
 mod link;
@@ -45,7 +46,7 @@ pub use event_loop::{ChannelId, Ended, Loop, LoopBuffer};
 #[cfg(feature = "async")]
 pub(crate) use event_loop::{Deferred, Detached, Doomed};
 #[cfg(feature = "async")]
-pub(crate) use in_flight::Queue;
+pub(crate) use operation::Queue;
 pub use operation_error::{OperationError, OwnedResult};
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};
 pub(crate) use owned_post::Refused;

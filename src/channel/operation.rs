@@ -5,7 +5,6 @@ use std::ffi::c_int;
 use std::ptr;
 
 use super::error::TransportResult;
-use super::in_flight::Queue;
 use crate::debug::debug;
 use crate::error::Error;
 use crate::ffi;
@@ -50,6 +49,13 @@ const fn borrows<K: Kind>() -> bool {
     OPCODES[index_of(K::OPCODE)].0 != K::OPCODE.0
 }
 
+/// One of the two queues of a queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Queue {
+    Send,
+    Receive,
+}
+
 /// An operation that a channel can post.
 pub trait Operation: Copy {
     /// The queue that it is posted to.
@@ -74,7 +80,7 @@ pub trait Operation: Copy {
     unsafe fn post(
         self,
         target: Target,
-        prepared: *mut Prepared,
+        prepared: *mut Templates,
         wr_id: u64,
         list: &mut [ffi::ibv_sge],
     ) -> c_int;
@@ -97,7 +103,7 @@ pub struct Limits {
 
 /// One request of each of the [`OPCODES`], made once. A post changes only the fields that differ from one operation
 /// to the next. Each is a list of one request: `next` is never set.
-pub struct Prepared {
+pub struct Templates {
     sends: [ffi::ibv_send_wr; OPCODES.len()],
     receive: ffi::ibv_recv_wr,
     /// The requests point here. A post with a single piece copies it here.
@@ -138,7 +144,8 @@ impl Target {
     /// is.
     pub(super) fn with(
         queue_pair: *mut ffi::ibv_qp,
-        (post_send, post_recv): PostFunctions,
+        post_send: PostSend,
+        post_recv: PostRecv,
     ) -> Self {
         Self { queue_pair, post_send, post_recv }
     }
@@ -159,10 +166,7 @@ impl Target {
     }
 }
 
-/// The functions that post.
-pub(super) type PostFunctions = (PostSend, PostRecv);
-
-pub(super) type PostSend = unsafe extern "C" fn(
+type PostSend = unsafe extern "C" fn(
     *mut ffi::ibv_qp,
     *mut ffi::ibv_send_wr,
     *mut *mut ffi::ibv_send_wr,
@@ -173,9 +177,9 @@ type PostRecv = unsafe extern "C" fn(
     *mut *mut ffi::ibv_recv_wr,
 ) -> c_int;
 
-debug! { Prepared, self, piece: self.piece, .. }
+debug! { Templates, self, piece: self.piece, .. }
 
-impl Prepared {
+impl Templates {
     /// Requests whose pointer to the piece is not set: see
     /// [`set_piece_pointers`](Self::set_piece_pointers).
     pub(super) fn new() -> Self {
@@ -251,7 +255,7 @@ impl Operation for Receive {
     unsafe fn post(
         self,
         target: Target,
-        prepared: *mut Prepared,
+        prepared: *mut Templates,
         wr_id: u64,
         list: &mut [ffi::ibv_sge],
     ) -> c_int {
@@ -289,7 +293,7 @@ impl Operation for Receive {
 /// As for [`post`](Operation::post).
 #[cold]
 #[inline(never)]
-unsafe fn post_empty_receive(target: Target, prepared: *mut Prepared) -> c_int {
+unsafe fn post_empty_receive(target: Target, prepared: *mut Templates) -> c_int {
     // SAFETY: as in `post`.
     unsafe {
         let request = &raw mut (*prepared).receive;
@@ -325,7 +329,7 @@ impl<K: Undirected> Operation for K {
     unsafe fn post(
         self,
         target: Target,
-        prepared: *mut Prepared,
+        prepared: *mut Templates,
         wr_id: u64,
         list: &mut [ffi::ibv_sge],
     ) -> c_int {
@@ -383,7 +387,7 @@ fn changes<K: Kind>(kind: &K) -> u32 {
 /// As for [`post`](Operation::post).
 #[cold]
 #[inline(never)]
-unsafe fn post_empty<K: Kind>(kind: K, target: Target, prepared: *mut Prepared) -> c_int {
+unsafe fn post_empty<K: Kind>(kind: K, target: Target, prepared: *mut Templates) -> c_int {
     // SAFETY: as in `post`.
     unsafe {
         let request = &raw mut (*prepared).sends[const { index_of(K::OPCODE) }];

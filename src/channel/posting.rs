@@ -6,8 +6,8 @@ use std::time::Instant;
 use super::core::Core;
 use super::credits::NO_CREDIT;
 use super::error::{TransportError, TransportResult};
-use super::in_flight::Queue;
-use super::operation::{Operation, Prepared};
+use super::operation::Queue;
+use super::operation::{Operation, Templates};
 use super::slot::{Owner, Slot, State};
 use crate::completion::WorkSuccess;
 use crate::error::{Error, err_from_call};
@@ -201,7 +201,7 @@ impl Core {
     #[inline(never)]
     fn ensure_not_posted<O: Operation>(&self, owner: Option<Owner>) -> bool {
         // SAFETY: as in `post_raw`.
-        if !unsafe { Prepared::may_be_posted(self.prepared.get(), O::QUEUE) } {
+        if !unsafe { Templates::may_be_posted(self.prepared.get(), O::QUEUE) } {
             return true;
         }
         if owner.is_none() {

@@ -19,9 +19,6 @@ use crate::queue_pair_state::QueuePairType;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 use crate::state_error::StateError;
 
-#[cfg(doc)]
-use super::builder::ChannelBuilder;
-
 /// A channel that is not connected, with the address that the peer needs.
 #[derive(Debug)]
 #[must_use]
@@ -48,20 +45,20 @@ impl<'res> PreparedChannel<'res> {
     }
 
     /// Sets the number of the first packet that we send on the next connection, as
-    /// [`ChannelBuilder::send_psn`] does.
+    /// [`ChannelBuilder::send_psn`](crate::ChannelBuilder::send_psn) does.
     pub fn set_send_psn(mut self, psn: PacketSequenceNumber) -> Self {
         self.link.queue_pair_mut().set_send_psn(psn);
         self
     }
 
-    /// Sets the number of the first packet that we receive, as [`ChannelBuilder::receive_psn`] does, if the
+    /// Sets the number of the first packet that we receive, as [`ChannelBuilder::receive_psn`](crate::ChannelBuilder::receive_psn) does, if the
     /// peer's endpoint does not contain it.
     pub fn receive_psn(mut self, psn: PacketSequenceNumber) -> Self {
         self.link.queue_pair_mut().set_receive_psn(psn);
         self
     }
 
-    /// Sets the largest MTU of the path, as [`ChannelBuilder::path_mtu`] does. The endpoint contains it
+    /// Sets the largest MTU of the path, as [`ChannelBuilder::path_mtu`](crate::ChannelBuilder::path_mtu) does. The endpoint contains it
     /// too.
     pub fn path_mtu(mut self, mtu: MaximumTransferUnit) -> Self {
         self.link.queue_pair_mut().set_path_mtu(mtu);

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::Channel;
 use super::core::{Core, OneThread};
 use super::error::TransportResult;
-use super::in_flight::Queue;
+use super::operation::Queue;
 use super::request::{IntoReceive, IntoSend, KeptReceive, KeptSend, WorkRequest};
 use super::scoped_work::ScopedPendingWork;
 use super::slot::Owner;

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 
-use super::owned_buffer::Entry;
+use super::handles::Entry;
 use crate::completion::WorkCompletion;
 use crate::ffi;
 

@@ -9,7 +9,8 @@ use std::ffi::c_int;
 use std::ptr;
 
 use super::error::TransportResult;
-use super::in_flight::no_memory;
+use super::error::no_memory;
+use super::generation::{MAX_WINDOW, NOT_LAST_AND_POSITION, POSITION, member, number_of};
 use super::operation::{Limits, Operation, Target};
 use super::request::WorkRequest;
 use crate::error::{Error, Result};
@@ -17,31 +18,6 @@ use crate::ffi;
 use crate::memory::{GatherBuffer, PlainList};
 use crate::operation::sealed::{Kind, Request};
 use crate::operation::{SIGNALED, SendQueueRequest, without_empty};
-
-/// In the lower half of a number: the request is not the last of its window. The position is in front of the slot's index.
-const NOT_LAST: u64 = 1 << 31;
-const POSITION: u32 = 16;
-const NOT_LAST_AND_POSITION: u64 = 0xffff << POSITION;
-
-/// The most requests of a window.
-pub(super) const MAX_WINDOW: usize = (1 << 15) - 1;
-
-/// The slots that a window can complete by: those whose indices leave room for a position.
-pub(super) const LEADERS: u32 = 1 << POSITION;
-
-/// The number of the request at this position, not the last, of a window that completes by this number.
-#[inline(always)]
-fn number_of(last: u64, position: usize) -> u64 {
-    last | NOT_LAST | (position as u64) << POSITION
-}
-
-/// The number by which the window of this request completes, and the position of the request in it. `None`: it has no
-/// such number.
-pub(super) fn member(wr_id: u64) -> Option<(u64, usize)> {
-    let position = (wr_id as u32 >> POSITION) as usize & MAX_WINDOW;
-    let last = wr_id & !NOT_LAST_AND_POSITION;
-    (wr_id & NOT_LAST != 0).then_some((last, position))
-}
 
 /// See the [module](self).
 #[derive(Default)]
@@ -337,17 +313,5 @@ mod tests {
         assert_eq!(failed.unwrap_err().errno(), libc::ENOMEM);
         list.reserve_shared(1, &limits(2)).unwrap();
         check(&list, 1, 2);
-    }
-
-    #[test]
-    fn a_number_says_which_window_and_which_request() {
-        for last in [0, 7, 0xffff, 5 << 32 | 3, u64::MAX << 32 | 0xffff] {
-            assert_eq!(member(last), None);
-            for position in [0, 1, 17, MAX_WINDOW - 1] {
-                assert_eq!(member(number_of(last, position)), Some((last, position)));
-            }
-        }
-        // Those of shared receives, whose generation may look like a position.
-        assert_eq!(member(9 << 32 | 1 << 30 | 0xffff), None);
     }
 }

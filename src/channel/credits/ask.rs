@@ -10,7 +10,7 @@ use super::super::Channel;
 use super::super::core::Core;
 use super::super::error::{TransportError, TransportResult};
 use super::super::event_loop::ONE;
-use super::super::in_flight::Queue;
+use super::super::operation::Queue;
 use super::super::scope::Scope;
 use super::super::wait::Wait;
 use super::{Credits, decode};
@@ -78,7 +78,7 @@ impl Core {
         // which is read only when no read is in flight.
         let returned =
             unsafe { ffi::ibv_post_send(self.queue_pair, &raw mut request, &raw mut refused) };
-        // If no request is named, the device may have it: see `Prepared::may_be_posted`.
+        // If no request is named, the device may have it: see `Templates::may_be_posted`.
         credits.reading.set(returned == 0 || refused.is_null());
         ffi::status(VERB, returned)
     }

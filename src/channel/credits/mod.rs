@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{AccessFlags, LocalMemory, RemoteMemoryRegion, SharedMemoryRegion};
 
-pub(super) use post::{COUNTING, NO_CREDIT};
+pub(super) use post::NO_CREDIT;
 
 /// Requests on the send queue beyond those of the program: the read of the peer's word.
 pub(super) const OWN_SENDS: u32 = 1;

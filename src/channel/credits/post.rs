@@ -1,18 +1,26 @@
 //! The functions that a channel with flow control posts with.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 
 use super::super::core::Core;
-use super::super::operation::PostFunctions;
+use super::super::operation::Target;
 use crate::ffi;
 use crate::operation::takes_receive;
 
-/// What [`COUNTING`] returns for a message without credit. No provider returns it.
+/// What a channel with flow control returns for a message without credit. No provider returns it.
 pub(in crate::channel) const NO_CREDIT: c_int = c_int::MIN;
 
-/// The functions that a channel with flow control posts with. Their first argument is the channel's core. So a
-/// channel without flow control does not even check whether it has any.
-pub(in crate::channel) const COUNTING: PostFunctions = (post_send, post_recv);
+impl Core {
+    /// If the channel has flow control, it posts with functions that count, whose first argument is the core. So a channel
+    /// without flow control does not even check whether it has any.
+    pub(in crate::channel) fn count_credits(self: &Arc<Self>) {
+        if self.credits.is_some() {
+            let this = Arc::as_ptr(self).cast_mut().cast();
+            self.target.set(Target::with(this, post_send, post_recv));
+        }
+    }
+}
 
 /// As `ibv_post_send`, for messages that all have a credit.
 ///

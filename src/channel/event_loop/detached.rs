@@ -9,8 +9,8 @@ use super::table::Table;
 #[cfg(doc)]
 use crate::channel::core::Core;
 use crate::channel::error::TransportError;
-use crate::channel::in_flight::Queue;
 use crate::channel::link::Link;
+use crate::channel::operation::Queue;
 use crate::channel::prepared::PreparedChannel;
 use crate::error::Result;
 use crate::ffi;

@@ -9,9 +9,9 @@ use super::slots::{ONE, State};
 use super::table::Table;
 use crate::channel::core::Core;
 use crate::channel::error::{TransportError, TransportResult};
-use crate::channel::in_flight::Queue;
 use crate::channel::keep_alive::{check_reliable, nowhere};
-use crate::channel::operation::{Operation, Prepared};
+use crate::channel::operation::Queue;
+use crate::channel::operation::{Operation, Templates};
 use crate::completion::WorkCompletion;
 use crate::ffi;
 use crate::operation::WriteWorkRequest;
@@ -100,7 +100,7 @@ impl<B> Loop<'_, B> {
         let failed = (returned != 0).then(|| ffi::failed("ibv_post_send", returned));
         // SAFETY: as above.
         let is_posted = returned == 0
-            || unsafe { Prepared::may_be_posted(table.prepared.as_ptr(), Queue::Send) };
+            || unsafe { Templates::may_be_posted(table.prepared.as_ptr(), Queue::Send) };
         if is_posted {
             slot.state = State::Probe;
             table.entries[channel.index()].next[queue_index(Queue::Send)] = slot.next;

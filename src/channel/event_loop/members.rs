@@ -13,8 +13,8 @@ use crate::channel::Channel;
 #[cfg(doc)]
 use crate::channel::TransportError;
 use crate::channel::core::Core;
-use crate::channel::in_flight::Queue;
 use crate::channel::link::Link;
+use crate::channel::operation::Queue;
 use crate::channel::operation::{Limits, Target};
 use crate::channel::prepared::PreparedChannel;
 use crate::channel::stop::POLL_FAILURES;

@@ -9,8 +9,8 @@ use super::slots::{NEVER_FREE, ONE, State};
 use super::table::{Aside, Entry};
 use crate::channel::credits::NO_CREDIT;
 use crate::channel::error::TransportError;
-use crate::channel::in_flight::Queue;
-use crate::channel::operation::{Operation, Prepared};
+use crate::channel::operation::Queue;
+use crate::channel::operation::{Operation, Templates};
 use crate::channel::operation_error::OperationError;
 use crate::channel::owned_buffer::OwnedBuffer;
 use crate::channel::owned_post::Refused;
@@ -158,7 +158,7 @@ impl<B> Loop<'_, B> {
         let error: TransportError = ffi::failed(R::Operation::VERB, returned).into();
         let prepared = self.table.prepared.as_ptr();
         // SAFETY: as in `post_as`.
-        if !unsafe { Prepared::may_be_posted(prepared, R::Operation::QUEUE) } {
+        if !unsafe { Templates::may_be_posted(prepared, R::Operation::QUEUE) } {
             return refused::<R, E>(error, operation, buffer);
         }
         let slot = &mut self.table.slots[index as usize];

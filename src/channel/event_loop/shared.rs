@@ -13,7 +13,7 @@ use super::members::{no_memory, unknown};
 use super::slots::{NEVER_FREE, State};
 use super::table::Table;
 use crate::channel::builder::ChannelBuilder;
-use crate::channel::in_flight::Queue;
+use crate::channel::operation::Queue;
 use crate::channel::operation::{Limits, Target};
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
@@ -56,7 +56,7 @@ impl<'res, B> Loop<'res, B> {
         queue: &Arc<SharedReceiveQueue<'res>>,
         capacity: u32,
     ) -> Result<ChannelId> {
-        let target = Target::with(queue.as_raw().cast(), (refuse_send, post_srq_recv));
+        let target = Target::with(queue.as_raw().cast(), refuse_send, post_srq_recv);
         let limits = Limits {
             max_send_sge: 1,
             max_recv_sge: 1,

@@ -18,9 +18,9 @@ use super::slots::{List, NEVER_FREE, Outcome, Slot, State};
 use super::tasks::{Deferred, Lines, Receiving, Waiters};
 use crate::channel::core::Core;
 use crate::channel::error::{TransportError, TransportResult};
-use crate::channel::in_flight::Queue;
-use crate::channel::operation::{Limits, Prepared, Target};
-use crate::channel::sink::{BATCH, Batch, PollCq, count};
+use crate::channel::operation::Queue;
+use crate::channel::operation::{Limits, Target, Templates};
+use crate::channel::sink::{BATCH, PollCq, Polled, count};
 use crate::channel::window_list::WindowList;
 use crate::ffi;
 
@@ -87,12 +87,12 @@ pub(super) struct Table<B> {
     pub(super) slots: Vec<Slot<B>>,
     pub(super) entries: Vec<Entry>,
     pub(super) asides: Vec<Aside>,
-    pub(super) batch: Batch,
+    pub(super) batch: Polled,
     pub(super) poll_cq: PollCq,
     /// Live, as long as something is polled.
     pub(super) queue: *mut ffi::ibv_cq,
     /// Owned. One request of each kind: they name no queue pair, so a loop needs no more.
-    pub(super) prepared: NonNull<Prepared>,
+    pub(super) prepared: NonNull<Templates>,
     /// The requests of a window.
     pub(super) window: WindowList,
     /// By slot.
@@ -119,14 +119,14 @@ impl<B> Table<B> {
     ///
     /// The function and the queue are a provider's, and live while something is polled. Nobody else polls it.
     pub(super) unsafe fn new(queue: *mut ffi::ibv_cq, poll_cq: PollCq) -> Self {
-        let prepared = NonNull::from(Box::leak(Box::new(Prepared::new())));
+        let prepared = NonNull::from(Box::leak(Box::new(Templates::new())));
         // SAFETY: it does not move any more, and is accessed through copies of this pointer only.
-        unsafe { Prepared::set_piece_pointers(prepared.as_ptr()) };
+        unsafe { Templates::set_piece_pointers(prepared.as_ptr()) };
         Self {
             slots: vec![Slot::new(NEVER_FREE, State::Leaked)],
             entries: Vec::new(),
             asides: Vec::new(),
-            batch: Batch::new(),
+            batch: Polled::new(),
             poll_cq,
             queue,
             prepared,

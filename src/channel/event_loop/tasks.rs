@@ -11,7 +11,7 @@ use super::post::queue_index;
 use super::slots::{NEVER_FREE, Slot, State};
 use super::table::{Aside, Table};
 use crate::channel::error::{TransportError, TransportResult};
-use crate::channel::in_flight::Queue;
+use crate::channel::operation::Queue;
 use crate::channel::owned_buffer::OwnedBuffer;
 use crate::channel::owned_post::Refused;
 use crate::channel::request::WorkRequest;

@@ -8,13 +8,14 @@ use super::slots::{ONE, State};
 use super::table::Table;
 use crate::channel::credits::NO_CREDIT;
 use crate::channel::error::TransportError;
-use crate::channel::in_flight::Queue;
+use crate::channel::generation::MAX_WINDOW;
+use crate::channel::operation::Queue;
 use crate::channel::operation::{Operation, Target};
 use crate::channel::owned_buffer::OwnedBuffer;
 use crate::channel::request::WorkRequest;
 use crate::channel::slot::NO_SLOT;
 use crate::channel::window::WindowError;
-use crate::channel::window_list::{MAX_WINDOW, NotPosted, Window};
+use crate::channel::window_list::{NotPosted, Window};
 use crate::ffi;
 use crate::memory::{GatherBuffer, PlainList};
 use crate::operation::SendQueueRequest;
@@ -46,7 +47,7 @@ impl<B> Loop<'_, B> {
             + Request<Buffer: GatherBuffer<List: PlainList>>,
         B: LoopBuffer<R::Kept>,
     {
-        const { assert!(N > 0 && N <= MAX_WINDOW, "a window has 1 to 32,768 requests") };
+        const { assert!(N > 0 && N <= MAX_WINDOW, "a window has 1 to 32,767 requests") };
         // Nothing below drops the buffers.
         let mut requests = requests.map(|request| {
             let (operation, buffer) = request.split();

@@ -13,10 +13,10 @@
 //! see [`generation`](super::generation). One with a number of an earlier connection is dropped. Any other is an
 //! [`UnknownCompletion`](TransportError::UnknownCompletion), and ends nothing.
 
-mod batch;
 mod fast_path;
+mod polled;
 
-pub(super) use batch::{BATCH, Batch, PollCq};
+pub(super) use polled::{BATCH, PollCq, Polled};
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -30,7 +30,7 @@ use crate::ffi;
 
 /// What a channel polls with, and what it polled last.
 pub(super) struct Sink {
-    batch: Batch,
+    batch: Polled,
     /// The provider's function that polls, and the completion queue.
     poll_cq: PollCq,
     queue: *mut ffi::ibv_cq,
@@ -47,7 +47,7 @@ impl Sink {
     pub(super) unsafe fn new(queue: *mut ffi::ibv_cq, of_loop: bool) -> Self {
         // SAFETY: the caller vouches for the queue.
         let poll_cq = if of_loop { poll_nothing } else { unsafe { poll_cq_of(queue) } };
-        Self { batch: Batch::new(), poll_cq, queue, rest: Cell::new(0) }
+        Self { batch: Polled::new(), poll_cq, queue, rest: Cell::new(0) }
     }
 
     /// Whether nothing is there that was polled and not dispatched.

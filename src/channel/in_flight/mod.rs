@@ -12,39 +12,28 @@
 //!
 //! Everything is a [`Cell`]: one thread at a time uses the table.
 
+mod connection;
+
 use std::cell::Cell;
 use std::ptr::NonNull;
 
+use super::error::no_memory;
 use super::generation::Generations;
-use super::owned_buffer::Owned;
+use super::handles::Owned;
+use super::operation::Queue;
 use super::slot::{Owner, Slot, State};
-use super::window_list;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// The most slots of a table.
 const MAX_SLOTS: usize = 1 << 30;
 
-/// One of the two queues of a queue pair.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Queue {
-    Send,
-    Receive,
-}
-
-/// The error when there is no memory for the table of a channel's operations.
-#[cold]
-pub(super) fn no_memory() -> Error {
-    let reason = "no memory for the channel's table of operations";
-    Error::with_reason("ibv_create_qp", libc::ENOMEM, reason)
-}
-
 /// See the [module](self).
-pub(super) struct InFlight {
+pub(in crate::channel) struct InFlight {
     /// Owned. First the slots for sends, then those for receives, then that of a blocking operation and that of the
     /// read of credits. The one of the blocking operation is the next slot of a queue that has no slots, and of a
     /// closed table.
     slots: NonNull<Slot>,
-    pub(super) owned: Owned,
+    pub(in crate::channel) owned: Owned,
     /// Number of slots of both queues.
     depth: u32,
     /// Number of all slots, also of those of the channel itself: the second of these is that of the read of credits.
@@ -95,7 +84,7 @@ impl InFlight {
     /// # Errors
     ///
     ///  - `ENOMEM`: out of memory.
-    pub(super) fn new(sends: u32, receives: u32, flow_control: bool) -> Result<Self> {
+    pub(in crate::channel) fn new(sends: u32, receives: u32, flow_control: bool) -> Result<Self> {
         let depth = sends as usize + receives as usize;
         let all = depth + 1 + usize::from(flow_control);
         if all > MAX_SLOTS {
@@ -128,30 +117,30 @@ impl InFlight {
 
     /// The slots of both queues.
     #[inline]
-    pub(super) fn slots(&self) -> &[Slot] {
+    pub(in crate::channel) fn slots(&self) -> &[Slot] {
         // SAFETY: the slots live as long as the table, and are only reached by shared references.
         unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.depth as usize) }
     }
 
     /// All slots, also those of the channel itself.
     #[inline]
-    pub(super) fn all_slots(&self) -> &[Slot] {
+    pub(in crate::channel) fn all_slots(&self) -> &[Slot] {
         // SAFETY: as in `slots`.
         unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.all as usize) }
     }
 
     /// The slot of a blocking operation.
-    pub(super) fn blocking(&self) -> &Slot {
+    pub(in crate::channel) fn blocking(&self) -> &Slot {
         &self.all_slots()[self.depth as usize]
     }
 
     /// The slot of the read of the peer's credits, if the channel has flow control.
-    pub(super) fn credit_read(&self) -> Option<&Slot> {
+    pub(in crate::channel) fn credit_read(&self) -> Option<&Slot> {
         self.all_slots().get(self.depth as usize + 1)
     }
 
     /// The slots of one queue.
-    pub(super) fn of(&self, queue: Queue) -> &[Slot] {
+    pub(in crate::channel) fn of(&self, queue: Queue) -> &[Slot] {
         let (sends, receives) = self.slots().split_at(self.sends as usize);
         match queue {
             Queue::Send => sends,
@@ -161,42 +150,15 @@ impl InFlight {
 
     /// The slot with this index, which is the lower half of a request's number.
     #[inline]
-    pub(super) fn slot(&self, index: usize) -> Option<&Slot> {
+    pub(in crate::channel) fn slot(&self, index: usize) -> Option<&Slot> {
         self.slots().get(index)
     }
 
     /// The slot of the request with this number, unless the request has ended and its slot is free since.
     #[inline]
-    pub(super) fn slot_of(&self, wr_id: u64) -> Option<&Slot> {
+    pub(in crate::channel) fn slot_of(&self, wr_id: u64) -> Option<&Slot> {
         let slot = self.all_slots().get(wr_id as u32 as usize)?;
         (slot.wr_id() == wr_id).then_some(slot)
-    }
-
-    /// Whether a request with this number was posted before the connection began.
-    pub(super) fn is_earlier(&self, wr_id: u64) -> bool {
-        ((wr_id as u32 as usize) < MAX_SLOTS || window_list::member(wr_id).is_some())
-            && self.generations.get().is_earlier((wr_id >> 32) as u32)
-    }
-
-    /// From now on, all numbers that there were are of earlier connections. Returns the generations that begin now.
-    pub(super) fn end_connection(&self) -> Generations {
-        let reached = self.all_slots().iter().map(Slot::generation);
-        let generations = self.begun.get().after(reached);
-        self.generations.set(generations);
-        generations
-    }
-
-    /// Has the numbers begin behind those of other tables of the completion queue, too. Nothing was posted yet.
-    pub(super) fn begin_after(&self, others: Generations) {
-        self.begin(others);
-    }
-
-    fn begin(&self, generations: Generations) {
-        self.begun.set(generations);
-        self.generations.set(generations);
-        for slot in self.all_slots() {
-            slot.set_generation(generations.first());
-        }
     }
 
     /// A pointer to a slot, for as long as the table lives.
@@ -206,84 +168,20 @@ impl InFlight {
         unsafe { self.slots.add(index) }
     }
 
-    /// Begins a connection: frees every slot and lets slots for receives be taken.
-    pub(super) fn open_receives(&self) {
-        let (sends, depth) = (self.sends as usize, self.depth as usize);
-        self.begin(self.end_connection());
-        for slot in self.all_slots() {
-            slot.set_state(State::Seen);
-        }
-        for (index, slot) in self.slots().iter().enumerate() {
-            slot.set_state(State::Free);
-            let next = match index + 1 {
-                next if next == sends => 0,
-                next if next == depth => sends,
-                next => next,
-            };
-            slot.next.set(self.pointer(next));
-        }
-        self.next_send.set(self.pointer(depth));
-        // If there are no slots for receives, this is one that is never free.
-        self.next_receive.set(self.pointer(sends));
-        self.in_scope.set(0);
-        self.others.set(0);
-        self.open.set(Open::Receives);
-    }
-
-    /// Lets slots for sends be taken too.
-    pub(super) fn open_sends(&self) {
-        self.next_send.set(self.pointer(if self.sends > 0 { 0 } else { self.depth as usize }));
-        self.open.set(Open::Everything);
-    }
-
-    /// As [`open_sends`](Self::open_sends), if the receives are those of a shared queue.
-    pub(super) fn open_sends_only(&self) {
-        self.open_sends();
-        self.open.set(Open::Sends);
-    }
-
-    /// Lets no more slots be taken, until it is opened again.
-    pub(super) fn close(&self) {
-        let never_free = self.pointer(self.depth as usize);
-        self.next_send.set(never_free);
-        self.next_receive.set(never_free);
-        self.open.set(Open::Nothing);
-    }
-
-    /// Whether slots of both queues may be taken.
-    pub(super) fn is_open(&self) -> bool {
-        matches!(self.open.get(), Open::Everything | Open::Sends)
-    }
-
-    /// Whether the channel is open, and posts its own receives.
-    pub(super) fn is_open_for_all(&self) -> bool {
-        self.open.get() == Open::Everything
-    }
-
-    /// Whether slots for receives alone may be taken.
-    pub(super) fn is_open_for_receives(&self) -> bool {
-        self.open.get() == Open::Receives
-    }
-
-    /// Whether no slots may be taken.
-    pub(super) fn is_closed(&self) -> bool {
-        self.open.get() == Open::Nothing
-    }
-
     /// Whether there is a slot that is not free.
     #[inline]
-    pub(super) fn any_in_use(&self) -> bool {
+    pub(in crate::channel) fn any_in_use(&self) -> bool {
         self.in_scope.get() | self.others.get() != 0
     }
 
     /// Whether there is a slot of an operation in a scope that is not free.
     #[inline]
-    pub(super) fn any_in_scope(&self) -> bool {
+    pub(in crate::channel) fn any_in_scope(&self) -> bool {
         self.in_scope.get() != 0
     }
 
     /// The number of slots that are not free.
-    pub(super) fn in_use(&self) -> u32 {
+    pub(in crate::channel) fn in_use(&self) -> u32 {
         self.in_scope.get() + self.others.get()
     }
 
@@ -294,7 +192,7 @@ impl InFlight {
     }
 
     /// Whether there is room for one more request.
-    pub(super) fn has_room(&self, queue: Queue) -> bool {
+    pub(in crate::channel) fn has_room(&self, queue: Queue) -> bool {
         self.free_slot(queue).is_some()
     }
 
@@ -308,7 +206,7 @@ impl InFlight {
 
     /// A free slot for a request that is about to be posted, if there is one.
     #[inline]
-    pub(super) fn free_slot(&self, queue: Queue) -> Option<&Slot> {
+    pub(in crate::channel) fn free_slot(&self, queue: Queue) -> Option<&Slot> {
         // SAFETY: it points to a slot of this table, as every value that is stored there does.
         let slot = unsafe { self.next(queue).get().as_ref() };
         if slot.state() == State::Free { Some(slot) } else { self.search(queue) }
@@ -318,7 +216,7 @@ impl InFlight {
     ///
     /// After the post, because the compiler then knows the state: a handle that is dropped at once is not asked for it.
     #[inline]
-    pub(super) fn take(&self, queue: Queue, slot: &Slot, owner: Owner) {
+    pub(in crate::channel) fn take(&self, queue: Queue, slot: &Slot, owner: Owner) {
         self.next(queue).set(slot.next.get());
         let count = self.count_of(owner);
         count.set(count.get() + 1);
@@ -336,7 +234,7 @@ impl InFlight {
     }
 
     /// Frees a slot whose result was taken, or whose request was not posted: not that of a window.
-    pub(super) fn release(&self, slot: &Slot) {
+    pub(in crate::channel) fn release(&self, slot: &Slot) {
         if let Some(owner) = slot.state().owner() {
             self.release_of(slot, owner);
         }
@@ -345,7 +243,7 @@ impl InFlight {
     /// As [`release`](Self::release), for a slot that is not free. The operation is of this owner, or neither is in a
     /// scope.
     #[inline]
-    pub(super) fn release_of(&self, slot: &Slot, owner: Owner) {
+    pub(in crate::channel) fn release_of(&self, slot: &Slot, owner: Owner) {
         slot.free();
         let count = self.count_of(owner);
         count.set(count.get().wrapping_sub(1));
@@ -353,24 +251,24 @@ impl InFlight {
 
     /// Counts a slot that a window has taken.
     #[inline]
-    pub(super) fn count_taken_in_scope(&self) {
+    pub(in crate::channel) fn count_taken_in_scope(&self) {
         self.in_scope.set(self.in_scope.get() + 1);
     }
 
     /// After a window took slots up to this one: the next one of the ring.
     #[inline]
-    pub(super) fn set_next_send(&self, last: &Slot) {
+    pub(in crate::channel) fn set_next_send(&self, last: &Slot) {
         self.next_send.set(last.next.get());
     }
 
     /// Counts this number of slots of operations in a scope as [free](Slot::free).
     #[inline]
-    pub(super) fn count_released_in_scope(&self, slots: usize) {
+    pub(in crate::channel) fn count_released_in_scope(&self, slots: usize) {
         self.in_scope.set(self.in_scope.get().wrapping_sub(slots as u32));
     }
 
     /// The number of requests that the device has whose buffers the table does not own.
-    pub(super) fn outstanding_borrowed(&self) -> u32 {
+    pub(in crate::channel) fn outstanding_borrowed(&self) -> u32 {
         let borrowed = |state| match state {
             State::InFlight(owner) => !owner.owns_buffer(),
             state => state.is_outstanding(),
@@ -379,70 +277,40 @@ impl InFlight {
     }
 
     /// The number of requests that the device has, without the read of credits.
-    pub(super) fn outstanding(&self) -> u32 {
+    pub(in crate::channel) fn outstanding(&self) -> u32 {
         let slots = self.slots().iter().chain([self.blocking()]);
         slots.map(|slot| u32::from(slot.state().is_outstanding())).sum()
     }
 
     /// The number of requests on the send queue that the device has.
-    pub(super) fn outstanding_sends(&self) -> u32 {
+    pub(in crate::channel) fn outstanding_sends(&self) -> u32 {
         let sends = self.of(Queue::Send).iter();
         sends.map(|slot| u32::from(slot.state().is_outstanding())).sum()
-    }
-
-    /// Ends all requests that the device had, without completions. Call this after the queue pair was reset
-    /// or destroyed. Returns whether handles of some of them were dropped.
-    pub(super) fn discard_outstanding(&self) -> bool {
-        self.end_connection();
-        for own in &self.all_slots()[self.depth as usize..] {
-            own.set_state(State::Seen);
-            own.renumber();
-        }
-        let mut any_abandoned = false;
-        for slot in self.slots() {
-            match slot.state() {
-                State::InFlight(Owner::LostWindow) => {
-                    any_abandoned = true;
-                    self.release_window(slot);
-                }
-                // The failure is known.
-                State::InFlight(Owner::FailedWindow) => {
-                    slot.set_state(State::Done(Owner::FailedWindow));
-                }
-                State::InFlight(owner) => slot.set_state(State::Discarded(owner)),
-                State::Abandoned => {
-                    any_abandoned = true;
-                    self.release_of(slot, Owner::Scope);
-                }
-                _ => {}
-            }
-        }
-        any_abandoned
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::channel) mod tests {
     use super::*;
 
-    fn opened(sends: u32, receives: u32) -> InFlight {
+    pub(in crate::channel) fn opened(sends: u32, receives: u32) -> InFlight {
         let table = InFlight::new(sends, receives, true).unwrap();
         open(&table);
         table
     }
 
-    fn open(table: &InFlight) {
+    pub(in crate::channel) fn open(table: &InFlight) {
         table.open_receives();
         table.open_sends();
     }
 
-    fn take(table: &InFlight, queue: Queue) -> Option<u32> {
+    pub(in crate::channel) fn take(table: &InFlight, queue: Queue) -> Option<u32> {
         let slot = table.free_slot(queue)?;
         table.take(queue, slot, Owner::Scope);
         Some(slot.index())
     }
 
-    fn release(table: &InFlight, index: usize) {
+    pub(in crate::channel) fn release(table: &InFlight, index: usize) {
         table.release(table.slot(index).unwrap());
     }
 
@@ -488,48 +356,6 @@ mod tests {
         assert_eq!(take(&opened(0, 0), Queue::Send), None);
     }
 
-    #[test]
-    fn a_closed_table_gives_nothing_out_but_takes_back() {
-        let table = InFlight::new(1, 1, false).unwrap();
-        assert_eq!(take(&table, Queue::Send), None);
-        open(&table);
-        take(&table, Queue::Send).unwrap();
-        table.close();
-        release(&table, 0);
-        assert!(!table.has_room(Queue::Send) && !table.is_open());
-        assert_eq!(take(&table, Queue::Send), None);
-        assert_eq!(table.in_use(), 0);
-        open(&table);
-        assert_eq!(take(&table, Queue::Send), Some(0));
-    }
-
-    #[test]
-    fn receives_come_first_and_stay_when_sends_may_be_posted() {
-        let table = InFlight::new(2, 2, false).unwrap();
-        table.open_receives();
-        assert!(table.is_open_for_receives() && !table.is_open());
-        assert!(!table.has_room(Queue::Send) && table.has_room(Queue::Receive));
-        assert_eq!((take(&table, Queue::Send), take(&table, Queue::Receive)), (None, Some(2)));
-        table.open_sends();
-        assert!(table.is_open() && !table.is_open_for_receives());
-        assert_eq!((take(&table, Queue::Send), take(&table, Queue::Receive)), (Some(0), Some(3)));
-        assert_eq!((table.in_use(), table.outstanding()), (3, 3));
-    }
-
-    #[test]
-    fn discarded_requests_are_no_longer_outstanding() {
-        let table = opened(3, 0);
-        for _ in 0..3 {
-            table.take(Queue::Send, table.free_slot(Queue::Send).unwrap(), Owner::Scope);
-        }
-        table.slot(0).unwrap().set_state(State::Abandoned);
-        table.slot(1).unwrap().complete(Owner::Scope, &crate::ffi::ibv_wc::default());
-        assert!(table.discard_outstanding());
-        let states = [State::Free, State::Done(Owner::Scope), State::Discarded(Owner::Scope)];
-        assert_eq!([0, 1, 2].map(|index| table.slot(index).unwrap().state()), states);
-        assert_eq!((table.in_use(), table.outstanding()), (2, 0));
-    }
-
     /// The end of a scope waits for its own only.
     #[test]
     fn operations_of_scopes_are_counted_apart() {
@@ -555,38 +381,6 @@ mod tests {
         let first = table.slot(0).unwrap().wr_id();
         for index in [4, 1 << 30, 1 << 31, u64::from(u32::MAX)] {
             assert!(table.slot_of(first | index).is_none(), "{index:#x}");
-        }
-    }
-
-    /// Each request of a slot has a number of its own, also those of later connections.
-    #[test]
-    fn no_number_comes_twice() {
-        let table = opened(2, 1);
-        let mut seen = std::collections::HashSet::new();
-        let mut connections = Vec::new();
-        for connection in 0..4 {
-            let mut numbers = Vec::new();
-            for round in 0..connection + 3 {
-                let slot = table.free_slot(Queue::Send).unwrap();
-                table.take(Queue::Send, slot, Owner::Scope);
-                let number = slot.wr_id();
-                assert!(seen.insert(number), "{number:#x}");
-                assert!(table.slot_of(number).is_some() && !table.is_earlier(number));
-                numbers.push(number);
-                // The last one is in flight when the connection ends.
-                if round < connection + 2 {
-                    table.release(slot);
-                    assert!(table.slot_of(number).is_none(), "its completion comes again");
-                }
-            }
-            connections.push(numbers);
-            table.close();
-            table.discard_outstanding();
-            let all = connections.iter().flatten();
-            assert!(all.clone().all(|&number| table.is_earlier(number)));
-            open(&table);
-            assert!(all.clone().all(|&number| table.is_earlier(number)));
-            assert!(all.clone().all(|&number| table.slot_of(number).is_none()));
         }
     }
 }

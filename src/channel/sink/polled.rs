@@ -18,7 +18,7 @@ pub(in crate::channel) type PollCq =
 /// The entries are initialised once, because a provider need not write the fields that a completion
 /// leaves undefined. They are only accessed through pointers and short-lived references, none of which
 /// is held while a poll writes to them.
-pub(in crate::channel) struct Batch {
+pub(in crate::channel) struct Polled {
     /// Owned: `BATCH` completions.
     entries: NonNull<ffi::ibv_wc>,
     /// The first completion that was not taken yet. It points to an entry, or is `end`.
@@ -28,7 +28,7 @@ pub(in crate::channel) struct Batch {
     end: Cell<NonNull<ffi::ibv_wc>>,
 }
 
-impl Batch {
+impl Polled {
     pub(in crate::channel) fn new() -> Self {
         let entries = Box::new([ffi::ibv_wc::default(); BATCH]);
         let entries = NonNull::from(Box::leak(entries)).cast();
@@ -106,7 +106,7 @@ impl Batch {
     }
 }
 
-impl Drop for Batch {
+impl Drop for Polled {
     fn drop(&mut self) {
         // SAFETY: it came from a box of this type, in `new`, and nobody uses the entries any more.
         drop(unsafe { Box::from_raw(self.entries.as_ptr().cast::<[ffi::ibv_wc; BATCH]>()) });
@@ -114,4 +114,4 @@ impl Drop for Batch {
 }
 
 // SAFETY: the entries are owned, and nothing in them is tied to a thread.
-unsafe impl Send for Batch {}
+unsafe impl Send for Polled {}

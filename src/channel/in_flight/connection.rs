@@ -1,0 +1,206 @@
+//! The beginning and the end of a connection in the table of outstanding operations: which slots may be taken, and which
+//! numbers are of earlier connections.
+
+use super::{InFlight, MAX_SLOTS, Open};
+use crate::channel::generation::{Generations, member};
+use crate::channel::slot::{Owner, Slot, State};
+
+impl InFlight {
+    /// Whether a request with this number was posted before the connection began.
+    pub(in crate::channel) fn is_earlier(&self, wr_id: u64) -> bool {
+        ((wr_id as u32 as usize) < MAX_SLOTS || member(wr_id).is_some())
+            && self.generations.get().is_earlier((wr_id >> 32) as u32)
+    }
+
+    /// From now on, all numbers that there were are of earlier connections. Returns the generations that begin now.
+    pub(in crate::channel) fn end_connection(&self) -> Generations {
+        let reached = self.all_slots().iter().map(Slot::generation);
+        let generations = self.begun.get().after(reached);
+        self.generations.set(generations);
+        generations
+    }
+
+    /// Has the numbers begin with these. Nothing was posted yet.
+    pub(in crate::channel) fn begin(&self, generations: Generations) {
+        self.begun.set(generations);
+        self.generations.set(generations);
+        for slot in self.all_slots() {
+            slot.set_generation(generations.first());
+        }
+    }
+
+    /// Begins a connection: frees every slot and lets slots for receives be taken.
+    pub(in crate::channel) fn open_receives(&self) {
+        let (sends, depth) = (self.sends as usize, self.depth as usize);
+        self.begin(self.end_connection());
+        for slot in self.all_slots() {
+            slot.set_state(State::Seen);
+        }
+        for (index, slot) in self.slots().iter().enumerate() {
+            slot.set_state(State::Free);
+            let next = match index + 1 {
+                next if next == sends => 0,
+                next if next == depth => sends,
+                next => next,
+            };
+            slot.next.set(self.pointer(next));
+        }
+        self.next_send.set(self.pointer(depth));
+        // If there are no slots for receives, this is one that is never free.
+        self.next_receive.set(self.pointer(sends));
+        self.in_scope.set(0);
+        self.others.set(0);
+        self.open.set(Open::Receives);
+    }
+
+    /// Lets slots for sends be taken too.
+    pub(in crate::channel) fn open_sends(&self) {
+        self.next_send.set(self.pointer(if self.sends > 0 { 0 } else { self.depth as usize }));
+        self.open.set(Open::Everything);
+    }
+
+    /// As [`open_sends`](Self::open_sends), if the receives are those of a shared queue.
+    pub(in crate::channel) fn open_sends_only(&self) {
+        self.open_sends();
+        self.open.set(Open::Sends);
+    }
+
+    /// Lets no more slots be taken, until it is opened again.
+    pub(in crate::channel) fn close(&self) {
+        let never_free = self.pointer(self.depth as usize);
+        self.next_send.set(never_free);
+        self.next_receive.set(never_free);
+        self.open.set(Open::Nothing);
+    }
+
+    /// Whether slots of both queues may be taken.
+    pub(in crate::channel) fn is_open(&self) -> bool {
+        matches!(self.open.get(), Open::Everything | Open::Sends)
+    }
+
+    /// Whether the channel is open, and posts its own receives.
+    pub(in crate::channel) fn is_open_for_all(&self) -> bool {
+        self.open.get() == Open::Everything
+    }
+
+    /// Whether slots for receives alone may be taken.
+    pub(in crate::channel) fn is_open_for_receives(&self) -> bool {
+        self.open.get() == Open::Receives
+    }
+
+    /// Whether no slots may be taken.
+    pub(in crate::channel) fn is_closed(&self) -> bool {
+        self.open.get() == Open::Nothing
+    }
+
+    /// Ends all requests that the device had, without completions. Call this after the queue pair was reset
+    /// or destroyed. Returns whether handles of some of them were dropped.
+    pub(in crate::channel) fn discard_outstanding(&self) -> bool {
+        self.end_connection();
+        for own in &self.all_slots()[self.depth as usize..] {
+            own.set_state(State::Seen);
+            own.renumber();
+        }
+        let mut any_abandoned = false;
+        for slot in self.slots() {
+            match slot.state() {
+                State::InFlight(Owner::LostWindow) => {
+                    any_abandoned = true;
+                    self.release_window(slot);
+                }
+                // The failure is known.
+                State::InFlight(Owner::FailedWindow) => {
+                    slot.set_state(State::Done(Owner::FailedWindow));
+                }
+                State::InFlight(owner) => slot.set_state(State::Discarded(owner)),
+                State::Abandoned => {
+                    any_abandoned = true;
+                    self.release_of(slot, Owner::Scope);
+                }
+                _ => {}
+            }
+        }
+        any_abandoned
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{open, opened, release, take};
+    use super::*;
+    use crate::channel::operation::Queue;
+
+    #[test]
+    fn a_closed_table_gives_nothing_out_but_takes_back() {
+        let table = InFlight::new(1, 1, false).unwrap();
+        assert_eq!(take(&table, Queue::Send), None);
+        open(&table);
+        take(&table, Queue::Send).unwrap();
+        table.close();
+        release(&table, 0);
+        assert!(!table.has_room(Queue::Send) && !table.is_open());
+        assert_eq!(take(&table, Queue::Send), None);
+        assert_eq!(table.in_use(), 0);
+        open(&table);
+        assert_eq!(take(&table, Queue::Send), Some(0));
+    }
+
+    #[test]
+    fn receives_come_first_and_stay_when_sends_may_be_posted() {
+        let table = InFlight::new(2, 2, false).unwrap();
+        table.open_receives();
+        assert!(table.is_open_for_receives() && !table.is_open());
+        assert!(!table.has_room(Queue::Send) && table.has_room(Queue::Receive));
+        assert_eq!((take(&table, Queue::Send), take(&table, Queue::Receive)), (None, Some(2)));
+        table.open_sends();
+        assert!(table.is_open() && !table.is_open_for_receives());
+        assert_eq!((take(&table, Queue::Send), take(&table, Queue::Receive)), (Some(0), Some(3)));
+        assert_eq!((table.in_use(), table.outstanding()), (3, 3));
+    }
+
+    #[test]
+    fn discarded_requests_are_no_longer_outstanding() {
+        let table = opened(3, 0);
+        for _ in 0..3 {
+            table.take(Queue::Send, table.free_slot(Queue::Send).unwrap(), Owner::Scope);
+        }
+        table.slot(0).unwrap().set_state(State::Abandoned);
+        table.slot(1).unwrap().complete(Owner::Scope, &crate::ffi::ibv_wc::default());
+        assert!(table.discard_outstanding());
+        let states = [State::Free, State::Done(Owner::Scope), State::Discarded(Owner::Scope)];
+        assert_eq!([0, 1, 2].map(|index| table.slot(index).unwrap().state()), states);
+        assert_eq!((table.in_use(), table.outstanding()), (2, 0));
+    }
+
+    /// Each request of a slot has a number of its own, also those of later connections.
+    #[test]
+    fn no_number_comes_twice() {
+        let table = opened(2, 1);
+        let mut seen = std::collections::HashSet::new();
+        let mut connections = Vec::new();
+        for connection in 0..4 {
+            let mut numbers = Vec::new();
+            for round in 0..connection + 3 {
+                let slot = table.free_slot(Queue::Send).unwrap();
+                table.take(Queue::Send, slot, Owner::Scope);
+                let number = slot.wr_id();
+                assert!(seen.insert(number), "{number:#x}");
+                assert!(table.slot_of(number).is_some() && !table.is_earlier(number));
+                numbers.push(number);
+                // The last one is in flight when the connection ends.
+                if round < connection + 2 {
+                    table.release(slot);
+                    assert!(table.slot_of(number).is_none(), "its completion comes again");
+                }
+            }
+            connections.push(numbers);
+            table.close();
+            table.discard_outstanding();
+            let all = connections.iter().flatten();
+            assert!(all.clone().all(|&number| table.is_earlier(number)));
+            open(&table);
+            assert!(all.clone().all(|&number| table.is_earlier(number)));
+            assert!(all.clone().all(|&number| table.slot_of(number).is_none()));
+        }
+    }
+}
