@@ -273,6 +273,11 @@ impl Error {
             ("ibv_alloc_dmah" | "ibv_reg_mr_ex", _) if self.kind() == ErrorKind::Unsupported => {
                 "the device cannot, or the kernel is older than Linux 6.17"
             }
+            // Soft-RoCE and Soft-iWARP put a request into the queue before they tell the kernel of it.
+            ("ibv_post_send" | "ibv_post_recv", libc::EPERM | libc::EACCES) => {
+                "the process has changed its credentials, and the request may still be carried out: keep \
+                 its memory until the queue pair was reset or destroyed, which a channel has done"
+            }
             (_, libc::EMFILE) => "RLIMIT_NOFILE is used up (ulimit -n)",
             (_, libc::ENFILE) => "the machine's fs.file-max is used up",
             (_, libc::EAGAIN) => {
@@ -410,6 +415,7 @@ mod tests {
             ("ibv_rereg_mr", libc::EFAULT, "is not mapped"),
             ("ibv_dereg_mr", libc::EBUSY, "a memory window is still bound"),
             ("ibv_post_recv", libc::EINVAL, "is in RESET"),
+            ("ibv_post_send", libc::EACCES, "may still be carried out"),
             ("ibv_create_cq", libc::ENOMEM, "has none left"),
             ("ibv_open_device", libc::EACCES, "/dev/infiniband"),
             ("ibv_get_device_list", libc::ENOSYS, "ib_uverbs"),

@@ -103,6 +103,14 @@ mod events {
         });
     }
 
+    #[cfg(feature = "async")]
+    #[cold]
+    pub(crate) fn reactor_stands(why: &'static str) {
+        emit(move || {
+            tracing::warn!(target: "ibverbs", "no task runs the reactor, so no future ends: {why}");
+        });
+    }
+
     #[cold]
     pub(crate) fn work_failed(
         flushed: bool,
@@ -157,6 +165,9 @@ mod nothing {
     pub(crate) fn channel_reset(_: u32) {}
     #[inline(always)]
     pub(crate) fn channel_stopped(_: u32, _: u32, _: bool) {}
+    #[cfg(feature = "async")]
+    #[inline(always)]
+    pub(crate) fn reactor_stands(_: &'static str) {}
     #[inline(always)]
     pub(crate) fn work_failed<S, E>(_: bool, _: S, _: E) {}
     #[inline(always)]

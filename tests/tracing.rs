@@ -125,6 +125,56 @@ fn state_changes_stops_reconnects_and_errors_are_told() {
     });
 }
 
+#[cfg(feature = "async")]
+#[test]
+fn a_reactor_that_does_not_run_is_told() {
+    use std::future::Future;
+    use std::pin::Pin;
+    use std::task::{Context, Poll, Waker};
+
+    use ibverbs::{AccessFlags, BufferPool, ProtectionDomain, Reactor};
+
+    let device = Software::new();
+    let context = Arc::new(device.context());
+    let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+    let pool = BufferPool::new(&domain, 64, 4, AccessFlags::empty()).unwrap();
+    let reactor = Reactor::new(&context, 64).unwrap();
+    let prepared = reactor.prepare(Channel::builder(&domain)).unwrap();
+    let endpoint = prepared.endpoint();
+    let channel = prepared.handshake(endpoint).unwrap();
+    let mut cx = Context::from_waker(Waker::noop());
+    let events = Events::default();
+    tracing::subscriber::with_default(events.clone(), || {
+        let mut give_up = || {
+            let mut receive = channel.receive(pool.take().unwrap());
+            assert!(Pin::new(&mut receive).poll(&mut cx).is_pending());
+            events.take();
+            drop(receive);
+            events.take()
+        };
+        let told = give_up();
+        assert!(
+            matches!(&told[..], [(Level::WARN, line)] if line.contains("never run")),
+            "{told:?}"
+        );
+        let mut run = Box::pin(reactor.run(|_| Poll::Pending));
+        assert!(run.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert!(give_up().is_empty(), "it has run");
+        // The receive is in flight still.
+        drop(run);
+        let told = events.take();
+        let dropped = |line: &str| line.contains("its task was dropped");
+        assert!(matches!(&told[..], [(Level::WARN, line)] if dropped(line)), "{told:?}");
+        // A reactor that was stopped has no tasks that wait.
+        let mut run = Box::pin(reactor.run(|_| Poll::Pending));
+        assert!(run.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        reactor.stop(TransportError::Stopped);
+        events.take();
+        drop(run);
+        assert_eq!(events.take(), []);
+    });
+}
+
 #[test]
 fn a_subscriber_that_panics_does_no_harm() {
     let events = Events { panics: true, ..Events::default() };

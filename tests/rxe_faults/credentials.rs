@@ -29,6 +29,7 @@ fn what_the_kernel_was_not_told_of_is_taken_back() {
             let error = read.unwrap_err();
             let TransportError::Verbs(error) = error else { panic!("{error}") };
             assert_eq!(error.kind(), ErrorKind::Permission, "{error}");
+            assert!(error.to_string().contains("may still be carried out"), "{error}");
         });
         unprivileged.join().unwrap();
     });

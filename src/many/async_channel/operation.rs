@@ -267,6 +267,7 @@ impl<R, S: Share> Drop for AsyncOperation<'_, R, S> {
 #[inline(never)]
 fn give_up<S: Share>(channel: &AsyncChannel<S>, stage: Stage) {
     let mut guard = channel.share.lock();
+    guard.note_given_up();
     let (done, waker) = match stage {
         Stage::Posted(number) => guard.core.abandon(number),
         Stage::InLine(place) => {

@@ -27,6 +27,7 @@ use crate::error::{Error, Result};
 use crate::many::pool::PooledBuffer;
 use crate::panics::Panics;
 use crate::parent::Parent;
+use crate::trace;
 
 /// Turns that find nothing between two readings of the clock. Few, because a program may sleep between its turns.
 const TURNS_PER_CLOCK_READING: u32 = 64;
@@ -312,7 +313,8 @@ impl<S: Share> Reactor<S> {
     /// descriptor may have become readable, or has got an error, since the last call, and otherwise has the task woken
     /// then. The descriptor has an error when the device is pulled out; the reactor then ends with `EIO`.
     ///
-    /// Run it in one task at a time. If that task is dropped, the channels' futures wait until it is run again.
+    /// Run it in one task at a time. If that task is dropped, the channels' futures wait until it is run again; feature
+    /// `tracing` has a warning, also if it has never run and a future is dropped that waited.
     ///
     /// # Errors
     ///
@@ -322,6 +324,7 @@ impl<S: Share> Reactor<S> {
         F: FnMut(&mut TaskContext<'_>) -> Poll<io::Result<()>>,
     {
         let mut running = Running::default();
+        let _runner = Runner(self);
         let ended = poll_fn(|cx| self.poll_run(&mut running, cx, &mut poll_readable)).await;
         if let Err(error) = ended {
             self.stop(TransportError::Verbs(error));
@@ -413,6 +416,18 @@ impl<S: Share> Reactor<S> {
             Poll::Ready(Ok(()))
         })
         .await
+    }
+}
+
+/// The future of [`run`](Reactor::run): what it says if it is dropped, such as with its runtime, while operations wait.
+struct Runner<'a, S: Share>(&'a Reactor<S>);
+
+impl<S: Share> Drop for Runner<'_, S> {
+    fn drop(&mut self) {
+        let guard = self.0.share.lock();
+        if !guard.is_stopped && !guard.core.busy_channels().is_empty() {
+            trace::reactor_stands("its task was dropped while operations were in flight");
+        }
     }
 }
 

@@ -246,6 +246,7 @@ impl<D, S: Share> Drop for AsyncReceive<'_, D, S> {
 fn give_up<S: Share>(channel: &AsyncChannel<S>, place: u32, is_held: bool) {
     let AsyncChannel { share, id, .. } = channel;
     let mut guard = share.lock();
+    guard.note_given_up();
     let waker = guard.core.leave_line(place);
     let receiving = guard.core.receiving(*id);
     if is_held {

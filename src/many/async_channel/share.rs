@@ -57,6 +57,13 @@ impl<B> State<B> {
         Self { core, is_stopped: false, runner, alarm, timer, device_checked, next_check, spare }
     }
 
+    /// A future was dropped that waited. A reactor that runs has looked at the device.
+    pub(super) fn note_given_up(&self) {
+        if self.device_checked.is_none() {
+            trace::reactor_stands("it has never run, and an operation was given up");
+        }
+    }
+
     /// Has the descriptor become readable at this time, or earlier.
     #[cold]
     pub(super) fn set_alarm(&mut self, at: Instant) {

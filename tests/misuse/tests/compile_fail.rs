@@ -91,6 +91,7 @@ right! {
     handshake_twice
     index_into_shared_memory
     indirection_table_outlives_work_queue
+    inline_list_in_a_window
     lent_buffer_in_flight
     list_of_another_transport
     local_region_for_a_peer
@@ -127,6 +128,7 @@ right! {
     receive_into_what_is_borrowed
     receive_into_what_is_read_only
     receive_on_xrc_receive
+    receives_in_a_window
     reference_to_shared_memory
     region_as_buffer
     region_dropped_after_domain
@@ -140,6 +142,7 @@ right! {
     scaling_queue_pair_outlives_table
     scope_escapes
     scope_on_another_thread
+    scoped_window_escapes
     send_what_is_received
     send_within_a_watch
     set_scope_escapes
@@ -155,10 +158,12 @@ right! {
     vector_read_while_registered
     vector_resized_in_flight
     vector_written_while_read_only
+    window_of_owned_buffers
     window_outlives_domain
     window_outlives_its_region
     work_queue_outlives_queue
     write_in_flight
+    written_in_a_window
 }
 
 /// The names of the files of one kind.

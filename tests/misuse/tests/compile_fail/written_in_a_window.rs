@@ -1,0 +1,13 @@
+use ibverbs::{Channel, MemoryRegion, SendWorkRequest, TransportResult};
+
+pub fn case(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u8>) -> TransportResult<()> {
+    channel.manual_scope(|s| {
+        let (mut one, two) = region.slice_mut(..)?.split_at(8)?;
+        let window = s.post_window([SendWorkRequest::new(one), SendWorkRequest::new(two)])?;
+        one.fill(0);
+        window.wait()?;
+        Ok(())
+    })
+}
+
+fn main() {}

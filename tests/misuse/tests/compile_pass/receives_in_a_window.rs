@@ -1,0 +1,8 @@
+use ibverbs::{Channel, MemorySliceMut, SendWorkRequest, TransportResult};
+
+pub fn case(channel: &mut Channel<'_>, rooms: [MemorySliceMut<'_, u8>; 2]) -> TransportResult<()> {
+    channel.manual_scope(|s| {
+        s.post_window(rooms.map(SendWorkRequest::new))?.wait()?;
+        Ok(())
+    })
+}
