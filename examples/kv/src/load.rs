@@ -1,6 +1,9 @@
 //! Clients that check every answer, and clients that measure.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
 
 use crate::Result;
 use crate::client::Client;
@@ -52,8 +55,8 @@ pub async fn check(client: &mut Client, key: &str, time: Duration) -> Result<Str
 
 /// A store that is measured.
 trait Remote {
-    async fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>>;
-    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()>;
+    fn get(&mut self, key: &[u8]) -> impl Future<Output = Result<Option<Vec<u8>>>> + Send;
+    fn put(&mut self, key: &[u8], value: &[u8]) -> impl Future<Output = Result<()>> + Send;
 }
 
 impl Remote for Client {
@@ -74,6 +77,91 @@ impl Remote for PlainClient {
     async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         Self::put(self, key, value).await
     }
+}
+
+/// Clients of a server, each with one request of 64 bytes at a time.
+const RATES: [usize; 3] = [1, 8, 64];
+const SECOND: Duration = Duration::from_secs(1);
+
+/// The processor's time that a process has used, by the kernel's clock of 100 Hz.
+fn used(process: u32) -> Result<Duration> {
+    let line = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    // The name, in brackets, may contain anything.
+    let (_, fields) = line.rsplit_once(") ").ok_or("/proc/PID/stat without a name")?;
+    let ticks = fields.split(' ').skip(11).take(2).map(str::parse::<u32>);
+    Ok(Duration::from_millis(10) * ticks.sum::<Result<u32, _>>()?)
+}
+
+/// Requests per second of clients that ask at the same time, for a second, and the processor's time that client and
+/// server have used for one, in microseconds.
+async fn rate<R: Remote + Send + 'static>(stores: &mut Vec<R>, server: u32) -> Result<[f64; 2]> {
+    let processes = [server, std::process::id()];
+    let all_used = || processes.iter().map(|one| used(*one)).sum::<Result<Duration>>();
+    let (before, start) = (all_used()?, Instant::now());
+    let mut clients = JoinSet::<Result<(R, u32)>>::new();
+    for mut store in stores.drain(..) {
+        clients.spawn(async move {
+            let mut count = 0_u32;
+            while start.elapsed() < SECOND {
+                count += 16;
+                time(&mut store, true, &[0; 64], 16).await?;
+            }
+            Ok((store, count))
+        });
+    }
+    let mut count = 0;
+    while let Some(client) = clients.join_next().await {
+        let (store, of_client) = client??;
+        stores.push(store);
+        count += of_client;
+    }
+    let (time, used) = (start.elapsed(), all_used()? - before);
+    Ok([f64::from(count) / time.as_secs_f64(), used.as_secs_f64() * 1e6 / f64::from(count)])
+}
+
+/// Rates of requests over RDMA and over TCP, in turns. Returns the lines of a table.
+///
+/// # Errors
+///
+/// A server fails.
+pub async fn rates(
+    mut client: impl FnMut() -> Result<Client>,
+    tcp: SocketAddr,
+    server: u32,
+) -> Result<Vec<String>> {
+    const TURNS: usize = 9;
+    let mut lines = Vec::new();
+    for number in RATES {
+        let (mut rdma, mut plain) = (Vec::new(), Vec::new());
+        for _ in 0..number {
+            rdma.push(client()?);
+            plain.push(PlainClient::connect(tcp).await?);
+        }
+        rdma[0].put(b"bench", Some(&[1; 64])).await?;
+        plain[0].put(b"bench", &[1; 64]).await?;
+        let mut turns = Vec::new();
+        // The first turn warms up.
+        for turn in 0..=TURNS {
+            let both = [rate(&mut rdma, server).await?, rate(&mut plain, server).await?];
+            turns.extend((turn > 0).then_some(both));
+        }
+        let median = |of: &dyn Fn(&[[f64; 2]; 2]) -> f64| {
+            let mut values: Vec<f64> = turns.iter().map(of).collect();
+            values.sort_by(f64::total_cmp);
+            values[TURNS / 2]
+        };
+        let mut line = format!("| {number} |");
+        for (what, digits) in [(0, 0), (1, 1)] {
+            let ratio = median(&|[rdma, tcp]| rdma[what] / tcp[what]);
+            line += &format!(
+                " {:.digits$} | {:.digits$} | {ratio:.2} |",
+                median(&|[rdma, _]| rdma[what]),
+                median(&|[_, tcp]| tcp[what]),
+            );
+        }
+        lines.push(line);
+    }
+    Ok(lines)
 }
 
 /// The time of some requests, one after the other.

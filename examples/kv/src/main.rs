@@ -1,6 +1,8 @@
 //! `kv serve ADDRESS ADMIN-ADDRESS [TCP-ADDRESS]` (with the third, it serves the same store over TCP there),
 //! `kv get ADDRESS KEY`, `kv put ADDRESS KEY VALUE`, `kv load ADDRESS`, which puts and gets without end,
-//! `kv check ADDRESS SECONDS NAME`, which compares what comes back, and `kv bench ADDRESS TCP-ADDRESS`.
+//! `kv check ADDRESS SECONDS NAME`, which compares what comes back, `kv bench ADDRESS TCP-ADDRESS`, which measures one
+//! request after the other, and `kv rates ADDRESS TCP-ADDRESS PROCESS`, which measures many clients at the same time
+//! and the processor's time of a server of this machine.
 //!
 //! `kv -d DEVICE ..` uses that RDMA device, not the first one. `kv --clients NUMBER serve ..` serves at most that many
 //! clients at a time (512 unless set). It tells others that it is full, until a client leaves.
@@ -19,7 +21,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
 const USAGE: &str = "usage: kv [-d DEVICE] [--clients NUMBER] serve ADDRESS ADMIN [TCP] | get ADDRESS KEY | put ADDRESS KEY VALUE | \
-                     load ADDRESS | check ADDRESS SECONDS NAME | bench ADDRESS TCP";
+                     load ADDRESS | check ADDRESS SECONDS NAME | bench ADDRESS TCP | rates ADDRESS TCP SERVER";
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -73,6 +75,16 @@ async fn main() -> Result<()> {
             let mut tcp = PlainClient::connect(tcp.parse()?).await?;
             println!("| request | RDMA, us | TCP, us | ratio |\n|---|---:|---:|---:|");
             for line in load::bench(&mut client(address)?, &mut tcp).await? {
+                println!("{line}");
+            }
+            Ok(())
+        }
+        ["rates", address, tcp, server] => {
+            println!(
+                "| clients | RDMA, /s | TCP, /s | ratio | RDMA, processor us each | TCP | ratio |\n\
+                 |---:|---:|---:|---:|---:|---:|---:|"
+            );
+            for line in load::rates(|| client(address), tcp.parse()?, server.parse()?).await? {
                 println!("{line}");
             }
             Ok(())

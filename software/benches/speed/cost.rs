@@ -79,7 +79,7 @@ pub(crate) fn outstanding(count: usize) -> Result<()> {
 }
 
 /// The processor's time that this process has used.
-fn used() -> Duration {
+pub(crate) fn used() -> Duration {
     // SAFETY: all zeros is a valid value, and the call fills it.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();

@@ -5,6 +5,7 @@
 //! again; the two speak over its standard input and output.
 
 mod cost;
+mod servers;
 mod two;
 
 use std::error::Error;
@@ -19,6 +20,7 @@ use ibverbs::{
 use ibverbs_software::Device;
 
 use cost::{idle, outstanding, queue_pairs};
+use servers::{SERVER, servers};
 use two::{Way, child, two_processes};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -187,14 +189,20 @@ fn one_process() -> Result<()> {
 
 fn main() -> Result<()> {
     let way = if asked(SOCKETS) { Way::Sockets } else { Way::Memory };
-    if std::env::var_os(CHILD).is_some() {
-        return child(way);
+    match std::env::var(CHILD) {
+        Ok(words) if words.starts_with(SERVER) => return servers::child(&words),
+        Ok(_) => return child(way),
+        Err(_) => {}
     }
-    // Parts by name, or all.
-    let parts = ["two", SOCKETS, "one", "growth", "idle"];
+    // Parts by name, or all but the servers.
+    let parts = ["two", SOCKETS, "one", "growth", "idle", "servers"];
     let all = !parts.iter().any(|part| asked(part));
     let wanted = |name: &str| all || asked(name);
-    println!("| what | the device | without it | ratio | best rounds |\n|---|---:|---:|---:|---:|");
+    if ["two", SOCKETS, "one"].into_iter().any(wanted) {
+        println!(
+            "| what | the device | without it | ratio | best rounds |\n|---|---:|---:|---:|---:|"
+        );
+    }
     if wanted("two") {
         two_processes(Way::Memory)?;
     }
@@ -214,6 +222,9 @@ fn main() -> Result<()> {
     }
     if wanted("idle") {
         idle()?;
+    }
+    if asked("servers") {
+        servers()?;
     }
     Ok(())
 }

@@ -71,6 +71,12 @@ const CHARTS: &[Chart] = &[
         x: ("size of the region", Scale::Bytes),
         y: ("KiB per registration", Scale::Decades),
     },
+    Chart {
+        name: "servers",
+        title: "Messages of 64 bytes that a server sends back, by its connections",
+        x: ("connections", Scale::Decades),
+        y: ("thousands per second and core", Scale::Linear),
+    },
 ];
 
 struct Series {
@@ -100,11 +106,12 @@ fn series(points: &[Point], chart: &str) -> Vec<Series> {
 }
 
 /// Colours that colour-blind people can tell apart (Okabe and Ito).
-const COLOURS: [RGBColor; 4] = [
+const COLOURS: [RGBColor; 5] = [
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xd5, 0x5e, 0x00),
     RGBColor(0x00, 0x9e, 0x73),
     RGBColor(0xcc, 0x79, 0xa7),
+    RGBColor(0xe6, 0x9f, 0x00),
 ];
 
 /// An axis in the form of plotters, whose own logarithmic axis may leave out the first tick.

@@ -12,7 +12,7 @@ use crate::{REFERENCE, chart};
 pub(crate) struct Sources {
     /// Instructions per operation.
     pub(crate) expected: PathBuf,
-    /// The results of `growth`.
+    /// The results of `growth`. Those of the servers are in `servers.tsv` beside it.
     pub(crate) growth: PathBuf,
     pub(crate) page: PathBuf,
 }
@@ -43,8 +43,8 @@ pub(crate) fn check(sources: &Sources) -> Result<(), String> {
 /// The contents of the page and the charts.
 fn make(sources: &Sources) -> Result<Vec<(PathBuf, String)>, String> {
     let rows = expected::read(&sources.expected)?;
-    let text = read(&sources.growth)?;
-    let about = |error| format!("{}: {error}", sources.growth.display());
+    let text = read(&sources.growth)? + &read(&sources.growth.with_file_name("servers.tsv"))?;
+    let about = |error| format!("{}, or servers.tsv: {error}", sources.growth.display());
     let points = points::parse(&text).map_err(about)?;
     let mut page = read(&sources.page)?;
     for (name, table) in [
