@@ -1,10 +1,19 @@
 //! Loops: completions that are made up, polls that fail, and every combination of what can fail when a channel goes.
 
-use ibverbs::{ReceiveWorkRequest, SendWorkRequest, TransportError, ffi};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use ibverbs::{
+    Loop, PooledBuffer, ReceiveWorkRequest, SendWorkRequest, TransportError, WorkErrorClass, ffi,
+};
 use ibverbs_function_device::{FunctionDevice, Progress};
 
 use crate::loops::{Loops, next};
 use crate::pair::{TestDevice, peek};
+
+/// For what never comes.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
 fn completions_that_are_made_up_end_nothing() {
@@ -61,6 +70,41 @@ fn completions_that_are_made_up_end_nothing() {
     loops.here.remove(channel).unwrap();
     loops.device.inject(queue, &again);
     assert!(loops.here.next_ended().unwrap().is_none());
+    loops.finish();
+}
+
+/// The flushed completions come, though not at once.
+#[test]
+fn a_channel_that_is_removed_waits_for_its_completions() {
+    let device = FunctionDevice::make();
+    let mut loops = Loops::on(device.clone());
+    let builder = |of: &Loop<'static, PooledBuffer>| {
+        of.create_channel(&loops.domain).max_send_wr(4).max_recv_wr(4).settle_timeout(PATIENCE)
+    };
+    let (one, two) = crate::pair::connect(builder(&loops.here), builder(&loops.peers));
+    let channel = loops.here.add(one).unwrap();
+    let receive = ReceiveWorkRequest::new(loops.filled(0));
+    loops.here.post(channel, receive, 7).unwrap();
+    let queue = AtomicPtr::new(loops.here.as_raw());
+    device.hold_completions(queue.load(Ordering::Relaxed), 0, true);
+    let polled = device.calls("poll_cq");
+    let device = &device;
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let queue = queue.load(Ordering::Relaxed);
+            // It has found nothing several times, or has given up.
+            while device.calls("poll_cq") < polled + 5 && device.calls("destroy_qp") == 0 {
+                thread::yield_now();
+            }
+            device.hold_completions(queue, 0, false);
+            device.release_all(queue);
+        });
+        loops.here.remove(channel).unwrap();
+    });
+    let ended = next(&mut loops.here);
+    let error = ended.result().unwrap_err().work_error().expect("it has a completion");
+    assert_eq!((ended.token, error.class()), (7, WorkErrorClass::Flushed));
+    drop((ended, two));
     loops.finish();
 }
 

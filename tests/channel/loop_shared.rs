@@ -2,20 +2,25 @@
 
 use ibverbs::{
     AccessFlags, BufferPool, ChannelId, ErrorKind, Loop, PooledBuffer, ReceiveWorkRequest,
-    SendWorkRequest, TransportError, WorkErrorClass,
+    SendWorkRequest, TransportError, WorkErrorClass, ffi,
 };
+use ibverbs_function_device::{FunctionDevice, Progress};
 
 use crate::loops::{LEN, Loops, next};
+use crate::pair::TestDevice;
 use crate::software::Software;
 
 /// Two channels of `peers`, that share receives, and the channels of `here` that they are connected to.
-fn sharing(loops: &mut Loops<Software>, capacity: u32) -> (ChannelId, [(ChannelId, ChannelId); 2]) {
+fn sharing<D: TestDevice>(
+    loops: &mut Loops<D>,
+    capacity: u32,
+) -> (ChannelId, [(ChannelId, ChannelId); 2]) {
     let receives = loops.peers.add_shared_receives(&loops.domain, capacity).unwrap();
     let pairs = [(); 2].map(|()| connect(loops, receives));
     (receives, pairs)
 }
 
-fn connect(loops: &mut Loops<Software>, receives: ChannelId) -> (ChannelId, ChannelId) {
+fn connect<D: TestDevice>(loops: &mut Loops<D>, receives: ChannelId) -> (ChannelId, ChannelId) {
     let builder = loops.peers.create_sharing_channel(&loops.domain, receives).unwrap();
     let builder = builder.max_send_wr(4).access(crate::pair::ALL);
     let (one, two) = crate::pair::connect(loops.prepare(&loops.here), builder);
@@ -52,6 +57,36 @@ fn a_message_comes_with_the_channel_that_it_arrived_on() {
     }
     let own = loops.peers.post(pairs[0].1, ReceiveWorkRequest::new(loops.filled(0)), 0);
     assert_eq!(own.unwrap_err().error, TransportError::ReceivesAreShared);
+    loops.finish();
+}
+
+/// No queue pair shares them that the completion names, whatever its number.
+#[test]
+fn a_message_of_a_queue_pair_that_shares_no_receives_is_unknown() {
+    let device = FunctionDevice::make();
+    device.progress(Progress::Manual);
+    let mut loops = Loops::on(device);
+    let (receives, [(from, to), _]) = sharing(&mut loops, 4);
+    let (channel, peer) = loops.connect();
+    let own = loops.peers.endpoint(peer).unwrap().num();
+    loops.receive(receives, 5);
+    let (queue, wr_id) = (loops.peers.as_raw(), loops.device.posted(0).unwrap().wr_id);
+    for qp_num in [u32::MAX, u32::MAX - 1, 0, own] {
+        loops.device.inject(queue, &ffi::ibv_wc { wr_id, qp_num, ..Default::default() });
+        let error = loops.peers.next_ended().unwrap_err();
+        assert_eq!(error, TransportError::UnknownCompletion { queue_pair: qp_num, wr_id });
+        // Also where not `next_ended` has polled it.
+        loops.device.inject(queue, &ffi::ibv_wc { wr_id, qp_num, ..Default::default() });
+        loops.peers.remove(peer).err();
+        assert_eq!(loops.peers.in_flight(receives), 1);
+        while loops.peers.next_ended().is_err() {}
+    }
+    loops.send(from, 1, 0);
+    loops.device.run();
+    let ended = next(&mut loops.peers);
+    assert_eq!((ended.channel, ended.token), (to, 5));
+    drop(ended);
+    let _ = (next(&mut loops.here), channel);
     loops.finish();
 }
 

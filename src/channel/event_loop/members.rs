@@ -7,7 +7,7 @@ use std::thread;
 use super::Loop;
 use super::detached::step;
 use super::ended::{ChannelId, STOPPED};
-use super::slots::{NEVER_FREE, Outcome, Slot, State};
+use super::slots::{NEVER_FREE, Outcome, SHARED, Slot, State};
 use super::table::{Aside, Entry, Table};
 use crate::channel::Channel;
 #[cfg(doc)]
@@ -291,6 +291,7 @@ impl<'res, B> Loop<'res, B> {
         for slot in entry.slots() {
             let slot = &mut table.slots[slot as usize];
             slot.channel = id;
+            slot.number &= !SHARED;
             slot.queue_pair = queue_pair;
         }
         members.room -= depth;
@@ -336,7 +337,7 @@ fn add_place<B>(
         // For when they are all removed.
         members.retired.try_reserve(all)
     })();
-    if reserved.is_err() || u32::try_from(first_slot + depth).is_err() {
+    if reserved.is_err() || first_slot + depth > SHARED as usize {
         return Err(no_memory());
     }
     let (first, sends) = (first_slot as u32, first_slot as u32 + depths[0]);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::Loop;
 use super::ended::{ChannelId, Ended, REMOVED};
 use super::members::{no_memory, unknown};
-use super::slots::{NEVER_FREE, State};
+use super::slots::{NEVER_FREE, SHARED, State, index_of};
 use super::table::Table;
 use crate::channel::builder::ChannelBuilder;
 use crate::channel::operation::Queue;
@@ -20,9 +20,6 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::parent::Parent;
 use crate::queue_pair::SharedReceiveQueue;
-
-/// The queue pair of receives that are shared: no queue pair has this number.
-pub(super) const ANY: u32 = u32::MAX;
 
 impl<'res, B> Loop<'res, B> {
     /// `ibv_create_srq`: adds a queue of receives that channels [share](Self::create_sharing_channel), at most `capacity` at
@@ -66,8 +63,11 @@ impl<'res, B> Loop<'res, B> {
         };
         let shared = &mut self.members.shared;
         shared.try_reserve(1).map_err(|_| no_memory())?;
-        let id = self.take_place([0, capacity, 0], target, limits, ANY)?;
+        let id = self.take_place([0, capacity, 0], target, limits, 0)?;
         let entry = &mut self.table.entries[id.index()];
+        for index in entry.slots() {
+            self.table.slots[index as usize].number |= SHARED;
+        }
         entry.next = [NEVER_FREE, entry.first_of(Queue::Receive)];
         self.members.shared.push((id, queue.clone()));
         Ok(id)
@@ -148,8 +148,8 @@ impl<B> Table<B> {
     #[inline(never)]
     pub(super) fn take_shared(&mut self, completion: &ffi::ibv_wc) -> Option<Ended<B>> {
         let channel = self.sharing(completion.qp_num)?;
-        let slot = self.slots.get_mut(completion.wr_id as u32 as usize)?;
-        if slot.number != completion.wr_id || slot.state != State::Token || slot.queue_pair != ANY {
+        let slot = self.slots.get_mut(index_of(completion.wr_id) as usize)?;
+        if slot.number != completion.wr_id || slot.state != State::Token || !slot.is_shared() {
             return None;
         }
         slot.state = State::Free;

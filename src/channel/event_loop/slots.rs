@@ -10,6 +10,16 @@ use crate::ffi;
 /// What a generation adds to a number.
 pub(in crate::channel) const ONE: u64 = 1 << 32;
 
+/// A bit of the numbers of shared receives. No slot has an index with it, so a completion of theirs is not taken for one
+/// of a queue pair.
+pub(super) const SHARED: u64 = 1 << 31;
+
+/// The slot of a request with this number.
+#[inline(always)]
+pub(super) fn index_of(number: u64) -> u32 {
+    (number & !SHARED) as u32
+}
+
 /// The slot of no channel, which is never free: the next one of a queue that has no slots, or may not be posted to yet.
 pub(super) const NEVER_FREE: u32 = 0;
 
@@ -55,6 +65,7 @@ pub(super) struct Slot<B> {
     pub(super) number: u64,
     pub(super) token: u64,
     pub(super) channel: ChannelId,
+    /// Unless its receives are shared ones.
     pub(super) queue_pair: u32,
     /// The next slot of the ring of its queue.
     pub(super) next: u32,
@@ -83,6 +94,11 @@ impl<B> Slot<B> {
             state,
             buffer: MaybeUninit::uninit(),
         }
+    }
+
+    /// Whether its receives are shared ones.
+    pub(super) fn is_shared(&self) -> bool {
+        self.number & SHARED != 0
     }
 
     fn generation(&self) -> u32 {

@@ -13,8 +13,7 @@ use std::sync::Arc;
 
 use super::ended::{ChannelId, Ended, result};
 use super::numbers::Numbers;
-use super::shared::ANY;
-use super::slots::{List, NEVER_FREE, Outcome, Slot, State};
+use super::slots::{List, NEVER_FREE, Outcome, Slot, State, index_of};
 use super::tasks::{Deferred, Lines, Receiving, Waiters};
 use crate::channel::core::Core;
 use crate::channel::error::{TransportError, TransportResult};
@@ -251,13 +250,15 @@ impl<B> Table<B> {
     /// It is unknown: no operation in flight has its number and queue pair, nor had one of an earlier connection its number.
     fn end(&mut self, completion: &ffi::ibv_wc) -> TransportResult<()> {
         let &ffi::ibv_wc { wr_id, qp_num: queue_pair, .. } = completion;
-        let index = wr_id as u32;
+        let index = index_of(wr_id);
         match self.slots.get(index as usize) {
             Some(slot)
                 if slot.number == wr_id
                     && slot.state.is_in_flight()
-                    && (slot.queue_pair == queue_pair
-                        || slot.queue_pair == ANY && self.sharing(queue_pair).is_some()) =>
+                    && match slot.is_shared() {
+                        true => self.sharing(queue_pair).is_some(),
+                        false => slot.queue_pair == queue_pair,
+                    } =>
             {
                 match slot.state {
                     State::Task => self.finish_task(index, completion),
@@ -298,7 +299,7 @@ impl<B> Table<B> {
     /// Gives the result of an operation to its owner: the device has it no more.
     pub(super) fn finish(&mut self, index: u32, completion: &ffi::ibv_wc) {
         // What is destroyed has no number of a queue pair.
-        let is_shared = self.slots[index as usize].queue_pair == ANY;
+        let is_shared = self.slots[index as usize].is_shared();
         let shared_by = if is_shared { self.sharing(completion.qp_num) } else { None };
         let Self { slots, asides, outcomes, deferred, ended, .. } = self;
         let (slot, outcome) = (&mut slots[index as usize], &mut outcomes[index as usize]);
