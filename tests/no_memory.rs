@@ -2,10 +2,17 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::future::Future;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 
-use ibverbs::*;
-use ibverbs_function_device::{FunctionDevice, Kind};
+use ibverbs::{
+    AccessFlags, AsyncChannel, BufferPool, Channel, ErrorKind, OperationError, PooledBuffer,
+    ProtectionDomain, Reactor, RegionOptions, Result, TransportError,
+};
+use ibverbs_function_device::{FunctionDevice, Kind, Progress};
 
 /// Refuses allocations of the current thread from a given size on.
 struct Limited;
@@ -132,4 +139,134 @@ fn an_asynchronous_channel_without_memory_is_a_typed_error_and_the_reactor_goes_
     assert_eq!(reactor.capacity().1, 4 * most);
     drop((reactor, domain, context));
     device.assert_clean();
+}
+
+/// How many tasks wait in a test: lists of that many are not there yet.
+const TASKS: usize = 256;
+
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Count {
+    fn get(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+fn poll<F: Future + Unpin>(future: &mut F, count: &Arc<Count>) -> Poll<F::Output> {
+    let waker = Waker::from(count.clone());
+    Pin::new(future).poll(&mut Context::from_waker(&waker))
+}
+
+/// A channel that is connected to itself, on a device that does nothing until it is told to.
+struct Futures {
+    channel: AsyncChannel,
+    reactor: Reactor,
+    pool: BufferPool,
+    device: FunctionDevice,
+    count: Arc<Count>,
+}
+
+impl Futures {
+    fn new() -> Self {
+        let device = FunctionDevice::model();
+        device.progress(Progress::Manual);
+        let domain = Arc::new(ProtectionDomain::new(Arc::new(device.context())).unwrap());
+        let reactor = Reactor::new(domain.context_parent(), 4 * TASKS as u32).unwrap();
+        let depth = TASKS as u32;
+        let prepared = reactor
+            .prepare(Channel::builder(&domain).max_send_wr(depth).max_recv_wr(depth))
+            .unwrap();
+        let itself = prepared.endpoint();
+        let channel = prepared.handshake(itself).unwrap();
+        let pool = BufferPool::new(&domain, 8, 4 * TASKS, AccessFlags::empty()).unwrap();
+        Self { channel, reactor, pool, device, count: Arc::default() }
+    }
+
+    fn buffer(&self) -> PooledBuffer {
+        self.pool.take().unwrap()
+    }
+
+    /// A place in line that there is no memory for.
+    #[track_caller]
+    fn finds_no_place<T>(&self, poll: Poll<std::result::Result<T, OperationError<PooledBuffer>>>) {
+        let Poll::Ready(Err(failed)) = poll else { panic!("there is no memory for it") };
+        let TransportError::Verbs(error) = failed.error else { panic!("{}", failed.error) };
+        assert_eq!((error.raw_os_error(), error.kind()), (Some(libc::ENOMEM), ErrorKind::Resource));
+        drop(failed);
+    }
+
+    #[track_caller]
+    fn finish(self) {
+        let Self { channel, reactor, pool, device, count } = self;
+        drop(channel);
+        assert_eq!((pool.available(), Arc::strong_count(&count)), (pool.chunks(), 1));
+        drop((reactor, pool));
+        device.assert_clean();
+    }
+}
+
+#[test]
+fn a_task_without_memory_for_its_place_in_line_gets_an_error_and_its_buffer() {
+    let rig = Futures::new();
+    let mut sends: Vec<_> = (0..TASKS).map(|_| rig.channel.send(rig.buffer())).collect();
+    assert!(sends.iter_mut().all(|send| poll(send, &rig.count).is_pending()));
+    let mut more = rig.channel.send(rig.buffer());
+    with_less_than(64, || rig.finds_no_place(poll(&mut more, &rig.count)));
+    assert_eq!(rig.pool.available(), rig.pool.chunks() - TASKS, "its buffer came back");
+    // A receive that was posted is for the next task.
+    let mut receive = rig.channel.receive(rig.buffer());
+    with_less_than(64, || rig.finds_no_place(poll(&mut receive, &rig.count)));
+    assert_eq!(rig.channel.in_flight(), TASKS + 1);
+    let mut next = rig.channel.receive(rig.buffer());
+    assert!(poll(&mut next, &rig.count).is_pending());
+    assert_eq!(rig.channel.in_flight(), TASKS + 1);
+    with_less_than(64, || {
+        // There is a place: that for the receive has made room for a few.
+        assert!(poll(&mut pin!(rig.channel.next_message()), &rig.count).is_pending());
+    });
+    rig.device.run();
+    while rig.reactor.turn().unwrap() > 0 {}
+    assert!(matches!(poll(&mut next, &rig.count), Poll::Ready(Ok(_))));
+    drop((next, receive, more, sends));
+    rig.finish();
+}
+
+/// Without memory for the list of those that are to be woken, all are woken.
+#[test]
+fn every_task_is_woken_and_every_buffer_comes_back_without_memory() {
+    for cancelled in [false, true] {
+        let rig = Futures::new();
+        let mut sends: Vec<_> = (0..TASKS).map(|_| rig.channel.send(rig.buffer())).collect();
+        assert!(sends.iter_mut().all(|send| poll(send, &rig.count).is_pending()));
+        let counts: Vec<_> = (0..TASKS).map(|_| Arc::new(Count::default())).collect();
+        let mut line: Vec<_> = counts.iter().map(|_| rig.channel.send(rig.buffer())).collect();
+        for (send, count) in line.iter_mut().zip(&counts) {
+            assert!(poll(send, count).is_pending());
+        }
+        if cancelled {
+            sends.clear();
+            assert_eq!(rig.pool.available(), rig.pool.chunks() - 2 * TASKS);
+        }
+        // All that are in line wait for it, and all that are in flight.
+        with_less_than(16, || rig.reactor.stop(TransportError::Stopped));
+        assert!(counts.iter().all(|count| count.get() > 0));
+        if cancelled {
+            assert_eq!(rig.pool.available(), rig.pool.chunks() - TASKS);
+        } else {
+            assert_eq!(rig.count.get(), TASKS);
+        }
+        for send in &mut line {
+            let Poll::Ready(Err(failed)) = poll(send, &rig.count) else { panic!("it is stopped") };
+            assert_eq!(failed.error, TransportError::Stopped);
+        }
+        drop((sends, line));
+        rig.finish();
+    }
 }

@@ -44,7 +44,7 @@ pub use channel_set::{ChannelSet, PeerResults, SetScope};
 pub use error::{ScopeError, TransportError, TransportResult};
 pub use event_loop::{ChannelId, Ended, Loop, LoopBuffer};
 #[cfg(feature = "async")]
-pub(crate) use event_loop::{Deferred, Detached, Doomed};
+pub(crate) use event_loop::{Detached, Doomed, Due, Left};
 #[cfg(feature = "async")]
 pub(crate) use operation::Queue;
 pub use operation_error::{OperationError, OwnedResult};

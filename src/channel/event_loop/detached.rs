@@ -214,7 +214,7 @@ impl<'res, B> Loop<'res, B> {
         }
         let Table { outcomes, deferred, .. } = &mut self.table;
         let outcomes = &mut outcomes[slots.start as usize..slots.end as usize];
-        deferred.woken.extend(outcomes.iter_mut().filter_map(|outcome| outcome.waker.take()));
+        outcomes.iter_mut().for_each(|outcome| deferred.wake(&mut outcome.waker));
     }
 
     /// Takes a channel out for ever. Its id names none any more. Its slots stay, until
@@ -289,10 +289,10 @@ impl<'res, B> Loop<'res, B> {
         let _ = self.end_doomed(destroyed);
         self.drop_messages(index);
         for slot in self.table.entries[index].slots() {
-            self.table.deferred.woken.extend(self.table.outcomes[slot as usize].waker.take());
+            let waker = self.table.outcomes[slot as usize].waker.take();
+            self.table.deferred.forget(waker);
             if self.table.slots[slot as usize].state == State::Done {
-                let ended = self.table.take(slot);
-                self.table.deferred.dropped.push(ended.buffer);
+                self.table.leave(slot);
             }
         }
         self.forget_lines(index);
@@ -305,8 +305,10 @@ impl<'res, B> Loop<'res, B> {
 
     /// Gives up the messages of a channel that nobody has taken.
     fn drop_messages(&mut self, index: usize) {
-        while let Some(message) = self.table.pop_message(index) {
-            self.table.deferred.dropped.push(message.buffer);
+        let mut messages = std::mem::take(&mut self.table.asides[index].messages);
+        while let Some(slot) = self.table.slots.get(messages.first as usize) {
+            let message = std::mem::replace(&mut messages.first, slot.link);
+            self.table.leave(message);
         }
     }
 }

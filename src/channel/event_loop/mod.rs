@@ -27,7 +27,7 @@ use members::Members;
 pub(in crate::channel) use slots::ONE;
 use table::Table;
 #[cfg(feature = "async")]
-pub(crate) use tasks::Deferred;
+pub(crate) use tasks::{Due, Left};
 
 use super::builder::ChannelBuilder;
 use super::error::TransportResult;

@@ -177,10 +177,12 @@ impl<B> Loop<'_, B> {
     pub(super) fn fail(&mut self, channel: ChannelId, error: TransportError) {
         if self.table.is_of_tasks && self.table.core(channel).is_some() {
             self.table.refuse(channel, error);
-            self.table.deferred.failed.push((channel, error));
-        } else {
-            self.to_error(channel);
+            let failed = &mut self.table.deferred.due.failed;
+            if failed.try_reserve(1).is_ok() {
+                return failed.push((channel, error));
+            }
         }
+        self.to_error(channel);
     }
 }
 

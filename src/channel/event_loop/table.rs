@@ -99,8 +99,7 @@ pub(super) struct Table<B> {
     /// What `next_ended` returns next.
     pub(super) ended: List,
     /// What is to be done when the loop is no more borrowed.
-    /// In a box, so that it is exchanged for another one cheaply.
-    pub(super) deferred: Box<Deferred<B>>,
+    pub(super) deferred: Deferred,
     /// The channels that share receives, by the numbers of their queue pairs.
     pub(super) sharing: Numbers,
     /// The tasks that wait for something of a channel.
@@ -132,7 +131,7 @@ impl<B> Table<B> {
             window: WindowList::default(),
             outcomes: vec![Outcome::default()],
             ended: List::default(),
-            deferred: Box::default(),
+            deferred: Deferred::default(),
             sharing: Numbers::new(),
             waiters: Waiters::default(),
             without_credit: Vec::new(),
@@ -287,9 +286,7 @@ impl<B> Table<B> {
         slot.state = State::Done;
         outcome.completion = *completion;
         outcome.channel = None;
-        if let Some(waker) = outcome.waker.take() {
-            deferred.woken.push(waker);
-        }
+        deferred.wake(&mut outcome.waker);
         let channel = slot.channel.index();
         if asides[channel].is_draining {
             self.wake_all(channel, Queue::Send);
@@ -301,7 +298,7 @@ impl<B> Table<B> {
         // What is destroyed has no number of a queue pair.
         let is_shared = self.slots[index as usize].is_shared();
         let shared_by = if is_shared { self.sharing(completion.qp_num) } else { None };
-        let Self { slots, asides, outcomes, deferred, ended, .. } = self;
+        let Self { slots, asides, outcomes, .. } = self;
         let (slot, outcome) = (&mut slots[index as usize], &mut outcomes[index as usize]);
         outcome.completion = *completion;
         outcome.channel = shared_by;
@@ -313,12 +310,7 @@ impl<B> Table<B> {
                 asides[aside].messages.push(slots, index);
                 self.wake_first(aside, Queue::Receive);
             }
-            State::Abandoned => {
-                slot.state = State::Free;
-                // SAFETY: an operation in flight has its buffer, with which the device is done. The slot is free now.
-                deferred.dropped.push(unsafe { slot.buffer.assume_init_read() });
-                self.wake_first(aside, Queue::Send);
-            }
+            State::Abandoned => self.leave(index),
             State::Probe => {
                 slot.state = State::Free;
                 if let (Some(core), Err(error)) = (&asides[aside].core, result(completion)) {
@@ -326,11 +318,19 @@ impl<B> Table<B> {
                 }
                 self.wake_first(aside, Queue::Send);
             }
-            _ => {
-                slot.state = State::Ended;
-                ended.push(slots, index);
-            }
+            _ => self.push_ended(index),
         }
+    }
+
+    fn push_ended(&mut self, index: u32) {
+        self.slots[index as usize].state = State::Ended;
+        self.ended.push(&mut self.slots, index);
+    }
+
+    /// Nobody asks for the operation of a slot, which has ended: its buffer is dropped when the loop is not borrowed.
+    pub(super) fn leave(&mut self, index: u32) {
+        self.push_ended(index);
+        self.deferred.is_left = true;
     }
 
     /// Takes the operation of a slot, which has ended.

@@ -16,26 +16,69 @@ use crate::channel::owned_buffer::OwnedBuffer;
 use crate::channel::owned_post::Refused;
 use crate::channel::request::WorkRequest;
 use crate::channel::slot::NO_SLOT;
+use crate::error::{Error, Result as VerbResult};
 
 /// What is to be done when a loop is no more borrowed.
-pub(crate) struct Deferred<B> {
+#[derive(Default)]
+pub(crate) struct Due {
     pub(crate) woken: Vec<Waker>,
-    pub(crate) dropped: Vec<B>,
     /// Channels to be closed, since a post has failed that the device may have.
     pub(crate) failed: Vec<(ChannelId, TransportError)>,
 }
 
-impl<B> Default for Deferred<B> {
-    fn default() -> Self {
-        Self { woken: Vec::new(), dropped: Vec::new(), failed: Vec::new() }
-    }
+/// What is due, and whether the table has [left](Loop::take_left) something beside it.
+#[derive(Default)]
+pub(crate) struct Deferred {
+    /// In a box, so that it is exchanged for another one cheaply.
+    pub(super) due: Box<Due>,
+    pub(super) is_left: bool,
+    /// There was no memory to note who is to be woken: all are, from this place on.
+    unwoken: Option<usize>,
 }
 
-impl<B> Deferred<B> {
+/// One thing that is to be done when a loop is not borrowed.
+pub(crate) enum Left<B> {
+    Failed(ChannelId, TransportError),
+    Woken(Waker),
+    Dropped(B),
+}
+
+impl Deferred {
     /// Whether there is nothing, unless a post has failed.
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.woken.is_empty() && self.dropped.is_empty()
+        self.due.woken.is_empty() && !self.is_left
+    }
+
+    /// Takes what is due, and leaves an empty list.
+    #[inline(always)]
+    pub(crate) fn exchange(&mut self, spare: Box<Due>) -> Box<Due> {
+        std::mem::replace(&mut self.due, spare)
+    }
+
+    /// Has a task woken. Without memory for the list, its waker stays where it is, and all tasks are woken.
+    #[inline(always)]
+    pub(super) fn wake(&mut self, place: &mut Option<Waker>) {
+        if place.is_some() && (self.due.woken.len() < self.due.woken.capacity() || self.grow()) {
+            self.due.woken.extend(place.take());
+        }
+    }
+
+    /// Has a task woken that was forgotten. Without memory, its waker is leaked.
+    pub(super) fn forget(&mut self, mut waker: Option<Waker>) {
+        self.wake(&mut waker);
+        std::mem::forget(waker);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self) -> bool {
+        let has_grown = self.due.woken.try_reserve(1).is_ok();
+        if !has_grown {
+            self.unwoken = Some(0);
+            self.is_left = true;
+        }
+        has_grown
     }
 }
 
@@ -79,6 +122,23 @@ pub(super) struct Waiter {
 pub(super) struct Waiters {
     places: Vec<Waiter>,
     free: Line,
+}
+
+impl Waiters {
+    /// Makes a free place, when there is none.
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self) -> VerbResult<()> {
+        let place = u32::try_from(self.places.len()).ok().filter(|&place| place != NO_SLOT);
+        let (Some(place), Ok(())) = (place, self.places.try_reserve(1)) else {
+            let reason = "no memory for the place of a task that waits";
+            return Err(Error::with_reason("ibv_req_notify_cq", libc::ENOMEM, reason));
+        };
+        let of = (NO_SLOT, 0);
+        self.places.push(Waiter { of, waker: None, before: NO_SLOT, after: NO_SLOT });
+        self.free.first = place;
+        Ok(())
+    }
 }
 
 // What is not used before the futures are on it is for them.
@@ -148,7 +208,7 @@ impl<B> Loop<'_, B> {
     }
 
     /// The task asks for this operation no more. What is returned is to be dropped when the loop is not borrowed. If the
-    /// device has the request, the buffer follows in [`later`](Self::later) when it has ended.
+    /// device has the request, the buffer is [left](Self::take_left) when it has ended.
     pub(crate) fn abandon(&mut self, number: u64) -> (Option<Ended<B>>, Option<Waker>) {
         let waker = self.waker_of(number).and_then(Option::take);
         let done = self.take_done(number);
@@ -197,7 +257,7 @@ impl<B> Loop<'_, B> {
     }
 
     /// Polls once, unless something is left of what was polled, and gives all that was polled to its owners: tasks are
-    /// to be woken [later](Self::later). Returns how many completions there were.
+    /// to be woken [later](Self::deferred). Returns how many completions there were.
     ///
     /// # Errors
     ///
@@ -219,36 +279,63 @@ impl<B> Loop<'_, B> {
         !self.table.without_credit.is_empty()
     }
 
-    /// The tasks to be woken, and the buffers to be dropped, when the loop is not borrowed.
+    /// What is to be done when the loop is not borrowed.
     #[inline]
-    pub(crate) fn deferred(&mut self) -> &mut Box<Deferred<B>> {
+    pub(crate) fn deferred(&mut self) -> &mut Deferred {
         &mut self.table.deferred
     }
 
+    /// The next thing that is to be done when the loop is not borrowed: with this nothing needs memory.
+    #[cold]
+    pub(crate) fn take_left(&mut self) -> Option<Left<B>> {
+        let Table { deferred, outcomes, waiters, .. } = &mut self.table;
+        if let Some((channel, error)) = deferred.due.failed.pop() {
+            return Some(Left::Failed(channel, error));
+        }
+        if let Some(waker) = deferred.due.woken.pop() {
+            return Some(Left::Woken(waker));
+        }
+        if let Some(from) = deferred.unwoken {
+            let of_slots = outcomes.iter_mut().map(|outcome| &mut outcome.waker);
+            let in_lines = waiters.places.iter_mut().map(|waiter| &mut waiter.waker);
+            let mut wakers = of_slots.chain(in_lines).enumerate().skip(from);
+            let next = wakers.find_map(|(at, waker)| waker.take().map(|waker| (at + 1, waker)));
+            deferred.unwoken = next.as_ref().map(|&(at, _)| at);
+            if let Some((_, waker)) = next {
+                return Some(Left::Woken(waker));
+            }
+        }
+        if let Some(ended) = self.table.pop_ended() {
+            // Its place in the queue is free now.
+            self.table.wake_first(ended.channel.index(), Queue::Send);
+            return Some(Left::Dropped(ended.buffer));
+        }
+        self.table.deferred.is_left = false;
+        None
+    }
+
     /// Has a task wait for a message, or for room to send, behind those that wait already. Returns its place.
+    ///
+    /// # Errors
+    ///
+    ///  - `ENOMEM`: there is no memory for the place.
     pub(crate) fn join_line(
         &mut self,
         channel: ChannelId,
         queue: Queue,
-        waker: Option<Waker>,
-    ) -> u32 {
+        waker: &mut Option<Waker>,
+    ) -> TransportResult<u32> {
         let Table { asides, waiters, .. } = &mut self.table;
         let line = queue_index(queue);
         let last = asides.get(channel.index()).map_or(NO_SLOT, |aside| aside.lines[line].last);
+        if waiters.free.first == NO_SLOT {
+            waiters.grow()?;
+        }
+        let place = waiters.free.first;
+        let waiter = &mut waiters.places[place as usize];
+        waiters.free.first = waiter.after;
         let of = (channel.index, line);
-        let waiter = Waiter { of, waker, before: last, after: NO_SLOT };
-        let place = match waiters.free.first {
-            NO_SLOT => {
-                waiters.places.push(waiter);
-                waiters.places.len() as u32 - 1
-            }
-            free => {
-                let place = &mut waiters.places[free as usize];
-                waiters.free.first = place.after;
-                *place = waiter;
-                free
-            }
-        };
+        *waiter = Waiter { of, waker: waker.take(), before: last, after: NO_SLOT };
         if let Some(before) = waiters.places.get_mut(last as usize) {
             before.after = place;
         }
@@ -259,7 +346,7 @@ impl<B> Loop<'_, B> {
                 line.first = place;
             }
         }
-        place
+        Ok(place)
     }
 
     /// Whether this is the first place of its line.
@@ -323,20 +410,31 @@ impl<B> Loop<'_, B> {
         self.table.why_stopped(channel)
     }
 
-    /// From now on nothing can be posted on channels that are attached later. Returns the channels that were there.
+    /// From now on nothing can be posted on channels that are attached later.
     #[cold]
-    pub(crate) fn stop_adding(&mut self, error: TransportError) -> Vec<ChannelId> {
+    pub(crate) fn stop_adding(&mut self, error: TransportError) {
         self.table.stopped.get_or_insert(error);
-        self.channels()
     }
 
-    fn channels(&self) -> Vec<ChannelId> {
-        let there = self.table.asides.iter().enumerate().filter(|(_, aside)| aside.core.is_some());
-        let id = |(index, _): (usize, _)| ChannelId {
+    /// The first channel whose index is not less than this.
+    #[cold]
+    pub(crate) fn next_channel(&self, index: usize) -> Option<ChannelId> {
+        self.channels_from(index).next()
+    }
+
+    /// The same, if the device has operations of it.
+    #[cold]
+    pub(crate) fn next_busy(&self, index: usize) -> Option<ChannelId> {
+        self.channels_from(index).find(|&channel| self.in_flight(channel) > 0)
+    }
+
+    fn channels_from(&self, index: usize) -> impl Iterator<Item = ChannelId> {
+        let rest = self.table.asides.iter().zip(&self.table.entries).enumerate().skip(index);
+        let there = rest.filter(|(_, (aside, _))| aside.core.is_some());
+        there.map(|(index, (_, entry))| ChannelId {
             index: index as u32,
-            generation: self.table.entries[index].generation,
-        };
-        there.map(id).collect()
+            generation: entry.generation,
+        })
     }
 
     /// Refuses further sends, writes, reads and atomics of a channel with [`Stopped`](TransportError::Stopped).
@@ -355,14 +453,6 @@ impl<B> Loop<'_, B> {
     /// Whether connections of the device end without completions, as on iWARP.
     pub(crate) fn is_iwarp(&self) -> bool {
         self.queue.context().is_iwarp()
-    }
-
-    /// The channels of which the device has operations.
-    #[cold]
-    pub(crate) fn busy_channels(&self) -> Vec<ChannelId> {
-        let mut channels = self.channels();
-        channels.retain(|&channel| self.in_flight(channel) > 0);
-        channels
     }
 
     /// Whether a channel refuses sends, and is not closed yet.
@@ -385,7 +475,7 @@ impl<B> Loop<'_, B> {
                     break;
                 }
                 let waker = self.leave_line(first);
-                self.table.deferred.woken.extend(waker);
+                self.table.deferred.forget(waker);
             }
         }
         self.table.asides[index] = Aside::default();
@@ -414,7 +504,7 @@ impl<B> Table<B> {
         let Self { asides, waiters, deferred, .. } = self;
         let mut place = asides[channel].lines[queue_index(queue)].first;
         while let Some(waiter) = waiters.places.get_mut(place as usize) {
-            deferred.woken.extend(waiter.waker.take());
+            deferred.wake(&mut waiter.waker);
             place = waiter.after;
         }
     }
@@ -434,7 +524,7 @@ impl<B> Table<B> {
             return self.wake_all(channel, queue);
         }
         if let Some(waiter) = self.waiters.places.get_mut(first as usize) {
-            self.deferred.woken.extend(waiter.waker.take());
+            self.deferred.wake(&mut waiter.waker);
         }
     }
 }

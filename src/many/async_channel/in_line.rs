@@ -1,10 +1,11 @@
 //! A task that waits in a line of a channel.
 
+use std::mem;
 use std::task::Waker;
 
 use super::AsyncChannel;
 use super::share::{Share, release_quietly};
-use crate::channel::Queue;
+use crate::channel::{Queue, TransportResult};
 use crate::panics::catch;
 
 /// A place in a line, which is given up when this is dropped.
@@ -21,17 +22,25 @@ impl<'a, S: Share> InLine<'a, S> {
     }
 
     /// Has the task woken when it is its turn.
-    pub(super) fn wait(&mut self, mut guard: S::Guard<'_>, waker: Waker) {
-        let before = match self.place {
-            Some(place) => guard.core.waker_in_line(place).replace(waker),
+    ///
+    /// # Errors
+    ///
+    ///  - `ENOMEM`: there is no memory for its place.
+    pub(super) fn wait(&mut self, mut guard: S::Guard<'_>, waker: Waker) -> TransportResult<()> {
+        let mut waker = Some(waker);
+        let joined = match self.place {
+            Some(place) => {
+                mem::swap(guard.core.waker_in_line(place), &mut waker);
+                Ok(())
+            }
             None => {
-                let place = guard.core.join_line(self.channel.id, self.queue, Some(waker));
-                self.place = Some(place);
-                None
+                let joined = guard.core.join_line(self.channel.id, self.queue, &mut waker);
+                joined.map(|place| self.place = Some(place))
             }
         };
         drop(guard);
-        drop(before);
+        drop(waker);
+        joined
     }
 }
 

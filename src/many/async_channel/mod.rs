@@ -100,7 +100,8 @@ impl<S: Share> AsyncChannel<S> {
     /// ([flow control](crate::ChannelBuilder::flow_control)), it is posted when there is room: operations are posted in
     /// the order of their first polls. Messages are received by [`receive`](Self::receive), which hands them out in order.
     ///
-    /// The output is the buffer, as the reactor keeps it, and the completion.
+    /// The output is the buffer, as the reactor keeps it, and the completion. Without memory for a place in line, it fails with
+    /// `ENOMEM`, and the buffer comes back.
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub fn run<R: WorkRequest + SendQueueRequest>(&self, request: R) -> AsyncOperation<'_, R, S>
@@ -179,7 +180,8 @@ impl<S: Share> AsyncChannel<S> {
     /// [ahead](Self::post_receive), or by a receive that was dropped. If such a one is left, `buffer` is not needed, and
     /// is dropped. If the queue is full, it is posted when there is room.
     ///
-    /// A message that is longer than the buffer it arrives in fails, so use buffers of one length.
+    /// A message that is longer than the buffer it arrives in fails, so use buffers of one length. Without memory for a place
+    /// in line, it fails with `ENOMEM`: a buffer that was posted is for the next task then.
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
     pub fn receive<D: ScatterBuffer>(&self, buffer: D) -> AsyncReceive<'_, D, S>
@@ -235,10 +237,10 @@ impl<S: Share> AsyncChannel<S> {
             }
             match guard.core.why_stopped(self.id) {
                 Some(error) => Poll::Ready(Err(error.into())),
-                None => {
-                    place.wait(guard, waker);
-                    Poll::Pending
-                }
+                None => match place.wait(guard, waker) {
+                    Ok(()) => Poll::Pending,
+                    Err(error) => Poll::Ready(Err(error.into())),
+                },
             }
         })
         .await
@@ -287,7 +289,10 @@ impl<S: Share> AsyncChannel<S> {
             if guard.core.sends_in_flight(self.id) == 0 || !guard.core.is_draining(self.id) {
                 return Poll::Ready(());
             }
-            place.wait(guard, waker);
+            if place.wait(guard, waker).is_err() {
+                // There is no memory for a place in line: it looks again.
+                cx.waker().wake_by_ref();
+            }
             Poll::Pending
         })
         .await;

@@ -156,31 +156,34 @@ where
         // Others may wait, and nothing will be posted any more.
         let stopped = guard.core.why_stopped(*id).filter(|_| waits);
         let (waits, error) = (waits && stopped.is_none(), stopped.unwrap_or(refused.error));
-        let refused = Refused { error, ..refused };
-        let polled = if waits {
-            self.request = refused.request;
-            self.stage = Stage::InLine(match (place, waker.take()) {
-                (Some(place), new) => {
-                    waker = std::mem::replace(guard.core.waker_in_line(place), new);
-                    place
-                }
-                (None, new) => guard.core.join_line(*id, Queue::Send, new),
-            });
-            if refused.error == TransportError::NoCredit {
-                guard.set_credit_alarm();
+        let joined = match place {
+            _ if !waits => Err(error),
+            Some(place) => {
+                std::mem::swap(guard.core.waker_in_line(place), &mut waker);
+                Ok(place)
             }
-            Poll::Pending
-        } else {
-            let own = place.map(|place| guard.core.leave_line(place));
-            guard.core.wake_line(*id, Queue::Send);
-            self.stage = Stage::Over;
-            release_and_wake(share, guard);
-            drop((own, waker));
-            return Poll::Ready(Err(refused.into()));
+            None => guard.core.join_line(*id, Queue::Send, &mut waker),
         };
-        release(share, guard);
-        drop(waker);
-        polled
+        match joined {
+            Ok(place) => {
+                self.request = refused.request;
+                self.stage = Stage::InLine(place);
+                if error == TransportError::NoCredit {
+                    guard.set_credit_alarm();
+                }
+                release(share, guard);
+                drop(waker);
+                Poll::Pending
+            }
+            Err(error) => {
+                let own = place.map(|place| guard.core.leave_line(place));
+                guard.core.wake_line(*id, Queue::Send);
+                self.stage = Stage::Over;
+                release_and_wake(share, guard);
+                drop((own, waker));
+                Poll::Ready(Err(Refused { error, ..refused }.into()))
+            }
+        }
     }
 }
 

@@ -258,11 +258,15 @@ impl<S: Share> Reactor<S> {
     #[cold]
     fn check_connections(&self) {
         let now = Instant::now();
-        let channels = self.share.lock().core.busy_channels();
-        let mut panics = Panics::default();
-        for channel in channels {
+        let (mut panics, mut index) = (Panics::default(), 0);
+        loop {
+            let mut guard = self.share.lock();
+            let Some(channel) = guard.core.next_busy(index) else { break };
+            index = channel.index() + 1;
+            let out = guard.core.take_out(channel);
+            drop(guard);
             // Whoever has taken it out looks at it.
-            let Some(out) = self.share.lock().core.take_out(channel) else { continue };
+            let Some(out) = out else { continue };
             let checked = out.check(now);
             panics.catch(|| put_back(&self.share, out, None));
             if let Err(error) = checked {
@@ -297,10 +301,12 @@ impl<S: Share> Reactor<S> {
         let mut guard = self.share.lock();
         guard.is_stopped = true;
         let runner = guard.runner.take();
-        let channels = guard.core.stop_adding(error);
+        guard.core.stop_adding(error);
+        let mut next = guard.core.next_channel(0);
         drop(guard);
-        for channel in channels {
+        while let Some(channel) = next {
             panics.catch(|| stop(&self.share, channel, error));
+            next = self.share.lock().core.next_channel(channel.index() + 1);
         }
         panics.catch(|| runner.into_iter().for_each(|runner| runner.wake()));
         panics
@@ -425,7 +431,7 @@ struct Runner<'a, S: Share>(&'a Reactor<S>);
 impl<S: Share> Drop for Runner<'_, S> {
     fn drop(&mut self) {
         let guard = self.0.share.lock();
-        if !guard.is_stopped && !guard.core.busy_channels().is_empty() {
+        if !guard.is_stopped && guard.core.next_busy(0).is_some() {
             trace::reactor_stands("its task was dropped while operations were in flight");
         }
     }

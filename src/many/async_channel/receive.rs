@@ -72,8 +72,36 @@ where
         if let Some(message) = guard.core.take_message(id) {
             return self.end(guard, message, Some(waker));
         }
-        self.stage = Stage::Waiting(guard.core.join_line(id, Queue::Receive, Some(waker)));
-        Poll::Pending
+        let mut waker = Some(waker);
+        match guard.core.join_line(id, Queue::Receive, &mut waker) {
+            Ok(place) => {
+                self.stage = Stage::Waiting(place);
+                Poll::Pending
+            }
+            Err(error) => self.not_in_line(guard, error, waker),
+        }
+    }
+
+    /// There is no memory for its place: what was posted is for the next task.
+    #[cold]
+    #[inline(never)]
+    fn not_in_line(
+        &mut self,
+        mut guard: S::Guard<'_>,
+        error: TransportError,
+        waker: Option<Waker>,
+    ) -> Poll<OwnedResult<S::Buffer>> {
+        self.stage = Stage::Over;
+        let request = self.request.take();
+        let receiving = guard.core.receiving(self.channel.id);
+        if request.is_some() {
+            receiving.held -= 1;
+        } else {
+            receiving.surplus += 1;
+        }
+        release(&self.channel.share, guard);
+        drop(waker);
+        Poll::Ready(Err(Refused { error, request }.into()))
     }
 
     /// The first poll, when the receive of another task is still there.

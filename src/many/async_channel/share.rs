@@ -4,7 +4,6 @@
 //! cloned before, woken and dropped after. Events for `tracing` wait, too.
 
 use std::cell::{RefCell, RefMut};
-use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
@@ -12,7 +11,7 @@ use std::task::Waker;
 use std::time::Instant;
 
 use super::timer::Timer;
-use crate::channel::{ChannelId, Deferred, Detached, Doomed, Loop, TransportError};
+use crate::channel::{ChannelId, Detached, Doomed, Due, Left, Loop, TransportError};
 use crate::panics::{Panics, catch};
 use crate::sync::{Mutex, MutexGuard};
 use crate::trace;
@@ -47,13 +46,14 @@ pub struct State<B> {
     pub(super) device_checked: Option<Instant>,
     /// When the connections are asked for next, on a device that completes nothing when they end.
     pub(super) next_check: Option<Instant>,
-    /// An empty list that has room.
-    spare: Option<Box<Deferred<B>>>,
+    /// An empty list that has room, unless somebody wakes tasks with it.
+    spare: Option<Box<Due>>,
 }
 
 impl<B> State<B> {
     pub(super) fn new(core: Loop<'static, B>, timer: Arc<Timer>) -> Self {
-        let (runner, alarm, device_checked, next_check, spare) = Default::default();
+        let (runner, alarm, device_checked, next_check) = Default::default();
+        let spare = Some(Box::default());
         Self { core, is_stopped: false, runner, alarm, timer, device_checked, next_check, spare }
     }
 
@@ -183,35 +183,59 @@ pub(super) fn release<S: Share>(share: &S, mut guard: S::Guard<'_>) {
 #[inline(never)]
 pub(super) fn release_and_wake<S: Share>(share: &S, mut guard: S::Guard<'_>) {
     let state = &mut *guard;
-    let spare = state.spare.take().unwrap_or_default();
-    let mut deferred = mem::replace(state.core.deferred(), spare);
+    let Some(spare) = state.spare.take() else {
+        drop(guard);
+        return release_left(share).resume();
+    };
+    let mut rest = Rest { share, due: Some(state.core.deferred().exchange(spare)) };
     drop(guard);
-    let rest = Rest(&mut deferred);
-    while let Some((channel, error)) = rest.0.failed.pop() {
+    let Some(due) = &mut rest.due else { return };
+    while let Some((channel, error)) = due.failed.pop() {
         stop(share, channel, error);
     }
-    while let Some(waker) = rest.0.woken.pop() {
+    while let Some(waker) = due.woken.pop() {
         waker.wake();
     }
-    drop(rest);
-    // Both are empty: no code of the program's runs.
-    let other = share.lock().spare.replace(deferred);
-    drop(other);
 }
 
-/// Wakers that are still to be woken when one has panicked, and buffers to be dropped.
-struct Rest<'a, B>(&'a mut Deferred<B>);
+/// What is still to be done, also when a waker has panicked.
+struct Rest<'a, S: Share> {
+    share: &'a S,
+    /// There until it is the spare list again.
+    due: Option<Box<Due>>,
+}
 
-impl<B> Drop for Rest<'_, B> {
+impl<S: Share> Drop for Rest<'_, S> {
     #[inline]
     fn drop(&mut self) {
-        let Deferred { woken, dropped, .. } = &mut *self.0;
-        if !woken.is_empty() || !dropped.is_empty() {
-            let mut panics = Panics::default();
-            woken.drain(..).for_each(|waker| panics.catch(|| waker.wake()));
-            dropped.drain(..).for_each(|buffer| panics.catch(|| drop(buffer)));
-            // It is already unwinding, or no code of the program's was called.
-            panics.forget();
+        let mut panics = Panics::default();
+        let woken = self.due.iter_mut().flat_map(|due| due.woken.drain(..));
+        woken.for_each(|waker| panics.catch(|| waker.wake()));
+        let mut guard = self.share.lock();
+        guard.spare = self.due.take();
+        let is_empty = guard.core.deferred().is_empty();
+        drop(guard);
+        if !is_empty {
+            panics.add(release_left(self.share));
+        }
+        // It is already unwinding, or what has panicked is a buffer.
+        panics.forget();
+    }
+}
+
+/// As [`release_and_wake`], one by one: while others wake tasks, without memory, and for buffers that nobody asks for.
+/// Returns what they have thrown.
+#[cold]
+#[inline(never)]
+fn release_left<S: Share>(share: &S) -> Panics {
+    let mut panics = Panics::default();
+    loop {
+        let left = share.lock().core.take_left();
+        match left {
+            Some(Left::Failed(channel, error)) => panics.catch(|| stop(share, channel, error)),
+            Some(Left::Woken(waker)) => panics.catch(|| waker.wake()),
+            Some(Left::Dropped(buffer)) => panics.catch(|| drop(buffer)),
+            None => return panics,
         }
     }
 }
