@@ -41,4 +41,16 @@ void server_close(struct server *server);
 int64_t c_plain_server(struct server *server, uint64_t operations);
 int64_t c_tuned_server(struct server *server, uint64_t operations);
 
+
+/* A write of many parts over several queue pairs, W16. Each device has a completion queue. NULL: it failed. */
+enum { RAILS = 2, LANES = 2, PARTS = 512 };
+struct rails;
+struct rails *rails_open(const struct handles *h, struct ibv_cq *const cqs[RAILS],
+			 struct ibv_qp *const qps[RAILS * LANES], uint32_t length);
+void rails_close(struct rails *rails);
+/* Writes this many parts. Returns the sum of their numbers, or -1. */
+int64_t c_plain_rails(struct rails *rails, uint64_t operations);
+int64_t c_tuned_rails(struct rails *rails, uint64_t operations);
+int64_t c_same_rails(struct rails *rails, uint64_t operations);
+
 #endif

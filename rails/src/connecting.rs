@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::control::{Control, ControlStream, Frame, VERSION};
 use crate::error::{RailsError, Result};
-use crate::peer::{Peer, pause};
+use crate::pair::pause;
+use crate::peer::Peer;
 use crate::rails::{Event, PeerId, Rails};
 
 /// A peer that cannot be reached is tried again after this time, then after twice as long, and so on.

@@ -1,16 +1,17 @@
 //! The devices of this side: which, and how they are set up.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ibverbs::{
-    AccessFlags, AckTimeout, ChannelBuilder, Context, LinkLayer, Loop, MaxAckRetries,
+    AccessFlags, AckTimeout, ChannelBuilder, ChannelId, Context, LinkLayer, Loop, MaxAckRetries,
     MaxRnrRetries, PciAddress, PciDistance, PciFunction, PortState, ProtectionDomain,
     SharedMemoryRange, SharedMemoryRegion,
 };
 
 use crate::error::{RailsError, Result};
 use crate::pairing::{Facts, Link};
-use crate::rails::Rails;
+use crate::rails::{PeerId, Rails, Work};
 
 /// Receives per queue pair: each piece of a notified transfer takes one.
 pub(crate) const RECEIVES: u32 = 64;
@@ -27,10 +28,23 @@ pub(crate) struct Device {
     pub(crate) facts: Facts,
     /// Dropped before the domain and the context.
     pub(crate) engine: Loop<'static, SharedMemoryRange<u8>>,
+    /// By the index of the channel in the loop.
+    pub(crate) lanes: Vec<Lane>,
     pub(crate) scratch: Arc<SharedMemoryRegion<'static, u8>>,
     pub(crate) domain: Arc<ProtectionDomain<'static>>,
     pub(crate) context: Arc<Context<'static>>,
     settings: Settings,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) peer: PeerId,
+    pub(crate) pair: usize,
+    /// Whether the pair still has it.
+    pub(crate) is_open: bool,
+    /// The requests of its send queue, which end in their order.
+    pub(crate) sends: VecDeque<Work>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +74,29 @@ impl Device {
         let settings =
             Settings { ack_timeout: builder.ack_timeout, max_ack_retries: builder.max_ack_retries };
         let (name, scratch) = (name.to_owned(), Arc::new(scratch));
-        Ok(Self { name, port, facts, engine, scratch, domain, context, settings })
+        let lanes = Vec::new();
+        Ok(Self { name, port, facts, engine, lanes, scratch, domain, context, settings })
+    }
+
+    /// A channel of the loop is a queue pair of this pair.
+    pub(crate) fn add_lane(&mut self, channel: ChannelId, peer: PeerId, pair: usize) {
+        let vacant = || Lane { peer, pair, is_open: false, sends: VecDeque::new() };
+        self.lanes.resize_with(self.lanes.len().max(channel.index() + 1), vacant);
+        let sends = VecDeque::with_capacity(SENDS as usize);
+        self.lanes[channel.index()] = Lane { peer, pair, is_open: true, sends };
+    }
+
+    /// Of these queue pairs, the one with the least to do, if it can have more.
+    #[inline]
+    pub(crate) fn least_busy(&self, channels: &[ChannelId]) -> Option<ChannelId> {
+        let (mut best, mut least) = (None, SENDS as usize);
+        for &channel in channels {
+            let busy = self.lanes[channel.index()].sends.len();
+            if busy < least {
+                (best, least) = (Some(channel), busy);
+            }
+        }
+        best
     }
 
     /// The settings of a queue pair to a peer.

@@ -42,21 +42,25 @@
 //! Both need the same version of this crate. One TCP connection per peer carries what they agree upon; when it breaks,
 //! the peer is gone.
 
+mod agreeing;
+mod closing;
 mod connecting;
 mod control;
 mod devices;
 mod driver;
+mod ended;
 mod error;
 mod memory;
 mod messages;
 mod notify;
 mod opening;
+mod pair;
 mod pairing;
 mod peer;
+mod posting;
 mod rails;
 mod readiness;
 mod transfer;
-mod work;
 
 pub use control::ControlStream;
 pub use devices::RailsBuilder;

@@ -10,7 +10,8 @@ use ibverbs::{
     AccessFlags, PinnedMemory, ProtectionDomain, RegionBuffer, RegionOptions, RemoteMemoryRegion,
     SharedMemoryRange, SharedMemoryRegion,
 };
-use serde::{Deserialize, Serialize};
+use serde::ser::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::{RailsError, Result};
 
@@ -100,7 +101,18 @@ impl RailMemory {
 
     /// What a peer needs to read and write this memory, as far as its access allows. The program sends it over.
     pub fn remote(&self) -> RemoteRailMemory {
-        RemoteRailMemory { regions: self.regions.iter().map(|region| region.remote()).collect() }
+        RemoteRailMemory::new(self.regions.iter().map(|region| region.remote()))
+    }
+
+    /// A part of it as the buffer of a request on a device.
+    #[inline]
+    pub(crate) fn range(
+        &self,
+        device: usize,
+        start: usize,
+        len: usize,
+    ) -> ibverbs::Result<SharedMemoryRange<u8>> {
+        SharedMemoryRange::new(self.regions[device].clone(), start..start + len)
     }
 
     /// A part of it, for a [`Transfer`](crate::Transfer).
@@ -135,29 +147,39 @@ impl RailSlice {
     }
 
     /// A part of it as the buffer of a request on a device.
+    #[inline]
     pub(crate) fn range(
         &self,
         device: usize,
         offset: usize,
         len: usize,
     ) -> ibverbs::Result<SharedMemoryRange<u8>> {
-        let start = self.start + offset;
-        SharedMemoryRange::new(self.memory.regions[device].clone(), start..start + len)
+        self.memory.range(device, self.start + offset, len)
     }
 }
 
 /// A peer's [`RailMemory`]: the address and the keys, by its devices. It is plain data; the peer may have freed the
 /// memory since.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub struct RemoteRailMemory {
-    regions: Vec<RemoteMemoryRegion>,
+    /// By device; the memory is a part of each.
+    regions: Arc<[RemoteMemoryRegion]>,
+    start: u64,
+    len: u64,
 }
 
 impl RemoteRailMemory {
+    /// By device.
+    fn new(regions: impl IntoIterator<Item = RemoteMemoryRegion>) -> Self {
+        let regions = regions.into_iter().collect::<Arc<[_]>>();
+        let len = regions.iter().map(RemoteMemoryRegion::length).min().unwrap_or(0);
+        Self { regions, start: 0, len }
+    }
+
     /// Its length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> u64 {
-        self.regions.iter().map(RemoteMemoryRegion::length).min().unwrap_or(0)
+        self.len
     }
 
     /// A part of it.
@@ -166,10 +188,9 @@ impl RemoteRailMemory {
     ///
     ///  - [`InvalidInput`](RailsError::InvalidInput): the range is empty or out of bounds.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
-        let (start, len) = resolve(range, usize::try_from(self.len()).unwrap_or(usize::MAX))?;
-        let parts = self.regions.iter().map(|region| region.sub_region(start as u64, len as u64));
-        let regions = parts.collect::<ibverbs::Result<_>>();
-        regions.map(|regions| Self { regions }).map_err(RailsError::range)
+        let (start, len) = resolve(range, usize::try_from(self.len).unwrap_or(usize::MAX))?;
+        let (regions, start) = (self.regions.clone(), self.start + start as u64);
+        Ok(Self { regions, start, len: len as u64 })
     }
 
     /// How many devices it is registered on.
@@ -178,13 +199,29 @@ impl RemoteRailMemory {
     }
 
     /// A part of it as one of the peer's devices knows it.
+    #[inline]
     pub(crate) fn part(
         &self,
         device: usize,
         offset: usize,
         len: usize,
     ) -> ibverbs::Result<RemoteMemoryRegion> {
-        self.regions[device].sub_region(offset as u64, len as u64)
+        self.regions[device].sub_region(self.start + offset as u64, len as u64)
+    }
+}
+
+impl Serialize for RemoteRailMemory {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        // Only the part.
+        let part = |region: &RemoteMemoryRegion| region.sub_region(self.start, self.len);
+        let parts = self.regions.iter().map(part).collect::<ibverbs::Result<Vec<_>>>();
+        parts.map_err(S::Error::custom)?.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for RemoteRailMemory {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Vec::deserialize(deserializer).map(Self::new)
     }
 }
 

@@ -121,6 +121,11 @@ impl Messages {
         self.theirs.is_some()
     }
 
+    /// Whether there is one to be posted, if there is room.
+    pub(crate) fn has_unposted(&self) -> bool {
+        !self.waiting.is_empty() || self.sent.iter().any(|sent| sent.stage == Stage::Waits)
+    }
+
     pub(crate) fn push(&mut self, id: TransferId, bytes: Vec<u8>) {
         self.waiting.push_back((id, bytes));
     }

@@ -14,7 +14,8 @@ use crate::devices::{Device, RailsBuilder};
 use crate::error::{RailsError, Result};
 use crate::memory::RailMemory;
 use crate::messages::Messages;
-use crate::peer::{Peer, Stage, State};
+use crate::pair::State;
+use crate::peer::{Peer, Stage};
 use crate::readiness::{Interest, Readiness};
 use crate::transfer::{Active, Piece, Transfer};
 
@@ -24,9 +25,6 @@ new_key_type! {
 
     /// Names a transfer or a message of a [`Rails`].
     pub struct TransferId;
-
-    /// A request that a device has.
-    pub(crate) struct WorkId;
 }
 
 /// What has happened.
@@ -90,7 +88,6 @@ pub struct Rails {
     pub(crate) peers: SlotMap<PeerId, Peer>,
     pub(crate) longest_message: u32,
     pub(crate) transfers: SlotMap<TransferId, (PeerId, Task)>,
-    pub(crate) works: SlotMap<WorkId, Work>,
     pub(crate) events: VecDeque<Event>,
     /// Pairs that are to be closed, with the epoch and the reason.
     pub(crate) failed: Vec<Failed>,
@@ -115,13 +112,12 @@ pub(crate) enum Task {
     Message,
 }
 
-/// What a request of a device is for.
+/// What a request of a send queue is for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Work {
-    Piece { transfer: TransferId, peer: PeerId, pair: usize, piece: Piece },
-    Receive { peer: PeerId, pair: usize },
-    Probe { peer: PeerId, pair: usize },
-    Message { peer: PeerId, pair: usize, number: u64 },
+    Piece(TransferId, Piece),
+    Message(u64),
+    Probe,
 }
 
 #[derive(Debug)]
@@ -152,7 +148,6 @@ impl Rails {
             longest_message,
             peers: SlotMap::with_key(),
             transfers: SlotMap::with_key(),
-            works: SlotMap::with_key(),
             events: VecDeque::new(),
             failed: Vec::new(),
             readiness,
@@ -347,7 +342,7 @@ impl Rails {
     pub fn turn(&mut self, now: Instant) {
         let before = self.progress;
         for device in 0..self.devices.len() {
-            self.poll(device, now);
+            self.poll(device);
         }
         let mut peers = std::mem::take(&mut self.keys);
         peers.clear();
@@ -360,13 +355,13 @@ impl Rails {
                     peer.is_readable = true;
                 }
             }
+            self.count_handshakes(now);
+            for &peer in &peers {
+                self.listen(peer, now);
+                self.open_due(peer, now);
+            }
         }
-        self.count_handshakes(now);
-        for &peer in &peers {
-            self.listen(peer, now);
-            self.open_due(peer, now);
-        }
-        self.close_failed(now);
+        self.close_failed();
         for &peer in &peers {
             if self.peers.get(peer).is_some_and(|peer| peer.is_ready) {
                 self.fill(peer, now);

@@ -1,5 +1,7 @@
 //! A transfer, and how it is cut into pieces.
 
+use std::sync::Arc;
+
 use ibverbs::TransportError;
 
 use crate::error::{RailsError, Result};
@@ -22,7 +24,7 @@ const LONGEST_NOTIFIED: usize = MAX_PIECES << 30;
 #[must_use]
 pub struct Transfer {
     pub(crate) kind: Kind,
-    pub(crate) parts: Vec<(RailSlice, RemoteRailMemory)>,
+    pub(crate) parts: Arc<[(RailSlice, RemoteRailMemory)]>,
     pub(crate) tag: Option<u16>,
 }
 
@@ -72,6 +74,13 @@ impl Transfer {
         if self.tag.is_some() && self.kind == Kind::Read {
             return invalid("a read notifies no one: the peer does not see it".into());
         }
+        if u32::try_from(self.parts.len()).is_err() {
+            return invalid(format!(
+                "a transfer has {} parts at most, not {}",
+                u32::MAX,
+                self.parts.len()
+            ));
+        }
         if self.tag.is_some() && self.parts.len() > MAX_PIECES {
             let parts = self.parts.len();
             return invalid(format!(
@@ -84,7 +93,7 @@ impl Transfer {
                 "a notified transfer has {LONGEST_NOTIFIED} bytes at most, not {length}"
             ));
         }
-        for (local, remote) in &self.parts {
+        for (local, remote) in self.parts.iter() {
             if local.len() as u64 != remote.len() {
                 let (local, remote) = (local.len(), remote.len());
                 return invalid(format!("{local} bytes of ours are for {remote} of the peer's"));
@@ -103,12 +112,25 @@ impl Transfer {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Piece {
     /// The part of the transfer, and where in it the piece begins.
-    pub(crate) part: usize,
+    pub(crate) part: u32,
+    pub(crate) len: u32,
     pub(crate) offset: usize,
-    pub(crate) len: usize,
-    /// The pieces of a transfer are numbered in the order in which they are cut.
-    pub(crate) number: usize,
+    /// The pieces of a notified transfer are numbered in the order in which they are cut.
+    pub(crate) number: u16,
     pub(crate) is_last: bool,
+}
+
+/// What the immediate numbers of a transfer's pieces have in common.
+#[derive(Clone, Copy)]
+pub(crate) struct Marks {
+    slot: u8,
+    tag: u16,
+}
+
+impl Marks {
+    pub(crate) fn of(self, piece: &Piece) -> Mark {
+        Mark { slot: self.slot, is_last: piece.is_last, piece: piece.number, tag: self.tag }
+    }
 }
 
 /// A transfer under way.
@@ -152,22 +174,27 @@ impl Active {
         self.again.clear();
     }
 
-    /// The immediate number of a piece.
-    pub(crate) fn mark(&self, piece: Piece) -> Option<Mark> {
-        let (slot, tag) = (self.slot?, self.transfer.tag?);
-        Some(Mark { slot, is_last: piece.is_last, piece: piece.number as u16, tag })
+    /// What the immediate numbers of its pieces have in common, if it is notified.
+    pub(crate) fn marks(&self) -> Option<Marks> {
+        Some(Marks { slot: self.slot?, tag: self.transfer.tag? })
     }
 
-    /// The next piece, for one of `rails` rails: shorter towards the end, so that all rails end at the same time.
-    pub(crate) fn next_piece(&mut self, rails: usize) -> Option<Piece> {
-        if let Some(piece) = self.again.pop() {
-            return Some(piece);
+    /// The bytes that may go over one of `rails` rails before the next one is chosen: fewer towards the end, so that all
+    /// rails end at the same time.
+    pub(crate) fn share(&self, rails: usize) -> usize {
+        (self.uncut / (2 * rails.max(1))).max(SHORTEST_PIECE)
+    }
+
+    /// The next piece, of a [share](Self::share) of the transfer.
+    #[inline(always)]
+    pub(crate) fn next_piece(&mut self, share: usize) -> Option<Piece> {
+        if !self.again.is_empty() {
+            return self.again.pop();
         }
         if self.uncut == 0 {
             return None;
         }
-        let share = self.uncut / (2 * rails.max(1));
-        let mut len = share.next_multiple_of(4096).clamp(SHORTEST_PIECE, LONGEST_PIECE);
+        let mut len = share.next_multiple_of(4096).min(LONGEST_PIECE);
         if self.transfer.tag.is_some() {
             // The parts after this one need a piece each at least.
             let parts_after = self.transfer.parts.len() - self.part - 1;
@@ -178,12 +205,12 @@ impl Active {
         let len = len.min(room);
         self.uncut -= len;
         let is_last = self.uncut == 0;
-        let (part, offset, number) = (self.part, self.offset, self.pieces);
+        let (part, offset, number) = (self.part as u32, self.offset, self.pieces as u16);
         self.pieces += 1;
         self.offset += len;
         if len == room {
             (self.part, self.offset) = (self.part + 1, 0);
         }
-        Some(Piece { part, offset, len, number, is_last })
+        Some(Piece { part, len: len as u32, offset, number, is_last })
     }
 }

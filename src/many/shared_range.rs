@@ -61,6 +61,7 @@ impl<T: Element> SharedMemoryRange<T> {
     /// # Errors
     ///
     /// None: the range was checked.
+    #[inline]
     pub fn as_slice(&self) -> Result<SharedMemorySlice<'_, T>> {
         self.region.slice(self.start..self.start + self.len)
     }
@@ -75,6 +76,7 @@ unsafe impl<T: Element> GatherBuffer for SharedMemoryRange<T> {
 
     kept_whole!();
 
+    #[inline]
     fn gather(&self) -> Result<Self::List> {
         self.as_slice()?.gather()
     }

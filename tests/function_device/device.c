@@ -256,6 +256,15 @@ struct ibv_context *device_open(struct function_device *dev)
 	return context;
 }
 
+struct ibv_device *device_listed(struct function_device *dev)
+{
+	pthread_mutex_lock(&dev->lock);
+	free(dev->vdev.sysfs);
+	dev->vdev.sysfs = NULL;
+	pthread_mutex_unlock(&dev->lock);
+	return &dev->vdev.device;
+}
+
 /* ---- The device ---- */
 
 static void free_object(struct function_device *dev, struct device_object *obj)

@@ -71,6 +71,8 @@ void device_hold(struct function_device *device);
 void device_release(struct function_device *device);
 /* A new context, to be closed with ibv_close_device. */
 struct ibv_context *device_open(struct function_device *device);
+/* The device for a program's list. From now on ibv_open_device opens it, as device_open does. Lives as the device. */
+struct ibv_device *device_listed(struct function_device *device);
 
 /* Lean, with held_receives: messages arrive in the oldest receives, which complete; returns in how many. */
 uint32_t device_deliver(struct function_device *device, uint32_t count);

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 
-use ibverbs::{MemoryRegion, ffi};
+use ibverbs::{MemoryRegion, RemoteMemoryRegion, ffi};
 use ibverbs_function_device::raw;
 
 use crate::rig::Rig;
@@ -44,6 +44,24 @@ impl Handles {
         }
     }
 
+    /// Only the memory; valid as long as it is.
+    pub(crate) fn of_memory(
+        region: &mut MemoryRegion<'static, u8>,
+        remote: &RemoteMemoryRegion,
+    ) -> Self {
+        Self {
+            qp: null_mut(),
+            qp_ex: null_mut(),
+            cq: null_mut(),
+            channel: null_mut(),
+            address: region.as_mut_ptr() as u64,
+            remote_address: remote.address(),
+            lkey: region.lkey(),
+            rkey: remote.rkey(),
+            epoll: -1,
+        }
+    }
+
     /// The objects of the rig; valid as long as the rig is.
     pub(crate) fn of(rig: &mut Rig) -> Self {
         let remote = rig.remote();
@@ -78,6 +96,26 @@ unsafe extern "C" {
     pub(crate) fn server_close(server: *mut Server);
     pub(crate) fn c_plain_server(server: *mut Server, operations: u64) -> i64;
     pub(crate) fn c_tuned_server(server: *mut Server, operations: u64) -> i64;
+}
+
+/// `struct rails` of `rails.c`.
+#[repr(C)]
+pub(crate) struct Rails {
+    _private: [u8; 0],
+}
+
+unsafe extern "C" {
+    /// Two completion queues, and two queue pairs of each. It uses them. Null: it failed.
+    pub(crate) fn rails_open(
+        handles: *const Handles,
+        queues: *const *mut ffi::ibv_cq,
+        queue_pairs: *const *mut ffi::ibv_qp,
+        length: u32,
+    ) -> *mut Rails;
+    pub(crate) fn rails_close(rails: *mut Rails);
+    pub(crate) fn c_plain_rails(rails: *mut Rails, operations: u64) -> i64;
+    pub(crate) fn c_tuned_rails(rails: *mut Rails, operations: u64) -> i64;
+    pub(crate) fn c_same_rails(rails: *mut Rails, operations: u64) -> i64;
 }
 
 macro_rules! contenders {

@@ -4,18 +4,19 @@ use ibverbs::{Local, Locked, PooledBuffer};
 
 use crate::channel::{ChannelRig, OwnedRig};
 use crate::loops::SendsRig;
+use crate::rails::RailsRig;
 use crate::reactor::{PairRig, ReactorRig, SendRig, SleepingRig};
 use crate::rig::{LENGTH, Rig};
 use crate::server::CRig;
 use crate::server_futures::TasksRig;
 use crate::server_loop::LoopRig;
 use crate::{
-    c, channel, events, loops, prepared, reactor, server, server_futures, server_loop, verbs,
+    c, channel, events, loops, prepared, rails, reactor, server, server_futures, server_loop, verbs,
 };
 
 /// One way to do one workload.
 pub(crate) struct Contender {
-    /// `W1` to `W15`, `W5x` for the extended interface; `W14-10` is with ten connections.
+    /// `W1` to `W16`, `W5x` for the extended interface; `W14-10` is with ten connections, `W16s` with small parts.
     pub(crate) workload: &'static str,
     pub(crate) layer: &'static str,
     pub(crate) sum: Sum,
@@ -109,6 +110,32 @@ macro_rules! servers {
     };
 }
 
+/// Writes of parts of this length over several devices.
+macro_rules! rails {
+    ($workload:literal, $len:expr) => {
+        [
+            in_c_rails!($workload, "C plain", $len, c_plain_rails),
+            in_c_rails!($workload, "C tuned", $len, c_tuned_rails),
+            in_c_rails!($workload, "C, the same job", $len, c_same_rails),
+            ours!($workload, "rails", Sum::Bytes, RailsRig::new($len), rails::pieces),
+        ]
+    };
+}
+
+macro_rules! in_c_rails {
+    ($workload:literal, $layer:literal, $len:expr, $function:ident) => {
+        Contender {
+            workload: $workload,
+            layer: $layer,
+            sum: Sum::Numbers(1),
+            make: || {
+                let mut rig = rails::CRig::new($len);
+                Box::new(move |operations| rig.run(c::$function, operations))
+            },
+        }
+    };
+}
+
 /// All contenders, by workload, those in C first; also those that take long to make, and that no check compares, if they
 /// are wanted.
 pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
@@ -199,6 +226,8 @@ pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
         ours!("W15", "channel window", Bytes, ChannelRig::with_window(), channel::one_completion),
         ours!("W15", "loop", Bytes, SendsRig::new(1), loops::window),
     ];
+    contenders.extend(rails!("W16", 64 << 10));
+    contenders.extend(rails!("W16s", 1 << 10));
     contenders.extend(servers!("W14-1", 1));
     contenders.extend(servers!("W14-10", 10));
     contenders.extend(servers!("W14-100", 100));

@@ -1,14 +1,14 @@
 //! The two sides of a copy.
 //!
-//! The receiver has a few slots, and the sender as many. The sender reads a part of the file to a slot, writes it to the
-//! receiver's with a notification, and says its checksum by a message. The receiver writes the part to its file and
-//! says that the slot is free.
+//! Of a file, a side has a few slots for parts in memory; what is in memory has its own place for each part. The sender
+//! reads a part of the file to a slot, writes it to the receiver's with a notification, and says its checksum by a
+//! message. The receiver writes the part to its file and says that it has it.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crc32fast::Hasher;
@@ -19,9 +19,9 @@ use serde::{Deserialize, Serialize};
 use crate::Result;
 use crate::bars::Bars;
 
-/// The bytes of a part, and how many are under way.
+/// The bytes of a part, and how many parts are under way.
 const PART: usize = 8 << 20;
-const SLOTS: u64 = 4;
+const WINDOW: u64 = 4;
 /// So long nothing may happen.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -107,12 +107,27 @@ fn length_of(number: u64, offset: u64, length: u64) -> usize {
     (length - offset - number * PART as u64).min(PART as u64) as usize
 }
 
-fn slots(rails: &Rails, access: AccessFlags) -> Result<RailMemory> {
-    Ok(rails.allocate(SLOTS as usize * PART, access)?)
+/// What is copied, or the copy.
+pub(crate) enum Data {
+    File(PathBuf),
+    /// So many bytes of memory; of the receiver's: at most.
+    Memory(u64),
 }
 
-fn slot(number: u64) -> usize {
-    (number % SLOTS) as usize * PART
+/// Where parts are in the memory of this length: those of a file take turns.
+fn place(number: u64, memory: u64) -> usize {
+    (number % memory.div_ceil(PART as u64)) as usize * PART
+}
+
+/// The memory for a file, or for so many bytes without one.
+fn allocate(
+    rails: &Rails,
+    file: Option<&File>,
+    length: u64,
+    access: AccessFlags,
+) -> Result<RailMemory> {
+    let length = if file.is_some() { WINDOW * PART as u64 } else { length.max(1) };
+    Ok(rails.allocate(usize::try_from(length)?, access)?)
 }
 
 /// The checksum of the first bytes of a file.
@@ -127,25 +142,40 @@ fn checksum_of(file: &File, length: u64) -> Result<Hasher> {
     }
 }
 
-pub(crate) fn send(mut rails: Rails, host: (&str, u16), path: PathBuf) -> Result<()> {
-    let file = File::open(&path)?;
-    let length = file.metadata()?.len();
-    let memory = slots(&rails, AccessFlags::empty())?;
+pub(crate) fn send(mut rails: Rails, host: (&str, u16), data: &Data) -> Result<()> {
+    let (file, length) = match data {
+        Data::File(path) => {
+            let file = File::open(path)?;
+            let length = file.metadata()?.len();
+            (Some(file), length)
+        }
+        Data::Memory(length) => (None, *length),
+    };
+    let memory = allocate(&rails, file.as_ref(), length, AccessFlags::empty())?;
+    let mut bytes = vec![0; PART];
+    if file.is_none() {
+        let mut random = fastrand::Rng::new();
+        for part in 0..length.div_ceil(PART as u64) {
+            let bytes = &mut bytes[..length_of(part, 0, length)];
+            random.fill(bytes);
+            memory.write(part as usize * PART, bytes)?;
+        }
+    }
     let peer = rails.connect(host, Instant::now() + PATIENCE)?;
     let mut link = Link { rails, peer, bars: None };
     link.say(&Word::Offer { length })?;
-    let (offset, mut whole, theirs) = match link.next()? {
-        Heard::Word(Word::Have { length: have, checksum, memory }) if have <= length => {
-            let hasher = checksum_of(&file, have)?;
-            match hasher.clone().finalize() == checksum {
-                true => (have, hasher, memory),
-                false => (0, Hasher::new(), memory),
-            }
-        }
-        Heard::Word(Word::Have { memory, .. }) => (0, Hasher::new(), memory),
+    let (have, checksum, theirs) = match link.next()? {
+        Heard::Word(Word::Have { length, checksum, memory }) => (length, checksum, memory),
         Heard::Word(word) => return Err(unexpected(&word)),
         Heard::Notified(_) => return Err("the peer has written".into()),
     };
+    // If it has something else, all of it is sent.
+    let before = match &file {
+        Some(file) if have <= length => Some(checksum_of(file, have)?),
+        _ => None,
+    };
+    let before = before.filter(|before| before.clone().finalize() == checksum);
+    let (offset, mut whole) = before.map_or((0, Hasher::new()), |before| (have, before));
     link.say(&Word::From { offset })?;
     link.bars = Some(Bars::new(&link.rails, peer, length, offset)?);
     if offset > 0 {
@@ -154,16 +184,21 @@ pub(crate) fn send(mut rails: Rails, host: (&str, u16), path: PathBuf) -> Result
     let began = Instant::now();
     let parts = (length - offset).div_ceil(PART as u64);
     let (mut next, mut taken) = (0, 0);
-    let mut bytes = vec![0; PART];
     while taken < parts {
-        while next < parts && next < taken + SLOTS {
+        while next < parts && next < taken + WINDOW {
             let len = length_of(next, offset, length);
             let bytes = &mut bytes[..len];
-            file.read_exact_at(bytes, offset + next * PART as u64)?;
-            memory.write(slot(next), bytes)?;
+            let (start, to) = (place(next, memory.len() as u64), place(next, theirs.len()));
+            match &file {
+                Some(file) => {
+                    file.read_exact_at(bytes, offset + next * PART as u64)?;
+                    memory.write(start, bytes)?;
+                }
+                None => memory.read(start, bytes)?,
+            }
             whole.update(bytes);
-            let range = slot(next)..slot(next) + len;
-            let write = Transfer::write(memory.slice(range.clone())?, theirs.slice(range)?);
+            let write =
+                Transfer::write(memory.slice(start..start + len)?, theirs.slice(to..to + len)?);
             link.rails.post(peer, write.notify(next as u16))?;
             link.say(&Word::Part { number: next, checksum: crc32fast::hash(bytes) })?;
             next += 1;
@@ -188,13 +223,22 @@ pub(crate) fn send(mut rails: Rails, host: (&str, u16), path: PathBuf) -> Result
     Ok(())
 }
 
-pub(crate) fn receive(mut rails: Rails, port: u16, path: PathBuf) -> Result<()> {
-    let mut part = path.clone().into_os_string();
+/// The file that is not whole yet, and what becomes of it.
+fn part_file(path: &Path) -> Result<(File, PathBuf)> {
+    let mut part = path.as_os_str().to_owned();
     part.push(".part");
     let part = PathBuf::from(part);
     let file =
         OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&part)?;
-    let memory = slots(&rails, AccessFlags::REMOTE_WRITE)?;
+    Ok((file, part))
+}
+
+pub(crate) fn receive(mut rails: Rails, port: u16, data: &Data) -> Result<()> {
+    let file = match data {
+        Data::File(path) => Some(part_file(path)?),
+        Data::Memory(_) => None,
+    };
+    let file = file.as_ref().map(|(file, part)| (file, part));
     let listener = TcpListener::bind(("::", port))?;
     // A day is long enough for any sender to come.
     let peer = rails.accept(&listener, Instant::now() + Duration::from_secs(86_400))?;
@@ -203,9 +247,21 @@ pub(crate) fn receive(mut rails: Rails, port: u16, path: PathBuf) -> Result<()> 
         Heard::Word(Word::Offer { length }) => length,
         _ => return Err("the peer offers nothing".into()),
     };
-    // All whole parts are good, since they were checked.
-    let have = file.metadata()?.len();
-    let before = checksum_of(&file, have)?;
+    if let Data::Memory(room) = *data
+        && length > room
+    {
+        return Err(format!("the peer offers {length} bytes, and there is room for {room}").into());
+    }
+    let only = file.map(|(file, _)| file);
+    let memory = allocate(&link.rails, only, length, AccessFlags::REMOTE_WRITE)?;
+    // All bytes of the file are good, since each part was checked.
+    let (have, before) = match only {
+        Some(file) => {
+            let have = file.metadata()?.len();
+            (have, checksum_of(file, have)?)
+        }
+        None => (0, Hasher::new()),
+    };
     let checksum = before.clone().finalize();
     link.say(&Word::Have { length: have, checksum, memory: memory.remote() })?;
     let offset = match link.next()? {
@@ -213,36 +269,38 @@ pub(crate) fn receive(mut rails: Rails, port: u16, path: PathBuf) -> Result<()> 
         _ => return Err("the peer does not say where it goes on".into()),
     };
     let mut whole = if offset == have { before } else { Hasher::new() };
-    file.set_len(offset)?;
+    only.map_or(Ok(()), |file| file.set_len(offset))?;
     link.bars = Some(Bars::new(&link.rails, peer, length, offset)?);
     let parts = (length - offset).div_ceil(PART as u64);
-    // What has come of each slot: its notification, and its checksum.
-    let mut notified = [false; SLOTS as usize];
-    let mut checksums = [None; SLOTS as usize];
+    // What has come of each part under way: its notification, and its checksum.
+    let mut notified = [false; WINDOW as usize];
+    let mut checksums = [None; WINDOW as usize];
     let mut bytes = vec![0; PART];
     let (mut next, mut end) = (0, None);
     while next < parts || end.is_none() {
         match link.next()? {
-            Heard::Notified(tag) => notified[(tag % SLOTS) as usize] = true,
+            Heard::Notified(tag) => notified[(tag % WINDOW) as usize] = true,
             Heard::Word(Word::Part { number, checksum }) => {
-                checksums[(number % SLOTS) as usize] = Some(checksum);
+                checksums[(number % WINDOW) as usize] = Some(checksum);
             }
             Heard::Word(Word::End { checksum }) => end = Some(checksum),
             Heard::Word(word) => return Err(unexpected(&word)),
         }
         while next < parts
-            && notified[(next % SLOTS) as usize]
-            && let Some(checksum) = checksums[(next % SLOTS) as usize]
+            && notified[(next % WINDOW) as usize]
+            && let Some(checksum) = checksums[(next % WINDOW) as usize]
         {
             let bytes = &mut bytes[..length_of(next, offset, length)];
-            memory.read(slot(next), bytes)?;
+            memory.read(place(next, memory.len() as u64), bytes)?;
             if crc32fast::hash(bytes) != checksum {
                 return Err(format!("part {next} came with other bytes than it was sent").into());
             }
-            file.write_all_at(bytes, offset + next * PART as u64)?;
+            if let Some(file) = only {
+                file.write_all_at(bytes, offset + next * PART as u64)?;
+            }
             whole.update(bytes);
-            notified[(next % SLOTS) as usize] = false;
-            checksums[(next % SLOTS) as usize] = None;
+            notified[(next % WINDOW) as usize] = false;
+            checksums[(next % WINDOW) as usize] = None;
             link.say(&Word::Taken { number: next })?;
             next += 1;
             link.update(length.min(offset + next * PART as u64));
@@ -252,8 +310,10 @@ pub(crate) fn receive(mut rails: Rails, port: u16, path: PathBuf) -> Result<()> 
     if end != Some(checksum) {
         return Err("the whole has another checksum".into());
     }
-    file.sync_all()?;
-    std::fs::rename(&part, &path)?;
+    if let (Some((file, part)), Data::File(path)) = (file, data) {
+        file.sync_all()?;
+        std::fs::rename(part, path)?;
+    }
     link.say(&Word::Done)?;
     // The sender closes when it has heard that.
     while !matches!(link.rails.wait_event(Instant::now() + PATIENCE)?, Event::Disconnected { .. }) {

@@ -74,7 +74,7 @@
 //! # Limits
 //!
 //! The device is not in the list of `ibv_get_device_list`, and `ibv_open_device` opens it through
-//! [`FunctionDevice::open`] only. Partition keys are read from files that the build made, so
+//! [`FunctionDevice::open`] only, unless it is [listed](FunctionDevice::listed). Partition keys are read from files that the build made, so
 //! `ibv_query_pkey` fails on another machine than the one that built the tests. Frames of raw packet queue pairs
 //! reach the queue pairs of the device whose flows match their Ethernet, IPv4, TCP or UDP headers; other headers are
 //! recorded, and match nothing. Tags of shared receive queues are kept, but messages are not matched to them.
@@ -184,6 +184,14 @@ impl FunctionDevice {
         let context = self.open().expect("the device opens");
         // SAFETY: the context is live, and handed over.
         unsafe { Context::from_raw(context) }.expect("it is not null")
+    }
+
+    /// The device for the list of [`ibverbs::devices`], which a program gives to [`ibverbs::provider::install`]. It lives as
+    /// long as the device. From now on, it has no GUID.
+    pub fn listed(&self) -> NonNull<ffi::ibv_device> {
+        // SAFETY: the handle is valid.
+        let device = unsafe { raw::device_listed(self.raw.as_ptr()) };
+        NonNull::new(device.cast()).expect("a device has one")
     }
 
     /// Messages arrive in this many of the oldest [held receives](Builder::held_receives), or in all of them.

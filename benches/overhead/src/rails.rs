@@ -1,0 +1,182 @@
+//! A write of many parts over two devices with two queue pairs each: `ibverbs-rails`, and in C.
+
+use std::net::{TcpListener, TcpStream};
+use std::ptr::NonNull;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use ibverbs::provider::{self, Hooks};
+use ibverbs::{
+    AccessFlags, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair, Rc, SharedMemoryRegion,
+};
+use ibverbs_function_device::{Builder, FunctionDevice};
+use ibverbs_rails::{Event, PeerId, Rails, RailsError, Transfer};
+
+use crate::c;
+use crate::rig::{LENGTH, WINDOW};
+
+/// Those of `contenders.h`.
+const RAILS: usize = 2;
+const LANES: usize = 2;
+const PARTS: usize = 512;
+/// Requests of a queue pair.
+const DEPTH: u32 = 32;
+
+/// The devices of both sides: what is posted completes, and goes nowhere.
+static DEVICES: OnceLock<[FunctionDevice; RAILS]> = OnceLock::new();
+
+/// They live as long as the program.
+static HOOKS: Hooks = Hooks {
+    list: || DEVICES.get().into_iter().flatten().map(FunctionDevice::listed).collect(),
+    put: |_| {},
+    ioctl: |_, _, _| None,
+    query_pkey: |_, _, _| None,
+    guid: |_| Some(1),
+    virtual_time: |_, _| None,
+    first_psn: |_| None,
+    before_sleep: |_, _| {},
+};
+
+/// Two sides. Fields are dropped in order.
+pub(crate) struct RailsRig {
+    writer: Rails,
+    reader: Rails,
+    peer: PeerId,
+    /// Of [`PARTS`] parts, and of [`WINDOW`].
+    transfers: [(u64, Transfer); 2],
+    /// The time stands still: no speed is measured, so that the pieces of each device are the same in each run.
+    now: Instant,
+}
+
+impl RailsRig {
+    pub(crate) fn new(len: usize) -> Self {
+        let held = 2 * 64 * LANES as u32;
+        let device = || Builder::lean().held_receives(held).build();
+        let devices = DEVICES.get_or_init(|| std::array::from_fn(|_| device()));
+        assert!(provider::install(&HOOKS), "the only provider");
+        let names = devices.each_ref().map(|device| device.context().name().to_owned());
+        let build = || {
+            let builder = names.iter().fold(Rails::builder(), |rails, name| rails.device(name));
+            builder.queue_pairs(LANES as u8).peers(1).build().expect("rails")
+        };
+        let (mut writer, mut reader) = (build(), build());
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let streams = [TcpStream::connect(address), listener.accept().map(|accepted| accepted.0)];
+        let [one, other] = streams.map(|stream| {
+            let stream = stream.expect("a stream");
+            stream.set_nonblocking(true).expect("it can");
+            stream
+        });
+        let peer = writer.connect_over(one).expect("a peer");
+        reader.accept_over(other).expect("a peer");
+        let now = Instant::now();
+        while !matches!(writer.next_event(), Some(Event::Connected(_))) {
+            writer.turn(now);
+            reader.turn(now);
+        }
+        let source = writer.allocate(len, AccessFlags::empty()).expect("memory");
+        let sink = reader.allocate(len, AccessFlags::REMOTE_WRITE).expect("memory").remote();
+        let transfer = |parts: usize| {
+            let part = || (source.slice(..).expect("all"), sink.clone());
+            (parts as u64, Transfer::write_list((0..parts).map(|_| part())))
+        };
+        let transfers = [transfer(PARTS), transfer(WINDOW)];
+        let mut rig = Self { writer, reader, peer, transfers, now };
+        // What grows does so.
+        pieces(&mut rig, (PARTS + WINDOW) as u64).expect("it works");
+        rig
+    }
+}
+
+impl Drop for RailsRig {
+    /// No receive is in flight any more when its queue pair is destroyed.
+    fn drop(&mut self) {
+        self.writer.turn(self.now);
+        self.reader.turn(self.now);
+        for device in DEVICES.get().into_iter().flatten() {
+            device.deliver(u32::MAX);
+        }
+    }
+}
+
+/// Writes this many parts. Returns what the bytes of as many messages are.
+#[inline(never)]
+pub(crate) fn pieces(rig: &mut RailsRig, operations: u64) -> Result<u64, RailsError> {
+    let RailsRig { writer, peer, transfers, now, .. } = rig;
+    let mut done = 0;
+    while done < operations {
+        let fits = transfers.iter().find(|(parts, _)| *parts <= operations - done);
+        let (parts, transfer) = fits.expect("a multiple of the shortest");
+        writer.post(*peer, transfer.clone())?;
+        loop {
+            writer.turn(*now);
+            match writer.next_event() {
+                Some(Event::Ended { result, .. }) => break result?,
+                Some(event) => panic!("{event:?}"),
+                None => {}
+            }
+        }
+        done += parts;
+    }
+    Ok(done * LENGTH as u64)
+}
+
+/// The same objects for C. Fields are dropped in order.
+pub(crate) struct CRig {
+    rails: NonNull<c::Rails>,
+    _queue_pairs: Vec<QueuePair<'static>>,
+    _queues: Vec<Arc<CompletionQueue<'static>>>,
+    _region: MemoryRegion<'static, u8>,
+    _remote: SharedMemoryRegion<'static, u8>,
+}
+
+impl CRig {
+    pub(crate) fn new(len: usize) -> Self {
+        let context = crate::rig::context();
+        let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
+        let queue = |_| CompletionQueue::new(&context, LANES as u32 * DEPTH);
+        let queues: Vec<_> =
+            (0..RAILS).map(|rail| Arc::new(queue(rail).expect("a completion queue"))).collect();
+        let queue_pair = |lane: usize| {
+            let queue = &queues[lane / LANES];
+            let builder = QueuePair::builder(&domain, queue, queue, Rc).max_send_wr(DEPTH);
+            let prepared = builder.build().expect("a queue pair");
+            let itself = prepared.endpoint();
+            prepared.handshake(itself).expect("a connection")
+        };
+        let queue_pairs: Vec<_> = (0..RAILS * LANES).map(queue_pair).collect();
+        let mut region = MemoryRegion::new(&domain, len).expect("a region");
+        let remote = SharedMemoryRegion::new(&domain, len, AccessFlags::REMOTE_WRITE);
+        let remote = remote.expect("a region");
+        let raw_queues: Vec<_> = queues.iter().map(|queue| queue.as_raw()).collect();
+        let raw: Vec<_> = queue_pairs.iter().map(|queue_pair| queue_pair.as_raw()).collect();
+        let handles = c::Handles::of_memory(&mut region, &remote.remote());
+        // SAFETY: all objects are valid, as many as it says, and live longer than what is opened.
+        let rails =
+            unsafe { c::rails_open(&handles, raw_queues.as_ptr(), raw.as_ptr(), len as u32) };
+        Self {
+            rails: NonNull::new(rails).expect("rails"),
+            _queue_pairs: queue_pairs,
+            _queues: queues,
+            _region: region,
+            _remote: remote,
+        }
+    }
+
+    pub(crate) fn run(
+        &mut self,
+        function: unsafe extern "C" fn(*mut c::Rails, u64) -> i64,
+        operations: u64,
+    ) -> u64 {
+        // SAFETY: the rig keeps all that it uses.
+        unsafe { function(self.rails.as_ptr(), operations) }.cast_unsigned()
+    }
+}
+
+impl Drop for CRig {
+    fn drop(&mut self) {
+        // SAFETY: `new` opened it; it is not used any more.
+        unsafe { c::rails_close(self.rails.as_ptr()) }
+    }
+}

@@ -1,0 +1,104 @@
+//! Pairs that fail, and peers that go.
+
+use std::io::{self, ErrorKind};
+use std::time::Instant;
+
+use ibverbs::ChannelId;
+
+use crate::control::Frame;
+use crate::error::RailsError;
+use crate::pair::State;
+use crate::peer::Stage;
+use crate::rails::{Event, Failed, PeerId, Rails};
+
+impl Rails {
+    /// Closes the pairs that have failed.
+    pub(crate) fn close_failed(&mut self) {
+        while let Some(Failed { peer: id, pair, epoch, reason, is_fault }) = self.failed.pop() {
+            let Some(peer) = self.peers.get_mut(id) else { continue };
+            let it = &peer.pairs[pair];
+            if it.epoch != epoch || matches!(it.state, State::Down { .. } | State::Closing) {
+                continue;
+            }
+            self.close(id, pair, reason.clone(), is_fault);
+            self.say(id, &Frame::Down { pair: pair as u8, epoch, reason });
+        }
+    }
+
+    /// Closes a pair on this side. Its pieces wait for the others.
+    pub(crate) fn close(&mut self, id: PeerId, pair: usize, reason: String, is_fault: bool) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        peer.is_ready = true;
+        let it = &mut peer.pairs[pair];
+        let (device, was_up) = (it.ours, it.state == State::Up);
+        it.state = State::Closing;
+        it.forget_requests();
+        if is_fault {
+            it.failure = Some(reason.clone());
+        }
+        let channels = std::mem::take(&mut it.lanes);
+        self.destroy(device, &channels);
+        // What has ended comes now, also what was in flight.
+        while self.poll(device) {}
+        channels.into_iter().for_each(|channel| self.end_leaked(device, channel));
+        if was_up {
+            self.events.push_back(Event::RailDown { peer: id, device, reason });
+        }
+        let Some(peer) = self.peers.get(id) else { return };
+        if let (Some(reasons), Stage::Connected) = (peer.failures(), peer.stage) {
+            self.fail_transfers(id, || RailsError::AllRailsDown(reasons.clone()));
+        }
+    }
+
+    /// Destroys queue pairs. What they have in flight ends, and is to be polled.
+    pub(crate) fn destroy(&mut self, device: usize, channels: &[ChannelId]) {
+        let device = &mut self.devices[device];
+        for &channel in channels {
+            device.lanes[channel.index()].is_open = false;
+            // If that fails, it is leaked, with what it has in flight.
+            let _ = device.engine.remove(channel);
+        }
+    }
+
+    /// The other side has closed the pair, too.
+    pub(crate) fn closed(&mut self, id: PeerId, pair: usize, now: Instant) {
+        let random = self.random((pair, now));
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        peer.is_ready = true;
+        let it = &mut peer.pairs[pair];
+        let retry_at = if it.failure.is_none() { now } else { it.retry_at(now, random) };
+        it.state = State::Down { retry_at };
+        self.tried(id);
+    }
+
+    fn fail_transfers(&mut self, id: PeerId, error: impl Fn() -> RailsError) {
+        let of_peer = self.transfers.iter().filter(|(_, (peer, _))| *peer == id);
+        for transfer in of_peer.map(|(transfer, _)| transfer).collect::<Vec<_>>() {
+            self.transfers.remove(transfer);
+            self.events.push_back(Event::Ended { transfer, peer: id, result: Err(error()) });
+        }
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.queue.clear();
+            if let Some(messages) = &mut peer.messages {
+                messages.forget_waiting();
+            }
+        }
+    }
+
+    /// The peer is gone: everything of it ends.
+    pub(crate) fn lose(&mut self, id: PeerId, error: RailsError) {
+        let Some(peer) = self.peers.remove(id) else { return };
+        self.progress += 1;
+        self.changes += 1;
+        if let (Some(stream), Some(_)) = (peer.control.descriptor(), peer.watched) {
+            self.readiness.forget(stream);
+        }
+        for pair in peer.pairs {
+            self.destroy(pair.ours, &pair.lanes);
+        }
+        let text = error.to_string();
+        let gone = || RailsError::Control(io::Error::new(ErrorKind::NotConnected, text.clone()));
+        self.fail_transfers(id, gone);
+        self.events.push_back(Event::Disconnected { peer: id, error });
+    }
+}

@@ -1,0 +1,252 @@
+//! Requests that have ended.
+
+use ibverbs::{ChannelId, Ended, TransportError, WorkErrorClass};
+
+use crate::agreeing::nonsense;
+use crate::control::Frame;
+use crate::error::RailsError;
+use crate::notify::{MESSAGE_SLOT, Mark};
+use crate::pair::State;
+use crate::posting::{Buffer, RECEIVE};
+use crate::rails::{Event, Failed, PeerId, Rails, Task, TransferId, Work};
+use crate::transfer::Piece;
+
+/// The most completions of a device that a turn looks at: no device keeps the others waiting.
+const COMPLETIONS_PER_TURN: usize = 256;
+
+/// The queue pair of a request that has ended.
+#[derive(Clone, Copy)]
+struct Place {
+    device: usize,
+    peer: PeerId,
+    pair: usize,
+    /// Whether the pair still has it.
+    is_open: bool,
+}
+
+impl Rails {
+    /// Looks for completions of a device. Returns whether there may be more.
+    pub(crate) fn poll(&mut self, device: usize) -> bool {
+        for _ in 0..COMPLETIONS_PER_TURN {
+            match self.devices[device].engine.next_ended() {
+                Ok(Some(ended)) => self.ended(device, &ended),
+                Ok(None) => return false,
+                // It has ended nothing.
+                Err(TransportError::UnknownCompletion { .. }) => {}
+                Err(error) => {
+                    self.fail_device(device, &error.to_string());
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// All pairs of a device are to be closed.
+    #[cold]
+    fn fail_device(&mut self, device: usize, reason: &str) {
+        for (peer, state) in &self.peers {
+            for (pair, it) in state.pairs.iter().enumerate() {
+                if it.ours == device && !matches!(it.state, State::Down { .. } | State::Closing) {
+                    let (epoch, reason) = (it.epoch, reason.to_owned());
+                    self.failed.push(Failed { peer, pair, epoch, reason, is_fault: true });
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn ended(&mut self, device: usize, ended: &Ended<Buffer>) {
+        self.progress += 1;
+        let Some(lane) = self.devices[device].lanes.get_mut(ended.channel.index()) else { return };
+        let place = Place { device, peer: lane.peer, pair: lane.pair, is_open: lane.is_open };
+        if ended.token == RECEIVE {
+            return self.receive_ended(place, ended);
+        }
+        match (lane.sends.pop_front(), ended.result()) {
+            (Some(Work::Piece(transfer, piece)), Ok(_)) => {
+                self.piece_arrived(place, transfer, piece);
+            }
+            (Some(work), result) => self.send_ended(place, work, result.err()),
+            (None, _) => {}
+        }
+    }
+
+    #[inline]
+    fn piece_arrived(&mut self, place: Place, id: TransferId, piece: Piece) {
+        let Some(peer) = self.peers.get_mut(place.peer) else { return };
+        let pair = &mut peer.pairs[place.pair];
+        pair.carried += u64::from(piece.len);
+        if place.is_open {
+            pair.gives_back(piece.len as usize);
+        }
+        peer.is_ready = true;
+        let Some((_, Task::Transfer(active))) = self.transfers.get_mut(id) else { return };
+        active.in_flight -= 1;
+        if active.is_complete() {
+            self.end_transfer(id);
+        }
+    }
+
+    /// Anything but a piece that has arrived.
+    #[inline(never)]
+    fn send_ended(&mut self, place: Place, work: Work, error: Option<TransportError>) {
+        if let Some(error) = &error {
+            // The slots for messages are the peer's own business.
+            let is_fault = !matches!(work, Work::Piece(..)) || !is_of_transfer(error);
+            self.operation_failed(place, error, is_fault);
+        }
+        match (work, error) {
+            (Work::Piece(transfer, piece), Some(error)) => {
+                self.piece_failed(place, transfer, piece, error);
+            }
+            (Work::Piece(transfer, piece), None) => self.piece_arrived(place, transfer, piece),
+            (Work::Message(number), error) => self.message_ended(place, number, error.is_none()),
+            (Work::Probe, None) if place.is_open => self.probed(place.peer, place.pair),
+            (Work::Probe, _) => {}
+        }
+    }
+
+    /// The requests of a queue pair that could not be destroyed do not end by themselves.
+    pub(crate) fn end_leaked(&mut self, device: usize, channel: ChannelId) {
+        let Some(lane) = self.devices[device].lanes.get_mut(channel.index()) else { return };
+        let place = Place { device, peer: lane.peer, pair: lane.pair, is_open: lane.is_open };
+        for work in std::mem::take(&mut lane.sends) {
+            self.send_ended(place, work, Some(TransportError::Closed));
+        }
+    }
+
+    /// A piece was not carried: it goes again, unless the transfer is at fault.
+    fn piece_failed(&mut self, place: Place, id: TransferId, piece: Piece, error: TransportError) {
+        let Some(peer) = self.peers.get_mut(place.peer) else { return };
+        if place.is_open {
+            peer.pairs[place.pair].gives_back(piece.len as usize);
+        }
+        peer.is_ready = true;
+        let Some((_, Task::Transfer(active))) = self.transfers.get_mut(id) else { return };
+        active.in_flight -= 1;
+        if is_of_transfer(&error) {
+            active.fail(place.pair, error);
+        } else {
+            // It was cut before all that waits.
+            if !active.has_unposted() {
+                peer.queue.push_front(id);
+            }
+            active.again.push(piece);
+        }
+        if active.is_complete() {
+            self.end_transfer(id);
+        }
+    }
+
+    /// A message is in the peer's memory, or goes again.
+    fn message_ended(&mut self, place: Place, number: u64, has_arrived: bool) {
+        let Some(peer) = self.peers.get_mut(place.peer) else { return };
+        peer.is_ready = true;
+        if place.is_open {
+            peer.pairs[place.pair].gives_back(0);
+        }
+        let messages = peer.messages.as_mut();
+        if let Some(id) = messages.and_then(|messages| messages.ended(number, has_arrived)) {
+            self.end_transfer(id);
+        }
+    }
+
+    #[inline(never)]
+    fn receive_ended(&mut self, place: Place, ended: &Ended<Buffer>) {
+        match ended.result() {
+            Ok(success) => {
+                // It counts even if the pair was closed since.
+                if let Some(number) = success.immediate() {
+                    self.arrived(place.peer, number);
+                }
+                if place.is_open {
+                    self.post_receive(place.device, place.peer, place.pair, ended.channel);
+                }
+            }
+            Err(error) => self.operation_failed(place, &error, true),
+        }
+    }
+
+    /// An operation has failed, so its queue pair has stopped: the pair is to be closed.
+    fn operation_failed(&mut self, place: Place, error: &TransportError, is_fault: bool) {
+        let Place { peer, pair, is_open: true, .. } = place else { return };
+        let Some(state) = self.peers.get(peer) else { return };
+        let epoch = state.pairs[pair].epoch;
+        // The first failure is the cause of the others, and comes first on a queue. On another it may be later.
+        let known = self
+            .failed
+            .iter_mut()
+            .find(|failed| (failed.peer, failed.pair, failed.epoch) == (peer, pair, epoch));
+        let reason = error.to_string();
+        match known {
+            None => self.failed.push(Failed { peer, pair, epoch, reason, is_fault }),
+            Some(_) if is_flushed(error) => {}
+            Some(known) => (known.reason, known.is_fault) = (reason, is_fault),
+        }
+    }
+
+    /// A transfer has no pieces left.
+    pub(crate) fn end_transfer(&mut self, id: TransferId) {
+        let Some((peer, task)) = self.transfers.remove(id) else { return };
+        let failure = match task {
+            Task::Message => None,
+            Task::Transfer(active) => {
+                if let Some(state) = self.peers.get_mut(peer) {
+                    state.queue.retain(|&other| other != id);
+                }
+                active.failure
+            }
+        };
+        let result = match failure {
+            None => Ok(()),
+            Some((pair, error)) => {
+                let pairs = self.peers.get(peer).map_or(&[][..], |peer| &peer.pairs);
+                let pair = pairs.get(pair).map_or_else(String::new, |pair| pair.name.clone());
+                Err(RailsError::Transfer { pair, error })
+            }
+        };
+        self.events.push_back(Event::Ended { transfer: id, peer, result });
+    }
+
+    /// A message, or a piece of a notified transfer of the peer's, has arrived.
+    fn arrived(&mut self, id: PeerId, immediate: u32) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let mark = Mark::from_immediate(immediate);
+        if mark.slot == MESSAGE_SLOT {
+            let messages = peer.messages.as_mut();
+            match messages.and_then(|messages| messages.receive(immediate)) {
+                Some(messages) => {
+                    let events = messages.into_iter();
+                    self.events.extend(events.map(|bytes| Event::Message { peer: id, bytes }));
+                }
+                None => self.lose(id, nonsense()),
+            }
+            return;
+        }
+        if peer.incoming.arrived(mark) {
+            self.events.push_back(Event::Notified { peer: id, tag: mark.tag });
+        }
+        if let Some(below) = peer.incoming.confirm() {
+            peer.control.send(&Frame::Confirmed { below });
+        }
+    }
+}
+
+/// Whether another pair would fail in the same way: the request is wrong, not the rail.
+fn is_of_transfer(error: &TransportError) -> bool {
+    match error {
+        TransportError::Work(error) => {
+            matches!(error.class(), WorkErrorClass::Local | WorkErrorClass::Remote)
+        }
+        _ => false,
+    }
+}
+
+fn is_flushed(error: &TransportError) -> bool {
+    match error {
+        TransportError::Work(error) => error.class() == WorkErrorClass::Flushed,
+        TransportError::Closed | TransportError::Stopped => true,
+        _ => false,
+    }
+}

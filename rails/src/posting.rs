@@ -1,0 +1,243 @@
+//! Requests that are posted.
+
+use std::time::Instant;
+
+use ibverbs::{
+    ChannelId, OperationError, ReadWorkRequest, ReceiveWorkRequest, RemoteMemoryRegion,
+    SharedMemoryRange, WorkRequest, WriteWorkRequest,
+};
+
+use crate::devices::{Device, SENDS};
+use crate::error::RailsError;
+use crate::messages::immediate;
+use crate::pair::{Pair, State};
+use crate::peer::Peer;
+use crate::rails::{Failed, PeerId, Rails, Task, TransferId, Work};
+use crate::transfer::{Active, Kind, Piece, SHORTEST_PIECE};
+
+/// The tokens of requests.
+pub(crate) const RECEIVE: u64 = 0;
+pub(crate) const SEND: u64 = 1;
+
+pub(crate) type Buffer = SharedMemoryRange<u8>;
+
+/// What is to be done before more pieces are posted.
+enum Stop {
+    /// The pair is to be closed.
+    Refused(usize, OperationError<Buffer>),
+    /// It has failed before a piece of it was posted.
+    Complete(TransferId),
+}
+
+impl Rails {
+    /// Posts what a peer's messages and transfers have room for.
+    pub(crate) fn fill(&mut self, id: PeerId, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        peer.is_ready = false;
+        peer.pairs.iter_mut().for_each(|pair| pair.measure(now));
+        self.fill_messages(id, now);
+        while let Some(stop) = self.fill_transfers(id, now) {
+            match stop {
+                Stop::Refused(pair, error) => return self.not_posted(id, pair, &error),
+                Stop::Complete(transfer) => self.end_transfer(transfer),
+            }
+        }
+    }
+
+    /// Posts pieces of a peer's transfers, until there is no room, or something else is to be done.
+    fn fill_transfers(&mut self, id: PeerId, now: Instant) -> Option<Stop> {
+        let Self { peers, transfers, devices, .. } = self;
+        let peer = peers.get_mut(id)?;
+        let rails = peer.pairs_up();
+        while let Some(&transfer) = peer.queue.front() {
+            let Some((_, Task::Transfer(active))) = transfers.get_mut(transfer) else {
+                peer.queue.pop_front();
+                continue;
+            };
+            if active.transfer.tag.is_some() && active.slot.is_none() {
+                // The peer may not have counted yet what a pair has carried that is closing.
+                let is_closing = peer.pairs.iter().any(|pair| pair.state == State::Closing);
+                match if is_closing { None } else { peer.outgoing.begin() } {
+                    Some(slot) => active.slot = Some(slot),
+                    None => return None,
+                }
+            }
+            while active.has_unposted() {
+                let pair = peer.choose(SHORTEST_PIECE)?;
+                let it = &mut peer.pairs[pair];
+                let device = &mut devices[it.ours];
+                let channel = device.least_busy(&it.lanes)?;
+                let burst = Burst { device, channel, pair: it, transfer, active, rails };
+                match burst.post(now) {
+                    Ok(()) => {}
+                    Err(NotPosted::Refused(error)) => return Some(Stop::Refused(pair, error)),
+                    Err(NotPosted::OutOfBounds(error)) => active.fail(pair, error.into()),
+                }
+            }
+            peer.queue.pop_front();
+            if active.is_complete() {
+                return Some(Stop::Complete(transfer));
+            }
+        }
+        None
+    }
+
+    /// Posts messages to a peer, on the first queue pair of the first pair that works.
+    fn fill_messages(&mut self, id: PeerId, now: Instant) {
+        loop {
+            let Self { peers, devices, .. } = self;
+            let Some(Peer { pairs, messages: Some(messages), .. }) = peers.get_mut(id) else {
+                return;
+            };
+            if !messages.has_unposted() {
+                return;
+            }
+            // Late writes of a pair that is closing may still change the slots that it has written.
+            let is_closing = pairs.iter().any(|pair| pair.state == State::Closing);
+            let given = if is_closing { Ok(()) } else { messages.give_slots() };
+            if let Err(error) = given {
+                return self.lose(id, error);
+            }
+            let Some(pair) = pairs.iter().position(|pair| pair.state == State::Up) else { return };
+            let it = &mut pairs[pair];
+            let device = &mut devices[it.ours];
+            let Some(&channel) = it.lanes.first() else { return };
+            let sends = &mut device.lanes[channel.index()].sends;
+            if sends.len() >= SENDS as usize {
+                return;
+            }
+            let Some(message) = messages.begin() else { return };
+            let (len, number) = (message.len, message.number);
+            let local = message.memory.range(it.ours, message.start, len);
+            let remote = message.remote.part(it.theirs, message.remote_start, len);
+            let (buffer, remote) = match (local, remote) {
+                (Ok(buffer), Ok(remote)) => (buffer, remote),
+                (Err(error), _) | (_, Err(error)) => {
+                    return self.lose(id, RailsError::range(error));
+                }
+            };
+            let request = WriteWorkRequest::new(buffer, remote).immediate(immediate(number));
+            let posted = device.engine.post(channel, request, SEND);
+            // Without the buffer, it is in flight.
+            if posted.as_ref().err().is_none_or(|error| error.buffer.is_none()) {
+                sends.push_back(Work::Message(number));
+                it.takes(1, 0, now);
+            } else {
+                messages.ended(number, false);
+            }
+            if let Err(error) = posted {
+                return self.not_posted(id, pair, &error);
+            }
+        }
+    }
+
+    pub(crate) fn post_receive(
+        &mut self,
+        device: usize,
+        peer: PeerId,
+        pair: usize,
+        channel: ChannelId,
+    ) {
+        let Device { scratch, engine, .. } = &mut self.devices[device];
+        let Ok(buffer) = Buffer::new(scratch.clone(), ..) else { return };
+        if let Err(error) = engine.post(channel, ReceiveWorkRequest::new(buffer), RECEIVE) {
+            self.not_posted(peer, pair, &error);
+        }
+    }
+
+    /// A post has failed: the pair is to be closed.
+    fn not_posted(&mut self, peer: PeerId, pair: usize, error: &OperationError<Buffer>) {
+        let Some(state) = self.peers.get(peer) else { return };
+        let (epoch, reason) = (state.pairs[pair].epoch, error.error.to_string());
+        self.failed.push(Failed { peer, pair, epoch, reason, is_fault: true });
+    }
+}
+
+/// Pieces that go over one queue pair, one after the other.
+struct Burst<'a> {
+    device: &'a mut Device,
+    channel: ChannelId,
+    pair: &'a mut Pair,
+    transfer: TransferId,
+    active: &'a mut Active,
+    /// How many pairs work.
+    rails: usize,
+}
+
+enum NotPosted {
+    Refused(OperationError<Buffer>),
+    /// [`Transfer::check`](crate::Transfer::check) has seen that this cannot be.
+    OutOfBounds(ibverbs::Error),
+}
+
+impl Burst<'_> {
+    /// Posts pieces, one at least.
+    fn post(self, now: Instant) -> Result<(), NotPosted> {
+        match (self.active.transfer.kind, self.active.marks()) {
+            (Kind::Read, _) => {
+                self.post_as(now, |buffer, remote, _| ReadWorkRequest::new(buffer, remote))
+            }
+            (Kind::Write, None) => {
+                self.post_as(now, |buffer, remote, _| WriteWorkRequest::new(buffer, remote))
+            }
+            (Kind::Write, Some(marks)) => self.post_as(now, |buffer, remote, piece| {
+                WriteWorkRequest::new(buffer, remote).immediate(marks.of(piece).to_immediate())
+            }),
+        }
+    }
+
+    /// A loop for each kind of request, in which the compiler keeps more in registers.
+    #[inline(always)]
+    fn post_as<R: WorkRequest<Kept = Buffer>>(
+        self,
+        now: Instant,
+        request: impl Fn(Buffer, RemoteMemoryRegion, &Piece) -> R,
+    ) -> Result<(), NotPosted> {
+        let Self { device, channel, pair, transfer, active, rails } = self;
+        let Device { engine, lanes, .. } = device;
+        let sends = &mut lanes[channel.index()].sends;
+        let parts = active.transfer.parts.clone();
+        let share = active.share(rails);
+        let (most, room) = (share.min(pair.room()), SENDS as usize - sends.len());
+        let (mut requests, mut bytes, mut result) = (0, 0, Ok(()));
+        while requests < room
+            && (bytes < most || requests == 0)
+            && let Some(piece) = active.next_piece(share)
+        {
+            let (local, remote) = &parts[piece.part as usize];
+            let len = piece.len as usize;
+            // One by one: a pair of results costs a copy of both.
+            let buffer = match local.range(pair.ours, piece.offset, len) {
+                Ok(buffer) => buffer,
+                Err(error) => {
+                    result = Err(NotPosted::OutOfBounds(error));
+                    break;
+                }
+            };
+            let remote = match remote.part(pair.theirs, piece.offset, len) {
+                Ok(remote) => remote,
+                Err(error) => {
+                    result = Err(NotPosted::OutOfBounds(error));
+                    break;
+                }
+            };
+            if let Err(error) = engine.post(channel, request(buffer, remote, &piece), SEND) {
+                // Without the buffer, it is in flight.
+                let is_refused = error.buffer.is_some();
+                result = Err(NotPosted::Refused(error));
+                if is_refused {
+                    active.again.push(piece);
+                    break;
+                }
+            }
+            sends.push_back(Work::Piece(transfer, piece));
+            (requests, bytes) = (requests + 1, bytes + len);
+            if result.is_err() {
+                break;
+            }
+        }
+        active.in_flight += requests;
+        pair.takes(requests as u32, bytes, now);
+        result
+    }
+}
