@@ -57,7 +57,8 @@ pub(crate) fn run(sender: &Context<'_>, receiver: &Context<'_>) -> Result {
 /// Allocates memory on huge pages that were set aside, or otherwise on transparent huge pages.
 fn allocate<'d>(domain: &'d ProtectionDomain<'d>) -> Result<MemoryRegion<'d, u64>> {
     let options = RegionOptions::new();
-    match domain.allocate_with::<u64>(NUMBERS, options.huge_pages(HugePages::Size2MiB)) {
+    let set_aside = options.huge_pages(HugePages::Size2MiB);
+    match MemoryRegion::with_options(domain, NUMBERS, set_aside) {
         Ok(region) => {
             println!("the region lies on huge pages that were set aside");
             Ok(region)
@@ -66,7 +67,7 @@ fn allocate<'d>(domain: &'d ProtectionDomain<'d>) -> Result<MemoryRegion<'d, u64
         Err(error) => {
             println!("{error}: transparent huge pages instead");
             let options = options.huge_pages(HugePages::Transparent);
-            Ok(domain.allocate_with(NUMBERS, options)?)
+            Ok(MemoryRegion::with_options(domain, NUMBERS, options)?)
         }
     }
 }

@@ -163,7 +163,10 @@ fn access_is_local_unless_asked_for() {
         }
         // Memory that can be seen as `&[T]` is never open to peers, whatever is requested.
         let calls = device.calls("reg_mr");
-        assert!(domain.allocate_with::<u8>(64, RegionOptions::from(access)).is_err(), "{access:?}");
+        assert!(
+            MemoryRegion::<u8>::with_options(&domain, 64, RegionOptions::from(access)).is_err(),
+            "{access:?}"
+        );
         assert!(BorrowedMemoryRegion::with_access(&domain, &mut memory, access).is_err());
         assert!(ReadOnlyMemoryRegion::with_access(&domain, &memory, access).is_err());
         assert_eq!(device.calls("reg_mr"), calls);

@@ -71,12 +71,19 @@ fn a_region_without_memory_is_a_typed_error() {
     // Nobody has memory at a multiple of these: addresses of a process are below 2^47.
     for alignment in [1 << 48, 1 << 56, 1 << 62] {
         for size in [8, 1 << 20] {
-            refused(domain.allocate_with::<u8>(size, RegionOptions::new().alignment(alignment)));
+            refused(MemoryRegion::<u8>::with_options(
+                &domain,
+                size,
+                RegionOptions::new().alignment(alignment),
+            ));
             let options = RegionOptions::new().alignment(alignment).page_aligned();
-            refused(domain.allocate_with::<u8>(size, options));
+            refused(MemoryRegion::<u8>::with_options(&domain, size, options));
         }
     }
-    assert!(domain.allocate_with::<u8>(8, RegionOptions::new().alignment(1 << 63)).is_err());
+    assert!(
+        MemoryRegion::<u8>::with_options(&domain, 8, RegionOptions::new().alignment(1 << 63))
+            .is_err()
+    );
     drop(domain);
     drop(context);
     device.assert_clean();

@@ -349,7 +349,7 @@ fn a_thread_domain_of_another_context_is_refused() {
     let device = FunctionDevice::model();
     let (context, other) = (device.context(), device.context());
     let domain = context.alloc_pd().unwrap();
-    let thread = other.alloc_td().unwrap();
+    let thread = ThreadDomain::new(&other).unwrap();
     // SAFETY: nothing is created with the domain.
     let error = unsafe { ProtectionDomain::parent_domain(&domain, Some((&thread).into())) };
     assert!(error.unwrap_err().to_string().contains("another context"));

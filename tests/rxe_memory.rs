@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, BorrowedMemoryRegion, BufferPool, Channel, Context, ErrorKind, HugePages,
-    MemoryWindowType, PinnedMemory, ProtectionDomain, RawMemoryRegion, ReceiveWorkRequest,
-    RegionOptions, ReregisteredState, Reregistration, SendWorkRequest, WindowBinding, WorkStatus,
+    ImplicitMemoryRegion, MemoryRegion, MemoryWindowType, NullMemoryRegion, PinnedMemory,
+    ProtectionDomain, RawMemoryRegion, ReceiveWorkRequest, RegionOptions, ReregisteredState,
+    Reregistration, SendWorkRequest, WindowBinding, WorkStatus,
 };
 
 use one_sided::{fetch_add, pair, read, send, status, to_itself, write};
@@ -63,13 +64,14 @@ fn huge_pages_come_from_those_that_were_set_aside() {
         };
         let options = RegionOptions::new().huge_pages(HugePages::Size2MiB);
         assert_eq!(free(), 0);
-        let error = domain.allocate_with::<u8>(1, options).unwrap_err();
+        let error = MemoryRegion::<u8>::with_options(domain, 1, options).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Resource);
         assert!(error.to_string().contains("/sys/kernel/mm/hugepages"), "{error}");
 
         fs::write("/proc/sys/vm/nr_hugepages", "8").unwrap();
         assert_eq!(free(), 8);
-        let mut region = domain.allocate_with::<u64>((5 << 20) / 8 + 1, options).unwrap();
+        let mut region =
+            MemoryRegion::<u64>::with_options(domain, (5 << 20) / 8 + 1, options).unwrap();
         assert_eq!(region.as_ptr() as usize % (2 << 20), 0);
         // Registering has brought them in: three, for a little more than 5 MiB.
         assert_eq!(free(), 5);
@@ -77,7 +79,7 @@ fn huge_pages_come_from_those_that_were_set_aside() {
         region[last] = 7;
         assert_eq!(region.iter().sum::<u64>(), 7);
         let aligned = options.alignment(4 << 20);
-        let second = domain.allocate_with::<u8>(1, aligned).unwrap();
+        let second = MemoryRegion::<u8>::with_options(domain, 1, aligned).unwrap();
         assert_eq!(second.as_ptr() as usize % (4 << 20), 0);
         assert_eq!(free(), 4);
         region.close().unwrap();
@@ -88,7 +90,7 @@ fn huge_pages_come_from_those_that_were_set_aside() {
         fs::write("/proc/sys/vm/nr_hugepages", "0").unwrap();
 
         let huge = RegionOptions::new().huge_pages(HugePages::Size1GiB);
-        let error = domain.allocate_with::<u8>(1, huge).unwrap_err();
+        let error = MemoryRegion::<u8>::with_options(domain, 1, huge).unwrap_err();
         assert!(error.to_string().contains("huge pages of that size"), "{error}");
     });
 }
@@ -337,9 +339,9 @@ fn what_is_not_there_is_unsupported() {
 
         let on_demand = RegionOptions::new().on_demand();
         let unsupported = [
-            domain.allocate_with::<u8>(64, on_demand).unwrap_err(),
-            domain.register_address_space().unwrap_err(),
-            domain.alloc_null_mr().unwrap_err(),
+            MemoryRegion::<u8>::with_options(domain, 64, on_demand).unwrap_err(),
+            ImplicitMemoryRegion::new(domain).unwrap_err(),
+            NullMemoryRegion::new(domain).unwrap_err(),
             context.alloc_dm(64).unwrap_err(),
             domain
                 .advise_mr(

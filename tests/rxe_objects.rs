@@ -4,8 +4,8 @@
 mod vm;
 
 use ibverbs::{
-    AsyncEventKind, AsyncEventSubject, ErrorKind, Gid, QueuePairType, ReceiveWorkRequest, Ud,
-    WorkStatus, XrcDomain, XrcDomainScope,
+    AsyncEventKind, AsyncEventSubject, ErrorKind, Gid, QueuePairType, ReceiveWorkRequest,
+    ThreadDomain, Ud, WorkStatus, XrcDomain, XrcDomainScope,
 };
 use std::time::Instant;
 use vm::{assert_nothing_left, completions, one_at_a_time, success};
@@ -115,7 +115,7 @@ fn a_message_that_finds_no_shared_receive_is_told_so() {
 fn what_the_device_lacks_is_unsupported() {
     let _lock = one_at_a_time();
     let context = ibverbs::open("rxe0").unwrap();
-    assert_eq!(context.alloc_td().unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(ThreadDomain::new(&context).unwrap_err().kind(), ErrorKind::Unsupported);
     assert_eq!(context.query_raw_clock().unwrap_err().kind(), ErrorKind::Unsupported);
     let error = XrcDomain::open(&context, XrcDomainScope::Private).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");

@@ -21,7 +21,7 @@ fn a_peer_reads_writes_and_counts_in_it() -> Outcome {
     let memory = far.context().alloc_dm(64)?;
     memory.write(8, &[1_u64, 2, 3])?;
     // The region begins at the first number.
-    let region = memory.register(&far, 8.., ALL)?;
+    let region = DeviceMemoryRegion::new(&far, &memory, 8.., ALL)?;
     assert_eq!(region.len(), 56);
 
     let (one, other) =
@@ -58,8 +58,8 @@ fn a_message_goes_from_one_to_another() -> Outcome {
     let (mut one, mut other) = (one.handshake(to_other)?, other.handshake(to_one)?);
     let (from, to) = (contexts[0].alloc_dm(16)?, contexts[1].alloc_dm(16)?);
     from.write(0, b"0123456789abcdef")?;
-    let source = from.register(&near, .., AccessFlags::empty())?;
-    let mut target = to.register(&far, .., AccessFlags::empty())?;
+    let source = DeviceMemoryRegion::new(&near, &from, .., AccessFlags::empty())?;
+    let mut target = DeviceMemoryRegion::new(&far, &to, .., AccessFlags::empty())?;
     // SAFETY: the regions live until both requests have completed.
     unsafe {
         other.post_receive(&mut target, 4.., 1)?;
@@ -84,8 +84,8 @@ fn a_channel_sends_and_receives_it() -> Outcome {
     let [near, far] = [contexts[0].alloc_pd()?, contexts[1].alloc_pd()?];
     let (from, to) = (contexts[0].alloc_dm(16)?, contexts[1].alloc_dm(16)?);
     from.write(0, b"0123456789abcdef")?;
-    let source = from.register(&near, 4..16, AccessFlags::empty())?;
-    let mut target = to.register(&far, .., AccessFlags::empty())?;
+    let source = DeviceMemoryRegion::new(&near, &from, 4..16, AccessFlags::empty())?;
+    let mut target = DeviceMemoryRegion::new(&far, &to, .., AccessFlags::empty())?;
     let (one, other) = (near.create_channel().build()?, far.create_channel().build()?);
     let (to_one, to_other) = (one.endpoint(), other.endpoint());
     let (mut one, mut other) = (one.handshake(to_other)?, other.handshake(to_one)?);

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use ibverbs::{
     AsyncEventKind, AsyncEvents, CompletionChannel, CompletionQueue, Context, Error, MemoryRegion,
-    MemoryWindowType, ProtectionDomain, QueuePair, QueuePairState, Rc, Ud, WorkCompletion,
-    WorkStatus,
+    MemoryWindowType, NullMemoryRegion, ProtectionDomain, QueuePair, QueuePairState, Rc,
+    ThreadDomain, Ud, WorkCompletion, WorkStatus,
 };
 use ibverbs_software::{Device, MadeUpCompletion, Network, Verb, When};
 
@@ -114,9 +114,9 @@ fn any_verb_fails_with_any_errno() {
         (Verb::QueryGid, Box::new(|| errno(context.query_gid(1, 0)))),
         (Verb::QueryRtValues, Box::new(|| errno(context.query_raw_clock()))),
         (Verb::AllocPd, Box::new(|| errno(context.alloc_pd()))),
-        (Verb::AllocTd, Box::new(|| errno(context.alloc_td()))),
+        (Verb::AllocTd, Box::new(|| errno(ThreadDomain::new(context)))),
         (Verb::RegMr, Box::new(|| errno(domain.allocate::<u8>(8)))),
-        (Verb::AllocNullMr, Box::new(|| errno(domain.alloc_null_mr()))),
+        (Verb::AllocNullMr, Box::new(|| errno(NullMemoryRegion::new(&domain)))),
         (Verb::AllocMw, Box::new(|| errno(domain.alloc_mw(MemoryWindowType::Type1)))),
         (Verb::CreateCompChannel, Box::new(|| errno(CompletionChannel::new(context)))),
         (Verb::CreateCq, Box::new(|| errno(context.create_cq(4)))),
@@ -364,7 +364,7 @@ fn registered_memory_has_a_limit() {
     let first = domain.allocate::<u8>(6_000).unwrap();
     assert_eq!(errno(domain.allocate::<u8>(6_000)), Some(libc::ENOMEM));
     let second = domain.allocate::<u8>(4_000).unwrap();
-    let _null = domain.alloc_null_mr().unwrap();
+    let _null = NullMemoryRegion::new(&domain).unwrap();
     drop(first);
     domain.allocate::<u8>(6_000).unwrap();
     drop(second);

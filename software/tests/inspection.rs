@@ -8,7 +8,8 @@ use std::time::Duration;
 use ibverbs::ffi::{self, ibv_access_flags as Access};
 use ibverbs::{
     AddressVector, AsyncEventKind, AsyncEventSubject, CompletionQueue, MemoryWindow,
-    MemoryWindowType, ProtectionDomain, Rc, WorkCompletion, XrcDomain, XrcDomainScope,
+    MemoryWindowType, ProtectionDomain, Rc, ThreadDomain, WorkCompletion, XrcDomain,
+    XrcDomainScope,
 };
 use ibverbs_software::{Device, EventSubject, LiveObjects, Network, Verb, When};
 
@@ -22,7 +23,7 @@ fn live_objects_count_until_they_are_destroyed() {
     let context = device.open().unwrap();
     {
         let domain = context.alloc_pd().unwrap();
-        let thread = context.alloc_td().unwrap();
+        let thread = ThreadDomain::new(&context).unwrap();
         // SAFETY: nothing is made with it.
         let parent =
             unsafe { ProtectionDomain::parent_domain(&domain, Some((&thread).into())) }.unwrap();

@@ -331,7 +331,8 @@ fn a_message_that_is_too_long_is_refused_with_the_limit() {
     let mut loopback = Loopback::new();
     // It gets pages when the device needs them, which is never.
     let on_demand = RegionOptions::new().on_demand();
-    let long = loopback.domain.allocate_with::<u8>((2 << 30) + 1, on_demand).unwrap();
+    let long =
+        MemoryRegion::<u8>::with_options(&loopback.domain, (2 << 30) + 1, on_demand).unwrap();
     // SAFETY: nothing is posted.
     let error = unsafe { loopback.queue_pair.post_send(&long, .., 1) }.unwrap_err();
     let text = "the length of the message is 2147483649, and must be within 0..=2147483648";

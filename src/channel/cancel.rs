@@ -66,7 +66,7 @@ impl Channel<'_> {
     /// A cancelled wait returns [`Cancelled`](crate::TransportError::Cancelled), and does what it does when
     /// its deadline passes: the waits of [owned operations](Self#owned-operations) leave everything in flight, and
     /// can be called again. All others (blocking operations, scopes, unpolled operations) lend memory to
-    /// the device that must come back, so they stop the channel. A channel that nobody cancels pays nothing:
+    /// the device that must come back, so they stop the channel. A channel without a handle pays nothing:
     /// only a wait that has found nothing for a while looks.
     ///
     /// ```no_run

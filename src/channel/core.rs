@@ -120,7 +120,7 @@ impl Core {
     /// The queue pair is live, and only [`destroy`](Self::destroy) destroys it while the core is used.
     /// Only this core posts to it, and only this core polls its completions, or a loop does both. The
     /// queue in `settings.sleep` is its completion queue. The memory of `settings.credit_words` stays
-    /// registered while the core is used, and until the queue pair was reset or destroyed; nobody else
+    /// registered while the core is used, and until the queue pair was reset or destroyed; nothing else
     /// accesses it.
     pub(super) unsafe fn new(
         queue_pair: *mut ffi::ibv_qp,

@@ -43,7 +43,7 @@ impl Core {
                 return;
             }
             match slot.state() {
-                State::InFlight(Owner::Handle) => slot.set_state(State::InFlight(Owner::Nobody)),
+                State::InFlight(Owner::Handle) => slot.set_state(State::InFlight(Owner::Dropped)),
                 State::Done(Owner::Handle) | State::Discarded(Owner::Handle) => {
                     slot.entry.buffer.clear();
                     self.release(slot);
@@ -56,9 +56,9 @@ impl Core {
     /// After `discard_outstanding`: operations that own their buffers have ended without completions.
     pub(super) fn end_discarded_owned(&self) {
         for slot in self.table.slots() {
-            if slot.state() == State::Discarded(Owner::Nobody) {
+            if slot.state() == State::Discarded(Owner::Dropped) {
                 slot.entry.buffer.clear();
-                self.table.release_of(slot, Owner::Nobody);
+                self.table.release_of(slot, Owner::Dropped);
             }
         }
     }

@@ -31,7 +31,7 @@ impl Channel<'_> {
     /// the peer's program. If the device does not answer, the connection fails, and a later call says so. It
     /// never waits.
     ///
-    /// Without it, nobody notices that the peer of an idle connection has lost its power or its network. Call this
+    /// Without it, it goes unnoticed that the peer of an idle connection has lost its power or its network. Call this
     /// from a timer: a dead peer is then noticed within the period of the timer, plus the time that the device
     /// retries ([`ack_timeout`](crate::ChannelBuilder::ack_timeout),
     /// [`max_ack_retries`](crate::ChannelBuilder::max_ack_retries)), plus the period again, as the next call reports

@@ -17,7 +17,7 @@ use crate::queue_pair_state::QueuePairType;
 use crate::trace;
 
 /// Owns the queue pair and the core that uses it.
-pub(super) struct Link<'res> {
+pub(crate) struct Link<'res> {
     pub(super) core: Arc<Core>,
     /// If `core.destroyed` is set, the destroy verb was called on its C object. Either way it keeps its
     /// parents alive.
@@ -98,17 +98,17 @@ impl<'res> Link<'res> {
     }
 
     /// Where the peer finds how many receives the channel has posted, if it has flow control.
-    pub(super) fn credit_word(&self) -> Option<RemoteMemoryRegion> {
+    pub(crate) fn credit_word(&self) -> Option<RemoteMemoryRegion> {
         self.credit_region.as_deref().and_then(credits::word_for_peer)
     }
 
     /// Sets where the peer's count of receives is.
-    pub(super) fn set_peer_credit_word(&self, word: Option<RemoteMemoryRegion>) -> Result<()> {
+    pub(crate) fn set_peer_credit_word(&self, word: Option<RemoteMemoryRegion>) -> Result<()> {
         credits::agree(self.core.credits.as_deref(), word)
     }
 
     /// The queue pair. Only the core may post to it and change its state.
-    pub(super) fn queue_pair(&self) -> &QueuePair<'res, QueuePairType> {
+    pub(crate) fn queue_pair(&self) -> &QueuePair<'res, QueuePairType> {
         &self.queue_pair
     }
 
@@ -125,7 +125,7 @@ impl<'res> Link<'res> {
 
     /// The queue pair, unless its C object was destroyed.
     #[cfg(feature = "rdmacm")]
-    pub(super) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res, QueuePairType>> {
+    pub(crate) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res, QueuePairType>> {
         if self.core.destroyed.get() {
             return Err(Error::invalid("ibv_modify_qp", "the queue pair had to be destroyed"));
         }

@@ -63,20 +63,14 @@ pub use window_requests::WindowRequests;
 use std::net::TcpStream;
 
 use self::core::Core;
-use self::link::Link;
+pub(crate) use self::link::Link;
 
 use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::Result;
 use crate::ffi;
-#[cfg(feature = "rdmacm")]
-use crate::memory::RemoteMemoryRegion;
 use crate::parent::Parent;
-#[cfg(feature = "rdmacm")]
-use crate::queue_pair::QueuePair;
 use crate::queue_pair::QueuePairEndpoint;
-#[cfg(feature = "rdmacm")]
-use crate::queue_pair_state::QueuePairType;
 use crate::state_error::StateError;
 
 /// A connection to one peer over which data is moved without `unsafe`: by sends and receives, and by
@@ -96,11 +90,11 @@ use crate::state_error::StateError;
 ///        │                                       │    failing that, the process aborts
 ///        │                                       │
 ///        └─ borrowed ────────────────────────────┴──── until the scope has ended: the compiler ────►
-///                                                      lets nobody touch it before
+///                                                      allows no access before
 /// ```
 ///
 /// The device reads and writes memory on its own, at a time of its choosing. Meanwhile the memory must stay
-/// where it is, and nobody else may write (or even read) it. The borrow checker enforces this: an operation
+/// where it is, and nothing else may write (or even read) it. The borrow checker enforces this: an operation
 /// takes a **slice of a region** ([`MemorySlice`], [`MemorySliceMut`], [`SharedMemorySlice`], or arrays and
 /// tuples of them), and the region stays borrowed until the operation has ended. An operation has ended
 /// when its completion was polled, or when the queue pair was reset or destroyed. An error of `ibv_poll_cq`
@@ -193,22 +187,16 @@ impl<'res> Channel<'res> {
         Self { link, probe: None }
     }
 
-    /// The queue pair. Callers must neither post to it nor change its state.
+    /// What the connection manager connects.
     #[cfg(feature = "rdmacm")]
-    pub(crate) fn queue_pair(&self) -> &QueuePair<'res, QueuePairType> {
-        self.link.queue_pair()
+    pub(crate) fn link(&self) -> &Link<'res> {
+        &self.link
     }
 
-    /// Where the peer finds how many receives the channel has posted, if it has flow control.
+    /// As [`link`](Self::link).
     #[cfg(feature = "rdmacm")]
-    pub(crate) fn credit_word(&self) -> Option<RemoteMemoryRegion> {
-        self.link.credit_word()
-    }
-
-    /// Sets where the peer counts its receives. Fails if only one side has flow control.
-    #[cfg(feature = "rdmacm")]
-    pub(crate) fn set_peer_credit_word(&self, word: Option<RemoteMemoryRegion>) -> Result<()> {
-        self.link.set_peer_credit_word(word)
+    pub(crate) fn link_mut(&mut self) -> &mut Link<'res> {
+        &mut self.link
     }
 
     /// Lets everything be posted, unless the channel was stopped. The caller has taken the queue pair to RTS.
@@ -221,13 +209,6 @@ impl<'res> Channel<'res> {
     #[cfg(feature = "rdmacm")]
     pub(crate) fn try_end(&self) -> bool {
         self.core().try_stop()
-    }
-
-    /// The queue pair, for changing its state on the way to RTS. Fails if the queue pair had to be
-    /// destroyed.
-    #[cfg(feature = "rdmacm")]
-    pub(crate) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res, QueuePairType>> {
-        self.link.live_queue_pair()
     }
 
     #[inline]

@@ -75,8 +75,8 @@ pub trait Operation: Copy {
     /// # Safety
     ///
     /// The target is live, and nothing else accesses `prepared` meanwhile. Until the
-    /// request has ended, the memory in `list` is valid, nobody writes it, and if the operation writes
-    /// it, nobody reads it either.
+    /// request has ended, the memory in `list` is valid, nothing writes it, and if the operation writes
+    /// it, nothing reads it either.
     unsafe fn post(
         self,
         target: Target,

@@ -58,7 +58,7 @@ impl<B: OwnedBuffer> Drop for OwnedWork<B> {
 /// A function of the handle's fields: one that got the handle's address would keep the handle in memory.
 #[inline(never)]
 fn give_up(core: Arc<Core>, slot: NonNull<Slot>, wr_id: u64) {
-    // SAFETY: it is a slot of this core's table. Nobody has an exclusive reference to a slot.
+    // SAFETY: it is a slot of this core's table. Nothing has an exclusive reference to a slot.
     core.table.owned.mark_dropped(&unsafe { slot.as_ref() }.entry, wr_id);
 }
 
@@ -109,7 +109,7 @@ impl<B: OwnedBuffer> OwnedWork<B> {
     /// of this core, and has the operation.
     #[inline(always)]
     fn is_of(&self, core: &Core) -> bool {
-        // SAFETY: the slot is of `self.core`, and that is this core, which is alive. Nobody has an exclusive
+        // SAFETY: the slot is of `self.core`, and that is this core, which is alive. Nothing has an exclusive
         // reference to a slot.
         self.core.as_deref().is_some_and(|own| std::ptr::eq(own, core))
             && unsafe { self.slot.as_ref() }.wr_id() == self.wr_id

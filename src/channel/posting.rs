@@ -27,7 +27,7 @@ impl Core {
     /// # Safety
     ///
     /// Until the state of the slot says that the operation has ended, the memory in `list` is valid.
-    /// Meanwhile nobody writes it, and if the operation writes it, nobody reads it either.
+    /// Meanwhile nothing writes it, and if the operation writes it, nothing reads it either.
     #[inline(always)]
     pub(super) unsafe fn post<O: Operation>(
         &self,
@@ -98,8 +98,8 @@ impl Core {
     ///
     /// # Safety
     ///
-    /// For the duration of the call, the memory in `list` is valid, nobody writes it, and if the
-    /// operation writes it, nobody reads it either.
+    /// For the duration of the call, the memory in `list` is valid, nothing writes it, and if the
+    /// operation writes it, nothing reads it either.
     #[inline(always)]
     pub(super) unsafe fn run<O: Operation>(
         &self,
@@ -171,8 +171,8 @@ impl Core {
 
     /// Deals with a post to this slot that failed. Returns the error.
     ///
-    /// If the device may still have the request, and the operation owns its buffer, the slot stays in flight, with nobody
-    /// as its owner. The caller then gives it the buffer.
+    /// If the device may still have the request, and the operation owns its buffer, the slot stays in flight, without
+    /// an owner. The caller then gives it the buffer.
     #[cold]
     #[inline(never)]
     pub(super) fn post_failed<O: Operation>(
@@ -190,7 +190,7 @@ impl Core {
         if self.ensure_not_posted::<O>(Some(owner)) || !slot.state().is_outstanding() {
             self.release(slot);
         } else {
-            slot.set_state(State::InFlight(Owner::Nobody));
+            slot.set_state(State::InFlight(Owner::Dropped));
         }
         error
     }
@@ -222,7 +222,7 @@ impl Core {
     }
 
     /// A slot for an operation that owns its buffer, when the queue is full: of operations that have ended, and whose
-    /// handles were dropped. Nobody else would poll for them.
+    /// handles were dropped. Nothing else would poll for them.
     #[cold]
     #[inline(never)]
     fn reclaim_slot(&self, queue: Queue) -> Option<&Slot> {

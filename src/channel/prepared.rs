@@ -8,14 +8,8 @@ use super::owned_buffer::OwnedBuffer;
 use super::owned_post::{Refused, post_owned};
 use super::owned_work::OwnedWork;
 use crate::error::Result;
-#[cfg(feature = "rdmacm")]
-use crate::memory::RemoteMemoryRegion;
 use crate::operation::ReceiveWorkRequest;
-#[cfg(feature = "rdmacm")]
-use crate::queue_pair::QueuePair;
 use crate::queue_pair::QueuePairEndpoint;
-#[cfg(feature = "rdmacm")]
-use crate::queue_pair_state::QueuePairType;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 use crate::state_error::StateError;
 
@@ -70,7 +64,7 @@ impl<'res> PreparedChannel<'res> {
     /// [`Channel::post_owned`].
     ///
     /// The first call takes the queue pair to INIT. Receives stay posted if an attempt to connect fails
-    /// before the handshake (nobody listens, for example). A handshake that fails ends them, and their
+    /// before the handshake (the peer does not listen, for example). A handshake that fails ends them, and their
     /// buffers are dropped. If the channel is dropped, so are the buffers, once the device no longer uses
     /// them.
     ///
@@ -111,7 +105,12 @@ impl<'res> PreparedChannel<'res> {
         }
     }
 
-    pub(super) fn link_mut(&mut self) -> &mut Link<'res> {
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn link(&self) -> &Link<'res> {
+        &self.link
+    }
+
+    pub(crate) fn link_mut(&mut self) -> &mut Link<'res> {
         &mut self.link
     }
 
@@ -141,31 +140,6 @@ impl<'res> PreparedChannel<'res> {
             Ok(()) => Ok(Channel::connected(self.link)),
             Err(error) => Err(StateError::new(self, error)),
         }
-    }
-
-    /// The queue pair. Callers must neither post to it nor change its state.
-    #[cfg(feature = "rdmacm")]
-    pub(crate) fn queue_pair(&self) -> &QueuePair<'res, QueuePairType> {
-        self.link.queue_pair()
-    }
-
-    /// Where the peer finds how many receives the channel has posted, if it has flow control.
-    #[cfg(feature = "rdmacm")]
-    pub(crate) fn credit_word(&self) -> Option<RemoteMemoryRegion> {
-        self.link.credit_word()
-    }
-
-    /// Sets where the peer counts its receives. Fails if only one side has flow control.
-    #[cfg(feature = "rdmacm")]
-    pub(crate) fn set_peer_credit_word(&self, word: Option<RemoteMemoryRegion>) -> Result<()> {
-        self.link.set_peer_credit_word(word)
-    }
-
-    /// The queue pair, for changing its state on the way to RTS. Fails if the queue pair had to be
-    /// destroyed.
-    #[cfg(feature = "rdmacm")]
-    pub(crate) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res, QueuePairType>> {
-        self.link.live_queue_pair()
     }
 
     /// Makes the channel of a queue pair that the caller has taken to INIT. It takes receives alone until

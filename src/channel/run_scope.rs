@@ -140,7 +140,7 @@ fn run_in_scope<'env, T, F>(core: &Core, f: F) -> T
 where
     F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> T,
 {
-    /// It is on the stack of this function alone, so nobody can forget it.
+    /// It is on the stack of this function alone, so no code can forget it.
     struct EndOnPanic<'a>(&'a Core);
 
     impl Drop for EndOnPanic<'_> {

@@ -20,7 +20,7 @@ pub struct ScopedPendingWork<'scope, B> {
     /// A slot of the core's table, taken for this operation.
     slot: &'scope Slot,
     /// `MaybeUninit`, because the buffer may be an exclusive reference: the compiler must not assume
-    /// that nobody else accesses the memory while the device does.
+    /// that nothing else accesses the memory while the device does.
     buffer: MaybeUninit<B>,
     _one_thread: OneThread,
 }

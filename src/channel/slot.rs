@@ -21,11 +21,11 @@ pub(super) enum Owner {
     Channel,
     /// An `OwnedWork`.
     Handle,
-    /// Nobody: the `OwnedWork` was dropped.
-    Nobody,
+    /// None any more: the `OwnedWork` was dropped.
+    Dropped,
     /// As `Window`, after one of its requests, not the last, has failed. The slot holds the completion of the first one.
     FailedWindow,
-    /// As `Window`; the handle was dropped, and nobody will ask for the result.
+    /// As `Window`; the handle was dropped, and the result will not be asked for.
     LostWindow,
 }
 
@@ -36,7 +36,7 @@ pub(super) enum State {
     Free,
     /// The device has the request; the owner will ask for its result.
     InFlight(Owner),
-    /// As `InFlight(Owner::Scope)`; the handle was dropped, and nobody will ask for the result.
+    /// As `InFlight(Owner::Scope)`; the handle was dropped, and the result will not be asked for.
     Abandoned,
     /// The operation has completed, and the slot holds the completion.
     Done(Owner),
@@ -52,7 +52,7 @@ impl Owner {
     /// Whether the operation owns its buffer.
     #[inline]
     pub(super) fn owns_buffer(self) -> bool {
-        matches!(self, Self::Handle | Self::Nobody)
+        matches!(self, Self::Handle | Self::Dropped)
     }
 
     /// Whether the operation is a window.
@@ -71,7 +71,7 @@ impl Owner {
     #[inline]
     pub(super) fn awaits_completion(self) -> bool {
         // One comparison.
-        (self as u8) < Self::Nobody as u8
+        (self as u8) < Self::Dropped as u8
     }
 }
 
@@ -136,7 +136,7 @@ pub(super) struct Slot {
     owner: Cell<Owner>,
     /// Of the places of a window beside its run: the index of the next one.
     pub(super) next_ended: Cell<u32>,
-    /// Of a window: how many slots it has from this one on. They are free themselves, and nobody takes them.
+    /// Of a window: how many slots it has from this one on. They are free themselves, and are not taken.
     pub(super) run: Cell<u16>,
     completion: Cell<WorkCompletion>,
     pub(super) entry: Entry,
@@ -237,7 +237,7 @@ impl Slot {
     /// Whether the completion is a success. The operation must be done.
     #[inline]
     pub(super) fn has_success(&self) -> bool {
-        // SAFETY: it is initialised, and nobody writes to it while this reference exists: it is a cell
+        // SAFETY: it is initialised, and nothing writes to it while this reference exists: it is a cell
         // that one thread at a time uses.
         unsafe { &*self.completion.as_ptr() }.is_success()
     }

@@ -263,8 +263,8 @@ impl Core {
     ///
     /// # Safety
     ///
-    /// Until the state of the slot says that the window has ended, the memory of what is kept is valid. Meanwhile nobody
-    /// writes it, and if a request writes it, nobody reads it either.
+    /// Until the state of the slot says that the window has ended, the memory of what is kept is valid. Meanwhile nothing
+    /// writes it, and if a request writes it, nothing reads it either.
     #[inline(always)]
     pub(super) unsafe fn post_window<W: WindowRequests>(
         &self,

@@ -12,6 +12,7 @@ use super::queue_builder::CompletionQueueBuilder;
 use super::work_completion::WorkCompletion;
 use crate::debug::debug;
 use crate::device::Context;
+use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, Leak, object, resource};
@@ -35,14 +36,15 @@ object!(ibv_cq, ibv_destroy_cq, event_subjects);
 ///  - reading only the fields that are needed, timestamps among them: [`ExtendedPoller`], for an
 ///    [extended](CompletionQueueBuilder::extended) queue.
 pub struct CompletionQueue<'ctx> {
-    raw: Handle<ffi::ibv_cq>,
-    notifier: Notifier<'ctx>,
-    solicited_only: bool,
-    extended: Option<Extended>,
-    context: Parent<'ctx, Context<'ctx>>,
+    pub(super) raw: Handle<ffi::ibv_cq>,
+    pub(super) notifier: Notifier<'ctx>,
+    pub(super) solicited_only: bool,
+    pub(super) extended: Option<Extended>,
+    pub(super) domain: Option<Parent<'ctx, ProtectionDomain<'ctx>>>,
+    pub(super) context: Parent<'ctx, Context<'ctx>>,
 }
 
-resource!(CompletionQueue<'ctx>: raw, notifier, context);
+resource!(CompletionQueue<'ctx>: raw, notifier, domain, context);
 
 /// The channel on which a queue raises its events.
 pub(super) enum Notifier<'ctx> {
@@ -98,16 +100,6 @@ impl<'ctx> CompletionQueue<'ctx> {
         CompletionQueueBuilder::new(context, entries)
     }
 
-    pub(super) fn with(
-        raw: Handle<ffi::ibv_cq>,
-        notifier: Notifier<'ctx>,
-        solicited_only: bool,
-        extended: Option<Extended>,
-        context: Parent<'ctx, Context<'ctx>>,
-    ) -> Self {
-        Self { raw, notifier, solicited_only, extended, context }
-    }
-
     /// Takes over a queue that was created elsewhere, such as by a C library. It can be polled, but not
     /// waited for.
     ///
@@ -130,7 +122,8 @@ impl<'ctx> CompletionQueue<'ctx> {
         }
         // SAFETY: the caller hands over a live queue.
         let raw = unsafe { Handle::new(VERB, raw) }?;
-        Ok(Self::with(raw, Notifier::None, false, None, context.into()))
+        let (notifier, context) = (Notifier::None, context.into());
+        Ok(Self { raw, notifier, solicited_only: false, extended: None, domain: None, context })
     }
 
     /// `ibv_poll_cq`: takes the oldest completions, at most as many as `completions` has room for, and

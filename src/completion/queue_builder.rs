@@ -10,8 +10,10 @@ use super::queue::CompletionQueue;
 use super::queue::Notifier;
 use crate::debug::debug;
 use crate::device::Context;
+use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::ffi::ibv_cq_init_attr_mask as Mask;
 use crate::handle::Handle;
 use crate::parent::Parent;
 
@@ -45,6 +47,7 @@ pub struct CompletionQueueBuilder<'ctx> {
     solicited_only: bool,
     fields: Option<CompletionFields>,
     flags: ffi::ibv_create_cq_attr_flags,
+    domain: Option<Parent<'ctx, ProtectionDomain<'ctx>>>,
 }
 
 #[derive(Debug)]
@@ -66,6 +69,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
             solicited_only: false,
             fields: None,
             flags: ffi::ibv_create_cq_attr_flags(0),
+            domain: None,
         }
     }
 
@@ -145,6 +149,18 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
         self
     }
 
+    /// `IBV_CQ_INIT_ATTR_MASK_PD`: creates the queue with a [parent domain](ProtectionDomain::parent_domain), whose allocator
+    /// and thread domain are then the queue's too. Makes the queue an [`extended`](Self::extended) one. Of the providers of
+    /// rdma-core, efa, hns, ionic and mlx5 have this.
+    #[doc(alias = "IBV_CQ_INIT_ATTR_MASK_PD")]
+    pub fn parent_domain(
+        mut self,
+        domain: impl Into<Parent<'ctx, ProtectionDomain<'ctx>>>,
+    ) -> Self {
+        self.domain = Some(domain.into());
+        self
+    }
+
     /// `ibv_create_cq`, or `ibv_create_cq_ex` for an [`extended`](Self::extended) queue: creates the
     /// queue.
     ///
@@ -152,7 +168,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
     ///
     ///  - `EINVAL`: the number of entries is 0 or more than the device allows
     ///    ([`DeviceAttributes::max_cqe`](crate::DeviceAttributes::max_cqe)), the device has no such
-    ///    completion vector, or the channel belongs to another context.
+    ///    completion vector, or the channel or the domain belongs to another context; or the domain is no parent domain.
     ///  - `EOPNOTSUPP`: the device has no extended queues, or not with these fields or flags.
     ///  - `EMFILE`, `ENFILE`: too many files are open for a channel of its own.
     ///  - `ENOMEM`: the device or the machine has run out of memory or completion queues, or
@@ -161,7 +177,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
     #[doc(alias = "ibv_create_cq_ex")]
     pub fn build(self) -> Result<CompletionQueue<'ctx>> {
         let fields = match self.fields {
-            None if self.flags.0 != 0 => Some(CompletionFields::empty()),
+            None if self.flags.0 != 0 || self.domain.is_some() => Some(CompletionFields::empty()),
             fields => fields,
         };
         let verb = if fields.is_some() { "ibv_create_cq_ex" } else { "ibv_create_cq" };
@@ -211,14 +227,22 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
                     ..Default::default()
                 };
                 if self.flags.0 != 0 {
-                    attributes.comp_mask =
-                        ffi::ibv_cq_init_attr_mask::IBV_CQ_INIT_ATTR_MASK_FLAGS.0;
+                    attributes.comp_mask |= Mask::IBV_CQ_INIT_ATTR_MASK_FLAGS.0;
+                }
+                if let Some(domain) = &self.domain {
+                    if domain.context().as_raw() != self.context.as_raw() {
+                        let reason = "the domain belongs to another context";
+                        return Err(Error::invalid(verb, reason));
+                    }
+                    attributes.comp_mask |= Mask::IBV_CQ_INIT_ATTR_MASK_PD.0;
+                    attributes.parent_domain = domain.as_raw();
                 }
                 let (raw, extended) = Extended::create(&self.context, &mut attributes, &device)?;
                 (raw, Some(extended))
             }
         };
-        Ok(CompletionQueue::with(raw, notifier, self.solicited_only, extended, self.context))
+        let Self { solicited_only, domain, context, .. } = self;
+        Ok(CompletionQueue { raw, notifier, solicited_only, extended, domain, context })
     }
 
     /// Checks the completion vector. A device without vectors still accepts the default.

@@ -16,9 +16,9 @@
 //! if every wait finds something in its second poll and no thread ever reads. Otherwise unread events
 //! would pile up in the kernel without limit.
 //!
-//! A wait can also be cancelled, by a flag that it checks under the lock before it sleeps. Who sets such a
-//! flag then calls [`Waiters::wake_all`], which takes the lock: so the thread that waits has seen the flag,
-//! or sleeps on the condition variable, or reads. A reader that may be cancelled has a [`Waker`], whose file
+//! A wait can also be cancelled, by a flag that it checks under the lock before it sleeps. The thread that
+//! sets the flag then calls [`Waiters::wake_all`], which takes the lock: so the thread that waits has seen
+//! the flag, or sleeps on the condition variable, or reads. A reader that may be cancelled has a [`Waker`], whose file
 //! it polls beside that of the events.
 
 use std::sync::{OnceLock, PoisonError};

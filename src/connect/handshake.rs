@@ -103,7 +103,7 @@ impl<'res> Handshake for PreparedChannel<'res> {
 
     #[cfg(feature = "rdmacm")]
     fn place(&self) -> (*mut ffi::ibv_context, QueuePairType) {
-        self.queue_pair().place()
+        self.link().queue_pair().place()
     }
 
     #[cfg(feature = "rdmacm")]

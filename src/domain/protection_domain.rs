@@ -71,7 +71,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
     /// # Safety
     ///
     /// If a thread domain is given: no two threads at a time use the objects that are created with the
-    /// new domain, or with another domain that has the same thread domain, although their types are
+    /// new domain, completion queues among them, or with another domain that has the same thread domain, although their types are
     /// `Sync`.
     #[doc(alias = "ibv_alloc_parent_domain")]
     pub unsafe fn parent_domain(

@@ -95,16 +95,3 @@ impl<'ctx> ThreadDomain<'ctx> {
 }
 
 debug! { ThreadDomain<'_>, self, device: self.context.name(), .. }
-
-impl Context<'_> {
-    /// `ibv_alloc_td`: allocates a thread domain that borrows this context. See
-    /// [`ThreadDomain::new`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`ThreadDomain::new`].
-    #[doc(alias = "ibv_alloc_td")]
-    pub fn alloc_td(&self) -> Result<ThreadDomain<'_>> {
-        ThreadDomain::new(self)
-    }
-}

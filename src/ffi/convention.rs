@@ -38,7 +38,7 @@ pub(crate) fn count(verb: &'static str, returned: isize) -> Result<usize, Error>
 ///
 /// # Safety
 ///
-/// A descriptor that is not negative belongs to nobody else.
+/// A descriptor that is not negative belongs to nothing else.
 #[cfg(rdma_core_65)]
 pub(crate) unsafe fn new_fd(verb: &'static str, fd: c_int) -> Result<std::os::fd::OwnedFd, Error> {
     if fd < 0 {

@@ -11,7 +11,7 @@ struct Chunks<const N: usize> {
     chunks: [UnsafeCell<u32>; N],
 }
 
-// SAFETY: a number is used by whoever has taken it.
+// SAFETY: a number is used by the thread that has taken it.
 unsafe impl<const N: usize> Sync for Chunks<N> {}
 
 impl<const N: usize> Chunks<N> {
@@ -23,7 +23,7 @@ impl<const N: usize> Chunks<N> {
     /// Uses a chunk, if there is one.
     fn try_to_use(&self) -> bool {
         let Some(index) = self.free.take() else { return false };
-        // SAFETY: nobody else has taken it.
+        // SAFETY: nothing else has taken it.
         self.chunks[index as usize].with_mut(|number| unsafe { *number += 1 });
         self.free.give_back(index);
         true

@@ -22,7 +22,8 @@ impl FreeChunks {
     pub(super) fn take(&self) -> Option<u32> {
         for (word, free) in self.0.iter().enumerate() {
             loop {
-                let bits = free.load(Ordering::Relaxed);
+                // One order with `give_back` and the count of those that wait: see `Waiting`.
+                let bits = free.load(Ordering::SeqCst);
                 if bits == 0 {
                     break;
                 }
@@ -37,7 +38,7 @@ impl FreeChunks {
 
     /// Gives a chunk back that was taken.
     pub(super) fn give_back(&self, index: u32) {
-        self.0[index as usize / 64].fetch_or(1 << (index % 64), Ordering::Release);
+        self.0[index as usize / 64].fetch_or(1 << (index % 64), Ordering::SeqCst);
     }
 
     /// The number of chunks that are free at this moment.

@@ -8,6 +8,7 @@ mod free_chunks;
 mod owned_region;
 mod pool;
 mod shared_range;
+mod waiting;
 
 #[cfg(feature = "async")]
 pub use async_channel::{

@@ -1,13 +1,14 @@
 //! Chunks of one registered region.
 
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::slice;
 use std::sync::Arc;
 
 use super::free_chunks::FreeChunks;
+use super::waiting::Waiting;
 use crate::channel::OwnedBuffer;
+use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -57,6 +58,7 @@ struct Pool {
     stride: usize,
     chunks: usize,
     free: FreeChunks,
+    waiting: Waiting,
 }
 
 /// A chunk of a [`BufferPool`]: an [`OwnedBuffer`]. It goes back to the pool when it is dropped.
@@ -110,7 +112,10 @@ impl BufferPool {
             return Err(Error::with_reason(VERB, libc::ENOMEM, "no memory for the pool"));
         };
         let [first] = region.slice(..chunk_len)?.scatter()?;
-        Ok(Self { pool: Arc::new(Pool { region, first, chunk_len, stride, chunks, free }) })
+        let waiting = Waiting::default();
+        Ok(Self {
+            pool: Arc::new(Pool { region, first, chunk_len, stride, chunks, free, waiting }),
+        })
     }
 
     /// A buffer, or `None` if all are in use.
@@ -118,6 +123,14 @@ impl BufferPool {
         let index = self.pool.free.take()?;
         let len = self.pool.chunk_len as u32;
         Some(PooledBuffer { pool: ManuallyDrop::new(self.pool.clone()), index, len })
+    }
+
+    /// A buffer, when one is free: for a task of an async program. Tasks get theirs in the order in which they began to
+    /// wait, unless one that comes later finds a chunk before it. The future may be dropped at any time. It is woken by the
+    /// drop of a buffer, so do not wait for a chunk that the task itself holds, or that only a message would free that does
+    /// not come.
+    pub async fn wait(&self) -> PooledBuffer {
+        self.pool.waiting.wait(|| self.take()).await
     }
 
     /// The number of chunks.
@@ -136,14 +149,9 @@ impl BufferPool {
     }
 }
 
-impl fmt::Debug for BufferPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BufferPool")
-            .field("chunk_len", &self.chunk_len())
-            .field("chunks", &self.chunks())
-            .field("available", &self.available())
-            .finish_non_exhaustive()
-    }
+debug! {
+    BufferPool, self,
+    chunk_len: self.chunk_len(), chunks: self.chunks(), available: self.available(), ..
 }
 
 impl Drop for PooledBuffer {
@@ -159,6 +167,7 @@ impl Drop for PooledBuffer {
 #[inline(never)]
 fn give_back(pool: Arc<Pool>, index: u32) {
     pool.free.give_back(index);
+    pool.waiting.wake_one();
 }
 
 impl PooledBuffer {
@@ -240,11 +249,4 @@ unsafe impl ScatterBuffer for PooledBuffer {
 // SAFETY: it borrows nothing, and may be used on any thread. The chunk goes back to the pool when it is dropped.
 unsafe impl OwnedBuffer for PooledBuffer {}
 
-impl fmt::Debug for PooledBuffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PooledBuffer")
-            .field("len", &self.len)
-            .field("capacity", &self.capacity())
-            .finish_non_exhaustive()
-    }
-}
+debug! { PooledBuffer, self, len: self.len, capacity: self.capacity(), .. }

@@ -1,10 +1,10 @@
 //! A range of a shared region as the buffer of an operation.
 
-use std::fmt;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use crate::channel::OwnedBuffer;
+use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{
@@ -92,11 +92,4 @@ unsafe impl<T: Element> ScatterBuffer for SharedMemoryRange<T> {
 // SAFETY: it borrows nothing, and may be used on any thread.
 unsafe impl<T: Element> OwnedBuffer for SharedMemoryRange<T> {}
 
-impl<T: Element> fmt::Debug for SharedMemoryRange<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedMemoryRange")
-            .field("start", &self.start)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
-    }
-}
+debug! { impl[T: Element] SharedMemoryRange<T>, self, start: self.start, len: self.len, .. }

@@ -30,11 +30,12 @@ impl ProtectionDomain<'_> {
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs on-demand paging
-    /// use ibverbs::{MemoryAdvice, RegionOptions};
+    /// use ibverbs::{MemoryAdvice, MemoryRegion, RegionOptions};
     ///
     /// # let context = ibverbs::open("mlx5_0")?;
     /// let domain = context.alloc_pd()?;
-    /// let region = domain.allocate_with::<u8>(1 << 30, RegionOptions::new().on_demand())?;
+    /// let options = RegionOptions::new().on_demand();
+    /// let region = MemoryRegion::<u8>::with_options(&domain, 1 << 30, options)?;
     /// domain.advise_mr(MemoryAdvice::Prefetch, true, &[region.gather_element(..1 << 20)?])?;
     /// # Ok::<(), ibverbs::Error>(())
     /// ```

@@ -142,7 +142,7 @@ impl Allocation {
                 return Ok(());
             }
             let len = PART.min(mapped - offset);
-            // SAFETY: the part lies within our own pages, which nobody else uses meanwhile.
+            // SAFETY: the part lies within our own pages, which nothing else uses meanwhile.
             if let Err(errno) = unsafe { bring_in((start + offset) as *mut u8, len) } {
                 next.store(parts, Ordering::Relaxed); // the other threads stop
                 return Err(Error::with_reason(verb, errno, NO_PAGES));
@@ -174,7 +174,7 @@ const NO_PAGES: &str = "no memory for the region's pages, or not enough huge pag
 ///
 /// # Safety
 ///
-/// They are whole pages of a mapping, and nobody else uses them meanwhile.
+/// They are whole pages of a mapping, and nothing else uses them meanwhile.
 unsafe fn bring_in(start: *mut u8, len: usize) -> std::result::Result<(), i32> {
     // SAFETY: the advice changes no contents.
     if unsafe { libc::madvise(start.cast(), len, crate::linux::MADV_POPULATE_WRITE) } == 0 {

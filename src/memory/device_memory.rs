@@ -1,15 +1,10 @@
 //! Memory on the device itself.
 
-use std::ops::RangeBounds;
-
 use zerocopy::IntoBytes;
 
-use super::access::AccessFlags;
-use super::device_region::DeviceMemoryRegion;
 use super::scatter_gather::Element;
 use crate::debug::debug;
 use crate::device::Context;
-use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, object, resource};
@@ -27,13 +22,13 @@ importable_object!(ibv_dm, ibv_unimport_dm);
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs device memory
-/// use ibverbs::AccessFlags;
+/// use ibverbs::{AccessFlags, DeviceMemoryRegion};
 ///
 /// # let context = ibverbs::open("mlx5_0")?;
 /// # let domain = context.alloc_pd()?;
 /// let memory = context.alloc_dm(4096)?;
 /// memory.write(0, &[1_u32, 2, 3])?;
-/// let region = memory.register(&domain, .., AccessFlags::REMOTE_READ)?;
+/// let region = DeviceMemoryRegion::new(&domain, &memory, .., AccessFlags::REMOTE_READ)?;
 /// let for_the_peer = region.remote();
 /// # Ok::<(), ibverbs::Error>(())
 /// ```
@@ -263,21 +258,6 @@ impl<'ctx> DeviceMemory<'ctx> {
             return Err(Error::out_of_range(verb, what, bytes as u64, 0, most));
         }
         Ok(())
-    }
-
-    /// `ibv_reg_dm_mr`: registers the bytes in `range`. See [`DeviceMemoryRegion::new`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`DeviceMemoryRegion::new`].
-    #[doc(alias = "ibv_reg_dm_mr")]
-    pub fn register<'res>(
-        &'res self,
-        domain: &'res ProtectionDomain<'res>,
-        range: impl RangeBounds<usize>,
-        access: AccessFlags,
-    ) -> Result<DeviceMemoryRegion<'res>> {
-        DeviceMemoryRegion::new(domain, self, range, access)
     }
 
     /// The kernel's number of the memory, by which a process that shares the device's file descriptor

@@ -26,14 +26,14 @@ use crate::parent::Parent;
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs device memory
-/// use ibverbs::AccessFlags;
+/// use ibverbs::{AccessFlags, DeviceMemoryRegion};
 ///
 /// # fn send(channel: &mut ibverbs::Channel<'_>) -> Result<(), Box<dyn std::error::Error>> {
 /// # let context = ibverbs::open("mlx5_0")?;
 /// # let domain = context.alloc_pd()?;
 /// let memory = context.alloc_dm(4096)?;
 /// memory.write(0, &[1_u32, 2, 3])?;
-/// let region = memory.register(&domain, ..12, AccessFlags::empty())?;
+/// let region = DeviceMemoryRegion::new(&domain, &memory, ..12, AccessFlags::empty())?;
 /// channel.send(&region)?;
 /// # Ok(())
 /// # }

@@ -22,7 +22,7 @@ use crate::parent::Parent;
 /// # // not on Soft-RoCE alone: needs on-demand paging
 /// # let context = ibverbs::open("mlx5_0")?;
 /// let domain = context.alloc_pd()?;
-/// let memory = domain.register_address_space()?;
+/// let memory = ibverbs::ImplicitMemoryRegion::new(&domain)?;
 /// let text = String::from("hello");
 /// let element = memory.slice(text.as_bytes()).gather_element()?;
 /// # Ok::<(), ibverbs::Error>(())
@@ -100,18 +100,5 @@ impl<'pd> ImplicitMemoryRegion<'pd> {
         memory: &'buf mut [T],
     ) -> MemorySliceMut<'buf, T> {
         MemorySliceMut::new(memory, self.lkey())
-    }
-}
-
-impl ProtectionDomain<'_> {
-    /// `ibv_reg_mr`: registers the whole address space, for local access. See
-    /// [`ImplicitMemoryRegion::new`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`ImplicitMemoryRegion::new`].
-    #[doc(alias = "ibv_reg_mr")]
-    pub fn register_address_space(&self) -> Result<ImplicitMemoryRegion<'_>> {
-        ImplicitMemoryRegion::new(self)
     }
 }

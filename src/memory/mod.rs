@@ -40,6 +40,7 @@ mod memory_key;
 mod null_region;
 mod options;
 mod owned_region;
+mod pieces;
 mod pinned;
 mod provider_buffer;
 mod raw_region;

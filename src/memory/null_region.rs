@@ -21,7 +21,7 @@ use crate::parent::Parent;
 /// # let context = ibverbs::open("mlx5_0")?;
 /// let domain = context.alloc_pd()?;
 /// let header = domain.allocate::<u8>(64)?;
-/// let padding = domain.alloc_null_mr()?;
+/// let padding = ibverbs::NullMemoryRegion::new(&domain)?;
 /// let list = [header.gather_element(..)?, padding.gather_element(4032)?];
 /// # Ok::<(), ibverbs::Error>(())
 /// ```
@@ -98,17 +98,5 @@ impl<'pd> NullMemoryRegion<'pd> {
         // A provider that copies short messages to their destination itself recognises the key, and
         // copies nothing.
         sge(0, bytes, self.lkey()).map(ScatterElement::new)
-    }
-}
-
-impl ProtectionDomain<'_> {
-    /// `ibv_alloc_null_mr`: allocates a null region. See [`NullMemoryRegion::new`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`NullMemoryRegion::new`].
-    #[doc(alias = "ibv_alloc_null_mr")]
-    pub fn alloc_null_mr(&self) -> Result<NullMemoryRegion<'_>> {
-        NullMemoryRegion::new(self)
     }
 }

@@ -205,19 +205,4 @@ impl ProtectionDomain<'_> {
     pub fn allocate<T: Element>(&self, len: usize) -> Result<MemoryRegion<'_, T>> {
         MemoryRegion::new(self, len)
     }
-
-    /// `ibv_reg_mr`: allocates `len` zeroed elements that only this program accesses, as `options`
-    /// say. See [`MemoryRegion::with_options`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`MemoryRegion::with_options`].
-    #[doc(alias = "ibv_reg_mr")]
-    pub fn allocate_with<T: Element>(
-        &self,
-        len: usize,
-        options: RegionOptions,
-    ) -> Result<MemoryRegion<'_, T>> {
-        MemoryRegion::with_options(self, len, options)
-    }
 }

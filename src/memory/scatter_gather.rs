@@ -224,7 +224,7 @@ impl<'buf> GatherElement<'buf> {
     ///
     /// # Safety
     ///
-    /// For `'buf`, `raw` names memory that is registered under its `lkey` and that nobody writes.
+    /// For `'buf`, `raw` names memory that is registered under its `lkey` and that nothing writes.
     pub unsafe fn from_raw(raw: ffi::ibv_sge) -> Self {
         Self(raw, PhantomData)
     }
@@ -261,7 +261,7 @@ impl<'buf> ScatterElement<'buf> {
     /// # Safety
     ///
     /// For `'buf`, `raw` names memory that is registered for local writing under its `lkey` and that
-    /// nobody else accesses.
+    /// nothing else accesses.
     pub unsafe fn from_raw(raw: ffi::ibv_sge) -> Self {
         Self(raw, PhantomData)
     }

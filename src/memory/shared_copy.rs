@@ -24,7 +24,7 @@ const BULK: usize = 2 * WORD;
 /// # Safety
 ///
 /// `from` is valid for reads of `count` elements, aligned, and accessed only by atomic operations of
-/// this size and from outside of the program. `to` is valid for writes of `count` elements, and nobody
+/// this size and from outside of the program. `to` is valid for writes of `count` elements, and nothing
 /// else accesses it.
 pub unsafe fn load<T>(from: *const T, to: *mut T, count: usize) {
     let bytes = count * size_of::<T>();
@@ -46,7 +46,7 @@ pub unsafe fn load<T>(from: *const T, to: *mut T, count: usize) {
 ///
 /// `to` is valid for writes of `count` elements, aligned, and accessed only by atomic operations of
 /// this size and from outside of the program. `from` is valid for reads of `count` elements, and
-/// nobody writes it.
+/// nothing writes it.
 pub unsafe fn store<T>(from: *const T, to: *mut T, count: usize) {
     let bytes = count * size_of::<T>();
     let (from, to) = (from.cast::<u8>(), to.cast::<u8>());
@@ -238,7 +238,7 @@ unsafe fn copy_words(_from: *const u8, _to: *mut u8, words: usize) {
 mod tests {
     use super::*;
 
-    /// Copies between memory like that of regions, whose elements nobody holds a reference to, and
+    /// Copies between memory like that of regions, whose elements nothing holds a reference to, and
     /// checks the result.
     fn check<T: Copy + PartialEq + std::fmt::Debug>(value: impl Fn(usize) -> T) {
         // Miri takes a hundred times as long, and a few words and their edges suffice for it.

@@ -26,7 +26,7 @@ pub struct MemorySlice<'buf, T> {
 /// It derefs to `[T]`. Parts can be split further and used independently, each by the work request
 /// that holds it.
 pub struct MemorySliceMut<'buf, T> {
-    /// A pointer, not a reference: a reference would assert, each time the slice is moved, that nobody
+    /// A pointer, not a reference: a reference would assert, each time the slice is moved, that nothing
     /// else accesses the memory, even while the device writes it.
     data: NonNull<[T]>,
     lkey: u32,
@@ -92,7 +92,7 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
     ///
     /// # Safety
     ///
-    /// For `'buf` the elements are valid, and nobody else in this program accesses them.
+    /// For `'buf` the elements are valid, and nothing else in this program accesses them.
     #[inline]
     pub(super) unsafe fn from_raw(data: NonNull<[T]>, lkey: u32) -> Self {
         Self { data, lkey, borrow: PhantomData }
@@ -111,7 +111,7 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
     ///
     /// # Safety
     ///
-    /// For `'buf`, nobody else uses these elements: the caller gives `self` up, or uses it for other
+    /// For `'buf`, nothing else uses these elements: the caller gives `self` up, or uses it for other
     /// elements only.
     #[inline]
     pub(super) unsafe fn subslice(&self, range: Range<usize>) -> Self {

@@ -12,13 +12,13 @@
 //!
 //! A batch of a queue pair without the interface has none of the functions: what lacks one goes to its [`Collector`].
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::mem;
 use std::ptr;
 
 use super::collector::Collector;
 use super::explain::explain_batch;
+use crate::debug::debug;
 use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::memory::Gathered;
@@ -380,8 +380,4 @@ unsafe fn set_inline_list(raw: *mut ffi::ibv_qp_ex, list: &[ffi::ibv_sge]) {
     }
 }
 
-impl<T> fmt::Debug for Batch<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Batch").field("collected", &self.collector).finish_non_exhaustive()
-    }
-}
+debug! { impl[T] Batch<'_, T>, self, collected: self.collector, .. }

@@ -1,6 +1,5 @@
 //! The memory that a window is bound to, and the requests that bind and invalidate a window.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::sync::Arc;
@@ -8,6 +7,7 @@ use std::sync::Arc;
 use super::batch::Batch;
 use super::halves::SendHalf;
 use super::prepared_request::RawRequest;
+use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Leak;
@@ -172,14 +172,10 @@ impl<'res> WindowBinding<'res> {
     }
 }
 
-impl fmt::Debug for WindowBinding<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WindowBinding")
-            .field("addr", &format_args!("{:#x}", self.info.addr))
-            .field("length", &self.info.length)
-            .field("access", &AccessFlags::from_bits_retain(self.info.mw_access_flags))
-            .finish_non_exhaustive()
-    }
+debug! {
+    WindowBinding<'_>, self,
+    addr: format_args!("{:#x}", self.info.addr), length: self.info.length,
+    access: AccessFlags::from_bits_retain(self.info.mw_access_flags), ..
 }
 
 /// Checks that the window can be bound to that memory.

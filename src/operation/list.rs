@@ -6,6 +6,7 @@ use std::mem;
 use std::ptr;
 
 use super::prepared_request::{Prepared, RawRequest};
+use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::queue_pair::Rc;
@@ -201,11 +202,7 @@ unsafe fn position<R, T>(first: *mut Prepared<'_, R, T>, len: usize) -> usize {
     }
 }
 
-impl<R, T> fmt::Debug for WorkRequestList<'_, R, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkRequestList").field("len", &self.len).finish_non_exhaustive()
-    }
-}
+debug! { impl[R, T] WorkRequestList<'_, R, T>, self, len: self.len, .. }
 
 /// A post of a list that stopped before its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,12 +1,12 @@
 //! Requests in C's form, which are prepared once and posted any number of times, alone or in a list.
 
 use std::ffi::c_int;
-use std::fmt;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ptr;
 
 use super::explain::{explain_receive, explain_request};
+use crate::debug::debug;
 use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::memory::{GatherBuffer, GatherElement, ScatterBuffer, ScatterElement};
@@ -210,7 +210,7 @@ impl<'wr, T: Transport> PreparedRequest<'wr, T> {
     {
         let (kind, buffer) = request.split();
         let list = buffer.raw();
-        // SAFETY: the elements are borrowed for `'wr`, and nobody writes them.
+        // SAFETY: the elements are borrowed for `'wr`, and nothing writes them.
         let elements = unsafe { &*list };
         check(&kind, max_inline_data, elements)?;
         let num_sge = count("ibv_post_send", elements.len())?;
@@ -236,7 +236,7 @@ impl<'wr> PreparedReceive<'wr> {
     {
         let (_, buffer) = request.split();
         let list = buffer.raw();
-        // SAFETY: the elements are borrowed for `'wr`, and nobody writes them.
+        // SAFETY: the elements are borrowed for `'wr`, and nothing writes them.
         let elements = unsafe { &*list };
         check_length("ibv_post_recv", elements)?;
         let num_sge = count("ibv_post_recv", elements.len())?;
@@ -313,19 +313,9 @@ impl PreparedReceive<'_> {
     }
 }
 
-impl<T> fmt::Debug for PreparedRequest<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PreparedRequest")
-            .field("opcode", &WorkRequestOpcode::from(self.raw.opcode))
-            .field("elements", &self.raw.num_sge)
-            .finish_non_exhaustive()
-    }
+debug! {
+    impl[T] PreparedRequest<'_, T>, self,
+    opcode: WorkRequestOpcode::from(self.raw.opcode), elements: self.raw.num_sge, ..
 }
 
-impl fmt::Debug for PreparedReceive<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PreparedReceive")
-            .field("elements", &self.raw.num_sge)
-            .finish_non_exhaustive()
-    }
-}
+debug! { PreparedReceive<'_>, self, elements: self.raw.num_sge, .. }

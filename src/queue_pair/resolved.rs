@@ -22,7 +22,7 @@ impl AddressVector {
     /// # Errors
     ///
     ///  - `EINVAL`: our GID or the peer's is not an IP address.
-    ///  - `EHOSTUNREACH`: nobody answers, or there is no route.
+    ///  - `EHOSTUNREACH`: no host answers, or there is no route.
     ///  - `EOPNOTSUPP`: the crate was built without feature `neigh`.
     #[doc(alias = "ibv_resolve_eth_l2_from_gid")]
     pub fn resolve_ethernet(&self, context: &Context<'_>) -> Result<ResolvedEthernet> {

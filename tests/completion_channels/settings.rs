@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use ibverbs::{
-    CompletionChannel, CompletionFields, CompletionQueue, ErrorKind, WorkCompletion, ffi,
+    CompletionChannel, CompletionFields, CompletionQueue, ErrorKind, ProtectionDomain,
+    WorkCompletion, ffi,
 };
 use ibverbs_function_device::{Builder, FunctionDevice};
 
@@ -47,6 +48,20 @@ fn the_device_sees_what_was_asked_for() {
     let call = device.last_call("create_cq_ex").unwrap().cq_init_attr;
     assert_eq!((call.comp_mask, call.flags, call.wc_flags), (1, 1, 0));
     assert!(call.channel.is_null());
+
+    let domain = context.alloc_pd().unwrap();
+    // SAFETY: it has no thread domain.
+    let parent = unsafe { ProtectionDomain::parent_domain(&domain, None) }.unwrap();
+    let queue = CompletionQueue::builder(&context, 9).parent_domain(&parent).build().unwrap();
+    let call = device.last_call("create_cq_ex").unwrap().cq_init_attr;
+    assert_eq!((call.comp_mask, call.parent_domain), (2, parent.as_raw()));
+    // The domain is gone with the queue that could not be destroyed.
+    device.fail("destroy_cq").errno(libc::EIO).times(1);
+    drop(queue);
+    assert_eq!(parent.close().unwrap_err().raw_os_error(), Some(libc::EBUSY));
+    let other = device.context();
+    let error = CompletionQueue::builder(&other, 9).parent_domain(&domain).build().unwrap_err();
+    assert!(error.to_string().contains("another context"), "{error}");
 }
 
 #[test]

@@ -187,7 +187,7 @@ fn the_null_region_reads_as_zeros_and_swallows() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let mut queue_pair = to_itself(&domain, &queue);
-    let null = domain.alloc_null_mr().unwrap();
+    let null = NullMemoryRegion::new(&domain).unwrap();
     assert_eq!(device.calls("alloc_null_mr"), 1);
     let (text, mut memory) = (*b"abcdef", [0xff_u8; 8]);
     let source = domain.register_read_only(&text).unwrap();
@@ -206,7 +206,7 @@ fn the_null_region_reads_as_zeros_and_swallows() {
     device.fail("dereg_mr").errno(libc::EBUSY).times(1);
     assert_eq!(null.close().unwrap_err().kind(), ErrorKind::Busy);
     device.fail("alloc_null_mr").errno(libc::EOPNOTSUPP).times(1);
-    assert_eq!(domain.alloc_null_mr().unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(NullMemoryRegion::new(&domain).unwrap_err().kind(), ErrorKind::Unsupported);
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn memory_is_paged_on_demand_where_the_device_can() {
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let options = RegionOptions::new().on_demand();
-    let mut region = domain.allocate_with::<u8>(100, options).unwrap();
+    let mut region = MemoryRegion::<u8>::with_options(&domain, 100, options).unwrap();
     let access = AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND;
     assert_eq!(device.last_call("reg_mr").unwrap().access, access.bits());
 
@@ -255,7 +255,7 @@ fn the_whole_address_space_is_one_region() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let mut queue_pair = to_itself(&domain, &queue);
-    let everything = domain.register_address_space().unwrap();
+    let everything = ImplicitMemoryRegion::new(&domain).unwrap();
     let call = device.last_call("reg_mr").unwrap();
     let access = AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND;
     assert_eq!((call.addr, call.length, call.iova), (0, u64::MAX, 0));
@@ -269,7 +269,7 @@ fn the_whole_address_space_is_one_region() {
     let plain = FunctionDevice::model();
     let other = plain.context();
     let domain = other.alloc_pd().unwrap();
-    let error = domain.register_address_space().unwrap_err();
+    let error = ImplicitMemoryRegion::new(&domain).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert_eq!(plain.calls("reg_mr"), 0);
 }
@@ -305,7 +305,7 @@ fn device_memory_is_allocated_copied_and_registered() {
     }
 
     let access = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
-    let region = memory.register(&domain, 1000..2000, access).unwrap();
+    let region = DeviceMemoryRegion::new(&domain, &memory, 1000..2000, access).unwrap();
     let call = device.last_call("reg_dm_mr").unwrap();
     let all = access | AccessFlags::LOCAL_WRITE | AccessFlags::ZERO_BASED;
     assert_eq!((call.addr, call.length, call.access), (1000, 1000, all.bits()));
@@ -335,12 +335,12 @@ fn device_memory_is_allocated_copied_and_registered() {
     let (memory_pointer, error) = (memory.as_raw(), {
         let other = device.context();
         let domain = other.alloc_pd().unwrap();
-        memory.register(&domain, .., access).unwrap_err()
+        DeviceMemoryRegion::new(&domain, &memory, .., access).unwrap_err()
     });
     assert!(error.to_string().contains("different contexts"), "{error}");
-    let error = memory.register(&domain, 10..10, access).unwrap_err();
+    let error = DeviceMemoryRegion::new(&domain, &memory, 10..10, access).unwrap_err();
     assert!(error.to_string().contains("empty"), "{error}");
-    assert!(memory.register(&domain, ..4097, access).is_err());
+    assert!(DeviceMemoryRegion::new(&domain, &memory, ..4097, access).is_err());
     device.fail("dereg_mr").errno(libc::EBUSY).times(1);
     assert_eq!(region.device_memory().as_raw(), memory_pointer);
     assert_eq!(region.close().unwrap_err().verb(), "ibv_dereg_mr");

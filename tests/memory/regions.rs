@@ -34,7 +34,7 @@ fn options_arrive_at_the_provider() {
     drop(region);
 
     let options = RegionOptions::new().page_aligned().relaxed_ordering();
-    let region = domain.allocate_with::<u8>(10, options).unwrap();
+    let region = MemoryRegion::<u8>::with_options(&domain, 10, options).unwrap();
     let call = device.last_call("reg_mr").unwrap();
     assert_eq!((call.addr as usize % PAGE, call.length), (0, 10));
     assert_eq!(call.addr, region.as_ptr() as u64);
@@ -99,10 +99,10 @@ fn bad_options_do_not_reach_the_provider() {
     refused(&device, shared(1, new().access(AccessFlags::HUGETLB)), libc::EINVAL, "huge pages");
     refused(&device, shared(1, new().on_demand()), libc::EOPNOTSUPP, "no on-demand paging");
     for access in [AccessFlags::REMOTE_READ, AccessFlags::REMOTE_WRITE, AccessFlags::MW_BIND] {
-        let result = domain.allocate_with::<u8>(1, access.into());
+        let result = MemoryRegion::<u8>::with_options(&domain, 1, access.into());
         refused(&device, result, libc::EINVAL, "local access only");
     }
-    let result = domain.allocate_with::<u8>(1, new().zero_based());
+    let result = MemoryRegion::<u8>::with_options(&domain, 1, new().zero_based());
     refused(&device, result, libc::EINVAL, "its own address");
     drop(domain);
     drop(context);

@@ -47,7 +47,7 @@ fn a_peer_can_be_rejected_with_a_word() {
         reason(&one.join().unwrap());
     });
     let nobody = connect(here(1), b"").err().unwrap();
-    assert_eq!(reason(&nobody), RejectReason::NobodyListens);
+    assert_eq!(reason(&nobody), RejectReason::NoListener);
     nothing_is_left();
 }
 

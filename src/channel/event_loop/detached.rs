@@ -218,7 +218,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// Takes a channel out for ever. Its id names none any more. Its slots stay, until
-    /// [`discard`](Self::discard). `None`: it is out, and whoever puts it back gets it.
+    /// [`discard`](Self::discard). `None`: it is out, and `put_back` returns it.
     pub(crate) fn detach(&mut self, channel: ChannelId) -> Option<Doomed<'res>> {
         match self.members.links[channel.index()].take() {
             Some(link) => Some(self.doom(channel.index(), link)),
@@ -248,7 +248,7 @@ impl<'res, B> Loop<'res, B> {
         table.forget_credit(id);
         table.end_connections(slots.clone());
         table.entries[index].generation = generation.wrapping_add(1);
-        // Whoever destroys the queue pair changes the core.
+        // The caller that destroys the queue pair changes the core.
         table.asides[index].core = None;
         let (is_in_flight, shares) = (table.in_flight(slots) > 0, table.asides[index].shares);
         Doomed { index, link, is_in_flight, shares }
@@ -281,7 +281,7 @@ impl<'res, B> Loop<'res, B> {
         result
     }
 
-    /// As [`end_doomed`](Self::end_doomed), and gives up the results that nobody asks for any more, with their
+    /// As [`end_doomed`](Self::end_doomed), and gives up the results that no task asks for any more, with their
     /// wakers.
     pub(crate) fn discard(&mut self, destroyed: Destroyed) {
         let index = destroyed.index;
@@ -303,7 +303,7 @@ impl<'res, B> Loop<'res, B> {
         self.table.settle_all(self.members.capacity);
     }
 
-    /// Gives up the messages of a channel that nobody has taken.
+    /// Gives up the messages of a channel that were not taken.
     fn drop_messages(&mut self, index: usize) {
         let mut messages = std::mem::take(&mut self.table.asides[index].messages);
         while let Some(slot) = self.table.slots.get(messages.first as usize) {

@@ -162,7 +162,7 @@ impl<B> Loop<'_, B> {
             return refused::<R, E>(error, operation, buffer);
         }
         let slot = &mut self.table.slots[index as usize];
-        // Nobody asks for a future's operation, which has no number.
+        // A future's operation that has no number is not asked for.
         let is_of_task = matches!(state, State::Task | State::Message);
         slot.state = if is_of_task { State::Abandoned } else { state };
         slot.buffer.write(B::keep(ManuallyDrop::into_inner(buffer).keep()));

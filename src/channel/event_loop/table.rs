@@ -55,7 +55,7 @@ pub(super) struct Aside {
     pub(super) stopped: Option<TransportError>,
     /// Only sends are refused, and some wait for the end of those in flight.
     pub(super) is_draining: bool,
-    /// It was dropped while it was out of the loop: whoever puts it back destroys it.
+    /// It was dropped while it was out of the loop, and is destroyed when it comes back.
     pub(super) is_dropped: bool,
 }
 
@@ -115,7 +115,7 @@ pub(super) struct Table<B> {
 impl<B> Table<B> {
     /// # Safety
     ///
-    /// The function and the queue are a provider's, and live while something is polled. Nobody else polls it.
+    /// The function and the queue are a provider's, and live while something is polled. Nothing else polls it.
     pub(super) unsafe fn new(queue: *mut ffi::ibv_cq, poll_cq: PollCq) -> Self {
         let prepared = NonNull::from(Box::leak(Box::new(Templates::new())));
         // SAFETY: it does not move any more, and is accessed through copies of this pointer only.
@@ -360,7 +360,7 @@ impl<B> Table<B> {
 
 impl<B> Drop for Table<B> {
     fn drop(&mut self) {
-        // SAFETY: it came from a box, in `new`, and nobody uses it any more.
+        // SAFETY: it came from a box, in `new`, and nothing uses it any more.
         drop(unsafe { Box::from_raw(self.prepared.as_ptr()) });
     }
 }

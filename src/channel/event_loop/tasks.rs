@@ -207,7 +207,7 @@ impl<B> Loop<'_, B> {
         Some(&mut self.table.outcomes[number as u32 as usize].waker)
     }
 
-    /// The task asks for this operation no more. What is returned is to be dropped when the loop is not borrowed. If the
+    /// The task does not ask for this operation any more. Drop what is returned when the loop is not borrowed. If the
     /// device has the request, the buffer is [left](Self::take_left) when it has ended.
     pub(crate) fn abandon(&mut self, number: u64) -> (Option<Ended<B>>, Option<Waker>) {
         let waker = self.waker_of(number).and_then(Option::take);
@@ -365,8 +365,8 @@ impl<B> Loop<'_, B> {
         &mut self.table.waiters.places[place as usize].waker
     }
 
-    /// Gives a place in line up. Returns its waker, to be dropped when the loop is not borrowed. Whoever was to take
-    /// something then [wakes the next](Self::wake_line).
+    /// Gives a place in line up. Returns its waker, to be dropped when the loop is not borrowed. If the
+    /// task was to take something, the caller [wakes the next](Self::wake_line).
     pub(crate) fn leave_line(&mut self, place: u32) -> Option<Waker> {
         let Table { asides, waiters, .. } = &mut self.table;
         let free = waiters.free.first;
@@ -466,7 +466,7 @@ impl<B> Loop<'_, B> {
         self.table.in_flight(entry.first_slot..entry.first_slot + entry.depths[0])
     }
 
-    /// Nobody waits in a channel's lines any more, or will ever be woken.
+    /// No task waits in a channel's lines any more, or will ever be woken.
     pub(super) fn forget_lines(&mut self, index: usize) {
         for line in 0..2 {
             loop {

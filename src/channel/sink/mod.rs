@@ -1,8 +1,8 @@
 //! Where completions are handled.
 //!
-//! [`Core::settle`] is the only function that handles them: it polls, and dispatches everything that it found. To
-//! dispatch a completion is to end its operation: its slot gets the result, and a buffer that nobody asks for is dropped. Who waits for an operation calls `settle` until the slot of the operation
-//! says that it has ended.
+//! [`Core::settle`] is the only function that handles them: it polls, and ends the operations of all completions that it
+//! found. The slot of an operation gets its result; a buffer that no handle asks for is dropped. A wait calls `settle` until
+//! the slot of its operation says that it has ended.
 //!
 //! [`fast_path`] is the one shortcut: a wait that finds the completion of its own operation first takes that from
 //! what was polled, without the way through the slot. It leaves the others for the next wait or the next `settle`.

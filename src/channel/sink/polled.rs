@@ -108,7 +108,7 @@ impl Polled {
 
 impl Drop for Polled {
     fn drop(&mut self) {
-        // SAFETY: it came from a box of this type, in `new`, and nobody uses the entries any more.
+        // SAFETY: it came from a box of this type, in `new`, and nothing uses the entries any more.
         drop(unsafe { Box::from_raw(self.entries.as_ptr().cast::<[ffi::ibv_wc; BATCH]>()) });
     }
 }

@@ -57,8 +57,10 @@ impl<Q> Connection<Q> {
     /// reports events of the connection and can be used on another thread, or while a future of an asynchronous channel is
     /// awaited.
     ///
-    /// After that, nothing stops the queue pair automatically when the device is removed. Dropping the
-    /// control part ends the connection.
+    /// After that, events do not stop the queue pair when the device is removed. An
+    /// [`AsyncChannel`](crate::AsyncChannel) needs no more than its reactor, which then ends the operations of all its
+    /// channels; a program with a [`Channel`](crate::Channel) or a queue pair drops it. Dropping the control part ends the
+    /// connection.
     pub fn into_parts(self) -> (Q, ConnectionControl) {
         (self.object, self.control)
     }

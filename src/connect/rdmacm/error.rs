@@ -63,7 +63,7 @@ impl Rejection {
     /// iWARP does not distinguish between no listener and a refusal by the program.
     pub fn reason(&self) -> RejectReason {
         match self.status {
-            8 => RejectReason::NobodyListens,
+            8 => RejectReason::NoListener,
             10 => RejectReason::StaleConnection,
             28 => RejectReason::Refused,
             status if status == -libc::ECONNREFUSED => RejectReason::Refused,
@@ -91,7 +91,7 @@ pub enum RejectReason {
     /// listens.
     Refused,
     /// No program listens at that address.
-    NobodyListens,
+    NoListener,
     /// The number of the queue pair belonged to another connection until a moment ago: try again later, or
     /// with another queue pair.
     StaleConnection,
@@ -100,7 +100,7 @@ pub enum RejectReason {
 }
 
 impl ConnectionError {
-    /// Nobody has accepted the TCP connection under iWARP.
+    /// The TCP connection under iWARP was not accepted.
     pub(super) fn refused() -> Self {
         let status = -libc::ECONNREFUSED;
         Self::Rejected(Rejection { status, private_data: PrivateData::EMPTY })
@@ -152,7 +152,7 @@ impl fmt::Display for ConnectionError {
                 f.write_str("the peer has rejected the connection: ")?;
                 match rejection.reason() {
                     RejectReason::Refused => f.write_str("its program refuses"),
-                    RejectReason::NobodyListens => f.write_str("no program listens there"),
+                    RejectReason::NoListener => f.write_str("no program listens there"),
                     RejectReason::StaleConnection => {
                         f.write_str("the queue pair's number was that of another connection")
                     }

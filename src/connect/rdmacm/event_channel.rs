@@ -78,7 +78,7 @@ impl EventChannel {
     pub(super) fn next(&mut self) -> Result<Option<Copied>> {
         const VERB: &str = "rdma_get_cm_event";
         let mut event = ptr::null_mut();
-        // SAFETY: the channel is live, and the pointer is ours. `self` is borrowed exclusively, so nobody
+        // SAFETY: the channel is live, and the pointer is ours. `self` is borrowed exclusively, so nothing
         // else reads, and no identifier of an event is destroyed meanwhile.
         let read = || unsafe { ffi::rdma_get_cm_event(self.raw.as_ptr(), &mut event) };
         if !event_file::read_event(VERB, read)? {

@@ -60,7 +60,7 @@ impl Id {
     ///
     /// # Safety
     ///
-    /// `raw` is live and owned by nobody else, all of its events are acknowledged, and its current channel
+    /// `raw` is live and owned by nothing else, all of its events are acknowledged, and its current channel
     /// is live during the call.
     pub(super) unsafe fn migrate(
         raw: NonNull<ffi::rdma_cm_id>,
@@ -81,7 +81,7 @@ impl Id {
             return Ok(());
         }
         // SAFETY: the identifier is live and is not used again. All of its events that were read are
-        // acknowledged, and nobody reads meanwhile, so this does not wait for one.
+        // acknowledged, and nothing reads meanwhile, so this does not wait for one.
         ffi::status("rdma_destroy_id", unsafe { ffi::rdma_destroy_id(raw) })
     }
 

@@ -231,7 +231,7 @@ impl Requests {
     /// The request of an event, if it is one, moved to `spare`.
     fn take(&mut self, event: Copied, spare: EventChannel) -> Result<Option<(Id, Copied)>> {
         if let Some(raw) = event.request {
-            // SAFETY: the identifier came with the event, which nobody else has seen and which is
+            // SAFETY: the identifier came with the event, which nothing else has seen and which is
             // acknowledged; it is on our channel.
             let id = unsafe { Id::migrate(raw, spare) }?;
             return Ok(Some((id, event)));

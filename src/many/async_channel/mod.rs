@@ -192,7 +192,7 @@ impl<S: Share> AsyncChannel<S> {
         AsyncReceive::new(self, buffer)
     }
 
-    /// `ibv_post_recv`: posts a receive for a message that nobody waits for yet. From then on the channel has one more
+    /// `ibv_post_recv`: posts a receive for a message that no task waits for yet. From then on the channel has one more
     /// receive posted than there are tasks that wait, so that the peer need not wait for the program to come back to
     /// [`receive`](Self::receive).
     ///
@@ -248,7 +248,7 @@ impl<S: Share> AsyncChannel<S> {
 
     /// `ibv_post_send`: after each `sleep` that ends while no send, write, read or atomic is in flight, writes 0 bytes to the
     /// peer, whose device acknowledges that without the peer's program. It returns when the connection has failed, with the
-    /// reason: after the sleep in which the retries of the device were in vain. Run it beside the other operations, in a
+    /// reason: after the sleep in which the device has retried as often as it may. Run it beside the other operations, in a
     /// task of its own or with the runtime's `select!`; dropping it is harmless.
     ///
     /// The peer's channel must allow remote writes: see [`Channel::keep_alive`](crate::Channel::keep_alive).

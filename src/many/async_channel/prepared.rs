@@ -95,7 +95,7 @@ impl<S: Share> PreparedAsyncChannel<S> {
         let posted = guard.core.post_for_message(detached.id, request);
         drop(guard);
         if posted.as_ref().is_err_and(|refused| refused.request.is_none()) && detached.try_reset() {
-            // The device may have had it, and nobody would have got its message.
+            // The device may have had it, and its message would be lost.
             self.forget();
         }
         Ok(posted?)
@@ -226,7 +226,7 @@ impl<S: Share> Handshake for PreparedAsyncChannel<S> {
 
     #[cfg(feature = "rdmacm")]
     fn place(&self) -> (*mut ffi::ibv_context, QueuePairType) {
-        self.channel().queue_pair().place()
+        self.channel().link().queue_pair().place()
     }
 
     #[cfg(feature = "rdmacm")]

@@ -265,7 +265,7 @@ impl<S: Share> Reactor<S> {
             index = channel.index() + 1;
             let out = guard.core.take_out(channel);
             drop(guard);
-            // Whoever has taken it out looks at it.
+            // The code that has taken it out looks at it.
             let Some(out) = out else { continue };
             let checked = out.check(now);
             panics.catch(|| put_back(&self.share, out, None));

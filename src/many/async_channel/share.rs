@@ -81,7 +81,7 @@ impl<B> std::fmt::Debug for State<B> {
 }
 
 /// The loop is borrowed while it lives. Events that happen meanwhile are emitted afterwards.
-#[expect(missing_debug_implementations, reason = "nobody can name it")]
+#[expect(missing_debug_implementations, reason = "no program can name it")]
 pub struct Guard<G> {
     state: G,
     // Dropped last.
@@ -171,7 +171,7 @@ impl<B: Send + 'static> sealed::Share<B> for Locked<B> {
     }
 }
 
-/// Gives the loop back, then wakes the tasks that are to be woken, and drops the buffers that nobody asks for.
+/// Gives the loop back, then wakes the tasks that are to be woken, and drops the buffers that no task asks for.
 #[inline(always)]
 pub(super) fn release<S: Share>(share: &S, mut guard: S::Guard<'_>) {
     if !guard.core.deferred().is_empty() {

@@ -154,6 +154,7 @@ right! {
     slice_twice
     success_kept
     unregistered_buffer
+    used_in_a_window
     vector_freed_while_registered
     vector_read_while_registered
     vector_resized_in_flight
@@ -163,7 +164,6 @@ right! {
     window_outlives_its_region
     work_queue_outlives_queue
     write_in_flight
-    written_in_a_window
 }
 
 /// The names of the files of one kind.

@@ -1,7 +1,7 @@
-use ibverbs::{AccessFlags, DeviceMemory, ProtectionDomain, Result};
+use ibverbs::{AccessFlags, DeviceMemory, ProtectionDomain, Result, DeviceMemoryRegion};
 
 pub fn case(domain: &ProtectionDomain<'_>, memory: DeviceMemory<'_>) -> Result<()> {
-    let region = memory.register(domain, .., AccessFlags::LOCAL_WRITE)?;
+    let region = DeviceMemoryRegion::new(domain, &memory, .., AccessFlags::LOCAL_WRITE)?;
     drop(region);
     drop(memory);
     Ok(())

@@ -1,22 +1,27 @@
 //! Registered memory that this crate does not own: mapped files and devices, dma-bufs, imported
 //! regions.
 
+#[cfg(rdma_core_65)]
+mod by_provider;
+
 use std::ops::RangeBounds;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
-use super::access::AccessFlags;
-use super::allocation::page_size;
-use super::options::{check_access, check_iova};
-use super::provider_buffer::ProviderBuffer;
-use super::region::{Addressed, Backing, InMemory, Parts, Peers, Region, Writable, check_writable};
-use super::registration::{ReregisterError, Reregistration, check_foreign, register};
-use super::scatter_gather::{LocalMemoryMut, ScatterElement};
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, Leak as _};
 use crate::importable_handle::ImportableHandle;
+use crate::memory::access::AccessFlags;
+use crate::memory::allocation::page_size;
+use crate::memory::options::{check_access, check_iova};
+use crate::memory::provider_buffer::ProviderBuffer;
+use crate::memory::region::{
+    Addressed, Backing, InMemory, Parts, Peers, Region, Writable, check_writable,
+};
+use crate::memory::registration::{ReregisterError, Reregistration, check_foreign, register};
+use crate::memory::scatter_gather::{LocalMemoryMut, ScatterElement};
 use crate::parent::Parent;
 
 /// `struct ibv_mr`: registered memory that something else owns, as bytes.
@@ -253,64 +258,6 @@ impl<'pd> RawMemoryRegion<'pd> {
         }?;
         let parts = Parts { base: iova, ..Parts::at(raw, ptr::null_mut(), bytes, access) };
         Ok(Self::from_parts(parts, Raw(None), domain))
-    }
-
-    /// `ibv_alloc_buf`, `ibv_reg_buf_mr`: registers `bytes` zeroed bytes that the provider allocates, in the way that it needs
-    /// for this domain: in a confidential virtual machine, memory that the device can reach. They are freed after the region
-    /// was deregistered. There since rdma-core 65.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: `bytes` is 0, or the access includes [`ZERO_BASED`](AccessFlags::ZERO_BASED), or remote write or atomic
-    ///    access without local write access.
-    ///  - `ENOMEM`: no memory, no region left on the device, or `RLIMIT_MEMLOCK` is too low.
-    ///  - `EOPNOTSUPP`: the device does not have that access.
-    #[cfg(rdma_core_65)]
-    #[doc(alias = "ibv_alloc_buf")]
-    #[doc(alias = "ibv_free_buf")]
-    #[doc(alias = "ibv_reg_buf_mr")]
-    pub fn allocate_by_provider(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
-        bytes: usize,
-        access: AccessFlags,
-    ) -> Result<Self> {
-        const VERB: &str = "ibv_reg_buf_mr";
-        let domain = domain.into();
-        check_access(VERB, &domain, access)?;
-        if bytes == 0 {
-            return Err(Error::invalid(VERB, "the region is empty"));
-        }
-        if access.contains(AccessFlags::ZERO_BASED) {
-            return Err(Error::invalid(VERB, "such a region begins at its address"));
-        }
-        let buffer = ProviderBuffer::new(domain.clone(), bytes)?;
-        let (address, flags) = (buffer.address(), access.bits() as i32);
-        // SAFETY: domain and buffer are live. The region, which owns the buffer, frees it when it was deregistered.
-        let raw = unsafe {
-            let (domain, buffer) = (domain.as_raw(), buffer.as_raw());
-            Handle::new(VERB, ffi::ibv_reg_buf_mr(domain, buffer, address.cast(), bytes, flags))
-        }?;
-        Ok(Self::from_parts(Parts::at(raw, address, bytes, access), Raw(Some(buffer)), domain))
-    }
-
-    /// `ibv_export_buf_dmabuf_fd`: a dma-buf of the memory of
-    /// [`allocate_by_provider`](Self::allocate_by_provider), which another device can [register](Self::from_dmabuf). It keeps
-    /// the memory alive. There since rdma-core 65.
-    ///
-    /// # Errors
-    ///
-    ///  - `ENODATA`: the memory is no dma-buf, or the provider has not allocated it.
-    ///  - `EMFILE`: too many open files.
-    #[cfg(rdma_core_65)]
-    #[doc(alias = "ibv_export_buf_dmabuf_fd")]
-    pub fn export_dmabuf(&self) -> Result<std::os::fd::OwnedFd> {
-        const VERB: &str = "ibv_export_buf_dmabuf_fd";
-        let Some(buffer) = &self.memory().0 else {
-            let reason = "the provider has not allocated this memory";
-            return Err(Error::with_reason(VERB, libc::ENODATA, reason));
-        };
-        // SAFETY: the buffer is live, and the descriptor is new.
-        unsafe { ffi::new_fd(VERB, ffi::ibv_export_buf_dmabuf_fd(buffer.as_raw())) }
     }
 
     /// `ibv_import_mr`: imports a region that another process has registered through the same file

@@ -1,12 +1,12 @@
 use ibverbs::{Channel, MemoryRegion, SendWorkRequest, TransportResult};
 
-pub fn case(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u8>) -> TransportResult<()> {
+pub fn case(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u8>) -> TransportResult<u8> {
     channel.manual_scope(|s| {
-        let (mut one, two) = region.slice_mut(..)?.split_at(8)?;
+        let (one, two) = region.slice_mut(..)?.split_at(8)?;
         let window = s.post_window([SendWorkRequest::new(one), SendWorkRequest::new(two)])?;
-        one.fill(0);
+        let first = one[0];
         window.wait()?;
-        Ok(())
+        Ok(first)
     })
 }
 

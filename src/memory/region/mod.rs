@@ -12,22 +12,25 @@
 //! forgotten region costs only memory that stays pinned, and a protection domain that cannot be
 //! deallocated.
 
+mod peers;
+
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut, RangeBounds};
 use std::ptr::{self, NonNull};
 
-use super::access::AccessFlags;
-use super::registration::{ReregisterError, ReregisteredState, Reregistration, reregister};
-use super::remote_region::RemoteMemoryRegion;
-use super::scatter_gather::{Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement};
-use super::scatter_gather::{private, resolve, sge, sge_at};
-use super::slice::{MemorySlice, MemorySliceMut};
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, Leak};
 use crate::importable_handle::{ImportableHandle, importable_object};
+use crate::memory::access::AccessFlags;
+use crate::memory::registration::{ReregisterError, ReregisteredState, Reregistration, reregister};
+use crate::memory::scatter_gather::{
+    Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement,
+};
+use crate::memory::scatter_gather::{private, resolve, sge, sge_at};
+use crate::memory::slice::{MemorySlice, MemorySliceMut};
 use crate::parent::Parent;
 
 importable_object!(ibv_mr, ibv_unimport_mr);
@@ -113,17 +116,17 @@ pub trait Writable: Addressed {
 pub trait Peers: Writable {}
 
 /// What a registration has made of some memory.
-pub(super) struct Parts {
-    pub(super) raw: ImportableHandle<ffi::ibv_mr>,
-    pub(super) address: *mut u8,
-    pub(super) len: usize,
-    pub(super) base: u64,
-    pub(super) access: AccessFlags,
+pub(in crate::memory) struct Parts {
+    pub(in crate::memory) raw: ImportableHandle<ffi::ibv_mr>,
+    pub(in crate::memory) address: *mut u8,
+    pub(in crate::memory) len: usize,
+    pub(in crate::memory) base: u64,
+    pub(in crate::memory) access: AccessFlags,
 }
 
 impl Parts {
     /// A region of `len` elements of this program's memory, which requests name by its own address.
-    pub(super) fn at(
+    pub(in crate::memory) fn at(
         raw: Handle<ffi::ibv_mr>,
         address: *mut u8,
         len: usize,
@@ -134,7 +137,7 @@ impl Parts {
     }
 
     /// A region without elements.
-    pub(super) fn whole(raw: Handle<ffi::ibv_mr>, access: AccessFlags) -> Self {
+    pub(in crate::memory) fn whole(raw: Handle<ffi::ibv_mr>, access: AccessFlags) -> Self {
         Self::at(raw, ptr::null_mut(), 0, access)
     }
 }
@@ -160,7 +163,7 @@ unsafe impl<M: Backing + Send> Send for Region<'_, M> {}
 unsafe impl<M: Backing + Sync> Sync for Region<'_, M> {}
 
 impl<'pd, M: Backing> Region<'pd, M> {
-    pub(super) fn from_parts(
+    pub(in crate::memory) fn from_parts(
         parts: Parts,
         memory: M,
         domain: Parent<'pd, ProtectionDomain<'pd>>,
@@ -190,7 +193,7 @@ impl<'pd, M: Backing> Region<'pd, M> {
     }
 
     /// Deregisters the memory and returns it. If that fails, it is leaked.
-    pub(super) fn into_memory(mut self) -> Result<M> {
+    pub(in crate::memory) fn into_memory(mut self) -> Result<M> {
         self.deregister()?;
         // SAFETY: taken once, since the region is gone from now on, and `drop` does nothing then.
         Ok(unsafe { ManuallyDrop::take(&mut self.memory) })
@@ -233,20 +236,20 @@ impl<'pd, M: Backing> Region<'pd, M> {
         self.raw.as_ptr()
     }
 
-    pub(super) fn memory(&self) -> &M {
+    pub(in crate::memory) fn memory(&self) -> &M {
         &self.memory
     }
 
-    pub(super) fn address(&self) -> *mut u8 {
+    pub(in crate::memory) fn address(&self) -> *mut u8 {
         self.address
     }
 
-    pub(super) fn base(&self) -> u64 {
+    pub(in crate::memory) fn base(&self) -> u64 {
         self.base
     }
 
     /// From now on deregisters an imported region.
-    pub(super) fn own_raw(&mut self) {
+    pub(in crate::memory) fn own_raw(&mut self) {
         self.raw.own();
     }
 
@@ -255,7 +258,7 @@ impl<'pd, M: Backing> Region<'pd, M> {
     /// # Safety
     ///
     /// That of [`reregister`].
-    pub(super) unsafe fn reregister(
+    pub(in crate::memory) unsafe fn reregister(
         &mut self,
         change: Reregistration<'pd>,
         memory: Option<(*mut u8, usize)>,
@@ -402,92 +405,11 @@ impl<M: Local + Writable> DerefMut for Region<'_, M> {
     }
 }
 
-impl<M: Peers> Region<'_, M> {
-    /// The key by which peers name the region. A peer that knows it, and has a connection into
-    /// this protection domain, can do what the region's access flags allow.
-    #[inline]
-    pub fn rkey(&self) -> u32 {
-        // SAFETY: the region is live.
-        unsafe { (*self.as_raw()).rkey }
-    }
-
-    /// The kernel's number of the region, by which a process that shares the device's file
-    /// descriptor [imports](crate::RawMemoryRegion::import) it.
-    pub fn handle(&self) -> u32 {
-        // SAFETY: the region is live.
-        unsafe { (*self.as_raw()).handle }
-    }
-
-    /// The address, length and key that a peer needs to access the region: send them over.
-    pub fn remote(&self) -> RemoteMemoryRegion {
-        let length = (self.len * size_of::<M::Item>()) as u64;
-        RemoteMemoryRegion { address: self.base, length, rkey: self.rkey() }
-    }
-
-    /// The address, length and key that a peer needs to access the elements in `range`.
-    ///
-    /// Only an honest peer keeps to that range; the key opens the whole region. To confine a peer to
-    /// the range, use a [`MemoryWindow`](crate::MemoryWindow).
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the range is out of bounds.
-    pub fn remote_range(&self, range: impl RangeBounds<usize>) -> Result<RemoteMemoryRegion> {
-        let range = resolve(range, self.len)?;
-        let of = |elements: usize| (elements * size_of::<M::Item>()) as u64;
-        self.remote().sub_region(of(range.start), of(range.len()))
-    }
-
-    /// The elements in `range`, for a work request that reads them, whatever address requests use
-    /// for the region.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
-    ///
-    /// # Safety
-    ///
-    /// Unless requests use the region's own address, the request does not carry its data
-    /// inline: the provider would read that data at the address that requests use, as an
-    /// address of this program.
-    #[inline]
-    pub unsafe fn gather_element_by_iova(
-        &self,
-        range: impl RangeBounds<usize>,
-    ) -> Result<GatherElement<'_>> {
-        self.sge_by_iova(range).map(GatherElement::new)
-    }
-
-    /// The elements in `range`, for a work request that writes them, whatever address requests use
-    /// for the region. Any number of requests may write the same bytes; their contents are then
-    /// unspecified.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or the region was
-    ///    registered without [`LOCAL_WRITE`](AccessFlags::LOCAL_WRITE).
-    ///
-    /// # Safety
-    ///
-    /// Unless requests use the region's own address, the provider does not deliver short
-    /// messages, or the results of reads and atomics, by copying them itself: it would write
-    /// them to the address that requests use, as an address of this program. mlx5 does copy
-    /// unless the environment variable `MLX5_SCATTER_TO_CQE` is 0, and so may hns.
-    #[inline]
-    pub unsafe fn scatter_element_by_iova(
-        &self,
-        range: impl RangeBounds<usize>,
-    ) -> Result<ScatterElement<'_>> {
-        check_writable(self.access)?;
-        self.sge_by_iova(range).map(ScatterElement::new)
-    }
-}
-
 /// Checks that requests of this program may write a region of this access.
 ///
 /// The device checks it too, but some providers copy short messages to their destination themselves.
 #[inline]
-pub(super) fn check_writable(access: AccessFlags) -> Result<()> {
+pub(in crate::memory) fn check_writable(access: AccessFlags) -> Result<()> {
     if access.contains(AccessFlags::LOCAL_WRITE) { Ok(()) } else { Err(read_only()) }
 }
 

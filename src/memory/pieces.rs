@@ -1,0 +1,250 @@
+//! Buffers of several pieces, which are one message: arrays and tuples, and what has a length at run time.
+
+#[cfg(feature = "channel")]
+use super::buffer::PlainList;
+use super::buffer::{BorrowedBuffer, GatherBuffer, One, ScatterBuffer, kept_whole};
+use super::scatter_gather::private;
+use crate::error::Result;
+use crate::ffi;
+
+impl<B: private::Sealed, const N: usize> private::Sealed for [B; N] {}
+
+// SAFETY: what holds for each piece holds for all. None is `Inline`, of which an operation keeps nothing.
+unsafe impl<B: GatherBuffer<List = One, Kept = B>, const N: usize> GatherBuffer for [B; N] {
+    type List = [ffi::ibv_sge; N];
+
+    const INLINE: bool = B::INLINE;
+
+    kept_whole!();
+
+    #[inline]
+    fn gather(&self) -> Result<Self::List> {
+        let mut list = [ffi::ibv_sge::default(); N];
+        for (element, piece) in list.iter_mut().zip(self) {
+            [*element] = piece.gather()?;
+        }
+        Ok(list)
+    }
+}
+
+// SAFETY: what holds for each piece holds for all.
+unsafe impl<B: ScatterBuffer<List = One, Kept = B>, const N: usize> ScatterBuffer for [B; N] {
+    const PEERS_MAY_WRITE: bool = B::PEERS_MAY_WRITE;
+
+    #[inline]
+    fn scatter(&mut self) -> Result<Self::List> {
+        let mut list = [ffi::ibv_sge::default(); N];
+        for (element, piece) in list.iter_mut().zip(self) {
+            [*element] = piece.scatter()?;
+        }
+        Ok(list)
+    }
+}
+
+/// A list whose length is known at run time. It allocates only when it is longer than most devices
+/// support.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct ElementList(Elements);
+
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "it lives on the stack, for one post")]
+enum Elements {
+    Few([ffi::ibv_sge; FEW], usize),
+    Many(Vec<ffi::ibv_sge>),
+}
+
+/// The number of elements that are stored without an allocation.
+const FEW: usize = 32;
+
+impl ElementList {
+    fn collect(
+        count: usize,
+        mut elements: impl Iterator<Item = Result<ffi::ibv_sge>>,
+    ) -> Result<Self> {
+        if count > FEW {
+            return Ok(Self(Elements::Many(elements.collect::<Result<_>>()?)));
+        }
+        let mut few = [ffi::ibv_sge::default(); FEW];
+        for (to, from) in few.iter_mut().zip(&mut elements) {
+            *to = from?;
+        }
+        Ok(Self(Elements::Few(few, count)))
+    }
+}
+
+impl AsMut<[ffi::ibv_sge]> for ElementList {
+    #[inline]
+    fn as_mut(&mut self) -> &mut [ffi::ibv_sge] {
+        match &mut self.0 {
+            Elements::Few(few, count) => &mut few[..*count],
+            Elements::Many(many) => many,
+        }
+    }
+}
+
+// The elements name memory outside of the list.
+#[cfg(feature = "channel")]
+impl PlainList for ElementList {}
+
+fn gather_all<B: GatherBuffer<List = One, Kept = B>>(pieces: &[B]) -> Result<ElementList> {
+    ElementList::collect(pieces.len(), pieces.iter().map(|piece| Ok(piece.gather()?[0])))
+}
+
+fn scatter_all<B: ScatterBuffer<List = One, Kept = B>>(pieces: &mut [B]) -> Result<ElementList> {
+    ElementList::collect(pieces.len(), pieces.iter_mut().map(|piece| Ok(piece.scatter()?[0])))
+}
+
+impl<B: private::Sealed> private::Sealed for Vec<B> {}
+impl<B: private::Sealed> private::Sealed for &[B] {}
+impl<B: private::Sealed> private::Sealed for &mut [B] {}
+
+// SAFETY: what holds for each piece holds for all, and the vector has them all for as long as it lives.
+unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for Vec<B> {
+    type List = ElementList;
+
+    const INLINE: bool = B::INLINE;
+
+    kept_whole!();
+
+    fn gather(&self) -> Result<ElementList> {
+        gather_all(self)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<B: ScatterBuffer<List = One, Kept = B>> ScatterBuffer for Vec<B> {
+    const PEERS_MAY_WRITE: bool = B::PEERS_MAY_WRITE;
+
+    fn scatter(&mut self) -> Result<ElementList> {
+        scatter_all(self)
+    }
+}
+
+// SAFETY: what holds for each piece holds for all, for as long as they are borrowed.
+unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for &[B] {
+    type List = ElementList;
+
+    const INLINE: bool = B::INLINE;
+
+    kept_whole!();
+
+    fn gather(&self) -> Result<ElementList> {
+        gather_all(self)
+    }
+}
+
+// SAFETY: as above; the pieces are borrowed exclusively.
+unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for &mut [B] {
+    type List = ElementList;
+
+    const INLINE: bool = B::INLINE;
+
+    kept_whole!();
+
+    fn gather(&self) -> Result<ElementList> {
+        gather_all(self)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<B: ScatterBuffer<List = One, Kept = B>> ScatterBuffer for &mut [B] {
+    const PEERS_MAY_WRITE: bool = B::PEERS_MAY_WRITE;
+
+    fn scatter(&mut self) -> Result<ElementList> {
+        scatter_all(self)
+    }
+}
+
+// SAFETY: what holds for each piece holds for all.
+unsafe impl<B: BorrowedBuffer, const N: usize> BorrowedBuffer for [B; N] {}
+// SAFETY: as above. Dropping the vector frees the list of pieces, and does not touch the memory that they name.
+unsafe impl<B: BorrowedBuffer> BorrowedBuffer for Vec<B> {}
+// SAFETY: the pieces are borrowed for the lifetime of the type: until then none is dropped or changed.
+unsafe impl<B: GatherBuffer> BorrowedBuffer for &[B] {}
+// SAFETY: as above.
+unsafe impl<B: GatherBuffer> BorrowedBuffer for &mut [B] {}
+
+/// Implements the traits for a tuple of single pieces.
+macro_rules! tuple {
+    ($count:literal: $($piece:ident $index:tt),+) => {
+        impl<$($piece: private::Sealed),+> private::Sealed for ($($piece,)+) {}
+
+        // SAFETY: what holds for each piece holds for all.
+        unsafe impl<$($piece: GatherBuffer<List = One, Kept = $piece>),+> GatherBuffer for ($($piece,)+) {
+            type List = [ffi::ibv_sge; $count];
+
+            // Each may be inline then: the post copies registered memory as well.
+            const INLINE: bool = $($piece::INLINE)||+;
+
+            kept_whole!();
+
+            #[inline]
+            fn gather(&self) -> Result<Self::List> {
+                Ok([$(self.$index.gather()?[0]),+])
+            }
+        }
+
+        // SAFETY: what holds for each piece holds for all.
+        unsafe impl<$($piece: ScatterBuffer<List = One, Kept = $piece>),+> ScatterBuffer for ($($piece,)+) {
+            const PEERS_MAY_WRITE: bool = $($piece::PEERS_MAY_WRITE)&&+;
+
+            #[inline]
+            fn scatter(&mut self) -> Result<Self::List> {
+                Ok([$(self.$index.scatter()?[0]),+])
+            }
+        }
+
+        // SAFETY: what holds for each piece holds for all.
+        unsafe impl<$($piece: BorrowedBuffer),+> BorrowedBuffer for ($($piece,)+) {}
+    };
+}
+
+tuple!(1: A 0);
+tuple!(2: A 0, B 1);
+tuple!(3: A 0, B 1, C 2);
+tuple!(4: A 0, B 1, C 2, D 3);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{MemorySlice, MemorySliceMut, SharedMemorySlice};
+
+    #[test]
+    fn several_pieces_are_one_list() {
+        let (mut header, mut body) = ([0_u32; 2], [0_u8; 5]);
+        let (at_header, at_body) = (header.as_ptr() as u64, body.as_ptr() as u64);
+        let mut both = (MemorySliceMut::new(&mut header, 7), MemorySliceMut::new(&mut body, 8));
+        let list = both.scatter().unwrap();
+        assert_eq!(list.map(|e| (e.addr, e.length, e.lkey)), [(at_header, 8, 7), (at_body, 5, 8)]);
+        assert_eq!(both.gather().unwrap()[1].length, 5);
+        let halves = both.1.split_at(2).unwrap();
+        assert_eq!([halves.0, halves.1].gather().unwrap().map(|e| e.length), [2, 3]);
+        assert!(().gather().unwrap().is_empty());
+    }
+
+    #[test]
+    fn lists_of_run_time_length_are_one_list() {
+        for count in [0, 1, FEW, FEW + 1, 100] {
+            let mut data = vec![0_u16; count.max(1)];
+            let at = data.as_ptr() as u64;
+            let whole = MemorySliceMut::new(&mut data, 7).slice(..count).unwrap();
+            let mut pieces: Vec<_> = whole.chunks(1).unwrap().collect();
+            let expected: Vec<_> = (0..count as u64).map(|i| (at + 2 * i, 2, 7)).collect();
+            let found = |mut list: ElementList| -> Vec<_> {
+                list.as_mut().iter().map(|e| (e.addr, e.length, e.lkey)).collect()
+            };
+            assert_eq!(found(pieces.gather().unwrap()), expected);
+            assert_eq!(found(pieces.scatter().unwrap()), expected);
+            assert_eq!(found((&pieces[..]).gather().unwrap()), expected);
+            assert_eq!(found((&mut pieces[..]).scatter().unwrap()), expected);
+        }
+    }
+
+    #[test]
+    fn buffers_have_nothing_to_drop() {
+        assert!(!std::mem::needs_drop::<MemorySlice<'_, u8>>());
+        assert!(!std::mem::needs_drop::<MemorySliceMut<'_, u8>>());
+        assert!(!std::mem::needs_drop::<(SharedMemorySlice<'_, u8>, [MemorySlice<'_, u8>; 3])>());
+    }
+}

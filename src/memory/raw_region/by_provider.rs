@@ -1,0 +1,70 @@
+//! Memory that the provider allocates, and its dma-buf.
+
+use super::{Raw, RawMemoryRegion};
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::handle::Handle;
+use crate::memory::access::AccessFlags;
+use crate::memory::options::check_access;
+use crate::memory::provider_buffer::ProviderBuffer;
+use crate::memory::region::Parts;
+use crate::parent::Parent;
+
+impl<'pd> RawMemoryRegion<'pd> {
+    /// `ibv_alloc_buf`, `ibv_reg_buf_mr`: registers `bytes` zeroed bytes that the provider allocates, in the way that it needs
+    /// for this domain: in a confidential virtual machine, memory that the device can reach. They are freed after the region
+    /// was deregistered. There since rdma-core 65.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: `bytes` is 0, or the access includes [`ZERO_BASED`](AccessFlags::ZERO_BASED), or remote write or atomic
+    ///    access without local write access.
+    ///  - `ENOMEM`: no memory, no region left on the device, or `RLIMIT_MEMLOCK` is too low.
+    ///  - `EOPNOTSUPP`: the device does not have that access.
+    #[doc(alias = "ibv_alloc_buf")]
+    #[doc(alias = "ibv_free_buf")]
+    #[doc(alias = "ibv_reg_buf_mr")]
+    pub fn allocate_by_provider(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        bytes: usize,
+        access: AccessFlags,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_reg_buf_mr";
+        let domain = domain.into();
+        check_access(VERB, &domain, access)?;
+        if bytes == 0 {
+            return Err(Error::invalid(VERB, "the region is empty"));
+        }
+        if access.contains(AccessFlags::ZERO_BASED) {
+            return Err(Error::invalid(VERB, "such a region begins at its address"));
+        }
+        let buffer = ProviderBuffer::new(domain.clone(), bytes)?;
+        let (address, flags) = (buffer.address(), access.bits() as i32);
+        // SAFETY: domain and buffer are live. The region, which owns the buffer, frees it when it was deregistered.
+        let raw = unsafe {
+            let (domain, buffer) = (domain.as_raw(), buffer.as_raw());
+            Handle::new(VERB, ffi::ibv_reg_buf_mr(domain, buffer, address.cast(), bytes, flags))
+        }?;
+        Ok(Self::from_parts(Parts::at(raw, address, bytes, access), Raw(Some(buffer)), domain))
+    }
+
+    /// `ibv_export_buf_dmabuf_fd`: a dma-buf of the memory of
+    /// [`allocate_by_provider`](Self::allocate_by_provider), which another device can [register](Self::from_dmabuf). It keeps
+    /// the memory alive. There since rdma-core 65.
+    ///
+    /// # Errors
+    ///
+    ///  - `ENODATA`: the memory is no dma-buf, or the provider has not allocated it.
+    ///  - `EMFILE`: too many open files.
+    #[doc(alias = "ibv_export_buf_dmabuf_fd")]
+    pub fn export_dmabuf(&self) -> Result<std::os::fd::OwnedFd> {
+        const VERB: &str = "ibv_export_buf_dmabuf_fd";
+        let Some(buffer) = &self.memory().0 else {
+            let reason = "the provider has not allocated this memory";
+            return Err(Error::with_reason(VERB, libc::ENODATA, reason));
+        };
+        // SAFETY: the buffer is live, and the descriptor is new.
+        unsafe { ffi::new_fd(VERB, ffi::ibv_export_buf_dmabuf_fd(buffer.as_raw())) }
+    }
+}

@@ -1,0 +1,11 @@
+use ibverbs::{Channel, MemoryRegion, SendWorkRequest, TransportResult};
+
+pub fn case(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u8>) -> TransportResult<u8> {
+    channel.manual_scope(|s| {
+        let (one, two) = region.slice_mut(..)?.split_at(8)?;
+        let window = s.post_window([SendWorkRequest::new(one), SendWorkRequest::new(two)])?;
+        let ([one, _two], _) = window.wait()?;
+        let first = one[0];
+        Ok(first)
+    })
+}
