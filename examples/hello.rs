@@ -1,4 +1,4 @@
-//! Sends a greeting over RDMA, between two threads that connect over TCP. Not a line of it is unsafe.
+//! Sends a greeting over RDMA between two threads, which connect over TCP. Nothing is unsafe.
 
 fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let _software = ibverbs_software::register_if_none()?; // a device, if the machine has none
@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
             channel.until(deadline).send(ibverbs::Inline(b"hello, RDMA!"))?;
             Ok(())
         });
-        // Memory that the device can reach; it belongs to the device only while an operation runs.
+        // Memory that the device can reach. It has it only while an operation runs.
         let mut region = domain.allocate::<u8>(64)?;
         let (mut channel, _) = prepare()?.accept(&listener, b"", deadline)?;
         let received = channel.until(deadline).receive(&mut region.slice_mut(..)?)?;

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, Channel, ErrorKind, OperationError, PooledBuffer,
-    ProtectionDomain, Reactor, RegionOptions, Result, TransportError,
+    AccessFlags, AsyncChannel, BufferPool, Channel, ErrorKind, MemoryRegion, OperationError,
+    PooledBuffer, ProtectionDomain, Reactor, RegionOptions, Result, TransportError,
 };
 use ibverbs_function_device::{FunctionDevice, Kind, Progress};
 

@@ -1,6 +1,7 @@
 //! A connection that is being made, and what becomes of it when it is given up.
 
 use std::mem::ManuallyDrop;
+#[cfg(feature = "tokio")]
 use std::thread;
 
 use super::connectable::sealed;
@@ -20,6 +21,7 @@ pub(super) struct Attempt<Q: sealed::Connected> {
 }
 
 /// A thread waits for the peer: neither the caller, nor the reactor that gets the queue pair when the identifier is gone.
+#[cfg(feature = "tokio")]
 fn in_a_thread<Q: Send + 'static, I: Send + 'static>(object: Q, id: I) {
     let in_this_order = (id, object);
     // If there is no thread for it, this one waits after all.
