@@ -113,7 +113,38 @@ fn explained(error: &io::Error, what: &str) -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use std::env;
+    use std::process::Command;
+
     use super::*;
+
+    /// What a process is to find, whose variable the test has set.
+    const EXPECTED: &str = "IBVERBS_SOFTWARE_TEST_EXPECTED";
+
+    #[test]
+    fn the_devices_that_the_variable_names_are_made() {
+        if let Ok(expected) = env::var(EXPECTED) {
+            let found = Device::from_environment().map(|devices| {
+                devices.map(|all| all.iter().map(Device::name).collect::<Vec<_>>().join(" "))
+            });
+            assert_eq!(format!("{:?}", found.map_err(|error| error.kind())), expected);
+            return;
+        }
+        for (value, expected) in [
+            (None, "Ok(None)"),
+            (Some(""), "Ok(Some(\"\"))"),
+            (Some("soft0"), "Ok(Some(\"soft0\"))"),
+            (Some("one,two"), "Ok(Some(\"one two\"))"),
+            (Some("::1"), "Err(InvalidInput)"),
+        ] {
+            let mut process = Command::new(env::current_exe().unwrap());
+            process.arg("environment::tests::the_devices_that_the_variable_names_are_made");
+            process.env_remove(VARIABLE).envs(value.map(|value| (VARIABLE, value)));
+            let output = process.env(EXPECTED, expected).output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("1 passed"), "{value:?}: {text}");
+        }
+    }
 
     fn named(value: &str) -> Vec<(&str, Vec<Vec<String>>)> {
         let text = |port: Vec<IpAddr>| port.iter().map(ToString::to_string).collect();
