@@ -305,7 +305,7 @@ impl<'res, B> Loop<'res, B> {
 
     /// Gives up the messages of a channel that were not taken.
     fn drop_messages(&mut self, index: usize) {
-        let mut messages = std::mem::take(&mut self.table.asides[index].messages);
+        let mut messages = std::mem::take(&mut self.table.entries[index].tasks.messages);
         while let Some(slot) = self.table.slots.get(messages.first as usize) {
             let message = std::mem::replace(&mut messages.first, slot.link);
             self.table.leave(message);
@@ -319,7 +319,7 @@ impl<B> Table<B> {
         let index = channel.index();
         self.entries[index].next = [NEVER_FREE; 2];
         self.asides[index].stopped.get_or_insert(error);
-        self.asides[index].is_draining = false;
+        self.entries[index].tasks.is_draining = false;
         for queue in [Queue::Send, Queue::Receive] {
             self.wake_all(index, queue);
         }

@@ -56,7 +56,7 @@ pub(super) fn result(completion: &ffi::ibv_wc) -> TransportResult<WorkSuccess> {
     if completion.status == ffi::ibv_wc_status::IBV_WC_SUCCESS {
         Ok(WorkSuccess::from_raw(*completion))
     } else {
-        Err(failure(completion))
+        Err(failure(completion.status, completion.vendor_err))
     }
 }
 
@@ -65,13 +65,16 @@ pub(super) const REMOVED: ffi::ibv_wc_status = ffi::ibv_wc_status(u32::MAX);
 /// As above: what it was posted with has failed.
 pub(super) const STOPPED: ffi::ibv_wc_status = ffi::ibv_wc_status(u32::MAX - 1);
 
+/// Not of the completion's address, which would keep the completion in memory.
 #[cold]
 #[inline(never)]
-fn failure(completion: &ffi::ibv_wc) -> TransportError {
-    match completion.status {
+fn failure(status: ffi::ibv_wc_status, vendor_err: u32) -> TransportError {
+    match status {
         REMOVED => TransportError::Closed,
         STOPPED => TransportError::Stopped,
-        _ => match WorkCompletion::from(*completion).result() {
+        _ => match WorkCompletion::from(ffi::ibv_wc { status, vendor_err, ..Default::default() })
+            .result()
+        {
             Err(error) => error.into(),
             Ok(_) => TransportError::UnknownWork,
         },

@@ -9,6 +9,7 @@ use super::detached::step;
 use super::ended::{ChannelId, STOPPED};
 use super::slots::{NEVER_FREE, Outcome, SHARED, Slot, State};
 use super::table::{Aside, Entry, Table};
+use super::tasks::Tasks;
 use crate::channel::Channel;
 #[cfg(doc)]
 use crate::channel::TransportError;
@@ -222,6 +223,7 @@ impl<'res, B> Loop<'res, B> {
         let depths = [sends, receives, u32::from(core.credits.is_some())];
         let id = self.take_place(depths, core.target.get(), core.limits, core.number)?;
         self.table.asides[id.index()] = Aside { shares: shares.is_some(), ..Aside::default() };
+        self.table.entries[id.index()].tasks = Tasks::default();
         self.assign(id, core);
         Ok(id)
     }
@@ -359,6 +361,7 @@ fn add_place<B>(
         limits,
         first_slot: first,
         depths,
+        tasks: Tasks::default(),
     });
     table.asides.push(Aside::default());
     members.links.push(None);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use super::ended::{ChannelId, Ended, result};
 use super::numbers::Numbers;
 use super::slots::{List, NEVER_FREE, Outcome, Slot, State, index_of};
-use super::tasks::{Deferred, Lines, Receiving, Waiters};
+use super::tasks::{Deferred, Tasks, Waiters};
 use crate::channel::core::Core;
 use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::operation::Queue;
@@ -35,6 +35,7 @@ pub(super) struct Entry {
     /// Its slots: those for sends, then those for receives, then one for the reads of credits if it has flow control.
     pub(super) first_slot: u32,
     pub(super) depths: [u32; 3],
+    pub(super) tasks: Tasks,
 }
 
 /// What a channel needs beyond that.
@@ -42,19 +43,12 @@ pub(super) struct Entry {
 pub(super) struct Aside {
     /// There while the channel is.
     pub(super) core: Option<Arc<Core>>,
-    /// The messages that no task has taken.
-    pub(super) messages: List,
-    /// The tasks that wait for room to send, and for a message.
-    pub(super) lines: Lines,
     /// How many messages were refused together, for lack of credit.
     pub(super) lacks_credit: u32,
     /// Its receives are shared ones of the loop.
     pub(super) shares: bool,
-    pub(super) receiving: Receiving,
     /// Why nothing can be posted any more.
     pub(super) stopped: Option<TransportError>,
-    /// Only sends are refused, and some wait for the end of those in flight.
-    pub(super) is_draining: bool,
     /// It was dropped while it was out of the loop, and is destroyed when it comes back.
     pub(super) is_dropped: bool,
 }
@@ -133,7 +127,7 @@ impl<B> Table<B> {
             ended: List::default(),
             deferred: Deferred::default(),
             sharing: Numbers::new(),
-            waiters: Waiters::default(),
+            waiters: Waiters::new(),
             without_credit: Vec::new(),
             is_of_tasks: false,
             stopped: None,
@@ -247,7 +241,7 @@ impl<B> Table<B> {
     /// # Errors
     ///
     /// It is unknown: no operation in flight has its number and queue pair, nor had one of an earlier connection its number.
-    fn end(&mut self, completion: &ffi::ibv_wc) -> TransportResult<()> {
+    pub(super) fn end(&mut self, completion: &ffi::ibv_wc) -> TransportResult<()> {
         let &ffi::ibv_wc { wr_id, qp_num: queue_pair, .. } = completion;
         let index = index_of(wr_id);
         match self.slots.get(index as usize) {
@@ -260,7 +254,6 @@ impl<B> Table<B> {
                     } =>
             {
                 match slot.state {
-                    State::Task => self.finish_task(index, completion),
                     State::Window => self.end_of_window(index, completion),
                     _ => self.finish(index, completion),
                 }
@@ -278,38 +271,20 @@ impl<B> Table<B> {
         }
     }
 
-    /// As [`finish`](Self::finish), for the operation of a future.
-    #[inline(always)]
-    fn finish_task(&mut self, index: u32, completion: &ffi::ibv_wc) {
-        let Self { slots, asides, outcomes, deferred, .. } = self;
-        let (slot, outcome) = (&mut slots[index as usize], &mut outcomes[index as usize]);
-        slot.state = State::Done;
-        outcome.completion = *completion;
-        outcome.channel = None;
-        deferred.wake(&mut outcome.waker);
-        let channel = slot.channel.index();
-        if asides[channel].is_draining {
-            self.wake_all(channel, Queue::Send);
-        }
-    }
-
     /// Gives the result of an operation to its owner: the device has it no more.
     pub(super) fn finish(&mut self, index: u32, completion: &ffi::ibv_wc) {
         // What is destroyed has no number of a queue pair.
         let is_shared = self.slots[index as usize].is_shared();
         let shared_by = if is_shared { self.sharing(completion.qp_num) } else { None };
+        if matches!(self.slots[index as usize].state, State::Task | State::Message) {
+            return self.finish_for_task(index, completion, shared_by);
+        }
         let Self { slots, asides, outcomes, .. } = self;
         let (slot, outcome) = (&mut slots[index as usize], &mut outcomes[index as usize]);
         outcome.completion = *completion;
         outcome.channel = shared_by;
         let aside = shared_by.unwrap_or(slot.channel).index();
         match slot.state {
-            State::Task => self.finish_task(index, completion),
-            State::Message => {
-                slot.state = State::Arrived;
-                asides[aside].messages.push(slots, index);
-                self.wake_first(aside, Queue::Receive);
-            }
             State::Abandoned => self.leave(index),
             State::Probe => {
                 slot.state = State::Free;
@@ -334,7 +309,7 @@ impl<B> Table<B> {
     }
 
     /// Takes the operation of a slot, which has ended.
-    #[inline]
+    #[inline(always)]
     pub(super) fn take(&mut self, index: u32) -> Ended<B> {
         let slot = &mut self.slots[index as usize];
         debug_assert!(matches!(slot.state, State::Ended | State::Done | State::Arrived));

@@ -3,12 +3,14 @@
 //! Nothing here runs code of the program: wakers and buffers that are no more needed are returned, or put into `Deferred`,
 //! for the time when the loop is not borrowed.
 
+use std::mem;
+use std::ptr;
 use std::task::Waker;
 
 use super::Loop;
 use super::ended::{ChannelId, Ended, LoopBuffer};
 use super::post::queue_index;
-use super::slots::{NEVER_FREE, Slot, State};
+use super::slots::{List, NEVER_FREE, Slot, State};
 use super::table::{Aside, Table};
 use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::operation::Queue;
@@ -16,7 +18,9 @@ use crate::channel::owned_buffer::OwnedBuffer;
 use crate::channel::owned_post::Refused;
 use crate::channel::request::WorkRequest;
 use crate::channel::slot::NO_SLOT;
+use crate::completion::WorkSuccess;
 use crate::error::{Error, Result as VerbResult};
+use crate::ffi;
 
 /// What is to be done when a loop is no more borrowed.
 #[derive(Default)]
@@ -48,6 +52,14 @@ impl Deferred {
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
         self.due.woken.is_empty() && !self.is_left
+    }
+
+    /// Takes the waker of a task that is to be woken, if that is all that is due.
+    #[inline(always)]
+    pub(crate) fn take_only(&mut self) -> Option<Waker> {
+        let Due { woken, failed } = &mut *self.due;
+        let is_all = woken.len() == 1 && failed.is_empty() && !self.is_left;
+        woken.pop_if(|_| is_all)
     }
 
     /// Takes what is due, and leaves an empty list.
@@ -91,12 +103,21 @@ pub(crate) struct Receiving {
     pub(crate) held: u32,
 }
 
-/// The tasks that wait for something of a channel, by queue.
-pub(super) type Lines = [Line; 2];
+/// What tasks need of a channel.
+#[derive(Default)]
+pub(super) struct Tasks {
+    /// The messages that none has taken.
+    pub(super) messages: List,
+    /// Those that wait for room to send, and for a message.
+    lines: [Line; 2],
+    receiving: Receiving,
+    /// Only sends are refused, and some wait for the end of those in flight.
+    pub(super) is_draining: bool,
+}
 
 /// The first and the last of those that wait, by their places.
 #[derive(Clone, Copy)]
-pub(super) struct Line {
+struct Line {
     first: u32,
     last: u32,
 }
@@ -108,23 +129,59 @@ impl Default for Line {
 }
 
 /// A place in a line.
-pub(super) struct Waiter {
-    /// The index of the channel, and of its line.
-    of: (u32, usize),
+struct Waiter {
     waker: Option<Waker>,
     before: u32,
     /// The next place in the line; of a free place, the next free one.
     after: u32,
 }
 
-/// All places, and the list of the free ones.
-#[derive(Default)]
+/// All places, and the first of the free ones.
 pub(super) struct Waiters {
     places: Vec<Waiter>,
-    free: Line,
+    free: u32,
 }
 
 impl Waiters {
+    pub(super) fn new() -> Self {
+        Self { places: Vec::new(), free: NO_SLOT }
+    }
+
+    #[inline(always)]
+    fn join(&mut self, line: &mut Line, waker: &mut Option<Waker>) -> VerbResult<u32> {
+        if self.free == NO_SLOT {
+            self.grow()?;
+        }
+        let place = self.free;
+        let waiter = &mut self.places[place as usize];
+        self.free = waiter.after;
+        // There is none: nothing is dropped here.
+        mem::forget(mem::replace(&mut waiter.waker, waker.take()));
+        (waiter.before, waiter.after) = (line.last, NO_SLOT);
+        match self.places.get_mut(line.last as usize) {
+            Some(before) => before.after = place,
+            None => line.first = place,
+        }
+        line.last = place;
+        Ok(place)
+    }
+
+    #[inline(always)]
+    fn leave(&mut self, line: &mut Line, place: u32) -> Option<Waker> {
+        let waiter = &mut self.places[place as usize];
+        let (waker, before, after) = (waiter.waker.take(), waiter.before, waiter.after);
+        waiter.after = mem::replace(&mut self.free, place);
+        match self.places.get_mut(before as usize) {
+            Some(before) => before.after = after,
+            None => line.first = after,
+        }
+        match self.places.get_mut(after as usize) {
+            Some(after) => after.before = before,
+            None => line.last = before,
+        }
+        waker
+    }
+
     /// Makes a free place, when there is none.
     #[cold]
     #[inline(never)]
@@ -134,9 +191,8 @@ impl Waiters {
             let reason = "no memory for the place of a task that waits";
             return Err(Error::with_reason("ibv_req_notify_cq", libc::ENOMEM, reason));
         };
-        let of = (NO_SLOT, 0);
-        self.places.push(Waiter { of, waker: None, before: NO_SLOT, after: NO_SLOT });
-        self.free.first = place;
+        self.places.push(Waiter { waker: None, before: NO_SLOT, after: NO_SLOT });
+        self.free = place;
         Ok(())
     }
 }
@@ -168,7 +224,9 @@ impl<B> Loop<'_, B> {
         B: LoopBuffer<R::Kept>,
     {
         let number = self.post_as(channel, request, State::Task, 0)?;
-        self.table.outcomes[number as u32 as usize].waker = waker.take();
+        let place = &mut self.table.outcomes[number as u32 as usize].waker;
+        // There is none: nothing is dropped here.
+        mem::forget(mem::replace(place, waker.take()));
         Ok(number)
     }
 
@@ -190,14 +248,68 @@ impl<B> Loop<'_, B> {
         self.post_as(channel, request, State::Message, 0).map(drop)
     }
 
+    /// Whether a task's operation has ended, whose result is still there.
+    pub(crate) fn is_done(&mut self, number: u64) -> bool {
+        self.table.slot(number).is_some_and(|slot| slot.state == State::Done)
+    }
+
     /// The result of a task's operation, if it has ended. It wakes the first that waits for room to send.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_done(&mut self, number: u64) -> Option<Ended<B>> {
         let table = &mut self.table;
         table.slot(number).filter(|slot| slot.state == State::Done)?;
         let done = table.take(number as u32);
         table.wake_first(done.channel.index(), Queue::Send);
         Some(done)
+    }
+
+    /// Whether a task's operation was carried out, and nobody waits for its room: [`take_it`](Self::take_it) takes it.
+    #[inline(always)]
+    pub(crate) fn is_success(&self, number: u64) -> bool {
+        let Table { slots, outcomes, entries, .. } = &self.table;
+        let index = number as u32 as usize;
+        let Some(slot) = slots.get(index) else { return false };
+        let line = &entries[slot.channel.index()].tasks.lines[0];
+        slot.number == number
+            && slot.state == State::Done
+            && outcomes[index].completion.status.0 == 0
+            && line.first == NO_SLOT
+    }
+
+    /// The slot of a channel's message, if the message is the only one, the task at this place in line is the only one, and
+    /// was woken for it, which takes it [next](Self::take_it): it leaves the line.
+    #[inline(always)]
+    pub(crate) fn take_only_message(&mut self, channel: ChannelId, place: u32) -> Option<u64> {
+        let Table { slots, outcomes, entries, waiters, .. } = &mut self.table;
+        let tasks = &mut entries[channel.index()].tasks;
+        let line = &mut tasks.lines[1];
+        let index = tasks.messages.first;
+        let slot = slots.get(index as usize)?;
+        let waiter = &mut waiters.places[place as usize];
+        if slot.link != NO_SLOT
+            || tasks.receiving.held > 0
+            || waiter.waker.is_some()
+            || (line.first, line.last) != (place, place)
+            || outcomes[index as usize].completion.status.0 != 0
+        {
+            return None;
+        }
+        tasks.messages.first = NO_SLOT;
+        *line = Line::default();
+        waiter.after = mem::replace(&mut waiters.free, place);
+        Some(index.into())
+    }
+
+    /// Takes the operation of this slot, or number, which was found to be carried out.
+    #[inline(always)]
+    pub(crate) fn take_it(&mut self, number: u64) -> (B, WorkSuccess) {
+        let index = number as u32 as usize;
+        let slot = &mut self.table.slots[index];
+        assert!(matches!(slot.state, State::Done | State::Arrived));
+        slot.state = State::Free;
+        // SAFETY: an operation that has ended has its buffer. The slot is free now.
+        let buffer = unsafe { slot.buffer.assume_init_read() };
+        (buffer, WorkSuccess::from_raw(self.table.outcomes[index].completion))
     }
 
     /// The waker of a task's operation that is in flight.
@@ -219,22 +331,21 @@ impl<B> Loop<'_, B> {
     }
 
     /// The oldest message of a channel.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_message(&mut self, channel: ChannelId) -> Option<Ended<B>> {
         self.table.pop_message(channel.index())
     }
 
     /// Whether a channel has a message.
     pub(crate) fn has_message(&self, channel: ChannelId) -> bool {
-        !self.table.asides[channel.index()].messages.is_empty()
+        !self.table.entries[channel.index()].tasks.messages.is_empty()
     }
 
     /// Wakes the first that waits for a message, if there is one for it.
     #[inline]
     pub(crate) fn wake_receiver(&mut self, channel: ChannelId) {
         let table = &mut self.table;
-        let aside = &table.asides[channel.index()];
-        if !aside.messages.is_empty() {
+        if !table.entries[channel.index()].tasks.messages.is_empty() {
             table.wake_first(channel.index(), Queue::Receive);
         }
     }
@@ -253,7 +364,7 @@ impl<B> Loop<'_, B> {
     /// What is known of a channel's receives.
     #[inline]
     pub(crate) fn receiving(&mut self, channel: ChannelId) -> &mut Receiving {
-        &mut self.table.asides[channel.index()].receiving
+        &mut self.table.entries[channel.index()].tasks.receiving
     }
 
     /// Polls once, unless something is left of what was polled, and gives all that was polled to its owners: tasks are
@@ -262,15 +373,22 @@ impl<B> Loop<'_, B> {
     /// # Errors
     ///
     /// Polling failed, which ends nothing. Completions that the device has made up are counted, and end nothing.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn turn(&mut self) -> TransportResult<usize> {
         let table = &mut self.table;
         if table.batch.is_empty() && !table.poll()? {
             return Ok(0);
         }
-        let count = table.batch.len();
-        let _ = table.settle_polled();
-        Ok(count)
+        // SAFETY: nothing is polled before the loop has ended.
+        let polled = unsafe { &*ptr::from_ref(table.batch.rest()) };
+        // SAFETY: there are as many.
+        unsafe { table.batch.advance_by(polled.len()) };
+        for completion in polled {
+            if !table.end_for_task(completion) {
+                let _ = table.end(completion);
+            }
+        }
+        Ok(polled.len())
     }
 
     /// Whether a channel lacks credit.
@@ -319,34 +437,16 @@ impl<B> Loop<'_, B> {
     /// # Errors
     ///
     ///  - `ENOMEM`: there is no memory for the place.
+    #[inline(always)]
     pub(crate) fn join_line(
         &mut self,
         channel: ChannelId,
         queue: Queue,
         waker: &mut Option<Waker>,
     ) -> TransportResult<u32> {
-        let Table { asides, waiters, .. } = &mut self.table;
-        let line = queue_index(queue);
-        let last = asides.get(channel.index()).map_or(NO_SLOT, |aside| aside.lines[line].last);
-        if waiters.free.first == NO_SLOT {
-            waiters.grow()?;
-        }
-        let place = waiters.free.first;
-        let waiter = &mut waiters.places[place as usize];
-        waiters.free.first = waiter.after;
-        let of = (channel.index, line);
-        *waiter = Waiter { of, waker: waker.take(), before: last, after: NO_SLOT };
-        if let Some(before) = waiters.places.get_mut(last as usize) {
-            before.after = place;
-        }
-        if let Some(aside) = asides.get_mut(channel.index()) {
-            let line = &mut aside.lines[line];
-            line.last = place;
-            if line.first == NO_SLOT {
-                line.first = place;
-            }
-        }
-        Ok(place)
+        let Table { entries, waiters, .. } = &mut self.table;
+        let lines = &mut entries[channel.index()].tasks.lines;
+        Ok(waiters.join(&mut lines[queue_index(queue)], waker)?)
     }
 
     /// Whether this is the first place of its line.
@@ -356,8 +456,8 @@ impl<B> Loop<'_, B> {
 
     /// Whether the lines of the channel are empty.
     pub(crate) fn is_line_empty(&self, channel: ChannelId, queue: Queue) -> bool {
-        let aside = self.table.asides.get(channel.index());
-        aside.is_none_or(|aside| aside.lines[queue_index(queue)].first == NO_SLOT)
+        let lines = &self.table.entries[channel.index()].tasks.lines;
+        lines[queue_index(queue)].first == NO_SLOT
     }
 
     /// The waker of this place in line.
@@ -367,24 +467,15 @@ impl<B> Loop<'_, B> {
 
     /// Gives a place in line up. Returns its waker, to be dropped when the loop is not borrowed. If the
     /// task was to take something, the caller [wakes the next](Self::wake_line).
-    pub(crate) fn leave_line(&mut self, place: u32) -> Option<Waker> {
-        let Table { asides, waiters, .. } = &mut self.table;
-        let free = waiters.free.first;
-        let Waiter { of: (channel, line), before, after, ref mut waker } =
-            waiters.places[place as usize];
-        let waker = waker.take();
-        waiters.places[place as usize].after = free;
-        waiters.free.first = place;
-        let line = &mut asides[channel as usize].lines[line];
-        match waiters.places.get_mut(before as usize) {
-            Some(before) => before.after = after,
-            None => line.first = after,
-        }
-        match waiters.places.get_mut(after as usize) {
-            Some(after) => after.before = before,
-            None => line.last = before,
-        }
-        waker
+    pub(crate) fn leave_line(
+        &mut self,
+        channel: ChannelId,
+        queue: Queue,
+        place: u32,
+    ) -> Option<Waker> {
+        let Table { entries, waiters, .. } = &mut self.table;
+        let lines = &mut entries[channel.index()].tasks.lines;
+        waiters.leave(&mut lines[queue_index(queue)], place)
     }
 
     /// Whether a queue of the channel can have an operation at all.
@@ -443,10 +534,10 @@ impl<B> Loop<'_, B> {
         if self.table.why_stopped(channel).is_some() {
             return;
         }
-        let aside = &mut self.table.asides[channel.index()];
-        aside.stopped = Some(TransportError::Stopped);
-        aside.is_draining = true;
-        self.table.entries[channel.index()].next[0] = NEVER_FREE;
+        self.table.asides[channel.index()].stopped = Some(TransportError::Stopped);
+        let entry = &mut self.table.entries[channel.index()];
+        entry.next[0] = NEVER_FREE;
+        entry.tasks.is_draining = true;
         self.table.wake_all(channel.index(), Queue::Send);
     }
 
@@ -457,7 +548,7 @@ impl<B> Loop<'_, B> {
 
     /// Whether a channel refuses sends, and is not closed yet.
     pub(crate) fn is_draining(&self, channel: ChannelId) -> bool {
-        self.table.asides[channel.index()].is_draining
+        self.table.entries[channel.index()].tasks.is_draining
     }
 
     /// The number of the channel's sends, writes, reads and atomics that the device has.
@@ -468,16 +559,13 @@ impl<B> Loop<'_, B> {
 
     /// No task waits in a channel's lines any more, or will ever be woken.
     pub(super) fn forget_lines(&mut self, index: usize) {
-        for line in 0..2 {
-            loop {
-                let first = self.table.asides[index].lines[line].first;
-                if first == NO_SLOT {
-                    break;
-                }
-                let waker = self.leave_line(first);
-                self.table.deferred.forget(waker);
+        let Table { entries, waiters, deferred, .. } = &mut self.table;
+        for line in &mut entries[index].tasks.lines {
+            while line.first != NO_SLOT {
+                deferred.forget(waiters.leave(line, line.first));
             }
         }
+        entries[index].tasks = Tasks::default();
         self.table.asides[index] = Aside::default();
     }
 }
@@ -489,10 +577,55 @@ impl<B> Table<B> {
         self.slots.get_mut(number as u32 as usize).filter(|slot| slot.number == number)
     }
 
+    /// Ends the operation of this completion. Returns false, and does nothing, if it is not one of a future, or a message of
+    /// the channel itself.
+    #[inline(always)]
+    fn end_for_task(&mut self, completion: &ffi::ibv_wc) -> bool {
+        let index = completion.wr_id as u32;
+        let Some(slot) = self.slots.get(index as usize) else { return false };
+        if slot.number != completion.wr_id
+            || slot.queue_pair != completion.qp_num
+            || !matches!(slot.state, State::Task | State::Message)
+        {
+            return false;
+        }
+        self.finish_for_task(index, completion, None);
+        true
+    }
+
+    /// As [`finish`](Self::finish), for the operation of a future, or a message.
+    #[inline(always)]
+    pub(super) fn finish_for_task(
+        &mut self,
+        index: u32,
+        completion: &ffi::ibv_wc,
+        shared_by: Option<ChannelId>,
+    ) {
+        let Self { slots, entries, outcomes, deferred, waiters, .. } = self;
+        let (slot, outcome) = (&mut slots[index as usize], &mut outcomes[index as usize]);
+        outcome.completion = *completion;
+        outcome.channel = shared_by;
+        let channel = shared_by.unwrap_or(slot.channel).index();
+        let tasks = &mut entries[channel].tasks;
+        if slot.state == State::Task {
+            slot.state = State::Done;
+            deferred.wake(&mut outcome.waker);
+        } else {
+            slot.state = State::Arrived;
+            tasks.messages.push(slots, index);
+            if let Some(first) = waiters.places.get_mut(tasks.lines[1].first as usize) {
+                deferred.wake(&mut first.waker);
+            }
+        }
+        if tasks.is_draining {
+            self.wake_all(channel, Queue::Send);
+        }
+    }
+
     /// Takes the oldest message of the channel with this index.
-    #[inline]
+    #[inline(always)]
     pub(super) fn pop_message(&mut self, channel: usize) -> Option<Ended<B>> {
-        let messages = &mut self.asides[channel].messages;
+        let messages = &mut self.entries[channel].tasks.messages;
         let index = messages.first;
         messages.first = self.slots.get(index as usize)?.link;
         Some(self.take(index))
@@ -501,8 +634,8 @@ impl<B> Table<B> {
     /// Wakes all of a line of the channel with this index.
     #[cold]
     pub(super) fn wake_all(&mut self, channel: usize, queue: Queue) {
-        let Self { asides, waiters, deferred, .. } = self;
-        let mut place = asides[channel].lines[queue_index(queue)].first;
+        let Self { entries, waiters, deferred, .. } = self;
+        let mut place = entries[channel].tasks.lines[queue_index(queue)].first;
         while let Some(waiter) = waiters.places.get_mut(place as usize) {
             deferred.wake(&mut waiter.waker);
             place = waiter.after;
@@ -512,7 +645,7 @@ impl<B> Table<B> {
     /// Wakes the first of a line of the channel with this index; all, if no more is posted and some wait for the end.
     #[inline(always)]
     pub(super) fn wake_first(&mut self, channel: usize, queue: Queue) {
-        let first = self.asides[channel].lines[queue_index(queue)].first;
+        let first = self.entries[channel].tasks.lines[queue_index(queue)].first;
         if first != NO_SLOT {
             self.wake_place(channel, queue, first);
         }
@@ -520,7 +653,7 @@ impl<B> Table<B> {
 
     #[inline(never)]
     fn wake_place(&mut self, channel: usize, queue: Queue, first: u32) {
-        if self.asides[channel].is_draining {
+        if self.entries[channel].tasks.is_draining {
             return self.wake_all(channel, queue);
         }
         if let Some(waiter) = self.waiters.places.get_mut(first as usize) {

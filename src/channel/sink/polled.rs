@@ -47,13 +47,6 @@ impl Polled {
         self.next.get() == self.end.get()
     }
 
-    /// How many completions were not taken yet.
-    #[inline]
-    pub(in crate::channel) fn len(&self) -> usize {
-        // SAFETY: both point into the entries, or to their end.
-        unsafe { self.end.get().offset_from_unsigned(self.next.get()) }
-    }
-
     /// A pointer to the first completion that was not taken yet, if the batch is not empty. In any case
     /// it points into the entries or to their end.
     #[inline]

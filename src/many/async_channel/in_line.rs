@@ -49,7 +49,7 @@ impl<S: Share> Drop for InLine<'_, S> {
         let Some(place) = self.place else { return };
         let AsyncChannel { share, id, .. } = self.channel;
         let mut guard = share.lock();
-        let waker = guard.core.leave_line(place);
+        let waker = guard.core.leave_line(*id, self.queue, place);
         // It may have been woken for what the next one takes.
         match self.queue {
             Queue::Receive => guard.core.wake_receiver(*id),

@@ -31,7 +31,7 @@ use crate::operation::{
     ReadWorkRequest, ReceiveWorkRequest, SendQueueRequest, SendWorkRequest, WriteWorkRequest,
 };
 use in_line::InLine;
-use operation::outcome;
+use operation::result_of;
 use share::{destroy, release, release_and_wake, stop};
 
 /// A channel whose operations are futures that own their buffers. It is driven by a [`Reactor`], and tied to no runtime.
@@ -232,8 +232,9 @@ impl<S: Share> AsyncChannel<S> {
             let mut guard = self.share.lock();
             if let Some(message) = guard.core.take_message(self.id) {
                 guard.core.wake_after_message(self.id);
+                let stopped = guard.core.why_stopped(self.id);
                 release(&self.share, guard);
-                return Poll::Ready(outcome(self, message));
+                return Poll::Ready(result_of(message, stopped));
             }
             match guard.core.why_stopped(self.id) {
                 Some(error) => Poll::Ready(Err(error.into())),

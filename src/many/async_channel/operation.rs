@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
@@ -61,78 +62,98 @@ where
         }
     }
 
-    #[inline(always)]
-    fn poll_posted(&mut self, number: u64, cx: &Context<'_>) -> Poll<OwnedResult<S::Buffer>> {
-        let share = &self.channel.share;
-        let mut guard = share.lock();
-        if let Some(done) = guard.core.take_done(number) {
+    /// The result, if it has ended.
+    #[inline(never)]
+    fn take(&mut self, number: u64, waker: &Waker) -> Poll<OwnedResult<S::Buffer>> {
+        let mut guard = self.channel.share.lock();
+        if guard.core.is_success(number) {
             self.stage = Stage::Over;
-            release(share, guard);
-            return Poll::Ready(outcome(self.channel, done));
+            return Poll::Ready(Ok(guard.core.take_it(number)));
         }
-        let waker = guard.core.waker_of(number).and_then(|waker| waker.as_ref());
-        let is_same = waker.is_some_and(|waker| waker.will_wake(cx.waker()));
-        let is_stopped = guard.core.why_stopped(self.channel.id).is_some();
-        drop(guard);
-        if is_same && !is_stopped { Poll::Pending } else { self.wait(number, cx) }
+        self.take_slowly(guard, number, waker)
     }
 
-    /// Waits with another waker.
     #[inline(never)]
-    fn wait(&mut self, number: u64, cx: &Context<'_>) -> Poll<OwnedResult<S::Buffer>> {
-        let share = &self.channel.share;
-        let mut waker = Some(cx.waker().clone());
-        let mut guard = share.lock();
-        let stopped = guard.core.why_stopped(self.channel.id);
-        let polled = match guard.core.take_done(number) {
-            Some(done) => Poll::Ready(result_of(done, stopped)),
-            None => match (stopped, guard.core.waker_of(number)) {
-                (None, Some(place)) => {
-                    std::mem::swap(place, &mut waker);
-                    Poll::Pending
+    fn take_slowly(
+        &mut self,
+        mut guard: S::Guard<'a>,
+        number: u64,
+        waker: &Waker,
+    ) -> Poll<OwnedResult<S::Buffer>> {
+        let AsyncChannel { share, id, .. } = self.channel;
+        let (mut new, mut old) = (None, None);
+        let place = guard.core.waker_of(number).and_then(|place| place.as_ref());
+        let is_same = place.is_some_and(|own| own.will_wake(waker));
+        if !is_same && !guard.core.is_done(number) {
+            drop(guard);
+            new = Some(waker.clone());
+            guard = share.lock();
+        }
+        let done = guard.core.take_done(number);
+        let stopped = guard.core.why_stopped(*id);
+        let place = guard.core.waker_of(number).filter(|_| stopped.is_none());
+        let polled = match (done, place) {
+            (Some(done), _) => Poll::Ready(result_of(done, stopped)),
+            (None, Some(place)) => {
+                if new.is_some() {
+                    mem::swap(place, &mut new);
                 }
-                // The device may still use the buffer, and nothing would end the operation.
-                (stopped, _) => {
-                    (_, waker) = guard.core.abandon(number);
-                    Poll::Ready(Err(stopped.unwrap_or(TransportError::UnknownWork).into()))
-                }
-            },
+                Poll::Pending
+            }
+            // The device may still use the buffer, and nothing would end the operation.
+            (None, None) => {
+                old = guard.core.abandon(number).1;
+                Poll::Ready(Err(stopped.unwrap_or(TransportError::UnknownWork).into()))
+            }
         };
         if polled.is_ready() {
             self.stage = Stage::Over;
         }
         release(share, guard);
-        drop(waker);
+        drop((new, old));
         polled
     }
 
-    #[inline(always)]
-    fn poll_to_post(
-        &mut self,
-        place: Option<u32>,
-        cx: &Context<'_>,
-    ) -> Poll<OwnedResult<S::Buffer>> {
+    /// Posts it, if there is room.
+    #[inline(never)]
+    fn post(&mut self, waker: &Waker) -> Poll<OwnedResult<S::Buffer>> {
         let Some(request) = self.request.take() else {
             return Poll::Ready(Err(TransportError::UnknownWork.into()));
         };
-        let mut waker = Some(cx.waker().clone());
+        let mut waker = Some(waker.clone());
         let mut guard = self.channel.share.lock();
-        match post(&mut guard, self.channel.id, request, place, &mut waker) {
+        match post(&mut guard, self.channel.id, request, None, &mut waker) {
             Ok(number) => {
                 self.stage = Stage::Posted(number);
-                if let Some(place) = place {
-                    self.leave_line(guard, place);
-                }
                 Poll::Pending
             }
-            Err(refused) => self.refused(guard, place, refused, waker),
+            Err(refused) => self.refused(guard, None, refused, waker),
+        }
+    }
+
+    /// The same, of an operation at this place in line.
+    #[cold]
+    #[inline(never)]
+    fn post_from_line(&mut self, place: u32, waker: &Waker) -> Poll<OwnedResult<S::Buffer>> {
+        let Some(request) = self.request.take() else {
+            return Poll::Ready(Err(TransportError::UnknownWork.into()));
+        };
+        let mut waker = Some(waker.clone());
+        let mut guard = self.channel.share.lock();
+        match post(&mut guard, self.channel.id, request, Some(place), &mut waker) {
+            Ok(number) => {
+                self.stage = Stage::Posted(number);
+                self.leave_line(guard, place);
+                Poll::Pending
+            }
+            Err(refused) => self.refused(guard, Some(place), refused, waker),
         }
     }
 
     /// Its operation was posted: there may be room for another one.
     #[cold]
     fn leave_line(&self, mut guard: S::Guard<'_>, place: u32) {
-        let waker = guard.core.leave_line(place);
+        let waker = guard.core.leave_line(self.channel.id, Queue::Send, place);
         guard.core.wake_line(self.channel.id, Queue::Send);
         release(&self.channel.share, guard);
         drop(waker);
@@ -159,7 +180,7 @@ where
         let joined = match place {
             _ if !waits => Err(error),
             Some(place) => {
-                std::mem::swap(guard.core.waker_in_line(place), &mut waker);
+                mem::swap(guard.core.waker_in_line(place), &mut waker);
                 Ok(place)
             }
             None => guard.core.join_line(*id, Queue::Send, &mut waker),
@@ -176,7 +197,7 @@ where
                 Poll::Pending
             }
             Err(error) => {
-                let own = place.map(|place| guard.core.leave_line(place));
+                let own = place.map(|place| guard.core.leave_line(*id, Queue::Send, place));
                 guard.core.wake_line(*id, Queue::Send);
                 self.stage = Stage::Over;
                 release_and_wake(share, guard);
@@ -210,33 +231,15 @@ where
     state.core.post_task(channel, request, waker)
 }
 
-/// The result of an operation.
-#[inline(always)]
-pub(super) fn outcome<S: Share>(
-    channel: &AsyncChannel<S>,
-    ended: Ended<S::Buffer>,
-) -> OwnedResult<S::Buffer> {
-    match ended.result() {
-        Ok(success) => Ok((ended.buffer, success)),
-        Err(_) => {
-            let stopped = channel.share.lock().core.why_stopped(channel.id);
-            result_of(ended, stopped)
-        }
-    }
-}
-
-/// As [`outcome`], with the reason why the channel was stopped, if it was.
-#[cold]
+/// The result of an operation, of a channel that may be stopped.
 #[inline(never)]
-fn result_of<B>(ended: Ended<B>, stopped: Option<TransportError>) -> OwnedResult<B> {
-    match ended.result() {
-        Ok(success) => Ok((ended.buffer, success)),
-        Err(TransportError::Stopped) => {
-            let error = stopped.unwrap_or(TransportError::Stopped);
-            Err(OperationError { error, buffer: Some(ended.buffer) })
-        }
-        Err(error) => Err(OperationError { error, buffer: Some(ended.buffer) }),
-    }
+pub(super) fn result_of<B>(ended: Ended<B>, stopped: Option<TransportError>) -> OwnedResult<B> {
+    let error = match ended.result() {
+        Ok(success) => return Ok((ended.buffer, success)),
+        Err(TransportError::Stopped) => stopped.unwrap_or(TransportError::Stopped),
+        Err(error) => error,
+    };
+    Err(OperationError { error, buffer: Some(ended.buffer) })
 }
 
 impl<R: WorkRequest, S: Share> Future for AsyncOperation<'_, R, S>
@@ -246,13 +249,13 @@ where
 {
     type Output = OwnedResult<S::Buffer>;
 
+    // What follows is not inlined into the program's tasks, where results would be taken apart and put together again.
     #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.stage {
-            Stage::Posted(number) => self.poll_posted(number, cx),
-            Stage::New => self.poll_to_post(None, cx),
-            Stage::InLine(place) => self.poll_to_post(Some(place), cx),
-            Stage::Over => Poll::Ready(Err(TransportError::UnknownWork.into())),
+            Stage::Posted(number) => self.take(number, cx.waker()),
+            Stage::New | Stage::Over => self.post(cx.waker()),
+            Stage::InLine(place) => self.post_from_line(place, cx.waker()),
         }
     }
 }
@@ -274,7 +277,7 @@ fn give_up<S: Share>(channel: &AsyncChannel<S>, stage: Stage) {
     let (done, waker) = match stage {
         Stage::Posted(number) => guard.core.abandon(number),
         Stage::InLine(place) => {
-            let waker = guard.core.leave_line(place);
+            let waker = guard.core.leave_line(channel.id, Queue::Send, place);
             // It may have been woken for room that the next one takes.
             guard.core.wake_line(channel.id, Queue::Send);
             (None, waker)

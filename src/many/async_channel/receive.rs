@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::future::Future;
+use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use super::AsyncChannel;
-use super::operation::outcome;
+use super::operation::result_of;
 use super::share::{Share, release, release_and_wake, release_quietly};
 use crate::channel::{Ended, LoopBuffer, OwnedBuffer, OwnedResult, Queue, Refused, TransportError};
 use crate::memory::ScatterBuffer;
@@ -44,13 +45,14 @@ where
         Self { channel, request, stage: Stage::New }
     }
 
-    #[inline(always)]
-    fn poll_new(&mut self, cx: &Context<'_>) -> Poll<OwnedResult<S::Buffer>> {
+    /// Posts it, unless a receive is left, and waits.
+    #[inline(never)]
+    fn post(&mut self, waker: &Waker) -> Poll<OwnedResult<S::Buffer>> {
         let AsyncChannel { share, id, .. } = self.channel;
         let Some(request) = self.request.take() else {
             return Poll::Ready(Err(TransportError::UnknownWork.into()));
         };
-        let waker = cx.waker().clone();
+        let waker = waker.clone();
         let mut guard = share.lock();
         if guard.core.receiving(*id).surplus > 0 {
             return self.poll_unposted(guard, request, waker);
@@ -58,11 +60,30 @@ where
         if let Err(refused) = guard.core.post_for_message(*id, request) {
             return self.refused(guard, refused, waker);
         }
-        self.poll_posted(guard, waker)
+        if guard.core.has_message(*id) {
+            return self.poll_posted(guard, waker);
+        }
+        self.wait_in_line(guard, waker)
+    }
+
+    #[inline(always)]
+    fn wait_in_line(
+        &mut self,
+        mut guard: S::Guard<'_>,
+        waker: Waker,
+    ) -> Poll<OwnedResult<S::Buffer>> {
+        let mut waker = Some(waker);
+        match guard.core.join_line(self.channel.id, Queue::Receive, &mut waker) {
+            Ok(place) => {
+                self.stage = Stage::Waiting(place);
+                Poll::Pending
+            }
+            Err(error) => self.not_in_line(guard, error, waker),
+        }
     }
 
     /// Its receive was posted, or need not be.
-    #[inline(always)]
+    #[inline(never)]
     fn poll_posted(
         &mut self,
         mut guard: S::Guard<'_>,
@@ -72,14 +93,7 @@ where
         if let Some(message) = guard.core.take_message(id) {
             return self.end(guard, message, Some(waker));
         }
-        let mut waker = Some(waker);
-        match guard.core.join_line(id, Queue::Receive, &mut waker) {
-            Ok(place) => {
-                self.stage = Stage::Waiting(place);
-                Poll::Pending
-            }
-            Err(error) => self.not_in_line(guard, error, waker),
-        }
+        self.wait_in_line(guard, waker)
     }
 
     /// There is no memory for its place: what was posted is for the next task.
@@ -155,41 +169,52 @@ where
         self.poll_posted(guard, waker)
     }
 
-    #[inline(always)]
-    fn poll_waiting(&mut self, place: u32, cx: &Context<'_>) -> Poll<OwnedResult<S::Buffer>> {
+    /// The message, if there is one.
+    #[inline(never)]
+    fn take(&mut self, place: u32, waker: &Waker) -> Poll<OwnedResult<S::Buffer>> {
         let AsyncChannel { share, id, .. } = self.channel;
         let mut guard = share.lock();
-        if let Some(message) = guard.core.take_message(*id) {
-            let own = guard.core.leave_line(place);
-            return self.end(guard, message, own);
+        if self.request.is_none()
+            && let Some(message) = guard.core.take_only_message(*id, place)
+        {
+            self.stage = Stage::Over;
+            return Poll::Ready(Ok(guard.core.take_it(message)));
         }
-        self.post_held(&mut guard);
-        let waker = guard.core.waker_in_line(place).as_ref();
-        let is_same = waker.is_some_and(|waker| waker.will_wake(cx.waker()));
-        let is_stopped = guard.core.why_stopped(*id).is_some();
-        drop(guard);
-        if is_same && !is_stopped { Poll::Pending } else { self.wait(place, cx) }
+        self.take_slowly(guard, place, waker)
     }
 
-    /// Waits with another waker.
     #[inline(never)]
-    fn wait(&mut self, place: u32, cx: &Context<'_>) -> Poll<OwnedResult<S::Buffer>> {
+    fn take_slowly(
+        &mut self,
+        mut guard: S::Guard<'a>,
+        place: u32,
+        waker: &Waker,
+    ) -> Poll<OwnedResult<S::Buffer>> {
         let AsyncChannel { share, id, .. } = self.channel;
-        let new = cx.waker().clone();
-        let mut guard = share.lock();
+        let mut new = None;
+        let own = guard.core.waker_in_line(place).as_ref();
+        let is_same = own.is_some_and(|own| own.will_wake(waker));
+        if !is_same && !guard.core.has_message(*id) {
+            drop(guard);
+            new = Some(waker.clone());
+            guard = share.lock();
+        }
         if let Some(message) = guard.core.take_message(*id) {
-            let own = guard.core.leave_line(place);
+            let own = guard.core.leave_line(*id, Queue::Receive, place);
             let polled = self.end(guard, message, own);
             drop(new);
             return polled;
         }
         let Some(error) = guard.core.why_stopped(*id) else {
-            let old = guard.core.waker_in_line(place).replace(new);
+            self.post_held(&mut guard);
+            if new.is_some() {
+                mem::swap(guard.core.waker_in_line(place), &mut new);
+            }
             drop(guard);
-            drop(old);
+            drop(new);
             return Poll::Pending;
         };
-        let own = guard.core.leave_line(place);
+        let own = guard.core.leave_line(*id, Queue::Receive, place);
         if self.request.is_some() {
             guard.core.receiving(*id).held -= 1;
         }
@@ -200,7 +225,6 @@ where
     }
 
     /// Returns a message. It is in no line any more.
-    #[inline(always)]
     fn end(
         &mut self,
         mut guard: S::Guard<'_>,
@@ -211,13 +235,13 @@ where
         self.stage = Stage::Over;
         self.post_held(&mut guard);
         guard.core.wake_after_message(*id);
+        let stopped = guard.core.why_stopped(*id);
         release(share, guard);
         drop(own);
-        Poll::Ready(outcome(self.channel, message))
+        Poll::Ready(result_of(message, stopped))
     }
 
     /// Posts the receive for which the queue had no room, if there is some now.
-    #[inline(always)]
     fn post_held(&mut self, guard: &mut S::Guard<'_>) {
         if let Some(request) = self.request.take() {
             self.post_held_request(guard, request);
@@ -249,11 +273,12 @@ where
 {
     type Output = OwnedResult<S::Buffer>;
 
+    // As for `AsyncOperation`.
     #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.stage {
-            Stage::Waiting(place) => self.poll_waiting(place, cx),
-            Stage::New => self.poll_new(cx),
+            Stage::Waiting(place) => self.take(place, cx.waker()),
+            Stage::New => self.post(cx.waker()),
             Stage::Over => Poll::Ready(Err(TransportError::UnknownWork.into())),
         }
     }
@@ -275,7 +300,7 @@ fn give_up<S: Share>(channel: &AsyncChannel<S>, place: u32, is_held: bool) {
     let AsyncChannel { share, id, .. } = channel;
     let mut guard = share.lock();
     guard.note_given_up();
-    let waker = guard.core.leave_line(place);
+    let waker = guard.core.leave_line(*id, Queue::Receive, place);
     let receiving = guard.core.receiving(*id);
     if is_held {
         receiving.held -= 1;

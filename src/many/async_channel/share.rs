@@ -182,6 +182,16 @@ pub(super) fn release<S: Share>(share: &S, mut guard: S::Guard<'_>) {
 /// As [`release`], and closes a channel on which a post has failed.
 #[inline(never)]
 pub(super) fn release_and_wake<S: Share>(share: &S, mut guard: S::Guard<'_>) {
+    // The usual case.
+    if let Some(only) = guard.core.deferred().take_only() {
+        drop(guard);
+        return only.wake();
+    }
+    release_all(share, guard);
+}
+
+#[inline(never)]
+fn release_all<S: Share>(share: &S, mut guard: S::Guard<'_>) {
     let state = &mut *guard;
     let Some(spare) = state.spare.take() else {
         drop(guard);
