@@ -63,9 +63,9 @@ fn completions_that_are_made_up_end_nothing() {
     loops.device.inject(queue, &again);
     loops.send(channel, 1, 11);
     loops.device.run();
+    assert_eq!([(); 2].map(|()| next(&mut loops.here).token), [10, 10]);
     assert!(loops.here.next_ended().is_err());
-    let tokens = [(); 3].map(|()| next(&mut loops.here).token);
-    assert_eq!(tokens, [10, 10, 11]);
+    assert_eq!(next(&mut loops.here).token, 11);
     // Of a channel that was there before: it is late, and no error.
     loops.here.remove(channel).unwrap();
     loops.device.inject(queue, &again);

@@ -152,14 +152,7 @@ impl<B> Table<B> {
         if slot.number != completion.wr_id || slot.state != State::Token || !slot.is_shared() {
             return None;
         }
-        slot.state = State::Free;
-        Some(Ended {
-            channel,
-            token: slot.token,
-            // SAFETY: a slot in flight has its buffer, and the device is done with it. The slot is free now.
-            buffer: unsafe { slot.buffer.assume_init_read() },
-            completion: *completion,
-        })
+        Some(Ended { channel, ..slot.take(completion) })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::task::Waker;
 
-use super::ended::ChannelId;
+use super::ended::{ChannelId, Ended};
 use crate::channel::slot::NO_SLOT;
 use crate::ffi;
 
@@ -99,6 +99,20 @@ impl<B> Slot<B> {
     /// Whether its receives are shared ones.
     pub(super) fn is_shared(&self) -> bool {
         self.number & SHARED != 0
+    }
+
+    /// Takes the operation, which was in flight and has this completion.
+    #[inline(always)]
+    pub(super) fn take(&mut self, completion: &ffi::ibv_wc) -> Ended<B> {
+        debug_assert!(self.state.is_in_flight());
+        self.state = State::Free;
+        Ended {
+            channel: self.channel,
+            token: self.token,
+            // SAFETY: a slot in flight has its buffer, and the device is done with it. The slot is free now.
+            buffer: unsafe { self.buffer.assume_init_read() },
+            completion: *completion,
+        }
     }
 
     fn generation(&self) -> u32 {

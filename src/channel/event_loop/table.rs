@@ -4,8 +4,9 @@
 //! reset. So a completion finds its operation by an index and three comparisons: the number is the slot's, the slot is in
 //! flight, and the queue pair is the slot's. What fails one of them ends nothing.
 //!
-//! An operation that `next_ended` finds goes from what was polled to the program. What is found in another way (a window, a
-//! channel that is removed) is put into the list of those that have ended. While that has one, nothing is left of what was
+//! An operation that `next_ended` finds goes from what was polled to the program, and so do those of a window, whose completion
+//! stays there until the last of them has gone. What is found in another way (a window that has failed, a channel that is
+//! removed) is put into the list of those that have ended. While that has one, nothing is left of what was
 //! polled, so results come in the order of their completions. The operations of tasks keep their results in their slots.
 
 use std::ptr::NonNull;
@@ -189,14 +190,10 @@ impl<B> Table<B> {
                 && slot.state == State::Token
                 && slot.queue_pair == completion.qp_num
             {
-                slot.state = State::Free;
-                return Ok(Some(Ended {
-                    channel: slot.channel,
-                    token: slot.token,
-                    // SAFETY: a slot in flight has its buffer, and the device is done with it. The slot is free now.
-                    buffer: unsafe { slot.buffer.assume_init_read() },
-                    completion: *completion,
-                }));
+                return Ok(Some(slot.take(completion)));
+            }
+            if let Some(slot) = self.next_of_window(completion) {
+                return Ok(Some(slot.take(completion)));
             }
             let completion = *completion;
             if let Some(ended) = self.take_shared(&completion) {
