@@ -120,6 +120,7 @@ mod tests {
     use std::pin::{Pin, pin};
     use std::sync::Arc;
     use std::task::Wake;
+    use std::thread;
 
     use super::*;
 
@@ -163,6 +164,47 @@ mod tests {
         assert!(tasks[1].poll(two.as_mut()).is_ready());
         assert!(tasks[0].poll(one.as_mut()).is_ready());
         assert!(tasks[2].poll(three.as_mut()).is_pending());
+    }
+
+    /// A thread is a task.
+    struct Unparked(thread::Thread);
+
+    impl Wake for Unparked {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        let (mut future, waker) = (pin!(future), Arc::new(Unparked(thread::current())).into());
+        loop {
+            if let Poll::Ready(done) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                return done;
+            }
+            thread::park();
+        }
+    }
+
+    /// If one is, this never ends.
+    #[cfg(not(ibverbs_loom))]
+    #[test]
+    fn no_wake_up_is_lost() {
+        use crate::many::free_chunks::FreeChunks;
+
+        let (free, waiting) = (FreeChunks::new(2).unwrap(), Waiting::default());
+        let use_chunks = || {
+            for _ in 0..2000 {
+                let chunk = block_on(waiting.wait(|| free.take()));
+                free.give_back(chunk);
+                waiting.wake_one();
+            }
+        };
+        thread::scope(|threads| {
+            for _ in 0..5 {
+                threads.spawn(use_chunks);
+            }
+        });
+        assert_eq!((free.count(), waiting.count.load(Ordering::Relaxed)), (2, 0));
     }
 
     #[test]
