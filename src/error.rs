@@ -1,8 +1,7 @@
 //! The errors of verbs.
 
-use std::io;
 use std::net::Ipv6Addr;
-use std::{fmt, hint};
+use std::{fmt, hint, io};
 
 use crate::gid_class::GidClass;
 use crate::queue_pair_state::{QueuePairState, TransitionError};

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
-use crate::ffi;
-use crate::trace;
+use crate::{ffi, trace};
 
 /// A C object with a destroy verb.
 pub(crate) trait Object {

@@ -9,12 +9,11 @@ use super::credits::{self, CreditRegion};
 use super::in_flight::InFlight;
 use crate::debug::debug;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ffi;
 use crate::handle::Leak;
 use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair::{ConnectionSettings, QueuePair, QueuePairEndpoint};
 use crate::queue_pair_state::QueuePairType;
-use crate::trace;
+use crate::{ffi, trace};
 
 /// Owns the queue pair and the core that uses it.
 pub(crate) struct Link<'res> {

@@ -6,9 +6,8 @@
 
 use std::any::TypeId;
 use std::cell::{Cell, UnsafeCell};
-use std::fmt;
 use std::mem::MaybeUninit;
-use std::ptr;
+use std::{fmt, ptr};
 
 use crate::memory::ScatterBuffer;
 

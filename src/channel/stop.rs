@@ -27,9 +27,8 @@ use super::core::Core;
 use super::error::TransportError;
 use super::wait::DEVICE_CHECK_PERIOD;
 use crate::error::{Error, Result};
-use crate::ffi;
 use crate::handle::Object;
-use crate::trace;
+use crate::{ffi, trace};
 
 /// Failed polls in a row after which `flush` and `discard` give up.
 pub(super) const POLL_FAILURES: u32 = 16;

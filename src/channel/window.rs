@@ -5,10 +5,9 @@
 //! those that fail or are flushed: a failure ends the window when the last one has completed, since only then the device
 //! has let go of all buffers.
 
-use std::fmt;
-use std::iter;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::time::Instant;
+use std::{fmt, iter};
 
 use super::core::{Core, OneThread};
 use super::credits::NO_CREDIT;

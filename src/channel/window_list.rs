@@ -8,8 +8,7 @@
 use std::ffi::c_int;
 use std::ptr;
 
-use super::error::TransportResult;
-use super::error::no_memory;
+use super::error::{TransportResult, no_memory};
 use super::generation::{MAX_WINDOW, NOT_LAST_AND_POSITION, POSITION, member, number_of};
 use super::operation::{Limits, Operation, Target};
 use super::request::WorkRequest;

@@ -4,10 +4,8 @@ use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use super::completion_channel::CompletionChannel;
-use super::completion_channel::WaitChannel;
-use super::extended_poller::Extended;
-use super::extended_poller::ExtendedPoller;
+use super::completion_channel::{CompletionChannel, WaitChannel};
+use super::extended_poller::{Extended, ExtendedPoller};
 use super::queue_builder::CompletionQueueBuilder;
 use super::work_completion::WorkCompletion;
 use crate::debug::debug;

@@ -2,12 +2,9 @@
 
 use std::ffi::c_int;
 
-use super::completion_channel::CompletionChannel;
-use super::completion_channel::WaitChannel;
-use super::extended_poller::CompletionFields;
-use super::extended_poller::Extended;
-use super::queue::CompletionQueue;
-use super::queue::Notifier;
+use super::completion_channel::{CompletionChannel, WaitChannel};
+use super::extended_poller::{CompletionFields, Extended};
+use super::queue::{CompletionQueue, Notifier};
 use crate::debug::debug;
 use crate::device::Context;
 use crate::domain::ProtectionDomain;

@@ -1,7 +1,6 @@
 //! Completions: how a work request ended.
 
-use std::fmt;
-use std::ptr;
+use std::{fmt, ptr};
 
 use crate::debug::debug;
 use crate::ffi;

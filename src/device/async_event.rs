@@ -18,10 +18,9 @@ use super::{event_file, quirks};
 use crate::debug::debug;
 use crate::error::Result;
 use crate::event_subjects::{self, EventFile};
-use crate::ffi;
 use crate::foreign_enum::foreign_enum;
 use crate::parent::Parent;
-use crate::trace;
+use crate::{ffi, trace};
 
 const GET: &str = "ibv_get_async_event";
 

@@ -9,12 +9,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use super::TransportType;
 use super::attributes::DeviceAttributes;
 use super::endpoint_gids::{EndpointGid, EndpointGids};
-use super::fork;
 use super::gid::{Gid, GidEntry, Guid};
 use super::port::{LinkLayer, PortAttributes};
+use super::{TransportType, fork};
 use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;

@@ -1,11 +1,9 @@
 //! The counters of a device, and the resources of this process.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::fs;
-use std::io;
 use std::path::Path;
 use std::sync::atomic::Ordering;
+use std::{fmt, fs, io};
 
 use super::{Context, Device};
 use crate::error::{Error, Result};

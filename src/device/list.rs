@@ -1,18 +1,14 @@
 //! The list of devices, and opening one by its name or place.
 
-use std::fmt;
-use std::fs;
-use std::io;
 use std::iter::FusedIterator;
 use std::path::Path;
 use std::ptr::NonNull;
+use std::{fmt, fs, io};
 
-use super::Device;
 use super::context::Context;
-use super::fork;
+use super::{Device, fork};
 use crate::error::{Error, Result};
-use crate::ffi;
-use crate::hooks;
+use crate::{ffi, hooks};
 
 /// `ibv_get_device_list`: lists the RDMA devices that this process can see and has a provider for.
 ///

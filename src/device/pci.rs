@@ -1,10 +1,9 @@
 //! Where a device is in the machine: its PCI function, as sysfs shows it.
 
 use std::ffi::c_void;
-use std::fmt;
-use std::fs;
 use std::path::Path;
 use std::str::FromStr;
+use std::{fmt, fs};
 
 use super::Device;
 use super::context::Context;

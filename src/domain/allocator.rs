@@ -6,9 +6,8 @@ use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::ffi;
 use crate::handle::Leak;
-use crate::panics;
+use crate::{ffi, panics};
 
 /// Where providers take the memory of queues from: see
 /// [`ProtectionDomain::parent_domain_with_allocator`](crate::ProtectionDomain::parent_domain_with_allocator).

@@ -2,8 +2,7 @@
 
 use std::sync::atomic;
 
-use super::scatter_gather::Element;
-use super::scatter_gather::{private, resolve};
+use super::scatter_gather::{Element, private, resolve};
 use super::shared_slice::SharedMemorySlice;
 use crate::error::Result;
 

@@ -3,8 +3,7 @@
 use super::access::AccessFlags;
 use super::region::{Backing, Parts, Region};
 use super::registration::adopt;
-use super::scatter_gather::sge;
-use super::scatter_gather::{GatherElement, ScatterElement};
+use super::scatter_gather::{GatherElement, ScatterElement, sge};
 use crate::domain::ProtectionDomain;
 use crate::error::Result;
 use crate::ffi;

@@ -1,7 +1,6 @@
 //! Registering memory, and changing a registration.
 
-use std::fmt;
-use std::io;
+use std::{fmt, io};
 
 use super::access::AccessFlags;
 use super::options::check_access;

@@ -6,8 +6,10 @@ use std::ptr::NonNull;
 
 use super::buffer::{BorrowedBuffer, GatherBuffer, ScatterBuffer, kept_whole};
 use super::remote_region::RemoteMemoryRegion;
-use super::scatter_gather::{Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement};
-use super::scatter_gather::{private, resolve, sge, sge_at};
+use super::scatter_gather::{
+    Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement, private, resolve, sge,
+    sge_at,
+};
 use super::shared_copy::{load, store};
 use crate::debug::debug;
 use crate::error::{Error, Result};

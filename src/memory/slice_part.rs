@@ -3,8 +3,7 @@
 use std::ops::{Deref, DerefMut, Range, RangeBounds};
 
 use super::buffer::{BorrowedBuffer, GatherBuffer, ScatterBuffer, kept_whole};
-use super::scatter_gather::Element;
-use super::scatter_gather::{private, resolve, sge};
+use super::scatter_gather::{Element, private, resolve, sge};
 use super::slice::MemorySliceMut;
 use crate::debug::debug;
 use crate::error::Result;

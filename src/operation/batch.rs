@@ -13,8 +13,7 @@
 //! A batch of a queue pair without the interface has none of the functions: what lacks one goes to its [`Collector`].
 
 use std::marker::PhantomData;
-use std::mem;
-use std::ptr;
+use std::{mem, ptr};
 
 use super::collector::Collector;
 use super::explain::explain_batch;
@@ -25,8 +24,7 @@ use crate::memory::Gathered;
 use crate::operation::encode::check;
 use crate::operation::sealed::{Kind, Request};
 use crate::operation::{Adds, INLINE, SIGNALED};
-use crate::queue_pair::{QueuePair, Rc, Transport};
-use crate::queue_pair::{SendOperations, function};
+use crate::queue_pair::{QueuePair, Rc, SendOperations, Transport, function};
 use crate::queue_pair_state::QueuePairType;
 
 /// Requests that are about to be posted together: see [`QueuePair::batch`].

@@ -11,9 +11,9 @@ use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Leak;
-use crate::memory::private;
 use crate::memory::{
     AccessFlags, InMemory, MemoryWindow, MemoryWindowType, Peers, Region, RemoteMemoryRegion,
+    private,
 };
 use crate::queue_pair::{QueuePair, Transport};
 use crate::queue_pair_state::QueuePairType;

@@ -11,9 +11,7 @@ use crate::ffi;
 use crate::operation::INLINE;
 use crate::operation::encode::encode_at;
 use crate::operation::sealed::Kind;
-use crate::queue_pair::QueuePair;
-use crate::queue_pair::WorkRequestOpcode;
-use crate::queue_pair::{SendOperations, function};
+use crate::queue_pair::{QueuePair, SendOperations, WorkRequestOpcode, function};
 use crate::queue_pair_state::QueuePairType;
 
 const VERB: &str = "ibv_post_send";

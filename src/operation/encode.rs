@@ -4,10 +4,9 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use super::MAX_MESSAGE_LENGTH;
 use super::explain::explain_send;
 use super::sealed::{Kind, Post, Posted};
-use super::{INLINE, SIGNALED, total, without_empty};
+use super::{INLINE, MAX_MESSAGE_LENGTH, SIGNALED, total, without_empty};
 use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::queue_pair::QueuePair;

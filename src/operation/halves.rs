@@ -13,12 +13,13 @@ use crate::ffi;
 use crate::memory::{
     GatherElement, LocalMemory, LocalMemoryMut, RemoteMemoryRegion, ScatterBuffer, ScatterElement,
 };
-use crate::operation::{Batch, ListError, PreparedReceive, PreparedRequest, ReceiveList, SendList};
 use crate::operation::{
-    Posts, ReadWorkRequest, ReceiveWorkRequest, SendQueueRequest, SendWorkRequest, WriteWorkRequest,
+    Batch, ListError, Posts, PreparedReceive, PreparedRequest, ReadWorkRequest, ReceiveList,
+    ReceiveWorkRequest, SendList, SendQueueRequest, SendWorkRequest, WriteWorkRequest,
 };
-use crate::queue_pair::QueuePair;
-use crate::queue_pair::{FixedPeer, PostsRdma, Rc, Reads, ReceiveQueue, Sends, Transport, Writes};
+use crate::queue_pair::{
+    FixedPeer, PostsRdma, QueuePair, Rc, Reads, ReceiveQueue, Sends, Transport, Writes,
+};
 
 /// The send side of a queue pair: see [`QueuePair::split`].
 pub struct SendHalf<'q, 'res, T = Rc> {

@@ -1,9 +1,7 @@
 //! Lists of work requests: many requests with one call, and one doorbell.
 
-use std::fmt;
 use std::marker::PhantomData;
-use std::mem;
-use std::ptr;
+use std::{fmt, mem, ptr};
 
 use super::prepared_request::{Prepared, RawRequest};
 use crate::debug::debug;
@@ -255,8 +253,7 @@ impl From<ListError> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operation::PreparedRequest;
-    use crate::operation::{LocalInvalidateWorkRequest, SendWorkRequest};
+    use crate::operation::{LocalInvalidateWorkRequest, PreparedRequest, SendWorkRequest};
 
     fn send() -> PreparedRequest<'static> {
         PreparedRequest::new(SendWorkRequest::new(()), 0).unwrap()

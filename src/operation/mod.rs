@@ -67,8 +67,7 @@ pub(crate) mod sealed {
     use crate::error::{Error, Result};
     use crate::ffi;
     use crate::memory::GatherBuffer;
-    use crate::queue_pair::QueuePair;
-    use crate::queue_pair::SendOperations;
+    use crate::queue_pair::{QueuePair, SendOperations};
     use crate::queue_pair_state::QueuePairType;
 
     /// A request: an operation and a buffer.

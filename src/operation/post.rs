@@ -12,12 +12,13 @@ use crate::memory::{
     GatherElement, LocalMemory, LocalMemoryMut, RemoteMemoryRegion, ScatterElement,
 };
 use crate::operation::sealed::Post;
-use crate::operation::{Batch, ListError, Prepared, PreparedReceive, ReceiveList, SendList};
 use crate::operation::{
-    Posts, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
+    Batch, ListError, Posts, Prepared, PreparedReceive, ReadWorkRequest, ReceiveList,
+    ReceiveWorkRequest, SendList, SendWorkRequest, WriteWorkRequest,
 };
-use crate::queue_pair::QueuePair;
-use crate::queue_pair::{FixedPeer, PostsRdma, Reads, ReceiveQueue, Sends, Transport, Writes};
+use crate::queue_pair::{
+    FixedPeer, PostsRdma, QueuePair, Reads, ReceiveQueue, Sends, Transport, Writes,
+};
 
 /// Posting requests of either queue, and splitting.
 impl<'res, T: Transport> QueuePair<'res, T> {

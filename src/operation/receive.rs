@@ -4,11 +4,10 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use super::Posts;
 use super::encode::check_length;
 use super::explain::explain_receive;
 use super::sealed::{Post, Request};
-use super::without_empty;
+use super::{Posts, without_empty};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{GatherBuffer, ScatterBuffer};

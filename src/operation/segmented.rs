@@ -6,8 +6,7 @@ use super::{Adds, INLINE, SIGNALED};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::GatherBuffer;
-use crate::queue_pair::SendOperations;
-use crate::queue_pair::{FixedPeer, Sends};
+use crate::queue_pair::{FixedPeer, SendOperations, Sends};
 
 /// `ibv_wr_send_tso`: sends data as several messages, each of which begins with a copy of a header that the device
 /// updates. In batches only: see [`Batch::add`](crate::Batch::add).

@@ -2,9 +2,7 @@
 
 use super::endpoint::QueuePairEndpoint;
 use crate::completion::WorkSuccess;
-use crate::device::EndpointGids;
-use crate::device::Gid;
-use crate::device::{Context, LinkLayer, PortAttributes};
+use crate::device::{Context, EndpointGids, Gid, LinkLayer, PortAttributes};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::settings::{FlowLabel, ServiceLevel, StaticRate};

@@ -2,8 +2,6 @@
 
 use std::ptr::{self, NonNull};
 
-use super::Properties;
-use super::QueuePair;
 use super::answers::Answers;
 use super::builder::QueuePairBuilder;
 use super::connection_settings::ConnectionSettings;
@@ -11,13 +9,12 @@ use super::endpoint::QueuePairEndpoint;
 use super::prepared::PreparedQueuePair;
 use super::sequence::first_psn;
 use super::transport::Transport;
-use crate::device::EndpointGids;
-use crate::device::{Context, DeviceAttributes, PortState, quirks};
+use super::{Properties, QueuePair};
+use crate::device::{Context, DeviceAttributes, EndpointGids, PortState, quirks};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Handle;
-use crate::queue_pair::SendOperations;
-use crate::queue_pair::function;
+use crate::queue_pair::{SendOperations, function};
 use crate::queue_pair_state::QueuePairType;
 
 const VERB: &str = "ibv_create_qp";

@@ -2,9 +2,7 @@
 
 use std::fmt;
 
-use crate::device::Gid;
-use crate::device::LinkLayer;
-use crate::device::{EndpointGid, EndpointGids};
+use crate::device::{EndpointGid, EndpointGids, Gid, LinkLayer};
 use crate::error::{Error, Result};
 use crate::gid_class::GidClass;
 use crate::memory::RemoteMemoryRegion;

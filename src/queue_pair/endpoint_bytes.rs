@@ -12,8 +12,7 @@
 //! | the rest | version 2: the credit word |
 
 use super::endpoint::QueuePairEndpoint;
-use crate::device::Gid;
-use crate::device::{EndpointGid, EndpointGids};
+use crate::device::{EndpointGid, EndpointGids, Gid};
 use crate::error::{Error, Result};
 use crate::gid_class::GidClass;
 use crate::memory::RemoteMemoryRegion;

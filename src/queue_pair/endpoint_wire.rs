@@ -13,8 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::endpoint::QueuePairEndpoint;
 use super::endpoint_bytes::{CREDITS_VERSION, VERSION};
-use crate::device::Gid;
-use crate::device::{EndpointGid, EndpointGids, MAX_GIDS};
+use crate::device::{EndpointGid, EndpointGids, Gid, MAX_GIDS};
 use crate::gid_class::GidClass;
 use crate::memory::RemoteMemoryRegion;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};

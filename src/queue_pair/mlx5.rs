@@ -4,11 +4,10 @@ use std::ptr::NonNull;
 
 use super::address_handle::AddressHandle;
 use super::builder::QueuePairBuilder;
-use super::dc;
 use super::extended_operations::{SendOperations, function};
 use super::shared_receive_queue::SharedReceiveQueue;
 use super::transport::{Rc, Transport};
-use super::{QueuePair, ffi};
+use super::{QueuePair, dc, ffi};
 use crate::completion::CompletionQueue;
 use crate::device::mlx5::explain;
 use crate::domain::ProtectionDomain;

@@ -10,10 +10,9 @@ use super::transition::StateTransition;
 use super::transport::Transport;
 use crate::device::quirks;
 use crate::error::{Error, Result};
-use crate::ffi;
 use crate::queue_pair_state::{QueuePairState, QueuePairType};
 use crate::state_error::StateError;
-use crate::trace;
+use crate::{ffi, trace};
 
 const VERB: &str = "ibv_modify_qp";
 

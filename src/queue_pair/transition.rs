@@ -4,8 +4,7 @@ use std::fmt;
 
 use super::address_vector::AddressVector;
 use super::attributes::{Attribute, AttributeMask, QueuePairAttributes, attribute_table};
-use super::state::MigrationState;
-use super::state::check;
+use super::state::{MigrationState, check};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::AccessFlags;

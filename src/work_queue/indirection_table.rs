@@ -1,7 +1,6 @@
 //! Indirection tables.
 
-use std::fmt;
-use std::ptr;
+use std::{fmt, ptr};
 
 use super::work_queue::WorkQueue;
 use crate::device::Context;

@@ -1,10 +1,8 @@
 //! Asking the peer for credits, and waiting for them.
 
-use std::hint;
-use std::ptr;
 use std::sync::atomic::Ordering;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{hint, ptr, thread};
 
 use super::super::Channel;
 use super::super::core::Core;

@@ -129,7 +129,8 @@ impl<T: Transport> Object for PreparedQueuePair<'_, T> {
 
 #[cfg(feature = "channel")]
 mod channels {
-    use super::{Connectable, Object, Settings, sealed::Connected};
+    use super::sealed::Connected;
+    use super::{Connectable, Object, Settings};
     use crate::channel::{Channel, PreparedChannel};
     use crate::error::Result;
     use crate::ffi;

@@ -4,7 +4,6 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use super::WAIT;
 use super::attempt::Attempt;
 use super::connectable::sealed::Connected as _;
 use super::connectable::{Connected, advance, check, sealed};
@@ -13,7 +12,7 @@ use super::error::ConnectionError;
 use super::event::{ConnectionEventKind, Copied};
 use super::id::Id;
 use super::private_data::{Message, PrivateData};
-use super::{Connectable, Step};
+use super::{Connectable, Step, WAIT};
 use crate::connect::handshake::Handshake;
 use crate::debug::debug;
 use crate::device::event_file;

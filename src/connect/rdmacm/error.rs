@@ -1,7 +1,6 @@
 //! Errors of connecting.
 
-use std::fmt;
-use std::io;
+use std::{fmt, io};
 
 use super::event::ConnectionEventKind;
 use super::private_data::PrivateData;

@@ -10,8 +10,7 @@ use std::time::Instant;
 
 use super::WAIT;
 use super::event::Copied;
-use crate::device::event_file;
-use crate::device::fork;
+use crate::device::{event_file, fork};
 use crate::error::{Error, Result};
 use crate::ffi;
 

@@ -299,8 +299,7 @@ impl Id {
 
     /// `rdma_join_multicast_ex`: asks for the group at `address`.
     pub(super) fn join_multicast(&mut self, address: SocketAddr, send_only: bool) -> Result<()> {
-        use ffi::rdma_cm_join_mc_attr_mask as mask;
-        use ffi::rdma_cm_mc_join_flags as flags;
+        use ffi::{rdma_cm_join_mc_attr_mask as mask, rdma_cm_mc_join_flags as flags};
 
         const VERB: &str = "rdma_join_multicast_ex";
         let (raw, mut address) = (self.live(VERB)?, RawAddress::from(address));

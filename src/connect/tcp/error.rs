@@ -1,8 +1,7 @@
 //! Why two sides did not connect.
 
-use std::fmt;
-use std::io;
 use std::net::SocketAddr;
+use std::{fmt, io};
 
 use crate::error::{Error, ErrorKind};
 use crate::state_error::StateError;

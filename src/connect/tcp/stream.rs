@@ -1,11 +1,10 @@
 //! Streams that wait no longer than until a deadline.
 
-use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fmt, thread};
 
 use super::error::{ExchangeError, ExchangeStage};
 

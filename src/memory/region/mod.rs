@@ -27,9 +27,9 @@ use crate::importable_handle::{ImportableHandle, importable_object};
 use crate::memory::access::AccessFlags;
 use crate::memory::registration::{ReregisterError, ReregisteredState, Reregistration, reregister};
 use crate::memory::scatter_gather::{
-    Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement,
+    Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement, private, resolve, sge,
+    sge_at,
 };
-use crate::memory::scatter_gather::{private, resolve, sge, sge_at};
 use crate::memory::slice::{MemorySlice, MemorySliceMut};
 use crate::parent::Parent;
 

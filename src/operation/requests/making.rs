@@ -1,9 +1,8 @@
 //! How requests are made, and what can be said about one kind alone.
 
-use super::op;
 use super::{
     AtomicWriteWorkRequest, CompareSwapWorkRequest, FetchAddWorkRequest, FlushWorkRequest,
-    LocalInvalidateWorkRequest, ReadWorkRequest, SendWorkRequest, WriteWorkRequest,
+    LocalInvalidateWorkRequest, ReadWorkRequest, SendWorkRequest, WriteWorkRequest, op,
 };
 use crate::ffi;
 use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};

@@ -11,8 +11,10 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::ffi::ibv_wr_opcode as Opcode;
 use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
-use crate::queue_pair::{Atomics, FixedPeer, PostsRdma, Reads, Sends, Transport, Writes};
-use crate::queue_pair::{FlushPlacement, SendOperations as Extended};
+use crate::queue_pair::{
+    Atomics, FixedPeer, FlushPlacement, PostsRdma, Reads, SendOperations as Extended, Sends,
+    Transport, Writes,
+};
 
 /// Calls a function of the extended interface. Only in `Kind::emit`, whose caller vouches for the queue pair and the
 /// function.
