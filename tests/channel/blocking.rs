@@ -319,6 +319,24 @@ fn what_is_agreed_with_the_peer_is_set_before_the_handshake() {
     pair.finish();
 }
 
+/// The words of flow control, too.
+#[test]
+fn on_iwarp_peers_may_write_the_words_that_they_answer_reads_with() {
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let domain = context.alloc_pd().unwrap();
+    for (kind, written) in [
+        (ffi::ibv_transport_type::IBV_TRANSPORT_IB, AccessFlags::empty()),
+        (ffi::ibv_transport_type::IBV_TRANSPORT_IWARP, AccessFlags::REMOTE_WRITE),
+    ] {
+        // SAFETY: the device is live, and nothing else uses it meanwhile.
+        unsafe { (*(*context.as_raw()).device).transport_type = kind };
+        drop(Channel::builder(&domain).flow_control(true).build().unwrap());
+        let expected = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ | written;
+        assert_eq!(device.last_call("reg_mr").unwrap().access, expected.bits());
+    }
+}
+
 /// There the peer answers a read by a write to the memory, whose rkey it is told.
 #[test]
 fn on_iwarp_a_read_fills_only_memory_that_peers_may_write() {

@@ -62,6 +62,14 @@ pub(crate) struct Responder {
     pub(crate) is_established: bool,
 }
 
+#[cfg(test)]
+impl Responder {
+    /// As if so many bytes of the message had arrived.
+    pub(super) fn skip_to(&mut self, offset: u64) {
+        self.message.iter_mut().for_each(|message| message.offset = offset);
+    }
+}
+
 impl Responder {
     pub(crate) fn stop(&mut self) {
         self.message = None;

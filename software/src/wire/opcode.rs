@@ -143,4 +143,39 @@ mod tests {
         }
         assert_eq!(parts, 14);
     }
+
+    #[test]
+    fn operations_have_the_names_of_the_specification() {
+        let names = [
+            "SEND_FIRST",
+            "SEND_MIDDLE",
+            "SEND_LAST",
+            "SEND_LAST_WITH_IMMEDIATE",
+            "SEND_ONLY",
+            "SEND_ONLY_WITH_IMMEDIATE",
+            "RDMA_WRITE_FIRST",
+            "RDMA_WRITE_MIDDLE",
+            "RDMA_WRITE_LAST",
+            "RDMA_WRITE_LAST_WITH_IMMEDIATE",
+            "RDMA_WRITE_ONLY",
+            "RDMA_WRITE_ONLY_WITH_IMMEDIATE",
+            "RDMA_READ_REQUEST",
+            "RDMA_READ_RESPONSE_FIRST",
+            "RDMA_READ_RESPONSE_MIDDLE",
+            "RDMA_READ_RESPONSE_LAST",
+            "RDMA_READ_RESPONSE_ONLY",
+            "ACKNOWLEDGE",
+            "ATOMIC_ACKNOWLEDGE",
+            "COMPARE_SWAP",
+            "FETCH_ADD",
+            "opcode 0x15",
+            "SEND_LAST_WITH_INVALIDATE",
+            "SEND_ONLY_WITH_INVALIDATE",
+        ];
+        for (number, operation) in (0..).zip(names) {
+            assert_eq!(name(RC | number), format!("RC {operation}"));
+        }
+        let others = [UC | FLUSH, UD | ATOMIC_WRITE, XRC | SEND_ONLY, 0xff].map(name);
+        assert_eq!(others, ["UC FLUSH", "UD ATOMIC_WRITE", "XRC SEND_ONLY", "opcode 0xff"]);
+    }
 }

@@ -42,6 +42,32 @@ fn a_datagram_of_a_whole_packet_arrives() {
     assert_eq!(next(&queues[1]).result().unwrap().byte_len(), 4136);
 }
 
+/// The error names the limit, and only if that is the reason.
+#[test]
+fn a_datagram_of_more_than_a_packet_is_refused() {
+    let network = Network::new();
+    let device = network.device().unwrap();
+    let context = device.open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(16).unwrap();
+    let mut one = datagrams(&domain, &queue);
+    let from = domain.allocate::<u8>(4097).unwrap();
+    let path = AddressVector::new(1, 0).global(one.endpoint().gid(), 0);
+    let path = domain.create_ah(&path).unwrap();
+    let to = DatagramPeer { path: &path, number: one.number(), qkey: QKEY };
+    let mut refused = |length| {
+        let elements = [from.gather_element(..length).unwrap()];
+        // SAFETY: nothing is posted.
+        unsafe { one.post(SendWorkRequest::new(&elements).to(to), 1).unwrap_err() }.to_string()
+    };
+    let (error, limit) =
+        (refused(4097), "the length of the message is 4097, and must be within 0..=4096");
+    assert!(error.contains(limit), "{error}");
+    device.fail(Verb::PostSend, libc::EINVAL, When::Before, 1);
+    let error = refused(4096);
+    assert!(!error.contains("the length"), "{error}");
+}
+
 #[test]
 fn an_address_handle_serves_its_own_domain_only() {
     let network = Network::new();

@@ -15,7 +15,7 @@ use ibverbs::{
     Context, DatagramPeer, MemoryRegion, ProtectionDomain, QueuePair, QueuePairState, Rc,
     SendWorkRequest, SharedMemoryRegion, StateTransition, Ud, WorkCompletion, WorkStatus,
 };
-use ibverbs_software::{Device, Network};
+use ibverbs_software::{Device, Network, Verb, When};
 
 use patience::{PATIENCE, deadline};
 

@@ -114,6 +114,27 @@ fn queues_of_every_length_are_sent_to_their_end() {
     }
 }
 
+/// A WRITE of the reported longest message, whose packets but the first and the last are left out.
+#[test]
+fn the_last_packet_of_the_longest_message_is_taken() {
+    let mut world = World::new(1);
+    let rkey = world.sides[1].null_region();
+    let (from, to, number) = (world.sides[0].address, world.sides[1].address, world.sides[1].qp);
+    let packet = |opcode, psn, reth: Option<Reth>| {
+        let mut packet = Bth::new(opcode::RC | opcode, number, psn).bytes().to_vec();
+        reth.iter().for_each(|reth| reth.write(&mut packet));
+        packet.extend([0; MTU]);
+        seal(from, to, packet)
+    };
+    let start = Reth { address: 0, rkey, length: 1 << 31 };
+    world.deliver(from, to, &packet(opcode::WRITE_FIRST, 0xff_fff0, Some(start)));
+    let (qp, _) = world.sides[1].qp_and_core();
+    qp.responder.skip_to((1 << 31) - MTU as u64);
+    world.deliver(from, to, &packet(opcode::WRITE_LAST, 0xff_fff1, None));
+    let (qp, _) = world.sides[1].qp_and_core();
+    assert_eq!((qp.responder.expected, qp.responder.msn), (0xff_fff2, 1));
+}
+
 /// The reported longest message, packet by packet: 8 million of them.
 #[test]
 #[ignore = "half a minute in a release build: script/soak runs it"]
