@@ -82,6 +82,20 @@ impl Rails {
                 peer.is_ready = true;
                 Ok(())
             }
+            Frame::Abandoned { number } => {
+                // What has arrived of it counts before.
+                for device in 0..self.devices.len() {
+                    while self.poll(device) {}
+                }
+                let Some(peer) = self.peers.get_mut(id) else { return Ok(()) };
+                if !peer.incoming.abandon(number) {
+                    return Err(nonsense());
+                }
+                if let Some(below) = peer.incoming.confirm() {
+                    peer.control.send(&Frame::Confirmed { below });
+                }
+                Ok(())
+            }
             Frame::Inbox { memory, longest } => {
                 let devices = peer.their_devices;
                 let messages = peer.messages.as_mut().ok_or_else(nonsense)?;

@@ -9,7 +9,7 @@ use crate::control::Frame;
 use crate::error::RailsError;
 use crate::pair::State;
 use crate::peer::Stage;
-use crate::rails::{Event, Failed, PeerId, Rails};
+use crate::rails::{Event, Failed, PeerId, Rails, Task};
 
 impl Rails {
     /// Closes the pairs that have failed.
@@ -74,7 +74,11 @@ impl Rails {
     fn fail_transfers(&mut self, id: PeerId, error: impl Fn() -> RailsError) {
         let of_peer = self.transfers.iter().filter(|(_, (peer, _))| *peer == id);
         for transfer in of_peer.map(|(transfer, _)| transfer).collect::<Vec<_>>() {
-            self.transfers.remove(transfer);
+            if let (Some((_, Task::Transfer(active))), Some(peer)) =
+                (self.transfers.remove(transfer), self.peers.get_mut(id))
+            {
+                peer.outgoing.abandoned.extend(active.number);
+            }
             self.events.push_back(Event::Ended { transfer, peer: id, result: Err(error()) });
         }
         if let Some(peer) = self.peers.get_mut(id) {

@@ -12,7 +12,7 @@ use crate::memory::RemoteRailMemory;
 use crate::pairing::Facts;
 
 /// The version of the frames. Sides of different versions do not connect.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// A longer frame is not from such a peer.
 const MAX_FRAME: usize = 1 << 20;
 
@@ -98,6 +98,10 @@ pub(crate) enum Frame {
     /// All notified transfers of this direction below this number are complete.
     Confirmed {
         below: u64,
+    },
+    /// No more pieces of this notified transfer come: it has failed.
+    Abandoned {
+        number: u64,
     },
 }
 

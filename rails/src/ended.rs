@@ -194,6 +194,9 @@ impl Rails {
             Task::Transfer(active) => {
                 if let Some(state) = self.peers.get_mut(peer) {
                     state.queue.retain(|&other| other != id);
+                    if active.failure.is_some() {
+                        state.outgoing.abandoned.extend(active.number);
+                    }
                 }
                 active.failure
             }

@@ -76,12 +76,26 @@ impl Incoming {
         }
         open.is_complete = open.pieces.is_some_and(|pieces| open.arrived >= pieces);
         let is_complete = open.is_complete;
-        // The place of a transfer is used again when all before it are complete, too.
+        self.free_places();
+        is_complete
+    }
+
+    /// No more pieces of this transfer come. Returns whether there can be such a transfer.
+    pub(crate) fn abandon(&mut self, number: u64) -> bool {
+        if number >= self.complete {
+            self.open[(number % WINDOW) as usize].is_complete = true;
+        }
+        let is_possible = number < self.complete + WINDOW;
+        self.free_places();
+        is_possible
+    }
+
+    /// The place of a transfer is used again when all before it are complete, too.
+    fn free_places(&mut self) {
         while self.open[(self.complete % WINDOW) as usize].is_complete {
             self.open[(self.complete % WINDOW) as usize] = Open::default();
             self.complete += 1;
         }
-        is_complete
     }
 
     /// What the sender has to be told, now and then: all transfers below are complete.
@@ -99,14 +113,16 @@ impl Incoming {
 pub(crate) struct Outgoing {
     next: u64,
     confirmed: u64,
+    /// Transfers that have failed, which the peer does not know yet.
+    pub(crate) abandoned: Vec<u64>,
 }
 
 impl Outgoing {
-    /// The slot of the next transfer, if it may begin.
-    pub(crate) fn begin(&mut self) -> Option<u8> {
+    /// The number of the next transfer, if it may begin.
+    pub(crate) fn begin(&mut self) -> Option<u64> {
         (self.next < self.confirmed + WINDOW).then(|| {
             self.next += 1;
-            ((self.next - 1) % WINDOW) as u8
+            self.next - 1
         })
     }
 
@@ -160,12 +176,25 @@ mod tests {
     }
 
     #[test]
+    fn a_transfer_that_fails_gives_its_place_back() {
+        let mark = |slot, piece| Mark { slot, is_last: false, piece, tag: 0 };
+        let mut incoming = Incoming::new();
+        assert!(!incoming.arrived(mark(0, 5)) && !incoming.arrived(mark(1, 0)));
+        assert!(incoming.abandon(1) && incoming.complete == 0);
+        assert!(incoming.abandon(0) && incoming.complete == 2);
+        assert!(incoming.abandon(1), "it may have been complete before");
+        assert!(!incoming.open[1].is_complete);
+        assert!(!incoming.abandon(2 + WINDOW), "a peer that makes it up");
+    }
+
+    #[test]
     fn the_window_bounds_what_is_open() {
         let (mut outgoing, mut incoming) = (Outgoing::default(), Incoming::new());
-        let slots: Vec<_> = (0..WINDOW).map(|_| outgoing.begin().unwrap()).collect();
+        let numbers: Vec<_> = (0..WINDOW).map(|_| outgoing.begin().unwrap()).collect();
         assert_eq!(outgoing.begin(), None);
         let mut confirmations = 0;
-        for &slot in &slots {
+        for &number in &numbers {
+            let slot = number as u8;
             assert!(incoming.arrived(Mark { slot, is_last: true, piece: 0, tag: 0 }));
             if let Some(below) = incoming.confirm() {
                 confirmations += 1;
@@ -173,7 +202,7 @@ mod tests {
             }
         }
         assert_eq!(confirmations, WINDOW / CONFIRM_EVERY);
-        assert_eq!(outgoing.begin(), Some(0));
+        assert_eq!(outgoing.begin(), Some(WINDOW));
         assert!(!outgoing.confirm(WINDOW + 2) && !outgoing.confirm(1), "a peer that makes it up");
     }
 }

@@ -7,6 +7,7 @@ use ibverbs::{
     SharedMemoryRange, WorkRequest, WriteWorkRequest,
 };
 
+use crate::control::Frame;
 use crate::devices::{Device, SENDS};
 use crate::error::RailsError;
 use crate::messages::immediate;
@@ -35,6 +36,13 @@ impl Rails {
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.is_ready = false;
         peer.pairs.iter_mut().for_each(|pair| pair.measure(now));
+        // What arrives of a transfer comes before the word that no more does.
+        let is_failing = self.failed.iter().any(|failed| failed.peer == id);
+        if !is_failing && !peer.pairs.iter().any(|pair| pair.state == State::Closing) {
+            for number in std::mem::take(&mut peer.outgoing.abandoned) {
+                peer.control.send(&Frame::Abandoned { number });
+            }
+        }
         self.fill_messages(id, now);
         while let Some(stop) = self.fill_transfers(id, now) {
             match stop {
@@ -54,11 +62,11 @@ impl Rails {
                 peer.queue.pop_front();
                 continue;
             };
-            if active.transfer.tag.is_some() && active.slot.is_none() {
+            if active.transfer.tag.is_some() && active.number.is_none() {
                 // The peer may not have counted yet what a pair has carried that is closing.
                 let is_closing = peer.pairs.iter().any(|pair| pair.state == State::Closing);
                 match if is_closing { None } else { peer.outgoing.begin() } {
-                    Some(slot) => active.slot = Some(slot),
+                    number @ Some(_) => active.number = number,
                     None => return None,
                 }
             }

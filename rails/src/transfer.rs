@@ -6,7 +6,7 @@ use ibverbs::TransportError;
 
 use crate::error::{RailsError, Result};
 use crate::memory::{RailSlice, RemoteRailMemory};
-use crate::notify::{MAX_PIECES, Mark};
+use crate::notify::{MAX_PIECES, Mark, WINDOW};
 
 /// The shortest piece, unless a part of the transfer is shorter.
 pub(crate) const SHORTEST_PIECE: usize = 64 << 10;
@@ -137,8 +137,8 @@ impl Marks {
 #[derive(Debug)]
 pub(crate) struct Active {
     pub(crate) transfer: Transfer,
-    /// The slot of a notified transfer that has begun.
-    pub(crate) slot: Option<u8>,
+    /// The number of a notified transfer that has begun.
+    pub(crate) number: Option<u64>,
     /// What is not cut yet.
     part: usize,
     offset: usize,
@@ -154,8 +154,18 @@ pub(crate) struct Active {
 impl Active {
     pub(crate) fn new(transfer: Transfer) -> Self {
         let uncut = transfer.parts.iter().map(|(local, _)| local.len()).sum();
-        let (slot, again, failure) = (None, Vec::new(), None);
-        Self { transfer, slot, part: 0, offset: 0, uncut, pieces: 0, again, in_flight: 0, failure }
+        let (number, again, failure) = (None, Vec::new(), None);
+        Self {
+            transfer,
+            number,
+            part: 0,
+            offset: 0,
+            uncut,
+            pieces: 0,
+            again,
+            in_flight: 0,
+            failure,
+        }
     }
 
     /// Whether there are pieces that no request carries yet.
@@ -176,7 +186,7 @@ impl Active {
 
     /// What the immediate numbers of its pieces have in common, if it is notified.
     pub(crate) fn marks(&self) -> Option<Marks> {
-        Some(Marks { slot: self.slot?, tag: self.transfer.tag? })
+        Some(Marks { slot: (self.number? % WINDOW) as u8, tag: self.transfer.tag? })
     }
 
     /// The bytes that may go over one of `rails` rails before the next one is chosen: fewer towards the end, so that all

@@ -47,7 +47,8 @@ fn pair(first: &str, second: &str) -> String {
 #[test]
 fn a_rail_goes_down_and_up_in_mid_copy() {
     let receiver = "rcopy receive copy 2>log & pid=$!; \
-         until [ -s copy.part ] && grep -q 'rail rxe2 is up' log; do sleep 0.1; done; ip link set rail1 down; \
+         until [ -s copy.part ] && grep -q 'rail rxe2 is up' log; do kill -0 $pid || { cat log; exit 1; }; sleep 0.1; done; \
+         ip link set rail1 down; \
          until grep -q 'rail rxe2 is down' log; do kill -0 $pid || { cat log; exit 1; }; sleep 0.1; done; ip link set rail1 up; \
          wait $pid || { cat log; exit 1; }; cat log; file | cmp - copy; echo 'the copy is the same'";
     let sender = "file >original; rcopy send original $IBVERBS_VM_PEER 2>&1";

@@ -4,6 +4,7 @@
 //! reads a part of the file to a slot, writes it to the receiver's with a notification, and says its checksum by a
 //! message. The receiver writes the part to its file and says that it has it.
 
+use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::net::TcpListener;
@@ -13,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use crc32fast::Hasher;
 use ibverbs::AccessFlags;
-use ibverbs_rails::{Event, PeerId, RailMemory, Rails, RemoteRailMemory, Transfer};
+use ibverbs_rails::{
+    Event, PeerId, RailMemory, Rails, RailsError, RemoteRailMemory, Transfer, TransferId,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
@@ -47,7 +50,7 @@ enum Word {
         number: u64,
         checksum: u32,
     },
-    /// The part is in the file.
+    /// This part and those before it are in the file.
     Taken {
         number: u64,
     },
@@ -63,27 +66,73 @@ struct Link {
     rails: Rails,
     peer: PeerId,
     bars: Option<Bars>,
+    /// What is under way.
+    posted: HashMap<TransferId, Post>,
+    /// What waits for a rail, since all are down.
+    waiting: VecDeque<Post>,
+}
+
+#[derive(Clone)]
+enum Post {
+    Word(Vec<u8>),
+    Transfer(Transfer),
 }
 
 impl Link {
+    fn new(rails: Rails, peer: PeerId) -> Self {
+        Self { rails, peer, bars: None, posted: HashMap::new(), waiting: VecDeque::new() }
+    }
+
     fn say(&mut self, word: &Word) -> Result<()> {
         let bytes = bincode::serde::encode_to_vec(word, bincode::config::standard())?;
-        self.rails.send(self.peer, bytes)?;
+        self.post(Post::Word(bytes))
+    }
+
+    fn post(&mut self, post: Post) -> Result<()> {
+        self.waiting.push_back(post);
+        self.post_waiting()
+    }
+
+    fn post_waiting(&mut self) -> Result<()> {
+        while let Some(post) = self.waiting.pop_front() {
+            let posted = match post.clone() {
+                Post::Word(bytes) => self.rails.send(self.peer, bytes),
+                Post::Transfer(transfer) => self.rails.post(self.peer, transfer),
+            };
+            match posted {
+                Ok(id) => drop(self.posted.insert(id, post)),
+                Err(RailsError::AllRailsDown(_)) => {
+                    self.waiting.push_front(post);
+                    break;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
         Ok(())
     }
 
-    /// The next word of the peer's, or a notification.
+    /// The next word of the peer's, or a notification. When all rails are down, it waits for one of them. What was under
+    /// way then is posted again, so that a word may come twice.
     fn next(&mut self) -> Result<Heard> {
         loop {
-            match self.rails.wait_event(Instant::now() + PATIENCE)? {
+            let event = self.rails.wait_event(Instant::now() + PATIENCE)?;
+            self.bars.iter().for_each(|bars| bars.note(&event));
+            match event {
                 Event::Message { bytes, .. } => {
                     let config = bincode::config::standard();
                     return Ok(Heard::Word(bincode::serde::decode_from_slice(&bytes, config)?.0));
                 }
                 Event::Notified { tag, .. } => return Ok(Heard::Notified(tag.into())),
-                Event::Ended { result, .. } => result?,
+                Event::Ended { transfer, result, .. } => {
+                    let post = self.posted.remove(&transfer);
+                    match result {
+                        Err(RailsError::AllRailsDown(_)) => self.waiting.extend(post),
+                        result => result?,
+                    }
+                }
                 Event::Disconnected { error, .. } => return Err(error.into()),
-                event => self.bars.iter().for_each(|bars| bars.note(&event)),
+                Event::RailUp { .. } => self.post_waiting()?,
+                _ => {}
             }
         }
     }
@@ -162,7 +211,7 @@ pub(crate) fn send(mut rails: Rails, host: (&str, u16), data: &Data) -> Result<(
         }
     }
     let peer = rails.connect(host, Instant::now() + PATIENCE)?;
-    let mut link = Link { rails, peer, bars: None };
+    let mut link = Link::new(rails, peer);
     link.say(&Word::Offer { length })?;
     let (have, checksum, theirs) = match link.next()? {
         Heard::Word(Word::Have { length, checksum, memory }) => (length, checksum, memory),
@@ -199,12 +248,12 @@ pub(crate) fn send(mut rails: Rails, host: (&str, u16), data: &Data) -> Result<(
             whole.update(bytes);
             let write =
                 Transfer::write(memory.slice(start..start + len)?, theirs.slice(to..to + len)?);
-            link.rails.post(peer, write.notify(next as u16))?;
+            link.post(Post::Transfer(write.notify(next as u16)))?;
             link.say(&Word::Part { number: next, checksum: crc32fast::hash(bytes) })?;
             next += 1;
         }
         match link.next()? {
-            Heard::Word(Word::Taken { number }) if number == taken => taken += 1,
+            Heard::Word(Word::Taken { number }) if number < next => taken = taken.max(number + 1),
             Heard::Word(word) => return Err(unexpected(&word)),
             Heard::Notified(_) => return Err("the peer has written".into()),
         }
@@ -242,7 +291,7 @@ pub(crate) fn receive(mut rails: Rails, port: u16, data: &Data) -> Result<()> {
     let listener = TcpListener::bind(("::", port))?;
     // A day is long enough for any sender to come.
     let peer = rails.accept(&listener, Instant::now() + Duration::from_secs(86_400))?;
-    let mut link = Link { rails, peer, bars: None };
+    let mut link = Link::new(rails, peer);
     let length = match link.next()? {
         Heard::Word(Word::Offer { length }) => length,
         _ => return Err("the peer offers nothing".into()),
@@ -279,10 +328,15 @@ pub(crate) fn receive(mut rails: Rails, port: u16, data: &Data) -> Result<()> {
     let (mut next, mut end) = (0, None);
     while next < parts || end.is_none() {
         match link.next()? {
-            Heard::Notified(tag) => notified[(tag % WINDOW) as usize] = true,
-            Heard::Word(Word::Part { number, checksum }) => {
+            // The others have come before.
+            Heard::Notified(tag) if tag.wrapping_sub(next) & 0xffff < WINDOW => {
+                notified[(tag % WINDOW) as usize] = true;
+            }
+            Heard::Notified(_) => {}
+            Heard::Word(Word::Part { number, checksum }) if number >= next => {
                 checksums[(number % WINDOW) as usize] = Some(checksum);
             }
+            Heard::Word(Word::Part { .. }) => {}
             Heard::Word(Word::End { checksum }) => end = Some(checksum),
             Heard::Word(word) => return Err(unexpected(&word)),
         }

@@ -133,11 +133,15 @@ fn plot(file: &Path, samples: &[[u64; RAILS]]) -> Result<()> {
         .margin(16)
         .x_label_area_size(40)
         .y_label_area_size(56)
-        .build_cartesian_2d(0.0..END.as_secs_f64(), 0.0..56.0)?;
+        // To the right there is room for the names.
+        .build_cartesian_2d(0.0..END.as_secs_f64() + 1.2, 0.0..56.0)?;
     chart
         .configure_mesh()
         .x_desc("seconds, in virtual time")
+        .x_labels(9)
+        .x_label_formatter(&|seconds| format!("{seconds:.0}"))
         .y_desc("MB/s")
+        .y_label_formatter(&|rate| format!("{rate:.0}"))
         .light_line_style(WHITE)
         .bold_line_style(RGBColor(0xdd, 0xdd, 0xdd))
         .draw()?;

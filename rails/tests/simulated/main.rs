@@ -367,6 +367,38 @@ fn a_transfer_that_the_peer_does_not_allow_fails_alone() {
     world.until(20 * SECOND, |world| world.sides[0].rails_up(peer) == [true, true]);
 }
 
+/// More transfers than may be open at a time fail, and the next ones are told all the same.
+#[test]
+fn notified_writes_that_fail_hold_no_place() {
+    let mut world = World::new(2, network());
+    let [ours, theirs] = memory(&world, 256 << 10);
+    let closed = world.sides[1].allocate(256 << 10, AccessFlags::REMOTE_READ).unwrap();
+    let peer = world.peers[0];
+    for _ in 0..60 {
+        world.sides[0].post(peer, whole_write(&ours, &closed).notify(1)).unwrap();
+    }
+    world.sides[0].post(peer, whole_write(&ours, &theirs).notify(2)).unwrap();
+    world.until(100 * SECOND, |world| world.ended().len() == 61 && world.notified() == [2]);
+    assert_eq!(world.ended().iter().filter(|&&is_ok| is_ok).count(), 1);
+
+    // The same when all rails are down.
+    for round in 0..2 {
+        for _ in 0..40 {
+            world.sides[0].post(peer, whole_write(&ours, &theirs).notify(3)).unwrap();
+        }
+        for rail in 0..2 {
+            world.network.partition(&world.devices[0][rail], &world.devices[1][rail]);
+        }
+        world.step = Duration::from_micros(500);
+        world.until(100 * SECOND, |world| world.ended().len() == 61 + 40 * (round + 1));
+        world.network.heal_all();
+        world.until(100 * SECOND, |world| world.sides[0].rails_up(peer) == [true, true]);
+        world.step = Duration::from_micros(5);
+    }
+    world.sides[0].post(peer, whole_write(&ours, &theirs).notify(4)).unwrap();
+    world.until(SECOND, |world| world.notified().ends_with(&[4]));
+}
+
 #[test]
 fn a_peer_that_ends_ends_its_transfers() {
     let mut world = World::new(2, network());
