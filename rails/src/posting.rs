@@ -36,11 +36,14 @@ impl Rails {
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.is_ready = false;
         peer.pairs.iter_mut().for_each(|pair| pair.measure(now));
-        // What arrives of a transfer comes before the word that no more does.
-        let is_failing = self.failed.iter().any(|failed| failed.peer == id);
-        if !is_failing && !peer.pairs.iter().any(|pair| pair.state == State::Closing) {
-            for number in std::mem::take(&mut peer.outgoing.abandoned) {
-                peer.control.send(&Frame::Abandoned { number });
+        if !peer.outgoing.abandoned.is_empty() {
+            // What arrives of a transfer comes before the word that no more does.
+            let is_failing = self.failed.iter().any(|failed| failed.peer == id)
+                || peer.pairs.iter().any(|pair| pair.state == State::Closing);
+            if !is_failing {
+                for number in std::mem::take(&mut peer.outgoing.abandoned) {
+                    peer.control.send(&Frame::Abandoned { number });
+                }
             }
         }
         self.fill_messages(id, now);
