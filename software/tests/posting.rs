@@ -12,8 +12,9 @@ use ibverbs::{
     AccessFlags, AddressVector, AtomicWriteWorkRequest, Batch, Channel, CompareSwapWorkRequest,
     CompletionQueue, DatagramPeer, Error, ErrorKind, FetchAddWorkRequest, Inline, InlineList,
     MemoryRegion, ProtectionDomain, QueuePair, Rc, ReadOnlyMemoryRegion, ReadWorkRequest,
-    ReceiveWorkRequest, RegionOptions, RemoteMemoryRegion, RemoteRegion, Result, SendOperations,
-    SendWorkRequest, SharedMemoryRegion, Ud, WorkCompletion, WorkSuccess, WriteWorkRequest, field,
+    ReceiveWorkRequest, RegionOptions, RemoteMemoryRegion, RemoteRegion, Reregistration, Result,
+    SendOperations, SendWorkRequest, SharedMemoryRegion, Ud, WorkCompletion, WorkSuccess,
+    WriteWorkRequest, field,
 };
 use ibverbs_software::Device;
 
@@ -357,4 +358,39 @@ fn a_message_that_is_too_long_is_refused_with_the_limit() {
     );
     send(mtu).unwrap();
     assert_eq!(succeeded(&loopback.queue, 1), [2]);
+}
+
+#[test]
+fn an_atomic_write_writes_eight_bytes() {
+    let mut pair = Loopback::with(EXTENDED | SendOperations::ATOMIC_WRITE);
+    let shared =
+        SharedMemoryRegion::<u64>::new(&pair.domain, 2, AccessFlags::REMOTE_WRITE).unwrap();
+    let remote = shared.remote().sub_region(8, 8).unwrap();
+    let value = 0x0102_0304_0506_0708;
+    // SAFETY: there is no buffer.
+    unsafe {
+        pair.queue_pair
+            .batch(|batch| batch.add(AtomicWriteWorkRequest::new(remote, value), 1))
+            .unwrap();
+    }
+    assert_eq!(succeeded(&pair.queue, 1), [1]);
+    let mut there = [0; 2];
+    shared.read(0, &mut there).unwrap();
+    assert_eq!(there, [0, value]);
+}
+
+#[test]
+fn a_region_has_the_access_that_it_was_registered_with_again() {
+    let mut pair = Loopback::new();
+    let domain = pair.domain.clone();
+    let mut shared = SharedMemoryRegion::<u8>::new(&domain, 8, AccessFlags::REMOTE_READ).unwrap();
+    shared.rereg(Reregistration::new().access(AccessFlags::REMOTE_WRITE)).unwrap();
+    // SAFETY: inline data is copied.
+    unsafe {
+        pair.queue_pair.post(WriteWorkRequest::new(Inline(&[7; 8]), shared.remote()), 1).unwrap();
+    }
+    assert_eq!(succeeded(&pair.queue, 1), [1]);
+    let mut there = [0; 8];
+    shared.read(0, &mut there).unwrap();
+    assert_eq!(there, [7; 8]);
 }
