@@ -7,11 +7,12 @@ use ibverbs::AccessFlags;
 
 use crate::control::{Frame, VERSION};
 use crate::error::{RailsError, Result};
+use crate::event::PeerId;
 use crate::messages::Messages;
 use crate::pair::{Pair, State};
 use crate::pairing::{self, Facts};
 use crate::peer::Stage;
-use crate::rails::{Failed, PeerId, Rails};
+use crate::rails::{Failed, Rails};
 
 impl Rails {
     /// Does what the peer says.

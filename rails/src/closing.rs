@@ -7,9 +7,10 @@ use ibverbs::ChannelId;
 
 use crate::control::Frame;
 use crate::error::RailsError;
+use crate::event::{Event, PeerId};
 use crate::pair::State;
 use crate::peer::Stage;
-use crate::rails::{Event, Failed, PeerId, Rails, Task};
+use crate::rails::{Failed, Rails, Task};
 
 impl Rails {
     /// Closes the pairs that have failed.

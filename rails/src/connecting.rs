@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use crate::control::{Control, ControlStream, Frame, VERSION};
 use crate::error::{RailsError, Result};
+use crate::event::{Event, PeerId};
 use crate::pair::pause;
 use crate::peer::Peer;
-use crate::rails::{Event, PeerId, Rails};
+use crate::rails::Rails;
 
 /// A peer that cannot be reached is tried again after this time, then after twice as long, and so on.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);

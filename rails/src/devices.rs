@@ -10,8 +10,9 @@ use ibverbs::{
 };
 
 use crate::error::{RailsError, Result};
+use crate::event::PeerId;
 use crate::pairing::{Facts, Link};
-use crate::rails::{PeerId, Rails, Work};
+use crate::rails::{Rails, Work};
 
 /// Receives per queue pair: each piece of a notified transfer takes one.
 pub(crate) const RECEIVES: u32 = 64;

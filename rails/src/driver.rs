@@ -16,7 +16,8 @@ use futures_core::Stream;
 
 use crate::control::ControlStream;
 use crate::error::{RailsError, Result};
-use crate::rails::{Event, PeerId, Rails, TransferId};
+use crate::event::{Event, PeerId, TransferId};
+use crate::rails::Rails;
 use crate::transfer::Transfer;
 
 /// [`Rails`] for the tasks of an asynchronous program, on any runtime. Clones are handles to the same rails.

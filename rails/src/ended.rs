@@ -5,10 +5,11 @@ use ibverbs::{ChannelId, Ended, TransportError, WorkErrorClass};
 use crate::agreeing::nonsense;
 use crate::control::Frame;
 use crate::error::RailsError;
+use crate::event::{Event, PeerId, TransferId};
 use crate::notify::{MESSAGE_SLOT, Mark};
 use crate::pair::State;
 use crate::posting::{Buffer, RECEIVE};
-use crate::rails::{Event, Failed, PeerId, Rails, Task, TransferId, Work};
+use crate::rails::{Failed, Rails, Task, Work};
 use crate::transfer::Piece;
 
 /// The most completions of a device that a turn looks at: no device keeps the others waiting.

@@ -7,9 +7,9 @@
 
 use std::collections::VecDeque;
 
+use crate::event::TransferId;
 use crate::memory::{RailMemory, RemoteRailMemory};
 use crate::notify::MESSAGE_SLOT;
-use crate::rails::TransferId;
 
 /// How many messages of a direction may be under way, or wait for the program that receives them.
 pub(crate) const SLOTS: u64 = 32;

@@ -8,10 +8,11 @@ use crate::agreeing::nonsense;
 use crate::control::{Ends, Frame};
 use crate::devices::RECEIVES;
 use crate::error::{RailsError, Result};
+use crate::event::{Event, PeerId};
 use crate::pair::{Pair, State};
 use crate::peer::Stage;
 use crate::posting::{Buffer, SEND};
-use crate::rails::{Event, PeerId, Rails, Work};
+use crate::rails::{Rails, Work};
 
 /// How many pairs this side opens at a time, and how many peers it answers.
 const HANDSHAKES: usize = 64;

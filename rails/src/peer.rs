@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use crate::control::Control;
+use crate::event::TransferId;
 use crate::messages::Messages;
 use crate::notify::{Incoming, Outgoing};
 use crate::pair::{Pair, State};
-use crate::rails::TransferId;
 use crate::readiness::Interest;
 
 #[derive(Debug)]

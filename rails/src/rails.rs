@@ -7,79 +7,18 @@ use std::time::Instant;
 use std::{fmt, io};
 
 use ibverbs::RegionOptions;
-use slotmap::{SlotMap, new_key_type};
+use slotmap::SlotMap;
 
 use crate::control::Frame;
 use crate::devices::{Device, RailsBuilder};
 use crate::error::{RailsError, Result};
+use crate::event::{Event, PeerId, TransferId};
 use crate::memory::RailMemory;
 use crate::messages::Messages;
 use crate::pair::State;
 use crate::peer::{Peer, Stage};
 use crate::readiness::{Interest, Readiness};
 use crate::transfer::{Active, Piece, Transfer};
-
-new_key_type! {
-    /// Names a peer of a [`Rails`]. When it has been removed, it names none.
-    pub struct PeerId;
-
-    /// Names a transfer or a message of a [`Rails`].
-    pub struct TransferId;
-}
-
-/// What has happened.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Event {
-    /// The peer is connected: each pair of devices was tried, and one works at least.
-    Connected(PeerId),
-    /// The peer is gone, and with it what was under way; or the connection was not made.
-    Disconnected {
-        /// The peer, which is removed.
-        peer: PeerId,
-        /// Why.
-        error: RailsError,
-    },
-    /// A transfer or a message has ended.
-    Ended {
-        /// The transfer.
-        transfer: TransferId,
-        /// The peer that it was with.
-        peer: PeerId,
-        /// On success, all bytes are there. Otherwise any of them may be.
-        result: Result<()>,
-    },
-    /// A message of the peer's: the next in the order in which it [sent](Rails::send) them.
-    Message {
-        /// The peer.
-        peer: PeerId,
-        /// The message.
-        bytes: Vec<u8>,
-    },
-    /// All bytes of a peer's [notified](Transfer::notify) write have arrived.
-    Notified {
-        /// The peer.
-        peer: PeerId,
-        /// The number that it gave the write.
-        tag: u16,
-    },
-    /// A pair of devices has failed. What it had under way goes over the others.
-    RailDown {
-        /// The peer.
-        peer: PeerId,
-        /// Our device, by its place in [`Rails::devices`].
-        device: usize,
-        /// Why.
-        reason: String,
-    },
-    /// A pair of devices works, again or for the first time.
-    RailUp {
-        /// The peer.
-        peer: PeerId,
-        /// Our device, by its place in [`Rails::devices`].
-        device: usize,
-    },
-}
 
 /// Several devices as one: see the [crate](crate).
 pub struct Rails {

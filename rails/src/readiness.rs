@@ -11,7 +11,7 @@ use rustix::time::{
 };
 use slotmap::{Key, KeyData};
 
-use crate::rails::PeerId;
+use crate::event::PeerId;
 
 /// No peer has this number.
 const NO_PEER: u64 = 0;

@@ -1,0 +1,67 @@
+//! What happens, and the names of whom it happens to.
+
+use slotmap::new_key_type;
+
+use crate::error::{RailsError, Result};
+
+new_key_type! {
+    /// Names a peer of a [`Rails`](crate::Rails). When it has been removed, it names none.
+    pub struct PeerId;
+
+    /// Names a transfer or a message of a [`Rails`](crate::Rails).
+    pub struct TransferId;
+}
+
+/// What has happened.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// The peer is connected: each pair of devices was tried, and one works at least.
+    Connected(PeerId),
+    /// The peer is gone, and with it what was under way; or the connection was not made.
+    Disconnected {
+        /// The peer, which is removed.
+        peer: PeerId,
+        /// Why.
+        error: RailsError,
+    },
+    /// A transfer or a message has ended.
+    Ended {
+        /// The transfer.
+        transfer: TransferId,
+        /// The peer that it was with.
+        peer: PeerId,
+        /// On success, all bytes are there. Otherwise any of them may be.
+        result: Result<()>,
+    },
+    /// A message of the peer's: the next in the order in which it [sent](crate::Rails::send) them.
+    Message {
+        /// The peer.
+        peer: PeerId,
+        /// The message.
+        bytes: Vec<u8>,
+    },
+    /// All bytes of a peer's [notified](crate::Transfer::notify) write have arrived.
+    Notified {
+        /// The peer.
+        peer: PeerId,
+        /// The number that it gave the write.
+        tag: u16,
+    },
+    /// A pair of devices has failed. What it had under way goes over the others.
+    RailDown {
+        /// The peer.
+        peer: PeerId,
+        /// Our device, by its place in [`Rails::devices`](crate::Rails::devices).
+        device: usize,
+        /// Why.
+        reason: String,
+    },
+    /// A pair of devices works, again or for the first time.
+    RailUp {
+        /// The peer.
+        peer: PeerId,
+        /// Our device, by its place in [`Rails::devices`](crate::Rails::devices).
+        device: usize,
+    },
+}
