@@ -299,6 +299,24 @@ both! {
         }
     }
 
+    /// The receive that waited for room is posted when a message was taken, and fails though the device may have it: the
+    /// channel is closed at once, though nobody is to be woken.
+    fn a_held_receive_that_fails_closes_the_channel() -> R {
+        let rig = R::<S>::new();
+        for _ in 0..4 {
+            rig.two.post_receive(rig.buffer(0)).unwrap();
+        }
+        let mut held = posted(rig.two.receive(rig.buffer(0)));
+        let mut send = posted(rig.one.send(rig.buffer(1)));
+        rig.serve();
+        poll(&mut send).unwrap().unwrap();
+        lost_doorbell::fail_next_receive();
+        assert_eq!(poll(&mut held).unwrap().unwrap().0[0], 1);
+        assert_eq!(rig.two.in_flight(), 0, "it is closed");
+        drop((held, send));
+        rig.finish();
+    }
+
     /// What wakers do is their own affair: they are cloned, woken and dropped while nothing is borrowed.
     fn wakers_use_the_channel() -> R {
         thread_local! {

@@ -177,9 +177,10 @@ impl<B> Loop<'_, B> {
     pub(super) fn fail(&mut self, channel: ChannelId, error: TransportError) {
         if self.table.is_of_tasks && self.table.core(channel).is_some() {
             self.table.refuse(channel, error);
-            let failed = &mut self.table.deferred.due.failed;
-            if failed.try_reserve(1).is_ok() {
-                return failed.push((channel, error));
+            let deferred = &mut self.table.deferred;
+            if deferred.due.failed.try_reserve(1).is_ok() {
+                deferred.is_left = true;
+                return deferred.due.failed.push((channel, error));
             }
         }
         self.to_error(channel);

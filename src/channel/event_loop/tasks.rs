@@ -48,7 +48,7 @@ pub(crate) enum Left<B> {
 }
 
 impl Deferred {
-    /// Whether there is nothing, unless a post has failed.
+    /// Whether there is nothing.
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
         self.due.woken.is_empty() && !self.is_left
