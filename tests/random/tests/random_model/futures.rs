@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use ibverbs::{
-    AccessFlags, AsyncChannel, Channel, MaxRnrRetries, OwnedResult, PooledBuffer, ProtectionDomain,
-    Reactor, SharedMemoryRegion, TransportError, ffi,
+    AccessFlags, AsyncChannel, Channel, Local, Locked, MaxRnrRetries, OwnedResult, PooledBuffer,
+    ProtectionDomain, Reactor, Share, SharedMemoryRegion, TransportError, ffi,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -84,11 +84,11 @@ fn poll<F: Future + ?Sized>(future: &mut Pin<Box<F>>) -> Option<F::Output> {
     }
 }
 
-struct World {
+struct World<S: Share + 'static> {
     /// From boxes, since the futures borrow them. Dropped by [`World::drop_channel`].
-    channels: Vec<&'static AsyncChannel>,
+    channels: Vec<&'static AsyncChannel<S>>,
     futures: Vec<Operation>,
-    reactor: Option<Reactor>,
+    reactor: Option<Reactor<S>>,
     /// The reactor's.
     queue: *mut ffi::ibv_cq,
     target: SharedMemoryRegion<'static, u8>,
@@ -96,8 +96,8 @@ struct World {
     ledger: Ledger,
 }
 
-impl World {
-    fn reactor(&self) -> &Reactor {
+impl<S: Share<Buffer = PooledBuffer> + 'static> World<S> {
+    fn reactor(&self) -> &Reactor<S> {
         self.reactor.as_ref().expect("it is there between steps")
     }
 
@@ -215,7 +215,7 @@ impl World {
         }
     }
 
-    fn drop_channel(channel: &'static AsyncChannel) {
+    fn drop_channel(channel: &'static AsyncChannel<S>) {
         // SAFETY: it came from a box, in `connect`. Its futures have ended, or are forgotten.
         drop(unsafe { Box::from_raw(std::ptr::from_ref(channel).cast_mut()) });
     }
@@ -234,20 +234,30 @@ impl World {
     /// Channels that are left, and futures of others, may have taken up the queue of the reactor.
     fn make_room(&mut self) {
         if self.reactor.as_ref().is_none_or(|reactor| reactor.capacity().1 < 16) {
-            self.reactor = Some(Reactor::new(self.domain.context_parent(), 128).unwrap());
+            self.reactor = Some(Reactor::with_share(self.domain.context_parent(), 128).unwrap());
         }
     }
 }
 
-/// Runs the program. Returns the number of buffers that came back.
-fn run(steps: &[Step], bed: &Model) -> Result<usize, TestCaseError> {
+/// Runs the program, on one thread without a lock (`local`) or not. Returns the number of buffers that came back.
+fn run(steps: &[Step], bed: &Model, local: bool) -> Result<usize, TestCaseError> {
+    match local {
+        true => run_on::<Local<PooledBuffer>>(steps, bed),
+        false => run_on::<Locked<PooledBuffer>>(steps, bed),
+    }
+}
+
+fn run_on<S>(steps: &[Step], bed: &Model) -> Result<usize, TestCaseError>
+where
+    S: Share<Buffer = PooledBuffer> + 'static,
+{
     let domain = Arc::new(ProtectionDomain::new(Arc::new(bed.device.context())).unwrap());
     let ledger = Ledger::new(&bed.device, &domain);
     let target = SharedMemoryRegion::new(&domain, LEN, AccessFlags::REMOTE_READ).unwrap();
     target.fill(200);
     let queue = std::ptr::null_mut();
     let (channels, futures, reactor) = (vec![], vec![], None);
-    let mut world = World { channels, futures, reactor, queue, target, domain, ledger };
+    let mut world = World::<S> { channels, futures, reactor, queue, target, domain, ledger };
     world.make_room();
     world.connect();
     for step in steps {
@@ -268,15 +278,15 @@ proptest! {
     #![proptest_config(property_tests::config(150))]
 
     #[test]
-    fn futures_in_any_order(steps in program(false), stale: bool) {
+    fn futures_in_any_order(steps in program(false), stale: bool, local: bool) {
         let bed = Model::new(stale);
-        prop_assert_eq!(run(&steps, &bed)?, CHUNKS);
+        prop_assert_eq!(run(&steps, &bed, local)?, CHUNKS);
         bed.device.assert_clean();
     }
 
     /// What is forgotten, or cannot be destroyed, is leaked with what the device may use.
     #[test]
-    fn forgotten_futures_in_any_order(steps in program(true), stale: bool) {
-        run(&steps, &Model::new(stale))?;
+    fn forgotten_futures_in_any_order(steps in program(true), stale: bool, local: bool) {
+        run(&steps, &Model::new(stale), local)?;
     }
 }
