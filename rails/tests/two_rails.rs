@@ -12,12 +12,8 @@ const PRELUDE: &str = "set -eu; node=$IBVERBS_VM_NODE; \
     for file in arp_ignore arp_announce; do echo 2 >/proc/sys/net/ipv4/conf/all/$file; done; \
     ip link add link eth0 name rail1 address 52:54:00:79:00:0$node type macvlan mode bridge; ip addr add 10.79.0.$node/24 dev rail1; \
     ip link set rail1 up; rdma link add rxe2 type rxe netdev rail1; cd /tmp; \
-    file() { yes 'a line of the file' | head -c 120000000; }; \
+    file() { yes 'a line of the file' | head -c 200000000; }; \
     rcopy() { timeout 900 \"$RCOPY\" \"$1\" -d rxe1 -d rxe2 \"${@:2}\"; }; ";
-
-/// However fast the machines are, the copy takes longer than a rail needs to go down and up. The queue holds what both
-/// rails have in flight.
-const WIRE: &str = "limit 100000 rate 160mbit";
 
 fn example() -> String {
     // Beside the folder of this program.
@@ -31,7 +27,7 @@ fn pair(first: &str, second: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let prelude = format!("export RCOPY='{}'; {PRELUDE}", example());
     let output = Command::new(root.join("script/vm"))
-        .args(["pair", "-t", "1200", "--netem", WIRE])
+        .args(["pair", "-t", "1200"])
         .args(["--", &(prelude.clone() + first), "--", &(prelude + second)])
         .current_dir(&root)
         .stdin(Stdio::null())
