@@ -76,6 +76,33 @@ fn pieces_of_run_time_number_are_one_message() {
     pair.finish();
 }
 
+/// As many as the channel has been built for, and one more, in each direction.
+#[test]
+fn a_message_has_at_most_the_pieces_of_its_channel() {
+    let mut pair = Pair::new();
+    let mut regions = (pair.region(4, 3), pair.region(4, 0));
+    let message = regions.0.to_vec();
+    let pieces: Vec<_> = (0..4).map(|i| regions.0.slice(i..i + 1).unwrap()).collect();
+    let mut sink: Vec<_> = regions.1.slice_mut(..).unwrap().chunks(1).unwrap().collect();
+    let (one, two) = (&mut pair.one, &mut pair.two);
+    let refused = |error: TransportError| {
+        assert!(error.to_string().contains("pieces is 4, and must be within 0..=3"), "{error}");
+    };
+    refused(one.send(&pieces).unwrap_err());
+    refused(two.receive(&mut sink[..]).unwrap_err());
+    two.scope(|two| {
+        let receive = two.post_receive(&mut sink[..3])?;
+        one.send(&pieces[..3])?;
+        assert_eq!(receive.wait()?.1.byte_len(), 3);
+        Ok::<_, TransportError>(())
+    })
+    .unwrap();
+    drop(sink);
+    assert_eq!(regions.1[..3], message[..3]);
+    drop(regions);
+    pair.finish();
+}
+
 #[test]
 fn a_window_goes_round_a_ring_of_buffers() {
     let mut pair = Pair::new();
