@@ -273,3 +273,23 @@ impl State {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network::Network;
+
+    #[test]
+    fn what_is_said_of_a_device_ends_with_it() {
+        let mut state = State::new(&Network::builder());
+        let [one, two, gone] = [(); 3].map(|()| state.join(&mut Vec::new()).unwrap());
+        let pairs = [(one, gone), (one, two), (gone, two), (two, one)];
+        state.cut.extend(pairs);
+        state.between.extend(pairs.map(|pair| (pair, state.conditions)));
+        state.expel(gone);
+        let left = [(one, two), (two, one)];
+        assert!(state.members.keys().eq(&[one, two]));
+        assert!(state.cut.iter().eq(&left), "{:?}", state.cut);
+        assert!(state.between.keys().eq(&left), "{:?}", state.between);
+    }
+}
