@@ -273,3 +273,33 @@ impl Membership {
         self.network.state().move_to(self.number, addresses)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::network::Network;
+
+    #[test]
+    fn at_the_last_moment_of_a_run_packets_arrive_and_then_alarms_ring() {
+        let network = Simulation::new(Network::builder());
+        let due = START + 5;
+        network.time(Some(network.made + Duration::from_nanos(5)));
+        let nowhere = IpAddr::from(Ipv4Addr::LOCALHOST);
+        network.state().put(START, due, 1, (nowhere, nowhere), b"", false);
+        let look = || {
+            let state = network.state();
+            (state.under_way.len(), state.alarms.len(), state.rung)
+        };
+        assert!(!network.step(due - 1));
+        assert_eq!((look(), network.now()), ((1, 1, 0), START));
+        assert!(network.step(due));
+        assert_eq!((look(), network.now()), ((0, 1, 0), due));
+        assert!(!network.step(due - 1));
+        assert!(network.step(due));
+        assert_eq!((look(), network.now()), ((0, 0, 1), due));
+        assert!(!network.step(Time::MAX) && network.is_idle());
+    }
+}
