@@ -70,7 +70,7 @@ impl<M: Peers> Region<'_, M> {
     /// # Errors
     ///
     ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or the region was
-    ///    registered without [`LOCAL_WRITE`](AccessFlags::LOCAL_WRITE).
+    ///    registered without [`LOCAL_WRITE`](crate::AccessFlags::LOCAL_WRITE).
     ///
     /// # Safety
     ///
