@@ -114,6 +114,64 @@ fn every_request_arrives_as_it_was_made() {
     queue_pair.close().unwrap();
 }
 
+/// A request without data needs none of the functions that give it data.
+#[test]
+fn what_has_no_data_needs_no_function_for_data() {
+    let device = FunctionDevice::model();
+    device.progress(Progress::Manual);
+    let context = device.context();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(16).unwrap();
+    let region = domain.allocate::<u8>(8).unwrap();
+    let operations = SendOperations::SEND | SendOperations::LOCAL_INVALIDATE;
+    use ffi::ibv_qp_init_attr_mask as mask;
+    let mut attributes = ffi::ibv_qp_init_attr_ex {
+        send_cq: queue.as_raw(),
+        recv_cq: queue.as_raw(),
+        qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
+        cap: ffi::ibv_qp_cap {
+            max_send_wr: 4,
+            max_send_sge: 2,
+            max_inline_data: 8,
+            ..Default::default()
+        },
+        comp_mask: (mask::IBV_QP_INIT_ATTR_PD | mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).0,
+        pd: domain.as_raw(),
+        send_ops_flags: operations.bits(),
+        ..Default::default()
+    };
+    // SAFETY: context, domain and queue are live, and so is the queue pair, which nothing uses yet and is handed over.
+    let prepared = unsafe {
+        let raw = ffi::ibv_create_qp_ex(context.as_raw(), &mut attributes);
+        let extended = &mut *ffi::ibv_qp_to_qp_ex(raw);
+        (extended.wr_set_sge, extended.wr_set_sge_list) = (None, None);
+        (extended.wr_set_inline_data, extended.wr_set_inline_data_list) = (None, None);
+        domain.create_qp(&queue, &queue, Rc).extended(operations).adopt(raw).unwrap()
+    };
+    let own = prepared.endpoint();
+    let mut queue_pair = prepared.handshake(own).unwrap();
+    let element = region.gather_element(..1).unwrap();
+    // SAFETY: nothing is carried out, as the device does nothing by itself.
+    unsafe {
+        queue_pair.batch(|b| {
+            b.add(LocalInvalidateWorkRequest::new(0x44), 1)?;
+            for (added, function) in [
+                (b.add(SendWorkRequest::new(&[element]), 2), "ibv_wr_set_sge"),
+                (b.add(SendWorkRequest::new(&[element; 2]), 3), "ibv_wr_set_sge_list"),
+                (b.add(SendWorkRequest::new(Inline(b"inline")), 4), "ibv_wr_set_inline_data"),
+            ] {
+                let error = added.unwrap_err();
+                assert_eq!((error.kind(), error.verb()), (ErrorKind::Unsupported, function));
+            }
+            Ok::<_, ibverbs::Error>(())
+        })
+    }
+    .unwrap();
+    assert_eq!(device.posted(0).unwrap().wr_id, 1);
+    assert!(device.posted(1).is_none());
+    queue_pair.close().unwrap();
+}
+
 /// Registered memory can be sent inline too: its bytes, not its elements, and several pieces as one.
 #[test]
 fn registered_memory_is_inline_on_request() {
