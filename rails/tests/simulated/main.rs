@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ibverbs::{AccessFlags, AckTimeout, MaxAckRetries};
 use ibverbs_rails::{Event, RailMemory, Rails, RailsBuilder, RailsError, Transfer};
-use ibverbs_software::Network;
+use ibverbs_software::{Network, Verb, When};
 use support::World;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -341,6 +341,30 @@ fn the_last_rail_gone_says_why_each_went() {
     world.sides[0].post(peer, whole_write(&ours, &theirs)).unwrap();
     world.until(SECOND, |world| world.ended() == [false, true]);
     assert_eq!(bytes(&theirs), pattern(1 << 20));
+}
+
+/// The peer cannot make a queue pair, once. A late word of that, of a pair that works, is not listened to.
+#[test]
+fn a_rail_that_the_peer_cannot_open_is_tried_again() {
+    let mut world = World::unconnected([2, 2], network(), |builder| builder);
+    world.devices[1][0].fail(Verb::CreateQp, 12, When::Before, 1); // ENOMEM
+    world.step = Duration::from_micros(500);
+    let said = world.connect();
+    let peer = world.peers[0];
+    assert_eq!(world.sides[0].rails_up(peer), [false, true]);
+    world.until(SECOND, |world| world.sides[0].rails_up(peer) == [true, true]);
+
+    // The second pair is open for the first time.
+    let late = b"\x05\x01\x01\x04late";
+    let mut said = said.lock().unwrap();
+    said.0.extend((late.len() as u32).to_be_bytes());
+    said.0.extend(late);
+    drop(said);
+    let start = world.network.now();
+    world.until(SECOND, |world| world.network.now() - start > SECOND / 100);
+    assert_eq!(world.sides[0].rails_up(peer), [true, true]);
+    let down = |event: &Event| matches!(event, Event::RailDown { .. } | Event::Disconnected { .. });
+    assert!(!world.events[0].iter().any(down), "{:#?}", world.events[0]);
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub(crate) struct Pipe {
     output: Queue,
 }
 
-type Queue = Arc<Mutex<(VecDeque<u8>, bool)>>;
+pub(crate) type Queue = Arc<Mutex<(VecDeque<u8>, bool)>>;
 
 impl Pipe {
     pub(crate) fn pair() -> [Self; 2] {
@@ -121,8 +121,10 @@ impl World {
         }
     }
 
-    fn connect(&mut self) {
+    /// Returns what the first side reads of the other.
+    pub(crate) fn connect(&mut self) -> Queue {
         let [one, two] = Pipe::pair();
+        let said = one.input.clone();
         let [a, b] = &mut self.sides;
         self.peers = [a.connect_over(one).unwrap(), b.accept_over(two).unwrap()];
         self.until(Duration::from_secs(60), |world| {
@@ -131,6 +133,7 @@ impl World {
                 .iter()
                 .all(|events| events.iter().any(|event| matches!(event, Event::Connected(_))))
         });
+        said
     }
 
     pub(crate) fn now(&self) -> Instant {
