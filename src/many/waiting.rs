@@ -120,7 +120,6 @@ mod tests {
     use std::pin::{Pin, pin};
     use std::sync::Arc;
     use std::task::Wake;
-    use std::thread;
 
     use super::*;
 
@@ -166,30 +165,32 @@ mod tests {
         assert!(tasks[2].poll(three.as_mut()).is_pending());
     }
 
-    /// A thread is a task.
-    struct Unparked(thread::Thread);
-
-    impl Wake for Unparked {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-
-    fn block_on<T>(future: impl Future<Output = T>) -> T {
-        let (mut future, waker) = (pin!(future), Arc::new(Unparked(thread::current())).into());
-        loop {
-            if let Poll::Ready(done) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-                return done;
-            }
-            thread::park();
-        }
-    }
-
     /// If one is, this never ends.
     #[cfg(not(ibverbs_loom))]
     #[test]
     fn no_wake_up_is_lost() {
+        use std::thread;
+
         use crate::many::free_chunks::FreeChunks;
+
+        /// A thread is a task.
+        struct Unparked(thread::Thread);
+
+        impl Wake for Unparked {
+            fn wake(self: Arc<Self>) {
+                self.0.unpark();
+            }
+        }
+
+        fn block_on<T>(future: impl Future<Output = T>) -> T {
+            let (mut future, waker) = (pin!(future), Arc::new(Unparked(thread::current())).into());
+            loop {
+                if let Poll::Ready(done) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                    return done;
+                }
+                thread::park();
+            }
+        }
 
         let (free, waiting) = (FreeChunks::new(2).unwrap(), Waiting::default());
         let use_chunks = || {
