@@ -18,6 +18,7 @@ mod contenders;
 mod events;
 mod loops;
 mod prepared;
+mod rails;
 mod reactor;
 mod rig;
 mod server;

@@ -61,7 +61,11 @@ fn allocate<'a>(
     pages: Option<HugePages>,
 ) -> ibverbs::Result<MemoryRegion<'a, u8>> {
     let options = RegionOptions::new();
-    MemoryRegion::with_options(&domain, bytes, pages.map_or(options, |pages| options.huge_pages(pages)))
+    MemoryRegion::with_options(
+        domain,
+        bytes,
+        pages.map_or(options, |pages| options.huge_pages(pages)),
+    )
 }
 
 /// Memory of a registration by size. All registrations are kept to the end, because memory that the kernel
