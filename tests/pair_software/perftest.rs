@@ -13,8 +13,11 @@ use ibverbs::{
 use crate::exchange::{Address, Exchange, Keys};
 use crate::memory::{Memory, Messages, Result, compare, next};
 
-/// The version of the exchange, with room for 15 characters and a null.
+/// The version of the exchange that we say, with room for 15 characters and a null.
 const VERSION: &[u8; 16] = b"6.06\0\0\0\0\0\0\0\0\0\0\0\0";
+
+/// Those of Debian 12 and 13, which exchange the same.
+const VERSIONS: [&str; 2] = ["6.06", "6.24"];
 
 /// perftest's unit of buffers, its distance of atomic operations in it, and what it adds.
 const CYCLE: usize = 4096;
@@ -107,9 +110,10 @@ impl Transfer {
         finish: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let version = peer.swap(VERSION)?;
-        if version != VERSION {
-            let version = String::from_utf8_lossy(&version).into_owned();
-            return Err(format!("perftest speaks version {version}, not 6.06").into());
+        let version = String::from_utf8_lossy(&version);
+        let version = version.trim_end_matches('\0');
+        if !VERSIONS.contains(&version) {
+            return Err(format!("perftest speaks version {version}, none of {VERSIONS:?}").into());
         }
         peer.swap(&(CYCLE as u32).to_be_bytes())?;
         peer.swap(&(STRIDE as u32).to_be_bytes())?;
