@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use crate::panics;
+
 /// Those that wait, in the order in which they came. What they wait for is taken elsewhere: a wake-up says that it may be
 /// there.
 #[derive(Default)]
@@ -19,7 +21,14 @@ pub(super) struct Waiting {
 struct Places {
     /// The number of the next place.
     next: u64,
+    /// By their numbers, which ascend.
     wakers: VecDeque<(u64, Waker)>,
+}
+
+impl Places {
+    fn find(&self, number: u64) -> Option<usize> {
+        self.wakers.binary_search_by_key(&number, |&(number, _)| number).ok()
+    }
 }
 
 /// A place in the line, given up when it is dropped.
@@ -44,7 +53,7 @@ impl Waiting {
         .await
     }
 
-    /// Wakes the task that has waited for the longest time.
+    /// Wakes the task that has waited for the longest time. If its waker panics, the panic ends here.
     #[inline(always)]
     pub(super) fn wake_one(&self) {
         if self.count.load(Ordering::SeqCst) != 0 {
@@ -60,7 +69,8 @@ impl Waiting {
         self.count.store(places.wakers.len(), Ordering::SeqCst);
         drop(places);
         if let Some((_, waker)) = first {
-            waker.wake();
+            // A buffer that goes back to its pool may be dropped during a panic: a second one would end the process.
+            let _ = panics::catch(|| waker.wake());
         }
     }
 
@@ -76,7 +86,7 @@ impl Place<'_> {
         // Wakers are code of the program's: not under the lock.
         let waker = cx.waker().clone();
         let mut places = self.waiting.lock();
-        let own = places.wakers.iter().position(|(number, _)| Some(*number) == self.number);
+        let own = self.number.and_then(|number| places.find(number));
         let _before = match own {
             Some(own) => Some(std::mem::replace(&mut places.wakers[own].1, waker)),
             None if places.wakers.try_reserve(1).is_err() => {
@@ -102,7 +112,7 @@ impl Drop for Place<'_> {
     fn drop(&mut self) {
         let Some(own) = self.number else { return };
         let mut places = self.waiting.lock();
-        let at = places.wakers.iter().position(|(number, _)| *number == own);
+        let at = places.find(own);
         let _waker = at.and_then(|at| places.wakers.remove(at));
         self.waiting.count.store(places.wakers.len(), Ordering::SeqCst);
         drop(places);
@@ -163,6 +173,24 @@ mod tests {
         assert!(tasks[1].poll(two.as_mut()).is_ready());
         assert!(tasks[0].poll(one.as_mut()).is_ready());
         assert!(tasks[2].poll(three.as_mut()).is_pending());
+    }
+
+    #[test]
+    fn a_waker_that_panics_does_no_harm_where_a_buffer_is_dropped() {
+        struct Bomb;
+
+        impl Wake for Bomb {
+            fn wake(self: Arc<Self>) {
+                panic!("in a waker");
+            }
+        }
+
+        let waiting = Waiting::default();
+        let mut future = pin!(waiting.wait(|| None::<()>));
+        let waker = Arc::new(Bomb).into();
+        assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        waiting.wake_one();
+        assert_eq!(waiting.count.load(Ordering::Relaxed), 0);
     }
 
     /// If one is, this never ends.
