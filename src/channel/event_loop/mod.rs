@@ -1,9 +1,14 @@
 //! Many channels on one thread: one completion queue, one table of operations, one owner.
 
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for futures
+mod deferred;
+#[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
 mod detached;
 mod ended;
+mod ending;
 mod flow;
+#[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
+mod lines;
 mod members;
 mod numbers;
 mod post;
@@ -12,6 +17,8 @@ mod slots;
 mod table;
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
 mod tasks;
+#[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
+mod waiters;
 mod window;
 
 use std::fmt;
@@ -22,12 +29,14 @@ use std::time::Instant;
 pub use ended::{ChannelId, Ended, LoopBuffer};
 
 #[cfg(feature = "async")]
+pub(crate) use deferred::Due;
+#[cfg(feature = "async")]
 pub(crate) use detached::{Detached, Doomed};
 use members::Members;
 pub(in crate::channel) use slots::ONE;
 use table::Table;
 #[cfg(feature = "async")]
-pub(crate) use tasks::{Due, Left};
+pub(crate) use tasks::Left;
 
 use super::builder::ChannelBuilder;
 use super::error::TransportResult;

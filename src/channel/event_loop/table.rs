@@ -12,10 +12,11 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::deferred::Deferred;
 use super::ended::{ChannelId, Ended, result};
 use super::numbers::Numbers;
 use super::slots::{List, NEVER_FREE, Outcome, Slot, State, index_of};
-use super::tasks::{Deferred, Tasks, Waiters};
+use super::waiters::{Tasks, Waiters};
 use crate::channel::core::Core;
 use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::operation::Queue;

@@ -1,17 +1,19 @@
-//! What futures need of a loop: operations that keep their results, messages that any task takes, and tasks that wait.
+//! What futures need of a loop: operations that keep their results, and messages that any task takes.
 //!
-//! Nothing here runs code of the program: wakers and buffers that are no more needed are returned, or put into `Deferred`,
-//! for the time when the loop is not borrowed.
+//! Nothing here runs code of the program: wakers and buffers that are no longer needed are returned, or put into
+//! `Deferred`, for the time when the loop is not borrowed.
 
 use std::mem;
 use std::ptr;
 use std::task::Waker;
 
 use super::Loop;
+use super::deferred::Deferred;
 use super::ended::{ChannelId, Ended, LoopBuffer};
 use super::post::queue_index;
-use super::slots::{List, NEVER_FREE, Slot, State};
-use super::table::{Aside, Table};
+use super::slots::{NEVER_FREE, Slot, State};
+use super::table::Table;
+use super::waiters::{Line, Receiving};
 use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::operation::Queue;
 use crate::channel::owned_buffer::OwnedBuffer;
@@ -19,182 +21,13 @@ use crate::channel::owned_post::Refused;
 use crate::channel::request::WorkRequest;
 use crate::channel::slot::NO_SLOT;
 use crate::completion::WorkSuccess;
-use crate::error::{Error, Result as VerbResult};
 use crate::ffi;
-
-/// What is to be done when a loop is no more borrowed.
-#[derive(Default)]
-pub(crate) struct Due {
-    pub(crate) woken: Vec<Waker>,
-    /// Channels to be closed, since a post has failed that the device may have.
-    pub(crate) failed: Vec<(ChannelId, TransportError)>,
-}
-
-/// What is due, and whether the table has [left](Loop::take_left) something beside it.
-#[derive(Default)]
-pub(crate) struct Deferred {
-    /// In a box, so that it is exchanged for another one cheaply.
-    pub(super) due: Box<Due>,
-    pub(super) is_left: bool,
-    /// There was no memory to note who is to be woken: all are, from this place on.
-    unwoken: Option<usize>,
-}
 
 /// One thing that is to be done when a loop is not borrowed.
 pub(crate) enum Left<B> {
     Failed(ChannelId, TransportError),
     Woken(Waker),
     Dropped(B),
-}
-
-impl Deferred {
-    /// Whether there is nothing.
-    #[inline(always)]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.due.woken.is_empty() && !self.is_left
-    }
-
-    /// Takes the waker of a task that is to be woken, if that is all that is due.
-    #[inline(always)]
-    pub(crate) fn take_only(&mut self) -> Option<Waker> {
-        let Due { woken, failed } = &mut *self.due;
-        let is_all = woken.len() == 1 && failed.is_empty() && !self.is_left;
-        woken.pop_if(|_| is_all)
-    }
-
-    /// Takes what is due, and leaves an empty list.
-    #[inline(always)]
-    pub(crate) fn exchange(&mut self, spare: Box<Due>) -> Box<Due> {
-        std::mem::replace(&mut self.due, spare)
-    }
-
-    /// Has a task woken. Without memory for the list, its waker stays where it is, and all tasks are woken.
-    #[inline(always)]
-    pub(super) fn wake(&mut self, place: &mut Option<Waker>) {
-        if place.is_some() && (self.due.woken.len() < self.due.woken.capacity() || self.grow()) {
-            self.due.woken.extend(place.take());
-        }
-    }
-
-    /// Has a task woken that was forgotten. Without memory, its waker is leaked.
-    pub(super) fn forget(&mut self, mut waker: Option<Waker>) {
-        self.wake(&mut waker);
-        std::mem::forget(waker);
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn grow(&mut self) -> bool {
-        let has_grown = self.due.woken.try_reserve(1).is_ok();
-        if !has_grown {
-            self.unwoken = Some(0);
-            self.is_left = true;
-        }
-        has_grown
-    }
-}
-
-/// The receives of a channel, as far as they are not those of tasks that wait.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Receiving {
-    /// How many receives were left by tasks that wait no more: the next tasks need not post theirs.
-    pub(crate) surplus: u32,
-    /// How many tasks have buffers for which the queue had no room.
-    pub(crate) held: u32,
-}
-
-/// What tasks need of a channel.
-#[derive(Default)]
-pub(super) struct Tasks {
-    /// The messages that none has taken.
-    pub(super) messages: List,
-    /// Those that wait for room to send, and for a message.
-    lines: [Line; 2],
-    receiving: Receiving,
-    /// Only sends are refused, and some wait for the end of those in flight.
-    pub(super) is_draining: bool,
-}
-
-/// The first and the last of those that wait, by their places.
-#[derive(Clone, Copy)]
-struct Line {
-    first: u32,
-    last: u32,
-}
-
-impl Default for Line {
-    fn default() -> Self {
-        Self { first: NO_SLOT, last: NO_SLOT }
-    }
-}
-
-/// A place in a line.
-struct Waiter {
-    waker: Option<Waker>,
-    before: u32,
-    /// The next place in the line; of a free place, the next free one.
-    after: u32,
-}
-
-/// All places, and the first of the free ones.
-pub(super) struct Waiters {
-    places: Vec<Waiter>,
-    free: u32,
-}
-
-impl Waiters {
-    pub(super) fn new() -> Self {
-        Self { places: Vec::new(), free: NO_SLOT }
-    }
-
-    #[inline(always)]
-    fn join(&mut self, line: &mut Line, waker: &mut Option<Waker>) -> VerbResult<u32> {
-        if self.free == NO_SLOT {
-            self.grow()?;
-        }
-        let place = self.free;
-        let waiter = &mut self.places[place as usize];
-        self.free = waiter.after;
-        // There is none: nothing is dropped here.
-        mem::forget(mem::replace(&mut waiter.waker, waker.take()));
-        (waiter.before, waiter.after) = (line.last, NO_SLOT);
-        match self.places.get_mut(line.last as usize) {
-            Some(before) => before.after = place,
-            None => line.first = place,
-        }
-        line.last = place;
-        Ok(place)
-    }
-
-    #[inline(always)]
-    fn leave(&mut self, line: &mut Line, place: u32) -> Option<Waker> {
-        let waiter = &mut self.places[place as usize];
-        let (waker, before, after) = (waiter.waker.take(), waiter.before, waiter.after);
-        waiter.after = mem::replace(&mut self.free, place);
-        match self.places.get_mut(before as usize) {
-            Some(before) => before.after = after,
-            None => line.first = after,
-        }
-        match self.places.get_mut(after as usize) {
-            Some(after) => after.before = before,
-            None => line.last = before,
-        }
-        waker
-    }
-
-    /// Makes a free place, when there is none.
-    #[cold]
-    #[inline(never)]
-    fn grow(&mut self) -> VerbResult<()> {
-        let place = u32::try_from(self.places.len()).ok().filter(|&place| place != NO_SLOT);
-        let (Some(place), Ok(())) = (place, self.places.try_reserve(1)) else {
-            let reason = "no memory for the place of a task that waits";
-            return Err(Error::with_reason("ibv_req_notify_cq", libc::ENOMEM, reason));
-        };
-        self.places.push(Waiter { waker: None, before: NO_SLOT, after: NO_SLOT });
-        self.free = place;
-        Ok(())
-    }
 }
 
 // What is not used before the futures are on it is for them.
@@ -263,7 +96,7 @@ impl<B> Loop<'_, B> {
         Some(done)
     }
 
-    /// Whether a task's operation was carried out, and nobody waits for its room: [`take_it`](Self::take_it) takes it.
+    /// Whether a task's operation was carried out, and no task waits for its room: [`take_it`](Self::take_it) takes it.
     #[inline(always)]
     pub(crate) fn is_success(&self, number: u64) -> bool {
         let Table { slots, outcomes, entries, .. } = &self.table;
@@ -397,102 +230,10 @@ impl<B> Loop<'_, B> {
         !self.table.without_credit.is_empty()
     }
 
-    /// What is to be done when the loop is not borrowed.
-    #[inline]
-    pub(crate) fn deferred(&mut self) -> &mut Deferred {
-        &mut self.table.deferred
-    }
-
-    /// The next thing that is to be done when the loop is not borrowed: with this nothing needs memory.
-    #[cold]
-    pub(crate) fn take_left(&mut self) -> Option<Left<B>> {
-        let Table { deferred, outcomes, waiters, .. } = &mut self.table;
-        if let Some((channel, error)) = deferred.due.failed.pop() {
-            return Some(Left::Failed(channel, error));
-        }
-        if let Some(waker) = deferred.due.woken.pop() {
-            return Some(Left::Woken(waker));
-        }
-        if let Some(from) = deferred.unwoken {
-            let of_slots = outcomes.iter_mut().map(|outcome| &mut outcome.waker);
-            let in_lines = waiters.places.iter_mut().map(|waiter| &mut waiter.waker);
-            let mut wakers = of_slots.chain(in_lines).enumerate().skip(from);
-            let next = wakers.find_map(|(at, waker)| waker.take().map(|waker| (at + 1, waker)));
-            deferred.unwoken = next.as_ref().map(|&(at, _)| at);
-            if let Some((_, waker)) = next {
-                return Some(Left::Woken(waker));
-            }
-        }
-        if let Some(ended) = self.table.pop_ended() {
-            // Its place in the queue is free now.
-            self.table.wake_first(ended.channel.index(), Queue::Send);
-            return Some(Left::Dropped(ended.buffer));
-        }
-        self.table.deferred.is_left = false;
-        None
-    }
-
-    /// Has a task wait for a message, or for room to send, behind those that wait already. Returns its place.
-    ///
-    /// # Errors
-    ///
-    ///  - `ENOMEM`: there is no memory for the place.
-    #[inline(always)]
-    pub(crate) fn join_line(
-        &mut self,
-        channel: ChannelId,
-        queue: Queue,
-        waker: &mut Option<Waker>,
-    ) -> TransportResult<u32> {
-        let Table { entries, waiters, .. } = &mut self.table;
-        let lines = &mut entries[channel.index()].tasks.lines;
-        Ok(waiters.join(&mut lines[queue_index(queue)], waker)?)
-    }
-
-    /// Whether this is the first place of its line.
-    pub(crate) fn is_first_in_line(&self, place: u32) -> bool {
-        self.table.waiters.places[place as usize].before == NO_SLOT
-    }
-
-    /// Whether the lines of the channel are empty.
-    pub(crate) fn is_line_empty(&self, channel: ChannelId, queue: Queue) -> bool {
-        let lines = &self.table.entries[channel.index()].tasks.lines;
-        lines[queue_index(queue)].first == NO_SLOT
-    }
-
-    /// The waker of this place in line.
-    pub(crate) fn waker_in_line(&mut self, place: u32) -> &mut Option<Waker> {
-        &mut self.table.waiters.places[place as usize].waker
-    }
-
-    /// Gives a place in line up. Returns its waker, to be dropped when the loop is not borrowed. If the
-    /// task was to take something, the caller [wakes the next](Self::wake_line).
-    pub(crate) fn leave_line(
-        &mut self,
-        channel: ChannelId,
-        queue: Queue,
-        place: u32,
-    ) -> Option<Waker> {
-        let Table { entries, waiters, .. } = &mut self.table;
-        let lines = &mut entries[channel.index()].tasks.lines;
-        waiters.leave(&mut lines[queue_index(queue)], place)
-    }
-
     /// Whether a queue of the channel can have an operation at all.
     #[cold]
     pub(crate) fn has_queue(&self, channel: ChannelId, queue: Queue) -> bool {
         self.table.entries[channel.index()].depths[queue_index(queue)] > 0
-    }
-
-    /// Wakes the first of a line.
-    pub(crate) fn wake_line(&mut self, channel: ChannelId, queue: Queue) {
-        self.table.wake_first(channel.index(), queue);
-    }
-
-    /// Wakes all of a line.
-    #[cold]
-    pub(crate) fn wake_all_in_line(&mut self, channel: ChannelId, queue: Queue) {
-        self.table.wake_all(channel.index(), queue);
     }
 
     /// Why nothing can be posted on a channel any more.
@@ -557,16 +298,39 @@ impl<B> Loop<'_, B> {
         self.table.in_flight(entry.first_slot..entry.first_slot + entry.depths[0])
     }
 
-    /// No task waits in a channel's lines any more, or will ever be woken.
-    pub(super) fn forget_lines(&mut self, index: usize) {
-        let Table { entries, waiters, deferred, .. } = &mut self.table;
-        for line in &mut entries[index].tasks.lines {
-            while line.first != NO_SLOT {
-                deferred.forget(waiters.leave(line, line.first));
+    /// What is to be done when the loop is not borrowed.
+    #[inline]
+    pub(crate) fn deferred(&mut self) -> &mut Deferred {
+        &mut self.table.deferred
+    }
+
+    /// The next thing that is to be done when the loop is not borrowed: with this nothing needs memory.
+    #[cold]
+    pub(crate) fn take_left(&mut self) -> Option<Left<B>> {
+        let Table { deferred, outcomes, waiters, .. } = &mut self.table;
+        if let Some((channel, error)) = deferred.due.failed.pop() {
+            return Some(Left::Failed(channel, error));
+        }
+        if let Some(waker) = deferred.due.woken.pop() {
+            return Some(Left::Woken(waker));
+        }
+        if let Some(from) = deferred.unwoken {
+            let of_slots = outcomes.iter_mut().map(|outcome| &mut outcome.waker);
+            let in_lines = waiters.places.iter_mut().map(|waiter| &mut waiter.waker);
+            let mut wakers = of_slots.chain(in_lines).enumerate().skip(from);
+            let next = wakers.find_map(|(at, waker)| waker.take().map(|waker| (at + 1, waker)));
+            deferred.unwoken = next.as_ref().map(|&(at, _)| at);
+            if let Some((_, waker)) = next {
+                return Some(Left::Woken(waker));
             }
         }
-        entries[index].tasks = Tasks::default();
-        self.table.asides[index] = Aside::default();
+        if let Some(ended) = self.table.pop_ended() {
+            // Its place in the queue is free now.
+            self.table.wake_first(ended.channel.index(), Queue::Send);
+            return Some(Left::Dropped(ended.buffer));
+        }
+        self.table.deferred.is_left = false;
+        None
     }
 }
 
@@ -629,35 +393,5 @@ impl<B> Table<B> {
         let index = messages.first;
         messages.first = self.slots.get(index as usize)?.link;
         Some(self.take(index))
-    }
-
-    /// Wakes all of a line of the channel with this index.
-    #[cold]
-    pub(super) fn wake_all(&mut self, channel: usize, queue: Queue) {
-        let Self { entries, waiters, deferred, .. } = self;
-        let mut place = entries[channel].tasks.lines[queue_index(queue)].first;
-        while let Some(waiter) = waiters.places.get_mut(place as usize) {
-            deferred.wake(&mut waiter.waker);
-            place = waiter.after;
-        }
-    }
-
-    /// Wakes the first of a line of the channel with this index; all, if no more is posted and some wait for the end.
-    #[inline(always)]
-    pub(super) fn wake_first(&mut self, channel: usize, queue: Queue) {
-        let first = self.entries[channel].tasks.lines[queue_index(queue)].first;
-        if first != NO_SLOT {
-            self.wake_place(channel, queue, first);
-        }
-    }
-
-    #[inline(never)]
-    fn wake_place(&mut self, channel: usize, queue: Queue, first: u32) {
-        if self.entries[channel].tasks.is_draining {
-            return self.wake_all(channel, queue);
-        }
-        if let Some(waiter) = self.waiters.places.get_mut(first as usize) {
-            self.deferred.wake(&mut waiter.waker);
-        }
     }
 }

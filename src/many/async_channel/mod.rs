@@ -7,6 +7,7 @@ mod operation;
 mod prepared;
 mod reactor;
 mod receive;
+mod run;
 mod share;
 mod shared_receives;
 mod timer;

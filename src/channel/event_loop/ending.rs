@@ -1,0 +1,132 @@
+//! How the operations of a channel end with it.
+
+use std::ops::Range;
+use std::thread;
+
+use super::Loop;
+use super::slots::State;
+use super::table::Table;
+use crate::channel::core::Core;
+use crate::channel::stop::POLL_FAILURES;
+use crate::ffi;
+
+impl<B> Table<B> {
+    /// How many of these slots' operations the device has.
+    pub(super) fn in_flight(&self, slots: Range<u32>) -> usize {
+        let slots = &self.slots[slots.start as usize..slots.end as usize];
+        slots.iter().filter(|slot| slot.state.is_in_flight()).count()
+    }
+
+    /// Moves a queue pair to ERR, and polls until none of these operations, which are its, is in flight. A provider may
+    /// drop the completions of a queue pair that is destroyed.
+    pub(super) fn flush(&mut self, core: &Core, slots: Range<u32>, capacity: u32) {
+        // What was polled comes first. One that is unknown ends nothing.
+        let _ = self.settle_polled();
+        let shares = !core.srq().is_null();
+        if self.in_flight(slots.clone()) == 0 && !shares
+            || core.modify(ffi::ibv_qp_state::IBV_QPS_ERR).is_err()
+        {
+            return;
+        }
+        if shares {
+            self.settle_all(capacity);
+        }
+        let give_up = core.clock.now().checked_add(core.settle_timeout);
+        let mut failures = 0;
+        while self.in_flight(slots.clone()) > 0 {
+            match self.poll() {
+                Ok(true) => {
+                    failures = 0;
+                    let _ = self.settle_polled();
+                }
+                // The kernel or a progress thread of the provider may have to do the flushing.
+                Ok(false) => {
+                    give_up.iter().for_each(|&at| core.clock.reach(at));
+                    thread::yield_now();
+                }
+                Err(_) if failures == POLL_FAILURES => return,
+                Err(_) => failures += 1,
+            }
+            if give_up.is_some_and(|at| core.clock.now() >= at) {
+                return;
+            }
+        }
+    }
+
+    /// Polls until the queue is empty, but no more than it holds: what comes beyond that, the device makes up.
+    pub(super) fn settle_all(&mut self, capacity: u32) {
+        let _ = self.settle_polled();
+        for _ in 0..=capacity {
+            match self.poll() {
+                Ok(true) => {
+                    let _ = self.settle_polled();
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// The queue pair of these slots could not be destroyed: the device may use what it has of them for ever.
+    pub(super) fn leak(&mut self, slots: Range<u32>) {
+        for slot in &mut self.slots[slots.start as usize..slots.end as usize] {
+            if slot.state.is_in_flight() {
+                slot.state = State::Leaked;
+            }
+        }
+    }
+
+    /// Ends all operations in these slots: the queue pair was reset or destroyed.
+    pub(super) fn end_without_completions(
+        &mut self,
+        slots: Range<u32>,
+        status: ffi::ibv_wc_status,
+    ) {
+        // What was polled comes first. One that is unknown ends nothing.
+        let _ = self.settle_polled();
+        self.end_connections(slots.clone());
+        for index in slots {
+            if self.slots[index as usize].state.is_in_flight() {
+                self.finish(index, &ffi::ibv_wc { status, ..Default::default() });
+            }
+        }
+    }
+
+    /// From now on, all numbers of these slots are of an earlier connection.
+    pub(super) fn end_connections(&mut self, slots: Range<u32>) {
+        for slot in &mut self.slots[slots.start as usize..slots.end as usize] {
+            if slot.state == State::Credits
+                && let Some(core) = &self.asides[slot.channel.index()].core
+            {
+                slot.number = core.credit_number().unwrap_or(slot.number);
+            }
+            slot.end_connection();
+        }
+    }
+}
+
+impl<B> Drop for Loop<'_, B> {
+    fn drop(&mut self) {
+        // What was polled has ended, whatever becomes of its queue pair. One that is unknown ends nothing.
+        let _ = self.table.settle_polled();
+        for index in 0..self.members.links.len() {
+            if let Some(link) = self.members.links[index].take() {
+                let _ = self.end(index, link);
+            }
+        }
+        while let Some(&(receives, _)) = self.members.shared.last() {
+            if self.remove_shared(receives).is_err() {
+                // A builder holds it, or the verb has failed: what is posted is leaked.
+                if let Some((id, _)) = self.members.shared.pop_if(|shared| shared.0 == receives) {
+                    self.table.leak(self.table.entries[id.index()].slots());
+                }
+            }
+        }
+        // The buffers of those that have ended. A panic in a buffer's drop leaks the others.
+        for index in 0..self.table.slots.len() as u32 {
+            let state = self.table.slots[index as usize].state;
+            if matches!(state, State::Ended | State::Done | State::Arrived) {
+                drop(self.table.take(index));
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! What tasks need of a channel: its messages, and places in line.
+
+use std::mem;
+use std::task::Waker;
+
+use super::slots::List;
+use crate::channel::slot::NO_SLOT;
+use crate::error::{Error, Result};
+
+/// The receives of a channel, as far as they are not those of tasks that wait.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Receiving {
+    /// How many receives were left by tasks that wait no more: the next tasks need not post theirs.
+    pub(crate) surplus: u32,
+    /// How many tasks have buffers for which the queue had no room.
+    pub(crate) held: u32,
+}
+
+/// What tasks need of a channel.
+#[derive(Default)]
+pub(super) struct Tasks {
+    /// The messages that none has taken.
+    pub(super) messages: List,
+    /// Those that wait for room to send, and for a message.
+    pub(super) lines: [Line; 2],
+    pub(super) receiving: Receiving,
+    /// Only sends are refused, and some wait for the end of those in flight.
+    pub(super) is_draining: bool,
+}
+
+/// The first and the last of those that wait, by their places.
+#[derive(Clone, Copy)]
+pub(super) struct Line {
+    pub(super) first: u32,
+    pub(super) last: u32,
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Self { first: NO_SLOT, last: NO_SLOT }
+    }
+}
+
+/// A place in a line.
+pub(super) struct Waiter {
+    pub(super) waker: Option<Waker>,
+    pub(super) before: u32,
+    /// The next place in the line; of a free place, the next free one.
+    pub(super) after: u32,
+}
+
+/// All places, and the first of the free ones.
+pub(super) struct Waiters {
+    pub(super) places: Vec<Waiter>,
+    pub(super) free: u32,
+}
+
+impl Waiters {
+    pub(super) fn new() -> Self {
+        Self { places: Vec::new(), free: NO_SLOT }
+    }
+
+    #[inline(always)]
+    pub(super) fn join(&mut self, line: &mut Line, waker: &mut Option<Waker>) -> Result<u32> {
+        if self.free == NO_SLOT {
+            self.grow()?;
+        }
+        let place = self.free;
+        let waiter = &mut self.places[place as usize];
+        self.free = waiter.after;
+        // There is none: nothing is dropped here.
+        mem::forget(mem::replace(&mut waiter.waker, waker.take()));
+        (waiter.before, waiter.after) = (line.last, NO_SLOT);
+        match self.places.get_mut(line.last as usize) {
+            Some(before) => before.after = place,
+            None => line.first = place,
+        }
+        line.last = place;
+        Ok(place)
+    }
+
+    #[inline(always)]
+    pub(super) fn leave(&mut self, line: &mut Line, place: u32) -> Option<Waker> {
+        let waiter = &mut self.places[place as usize];
+        let (waker, before, after) = (waiter.waker.take(), waiter.before, waiter.after);
+        waiter.after = mem::replace(&mut self.free, place);
+        match self.places.get_mut(before as usize) {
+            Some(before) => before.after = after,
+            None => line.first = after,
+        }
+        match self.places.get_mut(after as usize) {
+            Some(after) => after.before = before,
+            None => line.last = before,
+        }
+        waker
+    }
+
+    /// Makes a free place, when there is none.
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self) -> Result<()> {
+        let place = u32::try_from(self.places.len()).ok().filter(|&place| place != NO_SLOT);
+        let (Some(place), Ok(())) = (place, self.places.try_reserve(1)) else {
+            let reason = "no memory for the place of a task that waits";
+            return Err(Error::with_reason("ibv_req_notify_cq", libc::ENOMEM, reason));
+        };
+        self.places.push(Waiter { waker: None, before: NO_SLOT, after: NO_SLOT });
+        self.free = place;
+        Ok(())
+    }
+}
