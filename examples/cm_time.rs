@@ -1,6 +1,6 @@
 //! Measures connection times through the connection manager, step by step, as rdma-core's `cmtime` does:
 //! opens many connections at once, and completes each step for all of them before the next. `cmtime`
-//! (without `-s`) is the other side.
+//! (without `-s`) of rdma-core before 52 is the other side: later ones first meet their peer over TCP.
 //!
 //! ```text
 //! cmtime -b 10.77.0.1 -p 7471                                                       # on one machine

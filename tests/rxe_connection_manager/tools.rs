@@ -177,14 +177,16 @@ fn rping_pings_us() {
     nothing_is_left();
 }
 
-/// How many connections `cmtime` makes at a time.
+/// How many connections `ucmatose` makes at a time. Its two sides exchange nothing but what the connection manager does:
+/// those of `cmtime` also meet over TCP, which each release does in another way.
 const CONNECTIONS: usize = 50;
 
 #[test]
-fn cmtime_connects_to_us() {
-    let _alone = alone("cmtime to us", 120);
+fn ucmatose_connects_to_us() {
+    let _alone = alone("ucmatose to us", 120);
     let mut listener = Listener::builder(here(7503)).backlog(0).bind().unwrap();
-    let cmtime = Tool::start(&format!("cmtime -s {} -p 7503 -c {CONNECTIONS}", here(0).ip()));
+    let ucmatose =
+        Tool::start(&format!("ucmatose -s {} -p 7503 -c {CONNECTIONS} -C 0", here(0).ip()));
     let device = Device::named("rxe0");
     let mut connections = Vec::new();
     for _ in 0..CONNECTIONS {
@@ -192,20 +194,20 @@ fn cmtime_connects_to_us() {
         connections.push(request.accept(device.prepare(), b"", Instant::now() + TIME).unwrap());
     }
     for connection in &mut connections {
-        expect(connection, Kind::Disconnected);
         connection.disconnect().unwrap();
+        expect(connection, Kind::Disconnected);
     }
     drop(connections);
-    let text = cmtime.finish();
-    assert!(text.contains("connect"), "{text}");
+    ucmatose.finish();
     drop((device, listener));
     nothing_is_left();
 }
 
 #[test]
-fn we_connect_to_cmtime() {
-    let _alone = alone("us to cmtime", 120);
-    let cmtime = Tool::start(&format!("cmtime -b {} -p 7504 -c {CONNECTIONS}", here(0).ip()));
+fn we_connect_to_ucmatose() {
+    let _alone = alone("us to ucmatose", 120);
+    let ucmatose =
+        Tool::start(&format!("ucmatose -b {} -p 7504 -c {CONNECTIONS} -C 0", here(0).ip()));
     let device = Device::named("rxe0");
     let mut connections = Vec::new();
     for _ in 0..CONNECTIONS {
@@ -217,11 +219,12 @@ fn we_connect_to_cmtime() {
         }));
     }
     for connection in &mut connections {
-        connection.disconnect().unwrap();
         expect(connection, Kind::Disconnected);
+        connection.disconnect().unwrap();
     }
-    drop((connections, device));
-    drop(cmtime); // it keeps listening
+    drop(connections);
+    ucmatose.finish();
+    drop(device);
     nothing_is_left();
 }
 
