@@ -1,7 +1,8 @@
 //! Chunks of one registered region.
 
-use std::mem::ManuallyDrop;
+use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
+use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
 
@@ -50,15 +51,26 @@ pub struct BufferPool {
 
 struct Pool {
     region: SharedMemoryRegion<'static, u8>,
-    /// The element of the first chunk.
-    first: ffi::ibv_sge,
+    chunks: Box<[UnsafeCell<Chunk>]>,
     /// The bytes of a chunk.
-    chunk_len: usize,
-    /// The bytes from the beginning of one chunk to that of the next.
-    stride: usize,
-    chunks: usize,
+    chunk_len: u32,
     free: FreeChunks,
     waiting: Waiting,
+}
+
+// SAFETY: a chunk is accessed by the buffer that has it alone, and everything else may be shared.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+
+/// What a buffer needs of its chunk and pool.
+struct Chunk {
+    /// As it is posted: its address and key, and the length that the buffer has now.
+    piece: ffi::ibv_sge,
+    capacity: u32,
+    index: u32,
+    /// That of the pool's `Arc`. Every buffer has a reference of its own.
+    pool: *const Pool,
 }
 
 /// A chunk of a [`BufferPool`]: an [`OwnedBuffer`]. It goes back to the pool when it is dropped.
@@ -66,11 +78,14 @@ struct Pool {
 /// It dereferences to its bytes, which are what the latest user of the chunk left there. The length is
 /// that of the chunk, until it is [set](Self::set_len).
 pub struct PooledBuffer {
-    /// Taken when this is dropped.
-    pool: ManuallyDrop<Arc<Pool>>,
-    index: u32,
-    len: u32,
+    /// One word, since a buffer moves into and out of each operation.
+    chunk: NonNull<Chunk>,
 }
+
+// SAFETY: the chunk is the buffer's alone, and its pool may be shared.
+unsafe impl Send for PooledBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for PooledBuffer {}
 
 impl BufferPool {
     /// `ibv_reg_mr`: allocates and registers memory for `chunks` chunks of `chunk_len` bytes, as `options`
@@ -108,21 +123,40 @@ impl BufferPool {
         if !(region.access() - local).is_empty() {
             return Err(Error::invalid(VERB, "peers must not access the buffers of a pool"));
         }
-        let Some(free) = FreeChunks::new(chunks) else {
+        let [first] = region.slice(..chunk_len)?.scatter()?;
+        let mut all = Vec::new();
+        let (Some(free), Ok(())) = (FreeChunks::new(chunks), all.try_reserve_exact(chunks)) else {
             return Err(Error::with_reason(VERB, libc::ENOMEM, "no memory for the pool"));
         };
-        let [first] = region.slice(..chunk_len)?.scatter()?;
-        let waiting = Waiting::default();
-        Ok(Self {
-            pool: Arc::new(Pool { region, first, chunk_len, stride, chunks, free, waiting }),
-        })
+        let chunk_len = chunk_len as u32;
+        all.extend((0..chunks).map(|index| {
+            let piece = ffi::ibv_sge { addr: first.addr + (index * stride) as u64, ..first };
+            let (capacity, index) = (chunk_len, index as u32);
+            UnsafeCell::new(Chunk { piece, capacity, index, pool: ptr::null() })
+        }));
+        let (chunks, waiting) = (all.into(), Waiting::default());
+        let pool = Arc::into_raw(Arc::new(Pool { region, chunks, chunk_len, free, waiting }));
+        // SAFETY: the pointer is that of a new `Arc`, and only this accesses what is there.
+        let pool = unsafe {
+            for chunk in &(*pool).chunks {
+                (*chunk.get()).pool = pool;
+            }
+            Arc::from_raw(pool)
+        };
+        Ok(Self { pool })
     }
 
     /// A buffer, or `None` if all are in use.
     pub fn take(&self) -> Option<PooledBuffer> {
         let index = self.pool.free.take()?;
-        let len = self.pool.chunk_len as u32;
-        Some(PooledBuffer { pool: ManuallyDrop::new(self.pool.clone()), index, len })
+        let chunk = self.pool.chunks[index as usize].get();
+        // SAFETY: the pointer is of an element, and nobody has the chunk: it was free until now. The pool's pointer is
+        // that of its `Arc`, which is alive.
+        unsafe {
+            (*chunk).piece.length = (*chunk).capacity;
+            Arc::increment_strong_count((*chunk).pool);
+            Some(PooledBuffer { chunk: NonNull::new_unchecked(chunk) })
+        }
     }
 
     /// A buffer, when one is free: for a task of an async program. Tasks get theirs in the order in which they began to
@@ -135,12 +169,12 @@ impl BufferPool {
 
     /// The number of chunks.
     pub fn chunks(&self) -> usize {
-        self.pool.chunks
+        self.pool.chunks.len()
     }
 
     /// The number of bytes of a chunk.
     pub fn chunk_len(&self) -> usize {
-        self.pool.chunk_len
+        self.pool.chunk_len as usize
     }
 
     /// The number of chunks that are free at this moment.
@@ -157,23 +191,35 @@ debug! {
 impl Drop for PooledBuffer {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: it is taken once, here.
-        give_back(unsafe { ManuallyDrop::take(&mut self.pool) }, self.index);
+        // SAFETY: nothing uses the buffer after this.
+        unsafe { give_back(self.chunk) }
     }
 }
 
-/// Gives a chunk back. A function of the buffer's fields: one that got the buffer's address would keep the buffer in
+/// Gives a chunk back. A function of the buffer's field: one that got the buffer's address would keep the buffer in
 /// memory.
+///
+/// # Safety
+///
+/// It is the chunk of a buffer, which nothing uses any more.
 #[inline(never)]
-fn give_back(pool: Arc<Pool>, index: u32) {
+unsafe fn give_back(chunk: NonNull<Chunk>) {
+    // SAFETY: the chunk is the caller's, and lives as long as its pool, of which the buffer has a reference.
+    let (pool, index) = unsafe { (Arc::from_raw((*chunk.as_ptr()).pool), chunk.as_ref().index) };
     pool.free.give_back(index);
     pool.waiting.wake_one();
 }
 
 impl PooledBuffer {
+    #[inline(always)]
+    fn chunk(&self) -> &Chunk {
+        // SAFETY: the chunk is this buffer's alone, and lives as long as its pool, of which the buffer has a reference.
+        unsafe { self.chunk.as_ref() }
+    }
+
     /// The number of bytes of the chunk: the most that [`set_len`](Self::set_len) takes.
     pub fn capacity(&self) -> usize {
-        self.pool.chunk_len
+        self.chunk().capacity as usize
     }
 
     /// Sets the length: of what is sent, or the most that is received. The bytes stay as they are.
@@ -187,19 +233,17 @@ impl PooledBuffer {
             let (len, most) = (len as u64, self.capacity() as u64);
             return Err(Error::out_of_range("ibv_sge", what, len, 0, most));
         }
-        self.len = len as u32;
+        // SAFETY: as at `chunk`, and the borrow is exclusive.
+        unsafe { self.chunk.as_mut() }.piece.length = len as u32;
         Ok(())
     }
 
-    /// The offset of the chunk in the region.
-    #[inline]
-    fn offset(&self) -> usize {
-        self.index as usize * self.pool.stride
-    }
-
     fn data(&self) -> *mut u8 {
-        // SAFETY: the chunk is a part of the region.
-        unsafe { self.pool.region.as_slice().as_ptr().add(self.offset()) }
+        let Chunk { piece, pool, .. } = self.chunk();
+        // SAFETY: the pool is alive, as at `chunk`.
+        let region = unsafe { &(**pool).region };
+        // The region has no iova of its own.
+        region.as_slice().as_ptr().with_addr(piece.addr as usize)
     }
 }
 
@@ -210,14 +254,14 @@ impl Deref for PooledBuffer {
         // SAFETY: the chunk is a part of the region, which lives as long as the pool, and is initialised.
         // It is ours alone: its bit was 1 when it was taken and is 0 until this is dropped, peers have no
         // access, and the device has none while the buffer is not in an operation, which would own it.
-        unsafe { slice::from_raw_parts(self.data(), self.len as usize) }
+        unsafe { slice::from_raw_parts(self.data(), self.chunk().piece.length as usize) }
     }
 }
 
 impl DerefMut for PooledBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above; the borrow is exclusive.
-        unsafe { slice::from_raw_parts_mut(self.data(), self.len as usize) }
+        unsafe { slice::from_raw_parts_mut(self.data(), self.chunk().piece.length as usize) }
     }
 }
 
@@ -232,9 +276,7 @@ unsafe impl GatherBuffer for PooledBuffer {
 
     #[inline]
     fn gather(&self) -> Result<Self::List> {
-        let first = self.pool.first;
-        let addr = first.addr + self.offset() as u64;
-        Ok([ffi::ibv_sge { addr, length: self.len, ..first }])
+        Ok([self.chunk().piece])
     }
 }
 
@@ -249,4 +291,4 @@ unsafe impl ScatterBuffer for PooledBuffer {
 // SAFETY: it borrows nothing, and may be used on any thread. The chunk goes back to the pool when it is dropped.
 unsafe impl OwnedBuffer for PooledBuffer {}
 
-debug! { PooledBuffer, self, len: self.len, capacity: self.capacity(), .. }
+debug! { PooledBuffer, self, len: self.chunk().piece.length, capacity: self.capacity(), .. }

@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 
 use super::Loop;
 use super::ended::{ChannelId, LoopBuffer};
-use super::slots::{NEVER_FREE, ONE, State};
+use super::slots::{NEVER_FREE, ONE, State, index_of};
 use super::table::{Aside, Entry};
 use crate::channel::credits::NO_CREDIT;
 use crate::channel::error::TransportError;
@@ -119,13 +119,7 @@ impl<B> Loop<'_, B> {
         slot.number = number;
         slot.token = token;
         if returned != 0 {
-            return Err(self.post_failed::<R, E>(
-                channel,
-                index,
-                state,
-                returned,
-                (operation, buffer),
-            ));
+            return Err(self.post_failed::<R, E>(number, state, returned, operation, buffer));
         }
         entry.next[queue] = slot.next;
         slot.state = state;
@@ -133,21 +127,24 @@ impl<B> Loop<'_, B> {
         Ok(number)
     }
 
-    /// The error of a post to this slot, which is still free.
+    /// The error of a post with this number, whose slot is still free.
     #[cold]
     #[inline(never)]
     fn post_failed<R: WorkRequest, E: From<Refused<R>>>(
         &mut self,
-        channel: ChannelId,
-        index: u32,
+        number: u64,
         state: State,
         returned: c_int,
-        (operation, buffer): (R::Operation, ManuallyDrop<R::Buffer>),
+        operation: R::Operation,
+        buffer: ManuallyDrop<R::Buffer>,
     ) -> E
     where
         R::Kept: OwnedBuffer,
         B: LoopBuffer<R::Kept>,
     {
+        let index = index_of(number) as usize;
+        // Not the caller's: what lives beyond the call of the device costs each post a move to the stack.
+        let channel = self.table.slots[index].channel;
         if returned == NO_CREDIT && R::Operation::TAKES_RECEIVE {
             return refused::<R, E>(
                 self.table.refuse_without_credit(channel, 1),
@@ -161,7 +158,7 @@ impl<B> Loop<'_, B> {
         if !unsafe { Templates::may_be_posted(prepared, R::Operation::QUEUE) } {
             return refused::<R, E>(error, operation, buffer);
         }
-        let slot = &mut self.table.slots[index as usize];
+        let slot = &mut self.table.slots[index];
         // A future's operation that has no number is not asked for.
         let is_of_task = matches!(state, State::Task | State::Message);
         slot.state = if is_of_task { State::Abandoned } else { state };
