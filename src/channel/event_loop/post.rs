@@ -91,11 +91,14 @@ impl<B> Loop<'_, B> {
             return Err(refused::<R, E>(error, operation, buffer));
         }
         let queue = const { queue_index(R::Operation::QUEUE) };
-        let mut index = entry.next[queue];
+        let index = entry.next[queue] as usize;
         // SAFETY: it is the index of a slot, as every value that is stored there.
-        if unsafe { table.slots.get_unchecked(index as usize) }.state != State::Free {
-            match table.search(index) {
-                Some(found) => index = found,
+        let mut slot = unsafe { table.slots.as_mut_ptr().add(index) };
+        // SAFETY: as above.
+        if unsafe { (*slot).state } != State::Free {
+            match table.search(index as u32) {
+                // SAFETY: as above.
+                Some(free) => slot = unsafe { table.slots.as_mut_ptr().add(free as usize) },
                 None => {
                     let aside = &table.asides[channel.index()];
                     let error = table.entries[channel.index()].why_full(aside, R::Operation::QUEUE);
@@ -103,11 +106,9 @@ impl<B> Loop<'_, B> {
                 }
             }
         }
-        // SAFETY: both are in range: see above.
-        let (entry, slot) = unsafe {
-            let entry = table.entries.get_unchecked_mut(channel.index as usize);
-            (entry, table.slots.get_unchecked_mut(index as usize))
-        };
+        // SAFETY: both are in range: see above. Nothing else has the slot's address.
+        let (entry, slot) =
+            unsafe { (table.entries.get_unchecked_mut(channel.index as usize), &mut *slot) };
         let number = slot.number.wrapping_add(ONE);
         // SAFETY: the entry's channel was not removed, so its queue pair is live. The requests are the loop's, which is
         // borrowed exclusively. An `OwnedBuffer` keeps its memory until it is dropped. It goes to the slot next, with

@@ -59,7 +59,8 @@ impl State {
     }
 }
 
-/// Room for one operation.
+/// Room for one operation: a cache line, with a small buffer.
+#[repr(align(64))]
 pub(super) struct Slot<B> {
     /// The number of the request, or the last one.
     pub(super) number: u64,
