@@ -1,18 +1,20 @@
 //! No number from the caller aborts the process: a size that the heap cannot provide is a typed error.
 
+#[path = "support/by_hand.rs"]
+mod by_hand;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
 
 use ibverbs::{
     AccessFlags, AsyncChannel, BufferPool, Channel, ErrorKind, MemoryRegion, OperationError,
     PooledBuffer, ProtectionDomain, Reactor, RegionOptions, Result, TransportError,
 };
 use ibverbs_function_device::{FunctionDevice, Kind, Progress};
+
+use by_hand::{Count, poll_in};
 
 /// Refuses allocations of the current thread from a given size on.
 struct Limited;
@@ -151,26 +153,6 @@ fn an_asynchronous_channel_without_memory_is_a_typed_error_and_the_reactor_goes_
 /// How many tasks wait in a test: lists of that many are not there yet.
 const TASKS: usize = 256;
 
-#[derive(Default)]
-struct Count(AtomicUsize);
-
-impl Wake for Count {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-impl Count {
-    fn get(&self) -> usize {
-        self.0.load(Ordering::SeqCst)
-    }
-}
-
-fn poll<F: Future + Unpin>(future: &mut F, count: &Arc<Count>) -> Poll<F::Output> {
-    let waker = Waker::from(count.clone());
-    Pin::new(future).poll(&mut Context::from_waker(&waker))
-}
-
 /// A channel that is connected to itself, on a device that does nothing until it is told to.
 struct Futures {
     channel: AsyncChannel,
@@ -202,8 +184,11 @@ impl Futures {
 
     /// A place in line that there is no memory for.
     #[track_caller]
-    fn finds_no_place<T>(&self, poll: Poll<std::result::Result<T, OperationError<PooledBuffer>>>) {
-        let Poll::Ready(Err(failed)) = poll else { panic!("there is no memory for it") };
+    fn finds_no_place<T>(
+        &self,
+        poll: Option<std::result::Result<T, OperationError<PooledBuffer>>>,
+    ) {
+        let Some(Err(failed)) = poll else { panic!("there is no memory for it") };
         let TransportError::Verbs(error) = failed.error else { panic!("{}", failed.error) };
         assert_eq!((error.raw_os_error(), error.kind()), (Some(libc::ENOMEM), ErrorKind::Resource));
         drop(failed);
@@ -223,24 +208,24 @@ impl Futures {
 fn a_task_without_memory_for_its_place_in_line_gets_an_error_and_its_buffer() {
     let rig = Futures::new();
     let mut sends: Vec<_> = (0..TASKS).map(|_| rig.channel.send(rig.buffer())).collect();
-    assert!(sends.iter_mut().all(|send| poll(send, &rig.count).is_pending()));
+    assert!(sends.iter_mut().all(|send| poll_in(send, &rig.count).is_none()));
     let mut more = rig.channel.send(rig.buffer());
-    with_less_than(64, || rig.finds_no_place(poll(&mut more, &rig.count)));
+    with_less_than(64, || rig.finds_no_place(poll_in(&mut more, &rig.count)));
     assert_eq!(rig.pool.available(), rig.pool.chunks() - TASKS, "its buffer came back");
     // A receive that was posted is for the next task.
     let mut receive = rig.channel.receive(rig.buffer());
-    with_less_than(64, || rig.finds_no_place(poll(&mut receive, &rig.count)));
+    with_less_than(64, || rig.finds_no_place(poll_in(&mut receive, &rig.count)));
     assert_eq!(rig.channel.in_flight(), TASKS + 1);
     let mut next = rig.channel.receive(rig.buffer());
-    assert!(poll(&mut next, &rig.count).is_pending());
+    assert!(poll_in(&mut next, &rig.count).is_none());
     assert_eq!(rig.channel.in_flight(), TASKS + 1);
     with_less_than(64, || {
         // There is a place: that for the receive has made room for a few.
-        assert!(poll(&mut pin!(rig.channel.next_message()), &rig.count).is_pending());
+        assert!(poll_in(&mut pin!(rig.channel.next_message()), &rig.count).is_none());
     });
     rig.device.run();
     while rig.reactor.turn().unwrap() > 0 {}
-    assert!(matches!(poll(&mut next, &rig.count), Poll::Ready(Ok(_))));
+    assert!(matches!(poll_in(&mut next, &rig.count), Some(Ok(_))));
     drop((next, receive, more, sends));
     rig.finish();
 }
@@ -251,11 +236,11 @@ fn every_task_is_woken_and_every_buffer_comes_back_without_memory() {
     for cancelled in [false, true] {
         let rig = Futures::new();
         let mut sends: Vec<_> = (0..TASKS).map(|_| rig.channel.send(rig.buffer())).collect();
-        assert!(sends.iter_mut().all(|send| poll(send, &rig.count).is_pending()));
+        assert!(sends.iter_mut().all(|send| poll_in(send, &rig.count).is_none()));
         let counts: Vec<_> = (0..TASKS).map(|_| Arc::new(Count::default())).collect();
         let mut line: Vec<_> = counts.iter().map(|_| rig.channel.send(rig.buffer())).collect();
         for (send, count) in line.iter_mut().zip(&counts) {
-            assert!(poll(send, count).is_pending());
+            assert!(poll_in(send, count).is_none());
         }
         if cancelled {
             sends.clear();
@@ -270,7 +255,7 @@ fn every_task_is_woken_and_every_buffer_comes_back_without_memory() {
             assert_eq!(rig.count.get(), TASKS);
         }
         for send in &mut line {
-            let Poll::Ready(Err(failed)) = poll(send, &rig.count) else { panic!("it is stopped") };
+            let Some(Err(failed)) = poll_in(send, &rig.count) else { panic!("it is stopped") };
             assert_eq!(failed.error, TransportError::Stopped);
         }
         drop((sends, line));

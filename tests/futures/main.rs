@@ -1,6 +1,8 @@
 //! Futures of channels on the function device: their buffers, when verbs fail, completions are false, and objects are
 //! forgotten. `script/test memcheck` also runs them under valgrind.
 
+#[path = "../support/by_hand.rs"]
+mod by_hand;
 mod failing_verbs;
 #[path = "../support/lost_doorbell.rs"]
 mod lost_doorbell;

@@ -1,10 +1,7 @@
 //! Two connected channels of one reactor, on the function device.
 
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
 
 use ibverbs::{
     AccessFlags, AsyncChannel, BufferPool, Channel, ChannelBuilder, MaxRnrRetries, PooledBuffer,
@@ -12,6 +9,7 @@ use ibverbs::{
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 
+pub(crate) use crate::by_hand::{Count, poll, poll_in, poll_with};
 use crate::lost_doorbell;
 
 pub(crate) const ALL: AccessFlags =
@@ -132,39 +130,6 @@ pub(crate) fn filled(pool: &BufferPool, byte: u8) -> PooledBuffer {
     let mut buffer = pool.take().unwrap();
     buffer.fill(byte);
     buffer
-}
-
-/// Counts how often it is woken.
-#[derive(Default)]
-pub(crate) struct Count(AtomicUsize);
-
-impl Wake for Count {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-impl Count {
-    pub(crate) fn get(&self) -> usize {
-        self.0.load(Ordering::SeqCst)
-    }
-}
-
-pub(crate) fn poll_with<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Option<F::Output> {
-    match Pin::new(future).poll(&mut Context::from_waker(waker)) {
-        Poll::Ready(output) => Some(output),
-        Poll::Pending => None,
-    }
-}
-
-/// Polls once, in a task that the count knows the wake-ups of.
-pub(crate) fn poll_in<F: Future + Unpin>(future: &mut F, count: &Arc<Count>) -> Option<F::Output> {
-    poll_with(future, &Waker::from(count.clone()))
-}
-
-/// Polls once, in a task that nobody wakes.
-pub(crate) fn poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
-    poll_with(future, Waker::noop())
 }
 
 /// The future is polled for the first time, which posts its operation.

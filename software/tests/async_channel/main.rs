@@ -1,5 +1,7 @@
 //! Channels whose operations are futures: every operation, cancelling at any point, ends of all kinds.
 
+#[path = "../../../tests/support/by_hand.rs"]
+mod by_hand;
 mod cancelling;
 mod early_receives;
 mod ending;

@@ -1,11 +1,9 @@
 //! Wakers are code of the program: they panic, they use the channel when they are woken or dropped.
 
-use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -14,6 +12,7 @@ use ibverbs::{
     TransportError,
 };
 
+use crate::by_hand::{Count, poll, poll_with};
 use crate::sides::{Side, connect, number, sides};
 
 /// Panics when it is woken.
@@ -22,16 +21,6 @@ struct Panics;
 impl Wake for Panics {
     fn wake(self: Arc<Self>) {
         panic!("the waker");
-    }
-}
-
-/// Counts how often it is woken.
-#[derive(Default)]
-struct Count(AtomicUsize);
-
-impl Wake for Count {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -64,19 +53,8 @@ impl Drop for OnDrop {
     }
 }
 
-fn poll<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Option<F::Output> {
-    match Pin::new(future).poll(&mut Context::from_waker(waker)) {
-        Poll::Ready(output) => Some(output),
-        Poll::Pending => None,
-    }
-}
-
 fn panics() -> Waker {
     Waker::from(Arc::new(Panics))
-}
-
-fn nobody() -> &'static Waker {
-    Waker::noop()
 }
 
 type Sending<'a> = AsyncOperation<'a, SendWorkRequest<PooledBuffer>, Locked<PooledBuffer>>;
@@ -86,9 +64,9 @@ type Receiving<'a> = AsyncReceive<'a, PooledBuffer, Locked<PooledBuffer>>;
 fn line<'a>(ours: &'a AsyncChannel, one: &Side) -> [Vec<Sending<'a>>; 2] {
     let mut sends: Vec<_> = (0..10).map(|n| ours.send(one.buffer(n))).collect();
     for send in &mut sends[..9] {
-        assert!(poll(send, nobody()).is_none());
+        assert!(poll(send).is_none());
     }
-    assert!(poll(&mut sends[9], &panics()).is_none());
+    assert!(poll_with(&mut sends[9], &panics()).is_none());
     let waiting = sends.split_off(8);
     [sends, waiting]
 }
@@ -125,13 +103,13 @@ fn both_end(error: TransportError, end: impl FnOnce(&mut Option<Arc<Reactor>>)) 
     let [second, _second_peer] = connect(&one, &other);
     let count = Arc::new(Count::default());
     let mut receives = [first.receive(one.buffer(0)), second.receive(one.buffer(1))];
-    assert!(poll(&mut receives[0], &panics()).is_none());
-    assert!(poll(&mut receives[1], &Waker::from(count.clone())).is_none());
+    assert!(poll_with(&mut receives[0], &panics()).is_none());
+    assert!(poll_with(&mut receives[1], &Waker::from(count.clone())).is_none());
     let mut reactor = Some(one.reactor);
     let ended = catch_unwind(AssertUnwindSafe(|| end(&mut reactor)));
-    assert_eq!(count.0.load(Ordering::SeqCst), 1);
+    assert_eq!(count.get(), 1);
     for mut receive in receives {
-        let ended = poll(&mut receive, nobody()).expect("it has ended").unwrap_err();
+        let ended = poll(&mut receive).expect("it has ended").unwrap_err();
         assert_eq!((ended.error, ended.buffer.is_some()), (error, true));
     }
     ended.map_err(drop)
@@ -152,7 +130,9 @@ fn dropping_a_channel_does_not_panic() {
     let [ours, _theirs] = connect(&one, &other);
     let mut receive = ours.receive(one.buffer(0));
     let mut send = ours.send(one.buffer(1));
-    assert!(poll(&mut receive, &panics()).is_none() && poll(&mut send, &panics()).is_none());
+    assert!(
+        poll_with(&mut receive, &panics()).is_none() && poll_with(&mut send, &panics()).is_none()
+    );
     std::mem::forget((receive, send));
     assert!(catch_unwind(AssertUnwindSafe(|| drop(ours))).is_ok());
     one.all_buffers_are_back();
@@ -172,7 +152,7 @@ fn drop_a_waker(f: impl FnOnce(Receiving<'_>) + Send + 'static) {
             dropped.send(()).unwrap();
         });
         let waker = Waker::from(Arc::new(OnDrop(Mutex::new(Some(call)))));
-        assert!(poll(&mut receive, &waker).is_none());
+        assert!(poll_with(&mut receive, &waker).is_none());
         drop(waker);
         f(receive);
         done.send(()).unwrap();
@@ -185,7 +165,7 @@ fn drop_a_waker(f: impl FnOnce(Receiving<'_>) + Send + 'static) {
 #[test]
 fn a_waker_may_use_the_channel_when_it_is_dropped() {
     // Another task polls it.
-    drop_a_waker(|mut receive| assert!(poll(&mut receive, nobody()).is_none()));
+    drop_a_waker(|mut receive| assert!(poll(&mut receive).is_none()));
     // The future is dropped.
     drop_a_waker(|receive| drop(receive));
 }
@@ -206,10 +186,10 @@ fn a_waker_of_a_send_may_use_the_channel_when_it_is_dropped() {
                 done.send(()).unwrap();
             });
             let waker = Waker::from(Arc::new(OnDrop(Mutex::new(Some(call)))));
-            assert!(poll(send, &waker).is_none());
+            assert!(poll_with(send, &waker).is_none());
         }
         let [mut polled, dropped] = sends;
-        assert!(poll(&mut polled, nobody()).is_none());
+        assert!(poll(&mut polled).is_none());
         drop(dropped);
     });
     for _ in 0..2 {
@@ -234,23 +214,23 @@ fn shutting_down_at_the_end_of_a_turn_loses_no_message() {
     let begin = {
         let begun = begun.clone();
         Box::new(move || {
-            assert!(poll(&mut shutdown, nobody()).is_some(), "nothing is sent");
+            assert!(poll(&mut shutdown).is_some(), "nothing is sent");
             begun.store(true, Ordering::SeqCst);
         })
     };
     let mut receive = first.receive(one.buffer(0));
     let begin = Waker::from(Arc::new(OnWake(Mutex::new(Some(begin)))));
-    assert!(poll(&mut receive, &begin).is_none());
+    assert!(poll_with(&mut receive, &begin).is_none());
     // Both messages have arrived when their sends have ended. Only then their reactor polls.
     for (peer, n) in [(&first_peer, 1), (&second_peer, 2)] {
         let mut send = peer.send(other.buffer(n));
-        while poll(&mut send, nobody()).is_none() {
+        while poll(&mut send).is_none() {
             other.reactor.turn().unwrap();
         }
     }
     while !begun.load(Ordering::SeqCst) {
         one.reactor.turn().unwrap();
     }
-    let received = poll(&mut second.receive(one.buffer(4)), nobody()).expect("it has arrived");
+    let received = poll(&mut second.receive(one.buffer(4))).expect("it has arrived");
     assert_eq!(number(&received.unwrap().0), 2);
 }

@@ -1,39 +1,13 @@
 //! Who is woken, without a runtime: the test calls the reactor itself.
 
-use std::future::Future;
 use std::os::fd::AsRawFd;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Wake, Waker};
 
 use ibverbs::Reactor;
 
+use crate::by_hand::{Count, poll_in, poll_with};
 use crate::sides::{connect, number, sides};
-
-/// Counts how often it is woken.
-#[derive(Default)]
-struct Count(AtomicUsize);
-
-impl Wake for Count {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-impl Count {
-    fn get(&self) -> usize {
-        self.0.load(Ordering::SeqCst)
-    }
-}
-
-fn poll<F: Future + Unpin>(future: &mut F, count: &Arc<Count>) -> Option<F::Output> {
-    let waker = Waker::from(count.clone());
-    match Pin::new(future).poll(&mut Context::from_waker(&waker)) {
-        Poll::Ready(output) => Some(output),
-        Poll::Pending => None,
-    }
-}
 
 /// Sleeps until the reactor has something, and serves it. Returns the number of channels.
 fn serve(reactor: &Reactor) -> usize {
@@ -64,20 +38,20 @@ fn one_wake_up_serves_all_and_each_wakes_its_own_task_only() {
     let mut receives: Vec<_> =
         pairs.iter().map(|[_, theirs]| theirs.receive(other.buffer(0))).collect();
     for (receive, count) in receives.iter_mut().zip(&counts) {
-        assert!(poll(receive, count).is_none());
+        assert!(poll_in(receive, count).is_none());
     }
     let nobody = Arc::new(Count::default());
     for served in [2, 4] {
         let mut send = pairs[served][0].send(one.buffer(served as u64));
-        assert!(poll(&mut send, &nobody).is_none());
+        assert!(poll_in(&mut send, &nobody).is_none());
         serve(&one.reactor);
-        poll(&mut send, &nobody).unwrap().unwrap();
+        poll_in(&mut send, &nobody).unwrap().unwrap();
     }
     // Both messages have arrived: the sends have ended.
     assert_eq!(serve(&other.reactor), 2);
     assert_eq!(counts.iter().map(|count| count.get()).collect::<Vec<_>>(), [0, 0, 1, 0, 1]);
     for (index, receive) in receives.iter_mut().enumerate() {
-        match poll(receive, &counts[index]) {
+        match poll_in(receive, &counts[index]) {
             Some(received) => assert_eq!(number(&received.unwrap().0), index as u64),
             None => assert!(![2, 4].contains(&index)),
         }
@@ -92,14 +66,14 @@ fn a_future_that_moves_to_another_task_wakes_that_one() {
     let counts = [(); 3].map(|()| Arc::new(Count::default()));
     let mut receive = theirs.receive(other.buffer(0));
     let mut send = ours.send(one.buffer(6));
-    assert!(poll(&mut receive, &counts[0]).is_none());
-    assert!(poll(&mut receive, &counts[1]).is_none());
-    assert!(poll(&mut send, &counts[2]).is_none());
+    assert!(poll_in(&mut receive, &counts[0]).is_none());
+    assert!(poll_in(&mut receive, &counts[1]).is_none());
+    assert!(poll_in(&mut send, &counts[2]).is_none());
     serve(&one.reactor);
     serve(&other.reactor);
     assert_eq!(counts.each_ref().map(|count| count.get()), [0, 1, 1]);
-    poll(&mut send, &counts[0]).unwrap().unwrap();
-    assert_eq!(number(&poll(&mut receive, &counts[0]).unwrap().unwrap().0), 6);
+    poll_in(&mut send, &counts[0]).unwrap().unwrap();
+    assert_eq!(number(&poll_in(&mut receive, &counts[0]).unwrap().unwrap().0), 6);
 }
 
 #[test]
@@ -109,25 +83,27 @@ fn two_receives_are_woken_in_their_order() {
     let counts = [(); 3].map(|()| Arc::new(Count::default()));
     let mut first = theirs.receive(other.buffer(0));
     let mut second = theirs.receive(other.buffer(0));
-    assert!(poll(&mut first, &counts[0]).is_none() && poll(&mut second, &counts[1]).is_none());
+    assert!(
+        poll_in(&mut first, &counts[0]).is_none() && poll_in(&mut second, &counts[1]).is_none()
+    );
     let mut send = ours.send(one.buffer(1));
-    assert!(poll(&mut send, &counts[2]).is_none());
+    assert!(poll_in(&mut send, &counts[2]).is_none());
     serve(&one.reactor);
     serve(&other.reactor);
     assert_eq!((counts[0].get(), counts[1].get()), (1, 0));
     // The first is woken, and dropped instead of being polled: the message is the second's.
     drop(first);
     assert_eq!((counts[0].get(), counts[1].get()), (1, 1));
-    assert_eq!(number(&poll(&mut second, &counts[1]).unwrap().unwrap().0), 1);
+    assert_eq!(number(&poll_in(&mut second, &counts[1]).unwrap().unwrap().0), 1);
 }
 
 /// A waker that panics, as no executor should have. It counts, too.
 #[derive(Default)]
-struct Panics(Count);
+struct Panics(Arc<Count>);
 
 impl Wake for Panics {
     fn wake(self: Arc<Self>) {
-        self.0.0.fetch_add(1, Ordering::SeqCst);
+        self.0.wake_by_ref();
         panic!("a waker");
     }
 }
@@ -143,10 +119,9 @@ fn a_waker_that_panics_takes_no_wake_up_from_other_tasks() {
     let mut sends: Vec<_> = (0..12).map(|n| pairs[n / 4][0].send(one.buffer(n as u64))).collect();
     for (number, (send, count)) in sends.iter_mut().zip(&counts).enumerate() {
         if number % 5 == 0 {
-            let polled = Pin::new(send).poll(&mut Context::from_waker(&waker));
-            assert!(polled.is_pending());
+            assert!(poll_with(send, &waker).is_none());
         } else {
-            assert!(poll(send, count).is_none());
+            assert!(poll_in(send, count).is_none());
         }
     }
     for [_, theirs] in &pairs {
@@ -162,7 +137,7 @@ fn a_waker_that_panics_takes_no_wake_up_from_other_tasks() {
     assert!((1..=3).contains(&panics) && thrower.0.get() == 3, "each wakes once");
     for (number, (send, count)) in sends.iter_mut().zip(&counts).enumerate() {
         assert_eq!(count.get(), usize::from(number % 5 != 0));
-        poll(send, count).expect("it has ended").unwrap();
+        poll_in(send, count).expect("it has ended").unwrap();
     }
 }
 
@@ -186,13 +161,12 @@ fn a_waker_may_drop_another_future_of_the_channel() {
     });
     let mut receive = theirs.receive(other.buffer(0));
     let mut send = ours.send(one.buffer(1));
-    assert!(poll(&mut receive, &nobody).is_none() && poll(&mut victim, &nobody).is_none());
+    assert!(poll_in(&mut receive, &nobody).is_none() && poll_in(&mut victim, &nobody).is_none());
     let waker = Waker::from(Arc::new(DropsAFuture(std::sync::Mutex::new(Some(victim)))));
-    let polled = Pin::new(&mut receive).poll(&mut Context::from_waker(&waker));
-    assert!(polled.is_pending());
-    assert!(poll(&mut send, &nobody).is_none());
+    assert!(poll_with(&mut receive, &waker).is_none());
+    assert!(poll_in(&mut send, &nobody).is_none());
     serve(&one.reactor);
     serve(&other.reactor);
-    assert_eq!(number(&poll(&mut receive, &nobody).unwrap().unwrap().0), 1);
+    assert_eq!(number(&poll_in(&mut receive, &nobody).unwrap().unwrap().0), 1);
     drop((receive, send));
 }
