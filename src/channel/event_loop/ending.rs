@@ -35,12 +35,12 @@ impl<B> Table<B> {
         let mut failures = 0;
         while self.in_flight(slots.clone()) > 0 {
             match self.poll() {
-                Ok(true) => {
+                Ok(1..) => {
                     failures = 0;
                     let _ = self.settle_polled();
                 }
                 // The kernel or a progress thread of the provider may have to do the flushing.
-                Ok(false) => {
+                Ok(0) => {
                     give_up.iter().for_each(|&at| core.clock.reach(at));
                     thread::yield_now();
                 }
@@ -58,7 +58,7 @@ impl<B> Table<B> {
         let _ = self.settle_polled();
         for _ in 0..=capacity {
             match self.poll() {
-                Ok(true) => {
+                Ok(1..) => {
                     let _ = self.settle_polled();
                 }
                 _ => return,

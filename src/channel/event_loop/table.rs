@@ -158,15 +158,15 @@ impl<B> Table<B> {
         None
     }
 
-    /// Polls, when nothing is left of what was polled. Returns whether there was something.
+    /// Polls, when nothing is left of what was polled. Returns how many completions there were.
     #[inline(always)]
-    pub(super) fn poll(&mut self) -> TransportResult<bool> {
+    pub(super) fn poll(&mut self) -> TransportResult<usize> {
         debug_assert!(self.batch.is_empty());
         // SAFETY: the queue is live. There is room for that many completions, and no reference to them.
         let found = unsafe { (self.poll_cq)(self.queue, BATCH as i32, self.batch.entries()) };
         let found = count(found)?;
         self.batch.keep(0, found);
-        Ok(found > 0)
+        Ok(found)
     }
 
     /// The next operation that has ended: see [`Loop::next_ended`](super::Loop::next_ended).
@@ -177,7 +177,7 @@ impl<B> Table<B> {
                 if !self.ended.is_empty() {
                     return Ok(self.pop_ended());
                 }
-                if !self.poll()? {
+                if self.poll()? == 0 {
                     return Ok(None);
                 }
             }

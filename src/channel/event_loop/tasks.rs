@@ -4,7 +4,7 @@
 //! `Deferred`, for the time when the loop is not borrowed.
 
 use std::mem;
-use std::ptr;
+use std::slice;
 use std::task::Waker;
 
 use super::Loop;
@@ -209,19 +209,17 @@ impl<B> Loop<'_, B> {
     #[inline(always)]
     pub(crate) fn turn(&mut self) -> TransportResult<usize> {
         let table = &mut self.table;
-        if table.batch.is_empty() && !table.poll()? {
-            return Ok(0);
-        }
-        // SAFETY: nothing is polled before the loop has ended.
-        let polled = unsafe { &*ptr::from_ref(table.batch.rest()) };
-        // SAFETY: there are as many.
-        unsafe { table.batch.advance_by(polled.len()) };
+        let found = if table.batch.is_empty() { table.poll()? } else { table.batch.len() };
+        // SAFETY: so many were polled and not taken, and nothing is polled before the loop below has ended.
+        let polled = unsafe { slice::from_raw_parts(table.batch.head(), found) };
+        // SAFETY: as above.
+        unsafe { table.batch.advance_by(found) };
         for completion in polled {
             if !table.end_for_task(completion) {
                 let _ = table.end(completion);
             }
         }
-        Ok(polled.len())
+        Ok(found)
     }
 
     /// Whether a channel lacks credit.

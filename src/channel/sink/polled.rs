@@ -47,6 +47,13 @@ impl Polled {
         self.next.get() == self.end.get()
     }
 
+    /// How many completions were not taken yet.
+    #[inline]
+    pub(in crate::channel) fn len(&self) -> usize {
+        // SAFETY: both point to entries, or to their end, and `next` is not behind `end`.
+        unsafe { self.end.get().offset_from_unsigned(self.next.get()) }
+    }
+
     /// A pointer to the first completion that was not taken yet, if the batch is not empty. In any case
     /// it points into the entries or to their end.
     #[inline]
@@ -61,12 +68,8 @@ impl Polled {
     /// Nothing writes to the entries while the reference exists.
     #[inline]
     pub(in crate::channel) unsafe fn rest(&self) -> &[ffi::ibv_wc] {
-        let next = self.next.get();
         // SAFETY: from `next` to `end` there are initialised entries; the caller vouches for the rest.
-        unsafe {
-            let count = self.end.get().offset_from_unsigned(next);
-            std::slice::from_raw_parts(next.as_ptr(), count)
-        }
+        unsafe { std::slice::from_raw_parts(self.head(), self.len()) }
     }
 
     /// Marks this number of completions as taken.
