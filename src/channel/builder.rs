@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-#[cfg(doc)]
-use super::Channel;
 use super::core::CoreSettings;
 use super::credits::{self, CreditWords};
 use super::in_flight::InFlight;
@@ -28,7 +26,7 @@ use crate::settings::{
     PacketSequenceNumber, ServiceLevel, StaticRate,
 };
 
-/// The settings of a channel and its connection: see [`Channel::builder`].
+/// The settings of a channel and its connection: see [`Channel::builder`](crate::Channel::builder).
 ///
 /// Every setting has a default that works on RoCE, InfiniBand and Soft-RoCE. [`ConnectionSettings`] describes those of the
 /// connection, and [`QueuePairBuilder`] the others of the queue pair.
@@ -193,7 +191,7 @@ impl<'res> ChannelBuilder<'res> {
     ///    [`NoCredit`](crate::TransportError::NoCredit), and the channel is not stopped.
     ///  - the futures of an [`AsyncChannel`](crate::AsyncChannel) wait, as for room in the queue.
     ///  - all others are refused with [`NoCredit`](crate::TransportError::NoCredit), as if the queue were full.
-    ///    [`Channel::wait_for_credit`] waits until they can be posted.
+    ///    [`Channel::wait_for_credit`](crate::Channel::wait_for_credit) waits until they can be posted.
     ///
     /// A channel counts its receives in a word of memory, which the peer reads by an RDMA read when its credits
     /// run low. So the receiving side need not do anything in time, and the sending side reads about once per
@@ -322,7 +320,7 @@ debug! {
 }
 
 impl<'ctx> ProtectionDomain<'ctx> {
-    /// Begins a channel that borrows this domain. See [`Channel::builder`].
+    /// Begins a channel that borrows this domain. See [`Channel::builder`](crate::Channel::builder).
     pub fn create_channel<'res>(&'res self) -> ChannelBuilder<'res>
     where
         'ctx: 'res,

@@ -2,8 +2,6 @@
 
 use super::Channel;
 use super::core::Core;
-#[cfg(doc)]
-use super::error::TransportError;
 use super::error::TransportResult;
 use super::slot::{Owner, State};
 
@@ -13,7 +11,7 @@ impl Channel<'_> {
     ///
     /// # Errors
     ///
-    ///  - [`Verbs`](TransportError::Verbs), [`UnknownCompletion`](TransportError::UnknownCompletion):
+    ///  - [`Verbs`](crate::TransportError::Verbs), [`UnknownCompletion`](crate::TransportError::UnknownCompletion):
     ///    polling failed. What is in flight stays in flight.
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&mut self) -> TransportResult<()> {

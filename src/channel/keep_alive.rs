@@ -4,8 +4,6 @@ use std::time::Instant;
 
 use super::Channel;
 use super::core::Core;
-#[cfg(doc)]
-use super::error::TransportError;
 use super::error::TransportResult;
 use crate::error::{Error, Result};
 use crate::memory::RemoteMemoryRegion;
@@ -60,9 +58,11 @@ impl Channel<'_> {
     ///
     /// # Errors
     ///
-    ///  - [`Work`](TransportError::Work): the peer did not answer, or the connection had failed before.
-    ///  - [`Stopped`](TransportError::Stopped), [`Closed`](TransportError::Closed): the channel is stopped.
-    ///  - [`Verbs`](TransportError::Verbs): `EOPNOTSUPP`, the connection is not reliable, so the peer acknowledges
+    ///  - [`Work`](crate::TransportError::Work): the peer did not answer, or the connection had failed before.
+    ///  - [`Stopped`](crate::TransportError::Stopped), [`Closed`](crate::TransportError::Closed): the channel is
+    ///    stopped.
+    ///  - [`Verbs`](crate::TransportError::Verbs): `EOPNOTSUPP`, the connection is not reliable, so the peer
+    ///    acknowledges
     ///    nothing; `ENOTCONN`, the connection has ended, and the device does not complete what is in flight (iWARP), so the
     ///    channel was stopped; or polling or posting failed.
     #[doc(alias = "ibv_post_send")]

@@ -8,8 +8,6 @@ use super::core::Core;
 use super::end_scope::ScopeExit;
 use super::error::ScopeError;
 use super::scope::Scope;
-#[cfg(doc)]
-use super::scoped_work::ScopedPendingWork;
 
 impl Channel<'_> {
     /// Calls `f` with a scope, on which `f` can post operations that are in flight together.
@@ -19,7 +17,7 @@ impl Channel<'_> {
     /// stopped, and must be [reset](Channel::reset). Either way no operation of the scope is in flight
     /// when this returns, and all buffers are free again.
     ///
-    /// A handle gives its buffer back when it is [waited for](ScopedPendingWork::wait), so a scope can
+    /// A handle gives its buffer back when it is [waited for](crate::ScopedPendingWork::wait), so a scope can
     /// run for any time with a fixed number of buffers:
     ///
     /// ```

@@ -3,8 +3,6 @@
 use std::marker::PhantomData;
 use std::time::Instant;
 
-#[cfg(doc)]
-use super::Channel;
 use super::core::{Core, OneThread};
 use super::error::TransportResult;
 use super::operation::Queue;
@@ -17,7 +15,7 @@ use crate::debug::debug;
 use crate::memory::{BorrowedBuffer, GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::operation::{ReadWorkRequest, WriteWorkRequest};
 
-/// Posts operations that end with the scope at the latest: see [`Channel::scope`].
+/// Posts operations that end with the scope at the latest: see [`Channel::scope`](crate::Channel::scope).
 ///
 /// `'scope` is the time during which the scope's operations may be in flight: from when the closure
 /// is called until `scope` returns. `'env` is the lifetime of what the closure borrows from outside; it

@@ -13,7 +13,8 @@
 //!
 //! A completion that arrives after a poll found the queue empty and before the queue was armed raises
 //! no event. So a thread that arms the queue must poll again before it goes to sleep.
-//! [`CompletionQueue::poll_or_arm`] and [`CompletionQueue::wait`] do both.
+//! [`CompletionQueue::poll_or_arm`](crate::CompletionQueue::poll_or_arm) and
+//! [`CompletionQueue::wait`](crate::CompletionQueue::wait) do both.
 //!
 //! If many threads wait for one queue, more care is needed: see [`Waiters`].
 
@@ -32,23 +33,21 @@ use crate::ffi;
 use crate::handle::{Handle, Object, object, resource};
 use crate::parent::Parent;
 
-#[cfg(doc)]
-use super::queue::CompletionQueue;
-#[cfg(doc)]
-use super::queue_builder::CompletionQueueBuilder;
-
 object!(ibv_comp_channel, ibv_destroy_comp_channel);
 
 const GET: &str = "ibv_get_cq_event";
 
 /// `struct ibv_comp_channel`: reports which of its completion queues have completions to poll.
 ///
-/// A queue that is made with [`CompletionQueueBuilder::channel`] and armed raises one event with the
+/// A queue that is made with [`CompletionQueueBuilder::channel`](crate::CompletionQueueBuilder::channel) and armed
+/// raises one event with the
 /// next completion. Any number of queues can share a channel; an event names its queue by the
 /// [`token`](CompletionEvent::token) that the queue was made with.
 ///
-/// To sleep until one queue has completions, [`CompletionQueueBuilder::own_channel`] and
-/// [`CompletionQueue::wait`] are simpler. A `CompletionChannel` is for waiting for several queues at
+/// To sleep until one queue has completions,
+/// [`CompletionQueueBuilder::own_channel`](crate::CompletionQueueBuilder::own_channel) and
+/// [`CompletionQueue::wait`](crate::CompletionQueue::wait) are simpler. A `CompletionChannel` is for waiting for
+/// several queues at
 /// once, and for event loops: it is [`AsFd`], readable when there is an event, and never blocks unless
 /// asked to.
 ///
@@ -59,7 +58,7 @@ const GET: &str = "ibv_get_cq_event";
 /// # With an event loop
 ///
 /// When the channel is readable, and once at the start, take events until there are no more. For each
-/// event, poll its queue with [`poll_or_arm`](CompletionQueue::poll_or_arm) until that returns an empty
+/// event, poll its queue with [`poll_or_arm`](crate::CompletionQueue::poll_or_arm) until that returns an empty
 /// slice. It does so only when the queue is armed and a later completion will raise an event. So no
 /// completion is missed, even by an edge-triggered loop (`epoll` with `EPOLLET`, `mio`,
 /// `tokio::io::unix::AsyncFd`).
@@ -119,7 +118,7 @@ pub struct CompletionEvent {
 }
 
 impl CompletionEvent {
-    /// The token of the queue, set by [`CompletionQueueBuilder::token`].
+    /// The token of the queue, set by [`CompletionQueueBuilder::token`](crate::CompletionQueueBuilder::token).
     pub fn token(&self) -> usize {
         self.token
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use loom::cell::UnsafeCell;
 
-use super::extended_poller::OnePoller;
+use super::extended::OnePoller;
 use super::waiters::Waiters;
 use super::waker::Waker;
 use crate::device::event_file;

@@ -3,17 +3,14 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use super::extended_poller::CompletionFields;
+use super::extended::CompletionFields;
 use super::work_completion::{WorkError, WorkOpcode, WorkStatus};
 use crate::debug::debug;
 use crate::ffi;
 
-#[cfg(doc)]
-use super::queue_builder::CompletionQueueBuilder;
-
 /// The current completion of an extended queue.
 ///
-/// Fields that the queue was not [made to report](CompletionQueueBuilder::extended) are `None`.
+/// Fields that the queue was not [made to report](crate::CompletionQueueBuilder::extended) are `None`.
 pub struct ExtendedCompletion<'b> {
     raw: NonNull<ffi::ibv_cq_ex>,
     fields: CompletionFields,
@@ -110,7 +107,7 @@ debug! { ExtendedCompletion<'_>, self, wr_id: self.wr_id(), result: self.result(
 
 /// A work request that was carried out: the current completion of an extended queue.
 ///
-/// Fields that the queue was not [made to report](CompletionQueueBuilder::extended) are `None`.
+/// Fields that the queue was not [made to report](crate::CompletionQueueBuilder::extended) are `None`.
 pub struct ExtendedSuccess<'b> {
     raw: NonNull<ffi::ibv_cq_ex>,
     fields: CompletionFields,

@@ -10,6 +10,7 @@ mod completion_channel;
 mod completion_counter;
 #[cfg(all(test, ibverbs_loom))]
 mod every_order;
+mod extended;
 mod extended_completion;
 mod extended_poller;
 mod queue;
@@ -25,8 +26,9 @@ pub use completion_channel::{CompletionChannel, CompletionEvent};
 pub use completion_counter::{
     CompletionCounter, CompletionCounterCapabilities, CompletionCounterUnit, CountedOperations,
 };
+pub use extended::CompletionFields;
 pub use extended_completion::{ExtendedCompletion, ExtendedSuccess, TagMatch};
-pub use extended_poller::{CompletionFields, ExtendedCompletions, ExtendedPoller};
+pub use extended_poller::{ExtendedCompletions, ExtendedPoller};
 pub use queue::CompletionQueue;
 pub use queue_builder::CompletionQueueBuilder;
 pub(crate) use waiters::Waiters;

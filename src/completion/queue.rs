@@ -5,8 +5,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use super::completion_channel::{CompletionChannel, WaitChannel};
-use super::extended_poller::{Extended, ExtendedPoller};
-use super::queue_builder::CompletionQueueBuilder;
+use super::extended::Extended;
 use super::work_completion::WorkCompletion;
 use crate::debug::debug;
 use crate::device::Context;
@@ -28,11 +27,11 @@ object!(ibv_cq, ibv_destroy_cq, event_subjects);
 ///
 ///  - polling: [`poll`](Self::poll);
 ///  - sleeping until there are some: [`wait`](Self::wait), for a queue with a
-///    [channel of its own](CompletionQueueBuilder::own_channel);
+///    [channel of its own](crate::CompletionQueueBuilder::own_channel);
 ///  - an event loop, or one thread for many queues: [`poll_or_arm`](Self::poll_or_arm), for queues
 ///    with a [`CompletionChannel`];
-///  - reading only the fields that are needed, timestamps among them: [`ExtendedPoller`], for an
-///    [extended](CompletionQueueBuilder::extended) queue.
+///  - reading only the fields that are needed, timestamps among them: [`ExtendedPoller`](crate::ExtendedPoller), for an
+///    [extended](crate::CompletionQueueBuilder::extended) queue.
 pub struct CompletionQueue<'ctx> {
     pub(super) raw: Handle<ffi::ibv_cq>,
     pub(super) notifier: Notifier<'ctx>,
@@ -90,14 +89,6 @@ impl<'ctx> CompletionQueue<'ctx> {
         Self::builder(context, entries).build()
     }
 
-    /// Builds a completion queue with more options: see [`CompletionQueueBuilder`].
-    pub fn builder(
-        context: impl Into<Parent<'ctx, Context<'ctx>>>,
-        entries: u32,
-    ) -> CompletionQueueBuilder<'ctx> {
-        CompletionQueueBuilder::new(context, entries)
-    }
-
     /// Takes over a queue that was created elsewhere, such as by a C library. It can be polled, but not
     /// waited for.
     ///
@@ -109,7 +100,8 @@ impl<'ctx> CompletionQueue<'ctx> {
     ///
     /// `raw` is null or a live queue of `context`. Nothing else destroys it: dropping the
     /// `CompletionQueue` does, and waits until all its events that were read are acknowledged. If it is
-    /// single-threaded, the conditions of [`CompletionQueueBuilder::single_threaded`] hold.
+    /// single-threaded, the conditions of
+    /// [`CompletionQueueBuilder::single_threaded`](crate::CompletionQueueBuilder::single_threaded) hold.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_cq,
         context: impl Into<Parent<'ctx, Context<'ctx>>>,
@@ -179,7 +171,7 @@ impl<'ctx> CompletionQueue<'ctx> {
         u32::try_from(entries.load(Ordering::Relaxed)).unwrap_or(0)
     }
 
-    /// The number by which events name it: see [`CompletionQueueBuilder::token`].
+    /// The number by which events name it: see [`CompletionQueueBuilder::token`](crate::CompletionQueueBuilder::token).
     pub fn token(&self) -> usize {
         // SAFETY: the queue is live, and the token never changes.
         unsafe { (*self.as_raw()).cq_context as usize }
@@ -193,21 +185,12 @@ impl<'ctx> CompletionQueue<'ctx> {
         }
     }
 
-    /// Creates a poller for the queue, which must be an extended one: see [`ExtendedPoller::new`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`ExtendedPoller::new`].
-    pub fn extended_poller(&self) -> Result<ExtendedPoller<'_>> {
-        ExtendedPoller::new(self)
-    }
-
     pub(super) fn extended(&self) -> Option<&Extended> {
         self.extended.as_ref()
     }
 
     /// The C object of the extended polling interface, if the queue was built with it. It is valid while
-    /// the queue is. Polling it is unsound while an [`ExtendedPoller`] exists.
+    /// the queue is. Polling it is unsound while an [`ExtendedPoller`](crate::ExtendedPoller) exists.
     #[inline]
     pub fn as_raw_extended(&self) -> Option<NonNull<ffi::ibv_cq_ex>> {
         self.extended.as_ref()?;

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use super::completion_channel::{CompletionChannel, WaitChannel};
-use super::extended_poller::{CompletionFields, Extended};
+use super::extended::{CompletionFields, Extended};
 use super::queue::{CompletionQueue, Notifier};
 use crate::debug::debug;
 use crate::device::Context;
@@ -52,6 +52,16 @@ enum Channel<'ctx> {
     None,
     Own,
     Shared(Parent<'ctx, CompletionChannel<'ctx>>),
+}
+
+impl<'ctx> CompletionQueue<'ctx> {
+    /// Builds a completion queue with more options: see [`CompletionQueueBuilder`].
+    pub fn builder(
+        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+        entries: u32,
+    ) -> CompletionQueueBuilder<'ctx> {
+        CompletionQueueBuilder::new(context, entries)
+    }
 }
 
 impl<'ctx> CompletionQueueBuilder<'ctx> {

@@ -3,18 +3,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-#[cfg(doc)]
-use super::completion_channel::CompletionChannel;
 use super::queue::CompletionQueue;
-#[cfg(doc)]
-use super::queue_builder::CompletionQueueBuilder;
 use super::waiters::Waiters;
 use super::work_completion::WorkCompletion;
 use crate::error::{Error, Result};
 use crate::ffi;
 
 impl CompletionQueue<'_> {
-    /// `ibv_poll_cq`, for a queue with a [channel of its own](CompletionQueueBuilder::own_channel):
+    /// `ibv_poll_cq`, for a queue with a [channel of its own](crate::CompletionQueueBuilder::own_channel):
     /// sleeps until there is at least one completion, then takes the oldest, at most as many as
     /// `completions` has room for.
     ///
@@ -130,7 +126,7 @@ impl CompletionQueue<'_> {
     /// the queue and polls again. If it returns an empty slice, the queue is armed and empty: the next
     /// completion raises an event on the queue's channel.
     ///
-    /// An event loop calls this until it returns an empty slice; see [`CompletionChannel`].
+    /// An event loop calls this until it returns an empty slice; see [`CompletionChannel`](crate::CompletionChannel).
     ///
     /// # Errors
     ///
@@ -154,7 +150,7 @@ impl CompletionQueue<'_> {
     }
 
     /// `ibv_req_notify_cq`: arms the queue. The next completion that is added, or the next solicited
-    /// one if the queue is [for those](CompletionQueueBuilder::solicited_only), raises one event.
+    /// one if the queue is [for those](crate::CompletionQueueBuilder::solicited_only), raises one event.
     ///
     /// Completions that are already in the queue raise no event: poll after arming, before going to
     /// sleep. [`poll_or_arm`](Self::poll_or_arm) does that.

@@ -45,6 +45,39 @@ unsafe impl<T: Transport> Send for ReceiveHalf<'_, '_, T> {}
 // SAFETY: as for the other half.
 unsafe impl<T: Transport> Sync for ReceiveHalf<'_, '_, T> {}
 
+impl<'res, T: Transport> QueuePair<'res, T> {
+    /// The send half and the receive half, for use by two threads.
+    ///
+    /// ```
+    /// # use ibverbs::{Inline, Rc, SendWorkRequest};
+    /// # fn main() -> ibverbs::Result<()> {
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
+    /// # let context = ibverbs::open("rxe0")?;
+    /// # let domain = context.alloc_pd()?;
+    /// # let queue = context.create_cq(16)?;
+    /// let mut region = domain.allocate::<u8>(16)?;
+    /// # let prepared = domain.create_qp(&queue, &queue, Rc)
+    /// #     .max_inline_data(16).build()?;
+    /// # let remote = prepared.endpoint();
+    /// let mut queue_pair = prepared.handshake(remote)?;
+    /// let (mut send, mut receive) = queue_pair.split();
+    /// std::thread::scope(|scope| {
+    ///     // SAFETY: no other request is outstanding under 1.
+    ///     scope.spawn(move || unsafe { send.post(SendWorkRequest::new(Inline(b"hello")), 1) });
+    ///     // SAFETY: the region is not touched until the completion of 2 was polled, and dropped after
+    ///     // the queue pair.
+    ///     unsafe { receive.post_receive(&mut region, .., 2) }
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    pub fn split(&mut self) -> (SendHalf<'_, 'res, T>, ReceiveHalf<'_, 'res, T>) {
+        (SendHalf::new(self), ReceiveHalf::new(self))
+    }
+}
+
 impl<'q, 'res, T: Transport> SendHalf<'q, 'res, T> {
     /// The caller creates at most one send half and one receive half.
     #[inline]

@@ -2,7 +2,6 @@
 
 use std::ops::RangeBounds;
 
-use super::halves::{ReceiveHalf, SendHalf};
 use super::post_receive::receive_methods;
 use super::post_send::send_methods;
 use super::prepared_request::{PostedBy, RawRequest};
@@ -20,8 +19,7 @@ use crate::queue_pair::{
     FixedPeer, PostsRdma, QueuePair, Reads, ReceiveQueue, Sends, Transport, Writes,
 };
 
-/// Posting requests of either queue, and splitting.
-impl<'res, T: Transport> QueuePair<'res, T> {
+impl<T: Transport> QueuePair<'_, T> {
     /// `ibv_post_send`, `ibv_post_recv`: posts a request to the queue that it is for, under the number
     /// `wr_id`.
     ///
@@ -74,37 +72,6 @@ impl<'res, T: Transport> QueuePair<'res, T> {
 
     send_methods!();
     receive_methods!();
-
-    /// The send half and the receive half, for use by two threads.
-    ///
-    /// ```
-    /// # use ibverbs::{Inline, Rc, SendWorkRequest};
-    /// # fn main() -> ibverbs::Result<()> {
-    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
-    /// # rxe0.register();
-    /// # let context = ibverbs::open("rxe0")?;
-    /// # let domain = context.alloc_pd()?;
-    /// # let queue = context.create_cq(16)?;
-    /// let mut region = domain.allocate::<u8>(16)?;
-    /// # let prepared = domain.create_qp(&queue, &queue, Rc)
-    /// #     .max_inline_data(16).build()?;
-    /// # let remote = prepared.endpoint();
-    /// let mut queue_pair = prepared.handshake(remote)?;
-    /// let (mut send, mut receive) = queue_pair.split();
-    /// std::thread::scope(|scope| {
-    ///     // SAFETY: no other request is outstanding under 1.
-    ///     scope.spawn(move || unsafe { send.post(SendWorkRequest::new(Inline(b"hello")), 1) });
-    ///     // SAFETY: the region is not touched until the completion of 2 was polled, and dropped after
-    ///     // the queue pair.
-    ///     unsafe { receive.post_receive(&mut region, .., 2) }
-    /// })?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[inline]
-    pub fn split(&mut self) -> (SendHalf<'_, 'res, T>, ReceiveHalf<'_, 'res, T>) {
-        (SendHalf::new(self), ReceiveHalf::new(self))
-    }
 
     #[inline]
     fn queue_pair(&self) -> &Self {

@@ -3,14 +3,27 @@
 use std::fmt;
 
 use super::address_vector::AddressVector;
-use super::state::MigrationState;
 use crate::ffi;
+use crate::foreign_enum::foreign_enum;
 use crate::memory::AccessFlags;
 use crate::queue_pair_state::QueuePairState;
 use crate::settings::{
     AckTimeout, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
     PacketSequenceNumber,
 };
+
+foreign_enum! {
+    /// `enum ibv_mig_state`: the state of a connection's migration to its alternate path.
+    #[doc(alias = "ibv_mig_state")]
+    pub enum MigrationState: ibv_mig_state(u32) {
+        /// It uses its current path: there is no alternate path, or it has migrated to it.
+        Migrated = IBV_MIG_MIGRATED,
+        /// The peer is being told of the alternate path.
+        Rearm = IBV_MIG_REARM,
+        /// Both sides are ready to move to the alternate path.
+        Armed = IBV_MIG_ARMED,
+    }
+}
 
 /// A value as C's struct stores it.
 pub(super) trait Attribute<Raw>: Sized {

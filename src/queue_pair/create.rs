@@ -5,6 +5,8 @@ use std::ptr::{self, NonNull};
 use super::answers::Answers;
 use super::builder::QueuePairBuilder;
 use super::connection_settings::ConnectionSettings;
+#[cfg(any(feature = "efa", feature = "mlx5"))]
+use super::driver::DriverTransport;
 use super::endpoint::QueuePairEndpoint;
 use super::prepared::PreparedQueuePair;
 use super::sequence::first_psn;
@@ -143,6 +145,21 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         let answers = Answers::take(context, &device, self.kind, settings.max_dest_rd_atomic);
         settings.max_dest_rd_atomic = Some(answers.count());
         Ok(LookedUp { lid: port.lid(), gids, settings, answers, is_rxe: quirks::is_rxe(&device) })
+    }
+
+    /// Whether the transport's own limits replace those of `ibv_query_device`, which are then checked here.
+    fn prepare_driver(&mut self) -> Result<bool> {
+        let Some(driver) = self.driver else { return Ok(false) };
+        match driver {
+            #[cfg(feature = "efa")]
+            DriverTransport::Srd { options, .. } => self.prepare_srd(options).map(|()| true),
+            #[cfg(feature = "mlx5")]
+            DriverTransport::DcInitiator(streams) => {
+                self.prepare_dc_initiator(streams).map(|()| false)
+            }
+            #[cfg(feature = "mlx5")]
+            DriverTransport::DcTarget { .. } => self.prepare_dc_target().map(|()| false),
+        }
     }
 
     /// Checks that the parents fit together.

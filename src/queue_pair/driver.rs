@@ -1,16 +1,13 @@
 //! Transports that only a verb of their provider creates: SRD of EFA, DC of mlx5.
 //!
 //! Both are of the C type `IBV_QPT_DRIVER`, and share nothing else. What is particular to one is in its own
-//! file; here is where the builder, the state changes and the posting interface ask.
+//! files; here is where the builder, the state changes and the posting interface ask.
 
 use super::attributes::AttributeMask;
-use super::builder::QueuePairBuilder;
 #[cfg(feature = "mlx5")]
-use super::dc::{self, DcStreams};
+use super::dc_options::{self as dc, DcStreams};
 #[cfg(feature = "efa")]
-use super::srd::{self, SrdOptions};
-use super::transport::Transport;
-use crate::error::Result;
+use super::srd_options::{self as srd, SrdOptions};
 use crate::ffi;
 use crate::queue_pair_state::QueuePairState;
 
@@ -105,23 +102,6 @@ impl DriverTransport {
             Self::DcInitiator(_) => dc::initiator_attributes(from, to),
             #[cfg(feature = "mlx5")]
             Self::DcTarget { .. } => dc::target_attributes(from, to),
-        }
-    }
-}
-
-impl<T: Transport> QueuePairBuilder<'_, T> {
-    /// Whether the transport's own limits replace those of `ibv_query_device`, which are then checked here.
-    pub(super) fn prepare_driver(&mut self) -> Result<bool> {
-        let Some(driver) = self.driver else { return Ok(false) };
-        match driver {
-            #[cfg(feature = "efa")]
-            DriverTransport::Srd { options, .. } => self.prepare_srd(options).map(|()| true),
-            #[cfg(feature = "mlx5")]
-            DriverTransport::DcInitiator(streams) => {
-                self.prepare_dc_initiator(streams).map(|()| false)
-            }
-            #[cfg(feature = "mlx5")]
-            DriverTransport::DcTarget { .. } => self.prepare_dc_target().map(|()| false),
         }
     }
 }

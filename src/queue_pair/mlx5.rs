@@ -7,7 +7,7 @@ use super::builder::QueuePairBuilder;
 use super::extended_operations::{SendOperations, function};
 use super::shared_receive_queue::SharedReceiveQueue;
 use super::transport::{Rc, Transport};
-use super::{QueuePair, dc, ffi};
+use super::{QueuePair, dc_options, ffi};
 use crate::completion::CompletionQueue;
 use crate::device::mlx5::explain;
 use crate::domain::ProtectionDomain;
@@ -43,8 +43,8 @@ pub(super) unsafe fn create(
         ..Default::default()
     };
     // SAFETY: the caller vouches for the context and the attributes; a queue pair that comes back is ours alone.
-    unsafe { Handle::new(dc::CREATE, dc::create(context, attributes, direct)) }
-        .map_err(|error| explain(dc::CREATE, error))
+    unsafe { Handle::new(dc_options::CREATE, dc_options::create(context, attributes, direct)) }
+        .map_err(|error| explain(dc_options::CREATE, error))
 }
 
 /// The functions that mlx5 adds to those of `ibv_qp_ex`.

@@ -16,6 +16,8 @@ mod create;
 mod data_in_order;
 #[cfg(feature = "mlx5")]
 mod dc;
+#[cfg(feature = "mlx5")]
+mod dc_options;
 mod driver;
 mod ece;
 mod endpoint;
@@ -39,6 +41,8 @@ mod shared_receive_queue;
 mod shared_receive_token;
 #[cfg(feature = "efa")]
 mod srd;
+#[cfg(feature = "efa")]
+mod srd_options;
 mod state;
 mod tag_matching;
 mod transition;
@@ -46,14 +50,16 @@ mod transport;
 
 pub use address_handle::AddressHandle;
 pub use address_vector::AddressVector;
-pub use attributes::{AttributeMask, QueuePairAttributes};
+pub use attributes::{AttributeMask, MigrationState, QueuePairAttributes};
 pub use builder::{CreateFlags, QueuePairBuilder};
 pub use connection_settings::ConnectionSettings;
 #[cfg(feature = "channel")]
 pub(crate) use connection_settings::connection_settings;
 pub use data_in_order::DataInOrder;
 #[cfg(feature = "mlx5")]
-pub use dc::{DcStreams, DcTarget};
+pub use dc::DcTarget;
+#[cfg(feature = "mlx5")]
+pub use dc_options::DcStreams;
 use driver::DriverTransport;
 pub use ece::EnhancedConnection;
 pub use endpoint::QueuePairEndpoint;
@@ -68,8 +74,7 @@ pub use rate_limit::RateLimit;
 pub use resolved::ResolvedEthernet;
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 #[cfg(feature = "efa")]
-pub use srd::SrdOptions;
-pub use state::MigrationState;
+pub use srd_options::SrdOptions;
 pub use tag_matching::{Tag, TagHandle, TagListSize, TagOperation};
 pub use transition::StateTransition;
 #[cfg(feature = "mlx5")]

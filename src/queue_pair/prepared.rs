@@ -1,8 +1,6 @@
 //! A queue pair between its creation and its connection.
 
 use super::QueuePair;
-#[cfg(doc)]
-use super::builder::QueuePairBuilder;
 use super::endpoint::QueuePairEndpoint;
 use super::transport::{Connected, Rc, Transport, Unconnected};
 use crate::error::Result;
@@ -33,20 +31,22 @@ impl<'res, T: Transport> PreparedQueuePair<'res, T> {
     }
 
     /// Sets the number of the first packet that we send on the next connection, as
-    /// [`QueuePairBuilder::send_psn`] does.
+    /// [`QueuePairBuilder::send_psn`](crate::QueuePairBuilder::send_psn) does.
     pub fn set_send_psn(mut self, psn: PacketSequenceNumber) -> Self {
         self.queue_pair.set_send_psn(psn);
         self
     }
 
-    /// Sets the number of the first packet that we receive, as [`QueuePairBuilder::receive_psn`] does, if
+    /// Sets the number of the first packet that we receive, as
+    /// [`QueuePairBuilder::receive_psn`](crate::QueuePairBuilder::receive_psn) does, if
     /// the peer's endpoint does not contain it.
     pub fn receive_psn(mut self, psn: PacketSequenceNumber) -> Self {
         self.queue_pair.set_receive_psn(psn);
         self
     }
 
-    /// Sets the largest MTU of the path, as [`QueuePairBuilder::path_mtu`] does. The endpoint contains it
+    /// Sets the largest MTU of the path, as [`QueuePairBuilder::path_mtu`](crate::QueuePairBuilder::path_mtu) does. The
+    /// endpoint contains it
     /// too.
     pub fn path_mtu(mut self, mtu: MaximumTransferUnit) -> Self {
         self.queue_pair.set_path_mtu(mtu);

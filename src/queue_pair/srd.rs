@@ -3,74 +3,13 @@
 use super::address_handle::AddressHandle;
 use super::builder::QueuePairBuilder;
 use super::driver::DriverTransport;
+use super::srd_options::{CREATE, SrdOptions};
 use super::transport::{Srd, Transport};
 use crate::device::efa;
 use crate::device::efa::{EfaAttributes, EfaCapabilities};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::queue_pair::SendOperations;
-
-pub(super) const CREATE: &str = "efadv_create_qp_ex";
-
-/// `struct efadv_qp_init_attr`: the options of an SRD queue pair. See [`QueuePairBuilder::srd`].
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-#[doc(alias = "efadv_qp_init_attr")]
-#[must_use]
-pub struct SrdOptions {
-    unsolicited_write_receive: bool,
-    service_level: u8,
-}
-
-impl SrdOptions {
-    /// The device's defaults.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Writes of a peer that carry an immediate do not consume a receive (they do, unless set). The device
-    /// must have
-    /// [`EfaCapabilities::UNSOLICITED_WRITE_RECEIVE`](crate::EfaCapabilities::UNSOLICITED_WRITE_RECEIVE), and
-    /// the completion queue must be one of `efadv_create_cq` ([`ffi`]) that can tell which completions have
-    /// no request.
-    #[doc(alias = "EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV")]
-    pub fn unsolicited_write_receive(mut self, on: bool) -> Self {
-        self.unsolicited_write_receive = on;
-        self
-    }
-
-    /// The service level of all traffic of the queue pair (0 unless set, which is the device's default).
-    pub fn service_level(mut self, level: u8) -> Self {
-        self.service_level = level;
-        self
-    }
-
-    /// The C struct.
-    pub fn to_raw(self) -> ffi::efadv_qp_init_attr {
-        let flags = ffi::EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV as u16;
-        ffi::efadv_qp_init_attr {
-            driver_qp_type: ffi::EFADV_QP_DRIVER_TYPE_SRD,
-            flags: if self.unsolicited_write_receive { flags } else { 0 },
-            sl: self.service_level,
-            ..Default::default()
-        }
-    }
-}
-
-/// `efadv_create_qp_ex`: creates an SRD queue pair.
-///
-/// # Safety
-///
-/// `context` is live, as is all that `attributes` names.
-pub(super) unsafe fn create(
-    context: *mut ffi::ibv_context,
-    attributes: &mut ffi::ibv_qp_init_attr_ex,
-    options: SrdOptions,
-) -> *mut ffi::ibv_qp {
-    let mut raw = options.to_raw();
-    let size = size_of_val(&raw) as u32;
-    // SAFETY: the caller vouches for the context and the attributes.
-    unsafe { ffi::efadv_create_qp_ex(context, attributes, &mut raw, size) }
-}
 
 impl<'res> QueuePairBuilder<'res, Srd> {
     /// The options of a queue pair of EFA's transport SRD (scalable reliable datagram), whose type is

@@ -1,21 +1,7 @@
 //! The attributes that each step between two states of a queue pair needs.
 
 use super::attributes::AttributeMask;
-use crate::foreign_enum::foreign_enum;
 use crate::queue_pair_state::{Problem, QueuePairState, QueuePairType, TransitionError};
-
-foreign_enum! {
-    /// `enum ibv_mig_state`: the state of a connection's migration to its alternate path.
-    #[doc(alias = "ibv_mig_state")]
-    pub enum MigrationState: ibv_mig_state(u32) {
-        /// It uses its current path: there is no alternate path, or it has migrated to it.
-        Migrated = IBV_MIG_MIGRATED,
-        /// The peer is being told of the alternate path.
-        Rearm = IBV_MIG_REARM,
-        /// Both sides are ready to move to the alternate path.
-        Armed = IBV_MIG_ARMED,
-    }
-}
 
 /// The attributes that a transition requires, and those that it allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,8 +3,10 @@
 use std::fmt;
 
 use super::address_vector::AddressVector;
-use super::attributes::{Attribute, AttributeMask, QueuePairAttributes, attribute_table};
-use super::state::{MigrationState, check};
+use super::attributes::{
+    Attribute, AttributeMask, MigrationState, QueuePairAttributes, attribute_table,
+};
+use super::state::check;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::AccessFlags;

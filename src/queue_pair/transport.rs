@@ -7,7 +7,7 @@ use std::fmt;
 use super::QueuePair;
 use super::driver::DriverTransport;
 #[cfg(feature = "efa")]
-use super::srd::SrdOptions;
+use super::srd_options::SrdOptions;
 use crate::error::{Error, Result};
 use crate::queue_pair_state::QueuePairType;
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::error::ConnectionError;
 use super::event::{ConnectionEventKind, Copied};
 use super::id::Id;
-use super::listener::Requests;
+use super::listener::{ListenerBuilder, Requests};
 use super::private_data::{Message, PrivateData};
 use crate::debug::debug;
 use crate::device::Context;
@@ -176,11 +176,18 @@ pub struct DatagramListener {
     requests: Requests,
 }
 
-impl DatagramListener {
-    pub(super) fn new(requests: Requests) -> Self {
-        Self { requests }
+impl ListenerBuilder {
+    /// As [`bind`](Self::bind), for peers that want to send datagrams.
+    ///
+    /// # Errors
+    ///
+    /// Those of `bind`.
+    pub fn bind_datagram(self) -> Result<DatagramListener> {
+        Ok(DatagramListener { requests: self.bind_in(ffi::rdma_port_space::RDMA_PS_UDP)? })
     }
+}
 
+impl DatagramListener {
     /// The address that it listens at, with the port that the kernel has chosen.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.requests.id.local_addr()

@@ -2,7 +2,7 @@
 
 use std::{fmt, io};
 
-use super::event::ConnectionEventKind;
+use super::event::{ConnectionEvent, ConnectionEventKind, Copied};
 use super::private_data::PrivateData;
 use crate::error::{Error, ErrorKind};
 use crate::state_error::StateError;
@@ -47,6 +47,25 @@ pub enum ConnectionError {
     DeviceRemoved,
     /// The kernel has reported an event that is not expected here.
     Unexpected(ConnectionEventKind),
+}
+
+impl Copied {
+    /// The error that the event means for a caller that waits for a connection.
+    pub(super) fn error(&self) -> ConnectionError {
+        use ConnectionEventKind as Kind;
+
+        let ConnectionEvent { kind, status, private_data, .. } = self.public;
+        match kind {
+            Kind::AddressError | Kind::NameError => ConnectionError::NoAddress(status),
+            Kind::RouteError => ConnectionError::NoRoute(status),
+            Kind::Unreachable => ConnectionError::Unreachable(status),
+            Kind::Rejected => ConnectionError::Rejected(Rejection { status, private_data }),
+            Kind::ConnectError | Kind::MulticastError => ConnectionError::Failed(status),
+            Kind::Disconnected => ConnectionError::Disconnected,
+            Kind::DeviceRemoved => ConnectionError::DeviceRemoved,
+            other => ConnectionError::Unexpected(other),
+        }
+    }
 }
 
 /// A peer's rejection: its status and private data.

@@ -3,7 +3,6 @@
 use std::ptr::NonNull;
 use std::slice;
 
-use super::error::{ConnectionError, Rejection};
 use super::private_data::PrivateData;
 use crate::ffi;
 use crate::foreign_enum::foreign_enum;
@@ -170,23 +169,6 @@ impl Copied {
 
     pub(super) fn kind(&self) -> ConnectionEventKind {
         self.public.kind
-    }
-
-    /// The error that the event means for a caller that waits for a connection.
-    pub(super) fn error(&self) -> ConnectionError {
-        use ConnectionEventKind as Kind;
-
-        let ConnectionEvent { kind, status, private_data, .. } = self.public;
-        match kind {
-            Kind::AddressError | Kind::NameError => ConnectionError::NoAddress(status),
-            Kind::RouteError => ConnectionError::NoRoute(status),
-            Kind::Unreachable => ConnectionError::Unreachable(status),
-            Kind::Rejected => ConnectionError::Rejected(Rejection { status, private_data }),
-            Kind::ConnectError | Kind::MulticastError => ConnectionError::Failed(status),
-            Kind::Disconnected => ConnectionError::Disconnected,
-            Kind::DeviceRemoved => ConnectionError::DeviceRemoved,
-            other => ConnectionError::Unexpected(other),
-        }
     }
 }
 

@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use super::connecting::Offer;
-use super::datagram::DatagramListener;
 use super::event::{ConnectionEventKind, Copied};
 use super::event_channel::EventChannel;
 use super::id::Id;
@@ -63,16 +62,7 @@ impl ListenerBuilder {
         Ok(Listener { requests: self.bind_in(ffi::rdma_port_space::RDMA_PS_TCP)? })
     }
 
-    /// As [`bind`](Self::bind), for peers that want to send datagrams.
-    ///
-    /// # Errors
-    ///
-    /// Those of `bind`.
-    pub fn bind_datagram(self) -> Result<DatagramListener> {
-        Ok(DatagramListener::new(self.bind_in(ffi::rdma_port_space::RDMA_PS_UDP)?))
-    }
-
-    fn bind_in(self, port_space: ffi::rdma_port_space) -> Result<Requests> {
+    pub(super) fn bind_in(self, port_space: ffi::rdma_port_space) -> Result<Requests> {
         let mut id = Id::new(port_space)?;
         if self.reuse_address {
             id.set_option(ffi::RDMA_OPTION_ID_REUSEADDR.0, 1_i32)?;

@@ -6,6 +6,10 @@ use std::{fmt, io};
 use crate::error::{Error, ErrorKind};
 use crate::state_error::StateError;
 
+/// The most bytes of private data that a program can exchange when it connects by
+/// [`PreparedChannel::connect`](crate::PreparedChannel::connect) and similar methods: 8 KiB.
+pub const MAX_PRIVATE_DATA: usize = 8192;
+
 /// Why `connect` or `accept` over a stream failed. The peer is told if it can be.
 #[non_exhaustive]
 pub enum ExchangeError {
@@ -148,7 +152,7 @@ impl fmt::Display for ExchangeError {
             Self::PrivateDataTooLong(length) => write!(
                 f,
                 "the private data has {length} bytes, and must not have more than {}",
-                super::MAX_PRIVATE_DATA
+                MAX_PRIVATE_DATA
             ),
             Self::Io(error) => error.fmt(f),
         }

@@ -35,10 +35,9 @@ pub use addresses::{peer_has_closed, wait_until_peer_closes};
 pub use async_stream::AsyncStream;
 #[cfg(feature = "async")]
 pub(crate) use async_stream::Polled;
-pub use error::{ExchangeError, ExchangeStage};
+pub use error::{ExchangeError, ExchangeStage, MAX_PRIVATE_DATA};
 #[cfg(feature = "async")]
 pub(crate) use exchange::{Role, exchange_over};
 pub use stream::{DeadlineStream, StreamWithDeadline};
-pub use wire::MAX_PRIVATE_DATA;
 #[cfg(any(test, fuzzing))]
 pub use wire::exchanged_bytes;

@@ -10,12 +10,8 @@
 //!
 //! A verdict has 5 bytes: a code, and an errno value (0 if ready).
 
-use super::error::ExchangeError;
+use super::error::{ExchangeError, MAX_PRIVATE_DATA};
 use crate::queue_pair::{CREDITS_VERSION, QueuePairEndpoint, VERSION};
-
-/// The most bytes of private data that a program can exchange when it connects by
-/// [`PreparedChannel::connect`](crate::PreparedChannel::connect) and similar methods: 8 KiB.
-pub const MAX_PRIVATE_DATA: usize = 8192;
 
 const NAME: &[u8; 7] = b"ibverbs";
 
