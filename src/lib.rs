@@ -31,6 +31,7 @@ mod domain;
 mod error;
 mod event_subjects;
 pub mod ffi;
+mod fields;
 mod flow;
 mod foreign_enum;
 mod gid_class;

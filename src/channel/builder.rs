@@ -15,6 +15,7 @@ use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::fields::setters;
 use crate::memory::AccessFlags;
 use crate::parent::Parent;
 use crate::queue_pair::{
@@ -118,32 +119,22 @@ impl<'res> ChannelBuilder<'res> {
         }
     }
 
-    /// The transport: [`ReliableConnected`](QueuePairType::ReliableConnected) unless set, or
-    /// [`UnreliableConnected`](QueuePairType::UnreliableConnected), on which messages may be lost and
-    /// which has neither reads nor atomics.
-    pub fn queue_pair_type(mut self, value: QueuePairType) -> Self {
-        self.queue_pair_type = value;
-        self
-    }
+    setters! { self,
+        /// The transport: [`ReliableConnected`](QueuePairType::ReliableConnected) unless set, or
+        /// [`UnreliableConnected`](QueuePairType::UnreliableConnected), on which messages may be lost and
+        /// which has neither reads nor atomics.
+        queue_pair_type(value: QueuePairType) => self.queue_pair_type = value;
 
-    /// The most sends, writes, reads and atomics that can be in flight (16 unless set). One more fails
-    /// with [`QueueFull`](crate::TransportError::QueueFull).
-    pub fn max_send_wr(mut self, value: u32) -> Self {
-        self.capacities.max_send_wr = value;
-        self
-    }
+        /// The most sends, writes, reads and atomics that can be in flight (16 unless set). One more fails
+        /// with [`QueueFull`](crate::TransportError::QueueFull).
+        max_send_wr(value: u32) => self.capacities.max_send_wr = value;
 
-    /// The most receives that can be in flight (16 unless set). One more fails with
-    /// [`QueueFull`](crate::TransportError::QueueFull).
-    pub fn max_recv_wr(mut self, value: u32) -> Self {
-        self.capacities.max_recv_wr = value;
-        self
-    }
+        /// The most receives that can be in flight (16 unless set). One more fails with
+        /// [`QueueFull`](crate::TransportError::QueueFull).
+        max_recv_wr(value: u32) => self.capacities.max_recv_wr = value;
 
-    /// Replaces all settings of the connection.
-    pub fn connection_settings(mut self, settings: ConnectionSettings) -> Self {
-        self.connection = settings;
-        self
+        /// Replaces all settings of the connection.
+        connection_settings(settings: ConnectionSettings) => self.connection = settings;
     }
 
     /// As [`ConnectionSettings::allow_remote_rw`].
@@ -162,52 +153,45 @@ impl<'res> ChannelBuilder<'res> {
         self
     }
 
-    /// How long to poll for the completions of flushed operations before the queue pair is reset (5 s
-    /// unless set). It takes effect only after time-outs, failures and panics, and only if the device does
-    /// not answer.
-    pub fn settle_timeout(mut self, value: Duration) -> Self {
-        self.settle_timeout = value;
-        self
-    }
+    setters! { self,
+        /// How long to poll for the completions of flushed operations before the queue pair is reset (5 s
+        /// unless set). It takes effect only after time-outs, failures and panics, and only if the device does
+        /// not answer.
+        settle_timeout(value: Duration) => self.settle_timeout = value;
 
-    /// Makes waits sleep after this number of polls that found nothing, until the device wakes them. (By
-    /// default they poll until the operation has ended, which is much faster and keeps a CPU busy.)
-    ///
-    /// The completion queue then gets a [`CompletionChannel`](crate::CompletionChannel) of its own.
-    pub fn sleep_after(mut self, polls: u32) -> Self {
-        self.sleep_after = Some(polls);
-        self
-    }
+        /// Makes waits sleep after this number of polls that found nothing, until the device wakes them. (By
+        /// default they poll until the operation has ended, which is much faster and keeps a CPU busy.)
+        ///
+        /// The completion queue then gets a [`CompletionChannel`](crate::CompletionChannel) of its own.
+        sleep_after(polls: u32) => self.sleep_after = Some(polls);
 
-    /// Has the channel send only what the peer has posted receives for (`false` unless set). Both sides need it,
-    /// or connecting fails.
-    ///
-    /// Without it, the device of the sender tries again when the peer has no receive for a message, and the
-    /// connection fails when it gives up ([`max_rnr_retries`](Self::max_rnr_retries)); on iWARP it fails at
-    /// once. With it, each receive that the peer has posted is a **credit**: a send, a send with an immediate
-    /// and a write with an immediate use up one each. Without a credit,
-    ///
-    ///  - blocking operations wait, within their deadline. If that passes, nothing was posted, the error is
-    ///    [`NoCredit`](crate::TransportError::NoCredit), and the channel is not stopped.
-    ///  - the futures of an [`AsyncChannel`](crate::AsyncChannel) wait, as for room in the queue.
-    ///  - all others are refused with [`NoCredit`](crate::TransportError::NoCredit), as if the queue were full.
-    ///    [`Channel::wait_for_credit`](crate::Channel::wait_for_credit) waits until they can be posted.
-    ///
-    /// A channel counts its receives in a word of memory, which the peer reads by an RDMA read when its credits
-    /// run low. So the receiving side need not do anything in time, and the sending side reads about once per
-    /// half of the receives that the peer keeps posted. While it waits without credit it reads again and again,
-    /// with pauses that grow to a millisecond.
-    ///
-    /// It takes a place in the send queue and the completion queue beyond those of the program, a region of
-    /// memory, and time: operations do not take the fast path. It needs a reliable connection and receives
-    /// that are the channel's own, not shared ones, and lets the peer
-    /// [read](AccessFlags::REMOTE_READ) memory whose region allows that.
-    ///
-    /// The [endpoint](PreparedChannel::endpoint) tells the peer where the word is. The connection manager, which
-    /// exchanges no endpoints, sends it in front of the private data, where it takes up 24 bytes.
-    pub fn flow_control(mut self, value: bool) -> Self {
-        self.flow_control = value;
-        self
+        /// Has the channel send only what the peer has posted receives for (`false` unless set). Both sides need it,
+        /// or connecting fails.
+        ///
+        /// Without it, the device of the sender tries again when the peer has no receive for a message, and the
+        /// connection fails when it gives up ([`max_rnr_retries`](Self::max_rnr_retries)); on iWARP it fails at
+        /// once. With it, each receive that the peer has posted is a **credit**: a send, a send with an immediate
+        /// and a write with an immediate use up one each. Without a credit,
+        ///
+        ///  - blocking operations wait, within their deadline. If that passes, nothing was posted, the error is
+        ///    [`NoCredit`](crate::TransportError::NoCredit), and the channel is not stopped.
+        ///  - the futures of an [`AsyncChannel`](crate::AsyncChannel) wait, as for room in the queue.
+        ///  - all others are refused with [`NoCredit`](crate::TransportError::NoCredit), as if the queue were full.
+        ///    [`Channel::wait_for_credit`](crate::Channel::wait_for_credit) waits until they can be posted.
+        ///
+        /// A channel counts its receives in a word of memory, which the peer reads by an RDMA read when its credits
+        /// run low. So the receiving side need not do anything in time, and the sending side reads about once per
+        /// half of the receives that the peer keeps posted. While it waits without credit it reads again and again,
+        /// with pauses that grow to a millisecond.
+        ///
+        /// It takes a place in the send queue and the completion queue beyond those of the program, a region of
+        /// memory, and time: operations do not take the fast path. It needs a reliable connection and receives
+        /// that are the channel's own, not shared ones, and lets the peer
+        /// [read](AccessFlags::REMOTE_READ) memory whose region allows that.
+        ///
+        /// The [endpoint](PreparedChannel::endpoint) tells the peer where the word is. The connection manager, which
+        /// exchanges no endpoints, sends it in front of the private data, where it takes up 24 bytes.
+        flow_control(value: bool) => self.flow_control = value;
     }
 
     fn shares_receives(&self) -> bool {

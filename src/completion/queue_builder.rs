@@ -11,6 +11,7 @@ use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::ffi::ibv_cq_init_attr_mask as Mask;
+use crate::fields::setters;
 use crate::handle::Handle;
 use crate::parent::Parent;
 
@@ -94,40 +95,30 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
         self
     }
 
-    /// The number by which events name the queue (0 unless set): those of its channel
-    /// ([`CompletionEvent::token`](crate::CompletionEvent::token)) and those of the device
-    /// ([`AsyncEvent`](crate::AsyncEvent)).
-    #[doc(alias = "cq_context")]
-    pub fn token(mut self, token: usize) -> Self {
-        self.token = token;
-        self
-    }
+    setters! { self,
+        /// The number by which events name the queue (0 unless set): those of its channel
+        /// ([`CompletionEvent::token`](crate::CompletionEvent::token)) and those of the device
+        /// ([`AsyncEvent`](crate::AsyncEvent)).
+        #[doc(alias = "cq_context")]
+        token(token: usize) => self.token = token;
 
-    /// The index of the device's interrupt that serves the queue (0 unless set): less than
-    /// [`Context::completion_vectors`]. Queues with different vectors can be served by different
-    /// processors.
-    #[doc(alias = "comp_vector")]
-    pub fn completion_vector(mut self, vector: u32) -> Self {
-        self.completion_vector = Some(vector);
-        self
-    }
+        /// The index of the device's interrupt that serves the queue (0 unless set): less than
+        /// [`Context::completion_vectors`]. Queues with different vectors can be served by different
+        /// processors.
+        #[doc(alias = "comp_vector")]
+        completion_vector(vector: u32) => self.completion_vector = Some(vector);
 
-    /// Makes [`wait`](CompletionQueue::wait), [`arm`](CompletionQueue::arm) and
-    /// [`poll_or_arm`](CompletionQueue::poll_or_arm) wait for the arrival of a message that was sent
-    /// *solicited*, or for a request that fails: other completions raise no event. Polling still finds
-    /// all completions.
-    pub fn solicited_only(mut self) -> Self {
-        self.solicited_only = true;
-        self
-    }
+        /// Makes [`wait`](CompletionQueue::wait), [`arm`](CompletionQueue::arm) and
+        /// [`poll_or_arm`](CompletionQueue::poll_or_arm) wait for the arrival of a message that was sent
+        /// *solicited*, or for a request that fails: other completions raise no event. Polling still finds
+        /// all completions.
+        solicited_only() => self.solicited_only = true;
 
-    /// `ibv_create_cq_ex`: makes a queue that an [`ExtendedPoller`](crate::ExtendedPoller) can poll
-    /// too, and which reports `fields` in each completion.
-    #[doc(alias = "ibv_create_cq_ex")]
-    #[doc(alias = "wc_flags")]
-    pub fn extended(mut self, fields: CompletionFields) -> Self {
-        self.fields = Some(fields);
-        self
+        /// `ibv_create_cq_ex`: makes a queue that an [`ExtendedPoller`](crate::ExtendedPoller) can poll
+        /// too, and which reports `fields` in each completion.
+        #[doc(alias = "ibv_create_cq_ex")]
+        #[doc(alias = "wc_flags")]
+        extended(fields: CompletionFields) => self.fields = Some(fields);
     }
 
     /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: when the queue is full, the device overwrites the oldest

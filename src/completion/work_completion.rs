@@ -4,6 +4,7 @@ use std::{fmt, ptr};
 
 use crate::debug::debug;
 use crate::ffi;
+use crate::fields::getters;
 use crate::foreign_enum::foreign_enum;
 
 /// `struct ibv_wc`: the completion of a work request, as [`CompletionQueue::poll`] returns it.
@@ -150,39 +151,29 @@ impl WorkSuccess {
         self.flag(ffi::ibv_wc_flags::IBV_WC_GRH)
     }
 
-    /// The peer's LID; for UD receives on InfiniBand only.
-    #[inline]
-    pub fn source_lid(&self) -> u16 {
-        self.raw.slid
-    }
+    getters! { self,
+        /// The peer's LID; for UD receives on InfiniBand only.
+        #[inline]
+        source_lid: u16 => self.raw.slid;
 
-    /// The service level of the message; for UD receives only.
-    #[inline]
-    pub fn service_level(&self) -> u8 {
-        self.raw.sl
-    }
+        /// The service level of the message; for UD receives only.
+        #[inline]
+        service_level: u8 => self.raw.sl;
 
-    /// The index of the P_Key of the message; for UD receives only.
-    #[inline]
-    pub fn pkey_index(&self) -> u16 {
-        self.raw.pkey_index
-    }
+        /// The index of the P_Key of the message; for UD receives only.
+        #[inline]
+        pkey_index: u16 => self.raw.pkey_index;
 
-    /// The low bits of the local LID that the message was sent to; for UD receives only.
-    #[inline]
-    pub fn destination_path_bits(&self) -> u8 {
-        self.raw.dlid_path_bits
-    }
+        /// The low bits of the local LID that the message was sent to; for UD receives only.
+        #[inline]
+        destination_path_bits: u8 => self.raw.dlid_path_bits;
 
-    /// The flags as C has them: bits of `enum ibv_wc_flags`.
-    #[inline]
-    pub fn flags(&self) -> u32 {
-        self.raw.wc_flags
-    }
+        /// The flags as C has them: bits of `enum ibv_wc_flags`.
+        #[inline]
+        flags: u32 => self.raw.wc_flags;
 
-    /// The C struct.
-    pub fn as_raw(&self) -> &ffi::ibv_wc {
-        &self.raw
+        /// The C struct.
+        as_raw: &ffi::ibv_wc => &self.raw;
     }
 
     #[inline]

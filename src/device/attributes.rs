@@ -11,6 +11,7 @@ use super::capabilities::{
 use super::gid::Guid;
 use crate::debug::debug;
 use crate::ffi;
+use crate::fields::getters;
 use crate::foreign_enum::foreign_enum;
 
 /// `struct ibv_device_attr_ex`: the limits and capabilities of a device.
@@ -123,49 +124,33 @@ impl DeviceAttributes {
         Guid::from_be(self.0.orig_attr.sys_image_guid)
     }
 
-    /// The largest region, in bytes.
-    pub fn max_mr_size(&self) -> u64 {
-        self.0.orig_attr.max_mr_size
-    }
+    getters! { self,
+        /// The largest region, in bytes.
+        max_mr_size: u64 => self.0.orig_attr.max_mr_size;
 
-    /// The page sizes that the device supports: each bit that is set is a size in bytes.
-    pub fn page_sizes(&self) -> u64 {
-        self.0.orig_attr.page_size_cap
-    }
+        /// The page sizes that the device supports: each bit that is set is a size in bytes.
+        page_sizes: u64 => self.0.orig_attr.page_size_cap;
 
-    /// The vendor's IEEE OUI.
-    pub fn vendor_id(&self) -> u32 {
-        self.0.orig_attr.vendor_id
-    }
+        /// The vendor's IEEE OUI.
+        vendor_id: u32 => self.0.orig_attr.vendor_id;
 
-    /// The vendor's number for the model.
-    pub fn vendor_part_id(&self) -> u32 {
-        self.0.orig_attr.vendor_part_id
-    }
+        /// The vendor's number for the model.
+        vendor_part_id: u32 => self.0.orig_attr.vendor_part_id;
 
-    /// The vendor's number for the hardware version.
-    pub fn hardware_version(&self) -> u32 {
-        self.0.orig_attr.hw_ver
-    }
+        /// The vendor's number for the hardware version.
+        hardware_version: u32 => self.0.orig_attr.hw_ver;
 
-    /// The number of ports.
-    pub fn phys_port_cnt(&self) -> u8 {
-        self.0.orig_attr.phys_port_cnt
-    }
+        /// The number of ports.
+        phys_port_cnt: u8 => self.0.orig_attr.phys_port_cnt;
 
-    /// The most P_Keys of a port.
-    pub fn max_pkeys(&self) -> u16 {
-        self.0.orig_attr.max_pkeys
-    }
+        /// The most P_Keys of a port.
+        max_pkeys: u16 => self.0.orig_attr.max_pkeys;
 
-    /// The longest time that the device takes to answer, encoded: 4.096 µs · 2ⁿ.
-    pub fn local_ca_ack_delay(&self) -> u8 {
-        self.0.orig_attr.local_ca_ack_delay
-    }
+        /// The longest time that the device takes to answer, encoded: 4.096 µs · 2ⁿ.
+        local_ca_ack_delay: u8 => self.0.orig_attr.local_ca_ack_delay;
 
-    /// What the device's atomics are atomic with respect to.
-    pub fn atomic_capability(&self) -> AtomicCapability {
-        self.0.orig_attr.atomic_cap.into()
+        /// What the device's atomics are atomic with respect to.
+        atomic_capability: AtomicCapability => self.0.orig_attr.atomic_cap.into();
     }
 
     /// The device's capability flags.

@@ -4,6 +4,7 @@ use super::context::Context;
 use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::fields::getters;
 
 const VERB: &str = "efadv_query_device";
 
@@ -35,35 +36,25 @@ bitflags::bitflags! {
 pub struct EfaAttributes(ffi::efadv_device_attr);
 
 impl EfaAttributes {
-    /// How many requests a send queue can hold.
-    pub fn max_send_wr(&self) -> u32 {
-        self.0.max_sq_wr
-    }
+    getters! { self,
+        /// How many requests a send queue can hold.
+        max_send_wr: u32 => self.0.max_sq_wr;
 
-    /// How many requests a receive queue can hold.
-    pub fn max_recv_wr(&self) -> u32 {
-        self.0.max_rq_wr
-    }
+        /// How many requests a receive queue can hold.
+        max_recv_wr: u32 => self.0.max_rq_wr;
 
-    /// How many gather elements a send can have.
-    pub fn max_send_sge(&self) -> u32 {
-        self.0.max_sq_sge.into()
-    }
+        /// How many gather elements a send can have.
+        max_send_sge: u32 => self.0.max_sq_sge.into();
 
-    /// How many scatter elements a receive can have.
-    pub fn max_recv_sge(&self) -> u32 {
-        self.0.max_rq_sge.into()
-    }
+        /// How many scatter elements a receive can have.
+        max_recv_sge: u32 => self.0.max_rq_sge.into();
 
-    /// How many bytes a send can carry inline.
-    pub fn max_inline_data(&self) -> u32 {
-        self.0.inline_buf_size.into()
-    }
+        /// How many bytes a send can carry inline.
+        max_inline_data: u32 => self.0.inline_buf_size.into();
 
-    /// How many bytes one read or write can move; 0 if the device has neither. The longest *message* is
-    /// another limit: [`PortAttributes::max_message_size`](crate::PortAttributes::max_message_size).
-    pub fn max_rdma_size(&self) -> u32 {
-        self.0.max_rdma_size
+        /// How many bytes one read or write can move; 0 if the device has neither. The longest *message* is
+        /// another limit: [`PortAttributes::max_message_size`](crate::PortAttributes::max_message_size).
+        max_rdma_size: u32 => self.0.max_rdma_size;
     }
 
     /// What the device can do.

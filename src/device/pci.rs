@@ -1,5 +1,6 @@
 //! Where a device is in the machine: its PCI function, as sysfs shows it.
 
+use crate::fields::getters;
 use std::ffi::c_void;
 use std::path::Path;
 use std::str::FromStr;
@@ -153,35 +154,25 @@ impl PciFunction {
         })
     }
 
-    /// Its address.
-    pub fn address(&self) -> PciAddress {
-        self.address
-    }
+    getters! { self,
+        /// Its address.
+        address: PciAddress => self.address;
 
-    /// The bridges between the root complex and the function, the one nearest to the root complex first.
-    pub fn bridges(&self) -> &[PciAddress] {
-        &self.bridges
-    }
+        /// The bridges between the root complex and the function, the one nearest to the root complex first.
+        bridges: &[PciAddress] => &self.bridges;
 
-    /// The NUMA node that it hangs on. `None` on a machine with one node whose firmware names none.
-    pub fn numa_node(&self) -> Option<u32> {
-        self.numa_node
-    }
+        /// The NUMA node that it hangs on. `None` on a machine with one node whose firmware names none.
+        numa_node: Option<u32> => self.numa_node;
 
-    /// The numbers of the processors that are near to it, ascending.
-    pub fn local_processors(&self) -> Option<&[u32]> {
-        self.processors.as_deref()
-    }
+        /// The numbers of the processors that are near to it, ascending.
+        local_processors: Option<&[u32]> => self.processors.as_deref();
 
-    /// The speed of one lane of its PCIe link now, in millions of transfers per second: 32,000 is PCIe 5.
-    /// (For the speed of a network port: [`PortAttributes::speed`](crate::PortAttributes::speed).)
-    pub fn link_speed(&self) -> Option<u32> {
-        self.link_speed
-    }
+        /// The speed of one lane of its PCIe link now, in millions of transfers per second: 32,000 is PCIe 5.
+        /// (For the speed of a network port: [`PortAttributes::speed`](crate::PortAttributes::speed).)
+        link_speed: Option<u32> => self.link_speed;
 
-    /// The number of lanes of its PCIe link now.
-    pub fn link_width(&self) -> Option<u32> {
-        self.link_width
+        /// The number of lanes of its PCIe link now.
+        link_width: Option<u32> => self.link_width;
     }
 
     /// How far data travels to another function: a GPU, an NVMe disk. `None` if they have no bridge and no

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::fields::getters;
 use crate::foreign_enum::foreign_enum;
 use crate::settings::MaximumTransferUnit;
 
@@ -76,54 +77,36 @@ impl PortAttributes {
         }
     }
 
-    /// The local identifier that the subnet manager assigned to the port; 0 on Ethernet.
-    pub fn lid(&self) -> u16 {
-        self.0.lid
-    }
+    getters! { self,
+        /// The local identifier that the subnet manager assigned to the port; 0 on Ethernet.
+        lid: u16 => self.0.lid;
 
-    /// The number of low bits of the LID that paths may vary.
-    pub fn lmc(&self) -> u8 {
-        self.0.lmc
-    }
+        /// The number of low bits of the LID that paths may vary.
+        lmc: u8 => self.0.lmc;
 
-    /// The LID of the subnet manager.
-    pub fn sm_lid(&self) -> u16 {
-        self.0.sm_lid
-    }
+        /// The LID of the subnet manager.
+        sm_lid: u16 => self.0.sm_lid;
 
-    /// The service level on which the subnet manager is reached.
-    pub fn sm_sl(&self) -> u8 {
-        self.0.sm_sl
-    }
+        /// The service level on which the subnet manager is reached.
+        sm_sl: u8 => self.0.sm_sl;
 
-    /// The largest message, in bytes.
-    pub fn max_message_size(&self) -> u32 {
-        self.0.max_msg_sz
-    }
+        /// The largest message, in bytes.
+        max_message_size: u32 => self.0.max_msg_sz;
 
-    /// The maximum number of virtual lanes, as the specification encodes it.
-    pub fn max_vl_num(&self) -> u8 {
-        self.0.max_vl_num
-    }
+        /// The maximum number of virtual lanes, as the specification encodes it.
+        max_vl_num: u8 => self.0.max_vl_num;
 
-    /// The number of received packets with a P_Key that the port does not have.
-    pub fn bad_pkey_counter(&self) -> u32 {
-        self.0.bad_pkey_cntr
-    }
+        /// The number of received packets with a P_Key that the port does not have.
+        bad_pkey_counter: u32 => self.0.bad_pkey_cntr;
 
-    /// The number of received packets with a wrong Q_Key.
-    pub fn qkey_violation_counter(&self) -> u32 {
-        self.0.qkey_viol_cntr
-    }
+        /// The number of received packets with a wrong Q_Key.
+        qkey_violation_counter: u32 => self.0.qkey_viol_cntr;
 
-    /// The subnet timeout as the specification encodes it: 4.096 µs · 2ⁿ.
-    pub fn subnet_timeout(&self) -> u8 {
-        self.0.subnet_timeout
-    }
+        /// The subnet timeout as the specification encodes it: 4.096 µs · 2ⁿ.
+        subnet_timeout: u8 => self.0.subnet_timeout;
 
-    /// The subnet manager's reply about the initialisation that the port had asked for.
-    pub fn init_type_reply(&self) -> u8 {
-        self.0.init_type_reply
+        /// The subnet manager's reply about the initialisation that the port had asked for.
+        init_type_reply: u8 => self.0.init_type_reply;
     }
 
     /// The physical state.
@@ -151,19 +134,15 @@ impl PortAttributes {
         }
     }
 
-    /// The capabilities as C has them: bits of `enum ibv_port_cap_flags`.
-    pub fn capability_flags(&self) -> u32 {
-        self.0.port_cap_flags
-    }
+    getters! { self,
+        /// The capabilities as C has them: bits of `enum ibv_port_cap_flags`.
+        capability_flags: u32 => self.0.port_cap_flags;
 
-    /// Further capabilities as C has them: bits of `enum ibv_port_cap_flags2`.
-    pub fn capability_flags2(&self) -> u16 {
-        self.0.port_cap_flags2
-    }
+        /// Further capabilities as C has them: bits of `enum ibv_port_cap_flags2`.
+        capability_flags2: u16 => self.0.port_cap_flags2;
 
-    /// The flags as C has them: `IBV_QPF_GRH_REQUIRED` among others.
-    pub fn flags(&self) -> u8 {
-        self.0.flags
+        /// The flags as C has them: `IBV_QPF_GRH_REQUIRED` among others.
+        flags: u8 => self.0.flags;
     }
 
     /// Whether every packet must carry a global route header: on some InfiniBand fabrics, and always on

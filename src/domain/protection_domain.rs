@@ -6,6 +6,7 @@ use crate::debug::debug;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::fields::getters;
 use crate::handle::{Handle, Leak, object, resource};
 use crate::importable_handle::{ImportableHandle, importable_object};
 use crate::parent::Parent;
@@ -203,22 +204,18 @@ impl<'ctx> ProtectionDomain<'ctx> {
         unsafe { (*self.as_raw()).handle }
     }
 
-    /// The C object. It is valid while the domain is.
-    #[inline]
-    pub fn as_raw(&self) -> *mut ffi::ibv_pd {
-        self.raw.as_ptr()
-    }
+    getters! { self,
+        /// The C object. It is valid while the domain is.
+        #[inline]
+        as_raw: *mut ffi::ibv_pd => self.raw.as_ptr();
 
-    /// The context that it was allocated from.
-    pub fn context(&self) -> &Context<'ctx> {
-        &self.context
-    }
+        /// The context that it was allocated from.
+        context: &Context<'ctx> => &self.context;
 
-    /// The context, as the parent of another object: a domain that owns its context or shares it makes a
-    /// completion queue that does so too, as in
-    /// `CompletionQueue::new(domain.context_parent(), 64)`.
-    pub fn context_parent(&self) -> Parent<'ctx, Context<'ctx>> {
-        self.context.clone()
+        /// The context, as the parent of another object: a domain that owns its context or shares it makes a
+        /// completion queue that does so too, as in
+        /// `CompletionQueue::new(domain.context_parent(), 64)`.
+        context_parent: Parent<'ctx, Context<'ctx>> => self.context.clone();
     }
 
     /// `ibv_dealloc_pd`: deallocates the domain, and returns the error if that fails, which

@@ -7,6 +7,7 @@ use crate::debug::debug;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::fields::setters;
 use crate::handle::{Handle, object, resource};
 use crate::parent::Parent;
 
@@ -83,46 +84,27 @@ impl EspParameters {
         Ok(self)
     }
 
-    /// The security parameters index (0 unless set).
-    pub fn security_parameters_index(mut self, index: u32) -> Self {
-        self.settings.spi = index;
-        self
-    }
+    setters! { self,
+        /// The security parameters index (0 unless set).
+        security_parameters_index(index: u32) => self.settings.spi = index;
 
-    /// The sequence number of the next packet (0 unless set).
-    pub fn sequence_number(mut self, number: u32) -> Self {
-        self.settings.seq = number;
-        self
-    }
+        /// The sequence number of the next packet (0 unless set).
+        sequence_number(number: u32) => self.settings.seq = number;
 
-    /// The length that traffic flow confidentiality pads packets to, in bytes (0, not, unless set).
-    pub fn padding(mut self, length: u32) -> Self {
-        self.settings.tfc_pad = length;
-        self
-    }
+        /// The length that traffic flow confidentiality pads packets to, in bytes (0, not, unless set).
+        padding(length: u32) => self.settings.tfc_pad = length;
 
-    /// After how many packets the action stops (0, never, unless set).
-    pub fn packet_limit(mut self, packets: u64) -> Self {
-        self.settings.hard_limit_pkts = packets;
-        self
-    }
+        /// After how many packets the action stops (0, never, unless set).
+        packet_limit(packets: u64) => self.settings.hard_limit_pkts = packets;
 
-    /// How packets are processed (no flags unless set).
-    pub fn flags(mut self, flags: EspFlags) -> Self {
-        self.settings.flags = flags.bits();
-        self
-    }
+        /// How packets are processed (no flags unless set).
+        flags(flags: EspFlags) => self.settings.flags = flags.bits();
 
-    /// Drops packets that arrive again, by a window of that many packets (not unless set).
-    pub fn replay_window(mut self, packets: u32) -> Self {
-        self.replay_window = Some(packets);
-        self
-    }
+        /// Drops packets that arrive again, by a window of that many packets (not unless set).
+        replay_window(packets: u32) => self.replay_window = Some(packets);
 
-    /// The upper half of an extended sequence number (none unless set).
-    pub fn extended_sequence_number(mut self, upper: u32) -> Self {
-        self.sequence_high = Some(upper);
-        self
+        /// The upper half of an extended sequence number (none unless set).
+        extended_sequence_number(upper: u32) => self.sequence_high = Some(upper);
     }
 
     /// The outer header of tunnel mode, which the device adds with

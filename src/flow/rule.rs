@@ -7,6 +7,7 @@ use crate::debug::debug;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::fields::setters;
 use crate::handle::Leak;
 use crate::parent::Parent;
 
@@ -128,30 +129,20 @@ impl<'res> FlowRule<'res> {
         self
     }
 
-    /// The rule's priority (0 unless set): of several rules that match, the one with the lowest number
-    /// applies.
-    pub fn priority(mut self, priority: u16) -> Self {
-        self.priority = priority;
-        self
-    }
+    setters! { self,
+        /// The rule's priority (0 unless set): of several rules that match, the one with the lowest number
+        /// applies.
+        priority(priority: u16) => self.priority = priority;
 
-    /// Options (none unless set).
-    pub fn flags(mut self, flags: FlowFlags) -> Self {
-        self.flags = flags;
-        self
-    }
+        /// Options (none unless set).
+        flags(flags: FlowFlags) => self.flags = flags;
 
-    /// The completions of packets that match have this number
-    /// ([`FLOW_TAG`](crate::CompletionFields::FLOW_TAG)).
-    pub fn tag(mut self, tag: u32) -> Self {
-        self.tag = Some(tag);
-        self
-    }
+        /// The completions of packets that match have this number
+        /// ([`FLOW_TAG`](crate::CompletionFields::FLOW_TAG)).
+        tag(tag: u32) => self.tag = Some(tag);
 
-    /// Packets that match are dropped.
-    pub fn drop_packets(mut self) -> Self {
-        self.drops = true;
-        self
+        /// Packets that match are dropped.
+        drop_packets() => self.drops = true;
     }
 
     /// Packets that match are counted.

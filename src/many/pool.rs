@@ -13,6 +13,7 @@ use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::fields::getters;
 use crate::memory::{
     AccessFlags, GatherBuffer, RegionOptions, ScatterBuffer, SharedMemoryRegion, kept_whole,
     private,
@@ -167,19 +168,15 @@ impl BufferPool {
         self.pool.waiting.wait(|| self.take()).await
     }
 
-    /// The number of chunks.
-    pub fn chunks(&self) -> usize {
-        self.pool.chunks.len()
-    }
+    getters! { self,
+        /// The number of chunks.
+        chunks: usize => self.pool.chunks.len();
 
-    /// The number of bytes of a chunk.
-    pub fn chunk_len(&self) -> usize {
-        self.pool.chunk_len as usize
-    }
+        /// The number of bytes of a chunk.
+        chunk_len: usize => self.pool.chunk_len as usize;
 
-    /// The number of chunks that are free at this moment.
-    pub fn available(&self) -> usize {
-        self.pool.free.count()
+        /// The number of chunks that are free at this moment.
+        available: usize => self.pool.free.count();
     }
 }
 

@@ -14,6 +14,7 @@ use super::shared_copy::{load, store};
 use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::fields::getters;
 
 /// A part of a [`SharedMemoryRegion`](crate::SharedMemoryRegion), borrowed.
 ///
@@ -281,23 +282,19 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
         }
     }
 
-    /// The local key of the region.
-    #[inline]
-    pub fn lkey(&self) -> u32 {
-        self.lkey
-    }
+    getters! { self,
+        /// The local key of the region.
+        #[inline]
+        lkey: u32 => self.lkey;
 
-    /// The remote key of the region.
-    #[inline]
-    pub fn rkey(&self) -> u32 {
-        self.rkey
-    }
+        /// The remote key of the region.
+        #[inline]
+        rkey: u32 => self.rkey;
 
-    /// The address of the first element. It is unsound to access the elements through it other than by
-    /// atomic or volatile operations.
-    #[inline]
-    pub fn as_ptr(&self) -> *mut T {
-        self.data.as_ptr()
+        /// The address of the first element. It is unsound to access the elements through it other than by
+        /// atomic or volatile operations.
+        #[inline]
+        as_ptr: *mut T => self.data.as_ptr();
     }
 }
 

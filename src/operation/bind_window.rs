@@ -10,6 +10,7 @@ use super::prepared_request::RawRequest;
 use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::fields::setters;
 use crate::handle::Leak;
 use crate::memory::{
     AccessFlags, InMemory, MemoryWindow, MemoryWindowType, Peers, Region, RemoteMemoryRegion,
@@ -152,18 +153,14 @@ impl<'res> WindowBinding<'res> {
         })
     }
 
-    /// `IBV_SEND_FENCE`: the device begins the binding only when all earlier reads and atomics have
-    /// completed.
-    #[doc(alias = "IBV_SEND_FENCE")]
-    pub fn fence(mut self) -> Self {
-        self.flags |= ffi::ibv_send_flags::IBV_SEND_FENCE.0;
-        self
-    }
+    setters! { self,
+        /// `IBV_SEND_FENCE`: the device begins the binding only when all earlier reads and atomics have
+        /// completed.
+        #[doc(alias = "IBV_SEND_FENCE")]
+        fence() => self.flags |= ffi::ibv_send_flags::IBV_SEND_FENCE.0;
 
-    /// A successful binding has no completion, on a queue pair that does not signal all requests.
-    pub fn unsignaled(mut self) -> Self {
-        self.flags &= !ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
-        self
+        /// A successful binding has no completion, on a queue pair that does not signal all requests.
+        unsignaled() => self.flags &= !ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
     }
 
     /// The C struct.

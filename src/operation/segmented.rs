@@ -5,6 +5,7 @@ use super::sealed::{AddedOn, Kind, Request};
 use super::{Adds, INLINE, SIGNALED};
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::fields::setters;
 use crate::memory::GatherBuffer;
 use crate::queue_pair::{FixedPeer, SendOperations, Sends};
 
@@ -26,16 +27,12 @@ impl<'h, D: GatherBuffer> SegmentedSendWorkRequest<'h, D> {
 }
 
 impl<D> SegmentedSendWorkRequest<'_, D> {
-    /// As [`SendWorkRequest::unsignaled`](crate::SendWorkRequest::unsignaled).
-    pub fn unsignaled(mut self) -> Self {
-        self.operation.flags |= SIGNALED;
-        self
-    }
+    setters! { self,
+        /// As [`SendWorkRequest::unsignaled`](crate::SendWorkRequest::unsignaled).
+        unsignaled() => self.operation.flags |= SIGNALED;
 
-    /// As [`SendWorkRequest::ip_checksum`](crate::SendWorkRequest::ip_checksum).
-    pub fn ip_checksum(mut self) -> Self {
-        self.operation.flags |= ffi::ibv_send_flags::IBV_SEND_IP_CSUM.0;
-        self
+        /// As [`SendWorkRequest::ip_checksum`](crate::SendWorkRequest::ip_checksum).
+        ip_checksum() => self.operation.flags |= ffi::ibv_send_flags::IBV_SEND_IP_CSUM.0;
     }
 
     /// As [`SendWorkRequest::to`](crate::SendWorkRequest::to).

@@ -5,6 +5,7 @@ use crate::completion::WorkSuccess;
 use crate::device::{Context, EndpointGids, Gid, LinkLayer, PortAttributes};
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::fields::setters;
 use crate::settings::{FlowLabel, ServiceLevel, StaticRate};
 
 /// `struct ibv_ah_attr`: the path that packets take to a peer, for a connection or for an
@@ -166,23 +167,16 @@ impl AddressVector {
         self
     }
 
-    /// The service level.
-    pub fn service_level(mut self, level: ServiceLevel) -> Self {
-        self.service_level = level;
-        self
-    }
+    setters! { self,
+        /// The service level.
+        service_level(level: ServiceLevel) => self.service_level = level;
 
-    /// The low bits of our own LID, where the port has several (see
-    /// [`PortAttributes::lmc`](crate::PortAttributes::lmc)).
-    pub fn source_path_bits(mut self, bits: u8) -> Self {
-        self.source_path_bits = bits;
-        self
-    }
+        /// The low bits of our own LID, where the port has several (see
+        /// [`PortAttributes::lmc`](crate::PortAttributes::lmc)).
+        source_path_bits(bits: u8) => self.source_path_bits = bits;
 
-    /// The rate limit.
-    pub fn static_rate(mut self, rate: StaticRate) -> Self {
-        self.static_rate = rate;
-        self
+        /// The rate limit.
+        static_rate(rate: StaticRate) => self.static_rate = rate;
     }
 
     /// The traffic class of the global route header; its upper six bits are the DSCP on RoCE v2. No effect

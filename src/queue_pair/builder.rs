@@ -11,6 +11,7 @@ use crate::completion::CompletionQueue;
 use crate::debug::debug;
 use crate::domain::{ProtectionDomain, XrcDomain};
 use crate::ffi;
+use crate::fields::setters;
 use crate::memory::AccessFlags;
 use crate::parent::Parent;
 use crate::queue_pair::SendOperations;
@@ -86,40 +87,35 @@ bitflags::bitflags! {
     }
 }
 
-/// Defines the methods that store a value.
-macro_rules! creation {
-    ($($(#[$meta:meta])* $name:ident: $type:ty => $($field:ident).+;)+) => {
-        impl<T: Transport> QueuePairBuilder<'_, T> {
-            $(
-                $(#[$meta])*
-                pub fn $name(mut self, value: $type) -> Self {
-                    self.$($field).+ = value.into();
-                    self
-                }
-            )+
-        }
-    };
-}
+impl<T: Transport> QueuePairBuilder<'_, T> {
+    setters! { self,
+        /// How many requests can be outstanding on the send queue (1 unless set).
+        max_send_wr(value: u32) => self.capacities.max_send_wr = value;
 
-creation! {
-    /// How many requests can be outstanding on the send queue (1 unless set).
-    max_send_wr: u32 => capacities.max_send_wr;
-    /// How many requests can be outstanding on the receive queue (1 unless set).
-    max_recv_wr: u32 => capacities.max_recv_wr;
-    /// How many gather elements a request on the send queue can have (1 unless set).
-    max_send_sge: u32 => capacities.max_send_sge;
-    /// How many scatter elements a receive can have (1 unless set).
-    max_recv_sge: u32 => capacities.max_recv_sge;
-    /// How many bytes a request can carry inline (0 unless set); the device may allow more.
-    max_inline_data: u32 => capacities.max_inline_data;
-    /// Whether every request on the send queue has a completion, signalled or not (not unless set).
-    signal_all: bool => signal_all;
-    /// Options that few devices have (none unless set).
-    create_flags: CreateFlags => create_flags;
-    /// The sender's queue pair number in datagrams of a UD queue pair (its own number unless set).
-    source_number: u32 => source_number;
-    /// How many bytes of headers a segmented send can have (0 unless set).
-    max_tso_header: u16 => max_tso_header;
+        /// How many requests can be outstanding on the receive queue (1 unless set).
+        max_recv_wr(value: u32) => self.capacities.max_recv_wr = value;
+
+        /// How many gather elements a request on the send queue can have (1 unless set).
+        max_send_sge(value: u32) => self.capacities.max_send_sge = value;
+
+        /// How many scatter elements a receive can have (1 unless set).
+        max_recv_sge(value: u32) => self.capacities.max_recv_sge = value;
+
+        /// How many bytes a request can carry inline (0 unless set); the device may allow more.
+        max_inline_data(value: u32) => self.capacities.max_inline_data = value;
+
+        /// Whether every request on the send queue has a completion, signalled or not (not unless set).
+        signal_all(value: bool) => self.signal_all = value;
+
+        /// Options that few devices have (none unless set).
+        create_flags(value: CreateFlags) => self.create_flags = value;
+
+        /// The sender's queue pair number in datagrams of a UD queue pair (its own number unless set).
+        source_number(value: u32) => self.source_number = Some(value);
+
+        /// How many bytes of headers a segmented send can have (0 unless set).
+        max_tso_header(value: u16) => self.max_tso_header = value;
+    }
 }
 
 /// Defines the methods for the settings of the connection, for the transports that have them.
@@ -224,21 +220,17 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         self
     }
 
-    /// Asks for the extended posting interface with these operations, for
-    /// [`QueuePair::batch`](crate::QueuePair::batch).
-    ///
-    /// Building fails with `EOPNOTSUPP` if the device lacks the interface or one of the operations.
-    pub fn extended(mut self, operations: SendOperations) -> Self {
-        self.extended = Some((operations, false));
-        self
-    }
+    setters! { self,
+        /// Asks for the extended posting interface with these operations, for
+        /// [`QueuePair::batch`](crate::QueuePair::batch).
+        ///
+        /// Building fails with `EOPNOTSUPP` if the device lacks the interface or one of the operations.
+        extended(operations: SendOperations) => self.extended = Some((operations, false));
 
-    /// Like [`extended`](Self::extended), but if the device lacks the interface or one of the operations,
-    /// builds a queue pair without the interface.
-    /// [`QueuePair::extended_operations`](crate::QueuePair::extended_operations) shows the result.
-    pub fn extended_if_available(mut self, operations: SendOperations) -> Self {
-        self.extended = Some((operations, true));
-        self
+        /// Like [`extended`](Self::extended), but if the device lacks the interface or one of the operations,
+        /// builds a queue pair without the interface.
+        /// [`QueuePair::extended_operations`](crate::QueuePair::extended_operations) shows the result.
+        extended_if_available(operations: SendOperations) => self.extended = Some((operations, true));
     }
 }
 

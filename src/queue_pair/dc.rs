@@ -19,6 +19,7 @@ use crate::device::mlx5;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::fields::getters;
 use crate::parent::Parent;
 use crate::queue_pair::SendOperations;
 use crate::queue_pair_state::{QueuePairState, QueuePairType};
@@ -200,39 +201,27 @@ pub struct DcTarget<'res> {
 }
 
 impl<'res> DcTarget<'res> {
-    /// Its number, by which initiators address it.
-    pub fn number(&self) -> u32 {
-        self.queue_pair.number()
-    }
+    getters! { self,
+        /// Its number, by which initiators address it.
+        number: u32 => self.queue_pair.number();
 
-    /// Its address, which initiators need together with the access key.
-    pub fn endpoint(&self) -> QueuePairEndpoint {
-        self.queue_pair.endpoint()
-    }
+        /// Its address, which initiators need together with the access key.
+        endpoint: QueuePairEndpoint => self.queue_pair.endpoint();
 
-    /// The key that initiators must name.
-    pub fn access_key(&self) -> u64 {
-        self.access_key
-    }
+        /// The key that initiators must name.
+        access_key: u64 => self.access_key;
 
-    /// The domain that it was created in.
-    pub fn protection_domain(&self) -> &ProtectionDomain<'res> {
-        self.queue_pair.protection_domain()
-    }
+        /// The domain that it was created in.
+        protection_domain: &ProtectionDomain<'res> => self.queue_pair.protection_domain();
 
-    /// The queue that receives are posted to.
-    pub fn shared_receive_queue(&self) -> &SharedReceiveQueue<'res> {
-        &self.shared_receive_queue
-    }
+        /// The queue that receives are posted to.
+        shared_receive_queue: &SharedReceiveQueue<'res> => &self.shared_receive_queue;
 
-    /// The completion queue of its receives.
-    pub fn receive_cq(&self) -> &CompletionQueue<'res> {
-        self.queue_pair.receive_cq()
-    }
+        /// The completion queue of its receives.
+        receive_cq: &CompletionQueue<'res> => self.queue_pair.receive_cq();
 
-    /// The C object. It is valid while the target is.
-    pub fn as_raw(&self) -> *mut ffi::ibv_qp {
-        self.queue_pair.as_raw()
+        /// The C object. It is valid while the target is.
+        as_raw: *mut ffi::ibv_qp => self.queue_pair.as_raw();
     }
 
     /// `ibv_destroy_qp`: destroys the target and reports a failure. Dropping ignores a failure.

@@ -98,6 +98,7 @@ use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::fields::getters;
 use crate::flow::Flows;
 use crate::handle::{Handle, Leak};
 use crate::parent::Parent;
@@ -201,63 +202,43 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         unsafe { (*self.as_raw()).qp_num }
     }
 
-    /// Its address when the queue pair was built or last reset, which the peer needs.
-    pub fn endpoint(&self) -> QueuePairEndpoint {
-        self.object.properties.endpoint
-    }
+    getters! { self,
+        /// Its address when the queue pair was built or last reset, which the peer needs.
+        endpoint: QueuePairEndpoint => self.object.properties.endpoint;
 
-    /// Its type.
-    pub fn queue_pair_type(&self) -> QueuePairType {
-        self.object.properties.kind
-    }
+        /// Its type.
+        queue_pair_type: QueuePairType => self.object.properties.kind;
 
-    /// How many requests can be outstanding on the send queue: at least as many as were asked for.
-    pub fn max_send_wr(&self) -> u32 {
-        self.object.properties.capacities.max_send_wr
-    }
+        /// How many requests can be outstanding on the send queue: at least as many as were asked for.
+        max_send_wr: u32 => self.object.properties.capacities.max_send_wr;
 
-    /// How many requests can be outstanding on the receive queue: at least as many as were asked
-    /// for.
-    pub fn max_recv_wr(&self) -> u32 {
-        self.object.properties.capacities.max_recv_wr
-    }
+        /// How many requests can be outstanding on the receive queue: at least as many as were asked
+        /// for.
+        max_recv_wr: u32 => self.object.properties.capacities.max_recv_wr;
 
-    /// How many gather elements a request on the send queue can have: at least as many as were asked
-    /// for.
-    pub fn max_send_sge(&self) -> u32 {
-        self.object.properties.capacities.max_send_sge
-    }
+        /// How many gather elements a request on the send queue can have: at least as many as were asked
+        /// for.
+        max_send_sge: u32 => self.object.properties.capacities.max_send_sge;
 
-    /// How many scatter elements a receive can have: at least as many as were asked for.
-    pub fn max_recv_sge(&self) -> u32 {
-        self.object.properties.capacities.max_recv_sge
-    }
+        /// How many scatter elements a receive can have: at least as many as were asked for.
+        max_recv_sge: u32 => self.object.properties.capacities.max_recv_sge;
 
-    /// How many bytes a request can carry inline: at least as many as were asked for.
-    pub fn max_inline_data(&self) -> u32 {
-        self.object.properties.capacities.max_inline_data
-    }
+        /// How many bytes a request can carry inline: at least as many as were asked for.
+        max_inline_data: u32 => self.object.properties.capacities.max_inline_data;
 
-    /// The operations that [`batch`](Self::batch) can post: those that the queue pair was built for
-    /// ([`QueuePairBuilder::extended`]), or none without the extended posting interface.
-    #[inline]
-    pub fn extended_operations(&self) -> SendOperations {
-        self.object.properties.operations
-    }
+        /// The operations that [`batch`](Self::batch) can post: those that the queue pair was built for
+        /// ([`QueuePairBuilder::extended`]), or none without the extended posting interface.
+        #[inline]
+        extended_operations: SendOperations => self.object.properties.operations;
 
-    /// The domain that it was created in.
-    pub fn protection_domain(&self) -> &ProtectionDomain<'res> {
-        &self.object.parents.domain
-    }
+        /// The domain that it was created in.
+        protection_domain: &ProtectionDomain<'res> => &self.object.parents.domain;
 
-    /// The completion queue of the send queue.
-    pub fn send_cq(&self) -> &CompletionQueue<'res> {
-        &self.object.parents.send_cq
-    }
+        /// The completion queue of the send queue.
+        send_cq: &CompletionQueue<'res> => &self.object.parents.send_cq;
 
-    /// The completion queue of the receive queue.
-    pub fn receive_cq(&self) -> &CompletionQueue<'res> {
-        &self.object.parents.receive_cq
+        /// The completion queue of the receive queue.
+        receive_cq: &CompletionQueue<'res> => &self.object.parents.receive_cq;
     }
 
     /// The shared receive queue that it receives from, if it has one.

@@ -8,6 +8,7 @@ use crate::device::quirks;
 use crate::domain::{ProtectionDomain, XrcDomain};
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::fields::getters;
 use crate::handle::{Handle, Leak, object, resource};
 use crate::parent::Parent;
 
@@ -313,20 +314,16 @@ impl<'pd> SharedReceiveQueue<'pd> {
         self.max_wr.load(Ordering::Relaxed)
     }
 
-    /// How many scatter elements a request can have: at least as many as were asked for.
-    pub fn max_sge(&self) -> u32 {
-        self.max_sge
-    }
+    getters! { self,
+        /// How many scatter elements a request can have: at least as many as were asked for.
+        max_sge: u32 => self.max_sge;
 
-    /// The domain that it was created in.
-    pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
-        &self.domain
-    }
+        /// The domain that it was created in.
+        protection_domain: &ProtectionDomain<'pd> => &self.domain;
 
-    /// The C object. It is valid while the queue is.
-    #[inline]
-    pub fn as_raw(&self) -> *mut ffi::ibv_srq {
-        self.raw.as_ptr()
+        /// The C object. It is valid while the queue is.
+        #[inline]
+        as_raw: *mut ffi::ibv_srq => self.raw.as_ptr();
     }
 
     /// `ibv_destroy_srq`: destroys the queue and reports a failure. Dropping ignores a failure. Outstanding

@@ -1,6 +1,7 @@
 //! The options of an SRD queue pair, and the verb that creates one.
 
 use crate::ffi;
+use crate::fields::setters;
 
 pub(super) const CREATE: &str = "efadv_create_qp_ex";
 
@@ -19,21 +20,17 @@ impl SrdOptions {
         Self::default()
     }
 
-    /// Writes of a peer that carry an immediate do not consume a receive (they do, unless set). The device
-    /// must have
-    /// [`EfaCapabilities::UNSOLICITED_WRITE_RECEIVE`](crate::EfaCapabilities::UNSOLICITED_WRITE_RECEIVE), and
-    /// the completion queue must be one of `efadv_create_cq` ([`ffi`]) that can tell which completions have
-    /// no request.
-    #[doc(alias = "EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV")]
-    pub fn unsolicited_write_receive(mut self, on: bool) -> Self {
-        self.unsolicited_write_receive = on;
-        self
-    }
+    setters! { self,
+        /// Writes of a peer that carry an immediate do not consume a receive (they do, unless set). The device
+        /// must have
+        /// [`EfaCapabilities::UNSOLICITED_WRITE_RECEIVE`](crate::EfaCapabilities::UNSOLICITED_WRITE_RECEIVE), and
+        /// the completion queue must be one of `efadv_create_cq` ([`ffi`]) that can tell which completions have
+        /// no request.
+        #[doc(alias = "EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV")]
+        unsolicited_write_receive(on: bool) => self.unsolicited_write_receive = on;
 
-    /// The service level of all traffic of the queue pair (0 unless set, which is the device's default).
-    pub fn service_level(mut self, level: u8) -> Self {
-        self.service_level = level;
-        self
+        /// The service level of all traffic of the queue pair (0 unless set, which is the device's default).
+        service_level(level: u8) => self.service_level = level;
     }
 
     /// The C struct.

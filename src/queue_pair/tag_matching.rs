@@ -8,6 +8,7 @@ use crate::completion::CompletionQueue;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::fields::setters;
 use crate::handle::Handle;
 use crate::memory::ScatterElement;
 use crate::parent::Parent;
@@ -55,17 +56,13 @@ impl TagOperation {
         Self { wr_id, signaled: true, unexpected: None }
     }
 
-    /// It has no completion.
-    pub fn unsignaled(mut self) -> Self {
-        self.signaled = false;
-        self
-    }
+    setters! { self,
+        /// It has no completion.
+        unsignaled() => self.signaled = false;
 
-    /// Tells the device how many messages without a matching tag the program has handled so far, modulo
-    /// 2³².
-    pub fn synchronize(mut self, unexpected: u32) -> Self {
-        self.unexpected = Some(unexpected);
-        self
+        /// Tells the device how many messages without a matching tag the program has handled so far, modulo
+        /// 2³².
+        synchronize(unexpected: u32) => self.unexpected = Some(unexpected);
     }
 
     fn to_raw(self, opcode: ffi::ibv_ops_wr_opcode) -> ffi::ibv_ops_wr {

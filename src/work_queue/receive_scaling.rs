@@ -8,6 +8,7 @@ use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::fields::getters;
 use crate::flow::{FlowId, FlowRule, Flows};
 use crate::handle::{Handle, Leak};
 use crate::parent::Parent;
@@ -186,24 +187,18 @@ impl<'res> ReceiveScalingQueuePair<'res> {
         unsafe { (*self.as_raw()).qp_num }
     }
 
-    /// Its type.
-    pub fn queue_pair_type(&self) -> QueuePairType {
-        self.kind
-    }
+    getters! { self,
+        /// Its type.
+        queue_pair_type: QueuePairType => self.kind;
 
-    /// The table of its work queues.
-    pub fn indirection_table(&self) -> &IndirectionTable<'res> {
-        &self.parents.table
-    }
+        /// The table of its work queues.
+        indirection_table: &IndirectionTable<'res> => &self.parents.table;
 
-    /// The domain that it was created in.
-    pub fn protection_domain(&self) -> &ProtectionDomain<'res> {
-        &self.parents.domain
-    }
+        /// The domain that it was created in.
+        protection_domain: &ProtectionDomain<'res> => &self.parents.domain;
 
-    /// The C object. It is valid while the queue pair is. Nothing may be posted to it.
-    pub fn as_raw(&self) -> *mut ffi::ibv_qp {
-        self.raw.as_ptr()
+        /// The C object. It is valid while the queue pair is. Nothing may be posted to it.
+        as_raw: *mut ffi::ibv_qp => self.raw.as_ptr();
     }
 
     /// `ibv_destroy_qp`: destroys the flows and the queue pair, and reports a failure. Dropping ignores a

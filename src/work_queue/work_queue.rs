@@ -11,6 +11,7 @@ use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::fields::getters;
 use crate::handle::{Handle, object, resource};
 use crate::memory::{LocalMemoryMut, ScatterBuffer, ScatterElement};
 use crate::operation::sealed::Request;
@@ -274,30 +275,22 @@ impl<'res> WorkQueue<'res> {
         unsafe { (*self.as_raw()).wq_num }
     }
 
-    /// How many requests can be outstanding: at least as many as were asked for.
-    pub fn max_wr(&self) -> u32 {
-        self.max_wr
-    }
+    getters! { self,
+        /// How many requests can be outstanding: at least as many as were asked for.
+        max_wr: u32 => self.max_wr;
 
-    /// How many scatter elements a request can have: at least as many as were asked for.
-    pub fn max_sge(&self) -> u32 {
-        self.max_sge
-    }
+        /// How many scatter elements a request can have: at least as many as were asked for.
+        max_sge: u32 => self.max_sge;
 
-    /// The domain that it was created in.
-    pub fn protection_domain(&self) -> &ProtectionDomain<'res> {
-        &self.domain
-    }
+        /// The domain that it was created in.
+        protection_domain: &ProtectionDomain<'res> => &self.domain;
 
-    /// The queue that its receives complete on.
-    pub fn completion_queue(&self) -> &CompletionQueue<'res> {
-        &self.queue
-    }
+        /// The queue that its receives complete on.
+        completion_queue: &CompletionQueue<'res> => &self.queue;
 
-    /// The C object. It is valid while the queue is.
-    #[inline]
-    pub fn as_raw(&self) -> *mut ffi::ibv_wq {
-        self.raw.as_ptr()
+        /// The C object. It is valid while the queue is.
+        #[inline]
+        as_raw: *mut ffi::ibv_wq => self.raw.as_ptr();
     }
 
     /// `ibv_destroy_wq`: destroys the queue and reports a failure. Dropping ignores a failure. Outstanding

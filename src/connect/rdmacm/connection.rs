@@ -12,6 +12,7 @@ use super::id::Id;
 use super::private_data::PrivateData;
 use crate::debug::debug;
 use crate::error::Result;
+use crate::fields::getters;
 use crate::queue_pair::EnhancedConnection;
 
 /// A queue pair or a channel that the connection manager has connected, and the control part that reports
@@ -32,25 +33,19 @@ impl<Q> Connection<Q> {
         Self { object, control }
     }
 
-    /// The private data of the peer's answer. Empty on the side that accepts, where the request holds the
-    /// peer's private data.
-    pub fn private_data(&self) -> &PrivateData {
-        &self.control.private_data
-    }
+    getters! { self,
+        /// The private data of the peer's answer. Empty on the side that accepts, where the request holds the
+        /// peer's private data.
+        private_data: &PrivateData => &self.control.private_data;
 
-    /// The address of the peer.
-    pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.control.peer_addr()
-    }
+        /// The address of the peer.
+        peer_addr: Option<SocketAddr> => self.control.peer_addr();
 
-    /// Our own address.
-    pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.control.local_addr()
-    }
+        /// Our own address.
+        local_addr: Option<SocketAddr> => self.control.local_addr();
 
-    /// The control part of the connection, which has further methods.
-    pub fn control(&self) -> &ConnectionControl {
-        &self.control
+        /// The control part of the connection, which has further methods.
+        control: &ConnectionControl => &self.control;
     }
 
     /// Splits the connection into the queue pair or channel, which moves data, and the control part, which
@@ -232,34 +227,28 @@ impl ConnectionControl {
         self.id.write_event(status, argument)
     }
 
-    /// `rdma_get_remote_ece`: the enhanced connection options that the peer has sent.
-    ///
-    /// # Errors
-    ///
-    ///  - `ENODEV`: the device was removed.
-    #[doc(alias = "rdma_get_remote_ece")]
-    pub fn remote_ece(&self) -> Result<EnhancedConnection> {
-        self.id.remote_ece()
-    }
+    getters! { self,
+        /// `rdma_get_remote_ece`: the enhanced connection options that the peer has sent.
+        ///
+        /// # Errors
+        ///
+        ///  - `ENODEV`: the device was removed.
+        #[doc(alias = "rdma_get_remote_ece")]
+        remote_ece: Result<EnhancedConnection> => self.id.remote_ece();
 
-    /// The address of the peer; none once the device was removed.
-    #[doc(alias = "rdma_get_peer_addr")]
-    #[doc(alias = "rdma_get_dst_port")]
-    pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.id.peer_addr()
-    }
+        /// The address of the peer; none once the device was removed.
+        #[doc(alias = "rdma_get_peer_addr")]
+        #[doc(alias = "rdma_get_dst_port")]
+        peer_addr: Option<SocketAddr> => self.id.peer_addr();
 
-    /// Our own address; none once the device was removed.
-    #[doc(alias = "rdma_get_local_addr")]
-    #[doc(alias = "rdma_get_src_port")]
-    pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.id.local_addr()
-    }
+        /// Our own address; none once the device was removed.
+        #[doc(alias = "rdma_get_local_addr")]
+        #[doc(alias = "rdma_get_src_port")]
+        local_addr: Option<SocketAddr> => self.id.local_addr();
 
-    /// The C object, or null once the device was removed. Do not read its events by other means: this
-    /// object would miss them.
-    pub fn as_raw(&self) -> *mut crate::ffi::rdma_cm_id {
-        self.id.as_ptr()
+        /// The C object, or null once the device was removed. Do not read its events by other means: this
+        /// object would miss them.
+        as_raw: *mut crate::ffi::rdma_cm_id => self.id.as_ptr();
     }
 
     fn note(&mut self, event: ConnectionEvent) {

@@ -13,6 +13,7 @@ use crate::debug::debug;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::fields::getters;
 use crate::queue_pair::{AddressVector, Datagram, PreparedQueuePair, QueuePair, Transport};
 use crate::queue_pair_state::{QueuePairState, QueuePairType};
 
@@ -48,23 +49,19 @@ impl DatagramRoute {
         Self { id }
     }
 
-    /// As [`Route::open_device`](crate::Route::open_device).
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Device::open`](crate::Device::open).
-    pub fn open_device(&self) -> Result<Context<'static>> {
-        self.id.open_device()
-    }
+    getters! { self,
+        /// As [`Route::open_device`](crate::Route::open_device).
+        ///
+        /// # Errors
+        ///
+        /// Those of [`Device::open`](crate::Device::open).
+        open_device: Result<Context<'static>> => self.id.open_device();
 
-    /// The name of the device that leads to the peer.
-    pub fn device_name(&self) -> Option<String> {
-        self.id.device_name()
-    }
+        /// The name of the device that leads to the peer.
+        device_name: Option<String> => self.id.device_name();
 
-    /// The port of the device that leads to the peer.
-    pub fn port(&self) -> u8 {
-        self.id.port()
+        /// The port of the device that leads to the peer.
+        port: u8 => self.id.port();
     }
 
     /// `rdma_init_qp_attr`, `ibv_modify_qp`: makes a UD queue pair ready, with the Q_Key that the
@@ -149,24 +146,18 @@ impl DatagramAddress {
         }
     }
 
-    /// The path to it, for an [`AddressHandle`](crate::AddressHandle).
-    pub fn path(&self) -> &AddressVector {
-        &self.path
-    }
+    getters! { self,
+        /// The path to it, for an [`AddressHandle`](crate::AddressHandle).
+        path: &AddressVector => &self.path;
 
-    /// The number of the peer's queue pair.
-    pub fn queue_pair_number(&self) -> u32 {
-        self.number
-    }
+        /// The number of the peer's queue pair.
+        queue_pair_number: u32 => self.number;
 
-    /// The Q_Key that datagrams to it must carry.
-    pub fn qkey(&self) -> u32 {
-        self.qkey
-    }
+        /// The Q_Key that datagrams to it must carry.
+        qkey: u32 => self.qkey;
 
-    /// The private data of the peer's answer.
-    pub fn private_data(&self) -> &PrivateData {
-        &self.private_data
+        /// The private data of the peer's answer.
+        private_data: &PrivateData => &self.private_data;
     }
 }
 
@@ -245,28 +236,22 @@ impl DatagramRequest {
         Self { id, private_data: event.public.private_data, answered: false }
     }
 
-    /// The bytes that the peer has sent with its request.
-    pub fn private_data(&self) -> &PrivateData {
-        &self.private_data
-    }
+    getters! { self,
+        /// The bytes that the peer has sent with its request.
+        private_data: &PrivateData => &self.private_data;
 
-    /// The address of the peer.
-    pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.id.peer_addr()
-    }
+        /// The address of the peer.
+        peer_addr: Option<SocketAddr> => self.id.peer_addr();
 
-    /// Opens the device on which the request arrived.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Device::open`](crate::Device::open).
-    pub fn open_device(&self) -> Result<Context<'static>> {
-        self.id.open_device()
-    }
+        /// Opens the device on which the request arrived.
+        ///
+        /// # Errors
+        ///
+        /// Those of [`Device::open`](crate::Device::open).
+        open_device: Result<Context<'static>> => self.id.open_device();
 
-    /// The port of the device on which the request arrived.
-    pub fn port(&self) -> u8 {
-        self.id.port()
+        /// The port of the device on which the request arrived.
+        port: u8 => self.id.port();
     }
 
     /// As [`DatagramRoute::activate`].

@@ -5,6 +5,7 @@ use std::slice;
 
 use super::private_data::PrivateData;
 use crate::ffi;
+use crate::fields::getters;
 use crate::foreign_enum::foreign_enum;
 
 foreign_enum! {
@@ -64,25 +65,19 @@ pub struct ConnectionEvent {
 }
 
 impl ConnectionEvent {
-    /// The kind of the event.
-    pub fn kind(&self) -> ConnectionEventKind {
-        self.kind
-    }
+    getters! { self,
+        /// The kind of the event.
+        kind: ConnectionEventKind => self.kind;
 
-    /// The status of the event: 0, a negative errno value, or a reason of the specification.
-    pub fn status(&self) -> i32 {
-        self.status
-    }
+        /// The status of the event: 0, a negative errno value, or a reason of the specification.
+        status: i32 => self.status;
 
-    /// The number that was [written](crate::ConnectionControl::write_event) with an event of kind
-    /// [`User`](ConnectionEventKind::User); 0 of others.
-    pub fn argument(&self) -> u64 {
-        self.argument
-    }
+        /// The number that was [written](crate::ConnectionControl::write_event) with an event of kind
+        /// [`User`](ConnectionEventKind::User); 0 of others.
+        argument: u64 => self.argument;
 
-    /// The peer's private data in the event, such as in the one for the end of the connection.
-    pub fn private_data(&self) -> &PrivateData {
-        &self.private_data
+        /// The peer's private data in the event, such as in the one for the end of the connection.
+        private_data: &PrivateData => &self.private_data;
     }
 }
 

@@ -12,6 +12,7 @@ use super::request::ConnectionRequest;
 use crate::debug::debug;
 use crate::error::Result;
 use crate::ffi;
+use crate::fields::setters;
 
 /// How to listen: see [`Listener::builder`].
 #[derive(Clone, Debug)]
@@ -24,27 +25,20 @@ pub struct ListenerBuilder {
 }
 
 impl ListenerBuilder {
-    /// How many requests may wait in the queue (128 unless set). Further ones are not answered, and the
-    /// peers' kernels try again some seconds later; on iWARP they are rejected. 0 stands for the maximum
-    /// that the kernel allows (`net.rdma_ucm.max_backlog`).
-    pub fn backlog(mut self, value: u32) -> Self {
-        self.backlog = value;
-        self
-    }
+    setters! { self,
+        /// How many requests may wait in the queue (128 unless set). Further ones are not answered, and the
+        /// peers' kernels try again some seconds later; on iWARP they are rejected. 0 stands for the maximum
+        /// that the kernel allows (`net.rdma_ucm.max_backlog`).
+        backlog(value: u32) => self.backlog = value;
 
-    /// `RDMA_OPTION_ID_REUSEADDR`: whether the address may be in use already (not unless set).
-    #[doc(alias = "rdma_set_option")]
-    #[doc(alias = "RDMA_OPTION_ID_REUSEADDR")]
-    pub fn reuse_address(mut self, value: bool) -> Self {
-        self.reuse_address = value;
-        self
-    }
+        /// `RDMA_OPTION_ID_REUSEADDR`: whether the address may be in use already (not unless set).
+        #[doc(alias = "rdma_set_option")]
+        #[doc(alias = "RDMA_OPTION_ID_REUSEADDR")]
+        reuse_address(value: bool) => self.reuse_address = value;
 
-    /// `RDMA_OPTION_ID_AFONLY`: whether the IPv6 address `::` stands for IPv6 alone (not unless set).
-    #[doc(alias = "RDMA_OPTION_ID_AFONLY")]
-    pub fn only_ipv6(mut self, value: bool) -> Self {
-        self.only_ipv6 = value;
-        self
+        /// `RDMA_OPTION_ID_AFONLY`: whether the IPv6 address `::` stands for IPv6 alone (not unless set).
+        #[doc(alias = "RDMA_OPTION_ID_AFONLY")]
+        only_ipv6(value: bool) => self.only_ipv6 = value;
     }
 
     /// `rdma_bind_addr`, `rdma_listen`: listens for connections.

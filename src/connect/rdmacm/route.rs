@@ -18,6 +18,7 @@ use crate::device::Context;
 use crate::error::Error;
 use crate::error::Result;
 use crate::ffi;
+use crate::fields::{getters, setters};
 use crate::queue_pair::EnhancedConnection;
 use crate::settings::AckTimeout;
 
@@ -40,36 +41,26 @@ enum Destination {
 }
 
 impl RouteBuilder {
-    /// Our own address, which selects the device if several reach the peer (the kernel selects it unless
-    /// set). Port 0 leaves the port to the kernel.
-    pub fn source(mut self, address: SocketAddr) -> Self {
-        self.source = Some(address);
-        self
-    }
+    setters! { self,
+        /// Our own address, which selects the device if several reach the peer (the kernel selects it unless
+        /// set). Port 0 leaves the port to the kernel.
+        source(address: SocketAddr) => self.source = Some(address);
 
-    /// `RDMA_OPTION_ID_TOS`: the type of service (RFC 2474: the DSCP in the upper six bits), which
-    /// becomes the traffic class on RoCE (the kernel's default unless set).
-    #[doc(alias = "rdma_set_option")]
-    #[doc(alias = "RDMA_OPTION_ID_TOS")]
-    pub fn type_of_service(mut self, value: u8) -> Self {
-        self.type_of_service = Some(value);
-        self
-    }
+        /// `RDMA_OPTION_ID_TOS`: the type of service (RFC 2474: the DSCP in the upper six bits), which
+        /// becomes the traffic class on RoCE (the kernel's default unless set).
+        #[doc(alias = "rdma_set_option")]
+        #[doc(alias = "RDMA_OPTION_ID_TOS")]
+        type_of_service(value: u8) => self.type_of_service = Some(value);
 
-    /// `RDMA_OPTION_ID_ACK_TIMEOUT`: how long the **peer** is told to wait for our acknowledgements (unless
-    /// set, the kernel derives it from the path). How long we wait is a setting of the queue pair:
-    /// [`QueuePairBuilder::ack_timeout`](crate::QueuePairBuilder::ack_timeout).
-    #[doc(alias = "RDMA_OPTION_ID_ACK_TIMEOUT")]
-    pub fn ack_timeout(mut self, value: AckTimeout) -> Self {
-        self.ack_timeout = Some(value);
-        self
-    }
+        /// `RDMA_OPTION_ID_ACK_TIMEOUT`: how long the **peer** is told to wait for our acknowledgements (unless
+        /// set, the kernel derives it from the path). How long we wait is a setting of the queue pair:
+        /// [`QueuePairBuilder::ack_timeout`](crate::QueuePairBuilder::ack_timeout).
+        #[doc(alias = "RDMA_OPTION_ID_ACK_TIMEOUT")]
+        ack_timeout(value: AckTimeout) => self.ack_timeout = Some(value);
 
-    /// `RDMA_OPTION_ID_REUSEADDR`: whether the source address may be in use already (not unless set).
-    #[doc(alias = "RDMA_OPTION_ID_REUSEADDR")]
-    pub fn reuse_address(mut self, value: bool) -> Self {
-        self.reuse_address = value;
-        self
+        /// `RDMA_OPTION_ID_REUSEADDR`: whether the source address may be in use already (not unless set).
+        #[doc(alias = "RDMA_OPTION_ID_REUSEADDR")]
+        reuse_address(value: bool) => self.reuse_address = value;
     }
 
     /// `rdma_resolve_addr`, `rdma_resolve_route`: finds the device, the port and the path that lead to
@@ -274,44 +265,34 @@ impl Route {
         Self::to(destination).resolve(deadline)
     }
 
-    /// Opens the device that leads to the peer. An open context of that device can be used instead.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Device::open`](crate::Device::open).
-    pub fn open_device(&self) -> Result<Context<'static>> {
-        self.id.open_device()
-    }
+    getters! { self,
+        /// Opens the device that leads to the peer. An open context of that device can be used instead.
+        ///
+        /// # Errors
+        ///
+        /// Those of [`Device::open`](crate::Device::open).
+        open_device: Result<Context<'static>> => self.id.open_device();
 
-    /// The name of the device that leads to the peer.
-    pub fn device_name(&self) -> Option<String> {
-        self.id.device_name()
-    }
+        /// The name of the device that leads to the peer.
+        device_name: Option<String> => self.id.device_name();
 
-    /// The port of the device that leads to the peer. A queue pair must be [built
-    /// with](crate::QueuePairBuilder::port) this port.
-    pub fn port(&self) -> u8 {
-        self.id.port()
-    }
+        /// The port of the device that leads to the peer. A queue pair must be [built
+        /// with](crate::QueuePairBuilder::port) this port.
+        port: u8 => self.id.port();
 
-    /// Whether the device speaks iWARP, where the target of an RDMA read must be memory that the peer may
-    /// write.
-    pub fn is_iwarp(&self) -> bool {
-        self.id.is_iwarp()
-    }
+        /// Whether the device speaks iWARP, where the target of an RDMA read must be memory that the peer may
+        /// write.
+        is_iwarp: bool => self.id.is_iwarp();
 
-    /// The address of the peer.
-    #[doc(alias = "rdma_get_peer_addr")]
-    #[doc(alias = "rdma_get_dst_port")]
-    pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.id.peer_addr()
-    }
+        /// The address of the peer.
+        #[doc(alias = "rdma_get_peer_addr")]
+        #[doc(alias = "rdma_get_dst_port")]
+        peer_addr: Option<SocketAddr> => self.id.peer_addr();
 
-    /// Our own address.
-    #[doc(alias = "rdma_get_local_addr")]
-    #[doc(alias = "rdma_get_src_port")]
-    pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.id.local_addr()
+        /// Our own address.
+        #[doc(alias = "rdma_get_local_addr")]
+        #[doc(alias = "rdma_get_src_port")]
+        local_addr: Option<SocketAddr> => self.id.local_addr();
     }
 
     /// `rdma_set_local_ece`: offers the peer these enhanced connection options.

@@ -22,6 +22,7 @@ use std::ptr::{self, NonNull};
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::fields::getters;
 use crate::handle::{Handle, Leak};
 use crate::importable_handle::{ImportableHandle, importable_object};
 use crate::memory::access::AccessFlags;
@@ -220,20 +221,16 @@ impl<'pd, M: Backing> Region<'pd, M> {
         unsafe { (*self.as_raw()).lkey }
     }
 
-    /// The access that it was registered with.
-    pub fn access(&self) -> AccessFlags {
-        self.access
-    }
+    getters! { self,
+        /// The access that it was registered with.
+        access: AccessFlags => self.access;
 
-    /// The domain that it is registered in.
-    pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
-        &self.domain
-    }
+        /// The domain that it is registered in.
+        protection_domain: &ProtectionDomain<'pd> => &self.domain;
 
-    /// The C object. It is valid while the region is.
-    #[inline]
-    pub fn as_raw(&self) -> *mut ffi::ibv_mr {
-        self.raw.as_ptr()
+        /// The C object. It is valid while the region is.
+        #[inline]
+        as_raw: *mut ffi::ibv_mr => self.raw.as_ptr();
     }
 
     pub(in crate::memory) fn memory(&self) -> &M {

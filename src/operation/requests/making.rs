@@ -5,6 +5,7 @@ use super::{
     LocalInvalidateWorkRequest, ReadWorkRequest, SendWorkRequest, WriteWorkRequest, op,
 };
 use crate::ffi;
+use crate::fields::setters;
 use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::operation::{INLINE, Immediate, Invalidate};
 use crate::queue_pair::FlushPlacement;
@@ -42,21 +43,17 @@ impl<D, X> SendWorkRequest<D, X> {
         self.with(Invalidate(rkey))
     }
 
-    /// Raises an event at the peer, if the peer waits for solicited events only.
-    #[doc(alias = "IBV_SEND_SOLICITED")]
-    #[inline(always)]
-    pub fn solicited(mut self) -> Self {
-        self.operation.flags |= ffi::ibv_send_flags::IBV_SEND_SOLICITED.0;
-        self
-    }
+    setters! { self,
+        /// Raises an event at the peer, if the peer waits for solicited events only.
+        #[doc(alias = "IBV_SEND_SOLICITED")]
+        #[inline(always)]
+        solicited() => self.operation.flags |= ffi::ibv_send_flags::IBV_SEND_SOLICITED.0;
 
-    /// Makes the device compute the checksums of IPv4 and of TCP or UDP, on UD and raw packet queue pairs
-    /// of devices that support it.
-    #[doc(alias = "IBV_SEND_IP_CSUM")]
-    #[inline(always)]
-    pub fn ip_checksum(mut self) -> Self {
-        self.operation.flags |= ffi::ibv_send_flags::IBV_SEND_IP_CSUM.0;
-        self
+        /// Makes the device compute the checksums of IPv4 and of TCP or UDP, on UD and raw packet queue pairs
+        /// of devices that support it.
+        #[doc(alias = "IBV_SEND_IP_CSUM")]
+        #[inline(always)]
+        ip_checksum() => self.operation.flags |= ffi::ibv_send_flags::IBV_SEND_IP_CSUM.0;
     }
 }
 
