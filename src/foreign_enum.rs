@@ -3,6 +3,19 @@
 /// Defines an enum over a C enumeration, with an `Unknown(n)` variant for every other number, so that
 /// no number is undefined behaviour. It converts in both directions without loss.
 macro_rules! foreign_enum {
+    // With words for `Display`; another number is shown behind `$unknown`.
+    (
+        $(#[$outer:meta])*
+        pub enum $name:ident: $raw:ident($repr:ty), $unknown:literal {
+            $($(#[$inner:meta])* $variant:ident = $constant:ident, $words:literal;)+
+        }
+    ) => {
+        $crate::foreign_enum::foreign_enum! {
+            $(#[$outer])*
+            pub enum $name: $raw($repr) { $($(#[$inner])* $variant = $constant,)+ }
+        }
+        $crate::foreign_enum::words! { $name, $unknown: $($variant, $words;)+ }
+    };
     (
         $(#[$outer:meta])*
         pub enum $name:ident: $raw:ident($repr:ty) {
@@ -39,3 +52,19 @@ macro_rules! foreign_enum {
 }
 
 pub(crate) use foreign_enum;
+
+/// The words for the values of an enum with an `Unknown(n)` variant.
+macro_rules! words {
+    ($name:ident, $unknown:literal: $($variant:ident, $words:literal;)+) => {
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                match self {
+                    $(Self::$variant => f.write_str($words),)+
+                    Self::Unknown(other) => write!(f, concat!($unknown, " {}"), other),
+                }
+            }
+        }
+    };
+}
+
+pub(crate) use words;

@@ -34,22 +34,22 @@ foreign_enum! {
     /// [`PreparedQueuePair::handshake`](crate::PreparedQueuePair::handshake) takes a queue pair from
     /// RESET to RTS; [`QueuePair::modify`](crate::QueuePair::modify) takes single steps.
     #[doc(alias = "ibv_qp_state")]
-    pub enum QueuePairState: ibv_qp_state(u32) {
+    pub enum QueuePairState: ibv_qp_state(u32), "state" {
         /// RESET: the state after creation. Nothing can be posted.
-        Reset = IBV_QPS_RESET,
+        Reset = IBV_QPS_RESET, "RESET";
         /// INIT: receives can be posted, but messages are not answered yet.
-        Init = IBV_QPS_INIT,
+        Init = IBV_QPS_INIT, "INIT";
         /// RTR: messages are received.
-        ReadyToReceive = IBV_QPS_RTR,
+        ReadyToReceive = IBV_QPS_RTR, "RTR";
         /// RTS: messages are received and sent.
-        ReadyToSend = IBV_QPS_RTS,
+        ReadyToSend = IBV_QPS_RTS, "RTS";
         /// SQD: messages are received; sends that were begun are completed, and the rest waits.
-        SendQueueDrained = IBV_QPS_SQD,
+        SendQueueDrained = IBV_QPS_SQD, "SQD";
         /// SQE: a send failed on a queue pair that is not reliable; messages are received, and requests
         /// that are posted to the send queue are flushed.
-        SendQueueError = IBV_QPS_SQE,
+        SendQueueError = IBV_QPS_SQE, "SQE";
         /// ERR: nothing is sent or received, and every request is flushed.
-        Error = IBV_QPS_ERR,
+        Error = IBV_QPS_ERR, "ERR";
     }
 }
 
@@ -64,22 +64,6 @@ impl QueuePairState {
         Self::SendQueueError,
         Self::Error,
     ];
-}
-
-impl fmt::Display for QueuePairState {
-    /// The name in the specification.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Reset => "RESET",
-            Self::Init => "INIT",
-            Self::ReadyToReceive => "RTR",
-            Self::ReadyToSend => "RTS",
-            Self::SendQueueDrained => "SQD",
-            Self::SendQueueError => "SQE",
-            Self::Error => "ERR",
-            Self::Unknown(other) => return write!(f, "state {other}"),
-        })
-    }
 }
 
 /// The mistake in a transition. It is small, because it is part of an [`Error`](crate::Error).

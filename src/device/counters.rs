@@ -13,131 +13,87 @@ use crate::handle::Object;
 /// Stands in place of a verb in the errors of this file.
 const VERB: &str = "counters";
 
-/// A counter under one name, whatever each driver calls it.
-///
-/// Drivers count slightly different things, and no driver has all counters. Each variant lists the
-/// drivers' names that it stands for; [`Counters::by_name`] finds all other counters.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum Counter {
+/// Defines the counters, each with its words and the drivers' names for it, with the number of units that one count stands
+/// for. The first name that exists is used.
+macro_rules! counters {
+    ($($(#[$meta:meta])* $counter:ident, $words:literal: $(($name:literal, $unit:literal)),+;)+) => {
+        /// A counter under one name, whatever each driver calls it.
+        ///
+        /// Drivers count slightly different things, and no driver has all counters. Each variant lists the
+        /// drivers' names that it stands for; [`Counters::by_name`] finds all other counters.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[non_exhaustive]
+        pub enum Counter {
+            $($(#[$meta])* $counter,)+
+        }
+
+        impl Counter {
+            /// All counters of this enumeration.
+            pub const ALL: &'static [Self] = &[$(Self::$counter),+];
+
+            fn names(self) -> &'static [(&'static str, u64)] {
+                match self {
+                    $(Self::$counter => &[$(($name, $unit)),+],)+
+                }
+            }
+        }
+
+        impl fmt::Display for Counter {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(match self {
+                    $(Self::$counter => $words,)+
+                })
+            }
+        }
+    };
+}
+
+counters! {
     /// Bytes sent, with headers (`port_xmit_data`, which counts words of 4 bytes; `tx_bytes`).
-    SentBytes,
+    SentBytes, "bytes sent": ("port_xmit_data", 4), ("tx_bytes", 1);
     /// Bytes received, with headers (`port_rcv_data`, which counts words of 4 bytes; `rx_bytes`).
-    ReceivedBytes,
+    ReceivedBytes, "bytes received": ("port_rcv_data", 4), ("rx_bytes", 1);
     /// Packets sent (`port_xmit_packets`, `tx_pkts`; `sent_pkts` of rxe).
-    SentPackets,
+    SentPackets, "packets sent": ("port_xmit_packets", 1), ("tx_pkts", 1), ("sent_pkts", 1);
     /// Packets received (`port_rcv_packets`, `rx_pkts`; `rcvd_pkts` of rxe).
-    ReceivedPackets,
+    ReceivedPackets, "packets received": ("port_rcv_packets", 1), ("rx_pkts", 1), ("rcvd_pkts", 1);
     /// How often this side sent again what was not acknowledged (`retrans_pkts` of efa, which counts
     /// packets; `local_ack_timeout_err` of mlx5 and `to_retransmits` of bnxt_re, which count timeouts;
     /// `completer_retry_err` of rxe, which counts retries for any reason).
-    Retransmissions,
+    Retransmissions, "retransmissions":
+        ("retrans_pkts", 1), ("local_ack_timeout_err", 1), ("to_retransmits", 1),
+        ("completer_retry_err", 1);
     /// How often a peer reported that an earlier packet from this side was missing (`packet_seq_err` of
     /// mlx5, `rcvd_seq_err` of rxe, `seq_err_naks_rcvd` of bnxt_re).
-    SequenceErrors,
+    SequenceErrors, "sequence errors":
+        ("packet_seq_err", 1), ("rcvd_seq_err", 1), ("seq_err_naks_rcvd", 1);
     /// Packets that arrived out of order (`out_of_sequence` of mlx5, `out_of_seq_request` of rxe,
     /// `oos_drop_count` of bnxt_re).
-    OutOfOrder,
+    OutOfOrder, "packets out of order":
+        ("out_of_sequence", 1), ("out_of_seq_request", 1), ("oos_drop_count", 1);
     /// Requests that arrived twice, because a peer sent them again (`duplicate_request` of mlx5 and
     /// rxe, `dup_req` of bnxt_re).
-    DuplicateRequests,
+    DuplicateRequests, "duplicate requests": ("duplicate_request", 1), ("dup_req", 1);
     /// How often a peer reported that it has no receive posted for a message from this side
     /// (`rnr_nak_retry_err` of mlx5, `rcvd_rnr_err` of rxe, `rnr_naks_rcvd` of bnxt_re).
-    RnrNaksReceived,
+    RnrNaksReceived, "RNR NAKs received":
+        ("rnr_nak_retry_err", 1), ("rcvd_rnr_err", 1), ("rnr_naks_rcvd", 1);
     /// Messages that arrived here and found no receive posted (`out_of_buffer` of mlx5, `send_rnr_err`
     /// of rxe, `rx_out_of_buffer` of bnxt_re).
-    ReceiverNotReady,
+    ReceiverNotReady, "receiver not ready":
+        ("out_of_buffer", 1), ("send_rnr_err", 1), ("rx_out_of_buffer", 1);
     /// Requests given up after all retries (`req_transport_retries_exceeded` of mlx5,
     /// `retry_exceeded_err` of rxe, `max_retry_exceeded` of bnxt_re).
-    RetriesExceeded,
+    RetriesExceeded, "retries exceeded":
+        ("req_transport_retries_exceeded", 1), ("retry_exceeded_err", 1), ("max_retry_exceeded", 1);
     /// Requests given up because the peer never had a receive posted (`req_rnr_retries_exceeded` of mlx5,
     /// `retry_rnr_exceeded_err` of rxe).
-    RnrRetriesExceeded,
+    RnrRetriesExceeded, "RNR retries exceeded":
+        ("req_rnr_retries_exceeded", 1), ("retry_rnr_exceeded_err", 1);
     /// Congestion notifications sent to peers (`np_cnp_sent` of mlx5).
-    CongestionNotificationsSent,
+    CongestionNotificationsSent, "congestion notifications sent": ("np_cnp_sent", 1);
     /// Congestion notifications from peers that made this side slow down (`rp_cnp_handled` of mlx5).
-    CongestionNotificationsHandled,
-}
-
-impl Counter {
-    /// All counters of this enumeration.
-    pub const ALL: &'static [Self] = &[
-        Self::SentBytes,
-        Self::ReceivedBytes,
-        Self::SentPackets,
-        Self::ReceivedPackets,
-        Self::Retransmissions,
-        Self::SequenceErrors,
-        Self::OutOfOrder,
-        Self::DuplicateRequests,
-        Self::RnrNaksReceived,
-        Self::ReceiverNotReady,
-        Self::RetriesExceeded,
-        Self::RnrRetriesExceeded,
-        Self::CongestionNotificationsSent,
-        Self::CongestionNotificationsHandled,
-    ];
-
-    /// The drivers' names for the counter, each with the number of units that one count stands for. The
-    /// first name that exists is used.
-    fn names(self) -> &'static [(&'static str, u64)] {
-        match self {
-            Self::SentBytes => &[("port_xmit_data", 4), ("tx_bytes", 1)],
-            Self::ReceivedBytes => &[("port_rcv_data", 4), ("rx_bytes", 1)],
-            Self::SentPackets => &[("port_xmit_packets", 1), ("tx_pkts", 1), ("sent_pkts", 1)],
-            Self::ReceivedPackets => &[("port_rcv_packets", 1), ("rx_pkts", 1), ("rcvd_pkts", 1)],
-            Self::Retransmissions => &[
-                ("retrans_pkts", 1),
-                ("local_ack_timeout_err", 1),
-                ("to_retransmits", 1),
-                ("completer_retry_err", 1),
-            ],
-            Self::SequenceErrors => {
-                &[("packet_seq_err", 1), ("rcvd_seq_err", 1), ("seq_err_naks_rcvd", 1)]
-            }
-            Self::OutOfOrder => {
-                &[("out_of_sequence", 1), ("out_of_seq_request", 1), ("oos_drop_count", 1)]
-            }
-            Self::DuplicateRequests => &[("duplicate_request", 1), ("dup_req", 1)],
-            Self::RnrNaksReceived => {
-                &[("rnr_nak_retry_err", 1), ("rcvd_rnr_err", 1), ("rnr_naks_rcvd", 1)]
-            }
-            Self::ReceiverNotReady => {
-                &[("out_of_buffer", 1), ("send_rnr_err", 1), ("rx_out_of_buffer", 1)]
-            }
-            Self::RetriesExceeded => &[
-                ("req_transport_retries_exceeded", 1),
-                ("retry_exceeded_err", 1),
-                ("max_retry_exceeded", 1),
-            ],
-            Self::RnrRetriesExceeded => {
-                &[("req_rnr_retries_exceeded", 1), ("retry_rnr_exceeded_err", 1)]
-            }
-            Self::CongestionNotificationsSent => &[("np_cnp_sent", 1)],
-            Self::CongestionNotificationsHandled => &[("rp_cnp_handled", 1)],
-        }
-    }
-}
-
-impl fmt::Display for Counter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::SentBytes => "bytes sent",
-            Self::ReceivedBytes => "bytes received",
-            Self::SentPackets => "packets sent",
-            Self::ReceivedPackets => "packets received",
-            Self::Retransmissions => "retransmissions",
-            Self::SequenceErrors => "sequence errors",
-            Self::OutOfOrder => "packets out of order",
-            Self::DuplicateRequests => "duplicate requests",
-            Self::RnrNaksReceived => "RNR NAKs received",
-            Self::ReceiverNotReady => "receiver not ready",
-            Self::RetriesExceeded => "retries exceeded",
-            Self::RnrRetriesExceeded => "RNR retries exceeded",
-            Self::CongestionNotificationsSent => "congestion notifications sent",
-            Self::CongestionNotificationsHandled => "congestion notifications handled",
-        })
-    }
+    CongestionNotificationsHandled, "congestion notifications handled": ("rp_cnp_handled", 1);
 }
 
 /// Counters of a port or a device at one moment: [`Device::port_counters`], [`Device::counters`].

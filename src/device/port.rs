@@ -1,11 +1,9 @@
 //! The attributes of a port.
 
-use std::fmt;
-
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::fields::getters;
-use crate::foreign_enum::foreign_enum;
+use crate::foreign_enum::{foreign_enum, words};
 use crate::settings::MaximumTransferUnit;
 
 /// `struct ibv_port_attr`: the attributes of a port at the time of
@@ -181,7 +179,7 @@ foreign_enum! {
 
 /// Defines an enum over a number that has no enumeration in C.
 macro_rules! number_enum {
-    ($(#[$outer:meta])* pub enum $name:ident: $repr:ty { $($(#[$inner:meta])* $variant:ident = $n:literal,)+ }) => {
+    ($(#[$outer:meta])* pub enum $name:ident: $repr:ty, $unknown:literal { $($(#[$inner:meta])* $variant:ident = $n:literal, $words:literal;)+ }) => {
         $(#[$outer])*
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[non_exhaustive]
@@ -199,6 +197,8 @@ macro_rules! number_enum {
                 }
             }
         }
+
+        words! { $name, $unknown: $($variant, $words;)+ }
     };
 }
 
@@ -206,104 +206,59 @@ number_enum! {
     /// The layer below the transport of a port.
     #[doc(alias = "IBV_LINK_LAYER_INFINIBAND")]
     #[doc(alias = "IBV_LINK_LAYER_ETHERNET")]
-    pub enum LinkLayer: u8 {
+    pub enum LinkLayer: u8, "link layer" {
         /// Not specified.
-        Unspecified = 0,
+        Unspecified = 0, "unspecified";
         /// InfiniBand: LIDs, and a subnet manager.
-        InfiniBand = 1,
+        InfiniBand = 1, "InfiniBand";
         /// Ethernet: RoCE or iWARP.
-        Ethernet = 2,
+        Ethernet = 2, "Ethernet";
     }
 }
 
 number_enum! {
     /// The physical state of a port.
-    pub enum PhysicalState: u8 {
+    pub enum PhysicalState: u8, "physical state" {
         /// No state change.
-        NoChange = 0,
+        NoChange = 0, "no state change";
         /// Asleep.
-        Sleep = 1,
+        Sleep = 1, "sleep";
         /// Looking for a peer.
-        Polling = 2,
+        Polling = 2, "polling";
         /// Switched off.
-        Disabled = 3,
+        Disabled = 3, "disabled";
         /// Training the link.
-        Training = 4,
+        Training = 4, "port configuration training";
         /// The link is up.
-        LinkUp = 5,
+        LinkUp = 5, "link up";
         /// Recovering from a link error.
-        ErrorRecovery = 6,
+        ErrorRecovery = 6, "link error recovery";
         /// Testing the link.
-        PhyTest = 7,
+        PhyTest = 7, "phy test";
     }
 }
 
 number_enum! {
     /// The signalling speed of one lane.
-    pub enum LinkSpeed: u32 {
+    pub enum LinkSpeed: u32, "speed" {
         /// 2.5 Gb/s.
-        Sdr = 1,
+        Sdr = 1, "2.5 Gb/s";
         /// 5 Gb/s.
-        Ddr = 2,
+        Ddr = 2, "5 Gb/s";
         /// 10 Gb/s.
-        Qdr = 4,
+        Qdr = 4, "10 Gb/s";
         /// 10.3125 Gb/s.
-        Fdr10 = 8,
+        Fdr10 = 8, "10.3125 Gb/s";
         /// 14.0625 Gb/s.
-        Fdr = 16,
+        Fdr = 16, "14.0625 Gb/s";
         /// 25.78125 Gb/s.
-        Edr = 32,
+        Edr = 32, "25.78125 Gb/s";
         /// 53.125 Gb/s.
-        Hdr = 64,
+        Hdr = 64, "53.125 Gb/s";
         /// 106.25 Gb/s.
-        Ndr = 128,
+        Ndr = 128, "106.25 Gb/s";
         /// 212.5 Gb/s.
-        Xdr = 256,
-    }
-}
-
-impl fmt::Display for LinkLayer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unspecified => f.write_str("unspecified"),
-            Self::InfiniBand => f.write_str("InfiniBand"),
-            Self::Ethernet => f.write_str("Ethernet"),
-            Self::Unknown(other) => write!(f, "link layer {other}"),
-        }
-    }
-}
-
-impl fmt::Display for PhysicalState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NoChange => "no state change",
-            Self::Sleep => "sleep",
-            Self::Polling => "polling",
-            Self::Disabled => "disabled",
-            Self::Training => "port configuration training",
-            Self::LinkUp => "link up",
-            Self::ErrorRecovery => "link error recovery",
-            Self::PhyTest => "phy test",
-            Self::Unknown(other) => return write!(f, "physical state {other}"),
-        })
-    }
-}
-
-impl fmt::Display for LinkSpeed {
-    /// The speed of one lane, such as `25.78125 Gb/s`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Sdr => "2.5 Gb/s",
-            Self::Ddr => "5 Gb/s",
-            Self::Qdr => "10 Gb/s",
-            Self::Fdr10 => "10.3125 Gb/s",
-            Self::Fdr => "14.0625 Gb/s",
-            Self::Edr => "25.78125 Gb/s",
-            Self::Hdr => "53.125 Gb/s",
-            Self::Ndr => "106.25 Gb/s",
-            Self::Xdr => "212.5 Gb/s",
-            Self::Unknown(other) => return write!(f, "speed {other}"),
-        })
+        Xdr = 256, "212.5 Gb/s";
     }
 }
 

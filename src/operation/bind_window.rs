@@ -271,103 +271,73 @@ unsafe fn invalidate(
     ffi::status(VERB, unsafe { request.post(queue_pair.as_raw()) })
 }
 
-impl<T: Transport> QueuePair<'_, T> {
-    /// `ibv_bind_mw`, or `ibv_post_send` of a request to bind (`IBV_WR_BIND_MW`), depending on the type of
-    /// the window: binds `window`. Returns the remote region that a peer needs to access it.
-    ///
-    /// This only posts the request. The result may be sent to the peer over this queue pair immediately,
-    /// since the device carries out later requests after this one. It may be sent by other means once the
-    /// completion was polled. If the completion reports a failure, the window is unchanged: [set its key
-    /// back](MemoryWindow::set_rkey) before binding it again.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: queue pairs of this type cannot bind; the window is of type 2, and the range empty; or
-    ///    the device does not support that access for windows.
-    ///  - `EPERM`: window and region are of different protection domains.
-    ///  - `EOPNOTSUPP`: the device has no windows, or none of this length (mlx5: 2 GiB).
-    ///  - `ENOMEM`: the send queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
-    ///
-    /// # Safety
-    ///
-    /// `wr_id` differs from the numbers of all other outstanding requests. Otherwise the completion of this
-    /// one could be taken for theirs, and so for a sign that their memory may be touched.
-    #[doc(alias = "ibv_bind_mw")]
-    #[doc(alias = "ibv_mw_bind")]
-    #[doc(alias = "ibv_inc_rkey")]
-    #[doc(alias = "IBV_WR_BIND_MW")]
-    pub unsafe fn post_bind_mw<'w>(
-        &mut self,
-        window: &mut MemoryWindow<'w>,
-        binding: WindowBinding<'w>,
-        wr_id: u64,
-    ) -> Result<RemoteMemoryRegion> {
-        // SAFETY: the caller vouches for the number; the borrow is exclusive.
-        unsafe { bind(self.erased(), window, binding, wr_id) }
-    }
+/// The methods that bind and invalidate windows.
+macro_rules! window_methods {
+    () => {
+        /// `ibv_bind_mw`, or `ibv_post_send` of a request to bind (`IBV_WR_BIND_MW`), depending on the type of
+        /// the window: binds `window`. Returns the remote region that a peer needs to access it.
+        ///
+        /// This only posts the request. The result may be sent to the peer over this queue pair immediately,
+        /// since the device carries out later requests after this one. It may be sent by other means once the
+        /// completion was polled. If the completion reports a failure, the window is unchanged: [set its key
+        /// back](MemoryWindow::set_rkey) before binding it again.
+        ///
+        /// # Errors
+        ///
+        ///  - `EINVAL`: queue pairs of this type cannot bind; the window is of type 2, and the range empty; or
+        ///    the device does not support that access for windows.
+        ///  - `EPERM`: window and region are of different protection domains.
+        ///  - `EOPNOTSUPP`: the device has no windows, or none of this length (mlx5: 2 GiB).
+        ///  - `ENOMEM`: the send queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
+        ///
+        /// # Safety
+        ///
+        /// `wr_id` differs from the numbers of all other outstanding requests. Otherwise the completion of this
+        /// one could be taken for theirs, and so for a sign that their memory may be touched.
+        #[doc(alias = "ibv_bind_mw")]
+        #[doc(alias = "ibv_mw_bind")]
+        #[doc(alias = "ibv_inc_rkey")]
+        #[doc(alias = "IBV_WR_BIND_MW")]
+        pub unsafe fn post_bind_mw<'w>(
+            &mut self,
+            window: &mut MemoryWindow<'w>,
+            binding: WindowBinding<'w>,
+            wr_id: u64,
+        ) -> Result<RemoteMemoryRegion> {
+            // SAFETY: the caller vouches for the number; the queue pair or its one send half is borrowed exclusively.
+            unsafe { bind(self.queue_pair().erased(), window, binding, wr_id) }
+        }
 
-    /// `ibv_post_send` of a request to invalidate (`IBV_WR_LOCAL_INV`): closes a window of type 2. Once it
-    /// is carried out, the peer has no access any more, and the window can be bound again. (To close a
-    /// window of type 1, bind it to other memory or deallocate it.)
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the window is of type 1; or queue pairs of this type have no windows.
-    ///  - `ENOMEM`: the send queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
-    ///
-    /// # Safety
-    ///
-    /// As [`post_bind_mw`](Self::post_bind_mw).
-    #[doc(alias = "IBV_WR_LOCAL_INV")]
-    pub unsafe fn post_invalidate_mw(
-        &mut self,
-        window: &mut MemoryWindow<'_>,
-        wr_id: u64,
-    ) -> Result<()> {
-        // SAFETY: the caller vouches for the number; the borrow is exclusive.
-        unsafe { invalidate(self.erased(), window, wr_id) }
-    }
+        /// `ibv_post_send` of a request to invalidate (`IBV_WR_LOCAL_INV`): closes a window of type 2. Once it
+        /// is carried out, the peer has no access any more, and the window can be bound again. (To close a
+        /// window of type 1, bind it to other memory or deallocate it.)
+        ///
+        /// # Errors
+        ///
+        ///  - `EINVAL`: the window is of type 1; or queue pairs of this type have no windows.
+        ///  - `ENOMEM`: the send queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
+        ///
+        /// # Safety
+        ///
+        /// As [`post_bind_mw`](Self::post_bind_mw).
+        #[doc(alias = "IBV_WR_LOCAL_INV")]
+        pub unsafe fn post_invalidate_mw(
+            &mut self,
+            window: &mut MemoryWindow<'_>,
+            wr_id: u64,
+        ) -> Result<()> {
+            // SAFETY: the caller vouches for the number; the queue pair or its one send half is borrowed exclusively.
+            unsafe { invalidate(self.queue_pair().erased(), window, wr_id) }
+        }
+    };
+}
+
+impl<T: Transport> QueuePair<'_, T> {
+    window_methods!();
 }
 
 impl<T: Transport> SendHalf<'_, '_, T> {
-    /// `ibv_bind_mw`, or `ibv_post_send` of a request to bind: see [`QueuePair::post_bind_mw`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`QueuePair::post_bind_mw`].
-    ///
-    /// # Safety
-    ///
-    /// That of [`QueuePair::post_bind_mw`].
-    #[doc(alias = "ibv_bind_mw")]
-    pub unsafe fn post_bind_mw<'w>(
-        &mut self,
-        window: &mut MemoryWindow<'w>,
-        binding: WindowBinding<'w>,
-        wr_id: u64,
-    ) -> Result<RemoteMemoryRegion> {
-        // SAFETY: the caller vouches for the number; there is one send half, borrowed exclusively.
-        unsafe { bind(self.queue_pair().erased(), window, binding, wr_id) }
-    }
-
-    /// `ibv_post_send` of a request to invalidate: see [`QueuePair::post_invalidate_mw`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`QueuePair::post_invalidate_mw`].
-    ///
-    /// # Safety
-    ///
-    /// That of [`QueuePair::post_invalidate_mw`].
-    #[doc(alias = "IBV_WR_LOCAL_INV")]
-    pub unsafe fn post_invalidate_mw(
-        &mut self,
-        window: &mut MemoryWindow<'_>,
-        wr_id: u64,
-    ) -> Result<()> {
-        // SAFETY: the caller vouches for the number; there is one send half, borrowed exclusively.
-        unsafe { invalidate(self.queue_pair().erased(), window, wr_id) }
-    }
+    window_methods!();
 }
 
 impl<T: Transport> Batch<'_, T> {

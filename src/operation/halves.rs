@@ -21,29 +21,59 @@ use crate::queue_pair::{
     FixedPeer, PostsRdma, QueuePair, Rc, Reads, ReceiveQueue, Sends, Transport, Writes,
 };
 
-/// The send side of a queue pair: see [`QueuePair::split`].
-pub struct SendHalf<'q, 'res, T = Rc> {
-    raw: *mut ffi::ibv_qp,
-    queue_pair: &'q QueuePair<'res, T>,
-    whole: PhantomData<&'q mut ()>,
+/// Defines a half of a queue pair.
+macro_rules! half {
+    ($(#[$meta:meta])* $half:ident) => {
+        $(#[$meta])*
+        pub struct $half<'q, 'res, T = Rc> {
+            raw: *mut ffi::ibv_qp,
+            queue_pair: &'q QueuePair<'res, T>,
+            whole: PhantomData<&'q mut ()>,
+        }
+
+        // SAFETY: a queue pair can be used from any thread, and its two queues at the same time: providers lock each
+        // separately.
+        unsafe impl<T: Transport> Send for $half<'_, '_, T> {}
+        // SAFETY: as above; methods that post take `&mut self`.
+        unsafe impl<T: Transport> Sync for $half<'_, '_, T> {}
+
+        impl<'q, 'res, T: Transport> $half<'q, 'res, T> {
+            /// The caller creates at most one send half and one receive half.
+            #[inline]
+            fn new(queue_pair: &'q QueuePair<'res, T>) -> Self {
+                Self { raw: queue_pair.as_raw(), queue_pair, whole: PhantomData }
+            }
+
+            /// The whole queue pair, for queries.
+            #[inline]
+            pub fn queue_pair(&self) -> &QueuePair<'res, T> {
+                self.queue_pair
+            }
+
+            /// The C object.
+            #[inline]
+            pub fn as_raw(&self) -> *mut ffi::ibv_qp {
+                self.raw
+            }
+        }
+
+        impl<T> fmt::Debug for $half<'_, '_, T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_tuple(stringify!($half)).field(self.queue_pair).finish()
+            }
+        }
+    };
 }
 
-/// The receive side of a queue pair: see [`QueuePair::split`].
-pub struct ReceiveHalf<'q, 'res, T = Rc> {
-    raw: *mut ffi::ibv_qp,
-    queue_pair: &'q QueuePair<'res, T>,
-    whole: PhantomData<&'q mut ()>,
+half! {
+    /// The send side of a queue pair: see [`QueuePair::split`].
+    SendHalf
 }
 
-// SAFETY: a queue pair can be used from any thread, and its two queues at the same time: providers lock
-// each separately.
-unsafe impl<T: Transport> Send for SendHalf<'_, '_, T> {}
-// SAFETY: as above; methods that post take `&mut self`.
-unsafe impl<T: Transport> Sync for SendHalf<'_, '_, T> {}
-// SAFETY: as for the other half.
-unsafe impl<T: Transport> Send for ReceiveHalf<'_, '_, T> {}
-// SAFETY: as for the other half.
-unsafe impl<T: Transport> Sync for ReceiveHalf<'_, '_, T> {}
+half! {
+    /// The receive side of a queue pair: see [`QueuePair::split`].
+    ReceiveHalf
+}
 
 impl<'res, T: Transport> QueuePair<'res, T> {
     /// The send half and the receive half, for use by two threads.
@@ -78,13 +108,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     }
 }
 
-impl<'q, 'res, T: Transport> SendHalf<'q, 'res, T> {
-    /// The caller creates at most one send half and one receive half.
-    #[inline]
-    pub(super) fn new(queue_pair: &'q QueuePair<'res, T>) -> Self {
-        Self { raw: queue_pair.as_raw(), queue_pair, whole: PhantomData }
-    }
-
+impl<T: Transport> SendHalf<'_, '_, T> {
     /// `ibv_post_send`: posts a request under the number `wr_id`. See [`QueuePair::post`].
     ///
     /// # Errors
@@ -126,27 +150,9 @@ impl<'q, 'res, T: Transport> SendHalf<'q, 'res, T> {
     }
 
     send_methods!();
-
-    /// The whole queue pair, for queries.
-    #[inline]
-    pub fn queue_pair(&self) -> &QueuePair<'res, T> {
-        self.queue_pair
-    }
-
-    /// The C object.
-    #[inline]
-    pub fn as_raw(&self) -> *mut ffi::ibv_qp {
-        self.raw
-    }
 }
 
-impl<'q, 'res, T: Transport> ReceiveHalf<'q, 'res, T> {
-    /// The caller creates at most one send half and one receive half.
-    #[inline]
-    pub(super) fn new(queue_pair: &'q QueuePair<'res, T>) -> Self {
-        Self { raw: queue_pair.as_raw(), queue_pair, whole: PhantomData }
-    }
-
+impl<T: Transport> ReceiveHalf<'_, '_, T> {
     /// `ibv_post_recv`: posts a receive under the number `wr_id`. See [`QueuePair::post`].
     ///
     /// # Errors
@@ -194,28 +200,4 @@ impl<'q, 'res, T: Transport> ReceiveHalf<'q, 'res, T> {
     }
 
     receive_methods!();
-
-    /// The whole queue pair, for queries.
-    #[inline]
-    pub fn queue_pair(&self) -> &QueuePair<'res, T> {
-        self.queue_pair
-    }
-
-    /// The C object.
-    #[inline]
-    pub fn as_raw(&self) -> *mut ffi::ibv_qp {
-        self.raw
-    }
-}
-
-impl<T> fmt::Debug for SendHalf<'_, '_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("SendHalf").field(self.queue_pair).finish()
-    }
-}
-
-impl<T> fmt::Debug for ReceiveHalf<'_, '_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ReceiveHalf").field(self.queue_pair).finish()
-    }
 }

@@ -39,6 +39,7 @@ pub use destination::{DatagramPeer, Destination, To, XrcPeer};
 pub use extra::{Extra, Immediate, Invalidate, WriteExtra};
 pub use halves::{ReceiveHalf, SendHalf};
 pub use list::{ListError, ReceiveList, SendList, WorkRequestList};
+pub(crate) use post_shared::post_by;
 pub use prepared_request::{ElementSlice, Prepared, PreparedReceive, PreparedRequest};
 pub(crate) use receive::Receive;
 pub use receive::ReceiveWorkRequest;

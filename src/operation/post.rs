@@ -74,7 +74,7 @@ impl<T: Transport> QueuePair<'_, T> {
     receive_methods!();
 
     #[inline]
-    fn queue_pair(&self) -> &Self {
+    pub(super) fn queue_pair(&self) -> &Self {
         self
     }
 }

@@ -13,6 +13,31 @@ use crate::queue_pair::SharedReceiveQueue;
 
 const POST: &str = "ibv_post_srq_recv";
 
+/// Posts a receive to a queue of at most `most` elements a request, by the verb. The request is well-formed; the buffer lives
+/// during the call, and then the caller keeps its memory.
+#[inline]
+pub(crate) fn post_by<D: ScatterBuffer>(
+    verb: &'static str,
+    post: impl FnOnce(*mut ffi::ibv_recv_wr, *mut *mut ffi::ibv_recv_wr) -> c_int,
+    most: u32,
+    request: ReceiveWorkRequest<D>,
+    wr_id: u64,
+) -> Result<()> {
+    let (_, mut buffer) = request.split();
+    let mut list = buffer.scatter()?;
+    let list = list.as_mut();
+    let mut bad = ptr::null_mut();
+    let returned = post(&mut Receive::encode(wr_id, list), &mut bad);
+    if returned == 0 {
+        return Ok(());
+    }
+    let (count, most) = (list.len() as u64, most.into());
+    if count > most {
+        return Err(Error::out_of_range(verb, "the number of scatter elements", count, 0, most));
+    }
+    Err(ffi::failed(verb, returned))
+}
+
 impl SharedReceiveQueue<'_> {
     /// `ibv_post_srq_recv`: posts a receive under the number `wr_id`.
     ///
@@ -34,32 +59,10 @@ impl SharedReceiveQueue<'_> {
         request: ReceiveWorkRequest<D>,
         wr_id: u64,
     ) -> Result<()> {
-        let (_, mut buffer) = request.split();
-        let mut list = buffer.scatter()?;
-        let list = list.as_mut();
-        // SAFETY: the request is well-formed; the buffer lives during the call, and then the caller keeps its memory.
-        let returned = unsafe { self.post_raw(&mut Receive::encode(wr_id, list)) };
-        if returned == 0 {
-            return Ok(());
-        }
-        let (count, most) = (list.len() as u64, self.max_sge().into());
-        if count > most {
-            let what = "the number of scatter elements";
-            return Err(Error::out_of_range(POST, what, count, 0, most));
-        }
-        Err(ffi::failed(POST, returned))
-    }
-
-    /// Posts one request. Returns the verb's return value.
-    ///
-    /// # Safety
-    ///
-    /// The request is well-formed, and the caller keeps the contract of [`post`](Self::post).
-    #[inline]
-    unsafe fn post_raw(&self, request: &mut ffi::ibv_recv_wr) -> c_int {
-        let mut bad = ptr::null_mut();
-        // SAFETY: the queue is live, `bad` is writable, and the caller vouches for the rest.
-        unsafe { ffi::ibv_post_srq_recv(self.as_raw(), request, &mut bad) }
+        // SAFETY: the queue is live, and the caller keeps the contract.
+        let post =
+            |request: *mut _, bad| unsafe { ffi::ibv_post_srq_recv(self.as_raw(), request, bad) };
+        post_by(POST, post, self.max_sge(), request, wr_id)
     }
 
     /// `ibv_post_srq_recv`: receives one message, from any of the queue pairs, into the elements of

@@ -1,20 +1,18 @@
 //! The states and the options of work queues.
 
-use std::fmt;
-
 use crate::ffi;
 use crate::foreign_enum::foreign_enum;
 
 foreign_enum! {
     /// `enum ibv_wq_state`: the state of a work queue.
     #[doc(alias = "ibv_wq_state")]
-    pub enum WorkQueueState: ibv_wq_state(u32) {
+    pub enum WorkQueueState: ibv_wq_state(u32), "state" {
         /// New, or reset: it receives nothing, and has no receives.
-        Reset = IBV_WQS_RESET,
+        Reset = IBV_WQS_RESET, "RESET";
         /// It receives.
-        Ready = IBV_WQS_RDY,
+        Ready = IBV_WQS_RDY, "RDY";
         /// Failed, or moved here: receives complete as [`Flushed`](crate::WorkStatus::Flushed).
-        Error = IBV_WQS_ERR,
+        Error = IBV_WQS_ERR, "ERR";
     }
 }
 
@@ -28,17 +26,6 @@ impl WorkQueueState {
                 | (Self::Reset, Self::Error)
                 | (Self::Error, Self::Ready)
         )
-    }
-}
-
-impl fmt::Display for WorkQueueState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Reset => "RESET",
-            Self::Ready => "RDY",
-            Self::Error => "ERR",
-            Self::Unknown(number) => return write!(f, "state {number}"),
-        })
     }
 }
 

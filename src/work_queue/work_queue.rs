@@ -1,8 +1,6 @@
 //! Work queues.
 
-use std::ffi::c_int;
 use std::ops::RangeBounds;
-use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
 use super::state::{WorkQueueFlags, WorkQueueState};
@@ -14,8 +12,7 @@ use crate::ffi;
 use crate::fields::getters;
 use crate::handle::{Handle, object, resource};
 use crate::memory::{LocalMemoryMut, ScatterBuffer, ScatterElement};
-use crate::operation::sealed::Request;
-use crate::operation::{Receive, ReceiveWorkRequest};
+use crate::operation::{ReceiveWorkRequest, post_by};
 use crate::parent::Parent;
 
 object!(ibv_wq, ibv_destroy_wq, event_subjects);
@@ -217,20 +214,10 @@ impl<'res> WorkQueue<'res> {
         request: ReceiveWorkRequest<D>,
         wr_id: u64,
     ) -> Result<()> {
-        let (_, mut buffer) = request.split();
-        let mut list = buffer.scatter()?;
-        let list = list.as_mut();
-        // SAFETY: the request is well-formed; the buffer lives during the call, and then the caller keeps its memory.
-        let returned = unsafe { self.post_raw(&mut Receive::encode(wr_id, list)) };
-        if returned == 0 {
-            return Ok(());
-        }
-        let (count, most) = (list.len() as u64, self.max_sge.into());
-        if count > most {
-            let what = "the number of scatter elements";
-            return Err(Error::out_of_range(POST, what, count, 0, most));
-        }
-        Err(ffi::failed(POST, returned))
+        // SAFETY: the queue is live, and the caller keeps the contract.
+        let post =
+            |request: *mut _, bad| unsafe { ffi::ibv_post_wq_recv(self.as_raw(), request, bad) };
+        post_by(POST, post, self.max_sge, request, wr_id)
     }
 
     /// `ibv_post_wq_recv`: receives one packet into the elements of `region` in `range`.
@@ -255,18 +242,6 @@ impl<'res> WorkQueue<'res> {
         let element = ScatterElement::new(region.sge_mut(range)?);
         // SAFETY: the caller keeps the contract.
         unsafe { self.post(ReceiveWorkRequest::new(element), wr_id) }
-    }
-
-    /// Posts one request. Returns the verb's return value.
-    ///
-    /// # Safety
-    ///
-    /// The request is well-formed, and the caller keeps the contract of [`post`](Self::post).
-    #[inline]
-    unsafe fn post_raw(&self, request: &mut ffi::ibv_recv_wr) -> c_int {
-        let mut bad = ptr::null_mut();
-        // SAFETY: the queue is live, `bad` is writable, and the caller vouches for the rest.
-        unsafe { ffi::ibv_post_wq_recv(self.as_raw(), request, &mut bad) }
     }
 
     /// Its number, which its completions and [`AsyncEvents`](crate::AsyncEvents) have.
