@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Loop;
 use super::detached::step;
 use super::ended::{ChannelId, STOPPED};
-use super::slots::{NEVER_FREE, Outcome, SHARED, Slot, State};
+use super::slots::{NEVER_FREE, Outcome, SHARED, Slot, State, no_memory};
 use super::table::{Aside, Entry, Table};
 use super::waiters::Tasks;
 use crate::channel::Channel;
@@ -362,12 +362,6 @@ fn add_place<B>(
     table.asides.push(Aside::default());
     members.links.push(None);
     Ok(index)
-}
-
-#[cold]
-pub(super) fn no_memory() -> Error {
-    let reason = "no memory for the loop's table of operations";
-    Error::with_reason("ibv_create_qp", libc::ENOMEM, reason)
 }
 
 #[cold]

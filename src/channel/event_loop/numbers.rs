@@ -1,6 +1,6 @@
 //! Finds the channel of a completion by the number of its queue pair.
 
-use super::members::no_memory;
+use super::slots::no_memory;
 use crate::error::Result;
 
 /// Finds channels by the numbers of their queue pairs: a hash table with linear probing, at most half

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use super::Loop;
 use super::ended::{ChannelId, Ended, REMOVED};
-use super::members::{no_memory, unknown};
-use super::slots::{NEVER_FREE, SHARED, State, index_of};
+use super::members::unknown;
+use super::slots::{NEVER_FREE, SHARED, State, index_of, no_memory};
 use super::table::Table;
 use crate::channel::builder::ChannelBuilder;
 use crate::channel::operation::Queue;

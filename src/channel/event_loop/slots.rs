@@ -5,6 +5,7 @@ use std::task::Waker;
 
 use super::ended::{ChannelId, Ended};
 use crate::channel::slot::NO_SLOT;
+use crate::error::Error;
 use crate::ffi;
 
 /// What a generation adds to a number.
@@ -171,4 +172,10 @@ pub(super) struct Outcome {
     pub(super) channel: Option<ChannelId>,
     /// Of the task that waits for it.
     pub(super) waker: Option<Waker>,
+}
+
+#[cold]
+pub(super) fn no_memory() -> Error {
+    let reason = "no memory for the loop's table of operations";
+    Error::with_reason("ibv_create_qp", libc::ENOMEM, reason)
 }
