@@ -141,28 +141,37 @@ impl<P: Leak> Leak for Option<P> {
     }
 }
 
-/// Defines how a resource ends. Its C object is in the field `$raw`, the objects that this was made
+/// Defines how a resource ends. Its C object, of type `$object`, is in the field `$raw`, the objects that this was made
 /// from are in the fields `$parent`. The private method `destroy` is called by `Drop` and by `close`,
-/// which returns the error.
+/// which returns the error, and whose documentation is given.
 macro_rules! resource {
-    ($resource:ident<$($lifetime:lifetime),+ $(, $element:ident: $bound:ident)?>: $raw:ident $(, $parent:ident)*) => {
-        impl<$($lifetime,)+ $($element: $bound)?> Drop for $resource<$($lifetime,)+ $($element)?> {
+    ($(#[$close:meta])* $resource:ident<$($lifetime:lifetime),+>: $raw:ident of $object:ident $(, $parent:ident)*) => {
+        impl<$($lifetime),+> Drop for $resource<$($lifetime),+> {
             fn drop(&mut self) {
                 let _ = self.destroy();
             }
         }
 
-        impl<$($lifetime,)+ $($element: $bound)?> $resource<$($lifetime,)+ $($element)?> {
+        impl<$($lifetime),+> $resource<$($lifetime),+> {
             fn destroy(&mut self) -> $crate::error::Result<()> {
                 self.$raw.destroy().inspect_err(|_| {
                     $($crate::handle::Leak::leak(&self.$parent);)*
                 })
             }
+
+            $(#[$close])*
+            pub fn close(mut self) -> $crate::error::Result<()> {
+                self.destroy()
+            }
+
+            /// The C object. It is valid while this is.
+            #[inline]
+            pub fn as_raw(&self) -> *mut $crate::ffi::$object {
+                self.$raw.as_ptr()
+            }
         }
 
-        impl<$($lifetime,)+ $($element: $bound)?> $crate::handle::Leak
-            for $resource<$($lifetime,)+ $($element)?>
-        {
+        impl<$($lifetime),+> $crate::handle::Leak for $resource<$($lifetime),+> {
             fn leak(&self) {
                 self.$raw.leak();
                 $($crate::handle::Leak::leak(&self.$parent);)*

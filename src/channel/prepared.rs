@@ -8,6 +8,7 @@ use super::owned_buffer::OwnedBuffer;
 use super::owned_post::{Refused, post_owned};
 use super::owned_work::OwnedWork;
 use crate::error::Result;
+use crate::fields::setters;
 use crate::operation::ReceiveWorkRequest;
 use crate::queue_pair::QueuePairEndpoint;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
@@ -38,25 +39,18 @@ impl<'res> PreparedChannel<'res> {
         self.link.queue_pair().send_psn()
     }
 
-    /// Sets the number of the first packet that we send on the next connection, as
-    /// [`ChannelBuilder::send_psn`](crate::ChannelBuilder::send_psn) does.
-    pub fn set_send_psn(mut self, psn: PacketSequenceNumber) -> Self {
-        self.link.queue_pair_mut().set_send_psn(psn);
-        self
-    }
+    setters! { self,
+        /// Sets the number of the first packet that we send on the next connection, as
+        /// [`ChannelBuilder::send_psn`](crate::ChannelBuilder::send_psn) does.
+        set_send_psn(psn: PacketSequenceNumber) => self.link.queue_pair_mut().set_send_psn(psn);
 
-    /// Sets the number of the first packet that we receive, as [`ChannelBuilder::receive_psn`](crate::ChannelBuilder::receive_psn) does, if the
-    /// peer's endpoint does not contain it.
-    pub fn receive_psn(mut self, psn: PacketSequenceNumber) -> Self {
-        self.link.queue_pair_mut().set_receive_psn(psn);
-        self
-    }
+        /// Sets the number of the first packet that we receive, as [`ChannelBuilder::receive_psn`](crate::ChannelBuilder::receive_psn) does, if the
+        /// peer's endpoint does not contain it.
+        receive_psn(psn: PacketSequenceNumber) => self.link.queue_pair_mut().set_receive_psn(psn);
 
-    /// Sets the largest MTU of the path, as [`ChannelBuilder::path_mtu`](crate::ChannelBuilder::path_mtu) does. The endpoint contains it
-    /// too.
-    pub fn path_mtu(mut self, mtu: MaximumTransferUnit) -> Self {
-        self.link.queue_pair_mut().set_path_mtu(mtu);
-        self
+        /// Sets the largest MTU of the path, as [`ChannelBuilder::path_mtu`](crate::ChannelBuilder::path_mtu) does. The endpoint contains it
+        /// too.
+        path_mtu(mtu: MaximumTransferUnit) => self.link.queue_pair_mut().set_path_mtu(mtu);
     }
 
     /// `ibv_post_recv`: posts a receive before the channel is connected, so that not even the first message

@@ -101,7 +101,19 @@ pub struct CompletionChannel<'ctx> {
     context: Parent<'ctx, Context<'ctx>>,
 }
 
-resource!(CompletionChannel<'ctx>: raw, context);
+resource! {
+    /// `ibv_destroy_comp_channel`: destroys the channel, and returns the error if that fails, which
+    /// dropping cannot.
+    ///
+    /// # Errors
+    ///
+    /// The channel is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    ///
+    ///  - `EBUSY`: a queue that uses it still exists (because it was leaked, or could not be
+    ///    destroyed).
+    #[doc(alias = "ibv_destroy_comp_channel")]
+    CompletionChannel<'ctx>: raw of ibv_comp_channel, context
+}
 
 // SAFETY: libibverbs allows every verb on a channel from any thread: it guards its counters in the
 // channel with the context's lock, and reads the file by one system call.
@@ -252,25 +264,6 @@ impl<'ctx> CompletionChannel<'ctx> {
     /// The context that it was created on.
     pub fn context(&self) -> &Context<'ctx> {
         &self.context
-    }
-
-    /// The C object. It is valid while the channel is.
-    pub fn as_raw(&self) -> *mut ffi::ibv_comp_channel {
-        self.raw.as_ptr()
-    }
-
-    /// `ibv_destroy_comp_channel`: destroys the channel, and returns the error if that fails, which
-    /// dropping cannot.
-    ///
-    /// # Errors
-    ///
-    /// The channel is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    ///
-    ///  - `EBUSY`: a queue that uses it still exists (because it was leaked, or could not be
-    ///    destroyed).
-    #[doc(alias = "ibv_destroy_comp_channel")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
     }
 }
 

@@ -88,7 +88,17 @@ pub struct CompletionCounter<'ctx> {
     context: Parent<'ctx, Context<'ctx>>,
 }
 
-resource!(CompletionCounter<'ctx>: raw, context);
+resource! {
+    /// `ibv_destroy_comp_cntr`: destroys the counter, and returns the error if that fails, which dropping cannot.
+    ///
+    /// # Errors
+    ///
+    /// The counter is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    ///
+    ///  - `EBUSY`: a queue pair that it counts still exists.
+    #[doc(alias = "ibv_destroy_comp_cntr")]
+    CompletionCounter<'ctx>: raw of ibv_comp_cntr, context
+}
 
 // SAFETY: libibverbs allows every verb on a counter from any thread.
 unsafe impl Send for CompletionCounter<'_> {}
@@ -197,23 +207,6 @@ impl<'ctx> CompletionCounter<'ctx> {
         // SAFETY: the counter is live.
         let returned = unsafe { ffi::ibv_inc_err_comp_cntr(self.as_raw(), amount) };
         ffi::status("ibv_inc_err_comp_cntr", returned)
-    }
-
-    /// `ibv_destroy_comp_cntr`: destroys the counter, and returns the error if that fails, which dropping cannot.
-    ///
-    /// # Errors
-    ///
-    /// The counter is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    ///
-    ///  - `EBUSY`: a queue pair that it counts still exists.
-    #[doc(alias = "ibv_destroy_comp_cntr")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
-    }
-
-    /// The C object.
-    pub fn as_raw(&self) -> *mut ffi::ibv_comp_cntr {
-        self.raw.as_ptr()
     }
 }
 

@@ -41,7 +41,19 @@ pub struct CompletionQueue<'ctx> {
     pub(super) context: Parent<'ctx, Context<'ctx>>,
 }
 
-resource!(CompletionQueue<'ctx>: raw, notifier, domain, context);
+resource! {
+    /// `ibv_destroy_cq`: destroys the queue, and returns the error if that fails, which dropping
+    /// cannot.
+    ///
+    /// # Errors
+    ///
+    /// The queue is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    ///
+    ///  - `EBUSY`: a queue pair that uses it still exists (because it was leaked, or could not be
+    ///    destroyed).
+    #[doc(alias = "ibv_destroy_cq")]
+    CompletionQueue<'ctx>: raw of ibv_cq, notifier, domain, context
+}
 
 /// The channel on which a queue raises its events.
 pub(super) enum Notifier<'ctx> {
@@ -200,26 +212,6 @@ impl<'ctx> CompletionQueue<'ctx> {
     /// The context that it was created on.
     pub fn context(&self) -> &Context<'ctx> {
         &self.context
-    }
-
-    /// The C object. It is valid while the queue is.
-    #[inline]
-    pub fn as_raw(&self) -> *mut ffi::ibv_cq {
-        self.raw.as_ptr()
-    }
-
-    /// `ibv_destroy_cq`: destroys the queue, and returns the error if that fails, which dropping
-    /// cannot.
-    ///
-    /// # Errors
-    ///
-    /// The queue is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    ///
-    ///  - `EBUSY`: a queue pair that uses it still exists (because it was leaked, or could not be
-    ///    destroyed).
-    #[doc(alias = "ibv_destroy_cq")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
     }
 }
 

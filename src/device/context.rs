@@ -44,7 +44,17 @@ pub struct Context<'a> {
     answers_taken: Arc<AtomicU32>,
 }
 
-resource!(Context<'a>: raw);
+resource! {
+    /// `ibv_close_device`: closes the device, and returns the error if that fails, which dropping
+    /// cannot.
+    ///
+    /// # Errors
+    ///
+    /// The provider's errno value. The context is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    #[doc(alias = "ibv_close_device")]
+    Context<'a>: raw of ibv_context
+}
 
 // SAFETY: libibverbs allows every verb on a context from any thread, and guards its own changes to the
 // context with a lock.
@@ -92,26 +102,8 @@ impl<'a> Context<'a> {
         Ok(Self { raw, from: PhantomData, answers_taken: Arc::default() })
     }
 
-    /// The C object. It is valid while the context is.
-    #[inline]
-    pub fn as_raw(&self) -> *mut ffi::ibv_context {
-        self.raw.as_ptr()
-    }
-
     pub(crate) fn answers_taken(&self) -> &Arc<AtomicU32> {
         &self.answers_taken
-    }
-
-    /// `ibv_close_device`: closes the device, and returns the error if that fails, which dropping
-    /// cannot.
-    ///
-    /// # Errors
-    ///
-    /// The provider's errno value. The context is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    #[doc(alias = "ibv_close_device")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
     }
 
     /// The kernel's name of the device, such as `mlx5_0`.

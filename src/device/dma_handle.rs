@@ -45,7 +45,17 @@ pub struct DmaHandle<'ctx> {
     context: Parent<'ctx, Context<'ctx>>,
 }
 
-resource!(DmaHandle<'ctx>: raw, context);
+resource! {
+    /// `ibv_dealloc_dmah`: frees the handle, and returns the error if that fails, which dropping cannot.
+    ///
+    /// # Errors
+    ///
+    /// The handle is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    ///
+    ///  - `EBUSY`: a region that was registered with it still exists.
+    #[doc(alias = "ibv_dealloc_dmah")]
+    DmaHandle<'ctx>: raw of ibv_dmah, context
+}
 
 // SAFETY: libibverbs allows every verb on the handle from any thread.
 unsafe impl Send for DmaHandle<'_> {}
@@ -86,23 +96,6 @@ impl<'ctx> DmaHandle<'ctx> {
             Handle::new("ibv_alloc_dmah", raw)
         }?;
         Ok(Self { raw, context })
-    }
-
-    /// `ibv_dealloc_dmah`: frees the handle, and returns the error if that fails, which dropping cannot.
-    ///
-    /// # Errors
-    ///
-    /// The handle is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    ///
-    ///  - `EBUSY`: a region that was registered with it still exists.
-    #[doc(alias = "ibv_dealloc_dmah")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
-    }
-
-    /// The C object.
-    pub fn as_raw(&self) -> *mut ffi::ibv_dmah {
-        self.raw.as_ptr()
     }
 }
 

@@ -23,7 +23,19 @@ pub struct ProtectionDomain<'ctx> {
     context: Parent<'ctx, Context<'ctx>>,
 }
 
-resource!(ProtectionDomain<'ctx>: raw, base, context);
+resource! {
+    /// `ibv_dealloc_pd`: deallocates the domain, and returns the error if that fails, which
+    /// dropping cannot.
+    ///
+    /// # Errors
+    ///
+    /// The domain is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    ///
+    ///  - `EBUSY`: something that was made from it still exists (because it was leaked, or could not
+    ///    be destroyed).
+    #[doc(alias = "ibv_dealloc_pd")]
+    ProtectionDomain<'ctx>: raw of ibv_pd, base, context
+}
 
 /// The domains that a parent domain stands for, which must outlive it.
 struct Base<'ctx> {
@@ -205,10 +217,6 @@ impl<'ctx> ProtectionDomain<'ctx> {
     }
 
     getters! { self,
-        /// The C object. It is valid while the domain is.
-        #[inline]
-        as_raw: *mut ffi::ibv_pd => self.raw.as_ptr();
-
         /// The context that it was allocated from.
         context: &Context<'ctx> => &self.context;
 
@@ -216,20 +224,6 @@ impl<'ctx> ProtectionDomain<'ctx> {
         /// completion queue that does so too, as in
         /// `CompletionQueue::new(domain.context_parent(), 64)`.
         context_parent: Parent<'ctx, Context<'ctx>> => self.context.clone();
-    }
-
-    /// `ibv_dealloc_pd`: deallocates the domain, and returns the error if that fails, which
-    /// dropping cannot.
-    ///
-    /// # Errors
-    ///
-    /// The domain is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    ///
-    ///  - `EBUSY`: something that was made from it still exists (because it was leaked, or could not
-    ///    be destroyed).
-    #[doc(alias = "ibv_dealloc_pd")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
     }
 }
 

@@ -20,7 +20,18 @@ pub struct ThreadDomain<'ctx> {
     context: Parent<'ctx, Context<'ctx>>,
 }
 
-resource!(ThreadDomain<'ctx>: raw, context);
+resource! {
+    /// `ibv_dealloc_td`: deallocates the domain, and returns the error if that fails, which
+    /// dropping cannot.
+    ///
+    /// # Errors
+    ///
+    /// The domain is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    ///
+    ///  - `EBUSY`: something that was made with it still exists.
+    #[doc(alias = "ibv_dealloc_td")]
+    ThreadDomain<'ctx>: raw of ibv_td, context
+}
 
 // SAFETY: the object itself may be made, used to create others, and freed on any thread.
 unsafe impl Send for ThreadDomain<'_> {}
@@ -73,24 +84,6 @@ impl<'ctx> ThreadDomain<'ctx> {
     /// The context that it was allocated from.
     pub fn context(&self) -> &Context<'ctx> {
         &self.context
-    }
-
-    /// The C object. It is valid while the domain is.
-    pub fn as_raw(&self) -> *mut ffi::ibv_td {
-        self.raw.as_ptr()
-    }
-
-    /// `ibv_dealloc_td`: deallocates the domain, and returns the error if that fails, which
-    /// dropping cannot.
-    ///
-    /// # Errors
-    ///
-    /// The domain is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    ///
-    ///  - `EBUSY`: something that was made with it still exists.
-    #[doc(alias = "ibv_dealloc_td")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
     }
 }
 

@@ -19,7 +19,18 @@ pub struct XrcDomain<'ctx> {
     context: Parent<'ctx, Context<'ctx>>,
 }
 
-resource!(XrcDomain<'ctx>: raw, context);
+resource! {
+    /// `ibv_close_xrcd`: closes the domain, and returns the error if that fails, which dropping
+    /// cannot.
+    ///
+    /// # Errors
+    ///
+    /// The domain is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    ///
+    ///  - `EBUSY`: something that was made with it still exists.
+    #[doc(alias = "ibv_close_xrcd")]
+    XrcDomain<'ctx>: raw of ibv_xrcd, context
+}
 
 // SAFETY: libibverbs allows every verb on an XRC domain from any thread.
 unsafe impl Send for XrcDomain<'_> {}
@@ -108,24 +119,6 @@ impl<'ctx> XrcDomain<'ctx> {
     /// The context that it was opened on.
     pub fn context(&self) -> &Context<'ctx> {
         &self.context
-    }
-
-    /// The C object. It is valid while the domain is.
-    pub fn as_raw(&self) -> *mut ffi::ibv_xrcd {
-        self.raw.as_ptr()
-    }
-
-    /// `ibv_close_xrcd`: closes the domain, and returns the error if that fails, which dropping
-    /// cannot.
-    ///
-    /// # Errors
-    ///
-    /// The domain is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    ///
-    ///  - `EBUSY`: something that was made with it still exists.
-    #[doc(alias = "ibv_close_xrcd")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
     }
 }
 

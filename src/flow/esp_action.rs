@@ -167,7 +167,17 @@ pub struct EspAction<'ctx> {
     context: Parent<'ctx, Context<'ctx>>,
 }
 
-resource!(EspAction<'ctx>: raw, context);
+resource! {
+    /// `ibv_destroy_flow_action`: destroys the action and reports a failure. Dropping ignores a failure.
+    ///
+    /// # Errors
+    ///
+    /// The action is then [leaked](crate#when-a-resource-cannot-be-destroyed), with its context.
+    ///
+    ///  - `EBUSY`: a flow that names it still exists.
+    #[doc(alias = "ibv_destroy_flow_action")]
+    EspAction<'ctx>: raw of ibv_flow_action, context
+}
 
 // SAFETY: libibverbs allows every verb on an action from any thread.
 unsafe impl Send for EspAction<'_> {}
@@ -217,23 +227,6 @@ impl<'ctx> EspAction<'ctx> {
     /// The context that it was created on.
     pub fn context(&self) -> &Context<'ctx> {
         &self.context
-    }
-
-    /// The C object. It is valid while the action is.
-    pub fn as_raw(&self) -> *mut ffi::ibv_flow_action {
-        self.raw.as_ptr()
-    }
-
-    /// `ibv_destroy_flow_action`: destroys the action and reports a failure. Dropping ignores a failure.
-    ///
-    /// # Errors
-    ///
-    /// The action is then [leaked](crate#when-a-resource-cannot-be-destroyed), with its context.
-    ///
-    ///  - `EBUSY`: a flow that names it still exists.
-    #[doc(alias = "ibv_destroy_flow_action")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
     }
 }
 

@@ -52,7 +52,17 @@ pub struct FlowCounters<'ctx> {
     context: Parent<'ctx, Context<'ctx>>,
 }
 
-resource!(FlowCounters<'ctx>: raw, context);
+resource! {
+    /// `ibv_destroy_counters`: destroys the counters and reports a failure. Dropping ignores a failure.
+    ///
+    /// # Errors
+    ///
+    /// The counters are then [leaked](crate#when-a-resource-cannot-be-destroyed), with their context.
+    ///
+    ///  - `EBUSY`: a flow that counts with them still exists.
+    #[doc(alias = "ibv_destroy_counters")]
+    FlowCounters<'ctx>: raw of ibv_counters, context
+}
 
 // SAFETY: libibverbs allows every verb on counters from any thread.
 unsafe impl Send for FlowCounters<'_> {}
@@ -149,23 +159,6 @@ impl<'ctx> FlowCounters<'ctx> {
     /// The context that they were created on.
     pub fn context(&self) -> &Context<'ctx> {
         &self.context
-    }
-
-    /// The C object. It is valid while the counters are.
-    pub fn as_raw(&self) -> *mut ffi::ibv_counters {
-        self.raw.as_ptr()
-    }
-
-    /// `ibv_destroy_counters`: destroys the counters and reports a failure. Dropping ignores a failure.
-    ///
-    /// # Errors
-    ///
-    /// The counters are then [leaked](crate#when-a-resource-cannot-be-destroyed), with their context.
-    ///
-    ///  - `EBUSY`: a flow that counts with them still exists.
-    #[doc(alias = "ibv_destroy_counters")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
     }
 }
 

@@ -39,7 +39,17 @@ pub struct DeviceMemory<'ctx> {
     context: Parent<'ctx, Context<'ctx>>,
 }
 
-resource!(DeviceMemory<'ctx>: raw, context);
+resource! {
+    /// `ibv_free_dm`: frees the memory, and returns the error if that fails, which dropping cannot.
+    ///
+    /// # Errors
+    ///
+    /// The memory is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    ///
+    ///  - `EBUSY`: a region of it still exists (because it was leaked, or could not be deregistered).
+    #[doc(alias = "ibv_free_dm")]
+    DeviceMemory<'ctx>: raw of ibv_dm, context
+}
 
 // SAFETY: libibverbs allows every verb on device memory from any thread. Providers copy from and to
 // it by atomic accesses.
@@ -179,18 +189,6 @@ impl<'ctx> DeviceMemory<'ctx> {
         self.raw.own();
     }
 
-    /// `ibv_free_dm`: frees the memory, and returns the error if that fails, which dropping cannot.
-    ///
-    /// # Errors
-    ///
-    /// The memory is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    ///
-    ///  - `EBUSY`: a region of it still exists (because it was leaked, or could not be deregistered).
-    #[doc(alias = "ibv_free_dm")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
-    }
-
     /// Its length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
@@ -272,11 +270,6 @@ impl<'ctx> DeviceMemory<'ctx> {
     /// The context that it was allocated from.
     pub fn context(&self) -> &Context<'ctx> {
         &self.context
-    }
-
-    /// The C object. It is valid while the memory is.
-    pub fn as_raw(&self) -> *mut ffi::ibv_dm {
-        self.raw.as_ptr()
     }
 }
 

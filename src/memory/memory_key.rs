@@ -19,7 +19,16 @@ pub struct MemoryKey<'pd> {
     domain: Parent<'pd, ProtectionDomain<'pd>>,
 }
 
-resource!(MemoryKey<'pd>: raw, domain);
+resource! {
+    /// `mlx5dv_destroy_mkey`: destroys the key, and returns the error if that fails, which dropping cannot.
+    ///
+    /// # Errors
+    ///
+    /// The provider's errno value. The key is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it
+    /// was made from.
+    #[doc(alias = "mlx5dv_destroy_mkey")]
+    MemoryKey<'pd>: raw of mlx5dv_mkey, domain
+}
 
 // SAFETY: libibverbs allows every verb on the key from any thread.
 unsafe impl Send for MemoryKey<'_> {}
@@ -75,22 +84,6 @@ impl<'pd> MemoryKey<'pd> {
     /// The domain that it was created in.
     pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
         &self.domain
-    }
-
-    /// `mlx5dv_destroy_mkey`: destroys the key, and returns the error if that fails, which dropping cannot.
-    ///
-    /// # Errors
-    ///
-    /// The provider's errno value. The key is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it
-    /// was made from.
-    #[doc(alias = "mlx5dv_destroy_mkey")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
-    }
-
-    /// The C object. It is valid while the key is.
-    pub fn as_raw(&self) -> *mut ffi::mlx5dv_mkey {
-        self.raw.as_ptr()
     }
 }
 

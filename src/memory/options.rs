@@ -8,6 +8,7 @@ use super::huge_pages::HugePages;
 use crate::device::OnDemandPaging;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
+use crate::fields::setters;
 
 /// Access that involves peers. A region with any of these flags must not be memory that the program has
 /// references to.
@@ -109,35 +110,25 @@ impl RegionOptions {
         self.access(AccessFlags::MW_BIND)
     }
 
-    /// Aligns the buffer to at least this power of 2. The default is 64 bytes; the alignment is never
-    /// less than the elements need.
-    pub const fn alignment(mut self, bytes: usize) -> Self {
-        self.alignment = bytes;
-        self
-    }
+    setters! { const self,
+        /// Aligns the buffer to at least this power of 2. The default is 64 bytes; the alignment is never
+        /// less than the elements need.
+        alignment(bytes: usize) => self.alignment = bytes;
 
-    /// Makes the buffer begin on a page and share its pages with no other data.
-    pub const fn page_aligned(mut self) -> Self {
-        self.whole_pages = true;
-        self
-    }
+        /// Makes the buffer begin on a page and share its pages with no other data.
+        page_aligned() => self.whole_pages = true;
 
-    /// Makes the buffer consist of huge pages. With [`on_demand`](Self::on_demand), add
-    /// [`AccessFlags::HUGETLB`] to tell the device.
-    pub const fn huge_pages(mut self, pages: HugePages) -> Self {
-        self.huge_pages = Some(pages);
-        self
-    }
+        /// Makes the buffer consist of huge pages. With [`on_demand`](Self::on_demand), add
+        /// [`AccessFlags::HUGETLB`] to tell the device.
+        huge_pages(pages: HugePages) => self.huge_pages = Some(pages);
 
-    /// `ibv_reg_mr_iova`: requests and peers address the region from `iova` on, rather than by the
-    /// address of its buffer. `iova` must be a multiple of the page size; the buffer is
-    /// [page-aligned](Self::page_aligned). This is for regions that peers access: for this program's
-    /// own requests, naming such a region is
-    /// [unsafe](crate::SharedMemorySlice::scatter_element_by_iova).
-    #[doc(alias = "ibv_reg_mr_iova")]
-    pub const fn iova(mut self, iova: u64) -> Self {
-        self.iova = Some(iova);
-        self
+        /// `ibv_reg_mr_iova`: requests and peers address the region from `iova` on, rather than by the
+        /// address of its buffer. `iova` must be a multiple of the page size; the buffer is
+        /// [page-aligned](Self::page_aligned). This is for regions that peers access: for this program's
+        /// own requests, naming such a region is
+        /// [unsafe](crate::SharedMemorySlice::scatter_element_by_iova).
+        #[doc(alias = "ibv_reg_mr_iova")]
+        iova(iova: u64) => self.iova = Some(iova);
     }
 
     /// Requests and peers address the region by offsets from its beginning: an [`iova`](Self::iova) of

@@ -5,6 +5,7 @@ use std::ops::{Bound, RangeBounds};
 use super::scatter_gather::Element;
 use crate::debug::debug;
 use crate::error::{Error, Result};
+use crate::fields::getters;
 
 /// Memory of a peer, as RDMA reads, writes and atomics name it: an address, a length in bytes and the
 /// rkey. It is plain data; the peer may have freed the memory since.
@@ -105,22 +106,18 @@ impl RemoteMemoryRegion {
         Self::new(address, length, u32::from_be_bytes(rkey))
     }
 
-    /// The address of its first byte, in the peer's address space.
-    #[inline]
-    pub const fn address(&self) -> u64 {
-        self.address
-    }
+    getters! { const self,
+        /// The address of its first byte, in the peer's address space.
+        #[inline]
+        address: u64 => self.address;
 
-    /// Its length in bytes.
-    #[inline]
-    pub const fn length(&self) -> u64 {
-        self.length
-    }
+        /// Its length in bytes.
+        #[inline]
+        length: u64 => self.length;
 
-    /// The key by which requests name it.
-    #[inline]
-    pub const fn rkey(&self) -> u32 {
-        self.rkey
+        /// The key by which requests name it.
+        #[inline]
+        rkey: u32 => self.rkey;
     }
 
     /// The `length` bytes that begin `offset` bytes into it.

@@ -71,7 +71,17 @@ pub struct MemoryWindow<'res> {
     domain: Parent<'res, ProtectionDomain<'res>>,
 }
 
-resource!(MemoryWindow<'res>: raw, regions, domain);
+resource! {
+    /// `ibv_dealloc_mw`: deallocates the window, whether it is bound or not, and returns the error if
+    /// that fails, which dropping cannot.
+    ///
+    /// # Errors
+    ///
+    /// The provider's errno value. The window is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    #[doc(alias = "ibv_dealloc_mw")]
+    MemoryWindow<'res>: raw of ibv_mw, regions, domain
+}
 
 // SAFETY: libibverbs allows every verb on a window from any thread.
 unsafe impl Send for MemoryWindow<'_> {}
@@ -129,18 +139,6 @@ impl<'res> MemoryWindow<'res> {
         Ok(Self { raw, window_type, regions: [None, None], domain })
     }
 
-    /// `ibv_dealloc_mw`: deallocates the window, whether it is bound or not, and returns the error if
-    /// that fails, which dropping cannot.
-    ///
-    /// # Errors
-    ///
-    /// The provider's errno value. The window is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    #[doc(alias = "ibv_dealloc_mw")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
-    }
-
     /// Its type.
     pub fn window_type(&self) -> MemoryWindowType {
         self.window_type
@@ -171,12 +169,6 @@ impl<'res> MemoryWindow<'res> {
     /// The domain that it is allocated in.
     pub fn protection_domain(&self) -> &ProtectionDomain<'res> {
         &self.domain
-    }
-
-    /// The C object. It is valid while the window is.
-    #[inline]
-    pub fn as_raw(&self) -> *mut ffi::ibv_mw {
-        self.raw.as_ptr()
     }
 }
 

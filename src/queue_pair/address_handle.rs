@@ -24,7 +24,16 @@ pub struct AddressHandle<'pd> {
     domain: Parent<'pd, ProtectionDomain<'pd>>,
 }
 
-resource!(AddressHandle<'pd>: raw, domain);
+resource! {
+    /// `ibv_destroy_ah`: destroys the handle and reports a failure. Dropping ignores a failure.
+    ///
+    /// # Errors
+    ///
+    /// The provider's errno value. The handle is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    #[doc(alias = "ibv_destroy_ah")]
+    AddressHandle<'pd>: raw of ibv_ah, domain
+}
 
 // SAFETY: libibverbs allows every verb on an address handle from any thread.
 unsafe impl Send for AddressHandle<'_> {}
@@ -83,23 +92,6 @@ impl<'pd> AddressHandle<'pd> {
     /// The domain that it was created in.
     pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
         &self.domain
-    }
-
-    /// The C object. It is valid while the handle is.
-    #[inline]
-    pub fn as_raw(&self) -> *mut ffi::ibv_ah {
-        self.raw.as_ptr()
-    }
-
-    /// `ibv_destroy_ah`: destroys the handle and reports a failure. Dropping ignores a failure.
-    ///
-    /// # Errors
-    ///
-    /// The provider's errno value. The handle is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    #[doc(alias = "ibv_destroy_ah")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
     }
 }
 

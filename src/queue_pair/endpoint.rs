@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::device::{EndpointGid, EndpointGids, Gid, LinkLayer};
 use crate::error::{Error, Result};
+use crate::fields::{getters, setters};
 use crate::gid_class::GidClass;
 use crate::memory::RemoteMemoryRegion;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
@@ -57,33 +58,23 @@ impl QueuePairEndpoint {
         })
     }
 
-    /// The same endpoint, whose first packet has this number.
-    #[must_use]
-    pub const fn with_send_psn(mut self, psn: PacketSequenceNumber) -> Self {
-        self.send_psn = Some(psn);
-        self
-    }
+    setters! { const self,
+        /// The same endpoint, whose first packet has this number.
+        #[must_use]
+        with_send_psn(psn: PacketSequenceNumber) => self.send_psn = Some(psn);
 
-    /// The same endpoint with this path MTU.
-    #[must_use]
-    pub const fn with_path_mtu(mut self, mtu: MaximumTransferUnit) -> Self {
-        self.path_mtu = Some(mtu);
-        self
-    }
+        /// The same endpoint with this path MTU.
+        #[must_use]
+        with_path_mtu(mtu: MaximumTransferUnit) => self.path_mtu = Some(mtu);
 
-    /// The same endpoint, which answers this many reads and atomics at a time.
-    #[must_use]
-    pub const fn with_max_dest_rd_atomic(mut self, reads: u8) -> Self {
-        self.max_dest_rd_atomic = Some(reads);
-        self
-    }
+        /// The same endpoint, which answers this many reads and atomics at a time.
+        #[must_use]
+        with_max_dest_rd_atomic(reads: u8) => self.max_dest_rd_atomic = Some(reads);
 
-    /// The same endpoint, of a channel with [flow control](crate::ChannelBuilder::flow_control): where it counts
-    /// its receives, as [`credit_word`](Self::credit_word) told the peer.
-    #[must_use]
-    pub const fn with_credit_word(mut self, word: RemoteMemoryRegion) -> Self {
-        self.credit_word = Some(word);
-        self
+        /// The same endpoint, of a channel with [flow control](crate::ChannelBuilder::flow_control): where it counts
+        /// its receives, as [`credit_word`](Self::credit_word) told the peer.
+        #[must_use]
+        with_credit_word(word: RemoteMemoryRegion) => self.credit_word = Some(word);
     }
 
     /// The number of the queue pair.
@@ -108,25 +99,19 @@ impl QueuePairEndpoint {
         self.gids.as_slice().iter().map(|gid| gid.gid)
     }
 
-    /// The number of the first packet that it sends, if known.
-    pub const fn send_psn(&self) -> Option<PacketSequenceNumber> {
-        self.send_psn
-    }
+    getters! { const self,
+        /// The number of the first packet that it sends, if known.
+        send_psn: Option<PacketSequenceNumber> => self.send_psn;
 
-    /// The largest MTU that it can use, if known.
-    pub const fn path_mtu(&self) -> Option<MaximumTransferUnit> {
-        self.path_mtu
-    }
+        /// The largest MTU that it can use, if known.
+        path_mtu: Option<MaximumTransferUnit> => self.path_mtu;
 
-    /// How many reads and atomics of its peer it answers at a time, if known.
-    pub const fn max_dest_rd_atomic(&self) -> Option<u8> {
-        self.max_dest_rd_atomic
-    }
+        /// How many reads and atomics of its peer it answers at a time, if known.
+        max_dest_rd_atomic: Option<u8> => self.max_dest_rd_atomic;
 
-    /// Where a channel with [flow control](crate::ChannelBuilder::flow_control) counts its receives. The peer
-    /// reads it there.
-    pub const fn credit_word(&self) -> Option<RemoteMemoryRegion> {
-        self.credit_word
+        /// Where a channel with [flow control](crate::ChannelBuilder::flow_control) counts its receives. The peer
+        /// reads it there.
+        credit_word: Option<RemoteMemoryRegion> => self.credit_word;
     }
 
     /// Checks that a port with this link layer can reach it. If not, returns an error of `verb`.

@@ -22,7 +22,16 @@ pub struct OpenedQueuePair<'res> {
     domain: Parent<'res, XrcDomain<'res>>,
 }
 
-resource!(OpenedQueuePair<'res>: raw, domain);
+resource! {
+    /// `ibv_destroy_qp`: gives the queue pair up, and reports a failure. Dropping ignores a failure.
+    ///
+    /// # Errors
+    ///
+    /// The provider's errno value. The queue pair is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with its domain.
+    #[doc(alias = "ibv_destroy_qp")]
+    OpenedQueuePair<'res>: raw of ibv_qp, domain
+}
 
 // SAFETY: libibverbs allows every verb on a queue pair from any thread.
 unsafe impl Send for OpenedQueuePair<'_> {}
@@ -102,22 +111,6 @@ impl<'res> OpenedQueuePair<'res> {
     /// The domain that it was opened in.
     pub fn xrc_domain(&self) -> &XrcDomain<'res> {
         &self.domain
-    }
-
-    /// The C object. It is valid while this is.
-    pub fn as_raw(&self) -> *mut ffi::ibv_qp {
-        self.raw.as_ptr()
-    }
-
-    /// `ibv_destroy_qp`: gives the queue pair up, and reports a failure. Dropping ignores a failure.
-    ///
-    /// # Errors
-    ///
-    /// The provider's errno value. The queue pair is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with its domain.
-    #[doc(alias = "ibv_destroy_qp")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
     }
 }
 

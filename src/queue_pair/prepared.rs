@@ -4,6 +4,7 @@ use super::QueuePair;
 use super::endpoint::QueuePairEndpoint;
 use super::transport::{Connected, Rc, Transport, Unconnected};
 use crate::error::Result;
+use crate::fields::setters;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 use crate::state_error::StateError;
 
@@ -30,27 +31,20 @@ impl<'res, T: Transport> PreparedQueuePair<'res, T> {
         self.queue_pair.send_psn()
     }
 
-    /// Sets the number of the first packet that we send on the next connection, as
-    /// [`QueuePairBuilder::send_psn`](crate::QueuePairBuilder::send_psn) does.
-    pub fn set_send_psn(mut self, psn: PacketSequenceNumber) -> Self {
-        self.queue_pair.set_send_psn(psn);
-        self
-    }
+    setters! { self,
+        /// Sets the number of the first packet that we send on the next connection, as
+        /// [`QueuePairBuilder::send_psn`](crate::QueuePairBuilder::send_psn) does.
+        set_send_psn(psn: PacketSequenceNumber) => self.queue_pair.set_send_psn(psn);
 
-    /// Sets the number of the first packet that we receive, as
-    /// [`QueuePairBuilder::receive_psn`](crate::QueuePairBuilder::receive_psn) does, if
-    /// the peer's endpoint does not contain it.
-    pub fn receive_psn(mut self, psn: PacketSequenceNumber) -> Self {
-        self.queue_pair.set_receive_psn(psn);
-        self
-    }
+        /// Sets the number of the first packet that we receive, as
+        /// [`QueuePairBuilder::receive_psn`](crate::QueuePairBuilder::receive_psn) does, if
+        /// the peer's endpoint does not contain it.
+        receive_psn(psn: PacketSequenceNumber) => self.queue_pair.set_receive_psn(psn);
 
-    /// Sets the largest MTU of the path, as [`QueuePairBuilder::path_mtu`](crate::QueuePairBuilder::path_mtu) does. The
-    /// endpoint contains it
-    /// too.
-    pub fn path_mtu(mut self, mtu: MaximumTransferUnit) -> Self {
-        self.queue_pair.set_path_mtu(mtu);
-        self
+        /// Sets the largest MTU of the path, as [`QueuePairBuilder::path_mtu`](crate::QueuePairBuilder::path_mtu) does. The
+        /// endpoint contains it
+        /// too.
+        path_mtu(mtu: MaximumTransferUnit) => self.queue_pair.set_path_mtu(mtu);
     }
 
     #[cfg(feature = "rdmacm")]

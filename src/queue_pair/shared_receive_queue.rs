@@ -48,7 +48,19 @@ pub struct SharedReceiveQueue<'pd> {
     pub(super) extended: Option<Extended<'pd>>,
 }
 
-resource!(SharedReceiveQueue<'pd>: raw, extended, domain);
+resource! {
+    /// `ibv_destroy_srq`: destroys the queue and reports a failure. Dropping ignores a failure. Outstanding
+    /// requests end without completion.
+    ///
+    /// # Errors
+    ///
+    /// The queue is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    ///
+    ///  - `EBUSY`: a queue pair that uses it still exists (because it was leaked, or could not be
+    ///    destroyed).
+    #[doc(alias = "ibv_destroy_srq")]
+    SharedReceiveQueue<'pd>: raw of ibv_srq, extended, domain
+}
 
 /// A queue for extended reliable connections has a domain, one with tag matching has none.
 pub(super) struct Extended<'pd> {
@@ -320,24 +332,6 @@ impl<'pd> SharedReceiveQueue<'pd> {
 
         /// The domain that it was created in.
         protection_domain: &ProtectionDomain<'pd> => &self.domain;
-
-        /// The C object. It is valid while the queue is.
-        #[inline]
-        as_raw: *mut ffi::ibv_srq => self.raw.as_ptr();
-    }
-
-    /// `ibv_destroy_srq`: destroys the queue and reports a failure. Dropping ignores a failure. Outstanding
-    /// requests end without completion.
-    ///
-    /// # Errors
-    ///
-    /// The queue is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    ///
-    ///  - `EBUSY`: a queue pair that uses it still exists (because it was leaked, or could not be
-    ///    destroyed).
-    #[doc(alias = "ibv_destroy_srq")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
     }
 }
 

@@ -128,6 +128,7 @@ pub(super) fn check(
 mod tests {
     use super::*;
     use crate::ffi;
+    use crate::queue_pair::MigrationState;
     use AttributeMask as A;
     use QueuePairState as S;
     use QueuePairType as T;

@@ -21,7 +21,18 @@ pub struct IndirectionTable<'res> {
     queues: Vec<Parent<'res, WorkQueue<'res>>>,
 }
 
-resource!(IndirectionTable<'res>: raw, queues);
+resource! {
+    /// `ibv_destroy_rwq_ind_table`: destroys the table and reports a failure. Dropping ignores a failure.
+    ///
+    /// # Errors
+    ///
+    /// The table is then [leaked](crate#when-a-resource-cannot-be-destroyed), with its queues.
+    ///
+    ///  - `EBUSY`: a queue pair that uses it still exists (because it was leaked, or could not be
+    ///    destroyed).
+    #[doc(alias = "ibv_destroy_rwq_ind_table")]
+    IndirectionTable<'res>: raw of ibv_rwq_ind_table, queues
+}
 
 // SAFETY: libibverbs allows every verb on a table from any thread.
 unsafe impl Send for IndirectionTable<'_> {}
@@ -95,24 +106,6 @@ impl<'res> IndirectionTable<'res> {
     /// The context that it was created on.
     pub fn context(&self) -> &Context<'res> {
         self.queues[0].protection_domain().context()
-    }
-
-    /// The C object. It is valid while the table is.
-    pub fn as_raw(&self) -> *mut ffi::ibv_rwq_ind_table {
-        self.raw.as_ptr()
-    }
-
-    /// `ibv_destroy_rwq_ind_table`: destroys the table and reports a failure. Dropping ignores a failure.
-    ///
-    /// # Errors
-    ///
-    /// The table is then [leaked](crate#when-a-resource-cannot-be-destroyed), with its queues.
-    ///
-    ///  - `EBUSY`: a queue pair that uses it still exists (because it was leaked, or could not be
-    ///    destroyed).
-    #[doc(alias = "ibv_destroy_rwq_ind_table")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
     }
 }
 

@@ -56,7 +56,19 @@ pub struct WorkQueue<'res> {
     queue: Parent<'res, CompletionQueue<'res>>,
 }
 
-resource!(WorkQueue<'res>: raw, domain, queue);
+resource! {
+    /// `ibv_destroy_wq`: destroys the queue and reports a failure. Dropping ignores a failure. Outstanding
+    /// requests end without completion.
+    ///
+    /// # Errors
+    ///
+    /// The queue is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made
+    /// from.
+    ///
+    ///  - `EBUSY`: a table that lists it still exists (because it was leaked, or could not be destroyed).
+    #[doc(alias = "ibv_destroy_wq")]
+    WorkQueue<'res>: raw of ibv_wq, domain, queue
+}
 
 // SAFETY: libibverbs allows every verb on a work queue from any thread; providers lock it while they
 // post.
@@ -262,24 +274,6 @@ impl<'res> WorkQueue<'res> {
 
         /// The queue that its receives complete on.
         completion_queue: &CompletionQueue<'res> => &self.queue;
-
-        /// The C object. It is valid while the queue is.
-        #[inline]
-        as_raw: *mut ffi::ibv_wq => self.raw.as_ptr();
-    }
-
-    /// `ibv_destroy_wq`: destroys the queue and reports a failure. Dropping ignores a failure. Outstanding
-    /// requests end without completion.
-    ///
-    /// # Errors
-    ///
-    /// The queue is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made
-    /// from.
-    ///
-    ///  - `EBUSY`: a table that lists it still exists (because it was leaked, or could not be destroyed).
-    #[doc(alias = "ibv_destroy_wq")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
     }
 }
 

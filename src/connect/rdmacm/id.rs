@@ -2,6 +2,7 @@
 
 #[cfg(rdma_core_65)]
 use std::ffi::CStr;
+use std::ffi::c_int;
 use std::mem;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -94,6 +95,15 @@ impl Id {
         Ok(self.raw)
     }
 
+    /// Calls a function with the identifier, which is live.
+    fn call(
+        &self,
+        verb: &'static str,
+        function: impl FnOnce(*mut ffi::rdma_cm_id) -> c_int,
+    ) -> Result<()> {
+        ffi::status(verb, function(self.live(verb)?))
+    }
+
     /// The C object, or null once it is gone.
     pub(super) fn as_ptr(&self) -> *mut ffi::rdma_cm_id {
         self.raw
@@ -110,18 +120,15 @@ impl Id {
     }
 
     pub(super) fn bind(&mut self, address: SocketAddr) -> Result<()> {
-        const VERB: &str = "rdma_bind_addr";
-        let (raw, mut address) = (self.live(VERB)?, RawAddress::from(address));
+        let mut address = RawAddress::from(address);
         // SAFETY: the identifier is live, and the address is one.
-        ffi::status(VERB, unsafe { ffi::rdma_bind_addr(raw, address.as_mut_ptr()) })
+        self.call("rdma_bind_addr", |raw| unsafe { ffi::rdma_bind_addr(raw, address.as_mut_ptr()) })
     }
 
     pub(super) fn listen(&mut self, backlog: u32) -> Result<()> {
-        const VERB: &str = "rdma_listen";
-        let raw = self.live(VERB)?;
         let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
         // SAFETY: the identifier is live.
-        ffi::status(VERB, unsafe { ffi::rdma_listen(raw, backlog) })
+        self.call("rdma_listen", |raw| unsafe { ffi::rdma_listen(raw, backlog) })
     }
 
     pub(super) fn resolve_address(
@@ -130,16 +137,14 @@ impl Id {
         destination: SocketAddr,
         timeout: Duration,
     ) -> Result<()> {
-        const VERB: &str = "rdma_resolve_addr";
-        let raw = self.live(VERB)?;
         let mut source = source.map(RawAddress::from);
         let mut destination = RawAddress::from(destination);
         let source = source.as_mut().map_or(ptr::null_mut(), RawAddress::as_mut_ptr);
         let destination = destination.as_mut_ptr();
         // SAFETY: the identifier is live, and the addresses are valid, or null where that is allowed.
-        let returned =
-            unsafe { ffi::rdma_resolve_addr(raw, source, destination, milliseconds(timeout)) };
-        ffi::status(VERB, returned)
+        self.call("rdma_resolve_addr", |raw| unsafe {
+            ffi::rdma_resolve_addr(raw, source, destination, milliseconds(timeout))
+        })
     }
 
     /// `rdma_resolve_addrinfo`: asks for the addresses of a name. An event says that they are there.
@@ -223,45 +228,34 @@ impl Id {
 
     /// `data` was checked: it has at most 255 bytes.
     pub(super) fn reject(&mut self, data: &[u8]) -> Result<()> {
-        const VERB: &str = "rdma_reject";
-        let raw = self.live(VERB)?;
         let len = u8::try_from(data.len()).unwrap_or(u8::MAX);
         // SAFETY: the identifier is live, and there are at least `len` bytes of data.
-        ffi::status(VERB, unsafe { ffi::rdma_reject(raw, data.as_ptr().cast(), len) })
+        self.call("rdma_reject", |raw| unsafe { ffi::rdma_reject(raw, data.as_ptr().cast(), len) })
     }
 
     pub(super) fn establish(&mut self) -> Result<()> {
-        const VERB: &str = "rdma_establish";
-        let raw = self.live(VERB)?;
         // SAFETY: the identifier is live.
-        ffi::status(VERB, unsafe { ffi::rdma_establish(raw) })
+        self.call("rdma_establish", |raw| unsafe { ffi::rdma_establish(raw) })
     }
 
     pub(super) fn disconnect(&mut self) -> Result<()> {
-        const VERB: &str = "rdma_disconnect";
-        let raw = self.live(VERB)?;
         // SAFETY: the identifier is live. It has no queue pair, so this only tells the peer.
-        ffi::status(VERB, unsafe { ffi::rdma_disconnect(raw) })
+        self.call("rdma_disconnect", |raw| unsafe { ffi::rdma_disconnect(raw) })
     }
 
     pub(super) fn notify_established(&mut self) -> Result<()> {
-        const VERB: &str = "rdma_notify";
-        let raw = self.live(VERB)?;
         let event = ffi::ibv_event_type::IBV_EVENT_COMM_EST;
         // SAFETY: the identifier is live.
-        ffi::status(VERB, unsafe { ffi::rdma_notify(raw, event) })
+        self.call("rdma_notify", |raw| unsafe { ffi::rdma_notify(raw, event) })
     }
 
     pub(super) fn set_option<T: Copy>(&mut self, option: u32, value: T) -> Result<()> {
-        const VERB: &str = "rdma_set_option";
-        let raw = self.live(VERB)?;
         let mut value = value;
         let (level, option) = (ffi::RDMA_OPTION_ID.0 as i32, option as i32);
         // SAFETY: the identifier is live, and the value is read during the call only.
-        let returned = unsafe {
+        self.call("rdma_set_option", |raw| unsafe {
             ffi::rdma_set_option(raw, level, option, (&raw mut value).cast(), size_of::<T>())
-        };
-        ffi::status(VERB, returned)
+        })
     }
 
     /// `rdma_init_qp_attr`: the attributes for a queue pair's transition to `state`, and their mask.
@@ -269,31 +263,26 @@ impl Id {
         &mut self,
         state: QueuePairState,
     ) -> Result<(ffi::ibv_qp_attr, u32)> {
-        const VERB: &str = "rdma_init_qp_attr";
-        let raw = self.live(VERB)?;
         let mut attributes = ffi::ibv_qp_attr { qp_state: state.into(), ..Default::default() };
         let mut mask = 0;
         // SAFETY: the identifier is live, and both are ours.
-        let returned = unsafe { ffi::rdma_init_qp_attr(raw, &mut attributes, &mut mask) };
-        ffi::status(VERB, returned)?;
+        self.call("rdma_init_qp_attr", |raw| unsafe {
+            ffi::rdma_init_qp_attr(raw, &mut attributes, &mut mask)
+        })?;
         Ok((attributes, mask as u32))
     }
 
     pub(super) fn set_local_ece(&mut self, ece: EnhancedConnection) -> Result<()> {
-        const VERB: &str = "rdma_set_local_ece";
-        let raw = self.live(VERB)?;
         let EnhancedConnection { vendor_id, options } = ece;
         let mut ece = ffi::ibv_ece { vendor_id, options, comp_mask: 0 };
         // SAFETY: the identifier is live, and the options are ours.
-        ffi::status(VERB, unsafe { ffi::rdma_set_local_ece(raw, &mut ece) })
+        self.call("rdma_set_local_ece", |raw| unsafe { ffi::rdma_set_local_ece(raw, &mut ece) })
     }
 
     pub(super) fn remote_ece(&self) -> Result<EnhancedConnection> {
-        const VERB: &str = "rdma_get_remote_ece";
-        let raw = self.live(VERB)?;
         let mut ece = ffi::ibv_ece::default();
         // SAFETY: as above.
-        ffi::status(VERB, unsafe { ffi::rdma_get_remote_ece(raw, &mut ece) })?;
+        self.call("rdma_get_remote_ece", |raw| unsafe { ffi::rdma_get_remote_ece(raw, &mut ece) })?;
         Ok(EnhancedConnection { vendor_id: ece.vendor_id, options: ece.options })
     }
 
@@ -301,8 +290,7 @@ impl Id {
     pub(super) fn join_multicast(&mut self, address: SocketAddr, send_only: bool) -> Result<()> {
         use ffi::{rdma_cm_join_mc_attr_mask as mask, rdma_cm_mc_join_flags as flags};
 
-        const VERB: &str = "rdma_join_multicast_ex";
-        let (raw, mut address) = (self.live(VERB)?, RawAddress::from(address));
+        let mut address = RawAddress::from(address);
         let join = if send_only {
             flags::RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER
         } else {
@@ -315,18 +303,19 @@ impl Id {
             addr: address.as_mut_ptr(),
         };
         // SAFETY: the identifier is live, and the address is one. The queue pair is not told.
-        let returned =
-            unsafe { ffi::rdma_join_multicast_ex(raw, &mut attributes, ptr::null_mut()) };
-        ffi::status(VERB, returned)
+        self.call("rdma_join_multicast_ex", |raw| unsafe {
+            ffi::rdma_join_multicast_ex(raw, &mut attributes, ptr::null_mut())
+        })
     }
 
     /// `rdma_leave_multicast`. Even if it fails, the identifier may only be destroyed after it.
     pub(super) fn leave_multicast(&mut self, address: SocketAddr) -> Result<()> {
-        const VERB: &str = "rdma_leave_multicast";
-        let (raw, mut address) = (self.live(VERB)?, RawAddress::from(address));
+        let mut address = RawAddress::from(address);
         // SAFETY: the identifier is live, and all events of the group that were read are acknowledged,
         // so this does not wait for one.
-        ffi::status(VERB, unsafe { ffi::rdma_leave_multicast(raw, address.as_mut_ptr()) })
+        self.call("rdma_leave_multicast", |raw| unsafe {
+            ffi::rdma_leave_multicast(raw, address.as_mut_ptr())
+        })
     }
 
     /// Our own address: of an identifier that was bound or resolved.
