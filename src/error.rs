@@ -128,6 +128,21 @@ impl Error {
         Self { verb, errno: libc::EINVAL, detail: Detail::Range { what, value, low, high } }
     }
 
+    /// Checks that `value` is within `low..=high`.
+    pub(crate) fn within(
+        verb: &'static str,
+        what: &'static str,
+        value: impl Into<u64>,
+        low: u32,
+        high: impl Into<u64>,
+    ) -> Result<()> {
+        let (value, high) = (value.into(), high.into());
+        if (low.into()..=high).contains(&value) {
+            return Ok(());
+        }
+        Err(Self::out_of_range(verb, what, value, low, high))
+    }
+
     /// `ENOMEM` because the kernel does not let the process pin so many bytes more than it has pinned.
     #[cold]
     pub(crate) const fn beyond_memlock(verb: &'static str, bytes: u64, room: u64) -> Self {

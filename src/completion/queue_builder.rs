@@ -260,13 +260,9 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
 
 /// Checks a number of completions.
 pub(super) fn capacity(verb: &'static str, entries: u32, most: u32) -> Result<c_int> {
-    match c_int::try_from(entries) {
-        Ok(valid) if valid > 0 && entries <= most => Ok(valid),
-        _ => {
-            let (value, high) = (entries.into(), most.into());
-            Err(Error::out_of_range(verb, "the number of entries", value, 1, high))
-        }
-    }
+    // What a device allows is an int.
+    Error::within(verb, "the number of entries", entries, 1, most.min(c_int::MAX as u32))?;
+    Ok(entries as c_int)
 }
 
 debug! {

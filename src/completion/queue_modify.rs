@@ -77,17 +77,10 @@ impl CompletionQueue<'_> {
             let reason = "the device does not moderate completion queues";
             return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
         }
-        if count > max_count {
-            let (what, most) = ("the number of completions", max_count.into());
-            return Err(Error::out_of_range(VERB, what, count.into(), 0, most));
-        }
-        let micros = period.as_nanos().div_ceil(1000);
-        let Some(cq_period) = u16::try_from(micros).ok().filter(|&micros| micros <= max_period)
-        else {
-            let value = u64::try_from(micros).unwrap_or(u64::MAX);
-            let (what, most) = ("the period in microseconds", max_period.into());
-            return Err(Error::out_of_range(VERB, what, value, 0, most));
-        };
+        Error::within(VERB, "the number of completions", count, 0, max_count)?;
+        let micros = u64::try_from(period.as_nanos().div_ceil(1000)).unwrap_or(u64::MAX);
+        Error::within(VERB, "the period in microseconds", micros, 0, max_period)?;
+        let cq_period = micros as u16;
         let mut attributes = ffi::ibv_modify_cq_attr {
             attr_mask: ffi::ibv_cq_attr_mask::IBV_CQ_ATTR_MODERATE.0,
             moderate: ffi::ibv_moderate_cq { cq_count: count, cq_period },

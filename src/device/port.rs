@@ -66,13 +66,8 @@ impl PortAttributes {
         verb: &'static str,
         mtu: MaximumTransferUnit,
     ) -> Result<()> {
-        match self.active_mtu() {
-            Some(most) if mtu.bytes() > most.bytes() => {
-                let (value, high) = (mtu.bytes().into(), most.bytes().into());
-                Err(Error::out_of_range(verb, "path_mtu", value, 256, high))
-            }
-            _ => Ok(()),
-        }
+        let most = self.active_mtu().unwrap_or(mtu);
+        Error::within(verb, "path_mtu", mtu.bytes(), 256, most.bytes())
     }
 
     getters! { self,

@@ -143,13 +143,8 @@ impl<'ctx> FlowCounters<'ctx> {
     }
 
     fn read_with(&self, values: &mut [u64], flags: u32) -> Result<()> {
-        let count = match u32::try_from(values.len()) {
-            Ok(count) if count > 0 => count,
-            _ => {
-                let (what, count) = ("the number of values", values.len() as u64);
-                return Err(Error::out_of_range(READ, what, count, 1, u32::MAX.into()));
-            }
-        };
+        Error::within(READ, "the number of values", values.len() as u64, 1, u32::MAX)?;
+        let count = values.len() as u32;
         // SAFETY: the counters are live, and the values are writable.
         let returned =
             unsafe { ffi::ibv_read_counters(self.as_raw(), values.as_mut_ptr(), count, flags) };

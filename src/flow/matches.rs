@@ -1,8 +1,8 @@
 //! The headers that a flow matches.
 
-use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use crate::debug::debug;
 use crate::ffi;
 
 /// A header that a [`FlowRule`](crate::FlowRule) matches.
@@ -110,14 +110,7 @@ macro_rules! header {
 
         impl HeaderMatch for $name {}
 
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($name))
-                    .field("value", &self.spec.val)
-                    .field("mask", &self.spec.mask)
-                    .finish()
-            }
-        }
+        debug! { $name, self, value: self.spec.val, mask: self.spec.mask }
     };
 }
 

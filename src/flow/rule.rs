@@ -160,9 +160,7 @@ impl<'res> FlowRule<'res> {
     /// The struct with its specifications, as C has them.
     pub(super) fn to_raw(&self, context: &Context<'_>) -> Result<RawRule> {
         let ports = context.query_device()?.phys_port_cnt();
-        if self.port == 0 || u32::from(self.port) > u32::from(ports) {
-            return Err(Error::out_of_range(VERB, "the port", self.port.into(), 1, ports.into()));
-        }
+        Error::within(VERB, "the port", self.port, 1, ports)?;
         let normal = self.kind == ffi::ibv_flow_attr_type::IBV_FLOW_ATTR_NORMAL;
         if !normal && self.header_count > 0 {
             return Err(Error::invalid(VERB, "a default rule and a sniffer match no headers"));

@@ -247,15 +247,9 @@ impl<'ctx> DeviceMemory<'ctx> {
 
     /// Checks the bounds of a copy, because providers compute its end without regard to overflow.
     fn check(&self, verb: &'static str, offset: usize, bytes: usize) -> Result<()> {
-        if offset > self.bytes {
-            let (what, most) = ("the offset", self.bytes as u64);
-            return Err(Error::out_of_range(verb, what, offset as u64, 0, most));
-        }
-        if bytes > self.bytes - offset {
-            let (what, most) = ("the length in bytes", (self.bytes - offset) as u64);
-            return Err(Error::out_of_range(verb, what, bytes as u64, 0, most));
-        }
-        Ok(())
+        let (offset, bytes, most) = (offset as u64, bytes as u64, self.bytes as u64);
+        Error::within(verb, "the offset", offset, 0, most)?;
+        Error::within(verb, "the length in bytes", bytes, 0, most - offset)
     }
 
     /// The kernel's number of the memory, by which a process that shares the device's file descriptor

@@ -50,9 +50,7 @@ impl<'pd> MemoryKey<'pd> {
     ) -> Result<Self> {
         const VERB: &str = "mlx5dv_create_mkey";
         let domain = domain.into();
-        if max_entries == 0 {
-            return Err(Error::out_of_range(VERB, "max_entries", 0, 1, u16::MAX.into()));
-        }
+        Error::within(VERB, "max_entries", max_entries, 1, u16::MAX)?;
         let mut attributes = ffi::mlx5dv_mkey_init_attr {
             pd: domain.as_raw(),
             create_flags: ffi::mlx5dv_mkey_init_attr_flags::MLX5DV_MKEY_INIT_ATTR_FLAGS_INDIRECT.0,

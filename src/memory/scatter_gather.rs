@@ -1,11 +1,11 @@
 //! The pieces of registered memory that a work request names.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Bound, Range, RangeBounds};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
 
@@ -207,97 +207,62 @@ pub struct GatherElement<'buf>(ffi::ibv_sge, PhantomData<&'buf [u8]>);
 #[repr(transparent)]
 pub struct ScatterElement<'buf>(ffi::ibv_sge, PhantomData<&'buf mut [u8]>);
 
-impl<'buf> GatherElement<'buf> {
-    /// The elements as the list that C takes.
-    #[inline]
-    pub(crate) fn raw_list(elements: &[Self]) -> &[ffi::ibv_sge] {
-        // SAFETY: an element is a transparent wrapper of the C struct.
-        unsafe { &*(elements as *const [Self] as *const [ffi::ibv_sge]) }
-    }
+/// Defines the methods of an element, of which `from_raw` has conditions.
+macro_rules! element {
+    ($(#[$conditions:meta])* $element:ident) => {
+        impl $element<'_> {
+            /// The elements as the list that C takes.
+            #[inline]
+            pub(crate) fn raw_list(elements: &[Self]) -> &[ffi::ibv_sge] {
+                // SAFETY: an element is a transparent wrapper of the C struct.
+                unsafe { &*(elements as *const [Self] as *const [ffi::ibv_sge]) }
+            }
 
-    #[inline]
-    pub(crate) fn new(raw: ffi::ibv_sge) -> Self {
-        Self(raw, PhantomData)
-    }
+            #[inline]
+            pub(crate) fn new(raw: ffi::ibv_sge) -> Self {
+                Self(raw, PhantomData)
+            }
 
-    /// An element from its parts.
-    ///
-    /// # Safety
-    ///
-    /// For `'buf`, `raw` names memory that is registered under its `lkey` and that nothing writes.
-    pub unsafe fn from_raw(raw: ffi::ibv_sge) -> Self {
-        Self(raw, PhantomData)
-    }
+            /// An element from its parts.
+            ///
+            /// # Safety
+            ///
+            $(#[$conditions])*
+            pub unsafe fn from_raw(raw: ffi::ibv_sge) -> Self {
+                Self(raw, PhantomData)
+            }
 
-    /// The C struct.
-    #[inline]
-    pub fn as_raw(&self) -> &ffi::ibv_sge {
-        &self.0
-    }
+            /// The C struct.
+            #[inline]
+            pub fn as_raw(&self) -> &ffi::ibv_sge {
+                &self.0
+            }
 
-    /// Its length in bytes.
-    #[expect(clippy::len_without_is_empty, reason = "an element is a length, not a collection")]
-    #[inline]
-    pub fn len(&self) -> u32 {
-        self.0.length
-    }
+            /// Its length in bytes.
+            #[expect(clippy::len_without_is_empty, reason = "an element is a length, not a collection")]
+            #[inline]
+            pub fn len(&self) -> u32 {
+                self.0.length
+            }
+        }
+
+        debug! {
+            $element<'_>, self,
+            addr: format_args!("{:#x}", self.0.addr), length: self.0.length,
+            lkey: format_args!("{:#x}", self.0.lkey)
+        }
+    };
 }
 
-impl<'buf> ScatterElement<'buf> {
-    /// The elements as the list that C takes.
-    #[inline]
-    pub(crate) fn raw_list(elements: &[Self]) -> &[ffi::ibv_sge] {
-        // SAFETY: an element is a transparent wrapper of the C struct.
-        unsafe { &*(elements as *const [Self] as *const [ffi::ibv_sge]) }
-    }
+element! {
+    /// For `'buf`, `raw` names memory that is registered under its `lkey` and that nothing writes.
+    GatherElement
+}
 
-    #[inline]
-    pub(crate) fn new(raw: ffi::ibv_sge) -> Self {
-        Self(raw, PhantomData)
-    }
-
-    /// An element from its parts.
-    ///
-    /// # Safety
-    ///
+element! {
     /// For `'buf`, `raw` names memory that is registered for local writing under its `lkey` and that
     /// nothing else accesses.
-    pub unsafe fn from_raw(raw: ffi::ibv_sge) -> Self {
-        Self(raw, PhantomData)
-    }
-
-    /// The C struct.
-    #[inline]
-    pub fn as_raw(&self) -> &ffi::ibv_sge {
-        &self.0
-    }
-
-    /// Its length in bytes.
-    #[expect(clippy::len_without_is_empty, reason = "an element is a length, not a collection")]
-    #[inline]
-    pub fn len(&self) -> u32 {
-        self.0.length
-    }
-}
-
-fn debug(name: &str, raw: &ffi::ibv_sge, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    f.debug_struct(name)
-        .field("addr", &format_args!("{:#x}", raw.addr))
-        .field("length", &raw.length)
-        .field("lkey", &format_args!("{:#x}", raw.lkey))
-        .finish()
-}
-
-impl fmt::Debug for GatherElement<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        debug("GatherElement", &self.0, f)
-    }
-}
-
-impl fmt::Debug for ScatterElement<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        debug("ScatterElement", &self.0, f)
-    }
+    ScatterElement
 }
 
 #[cfg(test)]

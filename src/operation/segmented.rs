@@ -87,12 +87,8 @@ impl Kind for SegmentedSend<'_> {
     }
 
     fn fits(&self, _: u64) -> Result<()> {
-        let (length, most) = (self.header.len() as u64, u16::MAX.into());
-        if length > most {
-            let what = "the length of the header";
-            return Err(Error::out_of_range("ibv_wr_send_tso", what, length, 0, most));
-        }
-        Ok(())
+        let length = self.header.len() as u64;
+        Error::within("ibv_wr_send_tso", "the length of the header", length, 0, u16::MAX)
     }
 
     unsafe fn fill(&self, _: *mut ffi::ibv_send_wr) {

@@ -217,9 +217,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
             ("source_qpn", self.source_number.unwrap_or(0), 0xff_ffff),
         ];
         for (what, value, high) in limits {
-            if value > high {
-                return Err(Error::out_of_range(VERB, what, value.into(), 0, high.into()));
-            }
+            Error::within(VERB, what, value, 0, high)?;
         }
         Ok(())
     }

@@ -46,14 +46,8 @@ impl<T: Transport> QueuePairBuilder<'_, T> {
                 let reason = "the device has no streams of DC initiators";
                 return Err(Error::with_reason(CREATE, libc::EOPNOTSUPP, reason));
             };
-            for (what, value, high) in [
-                ("log_num_concurent", streams.log_concurrent, concurrent),
-                ("log_num_errored", streams.log_errored, errored),
-            ] {
-                if value > high {
-                    return Err(Error::out_of_range(CREATE, what, value.into(), 0, high.into()));
-                }
-            }
+            Error::within(CREATE, "log_num_concurent", streams.log_concurrent, 0, concurrent)?;
+            Error::within(CREATE, "log_num_errored", streams.log_errored, 0, errored)?;
         }
         if self.parents.srq.is_some() {
             return Err(Error::invalid(CREATE, "a DC initiator receives nothing"));

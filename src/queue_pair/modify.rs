@@ -114,21 +114,16 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     fn check_values(&self, transition: &StateTransition) -> Result<()> {
         let context = self.protection_domain().context();
         let attributes = transition.attributes();
-        let within = |what, value: u64, low: u32, high: u64| {
-            if value < low.into() || value > high {
-                return Err(Error::out_of_range(VERB, what, value, low, high));
-            }
-            Ok(())
-        };
+        let within = |what, value: u32, low, high: u32| Error::within(VERB, what, value, low, high);
         if let Ok(device) = context.query_device() {
             if let Some(port) = attributes.port() {
                 within("port_num", port.into(), 1, device.phys_port_cnt().into())?;
             }
             if let Some(value) = attributes.max_rd_atomic() {
-                within("max_rd_atomic", value.into(), 0, device.max_qp_init_rd_atom().into())?;
+                within("max_rd_atomic", value.into(), 0, device.max_qp_init_rd_atom())?;
             }
             if let Some(value) = attributes.max_dest_rd_atomic() {
-                within("max_dest_rd_atomic", value.into(), 0, device.max_qp_rd_atom().into())?;
+                within("max_dest_rd_atomic", value.into(), 0, device.max_qp_rd_atom())?;
             }
         }
         let path = attributes.path();

@@ -51,10 +51,7 @@ impl<'res> OpenedQueuePair<'res> {
         use ffi::ibv_qp_open_attr_mask as mask;
 
         let domain = domain.into();
-        if number > 0xff_ffff {
-            let what = "the number of the queue pair";
-            return Err(Error::out_of_range(VERB, what, number.into(), 0, 0xff_ffff));
-        }
+        Error::within(VERB, "the number of the queue pair", number, 0, 0xff_ffff_u32)?;
         let fields =
             mask::IBV_QP_OPEN_ATTR_NUM | mask::IBV_QP_OPEN_ATTR_XRCD | mask::IBV_QP_OPEN_ATTR_TYPE;
         let mut attributes = ffi::ibv_qp_open_attr {

@@ -237,10 +237,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
     ///  - `EOPNOTSUPP`, `ENOSYS`: the device does not support this.
     #[doc(alias = "ibv_modify_srq")]
     pub fn set_limit(&self, limit: u32) -> Result<()> {
-        if limit > self.max_wr() {
-            let (value, high) = (limit.into(), self.max_wr().into());
-            return Err(Error::out_of_range("ibv_modify_srq", "the limit", value, 0, high));
-        }
+        Error::within("ibv_modify_srq", "the limit", limit, 0, self.max_wr())?;
         let attributes = ffi::ibv_srq_attr { srq_limit: limit, ..Default::default() };
         self.modify(attributes, ffi::ibv_srq_attr_mask::IBV_SRQ_LIMIT)
     }
@@ -277,7 +274,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
     pub unsafe fn resize_unchecked(&self, max_wr: u32) -> Result<()> {
         const VERB: &str = "ibv_modify_srq";
         let most = self.domain.context().query_device()?.max_srq_wr();
-        within(VERB, "max_wr", max_wr, most)?;
+        Error::within(VERB, "max_wr", max_wr, 1, most)?;
         let attributes = ffi::ibv_srq_attr { max_wr, ..Default::default() };
         self.modify(attributes, ffi::ibv_srq_attr_mask::IBV_SRQ_MAX_WR).map_err(|error| {
             match error.errno() {
@@ -347,15 +344,8 @@ pub(super) fn check(
         let reason = "the device has no shared receive queues";
         return Err(Error::with_reason(verb, libc::EOPNOTSUPP, reason));
     }
-    within(verb, "max_wr", max_wr, device.max_srq_wr())?;
-    within(verb, "max_sge", max_sge, device.max_srq_sge())
-}
-
-fn within(verb: &'static str, what: &'static str, value: u32, most: u32) -> Result<()> {
-    if value == 0 || value > most {
-        return Err(Error::out_of_range(verb, what, value.into(), 1, most.into()));
-    }
-    Ok(())
+    Error::within(verb, "max_wr", max_wr, 1, device.max_srq_wr())?;
+    Error::within(verb, "max_sge", max_sge, 1, device.max_srq_sge())
 }
 
 /// # Safety

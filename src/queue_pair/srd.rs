@@ -72,9 +72,7 @@ impl<T: Transport> QueuePairBuilder<'_, T> {
             ("max_inline_data", c.max_inline_data, device.max_inline_data()),
         ];
         for (what, value, high) in limits {
-            if value > high {
-                return Err(Error::out_of_range(CREATE, what, value.into(), 0, high.into()));
-            }
+            Error::within(CREATE, what, value, 0, high)?;
         }
         if self.parents.srq.is_some() {
             return Err(Error::invalid(CREATE, "EFA has no shared receive queues"));

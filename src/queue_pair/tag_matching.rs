@@ -118,14 +118,8 @@ impl<'pd> SharedReceiveQueue<'pd> {
             let reason = "the device has no tag matching";
             return Err(Error::with_reason(CREATE, libc::EOPNOTSUPP, reason));
         }
-        for (what, value, most) in [
-            ("max_tags", size.max_tags, limits.max_tags),
-            ("max_operations", size.max_operations, limits.max_operations),
-        ] {
-            if value == 0 || value > most {
-                return Err(Error::out_of_range(CREATE, what, value.into(), 1, most.into()));
-            }
-        }
+        Error::within(CREATE, "max_tags", size.max_tags, 1, limits.max_tags)?;
+        Error::within(CREATE, "max_operations", size.max_operations, 1, limits.max_operations)?;
         let fields = mask::IBV_SRQ_INIT_ATTR_TYPE
             | mask::IBV_SRQ_INIT_ATTR_PD
             | mask::IBV_SRQ_INIT_ATTR_CQ
@@ -176,10 +170,8 @@ impl<'pd> SharedReceiveQueue<'pd> {
         if tag.value & !tag.mask != 0 {
             return Err(Error::invalid(POST, "the tag has bits that are not in its mask"));
         }
-        if elements.len() as u64 > u64::from(most) {
-            let (what, count) = ("the number of scatter elements", elements.len() as u64);
-            return Err(Error::out_of_range(POST, what, count, 0, most.into()));
-        }
+        let count = elements.len() as u64;
+        Error::within(POST, "the number of scatter elements", count, 0, most)?;
         let mut raw = operation.to_raw(ffi::ibv_ops_wr_opcode::IBV_WR_TAG_ADD);
         raw.tm.add.recv_wr_id = receive_wr_id;
         raw.tm.add.sg_list = elements.as_mut_ptr().cast();

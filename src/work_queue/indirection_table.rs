@@ -64,10 +64,7 @@ impl<'res> IndirectionTable<'res> {
         let mut queues = vec![first];
         // One more than there may be, of a list that may be endless.
         queues.extend(list.take(most as usize));
-        if queues.len() > most as usize {
-            let (what, count) = ("the number of work queues", queues.len() as u64);
-            return Err(Error::out_of_range(VERB, what, count, 1, most.into()));
-        }
+        Error::within(VERB, "the number of work queues", queues.len() as u64, 1, most)?;
         if !queues.len().is_power_of_two() {
             return Err(Error::invalid(VERB, "the number of work queues is not a power of two"));
         }

@@ -56,10 +56,7 @@ impl ReceiveHash {
         use ReceiveHashFields as F;
 
         let key = key.into();
-        if key.is_empty() || key.len() > u8::MAX.into() {
-            let what = "the length of the hash's key";
-            return Err(Error::out_of_range(VERB, what, key.len() as u64, 1, u8::MAX.into()));
-        }
+        Error::within(VERB, "the length of the hash's key", key.len() as u64, 1, u8::MAX)?;
         if fields.difference(F::INNER).is_empty() {
             return Err(Error::invalid(VERB, "the hash has no fields"));
         }

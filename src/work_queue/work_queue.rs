@@ -107,13 +107,8 @@ impl<'res> WorkQueue<'res> {
             let reason = "the device has no work queues";
             return Err(Error::with_reason(CREATE, libc::EOPNOTSUPP, reason));
         }
-        for (what, value, most) in
-            [("max_wr", max_wr, device.max_qp_wr()), ("max_sge", max_sge, device.max_sge())]
-        {
-            if value == 0 || value > most {
-                return Err(Error::out_of_range(CREATE, what, value.into(), 1, most.into()));
-            }
-        }
+        Error::within(CREATE, "max_wr", max_wr, 1, device.max_qp_wr())?;
+        Error::within(CREATE, "max_sge", max_sge, 1, device.max_sge())?;
         let mut attributes = ffi::ibv_wq_init_attr {
             wq_type: ffi::ibv_wq_type::IBV_WQT_RQ,
             max_wr,

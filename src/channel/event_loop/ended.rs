@@ -1,10 +1,9 @@
 //! What a loop gives back: the operations that have ended.
 
-use std::fmt;
-
 use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::owned_buffer::{AnyBuffer, OwnedBuffer};
 use crate::completion::{WorkCompletion, WorkSuccess};
+use crate::debug::debug;
 use crate::ffi;
 
 /// Names a channel of a [`Loop`](crate::Loop). It means nothing to another loop. When its channel was removed it is of
@@ -81,14 +80,9 @@ fn failure(status: ffi::ibv_wc_status, vendor_err: u32) -> TransportError {
     }
 }
 
-impl<B> fmt::Debug for Ended<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ended")
-            .field("channel", &self.channel)
-            .field("token", &self.token)
-            .field("result", &self.result())
-            .finish_non_exhaustive()
-    }
+debug! {
+    impl[B] Ended<B>, self,
+    channel: self.channel, token: self.token, result: self.result(), ..
 }
 
 /// What a [`Loop`](crate::Loop) keeps buffers of type `K` as, and gives back: every [`OwnedBuffer`] as itself, which

@@ -21,7 +21,6 @@ mod tasks;
 mod waiters;
 mod window;
 
-use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -42,6 +41,7 @@ use super::builder::ChannelBuilder;
 use super::error::TransportResult;
 use super::sink::poll_cq_of;
 use crate::completion::CompletionQueue;
+use crate::debug::debug;
 use crate::device::Context;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, ErrorKind, Result};
@@ -287,11 +287,4 @@ impl<B> AsFd for Loop<'_, B> {
     }
 }
 
-impl<B> fmt::Debug for Loop<'_, B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Loop")
-            .field("queue", &self.queue)
-            .field("available", &self.members.room())
-            .finish_non_exhaustive()
-    }
-}
+debug! { impl[B] Loop<'_, B>, self, queue: self.queue, available: self.members.room(), .. }

@@ -139,13 +139,8 @@ impl Message {
 
 /// The length in C's type, if it is not above `limit`.
 fn check(verb: &'static str, data: &[u8], limit: u8) -> Result<u8> {
-    match u8::try_from(data.len()) {
-        Ok(len) if len <= limit => Ok(len),
-        _ => {
-            let what = "the length of the private data";
-            Err(Error::out_of_range(verb, what, data.len() as u64, 0, limit.into()))
-        }
-    }
+    Error::within(verb, "the length of the private data", data.len() as u64, 0, limit)?;
+    Ok(data.len() as u8)
 }
 
 /// Splits private data that a peer has sent. What is put together again is the same.

@@ -19,7 +19,6 @@ pub use receive::AsyncReceive;
 pub use share::{Local, Locked, Share};
 pub use shared_receives::SharedReceives;
 
-use std::fmt;
 use std::future::{Future, poll_fn};
 use std::task::Poll;
 
@@ -27,6 +26,7 @@ use super::pool::PooledBuffer;
 use crate::channel::{
     ChannelId, LoopBuffer, OwnedBuffer, OwnedResult, Queue, TransportError, WorkRequest,
 };
+use crate::debug::debug;
 use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::operation::{
     ReadWorkRequest, ReceiveWorkRequest, SendQueueRequest, SendWorkRequest, WriteWorkRequest,
@@ -336,8 +336,4 @@ impl<S: Share> Drop for AsyncChannel<S> {
     }
 }
 
-impl<S: Share> fmt::Debug for AsyncChannel<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AsyncChannel").field("id", &self.id).finish_non_exhaustive()
-    }
-}
+debug! { impl[S: Share] AsyncChannel<S>, self, id: self.id, .. }

@@ -1,6 +1,5 @@
 //! An operation of the send queue, as a future.
 
-use std::fmt;
 use std::future::Future;
 use std::mem;
 use std::pin::Pin;
@@ -12,6 +11,7 @@ use crate::channel::{
     ChannelId, Ended, LoopBuffer, OperationError, OwnedBuffer, OwnedResult, Queue, Refused,
     TransportError, WorkRequest,
 };
+use crate::debug::debug;
 use crate::panics::catch;
 
 /// An operation of a [`AsyncChannel`]: see [`run`](AsyncChannel::run) and [`submit`](AsyncChannel::submit).
@@ -288,8 +288,4 @@ fn give_up<S: Share>(channel: &AsyncChannel<S>, stage: Stage) {
     let _ = catch(|| drop((done, waker)));
 }
 
-impl<R, S: Share> fmt::Debug for AsyncOperation<'_, R, S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AsyncOperation").field("stage", &self.stage).finish_non_exhaustive()
-    }
-}
+debug! { impl[R, S: Share] AsyncOperation<'_, R, S>, self, stage: self.stage, .. }

@@ -1,6 +1,5 @@
 //! Asynchronous channels that are not connected yet, and connecting them.
 
-use std::fmt;
 use std::future::Future;
 
 use super::AsyncChannel;
@@ -10,6 +9,7 @@ use crate::channel::{
 };
 use crate::connect::Handshake;
 use crate::connect::tcp::{AsyncStream, ExchangeError, Polled, Role, exchange_over};
+use crate::debug::debug;
 use crate::error::Result;
 #[cfg(feature = "rdmacm")]
 use crate::ffi;
@@ -246,10 +246,4 @@ impl<S: Share> Drop for PreparedAsyncChannel<S> {
     }
 }
 
-impl<S: Share> fmt::Debug for PreparedAsyncChannel<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PreparedAsyncChannel")
-            .field("endpoint", &self.endpoint())
-            .finish_non_exhaustive()
-    }
-}
+debug! { impl[S: Share] PreparedAsyncChannel<S>, self, endpoint: self.endpoint(), .. }

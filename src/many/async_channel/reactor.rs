@@ -1,6 +1,5 @@
 //! Drives the futures of a loop's channels.
 
-use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,6 +11,7 @@ use super::shared_receives::SharedReceives;
 use super::timer::Timer;
 use crate::channel::{ChannelBuilder, DEVICE_CHECK_PERIOD, Loop, Queue, TransportError};
 use crate::completion::CompletionQueue;
+use crate::debug::debug;
 use crate::device::Context;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
@@ -364,8 +364,4 @@ impl<S: Share> Drop for Reactor<S> {
     }
 }
 
-impl<S: Share> fmt::Debug for Reactor<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reactor").field("queue", &self.queue).finish_non_exhaustive()
-    }
-}
+debug! { impl[S: Share] Reactor<S>, self, queue: self.queue, .. }

@@ -1,6 +1,5 @@
 //! The next message of a channel, as a future.
 
-use std::fmt;
 use std::future::Future;
 use std::mem;
 use std::pin::Pin;
@@ -10,6 +9,7 @@ use super::AsyncChannel;
 use super::operation::result_of;
 use super::share::{Share, release, release_and_wake, release_quietly};
 use crate::channel::{Ended, LoopBuffer, OwnedBuffer, OwnedResult, Queue, Refused, TransportError};
+use crate::debug::debug;
 use crate::memory::ScatterBuffer;
 use crate::operation::ReceiveWorkRequest;
 use crate::panics::catch;
@@ -313,8 +313,4 @@ fn give_up<S: Share>(channel: &AsyncChannel<S>, place: u32, is_held: bool) {
     let _ = catch(|| drop(waker));
 }
 
-impl<D, S: Share> fmt::Debug for AsyncReceive<'_, D, S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AsyncReceive").field("stage", &self.stage).finish_non_exhaustive()
-    }
-}
+debug! { impl[D, S: Share] AsyncReceive<'_, D, S>, self, stage: self.stage, .. }

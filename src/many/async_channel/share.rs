@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use super::timer::Timer;
 use crate::channel::{ChannelId, Detached, Doomed, Due, Left, Loop, TransportError};
+use crate::debug::debug;
 use crate::panics::{Panics, catch};
 use crate::sync::{Mutex, MutexGuard};
 use crate::trace;
@@ -74,11 +75,7 @@ impl<B> State<B> {
     }
 }
 
-impl<B> std::fmt::Debug for State<B> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("State").field("core", &self.core).finish_non_exhaustive()
-    }
-}
+debug! { impl[B] State<B>, self, core: self.core, .. }
 
 /// The loop is borrowed while it lives. Events that happen meanwhile are emitted afterwards.
 #[expect(missing_debug_implementations, reason = "no program can name it")]

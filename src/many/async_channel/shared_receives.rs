@@ -1,10 +1,10 @@
 //! Receives that channels of a reactor share.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::share::{Locked, Share};
 use crate::channel::{ChannelId, LoopBuffer, OwnedBuffer, OwnedResult};
+use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::Result;
 use crate::many::pool::PooledBuffer;
@@ -80,8 +80,4 @@ impl<S: Share> Clone for SharedReceives<S> {
     }
 }
 
-impl<S: Share> fmt::Debug for SharedReceives<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedReceives").field("queue", &self.queue).finish_non_exhaustive()
-    }
-}
+debug! { impl[S: Share] SharedReceives<S>, self, queue: self.queue, .. }
