@@ -128,6 +128,22 @@ impl Error {
         Self { verb, errno: libc::EINVAL, detail: Detail::Range { what, value, low, high } }
     }
 
+    /// `EINVAL` if this is so.
+    #[inline]
+    pub(crate) fn invalid_if(is_so: bool, verb: &'static str, reason: &'static str) -> Result<()> {
+        if is_so { Err(Self::invalid(verb, reason)) } else { Ok(()) }
+    }
+
+    /// `EOPNOTSUPP` if this is so.
+    #[inline]
+    pub(crate) fn unsupported_if(
+        is_so: bool,
+        verb: &'static str,
+        reason: &'static str,
+    ) -> Result<()> {
+        if is_so { Err(Self::with_reason(verb, libc::EOPNOTSUPP, reason)) } else { Ok(()) }
+    }
+
     /// Checks that `value` is within `low..=high`.
     pub(crate) fn within(
         verb: &'static str,

@@ -238,10 +238,8 @@ impl<'res> ChannelBuilder<'res> {
             connection.access |= AccessFlags::REMOTE_READ;
         }
         let of_loop = matches!(self.completions, Completions::OfLoop(..));
-        if of_loop && self.sleep_after.is_some() {
-            let reason = "a channel of a loop does not sleep itself: leave sleep_after out";
-            return Err(Error::invalid(VERB, reason));
-        }
+        let reason = "a channel of a loop does not sleep itself: leave sleep_after out";
+        Error::invalid_if(of_loop && self.sleep_after.is_some(), VERB, reason)?;
         if self.shares_receives() {
             capacities.max_recv_wr = 0;
         }

@@ -125,9 +125,8 @@ impl<'res> Link<'res> {
     /// The queue pair, unless its C object was destroyed.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res, QueuePairType>> {
-        if self.core.destroyed.get() {
-            return Err(Error::invalid("ibv_modify_qp", "the queue pair had to be destroyed"));
-        }
+        let reason = "the queue pair had to be destroyed";
+        Error::invalid_if(self.core.destroyed.get(), "ibv_modify_qp", reason)?;
         Ok(&mut self.queue_pair)
     }
 
@@ -198,9 +197,8 @@ impl<'res> Link<'res> {
 
     /// Takes the queue pair to RESET, with nothing in flight and nothing in the completion queue.
     fn ensure_reset(&mut self) -> Result<()> {
-        if self.core.destroyed.get() {
-            return Err(Error::invalid("ibv_modify_qp", "the queue pair had to be destroyed"));
-        }
+        let reason = "the queue pair had to be destroyed";
+        Error::invalid_if(self.core.destroyed.get(), "ibv_modify_qp", reason)?;
         if self.stage != Stage::Reset {
             self.core.close();
             self.core.reset()?;

@@ -173,9 +173,7 @@ impl<'ctx> CompletionChannel<'ctx> {
         context: impl Into<Parent<'ctx, Context<'ctx>>>,
     ) -> Result<Self> {
         const VERB: &str = "ibv_create_comp_channel";
-        if raw.is_null() {
-            return Err(Error::invalid(VERB, "the channel is null"));
-        }
+        Error::invalid_if(raw.is_null(), VERB, "the channel is null")?;
         // SAFETY: the caller hands over a live channel.
         let raw = unsafe { Handle::new(VERB, raw) }?;
         Self::nonblocking(raw, context.into())

@@ -119,9 +119,7 @@ impl<'ctx> CompletionQueue<'ctx> {
         context: impl Into<Parent<'ctx, Context<'ctx>>>,
     ) -> Result<Self> {
         const VERB: &str = "ibv_create_cq";
-        if raw.is_null() {
-            return Err(Error::invalid(VERB, "the completion queue is null"));
-        }
+        Error::invalid_if(raw.is_null(), VERB, "the completion queue is null")?;
         // SAFETY: the caller hands over a live queue.
         let raw = unsafe { Handle::new(VERB, raw) }?;
         let (notifier, context) = (Notifier::None, context.into());

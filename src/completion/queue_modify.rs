@@ -73,10 +73,8 @@ impl CompletionQueue<'_> {
         const VERB: &str = "ibv_modify_cq";
         let ModerationCapabilities { max_count, max_period } =
             self.context().query_device()?.moderation();
-        if (max_count, max_period) == (0, 0) {
-            let reason = "the device does not moderate completion queues";
-            return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
-        }
+        let reason = "the device does not moderate completion queues";
+        Error::unsupported_if((max_count, max_period) == (0, 0), VERB, reason)?;
         Error::within(VERB, "the number of completions", count, 0, max_count)?;
         let micros = u64::try_from(period.as_nanos().div_ceil(1000)).unwrap_or(u64::MAX);
         Error::within(VERB, "the period in microseconds", micros, 0, max_period)?;

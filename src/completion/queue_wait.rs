@@ -50,9 +50,8 @@ impl CompletionQueue<'_> {
         completions: &'c mut [WorkCompletion],
         deadline: Option<Instant>,
     ) -> Result<&'c [WorkCompletion]> {
-        if completions.is_empty() {
-            return Err(Error::invalid("ibv_poll_cq", "there is no room for a completion"));
-        }
+        let reason = "there is no room for a completion";
+        Error::invalid_if(completions.is_empty(), "ibv_poll_cq", reason)?;
         let found = self.sleep_until(deadline, || {
             Ok(Some(self.poll(completions)?.len()).filter(|&found| found > 0))
         })?;
@@ -138,9 +137,8 @@ impl CompletionQueue<'_> {
         &self,
         completions: &'c mut [WorkCompletion],
     ) -> Result<&'c [WorkCompletion]> {
-        if completions.is_empty() {
-            return Err(Error::invalid("ibv_poll_cq", "there is no room for a completion"));
-        }
+        let reason = "there is no room for a completion";
+        Error::invalid_if(completions.is_empty(), "ibv_poll_cq", reason)?;
         let found = self.poll(completions)?.len();
         if found > 0 {
             return Ok(&completions[..found]);

@@ -72,9 +72,7 @@ impl Context<'_> {
         // SAFETY: the context is live and `raw` is writable.
         let returned = unsafe { ffi::ibv_query_rt_values_ex(self.as_raw(), &mut raw) };
         ffi::status(VERB, returned)?;
-        if raw.comp_mask & wanted == 0 {
-            return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, "the device has no raw clock"));
-        }
+        Error::unsupported_if(raw.comp_mask & wanted == 0, VERB, "the device has no raw clock")?;
         // The C fields are shorter on 32-bit machines.
         #[allow(clippy::useless_conversion)]
         let (seconds, nanoseconds) = (raw.raw_clock.tv_sec.into(), raw.raw_clock.tv_nsec.into());

@@ -93,9 +93,7 @@ impl<'a> Context<'a> {
     /// context, because dropping the `Context` does (use [`std::mem::ManuallyDrop`] for a context that
     /// is only lent).
     pub unsafe fn from_raw(raw: *mut ffi::ibv_context) -> Result<Self> {
-        if raw.is_null() {
-            return Err(Error::invalid("ibv_open_device", "the context is null"));
-        }
+        Error::invalid_if(raw.is_null(), "ibv_open_device", "the context is null")?;
         *fork::exclusive() = true;
         // SAFETY: the caller hands over a live context.
         let raw = unsafe { Handle::new("ibv_open_device", raw) }?;

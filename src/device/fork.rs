@@ -50,9 +50,8 @@ pub(crate) fn exclusive() -> MutexGuard<'static, bool> {
 pub fn fork_init() -> Result<()> {
     const VERB: &str = "ibv_fork_init";
     let opened = exclusive();
-    if *opened && status() == ForkStatus::Disabled {
-        return Err(Error::invalid(VERB, "call fork_init before any device is opened"));
-    }
+    let reason = "call fork_init before any device is opened";
+    Error::invalid_if(*opened && status() == ForkStatus::Disabled, VERB, reason)?;
     // SAFETY: no other thread registers memory meanwhile, as no device was opened; or fork support is on
     // or unneeded, and this changes nothing.
     ffi::status(VERB, unsafe { ffi::ibv_fork_init() })

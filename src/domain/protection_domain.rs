@@ -132,9 +132,8 @@ impl<'ctx> ProtectionDomain<'ctx> {
         let mut attributes =
             ffi::ibv_parent_domain_init_attr { pd: domain.as_raw(), ..Default::default() };
         if let Some(thread) = &thread {
-            if thread.context().as_raw() != context.as_raw() {
-                return Err(Error::invalid(VERB, "the thread domain belongs to another context"));
-            }
+            let reason = "the thread domain belongs to another context";
+            Error::invalid_if(thread.context().as_raw() != context.as_raw(), VERB, reason)?;
             attributes.td = thread.as_raw();
         }
         if let Some(allocator) = &allocator {

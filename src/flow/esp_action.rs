@@ -52,9 +52,8 @@ impl EspParameters {
     ///
     ///  - `EINVAL`: the key has another length.
     pub fn aes_gcm(key: &[u8], salt: u32, initialisation_vector: u64) -> Result<Self> {
-        if !matches!(key.len(), 16 | 24 | 32) {
-            return Err(Error::invalid(CREATE, "a key of AES-GCM has 16, 24 or 32 bytes"));
-        }
+        let reason = "a key of AES-GCM has 16, 24 or 32 bytes";
+        Error::invalid_if(!matches!(key.len(), 16 | 24 | 32), CREATE, reason)?;
         let mut keys = ffi::ib_uverbs_flow_action_esp_keymat_aes_gcm {
             iv: initialisation_vector,
             iv_algo: ffi::ib_uverbs_flow_action_esp_keymat_aes_gcm_iv_algo::IB_UVERBS_FLOW_ACTION_IV_ALGO_SEQ.0,
@@ -77,9 +76,8 @@ impl EspParameters {
     ///
     ///  - `EINVAL`: another length.
     pub fn integrity_length(mut self, length: u32) -> Result<Self> {
-        if !matches!(length, 8 | 12 | 16) {
-            return Err(Error::invalid(CREATE, "an integrity check value has 8, 12 or 16 bytes"));
-        }
+        let reason = "an integrity check value has 8, 12 or 16 bytes";
+        Error::invalid_if(!matches!(length, 8 | 12 | 16), CREATE, reason)?;
         self.keys.icv_len = length;
         Ok(self)
     }

@@ -162,9 +162,8 @@ impl<'res> FlowRule<'res> {
         let ports = context.query_device()?.phys_port_cnt();
         Error::within(VERB, "the port", self.port, 1, ports)?;
         let normal = self.kind == ffi::ibv_flow_attr_type::IBV_FLOW_ATTR_NORMAL;
-        if !normal && self.header_count > 0 {
-            return Err(Error::invalid(VERB, "a default rule and a sniffer match no headers"));
-        }
+        let reason = "a default rule and a sniffer match no headers";
+        Error::invalid_if(!normal && self.header_count > 0, VERB, reason)?;
         if self.held.iter().any(|held| held.context().as_raw() != context.as_raw()) {
             let reason = "the counters or the action of the rule belong to another context";
             return Err(Error::invalid(VERB, reason));

@@ -121,9 +121,8 @@ impl BufferPool {
         };
         let region = SharedMemoryRegion::new(domain, len, options)?;
         let local = AccessFlags::LOCAL_WRITE | AccessFlags::RELAXED_ORDERING;
-        if !(region.access() - local).is_empty() {
-            return Err(Error::invalid(VERB, "peers must not access the buffers of a pool"));
-        }
+        let reason = "peers must not access the buffers of a pool";
+        Error::invalid_if(!(region.access() - local).is_empty(), VERB, reason)?;
         let [first] = region.slice(..chunk_len)?.scatter()?;
         let mut all = Vec::new();
         let (Some(free), Ok(())) = (FreeChunks::new(chunks), all.try_reserve_exact(chunks)) else {

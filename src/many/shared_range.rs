@@ -44,9 +44,7 @@ impl<T: Element> SharedMemoryRange<T> {
             Excluded(&end) => end,
             Unbounded => region.len(),
         };
-        if start > end {
-            return Err(Error::invalid("ibv_sge", "the range ends before it begins"));
-        }
+        Error::invalid_if(start > end, "ibv_sge", "the range ends before it begins")?;
         let len = region.slice(start..end)?.len();
         Ok(Self { region, start, len })
     }

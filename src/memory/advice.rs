@@ -56,9 +56,7 @@ impl ProtectionDomain<'_> {
         elements: &[GatherElement<'_>],
     ) -> Result<()> {
         const VERB: &str = "ibv_advise_mr";
-        if elements.is_empty() {
-            return Err(Error::invalid(VERB, "there is nothing to give advice about"));
-        }
+        Error::invalid_if(elements.is_empty(), VERB, "there is nothing to give advice about")?;
         let Ok(count) = u32::try_from(elements.len()) else {
             return Err(Error::invalid(VERB, "there are too many elements"));
         };

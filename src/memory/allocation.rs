@@ -116,10 +116,7 @@ impl Allocation {
             // SAFETY: the advice is about our own mapping, and changes no contents.
             let returned =
                 unsafe { libc::madvise(data.as_ptr().cast(), mapped, crate::linux::MADV_HUGEPAGE) };
-            if returned != 0 {
-                let reason = "the kernel has no transparent huge pages";
-                return Err(Error::with_reason(verb, libc::EOPNOTSUPP, reason));
-            }
+            Error::unsupported_if(returned != 0, verb, "the kernel has no transparent huge pages")?;
         }
         Ok(pages)
     }

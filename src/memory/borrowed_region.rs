@@ -106,9 +106,7 @@ unsafe fn register_slice<T: Element>(
         return Err(Error::invalid(VERB, reason));
     }
     let bytes = slice.len() * size_of::<T>();
-    if bytes == 0 {
-        return Err(Error::invalid(VERB, "the region is empty"));
-    }
+    Error::invalid_if(bytes == 0, VERB, "the region is empty")?;
     check_access(VERB, domain, access)?;
     let address = slice.cast::<u8>();
     // SAFETY: the slice lives for as long as elements can be made from the region. Without local write
@@ -185,12 +183,8 @@ impl<'pd, 'buf, T: Element> ReadOnlyMemoryRegion<'pd, 'buf, T> {
         access: AccessFlags,
     ) -> Result<Self> {
         let domain = domain.into();
-        if access.contains(AccessFlags::LOCAL_WRITE) {
-            return Err(Error::invalid(
-                VERB,
-                "memory that is borrowed for reading cannot be written",
-            ));
-        }
+        let reason = "memory that is borrowed for reading cannot be written";
+        Error::invalid_if(access.contains(AccessFlags::LOCAL_WRITE), VERB, reason)?;
         let slice = ptr::from_ref(memory).cast_mut();
         // SAFETY: the slice is borrowed for `'buf`, which the region keeps; the device gets no write
         // access.

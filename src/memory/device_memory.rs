@@ -86,17 +86,10 @@ impl<'ctx> DeviceMemory<'ctx> {
     ) -> Result<Self> {
         const VERB: &str = "ibv_alloc_dm";
         let context = context.into();
-        if bytes == 0 {
-            return Err(Error::invalid(VERB, "the memory is empty"));
-        }
-        if !alignment.is_power_of_two() {
-            return Err(Error::invalid(VERB, "the alignment is not a power of 2"));
-        }
+        Error::invalid_if(bytes == 0, VERB, "the memory is empty")?;
+        Error::invalid_if(!alignment.is_power_of_two(), VERB, "the alignment is not a power of 2")?;
         let most = context.query_device()?.max_device_memory();
-        if most == 0 {
-            let reason = "the device has no memory for programs";
-            return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
-        }
+        Error::unsupported_if(most == 0, VERB, "the device has no memory for programs")?;
         if bytes as u64 > most {
             let reason = "the device has less memory than that";
             return Err(Error::with_reason(VERB, libc::ENOMEM, reason));

@@ -133,13 +133,9 @@ impl<'pd> DeviceMemoryRegion<'pd> {
         let access = access | AccessFlags::LOCAL_WRITE | AccessFlags::ZERO_BASED;
         let range = resolve(range, memory.len())?;
         let bytes = range.len();
-        if range.is_empty() {
-            return Err(Error::invalid(VERB, "the region is empty"));
-        }
-        if domain.context().as_raw() != memory.context().as_raw() {
-            let reason = "the memory and the protection domain are of different contexts";
-            return Err(Error::invalid(VERB, reason));
-        }
+        Error::invalid_if(range.is_empty(), VERB, "the region is empty")?;
+        let reason = "the memory and the protection domain are of different contexts";
+        Error::invalid_if(domain.context().as_raw() != memory.context().as_raw(), VERB, reason)?;
         check_access(VERB, &domain, access)?;
         let copies = copies_results(&domain.context().query_device()?);
         // SAFETY: domain and memory are live, and of one context; no reference to the memory can

@@ -18,9 +18,8 @@ fn disjoint<const N: usize>(
     }
     for (n, a) in resolved.iter().enumerate() {
         let overlaps = |b: &Range<usize>| a.start.max(b.start) < a.end.min(b.end);
-        if resolved[..n].iter().any(overlaps) {
-            return Err(Error::invalid("ibv_sge", "two of the ranges overlap"));
-        }
+        let reason = "two of the ranges overlap";
+        Error::invalid_if(resolved[..n].iter().any(overlaps), "ibv_sge", reason)?;
     }
     Ok(resolved)
 }

@@ -156,20 +156,16 @@ impl RegionOptions {
     /// Allocates `len` elements of `T`.
     pub(super) fn allocate<T>(self, verb: &'static str, len: usize) -> Result<Allocation> {
         let (iova, access) = self.addressing(verb)?;
-        if !self.alignment.is_power_of_two() {
-            return Err(Error::invalid(verb, "the alignment is not a power of 2"));
-        }
+        let reason = "the alignment is not a power of 2";
+        Error::invalid_if(!self.alignment.is_power_of_two(), verb, reason)?;
         let real_huge_pages = matches!(self.huge_pages, Some(h) if h != HugePages::Transparent);
-        if access.contains(AccessFlags::HUGETLB) && !real_huge_pages {
-            return Err(Error::invalid(verb, "HUGETLB is for buffers that consist of huge pages"));
-        }
+        let reason = "HUGETLB is for buffers that consist of huge pages";
+        Error::invalid_if(access.contains(AccessFlags::HUGETLB) && !real_huge_pages, verb, reason)?;
         let too_long = |_| Error::invalid(verb, "the region is longer than memory can be");
         let layout = Layout::array::<T>(len)
             .and_then(|layout| layout.align_to(self.alignment))
             .map_err(too_long)?;
-        if layout.size() == 0 {
-            return Err(Error::invalid(verb, "the region is empty"));
-        }
+        Error::invalid_if(layout.size() == 0, verb, "the region is empty")?;
         if let Some(iova) = iova {
             check_iova(verb, iova, 0, layout.size())?;
         }
@@ -192,10 +188,8 @@ impl RegionOptions {
 
 /// Checks that the access excludes peers, so that the program can have references to the memory.
 pub(super) fn check_local(verb: &'static str, access: AccessFlags) -> Result<()> {
-    if access.intersects(REMOTE) {
-        let reason = "this region is for local access only: peers need a SharedMemoryRegion";
-        return Err(Error::invalid(verb, reason));
-    }
+    let reason = "this region is for local access only: peers need a SharedMemoryRegion";
+    Error::invalid_if(access.intersects(REMOTE), verb, reason)?;
     Ok(())
 }
 
@@ -213,10 +207,8 @@ pub(super) fn check_access(
     }
     if access.contains(AccessFlags::ON_DEMAND) {
         let paging = domain.context().query_device()?.on_demand_paging().general;
-        if !paging.contains(OnDemandPaging::SUPPORT) {
-            let reason = "the device has no on-demand paging";
-            return Err(Error::with_reason(verb, libc::EOPNOTSUPP, reason));
-        }
+        let reason = "the device has no on-demand paging";
+        Error::unsupported_if(!paging.contains(OnDemandPaging::SUPPORT), verb, reason)?;
     }
     Ok(())
 }
@@ -229,10 +221,8 @@ pub(super) fn check_iova(
     offset_in_page: usize,
     bytes: usize,
 ) -> Result<()> {
-    if iova % page_size() as u64 != offset_in_page as u64 {
-        let reason = "the iova and the memory do not begin at the same offset in a page";
-        return Err(Error::invalid(verb, reason));
-    }
+    let reason = "the iova and the memory do not begin at the same offset in a page";
+    Error::invalid_if(iova % page_size() as u64 != offset_in_page as u64, verb, reason)?;
     match iova.checked_add(bytes as u64) {
         Some(_) => Ok(()),
         None => Err(Error::invalid(verb, "the region ends beyond the last iova")),

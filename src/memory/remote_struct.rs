@@ -183,10 +183,8 @@ impl<T: Element> TryFrom<RemoteMemoryRegion> for RemoteElement<T> {
     type Error = Error;
 
     fn try_from(region: RemoteMemoryRegion) -> Result<Self> {
-        if region.length() != size_of::<T>() as u64 {
-            let reason = "the remote region's length is not the size of the element";
-            return Err(Error::invalid("ibv_send_wr", reason));
-        }
+        let reason = "the remote region's length is not the size of the element";
+        Error::invalid_if(region.length() != size_of::<T>() as u64, "ibv_send_wr", reason)?;
         Ok(Self { region, value: PhantomData })
     }
 }

@@ -118,9 +118,7 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
     ///
     ///  - `EINVAL`: `len` is 0.
     pub fn chunks(self, len: usize) -> Result<impl ExactSizeIterator<Item = Self> + use<'buf, T>> {
-        if len == 0 {
-            return Err(Error::invalid("ibv_sge", "the length of a chunk is 0"));
-        }
+        Error::invalid_if(len == 0, "ibv_sge", "the length of a chunk is 0")?;
         Ok((0..self.len.div_ceil(len)).map(move |chunk| {
             let start = chunk * len;
             let part = len.min(self.len - start);

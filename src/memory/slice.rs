@@ -163,9 +163,7 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
     ///
     ///  - `EINVAL`: `len` is 0.
     pub fn chunks(self, len: usize) -> Result<impl ExactSizeIterator<Item = Self> + use<'buf, T>> {
-        if len == 0 {
-            return Err(Error::invalid("ibv_sge", "the length of a chunk is 0"));
-        }
+        Error::invalid_if(len == 0, "ibv_sge", "the length of a chunk is 0")?;
         let end = self.data.len();
         Ok((0..end.div_ceil(len)).map(move |n| {
             let start = n * len;

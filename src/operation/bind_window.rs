@@ -127,14 +127,10 @@ impl<'res> WindowBinding<'res> {
         const WRITE: AccessFlags = AccessFlags::REMOTE_WRITE.union(AccessFlags::REMOTE_ATOMIC);
         const ALLOWED: AccessFlags =
             WRITE.union(AccessFlags::REMOTE_READ).union(AccessFlags::ZERO_BASED);
-        if !ALLOWED.contains(access) {
-            let reason = "a window is for remote read, write and atomic access";
-            return Err(Error::invalid(VERB, reason));
-        }
-        if !part.access.contains(AccessFlags::MW_BIND) {
-            let reason = "the region was not registered for windows: it needs MW_BIND";
-            return Err(Error::invalid(VERB, reason));
-        }
+        let reason = "a window is for remote read, write and atomic access";
+        Error::invalid_if(!ALLOWED.contains(access), VERB, reason)?;
+        let reason = "the region was not registered for windows: it needs MW_BIND";
+        Error::invalid_if(!part.access.contains(AccessFlags::MW_BIND), VERB, reason)?;
         if access.intersects(WRITE) && !part.access.contains(AccessFlags::LOCAL_WRITE) {
             let reason = "remote write and remote atomic access need LOCAL_WRITE of the region";
             return Err(Error::invalid(VERB, reason));
@@ -253,10 +249,8 @@ unsafe fn invalidate(
     wr_id: u64,
 ) -> Result<()> {
     const VERB: &str = "ibv_post_send";
-    if window.window_type() == MemoryWindowType::Type1 {
-        let reason = "a window of type 1 is not invalidated, but bound to something else";
-        return Err(Error::invalid(VERB, reason));
-    }
+    let reason = "a window of type 1 is not invalidated, but bound to something else";
+    Error::invalid_if(window.window_type() == MemoryWindowType::Type1, VERB, reason)?;
     if queue_pair.queue_pair_type() == QueuePairType::UnreliableDatagram {
         return Err(Error::invalid(VERB, "a UD queue pair has no windows"));
     }

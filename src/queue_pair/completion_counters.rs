@@ -24,9 +24,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         operations: CountedOperations,
     ) -> Result<()> {
         const VERB: &str = "ibv_qp_attach_comp_cntr";
-        if operations.is_empty() {
-            return Err(Error::invalid(VERB, "there is no operation to count"));
-        }
+        Error::invalid_if(operations.is_empty(), VERB, "there is no operation to count")?;
         // SAFETY: both objects are live.
         if unsafe { (*counter.as_raw()).context != (*self.as_raw()).context } {
             return Err(Error::invalid(VERB, "the counter is of another context"));

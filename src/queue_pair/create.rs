@@ -91,12 +91,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
                 && (*raw).srq == parents.srq.as_ref().map_or(ptr::null_mut(), |srq| srq.as_raw())
                 && (*raw).qp_type == self.kind.into()
         };
-        if !fits {
-            return Err(Error::invalid(
-                VERB,
-                "the queue pair is not one that the builder describes",
-            ));
-        }
+        Error::invalid_if(!fits, VERB, "the queue pair is not one that the builder describes")?;
         let mut attributes = ffi::ibv_qp_attr::default();
         let mut created = ffi::ibv_qp_init_attr::default();
         let mask = ffi::ibv_qp_attr_mask::IBV_QP_CAP.0 as i32;
@@ -166,9 +161,8 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
     fn check_parents(&self, context: &Context<'_>) -> Result<()> {
         let parents = &self.parents;
         for queue in [&parents.send_cq, &parents.receive_cq] {
-            if queue.context().as_raw() != context.as_raw() {
-                return Err(Error::invalid(VERB, "a completion queue belongs to another context"));
-            }
+            let reason = "a completion queue belongs to another context";
+            Error::invalid_if(queue.context().as_raw() != context.as_raw(), VERB, reason)?;
         }
         if let Some(srq) = &parents.srq
             && srq.protection_domain().context().as_raw() != context.as_raw()
@@ -177,14 +171,11 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         }
         match (&parents.xrc_domain, self.kind) {
             (Some(domain), QueuePairType::XrcReceive) => {
-                if domain.context().as_raw() != context.as_raw() {
-                    return Err(Error::invalid(VERB, "the XRC domain belongs to another context"));
-                }
-                if parents.srq.is_some() {
-                    let reason = "a receiving XRC queue pair takes no shared receive queue: each \
+                let reason = "the XRC domain belongs to another context";
+                Error::invalid_if(domain.context().as_raw() != context.as_raw(), VERB, reason)?;
+                let reason = "a receiving XRC queue pair takes no shared receive queue: each \
                                   message names its own";
-                    return Err(Error::invalid(VERB, reason));
-                }
+                Error::invalid_if(parents.srq.is_some(), VERB, reason)?;
             }
             (None, QueuePairType::XrcReceive) => {
                 let reason = "a receiving XRC queue pair needs an XRC domain";

@@ -49,9 +49,7 @@ impl<T: Transport> QueuePairBuilder<'_, T> {
             Error::within(CREATE, "log_num_concurent", streams.log_concurrent, 0, concurrent)?;
             Error::within(CREATE, "log_num_errored", streams.log_errored, 0, errored)?;
         }
-        if self.parents.srq.is_some() {
-            return Err(Error::invalid(CREATE, "a DC initiator receives nothing"));
-        }
+        Error::invalid_if(self.parents.srq.is_some(), CREATE, "a DC initiator receives nothing")?;
         (self.capacities.max_recv_wr, self.capacities.max_recv_sge) = (0, 0);
         let usual = S::SEND
             | S::SEND_WITH_IMMEDIATE

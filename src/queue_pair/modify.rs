@@ -291,11 +291,9 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     }
 
     fn check_connects_by_hand(&self) -> Result<()> {
-        if self.protection_domain().context().is_iwarp() {
-            let reason = "iWARP queue pairs are connected by the connection manager alone: use \
+        let reason = "iWARP queue pairs are connected by the connection manager alone: use \
                           Listener and Route, of feature rdmacm";
-            return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
-        }
+        Error::unsupported_if(self.protection_domain().context().is_iwarp(), VERB, reason)?;
         Ok(())
     }
 

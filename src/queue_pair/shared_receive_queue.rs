@@ -340,10 +340,7 @@ pub(super) fn check(
     max_sge: u32,
 ) -> Result<()> {
     let device = domain.context().query_device()?;
-    if device.max_srq() == 0 {
-        let reason = "the device has no shared receive queues";
-        return Err(Error::with_reason(verb, libc::EOPNOTSUPP, reason));
-    }
+    Error::unsupported_if(device.max_srq() == 0, verb, "the device has no shared receive queues")?;
     Error::within(verb, "max_wr", max_wr, 1, device.max_srq_wr())?;
     Error::within(verb, "max_sge", max_sge, 1, device.max_srq_sge())
 }

@@ -74,9 +74,7 @@ impl<T: Transport> QueuePairBuilder<'_, T> {
         for (what, value, high) in limits {
             Error::within(CREATE, what, value, 0, high)?;
         }
-        if self.parents.srq.is_some() {
-            return Err(Error::invalid(CREATE, "EFA has no shared receive queues"));
-        }
+        Error::invalid_if(self.parents.srq.is_some(), CREATE, "EFA has no shared receive queues")?;
         let capabilities = device.capabilities();
         if options.unsolicited_write_receive
             && !capabilities.contains(efa::EfaCapabilities::UNSOLICITED_WRITE_RECEIVE)

@@ -109,15 +109,11 @@ impl<'pd> SharedReceiveQueue<'pd> {
 
         let (domain, queue) = (domain.into(), queue.into());
         let context = domain.context();
-        if queue.context().as_raw() != context.as_raw() {
-            return Err(Error::invalid(CREATE, "the completion queue belongs to another context"));
-        }
+        let reason = "the completion queue belongs to another context";
+        Error::invalid_if(queue.context().as_raw() != context.as_raw(), CREATE, reason)?;
         check(CREATE, &domain, max_wr, max_sge)?;
         let limits = context.query_device()?.tag_matching();
-        if limits.max_tags == 0 {
-            let reason = "the device has no tag matching";
-            return Err(Error::with_reason(CREATE, libc::EOPNOTSUPP, reason));
-        }
+        Error::unsupported_if(limits.max_tags == 0, CREATE, "the device has no tag matching")?;
         Error::within(CREATE, "max_tags", size.max_tags, 1, limits.max_tags)?;
         Error::within(CREATE, "max_operations", size.max_operations, 1, limits.max_operations)?;
         let fields = mask::IBV_SRQ_INIT_ATTR_TYPE
@@ -167,9 +163,8 @@ impl<'pd> SharedReceiveQueue<'pd> {
         operation: TagOperation,
     ) -> Result<TagHandle> {
         let most = self.max_tag_sge()?;
-        if tag.value & !tag.mask != 0 {
-            return Err(Error::invalid(POST, "the tag has bits that are not in its mask"));
-        }
+        let reason = "the tag has bits that are not in its mask";
+        Error::invalid_if(tag.value & !tag.mask != 0, POST, reason)?;
         let count = elements.len() as u64;
         Error::within(POST, "the number of scatter elements", count, 0, most)?;
         let mut raw = operation.to_raw(ffi::ibv_ops_wr_opcode::IBV_WR_TAG_ADD);
@@ -221,9 +216,8 @@ impl<'pd> SharedReceiveQueue<'pd> {
     #[doc(alias = "ibv_post_srq_ops")]
     pub unsafe fn post_tag_sync(&self, operation: TagOperation) -> Result<()> {
         self.max_tag_sge()?;
-        if operation.unexpected.is_none() {
-            return Err(Error::invalid(POST, "the operation has no number of unexpected messages"));
-        }
+        let reason = "the operation has no number of unexpected messages";
+        Error::invalid_if(operation.unexpected.is_none(), POST, reason)?;
         let mut raw = operation.to_raw(ffi::ibv_ops_wr_opcode::IBV_WR_TAG_SYNC);
         // SAFETY: it refers to nothing.
         unsafe { self.post_operation(&mut raw) }

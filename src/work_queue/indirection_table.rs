@@ -65,13 +65,11 @@ impl<'res> IndirectionTable<'res> {
         // One more than there may be, of a list that may be endless.
         queues.extend(list.take(most as usize));
         Error::within(VERB, "the number of work queues", queues.len() as u64, 1, most)?;
-        if !queues.len().is_power_of_two() {
-            return Err(Error::invalid(VERB, "the number of work queues is not a power of two"));
-        }
+        let reason = "the number of work queues is not a power of two";
+        Error::invalid_if(!queues.len().is_power_of_two(), VERB, reason)?;
         let other = |queue: &WorkQueue<'_>| queue.protection_domain().context().as_raw() != context;
-        if queues.iter().any(|queue| other(queue)) {
-            return Err(Error::invalid(VERB, "the work queues belong to different contexts"));
-        }
+        let reason = "the work queues belong to different contexts";
+        Error::invalid_if(queues.iter().any(|queue| other(queue)), VERB, reason)?;
         let mut raw: Vec<*mut ffi::ibv_wq> = queues.iter().map(|queue| queue.as_raw()).collect();
         let mut attributes = ffi::ibv_rwq_ind_table_init_attr {
             log_ind_tbl_size: raw.len().trailing_zeros(),

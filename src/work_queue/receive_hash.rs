@@ -57,9 +57,7 @@ impl ReceiveHash {
 
         let key = key.into();
         Error::within(VERB, "the length of the hash's key", key.len() as u64, 1, u8::MAX)?;
-        if fields.difference(F::INNER).is_empty() {
-            return Err(Error::invalid(VERB, "the hash has no fields"));
-        }
+        Error::invalid_if(fields.difference(F::INNER).is_empty(), VERB, "the hash has no fields")?;
         let both = |a: F, b: F| fields.intersects(a) && fields.intersects(b);
         if both(F::SOURCE_IPV4 | F::DESTINATION_IPV4, F::SOURCE_IPV6 | F::DESTINATION_IPV6) {
             return Err(Error::invalid(VERB, "one hash cannot have fields of both IPv4 and IPv6"));
@@ -81,15 +79,11 @@ impl ReceiveHash {
     /// Compares it with what a device can do.
     pub(super) fn check(&self, device: &ReceiveScalingCapabilities) -> Result<()> {
         let function = ffi::ibv_rx_hash_function_flags::IBV_RX_HASH_FUNC_TOEPLITZ.0;
-        if u32::from(device.rx_hash_function) & function == 0 {
-            let reason = "the device does not have Toeplitz's hash function";
-            return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
-        }
-        if self.fields.bits() & !device.rx_hash_fields_mask != 0 {
-            let reason = "the device cannot hash one of the fields: see \
+        let reason = "the device does not have Toeplitz's hash function";
+        Error::unsupported_if(u32::from(device.rx_hash_function) & function == 0, VERB, reason)?;
+        let reason = "the device cannot hash one of the fields: see \
                           DeviceAttributes::receive_scaling";
-            return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
-        }
+        Error::unsupported_if(self.fields.bits() & !device.rx_hash_fields_mask != 0, VERB, reason)?;
         Ok(())
     }
 

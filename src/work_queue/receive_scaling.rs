@@ -107,14 +107,11 @@ impl<'res> ReceiveScalingQueuePair<'res> {
 
         let (domain, table) = (domain.into(), table.into());
         let context = domain.context();
-        if table.context().as_raw() != context.as_raw() {
-            return Err(Error::invalid(VERB, "the indirection table belongs to another context"));
-        }
+        let reason = "the indirection table belongs to another context";
+        Error::invalid_if(table.context().as_raw() != context.as_raw(), VERB, reason)?;
         let device = context.query_device()?.receive_scaling();
-        if !device.supported_types.contains(queue_pair_type) {
-            let reason = "the device does not spread packets of queue pairs of this type";
-            return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
-        }
+        let reason = "the device does not spread packets of queue pairs of this type";
+        Error::unsupported_if(!device.supported_types.contains(queue_pair_type), VERB, reason)?;
         hash.check(&device)?;
         let fields = mask::IBV_QP_INIT_ATTR_PD
             | mask::IBV_QP_INIT_ATTR_IND_TABLE

@@ -99,14 +99,11 @@ impl<'res> WorkQueue<'res> {
     ) -> Result<Self> {
         let (domain, queue) = (domain.into(), queue.into());
         let context = domain.context();
-        if queue.context().as_raw() != context.as_raw() {
-            return Err(Error::invalid(CREATE, "the completion queue belongs to another context"));
-        }
+        let reason = "the completion queue belongs to another context";
+        Error::invalid_if(queue.context().as_raw() != context.as_raw(), CREATE, reason)?;
         let device = context.query_device()?;
-        if device.max_wq_type_rq() == 0 {
-            let reason = "the device has no work queues";
-            return Err(Error::with_reason(CREATE, libc::EOPNOTSUPP, reason));
-        }
+        let reason = "the device has no work queues";
+        Error::unsupported_if(device.max_wq_type_rq() == 0, CREATE, reason)?;
         Error::within(CREATE, "max_wr", max_wr, 1, device.max_qp_wr())?;
         Error::within(CREATE, "max_sge", max_sge, 1, device.max_sge())?;
         let mut attributes = ffi::ibv_wq_init_attr {
@@ -170,9 +167,7 @@ impl<'res> WorkQueue<'res> {
     ///  - `EIO`, `ENODEV`: the device is gone.
     #[doc(alias = "ibv_modify_wq")]
     pub fn set_flags(&self, flags: WorkQueueFlags, mask: WorkQueueFlags) -> Result<()> {
-        if !mask.contains(flags) {
-            return Err(Error::invalid(MODIFY, "flags has options that are not in mask"));
-        }
+        Error::invalid_if(!mask.contains(flags), MODIFY, "flags has options that are not in mask")?;
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         self.change(ffi::ibv_wq_attr {
             attr_mask: ffi::ibv_wq_attr_mask::IBV_WQ_ATTR_FLAGS.0,

@@ -127,9 +127,7 @@ impl<'res, B> Loop<'res, B> {
         let Some(link) = &mut self.members.links[channel.index()] else {
             return Err(unknown(VERB));
         };
-        if link.core.table.is_open() {
-            return Err(Error::invalid(VERB, "the channel is connected"));
-        }
+        Error::invalid_if(link.core.table.is_open(), VERB, "the channel is connected")?;
         let (connected, has_ended) = step(link, |link| link.connect(&remote));
         if has_ended {
             self.end_attempt(channel);
@@ -204,12 +202,9 @@ impl<'res, B> Loop<'res, B> {
         let core = &link.core;
         // SAFETY: the link holds the queue pair, of which the completion queue is a parent.
         let queue = unsafe { (*core.queue_pair).send_cq };
-        if !core.of_loop || queue != self.table.queue {
-            return Err(Error::invalid(VERB, "the channel was not created by this loop"));
-        }
-        if core.destroyed.get() || !is_open {
-            return Err(Error::invalid(VERB, "the channel was stopped"));
-        }
+        let reason = "the channel was not created by this loop";
+        Error::invalid_if(!core.of_loop || queue != self.table.queue, VERB, reason)?;
+        Error::invalid_if(core.destroyed.get() || !is_open, VERB, "the channel was stopped")?;
         let shares = self.members.shared.iter().find(|(_, queue)| queue.as_raw() == core.srq());
         let shares = shares.map(|&(receives, _)| receives);
         if shares.is_some() {

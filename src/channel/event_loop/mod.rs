@@ -167,10 +167,8 @@ impl<'res, B> Loop<'res, B> {
     ///    completions only, which the sends of a channel do not raise.
     pub fn from_queue(queue: CompletionQueue<'res>) -> Result<Self> {
         queue.own_channel()?;
-        if queue.is_solicited_only() {
-            let reason = "the completion queue wakes for solicited completions only";
-            return Err(Error::invalid("ibv_req_notify_cq", reason));
-        }
+        let reason = "the completion queue wakes for solicited completions only";
+        Error::invalid_if(queue.is_solicited_only(), "ibv_req_notify_cq", reason)?;
         // SAFETY: the loop owns the queue, which is live for as long as it polls.
         let table = unsafe { Table::new(queue.as_raw(), poll_cq_of(queue.as_raw())) };
         let members = Members::new(queue.capacity());

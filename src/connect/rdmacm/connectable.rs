@@ -174,10 +174,8 @@ mod channels {
 /// Checks that `object` can use the connection of `id`.
 pub(super) fn check(id: &Id, prepared: &impl Connectable) -> Result<(), ConnectionError> {
     let (context, kind) = prepared.place();
-    if kind != QueuePairType::ReliableConnected {
-        let reason = "the connection manager connects queue pairs of type RC";
-        return Err(Error::invalid("rdma_connect", reason).into());
-    }
+    let reason = "the connection manager connects queue pairs of type RC";
+    Error::invalid_if(kind != QueuePairType::ReliableConnected, "rdma_connect", reason)?;
     id.check(context, prepared.settings().connection.port)
 }
 

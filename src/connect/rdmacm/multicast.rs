@@ -76,14 +76,10 @@ impl MulticastMembership {
                 Error::invalid(VERB, "the group's address is not a multicast address").into()
             );
         }
-        if group.is_ipv4() != local.is_ipv4() {
-            let reason = "one address is an IPv4 address and the other an IPv6 address";
-            return Err(Error::invalid(VERB, reason).into());
-        }
-        if local.is_unspecified() {
-            let reason = "the local address must be that of a device";
-            return Err(Error::invalid(VERB, reason).into());
-        }
+        let reason = "one address is an IPv4 address and the other an IPv6 address";
+        Error::invalid_if(group.is_ipv4() != local.is_ipv4(), VERB, reason)?;
+        let reason = "the local address must be that of a device";
+        Error::invalid_if(local.is_unspecified(), VERB, reason)?;
         let group = SocketAddr::new(group, 0);
         let mut id = Id::new(ffi::rdma_port_space::RDMA_PS_UDP)?;
         id.bind(SocketAddr::new(local, 0))?;

@@ -168,10 +168,7 @@ impl<S: Share> Reactor<S> {
         receives: &SharedReceives<S>,
     ) -> Result<PreparedAsyncChannel<S>> {
         let known = self.share.lock().core.shares(receives.id(), receives.queue());
-        if !known {
-            let reason = "the shared receives are of another reactor";
-            return Err(Error::invalid("ibv_create_qp", reason));
-        }
+        Error::invalid_if(!known, "ibv_create_qp", "the shared receives are of another reactor")?;
         let queue = Some(receives.queue().clone());
         PreparedAsyncChannel::new(&self.share, builder.of_loop(&self.queue, queue))
     }

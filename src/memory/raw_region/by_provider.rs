@@ -33,12 +33,9 @@ impl<'pd> RawMemoryRegion<'pd> {
         const VERB: &str = "ibv_reg_buf_mr";
         let domain = domain.into();
         check_access(VERB, &domain, access)?;
-        if bytes == 0 {
-            return Err(Error::invalid(VERB, "the region is empty"));
-        }
-        if access.contains(AccessFlags::ZERO_BASED) {
-            return Err(Error::invalid(VERB, "such a region begins at its address"));
-        }
+        Error::invalid_if(bytes == 0, VERB, "the region is empty")?;
+        let reason = "such a region begins at its address";
+        Error::invalid_if(access.contains(AccessFlags::ZERO_BASED), VERB, reason)?;
         let buffer = ProviderBuffer::new(domain.clone(), bytes)?;
         let (address, flags) = (buffer.address(), access.bits() as i32);
         // SAFETY: domain and buffer are live. The region, which owns the buffer, frees it when it was deregistered.

@@ -119,9 +119,8 @@ impl<'pd> RawMemoryRegion<'pd> {
         access: AccessFlags,
     ) -> Result<Self> {
         const VERB: &str = "ibv_reg_mr_iova";
-        if access.contains(AccessFlags::ZERO_BASED) && iova != 0 {
-            return Err(Error::invalid(VERB, "ZERO_BASED and another iova exclude each other"));
-        }
+        let reason = "ZERO_BASED and another iova exclude each other";
+        Error::invalid_if(access.contains(AccessFlags::ZERO_BASED) && iova != 0, VERB, reason)?;
         // SAFETY: the caller vouches for the memory.
         unsafe { Self::register(VERB, domain.into(), address, bytes, iova, access) }
     }
@@ -177,9 +176,8 @@ impl<'pd> RawMemoryRegion<'pd> {
         let domain = domain.into();
         check_memory(VERB, address, bytes)?;
         check_access(VERB, &domain, access)?;
-        if access.contains(AccessFlags::ZERO_BASED) {
-            return Err(Error::invalid(VERB, "a region with a DMA handle begins at its address"));
-        }
+        let reason = "a region with a DMA handle begins at its address";
+        Error::invalid_if(access.contains(AccessFlags::ZERO_BASED), VERB, reason)?;
         // SAFETY: both objects are live.
         if unsafe { (*handle.as_raw()).context != (*domain.as_raw()).context } {
             return Err(Error::invalid(VERB, "the DMA handle is of another context"));
@@ -236,17 +234,12 @@ impl<'pd> RawMemoryRegion<'pd> {
             .union(AccessFlags::REMOTE_ATOMIC)
             .union(AccessFlags::RELAXED_ORDERING);
         let domain = domain.into();
-        if bytes == 0 {
-            return Err(Error::invalid(VERB, "the region is empty"));
-        }
-        if offset.checked_add(bytes as u64).is_none() {
-            return Err(Error::invalid(VERB, "the region ends beyond the last offset"));
-        }
-        if !ALLOWED.contains(access) {
-            let reason = "a dma-buf can be registered for local write, remote read, write and \
+        Error::invalid_if(bytes == 0, VERB, "the region is empty")?;
+        let reason = "the region ends beyond the last offset";
+        Error::invalid_if(offset.checked_add(bytes as u64).is_none(), VERB, reason)?;
+        let reason = "a dma-buf can be registered for local write, remote read, write and \
                  atomic access, and relaxed ordering only";
-            return Err(Error::invalid(VERB, reason));
-        }
+        Error::invalid_if(!ALLOWED.contains(access), VERB, reason)?;
         check_access(VERB, &domain, access)?;
         check_iova(VERB, iova, (offset % page_size() as u64) as usize, bytes)?;
         // SAFETY: the domain is live; the kernel checks the descriptor and takes a reference to the
@@ -293,9 +286,8 @@ impl<'pd> RawMemoryRegion<'pd> {
         let raw = ImportableHandle::imported(raw);
         // SAFETY: the region is live; the import has set its length.
         let len = unsafe { (*raw.as_ptr()).length };
-        if base.checked_add(len as u64).is_none() {
-            return Err(Error::invalid(VERB, "the region ends beyond the last address"));
-        }
+        let reason = "the region ends beyond the last address";
+        Error::invalid_if(base.checked_add(len as u64).is_none(), VERB, reason)?;
         let parts = Parts { raw, address: ptr::null_mut(), len, base, access };
         Ok(Self::from_parts(parts, Raw(None), domain))
     }
@@ -326,9 +318,8 @@ impl<'pd> RawMemoryRegion<'pd> {
         unsafe { check_foreign(VERB, raw, &domain) }?;
         // SAFETY: the region is live.
         let (address, bytes) = unsafe { ((*raw).addr.cast(), (*raw).length) };
-        if base.checked_add(bytes as u64).is_none() {
-            return Err(Error::invalid(VERB, "the region ends beyond the last address"));
-        }
+        let reason = "the region ends beyond the last address";
+        Error::invalid_if(base.checked_add(bytes as u64).is_none(), VERB, reason)?;
         // SAFETY: the caller hands over a live region.
         let raw = unsafe { Handle::new(VERB, raw) }?;
         let parts = Parts { base, ..Parts::at(raw, address, bytes, access) };
@@ -452,12 +443,8 @@ impl ProtectionDomain<'_> {
 
 /// Checks that memory of this length can exist at the address.
 fn check_memory(verb: &'static str, address: *mut u8, bytes: usize) -> Result<()> {
-    if address.is_null() {
-        return Err(Error::invalid(verb, "the address is null"));
-    }
-    if bytes == 0 {
-        return Err(Error::invalid(verb, "the region is empty"));
-    }
+    Error::invalid_if(address.is_null(), verb, "the address is null")?;
+    Error::invalid_if(bytes == 0, verb, "the region is empty")?;
     match (address as usize).checked_add(bytes) {
         Some(_) => Ok(()),
         None => Err(Error::invalid(verb, "the region ends beyond the last address")),
