@@ -40,16 +40,14 @@ const GET: &str = "ibv_get_cq_event";
 /// `struct ibv_comp_channel`: reports which of its completion queues have completions to poll.
 ///
 /// A queue that is made with [`CompletionQueueBuilder::channel`](crate::CompletionQueueBuilder::channel) and armed
-/// raises one event with the
-/// next completion. Any number of queues can share a channel; an event names its queue by the
-/// [`token`](CompletionEvent::token) that the queue was made with.
+/// raises one event with the next completion. Any number of queues can share a channel; an event names its queue by
+/// the [`token`](CompletionEvent::token) that the queue was made with.
 ///
 /// To sleep until one queue has completions,
 /// [`CompletionQueueBuilder::own_channel`](crate::CompletionQueueBuilder::own_channel) and
 /// [`CompletionQueue::wait`](crate::CompletionQueue::wait) are simpler. A `CompletionChannel` is for waiting for
-/// several queues at
-/// once, and for event loops: it is [`AsFd`], readable when there is an event, and never blocks unless
-/// asked to.
+/// several queues at once, and for event loops: it is [`AsFd`], readable when there is an event, and never blocks
+/// unless asked to.
 ///
 /// Each event goes to exactly one of the threads that wait for it, and is acknowledged
 /// (`ibv_ack_cq_events`) before it is handed out: the caller need not acknowledge it, and a queue can

@@ -165,9 +165,8 @@ impl<'ctx> ProtectionDomain<'ctx> {
     ) -> Result<Self> {
         let context = context.into();
         // SAFETY: the caller vouches for the pointer.
-        if raw.is_null() || unsafe { (*raw).context } != context.as_raw() {
-            return Err(Error::invalid("ibv_alloc_pd", "not a protection domain of this context"));
-        }
+        let is_foreign = raw.is_null() || unsafe { (*raw).context } != context.as_raw();
+        Error::invalid_if(is_foreign, "ibv_alloc_pd", "not a protection domain of this context")?;
         // SAFETY: the caller hands over a live domain.
         let raw = unsafe { Handle::new("ibv_alloc_pd", raw) }?;
         Ok(Self { raw: ImportableHandle::owned(raw), base: None, context })

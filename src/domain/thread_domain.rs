@@ -74,9 +74,8 @@ impl<'ctx> ThreadDomain<'ctx> {
         const VERB: &str = "ibv_alloc_td";
         let context = context.into();
         // SAFETY: the caller vouches for the pointer.
-        if raw.is_null() || unsafe { (*raw).context } != context.as_raw() {
-            return Err(Error::invalid(VERB, "not a thread domain of this context"));
-        }
+        let is_foreign = raw.is_null() || unsafe { (*raw).context } != context.as_raw();
+        Error::invalid_if(is_foreign, VERB, "not a thread domain of this context")?;
         // SAFETY: the caller hands over a live domain.
         Ok(Self { raw: unsafe { Handle::new(VERB, raw) }?, context })
     }

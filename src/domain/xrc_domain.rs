@@ -109,9 +109,8 @@ impl<'ctx> XrcDomain<'ctx> {
         const VERB: &str = "ibv_open_xrcd";
         let context = context.into();
         // SAFETY: the caller vouches for the pointer.
-        if raw.is_null() || unsafe { (*raw).context } != context.as_raw() {
-            return Err(Error::invalid(VERB, "not an XRC domain of this context"));
-        }
+        let is_foreign = raw.is_null() || unsafe { (*raw).context } != context.as_raw();
+        Error::invalid_if(is_foreign, VERB, "not an XRC domain of this context")?;
         // SAFETY: the caller hands over a live domain.
         Ok(Self { raw: unsafe { Handle::new(VERB, raw) }?, context })
     }

@@ -25,40 +25,10 @@ mod convention;
 pub(crate) use convention::new_fd;
 pub(crate) use convention::{count, errno, failed, object, set_errno, status};
 
-#[allow(
-    dead_code,
-    unreachable_pub,
-    missing_docs,
-    missing_debug_implementations,
-    non_camel_case_types,
-    non_snake_case,
-    non_upper_case_globals,
-    rustdoc::all,
-    clippy::all,
-    clippy::undocumented_unsafe_blocks,
-    clippy::missing_safety_doc,
-    unsafe_op_in_unsafe_fn
-)]
-mod bindings {
-    include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
-    #[cfg(feature = "rdmacm")]
-    include!(concat!(env!("OUT_DIR"), "/bindings_rdmacm.rs"));
-}
-
-/// The functions of the bindings, which fail.
-#[cfg(not(target_os = "linux"))]
-mod elsewhere {
-    include!(concat!(env!("OUT_DIR"), "/elsewhere.rs"));
-}
-
-#[allow(ambiguous_glob_reexports, reason = "see `direct_verbs`")]
-pub use bindings::*;
-
-/// The bindings to a provider's direct verbs. They are a module of their own, because the names that bindgen
-/// gives to unnamed types start from 1 in each header.
-macro_rules! direct_verbs {
-    ($($feature:literal: $module:ident, $file:literal;)+) => {$(
-        #[cfg(feature = $feature)]
+/// Defines a module of generated code, which no lint looks at.
+macro_rules! generated {
+    ($(#[$meta:meta])* mod $module:ident { $($content:tt)+ }) => {
+        $(#[$meta])*
         #[allow(
             dead_code,
             unused_imports,
@@ -75,9 +45,39 @@ macro_rules! direct_verbs {
             unsafe_op_in_unsafe_fn
         )]
         mod $module {
-            use super::bindings::*;
+            $($content)+
+        }
+    };
+}
 
-            include!(concat!(env!("OUT_DIR"), $file));
+generated! {
+    mod bindings {
+        include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
+        #[cfg(feature = "rdmacm")]
+        include!(concat!(env!("OUT_DIR"), "/bindings_rdmacm.rs"));
+    }
+}
+
+/// The functions of the bindings, which fail.
+#[cfg(not(target_os = "linux"))]
+mod elsewhere {
+    include!(concat!(env!("OUT_DIR"), "/elsewhere.rs"));
+}
+
+#[allow(ambiguous_glob_reexports, reason = "see `direct_verbs`")]
+pub use bindings::*;
+
+/// The bindings to a provider's direct verbs. They are a module of their own, because the names that bindgen
+/// gives to unnamed types start from 1 in each header.
+macro_rules! direct_verbs {
+    ($($feature:literal: $module:ident, $file:literal;)+) => {$(
+        generated! {
+            #[cfg(feature = $feature)]
+            mod $module {
+                use super::bindings::*;
+
+                include!(concat!(env!("OUT_DIR"), $file));
+            }
         }
 
         #[cfg(feature = $feature)]

@@ -63,8 +63,8 @@ pub unsafe trait GatherBuffer: private::Sealed + Sized {
 /// after the other.
 ///
 /// [`MemorySliceMut`], [`MemorySlicePart`](crate::MemorySlicePart), [`SharedMemorySlice`](crate::SharedMemorySlice),
-/// [`ScatterElement`], every
-/// [`OwnedBuffer`](crate::OwnedBuffer), `&mut` to any of them, and arrays, tuples, vectors and `&mut` slices of them.
+/// [`ScatterElement`], every [`OwnedBuffer`](crate::OwnedBuffer), `&mut` to any of them, and arrays, tuples, vectors
+/// and `&mut` slices of them.
 ///
 /// The trait is sealed: only types of this crate have it.
 ///

@@ -151,9 +151,8 @@ impl<'ctx> DeviceMemory<'ctx> {
         const VERB: &str = "ibv_alloc_dm";
         let context = context.into();
         // SAFETY: the caller vouches for the pointer.
-        if raw.is_null() || unsafe { (*raw).context } != context.as_raw() {
-            return Err(Error::invalid(VERB, "not device memory of this context"));
-        }
+        let is_foreign = raw.is_null() || unsafe { (*raw).context } != context.as_raw();
+        Error::invalid_if(is_foreign, VERB, "not device memory of this context")?;
         // SAFETY: the caller hands over live memory.
         let raw = ImportableHandle::owned(unsafe { Handle::new(VERB, raw) }?);
         Ok(Self { raw, bytes, context })

@@ -55,9 +55,8 @@ pub(super) unsafe fn check_foreign(
     domain: &ProtectionDomain<'_>,
 ) -> Result<()> {
     // SAFETY: the caller vouches for a pointer that is not null.
-    if raw.is_null() || unsafe { (*raw).pd } != domain.as_raw() {
-        return Err(Error::invalid(verb, "not a memory region of this domain"));
-    }
+    let is_foreign = raw.is_null() || unsafe { (*raw).pd } != domain.as_raw();
+    Error::invalid_if(is_foreign, verb, "not a memory region of this domain")?;
     Ok(())
 }
 

@@ -129,9 +129,8 @@ impl<'res> MemoryWindow<'res> {
         const VERB: &str = "ibv_alloc_mw";
         let domain = domain.into();
         // SAFETY: the caller vouches for the pointer.
-        if raw.is_null() || unsafe { (*raw).pd } != domain.as_raw() {
-            return Err(Error::invalid(VERB, "not a memory window of this domain"));
-        }
+        let is_foreign = raw.is_null() || unsafe { (*raw).pd } != domain.as_raw();
+        Error::invalid_if(is_foreign, VERB, "not a memory window of this domain")?;
         // SAFETY: the window is live.
         let window_type = unsafe { (*raw).type_ }.into();
         // SAFETY: the caller hands over a live window.

@@ -82,9 +82,8 @@ impl<'pd> AddressHandle<'pd> {
     ) -> Result<Self> {
         let domain = domain.into();
         // SAFETY: the caller vouches for the pointer.
-        if raw.is_null() || unsafe { (*raw).pd } != domain.as_raw() {
-            return Err(Error::invalid(VERB, "not an address handle of this domain"));
-        }
+        let is_foreign = raw.is_null() || unsafe { (*raw).pd } != domain.as_raw();
+        Error::invalid_if(is_foreign, VERB, "not an address handle of this domain")?;
         // SAFETY: the caller hands over a live handle.
         Ok(Self { raw: unsafe { Handle::new(VERB, raw) }?, domain })
     }

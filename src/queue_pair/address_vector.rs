@@ -177,31 +177,16 @@ impl AddressVector {
 
         /// The rate limit.
         static_rate(rate: StaticRate) => self.static_rate = rate;
-    }
 
-    /// The traffic class of the global route header; its upper six bits are the DSCP on RoCE v2. No effect
-    /// without such a header.
-    pub fn traffic_class(mut self, class: u8) -> Self {
-        if let Some(route) = &mut self.route {
-            route.traffic_class = class;
-        }
-        self
-    }
+        /// The traffic class of the global route header; its upper six bits are the DSCP on RoCE v2. No effect
+        /// without such a header.
+        traffic_class(class: u8) => if let Some(route) = &mut self.route { route.traffic_class = class };
 
-    /// The flow label of the global route header. No effect without such a header.
-    pub fn flow_label(mut self, label: FlowLabel) -> Self {
-        if let Some(route) = &mut self.route {
-            route.flow_label = label;
-        }
-        self
-    }
+        /// The flow label of the global route header. No effect without such a header.
+        flow_label(label: FlowLabel) => if let Some(route) = &mut self.route { route.flow_label = label };
 
-    /// How many routers a packet may pass. No effect without a global route header.
-    pub fn hop_limit(mut self, limit: u8) -> Self {
-        if let Some(route) = &mut self.route {
-            route.hop_limit = limit;
-        }
-        self
+        /// How many routers a packet may pass. No effect without a global route header.
+        hop_limit(limit: u8) => if let Some(route) = &mut self.route { route.hop_limit = limit };
     }
 
     /// Checks that the path has a global route if the port needs one, and that its GID index is that of

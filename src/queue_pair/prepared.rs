@@ -41,9 +41,8 @@ impl<'res, T: Transport> PreparedQueuePair<'res, T> {
         /// the peer's endpoint does not contain it.
         receive_psn(psn: PacketSequenceNumber) => self.queue_pair.set_receive_psn(psn);
 
-        /// Sets the largest MTU of the path, as [`QueuePairBuilder::path_mtu`](crate::QueuePairBuilder::path_mtu) does. The
-        /// endpoint contains it
-        /// too.
+        /// Sets the largest MTU of the path, as [`QueuePairBuilder::path_mtu`](crate::QueuePairBuilder::path_mtu) does.
+        /// The endpoint contains it too.
         path_mtu(mtu: MaximumTransferUnit) => self.queue_pair.set_path_mtu(mtu);
     }
 

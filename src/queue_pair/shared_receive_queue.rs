@@ -206,9 +206,8 @@ impl<'pd> SharedReceiveQueue<'pd> {
         const VERB: &str = "ibv_create_srq";
         let domain = domain.into();
         // SAFETY: the caller vouches for the pointer.
-        if raw.is_null() || unsafe { (*raw).pd } != domain.as_raw() {
-            return Err(Error::invalid(VERB, "not a shared receive queue of this domain"));
-        }
+        let is_foreign = raw.is_null() || unsafe { (*raw).pd } != domain.as_raw();
+        Error::invalid_if(is_foreign, VERB, "not a shared receive queue of this domain")?;
         // SAFETY: the queue is live.
         let SharedReceiveQueueAttributes { max_wr, max_sge, .. } = unsafe { query(raw) }?;
         // SAFETY: the caller hands over a live queue.

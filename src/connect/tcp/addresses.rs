@@ -22,6 +22,42 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// .. and takes it for dead after this number of unanswered probes.
 const KEEPALIVE_PROBES: c_int = 4;
 
+/// Connecting over a stream of the program's own.
+macro_rules! over_a_stream {
+    ($connected:ty) => {
+        /// As [`connect`](Self::connect), over a stream that is connected already: a Unix socket, TLS, or a
+        /// [`TcpStream`] of the program's own. The caller keeps the stream, and its waits have no deadline
+        /// afterwards.
+        ///
+        /// # Errors
+        ///
+        /// As [`connect`](Self::connect). The stream is then in an unspecified state: close it.
+        pub fn connect_over(
+            self,
+            stream: &mut (impl DeadlineStream + ?Sized),
+            private_data: &[u8],
+            deadline: Instant,
+        ) -> Result<($connected, Vec<u8>), StateError<Self, ExchangeError>> {
+            exchange(self, Role::Connects, stream, private_data, deadline)
+        }
+
+        /// As [`accept`](Self::accept), over a stream that is connected already: see
+        /// [`connect_over`](Self::connect_over).
+        ///
+        /// # Errors
+        ///
+        /// As [`connect_over`](Self::connect_over).
+        pub fn accept_over(
+            self,
+            stream: &mut (impl DeadlineStream + ?Sized),
+            private_data: &[u8],
+            deadline: Instant,
+        ) -> Result<($connected, Vec<u8>), StateError<Self, ExchangeError>> {
+            exchange(self, Role::Accepts, stream, private_data, deadline)
+        }
+    };
+}
+
 /// Connecting over TCP or another stream.
 impl<'res> PreparedChannel<'res> {
     /// Connects to the peer that [accepts](Self::accept) at `address`. Over TCP, both sides exchange their
@@ -103,36 +139,7 @@ impl<'res> PreparedChannel<'res> {
         over(self, Role::Accepts, stream, private_data, deadline).map(keep)
     }
 
-    /// As [`connect`](Self::connect), over a stream that is connected already: a Unix socket, TLS, or a
-    /// [`TcpStream`] of the program's own. The caller keeps the stream, and its waits have no deadline
-    /// afterwards.
-    ///
-    /// # Errors
-    ///
-    /// As [`connect`](Self::connect). The stream is then in an unspecified state: close it.
-    pub fn connect_over(
-        self,
-        stream: &mut (impl DeadlineStream + ?Sized),
-        private_data: &[u8],
-        deadline: Instant,
-    ) -> Result<(Channel<'res>, Vec<u8>), StateError<Self, ExchangeError>> {
-        exchange(self, Role::Connects, stream, private_data, deadline)
-    }
-
-    /// As [`accept`](Self::accept), over a stream that is connected already: see
-    /// [`connect_over`](Self::connect_over).
-    ///
-    /// # Errors
-    ///
-    /// As [`connect_over`](Self::connect_over).
-    pub fn accept_over(
-        self,
-        stream: &mut (impl DeadlineStream + ?Sized),
-        private_data: &[u8],
-        deadline: Instant,
-    ) -> Result<(Channel<'res>, Vec<u8>), StateError<Self, ExchangeError>> {
-        exchange(self, Role::Accepts, stream, private_data, deadline)
-    }
+    over_a_stream!(Channel<'res>);
 }
 
 /// Connecting over TCP or another stream.
@@ -171,33 +178,7 @@ impl<'res, T: Connected> PreparedQueuePair<'res, T> {
         over(self, Role::Accepts, stream, private_data, deadline)
     }
 
-    /// As [`PreparedChannel::connect_over`].
-    ///
-    /// # Errors
-    ///
-    /// As [`PreparedChannel::connect_over`].
-    pub fn connect_over(
-        self,
-        stream: &mut (impl DeadlineStream + ?Sized),
-        private_data: &[u8],
-        deadline: Instant,
-    ) -> Result<(QueuePair<'res, T>, Vec<u8>), StateError<Self, ExchangeError>> {
-        exchange(self, Role::Connects, stream, private_data, deadline)
-    }
-
-    /// As [`PreparedChannel::accept_over`].
-    ///
-    /// # Errors
-    ///
-    /// As [`PreparedChannel::connect_over`].
-    pub fn accept_over(
-        self,
-        stream: &mut (impl DeadlineStream + ?Sized),
-        private_data: &[u8],
-        deadline: Instant,
-    ) -> Result<(QueuePair<'res, T>, Vec<u8>), StateError<Self, ExchangeError>> {
-        exchange(self, Role::Accepts, stream, private_data, deadline)
-    }
+    over_a_stream!(QueuePair<'res, T>);
 }
 
 /// The stream over which the channel was connected: it shows whether the peer is alive.
