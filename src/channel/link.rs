@@ -27,7 +27,7 @@ pub(crate) struct Link<'res> {
     /// queue pair is destroyed.
     pub(super) stream: Option<TcpStream>,
     template: QueuePairSettings,
-    stage: Stage,
+    known: KnownState,
     /// The words of the flow control, which the device may access until the queue pair is destroyed. The core
     /// points to them. Boxed, since few channels have flow control.
     credit_region: Option<Box<CreditRegion<'res>>>,
@@ -35,7 +35,7 @@ pub(crate) struct Link<'res> {
 
 /// The state of the queue pair, as far as it is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stage {
+enum KnownState {
     /// It is in RESET, with nothing in flight and nothing in the completion queue.
     Reset,
     /// It is in INIT, unless the core was stopped. The core accepts receives.
@@ -87,7 +87,7 @@ impl<'res> Link<'res> {
             leaked: false,
             stream: None,
             template,
-            stage: Stage::Reset,
+            known: KnownState::Reset,
             credit_region: credit_region.map(Box::new),
         }
     }
@@ -134,22 +134,22 @@ impl<'res> Link<'res> {
     pub(super) fn open_receives(&mut self) -> Result<()> {
         if !self.is_receiving() {
             self.ensure_reset()?;
-            self.stage = Stage::Used;
+            self.known = KnownState::Used;
             self.queue_pair.initialize()?;
             self.core.open_receives();
-            self.stage = Stage::Receiving;
+            self.known = KnownState::Receiving;
         }
         Ok(())
     }
 
     /// Whether the queue pair is in RESET, with nothing in flight.
     pub(super) fn is_reset(&self) -> bool {
-        self.stage == Stage::Reset
+        self.known == KnownState::Reset
     }
 
     /// Whether the queue pair is in INIT, where receives may be in flight.
     pub(super) fn is_receiving(&self) -> bool {
-        self.stage == Stage::Receiving && self.core.table.is_open_for_receives()
+        self.known == KnownState::Receiving && self.core.table.is_open_for_receives()
     }
 
     /// Takes the queue pair from RESET or INIT to RTS, with nothing in flight but receives. After a failure
@@ -159,7 +159,7 @@ impl<'res> Link<'res> {
             self.ensure_reset()?;
         }
         self.set_peer_credit_word(remote.credit_word())?;
-        self.stage = Stage::Used;
+        self.known = KnownState::Used;
         if let Err(error) = self.queue_pair.connect(Some(remote)) {
             // If this fails, the next attempt does it again.
             if self.ensure_reset().is_ok() {
@@ -181,7 +181,7 @@ impl<'res> Link<'res> {
     /// numbers alone would not help either, because a late acknowledgement counts for all packets before
     /// its number.
     pub(super) fn reset(&mut self) -> Result<()> {
-        self.stage = Stage::Used;
+        self.known = KnownState::Used;
         self.ensure_reset()?;
         trace::channel_reset(self.core.number);
         match self.replace_queue_pair() {
@@ -199,14 +199,14 @@ impl<'res> Link<'res> {
     fn ensure_reset(&mut self) -> Result<()> {
         let reason = "the queue pair had to be destroyed";
         Error::invalid_if(self.core.destroyed.get(), "ibv_modify_qp", reason)?;
-        if self.stage != Stage::Reset {
+        if self.known != KnownState::Reset {
             self.core.close();
             self.core.reset()?;
             self.core.discard()?;
             if let Some(credits) = &self.core.credits {
                 credits.forget_peer();
             }
-            self.stage = Stage::Reset;
+            self.known = KnownState::Reset;
         }
         Ok(())
     }
@@ -218,7 +218,7 @@ impl<'res> Link<'res> {
         if !self.is_receiving() {
             self.core.open_receives();
         }
-        self.stage = Stage::Used;
+        self.known = KnownState::Used;
     }
 
     /// Creates another queue pair of the same kind, and destroys the present one, which is in RESET.
