@@ -41,6 +41,13 @@ pub(crate) struct Handle<T: Object> {
     leaked: AtomicBool,
 }
 
+// SAFETY: libibverbs allows every verb on an object from any thread, and destroying it on any. Providers lock what they post
+// to and poll.
+unsafe impl<T: Object> Send for Handle<T> {}
+// SAFETY: as above. Of a resource that has a handle, methods whose verbs must not overlap take `&mut self`, lock, or are
+// `unsafe`.
+unsafe impl<T: Object> Sync for Handle<T> {}
+
 impl<T: Object> Drop for Handle<T> {
     fn drop(&mut self) {
         let _ = self.destroy();

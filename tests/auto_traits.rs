@@ -67,6 +67,12 @@ fn resources_cross_threads() {
 #[test]
 fn direct_objects_cross_threads() {
     #[cfg(feature = "mlx5")]
+    send_and_sync::<MemoryKey<'_>>();
+    #[cfg(rdma_core_65)]
+    send_and_sync::<DmaHandle<'_>>();
+    #[cfg(rdma_core_65)]
+    send_and_sync::<CompletionCounter<'_>>();
+    #[cfg(feature = "mlx5")]
     send_and_sync::<DcTarget<'_>>();
     #[cfg(feature = "mlx5")]
     send_and_sync::<DcStreams>();

@@ -113,11 +113,8 @@ resource! {
     CompletionChannel<'ctx>: raw of ibv_comp_channel, context
 }
 
-// SAFETY: libibverbs allows every verb on a channel from any thread: it guards its counters in the
-// channel with the context's lock, and reads the file by one system call.
-unsafe impl Send for CompletionChannel<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for CompletionChannel<'_> {}
+// Threads may share it: libibverbs guards its counters in the channel with the context's lock, and reads the file by one
+// system call.
 
 /// An event of a [`CompletionChannel`]: a completion was added to a queue that was armed.
 ///

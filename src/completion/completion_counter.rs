@@ -100,11 +100,6 @@ resource! {
     CompletionCounter<'ctx>: raw of ibv_comp_cntr, context
 }
 
-// SAFETY: libibverbs allows every verb on a counter from any thread.
-unsafe impl Send for CompletionCounter<'_> {}
-// SAFETY: as above; the kernel and the device update it.
-unsafe impl Sync for CompletionCounter<'_> {}
-
 impl<'ctx> CompletionCounter<'ctx> {
     /// `ibv_create_comp_cntr`: creates a counter, which is 0.
     ///

@@ -80,12 +80,6 @@ impl Leak for Notifier<'_> {
     }
 }
 
-// SAFETY: libibverbs allows every verb on a completion queue from any thread; providers lock it
-// while they poll.
-unsafe impl Send for CompletionQueue<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for CompletionQueue<'_> {}
-
 impl<'ctx> CompletionQueue<'ctx> {
     /// `ibv_create_cq`: creates a completion queue with room for at least `entries` completions, for
     /// polling.

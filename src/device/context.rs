@@ -56,12 +56,6 @@ resource! {
     Context<'a>: raw of ibv_context
 }
 
-// SAFETY: libibverbs allows every verb on a context from any thread, and guards its own changes to the
-// context with a lock.
-unsafe impl Send for Context<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for Context<'_> {}
-
 impl<'a> Context<'a> {
     /// Opens `device`.
     ///

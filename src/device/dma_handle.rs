@@ -57,11 +57,6 @@ resource! {
     DmaHandle<'ctx>: raw of ibv_dmah, context
 }
 
-// SAFETY: libibverbs allows every verb on the handle from any thread.
-unsafe impl Send for DmaHandle<'_> {}
-// SAFETY: as above; nothing changes it.
-unsafe impl Sync for DmaHandle<'_> {}
-
 impl<'ctx> DmaHandle<'ctx> {
     /// `ibv_alloc_dmah`: allocates a handle with these hints.
     ///

@@ -52,11 +52,6 @@ impl Leak for Base<'_> {
     }
 }
 
-// SAFETY: libibverbs allows every verb on a protection domain from any thread.
-unsafe impl Send for ProtectionDomain<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for ProtectionDomain<'_> {}
-
 impl<'ctx> ProtectionDomain<'ctx> {
     /// `ibv_alloc_pd`: allocates a protection domain.
     ///

@@ -33,10 +33,7 @@ resource! {
     ThreadDomain<'ctx>: raw of ibv_td, context
 }
 
-// SAFETY: the object itself may be made, used to create others, and freed on any thread.
-unsafe impl Send for ThreadDomain<'_> {}
-// SAFETY: as above; creating objects with it is `unsafe`.
-unsafe impl Sync for ThreadDomain<'_> {}
+// Threads may share it: what the promise is about, creating objects with it, is `unsafe`.
 
 impl<'ctx> ThreadDomain<'ctx> {
     /// `ibv_alloc_td`: allocates a thread domain.

@@ -32,11 +32,6 @@ resource! {
     XrcDomain<'ctx>: raw of ibv_xrcd, context
 }
 
-// SAFETY: libibverbs allows every verb on an XRC domain from any thread.
-unsafe impl Send for XrcDomain<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for XrcDomain<'_> {}
-
 /// Which XRC domain [`XrcDomain::open`] opens.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]

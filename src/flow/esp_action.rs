@@ -177,11 +177,6 @@ resource! {
     EspAction<'ctx>: raw of ibv_flow_action, context
 }
 
-// SAFETY: libibverbs allows every verb on an action from any thread.
-unsafe impl Send for EspAction<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for EspAction<'_> {}
-
 impl<'ctx> EspAction<'ctx> {
     /// `ibv_create_flow_action_esp`: creates an action.
     ///

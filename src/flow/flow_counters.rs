@@ -64,11 +64,6 @@ resource! {
     FlowCounters<'ctx>: raw of ibv_counters, context
 }
 
-// SAFETY: libibverbs allows every verb on counters from any thread.
-unsafe impl Send for FlowCounters<'_> {}
-// SAFETY: as above; providers lock them.
-unsafe impl Sync for FlowCounters<'_> {}
-
 impl<'ctx> FlowCounters<'ctx> {
     /// `ibv_create_counters`: creates an empty set of counters.
     ///

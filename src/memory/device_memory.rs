@@ -51,11 +51,7 @@ resource! {
     DeviceMemory<'ctx>: raw of ibv_dm, context
 }
 
-// SAFETY: libibverbs allows every verb on device memory from any thread. Providers copy from and to
-// it by atomic accesses.
-unsafe impl Send for DeviceMemory<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for DeviceMemory<'_> {}
+// Threads may share it: providers copy from and to it by atomic accesses.
 
 impl<'ctx> DeviceMemory<'ctx> {
     /// `ibv_alloc_dm`: allocates `bytes` bytes.

@@ -30,10 +30,7 @@ resource! {
     MemoryKey<'pd>: raw of mlx5dv_mkey, domain
 }
 
-// SAFETY: libibverbs allows every verb on the key from any thread.
-unsafe impl Send for MemoryKey<'_> {}
-// SAFETY: as above; what changes it is posted under the lock of a send queue.
-unsafe impl Sync for MemoryKey<'_> {}
+// Threads may share it: what changes it is posted under the lock of a send queue.
 
 impl<'pd> MemoryKey<'pd> {
     /// `mlx5dv_create_mkey`: creates a key for up to `max_entries` pieces.

@@ -83,11 +83,6 @@ resource! {
     MemoryWindow<'res>: raw of ibv_mw, regions, domain
 }
 
-// SAFETY: libibverbs allows every verb on a window from any thread.
-unsafe impl Send for MemoryWindow<'_> {}
-// SAFETY: as above; methods that change it take `&mut self`.
-unsafe impl Sync for MemoryWindow<'_> {}
-
 impl<'res> MemoryWindow<'res> {
     /// `ibv_alloc_mw`: allocates a window, which is not yet bound.
     ///

@@ -35,11 +35,6 @@ resource! {
     AddressHandle<'pd>: raw of ibv_ah, domain
 }
 
-// SAFETY: libibverbs allows every verb on an address handle from any thread.
-unsafe impl Send for AddressHandle<'_> {}
-// SAFETY: as above; an address handle never changes.
-unsafe impl Sync for AddressHandle<'_> {}
-
 impl<'pd> AddressHandle<'pd> {
     /// `ibv_create_ah`: creates the handle. The queue pair that sends through it must be of the same
     /// domain.

@@ -33,11 +33,6 @@ resource! {
     OpenedQueuePair<'res>: raw of ibv_qp, domain
 }
 
-// SAFETY: libibverbs allows every verb on a queue pair from any thread.
-unsafe impl Send for OpenedQueuePair<'_> {}
-// SAFETY: as above; methods that change it take `&mut self`.
-unsafe impl Sync for OpenedQueuePair<'_> {}
-
 impl<'res> OpenedQueuePair<'res> {
     /// `ibv_open_qp`: opens the receiving XRC queue pair of this number.
     ///

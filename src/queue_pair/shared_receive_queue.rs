@@ -77,12 +77,6 @@ impl Leak for Extended<'_> {
     }
 }
 
-// SAFETY: libibverbs allows every verb on a shared receive queue from any thread; providers lock it
-// while they post.
-unsafe impl Send for SharedReceiveQueue<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for SharedReceiveQueue<'_> {}
-
 /// `struct ibv_srq_attr`: the result of [`SharedReceiveQueue::query`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "ibv_srq_attr")]

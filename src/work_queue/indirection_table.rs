@@ -34,11 +34,6 @@ resource! {
     IndirectionTable<'res>: raw of ibv_rwq_ind_table, queues
 }
 
-// SAFETY: libibverbs allows every verb on a table from any thread.
-unsafe impl Send for IndirectionTable<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for IndirectionTable<'_> {}
-
 impl<'res> IndirectionTable<'res> {
     /// `ibv_create_rwq_ind_table`: creates a table of these queues, in this order. Their number is a power
     /// of two; a queue may stand in the table more than once.

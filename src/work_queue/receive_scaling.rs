@@ -78,11 +78,6 @@ impl Drop for ReceiveScalingQueuePair<'_> {
     }
 }
 
-// SAFETY: libibverbs allows every verb on a queue pair from any thread.
-unsafe impl Send for ReceiveScalingQueuePair<'_> {}
-// SAFETY: as above; methods that change it take `&mut self`.
-unsafe impl Sync for ReceiveScalingQueuePair<'_> {}
-
 impl<'res> ReceiveScalingQueuePair<'res> {
     /// `ibv_create_qp_ex`: creates a queue pair with a table and a hash instead of queues. Its type is
     /// [`RawPacket`](QueuePairType::RawPacket), or

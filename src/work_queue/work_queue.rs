@@ -70,11 +70,8 @@ resource! {
     WorkQueue<'res>: raw of ibv_wq, domain, queue
 }
 
-// SAFETY: libibverbs allows every verb on a work queue from any thread; providers lock it while they
-// post.
-unsafe impl Send for WorkQueue<'_> {}
-// SAFETY: as above; `modify` locks, and the contract of posting excludes a change of state meanwhile.
-unsafe impl Sync for WorkQueue<'_> {}
+// Threads may share it: providers lock it while they post, `modify` locks, and the contract of posting excludes a change of
+// state meanwhile.
 
 impl<'res> WorkQueue<'res> {
     /// `ibv_create_wq`: creates a receive queue for at least `max_wr` outstanding requests of at least
