@@ -137,8 +137,6 @@ impl<'pd> SharedReceiveQueue<'pd> {
         max_wr: u32,
         max_sge: u32,
     ) -> Result<Self> {
-        use ffi::ibv_srq_init_attr_mask as mask;
-
         const VERB: &str = "ibv_create_srq_ex";
         let (domain, xrc_domain, queue) = (domain.into(), xrc_domain.into(), queue.into());
         let context = domain.context().as_raw();
@@ -147,35 +145,40 @@ impl<'pd> SharedReceiveQueue<'pd> {
             return Err(Error::invalid(VERB, reason));
         }
         check(VERB, &domain, max_wr, max_sge)?;
-        let fields = mask::IBV_SRQ_INIT_ATTR_TYPE
-            | mask::IBV_SRQ_INIT_ATTR_PD
-            | mask::IBV_SRQ_INIT_ATTR_XRCD
-            | mask::IBV_SRQ_INIT_ATTR_CQ;
-        let mut attributes = ffi::ibv_srq_init_attr_ex {
-            attr: ffi::ibv_srq_attr { max_wr, max_sge, srq_limit: 0 },
-            comp_mask: fields.0,
+        let attributes = ffi::ibv_srq_init_attr_ex {
+            comp_mask: ffi::ibv_srq_init_attr_mask::IBV_SRQ_INIT_ATTR_XRCD.0,
             srq_type: ffi::ibv_srq_type::IBV_SRQT_XRC,
-            pd: domain.as_raw(),
             xrcd: xrc_domain.as_raw(),
-            cq: queue.as_raw(),
             ..Default::default()
         };
-        // SAFETY: context, domains and queue are live, and kept; a queue that comes back is ours
-        // alone.
-        let raw = unsafe { Handle::new(VERB, ffi::ibv_create_srq_ex(context, &mut attributes)) }?;
-        let ffi::ibv_srq_attr { max_wr, max_sge, .. } = attributes.attr;
         let extended = Extended { domain: Some(xrc_domain), queue, max_tag_sge: 0 };
-        Ok(Self::from_parts(raw, max_wr, max_sge, domain, extended))
+        Self::create(domain, extended, max_wr, max_sge, attributes)
     }
 
-    pub(super) fn from_parts(
-        raw: Handle<ffi::ibv_srq>,
-        max_wr: u32,
-        max_sge: u32,
+    /// `ibv_create_srq_ex`: what `attributes` says of its kind is right for `extended`, whose objects are of the domain's
+    /// context.
+    pub(super) fn create(
         domain: Parent<'pd, ProtectionDomain<'pd>>,
         extended: Extended<'pd>,
-    ) -> Self {
-        Self { raw, max_wr: max_wr.into(), max_sge, domain, extended: Some(extended) }
+        max_wr: u32,
+        max_sge: u32,
+        mut attributes: ffi::ibv_srq_init_attr_ex,
+    ) -> Result<Self> {
+        use ffi::ibv_srq_init_attr_mask as mask;
+
+        let fields =
+            mask::IBV_SRQ_INIT_ATTR_TYPE | mask::IBV_SRQ_INIT_ATTR_PD | mask::IBV_SRQ_INIT_ATTR_CQ;
+        attributes.attr = ffi::ibv_srq_attr { max_wr, max_sge, srq_limit: 0 };
+        attributes.comp_mask |= fields.0;
+        (attributes.pd, attributes.cq) = (domain.as_raw(), extended.queue.as_raw());
+        // SAFETY: context, domains and queue are live, and kept; a queue that comes back is ours
+        // alone.
+        let raw = unsafe {
+            let raw = ffi::ibv_create_srq_ex(domain.context().as_raw(), &mut attributes);
+            Handle::new("ibv_create_srq_ex", raw)
+        }?;
+        let ffi::ibv_srq_attr { max_wr, max_sge, .. } = attributes.attr;
+        Ok(Self { raw, max_wr: max_wr.into(), max_sge, domain, extended: Some(extended) })
     }
 
     /// Takes over a queue that was created elsewhere, such as by a C library.

@@ -9,7 +9,6 @@ use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::fields::setters;
-use crate::handle::Handle;
 use crate::memory::ScatterElement;
 use crate::parent::Parent;
 
@@ -105,8 +104,6 @@ impl<'pd> SharedReceiveQueue<'pd> {
         max_sge: u32,
         size: TagListSize,
     ) -> Result<Self> {
-        use ffi::ibv_srq_init_attr_mask as mask;
-
         let (domain, queue) = (domain.into(), queue.into());
         let context = domain.context();
         let reason = "the completion queue belongs to another context";
@@ -116,27 +113,14 @@ impl<'pd> SharedReceiveQueue<'pd> {
         Error::unsupported_if(limits.max_tags == 0, CREATE, "the device has no tag matching")?;
         Error::within(CREATE, "max_tags", size.max_tags, 1, limits.max_tags)?;
         Error::within(CREATE, "max_operations", size.max_operations, 1, limits.max_operations)?;
-        let fields = mask::IBV_SRQ_INIT_ATTR_TYPE
-            | mask::IBV_SRQ_INIT_ATTR_PD
-            | mask::IBV_SRQ_INIT_ATTR_CQ
-            | mask::IBV_SRQ_INIT_ATTR_TM;
-        let mut attributes = ffi::ibv_srq_init_attr_ex {
-            attr: ffi::ibv_srq_attr { max_wr, max_sge, srq_limit: 0 },
-            comp_mask: fields.0,
+        let attributes = ffi::ibv_srq_init_attr_ex {
+            comp_mask: ffi::ibv_srq_init_attr_mask::IBV_SRQ_INIT_ATTR_TM.0,
             srq_type: ffi::ibv_srq_type::IBV_SRQT_TM,
-            pd: domain.as_raw(),
-            cq: queue.as_raw(),
             tm_cap: ffi::ibv_tm_cap { max_num_tags: size.max_tags, max_ops: size.max_operations },
             ..Default::default()
         };
-        let attributes = ptr::from_mut(&mut attributes);
-        // SAFETY: context, domain and queue are live, and kept; a queue that comes back is ours alone.
-        let raw =
-            unsafe { Handle::new(CREATE, ffi::ibv_create_srq_ex(context.as_raw(), attributes)) }?;
-        // SAFETY: the struct is ours.
-        let ffi::ibv_srq_attr { max_wr, max_sge, .. } = unsafe { (*attributes).attr };
         let extended = Extended { domain: None, queue, max_tag_sge: limits.max_sge };
-        Ok(Self::from_parts(raw, max_wr, max_sge, domain, extended))
+        Self::create(domain, extended, max_wr, max_sge, attributes)
     }
 
     /// `ibv_post_srq_ops` (`IBV_WR_TAG_ADD`): adds a receive to the list of tags. The message that matches
