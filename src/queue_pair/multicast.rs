@@ -55,9 +55,7 @@ impl<T: Transport> QueuePair<'_, T> {
         if self.queue_pair_type() != QueuePairType::UnreliableDatagram {
             return Err(Error::invalid(verb, "only UD queue pairs receive multicast"));
         }
-        if !gid.is_multicast() {
-            return Err(Error::invalid(verb, "the GID is not a multicast GID"));
-        }
+        Error::invalid_if(!gid.is_multicast(), verb, "the GID is not a multicast GID")?;
         Ok(())
     }
 }

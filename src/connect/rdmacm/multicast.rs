@@ -71,11 +71,8 @@ impl MulticastMembership {
         deadline: Instant,
     ) -> Result<Self, ConnectionError> {
         const VERB: &str = "rdma_join_multicast";
-        if !group.is_multicast() {
-            return Err(
-                Error::invalid(VERB, "the group's address is not a multicast address").into()
-            );
-        }
+        let reason = "the group's address is not a multicast address";
+        Error::invalid_if(!group.is_multicast(), VERB, reason)?;
         let reason = "one address is an IPv4 address and the other an IPv6 address";
         Error::invalid_if(group.is_ipv4() != local.is_ipv4(), VERB, reason)?;
         let reason = "the local address must be that of a device";
