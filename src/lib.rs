@@ -68,9 +68,9 @@ pub mod provider {
 pub use channel::{
     AnyBuffer, CancelHandle, Channel, ChannelBuilder, ChannelClosed, ChannelId, ChannelSet,
     ChannelUntil, Ended, IntoReceive, IntoSend, Loop, LoopBuffer, OperationError, OwnedBuffer,
-    OwnedResult, OwnedWork, PeerResults, PendingWork, PreparedChannel, Scope, ScopeError,
-    ScopedPendingWork, ScopedWindow, SetScope, TransportError, TransportResult, WindowError,
-    WindowRequests, WorkRequest,
+    OwnedResult, OwnedWork, PeerResults, PendingWork, PreparedChannel, PreparedWindow, Scope,
+    ScopeError, ScopedPendingWork, ScopedWindow, SetScope, TransportError, TransportResult,
+    WindowError, WindowRequests, WorkRequest,
 };
 pub use completion::{
     CompletionChannel, CompletionEvent, CompletionFields, CompletionQueue, CompletionQueueBuilder,

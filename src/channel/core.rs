@@ -21,7 +21,6 @@ use super::operation::{Limits, Queue, Target, Templates};
 use super::sink::Sink;
 use super::slot::{Slot, State};
 use super::wait::Sleep;
-use super::window_list::WindowList;
 use crate::completion::WorkSuccess;
 use crate::debug::debug;
 use crate::device::Clock;
@@ -47,8 +46,6 @@ pub(super) struct Core {
     /// What was polled, and what polls.
     pub(super) sink: Sink,
     pub(super) table: InFlight,
-    /// The list that windows are posted with, if there was one. Taken out meanwhile.
-    pub(super) window: Cell<Option<Box<WindowList>>>,
     pub(super) limits: Limits,
     /// The flow control, if the channel has it. Boxed, since few channels have it.
     pub(super) credits: Option<Box<Credits>>,
@@ -149,7 +146,6 @@ impl Core {
             fast_path: Cell::new(false),
             sink,
             table,
-            window: Cell::default(),
             limits: settings.limits,
             credits: settings.credit_words.map(|words| Box::new(Credits::new(words, clock))),
             sleep: settings.sleep,

@@ -9,29 +9,54 @@
 //! of a new table begin behind all those of the table before it, whose completions may still be in the completion queue:
 //! see [`Generations`].
 
-/// In the lower half of a number: the request is not the last of its window. The position is in front of the slot's index.
-const NOT_LAST: u64 = 1 << 31;
-pub(super) const POSITION: u32 = 16;
-pub(super) const NOT_LAST_AND_POSITION: u64 = 0xffff << POSITION;
+/// In the lower half of a number: the request is not the last of its window. No slot has an index with these bits, nor has
+/// a shared receive. The rest of the half is the position of the request, and the upper half says which window it is.
+const NOT_LAST: u32 = 3 << 30;
+/// The bits of the upper half that have the place of the window in its queue. The others have its generation.
+const PLACE_BITS: u32 = 20;
 
 /// The most requests of a window.
 pub(super) const MAX_WINDOW: usize = (1 << 15) - 1;
 
-/// The slots that a window can complete by: those whose indices leave room for a position.
-pub(super) const LEADERS: u32 = 1 << POSITION;
+/// The places of a queue that a window can complete by.
+pub(super) const LEADERS: u32 = 1 << PLACE_BITS;
 
-/// The number of the request at this position, not the last, of a window that completes by this number.
+/// The lower half of the number of the request at this position of a window, not the last.
 #[inline(always)]
-pub(super) fn number_of(last: u64, position: usize) -> u64 {
-    last | NOT_LAST | (position as u64) << POSITION
+pub(super) fn lower_half(position: usize) -> u32 {
+    NOT_LAST | position as u32
 }
 
-/// The number by which the window of this request completes, and the position of the request in it. `None`: it has no
-/// such number.
-pub(super) fn member(wr_id: u64) -> Option<(u64, usize)> {
-    let position = (wr_id as u32 >> POSITION) as usize & MAX_WINDOW;
-    let last = wr_id & !NOT_LAST_AND_POSITION;
-    (wr_id & NOT_LAST != 0).then_some((last, position))
+/// The upper half of the numbers of all requests, without the last, of a window that completes by the slot at this place.
+#[inline(always)]
+pub(super) fn upper_half(place: u32, generation: u32) -> u32 {
+    generation << PLACE_BITS | place
+}
+
+/// A request that is not the last of its window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Member {
+    /// Of the slot by which its window completes, in the slots of the queue.
+    pub(super) place: u32,
+    /// As many bits as there is room for.
+    generation: u32,
+    /// Of the request in its window.
+    pub(super) position: usize,
+}
+
+/// `None`: the number is of another kind.
+pub(super) fn member(wr_id: u64) -> Option<Member> {
+    let (lower, upper) = (wr_id as u32, (wr_id >> 32) as u32);
+    let (place, generation) = (upper % LEADERS, upper >> PLACE_BITS);
+    let position = (lower & !NOT_LAST) as usize;
+    (lower & NOT_LAST == NOT_LAST).then_some(Member { place, generation, position })
+}
+
+impl Member {
+    /// Its generation, if that of the slot has come to `reached` by now.
+    pub(super) fn generation(self, reached: u32) -> u32 {
+        reached.wrapping_sub(reached.wrapping_sub(self.generation) % (1 << (32 - PLACE_BITS)))
+    }
 }
 
 /// Where the generations of a connection begin.
@@ -100,13 +125,20 @@ mod tests {
 
     #[test]
     fn a_number_says_which_window_and_which_request() {
-        for last in [0, 7, 0xffff, 5 << 32 | 3, u64::MAX << 32 | 0xffff] {
-            assert_eq!(member(last), None);
+        for (place, generation) in [(0, 0), (7, 3), (LEADERS - 1, u32::MAX), (5, 1 << 12)] {
             for position in [0, 1, 17, MAX_WINDOW - 1] {
-                assert_eq!(member(number_of(last, position)), Some((last, position)));
+                let upper = u64::from(upper_half(place, generation));
+                let found = member(upper << 32 | u64::from(lower_half(position))).unwrap();
+                assert_eq!((found.place, found.position), (place, position));
+                for later in [0, 1, 4095] {
+                    assert_eq!(found.generation(generation.wrapping_add(later)), generation);
+                }
+                assert_ne!(found.generation(generation.wrapping_add(4096)), generation);
             }
         }
-        // Those of shared receives, whose generation may look like a position.
-        assert_eq!(member(9 << 32 | 1 << 30 | 0xffff), None);
+        // Those of slots, and of shared receives.
+        for last in [0, 7, 5 << 32 | 3, u64::MAX << 32 | 0xffff, 9 << 32 | 1 << 31 | 0xffff] {
+            assert_eq!(member(last), None);
+        }
     }
 }

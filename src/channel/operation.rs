@@ -101,6 +101,65 @@ pub struct Limits {
     pub(super) private_reads: bool,
 }
 
+/// What requests need of the channel that posts them.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Needs {
+    /// More than every channel has.
+    any: bool,
+    reliable: bool,
+    private_reads: bool,
+    pieces: u32,
+    inline_data: u32,
+}
+
+impl Needs {
+    /// Adds what a request needs.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: what it says is not possible, on whatever channel.
+    #[inline(always)]
+    pub(super) fn add<K: Kind>(
+        &mut self,
+        operation: &K,
+        list: &[ffi::ibv_sge],
+    ) -> TransportResult<()> {
+        operation.fits(total(list))?;
+        let reliable = !operation.is_allowed(false, true);
+        let private_reads = !operation.is_allowed(true, false);
+        let is_inline = operation.flags() & INLINE != 0;
+        // Every channel has room for one piece.
+        if reliable || private_reads || is_inline || list.len() > 1 {
+            self.any = true;
+            self.reliable |= reliable;
+            self.private_reads |= private_reads;
+            self.pieces = self.pieces.max(list.len() as u32);
+            let length = u32::try_from(total(list)).unwrap_or(u32::MAX);
+            self.inline_data = self.inline_data.max(if is_inline { length } else { 0 });
+        }
+        Ok(())
+    }
+
+    /// As [`Operation::check`], for all requests.
+    #[inline(always)]
+    pub(super) fn check(&self, limits: &Limits) -> TransportResult<()> {
+        if self.any { self.check_all(limits) } else { Ok(()) }
+    }
+
+    #[inline(never)]
+    fn check_all(&self, limits: &Limits) -> TransportResult<()> {
+        if self.reliable && !limits.reliable || self.private_reads && !limits.private_reads {
+            return Err(refused(limits).into());
+        }
+        if self.pieces > limits.max_send_sge.max(1) {
+            let pieces = self.pieces as usize;
+            return Err(too_many("ibv_post_send", pieces, limits.max_send_sge).into());
+        }
+        let inline_data = ffi::ibv_sge { length: self.inline_data, ..Default::default() };
+        Ok(check_inline(&[inline_data], limits.max_inline_data)?)
+    }
+}
+
 /// One request of each of the [`OPCODES`], made once. A post changes only the fields that differ from one operation
 /// to the next. Each is a list of one request: `next` is never set.
 pub struct Templates {

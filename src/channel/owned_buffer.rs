@@ -65,13 +65,13 @@ unsafe fn drop_buffer<B>(buffer: *mut ()) {
 }
 
 #[cold]
-fn is_of_type<B: OwnedBuffer>(held: &BufferType) -> bool {
+fn is_of_type<B: Send + 'static>(held: &BufferType) -> bool {
     (held.id)() == TypeId::of::<B>()
 }
 
 struct TypeOf<B>(B);
 
-impl<B: OwnedBuffer> TypeOf<B> {
+impl<B: Send + 'static> TypeOf<B> {
     const BUFFER_TYPE: BufferType = BufferType { id: TypeId::of::<B>, drop: drop_buffer::<B> };
 }
 
@@ -82,7 +82,7 @@ impl HeldBuffer {
 
     /// Stores a buffer. One that is there already is leaked.
     #[inline]
-    pub(super) fn put<B: OwnedBuffer>(&self, buffer: B) {
+    pub(super) fn put<B: Send + 'static>(&self, buffer: B) {
         const {
             assert!(size_of::<B>() <= size_of::<[usize; WORDS]>());
             assert!(align_of::<B>() <= align_of::<usize>());
@@ -95,7 +95,7 @@ impl HeldBuffer {
 
     /// Whether it holds a buffer of this type.
     #[inline]
-    pub(super) fn holds<B: OwnedBuffer>(&self) -> bool {
+    pub(super) fn holds<B: Send + 'static>(&self) -> bool {
         // The same pointer: the same type, without a call. Another pointer may be of the same type too.
         let held = self.held.get();
         held.map_or(ptr::null(), ptr::from_ref) == ptr::from_ref(&TypeOf::<B>::BUFFER_TYPE)
@@ -104,7 +104,7 @@ impl HeldBuffer {
 
     /// Takes the buffer out, if there is one of this type.
     #[inline]
-    pub(super) fn take<B: OwnedBuffer>(&self) -> Option<B> {
+    pub(super) fn take<B: Send + 'static>(&self) -> Option<B> {
         // SAFETY: it holds a `B`.
         self.holds::<B>().then(|| unsafe { self.take_unchecked() })
     }
@@ -115,7 +115,7 @@ impl HeldBuffer {
     ///
     /// It [holds](Self::holds) a buffer of this type.
     #[inline]
-    pub(super) unsafe fn take_unchecked<B: OwnedBuffer>(&self) -> B {
+    pub(super) unsafe fn take_unchecked<B: Send + 'static>(&self) -> B {
         debug_assert!(self.holds::<B>());
         self.held.set(None);
         // SAFETY: the storage held a `B` until now, as the caller vouches.
@@ -143,7 +143,7 @@ impl Drop for HeldBuffer {
     }
 }
 
-// SAFETY: what it holds is an `OwnedBuffer`, which is `Send`.
+// SAFETY: what it holds is `Send`: see `put`.
 unsafe impl Send for HeldBuffer {}
 
 /// A buffer of a type that is not known statically, for a [`Loop`](crate::Loop) whose buffers are of several types.
@@ -154,18 +154,18 @@ unsafe impl Sync for AnyBuffer {}
 
 impl AnyBuffer {
     #[inline(always)]
-    pub(super) fn new<B: OwnedBuffer>(buffer: B) -> Self {
+    pub(super) fn new<B: Send + 'static>(buffer: B) -> Self {
         let held = HeldBuffer::new();
         held.put(buffer);
         Self(held)
     }
 
-    /// Returns the buffer if it is of this type, and `self` otherwise.
+    /// Returns the buffer, or the [window](crate::PreparedWindow), if it is of this type, and `self` otherwise.
     ///
     /// # Errors
     ///
     /// The buffer is of another type.
-    pub fn downcast<B: OwnedBuffer>(self) -> Result<B, Self> {
+    pub fn downcast<B: Send + 'static>(self) -> Result<B, Self> {
         match self.0.take() {
             Some(buffer) => Ok(buffer),
             None => Err(self),

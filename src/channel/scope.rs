@@ -6,11 +6,11 @@ use std::time::Instant;
 use super::core::{Core, OneThread};
 use super::error::TransportResult;
 use super::operation::Queue;
+use super::prepared_window::{PreparedWindow, WindowError};
 use super::request::{IntoReceive, IntoSend, KeptReceive, KeptSend, WorkRequest};
 use super::scoped_work::ScopedPendingWork;
 use super::slot::Owner;
-use super::window::{ScopedWindow, WindowError};
-use super::window_requests::WindowRequests;
+use super::window::ScopedWindow;
 use crate::debug::debug;
 use crate::memory::{BorrowedBuffer, GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::operation::{ReadWorkRequest, WriteWorkRequest};
@@ -152,51 +152,52 @@ impl<'scope> Scope<'scope, '_> {
     }
 
     /// `ibv_post_send`: posts several requests of the send queue with one doorbell, of which only the last has a
-    /// completion. Its handle gives all buffers back. They are carried out in their order.
+    /// completion. Its handle gives the window back, with all buffers. They are carried out in their order.
     ///
     /// ```
     /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
     /// # rxe0.register();
-    /// use ibverbs::{Channel, Inline, MemoryRegion, RemoteMemoryRegion, SendWorkRequest, WriteWorkRequest};
+    /// use ibverbs::{
+    ///     Channel, Inline, MemoryRegion, PreparedWindow, RemoteMemoryRegion, SendWorkRequest, TransportResult,
+    ///     WriteWorkRequest,
+    /// };
     ///
     /// /// Writes a page to the peer's memory, and tells the peer that it is there.
     /// fn publish(
     ///     channel: &mut Channel<'_>,
     ///     page: &MemoryRegion<'_, u8>,
     ///     remote: RemoteMemoryRegion,
-    /// ) -> Result<(), Box<dyn std::error::Error>> {
-    ///     channel.scope(|scope| {
-    ///         let write = WriteWorkRequest::new(page.slice(..)?, remote);
-    ///         let tell = SendWorkRequest::new(Inline(b"written"));
-    ///         let ((page, ()), _) = scope.post_window((write, tell))?.wait()?;
-    ///         println!("{} bytes", page.len());
-    ///         Ok::<_, ibverbs::TransportError>(())
-    ///     })?;
-    ///     Ok(())
+    /// ) -> TransportResult<()> {
+    ///     let write = WriteWorkRequest::new(page.slice(..)?, remote);
+    ///     let tell = SendWorkRequest::new(Inline(b"written"));
+    ///     let window = PreparedWindow::new((write, tell))?;
+    ///     channel.manual_scope(|scope| {
+    ///         let (window, _) = scope.post_window(window)?.wait()?;
+    ///         println!("{} bytes", window.buffers().0.len());
+    ///         Ok(())
+    ///     })
     /// }
     /// ```
     ///
     /// A window takes a place in the queue for each of its requests, and with flow control a [credit](Self::credits) for
-    /// each message, until it has ended. It has 32,767 requests at most. The channel keeps the memory of the list, so that
-    /// only a window that is longer than all before it allocates.
+    /// each message, until it has ended.
     ///
     /// # Errors
     ///
-    /// [Those of posting](Self#errors), with all buffers. If the reason is one request,
-    /// [`request`](WindowError::request) names it. Nothing was posted; but if the device has refused a request that is not
-    /// the first, those before it were posted, and the channel was stopped, since they have no completion.
+    /// [Those of posting](Self#errors), with the window. If the reason is one request that the device has refused,
+    /// [`request`](WindowError::request) names it. Nothing was posted; but if it is not the first, those before it were
+    /// posted, and the channel was stopped, since they have no completion.
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
-    pub fn post_window<W: WindowRequests>(
+    pub fn post_window<C: BorrowedBuffer + 'scope>(
         &self,
-        requests: W,
-    ) -> Result<ScopedWindow<'scope, W::Buffers>, WindowError<W::Buffers>>
-    where
-        W::Buffers: BorrowedBuffer + 'scope,
-    {
-        // SAFETY: as in `post`.
-        let (slot, buffers) = unsafe { self.core.post_window(requests) }?;
-        Ok(ScopedWindow::new(self.core, slot, buffers))
+        mut window: PreparedWindow<C>,
+    ) -> Result<ScopedWindow<'scope, C>, WindowError<PreparedWindow<C>>> {
+        // SAFETY: as in `post`; the buffers are in the window.
+        match unsafe { self.core.post_window(window.list()) } {
+            Ok(slot) => Ok(ScopedWindow::new(self.core, slot, window)),
+            Err((error, request)) => Err(WindowError { error, request, buffers: Some(window) }),
+        }
     }
 
     /// `ibv_post_send`: posts a send of a buffer or a [`SendWorkRequest`](crate::SendWorkRequest): see

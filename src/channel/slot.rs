@@ -138,6 +138,8 @@ pub(super) struct Slot {
     pub(super) next_ended: Cell<u32>,
     /// Of a window: how many slots it has from this one on. They are free themselves, and are not taken.
     pub(super) run: Cell<u16>,
+    /// The generation of the latest window.
+    pub(super) run_generation: Cell<u32>,
     completion: Cell<WorkCompletion>,
     pub(super) entry: Entry,
 }
@@ -157,6 +159,8 @@ impl Slot {
             owner: Cell::new(Owner::Scope),
             next_ended: Cell::new(NO_SLOT),
             run: Cell::new(1),
+            // Not that of the request before the first one.
+            run_generation: Cell::new(generation),
             completion: Cell::new(WorkCompletion::default()),
             entry: Entry::new(),
         }

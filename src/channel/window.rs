@@ -5,99 +5,62 @@
 //! those that fail or are flushed: a failure ends the window when the last one has completed, since only then the device
 //! has let go of all buffers.
 
-use std::mem::{ManuallyDrop, MaybeUninit};
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
 use std::time::Instant;
-use std::{fmt, iter};
+use std::{iter, ptr};
 
 use super::core::{Core, OneThread};
 use super::credits::NO_CREDIT;
 use super::error::{TransportError, TransportResult};
-use super::generation::{LEADERS, member};
+use super::generation::{LEADERS, member, upper_half};
 use super::in_flight::InFlight;
 use super::operation::Queue;
+use super::prepared_window::{PreparedWindow, WindowError};
 use super::slot::{NO_SLOT, Owner, Slot, State};
 use super::wait::Wait;
-use super::window_list::NotPosted;
-use super::window_requests::WindowRequests;
-use super::window_requests::sealed::Filling;
+use super::window_list::{NotPosted, WindowList};
 use crate::completion::{WorkCompletion, WorkSuccess};
 use crate::debug::debug;
+use crate::ffi;
 
-/// Why a window failed, with its buffers.
-pub struct WindowError<B> {
-    /// The reason: as of a post or of a wait in a [`Scope`](crate::Scope).
-    pub error: TransportError,
-    /// The request that failed or was refused, counted from 0, if it was one.
-    pub request: Option<usize>,
-    /// All buffers, unless the window is still in flight, since only the wait has failed. They stay borrowed then until
-    /// the scope has ended.
-    pub buffers: Option<B>,
-}
-
-impl<B> fmt::Debug for WindowError<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl<B> fmt::Display for WindowError<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(request) = self.request {
-            write!(f, "request {} of the window, counted from 1: ", request + 1)?;
-        }
-        self.error.fmt(f)
-    }
-}
-
-impl<B> std::error::Error for WindowError<B> {}
-
-impl<B> From<WindowError<B>> for TransportError {
-    /// Drops the buffers.
-    fn from(error: WindowError<B>) -> Self {
-        error.error
-    }
-}
-
-/// Several requests that were posted by [`Scope::post_window`](crate::Scope::post_window), and their buffers.
+/// A window that was posted by [`Scope::post_window`](crate::Scope::post_window).
 ///
-/// [`wait`](Self::wait) gives the buffers back. If the handle is dropped or forgotten, the requests go on, and the
-/// buffers stay borrowed until the scope has ended. The scope then waits for them, and reports a failure.
+/// [`wait`](Self::wait) gives it back. If the handle is dropped or forgotten, the requests go on, and the buffers stay
+/// borrowed until the scope has ended. The scope then waits for them, and reports a failure.
 #[must_use = "dropping it leaves the window to the scope"]
-pub struct ScopedWindow<'scope, B> {
+pub struct ScopedWindow<'scope, C> {
     core: &'scope Core,
     /// The slot that the window completes by.
     slot: &'scope Slot,
-    /// As in `ScopedPendingWork`.
-    buffers: MaybeUninit<B>,
+    /// In a box: the compiler does not assume that the device has no access to the memory.
+    window: PreparedWindow<C>,
     _one_thread: OneThread,
 }
 
-impl<B> Drop for ScopedWindow<'_, B> {
-    /// Leaves the window to the scope. Soundness does not depend on this call.
+impl<C> Drop for ScopedWindow<'_, C> {
+    /// Leaves the window to the scope. Soundness does not depend on this call. The buffers are borrowed: dropping them does
+    /// not touch registered memory (the contract of `BorrowedBuffer`).
     fn drop(&mut self) {
-        // SAFETY: `new` initialised it, and `wait_with` reads it only from a value that is not dropped. The
-        // buffers are borrowed: dropping them does not touch registered memory (the contract of `BorrowedBuffer`).
-        unsafe { self.buffers.assume_init_drop() };
         self.core.leave_window(self.slot);
     }
 }
 
-impl<'scope, B> ScopedWindow<'scope, B> {
+impl<'scope, C> ScopedWindow<'scope, C> {
     #[inline]
-    pub(super) fn new(core: &'scope Core, slot: &'scope Slot, buffers: B) -> Self {
-        let buffers = MaybeUninit::new(buffers);
-        Self { core, slot, buffers, _one_thread: OneThread::default() }
+    pub(super) fn new(core: &'scope Core, slot: &'scope Slot, window: PreparedWindow<C>) -> Self {
+        Self { core, slot, window, _one_thread: OneThread::default() }
     }
 
-    /// Waits until all requests have ended, however long that takes, and gives the buffers back. The success is that of
+    /// Waits until all requests have ended, however long that takes, and gives the window back. The success is that of
     /// the last request.
     ///
     /// # Errors
     ///
     /// Those of [`ScopedPendingWork::wait`](crate::ScopedPendingWork::wait): of the first request that failed, which
-    /// [`request`](WindowError::request) names. The buffers come back with it.
+    /// [`request`](WindowError::request) names. The window comes back with it.
     #[inline]
-    pub fn wait(self) -> Result<(B, WorkSuccess), WindowError<B>> {
+    pub fn wait(self) -> Result<(PreparedWindow<C>, WorkSuccess), WindowError<PreparedWindow<C>>> {
         self.wait_with(None)
     }
 
@@ -109,34 +72,31 @@ impl<'scope, B> ScopedWindow<'scope, B> {
     ///
     ///  - [`TimedOut`](TransportError::TimedOut): the channel was stopped, and everything that was in flight has ended.
     #[inline]
-    pub fn wait_until(self, deadline: Instant) -> Result<(B, WorkSuccess), WindowError<B>> {
+    pub fn wait_until(
+        self,
+        deadline: Instant,
+    ) -> Result<(PreparedWindow<C>, WorkSuccess), WindowError<PreparedWindow<C>>> {
         self.wait_with(Some(deadline))
     }
 
     #[inline(always)]
-    fn wait_with(self, deadline: Option<Instant>) -> Result<(B, WorkSuccess), WindowError<B>> {
-        let mut this = ManuallyDrop::new(self);
+    fn wait_with(
+        self,
+        deadline: Option<Instant>,
+    ) -> Result<(PreparedWindow<C>, WorkSuccess), WindowError<PreparedWindow<C>>> {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: it is read once: `this` is consumed and not dropped.
+        let window = unsafe { ptr::read(&this.window) };
         match this.core.wait_for_window(this.slot, deadline) {
-            // SAFETY: `new` initialised it, and it is read once: `this` is consumed and not dropped. The window
-            // has ended.
-            Ok(success) => Ok((unsafe { this.buffers.assume_init_read() }, success)),
+            Ok(success) => Ok((window, success)),
             Err(Failure { error, request, ended }) => {
-                // SAFETY: as above if the window has ended. Otherwise as in `drop`.
-                let buffers = unsafe {
-                    if ended {
-                        Some(this.buffers.assume_init_read())
-                    } else {
-                        this.buffers.assume_init_drop();
-                        None
-                    }
-                };
-                Err(WindowError { error, request, buffers })
+                Err(WindowError { error, request, buffers: ended.then_some(window) })
             }
         }
     }
 }
 
-debug! { impl[B] ScopedWindow<'_, B>, self, state: self.slot.state(), .. }
+debug! { impl[C] ScopedWindow<'_, C>, self, state: self.slot.state(), .. }
 
 /// Why a wait for a window has failed.
 struct Failure {
@@ -144,16 +104,6 @@ struct Failure {
     request: Option<usize>,
     /// Whether the device has let go of the buffers.
     ended: bool,
-}
-
-/// Free places for a window.
-struct Places<'a> {
-    /// The slot that it completes by.
-    leader: &'a Slot,
-    /// How many slots it gets from that one on.
-    run: usize,
-    /// How many others it needs.
-    others: usize,
 }
 
 impl InFlight {
@@ -176,55 +126,45 @@ impl InFlight {
         })
     }
 
-    /// Places for a window of `count` requests, if there are as many.
-    #[inline]
-    fn find_window(&self, count: usize) -> Option<Places<'_>> {
+    /// Places for a window of `count` requests, if there are as many: the slot that it completes by. That says how many slots
+    /// the window gets from there on. The others may be any.
+    #[inline(always)]
+    fn find_window(&self, count: usize) -> Option<&Slot> {
         let leader = self.free_slot(Queue::Send)?;
-        let index = leader.index();
-        if index >= LEADERS {
-            return self.find_scattered(count, None);
+        // As many as those of the window that was posted here last are free: nothing takes a place behind the slot of a window
+        // before it takes the slot, or `find_run` finds that place for another window.
+        let is_again = usize::from(leader.run.get()) == count
+            && leader.run_generation.get().wrapping_add(1) == leader.generation();
+        if is_again { Some(leader) } else { self.find_run(count, leader) }
+    }
+
+    #[inline(never)]
+    fn find_run<'a>(&'a self, count: usize, mut leader: &'a Slot) -> Option<&'a Slot> {
+        if leader.index() >= LEADERS {
+            leader = self.free_places(Queue::Send).find(|slot| slot.index() < LEADERS)?;
         }
         // A free slot behind a place that is free is no place of a window: runs begin with a slot that is not free.
-        let behind = &self.of(Queue::Send)[index as usize..];
-        let run = if self.any_in_use() {
-            let is_free = |slot: &&Slot| slot.state() == State::Free;
-            behind.iter().take(count).take_while(is_free).count()
-        } else {
-            count.min(behind.len())
-        };
-        if run < count {
-            return self.find_scattered(count, Some((leader, run)));
-        }
-        Some(Places { leader, run, others: 0 })
-    }
-
-    /// As `find_window`, if there is no run that is long enough.
-    #[cold]
-    #[inline(never)]
-    fn find_scattered<'a>(
-        &'a self,
-        count: usize,
-        run: Option<(&'a Slot, usize)>,
-    ) -> Option<Places<'a>> {
-        let (leader, run) = match run {
-            Some(run) => run,
-            None => (self.free_places(Queue::Send).find(|slot| slot.index() < LEADERS)?, 1),
-        };
-        let is_enough = self.free_places(Queue::Send).take(count).count() == count;
-        is_enough.then_some(Places { leader, run, others: count - run })
-    }
-
-    /// Takes the places for a window that was posted.
-    #[inline]
-    fn take_window(&self, places: &Places<'_>) {
-        let &Places { leader, run, others } = places;
+        let behind = &self.of(Queue::Send)[leader.index() as usize..];
+        let is_free = |slot: &&Slot| slot.state() == State::Free;
+        let free = behind.iter().take(count).take_while(is_free);
+        // A window from there on is not the last one any more that these places have.
+        let run = free.inspect(|slot| slot.run_generation.set(slot.generation())).count();
         leader.run.set(run as u16);
+        let is_enough = run == count || self.free_places(Queue::Send).take(count).count() == count;
+        is_enough.then_some(leader)
+    }
+
+    /// Takes the places that were found for a window of `count` requests, which was posted.
+    #[inline(always)]
+    fn take_window(&self, leader: &Slot, count: usize) {
+        let run = usize::from(leader.run.get());
+        leader.run_generation.set(leader.generation());
         leader.next_ended.set(NO_SLOT);
         leader.set_state(State::InFlight(Owner::Window));
         self.count_taken_in_scope();
         self.set_next_send(&self.of(Queue::Send)[leader.index() as usize + run - 1]);
-        if others > 0 {
-            self.take_others(leader, others);
+        if count > run {
+            self.take_others(leader, count - run);
         }
     }
 
@@ -241,7 +181,7 @@ impl InFlight {
     }
 
     /// Frees all places of a window that has ended.
-    #[inline]
+    #[inline(always)]
     pub(super) fn release_window(&self, leader: &Slot) {
         let mut other = leader.next_ended.get();
         leader.free();
@@ -258,108 +198,81 @@ impl InFlight {
 }
 
 impl Core {
-    /// Posts the requests of a window. Returns its slot, and what they keep.
+    /// Posts a window. Returns its slot, or why not, and which request is to blame.
     ///
     /// # Safety
     ///
-    /// Until the state of the slot says that the window has ended, the memory of what is kept is valid. Meanwhile nothing
+    /// Until the state of the slot says that the window has ended, the memory of its requests is valid. Meanwhile nothing
     /// writes it, and if a request writes it, nothing reads it either.
     #[inline(always)]
-    pub(super) unsafe fn post_window<W: WindowRequests>(
+    pub(super) unsafe fn post_window(
         &self,
-        requests: W,
-    ) -> Result<(&Slot, W::Buffers), WindowError<W::Buffers>> {
-        let count = requests.count();
-        let mut list = self.window.take().unwrap_or_default();
-        let places = match list.reserve(count, &self.limits) {
-            Ok(()) => self.table.find_window(count).ok_or_else(|| self.refusal(Queue::Send)),
-            Err(error) => Err(error.into()),
-        };
-        let places = match places {
-            Ok(places) => places,
-            Err(error) => {
-                self.window.set(Some(list));
-                return Err(WindowError {
-                    error,
-                    request: None,
-                    buffers: Some(requests.fill(None)),
-                });
-            }
-        };
-        let window = list.begin(places.leader.wr_id());
-        let mut filling = Filling { limits: &self.limits, window, error: None };
-        let buffers = requests.fill(Some(&mut filling));
-        let Filling { window, error, .. } = filling;
-        if let Some((request, error)) = error {
-            self.window.set(Some(list));
-            return Err(WindowError { error, request: Some(request), buffers: Some(buffers) });
+        list: &mut WindowList,
+    ) -> Result<&Slot, (TransportError, Option<usize>)> {
+        if let Err(error) = list.check(&self.limits) {
+            return Err((error, None));
         }
-        // SAFETY: there is a free slot, so the queue pair is live, and the functions were given for it. The caller
-        // vouches for the memory of what is kept; bytes that are copied are borrowed by `W`, and valid until this
-        // returns. Nothing else accesses the requests. There is at least one, and each was added.
-        let posted = unsafe { window.post(self.target.get()) };
-        self.window.set(Some(list));
-        match posted {
+        let Some(leader) = self.table.find_window(list.len()) else {
+            return Err((self.refusal(Queue::Send), None));
+        };
+        let upper = upper_half(leader.index(), leader.generation());
+        // SAFETY: there is a free slot, so the queue pair is live, and the functions were given for it. The list has requests.
+        // The caller vouches for their memory.
+        match unsafe { list.post(self.target.get(), leader.wr_id(), upper) } {
             Ok(()) => {
-                self.table.take_window(&places);
-                Ok((places.leader, buffers))
+                self.table.take_window(leader, list.len());
+                Ok(leader)
             }
-            Err(failure) => {
-                let (error, request) = self.window_refused::<W>(&places, count, &failure);
-                Err(WindowError { error, request, buffers: Some(buffers) })
-            }
+            Err(failure) => Err(self.window_refused(leader, list, &failure)),
         }
     }
 
     /// The error of a window that was not posted, or not as a whole. The device has none of its requests any more.
     #[cold]
     #[inline(never)]
-    fn window_refused<W: WindowRequests>(
+    fn window_refused(
         &self,
-        places: &Places<'_>,
-        count: usize,
+        leader: &Slot,
+        list: &WindowList,
         failure: &NotPosted,
     ) -> (TransportError, Option<usize>) {
-        if failure.returned == NO_CREDIT && W::TAKE_RECEIVES {
-            return (self.refuse_without_credit(count as u32), None);
+        if failure.returned == NO_CREDIT && list.takes_receives {
+            return (self.refuse_without_credit(list.len() as u32), None);
         }
         let error = failure.error().into();
         if failure.posted == 0 {
             return (error, Some(0));
         }
-        if failure.posted < count {
-            self.stop_unsignaled(W::WRITES);
+        if failure.posted < list.len() {
+            self.stop_unsignaled(list.writes);
             return (error, Some(failure.posted));
         }
         // The device may have all of them, and the last one has a completion.
-        self.table.take_window(places);
-        if !self.try_stop() && W::WRITES {
+        self.table.take_window(leader, list.len());
+        if !self.try_stop() && list.writes {
             self.stop();
         }
-        self.free_window(places.leader);
+        self.free_window(leader);
         (error, None)
     }
 
     /// Waits until the window of this slot has ended, takes its result and frees its places. If polling fails, it is left
     /// to the scope.
-    #[inline]
+    #[inline(always)]
     fn wait_for_window(
         &self,
         slot: &Slot,
         deadline: Option<Instant>,
     ) -> Result<WorkSuccess, Failure> {
-        if let Some(completion) = self.success_now(slot) {
-            if slot.state().owner() == Some(Owner::Window) {
-                // SAFETY: it points to an entry of the batch or into the slot, and is initialised; for the rest see
-                // `poll_raw`.
-                let success = WorkSuccess::from_raw(unsafe { *completion.as_ptr() });
+        let completion = match self.success_now(slot) {
+            Some(completion) if slot.state().owner() == Some(Owner::Window) => {
                 self.table.release_window(slot);
-                return Ok(success);
+                completion
             }
-            // A device has completed the last request after another one has failed.
-            slot.set_state(State::Done(Owner::FailedWindow));
-        }
-        self.wait_for_window_slowly(slot, deadline)
+            now => self.wait_for_window_slowly(slot, now.is_some(), deadline)?,
+        };
+        // SAFETY: it points to an entry of the batch or into the slot, and is initialised; for the rest see `poll_raw`.
+        Ok(WorkSuccess::from_raw(unsafe { *completion.as_ptr() }))
     }
 
     #[cold]
@@ -367,8 +280,13 @@ impl Core {
     fn wait_for_window_slowly(
         &self,
         slot: &Slot,
+        is_now: bool,
         deadline: Option<Instant>,
-    ) -> Result<WorkSuccess, Failure> {
+    ) -> Result<NonNull<ffi::ibv_wc>, Failure> {
+        if is_now {
+            // A device has completed the last request after another one has failed.
+            slot.set_state(State::Done(Owner::FailedWindow));
+        }
         let mut settled = self.settle_rest();
         let mut wait = Wait::new(deadline);
         while slot.state().is_outstanding() {
@@ -389,11 +307,10 @@ impl Core {
             settled = self.settle();
         }
         let failed = matches!(slot.state(), State::Done(_)).then(|| self.failed_request(slot));
-        self.take_window_result(slot).map_err(|error| Failure {
-            error,
-            request: failed,
-            ended: true,
-        })
+        match self.take_window_result(slot) {
+            Ok(_) => Ok(slot.completion_pointer()),
+            Err(error) => Err(Failure { error, request: failed, ended: true }),
+        }
     }
 
     /// Takes the result of a window that has ended, and frees its places.
@@ -412,7 +329,8 @@ impl Core {
     /// Which request of a window that is done has failed, if one has.
     fn failed_request(&self, slot: &Slot) -> usize {
         let completion = slot.completion();
-        member(completion.wr_id()).map_or_else(|| self.window_len(slot) - 1, |(_, at)| at)
+        member(completion.wr_id())
+            .map_or_else(|| self.window_len(slot) - 1, |member| member.position)
     }
 
     /// The number of requests of a window.
@@ -439,11 +357,14 @@ impl Core {
 
     /// Stores the failure of a request that is not the last of its window. Returns false if the completion is not of one.
     pub(super) fn take_window_failure(&self, completion: &WorkCompletion) -> bool {
-        let Some((last, position)) = member(completion.wr_id()) else { return false };
-        let is_ours = completion.queue_pair_number() == self.number;
-        let Some(slot) = self.table.slot_of(last).filter(|_| is_ours) else { return false };
+        let Some(member) = member(completion.wr_id()) else { return false };
+        let Some(slot) = self.table.slot(member.place as usize) else { return false };
         let State::InFlight(owner) = slot.state() else { return false };
-        if !owner.is_window() || position >= self.window_len(slot) - 1 {
+        if completion.queue_pair_number() != self.number
+            || member.generation(slot.generation()) != slot.generation()
+            || !owner.is_window()
+            || member.position >= self.window_len(slot) - 1
+        {
             return false;
         }
         // A success says nothing: the last one is to come.

@@ -1,59 +1,61 @@
 //! What a window is made of: arrays, vectors and tuples of requests.
 
 use super::request::WorkRequest;
+use crate::ffi;
 use crate::memory::{GatherBuffer, PlainList};
-use crate::operation::sealed::{Kind, Request};
-use crate::operation::{SendQueueRequest, takes_receive};
+use crate::operation::SendQueueRequest;
+use crate::operation::sealed::Request;
 
 pub(super) mod sealed {
     use crate::channel::error::TransportError;
-    use crate::channel::operation::Limits;
-    use crate::channel::window_list::Window;
+    use crate::channel::window_list::WindowList;
 
-    /// A window that is being filled, and the first error, with the position of its request.
+    /// A list whose first requests are set, and the first error, with the position of its request.
     #[expect(missing_debug_implementations, reason = "no program has one")]
-    pub struct Filling<'a> {
-        pub(in crate::channel) limits: &'a Limits,
-        pub(in crate::channel) window: Window<'a>,
+    pub struct Filling {
+        pub(in crate::channel) list: WindowList,
+        pub(in crate::channel) set: usize,
         pub(in crate::channel) error: Option<(usize, TransportError)>,
     }
 
     /// # Safety
     ///
-    /// `fill` adds no more requests than `count` says.
+    /// `fill` sets as many requests as `count` says, each with at most `PIECES` pieces.
     pub unsafe trait Requests: Sized {
-        type Kept;
+        type All;
 
-        /// Whether the device writes the memory of one.
-        const WRITES: bool;
-        /// Whether one uses up a receive of the peer.
-        const TAKE_RECEIVES: bool;
+        const PIECES: usize;
 
         fn count(&self) -> usize;
 
-        /// Adds each request in turn, and returns what they keep. Without a window, it adds nothing.
-        fn fill(self, filling: Option<&mut Filling<'_>>) -> Self::Kept;
+        /// Sets each request in turn, and returns their buffers. Without a list, it sets nothing.
+        fn fill(self, filling: Option<&mut Filling>) -> Self::All;
     }
 }
 
 use sealed::{Filling, Requests};
 
-#[inline(always)]
-fn add<R>(filling: &mut Option<&mut Filling<'_>>, request: R) -> R::Kept
+fn add<R>(filling: &mut Option<&mut Filling>, request: R) -> R::Buffer
 where
     R: WorkRequest + SendQueueRequest + Request<Buffer: GatherBuffer<List: PlainList>>,
 {
     let (operation, mut buffer) = request.split();
-    if let Some(Filling { limits, window, error }) = filling {
+    if let Some(Filling { list, set, error }) = filling {
         // SAFETY: there is room for as many as there are (the contract of `Requests`).
-        if let Err(reason) = unsafe { window.add::<R>(limits, &operation, &mut buffer) } {
-            error.get_or_insert((window.filled(), reason));
+        if let Err(reason) = unsafe { list.set::<R>(*set, &operation, &mut buffer) } {
+            error.get_or_insert((*set, reason));
         }
+        *set += 1;
     }
-    buffer.keep()
+    buffer
 }
 
-/// Requests of the send queue that [`Scope::post_window`](crate::Scope::post_window) posts together: an array or a vector
+/// How many pieces a request has: its list is an array.
+const fn pieces<R: Request>() -> usize {
+    size_of::<<R::Buffer as GatherBuffer>::List>() / size_of::<ffi::ibv_sge>()
+}
+
+/// Requests of the send queue that are posted together, as a [`PreparedWindow`](crate::PreparedWindow): an array or a vector
 /// of one type, or a tuple of up to four, such as a write and the send that announces it.
 ///
 /// The trait is sealed.
@@ -62,57 +64,60 @@ where
     label = "an array, a vector or a tuple of requests of the send queue is needed here",
     note = "for example `[SendWorkRequest::new(slice), ..]`; receives are posted one by one"
 )]
-pub trait WindowRequests: Requests<Kept = <Self as WindowRequests>::Buffers> {
+pub trait WindowRequests: Requests<All = <Self as WindowRequests>::Buffers> {
     /// The buffers, in the form that the requests have: `[B; N]`, `Vec<B>`, `(A, B)` ..
     type Buffers;
 }
 
 #[diagnostic::do_not_recommend]
 impl<W: Requests> WindowRequests for W {
-    type Buffers = <W as Requests>::Kept;
+    type Buffers = W::All;
 }
 
-// SAFETY: it adds each element.
+// SAFETY: it sets each element.
 unsafe impl<R, const N: usize> Requests for [R; N]
 where
     R: WorkRequest + SendQueueRequest + Request<Buffer: GatherBuffer<List: PlainList>>,
 {
-    type Kept = [<R as WorkRequest>::Kept; N];
+    type All = [R::Buffer; N];
 
-    const WRITES: bool = <R::Operation as Kind>::WRITES;
-    const TAKE_RECEIVES: bool = takes_receive(<R::Operation as Kind>::OPCODE);
+    const PIECES: usize = pieces::<R>();
 
-    #[inline(always)]
     fn count(&self) -> usize {
         N
     }
 
-    #[inline(always)]
-    fn fill(self, mut filling: Option<&mut Filling<'_>>) -> <Self as Requests>::Kept {
+    fn fill(self, mut filling: Option<&mut Filling>) -> [R::Buffer; N] {
         self.map(|request| add(&mut filling, request))
     }
 }
 
-// SAFETY: it adds each element.
+// SAFETY: it sets each element.
 unsafe impl<R> Requests for Vec<R>
 where
     R: WorkRequest + SendQueueRequest + Request<Buffer: GatherBuffer<List: PlainList>>,
 {
-    type Kept = Vec<<R as WorkRequest>::Kept>;
+    type All = Vec<R::Buffer>;
 
-    const WRITES: bool = <[R; 1]>::WRITES;
-    const TAKE_RECEIVES: bool = <[R; 1]>::TAKE_RECEIVES;
+    const PIECES: usize = pieces::<R>();
 
-    #[inline(always)]
     fn count(&self) -> usize {
         self.len()
     }
 
-    #[inline(always)]
-    fn fill(self, mut filling: Option<&mut Filling<'_>>) -> <Self as Requests>::Kept {
+    fn fill(self, mut filling: Option<&mut Filling>) -> Vec<R::Buffer> {
         // In place, where the buffers have room in the memory of the requests.
         self.into_iter().map(|request| add(&mut filling, request)).collect()
     }
+}
+
+const fn most(counts: &[usize]) -> usize {
+    let (mut most, mut at) = (0, 0);
+    while at < counts.len() {
+        most = if counts[at] > most { counts[at] } else { most };
+        at += 1;
+    }
+    most
 }
 
 macro_rules! tuple {
@@ -123,18 +128,15 @@ macro_rules! tuple {
             $($request: WorkRequest + SendQueueRequest
                 + Request<Buffer: GatherBuffer<List: PlainList>>),+
         {
-            type Kept = ($(<$request as WorkRequest>::Kept),+);
+            type All = ($($request::Buffer),+);
 
-            const WRITES: bool = $(<[$request; 1]>::WRITES)||+;
-            const TAKE_RECEIVES: bool = $(<[$request; 1]>::TAKE_RECEIVES)||+;
+            const PIECES: usize = most(&[$(pieces::<$request>()),+]);
 
-            #[inline(always)]
             fn count(&self) -> usize {
                 $count
             }
 
-            #[inline(always)]
-            fn fill(self, mut filling: Option<&mut Filling<'_>>) -> <Self as Requests>::Kept {
+            fn fill(self, mut filling: Option<&mut Filling>) -> Self::All {
                 ($(add(&mut filling, self.$index)),+)
             }
         }

@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 
-use super::buffer::GatherBuffer;
+use super::buffer::{BorrowedBuffer, GatherBuffer};
 use super::scatter_gather::{private, sge};
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -41,6 +41,9 @@ unsafe impl GatherBuffer for Inline<'_> {
     #[inline(always)]
     fn keep(self) {}
 }
+
+// SAFETY: the bytes are borrowed for the lifetime of the type.
+unsafe impl BorrowedBuffer for Inline<'_> {}
 
 /// The size of the buffer for gathering: more than any provider takes inline.
 const GATHERED: usize = 2048;

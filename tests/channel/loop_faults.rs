@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn completions_that_are_made_up_end_nothing() {
     let device = FunctionDevice::make();
     device.progress(Progress::Manual);
-    let mut loops = Loops::on(device);
+    let mut loops = Loops::with_windows(device);
     let (channel, peer) = loops.connect();
     let number = loops.here.endpoint(channel).unwrap().num();
     // So that there are earlier requests of the slot.
@@ -57,13 +57,12 @@ fn completions_that_are_made_up_end_nothing() {
     loops.receive(peer, 0);
     loops.receive(peer, 0);
     loops.receive(peer, 0);
-    let window = [1, 2].map(|n| SendWorkRequest::new(loops.filled(n)));
-    loops.here.post_window(channel, window, 10).unwrap();
+    loops.window(channel, [1, 2], 10);
     loops.device.run();
     loops.device.inject(queue, &again);
     loops.send(channel, 1, 11);
     loops.device.run();
-    assert_eq!([(); 2].map(|()| next(&mut loops.here).token), [10, 10]);
+    assert_eq!(next(&mut loops.here).token, 10);
     assert!(loops.here.next_ended().is_err());
     assert_eq!(next(&mut loops.here).token, 11);
     // Of a channel that was there before: it is late, and no error.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, AnyBuffer, BufferPool, Channel, ChannelBuilder, ChannelId, Ended, ErrorKind,
-    Inline, Loop, PooledBuffer, ProtectionDomain, ReceiveWorkRequest, SendWorkRequest,
-    TransportError, WorkErrorClass, WriteWorkRequest,
+    Inline, Loop, LoopBuffer, PooledBuffer, PreparedWindow, ProtectionDomain, ReceiveWorkRequest,
+    SendWorkRequest, TransportError, WorkErrorClass, WriteWorkRequest,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 
@@ -18,8 +18,8 @@ use crate::software::Software;
 pub(crate) const LEN: usize = 16;
 
 /// A loop with channels that are connected to channels of their own loop, `peers`.
-pub(crate) struct Loops<D> {
-    pub(crate) here: Loop<'static, PooledBuffer>,
+pub(crate) struct Loops<D, B = PooledBuffer> {
+    pub(crate) here: Loop<'static, B>,
     pub(crate) peers: Loop<'static, PooledBuffer>,
     pub(crate) pool: BufferPool,
     pub(crate) domain: Arc<ProtectionDomain<'static>>,
@@ -28,13 +28,39 @@ pub(crate) struct Loops<D> {
 
 impl<D: TestDevice> Loops<D> {
     pub(crate) fn on(device: D) -> Self {
-        let domain = domain(&device);
-        let pool = BufferPool::new(&domain, LEN, 64, AccessFlags::empty()).unwrap();
-        let new = || Loop::new(domain.context_parent(), 64).unwrap();
-        Self { here: new(), peers: new(), pool, domain, device }
+        Self::with(device)
+    }
+}
+
+impl<D: TestDevice> Loops<D, AnyBuffer> {
+    /// With windows.
+    pub(crate) fn with_windows(device: D) -> Self {
+        Self::with(device)
     }
 
-    pub(crate) fn prepare<B>(&self, owner: &Loop<'static, B>) -> ChannelBuilder<'static> {
+    #[track_caller]
+    pub(crate) fn window<const N: usize>(
+        &mut self,
+        channel: ChannelId,
+        bytes: [u8; N],
+        token: u64,
+    ) {
+        let window = bytes.map(|byte| SendWorkRequest::new(self.filled(byte)));
+        let window = PreparedWindow::new(window).unwrap();
+        self.here.post_window(channel, window, token).unwrap();
+    }
+}
+
+impl<D: TestDevice, B: LoopBuffer<PooledBuffer>> Loops<D, B> {
+    fn with(device: D) -> Self {
+        let domain = domain(&device);
+        let pool = BufferPool::new(&domain, LEN, 64, AccessFlags::empty()).unwrap();
+        let here = Loop::new(domain.context_parent(), 64).unwrap();
+        let peers = Loop::new(domain.context_parent(), 64).unwrap();
+        Self { here, peers, pool, domain, device }
+    }
+
+    pub(crate) fn prepare<O>(&self, owner: &Loop<'static, O>) -> ChannelBuilder<'static> {
         owner
             .create_channel(&self.domain)
             .max_send_wr(4)

@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use ibverbs::{
-    ChannelBuilder, Inline, ReadWorkRequest, RemoteMemoryRegion, ScopeError, SendWorkRequest,
-    TransportError, WindowError, WorkErrorClass, WorkStatus, WriteWorkRequest, ffi,
+    ChannelBuilder, Inline, PreparedWindow, ReadWorkRequest, RemoteMemoryRegion, ScopeError,
+    SendWorkRequest, TransportError, WindowError, WindowRequests, WorkErrorClass, WorkStatus,
+    WriteWorkRequest, ffi,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 
@@ -22,6 +23,10 @@ fn ended(error: ScopeError<TransportError>) -> TransportError {
     }
 }
 
+fn prepared<W: WindowRequests>(requests: W) -> PreparedWindow<W::Buffers> {
+    PreparedWindow::new(requests).map_err(|error| error.error).unwrap()
+}
+
 fn manual() -> FunctionDevice {
     let device = FunctionDevice::model();
     device.progress(Progress::Manual);
@@ -35,6 +40,7 @@ fn writes_arrive<D: TestDevice>(mut pair: PairOn<D>) {
     let at = |index: u64| target.remote().sub_region(8 * index, 8).unwrap();
     let parts: Vec<_> =
         (0..4).map(|index| region.slice(8 * index..8 * index + 8).unwrap()).collect();
+    let word = [9; 8];
     pair.one
         .scope(|s| {
             for round in 0..50 {
@@ -46,7 +52,8 @@ fn writes_arrive<D: TestDevice>(mut pair: PairOn<D>) {
                     .zip(0..)
                     .map(|(part, index)| WriteWorkRequest::new(*part, at(index)))
                     .collect();
-                let (back, _) = s.post_window(requests)?.wait_until(soon_enough())?;
+                let (back, _) = s.post_window(prepared(requests))?.wait_until(soon_enough())?;
+                let back = back.into_buffers();
                 assert_eq!(back.len(), count);
                 for (index, part) in back.iter().enumerate() {
                     let word = u64::from_ne_bytes(part[..].try_into().unwrap());
@@ -57,13 +64,10 @@ fn writes_arrive<D: TestDevice>(mut pair: PairOn<D>) {
                 s.post_write(parts[0], at(0))?.wait()?;
             }
             // Requests of several types, some of whose bytes are local.
-            let word = [9; 8];
             let write = WriteWorkRequest::new(Inline(&word), at(3));
             let read = ReadWorkRequest::new((), at(0));
-            let ((), (), part) = {
-                let window = (write, read, WriteWorkRequest::new(parts[2], at(1)));
-                s.post_window(window)?.wait()?.0
-            };
+            let window = (write, read, WriteWorkRequest::new(parts[2], at(1)));
+            let (Inline(_), (), part) = s.post_window(prepared(window))?.wait()?.0.into_buffers();
             assert_eq!(target.to_vec()[3], u64::from_ne_bytes(word));
             assert_eq!(target.to_vec()[1], u64::from_ne_bytes(part[..].try_into().unwrap()));
             Ok::<_, TransportError>(())
@@ -95,7 +99,7 @@ fn one_post_and_one_completion() {
         .scope(|s| {
             let at = |index: u64| target.remote().sub_region(8 * index, 8).unwrap();
             let requests = [0, 1, 2].map(|index| WriteWorkRequest::new(Inline(&[7; 8]), at(index)));
-            let window = s.post_window(requests)?;
+            let window = s.post_window(prepared(requests))?;
             assert_eq!(device.calls("post_send") - before, 1);
             let signalled = |back| {
                 device.posted(back).unwrap().send.send_flags
@@ -131,13 +135,14 @@ fn without_room_for_all_nothing_is_posted() {
         .scope(|s| {
             let single = s.post_write(part, remote)?;
             let window = [(); 4].map(|()| WriteWorkRequest::new(part, remote));
-            let WindowError { error, request, buffers } = s.post_window(window).unwrap_err();
+            let WindowError { error, request, buffers } =
+                s.post_window(prepared(window)).unwrap_err();
             assert_eq!((error, request), (TransportError::QueueFull, None));
-            assert_eq!(buffers.unwrap().map(|part| part.len()), [8; 4]);
+            assert_eq!(buffers.unwrap().into_buffers().map(|part| part.len()), [8; 4]);
             assert_eq!(device.outstanding(number), (1, 0));
             // As many as there is room for.
             let [a, b, c, _] = window;
-            let window = s.post_window([a, b, c])?;
+            let window = s.post_window(prepared([a, b, c]))?;
             assert!(!s.can_post_send());
             assert_eq!(device.outstanding(number), (4, 0));
             device.run();
@@ -147,30 +152,32 @@ fn without_room_for_all_nothing_is_posted() {
         })
         .unwrap();
     // None, and more than a window can have.
-    let errors = pair.one.scope(|s| {
+    let errors = {
         let none: [WriteWorkRequest<()>; 0] = [];
-        let none = s.post_window(none).map(drop).unwrap_err();
+        let none = PreparedWindow::new(none).unwrap_err();
         let many = vec![WriteWorkRequest::new((), remote); 32_768];
-        let many = s.post_window(many).map(drop).unwrap_err();
-        Ok::<_, TransportError>([none.error, many.error])
-    });
-    for error in errors.unwrap() {
+        let many = PreparedWindow::new(many).unwrap_err();
+        assert_eq!(many.buffers.map(|buffers| buffers.len()), Some(32_768));
+        [none.error, many.error]
+    };
+    for error in errors {
         assert!(error.to_string().contains("and must be within 1..=32767"), "{error}");
     }
     // A request that is wrong by itself.
-    let result = pair.one.scope(|s| {
-        let short = remote.sub_region(0, 4)?;
-        let window = [remote, short, remote].map(|to| WriteWorkRequest::new(part, to));
-        let error = s.post_window(window).map(drop).unwrap_err();
-        assert_eq!((error.request, error.buffers.is_some()), (Some(1), true));
-        assert!(
-            error.to_string().starts_with("request 2 of the window, counted from 1:"),
-            "{error}"
-        );
-        assert_eq!(device.outstanding(number), (0, 0));
-        Ok::<_, TransportError>(())
-    });
-    result.unwrap();
+    let short = remote.sub_region(0, 4).unwrap();
+    let mut window = [remote, short, remote].map(|to| WriteWorkRequest::new(part, to));
+    let error = PreparedWindow::new(window).unwrap_err();
+    assert_eq!((error.request, error.buffers.is_some()), (Some(1), true));
+    assert!(error.to_string().starts_with("request 2 of the window, counted from 1:"), "{error}");
+    // Or when it is replaced: then the window is as it was.
+    let wrong = window[1];
+    window[1] = window[0];
+    let mut window = prepared(window);
+    assert_eq!(window.set(1, wrong).unwrap_err().buffer.map(|part| part.len()), Some(8));
+    let window =
+        pair.one.scope(|s| s.post_window(window).map(|window| (device.run(), window.wait())));
+    window.unwrap().1.unwrap();
+    assert_eq!(device.outstanding(number), (0, 0));
     drop((region, target));
     pair.device.progress(Progress::OnPost);
     pair.exchange();
@@ -199,10 +206,10 @@ fn places_need_not_be_neighbours() {
                 single.wait()?;
             }
             assert_eq!(
-                s.post_window([write(); 4]).map(drop).unwrap_err().error,
+                s.post_window(prepared([write(); 4])).map(drop).unwrap_err().error,
                 TransportError::QueueFull
             );
-            let window = s.post_window([write(); 3])?;
+            let window = s.post_window(prepared([write(); 3]))?;
             assert!(!s.can_post_send());
             device.hold_completions(completions, 0, false);
             device.release_all(completions);
@@ -210,7 +217,7 @@ fn places_need_not_be_neighbours() {
             // Its place alone is free.
             s.post(write())?.wait()?;
             window.wait()?;
-            s.post_window([write(); 4])?.wait()?;
+            s.post_window(prepared([write(); 4]))?.wait()?;
             Ok::<_, TransportError>(())
         })
         .unwrap();
@@ -239,12 +246,14 @@ fn a_refused_request_is_named_and_all_buffers_come_back() {
             let (request, parts) = if reads {
                 let parts: Vec<_> = region.slice_mut(..)?.chunks(8)?.collect();
                 let reads = parts.into_iter().map(|part| ReadWorkRequest::new(part, remote));
-                let error = s.post_window(reads.collect::<Vec<_>>()).map(drop).unwrap_err();
-                (error.request, error.buffers.map(|parts| parts.len()))
+                let error =
+                    s.post_window(prepared(reads.collect::<Vec<_>>())).map(drop).unwrap_err();
+                (error.request, error.buffers.map(|window| window.buffers().len()))
             } else {
                 let part = region.slice(..8)?;
-                let error = s.post_window([SendWorkRequest::new(part); 3]).map(drop).unwrap_err();
-                (error.request, error.buffers.map(|parts| parts.len()))
+                let error =
+                    s.post_window(prepared([SendWorkRequest::new(part); 3])).map(drop).unwrap_err();
+                (error.request, error.buffers.map(|window| window.buffers().len()))
             };
             assert_eq!((request, parts), (Some(refused as usize), Some(3)));
             if refused == 0 {
@@ -284,9 +293,9 @@ fn a_refused_request_whose_queue_pair_cannot_be_reset() {
             if reads {
                 let parts: Vec<_> = region.slice_mut(..)?.chunks(8)?.collect();
                 let reads = parts.into_iter().map(|part| ReadWorkRequest::new(part, remote));
-                s.post_window(reads.collect::<Vec<_>>()).map(drop)?;
+                s.post_window(prepared(reads.collect::<Vec<_>>())).map(drop)?;
             } else {
-                s.post_window([SendWorkRequest::new(Inline(b"x")); 2]).map(drop)?;
+                s.post_window(prepared([SendWorkRequest::new(Inline(b"x")); 2])).map(drop)?;
             }
             Ok::<_, TransportError>(())
         });
@@ -313,12 +322,17 @@ fn a_window_that_may_be_posted_is_taken_back() {
             let buffers = if reads {
                 let parts: Vec<_> = region.slice_mut(..)?.chunks(8)?.collect();
                 let reads = parts.into_iter().map(|part| ReadWorkRequest::new(part, remote));
-                let error = s.post_window(reads.collect::<Vec<_>>()).map(drop).unwrap_err();
+                let error =
+                    s.post_window(prepared(reads.collect::<Vec<_>>())).map(drop).unwrap_err();
                 assert_eq!(error.request, None);
-                error.buffers.map(|parts| parts.len())
+                error.buffers.map(|window| window.buffers().len())
             } else {
                 let window = [SendWorkRequest::new(region.slice(..8)?); 2];
-                s.post_window(window).map(drop).unwrap_err().buffers.map(|parts| parts.len())
+                s.post_window(prepared(window))
+                    .map(drop)
+                    .unwrap_err()
+                    .buffers
+                    .map(|window| window.buffers().len())
             };
             assert_eq!((buffers, device.outstanding(number)), (Some(2), (0, 0)));
             Ok::<_, TransportError>(())
@@ -346,12 +360,12 @@ fn failures_are_named<D: TestDevice>(device: impl Fn() -> D) {
             };
             let window = [0, 1, 2, 3].map(|index| WriteWorkRequest::new(part, to(index)));
             let WindowError { error, request, buffers } =
-                s.post_window(window)?.wait_until(soon_enough()).map(drop).unwrap_err();
+                s.post_window(prepared(window))?.wait_until(soon_enough()).map(drop).unwrap_err();
             assert_eq!(request, Some(failing as usize), "{error}");
             assert_eq!(error.work_error().unwrap().status(), WorkStatus::RemoteAccess, "{error}");
-            assert_eq!(buffers.unwrap().map(|part| part[0]), [1; 4]);
+            assert_eq!(buffers.unwrap().into_buffers().map(|part| part[0]), [1; 4]);
             // The next one is flushed.
-            let next = s.post_window([WriteWorkRequest::new(part, target.remote()); 2]);
+            let next = s.post_window(prepared([WriteWorkRequest::new(part, target.remote()); 2]));
             let next = next.and_then(|window| window.wait().map(drop)).unwrap_err();
             assert!(next.error.is_consequence(), "{next}");
             assert!(next.buffers.is_some());
@@ -382,7 +396,7 @@ fn a_flushed_window_ends_with_its_last_request() {
         let window = [WriteWorkRequest::new(region.slice(..).unwrap(), target.remote()); 4];
         let (device, raw, completions) = (pair.device.clone(), pair.one.as_raw(), queue(&pair.one));
         let result = pair.one.scope(|s| {
-            let window = s.post_window(window)?;
+            let window = s.post_window(prepared(window))?;
             assert_eq!(device.step(done), done);
             device.hold_completions(completions, 0, true);
             break_raw(raw);
@@ -424,8 +438,8 @@ fn a_window_without_a_handle_is_left_to_the_scope() {
         .scope(|s| {
             for round in 0..20 {
                 // The places come back.
-                drop(s.post_window([write; 3])?);
-                std::mem::forget(s.post_window([write; 1])?);
+                drop(s.post_window(prepared([write; 3]))?);
+                std::mem::forget(s.post_window(prepared([write; 1]))?);
                 s.wait_all()?;
                 if round == 0 {
                     // A forgotten handle keeps its place until the scope has ended.
@@ -438,15 +452,15 @@ fn a_window_without_a_handle_is_left_to_the_scope() {
     pair.one
         .scope(|s| {
             for _ in 0..20 {
-                drop(s.post_window([write; 4])?);
+                drop(s.post_window(prepared([write; 4]))?);
                 s.wait_all()?;
             }
             // Its completion was polled before the handle was dropped.
-            let window = s.post_window([write; 2])?;
+            let window = s.post_window(prepared([write; 2]))?;
             s.post(write)?.wait()?;
             drop(window);
             s.wait_all()?;
-            s.post_window([write; 4])?.wait()?;
+            s.post_window(prepared([write; 4]))?.wait()?;
             Ok::<_, TransportError>(())
         })
         .unwrap();
@@ -454,8 +468,11 @@ fn a_window_without_a_handle_is_left_to_the_scope() {
     for dropped_first in [true, false] {
         for forgotten in [false, true] {
             let result = pair.one.scope(|s| {
-                let window =
-                    s.post_window([write, WriteWorkRequest::new(part, nowhere()), write])?;
+                let window = s.post_window(prepared([
+                    write,
+                    WriteWorkRequest::new(part, nowhere()),
+                    write,
+                ]))?;
                 if !dropped_first {
                     let _ = s.post(write).and_then(|write| write.wait());
                 }
@@ -485,11 +502,11 @@ fn a_deadline_stops_the_channel_and_gives_the_buffers_back() {
     let result = pair.one.scope(|s| {
         let (a, b) = region.slice_mut(..)?.split_at(8)?;
         let window = [a, b].map(|part| ReadWorkRequest::new(part, target.remote()));
-        let window = s.post_window(window)?;
+        let window = s.post_window(prepared(window))?;
         let error = window.wait_until(soon()).map(drop).unwrap_err();
         assert_eq!((error.error, error.request), (TransportError::TimedOut, None));
         assert_eq!(device.outstanding(number), (0, 0));
-        let [mut a, mut b] = error.buffers.unwrap();
+        let [mut a, mut b] = error.buffers.unwrap().into_buffers();
         a.fill(7);
         b.fill(8);
         Ok::<_, TransportError>(())
@@ -510,11 +527,11 @@ fn made_up_completions_end_nothing() {
     pair.one
         .scope(|s| {
             // An earlier window, with the same places.
-            let window = s.post_window([write; 3])?;
+            let window = s.post_window(prepared([write; 3]))?;
             let earlier = device.posted(1).unwrap().wr_id;
             device.run();
             window.wait()?;
-            let window = s.post_window([write; 3])?;
+            let window = s.post_window(prepared([write; 3]))?;
             let member = device.posted(1).unwrap().wr_id;
             let mut other = s.post(write)?;
             let made_up = |wr_id, qp_num, status| {
@@ -524,8 +541,8 @@ fn made_up_completions_end_nothing() {
             // Of an earlier window, of a position behind its last, of no window, of another queue pair.
             for (wr_id, of) in [
                 (earlier, number),
-                (member | 0x7fff << 16, number),
-                (member ^ 1 << 50, number),
+                (member | 0x7fff, number),
+                (member ^ 1 << 55, number),
                 (member, number + 1),
             ] {
                 made_up(wr_id, of, ffi::ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
@@ -540,7 +557,7 @@ fn made_up_completions_end_nothing() {
             window.wait()?;
             other.wait()?;
             // A failure counts, though the device then says that the last one has succeeded.
-            let window = s.post_window([write; 3])?;
+            let window = s.post_window(prepared([write; 3]))?;
             let member = device.posted(1).unwrap().wr_id;
             let mut other = s.post(write)?;
             made_up(member, number, ffi::ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
@@ -549,7 +566,7 @@ fn made_up_completions_end_nothing() {
             let error = window.wait().map(drop).unwrap_err();
             assert_eq!((error.request, error.buffers.is_some()), (Some(1), true));
             other.wait()?;
-            s.post_window([write; 4]).map(|window| (device.run(), window.wait()))?.1?;
+            s.post_window(prepared([write; 4])).map(|window| (device.run(), window.wait()))?.1?;
             Ok::<_, TransportError>(())
         })
         .unwrap();
@@ -574,13 +591,14 @@ fn a_window_of_messages_needs_as_many_credits() {
                 let _ = one.wait_all();
             }
             let window = [SendWorkRequest::new(part); 3];
-            let WindowError { error, buffers, .. } = one.post_window(window).map(drop).unwrap_err();
+            let WindowError { error, buffers, .. } =
+                one.post_window(prepared(window)).map(drop).unwrap_err();
             assert_eq!((error, buffers.is_some()), (TransportError::NoCredit, true));
             // Nothing was posted: the credits are still there.
             assert_eq!(one.credits(), Some(2));
             let third = two.post_receive(parts.next().unwrap())?;
             let window = loop {
-                match one.post_window(window) {
+                match one.post_window(prepared(window)) {
                     Ok(window) => break window,
                     Err(error) => assert_eq!(error.error, TransportError::NoCredit),
                 }
@@ -606,7 +624,8 @@ fn a_broken_queue_pair_refuses_or_flushes_a_window() {
     break_queue_pair(&pair.one);
     let result = pair.one.scope(|s| {
         let window = [SendWorkRequest::new(Inline(b"x")); 2];
-        let error = s.post_window(window).and_then(|window| window.wait().map(drop)).unwrap_err();
+        let error =
+            s.post_window(prepared(window)).and_then(|window| window.wait().map(drop)).unwrap_err();
         assert_eq!(error.request, Some(0));
         Ok::<_, TransportError>(())
     });

@@ -5,7 +5,7 @@ use std::thread;
 
 use ibverbs::{
     AccessFlags, AnyBuffer, BufferPool, ChannelId, Ended, Inline, Loop, LoopBuffer, PooledBuffer,
-    ReceiveWorkRequest, SendWorkRequest, TransportError,
+    PreparedWindow, ReceiveWorkRequest, SendWorkRequest, TransportError,
 };
 
 use crate::device;
@@ -97,20 +97,29 @@ fn windows_and_buffers_of_any_type() {
     both(|| {
         let mut loops = Loops::<AnyBuffer>::new();
         let (first, peer) = loops.connect();
-        for _ in 0..2 {
+        let window = [1, 2].map(|byte| SendWorkRequest::new(loops.filled(byte)));
+        let mut window = PreparedWindow::new(window).unwrap();
+        for round in 1..4 {
             loops.receive(peer);
             loops.receive(peer);
             loops.receive(peer);
-            let window = [1, 2].map(|byte| SendWorkRequest::new(loops.filled(byte)));
             loops.one.post_window(first, window, 5).unwrap();
             loops.one.post(first, SendWorkRequest::new(Inline(&[3; 8])), 6).unwrap();
-            for byte in [1, 2, 3] {
+            for byte in [round, 2 * round, 3] {
                 let ended = next(&mut loops.two).buffer.downcast::<PooledBuffer>().unwrap();
                 assert_eq!(ended[..], [byte; 8]);
             }
-            assert_eq!([(); 3].map(|()| next(&mut loops.one).token), [5, 5, 6]);
+            window = next(&mut loops.one).buffer.downcast().unwrap();
+            assert_eq!(next(&mut loops.one).token, 6);
+            // Other bytes, and another buffer.
+            window.bytes_mut(0).unwrap().fill(round + 1);
+            let other = SendWorkRequest::new(loops.filled(2 * (round + 1)));
+            drop(window.set(1, other).unwrap());
         }
+        let moved = thread::spawn(move || window).join().unwrap();
+        assert_eq!(moved.into_buffers()[1][..], [8; 8]);
         let five = [(); 5].map(|()| SendWorkRequest::new(loops.filled(0)));
+        let five = PreparedWindow::new(five).unwrap();
         assert_eq!(
             loops.one.post_window(first, five, 0).unwrap_err().error,
             TransportError::QueueFull

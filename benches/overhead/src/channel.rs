@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, MemoryRegion, ProtectionDomain, ScopeError, SendWorkRequest,
-    TransportError,
+    AccessFlags, BufferPool, Channel, MemoryRegion, MemorySlice, PreparedWindow, ProtectionDomain,
+    ScopeError, SendWorkRequest, TransportError,
 };
 
 use crate::rig::{DEPTH, LENGTH, WINDOW, WINDOW_OPERATIONS, context};
@@ -28,12 +28,28 @@ impl ChannelRig {
         let region = MemoryRegion::new(domain, WINDOW * LENGTH).expect("a region");
         Self { channel, region }
     }
+}
 
-    /// One whose list for windows exists: the first window makes it.
-    pub(crate) fn with_window() -> Self {
-        let mut rig = Self::new();
-        one_completion(&mut rig, WINDOW_OPERATIONS).expect("it works");
-        rig
+type Messages = [MemorySlice<'static, u8>; WINDOW];
+
+/// A channel, and a window.
+pub(crate) struct WindowRig {
+    channel: Channel<'static>,
+    /// `Some`, between runs.
+    window: Option<PreparedWindow<Messages>>,
+    messages: Messages,
+}
+
+impl WindowRig {
+    pub(crate) fn new() -> Self {
+        let ChannelRig { channel, region } = ChannelRig::new();
+        // The window and its region are in one value.
+        let region: &'static MemoryRegion<'static, u8> = Box::leak(Box::new(region));
+        let messages = std::array::from_fn(|index| {
+            region.slice(index * LENGTH..(index + 1) * LENGTH).expect("a message")
+        });
+        let window = PreparedWindow::new(messages.map(SendWorkRequest::new));
+        Self { channel, window: Some(window.expect("a window")), messages }
     }
 }
 
@@ -100,24 +116,40 @@ pub(crate) fn window(rig: &mut ChannelRig, operations: u64) -> Result<u64, Trans
 
 /// Sixteen sends of different bytes with one doorbell and one completion. All are in one scope.
 #[inline(never)]
-pub(crate) fn one_completion(rig: &mut ChannelRig, operations: u64) -> Result<u64, TransportError> {
-    let ChannelRig { channel, region } = rig;
-    let mut messages = [region.slice(..LENGTH)?; WINDOW];
-    for (index, message) in messages.iter_mut().enumerate() {
-        *message = region.slice(index * LENGTH..(index + 1) * LENGTH)?;
-    }
-    let mut sum = 0;
-    let result = channel.scope(|scope| {
-        let mut messages = messages;
-        for _ in 0..operations / WINDOW_OPERATIONS {
-            let window = scope.post_window(messages.map(SendWorkRequest::new))?;
-            let success;
-            (messages, success) = window.wait()?;
-            sum += WINDOW_OPERATIONS * u64::from(success.byte_len());
+pub(crate) fn one_completion(rig: &mut WindowRig, operations: u64) -> Result<u64, TransportError> {
+    windows(rig, operations, |_, _| Ok(()))
+}
+
+/// The same, and the requests are new ones each time.
+#[inline(never)]
+pub(crate) fn other_requests(rig: &mut WindowRig, operations: u64) -> Result<u64, TransportError> {
+    windows(rig, operations, |window, messages| {
+        for (index, message) in messages.iter_mut().enumerate() {
+            *message = window.set(index, SendWorkRequest::new(*message))?;
         }
         Ok(())
+    })
+}
+
+#[inline(always)]
+fn windows(
+    rig: &mut WindowRig,
+    operations: u64,
+    mut prepare: impl FnMut(&mut PreparedWindow<Messages>, &mut Messages) -> Result<(), TransportError>,
+) -> Result<u64, TransportError> {
+    let WindowRig { channel, window: place, messages } = rig;
+    let Some(mut window) = place.take() else { return Err(TransportError::UnknownWork) };
+    let mut sum = 0;
+    let result = channel.scope(|scope| {
+        for _ in 0..operations / WINDOW_OPERATIONS {
+            prepare(&mut window, messages)?;
+            let success;
+            (window, success) = scope.post_window(window)?.wait()?;
+            sum += WINDOW_OPERATIONS * u64::from(success.byte_len());
+        }
+        Ok(window)
     });
-    result.map_err(ended)?;
+    *place = Some(result.map_err(ended)?);
     Ok(sum)
 }
 

@@ -223,8 +223,16 @@ pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
         in_c!("W15", "C plain", 1, Rig::new(), c_plain_w15),
         in_c!("W15", "C tuned", 1, Rig::new(), c_tuned_w15),
         in_c!("W15", "C again", 1, Rig::new(), c_again_w15),
-        ours!("W15", "channel window", Bytes, ChannelRig::with_window(), channel::one_completion),
-        ours!("W15", "loop", Bytes, SendsRig::new(1), loops::window),
+        ours!("W15", "channel window", Bytes, channel::WindowRig::new(), channel::one_completion),
+        ours!(
+            "W15",
+            "channel window, new",
+            Bytes,
+            channel::WindowRig::new(),
+            channel::other_requests
+        ),
+        ours!("W15", "loop", Bytes, loops::WindowRig::new(), loops::window),
+        ours!("W15", "loop, new", Bytes, loops::WindowRig::new(), loops::other_buffers),
     ];
     contenders.extend(rails!("W16", 64 << 10));
     contenders.extend(rails!("W16s", 1 << 10));

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ibverbs::{
-    AccessFlags, BufferPool, ChannelId, Ended, Loop, PooledBuffer, ProtectionDomain,
-    ReceiveWorkRequest, SendWorkRequest, TransportError, TransportResult,
+    AccessFlags, BufferPool, ChannelId, Ended, Loop, PooledBuffer, PreparedWindow,
+    ProtectionDomain, ReceiveWorkRequest, SendWorkRequest, TransportError, TransportResult,
 };
 
 use crate::rig::{DEPTH, LENGTH, WINDOW, WINDOW_OPERATIONS, context};
@@ -18,28 +18,54 @@ pub(crate) struct SendsRig {
 impl SendsRig {
     /// With this number of channels, of which one is used.
     pub(crate) fn new(channels: u32) -> Self {
-        let context = context();
-        let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
-        let mut of = Loop::new(&context, 2 * DEPTH * channels).expect("a completion queue");
-        let mut add = |_| {
-            let builder = of.create_channel(&domain).max_send_wr(DEPTH).max_recv_wr(DEPTH);
-            let prepared = builder.build().expect("a channel");
-            let itself = prepared.endpoint();
-            of.add(prepared.handshake(itself).expect("a connection")).expect("room")
-        };
-        let channels: Vec<_> = (0..channels).map(&mut add).collect();
-        let channel = channels[channels.len() / 2];
+        let (of, channel, domain) = make(channels);
         let pool = BufferPool::new(&domain, LENGTH, WINDOW, AccessFlags::empty()).expect("a pool");
-        let mut rig = Self { of, channel, pool };
-        // It makes the list.
-        window(&mut rig, WINDOW_OPERATIONS).expect("it works");
-        rig
+        Self { of, channel, pool }
+    }
+}
+
+/// A loop with this number of channels, and one of them.
+fn make<B>(channels: u32) -> (Loop<'static, B>, ChannelId, Arc<ProtectionDomain<'static>>) {
+    let context = context();
+    let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
+    let mut of = Loop::new(&context, 2 * DEPTH * channels).expect("a completion queue");
+    let mut add = |_| {
+        let builder = of.create_channel(&domain).max_send_wr(DEPTH).max_recv_wr(DEPTH);
+        let prepared = builder.build().expect("a channel");
+        let itself = prepared.endpoint();
+        of.add(prepared.handshake(itself).expect("a connection")).expect("room")
+    };
+    let channels: Vec<_> = (0..channels).map(&mut add).collect();
+    let channel = channels[channels.len() / 2];
+    (of, channel, domain)
+}
+
+type Window = PreparedWindow<[PooledBuffer; WINDOW]>;
+
+/// A loop of windows, and one of these.
+pub(crate) struct WindowRig {
+    of: Loop<'static, Window>,
+    channel: ChannelId,
+    /// `Some`, between runs.
+    window: Option<Window>,
+    /// The one that goes into the window next.
+    other: Option<PooledBuffer>,
+}
+
+impl WindowRig {
+    pub(crate) fn new() -> Self {
+        let (of, channel, domain) = make(1);
+        let pool = BufferPool::new(&domain, LENGTH, WINDOW + 1, AccessFlags::empty());
+        let pool = pool.expect("a pool");
+        let requests = [(); WINDOW].map(|()| SendWorkRequest::new(pool.take().expect("one")));
+        let window = PreparedWindow::new(requests).expect("a window");
+        Self { of, channel, window: Some(window), other: pool.take() }
     }
 }
 
 /// What ends next, which has.
 #[inline(always)]
-fn next(of: &mut Loop<'static, PooledBuffer>) -> TransportResult<Ended<PooledBuffer>> {
+fn next<B>(of: &mut Loop<'static, B>) -> TransportResult<Ended<B>> {
     loop {
         if let Some(ended) = of.next_ended()? {
             return Ok(ended);
@@ -104,20 +130,36 @@ pub(crate) fn sixteen(rig: &mut SendsRig, operations: u64) -> TransportResult<u6
 
 /// Sixteen sends with one completion.
 #[inline(never)]
-pub(crate) fn window(rig: &mut SendsRig, operations: u64) -> TransportResult<u64> {
-    let SendsRig { of, channel, pool } = rig;
-    let mut buffers: [PooledBuffer; WINDOW] = std::array::from_fn(|_| pool.take().expect("one"));
+pub(crate) fn window(rig: &mut WindowRig, operations: u64) -> TransportResult<u64> {
+    let WindowRig { of, channel, window: place, .. } = rig;
+    let mut window = place.take().ok_or(TransportError::UnknownWork)?;
     let mut sum = 0;
     for _ in 0..operations / WINDOW_OPERATIONS {
-        let posted = of.post_window(*channel, buffers.map(SendWorkRequest::new), 0);
-        posted.map_err(|refused| refused.error)?;
-        let mut ended = [(); WINDOW].map(|()| None);
-        for ended in &mut ended {
-            let next = next(of)?;
-            sum += u64::from(next.result()?.byte_len());
-            *ended = Some(next.buffer);
-        }
-        buffers = ended.map(|buffer| buffer.expect("each was set"));
+        of.post_window(*channel, window, 0)?;
+        let ended = next(of)?;
+        sum += WINDOW_OPERATIONS * u64::from(ended.result()?.byte_len());
+        window = ended.buffer;
     }
+    *place = Some(window);
+    Ok(sum)
+}
+
+/// The same, and the buffers are others each time.
+#[inline(never)]
+pub(crate) fn other_buffers(rig: &mut WindowRig, operations: u64) -> TransportResult<u64> {
+    let WindowRig { of, channel, window: place, other } = rig;
+    let mut window = place.take().ok_or(TransportError::UnknownWork)?;
+    let mut buffer = other.take().ok_or(TransportError::UnknownWork)?;
+    let mut sum = 0;
+    for _ in 0..operations / WINDOW_OPERATIONS {
+        for index in 0..WINDOW {
+            buffer = window.set(index, SendWorkRequest::new(buffer))?;
+        }
+        of.post_window(*channel, window, 0)?;
+        let ended = next(of)?;
+        sum += WINDOW_OPERATIONS * u64::from(ended.result()?.byte_len());
+        window = ended.buffer;
+    }
+    (*place, *other) = (Some(window), Some(buffer));
     Ok(sum)
 }

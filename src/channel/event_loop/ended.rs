@@ -1,7 +1,9 @@
 //! What a loop gives back: the operations that have ended.
 
 use crate::channel::error::{TransportError, TransportResult};
+use crate::channel::generation::member;
 use crate::channel::owned_buffer::{AnyBuffer, OwnedBuffer};
+use crate::channel::prepared_window::PreparedWindow;
 use crate::completion::{WorkCompletion, WorkSuccess};
 use crate::debug::debug;
 use crate::ffi;
@@ -48,6 +50,12 @@ impl<B> Ended<B> {
     pub fn result(&self) -> TransportResult<WorkSuccess> {
         result(&self.completion)
     }
+
+    /// Of a [window](crate::Loop::post_window) that has failed: the request that has failed first, counted from 0, unless it is
+    /// the last one.
+    pub fn request(&self) -> Option<usize> {
+        member(self.completion.wr_id).map(|member| member.position)
+    }
 }
 
 #[inline(always)]
@@ -85,8 +93,8 @@ debug! {
     channel: self.channel, token: self.token, result: self.result(), ..
 }
 
-/// What a [`Loop`](crate::Loop) keeps buffers of type `K` as, and gives back: every [`OwnedBuffer`] as itself, which
-/// costs nothing, or any of them as an [`AnyBuffer`].
+/// What a [`Loop`](crate::Loop) keeps buffers of type `K` as, and gives back: every [`OwnedBuffer`], or a [`PreparedWindow`]
+/// of them, as itself, which costs nothing, or any of these as an [`AnyBuffer`].
 ///
 /// The trait is sealed: only types of this crate have it.
 #[diagnostic::on_unimplemented(
@@ -94,7 +102,7 @@ debug! {
     label = "the buffers of this loop are of another type",
     note = "a `Loop<AnyBuffer>` keeps buffers of every type"
 )]
-pub trait LoopBuffer<K: OwnedBuffer>: Send + 'static {
+pub trait LoopBuffer<K>: Send + 'static {
     #[doc(hidden)]
     fn keep(kept: K) -> Self;
 }
@@ -112,3 +120,23 @@ impl<B: OwnedBuffer> LoopBuffer<B> for AnyBuffer {
         Self::new(kept)
     }
 }
+
+macro_rules! windows {
+    ($([$($parameter:tt)*] $buffers:ty),+) => {$(
+        impl<B: OwnedBuffer $($parameter)*> LoopBuffer<PreparedWindow<$buffers>> for PreparedWindow<$buffers> {
+            #[inline(always)]
+            fn keep(kept: Self) -> Self {
+                kept
+            }
+        }
+
+        impl<B: OwnedBuffer $($parameter)*> LoopBuffer<PreparedWindow<$buffers>> for AnyBuffer {
+            #[inline(always)]
+            fn keep(kept: PreparedWindow<$buffers>) -> Self {
+                Self::new(kept)
+            }
+        }
+    )+};
+}
+
+windows!([, const N: usize] [B; N], [] Vec<B>);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Loop;
 use super::detached::step;
 use super::ended::{ChannelId, STOPPED};
-use super::slots::{NEVER_FREE, Outcome, SHARED, Slot, State, no_memory};
+use super::slots::{MAX_SLOTS, NEVER_FREE, Outcome, SHARED, Slot, State, no_memory};
 use super::table::{Aside, Entry, Table};
 use super::waiters::Tasks;
 use crate::channel::Channel;
@@ -330,7 +330,7 @@ fn add_place<B>(
         // For when they are all removed.
         members.retired.try_reserve(all)
     })();
-    if reserved.is_err() || first_slot + depth > SHARED as usize {
+    if reserved.is_err() || first_slot + depth > MAX_SLOTS {
         return Err(no_memory());
     }
     let (first, sends) = (first_slot as u32, first_slot as u32 + depths[0]);

@@ -15,6 +15,9 @@ pub(in crate::channel) const ONE: u64 = 1 << 32;
 /// of a queue pair.
 pub(super) const SHARED: u64 = 1 << 31;
 
+/// The most slots: an index has neither this bit of the numbers of requests in windows, nor that of shared receives.
+pub(super) const MAX_SLOTS: usize = 1 << 30;
+
 /// The slot of a request with this number.
 #[inline(always)]
 pub(super) fn index_of(number: u64) -> u32 {
@@ -30,8 +33,10 @@ pub(super) const NEVER_FREE: u32 = 0;
 pub(super) enum State {
     /// The device has the request, and `next_ended` returns it.
     Token,
-    /// The same, and it has a completion only if it fails, or is the last of its window.
-    Window,
+    /// The device has a window, a request of which, not the last, has failed: its slot has that completion.
+    FailedWindow,
+    /// The device has a part of a window, without the last request.
+    PartOfWindow,
     /// The device has the request of a future.
     Task,
     /// The same; the future was dropped.
@@ -71,10 +76,8 @@ pub(super) struct Slot<B> {
     pub(super) queue_pair: u32,
     /// The next slot of the ring of its queue.
     pub(super) next: u32,
-    /// In a window, or in a list of operations that have ended: the next one.
+    /// In a list of operations that have ended: the next one.
     pub(super) link: u32,
-    /// Of the last of a window: the first of those that have not ended.
-    pub(super) first: u32,
     /// The generations up to this one are of earlier channels, or connections.
     pub(super) begun: u32,
     pub(super) state: State,
@@ -91,7 +94,6 @@ impl<B> Slot<B> {
             queue_pair: 0,
             next: index,
             link: NO_SLOT,
-            first: NO_SLOT,
             begun: 0,
             state,
             buffer: MaybeUninit::uninit(),
@@ -117,7 +119,8 @@ impl<B> Slot<B> {
         }
     }
 
-    fn generation(&self) -> u32 {
+    #[inline(always)]
+    pub(super) fn generation(&self) -> u32 {
         (self.number >> 32) as u32
     }
 
@@ -166,12 +169,40 @@ impl List {
 /// What a slot keeps of an operation that its owner asks for.
 #[derive(Default)]
 pub(super) struct Outcome {
-    /// Of an operation that has ended.
+    /// Of an operation that has ended, or a window that has failed.
     pub(super) completion: ffi::ibv_wc,
+    pub(super) run: Run,
+    /// Of a part of a window: how many requests it has.
+    pub(super) posted: u32,
     /// Of a shared receive: the channel that the message came on.
     pub(super) channel: Option<ChannelId>,
     /// Of the task that waits for it.
     pub(super) waker: Option<Waker>,
+}
+
+/// The window that a slot had last.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Run {
+    /// Of the slot, at that time.
+    pub(super) generation: u32,
+    /// How many places it has from the slot on.
+    pub(super) places: u32,
+    /// The slot behind them in the ring.
+    pub(super) next: u32,
+}
+
+impl<B> Slot<B> {
+    /// Whether it has this window, or had it last.
+    #[inline(always)]
+    pub(super) fn is_of(&self, run: Run) -> bool {
+        // Behind the slot of an earlier connection there may be anything.
+        run.generation == self.generation() && run.generation != self.begun
+    }
+
+    /// How many places its operation has, or the last one that it had.
+    pub(super) fn places(&self, run: Run) -> u32 {
+        if self.is_of(run) { run.places } else { 1 }
+    }
 }
 
 #[cold]

@@ -4,9 +4,8 @@
 //! reset. So a completion finds its operation by an index and three comparisons: the number is the slot's, the slot is in
 //! flight, and the queue pair is the slot's. What fails one of them ends nothing.
 //!
-//! An operation that `next_ended` finds goes from what was polled to the program, and so do those of a window, whose completion
-//! stays there until the last of them has gone. What is found in another way (a window that has failed, a channel that is
-//! removed) is put into the list of those that have ended. While that has one, nothing is left of what was
+//! An operation that `next_ended` finds goes from what was polled to the program. What is found in another way (a window that
+//! has failed, a channel that is removed) is put into the list of those that have ended. While that has one, nothing is left of what was
 //! polled, so results come in the order of their completions. The operations of tasks keep their results in their slots.
 
 use std::ptr::NonNull;
@@ -22,7 +21,6 @@ use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::operation::Queue;
 use crate::channel::operation::{Limits, Target, Templates};
 use crate::channel::sink::{BATCH, PollCq, Polled, count};
-use crate::channel::window_list::WindowList;
 use crate::ffi;
 
 /// What is needed of a channel to post.
@@ -88,8 +86,6 @@ pub(super) struct Table<B> {
     pub(super) queue: *mut ffi::ibv_cq,
     /// Owned. One request of each kind: they name no queue pair, so a loop needs no more.
     pub(super) prepared: NonNull<Templates>,
-    /// The requests of a window.
-    pub(super) window: WindowList,
     /// By slot.
     pub(super) outcomes: Vec<Outcome>,
     /// What `next_ended` returns next.
@@ -124,7 +120,6 @@ impl<B> Table<B> {
             poll_cq,
             queue,
             prepared,
-            window: WindowList::default(),
             outcomes: vec![Outcome::default()],
             ended: List::default(),
             deferred: Deferred::default(),
@@ -147,15 +142,20 @@ impl<B> Table<B> {
     #[cold]
     #[inline(never)]
     pub(super) fn search(&self, from: u32) -> Option<u32> {
-        let mut index = self.slots[from as usize].next;
-        while index != from {
+        let mut index = from;
+        loop {
             let slot = &self.slots[index as usize];
             if slot.state == State::Free {
                 return Some(index);
             }
-            index = slot.next;
+            // Not the places of a window, whose slots are free.
+            for _ in 0..slot.places(self.outcomes[index as usize].run) {
+                index = self.slots[index as usize].next;
+                if index == from {
+                    return None;
+                }
+            }
         }
-        None
     }
 
     /// Polls, when nothing is left of what was polled. Returns how many completions there were.
@@ -193,28 +193,27 @@ impl<B> Table<B> {
             {
                 return Ok(Some(slot.take(completion)));
             }
-            if let Some(slot) = self.next_of_window(completion) {
-                return Ok(Some(slot.take(completion)));
-            }
             let completion = *completion;
-            if let Some(ended) = self.take_shared(&completion) {
+            if let Some(ended) = self.take_other(&completion)? {
                 return Ok(Some(ended));
             }
-            self.settle(completion)?;
         }
     }
 
-    /// Ends the operation of a completion that was taken from what was polled; if it has left something in the list, also
-    /// those of all others.
+    /// The message of a completion that was taken from what was polled, if it is of shared receives. Otherwise ends the
+    /// operation; if that has left something in the list, also those of all other completions.
     ///
     /// # Errors
     ///
     /// One of the completions is unknown. It ends nothing.
-    #[cold]
     #[inline(never)]
-    fn settle(&mut self, completion: ffi::ibv_wc) -> TransportResult<()> {
-        let settled = self.end(&completion);
+    fn take_other(&mut self, completion: &ffi::ibv_wc) -> TransportResult<Option<Ended<B>>> {
+        if let Some(ended) = self.take_shared(completion) {
+            return Ok(Some(ended));
+        }
+        let settled = self.end(completion);
         if self.ended.is_empty() { settled } else { settled.and(self.settle_polled()) }
+            .map(|()| None)
     }
 
     /// Puts what is left of what was polled into the list.
@@ -251,10 +250,11 @@ impl<B> Table<B> {
                         false => slot.queue_pair == queue_pair,
                     } =>
             {
-                match slot.state {
-                    State::Window => self.end_of_window(index, completion),
-                    _ => self.finish(index, completion),
-                }
+                let first = match slot.state {
+                    State::FailedWindow => self.outcomes[index as usize].completion,
+                    _ => *completion,
+                };
+                self.finish(index, &first);
                 Ok(())
             }
             Some(slot)
@@ -265,7 +265,7 @@ impl<B> Table<B> {
                 Ok(())
             }
             Some(slot) if slot.is_earlier(wr_id) => Ok(()),
-            _ => Err(TransportError::UnknownCompletion { queue_pair, wr_id }),
+            _ => self.end_member(completion),
         }
     }
 

@@ -1,264 +1,245 @@
 //! Windows: several requests that are posted together, and have one completion.
-
-use std::mem::ManuallyDrop;
-use std::{array, mem};
+//!
+//! A window is one operation of the table: its slot has the number of the last request, and keeps the window. The places of the
+//! others are those behind it in the ring, whose slots stay free: who meets the slot in use goes past them.
 
 use super::Loop;
 use super::ended::{ChannelId, LoopBuffer, STOPPED};
-use super::slots::{NEVER_FREE, ONE, Slot, State};
-use super::table::Table;
+use super::slots::{NEVER_FREE, ONE, Outcome, Slot, State};
+use super::table::{Aside, Entry, Table};
 use crate::channel::credits::NO_CREDIT;
-use crate::channel::error::TransportError;
-use crate::channel::generation::MAX_WINDOW;
+use crate::channel::error::{TransportError, TransportResult};
+use crate::channel::generation::{LEADERS, Member, member, upper_half};
 use crate::channel::operation::Queue;
-use crate::channel::operation::{Operation, Target};
-use crate::channel::owned_buffer::OwnedBuffer;
-use crate::channel::request::WorkRequest;
-use crate::channel::slot::NO_SLOT;
-use crate::channel::window::WindowError;
-use crate::channel::window_list::{NotPosted, Window};
+use crate::channel::prepared_window::{PreparedWindow, WindowError};
+use crate::channel::window_list::{NotPosted, WindowList};
 use crate::ffi;
-use crate::memory::{GatherBuffer, PlainList};
-use crate::operation::SendQueueRequest;
-use crate::operation::sealed::Request;
+
+/// Why a window was not posted, and which request is to blame.
+enum Failure {
+    /// The device has seen nothing of it.
+    Refused(TransportError, Option<usize>),
+    /// It was not posted, or not as a whole, from this slot on.
+    NotPosted(u32, NotPosted),
+}
 
 impl<B> Loop<'_, B> {
-    /// `ibv_post_send`: posts several requests of one kind together, with one doorbell and one completion, which is what
-    /// most devices need the least time for.
+    /// `ibv_post_send`: posts several requests together, with one doorbell and one completion.
+    /// [`next_ended`](Self::next_ended) gives the window back as one operation, with all its buffers: all were carried out, or
+    /// the error is that of the [first](super::Ended::request) that failed.
     ///
-    /// [`next_ended`](Self::next_ended) gives them back one by one, each with its buffer and this token, in their order:
-    /// all when the last has completed; or if one fails, those up to that with its error, and the others with theirs.
+    /// It is for a loop of windows that own their buffers (`Loop<PreparedWindow<[PooledBuffer; 16]>>`), or of
+    /// [`AnyBuffer`](crate::AnyBuffer)s. A window takes a place in the queue for each of its requests, one behind the other.
     ///
     /// # Errors
     ///
-    /// Those of [`post`](Self::post); [`request`](WindowError::request) is the one that was refused. All buffers come back
-    /// if the device has seen no request. If it may have seen some, none comes back, and all end, with this token: see
-    /// there.
+    /// Those of [`post`](Self::post); [`request`](WindowError::request) is the one that was refused. If the device may have seen
+    /// some requests, the window does not come back with the error: it ends.
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
-    pub fn post_window<R, const N: usize>(
+    pub fn post_window<C>(
         &mut self,
         channel: ChannelId,
-        requests: [R; N],
+        mut window: PreparedWindow<C>,
         token: u64,
-    ) -> Result<(), WindowError<[B; N]>>
+    ) -> Result<(), WindowError<PreparedWindow<C>>>
     where
-        R: WorkRequest<Kept: OwnedBuffer>
-            + SendQueueRequest
-            + Request<Buffer: GatherBuffer<List: PlainList>>,
-        B: LoopBuffer<R::Kept>,
+        B: LoopBuffer<PreparedWindow<C>>,
     {
-        const { assert!(N > 0 && N <= MAX_WINDOW, "a window has 1 to 32,767 requests") };
-        let mut requests = requests.into_iter();
-        let mut places = Places { last: NEVER_FREE, count: 0 };
-        let filled = self.table.fill_window::<R, N>(channel, &mut requests, token, &mut places);
-        let (target, window) = match filled {
-            Ok(filled) => filled,
-            Err(refusal) => return Err(self.table.take_back::<R, N>(refusal, requests, places)),
+        // SAFETY: the window goes to the slot next, with nothing in between that unwinds, and leaves the slot when the device
+        // is done with it. Its buffers keep their memory until they are dropped: see `LoopBuffer`.
+        let (index, failure) = match unsafe { self.table.post_list(channel, window.list(), token) }
+        {
+            Ok(index) => (index, None),
+            Err(failure) => match self.window_failed(channel, window.list(), failure) {
+                (error, request, Some(index)) => (index, Some((error, request))),
+                (error, request, None) => {
+                    return Err(WindowError { error, request, buffers: Some(window) });
+                }
+            },
         };
-        // SAFETY: all requests were set. The entry's channel was not removed, so its queue pair is live. The slots have the
-        // buffers: see `post`.
-        let posted = unsafe { window.post_numbered(target) };
-        let table = &mut self.table;
-        table.entries[channel.index()].next[0] = table.slots[places.last as usize].next;
-        match posted {
-            Ok(()) => Ok(()),
-            Err(failure) => Err(self.not_posted::<R, N>(channel, failure, places)),
-        }
+        // SAFETY: it is the index of a slot.
+        let slot = unsafe { self.table.slots.get_unchecked_mut(index as usize) };
+        slot.buffer.write(B::keep(window));
+        let Some((error, request)) = failure else { return Ok(()) };
+        self.to_error(channel);
+        Err(WindowError { error, request, buffers: None })
     }
 
-    /// The error of a window that was not posted, or not as a whole.
+    /// The error of a window that was not posted, or not as a whole. In that case also its slot.
     #[cold]
     #[inline(never)]
-    fn not_posted<R, const N: usize>(
+    fn window_failed(
         &mut self,
         channel: ChannelId,
-        failure: NotPosted,
-        places: Places,
-    ) -> WindowError<[B; N]>
-    where
-        R: WorkRequest<Kept: OwnedBuffer>,
-        B: LoopBuffer<R::Kept>,
-    {
+        list: &WindowList,
+        failure: Failure,
+    ) -> (TransportError, Option<usize>, Option<u32>) {
         let table = &mut self.table;
-        let none = const { [const { None::<R> }; N] }.into_iter().flatten();
-        if failure.returned == NO_CREDIT && R::Operation::TAKES_RECEIVE {
-            let error = table.refuse_without_credit(channel, N as u32);
-            return table.take_back((error, None, None), none, places);
+        let (index, failure) = match failure {
+            Failure::Refused(error, request) => return (error, request, None),
+            Failure::NotPosted(index, failure) => (index, failure),
+        };
+        if failure.returned == NO_CREDIT && list.takes_receives {
+            let error = table.refuse_without_credit(channel, list.len() as u32);
+            return (error, None, None);
         }
         let error = failure.error().into();
         if failure.posted == 0 {
-            return table.take_back((error, Some(0), None), none, places);
+            return (error, Some(0), None);
         }
-        // What was polled comes before what is put into the list now. If one is unknown, that is not what has failed here.
-        let _ = table.settle_polled();
-        let request = (failure.posted < N).then_some(failure.posted);
-        if let Some(posted) = request {
-            let first = table.slots[places.last as usize].first;
-            let last = (1..posted).fold(first, |at, _| table.slots[at as usize].link);
-            let last = &mut table.slots[last as usize];
-            let mut next = mem::replace(&mut last.link, NO_SLOT);
-            last.first = first;
-            while next != NO_SLOT {
-                let index = next;
-                next = table.slots[index as usize].link;
-                let completion = ffi::ibv_wc { status: STOPPED, ..Default::default() };
-                table.finish(index, &completion);
-            }
+        let request = (failure.posted < list.len()).then_some(failure.posted);
+        let entry = &mut table.entries[channel.index()];
+        let (slot, outcome) =
+            (&mut table.slots[index as usize], &mut table.outcomes[index as usize]);
+        slot.state = State::Token;
+        outcome.run.generation = slot.generation();
+        entry.next[0] = outcome.run.next;
+        if request.is_some() {
+            slot.state = State::PartOfWindow;
+            outcome.posted = failure.posted as u32;
+            let completion = ffi::ibv_wc { status: STOPPED, ..Default::default() };
+            outcome.completion = completion;
         }
-        self.to_error(channel);
-        WindowError { error, request, buffers: None }
+        (error, request, Some(index))
     }
 }
-
-/// The slots of a window that is being filled.
-struct Places {
-    /// The last of them. Each is linked to the next, and the slot of nobody to the first.
-    last: u32,
-    count: usize,
-}
-
-/// Why a window was refused, which request is wrong, and the one that has no slot.
-type Refusal<R> = (TransportError, Option<usize>, Option<R>);
 
 impl<B> Table<B> {
-    /// Writes a window's requests. Each gets a slot, with its buffer.
+    /// Posts a window. Returns its slot, which is to get the window.
+    ///
+    /// # Safety
+    ///
+    /// The memory of the requests is valid, and exclusive as far as they write it, until the operation has ended; or until
+    /// [`window_failed`](Loop::window_failed) has said that the device has none of it.
     #[inline(always)]
-    fn fill_window<R, const N: usize>(
+    unsafe fn post_list(
         &mut self,
         channel: ChannelId,
-        requests: &mut array::IntoIter<R, N>,
+        list: &mut WindowList,
         token: u64,
-        places: &mut Places,
-    ) -> Result<(Target, Window<'_>), Refusal<R>>
-    where
-        R: WorkRequest<Kept: OwnedBuffer>
-            + SendQueueRequest
-            + Request<Buffer: GatherBuffer<List: PlainList>>,
-        B: LoopBuffer<R::Kept>,
-    {
+    ) -> Result<u32, Failure> {
         let Some(entry) = self.entry(channel) else {
-            return Err((TransportError::Closed, None, None));
+            return Err(Failure::Refused(TransportError::Closed, None));
         };
-        let (target, limits, mut next) = (entry.target, entry.limits, entry.next[0]);
-        // The slots of the ring that were not looked at.
-        let mut left = entry.depths[0];
-        if let Err(error) = self.window.reserve_shared(N, &limits) {
-            return Err((error.into(), None, None));
+        if let Err(error) = list.check(&entry.limits) {
+            return Err(Failure::Refused(error, None));
         }
-        let Self { window, slots, entries, asides, .. } = self;
-        let mut window = window.begin(0);
-        for request in requests {
-            let index = loop {
-                if left == 0 {
-                    let (entry, aside) = (&entries[channel.index()], &asides[channel.index()]);
-                    return Err((entry.why_full(aside, Queue::Send), None, Some(request)));
-                }
-                left -= 1;
-                // SAFETY: it is the index of a slot, as all that are stored in entries and slots.
-                let slot = unsafe { slots.get_unchecked(next as usize) };
-                let index = mem::replace(&mut next, slot.next);
-                if slot.state == State::Free {
-                    break index;
-                }
-            };
-            // SAFETY: as above.
-            let slot = unsafe { slots.get_unchecked_mut(index as usize) };
-            slot.number = slot.number.wrapping_add(ONE);
-            let (operation, buffer) = request.split();
-            // Nothing below drops it.
-            let mut buffer = ManuallyDrop::new(buffer);
-            // SAFETY: there is room for `N` requests.
-            let added =
-                unsafe { window.add_numbered::<R>(slot.number, &limits, &operation, &mut buffer) };
-            let buffer = ManuallyDrop::into_inner(buffer);
-            if let Err(error) = added {
-                return Err((error, Some(places.count), Some(R::join(operation, buffer))));
+        let (index, places) = (entry.next[0], list.len() as u32);
+        // SAFETY: it is the index of a slot, as every value that is stored there, and all slots have outcomes.
+        let (slot, outcome) = unsafe { self.slot_and_outcome(index) };
+        // As many as those of the window that was posted here last are free: nothing takes a place behind the slot of a window
+        // before it takes the slot, or `find_places` finds that place for another window.
+        let is_again =
+            slot.state == State::Free && slot.is_of(outcome.run) && outcome.run.places == places;
+        if !is_again && let Err(error) = self.find_places(channel, places) {
+            return Err(Failure::Refused(error, None));
+        }
+        // SAFETY: as above, and it is the entry of a channel.
+        let entry = unsafe { self.entries.get_unchecked_mut(channel.index()) };
+        let (target, first) = (entry.target, entry.first_slot);
+        // SAFETY: as above.
+        let (slot, outcome) = unsafe { self.slot_and_outcome(index) };
+        slot.number = slot.number.wrapping_add(ONE);
+        slot.token = token;
+        let generation = slot.generation();
+        let upper = upper_half(index - first, generation);
+        // SAFETY: the entry's channel was not removed, so its queue pair is live. The caller vouches for the memory.
+        let posted = unsafe { list.post(target, slot.number, upper) };
+        if let Err(failure) = posted {
+            return Err(Failure::NotPosted(index, failure));
+        }
+        slot.state = State::Token;
+        outcome.run.generation = generation;
+        let next = outcome.run.next;
+        // SAFETY: as above.
+        unsafe { self.entries.get_unchecked_mut(channel.index()) }.next[0] = next;
+        Ok(index)
+    }
+
+    /// # Safety
+    ///
+    /// It is the index of a slot.
+    #[inline(always)]
+    unsafe fn slot_and_outcome(&mut self, index: u32) -> (&mut Slot<B>, &mut Outcome) {
+        // SAFETY: the caller vouches for it, and all slots have outcomes.
+        unsafe {
+            let slot = self.slots.get_unchecked_mut(index as usize);
+            (slot, self.outcomes.get_unchecked_mut(index as usize))
+        }
+    }
+
+    /// Notes the places that a window is to have, if the next ones of the ring for sends are free.
+    #[inline(never)]
+    fn find_places(&mut self, channel: ChannelId, places: u32) -> TransportResult<()> {
+        let Self { entries, asides, slots, outcomes, .. } = self;
+        let entry = &entries[channel.index()];
+        let from = entry.next[0];
+        let full = || Err(entry.why_full(&asides[channel.index()], Queue::Send));
+        if places > entry.depths[0] || from == NEVER_FREE || from - entry.first_slot >= LEADERS {
+            return full();
+        }
+        let mut index = from;
+        for _ in 0..places {
+            let slot = &slots[index as usize];
+            if slot.state != State::Free {
+                return full();
             }
-            slot.token = token;
-            slot.state = State::Window;
-            slot.buffer.write(B::keep(buffer.keep()));
-            // SAFETY: as above.
-            unsafe { slots.get_unchecked_mut(places.last as usize) }.link = index;
-            places.last = index;
-            places.count += 1;
+            // A window from here on is not the last one any more that these places have. Its own is set by the post.
+            outcomes[index as usize].run.generation = slot.begun;
+            index = slot.next;
         }
-        let first = slots[NEVER_FREE as usize].link;
-        let last = &mut slots[places.last as usize];
-        (last.link, last.first) = (NO_SLOT, first);
-        Ok((target, window))
+        let run = &mut outcomes[from as usize].run;
+        (run.places, run.next) = (places, index);
+        Ok(())
     }
 
-    /// The error of a window of which the device has seen nothing, with the buffers. `rest` are the requests behind the refused
-    /// one.
+    /// Notes the failure of a request that is not the last of its window. If the last one was not posted, the window ends with
+    /// the last of those that were.
+    ///
+    /// # Errors
+    ///
+    /// The completion is of no such request.
     #[cold]
-    #[inline(never)]
-    fn take_back<R, const N: usize>(
-        &mut self,
-        (error, request, refused): Refusal<R>,
-        rest: impl Iterator<Item = R>,
-        places: Places,
-    ) -> WindowError<[B; N]>
-    where
-        R: WorkRequest<Kept: OwnedBuffer>,
-        B: LoopBuffer<R::Kept>,
-    {
-        let mut next = self.slots[NEVER_FREE as usize].link;
-        let filled = (0..places.count).map(|_| {
-            let slot = &mut self.slots[next as usize];
-            next = slot.link;
-            slot.state = State::Free;
-            // SAFETY: the slot was filled, and is free now. The device has not seen its request.
-            unsafe { slot.buffer.assume_init_read() }
-        });
-        let rest = refused.into_iter().chain(rest);
-        let mut buffers = filled.chain(rest.map(|request| B::keep(request.split().1.keep())));
-        let buffers = array::from_fn(|_| buffers.next().expect("each is in one of them"));
-        WindowError { error, request, buffers: Some(buffers) }
-    }
-
-    /// The next operation of a window whose last request was carried out, and with it all before. This is its completion, which
-    /// was taken from what was polled, and goes back there unless this is the last operation.
-    #[inline(never)]
-    pub(super) fn next_of_window(&mut self, completion: &ffi::ibv_wc) -> Option<&mut Slot<B>> {
-        let index = completion.wr_id as u32;
-        let last = self.slots.get(index as usize)?;
-        let is_of_window = last.number == completion.wr_id
-            && last.state == State::Window
-            && last.queue_pair == completion.qp_num
-            && last.link == NO_SLOT;
-        if !is_of_window || completion.status != ffi::ibv_wc_status::IBV_WC_SUCCESS {
-            return None;
+    pub(super) fn end_member(&mut self, completion: &ffi::ibv_wc) -> TransportResult<()> {
+        let &ffi::ibv_wc { wr_id, qp_num: queue_pair, status, .. } = completion;
+        let unknown = Err(TransportError::UnknownCompletion { queue_pair, wr_id });
+        let Some(member) = member(wr_id) else { return unknown };
+        let Member { place, position, .. } = member;
+        let is_its = |(entry, aside): &(&Entry, &Aside)| {
+            aside.core.is_some() && self.slots[entry.first_slot as usize].queue_pair == queue_pair
+        };
+        let Some((entry, _)) = self.entries.iter().zip(&self.asides).find(is_its) else {
+            // Its channel was removed.
+            return Ok(());
+        };
+        if place >= entry.depths[0] {
+            return unknown;
         }
-        let next = last.first;
-        if next != index {
-            // SAFETY: it was taken from the batch.
-            unsafe { self.batch.put_back() };
-            self.slots[index as usize].first = self.slots[next as usize].link;
+        let index = entry.first_slot + place;
+        let (slot, outcome) = (&mut self.slots[index as usize], &mut self.outcomes[index as usize]);
+        let (reached, places) = (slot.generation(), slot.places(outcome.run) as usize);
+        if slot.is_earlier(u64::from(member.generation(reached)) << 32) {
+            return Ok(());
         }
-        self.slots.get_mut(next as usize)
-    }
-
-    /// Ends the operation in this slot, which is of a window, and those of the window before it: the device carries them
-    /// out in order, and those would have completions if they had failed.
-    pub(super) fn end_of_window(&mut self, index: u32, completion: &ffi::ibv_wc) {
-        let mut last = index;
-        while let Some(slot) = self.slots.get(self.slots[last as usize].link as usize) {
-            last = slot.number as u32;
+        if member.generation(reached) != reached {
+            return unknown;
         }
-        let rest = self.slots[index as usize].link;
-        let mut next = self.slots[last as usize].first;
-        while next != index {
-            let slot = &self.slots[next as usize];
-            let (ended, number) = (next, slot.number);
-            next = slot.link;
-            let status = ffi::ibv_wc_status::IBV_WC_SUCCESS;
-            let completion = ffi::ibv_wc { wr_id: number, status, ..*completion };
-            self.finish(ended, &completion);
+        let failed = status != ffi::ibv_wc_status::IBV_WC_SUCCESS;
+        match slot.state {
+            // A success says nothing: the last one is to come.
+            State::Token if position + 1 < places && failed => {
+                slot.state = State::FailedWindow;
+                outcome.completion = *completion;
+            }
+            State::Token | State::FailedWindow if position + 1 < places => {}
+            State::PartOfWindow if position + 1 == outcome.posted as usize => {
+                let completion = outcome.completion;
+                self.finish(index, &completion);
+            }
+            State::PartOfWindow if position < outcome.posted as usize => {}
+            _ => return unknown,
         }
-        if rest != NO_SLOT {
-            self.slots[last as usize].first = rest;
-        }
-        self.finish(index, completion);
+        Ok(())
     }
 }

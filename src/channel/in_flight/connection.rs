@@ -8,8 +8,15 @@ use crate::channel::slot::{Owner, Slot, State};
 impl InFlight {
     /// Whether a request with this number was posted before the connection began.
     pub(in crate::channel) fn is_earlier(&self, wr_id: u64) -> bool {
-        ((wr_id as u32 as usize) < MAX_SLOTS || member(wr_id).is_some())
-            && self.generations.get().is_earlier((wr_id >> 32) as u32)
+        let generation = match member(wr_id) {
+            Some(member) => match self.slot(member.place as usize) {
+                Some(slot) => member.generation(slot.generation()),
+                None => return false,
+            },
+            None if (wr_id as u32 as usize) < MAX_SLOTS => (wr_id >> 32) as u32,
+            None => return false,
+        };
+        self.generations.get().is_earlier(generation)
     }
 
     /// From now on, all numbers that there were are of earlier connections. Returns the generations that begin now.

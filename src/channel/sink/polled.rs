@@ -83,17 +83,6 @@ impl Polled {
         self.next.set(unsafe { self.next.get().add(count) });
     }
 
-    /// The completion that was taken last is the next one again.
-    ///
-    /// # Safety
-    ///
-    /// One was taken since the last poll.
-    #[inline]
-    pub(in crate::channel) unsafe fn put_back(&self) {
-        // SAFETY: the caller vouches for it.
-        self.next.set(unsafe { self.next.get().sub(1) });
-    }
-
     /// From now on, the entries from `first` to `end`, which a poll has written, are those that were not taken.
     #[inline]
     pub(in crate::channel) fn keep(&self, first: usize, end: usize) {

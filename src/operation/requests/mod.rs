@@ -226,7 +226,7 @@ work_requests! {
     /// use std::time::Instant;
     /// use ibverbs::{
     ///     AsyncChannel, Channel, ChannelId, Inline, Loop, MemoryRegion, OwnedResult, PooledBuffer,
-    ///     PreparedRequest, QueuePair, Rc, Result, SendWorkRequest, TransportResult,
+    ///     PreparedRequest, PreparedWindow, QueuePair, Rc, Result, SendWorkRequest, TransportResult,
     /// };
     ///
     /// /// Posts, and waits until it has ended. The buffer is lent.
@@ -257,12 +257,14 @@ work_requests! {
     ///     })
     /// }
     ///
-    /// /// Several with one doorbell and one completion, which gives all buffers back.
+    /// /// Several with one doorbell and one completion, which gives all buffers back, to be posted again.
     /// fn window(channel: &mut Channel<'_>, region: &MemoryRegion<'_, u8>) -> TransportResult<()> {
     ///     let (head, body) = (region.slice(..8)?, region.slice(8..)?);
     ///     channel.manual_scope(|scope| {
-    ///         let window = scope.post_window([head, body].map(SendWorkRequest::new))?;
-    ///         let ([_head, _body], _) = window.wait()?;
+    ///         let mut window = PreparedWindow::new([head, body].map(SendWorkRequest::new))?;
+    ///         for _ in 0..2 {
+    ///             window = scope.post_window(window)?.wait()?.0;
+    ///         }
     ///         Ok(())
     ///     })
     /// }

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, BorrowedBuffer, BufferPool, Channel, ChannelBuilder, ChannelClosed, GatherBuffer,
-    Inline, MemoryRegion, ReadWorkRequest, ReceiveWorkRequest, RemoteMemoryRegion, ScatterBuffer,
-    ScopeError, ScopedPendingWork, SendWorkRequest, SharedMemoryRegion, TransportError,
-    WorkErrorClass, WriteWorkRequest,
+    Inline, MemoryRegion, PreparedWindow, ReadWorkRequest, ReceiveWorkRequest, RemoteMemoryRegion,
+    ScatterBuffer, ScopeError, ScopedPendingWork, SendWorkRequest, SharedMemoryRegion,
+    TransportError, WorkErrorClass, WriteWorkRequest,
 };
 
 use crate::transport::{self, Link, close, nothing_is_left};
@@ -95,12 +95,12 @@ fn windows() {
                     .scope(|one| {
                         let part = source.slice(..1)?;
                         let writes = [0, 1, 2].map(|index| WriteWorkRequest::new(part, at(index)));
-                        let window = one.post_window(writes)?;
+                        let window = one.post_window(PreparedWindow::new(writes)?)?;
                         let tell = (
                             WriteWorkRequest::new(part, at(3)),
                             SendWorkRequest::new(Inline(b"done")),
                         );
-                        let tell = one.post_window(tell)?;
+                        let tell = one.post_window(PreparedWindow::new(tell)?)?;
                         window.wait_until(deadline())?;
                         tell.wait_until(deadline())?;
                         Ok::<_, TransportError>(())
@@ -123,8 +123,12 @@ fn windows() {
                 let answer = answers.slice(index as usize..=index as usize)?;
                 window.push(ReadWorkRequest::new(answer, to(index)));
             }
-            let error = one.post_window(window)?.wait_until(deadline()).map(drop).unwrap_err();
-            assert_eq!(error.buffers.map(|answers| answers.len()), Some(3));
+            let error = one
+                .post_window(PreparedWindow::new(window)?)?
+                .wait_until(deadline())
+                .map(drop)
+                .unwrap_err();
+            assert_eq!(error.buffers.map(|answers| answers.buffers().len()), Some(3));
             // On iWARP the peer ends the connection, and those before it may be flushed, too.
             assert!(
                 error.request.is_some_and(|request| request as u64 <= failing),

@@ -1,10 +1,12 @@
 use std::io::IoSlice;
 
-use ibverbs::{Channel, InlineList, SendWorkRequest, TransportResult};
+use ibverbs::{Channel, InlineList, PreparedWindow, SendWorkRequest, TransportResult};
 
 pub fn case(channel: &mut Channel<'_>, bytes: &[u8]) -> TransportResult<()> {
     channel.manual_scope(|s| {
-        s.post_window([SendWorkRequest::new(InlineList(&[IoSlice::new(bytes)]))])?.wait()?;
+        let window =
+            PreparedWindow::new([SendWorkRequest::new(InlineList(&[IoSlice::new(bytes)]))])?;
+        s.post_window(window)?.wait()?;
         Ok(())
     })
 }

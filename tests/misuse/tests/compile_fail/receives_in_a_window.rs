@@ -1,8 +1,9 @@
-use ibverbs::{Channel, MemorySliceMut, ReceiveWorkRequest, TransportResult};
+use ibverbs::{Channel, MemorySliceMut, PreparedWindow, ReceiveWorkRequest, TransportResult};
 
 pub fn case(channel: &mut Channel<'_>, rooms: [MemorySliceMut<'_, u8>; 2]) -> TransportResult<()> {
     channel.manual_scope(|s| {
-        s.post_window(rooms.map(ReceiveWorkRequest::new))?.wait()?;
+        let window = PreparedWindow::new(rooms.map(ReceiveWorkRequest::new))?;
+        s.post_window(window)?.wait()?;
         Ok(())
     })
 }

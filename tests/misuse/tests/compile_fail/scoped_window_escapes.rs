@@ -1,9 +1,10 @@
-use ibverbs::{Channel, MemoryRegion, SendWorkRequest, TransportResult};
+use ibverbs::{Channel, MemoryRegion, PreparedWindow, SendWorkRequest, TransportResult};
 
 pub fn case(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u8>) -> TransportResult<()> {
     let mut kept = None;
     channel.manual_scope(|s| {
-        kept = Some(s.post_window([SendWorkRequest::new(region.slice(..)?)])?);
+        let window = PreparedWindow::new([SendWorkRequest::new(region.slice(..)?)])?;
+        kept = Some(s.post_window(window)?);
         Ok(())
     })
 }

@@ -1,9 +1,10 @@
-use ibverbs::{Channel, MemoryRegion, SendWorkRequest, TransportResult};
+use ibverbs::{Channel, MemoryRegion, PreparedWindow, SendWorkRequest, TransportResult};
 
 pub fn case(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u8>) -> TransportResult<u8> {
     channel.manual_scope(|s| {
         let (one, two) = region.slice_mut(..)?.split_at(8)?;
-        let window = s.post_window([SendWorkRequest::new(one), SendWorkRequest::new(two)])?;
+        let prepared = PreparedWindow::new([SendWorkRequest::new(one), SendWorkRequest::new(two)])?;
+        let window = s.post_window(prepared)?;
         let first = one[0];
         window.wait()?;
         Ok(first)

@@ -1,8 +1,9 @@
-use ibverbs::{Channel, Inline, SendWorkRequest, TransportResult};
+use ibverbs::{Channel, Inline, PreparedWindow, SendWorkRequest, TransportResult};
 
 pub fn case(channel: &mut Channel<'_>, bytes: &[u8]) -> TransportResult<()> {
     channel.manual_scope(|s| {
-        s.post_window([SendWorkRequest::new(Inline(bytes))])?.wait()?;
+        let window = PreparedWindow::new([SendWorkRequest::new(Inline(bytes))])?;
+        s.post_window(window)?.wait()?;
         Ok(())
     })
 }

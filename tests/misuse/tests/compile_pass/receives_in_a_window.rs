@@ -1,8 +1,9 @@
-use ibverbs::{Channel, MemorySliceMut, SendWorkRequest, TransportResult};
+use ibverbs::{Channel, MemorySliceMut, PreparedWindow, SendWorkRequest, TransportResult};
 
 pub fn case(channel: &mut Channel<'_>, rooms: [MemorySliceMut<'_, u8>; 2]) -> TransportResult<()> {
     channel.manual_scope(|s| {
-        s.post_window(rooms.map(SendWorkRequest::new))?.wait()?;
+        let window = PreparedWindow::new(rooms.map(SendWorkRequest::new))?;
+        s.post_window(window)?.wait()?;
         Ok(())
     })
 }

@@ -1,9 +1,10 @@
-use ibverbs::{Channel, PooledBuffer, SendWorkRequest, TransportResult};
+use ibverbs::{Channel, PooledBuffer, PreparedWindow, SendWorkRequest, TransportResult};
 
 pub fn case(channel: &mut Channel<'_>, buffers: [PooledBuffer; 2]) -> TransportResult<()> {
     channel.manual_scope(|s| {
         let [one, two] = &buffers;
-        s.post_window([SendWorkRequest::new(one), SendWorkRequest::new(two)])?.wait()?;
+        let window = PreparedWindow::new([SendWorkRequest::new(one), SendWorkRequest::new(two)])?;
+        s.post_window(window)?.wait()?;
         Ok(())
     })
 }

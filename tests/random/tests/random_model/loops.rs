@@ -4,8 +4,8 @@ use std::mem::forget;
 use std::sync::Arc;
 
 use ibverbs::{
-    ChannelId, Ended, Loop, MaxRnrRetries, PooledBuffer, ProtectionDomain, ReceiveWorkRequest,
-    SendWorkRequest,
+    AnyBuffer, ChannelId, Loop, MaxRnrRetries, PooledBuffer, PreparedWindow, ProtectionDomain,
+    ReceiveWorkRequest, SendWorkRequest,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -22,7 +22,8 @@ type Outcome = Result<(), TestCaseError>;
 enum Step {
     Send(Index, usize),
     Receive(Index, usize),
-    Window(Index, usize),
+    /// With so many requests.
+    Window(Index, usize, usize),
     Take(usize),
     /// As above, but the program forgets what it gets.
     Forget(usize),
@@ -44,7 +45,7 @@ fn program(leaking: bool) -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         12 => (at(), side()).prop_map(|(at, side)| Step::Send(at, side)),
         12 => (at(), side()).prop_map(|(at, side)| Step::Receive(at, side)),
-        6 => (at(), side()).prop_map(|(at, side)| Step::Window(at, side)),
+        6 => (at(), side(), 1..=4_usize).prop_map(|(at, side, len)| Step::Window(at, side, len)),
         16 => side().prop_map(Step::Take),
         1 => side().prop_map(move |side| if leaking { Step::Forget(side) } else { Step::Take(side) }),
         6 => Just(Step::Run),
@@ -60,7 +61,7 @@ const RECEIVED: u64 = 0;
 const SENT: u64 = 1;
 
 struct World {
-    loops: [Loop<'static, PooledBuffer>; 2],
+    loops: [Loop<'static, AnyBuffer>; 2],
     /// Connections: a channel of each loop, unless it was removed.
     pairs: Vec<[Option<ChannelId>; 2]>,
     domain: Arc<ProtectionDomain<'static>>,
@@ -90,13 +91,22 @@ impl World {
         if self.pairs.is_empty() { None } else { self.pairs[at.index(self.pairs.len())][side] }
     }
 
-    fn take(&mut self, side: usize) -> Result<Option<Ended<PooledBuffer>>, TestCaseError> {
+    /// What ends next: a message, or something else.
+    fn take(
+        &mut self,
+        side: usize,
+    ) -> Result<Option<Result<PooledBuffer, AnyBuffer>>, TestCaseError> {
         let Ok(Some(ended)) = self.loops[side].next_ended() else { return Ok(None) };
-        if let (RECEIVED, Ok(success)) = (ended.token, ended.result()) {
-            prop_assert_eq!(success.byte_len() as usize, ended.buffer.len());
-            Ledger::check_message(&ended.buffer)?;
+        let (result, token) = (ended.result(), ended.token);
+        if token != RECEIVED {
+            return Ok(Some(Err(ended.buffer)));
         }
-        Ok(Some(ended))
+        let message = ended.buffer.downcast::<PooledBuffer>();
+        if let (Ok(success), Ok(message)) = (result, &message) {
+            prop_assert_eq!(success.byte_len() as usize, message.len());
+            Ledger::check_message(message)?;
+        }
+        Ok(Some(message))
     }
 
     fn step(&mut self, step: &Step) -> Outcome {
@@ -111,13 +121,15 @@ impl World {
                 let Some(buffer) = self.ledger.buffer() else { return Ok(()) };
                 let _ = self.loops[side].post(channel, ReceiveWorkRequest::new(buffer), RECEIVED);
             }
-            Step::Window(ref at, side) => {
+            Step::Window(ref at, side, len) => {
                 let Some(channel) = self.at(at, side) else { return Ok(()) };
-                let [Some(one), Some(two), Some(three)] = [(); 3].map(|()| self.ledger.buffer())
+                let Some(buffers) =
+                    (0..len).map(|_| self.ledger.buffer()).collect::<Option<Vec<_>>>()
                 else {
                     return Ok(());
                 };
-                let window = [one, two, three].map(SendWorkRequest::new);
+                let window = buffers.into_iter().map(SendWorkRequest::new).collect::<Vec<_>>();
+                let window = PreparedWindow::new(window).map_err(|error| error.error).unwrap();
                 let _ = self.loops[side].post_window(channel, window, SENT);
             }
             Step::Take(side) => drop(self.take(side)?),
