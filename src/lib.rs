@@ -124,8 +124,8 @@ pub use flow::{
 };
 #[cfg(feature = "async")]
 pub use many::{
-    AsyncChannel, AsyncOperation, AsyncReceive, Local, Locked, PreparedAsyncChannel, Reactor,
-    Share, SharedReceives,
+    AsyncChannel, AsyncOperation, AsyncReceive, AsyncRequest, Local, Locked, PreparedAsyncChannel,
+    Reactor, Share, SharedReceives,
 };
 #[cfg(feature = "channel")]
 pub use many::{BufferPool, PooledBuffer, SharedMemoryRange};

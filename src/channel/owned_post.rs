@@ -67,10 +67,19 @@ impl Channel<'_> {
 }
 
 /// A request that was not posted, and why.
-pub(crate) struct Refused<R> {
+#[expect(missing_debug_implementations, reason = "no program can name it")]
+pub struct Refused<R> {
     pub(crate) error: TransportError,
     /// `None` if the device may have it.
     pub(crate) request: Option<R>,
+    /// Of a window: which of its requests is wrong, or has failed.
+    pub(crate) index: Option<usize>,
+}
+
+impl<R> Refused<R> {
+    pub(crate) fn new(error: TransportError, request: Option<R>) -> Self {
+        Self { error, request, index: None }
+    }
 }
 
 /// Posts an operation that owns its buffer. The caller has the core's link for itself.
@@ -91,7 +100,7 @@ where
         Ok(list) => list,
         Err(error) => {
             let request = Some(R::join(operation, ManuallyDrop::into_inner(buffer)));
-            return Err(Refused { error: error.into(), request }.into());
+            return Err(Refused::new(error.into(), request).into());
         }
     };
     // SAFETY: an `OwnedBuffer` keeps its memory until it is dropped. It goes to the slot's entry next,
@@ -134,5 +143,5 @@ where
         }
         None => Some(R::join(operation, buffer)),
     };
-    Refused { error, request }
+    Refused::new(error, request)
 }

@@ -94,7 +94,7 @@ impl<'res> PreparedChannel<'res> {
             Ok(()) => post_owned(&self.link.core, receive),
             Err(error) => {
                 let request = Some(receive);
-                Err(Refused { error: error.into(), request }.into())
+                Err(Refused::new(error.into(), request).into())
             }
         }
     }

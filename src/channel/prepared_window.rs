@@ -174,6 +174,13 @@ impl<B> fmt::Display for WindowError<B> {
 
 impl<B> std::error::Error for WindowError<B> {}
 
+impl<B> From<TransportError> for WindowError<B> {
+    /// Without buffers.
+    fn from(error: TransportError) -> Self {
+        Self { error, request: None, buffers: None }
+    }
+}
+
 impl<B> From<WindowError<B>> for TransportError {
     /// Drops the buffers.
     fn from(error: WindowError<B>) -> Self {

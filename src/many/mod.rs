@@ -12,8 +12,8 @@ mod waiting;
 
 #[cfg(feature = "async")]
 pub use async_channel::{
-    AsyncChannel, AsyncOperation, AsyncReceive, Local, Locked, PreparedAsyncChannel, Reactor,
-    Share, SharedReceives,
+    AsyncChannel, AsyncOperation, AsyncReceive, AsyncRequest, Local, Locked, PreparedAsyncChannel,
+    Reactor, Share, SharedReceives,
 };
 pub use pool::{BufferPool, PooledBuffer};
 pub use shared_range::SharedMemoryRange;

@@ -9,3 +9,4 @@ mod lost_doorbell;
 mod operations;
 mod removed;
 mod rig;
+mod windows;

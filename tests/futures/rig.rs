@@ -20,7 +20,7 @@ pub(crate) const CHUNKS: usize = 32;
 pub(crate) const LEN: usize = 16;
 
 /// Two channels of one reactor, which are connected to each other.
-pub(crate) struct Rig<S: Share<Buffer = PooledBuffer>> {
+pub(crate) struct Rig<S: Share> {
     pub(crate) one: AsyncChannel<S>,
     pub(crate) two: AsyncChannel<S>,
     pub(crate) reactor: Reactor<S>,
@@ -29,7 +29,7 @@ pub(crate) struct Rig<S: Share<Buffer = PooledBuffer>> {
     pub(crate) device: FunctionDevice,
 }
 
-impl<S: Share<Buffer = PooledBuffer>> Rig<S> {
+impl<S: Share> Rig<S> {
     /// On a device that executes requests when the test says so.
     pub(crate) fn new() -> Self {
         Self::with(|builder| builder)
@@ -66,17 +66,6 @@ impl<S: Share<Buffer = PooledBuffer>> Rig<S> {
         CHUNKS - self.pool.available()
     }
 
-    /// A message goes from one channel to the other.
-    #[track_caller]
-    pub(crate) fn exchange(&self, byte: u8) {
-        let mut receive = posted(self.two.receive(self.buffer(0)));
-        let mut send = posted(self.one.send(self.buffer(byte)));
-        self.serve();
-        poll(&mut send).expect("it has ended").unwrap();
-        let (message, success) = poll(&mut receive).expect("it has arrived").unwrap();
-        assert_eq!((success.byte_len() as usize, &message[..]), (LEN, &[byte; LEN][..]));
-    }
-
     /// Nothing is left, and no memory was taken from the device too early.
     #[track_caller]
     pub(crate) fn finish(self) {
@@ -89,7 +78,20 @@ impl<S: Share<Buffer = PooledBuffer>> Rig<S> {
     }
 }
 
-pub(crate) fn connect<S: Share<Buffer = PooledBuffer>>(
+impl<S: Share<Buffer = PooledBuffer>> Rig<S> {
+    /// A message goes from one channel to the other.
+    #[track_caller]
+    pub(crate) fn exchange(&self, byte: u8) {
+        let mut receive = posted(self.two.receive(self.buffer(0)));
+        let mut send = posted(self.one.send(self.buffer(byte)));
+        self.serve();
+        poll(&mut send).expect("it has ended").unwrap();
+        let (message, success) = poll(&mut receive).expect("it has arrived").unwrap();
+        assert_eq!((success.byte_len() as usize, &message[..]), (LEN, &[byte; LEN][..]));
+    }
+}
+
+pub(crate) fn connect<S: Share>(
     reactor: &Reactor<S>,
     domain: &Arc<ProtectionDomain<'static>>,
     settings: impl Fn(ChannelBuilder<'static>) -> ChannelBuilder<'static>,
@@ -105,18 +107,19 @@ pub(crate) fn connect<S: Share<Buffer = PooledBuffer>>(
 
 /// Runs a test with futures of one thread, and with those behind a lock.
 macro_rules! both {
-    ($($(#[$attribute:meta])* fn $name:ident() -> $rig:ident $body:block)*) => {$(
+    (of $buffer:ident; $($(#[$attribute:meta])* fn $name:ident() -> $rig:ident $body:block)*) => {$(
         $(#[$attribute])*
         #[test]
         fn $name() {
-            fn run<S: Share<Buffer = PooledBuffer>>() {
+            fn run<S: Share<Buffer = $buffer>>() {
                 type $rig<S> = $crate::rig::Rig<S>;
                 $body
             }
-            run::<Local<PooledBuffer>>();
-            run::<Locked<PooledBuffer>>();
+            run::<Local<$buffer>>();
+            run::<Locked<$buffer>>();
         }
     )*};
+    ($($tests:tt)*) => { both! { of PooledBuffer; $($tests)* } };
 }
 
 pub(crate) use both;

@@ -165,7 +165,7 @@ impl<B> Loop<'_, B> {
         slot.state = if is_of_task { State::Abandoned } else { state };
         slot.buffer.write(B::keep(ManuallyDrop::into_inner(buffer).keep()));
         self.fail(channel, error);
-        Refused { error, request: None }.into()
+        Refused::new(error, None).into()
     }
 }
 
@@ -201,7 +201,7 @@ fn refused<R: WorkRequest, E: From<Refused<R>>>(
     operation: R::Operation,
     buffer: ManuallyDrop<R::Buffer>,
 ) -> E {
-    Refused { error, request: Some(R::join(operation, ManuallyDrop::into_inner(buffer))) }.into()
+    Refused::new(error, Some(R::join(operation, ManuallyDrop::into_inner(buffer)))).into()
 }
 
 impl<R: WorkRequest, B: LoopBuffer<R::Kept>> From<Refused<R>> for OperationError<B>

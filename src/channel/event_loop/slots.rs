@@ -28,7 +28,7 @@ pub(super) fn index_of(number: u64) -> u32 {
 pub(super) const NEVER_FREE: u32 = 0;
 
 /// The state of a slot and its operation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub(super) enum State {
     /// The device has the request, and `next_ended` returns it.
@@ -53,6 +53,7 @@ pub(super) enum State {
     Done,
     /// It has ended, and is in the list of its channel's messages.
     Arrived,
+    #[default]
     Free,
     /// The queue pair could not be destroyed: the device may use the buffer for ever.
     Leaked,
@@ -174,6 +175,8 @@ pub(super) struct Outcome {
     pub(super) run: Run,
     /// Of a part of a window: how many requests it has.
     pub(super) posted: u32,
+    /// The state of a failed window, or of a part of one, if nothing had failed.
+    pub(super) was: State,
     /// Of a shared receive: the channel that the message came on.
     pub(super) channel: Option<ChannelId>,
     /// Of the task that waits for it.

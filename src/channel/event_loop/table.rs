@@ -271,6 +271,10 @@ impl<B> Table<B> {
 
     /// Gives the result of an operation to its owner: the device has it no more.
     pub(super) fn finish(&mut self, index: u32, completion: &ffi::ibv_wc) {
+        let (slot, outcome) = (&mut self.slots[index as usize], &self.outcomes[index as usize]);
+        if matches!(slot.state, State::FailedWindow | State::PartOfWindow) {
+            slot.state = outcome.was;
+        }
         // What is destroyed has no number of a queue pair.
         let is_shared = self.slots[index as usize].is_shared();
         let shared_by = if is_shared { self.sharing(completion.qp_num) } else { None };

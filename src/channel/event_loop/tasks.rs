@@ -18,6 +18,7 @@ use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::operation::Queue;
 use crate::channel::owned_buffer::OwnedBuffer;
 use crate::channel::owned_post::Refused;
+use crate::channel::prepared_window::PreparedWindow;
 use crate::channel::request::WorkRequest;
 use crate::channel::slot::NO_SLOT;
 use crate::completion::WorkSuccess;
@@ -57,9 +58,7 @@ impl<B> Loop<'_, B> {
         B: LoopBuffer<R::Kept>,
     {
         let number = self.post_as(channel, request, State::Task, 0)?;
-        let place = &mut self.table.outcomes[number as u32 as usize].waker;
-        // There is none: nothing is dropped here.
-        mem::forget(mem::replace(place, waker.take()));
+        self.keep_waker(number, waker);
         Ok(number)
     }
 
@@ -145,10 +144,37 @@ impl<B> Loop<'_, B> {
         (buffer, WorkSuccess::from_raw(self.table.outcomes[index].completion))
     }
 
+    /// As [`post_task`](Self::post_task), for a window.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`post_window`](Self::post_window), with the window.
+    #[inline(always)]
+    pub(crate) fn post_window_task<C>(
+        &mut self,
+        channel: ChannelId,
+        window: PreparedWindow<C>,
+        waker: &mut Option<Waker>,
+    ) -> Result<u64, Refused<PreparedWindow<C>>>
+    where
+        B: LoopBuffer<PreparedWindow<C>>,
+    {
+        let number = self.post_window_as(channel, window, State::Task, 0)?;
+        self.keep_waker(number, waker);
+        Ok(number)
+    }
+
+    #[inline(always)]
+    fn keep_waker(&mut self, number: u64, waker: &mut Option<Waker>) {
+        let place = &mut self.table.outcomes[number as u32 as usize].waker;
+        // There is none: nothing is dropped here.
+        mem::forget(mem::replace(place, waker.take()));
+    }
+
     /// The waker of a task's operation that is in flight.
     #[inline]
     pub(crate) fn waker_of(&mut self, number: u64) -> Option<&mut Option<Waker>> {
-        self.table.slot(number).filter(|slot| slot.state == State::Task)?;
+        self.table.task_state(number)?;
         Some(&mut self.table.outcomes[number as u32 as usize].waker)
     }
 
@@ -157,8 +183,8 @@ impl<B> Loop<'_, B> {
     pub(crate) fn abandon(&mut self, number: u64) -> (Option<Ended<B>>, Option<Waker>) {
         let waker = self.waker_of(number).and_then(Option::take);
         let done = self.take_done(number);
-        if let Some(slot) = self.table.slot(number).filter(|slot| slot.state == State::Task) {
-            slot.state = State::Abandoned;
+        if let Some(state) = self.table.task_state(number) {
+            *state = State::Abandoned;
         }
         (done, waker)
     }
@@ -337,6 +363,17 @@ impl<B> Table<B> {
     #[inline(always)]
     fn slot(&mut self, number: u64) -> Option<&mut Slot<B>> {
         self.slots.get_mut(number as u32 as usize).filter(|slot| slot.number == number)
+    }
+
+    /// The state of a task's operation that is in flight: if it is a failed window, the one in which that ends.
+    fn task_state(&mut self, number: u64) -> Option<&mut State> {
+        let Self { slots, outcomes, .. } = self;
+        let slot = slots.get_mut(number as u32 as usize).filter(|slot| slot.number == number)?;
+        let state = match slot.state {
+            State::FailedWindow => &mut outcomes[number as u32 as usize].was,
+            _ => &mut slot.state,
+        };
+        Some(state).filter(|state| **state == State::Task)
     }
 
     /// Ends the operation of this completion. Returns false, and does nothing, if it is not one of a future, or a message of

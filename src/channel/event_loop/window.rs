@@ -11,8 +11,10 @@ use crate::channel::credits::NO_CREDIT;
 use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::generation::{LEADERS, Member, member, upper_half};
 use crate::channel::operation::Queue;
+use crate::channel::owned_post::Refused;
 use crate::channel::prepared_window::{PreparedWindow, WindowError};
 use crate::channel::window_list::{NotPosted, WindowList};
+use crate::error::Error;
 use crate::ffi;
 
 /// Why a window was not posted, and which request is to blame.
@@ -40,30 +42,45 @@ impl<B> Loop<'_, B> {
     pub fn post_window<C>(
         &mut self,
         channel: ChannelId,
-        mut window: PreparedWindow<C>,
+        window: PreparedWindow<C>,
         token: u64,
     ) -> Result<(), WindowError<PreparedWindow<C>>>
     where
         B: LoopBuffer<PreparedWindow<C>>,
     {
+        self.post_window_as(channel, window, State::Token, token).map(drop).map_err(Into::into)
+    }
+
+    /// Posts a window whose slot gets this state. Returns its number.
+    #[inline(always)]
+    pub(super) fn post_window_as<C>(
+        &mut self,
+        channel: ChannelId,
+        mut window: PreparedWindow<C>,
+        state: State,
+        token: u64,
+    ) -> Result<u64, Refused<PreparedWindow<C>>>
+    where
+        B: LoopBuffer<PreparedWindow<C>>,
+    {
         // SAFETY: the window goes to the slot next, with nothing in between that unwinds, and leaves the slot when the device
         // is done with it. Its buffers keep their memory until they are dropped: see `LoopBuffer`.
-        let (index, failure) = match unsafe { self.table.post_list(channel, window.list(), token) }
-        {
-            Ok(index) => (index, None),
-            Err(failure) => match self.window_failed(channel, window.list(), failure) {
-                (error, request, Some(index)) => (index, Some((error, request))),
-                (error, request, None) => {
-                    return Err(WindowError { error, request, buffers: Some(window) });
+        let posted = unsafe { self.table.post_list(channel, window.list(), state, token) };
+        let (at, failure) = match posted {
+            Ok(at) => (at, None),
+            Err(failure) => match self.window_failed(channel, window.list(), state, failure) {
+                (error, index, Some(at)) => (at, Some((error, index))),
+                (error, index, None) => {
+                    return Err(Refused { error, request: Some(window), index });
                 }
             },
         };
         // SAFETY: it is the index of a slot.
-        let slot = unsafe { self.table.slots.get_unchecked_mut(index as usize) };
+        let slot = unsafe { self.table.slots.get_unchecked_mut(at as usize) };
         slot.buffer.write(B::keep(window));
-        let Some((error, request)) = failure else { return Ok(()) };
-        self.to_error(channel);
-        Err(WindowError { error, request, buffers: None })
+        let Some((error, index)) = failure else { return Ok(slot.number) };
+        self.fail(channel, error);
+        Err(Refused { error, request: None, index })
     }
 
     /// The error of a window that was not posted, or not as a whole. In that case also its slot.
@@ -73,6 +90,7 @@ impl<B> Loop<'_, B> {
         &mut self,
         channel: ChannelId,
         list: &WindowList,
+        state: State,
         failure: Failure,
     ) -> (TransportError, Option<usize>, Option<u32>) {
         let table = &mut self.table;
@@ -92,16 +110,26 @@ impl<B> Loop<'_, B> {
         let entry = &mut table.entries[channel.index()];
         let (slot, outcome) =
             (&mut table.slots[index as usize], &mut table.outcomes[index as usize]);
-        slot.state = State::Token;
+        // A future's window that has no number is not asked for.
+        slot.state = if state == State::Task { State::Abandoned } else { state };
         outcome.run.generation = slot.generation();
         entry.next[0] = outcome.run.next;
         if request.is_some() {
+            outcome.was = slot.state;
             slot.state = State::PartOfWindow;
             outcome.posted = failure.posted as u32;
             let completion = ffi::ibv_wc { status: STOPPED, ..Default::default() };
             outcome.completion = completion;
         }
         (error, request, Some(index))
+    }
+}
+
+impl<C> From<Refused<PreparedWindow<C>>> for WindowError<PreparedWindow<C>> {
+    #[inline(always)]
+    fn from(refused: Refused<PreparedWindow<C>>) -> Self {
+        let Refused { error, request: buffers, index: request } = refused;
+        Self { error, request, buffers }
     }
 }
 
@@ -117,6 +145,7 @@ impl<B> Table<B> {
         &mut self,
         channel: ChannelId,
         list: &mut WindowList,
+        state: State,
         token: u64,
     ) -> Result<u32, Failure> {
         let Some(entry) = self.entry(channel) else {
@@ -149,7 +178,7 @@ impl<B> Table<B> {
         if let Err(failure) = posted {
             return Err(Failure::NotPosted(index, failure));
         }
-        slot.state = State::Token;
+        slot.state = state;
         outcome.run.generation = generation;
         let next = outcome.run.next;
         // SAFETY: as above.
@@ -176,8 +205,14 @@ impl<B> Table<B> {
         let entry = &entries[channel.index()];
         let from = entry.next[0];
         let full = || Err(entry.why_full(&asides[channel.index()], Queue::Send));
-        if places > entry.depths[0] || from == NEVER_FREE || from - entry.first_slot >= LEADERS {
+        if from == NEVER_FREE || from - entry.first_slot >= LEADERS {
             return full();
+        }
+        let depth = entry.depths[0];
+        if places > depth {
+            let what = "the requests of a window";
+            let (count, most) = (places.into(), depth.into());
+            return Err(Error::out_of_range("ibv_post_send", what, count, 1, most).into());
         }
         let mut index = from;
         for _ in 0..places {
@@ -228,11 +263,13 @@ impl<B> Table<B> {
         let failed = status != ffi::ibv_wc_status::IBV_WC_SUCCESS;
         match slot.state {
             // A success says nothing: the last one is to come.
-            State::Token if position + 1 < places && failed => {
+            State::Token | State::Task | State::Abandoned if position + 1 < places && failed => {
+                outcome.was = slot.state;
                 slot.state = State::FailedWindow;
                 outcome.completion = *completion;
             }
-            State::Token | State::FailedWindow if position + 1 < places => {}
+            State::Token | State::Task | State::Abandoned | State::FailedWindow
+                if position + 1 < places => {}
             State::PartOfWindow if position + 1 == outcome.posted as usize => {
                 let completion = outcome.completion;
                 self.finish(index, &completion);

@@ -7,6 +7,7 @@ mod operation;
 mod prepared;
 mod reactor;
 mod receive;
+mod request;
 mod run;
 mod share;
 mod shared_receives;
@@ -16,6 +17,7 @@ pub use operation::AsyncOperation;
 pub use prepared::PreparedAsyncChannel;
 pub use reactor::Reactor;
 pub use receive::AsyncReceive;
+pub use request::AsyncRequest;
 pub use share::{Local, Locked, Share};
 pub use shared_receives::SharedReceives;
 
@@ -23,16 +25,12 @@ use std::future::{Future, poll_fn};
 use std::task::Poll;
 
 use super::pool::PooledBuffer;
-use crate::channel::{
-    ChannelId, LoopBuffer, OwnedBuffer, OwnedResult, Queue, TransportError, WorkRequest,
-};
+use crate::channel::{ChannelId, LoopBuffer, OwnedBuffer, OwnedResult, Queue, TransportError};
 use crate::debug::debug;
 use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
-use crate::operation::{
-    ReadWorkRequest, ReceiveWorkRequest, SendQueueRequest, SendWorkRequest, WriteWorkRequest,
-};
+use crate::operation::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
 use in_line::InLine;
-use operation::result_of;
+use operation::{failed, result_of};
 use share::{destroy, release, release_and_wake, stop};
 
 /// A channel whose operations are futures that own their buffers. It is driven by a [`Reactor`], and tied to no runtime.
@@ -103,13 +101,33 @@ impl<S: Share> AsyncChannel<S> {
     ///
     /// The output is the buffer, as the reactor keeps it, and the completion. Without memory for a place in line, it fails with
     /// `ENOMEM`, and the buffer comes back.
+    ///
+    /// A [`PreparedWindow`](crate::PreparedWindow) is one operation: several requests with one doorbell and one completion. It
+    /// waits until the queue has room for all of them, and comes back with its buffers; the error names the
+    /// [request](crate::WindowError::request) that failed first. It is for reactors of [`AnyBuffer`](crate::AnyBuffer)s, or of
+    /// windows:
+    ///
+    /// ```
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
+    /// use ibverbs::{AnyBuffer, AsyncChannel, Locked, PooledBuffer, PreparedWindow, TransportError};
+    ///
+    /// /// Sends what is in the window, as often as it is told.
+    /// async fn repeat(
+    ///     channel: &AsyncChannel<Locked<AnyBuffer>>,
+    ///     mut window: PreparedWindow<[PooledBuffer; 16]>,
+    ///     times: u32,
+    /// ) -> Result<(), TransportError> {
+    ///     for _ in 0..times {
+    ///         let (sent, _) = channel.run(window).await?;
+    ///         window = sent.downcast().map_err(|_| TransportError::UnknownWork)?;
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
-    pub fn run<R: WorkRequest + SendQueueRequest>(&self, request: R) -> AsyncOperation<'_, R, S>
-    where
-        R::Kept: OwnedBuffer,
-        S::Buffer: LoopBuffer<R::Kept>,
-    {
+    pub fn run<R: AsyncRequest<S::Buffer>>(&self, request: R) -> AsyncOperation<'_, R, S> {
         AsyncOperation::new(self, request)
     }
 
@@ -122,15 +140,11 @@ impl<S: Share> AsyncChannel<S> {
     /// and why the channel or the reactor was stopped.
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
-    pub fn submit<R: WorkRequest + SendQueueRequest>(
+    pub fn submit<R: AsyncRequest<S::Buffer>>(
         &self,
         request: R,
-    ) -> OwnedResult<S::Buffer, AsyncOperation<'_, R, S>>
-    where
-        R::Kept: OwnedBuffer,
-        S::Buffer: LoopBuffer<R::Kept>,
-    {
-        Ok(AsyncOperation::submit(self, request)?)
+    ) -> Result<AsyncOperation<'_, R, S>, R::Error> {
+        AsyncOperation::submit(self, request)
     }
 
     /// `ibv_post_send`: sends a message. See [`SendWorkRequest`].
@@ -235,7 +249,7 @@ impl<S: Share> AsyncChannel<S> {
                 guard.core.wake_after_message(self.id);
                 let stopped = guard.core.why_stopped(self.id);
                 release(&self.share, guard);
-                return Poll::Ready(result_of(message, stopped));
+                return Poll::Ready(result_of(message, stopped, failed));
             }
             match guard.core.why_stopped(self.id) {
                 Some(error) => Poll::Ready(Err(error.into())),

@@ -6,11 +6,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use super::AsyncChannel;
+use super::request::AsyncRequest;
+use super::request::sealed::Failure;
 use super::share::{Share, State, release, release_and_wake, release_quietly};
-use crate::channel::{
-    ChannelId, Ended, LoopBuffer, OperationError, OwnedBuffer, OwnedResult, Queue, Refused,
-    TransportError, WorkRequest,
-};
+use crate::channel::{ChannelId, Ended, OperationError, Queue, Refused, TransportError};
+use crate::completion::WorkSuccess;
 use crate::debug::debug;
 use crate::panics::catch;
 
@@ -39,11 +39,11 @@ enum Stage {
 // Nothing in it is pinned.
 impl<R, S: Share> Unpin for AsyncOperation<'_, R, S> {}
 
-impl<'a, R: WorkRequest, S: Share> AsyncOperation<'a, R, S>
-where
-    R::Kept: OwnedBuffer,
-    S::Buffer: LoopBuffer<R::Kept>,
-{
+/// The output of the future of a request.
+type Output<R, S> =
+    Result<(<S as Share>::Buffer, WorkSuccess), <R as AsyncRequest<<S as Share>::Buffer>>::Error>;
+
+impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
     #[inline(always)]
     pub(super) fn new(channel: &'a AsyncChannel<S>, request: R) -> Self {
         Self { channel, request: Some(request), stage: Stage::New }
@@ -51,20 +51,20 @@ where
 
     /// Posts the request, now.
     #[inline(always)]
-    pub(super) fn submit(channel: &'a AsyncChannel<S>, request: R) -> Result<Self, Refused<R>> {
+    pub(super) fn submit(channel: &'a AsyncChannel<S>, request: R) -> Result<Self, R::Error> {
         let mut guard = channel.share.lock();
         match post(&mut guard, channel.id, request, None, &mut None) {
             Ok(number) => Ok(Self { channel, request: None, stage: Stage::Posted(number) }),
             Err(refused) => {
                 release_and_wake(&channel.share, guard);
-                Err(refused)
+                Err(R::Error::refused(refused))
             }
         }
     }
 
     /// The result, if it has ended.
     #[inline(never)]
-    fn take(&mut self, number: u64, waker: &Waker) -> Poll<OwnedResult<S::Buffer>> {
+    fn take(&mut self, number: u64, waker: &Waker) -> Poll<Output<R, S>> {
         let mut guard = self.channel.share.lock();
         if guard.core.is_success(number) {
             self.stage = Stage::Over;
@@ -79,7 +79,7 @@ where
         mut guard: S::Guard<'a>,
         number: u64,
         waker: &Waker,
-    ) -> Poll<OwnedResult<S::Buffer>> {
+    ) -> Poll<Output<R, S>> {
         let AsyncChannel { share, id, .. } = self.channel;
         let (mut new, mut old) = (None, None);
         let place = guard.core.waker_of(number).and_then(|place| place.as_ref());
@@ -93,7 +93,7 @@ where
         let stopped = guard.core.why_stopped(*id);
         let place = guard.core.waker_of(number).filter(|_| stopped.is_none());
         let polled = match (done, place) {
-            (Some(done), _) => Poll::Ready(result_of(done, stopped)),
+            (Some(done), _) => Poll::Ready(result_of(done, stopped, R::Error::ended)),
             (None, Some(place)) => {
                 if new.is_some() {
                     mem::swap(place, &mut new);
@@ -116,7 +116,7 @@ where
 
     /// Posts it, if there is room.
     #[inline(never)]
-    fn post(&mut self, waker: &Waker) -> Poll<OwnedResult<S::Buffer>> {
+    fn post(&mut self, waker: &Waker) -> Poll<Output<R, S>> {
         let Some(request) = self.request.take() else {
             return Poll::Ready(Err(TransportError::UnknownWork.into()));
         };
@@ -134,7 +134,7 @@ where
     /// The same, of an operation at this place in line.
     #[cold]
     #[inline(never)]
-    fn post_from_line(&mut self, place: u32, waker: &Waker) -> Poll<OwnedResult<S::Buffer>> {
+    fn post_from_line(&mut self, place: u32, waker: &Waker) -> Poll<Output<R, S>> {
         let Some(request) = self.request.take() else {
             return Poll::Ready(Err(TransportError::UnknownWork.into()));
         };
@@ -167,7 +167,7 @@ where
         place: Option<u32>,
         refused: Refused<R>,
         mut waker: Option<Waker>,
-    ) -> Poll<OwnedResult<S::Buffer>> {
+    ) -> Poll<Output<R, S>> {
         let AsyncChannel { share, id, .. } = self.channel;
         let waits = match refused.error {
             TransportError::QueueFull => guard.core.has_queue(*id, Queue::Send),
@@ -202,7 +202,7 @@ where
                 self.stage = Stage::Over;
                 release_and_wake(share, guard);
                 drop((own, waker));
-                Poll::Ready(Err(Refused { error, ..refused }.into()))
+                Poll::Ready(Err(R::Error::refused(Refused { error, ..refused })))
             }
         }
     }
@@ -210,44 +210,47 @@ where
 
 /// Posts a request, unless others wait for room that have come before.
 #[inline(always)]
-fn post<B, R: WorkRequest>(
+fn post<B, R: AsyncRequest<B>>(
     state: &mut State<B>,
     channel: ChannelId,
     request: R,
     place: Option<u32>,
     waker: &mut Option<Waker>,
-) -> Result<u64, Refused<R>>
-where
-    R::Kept: OwnedBuffer,
-    B: LoopBuffer<R::Kept>,
-{
+) -> Result<u64, Refused<R>> {
     let is_next = match place {
         Some(place) => state.core.is_first_in_line(place),
         None => state.core.is_line_empty(channel, Queue::Send),
     };
     if !is_next {
-        return Err(Refused { error: TransportError::QueueFull, request: Some(request) });
+        return Err(Refused::new(TransportError::QueueFull, Some(request)));
     }
-    state.core.post_task(channel, request, waker)
+    request.post(&mut state.core, channel, waker)
 }
 
-/// The result of an operation, of a channel that may be stopped.
+/// The result of an operation, of a channel that may be stopped. `failed` makes the error.
 #[inline(never)]
-pub(super) fn result_of<B>(ended: Ended<B>, stopped: Option<TransportError>) -> OwnedResult<B> {
-    let error = match ended.result() {
-        Ok(success) => return Ok((ended.buffer, success)),
-        Err(TransportError::Stopped) => stopped.unwrap_or(TransportError::Stopped),
-        Err(error) => error,
-    };
-    Err(OperationError { error, buffer: Some(ended.buffer) })
+pub(super) fn result_of<B, E>(
+    ended: Ended<B>,
+    stopped: Option<TransportError>,
+    failed: fn(TransportError, Ended<B>) -> E,
+) -> Result<(B, WorkSuccess), E> {
+    match ended.result() {
+        Ok(success) => Ok((ended.buffer, success)),
+        Err(TransportError::Stopped) => {
+            Err(failed(stopped.unwrap_or(TransportError::Stopped), ended))
+        }
+        Err(error) => Err(failed(error, ended)),
+    }
 }
 
-impl<R: WorkRequest, S: Share> Future for AsyncOperation<'_, R, S>
-where
-    R::Kept: OwnedBuffer,
-    S::Buffer: LoopBuffer<R::Kept>,
-{
-    type Output = OwnedResult<S::Buffer>;
+/// The error of an operation that owns its buffer.
+#[cold]
+pub(super) fn failed<B>(error: TransportError, ended: Ended<B>) -> OperationError<B> {
+    OperationError { error, buffer: Some(ended.buffer) }
+}
+
+impl<R: AsyncRequest<S::Buffer>, S: Share> Future for AsyncOperation<'_, R, S> {
+    type Output = Output<R, S>;
 
     // What follows is not inlined into the program's tasks, where results would be taken apart and put together again.
     #[inline(always)]

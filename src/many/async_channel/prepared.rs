@@ -86,7 +86,7 @@ impl<S: Share> PreparedAsyncChannel<S> {
     {
         let request = ReceiveWorkRequest::new(buffer);
         if let Err(error) = self.advance(Detached::open_receives) {
-            return Err(Refused { error: error.into(), request: Some(request) }.into());
+            return Err(Refused::new(error.into(), Some(request)).into());
         }
         let Self { share, detached } = self;
         let detached = detached.as_ref().expect("not connected");

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use super::AsyncChannel;
-use super::operation::result_of;
+use super::operation::{failed, result_of};
 use super::share::{Share, release, release_and_wake, release_quietly};
 use crate::channel::{Ended, LoopBuffer, OwnedBuffer, OwnedResult, Queue, Refused, TransportError};
 use crate::debug::debug;
@@ -115,7 +115,7 @@ where
         }
         release(&self.channel.share, guard);
         drop(waker);
-        Poll::Ready(Err(Refused { error, request }.into()))
+        Poll::Ready(Err(Refused::new(error, request).into()))
     }
 
     /// The first poll, when the receive of another task is still there.
@@ -133,7 +133,7 @@ where
         if let Some(error) = stopped {
             drop(guard);
             self.stage = Stage::Over;
-            return Poll::Ready(Err(Refused { error, request: Some(request) }.into()));
+            return Poll::Ready(Err(Refused::new(error, Some(request)).into()));
         }
         let receiving = guard.core.receiving(id);
         receiving.surplus = receiving.surplus.saturating_sub(1);
@@ -221,7 +221,7 @@ where
         release_and_wake(share, guard);
         self.stage = Stage::Over;
         drop((own, new));
-        Poll::Ready(Err(Refused { error, request: self.request.take() }.into()))
+        Poll::Ready(Err(Refused::new(error, self.request.take()).into()))
     }
 
     /// Returns a message. It is in no line any more.
@@ -238,7 +238,7 @@ where
         let stopped = guard.core.why_stopped(*id);
         release(share, guard);
         drop(own);
-        Poll::Ready(result_of(message, stopped))
+        Poll::Ready(result_of(message, stopped, failed))
     }
 
     /// Posts the receive for which the queue had no room, if there is some now.
