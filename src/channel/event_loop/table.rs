@@ -194,26 +194,24 @@ impl<B> Table<B> {
                 return Ok(Some(slot.take(completion)));
             }
             let completion = *completion;
-            if let Some(ended) = self.take_other(&completion)? {
+            if let Some(ended) = self.take_shared(&completion) {
                 return Ok(Some(ended));
             }
+            self.settle(completion)?;
         }
     }
 
-    /// The message of a completion that was taken from what was polled, if it is of shared receives. Otherwise ends the
-    /// operation; if that has left something in the list, also those of all other completions.
+    /// Ends the operation of a completion that was taken from what was polled; if it has left something in the list, also
+    /// those of all others.
     ///
     /// # Errors
     ///
     /// One of the completions is unknown. It ends nothing.
+    #[cold]
     #[inline(never)]
-    fn take_other(&mut self, completion: &ffi::ibv_wc) -> TransportResult<Option<Ended<B>>> {
-        if let Some(ended) = self.take_shared(completion) {
-            return Ok(Some(ended));
-        }
-        let settled = self.end(completion);
+    fn settle(&mut self, completion: ffi::ibv_wc) -> TransportResult<()> {
+        let settled = self.end(&completion);
         if self.ended.is_empty() { settled } else { settled.and(self.settle_polled()) }
-            .map(|()| None)
     }
 
     /// Puts what is left of what was polled into the list.
