@@ -30,8 +30,14 @@ fn main() {
     let release = committed_release();
     let pinned = prefix.is_empty() || prefix == format!("rdmacore{}_", release.replace('.', "_"));
     println!("cargo::rustc-check-cfg=cfg(rdma_core_pinned)");
+    println!("cargo::rustc-check-cfg=cfg(rdma_core_65)");
     if pinned {
         println!("cargo::rustc-cfg=rdma_core_pinned");
+    }
+    let built = if pinned { release } else { prefix.trim_start_matches("rdmacore") };
+    let major = built.split(['.', '_']).next().and_then(|major| major.parse::<u32>().ok());
+    if major.is_some_and(|major| major >= 65) {
+        println!("cargo::rustc-cfg=rdma_core_65");
     }
     #[cfg(feature = "bindgen")]
     generate::generate(&out);

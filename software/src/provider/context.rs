@@ -164,7 +164,7 @@ static OPERATIONS: verbs_context_ops = verbs_context_ops {
     free_context: Some(free_context),
     query_device_ex: Some(faulty::query_device_ex),
     query_port: Some(faulty::query_port),
-    #[cfg(rdma_core_pinned)]
+    #[cfg(rdma_core_65)]
     query_port_speed: Some(super::query::query_port_speed),
     query_rt_values: Some(faulty::query_rt_values),
     open_xrcd: Some(faulty::open_xrcd),

@@ -137,7 +137,7 @@ pub(super) unsafe extern "C" fn query_port(
 }
 
 /// The speed of the lanes that `query_port` names, in units of 100 Mb/s.
-#[cfg(rdma_core_pinned)]
+#[cfg(rdma_core_65)]
 pub(super) unsafe extern "C" fn query_port_speed(
     context: *mut ibv_context,
     port: u32,
