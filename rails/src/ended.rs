@@ -1,6 +1,6 @@
 //! Requests that have ended.
 
-use ibverbs::{ChannelId, Ended, TransportError, WorkErrorClass};
+use ibverbs::{ChannelId, Ended, TransportError, WorkErrorClass, WorkStatus};
 
 use crate::agreeing::nonsense;
 use crate::control::Frame;
@@ -237,11 +237,12 @@ impl Rails {
     }
 }
 
-/// Whether another pair would fail in the same way: the request is wrong, not the rail.
+/// Whether another pair would fail in the same way: the request is wrong, not the rail. Whatever else the peer's device
+/// refuses is no fault of a request to memory that it allows.
 fn is_of_transfer(error: &TransportError) -> bool {
     match error {
         TransportError::Work(error) => {
-            matches!(error.class(), WorkErrorClass::Local | WorkErrorClass::Remote)
+            error.class() == WorkErrorClass::Local || error.status() == WorkStatus::RemoteAccess
         }
         _ => false,
     }
