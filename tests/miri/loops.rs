@@ -120,10 +120,8 @@ fn windows_and_buffers_of_any_type() {
         assert_eq!(moved.into_buffers()[1][..], [8; 8]);
         let five = [(); 5].map(|()| SendWorkRequest::new(loops.filled(0)));
         let five = PreparedWindow::new(five).unwrap();
-        assert_eq!(
-            loops.one.post_window(first, five, 0).unwrap_err().error,
-            TransportError::QueueFull
-        );
+        let refused = loops.one.post_window(first, five, 0).unwrap_err();
+        assert!(matches!(refused.error, TransportError::Verbs(_)) && refused.buffers.is_some());
     });
 }
 
