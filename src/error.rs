@@ -159,7 +159,7 @@ impl Error {
         Err(Self::out_of_range(verb, what, value, low, high))
     }
 
-    /// `ENOMEM` because the kernel does not let the process pin so many bytes more than it has pinned.
+    /// `ENOMEM` because the kernel does not let the process pin `bytes` more than it has pinned.
     #[cold]
     pub(crate) const fn beyond_memlock(verb: &'static str, bytes: u64, room: u64) -> Self {
         let what =

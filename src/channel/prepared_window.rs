@@ -111,7 +111,7 @@ impl<C> PreparedWindow<C> {
             let error = no_request(index, list.len()).into();
             return Err(OperationError { error, buffer: Some(buffer) });
         };
-        // SAFETY: there is a request for each buffer, and buffers of this type have so many pieces.
+        // SAFETY: there is a request for each buffer, and the list has room for the pieces of buffers of this type.
         match unsafe { list.set::<R>(index, &operation, &mut buffer) } {
             Ok(()) => Ok(std::mem::replace(place, buffer)),
             Err(error) => Err(OperationError { error, buffer: Some(buffer) }),

@@ -16,7 +16,7 @@ use crate::memory::{GatherBuffer, PlainList};
 use crate::operation::sealed::{Kind, Request};
 use crate::operation::{SIGNALED, SendQueueRequest, takes_receive, without_empty};
 
-/// The numbers are written for so many requests at a time.
+/// How many requests get their numbers at a time.
 const EIGHT: usize = 8;
 
 /// See the [module](self).
@@ -60,7 +60,7 @@ impl NotPosted {
 }
 
 impl WindowList {
-    /// A list of so many requests, which are to be [set](Self::set), with at most so many pieces each.
+    /// A list of `len` requests, which are to be [set](Self::set), with at most `pieces_each` pieces each.
     ///
     /// # Errors
     ///

@@ -68,7 +68,7 @@ impl PinnedMemory {
         }
     }
 
-    /// Checks that the kernel would let this process pin so many bytes more for a device: before memory is brought in,
+    /// Checks that the kernel would let this process pin `bytes` more for a device: before memory is brought in,
     /// which takes long, and pinned.
     ///
     /// What several devices pin of the same memory counts once for each: ask for the sum.

@@ -99,7 +99,7 @@ impl Core {
         Err(TransportError::NoCredit)
     }
 
-    /// The error of a post of so many messages without credit.
+    /// The error of a post of `messages` messages without credit.
     #[cold]
     #[inline(never)]
     pub(in crate::channel) fn refuse_without_credit(&self, messages: u32) -> TransportError {

@@ -153,7 +153,7 @@ impl<B> Table<B> {
         channels.filter_map(|&channel| self.core(channel)?.credit_pause()).min()
     }
 
-    /// Refuses a post of so many messages, for which the channel has no credit, and notes that the channel waits for
+    /// Refuses a post of `messages` messages, for which the channel has no credit, and notes that the channel waits for
     /// credit. Returns the error.
     #[cold]
     #[inline(never)]

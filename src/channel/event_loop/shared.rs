@@ -47,7 +47,7 @@ impl<'res, B> Loop<'res, B> {
         self.place_shared(&queue, capacity)
     }
 
-    /// Adds a queue that has room for so many receives, of one element each.
+    /// Adds a queue that has room for `capacity` receives, of one element each.
     pub(crate) fn place_shared(
         &mut self,
         queue: &Arc<SharedReceiveQueue<'res>>,

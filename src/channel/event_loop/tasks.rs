@@ -236,7 +236,7 @@ impl<B> Loop<'_, B> {
     pub(crate) fn turn(&mut self) -> TransportResult<usize> {
         let table = &mut self.table;
         let found = if table.batch.is_empty() { table.poll()? } else { table.batch.len() };
-        // SAFETY: so many were polled and not taken, and nothing is polled before the loop below has ended.
+        // SAFETY: the batch has `found` completions, and nothing is polled before the loop below has ended.
         let polled = unsafe { slice::from_raw_parts(table.batch.head(), found) };
         // SAFETY: as above.
         unsafe { table.batch.advance_by(found) };
