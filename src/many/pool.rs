@@ -150,7 +150,7 @@ impl BufferPool {
     pub fn take(&self) -> Option<PooledBuffer> {
         let index = self.pool.free.take()?;
         let chunk = self.pool.chunks[index as usize].get();
-        // SAFETY: the pointer is of an element, and nobody has the chunk: it was free until now. The pool's pointer is
+        // SAFETY: the pointer is of an element, and no buffer has the chunk: it was free until now. The pool's pointer is
         // that of its `Arc`, which is alive.
         unsafe {
             (*chunk).piece.length = (*chunk).capacity;

@@ -302,7 +302,7 @@ impl<B> Table<B> {
         self.ended.push(&mut self.slots, index);
     }
 
-    /// Nobody asks for the operation of a slot, which has ended: its buffer is dropped when the loop is not borrowed.
+    /// No task asks for the operation of a slot, which has ended: its buffer is dropped when the loop is not borrowed.
     pub(super) fn leave(&mut self, index: u32) {
         self.push_ended(index);
         self.deferred.is_left = true;

@@ -47,7 +47,7 @@ pub struct State<B> {
     pub(super) device_checked: Option<Instant>,
     /// When the connections are asked for next, on a device that completes nothing when they end.
     pub(super) next_check: Option<Instant>,
-    /// An empty list that has room, unless somebody wakes tasks with it.
+    /// An empty list that has room, unless a thread wakes tasks with it.
     spare: Option<Box<Due>>,
 }
 
@@ -230,7 +230,7 @@ impl<S: Share> Drop for Rest<'_, S> {
     }
 }
 
-/// As [`release_and_wake`], one by one: while others wake tasks, without memory, and for buffers that nobody asks for.
+/// As [`release_and_wake`], one by one: while others wake tasks, without memory, and for buffers that no task asks for.
 /// Returns what they have thrown.
 #[cold]
 #[inline(never)]
