@@ -62,9 +62,16 @@ fn main() {
         ("ibverbs_device_hold", "fn device_hold(device: *mut ibv_device)"),
         ("ibverbs_device_put", "fn device_put(device: *mut ibv_device)"),
     ];
+    // These two keep their names.
+    let public = [
+        ("ibv_dofork_range", "fn dofork_range(base: *mut c_void, size: usize) -> c_int"),
+        ("ibv_dontfork_range", "fn dontfork_range(base: *mut c_void, size: usize) -> c_int"),
+    ];
+    let private = functions.map(|(name, signature)| (format!("{prefix}{name}"), signature));
+    let public = public.map(|(name, signature)| (name.to_owned(), signature));
     let mut text = String::from("unsafe extern \"C\" {\n");
-    for (name, signature) in functions {
-        text += &format!("#[link_name = \"{prefix}{name}\"]\npub(crate) {signature};\n");
+    for (name, signature) in private.into_iter().chain(public) {
+        text += &format!("#[link_name = \"{name}\"]\npub(crate) {signature};\n");
     }
     text += "}\n";
     write(&out.join("private.rs"), &text);

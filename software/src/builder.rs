@@ -101,11 +101,13 @@ limits! {
     max_qp_wr: u32 => max_qp_wr;
     /// The most elements in the list of a work request; 16 if not set.
     max_sge: u32 => max_sge;
-    /// The most inline data, in bytes; 256 if not set.
+    /// The most inline data, in bytes; 256 if not set. A queue pair that asks for less gets a multiple of 64, and 64 at the
+    /// least, as adapters round up.
     max_inline_data: u32 => max_inline;
     /// The most completion queues at a time; 65,536 if not set.
     max_cq: u32 => max_cq;
-    /// The most completions in a completion queue; 65,536 if not set.
+    /// The most completions in a completion queue; 4,194,303 if not set, as adapters have. They take memory only when they are
+    /// there.
     max_cqe: u32 => max_cqe;
     /// The most memory regions at a time; 65,536 if not set.
     max_mr: u32 => max_mr;
@@ -146,7 +148,7 @@ impl Builder {
                 max_sge: 16,
                 max_inline: 256,
                 max_cq: 65_536,
-                max_cqe: 65_536,
+                max_cqe: (4 << 20) - 1,
                 max_mr: 65_536,
                 max_mw: 65_536,
                 max_pd: 65_536,
@@ -187,6 +189,10 @@ impl Builder {
     /// Whether the device looks for sends and writes whose data the program has changed between the post and the
     /// completion: hardware may send the old data or the new. Such a request fails with `IBV_WC_GENERAL_ERR`, a line on the
     /// standard error output says which, and [`Counters::changed_sends`](crate::Counters::changed_sends) counts it.
+    ///
+    /// It also tells of each packet that it drops without an answer though the program could mend it: no receive, one that is too
+    /// short, a wrong key, and so on, as [`Counters`](crate::Counters) lists them. The first of each kind and queue pair is a
+    /// line on the standard error output.
     ///
     /// The default is yes in builds with debug assertions, as `cargo test` makes them: it costs two checksums of the data.
     /// Memory that peers may write is not looked at, nor is inline data. Of more than a MiB, 256 pages are.

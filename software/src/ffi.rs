@@ -28,5 +28,6 @@ mod private {
 pub(crate) use driver::*;
 pub(crate) use ibverbs::ffi::*;
 pub(crate) use private::{
-    device_hold, device_put, init_and_alloc_context, verbs_set_ops, verbs_uninit_context,
+    device_hold, device_put, dofork_range, dontfork_range, init_and_alloc_context, verbs_set_ops,
+    verbs_uninit_context,
 };

@@ -76,7 +76,8 @@
 //!   their answers have not left, or have been under way for less time than a simulated network takes. Soft-RoCE refuses none,
 //!   hardware those that it has no room for.
 //! - In [strict mode](Builder::strict), a send whose data the program changes before its completion fails. Hardware sends
-//!   the old data or the new.
+//!   the old data or the new. And what the device drops without an answer, for a reason that a program can mend, is told on
+//!   standard error.
 //! - Connecting a queue pair looks for no route: that the peer cannot be reached shows when a request gets no answer.
 //! - The XRC domain of a file is shared by the contexts of one device, and not with other processes, which have
 //!   devices of their own. It holds the file open by a descriptor of its own.

@@ -65,8 +65,8 @@ use crate::link::Time;
 /// A program that uses the devices from one thread, and makes the same calls with the same seed, gets the same
 /// packets at the same virtual times, and the same completions and events, whatever the host does. Each pair of
 /// addresses has random numbers of its own, so further devices do not change the packets between two. The bytes are
-/// the same as far as the program's own are: memory addresses, which the operating system randomises,
-/// are part of READ, WRITE and atomic requests. [`TracedPacket`]'s `Display` leaves addresses out.
+/// the same as far as the program's own are, but for memory addresses, which the operating system randomises and READ, WRITE
+/// and atomic requests contain: [`TracedPacket`]'s `==` ignores them, and its `Display` leaves them out.
 ///
 /// With several threads, the host decides in which order they call, and so how the random numbers are used. What
 /// holds: each packet is treated by the network's [`Conditions`], each device works as always, and time goes

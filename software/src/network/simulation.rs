@@ -12,7 +12,7 @@ use super::conditions::Conditions;
 use super::link::VirtualClock;
 use super::sleep::Sleepers;
 use super::state::{State, UnderWay};
-use super::trace::TracedPacket;
+use super::trace::{PacketFate, TracedPacket};
 use super::{START, nanoseconds};
 use crate::device::Shared;
 use crate::link::Clock;
@@ -246,7 +246,12 @@ impl Simulation {
         let mut state = self.state();
         let (members, fate) = state.receivers(packet, self.now());
         state.trace.set_fate(packet.traced, fate);
+        let is_for_nobody = fate == PacketFate::NoReceiver && packet.to.is_multicast();
+        let sender = if is_for_nobody { state.device(packet.sender) } else { None };
         drop(state);
+        if let Some(sender) = sender {
+            sender.lock_to_drive().reached_nobody(packet.to);
+        }
         for device in members {
             let mut engine = device.lock_to_drive();
             engine.receive((packet.from, PORT), packet.to, &packet.bytes);

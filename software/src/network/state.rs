@@ -56,7 +56,7 @@ pub(super) struct Member {
 
 #[derive(Debug)]
 pub(super) struct UnderWay {
-    sender: u64,
+    pub(super) sender: u64,
     pub(super) from: IpAddr,
     pub(super) to: IpAddr,
     pub(super) bytes: Vec<u8>,
@@ -113,6 +113,10 @@ impl State {
     pub(super) fn latency(&self) -> Time {
         let all = self.between.values().chain([&self.conditions]);
         nanoseconds(all.map(|conditions| conditions.delay).min().unwrap_or_default())
+    }
+
+    pub(super) fn device(&self, number: u64) -> Option<Arc<Shared>> {
+        self.members.get(&number)?.device.upgrade()
     }
 
     pub(super) fn member_at(&self, address: IpAddr) -> Option<u64> {

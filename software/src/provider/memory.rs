@@ -90,11 +90,31 @@ pub(super) unsafe extern "C" fn reg_mr(
     let checked = check_flags(access).and_then(|()| {
         if on_demand { Ok(()) } else { check_mapped(address, size, writes(access)) }
     });
-    match checked {
-        // SAFETY: as the module says.
-        Ok(()) => unsafe { register(pd, backing, size, iova, access) },
-        Err(errno) => object(Err(errno)),
+    if let Err(errno) = checked {
+        return object(Err(errno));
     }
+    // SAFETY: as the module says; what `register` returns is ours, and nobody else has it yet.
+    unsafe {
+        let mr = register(pd, backing, size, iova, access);
+        if !mr.is_null() && !on_demand {
+            give_to_children(address as *mut c_void, length);
+            // libibverbs looks here whether it has taken pages from children that deregistering is to give back.
+            (*mr.cast::<verbs_mr>()).access |= ibv_access_flags::IBV_ACCESS_ON_DEMAND.0 as c_int;
+        }
+        mr
+    }
+}
+
+/// After `ibv_fork_init`, libibverbs takes registered pages from children, since a device would write to those that the parent
+/// had before the fork. This device writes to the parent's memory wherever it is, so children get their copies, as on each
+/// kernel that copies pinned pages for them.
+///
+/// # Safety
+///
+/// libibverbs has just taken this range.
+unsafe fn give_to_children(start: *mut c_void, length: usize) {
+    // SAFETY: without a call of `ibv_fork_init` it does nothing; else it changes what libibverbs counts for these pages.
+    unsafe { dofork_range(start, length) };
 }
 
 /// Pages that a region has on demand are there afterwards, unless none is to be made.
@@ -158,7 +178,12 @@ pub(super) unsafe extern "C" fn rereg_mr(
             engine.reregister(key, new_pd, range, new_access.map(|access| access as u32))
         });
         if let (Ok(()), Some(access)) = (result, new_access) {
-            (*mr).access = access;
+            (*mr).access = access | ibv_access_flags::IBV_ACCESS_ON_DEMAND.0 as c_int;
+        }
+        if result.is_ok() && range.is_some() {
+            give_to_children(address, length);
+            // It gives those back that it took before: none.
+            dontfork_range((*mr).ibv_mr.addr, (*mr).ibv_mr.length);
         }
         status(result)
     }

@@ -12,6 +12,9 @@ use crate::network::Membership;
 use crate::transport::objects::NewQueuePair;
 use crate::transport::queue_pair::{Owner, Transport};
 
+/// Room for inline data comes in so many bytes, as on adapters, and each queue pair has some: programs rely on it.
+const INLINE_UNIT: u32 = 64;
+
 /// `struct verbs_qp`, and the batch that is being built.
 #[repr(C)]
 pub(super) struct SoftQp {
@@ -137,6 +140,12 @@ unsafe fn create(
     }
     if !sends {
         attr.cap = ibv_qp_cap::default();
+    }
+    // SAFETY: as the caller says.
+    let most_inline = unsafe { shared(context) }.lock().core.settings.max_inline;
+    if sends && attr.cap.max_inline_data <= most_inline {
+        let whole = attr.cap.max_inline_data.max(1).next_multiple_of(INLINE_UNIT);
+        attr.cap.max_inline_data = whole.min(most_inline);
     }
     // SAFETY: as the caller says. The object is complete before another thread can access it.
     unsafe {

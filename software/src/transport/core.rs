@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::device_memory::DeviceMemory;
+use super::drops::{DropReason, Told};
 use super::events::{self, Record};
 use super::memory::Keys;
 use super::queues::{Armed, CompletionQueue, SharedReceiveQueue};
@@ -40,6 +41,28 @@ pub struct Counters {
     pub packets_unexpected: u64,
     /// The number of times that a queue pair sent again: a timer expired, or the peer missed a packet.
     pub retransmissions: u64,
+    /// Unreliable messages for which no receive was posted. This counter and the following ones are of packets that are
+    /// dropped without an answer, for a reason that a program can mend: in [strict mode](crate::Builder::strict) the first of
+    /// each kind and queue pair is a line on the standard error output.
+    pub dropped_without_receive: u64,
+    /// Unreliable messages that were longer than their receive. A datagram needs 40 bytes more than its data.
+    pub dropped_too_long: u64,
+    /// Datagrams with another Q_Key than the queue pair's, and unreliable writes that the R_Key, the region's rights or the
+    /// queue pair's do not allow.
+    pub dropped_wrong_key: u64,
+    /// Unreliable packets whose length does not fit the queue pair's MTU: the two ends have different ones.
+    pub dropped_wrong_mtu: u64,
+    /// Requests for a queue pair in a state in which it receives nothing.
+    pub dropped_wrong_state: u64,
+    /// Requests for a queue pair that does not exist, or is of another transport.
+    pub dropped_without_queue_pair: u64,
+    /// Requests from an address that is not that of the queue pair's peer.
+    pub dropped_wrong_peer: u64,
+    /// Packets of another partition.
+    pub dropped_wrong_partition: u64,
+    /// Datagrams to a multicast group that no queue pair is attached to, or to a group with another queue pair number than
+    /// 0xffffff. A device of a simulated network counts those that it has sent too.
+    pub dropped_without_group: u64,
     /// Sends whose data the program had changed when they completed: see [`Builder::strict`](crate::Builder::strict).
     pub changed_sends: u64,
 }
@@ -91,6 +114,7 @@ pub(crate) struct Core {
     /// Counts the calls from outside: in each, a queue pair has one turn.
     pub(crate) round: u64,
     pub(crate) counters: Counters,
+    told: Told,
     pub(crate) completion_faults: CompletionFaults,
     /// A test counts early deregistrations: of regions that a request names which was not carried out yet.
     pub(crate) is_observed: bool,
@@ -137,6 +161,7 @@ impl Core {
             overrun: Vec::new(),
             round: 1,
             counters: Counters::default(),
+            told: Told::default(),
             completion_faults: CompletionFaults::default(),
             is_observed: false,
             early_deregistrations: 0,
@@ -233,6 +258,11 @@ impl Core {
 
     pub(crate) fn link(&mut self) -> &mut dyn Link {
         &mut *self.link
+    }
+
+    /// A packet from this address to a queue pair of this number was dropped.
+    pub(crate) fn count_drop(&mut self, from: IpAddr, number: u32, why: DropReason) {
+        self.told.count(&mut self.counters, self.settings.strict, (from, number), why);
     }
 
     // ---- Completions ----

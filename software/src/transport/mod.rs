@@ -6,6 +6,7 @@
 pub(crate) mod completer;
 pub(crate) mod core;
 pub(crate) mod device_memory;
+pub(crate) mod drops;
 pub(crate) mod events;
 pub(crate) mod memory;
 pub(crate) mod modify;
@@ -35,6 +36,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use self::core::Core;
+use self::drops::DropReason;
 use self::queue_pair::{QueuePair, Transport};
 use self::table::{Table, Tag};
 use self::timers::Timer;
@@ -75,25 +77,57 @@ impl Engine {
             self.core.counters.packets_malformed += 1;
             return;
         };
-        if bth.qpn == MULTICAST {
-            return self.multicast((from.0, to), &bth, body);
+        let (from, number) = (from.0, bth.qpn);
+        // The highest bit distinguishes full and limited members; both may talk to a full one.
+        if bth.pkey & 0x7fff != PKEY & 0x7fff {
+            return self.core.count_drop(from, number, DropReason::Partition);
         }
-        let Some(qp) = self.qps.get_mut(bth.qpn).filter(|qp| qp.receives()) else {
-            self.core.counters.packets_unexpected += 1;
-            return;
+        if number == MULTICAST {
+            return self.multicast((from, to), &bth, body);
+        }
+        let delivered = if to.is_multicast() {
+            Err(DropReason::GroupNumber)
+        } else {
+            self.deliver(number, (from, to), &bth, body)
         };
-        if to.is_multicast() || !deliver(qp, &mut self.core, (from.0, to), &bth, body) {
+        if let Err(why) = delivered {
             self.core.counters.packets_unexpected += 1;
+            // An answer that comes late is nobody's mistake.
+            if !is_answer(&bth) {
+                self.core.count_drop(from, number, why);
+            }
         }
+    }
+
+    fn deliver(
+        &mut self,
+        number: u32,
+        addresses: (IpAddr, IpAddr),
+        bth: &Bth,
+        body: &[u8],
+    ) -> Result<(), DropReason> {
+        let qp = self.qps.get_mut(number).ok_or(DropReason::NoQueuePair)?;
+        if !qp.receives() {
+            return Err(DropReason::State);
+        }
+        deliver(qp, &mut self.core, addresses, bth, body)
     }
 
     fn multicast(&mut self, addresses: (IpAddr, IpAddr), bth: &Bth, body: &[u8]) {
         let members = self.core.groups.get(&addresses.1).cloned().unwrap_or_default();
+        if members.is_empty() {
+            self.core.count_drop(addresses.0, MULTICAST, DropReason::NoGroup);
+        }
         for number in members {
-            if let Some(qp) = self.qps.get_mut(number).filter(|qp| qp.receives()) {
-                deliver(qp, &mut self.core, addresses, bth, body);
+            if let Err(why) = self.deliver(number, addresses, bth, body) {
+                self.core.count_drop(addresses.0, number, why);
             }
         }
+    }
+
+    /// A datagram that this device has sent to a group has reached no device.
+    pub(crate) fn reached_nobody(&mut self, group: IpAddr) {
+        self.core.count_drop(group, MULTICAST, DropReason::NoGroup);
     }
 
     /// The time at which [`advance`](Self::advance) must be called; `Some(0)`: at once.
@@ -186,10 +220,8 @@ fn check(from: (IpAddr, u16), to: IpAddr, packet: &[u8], exact: bool) -> Option<
     let bth = Bth::parse(inside)?;
     let body = inside.get(Bth::SIZE..)?;
     let body = body.get(..body.len().checked_sub(bth.pad.into())?)?;
-    // The highest bit distinguishes full and limited members; both may talk to a full one.
-    let one_partition = bth.pkey & 0x7fff == PKEY & 0x7fff;
     let same_family = from.0.is_ipv4() == to.is_ipv4();
-    let whole = inside.len() % 4 == 0 && one_partition && same_family;
+    let whole = inside.len() % 4 == 0 && same_family;
     let sent = u32::from_le_bytes(*sent);
     let intact = whole
         && if exact {
@@ -200,36 +232,41 @@ fn check(from: (IpAddr, u16), to: IpAddr, packet: &[u8], exact: bool) -> Option<
     intact.then_some((bth, body))
 }
 
-/// Hands a packet to a queue pair; false if it is not for it.
+/// Whether a packet answers a request of a reliable connection.
+fn is_answer(bth: &Bth) -> bool {
+    matches!(bth.opcode & !opcode::TRANSPORT, opcode::READ_FIRST..=opcode::ATOMIC_ACK)
+}
+
+/// Hands a packet to a queue pair, unless it is not for it.
 fn deliver(
     qp: &mut QueuePair,
     core: &mut Core,
     (from, to): (IpAddr, IpAddr),
     bth: &Bth,
     body: &[u8],
-) -> bool {
+) -> Result<(), DropReason> {
     if bth.opcode & opcode::TRANSPORT != qp.transport.bits() {
-        return false;
+        return Err(DropReason::Transport);
     }
     if qp.transport == Transport::Ud {
         qp.datagram(core, (from, to), bth, body);
-        return true;
+        return Ok(());
     }
     if qp.path.is_none_or(|path| path.to != from || path.from != to) {
-        return false;
+        return Err(DropReason::Peer);
     }
     if qp.state == ibv_qp_state::IBV_QPS_RTR && !qp.responder.is_established {
         qp.responder.is_established = true;
         qp.raise(core, ibv_event_type::IBV_EVENT_COMM_EST);
     }
-    let operation = bth.opcode & !opcode::TRANSPORT;
-    let answers = matches!(operation, opcode::READ_FIRST..=opcode::ATOMIC_ACK);
-    match (qp.transport, answers) {
+    match (qp.transport, is_answer(bth)) {
         (Transport::Rc | Transport::XrcSend, true) => qp.response(core, bth, body),
         (Transport::Rc | Transport::XrcReceive, false) => qp.request(core, bth, body),
         // A sending XRC queue pair carries out no requests, and a receiving one has none that are answered.
-        (Transport::XrcSend, false) | (Transport::XrcReceive, true) => return false,
+        (Transport::XrcSend, false) | (Transport::XrcReceive, true) => {
+            return Err(DropReason::Transport);
+        }
         _ => qp.unreliable(core, bth, body),
     }
-    true
+    Ok(())
 }

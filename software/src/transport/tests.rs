@@ -2,6 +2,7 @@
 
 mod answers;
 mod datagrams;
+mod drops;
 mod forged;
 mod long_queues;
 mod strict;

@@ -3,10 +3,13 @@
 use std::net::IpAddr;
 
 use super::core::Core;
+use super::drops::DropReason;
 use super::queue_pair::QueuePair;
 use super::responder::Refusal;
 use super::work::{Completion, Extra, Receive};
-use crate::ffi::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status as Status};
+use crate::ffi::{
+    ibv_access_flags as Access, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status as Status,
+};
 use crate::wire::header::{Bth, Reader};
 use crate::wire::icrc;
 use crate::wire::opcode::{self, Part};
@@ -39,7 +42,24 @@ impl QueuePair {
                 }
                 self.enter_error(core);
             }
-            Err(_) => self.responder.abandon(),
+            Err(refusal) => {
+                self.responder.abandon();
+                let denied = part.write
+                    && self.attr.qp_access_flags & Access::IBV_ACCESS_REMOTE_WRITE.0 == 0;
+                let why = match refusal {
+                    Refusal::NotReady => Some(DropReason::NoReceive),
+                    Refusal::TooLong => Some(DropReason::TooShort),
+                    Refusal::Access => Some(DropReason::Memory),
+                    Refusal::Invalid if denied => Some(DropReason::Memory),
+                    Refusal::Invalid if body.len() > self.mtu || !part.last => {
+                        Some(DropReason::Mtu)
+                    }
+                    _ => None,
+                };
+                if let (Some(why), Some(path)) = (why, self.path) {
+                    core.count_drop(path.to, self.number, why);
+                }
+            }
         }
     }
 
@@ -58,13 +78,17 @@ impl QueuePair {
             opcode::SEND_ONLY_IMM => reader.immediate().map(Extra::Immediate),
             _ => None,
         };
-        let Some(extra) = extra.filter(|_| deth.qkey == self.attr.qkey) else {
+        let Some(extra) = extra else {
             core.counters.packets_unexpected += 1;
             return;
         };
+        if deth.qkey != self.attr.qkey {
+            core.counters.packets_unexpected += 1;
+            return core.count_drop(from, self.number, DropReason::QKey);
+        }
         let payload = reader.rest();
         if payload.len() > self.mtu {
-            return;
+            return core.count_drop(from, self.number, DropReason::Mtu);
         }
         let mut all = [0; GRH].to_vec();
         write_addresses(&mut all, (from, to), body.len());
@@ -73,9 +97,11 @@ impl QueuePair {
         let receive = self.next_receive(core).map(Receive::length);
         if receive.is_some_and(|length| all.len() as u64 > length) {
             core.counters.packets_unexpected += 1;
-            return;
+            return core.count_drop(from, self.number, DropReason::TooShort);
         }
-        let Some(receive) = self.take_receive(core) else { return };
+        let Some(receive) = self.take_receive(core) else {
+            return core.count_drop(from, self.number, DropReason::NoReceive);
+        };
         let status = if core.keys.scatter(self.pd, &receive.list, 0, &all).is_err() {
             Status::IBV_WC_LOC_PROT_ERR
         } else {

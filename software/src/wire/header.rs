@@ -183,7 +183,6 @@ pub(crate) struct XrcEth {
 }
 
 impl XrcEth {
-    #[cfg(any(test, fuzzing))]
     pub(crate) const SIZE: usize = 4;
 
     pub(crate) fn write(&self, to: &mut Vec<u8>) {

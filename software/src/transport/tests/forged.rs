@@ -92,7 +92,8 @@ fn noise_is_dropped() {
     }
     assert_eq!(world.sides[1].state(), ibv_qp_state::IBV_QPS_RTS);
     let counters = world.sides[1].engine.core.counters;
-    assert_eq!(counters.packets_malformed + counters.packets_unexpected, 20_000, "{counters:?}");
+    let dropped = counters.packets_unexpected + counters.dropped_wrong_partition;
+    assert_eq!(counters.packets_malformed + dropped, 20_000, "{counters:?}");
 }
 
 #[test]
