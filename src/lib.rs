@@ -66,11 +66,12 @@ pub mod provider {
 
 #[cfg(feature = "channel")]
 pub use channel::{
-    AnyBuffer, CancelHandle, Channel, ChannelBuilder, ChannelClosed, ChannelId, ChannelSet,
-    ChannelUntil, Ended, IntoReceive, IntoSend, Loop, LoopBuffer, OperationError, OwnedBuffer,
-    OwnedResult, OwnedWork, PeerResults, PendingWork, PreparedChannel, PreparedWindow, Scope,
-    ScopeError, ScopedPendingWork, ScopedWindow, SetScope, TransportError, TransportResult,
-    WindowError, WindowRequests, WorkRequest,
+    AnyBuffer, ArmedWaiter, CancelHandle, Channel, ChannelBuilder, ChannelClosed, ChannelId,
+    ChannelSet, ChannelUntil, DestroyedChannel, DetachedChannel, Ended, IntoReceive, IntoSend,
+    Loop, LoopBuffer, LoopWaiter, LoopWaker, OperationError, OwnedBuffer, OwnedResult, OwnedWork,
+    PeerResults, PendingWork, PreparedChannel, PreparedWindow, Scope, ScopeError,
+    ScopedPendingWork, ScopedWindow, SetScope, TransportError, TransportResult, WindowError,
+    WindowRequests, WorkRequest,
 };
 pub use completion::{
     CompletionChannel, CompletionEvent, CompletionFields, CompletionQueue, CompletionQueueBuilder,
@@ -81,19 +82,20 @@ pub use completion::{
 pub use completion::{
     CompletionCounter, CompletionCounterCapabilities, CompletionCounterUnit, CountedOperations,
 };
+#[cfg(any(feature = "channel", feature = "rdmacm"))]
+pub use connect::Step;
 #[cfg(feature = "rdmacm")]
 pub use connect::rdmacm::{
     Connectable, Connecting, Connection, ConnectionControl, ConnectionError, ConnectionEvent,
     ConnectionEventKind, ConnectionRequest, DatagramAddress, DatagramListener, DatagramRequest,
     DatagramRoute, Listener, ListenerBuilder, MulticastMembership, PendingAccept,
     PendingConnection, PrivateData, RejectReason, Rejection, Route, RouteBuilder, RouteResolution,
-    Step,
 };
 #[cfg(feature = "async")]
 pub use connect::tcp::AsyncStream;
 #[cfg(feature = "channel")]
 pub use connect::tcp::{
-    DeadlineStream, ExchangeError, ExchangeStage, MAX_PRIVATE_DATA, StreamWithDeadline,
+    DeadlineStream, Exchange, ExchangeError, ExchangeStage, MAX_PRIVATE_DATA, StreamWithDeadline,
     peer_has_closed, wait_until_peer_closes,
 };
 #[cfg(feature = "efa")]

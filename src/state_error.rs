@@ -46,11 +46,6 @@ impl<T, E> StateError<T, E> {
     pub(crate) fn new(object: T, error: E) -> Self {
         Self { error, object }
     }
-
-    /// Changes the object or the type of the reason.
-    pub(crate) fn map<U, F: From<E>>(self, object: impl FnOnce(T) -> U) -> StateError<U, F> {
-        StateError { error: self.error.into(), object: object(self.object) }
-    }
 }
 
 debug! { impl[T, E: fmt::Debug] StateError<T, E>, self, error: self.error, .. }

@@ -43,7 +43,10 @@ pub use builder::ChannelBuilder;
 pub use cancel::CancelHandle;
 pub use channel_set::{ChannelSet, PeerResults, SetScope};
 pub use error::{ScopeError, TransportError, TransportResult};
-pub use event_loop::{ChannelId, Ended, Loop, LoopBuffer};
+pub use event_loop::{
+    ArmedWaiter, ChannelId, DestroyedChannel, DetachedChannel, Ended, Loop, LoopBuffer, LoopWaiter,
+    LoopWaker,
+};
 #[cfg(feature = "async")]
 pub(crate) use event_loop::{Detached, Doomed, Due, Left};
 #[cfg(feature = "async")]

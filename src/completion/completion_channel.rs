@@ -351,4 +351,8 @@ impl<'ctx> WaitChannel<'ctx> {
     pub(crate) fn channel(&self) -> &CompletionChannel<'ctx> {
         &self.channel
     }
+
+    pub(crate) fn waiters(&self) -> &Waiters {
+        &self.waiters
+    }
 }

@@ -19,7 +19,8 @@
 //! A wait can also be cancelled, by a flag that it checks under the lock before it sleeps. The thread that
 //! sets the flag then calls [`Waiters::wake_all`], which takes the lock: so the thread that waits has seen
 //! the flag, or sleeps on the condition variable, or reads. A reader that may be cancelled has a [`Waker`], whose file
-//! it polls beside that of the events.
+//! it polls beside that of the events. [`Waiters::wake`] is such a flag that has its number: of the threads that wait, it ends the
+//! waits that began before it, and all of them.
 
 use std::sync::{OnceLock, PoisonError};
 use std::time::Instant;
@@ -27,7 +28,7 @@ use std::time::Instant;
 use super::waker::Waker;
 use crate::device::event_file;
 use crate::error::{ErrorKind, Result};
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 
 /// The threads that wait for one queue.
 pub(crate) struct Waiters {
@@ -36,6 +37,8 @@ pub(crate) struct Waiters {
     changed: Condvar,
     /// Made for the first thread that may be cancelled, before it waits.
     waker: OnceLock<Waker>,
+    /// How often [`wake`](Self::wake) was called.
+    wakes: AtomicU64,
 }
 
 #[derive(Default)]
@@ -52,8 +55,8 @@ struct State {
 impl Waiters {
     /// Errors about a passed deadline name `verb`.
     pub(crate) fn new(verb: &'static str) -> Self {
-        let waker = OnceLock::new();
-        Self { verb, state: Mutex::default(), changed: Condvar::new(), waker }
+        let (waker, wakes) = (OnceLock::new(), AtomicU64::new(0));
+        Self { verb, state: Mutex::default(), changed: Condvar::new(), waker, wakes }
     }
 
     /// Ignores poisoning: every change of the state is complete before anything can panic.
@@ -83,10 +86,13 @@ impl Waiters {
         arm: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let mut state = self.state();
-        // A thread that is reading gets the event itself.
-        if state.armed && !state.reading && read()? {
-            state.events += 1;
-            state.armed = false;
+        // A thread that is reading gets the event itself, and what wakes it.
+        if !state.reading {
+            if state.armed && read()? {
+                state.events += 1;
+                state.armed = false;
+            }
+            self.waker().inspect(|waker| waker.drain());
         }
         if !state.armed {
             arm()?;
@@ -152,6 +158,27 @@ impl Waiters {
         self.changed.notify_all();
     }
 
+    /// The file of those who wake, if there is one.
+    pub(crate) fn waker(&self) -> Option<&Waker> {
+        self.waker.get()
+    }
+
+    /// How often [`wake`](Self::wake) was called: a wait that began with this number ends when there is another one.
+    pub(crate) fn wakes(&self) -> u64 {
+        self.wakes.load(Ordering::SeqCst)
+    }
+
+    /// Makes all threads that wait look at the number of [wakes](Self::wakes), and the waker's file readable.
+    pub(crate) fn wake(&self) {
+        // In this order: who drains the file, or has looked before the lock was taken here, sees the number.
+        self.wakes.fetch_add(1, Ordering::SeqCst);
+        if let Some(waker) = self.waker() {
+            waker.wake();
+        }
+        drop(self.state());
+        self.changed.notify_all();
+    }
+
     /// Sleeps until any thread has read another event after the first `seen` ones, or until `cancelled`
     /// returns true. `read` reads one event, sleeping until there is one or `deadline` has passed; it
     /// returns false if the waker has woken it.
@@ -168,7 +195,7 @@ impl Waiters {
                 state.reading = true;
                 drop(state);
                 let turn = Turn(self);
-                let waker = self.waker.get();
+                let waker = self.waker();
                 let result = read(waker);
                 match (&result, waker) {
                     (Ok(true), _) => {

@@ -1,6 +1,6 @@
 //! Waking a thread that sleeps until a file is readable.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -23,6 +23,10 @@ impl Waker {
         }
         // SAFETY: the descriptor is open, and nothing else owns it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 
     pub(crate) fn fd(&self) -> RawFd {

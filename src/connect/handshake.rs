@@ -1,7 +1,7 @@
 //! What can be connected, over a stream or by the connection manager.
 
 #[cfg(feature = "channel")]
-use crate::channel::{Channel, PreparedChannel};
+use crate::channel::{Channel, DetachedChannel, PreparedChannel};
 #[cfg(feature = "rdmacm")]
 use crate::ffi;
 #[cfg(feature = "channel")]
@@ -12,8 +12,8 @@ use crate::queue_pair_state::QueuePairType;
 #[cfg(feature = "channel")]
 use crate::state_error::StateError;
 
-/// A queue pair or channel in RESET. It is a bound of the public trait `Connectable` of the connection manager.
-#[cfg_attr(not(feature = "rdmacm"), expect(unreachable_pub, reason = "of `Connectable`"))]
+/// A queue pair or channel in RESET. It is a bound of the public `Exchange`, and of the connection manager's
+/// `Connectable`.
 pub trait Handshake: Sized {
     /// The connected form.
     type Connected;
@@ -109,5 +109,38 @@ impl<'res> Handshake for PreparedChannel<'res> {
     #[cfg(feature = "rdmacm")]
     fn into_connected(self) -> Channel<'res> {
         self.into_receiving()
+    }
+}
+
+#[cfg(feature = "channel")]
+impl Handshake for DetachedChannel<'_> {
+    type Connected = Self;
+    type Shaken = Self;
+
+    fn endpoint(&self) -> QueuePairEndpoint {
+        self.endpoint()
+    }
+
+    fn handshake(self, remote: QueuePairEndpoint) -> Result<Self, StateError<Self>> {
+        self.handshake(remote)
+    }
+
+    fn take_back(shaken: Self) -> Self {
+        shaken.take_back()
+    }
+
+    fn finish(shaken: Self) -> Self {
+        shaken
+    }
+
+    #[cfg(feature = "rdmacm")]
+    fn place(&self) -> (*mut ffi::ibv_context, QueuePairType) {
+        self.channel().link().queue_pair().place()
+    }
+
+    #[cfg(feature = "rdmacm")]
+    fn into_connected(mut self) -> Self {
+        self.open_receives_of_init();
+        self
     }
 }

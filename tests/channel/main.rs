@@ -12,6 +12,8 @@ mod forget;
 mod loop_faults;
 mod loop_flow;
 mod loop_shared;
+mod loop_taken_out;
+mod loop_waking;
 mod loop_windows;
 mod loops;
 #[path = "../support/lost_doorbell.rs"]

@@ -6,6 +6,7 @@ mod hostile;
 mod rig;
 #[path = "../support/software.rs"]
 mod software;
+mod steps;
 mod streams;
 mod tcp;
 

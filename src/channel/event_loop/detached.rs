@@ -6,7 +6,6 @@ use super::Loop;
 use super::ended::{ChannelId, REMOVED, STOPPED};
 use super::slots::{NEVER_FREE, State};
 use super::table::Table;
-#[cfg(doc)]
 use crate::channel::core::Core;
 use crate::channel::error::TransportError;
 use crate::channel::link::Link;
@@ -25,17 +24,17 @@ pub(crate) struct Detached<'res> {
 
 /// A channel that is to be destroyed. Its id names none any more.
 pub(crate) struct Doomed<'res> {
-    index: usize,
-    link: Link<'res>,
-    is_in_flight: bool,
+    pub(super) index: usize,
+    pub(super) link: Link<'res>,
+    pub(super) is_in_flight: bool,
     /// Its receives are shared.
-    shares: bool,
+    pub(super) shares: bool,
 }
 
 /// What has become of a channel.
 pub(crate) struct Destroyed {
     pub(super) index: usize,
-    number: u32,
+    pub(super) number: u32,
     is_reset: bool,
     result: Result<()>,
 }
@@ -134,11 +133,15 @@ impl<'res, B> Loop<'res, B> {
 
     /// The queue pair with this number was replaced by another one, and nothing is in flight.
     pub(crate) fn renew(&mut self, detached: &Detached<'res>, number: u32) {
-        let id = detached.id;
+        self.replace(detached.id, number, detached.channel.core());
+    }
+
+    /// The place has another queue pair than the one with this number.
+    pub(super) fn replace(&mut self, id: ChannelId, number: u32, core: &Core) {
         if self.table.asides[id.index()].shares {
             self.table.sharing.remove(number);
         }
-        self.assign(id, detached.channel.core());
+        self.assign(id, core);
     }
 
     /// The channel is connected, or on its way there (not `is_connected`) and takes receives.
@@ -164,7 +167,7 @@ impl<'res, B> Loop<'res, B> {
 
     /// Takes a channel out for verbs that change nothing but the queue pair's state: meanwhile its operations go on.
     /// `None`: it is out already.
-    pub(crate) fn take_out(&mut self, channel: ChannelId) -> Option<Detached<'res>> {
+    pub(crate) fn borrow_out(&mut self, channel: ChannelId) -> Option<Detached<'res>> {
         let link = self.members.links[channel.index()].take()?;
         Some(Detached { id: channel, channel: PreparedChannel::from_link(link) })
     }
@@ -177,7 +180,7 @@ impl<'res, B> Loop<'res, B> {
         error: TransportError,
     ) -> Option<Detached<'res>> {
         self.table.refuse(channel, error);
-        let detached = self.take_out(channel);
+        let detached = self.borrow_out(channel);
         if detached.is_some() {
             // Resetting changes the core.
             self.table.asides[channel.index()].core = None;
@@ -191,13 +194,13 @@ impl<'res, B> Loop<'res, B> {
     pub(super) fn stop(&mut self, channel: ChannelId) {
         if let Some(closed) = self.close(channel, TransportError::Stopped) {
             let is_reset = closed.try_reset();
-            self.put_back(closed);
+            self.give_back(closed);
             self.end_closed(channel, is_reset);
         }
     }
 
     /// Puts a channel back. If it was dropped meanwhile, it is returned, to be destroyed.
-    pub(crate) fn put_back(&mut self, detached: Detached<'res>) -> Option<Doomed<'res>> {
+    pub(crate) fn give_back(&mut self, detached: Detached<'res>) -> Option<Doomed<'res>> {
         if self.table.asides[detached.id.index()].is_dropped {
             return Some(self.give_up(detached));
         }
@@ -218,7 +221,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// Takes a channel out for ever. Its id names none any more. Its slots stay, until
-    /// [`discard`](Self::discard). `None`: it is out, and `put_back` returns it.
+    /// [`discard`](Self::discard). `None`: it is out, and `give_back` returns it.
     pub(crate) fn detach(&mut self, channel: ChannelId) -> Option<Doomed<'res>> {
         match self.members.links[channel.index()].take() {
             Some(link) => Some(self.doom(channel.index(), link)),
@@ -241,21 +244,26 @@ impl<'res, B> Loop<'res, B> {
     }
 
     fn doom(&mut self, index: usize, link: Link<'res>) -> Doomed<'res> {
+        self.retire(index);
         let table = &mut self.table;
-        let slots = table.entries[index].slots();
-        let generation = table.entries[index].generation;
-        let id = ChannelId { index: index as u32, generation };
-        table.forget_credit(id);
-        table.end_connections(slots.clone());
-        table.entries[index].generation = generation.wrapping_add(1);
         // The caller that destroys the queue pair changes the core.
         table.asides[index].core = None;
+        let slots = table.entries[index].slots();
         let (is_in_flight, shares) = (table.in_flight(slots) > 0, table.asides[index].shares);
         Doomed { index, link, is_in_flight, shares }
     }
 
+    /// The id of the channel names none any more.
+    pub(super) fn retire(&mut self, index: usize) {
+        let table = &mut self.table;
+        let generation = table.entries[index].generation;
+        table.forget_credit(ChannelId { index: index as u32, generation });
+        table.end_connections(table.entries[index].slots());
+        table.entries[index].generation = generation.wrapping_add(1);
+    }
+
     /// Gives the slots of a channel back, with the result of its end.
-    fn end_doomed(&mut self, destroyed: Destroyed) -> Result<()> {
+    pub(super) fn end_doomed(&mut self, destroyed: Destroyed) -> Result<()> {
         let Destroyed { index, number, is_reset, result } = destroyed;
         let Self { table, members, .. } = self;
         let entry = &table.entries[index];

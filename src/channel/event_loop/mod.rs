@@ -15,10 +15,12 @@ mod post;
 mod shared;
 mod slots;
 mod table;
+mod taken_out;
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
 mod tasks;
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
 mod waiters;
+mod waking;
 mod window;
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -26,6 +28,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub use ended::{ChannelId, Ended, LoopBuffer};
+pub use taken_out::{DestroyedChannel, DetachedChannel};
+pub use waking::{ArmedWaiter, LoopWaiter, LoopWaker};
 
 #[cfg(feature = "async")]
 pub(crate) use deferred::Due;
@@ -141,6 +145,8 @@ pub struct Loop<'res, B> {
     table: Table<B>,
     members: Members<'res>,
     queue: Arc<CompletionQueue<'res>>,
+    /// How many wakes its waits have ended with.
+    wakes: u64,
 }
 
 // SAFETY: everything in it is owned, by the loop alone, and libibverbs may be called on any thread. Buffers go with it.
@@ -172,7 +178,7 @@ impl<'res, B> Loop<'res, B> {
         // SAFETY: the loop owns the queue, which is live for as long as it polls.
         let table = unsafe { Table::new(queue.as_raw(), poll_cq_of(queue.as_raw())) };
         let members = Members::new(queue.capacity());
-        Ok(Self { table, members, queue: Arc::new(queue) })
+        Ok(Self { table, members, queue: Arc::new(queue), wakes: 0 })
     }
 
     /// Starts to build a channel of the loop, which is to be [added](Self::add) when it is connected. Until then it can
@@ -200,8 +206,8 @@ impl<'res, B> Loop<'res, B> {
         self.table.next_ended()
     }
 
-    /// As [`next_ended`](Self::next_ended), and sleeps until there is one. A signal does not end the wait. The
-    /// [descriptor](AsFd)'s events are read.
+    /// As [`next_ended`](Self::next_ended), and sleeps until there is one. Neither a signal nor a [`LoopWaker`] ends the wait.
+    /// The [descriptor](AsFd)'s events are read.
     ///
     /// # Errors
     ///
@@ -211,37 +217,44 @@ impl<'res, B> Loop<'res, B> {
         queue.sleep_until(None, || Ok(table.next_ended().transpose()))?
     }
 
-    /// As [`wait_ended`](Self::wait_ended), but returns `None` if the deadline passes first, or
-    /// [`next_credited`](Self::next_credited) has a channel.
+    /// As [`wait_ended`](Self::wait_ended), but returns `None` if the deadline passes first, if a [`LoopWaker`] has woken the
+    /// loop since it last returned that, or if [`next_credited`](Self::next_credited) has a channel.
     ///
     /// # Errors
     ///
     /// As [`wait_ended`](Self::wait_ended).
     pub fn wait_ended_until(&mut self, deadline: Instant) -> TransportResult<Option<Ended<B>>> {
-        loop {
+        // First, so that a loop that always has something to do is woken too.
+        while !self.take_wake()? {
             let pause = self.credit_pause().and_then(|pause| Instant::now().checked_add(pause));
             let until = pause.map_or(deadline, |until| until.min(deadline));
-            let Self { table, queue, .. } = self;
-            let slept = queue.sleep_until(Some(until), || match table.next_ended() {
+            let Self { table, queue, wakes, .. } = self;
+            let waiters = queue.own_channel()?.waiters();
+            let is_woken = || waiters.wakes() != *wakes;
+            let poll = || match table.next_ended() {
                 // Answers of peers are events, too: there may be one at each poll.
-                Ok(None) if table.must_wait_end(pause.is_none(), until) => Ok(Some(Ok(None))),
+                Ok(None) if is_woken() || table.must_wait_end(pause.is_none(), until) => {
+                    Ok(Some(Ok(None)))
+                }
                 ended => Ok(ended.transpose().map(|ended| ended.map(Some))),
-            });
+            };
+            let slept = queue.sleep_until_found(Some(until), poll, is_woken);
             match slept {
                 Err(error) if error.kind() != ErrorKind::TimedOut => return Err(error.into()),
                 Ok(Ok(Some(ended))) => return Ok(Some(ended)),
                 Ok(Err(error)) => return Err(error),
                 Ok(Ok(None)) | Err(_) => {
                     if self.table.credited().is_some() || Instant::now() >= deadline {
-                        return Ok(None);
+                        break;
                     }
                 }
             }
         }
+        Ok(None)
     }
 
     /// `ibv_req_notify_cq`: from now on, the next completion makes the [descriptor](AsFd) readable. Until then it is not
-    /// readable: an earlier event is read.
+    /// readable: an earlier event is read. So is that of a [`LoopWaker`].
     ///
     /// What is there already raises no event: call [`next_ended`](Self::next_ended) between this and sleeping, until that
     /// returns `None`.
@@ -263,7 +276,6 @@ impl<'res, B> Loop<'res, B> {
 }
 
 impl<'res, B> Loop<'res, B> {
-    #[cfg(feature = "async")]
     pub(crate) fn queue(&self) -> &Arc<CompletionQueue<'res>> {
         &self.queue
     }

@@ -41,6 +41,8 @@ mod private_data;
 mod request;
 mod route;
 
+use super::Step;
+
 pub use connectable::Connectable;
 #[cfg(feature = "async")]
 pub(crate) use connectable::sealed;
@@ -59,13 +61,3 @@ pub use route::{Route, RouteBuilder, RouteResolution};
 
 /// The verb that the error of an expired wait names.
 const WAIT: &str = "rdma_get_cm_event";
-
-/// The result of a step of something that runs in steps.
-#[derive(Debug)]
-#[must_use]
-pub enum Step<D, P> {
-    /// It is done, with this result.
-    Done(D),
-    /// It waits for the kernel: continue with this when its file is readable.
-    Pending(P),
-}

@@ -8,9 +8,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::error::{ExchangeError, ExchangeStage};
-use super::exchange::{Role, exchange};
+use super::exchange::{Exchange, Role, exchange};
 use super::stream::DeadlineStream;
-use crate::channel::{Channel, PreparedChannel};
+use crate::channel::{Channel, DetachedChannel, PreparedChannel};
 use crate::connect::handshake::Handshake;
 use crate::queue_pair::{Connected, PreparedQueuePair, QueuePair};
 use crate::state_error::StateError;
@@ -25,13 +25,13 @@ const KEEPALIVE_PROBES: c_int = 4;
 /// Connecting over a stream of the program's own.
 macro_rules! over_a_stream {
     ($connected:ty) => {
-        /// As [`connect`](Self::connect), over a stream that is connected already: a Unix socket, TLS, or a
+        /// As [`PreparedChannel::connect`], over a stream that is connected already: a Unix socket, TLS, or a
         /// [`TcpStream`] of the program's own. The caller keeps the stream, and its waits have no deadline
         /// afterwards.
         ///
         /// # Errors
         ///
-        /// As [`connect`](Self::connect). The stream is then in an unspecified state: close it.
+        /// As [`PreparedChannel::connect`]. The stream is then in an unspecified state: close it.
         pub fn connect_over(
             self,
             stream: &mut (impl DeadlineStream + ?Sized),
@@ -41,7 +41,7 @@ macro_rules! over_a_stream {
             exchange(self, Role::Connects, stream, private_data, deadline)
         }
 
-        /// As [`accept`](Self::accept), over a stream that is connected already: see
+        /// As [`PreparedChannel::accept`], over a stream that is connected already: see
         /// [`connect_over`](Self::connect_over).
         ///
         /// # Errors
@@ -54,6 +54,51 @@ macro_rules! over_a_stream {
             deadline: Instant,
         ) -> Result<($connected, Vec<u8>), StateError<Self, ExchangeError>> {
             exchange(self, Role::Accepts, stream, private_data, deadline)
+        }
+
+        /// As [`connect_over`](Self::connect_over), in steps that do not wait: for one thread that serves many peers, such as
+        /// with a [`Loop`](crate::Loop).
+        ///
+        /// # Errors
+        ///
+        ///  - [`PrivateDataTooLong`](ExchangeError::PrivateDataTooLong).
+        pub fn begin_connect(
+            self,
+            private_data: &[u8],
+        ) -> Result<Exchange<Self>, StateError<Self, ExchangeError>> {
+            Exchange::new(self, Role::Connects, private_data)
+        }
+
+        /// As [`accept_over`](Self::accept_over), in [steps](Exchange) that do not wait.
+        ///
+        /// ```no_run
+        /// # // not on Soft-RoCE alone: needs a peer
+        /// use std::net::TcpStream;
+        /// use ibverbs::{Channel, Exchange, ExchangeError, PreparedChannel, Step};
+        ///
+        /// /// One of many that connect, over a stream that does not block.
+        /// struct Guest<'res> {
+        ///     stream: TcpStream,
+        ///     exchange: Exchange<PreparedChannel<'res>>,
+        /// }
+        ///
+        /// /// To be called when the stream is readable.
+        /// fn goes_on(mut guest: Guest<'_>) -> Result<Step<Channel<'_>, Guest<'_>>, ExchangeError> {
+        ///     Ok(match guest.exchange.step(&mut guest.stream)? {
+        ///         Step::Done((channel, _private_data)) => Step::Done(channel),
+        ///         Step::Pending(exchange) => Step::Pending(Guest { exchange, ..guest }),
+        ///     })
+        /// }
+        /// ```
+        ///
+        /// # Errors
+        ///
+        /// As [`begin_connect`](Self::begin_connect).
+        pub fn begin_accept(
+            self,
+            private_data: &[u8],
+        ) -> Result<Exchange<Self>, StateError<Self, ExchangeError>> {
+            Exchange::new(self, Role::Accepts, private_data)
         }
     };
 }
@@ -140,6 +185,11 @@ impl<'res> PreparedChannel<'res> {
     }
 
     over_a_stream!(Channel<'res>);
+}
+
+/// Connecting over a stream. The channel is to be [put back](crate::Loop::put_back) then.
+impl<'res> DetachedChannel<'res> {
+    over_a_stream!(DetachedChannel<'res>);
 }
 
 /// Connecting over TCP or another stream.

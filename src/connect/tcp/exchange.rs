@@ -1,16 +1,19 @@
-//! The exchange between two sides over one stream.
+//! The exchange between two sides, as a state machine that is fed with bytes.
 //!
-//! It is written once, as a future over [`Messages`]. Over a stream that blocks, the future is never pending.
+//! It is written once: what blocks, what is polled and what is stepped all feed it.
 
 use std::future::Future;
+use std::io::{self, Read, Write};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use super::error::ExchangeError;
+use super::error::{ExchangeError, ExchangeStage};
 use super::stream::{DeadlineStream, Timed};
 use super::wire;
+use crate::connect::Step;
 use crate::connect::handshake::Handshake;
+use crate::debug::debug;
 use crate::queue_pair::QueuePairEndpoint;
 use crate::state_error::StateError;
 
@@ -25,6 +28,237 @@ pub(crate) enum Role {
 /// connected.
 pub(crate) type Exchanged<P> =
     Result<(<P as Handshake>::Connected, Vec<u8>), StateError<P, ExchangeError>>;
+
+/// Two sides that connect, as a state machine without a stream: the program carries its bytes. See
+/// [`PreparedChannel::begin_accept`](crate::PreparedChannel::begin_accept).
+///
+/// Over a stream that does not block, [`step`](Self::step) does that. Otherwise, until it is [done](Self::advance): send
+/// [`to_send`](Self::to_send), and feed it with as many bytes as it [wants](Self::wants), never with more: what the peer sends
+/// after them belongs to the program.
+///
+/// There is no deadline: [give up](Self::into_object) when the program's own timer says so.
+#[must_use]
+pub struct Exchange<P: Handshake> {
+    role: Role,
+    stage: Stage<P>,
+    /// What is to be sent, and how much of that was.
+    output: Vec<u8>,
+    sent: usize,
+    /// What the peer has sent of the part that comes next, which has so many bytes.
+    input: Vec<u8>,
+    part: usize,
+}
+
+/// What comes next.
+enum Stage<P: Handshake> {
+    /// The first part of the peer's greeting.
+    Header(P),
+    /// The rest of it.
+    Greeting(P, wire::Header),
+    /// The handshake, when the peer has our greeting.
+    Handshake(P, QueuePairEndpoint, Vec<u8>),
+    /// The peer's verdict.
+    Verdict(P::Shaken, Vec<u8>),
+    /// Our own verdict goes out, and that is all.
+    Ready(P::Shaken, Vec<u8>),
+    /// The peer hears why: our verdict, or our version.
+    Failed(P, ExchangeError),
+}
+
+impl<P: Handshake> Exchange<P> {
+    pub(crate) fn new(
+        prepared: P,
+        role: Role,
+        private_data: &[u8],
+    ) -> Result<Self, StateError<P, ExchangeError>> {
+        let output = match wire::greeting(&prepared.endpoint(), private_data) {
+            Ok(greeting) => greeting,
+            Err(error) => return Err(StateError::new(prepared, error)),
+        };
+        // Who accepts answers.
+        let sent = if role == Role::Accepts { output.len() } else { 0 };
+        let (stage, input) = (Stage::Header(prepared), Vec::new());
+        Ok(Self { role, stage, output, sent, input, part: wire::HEADER })
+    }
+
+    /// The bytes that are to be sent to the peer next, which may be none.
+    pub fn to_send(&self) -> &[u8] {
+        &self.output[self.sent..]
+    }
+
+    /// So many of the bytes [to send](Self::to_send) are on their way. More than these are taken for all of them.
+    pub fn sent(&mut self, len: usize) {
+        self.sent = self.sent.saturating_add(len).min(self.output.len());
+    }
+
+    /// How many bytes of the peer it needs next; 0 if something is to be sent first, or nothing is needed any more.
+    pub fn wants(&self) -> usize {
+        if self.to_send().is_empty() { self.part - self.input.len() } else { 0 }
+    }
+
+    /// Feeds it with bytes of the peer. Returns how many it has taken: no more than it [wants](Self::wants).
+    pub fn received(&mut self, bytes: &[u8]) -> usize {
+        let taken = bytes.len().min(self.wants());
+        self.input.extend_from_slice(&bytes[..taken]);
+        taken
+    }
+
+    /// Goes on with what was sent and received. When it has the peer's address it connects, which calls `ibv_modify_qp`: the
+    /// kernel may have to look up the peer's MAC address. A channel that is not in its loop yet holds up nothing else.
+    ///
+    /// # Errors
+    ///
+    /// See [`ExchangeError`]. The object comes back in the [`StateError`], for another attempt over another stream. Close this
+    /// one.
+    #[expect(clippy::type_complexity, reason = "what `Exchanged` has, or the same again")]
+    pub fn advance(
+        mut self,
+    ) -> Result<Step<(P::Connected, Vec<u8>), Self>, StateError<P, ExchangeError>> {
+        while self.wants() == 0 && self.to_send().is_empty() {
+            self = match self.next_stage() {
+                Ok(next) => next,
+                Err(exchanged) => return exchanged.map(Step::Done),
+            };
+        }
+        Ok(Step::Pending(self))
+    }
+
+    /// Goes on over a stream that does not block, until the stream would: then it waits for what the stream is to become,
+    /// readable if [`to_send`](Self::to_send) is empty and otherwise writable.
+    ///
+    /// # Errors
+    ///
+    /// As [`advance`](Self::advance).
+    #[expect(clippy::type_complexity, reason = "what `Exchanged` has, or the same again")]
+    pub fn step(
+        mut self,
+        stream: &mut (impl Read + Write + ?Sized),
+    ) -> Result<Step<(P::Connected, Vec<u8>), Self>, StateError<P, ExchangeError>> {
+        loop {
+            self = match self.advance()? {
+                Step::Pending(pending) => pending,
+                done => return Ok(done),
+            };
+            let done = match self.to_send() {
+                [] => {
+                    let mut bytes = [0; 256];
+                    let most = self.wants().min(bytes.len());
+                    let read = stream.read(&mut bytes[..most]);
+                    read.map(|read| self.received(&bytes[..read.min(most)]))
+                }
+                bytes => {
+                    let sent = stream.write(bytes);
+                    sent.inspect(|&sent| self.sent(sent))
+                }
+            };
+            match done {
+                Ok(0) => return Err(self.fail(ExchangeError::Closed(ExchangeStage::Addresses))),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(Step::Pending(self));
+                }
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                    return Err(self.fail(ExchangeError::from_stream(error)));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Gives up: the object comes back, for another attempt over another stream. Close this one.
+    pub fn into_object(self) -> P {
+        match self.stage {
+            Stage::Header(prepared)
+            | Stage::Greeting(prepared, _)
+            | Stage::Handshake(prepared, ..)
+            | Stage::Failed(prepared, _) => prepared,
+            Stage::Verdict(shaken, _) | Stage::Ready(shaken, _) => P::take_back(shaken),
+        }
+    }
+
+    /// The stream has failed.
+    fn fail(self, error: ExchangeError) -> StateError<P, ExchangeError> {
+        let error = match self.stage {
+            Stage::Header(_) | Stage::Greeting(..) | Stage::Handshake(..) => error,
+            Stage::Verdict(..) | Stage::Ready(..) => error.of_peer(),
+            // The peer sees the end of the stream.
+            Stage::Failed(prepared, error) => return StateError::new(prepared, error),
+        };
+        StateError::new(self.into_object(), error)
+    }
+
+    /// As [`advance`](Self::advance), when everything is there that the stage waits for.
+    fn next_stage(self) -> Result<Self, Exchanged<P>> {
+        let Self { role, stage, output, input, .. } = self;
+        // All of the output was sent.
+        let next = |stage, output, part| {
+            Ok(Self { role, stage, output, sent: 0, input: Vec::new(), part })
+        };
+        match stage {
+            Stage::Header(prepared) => {
+                match wire::Header::parse(&input.try_into().expect("as many as are wanted")) {
+                    Ok(header) => {
+                        let part = header.endpoint + header.private_data;
+                        // Kept, to be sent when the peer's is known.
+                        let mut greeted = next(Stage::Greeting(prepared, header), output, part)?;
+                        greeted.sent = greeted.output.len();
+                        Ok(greeted)
+                    }
+                    Err(error) => Err(Err(StateError::new(prepared, error))),
+                }
+            }
+            // It was read to its end even if it is refused: when a TCP socket is closed with unread data, the peer may lose
+            // the last data that was sent to it.
+            Stage::Greeting(prepared, header) => {
+                let mut endpoint = input;
+                let private_data = endpoint.split_off(header.endpoint);
+                let checked = header.check();
+                // Tell a peer of another version our version. Tell other programs nothing.
+                let answers = role == Role::Accepts
+                    && matches!(checked, Ok(()) | Err(ExchangeError::Version { .. }));
+                let stage = match checked.and_then(|()| wire::endpoint(&header, &endpoint)) {
+                    Ok(remote) => Stage::Handshake(prepared, remote, private_data),
+                    Err(error) => Stage::Failed(prepared, error),
+                };
+                next(stage, if answers { output } else { Vec::new() }, 0)
+            }
+            Stage::Handshake(prepared, remote, private_data) => {
+                match prepared.handshake(remote) {
+                    Ok(shaken) => {
+                        let stage = Stage::Verdict(shaken, private_data);
+                        next(stage, ready_of(role == Role::Connects), wire::VERDICT)
+                    }
+                    Err(StateError { error, object }) => {
+                        let output = wire::verdict(Some(error.errno())).to_vec();
+                        // Who accepts reads the peer's verdict: closing a TCP socket with unread data may lose our own.
+                        let part = if role == Role::Accepts { wire::VERDICT } else { 0 };
+                        next(Stage::Failed(object, error.into()), output, part)
+                    }
+                }
+            }
+            Stage::Verdict(shaken, private_data) => {
+                match wire::read_verdict(input.try_into().expect("as many as are wanted")) {
+                    Err(error) => Err(Err(StateError::new(P::take_back(shaken), error))),
+                    Ok(()) => {
+                        let stage = Stage::Ready(shaken, private_data);
+                        next(stage, ready_of(role == Role::Accepts), 0)
+                    }
+                }
+            }
+            Stage::Ready(shaken, private_data) => Err(Ok((P::finish(shaken), private_data))),
+            Stage::Failed(prepared, error) => Err(Err(StateError::new(prepared, error))),
+        }
+    }
+}
+
+/// The verdict that this side is ready, if it is this side's turn.
+fn ready_of(is_ours: bool) -> Vec<u8> {
+    if is_ours { wire::verdict(None).to_vec() } else { Vec::new() }
+}
+
+debug! {
+    impl[P: Handshake] Exchange<P>, self,
+    role: self.role, to_send: self.to_send().len(), wants: self.wants(), ..
+}
 
 /// Whole messages over a stream.
 pub(crate) trait Messages {
@@ -74,80 +308,27 @@ pub(crate) async fn exchange_over<P: Handshake, S: Messages>(
     stream: &mut S,
     private_data: &[u8],
 ) -> Exchanged<P> {
-    let endpoint = prepared.endpoint();
-    let greeted = greet(stream, role, &endpoint, private_data).await;
-    let (remote, theirs) = match greeted {
-        Ok(theirs) => theirs,
-        Err(error) => return Err(StateError::new(prepared, error)),
-    };
-    let shaken = match prepared.handshake(remote) {
-        Ok(shaken) => shaken,
-        Err(failed) => {
-            // If the peer does not receive this, it will see the end of the stream.
-            let written = stream.write(&wire::verdict(Some(failed.error.errno()))).await;
-            if role == Role::Accepts && written.is_ok() {
-                // Read the peer's verdict: closing a TCP socket with unread data may lose our own.
-                let _ = stream.read(&mut [0; wire::VERDICT]).await;
+    let mut exchange = Exchange::new(prepared, role, private_data)?;
+    loop {
+        exchange = match exchange.advance()? {
+            Step::Done(connected) => return Ok(connected),
+            Step::Pending(pending) => pending,
+        };
+        let carried = match exchange.to_send() {
+            [] => {
+                let mut bytes = vec![0; exchange.wants()];
+                let read = stream.read(&mut bytes).await;
+                read.map(|()| {
+                    exchange.received(&bytes);
+                })
             }
-            return Err(failed.map(|prepared| prepared));
-        }
-    };
-    match exchange_verdicts(stream, role).await.map_err(ExchangeError::of_peer) {
-        Ok(()) => Ok((P::finish(shaken), theirs)),
-        Err(error) => Err(StateError::new(P::take_back(shaken), error)),
-    }
-}
-
-/// Exchanges the greetings. Returns the endpoint and the private data of the peer.
-async fn greet<S: Messages>(
-    stream: &mut S,
-    role: Role,
-    endpoint: &QueuePairEndpoint,
-    private_data: &[u8],
-) -> Result<(QueuePairEndpoint, Vec<u8>), ExchangeError> {
-    let greeting = wire::greeting(endpoint, private_data)?;
-    match role {
-        Role::Connects => {
-            stream.write(&greeting).await?;
-            read_greeting(stream).await
-        }
-        Role::Accepts => {
-            let theirs = read_greeting(stream).await;
-            // Tell a peer of another version our version. Tell other programs nothing.
-            if matches!(theirs, Ok(_) | Err(ExchangeError::Version { .. })) {
-                stream.write(&greeting).await?;
+            bytes => {
+                let sent = stream.write(bytes).await.map(|()| bytes.len());
+                sent.map(|len| exchange.sent(len))
             }
-            theirs
+        };
+        if let Err(error) = carried {
+            return Err(exchange.fail(error));
         }
     }
-}
-
-/// Tells the peer that this side is ready, and waits until the peer is.
-async fn exchange_verdicts<S: Messages>(stream: &mut S, role: Role) -> Result<(), ExchangeError> {
-    if role == Role::Connects {
-        stream.write(&wire::verdict(None)).await?;
-    }
-    let mut verdict = [0; wire::VERDICT];
-    stream.read(&mut verdict).await?;
-    wire::read_verdict(verdict)?;
-    if role == Role::Accepts {
-        stream.write(&wire::verdict(None)).await?;
-    }
-    Ok(())
-}
-
-/// The endpoint and the private data of the peer.
-async fn read_greeting<S: Messages>(
-    stream: &mut S,
-) -> Result<(QueuePairEndpoint, Vec<u8>), ExchangeError> {
-    let mut header = [0; wire::HEADER];
-    stream.read(&mut header).await?;
-    let header = wire::Header::parse(&header)?;
-    // Read to the end even if the endpoint is refused: when a TCP socket is closed with unread data, the
-    // peer may lose the last data that was sent to it.
-    let mut bytes = vec![0; header.endpoint + header.private_data];
-    stream.read(&mut bytes).await?;
-    header.check()?;
-    let private_data = bytes.split_off(header.endpoint);
-    Ok((wire::endpoint(&header, &bytes)?, private_data))
 }

@@ -15,7 +15,7 @@
 //! - `wire`: the messages as bytes, and the checks of received bytes.
 //! - `stream`: streams whose waits have a deadline.
 //! - `async_stream`: streams whose reads and writes are polled.
-//! - `exchange`: the exchange above, over any such stream.
+//! - `exchange`: the exchange above, a state machine that is fed with bytes, and over any such stream.
 //! - `addresses`: TCP itself: `connect` and `accept`, and monitoring the peer through the stream.
 //!
 //! The first 12 bytes of a greeting contain its version, and have the same form in all versions: a side
@@ -36,6 +36,7 @@ pub use async_stream::AsyncStream;
 #[cfg(feature = "async")]
 pub(crate) use async_stream::Polled;
 pub use error::{ExchangeError, ExchangeStage, MAX_PRIVATE_DATA};
+pub use exchange::Exchange;
 #[cfg(feature = "async")]
 pub(crate) use exchange::{Role, exchange_over};
 pub use stream::{DeadlineStream, StreamWithDeadline};

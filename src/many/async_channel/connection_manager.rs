@@ -32,7 +32,7 @@ impl<S: Share> AsyncChannel<S> {
     /// Calls `f` with the channel, which is out of the loop meanwhile.
     fn with_detached<R>(&self, f: impl FnOnce(&mut Detached<'static>) -> R) -> R {
         let mut detached = loop {
-            let out = self.share.lock().core.take_out(self.id);
+            let out = self.share.lock().core.borrow_out(self.id);
             match out {
                 Some(detached) => break detached,
                 // Another thread calls one verb of it.

@@ -250,7 +250,7 @@ impl<S: Share> Reactor<S> {
             let mut guard = self.share.lock();
             let Some(channel) = guard.core.next_busy(index) else { break };
             index = channel.index() + 1;
-            let out = guard.core.take_out(channel);
+            let out = guard.core.borrow_out(channel);
             drop(guard);
             // The code that has taken it out looks at it.
             let Some(out) = out else { continue };

@@ -265,7 +265,7 @@ pub(super) fn stop<S: Share>(share: &S, channel: ChannelId, error: TransportErro
 pub(super) fn put_back<S: Share>(share: &S, detached: Detached<'static>, is_reset: Option<bool>) {
     let id = detached.id;
     let mut guard = share.lock();
-    if let Some(dropped) = guard.core.put_back(detached) {
+    if let Some(dropped) = guard.core.give_back(detached) {
         drop(guard);
         return destroy(share, dropped);
     }

@@ -1,0 +1,223 @@
+//! Channels that a program has taken out of its loop, for verbs that may take long.
+
+use std::sync::Arc;
+
+use super::Loop;
+use super::detached::{Destroyed, Detached, Doomed, step};
+use super::ended::ChannelId;
+use super::members::unknown;
+use super::slots::NEVER_FREE;
+use crate::channel::core::Core;
+use crate::channel::operation::Queue;
+use crate::channel::prepared::PreparedChannel;
+use crate::completion::CompletionQueue;
+use crate::debug::debug;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::queue_pair::QueuePairEndpoint;
+use crate::state_error::StateError;
+
+/// A channel that was [taken out](Loop::take_out) of its loop, to be connected or destroyed while the loop does other things.
+///
+/// Dropping it destroys the queue pair. Its room in the loop is lost then, and so are the buffers that the device had.
+#[must_use]
+pub struct DetachedChannel<'res> {
+    detached: Detached<'res>,
+    /// That of the loop.
+    queue: Arc<CompletionQueue<'res>>,
+    /// That of the queue pair that the loop knows.
+    number: u32,
+    /// The device had something when it was taken out.
+    is_in_flight: bool,
+    /// What was posted has ended, with an attempt to connect.
+    has_ended: bool,
+}
+
+/// A channel whose queue pair was [destroyed](DetachedChannel::destroy) outside of its loop, which
+/// [ends](Loop::end_destroyed) its operations.
+#[must_use]
+pub struct DestroyedChannel<'res> {
+    id: ChannelId,
+    /// That of the loop.
+    queue: Arc<CompletionQueue<'res>>,
+    destroyed: Destroyed,
+}
+
+impl<'res> DetachedChannel<'res> {
+    /// Its name, to which it is [put back](Loop::put_back).
+    pub fn id(&self) -> ChannelId {
+        self.detached.id
+    }
+
+    /// The address of the channel, which its peer needs.
+    pub fn endpoint(&self) -> QueuePairEndpoint {
+        self.detached.channel.endpoint()
+    }
+
+    /// `ibv_modify_qp`: connects the channel to the peer's, as [`Loop::handshake`] does.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`PreparedQueuePair::handshake`](crate::PreparedQueuePair::handshake). The channel comes back in the
+    /// [`StateError`], for another attempt. What was posted ends when it is [put back](Loop::put_back).
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn handshake(mut self, remote: QueuePairEndpoint) -> Result<Self, StateError<Self>> {
+        let reason = "the channel is connected";
+        let connected = Error::invalid_if(self.core().table.is_open(), "ibv_modify_qp", reason)
+            .and_then(|()| {
+                let link = self.detached.channel.link_mut();
+                let (connected, has_ended) = step(link, |link| link.connect(&remote));
+                self.has_ended |= has_ended;
+                connected
+            });
+        match connected {
+            Ok(()) => Ok(self),
+            Err(error) => Err(StateError::new(self, error)),
+        }
+    }
+
+    /// Gets it ready for another connection: the peer has failed.
+    pub(crate) fn take_back(mut self) -> Self {
+        // If this fails, the next attempt to connect does it again.
+        self.has_ended |= self.detached.reset();
+        self
+    }
+
+    /// `ibv_modify_qp`: takes the queue pair to ERR, where the device ends all that is in flight. The loop finds the completions,
+    /// until [`Loop::in_flight`] is 0: a provider may drop those of a queue pair that is destroyed.
+    ///
+    /// # Errors
+    ///
+    /// The provider's errno value.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn stop(&self) -> Result<()> {
+        self.core().modify(ffi::ibv_qp_state::IBV_QPS_ERR)
+    }
+
+    /// `ibv_destroy_qp`: destroys the queue pair. How that went says [`Loop::end_destroyed`].
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn destroy(self) -> DestroyedChannel<'res> {
+        let Self { detached: Detached { id, channel }, queue, number, is_in_flight, .. } = self;
+        let doomed =
+            Doomed { index: id.index(), link: channel.into_link(), is_in_flight, shares: false };
+        let mut destroyed = doomed.destroy();
+        destroyed.number = number;
+        DestroyedChannel { id, queue, destroyed }
+    }
+
+    fn core(&self) -> &Core {
+        self.detached.channel.core()
+    }
+
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn channel(&self) -> &PreparedChannel<'res> {
+        &self.detached.channel
+    }
+
+    /// See [`Detached::open_receives_of_init`].
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn open_receives_of_init(&mut self) {
+        // Nothing fails in it.
+        let (_, has_ended) = self.detached.open_receives_of_init();
+        self.has_ended |= has_ended;
+    }
+}
+
+debug! { DetachedChannel<'_>, self, id: self.id(), .. }
+debug! { DestroyedChannel<'_>, self, id: self.id, .. }
+
+impl<'res, B> Loop<'res, B> {
+    /// Takes a channel out, so that verbs on it are called while the loop does other things, on another thread too: to connect
+    /// or to destroy it. Until it is [put back](Self::put_back), nothing can be posted to it. What was posted goes on, and
+    /// [`next_ended`](Self::next_ended) returns what has ended.
+    ///
+    /// ```no_run
+    /// # // not on Soft-RoCE alone: needs a peer
+    /// use std::sync::Mutex;
+    /// use ibverbs::{ChannelId, Loop, PooledBuffer, QueuePairEndpoint};
+    ///
+    /// fn connect(server: &Mutex<Loop<'_, PooledBuffer>>, channel: ChannelId, peer: QueuePairEndpoint) -> ibverbs::Result<()> {
+    ///     let detached = server.lock().unwrap().take_out(channel)?;
+    ///     // The kernel may look up the peer's MAC address meanwhile.
+    ///     let (detached, connected) = match detached.handshake(peer) {
+    ///         Ok(detached) => (detached, Ok(())),
+    ///         Err(failed) => (failed.object, Err(failed.error)),
+    ///     };
+    ///     server.lock().unwrap().put_back(detached)?;
+    ///     connected
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the loop has no such channel (any more), or it is out; or it is the name of shared receives.
+    pub fn take_out(&mut self, channel: ChannelId) -> Result<DetachedChannel<'res>> {
+        const VERB: &str = "ibv_modify_qp";
+        let Some(entry) = self.table.entry(channel) else { return Err(unknown(VERB)) };
+        let (slots, credit_slot) = (entry.slots(), entry.credit_slot());
+        let Some(link) = self.members.links[channel.index()].take() else {
+            return Err(unknown(VERB));
+        };
+        self.table.entries[channel.index()].next = [NEVER_FREE; 2];
+        // The verbs change the core.
+        let core = self.table.asides[channel.index()].core.take();
+        if let (Some(slot), Some(number)) =
+            (credit_slot, core.and_then(|core| core.credit_number()))
+        {
+            self.table.slots[slot as usize].number = number;
+        }
+        Ok(DetachedChannel {
+            number: link.core.number,
+            is_in_flight: self.table.in_flight(slots) > 0,
+            has_ended: false,
+            queue: self.queue().clone(),
+            detached: Detached { id: channel, channel: PreparedChannel::from_link(link) },
+        })
+    }
+
+    /// Puts a channel back that was [taken out](Self::take_out): what its state allows can be posted. If an attempt to connect
+    /// has failed, what was posted before ends with [`Stopped`](crate::TransportError::Stopped).
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it is of another loop. The channel comes back in the [`StateError`].
+    pub fn put_back(
+        &mut self,
+        detached: DetachedChannel<'res>,
+    ) -> Result<ChannelId, StateError<DetachedChannel<'res>>> {
+        if !Arc::ptr_eq(&detached.queue, self.queue()) {
+            return Err(StateError::new(detached, unknown("ibv_modify_qp")));
+        }
+        let DetachedChannel { detached: Detached { id, channel }, number, has_ended, .. } =
+            detached;
+        let link = channel.into_link();
+        if has_ended {
+            self.end_attempt(id);
+            self.replace(id, number, &link.core);
+        }
+        let open: &[Queue] = match (link.core.table.is_open(), link.is_receiving()) {
+            (true, _) => &[Queue::Send, Queue::Receive],
+            (false, true) => &[Queue::Receive],
+            (false, false) => &[],
+        };
+        self.attach_link(id, link);
+        self.open(id, open);
+        Ok(id)
+    }
+
+    /// Ends the operations of a channel that was [taken out](Self::take_out) and destroyed, as [`remove`](Self::remove) does.
+    /// Its name is of none any more.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it is of another loop.
+    ///  - The provider's errno value: the queue pair could not be destroyed, see [`remove`](Self::remove).
+    pub fn end_destroyed(&mut self, destroyed: DestroyedChannel<'res>) -> Result<()> {
+        let DestroyedChannel { id, queue, destroyed } = destroyed;
+        if !Arc::ptr_eq(&queue, self.queue()) {
+            return Err(unknown("ibv_destroy_qp"));
+        }
+        self.retire(id.index());
+        self.end_doomed(destroyed)
+    }
+}

@@ -1,0 +1,177 @@
+//! Sleeping for a loop without borrowing it, and waking who sleeps.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs_function_device::FunctionDevice;
+
+use crate::loops::{Loops, next};
+use crate::pair::TestDevice;
+use crate::software::Software;
+
+fn late() -> Instant {
+    Instant::now() + Duration::from_secs(300)
+}
+
+fn is_readable(file: impl AsFd) -> bool {
+    let mut entry = libc::pollfd { fd: file.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: there is one entry, which is writable, and its file is open.
+    match unsafe { libc::poll(&mut entry, 1, 0) } {
+        -1 => panic!("{}", io::Error::last_os_error()),
+        found => found == 1,
+    }
+}
+
+#[test]
+fn a_wake_ends_the_wait_that_comes_next_and_no_other() {
+    let mut loops = Loops::on(FunctionDevice::make());
+    let waker = loops.here.waker().unwrap();
+    let (channel, peer) = loops.connect();
+    // Several that come before the wait are one, and come first.
+    waker.wake();
+    waker.clone().wake();
+    loops.receive(peer, 1);
+    loops.send(channel, 1, 2);
+    assert!(loops.here.wait_ended_until(late()).unwrap().is_none());
+    assert_eq!(loops.here.wait_ended_until(late()).unwrap().unwrap().token, 2);
+    assert_eq!(next(&mut loops.peers).token, 1);
+    let soon = Instant::now() + Duration::from_millis(10);
+    assert!(loops.here.wait_ended_until(soon).unwrap().is_none());
+    assert!(Instant::now() >= soon, "it was woken twice");
+    // One that does nothing ends with a wait that is not woken.
+    waker.wake();
+    loops.receive(peer, 3);
+    loops.send(channel, 1, 4);
+    assert_eq!(loops.here.wait_ended().unwrap().token, 4);
+    assert!(loops.here.wait_ended_until(late()).unwrap().is_none());
+    assert_eq!(next(&mut loops.peers).token, 3);
+    loops.finish();
+    waker.wake();
+}
+
+#[test]
+fn a_thread_that_sleeps_is_woken() {
+    let mut loops = Loops::on(Software::on_sockets());
+    let waker = loops.here.waker().unwrap();
+    let (asked, answered) = (AtomicU64::new(0), AtomicU64::new(0));
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            for n in 1..=500 {
+                asked.store(n, Ordering::Relaxed);
+                waker.wake();
+                while answered.load(Ordering::Relaxed) < n {
+                    thread::yield_now();
+                }
+            }
+        });
+        // If one is lost, this waits for ever.
+        while answered.load(Ordering::Relaxed) < 500 {
+            assert!(loops.here.wait_ended_until(late()).unwrap().is_none());
+            answered.store(asked.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    });
+    loops.finish();
+}
+
+#[test]
+fn the_descriptor_of_a_waker_is_readable_until_the_loop_is_armed() {
+    let loops = Loops::on(FunctionDevice::make());
+    let waker = loops.here.waker().unwrap();
+    assert!(!is_readable(&waker));
+    waker.wake();
+    assert!(is_readable(&waker) && !is_readable(&loops.here));
+    loops.here.arm().unwrap();
+    assert!(!is_readable(&waker));
+    loops.finish();
+}
+
+#[test]
+fn a_waiter_returns_when_something_has_ended_or_was_woken_since_it_was_armed() {
+    let mut loops = Loops::on(Software::on_sockets());
+    let (channel, peer) = loops.connect();
+    let (waiter, waker) = (loops.here.waiter(), loops.here.waker().unwrap());
+    waker.wake();
+    let past = Instant::now();
+    let armed = waiter.arm().unwrap();
+    assert!(!armed.wait_until(past).unwrap(), "the wake came before");
+    let (one, two) = (waiter.arm().unwrap(), waiter.arm().unwrap());
+    waker.wake();
+    one.wait().unwrap();
+    assert!(two.wait_until(late()).unwrap(), "each of them is woken");
+    let armed = waiter.arm().unwrap();
+    loops.receive(peer, 1);
+    loops.send(channel, 1, 2);
+    armed.wait().unwrap();
+    assert_eq!(next(&mut loops.here).token, 2);
+    assert_eq!(next(&mut loops.peers).token, 1);
+    drop(waiter);
+    loops.finish();
+}
+
+/// Three threads share a loop behind a lock. Each sends itself messages and sleeps until they are there, whoever has found them.
+#[test]
+fn no_wake_up_is_lost_among_threads_that_share_a_loop() {
+    const EACH: u64 = 300;
+    let mut loops = Loops::on(Software::on_sockets());
+    let channels: Vec<_> = (0..3).map(|_| loops.connect()).collect();
+    let (waiter, waker) = (loops.here.waiter(), loops.here.waker().unwrap());
+    let (sent, shared) = ([const { AtomicU64::new(0) }; 3], Mutex::new(loops));
+    let is_over = AtomicBool::new(false);
+    let poll = || {
+        let mut loops = shared.lock().unwrap();
+        while let Some(ended) = loops.here.next_ended().unwrap() {
+            ended.result().unwrap();
+            sent[ended.token as usize].fetch_add(1, Ordering::Relaxed);
+        }
+        while let Some(ended) = loops.peers.next_ended().unwrap() {
+            ended.result().unwrap();
+        }
+    };
+    thread::scope(|threads| {
+        // One sleeps for the other's end alone.
+        threads.spawn(|| {
+            loop {
+                let armed = waiter.arm().unwrap();
+                poll();
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+                armed.wait().unwrap();
+            }
+        });
+        let senders: Vec<_> = (0..3)
+            .map(|index: usize| {
+                let (shared, channels, sent, waiter, poll) =
+                    (&shared, &channels, &sent, waiter.clone(), &poll);
+                threads.spawn(move || {
+                    for n in 1..=EACH {
+                        let mut loops = shared.lock().unwrap();
+                        loops.receive(channels[index].1, 0);
+                        loops.send(channels[index].0, 1, index as u64);
+                        drop(loops);
+                        while sent[index].load(Ordering::Relaxed) < n {
+                            let armed = waiter.arm().unwrap();
+                            poll();
+                            if sent[index].load(Ordering::Relaxed) < n {
+                                armed.wait().unwrap();
+                            }
+                        }
+                        // The receive has ended before: its place is free again.
+                        while shared.lock().unwrap().peers.in_flight(channels[index].1) > 0 {
+                            poll();
+                        }
+                    }
+                })
+            })
+            .collect();
+        senders.into_iter().for_each(|sender| sender.join().unwrap());
+        is_over.store(true, Ordering::Relaxed);
+        waker.wake();
+    });
+    drop(waiter);
+    shared.into_inner().unwrap().finish();
+}
