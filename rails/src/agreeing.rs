@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use ibverbs::AccessFlags;
 
-use crate::control::{Frame, VERSION};
+use crate::control::{Frame, MAX_ADDRESSES, VERSION};
 use crate::error::{RailsError, Result};
 use crate::event::PeerId;
 use crate::messages::Messages;
@@ -13,6 +13,9 @@ use crate::pair::{Pair, State};
 use crate::pairing::{self, Facts};
 use crate::peer::Stage;
 use crate::rails::{Failed, Rails};
+
+/// What a peer can say in one turn: frames, and reads of 4 KiB. No peer keeps the others waiting.
+const STEPS_PER_TURN: u32 = 64;
 
 impl Rails {
     /// Does what the peer says.
@@ -30,23 +33,32 @@ impl Rails {
             }
         }
         let Some(peer) = self.peers.get_mut(id) else { return };
-        if !peer.is_readable && peer.control.descriptor().is_some() {
+        let since = *peer.since.get_or_insert(now);
+        let is_late = peer.time_to_connect().is_some_and(|limit| since + limit <= now);
+        if !peer.is_readable && !is_late && peer.control.descriptor().is_some() {
             return;
         }
-        peer.is_readable = false;
-        loop {
+        let stage = peer.stage;
+        let mut steps = STEPS_PER_TURN;
+        while steps > 0 {
             let Some(peer) = self.peers.get_mut(id) else { return };
-            let result = match peer.control.receive() {
+            let result = match peer.control.receive(&mut steps) {
                 Ok(Some(frame)) => {
                     self.progress += 1;
                     self.understand(id, frame, now)
                 }
-                Ok(None) => return,
+                Ok(None) => break,
                 Err(error) => Err(error.into()),
             };
             if let Err(error) = result {
                 return self.lose(id, error);
             }
+        }
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        peer.is_readable = steps == 0;
+        if is_late && peer.stage == stage {
+            let text = format!("the peer was not connected after {} s", (now - since).as_secs());
+            self.lose(id, io::Error::new(ErrorKind::TimedOut, text).into());
         }
     }
 
@@ -79,22 +91,20 @@ impl Rails {
             }
             Frame::Refused { reason, .. } => Err(RailsError::Refused(reason)),
             Frame::Ready if !peer.opens && peer.stage == Stage::Opening => self.connected(id),
+            // What it has sent has come before its word.
+            Frame::Ready if !peer.opens && peer.stage == Stage::Connected => Ok(()),
             Frame::Confirmed { below } if peer.outgoing.confirm(below) => {
                 peer.is_ready = true;
                 Ok(())
             }
             Frame::Abandoned { number } => {
                 // What has arrived of it counts before.
-                for device in 0..self.devices.len() {
-                    while self.poll(device) {}
-                }
+                (0..self.devices.len()).for_each(|device| self.drain(device));
                 let Some(peer) = self.peers.get_mut(id) else { return Ok(()) };
                 if !peer.incoming.abandon(number) {
                     return Err(nonsense());
                 }
-                if let Some(below) = peer.incoming.confirm() {
-                    peer.control.send(&Frame::Confirmed { below });
-                }
+                peer.confirm_transfers();
                 Ok(())
             }
             Frame::Inbox { memory, longest } => {
@@ -199,8 +209,8 @@ impl Rails {
             format!("it has {ours} queue pairs per pair of devices, not {queue_pairs}")
         } else {
             let ours: Vec<_> = self.devices.iter().map(|device| device.facts.clone()).collect();
+            check_facts(theirs)?;
             let pairs = pairing::pair(&ours, theirs);
-            let pairs: Vec<_> = pairs.iter().map(|&(i, j)| (i as u8, j as u8)).collect();
             let answer = pairs.iter().map(|&(i, j)| (j, i)).collect();
             self.say(id, &Frame::Pairs { rails: ours, pairs: answer });
             self.room[1] = self.room[1].saturating_sub(1);
@@ -226,6 +236,7 @@ impl Rails {
         now: Instant,
     ) -> Result<()> {
         let Some(peer) = self.peers.get_mut(id) else { return Ok(()) };
+        check_facts(theirs)?;
         if pairs.is_empty() {
             let names = |facts: &Facts| {
                 let gids: Vec<_> = facts.gids.iter().map(ToString::to_string).collect();
@@ -236,32 +247,49 @@ impl Rails {
                 theirs: theirs.iter().map(names).collect(),
             });
         }
-        for &(ours, theirs_index) in pairs {
+        let mut is_paired = [vec![false; self.devices.len()], vec![false; theirs.len()]];
+        for (number, &(ours, theirs_index)) in (0..).zip(pairs) {
             let ours_index = usize::from(ours);
             let (Some(device), Some(other)) =
                 (self.devices.get(ours_index), theirs.get(usize::from(theirs_index)))
             else {
                 return Err(nonsense());
             };
+            // Each device once, so the number is one.
+            let [one, two] = &mut is_paired;
+            if std::mem::replace(&mut one[ours_index], true)
+                || std::mem::replace(&mut two[usize::from(theirs_index)], true)
+            {
+                return Err(nonsense());
+            }
             let name = format!("{} to {}", device.name, other.name);
             let speed = match (device.facts.speed, other.speed) {
                 (0, speed) | (speed, 0) => speed,
                 (one, two) => one.min(two),
             };
-            peer.pairs.push(Pair::new(ours_index, theirs_index.into(), name, speed, now));
+            let devices = (ours_index, theirs_index.into());
+            peer.pairs.push(Pair::new(number, devices, name, speed, now));
         }
         peer.their_devices = theirs.len();
         (peer.stage, peer.since) = (Stage::Opening, Some(now));
         let longest = self.longest_message;
         let len = Messages::memory_len(longest as usize);
-        let memory = self.allocate(len, AccessFlags::REMOTE_WRITE)?;
-        let messages = Messages::new(memory, longest as usize);
-        self.say(id, &Frame::Inbox { memory: messages.inbox()?, longest });
+        let inbox = self.allocate(len, AccessFlags::REMOTE_WRITE)?;
+        let outbox = self.allocate(len, AccessFlags::empty())?;
+        let messages = Messages::new(inbox, outbox, longest as usize);
+        self.say(id, &Frame::Inbox { memory: messages.inbox(), longest });
         if let Some(peer) = self.peers.get_mut(id) {
             peer.messages = Some(messages);
         }
         Ok(())
     }
+}
+
+/// Whether a side can have these devices.
+fn check_facts(rails: &[Facts]) -> Result<()> {
+    let addresses: usize = rails.iter().map(|rail| rail.gids.len()).sum();
+    let is_possible = rails.len() <= usize::from(u8::MAX) && addresses <= MAX_ADDRESSES;
+    is_possible.then_some(()).ok_or_else(nonsense)
 }
 
 fn pair_of(pairs: &mut [Pair], index: u8) -> Result<&mut Pair> {

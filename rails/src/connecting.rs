@@ -87,7 +87,8 @@ impl Rails {
         // A peer that gives up makes `accept` wait for the next one, hence the mode.
         listener.set_nonblocking(true)?;
         self.wait_until(deadline, Some(listener.as_fd()), |rails| {
-            loop {
+            // As many as there is place for, and no more than those that came by now.
+            for _ in rails.accepting.len()..rails.most_accepting {
                 match listener.accept() {
                     Ok((stream, _)) => {
                         let peer = nonblocking(stream).map_err(RailsError::from);
@@ -102,10 +103,11 @@ impl Rails {
                 }
             }
             let accepting = std::mem::take(&mut rails.accepting);
-            let (peer, result) = rails.take_connected(&accepting).unzip();
+            let connected = rails.take_connected(&accepting);
             rails.accepting = accepting;
-            rails.accepting.retain(|&other| Some(other) != peer);
-            result
+            let (peer, result) = connected?;
+            rails.accepting.retain(|&other| other != peer);
+            Some(result)
         })?
     }
 
@@ -122,6 +124,8 @@ impl Rails {
         if let Some(peer) = self.peers.get_mut(peer) {
             peer.control.send(&Frame::Hello { version: VERSION, queue_pairs, rails });
         }
+        // The other side does not wait for this one's first turn.
+        self.speak(peer);
         Ok(peer)
     }
 

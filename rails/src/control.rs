@@ -14,7 +14,15 @@ use crate::pairing::Facts;
 /// The version of the frames. Sides of different versions do not connect.
 pub(crate) const VERSION: u32 = 3;
 /// A longer frame is not from such a peer.
-const MAX_FRAME: usize = 1 << 20;
+const MAX_FRAME: usize = 128 << 10;
+/// What a peer may leave unread before it counts as gone.
+const MAX_UNREAD: usize = 4 * MAX_FRAME;
+/// The bytes of a name, which Linux limits to 64.
+pub(crate) const LONGEST_NAME: usize = 64;
+/// The bytes of a reason.
+const LONGEST_REASON: usize = 256;
+/// The most addresses that a side tells, of all its devices.
+pub(crate) const MAX_ADDRESSES: usize = 4096;
 
 /// Carries a connection's control messages in order and without losses: a [`TcpStream`], or something of the
 /// program's own.
@@ -132,21 +140,28 @@ impl Control {
         !self.output.is_empty()
     }
 
-    /// Puts a frame behind those that wait to be written.
+    /// Puts a frame behind those that wait to be written. None is longer than [`MAX_FRAME`]: names, addresses and reasons
+    /// are cut.
     pub(crate) fn send(&mut self, frame: &Frame) {
         let start = self.output.len();
         self.output.extend([0; 4]);
         let config = bincode::config::standard();
         // It writes to memory, and all of it can be serialised.
         let written = bincode::serde::encode_into_std_write(frame, &mut self.output, config);
-        let length = written.ok().and_then(|length| u32::try_from(length).ok());
-        match length.filter(|&length| length as usize <= MAX_FRAME) {
+        match written.ok().and_then(|length| u32::try_from(length).ok()) {
             Some(length) => self.output[start..start + 4].copy_from_slice(&length.to_be_bytes()),
-            None => self.output.truncate(start),
+            None => {
+                debug_assert!(false, "{frame:?}");
+                self.output.truncate(start);
+            }
         }
     }
 
     /// Writes what the stream takes.
+    ///
+    /// # Errors
+    ///
+    /// Those of the stream; or the peer has not read for long.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         while !self.output.is_empty() {
             match self.stream.write(&self.output) {
@@ -157,15 +172,22 @@ impl Control {
                 Err(error) => return Err(error),
             }
         }
+        if self.output.len() > MAX_UNREAD {
+            let text = "the peer does not read what it is told";
+            return Err(io::Error::new(ErrorKind::TimedOut, text));
+        }
         Ok(())
     }
 
-    /// The next frame, if all of it is there. A peer that does not read what it is told is not listened to.
-    pub(crate) fn receive(&mut self) -> io::Result<Option<Frame>> {
+    /// The next frame, if all of it is there. Each frame, and each attempt to read, takes one of `steps`: if none is left,
+    /// there may be more. A peer that does not read what it is told is not listened to.
+    pub(crate) fn receive(&mut self, steps: &mut u32) -> io::Result<Option<Frame>> {
         if self.output.len() > MAX_FRAME {
             return Ok(None);
         }
         loop {
+            let Some(left) = steps.checked_sub(1) else { return Ok(None) };
+            *steps = left;
             if let Some(frame) = self.parse()? {
                 return Ok(Some(frame));
             }
@@ -184,18 +206,45 @@ impl Control {
         let Some((length, rest)) = self.input.split_first_chunk() else { return Ok(None) };
         let length = u32::from_be_bytes(*length) as usize;
         if length > MAX_FRAME {
-            return Err(io::Error::new(ErrorKind::InvalidData, "a frame longer than 1 MiB"));
+            return Err(io::Error::new(ErrorKind::InvalidData, "a frame longer than 128 KiB"));
         }
         let Some(bytes) = rest.get(..length) else { return Ok(None) };
         let config = bincode::config::standard().with_limit::<MAX_FRAME>();
-        match bincode::serde::decode_from_slice(bytes, config) {
+        match bincode::serde::decode_from_slice::<Frame, _>(bytes, config) {
             Ok((frame, used)) if used == length => {
                 self.input.drain(..4 + length);
-                Ok(Some(frame))
+                Ok(Some(frame.cut()))
             }
             _ => Err(io::Error::new(ErrorKind::InvalidData, "not a frame of ibverbs-rails")),
         }
     }
+}
+
+impl Frame {
+    /// Cuts what people read, which can be of any length.
+    fn cut(mut self) -> Self {
+        match &mut self {
+            Self::Hello { rails, .. } | Self::Pairs { rails, .. } => {
+                rails.iter_mut().for_each(|rail| cut(&mut rail.name, LONGEST_NAME));
+            }
+            Self::Refused { reason, .. }
+            | Self::CannotOpen { reason, .. }
+            | Self::Down { reason, .. } => cut_reason(reason),
+            _ => {}
+        }
+        self
+    }
+}
+
+/// Cuts a reason to a length that can be kept, sent, and given to each transfer.
+pub(crate) fn cut_reason(reason: &mut String) {
+    cut(reason, LONGEST_REASON);
+}
+
+fn cut(text: &mut String, longest: usize) {
+    let boundary = (0..=longest.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
+    text.truncate(boundary.unwrap_or(0));
+    text.shrink_to_fit();
 }
 
 impl fmt::Debug for Control {
@@ -245,18 +294,83 @@ mod tests {
             control.send(&Frame::Confirmed { below });
         }
         control.flush().unwrap();
+        // Each byte takes a step, and each frame another one.
+        let mut steps = 100;
         for expected in 0..3 {
-            let frame = control.receive().unwrap();
+            let frame = control.receive(&mut steps).unwrap();
             assert!(matches!(frame, Some(Frame::Confirmed { below }) if below == expected));
         }
-        assert!(control.receive().unwrap().is_none());
+        let left = steps;
+        assert!(left > 0 && control.receive(&mut steps).unwrap().is_none());
+        assert_eq!(steps, left - 1, "nothing more is there");
+        control.send(&Frame::Ready);
+        control.flush().unwrap();
+        let mut steps = 5;
+        assert!(control.receive(&mut steps).unwrap().is_none());
+        assert_eq!(steps, 0, "there is more");
+        assert!(control.receive(&mut 5).unwrap().is_some());
+    }
+
+    /// Takes nothing.
+    struct Deaf;
+
+    impl Read for Deaf {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(ErrorKind::WouldBlock.into())
+        }
+    }
+
+    impl Write for Deaf {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(ErrorKind::WouldBlock.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl ControlStream for Deaf {
+        fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_peer_that_reads_nothing_is_gone() {
+        let mut control = Control::new(Box::new(Deaf));
+        while control.output.len() <= MAX_UNREAD {
+            control.flush().unwrap();
+            control.send(&Frame::Confirmed { below: u64::MAX });
+        }
+        let error = control.flush().unwrap_err();
+        assert!(error.to_string().contains("does not read"), "{error}");
+    }
+
+    #[test]
+    fn the_longest_frames_fit() {
+        let rail = Facts {
+            name: "x".repeat(LONGEST_NAME),
+            link: crate::pairing::Link::Ethernet,
+            gids: vec![std::net::Ipv6Addr::from_bits(u128::MAX); MAX_ADDRESSES / 255],
+            speed: u32::MAX,
+        };
+        let rails = vec![rail; 255];
+        let pairs = vec![(255, 255); 255];
+        for frame in [
+            Frame::Hello { version: u32::MAX, queue_pairs: 255, rails: rails.clone() },
+            Frame::Pairs { rails, pairs },
+        ] {
+            let bytes = bincode::serde::encode_to_vec(&frame, bincode::config::standard()).unwrap();
+            assert!(bytes.len() <= MAX_FRAME, "{}", bytes.len());
+        }
     }
 
     #[test]
     fn what_is_no_frame_is_an_error() {
         for bytes in [vec![0xff; 8], vec![0, 0, 0, 2, 200, 1], vec![0, 0, 0, 3, 10, 1, 1]] {
             let mut control = Control::new(Box::new(Slow(bytes.into())));
-            assert_eq!(control.receive().unwrap_err().kind(), ErrorKind::InvalidData);
+            assert_eq!(control.receive(&mut 100).unwrap_err().kind(), ErrorKind::InvalidData);
         }
     }
 }

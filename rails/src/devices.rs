@@ -9,10 +9,11 @@ use ibverbs::{
     SharedMemoryRange, SharedMemoryRegion,
 };
 
+use crate::control::MAX_ADDRESSES;
 use crate::error::{RailsError, Result};
-use crate::event::PeerId;
+use crate::event::{PeerId, TransferId};
 use crate::pairing::{Facts, Link};
-use crate::rails::{Rails, Work};
+use crate::transfer::Piece;
 
 /// Receives per queue pair: each piece of a notified transfer takes one.
 pub(crate) const RECEIVES: u32 = 64;
@@ -35,6 +36,14 @@ pub(crate) struct Device {
     pub(crate) domain: Arc<ProtectionDomain<'static>>,
     pub(crate) context: Arc<Context<'static>>,
     settings: Settings,
+}
+
+/// What a request of a send queue is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Work {
+    Piece(TransferId, Piece),
+    Message(u64),
+    Probe,
 }
 
 /// A queue pair.
@@ -138,7 +147,7 @@ fn facts(context: &Context<'_>, port: u8) -> ibverbs::Result<Facts> {
     })
 }
 
-/// Chooses the devices of [`Rails`], and how queue pairs are set up on them.
+/// Chooses the devices of [`Rails`](crate::Rails), and how queue pairs are set up on them.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct RailsBuilder {
@@ -146,8 +155,8 @@ pub struct RailsBuilder {
     nearest: Option<Place>,
     port: u8,
     pub(crate) queue_pairs: u8,
-    peers: u32,
-    longest_message: u32,
+    pub(crate) peers: u32,
+    pub(crate) longest_message: u32,
     ack_timeout: AckTimeout,
     max_ack_retries: MaxAckRetries,
 }
@@ -209,7 +218,7 @@ impl RailsBuilder {
         self
     }
 
-    /// The longest [message](Rails::send) in bytes: 4,096 by default. For each peer, 64 messages of this length are
+    /// The longest [message](crate::Rails::send) in bytes: 4,096 by default. For each peer, 64 messages of this length are
     /// allocated and registered.
     ///
     /// It is 1 GiB at most; more counts as that.
@@ -233,17 +242,13 @@ impl RailsBuilder {
     }
 
     /// Opens the devices.
-    ///
-    /// # Errors
-    ///
-    ///  - [`InvalidInput`](RailsError::InvalidInput): no device is left to be used, or more than 255; or it cannot have so
-    ///    many [peers](Self::peers).
-    ///  - [`Verbs`](RailsError::Verbs): a device could not be opened or set up: see [`ibverbs::open`],
-    ///    [`ProtectionDomain::new`] and [`Loop::new`].
-    pub fn build(self) -> Result<Rails> {
+    pub(crate) fn open(&self) -> Result<Vec<Device>> {
         let names = self.choose()?;
-        let devices = names.iter().map(|name| Device::new(name, self.port, &self));
-        Rails::with_devices(devices.collect::<Result<_>>()?, self.queue_pairs, self.longest_message)
+        let mut devices = (names.iter().map(|name| Device::new(name, self.port, self)))
+            .collect::<Result<Vec<_>>>()?;
+        let most = MAX_ADDRESSES / devices.len();
+        devices.iter_mut().for_each(|device| device.facts.gids.truncate(most));
+        Ok(devices)
     }
 
     fn choose(&self) -> Result<Vec<String>> {

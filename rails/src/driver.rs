@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::io::{self, ErrorKind};
 use std::mem;
 use std::os::fd::{AsFd, OwnedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
@@ -13,10 +13,11 @@ use std::time::Instant;
 
 use futures_channel::{mpsc, oneshot};
 use futures_core::Stream;
+use slotmap::{DefaultKey, SlotMap};
 
 use crate::control::ControlStream;
 use crate::error::{RailsError, Result};
-use crate::event::{Event, PeerId, TransferId};
+use crate::event::{self, Event, PeerId, TransferId};
 use crate::rails::Rails;
 use crate::transfer::Transfer;
 
@@ -25,27 +26,20 @@ use crate::transfer::Transfer;
 /// The rails themselves belong to a [`RailsDriver`], which one task runs. What a handle asks for is done there, so no
 /// lock is held over it.
 ///
-/// ```
+/// With feature `tokio`, spawn [`RailsDriver::run_on_tokio`]. Elsewhere, [`run`](RailsDriver::run) does the same with the
+/// runtime's own way to wait for a descriptor.
+///
+#[cfg_attr(feature = "tokio", doc = "```")]
+#[cfg_attr(not(feature = "tokio"), doc = "```ignore")]
 /// # use std::time::{Duration, Instant};
-/// use std::io;
-///
-/// use ibverbs_rails::{AsyncRails, Rails, RailsDriver, Result};
-/// use tokio::io::unix::AsyncFd;
-///
-/// /// Runs the driver on tokio.
-/// async fn drive(driver: RailsDriver) -> Result<Rails> {
-///     # #[allow(deprecated)] // for its successor, which is unsafe, and with an `OwnedFd` the same
-///     let file = AsyncFd::new(driver.descriptor()?)?;
-///     let readable = move |cx: &mut std::task::Context<'_>| file.poll_read_ready(cx).map_ok(|mut it| it.clear_ready());
-///     driver.run(readable).await
-/// }
+/// use ibverbs_rails::{AsyncRails, Rails};
 ///
 /// # let rail = ibverbs_software::Device::builder().name("rail0").build().unwrap();
 /// # rail.register();
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
 /// # runtime.block_on(async {
 /// let (rails, driver) = AsyncRails::new(Rails::builder().device("rail0").build()?);
-/// tokio::spawn(drive(driver));
+/// tokio::spawn(driver.run_on_tokio());
 /// # let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
 /// # let address = listener.local_addr()?;
 /// # std::thread::spawn(move || {
@@ -85,6 +79,9 @@ struct Answers {
     connections: HashMap<PeerId, oneshot::Sender<Result<PeerId>>>,
 }
 
+/// How many calls of handles come before the rails' next turn.
+const CALLS_PER_TURN: usize = 256;
+
 /// What a handle asks for.
 type Call = Box<dyn FnOnce(&mut Rails, &mut Answers) + Send>;
 
@@ -93,7 +90,7 @@ type Call = Box<dyn FnOnce(&mut Rails, &mut Answers) + Send>;
 struct Shared {
     events: VecDeque<Event>,
     peers: HashSet<PeerId>,
-    waiting: Vec<Waker>,
+    waiting: SlotMap<DefaultKey, Waker>,
     has_ended: bool,
 }
 
@@ -105,7 +102,7 @@ impl Drop for Ends {
     fn drop(&mut self) {
         let mut shared = lock(&self.0);
         shared.has_ended = true;
-        let waiting = std::mem::take(&mut shared.waiting);
+        let waiting: Vec<_> = shared.waiting.drain().map(|(_, waker)| waker).collect();
         drop(shared);
         wake_all(waiting);
     }
@@ -128,11 +125,37 @@ impl AsyncRails {
     /// # Errors
     ///
     ///  - [`Control`](RailsError::Control): the driver has ended.
+    ///
+    /// # Panics
+    ///
+    /// If `call` does. The driver, and the other tasks, go on.
     pub async fn with<T: Send + 'static>(
         &self,
-        call: impl FnOnce(&mut Rails) -> T + Send + 'static,
+        call: impl FnOnce(&Rails) -> T + Send + 'static,
     ) -> Result<T> {
-        self.ask(|rails, _, sender| drop(sender.send(call(rails)))).await
+        let answer = self.ask(|rails, _, sender| {
+            let answer = catch_unwind(AssertUnwindSafe(|| call(rails)));
+            // Nobody waits for it. Dropping the answer, or what the panic has left, is the program's code, too.
+            if let Err(answer) = sender.send(answer)
+                && let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(answer)))
+            {
+                mem::forget(payload);
+            }
+        });
+        answer.await.map(|answer| answer.unwrap_or_else(|payload| resume_unwind(payload)))
+    }
+
+    /// [`Rails::remove`].
+    ///
+    /// # Errors
+    ///
+    ///  - [`Control`](RailsError::Control): the driver has ended.
+    pub async fn remove(&self, peer: PeerId) -> Result<()> {
+        self.ask(move |rails, _, sender| {
+            rails.remove(peer);
+            let _ = sender.send(());
+        })
+        .await
     }
 
     /// [`Rails::post`] and the transfer's end. Dropping the future does not end the transfer, which is posted when the
@@ -160,24 +183,26 @@ impl AsyncRails {
             .await?
     }
 
-    /// [`Rails::connect_over`], and the connection's result.
+    /// [`Rails::connect_over`], and the connection's result. Dropping the future ends the attempt.
     ///
     /// # Errors
     ///
     ///  - Those of [`Rails::connect`].
     ///  - [`Control`](RailsError::Control): the driver has ended.
     pub async fn connect_over(&self, stream: impl ControlStream + 'static) -> Result<PeerId> {
+        let _attempt = Attempt(self);
         self.ask(|rails, answers, sender| answers.connection(rails.connect_over(stream), sender))
             .await?
     }
 
-    /// [`Rails::accept_over`], and the connection's result.
+    /// [`Rails::accept_over`], and the connection's result. Dropping the future ends the attempt.
     ///
     /// # Errors
     ///
     ///  - Those of [`Rails::accept`].
     ///  - [`Control`](RailsError::Control): the driver has ended.
     pub async fn accept_over(&self, stream: impl ControlStream + 'static) -> Result<PeerId> {
+        let _attempt = Attempt(self);
         self.ask(|rails, answers, sender| answers.connection(rails.accept_over(stream), sender))
             .await?
     }
@@ -213,6 +238,7 @@ impl AsyncRails {
         of: Option<PeerId>,
         is_it: impl Fn(&Event) -> bool,
     ) -> Result<Option<Event>> {
+        let mut place = Place { shared: &self.shared, key: DefaultKey::default() };
         let event = poll_fn(|cx| {
             // Code of the program's, like the drop of it: not while the lock is held.
             let waker = cx.waker().clone();
@@ -226,17 +252,28 @@ impl AsyncRails {
             if of.is_some_and(|peer| !shared.peers.contains(&peer)) {
                 return Poll::Ready(Ok(None));
             }
-            if !shared.waiting.iter().any(|other| other.will_wake(&waker)) {
-                shared.waiting.push(waker);
-            }
+            // A waker of before is dropped without the lock.
+            let before = shared.waiting.remove(place.key);
+            place.key = shared.waiting.insert(waker);
+            drop(shared);
+            drop(before);
             Poll::Pending
         });
         let event = event.await?;
-        if let Some(Event::Message { peer, .. }) = event {
-            // If the driver has ended, the peer is gone.
-            let _ = self.calls.unbounded_send(Box::new(move |rails, _| rails.message_taken(peer)));
-        }
+        // If the driver has ended, the peer is gone.
+        let _ = match event {
+            Some(Event::Message { peer, .. }) => self.tell(move |rails| rails.message_taken(peer)),
+            Some(Event::Notified { peer, .. }) => {
+                self.tell(move |rails| rails.notification_taken(peer))
+            }
+            _ => Ok(()),
+        };
         Ok(event)
+    }
+
+    fn tell(&self, call: impl FnOnce(&mut Rails) + Send + 'static) -> Result<()> {
+        let call: Call = Box::new(move |rails, _| call(rails));
+        self.calls.unbounded_send(call).map_err(|_| ended())
     }
 
     async fn ask<T: Send + 'static>(
@@ -251,7 +288,41 @@ impl AsyncRails {
     }
 }
 
+/// A task's place among those that wait for an event.
+struct Place<'a> {
+    shared: &'a Mutex<Shared>,
+    key: DefaultKey,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let waker = lock(self.shared).waiting.remove(self.key);
+        // The lock is not held any more.
+        drop(waker);
+    }
+}
+
+/// A task that waits for a connection. If it is dropped before, nobody knows the peer.
+struct Attempt<'a>(&'a AsyncRails);
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        let call: Call = Box::new(|rails, answers| answers.drop_attempts(rails));
+        // If the driver has ended, so have its peers.
+        let _ = self.0.calls.unbounded_send(call);
+    }
+}
+
 impl Answers {
+    /// Removes the peers whose connections nobody waits for any more.
+    fn drop_attempts(&mut self, rails: &mut Rails) {
+        let dropped = self.connections.iter().filter(|(_, sender)| sender.is_canceled());
+        for peer in dropped.map(|(&peer, _)| peer).collect::<Vec<_>>() {
+            self.connections.remove(&peer);
+            rails.remove(peer);
+        }
+    }
+
     fn end(&mut self, posted: Result<TransferId>, sender: oneshot::Sender<Result<()>>) {
         match posted {
             Ok(id) => drop(self.ends.insert(id, sender)),
@@ -273,8 +344,9 @@ impl Answers {
                 Some(sender) => drop(sender.send(result)),
                 None => return Some(Event::Ended { transfer, peer, result }),
             },
+            // If the task is gone, the event is for whom it may concern.
             Event::Connected(peer) => match self.connections.remove(&peer) {
-                Some(sender) => drop(sender.send(Ok(peer))),
+                Some(sender) => return sender.send(Ok(peer)).err().map(|_| event),
                 None => return Some(event),
             },
             Event::Disconnected { peer, error } => match self.connections.remove(&peer) {
@@ -317,6 +389,23 @@ impl RailsDriver {
         Ok(self.rails)
     }
 
+    /// Runs the driver on tokio: see [`run`](Self::run). To be spawned as a task, on a runtime of either kind.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`run`](Self::run), and what tokio reports when it registers the descriptor.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime whose I/O is enabled ([`enable_io`](tokio::runtime::Builder::enable_io)).
+    #[cfg(feature = "tokio")]
+    pub async fn run_on_tokio(self) -> Result<Rails> {
+        // Its successor is unsafe, and asks for what an `OwnedFd` keeps.
+        #[allow(deprecated)]
+        let file = tokio::io::unix::AsyncFd::new(self.descriptor()?)?;
+        self.run(move |cx| file.poll_read_ready(cx).map_ok(|mut ready| ready.clear_ready())).await
+    }
+
     fn poll_run<F>(
         &mut self,
         cx: &mut Context<'_>,
@@ -329,7 +418,9 @@ impl RailsDriver {
         loop {
             let (progress, peers) = (self.rails.progress, self.rails.changes);
             let mut is_called = false;
-            while let Poll::Ready(call) = Pin::new(&mut self.calls).poll_next(cx) {
+            // Tasks that ask without a pause do not keep the rails waiting.
+            for _ in 0..CALLS_PER_TURN {
+                let Poll::Ready(call) = Pin::new(&mut self.calls).poll_next(cx) else { break };
                 // Without a handle there is no future that waits.
                 let Some(call) = call else { return Poll::Ready(Ok(())) };
                 call(&mut self.rails, &mut self.answers);
@@ -368,11 +459,11 @@ impl RailsDriver {
             return;
         }
         let mut shared = lock(&self.shared.0);
-        shared.events.extend(others);
+        others.into_iter().for_each(|event| event::push(&mut shared.events, event));
         if has_other_peers {
             shared.peers = self.rails.peers.keys().collect();
         }
-        let waiting = std::mem::take(&mut shared.waiting);
+        let waiting: Vec<_> = shared.waiting.drain().map(|(_, waker)| waker).collect();
         drop(shared);
         wake_all(waiting);
     }

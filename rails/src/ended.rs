@@ -3,13 +3,14 @@
 use ibverbs::{ChannelId, Ended, TransportError, WorkErrorClass, WorkStatus};
 
 use crate::agreeing::nonsense;
-use crate::control::Frame;
-use crate::error::RailsError;
-use crate::event::{Event, PeerId, TransferId};
+use crate::devices::Work;
+use crate::error::{RailsError, Result};
+use crate::event::{self, Event, PeerId, TransferId};
 use crate::notify::{MESSAGE_SLOT, Mark};
 use crate::pair::State;
+use crate::peer::Stage;
 use crate::posting::{Buffer, RECEIVE};
-use crate::rails::{Failed, Rails, Task, Work};
+use crate::rails::{Failed, Rails, Task};
 use crate::transfer::Piece;
 
 /// The most completions of a device that a turn looks at: no device keeps the others waiting.
@@ -41,6 +42,17 @@ impl Rails {
             }
         }
         true
+    }
+
+    /// Looks at all completions that a device has now. Those that come meanwhile wait for the next turn.
+    pub(crate) fn drain(&mut self, device: usize) {
+        // Those in the queue, and those that were found when queue pairs were destroyed.
+        let most = 2 * self.devices[device].engine.capacity().0 as usize;
+        for _ in 0..=most / COMPLETIONS_PER_TURN {
+            if !self.poll(device) {
+                return;
+            }
+        }
     }
 
     /// All pairs of a device are to be closed.
@@ -147,10 +159,8 @@ impl Rails {
         if place.is_open {
             peer.pairs[place.pair].gives_back(0);
         }
-        let messages = peer.messages.as_mut();
-        if let Some(id) = messages.and_then(|messages| messages.ended(number, has_arrived)) {
-            self.end_transfer(id);
-        }
+        let ended = peer.messages.as_mut().map(|messages| messages.ended(number, has_arrived));
+        ended.into_iter().flatten().for_each(|id| self.end_transfer(id));
     }
 
     #[inline(never)]
@@ -158,8 +168,10 @@ impl Rails {
         match ended.result() {
             Ok(success) => {
                 // It counts even if the pair was closed since.
-                if let Some(number) = success.immediate() {
-                    self.arrived(place.peer, number);
+                if let Some(number) = success.immediate()
+                    && let Err(error) = self.arrived(place.peer, number, success.byte_len())
+                {
+                    self.lost.push((place.peer, error));
                 }
                 if place.is_open {
                     self.post_receive(place.device, place.peer, place.pair, ended.channel);
@@ -195,8 +207,8 @@ impl Rails {
             Task::Transfer(active) => {
                 if let Some(state) = self.peers.get_mut(peer) {
                     state.queue.retain(|&other| other != id);
-                    if active.failure.is_some() {
-                        state.outgoing.abandoned.extend(active.number);
+                    if let Some(number) = active.number {
+                        state.outgoing.ended(number, active.failure.is_some());
                     }
                 }
                 active.failure
@@ -210,30 +222,34 @@ impl Rails {
                 Err(RailsError::Transfer { pair, error })
             }
         };
-        self.events.push_back(Event::Ended { transfer: id, peer, result });
+        event::push(&mut self.events, Event::Ended { transfer: id, peer, result });
     }
 
     /// A message, or a piece of a notified transfer of the peer's, has arrived.
-    fn arrived(&mut self, id: PeerId, immediate: u32) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+    ///
+    /// # Errors
+    ///
+    /// The peer may not have sent it.
+    fn arrived(&mut self, id: PeerId, immediate: u32, bytes: u32) -> Result<()> {
+        match self.peers.get(id) {
+            // Its word that it is ready is still in the stream.
+            Some(peer) if peer.stage == Stage::Opening && !peer.opens => self.begin(id)?,
+            Some(peer) if peer.stage != Stage::Connected => return Err(nonsense()),
+            _ => {}
+        }
+        let Some(peer) = self.peers.get_mut(id) else { return Ok(()) };
         let mark = Mark::from_immediate(immediate);
-        if mark.slot == MESSAGE_SLOT {
-            let messages = peer.messages.as_mut();
-            match messages.and_then(|messages| messages.receive(immediate)) {
-                Some(messages) => {
-                    let events = messages.into_iter();
-                    self.events.extend(events.map(|bytes| Event::Message { peer: id, bytes }));
-                }
-                None => self.lose(id, nonsense()),
+        if mark.slot != MESSAGE_SLOT {
+            if peer.incoming.arrived(mark).ok_or_else(nonsense)? {
+                event::push(&mut self.events, Event::Notified { peer: id, tag: mark.tag });
             }
-            return;
+            return Ok(());
         }
-        if peer.incoming.arrived(mark) {
-            self.events.push_back(Event::Notified { peer: id, tag: mark.tag });
+        let messages = peer.messages.as_mut().ok_or_else(nonsense)?;
+        for bytes in messages.receive(immediate, bytes).ok_or_else(nonsense)? {
+            event::push(&mut self.events, Event::Message { peer: id, bytes });
         }
-        if let Some(below) = peer.incoming.confirm() {
-            peer.control.send(&Frame::Confirmed { below });
-        }
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! What can go wrong.
 
+use std::sync::Arc;
 use std::{error, fmt, io};
 
 use ibverbs::TransportError;
@@ -27,7 +28,7 @@ pub enum RailsError {
     /// The peer refused the connection, with these words.
     Refused(String),
     /// All pairs of devices have failed: each with the reason.
-    AllRailsDown(Vec<(String, String)>),
+    AllRailsDown(Arc<[(String, String)]>),
     /// The transfer itself is at fault, so another rail would not carry it either: the peer does not allow the access,
     /// or has freed the memory.
     Transfer {
@@ -43,6 +44,9 @@ pub enum RailsError {
     /// The input is not possible; the text names the limit.
     InvalidInput(String),
 }
+
+/// Why each pair of devices has failed. Everything that ends by it has the same list.
+pub(crate) type Reasons = Arc<[(String, String)]>;
 
 /// The result of what [`Rails`](crate::Rails) does.
 pub type Result<T, E = RailsError> = std::result::Result<T, E>;

@@ -1,5 +1,7 @@
 //! What happens, and the names of whom it happens to.
 
+use std::collections::VecDeque;
+
 use slotmap::new_key_type;
 
 use crate::error::{RailsError, Result};
@@ -48,7 +50,8 @@ pub enum Event {
         /// The number that it gave the write.
         tag: u16,
     },
-    /// A pair of devices has failed. What it had under way goes over the others.
+    /// A pair of devices has failed. What it had under way goes over the others. Of the changes of a rail that the program
+    /// has not taken, the last two are kept.
     RailDown {
         /// The peer.
         peer: PeerId,
@@ -64,4 +67,28 @@ pub enum Event {
         /// Our device, by its place in [`Rails::devices`](crate::Rails::devices).
         device: usize,
     },
+}
+
+impl Event {
+    /// The peer and the device of a rail that has changed.
+    fn rail(&self) -> Option<(PeerId, usize)> {
+        match *self {
+            Self::RailDown { peer, device, .. } | Self::RailUp { peer, device } => {
+                Some((peer, device))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Puts an event behind those that the program has not taken. Of the changes of a rail the last two are kept; all others
+/// are as many as the program has asked for, or the agreement allows.
+pub(crate) fn push(events: &mut VecDeque<Event>, event: Event) {
+    if let Some(rail) = event.rail() {
+        let mut others = (0..events.len()).filter(|&place| events[place].rail() == Some(rail));
+        if let (Some(first), Some(_)) = (others.next(), others.next()) {
+            events.remove(first);
+        }
+    }
+    events.push_back(event);
 }

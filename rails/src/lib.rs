@@ -1,13 +1,15 @@
 //! Several RDMA devices as one: pairing, striping and failover.
 //!
-//! A server with eight network cards has eight RDMA devices, and a queue pair uses one of them. [`Rails`] uses all:
+//! A server with eight network cards has eight RDMA devices, and a queue pair uses one of them. [`Rails`] uses all. With one
+//! device it works as well, and the program need not change when there are more:
 //!
 //! - It takes devices by name, by NUMA node, or near a GPU, and **pairs** them with the peer's: the two sides tell each
 //!   other their addresses, and the same pairs are formed on both.
 //! - [`RailMemory`] is one allocation with a key per device, registered on all of them in parallel.
 //! - A [`Transfer`] writes or reads any number of bytes. It is cut into pieces, and each piece goes to the pair that will
 //!   carry it first, as measured: a slow or shared rail gets less.
-//! - [Messages](Rails::send) arrive whole, once and in their order.
+//! - [Messages](Rails::send) arrive whole, once and in their order. What the sender was told has arrived, the peer's program
+//!   gets, even if the sender closes then.
 //! - The peer learns that a [notified](Transfer::notify) write is complete, once, whatever the rails and their order.
 //! - **A rail that fails** costs no transfer and no message: they go over the others, and it comes back by itself. When the last
 //!   one is gone, the error says why each went.
@@ -25,8 +27,7 @@
 //! let listener = TcpListener::bind("[::]:18515")?;
 //! let deadline = Instant::now() + Duration::from_secs(60);
 //! let sender = rails.accept(&listener, deadline)?;
-//! # fn to_bytes(_: ibverbs_rails::RemoteRailMemory) -> Vec<u8> { Vec::new() }
-//! rails.send(sender, to_bytes(memory.remote()))?; // by serde, in a format of the program's
+//! rails.send(sender, memory.remote().to_bytes())?; // or by serde, in a format of the program's
 //! while !matches!(rails.wait_event(deadline)?, Event::Notified { tag: 1, .. }) {}
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -41,6 +42,18 @@
 //!
 //! Both need the same version of this crate. One TCP connection per peer carries what they agree upon; when it breaks,
 //! the peer is gone.
+//!
+//! # What a peer can do
+//!
+//! A peer that says or sends what it may not is dropped: more messages than there is room for, a pair that no device is in, a
+//! word at the wrong time. So is one that has connected and says nothing for 10 s, or whose pairs were not all tried in a minute,
+//! and one that does not read. What a peer makes this side keep is bounded by the settings, also while the program takes no events:
+//! 32 messages, 48 notifications, and the last two changes of each rail. No peer keeps [`Rails::turn`] from returning.
+//!
+//! But RDMA trusts who is connected. All memory of a `Rails` is in one protection domain for each device, so **a peer may use
+//! any key of that domain**: it reads and writes whatever was allocated with `REMOTE_READ` or `REMOTE_WRITE`, for itself or for
+//! another peer, if it knows the address and guesses the key of 32 bits. Peers that do not trust each other get a `Rails` each. Nothing
+//! is encrypted, and nobody has to prove who he is.
 
 mod agreeing;
 mod closing;

@@ -10,7 +10,6 @@ use ibverbs::{
     AccessFlags, PinnedMemory, ProtectionDomain, RegionBuffer, RegionOptions, RemoteMemoryRegion,
     SharedMemoryRange, SharedMemoryRegion,
 };
-use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::{RailsError, Result};
@@ -37,24 +36,26 @@ impl RailMemory {
         let (&(name, domain), others) = domains.split_first().expect("rails have a device");
         let error = |error| RailsError::verbs(name, error);
         let is_pinned = !options.flags().contains(AccessFlags::ON_DEMAND);
-        // All of it is brought in, then each device registers all of it.
-        let total = len as u64 * (domains.len() as u64 + 1);
         let mut buffer = RegionBuffer::new(len, options).map_err(error)?;
+        // All of it is brought in, then each device registers all of it. No address space is so large that this overflows.
+        let len = len as u64;
+        let total = len.saturating_mul(domains.len() as u64 + 1);
         if is_pinned {
-            PinnedMemory::check(domain, len.saturating_mul(domains.len())).map_err(error)?;
+            PinnedMemory::check(domain, buffer.len().saturating_mul(domains.len()))
+                .map_err(error)?;
             let threads = thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
             buffer.populate(threads, |bytes| progress(bytes as u64, total)).map_err(error)?;
         }
         let first = SharedMemoryRegion::from_buffer(domain, buffer, options).map_err(error)?;
-        let registered = AtomicU64::new(2 * len as u64);
-        progress(2 * len as u64, total);
+        let registered = AtomicU64::new(len.saturating_mul(2));
+        progress(len.saturating_mul(2), total);
         let access = first.access();
         // Pinning takes time, and the devices do not wait for each other.
         let others = thread::scope(|scope| {
             let register = |&(name, domain): &(&str, &_)| {
                 let region = first.register_in(domain, access);
-                let done = registered.fetch_add(len as u64, Ordering::Relaxed) + len as u64;
-                progress(done, total);
+                let done = registered.fetch_add(len, Ordering::Relaxed);
+                progress(done.saturating_add(len), total);
                 region.map_err(|error| RailsError::verbs(name, error))
             };
             let threads = others.iter().map(|domain| scope.spawn(move || register(domain)));
@@ -210,12 +211,43 @@ impl RemoteRailMemory {
     }
 }
 
+impl RemoteRailMemory {
+    /// The memory as 20 bytes for each device: address, length and key, in network order, as
+    /// [`RemoteMemoryRegion::to_bytes`] has them. Use them to send it without serde.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.parts().flat_map(|part| part.to_bytes()).collect()
+    }
+
+    /// The memory that was converted into these bytes by [`to_bytes`](Self::to_bytes).
+    ///
+    /// # Errors
+    ///
+    ///  - [`InvalidInput`](RailsError::InvalidInput): there are not 20 bytes for each of 1 to 255 devices, or the end of a
+    ///    region is more than 64 bits hold.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let devices = bytes.len() / 20;
+        if !bytes.len().is_multiple_of(20) || !(1..=255).contains(&devices) {
+            let text = format!(
+                "the memory of 1 to 255 devices is 20 bytes for each, not {} bytes",
+                bytes.len()
+            );
+            return Err(RailsError::InvalidInput(text));
+        }
+        let regions = bytes.chunks_exact(20).map(RemoteMemoryRegion::from_bytes);
+        Ok(Self::new(regions.collect::<ibverbs::Result<Vec<_>>>().map_err(RailsError::range)?))
+    }
+
+    /// The part, as each device knows it.
+    fn parts(&self) -> impl Iterator<Item = RemoteMemoryRegion> {
+        // It is within each region, so none is left out.
+        self.regions.iter().filter_map(|region| region.sub_region(self.start, self.len).ok())
+    }
+}
+
 impl Serialize for RemoteRailMemory {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        // Only the part.
-        let part = |region: &RemoteMemoryRegion| region.sub_region(self.start, self.len);
-        let parts = self.regions.iter().map(part).collect::<ibverbs::Result<Vec<_>>>();
-        parts.map_err(S::Error::custom)?.serialize(serializer)
+        // Formats ask for the length first.
+        self.parts().collect::<Vec<_>>().serialize(serializer)
     }
 }
 

@@ -3,7 +3,8 @@
 //! Each side has a ring of slots, into which the other writes. A message has a number, and its number is its slot. It
 //! goes by the first pair that works; what a failed pair may have carried goes again by the next one, to the same slot,
 //! with the same bytes. The immediate number of the write names the message, so that the receiver counts it once, and
-//! gives it to the program in its order. A slot is used again when the receiver's program has taken the message.
+//! gives it to the program in its order. A slot is used again when the receiver's program has taken the message, and no copy
+//! of it is under way.
 
 use std::collections::VecDeque;
 
@@ -23,21 +24,25 @@ const NUMBER: u32 = (1 << 26) - 1;
 /// The messages from and to a peer.
 #[derive(Debug)]
 pub(crate) struct Messages {
-    /// The slots of what arrives, then those of what leaves.
-    memory: RailMemory,
+    /// The slots of what arrives, into which the peer writes, and those of what leaves.
+    inbox: RailMemory,
+    outbox: RailMemory,
     longest: usize,
     /// The peer's slots, and the longest message that it takes.
     theirs: Option<(RemoteRailMemory, usize)>,
     /// Those that have no slot yet.
     waiting: VecDeque<(TransferId, Vec<u8>)>,
-    /// Those that the peer's program has not taken, in their order: the first one's number, and all.
+    /// Those that have a slot, in their order: the first one's number, and all.
     first: u64,
     sent: VecDeque<Sent>,
-    /// Whether a message has arrived, by slot.
-    arrived: [bool; SLOTS as usize],
+    /// The peer's program has taken all below.
+    their_taken: u64,
+    /// The bytes of the write of a message that has arrived, by slot.
+    arrived: [Option<u32>; SLOTS as usize],
     /// All below were given to the program.
     next: u64,
     taken: u64,
+    /// The peer knows that all below were taken.
     told: u64,
 }
 
@@ -71,21 +76,23 @@ const fn slot_len(longest: usize) -> usize {
 }
 
 impl Messages {
-    /// The bytes of both sides' slots.
+    /// The bytes of the slots of one direction.
     pub(crate) fn memory_len(longest: usize) -> usize {
-        2 * SLOTS as usize * slot_len(longest)
+        SLOTS as usize * slot_len(longest)
     }
 
-    /// The memory has the [length](Self::memory_len) for these messages.
-    pub(crate) fn new(memory: RailMemory, longest: usize) -> Self {
+    /// Both memories have the [length](Self::memory_len) for these messages.
+    pub(crate) fn new(inbox: RailMemory, outbox: RailMemory, longest: usize) -> Self {
         Self {
-            memory,
+            inbox,
+            outbox,
             longest,
             theirs: None,
             waiting: VecDeque::new(),
             first: 0,
             sent: VecDeque::new(),
-            arrived: [false; SLOTS as usize],
+            their_taken: 0,
+            arrived: [None; SLOTS as usize],
             next: 0,
             taken: 0,
             told: 0,
@@ -93,8 +100,8 @@ impl Messages {
     }
 
     /// The slots for what the peer sends, which is to be told it.
-    pub(crate) fn inbox(&self) -> crate::Result<RemoteRailMemory> {
-        self.memory.remote().slice(..SLOTS as usize * slot_len(self.longest))
+    pub(crate) fn inbox(&self) -> RemoteRailMemory {
+        self.inbox.remote()
     }
 
     /// The peer's slots. Returns whether they can be that.
@@ -136,8 +143,8 @@ impl Messages {
             && let Some((id, bytes)) = self.waiting.pop_front()
         {
             let start = self.outbox_slot(self.first + self.sent.len() as u64);
-            self.memory.write(start, &(bytes.len() as u32).to_le_bytes())?;
-            self.memory.write(start + HEADER, &bytes)?;
+            self.outbox.write(start, &(bytes.len() as u32).to_le_bytes())?;
+            self.outbox.write(start + HEADER, &bytes)?;
             self.sent.push_back(Sent {
                 id: Some(id),
                 len: HEADER + bytes.len(),
@@ -148,7 +155,7 @@ impl Messages {
     }
 
     fn outbox_slot(&self, number: u64) -> usize {
-        (SLOTS + number % SLOTS) as usize * slot_len(self.longest)
+        (number % SLOTS) as usize * slot_len(self.longest)
     }
 
     /// The first message that is not under way, which is so from now on.
@@ -160,16 +167,31 @@ impl Messages {
         sent.stage = Stage::InFlight;
         let start = self.outbox_slot(number);
         let remote_start = (number % SLOTS) as usize * slot_len(*longest);
-        Some(Outgoing { number, memory: &self.memory, start, remote, remote_start, len })
+        Some(Outgoing { number, memory: &self.outbox, start, remote, remote_start, len })
     }
 
-    /// What was begun has arrived in the peer's memory, or goes again. Returns the message whose end the program is to
-    /// be told.
-    pub(crate) fn ended(&mut self, number: u64, has_arrived: bool) -> Option<TransferId> {
-        let place = usize::try_from(number.checked_sub(self.first)?).ok()?;
-        let sent = self.sent.get_mut(place)?;
-        sent.stage = if has_arrived { Stage::Arrived } else { Stage::Waits };
-        if has_arrived { sent.id.take() } else { None }
+    /// What was begun has arrived in the peer's memory, or goes again. Returns the messages whose end the program is to be
+    /// told: all before them have arrived, too, so the peer gives them to its program.
+    pub(crate) fn ended(&mut self, number: u64, has_arrived: bool) -> Vec<TransferId> {
+        let place = number.checked_sub(self.first).and_then(|place| usize::try_from(place).ok());
+        if let Some(sent) = place.and_then(|place| self.sent.get_mut(place)) {
+            let has_arrived = has_arrived || number < self.their_taken;
+            sent.stage = if has_arrived { Stage::Arrived } else { Stage::Waits };
+        }
+        let arrived = self.sent.iter_mut().take_while(|sent| sent.stage == Stage::Arrived);
+        let ended = arrived.filter_map(|sent| sent.id.take()).collect();
+        self.free_slots();
+        ended
+    }
+
+    /// The slot of a message of which a copy is under way is not free: the copy would overwrite the next one.
+    fn free_slots(&mut self) {
+        while self.first < self.their_taken
+            && self.sent.front().is_some_and(|sent| sent.stage != Stage::InFlight)
+        {
+            self.sent.pop_front();
+            self.first += 1;
+        }
     }
 
     /// All have failed, as the program is told. Those with a slot may arrive all the same: their numbers are given.
@@ -179,32 +201,47 @@ impl Messages {
 
     /// The peer's program has taken all below. Returns the messages that have ended by that, or `None` if it cannot be.
     pub(crate) fn confirmed(&mut self, below: u64) -> Option<Vec<TransferId>> {
-        let count =
-            below.checked_sub(self.first).filter(|&count| count <= self.sent.len() as u64)?;
-        self.first = below;
-        Some(self.sent.drain(..count as usize).filter_map(|sent| sent.id).collect())
+        if !(self.their_taken..=self.first + self.sent.len() as u64).contains(&below) {
+            return None;
+        }
+        self.their_taken = below;
+        let taken = self.sent.iter_mut().take(below.saturating_sub(self.first) as usize);
+        let mut ended = Vec::new();
+        for sent in taken {
+            ended.extend(sent.id.take());
+            if sent.stage == Stage::Waits {
+                sent.stage = Stage::Arrived;
+            }
+        }
+        self.free_slots();
+        Some(ended)
     }
 
-    /// A message has arrived: all that can be given to the program now. `None`: it is none of this crate's.
-    pub(crate) fn receive(&mut self, immediate: u32) -> Option<Vec<Vec<u8>>> {
-        let ahead = (immediate.wrapping_sub(self.next as u32)) & NUMBER;
+    /// A message has arrived by a write of so many bytes: all that can be given to the program now. `None`: it is none of
+    /// this crate's, or has no place yet.
+    pub(crate) fn receive(&mut self, immediate: u32, bytes: u32) -> Option<Vec<Vec<u8>>> {
+        let ahead = u64::from(immediate.wrapping_sub(self.next as u32) & NUMBER);
         let mut messages = Vec::new();
-        if u64::from(ahead) >= SLOTS {
+        if ahead > u64::from(NUMBER) - SLOTS {
             // It came before, by another pair.
             return Some(messages);
         }
-        self.arrived[((self.next + u64::from(ahead)) % SLOTS) as usize] = true;
+        let number = self.next + ahead;
+        if number >= self.told + SLOTS {
+            return None;
+        }
+        self.arrived[(number % SLOTS) as usize] = Some(bytes);
         loop {
             let slot = (self.next % SLOTS) as usize;
-            if !std::mem::take(&mut self.arrived[slot]) {
-                return Some(messages);
-            }
+            let Some(written) = self.arrived[slot].take() else { return Some(messages) };
             let start = slot * slot_len(self.longest);
             let mut len = [0; HEADER];
-            self.memory.read(start, &mut len).ok()?;
+            self.inbox.read(start, &mut len).ok()?;
             let len = u32::from_le_bytes(len) as usize;
-            let mut bytes = vec![0; Some(len).filter(|&len| len <= self.longest)?];
-            self.memory.read(start + HEADER, &mut bytes).ok()?;
+            // No more is allocated than was written.
+            let is_whole = len <= self.longest && HEADER + len == written as usize;
+            let mut bytes = vec![0; is_whole.then_some(len)?];
+            self.inbox.read(start + HEADER, &mut bytes).ok()?;
             messages.push(bytes);
             self.next += 1;
         }
@@ -223,4 +260,97 @@ impl Messages {
 /// The immediate number of a message.
 pub(crate) fn immediate(number: u64) -> u32 {
     u32::from(MESSAGE_SLOT) << 26 | number as u32 & NUMBER
+}
+
+#[cfg(test)]
+mod tests {
+    use ibverbs::AccessFlags;
+    use ibverbs_software::Device;
+
+    use super::*;
+
+    /// Both directions are the same memory, so what is sent is read here.
+    fn messages(device: &str) -> (Messages, Device) {
+        let device = Device::builder().name(device).build().unwrap();
+        device.register();
+        let rails = crate::Rails::builder().device(device.name()).build().unwrap();
+        let memory = rails.allocate(Messages::memory_len(60), AccessFlags::REMOTE_WRITE).unwrap();
+        let mut messages = Messages::new(memory.clone(), memory, 60);
+        let inbox = messages.inbox();
+        assert!(messages.learn(inbox, 60, 1));
+        (messages, device)
+    }
+
+    fn ids(count: usize) -> Vec<TransferId> {
+        let mut ids = slotmap::SlotMap::with_key();
+        (0..count).map(|_| ids.insert(())).collect()
+    }
+
+    #[test]
+    fn a_message_has_ended_when_those_before_it_have() {
+        let (mut messages, _device) = messages("messages0");
+        let ids = ids(3);
+        ids.iter().for_each(|&id| messages.push(id, vec![7; 9]));
+        messages.give_slots().unwrap();
+        let numbers: Vec<_> = std::iter::from_fn(|| messages.begin().map(|it| it.number)).collect();
+        assert_eq!(numbers, [0, 1, 2]);
+        assert_eq!(messages.ended(1, true), []);
+        assert_eq!(messages.ended(0, false), []);
+        assert_eq!(messages.begin().map(|it| it.number), Some(0), "it goes again");
+        assert_eq!(messages.ended(2, true), []);
+        assert_eq!(messages.ended(0, true), ids);
+        assert_eq!(messages.ended(0, true), [], "once");
+    }
+
+    #[test]
+    fn no_slot_is_used_again_while_a_copy_is_under_way() {
+        let (mut messages, _device) = messages("messages1");
+        let count = SLOTS as usize + 2;
+        let ids = ids(count);
+        ids.iter().for_each(|&id| messages.push(id, vec![7; 9]));
+        messages.give_slots().unwrap();
+        while messages.begin().is_some() {}
+        // A pair has failed that had carried the first two, and another one repeats the first.
+        assert_eq!((messages.ended(0, false), messages.ended(1, false)), (vec![], vec![]));
+        assert_eq!(messages.begin().map(|it| it.number), Some(0));
+        assert_eq!(messages.confirmed(2), Some(ids[..2].to_vec()));
+        messages.give_slots().unwrap();
+        assert!(
+            messages.begin().is_none(),
+            "the second was taken: it does not go again, and the first is under way"
+        );
+        assert_eq!(messages.waiting.len(), 2);
+        assert_eq!(messages.ended(0, false), []);
+        messages.give_slots().unwrap();
+        let numbers: Vec<_> = std::iter::from_fn(|| messages.begin().map(|it| it.number)).collect();
+        assert_eq!(numbers, [SLOTS, SLOTS + 1]);
+        assert!(
+            messages.confirmed(1).is_none() && messages.confirmed(SLOTS + 3).is_none(),
+            "made up"
+        );
+    }
+
+    #[test]
+    fn what_has_no_place_or_another_length_is_refused() {
+        let (mut messages, _device) = messages("messages2");
+        let arrives = |messages: &mut Messages, number: u64, len: u32, written: u32| {
+            let start = (number % SLOTS) as usize * slot_len(60);
+            messages.inbox.write(start, &len.to_le_bytes()).unwrap();
+            messages.receive(immediate(number), written)
+        };
+        let arrived = |count: usize| Some(vec![vec![0; 5]; count]);
+        assert_eq!(arrives(&mut messages, 1, 5, 9), arrived(0), "not before the first");
+        assert_eq!(arrives(&mut messages, 0, 5, 9), arrived(2));
+        assert_eq!(arrives(&mut messages, 0, 5, 9), arrived(0), "it came before");
+        for number in 2..SLOTS {
+            assert_eq!(arrives(&mut messages, number, 5, 9), arrived(1));
+        }
+        assert_eq!(arrives(&mut messages, SLOTS, 5, 9), None, "the program has taken none");
+        let told: Vec<_> = (0..SLOTS).filter_map(|_| messages.taken()).collect();
+        assert_eq!(told, [8, 16, 24, 32]);
+        for (len, written) in [(60, 8), (61, 65), (u32::MAX, 3), (5, 8)] {
+            assert_eq!(arrives(&mut messages, SLOTS, len, written), None, "{len} of {written}");
+        }
+        assert_eq!(arrives(&mut messages, 2 * SLOTS, 5, 9), None);
+    }
 }

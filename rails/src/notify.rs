@@ -2,7 +2,8 @@
 //!
 //! A piece may come twice, by a device that failed and by the next one, and pieces come in any order. So a number
 //! says which transfer and which piece it is of, and the receiver counts each piece once. The sender has
-//! [`WINDOW`] transfers open at most: the receiver confirms those that are complete.
+//! [`WINDOW`] transfers open at most: the receiver confirms those that are complete, and whose notification its program has
+//! taken.
 
 /// How many notified transfers of a direction may be open at a time.
 pub(crate) const WINDOW: u64 = 48;
@@ -10,7 +11,7 @@ pub(crate) const WINDOW: u64 = 48;
 pub(crate) const MESSAGE_SLOT: u8 = 63;
 /// The most pieces of a notified transfer.
 pub(crate) const MAX_PIECES: usize = 512;
-/// So many more are complete when the receiver confirms them.
+/// So many more have ended when the receiver confirms them.
 const CONFIRM_EVERY: u64 = 16;
 
 /// What the immediate number of a piece says.
@@ -43,9 +44,11 @@ impl Mark {
 /// The notified transfers that arrive from a peer.
 #[derive(Debug)]
 pub(crate) struct Incoming {
-    /// All transfers below are complete.
-    complete: u64,
-    confirmed: u64,
+    /// The sender knows that all transfers below are complete, and that the program has taken as many notifications. So it
+    /// uses their places again.
+    told: u64,
+    /// How many notifications the program has taken, and how many transfers have failed.
+    taken: u64,
     open: Vec<Open>,
 }
 
@@ -59,15 +62,15 @@ struct Open {
 
 impl Incoming {
     pub(crate) fn new() -> Self {
-        Self { complete: 0, confirmed: 0, open: vec![Open::default(); WINDOW as usize] }
+        Self { told: 0, taken: 0, open: vec![Open::default(); WINDOW as usize] }
     }
 
-    /// Counts a piece. Returns whether its transfer is complete now, which is so once.
-    pub(crate) fn arrived(&mut self, mark: Mark) -> bool {
-        let open = &mut self.open[usize::from(mark.slot) % WINDOW as usize];
+    /// Counts a piece. Returns whether its transfer is complete now, which is so once; `None`: no transfer has such a mark.
+    pub(crate) fn arrived(&mut self, mark: Mark) -> Option<bool> {
+        let open = self.open.get_mut(usize::from(mark.slot))?;
         let (word, bit) = (usize::from(mark.piece / 64), 1 << (mark.piece % 64));
         if open.is_complete || open.seen[word] & bit != 0 {
-            return false;
+            return Some(false);
         }
         open.seen[word] |= bit;
         open.arrived += 1;
@@ -75,55 +78,71 @@ impl Incoming {
             open.pieces = Some(mark.piece + 1);
         }
         open.is_complete = open.pieces.is_some_and(|pieces| open.arrived >= pieces);
-        let is_complete = open.is_complete;
-        self.free_places();
-        is_complete
+        Some(open.is_complete)
     }
 
     /// No more pieces of this transfer come. Returns whether there can be such a transfer.
     pub(crate) fn abandon(&mut self, number: u64) -> bool {
-        if number >= self.complete {
-            self.open[(number % WINDOW) as usize].is_complete = true;
+        if (self.told..self.told + WINDOW).contains(&number) {
+            let open = &mut self.open[(number % WINDOW) as usize];
+            // The program takes no notification of it.
+            self.taken += u64::from(!std::mem::replace(&mut open.is_complete, true));
         }
-        let is_possible = number < self.complete + WINDOW;
-        self.free_places();
-        is_possible
+        number < self.told + WINDOW
     }
 
-    /// The place of a transfer is used again when all before it are complete, too.
-    fn free_places(&mut self) {
-        while self.open[(self.complete % WINDOW) as usize].is_complete {
-            self.open[(self.complete % WINDOW) as usize] = Open::default();
-            self.complete += 1;
-        }
+    /// The program has taken a notification.
+    pub(crate) fn taken(&mut self) {
+        self.taken += 1;
     }
 
-    /// What the sender has to be told, now and then: all transfers below are complete.
+    /// What the sender has to be told, now and then: all transfers below are complete, and their places free.
     pub(crate) fn confirm(&mut self) -> Option<u64> {
-        let is_due = self.complete - self.confirmed >= CONFIRM_EVERY;
-        is_due.then(|| {
-            self.confirmed = self.complete;
-            self.complete
-        })
+        let due = self.told + CONFIRM_EVERY;
+        let is_complete = |number: u64| self.open[(number % WINDOW) as usize].is_complete;
+        if self.taken < due || !(self.told..due).all(is_complete) {
+            return None;
+        }
+        while self.told < self.taken && self.open[(self.told % WINDOW) as usize].is_complete {
+            self.open[(self.told % WINDOW) as usize] = Open::default();
+            self.told += 1;
+        }
+        Some(self.told)
     }
 }
 
 /// The notified transfers that go to a peer.
-#[derive(Default, Debug)]
+#[derive(Debug)]
 pub(crate) struct Outgoing {
     next: u64,
     confirmed: u64,
+    /// Whether the last transfer of a place may still have pieces under way. The peer would count them for the next one.
+    is_under_way: [bool; WINDOW as usize],
     /// Transfers that have failed, which the peer does not know yet.
     pub(crate) abandoned: Vec<u64>,
 }
 
 impl Outgoing {
+    pub(crate) fn new() -> Self {
+        let is_under_way = [false; WINDOW as usize];
+        Self { next: 0, confirmed: 0, is_under_way, abandoned: Vec::new() }
+    }
+
     /// The number of the next transfer, if it may begin.
     pub(crate) fn begin(&mut self) -> Option<u64> {
-        (self.next < self.confirmed + WINDOW).then(|| {
-            self.next += 1;
-            self.next - 1
-        })
+        let is_under_way = &mut self.is_under_way[(self.next % WINDOW) as usize];
+        if self.next >= self.confirmed + WINDOW || *is_under_way {
+            return None;
+        }
+        *is_under_way = true;
+        self.next += 1;
+        Some(self.next - 1)
+    }
+
+    /// The transfer of this number has no pieces under way any more. If it has failed, the peer is to be told.
+    pub(crate) fn ended(&mut self, number: u64, has_failed: bool) {
+        self.is_under_way[(number % WINDOW) as usize] = false;
+        self.abandoned.extend(has_failed.then_some(number));
     }
 
     /// The peer says that all transfers below are complete. Returns whether it can have said that.
@@ -157,52 +176,77 @@ mod tests {
         let mark = |piece| Mark { slot: 0, is_last: piece == 2, piece, tag: 9 };
         for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0], [2, 0, 1]] {
             let mut incoming = Incoming::new();
-            assert!(!incoming.arrived(mark(order[0])));
-            assert!(!incoming.arrived(mark(order[0])), "a repetition counts nothing");
-            assert!(!incoming.arrived(mark(order[1])));
-            assert!(incoming.arrived(mark(order[2])));
+            assert_eq!(incoming.arrived(mark(order[0])), Some(false));
+            assert_eq!(
+                incoming.arrived(mark(order[0])),
+                Some(false),
+                "a repetition counts nothing"
+            );
+            assert_eq!(incoming.arrived(mark(order[1])), Some(false));
+            assert_eq!(incoming.arrived(mark(order[2])), Some(true));
         }
+        for slot in [WINDOW as u8, MESSAGE_SLOT - 1] {
+            assert_eq!(Incoming::new().arrived(Mark { slot, ..mark(0) }), None);
+        }
+    }
+
+    fn whole(slot: u64) -> Mark {
+        Mark { slot: slot as u8, is_last: true, piece: 0, tag: 0 }
     }
 
     #[test]
     fn a_late_repetition_is_not_taken_for_the_next_transfer_of_the_slot() {
         let mut incoming = Incoming::new();
-        let mark = |slot| Mark { slot, is_last: true, piece: 0, tag: 0 };
-        // The first is not complete yet, so the second keeps its place.
-        assert!(incoming.arrived(mark(1)));
-        assert!(!incoming.arrived(mark(1)));
-        assert!(incoming.arrived(mark(0)));
-        assert_eq!(incoming.complete, 2);
+        for slot in 0..WINDOW {
+            assert_eq!(incoming.arrived(whole(slot)), Some(true));
+            assert_eq!(incoming.arrived(whole(slot)), Some(false));
+            assert_eq!(incoming.confirm(), None, "the program has taken none");
+            assert_eq!(incoming.arrived(whole(0)), Some(false));
+        }
+        (0..CONFIRM_EVERY).for_each(|_| incoming.taken());
+        assert_eq!(incoming.confirm(), Some(CONFIRM_EVERY));
+        assert_eq!(incoming.arrived(whole(0)), Some(true), "the next one of the slot");
+        assert_eq!(incoming.arrived(whole(CONFIRM_EVERY)), Some(false), "not told yet");
     }
 
     #[test]
     fn a_transfer_that_fails_gives_its_place_back() {
-        let mark = |slot, piece| Mark { slot, is_last: false, piece, tag: 0 };
         let mut incoming = Incoming::new();
-        assert!(!incoming.arrived(mark(0, 5)) && !incoming.arrived(mark(1, 0)));
-        assert!(incoming.abandon(1) && incoming.complete == 0);
-        assert!(incoming.abandon(0) && incoming.complete == 2);
-        assert!(incoming.abandon(1), "it may have been complete before");
-        assert!(!incoming.open[1].is_complete);
-        assert!(!incoming.abandon(2 + WINDOW), "a peer that makes it up");
+        let mark = Mark { piece: 5, is_last: false, ..whole(0) };
+        assert_eq!(incoming.arrived(mark), Some(false));
+        for number in (0..CONFIRM_EVERY).rev() {
+            assert_eq!(incoming.confirm(), None);
+            assert!(incoming.abandon(number));
+            assert!(incoming.abandon(number), "once is enough");
+        }
+        assert_eq!(incoming.confirm(), Some(CONFIRM_EVERY));
+        assert!(incoming.abandon(1), "the sender was told meanwhile");
+        assert_eq!(incoming.arrived(mark), Some(false));
+        assert!(!incoming.abandon(CONFIRM_EVERY + WINDOW), "a peer that makes it up");
     }
 
     #[test]
     fn the_window_bounds_what_is_open() {
-        let (mut outgoing, mut incoming) = (Outgoing::default(), Incoming::new());
+        let (mut outgoing, mut incoming) = (Outgoing::new(), Incoming::new());
         let numbers: Vec<_> = (0..WINDOW).map(|_| outgoing.begin().unwrap()).collect();
         assert_eq!(outgoing.begin(), None);
         let mut confirmations = 0;
         for &number in &numbers {
-            let slot = number as u8;
-            assert!(incoming.arrived(Mark { slot, is_last: true, piece: 0, tag: 0 }));
+            assert_eq!(incoming.arrived(whole(number)), Some(true));
+            incoming.taken();
             if let Some(below) = incoming.confirm() {
                 confirmations += 1;
                 assert!(outgoing.confirm(below));
             }
         }
         assert_eq!(confirmations, WINDOW / CONFIRM_EVERY);
-        assert_eq!(outgoing.begin(), Some(WINDOW));
-        assert!(!outgoing.confirm(WINDOW + 2) && !outgoing.confirm(1), "a peer that makes it up");
+        // A piece that the peer has counted may still be repeated.
+        assert_eq!(outgoing.begin(), None);
+        outgoing.ended(1, false);
+        assert_eq!(outgoing.begin(), None, "the first is under way");
+        outgoing.ended(0, true);
+        assert_eq!((outgoing.begin(), outgoing.begin()), (Some(WINDOW), Some(WINDOW + 1)));
+        assert_eq!((outgoing.begin(), outgoing.abandoned.len()), (None, 1));
+        assert!(!outgoing.confirm(WINDOW + 3) && !outgoing.confirm(1), "a peer that makes it up");
     }
 }

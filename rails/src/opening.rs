@@ -6,18 +6,19 @@ use ibverbs::{ChannelId, QueuePairEndpoint, ReadWorkRequest, RemoteMemoryRegion,
 
 use crate::agreeing::nonsense;
 use crate::control::{Ends, Frame};
-use crate::devices::RECEIVES;
+use crate::devices::{RECEIVES, Work};
 use crate::error::{RailsError, Result};
-use crate::event::{Event, PeerId};
+use crate::event::{self, Event, PeerId};
 use crate::pair::{Pair, State};
-use crate::peer::Stage;
+use crate::peer::{Peer, Stage};
 use crate::posting::{Buffer, SEND};
-use crate::rails::{Rails, Work};
+use crate::rails::Rails;
 
 /// How many pairs this side opens at a time, and how many peers it answers.
 const HANDSHAKES: usize = 64;
 /// A handshake that takes longer does not keep others waiting.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+const OTHER_NUMBER: &str = "the peer has made another number of queue pairs";
 /// The bytes that a probe reads.
 const PROBE: usize = 8;
 
@@ -58,13 +59,13 @@ impl Rails {
             it.since = now;
             self.progress += 1;
             it.epoch = it.epoch.wrapping_add(1);
-            let epoch = it.epoch;
+            let (epoch, number) = (it.epoch, it.number);
             let opened = match self.devices[it.ours].is_active() {
                 true => self.open(id, pair, None),
                 false => Err("our port is not active".into()),
             };
             match opened {
-                Ok(ends) => self.say(id, &Frame::Open { pair: pair as u8, epoch, ends }),
+                Ok(ends) => self.say(id, &Frame::Open { pair: number, epoch, ends }),
                 Err(reason) => {
                     self.close(id, pair, reason, true);
                     self.closed(id, pair, now);
@@ -84,6 +85,9 @@ impl Rails {
         let device = it.ours;
         if !self.devices[device].is_active() {
             return Err("its port is not active".into());
+        }
+        if theirs.is_some_and(|ends| ends.endpoints.len() != usize::from(self.queue_pairs)) {
+            return Err(OTHER_NUMBER.into());
         }
         let mut channels = Vec::new();
         let result = self.make_channels(id, pair, device, theirs, &mut channels);
@@ -137,7 +141,7 @@ impl Rails {
         let it = &mut self.peers[id].pairs[pair];
         let lanes = it.lanes.clone();
         if theirs.endpoints.len() != lanes.len() {
-            return Err("the peer has made another number of queue pairs".into());
+            return Err(OTHER_NUMBER.into());
         }
         it.state = State::Probing(lanes.len());
         for (&channel, &remote) in lanes.iter().zip(&theirs.endpoints) {
@@ -173,7 +177,7 @@ impl Rails {
         let epoch = it.epoch;
         match it.state {
             State::Probing(1) => {
-                peer.control.send(&Frame::Up { pair: pair as u8, epoch });
+                peer.control.send(&Frame::Up { pair: it.number, epoch });
                 self.up(id, pair);
                 self.tried(id);
             }
@@ -187,7 +191,8 @@ impl Rails {
         peer.is_ready = true;
         let it = &mut peer.pairs[pair];
         it.is_up();
-        self.events.push_back(Event::RailUp { peer: id, device: it.ours });
+        let device = it.ours;
+        event::push(&mut self.events, Event::RailUp { peer: id, device });
     }
 
     /// If each pair has been tried, the peer is connected, or not to be reached.
@@ -196,23 +201,26 @@ impl Rails {
         let is_tried = |pair: &Pair| pair.state == State::Up || pair.failure.is_some();
         if peer.opens && peer.stage == Stage::Opening && peer.pairs.iter().all(is_tried) {
             peer.control.send(&Frame::Ready);
-            let result = self.connected(id);
-            if let Err(error) = result {
-                self.speak(id);
-                self.lose(id, error);
+            if let Err(error) = self.connected(id) {
+                self.lost.push((id, error));
             }
         }
     }
 
     pub(crate) fn connected(&mut self, id: PeerId) -> Result<()> {
-        let Some(peer) = self.peers.get_mut(id) else { return Ok(()) };
-        if let Some(reasons) = peer.failures() {
-            return Err(RailsError::AllRailsDown(reasons));
+        match self.peers.get(id).and_then(Peer::failures) {
+            Some(reasons) => Err(RailsError::AllRailsDown(reasons)),
+            None => self.begin(id),
         }
+    }
+
+    /// The program gets to know the peer.
+    pub(crate) fn begin(&mut self, id: PeerId) -> Result<()> {
+        let Some(peer) = self.peers.get_mut(id) else { return Ok(()) };
         // Both sides tell their slots before.
         peer.messages.as_ref().filter(|messages| messages.is_known()).ok_or_else(nonsense)?;
         peer.stage = Stage::Connected;
-        self.events.push_back(Event::Connected(id));
+        event::push(&mut self.events, Event::Connected(id));
         Ok(())
     }
 }

@@ -18,6 +18,8 @@ const LEAST_IN_FLIGHT: usize = 2 * SHORTEST_PIECE;
 /// A device of ours and one of the peer's.
 #[derive(Debug)]
 pub(crate) struct Pair {
+    /// Its place in the list of both sides.
+    pub(crate) number: u8,
     pub(crate) ours: usize,
     pub(crate) theirs: usize,
     /// For people: our device and the peer's.
@@ -56,8 +58,15 @@ pub(crate) enum State {
 }
 
 impl Pair {
-    pub(crate) fn new(ours: usize, theirs: usize, name: String, speed: u32, now: Instant) -> Self {
+    pub(crate) fn new(
+        number: u8,
+        (ours, theirs): (usize, usize),
+        name: String,
+        speed: u32,
+        now: Instant,
+    ) -> Self {
         Self {
+            number,
             ours,
             theirs,
             name,
@@ -186,7 +195,7 @@ mod tests {
     #[test]
     fn a_rate_follows_what_is_carried() {
         let mut now = Instant::now();
-        let mut pair = Pair::new(0, 0, String::new(), 8_000, now);
+        let mut pair = Pair::new(0, (0, 0), String::new(), 8_000, now);
         assert_eq!(pair.rate.per_second, 1e9);
         let is_close = |pair: &Pair| (pair.rate.per_second - 5e8).abs() < 1e7;
         pair.takes(1, 500_000, now);
@@ -213,7 +222,7 @@ mod tests {
     #[test]
     fn pauses_grow_and_end() {
         let now = Instant::now();
-        let mut pair = Pair::new(0, 0, String::new(), 0, now);
+        let mut pair = Pair::new(0, (0, 0), String::new(), 0, now);
         let pauses: Vec<_> = (0..12).map(|_| pair.retry_at(now, u32::MAX) - now).collect();
         assert_eq!(pauses[0], FIRST_PAUSE);
         assert!(pauses.windows(2).all(|two| two[0] <= two[1]));

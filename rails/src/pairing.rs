@@ -55,7 +55,7 @@ impl Link {
 
 /// Pairs devices of the two sides, each with one of the other side at most: as many pairs as can be, the nearest
 /// addresses first, then equal speeds, then equal places in the lists.
-pub(crate) fn pair(ours: &[Facts], theirs: &[Facts]) -> Vec<(usize, usize)> {
+pub(crate) fn pair(ours: &[Facts], theirs: &[Facts]) -> Vec<(u8, u8)> {
     let mut edges = Vec::new();
     for (i, one) in ours.iter().enumerate() {
         for (j, other) in theirs.iter().enumerate() {
@@ -83,8 +83,10 @@ pub(crate) fn pair(ours: &[Facts], theirs: &[Facts]) -> Vec<(usize, usize)> {
     for (i, _) in paired.iter().enumerate().filter(|&(_, &is_paired)| !is_paired) {
         find_place(i, &edges, &mut partner, &mut vec![false; theirs.len()]);
     }
-    let mut pairs: Vec<_> =
-        partner.iter().enumerate().filter_map(|(j, i)| Some(((*i)?, j))).collect();
+    // No side has more devices than these numbers name.
+    let numbers =
+        |(j, i): (usize, &Option<usize>)| Some((u8::try_from((*i)?).ok()?, u8::try_from(j).ok()?));
+    let mut pairs: Vec<_> = partner.iter().enumerate().filter_map(numbers).collect();
     pairs.sort_unstable();
     pairs
 }

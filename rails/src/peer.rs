@@ -1,14 +1,20 @@
 //! A peer: its pairs of devices, and what goes over them.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::control::Control;
+use crate::control::{Control, Frame};
+use crate::error::Reasons;
 use crate::event::TransferId;
 use crate::messages::Messages;
 use crate::notify::{Incoming, Outgoing};
 use crate::pair::{Pair, State};
 use crate::readiness::Interest;
+
+/// A peer that has connected says its devices at once.
+const GREETING: Duration = Duration::from_secs(10);
+/// Each pair of devices is tried once in this time.
+const OPENING: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(crate) struct Peer {
@@ -25,7 +31,7 @@ pub(crate) struct Peer {
     pub(crate) incoming: Incoming,
     /// Since the pairs are agreed upon.
     pub(crate) messages: Option<Messages>,
-    /// When the handshake began.
+    /// When its stage began, since this side has time for it.
     pub(crate) since: Option<Instant>,
     /// Whether it waits until others have done their handshakes.
     pub(crate) is_held: bool,
@@ -55,7 +61,7 @@ impl Peer {
             pairs: Vec::new(),
             their_devices: 0,
             queue: VecDeque::new(),
-            outgoing: Outgoing::default(),
+            outgoing: Outgoing::new(),
             incoming: Incoming::new(),
             messages: None,
             since: None,
@@ -63,6 +69,24 @@ impl Peer {
             is_readable: true,
             watched: None,
             is_ready: false,
+        }
+    }
+
+    /// How long it may take until it is connected, from the beginning of its stage. A peer to which this side connects may
+    /// take as long as the program likes.
+    pub(crate) fn time_to_connect(&self) -> Option<Duration> {
+        match self.stage {
+            _ if self.opens => None,
+            Stage::Greeting => Some(GREETING),
+            Stage::Opening => Some(OPENING),
+            Stage::Connected => None,
+        }
+    }
+
+    /// Tells the peer which of its notified transfers have ended, now and then.
+    pub(crate) fn confirm_transfers(&mut self) {
+        if let Some(below) = self.incoming.confirm() {
+            self.control.send(&Frame::Confirmed { below });
         }
     }
 
@@ -85,8 +109,11 @@ impl Peer {
     }
 
     /// If no pair works, nor is about to: why, by pair.
-    pub(crate) fn failures(&self) -> Option<Vec<(String, String)>> {
-        let failure = |pair: &Pair| pair.failure.clone().map(|why| (pair.name.clone(), why));
-        self.pairs.iter().map(failure).collect()
+    pub(crate) fn failures(&self) -> Option<Reasons> {
+        if self.pairs.iter().any(|pair| pair.failure.is_none()) {
+            return None;
+        }
+        let failure = |pair: &Pair| Some((pair.name.clone(), pair.failure.clone()?));
+        Some(self.pairs.iter().filter_map(failure).collect())
     }
 }

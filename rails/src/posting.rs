@@ -8,13 +8,13 @@ use ibverbs::{
 };
 
 use crate::control::Frame;
-use crate::devices::{Device, SENDS};
+use crate::devices::{Device, SENDS, Work};
 use crate::error::RailsError;
 use crate::event::{PeerId, TransferId};
 use crate::messages::immediate;
 use crate::pair::{Pair, State};
 use crate::peer::Peer;
-use crate::rails::{Failed, Rails, Task, Work};
+use crate::rails::{Failed, Rails, Task};
 use crate::transfer::{Active, Kind, Piece, SHORTEST_PIECE};
 
 /// The tokens of requests.

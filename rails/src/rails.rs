@@ -18,7 +18,7 @@ use crate::messages::Messages;
 use crate::pair::State;
 use crate::peer::{Peer, Stage};
 use crate::readiness::{Interest, Readiness};
-use crate::transfer::{Active, Piece, Transfer};
+use crate::transfer::{Active, Transfer};
 
 /// Several devices as one: see the [crate](crate).
 pub struct Rails {
@@ -30,9 +30,13 @@ pub struct Rails {
     pub(crate) events: VecDeque<Event>,
     /// Pairs that are to be closed, with the epoch and the reason.
     pub(crate) failed: Vec<Failed>,
+    /// Peers that are to be ended: they have broken the agreement, or cannot be reached.
+    pub(crate) lost: Vec<(PeerId, RailsError)>,
     pub(crate) readiness: Readiness,
     /// Peers that came to [`accept`](Self::accept), which has not returned them yet.
     pub(crate) accepting: Vec<PeerId>,
+    /// How many of these there may be.
+    pub(crate) most_accepting: usize,
     /// How many pairs may begin to be opened, and how many peers be answered, in this turn.
     pub(crate) room: [usize; 2],
     /// Counts what has happened.
@@ -44,19 +48,14 @@ pub struct Rails {
     random: RandomState,
 }
 
+/// Of those that connect to a listener, so many more than there can be peers: some are none.
+const MORE_ACCEPTING: usize = 64;
+
 /// What is under way.
 #[derive(Debug)]
 pub(crate) enum Task {
     Transfer(Active),
     Message,
-}
-
-/// What a request of a send queue is for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Work {
-    Piece(TransferId, Piece),
-    Message(u64),
-    Probe,
 }
 
 #[derive(Debug)]
@@ -69,26 +68,28 @@ pub(crate) struct Failed {
     pub(crate) is_fault: bool,
 }
 
-impl Rails {
-    /// Chooses devices.
-    pub fn builder() -> RailsBuilder {
-        RailsBuilder::new()
-    }
-
-    pub(crate) fn with_devices(
-        devices: Vec<Device>,
-        queue_pairs: u8,
-        longest_message: u32,
-    ) -> Result<Self> {
+impl RailsBuilder {
+    /// Opens the devices.
+    ///
+    /// # Errors
+    ///
+    ///  - [`InvalidInput`](RailsError::InvalidInput): no device is left to be used, or more than 255; or it cannot have so
+    ///    many [peers](Self::peers).
+    ///  - [`Verbs`](RailsError::Verbs): a device could not be opened or set up: see [`ibverbs::open`],
+    ///    [`ProtectionDomain::new`](ibverbs::ProtectionDomain::new) and [`Loop::new`](ibverbs::Loop::new).
+    pub fn build(self) -> Result<Rails> {
+        let devices = self.open()?;
         let readiness = Readiness::new(devices.iter().map(|device| device.engine.as_fd()))?;
-        Ok(Self {
+        Ok(Rails {
             devices,
-            queue_pairs,
-            longest_message,
+            queue_pairs: self.queue_pairs,
+            longest_message: self.longest_message,
+            most_accepting: self.peers as usize + MORE_ACCEPTING,
             peers: SlotMap::with_key(),
             transfers: SlotMap::with_key(),
             events: VecDeque::new(),
             failed: Vec::new(),
+            lost: Vec::new(),
             readiness,
             accepting: Vec::new(),
             room: [0; 2],
@@ -98,6 +99,13 @@ impl Rails {
             keys: Vec::new(),
             random: RandomState::new(),
         })
+    }
+}
+
+impl Rails {
+    /// Chooses devices.
+    pub fn builder() -> RailsBuilder {
+        RailsBuilder::new()
     }
 
     /// The names of the devices, in their order.
@@ -139,7 +147,8 @@ impl Rails {
         RailMemory::new(&domains.collect::<Vec<_>>(), len, options.into(), &progress)
     }
 
-    /// Ends the connection to a peer. Its transfers end with errors.
+    /// Ends the connection to a peer. Its transfers end with errors. Messages and notifications that have arrived stay to be
+    /// asked for.
     pub fn remove(&mut self, peer: PeerId) {
         let closed = io::Error::from(io::ErrorKind::NotConnected);
         self.lose(peer, RailsError::Control(closed));
@@ -184,7 +193,8 @@ impl Rails {
     }
 
     /// Sends a message, which [`Event::Message`] gives to the peer's program: whole, once, and in the order of the
-    /// messages to this peer, also when rails fail. [`Event::Ended`] tells that it is in the peer's memory.
+    /// messages to this peer, also when rails fail. [`Event::Ended`] tells that it is in the peer's memory, as are all before
+    /// it: the peer's program gets it, even if this side closes then.
     ///
     /// It is not in order with transfers: if the peer is to find the bytes of one, wait for its end before.
     ///
@@ -261,8 +271,14 @@ impl Rails {
     pub(crate) fn take_event(&mut self, is_it: impl FnMut(&Event) -> bool) -> Option<Event> {
         let place = self.events.iter().position(is_it)?;
         let event = self.events.remove(place)?;
-        if let Event::Message { peer, .. } = event {
-            self.message_taken(peer);
+        match event {
+            Event::Message { peer, .. } => self.message_taken(peer),
+            Event::Notified { peer, .. } => self.notification_taken(peer),
+            // The program knows it, whatever it has asked for.
+            Event::Connected(peer) | Event::Disconnected { peer, .. } => {
+                self.accepting.retain(|&other| other != peer);
+            }
+            _ => {}
         }
         Some(event)
     }
@@ -273,6 +289,13 @@ impl Rails {
         if let Some(below) = peer.messages.as_mut().and_then(Messages::taken) {
             peer.control.send(&Frame::Taken { below });
         }
+    }
+
+    /// The program has a notification, so that there is room for another.
+    pub(crate) fn notification_taken(&mut self, peer: PeerId) {
+        let Some(peer) = self.peers.get_mut(peer) else { return };
+        peer.incoming.taken();
+        peer.confirm_transfers();
     }
 
     /// Does all that can be done at the moment, without waiting: looks for completions and for the peers' words, and
@@ -310,15 +333,22 @@ impl Rails {
         self.keys = peers;
     }
 
-    /// When [`turn`](Self::turn) has something to do, even if nothing happens: a rail is to be tried again.
+    /// When [`turn`](Self::turn) has something to do, even if nothing happens: a rail is to be tried again, a peer has had
+    /// time enough to connect, or has said more than one turn looks at.
     fn next_turn(&self) -> Option<Instant> {
+        let listens = |peer: &&Peer| !peer.is_held;
+        if self.peers.values().filter(listens).any(|peer| peer.is_readable) {
+            return Some(Instant::now());
+        }
+        let late =
+            self.peers.values().filter_map(|peer| Some(peer.since? + peer.time_to_connect()?));
         let opening =
             self.peers.values().filter(|peer| peer.opens && peer.stage != Stage::Greeting);
         let due = opening.flat_map(|peer| &peer.pairs).filter_map(|pair| match pair.state {
             State::Down { retry_at } => Some(retry_at),
             _ => None,
         });
-        due.min()
+        due.chain(late).min()
     }
 
     /// `ibv_req_notify_cq`: from now on, the descriptor ([`AsFd`]) becomes readable when there is something for
@@ -368,7 +398,9 @@ impl Rails {
             if self.progress != before {
                 is_armed = false;
             } else if is_armed {
-                self.readiness.sleep(other, deadline)?;
+                // A listener has to wait while too many are not connected yet.
+                let has_place = self.accepting.len() < self.most_accepting;
+                self.readiness.sleep(other.filter(|_| has_place), deadline)?;
                 is_armed = false;
             } else {
                 // A device that is gone has no events; its pairs fail when they are polled.

@@ -13,8 +13,8 @@ pub(crate) const SHORTEST_PIECE: usize = 64 << 10;
 /// The longest piece, unless the transfer would have too many of them.
 pub(crate) const LONGEST_PIECE: usize = 1 << 20;
 
-/// The most bytes of a notified transfer: no piece is longer than a message may be.
-const LONGEST_NOTIFIED: usize = MAX_PIECES << 30;
+/// No piece of a notified transfer is longer, since an RDMA message is not.
+const LONGEST_MESSAGE: usize = 1 << 30;
 
 /// An RDMA write or read of any length between memory that is registered on all devices, spread over the rails.
 ///
@@ -59,6 +59,8 @@ impl Transfer {
 
     /// The peer gets one [`Event::Notified`](crate::Event::Notified) with this number when all bytes of the write have
     /// arrived, on whatever rails. RoCE and InfiniBand can do that, iWARP cannot.
+    ///
+    /// 48 of them can be under way, or wait for the peer's program to take their events; more begin later.
     #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
     pub fn notify(mut self, tag: u16) -> Self {
         self.tag = Some(tag);
@@ -87,10 +89,16 @@ impl Transfer {
                 "a notified transfer has {MAX_PIECES} parts at most, not {parts}"
             ));
         }
-        let length = self.parts.iter().map(|(local, _)| local.len()).sum::<usize>();
-        if self.tag.is_some() && length > LONGEST_NOTIFIED {
+        let lengths = || self.parts.iter().map(|(local, _)| local.len());
+        let Some(length) = lengths().try_fold(0, usize::checked_add) else {
+            return invalid(format!("a transfer has {} bytes at most", usize::MAX));
+        };
+        // The last piece of a part may be short, so there is one more for each part.
+        let most = (MAX_PIECES - self.parts.len().min(MAX_PIECES)) * LONGEST_MESSAGE;
+        if self.tag.is_some() && length > most && lengths().any(|len| len > LONGEST_MESSAGE) {
+            let parts = self.parts.len();
             return invalid(format!(
-                "a notified transfer has {LONGEST_NOTIFIED} bytes at most, not {length}"
+                "a notified transfer of {parts} parts, one of more than {LONGEST_MESSAGE} bytes, has {most} bytes at most, not {length}"
             ));
         }
         for (local, remote) in self.parts.iter() {

@@ -1,5 +1,6 @@
 //! Many peers at once, in real time.
 
+use std::collections::HashSet;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -7,15 +8,15 @@ use std::time::{Duration, Instant};
 use ibverbs_rails::{Event, Rails};
 use ibverbs_software::Device;
 
-const THREADS: u8 = 8;
-const PER_THREAD: usize = 125;
+const THREADS: u16 = 8;
+const PER_THREAD: u16 = 125;
 
 fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(600)
 }
 
 /// Rails of a device of their own each, all of which connect at the same time, and say their number.
-fn storm(address: SocketAddr, thread: u8) {
+fn storm(address: SocketAddr, thread: u16) {
     let rails = || Rails::builder().device("storm0").peers(1).longest_message(64).build().unwrap();
     let connect = |mut rails: Rails| {
         let stream = TcpStream::connect(address).unwrap();
@@ -26,11 +27,14 @@ fn storm(address: SocketAddr, thread: u8) {
     let mut all: Vec<_> = (0..PER_THREAD).map(|_| connect(rails())).collect();
     let until = deadline();
     while all.iter().any(|(.., is_done)| !is_done) {
-        for (rails, peer, is_done) in &mut all {
+        for (place, (rails, peer, is_done)) in (0..).zip(&mut all) {
             rails.turn(Instant::now());
             while let Some(event) = rails.next_event() {
                 match event {
-                    Event::Connected(_) => drop(rails.send(*peer, [thread]).unwrap()),
+                    Event::Connected(_) => {
+                        let number = thread * PER_THREAD + place;
+                        rails.send(*peer, number.to_le_bytes()).unwrap();
+                    }
                     Event::Ended { result, .. } => {
                         result.unwrap();
                         *is_done = true;
@@ -47,7 +51,7 @@ fn storm(address: SocketAddr, thread: u8) {
 
 #[test]
 fn a_thousand_peers_at_once() {
-    let count = usize::from(THREADS) * PER_THREAD;
+    let count = usize::from(THREADS * PER_THREAD);
     let device = Device::builder().name("storm0").max_cqe(1 << 17).build().unwrap();
     device.register();
     let hub = Rails::builder().device("storm0").peers(count as u32).longest_message(64);
@@ -55,23 +59,32 @@ fn a_thousand_peers_at_once() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let began = Instant::now();
-    let mut messages = vec![0; THREADS.into()];
+    let mut missing: HashSet<u16> = (0..THREADS * PER_THREAD).collect();
+    let mut silent = HashSet::new();
     let time = thread::scope(|scope| {
         for number in 0..THREADS {
             scope.spawn(move || storm(address, number));
         }
         for _ in 0..count {
-            hub.accept(&listener, deadline()).unwrap();
+            silent.insert(hub.accept(&listener, deadline()).unwrap());
         }
         let time = began.elapsed();
-        while messages.iter().sum::<usize>() < count {
-            if let Event::Message { bytes, .. } = hub.wait_event(deadline()).unwrap() {
-                messages[usize::from(bytes[0])] += 1;
+        while !missing.is_empty() {
+            match hub.wait_event(deadline()).unwrap() {
+                Event::Message { peer, bytes } => {
+                    let number = u16::from_le_bytes(bytes.try_into().unwrap());
+                    assert!(missing.remove(&number), "{number} came twice");
+                    silent.remove(&peer);
+                }
+                // It has closed, since it was told that its message has arrived.
+                Event::Disconnected { peer, error } if silent.contains(&peer) => {
+                    panic!("the message of {peer:?} is lost, one of {missing:?}: {error}");
+                }
+                _ => {}
             }
         }
         time
     });
-    assert_eq!(messages, vec![PER_THREAD; THREADS.into()]);
     println!(
         "{count} peers were connected in {:.2} s, and each sent a message",
         time.as_secs_f64()

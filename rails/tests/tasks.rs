@@ -1,30 +1,20 @@
 //! Rails in an asynchronous program: on tokio, on devices of software in real time.
 
-use std::io;
-use std::task::{Context, Poll, Waker};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use ibverbs::AccessFlags;
 use ibverbs_rails::{
-    AsyncRails, Event, PeerId, Rails, RailsDriver, RailsError, RemoteRailMemory, Result, Transfer,
+    AsyncRails, ControlStream, Event, PeerId, Rails, RailsError, RemoteRailMemory, Transfer,
 };
 use ibverbs_software::{Device, Network};
-use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpListener, TcpStream};
 
-/// Runs the driver on tokio.
-async fn drive(driver: RailsDriver) -> Result<Rails> {
-    // An `OwnedFd` is what its successor, which is unsafe, asks for.
-    #[allow(deprecated)]
-    let file = AsyncFd::new(driver.descriptor()?)?;
-    let readable = move |cx: &mut Context<'_>| -> Poll<io::Result<()>> {
-        file.poll_read_ready(cx).map_ok(|mut ready| ready.clear_ready())
-    };
-    driver.run(readable).await
-}
-
-/// Two devices of a side.
-fn rails(network: &Network, side: u8) -> (Rails, Vec<Device>) {
+/// Devices of a side.
+fn rails(network: &Network, side: u8, count: u8) -> (Rails, Vec<Device>) {
     let device = |rail: u8| {
         let address = format!("10.0.{rail}.{side}").parse().unwrap();
         let builder = Device::builder().network(network).address(address);
@@ -34,20 +24,27 @@ fn rails(network: &Network, side: u8) -> (Rails, Vec<Device>) {
         device.register();
         device
     };
-    let devices: Vec<_> = (0..2).map(device).collect();
+    let devices: Vec<_> = (0..count).map(device).collect();
     let builder = devices.iter().fold(Rails::builder(), |rails, it| rails.device(it.name()));
     (builder.build().unwrap(), devices)
 }
 
 /// Both sides in tasks of one thread.
 fn run<F: Future<Output = ()>>(test: impl FnOnce([(AsyncRails, PeerId); 2]) -> F) {
+    run_over(2, test);
+}
+
+fn run_over<F: Future<Output = ()>>(
+    rails_of_each: u8,
+    test: impl FnOnce([(AsyncRails, PeerId); 2]) -> F,
+) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let network = Network::builder().trace_bytes(0).build();
     let _background = network.drive_in_background().unwrap();
-    let [(one, _one), (two, _two)] = [1, 2].map(|side| rails(&network, side));
+    let [(one, _one), (two, _two)] = [1, 2].map(|side| rails(&network, side, rails_of_each));
     runtime.block_on(async {
         let [(one, one_driver), (two, two_driver)] = [one, two].map(AsyncRails::new);
-        let drivers = [one_driver, two_driver].map(|driver| tokio::spawn(drive(driver)));
+        let drivers = [one_driver, two_driver].map(|driver| tokio::spawn(driver.run_on_tokio()));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (other, _) = listener.accept().await.unwrap();
@@ -63,45 +60,152 @@ fn run<F: Future<Output = ()>>(test: impl FnOnce([(AsyncRails, PeerId); 2]) -> F
 
 #[test]
 fn transfers_notifications_and_messages_are_awaited() {
-    run(|[(one, peer), (two, other)]| async move {
-        let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
-        let allocate = move |rails: &mut Rails| rails.allocate(4 << 20, access).unwrap();
-        let [ours, theirs] = [one.with(allocate).await.unwrap(), two.with(allocate).await.unwrap()];
-        ours.write(0, &[7; 4 << 20]).unwrap();
-        // The second side tells its memory by a message.
-        let config = bincode::config::standard();
-        let remote = bincode::serde::encode_to_vec(theirs.remote(), config).unwrap();
-        let (sent, got) = tokio::join!(two.send(other, remote), one.receive(peer));
-        sent.unwrap();
-        let (remote, _): (RemoteRailMemory, _) =
-            bincode::serde::decode_from_slice(&got.unwrap(), config).unwrap();
-        let write = Transfer::write(ours.slice(..).unwrap(), remote).notify(3);
-        let notified = async {
-            loop {
-                if let Event::Notified { tag, .. } = two.next_event().await.unwrap() {
-                    return tag;
-                }
+    run(everything);
+}
+
+#[test]
+fn with_one_device_too() {
+    run_over(1, everything);
+}
+
+async fn everything([(one, peer), (two, other)]: [(AsyncRails, PeerId); 2]) {
+    let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
+    let allocate = move |rails: &Rails| rails.allocate(4 << 20, access).unwrap();
+    let [ours, theirs] = [one.with(allocate).await.unwrap(), two.with(allocate).await.unwrap()];
+    ours.write(0, &[7; 4 << 20]).unwrap();
+    // The second side tells its memory by a message.
+    let remote = theirs.remote().to_bytes();
+    let (sent, got) = tokio::join!(two.send(other, remote), one.receive(peer));
+    sent.unwrap();
+    let remote = RemoteRailMemory::from_bytes(&got.unwrap()).unwrap();
+    let write = Transfer::write(ours.slice(..).unwrap(), remote).notify(3);
+    let notified = async {
+        loop {
+            if let Event::Notified { tag, .. } = two.next_event().await.unwrap() {
+                return tag;
             }
-        };
-        let (written, tag) = tokio::join!(one.transfer(peer, write), notified);
-        written.unwrap();
-        assert_eq!(tag, 3);
-        let mut bytes = vec![0; 4 << 20];
-        theirs.read(0, &mut bytes).unwrap();
-        assert!(bytes.iter().all(|&byte| byte == 7));
-        // Many at a time, each to its own task.
-        let tasks = (0..50_u8).map(|number| {
-            let one = one.clone();
-            tokio::spawn(async move { one.send(peer, [number]).await })
-        });
-        let tasks: Vec<_> = tasks.collect();
-        for number in 0..50_u8 {
-            assert_eq!(two.receive(other).await.unwrap(), [number]);
         }
-        for task in tasks {
-            task.await.unwrap().unwrap();
-        }
+    };
+    let (written, tag) = tokio::join!(one.transfer(peer, write), notified);
+    written.unwrap();
+    assert_eq!(tag, 3);
+    let mut bytes = vec![0; 4 << 20];
+    theirs.read(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|&byte| byte == 7));
+    // Many at a time, each to its own task.
+    let tasks = (0..50_u8).map(|number| {
+        let one = one.clone();
+        tokio::spawn(async move { one.send(peer, [number]).await })
     });
+    let tasks: Vec<_> = tasks.collect();
+    for number in 0..50_u8 {
+        assert_eq!(two.receive(other).await.unwrap(), [number]);
+    }
+    for task in tasks {
+        task.await.unwrap().unwrap();
+    }
+}
+
+/// Whoever panics in a closure for the rails panics alone.
+#[test]
+fn a_panic_in_a_call_ends_no_other_task() {
+    struct PanicsInDrop;
+    impl Drop for PanicsInDrop {
+        fn drop(&mut self) {
+            panic!("as it is dropped");
+        }
+    }
+    run(|[(one, peer), (two, other)]| async move {
+        let clone = one.clone();
+        let task = tokio::spawn(async move { clone.with(|_| panic!("in the call")).await });
+        let panicked = task.await.unwrap_err().into_panic();
+        assert_eq!(panicked.downcast_ref::<&str>(), Some(&"in the call"));
+        // Nobody waits for the answer, nor for what the panic has left.
+        for panics in [true, false] {
+            let call = move |_: &Rails| {
+                if panics {
+                    std::panic::panic_any(PanicsInDrop);
+                }
+                PanicsInDrop
+            };
+            let mut forgotten = Box::pin(one.with(call));
+            assert!(forgotten.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+        one.send(peer, [1]).await.unwrap();
+        assert_eq!(two.receive(other).await.unwrap(), [1]);
+    });
+}
+
+#[test]
+fn a_dropped_future_leaves_nothing_behind() {
+    struct Counts;
+    impl Wake for Counts {
+        fn wake(self: Arc<Self>) {}
+    }
+    run(|[(one, peer), _]| async move {
+        let counts = Arc::new(Counts);
+        let mut others = Vec::new();
+        for number in 0..10_000 {
+            // A waker for each.
+            let waker = Waker::from(counts.clone());
+            let mut cx = Context::from_waker(&waker);
+            if number % 2 == 0 {
+                let mut future = Box::pin(one.receive(peer));
+                assert!(future.as_mut().poll(&mut cx).is_pending());
+                assert!(future.as_mut().poll(&mut cx).is_pending());
+                if number % 1000 == 0 {
+                    others.push(future);
+                }
+            } else {
+                let mut future = Box::pin(one.next_event());
+                // What its connection has left may still be there.
+                let _ = future.as_mut().poll(&mut cx);
+            }
+        }
+        assert_eq!(Arc::strong_count(&counts), 1 + others.len());
+        drop(others);
+        assert_eq!(Arc::strong_count(&counts), 1);
+    });
+}
+
+/// Nobody knows a peer whose connection nobody waits for.
+#[test]
+fn a_connection_that_is_dropped_ends() {
+    run(|[(one, _), _]| async move {
+        let (stream, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let mut future = Box::pin(one.accept_over(Unix(stream)));
+        assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        drop(future);
+        one.with(|_| ()).await.unwrap();
+        // The stream is closed by the driver.
+        far.set_nonblocking(false).unwrap();
+        assert_eq!(far.read(&mut [0]).unwrap(), 0);
+    });
+}
+
+struct Unix(std::os::unix::net::UnixStream);
+
+impl Read for Unix {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        self.0.read(to)
+    }
+}
+
+impl Write for Unix {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl ControlStream for Unix {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
+    }
 }
 
 #[test]
@@ -129,14 +233,14 @@ fn what_waits_ends_with_the_peer_and_with_the_driver() {
             let two = two.clone();
             async move { two.receive(other).await }
         });
-        one.with(move |rails| rails.remove(peer)).await.unwrap();
+        one.remove(peer).await.unwrap();
         let error = waiting.await.unwrap().unwrap_err();
         assert!(matches!(error, RailsError::UnknownPeer), "{error}");
         let error = one.send(peer, [1]).await.unwrap_err();
         assert!(matches!(error, RailsError::UnknownPeer), "{error}");
     });
     let network = Network::builder().trace_bytes(0).build();
-    let (rails, _devices) = rails(&network, 3);
+    let (rails, _devices) = rails(&network, 3, 2);
     let (handle, driver) = AsyncRails::new(rails);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {

@@ -1,10 +1,14 @@
 //! Rails on a network in virtual time: speed, failures, and what returns.
 
+mod closing;
+mod frames;
+mod hostile;
 mod messages;
 mod support;
 
 use std::time::Duration;
 
+use frames::Frame;
 use ibverbs::{AccessFlags, AckTimeout, MaxAckRetries};
 use ibverbs_rails::{Event, RailMemory, Rails, RailsBuilder, RailsError, Transfer};
 use ibverbs_software::{Network, Verb, When};
@@ -349,17 +353,13 @@ fn a_rail_that_the_peer_cannot_open_is_tried_again() {
     let mut world = World::unconnected([2, 2], network(), |builder| builder);
     world.devices[1][0].fail(Verb::CreateQp, 12, When::Before, 1); // ENOMEM
     world.step = Duration::from_micros(500);
-    let said = world.connect();
+    let [said, _] = world.connect();
     let peer = world.peers[0];
     assert_eq!(world.sides[0].rails_up(peer), [false, true]);
     world.until(SECOND, |world| world.sides[0].rails_up(peer) == [true, true]);
 
     // The second pair is open for the first time.
-    let late = b"\x05\x01\x01\x04late";
-    let mut said = said.lock().unwrap();
-    said.0.extend((late.len() as u32).to_be_bytes());
-    said.0.extend(late);
-    drop(said);
+    said.lock().unwrap().say(&Frame::CannotOpen { pair: 1, epoch: 1, reason: "late".into() });
     let start = world.network.now();
     world.until(SECOND, |world| world.network.now() - start > SECOND / 100);
     assert_eq!(world.sides[0].rails_up(peer), [true, true]);

@@ -10,13 +10,31 @@ use std::time::{Duration, Instant};
 use ibverbs_rails::{ControlStream, Event, PeerId, Rails, RailsBuilder};
 use ibverbs_software::{Device, Network};
 
+use super::frames::Frame;
+
 /// A stream without a socket, so that a run repeats itself.
 pub(crate) struct Pipe {
-    input: Queue,
-    output: Queue,
+    pub(crate) input: Queue,
+    pub(crate) output: Queue,
 }
 
-pub(crate) type Queue = Arc<Mutex<(VecDeque<u8>, bool)>>;
+pub(crate) type Queue = Arc<Mutex<Line>>;
+
+/// One direction of a stream.
+#[derive(Default)]
+pub(crate) struct Line {
+    pub(crate) bytes: VecDeque<u8>,
+    pub(crate) is_closed: bool,
+    /// All that was ever said.
+    pub(crate) said: Vec<u8>,
+}
+
+impl Line {
+    /// Puts a frame behind what waits to be read.
+    pub(crate) fn say(&mut self, frame: &Frame) {
+        self.bytes.extend(frame.to_bytes());
+    }
+}
 
 impl Pipe {
     pub(crate) fn pair() -> [Self; 2] {
@@ -28,8 +46,8 @@ impl Pipe {
 impl Read for Pipe {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let mut input = self.input.lock().unwrap();
-        match input.0.read(to)? {
-            0 if !input.1 => Err(ErrorKind::WouldBlock.into()),
+        match input.bytes.read(to)? {
+            0 if !input.is_closed => Err(ErrorKind::WouldBlock.into()),
             length => Ok(length),
         }
     }
@@ -37,7 +55,9 @@ impl Read for Pipe {
 
 impl Write for Pipe {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.output.lock().unwrap().0.write(bytes)
+        let mut output = self.output.lock().unwrap();
+        output.said.extend(bytes);
+        output.bytes.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -47,8 +67,8 @@ impl Write for Pipe {
 
 impl Drop for Pipe {
     fn drop(&mut self) {
-        self.output.lock().unwrap().1 = true;
-        self.input.lock().unwrap().1 = true;
+        self.output.lock().unwrap().is_closed = true;
+        self.input.lock().unwrap().is_closed = true;
     }
 }
 
@@ -121,13 +141,13 @@ impl World {
         }
     }
 
-    /// Returns what the first side reads of the other.
-    pub(crate) fn connect(&mut self) -> Queue {
+    /// Returns what each side reads of the other.
+    pub(crate) fn connect(&mut self) -> [Queue; 2] {
         let [one, two] = Pipe::pair();
-        let said = one.input.clone();
+        let said = [one.input.clone(), two.input.clone()];
         let [a, b] = &mut self.sides;
         self.peers = [a.connect_over(one).unwrap(), b.accept_over(two).unwrap()];
-        self.until(Duration::from_secs(60), |world| {
+        self.until(Duration::from_secs(1), |world| {
             world
                 .events
                 .iter()
