@@ -16,10 +16,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{env, process};
 
-use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, Channel, Connection, ConnectionRequest, Context,
-    Listener, PendingConnection, PreparedAsyncChannel, ProtectionDomain, Reactor, Route,
-};
+use ibverbs::future::PreparedAsyncChannel;
+use ibverbs::rdmacm::{Connection, ConnectionRequest, Listener, PendingConnection, Route};
+use ibverbs::{AccessFlags, AsyncChannel, BufferPool, Channel, Context, ProtectionDomain, Reactor};
 use tokio::time::timeout;
 
 const TIME: Duration = Duration::from_secs(10);

@@ -17,7 +17,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use std::{env, process};
 
-use ibverbs::{Channel, ConnectionRequest, Listener, Route, TransportError};
+use ibverbs::rdmacm::{ConnectionRequest, Listener, Route};
+use ibverbs::{Channel, TransportError};
 
 const TIME: Duration = Duration::from_secs(10);
 

@@ -11,7 +11,8 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 use std::{env, process};
 
-use ibverbs::{ConnectionEventKind, Rc, Route};
+use ibverbs::Rc;
+use ibverbs::rdmacm::{ConnectionEventKind, Route};
 
 const TIME: Duration = Duration::from_secs(60);
 

@@ -8,7 +8,9 @@
 #[path = "common/two_sides.rs"]
 mod two_sides;
 
-use ibverbs::{Context, HugePages, MemoryRegion, PciFunction, ProtectionDomain, RegionOptions};
+use ibverbs::device::PciFunction;
+use ibverbs::memory::HugePages;
+use ibverbs::{Context, MemoryRegion, ProtectionDomain, RegionOptions};
 
 use two_sides::{Result, both, connect, deadline};
 

@@ -66,7 +66,7 @@ fn send(
                 let credit = credits.pop_front().expect("one for each slot");
                 let (buffer, _) = credit.wait_until(deadline())?;
                 credits.push_back(scope.post_receive(buffer)?);
-                let write: ibverbs::ScopedPendingWork<'_, _> =
+                let write: ibverbs::channel::ScopedPendingWork<'_, _> =
                     writes.pop_front().expect("one for each slot");
                 write.wait_until(deadline())?;
             }

@@ -7,7 +7,8 @@
 #[path = "common/two_sides.rs"]
 mod two_sides;
 
-use ibverbs::{Channel, ChannelSet, Context, ProtectionDomain};
+use ibverbs::channel::ChannelSet;
+use ibverbs::{Channel, Context, ProtectionDomain};
 
 use two_sides::{Result, both, connect, deadline};
 

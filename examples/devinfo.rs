@@ -11,11 +11,11 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use ibverbs::{
-    AtomicCapability, Context, Counters, Device, DeviceAttributes, Gid, GidType, LinkLayer,
-    MaximumTransferUnit, OnDemandPagingOperations, PortAttributes, PortState, QueuePairType,
-    QueuePairTypes, RawPacketCapabilities, TransportType,
+use ibverbs::device::{
+    AtomicCapability, Counters, DeviceAttributes, GidType, LinkLayer, OnDemandPagingOperations,
+    PortAttributes, PortState, QueuePairTypes, RawPacketCapabilities, TransportType,
 };
+use ibverbs::{Context, Device, Gid, MaximumTransferUnit, QueuePairType};
 use lexopt::prelude::*;
 
 const USAGE: &str = "\
@@ -195,7 +195,7 @@ fn show_limits(a: &DeviceAttributes) {
     let capabilities = a.capabilities().bits() as u32;
     field("device_cap_flags", format_args!("{capabilities:#010x}"));
     // The upper half has a field of its own.
-    flags("", &ibverbs::DeviceCapabilities::from_bits_retain(capabilities.into()));
+    flags("", &ibverbs::device::DeviceCapabilities::from_bits_retain(capabilities.into()));
     field("max_sge", a.max_sge());
     field("max_sge_rd", a.max_sge_rd());
     field("max_cq", a.max_cq());
@@ -270,7 +270,7 @@ fn show_capabilities(a: &DeviceAttributes) {
     let all = a.as_raw().device_cap_flags_ex;
     field("device_cap_flags_ex", format_args!("{all:#X}"));
     let upper = a.capabilities().bits() >> 32 << 32;
-    flags("", &ibverbs::DeviceCapabilities::from_bits_retain(upper));
+    flags("", &ibverbs::device::DeviceCapabilities::from_bits_retain(upper));
 
     let segmentation = a.segmentation();
     println!("\ttso_caps:");
@@ -500,7 +500,7 @@ fn mtu(mtu: Option<MaximumTransferUnit>) -> String {
     mtu.map_or("invalid MTU".into(), |mtu| mtu.bytes().to_string())
 }
 
-/// The C tool's names, which round the speed more than [`ibverbs::LinkSpeed`].
+/// The C tool's names, which round the speed more than [`ibverbs::device::LinkSpeed`].
 fn speed_name(speed: u32) -> &'static str {
     match speed {
         1 => "2.5 Gbps",

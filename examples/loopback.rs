@@ -8,10 +8,8 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use ibverbs::{
-    AccessFlags, Channel, Context, DeviceList, MemoryRegion, PortState, SharedMemoryRegion,
-    TransportError,
-};
+use ibverbs::device::{DeviceList, PortState};
+use ibverbs::{AccessFlags, Channel, Context, MemoryRegion, SharedMemoryRegion, TransportError};
 use lexopt::prelude::*;
 
 const USAGE: &str = "\

@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use ibverbs::{ChannelSet, ProtectionDomain, TransportError};
+use ibverbs::channel::ChannelSet;
+use ibverbs::{ProtectionDomain, TransportError};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 

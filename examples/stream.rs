@@ -80,7 +80,7 @@ fn send<'buf>(
 
 /// Waits for the oldest operation in flight.
 fn next<'buf>(
-    flying: &mut VecDeque<ibverbs::ScopedPendingWork<'_, MemorySliceMut<'buf, u64>>>,
+    flying: &mut VecDeque<ibverbs::channel::ScopedPendingWork<'_, MemorySliceMut<'buf, u64>>>,
 ) -> Result<MemorySliceMut<'buf, u64>, TransportError> {
     let oldest = flying.pop_front().expect("there is one");
     Ok(oldest.wait_until(deadline())?.0)

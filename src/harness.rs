@@ -1,11 +1,11 @@
 //! What arbitrary bytes of a peer may do to the crate: properties that tests check with seeded bytes, and `fuzz/` with
 //! those that coverage leads to.
 
-#[cfg(feature = "rdmacm")]
-pub use crate::connect::rdmacm::private_data;
-#[cfg(feature = "channel")]
-pub use crate::connect::tcp::exchanged_bytes;
 use crate::queue_pair::QueuePairEndpoint;
+#[cfg(feature = "rdmacm")]
+pub use crate::rdmacm::private_data;
+#[cfg(feature = "channel")]
+pub use crate::tcp::exchanged_bytes;
 
 /// Reads an endpoint in a format of serde. What is valid is read back from what is written.
 pub fn endpoint(

@@ -16,7 +16,8 @@ use crate::error::Error;
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs a peer
 /// use std::time::{Duration, Instant};
-/// use ibverbs::{Channel, ExchangeError};
+/// use ibverbs::tcp::ExchangeError;
+/// use ibverbs::Channel;
 ///
 /// /// Connects again after a failure, for a minute at most. The channel survives failed attempts.
 /// fn reconnect(failed: Channel<'_>) -> Result<Channel<'_>, ExchangeError> {

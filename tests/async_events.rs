@@ -11,11 +11,12 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::AsyncEventKind as Kind;
-use ibverbs::AsyncEventSubject as Subject;
+use ibverbs::device::AsyncEventKind as Kind;
+use ibverbs::device::AsyncEventSubject as Subject;
+use ibverbs::device::AsyncEvents;
 use ibverbs::{
-    AsyncEvents, CompletionQueue, ErrorKind, Inline, ProtectionDomain, QueuePair, QueuePairState,
-    QueuePairType, Rc, ReceiveWorkRequest, SendWorkRequest, SharedReceiveQueue, WorkCompletion,
+    CompletionQueue, ErrorKind, Inline, ProtectionDomain, QueuePair, QueuePairState, QueuePairType,
+    Rc, ReceiveWorkRequest, SendWorkRequest, SharedReceiveQueue, WorkCompletion,
 };
 use ibverbs_software::EventSubject;
 

@@ -1,5 +1,25 @@
 //! Every resource type is `Send`, is `Sync` if libibverbs locks it, and is covariant in its lifetimes.
 
+use ibverbs::channel::{AnyBuffer, CancelHandle, ChannelSet, OwnedWork, PendingWork};
+use ibverbs::completion::{CompletionCounter, CompletionEvent, ExtendedPoller};
+use ibverbs::device::{AsyncEvent, AsyncEvents, DeviceList, DmaHandle};
+use ibverbs::domain::{ThreadDomain, XrcDomain};
+use ibverbs::flow::{EspAction, FlowCounters, FlowId, FlowRule};
+use ibverbs::future::{AsyncOperation, AsyncReceive, Locked, PreparedAsyncChannel, SharedReceives};
+use ibverbs::memory::{
+    BorrowedMemoryRegion, DeviceMemory, DeviceMemoryRegion, ImplicitMemoryRegion, MemoryKey,
+    MemoryWindow, NullMemoryRegion, RawMemoryRegion, ReadOnlyMemoryRegion, ReregisterError,
+    Reregistration,
+};
+use ibverbs::operation::{
+    Immediate, PreparedReceive, ReceiveHalf, ReceiveList, SendHalf, SendList, To, WindowBinding,
+};
+use ibverbs::pool::SharedMemoryRange;
+use ibverbs::queue_pair::{
+    DcStreams, DcTarget, OpenedQueuePair, QueuePairAttributes, SrdOptions, StateTransition,
+};
+use ibverbs::tcp::AsyncStream;
+use ibverbs::work_queue::{IndirectionTable, ReceiveScalingQueuePair, WorkQueue};
 use ibverbs::*;
 
 fn send_and_sync<T: Send + Sync>() {}

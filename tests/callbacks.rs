@@ -15,6 +15,8 @@ use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibverbs::device::AsyncEvents;
+use ibverbs::domain::{DomainAllocation, DomainAllocator};
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 use ibverbs_software::Verb;

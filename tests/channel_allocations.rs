@@ -9,9 +9,10 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
+use ibverbs::channel::PreparedWindow;
 use ibverbs::{
     AccessFlags, BufferPool, Channel, CompareSwapWorkRequest, FetchAddWorkRequest, Inline,
-    MemoryRegion, PreparedWindow, ProtectionDomain, Reactor, ReceiveWorkRequest, SendWorkRequest,
+    MemoryRegion, ProtectionDomain, Reactor, ReceiveWorkRequest, SendWorkRequest,
     SharedMemoryRegion, TransportError, WriteWorkRequest,
 };
 use ibverbs_function_device::FunctionDevice;

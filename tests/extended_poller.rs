@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{
-    CompletionChannel, CompletionFields, CompletionQueue, Context, ErrorKind, ExtendedCompletion,
-    ExtendedCompletions, ExtendedPoller, WorkOpcode, WorkStatus, ffi,
+use ibverbs::completion::{
+    CompletionFields, ExtendedCompletion, ExtendedCompletions, ExtendedPoller, WorkOpcode,
 };
+use ibverbs::{CompletionChannel, CompletionQueue, Context, ErrorKind, WorkStatus, ffi};
 use ibverbs_function_device::{FunctionDevice, Kind};
 
 fn inject(

@@ -3,6 +3,18 @@
 
 use std::sync::Arc;
 
+use ibverbs::device::AsyncEventSubject;
+use ibverbs::domain::{ThreadDomain, XrcDomain, XrcDomainScope};
+use ibverbs::flow::{EspAction, EspParameters, FlowCounters};
+use ibverbs::memory::{
+    BorrowedMemoryRegion, DeviceMemory, DeviceMemoryRegion, MemoryWindow, MemoryWindowType,
+    NullMemoryRegion, ReadOnlyMemoryRegion,
+};
+use ibverbs::queue_pair::XrcReceive;
+use ibverbs::work_queue::{
+    IndirectionTable, ReceiveHash, ReceiveHashFields, ReceiveScalingQueuePair, WorkQueue,
+    WorkQueueFlags,
+};
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 

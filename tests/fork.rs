@@ -7,7 +7,7 @@ mod figures;
 mod software;
 
 use figures::figure;
-use ibverbs::{ForkStatus, fork_init, is_fork_initialized};
+use ibverbs::device::{ForkStatus, fork_init, is_fork_initialized};
 use software::Software;
 
 #[test]

@@ -4,6 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use ibverbs::memory::{BorrowedMemoryRegion, MemoryWindowType, ReadOnlyMemoryRegion};
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 

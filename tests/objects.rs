@@ -7,6 +7,17 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
+use ibverbs::completion::WorkOpcode;
+use ibverbs::device::{ForkStatus, fork_init, is_fork_initialized};
+use ibverbs::domain::{DomainAllocation, DomainAllocator, ThreadDomain, XrcDomain, XrcDomainScope};
+use ibverbs::memory::{
+    DeviceMemory, ImplicitMemoryRegion, MemoryWindow, MemoryWindowType, NullMemoryRegion,
+    RawMemoryRegion,
+};
+use ibverbs::queue_pair::{
+    EnhancedConnection, OpenedQueuePair, StateTransition, Tag, TagListSize, TagOperation,
+    XrcReceive,
+};
 use ibverbs::*;
 use ibverbs_function_device::{Builder, FunctionDevice, Kind};
 

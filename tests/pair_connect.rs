@@ -10,7 +10,8 @@ use std::net::TcpListener;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use ibverbs::{Channel, ExchangeError, PreparedChannel, ProtectionDomain};
+use ibverbs::tcp::ExchangeError;
+use ibverbs::{Channel, PreparedChannel, ProtectionDomain};
 use two_machines::{PATIENCE, assert_nothing_left, pair, pattern, report, role};
 
 const PORT: u16 = 18515;

@@ -9,7 +9,8 @@ mod two_machines;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use ibverbs::{Channel, ConnectionEventKind as Kind, Listener, Route, TransportError};
+use ibverbs::rdmacm::{ConnectionEventKind as Kind, Listener, Route};
+use ibverbs::{Channel, TransportError};
 use two_machines::{PATIENCE, Peer, pair, report, role};
 
 const PORT: u16 = 7471;

@@ -13,10 +13,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use figures::figure;
+use ibverbs::device::{AsyncEventKind as Kind, AsyncEvents, PortState};
 use ibverbs::{
-    AckTimeout, AsyncEventKind as Kind, AsyncEvents, Channel, ChannelBuilder, Context,
-    MaxAckRetries, MaxRnrRetries, MinRnrTimer, PortState, ProtectionDomain, QueuePairEndpoint,
-    TransportError, WorkStatus,
+    AckTimeout, Channel, ChannelBuilder, Context, MaxAckRetries, MaxRnrRetries, MinRnrTimer,
+    ProtectionDomain, QueuePairEndpoint, TransportError, WorkStatus,
 };
 use two_machines::{
     PATIENCE, Peer, assert_nothing_left, pair, pattern, report, role, run, short_name,

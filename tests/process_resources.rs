@@ -4,7 +4,8 @@
 #[path = "support/software.rs"]
 mod software;
 
-use ibverbs::{ProcessResources, Rc, SharedReceiveQueue, process_resources};
+use ibverbs::device::{ProcessResources, process_resources};
+use ibverbs::{Rc, SharedReceiveQueue};
 use ibverbs_software::Verb;
 use software::Software;
 

@@ -9,10 +9,11 @@ mod vm;
 use std::ops::Bound;
 use std::time::Instant;
 
+use ibverbs::device::PortState;
 use ibverbs::{
     AccessFlags, CompletionQueue, Context, Error, ErrorKind, Gid, MaximumTransferUnit,
-    MemoryRegion, PortState, PreparedQueuePair, ProtectionDomain, QueuePairBuilder,
-    QueuePairEndpoint, Rc, Result, WorkStatus,
+    MemoryRegion, PreparedQueuePair, ProtectionDomain, QueuePairBuilder, QueuePairEndpoint, Rc,
+    Result, WorkStatus,
 };
 
 use figures::figure;

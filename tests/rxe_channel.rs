@@ -11,10 +11,12 @@ mod vm;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibverbs::channel::ChannelClosed;
+use ibverbs::completion::WorkOpcode;
 use ibverbs::{
-    AccessFlags, BufferPool, ChannelClosed, CompareSwapWorkRequest, FetchAddWorkRequest, Inline,
-    Loop, MaxAckRetries, MaxRnrRetries, PooledBuffer, QueuePairType, ReceiveWorkRequest,
-    SendWorkRequest, SharedMemoryRegion, TransportError, WorkErrorClass, WorkOpcode, WorkStatus,
+    AccessFlags, BufferPool, CompareSwapWorkRequest, FetchAddWorkRequest, Inline, Loop,
+    MaxAckRetries, MaxRnrRetries, PooledBuffer, QueuePairType, ReceiveWorkRequest, SendWorkRequest,
+    SharedMemoryRegion, TransportError, WorkErrorClass, WorkStatus,
 };
 
 use vm::channels::{ALL, Side, connect, deadline, exchange, handshake, nothing_is_left, sides};

@@ -8,10 +8,9 @@ use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::Instant;
 
-use ibverbs::{
-    ErrorKind, ExchangeError, GidType, MAX_PRIVATE_DATA, QueuePairEndpoint, Rc, peer_has_closed,
-    wait_until_peer_closes,
-};
+use ibverbs::device::GidType;
+use ibverbs::tcp::{ExchangeError, MAX_PRIVATE_DATA, peer_has_closed, wait_until_peer_closes};
+use ibverbs::{ErrorKind, QueuePairEndpoint, Rc};
 
 use vm::channels::{Side, deadline, exchange, nothing_is_left, sides};
 use vm::{alone, assert_nothing_left, completions, success};

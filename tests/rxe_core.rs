@@ -8,11 +8,14 @@ use std::net::Ipv4Addr;
 use std::process::Command;
 use std::sync::Arc;
 
+use ibverbs::completion::WorkOpcode;
+use ibverbs::device::{GidType, LinkLayer, NodeType, PhysicalState, PortState, TransportType};
+use ibverbs::queue_pair::Transport;
+use ibverbs::settings::ServiceLevel;
 use ibverbs::{
-    AccessFlags, AckTimeout, CompletionQueue, Context, ErrorKind, Gid, GidType, LinkLayer,
-    MaximumTransferUnit, MemoryRegion, NodeType, PacketSequenceNumber, PhysicalState, PortState,
-    ProtectionDomain, QueuePair, QueuePairType, Rc, Result, ServiceLevel, Transport, TransportType,
-    WorkOpcode, ffi,
+    AccessFlags, AckTimeout, CompletionQueue, Context, ErrorKind, Gid, MaximumTransferUnit,
+    MemoryRegion, PacketSequenceNumber, ProtectionDomain, QueuePair, QueuePairType, Rc, Result,
+    ffi,
 };
 
 use vm::{assert_nothing_left, completions, one_at_a_time, resources, run, success};

@@ -7,7 +7,7 @@ mod vm;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{Counter, process_resources};
+use ibverbs::device::{Counter, process_resources};
 
 use vm::channels::{connect, deadline, exchange, nothing_is_left, sides};
 use vm::{PATIENCE, one_at_a_time};
@@ -47,7 +47,7 @@ fn traffic_moves_the_counters_of_both_ports() {
 
     let device = ibverbs::devices().unwrap();
     let device = device.iter().find(|device| device.name() == "rxe0").unwrap();
-    let names = |counters: ibverbs::Counters| -> Vec<String> {
+    let names = |counters: ibverbs::device::Counters| -> Vec<String> {
         counters.iter().map(|(name, _)| name.to_owned()).collect()
     };
     assert_eq!(names(device.port_counters(1).unwrap()), names(one.port_counters(1).unwrap()));

@@ -3,9 +3,10 @@
 #[path = "support/vm/mod.rs"]
 mod vm;
 
+use ibverbs::device::GidEntry;
 use ibverbs::{
-    AddressVector, CompletionQueue, Context, DatagramPeer, Gid, GidEntry, MemoryRegion,
-    ProtectionDomain, QueuePair, SendWorkRequest, Ud,
+    AddressVector, CompletionQueue, Context, DatagramPeer, Gid, MemoryRegion, ProtectionDomain,
+    QueuePair, SendWorkRequest, Ud,
 };
 use vm::{assert_nothing_left, completions, has_address_handles, one_at_a_time, run, success};
 

@@ -11,11 +11,14 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ibverbs::memory::{
+    BorrowedMemoryRegion, HugePages, ImplicitMemoryRegion, MemoryWindowType, NullMemoryRegion,
+    PinnedMemory, RawMemoryRegion, ReregisteredState, Reregistration,
+};
+use ibverbs::operation::WindowBinding;
 use ibverbs::{
-    AccessFlags, BorrowedMemoryRegion, BufferPool, Channel, Context, ErrorKind, HugePages,
-    ImplicitMemoryRegion, MemoryRegion, MemoryWindowType, NullMemoryRegion, PinnedMemory,
-    ProtectionDomain, RawMemoryRegion, ReceiveWorkRequest, RegionOptions, ReregisteredState,
-    Reregistration, SendWorkRequest, WindowBinding, WorkStatus,
+    AccessFlags, BufferPool, Channel, Context, ErrorKind, MemoryRegion, ProtectionDomain,
+    ReceiveWorkRequest, RegionOptions, SendWorkRequest, WorkStatus,
 };
 
 use one_sided::{fetch_add, pair, read, send, status, to_itself, write};
@@ -345,7 +348,7 @@ fn what_is_not_there_is_unsupported() {
             context.alloc_dm(64).unwrap_err(),
             domain
                 .advise_mr(
-                    ibverbs::MemoryAdvice::Prefetch,
+                    ibverbs::memory::MemoryAdvice::Prefetch,
                     false,
                     &[region.gather_element(..).unwrap()],
                 )

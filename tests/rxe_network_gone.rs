@@ -11,9 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use figures::figure;
+use ibverbs::device::{AsyncEventKind as Kind, AsyncEvents, PortState};
 use ibverbs::{
-    AsyncEventKind as Kind, AsyncEvents, Channel, ChannelBuilder, Context, MaxRnrRetries,
-    MemoryRegion, MinRnrTimer, PortState, ProtectionDomain, Rc, TransportError,
+    Channel, ChannelBuilder, Context, MaxRnrRetries, MemoryRegion, MinRnrTimer, ProtectionDomain,
+    Rc, TransportError,
 };
 
 use vm::channels::{handshake, reconnect};

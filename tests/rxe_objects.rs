@@ -3,10 +3,9 @@
 #[path = "support/vm/mod.rs"]
 mod vm;
 
-use ibverbs::{
-    AsyncEventKind, AsyncEventSubject, ErrorKind, Gid, QueuePairType, ReceiveWorkRequest,
-    ThreadDomain, Ud, WorkStatus, XrcDomain, XrcDomainScope,
-};
+use ibverbs::device::{AsyncEventKind, AsyncEventSubject};
+use ibverbs::domain::{ThreadDomain, XrcDomain, XrcDomainScope};
+use ibverbs::{ErrorKind, Gid, QueuePairType, ReceiveWorkRequest, Ud, WorkStatus};
 use std::time::Instant;
 use vm::{assert_nothing_left, completions, one_at_a_time, success};
 

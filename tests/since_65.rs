@@ -3,10 +3,10 @@
 
 use std::io::{Read, Seek};
 
-use ibverbs::{
-    AccessFlags, CompletionCounter, CompletionCounterUnit, CountedOperations, DmaHandle, DmaHints,
-    HintedMemory, QueuePairType, RawMemoryRegion, Result,
-};
+use ibverbs::completion::{CompletionCounter, CompletionCounterUnit, CountedOperations};
+use ibverbs::device::{DmaHandle, DmaHints, HintedMemory};
+use ibverbs::memory::RawMemoryRegion;
+use ibverbs::{AccessFlags, QueuePairType, Result};
 use ibverbs_function_device::FunctionDevice;
 
 #[track_caller]
@@ -170,7 +170,7 @@ fn memory_that_the_provider_allocates() {
     let first = context.alloc_pd().unwrap();
     let mut region =
         RawMemoryRegion::allocate_by_provider(std::sync::Arc::new(first), 8, access).unwrap();
-    let change = ibverbs::Reregistration::new().protection_domain(&second);
+    let change = ibverbs::memory::Reregistration::new().protection_domain(&second);
     // SAFETY: no request is outstanding.
     let moved = unsafe { region.rereg(change) };
     drop(region);

@@ -20,10 +20,8 @@ mod vm;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{
-    AccessFlags, Channel, ConnectionError, ConnectionEventKind as Kind, ErrorKind, Inline, Rc,
-    Route, TransportError, WorkCompletion, ffi,
-};
+use ibverbs::rdmacm::{ConnectionError, ConnectionEventKind as Kind, Route};
+use ibverbs::{AccessFlags, Channel, ErrorKind, Inline, Rc, TransportError, WorkCompletion, ffi};
 
 use managed::{Device, TIME, accept, connect, expect, listen, nothing_is_left, pair, transfer};
 use vm::{alone, completions, success};

@@ -8,6 +8,8 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibverbs::device::{AsyncEventKind, AsyncEventSubject, AsyncEvents};
+use ibverbs::memory::{MemoryWindow, MemoryWindowType};
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 

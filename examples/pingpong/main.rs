@@ -16,9 +16,8 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use ibverbs::{
-    AccessFlags, CompletionQueue, MemoryRegion, PacketSequenceNumber, Rc, SendOperations,
-};
+use ibverbs::queue_pair::SendOperations;
+use ibverbs::{AccessFlags, CompletionQueue, MemoryRegion, PacketSequenceNumber, Rc};
 
 use address::{Address, answer, meet};
 use game::Game;

@@ -1,6 +1,7 @@
 //! The command line, which is that of `ibv_rc_pingpong`.
 
-use ibverbs::{MaximumTransferUnit, ServiceLevel};
+use ibverbs::MaximumTransferUnit;
+use ibverbs::settings::ServiceLevel;
 use lexopt::prelude::*;
 
 pub(crate) const USAGE: &str = "\
@@ -95,7 +96,7 @@ pub(crate) fn parse() -> std::result::Result<Option<Options>, lexopt::Error> {
     if o.iterations == 0 {
         return Err("at least one exchange is needed".into());
     }
-    if o.size == 0 || o.size > ibverbs::MAX_SGE_LENGTH {
+    if o.size == 0 || o.size > ibverbs::memory::MAX_SGE_LENGTH {
         return Err("the size of a message is within 1..=4294967295".into());
     }
     Ok(Some(o))

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{AccessFlags, ProtectionDomain, RegionBuffer, RegionOptions, SharedMemoryRegion};
+use ibverbs::memory::RegionBuffer;
+use ibverbs::{AccessFlags, ProtectionDomain, RegionOptions, SharedMemoryRegion};
 
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 

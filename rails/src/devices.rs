@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use ibverbs::device::{LinkLayer, PciAddress, PciDistance, PciFunction, PortState};
+use ibverbs::pool::SharedMemoryRange;
 use ibverbs::{
-    AccessFlags, AckTimeout, ChannelBuilder, ChannelId, Context, LinkLayer, Loop, MaxAckRetries,
-    MaxRnrRetries, PciAddress, PciDistance, PciFunction, PortState, ProtectionDomain,
-    SharedMemoryRange, SharedMemoryRegion,
+    AccessFlags, AckTimeout, ChannelBuilder, ChannelId, Context, Loop, MaxAckRetries,
+    MaxRnrRetries, ProtectionDomain, SharedMemoryRegion,
 };
 
 use crate::control::MAX_ADDRESSES;

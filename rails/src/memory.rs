@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{panic, thread};
 
+use ibverbs::memory::{PinnedMemory, RegionBuffer};
+use ibverbs::pool::SharedMemoryRange;
 use ibverbs::{
-    AccessFlags, PinnedMemory, ProtectionDomain, RegionBuffer, RegionOptions, RemoteMemoryRegion,
-    SharedMemoryRange, SharedMemoryRegion,
+    AccessFlags, ProtectionDomain, RegionOptions, RemoteMemoryRegion, SharedMemoryRegion,
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -2,9 +2,11 @@
 
 use std::time::Instant;
 
+use ibverbs::channel::WorkRequest;
+use ibverbs::pool::SharedMemoryRange;
 use ibverbs::{
     ChannelId, OperationError, ReadWorkRequest, ReceiveWorkRequest, RemoteMemoryRegion,
-    SharedMemoryRange, WorkRequest, WriteWorkRequest,
+    WriteWorkRequest,
 };
 
 use crate::control::Frame;

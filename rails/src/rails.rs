@@ -121,10 +121,10 @@ impl Rails {
     ///
     /// # Errors
     ///
-    ///  - [`Verbs`](RailsError::Verbs): those of [`RegionBuffer::new`](ibverbs::RegionBuffer::new),
-    ///    [`populate`](ibverbs::RegionBuffer::populate), [`from_buffer`](ibverbs::SharedMemoryRegion::from_buffer) and
+    ///  - [`Verbs`](RailsError::Verbs): those of [`RegionBuffer::new`](ibverbs::memory::RegionBuffer::new),
+    ///    [`populate`](ibverbs::memory::RegionBuffer::populate), [`from_buffer`](ibverbs::SharedMemoryRegion::from_buffer) and
     ///    [`register_in`](ibverbs::SharedMemoryRegion::register_in), with the device. `ENOMEM` comes before a page is
-    ///    brought in, if all devices together would [pin](ibverbs::PinnedMemory) more than the process may.
+    ///    brought in, if all devices together would [pin](ibverbs::memory::PinnedMemory) more than the process may.
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate(&self, len: usize, options: impl Into<RegionOptions>) -> Result<RailMemory> {
         self.allocate_with_progress(len, options, |_, _| {})

@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 
 use async_io::{Async, Timer};
 use futures_lite::future::{or, zip};
-use ibverbs::{
-    AccessFlags, AsyncStream, BufferPool, Channel, MaxRnrRetries, ProtectionDomain, Reactor,
-};
+use ibverbs::tcp::AsyncStream;
+use ibverbs::{AccessFlags, BufferPool, Channel, MaxRnrRetries, ProtectionDomain, Reactor};
 use ibverbs_software::Device;
 
 type Failure = Box<dyn std::error::Error>;
@@ -64,7 +63,7 @@ impl Side {
         or(work, running).await
     }
 
-    fn prepare(&self) -> Result<ibverbs::PreparedAsyncChannel, Failure> {
+    fn prepare(&self) -> Result<ibverbs::future::PreparedAsyncChannel, Failure> {
         let builder = Channel::builder(&self.domain).max_rnr_retries(MaxRnrRetries::UNLIMITED);
         Ok(self.reactor.prepare(builder)?)
     }

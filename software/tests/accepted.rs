@@ -2,8 +2,9 @@
 
 use std::mem::zeroed;
 
+use ibverbs::Context;
 use ibverbs::ffi::*;
-use ibverbs::{Context, DeviceMemory};
+use ibverbs::memory::DeviceMemory;
 use ibverbs_software::Device;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;

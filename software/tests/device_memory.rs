@@ -2,9 +2,10 @@
 
 use std::error::Error;
 
+use ibverbs::memory::{DeviceMemory, DeviceMemoryRegion};
 use ibverbs::{
-    AccessFlags, DeviceMemory, DeviceMemoryRegion, ErrorKind, FetchAddWorkRequest, QueuePair, Rc,
-    RemoteMemoryRegion, WorkCompletion, WorkStatus,
+    AccessFlags, ErrorKind, FetchAddWorkRequest, QueuePair, Rc, RemoteMemoryRegion, WorkCompletion,
+    WorkStatus,
 };
 use ibverbs_software::{Device, Network, Verb, When};
 

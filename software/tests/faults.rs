@@ -3,10 +3,12 @@
 
 use std::time::Duration;
 
+use ibverbs::device::{AsyncEventKind, AsyncEvents};
+use ibverbs::domain::ThreadDomain;
+use ibverbs::memory::{MemoryWindowType, NullMemoryRegion};
 use ibverbs::{
-    AsyncEventKind, AsyncEvents, CompletionChannel, CompletionQueue, Context, Error, MemoryRegion,
-    MemoryWindowType, NullMemoryRegion, ProtectionDomain, QueuePair, QueuePairState, Rc,
-    ThreadDomain, Ud, WorkCompletion, WorkStatus,
+    CompletionChannel, CompletionQueue, Context, Error, MemoryRegion, ProtectionDomain, QueuePair,
+    QueuePairState, Rc, Ud, WorkCompletion, WorkStatus,
 };
 use ibverbs_software::{Device, MadeUpCompletion, Network, Verb, When};
 
@@ -136,7 +138,9 @@ fn any_verb_fails_with_any_errno() {
         ),
         (
             Verb::QueryQp,
-            Box::new(|| errno(other_end.query_attributes(ibverbs::AttributeMask::STATE))),
+            Box::new(|| {
+                errno(other_end.query_attributes(ibverbs::queue_pair::AttributeMask::STATE))
+            }),
         ),
         (Verb::PostSend, Box::new(|| errno(pair.post(&from, 1)))),
         (Verb::CreateAh, Box::new(|| errno(domain.create_ah(&path)))),
@@ -319,7 +323,7 @@ fn a_removed_device_answers_eio_and_touches_nothing() {
     assert_eq!(errno(context.alloc_pd()), Some(libc::EIO));
     assert_eq!(errno(world.devices[1].open()), Some(libc::EIO));
     assert_eq!(
-        errno(pair.ends[1].query_attributes(ibverbs::AttributeMask::STATE)),
+        errno(pair.ends[1].query_attributes(ibverbs::queue_pair::AttributeMask::STATE)),
         Some(libc::EIO)
     );
     assert_eq!(errno(quiet.close()), Some(libc::EIO), "it is leaked");

@@ -5,12 +5,11 @@ use std::io::ErrorKind;
 use std::ptr::null_mut;
 use std::time::Duration;
 
+use ibverbs::device::{AsyncEventKind, AsyncEventSubject};
+use ibverbs::domain::{ThreadDomain, XrcDomain, XrcDomainScope};
 use ibverbs::ffi::{self, ibv_access_flags as Access};
-use ibverbs::{
-    AddressVector, AsyncEventKind, AsyncEventSubject, CompletionQueue, MemoryWindow,
-    MemoryWindowType, ProtectionDomain, Rc, ThreadDomain, WorkCompletion, XrcDomain,
-    XrcDomainScope,
-};
+use ibverbs::memory::{MemoryWindow, MemoryWindowType};
+use ibverbs::{AddressVector, CompletionQueue, ProtectionDomain, Rc, WorkCompletion};
 use ibverbs_software::{Device, EventSubject, LiveObjects, Network, Verb, When};
 
 /// In virtual time.

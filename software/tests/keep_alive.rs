@@ -6,9 +6,10 @@ mod side;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ibverbs::channel::ChannelClosed;
 use ibverbs::{
-    AccessFlags, AckTimeout, Channel, ChannelBuilder, ChannelClosed, ErrorKind, MaxAckRetries,
-    PooledBuffer, QueuePairType, Reactor, ReceiveWorkRequest, SendWorkRequest, SharedMemoryRegion,
+    AccessFlags, AckTimeout, Channel, ChannelBuilder, ErrorKind, MaxAckRetries, PooledBuffer,
+    QueuePairType, Reactor, ReceiveWorkRequest, SendWorkRequest, SharedMemoryRegion,
     TransportError, WorkStatus, WriteWorkRequest,
 };
 use ibverbs_software::{Device, Network};

@@ -6,9 +6,10 @@ mod patience;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use ibverbs::device::{AsyncEventKind, AsyncEventSubject, AsyncEvents, PortState};
 use ibverbs::{
-    AckTimeout, AsyncEventKind, AsyncEventSubject, AsyncEvents, Channel, ChannelBuilder,
-    MaxAckRetries, PortState, ProtectionDomain, TransportError, WorkStatus,
+    AckTimeout, Channel, ChannelBuilder, MaxAckRetries, ProtectionDomain, TransportError,
+    WorkStatus,
 };
 use ibverbs_software::{Device, Network};
 
@@ -47,7 +48,7 @@ fn send(
         Ok::<(), TransportError>(())
     });
     sent.map_err(|error| match error {
-        ibverbs::ScopeError::Closure(TransportError::Work(error)) => error.status(),
+        ibverbs::channel::ScopeError::Closure(TransportError::Work(error)) => error.status(),
         other => panic!("{other}"),
     })
 }

@@ -8,13 +8,14 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Instant;
 
+use ibverbs::memory::{InlineList, ReadOnlyMemoryRegion, RemoteRegion, Reregistration};
+use ibverbs::operation::{AtomicWriteWorkRequest, Batch};
+use ibverbs::queue_pair::SendOperations;
 use ibverbs::{
-    AccessFlags, AddressVector, AtomicWriteWorkRequest, Batch, Channel, CompareSwapWorkRequest,
-    CompletionQueue, DatagramPeer, Error, ErrorKind, FetchAddWorkRequest, Inline, InlineList,
-    MemoryRegion, ProtectionDomain, QueuePair, Rc, ReadOnlyMemoryRegion, ReadWorkRequest,
-    ReceiveWorkRequest, RegionOptions, RemoteMemoryRegion, RemoteRegion, Reregistration, Result,
-    SendOperations, SendWorkRequest, SharedMemoryRegion, Ud, WorkCompletion, WorkSuccess,
-    WriteWorkRequest, field,
+    AccessFlags, AddressVector, Channel, CompareSwapWorkRequest, CompletionQueue, DatagramPeer,
+    Error, ErrorKind, FetchAddWorkRequest, Inline, MemoryRegion, ProtectionDomain, QueuePair, Rc,
+    ReadWorkRequest, ReceiveWorkRequest, RegionOptions, RemoteMemoryRegion, Result,
+    SendWorkRequest, SharedMemoryRegion, Ud, WorkCompletion, WorkSuccess, WriteWorkRequest, field,
 };
 use ibverbs_software::Device;
 

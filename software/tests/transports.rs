@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use ibverbs::device::{AsyncEventKind, AsyncEvents};
 use ibverbs::{
-    AsyncEventKind, AsyncEvents, CompletionQueue, Context, MaxRnrRetries, ProtectionDomain,
-    QueuePair, QueuePairState, QueuePairType, SharedReceiveQueue, WorkCompletion,
+    CompletionQueue, Context, MaxRnrRetries, ProtectionDomain, QueuePair, QueuePairState,
+    QueuePairType, SharedReceiveQueue, WorkCompletion,
 };
 use ibverbs_software::{Network, PacketFate};
 

@@ -5,10 +5,12 @@ mod patience;
 
 use std::time::Instant;
 
+use ibverbs::completion::CompletionFields;
+use ibverbs::memory::{DeviceMemory, RawMemoryRegion};
+use ibverbs::queue_pair::SendOperations;
 use ibverbs::{
-    AccessFlags, AddressVector, CompletionFields, CompletionQueue, DatagramPeer, DeviceMemory,
-    Error, Inline, MaximumTransferUnit, ProtectionDomain, RawMemoryRegion, Rc, SendOperations,
-    SendWorkRequest, Ud, WorkCompletion, WorkSuccess,
+    AccessFlags, AddressVector, CompletionQueue, DatagramPeer, Error, Inline, MaximumTransferUnit,
+    ProtectionDomain, Rc, SendWorkRequest, Ud, WorkCompletion, WorkSuccess,
 };
 use ibverbs_software::Device;
 

@@ -22,7 +22,8 @@ use crate::panics;
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs peers
 /// use std::time::{Duration, Instant};
-/// use ibverbs::{Channel, ChannelSet, ProtectionDomain};
+/// use ibverbs::channel::ChannelSet;
+/// use ibverbs::{Channel, ProtectionDomain};
 ///
 /// # fn add(domain: &ProtectionDomain<'_>, peers: Vec<Channel<'_>>) -> Result<(), Box<dyn std::error::Error>> {
 /// let mut peers = ChannelSet::new(peers);
@@ -110,7 +111,7 @@ impl<'res> ChannelSet<'res> {
     /// `ibv_post_send`: sends the same message to all peers at once, and waits until each has it, or
     /// `deadline` has passed.
     ///
-    /// Each result is that of [`ChannelUntil::send`](crate::ChannelUntil::send). A channel whose deadline has passed was stopped,
+    /// Each result is that of [`ChannelUntil::send`](crate::channel::ChannelUntil::send). A channel whose deadline has passed was stopped,
     /// alone.
     #[doc(alias = "ibv_post_send")]
     pub fn broadcast<B: GatherBuffer<Kept = B> + BorrowedBuffer + Clone>(
@@ -126,7 +127,7 @@ impl<'res> ChannelSet<'res> {
     /// once, and waits until each has its part, or `deadline` has passed. There are as many results as
     /// parts or peers, whichever are fewer.
     ///
-    /// Each result is that of [`ChannelUntil::send`](crate::ChannelUntil::send). A channel whose deadline has passed was stopped,
+    /// Each result is that of [`ChannelUntil::send`](crate::channel::ChannelUntil::send). A channel whose deadline has passed was stopped,
     /// alone, unless it had no credit.
     #[doc(alias = "ibv_post_send")]
     pub fn scatter<B: GatherBuffer<Kept = B> + BorrowedBuffer>(
@@ -142,7 +143,7 @@ impl<'res> ChannelSet<'res> {
     /// the second and so on, all at once, and waits until each has come, or `deadline` has passed. There
     /// are as many results as rooms or peers, whichever are fewer.
     ///
-    /// Each result is that of [`ChannelUntil::receive`](crate::ChannelUntil::receive). A channel whose deadline has passed was
+    /// Each result is that of [`ChannelUntil::receive`](crate::channel::ChannelUntil::receive). A channel whose deadline has passed was
     /// stopped, alone.
     #[doc(alias = "ibv_post_recv")]
     pub fn gather<B: ScatterBuffer<Kept = B> + BorrowedBuffer>(
@@ -203,7 +204,8 @@ impl<'res> ChannelSet<'res> {
     /// ```
     /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
     /// # rxe0.register();
-    /// # use ibverbs::{ChannelSet, MemoryRegion, TransportError};
+    /// # use ibverbs::channel::ChannelSet;
+    /// # use ibverbs::{MemoryRegion, TransportError};
     /// # fn ask(peers: &mut ChannelSet<'_>, question: &MemoryRegion<'_, u8>, answers: &mut MemoryRegion<'_, u8>) -> Result<(), Box<dyn std::error::Error>> {
     /// let (first, second) = answers.slice_mut(..)?.split_at(64)?;
     /// let (_, ended) = peers.scope(None, |scope| {

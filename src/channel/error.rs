@@ -31,7 +31,7 @@ pub enum TransportError {
     /// The deadline has passed. The channel was stopped, and everything that was in flight has
     /// ended.
     TimedOut,
-    /// A [`CancelHandle`](crate::CancelHandle) has ended the wait. A wait of an operation that owns its
+    /// A [`CancelHandle`](crate::channel::CancelHandle) has ended the wait. A wait of an operation that owns its
     /// buffer, or for a [credit](crate::Channel::wait_for_credit), leaves everything in flight. After every
     /// other wait the channel was stopped, and everything that was in flight has ended.
     Cancelled,
@@ -59,7 +59,7 @@ pub enum TransportError {
     /// The queue pair was destroyed, since nothing else would stop it, or the channel was
     /// [removed](crate::Loop::remove) from its loop: it cannot be used again.
     Closed,
-    /// The [`PendingWork`](crate::PendingWork) is not of this channel, or its result was already
+    /// The [`PendingWork`](crate::channel::PendingWork) is not of this channel, or its result was already
     /// handed out.
     UnknownWork,
 }

@@ -117,7 +117,7 @@ use crate::state_error::StateError;
 /// | [`post_owned`](Self::post_owned) | one operation that owns its buffer, with a handle | what outlives a scope: nothing is borrowed (servers have a [`Loop`]) |
 /// | [`post_unpolled`](Self::post_unpolled), [`send_unpolled`](Self::send_unpolled) … | one operation; the rest is up to the caller, and `unsafe` | what does not fit into a scope |
 ///
-/// Each takes any [request](crate::WorkRequest). None of them allocates. The channel is built for a number of operations in flight
+/// Each takes any [request](crate::channel::WorkRequest). None of them allocates. The channel is built for a number of operations in flight
 /// ([`max_send_wr`](ChannelBuilder::max_send_wr), [`max_recv_wr`](ChannelBuilder::max_recv_wr)).
 ///
 /// # Waiting

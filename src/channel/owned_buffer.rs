@@ -17,7 +17,7 @@ use crate::memory::ScatterBuffer;
 /// | type | what it is |
 /// |---|---|
 /// | [`PooledBuffer`](crate::PooledBuffer) | a chunk of a [`BufferPool`](crate::BufferPool) |
-/// | [`SharedMemoryRange`](crate::SharedMemoryRange) | a range of an `Arc<SharedMemoryRegion<'static, T>>` |
+/// | [`SharedMemoryRange`](crate::pool::SharedMemoryRange) | a range of an `Arc<SharedMemoryRegion<'static, T>>` |
 /// | `Box<MemoryRegion<'static, T>>` | all of a region |
 /// | `()` | no bytes |
 ///
@@ -25,7 +25,7 @@ use crate::memory::ScatterBuffer;
 ///
 /// # Safety
 ///
-/// What [`GatherBuffer`](crate::GatherBuffer) and [`ScatterBuffer`] promise while the value lives holds on every thread,
+/// What [`GatherBuffer`](crate::memory::GatherBuffer) and [`ScatterBuffer`] promise while the value lives holds on every thread,
 /// and for any time. So nothing but a drop of the value ends it, neither a lifetime nor a thread. It has at most four
 /// words.
 #[diagnostic::on_unimplemented(
@@ -160,7 +160,7 @@ impl AnyBuffer {
         Self(held)
     }
 
-    /// Returns the buffer, or the [window](crate::PreparedWindow), if it is of this type, and `self` otherwise.
+    /// Returns the buffer, or the [window](crate::channel::PreparedWindow), if it is of this type, and `self` otherwise.
     ///
     /// # Errors
     ///

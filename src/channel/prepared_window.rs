@@ -26,7 +26,8 @@ use crate::operation::sealed::Request;
 /// ```
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
 /// # rxe0.register();
-/// use ibverbs::{Channel, MemoryRegion, PreparedWindow, SendWorkRequest, TransportResult};
+/// use ibverbs::channel::PreparedWindow;
+/// use ibverbs::{Channel, MemoryRegion, SendWorkRequest, TransportResult};
 ///
 /// /// Sends the lines, eight with one doorbell.
 /// fn send_lines(

@@ -11,7 +11,7 @@ use crate::operation::{Extra, ReceiveWorkRequest, SendWorkRequest};
 /// The trait is sealed. [`SendWorkRequest`], [`WriteWorkRequest`](crate::WriteWorkRequest),
 /// [`ReadWorkRequest`](crate::ReadWorkRequest), [`CompareSwapWorkRequest`](crate::CompareSwapWorkRequest),
 /// [`FetchAddWorkRequest`](crate::FetchAddWorkRequest),
-/// [`LocalInvalidateWorkRequest`](crate::LocalInvalidateWorkRequest) and [`ReceiveWorkRequest`] have it.
+/// [`LocalInvalidateWorkRequest`](crate::operation::LocalInvalidateWorkRequest) and [`ReceiveWorkRequest`] have it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a work request of a channel",
     label = "a request is needed here, such as `SendWorkRequest::new(buffer)`",

@@ -17,7 +17,7 @@ impl Channel<'_> {
     /// stopped, and must be [reset](Channel::reset). Either way no operation of the scope is in flight
     /// when this returns, and all buffers are free again.
     ///
-    /// A handle gives its buffer back when it is [waited for](crate::ScopedPendingWork::wait), so a scope can
+    /// A handle gives its buffer back when it is [waited for](crate::channel::ScopedPendingWork::wait), so a scope can
     /// run for any time with a fixed number of buffers:
     ///
     /// ```

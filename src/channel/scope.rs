@@ -105,7 +105,7 @@ impl<'scope> Scope<'scope, '_> {
     ///  - [`Verbs`](crate::TransportError::Verbs),
     ///    [`UnknownCompletion`](crate::TransportError::UnknownCompletion): polling failed. Operations are still in
     ///    flight.
-    ///  - [`Cancelled`](crate::TransportError::Cancelled): a [cancel handle](crate::CancelHandle) was used. The channel
+    ///  - [`Cancelled`](crate::TransportError::Cancelled): a [cancel handle](crate::channel::CancelHandle) was used. The channel
     ///    was stopped, and all operations have ended.
     #[inline]
     pub fn wait_all(&self) -> TransportResult<()> {
@@ -157,10 +157,8 @@ impl<'scope> Scope<'scope, '_> {
     /// ```
     /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
     /// # rxe0.register();
-    /// use ibverbs::{
-    ///     Channel, Inline, MemoryRegion, PreparedWindow, RemoteMemoryRegion, SendWorkRequest, TransportResult,
-    ///     WriteWorkRequest,
-    /// };
+    /// use ibverbs::channel::PreparedWindow;
+    /// use ibverbs::{Channel, Inline, MemoryRegion, RemoteMemoryRegion, SendWorkRequest, TransportResult, WriteWorkRequest};
     ///
     /// /// Writes a page to the peer's memory, and tells the peer that it is there.
     /// fn publish(

@@ -16,7 +16,7 @@
 //! would abort the process.
 //!
 //! A device that is unplugged while work is in flight gets to the last step, unless libibverbs was told to
-//! treat destroying as successful: see [`AsyncEvents`](crate::AsyncEvents#when-the-device-goes).
+//! treat destroying as successful: see [`AsyncEvents`](crate::device::AsyncEvents#when-the-device-goes).
 
 use std::ffi::c_int;
 use std::io::{self, Write};

@@ -57,7 +57,7 @@ impl<'scope, C> ScopedWindow<'scope, C> {
     ///
     /// # Errors
     ///
-    /// Those of [`ScopedPendingWork::wait`](crate::ScopedPendingWork::wait): of the first request that failed, which
+    /// Those of [`ScopedPendingWork::wait`](crate::channel::ScopedPendingWork::wait): of the first request that failed, which
     /// [`request`](WindowError::request) names. The window comes back with it.
     #[inline]
     pub fn wait(self) -> Result<(PreparedWindow<C>, WorkSuccess), WindowError<PreparedWindow<C>>> {

@@ -55,7 +55,7 @@ const fn pieces<R: Request>() -> usize {
     size_of::<<R::Buffer as GatherBuffer>::List>() / size_of::<ffi::ibv_sge>()
 }
 
-/// Requests of the send queue that are posted together, as a [`PreparedWindow`](crate::PreparedWindow): an array or a vector
+/// Requests of the send queue that are posted together, as a [`PreparedWindow`](crate::channel::PreparedWindow): an array or a vector
 /// of one type, or a tuple of up to four, such as a write and the send that announces it.
 ///
 /// The trait is sealed.

@@ -73,7 +73,7 @@ impl CompletionCounterCapabilities {
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: it has no counters
-/// use ibverbs::{CompletionCounter, CompletionCounterUnit};
+/// use ibverbs::completion::{CompletionCounter, CompletionCounterUnit};
 ///
 /// # fn main() -> ibverbs::Result<()> {
 /// let context = ibverbs::open("efa_0")?;

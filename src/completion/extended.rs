@@ -15,32 +15,32 @@ bitflags::bitflags! {
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     #[doc(alias = "ibv_create_cq_wc_flags")]
     pub struct CompletionFields: u64 {
-        /// [`ExtendedSuccess::byte_len`](crate::ExtendedSuccess::byte_len).
+        /// [`ExtendedSuccess::byte_len`](crate::completion::ExtendedSuccess::byte_len).
         const BYTE_LEN = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_BYTE_LEN);
-        /// [`ExtendedSuccess::immediate`](crate::ExtendedSuccess::immediate) and
-        /// [`ExtendedSuccess::invalidated_rkey`](crate::ExtendedSuccess::invalidated_rkey).
+        /// [`ExtendedSuccess::immediate`](crate::completion::ExtendedSuccess::immediate) and
+        /// [`ExtendedSuccess::invalidated_rkey`](crate::completion::ExtendedSuccess::invalidated_rkey).
         const IMMEDIATE = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_IMM);
-        /// [`ExtendedCompletion::queue_pair_number`](crate::ExtendedCompletion::queue_pair_number).
+        /// [`ExtendedCompletion::queue_pair_number`](crate::completion::ExtendedCompletion::queue_pair_number).
         const QUEUE_PAIR_NUMBER = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_QP_NUM);
-        /// [`ExtendedSuccess::source_queue_pair`](crate::ExtendedSuccess::source_queue_pair).
+        /// [`ExtendedSuccess::source_queue_pair`](crate::completion::ExtendedSuccess::source_queue_pair).
         const SOURCE_QUEUE_PAIR = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_SRC_QP);
-        /// [`ExtendedSuccess::source_lid`](crate::ExtendedSuccess::source_lid).
+        /// [`ExtendedSuccess::source_lid`](crate::completion::ExtendedSuccess::source_lid).
         const SOURCE_LID = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_SLID);
-        /// [`ExtendedSuccess::service_level`](crate::ExtendedSuccess::service_level).
+        /// [`ExtendedSuccess::service_level`](crate::completion::ExtendedSuccess::service_level).
         const SERVICE_LEVEL = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_SL);
-        /// [`ExtendedSuccess::destination_path_bits`](crate::ExtendedSuccess::destination_path_bits).
+        /// [`ExtendedSuccess::destination_path_bits`](crate::completion::ExtendedSuccess::destination_path_bits).
         const DESTINATION_PATH_BITS =
             field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_DLID_PATH_BITS);
-        /// [`ExtendedCompletion::timestamp`](crate::ExtendedCompletion::timestamp).
+        /// [`ExtendedCompletion::timestamp`](crate::completion::ExtendedCompletion::timestamp).
         const TIMESTAMP = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP);
-        /// [`ExtendedCompletion::wallclock_ns`](crate::ExtendedCompletion::wallclock_ns).
+        /// [`ExtendedCompletion::wallclock_ns`](crate::completion::ExtendedCompletion::wallclock_ns).
         const WALLCLOCK =
             field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK);
-        /// [`ExtendedSuccess::vlan`](crate::ExtendedSuccess::vlan).
+        /// [`ExtendedSuccess::vlan`](crate::completion::ExtendedSuccess::vlan).
         const VLAN = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_CVLAN);
-        /// [`ExtendedSuccess::flow_tag`](crate::ExtendedSuccess::flow_tag).
+        /// [`ExtendedSuccess::flow_tag`](crate::completion::ExtendedSuccess::flow_tag).
         const FLOW_TAG = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_FLOW_TAG);
-        /// [`ExtendedSuccess::tag_matching`](crate::ExtendedSuccess::tag_matching).
+        /// [`ExtendedSuccess::tag_matching`](crate::completion::ExtendedSuccess::tag_matching).
         const TAG_MATCHING = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_TM_INFO);
         /// The fields of a [`WorkCompletion`](crate::WorkCompletion): every device with extended queues
         /// reports them.

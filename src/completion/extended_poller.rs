@@ -46,7 +46,8 @@ use crate::parent::Parent;
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs time stamps
-/// use ibverbs::{CompletionFields, CompletionQueue};
+/// use ibverbs::completion::CompletionFields;
+/// use ibverbs::CompletionQueue;
 ///
 /// # fn main() -> ibverbs::Result<()> {
 /// let context = ibverbs::open("mlx5_0")?;
@@ -228,7 +229,7 @@ debug! { ExtendedPoller<'_>, self, queue: self.queue, fields: self.fields, .. }
 /// They are lent one at a time: moving on changes the completion that the last view refers to.
 ///
 /// ```compile_fail,E0499
-/// # fn f(poller: &mut ibverbs::ExtendedPoller<'_>) -> ibverbs::Result<()> {
+/// # fn f(poller: &mut ibverbs::completion::ExtendedPoller<'_>) -> ibverbs::Result<()> {
 /// poller.poll(|completions| {
 ///     let first = completions.next()?;
 ///     let second = completions.next()?;
@@ -241,14 +242,14 @@ debug! { ExtendedPoller<'_>, self, queue: self.queue, fields: self.fields, .. }
 /// A completion cannot leave the closure, or its thread, either.
 ///
 /// ```compile_fail
-/// # fn f(poller: &mut ibverbs::ExtendedPoller<'_>) {
+/// # fn f(poller: &mut ibverbs::completion::ExtendedPoller<'_>) {
 /// let kept = poller.poll(|completions| completions.next()).unwrap();
 /// # }
 /// ```
 ///
 /// ```compile_fail,E0277
 /// fn send<T: Send>() {}
-/// send::<ibverbs::ExtendedCompletions<'_>>();
+/// send::<ibverbs::completion::ExtendedCompletions<'_>>();
 /// ```
 pub struct ExtendedCompletions<'p> {
     raw: NonNull<ffi::ibv_cq_ex>,

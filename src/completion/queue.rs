@@ -21,7 +21,7 @@ object!(ibv_cq, ibv_destroy_cq, event_subjects);
 ///
 /// One completion queue can serve the send and the receive queues of many queue pairs. It must have
 /// room for all completions that are not polled yet: a device that finds it full drops completions and
-/// raises [`CompletionQueueError`](crate::AsyncEventKind::CompletionQueueError).
+/// raises [`CompletionQueueError`](crate::device::AsyncEventKind::CompletionQueueError).
 ///
 /// A program gets completions by
 ///
@@ -30,7 +30,7 @@ object!(ibv_cq, ibv_destroy_cq, event_subjects);
 ///    [channel of its own](crate::CompletionQueueBuilder::own_channel);
 ///  - an event loop, or one thread for many queues: [`poll_or_arm`](Self::poll_or_arm), for queues
 ///    with a [`CompletionChannel`];
-///  - reading only the fields that are needed, timestamps among them: [`ExtendedPoller`](crate::ExtendedPoller), for an
+///  - reading only the fields that are needed, timestamps among them: [`ExtendedPoller`](crate::completion::ExtendedPoller), for an
 ///    [extended](crate::CompletionQueueBuilder::extended) queue.
 pub struct CompletionQueue<'ctx> {
     pub(super) raw: Handle<ffi::ibv_cq>,
@@ -87,7 +87,7 @@ impl<'ctx> CompletionQueue<'ctx> {
     /// # Errors
     ///
     ///  - `EINVAL`: `entries` is 0 or more than the device allows
-    ///    ([`DeviceAttributes::max_cqe`](crate::DeviceAttributes::max_cqe)).
+    ///    ([`DeviceAttributes::max_cqe`](crate::device::DeviceAttributes::max_cqe)).
     ///  - `ENOMEM`: the device or the machine has run out of memory or completion queues, or
     ///    `RLIMIT_MEMLOCK` is too low.
     #[doc(alias = "ibv_create_cq")]
@@ -194,7 +194,7 @@ impl<'ctx> CompletionQueue<'ctx> {
     }
 
     /// The C object of the extended polling interface, if the queue was built with it. It is valid while
-    /// the queue is. Polling it is unsound while an [`ExtendedPoller`](crate::ExtendedPoller) exists.
+    /// the queue is. Polling it is unsound while an [`ExtendedPoller`](crate::completion::ExtendedPoller) exists.
     #[inline]
     pub fn as_raw_extended(&self) -> Option<NonNull<ffi::ibv_cq_ex>> {
         self.extended.as_ref()?;

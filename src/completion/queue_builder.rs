@@ -97,8 +97,8 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
 
     setters! { self,
         /// The number by which events name the queue (0 unless set): those of its channel
-        /// ([`CompletionEvent::token`](crate::CompletionEvent::token)) and those of the device
-        /// ([`AsyncEvent`](crate::AsyncEvent)).
+        /// ([`CompletionEvent::token`](crate::completion::CompletionEvent::token)) and those of the device
+        /// ([`AsyncEvent`](crate::device::AsyncEvent)).
         #[doc(alias = "cq_context")]
         token(token: usize) => self.token = token;
 
@@ -114,7 +114,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
         /// all completions.
         solicited_only() => self.solicited_only = true;
 
-        /// `ibv_create_cq_ex`: makes a queue that an [`ExtendedPoller`](crate::ExtendedPoller) can poll
+        /// `ibv_create_cq_ex`: makes a queue that an [`ExtendedPoller`](crate::completion::ExtendedPoller) can poll
         /// too, and which reports `fields` in each completion.
         #[doc(alias = "ibv_create_cq_ex")]
         #[doc(alias = "wc_flags")]
@@ -138,7 +138,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
     /// # Safety
     ///
     /// No two calls that concern the queue ever overlap: neither on two threads, nor one within the
-    /// closure of [`ExtendedPoller::poll`](crate::ExtendedPoller::poll). Such calls are all methods of
+    /// closure of [`ExtendedPoller::poll`](crate::completion::ExtendedPoller::poll). Such calls are all methods of
     /// the queue, of its poller, and of the channels that share it; and destroying a queue pair or
     /// shared receive queue that completes to it, or changing its state.
     #[doc(alias = "IBV_CREATE_CQ_ATTR_SINGLE_THREADED")]
@@ -165,7 +165,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
     /// # Errors
     ///
     ///  - `EINVAL`: the number of entries is 0 or more than the device allows
-    ///    ([`DeviceAttributes::max_cqe`](crate::DeviceAttributes::max_cqe)), the device has no such
+    ///    ([`DeviceAttributes::max_cqe`](crate::device::DeviceAttributes::max_cqe)), the device has no such
     ///    completion vector, or the channel or the domain belongs to another context; or the domain is no parent domain.
     ///  - `EOPNOTSUPP`: the device has no extended queues, or not with these fields or flags.
     ///  - `EMFILE`, `ENFILE`: too many files are open for a channel of its own.

@@ -65,7 +65,7 @@ impl CompletionQueue<'_> {
     /// # Errors
     ///
     ///  - `EINVAL`: the device does not support values that large; see
-    ///    [`DeviceAttributes::moderation`](crate::DeviceAttributes::moderation).
+    ///    [`DeviceAttributes::moderation`](crate::device::DeviceAttributes::moderation).
     ///  - `EOPNOTSUPP`: the device does not support moderation.
     #[doc(alias = "ibv_modify_cq")]
     #[doc(alias = "ibv_moderate_cq")]

@@ -195,7 +195,7 @@ impl AsyncEvent {
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: waits for an event
-/// use ibverbs::{AsyncEventKind, AsyncEventSubject};
+/// use ibverbs::device::{AsyncEventKind, AsyncEventSubject};
 ///
 /// # fn main() -> ibverbs::Result<()> {
 /// let context = ibverbs::open("rxe0")?;

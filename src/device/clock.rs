@@ -58,7 +58,7 @@ impl Clock {
 impl Context<'_> {
     /// `ibv_query_rt_values_ex`: reads the device's raw clock, the one that completion timestamps use:
     /// cycles since some moment in the past, at the frequency
-    /// [`DeviceAttributes::core_clock`](crate::DeviceAttributes::core_clock). The provider returns it
+    /// [`DeviceAttributes::core_clock`](crate::device::DeviceAttributes::core_clock). The provider returns it
     /// as seconds and nanoseconds; mlx4 and mlx5 store the whole count of cycles in the nanoseconds.
     ///
     /// # Errors

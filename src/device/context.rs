@@ -32,7 +32,7 @@ const NO_GID: Error = Error::with_reason(
 
 /// `struct ibv_context`: an open device, from which everything else is made.
 ///
-/// `'a` is the lifetime of what it was opened from: the [`DeviceList`](crate::DeviceList) for
+/// `'a` is the lifetime of what it was opened from: the [`DeviceList`](crate::device::DeviceList) for
 /// [`Device::open`](crate::Device::open), nothing (`'static`) for [`open`](crate::open).
 ///
 /// Port attributes, GIDs and P_Keys change while a program runs, so the context caches none of them:

@@ -139,7 +139,7 @@ impl Counters {
     /// let before = context.port_counters(1)?;
     /// run();
     /// let moved = context.port_counters(1)?.since(&before);
-    /// println!("{} requests were sent again", moved.get(ibverbs::Counter::Retransmissions).unwrap_or(0));
+    /// println!("{} requests were sent again", moved.get(ibverbs::device::Counter::Retransmissions).unwrap_or(0));
     /// # Ok::<(), ibverbs::Error>(())
     /// ```
     #[must_use]

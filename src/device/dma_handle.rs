@@ -36,7 +36,7 @@ pub struct DmaHints {
 }
 
 /// `struct ibv_dmah`: hints for the device's transactions on memory, TLP processing hints (TPH) of PCI Express. A region
-/// is registered with it: see [`RawMemoryRegion::with_dma_handle`](crate::RawMemoryRegion::with_dma_handle).
+/// is registered with it: see [`RawMemoryRegion::with_dma_handle`](crate::memory::RawMemoryRegion::with_dma_handle).
 ///
 /// There since rdma-core 65.
 #[doc(alias = "ibv_dmah")]

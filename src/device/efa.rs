@@ -23,7 +23,7 @@ bitflags::bitflags! {
         /// SRD queue pairs can write to the peer's memory, with and without an immediate.
         const RDMA_WRITE = ffi::EFADV_DEVICE_ATTR_CAPS_RDMA_WRITE;
         /// Writes with an immediate need not consume a receive: see
-        /// [`SrdOptions::unsolicited_write_receive`](crate::SrdOptions::unsolicited_write_receive).
+        /// [`SrdOptions::unsolicited_write_receive`](crate::queue_pair::SrdOptions::unsolicited_write_receive).
         const UNSOLICITED_WRITE_RECEIVE = ffi::EFADV_DEVICE_ATTR_CAPS_UNSOLICITED_WRITE_RECV;
         // Later releases define more.
         const _ = !0;
@@ -53,7 +53,7 @@ impl EfaAttributes {
         max_inline_data: u32 => self.0.inline_buf_size.into();
 
         /// How many bytes one read or write can move; 0 if the device has neither. The longest *message* is
-        /// another limit: [`PortAttributes::max_message_size`](crate::PortAttributes::max_message_size).
+        /// another limit: [`PortAttributes::max_message_size`](crate::device::PortAttributes::max_message_size).
         max_rdma_size: u32 => self.0.max_rdma_size;
     }
 

@@ -41,16 +41,22 @@ pub use capabilities::{
 #[cfg(feature = "channel")]
 pub(crate) use clock::Clock;
 pub use clock::RawClock;
-pub use context::{Context, open_pointer};
+pub use context::Context;
+#[doc(hidden)]
+pub use context::open_pointer;
 pub use counters::{Counter, Counters, ProcessResources, process_resources};
 #[cfg(rdma_core_65)]
 pub use dma_handle::{DmaHandle, DmaHints, HintedMemory};
+#[cfg(feature = "efa")]
+pub use efa::{EfaAttributes, EfaCapabilities};
 #[cfg(feature = "serde")]
 pub(crate) use endpoint_gids::MAX_GIDS;
 pub(crate) use endpoint_gids::{EndpointGid, EndpointGids};
 pub use fork::{ForkStatus, fork_init, is_fork_initialized};
 pub use gid::{Gid, GidEntry, GidType, Guid, ParseGuidError};
 pub use list::{DeviceList, DeviceListIter, devices, open, open_first};
+#[cfg(feature = "mlx5")]
+pub use mlx5::Mlx5Attributes;
 pub use pci::{ParsePciAddressError, PciAddress, PciDistance, PciFunction};
 pub use port::{LinkLayer, LinkSpeed, PhysicalState, PortAttributes, PortState};
 
@@ -141,7 +147,7 @@ impl<'list> Device<'list> {
     }
 
     /// The transport protocol. RoCE devices are InfiniBand devices here; the link layer of their ports
-    /// tells them apart ([`PortAttributes::link_layer`](crate::PortAttributes::link_layer)).
+    /// tells them apart ([`PortAttributes::link_layer`](crate::device::PortAttributes::link_layer)).
     pub fn transport_type(&self) -> TransportType {
         // SAFETY: the device is live.
         unsafe { self.raw.as_ref() }.transport_type.into()

@@ -87,8 +87,8 @@ pub enum PciDistance {
 /// What a virtual machine or a container hides is `None`. Devices of software have no PCI function.
 ///
 /// ```
-/// # fn choose(gpu: ibverbs::PciAddress) -> ibverbs::Result<()> {
-/// use ibverbs::PciFunction;
+/// # fn choose(gpu: ibverbs::device::PciAddress) -> ibverbs::Result<()> {
+/// use ibverbs::device::PciFunction;
 ///
 /// // The device that is nearest to a GPU, an NVMe disk, or another PCI function.
 /// let gpu = PciFunction::find(gpu);
@@ -168,7 +168,7 @@ impl PciFunction {
         local_processors: Option<&[u32]> => self.processors.as_deref();
 
         /// The speed of one lane of its PCIe link now, in millions of transfers per second: 32,000 is PCIe 5.
-        /// (For the speed of a network port: [`PortAttributes::speed`](crate::PortAttributes::speed).)
+        /// (For the speed of a network port: [`PortAttributes::speed`](crate::device::PortAttributes::speed).)
         link_speed: Option<u32> => self.link_speed;
 
         /// The number of lanes of its PCIe link now.

@@ -15,8 +15,8 @@ impl Context<'_> {
     /// The kernel holds each object once, whichever process makes it. To use an object in both
     /// processes, make it in one, and import it in the other by the kernel's number of it:
     /// [`ProtectionDomain::import`](crate::ProtectionDomain::import),
-    /// [`RawMemoryRegion::import`](crate::RawMemoryRegion::import),
-    /// [`DeviceMemory::import`](crate::DeviceMemory::import). The descriptor is duplicated; the caller
+    /// [`RawMemoryRegion::import`](crate::memory::RawMemoryRegion::import),
+    /// [`DeviceMemory::import`](crate::memory::DeviceMemory::import). The descriptor is duplicated; the caller
     /// keeps its own. If the import fails, the duplicate may stay open: libibverbs does not report
     /// whether it has closed it.
     ///

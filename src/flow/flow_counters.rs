@@ -29,11 +29,11 @@ foreign_enum! {
 /// `struct ibv_counters`: counters of the packets of flows.
 ///
 /// On mlx5 the counters are attached first, and then a flow is created that
-/// [counts](crate::FlowRule::count) with them.
+/// [counts](crate::flow::FlowRule::count) with them.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: it has no flows
-/// use ibverbs::{FlowCounter, FlowCounters, FlowRule};
+/// use ibverbs::flow::{FlowCounter, FlowCounters, FlowRule};
 ///
 /// # fn main() -> ibverbs::Result<()> {
 /// let context = ibverbs::open("mlx5_0")?;

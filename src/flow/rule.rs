@@ -32,7 +32,7 @@ bitflags::bitflags! {
 /// it names.
 ///
 /// ```
-/// use ibverbs::{EthernetMatch, FlowRule, Ipv4Match, PortMatch};
+/// use ibverbs::flow::{EthernetMatch, FlowRule, Ipv4Match, PortMatch};
 ///
 /// let rule = FlowRule::new(1)
 ///     .matching(EthernetMatch::new().destination([2, 0, 0, 0, 0, 1]))
@@ -138,7 +138,7 @@ impl<'res> FlowRule<'res> {
         flags(flags: FlowFlags) => self.flags = flags;
 
         /// The completions of packets that match have this number
-        /// ([`FLOW_TAG`](crate::CompletionFields::FLOW_TAG)).
+        /// ([`FLOW_TAG`](crate::completion::CompletionFields::FLOW_TAG)).
         tag(tag: u32) => self.tag = Some(tag);
 
         /// Packets that match are dropped.

@@ -30,7 +30,8 @@ impl ProtectionDomain<'_> {
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs on-demand paging
-    /// use ibverbs::{MemoryAdvice, MemoryRegion, RegionOptions};
+    /// use ibverbs::memory::MemoryAdvice;
+    /// use ibverbs::{MemoryRegion, RegionOptions};
     ///
     /// # let context = ibverbs::open("mlx5_0")?;
     /// let domain = context.alloc_pd()?;

@@ -43,7 +43,7 @@ impl<'buf, T: AtomicElement> SharedMemorySlice<'buf, T> {
     /// operations, with the [`Ordering`](std::sync::atomic::Ordering) of the caller's choice.
     ///
     /// They are atomic with respect to the program's threads. With respect to RDMA atomics they are
-    /// atomic only on a device whose [`AtomicCapability`](crate::AtomicCapability) is `Global`.
+    /// atomic only on a device whose [`AtomicCapability`](crate::device::AtomicCapability) is `Global`.
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: waits for a peer

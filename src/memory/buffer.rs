@@ -11,14 +11,14 @@ use crate::ffi;
 /// | type | what it is |
 /// |---|---|
 /// | [`MemorySlice`], [`MemorySliceMut`] | a part of a region, borrowed |
-/// | [`MemorySlicePart`](crate::MemorySlicePart) | a part of that, which keeps the rest with it |
+/// | [`MemorySlicePart`](crate::memory::MemorySlicePart) | a part of that, which keeps the rest with it |
 /// | [`SharedMemorySlice`](crate::SharedMemorySlice) | a part of a region that peers access too |
 /// | [`GatherElement`], [`ScatterElement`] | one C `ibv_sge` |
-/// | every [`OwnedBuffer`](crate::OwnedBuffer) | memory that the value owns, such as a [`PooledBuffer`](crate::PooledBuffer) |
+/// | every [`OwnedBuffer`](crate::channel::OwnedBuffer) | memory that the value owns, such as a [`PooledBuffer`](crate::PooledBuffer) |
 /// | `&B`, `&mut B` | any of these, lent |
 /// | `[B; N]`, `(A, B)` … | several of them, in this order |
 /// | `Vec<B>`, `&[B]`, `&mut [B]` | several of them, whose number is known when the program runs |
-/// | [`Inline`](crate::Inline), [`InlineList`](crate::InlineList) | bytes of any memory, which the post copies |
+/// | [`Inline`](crate::Inline), [`InlineList`](crate::memory::InlineList) | bytes of any memory, which the post copies |
 /// | `()` | nothing: a message without content |
 ///
 /// The trait is sealed: only types of this crate have it.
@@ -62,8 +62,8 @@ pub unsafe trait GatherBuffer: private::Sealed + Sized {
 /// Memory that the device writes for a receive, a read or an atomic: one piece, or several that are filled one
 /// after the other.
 ///
-/// [`MemorySliceMut`], [`MemorySlicePart`](crate::MemorySlicePart), [`SharedMemorySlice`](crate::SharedMemorySlice),
-/// [`ScatterElement`], every [`OwnedBuffer`](crate::OwnedBuffer), `&mut` to any of them, and arrays, tuples, vectors
+/// [`MemorySliceMut`], [`MemorySlicePart`](crate::memory::MemorySlicePart), [`SharedMemorySlice`](crate::SharedMemorySlice),
+/// [`ScatterElement`], every [`OwnedBuffer`](crate::channel::OwnedBuffer), `&mut` to any of them, and arrays, tuples, vectors
 /// and `&mut` slices of them.
 ///
 /// The trait is sealed: only types of this crate have it.

@@ -18,11 +18,12 @@ importable_object!(ibv_dm, ibv_unimport_dm);
 ///
 /// A peer reads and writes it without using the machine's bus, which is faster; the program copies data
 /// from and to it. It is small: see
-/// [`DeviceAttributes::max_device_memory`](crate::DeviceAttributes::max_device_memory).
+/// [`DeviceAttributes::max_device_memory`](crate::device::DeviceAttributes::max_device_memory).
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs device memory
-/// use ibverbs::{AccessFlags, DeviceMemoryRegion};
+/// use ibverbs::memory::DeviceMemoryRegion;
+/// use ibverbs::AccessFlags;
 ///
 /// # let context = ibverbs::open("mlx5_0")?;
 /// # let domain = context.alloc_pd()?;
@@ -155,7 +156,7 @@ impl<'ctx> DeviceMemory<'ctx> {
     }
 
     /// `ibv_dm_export_dmabuf_fd`: a dma-buf of the memory, which another device can register
-    /// ([`RawMemoryRegion::from_dmabuf`](crate::RawMemoryRegion::from_dmabuf)). It keeps the memory alive. There since
+    /// ([`RawMemoryRegion::from_dmabuf`](crate::memory::RawMemoryRegion::from_dmabuf)). It keeps the memory alive. There since
     /// rdma-core 65.
     ///
     /// # Errors

@@ -26,7 +26,8 @@ use crate::parent::Parent;
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs device memory
-/// use ibverbs::{AccessFlags, DeviceMemoryRegion};
+/// use ibverbs::memory::DeviceMemoryRegion;
+/// use ibverbs::AccessFlags;
 ///
 /// # fn send(channel: &mut ibverbs::Channel<'_>) -> Result<(), Box<dyn std::error::Error>> {
 /// # let context = ibverbs::open("mlx5_0")?;

@@ -22,13 +22,13 @@ use crate::parent::Parent;
 /// # // not on Soft-RoCE alone: needs on-demand paging
 /// # let context = ibverbs::open("mlx5_0")?;
 /// let domain = context.alloc_pd()?;
-/// let memory = ibverbs::ImplicitMemoryRegion::new(&domain)?;
+/// let memory = ibverbs::memory::ImplicitMemoryRegion::new(&domain)?;
 /// let text = String::from("hello");
 /// let element = memory.slice(text.as_bytes()).gather_element()?;
 /// # Ok::<(), ibverbs::Error>(())
 /// ```
 ///
-/// It is safe for the same reasons as [`BorrowedMemoryRegion`](crate::BorrowedMemoryRegion): peers have
+/// It is safe for the same reasons as [`BorrowedMemoryRegion`](crate::memory::BorrowedMemoryRegion): peers have
 /// no access, and requests of this program name memory only by slices that borrow it.
 #[doc(alias = "ibv_mr")]
 pub type ImplicitMemoryRegion<'pd> = Region<'pd, Implicit>;

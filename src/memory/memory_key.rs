@@ -11,7 +11,7 @@ use crate::parent::Parent;
 object!(mlx5dv_mkey, mlx5dv_destroy_mkey);
 
 /// `struct mlx5dv_mkey`: a memory key of mlx5 that names a list of pieces, of any regions, as if they were one piece of
-/// memory that begins at address 0. A request sets the list: [`Batch::set_memory_key`](crate::Batch::set_memory_key).
+/// memory that begins at address 0. A request sets the list: [`Batch::set_memory_key`](crate::operation::Batch::set_memory_key).
 #[doc(alias = "mlx5dv_mkey")]
 pub struct MemoryKey<'pd> {
     raw: Handle<ffi::mlx5dv_mkey>,

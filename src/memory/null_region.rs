@@ -20,7 +20,7 @@ use crate::parent::Parent;
 /// # let context = ibverbs::open("mlx5_0")?;
 /// let domain = context.alloc_pd()?;
 /// let header = domain.allocate::<u8>(64)?;
-/// let padding = ibverbs::NullMemoryRegion::new(&domain)?;
+/// let padding = ibverbs::memory::NullMemoryRegion::new(&domain)?;
 /// let list = [header.gather_element(..)?, padding.gather_element(4032)?];
 /// # Ok::<(), ibverbs::Error>(())
 /// ```

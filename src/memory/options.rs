@@ -29,8 +29,8 @@ const REMOTE: AccessFlags = AccessFlags::REMOTE_WRITE
 /// A device writes physical pages. After a `fork`, the kernel gives a process copies of the pages that
 /// it writes, and the device would then write to pages that the program no longer sees. Linux 5.12 and
 /// later copy registered pages for the child, and nothing needs to be done
-/// ([`is_fork_initialized`](crate::is_fork_initialized) returns
-/// [`Unneeded`](crate::ForkStatus::Unneeded)). On older kernels, [`fork_init`](crate::fork_init) makes
+/// ([`is_fork_initialized`](crate::device::is_fork_initialized) returns
+/// [`Unneeded`](crate::device::ForkStatus::Unneeded)). On older kernels, [`fork_init`](crate::device::fork_init) makes
 /// every registration call `madvise(MADV_DONTFORK)`, which takes the pages away from children, together
 /// with any other data on them; with [`page_aligned`](Self::page_aligned) there is no other data. For
 /// [huge pages](Self::huge_pages), set the environment variable `RDMAV_HUGEPAGES_SAFE` as well, before
@@ -38,7 +38,8 @@ const REMOTE: AccessFlags = AccessFlags::REMOTE_WRITE
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs huge pages set aside
-/// use ibverbs::{AccessFlags, HugePages, RegionOptions};
+/// use ibverbs::memory::HugePages;
+/// use ibverbs::{AccessFlags, RegionOptions};
 ///
 /// # let context = ibverbs::open("rxe0")?;
 /// # let domain = context.alloc_pd()?;
@@ -90,7 +91,7 @@ impl RegionOptions {
     }
 
     /// `IBV_ACCESS_ON_DEMAND`: pages are brought in when the device needs them, instead of being pinned
-    /// now. [`DeviceAttributes::on_demand_paging`](crate::DeviceAttributes::on_demand_paging) reports
+    /// now. [`DeviceAttributes::on_demand_paging`](crate::device::DeviceAttributes::on_demand_paging) reports
     /// whether the device supports this.
     #[doc(alias = "IBV_ACCESS_ON_DEMAND")]
     pub const fn on_demand(self) -> Self {

@@ -14,7 +14,7 @@ use crate::hooks::{Hooks, hooks};
 /// protection domains count once each.
 ///
 /// ```
-/// if let Some(pinned) = ibverbs::PinnedMemory::current() {
+/// if let Some(pinned) = ibverbs::memory::PinnedMemory::current() {
 ///     println!("{} bytes are pinned; room for {}", pinned.bytes(), pinned.room());
 /// }
 /// ```

@@ -89,7 +89,8 @@ fn too_long(verb: &'static str, domain: &ProtectionDomain<'_>, bytes: usize) -> 
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs ibv_rereg_mr
-/// use ibverbs::{AccessFlags, Reregistration};
+/// use ibverbs::memory::Reregistration;
+/// use ibverbs::AccessFlags;
 ///
 /// # let context = ibverbs::open("mlx5_0")?;
 /// # let domain = context.alloc_pd()?;

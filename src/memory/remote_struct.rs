@@ -15,7 +15,8 @@ use crate::error::{Error, Result};
 /// [`RemoteMemoryRegion`].
 ///
 /// ```
-/// use ibverbs::{RemoteMemoryRegion, RemoteRegion, field};
+/// use ibverbs::memory::RemoteRegion;
+/// use ibverbs::{RemoteMemoryRegion, field};
 /// use zerocopy::{FromBytes, Immutable, IntoBytes};
 ///
 /// #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
@@ -74,7 +75,7 @@ pub struct Field<T, F> {
 #[macro_export]
 macro_rules! field {
     ($struct:ty, $($field:tt).+) => {
-        $crate::Field::<$struct, _>::__new(
+        $crate::memory::Field::<$struct, _>::__new(
             ::core::mem::offset_of!($struct, $($field).+),
             // Only for its type; nothing calls it.
             |value: &$struct| &raw const value.$($field).+,

@@ -38,7 +38,7 @@ use crate::ffi;
 ///     value: [u8; 48],
 /// }
 ///
-/// fn is_element<T: ibverbs::Element>() {}
+/// fn is_element<T: ibverbs::memory::Element>() {}
 /// is_element::<Entry>();
 /// is_element::<[Entry; 4]>();
 /// ```
@@ -159,9 +159,9 @@ pub trait LocalMemory: private::Sealed {
 
 /// Registered memory that work requests of this program can also write: for receives and reads.
 ///
-/// [`ReadOnlyMemoryRegion`](crate::ReadOnlyMemoryRegion) and [`MemorySlice`](crate::MemorySlice) do not have
+/// [`ReadOnlyMemoryRegion`](crate::memory::ReadOnlyMemoryRegion) and [`MemorySlice`](crate::MemorySlice) do not have
 /// it. Some providers copy short messages to their destination themselves, without checking the region's
-/// access. A [`RawMemoryRegion`](crate::RawMemoryRegion) has its access at run time: without
+/// access. A [`RawMemoryRegion`](crate::memory::RawMemoryRegion) has its access at run time: without
 /// [`LOCAL_WRITE`](crate::AccessFlags::LOCAL_WRITE), requests that would write it are refused (`EINVAL`).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory that the device can write",
@@ -200,7 +200,7 @@ pub struct GatherElement<'buf>(ffi::ibv_sge, PhantomData<&'buf [u8]>);
 /// It borrows the memory exclusively for `'buf`. It has the layout of the C struct, so a slice of
 /// elements is the scatter/gather list of a work request.
 ///
-/// Leave empty elements out of a [`PreparedReceive`](crate::PreparedReceive) and a
+/// Leave empty elements out of a [`PreparedReceive`](crate::operation::PreparedReceive) and a
 /// [`PreparedRequest`](crate::PreparedRequest): some devices (mlx4, mthca) take a length of 0 for 2 GiB, and
 /// write beyond the element up to the end of the region. Everything else that posts leaves them out itself.
 #[doc(alias = "ibv_sge")]

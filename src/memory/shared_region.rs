@@ -108,7 +108,8 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     /// ```
     /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
     /// # rxe0.register();
-    /// use ibverbs::{AccessFlags, RegionBuffer, SharedMemoryRegion};
+    /// use ibverbs::memory::RegionBuffer;
+    /// use ibverbs::{AccessFlags, SharedMemoryRegion};
     ///
     /// # let context = ibverbs::open("rxe0")?;
     /// let domain = context.alloc_pd()?;

@@ -11,7 +11,7 @@ use crate::ffi;
 
 /// A part of a [`MemorySliceMut`] that is posted alone, and keeps the rest of the slice with it.
 ///
-/// Use it for a buffer that is [used again](crate::ScopedPendingWork::wait) for messages of different
+/// Use it for a buffer that is [used again](crate::channel::ScopedPendingWork::wait) for messages of different
 /// lengths: the operation gives the whole buffer back. A plain [`slice`](MemorySliceMut::slice) would
 /// come back as short as it was posted.
 ///

@@ -7,7 +7,7 @@
 //! (rxe: `EINVAL`, others: `EBUSY`) or leaves a window that leads nowhere. In neither case does the
 //! device access memory that was deregistered successfully, and memory whose deregistration failed is
 //! not freed. So this is never unsound, but could leak memory. A
-//! [`WindowBinding`](crate::WindowBinding) prevents that by holding the region: borrowed for as long as
+//! [`WindowBinding`](crate::operation::WindowBinding) prevents that by holding the region: borrowed for as long as
 //! the window lives, or shared.
 
 use std::sync::Arc;
@@ -45,7 +45,9 @@ foreign_enum! {
 /// ```
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
 /// # rxe0.register();
-/// # use ibverbs::{AccessFlags, MemoryWindowType, QueuePair, RegionOptions, WindowBinding};
+/// # use ibverbs::memory::MemoryWindowType;
+/// # use ibverbs::operation::WindowBinding;
+/// # use ibverbs::{AccessFlags, QueuePair, RegionOptions};
 /// # fn grant(queue_pair: &mut QueuePair<'_>) -> ibverbs::Result<()> {
 /// # let context = ibverbs::open("rxe0")?;
 /// let domain = context.alloc_pd()?;

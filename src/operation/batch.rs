@@ -234,7 +234,7 @@ impl<T: Transport> Batch<'_, T> {
     /// # Safety
     ///
     /// While the key names the pieces, they stay registered, and their memory fulfils the conditions of
-    /// [`RawMemoryRegion::new`](crate::RawMemoryRegion::new) under this access. The key lives until the completion was
+    /// [`RawMemoryRegion::new`](crate::memory::RawMemoryRegion::new) under this access. The key lives until the completion was
     /// polled.
     #[cfg(feature = "mlx5")]
     #[doc(alias = "mlx5dv_wr_mr_list")]

@@ -23,7 +23,7 @@ use crate::queue_pair_state::QueuePairType;
 /// [`AccessFlags::MW_BIND`].
 ///
 /// The trait is sealed: [`SharedMemoryRegion`](crate::SharedMemoryRegion) and
-/// [`RawMemoryRegion`](crate::RawMemoryRegion) have it.
+/// [`RawMemoryRegion`](crate::memory::RawMemoryRegion) have it.
 pub trait WindowMemory: private::Sealed + Leak + Send + Sync {
     /// The region, its access flags, and the address and length in bytes of `range`.
     #[doc(hidden)]
@@ -70,7 +70,7 @@ unsafe impl Sync for WindowBinding<'_> {}
 const VERB: &str = "ibv_bind_mw";
 
 impl<'res> WindowBinding<'res> {
-    /// The elements (or bytes, for a [`RawMemoryRegion`](crate::RawMemoryRegion)) of `region` in `range`, for `access`: remote
+    /// The elements (or bytes, for a [`RawMemoryRegion`](crate::memory::RawMemoryRegion)) of `region` in `range`, for `access`: remote
     /// read, write and atomic, and [`ZERO_BASED`](AccessFlags::ZERO_BASED) if peers will address the window
     /// from 0 on and the device supports that.
     ///
@@ -78,7 +78,9 @@ impl<'res> WindowBinding<'res> {
     /// [`shared`](Self::shared).
     ///
     /// ```compile_fail,E0505
-    /// # use ibverbs::{AccessFlags, MemoryWindow, QueuePair, Result, SharedMemoryRegion, WindowBinding};
+    /// # use ibverbs::memory::MemoryWindow;
+    /// # use ibverbs::operation::WindowBinding;
+    /// # use ibverbs::{AccessFlags, QueuePair, Result, SharedMemoryRegion};
     /// # fn f<'w>(
     /// #     queue_pair: &mut QueuePair<'_>,
     /// #     region: SharedMemoryRegion<'w, u8>,

@@ -74,8 +74,8 @@ pub struct DatagramPeer<'p> {
 pub struct XrcPeer(pub u32);
 
 /// `mlx5dv_wr_set_dc_addr`: the destination of a request on a DC initiator
-/// ([`Dci`](crate::Dci)): the path, and the number and the access key of a
-/// [`DcTarget`](crate::DcTarget) of the peer. The contract of posting covers the address handle too.
+/// ([`Dci`](crate::queue_pair::Dci)): the path, and the number and the access key of a
+/// [`DcTarget`](crate::queue_pair::DcTarget) of the peer. The contract of posting covers the address handle too.
 #[cfg(feature = "mlx5")]
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "mlx5dv_wr_set_dc_addr")]
@@ -87,7 +87,7 @@ pub struct DcPeer<'p> {
     pub number: u32,
     /// The access key of the target.
     pub access_key: u64,
-    /// One of the initiator's [streams](crate::DcStreams), whose requests the device carries out in order.
+    /// One of the initiator's [streams](crate::queue_pair::DcStreams), whose requests the device carries out in order.
     pub stream: Option<u16>,
 }
 

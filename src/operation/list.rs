@@ -16,7 +16,8 @@ use crate::queue_pair::Rc;
 /// the same numbers or others.
 ///
 /// ```
-/// use ibverbs::{PreparedRequest, Rc, SendList, SendWorkRequest};
+/// use ibverbs::operation::SendList;
+/// use ibverbs::{PreparedRequest, Rc, SendWorkRequest};
 ///
 /// # fn main() -> ibverbs::Result<()> {
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();

@@ -1,14 +1,15 @@
-//! Work requests: what a device is to do, as values; and what posts them to queue pairs: [`post`], its short forms, the
-//! halves of a queue pair, prepared requests, lists and batches.
+//! Work requests: what a device is to do, as values; and what posts them to queue pairs.
 //!
-//! A request is an operation and a buffer. [`sealed::Request::split`] takes it apart: the operation is `Copy`, so the
-//! cold paths get it by value. A reference to the whole request would keep the request in memory, where the hot path
-//! has it in registers.
-//!
-//! Each operation of the send queue is defined once, in the table of [`requests`]: its fields, its opcode, what it is
-//! checked against, and how it is written: [`fill`](sealed::Kind::fill) for `ibv_send_wr`,
-//! [`emit`](sealed::Kind::emit) for `ibv_wr_*`. Three ways to post use the entry: channels, whose requests are prepared
-//! (`channel/operation.rs`), queue pairs ([`encode`], [`post`]), and batches of queue pairs ([`batch`]).
+//! A request is an operation and a buffer, such as [`SendWorkRequest`]. [`QueuePair::post`](crate::QueuePair::post) posts one,
+//! its short forms (`post_send`, `post_write` ..) too. A [`PreparedRequest`] is filled in once and posted many times, a
+//! [`SendList`] is posted whole, and a [`Batch`] collects requests on the device's own queue.
+//
+// `sealed::Request::split` takes a request apart: the operation is `Copy`, so the cold paths get it by value. A reference to
+// the whole request would keep the request in memory, where the hot path has it in registers.
+//
+// Each operation of the send queue is defined once, in the table of `requests`: its fields, its opcode, what it is checked
+// against, and how it is written: `fill` for `ibv_send_wr`, `emit` for `ibv_wr_*`. Three ways to post use the entry:
+// channels, whose requests are prepared (`channel/operation.rs`), queue pairs (`encode`, `post`), and batches (`batch`).
 
 #[cfg(test)]
 mod agreement;
@@ -53,7 +54,7 @@ use crate::ffi;
 use crate::queue_pair::Transport;
 
 /// The longest message that a request can carry: 2 GiB. The limit of a port may be lower:
-/// [`PortAttributes::max_message_size`](crate::PortAttributes::max_message_size).
+/// [`PortAttributes::max_message_size`](crate::device::PortAttributes::max_message_size).
 pub const MAX_MESSAGE_LENGTH: u64 = 1 << 31;
 
 /// The flag of a request with a completion.
@@ -200,7 +201,7 @@ pub(crate) mod sealed {
 use sealed::{Kind, Post, Request};
 
 /// A request that [`QueuePair::post`](crate::QueuePair::post) posts to a queue pair of this
-/// [transport](crate::Transport), to the send or to the receive queue: `ibv_post_send` or `ibv_post_recv` has it.
+/// [transport](crate::queue_pair::Transport), to the send or to the receive queue: `ibv_post_send` or `ibv_post_recv` has it.
 ///
 /// The trait is sealed: only the requests of this crate have it.
 #[diagnostic::on_unimplemented(
@@ -210,8 +211,8 @@ use sealed::{Kind, Post, Request};
 )]
 pub trait Posts<T: Transport>: Request<Operation: Post> {}
 
-/// A request that [`Batch::add`](crate::Batch::add) adds to a batch of a queue pair of this
-/// [transport](crate::Transport): `ibv_wr_*` has it.
+/// A request that [`Batch::add`](crate::operation::Batch::add) adds to a batch of a queue pair of this
+/// [transport](crate::queue_pair::Transport): `ibv_wr_*` has it.
 ///
 /// The trait is sealed: only the requests of this crate have it.
 #[diagnostic::on_unimplemented(

@@ -54,7 +54,7 @@ impl<T: Transport> QueuePair<'_, T> {
     ///
     /// # Safety
     ///
-    /// That of [`post`](Self::post). The request was never an entry of a [list](crate::WorkRequestList), which links it
+    /// That of [`post`](Self::post). The request was never an entry of a [list](crate::operation::WorkRequestList), which links it
     /// to the next one.
     ///
     /// The elements and the request itself may be dropped immediately.

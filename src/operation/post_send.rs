@@ -139,7 +139,8 @@ macro_rules! send_methods {
         /// queues: `build` must neither poll them nor post to this queue pair, as that may wait for ever.
         ///
         /// ```
-        /// use ibverbs::{Inline, Rc, SendOperations, SendWorkRequest};
+        /// use ibverbs::queue_pair::SendOperations;
+        /// use ibverbs::{Inline, Rc, SendWorkRequest};
         ///
         /// # fn main() -> ibverbs::Result<()> {
         /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();

@@ -139,7 +139,7 @@ pub struct Prepared<'wr, R, T> {
 
 /// `struct ibv_send_wr`: a request of the send queue in C's form, which borrows its elements for `'wr`. It is checked and
 /// written once, and posted any number of times, each at the cost of C: by
-/// [`post_prepared`](crate::QueuePair::post_prepared), or as an entry of a [`SendList`](crate::SendList).
+/// [`post_prepared`](crate::QueuePair::post_prepared), or as an entry of a [`SendList`](crate::operation::SendList).
 ///
 /// ```
 /// use ibverbs::{PreparedRequest, Rc, SendWorkRequest};
@@ -168,7 +168,7 @@ pub struct Prepared<'wr, R, T> {
 /// # }
 /// ```
 ///
-/// It is for queue pairs of one [transport](crate::Transport), whose operations and destinations were checked then.
+/// It is for queue pairs of one [transport](crate::queue_pair::Transport), whose operations and destinations were checked then.
 #[doc(alias = "ibv_send_wr")]
 pub type PreparedRequest<'wr, T = Rc> = Prepared<'wr, ffi::ibv_send_wr, T>;
 
@@ -200,7 +200,7 @@ impl<'wr, T: Transport> PreparedRequest<'wr, T> {
     /// # Errors
     ///
     ///  - `EINVAL`: there are more elements than C's `int` can count, or several of more than
-    ///    [`MAX_MESSAGE_LENGTH`](crate::MAX_MESSAGE_LENGTH) bytes; the peer's memory is too short, or not aligned for an
+    ///    [`MAX_MESSAGE_LENGTH`](crate::operation::MAX_MESSAGE_LENGTH) bytes; the peer's memory is too short, or not aligned for an
     ///    atomic; there is more inline data than fits; a destination's number has more than 24 bits.
     #[inline]
     pub fn new<Q>(request: Q, max_inline_data: u32) -> Result<Self>
@@ -228,7 +228,7 @@ impl<'wr> PreparedReceive<'wr> {
     /// # Errors
     ///
     ///  - `EINVAL`: there are more elements than C's `int` can count, or several of more than
-    ///    [`MAX_MESSAGE_LENGTH`](crate::MAX_MESSAGE_LENGTH) bytes.
+    ///    [`MAX_MESSAGE_LENGTH`](crate::operation::MAX_MESSAGE_LENGTH) bytes.
     #[inline]
     pub fn new<D>(request: ReceiveWorkRequest<D>) -> Result<Self>
     where

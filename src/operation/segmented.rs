@@ -10,7 +10,7 @@ use crate::memory::GatherBuffer;
 use crate::queue_pair::{FixedPeer, SendOperations, Sends};
 
 /// `ibv_wr_send_tso`: sends data as several messages, each of which begins with a copy of a header that the device
-/// updates. In batches only: see [`Batch::add`](crate::Batch::add).
+/// updates. In batches only: see [`Batch::add`](crate::operation::Batch::add).
 #[doc(alias = "ibv_wr_send_tso")]
 #[must_use = "a request does nothing until it is posted"]
 #[derive(Clone, Copy, Debug)]

@@ -172,7 +172,7 @@ impl AddressVector {
         service_level(level: ServiceLevel) => self.service_level = level;
 
         /// The low bits of our own LID, where the port has several (see
-        /// [`PortAttributes::lmc`](crate::PortAttributes::lmc)).
+        /// [`PortAttributes::lmc`](crate::device::PortAttributes::lmc)).
         source_path_bits(bits: u8) => self.source_path_bits = bits;
 
         /// The rate limit.

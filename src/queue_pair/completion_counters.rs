@@ -16,7 +16,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     ///  - `EINVAL`: `operations` is empty, the counter is of another context, the queue pair is in another state, or a
     ///    counter counts one of the operations already.
     ///  - `EOPNOTSUPP`: the device has no counters, or none for one of the operations (see
-    ///    [`CompletionCounterCapabilities::operations`](crate::CompletionCounterCapabilities::operations)).
+    ///    [`CompletionCounterCapabilities::operations`](crate::completion::CompletionCounterCapabilities::operations)).
     #[doc(alias = "ibv_qp_attach_comp_cntr")]
     pub fn attach_completion_counter(
         &self,

@@ -27,7 +27,7 @@ use crate::settings::MaximumTransferUnit;
 
 impl QueuePairBuilder<'_, Dci> {
     /// `struct mlx5dv_dci_streams`: divides the requests into streams (not unless set). A request names its stream
-    /// by [`DcPeer::stream`](crate::DcPeer::stream).
+    /// by [`DcPeer::stream`](crate::operation::DcPeer::stream).
     #[doc(alias = "mlx5dv_dci_streams")]
     pub fn dc_streams(mut self, streams: DcStreams) -> Self {
         self.driver = Some(DriverTransport::DcInitiator(Some(streams)));

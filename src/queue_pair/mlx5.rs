@@ -17,7 +17,7 @@ use crate::memory::DeviceMemory;
 
 impl QueuePairBuilder<'_, Rc> {
     /// `MLX5DV_QP_EX_WITH_MR_LIST`: as [`extended`](Self::extended) with these operations (at least one), and with
-    /// [`Batch::set_memory_key`](crate::Batch::set_memory_key). The list of a key is inline data: 16 bytes for each piece
+    /// [`Batch::set_memory_key`](crate::operation::Batch::set_memory_key). The list of a key is inline data: 16 bytes for each piece
     /// ([`max_inline_data`](Self::max_inline_data)).
     ///
     /// Building fails with `EOPNOTSUPP` if this is no mlx5 device, or it has no such keys.

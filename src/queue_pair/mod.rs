@@ -81,10 +81,19 @@ pub use transition::StateTransition;
 pub use transport::Dci;
 #[cfg(feature = "efa")]
 pub use transport::Srd;
-pub use transport::{
-    AddressedBy, Atomics, Connected, Datagram, FixedPeer, PostsRdma, RawPacket, Rc, Reads,
-    ReceiveQueue, Reliable, Sends, Transport, Uc, Ud, Unconnected, Writes, XrcReceive, XrcSend,
+pub(crate) use transport::{
+    AddressedBy, Atomics, Connected, Datagram, FixedPeer, PostsRdma, Reads, ReceiveQueue, Sends,
+    Writes,
 };
+pub use transport::{RawPacket, Rc, Transport, Uc, Ud, XrcReceive, XrcSend};
+
+/// What a transport can do, as traits: bounds of the methods of a queue pair. A program does not implement them.
+pub mod marker {
+    pub use super::transport::{
+        AddressedBy, Atomics, Connected, Datagram, FixedPeer, PostsRdma, Reads, ReceiveQueue,
+        Reliable, Sends, Unconnected, Writes,
+    };
+}
 
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
@@ -151,7 +160,7 @@ use crate::state_error::StateError;
 /// and for a queue pair whose transport is a [`QueuePairType`].
 ///
 /// A thread must not post either while it holds a completion of an
-/// [`ExtendedPoller`](crate::ExtendedPoller) of one of the completion queues, and must not poll within a
+/// [`ExtendedPoller`](crate::completion::ExtendedPoller) of one of the completion queues, and must not poll within a
 /// [`batch`](Self::batch): that is not unsafe, but may wait for ever.
 #[repr(transparent)]
 pub struct QueuePair<'res, T = Rc> {

@@ -96,8 +96,8 @@ impl<'pd> SharedReceiveQueue<'pd> {
     /// # Errors
     ///
     ///  - `EINVAL`: one of them is 0, or more than the device allows
-    ///    ([`DeviceAttributes::max_srq_wr`](crate::DeviceAttributes::max_srq_wr),
-    ///    [`max_srq_sge`](crate::DeviceAttributes::max_srq_sge)).
+    ///    ([`DeviceAttributes::max_srq_wr`](crate::device::DeviceAttributes::max_srq_wr),
+    ///    [`max_srq_sge`](crate::device::DeviceAttributes::max_srq_sge)).
     ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no shared receive queues.
     ///  - `ENOMEM`: the device has none left, or `RLIMIT_MEMLOCK` is too low.
     #[doc(alias = "ibv_create_srq")]

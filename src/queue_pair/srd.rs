@@ -20,7 +20,7 @@ impl<'res> QueuePairBuilder<'res, Srd> {
     /// and each request says where it goes, by a [`DatagramPeer`](crate::DatagramPeer). Unlike on UD, what is
     /// sent arrives or its completion tells that it did not; messages arrive **in any order**; there is no
     /// room for a global route header before a message; and reads and writes exist, where
-    /// [the device has them](crate::EfaAttributes::send_operations). There are no atomics, no shared receive
+    /// [the device has them](crate::device::EfaAttributes::send_operations). There are no atomics, no shared receive
     /// queues and no memory windows.
     ///
     /// Unless [`extended`](Self::extended) is called, the queue pair gets all operations that the device has
@@ -29,7 +29,8 @@ impl<'res> QueuePairBuilder<'res, Srd> {
     /// are higher than those of [`Context::query_device`](crate::Context::query_device).
     ///
     /// ```no_run
-    /// use ibverbs::{AddressVector, DatagramPeer, Srd, WriteWorkRequest};
+    /// use ibverbs::queue_pair::Srd;
+    /// use ibverbs::{AddressVector, DatagramPeer, WriteWorkRequest};
     ///
     /// # fn main() -> ibverbs::Result<()> {
     /// let context = ibverbs::open("rdmap0s6")?;

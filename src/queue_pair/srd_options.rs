@@ -23,7 +23,7 @@ impl SrdOptions {
     setters! { self,
         /// Writes of a peer that carry an immediate do not consume a receive (they do, unless set). The device
         /// must have
-        /// [`EfaCapabilities::UNSOLICITED_WRITE_RECEIVE`](crate::EfaCapabilities::UNSOLICITED_WRITE_RECEIVE), and
+        /// [`EfaCapabilities::UNSOLICITED_WRITE_RECEIVE`](crate::device::EfaCapabilities::UNSOLICITED_WRITE_RECEIVE), and
         /// the completion queue must be one of `efadv_create_cq` ([`ffi`]) that can tell which completions have
         /// no request.
         #[doc(alias = "EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV")]

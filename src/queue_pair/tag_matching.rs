@@ -84,7 +84,7 @@ impl TagOperation {
 /// A message that matches no tag goes to a receive that was posted with
 /// [`post`](SharedReceiveQueue::post), and is *unexpected*. The program tells the device how many of these
 /// it has handled. See `ibv_post_srq_ops(3)`, and
-/// [`DeviceAttributes::tag_matching`](crate::DeviceAttributes::tag_matching) for the limits.
+/// [`DeviceAttributes::tag_matching`](crate::device::DeviceAttributes::tag_matching) for the limits.
 impl<'pd> SharedReceiveQueue<'pd> {
     /// `ibv_create_srq_ex`: creates a shared receive queue with a list of tags. Its operations and its
     /// messages complete on `queue`.

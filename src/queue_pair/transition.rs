@@ -23,7 +23,8 @@ use crate::settings::{
 /// see the tables of `ibv_modify_qp(3)`. `modify` names the attribute that is wrong.
 ///
 /// ```
-/// use ibverbs::{AccessFlags, QueuePairState, Rc, StateTransition};
+/// use ibverbs::queue_pair::StateTransition;
+/// use ibverbs::{AccessFlags, QueuePairState, Rc};
 ///
 /// # fn main() -> ibverbs::Result<()> {
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();

@@ -42,7 +42,7 @@ mod sealed {
 /// | [`Connected`] | x | x | | | x | x | | | [`handshake`](crate::PreparedQueuePair::handshake), `connect`, `accept` |
 /// | [`Unconnected`] | | | x | x | | | x | x | [`activate`](crate::PreparedQueuePair::activate) |
 /// | [`FixedPeer`] | x | x | | x | | | | | requests without a destination |
-/// | [`AddressedBy`] | | | [`DatagramPeer`](crate::DatagramPeer) | | [`XrcPeer`](crate::XrcPeer) | | [`DatagramPeer`](crate::DatagramPeer) | `DcPeer` | requests [with one](crate::SendWorkRequest::to) |
+/// | [`AddressedBy`] | | | [`DatagramPeer`](crate::DatagramPeer) | | [`XrcPeer`](crate::operation::XrcPeer) | | [`DatagramPeer`](crate::DatagramPeer) | `DcPeer` | requests [with one](crate::SendWorkRequest::to) |
 /// | [`Sends`], [`Writes`] | x x | x x | x - | x - | x x | - - | x b | b b | sends, writes; b: in [batches](crate::QueuePair::batch) only |
 /// | [`Reads`], [`Atomics`] | x x | - - | - - | - - | x x | - - | b - | b b | reads; atomics, flushes and atomic writes |
 /// | [`ReceiveQueue`] | x | x | x | x | | | x | | receives, [`srq`](crate::QueuePairBuilder::srq) |
@@ -250,16 +250,18 @@ transports! {
 #[cfg(feature = "mlx5")]
 transports! {
     /// The initiator of DC, the dynamically connected transport of mlx5: it only posts, and in each batch names the
-    /// [target](crate::DcTarget).
+    /// [target](crate::queue_pair::DcTarget).
     ///
     /// [`build`](crate::QueuePairBuilder::build) calls `mlx5dv_create_qp`, whose man page is `mlx5dv_create_qp(3)`, and
     /// fails with `EOPNOTSUPP` on other devices. [`activate`](crate::PreparedQueuePair::activate) makes the queue pair
-    /// ready. Each request says where it goes, by a [`DcPeer`](crate::DcPeer): an
+    /// ready. Each request says where it goes, by a [`DcPeer`](crate::operation::DcPeer): an
     /// [`AddressHandle`](crate::AddressHandle), and the number and the access key of a target. Unless
     /// [`extended`](crate::QueuePairBuilder::extended) is called, it gets sends, reads, writes and atomics.
     ///
     /// ```no_run
-    /// use ibverbs::{AddressVector, DcPeer, Dci, SendWorkRequest};
+    /// use ibverbs::operation::DcPeer;
+    /// use ibverbs::queue_pair::Dci;
+    /// use ibverbs::{AddressVector, SendWorkRequest};
     ///
     /// # fn main() -> ibverbs::Result<()> {
     /// let context = ibverbs::open("mlx5_0")?;

@@ -14,7 +14,7 @@ object!(ibv_rwq_ind_table, ibv_destroy_rwq_ind_table);
 const VERB: &str = "ibv_create_rwq_ind_table";
 
 /// `struct ibv_rwq_ind_table`: a list of work queues, over which a
-/// [`ReceiveScalingQueuePair`](crate::ReceiveScalingQueuePair) spreads packets.
+/// [`ReceiveScalingQueuePair`](crate::work_queue::ReceiveScalingQueuePair) spreads packets.
 #[doc(alias = "ibv_rwq_ind_table")]
 pub struct IndirectionTable<'res> {
     raw: Handle<ffi::ibv_rwq_ind_table>,
@@ -41,7 +41,7 @@ impl<'res> IndirectionTable<'res> {
     /// # Errors
     ///
     ///  - `EINVAL`: there are no queues, their number is not a power of two or more than the device allows
-    ///    ([`ReceiveScalingCapabilities::max_rwq_indirection_table_size`](crate::ReceiveScalingCapabilities::max_rwq_indirection_table_size)),
+    ///    ([`ReceiveScalingCapabilities::max_rwq_indirection_table_size`](crate::device::ReceiveScalingCapabilities::max_rwq_indirection_table_size)),
     ///    or they belong to different contexts.
     ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no such tables.
     ///  - `ENOMEM`: the device has none left.

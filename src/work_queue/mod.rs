@@ -3,7 +3,7 @@
 //! A [`WorkQueue`] takes receives and completes them on its own completion queue. An [`IndirectionTable`]
 //! lists work queues. A [`ReceiveScalingQueuePair`] has a table instead of a receive queue: the hash of a
 //! packet's headers ([`ReceiveHash`]) chooses the work queue, so that all packets of one connection go to
-//! the same one. Flows ([`FlowRule`](crate::FlowRule)) choose the packets.
+//! the same one. Flows ([`FlowRule`](crate::flow::FlowRule)) choose the packets.
 
 mod indirection_table;
 mod receive_hash;

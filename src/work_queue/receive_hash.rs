@@ -36,7 +36,7 @@ bitflags::bitflags! {
     }
 }
 
-/// `struct ibv_rx_hash_conf`: how a [`ReceiveScalingQueuePair`](crate::ReceiveScalingQueuePair) hashes
+/// `struct ibv_rx_hash_conf`: how a [`ReceiveScalingQueuePair`](crate::work_queue::ReceiveScalingQueuePair) hashes
 /// packets: with Toeplitz's function, the only one that devices have.
 #[derive(Clone, PartialEq, Eq)]
 #[doc(alias = "ibv_rx_hash_conf")]

@@ -26,10 +26,9 @@ const VERB: &str = "ibv_create_qp";
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: it has no work queues
-/// use ibverbs::{
-///     EthernetMatch, FlowRule, IndirectionTable, QueuePairType, ReceiveHash, ReceiveHashFields,
-///     ReceiveScalingQueuePair, WorkQueue, WorkQueueFlags, WorkQueueState,
-/// };
+/// use ibverbs::flow::{EthernetMatch, FlowRule};
+/// use ibverbs::work_queue::{IndirectionTable, ReceiveHash, ReceiveHashFields, ReceiveScalingQueuePair, WorkQueue, WorkQueueFlags, WorkQueueState};
+/// use ibverbs::QueuePairType;
 ///
 /// # fn main() -> ibverbs::Result<()> {
 /// let context = ibverbs::open("mlx5_0")?;

@@ -23,12 +23,12 @@ const POST: &str = "ibv_post_wq_recv";
 
 /// `struct ibv_wq`: a receive queue that belongs to no queue pair.
 ///
-/// Queue pairs reach it through an [`IndirectionTable`](crate::IndirectionTable). Its completions name its
+/// Queue pairs reach it through an [`IndirectionTable`](crate::work_queue::IndirectionTable). Its completions name its
 /// [`number`](Self::number) instead of the number of a queue pair.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: it has no work queues
-/// use ibverbs::{WorkQueue, WorkQueueFlags, WorkQueueState};
+/// use ibverbs::work_queue::{WorkQueue, WorkQueueFlags, WorkQueueState};
 ///
 /// # fn main() -> ibverbs::Result<()> {
 /// let context = ibverbs::open("mlx5_0")?;
@@ -80,8 +80,8 @@ impl<'res> WorkQueue<'res> {
     /// # Errors
     ///
     ///  - `EINVAL`: one of the numbers is 0, or more than the device allows
-    ///    ([`DeviceAttributes::max_qp_wr`](crate::DeviceAttributes::max_qp_wr),
-    ///    [`max_sge`](crate::DeviceAttributes::max_sge)), or the completion queue belongs to another
+    ///    ([`DeviceAttributes::max_qp_wr`](crate::device::DeviceAttributes::max_qp_wr),
+    ///    [`max_sge`](crate::device::DeviceAttributes::max_sge)), or the completion queue belongs to another
     ///    context.
     ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no work queues, or not these options.
     ///  - `ENOMEM`: the device has none left, or `RLIMIT_MEMLOCK` is too low.
@@ -186,7 +186,7 @@ impl<'res> WorkQueue<'res> {
     }
 
     /// The state that the queue was moved to last. A device that moves a queue to ERR by itself raises
-    /// [`WorkQueueFatal`](crate::AsyncEventKind::WorkQueueFatal).
+    /// [`WorkQueueFatal`](crate::device::AsyncEventKind::WorkQueueFatal).
     pub fn state(&self) -> WorkQueueState {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         self.last_state()
@@ -243,7 +243,7 @@ impl<'res> WorkQueue<'res> {
         unsafe { self.post(ReceiveWorkRequest::new(element), wr_id) }
     }
 
-    /// Its number, which its completions and [`AsyncEvents`](crate::AsyncEvents) have.
+    /// Its number, which its completions and [`AsyncEvents`](crate::device::AsyncEvents) have.
     pub fn number(&self) -> u32 {
         // SAFETY: the queue is live.
         unsafe { (*self.as_raw()).wq_num }

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use ibverbs::completion::WorkOpcode;
 use ibverbs::{
     AccessFlags, Channel, CompareSwapWorkRequest, ErrorKind, FetchAddWorkRequest, Inline,
     MaxRnrRetries, MaximumTransferUnit, MemoryRegion, PacketSequenceNumber, QueuePairType,
-    SendWorkRequest, SharedMemoryRegion, TransportError, WorkErrorClass, WorkOpcode, WorkStatus,
+    SendWorkRequest, SharedMemoryRegion, TransportError, WorkErrorClass, WorkStatus,
     WriteWorkRequest, ffi,
 };
 use ibverbs_function_device::FunctionDevice;

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use crate::pair::{Pair, outstanding};
 use crate::software::Software;
+use ibverbs::channel::CancelHandle;
 use ibverbs::{
-    AccessFlags, BufferPool, CancelHandle, Channel, Inline, ReceiveWorkRequest, SendWorkRequest,
-    TransportError,
+    AccessFlags, BufferPool, Channel, Inline, ReceiveWorkRequest, SendWorkRequest, TransportError,
 };
 
 /// A wait for something that never comes, which returns its error.

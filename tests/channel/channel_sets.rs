@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::pair::{break_queue_pair, builder, connect, domain, outstanding};
 use crate::software::Software;
-use ibverbs::{
-    Channel, ChannelSet, Inline, MemoryRegion, ProtectionDomain, TransportError, WorkErrorClass,
-};
+use ibverbs::channel::ChannelSet;
+use ibverbs::{Channel, Inline, MemoryRegion, ProtectionDomain, TransportError, WorkErrorClass};
 
 const PEERS: usize = 3;
 
@@ -155,7 +154,7 @@ trait MapErrors {
     fn map_errors(self) -> Vec<Option<WorkErrorClass>>;
 }
 
-impl<T: std::fmt::Debug> MapErrors for ibverbs::PeerResults<T> {
+impl<T: std::fmt::Debug> MapErrors for ibverbs::channel::PeerResults<T> {
     /// The class of each failed operation; `None` for a deadline that has passed.
     fn map_errors(self) -> Vec<Option<WorkErrorClass>> {
         let class = |result: Result<T, TransportError>| match result.unwrap_err() {

@@ -12,7 +12,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::time::Duration;
 
-use ibverbs::{AccessFlags, BufferPool, ReceiveWorkRequest, ScopeError, TransportError};
+use ibverbs::channel::ScopeError;
+use ibverbs::{AccessFlags, BufferPool, ReceiveWorkRequest, TransportError};
 use ibverbs_function_device::FunctionDevice;
 
 use crate::pair::{ModelPair as Pair, peek, queue, soon};

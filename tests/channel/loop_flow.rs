@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use ibverbs::channel::{LoopBuffer, PreparedWindow};
 use ibverbs::{
-    ChannelId, LoopBuffer, MaxRnrRetries, PooledBuffer, PreparedWindow, ReceiveWorkRequest,
-    SendWorkRequest, TransportError, WriteWorkRequest,
+    ChannelId, MaxRnrRetries, PooledBuffer, ReceiveWorkRequest, SendWorkRequest, TransportError,
+    WriteWorkRequest,
 };
 use ibverbs_function_device::FunctionDevice;
 

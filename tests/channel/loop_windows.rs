@@ -1,8 +1,9 @@
 //! Windows of loops: several requests with one doorbell and one completion.
 
+use ibverbs::channel::{AnyBuffer, PreparedWindow, WindowError};
 use ibverbs::{
-    AnyBuffer, ChannelId, Ended, PooledBuffer, PreparedWindow, ReceiveWorkRequest, SendWorkRequest,
-    TransportError, WindowError, WorkErrorClass, ffi,
+    ChannelId, Ended, PooledBuffer, ReceiveWorkRequest, SendWorkRequest, TransportError,
+    WorkErrorClass, ffi,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 

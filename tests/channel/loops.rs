@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibverbs::channel::{AnyBuffer, LoopBuffer, PreparedWindow};
 use ibverbs::{
-    AccessFlags, AnyBuffer, BufferPool, Channel, ChannelBuilder, ChannelId, Ended, ErrorKind,
-    Inline, Loop, LoopBuffer, PooledBuffer, PreparedWindow, ProtectionDomain, ReceiveWorkRequest,
-    SendWorkRequest, TransportError, WorkErrorClass, WriteWorkRequest,
+    AccessFlags, BufferPool, Channel, ChannelBuilder, ChannelId, Ended, ErrorKind, Inline, Loop,
+    PooledBuffer, ProtectionDomain, ReceiveWorkRequest, SendWorkRequest, TransportError,
+    WorkErrorClass, WriteWorkRequest,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibverbs::memory::HugePages;
+use ibverbs::pool::SharedMemoryRange;
 use ibverbs::{
-    AccessFlags, BufferPool, CompareSwapWorkRequest, ErrorKind, FetchAddWorkRequest, HugePages,
-    MemoryRegion, PooledBuffer, ReadWorkRequest, ReceiveWorkRequest, RegionOptions,
-    SendWorkRequest, SharedMemoryRange, SharedMemoryRegion, TransportError, WriteWorkRequest,
+    AccessFlags, BufferPool, CompareSwapWorkRequest, ErrorKind, FetchAddWorkRequest, MemoryRegion,
+    PooledBuffer, ReadWorkRequest, ReceiveWorkRequest, RegionOptions, SendWorkRequest,
+    SharedMemoryRegion, TransportError, WriteWorkRequest,
 };
 use ibverbs_software::Verb;
 

@@ -1,6 +1,7 @@
 //! Messages that are shorter than their buffers.
 
-use ibverbs::{ScopeError, TransportError, WorkStatus};
+use ibverbs::channel::ScopeError;
+use ibverbs::{TransportError, WorkStatus};
 
 use crate::pair::Pair;
 

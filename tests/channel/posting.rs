@@ -4,10 +4,11 @@ use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
 use std::sync::{Arc, OnceLock};
 
+use ibverbs::channel::{PendingWork, ScopeError};
+use ibverbs::operation::LocalInvalidateWorkRequest;
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, Inline, LocalInvalidateWorkRequest, PendingWork,
-    ProtectionDomain, ScopeError, SendWorkRequest, TransportError, WorkSuccess, WriteWorkRequest,
-    ffi,
+    AccessFlags, BufferPool, Channel, Inline, ProtectionDomain, SendWorkRequest, TransportError,
+    WorkSuccess, WriteWorkRequest, ffi,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 

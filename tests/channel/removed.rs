@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibverbs::channel::OwnedWork;
+use ibverbs::completion::CompletionFields;
+use ibverbs::device::{AsyncEventKind, AsyncEventSubject};
 use ibverbs::{
-    AccessFlags, AsyncEventKind, AsyncEventSubject, BufferPool, ChannelBuilder, CompletionChannel,
-    CompletionFields, CompletionQueue, Error, ErrorKind, OperationError, OwnedWork, PooledBuffer,
-    ProtectionDomain, ReceiveWorkRequest, TransportError, TransportResult, WorkCompletion,
-    WorkStatus,
+    AccessFlags, BufferPool, ChannelBuilder, CompletionChannel, CompletionQueue, Error, ErrorKind,
+    OperationError, PooledBuffer, ProtectionDomain, ReceiveWorkRequest, TransportError,
+    TransportResult, WorkCompletion, WorkStatus,
 };
 use ibverbs_function_device::{FunctionDevice, Kind};
 

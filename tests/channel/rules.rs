@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
+use ibverbs::channel::ScopeError;
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, Inline, OperationError, ReceiveWorkRequest, ScopeError,
-    SendWorkRequest, TransportError, WriteWorkRequest, ffi,
+    AccessFlags, BufferPool, Channel, Inline, OperationError, ReceiveWorkRequest, SendWorkRequest,
+    TransportError, WriteWorkRequest, ffi,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 

@@ -3,9 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use ibverbs::{
-    Inline, MaxRnrRetries, MemorySliceMut, ScopeError, TransportError, TransportResult, WorkStatus,
-};
+use ibverbs::channel::ScopeError;
+use ibverbs::{Inline, MaxRnrRetries, MemorySliceMut, TransportError, TransportResult, WorkStatus};
 use ibverbs_function_device::{FunctionDevice, Progress};
 
 use crate::pair::{ModelPair as Pair, outstanding, queue, soon};
@@ -123,7 +122,7 @@ fn a_window_goes_round_a_ring_of_buffers() {
                 for message in 0..100_usize {
                     let at = message % 4;
                     if let Some(sending) = sends[at].take() {
-                        let (buffer, _) = ibverbs::ScopedPendingWork::wait(sending)?;
+                        let (buffer, _) = ibverbs::channel::ScopedPendingWork::wait(sending)?;
                         source[at] = Some(buffer);
                         let (buffer, _) = receives[at].take().unwrap().wait()?;
                         sum += u32::from(buffer[3]);
@@ -292,7 +291,7 @@ fn what_a_handle_says_it_says_again() {
             assert!(write.poll().is_none() && write.poll().is_none());
             device.run();
             assert_eq!(write.poll().unwrap()?.opcode(), write.poll().unwrap()?.opcode());
-            assert_eq!(write.spin_poll()?.opcode(), ibverbs::WorkOpcode::Write);
+            assert_eq!(write.spin_poll()?.opcode(), ibverbs::completion::WorkOpcode::Write);
             assert_eq!(write.wait()?.0[..], region[..]);
             Ok::<_, TransportError>(())
         })

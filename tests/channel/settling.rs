@@ -5,7 +5,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use ibverbs::{ScopeError, TransportError, ffi};
+use ibverbs::channel::ScopeError;
+use ibverbs::{TransportError, ffi};
 use ibverbs_function_device::{FunctionDevice, Kind};
 
 use crate::pair::{ModelPair as Pair, builder, connect, domain, outstanding, queue, soon};

@@ -1,8 +1,10 @@
 //! Unpolled operations, which the program polls by hand.
 
+use ibverbs::channel::ChannelClosed;
+use ibverbs::completion::WorkOpcode;
 use ibverbs::{
-    ChannelClosed, CompareSwapWorkRequest, FetchAddWorkRequest, Inline, SendWorkRequest,
-    TransportError, WorkErrorClass, WorkOpcode, WriteWorkRequest,
+    CompareSwapWorkRequest, FetchAddWorkRequest, Inline, SendWorkRequest, TransportError,
+    WorkErrorClass, WriteWorkRequest,
 };
 use ibverbs_software::Verb;
 

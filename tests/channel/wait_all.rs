@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use ibverbs::{Inline, MaxRnrRetries, ReceiveWorkRequest, ScopeError, TransportError, WorkStatus};
+use ibverbs::channel::ScopeError;
+use ibverbs::{Inline, MaxRnrRetries, ReceiveWorkRequest, TransportError, WorkStatus};
 use ibverbs_software::Verb;
 
 use crate::pair::{ModelPair, Pair, soon};

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
+use ibverbs::channel::{PreparedWindow, ScopeError, WindowError, WindowRequests};
 use ibverbs::{
-    ChannelBuilder, Inline, PreparedWindow, ReadWorkRequest, RemoteMemoryRegion, ScopeError,
-    SendWorkRequest, TransportError, WindowError, WindowRequests, WorkErrorClass, WorkStatus,
-    WriteWorkRequest, ffi,
+    ChannelBuilder, Inline, ReadWorkRequest, RemoteMemoryRegion, SendWorkRequest, TransportError,
+    WorkErrorClass, WorkStatus, WriteWorkRequest, ffi,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 

@@ -1,10 +1,13 @@
 //! Queue pairs of type RC that need nothing but one element in a request: no inline data, no long queues. Each receive is
 //! posted before the peer sends, as iWARP wants.
 
+use ibverbs::completion::{CompletionFields, WorkOpcode};
+use ibverbs::device::AtomicCapability;
+use ibverbs::queue_pair::SendOperations;
 use ibverbs::{
-    AccessFlags, AtomicCapability, CompareSwapWorkRequest, CompletionFields, CompletionQueue,
-    ErrorKind, FetchAddWorkRequest, ProtectionDomain, QueuePair, ReadWorkRequest, SendOperations,
-    SendWorkRequest, SharedMemoryRegion, WorkOpcode, WorkStatus, WriteWorkRequest,
+    AccessFlags, CompareSwapWorkRequest, CompletionQueue, ErrorKind, FetchAddWorkRequest,
+    ProtectionDomain, QueuePair, ReadWorkRequest, SendWorkRequest, SharedMemoryRegion, WorkStatus,
+    WriteWorkRequest,
 };
 
 use crate::device::{has_reliable, is_iwarp, open, reliable, supported};

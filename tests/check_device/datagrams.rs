@@ -1,8 +1,10 @@
 //! Datagrams to oneself: UD, and EFA's SRD.
 
+use ibverbs::queue_pair::Srd;
+use ibverbs::queue_pair::marker::{AddressedBy, Datagram, ReceiveQueue, Sends};
 use ibverbs::{
-    AddressVector, AddressedBy, Context, Datagram, DatagramPeer, ErrorKind, PreparedQueuePair,
-    ProtectionDomain, ReceiveQueue, SendWorkRequest, Sends, Srd, Ud,
+    AddressVector, Context, DatagramPeer, ErrorKind, PreparedQueuePair, ProtectionDomain,
+    SendWorkRequest, Ud,
 };
 
 use crate::device::{open, port, supported};

@@ -2,9 +2,10 @@
 
 use std::sync::LazyLock;
 
+use ibverbs::device::{GidType, LinkLayer, PortState, TransportType};
 use ibverbs::{
-    CompletionQueue, Context, Error, ErrorKind, GidType, LinkLayer, MaximumTransferUnit, PortState,
-    ProtectionDomain, QueuePairBuilder, Rc, TransportType,
+    CompletionQueue, Context, Error, ErrorKind, MaximumTransferUnit, ProtectionDomain,
+    QueuePairBuilder, Rc,
 };
 use ibverbs_software::Device;
 

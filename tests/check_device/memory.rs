@@ -1,6 +1,7 @@
 //! Every kind of memory region.
 
-use ibverbs::{AccessFlags, ErrorKind, HugePages, MemoryWindowType, RegionOptions};
+use ibverbs::memory::{HugePages, MemoryWindowType};
+use ibverbs::{AccessFlags, ErrorKind, RegionOptions};
 
 use crate::device::{open, supported};
 use crate::transport::nothing_is_left;

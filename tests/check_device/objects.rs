@@ -1,6 +1,8 @@
 //! Objects come and go, up to the limits that the device names.
 
-use ibverbs::{CompletionFields, CompletionQueue, ErrorKind, Rc, SendOperations, Uc, Ud};
+use ibverbs::completion::CompletionFields;
+use ibverbs::queue_pair::SendOperations;
+use ibverbs::{CompletionQueue, ErrorKind, Rc, Uc, Ud};
 
 use crate::device::{has_reliable, open, reliable, supported};
 use crate::transport::nothing_is_left;
@@ -51,7 +53,7 @@ fn beyond_a_limit_are_refused() {
     let error = domain.create_qp(&queue, &queue, Rc).max_send_sge(more).build().map(drop);
     error.unwrap_err();
     // All of these were refused, and nothing is left of them.
-    assert_eq!(ibverbs::process_resources().unwrap().queue_pairs, 0);
+    assert_eq!(ibverbs::device::process_resources().unwrap().queue_pairs, 0);
 }
 
 #[test]

@@ -5,10 +5,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::LazyLock;
 use std::time::Instant;
 
-use ibverbs::{
-    Channel, ChannelClosed, ConnectionControl, Listener, PreparedChannel, PreparedQueuePair,
-    QueuePair, Route,
-};
+use ibverbs::channel::ChannelClosed;
+use ibverbs::rdmacm::{ConnectionControl, Listener, Route};
+use ibverbs::{Channel, PreparedChannel, PreparedQueuePair, QueuePair};
 
 use crate::device::{self, NAME};
 use crate::vm::PATIENCE;
@@ -103,7 +102,7 @@ pub(crate) fn close(link: Link<Channel<'_>>) -> ChannelClosed {
 
 /// Other programs may use the device, so only this process counts. librdmacm keeps a device open.
 pub(crate) fn nothing_is_left() {
-    let left = ibverbs::process_resources().unwrap();
+    let left = ibverbs::device::process_resources().unwrap();
     assert_eq!((left.queue_pairs, left.shared_receive_queues), (0, 0), "{left:?}");
     assert_eq!((left.completion_queues, left.memory_regions), (0, 0), "{left:?}");
     assert_eq!((left.protection_domains, left.contexts), (0, 0), "{left:?}");

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use ibverbs::completion::CompletionFields;
 use ibverbs::{
-    CompletionChannel, CompletionFields, CompletionQueue, ErrorKind, ProtectionDomain,
-    WorkCompletion, ffi,
+    CompletionChannel, CompletionQueue, ErrorKind, ProtectionDomain, WorkCompletion, ffi,
 };
 use ibverbs_function_device::{Builder, FunctionDevice};
 

@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibverbs::completion::WorkOpcode;
 use ibverbs::{
-    CompletionChannel, CompletionQueue, ErrorKind, QueuePairType, WorkCompletion, WorkOpcode,
-    WorkStatus, ffi,
+    CompletionChannel, CompletionQueue, ErrorKind, QueuePairType, WorkCompletion, WorkStatus, ffi,
 };
 use ibverbs_function_device::FunctionDevice;
 

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{CompletionFields, CompletionQueue, ErrorKind, WorkCompletion};
+use ibverbs::completion::CompletionFields;
+use ibverbs::{CompletionQueue, ErrorKind, WorkCompletion};
 use ibverbs_function_device::FunctionDevice;
 
 use super::{LATE, SOON, completion};

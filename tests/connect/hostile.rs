@@ -133,7 +133,7 @@ fn a_side_whose_handshake_fails_reads_the_verdict_of_the_peer() {
 fn an_error_says_everything_once() {
     use std::error::Error as _;
 
-    use ibverbs::ExchangeStage as Stage;
+    use ibverbs::tcp::ExchangeStage as Stage;
 
     let broken = || std::io::Error::from(std::io::ErrorKind::BrokenPipe);
     let address = "192.0.2.1:18515".parse().unwrap();

@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{Channel, ExchangeError, Inline, MemoryRegion};
+use ibverbs::tcp::ExchangeError;
+use ibverbs::{Channel, Inline, MemoryRegion};
 use rig::{Rig, error, listener, recorded, soon, tcp_pair};
 
 impl Rig {

@@ -2,7 +2,8 @@
 
 use std::io::{Read, Write};
 
-use ibverbs::{Exchange, ExchangeStage, PreparedChannel, Step};
+use ibverbs::PreparedChannel;
+use ibverbs::tcp::{Exchange, ExchangeStage, Step};
 
 use super::*;
 
@@ -137,7 +138,7 @@ fn a_peer_that_is_gone_ends_a_step_with_the_stage_and_the_channel() {
 #[test]
 fn an_exchange_tells_what_is_wrong_before_it_begins() {
     let rig = Rig::new();
-    let long = vec![0; ibverbs::MAX_PRIVATE_DATA + 1];
+    let long = vec![0; ibverbs::tcp::MAX_PRIVATE_DATA + 1];
     for reason in
         [error(rig.prepared().begin_connect(&long)), error(rig.prepared().begin_accept(&long))]
     {

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Condvar;
 
-use ibverbs::{DeadlineStream, StreamWithDeadline};
+use ibverbs::tcp::{DeadlineStream, StreamWithDeadline};
 
 use super::*;
 

@@ -3,9 +3,10 @@
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 
+use ibverbs::tcp::{ExchangeStage, MAX_PRIVATE_DATA, peer_has_closed, wait_until_peer_closes};
 use ibverbs::{
-    AccessFlags, BufferPool, CompletionQueue, ErrorKind, ExchangeStage, Inline, MAX_PRIVATE_DATA,
-    QueuePair, QueuePairState, Rc, ReceiveWorkRequest, peer_has_closed, wait_until_peer_closes,
+    AccessFlags, BufferPool, CompletionQueue, ErrorKind, Inline, QueuePair, QueuePairState, Rc,
+    ReceiveWorkRequest,
 };
 use ibverbs_software::Verb;
 

@@ -3,10 +3,9 @@
 use std::future::Future;
 use std::pin::Pin;
 
-use ibverbs::{
-    Local, Locked, OwnedResult, PooledBuffer, RemoteMemoryRegion, Share, SharedMemoryRegion,
-    TransportError,
-};
+use ibverbs::channel::OwnedResult;
+use ibverbs::future::{Local, Locked, Share};
+use ibverbs::{PooledBuffer, RemoteMemoryRegion, SharedMemoryRegion, TransportError};
 use ibverbs_function_device::Kind;
 
 use crate::rig::{ALL, CHUNKS, LEN, Rig, both, connect, filled, poll, posted};

@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 use std::thread;
 
+use ibverbs::future::{Local, Locked, Share};
 use ibverbs::{
-    AsyncChannel, Channel, Local, Locked, MaxRnrRetries, PooledBuffer, Reactor, SendWorkRequest,
-    Share, SharedMemoryRegion, TransportError, ffi,
+    AsyncChannel, Channel, MaxRnrRetries, PooledBuffer, Reactor, SendWorkRequest,
+    SharedMemoryRegion, TransportError, ffi,
 };
 use ibverbs_function_device::{Kind, Progress};
 

@@ -5,9 +5,8 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use ibverbs::{
-    Error, ErrorKind, Locked, PooledBuffer, Reactor, SharedMemoryRegion, TransportError,
-};
+use ibverbs::future::Locked;
+use ibverbs::{Error, ErrorKind, PooledBuffer, Reactor, SharedMemoryRegion, TransportError};
 use ibverbs_function_device::Kind;
 
 use crate::rig::{ALL, CHUNKS, Count, LEN, Rig, poll, poll_in};

@@ -3,9 +3,10 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use ibverbs::future::Share;
 use ibverbs::{
     AccessFlags, AsyncChannel, BufferPool, Channel, ChannelBuilder, MaxRnrRetries, PooledBuffer,
-    ProtectionDomain, Reactor, Share, ffi,
+    ProtectionDomain, Reactor, ffi,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 

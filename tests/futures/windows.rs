@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use ibverbs::{
-    AnyBuffer, AsyncOperation, Local, Locked, PooledBuffer, PreparedWindow, SendWorkRequest, Share,
-    TransportError, WorkErrorClass,
-};
+use ibverbs::channel::{AnyBuffer, PreparedWindow};
+use ibverbs::future::{AsyncOperation, Local, Locked, Share};
+use ibverbs::{PooledBuffer, SendWorkRequest, TransportError, WorkErrorClass};
 use ibverbs_function_device::FunctionDevice;
 
 use crate::rig::{Count, LEN, Rig, both, completions, poll, poll_in, posted};

@@ -2,6 +2,10 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 
+use ibverbs::memory::{
+    DeviceMemory, DeviceMemoryRegion, ImplicitMemoryRegion, MAX_SGE_LENGTH, MemoryAdvice,
+    NullMemoryRegion, RawMemoryRegion, ReregisteredState, Reregistration,
+};
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use ibverbs::memory::{BorrowedMemoryRegion, MAX_SGE_LENGTH, ReadOnlyMemoryRegion};
 use ibverbs::*;
 use ibverbs_function_device::{Builder, FunctionDevice, Kind};
 

@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use ibverbs::memory::{ReregisteredState, Reregistration};
 use ibverbs::*;
 use ibverbs_function_device::{FunctionDevice, Kind};
 

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use ibverbs::memory::{MemoryWindow, MemoryWindowType};
+use ibverbs::operation::WindowBinding;
+use ibverbs::queue_pair::SendOperations;
 use ibverbs::*;
 use ibverbs_function_device::{FunctionDevice, Kind};
 

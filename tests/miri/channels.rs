@@ -4,7 +4,8 @@ use std::mem::forget;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use ibverbs::{BorrowedMemoryRegion, Inline, TransportError, TransportResult};
+use ibverbs::memory::BorrowedMemoryRegion;
+use ibverbs::{Inline, TransportError, TransportResult};
 
 use crate::device;
 use crate::rig::{Pair, both};

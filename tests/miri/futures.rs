@@ -8,10 +8,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
+use ibverbs::channel::{AnyBuffer, PreparedWindow};
+use ibverbs::future::{Local, Locked, Share};
+use ibverbs::pool::SharedMemoryRange;
 use ibverbs::{
-    AccessFlags, AnyBuffer, AsyncChannel, BufferPool, Channel, CompareSwapWorkRequest,
-    FetchAddWorkRequest, Local, Locked, PooledBuffer, PreparedWindow, ProtectionDomain, Reactor,
-    SendWorkRequest, Share, SharedMemoryRange, SharedMemoryRegion, TransportError,
+    AccessFlags, AsyncChannel, BufferPool, Channel, CompareSwapWorkRequest, FetchAddWorkRequest,
+    PooledBuffer, ProtectionDomain, Reactor, SendWorkRequest, SharedMemoryRegion, TransportError,
 };
 
 use crate::device;

@@ -3,9 +3,10 @@
 use std::mem::forget;
 use std::thread;
 
+use ibverbs::channel::{AnyBuffer, LoopBuffer, PreparedWindow};
 use ibverbs::{
-    AccessFlags, AnyBuffer, BufferPool, ChannelId, Ended, Inline, Loop, LoopBuffer, PooledBuffer,
-    PreparedWindow, ReceiveWorkRequest, SendWorkRequest, TransportError,
+    AccessFlags, BufferPool, ChannelId, Ended, Inline, Loop, PooledBuffer, ReceiveWorkRequest,
+    SendWorkRequest, TransportError,
 };
 
 use crate::device;

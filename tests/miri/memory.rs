@@ -1,6 +1,7 @@
 //! Memory that peers write while the program uses it.
 
-use ibverbs::{BorrowedMemoryRegion, CompareSwapWorkRequest, FetchAddWorkRequest, MemoryRegion};
+use ibverbs::memory::BorrowedMemoryRegion;
+use ibverbs::{CompareSwapWorkRequest, FetchAddWorkRequest, MemoryRegion};
 
 use crate::device;
 use crate::rig::{ALL, Pair, domain};

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
+use ibverbs::pool::SharedMemoryRange;
 use ibverbs::{
     AccessFlags, BufferPool, CompareSwapWorkRequest, FetchAddWorkRequest, Inline, MemoryRegion,
-    PooledBuffer, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, SharedMemoryRange,
-    SharedMemoryRegion, TransportError, WriteWorkRequest,
+    PooledBuffer, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, SharedMemoryRegion,
+    TransportError, WriteWorkRequest,
 };
 
 use crate::device;

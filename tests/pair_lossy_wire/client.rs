@@ -3,9 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use ibverbs::{
-    Channel, MemoryRegion, ProtectionDomain, RemoteMemoryRegion, ScopedPendingWork, TransportError,
-};
+use ibverbs::channel::ScopedPendingWork;
+use ibverbs::{Channel, MemoryRegion, ProtectionDomain, RemoteMemoryRegion, TransportError};
 
 use crate::server::failure;
 use crate::two_machines::{Peer, assert_nothing_left, pattern, report, soak_seconds};

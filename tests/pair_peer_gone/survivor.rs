@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibverbs::channel::ChannelClosed;
 use ibverbs::{
-    Channel, ChannelClosed, MaxRnrRetries, MemoryRegion, ProtectionDomain, QueuePairEndpoint,
-    QueuePairState, Rc, RemoteMemoryRegion, TransportError, WorkCompletion, WorkError, WorkStatus,
+    Channel, MaxRnrRetries, MemoryRegion, ProtectionDomain, QueuePairEndpoint, QueuePairState, Rc,
+    RemoteMemoryRegion, TransportError, WorkCompletion, WorkError, WorkStatus,
 };
 
 use crate::two_machines::{PATIENCE, Peer, assert_nothing_left, completions, pattern, report};

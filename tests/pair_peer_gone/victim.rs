@@ -5,9 +5,9 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 use std::{process, ptr, slice, thread};
 
+use ibverbs::memory::RawMemoryRegion;
 use ibverbs::{
-    AccessFlags, MinRnrTimer, QueuePairEndpoint, RawMemoryRegion, Rc, SharedMemoryRegion,
-    WorkCompletion,
+    AccessFlags, MinRnrTimer, QueuePairEndpoint, Rc, SharedMemoryRegion, WorkCompletion,
 };
 
 use crate::two_machines::{Peer, pattern};

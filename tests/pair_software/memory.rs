@@ -4,7 +4,8 @@ use std::error::Error;
 use std::ops::Range;
 use std::time::Instant;
 
-use ibverbs::{AccessFlags, CompletionQueue, ProtectionDomain, RawMemoryRegion, WorkCompletion};
+use ibverbs::memory::RawMemoryRegion;
+use ibverbs::{AccessFlags, CompletionQueue, ProtectionDomain, WorkCompletion};
 
 use crate::two_machines::PATIENCE;
 

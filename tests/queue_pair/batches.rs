@@ -1,10 +1,15 @@
 //! The extended posting interface.
 
 use super::*;
+use ibverbs::memory::InlineList;
+use ibverbs::operation::{
+    AtomicWriteWorkRequest, FlushWorkRequest, LocalInvalidateWorkRequest, SegmentedSendWorkRequest,
+    XrcPeer,
+};
+use ibverbs::queue_pair::{FlushPlacement, SendOperations};
 use ibverbs::{
-    AtomicWriteWorkRequest, CompareSwapWorkRequest, DatagramPeer, FetchAddWorkRequest,
-    FlushWorkRequest, LocalInvalidateWorkRequest, ReadWorkRequest, SegmentedSendWorkRequest,
-    SendWorkRequest, WriteWorkRequest, XrcPeer,
+    CompareSwapWorkRequest, DatagramPeer, FetchAddWorkRequest, ReadWorkRequest, SendWorkRequest,
+    WriteWorkRequest,
 };
 use ibverbs_function_device::{Builder, Posted, Progress};
 use std::io::IoSlice;

@@ -2,6 +2,9 @@
 
 use super::*;
 use ffi::ibv_qp_init_attr_mask as mask;
+use ibverbs::domain::{XrcDomain, XrcDomainScope};
+use ibverbs::memory::MemoryWindowType;
+use ibverbs::queue_pair::{CreateFlags, SendOperations};
 use ibverbs::{Inline, Rc, SendWorkRequest};
 
 #[test]

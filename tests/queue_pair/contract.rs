@@ -1,6 +1,9 @@
 //! "The contract of posting": what happens to a program that does not keep its parts.
 
 use super::*;
+use ibverbs::completion::CompletionFields;
+use ibverbs::domain::{XrcDomain, XrcDomainScope};
+use ibverbs::queue_pair::SendOperations;
 use ibverbs::{Inline, SendWorkRequest};
 
 /// Two requests under one number: nothing tells which of them a completion is for.

@@ -9,6 +9,9 @@ mod refusals;
 mod requests;
 mod states;
 
+use ibverbs::completion::WorkResult;
+use ibverbs::queue_pair::Transport;
+use ibverbs::queue_pair::marker::Connected;
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 

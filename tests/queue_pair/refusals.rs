@@ -1,6 +1,8 @@
 //! What the error of a refused verb says: the state, the path, the index or the depth that is wrong.
 
 use super::*;
+use ibverbs::operation::{Batch, SendList};
+use ibverbs::queue_pair::{SendOperations, StateTransition};
 use ibverbs::{Inline, SendWorkRequest};
 
 /// The queue pair in `state`, one of those on the way to RTS.

@@ -1,6 +1,7 @@
 //! Requests, one by one and in lists.
 
 use super::*;
+use ibverbs::operation::{LocalInvalidateWorkRequest, PreparedReceive, ReceiveList, SendList};
 use ibverbs::{DatagramPeer, Inline, Rc, SendWorkRequest};
 use ibverbs_function_device::{Posted, Progress};
 

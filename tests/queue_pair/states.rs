@@ -1,6 +1,9 @@
 //! State changes.
 
 use super::*;
+use ibverbs::queue_pair::{
+    AttributeMask, DataInOrder, RateLimit, StateTransition, WorkRequestOpcode,
+};
 use ibverbs::{Inline, SendWorkRequest};
 
 fn mask_of(device: &FunctionDevice, back: u32) -> AttributeMask {

@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::AsyncEventKind as Kind;
-use ibverbs::AsyncEventSubject as Subject;
-use ibverbs::{AsyncEvent, AsyncEvents, Inline, Rc, SendWorkRequest};
+use ibverbs::device::AsyncEventKind as Kind;
+use ibverbs::device::AsyncEventSubject as Subject;
+use ibverbs::device::{AsyncEvent, AsyncEvents};
+use ibverbs::{Inline, Rc, SendWorkRequest};
 
 use super::vm::{PATIENCE, assert_nothing_left, completions, kernel_release, one_at_a_time, run};
 use super::{SOON, exchange, loopback};

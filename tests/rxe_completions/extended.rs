@@ -4,9 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use ibverbs::{
-    CompletionFields, CompletionQueue, Error, WorkCompletion, WorkOpcode, WorkStatus, ffi,
-};
+use ibverbs::completion::{CompletionFields, WorkOpcode};
+use ibverbs::{CompletionQueue, Error, WorkCompletion, WorkStatus, ffi};
 
 use super::vm::{PATIENCE, assert_nothing_left, completions, one_at_a_time};
 use super::{SOON, exchange, ids, loopback};

@@ -3,7 +3,8 @@
 use std::thread;
 use std::time::Duration;
 
-use ibverbs::{CompletionFields, CompletionQueue, ErrorKind};
+use ibverbs::completion::CompletionFields;
+use ibverbs::{CompletionQueue, ErrorKind};
 
 use super::vm::{completions, one_at_a_time};
 use super::{SOON, exchange, ids, loopback};

@@ -4,10 +4,9 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{
-    AccessFlags, AckTimeout, AttributeMask, ConnectionEventKind as Kind, EnhancedConnection,
-    Inline, Listener, Rc, Route, TransportError,
-};
+use ibverbs::queue_pair::{AttributeMask, EnhancedConnection};
+use ibverbs::rdmacm::{ConnectionEventKind as Kind, Listener, Route};
+use ibverbs::{AccessFlags, AckTimeout, Inline, Rc, TransportError};
 
 use crate::managed::{Device, TIME, accept, connect, expect, here, listen, pair, transfer};
 use crate::nothing_is_left;
@@ -231,7 +230,7 @@ fn a_route_to_a_name_takes_a_kernel_with_written_events() {
     let _alone = alone("a name", 60);
     match Route::to_name("10.77.0.1", "7471").resolve(Instant::now() + TIME) {
         Ok(route) => assert_eq!(route.peer_addr(), Some("10.77.0.1:7471".parse().unwrap())),
-        Err(ibverbs::ConnectionError::Verbs(error)) => {
+        Err(ibverbs::rdmacm::ConnectionError::Verbs(error)) => {
             assert_eq!(error.kind(), ibverbs::ErrorKind::Unsupported);
             assert!(error.to_string().contains("Linux 6.18"), "{error}");
         }

@@ -5,10 +5,10 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibverbs::rdmacm::{ConnectionError, DatagramAddress, Listener, MulticastMembership, Route};
 use ibverbs::{
-    AddressVector, CompletionQueue, ConnectionError, Context, DatagramAddress, DatagramPeer,
-    Listener, MemoryRegion, MulticastMembership, PreparedQueuePair, ProtectionDomain, QueuePair,
-    QueuePairType, Route, SendWorkRequest, Ud,
+    AddressVector, CompletionQueue, Context, DatagramPeer, MemoryRegion, PreparedQueuePair,
+    ProtectionDomain, QueuePair, QueuePairType, SendWorkRequest, Ud,
 };
 
 use crate::managed::{TIME, here};
@@ -233,8 +233,11 @@ fn we_answer_udaddy() {
     let mut request = listener.next_until(Instant::now() + TIME).unwrap();
     with_side(request.open_device().unwrap(), |side| {
         let mut queue_pair = request.activate(side.prepare()).unwrap();
-        let qkey =
-            queue_pair.query_attributes(ibverbs::AttributeMask::QKEY).unwrap().qkey().unwrap();
+        let qkey = queue_pair
+            .query_attributes(ibverbs::queue_pair::AttributeMask::QKEY)
+            .unwrap()
+            .qkey()
+            .unwrap();
         let region = side.receives(&mut queue_pair);
         request.accept(&queue_pair, b"").unwrap();
         let received = completions(side.queue, MESSAGES);

@@ -3,7 +3,7 @@
 use std::env;
 use std::process::Command;
 
-use ibverbs::Listener;
+use ibverbs::rdmacm::Listener;
 
 use crate::managed::here;
 use crate::vm::{alone, run};

@@ -3,7 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{Channel, ConnectionError, ErrorKind, Listener, QueuePairType, RejectReason, Route};
+use ibverbs::rdmacm::{ConnectionError, Listener, RejectReason, Route};
+use ibverbs::{Channel, ErrorKind, QueuePairType};
 
 use crate::managed::{Device, TIME, accept, connect, here, listen, transfer};
 use crate::nothing_is_left;

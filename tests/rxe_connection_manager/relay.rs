@@ -8,9 +8,10 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibverbs::rdmacm::{Connection, ConnectionEventKind as Kind, Listener, Route};
 use ibverbs::{
-    CompletionQueue, Connection, ConnectionEventKind as Kind, Listener, MemoryRegion,
-    PreparedQueuePair, ProtectionDomain, QueuePair, Rc, Route, WorkCompletion,
+    CompletionQueue, MemoryRegion, PreparedQueuePair, ProtectionDomain, QueuePair, Rc,
+    WorkCompletion,
 };
 
 use crate::managed::{TIME, here};

@@ -6,9 +6,8 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
-use ibverbs::{
-    ConnectionError, ConnectionEventKind as Kind, Inline, Listener, Route, Step, TransportError,
-};
+use ibverbs::rdmacm::{ConnectionError, ConnectionEventKind as Kind, Listener, Route, Step};
+use ibverbs::{Inline, TransportError};
 
 use crate::asynchronous::on_both;
 use crate::managed::{Device, TIME, expect, here, listen, pair, transfer};

@@ -3,9 +3,9 @@
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Instant;
 
-use ibverbs::{
-    Channel, Connecting, Connection, ConnectionEventKind as Kind, Listener, Route, RouteResolution,
-    Step,
+use ibverbs::Channel;
+use ibverbs::rdmacm::{
+    Connecting, Connection, ConnectionEventKind as Kind, Listener, Route, RouteResolution, Step,
 };
 
 use crate::managed::{Device, TIME, listen, transfer};

@@ -4,9 +4,11 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibverbs::channel::OwnedWork;
+use ibverbs::rdmacm::{ConnectionError, ConnectionEventKind as Kind, Listener, Route};
 use ibverbs::{
-    AccessFlags, Channel, ConnectionError, ConnectionEventKind as Kind, Inline, Listener,
-    MemoryRegion, OwnedWork, ReceiveWorkRequest, RemoteMemoryRegion, Route, SharedMemoryRegion,
+    AccessFlags, Channel, Inline, MemoryRegion, ReceiveWorkRequest, RemoteMemoryRegion,
+    SharedMemoryRegion,
 };
 
 use crate::managed::{Device, Managed, TIME, connect, expect, here};

@@ -4,10 +4,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ibverbs::memory::RawMemoryRegion;
 use ibverbs::{
     AccessFlags, Channel, CompareSwapWorkRequest, FetchAddWorkRequest, Inline, MemoryRegion,
-    ProtectionDomain, RawMemoryRegion, RemoteMemoryRegion, SharedMemoryRegion, TransportError,
-    TransportResult, WorkErrorClass, WorkStatus, WriteWorkRequest,
+    ProtectionDomain, RemoteMemoryRegion, SharedMemoryRegion, TransportError, TransportResult,
+    WorkErrorClass, WorkStatus, WriteWorkRequest,
 };
 
 use crate::alone;

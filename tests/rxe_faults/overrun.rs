@@ -3,9 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use ibverbs::{
-    AsyncEventKind, AsyncEventSubject, CompletionQueue, ErrorKind, QueuePairType, WorkCompletion,
-};
+use ibverbs::device::{AsyncEventKind, AsyncEventSubject};
+use ibverbs::{CompletionQueue, ErrorKind, QueuePairType, WorkCompletion};
 
 use crate::alone;
 use crate::figures::figure;

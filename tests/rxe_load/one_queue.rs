@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibverbs::operation::{ReceiveHalf, SendHalf};
 use ibverbs::{
-    CompletionQueue, MaxRnrRetries, MinRnrTimer, ProtectionDomain, QueuePair, Rc, ReceiveHalf,
-    SendHalf, WorkCompletion, WorkStatus,
+    CompletionQueue, MaxRnrRetries, MinRnrTimer, ProtectionDomain, QueuePair, Rc, WorkCompletion,
+    WorkStatus,
 };
 
 use crate::alone;

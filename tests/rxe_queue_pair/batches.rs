@@ -1,8 +1,10 @@
 //! Many requests, by the extended interface.
 
+use ibverbs::memory::InlineList;
+use ibverbs::operation::{AtomicWriteWorkRequest, FlushWorkRequest};
+use ibverbs::queue_pair::{FlushPlacement, SendOperations};
 use ibverbs::{
-    AtomicWriteWorkRequest, CompareSwapWorkRequest, FetchAddWorkRequest, FlushWorkRequest,
-    ReadWorkRequest, SendWorkRequest, WriteWorkRequest,
+    CompareSwapWorkRequest, FetchAddWorkRequest, ReadWorkRequest, SendWorkRequest, WriteWorkRequest,
 };
 use std::io::IoSlice;
 

@@ -12,6 +12,8 @@ mod transport;
 #[path = "../support/vm/mod.rs"]
 mod vm;
 
+use ibverbs::queue_pair::Transport;
+use ibverbs::queue_pair::marker::Connected;
 use ibverbs::*;
 use vm::{completions, gid_index, has_address_handles, success, with_rxe0};
 

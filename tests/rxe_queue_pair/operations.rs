@@ -1,6 +1,10 @@
 //! Every operation, on every transport.
 
 use super::*;
+use ibverbs::completion::WorkOpcode;
+use ibverbs::memory::MemoryWindowType;
+use ibverbs::operation::WindowBinding;
+use ibverbs::queue_pair::{CreateFlags, SendOperations};
 use ibverbs::{DatagramPeer, Inline, Rc, SendWorkRequest};
 
 #[test]

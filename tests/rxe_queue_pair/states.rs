@@ -1,6 +1,11 @@
 //! Every state and transition.
 
 use super::*;
+use ibverbs::device::{AsyncEventKind, AsyncEvents};
+use ibverbs::queue_pair::{
+    AttributeMask, DataInOrder, RateLimit, SendOperations, StateTransition, WorkRequestOpcode,
+};
+use ibverbs::settings::FlowLabel;
 use ibverbs::{Inline, SendWorkRequest};
 use std::time::Instant;
 

@@ -1,5 +1,6 @@
 //! Actions: encryption and decryption of IPsec.
 
+use ibverbs::flow::{EspAction, EspFlags, EspMatch, EspParameters, FlowRule, Ipv4Match};
 use std::sync::Arc;
 
 use ibverbs::ffi;

@@ -1,5 +1,9 @@
 //! Flows and their counters.
 
+use ibverbs::flow::{
+    EspMatch, EthernetMatch, FlowCounter, FlowCounters, FlowFlags, FlowRule, GreMatch, Ipv4Match,
+    Ipv6Match, MplsMatch, PortMatch, VxlanMatch,
+};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 

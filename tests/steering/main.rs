@@ -6,6 +6,8 @@ mod actions;
 mod flows;
 mod work_queues;
 
+use ibverbs::completion::WorkOpcode;
+use ibverbs::queue_pair::{RawPacket, StateTransition};
 use ibverbs::*;
 use ibverbs_function_device::{FunctionDevice, Kind};
 

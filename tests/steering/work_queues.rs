@@ -1,5 +1,11 @@
 //! Work queues, indirection tables and the queue pairs that use them.
 
+use ibverbs::device::AsyncEventSubject;
+use ibverbs::flow::{EthernetMatch, FlowRule};
+use ibverbs::work_queue::{
+    IndirectionTable, ReceiveHash, ReceiveHashFields, ReceiveScalingQueuePair, WorkQueue,
+    WorkQueueFlags, WorkQueueState,
+};
 use std::sync::Arc;
 
 use ibverbs::ffi;

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{
-    AccessFlags, Channel, Connection, ConnectionError, ConnectionEventKind, ConnectionRequest,
-    Context, Listener, PreparedChannel, ProtectionDomain, Route,
+use ibverbs::rdmacm::{
+    Connection, ConnectionError, ConnectionEventKind, ConnectionRequest, Listener, Route,
 };
+use ibverbs::{AccessFlags, Channel, Context, PreparedChannel, ProtectionDomain};
 
 /// The address of the first device.
 pub const HERE: &str = "10.77.0.1";

@@ -7,9 +7,8 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ibverbs::{
-    Channel, ChannelBuilder, ExchangeError, MaxRnrRetries, PreparedChannel, ProtectionDomain,
-};
+use ibverbs::tcp::ExchangeError;
+use ibverbs::{Channel, ChannelBuilder, MaxRnrRetries, PreparedChannel, ProtectionDomain};
 
 use crate::software::Software;
 

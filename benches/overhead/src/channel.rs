@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use ibverbs::{
-    AccessFlags, BufferPool, Channel, MemoryRegion, MemorySlice, PreparedWindow, ProtectionDomain,
-    ScopeError, SendWorkRequest, TransportError,
-};
+use ibverbs::channel::{PreparedWindow, ScopeError};
+use ibverbs::{AccessFlags, BufferPool, Channel, MemoryRegion, MemorySlice, ProtectionDomain, SendWorkRequest, TransportError};
 
 use crate::rig::{DEPTH, LENGTH, WINDOW, WINDOW_OPERATIONS, context};
 

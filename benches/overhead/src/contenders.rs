@@ -1,6 +1,7 @@
 //! The list of contenders.
 
-use ibverbs::{Local, Locked, PooledBuffer};
+use ibverbs::future::{Local, Locked};
+use ibverbs::PooledBuffer;
 
 use crate::channel::{ChannelRig, OwnedRig};
 use crate::loops::SendsRig;

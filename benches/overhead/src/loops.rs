@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use ibverbs::{
-    AccessFlags, BufferPool, ChannelId, Ended, Loop, PooledBuffer, PreparedWindow,
-    ProtectionDomain, ReceiveWorkRequest, SendWorkRequest, TransportError, TransportResult,
-};
+use ibverbs::channel::PreparedWindow;
+use ibverbs::{AccessFlags, BufferPool, ChannelId, Ended, Loop, PooledBuffer, ProtectionDomain, ReceiveWorkRequest, SendWorkRequest, TransportError, TransportResult};
 
 use crate::rig::{DEPTH, LENGTH, WINDOW, WINDOW_OPERATIONS, context};
 

@@ -1,9 +1,7 @@
 //! The verbs layer, with requests that are prepared once.
 
-use ibverbs::{
-    GatherElement, MemoryRegion, PreparedReceive, PreparedRequest, ReceiveWorkRequest, Result,
-    SendList, SendWorkRequest, WorkCompletion, WriteWorkRequest,
-};
+use ibverbs::operation::{PreparedReceive, SendList};
+use ibverbs::{GatherElement, MemoryRegion, PreparedRequest, ReceiveWorkRequest, Result, SendWorkRequest, WorkCompletion, WriteWorkRequest};
 
 use crate::rig::{LENGTH, Rig, WINDOW, WINDOW_OPERATIONS};
 use crate::{complete, complete_one};

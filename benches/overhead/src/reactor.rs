@@ -9,10 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, Channel, PooledBuffer, ProtectionDomain, Reactor, Share,
-    TransportError, TransportResult,
-};
+use ibverbs::future::Share;
+use ibverbs::{AccessFlags, AsyncChannel, BufferPool, Channel, PooledBuffer, ProtectionDomain, Reactor, TransportError, TransportResult};
 use ibverbs_function_device::{Builder, FunctionDevice};
 
 use crate::rig::{LENGTH, WINDOW, context, epoll_of, sleep_in};

@@ -4,10 +4,8 @@ use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use ibverbs::{
-    AccessFlags, CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain,
-    QueuePair, Rc, RemoteMemoryRegion, SendOperations, SharedMemoryRegion,
-};
+use ibverbs::queue_pair::SendOperations;
+use ibverbs::{AccessFlags, CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair, Rc, RemoteMemoryRegion, SharedMemoryRegion};
 use ibverbs_function_device::FunctionDevice;
 
 /// The length of a message.

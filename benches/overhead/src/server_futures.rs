@@ -8,10 +8,8 @@ use std::ptr::without_provenance;
 use std::sync::Arc;
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 
-use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, PooledBuffer, ProtectionDomain, Reactor, Share,
-    TransportError, TransportResult,
-};
+use ibverbs::future::Share;
+use ibverbs::{AccessFlags, AsyncChannel, BufferPool, PooledBuffer, ProtectionDomain, Reactor, TransportError, TransportResult};
 
 use crate::reactor::channel;
 use crate::rig::{LENGTH, epoll_of};

@@ -4,9 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ibverbs::channel::AnyBuffer;
+use ibverbs::pool::SharedMemoryRange;
 use ibverbs::{
-    AccessFlags, AnyBuffer, AsyncChannel, BufferPool, Context, OperationError, PooledBuffer,
-    ProtectionDomain, Reactor, SharedMemoryRange, SharedMemoryRegion,
+    AccessFlags, AsyncChannel, BufferPool, Context, OperationError, PooledBuffer, ProtectionDomain,
+    Reactor, SharedMemoryRegion,
 };
 use tokio::io::AsyncReadExt;
 use tokio::task::JoinHandle;

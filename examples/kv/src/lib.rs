@@ -27,7 +27,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use ibverbs::{AnyBuffer, AsyncStream, Locked, PooledBuffer, WorkSuccess};
+use ibverbs::channel::AnyBuffer;
+use ibverbs::future::Locked;
+use ibverbs::tcp::AsyncStream;
+use ibverbs::{PooledBuffer, WorkSuccess};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};

@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ibverbs::{
-    AccessFlags, AsyncChannel, PooledBuffer, RemoteMemoryRegion, SharedMemoryRange,
-    SharedMemoryRegion,
-};
+use ibverbs::pool::SharedMemoryRange;
+use ibverbs::{AccessFlags, AsyncChannel, PooledBuffer, RemoteMemoryRegion, SharedMemoryRegion};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::timeout;

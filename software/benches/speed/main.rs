@@ -13,9 +13,10 @@ use std::hint::black_box;
 use std::sync::OnceLock;
 use std::time::Instant;
 
+use ibverbs::memory::RawMemoryRegion;
 use ibverbs::{
     AccessFlags, CompletionQueue, MaxRnrRetries, PreparedQueuePair, ProtectionDomain, QueuePair,
-    RawMemoryRegion, Rc, RemoteMemoryRegion, WorkCompletion,
+    Rc, RemoteMemoryRegion, WorkCompletion,
 };
 use ibverbs_software::Device;
 

@@ -14,7 +14,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{Local, Locked};
+use ibverbs::future::{Local, Locked};
 
 use super::cost::used;
 use super::{CHILD, Result, median, rounds};

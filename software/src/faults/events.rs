@@ -2,7 +2,7 @@
 
 use std::io;
 
-use ibverbs::AsyncEventKind;
+use ibverbs::device::AsyncEventKind;
 
 use crate::device::Device;
 use crate::ffi::{ibv_cq, ibv_event_type, ibv_srq};
@@ -67,7 +67,7 @@ impl Device {
     /// happens: after [`AsyncEventKind::DeviceFatal`] the device works as before.
     ///
     /// ```
-    /// use ibverbs::AsyncEventKind;
+    /// use ibverbs::device::AsyncEventKind;
     /// use ibverbs_software::{Device, EventSubject};
     ///
     /// let device = Device::new()?;

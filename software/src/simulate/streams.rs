@@ -124,7 +124,7 @@ impl AsyncWrite for SimulatedStream {
     }
 }
 
-impl ibverbs::AsyncStream for SimulatedStream {
+impl ibverbs::tcp::AsyncStream for SimulatedStream {
     fn poll_read(&mut self, cx: &mut Context<'_>, bytes: &mut [u8]) -> Poll<io::Result<usize>> {
         let mut buffer = ReadBuf::new(bytes);
         ready!(AsyncRead::poll_read(Pin::new(self), cx, &mut buffer))?;

@@ -9,11 +9,13 @@ mod patience;
 use std::ptr::null_mut;
 use std::time::Duration;
 
+use ibverbs::device::{AsyncEventKind, AsyncEvents};
 use ibverbs::ffi::{self, ibv_access_flags as Access};
+use ibverbs::queue_pair::StateTransition;
 use ibverbs::{
-    AccessFlags, AddressVector, AsyncEventKind, AsyncEvents, CompletionChannel, CompletionQueue,
-    Context, DatagramPeer, MemoryRegion, ProtectionDomain, QueuePair, QueuePairState, Rc,
-    SendWorkRequest, SharedMemoryRegion, StateTransition, Ud, WorkCompletion, WorkStatus,
+    AccessFlags, AddressVector, CompletionChannel, CompletionQueue, Context, DatagramPeer,
+    MemoryRegion, ProtectionDomain, QueuePair, QueuePairState, Rc, SendWorkRequest,
+    SharedMemoryRegion, Ud, WorkCompletion, WorkStatus,
 };
 use ibverbs_software::{Device, Network, Verb, When};
 

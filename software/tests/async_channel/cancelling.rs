@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use ibverbs::future::PreparedAsyncChannel;
 use ibverbs::{
-    AccessFlags, AsyncChannel, CompareSwapWorkRequest, FetchAddWorkRequest, PreparedAsyncChannel,
-    SharedMemoryRegion, TransportError,
+    AccessFlags, AsyncChannel, CompareSwapWorkRequest, FetchAddWorkRequest, SharedMemoryRegion,
+    TransportError,
 };
 use tokio::net::{TcpListener, TcpStream};
 

@@ -6,9 +6,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use ibverbs::{
-    AsyncChannel, AsyncStream, ExchangeError, MaxRnrRetries, PreparedAsyncChannel, TransportError,
-};
+use ibverbs::future::PreparedAsyncChannel;
+use ibverbs::tcp::{AsyncStream, ExchangeError};
+use ibverbs::{AsyncChannel, MaxRnrRetries, TransportError};
 use ibverbs_software::{Device, Verb, When};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;

@@ -211,7 +211,7 @@ fn two_sides_connect_over_tcp() {
             let (mut wrong, _) = listener.accept().await.unwrap();
             let prepared = other.reactor.prepare(other.builder()).unwrap();
             let error = prepared.accept(&mut wrong, b"").await.unwrap_err();
-            assert!(matches!(error.error, ibverbs::ExchangeError::Protocol(_)), "{error}");
+            assert!(matches!(error.error, ibverbs::tcp::ExchangeError::Protocol(_)), "{error}");
             // What is not connected comes back, for the next client.
             let (mut stream, _) = listener.accept().await.unwrap();
             let (channel, _) = error.object.accept(&mut stream, b"").await.unwrap();

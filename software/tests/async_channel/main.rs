@@ -12,10 +12,12 @@ mod waking;
 
 use std::sync::Arc;
 
+use ibverbs::channel::AnyBuffer;
+use ibverbs::future::Locked;
+use ibverbs::pool::SharedMemoryRange;
 use ibverbs::{
-    AccessFlags, AnyBuffer, CompareSwapWorkRequest, FetchAddWorkRequest, Locked, PooledBuffer,
-    Reactor, SendWorkRequest, SharedMemoryRange, SharedMemoryRegion, TransportError,
-    WriteWorkRequest,
+    AccessFlags, CompareSwapWorkRequest, FetchAddWorkRequest, PooledBuffer, Reactor,
+    SendWorkRequest, SharedMemoryRegion, TransportError, WriteWorkRequest,
 };
 
 use sides::{LEN, connect, number, on_both};

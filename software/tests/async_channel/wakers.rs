@@ -7,10 +7,8 @@ use std::task::{Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use ibverbs::{
-    AsyncChannel, AsyncOperation, AsyncReceive, Locked, PooledBuffer, Reactor, SendWorkRequest,
-    TransportError,
-};
+use ibverbs::future::{AsyncOperation, AsyncReceive, Locked};
+use ibverbs::{AsyncChannel, PooledBuffer, Reactor, SendWorkRequest, TransportError};
 
 use crate::by_hand::{Count, poll, poll_with};
 use crate::sides::{Side, connect, number, sides};

@@ -2,8 +2,9 @@
 
 use std::net::TcpListener;
 
+use ibverbs::tcp::ExchangeError;
 use ibverbs::{
-    ErrorKind, ExchangeError, Inline, Loop, QueuePairEndpoint, QueuePairType, ReceiveWorkRequest,
+    ErrorKind, Inline, Loop, QueuePairEndpoint, QueuePairType, ReceiveWorkRequest,
     RemoteMemoryRegion, SendWorkRequest,
 };
 

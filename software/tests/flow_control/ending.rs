@@ -1,6 +1,7 @@
 //! Resets, new connections, and channels that end while a credit is asked for.
 
-use ibverbs::{ChannelClosed, Inline, ReceiveWorkRequest, SendWorkRequest};
+use ibverbs::channel::ChannelClosed;
+use ibverbs::{Inline, ReceiveWorkRequest, SendWorkRequest};
 use ibverbs_software::{Verb, When};
 
 use super::*;

@@ -13,10 +13,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibverbs::channel::{ChannelSet, OwnedWork};
 use ibverbs::{
-    AccessFlags, AckTimeout, Channel, ChannelBuilder, ChannelSet, FetchAddWorkRequest, Inline,
-    MaxRnrRetries, OwnedWork, PooledBuffer, ReceiveWorkRequest, SendWorkRequest,
-    SharedMemoryRegion, TransportError, WriteWorkRequest,
+    AccessFlags, AckTimeout, Channel, ChannelBuilder, FetchAddWorkRequest, Inline, MaxRnrRetries,
+    PooledBuffer, ReceiveWorkRequest, SendWorkRequest, SharedMemoryRegion, TransportError,
+    WriteWorkRequest,
 };
 use ibverbs_software::{Device, Network};
 

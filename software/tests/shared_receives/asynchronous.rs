@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibverbs::{AsyncChannel, Reactor, SharedReceives, TransportError};
+use ibverbs::future::SharedReceives;
+use ibverbs::{AsyncChannel, Reactor, TransportError};
 use tokio::runtime::{Builder, Runtime};
 
 use super::sides::{CHUNKS, Side, number};

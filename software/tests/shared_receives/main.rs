@@ -9,10 +9,8 @@ mod sides;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{
-    AsyncEventKind, AsyncEventSubject, AsyncEvents, Loop, PooledBuffer, Reactor,
-    ReceiveWorkRequest, TransportError,
-};
+use ibverbs::device::{AsyncEventKind, AsyncEventSubject, AsyncEvents};
+use ibverbs::{Loop, PooledBuffer, Reactor, ReceiveWorkRequest, TransportError};
 
 use patience::deadline;
 use sides::{CAPACITY, CHUNKS, LEN, Server, Side, number, send, settings};

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Instant;
 
+use ibverbs::channel::OwnedResult;
+use ibverbs::future::{PreparedAsyncChannel, SharedReceives};
 use ibverbs::{
     AccessFlags, AsyncChannel, BufferPool, Channel, ChannelBuilder, Context, MaxRnrRetries,
-    MinRnrTimer, OwnedResult, PooledBuffer, PreparedAsyncChannel, ProtectionDomain, Reactor,
-    SendWorkRequest, SharedReceives,
+    MinRnrTimer, PooledBuffer, ProtectionDomain, Reactor, SendWorkRequest,
 };
 use ibverbs_software::Device;
 

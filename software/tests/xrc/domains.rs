@@ -5,11 +5,10 @@ use std::os::fd::AsFd;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use ibverbs::{
-    AsyncEventKind, AsyncEventSubject, AsyncEvents, DeviceCapabilities, ErrorKind, OpenedQueuePair,
-    QueuePair, QueuePairState, QueuePairType, Rc, SharedReceiveQueue, StateTransition, XrcDomain,
-    XrcDomainScope, ffi,
-};
+use ibverbs::device::{AsyncEventKind, AsyncEventSubject, AsyncEvents, DeviceCapabilities};
+use ibverbs::domain::{XrcDomain, XrcDomainScope};
+use ibverbs::queue_pair::{OpenedQueuePair, StateTransition};
+use ibverbs::{ErrorKind, QueuePair, QueuePairState, QueuePairType, Rc, SharedReceiveQueue, ffi};
 use ibverbs_software::{Device, Verb, When};
 
 use super::{Side, connect, post, send, succeeded, world};

@@ -7,12 +7,17 @@ mod refusals;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ibverbs::completion::WorkOpcode;
+use ibverbs::device::{AsyncEventKind, AsyncEvents};
+use ibverbs::domain::{XrcDomain, XrcDomainScope};
+use ibverbs::operation::XrcPeer;
+use ibverbs::queue_pair::marker::{AddressedBy, Sends};
+use ibverbs::queue_pair::{SendOperations, XrcReceive, XrcSend};
 use ibverbs::{
-    AccessFlags, AddressedBy, AsyncEventKind, AsyncEvents, CompareSwapWorkRequest, CompletionQueue,
-    Context, FetchAddWorkRequest, MaxRnrRetries, ProtectionDomain, QueuePair, QueuePairBuilder,
-    ReadWorkRequest, ReceiveWorkRequest, SendOperations, SendWorkRequest, Sends,
-    SharedMemoryRegion, SharedReceiveQueue, WorkCompletion, WorkOpcode, WriteWorkRequest,
-    XrcDomain, XrcDomainScope, XrcPeer, XrcReceive, XrcSend,
+    AccessFlags, CompareSwapWorkRequest, CompletionQueue, Context, FetchAddWorkRequest,
+    MaxRnrRetries, ProtectionDomain, QueuePair, QueuePairBuilder, ReadWorkRequest,
+    ReceiveWorkRequest, SendWorkRequest, SharedMemoryRegion, SharedReceiveQueue, WorkCompletion,
+    WriteWorkRequest,
 };
 use ibverbs_software::{Device, Network};
 

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ibverbs::device::{AsyncEventKind, AsyncEventSubject, AsyncEvents};
+use ibverbs::domain::{XrcDomain, XrcDomainScope};
 use ibverbs::{
-    AsyncEventKind, AsyncEventSubject, AsyncEvents, CompletionQueue, Context, ErrorKind,
-    MaxRnrRetries, QueuePairState, SharedReceiveQueue, WorkCompletion, WorkStatus, XrcDomain,
-    XrcDomainScope,
+    CompletionQueue, Context, ErrorKind, MaxRnrRetries, QueuePairState, SharedReceiveQueue,
+    WorkCompletion, WorkStatus,
 };
 use ibverbs_software::{Device, Network};
 

@@ -277,7 +277,7 @@ impl Channel<'_> {
     ///  - [`Work`](TransportError::Work): the peer could not be asked, and the connection has failed.
     ///  - [`Verbs`](TransportError::Verbs), [`UnknownCompletion`](TransportError::UnknownCompletion): polling
     ///    or posting failed.
-    ///  - [`Cancelled`](TransportError::Cancelled): a [`CancelHandle`](crate::CancelHandle) has ended the wait.
+    ///  - [`Cancelled`](TransportError::Cancelled): a [`CancelHandle`](crate::channel::CancelHandle) has ended the wait.
     ///    Nothing was stopped.
     ///  - [`Stopped`](TransportError::Stopped), [`Closed`](TransportError::Closed): the channel is stopped.
     pub fn wait_for_credit(&mut self) -> TransportResult<()> {

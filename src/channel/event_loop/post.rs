@@ -24,7 +24,7 @@ impl<B> Loop<'_, B> {
     /// choice.
     ///
     /// The bytes of an [`Inline`](crate::Inline) request are copied: it keeps `()`, in a loop of
-    /// [`AnyBuffer`](crate::AnyBuffer)s or of `()`.
+    /// [`AnyBuffer`](crate::channel::AnyBuffer)s or of `()`.
     ///
     /// # Errors
     ///

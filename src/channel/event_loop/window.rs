@@ -31,7 +31,7 @@ impl<B> Loop<'_, B> {
     /// the error is that of the [first](super::Ended::request) that failed.
     ///
     /// It is for a loop of windows that own their buffers (`Loop<PreparedWindow<[PooledBuffer; 16]>>`), or of
-    /// [`AnyBuffer`](crate::AnyBuffer)s. A window takes a place in the queue for each of its requests, one behind the other.
+    /// [`AnyBuffer`](crate::channel::AnyBuffer)s. A window takes a place in the queue for each of its requests, one behind the other.
     ///
     /// # Errors
     ///

@@ -28,7 +28,7 @@ use crate::parent::Parent;
 ///
 /// This is for memory that no Rust reference covers: a mapped file or device, memory of a GPU, memory
 /// that another library manages, a dma-buf, or a region of another process. To register a slice, use
-/// [`BorrowedMemoryRegion`](crate::BorrowedMemoryRegion), which needs no `unsafe`.
+/// [`BorrowedMemoryRegion`](crate::memory::BorrowedMemoryRegion), which needs no `unsafe`.
 #[doc(alias = "ibv_mr")]
 pub type RawMemoryRegion<'pd> = Region<'pd, Raw<'pd>>;
 

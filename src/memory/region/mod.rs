@@ -43,12 +43,12 @@ importable_object!(ibv_mr, ibv_unimport_mr);
 /// |---|---|---|---|
 /// | [`MemoryRegion`](crate::MemoryRegion) | allocated here, owned | this program and its own device | `[T]` |
 /// | [`SharedMemoryRegion`](crate::SharedMemoryRegion) | allocated here, owned | peers too | copies, atomics, a remote key |
-/// | [`BorrowedMemoryRegion`](crate::BorrowedMemoryRegion) | a `&mut [T]` of the caller | this program and its own device | `[T]` |
-/// | [`ReadOnlyMemoryRegion`](crate::ReadOnlyMemoryRegion) | a `&[T]` of the caller | its own device, to read it only | `[T]`, not mutable |
-/// | [`RawMemoryRegion`](crate::RawMemoryRegion) | owned by something else: mapped files, GPUs, dma-bufs, other processes; or allocated by the provider | whatever its access flags say | a pointer, a remote key |
-/// | [`DeviceMemoryRegion`](crate::DeviceMemoryRegion) | on the device itself | peers and the device, without the bus | a remote key |
-/// | [`ImplicitMemoryRegion`](crate::ImplicitMemoryRegion) | the whole address space, paged on demand | this program and its own device | slices of any memory |
-/// | [`NullMemoryRegion`](crate::NullMemoryRegion) | none: writes are discarded, reads return zeros | this program's requests | elements of any length |
+/// | [`BorrowedMemoryRegion`](crate::memory::BorrowedMemoryRegion) | a `&mut [T]` of the caller | this program and its own device | `[T]` |
+/// | [`ReadOnlyMemoryRegion`](crate::memory::ReadOnlyMemoryRegion) | a `&[T]` of the caller | its own device, to read it only | `[T]`, not mutable |
+/// | [`RawMemoryRegion`](crate::memory::RawMemoryRegion) | owned by something else: mapped files, GPUs, dma-bufs, other processes; or allocated by the provider | whatever its access flags say | a pointer, a remote key |
+/// | [`DeviceMemoryRegion`](crate::memory::DeviceMemoryRegion) | on the device itself | peers and the device, without the bus | a remote key |
+/// | [`ImplicitMemoryRegion`](crate::memory::ImplicitMemoryRegion) | the whole address space, paged on demand | this program and its own device | slices of any memory |
+/// | [`NullMemoryRegion`](crate::memory::NullMemoryRegion) | none: writes are discarded, reads return zeros | this program's requests | elements of any length |
 ///
 /// The bounds of the methods below are the properties of the kinds:
 ///

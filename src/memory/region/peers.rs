@@ -17,7 +17,7 @@ impl<M: Peers> Region<'_, M> {
     }
 
     /// The kernel's number of the region, by which a process that shares the device's file
-    /// descriptor [imports](crate::RawMemoryRegion::import) it.
+    /// descriptor [imports](crate::memory::RawMemoryRegion::import) it.
     pub fn handle(&self) -> u32 {
         // SAFETY: the region is live.
         unsafe { (*self.as_raw()).handle }
@@ -32,7 +32,7 @@ impl<M: Peers> Region<'_, M> {
     /// The address, length and key that a peer needs to access the elements in `range`.
     ///
     /// Only an honest peer keeps to that range; the key opens the whole region. To confine a peer to
-    /// the range, use a [`MemoryWindow`](crate::MemoryWindow).
+    /// the range, use a [`MemoryWindow`](crate::memory::MemoryWindow).
     ///
     /// # Errors
     ///

@@ -71,7 +71,7 @@ macro_rules! work_requests {
             }
 
             /// Where it goes, on a queue pair without a fixed peer: a [`DatagramPeer`](crate::DatagramPeer) on UD and SRD, an
-            /// [`XrcPeer`](crate::XrcPeer) on a sending XRC queue pair, a `DcPeer` on a DC initiator. It is the last thing
+            /// [`XrcPeer`](crate::operation::XrcPeer) on a sending XRC queue pair, a `DcPeer` on a DC initiator. It is the last thing
             /// to be said about a request.
             #[inline(always)]
             pub fn to<A: Destination>(self, destination: A) -> To<Self, A> {
@@ -224,10 +224,8 @@ work_requests! {
     ///
     /// ```
     /// use std::time::Instant;
-    /// use ibverbs::{
-    ///     AsyncChannel, Channel, ChannelId, Inline, Loop, MemoryRegion, OwnedResult, PooledBuffer,
-    ///     PreparedRequest, PreparedWindow, QueuePair, Rc, Result, SendWorkRequest, TransportResult,
-    /// };
+    /// use ibverbs::channel::{OwnedResult, PreparedWindow};
+    /// use ibverbs::{AsyncChannel, Channel, ChannelId, Inline, Loop, MemoryRegion, PooledBuffer, PreparedRequest, QueuePair, Rc, Result, SendWorkRequest, TransportResult};
     ///
     /// /// Posts, and waits until it has ended. The buffer is lent.
     /// fn blocking(channel: &mut Channel<'_>, region: &MemoryRegion<'_, u8>) -> TransportResult<()> {
@@ -354,7 +352,7 @@ work_requests! {
     /// given value, atomically, and returns its previous value. On reliable connections only.
     ///
     /// It is atomic with respect to other atomics of the same device. It is atomic with respect to the
-    /// peer's CPU only on devices that report so: see [`AtomicCapability`](crate::AtomicCapability).
+    /// peer's CPU only on devices that report so: see [`AtomicCapability`](crate::device::AtomicCapability).
     CompareSwapWorkRequest<D: ScatterBuffer> { remote: RemoteMemoryRegion, compare: u64, swap: u64 } as CompareSwap:
         Opcode::IBV_WR_ATOMIC_CMP_AND_SWP, Extended::COMPARE_SWAP, data true, peer true, writes true, reliable true,
         scatter, posted,
@@ -376,7 +374,7 @@ work_requests! {
         emit |this, queue_pair| call!(queue_pair.wr_atomic_fetch_add(this.remote.rkey, this.remote.address, this.add));
 
     /// `ibv_wr_atomic_write`: sets 8 bytes of the peer's memory, all at once. In batches only: see
-    /// [`Batch::add`](crate::Batch::add).
+    /// [`Batch::add`](crate::operation::Batch::add).
     #[doc(alias = "ibv_wr_atomic_write")]
     AtomicWriteWorkRequest<D: GatherBuffer> { remote: RemoteMemoryRegion, value: u64 } as AtomicWrite:
         Opcode::IBV_WR_ATOMIC_WRITE, Extended::ATOMIC_WRITE, data false, peer true, writes false, reliable true,
@@ -389,7 +387,7 @@ work_requests! {
         ));
 
     /// `ibv_wr_flush`: makes earlier writes to the peer's memory visible or persistent before it completes. In batches
-    /// only: see [`Batch::add`](crate::Batch::add).
+    /// only: see [`Batch::add`](crate::operation::Batch::add).
     #[doc(alias = "ibv_wr_flush")]
     FlushWorkRequest<D: GatherBuffer>
         { remote: RemoteMemoryRegion, placement: FlushPlacement, whole_region: bool } as Flush:

@@ -7,9 +7,10 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ibverbs::memory::RawMemoryRegion;
 use ibverbs::{
-    AccessFlags, Channel, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair,
-    RawMemoryRegion, Rc, WorkCompletion,
+    AccessFlags, Channel, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair, Rc,
+    WorkCompletion,
 };
 
 /// Bytes of a message. The message is at the start of a user's part of the memory, and arrives behind itself.
@@ -118,7 +119,7 @@ fn status(what: &str, outcome: Outcome<()>) -> c_int {
 /// Prepares for forks; 0 if it succeeds.
 #[unsafe(no_mangle)]
 pub extern "C" fn ours_fork_init() -> c_int {
-    status("fork_init", ibverbs::fork_init().map_err(Into::into))
+    status("fork_init", ibverbs::device::fork_init().map_err(Into::into))
 }
 
 /// Opens a device; null if that fails.

@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibverbs::channel::{ScopeError, ScopedPendingWork};
+use ibverbs::completion::WorkOpcode;
 use ibverbs::{
     Channel, CompareSwapWorkRequest, FetchAddWorkRequest, Inline, MaxAckRetries, MemoryRegion,
-    MemorySliceMut, RemoteMemoryRegion, Scope, ScopeError, ScopedPendingWork, SendWorkRequest,
-    SharedMemoryRegion, TransportError, WorkOpcode, WriteWorkRequest,
+    MemorySliceMut, RemoteMemoryRegion, Scope, SendWorkRequest, SharedMemoryRegion, TransportError,
+    WriteWorkRequest,
 };
 
 use super::{Tally, word};

@@ -6,11 +6,15 @@ use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
+use ibverbs::channel::ScopeError;
+use ibverbs::future::PreparedAsyncChannel;
+use ibverbs::rdmacm::{
+    Connection, ConnectionError, ConnectionEventKind as Kind, ConnectionRequest, Listener,
+    PendingConnection, Route,
+};
 use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, Channel, Connection, ConnectionError,
-    ConnectionEventKind as Kind, ConnectionRequest, ErrorKind, Inline, Listener, PendingConnection,
-    PooledBuffer, PreparedAsyncChannel, ProtectionDomain, Reactor, Route, ScopeError,
-    TransportError,
+    AccessFlags, AsyncChannel, BufferPool, Channel, ErrorKind, Inline, PooledBuffer,
+    ProtectionDomain, Reactor, TransportError,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;

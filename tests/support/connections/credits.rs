@@ -3,10 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{
-    Channel, ConnectionError, ErrorKind, Listener, MaxRnrRetries, PreparedChannel, Rc, Route,
-    TransportError,
-};
+use ibverbs::rdmacm::{ConnectionError, Listener, Route};
+use ibverbs::{Channel, ErrorKind, MaxRnrRetries, PreparedChannel, Rc, TransportError};
 
 use crate::managed::{Device, Managed, TIME, is_iwarp, listen, nothing_is_left, transfer};
 use crate::vm::alone;

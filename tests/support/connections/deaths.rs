@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{ConnectionError, ConnectionEventKind as Kind, Route};
+use ibverbs::rdmacm::{ConnectionError, ConnectionEventKind as Kind, Route};
 
 use crate::managed::{Device, TIME, accept, connect, expect, is_iwarp, listen, nothing_is_left};
 use crate::vm::alone;

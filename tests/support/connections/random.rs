@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{
-    Channel, Connecting, ConnectionEventKind as Kind, ConnectionRequest, Listener, Route, Step,
+use ibverbs::Channel;
+use ibverbs::rdmacm::{
+    Connecting, ConnectionEventKind as Kind, ConnectionRequest, Listener, Route, Step,
 };
 
 use crate::managed::{Device, Managed, TIME, is_iwarp, listen, nothing_is_left, transfer};

@@ -2,7 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-use ibverbs::{Channel, ChannelClosed, PreparedChannel, PreparedQueuePair, QueuePair};
+use ibverbs::channel::ChannelClosed;
+use ibverbs::{Channel, PreparedChannel, PreparedQueuePair, QueuePair};
 
 use crate::vm;
 

@@ -3,9 +3,9 @@
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-use ibverbs::{
-    Channel, ChannelClosed, Connection, PreparedChannel, PreparedQueuePair, QueuePair, Route,
-};
+use ibverbs::channel::ChannelClosed;
+use ibverbs::rdmacm::{Connection, Route};
+use ibverbs::{Channel, PreparedChannel, PreparedQueuePair, QueuePair};
 use std::time::Instant;
 
 use crate::managed::{self, TIME, listen};

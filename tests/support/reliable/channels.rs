@@ -10,11 +10,12 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibverbs::channel::{ChannelClosed, PreparedWindow, ScopeError, ScopedPendingWork};
+use ibverbs::memory::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
 use ibverbs::{
-    AccessFlags, BorrowedBuffer, BufferPool, Channel, ChannelBuilder, ChannelClosed, GatherBuffer,
-    Inline, MemoryRegion, PreparedWindow, ReadWorkRequest, ReceiveWorkRequest, RemoteMemoryRegion,
-    ScatterBuffer, ScopeError, ScopedPendingWork, SendWorkRequest, SharedMemoryRegion,
-    TransportError, WorkErrorClass, WriteWorkRequest,
+    AccessFlags, BufferPool, Channel, ChannelBuilder, Inline, MemoryRegion, ReadWorkRequest,
+    ReceiveWorkRequest, RemoteMemoryRegion, SendWorkRequest, SharedMemoryRegion, TransportError,
+    WorkErrorClass, WriteWorkRequest,
 };
 
 use crate::transport::{self, Link, close, nothing_is_left};

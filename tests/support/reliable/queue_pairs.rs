@@ -7,11 +7,12 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibverbs::completion::WorkOpcode;
+use ibverbs::operation::{PreparedReceive, ReceiveList, SendList};
 use ibverbs::{
-    AccessFlags, CompletionQueue, Inline, PreparedReceive, PreparedRequest, ProtectionDomain,
-    QueuePair, QueuePairBuilder, QueuePairState, Rc, ReadWorkRequest, ReceiveList,
-    ReceiveWorkRequest, SendList, SendWorkRequest, SharedMemoryRegion, WorkCompletion, WorkOpcode,
-    WorkStatus, WriteWorkRequest,
+    AccessFlags, CompletionQueue, Inline, PreparedRequest, ProtectionDomain, QueuePair,
+    QueuePairBuilder, QueuePairState, Rc, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
+    SharedMemoryRegion, WorkCompletion, WorkStatus, WriteWorkRequest,
 };
 
 use crate::transport::{self, Link};

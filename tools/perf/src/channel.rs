@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use ibverbs::channel::ScopedPendingWork;
 use ibverbs::{
     Channel, CompareSwapWorkRequest, FetchAddWorkRequest, RemoteMemoryRegion, Scope,
-    ScopedPendingWork, SharedMemorySlice,
+    SharedMemorySlice,
 };
 
 use crate::plan::{Operation, Plan};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
-use ibverbs::{Counter, Counters, ProcessResources};
+use ibverbs::device::{Counter, Counters, ProcessResources};
 use serde::Serialize;
 
 use crate::plan::{Measure, Operation, Plan};

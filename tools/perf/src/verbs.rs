@@ -4,11 +4,11 @@
 
 use std::time::{Duration, Instant};
 
+use ibverbs::operation::{PreparedReceive, SendList};
 use ibverbs::{
     CompareSwapWorkRequest, CompletionQueue, DatagramPeer, FetchAddWorkRequest, GatherElement,
-    PreparedReceive, PreparedRequest, QueuePair, QueuePairType, ReadWorkRequest,
-    ReceiveWorkRequest, ScatterElement, SendList, SendWorkRequest, SharedMemoryRegion,
-    WorkCompletion, WriteWorkRequest,
+    PreparedRequest, QueuePair, QueuePairType, ReadWorkRequest, ReceiveWorkRequest, ScatterElement,
+    SendWorkRequest, SharedMemoryRegion, WorkCompletion, WriteWorkRequest,
 };
 
 use crate::plan::{Operation, Plan, Transport};

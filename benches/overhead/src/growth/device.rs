@@ -5,10 +5,8 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{
-    CompletionQueue, HugePages, MemoryRegion, PreparedQueuePair, ProtectionDomain, QueuePair, Rc,
-    RegionOptions,
-};
+use ibverbs::memory::HugePages;
+use ibverbs::{CompletionQueue, MemoryRegion, PreparedQueuePair, ProtectionDomain, QueuePair, Rc, RegionOptions};
 
 use crate::{connection, doublings, least, micros, point, queue_pairs};
 

@@ -6,10 +6,8 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ibverbs::{
-    Channel, CompletionFields, CompletionQueue, MemoryRegion, PreparedQueuePair, PreparedRequest,
-    ProtectionDomain, QueuePair, Rc, SendWorkRequest, WorkCompletion,
-};
+use ibverbs::completion::CompletionFields;
+use ibverbs::{Channel, CompletionQueue, MemoryRegion, PreparedQueuePair, PreparedRequest, ProtectionDomain, QueuePair, Rc, SendWorkRequest, WorkCompletion};
 
 use crate::reactor::{ReactorRig, sends};
 use crate::rig::{LENGTH, WINDOW, context};

@@ -4,10 +4,10 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Instant;
 
+use ibverbs::future::Share;
 use ibverbs::{
     AccessFlags, AsyncChannel, BufferPool, Channel, ChannelBuilder, Context, Loop, MaxRnrRetries,
     MinRnrTimer, PooledBuffer, ProtectionDomain, Reactor, ReceiveWorkRequest, SendWorkRequest,
-    Share,
 };
 use ibverbs_software::Device;
 use tokio::runtime::Builder;

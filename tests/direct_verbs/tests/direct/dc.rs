@@ -4,6 +4,8 @@ use std::cell::RefCell;
 
 use crate::support::{self, Call, Modified, Played, calls, play, plays, posts};
 use ibverbs::ffi::{self, *};
+use ibverbs::operation::DcPeer;
+use ibverbs::queue_pair::{DcStreams, Dci, SendOperations};
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 

@@ -3,7 +3,9 @@
 use std::cell::RefCell;
 
 use crate::support::{self, Call, Played, calls, play, plays, posts};
+use ibverbs::device::EfaCapabilities;
 use ibverbs::ffi::{self, *};
+use ibverbs::queue_pair::{SendOperations, Srd, SrdOptions};
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 

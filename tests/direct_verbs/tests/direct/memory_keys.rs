@@ -3,6 +3,8 @@
 use crate::dc::{MLX5, created, play_mlx5};
 use crate::support::{self, Played, plays, posts};
 use ibverbs::ffi::{self, *};
+use ibverbs::memory::MemoryKey;
+use ibverbs::queue_pair::SendOperations;
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 

@@ -9,7 +9,7 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use ibverbs::ffi::*;
-use ibverbs::*;
+use ibverbs::rdmacm::{ConnectionError, Route};
 
 /// The only identifier of a thread.
 #[derive(Default)]

@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
-use ibverbs::{DeviceList, ProtectionDomain, Result};
+use ibverbs::device::DeviceList;
+use ibverbs::{ProtectionDomain, Result};
 
 pub fn case(list: DeviceList) -> Result<()> {
     let context = Arc::new(list.get(0).unwrap().open()?);

@@ -1,4 +1,5 @@
-use ibverbs::{ExtendedCompletion, ExtendedPoller, Result};
+use ibverbs::completion::{ExtendedCompletion, ExtendedPoller};
+use ibverbs::Result;
 
 pub fn case(poller: &mut ExtendedPoller<'_>) -> Result<()> {
     let mut kept: Option<ExtendedCompletion<'_>> = None;

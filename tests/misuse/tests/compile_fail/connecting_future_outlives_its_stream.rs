@@ -1,4 +1,5 @@
-use ibverbs::{AsyncStream, PreparedAsyncChannel};
+use ibverbs::future::PreparedAsyncChannel;
+use ibverbs::tcp::AsyncStream;
 
 pub fn case<S: AsyncStream + Send>(prepared: PreparedAsyncChannel, stream: S) -> usize {
     let mut stream = stream;

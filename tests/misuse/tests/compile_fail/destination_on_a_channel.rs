@@ -1,4 +1,5 @@
-use ibverbs::{Channel, MemorySlice, SendWorkRequest, TransportResult, XrcPeer};
+use ibverbs::operation::XrcPeer;
+use ibverbs::{Channel, MemorySlice, SendWorkRequest, TransportResult};
 
 pub fn case(channel: &mut Channel<'_>, slice: MemorySlice<'_, u8>) -> TransportResult<()> {
     let request = SendWorkRequest::new(slice);

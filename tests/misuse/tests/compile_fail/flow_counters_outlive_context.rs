@@ -1,4 +1,5 @@
-use ibverbs::{Context, FlowCounters, Result};
+use ibverbs::flow::FlowCounters;
+use ibverbs::{Context, Result};
 
 pub fn case(context: Context<'_>) -> Result<()> {
     let counters = FlowCounters::new(&context)?;

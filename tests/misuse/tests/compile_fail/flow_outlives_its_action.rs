@@ -1,4 +1,6 @@
-use ibverbs::{EspAction, FlowRule, ReceiveScalingQueuePair, Result};
+use ibverbs::flow::{EspAction, FlowRule};
+use ibverbs::work_queue::ReceiveScalingQueuePair;
+use ibverbs::Result;
 
 pub fn case(queue_pair: ReceiveScalingQueuePair<'_>, action: EspAction<'_>) -> Result<()> {
     let mut queue_pair = queue_pair;

@@ -1,4 +1,5 @@
-use ibverbs::{FlowCounters, FlowRule, QueuePair, Result};
+use ibverbs::flow::{FlowCounters, FlowRule};
+use ibverbs::{QueuePair, Result};
 
 pub fn case(queue_pair: QueuePair<'_>, counters: FlowCounters<'_>) -> Result<()> {
     let mut queue_pair = queue_pair;

@@ -1,4 +1,6 @@
-use ibverbs::{AnyBuffer, AsyncChannel, Local, MemoryRegion};
+use ibverbs::channel::AnyBuffer;
+use ibverbs::future::Local;
+use ibverbs::{AsyncChannel, MemoryRegion};
 
 pub fn case(channel: &AsyncChannel<Local<AnyBuffer>>, region: Box<MemoryRegion<'_, u8>>) -> usize {
     let sending = channel.send(region);

@@ -1,4 +1,5 @@
-use ibverbs::{Error, PreparedRequest, QueuePair, Rc, SendList, Ud};
+use ibverbs::operation::SendList;
+use ibverbs::{Error, PreparedRequest, QueuePair, Rc, Ud};
 
 pub fn case(pair: &mut QueuePair<'_, Rc>, one: PreparedRequest<'_, Ud>) -> Result<(), Error> {
     let mut entries = [one];

@@ -1,4 +1,5 @@
-use ibverbs::{QueuePair, ReadOnlyMemoryRegion, RemoteMemoryRegion, Result};
+use ibverbs::memory::ReadOnlyMemoryRegion;
+use ibverbs::{QueuePair, RemoteMemoryRegion, Result};
 
 pub fn case(
     pair: &mut QueuePair<'_>,

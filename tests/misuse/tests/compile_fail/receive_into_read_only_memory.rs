@@ -1,4 +1,5 @@
-use ibverbs::{QueuePair, ReadOnlyMemoryRegion, Result};
+use ibverbs::memory::ReadOnlyMemoryRegion;
+use ibverbs::{QueuePair, Result};
 
 pub fn case(pair: &mut QueuePair<'_>, region: &mut ReadOnlyMemoryRegion<'_, '_, u8>) -> Result<()> {
     unsafe { pair.post_receive(region, .., 1) }

@@ -1,4 +1,5 @@
-use ibverbs::{MemoryRegion, QueuePair, Result, XrcReceive};
+use ibverbs::queue_pair::XrcReceive;
+use ibverbs::{MemoryRegion, QueuePair, Result};
 
 pub fn case(pair: &mut QueuePair<'_, XrcReceive>, region: &mut MemoryRegion<'_, u8>) -> Result<()> {
     unsafe { pair.post_receive(region, .., 1) }

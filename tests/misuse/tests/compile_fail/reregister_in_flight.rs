@@ -1,4 +1,5 @@
-use ibverbs::{Channel, MemoryRegion, Reregistration, TransportResult};
+use ibverbs::memory::Reregistration;
+use ibverbs::{Channel, MemoryRegion, TransportResult};
 
 pub fn case<'a>(
     channel: &mut Channel<'_>,

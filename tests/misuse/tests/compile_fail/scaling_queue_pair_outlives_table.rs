@@ -1,4 +1,5 @@
 use ibverbs::*;
+use ibverbs::work_queue::{IndirectionTable, ReceiveHash, ReceiveHashFields, ReceiveScalingQueuePair};
 
 pub fn case(domain: &ProtectionDomain<'_>, table: IndirectionTable<'_>) -> Result<()> {
     let kind = QueuePairType::RawPacket;

@@ -1,4 +1,5 @@
-use ibverbs::{Channel, Connection, TransportError};
+use ibverbs::rdmacm::Connection;
+use ibverbs::{Channel, TransportError};
 
 fn watch(connection: &mut Connection<Channel<'_>>) -> bool {
     let done = connection.scope(|scope| {

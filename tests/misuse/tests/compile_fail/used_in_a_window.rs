@@ -1,4 +1,5 @@
-use ibverbs::{Channel, MemoryRegion, PreparedWindow, SendWorkRequest, TransportResult};
+use ibverbs::channel::PreparedWindow;
+use ibverbs::{Channel, MemoryRegion, SendWorkRequest, TransportResult};
 
 pub fn case(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u8>) -> TransportResult<u8> {
     channel.manual_scope(|s| {

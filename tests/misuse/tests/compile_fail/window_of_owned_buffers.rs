@@ -1,4 +1,5 @@
-use ibverbs::{Channel, PooledBuffer, PreparedWindow, SendWorkRequest, TransportResult};
+use ibverbs::channel::PreparedWindow;
+use ibverbs::{Channel, PooledBuffer, SendWorkRequest, TransportResult};
 
 pub fn case(channel: &mut Channel<'_>, buffers: [PooledBuffer; 2]) -> TransportResult<()> {
     channel.manual_scope(|s| {

@@ -1,4 +1,6 @@
-use ibverbs::{AccessFlags, MemoryWindowType, ProtectionDomain, QueuePair, Result, WindowBinding};
+use ibverbs::memory::MemoryWindowType;
+use ibverbs::operation::WindowBinding;
+use ibverbs::{AccessFlags, ProtectionDomain, QueuePair, Result};
 
 pub fn case(pair: &mut QueuePair<'_>, domain: &ProtectionDomain<'_>) -> Result<()> {
     let region = domain.allocate_shared::<u8>(8, AccessFlags::MW_BIND)?;

@@ -1,4 +1,5 @@
-use ibverbs::{ChannelSet, MemoryRegion, TransportResult};
+use ibverbs::channel::ChannelSet;
+use ibverbs::{MemoryRegion, TransportResult};
 
 pub fn case(set: &mut ChannelSet<'_>, region: &mut MemoryRegion<'_, u8>) -> TransportResult<()> {
     let domain = region.protection_domain();

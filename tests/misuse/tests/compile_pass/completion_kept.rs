@@ -1,4 +1,5 @@
-use ibverbs::{ExtendedPoller, Result};
+use ibverbs::completion::ExtendedPoller;
+use ibverbs::Result;
 
 pub fn case(poller: &mut ExtendedPoller<'_>) -> Result<()> {
     poller.poll(|completions| {

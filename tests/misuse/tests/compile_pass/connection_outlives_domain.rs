@@ -1,6 +1,7 @@
 use std::time::Instant;
 
-use ibverbs::{Channel, Context, Route};
+use ibverbs::rdmacm::Route;
+use ibverbs::{Channel, Context};
 
 fn connect(context: &Context<'_>, route: Route) {
     let domain = context.alloc_pd().unwrap();

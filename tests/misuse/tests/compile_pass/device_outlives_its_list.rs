@@ -1,4 +1,5 @@
-use ibverbs::{Guid, Result};
+use ibverbs::device::Guid;
+use ibverbs::Result;
 
 pub fn case() -> Result<Guid> {
     let list = ibverbs::devices()?;

@@ -1,4 +1,5 @@
-use ibverbs::{DomainAllocator, ProtectionDomain, Result};
+use ibverbs::domain::DomainAllocator;
+use ibverbs::{ProtectionDomain, Result};
 
 pub fn case<A>(base: &ProtectionDomain<'_>, slab: A) -> Result<()>
 where

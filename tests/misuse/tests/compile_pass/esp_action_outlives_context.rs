@@ -1,4 +1,5 @@
-use ibverbs::{Context, EspAction, EspParameters, Result};
+use ibverbs::flow::{EspAction, EspParameters};
+use ibverbs::{Context, Result};
 
 pub fn case(context: Context<'_>, parameters: &EspParameters) -> Result<()> {
     let action = EspAction::new(&context, parameters)?;

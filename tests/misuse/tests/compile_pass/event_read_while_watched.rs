@@ -1,4 +1,5 @@
-use ibverbs::{Channel, Connection};
+use ibverbs::rdmacm::Connection;
+use ibverbs::Channel;
 
 fn watch(connection: &mut Connection<Channel<'_>>) {
     connection.event().unwrap();

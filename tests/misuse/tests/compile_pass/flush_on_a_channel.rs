@@ -1,4 +1,6 @@
-use ibverbs::{Channel, FlushPlacement, FlushWorkRequest, QueuePair, RemoteMemoryRegion, Result};
+use ibverbs::operation::FlushWorkRequest;
+use ibverbs::queue_pair::FlushPlacement;
+use ibverbs::{Channel, QueuePair, RemoteMemoryRegion, Result};
 
 pub unsafe fn case(
     channel: &mut Channel<'_>,

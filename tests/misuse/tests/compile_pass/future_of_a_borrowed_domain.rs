@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
-use ibverbs::{Channel, PreparedAsyncChannel, ProtectionDomain, Reactor};
+use ibverbs::future::PreparedAsyncChannel;
+use ibverbs::{Channel, ProtectionDomain, Reactor};
 
 pub fn case(
     reactor: &Reactor,

@@ -1,4 +1,5 @@
-use ibverbs::{IndirectionTable, Result, WorkQueue};
+use ibverbs::work_queue::{IndirectionTable, WorkQueue};
+use ibverbs::Result;
 
 pub fn case(queue: WorkQueue<'_>) -> Result<()> {
     let table = IndirectionTable::new([&queue])?;

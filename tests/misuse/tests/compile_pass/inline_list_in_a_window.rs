@@ -1,4 +1,5 @@
-use ibverbs::{Inline, PreparedWindow, SendWorkRequest};
+use ibverbs::channel::PreparedWindow;
+use ibverbs::{Inline, SendWorkRequest};
 
 pub fn case(bytes: &[u8]) {
     let _ = PreparedWindow::new([SendWorkRequest::new(Inline(bytes))]);

@@ -1,4 +1,5 @@
-use ibverbs::{Error, PreparedRequest, QueuePair, Rc, SendList};
+use ibverbs::operation::SendList;
+use ibverbs::{Error, PreparedRequest, QueuePair, Rc};
 
 pub fn case(pair: &mut QueuePair<'_, Rc>, one: PreparedRequest<'_, Rc>) -> Result<(), Error> {
     let mut entries = [one];

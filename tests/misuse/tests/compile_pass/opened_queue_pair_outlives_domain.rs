@@ -1,4 +1,6 @@
-use ibverbs::{OpenedQueuePair, Result, XrcDomain};
+use ibverbs::domain::XrcDomain;
+use ibverbs::queue_pair::OpenedQueuePair;
+use ibverbs::Result;
 
 pub fn case(domain: XrcDomain<'_>) -> Result<()> {
     let queue_pair = OpenedQueuePair::open(&domain, 7)?;

@@ -1,4 +1,5 @@
-use ibverbs::{Channel, OwnedWork, PooledBuffer};
+use ibverbs::channel::OwnedWork;
+use ibverbs::{Channel, PooledBuffer};
 
 pub fn case(channel: &mut Channel<'_>, works: [OwnedWork<PooledBuffer>; 2]) {
     let [mut one, mut other] = works;

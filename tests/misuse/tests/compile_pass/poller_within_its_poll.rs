@@ -1,4 +1,5 @@
-use ibverbs::{ExtendedCompletions, ExtendedPoller, Result};
+use ibverbs::completion::{ExtendedCompletions, ExtendedPoller};
+use ibverbs::Result;
 
 pub fn case(poller: &mut ExtendedPoller<'_>) -> Result<()> {
     poller.poll(|others| others.next().map(drop))?;

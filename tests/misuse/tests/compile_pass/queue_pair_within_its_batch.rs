@@ -1,4 +1,5 @@
-use ibverbs::{Batch, Inline, QueuePair, Result, SendWorkRequest};
+use ibverbs::operation::Batch;
+use ibverbs::{Inline, QueuePair, Result, SendWorkRequest};
 
 pub fn case(pair: &mut QueuePair<'_>) -> Result<()> {
     let body = |batch: &mut Batch<'_>| batch.add(SendWorkRequest::new(Inline(b"one")), 1);

@@ -1,4 +1,5 @@
-use ibverbs::{BorrowedMemoryRegion, QueuePair, RemoteMemoryRegion, Result};
+use ibverbs::memory::BorrowedMemoryRegion;
+use ibverbs::{QueuePair, RemoteMemoryRegion, Result};
 
 pub fn case(
     pair: &mut QueuePair<'_>,

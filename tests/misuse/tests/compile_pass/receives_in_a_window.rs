@@ -1,4 +1,5 @@
-use ibverbs::{Channel, MemorySliceMut, PreparedWindow, SendWorkRequest, TransportResult};
+use ibverbs::channel::PreparedWindow;
+use ibverbs::{Channel, MemorySliceMut, SendWorkRequest, TransportResult};
 
 pub fn case(channel: &mut Channel<'_>, rooms: [MemorySliceMut<'_, u8>; 2]) -> TransportResult<()> {
     channel.manual_scope(|s| {

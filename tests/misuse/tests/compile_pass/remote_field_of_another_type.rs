@@ -1,4 +1,5 @@
-use ibverbs::{RemoteElement, field};
+use ibverbs::memory::RemoteElement;
+use ibverbs::field;
 
 #[derive(Clone, Copy, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable)]
 #[repr(C)]

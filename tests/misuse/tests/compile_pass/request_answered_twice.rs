@@ -1,6 +1,7 @@
 use std::time::Instant;
 
-use ibverbs::{ConnectionRequest, PreparedChannel};
+use ibverbs::rdmacm::ConnectionRequest;
+use ibverbs::PreparedChannel;
 
 fn answer(request: ConnectionRequest, prepared: PreparedChannel<'_>, deadline: Instant) {
     let _connection = request.accept(prepared, b"yes", deadline).unwrap();

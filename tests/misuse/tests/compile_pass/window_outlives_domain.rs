@@ -1,4 +1,5 @@
-use ibverbs::{MemoryWindowType, ProtectionDomain, Result};
+use ibverbs::memory::MemoryWindowType;
+use ibverbs::{ProtectionDomain, Result};
 
 pub fn case(domain: ProtectionDomain<'_>) -> Result<()> {
     let window = domain.alloc_mw(MemoryWindowType::Type1)?;

@@ -1,4 +1,5 @@
-use ibverbs::{CompletionQueue, ProtectionDomain, Result, WorkQueue, WorkQueueFlags};
+use ibverbs::work_queue::{WorkQueue, WorkQueueFlags};
+use ibverbs::{CompletionQueue, ProtectionDomain, Result};
 
 pub fn case(domain: &ProtectionDomain<'_>, queue: CompletionQueue<'_>) -> Result<()> {
     let work_queue = WorkQueue::new(domain, &queue, 1, 1, WorkQueueFlags::empty())?;

@@ -3,7 +3,8 @@
 use std::fmt::Debug;
 
 use bincode::config::{self, Config};
-use ibverbs::{Gid, Guid, QueuePairEndpoint, RemoteMemoryRegion};
+use ibverbs::device::Guid;
+use ibverbs::{Gid, QueuePairEndpoint, RemoteMemoryRegion};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;

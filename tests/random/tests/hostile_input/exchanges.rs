@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::time::Instant;
 
-use ibverbs::{DeadlineStream, ExchangeError};
+use ibverbs::tcp::{DeadlineStream, ExchangeError};
 use proptest::prelude::*;
 
 use crate::mutation::{mutated, mutations};
@@ -50,7 +50,7 @@ fn meets(rig: &Rig, bytes: &[u8]) {
         };
         match result.map_err(ExchangeError::from) {
             Ok((channel, told)) => {
-                assert!(told.len() <= ibverbs::MAX_PRIVATE_DATA);
+                assert!(told.len() <= ibverbs::tcp::MAX_PRIVATE_DATA);
                 drop(channel);
             }
             Err(ExchangeError::Io(error)) => panic!("{error}"),

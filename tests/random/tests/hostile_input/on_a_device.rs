@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use ibverbs::channel::{OwnedResult, OwnedWork};
 use ibverbs::{
     AccessFlags, AsyncChannel, BufferPool, Channel, ChannelBuilder, CompletionQueue, Error,
-    ErrorKind, Inline, MemoryRegion, OwnedResult, OwnedWork, PooledBuffer, ProtectionDomain,
-    QueuePair, QueuePairEndpoint, QueuePairType, Reactor, ReadWorkRequest, RemoteMemoryRegion,
-    SendWorkRequest, SharedMemoryRegion, TransportError, TransportResult, WorkStatus,
-    WriteWorkRequest,
+    ErrorKind, Inline, MemoryRegion, PooledBuffer, ProtectionDomain, QueuePair, QueuePairEndpoint,
+    QueuePairType, Reactor, ReadWorkRequest, RemoteMemoryRegion, SendWorkRequest,
+    SharedMemoryRegion, TransportError, TransportResult, WorkStatus, WriteWorkRequest,
 };
 use ibverbs_function_device::{Builder, FunctionDevice, LinkLayer};
 use proptest::prelude::*;

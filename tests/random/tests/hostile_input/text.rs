@@ -1,6 +1,7 @@
 //! GIDs and GUIDs as text.
 
-use ibverbs::{Gid, Guid};
+use ibverbs::Gid;
+use ibverbs::device::Guid;
 use proptest::prelude::*;
 
 use crate::mutation::{mutated, mutations};

@@ -7,9 +7,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use ibverbs::channel::OwnedResult;
+use ibverbs::future::{Local, Locked, Share};
 use ibverbs::{
-    AccessFlags, AsyncChannel, Channel, Local, Locked, MaxRnrRetries, OwnedResult, PooledBuffer,
-    ProtectionDomain, Reactor, Share, SharedMemoryRegion, TransportError, ffi,
+    AccessFlags, AsyncChannel, Channel, MaxRnrRetries, PooledBuffer, ProtectionDomain, Reactor,
+    SharedMemoryRegion, TransportError, ffi,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;

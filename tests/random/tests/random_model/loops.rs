@@ -3,9 +3,10 @@
 use std::mem::forget;
 use std::sync::Arc;
 
+use ibverbs::channel::{AnyBuffer, PreparedWindow};
 use ibverbs::{
-    AnyBuffer, ChannelId, Loop, MaxRnrRetries, PooledBuffer, PreparedWindow, ProtectionDomain,
-    ReceiveWorkRequest, SendWorkRequest,
+    ChannelId, Loop, MaxRnrRetries, PooledBuffer, ProtectionDomain, ReceiveWorkRequest,
+    SendWorkRequest,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -5,9 +5,10 @@ use std::mem::forget;
 use std::sync::Arc;
 use std::time::Instant;
 
+use ibverbs::channel::OwnedWork;
 use ibverbs::{
-    Channel, MaxRnrRetries, OwnedWork, PooledBuffer, ProtectionDomain, ReceiveWorkRequest,
-    SendWorkRequest, TransportError, ffi,
+    Channel, MaxRnrRetries, PooledBuffer, ProtectionDomain, ReceiveWorkRequest, SendWorkRequest,
+    TransportError, ffi,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -6,9 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ibverbs::channel::{PendingWork, ScopeError};
 use ibverbs::{
-    AckTimeout, Channel, MaxRnrRetries, MemoryRegion, MinRnrTimer, PendingWork, PreparedChannel,
-    ProtectionDomain, ScopeError, TransportError, WorkSuccess,
+    AckTimeout, Channel, MaxRnrRetries, MemoryRegion, MinRnrTimer, PreparedChannel,
+    ProtectionDomain, TransportError, WorkSuccess,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;

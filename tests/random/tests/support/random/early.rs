@@ -1,8 +1,9 @@
 //! Posting in the states other than RTS and ERR, and resizing.
 
+use ibverbs::queue_pair::StateTransition;
 use ibverbs::{
     AccessFlags, AddressVector, CompletionQueue, ErrorKind, MaximumTransferUnit, MinRnrTimer,
-    QueuePair, QueuePairState, StateTransition,
+    QueuePair, QueuePairState,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;

@@ -2,7 +2,8 @@
 
 use std::mem::forget;
 
-use ibverbs::{MemorySliceMut, Scope, ScopedPendingWork, TransportError};
+use ibverbs::channel::ScopedPendingWork;
+use ibverbs::{MemorySliceMut, Scope, TransportError};
 use proptest::prelude::*;
 
 use super::channels::{Ask, Books, late, soon};

@@ -11,9 +11,8 @@ use std::time::Instant;
 use super::error::{ExchangeError, ExchangeStage};
 use super::stream::{DeadlineStream, Timed};
 use super::wire;
-use crate::connect::Step;
-use crate::connect::handshake::Handshake;
 use crate::debug::debug;
+use crate::handshake::{Handshake, Step};
 use crate::queue_pair::QueuePairEndpoint;
 use crate::state_error::StateError;
 

@@ -91,7 +91,7 @@ impl RouteBuilder {
     }
 
     /// As [`resolve`](Self::resolve), for datagrams to the queue pair of a
-    /// [`DatagramListener`](crate::DatagramListener) there.
+    /// [`DatagramListener`](crate::rdmacm::DatagramListener) there.
     ///
     /// # Errors
     ///
@@ -217,7 +217,8 @@ debug! { RouteResolution, self, deadline: self.deadline, .. }
 /// ```no_run
 /// # // needs a peer
 /// use std::time::{Duration, Instant};
-/// use ibverbs::{Channel, Inline, Route};
+/// use ibverbs::rdmacm::Route;
+/// use ibverbs::{Channel, Inline};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let deadline = Instant::now() + Duration::from_secs(5);
@@ -306,7 +307,7 @@ impl Route {
     }
 
     /// `rdma_connect`: connects, with up to 56 bytes of private data for the peer (252 on iWARP; 24 less [with
-    /// flow control](crate::PrivateData)), before `deadline`.
+    /// flow control](crate::rdmacm::PrivateData)), before `deadline`.
     ///
     /// On iWARP it may return later: the kernel destroys a queue pair that is connecting only when the peer has answered, or
     /// when its own time is up (10 s with Soft-iWARP), and what gives up waits for that. No other object and no other device

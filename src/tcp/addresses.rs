@@ -11,7 +11,7 @@ use super::error::{ExchangeError, ExchangeStage};
 use super::exchange::{Exchange, Role, exchange};
 use super::stream::DeadlineStream;
 use crate::channel::{Channel, DetachedChannel, PreparedChannel};
-use crate::connect::handshake::Handshake;
+use crate::handshake::Handshake;
 use crate::queue_pair::{Connected, PreparedQueuePair, QueuePair};
 use crate::state_error::StateError;
 
@@ -106,7 +106,7 @@ macro_rules! over_a_stream {
 /// Connecting over TCP or another stream.
 impl<'res> PreparedChannel<'res> {
     /// Connects to the peer that [accepts](Self::accept) at `address`. Over TCP, both sides exchange their
-    /// endpoints and up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes of private data, and shake
+    /// endpoints and up to [`MAX_PRIVATE_DATA`](crate::tcp::MAX_PRIVATE_DATA) bytes of private data, and shake
     /// hands. When it returns, both are ready. Returns the channel and the peer's private data.
     ///
     /// The TCP stream stays open as long as the channel does: see [`Channel::peer_is_gone`].

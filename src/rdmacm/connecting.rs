@@ -13,10 +13,10 @@ use super::event::{ConnectionEventKind, Copied};
 use super::id::Id;
 use super::private_data::{Message, PrivateData};
 use super::{Connectable, Step, WAIT};
-use crate::connect::handshake::Handshake;
 use crate::debug::debug;
 use crate::device::event_file;
 use crate::ffi;
+use crate::handshake::Handshake;
 use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair_state::QueuePairState;
 
@@ -126,7 +126,7 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
 }
 
 /// The answer to a peer, separate from the queue pair or channel that the answer connects: see
-/// [`ConnectionRequest::prepare_parts`](crate::ConnectionRequest::prepare_parts). Dropping it rejects the
+/// [`ConnectionRequest::prepare_parts`](crate::rdmacm::ConnectionRequest::prepare_parts). Dropping it rejects the
 /// peer.
 #[must_use = "dropping it rejects the peer"]
 pub struct PendingAccept {
@@ -159,7 +159,7 @@ impl PendingAccept {
     ///
     /// # Errors
     ///
-    /// Those of [`ConnectionRequest::accept`](crate::ConnectionRequest::accept). The peer is then
+    /// Those of [`ConnectionRequest::accept`](crate::rdmacm::ConnectionRequest::accept). The peer is then
     /// rejected; what was posted ends when the queue pair is stopped or dropped.
     #[doc(alias = "rdma_accept")]
     pub fn accept(
@@ -238,7 +238,7 @@ impl<Q: sealed::Connected> Connecting<Q> {
     ///
     /// # Errors
     ///
-    /// Those of [`Route::connect`](crate::Route::connect) but `TimedOut`.
+    /// Those of [`Route::connect`](crate::rdmacm::Route::connect) but `TimedOut`.
     pub fn step(mut self) -> Result<Step<Connection<Q>, Self>, ConnectionError> {
         while let Some(event) = self.attempt.id.next()? {
             if self.is_done_by(&event)? {
@@ -252,7 +252,7 @@ impl<Q: sealed::Connected> Connecting<Q> {
     ///
     /// # Errors
     ///
-    /// Those of [`Route::connect`](crate::Route::connect).
+    /// Those of [`Route::connect`](crate::rdmacm::Route::connect).
     pub fn finish(mut self, deadline: Instant) -> Result<Connection<Q>, ConnectionError> {
         loop {
             let event = self.attempt.id.next_before(Some(deadline))?;

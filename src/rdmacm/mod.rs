@@ -41,7 +41,7 @@ mod private_data;
 mod request;
 mod route;
 
-use super::Step;
+pub use crate::handshake::Step;
 
 pub use connectable::Connectable;
 #[cfg(feature = "async")]

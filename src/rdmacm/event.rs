@@ -49,7 +49,7 @@ foreign_enum! {
         NameResolved = RDMA_CM_EVENT_ADDRINFO_RESOLVED,
         /// The addresses of a name were not found.
         NameError = RDMA_CM_EVENT_ADDRINFO_ERROR,
-        /// This program has [written](crate::ConnectionControl::write_event) it.
+        /// This program has [written](crate::rdmacm::ConnectionControl::write_event) it.
         User = RDMA_CM_EVENT_USER,
     }
 }
@@ -72,7 +72,7 @@ impl ConnectionEvent {
         /// The status of the event: 0, a negative errno value, or a reason of the specification.
         status: i32 => self.status;
 
-        /// The number that was [written](crate::ConnectionControl::write_event) with an event of kind
+        /// The number that was [written](crate::rdmacm::ConnectionControl::write_event) with an event of kind
         /// [`User`](ConnectionEventKind::User); 0 of others.
         argument: u64 => self.argument;
 

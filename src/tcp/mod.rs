@@ -30,6 +30,7 @@ mod exchange;
 mod stream;
 mod wire;
 
+pub use crate::handshake::Step;
 pub use addresses::{peer_has_closed, wait_until_peer_closes};
 #[cfg(feature = "async")]
 pub use async_stream::AsyncStream;

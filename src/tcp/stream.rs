@@ -74,7 +74,7 @@ impl<S: DeadlineStream + ?Sized> DeadlineStream for Box<S> {
 /// ```
 /// use std::io::{BufReader, Read, Write};
 /// use std::net::TcpStream;
-/// use ibverbs::{DeadlineStream, StreamWithDeadline};
+/// use ibverbs::tcp::{DeadlineStream, StreamWithDeadline};
 ///
 /// /// Stands for the TLS stream of another crate.
 /// struct Tls(TcpStream);

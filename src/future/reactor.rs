@@ -15,9 +15,9 @@ use crate::debug::debug;
 use crate::device::Context;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
-use crate::many::pool::PooledBuffer;
 use crate::panics::Panics;
 use crate::parent::Parent;
+use crate::pool::PooledBuffer;
 
 /// Turns that find nothing between two readings of the clock. Few, because a program may sleep between its turns.
 const TURNS_PER_CLOCK_READING: u32 = 64;
@@ -25,7 +25,7 @@ const TURNS_PER_CLOCK_READING: u32 = 64;
 /// Drives the [`AsyncChannel`](crate::AsyncChannel)s of one completion queue, within any runtime or event loop.
 ///
 /// `S` says how its tasks share it: [`Locked`], on any threads (unless said otherwise, with [`PooledBuffer`]s), or
-/// [`Local`](crate::Local), on one thread and without a lock; and of what type their buffers are.
+/// [`Local`](crate::future::Local), on one thread and without a lock; and of what type their buffers are.
 ///
 /// With feature `tokio`, spawn `Reactor::run_on_tokio`. Elsewhere, [`run`](Self::run) does the same with the runtime's own
 /// way to wait for a descriptor. A hand-written loop calls [`turn`](Self::turn) and [`arm`](Self::arm):
@@ -105,7 +105,9 @@ impl<S: Share> Reactor<S> {
     /// # rxe0.register();
     /// # fn main() -> ibverbs::Result<()> {
     /// use std::sync::Arc;
-    /// use ibverbs::{AnyBuffer, Local, Reactor};
+    /// use ibverbs::channel::AnyBuffer;
+    /// use ibverbs::future::Local;
+    /// use ibverbs::Reactor;
     ///
     /// let context = Arc::new(ibverbs::open("rxe0")?);
     /// let reactor = Reactor::<Local<AnyBuffer>>::with_share(&context, 1024)?;

@@ -204,7 +204,7 @@ impl ConnectionControl {
 
     /// `rdma_notify`: tells the connection manager that data has arrived. The connection is then
     /// established even if the peer's last message of the handshake was lost
-    /// ([`CommunicationEstablished`](crate::AsyncEventKind::CommunicationEstablished)).
+    /// ([`CommunicationEstablished`](crate::device::AsyncEventKind::CommunicationEstablished)).
     ///
     /// # Errors
     ///

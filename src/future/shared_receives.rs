@@ -7,10 +7,10 @@ use crate::channel::{ChannelId, LoopBuffer, OwnedBuffer, OwnedResult};
 use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::Result;
-use crate::many::pool::PooledBuffer;
 use crate::memory::ScatterBuffer;
 use crate::operation::ReceiveWorkRequest;
 use crate::parent::Parent;
+use crate::pool::PooledBuffer;
 use crate::queue_pair::SharedReceiveQueue;
 
 /// A shared receive queue (SRQ) that feeds [`AsyncChannel`](crate::AsyncChannel)s of one reactor:

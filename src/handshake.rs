@@ -12,6 +12,16 @@ use crate::queue_pair_state::QueuePairType;
 #[cfg(feature = "channel")]
 use crate::state_error::StateError;
 
+/// The result of a step of something that runs in steps.
+#[derive(Debug)]
+#[must_use]
+pub enum Step<D, P> {
+    /// It is done, with this result.
+    Done(D),
+    /// It waits for the peer: continue with this when its file or its stream is ready.
+    Pending(P),
+}
+
 /// A queue pair or channel in RESET. It is a bound of the public `Exchange`, and of the connection manager's
 /// `Connectable`.
 pub trait Handshake: Sized {

@@ -38,7 +38,7 @@ fn check<T: Transport>(id: &Id, queue_pair: &QueuePair<'_, T>) -> Result<(), Con
 }
 
 /// The route to a peer that takes datagrams: see
-/// [`RouteBuilder::resolve_datagram`](crate::RouteBuilder::resolve_datagram).
+/// [`RouteBuilder::resolve_datagram`](crate::rdmacm::RouteBuilder::resolve_datagram).
 #[must_use]
 pub struct DatagramRoute {
     id: Id,
@@ -50,7 +50,7 @@ impl DatagramRoute {
     }
 
     getters! { self,
-        /// As [`Route::open_device`](crate::Route::open_device).
+        /// As [`Route::open_device`](crate::rdmacm::Route::open_device).
         ///
         /// # Errors
         ///
@@ -162,7 +162,7 @@ impl DatagramAddress {
 }
 
 /// Waits for peers that ask where to send datagrams: see
-/// [`ListenerBuilder::bind_datagram`](crate::ListenerBuilder::bind_datagram).
+/// [`ListenerBuilder::bind_datagram`](crate::rdmacm::ListenerBuilder::bind_datagram).
 pub struct DatagramListener {
     requests: Requests,
 }

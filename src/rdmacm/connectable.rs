@@ -4,16 +4,16 @@ use std::os::raw::c_int;
 
 use super::error::ConnectionError;
 use super::id::Id;
-use crate::connect::handshake::Handshake;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::handshake::Handshake;
 use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair::{PreparedQueuePair, QueuePair, Rc, Transport};
 use crate::queue_pair_state::{QueuePairState, QueuePairType};
 
 /// A type that the connection manager can connect: a [`PreparedQueuePair`], which becomes a [`QueuePair`],
 /// a [`PreparedChannel`](crate::PreparedChannel), which becomes a [`Channel`](crate::Channel), and a
-/// [`PreparedAsyncChannel`](crate::PreparedAsyncChannel), which becomes an [`AsyncChannel`](crate::AsyncChannel). All
+/// [`PreparedAsyncChannel`](crate::future::PreparedAsyncChannel), which becomes an [`AsyncChannel`](crate::AsyncChannel). All
 /// must be of type RC.
 pub trait Connectable: Handshake<Connected: sealed::Connected> + sealed::Object {}
 
@@ -32,15 +32,15 @@ pub(crate) mod sealed {
     /// What the connection manager has to know of a queue pair.
     #[derive(Clone, Copy, Debug)]
     pub struct Settings {
-        pub(in crate::connect::rdmacm) number: u32,
-        pub(in crate::connect::rdmacm) shared_receives: bool,
-        pub(in crate::connect::rdmacm) connection: ConnectionSettings,
-        pub(in crate::connect::rdmacm) credit_word: Option<RemoteMemoryRegion>,
+        pub(in crate::rdmacm) number: u32,
+        pub(in crate::rdmacm) shared_receives: bool,
+        pub(in crate::rdmacm) connection: ConnectionSettings,
+        pub(in crate::rdmacm) credit_word: Option<RemoteMemoryRegion>,
     }
 
     impl Settings {
         /// How many reads and atomics of the peer it answers, and how many of its own it has in flight.
-        pub(in crate::connect::rdmacm) fn reads(&self) -> (u8, u8) {
+        pub(in crate::rdmacm) fn reads(&self) -> (u8, u8) {
             let ConnectionSettings { max_dest_rd_atomic, max_rd_atomic, .. } = self.connection;
             (max_dest_rd_atomic.unwrap_or(1), max_rd_atomic.unwrap_or(1))
         }

@@ -40,7 +40,7 @@ pub enum ExchangeError {
         /// The version that the peer speaks.
         theirs: u8,
     },
-    /// The private data is longer than [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA). Nothing was sent.
+    /// The private data is longer than [`MAX_PRIVATE_DATA`](crate::tcp::MAX_PRIVATE_DATA). Nothing was sent.
     PrivateDataTooLong(usize),
     /// The stream or the listener failed, or the host name has no address.
     Io(io::Error),

@@ -121,7 +121,7 @@ impl MulticastMembership {
     ///
     /// # Errors
     ///
-    /// Those of [`DatagramRoute::activate`](crate::DatagramRoute::activate).
+    /// Those of [`DatagramRoute::activate`](crate::rdmacm::DatagramRoute::activate).
     pub fn activate<'res, T: Datagram>(
         &mut self,
         prepared: PreparedQueuePair<'res, T>,

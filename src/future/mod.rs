@@ -102,15 +102,17 @@ impl<S: Share> AsyncChannel<S> {
     /// The output is the buffer, as the reactor keeps it, and the completion. Without memory for a place in line, it fails with
     /// `ENOMEM`, and the buffer comes back.
     ///
-    /// A [`PreparedWindow`](crate::PreparedWindow) is one operation: several requests with one doorbell and one completion. It
+    /// A [`PreparedWindow`](crate::channel::PreparedWindow) is one operation: several requests with one doorbell and one completion. It
     /// waits until the queue has room for all of them, and comes back with its buffers; the error names the
-    /// [request](crate::WindowError::request) that failed first. It is for reactors of [`AnyBuffer`](crate::AnyBuffer)s, or of
+    /// [request](crate::channel::WindowError::request) that failed first. It is for reactors of [`AnyBuffer`](crate::channel::AnyBuffer)s, or of
     /// windows:
     ///
     /// ```
     /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
     /// # rxe0.register();
-    /// use ibverbs::{AnyBuffer, AsyncChannel, Locked, PooledBuffer, PreparedWindow, TransportError};
+    /// use ibverbs::channel::{AnyBuffer, PreparedWindow};
+    /// use ibverbs::future::Locked;
+    /// use ibverbs::{AsyncChannel, PooledBuffer, TransportError};
     ///
     /// /// Sends what is in the window, as often as it is told.
     /// async fn repeat(
@@ -234,8 +236,8 @@ impl<S: Share> AsyncChannel<S> {
     /// they arrive.
     ///
     /// A connection that fails while nothing is in flight but receives of the shared queue raises no completion.
-    /// [`AsyncEvents`](crate::AsyncEvents) tell it
-    /// ([`LastRequestReached`](crate::AsyncEventKind::LastRequestReached)).
+    /// [`AsyncEvents`](crate::device::AsyncEvents) tell it
+    /// ([`LastRequestReached`](crate::device::AsyncEventKind::LastRequestReached)).
     ///
     /// # Errors
     ///

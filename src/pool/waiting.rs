@@ -199,7 +199,7 @@ mod tests {
     fn no_wake_up_is_lost() {
         use std::thread;
 
-        use crate::many::free_chunks::FreeChunks;
+        use crate::pool::free_chunks::FreeChunks;
 
         /// A thread is a task.
         struct Unparked(thread::Thread);

@@ -109,7 +109,7 @@ impl<S: Share> Reactor<S> {
     }
 
     /// Runs the reactor on tokio: see [`run`](Self::run). To be spawned as a task, on a runtime of either kind; of
-    /// [`Local`](crate::Local), on a `LocalSet`.
+    /// [`Local`](crate::future::Local), on a `LocalSet`.
     ///
     /// # Errors
     ///

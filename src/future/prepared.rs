@@ -7,19 +7,19 @@ use super::share::{Locked, Share, destroy, release, release_quietly};
 use crate::channel::{
     ChannelBuilder, Detached, LoopBuffer, OwnedBuffer, OwnedResult, PreparedChannel, Refused,
 };
-use crate::connect::Handshake;
-use crate::connect::tcp::{AsyncStream, ExchangeError, Polled, Role, exchange_over};
 use crate::debug::debug;
 use crate::error::Result;
 #[cfg(feature = "rdmacm")]
 use crate::ffi;
-use crate::many::pool::PooledBuffer;
+use crate::handshake::Handshake;
 use crate::memory::ScatterBuffer;
 use crate::operation::ReceiveWorkRequest;
+use crate::pool::PooledBuffer;
 use crate::queue_pair::QueuePairEndpoint;
 #[cfg(feature = "rdmacm")]
 use crate::queue_pair_state::QueuePairType;
 use crate::state_error::StateError;
+use crate::tcp::{AsyncStream, ExchangeError, Polled, Role, exchange_over};
 
 /// An [`AsyncChannel`] that is not connected, with the address that the peer needs: see
 /// [`Reactor::prepare`](crate::Reactor::prepare).
@@ -64,7 +64,7 @@ impl<S: Share> PreparedAsyncChannel<S> {
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs a peer
-    /// # async fn serve<S: ibverbs::AsyncStream + Send>(reactor: &ibverbs::Reactor, domain: &std::sync::Arc<ibverbs::ProtectionDomain<'static>>, pool: &ibverbs::BufferPool, mut stream: S) -> Result<(), Box<dyn std::error::Error>> {
+    /// # async fn serve<S: ibverbs::tcp::AsyncStream + Send>(reactor: &ibverbs::Reactor, domain: &std::sync::Arc<ibverbs::ProtectionDomain<'static>>, pool: &ibverbs::BufferPool, mut stream: S) -> Result<(), Box<dyn std::error::Error>> {
     /// let mut prepared = reactor.prepare(ibverbs::Channel::builder(domain).max_recv_wr(16))?;
     /// for _ in 0..16 {
     ///     prepared.post_receive(pool.take().ok_or("all buffers are in use")?)?;

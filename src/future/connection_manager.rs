@@ -5,12 +5,12 @@ use std::thread;
 use super::share::{Share, put_back, release, stop};
 use super::{AsyncChannel, PreparedAsyncChannel};
 use crate::channel::{Detached, TransportError};
-use crate::connect::rdmacm::Connectable;
-use crate::connect::rdmacm::sealed::{Connected, Object, Settings};
 use crate::error::Result;
 use crate::ffi;
 use crate::memory::RemoteMemoryRegion;
 use crate::panics::catch;
+use crate::rdmacm::Connectable;
+use crate::rdmacm::sealed::{Connected, Object, Settings};
 
 impl<S: Share> Connectable for PreparedAsyncChannel<S> {}
 

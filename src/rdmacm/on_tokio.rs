@@ -79,7 +79,7 @@ impl RouteResolution {
 }
 
 impl Route {
-    /// As [`connect`](Self::connect), on tokio. For a [`PreparedAsyncChannel`](crate::PreparedAsyncChannel) as well as
+    /// As [`connect`](Self::connect), on tokio. For a [`PreparedAsyncChannel`](crate::future::PreparedAsyncChannel) as well as
     /// for the other types.
     ///
     /// There is no deadline but the kernel's: drop the future when the program's own timer says so. That gives up, and
@@ -89,7 +89,8 @@ impl Route {
     /// ```no_run
     /// # // needs a peer
     /// # use std::time::{Duration, Instant};
-    /// # use ibverbs::{Channel, PooledBuffer, Reactor, Route};
+    /// # use ibverbs::rdmacm::Route;
+    /// # use ibverbs::{Channel, PooledBuffer, Reactor};
     /// # async fn connect(reactor: &Reactor, domain: &std::sync::Arc<ibverbs::ProtectionDomain<'static>>, hello: PooledBuffer) -> Result<(), Box<dyn std::error::Error>> {
     /// let deadline = Instant::now() + Duration::from_secs(5);
     /// let route = Route::to("10.77.0.2:7471".parse()?).resolve_on_tokio(deadline).await?;
@@ -158,7 +159,7 @@ impl Listener {
 }
 
 impl ConnectionRequest {
-    /// As [`accept`](Self::accept), on tokio. For a [`PreparedAsyncChannel`](crate::PreparedAsyncChannel) as well as for
+    /// As [`accept`](Self::accept), on tokio. For a [`PreparedAsyncChannel`](crate::future::PreparedAsyncChannel) as well as for
     /// the other types.
     ///
     /// There is no deadline but the kernel's: drop the future when the program's own timer says so. That rejects the
@@ -166,7 +167,8 @@ impl ConnectionRequest {
     ///
     /// ```no_run
     /// # // needs a peer
-    /// # use ibverbs::{BufferPool, Channel, Listener, Reactor};
+    /// # use ibverbs::rdmacm::Listener;
+    /// # use ibverbs::{BufferPool, Channel, Reactor};
     /// # async fn serve(reactor: &Reactor, domain: &std::sync::Arc<ibverbs::ProtectionDomain<'static>>, pool: &BufferPool, listener: &mut Listener) -> Result<(), Box<dyn std::error::Error>> {
     /// let request = listener.next_on_tokio().await?;
     /// let mut prepared = reactor.prepare(Channel::builder(domain).port(request.port()))?;

@@ -162,7 +162,8 @@ impl ConnectionRequest {
     /// ```no_run
     /// # // needs a peer
     /// # use std::time::{Duration, Instant};
-    /// # use ibverbs::{Channel, Listener};
+    /// # use ibverbs::rdmacm::Listener;
+    /// # use ibverbs::Channel;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let mut listener = Listener::bind("10.77.0.1:7471".parse()?)?;
     /// # let request = listener.next()?;
