@@ -1,7 +1,8 @@
 //! After `fork_init`, a child has the memory that its parent has registered with a device of software. One test: it concerns
 //! the whole process.
 
-use ibverbs::{AccessFlags, MemoryRegion, fork_init};
+use ibverbs::device::fork_init;
+use ibverbs::{AccessFlags, MemoryRegion};
 use ibverbs_software::Device;
 
 /// Whether a child can read and write all of it. What it writes is in a copy of its own.
