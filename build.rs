@@ -10,8 +10,12 @@ mod bindings;
 mod common;
 #[path = "build/direct.rs"]
 mod direct;
+#[path = "build/earlier.rs"]
+mod earlier;
 #[path = "build/elsewhere.rs"]
 mod elsewhere;
+#[path = "build/flags.rs"]
+mod flags;
 #[cfg(feature = "bindgen")]
 #[path = "build/generate.rs"]
 mod generate;
@@ -63,10 +67,11 @@ fn build() {
 
     rerun_if_changed(&root, &tree, &enabled, bundled);
     check_sources(&tree, &enabled);
+    let last_flags = if documentation_only { Vec::new() } else { flags::settle() };
     if !documentation_only {
         musl::add_kernel_headers(&out);
     }
-    let python = check_tools(documentation_only, bundled);
+    let tools = check_tools(&out, documentation_only, bundled);
 
     let include = stage_headers(&tree, &out);
     println!("cargo::metadata=include={}", include.display());
@@ -91,7 +96,7 @@ fn build() {
             inline_functions(&tree, &include, &out);
         });
         if bundled {
-            build_rdma_core(&root, &tree, &out, &enabled, &python);
+            build_rdma_core(&root, &tree, &out, &enabled, &tools, &last_flags);
         } else {
             link_system(&tree);
         }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::common::{at_once, exit_with_error, run, utf8, write};
+use crate::rdma_core::OURS;
 
 /// The programs of binutils, or what the compiler has in their place.
 pub(crate) struct Tools {
@@ -63,7 +64,7 @@ pub(crate) fn finish(
         if let Err(e) = fs::create_dir_all(folder) {
             exit_with_error(&format!("{}: {e}", folder.display()));
         }
-        let result = folder.join(file_name(&library.archive));
+        let result = folder.join(finished_name(&library.archive));
         let mut rename = Command::new(&tools.objcopy);
         rename.arg("-D").arg(format!("--redefine-syms={}", utf8(&renames)));
         run("renaming internal symbols", rename.arg(&library.archive).arg(&result));
@@ -78,7 +79,7 @@ pub(crate) fn finish(
             parts.iter().flat_map(|&part| files(&objects(temporary, &all[part]))).collect();
         members.sort();
         if !members.is_empty() {
-            let result = finished.join(file_name(&library.archive));
+            let result = finished.join(finished_name(&library.archive));
             run("joining libraries", Command::new(&tools.ar).arg("qs").arg(result).args(members));
         }
     }
@@ -188,6 +189,10 @@ fn is_provider(name: &str) -> bool {
 
 fn file_name(archive: &Path) -> &str {
     archive.file_name().and_then(|name| name.to_str()).unwrap_or_default()
+}
+
+fn finished_name(archive: &Path) -> String {
+    format!("lib{OURS}{}", file_name(archive).trim_start_matches("lib"))
 }
 
 /// The folder for an internal library's objects.

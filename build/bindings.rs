@@ -108,5 +108,6 @@ pub(crate) fn inline_functions(tree: &Tree, include: &Path, out: &Path) {
     for direct in direct_verbs(tree) {
         build.file(out.join(direct.inline_functions()));
     }
-    compile(build.include(include).include(tree.folder.join("kernel-headers")), "ibverbs_inline");
+    build.include(include).include(tree.folder.join("kernel-headers"));
+    compile(&mut build, "ibverbs_bundled_inline");
 }

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::env;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 use std::sync::Mutex;
@@ -50,11 +51,14 @@ pub(crate) fn program(variable: &str, default: &str) -> String {
     env::var(variable).ok().filter(|v| !v.is_empty()).unwrap_or_else(|| default.to_owned())
 }
 
+/// What an operation on a file or folder gives. An error ends the build.
+pub(crate) fn done<T>(path: &Path, result: io::Result<T>) -> T {
+    result.unwrap_or_else(|e| exit_with_error(&format!("{}: {e}", path.display())))
+}
+
 pub(crate) fn write(path: &Path, contents: impl AsRef<[u8]>) {
     let parent = path.parent().unwrap_or(path);
-    if let Err(e) = fs::create_dir_all(parent).and_then(|()| fs::write(path, contents)) {
-        exit_with_error(&format!("{}: {e}", path.display()));
-    }
+    done(path, fs::create_dir_all(parent).and_then(|()| fs::write(path, contents)));
 }
 
 /// The path as text, because bindgen and make rules accept nothing else.
@@ -91,13 +95,8 @@ pub(crate) fn run(what: &str, command: &mut Command) {
     }
 }
 
-/// The C compiler's option for symbols that no program and no shared library exports. The system's libibverbs would
-/// otherwise call functions of this one in a program that exports all it has (`-rdynamic`), because the names are the
-/// same.
-pub(crate) const HIDDEN: &str = "-fvisibility=hidden";
-
 pub(crate) fn compile(build: &mut cc::Build, archive: &str) {
-    if let Err(e) = build.flag(HIDDEN).warnings(false).try_compile(archive) {
+    if let Err(e) = build.warnings(false).try_compile(archive) {
         exit_with_error(&format!("compiling {archive}: {e}"));
     }
 }

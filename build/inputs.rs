@@ -119,18 +119,21 @@ fn missing(file: &str) -> ! {
 
 pub(crate) fn rerun_if_changed(root: &Path, tree: &Tree, enabled: &[Provider], bundled: bool) {
     let source = &tree.folder;
+    let mut read = Vec::new();
     // Cargo itself notices when the build script's own files change.
     if bundled {
         println!("cargo::rerun-if-changed=src/c");
         let providers = enabled.iter().map(|p| format!("providers/{}", p.name));
         for name in sources().map(str::to_owned).chain(providers) {
-            rerun_if_file_changed(root, &source.join(name));
+            read.extend(files(&source.join(name)));
         }
     } else {
-        for header in headers(tree) {
-            rerun_if_file_changed(root, &source.join(header));
-        }
-        rerun_if_file_changed(root, &source.join("kernel-headers"));
+        read.extend(headers(tree).map(|header| source.join(header)));
+        read.extend(files(&source.join("kernel-headers")));
+    }
+    for path in read {
+        // Relative to the package where it can be: so a moved package is not built again.
+        println!("cargo::rerun-if-changed={}", path.strip_prefix(root).unwrap_or(&path).display());
     }
     // The crates `cc` and `pkg-config` tell cargo which variables they read.
     for name in [
@@ -150,24 +153,16 @@ pub(crate) fn rerun_if_changed(root: &Path, tree: &Tree, enabled: &[Provider], b
     }
 }
 
-/// Names each file at or under `path`, not the folder: cargo would also watch files that the build does
-/// not read.
-fn rerun_if_file_changed(root: &Path, path: &Path) {
-    match fs::read_dir(path) {
-        Ok(entries) => {
-            for name in entries.flatten().filter_map(|e| e.file_name().into_string().ok()) {
-                if !["man", "tests", "examples", "__pycache__"].contains(&name.as_str()) {
-                    rerun_if_file_changed(root, &path.join(name));
-                }
-            }
-        }
-        // A file, or a missing path: cargo runs the build script again until it exists.
-        // Relative to the package where it can be: so a moved package is not built again.
-        Err(_) => {
-            let path = path.strip_prefix(root).unwrap_or(path);
-            println!("cargo::rerun-if-changed={}", path.display());
-        }
-    }
+/// The files that the build reads at or under `path`, without folders: cargo would also watch the other files there.
+pub(crate) fn files(path: &Path) -> Vec<PathBuf> {
+    // A file, or a missing path: cargo runs the build script again until it exists.
+    let Ok(entries) = fs::read_dir(path) else { return vec![path.to_owned()] };
+    let unread = ["man", "tests", "examples", "__pycache__"];
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    names
+        .filter(|name| !unread.contains(&name.as_str()))
+        .flat_map(|name| files(&path.join(name)))
+        .collect()
 }
 
 pub(crate) fn check_sources(tree: &Tree, enabled: &[Provider]) {

@@ -12,6 +12,8 @@ use crate::common::exit_with_error;
 #[cfg(feature = "neigh")]
 use crate::common::write;
 use crate::inputs::Tree;
+#[cfg(feature = "neigh")]
+use crate::rdma_core::OURS;
 
 #[cfg_attr(not(feature = "system"), allow(unused_variables))]
 pub(crate) fn link_system(tree: &Tree) {
@@ -92,12 +94,12 @@ pub(crate) fn link_libnl(out: &Path) -> Vec<String> {
         if let Some(archives) = archives.filter(|_| !dynamic) {
             // Link copies, so that no system folder gets into the search path.
             for (name, archive) in libraries.iter().zip(archives) {
-                let copy = out.join("libnl").join(format!("lib{name}.a"));
+                let copy = out.join("libnl").join(format!("lib{OURS}{name}.a"));
                 match fs::read(&archive) {
                     Ok(contents) => write(&copy, contents),
                     Err(e) => exit_with_error(&format!("{}: {e}", archive.display())),
                 }
-                directives.push(format!("cargo::rustc-link-lib=static={name}"));
+                directives.push(format!("cargo::rustc-link-lib=static={OURS}{name}"));
             }
             let folder = out.join("libnl");
             directives.push(format!("cargo::rustc-link-search=native={}", folder.display()));

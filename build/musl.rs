@@ -10,13 +10,17 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use crate::common::exit_with_error;
+use crate::common::done;
 use crate::tools::finds;
+
+/// The variable that lists folders which GCC and Clang search after those of their flags.
+const SEARCHED: &str = "C_INCLUDE_PATH";
 
 /// The folders of the kernel's headers.
 const FOLDERS: [&str; 4] = ["asm", "asm-generic", "linux", "rdma"];
 
-/// Lets the C compiler find the kernel's headers, if the target is musl, and it does not yet.
+/// Lets the C compiler find the kernel's headers, if the target is musl, and it does not yet. By a variable: a flag could
+/// not name a folder with a space.
 ///
 /// It is called before any thread is started.
 pub(crate) fn add_kernel_headers(out: &Path) {
@@ -26,22 +30,16 @@ pub(crate) fn add_kernel_headers(out: &Path) {
         return;
     }
     let folder = out.join("kernel-headers");
-    match link_headers(&folder) {
-        Ok(true) => {}
-        // The check for tools says so.
-        Ok(false) => return,
-        Err(e) => exit_with_error(&format!("{}: {e}", folder.display())),
+    // If there are none, the check for tools says so.
+    if done(&folder, link_headers(&folder)) {
+        let given = env::var_os(SEARCHED).unwrap_or_default();
+        let mut folders: Vec<_> = env::split_paths(&given).collect();
+        folders.push(folder);
+        if let Ok(folders) = env::join_paths(folders) {
+            // SAFETY: this is the only thread.
+            unsafe { env::set_var(SEARCHED, folders) };
+        }
     }
-    let target = env::var("TARGET").unwrap_or_default();
-    let own = format!("CFLAGS_{target}");
-    // The crate `cc` takes the first of these.
-    let flags =
-        [own.clone(), own.replace('-', "_"), "TARGET_CFLAGS".to_owned(), "CFLAGS".to_owned()]
-            .iter()
-            .find_map(|name| env::var(name).ok())
-            .unwrap_or_default();
-    // SAFETY: this is the only thread.
-    unsafe { env::set_var(own, format!("{flags} -idirafter {}", folder.display())) };
 }
 
 /// Links to the machine's headers of the kernel. Returns whether there are any.

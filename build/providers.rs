@@ -102,8 +102,9 @@ pub(crate) fn providers(tree: &Tree) -> Vec<Provider> {
 
 /// Generates a table that refers to each enabled provider, so that the linker takes in the provider's
 /// object file, whose constructor then registers the provider. It also refers to `ibverbs_bundled_ioctl`, as a hidden
-/// symbol, which makes it one wherever it is linked: Rust exports what C can call.
-pub(crate) fn register_providers(out: &Path, enabled: &[Provider]) {
+/// symbol, which makes it one wherever it is linked: Rust exports what C can call; and to a function whose name begins with
+/// `prefix`, which libibverbs has in this release alone.
+pub(crate) fn register_providers(out: &Path, enabled: &[Provider], prefix: &str) {
     let mut text = String::from("struct verbs_device_ops;\n");
     for provider in enabled {
         text +=
@@ -116,7 +117,9 @@ pub(crate) fn register_providers(out: &Path, enabled: &[Provider]) {
     text += "\t0\n};\n";
     text += "extern int ibverbs_bundled_ioctl(void) __attribute__((visibility(\"hidden\")));\n";
     text += "int (*const ibverbs_bundled_hidden)(void) = ibverbs_bundled_ioctl;\n";
+    text += &format!("extern int {prefix}verbs_set_ops(void);\n");
+    text += &format!("int (*const ibverbs_bundled_release)(void) = {prefix}verbs_set_ops;\n");
     let file = out.join("providers.c");
     write(&file, text);
-    compile(cc::Build::new().file(file), "ibverbs_providers");
+    compile(cc::Build::new().file(file), "ibverbs_bundled_providers");
 }

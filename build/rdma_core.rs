@@ -3,27 +3,34 @@
 use std::env;
 use std::fs;
 use std::panic;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use crate::archives::{self, Tools};
-use crate::common::{
-    HIDDEN, at_once, exit_with_error, feature, message_of, program, run, utf8, write,
-};
+use crate::common::{at_once, exit_with_error, feature, message_of, program, run, utf8, write};
+use crate::earlier::Inputs;
 use crate::inputs::{Tree, sources};
 use crate::installed::link_libnl;
 use crate::presets::presets;
 use crate::providers::{Provider, register_providers};
+use crate::tools::Found;
+
+/// What the names of all archives begin with, after `lib`: no other package has such, so that a library of the machine which
+/// the linker finds first is not taken for ours.
+pub(crate) const OURS: &str = "ibverbs_bundled_";
 
 /// CMake reads this right after `project()`. It leaves out the folders of rdma-core that are not built
 /// (tools, daemons, other libraries, other providers), and gives this crate's stand-in for libnl's
-/// header precedence over rdma-core's.
+/// header precedence over rdma-core's. The flags that come last do so whatever a toolchain file adds.
 const CMAKE_HOOK: &str = r#"
 macro(add_subdirectory folder)
   if("${folder}" IN_LIST BUNDLED_FOLDERS)
     _add_subdirectory(${folder})
   endif()
 endmacro()
+# A toolchain file may ask for this, and for flags.
+set(CMAKE_INTERPROCEDURAL_OPTIMIZATION OFF)
+add_compile_options(${BUNDLED_LAST_FLAGS})
 if(BUNDLED_INCLUDE)
   include_directories(BEFORE "${BUNDLED_INCLUDE}")
 endif()
@@ -49,14 +56,43 @@ pub(crate) fn build_rdma_core(
     tree: &Tree,
     out: &Path,
     enabled: &[Provider],
-    python: &str,
+    tools: &Found,
+    last_flags: &[String],
 ) {
     let source = &tree.folder;
     if enabled.is_empty() {
         println!("cargo::warning=no provider is enabled: no RDMA device will ever be found");
     }
     let libnl = link_libnl(out);
-    let build = configure(root, source, out, enabled, python);
+    let build = out.join("build");
+    let abi = setting(source, "IBVERBS_PABI_VERSION");
+    let prefix =
+        format!("rdmacore{}_", tree.version.replace(|c: char| !c.is_ascii_alphanumeric(), "_"));
+    let inputs = Inputs::of(root, tree, out, enabled, &tools.versions);
+    if !inputs.take(out) {
+        configure(root, source, out, enabled, &tools.python, last_flags);
+        compile_all(&build, enabled);
+        finish_archives(source, out, &build, enabled, &abi, &prefix);
+        inputs.offer(out);
+    }
+    register_providers(out, enabled, &prefix);
+
+    println!("cargo::metadata=build={}", build.display());
+    println!("cargo::metadata=symbol_prefix={prefix}");
+    println!("cargo::rustc-link-search=native={}", build.join("lib").display());
+    for provider in enabled {
+        println!("cargo::rustc-link-lib=static={OURS}{}", provider.archive(&abi));
+    }
+    if feature("rdmacm") {
+        println!("cargo::rustc-link-lib=static={OURS}rdmacm"); // before what it uses
+    }
+    println!("cargo::rustc-link-lib=static={OURS}ibverbs");
+    for directive in libnl {
+        println!("{directive}");
+    }
+}
+
+fn compile_all(build: &Path, enabled: &[Provider]) {
     // CMake's `<target>/fast` builds the target alone. Without `/fast`, every provider depends on the
     // shared libibverbs.
     let mut targets = vec!["ibverbs-static", "ccan", "rdma_util"];
@@ -65,26 +101,15 @@ pub(crate) fn build_rdma_core(
     }
     let static_libraries: Vec<_> = enabled.iter().map(Provider::target).collect();
     targets.extend(static_libraries.iter().map(String::as_str));
-    compile_targets(&build, &targets);
-    let abi = setting(source, "IBVERBS_PABI_VERSION");
-    let prefix =
-        format!("rdmacore{}_", tree.version.replace(|c: char| !c.is_ascii_alphanumeric(), "_"));
-    finish_archives(source, out, &build, enabled, &abi, &prefix);
-    register_providers(out, enabled);
-
-    println!("cargo::metadata=build={}", build.display());
-    println!("cargo::metadata=symbol_prefix={prefix}");
-    println!("cargo::rustc-link-search=native={}", build.join("lib").display());
-    for provider in enabled {
-        println!("cargo::rustc-link-lib=static={}", provider.archive(&abi));
-    }
-    if feature("rdmacm") {
-        println!("cargo::rustc-link-lib=static=rdmacm"); // before what it uses
-    }
-    println!("cargo::rustc-link-lib=static=ibverbs");
-    for directive in libnl {
-        println!("{directive}");
-    }
+    at_once(&targets, |target| {
+        // It takes further jobs from cargo's job server if that has spare ones.
+        let mut make = Command::new(program("CMAKE", "cmake"));
+        make.arg("--build").arg(build).args(["--target", &format!("{target}/fast")]);
+        if let Some(flags) = env::var_os("CARGO_MAKEFLAGS") {
+            make.env("MAKEFLAGS", flags);
+        }
+        run(&format!("compiling {target} of rdma-core"), &mut make);
+    });
 }
 
 fn configure(
@@ -93,14 +118,8 @@ fn configure(
     out: &Path,
     enabled: &[Provider],
     python: &str,
-) -> PathBuf {
-    let build = out.join("build");
-    // Building single targets does not notice changed headers, so start from nothing.
-    if build.exists()
-        && let Err(e) = fs::remove_dir_all(&build)
-    {
-        exit_with_error(&format!("{}: {e}", build.display()));
-    }
+    last_flags: &[String],
+) {
     let modules = out.join("cmake");
     write(&modules.join("hook.cmake"), CMAKE_HOOK);
     write(&modules.join("FindPython.cmake"), CMAKE_PYTHON);
@@ -126,8 +145,9 @@ fn configure(
         .generator("Unix Makefiles")
         .init_cxx_cfg(no_cxx)
         .cflag("-Dioctl=ibverbs_bundled_ioctl") // src/hooks.rs
-        .cflag(HIDDEN)
         .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("LDFLAGS", "") // no program is made, but the compiler is tried with them
+        .define("BUNDLED_LAST_FLAGS", last_flags.join(";"))
         .define("CMAKE_C_FLAGS_RELEASE", "-O2 -DNDEBUG") // as rdma-core means its Release to be
         .define("CMAKE_INSTALL_PREFIX", "/usr")
         .define("CMAKE_MODULE_PATH", utf8(&modules))
@@ -150,19 +170,6 @@ fn configure(
             message_of(&*panic)
         ));
     }
-    build
-}
-
-/// Builds each target alone; each takes further jobs from cargo's job server if it has spare ones.
-fn compile_targets(build: &Path, targets: &[&str]) {
-    at_once(targets, |target| {
-        let mut make = Command::new(program("CMAKE", "cmake"));
-        make.arg("--build").arg(build).args(["--target", &format!("{target}/fast")]);
-        if let Some(flags) = env::var_os("CARGO_MAKEFLAGS") {
-            make.env("MAKEFLAGS", flags);
-        }
-        run(&format!("compiling {target} of rdma-core"), &mut make);
-    });
 }
 
 /// Gives the static libraries their final form, with the tools that CMake has found.

@@ -1,116 +1,219 @@
 //! Checks for the tools that the build needs, before any slow step.
 
-use std::env;
-use std::io::Write as _;
-use std::process::{Command, Stdio};
+use std::io::{ErrorKind, Write as _};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::{env, fs, io};
 
 use crate::common::{exit_after_errors, feature, program, report_error};
 
-/// Checks for every tool that the build needs. If the machine lacks any, reports each with the packages
-/// that contain it, and ends the build. Returns the Python interpreter.
-pub(crate) fn check_tools(documentation_only: bool, bundled: bool) -> String {
-    let mut missing = Vec::new();
-    let mut lacks = |what: &str, debian: &str, fedora: &str, why: &str| {
-        missing.push(format!(
-            "{what} is missing: apt install {debian} (Debian, Ubuntu), or dnf install {fedora} \
-             (Fedora){why}"
-        ));
-    };
-    let starts = |program: &str| {
-        Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success())
-    };
+/// The tools that were found.
+pub(crate) struct Found {
+    /// The Python interpreter.
+    pub(crate) python: String,
+    /// What the tools that make C code say of their versions.
+    pub(crate) versions: String,
+}
 
+/// Why a tool is of no use.
+pub(crate) enum Trouble {
+    Missing,
+    /// It is there, and says this.
+    Fails(String),
+}
+
+/// Checks for every tool that the build needs. Reports each that is missing, with the packages that contain it, and each
+/// that fails, with what it says; then ends the build.
+pub(crate) fn check_tools(out: &Path, documentation_only: bool, bundled: bool) -> Found {
+    let mut troubles = Vec::new();
     #[cfg(feature = "bindgen")]
     if let Err(panic) = std::panic::catch_unwind(bindgen::clang_version) {
         let why = crate::common::message_of(&*panic);
         let why = format!(", or leave out the feature `bindgen`. {why}");
-        lacks("libclang", "libclang-dev", "clang-devel", &why);
+        troubles.push(missing("libclang is", "libclang-dev", "clang-devel", &why));
     }
-    let mut python = String::new();
+    let mut found = Found { python: String::new(), versions: String::new() };
     if !documentation_only {
-        let musl = env::var("CARGO_CFG_TARGET_ENV").as_deref() == Ok("musl");
-        if let (true, Ok(()), Err(_)) = (musl, finds(&["stdlib.h"]), finds(&["linux/types.h"])) {
-            // A compiler and musl's own headers are there.
-            lacks("linux/types.h", "linux-libc-dev", "kernel-headers", "");
-        } else if let (true, Err(why)) = (musl, c_compiler()) {
-            let why = format!(". {why}");
-            lacks("a C compiler for musl", "musl-tools", "musl-gcc", &why);
-        } else if let Err(why) = c_compiler() {
-            lacks("a C compiler", "gcc libc6-dev", "gcc glibc-devel", &format!(". {why}"));
-        } else if bundled && feature("valgrind") && finds(&["valgrind/memcheck.h"]).is_err() {
+        if let Err(trouble) = c_compiler(out) {
+            troubles.push(trouble);
+        } else if bundled
+            && feature("valgrind")
+            && let Err(Trouble::Fails(why)) = finds(&["valgrind/memcheck.h"])
+        {
             // CMake would leave the annotations out, and only mention it in its output.
-            lacks("valgrind/memcheck.h", "valgrind", "valgrind-devel", ", for feature `valgrind`");
+            let why = format!(", for feature `valgrind`. The C compiler says: {why}");
+            troubles.push(missing("valgrind/memcheck.h is", "valgrind", "valgrind-devel", &why));
         }
+    }
+    let mut tool = |name: &str, arguments: &[&str], debian: &str, fedora: &str| {
+        let said = started(Command::new(name).args(arguments).output());
+        match &said {
+            Ok(said) => {
+                found.versions += said.lines().next().unwrap_or_default();
+                found.versions += "\n";
+            }
+            Err(Trouble::Missing) => {
+                troubles.push(missing(&format!("`{name}` is"), debian, fedora, ""));
+            }
+            Err(Trouble::Fails(why)) => troubles.push(format!("`{name}` does not work: {why}")),
+        }
+        said.unwrap_or_default()
+    };
+    if !documentation_only && (feature("neigh") || feature("system")) {
         let pkg_config = program("PKG_CONFIG", "pkg-config");
-        if (feature("neigh") || feature("system")) && !starts(&pkg_config) {
-            lacks(&format!("`{pkg_config}`"), "pkg-config", "pkgconf-pkg-config", "");
-        }
+        tool(&pkg_config, &["--version"], "pkg-config", "pkgconf-pkg-config");
     }
     if bundled {
-        let cmake = program("CMAKE", "cmake");
-        if !starts(&cmake) {
-            lacks(&format!("`{cmake}`"), "cmake", "cmake", "");
-        }
-        if !starts("make") && !starts("gmake") {
-            lacks("`make`", "make", "make", "");
-        }
-        let cross = env::var("HOST") != env::var("TARGET");
-        for name in ["ar", "nm", "objcopy"] {
+        tool(&program("CMAKE", "cmake"), &["--version"], "cmake", "cmake");
+        let make = Command::new("make").arg("--version").output();
+        let gmake = make.is_err_and(|e| e.kind() == ErrorKind::NotFound)
+            && Command::new("gmake").arg("--version").output().is_ok();
+        tool(if gmake { "gmake" } else { "make" }, &["--version"], "make", "make");
+        if env::var("HOST") == env::var("TARGET") {
             // Cross compilation uses the tools of the compiler, which CMake finds.
-            if !cross && !starts(name) {
-                lacks(&format!("`{name}`"), "binutils", "binutils", "");
+            for name in ["ar", "nm", "objcopy"] {
+                tool(name, &["--version"], "binutils", "binutils");
             }
         }
         // Use the interpreter itself: the build starts it many times, and a wrapper such as pyenv's is
         // slow.
-        let output = Command::new("python3")
-            .args(["-c", "import sys; assert sys.version_info >= (3, 2); print(sys.executable)"])
-            .output();
-        match output {
-            Ok(o) if o.status.success() => {
-                python = String::from_utf8_lossy(&o.stdout).trim().to_owned();
-            }
-            _ => lacks("`python3`", "python3", "python3", ""),
-        }
+        let script =
+            "import sys; assert sys.version_info >= (3, 2), sys.version; print(sys.executable)";
+        let python = tool("python3", &["-c", script], "python3", "python3");
+        found.python = python.trim().to_owned();
     }
-    if !missing.is_empty() {
-        for message in &missing {
+    if !troubles.is_empty() {
+        for message in &troubles {
             report_error(message);
         }
         exit_after_errors();
     }
-    python
+    found
 }
 
-/// Checks that there are a C compiler and the C library's headers; if not, returns the reason.
-fn c_compiler() -> Result<(), String> {
-    match finds(&["stdlib.h", "linux/types.h"]) {
-        Ok(()) => Ok(()),
-        Err(Some(why)) => Err(why),
-        Err(None) => Err("The one there does not find the C library's headers".to_owned()),
-    }
+/// A message about what is missing: its name, with the verb.
+fn missing(what: &str, debian: &str, fedora: &str, why: &str) -> String {
+    format!(
+        "{what} missing: apt install {debian} (Debian, Ubuntu), or dnf install {fedora} (Fedora){why}"
+    )
 }
 
-/// Checks that the C compiler finds these headers. If there is no compiler, the error has the reason.
-pub(crate) fn finds(headers: &[&str]) -> Result<(), Option<String>> {
-    let compiler = cc::Build::new().cargo_output(false).try_get_compiler();
-    let compiler = compiler.map_err(|e| Some(e.to_string()))?;
-    let name = compiler.path().display();
-    let mut child = compiler
-        .to_command()
-        .args(["-E", "-"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(|e| Some(format!("`{name}`: {e}")))?;
-    if let Some(mut stdin) = child.stdin.take() {
-        let text: String = headers.iter().map(|h| format!("#include <{h}>\n")).collect();
-        // If the compiler stops reading, its exit status tells why.
-        let _ = stdin.write_all(text.as_bytes());
+/// What a program has printed, if it has ended well.
+fn started(output: io::Result<Output>) -> Result<String, Trouble> {
+    let output = output.map_err(|e| match e.kind() {
+        ErrorKind::NotFound => Trouble::Missing,
+        _ => Trouble::Fails(e.to_string()),
+    })?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() {
+        return Ok(text(&output.stdout));
     }
-    match child.wait() {
-        Ok(status) if status.success() => Ok(()),
-        _ => Err(None),
+    let said = text(&output.stderr) + &text(&output.stdout);
+    let lines = || said.lines().map(str::trim).filter(|line| !line.is_empty());
+    let first = lines().next().unwrap_or("nothing");
+    // Some say first where they are.
+    let error = lines().find(|line| line.to_lowercase().contains("error:"));
+    Err(Trouble::Fails(match error {
+        Some(error) if error != first => format!("{first} .. {error} ({})", output.status),
+        _ => format!("{first} ({})", output.status),
+    }))
+}
+
+/// Checks that the C compiler finds the C library's headers and the kernel's, and makes objects for the target. If not,
+/// returns the message.
+fn c_compiler(out: &Path) -> Result<(), String> {
+    let musl = env::var("CARGO_CFG_TARGET_ENV").as_deref() == Ok("musl");
+    let why = match finds(&["stdlib.h", "linux/types.h"]) {
+        Ok(()) => return makes_objects(out),
+        Err(Trouble::Missing) if musl => {
+            return Err(missing("a C compiler for musl is", "musl-tools", "musl-gcc", ""));
+        }
+        Err(Trouble::Missing) => {
+            return Err(missing("a C compiler is", "gcc libc6-dev", "gcc glibc-devel", ""));
+        }
+        Err(Trouble::Fails(why)) if finds(&[]).is_err() => {
+            return Err(format!("the C compiler does not work: {why}"));
+        }
+        Err(Trouble::Fails(why)) => {
+            makes_objects(out)?;
+            format!(". The C compiler says: {why}")
+        }
+    };
+    Err(if musl && finds(&["stdlib.h"]).is_ok() {
+        missing("linux/types.h is", "linux-libc-dev", "kernel-headers", &why)
+    } else if musl {
+        missing("musl, the C library, is", "musl-tools", "musl-gcc", &why)
+    } else {
+        missing("stdlib.h, a header of the C library, is", "libc6-dev", "glibc-devel", &why)
+    })
+}
+
+/// Checks that the C compiler finds these headers.
+pub(crate) fn finds(headers: &[&str]) -> Result<(), Trouble> {
+    let text: String = headers.iter().map(|h| format!("#include <{h}>\n")).collect();
+    compiler(&["-E", "-"], &text).map(drop)
+}
+
+/// Starts the C compiler with its usual flags, and gives it a text to read. Returns what it prints.
+fn compiler(arguments: &[&str], text: &str) -> Result<String, Trouble> {
+    let compiler = cc::Build::new().cargo_output(false).warnings(false).try_get_compiler();
+    let compiler = compiler.map_err(|e| match e.to_string() {
+        text if text.starts_with("ToolNotFound") => Trouble::Missing,
+        text => Trouble::Fails(text),
+    })?;
+    let mut command = compiler.to_command();
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    started(command.spawn().and_then(|mut child| {
+        if let Some(mut stdin) = child.stdin.take() {
+            // If the compiler stops reading, its exit status tells why.
+            let _ = stdin.write_all(text.as_bytes());
+        }
+        child.wait_with_output()
+    }))
+    .map_err(|trouble| match trouble {
+        Trouble::Fails(why) => {
+            let arguments: Vec<_> = command.get_args().map(|a| a.to_string_lossy()).collect();
+            let name = command.get_program().display().to_string();
+            Trouble::Fails(format!("{why}: `{name} {}`", arguments.join(" ")))
+        }
+        missing => missing,
+    })
+}
+
+/// Checks that the C compiler makes objects of the target that can be rewritten.
+fn makes_objects(out: &Path) -> Result<(), String> {
+    let folder = out.join("check"); // with coverage, the compiler writes more than the object
+    if let Err(e) = fs::create_dir_all(&folder) {
+        return Err(format!("{}: {e}", folder.display()));
     }
+    let file = folder.join("check.o");
+    let name = file.to_string_lossy();
+    let made = compiler(&["-c", "-x", "c", "-", "-o", &name], "int f(int n) { return n + 1; }\n");
+    let object = fs::read(&file).unwrap_or_default();
+    let _ = fs::remove_dir_all(&folder);
+    match made {
+        Err(Trouble::Fails(why)) => return Err(format!("the C compiler does not work: {why}")),
+        Err(Trouble::Missing) | Ok(_) => {}
+    }
+    let target = |name: &str| env::var(format!("CARGO_CFG_TARGET_{name}")).unwrap_or_default();
+    let bits = if target("POINTER_WIDTH") == "32" { 1 } else { 2 };
+    let order = if target("ENDIAN") == "big" { 2 } else { 1 };
+    let has = |word: &str| object.windows(word.len()).any(|bytes| bytes == word.as_bytes());
+    let found = if !object.starts_with(b"\x7fELF") {
+        "no ELF file"
+    } else if object.get(4..6) != Some(&[bits, order]) {
+        "an ELF file of another kind of processor"
+    } else if has(".gnu.lto_") {
+        "code for the linker to optimise"
+    } else if ["__gcov", "llvm_gcov", "__asan", "__tsan", "mcount"].iter().any(|word| has(word)) {
+        "code that calls a runtime for sanitizers, coverage or profiles"
+    } else {
+        return Ok(());
+    };
+    let variables =
+        "CC, CFLAGS, their variants with the target's name, and those that the compiler reads";
+    Err(format!(
+        "the C compiler makes {found}, not plain objects for {}: see {variables}",
+        env::var("TARGET").unwrap_or_default()
+    ))
 }

@@ -68,7 +68,7 @@ impl Machine {
             // It is asked whether headers are there by `-E -`, and what compiler it is by `-E FILE`.
             let compiler = machine.folder.join("bin/compiler");
             let text = format!(
-                "#!/bin/sh\nfor last; do :; done\n[ \"$last\" = - ] || exit 0\n\
+                "#!/bin/sh\nfor last; do :; done\n[ \"$last\" = - ] || exec cc \"$@\"\n\
                  while read -r line; do case $line in {pattern}) exit 1 ;; esac; done\n"
             );
             fs::write(&compiler, text).expect("the folder is writable");
@@ -76,6 +76,15 @@ impl Machine {
             machine.script.env(format!("CC_{}", target.replace('-', "_")), &compiler);
         }
         machine
+    }
+
+    /// Puts a program in the place of a tool.
+    fn with(self, tool: &str, script: &str) -> Self {
+        let file = self.folder.join("bin").join(tool);
+        let _ = fs::remove_file(&file);
+        fs::write(&file, format!("#!/bin/sh\n{script}\n")).expect("the folder is writable");
+        fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).expect("its owner");
+        self
     }
 
     fn set(mut self, name: &str, value: &str) -> Self {
@@ -92,7 +101,7 @@ impl Machine {
         // whole output.
         assert!(output.status.success(), "{text}\n{stderr}");
         assert!(text.contains("cargo::error="), "the build went on:\n{text}\n{stderr}");
-        for noise in ["panicked", "backtrace", "stack"] {
+        for noise in ["panicked", "backtrace"] {
             assert!(!stderr.contains(noise) && !text.contains(noise), "{text}\n{stderr}");
         }
         let built = fs::read_dir(self.folder.join("out")).expect("a folder").flatten();
@@ -152,9 +161,16 @@ fn target() -> String {
 fn target_configuration(target: &str) -> Vec<(String, String)> {
     let arch = target.split('-').next().unwrap_or_default();
     let env = target.rsplit('-').next().unwrap_or_default();
-    [("ARCH", arch), ("ENV", env), ("VENDOR", "unknown"), ("ENDIAN", "little"), ("FAMILY", "unix")]
-        .map(|(name, value)| (format!("CARGO_CFG_TARGET_{name}"), value.to_owned()))
-        .to_vec()
+    [
+        ("ARCH", arch),
+        ("ENV", env),
+        ("VENDOR", "unknown"),
+        ("ENDIAN", "little"),
+        ("FAMILY", "unix"),
+        ("POINTER_WIDTH", "64"),
+    ]
+    .map(|(name, value)| (format!("CARGO_CFG_TARGET_{name}"), value.to_owned()))
+    .to_vec()
 }
 
 /// One line, which names the missing tool and the packages of Debian and Fedora.
@@ -217,12 +233,65 @@ fn c_compiler() {
 #[test]
 fn c_library_headers() {
     let errors = Machine::without("headers", &[]).set("CFLAGS", "-nostdinc").errors();
-    assert_names(
-        &errors,
-        "does not find the C library's headers",
-        "gcc libc6-dev",
-        "gcc glibc-devel",
-    );
+    assert_names(&errors, "a header of the C library, is missing", "libc6-dev", "glibc-devel");
+    assert!(errors[0].contains("no include path in which to search for stdlib.h"), "{errors:?}");
+}
+
+/// One line, which says what the tool says, and not that something is missing.
+#[track_caller]
+fn assert_says(errors: &[String], what: &str, said: &str) {
+    assert_eq!(errors.len(), 1, "{errors:#?}");
+    assert!(errors[0].contains(what) && errors[0].contains(said), "{:?}", errors[0]);
+    assert!(!errors[0].contains("missing"), "{:?}", errors[0]);
+}
+
+#[test]
+fn a_c_compiler_that_fails_is_not_missing() {
+    let errors = Machine::without("unknown flag", &[]).set("CFLAGS", "-mnone-such").errors();
+    assert_says(&errors, "the C compiler does not work", "-mnone-such");
+    let broken = "echo 'cc: no licence today' >&2; exit 3";
+    let errors = Machine::without("broken", &[]).with("cc", broken).errors();
+    assert_says(&errors, "the C compiler does not work", "cc: no licence today");
+}
+
+/// The flags of the environment that no other flag undoes.
+#[test]
+fn a_c_compiler_makes_plain_objects() {
+    for (flag, found) in
+        [("-m32", "another kind of processor"), ("-S", "no ELF file"), ("-fsyntax-only", "no ELF")]
+    {
+        let errors = Machine::without("objects", &[]).set("CFLAGS", flag).errors();
+        assert_says(&errors, "not plain objects for ", found);
+    }
+    for (flag, found) in
+        [("-flto", "code for the linker"), ("--coverage", "calls a runtime for sanitizers")]
+    {
+        let machine = Machine::without("wrapper", &[]);
+        let wrapper = format!("exec {} \"$@\" {flag}", real_path_of("cc").display());
+        let errors = machine.with("cc", &wrapper).errors();
+        assert_says(&errors, "not plain objects for ", found);
+    }
+}
+
+#[cfg(not(feature = "system"))]
+#[test]
+fn tools_that_fail_are_not_missing() {
+    let errors = Machine::without("home", &[]).set("PYTHONHOME", "/nonexistent").errors();
+    assert_says(&errors, "`python3` does not work", "Fatal Python error");
+    for tool in ["cmake", "make", "ar", "nm", "objcopy"] {
+        let broken = format!("echo '{tool}: libfoo.so.1: cannot open' >&2; exit 127");
+        let errors = Machine::without("fails", &[]).with(tool, &broken).errors();
+        assert_says(&errors, &format!("`{tool}` does not work"), "libfoo.so.1: cannot open");
+    }
+    let errors = Machine::without("pkg", &[])
+        .with("pkg-config", "echo 'no cache' >&2; exit 1")
+        .set("CARGO_FEATURE_NEIGH", "1")
+        .errors();
+    assert_says(&errors, "`pkg-config` does not work", "no cache");
+    let machine = Machine::without("rights", &[]).with("cmake", "exit");
+    let cmake = machine.folder.join("bin/cmake");
+    fs::set_permissions(cmake, PermissionsExt::from_mode(0o644)).expect("its owner");
+    assert_says(&machine.errors(), "`cmake` does not work", "Permission denied");
 }
 
 #[test]
@@ -233,9 +302,8 @@ fn musl_c_compiler() {
 
 #[test]
 fn musl_c_library_headers() {
-    let errors = Machine::for_musl("musl headers", Some("*")).errors();
-    assert_names(&errors, "a C compiler for musl is missing", "musl-tools", "musl-gcc");
-    assert!(errors[0].contains("does not find the C library's headers"), "{errors:?}");
+    let errors = Machine::for_musl("musl headers", Some("*stdlib*")).errors();
+    assert_names(&errors, "musl, the C library, is missing", "musl-tools", "musl-gcc");
 }
 
 #[test]

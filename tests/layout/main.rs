@@ -123,14 +123,8 @@ fn compiler() -> Command {
     let default = || env::var("CC").unwrap_or_else(|_| "cc".to_owned());
     let mut compiler = Command::new(entry("CMAKE_C_COMPILER").unwrap_or_else(default));
     let flags = entry("CMAKE_C_FLAGS").unwrap_or_default();
-    let mut flags = flags.split(' ');
-    while let Some(flag) = flags.next() {
-        if flag == "-idirafter" {
-            // The kernel's headers, which musl comes without.
-            compiler.arg(flag).args(flags.next());
-        } else if flag.starts_with("-m") {
-            compiler.arg(flag);
-        }
-    }
+    compiler.args(flags.split(' ').filter(|flag| flag.starts_with("-m")));
+    // musl comes without the kernel's headers.
+    compiler.env("C_INCLUDE_PATH", Path::new(env!("OUT_DIR")).join("kernel-headers"));
     compiler
 }

@@ -1,0 +1,68 @@
+//! Flags for the C compiler, whatever the environment says.
+//!
+//! The build rewrites rdma-core's objects (`archives.rs`), and rustc links them. So they are plain objects: without code for
+//! the linker to optimise, and without calls of a runtime for sanitizers, coverage or profiles that rustc may not link.
+
+use std::env;
+
+/// The environment variable with flags that come after all others.
+const OWN: &str = "IBVERBS_CFLAGS";
+
+/// What comes after the flags of the environment, and undoes them. No program and no shared library exports a hidden symbol.
+/// The system's libibverbs would otherwise call functions of this one in a program that exports all it has (`-rdynamic`),
+/// because the names are the same.
+const LAST: &[&str] = &[
+    "-fvisibility=hidden",
+    "-fPIC",
+    "-fno-lto",
+    "-fno-sanitize=all",
+    "-fno-profile-generate",
+    "-fno-profile-arcs",
+    "-fno-test-coverage",
+    "-fno-split-stack",
+];
+const LAST_GCC: &[&str] = &["-fno-whole-program", "-fno-sanitize-coverage=trace-pc,trace-cmp"];
+const LAST_CLANG: &[&str] = &[
+    "-fno-profile-instr-generate",
+    "-fno-coverage-mapping",
+    "-fno-sanitize-coverage=func,bb,edge,trace-pc,trace-pc-guard,inline-8bit-counters",
+    "-fno-xray-instrument",
+];
+
+/// What no other flag undoes.
+const TAKEN_OUT: &[&str] = &["--coverage", "-coverage", "-p", "-pg", "-finstrument-functions"];
+
+/// Changes this process's variables so that the crate `cc` takes these flags. Returns those that come last.
+///
+/// It is called before any thread is started.
+pub(crate) fn settle() -> Vec<String> {
+    println!("cargo::rerun-if-env-changed={OWN}");
+    let target = env::var("TARGET").unwrap_or_default();
+    let last_read = format!("CFLAGS_{target}");
+    let kind = if env::var("HOST") == Ok(target) { "HOST" } else { "TARGET" };
+    for name in ["CC", "CFLAGS"] {
+        let own = last_read.replacen("CFLAGS", name, 1);
+        for name in [own.replace(['-', '.'], "_"), own, format!("{kind}_{name}"), name.to_owned()] {
+            let Ok(value) = env::var(&name) else { continue };
+            let kept: Vec<_> = value.split(' ').filter(|word| !TAKEN_OUT.contains(word)).collect();
+            // SAFETY: this is the only thread.
+            unsafe { env::set_var(name, kept.join(" ")) };
+        }
+    }
+    // Without a compiler, the check for tools says so.
+    let Ok(compiler) = cc::Build::new().cargo_output(false).try_get_compiler() else {
+        return Vec::new();
+    };
+    let own = env::var(OWN).unwrap_or_default();
+    let last: Vec<_> = LAST
+        .iter()
+        .chain(if compiler.is_like_clang() { LAST_CLANG } else { LAST_GCC })
+        .copied()
+        .chain(own.split_whitespace())
+        .map(str::to_owned)
+        .collect();
+    let given = env::var(&last_read).unwrap_or_default();
+    // SAFETY: this is the only thread.
+    unsafe { env::set_var(last_read, format!("{given} {}", last.join(" "))) };
+    last
+}
