@@ -136,6 +136,13 @@ use crate::parent::Parent;
 ///
 /// `next_ended` returns operations for as long as there are any: a program that has other things to do bounds its turns.
 ///
+/// # Under a protocol
+///
+/// A protocol whose own calls are polled (`poll_read`, `poll_write`) or block is built on a loop, and not on
+/// asynchronous channels, whose futures borrow them. Its threads and tasks share the loop behind a lock: they sleep
+/// with a [waiter](Self::waiter), or on the descriptor, and connect and destroy channels that are [taken out](Self::take_out). The
+/// crate `ibverbs-stream` is one.
+///
 /// # When it is dropped
 ///
 /// All channels are destroyed, and all buffers dropped. If a queue pair cannot be destroyed, the buffers that its device

@@ -1,0 +1,177 @@
+//! A server of a thousand clients on one thread, which accepts them while it serves those that are there: nothing waits for a
+//! slow one, and nothing is polled by time. `one_thread_server [CLIENTS]`
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs::channel::LoopWaker;
+use ibverbs::tcp::{Exchange, Step};
+use ibverbs::{
+    AccessFlags, BufferPool, Context, Loop, PooledBuffer, PreparedChannel, ProtectionDomain,
+    ReceiveWorkRequest, SendWorkRequest,
+};
+use rustix::event::{PollFd, PollFlags, poll};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+const RECEIVE: u64 = 0;
+const SEND: u64 = 1;
+/// The bytes of a question, and of its answer.
+const LEN: usize = 8;
+
+/// One that connects, in steps that do not wait.
+struct Guest {
+    stream: TcpStream,
+    exchange: Exchange<PreparedChannel<'static>>,
+}
+
+struct Server {
+    channels: Loop<'static, PooledBuffer>,
+    domain: Arc<ProtectionDomain<'static>>,
+    pool: BufferPool,
+    listener: TcpListener,
+    guests: Vec<Guest>,
+    /// They are kept: the end of one is that of the client.
+    streams: Vec<TcpStream>,
+    answers: usize,
+}
+
+impl Server {
+    fn new(context: &Arc<Context<'static>>, clients: usize) -> Result<Self> {
+        let domain = Arc::new(ProtectionDomain::new(context)?);
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        listener.set_nonblocking(true)?;
+        Ok(Self {
+            channels: Loop::new(context, 2 * clients as u32)?,
+            pool: BufferPool::new(&domain, LEN, clients, AccessFlags::empty())?,
+            domain,
+            listener,
+            guests: Vec::new(),
+            streams: Vec::new(),
+            answers: 0,
+        })
+    }
+
+    /// Serves until another thread wakes it.
+    fn run(&mut self, stop: &LoopWaker) -> Result<()> {
+        loop {
+            // In this order: what ends from here on makes the descriptor readable.
+            self.channels.arm()?;
+            self.accept()?;
+            self.connect()?;
+            while let Some(ended) = self.channels.next_ended()? {
+                ended.result()?;
+                let (channel, token, buffer) = (ended.channel, ended.token, ended.buffer);
+                if token == RECEIVE {
+                    // The answer is the question.
+                    self.channels.post(channel, SendWorkRequest::new(buffer), SEND)?;
+                    self.answers += 1;
+                } else {
+                    self.channels.post(channel, ReceiveWorkRequest::new(buffer), RECEIVE)?;
+                }
+            }
+            let mut files = vec![
+                PollFd::new(stop, PollFlags::IN),
+                PollFd::new(&self.channels, PollFlags::IN),
+                PollFd::new(&self.listener, PollFlags::IN),
+            ];
+            files.extend(self.guests.iter().map(|guest| {
+                let reads = guest.exchange.to_send().is_empty();
+                PollFd::new(&guest.stream, if reads { PollFlags::IN } else { PollFlags::OUT })
+            }));
+            poll(&mut files, None)?;
+            if !files[0].revents().is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes all that have come.
+    fn accept(&mut self) -> Result<()> {
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error.into()),
+            };
+            stream.set_nonblocking(true)?;
+            stream.set_nodelay(true)?;
+            let builder = self.channels.create_channel(&self.domain);
+            let prepared = builder.max_send_wr(1).max_recv_wr(1).build()?;
+            let exchange = prepared.begin_accept(b"").map_err(|failed| failed.error)?;
+            self.guests.push(Guest { stream, exchange });
+        }
+    }
+
+    /// Goes on with those that connect. One that fails is forgotten.
+    fn connect(&mut self) -> Result<()> {
+        for mut guest in std::mem::take(&mut self.guests) {
+            match guest.exchange.step(&mut guest.stream) {
+                Ok(Step::Pending(exchange)) => self.guests.push(Guest { exchange, ..guest }),
+                Ok(Step::Done((channel, _))) => {
+                    let channel = self.channels.add(channel)?;
+                    let buffer = self.pool.take().ok_or("more clients than buffers")?;
+                    self.channels.post(channel, ReceiveWorkRequest::new(buffer), RECEIVE)?;
+                    self.streams.push(guest.stream);
+                }
+                Err(failed) => eprintln!("{}", failed.error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// So many clients, each of which asks once when all have connected.
+fn ask(context: &Arc<Context<'static>>, address: SocketAddr, clients: usize) -> Result<()> {
+    let domain = Arc::new(ProtectionDomain::new(context)?);
+    let pool = BufferPool::new(&domain, LEN, 2 * clients, AccessFlags::empty())?;
+    let mut channels = Loop::new(context, 2 * clients as u32)?;
+    let mut all = Vec::new();
+    for _ in 0..clients {
+        let prepared = channels.create_channel(&domain).max_send_wr(1).max_recv_wr(1).build()?;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let (channel, _) = prepared.connect(address, b"", deadline)?;
+        all.push(channels.add(channel)?);
+    }
+    for (index, &channel) in all.iter().enumerate() {
+        let answer = pool.take().ok_or("no buffer")?;
+        channels.post(channel, ReceiveWorkRequest::new(answer), index as u64)?;
+        let mut question = pool.take().ok_or("no buffer")?;
+        question.set_len(LEN)?;
+        question.copy_from_slice(&index.to_ne_bytes());
+        channels.post(channel, SendWorkRequest::new(question), u64::MAX)?;
+    }
+    let mut answers = 0;
+    while answers < clients {
+        let ended = channels.wait_ended()?;
+        ended.result()?;
+        if ended.token != u64::MAX {
+            assert_eq!(ended.buffer[..LEN], ended.token.to_ne_bytes());
+            answers += 1;
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    let clients = std::env::args().nth(1).map_or(Ok(1000), |clients| clients.parse())?;
+    let _software = ibverbs_software::register_if_none()?;
+    let context = Arc::new(ibverbs::open_first()?);
+    let mut server = Server::new(&context, clients)?;
+    let (address, stop) = (server.listener.local_addr()?, server.channels.waker()?);
+    let start = Instant::now();
+    thread::scope(|threads| {
+        let asks = threads.spawn(|| {
+            let asked = ask(&context, address, clients);
+            stop.wake();
+            asked
+        });
+        server.run(&stop)?;
+        asks.join().map_err(|_| "a client has panicked")?
+    })?;
+    println!("{} clients connected and were answered in {:?}", server.answers, start.elapsed());
+    Ok(())
+}

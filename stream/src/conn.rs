@@ -1,0 +1,520 @@
+//! One stream as a state machine, without input, output or clock.
+//!
+//! It is told what has happened ([`on_message`](Conn::on_message), [`on_sent`](Conn::on_sent), [`fail`](Conn::fail)) and what the
+//! program wants ([`fill`](Conn::fill), [`take_piece`](Conn::take_piece), [`shutdown`](Conn::shutdown), [`close`](Conn::close)).
+//! After each, [`next_post`](Conn::next_post) says what is to be sent, until it says nothing.
+//!
+//! A message with data needs a credit, which the receiver gives when the program has read an earlier one. Messages without data
+//! need none, and have receives of their own: of those that carry credits two at most can be unread, since what they give back
+//! was sent with credits before; one says that the stream ends, and one that it is closed. A ping is sent when nothing is in
+//! flight, and only one.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use crate::StreamError;
+use crate::wire::{HEADER, Header, Hello};
+
+/// A buffer of messages: a header, and data.
+pub(crate) trait Chunk {
+    /// All that is in it, the header included.
+    fn bytes(&self) -> &[u8];
+
+    fn bytes_mut(&mut self) -> &mut [u8];
+
+    /// Makes it so long. What is new in it is anything.
+    fn set_len(&mut self, len: usize);
+
+    fn capacity(&self) -> usize;
+}
+
+/// Data that have arrived.
+#[derive(Clone, Debug)]
+pub(crate) enum Piece<B> {
+    /// In the buffer in which they have, from this place on.
+    Kept(B, usize),
+    /// Receives were low.
+    Copied(Box<[u8]>, usize),
+}
+
+impl<B: Chunk> Piece<B> {
+    /// What is not read yet.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Kept(buffer, at) => &buffer.bytes()[*at..],
+            Self::Copied(bytes, at) => &bytes[*at..],
+        }
+    }
+
+    /// So much was read. More than there is counts as all.
+    pub(crate) fn consume(&mut self, len: usize) {
+        let len = len.min(self.bytes().len());
+        let (Self::Kept(_, at) | Self::Copied(_, at)) = self;
+        *at += len;
+    }
+
+    pub(crate) fn into_buffer(self) -> Option<B> {
+        match self {
+            Self::Kept(buffer, _) => Some(buffer),
+            Self::Copied(..) => None,
+        }
+    }
+}
+
+/// What is to be sent.
+#[derive(Debug)]
+pub(crate) enum Post<B> {
+    Data(B, Sent),
+    Control([u8; HEADER], Sent),
+}
+
+/// What a message was, for when it has arrived.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Sent {
+    pub(crate) is_data: bool,
+    pub(crate) fin: bool,
+    pub(crate) closed: bool,
+}
+
+/// What there is to be read.
+#[derive(Debug)]
+pub(crate) enum Read<B> {
+    Piece(Piece<B>),
+    End,
+    Nothing,
+}
+
+/// How far something has come that is said to the peer once.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
+enum Saying {
+    No,
+    Wanted,
+    Sent,
+    /// The peer's device has it.
+    Arrived,
+}
+
+/// The numbers of one side.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// Messages with data that can be unread.
+    pub(crate) receives: u32,
+    /// Messages with data in flight.
+    pub(crate) sends: u32,
+    /// From so many in flight on, writes are gathered.
+    pub(crate) gather_at: u32,
+}
+
+/// How many messages without data are in flight at most.
+pub(crate) const CONTROLS_IN_FLIGHT: u32 = 2;
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub(crate) struct Conn<B> {
+    settings: Settings,
+    peer: Option<Hello>,
+    failure: Option<StreamError>,
+    /// Something has arrived or was acknowledged since this was last asked.
+    moved: bool,
+    // What comes in.
+    ready: VecDeque<Piece<B>>,
+    /// How many messages with data the peer may send.
+    granted: u32,
+    /// How many more it is not told of.
+    owed: u32,
+    fin_in: bool,
+    closed_in: bool,
+    // What goes out.
+    /// What is gathered.
+    tail: Option<B>,
+    credits: u32,
+    in_flight: u32,
+    controls: u32,
+    fin: Saying,
+    closing: Saying,
+    resets: bool,
+    flushes: bool,
+    pings: bool,
+    /// What arrives is thrown away.
+    discards: bool,
+    pub(crate) nodelay: bool,
+}
+
+impl<B: Chunk> Conn<B> {
+    /// One that is not connected yet. What arrives before is not lost.
+    pub(crate) fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            peer: None,
+            failure: None,
+            moved: false,
+            ready: VecDeque::new(),
+            granted: settings.receives,
+            owed: 0,
+            fin_in: false,
+            closed_in: false,
+            tail: None,
+            credits: 0,
+            in_flight: 0,
+            controls: 0,
+            fin: Saying::No,
+            closing: Saying::No,
+            resets: false,
+            flushes: false,
+            pings: false,
+            discards: false,
+            nodelay: false,
+        }
+    }
+
+    /// The peer is there.
+    pub(crate) fn connected(&mut self, peer: Hello) {
+        self.credits = peer.receives.into();
+        self.peer = Some(peer);
+    }
+
+    /// A message has arrived. If its buffer is not to be kept, or has nothing to read, it comes back.
+    pub(crate) fn on_message(&mut self, buffer: B, keeps: bool) -> Option<B> {
+        if self.failure.is_some() || self.closing >= Saying::Wanted && self.resets {
+            return Some(buffer);
+        }
+        self.moved = true;
+        match self.receive(buffer.bytes()) {
+            Ok(0) => Some(buffer),
+            Ok(_) if self.closing != Saying::No => {
+                // Nobody reads it.
+                self.reset();
+                Some(buffer)
+            }
+            Ok(_) if self.discards => {
+                self.give_back();
+                Some(buffer)
+            }
+            Ok(_) if keeps => {
+                self.ready.push_back(Piece::Kept(buffer, HEADER));
+                None
+            }
+            Ok(_) => {
+                self.ready.push_back(Piece::Copied(buffer.bytes()[HEADER..].into(), 0));
+                Some(buffer)
+            }
+            Err(error) => {
+                self.fail(error);
+                Some(buffer)
+            }
+        }
+    }
+
+    /// Takes what a message says. Returns how much data it has.
+    fn receive(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
+        let wrong = |what| Err(StreamError::Protocol(what));
+        let Some((header, data)) = bytes.split_first_chunk() else {
+            return wrong("a message is shorter than its header");
+        };
+        let header = Header::from_bytes(*header)?;
+        if header.reset {
+            return Err(StreamError::Reset);
+        }
+        if self.closed_in {
+            return wrong("a message comes after it was closed");
+        }
+        self.credits += u32::from(header.credits);
+        if self.credits > self.peer.map_or(0, |peer| peer.receives.into()) {
+            return wrong("it gives more credits than it has receives");
+        }
+        if header.has_fin {
+            if self.fin < Saying::Sent {
+                return wrong("it has an end that was not sent");
+            }
+            self.fin = Saying::Arrived;
+        }
+        if !data.is_empty() {
+            if self.fin_in {
+                return wrong("data come after the end");
+            }
+            if self.granted == 0 {
+                return wrong("a message comes without a credit");
+            }
+            self.granted -= 1;
+        }
+        self.fin_in |= header.fin;
+        if header.closed {
+            self.closed_in = true;
+            self.tail = None;
+        }
+        Ok(data.len())
+    }
+
+    /// A message has arrived at the peer's device.
+    pub(crate) fn on_sent(&mut self, sent: Sent) {
+        self.moved = true;
+        let count = if sent.is_data { &mut self.in_flight } else { &mut self.controls };
+        *count = count.saturating_sub(1);
+        if sent.fin {
+            self.fin = Saying::Arrived;
+        }
+        if sent.closed {
+            self.closing = Saying::Arrived;
+        }
+    }
+
+    /// It has failed, if it had not before. What has arrived can be read.
+    pub(crate) fn fail(&mut self, error: StreamError) {
+        self.failure.get_or_insert(error);
+        self.tail = None;
+    }
+
+    /// The peer's process or host is gone.
+    pub(crate) fn on_gone(&mut self) {
+        if self.fin_in && self.fin == Saying::Arrived {
+            // Both directions have ended: it is only not said.
+            self.closed_in = true;
+        } else if !self.closed_in {
+            self.fail(StreamError::Reset);
+        }
+    }
+
+    /// What is to be sent next.
+    pub(crate) fn next_post(&mut self) -> Option<Post<B>> {
+        let peer = self.peer?;
+        if self.failure.is_some() || self.closed_in {
+            return None;
+        }
+        if self.tail_goes(peer)
+            && let Some(mut buffer) = self.tail.take()
+        {
+            self.credits -= 1;
+            self.in_flight += 1;
+            self.flushes = false;
+            let (header, sent) = self.header(true);
+            buffer.bytes_mut()[..HEADER].copy_from_slice(&header.to_bytes());
+            return Some(Post::Data(buffer, sent));
+        }
+        let ends = self.tail.is_none()
+            && (self.fin == Saying::Wanted
+                || self.closing == Saying::Wanted && self.fin >= Saying::Sent)
+            || self.resets && self.closing == Saying::Wanted;
+        let credits = !self.fin_in && self.owed >= self.settings.receives.div_ceil(2);
+        let pings = self.pings && self.in_flight == 0;
+        let room = if ends { CONTROLS_IN_FLIGHT } else { 1 };
+        if !(ends || credits || pings) || self.controls >= room {
+            return None;
+        }
+        self.controls += 1;
+        let (header, sent) = self.header(false);
+        let header = Header { ping: self.pings, ..header };
+        self.pings = false;
+        Some(Post::Control(header.to_bytes(), sent))
+    }
+
+    /// Whether what is gathered is to be sent now.
+    fn tail_goes(&self, peer: Hello) -> bool {
+        let Settings { sends, gather_at, .. } = self.settings;
+        self.tail.as_ref().is_some_and(|tail| {
+            self.credits > 0
+                && self.in_flight < sends
+                && (self.in_flight < gather_at
+                    || self.flushes
+                    || self.nodelay
+                    || self.fin == Saying::Wanted
+                    || tail.bytes().len() >= most(tail, peer))
+        })
+    }
+
+    /// The header of the next message, which is the last one if nothing is left.
+    fn header(&mut self, is_data: bool) -> (Header, Sent) {
+        let credits = u16::try_from(self.owed).unwrap_or(u16::MAX);
+        self.owed -= u32::from(credits);
+        self.granted += u32::from(credits);
+        let reset = self.resets;
+        let fin = self.fin == Saying::Wanted && self.tail.is_none();
+        if fin {
+            self.fin = Saying::Sent;
+        }
+        let closed = self.closing == Saying::Wanted && (reset || self.fin >= Saying::Sent);
+        if closed {
+            self.closing = Saying::Sent;
+        }
+        let header = Header { fin, closed, reset, ping: false, has_fin: self.fin_in, credits };
+        (header, Sent { is_data, fin, closed })
+    }
+
+    /// Takes bytes of the program, as far as there is room in one message. 0: there is none, or no buffer to be had.
+    ///
+    /// # Errors
+    ///
+    /// It can send nothing any more.
+    pub(crate) fn fill(
+        &mut self,
+        from: &mut Cursor<'_>,
+        take: impl FnOnce() -> Option<B>,
+    ) -> Result<usize, StreamError> {
+        if self.closed_in || self.fin != Saying::No {
+            return Err(StreamError::BrokenPipe);
+        }
+        if let Some(error) = self.failure {
+            return Err(error);
+        }
+        let Some(peer) = self.peer.filter(|_| !from.is_at_end()) else { return Ok(0) };
+        if self.tail.is_none() {
+            self.tail = take();
+            self.tail.iter_mut().for_each(|tail| tail.set_len(HEADER));
+        }
+        let Some(tail) = &mut self.tail else { return Ok(0) };
+        let (before, most) = (tail.bytes().len(), most(tail, peer));
+        let mut at = before;
+        while at < most
+            && let Some(bytes) = from.bytes()
+        {
+            let len = bytes.len().min(most - at);
+            tail.set_len(at + len);
+            tail.bytes_mut()[at..].copy_from_slice(&bytes[..len]);
+            at += len;
+            from.advance(len);
+        }
+        Ok(at - before)
+    }
+
+    /// What is gathered goes as soon as it can.
+    pub(crate) fn flush(&mut self) -> Result<bool, StreamError> {
+        self.flushes = self.tail.is_some();
+        match self.failure {
+            Some(error) => Err(error),
+            None => Ok(self.tail.is_none()),
+        }
+    }
+
+    /// What there is to be read. When a piece was read, [`give_back`](Self::give_back) says so.
+    pub(crate) fn take_piece(&mut self) -> Result<Read<B>, StreamError> {
+        match (self.ready.pop_front(), self.failure) {
+            (Some(piece), _) => Ok(Read::Piece(piece)),
+            (None, _) if self.fin_in || self.discards => Ok(Read::End),
+            (None, Some(error)) => Err(error),
+            (None, None) if self.closed_in => Err(StreamError::Reset),
+            (None, None) => Ok(Read::Nothing),
+        }
+    }
+
+    /// A piece was read: the peer may send another one.
+    pub(crate) fn give_back(&mut self) {
+        self.owed += 1;
+    }
+
+    /// The program reads no more: what arrives is thrown away. Returns what has arrived, which is to be given back.
+    pub(crate) fn discard(&mut self) -> VecDeque<Piece<B>> {
+        self.discards = true;
+        std::mem::take(&mut self.ready)
+    }
+
+    /// The program writes no more.
+    pub(crate) fn shutdown(&mut self) {
+        if self.fin == Saying::No {
+            self.fin = Saying::Wanted;
+        }
+    }
+
+    /// Whether the peer has all that was written, and knows that nothing follows.
+    pub(crate) fn is_shut_down(&self) -> Result<bool, StreamError> {
+        match self.failure {
+            _ if self.fin == Saying::Arrived => Ok(true),
+            Some(error) => Err(error),
+            None if self.closed_in => Err(StreamError::BrokenPipe),
+            None => Ok(false),
+        }
+    }
+
+    /// The program has dropped the stream, and has read all that has arrived or not.
+    pub(crate) fn close(&mut self, has_read_all: bool) {
+        if self.closing != Saying::No {
+            return;
+        }
+        if !has_read_all || !self.ready.is_empty() {
+            self.reset();
+        } else {
+            self.shutdown();
+            self.closing = Saying::Wanted;
+        }
+    }
+
+    /// Tells the peer that nothing comes any more, and nothing is read.
+    fn reset(&mut self) {
+        self.ready.clear();
+        self.tail = None;
+        self.resets = true;
+        self.closing = Saying::Wanted;
+    }
+
+    /// After [`close`](Self::close): the queue pair is needed no more.
+    pub(crate) fn is_over(&self) -> bool {
+        let is_said = self.closing == Saying::Arrived && self.in_flight + self.controls == 0;
+        self.closing != Saying::No && (is_said || self.failure.is_some() || self.closed_in)
+    }
+
+    /// Nothing was heard of the peer for a while. Returns whether something stands still that was sent before the last call.
+    pub(crate) fn tick(&mut self) -> bool {
+        let has_moved = std::mem::take(&mut self.moved);
+        let is_busy = self.in_flight + self.controls > 0;
+        self.pings = !is_busy && !has_moved && self.closing == Saying::No;
+        is_busy && !has_moved
+    }
+
+    pub(crate) fn failure(&self) -> Option<StreamError> {
+        self.failure
+    }
+
+    /// Whether a read would not wait.
+    pub(crate) fn can_read(&self) -> bool {
+        !self.ready.is_empty() || self.fin_in || self.closed_in || self.failure.is_some()
+    }
+
+    /// Whether a write would not wait, if there are buffers.
+    pub(crate) fn can_write(&self) -> bool {
+        let has_room = self
+            .tail
+            .as_ref()
+            .is_none_or(|tail| self.peer.is_some_and(|peer| tail.bytes().len() < most(tail, peer)));
+        has_room || self.fin != Saying::No || self.closed_in || self.failure.is_some()
+    }
+
+    /// What is left in it, for its buffers.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = B> {
+        self.tail.take().into_iter().chain(self.ready.drain(..).filter_map(Piece::into_buffer))
+    }
+}
+
+/// The longest message: what the buffer holds, and the peer receives.
+fn most<B: Chunk>(tail: &B, peer: Hello) -> usize {
+    tail.capacity().min(peer.chunk as usize)
+}
+
+/// How far the bytes of the program were taken.
+#[derive(Debug)]
+pub(crate) struct Cursor<'a> {
+    pieces: &'a [IoSlice<'a>],
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub(crate) fn new(pieces: &'a [IoSlice<'a>]) -> Self {
+        Self { pieces, at: 0 }
+    }
+
+    /// The next ones.
+    fn bytes(&mut self) -> Option<&'a [u8]> {
+        while let Some((first, rest)) = self.pieces.split_first() {
+            if self.at < first.len() {
+                return Some(&first[self.at..]);
+            }
+            (self.pieces, self.at) = (rest, 0);
+        }
+        None
+    }
+
+    fn advance(&mut self, len: usize) {
+        self.at += len;
+    }
+
+    pub(crate) fn is_at_end(&mut self) -> bool {
+        self.bytes().is_none()
+    }
+}

@@ -1,0 +1,91 @@
+//! Why a stream has failed.
+
+use std::{error, fmt, io};
+
+use ibverbs::{Error, TransportError, WorkErrorClass};
+
+/// Why a stream has failed. It is what is in the [`io::Error`]s of a stream, and remains: see
+/// [`Stream::take_error`](crate::Stream::take_error).
+///
+/// | | [`io::ErrorKind`] |
+/// |---|---|
+/// | [`Reset`](Self::Reset) | `ConnectionReset` |
+/// | [`BrokenPipe`](Self::BrokenPipe) | `BrokenPipe` |
+/// | [`TimedOut`](Self::TimedOut) | `TimedOut` |
+/// | [`Protocol`](Self::Protocol) | `InvalidData` |
+/// | [`Aborted`](Self::Aborted) | `ConnectionAborted` |
+/// | [`Transport`](Self::Transport) | `TimedOut` if the peer does not answer, `NotConnected` if the device is gone, else `ConnectionReset` |
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum StreamError {
+    /// The peer has dropped its stream before it had read everything, or has died.
+    Reset,
+    /// The peer reads no more, or this side has been shut down for writing.
+    BrokenPipe,
+    /// What was sent has not arrived for longer than two periods of [keep-alive](crate::HubBuilder::keep_alive).
+    TimedOut,
+    /// The peer does not keep the rules: what is wrong.
+    Protocol(&'static str),
+    /// The hub was stopped.
+    Aborted,
+    /// RDMA has failed.
+    Transport(TransportError),
+}
+
+impl StreamError {
+    /// The kind of the [`io::Error`].
+    pub fn kind(&self) -> io::ErrorKind {
+        use io::ErrorKind as Kind;
+        match self {
+            Self::Reset => Kind::ConnectionReset,
+            Self::BrokenPipe => Kind::BrokenPipe,
+            Self::TimedOut => Kind::TimedOut,
+            Self::Protocol(_) => Kind::InvalidData,
+            Self::Aborted => Kind::ConnectionAborted,
+            Self::Transport(TransportError::Work(error))
+                if error.class() == WorkErrorClass::Transport =>
+            {
+                Kind::TimedOut
+            }
+            Self::Transport(TransportError::Verbs(error)) if is_gone(error) => Kind::NotConnected,
+            Self::Transport(TransportError::Closed | TransportError::Stopped) => {
+                Kind::ConnectionAborted
+            }
+            Self::Transport(_) => Kind::ConnectionReset,
+        }
+    }
+}
+
+/// Whether the device is gone.
+fn is_gone(error: &Error) -> bool {
+    // EIO, ENODEV
+    matches!(error.raw_os_error(), Some(5 | 19))
+}
+
+impl fmt::Display for StreamError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Reset => f.write_str("the peer has dropped the stream, or died"),
+            Self::BrokenPipe => f.write_str("the peer reads no more, or the stream was shut down"),
+            Self::TimedOut => f.write_str("the peer takes nothing any more"),
+            Self::Protocol(what) => write!(f, "the peer does not speak as a stream does: {what}"),
+            Self::Aborted => f.write_str("the hub of the stream was stopped"),
+            Self::Transport(error) => error.fmt(f),
+        }
+    }
+}
+
+impl error::Error for StreamError {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        match self {
+            Self::Transport(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<StreamError> for io::Error {
+    fn from(error: StreamError) -> Self {
+        Self::new(error.kind(), error)
+    }
+}

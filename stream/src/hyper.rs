@@ -1,0 +1,55 @@
+//! Connecting the client of hyper-util, and tonic's, over RDMA.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use http::Uri;
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::rt::TokioIo;
+use tower_service::Service;
+
+use crate::Hub;
+use crate::tokio::Stream;
+
+/// Connects to the host and the port of a URI (80, or 443 for `https`): for `hyper_util::client::legacy::Client`, and for
+/// `tonic::transport::Endpoint::connect_with_connector`. The stream is not encrypted, whatever the URI says: wrap it in TLS for
+/// that.
+#[derive(Clone, Debug)]
+pub struct Connector(Hub);
+
+impl Connector {
+    /// With the streams of this hub.
+    pub fn new(hub: &Hub) -> Self {
+        Self(hub.clone())
+    }
+}
+
+impl Service<Uri> for Connector {
+    type Response = TokioIo<Stream>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<TokioIo<Stream>>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let hub = self.0.clone();
+        Box::pin(async move {
+            let default = if uri.scheme_str() == Some("https") { 443 } else { 80 };
+            let reason = || io::Error::new(io::ErrorKind::InvalidInput, "the URI names no host");
+            // An address of IPv6 is in brackets there.
+            let host = uri.host().ok_or_else(reason)?.trim_matches(['[', ']']);
+            let stream = Stream::connect(&hub, (host, uri.port_u16().unwrap_or(default))).await?;
+            Ok(TokioIo::new(stream))
+        })
+    }
+}
+
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        Connected::new()
+    }
+}

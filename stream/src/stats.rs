@@ -1,0 +1,19 @@
+//! What a hub has done.
+
+/// What a [`Hub`](crate::Hub) has done so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// The streams that there are now, with those that are being connected or that linger.
+    pub connections: u32,
+    /// Messages with data that were sent.
+    pub messages: u64,
+    /// Messages without data that were sent.
+    pub controls: u64,
+    /// Bytes that were written.
+    pub copied: u64,
+    /// Operations that have ended.
+    pub completions: u64,
+    /// How often a thread or a task has slept.
+    pub sleeps: u64,
+}

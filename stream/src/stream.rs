@@ -1,0 +1,424 @@
+//! Streams of threads.
+
+use std::io::{self, BufRead, IoSlice, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{fmt, mem};
+
+use ibverbs::{ChannelId, PooledBuffer};
+
+use crate::StreamError;
+use crate::conn::{self, Cursor, Piece};
+use crate::connect::Addresses;
+#[cfg(doc)]
+use crate::hub::Hub;
+use crate::hub::{Inner, State};
+
+/// What both halves of a stream have. The stream ends with the last one.
+pub(crate) struct Handle {
+    pub(crate) hub: Arc<Inner>,
+    pub(crate) id: ChannelId,
+    addresses: Addresses,
+}
+
+impl Handle {
+    pub(crate) fn new(hub: Arc<Inner>, id: ChannelId, addresses: Addresses) -> Self {
+        Self { hub, id, addresses }
+    }
+
+    pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.addresses.peer.ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+
+    pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.addresses.local.ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+
+    pub(crate) fn error(&self) -> Option<StreamError> {
+        self.hub.lock().member(self.id).map_or(Some(StreamError::Aborted), |m| m.conn.failure())
+    }
+
+    pub(crate) fn set_nodelay(&self, nodelay: bool) {
+        if let Some(member) = self.hub.lock().member(self.id) {
+            member.conn.nodelay = nodelay;
+        }
+    }
+
+    /// Has the peer told that nothing more is written.
+    pub(crate) fn shutdown(&self) {
+        let mut state = self.hub.lock();
+        if let Some(member) = state.member(self.id) {
+            member.conn.shutdown();
+            state.pump(self.id);
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let Self { hub, id, .. } = self;
+        if hub.lock().close(*id) {
+            return;
+        }
+        if hub.is_driven() {
+            // Its time may be earlier than that for which the driver sleeps.
+            return hub.waker.wake();
+        }
+        // Nobody else would bring what was written to the peer.
+        let until = Instant::now() + hub.config.linger;
+        let is_gone = |state: &mut State| Ok(state.member(*id).is_none().then_some(()));
+        if hub.wait(Some(until), is_gone).is_err() {
+            hub.lock().remove(*id);
+        }
+    }
+}
+
+/// What has arrived, and how it is read.
+pub(crate) struct Reader {
+    pub(crate) handle: Arc<Handle>,
+    current: Option<Piece<PooledBuffer>>,
+}
+
+impl Reader {
+    pub(crate) fn new(handle: Arc<Handle>) -> Self {
+        Self { handle, current: None }
+    }
+
+    /// Whether there is a piece, or else the end, without waiting. `None`: neither.
+    pub(crate) fn look(&mut self, state: &mut State) -> Result<Option<bool>, StreamError> {
+        Ok(match state.read(self.handle.id)? {
+            conn::Read::Piece(piece) => {
+                self.current = Some(piece);
+                Some(true)
+            }
+            conn::Read::End => Some(false),
+            conn::Read::Nothing => None,
+        })
+    }
+
+    pub(crate) fn has_piece(&self) -> bool {
+        self.current.is_some()
+    }
+
+    /// What can be read at once.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.current.as_ref().map_or(&[], Piece::bytes)
+    }
+
+    pub(crate) fn consume(&mut self, len: usize) {
+        let Some(piece) = &mut self.current else { return };
+        piece.consume(len);
+        if piece.bytes().is_empty() {
+            let buffer = self.current.take().and_then(Piece::into_buffer);
+            self.handle.hub.lock().give_back(self.handle.id, buffer);
+        }
+    }
+
+    /// Copies what there is, as far as there is room.
+    pub(crate) fn copy_to(&mut self, to: &mut [u8]) -> usize {
+        let from = self.bytes();
+        let len = from.len().min(to.len());
+        to[..len].copy_from_slice(&from[..len]);
+        self.consume(len);
+        len
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if let Some(piece) = self.current.take() {
+            let mut state = self.handle.hub.lock();
+            if let Some(member) = state.member(self.handle.id) {
+                member.has_unread = true;
+            }
+            if let Some(buffer) = piece.into_buffer() {
+                state.recycle(buffer);
+            }
+        }
+    }
+}
+
+/// What is written.
+pub(crate) struct Writer {
+    pub(crate) handle: Arc<Handle>,
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // The end of the handle says more.
+        if Arc::strong_count(&self.handle) > 1 {
+            self.handle.shutdown();
+        }
+    }
+}
+
+fn until(timeout: Option<Duration>) -> Option<Instant> {
+    timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+}
+
+/// The half of a [`Stream`] that reads.
+pub struct ReadHalf {
+    reader: Reader,
+    timeout: Option<Duration>,
+}
+
+/// The half of a [`Stream`] that writes. Dropping it ends the direction, as [`shutdown`](Self::shutdown) does, without waiting.
+pub struct WriteHalf {
+    writer: Writer,
+    timeout: Option<Duration>,
+}
+
+/// A stream of bytes to one peer over RDMA, for threads: what [`TcpStream`](std::net::TcpStream) is over TCP.
+///
+/// Bytes are copied into messages when they are written, so a write returns as soon as there is room; and read from the buffers
+/// in which they have arrived, without a copy through [`BufRead`]. Each direction can be used by a thread of its own:
+/// [`into_split`](Self::into_split).
+///
+/// | | as with TCP, but |
+/// |---|---|
+/// | [`write`](Write::write) | its bytes go on their way before it returns, unless something [runs](Hub::run) the hub: then they are gathered while earlier ones are in flight |
+/// | [`shutdown`](Self::shutdown) | returns when the peer's device has everything that was written |
+/// | drop | brings what was written to the peer, for [`linger`](crate::HubBuilder::linger) at most; with something unread, the peer gets `ConnectionReset` |
+/// | failure | all that has arrived before is read first; then each call fails, and no failure looks like the end of the stream |
+pub struct Stream {
+    // In this order: what was not read decides how the stream ends.
+    read: ReadHalf,
+    write: WriteHalf,
+}
+
+impl Stream {
+    pub(crate) fn new(handle: Handle) -> Self {
+        let handle = Arc::new(handle);
+        let read = ReadHalf { reader: Reader::new(handle.clone()), timeout: None };
+        Self { read, write: WriteHalf { writer: Writer { handle }, timeout: None } }
+    }
+
+    fn handle(&self) -> &Handle {
+        &self.write.writer.handle
+    }
+
+    /// The two directions, for a thread each.
+    pub fn into_split(self) -> (ReadHalf, WriteHalf) {
+        (self.read, self.write)
+    }
+
+    /// As [`into_split`](Self::into_split), for threads that borrow the stream.
+    pub fn split(&mut self) -> (&mut ReadHalf, &mut WriteHalf) {
+        (&mut self.read, &mut self.write)
+    }
+
+    /// Ends the direction to the peer, which reads to the end of what was written: returns when its device has all of that.
+    /// With `Read`, reads find the end from now on, and what arrives is thrown away.
+    ///
+    /// # Errors
+    ///
+    ///  - `WouldBlock`: the [timeout](Self::set_write_timeout) has passed. It goes on without waiting.
+    ///  - `BrokenPipe`: the peer has dropped its stream first, and may not have everything.
+    ///  - Those of the [stream](StreamError).
+    pub fn shutdown(&mut self, how: Shutdown) -> io::Result<()> {
+        if how != Shutdown::Write {
+            self.read.discard();
+        }
+        if how != Shutdown::Read { self.write.shutdown() } else { Ok(()) }
+    }
+
+    /// How long a read waits at most, before it fails with `WouldBlock`. `None`: for ever.
+    pub fn set_read_timeout(&mut self, timeout: Option<Duration>) {
+        self.read.set_timeout(timeout);
+    }
+
+    /// How long a write waits at most, before it fails with `WouldBlock`. `None`: for ever.
+    pub fn set_write_timeout(&mut self, timeout: Option<Duration>) {
+        self.write.set_timeout(timeout);
+    }
+
+    /// `true`: what is written goes on its way at once, as long as the peer takes it, and is not gathered.
+    pub fn set_nodelay(&self, nodelay: bool) {
+        self.handle().set_nodelay(nodelay);
+    }
+
+    /// The peer's address, of the TCP stream over which the two sides have connected.
+    ///
+    /// # Errors
+    ///
+    ///  - `Unsupported`: they have connected in another way.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.handle().peer_addr()
+    }
+
+    /// As [`peer_addr`](Self::peer_addr), the own address.
+    ///
+    /// # Errors
+    ///
+    /// As [`peer_addr`](Self::peer_addr).
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.handle().local_addr()
+    }
+
+    /// Why the stream has failed, if it has.
+    pub fn take_error(&self) -> Option<StreamError> {
+        self.handle().error()
+    }
+}
+
+impl ReadHalf {
+    /// See [`Stream::set_read_timeout`].
+    pub fn set_timeout(&mut self, timeout: Option<Duration>) {
+        self.timeout = timeout;
+    }
+
+    /// Throws away what has arrived and what arrives.
+    fn discard(&mut self) {
+        let len = self.reader.bytes().len();
+        self.reader.consume(len);
+        let Handle { hub, id, .. } = &*self.reader.handle;
+        let mut state = hub.lock();
+        let left = state.member(*id).map(|member| member.conn.discard()).unwrap_or_default();
+        for piece in left {
+            state.give_back(*id, piece.into_buffer());
+        }
+        drop(state);
+        hub.waker.wake();
+    }
+}
+
+impl BufRead for ReadHalf {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if !self.reader.has_piece() {
+            let hub = self.reader.handle.hub.clone();
+            hub.wait(until(self.timeout), |state| Ok(self.reader.look(state)?))?;
+        }
+        Ok(self.reader.bytes())
+    }
+
+    fn consume(&mut self, len: usize) {
+        self.reader.consume(len);
+    }
+}
+
+impl Read for ReadHalf {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        if to.is_empty() {
+            return Ok(0);
+        }
+        self.fill_buf()?;
+        Ok(self.reader.copy_to(to))
+    }
+}
+
+impl WriteHalf {
+    /// See [`Stream::set_write_timeout`].
+    pub fn set_timeout(&mut self, timeout: Option<Duration>) {
+        self.timeout = timeout;
+    }
+
+    /// Ends the direction: see [`Stream::shutdown`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Stream::shutdown`].
+    pub fn shutdown(&mut self) -> io::Result<()> {
+        let Handle { hub, id, .. } = &*self.writer.handle;
+        self.writer.handle.shutdown();
+        hub.wait(until(self.timeout), |state| {
+            let member = state.member(*id).ok_or(StreamError::Aborted)?;
+            Ok(member.conn.is_shut_down()?.then_some(()))
+        })
+    }
+
+    /// Waits until what was written is on its way, or does not if somebody else sends it.
+    fn flush_until(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        let Handle { hub, id, .. } = &*self.writer.handle;
+        hub.wait(deadline, |state| {
+            let member = state.member(*id).ok_or(StreamError::Aborted)?;
+            let is_flushed = member.conn.flush()?;
+            if is_flushed {
+                return Ok(Some(()));
+            }
+            state.pump(*id);
+            let member = state.member(*id).ok_or(StreamError::Aborted)?;
+            Ok(member.conn.flush()?.then_some(()))
+        })
+    }
+}
+
+impl Write for WriteHalf {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(from)])
+    }
+
+    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        if from.iter().all(|piece| piece.is_empty()) {
+            return Ok(0);
+        }
+        let Handle { hub, id, .. } = &*self.writer.handle;
+        let deadline = until(self.timeout);
+        let written = hub.wait(deadline, |state| Ok(state.write(*id, &mut Cursor::new(from))?))?;
+        if !hub.is_driven() {
+            // Nobody would send it later. What has been taken counts as written, whatever becomes of it.
+            match self.flush_until(deadline) {
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
+                    mem::drop(error);
+                }
+                _ => {}
+            }
+        }
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.flush_until(until(self.timeout))
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        self.read.read(to)
+    }
+}
+
+impl BufRead for Stream {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.read.fill_buf()
+    }
+
+    fn consume(&mut self, len: usize) {
+        self.read.consume(len);
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.write.write(from)
+    }
+
+    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.write.write_vectored(from)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.write.flush()
+    }
+}
+
+macro_rules! debug {
+    ($($type:ident: $handle:expr;)+) => {$(
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let handle: fn(&Self) -> &Handle = $handle;
+                let handle = handle(self);
+                f.debug_struct(stringify!($type))
+                    .field("local", &handle.addresses.local)
+                    .field("peer", &handle.addresses.peer)
+                    .finish_non_exhaustive()
+            }
+        }
+    )+};
+}
+
+debug! {
+    Stream: |stream| stream.handle();
+    ReadHalf: |half| &half.reader.handle;
+    WriteHalf: |half| &half.writer.handle;
+}

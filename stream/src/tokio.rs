@@ -1,0 +1,607 @@
+//! Streams of tokio's tasks: what `tokio::net` is for TCP.
+//!
+//! A hub is driven by a task, which the first stream or listener starts on the runtime where that is made; it ends with the last
+//! stream of the hub. On another runtime, spawn [`Hub::run_on_tokio`](crate::Hub::run_on_tokio).
+
+use std::io::{self, ErrorKind, IoSlice};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Instant;
+use std::{fmt, mem};
+
+use ::tokio::io::unix::AsyncFd;
+use ::tokio::io::{
+    AsyncBufRead, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, ReadBuf,
+};
+use ::tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
+use ::tokio::task::{JoinSet, coop};
+use ibverbs::tcp::Exchange;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+
+use crate::StreamError;
+use crate::conn::Cursor;
+use crate::connect::{AT_A_TIME, Addresses, Joined, Joining, PATIENCE, Role};
+use crate::hub::{Hub, Inner, State};
+use crate::stream::{Handle, Reader, Writer};
+use crate::watch::Sockets;
+
+impl Hub {
+    /// Serves all streams of the hub, until it is [stopped](Self::stop), or the last stream and handle of the hub is dropped.
+    ///
+    /// # Errors
+    ///
+    ///  - Those of the device: all streams have ended with them.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a runtime of tokio whose I/O and time are enabled.
+    pub async fn run_on_tokio(&self) -> io::Result<()> {
+        self.inner.drivers().fetch_add(1, Ordering::SeqCst);
+        let started = Started(Arc::downgrade(&self.inner));
+        drive(&started.0, files(&self.inner)?, self.inner.sockets.clone()).await
+    }
+}
+
+/// One descriptor for all that can happen to a hub.
+fn files(inner: &Inner) -> io::Result<OwnedFd> {
+    let all = epoll::create(CreateFlags::CLOEXEC)?;
+    let state = inner.lock();
+    for file in [state.lp.as_fd(), inner.waker.as_fd(), inner.sockets.as_fd()] {
+        epoll::add(&all, file, EventData::new_u64(0), EventFlags::IN)?;
+    }
+    Ok(all)
+}
+
+/// Starts a task that serves the hub, if nothing does.
+fn ensure_driven(inner: &Arc<Inner>) -> io::Result<()> {
+    if inner.drivers().compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+        return Ok(());
+    }
+    let started = Started(Arc::downgrade(inner));
+    let (file, sockets) = (files(inner)?, inner.sockets.clone());
+    ::tokio::spawn(async move {
+        // The streams have its errors.
+        let _ = drive(&started.0, file, sockets).await;
+    });
+    Ok(())
+}
+
+/// Counts as what drives a hub, until it is dropped.
+struct Started(Weak<Inner>);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if let Some(inner) = self.0.upgrade() {
+            inner.drivers().fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Serves a hub. It keeps what tells that the hub is gone.
+async fn drive(hub: &Weak<Inner>, file: OwnedFd, _sockets: Arc<Sockets>) -> io::Result<()> {
+    let file = AsyncFd::with_interest(file, Interest::READABLE)?;
+    let (mut idle, mut was_woken) = (0, true);
+    loop {
+        let Some(inner) = hub.upgrade() else { return Ok(()) };
+        let arms = idle >= inner.config.spin;
+        let Some((found, due)) = serve(&inner, arms, mem::take(&mut was_woken))? else {
+            return Ok(());
+        };
+        drop(inner);
+        if found || !arms {
+            idle = if found { 0 } else { idle + 1 };
+            ::tokio::task::yield_now().await;
+            continue;
+        }
+        (idle, was_woken) = (0, true);
+        if let Ok(ready) = ::tokio::time::timeout_at(due.into(), file.readable()).await {
+            // Before it is looked at: what happens from now on is told again.
+            ready?.clear_ready();
+        }
+    }
+}
+
+/// Polls once. Returns whether it has found something, and when something is due; `None` when the hub was stopped.
+fn serve(inner: &Inner, arms: bool, was_woken: bool) -> io::Result<Option<(bool, Instant)>> {
+    let mut state = inner.lock();
+    if arms && let Err(error) = state.lp.arm() {
+        state.stop(StreamError::Transport(error.into()));
+    }
+    let mut found = state.turn() > 0;
+    if was_woken {
+        found |= state.look_at(&inner.sockets);
+    }
+    let due = state.due(Instant::now());
+    state.count_sleep(arms && !found);
+    match state.stopped {
+        Some(StreamError::Aborted) => Ok(None),
+        Some(error) => Err(error.into()),
+        None => Ok(Some((found, due))),
+    }
+}
+
+/// What a task waits for: the stream's reader, or its writer.
+type Place = fn(&mut crate::hub::Member) -> &mut Option<Waker>;
+
+/// Looks for something. If it is not there, the task is woken when it is.
+fn poll_for<T>(
+    handle: &Handle,
+    cx: &Context<'_>,
+    place: Place,
+    mut look: impl FnMut(&mut State) -> Result<Option<T>, StreamError>,
+) -> Poll<io::Result<T>> {
+    let mut waker = None;
+    loop {
+        let mut state = handle.hub.lock();
+        if let Some(found) = look(&mut state)? {
+            return Poll::Ready(Ok(found));
+        }
+        let Some(member) = state.member(handle.id) else {
+            return Poll::Ready(Err(StreamError::Aborted.into()));
+        };
+        let place = place(member);
+        if place.as_ref().is_some_and(|own| own.will_wake(cx.waker())) {
+            return Poll::Pending;
+        }
+        if let Some(waker) = waker.take() {
+            let before = place.replace(waker);
+            drop(state);
+            // A waker is code of the program's.
+            drop(before);
+            return Poll::Pending;
+        }
+        drop(state);
+        waker = Some(cx.waker().clone());
+    }
+}
+
+impl Reader {
+    /// Waits until there is a piece, or else the end.
+    pub(crate) fn poll_piece(&mut self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+        if self.has_piece() {
+            return Poll::Ready(Ok(()));
+        }
+        let handle = self.handle.clone();
+        poll_for(&handle, cx, |member| &mut member.reader, |state| self.look(state)).map_ok(drop)
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>, to: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if to.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let budget = ready!(coop::poll_proceed(cx));
+        ready!(self.poll_piece(cx))?;
+        budget.made_progress();
+        let len = self.bytes().len().min(to.remaining());
+        to.put_slice(&self.bytes()[..len]);
+        self.consume(len);
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_fill_buf(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        let budget = ready!(coop::poll_proceed(cx));
+        ready!(self.poll_piece(cx))?;
+        budget.made_progress();
+        Poll::Ready(Ok(self.bytes()))
+    }
+}
+
+impl Writer {
+    pub(crate) fn poll_write(
+        &self,
+        cx: &mut Context<'_>,
+        from: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if from.iter().all(|piece| piece.is_empty()) {
+            return Poll::Ready(Ok(0));
+        }
+        let budget = ready!(coop::poll_proceed(cx));
+        let id = self.handle.id;
+        let written = ready!(poll_for(
+            &self.handle,
+            cx,
+            |member| &mut member.writer,
+            |state| { state.write(id, &mut Cursor::new(from)) }
+        ))?;
+        budget.made_progress();
+        Poll::Ready(Ok(written))
+    }
+
+    pub(crate) fn poll_shutdown(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+        self.handle.shutdown();
+        let id = self.handle.id;
+        poll_for(
+            &self.handle,
+            cx,
+            |member| &mut member.writer,
+            |state| {
+                let member = state.member(id).ok_or(StreamError::Aborted)?;
+                Ok(member.conn.is_shut_down()?.then_some(()))
+            },
+        )
+    }
+}
+
+/// The half of a [`Stream`] that reads.
+pub struct ReadHalf(Reader);
+
+/// The half of a [`Stream`] that writes. Dropping it ends the direction, as `shutdown` does, without waiting.
+pub struct WriteHalf(Writer);
+
+/// A stream of bytes to one peer over RDMA, for tasks: what [`TcpStream`](::tokio::net::TcpStream) is over TCP.
+///
+/// - A write that is not ready has taken nothing, and a future that is dropped leaves nothing behind.
+/// - `write_vectored` takes from all pieces. What is written while something is in flight is gathered, and goes when that has
+///   arrived: so `flush` has nothing to do, as with TCP.
+/// - `shutdown` is ready when the peer's device has everything that was written.
+/// - `AsyncBufRead` gives the buffers in which bytes have arrived, without a copy.
+/// - One task at a time waits to read, and one to write: the last one that asks.
+pub struct Stream {
+    // In this order: what was not read decides how the stream ends.
+    read: ReadHalf,
+    write: WriteHalf,
+}
+
+impl Stream {
+    fn new(handle: Handle) -> Self {
+        let handle = Arc::new(handle);
+        Self { read: ReadHalf(Reader::new(handle.clone())), write: WriteHalf(Writer { handle }) }
+    }
+
+    fn handle(&self) -> &Handle {
+        &self.write.0.handle
+    }
+
+    /// Connects to a [`Listener`] at an address, over TCP, and then moves to RDMA. There is no deadline but that of TCP: use
+    /// [`timeout`](::tokio::time::timeout).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Stream::connect`](crate::Stream::connect).
+    pub async fn connect(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
+        let stream = TcpStream::connect(address).await?;
+        Self::over(hub, stream, Role::Connects).await
+    }
+
+    /// Connects to the peer at the other end of a TCP stream, which is used for that alone, and whose end is taken for that of
+    /// the peer.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Stream::connect`](crate::Stream::connect).
+    pub async fn over(hub: &Hub, mut stream: TcpStream, role: Role) -> io::Result<Self> {
+        ensure_driven(&hub.inner)?;
+        stream.set_nodelay(true)?;
+        let mut joining = Joining::new(&hub.inner, role)?;
+        loop {
+            if let Joined::Done(hello) = joining.step(Exchange::advance)? {
+                let stream = stream.into_std()?;
+                let addresses = Addresses::of(&stream);
+                return joining.finish(&hello, stream.into(), addresses).map(Self::new);
+            }
+            let exchange = joining.exchange();
+            let mut bytes = [0; 256];
+            let most = exchange.wants().min(bytes.len());
+            let carried = match exchange.to_send() {
+                [] => {
+                    let read = stream.read(&mut bytes[..most]).await;
+                    read.map(|len| exchange.received(&bytes[..len]))
+                }
+                to_send => stream.write(to_send).await.inspect(|&len| exchange.sent(len)),
+            };
+            match carried {
+                Ok(0) => return Err(ErrorKind::ConnectionRefused.into()),
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => {
+                    return Err(ErrorKind::ConnectionRefused.into());
+                }
+                carried => drop(carried?),
+            }
+        }
+    }
+
+    /// The two directions, for a task each.
+    pub fn into_split(self) -> (ReadHalf, WriteHalf) {
+        (self.read, self.write)
+    }
+
+    /// As [`into_split`](Self::into_split), for tasks that borrow the stream.
+    pub fn split(&mut self) -> (&mut ReadHalf, &mut WriteHalf) {
+        (&mut self.read, &mut self.write)
+    }
+
+    /// `true`: what is written goes on its way at once, as long as the peer takes it, and is not gathered.
+    pub fn set_nodelay(&self, nodelay: bool) {
+        self.handle().set_nodelay(nodelay);
+    }
+
+    /// Waits until a read would not wait.
+    pub async fn readable(&mut self) {
+        // An error is one of the next read.
+        let _ = std::future::poll_fn(|cx| self.read.0.poll_piece(cx)).await;
+    }
+
+    /// Waits until a write would not wait, unless another stream takes the last buffer first.
+    pub async fn writable(&self) {
+        let handle = self.handle();
+        let _ = std::future::poll_fn(|cx| {
+            poll_for(
+                handle,
+                cx,
+                |member| &mut member.writer,
+                |state| {
+                    let member = state.member(handle.id).ok_or(StreamError::Aborted)?;
+                    Ok(member.conn.can_write().then_some(()))
+                },
+            )
+        })
+        .await;
+    }
+
+    /// The peer's address, of the TCP stream over which the two sides have connected.
+    ///
+    /// # Errors
+    ///
+    ///  - `Unsupported`: they have connected in another way.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.handle().peer_addr()
+    }
+
+    /// As [`peer_addr`](Self::peer_addr), the own address.
+    ///
+    /// # Errors
+    ///
+    /// As [`peer_addr`](Self::peer_addr).
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.handle().local_addr()
+    }
+
+    /// Why the stream has failed, if it has.
+    pub fn take_error(&self) -> Option<StreamError> {
+        self.handle().error()
+    }
+}
+
+macro_rules! reads {
+    ($type:ident: $($field:tt).+) => {
+        impl AsyncRead for $type {
+            fn poll_read(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                to: &mut ReadBuf<'_>,
+            ) -> Poll<io::Result<()>> {
+                self.get_mut().$($field).+.poll_read(cx, to)
+            }
+        }
+
+        impl AsyncBufRead for $type {
+            fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+                self.get_mut().$($field).+.poll_fill_buf(cx)
+            }
+
+            fn consume(self: Pin<&mut Self>, len: usize) {
+                self.get_mut().$($field).+.consume(len);
+            }
+        }
+    };
+}
+
+macro_rules! writes {
+    ($type:ident: $($field:tt).+) => {
+        impl AsyncWrite for $type {
+            fn poll_write(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                from: &[u8],
+            ) -> Poll<io::Result<usize>> {
+                self.$($field).+.poll_write(cx, &[IoSlice::new(from)])
+            }
+
+            fn poll_write_vectored(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                from: &[IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                self.$($field).+.poll_write(cx, from)
+            }
+
+            fn is_write_vectored(&self) -> bool {
+                true
+            }
+
+            /// What was gathered goes when what is in flight has arrived.
+            fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                Poll::Ready(Ok(()))
+            }
+
+            fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                self.$($field).+.poll_shutdown(cx)
+            }
+        }
+    };
+}
+
+reads!(Stream: read.0);
+reads!(ReadHalf: 0);
+writes!(Stream: write.0);
+writes!(WriteHalf: 0);
+
+#[cfg(feature = "futures-io")]
+mod on_futures {
+    use futures_io as traits;
+
+    use super::*;
+
+    macro_rules! reads {
+        ($type:ident: $($field:tt).+) => {
+            impl traits::AsyncRead for $type {
+                fn poll_read(
+                    self: Pin<&mut Self>,
+                    cx: &mut Context<'_>,
+                    to: &mut [u8],
+                ) -> Poll<io::Result<usize>> {
+                    let mut to = ReadBuf::new(to);
+                    let read = self.get_mut().$($field).+.poll_read(cx, &mut to);
+                    read.map_ok(|()| to.filled().len())
+                }
+            }
+
+            impl traits::AsyncBufRead for $type {
+                fn poll_fill_buf(
+                    self: Pin<&mut Self>,
+                    cx: &mut Context<'_>,
+                ) -> Poll<io::Result<&[u8]>> {
+                    self.get_mut().$($field).+.poll_fill_buf(cx)
+                }
+
+                fn consume(self: Pin<&mut Self>, len: usize) {
+                    self.get_mut().$($field).+.consume(len);
+                }
+            }
+        };
+    }
+
+    macro_rules! writes {
+        ($type:ident: $($field:tt).+) => {
+            impl traits::AsyncWrite for $type {
+                fn poll_write(
+                    self: Pin<&mut Self>,
+                    cx: &mut Context<'_>,
+                    from: &[u8],
+                ) -> Poll<io::Result<usize>> {
+                    self.$($field).+.poll_write(cx, &[IoSlice::new(from)])
+                }
+
+                fn poll_write_vectored(
+                    self: Pin<&mut Self>,
+                    cx: &mut Context<'_>,
+                    from: &[IoSlice<'_>],
+                ) -> Poll<io::Result<usize>> {
+                    self.$($field).+.poll_write(cx, from)
+                }
+
+                fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                    Poll::Ready(Ok(()))
+                }
+
+                fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                    self.$($field).+.poll_shutdown(cx)
+                }
+            }
+        };
+    }
+
+    reads!(Stream: read.0);
+    reads!(ReadHalf: 0);
+    writes!(Stream: write.0);
+    writes!(WriteHalf: 0);
+}
+
+/// Accepts streams, as [`TcpListener`] does.
+pub struct Listener {
+    hub: Hub,
+    listener: TcpListener,
+    /// The clients that are connecting.
+    clients: JoinSet<io::Result<Stream>>,
+}
+
+impl Listener {
+    /// Listens at an address.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`TcpListener::bind`].
+    pub async fn bind(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        ensure_driven(&hub.inner)?;
+        Ok(Self { hub: hub.clone(), listener, clients: JoinSet::new() })
+    }
+
+    /// The address at which it listens.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`TcpListener::local_addr`].
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// The next client that has connected. Clients connect side by side, each in a task: one that is slow, or silent, keeps no
+    /// other one waiting, and is given up after ten seconds. A client that fails to connect is no error of the listener's. The
+    /// future may be dropped at any time.
+    ///
+    /// # Errors
+    ///
+    ///  - `ConnectionAborted`: the hub was stopped.
+    ///  - Those of [`TcpListener::accept`], such as too many open files.
+    pub async fn accept(&mut self) -> io::Result<(Stream, SocketAddr)> {
+        std::future::poll_fn(|cx| self.poll_accept(cx)).await
+    }
+
+    /// See [`accept`](Self::accept).
+    ///
+    /// # Errors
+    ///
+    /// As [`accept`](Self::accept).
+    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<(Stream, SocketAddr)>> {
+        loop {
+            if let Some(error) = self.hub.inner.lock().stopped {
+                return Poll::Ready(Err(error.into()));
+            }
+            while self.clients.len() < AT_A_TIME {
+                match self.listener.poll_accept(cx) {
+                    Poll::Ready(Ok((stream, _))) => {
+                        let hub = self.hub.clone();
+                        self.clients.spawn(async move {
+                            let joined = Stream::over(&hub, stream, Role::Accepts);
+                            ::tokio::time::timeout(PATIENCE, joined).await?
+                        });
+                    }
+                    Poll::Ready(Err(error)) if error.kind() == ErrorKind::ConnectionAborted => {}
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                    Poll::Pending => break,
+                }
+            }
+            match self.clients.poll_join_next(cx) {
+                Poll::Ready(Some(Ok(Ok(stream)))) => {
+                    if let Ok(peer) = stream.peer_addr() {
+                        return Poll::Ready(Ok((stream, peer)));
+                    }
+                }
+                // One that has failed has made room.
+                Poll::Ready(Some(_)) => {}
+                Poll::Ready(None) | Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
+macro_rules! debug {
+    ($($type:ident: $handle:expr;)+) => {$(
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let handle: fn(&Self) -> &Handle = $handle;
+                let handle = handle(self);
+                f.debug_struct(stringify!($type))
+                    .field("local", &handle.local_addr().ok())
+                    .field("peer", &handle.peer_addr().ok())
+                    .finish_non_exhaustive()
+            }
+        }
+    )+};
+}
+
+debug! {
+    Stream: |stream| stream.handle();
+    ReadHalf: |half| &half.0.handle;
+    WriteHalf: |half| &half.0.handle;
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").field("listener", &self.listener).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,327 @@
+//! Peers that die, stay silent, or do not keep the rules; networks that lose.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs::{AccessFlags, BufferPool, Channel, MaxRnrRetries, ProtectionDomain, SendWorkRequest};
+use ibverbs_software::Device;
+use ibverbs_stream::{Hub, HubBuilder, Listener, Role, Stream, StreamError};
+
+use super::{Host, data, soon};
+
+/// A hello, as bytes.
+fn hello(chunk: u32, receives: u16) -> Vec<u8> {
+    let mut bytes = b"ibvS\0\x01\0\0".to_vec();
+    bytes.extend(chunk.to_be_bytes());
+    bytes.extend(receives.to_be_bytes());
+    bytes.extend([0, 0, 0, 0, 0, 15]);
+    bytes
+}
+
+/// A peer that sends messages of its own making.
+struct Hostile {
+    channel: Channel<'static>,
+    pool: BufferPool,
+    _device: Device,
+}
+
+impl Hostile {
+    /// Connects to a listener, with this hello.
+    fn connect(address: std::net::SocketAddr, hello: &[u8]) -> Self {
+        let device = Device::new().unwrap();
+        let domain = Arc::new(ProtectionDomain::new(Arc::new(device.open().unwrap())).unwrap());
+        let pool = BufferPool::new(&domain, 4096, 16, AccessFlags::empty()).unwrap();
+        let builder = Channel::builder(&domain).max_rnr_retries(MaxRnrRetries::UNLIMITED);
+        let prepared = builder.max_send_wr(16).build().unwrap();
+        let (channel, _) = prepared.connect(address, hello, soon()).unwrap();
+        Self { channel, pool, _device: device }
+    }
+
+    /// Returns whether the message has arrived.
+    fn send(&mut self, header: u32, data: &[u8]) -> bool {
+        let mut buffer = self.pool.take().unwrap();
+        buffer.set_len(4 + data.len()).unwrap();
+        buffer[..4].copy_from_slice(&header.to_be_bytes());
+        buffer[4..].copy_from_slice(data);
+        let mut sending = self.channel.post_owned(SendWorkRequest::new(buffer)).unwrap();
+        sending.wait_until(&mut self.channel, soon()).is_ok()
+    }
+}
+
+#[test]
+fn a_hostile_peer_loses_its_own_stream_alone() {
+    let set = |hub: HubBuilder| hub.chunk(1024).receives(2);
+    let host = Host::with(set);
+    let listener = Listener::bind(&host.hub, "127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let honest_host = Host::with(set);
+    let mut honest = thread::scope(|threads| {
+        let connects = threads.spawn(|| Stream::connect(&honest_host.hub, address, soon()));
+        let accepted = listener.accept().unwrap().0;
+        (connects.join().unwrap().unwrap(), accepted)
+    });
+    type Attack = (&'static str, fn(&mut Hostile));
+    let attacks: [Attack; 7] = [
+        ("a header has bits", |peer| {
+            let _ = peer.send(0x0100_0000, b"x");
+        }),
+        ("shorter than its header", |peer| {
+            let mut buffer = peer.pool.take().unwrap();
+            buffer.set_len(3).unwrap();
+            let mut sending = peer.channel.post_owned(SendWorkRequest::new(buffer)).unwrap();
+            let _ = sending.wait_until(&mut peer.channel, soon());
+        }),
+        ("without a credit", |peer| {
+            (0..3).for_each(|_| {
+                let _ = peer.send(0, b"x");
+            })
+        }),
+        ("more credits", |peer| {
+            let _ = peer.send(9, b"");
+        }),
+        ("an end that was not sent", |peer| {
+            let _ = peer.send(1 << 27, b"");
+        }),
+        ("after the end", |peer| {
+            (0..2).for_each(|_| {
+                let _ = peer.send(1 << 31, b"x");
+            })
+        }),
+        ("after it was closed", |peer| {
+            (0..2).for_each(|_| {
+                let _ = peer.send(3 << 30, b"");
+            })
+        }),
+    ];
+    for (text, attack) in attacks {
+        let (done, is_done) = mpsc::channel::<()>();
+        let (attacks, attacked) = mpsc::channel();
+        thread::scope(|threads| {
+            threads.spawn(move || {
+                let mut peer = Hostile::connect(address, &hello(4096, 8));
+                attack(&mut peer);
+                attacks.send(()).unwrap();
+                // It stays, so that nothing else ends the stream.
+                let _ = is_done.recv();
+            });
+            let (mut stream, _) = listener.accept().unwrap();
+            // Before it reads, which would give credits.
+            attacked.recv().unwrap();
+            // It says something only if it looks.
+            let error = loop {
+                match stream.read(&mut [0; 64]) {
+                    Ok(0) => stream.set_read_timeout(Some(Duration::from_millis(1))),
+                    Ok(_) => {}
+                    Err(error) => break error,
+                }
+                if let Some(error) = stream.take_error() {
+                    break error.into();
+                }
+            };
+            assert_eq!(error.kind(), ErrorKind::InvalidData, "{text}: {error}");
+            assert!(error.to_string().contains(text), "{text}: {error}");
+            let kind = stream.write(b"x").unwrap_err().kind();
+            assert!(matches!(kind, ErrorKind::InvalidData | ErrorKind::BrokenPipe), "{kind:?}");
+            drop(done);
+        });
+        honest.0.write_all(b"hello").unwrap();
+        let mut got = [0; 5];
+        honest.1.read_exact(&mut got).unwrap();
+        assert_eq!(&got, b"hello");
+    }
+    // A message that is longer than a buffer ends the connection on both sides.
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            let mut peer = Hostile::connect(address, &hello(4096, 8));
+            assert!(!peer.send(0, &[0; 1021]));
+        });
+        let (mut stream, _) = listener.accept().unwrap();
+        let error = stream.read(&mut [0; 64]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    });
+}
+
+#[test]
+fn a_client_that_is_no_stream_is_no_error_of_the_listener() {
+    let hosts = [Host::new(), Host::new()];
+    let listener = Listener::bind(&hosts[0].hub, "127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    // One is silent, one another program, one has another hello.
+    let silent = TcpStream::connect(address).unwrap();
+    TcpStream::connect(address).unwrap().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    thread::scope(|threads| {
+        // They have no stream, whatever their side says of it.
+        let others = [b"something else".to_vec(), hello(4096, 0)]
+            .map(|hello| threads.spawn(move || drop(Hostile::connect(address, &hello))));
+        while others.iter().any(|other| !other.is_finished()) {
+            listener.set_deadline(Some(Instant::now() + Duration::from_millis(1)));
+            assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+        }
+        listener.set_deadline(None);
+        let connects = threads.spawn(|| Stream::connect(&hosts[1].hub, address, soon()));
+        let (two, _) = listener.accept().unwrap();
+        let one = connects.join().unwrap().unwrap();
+        assert_eq!(one.local_addr().unwrap(), two.peer_addr().unwrap());
+    });
+    listener.set_deadline(Some(Instant::now()));
+    assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+    drop(silent);
+    drop(listener);
+    while hosts.iter().any(|host| host.hub.stats().connections > 0) {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn what_cannot_be_connected_says_why() {
+    let host = Host::new();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let error = Stream::connect(&host.hub, address, soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at_once = Instant::now() + Duration::from_millis(20);
+    let error = Stream::connect(&host.hub, silent.local_addr().unwrap(), at_once).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    // Closed before it was connected.
+    thread::scope(|threads| {
+        threads.spawn(|| drop(silent.accept().and_then(|_| silent.accept()).unwrap()));
+        let error = Stream::connect(&host.hub, silent.local_addr().unwrap(), soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{error}");
+    });
+    assert_eq!(host.hub.stats().connections, 0, "streams are left");
+    for (wrong, text) in [
+        (Hub::builder as fn(&_) -> _, "chunk is 63, and must be within 64..=1073741824"),
+        (Hub::builder, "receives is 0"),
+        (Hub::builder, "max_connections is 300000, and the device has room for"),
+    ] {
+        let device = Device::new().unwrap();
+        let context = Arc::new(device.open().unwrap());
+        let builder: HubBuilder = wrong(&context);
+        let builder = match text.as_bytes()[0] {
+            b'c' => builder.chunk(63),
+            b'r' => builder.receives(0),
+            _ => builder.max_connections(300_000),
+        };
+        let error = builder.build().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().starts_with(text), "{error}");
+    }
+}
+
+/// This test is the peer, too: it runs itself, and kills that.
+#[test]
+fn a_peer_that_is_killed_resets_its_streams() {
+    if let Ok(port) = std::env::var("IBVERBS_STREAM_VICTIM") {
+        let host = Host::new();
+        let address = ("127.0.0.1", port.parse().unwrap());
+        let mut stream = Stream::connect(&host.hub, address, soon()).unwrap();
+        stream.write_all(b"hello").unwrap();
+        stream.read_exact(&mut [0; 1]).unwrap();
+        return;
+    }
+    for writes in [false, true] {
+        let host = Host::new();
+        let listener = Listener::bind(&host.hub, "127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let mut victim = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "failures::a_peer_that_is_killed_resets_its_streams"])
+            .env("IBVERBS_STREAM_VICTIM", port.to_string())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut got = [0; 5];
+        stream.read_exact(&mut got).unwrap();
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                victim.kill().unwrap();
+                victim.wait().unwrap();
+            });
+            let error = loop {
+                let ended = match writes {
+                    true => stream.write(&[0; 4096]).err(),
+                    false => stream.read(&mut got).err(),
+                };
+                if let Some(error) = ended {
+                    break error;
+                }
+            };
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+            assert_eq!(stream.take_error(), Some(StreamError::Reset));
+        });
+    }
+}
+
+/// Both ends in this process, connected over a stream that only the test has.
+fn over_unix(one: &Hub, two: &Hub) -> (Stream, Stream) {
+    let (first, second) = std::os::unix::net::UnixStream::pair().unwrap();
+    thread::scope(|threads| {
+        let connects =
+            threads.spawn(move || Stream::over(one, first, Role::Connects, soon()).unwrap());
+        let two = Stream::over(two, second, Role::Accepts, soon()).unwrap();
+        (connects.join().unwrap(), two)
+    })
+}
+
+#[test]
+fn a_network_that_loses_costs_time_and_no_byte() {
+    for (seed, loss) in [(1, 0.01), (2, 0.05), (3, 0.1)] {
+        let network = ibverbs_software::Network::builder()
+            .seed(seed)
+            .loss(loss)
+            .delay(Duration::from_micros(5))
+            .build();
+        let _driver = network.drive_in_background().unwrap();
+        let hubs = [(); 2].map(|()| {
+            let context = Arc::new(network.device().unwrap().open().unwrap());
+            Hub::builder(&context).chunk(2048).receives(4).max_connections(2).build().unwrap()
+        });
+        let (mut one, mut two) = over_unix(&hubs[0], &hubs[1]);
+        let all = data(100_000);
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                one.write_all(&all).unwrap();
+                one.shutdown(Shutdown::Write).unwrap();
+                let mut back = Vec::new();
+                one.read_to_end(&mut back).unwrap();
+                assert!(back == all);
+                drop(one);
+            });
+            let mut got = Vec::new();
+            two.read_to_end(&mut got).unwrap();
+            assert!(got == all);
+            two.write_all(&got).unwrap();
+            drop(two);
+        });
+        assert!(network.trace().lost() > 0, "nothing was lost");
+    }
+}
+
+/// Nothing is closed, and nothing arrives: both sides find out, also the one that only reads.
+#[test]
+fn a_network_that_is_cut_ends_both_sides() {
+    let network = ibverbs_software::Network::builder().seed(4).build();
+    let _driver = network.drive_in_background().unwrap();
+    let devices = [(); 2].map(|()| network.device().unwrap());
+    let hubs = devices.each_ref().map(|device| {
+        let builder = Hub::builder(&Arc::new(device.open().unwrap()));
+        builder.max_connections(2).keep_alive(Duration::from_millis(50)).build().unwrap()
+    });
+    let (mut one, mut two) = over_unix(&hubs[0], &hubs[1]);
+    one.write_all(b"before").unwrap();
+    let mut got = [0; 6];
+    two.read_exact(&mut got).unwrap();
+    network.partition(&devices[0], &devices[1]);
+    one.write_all(b"after").unwrap();
+    for stream in [&mut one, &mut two] {
+        let error = stream.read(&mut got).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        assert_eq!(stream.write(b"more").unwrap_err().kind(), ErrorKind::TimedOut);
+    }
+}

@@ -1,0 +1,41 @@
+//! What the traits promise, and what a peer can rely on, on devices of software.
+
+mod failures;
+mod tasks;
+mod threads;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ibverbs_software::Device;
+use ibverbs_stream::{Hub, HubBuilder};
+
+/// A hub on a device of its own.
+struct Host {
+    hub: Hub,
+    _device: Device,
+}
+
+impl Host {
+    fn new() -> Self {
+        Self::with(|builder| builder)
+    }
+
+    fn with(set: impl FnOnce(HubBuilder) -> HubBuilder) -> Self {
+        let device = Device::new().unwrap();
+        let builder = Hub::builder(&Arc::new(device.open().unwrap())).max_connections(16);
+        Self { hub: set(builder).build().unwrap(), _device: device }
+    }
+}
+
+/// Longer than anything takes that comes to an end.
+fn soon() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// So many bytes that differ.
+fn data(len: usize) -> Vec<u8> {
+    (0..len).map(|index| (index * 7 + index / 251) as u8).collect()
+}

@@ -1,0 +1,301 @@
+//! Streams of tokio's tasks.
+
+use std::future::poll_fn;
+use std::io::{ErrorKind, IoSlice};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+
+use ibverbs_stream::tokio::{Listener, Stream};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::{Host, PATIENCE, data};
+
+async fn pair(one: &Host, two: &Host) -> (Stream, Stream) {
+    let mut listener = Listener::bind(&two.hub, "127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (one, two) = tokio::join!(Stream::connect(&one.hub, address), listener.accept());
+    (one.unwrap(), two.unwrap().0)
+}
+
+/// Fails a test that does not end.
+async fn ends<T>(test: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, test).await.expect("it never ends")
+}
+
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Polls once, for a task that is nobody's.
+fn poll_write(stream: &mut Stream, waker: &Waker, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+    Pin::new(stream).poll_write(&mut Context::from_waker(waker), bytes)
+}
+
+fn poll_read(stream: &mut Stream, waker: &Waker, bytes: &mut [u8]) -> Poll<std::io::Result<usize>> {
+    let mut to = ReadBuf::new(bytes);
+    let read = Pin::new(stream).poll_read(&mut Context::from_waker(waker), &mut to);
+    read.map_ok(|()| to.filled().len())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_arrive_in_order_both_ways_at_once() {
+    ends(async {
+        let hosts = [(); 2].map(|()| Host::with(|hub| hub.chunk(1500).receives(3).sends(2)));
+        let (one, two) = pair(&hosts[0], &hosts[1]).await;
+        let mut tasks = Vec::new();
+        for stream in [one, two] {
+            let (mut read, mut write) = stream.into_split();
+            tasks.push(tokio::spawn(async move {
+                for piece in data(500_000).chunks(901) {
+                    write.write_all(piece).await.unwrap();
+                }
+                write.shutdown().await.unwrap();
+            }));
+            tasks.push(tokio::spawn(async move {
+                let mut got = Vec::new();
+                read.read_to_end(&mut got).await.unwrap();
+                assert!(got == data(500_000));
+            }));
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn half_close_lines_and_pieces() {
+    ends(async {
+        let hosts = [Host::new(), Host::new()];
+        let (mut one, mut two) = pair(&hosts[0], &hosts[1]).await;
+        assert!(one.is_write_vectored());
+        let pieces = [IoSlice::new(b"one\ntw"), IoSlice::new(b"o\nthree")];
+        assert_eq!(one.write_vectored(&pieces).await.unwrap(), 13);
+        one.shutdown().await.unwrap();
+        one.shutdown().await.unwrap();
+        assert_eq!(one.write(b"x").await.unwrap_err().kind(), ErrorKind::BrokenPipe);
+        let (mut lines, mut line) = (Vec::new(), String::new());
+        while two.read_line(&mut line).await.unwrap() > 0 {
+            lines.push(std::mem::take(&mut line));
+        }
+        assert_eq!(lines, ["one\n", "two\n", "three"]);
+        // The other direction still works, and its drop loses nothing.
+        two.write_all(b"back").await.unwrap();
+        drop(two);
+        let mut back = String::new();
+        one.read_to_string(&mut back).await.unwrap();
+        assert_eq!(back, "back");
+    })
+    .await;
+}
+
+/// What was not taken is not sent; other bytes that come after it are.
+#[tokio::test]
+async fn a_call_that_is_given_up_leaves_nothing_behind() {
+    ends(async {
+        let hosts = [(); 2].map(|()| Host::with(|hub| hub.chunk(256).receives(2).sends(1)));
+        let (mut one, mut two) = pair(&hosts[0], &hosts[1]).await;
+        let (all, mut sent) = (data(20_000), 0);
+        let noop = Waker::noop();
+        // Until the peer takes no more, whatever its device has acknowledged.
+        let mut idle = 0;
+        while idle < 50 {
+            match poll_write(&mut one, noop, &all[sent..sent + 100]) {
+                Poll::Ready(taken) => (sent, idle) = (sent + taken.unwrap(), 0),
+                Poll::Pending => {
+                    assert!(poll_write(&mut one, noop, b"never these").is_pending());
+                    idle += 1;
+                    tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                }
+            }
+        }
+        assert!(sent < 2000, "{sent} bytes without a reader");
+        // Reads that are given up take nothing, and the same future is not needed to go on.
+        let mut got = Vec::new();
+        let rest = tokio::spawn(async move {
+            one.write_all(&data(20_000)[sent..]).await.unwrap();
+            one.shutdown().await.unwrap();
+        });
+        loop {
+            let mut bytes = [0; 77];
+            let read = match poll_read(&mut two, noop, &mut bytes) {
+                Poll::Ready(read) => read.unwrap(),
+                Poll::Pending => two.read(&mut bytes).await.unwrap(),
+            };
+            if read == 0 {
+                break;
+            }
+            got.extend_from_slice(&bytes[..read]);
+        }
+        rest.await.unwrap();
+        assert!(got == all);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_last_task_that_asked_is_woken_and_only_for_its_direction() {
+    ends(async {
+        let hosts = [Host::new(), Host::new()];
+        let (mut one, mut two) = pair(&hosts[0], &hosts[1]).await;
+        let [first, second] = [(); 2].map(|()| Arc::new(Woken::default()));
+        for woken in [&first, &first, &second] {
+            assert!(poll_read(&mut two, &woken.clone().into(), &mut [0; 4]).is_pending());
+        }
+        assert!(poll_read(&mut two, Waker::noop(), &mut []).is_ready(), "no room is no wait");
+        one.write_all(b"hello").await.unwrap();
+        while second.0.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!((first.0.load(Ordering::SeqCst), second.0.load(Ordering::SeqCst)), (0, 1));
+        // `BufRead` gives the same bytes until they are consumed.
+        for _ in 0..2 {
+            assert_eq!(two.fill_buf().await.unwrap(), b"hello");
+        }
+        two.consume(2);
+        assert_eq!(two.fill_buf().await.unwrap(), b"llo");
+    })
+    .await;
+}
+
+/// A reader for whom there is always something lets other tasks of its thread run.
+#[tokio::test]
+async fn a_busy_reader_does_not_starve_the_others() {
+    ends(async {
+        let hosts = [(); 2].map(|()| Host::with(|hub| hub.chunk(1 << 20)));
+        let (mut one, mut two) = pair(&hosts[0], &hosts[1]).await;
+        let writes = tokio::spawn(async move {
+            one.write_all(&vec![1; 900_000]).await.unwrap();
+            one
+        });
+        two.readable().await;
+        let turns = Arc::new(AtomicUsize::new(0));
+        let counted = turns.clone();
+        let other = tokio::spawn(async move {
+            loop {
+                counted.fetch_add(1, Ordering::SeqCst);
+                tokio::task::yield_now().await;
+            }
+        });
+        for _ in 0..100_000 {
+            two.read_u8().await.unwrap();
+        }
+        assert!(turns.load(Ordering::SeqCst) > 100, "{turns:?}");
+        other.abort();
+        drop(writes.await.unwrap());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_are_copied_between_tcp_and_rdma() {
+    ends(async {
+        let hosts = [Host::new(), Host::new()];
+        let (mut a, b) = pair(&hosts[0], &hosts[1]).await;
+        let front = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = front.local_addr().unwrap();
+        let proxy = tokio::spawn(async move {
+            let (mut tcp, _) = front.accept().await.unwrap();
+            tokio::io::copy_bidirectional(&mut tcp, &mut a).await.unwrap()
+        });
+        let echo = tokio::spawn(async move {
+            let (mut read, mut write) = b.into_split();
+            tokio::io::copy_buf(&mut read, &mut write).await.unwrap();
+            write.shutdown().await.unwrap();
+        });
+        let (mut read, mut write) = TcpStream::connect(address).await.unwrap().into_split();
+        let writes = tokio::spawn(async move {
+            write.write_all(&data(1_000_000)).await.unwrap();
+            write.shutdown().await.unwrap();
+        });
+        let mut back = Vec::new();
+        read.read_to_end(&mut back).await.unwrap();
+        writes.await.unwrap();
+        echo.await.unwrap();
+        assert_eq!(proxy.await.unwrap(), (1_000_000, 1_000_000));
+        assert!(back == data(1_000_000));
+    })
+    .await;
+}
+
+/// A thousand small messages each way on every one of a hundred streams, whose receives are shared, and fewer than streams.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_streams_share_few_buffers() {
+    ends(async {
+        let set = |hub: ibverbs_stream::HubBuilder| {
+            hub.chunk(512).receives(2).sends(2).shared_receives(24).max_connections(100)
+        };
+        let hosts = [Host::with(set), Host::with(set)];
+        let mut listener = Listener::bind(&hosts[1].hub, "127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serve = tokio::spawn(async move {
+            for _ in 0..100 {
+                let (stream, _) = listener.accept().await.unwrap();
+                tokio::spawn(async move {
+                    let (mut read, mut write) = stream.into_split();
+                    tokio::io::copy(&mut read, &mut write).await.unwrap();
+                    write.shutdown().await.unwrap();
+                });
+            }
+            listener
+        });
+        let mut streams = Vec::new();
+        for _ in 0..100 {
+            streams.push(Stream::connect(&hosts[0].hub, address).await.unwrap());
+        }
+        let refused = Stream::connect(&hosts[0].hub, address).await.unwrap_err();
+        assert!(refused.to_string().contains("max_connections, 100"), "{refused}");
+        drop(serve.await.unwrap());
+        let mut tasks = Vec::new();
+        for (index, stream) in streams.into_iter().enumerate() {
+            tasks.push(tokio::spawn(async move {
+                let (mut read, mut write) = stream.into_split();
+                let all = data(3000 + index);
+                let sent = all.clone();
+                let writes = tokio::spawn(async move {
+                    write.write_all(&sent).await.unwrap();
+                    write.shutdown().await.unwrap();
+                });
+                let mut got = Vec::new();
+                read.read_to_end(&mut got).await.unwrap();
+                assert!(got == all);
+                writes.await.unwrap();
+            }));
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+        while hosts.iter().any(|host| host.hub.stats().connections > 0) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_task_of_a_hub_ends_with_it() {
+    ends(async {
+        let handle = tokio::runtime::Handle::current();
+        let hosts = [Host::new(), Host::new()];
+        let (mut one, two) = pair(&hosts[0], &hosts[1]).await;
+        let mut reading = pin!(one.read_u8());
+        let polled = poll_fn(|cx| Poll::Ready(reading.as_mut().poll(cx))).await;
+        assert!(polled.is_pending());
+        hosts[0].hub.stop();
+        assert_eq!(reading.await.unwrap_err().kind(), ErrorKind::ConnectionAborted);
+        drop((one, two, hosts));
+        while handle.metrics().num_alive_tasks() > 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}

@@ -1,0 +1,225 @@
+//! Streams of threads.
+
+use std::io::{BufRead, ErrorKind, IoSlice, Read, Write};
+use std::net::Shutdown;
+use std::thread;
+use std::time::Duration;
+
+use ibverbs_stream::{Listener, Stream, StreamError};
+
+use super::{Host, data, soon};
+
+/// Two ends of a stream.
+fn pair(one: &Host, two: &Host) -> (Stream, Stream) {
+    let listener = Listener::bind(&two.hub, "127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::scope(|threads| {
+        let connects = threads.spawn(|| Stream::connect(&one.hub, address, soon()).unwrap());
+        let (two, from) = listener.accept().unwrap();
+        let one = connects.join().unwrap();
+        assert_eq!(one.peer_addr().unwrap(), address);
+        assert_eq!(one.local_addr().unwrap(), from);
+        (one, two)
+    })
+}
+
+#[test]
+fn bytes_arrive_in_order_whatever_the_pieces_are() {
+    for receives in [1, 8] {
+        let hosts = [(); 2].map(|()| Host::with(|hub| hub.chunk(1000).receives(receives).sends(2)));
+        let (mut one, mut two) = pair(&hosts[0], &hosts[1]);
+        let all = data(300_000);
+        thread::scope(|threads| {
+            let writes = threads.spawn(|| {
+                let mut at = 0;
+                for len in (1..).map(|n: usize| n * n % 5003) {
+                    let end = (at + len).min(all.len());
+                    one.write_all(&all[at..end]).unwrap();
+                    at = end;
+                    if at == all.len() {
+                        break;
+                    }
+                }
+                one.shutdown(Shutdown::Write).unwrap();
+                let mut back = Vec::new();
+                one.read_to_end(&mut back).unwrap();
+                back
+            });
+            let mut got = Vec::new();
+            two.read_to_end(&mut got).unwrap();
+            assert!(got == all);
+            assert_eq!(two.read(&mut [0; 8]).unwrap(), 0, "the end stays");
+            // The other direction goes on.
+            two.write_all(&got[..1000]).unwrap();
+            drop(two);
+            assert!(writes.join().unwrap() == all[..1000]);
+        });
+    }
+}
+
+#[test]
+fn lines_are_read_and_pieces_written_in_one_message() {
+    let hosts = [Host::new(), Host::new()];
+    let (mut one, mut two) = pair(&hosts[0], &hosts[1]);
+    let pieces = [IoSlice::new(b"one\ntw"), IoSlice::new(b""), IoSlice::new(b"o\nthree")];
+    assert_eq!(one.write_vectored(&pieces).unwrap(), 13);
+    one.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(one.write(b"more").unwrap_err().kind(), ErrorKind::BrokenPipe);
+    assert_eq!(hosts[0].hub.stats().messages, 1);
+    let lines: Vec<_> = (&mut two).lines().map(Result::unwrap).collect();
+    assert_eq!(lines, ["one", "two", "three"]);
+}
+
+#[test]
+fn a_timeout_loses_nothing() {
+    let hosts = [(); 2].map(|()| Host::with(|hub| hub.chunk(256).receives(2).sends(1)));
+    let (mut one, mut two) = pair(&hosts[0], &hosts[1]);
+    two.set_read_timeout(Some(Duration::from_millis(1)));
+    assert_eq!(two.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    // Without a reader, a writer stops; what was not taken is not sent.
+    one.set_write_timeout(Some(Duration::from_millis(5)));
+    let (all, mut sent) = (data(10_000), 0);
+    let stopped = loop {
+        match one.write(&all[sent..sent + 100]) {
+            Ok(taken) => sent += taken,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(stopped.kind(), ErrorKind::WouldBlock);
+    assert!((400..2000).contains(&sent), "{sent} bytes are on their way");
+    for _ in 0..3 {
+        let refused = one.write(b"not these").unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::WouldBlock);
+    }
+    two.set_read_timeout(None);
+    one.set_write_timeout(None);
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            one.write_all(&all[sent..]).unwrap();
+            one.shutdown(Shutdown::Write).unwrap();
+        });
+        let mut got = Vec::new();
+        two.read_to_end(&mut got).unwrap();
+        assert!(got == all);
+    });
+}
+
+#[test]
+fn two_threads_use_the_halves_and_many_share_a_hub() {
+    let hosts = [Host::new(), Host::new()];
+    let pairs: Vec<_> = (0..4).map(|_| pair(&hosts[0], &hosts[1])).collect();
+    let all = data(200_000);
+    thread::scope(|threads| {
+        for (one, two) in pairs {
+            for stream in [one, two] {
+                let (mut read, mut write) = stream.into_split();
+                let all = &all;
+                threads.spawn(move || {
+                    for piece in all.chunks(700) {
+                        write.write_all(piece).unwrap();
+                    }
+                    write.shutdown().unwrap();
+                });
+                threads.spawn(move || {
+                    let mut got = Vec::new();
+                    read.read_to_end(&mut got).unwrap();
+                    assert!(got == *all);
+                });
+            }
+        }
+    });
+    let counts = hosts.map(|host| host.hub.stats().connections);
+    assert_eq!(counts, [0, 0], "streams are left");
+}
+
+#[test]
+fn what_was_written_arrives_though_the_stream_is_dropped() {
+    let hosts = [Host::new(), Host::new()];
+    for _ in 0..10 {
+        let (mut one, mut two) = pair(&hosts[0], &hosts[1]);
+        one.write_all(b"the last words").unwrap();
+        thread::scope(|threads| {
+            threads.spawn(|| drop(one));
+            let mut got = String::new();
+            two.read_to_string(&mut got).unwrap();
+            assert_eq!(got, "the last words");
+        });
+        // It reads no more.
+        let refused = loop {
+            if let Err(error) = two.write(b"into the void") {
+                break error;
+            }
+        };
+        assert_eq!(refused.kind(), ErrorKind::BrokenPipe);
+    }
+}
+
+#[test]
+fn a_peer_that_drops_what_it_has_not_read_resets() {
+    let hosts = [Host::new(), Host::new()];
+    let (mut one, mut two) = pair(&hosts[0], &hosts[1]);
+    two.write_all(b"first").unwrap();
+    one.write_all(b"nobody reads this").unwrap();
+    two.fill_buf().unwrap();
+    thread::scope(|threads| {
+        threads.spawn(|| drop(two));
+        let mut got = [0; 5];
+        one.read_exact(&mut got).unwrap();
+        assert_eq!(&got, b"first", "all that has arrived is read first");
+        let error = one.read(&mut got).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        let inner = error.get_ref().unwrap().downcast_ref::<StreamError>();
+        assert_eq!(inner, Some(&StreamError::Reset));
+        assert_eq!(one.read(&mut got).unwrap_err().kind(), ErrorKind::ConnectionReset);
+        assert_eq!(one.take_error(), Some(StreamError::Reset));
+    });
+}
+
+#[test]
+fn reading_can_be_shut_down() {
+    let hosts = [(); 2].map(|()| Host::with(|hub| hub.chunk(256).receives(2)));
+    let (mut one, mut two) = pair(&hosts[0], &hosts[1]);
+    one.write_all(b"unread").unwrap();
+    two.shutdown(Shutdown::Read).unwrap();
+    assert_eq!(two.read(&mut [0; 8]).unwrap(), 0);
+    thread::scope(|threads| {
+        let hub = &hosts[1].hub;
+        threads.spawn(|| hub.run().unwrap());
+        // More than there are receives for: what arrives is thrown away.
+        one.write_all(&data(10_000)).unwrap();
+        one.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(two.read(&mut [0; 8]).unwrap(), 0);
+        hub.stop();
+    });
+}
+
+#[test]
+fn a_hub_that_is_run_gathers_small_writes() {
+    let hosts = [Host::new(), Host::new()];
+    let (mut one, mut two) = pair(&hosts[0], &hosts[1]);
+    thread::scope(|threads| {
+        for host in &hosts {
+            threads.spawn(|| host.hub.run().unwrap());
+        }
+        while hosts.iter().any(|host| host.hub.stats().sleeps == 0) {
+            thread::yield_now();
+        }
+        let all = data(64 * 2000);
+        let reads = threads.spawn(move || {
+            let mut got = Vec::new();
+            two.read_to_end(&mut got).unwrap();
+            got
+        });
+        for piece in all.chunks(64) {
+            one.write_all(piece).unwrap();
+        }
+        one.shutdown(Shutdown::Write).unwrap();
+        assert!(reads.join().unwrap() == all);
+        drop(one);
+        hosts.iter().for_each(|host| host.hub.stop());
+    });
+    let messages = hosts[0].hub.stats().messages;
+    assert!(messages < 1000, "2000 writes are {messages} messages");
+    let error = Stream::connect(&hosts[0].hub, "127.0.0.1:1", soon()).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::ConnectionAborted));
+}
