@@ -39,7 +39,7 @@ use std::panic;
 
 use bindings::{bindings, inline_functions, stage_headers, system_headers};
 use common::{exit_with_error, feature, message_of, variable};
-use inputs::{check_sources, rerun_if_changed, source_tree};
+use inputs::{check_paths, check_sources, rerun_if_changed, source_tree};
 use installed::link_system;
 use providers::providers;
 use rdma_core::build_rdma_core;
@@ -67,6 +67,9 @@ fn build() {
 
     rerun_if_changed(&root, &tree, &enabled, bundled);
     check_sources(&tree, &enabled);
+    if bundled {
+        check_paths(&root, &tree, &out);
+    }
     let last_flags = if documentation_only { Vec::new() } else { flags::settle() };
     if !documentation_only {
         musl::add_kernel_headers(&out);

@@ -165,6 +165,33 @@ pub(crate) fn files(path: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
+/// Checks that the paths of the package, the sources and the target folder have no character that CMake, make or a shell
+/// between them takes for something else.
+pub(crate) fn check_paths(root: &Path, tree: &Tree, out: &Path) {
+    for (what, path, cure) in [
+        ("the package", root, "move it"),
+        ("the sources of rdma-core", &*tree.folder, "move them"),
+        (
+            "the target folder",
+            out,
+            "choose another (CARGO_TARGET_DIR, or `build.target-dir` of cargo's configuration)",
+        ),
+    ] {
+        let Some(text) = path.to_str() else {
+            report_error(&format!("the path of {what} is not UTF-8 ({}): {cure}", path.display()));
+            exit_after_errors();
+        };
+        let wrong = |c: &char| c.is_control() || "#$;'\"\\()&:*?[]{}|<>!`".contains(*c);
+        if let Some(character) = text.chars().find(wrong) {
+            report_error(&format!(
+                "the path of {what} has the character {character:?}, which CMake or make takes for something else \
+                 ({path:?}): {cure}"
+            ));
+            exit_after_errors();
+        }
+    }
+}
+
 pub(crate) fn check_sources(tree: &Tree, enabled: &[Provider]) {
     // The committed bindings are those of one release.
     if cfg!(not(feature = "bindgen")) && !tree.pinned() {

@@ -5,6 +5,7 @@ use std::{fmt, hint, io};
 
 use crate::gid_class::GidClass;
 use crate::queue_pair_state::{QueuePairState, TransitionError};
+use crate::unusable::Unusable;
 
 /// A verb that failed, or that was not called because its input was wrong.
 ///
@@ -58,6 +59,8 @@ enum Detail {
         index: u8,
         theirs: Ipv6Addr,
     },
+    /// A device that this process cannot use.
+    Device(Unusable),
 }
 
 /// The kind of an [`Error`].
@@ -207,6 +210,14 @@ impl Error {
     #[cold]
     pub(crate) const fn no_gid(verb: &'static str, errno: i32, port: u8, index: u32) -> Self {
         Self { verb, errno, detail: Detail::GidIndex { index, port } }
+    }
+
+    /// The same error, with the device that this process cannot use, if there is one: the errno has other causes too.
+    #[cold]
+    pub(crate) fn or_unusable(self, device: Option<Unusable>) -> Self {
+        let Some(device) = device else { return self };
+        let errno = if device.is_denied() { libc::EACCES } else { self.errno };
+        Self { verb: self.verb, errno, detail: Detail::Device(device) }
     }
 
     /// The same error, with the two ends of the path that could not be resolved.
@@ -365,6 +376,7 @@ impl fmt::Display for Error {
                     io::Error::from_raw_os_error(self.errno)
                 );
             }
+            Detail::Device(device) => return device.fmt(f),
             Detail::None => {}
         }
         write!(f, "{}", io::Error::from_raw_os_error(self.errno))?;

@@ -60,6 +60,7 @@ mod sync;
 #[cfg(feature = "channel")]
 pub mod tcp;
 mod trace;
+mod unusable;
 pub mod work_queue;
 
 /// The hooks for a device of software, and what it needs of this crate. Not part of the stable interface.

@@ -273,6 +273,26 @@ fn a_c_compiler_makes_plain_objects() {
     }
 }
 
+/// One line, which names the character and the folder.
+#[cfg(not(feature = "system"))]
+#[test]
+fn a_path_that_cmake_or_make_misreads() {
+    for character in "#$'(`\n".chars() {
+        let machine = Machine::without("path", &[]);
+        let odd = machine.folder.join(format!("a{character}b"));
+        symlink(env!("CARGO_MANIFEST_DIR"), &odd).expect("the folder is new");
+        let odd = odd.to_str().expect("UTF-8").to_owned();
+        let named = format!("{character:?}");
+        let errors = machine.set("OUT_DIR", &odd).errors();
+        assert_says(&errors, "the path of the target folder", &named);
+        let machine = Machine::without("path", &[]);
+        symlink(env!("CARGO_MANIFEST_DIR"), &odd).expect("the folder is new");
+        let errors = machine.set("CARGO_MANIFEST_DIR", &odd).errors();
+        assert_says(&errors, "the path of the package", &named);
+        assert!(errors[0].contains(&format!("{odd:?}")), "{errors:?}");
+    }
+}
+
 #[cfg(not(feature = "system"))]
 #[test]
 fn tools_that_fail_are_not_missing() {

@@ -8,6 +8,7 @@ use std::{fmt, fs, io};
 use super::context::Context;
 use super::{Device, fork};
 use crate::error::{Error, Result};
+use crate::unusable::{DEVICES, FILES, Unusable, names};
 use crate::{ffi, hooks};
 
 /// `ibv_get_device_list`: lists the RDMA devices that this process can see and has a provider for.
@@ -61,7 +62,7 @@ pub fn devices() -> Result<DeviceList> {
         list.devices.extend(unsafe { std::slice::from_raw_parts(listed.as_ptr(), count) });
     }
     if list.is_empty() {
-        let (class, files) = (Path::new(DEVICES), Path::new(DEVICE_FILES));
+        let (class, files) = (Path::new(DEVICES), Path::new(FILES));
         match out_of_files(VERB).or_else(|| without_device_files(class, files)) {
             Some(error) => return Err(error),
             None => return Ok(list),
@@ -69,12 +70,6 @@ pub fn devices() -> Result<DeviceList> {
     }
     Ok(list)
 }
-
-/// The kernel's folder of RDMA devices, including those that this process cannot open.
-const DEVICES: &str = "/sys/class/infiniband";
-
-/// The folder of the device files.
-const DEVICE_FILES: &str = "/dev/infiniband";
 
 /// The error if the kernel has devices but this process has no device files.
 #[cold]
@@ -142,13 +137,8 @@ fn out_of_files(verb: &'static str) -> Option<Error> {
 pub fn open(name: &str) -> Result<Context<'static>> {
     let list = devices()?;
     let device = list.iter().find(|device| device.name() == name).ok_or_else(|| {
-        let is_there = !name.contains('/') && Path::new(DEVICES).join(name).exists();
-        no_device(if is_there && !matches!(name, "" | "." | "..") {
-            "the kernel has the device, but this process cannot use it: its /dev/infiniband/uverbs* \
-             was not passed to this container, or this build of the crate lacks its provider"
-        } else {
-            "there is no RDMA device of that name"
-        })
+        no_device(OPEN, "there is no RDMA device of that name")
+            .or_unusable(Unusable::without_provider(name))
     })?;
     device.open_alone()
 }
@@ -175,21 +165,33 @@ pub fn open_first() -> Result<Context<'static>> {
     let list = devices()?;
     match list.iter().next() {
         Some(device) => device.open_alone(),
-        None => Err(no_devices(Path::new(DEVICES))),
+        None => Err(no_devices(OPEN, Path::new(DEVICES))),
     }
 }
 
+const OPEN: &str = "ibv_open_device";
+
 /// The error of opening a device that is not in the list.
 #[cold]
-fn no_device(reason: &'static str) -> Error {
-    const VERB: &str = "ibv_open_device";
-    out_of_files("ibv_get_device_list").unwrap_or(Error::with_reason(VERB, libc::ENODEV, reason))
+fn no_device(verb: &'static str, reason: &'static str) -> Error {
+    out_of_files("ibv_get_device_list").unwrap_or(Error::with_reason(verb, libc::ENODEV, reason))
+}
+
+/// The error of `verb`, which needs a device, where the list may be empty: the reason is what [`devices`] and [`open`] say.
+#[cfg(feature = "rdmacm")]
+#[cold]
+pub(crate) fn no_device_for(verb: &'static str) -> Error {
+    match devices() {
+        Err(error) => error,
+        Ok(list) if list.is_empty() => no_devices(verb, Path::new(DEVICES)),
+        Ok(_) => no_device(verb, "no RDMA device can be used").or_unusable(Unusable::first()),
+    }
 }
 
 /// The error of opening any device while the list is empty.
 #[cold]
-fn no_devices(class: &Path) -> Error {
-    no_device(match fs::read_dir(class).map(|mut devices| devices.next().is_some()) {
+fn no_devices(verb: &'static str, class: &Path) -> Error {
+    let reason = match fs::read_dir(class).map(|mut devices| devices.next().is_some()) {
         Ok(true) => {
             "the kernel has RDMA devices, but this process can use none of them: their \
              /dev/infiniband/uverbs* were not passed to this container, or this build of the crate \
@@ -204,7 +206,9 @@ fn no_devices(class: &Path) -> Error {
             "the kernel has no RDMA devices (the crate ibverbs-software brings one that needs neither \
              root nor the kernel)"
         }
-    })
+    };
+    let first = names(class).into_iter().next();
+    no_device(verb, reason).or_unusable(first.and_then(|name| Unusable::without_provider(&name)))
 }
 
 /// The RDMA devices that existed when the list was made: see [`devices`].
@@ -246,7 +250,7 @@ impl DeviceList {
     /// Why the list is empty, as an error that a program can print or return: the kernel has no devices,
     /// or has devices that this process cannot use. `None` if the list is not empty.
     pub fn why_empty(&self) -> Option<Error> {
-        self.is_empty().then(|| no_devices(Path::new(DEVICES)))
+        self.is_empty().then(|| no_devices(OPEN, Path::new(DEVICES)))
     }
 
     /// The device at `index`.
@@ -328,11 +332,11 @@ mod tests {
     #[cfg_attr(miri, ignore = "uses the file system")]
     fn an_empty_list_says_why() {
         let class = std::env::temp_dir().join(format!("ibverbs-class-{}", std::process::id()));
-        assert!(no_devices(&class).to_string().contains("the kernel has no RDMA devices"));
+        assert!(no_devices(OPEN, &class).to_string().contains("the kernel has no RDMA devices"));
         fs::create_dir(&class).unwrap();
-        assert!(no_devices(&class).to_string().contains("but has no device"));
+        assert!(no_devices(OPEN, &class).to_string().contains("but has no device"));
         fs::create_dir(class.join("mlx5_0")).unwrap();
-        let error = no_devices(&class);
+        let error = no_devices(OPEN, &class);
         assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
         assert!(error.to_string().contains("lacks their providers"), "{error}");
         fs::remove_dir_all(class).unwrap();

@@ -54,6 +54,8 @@ pub(crate) use endpoint_gids::MAX_GIDS;
 pub(crate) use endpoint_gids::{EndpointGid, EndpointGids};
 pub use fork::{ForkStatus, fork_init, is_fork_initialized};
 pub use gid::{Gid, GidEntry, GidType, Guid, ParseGuidError};
+#[cfg(feature = "rdmacm")]
+pub(crate) use list::no_device_for;
 pub use list::{DeviceList, DeviceListIter, devices, open, open_first};
 #[cfg(feature = "mlx5")]
 pub use mlx5::Mlx5Attributes;

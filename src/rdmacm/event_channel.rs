@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::WAIT;
 use super::event::Copied;
-use crate::device::{event_file, fork};
+use crate::device::{event_file, fork, no_device_for};
 use crate::error::{Error, Result};
 use crate::ffi;
 
@@ -106,7 +106,7 @@ fn explain(error: Error) -> Error {
     let reason = |errno, reason| Error::with_reason(error.verb(), errno, reason);
     match error.errno() {
         libc::EMFILE | libc::ENFILE | libc::ENOMEM => error,
-        libc::ENODEV => reason(libc::ENODEV, "this machine has no RDMA device"),
+        libc::ENODEV => no_device_for(error.verb()),
         // librdmacm does not report why it could not open the file.
         errno => match fs::metadata(Path::new(FILE)) {
             Err(_) => reason(

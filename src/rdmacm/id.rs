@@ -13,6 +13,7 @@ use super::address::{RawAddress, socket_addr};
 use super::error::ConnectionError;
 use super::event::Copied;
 use super::event_channel::EventChannel;
+use super::reach;
 use crate::device::{Context, Device, TransportType, devices};
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -120,9 +121,12 @@ impl Id {
     }
 
     pub(super) fn bind(&mut self, address: SocketAddr) -> Result<()> {
-        let mut address = RawAddress::from(address);
+        const VERB: &str = "rdma_bind_addr";
+        reach::check(VERB, address, false)?;
+        let mut raw_address = RawAddress::from(address);
         // SAFETY: the identifier is live, and the address is one.
-        self.call("rdma_bind_addr", |raw| unsafe { ffi::rdma_bind_addr(raw, address.as_mut_ptr()) })
+        self.call(VERB, |raw| unsafe { ffi::rdma_bind_addr(raw, raw_address.as_mut_ptr()) })
+            .map_err(reach::explain)
     }
 
     pub(super) fn listen(&mut self, backlog: u32) -> Result<()> {
@@ -137,14 +141,20 @@ impl Id {
         destination: SocketAddr,
         timeout: Duration,
     ) -> Result<()> {
+        const VERB: &str = "rdma_resolve_addr";
+        if let Some(source) = source {
+            reach::check(VERB, source, false)?;
+        }
+        reach::check(VERB, destination, true)?;
         let mut source = source.map(RawAddress::from);
         let mut destination = RawAddress::from(destination);
         let source = source.as_mut().map_or(ptr::null_mut(), RawAddress::as_mut_ptr);
         let destination = destination.as_mut_ptr();
         // SAFETY: the identifier is live, and the addresses are valid, or null where that is allowed.
-        self.call("rdma_resolve_addr", |raw| unsafe {
+        self.call(VERB, |raw| unsafe {
             ffi::rdma_resolve_addr(raw, source, destination, milliseconds(timeout))
         })
+        .map_err(reach::explain)
     }
 
     /// `rdma_resolve_addrinfo`: asks for the addresses of a name. An event says that they are there.

@@ -38,6 +38,7 @@ mod multicast;
 #[cfg(feature = "tokio")]
 mod on_tokio;
 mod private_data;
+mod reach;
 mod request;
 mod route;
 

@@ -1,0 +1,193 @@
+//! Why this process cannot use a device that the kernel has: what an errno alone does not tell.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::path::Path;
+
+/// Where the kernel shows its devices, with those that this process cannot open.
+pub(crate) const DEVICES: &str = "/sys/class/infiniband";
+/// Where it shows the interfaces of `ib_uverbs`, one for each device.
+const VERBS: &str = "/sys/class/infiniband_verbs";
+/// The folder of the device files.
+pub(crate) const FILES: &str = "/dev/infiniband";
+
+/// A device of the kernel, and why it is of no use.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Unusable {
+    device: Name,
+    why: Why,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Why {
+    /// No module `ib_uverbs`.
+    NoVerbs,
+    /// The file `uverbs*` of this number is not there, or may not be opened.
+    NoFile(u16),
+    NotAllowed(u16),
+    /// This build has no provider that takes it. The number is the ABI of its driver, if the kernel says.
+    NoProvider(u16),
+}
+
+/// The beginning of a name. The kernel's have up to 63 bytes, and are rarely longer than 16.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Name([u8; 24]);
+
+impl Name {
+    fn of(name: &str) -> Self {
+        let mut bytes = [0; 24];
+        let mut end = name.len().min(bytes.len());
+        while !name.is_char_boundary(end) {
+            end -= 1;
+        }
+        bytes[..end].copy_from_slice(&name.as_bytes()[..end]);
+        Self(bytes)
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = self.0.iter().position(|&byte| byte == 0).unwrap_or(self.0.len());
+        f.write_str(str::from_utf8(&self.0[..end]).unwrap_or_default())
+    }
+}
+
+impl Unusable {
+    /// The first of the kernel's devices that this process cannot open.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn first() -> Option<Self> {
+        names(Path::new(DEVICES)).iter().find_map(|device| Self::of(device))
+    }
+
+    /// Why this process cannot open the device, if the kernel has it.
+    pub(crate) fn of(device: &str) -> Option<Self> {
+        Self::in_folders(device, Path::new(DEVICES), Path::new(VERBS), Path::new(FILES))
+    }
+
+    /// As [`of`](Self::of), for a device that the process could open but is not in the list.
+    pub(crate) fn without_provider(device: &str) -> Option<Self> {
+        Self::of(device).or_else(|| {
+            let verbs = Path::new(VERBS);
+            let abi = interface(device, verbs)
+                .and_then(|name| fs::read_to_string(verbs.join(name).join("abi_version")).ok())
+                .and_then(|text| text.trim().parse().ok());
+            let why = Why::NoProvider(abi.unwrap_or(0));
+            is_there(device, Path::new(DEVICES)).then(|| Self { device: Name::of(device), why })
+        })
+    }
+
+    fn in_folders(device: &str, class: &Path, verbs: &Path, files: &Path) -> Option<Self> {
+        if !is_there(device, class) {
+            return None;
+        }
+        let unusable = |why| Some(Self { device: Name::of(device), why });
+        let Some(interface) = interface(device, verbs) else { return unusable(Why::NoVerbs) };
+        let number = interface.trim_start_matches("uverbs").parse().unwrap_or(0);
+        match File::options().read(true).write(true).open(files.join(interface)) {
+            Err(e) if e.kind() == ErrorKind::NotFound => unusable(Why::NoFile(number)),
+            Err(e) if e.kind() == ErrorKind::PermissionDenied => unusable(Why::NotAllowed(number)),
+            _ => None,
+        }
+    }
+
+    /// Whether only the rights are missing.
+    pub(crate) fn is_denied(&self) -> bool {
+        matches!(self.why, Why::NotAllowed(_))
+    }
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.device;
+        match self.why {
+            Why::NoVerbs => write!(
+                f,
+                "the kernel has the device {device}, but not its module ib_uverbs (modprobe ib_uverbs)"
+            ),
+            Why::NoFile(number) => write!(
+                f,
+                "the kernel has the device {device}, but this process sees no file {FILES}/uverbs{number}: pass it to \
+                 the container if this is one"
+            ),
+            Why::NotAllowed(number) => write!(
+                f,
+                "the process may not open {FILES}/uverbs{number}, the file of the device {device}: it takes rights to \
+                 read and write it"
+            ),
+            Why::NoProvider(abi) => {
+                write!(
+                    f,
+                    "the kernel has the device {device}, but this build of the crate has no provider that takes it \
+                     (a cargo feature such as mlx5)"
+                )?;
+                match abi {
+                    0 => Ok(()),
+                    _ => write!(f, ", or none for version {abi} of its driver's interface"),
+                }
+            }
+        }
+    }
+}
+
+fn is_there(device: &str, class: &Path) -> bool {
+    !device.contains('/') && !matches!(device, "" | "." | "..") && class.join(device).exists()
+}
+
+/// The name `uverbs*` of a device's interface.
+fn interface(device: &str, verbs: &Path) -> Option<String> {
+    names(verbs).into_iter().find(|name| {
+        fs::read_to_string(verbs.join(name).join("ibdev")).is_ok_and(|is| is.trim() == device)
+    })
+}
+
+/// The names in a folder, sorted.
+pub(crate) fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<_> =
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "uses the file system")]
+    fn each_reason_names_the_device_and_what_is_missing() {
+        let folder = std::env::temp_dir().join(format!("ibverbs-unusable-{}", std::process::id()));
+        let (class, verbs, files) =
+            (folder.join("class"), folder.join("verbs"), folder.join("dev"));
+        let why = |device: &str| {
+            Unusable::in_folders(device, &class, &verbs, &files).map(|why| why.to_string())
+        };
+        assert_eq!(why("mlx5_0"), None, "the kernel has none");
+        fs::create_dir_all(class.join("mlx5_0")).unwrap();
+        for name in ["mlx5_1", "", ".", "..", "../class/mlx5_0"] {
+            assert_eq!(why(name), None, "{name:?}");
+        }
+        assert!(why("mlx5_0").unwrap().contains("mlx5_0, but not its module ib_uverbs"));
+        for (interface, device) in [("abi_version", None), ("uverbs7", Some("mlx5_0\n"))] {
+            fs::create_dir_all(verbs.join(interface)).unwrap();
+            device.map(|device| fs::write(verbs.join(interface).join("ibdev"), device).unwrap());
+        }
+        assert!(why("mlx5_0").unwrap().contains("sees no file /dev/infiniband/uverbs7"));
+        fs::create_dir(&files).unwrap();
+        assert!(why("mlx5_0").unwrap().contains("sees no file /dev/infiniband/uverbs7"));
+        fs::write(files.join("uverbs7"), "").unwrap();
+        assert_eq!(why("mlx5_0"), None, "it can be opened");
+        // root may open it all the same
+        let denied = Unusable { device: Name::of("mlx5_0"), why: Why::NotAllowed(7) };
+        assert!(denied.to_string().contains("may not open /dev/infiniband/uverbs7"));
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_long_name_is_cut_between_characters() {
+        let name = "é".repeat(20);
+        assert_eq!(Name::of(&name).to_string(), "é".repeat(12));
+        assert_eq!(Name::of("rocep1s0f0").to_string(), "rocep1s0f0");
+    }
+}
