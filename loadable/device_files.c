@@ -1,16 +1,40 @@
 /*
  * For LD_PRELOAD: programs see a character device /dev/infiniband/NAME for each device of software, which needs none itself.
- * UCX uses no device without one. What is asked about such a file is answered for /dev/null.
+ * UCX uses no device without one. What is asked about such a file is answered for /dev/null. And they see
+ * /sys/class/infiniband with a folder for each, as the kernel has it: Mooncake looks there. It is the folder that the
+ * variable IBVERBS_SOFTWARE_SYSFS names, which "run" makes.
  *
  * A part of libibverbs it cannot be: libraries that are loaded later find these functions in the C library, which precedes
  * libibverbs unless that is preloaded.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+/* Each call uses its answer before this thread's next one. */
+static const char *in_class(const char *path)
+{
+	static const char folder[] = "/sys/class/infiniband";
+	static __thread char other[PATH_MAX];
+	const char *made = getenv("IBVERBS_SOFTWARE_SYSFS"), *rest;
+	int length;
+
+	if (!path || !made || !*made || strncmp(path, folder, sizeof(folder) - 1))
+		return path;
+	rest = path + sizeof(folder) - 1;
+	if (*rest && *rest != '/')
+		return path;
+	length = snprintf(other, sizeof(other), "%s%s", made, rest);
+	return length > 0 && (size_t)length < sizeof(other) ? other : path;
+}
 
 static const char *redirect(const char *path)
 {
@@ -18,6 +42,7 @@ static const char *redirect(const char *path)
 	const char *devices = getenv("IBVERBS_SOFTWARE"), *name;
 	size_t length;
 
+	path = in_class(path);
 	if (!path || !devices || strncmp(path, folder, sizeof(folder) - 1))
 		return path;
 	name = path + sizeof(folder) - 1;
@@ -50,3 +75,35 @@ REDIRECTED(int, __xstat, (int version, const char *path, struct stat *to), versi
 REDIRECTED(int, __xstat64, (int version, const char *path, struct stat64 *to), version, redirect(path), to)
 REDIRECTED(int, statx, (int folder, const char *path, int flags, unsigned int mask, struct statx *to), folder, redirect(path), flags, mask, to)
 REDIRECTED(int, access, (const char *path, int mode), redirect(path), mode)
+REDIRECTED(int, lstat, (const char *path, struct stat *to), redirect(path), to)
+REDIRECTED(int, lstat64, (const char *path, struct stat64 *to), redirect(path), to)
+REDIRECTED(DIR *, opendir, (const char *path), in_class(path))
+REDIRECTED(FILE *, fopen, (const char *path, const char *mode), in_class(path), mode)
+REDIRECTED(FILE *, fopen64, (const char *path, const char *mode), in_class(path), mode)
+REDIRECTED(ssize_t, readlink, (const char *path, char *to, size_t size), in_class(path), to, size)
+REDIRECTED(char *, realpath, (const char *path, char *to), in_class(path), to)
+
+/* Whether a call with these flags has a mode behind them. */
+#define HAS_MODE(flags) ((flags) & O_CREAT || ((flags) & O_TMPFILE) == O_TMPFILE)
+
+#define REDIRECTED_OPEN(function, parameters, last, ...)				\
+	int function parameters								\
+	{										\
+		static int (*real) parameters;						\
+		mode_t mode = 0;							\
+		va_list more;								\
+											\
+		if (!real)								\
+			real = (int (*) parameters)dlsym(RTLD_NEXT, #function);		\
+		if (HAS_MODE(last)) {							\
+			va_start(more, last);						\
+			mode = va_arg(more, mode_t);					\
+			va_end(more);							\
+		}									\
+		return real(__VA_ARGS__, mode);						\
+	}
+
+REDIRECTED_OPEN(open, (const char *path, int flags, ...), flags, in_class(path), flags)
+REDIRECTED_OPEN(open64, (const char *path, int flags, ...), flags, in_class(path), flags)
+REDIRECTED_OPEN(openat, (int folder, const char *path, int flags, ...), flags, folder, in_class(path), flags)
+REDIRECTED_OPEN(openat64, (int folder, const char *path, int flags, ...), flags, folder, in_class(path), flags)

@@ -41,6 +41,17 @@ pub struct Hooks {
     /// passed. The last file is that of the events. It may let the provider's devices work until then, or
     /// return at once.
     pub before_sleep: fn(&[c_int], Option<Instant>),
+    /// As `before_sleep`, by a thread that polls a live completion queue before and after. Returns true if there may be
+    /// completions, and the queue is armed still; then no event of theirs is there to read. The queue may be of whichever
+    /// provider.
+    pub sleep_for: unsafe fn(*mut ffi::ibv_cq, &[c_int], Option<Instant>) -> bool,
+    /// A reactor sleeps until a file of its own is readable, and then polls a live completion queue until it is empty. If
+    /// this returns a file, which stays open for as long as the queue is live, the reactor waits for that too, and calls
+    /// `rest` before it reads events. The queue may be of whichever provider.
+    pub attend: unsafe fn(*mut ffi::ibv_cq) -> Option<c_int>,
+    /// Called before the last poll before a reactor sleeps, for a queue that `attend` has returned a file for. Returns whether
+    /// there is an event to read.
+    pub rest: unsafe fn(*mut ffi::ibv_cq) -> bool,
 }
 
 static HOOKS: OnceLock<&'static Hooks> = OnceLock::new();

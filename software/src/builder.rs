@@ -19,6 +19,7 @@ pub(crate) struct Settings {
     pub(crate) network: Option<Network>,
     pub(crate) through_kernel: bool,
     pub(crate) strict: bool,
+    pub(crate) adapter_gids: bool,
     pub(crate) name: Option<String>,
     /// The addresses of each port, one GID each.
     pub(crate) ports: Vec<Vec<IpAddr>>,
@@ -137,6 +138,7 @@ impl Builder {
                 network: None,
                 through_kernel: false,
                 strict: cfg!(debug_assertions),
+                adapter_gids: false,
                 name: None,
                 ports: Vec::new(),
                 mtu: ibv_mtu::IBV_MTU_1024,
@@ -198,6 +200,15 @@ impl Builder {
     /// Memory that peers may write is not looked at, nor is inline data. Of more than a MiB, 256 pages are.
     pub fn strict(mut self, strict: bool) -> Self {
         self.settings.strict = strict;
+        self
+    }
+
+    /// Whether the ports have tables of GIDs as adapters have them, for programs that have an index built in: a link-local GID
+    /// at index 0, the addresses from index 1 on, and the first address up to index 3 where there are no more. The link-local
+    /// GID names the port's first IPv4 address, whose packets have that address; only devices of software know it. The
+    /// default is no; devices of the environment variable `IBVERBS_SOFTWARE` have such tables.
+    pub fn adapter_gids(mut self, adapter_gids: bool) -> Self {
+        self.settings.adapter_gids = adapter_gids;
         self
     }
 

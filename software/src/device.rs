@@ -19,6 +19,7 @@ use crate::faults::verbs::Failures;
 use crate::ffi::{
     device_hold, device_put, ibv_device, ibv_node_type, ibv_transport_type, verbs_device,
 };
+use crate::forks::forks;
 use crate::link::clock::RealClock;
 use crate::link::udp::UdpLink;
 use crate::network::{Membership, Network, NetworkLink};
@@ -33,8 +34,10 @@ pub(crate) struct Shared {
     engine: Mutex<Engine>,
     driver: Driver,
     failures: Failures,
-    /// The process that created it. A child of `fork` lacks the thread, and the lock may be held forever there.
+    /// The process that created it, and [`forks`] then. A child of `fork` lacks the thread, and the lock may be held
+    /// forever there.
     process: u32,
+    forks: u32,
 }
 
 /// The engine, locked. Unlocking sends the queued packets, and wakes the driver if there is something for
@@ -50,7 +53,7 @@ impl Shared {
     fn new(engine: Engine, driver: Driver) -> Arc<Self> {
         let process = std::process::id();
         let failures = Failures::default();
-        Arc::new(Self { engine: Mutex::new(engine), driver, failures, process })
+        Arc::new(Self { engine: Mutex::new(engine), driver, failures, process, forks: forks() })
     }
 
     pub(crate) fn lock(&self) -> Locked<'_> {
@@ -78,9 +81,14 @@ impl Shared {
         self.process == std::process::id()
     }
 
-    /// Called after an empty poll, without the lock: lets something happen.
-    pub(crate) fn make_progress(&self) {
-        self.driver.make_progress(self);
+    /// The same, without a system call; a child that was made without the C library's `fork` counts as well.
+    pub(crate) fn is_unforked(&self) -> bool {
+        self.forks == forks()
+    }
+
+    /// Called after an empty poll of a completion queue, without the lock: lets something happen.
+    pub(crate) fn make_progress(&self, queue: u32) {
+        self.driver.make_progress(self, queue);
     }
 }
 
@@ -298,7 +306,7 @@ impl Device {
         name.iter().take_while(|&&c| c != 0).map(|&c| char::from(c as u8)).collect()
     }
 
-    /// Its first address, which GID 0 of port 1 represents.
+    /// Its first address, which GID 0 of port 1 represents, unless the table of GIDs is [an adapter's](Builder::adapter_gids).
     pub fn address(&self) -> IpAddr {
         self.lock().core.ports[0].addresses[0]
     }

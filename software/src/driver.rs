@@ -2,18 +2,17 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::device::Shared;
 use crate::files::{Epoll, Waker, wait, wait_for};
 use crate::link::Time;
-use crate::link::neighbours::Inbox;
 use crate::link::receive::Receiver;
 use crate::link::udp::UdpLink;
 use crate::network::{Membership, sleep};
-use crate::transport::Engine;
+use crate::transport::{Engine, events};
 use crate::turns::{PAUSE, Turns};
 
 /// A program counts as polling all the time once it has polled empty queues this often without arming one.
@@ -23,8 +22,17 @@ const MANY_POLLS: u32 = 64;
 const FEW_POLLS: u32 = 8;
 const POLLED_FOR: Time = 1_000_000;
 
+/// A program that polls this often in vain without going to sleep lets others run from then on.
+const LOOKS: u32 = 64;
+
+/// From this many on it also pauses, if there are not enough processors.
+const SPINS: u32 = 1024;
+
 /// How often packets are received before the timers run, though there are more.
 const MANY_RECEIVES: u32 = 64;
+
+/// After so many packets there may be more that were not read.
+const MANY_PACKETS: usize = 64;
 
 #[derive(Debug)]
 pub(crate) enum Driver {
@@ -33,29 +41,41 @@ pub(crate) enum Driver {
 }
 
 /// A thread of the device's own, with sockets.
+///
+/// Packets of this machine ring a bell if someone has asked for it ([`Receiver::may_sleep`]). Whoever waits for the bell
+/// receives: a thread of the program that sleeps until a completion queue has something ([stands in](Self::stand_in)), or a
+/// loop of the program that waits for the bell beside its own files ([attaches](Self::attach)). While they come again and
+/// again, the device's thread only looks, from time to time, whether they still do.
 #[derive(Debug)]
 pub(crate) struct Threaded {
     /// Taken before the engine's lock, never after it.
     receiver: Mutex<Receiver>,
-    /// Those of other processes, which ring them when they have written to a ring.
-    bells: Arc<Epoll>,
+    bell: Arc<Waker>,
+    /// Readable when a process that sends to this device has ended.
+    ends: Arc<Epoll>,
     waker: Arc<Waker>,
     /// The time until which the thread sleeps; 0 while it is awake. Changed with the lock held.
     sleeps_until: AtomicU64,
     /// Empty polls since the last request for an event; while `polled`, since the thread last looked.
     polls: AtomicU32,
-    /// Its `polled` is changed with the engine's lock held.
-    inbox: Arc<Inbox>,
+    /// A program polls all the time, and so receives the packets: nobody is woken for them, which would only take the
+    /// processor from the program. Changed with the engine's lock held.
+    polled: AtomicBool,
+    /// Empty polls in a row since the program last found something, or went to sleep.
+    in_vain: AtomicU32,
     turns: Turns,
     /// How many threads pause, since there is no processor for all who poll.
     pausing: AtomicU32,
     /// Whether one of them waits for packets.
     watched: AtomicBool,
-    /// Whether a thread of the program [stands in](Self::stand_in), and whether one has begun to since the device's
-    /// thread last looked, and may be expected back.
+    /// Whether a thread of the program stands in, and whether one has begun to since the device's thread last looked, and
+    /// may be expected back.
     stands_in: AtomicBool,
     stood_in: AtomicBool,
-    /// The version of the sockets that it waits for.
+    /// How many loops of the program hear the bell, and whether one has received since the device's thread last looked.
+    loops: AtomicU32,
+    looped: AtomicBool,
+    /// The version of the sockets that who stands in waits for.
     attended: AtomicU32,
     /// An acknowledgement may be held back.
     holds: AtomicBool,
@@ -75,17 +95,21 @@ impl Driver {
     pub(crate) fn threaded(link: &UdpLink) -> io::Result<Self> {
         let receiver = Receiver::new(link.sockets(), link.inbox())?;
         Ok(Self::Thread(Box::new(Threaded {
-            bells: receiver.bells().clone(),
+            bell: receiver.bell().clone(),
+            ends: receiver.ends().clone(),
             receiver: Mutex::new(receiver),
-            inbox: link.inbox(),
             waker: link.waker(),
             sleeps_until: AtomicU64::new(0),
             polls: AtomicU32::new(0),
+            polled: AtomicBool::new(false),
+            in_vain: AtomicU32::new(0),
             turns: Turns::new(),
             pausing: AtomicU32::new(0),
             watched: AtomicBool::new(false),
             stands_in: AtomicBool::new(false),
             stood_in: AtomicBool::new(false),
+            loops: AtomicU32::new(0),
+            looped: AtomicBool::new(false),
             attended: AtomicU32::new(0),
             holds: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -128,10 +152,10 @@ impl Driver {
         }
     }
 
-    /// Called after an empty poll, without the lock: lets something happen.
-    pub(crate) fn make_progress(&self, shared: &Shared) {
+    /// Called after an empty poll of a completion queue, without the lock: lets something happen.
+    pub(crate) fn make_progress(&self, shared: &Shared, queue: u32) {
         match self {
-            Self::Thread(threaded) => threaded.make_progress(shared),
+            Self::Thread(threaded) => threaded.make_progress(shared, queue),
             Self::Network(simulated) => {
                 let network = &simulated.membership.network;
                 if network.is_driven() {
@@ -148,18 +172,69 @@ impl Driver {
     /// that of the events. Lets something happen until then, or returns earlier.
     pub(crate) fn sleep(&self, shared: &Shared, files: &[c_int], deadline: Option<Instant>) {
         match self {
-            Self::Thread(threaded) => threaded.stand_in(shared, files, deadline),
+            Self::Thread(threaded) => {
+                threaded.stand_in(shared, files, deadline, None);
+            }
             Self::Network(simulated) => {
                 sleep::drive_until(&simulated.membership.network, files, deadline)
             }
         }
     }
 
+    /// The same, by a thread that polls this completion queue afterwards, which is armed. Returns whether there may be
+    /// something to poll, and no event: the queue is armed still.
+    pub(crate) fn sleep_for(
+        &self,
+        shared: &Shared,
+        queue: u32,
+        files: &[c_int],
+        deadline: Option<Instant>,
+    ) -> bool {
+        let Self::Thread(threaded) = self else { return false };
+        if !shared.lock().begin_sleep(queue) {
+            return true;
+        }
+        let early = threaded.stand_in(shared, files, deadline, Some(queue)).unwrap_or_else(|| {
+            let mut files: Vec<_> = files.iter().copied().map(wait_for).collect();
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            wait(&mut files, left);
+            false
+        });
+        shared.lock().end_sleep(queue);
+        early
+    }
+
+    /// From now on, a loop of the program waits for this file beside that of its completion queue, and polls when either is
+    /// readable.
+    pub(crate) fn attach(&self, is_new: bool) -> Option<c_int> {
+        match self {
+            Self::Thread(threaded) => {
+                threaded.loops.fetch_add(is_new.into(), Ordering::Relaxed);
+                Some(threaded.bell.fd())
+            }
+            Self::Network(_) => None,
+        }
+    }
+
+    /// The loop is gone.
+    pub(crate) fn detach(&self) {
+        if let Self::Thread(threaded) = self {
+            threaded.loops.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A loop that is attached will poll this completion queue once more, and then sleep.
+    pub(crate) fn rest(&self, shared: &Shared, queue: u32) {
+        if let Self::Thread(threaded) = self {
+            threaded.rest(shared, queue);
+        }
+    }
+
     /// A program asks for an event, to sleep until then. Called with the engine's lock held.
     pub(crate) fn before_sleep(&self) {
         if let Self::Thread(threaded) = self {
-            threaded.polls.store(0, Ordering::Relaxed);
-            if threaded.inbox.polled.swap(false, Ordering::Relaxed) {
+            threaded.count_no_polls();
+            if threaded.polled.swap(false, Ordering::Relaxed) {
                 threaded.waker.wake();
             }
         }
@@ -206,22 +281,48 @@ impl Threaded {
     }
 
     /// The same, by a thread of the program. `holds`: acknowledgements wait until that posts or polls again. If it does
-    /// neither, the device's thread sends them, which must be going to look within `POLLED_FOR`.
-    fn receive_for_program(&self, shared: &Shared, receiver: &mut Receiver, holds: bool) -> usize {
+    /// neither, the device's thread sends them, which must be going to look within `POLLED_FOR`. `queue`: the thread polls
+    /// this completion queue next, and whether it has slept for it.
+    fn receive_for_program(
+        &self,
+        shared: &Shared,
+        receiver: &mut Receiver,
+        holds: bool,
+        queue: Option<(u32, bool)>,
+    ) -> usize {
         let mut engine = None;
         let count = receiver.poll(|from, to, packet| {
             let engine = engine.get_or_insert_with(|| {
                 let mut engine = shared.lock();
                 engine.core.holds_answers = holds;
+                engine.core.polling = queue;
                 engine
             });
             engine.receive((from.ip(), from.port()), to, packet);
         });
         if let Some(mut engine) = engine {
             engine.core.holds_answers = false;
+            engine.core.polling = None;
             self.holds.store(!engine.core.held.is_empty(), Ordering::Relaxed);
+            if self.loops.load(Ordering::Relaxed) > 0 {
+                self.looped.store(true, Ordering::Relaxed);
+                self.look_soon(engine.core.now());
+            }
+        }
+        if count >= MANY_PACKETS && self.loops.load(Ordering::Relaxed) > 0 {
+            // There may be more: nobody rings for what is there.
+            self.bell.wake();
         }
         count
+    }
+
+    /// Sees to it that the device's thread looks within `POLLED_FOR`. Called with the engine's lock held.
+    fn look_soon(&self, now: Time) {
+        let latest = now + POLLED_FOR;
+        if self.sleeps_until.load(Ordering::Relaxed) > latest {
+            self.sleeps_until.store(0, Ordering::Relaxed);
+            self.waker.wake();
+        }
     }
 
     /// Sends the acknowledgements that were held back.
@@ -231,22 +332,45 @@ impl Threaded {
         }
     }
 
-    /// Receives packets on the polling thread, which saves waking the device's thread; if there are none, others get
-    /// their turn, since no hardware works in the background.
-    fn make_progress(&self, shared: &Shared) {
+    /// The program is about to sleep: its polls before tell nothing.
+    fn count_no_polls(&self) {
+        self.polls.store(0, Ordering::Relaxed);
+        self.in_vain.store(0, Ordering::Relaxed);
+    }
+
+    /// Receives packets on the polling thread, which saves waking the device's thread. A program that polls a few times
+    /// before it sleeps gives the processor away by sleeping. One that goes on polling in vain lets others run, since no
+    /// hardware works in the background.
+    fn make_progress(&self, shared: &Shared, queue: u32) {
         self.polls.fetch_add(1, Ordering::Relaxed);
-        let received = match self.receiver.try_lock() {
-            Ok(mut receiver) => {
-                let holds = self.inbox.polled.load(Ordering::Relaxed)
-                    || self.stood_in.load(Ordering::Relaxed);
-                self.receive_for_program(shared, &mut receiver, holds)
-            }
-            Err(_) => 0,
-        };
-        if received == 0 {
-            self.release_answers(shared);
-            self.turns.give(|| self.pause());
+        if self.receive_at_poll(shared, queue) > 0 {
+            self.in_vain.store(0, Ordering::Relaxed);
+            return;
         }
+        self.release_answers(shared);
+        match self.in_vain.fetch_add(1, Ordering::Relaxed) {
+            ..LOOKS => {}
+            LOOKS..SPINS => self.turns.give(std::thread::yield_now),
+            _ => {
+                let mut paused = false;
+                self.turns.give(|| {
+                    self.pause();
+                    paused = true;
+                });
+                // This may have heard a bell that was for others.
+                if paused && self.receive_at_poll(shared, queue) > 0 {
+                    self.in_vain.store(LOOKS, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    fn receive_at_poll(&self, shared: &Shared, queue: u32) -> usize {
+        let Ok(mut receiver) = self.receiver.try_lock() else { return 0 };
+        let comes_again = [&self.polled, &self.stood_in, &self.looped];
+        let holds = comes_again.iter().any(|flag| flag.load(Ordering::Relaxed))
+            || self.loops.load(Ordering::Relaxed) > 0;
+        self.receive_for_program(shared, &mut receiver, holds, Some((queue, false)))
     }
 
     /// One thread sleeps until a packet arrives, which it then receives for all, but not for longer than `PAUSE`. The
@@ -266,25 +390,17 @@ impl Threaded {
         self.polls.fetch_add(FEW_POLLS, Ordering::Relaxed);
     }
 
-    /// Sleeps until a packet arrives, but not for longer than `PAUSE`: the inbox wakes nobody who polls.
+    /// Sleeps until a packet arrives, but not for longer than `PAUSE`: nobody rings for who polls. The caller receives
+    /// afterwards.
     fn watch(&self) {
         let found =
             self.receiver.try_lock().map(|mut receiver| (receiver.sources(), receiver.may_sleep()));
         match found {
             Ok((_, false)) => {}
             Ok((sources, true)) => {
-                let mut files: Vec<_> = sources.sockets().chain(self.bell_files()).collect();
+                let mut files: Vec<_> = sources.sockets().chain(self.bell_file()).collect();
                 if wait(&mut files, Some(PAUSE)) {
-                    let mut receiver = self.receiver();
-                    let rings = files.last().is_some_and(|bells| bells.revents != 0);
-                    receiver.attend(&if rings { self.rung() } else { Vec::new() });
-                    receiver.expect_datagrams();
-                    drop(receiver);
-                    // This may have heard a bell that was for the thread.
-                    fence(Ordering::SeqCst);
-                    if !self.inbox.polled.load(Ordering::Relaxed) {
-                        self.waker.wake();
-                    }
+                    self.receiver().expect_datagrams();
                 }
             }
             Err(_) => std::thread::sleep(PAUSE),
@@ -292,61 +408,75 @@ impl Threaded {
     }
 
     /// A thread that sleeps until there is an event stands in for the device's own meanwhile: it receives what other
-    /// processes and machines send. So a message wakes one thread, not two. For any thread but the first, this returns at
-    /// once.
+    /// devices and machines send. So a message wakes one thread, not two. For any thread but the first, this returns `None`
+    /// at once. `queue`: the thread polls this completion queue afterwards. If this returns true, it has received a
+    /// completion of that queue, which was armed, and has raised no event.
     ///
     /// If it comes back within `POLLED_FOR`, again and again, nobody is woken for these packets in between either, unless
-    /// a completion queue is armed when it leaves: then others wait for events.
-    fn stand_in(&self, shared: &Shared, files: &[c_int], deadline: Option<Instant>) {
+    /// a completion queue is armed when it leaves whose program does not receive: then others wait for events.
+    fn stand_in(
+        &self,
+        shared: &Shared,
+        files: &[c_int],
+        deadline: Option<Instant>,
+        queue: Option<u32>,
+    ) -> Option<bool> {
         if self.stands_in.swap(true, Ordering::Acquire) {
-            return;
+            return None;
         }
         let _place = Place { threaded: self, shared };
         self.stood_in.store(true, Ordering::Relaxed);
+        self.count_no_polls();
         let sources = self.receiver().sources();
         self.attended.store(sources.version(), Ordering::Relaxed);
         let own = files.len();
-        let others = sources.sockets().chain(self.bell_files());
+        let others = sources.sockets().chain(self.bell_file());
         let mut files: Vec<_> = files.iter().copied().map(wait_for).chain(others).collect();
-        let bells = files.len() - 1;
+        let bell = files.len() - 1;
         loop {
             self.release_answers(shared);
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let is_idle = self.receiver().may_sleep();
             wait(&mut files, if is_idle { left } else { Some(Duration::ZERO) });
-            if !is_idle || files[own..].iter().any(|file| file.revents != 0) {
-                let rung = if files[bells].revents != 0 { self.rung() } else { Vec::new() };
+            let is_readable = |file: &libc::pollfd| file.revents != 0;
+            if !is_idle || files[own..].iter().any(is_readable) {
                 let mut receiver = self.receiver();
-                receiver.attend(&rung);
-                receiver.expect_datagrams();
-                self.receive_for_program(shared, &mut receiver, true);
-                // For an event, the program returns before the acknowledgement leaves, which its answer takes along.
-                wait(&mut files[..own], Some(Duration::ZERO));
+                if files[own..bell].iter().any(is_readable) {
+                    receiver.expect_datagrams();
+                }
+                let before = events::written();
+                self.receive_for_program(shared, &mut receiver, true, queue.map(|it| (it, true)));
+                drop(receiver);
+                // The program returns before the acknowledgement leaves, which its answer takes along.
+                if queue.is_some_and(|queue| shared.lock().is_owed(queue)) {
+                    return Some(true);
+                }
+                if events::written() != before {
+                    wait(&mut files[..own], Some(Duration::ZERO));
+                }
             }
             let is_over = left.is_some_and(|left| left.is_zero());
-            if is_over || files[..own].iter().any(|file| file.revents != 0) {
-                return;
+            if is_over || files[..own].iter().any(is_readable) {
+                return Some(false);
             }
         }
     }
 
-    /// To wait for all bells.
-    fn bell_files(&self) -> [libc::pollfd; 1] {
-        [wait_for(self.bells.fd())]
-    }
-
-    /// The bells that ring.
-    fn rung(&self) -> Vec<c_int> {
-        let mut rung = Vec::new();
-        self.bells.ready(|fd| rung.push(fd));
-        rung
-    }
-
-    /// Attends to these files, and receives; returns the number of packets.
-    fn attend(&self, shared: &Shared, ready: &[c_int]) -> usize {
+    /// See [`Driver::rest`].
+    fn rest(&self, shared: &Shared, queue: u32) {
+        self.count_no_polls();
+        // The device's thread looks within `POLLED_FOR`.
+        self.polled.store(false, Ordering::Relaxed);
+        self.release_answers(shared);
         let mut receiver = self.receiver();
-        receiver.attend(ready);
-        Self::receive(shared, &mut receiver)
+        if !receiver.may_sleep() {
+            self.receive_for_program(shared, &mut receiver, true, Some((queue, false)));
+        }
+    }
+
+    /// To wait for the bell.
+    fn bell_file(&self) -> [libc::pollfd; 1] {
+        [wait_for(self.bell.fd())]
     }
 
     /// Receives what has arrived, for as long as a timer is due: an answer that is here is not overdue.
@@ -361,12 +491,12 @@ impl Threaded {
     /// Decides whether the program's polls are enough to receive the packets. Called with the engine's lock held.
     fn look_at_polls(&self) -> bool {
         let polls = self.polls.load(Ordering::Relaxed);
-        let was = self.inbox.polled.load(Ordering::Relaxed);
+        let was = self.polled.load(Ordering::Relaxed);
         let polled = polls >= if was { FEW_POLLS } else { MANY_POLLS };
         if was || polled {
             self.polls.store(0, Ordering::Relaxed);
         }
-        self.inbox.polled.store(polled, Ordering::Relaxed);
+        self.polled.store(polled, Ordering::Relaxed);
         polled
     }
 
@@ -375,11 +505,23 @@ impl Threaded {
     fn run(&self, shared: &Shared) {
         let mut sleeps_until: Time = 0;
         let (mut files, mut ready) = (Vec::new(), Vec::new());
+        // A loop of the program has heard the bell too.
+        let mut is_left = false;
         while !self.stop.load(Ordering::Acquire) {
-            if self.attend(shared, &ready) > 0 {
+            // Who has stood in a moment ago, or received, will soon do so again.
+            let stood_in = self.stood_in.swap(false, Ordering::Relaxed);
+            let recently = stood_in
+                | self.looped.swap(false, Ordering::Relaxed)
+                | std::mem::take(&mut is_left);
+            let received = {
+                let mut receiver = self.receiver();
+                receiver.attend(&ready);
+                if recently && ready.is_empty() { 0 } else { Self::receive(shared, &mut receiver) }
+            };
+            if received > 0 || recently {
                 self.receive_before_timers(shared);
             }
-            let (polled, attended, stands_in);
+            let (polled, stands_in);
             let timeout = {
                 let mut engine = shared.lock();
                 engine.release_answers();
@@ -387,39 +529,32 @@ impl Threaded {
                 engine.settle();
                 let now = engine.core.now();
                 polled = self.look_at_polls();
-                // Who has stood in a moment ago will soon do so again.
-                let stood_in = self.stood_in.swap(false, Ordering::Relaxed);
                 stands_in = self.stands_in.load(Ordering::Relaxed);
-                attended = polled || stood_in || stands_in;
-                let look_again = if polled || stood_in { now + POLLED_FOR } else { Time::MAX };
+                let look_again = if polled || recently { now + POLLED_FOR } else { Time::MAX };
                 let due = engine.due().unwrap_or(Time::MAX).min(look_again);
                 // A wake-up that was due anyway is kept: then the next request need not wake the thread.
                 sleeps_until = if sleeps_until > now { due.min(sleeps_until) } else { due };
                 self.sleeps_until.store(sleeps_until, Ordering::Relaxed);
                 (sleeps_until != Time::MAX).then(|| sleeps_until.saturating_sub(now))
             };
-            let (sources, may_sleep, has_rings) = {
+            let others_hear = polled || recently || stands_in;
+            let (sources, is_idle) = {
                 let mut receiver = self.receiver();
-                // What came before `polled` was cleared, or while others attended to the rings, has woken nobody. And this
-                // thread, or one that polls, may have heard a bell for who stands in, and who sleeps on.
-                let is_idle = if stands_in || !attended {
-                    receiver.may_sleep()
-                } else {
-                    receiver.may_sleep_without_bells()
-                };
-                (receiver.sources(), polled || is_idle, receiver.has_rings())
+                // What came while others attended to the packets has woken nobody.
+                (receiver.sources(), others_hear || receiver.may_sleep())
             };
-            let timeout = if may_sleep { timeout } else { Some(0) };
+            let timeout = if is_idle { timeout } else { Some(0) };
             files.clear();
             files.push(wait_for(self.waker.fd()));
-            files.extend(sources.doors());
-            let others_receive =
-                polled || attended && sources.version() == self.attended.load(Ordering::Relaxed);
-            if !others_receive {
-                files.extend(sources.sockets());
+            files.push(wait_for(self.ends.fd()));
+            if !others_hear {
+                files.extend(self.bell_file());
             }
-            if !attended {
-                files.extend(self.bell_files());
+            let first = files.len();
+            files.extend(sources.doors());
+            let stood_for = sources.version() == self.attended.load(Ordering::Relaxed);
+            if !(polled || (stood_in || stands_in) && stood_for) {
+                files.extend(sources.sockets());
             }
             wait(&mut files, timeout.map(Duration::from_nanos));
             self.sleeps_until.store(0, Ordering::Relaxed);
@@ -427,10 +562,15 @@ impl Threaded {
                 self.waker.clear();
             }
             ready.clear();
-            ready.extend(files.iter().filter(|file| file.revents != 0).map(|file| file.fd));
-            if has_rings {
-                self.bells.ready(|fd| ready.push(fd));
+            ready
+                .extend(files[first..].iter().filter(|file| file.revents != 0).map(|file| file.fd));
+            if files[1].revents != 0 {
+                self.ends.ready(|fd| ready.push(fd));
             }
+            is_left = !others_hear
+                && files[2].revents != 0
+                && self.loops.load(Ordering::Relaxed) > 0
+                && shared.lock().core.armed == 0;
         }
     }
 
@@ -452,15 +592,14 @@ impl Drop for Place<'_> {
         // The thread looks, and says how long it sleeps, with this lock held.
         let engine = self.shared.lock();
         stands_in.store(false, Ordering::Release);
-        let mut latest = engine.core.now();
         if engine.core.armed > 0 {
             stood_in.store(false, Ordering::Relaxed);
+            if sleeps_until.load(Ordering::Relaxed) != 0 {
+                sleeps_until.store(0, Ordering::Relaxed);
+                waker.wake();
+            }
         } else {
-            latest += POLLED_FOR;
-        }
-        if sleeps_until.load(Ordering::Relaxed) > latest {
-            sleeps_until.store(0, Ordering::Relaxed);
-            waker.wake();
+            self.threaded.look_soon(engine.core.now());
         }
     }
 }

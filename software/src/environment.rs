@@ -15,7 +15,8 @@ impl Device {
     /// The variable has the names of the devices, with commas between. A name alone gets a free address of 127.0.0.0/8. Or
     /// `=` and addresses follow it: `+` stands between addresses of a port, and `/` between ports. So `soft0,soft1` are two
     /// devices, `soft0=127.0.0.5` is one with a known address, `soft0=192.0.2.7+2001:db8::7` has two addresses, and
-    /// `soft0=127.0.0.5/127.0.0.6` two ports. An empty variable names no device.
+    /// `soft0=127.0.0.5/127.0.0.6` two ports. An empty variable names no device. Tables of GIDs are as adapters have them: see
+    /// [`Builder::adapter_gids`](crate::Builder::adapter_gids).
     ///
     /// # Errors
     ///
@@ -27,7 +28,10 @@ impl Device {
         let make = |(name, ports): (&str, Vec<Vec<IpAddr>>)| {
             let builder =
                 ports.into_iter().fold(Self::builder().name(name), |b, port| b.port(port));
-            builder.build().map_err(|e| explained(&e, &format!("{VARIABLE}: device {name:?}")))
+            builder
+                .adapter_gids(true)
+                .build()
+                .map_err(|e| explained(&e, &format!("{VARIABLE}: device {name:?}")))
         };
         parse(&value)?.into_iter().map(make).collect::<io::Result<_>>().map(Some)
     }

@@ -1,4 +1,4 @@
-//! Waiting for files to become readable, and a file that wakes who waits.
+//! Waiting for files to become readable, and a file that wakes who waits, in this process or another.
 
 use std::ffi::c_int;
 use std::io;
@@ -81,6 +81,23 @@ impl Waker {
                 fd => Ok(Self(OwnedFd::from_raw_fd(fd))),
             }
         }
+    }
+
+    /// One of another process. What would block who wakes it is refused, as is any other kind of file.
+    pub(crate) fn of_other(file: OwnedFd) -> io::Result<Self> {
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+        // SAFETY: no memory is involved.
+        let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+        let is_one = link.as_os_str() == "anon_inode:[eventfd]";
+        if is_one && flags >= 0 && flags & libc::O_NONBLOCK != 0 {
+            Ok(Self(file))
+        } else {
+            Err(io::ErrorKind::InvalidData.into())
+        }
+    }
+
+    pub(crate) fn file(&self) -> &OwnedFd {
+        &self.0
     }
 
     pub(crate) fn wake(&self) {

@@ -65,7 +65,9 @@
 //!   kernel, so `ibv_get_device_guid` returns 0 for a device of this process; `ibv_query_device`, the crate `ibverbs` and the
 //!   library of `script/libibverbs` tell them.
 //! - GID 0 is the first address. Hardware and Soft-RoCE have a link-local GID there, and IPv4 ones behind it: see
-//!   [`Builder::port`] for a device with such a table.
+//!   [`Builder::adapter_gids`] for a device with such a table, and [`Builder::port`] for one on a simulated network.
+//! - Unreliable messages to a device of this machine wait for a reader that is slower than the sender, and none is lost while it
+//!   makes room within two seconds.
 //! - "Receiver not ready" does not renew the retries of lost packets, as in Soft-RoCE: only what acknowledges a packet
 //!   does. So a message that waits for its receive on a lossy network fails after its seventh loss, however many "receiver
 //!   not ready" are allowed. A retry count of 7 means seven, as in the InfiniBand specification; in Soft-RoCE it means for
@@ -100,6 +102,7 @@ mod event_files;
 mod faults;
 mod ffi;
 mod files;
+mod forks;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod harness;

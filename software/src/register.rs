@@ -26,6 +26,9 @@ static HOOKS: Hooks = Hooks {
     query_pkey: provider::query::query_pkey,
     first_psn: provider::first_psn,
     before_sleep: event_files::before_sleep,
+    sleep_for: provider::completion::sleep_for,
+    attend: provider::completion::attend,
+    rest: provider::completion::rest,
 };
 
 /// Installs the hooks of libibverbs. Must be called before a device is opened.

@@ -20,18 +20,18 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use super::waiters::Waiters;
+use super::waiters::{Read, Waiters};
 use super::waker::Waker;
 use crate::debug::debug;
 use crate::device::{Context, event_file};
 use crate::error::{Error, Result};
 use crate::event_subjects::EventFile;
-use crate::ffi;
 use crate::handle::{Handle, Object, object, resource};
 use crate::parent::Parent;
+use crate::{ffi, hooks};
 
 object!(ibv_comp_channel, ibv_destroy_comp_channel);
 
@@ -292,15 +292,21 @@ impl Context<'_> {
 }
 
 /// The channel of one completion queue, on which any number of threads can wait.
+///
+/// # Safety of the methods
+///
+/// The queue that they get is the one that the channel serves, and live.
 pub(crate) struct WaitChannel<'ctx> {
     channel: CompletionChannel<'ctx>,
     waiters: Arc<Waiters>,
+    /// What a reactor waits for beside the channel, if the provider has asked for it.
+    attended: OnceLock<Option<RawFd>>,
 }
 
 impl<'ctx> WaitChannel<'ctx> {
     /// `channel` serves no other queue.
     pub(super) fn new(channel: CompletionChannel<'ctx>) -> Self {
-        Self { channel, waiters: Arc::new(Waiters::new(GET)) }
+        Self { channel, waiters: Arc::new(Waiters::new(GET)), attended: OnceLock::new() }
     }
 
     /// See [`Waiters::arm`].
@@ -309,37 +315,79 @@ impl<'ctx> WaitChannel<'ctx> {
     }
 
     /// See [`Waiters::rearm`].
-    pub(super) fn rearm(&self, arm: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.waiters.rearm(|| Ok(self.channel.next_event()?.is_some()), arm)
+    pub(super) unsafe fn rearm(
+        &self,
+        queue: *mut ffi::ibv_cq,
+        arm: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let has_event = match (self.attended.get(), hooks::hooks()) {
+            // SAFETY: the queue is live, and `attend` has returned a file.
+            (Some(Some(_)), Some(hooks)) => unsafe { (hooks.rest)(queue) },
+            _ => true,
+        };
+        self.waiters.rearm(|| Ok(has_event && self.channel.next_event()?.is_some()), arm)
     }
 
     /// See [`Waiters::sleep_until`].
-    pub(super) fn sleep_until<R>(
+    pub(super) unsafe fn sleep_until<R>(
         &self,
+        queue: *mut ffi::ibv_cq,
         deadline: Option<Instant>,
         poll: impl FnMut() -> Result<Option<R>>,
         cancelled: impl Fn() -> bool,
         arm: impl Fn() -> Result<()>,
     ) -> Result<R> {
-        self.waiters.sleep_until(deadline, poll, cancelled, arm, |waker| self.read(waker, deadline))
+        // SAFETY: the caller vouches for the queue.
+        let read = |waker: Option<&Waker>| unsafe { self.read(queue, waker, deadline) };
+        self.waiters.sleep_until(deadline, poll, cancelled, arm, read)
     }
 
     /// See [`Waiters::wait`].
-    pub(super) fn wait(
+    pub(super) unsafe fn wait(
         &self,
+        queue: *mut ffi::ibv_cq,
         seen: u64,
         deadline: Option<Instant>,
         cancelled: impl Fn() -> bool,
     ) -> Result<()> {
-        self.waiters.wait(seen, deadline, cancelled, |waker| self.read(waker, deadline))
+        // SAFETY: the caller vouches for the queue.
+        let read = |waker: Option<&Waker>| unsafe { self.read(queue, waker, deadline) };
+        self.waiters.wait(seen, deadline, cancelled, read)
     }
 
-    /// Reads an event. Returns false if the waker has woken it.
-    fn read(&self, waker: Option<&Waker>, deadline: Option<Instant>) -> Result<bool> {
-        let Some(waker) = waker else { return self.channel.wait_with(deadline).map(|_| true) };
-        let (fd, next) = (self.channel.as_raw_fd(), || self.channel.next_event());
+    /// Reads an event, or wakes for another reason.
+    unsafe fn read(
+        &self,
+        queue: *mut ffi::ibv_cq,
+        waker: Option<&Waker>,
+        deadline: Option<Instant>,
+    ) -> Result<Read> {
+        let fd = self.channel.as_raw_fd();
+        if let Some(hooks) = hooks::hooks() {
+            let files = [waker.map_or(fd, Waker::fd), fd];
+            let files = if waker.is_some() { &files[..] } else { &files[1..] };
+            // SAFETY: the caller vouches for the queue.
+            if unsafe { (hooks.sleep_for)(queue, files, deadline) } {
+                return Ok(Read::Early);
+            }
+        }
+        let Some(waker) = waker else {
+            return self.channel.wait_with(deadline).map(|_| Read::Event);
+        };
+        let next = || self.channel.next_event();
         let read = event_file::take_before_or_woken(GET, fd, waker.fd(), deadline, next)?;
-        Ok(read.is_some())
+        Ok(if read.is_some() { Read::Event } else { Read::Woken })
+    }
+
+    /// A reactor waits for the channel, and polls when that is readable. Returns what it is to wait for as well.
+    #[cfg(feature = "async")]
+    pub(crate) unsafe fn attend(&self, queue: *mut ffi::ibv_cq) -> Option<BorrowedFd<'_>> {
+        let attended = self.attended.get_or_init(|| {
+            // SAFETY: the caller vouches for the queue.
+            hooks::hooks().and_then(|hooks| unsafe { (hooks.attend)(queue) })
+        });
+        // SAFETY: the provider keeps it open for as long as the queue is live, which is longer than this.
+        attended.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
     /// See [`Waiters::make_wakeable`]. Returns the waiters.

@@ -1,5 +1,7 @@
 //! Sleeping until a completion queue has completions, and arming it.
 
+#[cfg(feature = "async")]
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -76,7 +78,9 @@ impl CompletionQueue<'_> {
         poll: impl FnMut() -> Result<Option<R>>,
         is_found: impl Fn() -> bool,
     ) -> Result<R> {
-        self.own_channel()?.sleep_until(deadline, poll, is_found, || self.arm())
+        let channel = self.own_channel()?;
+        // SAFETY: it is this queue's, which is live.
+        unsafe { channel.sleep_until(self.as_raw(), deadline, poll, is_found, || self.arm()) }
     }
 
     /// The first half of sleeping on the queue's own channel: arms the queue. If a poll finds nothing
@@ -88,7 +92,17 @@ impl CompletionQueue<'_> {
     /// Arms the queue for a caller that sleeps until the queue's own channel is readable. Reads the event of
     /// the last arming first.
     pub(crate) fn rearm_own(&self) -> Result<()> {
-        self.own_channel()?.rearm(|| self.arm())
+        // SAFETY: it is this queue's, which is live.
+        unsafe { self.own_channel()?.rearm(self.as_raw(), || self.arm()) }
+    }
+
+    /// The files that a reactor waits for: when one is readable, it polls, and calls [`rearm_own`](Self::rearm_own) before it
+    /// sleeps.
+    #[cfg(feature = "async")]
+    pub(crate) fn files(&self) -> Result<[Option<BorrowedFd<'_>>; 2]> {
+        let channel = self.own_channel()?;
+        // SAFETY: it is this queue's, which is live.
+        Ok([Some(channel.channel().as_fd()), unsafe { channel.attend(self.as_raw()) }])
     }
 
     /// The second half: sleeps until the queue has raised an event since it was armed, or until `cancelled`
@@ -99,7 +113,8 @@ impl CompletionQueue<'_> {
         deadline: Option<Instant>,
         cancelled: impl Fn() -> bool,
     ) -> Result<()> {
-        self.own_channel()?.wait(seen, deadline, cancelled)
+        // SAFETY: it is this queue's, which is live.
+        unsafe { self.own_channel()?.wait(self.as_raw(), seen, deadline, cancelled) }
     }
 
     /// Checks that the kernel still has the device, by a query that the kernel must then answer.

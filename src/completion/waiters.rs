@@ -16,6 +16,9 @@
 //! if every wait finds something in its second poll and no thread ever reads. Otherwise unread events
 //! would pile up in the kernel without limit.
 //!
+//! A reader may also wake without an event, when its thread has done the device's work and found completions (see
+//! [`Read::Early`]). Then all threads poll, as after an event, and the queue stays armed.
+//!
 //! A wait can also be cancelled, by a flag that it checks under the lock before it sleeps. The thread that
 //! sets the flag then calls [`Waiters::wake_all`], which takes the lock: so the thread that waits has seen
 //! the flag, or sleeps on the condition variable, or reads. A reader that may be cancelled has a [`Waker`], whose file
@@ -29,6 +32,17 @@ use super::waker::Waker;
 use crate::device::event_file;
 use crate::error::{ErrorKind, Result};
 use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
+
+/// How a thread that sleeps until there is an event has woken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Read {
+    /// It has read an event.
+    Event,
+    /// There may be completions, and the queue is armed still: no event of theirs is there to read.
+    Early,
+    /// The waker has woken it.
+    Woken,
+}
 
 /// The threads that wait for one queue.
 pub(crate) struct Waiters {
@@ -50,6 +64,8 @@ struct State {
     armed: bool,
     /// Whether a thread is reading.
     reading: bool,
+    /// How many threads sleep until another has read.
+    sleeping: usize,
 }
 
 impl Waiters {
@@ -87,21 +103,23 @@ impl Waiters {
     ) -> Result<()> {
         let mut state = self.state();
         // A thread that is reading gets the event itself, and what wakes it.
+        let has_read = !state.reading && state.armed && read()?;
+        if has_read {
+            state.events += 1;
+            state.armed = false;
+        }
         if !state.reading {
-            if state.armed && read()? {
-                state.events += 1;
-                state.armed = false;
-            }
             self.waker().inspect(|waker| waker.drain());
         }
-        if !state.armed {
-            arm()?;
-            state.armed = true;
-        }
+        let armed = if state.armed { Ok(()) } else { arm() };
+        state.armed = armed.is_ok();
+        let must_wake = has_read && state.sleeping > 0;
         drop(state);
         // Threads that saw the old count do not sleep.
-        self.changed.notify_all();
-        Ok(())
+        if must_wake {
+            self.changed.notify_all();
+        }
+        armed
     }
 
     /// Returns what `poll` finds; while it finds nothing, arms the queue with `arm`, polls again, and sleeps
@@ -113,7 +131,7 @@ impl Waiters {
         mut poll: impl FnMut() -> Result<Option<R>>,
         cancelled: impl Fn() -> bool,
         arm: impl Fn() -> Result<()>,
-        read: impl Fn(Option<&Waker>) -> Result<bool>,
+        read: impl Fn(Option<&Waker>) -> Result<Read>,
     ) -> Result<R> {
         loop {
             if let Some(found) = poll()? {
@@ -180,14 +198,14 @@ impl Waiters {
     }
 
     /// Sleeps until any thread has read another event after the first `seen` ones, or until `cancelled`
-    /// returns true. `read` reads one event, sleeping until there is one or `deadline` has passed; it
-    /// returns false if the waker has woken it.
+    /// returns true. `read` reads one event, sleeping until there is one or `deadline` has passed, or wakes for another
+    /// reason.
     pub(super) fn wait(
         &self,
         seen: u64,
         deadline: Option<Instant>,
         cancelled: impl Fn() -> bool,
-        read: impl Fn(Option<&Waker>) -> Result<bool>,
+        read: impl Fn(Option<&Waker>) -> Result<Read>,
     ) -> Result<()> {
         let mut state = self.state();
         while state.events == seen && !cancelled() {
@@ -198,12 +216,12 @@ impl Waiters {
                 let waker = self.waker();
                 let result = read(waker);
                 match (&result, waker) {
-                    (Ok(true), _) => {
+                    (Ok(read @ (Read::Event | Read::Early)), _) => {
                         let mut state = self.state();
                         state.events += 1;
-                        state.armed = false;
+                        state.armed &= *read == Read::Early;
                     }
-                    (Ok(false), Some(waker)) => waker.drain(),
+                    (Ok(Read::Woken), Some(waker)) => waker.drain(),
                     _ => {}
                 }
                 drop(turn);
@@ -214,10 +232,14 @@ impl Waiters {
                 if left.is_zero() {
                     return Err(event_file::timed_out(self.verb));
                 }
+                state.sleeping += 1;
                 let woken = self.changed.wait_timeout(state, left);
                 state = woken.unwrap_or_else(PoisonError::into_inner).0;
+                state.sleeping -= 1;
             } else {
+                state.sleeping += 1;
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.sleeping -= 1;
             }
         }
         Ok(())
@@ -229,9 +251,14 @@ struct Turn<'a>(&'a Waiters);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.state().reading = false;
+        let mut state = self.0.state();
+        state.reading = false;
+        let must_wake = state.sleeping > 0;
+        drop(state);
         // All threads check the count; if it is unchanged, one of them becomes the reader.
-        self.0.changed.notify_all();
+        if must_wake {
+            self.0.changed.notify_all();
+        }
     }
 }
 
@@ -256,19 +283,19 @@ mod tests {
         Waiters::new("ibv_x")
     }
 
-    fn never(_: Option<&Waker>) -> Result<bool> {
+    fn never(_: Option<&Waker>) -> Result<Read> {
         panic!("this is not to be called")
     }
 
     /// A reader that reports each time it reads, and then waits to be told what to return.
     #[expect(clippy::type_complexity, reason = "three simple things")]
-    fn reader() -> (impl Fn(Option<&Waker>) -> Result<bool>, Receiver<()>, Sender<Result<()>>) {
+    fn reader() -> (impl Fn(Option<&Waker>) -> Result<Read>, Receiver<()>, Sender<Result<()>>) {
         let (reads, is_reading) = mpsc::channel();
         let (tell, told) = mpsc::channel();
         let read = move |_: Option<&Waker>| {
             reads.send(()).unwrap();
             let answer: Result<()> = told.recv_timeout(LATE).unwrap();
-            answer.map(|()| true)
+            answer.map(|()| Read::Event)
         };
         (read, is_reading, tell)
     }
@@ -278,8 +305,22 @@ mod tests {
         let waiters = waiters();
         let late = waiters.arm(|| Ok(())).unwrap();
         let seen = waiters.arm(|| unreachable!()).unwrap();
-        waiters.wait(seen, None, NOT, |_| Ok(true)).unwrap();
+        waiters.wait(seen, None, NOT, |_| Ok(Read::Event)).unwrap();
         waiters.wait(late, None, NOT, never).unwrap();
+    }
+
+    /// A thread that did the device's work wakes all, and the queue needs no further arming.
+    #[test]
+    fn who_wakes_early_leaves_the_queue_armed() {
+        let waiters = waiters();
+        let seen = waiters.arm(|| Ok(())).unwrap();
+        waiters.wait(seen, None, NOT, |_| Ok(Read::Early)).unwrap();
+        waiters.wait(seen, None, NOT, never).unwrap();
+        let seen = waiters.arm(|| unreachable!()).unwrap();
+        waiters.wait(seen, None, NOT, |_| Ok(Read::Event)).unwrap();
+        let armed = Cell::new(false);
+        waiters.arm(|| Ok(armed.set(true))).unwrap();
+        assert!(armed.get());
     }
 
     #[test]
@@ -292,7 +333,7 @@ mod tests {
             waiters.wait(seen, past, NOT, |_| Err(event_file::timed_out("ibv_x"))).unwrap_err();
         assert_eq!(over.kind(), ErrorKind::TimedOut);
         assert_eq!(waiters.arm(|| unreachable!()).unwrap(), seen, "still armed");
-        waiters.wait(seen, None, NOT, |_| Ok(true)).unwrap();
+        waiters.wait(seen, None, NOT, |_| Ok(Read::Event)).unwrap();
         let failed = waiters.arm(|| Err(Error::new("ibv_x", libc::EIO))).unwrap_err();
         assert_eq!(failed.errno(), libc::EIO);
         let armed = Cell::new(false);
@@ -380,7 +421,7 @@ mod tests {
         thread::scope(|scope| {
             let waiters = &waiters;
             assert!(scope.spawn(move || waiters.wait(seen, None, NOT, never)).join().is_err());
-            waiters.wait(seen, None, NOT, |_| Ok(true)).unwrap();
+            waiters.wait(seen, None, NOT, |_| Ok(Read::Event)).unwrap();
         });
     }
 
@@ -408,7 +449,7 @@ mod tests {
                     let read = unsafe { crate::linux::eventfd_read(fd, &mut 0) };
                     if read == 0 { Ok(Some(())) } else { take() }
                 });
-                Ok(woken?.is_some())
+                Ok(if woken?.is_some() { Read::Event } else { Read::Woken })
             };
             thread::scope(|scope| {
                 let threads = [0, 1].map(|index| {

@@ -1,10 +1,43 @@
 //! Waiting on the files through which the kernel reports events.
 
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::{ffi, hooks};
+
+/// Takes over the result of a system call.
+///
+/// # Safety
+///
+/// `fd` is negative, or a descriptor that nothing else owns.
+pub(crate) unsafe fn descriptor(call: &'static str, fd: RawFd) -> Result<OwnedFd> {
+    if fd < 0 {
+        return Err(Error::new(call, ffi::errno()));
+    }
+    // SAFETY: the caller vouches for it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// An epoll instance: readable when one of the files is.
+pub(crate) fn any_of(files: &[BorrowedFd<'_>]) -> Result<OwnedFd> {
+    // SAFETY: it makes a new descriptor; no memory is involved.
+    let any = unsafe {
+        descriptor("epoll_create1", crate::linux::epoll_create1(crate::linux::EPOLL_CLOEXEC))?
+    };
+    for file in files {
+        let mut event = crate::linux::epoll_event { events: crate::linux::EPOLLIN as u32, u64: 0 };
+        // SAFETY: the descriptors are open, and the event is valid.
+        let done = unsafe {
+            let (any, file) = (any.as_raw_fd(), file.as_raw_fd());
+            crate::linux::epoll_ctl(any, crate::linux::EPOLL_CTL_ADD, file, &mut event)
+        };
+        if done != 0 {
+            return Err(Error::new("epoll_ctl", ffi::errno()));
+        }
+    }
+    Ok(any)
+}
 
 /// Makes reads from `fd` return at once when there is nothing to read.
 pub(crate) fn set_nonblocking(verb: &'static str, fd: RawFd) -> Result<()> {

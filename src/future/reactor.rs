@@ -124,8 +124,8 @@ impl<S: Share> Reactor<S> {
         entries: u32,
     ) -> Result<Self> {
         let core = Loop::new(context, entries)?.of_tasks();
-        let timer = Arc::new(Timer::new(core.as_fd())?);
         let queue = core.queue().clone();
+        let timer = Arc::new(Timer::new(queue.files()?)?);
         let share = S::new(State::new(core, timer.clone()));
         Ok(Self { share, queue, timer, spin: 0, idle_turns: AtomicU32::new(0) })
     }

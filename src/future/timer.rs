@@ -3,13 +3,12 @@
 //! A sender without credit asks the peer, and pauses before it asks again; no completion tells when the pause is over. And
 //! on iWARP no completion tells that a connection has ended. The turns of the reactor look at the clock then.
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::time::Instant;
 
-use crate::error::{Error, Result};
-use crate::ffi;
+use crate::device::event_file::{self, descriptor};
+use crate::error::Result;
 
 /// A timer of the kernel, and the file that a reactor sleeps on.
 pub(super) struct Timer {
@@ -19,28 +18,16 @@ pub(super) struct Timer {
 }
 
 impl Timer {
-    /// `events` is the file of the completion queue.
-    pub(super) fn new(events: BorrowedFd<'_>) -> Result<Self> {
-        // SAFETY: these make new descriptors; no memory is involved.
-        let (ready, timer) = unsafe {
-            let ready = crate::linux::epoll_create1(crate::linux::EPOLL_CLOEXEC);
-            let ready = descriptor("epoll_create1", ready)?;
+    /// `queue`: the files of the completion queue.
+    pub(super) fn new(queue: [Option<BorrowedFd<'_>>; 2]) -> Result<Self> {
+        // SAFETY: it makes a new descriptor; no memory is involved.
+        let timer = unsafe {
             let flags = crate::linux::TFD_NONBLOCK | crate::linux::TFD_CLOEXEC;
             let timer = crate::linux::timerfd_create(libc::CLOCK_MONOTONIC, flags);
-            (ready, descriptor("timerfd_create", timer)?)
+            descriptor("timerfd_create", timer)?
         };
-        for file in [events, timer.as_fd()] {
-            let mut event =
-                crate::linux::epoll_event { events: crate::linux::EPOLLIN as u32, u64: 0 };
-            // SAFETY: the descriptors are open, and the event is valid.
-            let done = unsafe {
-                let (ready, file) = (ready.as_raw_fd(), file.as_raw_fd());
-                crate::linux::epoll_ctl(ready, crate::linux::EPOLL_CTL_ADD, file, &mut event)
-            };
-            if done != 0 {
-                return Err(last_error("epoll_ctl"));
-            }
-        }
+        let files: Vec<_> = queue.into_iter().flatten().chain([timer.as_fd()]).collect();
+        let ready = event_file::any_of(&files)?;
         Ok(Self { timer, ready })
     }
 
@@ -66,22 +53,4 @@ impl Timer {
             crate::linux::timerfd_settime(self.timer.as_raw_fd(), 0, &value, ptr::null_mut())
         };
     }
-}
-
-/// Takes over the result of a system call.
-///
-/// # Safety
-///
-/// `fd` is negative, or a descriptor that nothing else owns.
-unsafe fn descriptor(call: &'static str, fd: RawFd) -> Result<OwnedFd> {
-    if fd < 0 {
-        return Err(last_error(call));
-    }
-    // SAFETY: the caller vouches for it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-fn last_error(call: &'static str) -> Error {
-    let errno = io::Error::last_os_error().raw_os_error();
-    Error::new(call, errno.unwrap_or_else(ffi::errno))
 }

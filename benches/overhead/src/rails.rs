@@ -35,6 +35,9 @@ static HOOKS: Hooks = Hooks {
     virtual_time: |_, _| None,
     first_psn: |_| None,
     before_sleep: |_, _| {},
+    sleep_for: |_, _, _| false,
+    attend: |_| None,
+    rest: |_| true,
 };
 
 /// Two sides. Fields are dropped in order.

@@ -5,7 +5,7 @@ mod machine;
 pub(crate) mod neighbours;
 pub(crate) mod receive;
 mod send;
-mod socket;
+pub(crate) mod socket;
 pub(crate) mod udp;
 mod unread;
 
@@ -43,6 +43,11 @@ pub(crate) trait Link: Debug + Send {
 
     /// Drops what there was no room for, if it is from one of these addresses.
     fn drop_rest(&mut self, _from: &[IpAddr]) {}
+
+    /// Whether packets from one address to the other find no room at the moment. Who learns of no loss holds back then.
+    fn is_full(&mut self, _from: IpAddr, _to: IpAddr) -> bool {
+        false
+    }
 
     /// How many bytes one queue pair may have under way from one address to the other.
     fn room(&mut self, _from: IpAddr, _to: IpAddr) -> usize {

@@ -24,11 +24,10 @@ const SPARE: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Inbox {
     contents: Mutex<Contents>,
-    /// Wakes the device's thread.
-    waker: Arc<Waker>,
-    /// A program polls all the time, and so receives the packets: nobody wakes the thread for them, which would only
-    /// take the processor from the program.
-    pub(crate) polled: AtomicBool,
+    /// Wakes who waits for packets.
+    bell: Arc<Waker>,
+    /// Someone has asked to be woken for the next packet.
+    is_rung: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -39,8 +38,12 @@ struct Contents {
 }
 
 impl Inbox {
-    pub(super) fn new(waker: Arc<Waker>) -> Self {
-        Self { contents: Mutex::default(), waker, polled: AtomicBool::new(false) }
+    pub(super) fn new(bell: Arc<Waker>) -> Self {
+        Self { contents: Mutex::default(), bell, is_rung: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn bell(&self) -> &Arc<Waker> {
+        &self.bell
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
@@ -49,22 +52,36 @@ impl Inbox {
 
     /// Takes the bytes of the packets, and leaves other buffers in their place.
     fn put(&self, packets: &mut [Packet]) {
-        let was_empty = {
+        {
             let mut contents = self.contents();
             let Contents { waiting, spare } = &mut *contents;
-            let was_empty = waiting.is_empty();
             let room = ROOM - waiting.len();
             for packet in packets.iter_mut().take(room) {
                 let other = spare.pop().unwrap_or_default();
                 let bytes = std::mem::replace(&mut packet.bytes, other);
                 waiting.push_back(Packet { addresses: packet.addresses, bytes });
             }
-            was_empty
-        };
-        // The thread looks here after it has cleared `polled`: either it finds the packets, or this wakes it.
-        if was_empty && !self.polled.load(Ordering::Relaxed) {
-            self.waker.wake();
         }
+        // Who asks to be woken looks here afterwards: either it finds the packets, or this wakes it.
+        if self.is_rung.load(Ordering::Relaxed) && self.is_rung.swap(false, Ordering::Relaxed) {
+            self.bell.wake();
+        }
+    }
+
+    /// Whether the next packet wakes who waits.
+    pub(crate) fn is_rung(&self) -> bool {
+        self.is_rung.load(Ordering::Relaxed)
+    }
+
+    /// Asks to be woken for the next packet. Returns false if there are packets already.
+    pub(crate) fn may_sleep(&self) -> bool {
+        self.is_rung.store(true, Ordering::Relaxed);
+        self.is_empty()
+    }
+
+    /// Whether senders should hold back: what finds no room is lost.
+    fn is_full(&self) -> bool {
+        self.contents().waiting.len() >= ROOM / 2
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -222,6 +239,32 @@ impl Place {
         self.ways.as_mut()?.is_unread(from, to)
     }
 
+    /// Whether packets from one address to the other wait for the other device to receive others.
+    pub(super) fn is_full(&mut self, from: IpAddr, to: IpAddr) -> bool {
+        match self.neighbour(to) {
+            Some(inbox) => inbox.is_full(),
+            None => self.ways.as_ref().is_some_and(|ways| ways.is_full(from, to)),
+        }
+    }
+
+    /// Sends what rings had no room for. Returns whether nothing is left to do.
+    pub(super) fn send_rest(&mut self) -> bool {
+        self.ways.as_mut().is_none_or(Ways::send_rest)
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.ways.as_ref().is_none_or(Ways::is_done)
+    }
+
+    pub(super) fn drop_rest(&mut self, from: &[IpAddr]) {
+        self.ways.iter_mut().for_each(|ways| ways.drop_rest(from));
+    }
+
+    /// Packets that are to go through the kernel's network, before all others.
+    pub(super) fn take_refused(&mut self) -> Vec<Packet> {
+        self.ways.as_mut().map_or_else(Vec::new, Ways::take_refused)
+    }
+
     /// Splits off the first packets, as many as go the same way, and sends them if that is not through the kernel.
     /// Returns their number, and whether they were sent.
     pub(super) fn send_some(&mut self, packets: &mut [Packet]) -> (usize, bool) {
@@ -245,10 +288,10 @@ impl Place {
                 if count > 0 {
                     break;
                 }
-                if ring.send(&packets[..same]).is_ok() {
-                    return (same, true);
+                if !ring.send(&mut packets[..same]) {
+                    ways.forget(from, to);
                 }
-                ways.forget(from, to);
+                return (same, true);
             }
             count += same;
         }
@@ -293,10 +336,12 @@ mod tests {
         numbers
     }
 
-    fn is_awake(link: &UdpLink) -> bool {
-        let awake = wait(&mut [wait_for(link.waker().fd())], Some(Duration::ZERO));
-        link.waker().clear();
-        awake
+    /// Whether the bell of a device has rung, which is forgotten.
+    fn has_rung(link: &UdpLink) -> bool {
+        let bell = link.inbox().bell().clone();
+        let rung = wait(&mut [wait_for(bell.fd())], Some(Duration::ZERO));
+        bell.clear();
+        rung
     }
 
     #[test]
@@ -309,12 +354,13 @@ mod tests {
         assert_eq!(room[0], MUCH_ROOM);
         assert!(room[1] >= LITTLE_ROOM);
 
-        // In order, with their addresses; one wake-up for all that came while there was something.
+        // In order, with their addresses; the bell rings once, for who has asked for it.
+        assert!(other.inbox().may_sleep());
         for few in (0..200).collect::<Vec<_>>().chunks(64) {
             let mut packets: Vec<_> = few.iter().map(|&n| packet(2, 3, n)).collect();
             one.send(&mut packets);
         }
-        assert!(is_awake(&other) && !is_awake(&other) && !other.inbox().is_empty());
+        assert!(has_rung(&other) && !has_rung(&other) && !other.inbox().may_sleep());
         let mut next = 0;
         let count = receiver.receive(|from, to, bytes| {
             assert_eq!((from.ip(), from.port()), (own_address(2), PORT));
@@ -323,10 +369,12 @@ mod tests {
         });
         assert!(count == 200 && next == 200 && other.inbox().is_empty());
 
-        // Nobody wakes the thread of a device whose program polls.
-        other.inbox().polled.store(true, Ordering::Relaxed);
+        // It has been asked for once more.
         one.send(&mut [packet(2, 3, 1)]);
-        assert!(!is_awake(&other));
+        assert!(has_rung(&other));
+        assert_eq!(received(&mut receiver), [1]);
+        one.send(&mut [packet(2, 3, 1)]);
+        assert!(!has_rung(&other));
         assert_eq!(received(&mut receiver), [1]);
 
         // The buffers go back and forth.
@@ -334,9 +382,11 @@ mod tests {
         one.send(&mut packets);
         assert!(packets[0].bytes.capacity() > 0);
 
-        // What does not fit is lost.
+        // Senders are told to hold back. What does not fit is lost.
+        assert!(!one.is_full(own_address(2), own_address(3)));
         let mut many: Vec<_> = (0..ROOM + 10).map(|n| packet(2, 3, n)).collect();
         one.send(&mut many);
+        assert!(one.is_full(own_address(2), own_address(3)));
         let numbers = received(&mut receiver);
         assert_eq!((numbers.len(), numbers[0], numbers[ROOM - 1]), (ROOM, 2, ROOM - 2));
 

@@ -12,7 +12,7 @@ use super::machine::Senders;
 use super::neighbours::Inbox;
 use super::socket::{Socket, UDP_GRO, read_address};
 use super::udp::Sockets;
-use crate::files::{Epoll, wait_for};
+use crate::files::{Epoll, Waker, wait_for};
 use crate::wire::{PORT, Packet};
 
 /// The longest packet: 4096 bytes, the longest headers, padding and CRC.
@@ -74,10 +74,11 @@ impl Receiver {
     pub(crate) fn new(all: Arc<Sockets>, inbox: Arc<Inbox>) -> io::Result<Self> {
         // SAFETY: all zeros is a valid value of these C structures.
         let (headers, parts, names, controls) = unsafe { (zeroed(), zeroed(), zeroed(), zeroed()) };
+        let bell = inbox.bell().clone();
         let mut receiver = Self {
             inbox,
             packets: VecDeque::new(),
-            senders: Senders::new()?,
+            senders: Senders::new(bell)?,
             without_sockets: 0,
             empty_turns: EMPTY_TURNS,
             all,
@@ -106,14 +107,14 @@ impl Receiver {
         Ok(receiver)
     }
 
-    /// Whether there are other processes that write to rings.
-    pub(crate) fn has_rings(&self) -> bool {
-        !self.senders.is_empty()
+    /// What wakes who waits for packets of this machine.
+    pub(crate) fn bell(&self) -> &Arc<Waker> {
+        self.inbox.bell()
     }
 
-    /// Their bells.
-    pub(crate) fn bells(&self) -> &Arc<Epoll> {
-        self.senders.bells()
+    /// Readable when a process that writes to a ring has ended.
+    pub(crate) fn ends(&self) -> &Arc<Epoll> {
+        self.senders.ends()
     }
 
     /// The current sockets.
@@ -126,7 +127,7 @@ impl Receiver {
         &self.sockets
     }
 
-    /// What to wait for until there are packets, beside the [bells](Self::bells).
+    /// What to wait for until there are packets, beside the [bell](Self::bell).
     pub(crate) fn sources(&mut self) -> Sources {
         let sockets = self.sockets().to_vec();
         let doors = self.senders.looks_at_doors();
@@ -134,18 +135,17 @@ impl Receiver {
         Sources { version: self.version, sockets, doors, guests }
     }
 
-    /// Asks all who write to rings to ring. Returns false if there are packets already.
+    /// From now on, the next packet of this machine rings the bell. Returns false if there are packets already. Who calls
+    /// this either receives afterwards, or waits for the bell: it may have rung for others, and is silent now.
     pub(crate) fn may_sleep(&self) -> bool {
-        self.inbox.is_empty() && self.senders.may_sleep()
+        if !(self.inbox.is_rung() && self.senders.all_ring()) {
+            // It has rung, or was not to ring.
+            self.bell().clear();
+        }
+        self.senders.may_sleep() & self.inbox.may_sleep()
     }
 
-    /// The same, where others attend to the rings.
-    pub(crate) fn may_sleep_without_bells(&self) -> bool {
-        self.inbox.is_empty()
-    }
-
-    /// Attends to other processes who come and go, and hears the bells; `ready` are the files of `Sources`, and the
-    /// bells, that are readable.
+    /// Attends to other processes who come and go; `ready` are the files of `Sources` and `ends` that are readable.
     pub(crate) fn attend(&mut self, ready: &[c_int]) {
         let all_doors = self.senders.stop_waiting();
         if ready.is_empty() && !all_doors {
@@ -185,10 +185,6 @@ impl Receiver {
     ) -> usize {
         self.sockets();
         let mut count = self.receive_from_inbox(&mut each);
-        if self.senders.is_one_new() {
-            // What it has sent before, through the kernel's network, comes first.
-            count += self.receive_from_sockets(&mut each);
-        }
         count +=
             self.senders.receive(|from, to, packet| each(SocketAddr::new(from, PORT), to, packet));
         self.empty_turns = if count > 0 { 0 } else { (self.empty_turns + 1).min(EMPTY_TURNS) };
@@ -205,20 +201,6 @@ impl Receiver {
                 self.expect_datagrams();
             }
             count += received;
-        }
-        count
-    }
-
-    /// Receives all that is in the sockets, unless that does not end.
-    fn receive_from_sockets(&mut self, each: &mut impl FnMut(SocketAddr, IpAddr, &[u8])) -> usize {
-        let mut count = 0;
-        for i in 0..self.sockets.len() {
-            for _ in 0..64 {
-                match self.receive_from(i, each) {
-                    0 => break,
-                    received => count += received,
-                }
-            }
         }
         count
     }

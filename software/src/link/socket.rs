@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::io;
 use std::mem::{size_of, zeroed};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -81,22 +81,31 @@ fn on(address: IpAddr, interface: u32) -> SocketAddr {
     }
 }
 
-/// The index of the interface that has this address, or 0.
-fn interface_of(address: Ipv6Addr) -> u32 {
+/// The index of the interface that has this address, or 0. All of 127.0.0.0/8 is the loopback interface's.
+pub(crate) fn interface_of(address: IpAddr) -> u32 {
     let mut first = std::ptr::null_mut();
-    // SAFETY: the call fills in the pointer to a list, which is followed while it lives; each name is a string.
+    // SAFETY: the call fills in the pointer to a list, which is followed while it lives; each name is a string, and the
+    // family says what an address is.
     unsafe {
         if libc::getifaddrs(&mut first) != 0 {
             return 0;
         }
         let (mut found, mut next) = (0, first);
         while let Some(entry) = next.as_ref() {
-            let is_it = entry.ifa_addr.as_ref().is_some_and(|it| {
-                c_int::from(it.sa_family) == libc::AF_INET6
-                    && (*entry.ifa_addr.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr
-                        == address.octets()
-            });
-            if is_it {
+            let family = entry.ifa_addr.as_ref().map(|it| c_int::from(it.sa_family));
+            let its = match family {
+                Some(libc::AF_INET) => {
+                    let v4 = &*entry.ifa_addr.cast::<libc::sockaddr_in>();
+                    Some(IpAddr::from(v4.sin_addr.s_addr.to_ne_bytes()))
+                }
+                Some(libc::AF_INET6) => {
+                    let v6 = &*entry.ifa_addr.cast::<libc::sockaddr_in6>();
+                    Some(IpAddr::from(v6.sin6_addr.s6_addr))
+                }
+                _ => None,
+            };
+            let is_near = |it: IpAddr| it.is_ipv4() && it.is_loopback() && address.is_loopback();
+            if its.is_some_and(|it| it == address || address.is_ipv4() && is_near(it)) {
                 found = libc::if_nametoindex(entry.ifa_name);
                 break;
             }
@@ -144,7 +153,7 @@ pub(super) fn open_own(address: IpAddr, through_kernel: bool) -> io::Result<Arc<
     let at = |e: io::Error| io::Error::new(e.kind(), format!("{address}: {e}"));
     let interface = match address {
         IpAddr::V4(_) => 0,
-        IpAddr::V6(v6) => match interface_of(v6) {
+        IpAddr::V6(v6) => match interface_of(address) {
             0 if v6.is_unicast_link_local() => return Err(at(not_available())),
             interface => interface,
         },

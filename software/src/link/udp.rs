@@ -49,7 +49,7 @@ pub(crate) struct UdpLink {
     /// One for each address of the device.
     own: Vec<Arc<Socket>>,
     all: Arc<Sockets>,
-    /// Wakes the thread that receives.
+    /// Wakes the device's thread.
     wake: Arc<Waker>,
 }
 
@@ -61,7 +61,8 @@ impl UdpLink {
         let all = Mutex::new(own.clone());
         let all = Arc::new(Sockets { all, version: AtomicU32::new(1) });
         let wake = Arc::new(Waker::new()?);
-        let mut place = Place::new(Arc::new(Inbox::new(wake.clone())), !through_kernel);
+        let bell = Arc::new(Waker::new()?);
+        let mut place = Place::new(Arc::new(Inbox::new(bell)), !through_kernel);
         place.set_addresses(addresses);
         Ok(Self { place, waiting: VecDeque::new(), own, all, wake })
     }
@@ -96,19 +97,22 @@ impl Link for UdpLink {
             if let Some(socket) = socket {
                 let is_sent;
                 (run, is_sent) = self.place.send_some(&mut left[..run]);
+                self.waiting.extend(self.place.take_refused());
                 if !is_sent {
                     let some = &mut left[..run];
                     let sent = if self.waiting.is_empty() { send::send(socket, some) } else { 0 };
-                    let room = MOST_WAITING - self.waiting.len();
+                    let room = MOST_WAITING.saturating_sub(self.waiting.len());
                     self.waiting.extend(some[sent..].iter_mut().take(room).map(std::mem::take));
                 }
             }
             left = &mut left[run..];
         }
-        self.waiting.is_empty()
+        self.waiting.is_empty() && self.place.is_done()
     }
 
     fn send_rest(&mut self) -> bool {
+        let is_done = self.place.send_rest();
+        self.waiting.extend(self.place.take_refused());
         while let Some(first) = self.waiting.front() {
             let from = first.addresses.map(|addresses| addresses.0);
             let socket = self.own.iter().find(|socket| Some(socket.address) == from);
@@ -121,10 +125,15 @@ impl Link for UdpLink {
                 return false;
             }
         }
-        true
+        is_done
+    }
+
+    fn is_full(&mut self, from: IpAddr, to: IpAddr) -> bool {
+        self.place.is_full(from, to) || !self.waiting.is_empty() && !self.place.is_near(from, to)
     }
 
     fn drop_rest(&mut self, from: &[IpAddr]) {
+        self.place.drop_rest(from);
         self.waiting.retain(|packet| packet.addresses.is_none_or(|(own, _)| !from.contains(&own)));
     }
 

@@ -1,9 +1,13 @@
 //! Completion queues.
 
 use std::ffi::c_int;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
+use super::context::is_ours;
 use super::extended_completion::SoftCq;
 use super::{context, object, shared, status, wait_acknowledged};
+use crate::device::Shared;
 use crate::ffi::*;
 use crate::transport::queues::CompletionQueue;
 use crate::transport::work::Completion;
@@ -70,6 +74,9 @@ pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
             (&raw const (*cq).comp_events_completed).read_volatile() == read.completion
                 && (&raw const (*cq).async_events_completed).read_volatile() == read.asynchronous
         });
+        if (*cq.cast::<SoftCq>()).is_attached.load(Ordering::Relaxed) {
+            shared((*cq).context).driver().detach();
+        }
         drop(Box::from_raw(cq.cast::<SoftCq>()));
     }
     0
@@ -118,7 +125,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, to: *mut i
     // SAFETY: as the module says; there is room for `most` completions.
     unsafe {
         let shared = shared((*cq).context);
-        if (*cq.cast::<SoftCq>()).is_idle(shared) {
+        if (*cq.cast::<SoftCq>()).is_idle(shared, (*cq).handle) {
             return 0;
         }
         let mut engine = shared.lock();
@@ -128,7 +135,63 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, to: *mut i
             to.add(count as usize).write(translate(&completion));
             count += 1;
         }
+        engine.polled((*cq).handle);
         count
+    }
+}
+
+/// The device of a completion queue, if it is one of this process and has a thread.
+///
+/// # Safety
+///
+/// The queue is live, of whichever provider.
+unsafe fn threaded<'a>(cq: *mut ibv_cq) -> Option<&'a Shared> {
+    // SAFETY: the caller vouches for the queue, which holds its context.
+    let shared = unsafe { is_ours((*cq).context).then(|| shared((*cq).context)) }?;
+    (shared.is_unforked() && shared.driver().membership().is_none()).then_some(shared)
+}
+
+/// # Safety
+///
+/// As [`Hooks`](ibverbs::provider::Hooks) says.
+pub(crate) unsafe fn sleep_for(
+    cq: *mut ibv_cq,
+    files: &[c_int],
+    deadline: Option<Instant>,
+) -> bool {
+    // SAFETY: the caller vouches for the queue.
+    unsafe {
+        let Some(shared) = threaded(cq) else { return false };
+        (*cq.cast::<SoftCq>()).is_attended.store(true, Ordering::Relaxed);
+        shared.driver().sleep_for(shared, (*cq).handle, files, deadline)
+    }
+}
+
+/// # Safety
+///
+/// As [`Hooks`](ibverbs::provider::Hooks) says.
+pub(crate) unsafe fn attend(cq: *mut ibv_cq) -> Option<c_int> {
+    // SAFETY: the caller vouches for the queue.
+    unsafe {
+        let shared = threaded(cq)?;
+        let soft = cq.cast::<SoftCq>();
+        (*soft).is_attended.store(true, Ordering::Relaxed);
+        shared.lock().attend((*cq).handle);
+        let is_new = !(*soft).is_attached.swap(true, Ordering::Relaxed);
+        shared.driver().attach(is_new)
+    }
+}
+
+/// # Safety
+///
+/// As [`Hooks`](ibverbs::provider::Hooks) says.
+pub(crate) unsafe fn rest(cq: *mut ibv_cq) -> bool {
+    // SAFETY: the caller vouches for the queue. The program counts the events that it has read there.
+    unsafe {
+        let Some(shared) = threaded(cq) else { return true };
+        shared.driver().rest(shared, (*cq).handle);
+        let read = (&raw const (*cq).comp_events_completed).read_volatile();
+        shared.lock().events((*cq).handle) != read
     }
 }
 

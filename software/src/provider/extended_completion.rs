@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::completion::create;
 use super::{object, shared, zeroed};
@@ -20,6 +20,9 @@ pub(super) struct SoftCq {
     current: Option<Completion>,
     /// The number of ready completions: an empty poll takes no lock.
     pub(super) depth: Arc<AtomicUsize>,
+    /// Who waits for its events receives packets itself; a loop of the program hears the bell.
+    pub(super) is_attended: AtomicBool,
+    pub(super) is_attached: AtomicBool,
 }
 
 impl SoftCq {
@@ -29,13 +32,15 @@ impl SoftCq {
             polling: *zeroed::<pthread_mutex_t>(),
             current: None,
             depth: Arc::default(),
+            is_attended: AtomicBool::new(false),
+            is_attached: AtomicBool::new(false),
         })
     }
 
-    /// Receives packets if there is nothing to poll; returns whether the queue is still empty.
-    pub(super) fn is_idle(&self, shared: &Shared) -> bool {
+    /// Receives packets if there is nothing to poll; returns whether the queue, of this number, is still empty.
+    pub(super) fn is_idle(&self, shared: &Shared, number: u32) -> bool {
         if self.depth.load(Ordering::Acquire) == 0 {
-            shared.make_progress();
+            shared.make_progress(number);
         }
         self.depth.load(Ordering::Acquire) == 0
     }
@@ -120,7 +125,7 @@ unsafe fn advance(ex: *mut ibv_cq_ex) -> c_int {
                 return errno;
             }
         }
-        if (*cq).is_idle(shared) {
+        if (*cq).is_idle(shared, (*ex).handle) {
             return libc::ENOENT;
         }
         let Some(completion) = shared.lock().poll((*ex).handle) else {
@@ -159,6 +164,9 @@ unsafe extern "C" fn end_poll(ex: *mut ibv_cq_ex) {
     // SAFETY: as the module says; a poll is under way.
     unsafe {
         (*ex.cast::<SoftCq>()).current = None;
+        if (*ex.cast::<SoftCq>()).is_attended.load(Ordering::Relaxed) {
+            shared((*ex).context).lock().polled((*ex).handle);
+        }
         libc::pthread_mutex_unlock((&raw mut (*ex.cast::<SoftCq>()).polling).cast());
     }
 }

@@ -10,6 +10,7 @@ use crate::device::Shared;
 use crate::event_files;
 use crate::faults::Verb;
 use crate::ffi::*;
+use crate::link::socket::interface_of;
 use crate::transport::events;
 
 /// A request to the kernel.
@@ -130,20 +131,18 @@ fn verb_of(request: &Request<'_>) -> Option<Verb> {
 fn entry(shared: &Shared, port: usize, index: usize) -> Result<ibv_gid_entry, c_int> {
     let engine = shared.lock();
     let number = port.checked_sub(1).ok_or(libc::EINVAL)?;
-    let addresses = &engine.core.ports.get(number).ok_or(libc::EINVAL)?.addresses;
-    let is_empty = index < table_length(addresses.len());
+    let gids = engine.core.ports.get(number).ok_or(libc::EINVAL)?.gids();
+    let is_simulated = engine.core.settings.network.is_some();
+    drop(engine);
+    let is_empty = index < table_length(gids.len());
     let none = if is_empty { libc::ENODATA } else { libc::EINVAL };
-    let address = addresses.get(index).ok_or(none)?;
-    let raw = match address {
-        std::net::IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        std::net::IpAddr::V6(v6) => v6.octets(),
-    };
+    let &(gid, address) = gids.get(index).ok_or(none)?;
     Ok(ibv_gid_entry {
-        gid: ibv_gid { raw },
+        gid: ibv_gid { raw: gid.octets() },
         gid_index: index as u32,
         port_num: port as u32,
         gid_type: ibv_gid_type::IBV_GID_TYPE_ROCE_V2.0,
-        ndev_ifindex: 0,
+        ndev_ifindex: if is_simulated { 0 } else { interface_of(address) },
     })
 }
 

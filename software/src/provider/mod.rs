@@ -7,7 +7,7 @@
 
 mod address;
 mod batch;
-mod completion;
+pub(crate) mod completion;
 mod context;
 mod device_memory;
 mod extended_completion;

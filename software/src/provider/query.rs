@@ -120,7 +120,7 @@ pub(super) unsafe extern "C" fn query_port(
         state,
         max_mtu: ibv_mtu::IBV_MTU_4096,
         active_mtu: engine.core.settings.mtu,
-        gid_tbl_len: table_length(port.addresses.len()) as c_int,
+        gid_tbl_len: table_length(port.gids().len()) as c_int,
         max_msg_sz: crate::transport::responder::MAX_MESSAGE,
         pkey_tbl_len: 1,
         // The codes of four lanes of 25 Gb/s, an arbitrary speed.

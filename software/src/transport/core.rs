@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_int;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use super::device_memory::DeviceMemory;
@@ -72,6 +72,53 @@ pub(crate) struct Port {
     pub(crate) active: bool,
     /// One GID each.
     pub(crate) addresses: Vec<IpAddr>,
+    /// Its table of GIDs is as adapters have it.
+    adapter_gids: bool,
+}
+
+/// How many entries of such a table programs take for granted.
+const ADAPTER_GIDS: usize = 4;
+
+/// The first three groups of interface identifiers of link-local GIDs that name an IPv4 address, which follows.
+const LINK_LOCAL: [u16; 6] = [0xfe80, 0, 0, 0, 0x6962, 0x7673];
+
+impl Port {
+    /// The table of its GIDs, as IPv6 addresses, and the addresses that packets have.
+    pub(crate) fn gids(&self) -> Vec<(Ipv6Addr, IpAddr)> {
+        let gid = |&address: &IpAddr| match address {
+            IpAddr::V4(v4) => (v4.to_ipv6_mapped(), address),
+            IpAddr::V6(v6) => (v6, address),
+        };
+        let mut gids: Vec<_> = self.addresses.iter().map(gid).collect();
+        if !self.adapter_gids {
+            return gids;
+        }
+        let first = gids[0];
+        let v4 = self.addresses.iter().find_map(|address| match address {
+            IpAddr::V4(v4) => Some(*v4),
+            IpAddr::V6(_) => None,
+        });
+        if let Some(v4) = v4 {
+            gids.insert(0, (link_local(v4), v4.into()));
+        }
+        while gids.len() < ADAPTER_GIDS {
+            gids.push(first);
+        }
+        gids
+    }
+}
+
+fn link_local(address: Ipv4Addr) -> Ipv6Addr {
+    let [a, b, c, d] = address.octets();
+    let [g, h, i, j, k, l] = LINK_LOCAL;
+    let last = [u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])];
+    Ipv6Addr::new(g, h, i, j, k, l, last[0], last[1])
+}
+
+/// The IPv4 address that a link-local GID names, if it is one of those.
+pub(crate) fn named_by_link_local(gid: Ipv6Addr) -> Option<Ipv4Addr> {
+    let [.., a, b, c, d] = gid.octets();
+    (gid.segments()[..6] == LINK_LOCAL).then(|| Ipv4Addr::new(a, b, c, d))
 }
 
 #[derive(Debug)]
@@ -80,8 +127,10 @@ pub(crate) struct Core {
     pub(crate) ports: Vec<Port>,
     pub(crate) keys: Keys,
     pub(crate) cqs: Table<CompletionQueue>,
-    /// How many of them are armed: the program waits for their events.
+    /// How many of them are armed by programs that do not receive packets themselves.
     pub(crate) armed: u32,
+    /// The completion queue that the thread which receives polls next, and whether it has slept for it.
+    pub(crate) polling: Option<(u32, bool)>,
     /// Their numbers have 24 bits, as packets of extended reliable connections have them.
     pub(crate) srqs: Table<SharedReceiveQueue>,
     /// The handles of XRC domains.
@@ -105,6 +154,8 @@ pub(crate) struct Core {
     pub(crate) timers: Timers,
     /// Queue pairs that have more packets to send than fit in one turn.
     pub(crate) runnable: VecDeque<u32>,
+    /// Queue pairs that do not learn of losses, and wait for room.
+    pub(crate) parked: Vec<u32>,
     /// A thread of the program receives: it will soon post, or poll again.
     pub(crate) holds_answers: bool,
     /// Queue pairs whose acknowledgement waits for that.
@@ -136,12 +187,18 @@ pub(crate) struct Core {
 
 impl Core {
     pub(crate) fn new(settings: Settings, clock: Arc<dyn Clock>, link: Box<dyn Link>) -> Self {
-        let port = |addresses: &Vec<IpAddr>| Port { active: true, addresses: addresses.clone() };
+        let adapter_gids = settings.adapter_gids;
+        let port = |addresses: &Vec<IpAddr>| Port {
+            active: true,
+            addresses: addresses.clone(),
+            adapter_gids,
+        };
         Self {
             ports: settings.ports.iter().map(port).collect(),
             keys: Keys(Table::new(Tag::Low, 1, settings.max_mr.saturating_add(settings.max_mw))),
             cqs: Table::new(Tag::Low, 1, settings.max_cq),
             armed: 0,
+            polling: None,
             srqs: Table::new(Tag::High, 1, settings.max_srq),
             xrc_domains: Table::new(Tag::Low, 1, u32::MAX),
             last_xrc_domain: 0,
@@ -156,6 +213,7 @@ impl Core {
             groups: BTreeMap::new(),
             timers: Timers::default(),
             runnable: VecDeque::new(),
+            parked: Vec::new(),
             holds_answers: false,
             held: Vec::new(),
             overrun: Vec::new(),
@@ -249,6 +307,18 @@ impl Core {
         if !self.link.send_rest() {
             self.send_rest_later();
         }
+        self.runnable.extend(self.parked.drain(..));
+    }
+
+    /// Whether packets on this path would find no room.
+    pub(crate) fn is_full(&mut self, path: Path) -> bool {
+        self.link.is_full(path.from, path.to)
+    }
+
+    /// Has a queue pair go on when there may be room.
+    pub(crate) fn park(&mut self, number: u32) {
+        self.parked.push(number);
+        self.send_rest_later();
     }
 
     /// What a port, counted from 0, has not sent yet is lost.
@@ -314,11 +384,22 @@ impl Core {
     }
 
     /// Raises the event that a completion queue was armed for.
-    fn completion_event(&mut self, number: u32) {
+    pub(crate) fn completion_event(&mut self, number: u32) {
         let Some(cq) = self.cqs.get_mut(number) else { return };
-        self.armed -= u32::from(std::mem::replace(&mut cq.armed, Armed::No) != Armed::No);
         cq.held_back = 0;
         cq.due = None;
+        cq.owes = match self.polling {
+            Some((polled, has_slept)) if polled == number && cq.is_attended => {
+                has_slept || cq.sleepers == 0
+            }
+            _ => false,
+        };
+        if cq.owes {
+            cq.missed = true;
+            return;
+        }
+        let was_armed = std::mem::replace(&mut cq.armed, Armed::No) != Armed::No;
+        self.armed -= u32::from(was_armed && !cq.is_attended);
         if let Some(fd) = cq.channel {
             cq.events += 1;
             let record = Record::completion(cq.handle);

@@ -91,7 +91,6 @@ thread_local! {
 }
 
 /// Changes when this thread writes an event.
-#[cfg(any(test, feature = "tokio"))]
 pub(crate) fn written() -> u64 {
     WRITTEN.get()
 }

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::net::{IpAddr, Ipv6Addr};
 
 use super::Engine;
-use super::core::Core;
+use super::core::{Core, named_by_link_local};
 use super::queue_pair::{QueuePair, Transport};
 use super::state;
 use super::work::Path;
@@ -24,12 +24,12 @@ impl Core {
         if av.is_global == 0 {
             return Err(libc::EINVAL);
         }
-        let from = port.addresses.get(usize::from(av.grh.sgid_index)).ok_or(libc::EINVAL)?;
+        let (_, from) = *port.gids().get(usize::from(av.grh.sgid_index)).ok_or(libc::EINVAL)?;
         let to = address(&av.grh.dgid);
         if to.is_ipv4() != from.is_ipv4() || to.is_unspecified() {
             return Err(libc::EINVAL);
         }
-        Ok(Path { from: *from, to })
+        Ok(Path { from, to })
     }
 }
 
@@ -42,7 +42,8 @@ pub(crate) fn address(gid: &ibv_gid) -> IpAddr {
     if raw[0] == 0xff && raw[1] == 0x0e && raw[2..10] == [0; 8] && raw[10..12] == [0xff, 0xff] {
         return IpAddr::from([raw[12], raw[13], raw[14], raw[15]]);
     }
-    v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
+    let v4 = v6.to_ipv4_mapped().or_else(|| named_by_link_local(v6));
+    v4.map_or(IpAddr::V6(v6), IpAddr::V4)
 }
 
 fn ensure(condition: bool) -> Result<(), c_int> {

@@ -65,7 +65,7 @@ impl Engine {
             return Err(libc::EBUSY);
         }
         let Some(mut cq) = self.core.cqs.remove(number) else { return Err(libc::EINVAL) };
-        self.core.armed -= u32::from(cq.armed != Armed::No);
+        self.core.armed -= u32::from(cq.armed != Armed::No && !cq.is_attended);
         self.core.timers.forget(Timer::CompletionQueue(number), &mut cq.scheduled);
         let channel = self.core.take_back(cq.channel, cq.handle, &[]);
         let file = self.core.contexts.get(&cq.context).copied();
@@ -89,13 +89,57 @@ impl Engine {
     /// Arms the queue for an event. "Solicited only" does not weaken an earlier request for any completion.
     pub(crate) fn arm(&mut self, number: u32, solicited_only: bool) -> Result<(), c_int> {
         let cq = self.core.cqs.get_mut(number).ok_or(libc::EINVAL)?;
-        self.core.armed += u32::from(cq.armed == Armed::No);
+        self.core.armed += u32::from(cq.armed == Armed::No && !cq.is_attended);
         if !solicited_only {
             cq.armed = Armed::Any;
         } else if cq.armed == Armed::No {
             cq.armed = Armed::Solicited;
         }
         Ok(())
+    }
+
+    /// Who waits for events of a completion queue receives packets itself.
+    pub(crate) fn attend(&mut self, number: u32) {
+        let Some(cq) = self.core.cqs.get_mut(number) else { return };
+        let was = std::mem::replace(&mut cq.is_attended, true);
+        self.core.armed -= u32::from(cq.armed != Armed::No && !was);
+    }
+
+    /// A thread that has found a completion queue empty is about to sleep for it. Returns false if there was something since
+    /// then that raised no event: then it must look again.
+    pub(crate) fn begin_sleep(&mut self, number: u32) -> bool {
+        self.attend(number);
+        let Some(cq) = self.core.cqs.get_mut(number) else { return false };
+        let sleeps = !std::mem::take(&mut cq.missed);
+        cq.sleepers += u32::from(sleeps);
+        sleeps
+    }
+
+    /// It sleeps no more.
+    pub(crate) fn end_sleep(&mut self, number: u32) {
+        if let Some(cq) = self.core.cqs.get_mut(number) {
+            cq.sleepers -= 1;
+            cq.missed = false;
+        }
+    }
+
+    /// Whether a completion queue has completions that raised no event, since their program has received them.
+    pub(crate) fn is_owed(&self, number: u32) -> bool {
+        self.core.cqs.get(number).is_some_and(|cq| cq.owes)
+    }
+
+    /// A poll of the program is over. Completions that it has left raise the event that they did not raise before: other
+    /// threads may wait for it.
+    pub(crate) fn polled(&mut self, number: u32) {
+        let Some(cq) = self.core.cqs.get_mut(number) else { return };
+        if std::mem::take(&mut cq.owes) && !cq.ready.is_empty() && cq.armed != Armed::No {
+            self.core.completion_event(number);
+        }
+    }
+
+    /// How many events a completion queue has raised.
+    pub(crate) fn events(&self, number: u32) -> u32 {
+        self.core.cqs.get(number).map_or(0, |cq| cq.events)
     }
 
     /// Removes the oldest completion.

@@ -27,6 +27,15 @@ pub(crate) struct CompletionQueue {
     /// The number of ready completions, readable without the lock.
     pub(crate) depth: Arc<AtomicUsize>,
     pub(crate) armed: Armed,
+    /// Who waits for its events receives packets itself, and polls until the queue is empty before it sleeps. So what a poll
+    /// receives raises no event, and the queue stays armed, unless others wait meanwhile.
+    pub(crate) is_attended: bool,
+    /// How many threads sleep until there is something in it, as far as they have told.
+    pub(crate) sleepers: u32,
+    /// There may be completions without an event.
+    pub(crate) owes: bool,
+    /// There were such: who begins to sleep looks once more.
+    pub(crate) missed: bool,
     /// The program can ask when something completed.
     pub(crate) is_timed: bool,
     /// The file of its completion channel.
@@ -55,6 +64,10 @@ impl CompletionQueue {
             ready: VecDeque::new(),
             depth: Arc::default(),
             armed: Armed::No,
+            is_attended: false,
+            sleepers: 0,
+            owes: false,
+            missed: false,
             is_timed: false,
             channel,
             users: 0,

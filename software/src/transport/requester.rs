@@ -116,7 +116,7 @@ impl QueuePair {
         if asked_for > self.sq.window.into() && self.transport.is_reliable() {
             self.open_window(core);
         }
-        let mut turn = TURN;
+        let mut turn = if !self.transport.is_reliable() && self.is_parked(core) { 0 } else { TURN };
         while self.is_up()
             && self.sq.not_ready_until.is_none()
             && self.sq.cursor < self.sq.posted.len()
@@ -139,6 +139,17 @@ impl QueuePair {
         self.complete_local(core);
         self.start_timer(core);
         self.check_drained(core);
+    }
+
+    /// Whether it waits for room, since nobody would tell it that packets were lost for want of it.
+    fn is_parked(&mut self, core: &mut Core) -> bool {
+        let Some(next) = self.sq.posted.get(self.sq.cursor) else { return false };
+        let to = next.request.destination.map(|to| to.path);
+        let is_full = self.path.or(to).is_some_and(|path| core.is_full(path));
+        if is_full && !std::mem::replace(&mut self.is_runnable, true) {
+            core.park(self.number);
+        }
+        is_full
     }
 
     /// Whether anything waits for an answer.

@@ -2,13 +2,13 @@
 //!
 //! Each device has a door at each of its addresses: a socket of the machine's abstract name space, whose name has the
 //! address. That name space belongs to the network namespace, as addresses do. A process that wants to send to an address
-//! knocks at its door, and hands over a ring (`ring`) that it writes to from then on. The connection wakes the reader,
-//! and ends with either process. Until the other side has answered, and where there is no door, packets go through
-//! the kernel's network.
+//! knocks at its door, and hands over a ring (`ring`) that it writes to from then on. The answer is the device's bell, a
+//! file that wakes whoever waits for its packets. The connection ends with either process. Where there is no door, and
+//! where nobody is let in, packets go through the kernel's network.
 //!
 //! Both sides make sure that the other process is of the same user. They do not trust it otherwise (`ring`).
 
-mod bell;
+mod line;
 mod ring;
 mod senders;
 mod ways;
@@ -18,6 +18,8 @@ use std::io;
 use std::mem::{size_of, zeroed};
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use crate::files::Waker;
 
 pub(super) use self::senders::Senders;
 pub(super) use self::ways::Ways;
@@ -41,7 +43,7 @@ fn name(address: IpAddr) -> Option<(libc::sockaddr_un, libc::socklen_t)> {
         return None;
     }
     // Changed whenever what is said there, or the ring, changes.
-    let text = format!("\0ibverbs-software 1 {address}");
+    let text = format!("\0ibverbs-software 2 {address}");
     // SAFETY: all zeros is a valid address structure.
     let mut name: libc::sockaddr_un = unsafe { zeroed() };
     name.sun_family = libc::AF_UNIX as _;
@@ -105,38 +107,23 @@ fn is_ours(connection: &OwnedFd) -> bool {
     }
 }
 
-/// Sends one byte, without blocking. Fails if the other end is gone.
-fn ring_bell(connection: &OwnedFd) -> io::Result<()> {
-    // SAFETY: one byte is read from a live variable.
-    let sent = unsafe {
-        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        libc::send(connection.as_raw_fd(), [1_u8].as_ptr().cast(), 1, flags)
-    };
-    match check(sent) {
-        // So much is there to be read that the other end wakes anyway.
-        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(()),
-        sent => sent.map(drop),
-    }
-}
-
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 enum Heard {
     Nothing,
-    Something,
-    /// The other end is gone.
+    /// The other side has let us in, and wants to be woken so.
+    Answer(Waker),
+    /// The other end is gone, or says what nobody says.
     End,
 }
 
+/// What the answer says beside the bell.
+const WELCOME: &[u8] = b"!";
+
 /// Receives one message, without blocking.
 fn listen(connection: &OwnedFd) -> Heard {
-    let mut byte = [0_u8];
-    // SAFETY: at most one byte is written to a live variable.
-    let received = unsafe {
-        libc::recv(connection.as_raw_fd(), byte.as_mut_ptr().cast(), 1, libc::MSG_DONTWAIT)
-    };
-    match check(received) {
-        Ok(0) => Heard::End,
-        Ok(_) => Heard::Something,
+    match receive(connection, &mut [0; TEXT]) {
+        Ok((1.., Some(bell))) => Waker::of_other(bell).map_or(Heard::End, Heard::Answer),
+        Ok(_) => Heard::End,
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Heard::Nothing,
         Err(e) if e.kind() == io::ErrorKind::Interrupted => Heard::Nothing,
         Err(_) => Heard::End,
@@ -151,8 +138,17 @@ struct Control {
 }
 
 /// Says who we are, and hands over the ring.
-fn introduce(connection: &OwnedFd, from: IpAddr, file: &OwnedFd) -> io::Result<()> {
-    let text = from.to_string();
+fn introduce(connection: &OwnedFd, from: IpAddr, ring: &OwnedFd) -> io::Result<()> {
+    send(connection, from.to_string().as_bytes(), ring)
+}
+
+/// Lets the other side in, and hands over the bell.
+fn answer(connection: &OwnedFd, bell: &Waker) -> io::Result<()> {
+    send(connection, WELCOME, bell.file())
+}
+
+/// Sends a message with a file, without blocking.
+fn send(connection: &OwnedFd, text: &[u8], file: &OwnedFd) -> io::Result<()> {
     // SAFETY: all zeros is a valid value of these C structures; the message points to live variables of the sizes
     // that it names. The arithmetic of `CMSG_LEN` is that of the structure.
     unsafe {
@@ -175,9 +171,19 @@ fn introduce(connection: &OwnedFd, from: IpAddr, file: &OwnedFd) -> io::Result<(
 /// Receives what [`introduce`] sent, if it is there.
 fn meet(connection: &OwnedFd) -> io::Result<(IpAddr, OwnedFd)> {
     let mut text = [0_u8; TEXT];
-    // SAFETY: as in `introduce`. The control message is read if the kernel has written one; there is room for one
+    let (length, file) = receive(connection, &mut text)?;
+    let text = std::str::from_utf8(&text[..length]).ok();
+    match (text.and_then(|text| text.parse().ok()), file) {
+        (Some(from), Some(file)) => Ok((from, file)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Receives a message, and the file that came with it, without blocking.
+fn receive(connection: &OwnedFd, text: &mut [u8; TEXT]) -> io::Result<(usize, Option<OwnedFd>)> {
+    // SAFETY: as in `send`. The control message is read if the kernel has written one; there is room for one
     // descriptor only, which is ours from here on.
-    let (length, file) = unsafe {
+    unsafe {
         let mut control: Control = zeroed();
         let mut part = libc::iovec { iov_base: text.as_mut_ptr().cast(), iov_len: text.len() };
         let mut message: libc::msghdr = zeroed();
@@ -193,12 +199,7 @@ fn meet(connection: &OwnedFd) -> io::Result<(IpAddr, OwnedFd)> {
         {
             file = Some(OwnedFd::from_raw_fd(control.file[0]));
         }
-        (length, file)
-    };
-    let text = std::str::from_utf8(&text[..length]).ok();
-    match (text.and_then(|text| text.parse().ok()), file) {
-        (Some(from), Some(file)) => Ok((from, file)),
-        _ => Err(io::ErrorKind::InvalidData.into()),
+        Ok((length, file))
     }
 }
 

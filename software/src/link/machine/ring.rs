@@ -131,6 +131,11 @@ impl Reader {
         self.is_broken || self.mapping.header().written.0.load(Ordering::Acquire) == self.read
     }
 
+    /// Whether the writer was asked to ring, and has not done so.
+    pub(super) fn is_rung(&self) -> bool {
+        self.is_broken || self.mapping.header().sleeping.0.load(Ordering::Relaxed) == 1
+    }
+
     /// Asks to be woken. Returns false if there are packets already.
     pub(super) fn may_sleep(&self) -> bool {
         self.mapping.header().sleeping.0.store(1, Ordering::Relaxed);

@@ -6,10 +6,10 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use super::bell::Bell;
+use super::line::Line;
 use super::ring::Reader;
-use super::{Heard, MOST, accept, is_ours, listen, meet, ring_bell};
-use crate::files::Epoll;
+use super::{Heard, MOST, accept, answer, is_ours, listen, meet};
+use crate::files::{Epoll, Waker};
 
 /// How many packets are read from a ring before others get their turn, and the answers are sent.
 const TURN: usize = 64;
@@ -20,10 +20,8 @@ struct Sender {
     from: IpAddr,
     /// The address of ours that it sends to.
     to: IpAddr,
-    bell: Bell,
+    line: Line,
     reader: Reader,
-    /// What it sent before, through the kernel's network, may be in the socket still.
-    is_new: bool,
     /// It is gone, or has another connection: what is in the ring is the last.
     is_ending: bool,
 }
@@ -31,7 +29,9 @@ struct Sender {
 /// The processes that send to a device.
 #[derive(Debug)]
 pub(in crate::link) struct Senders {
-    bells: Arc<Epoll>,
+    /// What they ring when they have written to a ring whose reader sleeps.
+    bell: Arc<Waker>,
+    ends: Arc<Epoll>,
     /// Those who have not introduced themselves yet; the address whose door it was.
     guests: Vec<(IpAddr, Arc<OwnedFd>)>,
     all: Vec<Sender>,
@@ -41,9 +41,9 @@ pub(in crate::link) struct Senders {
 }
 
 impl Senders {
-    pub(in crate::link) fn new() -> io::Result<Self> {
-        let bells = Arc::new(Epoll::new()?);
-        Ok(Self { bells, guests: Vec::new(), all: Vec::new(), is_waiting: false })
+    pub(in crate::link) fn new(bell: Arc<Waker>) -> io::Result<Self> {
+        let ends = Arc::new(Epoll::new()?);
+        Ok(Self { bell, ends, guests: Vec::new(), all: Vec::new(), is_waiting: false })
     }
 
     #[cfg(test)]
@@ -51,17 +51,17 @@ impl Senders {
         self.guests.len() + self.all.len()
     }
 
-    /// Whether nobody has introduced itself.
-    pub(in crate::link) fn is_empty(&self) -> bool {
-        self.all.is_empty()
+    #[cfg(test)]
+    pub(super) fn bell(&self) -> &Waker {
+        &self.bell
     }
 
-    /// The bells of those who have introduced themselves. They tell of packets, and of the end.
-    pub(in crate::link) fn bells(&self) -> &Arc<Epoll> {
-        &self.bells
+    /// The connections of those who have introduced themselves, which tell of the end.
+    pub(in crate::link) fn ends(&self) -> &Arc<Epoll> {
+        &self.ends
     }
 
-    /// The connections of those who have not. [`Senders::attend`] is for them, and for the bells.
+    /// The connections of those who have not. [`Senders::attend`] is for them, and for the ends.
     pub(in crate::link) fn guests(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
         self.guests.iter().map(|(_, connection)| connection)
     }
@@ -103,8 +103,9 @@ impl Senders {
     pub(in crate::link) fn attend(&mut self, is_ready: impl Fn(c_int) -> bool) {
         for sender in &mut self.all {
             // If there is more to hear, it will be ready again.
-            let is_ready = is_ready(sender.bell.fd());
-            sender.is_ending |= is_ready && listen(sender.bell.connection()) == Heard::End;
+            let is_ready = is_ready(sender.line.fd());
+            sender.is_ending |=
+                is_ready && !matches!(listen(sender.line.connection()), Heard::Nothing);
         }
         let (ready, waiting) = std::mem::take(&mut self.guests)
             .into_iter()
@@ -125,32 +126,25 @@ impl Senders {
             Err(_) => return,
         };
         let Ok(reader) = Reader::new(&file) else { return };
-        let Ok(bell) = Bell::new(connection, &self.bells) else { return };
-        if ring_bell(bell.connection()).is_err() {
+        let Ok(line) = Line::new(connection, &self.ends) else { return };
+        // Whatever is in the ring is read before anyone asks to be rung.
+        if answer(line.connection(), &self.bell).is_err() {
             return;
         }
         for older in &mut self.all {
             older.is_ending |= (older.from, older.to) == (from, to);
         }
-        self.all.push(Sender { from, to, bell, reader, is_new: true, is_ending: false });
+        self.all.push(Sender { from, to, line, reader, is_ending: false });
     }
 
-    /// Asks all to wake us. Returns false if there are packets already.
+    /// Whether all will ring when they have packets, as far as they have none now.
+    pub(in crate::link) fn all_ring(&self) -> bool {
+        self.all.iter().all(|sender| sender.reader.is_rung())
+    }
+
+    /// Asks all to ring. Returns false if there are packets already.
     pub(in crate::link) fn may_sleep(&self) -> bool {
-        self.all.iter().all(|sender| sender.reader.may_sleep())
-    }
-
-    /// Whether there is a packet of a process whose earlier packets may be in the socket still. Asked once: they are to
-    /// be received first.
-    pub(in crate::link) fn is_one_new(&mut self) -> bool {
-        let mut found = false;
-        for sender in &mut self.all {
-            if sender.is_new && !sender.reader.is_empty() {
-                sender.is_new = false;
-                found = true;
-            }
-        }
-        found
+        self.all.iter().fold(true, |idle, sender| sender.reader.may_sleep() && idle)
     }
 
     /// Passes on packets with their source and destination; returns their number.

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{CompletionChannel, CompletionQueue, WorkCompletion};
 
-use super::ways::LOOK;
-use super::{Heard, MOST, Senders, Ways, connect, door, introduce, listen, name, ring_bell};
+use super::ways::{Connection, LOOK};
+use super::{Heard, MOST, Senders, Ways, connect, door, introduce, listen, name, send};
 use crate::device::Device;
 use crate::event_files::before_sleep;
 use crate::files::{Waker, wait, wait_for};
@@ -19,7 +19,7 @@ use crate::transport::events::{self, Record};
 use crate::wire::Packet;
 
 fn new_senders() -> Senders {
-    Senders::new().unwrap()
+    Senders::new(Arc::new(Waker::new().unwrap())).unwrap()
 }
 
 /// What there is something to hear from.
@@ -28,7 +28,7 @@ fn ready(senders: &Senders) -> Vec<c_int> {
     wait(&mut files, Some(Duration::ZERO));
     let guests = files.iter().filter(|file| file.revents != 0).map(|file| file.fd);
     let mut ready: Vec<_> = guests.collect();
-    senders.bells().ready(|fd| ready.push(fd));
+    senders.ends().ready(|fd| ready.push(fd));
     ready
 }
 
@@ -41,6 +41,19 @@ fn attend(senders: &mut Senders, to: IpAddr, door: &OwnedFd) {
 
 fn new_ways() -> Ways {
     Ways::new(namespace().unwrap())
+}
+
+/// Whether it has rung, which is forgotten.
+fn has_rung(senders: &Senders) -> bool {
+    let rung = wait(&mut [wait_for(senders.bell().fd())], Some(Duration::ZERO));
+    senders.bell().clear();
+    rung
+}
+
+impl Connection {
+    fn send_all(&mut self, packets: &mut [Packet]) {
+        assert!(self.send(packets), "it is gone");
+    }
 }
 
 fn received(senders: &mut Senders) -> Vec<(IpAddr, IpAddr, Vec<u8>)> {
@@ -66,56 +79,126 @@ fn a_ring_is_handed_over_and_ends_with_either_side() {
 
     ways.clear();
     let mut senders = new_senders();
-    assert!(ways.ring(from, to).is_none(), "no answer yet");
+    // What is sent before the answer is read after it.
+    ways.ring(from, to).expect("a door").send_all(&mut [packet(1)]);
+    assert!(!ways.is_done(), "it may be refused");
     attend(&mut senders, to, &opened);
     attend(&mut senders, to, &opened);
+    assert!(ways.send_rest() && ways.is_done());
     let ring = ways.ring(from, to).expect("it was admitted");
-    ring.send(&[packet(1), packet(2)]).unwrap();
-    assert!(senders.is_one_new() && !senders.is_one_new());
+    ring.send_all(&mut [packet(2)]);
     let expected = [1, 2].map(|number| (from, to, vec![number; 20]));
     assert_eq!(received(&mut senders), expected);
 
     // A bell wakes the reader, once.
-    assert!(senders.may_sleep());
-    ring.send(&[packet(3)]).unwrap();
-    ring.send(&[packet(4)]).unwrap();
-    assert!(ready(&senders).len() == 1 && !senders.may_sleep());
-    attend(&mut senders, to, &opened);
+    assert!(senders.may_sleep() && senders.all_ring());
+    ring.send_all(&mut [packet(3)]);
+    assert!(!senders.all_ring() && has_rung(&senders));
+    ring.send_all(&mut [packet(4)]);
+    assert!(!has_rung(&senders) && !senders.may_sleep());
     assert!(ready(&senders).is_empty());
     assert_eq!(received(&mut senders).len(), 2);
 
     // The last packets of a process that is gone arrive; then it is forgotten.
-    ring.send(&[packet(5)]).unwrap();
+    ring.send_all(&mut [packet(5)]);
     ways.clear();
-    for _ in ["the bell", "the end"] {
-        attend(&mut senders, to, &opened);
-    }
+    attend(&mut senders, to, &opened);
     assert_eq!(senders.count(), 1);
     assert_eq!(received(&mut senders).len(), 1);
     assert_eq!(senders.count(), 0);
 
-    // The reader goes: the writer notices it when it is to be woken, or when it has not read for a while.
-    for asleep in [true, false] {
-        ways.clear();
-        assert!(ways.ring(from, to).is_none());
-        attend(&mut senders, to, &opened);
-        attend(&mut senders, to, &opened);
-        assert!(ways.ring(from, to).is_some());
-        assert!(!asleep || senders.may_sleep());
-        senders.keep(|_| false);
-        std::thread::sleep(LOOK);
-        let ring = ways.ring(from, to).expect("nobody looks while it has nothing to read");
-        assert_eq!(ring.send(&[packet(6)]).is_err(), asleep);
-        if asleep {
-            ways.forget(from, to);
-        } else {
-            std::thread::sleep(LOOK);
-        }
-        assert!(ways.ring(from, to).is_none(), "it has knocked again");
-        attend(&mut senders, to, &opened);
-        attend(&mut senders, to, &opened);
-        assert!(ways.ring(from, to).is_some());
+    // The reader goes: the writer notices it when it has not read for a while.
+    ways.clear();
+    assert!(ways.ring(from, to).is_some());
+    attend(&mut senders, to, &opened);
+    attend(&mut senders, to, &opened);
+    assert!(ways.ring(from, to).is_some());
+    std::thread::sleep(LOOK);
+    assert!(ways.ring(from, to).is_some());
+    senders.keep(|_| false);
+    std::thread::sleep(LOOK);
+    ways.ring(from, to)
+        .expect("nobody looks while it has nothing to read")
+        .send_all(&mut [packet(6)]);
+    std::thread::sleep(LOOK);
+    assert!(ways.ring(from, to).is_some(), "it has knocked again");
+    assert!(!ways.is_unread(from, to).unwrap(), "nothing is in the new ring");
+    attend(&mut senders, to, &opened);
+    attend(&mut senders, to, &opened);
+    ways.ring(from, to).unwrap().send_all(&mut [packet(7)]);
+    assert_eq!(received(&mut senders), [(from, to, vec![7; 20])]);
+}
+
+/// Packets in a ring that nobody takes go through the kernel's network, in their order.
+#[test]
+fn what_is_refused_is_given_back() {
+    let _files = no_process_starts();
+    let (from, to) = (own_address(45), own_address(46));
+    let opened = door(to).unwrap();
+    let mut ways = new_ways();
+    ways.ring(from, to).unwrap().send_all(&mut [packet(1), packet(2)]);
+    assert!(!ways.send_rest() && ways.take_refused().is_empty());
+    drop(super::accept(&opened).unwrap());
+    ways.send_rest();
+    let refused = ways.take_refused();
+    let numbers: Vec<_> = refused.iter().map(|packet| packet.bytes[0]).collect();
+    assert_eq!(numbers, [1, 2]);
+    assert!(refused.iter().all(|packet| packet.addresses == Some((from, to))));
+    assert!(ways.ring(from, to).is_none() && ways.is_done(), "it is not asked again at once");
+}
+
+/// What finds no room waits until the reader makes some, and is bounded. Nothing overtakes it.
+#[test]
+fn what_does_not_fit_waits() {
+    let _files = no_process_starts();
+    let (from, to) = (own_address(47), own_address(48));
+    let opened = door(to).unwrap();
+    let mut senders = new_senders();
+    let mut ways = new_ways();
+    const COUNT: u32 = 3_000;
+    let numbered = |number: u32| {
+        let mut bytes = vec![0; 4096];
+        bytes[..4].copy_from_slice(&number.to_ne_bytes());
+        Packet { addresses: Some((from, to)), bytes }
+    };
+    ways.ring(from, to).unwrap();
+    attend(&mut senders, to, &opened);
+    attend(&mut senders, to, &opened);
+    for number in 0..COUNT {
+        ways.ring(from, to).unwrap().send_all(&mut [numbered(number)]);
     }
+    assert!(ways.is_full(from, to) && !ways.is_done());
+    let mut next = 0;
+    while next < COUNT {
+        let before = next;
+        senders.receive(|_, _, bytes| {
+            assert_eq!(bytes[..4], next.to_ne_bytes());
+            next += 1;
+        });
+        assert!(next > before || !ways.send_rest(), "{next}");
+        ways.send_rest();
+    }
+    assert!(ways.is_done() && !ways.is_full(from, to));
+    // Nobody reads any more: memory is bounded.
+    for number in 0..20_000 {
+        ways.ring(from, to).unwrap().send_all(&mut [numbered(number)]);
+    }
+    let (mut left, mut last) = (0, true);
+    while last {
+        last = false;
+        senders.receive(|_, _, _| (left, last) = (left + 1, true));
+        ways.send_rest();
+    }
+    assert!((16_384..18_000).contains(&left), "{left}");
+    // What waits and is from an address that goes is dropped.
+    for number in 0..2_000 {
+        ways.ring(from, to).unwrap().send_all(&mut [numbered(number)]);
+    }
+    assert!(ways.is_full(from, to));
+    ways.drop_rest(&[to]);
+    assert!(ways.is_full(from, to));
+    ways.drop_rest(&[from]);
+    assert!(!ways.is_full(from, to));
 }
 
 #[test]
@@ -126,7 +209,7 @@ fn packets_that_go_other_ways_are_not_mixed() {
     let mut senders = new_senders();
     let mut place = Place::new(Arc::new(Inbox::new(Arc::new(Waker::new().unwrap()))), true);
     let packet = |to, number| Packet { addresses: Some((from, to)), bytes: vec![number; 20] };
-    assert_eq!(place.send_some(&mut [packet(to, 0)]), (1, false), "no answer yet");
+    assert_eq!(place.send_some(&mut [packet(to, 0)]), (1, true));
     attend(&mut senders, to, &opened);
     attend(&mut senders, to, &opened);
     let mut packets: Vec<_> =
@@ -134,7 +217,7 @@ fn packets_that_go_other_ways_are_not_mixed() {
     assert_eq!(place.send_some(&mut packets), (2, false));
     assert_eq!(place.send_some(&mut packets[2..]), (2, true));
     assert_eq!(place.send_some(&mut packets[4..]), (1, false));
-    assert_eq!(received(&mut senders), [3, 4].map(|number| (from, to, vec![number; 20])));
+    assert_eq!(received(&mut senders), [0, 3, 4].map(|number| (from, to, vec![number; 20])));
 }
 
 #[test]
@@ -144,10 +227,10 @@ fn who_connects_again_replaces_its_earlier_connection() {
     let mut senders = new_senders();
     let mut both = [new_ways(), new_ways()];
     for (ways, number) in both.iter_mut().zip(1..) {
-        assert!(ways.ring(from, to).is_none());
+        assert!(ways.ring(from, to).is_some());
         attend(&mut senders, to, &opened);
         attend(&mut senders, to, &opened);
-        ways.ring(from, to).unwrap().send(&[packet(number)]).unwrap();
+        ways.ring(from, to).unwrap().send_all(&mut [packet(number)]);
     }
     let numbers: Vec<_> = received(&mut senders).iter().map(|packet| packet.2[0]).collect();
     assert_eq!(numbers, [1, 2]);
@@ -161,8 +244,8 @@ fn guests_that_say_nothing_sensible_are_sent_away() {
     let opened = door(to).unwrap();
     let mut senders = new_senders();
     let silent = connect(to).unwrap();
-    let says_one_byte = connect(to).unwrap();
-    ring_bell(&says_one_byte).unwrap();
+    let says_nonsense = connect(to).unwrap();
+    send(&says_nonsense, b"?", new_senders().bell().file()).unwrap();
     let has_no_ring = connect(to).unwrap();
     let other = std::fs::File::open("/proc/self/exe").unwrap().into();
     introduce(&has_no_ring, from, &other).unwrap();
@@ -171,10 +254,10 @@ fn guests_that_say_nothing_sensible_are_sent_away() {
         attend(&mut senders, to, &opened);
     }
     assert_eq!(senders.count(), 1, "the silent one");
-    for ended in [&says_one_byte, &has_no_ring] {
-        assert_eq!(listen(ended), Heard::End);
+    for ended in [&says_nonsense, &has_no_ring] {
+        assert!(matches!(listen(ended), Heard::End));
     }
-    assert_eq!(listen(&silent), Heard::Nothing);
+    assert!(matches!(listen(&silent), Heard::Nothing));
     drop(silent);
     attend(&mut senders, to, &opened);
     assert_eq!(senders.count(), 0);
@@ -190,7 +273,7 @@ fn there_are_not_too_many_connections() {
     let mut guests = Vec::new();
     for _ in 0..MOST + 10 {
         let mut ways = new_ways();
-        assert!(ways.ring(own_address(27), to).is_none());
+        assert!(ways.ring(own_address(27), to).is_some());
         guests.push(ways);
         senders.open(to, &opened);
     }
@@ -218,19 +301,18 @@ fn several_processes_have_a_ring_each() {
     let mut senders = new_senders();
     let mut ways = new_ways();
     for &to in &addresses {
-        assert!(ways.ring(from, to).is_none());
+        assert!(ways.ring(from, to).is_some());
     }
     for _ in 0..2 {
         for (&to, door) in addresses.iter().zip(&doors) {
             attend(&mut senders, to, door);
         }
     }
-    // The answers are there, and the next look for processes that are gone hears them.
     let other = own_address(32);
     let _door = door(other).unwrap();
-    assert!(ways.ring(from, other).is_none());
+    assert!(ways.ring(from, other).is_some());
     for (&to, number) in addresses.iter().zip(1..) {
-        ways.ring(from, to).unwrap().send(&[packet(number)]).unwrap();
+        ways.ring(from, to).unwrap().send_all(&mut [packet(number)]);
     }
     let numbers: Vec<_> = received(&mut senders).iter().map(|packet| packet.2[0]).collect();
     assert_eq!(numbers, [1, 2, 3]);
@@ -259,7 +341,7 @@ fn threads_elsewhere_do_not_knock() {
     assert!(Ways::new((0, 0)).ring(from, to).is_none());
     senders.open(to, &opened);
     assert_eq!(senders.count(), 0);
-    assert!(new_ways().ring(from, to).is_none());
+    assert!(new_ways().ring(from, to).is_some());
     senders.open(to, &opened);
     assert_eq!(senders.count(), 1);
 }
@@ -290,13 +372,14 @@ impl Guest {
         let device = Device::builder().name(name).address(to).build().unwrap();
         let channel = CompletionChannel::new(device.open().unwrap()).unwrap();
         let mut guest = Self { device, channel, ways: new_ways(), from };
-        wait_until(|| guest.ways.ring(from, to).is_some());
+        assert!(guest.ways.ring(from, to).is_some());
+        wait_until(|| guest.ways.is_answered(from, to));
         guest
     }
 
     fn send(&mut self) {
         let to = self.device.address();
-        self.ways.ring(self.from, to).unwrap().send(&[packet(1)]).unwrap();
+        self.ways.ring(self.from, to).unwrap().send_all(&mut [packet(1)]);
     }
 
     /// Waits until as many packets have arrived, in all.

@@ -1,15 +1,14 @@
 //! The side that sends: the ways to other processes' devices.
 
-use std::collections::BTreeMap;
-use std::io;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use super::ring::Writer;
-use super::{Heard, MOST, connect, introduce, is_ours, listen, ring_bell};
+use super::{Heard, MOST, connect, introduce, is_ours, listen};
+use crate::files::Waker;
+use crate::forks::forks;
 use crate::link::neighbours::{Namespace, namespace};
 use crate::wire::Packet;
 
@@ -19,21 +18,11 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// How often to look whether a process that does not read is still there.
 pub(super) const LOOK: Duration = Duration::from_millis(1);
 
-/// The number of times that this process is the child of a fork: what the parent had connected is the parent's.
-static FORKS: AtomicU32 = AtomicU32::new(0);
+/// How many packets wait for room in a ring. Senders hold back before (`Ways::is_full`).
+const MOST_WAITING: usize = 16_384;
 
-fn forks() -> u32 {
-    static ONCE: Once = Once::new();
-    extern "C" fn count() {
-        FORKS.fetch_add(1, Ordering::Relaxed);
-    }
-    ONCE.call_once(|| {
-        // SAFETY: the function may be called in any child: it changes an atomic only. If memory is short, a child that
-        // goes on to use its parent's device may disturb that device's connections, as it may with its sockets.
-        unsafe { libc::pthread_atfork(None, None, Some(count)) };
-    });
-    FORKS.load(Ordering::Relaxed)
-}
+/// For how long they wait for a process that reads nothing.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a device knows of the way to an address.
 #[derive(Debug)]
@@ -48,10 +37,18 @@ enum Way {
 pub(in crate::link) struct Connection {
     connection: OwnedFd,
     writer: Writer,
-    /// The other side has answered.
-    is_admitted: bool,
+    /// What wakes the reader. `None`: the other side has not answered yet.
+    bell: Option<Waker>,
     /// When we last looked whether it is still there.
     looked: Instant,
+    /// What was written before it has answered: it may refuse the ring.
+    unanswered: Vec<Vec<u8>>,
+    /// What did not fit into the ring, behind what is there.
+    waiting: VecDeque<Vec<u8>>,
+    /// When the first of these began to wait, or the reader last made room for one.
+    progress: Instant,
+    /// The reader has made no room for too long: nothing waits for it.
+    is_stuck: bool,
 }
 
 impl Connection {
@@ -60,12 +57,23 @@ impl Connection {
         let connection = connect(to).filter(is_ours)?;
         let (writer, file) = Writer::create().ok()?;
         introduce(&connection, from, &file).ok()?;
-        Some(Self { connection, writer, is_admitted: false, looked: Instant::now() })
+        let now = Instant::now();
+        Some(Self {
+            connection,
+            writer,
+            bell: None,
+            looked: now,
+            unanswered: Vec::new(),
+            waiting: VecDeque::new(),
+            progress: now,
+            is_stuck: false,
+        })
     }
 
     /// Whether the other process is gone. It is looked up now and then, while it has not answered or does not read.
     fn is_gone(&mut self) -> bool {
-        if self.is_admitted && (self.writer.is_empty() || self.looked.elapsed() < LOOK) {
+        let reads = self.bell.is_some() && self.writer.is_empty();
+        if reads || self.looked.elapsed() < LOOK {
             return false;
         }
         self.looked = Instant::now();
@@ -74,17 +82,86 @@ impl Connection {
 
     /// Hears what the other process says, and returns whether it is gone.
     fn is_cut_off(&mut self) -> bool {
-        let heard = listen(&self.connection);
-        self.is_admitted |= heard == Heard::Something;
-        heard == Heard::End
+        match listen(&self.connection) {
+            Heard::Nothing => false,
+            Heard::Answer(bell) => {
+                self.bell = Some(bell);
+                self.unanswered = Vec::new();
+                false
+            }
+            Heard::End => true,
+        }
     }
 
-    /// Sends packets. What does not fit is lost. Fails if the other process is gone.
-    pub(in crate::link) fn send(&mut self, packets: &[Packet]) -> io::Result<()> {
+    /// Sends packets. What does not fit waits, for a time. Returns false if the other process is gone.
+    pub(in crate::link) fn send(&mut self, packets: &mut [Packet]) -> bool {
+        self.write_waiting();
         for packet in packets {
-            self.writer.write(&packet.bytes);
+            if !self.waiting.is_empty() || !self.write(&packet.bytes) {
+                self.wait(std::mem::take(&mut packet.bytes));
+            }
         }
-        if self.writer.publish() { ring_bell(&self.connection) } else { Ok(()) }
+        self.ring()
+    }
+
+    fn write(&mut self, packet: &[u8]) -> bool {
+        let fits = self.writer.write(packet);
+        if fits {
+            self.is_stuck = false;
+            if self.bell.is_none() {
+                self.unanswered.push(packet.to_vec());
+            }
+        }
+        fits
+    }
+
+    fn wait(&mut self, packet: Vec<u8>) {
+        if self.waiting.is_empty() {
+            self.progress = Instant::now();
+        }
+        if !self.is_stuck && self.waiting.len() < MOST_WAITING {
+            self.waiting.push_back(packet);
+        }
+    }
+
+    fn write_waiting(&mut self) {
+        let before = self.waiting.len();
+        while let Some(packet) = self.waiting.pop_front() {
+            if !self.write(&packet) {
+                self.waiting.push_front(packet);
+                break;
+            }
+        }
+        if self.waiting.len() < before {
+            self.progress = Instant::now();
+        } else if before > 0 && self.progress.elapsed() > PATIENCE {
+            self.is_stuck = true;
+            self.waiting.clear();
+        }
+    }
+
+    /// Wakes the reader if it sleeps. Returns false if it is gone.
+    fn ring(&mut self) -> bool {
+        if !self.writer.publish() {
+            return true;
+        }
+        // Who asks to be woken has answered before.
+        if self.bell.is_none() && self.is_cut_off() {
+            return false;
+        }
+        self.bell.iter().for_each(Waker::wake);
+        true
+    }
+
+    /// Whether it has something left to do: packets wait, or may have to go another way.
+    fn is_busy(&self) -> bool {
+        !self.waiting.is_empty() || !self.unanswered.is_empty()
+    }
+
+    /// The packets that the other side has certainly not read, as it was never there to read.
+    fn take_back(self) -> impl Iterator<Item = Vec<u8>> {
+        let refused = self.bell.is_none();
+        self.unanswered.into_iter().chain(self.waiting).filter(move |_| refused)
     }
 }
 
@@ -93,6 +170,8 @@ impl Connection {
 pub(in crate::link) struct Ways {
     /// By source and destination.
     ways: BTreeMap<(IpAddr, IpAddr), Way>,
+    /// What was in rings that nobody took: it goes through the kernel's network.
+    refused: Vec<Packet>,
     /// [`forks`] of the process that has opened them.
     forks: u32,
     /// Where the device's addresses are. A thread that sends may be elsewhere, and would find other doors there.
@@ -101,7 +180,7 @@ pub(in crate::link) struct Ways {
 
 impl Ways {
     pub(in crate::link) fn new(namespace: Namespace) -> Self {
-        Self { ways: BTreeMap::new(), forks: forks(), namespace }
+        Self { ways: BTreeMap::new(), refused: Vec::new(), forks: forks(), namespace }
     }
 
     /// Ends all connections: the device has other addresses now.
@@ -111,12 +190,20 @@ impl Ways {
 
     /// The other process is gone.
     pub(in crate::link) fn forget(&mut self, from: IpAddr, to: IpAddr) {
-        self.ways.remove(&(from, to));
+        if let Some(Way::Ring(ring)) = self.ways.remove(&(from, to)) {
+            let addresses = Some((from, to));
+            self.refused.extend(ring.take_back().map(|bytes| Packet { addresses, bytes }));
+        }
+    }
+
+    /// Packets that are to go through the kernel's network, before all others.
+    pub(in crate::link) fn take_refused(&mut self) -> Vec<Packet> {
+        std::mem::take(&mut self.refused)
     }
 
     /// The ring to an address, if there is one: else packets have to go through the kernel's network.
     pub(in crate::link) fn ring(&mut self, from: IpAddr, to: IpAddr) -> Option<&mut Connection> {
-        if self.forks != FORKS.load(Ordering::Relaxed) {
+        if self.forks != forks() {
             return None;
         }
         match self.ways.get_mut(&(from, to)) {
@@ -128,7 +215,9 @@ impl Ways {
             }
             Some(Way::Ring(ring)) => {
                 if ring.is_gone() {
-                    if ring.is_admitted {
+                    let was_there = ring.bell.is_some();
+                    self.forget(from, to);
+                    if was_there {
                         self.knock(from, to);
                     } else {
                         self.ways.insert((from, to), Way::Network(Instant::now()));
@@ -136,23 +225,74 @@ impl Ways {
                 }
             }
         }
+        // What is in the ring before the other side has answered will be read then.
         match self.ways.get_mut(&(from, to))? {
-            Way::Ring(ring) if ring.is_admitted => Some(ring),
-            _ => None,
+            Way::Ring(ring) => Some(ring),
+            Way::Network(_) => None,
         }
+    }
+
+    /// Sends what did not fit. Returns whether nothing is left to do.
+    pub(in crate::link) fn send_rest(&mut self) -> bool {
+        let (mut is_done, mut gone) = (true, Vec::new());
+        for (&addresses, way) in &mut self.ways {
+            let Way::Ring(ring) = way else { continue };
+            if ring.is_busy() {
+                if ring.is_cut_off() {
+                    gone.push(addresses);
+                    continue;
+                }
+                ring.write_waiting();
+                ring.ring();
+                is_done &= !ring.is_busy();
+            }
+        }
+        for (from, to) in gone {
+            self.forget(from, to);
+            self.ways.insert((from, to), Way::Network(Instant::now()));
+        }
+        is_done
+    }
+
+    /// Whether there is nothing left to do.
+    pub(in crate::link) fn is_done(&self) -> bool {
+        self.refused.is_empty()
+            && self.ways.values().all(|way| !matches!(way, Way::Ring(ring) if ring.is_busy()))
+    }
+
+    /// Drops what waits and is from one of these addresses.
+    pub(in crate::link) fn drop_rest(&mut self, from: &[IpAddr]) {
+        for ((own, _), way) in &mut self.ways {
+            if let Way::Ring(ring) = way
+                && from.contains(own)
+            {
+                ring.waiting.clear();
+                ring.unanswered.clear();
+            }
+        }
+    }
+
+    /// Whether packets to an address wait for its process to read others.
+    pub(in crate::link) fn is_full(&self, from: IpAddr, to: IpAddr) -> bool {
+        matches!(self.ways.get(&(from, to)), Some(Way::Ring(ring)) if !ring.waiting.is_empty())
+    }
+
+    /// Whether the other side has answered.
+    #[cfg(test)]
+    pub(super) fn is_answered(&mut self, from: IpAddr, to: IpAddr) -> bool {
+        let Some(Way::Ring(ring)) = self.ways.get_mut(&(from, to)) else { return false };
+        !ring.is_cut_off() && ring.bell.is_some()
     }
 
     /// Whether there is a ring to an address.
     pub(in crate::link) fn has(&self, from: IpAddr, to: IpAddr) -> bool {
-        matches!(self.ways.get(&(from, to)), Some(Way::Ring(ring)) if ring.is_admitted)
+        matches!(self.ways.get(&(from, to)), Some(Way::Ring(_)))
     }
 
     /// Whether there are packets in the ring to an address that were not read; `None`: there is no ring.
     pub(in crate::link) fn is_unread(&mut self, from: IpAddr, to: IpAddr) -> Option<bool> {
         match self.ways.get_mut(&(from, to))? {
-            Way::Ring(ring) => {
-                (ring.is_admitted && !ring.is_cut_off()).then(|| !ring.writer.is_empty())
-            }
+            Way::Ring(ring) => (!ring.is_cut_off()).then(|| !ring.writer.is_empty()),
             Way::Network(_) => None,
         }
     }

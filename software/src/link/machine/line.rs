@@ -1,4 +1,4 @@
-//! The connections of other processes, as far as they wake a reader.
+//! A connection of another process, as far as it tells of that process's end.
 
 use std::ffi::c_int;
 use std::io;
@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use crate::files::Epoll;
 
-/// A connection whose other end wakes us.
+/// A connection that is waited for.
 #[derive(Debug)]
-pub(super) struct Bell {
+pub(super) struct Line {
     connection: Arc<OwnedFd>,
     all: Arc<Epoll>,
 }
 
-impl Bell {
+impl Line {
     /// Adds the connection to all those that are waited for, until this is dropped.
     pub(super) fn new(connection: Arc<OwnedFd>, all: &Arc<Epoll>) -> io::Result<Self> {
         all.add(connection.as_raw_fd())?;
@@ -30,7 +30,7 @@ impl Bell {
     }
 }
 
-impl Drop for Bell {
+impl Drop for Line {
     fn drop(&mut self) {
         self.all.remove(self.fd());
     }
