@@ -128,7 +128,7 @@ impl Server {
 fn ask(context: &Arc<Context<'static>>, address: SocketAddr, clients: usize) -> Result<()> {
     let domain = Arc::new(ProtectionDomain::new(context)?);
     let pool = BufferPool::new(&domain, LEN, 2 * clients, AccessFlags::empty())?;
-    let mut channels = Loop::new(context, 2 * clients as u32)?;
+    let mut channels = Loop::<PooledBuffer>::new(context, 2 * clients as u32)?;
     let mut all = Vec::new();
     for _ in 0..clients {
         let prepared = channels.create_channel(&domain).max_send_wr(1).max_recv_wr(1).build()?;
