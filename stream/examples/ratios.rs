@@ -1,4 +1,4 @@
-//! Streams beside TCP, in one run: `cargo run --release -p ibverbs-stream --features hyper-util --example ratios [ROUNDS [FILE.svg]]`.
+//! Streams beside TCP, in one run: `cargo run --release -p ibverbs-stream --features tokio --example ratios [ROUNDS [FILE.svg]]`.
 //!
 //! Each round runs every row over both, one after the other, so that what else the machine does hits both. A row has the median
 //! and the best of the rounds, as ratios of times: less than 1 is faster than TCP.

@@ -101,11 +101,11 @@ impl Joining {
     ) -> io::Result<Handle> {
         // It is dropped, and with it all that is there so far, unless all goes well.
         let peer = Hello::from_bytes(hello)?;
-        self.hub.sockets.add(socket.as_fd(), self.id.index())?;
         let mut state = self.hub.lock();
         let Some(member) = state.member(self.id) else { return Err(StreamError::Aborted.into()) };
         member.conn.connected(peer);
-        member.socket = Some(socket);
+        // With the lock held: what has ended already is looked at when the member has it.
+        self.hub.sockets.add(member.socket.insert(socket).as_fd(), self.id.index())?;
         state.pump(self.id);
         drop(state);
         self.is_kept = true;

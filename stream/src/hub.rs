@@ -442,10 +442,8 @@ impl State {
             }
         } else {
             drop(buffer);
-            if sent(token).is_data
-                && let Some(starved) = self.starved.pop_front()
-            {
-                self.wake(starved);
+            if sent(token).is_data {
+                self.feed();
             }
             let (Some(member), Ok(_)) = (self.member(id), &result) else {
                 return self.has_failed(id, result.err());
@@ -514,6 +512,13 @@ impl State {
         }
         if member.conn.is_over() {
             self.remove(id);
+        }
+    }
+
+    /// There may be a buffer: wakes all writers that have found none. The first of them may not want it any more.
+    fn feed(&mut self) {
+        while let Some(starved) = self.starved.pop_front() {
+            self.wake(starved);
         }
     }
 
@@ -593,10 +598,7 @@ impl State {
         self.woken.extend(member.writer.take());
         let left: Vec<_> = member.conn.drain().collect();
         left.into_iter().for_each(|buffer| self.recycle(buffer));
-        // A writer that has found no buffer may find one.
-        while let Some(starved) = self.starved.pop_front() {
-            self.wake(starved);
-        }
+        self.feed();
         self.count = self.count.saturating_sub(1);
         // If it is out, it is destroyed by whoever has it.
         if let Ok(channel) = self.lp.take_out(id) {
