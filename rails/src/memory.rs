@@ -137,6 +137,12 @@ pub struct RailSlice {
 }
 
 impl RailSlice {
+    /// Says that it has this length, for what looks at the length alone.
+    #[cfg(test)]
+    pub(crate) fn of_length(memory: &RailMemory, len: usize) -> Self {
+        Self { memory: memory.clone(), start: 0, len }
+    }
+
     /// Its length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {

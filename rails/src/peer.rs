@@ -31,7 +31,7 @@ pub(crate) struct Peer {
     pub(crate) incoming: Incoming,
     /// Since the pairs are agreed upon.
     pub(crate) messages: Option<Messages>,
-    /// When its stage began, since this side has time for it.
+    /// When its stage began; `None` as long as this side has not listened to it.
     pub(crate) since: Option<Instant>,
     /// Whether it waits until others have done their handshakes.
     pub(crate) is_held: bool,

@@ -232,3 +232,82 @@ impl Active {
         Some(Piece { part, len: len as u32, offset, number, is_last })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ibverbs::{AccessFlags, RemoteMemoryRegion};
+    use ibverbs_software::Device;
+
+    use super::*;
+    use crate::memory::RailMemory;
+
+    const GIB: usize = 1 << 30;
+
+    fn memory(device: &str) -> (RailMemory, Device) {
+        let device = Device::builder().name(device).build().unwrap();
+        device.register();
+        let rails = crate::Rails::builder().device(device.name()).build().unwrap();
+        (rails.allocate(8, AccessFlags::REMOTE_WRITE).unwrap(), device)
+    }
+
+    fn write(memory: &RailMemory, lengths: &[usize]) -> Transfer {
+        let part = |&len: &usize| {
+            let remote = RemoteMemoryRegion::new(0, len as u64, 1).unwrap().to_bytes();
+            (RailSlice::of_length(memory, len), RemoteRailMemory::from_bytes(&remote).unwrap())
+        };
+        Transfer::write_list(lengths.iter().map(part))
+    }
+
+    #[test]
+    fn lengths_that_no_number_has_are_refused() {
+        let (memory, _device) = memory("transfer0");
+        for lengths in [[usize::MAX, 1, 1], [1, usize::MAX / 2 + 1, usize::MAX / 2 + 1]] {
+            for transfer in [write(&memory, &lengths), write(&memory, &lengths).notify(1)] {
+                let error = transfer.check(1, 1).unwrap_err().to_string();
+                assert!(error.contains("bytes at most"), "{error}");
+            }
+        }
+        let ones = |count: usize, first: usize| {
+            let mut lengths = vec![1; count];
+            lengths[0] = first;
+            lengths
+        };
+        for lengths in [ones(512, 5 * GIB), ones(509, 3 * GIB), ones(1, 511 * GIB + 1)] {
+            let error = write(&memory, &lengths).notify(1).check(1, 1).unwrap_err().to_string();
+            assert!(error.contains("a notified transfer of"), "{error}");
+            write(&memory, &lengths).check(1, 1).unwrap();
+        }
+    }
+
+    /// A notified transfer that is not refused has at most 512 pieces, none of them longer than an RDMA message.
+    #[test]
+    fn a_notified_transfer_has_pieces_that_can_be_sent() {
+        let (memory, _device) = memory("transfer1");
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut cases = vec![vec![511 * GIB], vec![GIB; 512], vec![2 * GIB; 256], vec![1; 512]];
+        for _ in 0..300 {
+            let parts = random.usize(1..=512);
+            let longest = 1 << random.usize(0..39);
+            cases.push((0..parts).map(|_| random.usize(1..=longest)).collect());
+        }
+        let mut tried = 0;
+        for lengths in cases {
+            let transfer = write(&memory, &lengths).notify(1);
+            if transfer.check(1, 1).is_err() {
+                continue;
+            }
+            tried += 1;
+            let (mut active, mut cut, mut pieces) =
+                (Active::new(transfer), vec![0; lengths.len()], 0);
+            let mut is_last = false;
+            while let Some(piece) = active.next_piece(active.share(random.usize(1..=8))) {
+                assert!(!is_last && piece.len > 0 && piece.len as usize <= GIB, "{piece:?}");
+                assert_eq!((piece.offset, piece.number), (cut[piece.part as usize], pieces));
+                cut[piece.part as usize] += piece.len as usize;
+                (pieces, is_last) = (pieces + 1, piece.is_last);
+            }
+            assert!(is_last && pieces <= 512 && cut == lengths, "{pieces}");
+        }
+        assert!(tried > 100, "{tried}");
+    }
+}

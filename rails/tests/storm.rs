@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ fn deadline() -> Instant {
 }
 
 /// Rails of a device of their own each, all of which connect at the same time, and say their number.
-fn storm(address: SocketAddr, thread: u16) {
+fn storm(address: SocketAddr, thread: u16, is_over: &AtomicBool) {
     let rails = || Rails::builder().device("storm0").peers(1).longest_message(64).build().unwrap();
     let connect = |mut rails: Rails| {
         let stream = TcpStream::connect(address).unwrap();
@@ -26,7 +27,7 @@ fn storm(address: SocketAddr, thread: u16) {
     };
     let mut all: Vec<_> = (0..PER_THREAD).map(|_| connect(rails())).collect();
     let until = deadline();
-    while all.iter().any(|(.., is_done)| !is_done) {
+    while all.iter().any(|(.., is_done)| !is_done) && !is_over.load(Ordering::Relaxed) {
         for (place, (rails, peer, is_done)) in (0..).zip(&mut all) {
             rails.turn(Instant::now());
             while let Some(event) = rails.next_event() {
@@ -49,6 +50,15 @@ fn storm(address: SocketAddr, thread: u16) {
     }
 }
 
+/// Tells the others when this thread panics, so that they do not wait for it.
+struct Tells<'a>(&'a AtomicBool);
+
+impl Drop for Tells<'_> {
+    fn drop(&mut self) {
+        self.0.store(thread::panicking(), Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn a_thousand_peers_at_once() {
     let count = usize::from(THREADS * PER_THREAD);
@@ -61,10 +71,13 @@ fn a_thousand_peers_at_once() {
     let began = Instant::now();
     let mut missing: HashSet<u16> = (0..THREADS * PER_THREAD).collect();
     let mut silent = HashSet::new();
+    let is_over = AtomicBool::new(false);
     let time = thread::scope(|scope| {
+        let is_over = &is_over;
         for number in 0..THREADS {
-            scope.spawn(move || storm(address, number));
+            scope.spawn(move || storm(address, number, is_over));
         }
+        let _tells = Tells(is_over);
         for _ in 0..count {
             silent.insert(hub.accept(&listener, deadline()).unwrap());
         }

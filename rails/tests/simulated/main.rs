@@ -1,7 +1,9 @@
 //! Rails on a network in virtual time: speed, failures, and what returns.
 
+mod between;
 mod closing;
 mod frames;
+mod harness;
 mod hostile;
 mod messages;
 mod support;
