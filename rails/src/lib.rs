@@ -34,9 +34,9 @@
 //!
 //! # Threads
 //!
-//! A `Rails` has one owner, and works when that calls it: the calls that wait, or [`Rails::turn`]. A peer that does not
-//! call gets no messages, and is asked again without end; its rails do not count as failed. In an asynchronous program,
-//! tasks have [`AsyncRails`], and one of them runs the [`RailsDriver`].
+//! A `Rails` has one owner, and works when that calls it: the calls that wait, or [`Rails::turn`]. While the program of a peer
+//! does not call, our messages and notified writes wait for it without end; its rails do not count as failed. In an
+//! asynchronous program, tasks have [`AsyncRails`], and one of them runs the [`RailsDriver`].
 //!
 //! # Two sides
 //!
@@ -45,15 +45,15 @@
 //!
 //! # What a peer can do
 //!
-//! A peer that says or sends what it may not is dropped: more messages than there is room for, a pair that no device is in, a
-//! word at the wrong time. So is one that has connected and says nothing for 10 s, or whose pairs were not all tried in a minute,
-//! and one that does not read. What a peer makes this side keep is bounded by the settings, also while the program takes no events:
+//! A peer that says or sends what it may not is dropped: more messages than there is room for, pairs of devices that nobody has,
+//! a word at the wrong time. So is one that connects to this side and says nothing for 10 s, or has not tried all pairs after a
+//! minute, and one that does not read what it is told. What a peer makes this side keep is bounded by the settings, also while the program takes no events:
 //! 32 messages, 48 notifications, and the last two changes of each rail. No peer keeps [`Rails::turn`] from returning.
 //!
 //! But RDMA trusts who is connected. All memory of a `Rails` is in one protection domain for each device, so **a peer may use
 //! any key of that domain**: it reads and writes whatever was allocated with `REMOTE_READ` or `REMOTE_WRITE`, for itself or for
-//! another peer, if it knows the address and guesses the key of 32 bits. Peers that do not trust each other get a `Rails` each. Nothing
-//! is encrypted, and nobody has to prove who he is.
+//! another peer, if it knows the address and guesses the key of 32 bits. Give peers that do not trust each other a `Rails` each.
+//! Nothing is encrypted, and no peer has to prove who it is.
 
 mod agreeing;
 mod closing;

@@ -336,12 +336,11 @@ impl Rails {
     /// When [`turn`](Self::turn) has something to do, even if nothing happens: a rail is to be tried again, a peer has had
     /// time enough to connect, or has said more than one turn looks at.
     fn next_turn(&self) -> Option<Instant> {
-        let listens = |peer: &&Peer| !peer.is_held;
-        if self.peers.values().filter(listens).any(|peer| peer.is_readable) {
+        let heard = || self.peers.values().filter(|peer| !peer.is_held);
+        if heard().any(|peer| peer.is_readable) {
             return Some(Instant::now());
         }
-        let late =
-            self.peers.values().filter_map(|peer| Some(peer.since? + peer.time_to_connect()?));
+        let late = heard().filter_map(|peer| Some(peer.since? + peer.time_to_connect()?));
         let opening =
             self.peers.values().filter(|peer| peer.opens && peer.stage != Stage::Greeting);
         let due = opening.flat_map(|peer| &peer.pairs).filter_map(|pair| match pair.state {
