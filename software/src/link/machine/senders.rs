@@ -144,7 +144,8 @@ impl Senders {
 
     /// Asks all to ring. Returns false if there are packets already.
     pub(in crate::link) fn may_sleep(&self) -> bool {
-        self.all.iter().fold(true, |idle, sender| sender.reader.may_sleep() && idle)
+        // All of them, also behind one that has packets.
+        self.all.iter().filter(|sender| !sender.reader.may_sleep()).count() == 0
     }
 
     /// Passes on packets with their source and destination; returns their number.
