@@ -229,6 +229,7 @@ impl Inner {
         self.drivers.load(Ordering::SeqCst) > 0
     }
 
+    #[cfg(feature = "tokio")]
     pub(crate) fn drivers(&self) -> &AtomicUsize {
         &self.drivers
     }

@@ -72,6 +72,7 @@ impl AsFd for Sockets {
 
 impl State {
     /// Ends the streams whose peers are gone. Returns whether there were any.
+    #[cfg(feature = "tokio")]
     pub(crate) fn look_at(&mut self, sockets: &Sockets) -> bool {
         let ended = sockets.ended(false).unwrap_or_default();
         self.have_ended(&ended)
