@@ -57,7 +57,22 @@ pub struct Hooks {
 static HOOKS: OnceLock<&'static Hooks> = OnceLock::new();
 
 /// Installs the hooks, once in a process; returns whether these hooks are the installed ones.
-pub fn install(hooks: &'static Hooks) -> bool {
+///
+/// # Safety
+///
+/// The functions do what the fields of [`Hooks`] say, on any thread and for as long as the process lives:
+///
+///  - `list` returns devices of this provider that libibverbs can open, close and query, and that stay valid until `put` was
+///    called for each;
+///  - `ioctl` answers as the kernel does: it writes what the request says, and nothing else;
+///  - none of them unwinds, except `list` and `before_sleep`.
+///
+/// ```compile_fail,E0133
+/// fn install(hooks: &'static ibverbs::provider::Hooks) {
+///     ibverbs::provider::install(hooks);
+/// }
+/// ```
+pub unsafe fn install(hooks: &'static Hooks) -> bool {
     let installed = std::ptr::eq(*HOOKS.get_or_init(|| hooks), hooks);
     if installed {
         ffi::answer_query_pkey(hooks.query_pkey);

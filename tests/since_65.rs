@@ -2,6 +2,7 @@
 #![cfg(rdma_core_65)]
 
 use std::io::{Read, Seek};
+use std::sync::Arc;
 
 use ibverbs::completion::{CompletionCounter, CompletionCounterUnit, CountedOperations};
 use ibverbs::device::{DmaHandle, DmaHints, HintedMemory};
@@ -108,7 +109,7 @@ fn completion_counters_count_and_are_attached() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let pair = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build().unwrap();
-    let pair = pair.into_queue_pair();
+    let mut pair = pair.into_queue_pair();
     pair.attach_completion_counter(&counter, CountedOperations::SEND).unwrap();
     assert_eq!(device.last_call("qp_attach_comp_cntr").unwrap().counted_ops, 1);
     let unknown = pair.attach_completion_counter(&counter, CountedOperations::READ);
@@ -117,11 +118,35 @@ fn completion_counters_count_and_are_attached() {
     let nothing = pair.attach_completion_counter(&counter, CountedOperations::empty());
     assert_eq!(errno(nothing), libc::EINVAL);
     let foreign = CompletionCounter::new(&other, CompletionCounterUnit::Requests).unwrap();
-    let elsewhere = pair.attach_completion_counter(&foreign, CountedOperations::SEND);
+    let elsewhere = pair.attach_completion_counter(foreign, CountedOperations::SEND);
     assert_eq!(errno(elsewhere), libc::EINVAL);
     assert_eq!(device.calls("qp_attach_comp_cntr"), calls);
     drop(pair);
     counter.close().unwrap();
+}
+
+#[test]
+fn a_queue_pair_holds_its_counters() {
+    for fails in [false, true] {
+        let device = FunctionDevice::model();
+        let context = device.context();
+        let domain = context.alloc_pd().unwrap();
+        let queue = context.create_cq(8).unwrap();
+        let counter = CompletionCounter::new(&context, CompletionCounterUnit::Requests).unwrap();
+        let pair =
+            domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build().unwrap();
+        let mut pair = pair.into_queue_pair();
+        let counter = Arc::new(counter);
+        pair.attach_completion_counter(&counter, CountedOperations::SEND).unwrap();
+        drop(counter);
+        assert_eq!(device.calls("destroy_comp_cntr"), 0);
+        if fails {
+            device.fail("destroy_qp").errno(libc::EBUSY).times(1);
+        }
+        assert_eq!(pair.close().is_err(), fails);
+        // What the device may still count with is leaked.
+        assert_eq!(device.calls("destroy_comp_cntr"), u64::from(!fails));
+    }
 }
 
 #[test]

@@ -33,7 +33,8 @@ static HOOKS: Hooks = Hooks {
 
 /// Installs the hooks of libibverbs. Must be called before a device is opened.
 pub(crate) fn install_hooks() {
-    install(&HOOKS);
+    // SAFETY: the devices of the list are held until `put`, and the other functions answer for this provider's objects alone.
+    unsafe { install(&HOOKS) };
 }
 
 fn devices() -> MutexGuard<'static, Vec<Registered>> {

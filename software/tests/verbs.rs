@@ -185,3 +185,18 @@ fn objects_are_imported_by_their_numbers() {
     assert_eq!(bytes, [7; 8]);
     invalid(import(!handle).map(drop));
 }
+
+/// The device is not Soft-RoCE, whose faults would forbid it.
+#[test]
+fn queues_are_resized() {
+    let context = Device::new().unwrap().open().unwrap();
+    let attributes = context.query_device().unwrap();
+    assert_ne!((attributes.vendor_id(), attributes.vendor_part_id()), (0xff_ffff, 0));
+    let queue = context.create_cq(4).unwrap();
+    queue.resize(100).unwrap();
+    assert!(queue.capacity() >= 100);
+    let domain = context.alloc_pd().unwrap();
+    let receives = domain.create_srq(4, 1).unwrap();
+    receives.resize(50).unwrap();
+    assert!(receives.query().unwrap().max_wr >= 50);
+}

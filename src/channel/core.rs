@@ -85,6 +85,16 @@ unsafe impl Send for Core {}
 // its handles, which borrow it exclusively from that owner and are tied to one thread by `OneThread`.
 // A shared reference to the owner only reads cells. A handle of an operation that owns its buffer shares
 // the core with any thread; without its owner, it touches the atomics of `table.owned` and of its slot only.
+//
+// In a loop, the table refers to the core too (`Aside::core`), and is used by who has the loop exclusively: its owner, or the
+// holder of its lock. The link may be out of the loop meanwhile, with another thread. If that thread changes what the table
+// looks at (`Loop::close`, `take_out`, and what ends a channel), the table has no reference to the core until the link is back.
+// Otherwise (`Loop::borrow_out`) they never touch the same cell, unless both only read it:
+//
+//  - the thread with the link changes `checked_at` and `found_in_error`, when it asks for the state of the queue pair, and
+//    `credits.peer`, while no send is open that would ask the peer; it reads `destroyed`;
+//  - the holder of the loop changes `unreported.error`, the other cells of `credits`, and, when the connection manager
+//    establishes the connection, `table.open`; it reads `destroyed`.
 unsafe impl Sync for Core {}
 
 /// The next [`Core::identity`].

@@ -474,7 +474,7 @@ fn elements(verb: &'static str, list: &[ffi::ibv_sge], most: u32) -> TransportRe
 }
 
 #[cold]
-fn too_many(verb: &'static str, count: usize, most: u32) -> Error {
+pub(super) fn too_many(verb: &'static str, count: usize, most: u32) -> Error {
     Error::out_of_range(verb, "the number of pieces", count as u64, 0, most.into())
 }
 

@@ -21,8 +21,6 @@ use crate::memory::ScatterBuffer;
 /// | `Box<MemoryRegion<'static, T>>` | all of a region |
 /// | `()` | no bytes |
 ///
-/// The trait is sealed: only types of this crate have it.
-///
 /// # Safety
 ///
 /// What [`GatherBuffer`](crate::memory::GatherBuffer) and [`ScatterBuffer`] promise while the value lives holds on every thread,

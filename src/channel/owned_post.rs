@@ -12,7 +12,7 @@ use super::owned_work::OwnedWork;
 use super::posting::PostFailure;
 use super::request::WorkRequest;
 use super::slot::Owner;
-use crate::memory::GatherBuffer;
+use crate::memory::keep;
 
 /// # Owned operations
 ///
@@ -108,7 +108,7 @@ where
     // the operation has ended; a core that is dropped before that leaks it. What is not kept was copied by the post.
     match unsafe { core.try_post(operation, list.as_mut(), Owner::Handle) } {
         Ok(slot) => {
-            slot.entry.buffer.put(ManuallyDrop::into_inner(buffer).keep());
+            slot.entry.buffer.put(keep(ManuallyDrop::into_inner(buffer)));
             // SAFETY: the slot is one of the core's, and was just taken for the operation.
             Ok(unsafe { OwnedWork::new(core, slot) })
         }
@@ -138,7 +138,7 @@ where
     let buffer = ManuallyDrop::into_inner(buffer);
     let request = match kept_by {
         Some(slot) => {
-            slot.entry.buffer.put(buffer.keep());
+            slot.entry.buffer.put(keep(buffer));
             None
         }
         None => Some(R::join(operation, buffer)),

@@ -64,7 +64,7 @@ impl<C> PreparedWindow<C> {
     /// With the buffers, and the [request](WindowError::request) that is wrong, if it is one:
     ///
     ///  - `EINVAL`: there are no requests, or more than a window can have; the peer's memory is too short, or not aligned
-    ///    for an atomic. What the channel does not have is found out by the post.
+    ///    for an atomic; a buffer has more than 33 pieces. What the channel does not have is found out by the post.
     ///  - `ENOMEM`: out of memory.
     pub fn new<W: WindowRequests<Buffers = C>>(requests: W) -> Result<Self, WindowError<C>> {
         let (count, mut only) = (requests.count(), Vec::new());
@@ -112,7 +112,7 @@ impl<C> PreparedWindow<C> {
             let error = no_request(index, list.len()).into();
             return Err(OperationError { error, buffer: Some(buffer) });
         };
-        // SAFETY: there is a request for each buffer, and the list has room for the pieces of buffers of this type.
+        // SAFETY: there is a request for each buffer.
         match unsafe { list.set::<R>(index, &operation, &mut buffer) } {
             Ok(()) => Ok(std::mem::replace(place, buffer)),
             Err(error) => Err(OperationError { error, buffer: Some(buffer) }),

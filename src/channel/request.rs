@@ -38,7 +38,7 @@ impl<R: Request<Operation: Operation>> WorkRequest for R {
     label = "a slice of a region is needed here, such as `region.slice(..)?`, or a `SendWorkRequest`",
     note = "bytes that are not registered can be sent as `Inline(bytes)`"
 )]
-pub trait IntoSend {
+pub trait IntoSend: sealed::Message {
     /// The request.
     type Request: WorkRequest;
 
@@ -72,7 +72,7 @@ impl<D: GatherBuffer, X: Extra> IntoSend for SendWorkRequest<D, X> {
     message = "`{Self}` is not registered memory that the device can write",
     label = "an exclusive slice of a region is needed here, such as `region.slice_mut(..)?`"
 )]
-pub trait IntoReceive {
+pub trait IntoReceive: sealed::Room {
     /// The request.
     type Request: WorkRequest;
 
@@ -97,6 +97,22 @@ impl<D: ScatterBuffer> IntoReceive for ReceiveWorkRequest<D> {
     fn into_receive(self) -> Self {
         self
     }
+}
+
+mod sealed {
+    use super::*;
+
+    pub trait Message {}
+
+    #[diagnostic::do_not_recommend]
+    impl<D: GatherBuffer> Message for D {}
+    impl<D, X> Message for SendWorkRequest<D, X> {}
+
+    pub trait Room {}
+
+    #[diagnostic::do_not_recommend]
+    impl<D: ScatterBuffer> Room for D {}
+    impl<D> Room for ReceiveWorkRequest<D> {}
 }
 
 /// What [`IntoSend`] makes of a message keeps in flight.

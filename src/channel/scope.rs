@@ -12,7 +12,7 @@ use super::scoped_work::ScopedPendingWork;
 use super::slot::Owner;
 use super::window::ScopedWindow;
 use crate::debug::debug;
-use crate::memory::{BorrowedBuffer, GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
+use crate::memory::{BorrowedBuffer, GatherBuffer, RemoteMemoryRegion, ScatterBuffer, keep};
 use crate::operation::{ReadWorkRequest, WriteWorkRequest};
 
 /// Posts operations that end with the scope at the latest: see [`Channel::scope`](crate::Channel::scope).
@@ -148,7 +148,7 @@ impl<'scope> Scope<'scope, '_> {
         // `'scope`, even if the value is moved or forgotten. `Core::end_scope` ends the operation before
         // `'scope` ends. What is not kept was copied by the post.
         let slot = unsafe { self.core.post(operation, list.as_mut(), Owner::Scope) }?;
-        Ok(ScopedPendingWork::new(self.core, slot, buffer.keep()))
+        Ok(ScopedPendingWork::new(self.core, slot, keep(buffer)))
     }
 
     /// `ibv_post_send`: posts several requests of the send queue with one doorbell, of which only the last has a

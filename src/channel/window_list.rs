@@ -8,7 +8,7 @@ use std::ptr;
 
 use super::error::{TransportResult, no_memory};
 use super::generation::{MAX_WINDOW, lower_half};
-use super::operation::{Limits, Needs, Target};
+use super::operation::{Limits, Needs, Target, too_many};
 use super::request::WorkRequest;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -27,6 +27,7 @@ pub(super) struct WindowList {
     #[expect(dead_code, reason = "the requests point to them")]
     pieces: Vec<ffi::ibv_sge>,
     len: usize,
+    pieces_each: usize,
     needs: Needs,
     /// Whether the device writes the memory of one.
     pub(super) writes: bool,
@@ -87,7 +88,7 @@ impl WindowList {
             }
         }
         let (needs, writes, takes_receives) = Default::default();
-        Ok(Self { requests, pieces, len, needs, writes, takes_receives })
+        Ok(Self { requests, pieces, len, pieces_each, needs, writes, takes_receives })
     }
 
     /// How many requests it has.
@@ -100,13 +101,13 @@ impl WindowList {
     ///
     /// # Safety
     ///
-    /// The list has as many requests, with room for as many pieces.
+    /// The list has as many requests.
     ///
     /// # Errors
     ///
     /// Those of the request's buffer, and
     ///
-    ///  - `EINVAL`: what it says is not possible, on whatever channel.
+    ///  - `EINVAL`: what it says is not possible, on whatever channel; or it has more pieces than each request has room for.
     #[inline(always)]
     pub(super) unsafe fn set<R>(
         &mut self,
@@ -119,11 +120,15 @@ impl WindowList {
     {
         let mut pieces = R::list(buffer)?;
         let pieces = pieces.as_mut();
+        // Every request has room for one.
+        if pieces.len() > 1 && pieces.len() > self.pieces_each {
+            return Err(too_many("ibv_post_send", pieces.len(), self.pieces_each as u32).into());
+        }
         self.needs.add(operation, pieces)?;
         self.writes |= <R::Operation as Kind>::WRITES;
         self.takes_receives |= const { takes_receive(<R::Operation as Kind>::OPCODE) };
         let signaled = if index + 1 == self.len { SIGNALED } else { 0 };
-        // SAFETY: the caller vouches for the request, and the room for its pieces.
+        // SAFETY: the caller vouches for the request, and there is room for its pieces.
         unsafe {
             let request = self.requests.as_mut_ptr().add(index);
             (*request).opcode = <R::Operation as Kind>::OPCODE;

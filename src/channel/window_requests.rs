@@ -20,7 +20,7 @@ pub(super) mod sealed {
 
     /// # Safety
     ///
-    /// `fill` sets as many requests as `count` says, each with at most `PIECES` pieces.
+    /// `fill` sets as many requests as `count` says.
     pub unsafe trait Requests: Sized {
         type All;
 
@@ -41,7 +41,7 @@ where
 {
     let (operation, mut buffer) = request.split();
     if let Some(Filling { list, set, error }) = filling {
-        // SAFETY: there is room for as many as there are (the contract of `Requests`).
+        // SAFETY: there are as many requests (the contract of `Requests`).
         if let Err(reason) = unsafe { list.set::<R>(*set, &operation, &mut buffer) } {
             error.get_or_insert((*set, reason));
         }

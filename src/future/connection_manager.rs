@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use super::share::{Share, put_back, release, stop};
+use super::share::{Lock, Share, put_back, stop};
 use super::{AsyncChannel, PreparedAsyncChannel};
 use crate::channel::{Detached, TransportError};
 use crate::error::Result;
@@ -32,7 +32,9 @@ impl<S: Share> AsyncChannel<S> {
     /// Calls `f` with the channel, which is out of the loop meanwhile.
     fn with_detached<R>(&self, f: impl FnOnce(&mut Detached<'static>) -> R) -> R {
         let mut detached = loop {
-            let out = self.share.lock().core.borrow_out(self.id);
+            let mut guard = self.share.lock();
+            let out = guard.core.borrow_out(self.id);
+            guard.unlock();
             match out {
                 Some(detached) => break detached,
                 // Another thread calls one verb of it.
@@ -63,7 +65,6 @@ impl<S: Share> Connected for AsyncChannel<S> {
     fn established(&mut self) {
         let mut guard = self.share.lock();
         guard.core.establish(self.id);
-        release(&self.share, guard);
     }
 
     /// The channel cannot be used again. Its futures return [`Stopped`](TransportError::Stopped).

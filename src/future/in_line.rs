@@ -4,7 +4,7 @@ use std::mem;
 use std::task::Waker;
 
 use super::AsyncChannel;
-use super::share::{Share, release_quietly};
+use super::share::{Guard, Lock, Share, release_quietly};
 use crate::channel::{Queue, TransportResult};
 use crate::panics::catch;
 
@@ -26,7 +26,7 @@ impl<'a, S: Share> InLine<'a, S> {
     /// # Errors
     ///
     ///  - `ENOMEM`: there is no memory for its place.
-    pub(super) fn wait(&mut self, mut guard: S::Guard<'_>, waker: Waker) -> TransportResult<()> {
+    pub(super) fn wait(&mut self, mut guard: Guard<'_, S>, waker: Waker) -> TransportResult<()> {
         let mut waker = Some(waker);
         let joined = match self.place {
             Some(place) => {
@@ -55,7 +55,7 @@ impl<S: Share> Drop for InLine<'_, S> {
             Queue::Receive => guard.core.wake_receiver(*id),
             Queue::Send => guard.core.wake_line(*id, Queue::Send),
         }
-        release_quietly(share, guard);
+        release_quietly(guard);
         let _ = catch(|| drop(waker));
     }
 }

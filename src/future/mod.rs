@@ -31,7 +31,7 @@ use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::operation::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
 use in_line::InLine;
 use operation::{failed, result_of};
-use share::{destroy, release, release_and_wake, stop};
+use share::{Lock, destroy, release_quietly, stop};
 
 /// A channel whose operations are futures that own their buffers. It is driven by a [`Reactor`], and tied to no runtime.
 ///
@@ -223,11 +223,7 @@ impl<S: Share> AsyncChannel<S> {
         S::Buffer: LoopBuffer<D::Kept>,
     {
         let request = ReceiveWorkRequest::new(buffer);
-        let mut guard = self.share.lock();
-        let posted = guard.core.post_for_message(self.id, request);
-        if posted.is_err() {
-            release_and_wake(&self.share, guard);
-        }
+        let posted = self.share.lock().core.post_for_message(self.id, request);
         Ok(posted?)
     }
 
@@ -250,7 +246,7 @@ impl<S: Share> AsyncChannel<S> {
             if let Some(message) = guard.core.take_message(self.id) {
                 guard.core.wake_after_message(self.id);
                 let stopped = guard.core.why_stopped(self.id);
-                release(&self.share, guard);
+                drop(guard);
                 return Poll::Ready(result_of(message, stopped, failed));
             }
             match guard.core.why_stopped(self.id) {
@@ -290,6 +286,16 @@ impl<S: Share> AsyncChannel<S> {
             if let Err(error) = self.sign_of_life() {
                 return error;
             }
+            // Others run in between, also if no sleep ever waits.
+            let mut has_yielded = false;
+            poll_fn(|cx| {
+                if std::mem::replace(&mut has_yielded, true) {
+                    return Poll::Ready(());
+                }
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            })
+            .await;
         }
     }
 
@@ -318,34 +324,30 @@ impl<S: Share> AsyncChannel<S> {
     }
 
     fn begin_shutdown(&self) {
-        let mut guard = self.share.lock();
-        guard.core.refuse_sends(self.id);
-        release(&self.share, guard);
+        self.share.lock().core.refuse_sends(self.id);
     }
 
     fn end_shutdown(&self) {
         // Messages that have arrived before the last send has ended are kept.
-        let mut guard = self.share.lock();
-        let _ = guard.core.turn();
-        release(&self.share, guard);
+        let _ = self.share.lock().core.turn();
         stop(&self.share, self.id, TransportError::Stopped);
     }
 
     /// See [`keep_alive`](Self::keep_alive).
     fn sign_of_life(&self) -> Result<(), TransportError> {
         let mut guard = self.share.lock();
-        let alive = match guard.core.why_stopped(self.id) {
+        match guard.core.why_stopped(self.id) {
             Some(error) => Err(error),
             None => guard.core.sign_of_life(self.id).map(drop),
-        };
-        release_and_wake(&self.share, guard);
-        alive
+        }
     }
 }
 
 impl<S: Share> Drop for AsyncChannel<S> {
     fn drop(&mut self) {
-        let detached = self.share.lock().core.detach(self.id);
+        let mut guard = self.share.lock();
+        let detached = guard.core.detach(self.id);
+        release_quietly(guard);
         if let Some(detached) = detached {
             destroy(&self.share, detached);
         }

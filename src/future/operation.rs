@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use super::AsyncChannel;
 use super::request::AsyncRequest;
 use super::request::sealed::Failure;
-use super::share::{Share, State, release, release_and_wake, release_quietly};
+use super::share::{Guard, Lock, Share, State, release_quietly};
 use crate::channel::{ChannelId, Ended, OperationError, Queue, Refused, TransportError};
 use crate::completion::WorkSuccess;
 use crate::debug::debug;
@@ -54,9 +54,12 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
     pub(super) fn submit(channel: &'a AsyncChannel<S>, request: R) -> Result<Self, R::Error> {
         let mut guard = channel.share.lock();
         match post(&mut guard, channel.id, request, None, &mut None) {
-            Ok(number) => Ok(Self { channel, request: None, stage: Stage::Posted(number) }),
+            Ok(number) => {
+                guard.unlock();
+                Ok(Self { channel, request: None, stage: Stage::Posted(number) })
+            }
             Err(refused) => {
-                release_and_wake(&channel.share, guard);
+                drop(guard);
                 Err(R::Error::refused(refused))
             }
         }
@@ -68,7 +71,9 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         let mut guard = self.channel.share.lock();
         if guard.core.is_success(number) {
             self.stage = Stage::Over;
-            return Poll::Ready(Ok(guard.core.take_it(number)));
+            let done = guard.core.take_it(number);
+            guard.unlock();
+            return Poll::Ready(Ok(done));
         }
         self.take_slowly(guard, number, waker)
     }
@@ -76,7 +81,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
     #[inline(never)]
     fn take_slowly(
         &mut self,
-        mut guard: S::Guard<'a>,
+        mut guard: Guard<'a, S>,
         number: u64,
         waker: &Waker,
     ) -> Poll<Output<R, S>> {
@@ -109,7 +114,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         if polled.is_ready() {
             self.stage = Stage::Over;
         }
-        release(share, guard);
+        drop(guard);
         drop((new, old));
         polled
     }
@@ -124,6 +129,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         let mut guard = self.channel.share.lock();
         match post(&mut guard, self.channel.id, request, None, &mut waker) {
             Ok(number) => {
+                guard.unlock();
                 self.stage = Stage::Posted(number);
                 Poll::Pending
             }
@@ -152,10 +158,10 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
 
     /// Its operation was posted: there may be room for another one.
     #[cold]
-    fn leave_line(&self, mut guard: S::Guard<'_>, place: u32) {
+    fn leave_line(&self, mut guard: Guard<'_, S>, place: u32) {
         let waker = guard.core.leave_line(self.channel.id, Queue::Send, place);
         guard.core.wake_line(self.channel.id, Queue::Send);
-        release(&self.channel.share, guard);
+        drop(guard);
         drop(waker);
     }
 
@@ -163,12 +169,12 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
     #[inline(never)]
     fn refused(
         &mut self,
-        mut guard: S::Guard<'_>,
+        mut guard: Guard<'_, S>,
         place: Option<u32>,
         refused: Refused<R>,
         mut waker: Option<Waker>,
     ) -> Poll<Output<R, S>> {
-        let AsyncChannel { share, id, .. } = self.channel;
+        let id = &self.channel.id;
         let waits = match refused.error {
             TransportError::QueueFull => guard.core.has_queue(*id, Queue::Send),
             TransportError::NoCredit => true,
@@ -192,7 +198,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
                 if error == TransportError::NoCredit {
                     guard.set_credit_alarm();
                 }
-                release(share, guard);
+                drop(guard);
                 drop(waker);
                 Poll::Pending
             }
@@ -200,7 +206,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
                 let own = place.map(|place| guard.core.leave_line(*id, Queue::Send, place));
                 guard.core.wake_line(*id, Queue::Send);
                 self.stage = Stage::Over;
-                release_and_wake(share, guard);
+                drop(guard);
                 drop((own, waker));
                 Poll::Ready(Err(R::Error::refused(Refused { error, ..refused })))
             }
@@ -287,7 +293,7 @@ fn give_up<S: Share>(channel: &AsyncChannel<S>, stage: Stage) {
         }
         Stage::New | Stage::Over => (None, None),
     };
-    release_quietly(&channel.share, guard);
+    release_quietly(guard);
     let _ = catch(|| drop((done, waker)));
 }
 

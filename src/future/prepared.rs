@@ -3,7 +3,7 @@
 use std::future::Future;
 
 use super::AsyncChannel;
-use super::share::{Locked, Share, destroy, release, release_quietly};
+use super::share::{Lock, Locked, Share, destroy, release_quietly};
 use crate::channel::{
     ChannelBuilder, Detached, LoopBuffer, OwnedBuffer, OwnedResult, PreparedChannel, Refused,
 };
@@ -33,7 +33,9 @@ pub struct PreparedAsyncChannel<S: Share = Locked<PooledBuffer>> {
 impl<S: Share> PreparedAsyncChannel<S> {
     pub(super) fn new(share: &S, builder: ChannelBuilder<'static>) -> Result<Self> {
         let channel = builder.build()?;
-        let placed = share.lock().core.place(channel);
+        let mut guard = share.lock();
+        let placed = guard.core.place(channel);
+        guard.unlock();
         match placed {
             Ok(detached) => Ok(Self { share: share.clone(), detached: Some(detached) }),
             // The queue pair is destroyed here.
@@ -93,7 +95,7 @@ impl<S: Share> PreparedAsyncChannel<S> {
         let mut guard = share.lock();
         guard.core.open_for_receives(detached);
         let posted = guard.core.post_for_message(detached.id, request);
-        drop(guard);
+        guard.unlock();
         if posted.as_ref().is_err_and(|refused| refused.request.is_none()) && detached.try_reset() {
             // The device may have had it, and its message would be lost.
             self.forget();
@@ -118,7 +120,7 @@ impl<S: Share> PreparedAsyncChannel<S> {
         let id = self.detached_mut().id;
         let mut guard = self.share.lock();
         guard.core.forget_attempt(id);
-        release_quietly(&self.share, guard);
+        release_quietly(guard);
     }
 
     /// `ibv_modify_qp`: connects the channel to the peer's. See [`PreparedChannel::handshake`].
@@ -171,12 +173,12 @@ impl<S: Share> PreparedAsyncChannel<S> {
     fn attach(mut self, is_connected: bool) -> AsyncChannel<S> {
         let number = self.endpoint().num();
         let detached = self.detached.take().expect("not connected");
-        let share = self.share.clone();
-        let mut guard = share.lock();
+        let mut guard = self.share.lock();
         let id = guard.core.attach(detached, is_connected);
         guard.connected();
-        release(&share, guard);
-        AsyncChannel { share, id, number }
+        let channel = AsyncChannel { share: self.share.clone(), id, number };
+        drop(guard);
+        channel
     }
 
     fn exchange<'a, T: AsyncStream + Send>(
@@ -240,7 +242,9 @@ impl<S: Share> Handshake for PreparedAsyncChannel<S> {
 impl<S: Share> Drop for PreparedAsyncChannel<S> {
     fn drop(&mut self) {
         if let Some(detached) = self.detached.take() {
-            let detached = self.share.lock().core.give_up(detached);
+            let mut guard = self.share.lock();
+            let detached = guard.core.give_up(detached);
+            release_quietly(guard);
             destroy(&self.share, detached);
         }
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use super::prepared::PreparedAsyncChannel;
-use super::share::{Locked, Share, State, put_back, release, stop};
+use super::share::{Lock, Locked, Share, State, put_back, stop};
 use super::shared_receives::SharedReceives;
 use super::timer::Timer;
 use crate::channel::{ChannelBuilder, DEVICE_CHECK_PERIOD, Loop, Queue, TransportError};
@@ -208,7 +208,7 @@ impl<S: Share> Reactor<S> {
         if guard.core.lacks_credit() || guard.alarm.is_some() {
             must_check = guard.look_at_clock();
         }
-        release(&self.share, guard);
+        drop(guard);
         if must_check {
             self.check_connections();
         }
@@ -253,7 +253,7 @@ impl<S: Share> Reactor<S> {
             let Some(channel) = guard.core.next_busy(index) else { break };
             index = channel.index() + 1;
             let out = guard.core.borrow_out(channel);
-            drop(guard);
+            panics.catch(|| drop(guard));
             // The code that has taken it out looks at it.
             let Some(out) = out else { continue };
             let checked = out.check(now);
@@ -292,10 +292,12 @@ impl<S: Share> Reactor<S> {
         let runner = guard.runner.take();
         guard.core.stop_adding(error);
         let mut next = guard.core.next_channel(0);
-        drop(guard);
+        panics.catch(|| drop(guard));
         while let Some(channel) = next {
             panics.catch(|| stop(&self.share, channel, error));
-            next = self.share.lock().core.next_channel(channel.index() + 1);
+            let guard = self.share.lock();
+            next = guard.core.next_channel(channel.index() + 1);
+            panics.catch(|| drop(guard));
         }
         panics.catch(|| runner.into_iter().for_each(|runner| runner.wake()));
         panics

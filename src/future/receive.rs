@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::AsyncChannel;
 use super::operation::{failed, result_of};
-use super::share::{Share, release, release_and_wake, release_quietly};
+use super::share::{Guard, Lock, Share, release_quietly};
 use crate::channel::{Ended, LoopBuffer, OwnedBuffer, OwnedResult, Queue, Refused, TransportError};
 use crate::debug::debug;
 use crate::memory::ScatterBuffer;
@@ -69,12 +69,13 @@ where
     #[inline(always)]
     fn wait_in_line(
         &mut self,
-        mut guard: S::Guard<'_>,
+        mut guard: Guard<'_, S>,
         waker: Waker,
     ) -> Poll<OwnedResult<S::Buffer>> {
         let mut waker = Some(waker);
         match guard.core.join_line(self.channel.id, Queue::Receive, &mut waker) {
             Ok(place) => {
+                guard.unlock();
                 self.stage = Stage::Waiting(place);
                 Poll::Pending
             }
@@ -86,7 +87,7 @@ where
     #[inline(never)]
     fn poll_posted(
         &mut self,
-        mut guard: S::Guard<'_>,
+        mut guard: Guard<'_, S>,
         waker: Waker,
     ) -> Poll<OwnedResult<S::Buffer>> {
         let id = self.channel.id;
@@ -101,7 +102,7 @@ where
     #[inline(never)]
     fn not_in_line(
         &mut self,
-        mut guard: S::Guard<'_>,
+        mut guard: Guard<'_, S>,
         error: TransportError,
         waker: Option<Waker>,
     ) -> Poll<OwnedResult<S::Buffer>> {
@@ -113,7 +114,7 @@ where
         } else {
             receiving.surplus += 1;
         }
-        release(&self.channel.share, guard);
+        drop(guard);
         drop(waker);
         Poll::Ready(Err(Refused::new(error, request).into()))
     }
@@ -123,7 +124,7 @@ where
     #[inline(never)]
     fn poll_unposted(
         &mut self,
-        mut guard: S::Guard<'_>,
+        mut guard: Guard<'_, S>,
         request: ReceiveWorkRequest<D>,
         waker: Waker,
     ) -> Poll<OwnedResult<S::Buffer>> {
@@ -147,11 +148,11 @@ where
     #[inline(never)]
     fn refused(
         &mut self,
-        mut guard: S::Guard<'_>,
+        mut guard: Guard<'_, S>,
         refused: Refused<ReceiveWorkRequest<D>>,
         waker: Waker,
     ) -> Poll<OwnedResult<S::Buffer>> {
-        let AsyncChannel { share, id, .. } = self.channel;
+        let id = &self.channel.id;
         if guard.core.why_stopped(*id).is_some() && guard.core.has_message(*id) {
             // Messages that have arrived before are still there.
             let polled = self.poll_posted(guard, waker);
@@ -160,7 +161,7 @@ where
         }
         let is_full = refused.error == TransportError::QueueFull;
         if !is_full || !guard.core.has_queue(*id, Queue::Receive) {
-            release_and_wake(share, guard);
+            drop(guard);
             self.stage = Stage::Over;
             return Poll::Ready(Err(refused.into()));
         }
@@ -178,7 +179,9 @@ where
             && let Some(message) = guard.core.take_only_message(*id, place)
         {
             self.stage = Stage::Over;
-            return Poll::Ready(Ok(guard.core.take_it(message)));
+            let message = guard.core.take_it(message);
+            guard.unlock();
+            return Poll::Ready(Ok(message));
         }
         self.take_slowly(guard, place, waker)
     }
@@ -186,7 +189,7 @@ where
     #[inline(never)]
     fn take_slowly(
         &mut self,
-        mut guard: S::Guard<'a>,
+        mut guard: Guard<'a, S>,
         place: u32,
         waker: &Waker,
     ) -> Poll<OwnedResult<S::Buffer>> {
@@ -218,7 +221,7 @@ where
         if self.request.is_some() {
             guard.core.receiving(*id).held -= 1;
         }
-        release_and_wake(share, guard);
+        drop(guard);
         self.stage = Stage::Over;
         drop((own, new));
         Poll::Ready(Err(Refused::new(error, self.request.take()).into()))
@@ -227,22 +230,22 @@ where
     /// Returns a message. It is in no line any more.
     fn end(
         &mut self,
-        mut guard: S::Guard<'_>,
+        mut guard: Guard<'_, S>,
         message: Ended<S::Buffer>,
         own: Option<Waker>,
     ) -> Poll<OwnedResult<S::Buffer>> {
-        let AsyncChannel { share, id, .. } = self.channel;
+        let id = &self.channel.id;
         self.stage = Stage::Over;
         self.post_held(&mut guard);
         guard.core.wake_after_message(*id);
         let stopped = guard.core.why_stopped(*id);
-        release(share, guard);
+        drop(guard);
         drop(own);
         Poll::Ready(result_of(message, stopped, failed))
     }
 
     /// Posts the receive for which the queue had no room, if there is some now.
-    fn post_held(&mut self, guard: &mut S::Guard<'_>) {
+    fn post_held(&mut self, guard: &mut Guard<'_, S>) {
         if let Some(request) = self.request.take() {
             self.post_held_request(guard, request);
         }
@@ -250,7 +253,7 @@ where
 
     #[cold]
     #[inline(never)]
-    fn post_held_request(&mut self, guard: &mut S::Guard<'_>, request: ReceiveWorkRequest<D>) {
+    fn post_held_request(&mut self, guard: &mut Guard<'_, S>, request: ReceiveWorkRequest<D>) {
         let id = self.channel.id;
         match guard.core.post_for_message(id, request) {
             Ok(()) => guard.core.receiving(id).held -= 1,
@@ -309,7 +312,7 @@ fn give_up<S: Share>(channel: &AsyncChannel<S>, place: u32, is_held: bool) {
     }
     // It may have been woken for a message.
     guard.core.wake_receiver(*id);
-    release_quietly(share, guard);
+    release_quietly(guard);
     let _ = catch(|| drop(waker));
 }
 

@@ -11,7 +11,7 @@ use std::task::{Context as TaskContext, Poll};
 use std::{future::Future, task::ready};
 
 use super::reactor::Reactor;
-use super::share::Share;
+use super::share::{Lock, Share, release_quietly};
 use crate::channel::TransportError;
 #[cfg(feature = "tokio")]
 use crate::device::on_tokio::{EVENTS, register};
@@ -141,6 +141,7 @@ impl<S: Share> Drop for Runner<'_, S> {
         if !guard.is_stopped && guard.core.next_busy(0).is_some() {
             trace::reactor_stands("its task was dropped while operations were in flight");
         }
+        release_quietly(guard);
     }
 }
 

@@ -4,10 +4,12 @@
 //! cloned before, woken and dropped after. Events for `tracing` wait, too.
 
 use std::cell::{RefCell, RefMut};
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use std::task::Waker;
+use std::thread;
 use std::time::Instant;
 
 use super::timer::Timer;
@@ -77,27 +79,121 @@ impl<B> State<B> {
 
 debug! { impl[B] State<B>, self, core: self.core, .. }
 
-/// The loop is borrowed while it lives. Events that happen meanwhile are emitted afterwards.
-#[expect(missing_debug_implementations, reason = "no program can name it")]
-pub struct Guard<G> {
-    state: G,
-    // Dropped last.
-    _events: trace::Hold,
+/// The loop is borrowed while it lives. When it is dropped, the tasks are woken that are to be woken, channels are stopped on
+/// which a post has failed, and buffers are dropped that no task asks for: nobody can forget that. Events that have happened
+/// meanwhile are emitted.
+pub(super) struct Guard<'a, S: Share> {
+    share: &'a S,
+    /// There until [`end`](Self::end).
+    state: ManuallyDrop<S::State<'a>>,
+    events: ManuallyDrop<trace::Hold>,
 }
 
-impl<G: Deref> Deref for Guard<G> {
-    type Target = G::Target;
+/// Borrows the loop.
+pub(super) trait Lock: Share {
+    #[inline(always)]
+    fn lock(&self) -> Guard<'_, Self> {
+        let events = ManuallyDrop::new(trace::Hold::new());
+        Guard { share: self, state: ManuallyDrop::new(self.borrow()), events }
+    }
+}
+
+impl<S: Share> Lock for S {}
+
+impl<S: Share> Guard<'_, S> {
+    /// Gives the loop back where nothing is due, or something else has to be done first that ends with a drop of another guard.
+    #[inline(always)]
+    pub(super) fn unlock(self) {
+        // SAFETY: nothing uses it after this.
+        unsafe { ManuallyDrop::new(self).end() }
+    }
+
+    /// Gives the loop back.
+    ///
+    /// # Safety
+    ///
+    /// It is called once, and nothing uses the guard after it.
+    #[inline(always)]
+    unsafe fn end(&mut self) {
+        // SAFETY: the caller vouches for it.
+        unsafe {
+            ManuallyDrop::drop(&mut self.state);
+            ManuallyDrop::drop(&mut self.events);
+        }
+    }
+}
+
+impl<S: Share> Deref for Guard<'_, S> {
+    type Target = State<S::Buffer>;
 
     #[inline(always)]
-    fn deref(&self) -> &G::Target {
+    fn deref(&self) -> &Self::Target {
         &self.state
     }
 }
 
-impl<G: DerefMut> DerefMut for Guard<G> {
+impl<S: Share> DerefMut for Guard<'_, S> {
     #[inline(always)]
-    fn deref_mut(&mut self) -> &mut G::Target {
+    fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.state
+    }
+}
+
+impl<S: Share> Drop for Guard<'_, S> {
+    /// A waker that panics does so here, unless something has panicked already.
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.core.deferred().is_empty() {
+            // SAFETY: this is the only call.
+            unsafe { self.end() };
+        } else {
+            // SAFETY: as above.
+            unsafe { self.end_and_wake() };
+        }
+    }
+}
+
+impl<S: Share> Guard<'_, S> {
+    /// # Safety
+    ///
+    /// As for [`end`](Self::end).
+    #[inline(never)]
+    unsafe fn end_and_wake(&mut self) {
+        // The usual case.
+        let only = self.core.deferred().take_only();
+        let mut rest = None;
+        if only.is_none() {
+            let state = &mut **self;
+            rest = state.spare.take().map(|spare| state.core.deferred().exchange(spare));
+        }
+        // SAFETY: the caller vouches for it.
+        unsafe { self.end() };
+        let share = self.share;
+        let wake = || match only {
+            Some(only) => only.wake(),
+            None => wake_all(share, rest),
+        };
+        if thread::panicking() {
+            let _ = catch(wake);
+        } else {
+            wake();
+        }
+    }
+}
+
+/// Does what is due: what was taken out of the loop, or else one by one.
+#[inline(never)]
+fn wake_all<S: Share>(share: &S, due: Option<Box<Due>>) {
+    if due.is_none() {
+        return release_left(share).resume();
+    }
+    let mut rest = Rest { share, due };
+    let Some(due) = &mut rest.due else { return };
+    while let Some((channel, error)) = due.failed.pop() {
+        end_failed(share, channel, error);
+    }
+    while let Some(waker) = due.woken.pop() {
+        waker.wake();
     }
 }
 
@@ -107,14 +203,14 @@ pub(super) mod sealed {
     use super::State;
 
     pub trait Share<B> {
-        type Guard<'a>: DerefMut<Target = State<B>>
+        type State<'a>: DerefMut<Target = State<B>>
         where
             Self: 'a;
 
         fn new(state: State<B>) -> Self;
 
-        /// To be given to [`release`](super::release), or dropped if there is nothing to be done later.
-        fn lock(&self) -> Self::Guard<'_>;
+        /// For [`lock`](super::Lock::lock) alone.
+        fn borrow(&self) -> Self::State<'_>;
     }
 }
 
@@ -141,67 +237,29 @@ impl<B: Send + 'static> Share for Locked<B> {
 }
 
 impl<B: Send + 'static> sealed::Share<B> for Local<B> {
-    type Guard<'a> = Guard<RefMut<'a, State<B>>>;
+    type State<'a> = RefMut<'a, State<B>>;
 
     fn new(state: State<B>) -> Self {
         Self(Rc::new(RefCell::new(state)))
     }
 
     #[inline(always)]
-    fn lock(&self) -> Self::Guard<'_> {
-        Guard { _events: trace::Hold::new(), state: self.0.borrow_mut() }
+    fn borrow(&self) -> Self::State<'_> {
+        self.0.borrow_mut()
     }
 }
 
 impl<B: Send + 'static> sealed::Share<B> for Locked<B> {
-    type Guard<'a> = Guard<MutexGuard<'a, State<B>>>;
+    type State<'a> = MutexGuard<'a, State<B>>;
 
     fn new(state: State<B>) -> Self {
         Self(Arc::new(Mutex::new(state)))
     }
 
     #[inline(always)]
-    fn lock(&self) -> Self::Guard<'_> {
-        let events = trace::Hold::new();
+    fn borrow(&self) -> Self::State<'_> {
         // What is behind the lock is consistent at every moment.
-        Guard { _events: events, state: self.0.lock().unwrap_or_else(PoisonError::into_inner) }
-    }
-}
-
-/// Gives the loop back, then wakes the tasks that are to be woken, and drops the buffers that no task asks for.
-#[inline(always)]
-pub(super) fn release<S: Share>(share: &S, mut guard: S::Guard<'_>) {
-    if !guard.core.deferred().is_empty() {
-        release_and_wake(share, guard);
-    }
-}
-
-/// As [`release`], and closes a channel on which a post has failed.
-#[inline(never)]
-pub(super) fn release_and_wake<S: Share>(share: &S, mut guard: S::Guard<'_>) {
-    // The usual case.
-    if let Some(only) = guard.core.deferred().take_only() {
-        drop(guard);
-        return only.wake();
-    }
-    release_all(share, guard);
-}
-
-#[inline(never)]
-fn release_all<S: Share>(share: &S, mut guard: S::Guard<'_>) {
-    let state = &mut *guard;
-    let Some(spare) = state.spare.take() else {
-        drop(guard);
-        return release_left(share).resume();
-    };
-    let mut rest = Rest { share, due: Some(state.core.deferred().exchange(spare)) };
-    drop(guard);
-    let Some(due) = &mut rest.due else { return };
-    while let Some((channel, error)) = due.failed.pop() {
-        stop(share, channel, error);
-    }
-    while let Some(waker) = due.woken.pop() {
-        waker.wake();
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -221,7 +279,7 @@ impl<S: Share> Drop for Rest<'_, S> {
         let mut guard = self.share.lock();
         guard.spare = self.due.take();
         let is_empty = guard.core.deferred().is_empty();
-        drop(guard);
+        guard.unlock();
         if !is_empty {
             panics.add(release_left(self.share));
         }
@@ -230,16 +288,20 @@ impl<S: Share> Drop for Rest<'_, S> {
     }
 }
 
-/// As [`release_and_wake`], one by one: while others wake tasks, without memory, and for buffers that no task asks for.
+/// As [`wake_all`], one by one: while others wake tasks, without memory, and for buffers that no task asks for.
 /// Returns what they have thrown.
 #[cold]
 #[inline(never)]
 fn release_left<S: Share>(share: &S) -> Panics {
     let mut panics = Panics::default();
     loop {
-        let left = share.lock().core.take_left();
+        let mut guard = share.lock();
+        let left = guard.core.take_left();
+        guard.unlock();
         match left {
-            Some(Left::Failed(channel, error)) => panics.catch(|| stop(share, channel, error)),
+            Some(Left::Failed(channel, error)) => {
+                panics.catch(|| end_failed(share, channel, error))
+            }
             Some(Left::Woken(waker)) => panics.catch(|| waker.wake()),
             Some(Left::Dropped(buffer)) => panics.catch(|| drop(buffer)),
             None => return panics,
@@ -247,16 +309,31 @@ fn release_left<S: Share>(share: &S) -> Panics {
     }
 }
 
-/// As [`release`], where something is dropped: panics end here.
-pub(super) fn release_quietly<S: Share>(share: &S, guard: S::Guard<'_>) {
-    let _ = catch(|| release(share, guard));
+/// Gives the loop back where something is dropped: panics end here.
+pub(super) fn release_quietly<S: Share>(guard: Guard<'_, S>) {
+    let _ = catch(|| drop(guard));
+}
+
+/// Stops a channel on which a post has failed, or else has the device flush it.
+#[cold]
+fn end_failed<S: Share>(share: &S, channel: ChannelId, error: Option<TransportError>) {
+    if let Some(error) = error {
+        return stop(share, channel, error);
+    }
+    let mut guard = share.lock();
+    // If it is out, it is on its way to be stopped, or was not connected.
+    let Some(out) = guard.core.borrow_out(channel) else { return };
+    guard.unlock();
+    out.flush();
+    put_back(share, out, None);
 }
 
 /// Ends all operations of a channel, without waiting. Further ones fail with `error`.
 pub(super) fn stop<S: Share>(share: &S, channel: ChannelId, error: TransportError) {
     let mut guard = share.lock();
-    let Some(closed) = guard.core.close(channel, error) else { return release(share, guard) };
-    drop(guard);
+    let Some(closed) = guard.core.close(channel, error) else { return };
+    // The tasks are woken when it is back.
+    guard.unlock();
     let is_reset = closed.try_reset();
     put_back(share, closed, Some(is_reset));
 }
@@ -266,13 +343,12 @@ pub(super) fn put_back<S: Share>(share: &S, detached: Detached<'static>, is_rese
     let id = detached.id;
     let mut guard = share.lock();
     if let Some(dropped) = guard.core.give_back(detached) {
-        drop(guard);
+        guard.unlock();
         return destroy(share, dropped);
     }
     if let Some(is_reset) = is_reset {
         guard.core.end_closed(id, is_reset);
     }
-    release(share, guard);
 }
 
 /// Destroys a channel.
@@ -280,10 +356,10 @@ pub(super) fn destroy<S: Share>(share: &S, doomed: Doomed<'static>) {
     if doomed.stop_sharing() {
         let mut guard = share.lock();
         guard.core.take_completions();
-        release_quietly(share, guard);
+        release_quietly(guard);
     }
     let destroyed = doomed.destroy();
     let mut guard = share.lock();
     guard.core.discard(destroyed);
-    release_quietly(share, guard);
+    release_quietly(guard);
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::share::{Locked, Share};
+use super::share::{Lock, Locked, Share};
 use crate::channel::{ChannelId, LoopBuffer, OwnedBuffer, OwnedResult};
 use crate::debug::debug;
 use crate::domain::ProtectionDomain;

@@ -21,29 +21,37 @@ use crate::ffi;
 /// | [`Inline`](crate::Inline), [`InlineList`](crate::memory::InlineList) | bytes of any memory, which the post copies |
 /// | `()` | nothing: a message without content |
 ///
-/// The trait is sealed: only types of this crate have it.
+/// A program may implement it for memory of its own, such as what it has registered as a
+/// [`RawMemoryRegion`](crate::memory::RawMemoryRegion). For a receive, a read or an atomic, it implements [`ScatterBuffer`] too; for a
+/// loop or futures, [`OwnedBuffer`](crate::channel::OwnedBuffer).
 ///
 /// # Safety
 ///
-/// While the value lives (it may be moved) and the program does not access it, the memory that
-/// [`gather`](Self::gather) names stays registered, and this program writes it only by atomic accesses. The same
-/// holds for the value that [`keep`](Self::keep) returns, unless the post itself copies the memory
-/// ([`INLINE`](Self::INLINE)). Then the memory can be read while the value lives.
+/// While the value lives (it may be moved) and the program does not access it,
+///
+///  - the memory that [`gather`](Self::gather) names stays valid and registered under its `lkey`, and its addresses are those
+///    of this program: providers read short messages themselves;
+///  - this program writes that memory only by atomic accesses;
+///  - `gather` names the same memory, until the program changes the value; what the value dereferences to
+///    ([`DerefMut`](std::ops::DerefMut)) does not change it.
+///
+/// If the post copies the memory ([`INLINE`](Self::INLINE)), it need not be registered: it can be read while the value lives.
+///
+/// `gather` and `scatter` return the elements and do nothing else: they are called while a channel, a loop or a reactor is in
+/// use, so one that uses the same may wait for ever. If one panics, the value is leaked.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory that the device can read",
     label = "a slice of a region is needed here, such as `region.slice(..)?`",
     note = "bytes that are not registered can be sent as `Inline(bytes)`"
 )]
-pub unsafe trait GatherBuffer: private::Sealed + Sized {
-    /// An array of scatter/gather elements.
-    #[doc(hidden)]
-    type List: AsMut<[ffi::ibv_sge]>;
+pub unsafe trait GatherBuffer: Sized {
+    /// The scatter/gather elements: `[ffi::ibv_sge; N]`.
+    type List: private::List;
 
-    /// What an operation in flight keeps, and gives back: the buffer, or `()` if the post copies the bytes.
-    type Kept;
+    /// What an operation in flight keeps, and gives back: `Self`, or `()` if it is [`Inline`](crate::Inline).
+    type Kept: private::Kept<Self>;
 
     /// Whether the post copies the memory, so that it need not be registered.
-    #[doc(hidden)]
     const INLINE: bool = false;
 
     /// The scatter/gather elements.
@@ -51,12 +59,7 @@ pub unsafe trait GatherBuffer: private::Sealed + Sized {
     /// # Errors
     ///
     ///  - `EINVAL`: a piece is longer than 4 GiB - 1 bytes.
-    #[doc(hidden)]
     fn gather(&self) -> Result<Self::List>;
-
-    /// What an operation in flight keeps.
-    #[doc(hidden)]
-    fn keep(self) -> Self::Kept;
 }
 
 /// Memory that the device writes for a receive, a read or an atomic: one piece, or several that are filled one
@@ -64,13 +67,12 @@ pub unsafe trait GatherBuffer: private::Sealed + Sized {
 ///
 /// [`MemorySliceMut`], [`MemorySlicePart`](crate::memory::MemorySlicePart), [`SharedMemorySlice`](crate::SharedMemorySlice),
 /// [`ScatterElement`], every [`OwnedBuffer`](crate::channel::OwnedBuffer), `&mut` to any of them, and arrays, tuples, vectors
-/// and `&mut` slices of them.
-///
-/// The trait is sealed: only types of this crate have it.
+/// and `&mut` slices of them; and what a program implements it for.
 ///
 /// # Safety
 ///
-/// The conditions of [`GatherBuffer`], for the memory that [`scatter`](Self::scatter) names. As long as they hold,
+/// The conditions of [`GatherBuffer`], for the memory that [`scatter`](Self::scatter) names. It is registered for
+/// [`LOCAL_WRITE`](crate::AccessFlags::LOCAL_WRITE): providers write short messages themselves. As long as the conditions hold,
 /// this program also accesses that memory through no references other than this value and references to its
 /// atomic form. Any bytes are valid there.
 #[diagnostic::on_unimplemented(
@@ -78,8 +80,7 @@ pub unsafe trait GatherBuffer: private::Sealed + Sized {
     label = "an exclusive slice of a region is needed here, such as `region.slice_mut(..)?`"
 )]
 pub unsafe trait ScatterBuffer: GatherBuffer {
-    /// Whether peers may be allowed to write the memory, as far as the type tells.
-    #[doc(hidden)]
+    /// Whether peers may be allowed to write the memory, as far as the type tells. If not, no read fills it on iWARP.
     const PEERS_MAY_WRITE: bool = true;
 
     /// The scatter/gather elements.
@@ -87,14 +88,11 @@ pub unsafe trait ScatterBuffer: GatherBuffer {
     /// # Errors
     ///
     ///  - `EINVAL`: a piece is longer than 4 GiB - 1 bytes.
-    #[doc(hidden)]
     fn scatter(&mut self) -> Result<Self::List>;
 }
 
 /// A buffer that can be lent to a [scope](crate::Scope): its memory stays valid for the lifetime of its type, even if
 /// the value is dropped or forgotten.
-///
-/// The trait is sealed: only types of this crate have it.
 ///
 /// # Safety
 ///
@@ -105,7 +103,13 @@ pub unsafe trait ScatterBuffer: GatherBuffer {
     message = "`{Self}` owns its memory, so it cannot be lent to a scope",
     note = "lend it, `&buffer` or `&mut buffer`; or post it with `Channel::post_owned`"
 )]
-pub unsafe trait BorrowedBuffer: private::Sealed {}
+pub unsafe trait BorrowedBuffer {}
+
+/// What an operation in flight keeps of its buffer.
+#[inline(always)]
+pub(crate) fn keep<B: GatherBuffer>(buffer: B) -> B::Kept {
+    private::Kept::keep(buffer)
+}
 
 pub(super) type One = [ffi::ibv_sge; 1];
 
@@ -116,24 +120,10 @@ pub(super) type One = [ffi::ibv_sge; 1];
     label = "an `InlineList` is put together by the post of a single request",
     note = "put the bytes together and use `Inline(bytes)`"
 )]
-pub trait PlainList: AsMut<[ffi::ibv_sge]> {}
+pub trait PlainList: private::List {}
 
 #[cfg(feature = "channel")]
 impl<const N: usize> PlainList for [ffi::ibv_sge; N] {}
-
-/// The part of an implementation of [`GatherBuffer`] for a buffer that an operation keeps as it is.
-macro_rules! kept_whole {
-    () => {
-        type Kept = Self;
-
-        #[inline(always)]
-        fn keep(self) -> Self {
-            self
-        }
-    };
-}
-
-pub(crate) use kept_whole;
 
 impl<T> private::Sealed for MemorySlice<'_, T> {}
 impl<T> private::Sealed for MemorySliceMut<'_, T> {}
@@ -142,8 +132,7 @@ impl<T> private::Sealed for MemorySliceMut<'_, T> {}
 // borrowed nothing writes the memory, as an `Element` has no interior mutability.
 unsafe impl<T: Element> GatherBuffer for MemorySlice<'_, T> {
     type List = One;
-
-    kept_whole!();
+    type Kept = Self;
 
     #[inline]
     fn gather(&self) -> Result<One> {
@@ -154,8 +143,7 @@ unsafe impl<T: Element> GatherBuffer for MemorySlice<'_, T> {
 // SAFETY: as above; the borrow is exclusive, and only this value gives access to the memory.
 unsafe impl<T: Element> GatherBuffer for MemorySliceMut<'_, T> {
     type List = One;
-
-    kept_whole!();
+    type Kept = Self;
 
     #[inline]
     fn gather(&self) -> Result<One> {
@@ -179,16 +167,12 @@ unsafe impl<T> BorrowedBuffer for MemorySlice<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T> BorrowedBuffer for MemorySliceMut<'_, T> {}
 
-impl private::Sealed for GatherElement<'_> {}
-impl private::Sealed for ScatterElement<'_> {}
-
 // SAFETY: the element borrows registered memory for its lifetime, which this program writes meanwhile by atomic
 // accesses only: that of a region or slice, or memory for which the caller of an `unsafe` function vouches. Its address
 // is the program's own, or such a caller has said that it need not be.
 unsafe impl GatherBuffer for GatherElement<'_> {
     type List = One;
-
-    kept_whole!();
+    type Kept = Self;
 
     #[inline]
     fn gather(&self) -> Result<One> {
@@ -199,8 +183,7 @@ unsafe impl GatherBuffer for GatherElement<'_> {
 // SAFETY: as above.
 unsafe impl GatherBuffer for ScatterElement<'_> {
     type List = One;
-
-    kept_whole!();
+    type Kept = Self;
 
     #[inline]
     fn gather(&self) -> Result<One> {
@@ -222,13 +205,10 @@ unsafe impl BorrowedBuffer for GatherElement<'_> {}
 // SAFETY: as above.
 unsafe impl BorrowedBuffer for ScatterElement<'_> {}
 
-impl private::Sealed for () {}
-
 // SAFETY: there is no memory.
 unsafe impl GatherBuffer for () {
     type List = [ffi::ibv_sge; 0];
-
-    kept_whole!();
+    type Kept = Self;
 
     #[inline]
     fn gather(&self) -> Result<Self::List> {
@@ -247,18 +227,14 @@ unsafe impl ScatterBuffer for () {
 // SAFETY: there is no memory.
 unsafe impl BorrowedBuffer for () {}
 
-impl<B: private::Sealed> private::Sealed for &B {}
-impl<B: private::Sealed> private::Sealed for &mut B {}
-
 // SAFETY: for as long as the reference lives, the buffer lives, and the program changes neither it nor its memory
 // through another reference.
 #[diagnostic::do_not_recommend]
 unsafe impl<B: GatherBuffer> GatherBuffer for &B {
     type List = B::List;
+    type Kept = Self;
 
     const INLINE: bool = B::INLINE;
-
-    kept_whole!();
 
     #[inline(always)]
     fn gather(&self) -> Result<B::List> {
@@ -270,10 +246,9 @@ unsafe impl<B: GatherBuffer> GatherBuffer for &B {
 #[diagnostic::do_not_recommend]
 unsafe impl<B: GatherBuffer> GatherBuffer for &mut B {
     type List = B::List;
+    type Kept = Self;
 
     const INLINE: bool = B::INLINE;
-
-    kept_whole!();
 
     #[inline(always)]
     fn gather(&self) -> Result<B::List> {

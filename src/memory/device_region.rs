@@ -4,11 +4,11 @@ use std::ops::RangeBounds;
 use std::ptr;
 
 use super::access::AccessFlags;
-use super::buffer::{GatherBuffer, ScatterBuffer, kept_whole};
+use super::buffer::{GatherBuffer, ScatterBuffer};
 use super::device_memory::DeviceMemory;
 use super::options::check_access;
 use super::region::{Addressed, Backing, Parts, Peers, Region, Writable};
-use super::scatter_gather::{LocalMemory, LocalMemoryMut, resolve};
+use super::scatter_gather::{LocalMemory, LocalMemoryMut, private, resolve};
 use crate::device::quirks::copies_results;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
@@ -90,12 +90,13 @@ impl AsMut<[ffi::ibv_sge]> for Whole {
     }
 }
 
+impl private::List for Whole {}
+
 // SAFETY: the memory is registered until the region is dropped. It is not this program's, and the device
 // alone reads it: what is posted is not inline.
 unsafe impl GatherBuffer for DeviceMemoryRegion<'_> {
     type List = Whole;
-
-    kept_whole!();
+    type Kept = Self;
 
     #[inline]
     fn gather(&self) -> Result<Whole> {

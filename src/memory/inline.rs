@@ -24,8 +24,6 @@ pub struct Inline<'a>(pub &'a [u8]);
 #[derive(Clone, Copy, Debug)]
 pub struct InlineList<'a, 'b>(pub &'a [IoSlice<'b>]);
 
-impl private::Sealed for Inline<'_> {}
-
 // SAFETY: the bytes are borrowed, so they can be read while the value lives.
 unsafe impl GatherBuffer for Inline<'_> {
     type List = [ffi::ibv_sge; 1];
@@ -37,9 +35,11 @@ unsafe impl GatherBuffer for Inline<'_> {
     fn gather(&self) -> Result<Self::List> {
         Ok([sge(self.0.as_ptr() as u64, self.0.len(), 0)?])
     }
+}
 
+impl private::Kept<Inline<'_>> for () {
     #[inline(always)]
-    fn keep(self) {}
+    fn keep(_: Inline<'_>) {}
 }
 
 // SAFETY: the bytes are borrowed for the lifetime of the type.
@@ -95,7 +95,7 @@ impl AsMut<[ffi::ibv_sge]> for Gathered {
     }
 }
 
-impl private::Sealed for InlineList<'_, '_> {}
+impl private::List for Gathered {}
 
 // SAFETY: the list itself has a copy of the bytes.
 unsafe impl GatherBuffer for InlineList<'_, '_> {
@@ -107,8 +107,10 @@ unsafe impl GatherBuffer for InlineList<'_, '_> {
     fn gather(&self) -> Result<Gathered> {
         Gathered::new(self.0.iter().map(|piece| &**piece))
     }
+}
 
-    fn keep(self) {}
+impl private::Kept<InlineList<'_, '_>> for () {
+    fn keep(_: InlineList<'_, '_>) {}
 }
 
 #[cfg(test)]

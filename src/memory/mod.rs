@@ -63,7 +63,8 @@ pub use atomic_element::AtomicElement;
 pub use borrowed_region::{BorrowedMemoryRegion, ReadOnlyMemoryRegion};
 #[cfg(feature = "channel")]
 pub(crate) use buffer::PlainList;
-pub(crate) use buffer::kept_whole;
+#[cfg(feature = "channel")]
+pub(crate) use buffer::keep;
 pub use buffer::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
 pub use device_memory::DeviceMemory;
 pub use device_region::DeviceMemoryRegion;

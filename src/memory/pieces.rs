@@ -2,20 +2,17 @@
 
 #[cfg(feature = "channel")]
 use super::buffer::PlainList;
-use super::buffer::{BorrowedBuffer, GatherBuffer, One, ScatterBuffer, kept_whole};
+use super::buffer::{BorrowedBuffer, GatherBuffer, One, ScatterBuffer};
 use super::scatter_gather::private;
 use crate::error::Result;
 use crate::ffi;
 
-impl<B: private::Sealed, const N: usize> private::Sealed for [B; N] {}
-
 // SAFETY: what holds for each piece holds for all. None is `Inline`, of which an operation keeps nothing.
 unsafe impl<B: GatherBuffer<List = One, Kept = B>, const N: usize> GatherBuffer for [B; N] {
     type List = [ffi::ibv_sge; N];
+    type Kept = Self;
 
     const INLINE: bool = B::INLINE;
-
-    kept_whole!();
 
     #[inline]
     fn gather(&self) -> Result<Self::List> {
@@ -83,6 +80,8 @@ impl AsMut<[ffi::ibv_sge]> for ElementList {
     }
 }
 
+impl private::List for ElementList {}
+
 // The elements name memory outside of the list.
 #[cfg(feature = "channel")]
 impl PlainList for ElementList {}
@@ -95,17 +94,12 @@ fn scatter_all<B: ScatterBuffer<List = One, Kept = B>>(pieces: &mut [B]) -> Resu
     ElementList::collect(pieces.len(), pieces.iter_mut().map(|piece| Ok(piece.scatter()?[0])))
 }
 
-impl<B: private::Sealed> private::Sealed for Vec<B> {}
-impl<B: private::Sealed> private::Sealed for &[B] {}
-impl<B: private::Sealed> private::Sealed for &mut [B] {}
-
 // SAFETY: what holds for each piece holds for all, and the vector has them all for as long as it lives.
 unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for Vec<B> {
     type List = ElementList;
+    type Kept = Self;
 
     const INLINE: bool = B::INLINE;
-
-    kept_whole!();
 
     fn gather(&self) -> Result<ElementList> {
         gather_all(self)
@@ -124,10 +118,9 @@ unsafe impl<B: ScatterBuffer<List = One, Kept = B>> ScatterBuffer for Vec<B> {
 // SAFETY: what holds for each piece holds for all, for as long as they are borrowed.
 unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for &[B] {
     type List = ElementList;
+    type Kept = Self;
 
     const INLINE: bool = B::INLINE;
-
-    kept_whole!();
 
     fn gather(&self) -> Result<ElementList> {
         gather_all(self)
@@ -137,10 +130,9 @@ unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for &[B] {
 // SAFETY: as above; the pieces are borrowed exclusively.
 unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for &mut [B] {
     type List = ElementList;
+    type Kept = Self;
 
     const INLINE: bool = B::INLINE;
-
-    kept_whole!();
 
     fn gather(&self) -> Result<ElementList> {
         gather_all(self)
@@ -168,16 +160,13 @@ unsafe impl<B: GatherBuffer> BorrowedBuffer for &mut [B] {}
 /// Implements the traits for a tuple of single pieces.
 macro_rules! tuple {
     ($count:literal: $($piece:ident $index:tt),+) => {
-        impl<$($piece: private::Sealed),+> private::Sealed for ($($piece,)+) {}
-
         // SAFETY: what holds for each piece holds for all.
         unsafe impl<$($piece: GatherBuffer<List = One, Kept = $piece>),+> GatherBuffer for ($($piece,)+) {
             type List = [ffi::ibv_sge; $count];
+            type Kept = Self;
 
             // Each may be inline then: the post copies registered memory as well.
             const INLINE: bool = $($piece::INLINE)||+;
-
-            kept_whole!();
 
             #[inline]
             fn gather(&self) -> Result<Self::List> {

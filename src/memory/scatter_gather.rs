@@ -182,8 +182,27 @@ pub trait LocalMemoryMut: LocalMemory {
 }
 
 pub(crate) mod private {
+    use crate::ffi;
+
     /// Keeps [`LocalMemory`](super::LocalMemory) to this crate.
     pub trait Sealed {}
+
+    /// A list of elements that is the same whenever it is looked at.
+    pub trait List: AsMut<[ffi::ibv_sge]> {}
+
+    impl<const N: usize> List for [ffi::ibv_sge; N] {}
+
+    /// What is kept of a buffer of type `B`. A post calls this when the device has the request, so no program has a say.
+    pub trait Kept<B> {
+        fn keep(buffer: B) -> Self;
+    }
+
+    impl<B> Kept<B> for B {
+        #[inline(always)]
+        fn keep(buffer: B) -> Self {
+            buffer
+        }
+    }
 }
 
 /// `struct ibv_sge`: memory that the device reads for a send, a write or an atomic.

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::ptr::NonNull;
 
-use super::buffer::{BorrowedBuffer, GatherBuffer, ScatterBuffer, kept_whole};
+use super::buffer::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
 use super::remote_region::RemoteMemoryRegion;
 use super::scatter_gather::{
     Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement, private, resolve, sge,
@@ -314,8 +314,7 @@ impl<T: Element> LocalMemory for SharedMemorySlice<'_, T> {
 // program accesses it by atomic accesses only.
 unsafe impl<T: Element> GatherBuffer for SharedMemorySlice<'_, T> {
     type List = [ffi::ibv_sge; 1];
-
-    kept_whole!();
+    type Kept = Self;
 
     #[inline]
     fn gather(&self) -> Result<Self::List> {

@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut, Range, RangeBounds};
 
-use super::buffer::{BorrowedBuffer, GatherBuffer, ScatterBuffer, kept_whole};
+use super::buffer::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
 use super::scatter_gather::{Element, private, resolve, sge};
 use super::slice::MemorySliceMut;
 use crate::debug::debug;
@@ -71,8 +71,7 @@ impl<T> private::Sealed for MemorySlicePart<'_, T> {}
 // lifetime.
 unsafe impl<T: Element> GatherBuffer for MemorySlicePart<'_, T> {
     type List = [ffi::ibv_sge; 1];
-
-    kept_whole!();
+    type Kept = Self;
 
     #[inline]
     fn gather(&self) -> Result<Self::List> {

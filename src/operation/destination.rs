@@ -9,7 +9,9 @@ use crate::memory::GatherBuffer;
 use crate::queue_pair::Dci;
 #[cfg(feature = "efa")]
 use crate::queue_pair::Srd;
-use crate::queue_pair::{AddressHandle, AddressedBy, SendOperations, Ud, XrcSend, function};
+use crate::queue_pair::{
+    AddressHandle, Addressed, AddressedBy, SendOperations, Ud, XrcSend, function,
+};
 
 /// Where a request goes: see [`SendWorkRequest::to`](crate::SendWorkRequest::to).
 ///
@@ -307,12 +309,12 @@ impl<K: Kind, A: Destination> Kind for ToOperation<K, A> {
 impl<K: Posted> Posted for ToOperation<K, DatagramPeer<'_>> {}
 impl<K: Posted> Posted for ToOperation<K, XrcPeer> {}
 
-impl AddressedBy<DatagramPeer<'_>> for Ud {}
+impl Addressed<DatagramPeer<'_>> for Ud {}
 #[cfg(feature = "efa")]
-impl AddressedBy<DatagramPeer<'_>> for Srd {}
-impl AddressedBy<XrcPeer> for XrcSend {}
+impl Addressed<DatagramPeer<'_>> for Srd {}
+impl Addressed<XrcPeer> for XrcSend {}
 #[cfg(feature = "mlx5")]
-impl AddressedBy<DcPeer<'_>> for Dci {}
+impl Addressed<DcPeer<'_>> for Dci {}
 
 #[cfg(test)]
 mod tests {

@@ -93,15 +93,24 @@ raw_request!(ibv_recv_wr, ibv_post_recv, |request, queue_pair, returned| explain
     message = "a prepared request needs a reference to elements, and `{Self}` is none",
     label = "for example `&elements`, of `let elements = [region.gather_element(..)?]`"
 )]
-pub trait ElementSlice: GatherBuffer {
-    /// The elements. They may be written only if this is an exclusive reference, and no request writes them.
-    #[doc(hidden)]
-    fn raw(&self) -> *const [ffi::ibv_sge];
+pub trait ElementSlice: GatherBuffer + Elements {}
+
+mod elements {
+    use crate::ffi;
+
+    pub trait Elements {
+        /// The elements. They may be written only if this is an exclusive reference, and no request writes them.
+        fn raw(&self) -> *const [ffi::ibv_sge];
+    }
 }
+
+use elements::Elements;
 
 macro_rules! element_slice {
     ($([$($generics:tt)*] $type:ty, $element:ident, |$this:ident| $elements:expr;)+) => {$(
-        impl<$($generics)*> ElementSlice for $type {
+        impl<$($generics)*> ElementSlice for $type {}
+
+        impl<$($generics)*> Elements for $type {
             #[inline]
             fn raw(&self) -> *const [ffi::ibv_sge] {
                 let $this: &[$element<'_>] = {

@@ -14,10 +14,7 @@ use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::fields::getters;
-use crate::memory::{
-    AccessFlags, GatherBuffer, RegionOptions, ScatterBuffer, SharedMemoryRegion, kept_whole,
-    private,
-};
+use crate::memory::{AccessFlags, GatherBuffer, RegionOptions, ScatterBuffer, SharedMemoryRegion};
 use crate::parent::Parent;
 
 /// Chunks begin at multiples of this, so that two of them share no cache line.
@@ -164,7 +161,10 @@ impl BufferPool {
     /// drop of a buffer, so do not wait for a chunk that the task itself holds, or that only a message would free that does
     /// not come.
     pub async fn wait(&self) -> PooledBuffer {
-        self.pool.waiting.wait(|| self.take()).await
+        let buffer = self.pool.waiting.wait(|| self.take()).await;
+        // Who was woken for another one may never come.
+        self.pool.waiting.wake_one_if(|| self.available() > 0);
+        buffer
     }
 
     getters! { self,
@@ -261,14 +261,11 @@ impl DerefMut for PooledBuffer {
     }
 }
 
-impl private::Sealed for PooledBuffer {}
-
 // SAFETY: the memory is registered for local writes for as long as the pool exists, which this keeps
 // alive. Only this value accesses it, as at `deref`.
 unsafe impl GatherBuffer for PooledBuffer {
     type List = [ffi::ibv_sge; 1];
-
-    kept_whole!();
+    type Kept = Self;
 
     #[inline]
     fn gather(&self) -> Result<Self::List> {

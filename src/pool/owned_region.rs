@@ -3,16 +3,13 @@
 use crate::channel::OwnedBuffer;
 use crate::error::Result;
 use crate::ffi;
-use crate::memory::{Element, GatherBuffer, MemoryRegion, ScatterBuffer, kept_whole, private};
-
-impl<T: Element> private::Sealed for Box<MemoryRegion<'static, T>> {}
+use crate::memory::{Element, GatherBuffer, MemoryRegion, ScatterBuffer};
 
 // SAFETY: the region owns its memory, which stays where it is, is registered for local writes until it
 // is dropped, and is accessed through the region only.
 unsafe impl<T: Element> GatherBuffer for Box<MemoryRegion<'static, T>> {
     type List = [ffi::ibv_sge; 1];
-
-    kept_whole!();
+    type Kept = Self;
 
     fn gather(&self) -> Result<Self::List> {
         self.slice(..)?.gather()

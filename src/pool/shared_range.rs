@@ -7,10 +7,7 @@ use crate::channel::OwnedBuffer;
 use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::memory::{
-    Element, GatherBuffer, ScatterBuffer, SharedMemoryRegion, SharedMemorySlice, kept_whole,
-    private,
-};
+use crate::memory::{Element, GatherBuffer, ScatterBuffer, SharedMemoryRegion, SharedMemorySlice};
 
 /// A range of elements of an `Arc<SharedMemoryRegion<'static, T>>`: an [`OwnedBuffer`].
 ///
@@ -65,14 +62,11 @@ impl<T: Element> SharedMemoryRange<T> {
     }
 }
 
-impl<T: Element> private::Sealed for SharedMemoryRange<T> {}
-
 // SAFETY: the region owns its memory, which stays where it is and is registered for local writes until
 // the region is dropped, which this keeps from happening. There are no references into it.
 unsafe impl<T: Element> GatherBuffer for SharedMemoryRange<T> {
     type List = [ffi::ibv_sge; 1];
-
-    kept_whole!();
+    type Kept = Self;
 
     #[inline]
     fn gather(&self) -> Result<Self::List> {

@@ -61,6 +61,13 @@ impl Waiting {
         }
     }
 
+    /// The same, if there is something for it.
+    pub(super) fn wake_one_if(&self, is_there: impl FnOnce() -> bool) {
+        if self.count.load(Ordering::SeqCst) != 0 && is_there() {
+            self.wake_first();
+        }
+    }
+
     #[cold]
     #[inline(never)]
     fn wake_first(&self) {
@@ -113,9 +120,10 @@ impl Drop for Place<'_> {
         let Some(own) = self.number else { return };
         let mut places = self.waiting.lock();
         let at = places.find(own);
-        let _waker = at.and_then(|at| places.wakers.remove(at));
+        let waker = at.and_then(|at| places.wakers.remove(at));
         self.waiting.count.store(places.wakers.len(), Ordering::SeqCst);
         drop(places);
+        let _ = panics::catch(|| drop(waker));
         if at.is_none() {
             // It was woken, and has perhaps taken nothing: the next one looks.
             self.waiting.wake_one();

@@ -38,7 +38,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
     ///
     ///  - `EINVAL`: a depth, a number of elements or the port is more than the device has, the GID
     ///    index is out of range, one of the queues or domains belongs to another context or domain, an
-    ///    XRC domain is missing or does not fit the type, or the device refuses the inline size.
+    ///    XRC domain is missing or does not fit the type, or the device refuses the inline size, or grants less than was asked.
     ///  - `ENETDOWN`: the port is not active.
     ///  - `ENODATA`: the port has no GID, though RoCE needs one.
     ///  - `ENOMEM`: the device has no queue pair left, or `RLIMIT_MEMLOCK` is too low.
@@ -264,6 +264,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
             attributes.comp_mask |= mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0;
         }
         let context = parents.domain.context().as_raw();
+        let asked = attributes.cap;
         // SAFETY: domains and queues are live, as their holder `self` is; a queue pair that comes
         // back is ours alone. Without extensions this is ibv_create_qp.
         let raw = unsafe {
@@ -285,7 +286,47 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
             error
         })?;
         self.capacities = attributes.cap;
+        self.check_granted(asked)?;
         Ok(raw)
+    }
+
+    /// A device may grant more than was asked, and a broken one grants less.
+    fn check_granted(&self, asked: ffi::ibv_qp_cap) -> Result<()> {
+        let granted = self.capacities;
+        let mut sizes = vec![
+            (
+                "max_send_wr (the device grants less than was asked)",
+                asked.max_send_wr,
+                granted.max_send_wr,
+            ),
+            (
+                "max_send_sge (the device grants less than was asked)",
+                asked.max_send_sge,
+                granted.max_send_sge,
+            ),
+            (
+                "max_inline_data (the device grants less than was asked)",
+                asked.max_inline_data,
+                granted.max_inline_data,
+            ),
+        ];
+        let only_sends = matches!(self.kind, QueuePairType::XrcSend) || self.driver.is_some();
+        if !only_sends {
+            sizes.push((
+                "max_recv_wr (the device grants less than was asked)",
+                asked.max_recv_wr,
+                granted.max_recv_wr,
+            ));
+            sizes.push((
+                "max_recv_sge (the device grants less than was asked)",
+                asked.max_recv_sge,
+                granted.max_recv_sge,
+            ));
+        }
+        for (what, asked, granted) in sizes {
+            Error::within(VERB, what, asked, 0, granted)?;
+        }
+        Ok(())
     }
 
     fn finish(

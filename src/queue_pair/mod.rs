@@ -77,6 +77,7 @@ pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueAttributes}
 pub use srd_options::SrdOptions;
 pub use tag_matching::{Tag, TagHandle, TagListSize, TagOperation};
 pub use transition::StateTransition;
+pub(crate) use transport::Addressed;
 #[cfg(feature = "mlx5")]
 pub use transport::Dci;
 #[cfg(feature = "efa")]
@@ -177,8 +178,17 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         answers: Answers,
     ) -> Self {
         let (groups, flows) = (Vec::new(), Flows::new());
-        let object =
-            Object { raw, extended, properties, parents, groups, flows, _answers: answers };
+        let object = Object {
+            raw,
+            extended,
+            properties,
+            parents,
+            groups,
+            flows,
+            #[cfg(rdma_core_65)]
+            counters: Vec::new(),
+            _answers: answers,
+        };
         Self { object, transport: PhantomData }
     }
 

@@ -7,6 +7,8 @@ use super::connection_settings::ConnectionSettings;
 use super::driver::DriverTransport;
 use super::endpoint::QueuePairEndpoint;
 use super::shared_receive_queue::SharedReceiveQueue;
+#[cfg(rdma_core_65)]
+use crate::completion::CompletionCounter;
 use crate::completion::CompletionQueue;
 use crate::device::Gid;
 use crate::domain::{ProtectionDomain, XrcDomain};
@@ -31,6 +33,9 @@ pub(super) struct Object<'res> {
     pub(super) groups: Vec<(Gid, u16)>,
     /// What it receives, if it takes Ethernet frames.
     pub(super) flows: Flows<'res>,
+    /// What counts its operations.
+    #[cfg(rdma_core_65)]
+    pub(super) counters: Vec<Parent<'res, CompletionCounter<'res>>>,
     /// Given back when it is destroyed.
     pub(super) _answers: Answers,
 }
@@ -78,7 +83,16 @@ impl Object<'_> {
             self.leave_groups();
             self.end_flows();
         }
-        self.raw.destroy().inspect_err(|_| self.parents.leak())
+        self.raw.destroy().inspect_err(|_| self.leak_parents())
+    }
+}
+
+impl Object<'_> {
+    /// The device may use for ever what it was made from.
+    fn leak_parents(&self) {
+        self.parents.leak();
+        #[cfg(rdma_core_65)]
+        Leak::leak(&self.counters);
     }
 }
 

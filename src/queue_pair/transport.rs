@@ -33,7 +33,12 @@ mod sealed {
         /// Whether a queue pair of that type, or of that transport of a provider, has this transport.
         fn is(kind: QueuePairType, driver: Option<&DriverTransport>) -> bool;
     }
+
+    /// The transport's requests have destinations of this type.
+    pub trait Addressed<A> {}
 }
+
+pub(crate) use sealed::Addressed;
 
 /// The transport of a [`QueuePair`](crate::QueuePair): a type that is also a value, or a [`QueuePairType`].
 ///
@@ -118,7 +123,7 @@ pub trait FixedPeer: Transport {}
     label = "the destination is of the wrong kind",
     note = "Rc, Uc and RawPacket take no destination; Ud and Srd a `DatagramPeer`, Dci a `DcPeer`, XrcSend an `XrcPeer`"
 )]
-pub trait AddressedBy<A>: Transport {}
+pub trait AddressedBy<A>: Transport + Addressed<A> {}
 
 /// It sends messages.
 #[diagnostic::on_unimplemented(
@@ -319,4 +324,7 @@ at_run_time! {
     Connected Unconnected FixedPeer Sends Writes Reads Atomics PostsRdma ReceiveQueue Reliable Datagram
 }
 
-impl<A> AddressedBy<A> for QueuePairType {}
+#[diagnostic::do_not_recommend]
+impl<A, T: Transport + Addressed<A>> AddressedBy<A> for T {}
+
+impl<A> Addressed<A> for QueuePairType {}

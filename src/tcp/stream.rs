@@ -9,6 +9,7 @@ use std::{fmt, thread};
 use super::error::{ExchangeError, ExchangeStage};
 
 use crate::debug::debug;
+use crate::panics::catch;
 
 /// A stream over which two sides can connect: one whose waits can be given a deadline.
 ///
@@ -197,6 +198,7 @@ impl<'s, S: DeadlineStream> Timed<'s, S> {
 impl<S: DeadlineStream> Drop for Timed<'_, S> {
     /// Removes the deadline, for the caller. If that fails, the caller's next use of the stream reports it.
     fn drop(&mut self) {
-        let _ = self.stream.set_deadline(None);
+        // It is the program's code, and so is what its error holds: it may panic during a panic.
+        let _ = catch(|| drop(self.stream.set_deadline(None)));
     }
 }

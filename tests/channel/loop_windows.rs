@@ -330,3 +330,90 @@ fn a_channel_that_was_removed_posts_no_window() {
     drop(refused);
     loops.finish();
 }
+
+/// The device carries out what was posted before the queue pair is in ERR: nothing is left to be flushed.
+#[test]
+fn a_part_of_a_window_that_was_carried_out_ends() {
+    for skip in [1, 3] {
+        let mut loops = Loops::with_windows(manual());
+        run_after_posts(&loops);
+        let (channel, peer) = loops.connect();
+        (0..4).for_each(|n| loops.receive(peer, n));
+        let window = [1, 2, 3, 4].map(|n| SendWorkRequest::new(loops.filled(n)));
+        let window = PreparedWindow::new(window).unwrap();
+        loops.device.fail("post_send").skip(skip).errno(libc::EINVAL).times(1);
+        DEVICE.set(Some(loops.device.clone()));
+        let failed = loops.here.post_window(channel, window, 7).unwrap_err();
+        DEVICE.set(None);
+        assert_eq!((failed.request, failed.buffers.is_none()), (Some(skip as usize), true));
+        for n in 0..skip {
+            assert_eq!(next(&mut loops.peers).buffer[0], n as u8 + 1, "it has arrived");
+        }
+        let ended = next(&mut loops.here);
+        assert_eq!((ended.token, ended.request()), (7, None));
+        assert_eq!(ended.result().unwrap_err(), TransportError::Stopped);
+        assert_eq!(bytes(ended), [1, 2, 3, 4]);
+        assert_eq!(loops.here.in_flight(channel), 0);
+        loops.finish();
+    }
+}
+
+type Post = unsafe extern "C" fn(
+    *mut ffi::ibv_qp,
+    *mut ffi::ibv_send_wr,
+    *mut *mut ffi::ibv_send_wr,
+) -> std::ffi::c_int;
+
+static REAL: std::sync::OnceLock<Post> = std::sync::OnceLock::new();
+
+thread_local! {
+    static DEVICE: std::cell::RefCell<Option<FunctionDevice>> = const { std::cell::RefCell::new(None) };
+}
+
+/// From now on, the device carries out what this thread posts within the post, if it is in `DEVICE`.
+fn run_after_posts<B>(loops: &Loops<FunctionDevice, B>) {
+    let context = loops.domain.context_parent().as_raw();
+    // SAFETY: the context is live, and nothing posts yet.
+    let real = unsafe { (*context).ops.post_send.replace(post_and_run) }.unwrap();
+    REAL.get_or_init(|| real);
+}
+
+unsafe extern "C" fn post_and_run(
+    queue_pair: *mut ffi::ibv_qp,
+    request: *mut ffi::ibv_send_wr,
+    bad: *mut *mut ffi::ibv_send_wr,
+) -> std::ffi::c_int {
+    let real = REAL.get().expect("it was set before this function");
+    // SAFETY: it is called as the real one is.
+    let returned = unsafe { real(queue_pair, request, bad) };
+    DEVICE.with_borrow(|device| device.iter().for_each(|device| _ = device.run()));
+    returned
+}
+
+/// It has no place of its own in the table.
+#[test]
+fn a_channel_without_depths_hides_no_failure_of_another() {
+    let mut loops = Loops::with_windows(manual());
+    let empty = loops.here.create_channel(&loops.domain).max_send_wr(0).max_recv_wr(0);
+    let peer = loops.peers.create_channel(&loops.domain).max_send_wr(0).max_recv_wr(0);
+    let (empty, kept) = crate::pair::connect(empty, peer);
+    let number = empty.number();
+    let empty = loops.here.add(empty).unwrap();
+    // Also of its own, there are none.
+    let status = ffi::ibv_wc_status::IBV_WC_WR_FLUSH_ERR;
+    for wr_id in [0, 1 << 32, 1 << 31, 3 << 30 | 1 << 32, u64::MAX] {
+        let made_up = ffi::ibv_wc { wr_id, qp_num: number, status, ..Default::default() };
+        loops.device.inject(loops.here.as_raw(), &made_up);
+        let _ = loops.here.next_ended();
+    }
+    let (channel, _peer) = loops.connect();
+    loops.window(channel, [1, 2, 3], 7);
+    let number = loops.here.endpoint(channel).unwrap().num();
+    loops.device.break_qp(number);
+    let ended = next(&mut loops.here);
+    assert_eq!((ended.token, ended.request()), (7, Some(0)));
+    drop(ended);
+    loops.here.remove(empty).unwrap();
+    drop(kept);
+    loops.finish();
+}

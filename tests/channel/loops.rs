@@ -463,3 +463,78 @@ fn a_channel_of_a_loop_that_is_gone_ends_quietly() {
     drop((channel.reset().unwrap(), domain));
     device.assert_clean();
 }
+
+/// A place that a channel leaves is used by the next, whatever its depths are.
+#[test]
+fn places_are_bounded_by_the_channels_that_live() {
+    let mut loops = Loops::on(Software::new());
+    let (stays, _) = loops.connect();
+    assert_eq!(stays.index(), 0);
+    let mut rest = Vec::new();
+    for sends in 0..12 {
+        for receives in 0..12 {
+            let builder = |of: &Loop<'static, PooledBuffer>| {
+                let builder = of.create_channel(&loops.domain).access(ALL);
+                builder.max_send_wr(sends).max_recv_wr(receives)
+            };
+            let (one, two) = crate::pair::connect(builder(&loops.here), builder(&loops.peers));
+            let (one, two) = (loops.here.add(one).unwrap(), loops.peers.add(two).unwrap());
+            assert_eq!((one.index(), two.index()), (1, 1));
+            // What is in flight when it goes keeps its place until it was taken.
+            if receives > 0 {
+                loops.receive(two, 3);
+                if sends > 0 {
+                    loops.send(one, 7, 4);
+                    assert_eq!(next(&mut loops.peers).buffer[..], [7; LEN]);
+                    assert_eq!(next(&mut loops.here).token, 4);
+                }
+            }
+            loops.here.remove(one).unwrap();
+            loops.peers.remove(two).unwrap();
+            while let Some(ended) = loops.peers.next_ended().unwrap() {
+                rest.push(ended.channel);
+            }
+        }
+    }
+    assert_eq!(rest.len(), 11);
+    loops.finish();
+}
+
+/// A device need not flush what is posted to a queue pair that has failed: Soft-RoCE does not look.
+#[test]
+fn a_receive_after_the_connection_has_failed_is_flushed() {
+    let device = FunctionDevice::model();
+    device.progress(Progress::Manual);
+    let mut loops = Loops::on(device);
+    let (channel, _peer) = loops.connect();
+    let post = |loops: &mut Loops<FunctionDevice>, token| {
+        let buffer = loops.filled(token as u8);
+        loops.here.post(channel, ReceiveWorkRequest::new(buffer), token)
+    };
+    post(&mut loops, 1).unwrap();
+    loops.send(channel, 9, 2);
+    let number = loops.here.endpoint(channel).unwrap().num();
+    loops.device.break_qp(number);
+    let ended: Vec<_> = (0..2).map(|_| next(&mut loops.here)).collect();
+    assert!(ended.iter().all(|ended| ended.result().is_err()));
+    let posts = loops.device.calls("post_recv");
+    for token in 3..7 {
+        post(&mut loops, token).unwrap();
+    }
+    assert_eq!(post(&mut loops, 7).unwrap_err().error, TransportError::QueueFull);
+    for token in 3..7 {
+        let ended = next(&mut loops.here);
+        assert_eq!((ended.channel, ended.token, ended.buffer[0]), (channel, token, token as u8));
+        let error = ended.result().unwrap_err();
+        assert_eq!(error.work_error().unwrap().status(), ibverbs::WorkStatus::Flushed);
+    }
+    assert!(loops.here.next_ended().unwrap().is_none());
+    assert_eq!(loops.device.calls("post_recv"), posts);
+    // What was not taken when the channel goes comes back as well.
+    post(&mut loops, 8).unwrap();
+    loops.here.remove(channel).unwrap();
+    assert_eq!(next(&mut loops.here).token, 8);
+    post(&mut loops, 9).unwrap_err();
+    drop(ended);
+    loops.finish();
+}

@@ -632,3 +632,32 @@ fn a_broken_queue_pair_refuses_or_flushes_a_window() {
     result.unwrap();
     pair.finish();
 }
+
+/// A list whose length is known at run time alone can be longer than any request of a window.
+#[test]
+fn a_request_with_too_many_pieces_is_refused_before_it_is_written() {
+    let pair = Pair::new();
+    let region = pair.region(100, 1);
+    let all = region.slice(..).unwrap();
+    let pieces =
+        |count: usize| -> Vec<_> { (0..count).map(|at| all.slice(at..at + 1).unwrap()).collect() };
+    for count in [34, 64, 100] {
+        let requests = [1, 1, count].map(|count| SendWorkRequest::new(pieces(count)));
+        let refused = PreparedWindow::new(requests).unwrap_err();
+        assert_eq!(refused.request, Some(2));
+        assert!(
+            refused.to_string().contains(&format!("the number of pieces is {count}")),
+            "{refused}"
+        );
+        let [one, other, long] = refused.buffers.unwrap();
+        assert_eq!((one.len(), other.len(), long.len()), (1, 1, count));
+    }
+    // And where a request is replaced.
+    let mut window = prepared([SendWorkRequest::new(pieces(1)), SendWorkRequest::new(pieces(2))]);
+    let refused = window.set(0, SendWorkRequest::new(pieces(100))).unwrap_err();
+    assert_eq!(refused.buffer.unwrap().len(), 100);
+    assert_eq!(window.buffers()[0].len(), 1);
+    drop(window);
+    drop(region);
+    pair.finish();
+}

@@ -536,6 +536,7 @@ unsigned int device_held_readers(struct function_device *dev)
 	return count;
 }
 SETTER(device_set_next_qp_num, uint32_t, dev->next_qp_num = value)
+SETTER(device_set_grants_less, uint32_t, dev->grants_less = value)
 SETTER(device_set_poll_error, int, dev->poll_error = value)
 #undef SETTER
 

@@ -104,6 +104,9 @@ unsigned int device_held_readers(struct function_device *device);
 /* Moves a queue pair to ERR as the device itself does it after an error: flushes, no event. */
 int device_qp_error(struct function_device *device, uint32_t qp_num);
 void device_set_next_qp_num(struct function_device *device, uint32_t qp_num);
+/* Queue pairs are granted one less than was asked of each of these: 1 for the sends, 2 for the receives, 4 and 8 for their
+ * elements, 16 for the inline data. */
+void device_set_grants_less(struct function_device *device, uint32_t of);
 
 /* ---- Completions (model) ---- */
 

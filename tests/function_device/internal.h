@@ -279,7 +279,7 @@ struct function_device {
 	unsigned int violations;
 	char violation[160];
 	enum device_progress progress;
-	uint32_t next_qp_num, next_key;
+	uint32_t next_qp_num, next_key, grants_less;
 	bool hold_readers;
 	bool hold[DEVICE_VERB_COUNT];
 	bool waiting[DEVICE_VERB_COUNT];

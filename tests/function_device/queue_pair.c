@@ -239,6 +239,17 @@ static struct ibv_qp *make(struct ibv_context *context, enum device_verb verb,
 	return NULL;
 }
 
+static void grant(struct ibv_context *context, struct ibv_qp_cap *cap)
+{
+	uint32_t less = to_device(context)->grants_less;
+
+	cap->max_send_wr -= less & 1;
+	cap->max_recv_wr -= less >> 1 & 1;
+	cap->max_send_sge -= less >> 2 & 1;
+	cap->max_recv_sge -= less >> 3 & 1;
+	cap->max_inline_data -= less >> 4 & 1;
+}
+
 static struct ibv_qp *create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
 	struct ibv_qp_init_attr_ex ex = {};
@@ -247,6 +258,7 @@ static struct ibv_qp *create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr
 	ex.comp_mask = IBV_QP_INIT_ATTR_PD;
 	ex.pd = pd;
 	device_begin(pd->context, DEVICE_create_qp, pd)->qp_init_attr = ex;
+	grant(pd->context, &attr->cap);
 	return make(pd->context, DEVICE_create_qp, &ex);
 }
 
@@ -259,7 +271,11 @@ static struct ibv_qp *create_qp_ex(struct ibv_context *context, struct ibv_qp_in
 	    attr->rx_hash_conf.rx_hash_key_len <= DEVICE_MAX_HASH_KEY)
 		memcpy(call->hash_key, attr->rx_hash_conf.rx_hash_key,
 		       attr->rx_hash_conf.rx_hash_key_len);
-	return make(context, DEVICE_create_qp_ex, attr);
+	struct ibv_qp *qp = make(context, DEVICE_create_qp_ex, attr);
+
+	if (qp)
+		grant(context, &attr->cap);
+	return qp;
 }
 
 /* Another handle of a queue pair, in the domain that it belongs to. */

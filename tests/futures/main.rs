@@ -7,6 +7,8 @@ mod failing_verbs;
 #[path = "../support/lost_doorbell.rs"]
 mod lost_doorbell;
 mod operations;
+mod places;
 mod removed;
 mod rig;
+mod sharing;
 mod windows;

@@ -318,6 +318,115 @@ both! {
         rig.finish();
     }
 
+    /// The same, of a task that waits: it is woken, and told.
+    fn a_held_receive_of_a_task_that_waits_fails_and_is_told() -> R {
+        let rig = R::<S>::new();
+        let mut first = posted(rig.two.receive(rig.buffer(0)));
+        for _ in 0..3 {
+            rig.two.post_receive(rig.buffer(0)).unwrap();
+        }
+        let [mine, other] = [(); 2].map(|()| Arc::new(Count::default()));
+        let (mut held, mut behind) = (rig.two.receive(rig.buffer(0)), rig.two.receive(rig.buffer(0)));
+        assert!(poll_in(&mut held, &mine).is_none() && poll_in(&mut behind, &other).is_none());
+        let mut send = posted(rig.one.send(rig.buffer(1)));
+        rig.serve();
+        poll(&mut send).unwrap().unwrap();
+        drop(poll(&mut first).unwrap().unwrap());
+        let before = mine.get();
+        lost_doorbell::fail_next_receive();
+        assert!(poll_in(&mut held, &mine).is_none());
+        assert_eq!(rig.two.in_flight(), 0, "it is closed");
+        assert!(mine.get() > before, "it is woken");
+        assert_eq!(other.get(), 1, "it was woken before, and comes");
+        for waiting in [&mut held, &mut behind] {
+            let error = poll(waiting).expect("it ends").unwrap_err().error;
+            assert_eq!(error.raw_os_error(), Some(libc::EACCES));
+        }
+        drop((held, behind, first, send));
+        rig.finish();
+    }
+
+    /// As a future that is in no task any more: others are woken for what comes later.
+    fn a_receive_that_was_woken_and_does_not_come_takes_no_wake_up_from_others() -> R {
+        for forgotten in [false, true] {
+            let rig = R::<S>::new();
+            let counts = [(); 3].map(|()| Arc::new(Count::default()));
+            {
+            let mut receives = [0; 3].map(|byte| Box::pin(rig.two.receive(rig.buffer(byte))));
+            for (receive, count) in receives.iter_mut().zip(&counts) {
+                assert!(poll_in(receive, count).is_none());
+            }
+            let [first, mut second, mut third] = receives;
+            let first = if forgotten {
+                forget(first);
+                None
+            } else {
+                Some(first)
+            };
+            let message = |byte| {
+                let mut send = posted(rig.one.send(rig.buffer(byte)));
+                rig.serve();
+                poll(&mut send).unwrap().unwrap();
+            };
+            message(1);
+            assert_eq!(counts.each_ref().map(|count| count.get()), [1, 0, 0]);
+            message(2);
+            assert_eq!(counts.each_ref().map(|count| count.get()), [1, 1, 0]);
+            // Which takes the first message, and wakes the next for the other.
+            assert_eq!(poll_in(&mut second, &counts[1]).unwrap().unwrap().0[0], 1);
+            assert_eq!(counts.each_ref().map(|count| count.get()), [1, 1, 1]);
+            assert_eq!(poll_in(&mut third, &counts[2]).unwrap().unwrap().0[0], 2);
+            drop(first);
+            }
+            if !forgotten {
+                rig.finish();
+            }
+        }
+    }
+
+    /// A device need not flush what is posted to a queue pair that has failed: Soft-RoCE does not look.
+    fn a_receive_after_the_connection_has_failed_is_flushed() -> R {
+        let rig = R::<S>::new();
+        let mut before = posted(rig.one.receive(rig.buffer(1)));
+        let mut send = posted(rig.one.send(rig.buffer(2)));
+        rig.device.break_qp(rig.one.number());
+        while rig.reactor.turn().unwrap() > 0 {}
+        poll(&mut send).unwrap().unwrap_err();
+        // In order, and the device gets nothing any more.
+        let posts = rig.device.calls("post_recv");
+        let [first, second] = [(); 2].map(|()| Arc::new(Count::default()));
+        let (mut one, mut two) = (rig.one.receive(rig.buffer(3)), rig.one.receive(rig.buffer(4)));
+        let byte = |ended: ibverbs::channel::OwnedResult<PooledBuffer>| {
+            let failed = ended.unwrap_err();
+            assert_eq!(failed.error.work_error().unwrap().status(), ibverbs::WorkStatus::Flushed);
+            failed.buffer.unwrap()[0]
+        };
+        assert_eq!(byte(poll(&mut before).expect("the device has flushed it")), 1);
+        assert_eq!(byte(poll_in(&mut one, &first).expect("it is flushed")), 3);
+        assert_eq!(byte(poll_in(&mut two, &second).expect("it is flushed")), 4);
+        rig.one.post_receive(rig.buffer(5)).unwrap();
+        assert_eq!(byte(poll(&mut Box::pin(rig.one.next_message())).unwrap()), 5);
+        assert_eq!(rig.device.calls("post_recv"), posts);
+        drop((before, send, one, two));
+        rig.finish();
+    }
+
+    /// Whatever the sleep does, others have their turns.
+    fn signs_of_life_yield_though_no_sleep_waits() -> R {
+        let rig = R::<S>::with(|builder| builder.access(ALL));
+        let count = Arc::new(Count::default());
+        let mut watch = Box::pin(rig.one.keep_alive(|| std::future::ready(())));
+        for turn in 1..10 {
+            assert!(poll_in(&mut watch, &count).is_none());
+            assert_eq!(count.get(), turn);
+            rig.serve();
+        }
+        rig.reactor.stop(TransportError::Stopped);
+        assert_eq!(poll_in(&mut watch, &count), Some(TransportError::Stopped));
+        drop(watch);
+        rig.finish();
+    }
+
     /// What wakers do is their own affair: they are cloned, woken and dropped while nothing is borrowed.
     fn wakers_use_the_channel() -> R {
         thread_local! {

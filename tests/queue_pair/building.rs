@@ -253,3 +253,42 @@ fn a_type_that_has_a_name_is_known_by_it() {
     let error = unsafe { queue_pair.post_invalidate_mw(&mut window, 1) }.unwrap_err();
     assert!(error.to_string().contains("a UD queue pair has no windows"), "{error}");
 }
+
+/// As an emulated adapter did, which set the inline data to 0 and succeeded: messages would wait for ever.
+#[test]
+fn a_device_that_grants_less_than_was_asked_is_refused() {
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(16).unwrap();
+    let new = || {
+        let builder = domain.create_qp(&queue, &queue, Rc).max_send_wr(11).max_recv_wr(12);
+        builder.max_send_sge(3).max_recv_sge(4).max_inline_data(64)
+    };
+    let sizes = [
+        ("max_send_wr", 11),
+        ("max_recv_wr", 12),
+        ("max_send_sge", 3),
+        ("max_recv_sge", 4),
+        ("max_inline_data", 64),
+    ];
+    for (bit, (what, asked)) in sizes.into_iter().enumerate() {
+        device.grants_less(1 << bit);
+        for error in
+            [new().build().unwrap_err(), new().extended(SendOperations::SEND).build().unwrap_err()]
+        {
+            assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+            let told = error.to_string();
+            let most = format!("0..={}", asked - 1);
+            assert!(
+                told.contains(what)
+                    && told.contains(&format!("is {asked}"))
+                    && told.contains(&most),
+                "{told}"
+            );
+        }
+    }
+    device.grants_less(0);
+    new().build().unwrap();
+    assert_eq!(device.calls("destroy_qp"), 11, "nothing is left");
+}

@@ -56,7 +56,8 @@ impl RailsRig {
         let held = 2 * 64 * LANES as u32;
         let device = || Builder::lean().held_receives(held).build();
         let devices = DEVICES.get_or_init(|| std::array::from_fn(|_| device()));
-        assert!(provider::install(&HOOKS), "the only provider");
+        // SAFETY: the devices live as long as the process, and nothing else is answered.
+        assert!(unsafe { provider::install(&HOOKS) }, "the only provider");
         let names = devices.each_ref().map(|device| device.context().name().to_owned());
         let build = || {
             let builder = names.iter().fold(Rails::builder(), |rails, name| rails.device(name));

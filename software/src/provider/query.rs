@@ -17,6 +17,9 @@ pub(super) fn table_length(gids: usize) -> usize {
 /// No vendor has this number; Soft-RoCE and Soft-iWARP have it too.
 const VENDOR: u32 = 0xff_ffff;
 
+/// Its own: that of Soft-RoCE is 0, whose faults `ibverbs` goes around.
+const PART: u32 = 1;
+
 pub(super) unsafe extern "C" fn query_device_ex(
     context: *mut ibv_context,
     _input: *const ibv_query_device_ex_input,
@@ -35,6 +38,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
     plain.node_guid = settings.guid().to_be();
     plain.sys_image_guid = plain.node_guid;
     plain.vendor_id = VENDOR;
+    plain.vendor_part_id = PART;
     plain.max_mr_size = settings.max_mr_size;
     plain.page_size_cap = 4096;
     plain.max_qp = most(settings.max_qp);

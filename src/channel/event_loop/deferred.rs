@@ -10,8 +10,8 @@ use crate::channel::error::TransportError;
 #[derive(Default)]
 pub(crate) struct Due {
     pub(crate) woken: Vec<Waker>,
-    /// Channels to be closed, since a post has failed that the device may have.
-    pub(crate) failed: Vec<(ChannelId, TransportError)>,
+    /// Channels to be closed with this error, since a post has failed that the device may have; or else to be flushed.
+    pub(crate) failed: Vec<(ChannelId, Option<TransportError>)>,
 }
 
 /// What is due, and whether the table has [left](Loop::take_left) something beside it.

@@ -72,6 +72,14 @@ impl Detached<'_> {
         self.channel.core().try_reset()
     }
 
+    /// `ibv_modify_qp`: has the device flush what it has.
+    pub(crate) fn flush(&self) {
+        let core = self.channel.core();
+        if !core.destroyed.get() {
+            let _ = core.modify(ffi::ibv_qp_state::IBV_QPS_ERR);
+        }
+    }
+
     /// `ibv_query_qp`: see [`Core::check_device_if_due`].
     pub(crate) fn check(&self, now: Instant) -> Result<()> {
         self.channel.core().check_device_if_due(now)
@@ -139,7 +147,7 @@ impl<'res, B> Loop<'res, B> {
     /// The place has another queue pair than the one with this number.
     pub(super) fn replace(&mut self, id: ChannelId, number: u32, core: &Core) {
         if self.table.asides[id.index()].shares {
-            self.table.sharing.remove(number);
+            self.table.sharing.remove(number, id.index());
         }
         self.assign(id, core);
     }
@@ -166,19 +174,21 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// Takes a channel out for verbs that change nothing but the queue pair's state: meanwhile its operations go on.
-    /// `None`: it is out already.
+    /// `None`: it is out already, or was removed.
     pub(crate) fn borrow_out(&mut self, channel: ChannelId) -> Option<Detached<'res>> {
+        self.table.entry(channel)?;
         let link = self.members.links[channel.index()].take()?;
         Some(Detached { id: channel, channel: PreparedChannel::from_link(link) })
     }
 
     /// Refuses further posts with `error`, wakes all that wait, and takes the channel out, to be reset.
-    /// `None`: it is out already.
+    /// `None`: it is out already, or was removed.
     pub(crate) fn close(
         &mut self,
         channel: ChannelId,
         error: TransportError,
     ) -> Option<Detached<'res>> {
+        self.table.entry(channel)?;
         self.table.refuse(channel, error);
         let detached = self.borrow_out(channel);
         if detached.is_some() {
@@ -284,7 +294,7 @@ impl<'res, B> Loop<'res, B> {
         if table.asides[index].shares {
             // A provider may keep what the queue pair has received.
             table.settle_all(members.capacity);
-            table.sharing.remove(number);
+            table.sharing.remove(number, index);
         }
         result
     }

@@ -96,25 +96,34 @@ debug! {
 /// What a [`Loop`](crate::Loop) keeps buffers of type `K` as, and gives back: every [`OwnedBuffer`], or a [`PreparedWindow`]
 /// of them, as itself, which costs nothing, or any of these as an [`AnyBuffer`].
 ///
-/// The trait is sealed: only types of this crate have it.
+/// The trait is sealed: a buffer of the program's own is kept if it is an `OwnedBuffer`.
 #[diagnostic::on_unimplemented(
     message = "a `Loop<{Self}>` does not keep `{K}`",
     label = "the buffers of this loop are of another type",
     note = "a `Loop<AnyBuffer>` keeps buffers of every type"
 )]
-pub trait LoopBuffer<K>: Send + 'static {
-    #[doc(hidden)]
-    fn keep(kept: K) -> Self;
+pub trait LoopBuffer<K>: Keep<K> + Send + 'static {}
+
+#[diagnostic::do_not_recommend]
+impl<K, B: Keep<K> + Send + 'static> LoopBuffer<K> for B {}
+
+mod sealed {
+    /// No program has a say in it: the device has the request when a post calls it.
+    pub trait Keep<K> {
+        fn keep(kept: K) -> Self;
+    }
 }
 
-impl<B: OwnedBuffer> LoopBuffer<B> for B {
+pub(in crate::channel) use sealed::Keep;
+
+impl<B: OwnedBuffer> Keep<B> for B {
     #[inline(always)]
     fn keep(kept: B) -> B {
         kept
     }
 }
 
-impl<B: OwnedBuffer> LoopBuffer<B> for AnyBuffer {
+impl<B: OwnedBuffer> Keep<B> for AnyBuffer {
     #[inline(always)]
     fn keep(kept: B) -> Self {
         Self::new(kept)
@@ -123,14 +132,14 @@ impl<B: OwnedBuffer> LoopBuffer<B> for AnyBuffer {
 
 macro_rules! windows {
     ($([$($parameter:tt)*] $buffers:ty),+) => {$(
-        impl<B: OwnedBuffer $($parameter)*> LoopBuffer<PreparedWindow<$buffers>> for PreparedWindow<$buffers> {
+        impl<B: OwnedBuffer $($parameter)*> Keep<PreparedWindow<$buffers>> for PreparedWindow<$buffers> {
             #[inline(always)]
             fn keep(kept: Self) -> Self {
                 kept
             }
         }
 
-        impl<B: OwnedBuffer $($parameter)*> LoopBuffer<PreparedWindow<$buffers>> for AnyBuffer {
+        impl<B: OwnedBuffer $($parameter)*> Keep<PreparedWindow<$buffers>> for AnyBuffer {
             #[inline(always)]
             fn keep(kept: PreparedWindow<$buffers>) -> Self {
                 Self::new(kept)

@@ -4,11 +4,13 @@ use std::ops::Range;
 use std::thread;
 
 use super::Loop;
-use super::slots::State;
+use super::ended::REMOVED;
+use super::slots::{List, State};
 use super::table::Table;
 use crate::channel::core::Core;
 use crate::channel::stop::POLL_FAILURES;
 use crate::ffi;
+use crate::panics::catch;
 
 impl<B> Table<B> {
     /// How many of these slots' operations the device has.
@@ -40,6 +42,7 @@ impl<B> Table<B> {
                     let _ = self.settle_polled();
                 }
                 // The kernel or a progress thread of the provider may have to do the flushing.
+                Ok(0) if self.end_unposted() => {}
                 Ok(0) => {
                     give_up.iter().for_each(|&at| core.clock.reach(at));
                     thread::yield_now();
@@ -68,9 +71,12 @@ impl<B> Table<B> {
 
     /// The queue pair of these slots could not be destroyed: the device may use what it has of them for ever.
     pub(super) fn leak(&mut self, slots: Range<u32>) {
-        for slot in &mut self.slots[slots.start as usize..slots.end as usize] {
-            if slot.state.is_in_flight() {
-                slot.state = State::Leaked;
+        for index in slots {
+            let slot = &mut self.slots[index as usize];
+            match slot.state {
+                State::Unposted => self.end_removed(index, REMOVED),
+                state if state.is_in_flight() => slot.state = State::Leaked,
+                _ => {}
             }
         }
     }
@@ -86,9 +92,15 @@ impl<B> Table<B> {
         self.end_connections(slots.clone());
         for index in slots {
             if self.slots[index as usize].state.is_in_flight() {
-                self.finish(index, &ffi::ibv_wc { status, ..Default::default() });
+                self.end_removed(index, status);
             }
         }
+    }
+
+    fn end_removed(&mut self, index: u32, status: ffi::ibv_wc_status) {
+        let channel = self.slots[index as usize].channel;
+        self.asides[channel.index()].unposted = List::default();
+        self.finish(index, &ffi::ibv_wc { status, ..Default::default() });
     }
 
     /// From now on, all numbers of these slots are of an earlier connection.
@@ -121,11 +133,11 @@ impl<B> Drop for Loop<'_, B> {
                 }
             }
         }
-        // The buffers of those that have ended. A panic in a buffer's drop leaks the others.
+        // The buffers of those that have ended.
         for index in 0..self.table.slots.len() as u32 {
             let state = self.table.slots[index as usize].state;
             if matches!(state, State::Ended | State::Done | State::Arrived) {
-                drop(self.table.take(index));
+                let _ = catch(|| drop(self.table.take(index)));
             }
         }
     }

@@ -169,7 +169,7 @@ impl<B> Table<B> {
         }
         let aside = &mut self.asides[channel.index()];
         if aside.lacks_credit == 0 {
-            // There is room: see `add_place`.
+            // There is room: see `place`.
             self.without_credit.push(channel);
         }
         aside.lacks_credit = messages;

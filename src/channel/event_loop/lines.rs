@@ -3,10 +3,11 @@
 use std::task::Waker;
 
 use super::Loop;
+use super::deferred::Deferred;
 use super::ended::ChannelId;
 use super::post::queue_index;
 use super::table::{Aside, Table};
-use super::waiters::Tasks;
+use super::waiters::{Tasks, Waiters};
 use crate::channel::error::TransportResult;
 use crate::channel::operation::Queue;
 use crate::channel::slot::NO_SLOT;
@@ -108,8 +109,26 @@ impl<B> Table<B> {
         if self.entries[channel].tasks.is_draining {
             return self.wake_all(channel, queue);
         }
-        if let Some(waiter) = self.waiters.places.get_mut(first as usize) {
-            self.deferred.wake(&mut waiter.waker);
+        match queue {
+            Queue::Receive => wake_next(&mut self.waiters, &mut self.deferred, first),
+            // Only the first may post.
+            Queue::Send => {
+                if let Some(waiter) = self.waiters.places.get_mut(first as usize) {
+                    self.deferred.wake(&mut waiter.waker);
+                }
+            }
         }
+    }
+}
+
+/// Wakes the first from this place on that was not woken already: one that was may be forgotten, and never come.
+#[cold]
+#[inline(never)]
+pub(super) fn wake_next(waiters: &mut Waiters, deferred: &mut Deferred, mut place: u32) {
+    while let Some(waiter) = waiters.places.get_mut(place as usize) {
+        if waiter.waker.is_some() {
+            return deferred.wake(&mut waiter.waker);
+        }
+        place = waiter.after;
     }
 }

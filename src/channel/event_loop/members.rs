@@ -1,11 +1,12 @@
 //! The channels of a loop: how they come, are connected and go.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::Loop;
 use super::detached::step;
 use super::ended::{ChannelId, STOPPED};
-use super::slots::{MAX_SLOTS, NEVER_FREE, Outcome, SHARED, Slot, State, no_memory};
+use super::slots::{MAX_SLOTS, NEVER_FREE, Outcome, Run, SHARED, Slot, State, no_memory};
 use super::table::{Aside, Entry, Table};
 use super::waiters::Tasks;
 use crate::channel::Channel;
@@ -30,14 +31,18 @@ pub(super) struct Members<'res> {
     /// How many completions the queue holds, and the part of that which no channel has reserved.
     pub(super) capacity: u32,
     room: u32,
-    /// The indexes of channels that were removed, and can be used again when all their slots are free.
+    /// The indexes of channels that were removed, some of whose slots may still be in use.
     retired: Vec<u32>,
+    /// The indexes of none.
+    free: Vec<u32>,
+    /// The slots of none, in order: no two ranges touch.
+    gaps: Vec<Range<u32>>,
 }
 
 impl<'res> Members<'res> {
     pub(super) fn new(capacity: u32) -> Self {
-        let (links, shared, retired) = Default::default();
-        Self { links, shared, capacity, room: capacity, retired }
+        let (links, shared, retired, free, gaps) = Default::default();
+        Self { links, shared, capacity, room: capacity, retired, free, gaps }
     }
 
     pub(super) fn shared_receives(
@@ -50,7 +55,7 @@ impl<'res> Members<'res> {
     /// A place is free again, with so much room.
     pub(super) fn give_back(&mut self, index: usize, depth: u32) {
         self.room += depth;
-        // There is room: see `add_place`.
+        // There is room: see `place`.
         self.retired.push(index as u32);
     }
 
@@ -140,6 +145,7 @@ impl<'res, B> Loop<'res, B> {
 
     /// What was posted to the channel has ended, with an attempt to connect.
     pub(super) fn end_attempt(&mut self, channel: ChannelId) {
+        self.table.asides[channel.index()].has_failed = false;
         let entry = &mut self.table.entries[channel.index()];
         entry.next = [NEVER_FREE; 2];
         let slots = entry.slots();
@@ -266,20 +272,8 @@ impl<'res, B> Loop<'res, B> {
                 members.room.into(),
             ));
         }
-        let is_free = |&index: &u32| {
-            let entry = &table.entries[index as usize];
-            let mut slots = entry.slots();
-            entry.depths == depths
-                && slots.all(|slot| table.slots[slot as usize].state == State::Free)
-        };
-        let index = match members.retired.iter().position(is_free) {
-            Some(position) => members.retired.swap_remove(position) as usize,
-            None => add_place(table, members, target, limits, depths)?,
-        };
+        let index = place(table, members, target, limits, depths)?;
         let entry = &mut table.entries[index];
-        entry.target = target;
-        entry.limits = limits;
-        entry.next = [NEVER_FREE; 2];
         let id = ChannelId { index: index as u32, generation: entry.generation };
         for slot in entry.slots() {
             let slot = &mut table.slots[slot as usize];
@@ -297,8 +291,9 @@ impl<'res, B> Loop<'res, B> {
             self.table.asides[channel.index()].stopped = Some(error);
             return;
         }
+        let has_failed = self.table.asides[channel.index()].has_failed;
         let entry = &mut self.table.entries[channel.index()];
-        for &queue in queues {
+        for &queue in queues.iter().filter(|&&queue| !has_failed || queue == Queue::Send) {
             let next = entry.first_of(queue);
             let opened = &mut entry.next[super::post::queue_index(queue)];
             if *opened == NEVER_FREE {
@@ -308,55 +303,109 @@ impl<'res, B> Loop<'res, B> {
     }
 }
 
-/// Makes a place, with slots that are free.
-fn add_place<B>(
+impl Members<'_> {
+    /// Takes back the places of channels that were removed, as far as all their slots are free by now.
+    fn take_back<B>(&mut self, table: &Table<B>) {
+        let Self { retired, free, gaps, .. } = self;
+        retired.retain(|&index| {
+            let slots = table.entries[index as usize].slots();
+            let of_it = &table.slots[slots.start as usize..slots.end as usize];
+            let is_free = of_it.iter().all(|slot| slot.state == State::Free);
+            if is_free {
+                free.push(index);
+                add_gap(gaps, slots);
+            }
+            !is_free
+        });
+    }
+
+    /// Where `depth` slots are free: in a gap, or from the last one on to beyond the `end` of all slots.
+    fn find_slots(&self, depth: u32, end: u32) -> u32 {
+        let is_enough = |gap: &&Range<u32>| gap.len() as u32 >= depth;
+        let last = self.gaps.last().filter(|last| last.end == end);
+        self.gaps.iter().find(is_enough).or(last).map_or(end, |gap| gap.start)
+    }
+}
+
+/// There is room: see [`place`].
+fn add_gap(gaps: &mut Vec<Range<u32>>, mut slots: Range<u32>) {
+    if slots.start == slots.end {
+        return;
+    }
+    let at = gaps.partition_point(|gap| gap.end < slots.start);
+    if let Some(before) = gaps.get(at).filter(|gap| gap.end == slots.start) {
+        slots.start = before.start;
+        gaps.remove(at);
+    }
+    if let Some(behind) = gaps.get(at).filter(|gap| gap.start == slots.end) {
+        slots.end = behind.end;
+        gaps.remove(at);
+    }
+    gaps.insert(at, slots);
+}
+
+/// Makes a place, with slots that are free. What channels leave behind is used again, whatever their depths were.
+pub(super) fn place<B>(
     table: &mut Table<B>,
     members: &mut Members<'_>,
     target: Target,
     limits: Limits,
     depths: [u32; 3],
 ) -> Result<usize> {
-    let (index, first_slot) = (table.entries.len(), table.slots.len());
-    let depth = depths.iter().sum::<u32>() as usize;
-    let all = (members.links.len() + 1).saturating_sub(members.retired.len());
+    members.take_back(table);
+    let (depth, all) = (depths.iter().sum::<u32>(), table.entries.len() + 1);
+    let end = table.slots.len() as u32;
+    let first = if depth == 0 { NEVER_FREE } else { members.find_slots(depth, end) };
+    let new = (first + depth).saturating_sub(end) as usize;
     let reserved = (|| {
-        table.slots.try_reserve(depth)?;
-        table.outcomes.try_reserve(depth)?;
+        table.slots.try_reserve(new)?;
+        table.outcomes.try_reserve(new)?;
         table.entries.try_reserve(1)?;
         table.asides.try_reserve(1)?;
         members.links.try_reserve(1)?;
         // For when none has credit.
-        table.without_credit.try_reserve(all)?;
+        table.without_credit.try_reserve(all - table.without_credit.len())?;
         // For when they are all removed.
-        members.retired.try_reserve(all)
+        members.retired.try_reserve(all - members.retired.len())?;
+        members.free.try_reserve(all - members.free.len())?;
+        members.gaps.try_reserve(all + 1 - members.gaps.len())
     })();
-    if reserved.is_err() || first_slot + depth > MAX_SLOTS {
+    if reserved.is_err() || end as usize + new > MAX_SLOTS {
         return Err(no_memory());
     }
-    let (first, sends) = (first_slot as u32, first_slot as u32 + depths[0]);
-    let end = sends + depths[1];
-    for index in first..end + depths[2] {
-        let mut slot = Slot::new(index, State::Free);
-        slot.next = match index + 1 {
-            next if next == sends => first,
-            next if next == end => sends,
-            next => next,
-        };
-        table.slots.push(slot);
-        table.outcomes.push(Outcome::default());
+    if let Some(at) = members.gaps.iter().position(|gap| gap.start == first) {
+        let gap = &mut members.gaps[at];
+        gap.start = gap.end.min(first + depth);
+        if gap.start == gap.end {
+            members.gaps.remove(at);
+        }
     }
-    table.entries.push(Entry {
-        target,
-        generation: 1,
-        next: [NEVER_FREE; 2],
-        limits,
-        first_slot: first,
-        depths,
-        tasks: Tasks::default(),
-    });
-    table.asides.push(Aside::default());
-    members.links.push(None);
-    Ok(index)
+    for index in end..end + new as u32 {
+        table.slots.push(Slot::new(index, State::Free));
+        table.outcomes.push(Outcome::new(index));
+    }
+    let [sends, receives, own] = depths;
+    for (from, depth) in
+        [(first, sends), (first + sends, receives), (first + sends + receives, own)]
+    {
+        for index in from..from + depth {
+            let slot = &mut table.slots[index as usize];
+            slot.next = if index + 1 == from + depth { from } else { index + 1 };
+            table.outcomes[index as usize].run = Run::none(slot);
+        }
+    }
+    let (next, tasks) = ([NEVER_FREE; 2], Tasks::default());
+    let entry = Entry { target, generation: 1, next, limits, first_slot: first, depths, tasks };
+    let Some(index) = members.free.pop() else {
+        table.entries.push(entry);
+        table.asides.push(Aside::default());
+        members.links.push(None);
+        return Ok(all - 1);
+    };
+    table.asides[index as usize] = Aside::default();
+    let place = &mut table.entries[index as usize];
+    *place = Entry { generation: place.generation, ..entry };
+    Ok(index as usize)
 }
 
 #[cold]

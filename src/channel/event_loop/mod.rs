@@ -6,6 +6,7 @@ mod deferred;
 mod detached;
 mod ended;
 mod ending;
+mod failed;
 mod flow;
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
 mod lines;

@@ -67,10 +67,10 @@ impl Numbers {
         }
     }
 
-    /// Removes a number, if it is there.
-    pub(super) fn remove(&mut self, number: u32) {
+    /// Removes a number, if this channel has it: a queue pair that was made since may have the same.
+    pub(super) fn remove(&mut self, number: u32, channel: usize) {
         let mut at = self.position(number);
-        if self.entries[at].take().is_none() {
+        if self.entries[at].take_if(|entry| entry.1 == channel).is_none() {
             return;
         }
         self.len -= 1;
@@ -103,8 +103,9 @@ mod tests {
                 numbers.insert(number, step);
                 model.insert(number, step);
             } else {
-                numbers.remove(number);
-                model.remove(&number);
+                // Another channel's does not go.
+                numbers.remove(number, usize::MAX);
+                numbers.remove(number, model.remove(&number).unwrap_or(0));
             }
             assert_eq!(numbers.len, model.len());
             assert!(numbers.len * 2 <= numbers.entries.len());

@@ -16,7 +16,7 @@ use crate::channel::owned_buffer::OwnedBuffer;
 use crate::channel::owned_post::Refused;
 use crate::channel::request::WorkRequest;
 use crate::ffi;
-use crate::memory::GatherBuffer;
+use crate::memory::keep;
 
 impl<B> Loop<'_, B> {
     /// `ibv_post_send`, `ibv_post_recv`: posts any request on a channel, which then owns the request's buffer. When the
@@ -100,6 +100,14 @@ impl<B> Loop<'_, B> {
                 // SAFETY: as above.
                 Some(free) => slot = unsafe { table.slots.as_mut_ptr().add(free as usize) },
                 None => {
+                    if R::Operation::QUEUE == Queue::Receive {
+                        let whole = ManuallyDrop::into_inner(buffer);
+                        match self.keep_unposted::<R>(channel, state, token, whole) {
+                            Ok(number) => return Ok(number),
+                            Err(whole) => buffer = ManuallyDrop::new(whole),
+                        }
+                    }
+                    let table = &self.table;
                     let aside = &table.asides[channel.index()];
                     let error = table.entries[channel.index()].why_full(aside, R::Operation::QUEUE);
                     return Err(refused::<R, E>(error, operation, buffer));
@@ -124,7 +132,7 @@ impl<B> Loop<'_, B> {
         }
         entry.next[queue] = slot.next;
         slot.state = state;
-        slot.buffer.write(B::keep(ManuallyDrop::into_inner(buffer).keep()));
+        slot.buffer.write(B::keep(keep(ManuallyDrop::into_inner(buffer))));
         Ok(number)
     }
 
@@ -163,7 +171,7 @@ impl<B> Loop<'_, B> {
         // A future's operation that has no number is not asked for.
         let is_of_task = matches!(state, State::Task | State::Message);
         slot.state = if is_of_task { State::Abandoned } else { state };
-        slot.buffer.write(B::keep(ManuallyDrop::into_inner(buffer).keep()));
+        slot.buffer.write(B::keep(keep(ManuallyDrop::into_inner(buffer))));
         self.fail(channel, error);
         Refused::new(error, None).into()
     }
@@ -178,7 +186,7 @@ impl<B> Loop<'_, B> {
             let deferred = &mut self.table.deferred;
             if deferred.due.failed.try_reserve(1).is_ok() {
                 deferred.is_left = true;
-                return deferred.due.failed.push((channel, error));
+                return deferred.due.failed.push((channel, Some(error)));
             }
         }
         self.to_error(channel);
@@ -211,7 +219,7 @@ where
     /// With the buffer alone.
     #[cold]
     fn from(refused: Refused<R>) -> Self {
-        let buffer = refused.request.map(|request| B::keep(request.split().1.keep()));
+        let buffer = refused.request.map(|request| B::keep(keep(request.split().1)));
         Self { error: refused.error, buffer }
     }
 }
@@ -225,7 +233,8 @@ impl Entry {
             return error;
         }
         // The queue of a channel that was opened, but has no slots, is full.
-        if self.next[queue_index(queue)] == NEVER_FREE && self.first_of(queue) != NEVER_FREE {
+        let is_closed = self.next[queue_index(queue)] == NEVER_FREE && !aside.flushes();
+        if is_closed && self.first_of(queue) != NEVER_FREE {
             TransportError::NotConnected
         } else if queue == Queue::Receive && aside.shares {
             TransportError::ReceivesAreShared

@@ -45,6 +45,9 @@ pub(super) enum State {
     Message,
     /// The device has a write without a buffer, and only its failure counts.
     Probe,
+    /// A receive that was posted after the connection had failed. The device does not get it: it ends when those before it
+    /// have ended.
+    Unposted,
     /// The reads of the peer's credits, one after the other: the channel's `Credits` have their number.
     Credits,
     /// It has ended, and is in the list of those.
@@ -62,7 +65,7 @@ pub(super) enum State {
 impl State {
     /// Whether the device may have the request.
     pub(super) fn is_in_flight(self) -> bool {
-        self as u8 <= Self::Probe as u8
+        self as u8 <= Self::Unposted as u8
     }
 }
 
@@ -168,14 +171,13 @@ impl List {
 }
 
 /// What a slot keeps of an operation that its owner asks for.
-#[derive(Default)]
 pub(super) struct Outcome {
     /// Of an operation that has ended, or a window that has failed.
     pub(super) completion: ffi::ibv_wc,
     pub(super) run: Run,
     /// Of a part of a window: how many requests it has.
     pub(super) posted: u32,
-    /// The state of a failed window, or of a part of one, if nothing had failed.
+    /// The state of a failed window, of a part of one, or of a receive that was not posted, if nothing had failed.
     pub(super) was: State,
     /// Of a shared receive: the channel that the message came on.
     pub(super) channel: Option<ChannelId>,
@@ -183,15 +185,30 @@ pub(super) struct Outcome {
     pub(super) waker: Option<Waker>,
 }
 
+impl Outcome {
+    pub(super) fn new(slot: u32) -> Self {
+        let (completion, posted, was, channel, waker) = Default::default();
+        let run = Run { generation: 0, places: 1, next: slot };
+        Self { completion, run, posted, was, channel, waker }
+    }
+}
+
 /// The window that a slot had last.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(super) struct Run {
     /// Of the slot, at that time.
     pub(super) generation: u32,
-    /// How many places it has from the slot on.
+    /// How many places it has from the slot on: never 0.
     pub(super) places: u32,
     /// The slot behind them in the ring.
     pub(super) next: u32,
+}
+
+impl Run {
+    /// Of a slot that has had no window in its ring. One place: the slot's generation may come to this one again.
+    pub(super) fn none<B>(slot: &Slot<B>) -> Self {
+        Self { generation: slot.generation(), places: 1, next: slot.next }
+    }
 }
 
 impl<B> Slot<B> {

@@ -49,14 +49,30 @@ pub(super) struct Aside {
     pub(super) shares: bool,
     /// Why nothing can be posted any more.
     pub(super) stopped: Option<TransportError>,
+    /// The device has completed an operation with an error, and the receives that were posted since.
+    pub(super) has_failed: bool,
+    pub(super) unposted: List,
     /// It was dropped while it was out of the loop, and is destroyed when it comes back.
     pub(super) is_dropped: bool,
+}
+
+impl Aside {
+    /// Whether receives are taken, and do not get to the device.
+    pub(super) fn flushes(&self) -> bool {
+        self.has_failed && self.stopped.is_none() && self.core.is_some()
+    }
 }
 
 impl Entry {
     /// Its slots.
     pub(super) fn slots(&self) -> std::ops::Range<u32> {
         self.first_slot..self.first_slot + self.depths.iter().sum::<u32>()
+    }
+
+    /// The slots of its receives.
+    pub(super) fn receives(&self) -> std::ops::Range<u32> {
+        let first = self.first_slot + self.depths[0];
+        first..first + self.depths[1]
     }
 
     /// The slot of the reads of credits, if it has one.
@@ -98,6 +114,10 @@ pub(super) struct Table<B> {
     pub(super) waiters: Waiters,
     /// The channels that lack credit.
     pub(super) without_credit: Vec<ChannelId>,
+    /// The channels that have receives which were [not posted](State::Unposted).
+    pub(super) with_unposted: Vec<ChannelId>,
+    /// How often it was polled for tasks.
+    pub(super) turns: u32,
     /// Its owner calls slow verbs when the loop is not borrowed.
     pub(super) is_of_tasks: bool,
     /// Why nothing can be posted on any channel any more.
@@ -120,12 +140,14 @@ impl<B> Table<B> {
             poll_cq,
             queue,
             prepared,
-            outcomes: vec![Outcome::default()],
+            outcomes: vec![Outcome::new(NEVER_FREE)],
             ended: List::default(),
             deferred: Deferred::default(),
             sharing: Numbers::new(),
             waiters: Waiters::new(),
             without_credit: Vec::new(),
+            with_unposted: Vec::new(),
+            turns: 0,
             is_of_tasks: false,
             stopped: None,
         }
@@ -178,7 +200,10 @@ impl<B> Table<B> {
                     return Ok(self.pop_ended());
                 }
                 if self.poll()? == 0 {
-                    return Ok(None);
+                    if !self.end_unposted() {
+                        return Ok(None);
+                    }
+                    continue;
                 }
             }
             // SAFETY: the batch is not empty, so this points to an initialised entry, to which nothing writes before the
@@ -190,6 +215,7 @@ impl<B> Table<B> {
                 && slot.number == completion.wr_id
                 && slot.state == State::Token
                 && slot.queue_pair == completion.qp_num
+                && completion.status == ffi::ibv_wc_status::IBV_WC_SUCCESS
             {
                 return Ok(Some(slot.take(completion)));
             }
@@ -237,7 +263,7 @@ impl<B> Table<B> {
     ///
     /// It is unknown: no operation in flight has its number and queue pair, nor had one of an earlier connection its number.
     pub(super) fn end(&mut self, completion: &ffi::ibv_wc) -> TransportResult<()> {
-        let &ffi::ibv_wc { wr_id, qp_num: queue_pair, .. } = completion;
+        let &ffi::ibv_wc { wr_id, qp_num: queue_pair, status, .. } = completion;
         let index = index_of(wr_id);
         match self.slots.get(index as usize) {
             Some(slot)
@@ -248,7 +274,10 @@ impl<B> Table<B> {
                         false => slot.queue_pair == queue_pair,
                     } =>
             {
-                let first = match slot.state {
+                if status != ffi::ibv_wc_status::IBV_WC_SUCCESS && !slot.is_shared() {
+                    self.note_failure(self.slots[index as usize].channel);
+                }
+                let first = match self.slots[index as usize].state {
                     State::FailedWindow => self.outcomes[index as usize].completion,
                     _ => *completion,
                 };
@@ -270,7 +299,7 @@ impl<B> Table<B> {
     /// Gives the result of an operation to its owner: the device has it no more.
     pub(super) fn finish(&mut self, index: u32, completion: &ffi::ibv_wc) {
         let (slot, outcome) = (&mut self.slots[index as usize], &self.outcomes[index as usize]);
-        if matches!(slot.state, State::FailedWindow | State::PartOfWindow) {
+        if matches!(slot.state, State::FailedWindow | State::PartOfWindow | State::Unposted) {
             slot.state = outcome.was;
         }
         // What is destroyed has no number of a queue pair.
@@ -337,5 +366,76 @@ impl<B> Drop for Table<B> {
     fn drop(&mut self) {
         // SAFETY: it came from a box, in `new`, and nothing uses it any more.
         drop(unsafe { Box::from_raw(self.prepared.as_ptr()) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::c_int;
+    use std::ptr;
+
+    use super::super::members::{Members, place};
+    use super::super::slots::ONE;
+    use super::*;
+
+    unsafe extern "C" fn poll(_: *mut ffi::ibv_cq, _: c_int, _: *mut ffi::ibv_wc) -> c_int {
+        0
+    }
+
+    unsafe extern "C" fn post_send(
+        _: *mut ffi::ibv_qp,
+        _: *mut ffi::ibv_send_wr,
+        _: *mut *mut ffi::ibv_send_wr,
+    ) -> c_int {
+        0
+    }
+
+    unsafe extern "C" fn post_recv(
+        _: *mut ffi::ibv_qp,
+        _: *mut ffi::ibv_recv_wr,
+        _: *mut *mut ffi::ibv_recv_wr,
+    ) -> c_int {
+        0
+    }
+
+    /// Slots of a place that was used before, all in use, while their generations pass the end and begin again.
+    #[test]
+    fn a_full_ring_is_found_to_be_full_whatever_its_generations_are() {
+        // SAFETY: nothing is polled.
+        let mut table = unsafe { Table::<()>::new(ptr::null_mut(), poll) };
+        let mut members = Members::new(8);
+        let target = Target::with(ptr::null_mut(), post_send, post_recv);
+        let limits = Limits {
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+            reliable: true,
+            private_reads: true,
+        };
+        let take = |table: &mut Table<()>, members: &mut Members<'_>| {
+            let place = place(table, members, target, limits, [2, 3, 0]).unwrap();
+            [Queue::Send, Queue::Receive].map(|queue| table.entries[place].first_of(queue))
+        };
+        let first = take(&mut table, &mut members);
+        for slot in &mut table.slots[first[0] as usize..] {
+            slot.number += u64::from(u32::MAX - 3) << 32;
+            slot.end_connection();
+        }
+        members.give_back(0, 0);
+        let rings = take(&mut table, &mut members);
+        assert_eq!((rings, table.slots.len()), (first, 6));
+        for _ in 0..8 {
+            for slot in &mut table.slots[rings[0] as usize..] {
+                slot.number = slot.number.wrapping_add(ONE);
+                slot.state = State::Token;
+            }
+            for first in rings {
+                assert_eq!(table.search(first), None);
+                let next = table.slots[first as usize].next;
+                table.slots[next as usize].state = State::Free;
+                assert_eq!(table.search(first), Some(next));
+            }
+        }
+        table.slots.iter_mut().for_each(|slot| slot.state = State::Leaked);
     }
 }

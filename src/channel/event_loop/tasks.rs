@@ -10,6 +10,7 @@ use std::task::Waker;
 use super::Loop;
 use super::deferred::Deferred;
 use super::ended::{ChannelId, Ended, LoopBuffer};
+use super::lines::wake_next;
 use super::post::queue_index;
 use super::slots::{NEVER_FREE, Slot, State};
 use super::table::Table;
@@ -26,7 +27,7 @@ use crate::ffi;
 
 /// One thing that is to be done when a loop is not borrowed.
 pub(crate) enum Left<B> {
-    Failed(ChannelId, TransportError),
+    Failed(ChannelId, Option<TransportError>),
     Woken(Waker),
     Dropped(B),
 }
@@ -235,6 +236,7 @@ impl<B> Loop<'_, B> {
     #[inline(always)]
     pub(crate) fn turn(&mut self) -> TransportResult<usize> {
         let table = &mut self.table;
+        table.turns = table.turns.wrapping_add(1);
         let found = if table.batch.is_empty() { table.poll()? } else { table.batch.len() };
         // SAFETY: the batch has `found` completions, and nothing is polled before the loop below has ended.
         let polled = unsafe { slice::from_raw_parts(table.batch.head(), found) };
@@ -244,6 +246,9 @@ impl<B> Loop<'_, B> {
             if !table.end_for_task(completion) {
                 let _ = table.end(completion);
             }
+        }
+        if !table.with_unposted.is_empty() {
+            table.end_unposted();
         }
         Ok(found)
     }
@@ -377,7 +382,7 @@ impl<B> Table<B> {
     }
 
     /// Ends the operation of this completion. Returns false, and does nothing, if it is not one of a future, or a message of
-    /// the channel itself.
+    /// the channel itself, or has failed.
     #[inline(always)]
     fn end_for_task(&mut self, completion: &ffi::ibv_wc) -> bool {
         let index = completion.wr_id as u32;
@@ -385,6 +390,7 @@ impl<B> Table<B> {
         if slot.number != completion.wr_id
             || slot.queue_pair != completion.qp_num
             || !matches!(slot.state, State::Task | State::Message)
+            || completion.status != ffi::ibv_wc_status::IBV_WC_SUCCESS
         {
             return false;
         }
@@ -400,7 +406,7 @@ impl<B> Table<B> {
         completion: &ffi::ibv_wc,
         shared_by: Option<ChannelId>,
     ) {
-        let Self { slots, entries, outcomes, deferred, waiters, .. } = self;
+        let Self { slots, entries, outcomes, deferred, waiters, turns, .. } = self;
         let (slot, outcome) = (&mut slots[index as usize], &mut outcomes[index as usize]);
         outcome.completion = *completion;
         outcome.channel = shared_by;
@@ -412,8 +418,18 @@ impl<B> Table<B> {
         } else {
             slot.state = State::Arrived;
             tasks.messages.push(slots, index);
-            if let Some(first) = waiters.places.get_mut(tasks.lines[1].first as usize) {
-                deferred.wake(&mut first.waker);
+            let first = tasks.lines[1].first;
+            match waiters.places.get_mut(first as usize) {
+                Some(first) if first.waker.is_some() => {
+                    tasks.woken_in = *turns;
+                    deferred.wake(&mut first.waker);
+                }
+                // It was woken for an earlier message, and has not come: it may never do.
+                Some(_) if tasks.woken_in != *turns => {
+                    tasks.woken_in = *turns;
+                    wake_next(waiters, deferred, first);
+                }
+                _ => {}
             }
         }
         if tasks.is_draining {

@@ -24,6 +24,8 @@ pub(super) struct Tasks {
     /// Those that wait for room to send, and for a message.
     pub(super) lines: [Line; 2],
     pub(super) receiving: Receiving,
+    /// The turn in which a task was woken for a message last.
+    pub(super) woken_in: u32,
     /// Only sends are refused, and some wait for the end of those in flight.
     pub(super) is_draining: bool,
 }

@@ -80,7 +80,21 @@ impl<B> Loop<'_, B> {
         slot.buffer.write(B::keep(window));
         let Some((error, index)) = failure else { return Ok(slot.number) };
         self.fail(channel, error);
+        if index.is_some() && !self.table.is_of_tasks {
+            self.end_part(channel, at);
+        }
         Err(Refused { error, request: None, index })
+    }
+
+    /// A part of a window was posted, to a queue pair that is in ERR now. If the device has carried it out before, no
+    /// completion says so: the queue pair is reset.
+    #[cold]
+    #[inline(never)]
+    fn end_part(&mut self, channel: ChannelId, at: u32) {
+        self.table.settle_all(self.members.capacity);
+        if self.table.slots[at as usize].state == State::PartOfWindow {
+            self.stop(channel);
+        }
     }
 
     /// The error of a window that was not posted, or not as a whole. In that case also its slot.
@@ -242,7 +256,10 @@ impl<B> Table<B> {
         let Some(member) = member(wr_id) else { return unknown };
         let Member { place, position, .. } = member;
         let is_its = |(entry, aside): &(&Entry, &Aside)| {
-            aside.core.is_some() && self.slots[entry.first_slot as usize].queue_pair == queue_pair
+            // One without sends has no slot of its own there.
+            entry.depths[0] > 0
+                && aside.core.is_some()
+                && self.slots[entry.first_slot as usize].queue_pair == queue_pair
         };
         let Some((entry, _)) = self.entries.iter().zip(&self.asides).find(is_its) else {
             // Its channel was removed.
@@ -252,6 +269,7 @@ impl<B> Table<B> {
             return unknown;
         }
         let index = entry.first_slot + place;
+        let channel = self.slots[index as usize].channel;
         let (slot, outcome) = (&mut self.slots[index as usize], &mut self.outcomes[index as usize]);
         let (reached, places) = (slot.generation(), slot.places(outcome.run) as usize);
         if slot.is_earlier(u64::from(member.generation(reached)) << 32) {
@@ -267,6 +285,7 @@ impl<B> Table<B> {
                 outcome.was = slot.state;
                 slot.state = State::FailedWindow;
                 outcome.completion = *completion;
+                self.note_failure(channel);
             }
             State::Token | State::Task | State::Abandoned | State::FailedWindow
                 if position + 1 < places => {}

@@ -210,6 +210,13 @@ impl FunctionDevice {
         // SAFETY: the handle is valid.
         unsafe { raw::device_set_next_qp_num(self.as_raw(), number) }
     }
+
+    /// Queue pairs are granted one less than was asked of what these bits say: 1 for the sends, 2 for the receives, 4 and 8 for
+    /// their elements, 16 for the inline data.
+    pub fn grants_less(&self, of: u32) {
+        // SAFETY: the handle is valid.
+        unsafe { raw::device_set_grants_less(self.as_raw(), of) }
+    }
 }
 
 /// Completions, on a model. All panic when the device does not know the completion queue.

@@ -1,0 +1,339 @@
+//! Buffers that own memory which a program has registered itself.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ibverbs::channel::{AnyBuffer, OwnedBuffer, PreparedWindow};
+use ibverbs::future::Locked;
+use ibverbs::memory::{BorrowedBuffer, GatherBuffer, RawMemoryRegion, ScatterBuffer};
+use ibverbs::{
+    AccessFlags, Channel, ChannelBuilder, ChannelId, Ended, Loop, MaxRnrRetries, ProtectionDomain,
+    Reactor, ReceiveWorkRequest, Result, SendWorkRequest, TransportError, ffi,
+};
+
+use crate::by_hand::poll;
+use crate::software::Software;
+
+const LEN: usize = 24;
+
+/// Memory of the allocator's, freed when it is deregistered.
+struct Memory(NonNull<[u8; LEN]>);
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: it came from a box, and the region, which is dropped before, was the last to use it.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+/// How the buffer misbehaves, as far as its contract lets it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mood {
+    Good,
+    Refuses,
+    PanicsWhenAsked,
+    PanicsWhenDropped,
+}
+
+/// What a buffer owns. Fields are dropped in order.
+struct Parts {
+    region: RawMemoryRegion<'static>,
+    memory: Memory,
+    mood: Mood,
+    dropped: Arc<AtomicUsize>,
+}
+
+/// A buffer of one word.
+struct Own(Box<Parts>);
+
+// SAFETY: it owns the memory, which may be used on any thread.
+unsafe impl Send for Own {}
+// SAFETY: as above; a shared reference only reads.
+unsafe impl Sync for Own {}
+
+impl Own {
+    fn new(rig: &Rig, byte: u8) -> Self {
+        let memory = Memory(NonNull::from(Box::leak(Box::new([byte; LEN]))));
+        // SAFETY: the memory is freed after the region is dropped, and no reference to it exists while a request is posted.
+        let region = unsafe {
+            RawMemoryRegion::new(
+                &rig.domain,
+                memory.0.as_ptr().cast(),
+                LEN,
+                AccessFlags::LOCAL_WRITE,
+            )
+        };
+        let (region, dropped) = (region.unwrap(), rig.dropped.clone());
+        Self(Box::new(Parts { region, memory, mood: Mood::Good, dropped }))
+    }
+
+    fn with(rig: &Rig, mood: Mood) -> Self {
+        let mut own = Self::new(rig, 1);
+        own.0.mood = mood;
+        own
+    }
+
+    fn bytes(&self) -> [u8; LEN] {
+        // SAFETY: no request is posted while the program has the buffer.
+        unsafe { *self.0.memory.0.as_ptr() }
+    }
+}
+
+impl fmt::Debug for Own {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Own")
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.0.dropped.fetch_add(1, Ordering::SeqCst);
+        assert!(self.0.mood != Mood::PanicsWhenDropped, "the buffer");
+    }
+}
+
+// SAFETY: the memory stays registered at its own address, and valid, until the value is dropped; only this value gives access
+// to it, and `gather` always names all of it.
+unsafe impl GatherBuffer for Own {
+    type List = [ffi::ibv_sge; 1];
+    type Kept = Self;
+
+    fn gather(&self) -> Result<Self::List> {
+        match self.0.mood {
+            Mood::Refuses => return Err(self.0.region.gather_element(LEN + 1..).unwrap_err()),
+            Mood::PanicsWhenAsked => panic!("the buffer"),
+            Mood::Good | Mood::PanicsWhenDropped => {}
+        }
+        let addr = self.0.memory.0.as_ptr() as u64;
+        Ok([ffi::ibv_sge { addr, length: LEN as u32, lkey: self.0.region.lkey() }])
+    }
+}
+
+// SAFETY: as above. It is registered for local writes, and any bytes are valid.
+unsafe impl ScatterBuffer for Own {
+    fn scatter(&mut self) -> Result<Self::List> {
+        self.gather()
+    }
+}
+
+// SAFETY: nothing but a drop ends what it promises.
+unsafe impl OwnedBuffer for Own {}
+
+/// The same, borrowed: what is lent to a scope by value.
+struct Lent<'a>(&'a mut Own);
+
+// SAFETY: as for what it borrows, for the lifetime of the borrow.
+unsafe impl GatherBuffer for Lent<'_> {
+    type List = [ffi::ibv_sge; 1];
+    type Kept = Self;
+
+    fn gather(&self) -> Result<Self::List> {
+        self.0.gather()
+    }
+}
+
+// SAFETY: as above; the borrow is exclusive.
+unsafe impl ScatterBuffer for Lent<'_> {
+    fn scatter(&mut self) -> Result<Self::List> {
+        self.0.scatter()
+    }
+}
+
+// SAFETY: what it names is borrowed for the lifetime of the type, and dropping it does nothing.
+unsafe impl BorrowedBuffer for Lent<'_> {}
+
+struct Rig {
+    domain: Arc<ProtectionDomain<'static>>,
+    dropped: Arc<AtomicUsize>,
+    device: Software,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let device = Software::new();
+        let domain = Arc::new(ProtectionDomain::new(Arc::new(device.context())).unwrap());
+        Self { domain, dropped: Arc::default(), device }
+    }
+
+    fn set(builder: ChannelBuilder<'static>) -> ChannelBuilder<'static> {
+        builder.max_send_wr(4).max_recv_wr(4).max_rnr_retries(MaxRnrRetries::UNLIMITED)
+    }
+
+    fn loops<B>(&self) -> (Loop<'static, B>, [ChannelId; 2]) {
+        let mut all = Loop::new(self.domain.context_parent(), 64).unwrap();
+        let prepare =
+            |of: &Loop<'static, B>| Self::set(of.create_channel(&self.domain)).build().unwrap();
+        let (one, two) = (prepare(&all), prepare(&all));
+        let (to_one, to_two) = (one.endpoint(), two.endpoint());
+        let channels = [(one, to_two), (two, to_one)].map(|(one, to)| one.handshake(to).unwrap());
+        let ids = channels.map(|channel| all.add(channel).unwrap());
+        (all, ids)
+    }
+
+    fn dropped(&self) -> usize {
+        self.dropped.swap(0, Ordering::SeqCst)
+    }
+
+    #[track_caller]
+    fn finish(self) {
+        let Self { domain, device, .. } = self;
+        drop(domain);
+        device.assert_clean();
+    }
+}
+
+#[track_caller]
+fn next<B>(of: &mut Loop<'static, B>) -> Ended<B> {
+    for _ in 0..100_000 {
+        if let Some(ended) = of.next_ended().unwrap() {
+            return ended;
+        }
+    }
+    panic!("nothing ends")
+}
+
+#[test]
+fn a_loop_owns_a_programs_buffers() {
+    let rig = Rig::new();
+    let (mut all, [one, two]) = rig.loops::<Own>();
+    for byte in 1..20 {
+        all.post(two, ReceiveWorkRequest::new(Own::new(&rig, 0)), 1).unwrap();
+        all.post(one, SendWorkRequest::new(Own::new(&rig, byte)), 2).unwrap();
+        let mut ended = [next(&mut all), next(&mut all)];
+        ended.sort_by_key(|ended| ended.token);
+        assert!(
+            ended.iter().all(|ended| ended.result().is_ok() && ended.buffer.bytes() == [byte; LEN])
+        );
+        assert_eq!(rig.dropped(), 0);
+        drop(ended);
+        assert_eq!(rig.dropped(), 2);
+    }
+    // Those in flight end with the loop.
+    all.post(two, ReceiveWorkRequest::new(Own::new(&rig, 0)), 1).unwrap();
+    drop(all);
+    assert_eq!(rig.dropped(), 1);
+    rig.finish();
+}
+
+#[test]
+fn a_loop_of_any_buffers_keeps_them_and_windows_of_them() {
+    let rig = Rig::new();
+    let (mut all, [one, two]) = rig.loops::<AnyBuffer>();
+    for token in 0..2 {
+        all.post(two, ReceiveWorkRequest::new(Own::new(&rig, 0)), token).unwrap();
+    }
+    let window = [5, 6].map(|byte| SendWorkRequest::new(Own::new(&rig, byte)));
+    all.post_window(one, PreparedWindow::new(window).unwrap(), 7).unwrap();
+    let mut received = Vec::new();
+    for _ in 0..3 {
+        let ended = next(&mut all);
+        if ended.token == 7 {
+            let window: PreparedWindow<[Own; 2]> = ended.buffer.downcast().unwrap();
+            assert_eq!(window.into_buffers().map(|own| own.bytes()[0]), [5, 6]);
+        } else {
+            received.push(ended.buffer.downcast::<Own>().unwrap().bytes());
+        }
+    }
+    assert_eq!(received, [[5; LEN], [6; LEN]]);
+    drop((all, received));
+    assert_eq!(rig.dropped(), 4);
+    rig.finish();
+}
+
+#[test]
+fn channels_and_scopes_borrow_a_programs_buffers() {
+    let rig = Rig::new();
+    let prepare = || Rig::set(Channel::builder(&rig.domain)).build().unwrap();
+    let (one, two) = (prepare(), prepare());
+    let (to_one, to_two) = (one.endpoint(), two.endpoint());
+    let (mut one, mut two) = (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap());
+    let [mut from, mut first, mut second] = [7, 0, 0].map(|byte| Own::new(&rig, byte));
+    two.scope(|two| {
+        let by_value = two.post_receive(Lent(&mut first))?;
+        let by_reference = two.post_receive(&mut second)?;
+        one.send(&from)?;
+        one.scope(|one| one.post_send(Lent(&mut from))?.wait().map(drop)).unwrap();
+        by_value.wait()?;
+        by_reference.wait()?;
+        Ok::<_, TransportError>(())
+    })
+    .unwrap();
+    assert_eq!([first.bytes(), second.bytes()], [[7; LEN]; 2]);
+    drop((one, two, from, first, second));
+    rig.finish();
+}
+
+#[test]
+fn futures_own_a_programs_buffers() {
+    let rig = Rig::new();
+    let reactor = Reactor::<Locked<Own>>::with_share(rig.domain.context_parent(), 64).unwrap();
+    let prepare = || reactor.prepare(Rig::set(Channel::builder(&rig.domain))).unwrap();
+    let (one, two) = (prepare(), prepare());
+    let (to_one, to_two) = (one.endpoint(), two.endpoint());
+    let (one, two) = (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap());
+    let (mut receive, mut send) = (two.receive(Own::new(&rig, 0)), one.send(Own::new(&rig, 9)));
+    assert!(poll(&mut receive).is_none() && poll(&mut send).is_none());
+    let message = loop {
+        reactor.turn().unwrap();
+        if let Some(message) = poll(&mut receive) {
+            break message.unwrap().0;
+        }
+    };
+    assert_eq!(message.bytes(), [9; LEN]);
+    while poll(&mut send).is_none() {
+        reactor.turn().unwrap();
+    }
+    // One whose operation ends after its future, and panics where it is dropped: others are not harmed.
+    for _ in 0..2 {
+        let mut dropped = one.send(Own::with(&rig, Mood::PanicsWhenDropped));
+        assert!(poll(&mut dropped).is_none());
+    }
+    // One that panics while it is posted.
+    let mut panics = one.send(Own::with(&rig, Mood::PanicsWhenAsked));
+    assert!(catch_unwind(AssertUnwindSafe(|| poll(&mut panics))).is_err());
+    let refused = poll(&mut one.send(Own::with(&rig, Mood::Refuses))).unwrap().unwrap_err();
+    assert!(refused.buffer.is_some());
+    let mut ended = 0;
+    drop((message, send, receive, panics, refused));
+    rig.dropped();
+    for _ in 0..3 {
+        let mut receive = two.receive(Own::new(&rig, 0));
+        let _ = poll(&mut receive);
+        for _ in 0..1000 {
+            let _ = catch_unwind(AssertUnwindSafe(|| reactor.turn()));
+        }
+        ended += rig.dropped();
+    }
+    assert!(ended >= 2, "{ended}");
+    let _ = catch_unwind(AssertUnwindSafe(|| drop((one, two))));
+    drop(reactor);
+    drop(rig.domain);
+}
+
+#[test]
+fn what_a_buffer_does_when_it_is_asked_or_dropped_harms_no_loop() {
+    let rig = Rig::new();
+    let (mut all, [one, two]) = rig.loops::<Own>();
+    for _ in 0..8 {
+        let panics = SendWorkRequest::new(Own::with(&rig, Mood::PanicsWhenAsked));
+        assert!(catch_unwind(AssertUnwindSafe(|| all.post(one, panics, 0))).is_err());
+        let refuses = SendWorkRequest::new(Own::with(&rig, Mood::Refuses));
+        let refused = all.post(one, refuses, 0).unwrap_err();
+        assert!(refused.buffer.is_some());
+    }
+    assert_eq!((all.in_flight(one), rig.dropped()), (0, 8));
+    // All are dropped with the loop, whatever some of them do; and during a panic, too.
+    for moods in [Mood::PanicsWhenDropped, Mood::Good, Mood::PanicsWhenDropped, Mood::Good] {
+        all.post(two, ReceiveWorkRequest::new(Own::with(&rig, moods)), 0).unwrap();
+    }
+    let during_a_panic = catch_unwind(AssertUnwindSafe(|| {
+        let _all = all;
+        panic!("the program");
+    }));
+    let thrown = during_a_panic.unwrap_err();
+    assert_eq!(thrown.downcast_ref::<&str>(), Some(&"the program"));
+    assert_eq!(rig.dropped(), 4);
+}

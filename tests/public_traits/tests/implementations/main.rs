@@ -1,0 +1,9 @@
+//! What a program implements of the public traits: as it should be, and as badly as safe code can.
+
+mod allocators;
+mod buffers;
+#[path = "../../../support/by_hand.rs"]
+mod by_hand;
+#[path = "../../../support/software.rs"]
+mod software;
+mod streams;
