@@ -1,13 +1,15 @@
 //! Chunks of one registered region.
 
 use std::cell::UnsafeCell;
+use std::future::poll_fn;
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use super::free_chunks::FreeChunks;
-use super::waiting::Waiting;
+use super::waiting::{Place, Waiting};
 use crate::channel::OwnedBuffer;
 use crate::debug::debug;
 use crate::domain::ProtectionDomain;
@@ -23,7 +25,7 @@ const ALIGNMENT: usize = 64;
 /// Equal chunks of one registered region, to be taken and given back on any thread.
 ///
 /// A clone is the same pool. The region is deregistered when the pool and all its buffers are dropped.
-/// Taking and giving back is lock-free: a bit for each chunk says whether it is free.
+/// Taking and giving back is lock-free, and costs the same in a pool of any size.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -44,8 +46,16 @@ const ALIGNMENT: usize = 64;
 /// ```
 #[derive(Clone)]
 pub struct BufferPool {
-    pool: Arc<Pool>,
+    owner: Arc<Owner>,
 }
+
+/// What all clones of a pool have in common: a reference to it. Buffers have none: the pool is there while a chunk is in use.
+struct Owner(NonNull<Pool>);
+
+// SAFETY: the pool may be used on any thread.
+unsafe impl Send for Owner {}
+// SAFETY: as above.
+unsafe impl Sync for Owner {}
 
 struct Pool {
     region: SharedMemoryRegion<'static, u8>,
@@ -67,7 +77,6 @@ struct Chunk {
     piece: ffi::ibv_sge,
     capacity: u32,
     index: u32,
-    /// That of the pool's `Arc`. Every buffer has a reference of its own.
     pool: *const Pool,
 }
 
@@ -122,7 +131,9 @@ impl BufferPool {
         Error::invalid_if(!(region.access() - local).is_empty(), VERB, reason)?;
         let [first] = region.slice(..chunk_len)?.scatter()?;
         let mut all = Vec::new();
-        let (Some(free), Ok(())) = (FreeChunks::new(chunks), all.try_reserve_exact(chunks)) else {
+        // The number of chunks is in range, see above.
+        let (Some(free), Ok(())) = (FreeChunks::new(chunks as u32), all.try_reserve_exact(chunks))
+        else {
             return Err(Error::with_reason(VERB, libc::ENOMEM, "no memory for the pool"));
         };
         let chunk_len = chunk_len as u32;
@@ -132,28 +143,26 @@ impl BufferPool {
             UnsafeCell::new(Chunk { piece, capacity, index, pool: ptr::null() })
         }));
         let (chunks, waiting) = (all.into(), Waiting::default());
-        let pool = Arc::into_raw(Arc::new(Pool { region, chunks, chunk_len, free, waiting }));
-        // SAFETY: the pointer is that of a new `Arc`, and only this accesses what is there.
-        let pool = unsafe {
-            for chunk in &(*pool).chunks {
-                (*chunk.get()).pool = pool;
-            }
-            Arc::from_raw(pool)
-        };
-        Ok(Self { pool })
+        let pool = Box::new(Pool { region, chunks, chunk_len, free, waiting });
+        let pool = NonNull::from(Box::leak(pool));
+        // SAFETY: only this accesses what is there.
+        for chunk in unsafe { &(*pool.as_ptr()).chunks } {
+            // SAFETY: as above.
+            unsafe { (*chunk.get()).pool = pool.as_ptr() };
+        }
+        Ok(Self { owner: Arc::new(Owner(pool)) })
+    }
+
+    #[inline(always)]
+    fn pool(&self) -> &Pool {
+        // SAFETY: the owner has a reference.
+        unsafe { self.owner.0.as_ref() }
     }
 
     /// A buffer, or `None` if all are in use.
     pub fn take(&self) -> Option<PooledBuffer> {
-        let index = self.pool.free.take()?;
-        let chunk = self.pool.chunks[index as usize].get();
-        // SAFETY: the pointer is of an element, and no buffer has the chunk: it was free until now. The pool's pointer is
-        // that of its `Arc`, which is alive.
-        unsafe {
-            (*chunk).piece.length = (*chunk).capacity;
-            Arc::increment_strong_count((*chunk).pool);
-            Some(PooledBuffer { chunk: NonNull::new_unchecked(chunk) })
-        }
+        let pool = self.pool();
+        Some(pool.buffer(pool.free.take()?))
     }
 
     /// A buffer, when one is free: for a task of an async program. Tasks get theirs in the order in which they began to
@@ -161,21 +170,24 @@ impl BufferPool {
     /// drop of a buffer, so do not wait for a chunk that the task itself holds, or that only a message would free that does
     /// not come.
     pub async fn wait(&self) -> PooledBuffer {
-        let buffer = self.pool.waiting.wait(|| self.take()).await;
-        // Who was woken for another one may never come.
-        self.pool.waiting.wake_one_if(|| self.available() > 0);
-        buffer
+        let mut waiter = self.waiter();
+        poll_fn(|cx| waiter.poll_take(cx)).await
+    }
+
+    /// The same as a value, for what is polled by hand.
+    pub fn waiter(&self) -> PoolWaiter {
+        PoolWaiter { pool: self.clone(), place: Place::default() }
     }
 
     getters! { self,
         /// The number of chunks.
-        chunks: usize => self.pool.chunks.len();
+        chunks: usize => self.pool().chunks.len();
 
         /// The number of bytes of a chunk.
-        chunk_len: usize => self.pool.chunk_len as usize;
+        chunk_len: usize => self.pool().chunk_len as usize;
 
         /// The number of chunks that are free at this moment.
-        available: usize => self.pool.free.count();
+        available: usize => self.pool().free.count() as usize;
     }
 }
 
@@ -183,6 +195,63 @@ debug! {
     BufferPool, self,
     chunk_len: self.chunk_len(), chunks: self.chunks(), available: self.available(), ..
 }
+
+impl Pool {
+    /// The buffer of a chunk that was taken for it.
+    #[inline(always)]
+    fn buffer(&self, index: u32) -> PooledBuffer {
+        // SAFETY: the index is that of a chunk, which no other buffer has: it was free until now.
+        unsafe {
+            let chunk = self.chunks.get_unchecked(index as usize).get();
+            (*chunk).piece.length = (*chunk).capacity;
+            PooledBuffer { chunk: NonNull::new_unchecked(chunk) }
+        }
+    }
+
+    /// Gives a reference up.
+    ///
+    /// # Safety
+    ///
+    /// The pointer is that of the box in `new`, and the reference the caller's.
+    unsafe fn release(pool: *const Self) {
+        // SAFETY: the caller vouches for it. If it is the last reference, and no chunk is in use, nothing uses the pool any more.
+        unsafe {
+            if FreeChunks::release(&raw const (*pool).free) {
+                drop(Box::from_raw(pool.cast_mut()));
+            }
+        }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // SAFETY: the reference is the owner's.
+        unsafe { Pool::release(self.0.as_ptr()) };
+    }
+}
+
+/// A place in the line of those that wait for a buffer: see [`BufferPool::wait`]. Dropping it gives the place up.
+pub struct PoolWaiter {
+    pool: BufferPool,
+    place: Place,
+}
+
+impl PoolWaiter {
+    /// A buffer if one is free. Otherwise, the task is woken when its turn has come, and asks again.
+    pub fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<PooledBuffer> {
+        let pool = self.pool.pool();
+        pool.waiting.poll_take(&pool.free, &mut self.place, cx).map(|index| pool.buffer(index))
+    }
+}
+
+impl Drop for PoolWaiter {
+    fn drop(&mut self) {
+        let pool = self.pool.pool();
+        pool.waiting.leave(&pool.free, &mut self.place);
+    }
+}
+
+debug! { PoolWaiter, self, pool: self.pool, .. }
 
 impl Drop for PooledBuffer {
     #[inline]
@@ -200,16 +269,32 @@ impl Drop for PooledBuffer {
 /// It is the chunk of a buffer, which nothing uses any more.
 #[inline(never)]
 unsafe fn give_back(chunk: NonNull<Chunk>) {
-    // SAFETY: the chunk is the caller's, and lives as long as its pool, of which the buffer has a reference.
-    let (pool, index) = unsafe { (Arc::from_raw((*chunk.as_ptr()).pool), chunk.as_ref().index) };
-    pool.free.give_back(index);
-    pool.waiting.wake_one();
+    // SAFETY: the chunk is the caller's, and its pool is there until it is given back.
+    unsafe {
+        let Chunk { pool, index, .. } = *chunk.as_ptr();
+        if FreeChunks::give_back(&raw const (*pool).free, index) {
+            wake_one(pool);
+        }
+    }
+}
+
+/// # Safety
+///
+/// The pool is that of a chunk. The caller has a reference to it, which this gives up.
+#[cold]
+#[inline(never)]
+unsafe fn wake_one(pool: *const Pool) {
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        (*pool).waiting.wake_one(&(*pool).free);
+        Pool::release(pool);
+    }
 }
 
 impl PooledBuffer {
     #[inline(always)]
     fn chunk(&self) -> &Chunk {
-        // SAFETY: the chunk is this buffer's alone, and lives as long as its pool, of which the buffer has a reference.
+        // SAFETY: the chunk is this buffer's alone, and its pool is there while a buffer is.
         unsafe { self.chunk.as_ref() }
     }
 

@@ -3,12 +3,13 @@
 use loom::cell::UnsafeCell;
 
 use super::free_chunks::FreeChunks;
-use crate::sync::in_every_order;
+use crate::sync::{AtomicBool, Ordering, in_every_order};
 
 /// Chunks of which each is a number that only its user touches: loom finds two that do.
 struct Chunks<const N: usize> {
     free: FreeChunks,
     chunks: [UnsafeCell<u32>; N],
+    has_ended: AtomicBool,
 }
 
 // SAFETY: a number is used by the thread that has taken it.
@@ -17,16 +18,52 @@ unsafe impl<const N: usize> Sync for Chunks<N> {}
 impl<const N: usize> Chunks<N> {
     fn new() -> Self {
         let chunks = [(); N].map(|()| UnsafeCell::new(0));
-        Self { free: FreeChunks::new(N).unwrap(), chunks }
+        let free = FreeChunks::new(N as u32).unwrap();
+        Self { free, chunks, has_ended: AtomicBool::new(false) }
+    }
+
+    /// All but the first and the last chunk are in use, so that the two are in words of their own.
+    fn of_two_words() -> Self {
+        let chunks = Self::new();
+        for _ in 0..N {
+            chunks.free.take().unwrap();
+        }
+        chunks.give_back(0);
+        chunks.give_back(N as u32 - 1);
+        chunks
+    }
+
+    fn give_back(&self, index: u32) {
+        // SAFETY: it is there until the world ends, and the chunk was taken.
+        if unsafe { FreeChunks::give_back(&self.free, index) } {
+            self.release();
+        }
+    }
+
+    fn release(&self) {
+        // SAFETY: as above, and the caller has the reference.
+        if unsafe { FreeChunks::release(&self.free) } {
+            assert!(!self.has_ended.swap(true, Ordering::Relaxed), "it ends once");
+            // Nobody uses a chunk any more, and all that was done to them comes before.
+            for chunk in &self.chunks {
+                // SAFETY: no other thread touches it: loom looks.
+                chunk.with_mut(|number| unsafe { *number += 0 });
+            }
+        }
     }
 
     /// Uses a chunk, if there is one.
     fn try_to_use(&self) -> bool {
         let Some(index) = self.free.take() else { return false };
+        self.use_taken(index);
+        true
+    }
+
+    /// Uses a chunk that was taken, and gives it back.
+    fn use_taken(&self, index: u32) {
         // SAFETY: nothing else has taken it.
         self.chunks[index as usize].with_mut(|number| unsafe { *number += 1 });
-        self.free.give_back(index);
-        true
+        self.give_back(index);
     }
 
     /// Uses a chunk, of which there is one for each thread.
@@ -35,8 +72,8 @@ impl<const N: usize> Chunks<N> {
     }
 
     /// Every chunk is back, and has been used this number of times in all.
-    fn check(&self, uses: u32) {
-        assert_eq!(self.free.count(), N);
+    fn check(&self, free: usize, uses: u32) {
+        assert_eq!(self.free.count() as usize, free);
         // SAFETY: no other thread is left.
         let used = self.chunks.iter().map(|chunk| chunk.with(|number| unsafe { *number }));
         assert_eq!(used.sum::<u32>(), uses);
@@ -46,8 +83,19 @@ impl<const N: usize> Chunks<N> {
 #[test]
 fn a_chunk_has_one_user_at_a_time() {
     let twice = |chunks: &Chunks<2>| (0..2).for_each(|_| chunks.must_use());
-    let runs = in_every_order(Chunks::new, [twice, twice], |chunks| chunks.check(4));
+    let runs = in_every_order(Chunks::new, [twice, twice], |chunks| chunks.check(2, 4));
     assert!(runs > 10, "{runs}");
+}
+
+/// Each finds its chunk, while the level above says for a moment that there is none.
+#[test]
+fn no_level_hides_a_chunk() {
+    let once = |chunks: &Chunks<65>| chunks.must_use();
+    in_every_order(Chunks::of_two_words, [once, once], |chunks| {
+        chunks.check(2, 2);
+        // Nor afterwards.
+        assert!(chunks.free.take().is_some() && chunks.free.take().is_some());
+    });
 }
 
 #[test]
@@ -56,5 +104,52 @@ fn who_finds_no_chunk_does_not_wait_for_one() {
     in_every_order(Chunks::new, [once, once, once], |chunks| {
         assert_eq!(chunks.free.count(), 1);
         assert!(chunks.try_to_use());
+    });
+}
+
+/// Who sees no chunk after it has said that it waits is seen by who gives one back.
+#[test]
+fn no_wake_up_is_lost() {
+    let waits = |chunks: &Chunks<1>| {
+        chunks.free.set_waited_for(true);
+        if chunks.free.take().is_none() {
+            // To be woken.
+            chunks.has_ended.store(true, Ordering::Relaxed);
+        }
+    };
+    let gives_back = |chunks: &Chunks<1>| {
+        // SAFETY: it is there, and the chunk was taken.
+        let has_reference = unsafe { FreeChunks::give_back(&chunks.free, 0) };
+        if has_reference {
+            // SAFETY: as above.
+            unsafe { FreeChunks::release(&chunks.free) };
+            chunks.chunks[0].with_mut(|woken| unsafe { *woken += 1 });
+        }
+    };
+    let in_use = || {
+        let chunks = Chunks::new();
+        chunks.free.take().unwrap();
+        chunks
+    };
+    in_every_order(in_use, [waits, gives_back], |chunks| {
+        // SAFETY: no other thread is left.
+        let woken = chunks.chunks[0].with(|woken| unsafe { *woken }) > 0;
+        assert!(woken || !chunks.has_ended.load(Ordering::Relaxed));
+    });
+}
+
+#[test]
+fn the_pool_ends_once_and_after_all_uses() {
+    let in_use = || {
+        let chunks = Chunks::<2>::new();
+        chunks.free.take().unwrap();
+        chunks.free.take().unwrap();
+        chunks
+    };
+    let threads: [fn(&Chunks<2>); 3] =
+        [|chunks| chunks.use_taken(0), |chunks| chunks.use_taken(1), Chunks::release];
+    in_every_order(in_use, threads, |chunks| {
+        assert!(chunks.has_ended.load(Ordering::Relaxed));
+        chunks.check(2, 2);
     });
 }

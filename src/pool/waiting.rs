@@ -1,19 +1,15 @@
 //! Tasks that wait for a chunk of a pool.
 
 use std::collections::VecDeque;
-use std::future::poll_fn;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use super::free_chunks::FreeChunks;
 use crate::panics;
 
-/// Those that wait, in the order in which they came. What they wait for is taken elsewhere: a wake-up says that it may be
-/// there.
+/// Those that wait, in the order in which they came. A wake-up says that a chunk may be there.
 #[derive(Default)]
 pub(super) struct Waiting {
-    /// How many there are, which is looked at whenever something comes back.
-    count: AtomicUsize,
     places: Mutex<Places>,
 }
 
@@ -29,51 +25,47 @@ impl Places {
     fn find(&self, number: u64) -> Option<usize> {
         self.wakers.binary_search_by_key(&number, |&(number, _)| number).ok()
     }
+
+    /// Tells those that give chunks back whether a task waits, under the lock.
+    fn tell(&self, free: &FreeChunks) {
+        free.set_waited_for(!self.wakers.is_empty());
+    }
 }
 
-/// A place in the line, given up when it is dropped.
-struct Place<'a> {
-    waiting: &'a Waiting,
-    number: Option<u64>,
-}
+/// A place in the line, or none. Whoever has one [leaves](Waiting::leave) it when it waits no more.
+#[derive(Default)]
+pub(super) struct Place(Option<u64>);
 
 impl Waiting {
-    /// Waits until `take` returns something. `take` looks in an order that is one for all threads (`SeqCst`), and so does
-    /// what makes it succeed, before it calls [`wake_one`](Self::wake_one).
-    pub(super) async fn wait<T>(&self, take: impl Fn() -> Option<T>) -> T {
-        let mut place = Place { waiting: self, number: None };
-        poll_fn(|cx| {
-            if let Some(taken) = take() {
-                return Poll::Ready(taken);
-            }
-            place.keep(cx);
+    /// A chunk, or a place in the line: the task is woken when it is the first, from its old place, if it was not woken since it
+    /// has had that.
+    pub(super) fn poll_take(
+        &self,
+        free: &FreeChunks,
+        place: &mut Place,
+        cx: &Context<'_>,
+    ) -> Poll<u32> {
+        let taken = free.take().or_else(|| {
+            self.keep(free, place, cx);
             // Once more: what came back before it had a place woke no task.
-            take().map_or(Poll::Pending, Poll::Ready)
-        })
-        .await
+            free.take()
+        });
+        let Some(taken) = taken else { return Poll::Pending };
+        self.remove(free, place);
+        if free.is_waited_for() && free.count() > 0 {
+            // The task that was woken for another chunk may never come.
+            self.wake_one(free);
+        }
+        Poll::Ready(taken)
     }
 
     /// Wakes the task that has waited for the longest time. If its waker panics, the panic ends here.
-    #[inline(always)]
-    pub(super) fn wake_one(&self) {
-        if self.count.load(Ordering::SeqCst) != 0 {
-            self.wake_first();
-        }
-    }
-
-    /// The same, if there is something for it.
-    pub(super) fn wake_one_if(&self, is_there: impl FnOnce() -> bool) {
-        if self.count.load(Ordering::SeqCst) != 0 && is_there() {
-            self.wake_first();
-        }
-    }
-
     #[cold]
     #[inline(never)]
-    fn wake_first(&self) {
+    pub(super) fn wake_one(&self, free: &FreeChunks) {
         let mut places = self.lock();
         let first = places.wakers.pop_front();
-        self.count.store(places.wakers.len(), Ordering::SeqCst);
+        places.tell(free);
         drop(places);
         if let Some((_, waker)) = first {
             // A buffer that goes back to its pool may be dropped during a panic: a second one would end the process.
@@ -81,19 +73,11 @@ impl Waiting {
         }
     }
 
-    /// What is behind the lock is consistent at every moment.
-    fn lock(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Place<'_> {
-    /// Has the task woken when it is the first: from its old place, if it was not woken since it has had that.
-    fn keep(&mut self, cx: &Context<'_>) {
+    fn keep(&self, free: &FreeChunks, place: &mut Place, cx: &Context<'_>) {
         // Wakers are code of the program's: not under the lock.
         let waker = cx.waker().clone();
-        let mut places = self.waiting.lock();
-        let own = self.number.and_then(|number| places.find(number));
+        let mut places = self.lock();
+        let own = place.0.and_then(|number| places.find(number));
         let _before = match own {
             Some(own) => Some(std::mem::replace(&mut places.wakers[own].1, waker)),
             None if places.wakers.try_reserve(1).is_err() => {
@@ -106,38 +90,48 @@ impl Place<'_> {
                 let number = places.next;
                 places.next += 1;
                 places.wakers.push_back((number, waker));
-                self.number = Some(number);
-                self.waiting.count.store(places.wakers.len(), Ordering::SeqCst);
+                place.0 = Some(number);
+                places.tell(free);
                 None
             }
         };
         drop(places);
     }
-}
 
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        let Some(own) = self.number else { return };
-        let mut places = self.waiting.lock();
+    /// Gives a place up.
+    pub(super) fn leave(&self, free: &FreeChunks, place: &mut Place) {
+        if self.remove(free, place) && free.count() > 0 {
+            // It has left what it was woken for: the next one looks.
+            self.wake_one(free);
+        }
+    }
+
+    /// Removes a place from the line. Returns whether it had one, and was woken since.
+    fn remove(&self, free: &FreeChunks, place: &mut Place) -> bool {
+        let Some(own) = place.0.take() else { return false };
+        let mut places = self.lock();
         let at = places.find(own);
         let waker = at.and_then(|at| places.wakers.remove(at));
-        self.waiting.count.store(places.wakers.len(), Ordering::SeqCst);
+        places.tell(free);
         drop(places);
         let _ = panics::catch(|| drop(waker));
-        if at.is_none() {
-            // It was woken, and has perhaps taken nothing: the next one looks.
-            self.waiting.wake_one();
-        }
+        at.is_none()
+    }
+
+    /// What is behind the lock is consistent at every moment.
+    fn lock(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(ibverbs_loom)))]
 mod tests {
-    use std::cell::Cell;
-    use std::future::Future;
-    use std::pin::{Pin, pin};
+    use std::future::poll_fn;
+    use std::pin::pin;
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
+    use std::thread;
 
     use super::*;
 
@@ -151,36 +145,86 @@ mod tests {
         }
     }
 
-    impl Woken {
-        fn poll<T>(self: &Arc<Self>, future: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
-            future.poll(&mut Context::from_waker(&self.clone().into()))
+    /// A pool, and the tasks that wait for its chunks.
+    struct World<const N: usize> {
+        free: FreeChunks,
+        waiting: Waiting,
+        tasks: [Arc<Woken>; N],
+        places: [Place; N],
+    }
+
+    impl<const N: usize> World<N> {
+        /// All chunks are in use.
+        fn new(chunks: u32) -> Self {
+            let free = FreeChunks::new(chunks).unwrap();
+            while free.take().is_some() {}
+            let (tasks, places) =
+                ([(); N].map(|()| Arc::default()), [(); N].map(|()| Place::default()));
+            Self { free, waiting: Waiting::default(), tasks, places }
         }
 
-        fn times(&self) -> usize {
-            self.0.load(Ordering::Relaxed)
+        fn poll(&mut self, task: usize) -> Option<u32> {
+            let waker = self.tasks[task].clone().into();
+            let place = &mut self.places[task];
+            match self.waiting.poll_take(&self.free, place, &Context::from_waker(&waker)) {
+                Poll::Ready(chunk) => Some(chunk),
+                Poll::Pending => None,
+            }
+        }
+
+        fn give_back(&self, chunk: u32) {
+            give_back(&self.free, &self.waiting, chunk);
+        }
+
+        fn leave(&mut self, task: usize) {
+            self.waiting.leave(&self.free, &mut self.places[task]);
+        }
+
+        fn woken(&self) -> [usize; N] {
+            std::array::from_fn(|task| self.tasks[task].0.load(Ordering::Relaxed))
+        }
+
+        fn is_waited_for(&self) -> bool {
+            !self.waiting.lock().wakers.is_empty()
+        }
+    }
+
+    /// As a buffer does when it is dropped.
+    fn give_back(free: &FreeChunks, waiting: &Waiting, chunk: u32) {
+        // SAFETY: it is there, and the chunk was taken.
+        if unsafe { FreeChunks::give_back(free, chunk) } {
+            waiting.wake_one(free);
+            // SAFETY: as above.
+            unsafe { FreeChunks::release(free) };
         }
     }
 
     #[test]
     fn tasks_are_woken_one_by_one_in_their_order() {
-        let (waiting, there) = (Waiting::default(), Cell::new(0));
-        let take = || (there.get() > 0).then(|| there.set(there.get() - 1));
-        let tasks = [(); 3].map(|()| Arc::new(Woken::default()));
-        let (mut one, mut two, mut three) =
-            (pin!(waiting.wait(take)), pin!(waiting.wait(take)), pin!(waiting.wait(take)));
-        assert!(tasks[0].poll(one.as_mut()).is_pending());
-        assert!(tasks[1].poll(two.as_mut()).is_pending());
+        let mut world = World::<3>::new(2);
+        assert_eq!((world.poll(0), world.poll(1)), (None, None));
         // It keeps its place, though it is polled in between.
-        assert!(tasks[0].poll(one.as_mut()).is_pending());
-        assert!(tasks[2].poll(three.as_mut()).is_pending());
-        for woken in [[1, 0, 0], [1, 1, 0]] {
-            there.set(there.get() + 1);
-            waiting.wake_one();
-            assert_eq!([0, 1, 2].map(|task| tasks[task].times()), woken);
-        }
-        assert!(tasks[1].poll(two.as_mut()).is_ready());
-        assert!(tasks[0].poll(one.as_mut()).is_ready());
-        assert!(tasks[2].poll(three.as_mut()).is_pending());
+        assert_eq!((world.poll(0), world.poll(2)), (None, None));
+        world.give_back(0);
+        assert_eq!(world.woken(), [1, 0, 0]);
+        world.give_back(1);
+        assert_eq!(world.woken(), [1, 1, 0]);
+        assert!(world.poll(1).is_some() && world.poll(0).is_some());
+        // The first to take left one free: the task that was woken for it may never come, so the next one looks too.
+        assert_eq!((world.poll(2), world.woken()), (None, [1, 1, 1]));
+    }
+
+    #[test]
+    fn who_finds_a_chunk_leaves_the_line() {
+        let mut world = World::<2>::new(1);
+        assert_eq!((world.poll(0), world.poll(1)), (None, None));
+        world.give_back(0);
+        // The second one comes first. It takes no wake-up with it.
+        assert_eq!(world.poll(1), Some(0));
+        assert_eq!((world.poll(0), world.is_waited_for()), (None, true));
+        world.give_back(0);
+        assert_eq!((world.woken(), world.poll(0)), ([2, 0], Some(0)));
+        assert!(!world.is_waited_for());
     }
 
     #[test]
@@ -193,22 +237,17 @@ mod tests {
             }
         }
 
-        let waiting = Waiting::default();
-        let mut future = pin!(waiting.wait(|| None::<()>));
+        let mut world = World::<1>::new(1);
         let waker = Arc::new(Bomb).into();
-        assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-        waiting.wake_one();
-        assert_eq!(waiting.count.load(Ordering::Relaxed), 0);
+        let cx = Context::from_waker(&waker);
+        assert!(world.waiting.poll_take(&world.free, &mut world.places[0], &cx).is_pending());
+        world.give_back(0);
+        assert!(!world.is_waited_for());
     }
 
     /// If one is, this never ends.
-    #[cfg(not(ibverbs_loom))]
     #[test]
     fn no_wake_up_is_lost() {
-        use std::thread;
-
-        use crate::pool::free_chunks::FreeChunks;
-
         /// A thread is a task.
         struct Unparked(thread::Thread);
 
@@ -230,10 +269,10 @@ mod tests {
 
         let (free, waiting) = (FreeChunks::new(2).unwrap(), Waiting::default());
         let use_chunks = || {
+            let mut place = Place::default();
             for _ in 0..2000 {
-                let chunk = block_on(waiting.wait(|| free.take()));
-                free.give_back(chunk);
-                waiting.wake_one();
+                let chunk = block_on(poll_fn(|cx| waiting.poll_take(&free, &mut place, cx)));
+                give_back(&free, &waiting, chunk);
             }
         };
         thread::scope(|threads| {
@@ -241,24 +280,20 @@ mod tests {
                 threads.spawn(use_chunks);
             }
         });
-        assert_eq!((free.count(), waiting.count.load(Ordering::Relaxed)), (2, 0));
+        assert_eq!((free.count(), waiting.lock().wakers.len()), (2, 0));
     }
 
     #[test]
     fn a_wake_up_of_a_task_that_gives_up_goes_to_the_next() {
-        let waiting = Waiting::default();
-        let tasks = [(); 3].map(|()| Arc::new(Woken::default()));
-        let mut futures = [(); 3].map(|()| Some(Box::pin(waiting.wait(|| None::<()>))));
-        for (task, future) in tasks.iter().zip(&mut futures) {
-            assert!(task.poll(future.as_mut().unwrap().as_mut()).is_pending());
-        }
-        waiting.wake_one();
+        let mut world = World::<3>::new(1);
+        assert_eq!([0, 1, 2].map(|task| world.poll(task)), [None; 3]);
         // It was not woken yet, so nothing is passed on.
-        futures[1] = None;
-        assert_eq!([0, 1, 2].map(|task| tasks[task].times()), [1, 0, 0]);
-        futures[0] = None;
-        assert_eq!([0, 1, 2].map(|task| tasks[task].times()), [1, 0, 1]);
-        futures[2] = None;
-        assert_eq!(waiting.count.load(Ordering::Relaxed), 0);
+        world.leave(1);
+        world.give_back(0);
+        assert_eq!(world.woken(), [1, 0, 0]);
+        world.leave(0);
+        assert_eq!(world.woken(), [1, 0, 1]);
+        world.leave(2);
+        assert!(!world.is_waited_for());
     }
 }
