@@ -39,6 +39,13 @@ impl<B> From<TransportError> for OperationError<B> {
     }
 }
 
+impl<B> From<OperationError<B>> for std::io::Error {
+    /// Drops the buffer.
+    fn from(error: OperationError<B>) -> Self {
+        error.error.into()
+    }
+}
+
 impl<B> From<OperationError<B>> for TransportError {
     /// Drops the buffer.
     fn from(error: OperationError<B>) -> Self {

@@ -29,6 +29,7 @@ use crate::memory::ScatterBuffer;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a buffer that an operation can own",
     label = "a buffer without borrowed parts is needed here, such as a `PooledBuffer`",
+    note = "a `Loop<AnyBuffer>` keeps owned buffers of every type",
     note = "in a scope, operations borrow their buffers: `channel.scope(|scope| scope.post(..))`"
 )]
 pub unsafe trait OwnedBuffer: ScatterBuffer<Kept = Self> + Send + 'static {}

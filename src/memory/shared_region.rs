@@ -1,6 +1,6 @@
 //! Registered memory that peers access too.
 
-use std::ops::RangeBounds;
+use std::ops::{Index, RangeBounds};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::owned_region::Allocated;
 use super::region::{Addressed, Backing, InMemory, Peers, Region, Writable};
 use super::region_buffer::RegionBuffer;
 use super::scatter_gather::{Element, LocalMemory, ScatterElement};
-use super::shared_slice::SharedMemorySlice;
+use super::shared_slice::{Indexes, SharedMemorySlice};
 use crate::domain::ProtectionDomain;
 use crate::error::Result;
 use crate::parent::Parent;
@@ -55,6 +55,15 @@ impl<T: Element> Addressed for Shared<T> {
 
 impl<T: Element> InMemory for Shared<T> {}
 impl<T: Element> Writable for Shared<T> {}
+#[doc(hidden)]
+impl<T: Element, I: Indexes> Index<I> for SharedMemoryRegion<'_, T> {
+    type Output = T;
+
+    fn index(&self, index: I) -> &T {
+        index.never()
+    }
+}
+
 impl<T: Element> Peers for Shared<T> {}
 
 impl<T: Element> Allocated for Shared<T> {

@@ -1,7 +1,7 @@
 //! Parts of registered memory that peers access too.
 
 use std::marker::PhantomData;
-use std::ops::RangeBounds;
+use std::ops::{Index, RangeBounds};
 use std::ptr::NonNull;
 
 use super::buffer::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
@@ -41,6 +41,28 @@ pub struct SharedMemorySlice<'buf, T> {
     lkey: u32,
     rkey: u32,
     memory: PhantomData<&'buf T>,
+}
+
+/// What indexes shared memory: nothing, because a peer may write it while a reference to an element exists. The trait is
+/// there for the compiler's message.
+#[diagnostic::on_unimplemented(
+    message = "shared memory cannot be indexed: a peer may write it at any time",
+    label = "copy the elements out: `slice.read_one(index)`, or `slice.read(index, &mut elements)`",
+    note = "`slice.write(index, &elements)` copies in, and `slice.atomic(index)` accesses an integer in place; a region's \
+            `slice(..)` is the slice"
+)]
+pub trait Indexes {
+    /// It is never called.
+    fn never(&self) -> !;
+}
+
+#[doc(hidden)]
+impl<T, I: Indexes> Index<I> for SharedMemorySlice<'_, T> {
+    type Output = T;
+
+    fn index(&self, index: I) -> &T {
+        index.never()
+    }
 }
 
 impl<T> Clone for SharedMemorySlice<'_, T> {

@@ -7,7 +7,7 @@ use std::ops::RangeBounds;
 use super::post::post;
 use super::post_receive::receive_methods;
 use super::post_send::send_methods;
-use super::prepared_request::RawRequest;
+use super::prepared_request::{PreparedFor, RawRequest};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{
@@ -140,9 +140,9 @@ impl<T: Transport> SendHalf<'_, '_, T> {
     /// That of [`QueuePair::post_prepared`].
     #[doc(alias = "ibv_post_send")]
     #[inline]
-    pub unsafe fn post_prepared(
+    pub unsafe fn post_prepared<F: PreparedFor<T>>(
         &mut self,
-        request: &mut PreparedRequest<'_, T>,
+        request: &mut PreparedRequest<'_, F>,
         wr_id: u64,
     ) -> Result<()> {
         // SAFETY: the caller keeps the contract.

@@ -4,7 +4,7 @@ use std::ops::RangeBounds;
 
 use super::post_receive::receive_methods;
 use super::post_send::send_methods;
-use super::prepared_request::{PostedBy, RawRequest};
+use super::prepared_request::{PostedBy, PreparedFor, RawRequest};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{
@@ -61,9 +61,9 @@ impl<T: Transport> QueuePair<'_, T> {
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
-    pub unsafe fn post_prepared<R: PostedBy<T>>(
+    pub unsafe fn post_prepared<R: PostedBy<T>, F: PreparedFor<R::For>>(
         &mut self,
-        request: &mut Prepared<'_, R, R::For>,
+        request: &mut Prepared<'_, R, F>,
         wr_id: u64,
     ) -> Result<()> {
         // SAFETY: the caller keeps the contract.

@@ -277,6 +277,16 @@ impl<T: ReceiveQueue> PostedBy<T> for ffi::ibv_recv_wr {
     type For = ();
 }
 
+/// What a request was prepared for, where the queue pair's transport is `T`: only `T` itself.
+#[diagnostic::on_unimplemented(
+    message = "the request was prepared for `{Self}`, and not for the queue pair's transport `{T}`",
+    label = "of another transport than the queue pair",
+    note = "`PreparedRequest::new(request)` of a request that is posted to this queue pair takes its transport"
+)]
+pub trait PreparedFor<T> {}
+
+impl<T> PreparedFor<T> for T {}
+
 impl<R: RawRequest, F> Prepared<'_, R, F> {
     /// Posts the request under a number.
     ///

@@ -114,6 +114,11 @@ pub trait Writable: Addressed {
 }
 
 /// Memory that peers access by a remote key.
+#[diagnostic::on_unimplemented(
+    message = "peers cannot access this region: it is private to this program",
+    label = "a region for peers is needed here: `domain.allocate_shared(len, access)`",
+    note = "a `SharedMemoryRegion` has `remote()`, which a peer needs to read or write it"
+)]
 pub trait Peers: Writable {}
 
 /// What a registration has made of some memory.
@@ -349,7 +354,9 @@ impl<M: Local> Region<'_, M> {
 }
 
 impl<M: Local + Writable> Region<'_, M> {
-    /// The elements in `range`, exclusively, with what a work request needs to name them.
+    /// The elements in `range`, exclusively, with what a work request needs to name them. The slice borrows the whole region:
+    /// for two at once, split one ([`split_at`](crate::MemorySliceMut::split_at)), or take both by
+    /// [`slices_mut`](Self::slices_mut).
     ///
     /// # Errors
     ///

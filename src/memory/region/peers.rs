@@ -2,29 +2,38 @@
 
 use std::ops::RangeBounds;
 
-use super::{Peers, Region, check_writable};
+use super::{Backing, Peers, Region, check_writable};
 use crate::error::Result;
 use crate::memory::remote_region::RemoteMemoryRegion;
 use crate::memory::scatter_gather::{GatherElement, ScatterElement, resolve};
 
-impl<M: Peers> Region<'_, M> {
+impl<M: Backing> Region<'_, M> {
     /// The key by which peers name the region. A peer that knows it, and has a connection into
     /// this protection domain, can do what the region's access flags allow.
     #[inline]
-    pub fn rkey(&self) -> u32 {
+    pub fn rkey(&self) -> u32
+    where
+        M: Peers,
+    {
         // SAFETY: the region is live.
         unsafe { (*self.as_raw()).rkey }
     }
 
     /// The kernel's number of the region, by which a process that shares the device's file
     /// descriptor [imports](crate::memory::RawMemoryRegion::import) it.
-    pub fn handle(&self) -> u32 {
+    pub fn handle(&self) -> u32
+    where
+        M: Peers,
+    {
         // SAFETY: the region is live.
         unsafe { (*self.as_raw()).handle }
     }
 
     /// The address, length and key that a peer needs to access the region: send them over.
-    pub fn remote(&self) -> RemoteMemoryRegion {
+    pub fn remote(&self) -> RemoteMemoryRegion
+    where
+        M: Peers,
+    {
         let length = (self.len * size_of::<M::Item>()) as u64;
         RemoteMemoryRegion { address: self.base, length, rkey: self.rkey() }
     }
@@ -37,12 +46,17 @@ impl<M: Peers> Region<'_, M> {
     /// # Errors
     ///
     ///  - `EINVAL`: the range is out of bounds.
-    pub fn remote_range(&self, range: impl RangeBounds<usize>) -> Result<RemoteMemoryRegion> {
+    pub fn remote_range(&self, range: impl RangeBounds<usize>) -> Result<RemoteMemoryRegion>
+    where
+        M: Peers,
+    {
         let range = resolve(range, self.len)?;
         let of = |elements: usize| (elements * size_of::<M::Item>()) as u64;
         self.remote().sub_region(of(range.start), of(range.len()))
     }
+}
 
+impl<M: Peers> Region<'_, M> {
     /// The elements in `range`, for a work request that reads them, whatever address requests use
     /// for the region.
     ///
