@@ -1,0 +1,9 @@
+use ibverbs::channel::AnyBuffer; //~ RIGHT
+use ibverbs::pool::SharedMemoryRange;
+use ibverbs::{ChannelId, Loop, PooledBuffer, ReceiveWorkRequest}; //~ ERROR
+use ibverbs::{ChannelId, Loop, ReceiveWorkRequest}; //~ RIGHT
+
+pub fn case(clients: &mut Loop<'_, PooledBuffer>, id: ChannelId, to: SharedMemoryRange) { //~ ERROR
+pub fn case(clients: &mut Loop<'_, AnyBuffer>, id: ChannelId, to: SharedMemoryRange) { //~ RIGHT
+    let _ = clients.post(id, ReceiveWorkRequest::new(to), 0);
+}

@@ -1,0 +1,12 @@
+use ibverbs::flow::{EspAction, FlowRule};
+use ibverbs::work_queue::ReceiveScalingQueuePair;
+use ibverbs::Result;
+
+pub fn case(queue_pair: ReceiveScalingQueuePair<'_>, action: EspAction<'_>) -> Result<()> {
+    let mut queue_pair = queue_pair;
+    queue_pair.create_flow(&FlowRule::new(1).action(&action))?;
+    drop(queue_pair); //~ RIGHT
+    drop(action);
+    drop(queue_pair); //~ ERROR
+    Ok(())
+}

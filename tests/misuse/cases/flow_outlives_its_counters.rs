@@ -1,0 +1,11 @@
+use ibverbs::flow::{FlowCounters, FlowRule};
+use ibverbs::{QueuePair, Result};
+
+pub fn case(queue_pair: QueuePair<'_>, counters: FlowCounters<'_>) -> Result<()> {
+    let mut queue_pair = queue_pair;
+    queue_pair.create_flow(&FlowRule::new(1).count(&counters))?;
+    drop(queue_pair); //~ RIGHT
+    drop(counters);
+    drop(queue_pair); //~ ERROR
+    Ok(())
+}

@@ -1,9 +1,0 @@
-use ibverbs::{Context, Result};
-
-pub fn case(context: Context<'static>) -> Result<()> {
-    let queue = context.create_cq(8)?;
-    std::thread::spawn(move || drop(queue)).join().unwrap();
-    Ok(())
-}
-
-fn main() {}

@@ -1,9 +1,0 @@
-use ibverbs::{Channel, MemorySlice, SendWorkRequest, TransportResult};
-
-pub fn case(channel: &mut Channel<'_>, slice: MemorySlice<'_, u8>) -> TransportResult<()> {
-    let request = SendWorkRequest::new(slice).immediate(7);
-    channel.run(request)?;
-    channel.run(slice).map(drop)
-}
-
-fn main() {}

@@ -1,9 +1,0 @@
-use ibverbs::{ProtectionDomain, QueuePairEndpoint, Result};
-
-pub fn case(domain: ProtectionDomain<'_>, peer: QueuePairEndpoint) -> Result<u32> {
-    let channel = domain.create_channel().build()?.handshake(peer)?;
-    drop(domain);
-    Ok(channel.number())
-}
-
-fn main() {}

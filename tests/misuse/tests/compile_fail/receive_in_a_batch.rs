@@ -1,7 +1,0 @@
-use ibverbs::{QueuePair, ReceiveWorkRequest, Result, ScatterElement};
-
-pub fn case(pair: &mut QueuePair<'_>, into: &mut ScatterElement<'_>) -> Result<()> {
-    unsafe { pair.batch(|b| b.add(ReceiveWorkRequest::new(into), 1)) }
-}
-
-fn main() {}

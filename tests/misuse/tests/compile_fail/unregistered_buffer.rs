@@ -1,7 +1,0 @@
-use ibverbs::{Channel, TransportResult};
-
-pub fn case(channel: &mut Channel<'_>, bytes: Box<[u8]>) -> TransportResult<()> {
-    channel.send(&bytes).map(drop)
-}
-
-fn main() {}

@@ -1,8 +1,0 @@
-use std::sync::Arc;
-
-use ibverbs::{ProtectionDomain, Result};
-
-pub fn case() -> Result<ProtectionDomain<'static>> {
-    let context = Arc::new(ibverbs::open("rxe0")?);
-    ProtectionDomain::new(&context)
-}

@@ -1,8 +1,0 @@
-use ibverbs::{Channel, MemoryRegion, TransportResult};
-
-pub fn case(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u8>) -> TransportResult<()> {
-    assert!(!channel.as_raw().is_null());
-    channel.manual_scope(|s| {
-        s.post_send(region.slice(..)?)?.wait().map(drop)
-    })
-}

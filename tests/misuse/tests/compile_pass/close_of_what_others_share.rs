@@ -1,7 +1,0 @@
-use std::sync::Arc;
-
-use ibverbs::Context;
-
-pub fn case(context: Arc<Context<'static>>) -> bool {
-    Arc::into_inner(context).is_some_and(|context| context.close().is_ok())
-}

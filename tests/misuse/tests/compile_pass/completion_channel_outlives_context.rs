@@ -1,8 +1,0 @@
-use ibverbs::{Context, Result};
-
-pub fn case(context: Context<'_>) -> Result<()> {
-    let channel = context.create_comp_channel()?;
-    drop(channel);
-    drop(context);
-    Ok(())
-}

@@ -1,7 +1,0 @@
-use ibverbs::{Context, Result};
-
-pub fn case() -> Result<Context<'static>> {
-    let list = ibverbs::devices()?;
-    let device = list.get(0).unwrap();
-    ibverbs::open(device.name())
-}

@@ -1,8 +1,0 @@
-use ibverbs::operation::XrcPeer;
-use ibverbs::{Channel, MemorySlice, SendWorkRequest, TransportResult};
-
-pub fn case(channel: &mut Channel<'_>, slice: MemorySlice<'_, u8>) -> TransportResult<()> {
-    let request = SendWorkRequest::new(slice);
-    let _ = XrcPeer(1);
-    channel.run(request).map(drop)
-}

@@ -1,8 +1,0 @@
-use ibverbs::{Context, Result};
-
-pub fn case(context: Context<'_>) -> Result<()> {
-    let domain = context.alloc_pd()?;
-    drop(domain);
-    drop(context);
-    Ok(())
-}

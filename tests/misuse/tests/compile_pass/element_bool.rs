@@ -1,3 +1,0 @@
-use ibverbs::MemoryRegion;
-
-pub struct Case<'pd>(pub MemoryRegion<'pd, u8>);

@@ -1,9 +1,0 @@
-use ibverbs::flow::{EspAction, EspParameters};
-use ibverbs::{Context, Result};
-
-pub fn case(context: Context<'_>, parameters: &EspParameters) -> Result<()> {
-    let action = EspAction::new(&context, parameters)?;
-    drop(action);
-    drop(context);
-    Ok(())
-}

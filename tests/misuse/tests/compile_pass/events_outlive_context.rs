@@ -1,8 +1,0 @@
-use ibverbs::{Context, Result};
-
-pub fn case(context: Context<'_>) -> Result<()> {
-    let events = context.async_events()?;
-    drop(events);
-    drop(context);
-    Ok(())
-}

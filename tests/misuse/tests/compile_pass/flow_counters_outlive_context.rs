@@ -1,9 +1,0 @@
-use ibverbs::flow::FlowCounters;
-use ibverbs::{Context, Result};
-
-pub fn case(context: Context<'_>) -> Result<()> {
-    let counters = FlowCounters::new(&context)?;
-    drop(counters);
-    drop(context);
-    Ok(())
-}

@@ -1,6 +1,0 @@
-use ibverbs::SharedMemoryRegion;
-
-pub fn case(region: &SharedMemoryRegion<'_, u8>) -> ibverbs::Result<u8> {
-    let slice = region.slice(..4)?;
-    slice.read_one(0)
-}

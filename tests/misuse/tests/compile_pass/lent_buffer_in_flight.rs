@@ -1,9 +1,0 @@
-use ibverbs::{Channel, PooledBuffer, TransportResult};
-
-pub fn case(channel: &mut Channel<'_>, mut buffer: PooledBuffer) -> TransportResult<u8> {
-    channel.manual_scope(|s| {
-        let receive = s.post_receive(&mut buffer)?;
-        let (buffer, _) = receive.wait()?;
-        Ok(buffer[0])
-    })
-}

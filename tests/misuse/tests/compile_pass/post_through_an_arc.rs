@@ -1,7 +1,0 @@
-use std::sync::Arc;
-
-use ibverbs::{Inline, QueuePair, Result, SendWorkRequest};
-
-pub fn case(pair: &mut Arc<QueuePair<'static>>) -> Result<()> {
-    unsafe { Arc::get_mut(pair).unwrap().post(SendWorkRequest::new(Inline(b"mine")), 1) }
-}

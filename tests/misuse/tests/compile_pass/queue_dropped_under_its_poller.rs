@@ -1,8 +1,0 @@
-use ibverbs::{CompletionQueue, Result};
-
-pub fn case(queue: CompletionQueue<'_>) -> Result<()> {
-    let poller = queue.extended_poller()?;
-    drop(poller);
-    drop(queue);
-    Ok(())
-}

@@ -1,8 +1,0 @@
-use ibverbs::{Context, Result};
-
-pub fn case(context: Context<'_>) -> Result<()> {
-    let queue = context.create_cq(8)?;
-    drop(queue);
-    drop(context);
-    Ok(())
-}

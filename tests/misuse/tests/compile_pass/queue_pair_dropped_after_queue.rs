@@ -1,8 +1,0 @@
-use ibverbs::*;
-
-pub fn case(domain: &ProtectionDomain<'_>) -> Result<()> {
-    let (queue, _pair);
-    queue = domain.context().create_cq(1)?;
-    _pair = domain.create_qp(&queue, &queue, Rc).build()?;
-    Ok(())
-}

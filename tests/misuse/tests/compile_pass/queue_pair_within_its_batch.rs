@@ -1,8 +1,0 @@
-use ibverbs::operation::Batch;
-use ibverbs::{Inline, QueuePair, Result, SendWorkRequest};
-
-pub fn case(pair: &mut QueuePair<'_>) -> Result<()> {
-    let body = |batch: &mut Batch<'_>| batch.add(SendWorkRequest::new(Inline(b"one")), 1);
-    unsafe { pair.batch(body) }?;
-    unsafe { pair.post(SendWorkRequest::new(Inline(b"two")), 2) }
-}

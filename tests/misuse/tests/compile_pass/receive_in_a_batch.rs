@@ -1,5 +1,0 @@
-use ibverbs::{QueuePair, ReceiveWorkRequest, Result, ScatterElement};
-
-pub fn case(pair: &mut QueuePair<'_>, into: &mut ScatterElement<'_>) -> Result<()> {
-    unsafe { pair.post(ReceiveWorkRequest::new(into), 1) }
-}

@@ -1,6 +1,0 @@
-use ibverbs::SharedMemoryRegion;
-
-pub fn case(region: &SharedMemoryRegion<'_, u8>) -> u8 {
-    let bytes: &[u8] = &region.to_vec();
-    bytes[0]
-}

@@ -1,8 +1,0 @@
-use ibverbs::{ProtectionDomain, Result};
-
-pub fn case(domain: ProtectionDomain<'_>) -> Result<()> {
-    let region = domain.allocate::<u8>(8)?;
-    drop(region);
-    drop(domain);
-    Ok(())
-}

@@ -1,9 +1,0 @@
-use ibverbs::{Channel, MemoryRegion, TransportResult};
-
-pub fn case(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u8>) -> TransportResult<()> {
-    channel.manual_scope(|s| {
-        let receive = s.post_receive(region.slice_mut(..)?)?;
-        let (received, _) = receive.wait()?;
-        s.post_send(received)?.wait().map(drop)
-    })
-}

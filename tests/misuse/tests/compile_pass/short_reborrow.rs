@@ -1,9 +1,0 @@
-use ibverbs::{Channel, MemoryRegion, TransportResult};
-
-pub fn case(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u8>) -> TransportResult<()> {
-    let mut part = region.slice_mut(..)?;
-    channel.manual_scope(|s| {
-        s.post_receive(part.reborrow())?.wait()?;
-        Ok(())
-    })
-}

@@ -1,8 +1,0 @@
-use ibverbs::{Result, SharedMemoryRegion};
-
-pub fn case(region: SharedMemoryRegion<'_, u8>) -> Result<()> {
-    let slice = region.slice(..4)?;
-    assert_eq!(slice.len(), 4);
-    drop(region);
-    Ok(())
-}

@@ -1,8 +1,0 @@
-use ibverbs::{ProtectionDomain, Result};
-
-pub fn case(domain: &ProtectionDomain<'_>, mut bytes: Vec<u8>) -> Result<()> {
-    let region = domain.register(&mut bytes)?;
-    drop(region);
-    drop(bytes);
-    Ok(())
-}

@@ -1,8 +1,0 @@
-use ibverbs::{ProtectionDomain, Result};
-
-pub fn case(domain: &ProtectionDomain<'_>, mut bytes: Vec<u8>) -> Result<()> {
-    bytes[0] = 1;
-    let region = domain.register_read_only(&bytes)?;
-    drop(region);
-    Ok(())
-}

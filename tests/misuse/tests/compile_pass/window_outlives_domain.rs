@@ -1,9 +1,0 @@
-use ibverbs::memory::MemoryWindowType;
-use ibverbs::{ProtectionDomain, Result};
-
-pub fn case(domain: ProtectionDomain<'_>) -> Result<()> {
-    let window = domain.alloc_mw(MemoryWindowType::Type1)?;
-    drop(window);
-    drop(domain);
-    Ok(())
-}

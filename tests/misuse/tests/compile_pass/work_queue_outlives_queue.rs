@@ -1,9 +1,0 @@
-use ibverbs::work_queue::{WorkQueue, WorkQueueFlags};
-use ibverbs::{CompletionQueue, ProtectionDomain, Result};
-
-pub fn case(domain: &ProtectionDomain<'_>, queue: CompletionQueue<'_>) -> Result<()> {
-    let work_queue = WorkQueue::new(domain, &queue, 1, 1, WorkQueueFlags::empty())?;
-    drop(work_queue);
-    drop(queue);
-    Ok(())
-}
