@@ -1,25 +1,32 @@
 //! RDMA verbs with borrowed lifetimes, at the cost of C: rdma-core is built from source and linked statically.
 //!
-//! A whole program, which runs on any machine (`cargo run --example hello`):
-//!
-//! ```
-#![doc = include_str!("../examples/hello.rs")]
-//! ```
-//!
-//! | to post | use | who keeps the buffers valid |
-//! |---|---|---|
-//! | as in C | the verbs: [`QueuePair`], [`CompletionQueue`]; [how](#with-a-queue-pair) | the program: posting is `unsafe` |
-//! | safely, and wait | [`Channel`], [`Scope`]; [how](#with-a-channel), [a server](#a-server-of-many-clients) | the compiler, or the operation owns them |
-//! | safely, and await | [`AsyncChannel`] on a [`Reactor`]; [how](#in-an-async-program) | the operation owns them |
-//!
-//! Each module lists its items by what they are for.
-//!
-#![doc = include_str!("guide.md")]
+#![cfg_attr(
+    feature = "async",
+    doc = "A whole program, which runs on any machine (`cargo run --example hello`):
+
+```"
+)]
+#![cfg_attr(feature = "async", doc = include_str!("../examples/hello.rs"))]
+#![cfg_attr(
+    feature = "async",
+    doc = "```
+
+| to post | use | who keeps the buffers valid |
+|---|---|---|
+| as in C | [`QueuePair`], [`CompletionQueue`]: [how](_guide::verbs) | the program: posting is `unsafe` |
+| safely, and wait | [`Channel`], [`Scope`]: [how](_guide::getting_started#with-a-channel) | the compiler |
+| safely, for many clients | [`Loop`]: [how](_guide::servers) | the operation owns them |
+| safely, and await | [`AsyncChannel`] on a [`Reactor`]: [how](_guide::servers#in-an-async-program) | the operation owns them |
+
+The [guide](_guide) has a page for each thing that a program does first. Each module lists its items by what they are for."
+)]
+#![cfg_attr(not(feature = "async"), doc = include_str!("guide/queue_pair.md"))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // The layers above use what the verbs layer has for them, and its documentation names them.
 #![cfg_attr(not(feature = "async"), allow(dead_code, unused_imports))]
 #![cfg_attr(not(feature = "async"), allow(rustdoc::broken_intra_doc_links))]
 
+pub mod _guide;
 #[cfg(feature = "channel")]
 pub mod channel;
 pub mod completion;
@@ -72,37 +79,51 @@ pub mod provider {
 }
 
 #[cfg(feature = "channel")]
+#[doc(inline)]
 pub use channel::{
     Channel, ChannelBuilder, ChannelId, Ended, Loop, OperationError, PreparedChannel, Scope,
     TransportError, TransportResult,
 };
+#[doc(inline)]
 pub use completion::{
     CompletionChannel, CompletionQueue, CompletionQueueBuilder, WorkCompletion, WorkError,
     WorkErrorClass, WorkStatus, WorkSuccess,
 };
+#[doc(inline)]
 pub use device::{Context, Device, Gid, devices, open, open_first};
+#[doc(inline)]
 pub use domain::ProtectionDomain;
+#[doc(inline)]
 pub use error::{Error, ErrorKind, Result};
 #[cfg(feature = "async")]
+#[doc(inline)]
 pub use future::{AsyncChannel, Reactor};
+#[doc(inline)]
 pub use memory::{
     AccessFlags, GatherElement, Inline, MemoryRegion, MemorySlice, MemorySliceMut, RegionOptions,
     RemoteMemoryRegion, ScatterElement, SharedMemoryRegion, SharedMemorySlice,
 };
+#[doc(inline)]
 pub use operation::{
     CompareSwapWorkRequest, DatagramPeer, FetchAddWorkRequest, PreparedRequest, ReadWorkRequest,
     ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
 };
+#[doc(inline)]
 pub use parent::Parent;
 #[cfg(feature = "channel")]
+#[doc(inline)]
 pub use pool::{BufferPool, PooledBuffer};
+#[doc(inline)]
 pub use queue_pair::{
     AddressHandle, AddressVector, ConnectionSettings, PreparedQueuePair, QueuePair,
     QueuePairBuilder, QueuePairEndpoint, Rc, SharedReceiveQueue, Uc, Ud,
 };
+#[doc(inline)]
 pub use queue_pair_state::{QueuePairState, QueuePairType};
+#[doc(inline)]
 pub use settings::{
     AckTimeout, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
     PacketSequenceNumber,
 };
+#[doc(inline)]
 pub use state_error::StateError;

@@ -47,7 +47,7 @@ pub enum TransportError {
     Stopped,
     /// The [reactor](crate::Reactor) of the channel was dropped: nothing serves it any more.
     ReactorGone,
-    /// The [connection manager](crate#by-ip-address-through-the-connection-manager) has not established the
+    /// The [connection manager](crate::_guide::connecting#by-ip-address-through-the-connection-manager) has not established the
     /// connection yet, so only receives can be posted. Nothing was posted, and the channel works.
     NotConnected,
     /// The channel posts no receives of its own: it takes them from

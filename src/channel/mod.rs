@@ -293,7 +293,7 @@ impl<'res> Channel<'res> {
     /// # Errors
     ///
     /// The provider's errno value. The channel is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from. Nothing is in
+    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from. Nothing is in
     /// flight any more.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn close(self) -> Result<ChannelClosed> {

@@ -84,7 +84,7 @@ impl<'res> PreparedChannel<'res> {
     /// [Those of owned operations](Channel#owned-operations), and those of a transition to INIT:
     ///
     ///  - [`Verbs`](crate::TransportError::Verbs): `EOPNOTSUPP` on iWARP, where the connection manager's
-    ///    [`PendingConnection`](crate#by-ip-address-through-the-connection-manager) takes receives.
+    ///    [`PendingConnection`](crate::_guide::connecting#by-ip-address-through-the-connection-manager) takes receives.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_owned<B: OwnedBuffer>(
         &mut self,
@@ -149,7 +149,7 @@ impl<'res> PreparedChannel<'res> {
     /// # Errors
     ///
     /// The provider's errno value. The channel is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn close(self) -> Result<()> {
         self.link.close()

@@ -105,7 +105,7 @@ resource! {
     ///
     /// # Errors
     ///
-    /// The channel is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// The channel is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
     ///
     ///  - `EBUSY`: a queue that uses it still exists (because it was leaked, or could not be
     ///    destroyed).

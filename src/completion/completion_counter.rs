@@ -93,7 +93,7 @@ resource! {
     ///
     /// # Errors
     ///
-    /// The counter is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// The counter is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
     ///
     ///  - `EBUSY`: a queue pair that it counts still exists.
     #[doc(alias = "ibv_destroy_comp_cntr")]

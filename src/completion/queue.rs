@@ -47,7 +47,7 @@ resource! {
     ///
     /// # Errors
     ///
-    /// The queue is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// The queue is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
     ///
     ///  - `EBUSY`: a queue pair that uses it still exists (because it was leaked, or could not be
     ///    destroyed).

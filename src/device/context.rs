@@ -51,7 +51,7 @@ resource! {
     /// # Errors
     ///
     /// The provider's errno value. The context is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
     #[doc(alias = "ibv_close_device")]
     Context<'a>: raw of ibv_context
 }

@@ -50,7 +50,7 @@ resource! {
     ///
     /// # Errors
     ///
-    /// The handle is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// The handle is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
     ///
     ///  - `EBUSY`: a region that was registered with it still exists.
     #[doc(alias = "ibv_dealloc_dmah")]

@@ -26,7 +26,7 @@ resource! {
     ///
     /// # Errors
     ///
-    /// The domain is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// The domain is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
     ///
     ///  - `EBUSY`: something that was made with it still exists.
     #[doc(alias = "ibv_dealloc_td")]

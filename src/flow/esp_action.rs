@@ -170,7 +170,7 @@ resource! {
     ///
     /// # Errors
     ///
-    /// The action is then [leaked](crate#when-a-resource-cannot-be-destroyed), with its context.
+    /// The action is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its context.
     ///
     ///  - `EBUSY`: a flow that names it still exists.
     #[doc(alias = "ibv_destroy_flow_action")]

@@ -57,7 +57,7 @@ resource! {
     ///
     /// # Errors
     ///
-    /// The counters are then [leaked](crate#when-a-resource-cannot-be-destroyed), with their context.
+    /// The counters are then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with their context.
     ///
     ///  - `EBUSY`: a flow that counts with them still exists.
     #[doc(alias = "ibv_destroy_counters")]

@@ -45,7 +45,7 @@ resource! {
     ///
     /// # Errors
     ///
-    /// The memory is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// The memory is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
     ///
     ///  - `EBUSY`: a region of it still exists (because it was leaked, or could not be deregistered).
     #[doc(alias = "ibv_free_dm")]

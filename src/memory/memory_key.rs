@@ -24,7 +24,7 @@ resource! {
     ///
     /// # Errors
     ///
-    /// The provider's errno value. The key is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it
+    /// The provider's errno value. The key is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it
     /// was made from.
     #[doc(alias = "mlx5dv_destroy_mkey")]
     MemoryKey<'pd>: raw of mlx5dv_mkey, domain

@@ -80,7 +80,7 @@ resource! {
     /// # Errors
     ///
     /// The provider's errno value. The window is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
     #[doc(alias = "ibv_dealloc_mw")]
     MemoryWindow<'res>: raw of ibv_mw, regions, domain
 }

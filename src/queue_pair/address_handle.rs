@@ -17,7 +17,7 @@ const VERB: &str = "ibv_create_ah";
 ///
 /// A UD queue pair sends to any peer that it has an address handle for, together with the number and
 /// the Q_Key of the peer's queue pair: see [`SendWorkRequest::to`](crate::SendWorkRequest::to), and
-/// [Datagrams](crate#datagrams) for an example.
+/// [Datagrams](crate::_guide::verbs#datagrams) for an example.
 #[doc(alias = "ibv_ah")]
 pub struct AddressHandle<'pd> {
     raw: Handle<ffi::ibv_ah>,
@@ -30,7 +30,7 @@ resource! {
     /// # Errors
     ///
     /// The provider's errno value. The handle is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
     #[doc(alias = "ibv_destroy_ah")]
     AddressHandle<'pd>: raw of ibv_ah, domain
 }

@@ -221,7 +221,7 @@ impl<'res> DcTarget<'res> {
     /// # Errors
     ///
     /// The provider's errno value. The target is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn close(self) -> Result<()> {
         self.queue_pair.close()

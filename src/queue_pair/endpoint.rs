@@ -19,8 +19,8 @@ use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 ///
 /// [`to_bytes`](Self::to_bytes) has it in bytes, and with feature `serde` it can be serialised. Both forms have a version,
 /// and a peer with another version gets an error that names it. Programs that exchange addresses in a form of their own use
-/// [`new`](Self::new) and the `with_` methods; they must exchange the packet numbers too. [The
-/// guide](crate#connecting-two-processes) shows the ways to connect.
+/// [`new`](Self::new) and the `with_` methods; they must exchange the packet numbers too. The
+/// guide shows the ways to connect.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QueuePairEndpoint {
     pub(crate) num: u32,

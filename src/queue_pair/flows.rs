@@ -37,7 +37,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     ///
     ///  - `EINVAL`: the flow has ended already, or belongs to another queue pair.
     ///
-    /// If the device cannot destroy the flow, it is [leaked](crate#when-a-resource-cannot-be-destroyed),
+    /// If the device cannot destroy the flow, it is [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed),
     /// with this queue pair and all that it was made from.
     #[doc(alias = "ibv_destroy_flow")]
     pub fn destroy_flow(&mut self, flow: FlowId) -> Result<()> {

@@ -353,7 +353,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     ///
     /// # Errors
     ///
-    /// The queue pair is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// The queue pair is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
     ///
     ///  - `EBUSY`: it is still attached to a multicast group, by means other than this crate.
     #[doc(alias = "ibv_destroy_qp")]

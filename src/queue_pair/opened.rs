@@ -28,7 +28,7 @@ resource! {
     /// # Errors
     ///
     /// The provider's errno value. The queue pair is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with its domain.
+    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its domain.
     #[doc(alias = "ibv_destroy_qp")]
     OpenedQueuePair<'res>: raw of ibv_qp, domain
 }

@@ -67,7 +67,7 @@ impl<'res, T: Transport> PreparedQueuePair<'res, T> {
     /// # Errors
     ///
     /// The provider's errno value. The queue pair is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn close(self) -> Result<()> {
         self.queue_pair.close()

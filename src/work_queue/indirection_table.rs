@@ -26,7 +26,7 @@ resource! {
     ///
     /// # Errors
     ///
-    /// The table is then [leaked](crate#when-a-resource-cannot-be-destroyed), with its queues.
+    /// The table is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its queues.
     ///
     ///  - `EBUSY`: a queue pair that uses it still exists (because it was leaked, or could not be
     ///    destroyed).

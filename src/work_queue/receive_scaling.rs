@@ -198,7 +198,7 @@ impl<'res> ReceiveScalingQueuePair<'res> {
     /// # Errors
     ///
     /// The provider's errno value. The queue pair is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn close(mut self) -> Result<()> {
         self.destroy()

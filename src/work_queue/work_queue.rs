@@ -62,7 +62,7 @@ resource! {
     ///
     /// # Errors
     ///
-    /// The queue is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made
+    /// The queue is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made
     /// from.
     ///
     ///  - `EBUSY`: a table that lists it still exists (because it was leaked, or could not be destroyed).

@@ -177,7 +177,7 @@ impl<'res, B> Loop<'res, B> {
     ///
     ///  - `EINVAL`: the loop has no such channel (any more).
     ///  - `EBUSY`: they are [shared receives](Self::add_shared_receives), and a channel or a builder uses them.
-    ///  - The provider's errno value. The channel is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that
+    ///  - The provider's errno value. The channel is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that
     ///    it was made from and the buffers of its operations in flight, which do not end. Its room is not given back.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn remove(&mut self, channel: ChannelId) -> Result<()> {

@@ -147,7 +147,7 @@ use crate::parent::Parent;
 /// # When it is dropped
 ///
 /// All channels are destroyed, and all buffers dropped. If a queue pair cannot be destroyed, the buffers that its device
-/// may use are [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from. A loop that is
+/// may use are [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from. A loop that is
 /// forgotten leaks everything.
 pub struct Loop<'res, B> {
     table: Table<B>,

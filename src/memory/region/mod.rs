@@ -211,7 +211,7 @@ impl<'pd, M: Backing> Region<'pd, M> {
     /// # Errors
     ///
     /// The provider's errno value. The region is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with its memory and all that it was made from.
+    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its memory and all that it was made from.
     ///
     ///  - `EBUSY`, `EINVAL`: a memory window is bound to it.
     #[doc(alias = "ibv_dereg_mr")]

@@ -1,0 +1,94 @@
+//! The guide: a page for each thing that a program does first, with programs that run.
+//!
+#![cfg_attr(
+    feature = "async",
+    doc = "
+| page | what it shows |
+|---|---|
+| [`getting_started`] | a first program, a message from start to end, the hierarchy of resources |
+| [`lifetimes`] | borrowed lifetimes or `Arc`; threads, fork |
+| [`memory`] | memory that peers read and write |
+| [`servers`] | many clients on a thread; futures in a runtime |
+| [`connecting`] | over TCP, over any stream, by IP address |
+| [`failures`] | time-outs, retries, flow control, errors |
+| [`testing`] | tests without RDMA hardware |
+| [`verbs`] | queue pairs as in C, event loops, InfiniBand and RoCE, datagrams |
+| [`features`] | the features of the crate |"
+)]
+#![cfg_attr(
+    not(feature = "async"),
+    doc = "
+| page | what it shows |
+|---|---|
+| [`verbs`] | queue pairs as in C, event loops, InfiniBand and RoCE, datagrams |
+| [`features`] | the features of the crate |"
+)]
+
+/// Declares a page, whose links see the items of the root.
+macro_rules! page {
+    ($(#[$attribute:meta])* $name:ident) => {
+        $(#[$attribute])*
+        pub mod $name {
+            #[allow(unused_imports, reason = "the links of the page")]
+            use crate::*;
+        }
+    };
+}
+
+page! {
+    /// A first message, and which resource is made from which.
+    ///
+    /// # A first program
+    ///
+    /// It runs on any machine: where there is no RDMA device, it registers one made of software.
+    ///
+    /// ```
+    #[doc = include_str!("../examples/hello.rs")]
+    /// ```
+    ///
+    #[doc = include_str!("guide/getting_started.md")]
+    #[cfg(feature = "async")]
+    getting_started
+}
+page! {
+    #[doc = include_str!("guide/lifetimes.md")]
+    #[cfg(feature = "async")]
+    lifetimes
+}
+page! {
+    #[doc = include_str!("guide/memory.md")]
+    #[cfg(feature = "async")]
+    memory
+}
+page! {
+    #[doc = include_str!("guide/servers.md")]
+    #[cfg(feature = "async")]
+    servers
+}
+page! {
+    #[doc = include_str!("guide/connecting.md")]
+    #[cfg(feature = "async")]
+    connecting
+}
+page! {
+    #[doc = include_str!("guide/failures.md")]
+    #[cfg(feature = "async")]
+    failures
+}
+page! {
+    #[doc = include_str!("guide/testing.md")]
+    #[cfg(feature = "async")]
+    testing
+}
+page! {
+    /// Queue pairs as in C: post, poll, and keep track of buffers yourself.
+    ///
+    #[doc = include_str!("guide/queue_pair.md")]
+    ///
+    #[doc = include_str!("guide/verbs.md")]
+    verbs
+}
+page! {
+    #[doc = include_str!("guide/features.md")]
+    features
+}
