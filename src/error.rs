@@ -100,9 +100,10 @@ pub enum ErrorKind {
 }
 
 impl Error {
-    /// The failure of `verb` with `errno` (0 becomes `EIO`: some C libraries fail without an errno).
+    /// The failure of `verb` with `errno` (0 becomes `EIO`: some C libraries fail without an errno). For verbs that a program
+    /// calls itself, by [`ffi`](crate::ffi).
     #[inline]
-    pub(crate) const fn new(verb: &'static str, errno: i32) -> Self {
+    pub const fn new(verb: &'static str, errno: i32) -> Self {
         let errno = if errno == 0 { libc::EIO } else { errno };
         Self { verb, errno, detail: Detail::None }
     }
@@ -298,7 +299,8 @@ impl Error {
                 "the process may not open /dev/infiniband/uverbs*"
             }
             ("ibv_get_device_list", libc::ENOSYS) => {
-                "the kernel has no RDMA support (is the module ib_uverbs loaded?)"
+                "the kernel has no RDMA support (is the module ib_uverbs loaded?), and no device of software is registered \
+                 (the crate ibverbs-software; dropping the guard of `register_if_none` takes it away)"
             }
             #[cfg(not(feature = "neigh"))]
             ("ibv_create_ah", libc::EIO) => {

@@ -5,7 +5,8 @@ use std::fmt;
 use crate::debug::debug;
 use crate::error::Error;
 
-/// Why a method that changes the state of an object has failed, and the object, which can be used again:
+/// Why a method that changes the state of an object has failed ([`error`](Self::error)), and the object, which can be used again
+/// ([`object`](Self::object)):
 /// the channel that could not be [reset](crate::Channel::reset), or what could not be
 /// [connected](crate::PreparedChannel::handshake).
 ///
@@ -44,7 +45,8 @@ pub struct StateError<T, E = Error> {
 }
 
 impl<T, E> StateError<T, E> {
-    pub(crate) fn new(object: T, error: E) -> Self {
+    /// The error of a method that gives back what it has consumed.
+    pub fn new(object: T, error: E) -> Self {
         Self { error, object }
     }
 }
@@ -53,7 +55,7 @@ debug! { impl[T, E: fmt::Debug] StateError<T, E>, self, error: self.error, .. }
 
 impl<T, E: fmt::Display> fmt::Display for StateError<T, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
+        write!(f, "{} (the field `object` of this error has what was to change)", self.error)
     }
 }
 

@@ -53,11 +53,15 @@ pub struct ChannelBuilder<'res> {
     completions: Completions<'res>,
     queue_pair_type: QueuePairType,
     capacities: ffi::ibv_qp_cap,
+    inline_if_possible: bool,
     connection: ConnectionSettings,
     settle_timeout: Duration,
     sleep_after: Option<u32>,
     flow_control: bool,
 }
+
+/// The bytes of inline data that a channel has unless told otherwise, where the device can.
+const DEFAULT_INLINE: u32 = 64;
 
 /// Where the completions of a channel come.
 enum Completions<'res> {
@@ -95,7 +99,7 @@ macro_rules! settings {
     };
 }
 
-settings! { max_send_sge max_recv_sge max_inline_data }
+settings! { max_send_sge max_recv_sge }
 connection_settings!(settings);
 
 impl<'res> ChannelBuilder<'res> {
@@ -110,8 +114,9 @@ impl<'res> ChannelBuilder<'res> {
                 max_recv_wr: 16,
                 max_send_sge: 1,
                 max_recv_sge: 1,
-                max_inline_data: 0,
+                max_inline_data: DEFAULT_INLINE,
             },
+            inline_if_possible: true,
             connection: ConnectionSettings::default(),
             settle_timeout: Duration::from_secs(5),
             sleep_after: None,
@@ -120,6 +125,12 @@ impl<'res> ChannelBuilder<'res> {
     }
 
     setters! { self,
+        /// How many bytes a request can carry [inline](crate::Inline). Unless set, it is 64, or 0 on a device that cannot do
+        /// that; the device may allow more.
+        max_inline_data(value: u32) => {
+            (self.capacities.max_inline_data, self.inline_if_possible) = (value, false);
+        };
+
         /// The transport: [`ReliableConnected`](QueuePairType::ReliableConnected) unless set, or
         /// [`UnreliableConnected`](QueuePairType::UnreliableConnected), on which messages may be lost and
         /// which has neither reads nor atomics.
@@ -269,8 +280,15 @@ impl<'res> ChannelBuilder<'res> {
         let credit_region = domain.map(credits::register).transpose()?;
         let credit_words = credit_region.as_ref().map(CreditWords::new).transpose()?;
         let with_own = credits::with_own_sends(capacities, self.flow_control);
-        let prepared = builder.capacities(with_own).connection_settings(connection).build()?;
+        let prepared = builder
+            .capacities(with_own, self.inline_if_possible)
+            .connection_settings(connection)
+            .build()?;
         let queue_pair = prepared.into_queue_pair();
+        // A queue pair that replaces this one is to have the same.
+        if self.inline_if_possible {
+            capacities.max_inline_data = DEFAULT_INLINE.min(queue_pair.max_inline_data());
+        }
         // The depths and lists are limited to what was asked for, even if the device grants more: the
         // completion queue and the table have no room for more.
         let limits = Limits {

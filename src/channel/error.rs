@@ -114,6 +114,19 @@ impl TransportError {
         }
     }
 
+    /// Whether the peer, or the network to it, is gone or too slow: the device has sent the request as often as it may, and
+    /// has heard nothing, or the peer has stopped its queue pair. To go on, [reset](crate::Channel::reset) the
+    /// channel and connect again.
+    pub fn is_peer_gone(&self) -> bool {
+        matches!(self, Self::Work(error) if error.class() == WorkErrorClass::Transport)
+    }
+
+    /// Whether nothing was posted and the channel works, so that the same operation may succeed later: when others have
+    /// ended, when the peer has posted a receive, or when the connection is established.
+    pub fn is_retryable(&self) -> bool {
+        self.is_queue_full() || matches!(self, Self::NoCredit | Self::NotConnected)
+    }
+
     /// Whether the same operation can succeed once others were completed.
     pub fn is_queue_full(&self) -> bool {
         match self {
@@ -164,7 +177,10 @@ impl fmt::Display for TransportError {
             Self::OfLoop => f.write_str(
                 "the channel was created by a loop, which alone posts: add it with Loop::add, and post there",
             ),
-            Self::Closed => f.write_str("the channel's queue pair was destroyed"),
+            Self::Closed => f.write_str(
+                "the channel is not there (any more): its queue pair was destroyed, or it was removed from this \
+                 loop, or was never in it",
+            ),
             Self::UnknownWork => f.write_str("the work is not of this channel, or has ended"),
         }
     }

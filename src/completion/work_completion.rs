@@ -369,7 +369,8 @@ impl WorkError {
             }
             WorkStatus::RemoteOperation => "the peer's receive is too short, or its device failed",
             WorkStatus::RetryExceeded => {
-                "the peer is gone, was never connected, or the endpoint or path is wrong"
+                "the peer is gone, was never connected, its queue pair has failed (then its own error says why: both \
+                 sides must post receives before they send), or the endpoint or path is wrong"
             }
             WorkStatus::RnrRetryExceeded => "the peer posts receives too late, or none at all",
             WorkStatus::MemoryWindowBind => {

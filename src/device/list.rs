@@ -1,8 +1,10 @@
 //! The list of devices, and opening one by its name or place.
 
+use std::collections::BTreeSet;
 use std::iter::FusedIterator;
 use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
 use std::{fmt, fs, io};
 
 use super::context::Context;
@@ -137,7 +139,7 @@ fn out_of_files(verb: &'static str) -> Option<Error> {
 pub fn open(name: &str) -> Result<Context<'static>> {
     let list = devices()?;
     let device = list.iter().find(|device| device.name() == name).ok_or_else(|| {
-        no_device(OPEN, "there is no RDMA device of that name")
+        no_device(OPEN, no_such_name(name, &list))
             .or_unusable(Unusable::without_provider(name))
     })?;
     device.open_alone()
@@ -170,6 +172,37 @@ pub fn open_first() -> Result<Context<'static>> {
 }
 
 const OPEN: &str = "ibv_open_device";
+
+/// The text of the error of a name that no device has, with the names that there are.
+///
+/// An error is `Copy`, so that each text stays in memory. There are as many as the process misspells names; after so many that
+/// it must be guessing, the text names none.
+#[cold]
+fn no_such_name(name: &str, list: &DeviceList) -> &'static str {
+    const MOST: usize = 64;
+    static TEXTS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+
+    let short: String = name.chars().take(64).collect();
+    let names: Vec<_> = list.iter().take(32).map(|device| device.name().to_owned()).collect();
+    let text = if names.is_empty() {
+        format!(
+            "there is no RDMA device {short:?}, and no other one (the crate ibverbs-software brings one, \
+             which is there while it is registered)"
+        )
+    } else {
+        format!("there is no RDMA device {short:?}; there are: {}", names.join(", "))
+    };
+    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    match texts.get(text.as_str()) {
+        Some(text) => text,
+        None if texts.len() < MOST => {
+            let text: &'static str = text.leak();
+            texts.insert(text);
+            text
+        }
+        None => "there is no RDMA device of that name",
+    }
+}
 
 /// The error of opening a device that is not in the list.
 #[cold]

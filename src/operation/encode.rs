@@ -91,7 +91,13 @@ pub(crate) fn check_inline(list: &[ffi::ibv_sge], most: u32) -> Result<()> {
 
 #[cold]
 fn too_long_inline(length: u64, most: u32) -> Error {
-    Error::out_of_range("ibv_post_send", "the length of inline data", length, 0, most.into())
+    Error::out_of_range(
+        "ibv_post_send",
+        "by max_inline_data, the length of inline data",
+        length,
+        0,
+        most.into(),
+    )
 }
 
 #[diagnostic::do_not_recommend]

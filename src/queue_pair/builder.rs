@@ -66,6 +66,8 @@ pub struct QueuePairBuilder<'res, T = Rc> {
     pub(super) memory_keys: bool,
     /// The provider's own transport, for type `Driver`.
     pub(super) driver: Option<DriverTransport>,
+    /// Whether a queue pair without inline data will do, where the device has no room for that much.
+    pub(super) inline_if_possible: bool,
     pub(super) settings: ConnectionSettings,
 }
 
@@ -180,14 +182,20 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
             #[cfg(feature = "mlx5")]
             memory_keys: false,
             driver: transport.driver(),
+            inline_if_possible: false,
             transport: PhantomData,
             settings: ConnectionSettings::default(),
         }
     }
 
     /// Takes over the sizes that a channel was given.
-    pub(crate) fn capacities(mut self, capacities: ffi::ibv_qp_cap) -> Self {
+    pub(crate) fn capacities(
+        mut self,
+        capacities: ffi::ibv_qp_cap,
+        inline_if_possible: bool,
+    ) -> Self {
         self.capacities = capacities;
+        self.inline_if_possible = inline_if_possible;
         self
     }
 

@@ -267,24 +267,49 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         let asked = attributes.cap;
         // SAFETY: domains and queues are live, as their holder `self` is; a queue pair that comes
         // back is ours alone. Without extensions this is ibv_create_qp.
-        let raw = unsafe {
+        let create = |attributes: &mut ffi::ibv_qp_init_attr_ex| unsafe {
             match self.driver {
                 #[cfg(feature = "mlx5")]
                 None if self.memory_keys && operations.is_some() => {
-                    super::mlx5::create(context, &mut attributes)
+                    super::mlx5::create(context, attributes)
                 }
-                None => Handle::new(VERB, ffi::ibv_create_qp_ex(context, &mut attributes)),
-                Some(driver) => Handle::new(driver.verb(), driver.create(context, &mut attributes)),
+                None => Handle::new(VERB, ffi::ibv_create_qp_ex(context, attributes)),
+                Some(driver) => Handle::new(driver.verb(), driver.create(context, attributes)),
             }
         };
-        let raw = raw.map_err(|error| {
-            // All values with a known limit are within it.
-            if error.errno() == libc::EINVAL && self.capacities.max_inline_data > 0 {
-                let reason = "max_inline_data is probably more than the device has";
-                return Error::invalid(VERB, reason);
+        let asked = attributes.cap;
+        let mut with_inline = |max_inline_data| {
+            attributes.cap = ffi::ibv_qp_cap { max_inline_data, ..asked };
+            create(&mut attributes)
+        };
+        let wanted = asked.max_inline_data;
+        let raw = match with_inline(wanted) {
+            Err(error) if error.errno() == libc::EINVAL && wanted > 0 => {
+                // All other values with a known limit are within it, so this one is to blame if it works without.
+                let without = with_inline(0).map_err(|_| error)?;
+                if !self.inline_if_possible {
+                    drop(without);
+                    let (mut works, mut fails) = (0, wanted);
+                    while works + 1 < fails {
+                        let middle = works + (fails - works) / 2;
+                        match with_inline(middle) {
+                            Ok(_) => works = middle,
+                            Err(_) => fails = middle,
+                        }
+                    }
+                    let most = works.into();
+                    return Err(Error::out_of_range(
+                        VERB,
+                        "max_inline_data",
+                        wanted.into(),
+                        0,
+                        most,
+                    ));
+                }
+                without
             }
-            error
-        })?;
+            result => result?,
+        };
         self.capacities = attributes.cap;
         self.check_granted(asked)?;
         Ok(raw)

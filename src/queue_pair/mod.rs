@@ -376,7 +376,11 @@ impl<'res> QueuePair<'res, QueuePairType> {
             Some(srq) => builder.srq(srq),
             None => builder,
         };
-        Ok(builder.capacities(capacities).connection_settings(settings).build()?.into_queue_pair())
+        Ok(builder
+            .capacities(capacities, false)
+            .connection_settings(settings)
+            .build()?
+            .into_queue_pair())
     }
 
     /// The same queue pair with its transport in the type.

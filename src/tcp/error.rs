@@ -110,6 +110,34 @@ impl ExchangeError {
         }
     }
 
+    /// Whether the peer has closed the stream, or died.
+    pub fn is_peer_gone(&self) -> bool {
+        matches!(self, Self::Closed(_))
+    }
+
+    /// Whether another attempt may succeed without a change on this side: the peer is not there yet, does not answer, has
+    /// gone, or could not connect. Programs wait a little before it.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::NoConnection { .. } | Self::TimedOut(_) | Self::Closed(_) | Self::Peer { .. } => {
+                true
+            }
+            Self::Verbs(error) => {
+                matches!(
+                    error.kind(),
+                    ErrorKind::Unreachable | ErrorKind::TimedOut | ErrorKind::Resource
+                )
+            }
+            Self::Io(error) => matches!(
+                error.kind(),
+                io::ErrorKind::Interrupted
+                    | io::ErrorKind::ConnectionRefused
+                    | io::ErrorKind::ConnectionReset
+            ),
+            Self::Protocol(_) | Self::Version { .. } | Self::PrivateDataTooLong(_) => false,
+        }
+    }
+
     /// The errno value of this side, if there is one.
     pub fn raw_os_error(&self) -> Option<i32> {
         match self {

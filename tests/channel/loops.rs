@@ -537,4 +537,38 @@ fn a_receive_after_the_connection_has_failed_is_flushed() {
     post(&mut loops, 9).unwrap_err();
     drop(ended);
     loops.finish();
+#[test]
+fn errors_name_what_was_called_and_what_to_change() {
+    let mut loops = Loops::<_, PooledBuffer>::on(FunctionDevice::model());
+    // A channel of another loop.
+    let (foreign, _peer) =
+        crate::pair::connect(loops.prepare(&loops.peers), loops.prepare(&loops.peers));
+    let refused = loops.here.add(foreign).unwrap_err().to_string();
+    assert!(refused.starts_with("Loop::add: ") && refused.contains("create_channel"), "{refused}");
+    // An identifier of another loop.
+    let (_here, there) = loops.connect();
+    let (_one, _two) = loops.connect();
+    for channel in [there, ChannelId::clone(&there)] {
+        loops.here.remove(channel).ok();
+    }
+    let buffer = loops.filled(1);
+    let refused = loops.here.post(there, SendWorkRequest::new(buffer), 0).unwrap_err();
+    assert!(refused.to_string().contains("was never in it"), "{refused}");
+    // Too few entries for a channel.
+    let mut small = Loop::<PooledBuffer>::new(loops.domain.context_parent(), 4).unwrap();
+    let (one, _two) = crate::pair::connect(
+        small.create_channel(&loops.domain),
+        small.create_channel(&loops.domain),
+    );
+    let refused = small.add(one).unwrap_err().to_string();
+    assert!(refused.contains("`entries`") && refused.contains("max_send_wr"), "{refused}");
+}
+
+#[test]
+fn an_error_of_an_owned_operation_converts_into_one_of_io() {
+    let error = ibverbs::OperationError::<PooledBuffer>::from(TransportError::TimedOut);
+    let io = std::io::Error::from(error);
+    assert_eq!(io.kind(), std::io::ErrorKind::TimedOut);
+    assert!(TransportError::QueueFull.is_retryable() && !TransportError::Closed.is_retryable());
+    assert!(TransportError::NoCredit.is_retryable() && !TransportError::NoCredit.is_peer_gone());
 }

@@ -227,7 +227,26 @@ fn a_shared_receive_queue_names_what_keeps_it_from_shrinking() {
     drop(receives);
 }
 
-/// The device has no attribute for the most inline data, so that its refusal is all that there is to know.
+/// The device has no attribute for the most inline data: what it refuses and takes is all that there is to know.
+#[test]
+fn too_much_inline_data_is_refused_with_the_most() {
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(16).unwrap();
+    let built = |inline| builder(&domain, &queue, Rc).max_inline_data(inline).build();
+    let text = built(1 << 20).unwrap_err().to_string();
+    let most =
+        text.strip_prefix("ibv_create_qp: max_inline_data is 1048576, and must be within 0..=");
+    let most: u32 = most.unwrap_or_else(|| panic!("{text}")).parse().unwrap();
+    assert!(most > 0, "{text}");
+    built(most).unwrap();
+    let next =
+        format!("ibv_create_qp: max_inline_data is {}, and must be within 0..={most}", most + 1);
+    assert_eq!(built(most + 1).unwrap_err().to_string(), next);
+    assert_eq!(device.live(Kind::QueuePair), 0, "those that were tried are destroyed");
+}
+
 #[test]
 fn inline_data_is_blamed_only_where_it_was_asked_for() {
     let device = FunctionDevice::model();

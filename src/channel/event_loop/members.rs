@@ -204,11 +204,11 @@ impl<'res, B> Loop<'res, B> {
 
     /// A place for a channel, none of whose queues may be posted to yet.
     pub(super) fn place_for(&mut self, link: &Link<'res>, is_open: bool) -> Result<ChannelId> {
-        const VERB: &str = "ibv_create_qp";
+        const VERB: &str = "Loop::add";
         let core = &link.core;
         // SAFETY: the link holds the queue pair, of which the completion queue is a parent.
         let queue = unsafe { (*core.queue_pair).send_cq };
-        let reason = "the channel was not created by this loop";
+        let reason = "the channel was not created by this loop: build it with create_channel of the same loop";
         Error::invalid_if(!core.of_loop || queue != self.table.queue, VERB, reason)?;
         Error::invalid_if(core.destroyed.get() || !is_open, VERB, "the channel was stopped")?;
         let shares = self.members.shared.iter().find(|(_, queue)| queue.as_raw() == core.srq());
@@ -263,7 +263,7 @@ impl<'res, B> Loop<'res, B> {
         let depth = depths.iter().fold(0, |sum: u32, &depth| sum.saturating_add(depth));
         if depth > members.room {
             let what = "the sum of max_send_wr and max_recv_wr of the loop's channels, of its shared receives, and one \
-                        for flow control";
+                        for flow control, for which the loop or reactor was made with too few `entries`: it";
             return Err(Error::out_of_range(
                 "ibv_create_qp",
                 what,
