@@ -26,9 +26,11 @@
 
 /// Declares a page, whose links see the items of the root.
 macro_rules! page {
-    ($(#[$attribute:meta])* $name:ident) => {
-        $(#[$attribute])*
+    ($(#[doc = $text:expr])* $name:ident $(if $feature:literal)?) => {
+        $(#[cfg(feature = $feature)])?
         pub mod $name {
+            $(#![doc = $text])*
+
             #[allow(unused_imports, reason = "the links of the page")]
             use crate::*;
         }
@@ -47,38 +49,31 @@ page! {
     /// ```
     ///
     #[doc = include_str!("guide/getting_started.md")]
-    #[cfg(feature = "async")]
-    getting_started
+    getting_started if "async"
 }
 page! {
     #[doc = include_str!("guide/lifetimes.md")]
-    #[cfg(feature = "async")]
-    lifetimes
+    lifetimes if "async"
 }
 page! {
     #[doc = include_str!("guide/memory.md")]
-    #[cfg(feature = "async")]
-    memory
+    memory if "async"
 }
 page! {
     #[doc = include_str!("guide/servers.md")]
-    #[cfg(feature = "async")]
-    servers
+    servers if "async"
 }
 page! {
     #[doc = include_str!("guide/connecting.md")]
-    #[cfg(feature = "async")]
-    connecting
+    connecting if "async"
 }
 page! {
     #[doc = include_str!("guide/failures.md")]
-    #[cfg(feature = "async")]
-    failures
+    failures if "async"
 }
 page! {
     #[doc = include_str!("guide/testing.md")]
-    #[cfg(feature = "async")]
-    testing
+    testing if "async"
 }
 page! {
     /// Queue pairs as in C: post, poll, and keep track of buffers yourself.

@@ -7,7 +7,7 @@ use std::ops::RangeBounds;
 use super::post::post;
 use super::post_receive::receive_methods;
 use super::post_send::send_methods;
-use super::prepared_request::{PreparedFor, RawRequest};
+use super::prepared_request::{RawRequest, TakesPrepared};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{
@@ -140,11 +140,14 @@ impl<T: Transport> SendHalf<'_, '_, T> {
     /// That of [`QueuePair::post_prepared`].
     #[doc(alias = "ibv_post_send")]
     #[inline]
-    pub unsafe fn post_prepared<F: PreparedFor<T>>(
+    pub unsafe fn post_prepared<F>(
         &mut self,
         request: &mut PreparedRequest<'_, F>,
         wr_id: u64,
-    ) -> Result<()> {
+    ) -> Result<()>
+    where
+        T: TakesPrepared<F>,
+    {
         // SAFETY: the caller keeps the contract.
         unsafe { request.post(self.queue_pair, self.raw, wr_id) }
     }

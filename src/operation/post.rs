@@ -4,7 +4,7 @@ use std::ops::RangeBounds;
 
 use super::post_receive::receive_methods;
 use super::post_send::send_methods;
-use super::prepared_request::{PostedBy, PreparedFor, RawRequest};
+use super::prepared_request::{PostedBy, RawRequest, TakesPrepared};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{
@@ -61,11 +61,14 @@ impl<T: Transport> QueuePair<'_, T> {
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
-    pub unsafe fn post_prepared<R: PostedBy<T>, F: PreparedFor<R::For>>(
+    pub unsafe fn post_prepared<R: PostedBy<T>, F>(
         &mut self,
         request: &mut Prepared<'_, R, F>,
         wr_id: u64,
-    ) -> Result<()> {
+    ) -> Result<()>
+    where
+        R::For: TakesPrepared<F>,
+    {
         // SAFETY: the caller keeps the contract.
         unsafe { request.post(self, self.as_raw(), wr_id) }
     }

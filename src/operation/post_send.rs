@@ -103,10 +103,10 @@ macro_rules! send_methods {
         /// That of [`post`](Self::post), for each request of the list, even if this fails.
         #[doc(alias = "ibv_post_send")]
         #[inline]
-        pub unsafe fn post_list<F: PreparedFor<T>>(
-            &mut self,
-            list: &mut SendList<'_, F>,
-        ) -> Result<(), ListError> {
+        pub unsafe fn post_list<F>(&mut self, list: &mut SendList<'_, F>) -> Result<(), ListError>
+        where
+            T: TakesPrepared<F>,
+        {
             if list.needs_peer {
                 let refused = |error| ListError::new(error, 0, list.len());
                 T::need_peer(self.queue_pair().erased()).map_err(refused)?;

@@ -277,15 +277,16 @@ impl<T: ReceiveQueue> PostedBy<T> for ffi::ibv_recv_wr {
     type For = ();
 }
 
-/// What a request was prepared for, where the queue pair's transport is `T`: only `T` itself.
+/// Queue pairs of this transport take requests that were prepared for `F`: only for itself. `F` is the trait's parameter and
+/// not the type that has it, so that the compiler infers it.
 #[diagnostic::on_unimplemented(
-    message = "the request was prepared for `{Self}`, and not for the queue pair's transport `{T}`",
+    message = "the request was prepared for `{F}`, and the queue pair's transport is `{Self}`",
     label = "of another transport than the queue pair",
     note = "`PreparedRequest::new(request)` of a request that is posted to this queue pair takes its transport"
 )]
-pub trait PreparedFor<T> {}
+pub trait TakesPrepared<F> {}
 
-impl<T> PreparedFor<T> for T {}
+impl<T> TakesPrepared<T> for T {}
 
 impl<R: RawRequest, F> Prepared<'_, R, F> {
     /// Posts the request under a number.
