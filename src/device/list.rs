@@ -139,8 +139,7 @@ fn out_of_files(verb: &'static str) -> Option<Error> {
 pub fn open(name: &str) -> Result<Context<'static>> {
     let list = devices()?;
     let device = list.iter().find(|device| device.name() == name).ok_or_else(|| {
-        no_device(OPEN, no_such_name(name, &list))
-            .or_unusable(Unusable::without_provider(name))
+        no_device(OPEN, no_such_name(name, &list)).or_unusable(Unusable::without_provider(name))
     })?;
     device.open_alone()
 }

@@ -244,7 +244,11 @@ fn too_much_inline_data_is_refused_with_the_most() {
     let next =
         format!("ibv_create_qp: max_inline_data is {}, and must be within 0..={most}", most + 1);
     assert_eq!(built(most + 1).unwrap_err().to_string(), next);
-    assert_eq!(device.live(Kind::QueuePair), 0, "those that were tried are destroyed");
+    assert_eq!(
+        device.live(ibverbs_function_device::Kind::QueuePair),
+        0,
+        "those that were tried are destroyed"
+    );
 }
 
 #[test]
