@@ -55,7 +55,7 @@ debug! { impl[T, E: fmt::Debug] StateError<T, E>, self, error: self.error, .. }
 
 impl<T, E: fmt::Display> fmt::Display for StateError<T, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (the field `object` of this error has what was to change)", self.error)
+        self.error.fmt(f)
     }
 }
 

@@ -537,6 +537,8 @@ fn a_receive_after_the_connection_has_failed_is_flushed() {
     post(&mut loops, 9).unwrap_err();
     drop(ended);
     loops.finish();
+}
+
 #[test]
 fn errors_name_what_was_called_and_what_to_change() {
     let mut loops = Loops::<_, PooledBuffer>::on(FunctionDevice::model());
