@@ -78,8 +78,8 @@ pub mod provider {
     pub use crate::memory::shared_copy::{load, store};
 }
 
-#[cfg(feature = "channel")]
 #[doc(inline)]
+#[cfg(feature = "channel")]
 pub use channel::{
     Channel, ChannelBuilder, ChannelId, Ended, Loop, OperationError, PreparedChannel, Scope,
     TransportError, TransportResult,
@@ -95,8 +95,8 @@ pub use device::{Context, Device, Gid, devices, open, open_first};
 pub use domain::ProtectionDomain;
 #[doc(inline)]
 pub use error::{Error, ErrorKind, Result};
-#[cfg(feature = "async")]
 #[doc(inline)]
+#[cfg(feature = "async")]
 pub use future::{AsyncChannel, Reactor};
 #[doc(inline)]
 pub use memory::{
@@ -110,8 +110,8 @@ pub use operation::{
 };
 #[doc(inline)]
 pub use parent::Parent;
-#[cfg(feature = "channel")]
 #[doc(inline)]
+#[cfg(feature = "channel")]
 pub use pool::{BufferPool, PooledBuffer};
 #[doc(inline)]
 pub use queue_pair::{
