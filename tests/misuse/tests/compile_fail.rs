@@ -37,7 +37,7 @@ fn every_case_is_complete_and_short() {
         let wrong = wrong(name);
         assert!(wrong.lines().count() <= 15, "{name} is too long");
         let case = fs::read_to_string(here(&format!("cases/{name}.rs"))).unwrap();
-        assert!(case.contains("//~ ERROR"), "{name}: no line is wrong");
+        assert!(case.contains("//~ "), "{name}: both programs are the same");
         let said = fs::read_to_string(here(&format!("cases/{name}.stderr"))).unwrap();
         // The compiler may say several things of one place: each trait that a type lacks, for one.
         let places: BTreeSet<_> = said
