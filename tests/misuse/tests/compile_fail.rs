@@ -35,7 +35,8 @@ fn every_case_is_complete_and_short() {
     assert_eq!(files, named.collect());
     for name in NAMES {
         let wrong = wrong(name);
-        assert!(wrong.lines().count() <= 15, "{name} is too long");
+        let lines = wrong.lines().filter(|line| !line.starts_with("use "));
+        assert!(lines.count() <= 14, "{name} is too long, imports not counted");
         let case = fs::read_to_string(here(&format!("cases/{name}.rs"))).unwrap();
         assert!(case.contains("//~ "), "{name}: both programs are the same");
         let said = fs::read_to_string(here(&format!("cases/{name}.stderr"))).unwrap();
