@@ -26,6 +26,15 @@ const CMAKE_HOOK: &str = r#"
 macro(add_subdirectory folder)
   if("${folder}" IN_LIST BUNDLED_FOLDERS)
     _add_subdirectory(${folder})
+    if("${folder}" STREQUAL "librdmacm") # src/hooks.rs
+      target_sources(rdmacm-static PRIVATE "${BUNDLED_C}/manager.c")
+      target_compile_definitions(rdmacm-static PRIVATE IBVERBS_BUNDLED
+        open_cdev=ibverbs_manager_open write=ibverbs_manager_write close=ibverbs_manager_close
+        ibv_get_device_list=ibverbs_bundled_get_device_list
+        ibv_get_device_guid=ibverbs_bundled_get_device_guid
+        ibv_get_device_index=ibverbs_bundled_get_device_index
+        _ibv_get_device_index=ibverbs_bundled_get_device_index)
+    endif()
   endif()
 endmacro()
 # A toolchain file may ask for this, and for flags.
@@ -152,6 +161,7 @@ fn configure(
         .define("CMAKE_INSTALL_PREFIX", "/usr")
         .define("CMAKE_MODULE_PATH", utf8(&modules))
         .define("CMAKE_PROJECT_rdma-core_INCLUDE", utf8(&modules.join("hook.cmake")))
+        .define("BUNDLED_C", utf8(&stand_in))
         .define("BUNDLED_FOLDERS", folders.join(";"))
         .define("BUNDLED_INCLUDE", if neigh { "" } else { utf8(&stand_in) })
         .define("PYTHON_EXECUTABLE", python)

@@ -6,7 +6,14 @@ macro(add_subdirectory folder)
       set(CMAKE_C_FLAGS_RELEASE "-O0 -DNDEBUG") # for tests only, and much C
     endif()
     _add_subdirectory(${folder})
+    if("${folder}" STREQUAL "librdmacm")
+      # Of this library alone: librspreload defines functions of these names.
+      target_sources(rdmacm PRIVATE "${LOADABLE}/../src/c/manager.c")
+      target_compile_definitions(rdmacm PRIVATE open_cdev=ibverbs_manager_open write=ibverbs_manager_write
+        close=ibverbs_manager_close)
+    endif()
     if("${folder}" STREQUAL "libibverbs")
+      set_property(TARGET ibverbs APPEND_STRING PROPERTY LINK_FLAGS " -Wl,--version-script,${LOADABLE}/manager.map")
       target_sources(ibverbs PRIVATE "${LOADABLE}/hooks.c")
       target_include_directories(ibverbs PRIVATE "${PROJECT_SOURCE_DIR}/libibverbs")
       target_compile_definitions(ibverbs PRIVATE ioctl=ibverbs_bundled_ioctl

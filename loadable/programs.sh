@@ -82,3 +82,37 @@ perftest() { # [NAME..]
 		lists ib_write_bw -s 64 -n 512 -l 16
 	END
 }
+
+# Runs a server and a client that meet by librdmacm at 127.0.0.1, and prints a line. The client starts once the server
+# listens: then the name of its port is there.
+managed() { # NAME "SERVER" "CLIENT"
+	local server status=0 before
+	before=$(grep -c ibverbs-cm /proc/net/unix || true)
+	timeout 300 "${run:?}" bash -c "exec $2" </dev/null >"${scratch:?}/server" 2>&1 &
+	server=$!
+	for _ in {1..300}; do
+		[ "$(grep -c ibverbs-cm /proc/net/unix || true)" = "$before" ] || break
+		sleep 0.1
+	done
+	timeout 300 "$run" bash -c "exec $3" </dev/null >"$scratch/client" 2>&1 || status=$?
+	[ $status != 0 ] || wait "$server" || status=$?
+	if [ $status != 0 ]; then
+		kill "$server" 2>/dev/null || true
+		printf 'FAILED: %s (%s)\n' "$1" "$status" >&2
+		tail -n 20 "$scratch/server" "$scratch/client" >&2
+		return 1
+	fi
+	printf 'ran: %s\n' "$1"
+}
+
+# rdma-core's own programs of librdmacm.
+connection_managers() {
+	local to=127.0.0.1
+	managed rping "rping -s -C 20 -v" "rping -c -a $to -C 20 -v" &&
+		managed "rping of 64 KiB" "rping -s -C 20 -S 65535" "rping -c -a $to -C 20 -S 65535" &&
+		managed ucmatose "ucmatose -c 20" "ucmatose -c 20 -s $to" &&
+		managed "ucmatose with migration" "ucmatose -m" "ucmatose -m -s $to" &&
+		managed udaddy "udaddy -c 5" "udaddy -c 5 -s $to" &&
+		managed rdma_client rdma_server rdma_client &&
+		managed rstream "rstream -S 65536 -I 20" "rstream -S 65536 -I 20 -s $to"
+}

@@ -52,6 +52,13 @@ pub struct Hooks {
     /// Called before the last poll before a reactor sleeps, for a queue that `attend` has returned a file for. Returns whether
     /// there is an event to read.
     pub rest: unsafe fn(*mut ffi::ibv_cq) -> bool,
+    /// Opens a file for the commands of librdmacm; -1 with `errno` set if that fails. `None`: the kernel's file is opened.
+    pub manager_open: fn() -> Option<c_int>,
+    /// Answers a command that is written to a file: the result, with `errno` set if it is -1. `None`: the file is not of
+    /// this provider.
+    pub manager_write: unsafe fn(c_int, *const c_void, usize) -> Option<isize>,
+    /// A file is about to be closed, perhaps one of this provider.
+    pub manager_close: fn(c_int),
 }
 
 static HOOKS: OnceLock<&'static Hooks> = OnceLock::new();
@@ -113,4 +120,128 @@ unsafe extern "C" fn ibverbs_bundled_ioctl(
     }
     // SAFETY: as above.
     unsafe { libc::ioctl(fd, request, argument) }
+}
+
+/// librdmacm opens the kernel's connection manager (`src/c/manager.c`). Returns 1 if this provider's is opened instead.
+///
+/// # Safety
+///
+/// `file` is writable.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibverbs_bundled_manager_open(file: *mut c_int) -> c_int {
+    let Some(opened) = hooks().and_then(|hooks| (hooks.manager_open)()) else { return 0 };
+    // SAFETY: the caller vouches for it.
+    unsafe { file.write(opened) };
+    1
+}
+
+/// librdmacm writes to a file. Returns 1 if that is this provider's.
+///
+/// # Safety
+///
+/// Those of `write` to the kernel's connection manager, whose commands have addresses; and `result` is writable.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibverbs_bundled_manager_write(
+    file: c_int,
+    bytes: *const c_void,
+    size: usize,
+    result: *mut isize,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    let answer = hooks().and_then(|hooks| unsafe { (hooks.manager_write)(file, bytes, size) });
+    let Some(answer) = answer else { return 0 };
+    // SAFETY: as above.
+    unsafe { result.write(answer) };
+    1
+}
+
+/// librdmacm is about to close a file.
+#[unsafe(no_mangle)]
+extern "C" fn ibverbs_bundled_manager_close(file: c_int) {
+    if let Some(hooks) = hooks() {
+        (hooks.manager_close)(file);
+    }
+}
+
+/// The devices as librdmacm sees them, which asks C for them, and knows them by GUID. It is compiled with these names for
+/// three functions of libibverbs.
+#[cfg(feature = "rdmacm")]
+mod of_librdmacm {
+    use std::ffi::c_int;
+
+    use super::hooks;
+    use crate::ffi;
+
+    /// `ibv_get_device_list`: libibverbs frees the list, and gives back the references.
+    ///
+    /// # Safety
+    ///
+    /// `count` is writable, or null.
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn ibverbs_bundled_get_device_list(
+        count: *mut c_int,
+    ) -> *mut *mut ffi::ibv_device {
+        let own = hooks().map_or_else(Vec::new, |hooks| (hooks.list)());
+        if own.is_empty() {
+            // SAFETY: the caller vouches for it.
+            return unsafe { ffi::ibv_get_device_list(count) };
+        }
+        let mut kernels: c_int = 0;
+        // SAFETY: the number is a live variable. The new list is freed by C, as the old one is here; it has room for both,
+        // and a null pointer after them.
+        unsafe {
+            let list = ffi::ibv_get_device_list(&raw mut kernels);
+            let kernels = if list.is_null() { 0 } else { usize::try_from(kernels).unwrap_or(0) };
+            let size = size_of::<*mut ffi::ibv_device>();
+            let all = libc::calloc(own.len() + kernels + 1, size).cast::<*mut ffi::ibv_device>();
+            if all.is_null() {
+                for device in own {
+                    hooks().inspect(|hooks| (hooks.put)(device));
+                }
+                if !count.is_null() {
+                    count.write(kernels as c_int);
+                }
+                return list;
+            }
+            std::ptr::copy_nonoverlapping(own.as_ptr().cast(), all, own.len());
+            if kernels > 0 {
+                std::ptr::copy_nonoverlapping(list, all.add(own.len()), kernels);
+            }
+            libc::free(list.cast());
+            if !count.is_null() {
+                count.write((own.len() + kernels) as c_int);
+            }
+            all
+        }
+    }
+
+    /// `ibv_get_device_guid`: in network byte order.
+    ///
+    /// # Safety
+    ///
+    /// The device is live.
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn ibverbs_bundled_get_device_guid(device: *mut ffi::ibv_device) -> u64 {
+        // SAFETY: the caller vouches for it.
+        match hooks().and_then(|hooks| unsafe { (hooks.guid)(device) }) {
+            Some(guid) => guid.to_be(),
+            // SAFETY: as above.
+            None => unsafe { ffi::ibv_get_device_guid(device) },
+        }
+    }
+
+    /// `ibv_get_device_index`: a device without a kernel driver has none.
+    ///
+    /// # Safety
+    ///
+    /// The device is live.
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn ibverbs_bundled_get_device_index(device: *mut ffi::ibv_device) -> c_int {
+        // SAFETY: the caller vouches for it.
+        match hooks().and_then(|hooks| unsafe { (hooks.guid)(device) }) {
+            Some(_) => -1,
+            // SAFETY: as above.
+            None => unsafe { ffi::ibv_get_device_index(device) },
+        }
+    }
 }

@@ -46,6 +46,10 @@ unsafe extern "C" fn ibverbs_loadable_devices(list: *mut *const *const ibv_devic
                 return errno(&e);
             }
         };
+        // The connection manager has those that are registered.
+        for device in &devices {
+            device.register();
+        }
         let pointers = devices.iter().map(|device| device.as_raw().cast_const());
         let list = pointers.chain([null()]).collect();
         *made = Some(Made { process, devices, list });

@@ -22,6 +22,7 @@ use crate::ffi::{
 use crate::forks::forks;
 use crate::link::clock::RealClock;
 use crate::link::udp::UdpLink;
+use crate::manager;
 use crate::network::{Membership, Network, NetworkLink};
 use crate::provider;
 use crate::register;
@@ -297,6 +298,7 @@ impl Device {
     /// Registered devices come before the machine's own, in the order of their registration.
     pub fn register(&self) -> &Self {
         register::add(self.0);
+        manager::added(self.raw().shared());
         self
     }
 
@@ -333,6 +335,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         register::remove(self.0);
+        manager::forgotten(self.shared());
         // SAFETY: the reference that `make` took is given back once.
         unsafe { device_put(self.0.as_ptr()) };
     }

@@ -88,6 +88,10 @@ pub(crate) struct Simulated {
     pub(crate) membership: Arc<Membership>,
     /// [`Engine::due`], readable without the lock; `Time::MAX` for none.
     due: AtomicU64,
+    /// The same of [`Engine::connections_due`].
+    connections_due: AtomicU64,
+    /// A program is to decide about a connection.
+    decides: AtomicBool,
     turns: Turns,
 }
 
@@ -117,8 +121,14 @@ impl Driver {
     }
 
     pub(crate) fn simulated(membership: Arc<Membership>) -> Self {
-        let due = AtomicU64::new(Time::MAX);
-        Self::Network(Simulated { membership, due, turns: Turns::new() })
+        let never = || AtomicU64::new(Time::MAX);
+        Self::Network(Simulated {
+            membership,
+            due: never(),
+            connections_due: never(),
+            decides: AtomicBool::new(false),
+            turns: Turns::new(),
+        })
     }
 
     pub(crate) fn membership(&self) -> Option<&Arc<Membership>> {
@@ -128,13 +138,21 @@ impl Driver {
         }
     }
 
-    /// When [`Engine::advance`] must be called; of a device on a network.
-    pub(crate) fn due(&self) -> Option<Time> {
+    /// When the engine's timers are to run; of a device on a network.
+    pub(crate) fn due(&self, without_connections: bool) -> Option<Time> {
+        let Self::Network(simulated) = self else { return None };
+        let mut due = simulated.due.load(Ordering::SeqCst);
+        if !without_connections {
+            due = due.min(simulated.connections_due.load(Ordering::SeqCst));
+        }
+        (due != Time::MAX).then_some(due)
+    }
+
+    /// Whether a program is to decide about a connection of a device on a network.
+    pub(crate) fn a_program_is_to_decide(&self) -> bool {
         match self {
-            Self::Thread(_) => None,
-            Self::Network(simulated) => {
-                Some(simulated.due.load(Ordering::SeqCst)).filter(|&due| due != Time::MAX)
-            }
+            Self::Thread(_) => false,
+            Self::Network(simulated) => simulated.decides.load(Ordering::SeqCst),
         }
     }
 
@@ -145,6 +163,9 @@ impl Driver {
             Self::Thread(threaded) => threaded.before_unlock(engine),
             Self::Network(simulated) => {
                 simulated.due.store(engine.due().unwrap_or(Time::MAX), Ordering::SeqCst);
+                let connections = engine.connections_due().unwrap_or(Time::MAX);
+                simulated.connections_due.store(connections, Ordering::SeqCst);
+                simulated.decides.store(engine.connections.waits_for_program(), Ordering::SeqCst);
                 if !drives {
                     simulated.membership.network.sleepers().wake();
                 }
@@ -265,7 +286,8 @@ impl Threaded {
     /// Wakes the thread if there is something to do before it wakes by itself.
     fn before_unlock(&self, engine: &Engine) {
         let sleeps_until = &self.sleeps_until;
-        if engine.due().is_some_and(|due| due < sleeps_until.load(Ordering::Relaxed)) {
+        let due = engine.due().into_iter().chain(engine.connections_due()).min();
+        if due.is_some_and(|due| due < sleeps_until.load(Ordering::Relaxed)) {
             sleeps_until.store(0, Ordering::Relaxed);
             self.waker.wake();
         }
@@ -523,15 +545,22 @@ impl Threaded {
             }
             let (polled, stands_in);
             let timeout = {
+                let gone = self.receiver().take_gone();
                 let mut engine = shared.lock();
+                let now = engine.core.now();
+                for peer in gone {
+                    engine.connections.lose_peer(peer, now);
+                }
                 engine.release_answers();
                 engine.advance();
+                engine.advance_connections();
                 engine.settle();
                 let now = engine.core.now();
                 polled = self.look_at_polls();
                 stands_in = self.stands_in.load(Ordering::Relaxed);
                 let look_again = if polled || recently { now + POLLED_FOR } else { Time::MAX };
-                let due = engine.due().unwrap_or(Time::MAX).min(look_again);
+                let due = engine.due().into_iter().chain(engine.connections_due()).min();
+                let due = due.unwrap_or(Time::MAX).min(look_again);
                 // A wake-up that was due anyway is kept: then the next request need not wake the thread.
                 sleeps_until = if sleeps_until > now { due.min(sleeps_until) } else { due };
                 self.sleeps_until.store(sleeps_until, Ordering::Relaxed);

@@ -21,7 +21,8 @@ fn files() -> MutexGuard<'static, BTreeMap<c_int, EventFile>> {
     FILES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn inode(fd: c_int) -> Option<u64> {
+/// What tells a file from another that has its number later.
+pub(crate) fn inode(fd: c_int) -> Option<u64> {
     // SAFETY: the structure is plain data, and the call gets its address.
     unsafe {
         let mut status: libc::stat = std::mem::zeroed();

@@ -1,6 +1,7 @@
 //! What arbitrary bytes may do to the device: properties that tests check with seeded bytes, and `fuzz/` with those that
 //! coverage leads to.
 
+pub use crate::transport::connection::hostile::device_messages;
 pub use crate::transport::table::model::device_objects;
 pub use crate::transport::victim::device_packets;
 pub use crate::wire::header::property::device_headers;
@@ -34,6 +35,11 @@ mod tests {
     #[test]
     fn packets() {
         try_all("device_packets", super::device_packets);
+    }
+
+    #[test]
+    fn messages() {
+        try_all("device_messages", super::device_messages);
     }
 
     #[test]

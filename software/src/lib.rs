@@ -108,6 +108,7 @@ mod forks;
 pub mod harness;
 mod inspect;
 mod link;
+mod manager;
 mod network;
 mod port;
 mod provider;

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use crate::device::Device;
 use crate::ffi::ibv_event_type;
+use crate::manager;
 use crate::transport::Engine;
 
 fn invalid(reason: &str) -> io::Error {
@@ -75,6 +76,8 @@ impl Device {
         engine.core.link().set_addresses(&all)?;
         engine.core.ports[index].addresses = addresses;
         engine.core.raise_in_all_contexts(ibv_event_type::IBV_EVENT_GID_CHANGE, port.into());
+        drop(engine);
+        manager::moved(self.shared(), &all);
         Ok(())
     }
 }

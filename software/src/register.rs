@@ -7,6 +7,7 @@ use ibverbs::provider::{Hooks, install};
 
 use crate::event_files;
 use crate::ffi::{device_hold, device_put, ibv_device};
+use crate::manager;
 use crate::provider;
 
 struct Registered(NonNull<ibv_device>);
@@ -29,6 +30,9 @@ static HOOKS: Hooks = Hooks {
     sleep_for: provider::completion::sleep_for,
     attend: provider::completion::attend,
     rest: provider::completion::rest,
+    manager_open: manager::open,
+    manager_write: manager::write,
+    manager_close: manager::close,
 };
 
 /// Installs the hooks of libibverbs. Must be called before a device is opened.

@@ -147,6 +147,7 @@ impl<'a> Relay<'a> {
 }
 
 #[test]
+#[ignore = "Soft-RoCE: a program of rdma-core is the other side, which asks the kernel"]
 fn ib_send_bw_with_us_on_either_end() {
     let _alone = alone("ib_send_bw", 180);
     let (outside, server) = (here(7506), here(7507));

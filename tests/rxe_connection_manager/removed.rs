@@ -83,6 +83,7 @@ fn next_is(event: u32) {
 }
 
 #[test]
+#[ignore = "Soft-RoCE: what the kernel answers is replaced"]
 fn a_removed_device_stops_the_channel_and_ends_the_connection() {
     let _alone = alone("removed", 60);
     // The side that connects creates its identifier last; the other's came with the request.
@@ -102,6 +103,7 @@ fn a_removed_device_stops_the_channel_and_ends_the_connection() {
 }
 
 #[test]
+#[ignore = "Soft-RoCE: what the kernel answers is replaced"]
 fn a_removed_device_ends_the_futures() {
     let _alone = alone("removed futures", 120);
     on_both(|program| async move {
@@ -125,6 +127,7 @@ fn a_removed_device_ends_the_futures() {
 }
 
 #[test]
+#[ignore = "Soft-RoCE: what the kernel answers is replaced"]
 fn an_address_that_moves_and_what_is_unknown_are_told_and_change_nothing() {
     let _alone = alone("moved", 60);
     let [mut one, mut two] = pair();
@@ -138,6 +141,7 @@ fn an_address_that_moves_and_what_is_unknown_are_told_and_change_nothing() {
 }
 
 #[test]
+#[ignore = "Soft-RoCE: what the kernel answers is replaced"]
 fn a_device_can_go_at_any_time() {
     let _alone = alone("going", 60);
     let (mut listener, address) = listen();

@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,16 @@ use ibverbs::rdmacm::{
 use ibverbs::{AccessFlags, Channel, Context, PreparedChannel, ProtectionDomain};
 
 /// The address of the first device.
-pub const HERE: &str = "10.77.0.1";
+pub static HERE: LazyLock<String> = LazyLock::new(|| match super::vm::software() {
+    Some(devices) => devices[0].address().to_string(),
+    None => "10.77.0.1".to_owned(),
+});
+
+/// The address of the second device.
+pub static THERE: LazyLock<String> = LazyLock::new(|| match super::vm::software() {
+    Some(devices) => devices[1].address().to_string(),
+    None => "10.77.0.2".to_owned(),
+});
 
 /// Longer than anything here takes, even on a loaded machine.
 pub const TIME: Duration = Duration::from_secs(120);

@@ -38,6 +38,9 @@ static HOOKS: Hooks = Hooks {
     sleep_for: |_, _, _| false,
     attend: |_| None,
     rest: |_| true,
+    manager_open: || None,
+    manager_write: |_, _, _| None,
+    manager_close: |_| {},
 };
 
 /// Two sides. Fields are dropped in order.

@@ -6,6 +6,7 @@ use super::completions::MadeUpCompletion;
 use super::verbs::{Verb, When};
 use crate::device::Device;
 use crate::ffi::ibv_event_type;
+use crate::manager;
 
 /// Faults, for tests: at any time, while programs use the device.
 impl Device {
@@ -107,5 +108,7 @@ impl Device {
         self.shared().failures().remove_device();
         engine.remove();
         engine.core.raise_in_all_contexts(ibv_event_type::IBV_EVENT_DEVICE_FATAL, 0);
+        drop(engine);
+        manager::removed(self.shared());
     }
 }

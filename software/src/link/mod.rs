@@ -10,6 +10,7 @@ pub(crate) mod udp;
 mod unread;
 
 use std::fmt::Debug;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::IpAddr;
 #[cfg(test)]
@@ -52,6 +53,11 @@ pub(crate) trait Link: Debug + Send {
     /// How many bytes one queue pair may have under way from one address to the other.
     fn room(&mut self, _from: IpAddr, _to: IpAddr) -> usize {
         LITTLE_ROOM
+    }
+
+    /// A number that others cannot guess, from which the numbers of connections follow.
+    fn seed(&self) -> u64 {
+        RandomState::new().hash_one(0)
     }
 
     /// How long a packet is under way at least, in nanoseconds.

@@ -161,6 +161,11 @@ impl Receiver {
         self.senders.attend(|fd| ready.contains(&fd));
     }
 
+    /// The addresses of other processes that have ended since the last call.
+    pub(crate) fn take_gone(&mut self) -> Vec<IpAddr> {
+        self.senders.take_gone()
+    }
+
     /// Receives the packets that have arrived, without blocking, and passes on each with its source and
     /// destination address; returns their number.
     pub(crate) fn receive(&mut self, each: impl FnMut(SocketAddr, IpAddr, &[u8])) -> usize {

@@ -46,6 +46,10 @@ impl Link for NetworkLink {
         true
     }
 
+    fn seed(&self) -> u64 {
+        self.0.seed()
+    }
+
     fn latency(&self) -> Time {
         self.0.network.latency()
     }

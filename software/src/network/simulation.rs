@@ -44,7 +44,8 @@ pub(crate) struct Membership {
 enum Next {
     Packet(UnderWay),
     Alarm,
-    Timer(Arc<Shared>),
+    /// The connection manager's timers run too, unless they wait.
+    Timer(Arc<Shared>, bool),
 }
 
 impl Simulation {
@@ -178,7 +179,7 @@ impl Simulation {
     /// Whether there is no packet under way, and no timer runs.
     pub(super) fn is_idle(&self) -> bool {
         let state = self.state();
-        state.under_way.is_empty() && state.alarms.is_empty() && state.next_timer().is_none()
+        state.under_way.is_empty() && state.alarms.is_empty() && self.next_timer(&state).0.is_none()
     }
 
     /// Lets the next thing happen that is due by `until`; returns whether there was one.
@@ -186,9 +187,12 @@ impl Simulation {
         let _driving = self.driving.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(next) = self.next(until) else { return false };
         match next {
-            Next::Timer(device) => {
+            Next::Timer(device, waits) => {
                 let mut engine = device.lock_to_drive();
                 engine.advance();
+                if !waits {
+                    engine.advance_connections();
+                }
             }
             Next::Packet(packet) => self.deliver(&packet),
             Next::Alarm => self.sleepers.wake(),
@@ -201,15 +205,23 @@ impl Simulation {
     pub(crate) fn next_due(&self) -> Option<Time> {
         let state = self.state();
         let packet = state.under_way.first_key_value().map(|(key, _)| key.0);
-        let timer = state.next_timer().map(|(due, _)| due);
+        let timer = self.next_timer(&state).0.map(|(due, _)| due);
         [packet, timer, state.alarms.first().copied()].into_iter().flatten().min()
+    }
+
+    /// The next timer, and whether those of the connection manager wait: while a program has yet to decide about a connection.
+    /// Virtual time would else pass all its repetitions by, before the program's thread has woken. A
+    /// simulation of a whole program lets time pass only when its hosts are done.
+    fn next_timer(&self, state: &State) -> (Option<(Time, Arc<Shared>)>, bool) {
+        let waits = !self.is_driven() && state.a_program_is_to_decide();
+        (state.next_timer(waits), waits)
     }
 
     /// Takes what is next, and sets the clock to its time.
     fn next(&self, until: Time) -> Option<Next> {
         let mut state = self.state();
         let packet = state.under_way.first_key_value().map(|(&key, _)| key);
-        let timer = state.next_timer();
+        let (timer, waits) = self.next_timer(&state);
         // A thread that waits for a moment finds everything done that is due by then.
         let others = packet.iter().map(|key| key.0).chain(timer.iter().map(|(due, _)| *due)).min();
         if let Some(&at) = state.alarms.first()
@@ -239,7 +251,7 @@ impl Simulation {
             return None;
         }
         self.set_time(due);
-        Some(Next::Timer(device))
+        Some(Next::Timer(device, waits))
     }
 
     fn deliver(&self, packet: &UnderWay) {
@@ -271,6 +283,13 @@ impl Membership {
         let mut state = self.network.state();
         let member = state.members.get_mut(&self.number);
         member.map_or(0, |member| member.random.below(1 << 24) as u32)
+    }
+
+    /// Decides the numbers of the device's connections. It takes none of the numbers that `first_psn` gives.
+    pub(crate) fn seed(&self) -> u64 {
+        let state = self.network.state();
+        let member = state.members.get(&self.number);
+        member.map_or(0, |member| member.random.clone().next())
     }
 
     /// Changes the addresses of the device.

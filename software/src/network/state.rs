@@ -145,12 +145,19 @@ impl State {
         free.ok_or_else(|| io::ErrorKind::AddrInUse.into())
     }
 
-    /// The earliest timer of a device; of two at one time, that of the device that was made first.
-    pub(super) fn next_timer(&self) -> Option<(Time, Arc<Shared>)> {
+    /// Whether one has to decide about a connection.
+    pub(super) fn a_program_is_to_decide(&self) -> bool {
+        let mut devices = self.members.values().filter_map(|member| member.device.upgrade());
+        devices.any(|device| device.driver().a_program_is_to_decide())
+    }
+
+    /// The earliest timer of a device, perhaps without those of the connection manager; of two at one time, that of the
+    /// device that was made first.
+    pub(super) fn next_timer(&self, without_connections: bool) -> Option<(Time, Arc<Shared>)> {
         let mut next: Option<(Time, Arc<Shared>)> = None;
         for member in self.members.values() {
             let Some(device) = member.device.upgrade() else { continue };
-            let Some(due) = device.driver().due() else { continue };
+            let Some(due) = device.driver().due(without_connections) else { continue };
             if next.as_ref().is_none_or(|(earliest, _)| due < *earliest) {
                 next = Some((due, device));
             }

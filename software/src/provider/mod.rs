@@ -43,7 +43,7 @@ unsafe fn shared<'a>(context: *mut ibv_context) -> &'a Arc<Shared> {
     unsafe { (*(*context).device.cast::<RawDevice>()).shared() }
 }
 
-fn set_errno(errno: c_int) {
+pub(crate) fn set_errno(errno: c_int) {
     // SAFETY: the location is valid for the calling thread.
     unsafe { *libc::__errno_location() = errno };
 }

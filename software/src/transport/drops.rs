@@ -20,6 +20,7 @@ pub(crate) enum DropReason {
     Partition,
     NoGroup,
     GroupNumber,
+    Management,
 }
 
 impl DropReason {
@@ -47,6 +48,10 @@ impl DropReason {
             Self::NoQueuePair => {
                 ("there is no such queue pair", &mut counters.dropped_without_queue_pair)
             }
+            Self::Management => (
+                "no connection or listener of the connection manager expects it",
+                &mut counters.dropped_without_queue_pair,
+            ),
             Self::Transport => {
                 ("the queue pair is of another transport", &mut counters.dropped_without_queue_pair)
             }

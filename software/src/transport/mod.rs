@@ -4,6 +4,7 @@
 //! [`Clock`]. With a socket, a thread drives it; with virtual time, the test does.
 
 pub(crate) mod completer;
+pub(crate) mod connection;
 pub(crate) mod core;
 pub(crate) mod device_memory;
 pub(crate) mod drops;
@@ -35,15 +36,18 @@ pub(crate) mod xrc;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use self::connection::Connections;
 use self::core::Core;
 use self::drops::DropReason;
 use self::queue_pair::{QueuePair, Transport};
 use self::table::{Table, Tag};
 use self::timers::Timer;
+use self::work::Path;
 use crate::builder::Settings;
 use crate::ffi::{ibv_event_type, ibv_qp_state};
 use crate::link::{Clock, Link, Time};
-use crate::wire::header::Bth;
+use crate::wire::header::{Bth, Deth, Reader};
+use crate::wire::management::{MANAGEMENT, MANAGEMENT_QKEY};
 use crate::wire::{PKEY, PORT, icrc, opcode};
 
 /// The queue pair number that addresses all members of a multicast group.
@@ -56,12 +60,14 @@ const FIRST_QUEUE_PAIR: u32 = 0x11;
 pub(crate) struct Engine {
     pub(crate) qps: Table<QueuePair>,
     pub(crate) core: Core,
+    pub(crate) connections: Connections,
 }
 
 impl Engine {
     pub(crate) fn new(settings: Settings, clock: Arc<dyn Clock>, link: Box<dyn Link>) -> Self {
         Self {
             qps: Table::new(Tag::High, FIRST_QUEUE_PAIR, settings.max_qp),
+            connections: Connections::new(settings.guid(), link.seed()),
             core: Core::new(settings, clock, link),
         }
     }
@@ -87,6 +93,8 @@ impl Engine {
         }
         let delivered = if to.is_multicast() {
             Err(DropReason::GroupNumber)
+        } else if number == MANAGEMENT {
+            self.manage(Path { from: to, to: from }, &bth, body)
         } else {
             self.deliver(number, (from, to), &bth, body)
         };
@@ -113,6 +121,34 @@ impl Engine {
         deliver(qp, &mut self.core, addresses, bth, body)
     }
 
+    /// Handles a datagram to queue pair 1.
+    fn manage(&mut self, path: Path, bth: &Bth, body: &[u8]) -> Result<(), DropReason> {
+        let mut reader = Reader(body);
+        let deth = reader.deth();
+        if bth.opcode != opcode::UD | opcode::SEND_ONLY {
+            return Err(DropReason::Transport);
+        }
+        if deth.is_none_or(|deth| deth.qkey != MANAGEMENT_QKEY) {
+            return Err(DropReason::QKey);
+        }
+        let mad = reader.rest().try_into().map_err(|_| DropReason::Management)?;
+        let fits = self.connections.receive(self.core.now(), path, mad);
+        fits.then_some(()).ok_or(DropReason::Management)
+    }
+
+    /// Sends what the connections have to say.
+    fn send_management(&mut self) {
+        for (path, mad) in self.connections.outbox().drain(..) {
+            let bth = Bth::new(opcode::UD | opcode::SEND_ONLY, MANAGEMENT, 0);
+            // It reads no memory, so nothing can be denied.
+            let _ = self.core.transmit(path, bth, |_, to| {
+                Deth { qkey: MANAGEMENT_QKEY, source: MANAGEMENT }.write(to);
+                to.extend_from_slice(&*mad);
+                Ok(())
+            });
+        }
+    }
+
     fn multicast(&mut self, addresses: (IpAddr, IpAddr), bth: &Bth, body: &[u8]) {
         let members = self.core.groups.get(&addresses.1).cloned().unwrap_or_default();
         if members.is_empty() {
@@ -133,6 +169,16 @@ impl Engine {
     /// The time at which [`advance`](Self::advance) must be called; `Some(0)`: at once.
     pub(crate) fn due(&self) -> Option<Time> {
         if self.core.runnable.is_empty() { self.core.timers.next() } else { Some(0) }
+    }
+
+    /// The same of [`advance_connections`](Self::advance_connections).
+    pub(crate) fn connections_due(&self) -> Option<Time> {
+        self.connections.due()
+    }
+
+    /// Repeats the messages of the connection manager that were not answered.
+    pub(crate) fn advance_connections(&mut self) {
+        self.connections.advance(self.core.now());
     }
 
     /// Whether a timer has expired.
@@ -186,6 +232,7 @@ impl Engine {
             qp.responder.stop();
         }
         self.core.runnable.clear();
+        self.connections.clear();
         for port in 0..self.core.ports.len() {
             self.core.drop_rest(port);
         }
@@ -209,6 +256,7 @@ impl Engine {
                 }
             }
         }
+        self.send_management();
         self.core.flush();
         self.core.round += 1;
     }

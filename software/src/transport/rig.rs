@@ -57,6 +57,10 @@ impl Link for MemoryLink {
         true
     }
 
+    fn seed(&self) -> u64 {
+        1
+    }
+
     fn is_unread(&mut self, _: IpAddr, _: IpAddr) -> bool {
         self.is_unread.load(Ordering::Relaxed)
     }

@@ -3,6 +3,7 @@
 
 pub(crate) mod header;
 pub(crate) mod icrc;
+pub(crate) mod management;
 pub(crate) mod opcode;
 pub(crate) mod sequence;
 

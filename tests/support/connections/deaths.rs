@@ -129,6 +129,7 @@ fn role() {
 }
 
 #[test]
+#[ignore = "Soft-RoCE: both processes are on one device"]
 fn the_client_is_killed_in_each_state() {
     let _alone = alone("clients", 240);
     let (mut listener, address) = listen();
@@ -206,6 +207,7 @@ fn the_client_is_killed_in_each_state() {
 }
 
 #[test]
+#[ignore = "Soft-RoCE: both processes are on one device"]
 fn the_server_is_killed_in_each_state() {
     let _alone = alone("servers", 240);
     let device = Device::first();

@@ -38,12 +38,21 @@ pub(in crate::link) struct Senders {
     /// A process could not be let in, for want of descriptors or memory. Not to be woken for it again and again, the
     /// doors are left alone until something else happens.
     is_waiting: bool,
+    /// Those who have ended since they were last asked for: nothing more comes from there.
+    gone: Vec<IpAddr>,
 }
 
 impl Senders {
     pub(in crate::link) fn new(bell: Arc<Waker>) -> io::Result<Self> {
         let ends = Arc::new(Epoll::new()?);
-        Ok(Self { bell, ends, guests: Vec::new(), all: Vec::new(), is_waiting: false })
+        Ok(Self {
+            bell,
+            ends,
+            guests: Vec::new(),
+            all: Vec::new(),
+            is_waiting: false,
+            gone: Vec::new(),
+        })
     }
 
     #[cfg(test)]
@@ -114,7 +123,22 @@ impl Senders {
         for (to, connection) in ready {
             self.admit(to, connection);
         }
-        self.all.retain(|sender| !sender.is_ending || !sender.reader.is_empty());
+        self.part();
+    }
+
+    /// Forgets those who have ended, once all that they sent was read.
+    fn part(&mut self) {
+        let is_over = |sender: &Sender| sender.is_ending && sender.reader.is_empty();
+        let ended: Vec<IpAddr> = self.all.iter().filter(|s| is_over(s)).map(|s| s.from).collect();
+        self.all.retain(|sender| !is_over(sender));
+        // Who has another connection has not ended.
+        let is_here = |from: &IpAddr| self.all.iter().any(|sender| sender.from == *from);
+        self.gone.extend(ended.into_iter().filter(|from| !is_here(from)));
+    }
+
+    /// The addresses whose process has ended, or whose device has.
+    pub(in crate::link) fn take_gone(&mut self) -> Vec<IpAddr> {
+        std::mem::take(&mut self.gone)
     }
 
     fn admit(&mut self, to: IpAddr, connection: Arc<OwnedFd>) {
@@ -163,7 +187,7 @@ impl Senders {
             is_over |= sender.is_ending;
         }
         if is_over {
-            self.all.retain(|sender| !sender.is_ending || !sender.reader.is_empty());
+            self.part();
         }
         count
     }

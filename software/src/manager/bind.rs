@@ -1,0 +1,271 @@
+//! Addresses and ports: bind, resolve, listen.
+
+use std::ffi::c_int;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::abi::{Address, Kind, PS_IB, transport};
+use super::id::{Id, State};
+use super::places::{Place, devices, is_of_machine, places, source_to};
+use super::{Manager, names};
+use crate::device::Shared;
+use crate::transport::connection::Listener;
+
+/// The most requests that wait at a listener.
+const MOST_WAITING: u32 = 1024;
+
+/// The ports that are given to who asks for none.
+fn free_ports() -> Range<u16> {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+    let text = text.unwrap_or_default();
+    let mut ports = text.split_whitespace().filter_map(|port| port.parse().ok());
+    match (ports.next(), ports.next()) {
+        (Some(first), Some(last)) if first < last => first..last,
+        _ => 32768..61000,
+    }
+}
+
+/// Whether the process may bind to ports below 1024.
+fn may_bind_low() -> bool {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mut effective = text.lines().filter_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.next().and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let floor = std::fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
+    let is_free = floor.is_ok_and(|floor| floor.trim() == "0");
+    // CAP_NET_BIND_SERVICE
+    is_free || effective.is_none_or(|effective| effective & 1 << 10 != 0)
+}
+
+impl Manager {
+    /// # Errors
+    ///
+    /// `EADDRINUSE`, or `EADDRNOTAVAIL` if one address and all of them are in each other's way.
+    fn is_free(&self, id: &Id, address: SocketAddr) -> Result<(), c_int> {
+        for other in self.ids.values() {
+            let Some(source) = other.source else { continue };
+            let same = source.port() == address.port() && source.is_ipv4() == address.is_ipv4();
+            if other.space != id.space || !same || other.is_child || other.reuses && id.reuses {
+                continue;
+            }
+            if source.ip() == address.ip() {
+                return Err(libc::EADDRINUSE);
+            }
+            if source.ip().is_unspecified() || address.ip().is_unspecified() {
+                return Err(libc::EADDRNOTAVAIL);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the identifier an address with a port; a free one if it has none.
+    fn take_port(&self, id: &mut Id, mut address: SocketAddr, is_named: bool) -> Result<(), c_int> {
+        let take = |id: &mut Id, address: SocketAddr| {
+            self.is_free(id, address)?;
+            if is_named {
+                let places = places();
+                let mut at: Vec<IpAddr> = Vec::new();
+                for is_ipv4 in [true, false] {
+                    let fits = |place: &&Place| {
+                        place.address.is_ipv4() == is_ipv4 && !place.is_simulated()
+                    };
+                    let own = id.place.as_ref().filter(fits);
+                    at.extend(own.or(places.iter().find(fits)).map(|place| place.address));
+                }
+                // Simulated devices are of no other process.
+                if !at.is_empty() {
+                    let of_process = |other: &Id| {
+                        other.space == id.space
+                            && !other.names.is_empty()
+                            && other.source.is_some_and(|source| source.port() == address.port())
+                    };
+                    let is_shared = id.reuses || self.ids.values().any(of_process);
+                    id.names = names::publish((id.space, address.port()), &at, is_shared)?;
+                }
+            }
+            id.source = Some(address);
+            Ok(())
+        };
+        if address.port() != 0 {
+            if address.port() < 1024 && !may_bind_low() {
+                return Err(libc::EACCES);
+            }
+            return take(id, address);
+        }
+        let ports = free_ports();
+        let count = u32::from(ports.end - ports.start);
+        // Where it begins differs from call to call, and from process to process.
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let start = std::process::id().wrapping_mul(7919);
+        for _ in 0..count {
+            let next = start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % count;
+            address.set_port(ports.start + next as u16);
+            if take(id, address).is_ok() {
+                return Ok(());
+            }
+        }
+        Err(libc::EADDRNOTAVAIL)
+    }
+
+    /// # Errors
+    ///
+    /// `EINVAL`: it is bound already, or the address is of a family that cannot be bound. `EADDRNOTAVAIL`: the address is not of
+    /// this machine. `ENODEV`: there is no device for it. Else as `take_port`.
+    pub(super) fn bind(&self, id: &mut Id, address: Address) -> Result<(), c_int> {
+        if id.state != State::Idle {
+            return Err(libc::EINVAL);
+        }
+        let address = match address {
+            Address::Inet(address) => address,
+            // librdmacm asks so whether AF_IB is known.
+            Address::Ib if id.space == PS_IB => {
+                id.state = State::Bound;
+                return Ok(());
+            }
+            _ => return Err(libc::EINVAL),
+        };
+        let mut is_named = address.ip().is_unspecified();
+        if !is_named {
+            let places = places();
+            let own = places.iter().find(|place| place.address == address.ip());
+            let place = match own {
+                Some(own) => own,
+                None if is_of_machine(address.ip()) => {
+                    is_named = true;
+                    let fits = |place: &&Place| place.address.is_ipv4() == address.is_ipv4();
+                    places.iter().find(fits).ok_or(libc::ENODEV)?
+                }
+                None => return Err(libc::EADDRNOTAVAIL),
+            };
+            id.place = Some(place.clone());
+        }
+        let taken = self.take_port(id, address, is_named);
+        if taken.is_err() {
+            id.place = None;
+            return taken;
+        }
+        id.state = State::Bound;
+        Ok(())
+    }
+
+    /// The address of the device of who listens at an address of the machine that no device has.
+    pub(super) fn device_of_name(&self, id: &Id, to: SocketAddr) -> Option<IpAddr> {
+        let service = |other: &&Id| {
+            other.space == id.space
+                && other.state == State::Listening
+                && other.source.is_some_and(|source| {
+                    source.port() == to.port()
+                        && (source.ip() == to.ip() || source.ip().is_unspecified())
+                })
+        };
+        let fits = |place: &&Place| place.address.is_ipv4() == to.is_ipv4();
+        if let Some(listener) = self.ids.values().find(service) {
+            let own = listener.place.as_ref().filter(fits).map(|place| place.address);
+            return own.or_else(|| places().iter().find(fits).map(|place| place.address));
+        }
+        names::find(id.space, to.port(), to.is_ipv4())
+    }
+
+    /// # Errors
+    ///
+    /// `EINVAL`: it is resolved already, or the destination is no IP address. Else as `bind`. What goes wrong later is an event.
+    pub(super) fn resolve(
+        &self,
+        id: &mut Id,
+        source: Address,
+        destination: Address,
+    ) -> Result<(), c_int> {
+        let Address::Inet(mut to) = destination else { return Err(libc::EINVAL) };
+        match (id.state, source) {
+            (State::Idle, Address::Inet(own)) if !own.ip().is_unspecified() || own.port() != 0 => {
+                self.bind(id, source)?;
+            }
+            (State::Idle | State::Bound, _) => {}
+            _ => return Err(libc::EINVAL),
+        }
+        id.state = State::Bound;
+        let places = places();
+        let is_ipv4 = to.is_ipv4();
+        let fits = |place: &&Place| place.address.is_ipv4() == is_ipv4;
+        if to.ip().is_unspecified()
+            && let Some(place) = places.iter().find(fits)
+        {
+            to.set_ip(place.address);
+        }
+        let is_own = places.iter().any(|place| place.address == to.ip());
+        let named =
+            if is_own || !is_of_machine(to.ip()) { None } else { self.device_of_name(id, to) };
+        let peer = named.unwrap_or(to.ip());
+        if id.place.is_none() {
+            let mut candidates = places.iter().filter(fits);
+            let route = source_to(peer);
+            let same_machine = |place: &&Place| place.address.is_loopback() && peer.is_loopback();
+            let own = candidates.clone().find(|place| place.address == peer);
+            let routed = route.as_ref().ok();
+            let routed = candidates.clone().find(|place| Some(&place.address) == routed);
+            let place = own.or(routed).or_else(|| candidates.clone().find(same_machine));
+            // A simulated network has no routes: its devices reach each other.
+            id.place = place.or_else(|| candidates.find(|place| place.is_simulated())).cloned();
+            if id.place.is_none() {
+                let errno = route.err().and_then(|e| e.raw_os_error()).unwrap_or(libc::ENODEV);
+                id.tell(Kind::AddressError, -errno);
+                return Ok(());
+            }
+        }
+        let Some(place) = &id.place else { return Err(libc::EINVAL) };
+        let mut own = id.source.unwrap_or_else(|| SocketAddr::new(place.address, 0));
+        if own.ip().is_unspecified() {
+            own.set_ip(place.address);
+        }
+        if own.port() == 0 {
+            self.take_port(id, own, false)?;
+        } else {
+            id.source = Some(own);
+        }
+        (id.destination, id.peer) = (Some(to), Some(peer));
+        id.state = State::Resolved;
+        id.tell(Kind::AddressResolved, 0);
+        Ok(())
+    }
+
+    /// # Errors
+    ///
+    /// `EINVAL`: it does not fit its state. Else as `bind`.
+    pub(super) fn listen(&self, id: &mut Id, backlog: u32) -> Result<(), c_int> {
+        if id.state == State::Idle {
+            self.bind(id, Address::Inet((Ipv4Addr::UNSPECIFIED, 0).into()))?;
+        }
+        if id.state != State::Bound || id.source.is_none() {
+            return Err(libc::EINVAL);
+        }
+        let backlog = if backlog as i32 <= 0 { MOST_WAITING } else { backlog.min(MOST_WAITING) };
+        id.room.store(backlog, Ordering::Relaxed);
+        id.state = State::Listening;
+        id.listen_everywhere();
+        Ok(())
+    }
+}
+
+impl Id {
+    /// On its device, or on all if it has none.
+    pub(super) fn listen_everywhere(&self) {
+        match &self.place {
+            Some(place) => place.device.upgrade().iter().for_each(|device| self.listen_on(device)),
+            None => devices().iter().for_each(|device| self.listen_on(device)),
+        }
+    }
+
+    pub(super) fn listen_on(&self, device: &Arc<Shared>) {
+        let Some(source) = self.source else { return };
+        let listener = Listener {
+            owner: self.owner(device),
+            service: self.service(source.port()),
+            transport: transport(self.kind),
+            address: source.ip(),
+            is_of_both: !self.is_ipv6_only,
+            room: self.room.clone(),
+        };
+        device.lock().connections.listen(listener);
+    }
+}

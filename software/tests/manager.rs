@@ -1,0 +1,445 @@
+//! The connection manager by its commands, as librdmacm gives them, in the order of `rdma_user_cm.h`.
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ibverbs::provider::hooks;
+use ibverbs_software::{Device, Network};
+
+/// The registered devices, and the ports, are the process's.
+fn alone() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An event as the program reads it.
+#[derive(Debug)]
+struct Event {
+    uid: u64,
+    id: u32,
+    kind: u32,
+    status: i32,
+    data: Vec<u8>,
+    qpn: u32,
+}
+
+const ADDRESS_RESOLVED: u32 = 0;
+const ADDRESS_ERROR: u32 = 1;
+const ROUTE_RESOLVED: u32 = 2;
+const REQUEST: u32 = 4;
+const RESPONSE: u32 = 5;
+const UNREACHABLE: u32 = 7;
+const REJECTED: u32 = 8;
+const ESTABLISHED: u32 = 9;
+const DISCONNECTED: u32 = 10;
+const REMOVAL: u32 = 11;
+const ADDRESS_CHANGE: u32 = 14;
+const TIMEWAIT_EXIT: u32 = 15;
+
+struct File(c_int);
+
+impl Drop for File {
+    fn drop(&mut self) {
+        (hooks().unwrap().manager_close)(self.0);
+        // SAFETY: the file is this one's.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+fn number(value: u32) -> [u8; 4] {
+    value.to_ne_bytes()
+}
+
+fn sockaddr(address: SocketAddr) -> Vec<u8> {
+    let mut bytes = vec![0; 128];
+    bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
+    match address.ip() {
+        IpAddr::V4(v4) => {
+            bytes[..2].copy_from_slice(&2_u16.to_ne_bytes());
+            bytes[4..8].copy_from_slice(&v4.octets());
+        }
+        IpAddr::V6(v6) => {
+            bytes[..2].copy_from_slice(&10_u16.to_ne_bytes());
+            bytes[8..24].copy_from_slice(&v6.octets());
+        }
+    }
+    bytes
+}
+
+fn parameters(qpn: u32, data: &[u8], is_valid: bool) -> Vec<u8> {
+    let mut bytes = vec![0; 272];
+    bytes[..4].copy_from_slice(&number(qpn));
+    bytes[8..8 + data.len()].copy_from_slice(data);
+    bytes[264] = data.len() as u8;
+    bytes[269..].copy_from_slice(&[7, 7, is_valid.into()]);
+    bytes
+}
+
+impl File {
+    fn open() -> Self {
+        let file = (hooks().unwrap().manager_open)().expect("a device is registered");
+        assert!(file >= 0);
+        Self(file)
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        let hook = hooks().unwrap().manager_write;
+        // SAFETY: the commands of this file have addresses of buffers that outlive the call.
+        match unsafe { hook(self.0, bytes.as_ptr().cast::<c_void>(), bytes.len()) } {
+            Some(-1) => Err(io::Error::last_os_error()),
+            Some(_) => Ok(()),
+            None => panic!("the file is no connection manager's"),
+        }
+    }
+
+    fn command(&self, command: u32, body: &[&[u8]]) -> io::Result<()> {
+        let mut bytes = number(command).to_vec();
+        bytes.extend_from_slice(&[0, 0, 0, 0]);
+        bytes.extend(body.iter().copied().flatten());
+        self.write(&bytes)
+    }
+
+    /// A command that begins with the address of its answer; `before`: what comes before the address.
+    fn ask(&self, command: u32, before: &[u8], body: &[&[u8]], size: usize) -> io::Result<Vec<u8>> {
+        let mut answer = vec![0_u8; size];
+        let mut bytes = number(command).to_vec();
+        bytes.extend_from_slice(&[0, 0]);
+        bytes.extend_from_slice(&(size as u16).to_ne_bytes());
+        bytes.extend_from_slice(before);
+        bytes.extend_from_slice(&(answer.as_mut_ptr() as u64).to_ne_bytes());
+        bytes.extend(body.iter().copied().flatten());
+        self.write(&bytes)?;
+        Ok(answer)
+    }
+
+    /// An identifier of the port space of TCP.
+    fn create(&self, uid: u64) -> u32 {
+        let kind = [0x06, 0x01, 2, 0, 0, 0, 0, 0];
+        let answer = self.ask(0, &uid.to_ne_bytes(), &[&kind], 4).unwrap();
+        u32::from_ne_bytes(answer.try_into().unwrap())
+    }
+
+    /// Returns how many events of it were read.
+    fn destroy(&self, id: u32) -> io::Result<u32> {
+        let answer = self.ask(1, &[], &[&number(id), &[0; 4]], 4)?;
+        Ok(u32::from_ne_bytes(answer.try_into().unwrap()))
+    }
+
+    fn bind(&self, id: u32, address: SocketAddr) -> io::Result<()> {
+        self.command(20, &[&number(id), &[28, 0, 0, 0], &sockaddr(address)])
+    }
+
+    fn listen(&self, id: u32, address: SocketAddr) -> io::Result<()> {
+        self.bind(id, address)?;
+        self.command(7, &[&number(id), &number(0)])
+    }
+
+    fn resolve(&self, id: u32, to: SocketAddr) -> io::Result<()> {
+        self.command(21, &[&number(id), &number(1000), &[0; 8], &[0; 128], &sockaddr(to)])
+    }
+
+    fn connect(&self, id: u32, qpn: u32, data: &[u8]) -> io::Result<()> {
+        self.command(6, &[&parameters(qpn, data, true), &number(id), &[0; 12]])
+    }
+
+    fn accept(&self, id: u32, uid: u64, qpn: u32, data: &[u8], is_passive: bool) -> io::Result<()> {
+        let parameters = parameters(qpn, data, is_passive);
+        self.command(8, &[&uid.to_ne_bytes(), &parameters, &number(id), &[0; 12]])
+    }
+
+    fn disconnect(&self, id: u32) -> io::Result<()> {
+        self.command(10, &[&number(id)])
+    }
+
+    fn attributes(&self, id: u32, state: u32) -> io::Result<Vec<u8>> {
+        self.ask(11, &[], &[&number(id), &number(state)], 144)
+    }
+
+    fn addresses(&self, id: u32) -> [Vec<u8>; 2] {
+        let answer = self.ask(19, &[], &[&number(id), &number(0)], 280).unwrap();
+        [answer[16..24].to_vec(), answer[144..152].to_vec()]
+    }
+
+    fn event(&self) -> Event {
+        let bytes = self.ask(12, &[], &[], 336).unwrap();
+        let n32 = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+        Event {
+            uid: u64::from_ne_bytes(bytes[..8].try_into().unwrap()),
+            id: n32(8),
+            kind: n32(12),
+            status: n32(16) as i32,
+            qpn: n32(20),
+            data: bytes[28..28 + usize::from(bytes[284])].to_vec(),
+        }
+    }
+
+    fn expect(&self, uid: u64, kind: u32, status: i32) -> Event {
+        let event = self.event();
+        assert_eq!((event.uid, event.kind, event.status), (uid, kind, status), "{event:?}");
+        event
+    }
+
+    /// An identifier whose route is known.
+    fn routed(&self, uid: u64, to: SocketAddr) -> u32 {
+        let id = self.create(uid);
+        self.resolve(id, to).unwrap();
+        self.expect(uid, ADDRESS_RESOLVED, 0);
+        self.command(4, &[&number(id), &number(1000)]).unwrap();
+        self.expect(uid, ROUTE_RESOLVED, 0);
+        id
+    }
+}
+
+fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> c_int {
+    result.unwrap_err().raw_os_error().unwrap()
+}
+
+/// A port that no other process of the machine has taken.
+fn free_port(file: &File) -> u16 {
+    let id = file.create(1);
+    file.bind(id, "0.0.0.0:0".parse().unwrap()).unwrap();
+    let [own, _] = file.addresses(id);
+    file.destroy(id).unwrap();
+    u16::from_be_bytes([own[2], own[3]])
+}
+
+/// Server and client, connected; the identifiers of the connection, and that of the listener.
+fn connected(server: &File, client: &File, at: SocketAddr) -> (u32, u32, u32) {
+    let listener = server.create(5);
+    server.listen(listener, at).unwrap();
+    let (active, passive) = connect_to(server, client, at);
+    (active, passive, listener)
+}
+
+fn connect_to(server: &File, client: &File, at: SocketAddr) -> (u32, u32) {
+    let active = client.routed(6, at);
+    client.connect(active, 0x111, b"hello").unwrap();
+    let request = server.expect(5, REQUEST, 0);
+    assert_eq!((request.qpn, request.data.len(), &request.data[..6]), (0x111, 56, &b"hello\0"[..]));
+    let passive = request.id;
+    server.attributes(passive, 2).unwrap();
+    server.accept(passive, 7, 0x222, b"you", true).unwrap();
+    let response = client.expect(6, RESPONSE, 0);
+    assert_eq!(
+        (response.qpn, response.data.len(), &response.data[..4]),
+        (0x222, 196, &b"you\0"[..])
+    );
+    client.accept(active, 0, 0, &[], false).unwrap();
+    server.expect(7, ESTABLISHED, 0);
+    (active, passive)
+}
+
+#[test]
+fn a_client_finds_a_server_of_the_machine_by_its_port() {
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    device.register();
+    let (server, client) = (File::open(), File::open());
+    for (any, name) in [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "127.0.0.1")] {
+        let port = free_port(&server);
+        let at = |address: &str| SocketAddr::new(address.parse().unwrap(), port);
+        let listener = server.create(5);
+        server.listen(listener, at(any)).unwrap();
+        // The port is taken, for this process too.
+        let other = client.create(8);
+        let taken = errno(client.bind(other, at(any)));
+        assert_eq!(taken, libc::EADDRINUSE);
+        client.destroy(other).unwrap();
+        let (active, passive) = connect_to(&server, &client, at(name));
+        let [own, peer] = client.addresses(active);
+        assert_eq!(peer[..8], sockaddr(at(name))[..8], "the address that the program asked for");
+        assert_eq!(own[4..8], sockaddr(SocketAddr::new(device.address(), 0))[4..8]);
+        client.disconnect(active).unwrap();
+        server.expect(7, DISCONNECTED, 0);
+        server.disconnect(passive).unwrap();
+        client.expect(6, DISCONNECTED, 0);
+        client.expect(6, TIMEWAIT_EXIT, 0);
+        assert_eq!(errno(client.attributes(active, 2)), libc::EINVAL, "the connection is over");
+        // Address, route, response, disconnected, exit.
+        assert_eq!(client.destroy(active).unwrap(), 5);
+        server.expect(7, TIMEWAIT_EXIT, 0);
+        assert_eq!((server.destroy(passive).unwrap(), server.destroy(listener).unwrap()), (3, 1));
+        assert_eq!(errno(server.destroy(listener)), libc::ENOENT);
+    }
+}
+
+#[test]
+fn without_a_listener_a_client_is_refused_at_once() {
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    device.register();
+    let client = File::open();
+    let port = free_port(&client);
+    for address in [IpAddr::from([127, 0, 0, 1]), device.address()] {
+        let id = client.routed(1, SocketAddr::new(address, port));
+        assert_eq!(errno(client.connect(id, 1, &[0; 57])), libc::EINVAL, "56 bytes of data");
+        client.connect(id, 1, &[0; 56]).unwrap();
+        client.expect(1, REJECTED, 8);
+        client.destroy(id).unwrap();
+    }
+    // No device is on the way to an address of IPv6.
+    let id = client.create(1);
+    client.resolve(id, "[::1]:7".parse().unwrap()).unwrap();
+    client.expect(1, ADDRESS_ERROR, -libc::ENODEV);
+    assert_eq!(errno(client.bind(id, "192.0.2.1:7".parse().unwrap())), libc::EINVAL);
+    let id = client.create(1);
+    assert_eq!(errno(client.bind(id, "192.0.2.1:7".parse().unwrap())), libc::EADDRNOTAVAIL);
+    assert_eq!(errno(client.bind(id, "[::1]:7".parse().unwrap())), libc::ENODEV);
+}
+
+#[test]
+fn who_leaves_requests_unread_refuses_them() {
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    device.register();
+    let (server, client) = (File::open(), File::open());
+    let at = SocketAddr::new(device.address(), 7471);
+    let listener = server.create(5);
+    server.listen(listener, at).unwrap();
+    let id = client.routed(6, at);
+    client.connect(id, 1, &[]).unwrap();
+    let mut file = libc::pollfd { fd: server.0, events: libc::POLLIN, revents: 0 };
+    // SAFETY: the structure is live. The request has arrived once the file is readable.
+    assert_eq!(unsafe { libc::poll(&raw mut file, 1, 120_000) }, 1);
+    drop(server);
+    client.expect(6, REJECTED, 28);
+    // The other way round: who connects is gone.
+    let server = File::open();
+    let (_, passive, _) = connected(&server, &client, at);
+    drop(client);
+    server.expect(7, DISCONNECTED, 0);
+    server.disconnect(passive).unwrap();
+}
+
+#[test]
+fn identifiers_learn_that_their_device_is_removed_or_has_moved() {
+    let _alone = alone();
+    let (device, gone) = (Device::new().unwrap(), Device::new().unwrap());
+    device.register();
+    gone.register();
+    let file = File::open();
+    let [here, there] = [&device, &gone].map(|device| SocketAddr::new(device.address(), 7471));
+    let (kept, moved, lost) = (file.create(1), file.create(2), file.create(3));
+    file.bind(kept, "0.0.0.0:0".parse().unwrap()).unwrap();
+    file.listen(moved, here).unwrap();
+    file.listen(lost, there).unwrap();
+    gone.remove();
+    file.expect(3, REMOVAL, 0);
+    assert_eq!(errno(file.disconnect(lost)), libc::ENODEV);
+    file.destroy(lost).unwrap();
+    let other = Device::new().unwrap().address();
+    device.set_addresses(1, [other]).unwrap();
+    file.expect(2, ADDRESS_CHANGE, 0);
+    assert_eq!(errno(file.disconnect(kept)), libc::EINVAL, "it has no device");
+}
+
+#[test]
+fn a_child_of_fork_has_nothing_of_its_parents() {
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    device.register();
+    let file = File::open();
+    let id = file.create(1);
+    // SAFETY: the child calls what a program would, and leaves at once.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let is_refused = file.destroy(id).is_err_and(|e| e.raw_os_error() == Some(libc::EBADF));
+        let opens = (hooks().unwrap().manager_open)().is_none();
+        // SAFETY: it runs no destructors of the parent's.
+        unsafe { libc::_exit(if is_refused && opens { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: the number is a live variable.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert_eq!(file.destroy(id).unwrap(), 0);
+}
+
+/// The bytes of commands are the program's, which may be wrong.
+#[test]
+fn any_command_is_answered() {
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    device.register();
+    let file = File::open();
+    let mut buffer = vec![0_u8; 1024];
+    let mut state = 1_u64;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 16) as u8
+    };
+    let mut ids: Vec<u32> = (0..4).map(|uid| file.create(uid + 1)).collect();
+    for _ in 0..20_000 {
+        let command = u32::from(random() % 27);
+        // Reading an event would wait for one.
+        if command == 12 {
+            continue;
+        }
+        let mut body: Vec<u8> =
+            (0..300).map(|_| if random() % 4 == 0 { random() } else { 0 }).collect();
+        let id = number(ids[usize::from(random()) % ids.len()]);
+        let address = (buffer.as_mut_ptr() as u64).to_ne_bytes();
+        // Wherever a command has its identifier, and its addresses.
+        for at in [0, 8, 16, 36, 44, 56, 272, 280].into_iter().filter(|_| random() % 2 == 0) {
+            body[at..at + 4].copy_from_slice(&id);
+        }
+        body[..8].copy_from_slice(&address);
+        if command == 0 {
+            body[8..16].copy_from_slice(&address);
+        }
+        if matches!(command, 2..=4 | 6..=10 | 15 | 20 | 21 | 24) {
+            body[..4].copy_from_slice(&id);
+        }
+        if command == 21 && random() % 2 == 0 {
+            body[144..152].copy_from_slice(&sockaddr(SocketAddr::new(device.address(), 7))[..8]);
+        }
+        let length = usize::from(random()) + 45;
+        let mut bytes = number(command).to_vec();
+        bytes.extend_from_slice(&[0, 0, 16, 0]);
+        bytes.extend_from_slice(&body[..length.min(body.len())]);
+        let done = file.write(&bytes).is_ok();
+        if command == 1 && done {
+            ids = (0..4).map(|uid| file.create(uid + 1)).collect();
+        }
+    }
+}
+
+#[test]
+fn on_a_network_that_loses_packets_connections_come_and_go_in_virtual_time() {
+    let _alone = alone();
+    for seed in 1..=5 {
+        let network =
+            Network::builder().seed(seed).loss(0.2).delay(Duration::from_micros(5)).build();
+        let (one, other) = (network.device().unwrap(), network.device().unwrap());
+        one.register();
+        other.register();
+        let (server, client) = (File::open(), File::open());
+        let at = SocketAddr::new(one.address(), 7471);
+        let listener = server.create(5);
+        server.listen(listener, at).unwrap();
+        for _ in 0..20 {
+            let (active, passive) = connect_to(&server, &client, at);
+            client.disconnect(active).unwrap();
+            server.expect(7, DISCONNECTED, 0);
+            server.disconnect(passive).unwrap();
+            client.expect(6, DISCONNECTED, 0);
+            client.destroy(active).unwrap();
+            server.destroy(passive).unwrap();
+        }
+        // Nobody hears a client that is cut off: 16 repetitions, in no time.
+        network.partition(&one, &other);
+        let id = client.create(6);
+        client.bind(id, SocketAddr::new(other.address(), 0)).unwrap();
+        client.resolve(id, at).unwrap();
+        client.expect(6, ADDRESS_RESOLVED, 0);
+        client.command(4, &[&number(id), &number(1000)]).unwrap();
+        client.expect(6, ROUTE_RESOLVED, 0);
+        client.connect(id, 1, &[]).unwrap();
+        client.expect(6, UNREACHABLE, -libc::ETIMEDOUT);
+    }
+}
