@@ -319,7 +319,11 @@ mod tests {
         let seen = waiters.arm(|| unreachable!()).unwrap();
         waiters.wait(seen, None, NOT, |_| Ok(Read::Event)).unwrap();
         let armed = Cell::new(false);
-        waiters.arm(|| Ok(armed.set(true))).unwrap();
+        let arm = || {
+            armed.set(true);
+            Ok(())
+        };
+        waiters.arm(arm).unwrap();
         assert!(armed.get());
     }
 

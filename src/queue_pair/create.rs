@@ -264,7 +264,6 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
             attributes.comp_mask |= mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0;
         }
         let context = parents.domain.context().as_raw();
-        let asked = attributes.cap;
         // SAFETY: domains and queues are live, as their holder `self` is; a queue pair that comes
         // back is ours alone. Without extensions this is ibv_create_qp.
         let create = |attributes: &mut ffi::ibv_qp_init_attr_ex| unsafe {

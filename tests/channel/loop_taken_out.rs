@@ -87,7 +87,8 @@ fn a_channel_that_is_destroyed_outside_ends_its_operations_and_no_others() {
         }
         let destroyed = detached.destroy();
         loops.here.end_destroyed(destroyed).unwrap();
-        for token in if stops { 4..=3 } else { 1..=3 } {
+        let left: &[u64] = if stops { &[] } else { &[1, 2, 3] };
+        for &token in left {
             let ended = next(&mut loops.here);
             assert_eq!((ended.token, ended.result().unwrap_err()), (token, TransportError::Closed));
         }

@@ -289,6 +289,6 @@ fn a_device_that_grants_less_than_was_asked_is_refused() {
         }
     }
     device.grants_less(0);
-    new().build().unwrap();
+    drop(new().build().unwrap());
     assert_eq!(device.calls("destroy_qp"), 11, "nothing is left");
 }

@@ -8,10 +8,8 @@ impl Connections {
     pub(crate) fn receive(&mut self, now: Time, path: Path, mad: &Mad) -> bool {
         let Some((header, message)) = Message::parse(mad) else { return false };
         match message {
-            Message::Request(request) => return self.requested(now, path, header, request),
-            Message::ServiceRequest(request) => {
-                return self.service_requested(path, header, request);
-            }
+            Message::Request(request) => self.requested(now, path, header, request),
+            Message::ServiceRequest(request) => self.service_requested(path, header, request),
             Message::Processing(message) => self.extended(now, path, &message).is_some(),
             Message::Rejection(message) => self.rejected(now, path, &message).is_some(),
             Message::Reply(message) => self.replied(now, path, header, message).is_some(),
