@@ -78,13 +78,14 @@ pub use srd_options::SrdOptions;
 pub use tag_matching::{Tag, TagHandle, TagListSize, TagOperation};
 pub use transition::StateTransition;
 pub(crate) use transport::Addressed;
+#[cfg(feature = "rdmacm")]
+pub(crate) use transport::Datagram;
 #[cfg(feature = "mlx5")]
 pub use transport::Dci;
 #[cfg(feature = "efa")]
 pub use transport::Srd;
 pub(crate) use transport::{
-    AddressedBy, Atomics, Connected, Datagram, FixedPeer, PostsRdma, Reads, ReceiveQueue, Sends,
-    Writes,
+    AddressedBy, Atomics, Connected, FixedPeer, PostsRdma, Reads, ReceiveQueue, Sends, Writes,
 };
 pub use transport::{RawPacket, Rc, Transport, Uc, Ud, XrcReceive, XrcSend};
 

@@ -232,7 +232,7 @@ pub struct ReadHalf(Reader);
 /// The half of a [`Stream`] that writes. Dropping it ends the direction, as `shutdown` does, without waiting.
 pub struct WriteHalf(Writer);
 
-/// A stream of bytes to one peer over RDMA, for tasks: what [`TcpStream`](::tokio::net::TcpStream) is over TCP.
+/// A stream of bytes to one peer over RDMA, for tasks: what [`TcpStream`] is over TCP.
 ///
 /// - A write that is not ready has taken nothing, and a future that is dropped leaves nothing behind.
 /// - `write_vectored` takes from all pieces. What is written while something is in flight is gathered, and goes when that has

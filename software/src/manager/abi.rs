@@ -375,8 +375,7 @@ mod tests {
 
     #[test]
     fn commands_that_are_too_short_or_unknown_are_refused() {
-        for number in 0..LENGTHS.len() {
-            let length = LENGTHS[number];
+        for (number, length) in LENGTHS.into_iter().enumerate() {
             let whole =
                 Request::parse(&bytes(number as u32, &vec![0; length]).clone()).map(|r| r.room);
             assert_eq!(whole, if length == 0 { Err(libc::ENOSYS) } else { Ok(16) }, "{number}");
