@@ -74,7 +74,8 @@ macro_rules! over_a_stream {
         /// ```no_run
         /// # // not on Soft-RoCE alone: needs a peer
         /// use std::net::TcpStream;
-        /// use ibverbs::{Channel, Exchange, ExchangeError, PreparedChannel, Step};
+        /// use ibverbs::tcp::{Exchange, ExchangeError, Step};
+        /// use ibverbs::{Channel, PreparedChannel};
         ///
         /// /// One of many that connect, over a stream that does not block.
         /// struct Guest<'res> {

@@ -51,7 +51,7 @@ pub fn messages(data: &[u8]) {
     let fallback = Hello { chunk: 64, receives: 3, keep_alive: 1, shares: false };
     let peer = peer.unwrap_or(fallback);
     conn.connected(peer);
-    let (mut in_flight, mut unread) = (Vec::new(), 0_u32);
+    let (mut in_flight, mut unread, mut is_closed) = (Vec::new(), 0_u32, false);
     while let Some((&what, after)) = rest.split_first() {
         let len = usize::from(what & 0x3f).min(after.len());
         let (bytes, next) = after.split_at(len);
@@ -60,7 +60,8 @@ pub fn messages(data: &[u8]) {
             0 | 1 => {
                 let was_unread = unread;
                 let kept = conn.on_message(Plain::of(bytes), what & 0x40 == 0).is_none();
-                if conn.failure().is_none() && bytes.len() > HEADER {
+                // What comes after the close is thrown away.
+                if conn.failure().is_none() && !is_closed && bytes.len() > HEADER {
                     unread += 1;
                 }
                 assert!(!kept || unread == was_unread + 1);
@@ -85,6 +86,7 @@ pub fn messages(data: &[u8]) {
                 }
                 if bytes.len() > 60 {
                     conn.close(true);
+                    is_closed = true;
                 }
             }
         }

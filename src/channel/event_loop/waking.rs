@@ -142,7 +142,8 @@ impl<'res, B> Loop<'res, B> {
     ///
     /// ```
     /// # use std::time::Instant;
-    /// # use ibverbs::{Loop, LoopWaiter, PooledBuffer};
+    /// # use ibverbs::channel::LoopWaiter;
+    /// # use ibverbs::{Loop, PooledBuffer};
     /// # fn sleep(server: &std::sync::Mutex<Loop<'_, PooledBuffer>>, waiter: &LoopWaiter<'_>, deadline: Instant) -> Result<(), Box<dyn std::error::Error>> {
     /// loop {
     ///     let armed = waiter.arm()?;
