@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use ibverbs::channel::{PreparedWindow, ScopeError};
-use ibverbs::{AccessFlags, BufferPool, Channel, MemoryRegion, MemorySlice, ProtectionDomain, SendWorkRequest, TransportError};
+use ibverbs::{
+    AccessFlags, BufferPool, Channel, MemoryRegion, MemorySlice, ProtectionDomain, SendWorkRequest,
+    TransportError,
+};
 
 use crate::rig::{DEPTH, LENGTH, WINDOW, WINDOW_OPERATIONS, context};
 

@@ -1,7 +1,7 @@
 //! The list of contenders.
 
-use ibverbs::future::{Local, Locked};
 use ibverbs::PooledBuffer;
+use ibverbs::future::{Local, Locked};
 
 use crate::channel::{ChannelRig, OwnedRig};
 use crate::loops::SendsRig;

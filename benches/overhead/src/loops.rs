@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use ibverbs::channel::PreparedWindow;
-use ibverbs::{AccessFlags, BufferPool, ChannelId, Ended, Loop, PooledBuffer, ProtectionDomain, ReceiveWorkRequest, SendWorkRequest, TransportError, TransportResult};
+use ibverbs::{
+    AccessFlags, BufferPool, ChannelId, Ended, Loop, PooledBuffer, ProtectionDomain,
+    ReceiveWorkRequest, SendWorkRequest, TransportError, TransportResult,
+};
 
 use crate::rig::{DEPTH, LENGTH, WINDOW, WINDOW_OPERATIONS, context};
 

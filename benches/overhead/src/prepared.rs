@@ -1,7 +1,10 @@
 //! The verbs layer, with requests that are prepared once.
 
 use ibverbs::operation::{PreparedReceive, SendList};
-use ibverbs::{GatherElement, MemoryRegion, PreparedRequest, ReceiveWorkRequest, Result, SendWorkRequest, WorkCompletion, WriteWorkRequest};
+use ibverbs::{
+    GatherElement, MemoryRegion, PreparedRequest, ReceiveWorkRequest, Result, SendWorkRequest,
+    WorkCompletion, WriteWorkRequest,
+};
 
 use crate::rig::{LENGTH, Rig, WINDOW, WINDOW_OPERATIONS};
 use crate::{complete, complete_one};

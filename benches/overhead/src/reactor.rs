@@ -10,7 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 use ibverbs::future::Share;
-use ibverbs::{AccessFlags, AsyncChannel, BufferPool, Channel, PooledBuffer, ProtectionDomain, Reactor, TransportError, TransportResult};
+use ibverbs::{
+    AccessFlags, AsyncChannel, BufferPool, Channel, PooledBuffer, ProtectionDomain, Reactor,
+    TransportError, TransportResult,
+};
 use ibverbs_function_device::{Builder, FunctionDevice};
 
 use crate::rig::{LENGTH, WINDOW, context, epoll_of, sleep_in};

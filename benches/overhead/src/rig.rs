@@ -5,7 +5,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use ibverbs::queue_pair::SendOperations;
-use ibverbs::{AccessFlags, CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair, Rc, RemoteMemoryRegion, SharedMemoryRegion};
+use ibverbs::{
+    AccessFlags, CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain,
+    QueuePair, Rc, RemoteMemoryRegion, SharedMemoryRegion,
+};
 use ibverbs_function_device::FunctionDevice;
 
 /// The length of a message.

@@ -9,7 +9,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 
 use ibverbs::future::Share;
-use ibverbs::{AccessFlags, AsyncChannel, BufferPool, PooledBuffer, ProtectionDomain, Reactor, TransportError, TransportResult};
+use ibverbs::{
+    AccessFlags, AsyncChannel, BufferPool, PooledBuffer, ProtectionDomain, Reactor, TransportError,
+    TransportResult,
+};
 
 use crate::reactor::channel;
 use crate::rig::{LENGTH, epoll_of};

@@ -6,7 +6,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::memory::HugePages;
-use ibverbs::{CompletionQueue, MemoryRegion, PreparedQueuePair, ProtectionDomain, QueuePair, Rc, RegionOptions};
+use ibverbs::{
+    CompletionQueue, MemoryRegion, PreparedQueuePair, ProtectionDomain, QueuePair, Rc,
+    RegionOptions,
+};
 
 use crate::{connection, doublings, least, micros, point, queue_pairs};
 

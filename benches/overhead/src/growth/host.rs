@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ibverbs::completion::CompletionFields;
-use ibverbs::{Channel, CompletionQueue, MemoryRegion, PreparedQueuePair, PreparedRequest, ProtectionDomain, QueuePair, Rc, SendWorkRequest, WorkCompletion};
+use ibverbs::{
+    Channel, CompletionQueue, MemoryRegion, PreparedQueuePair, PreparedRequest, ProtectionDomain,
+    QueuePair, Rc, SendWorkRequest, WorkCompletion,
+};
 
 use crate::reactor::{ReactorRig, sends};
 use crate::rig::{LENGTH, WINDOW, context};
