@@ -178,7 +178,7 @@ fn list(top: &Path, folder: &Path, text: &mut String) {
     }
 }
 
-/// Removes what this run's folder offers: first the stamp, so that nobody takes a part of it.
+/// Removes the result in this run's folder. The stamp goes first: without it no other build copies a half-removed result.
 fn remove(out: &Path) {
     let (stamp, result) = (out.join(STAMP), out.join(RESULT));
     for (path, removed) in

@@ -41,7 +41,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Brings memory in, then registers it with so many keys. Returns the times.
+/// Brings memory in, then registers it with `keys` keys. Returns both times.
 fn register(
     domain: &Arc<ProtectionDomain<'static>>,
     len: usize,

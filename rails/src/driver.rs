@@ -302,7 +302,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// A task that waits for a connection. If it is dropped before, nobody knows the peer.
+/// A task that waits for a connection. If the task is dropped first, the driver removes the peer, whose name the program never got.
 struct Attempt<'a>(&'a AsyncRails);
 
 impl Drop for Attempt<'_> {
@@ -314,7 +314,7 @@ impl Drop for Attempt<'_> {
 }
 
 impl Answers {
-    /// Removes the peers whose connections nobody waits for any more.
+    /// Removes the peers whose waiting tasks were dropped.
     fn drop_attempts(&mut self, rails: &mut Rails) {
         let dropped = self.connections.iter().filter(|(_, sender)| sender.is_canceled());
         for peer in dropped.map(|(&peer, _)| peer).collect::<Vec<_>>() {
@@ -373,7 +373,7 @@ impl RailsDriver {
     /// rails; events that no handle has taken are lost.
     ///
     /// `poll_readable` waits for the [descriptor](Self::descriptor) as the runtime does it. It returns [`Poll::Ready`] if the
-    /// descriptor may have become readable since it was called last. If not, it has the task woken when that happens.
+    /// descriptor may have become readable since the last call. If not, it wakes the task when that happens.
     ///
     /// If it is dropped, the peers are gone, and all futures of the handles end.
     ///

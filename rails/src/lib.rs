@@ -45,8 +45,8 @@
 //!
 //! # What a peer can do
 //!
-//! A peer that says or sends what it may not is dropped: more messages than there is room for, pairs of devices that nobody has,
-//! a word at the wrong time. So is one that connects to this side and says nothing for 10 s, or has not tried all pairs after a
+//! A peer that breaks the protocol is dropped: one that sends more messages than there is room for, names devices that do
+//! not exist, or sends a frame in the wrong state. So is one that connects to this side and says nothing for 10 s, or has not tried all pairs after a
 //! minute, and one that does not read what it is told. What a peer makes this side keep is bounded by the settings, also while the program takes no events:
 //! 32 messages, 48 notifications, and the last two changes of each rail. No peer keeps [`Rails::turn`] from returning.
 //!

@@ -217,8 +217,8 @@ impl Messages {
         Some(ended)
     }
 
-    /// A message has arrived by a write of so many bytes: all that can be given to the program now. `None`: it is none of
-    /// this crate's, or has no place yet.
+    /// Takes a message that a write of `bytes` bytes has delivered, and returns all messages that are now in order. `None` if
+    /// the write is not a message of this crate, or is beyond the inbox.
     pub(crate) fn receive(&mut self, immediate: u32, bytes: u32) -> Option<Vec<Vec<u8>>> {
         let ahead = u64::from(immediate.wrapping_sub(self.next as u32) & NUMBER);
         let mut messages = Vec::new();

@@ -48,7 +48,7 @@ pub struct Rails {
     random: RandomState,
 }
 
-/// Of those that connect to a listener, so many more than there can be peers: some are none.
+/// How many more connections than peers a listener accepts at a time, since some of them never become peers.
 const MORE_ACCEPTING: usize = 64;
 
 /// What is under way.

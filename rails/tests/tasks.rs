@@ -168,7 +168,7 @@ fn a_dropped_future_leaves_nothing_behind() {
     });
 }
 
-/// Nobody knows a peer whose connection nobody waits for.
+/// A peer whose waiting task was dropped is removed.
 #[test]
 fn a_connection_that_is_dropped_ends() {
     run(|[(one, _), _]| async move {

@@ -67,11 +67,10 @@ impl HubBuilder {
         /// How many messages to a peer can be in flight. 1 to 16,384, default 3.
         sends: u32;
 
-        /// From so many messages in flight on, writes are gathered until one has arrived. Default 1: while something is in
-        /// flight.
+        /// While at least this many messages are in flight, writes are gathered until one of them has arrived. Default 1.
         gather_at: u32;
 
-        /// So many receives for all streams together, instead of some for each: for thousands of streams of which few receive
+        /// The number of receives that all streams share, instead of some for each: for thousands of streams of which few receive
         /// at a time. Then a stream has no buffer while it is idle, and [`receives`](Self::receives) should be small (2 to 8).
         /// Default 0: each stream has its own.
         shared_receives: u32;
@@ -95,7 +94,7 @@ impl HubBuilder {
     /// # Errors
     ///
     ///  - `InvalidInput`: a number is out of its range: which one, and the range. Or the device has no completion queue that is
-    ///    long enough for so many connections: for how many it has.
+    ///    long enough for this many connections; the text says for how many there is one.
     ///  - Those of [`Loop::new`](ibverbs::Loop::new) and [`BufferPool::new`](ibverbs::BufferPool::new).
     pub fn build(self) -> io::Result<Hub> {
         self.config.check(&self.context)?;

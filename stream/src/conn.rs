@@ -375,7 +375,7 @@ impl<B: Chunk> Conn<B> {
         Ok(at - before)
     }
 
-    /// What is gathered goes as soon as it can.
+    /// Asks for gathered bytes to be posted at the next turn. Returns whether none are left.
     pub(crate) fn flush(&mut self) -> Result<bool, StreamError> {
         self.flushes = self.tail.is_some();
         match self.failure {
@@ -384,7 +384,7 @@ impl<B: Chunk> Conn<B> {
         }
     }
 
-    /// What there is to be read. When a piece was read, [`give_back`](Self::give_back) says so.
+    /// Takes the next piece to be read. After the piece was read, [`give_back`](Self::give_back) says so.
     pub(crate) fn take_piece(&mut self) -> Result<Read<B>, StreamError> {
         match (self.ready.pop_front(), self.failure) {
             (Some(piece), _) => Ok(Read::Piece(piece)),

@@ -1,4 +1,4 @@
-//! What many streams share: a loop, a lock, and whoever polls.
+//! What many streams share: a loop, its lock, and the thread or task that polls it.
 //!
 //! The lock is held while something is posted or polled, and not while a verb is called that may take long, or a task is woken:
 //! that is done when it is released, by [`Guard`]. A thread that waits for something sleeps without the lock. It has armed the
@@ -224,7 +224,7 @@ impl Inner {
         Guard { state: Some(state), inner: self }
     }
 
-    /// Whether somebody serves all streams.
+    /// Whether a driver polls for all streams.
     pub(crate) fn is_driven(&self) -> bool {
         self.drivers.load(Ordering::SeqCst) > 0
     }
@@ -601,7 +601,7 @@ impl State {
         left.into_iter().for_each(|buffer| self.recycle(buffer));
         self.feed();
         self.count = self.count.saturating_sub(1);
-        // If it is out, it is destroyed by whoever has it.
+        // A channel that was taken out is destroyed by the caller that took it.
         if let Ok(channel) = self.lp.take_out(id) {
             self.ended.push((channel, member.socket));
         }

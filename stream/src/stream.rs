@@ -327,7 +327,7 @@ impl WriteHalf {
         })
     }
 
-    /// Waits until what was written is on its way, or does not if somebody else sends it.
+    /// Waits until what was written has been posted.
     fn flush_until(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         let Handle { hub, id, .. } = &*self.writer.handle;
         hub.wait(deadline, |state| {

@@ -20,7 +20,7 @@ use crate::StreamError;
 /// The length of a header.
 pub(crate) const HEADER: usize = 4;
 
-/// Messages without data need no credit: so many receives are for them.
+/// The number of receives kept for messages without data, which need no credit.
 pub(crate) const CONTROLS: u32 = 4;
 
 const FIN: u32 = 1 << 31;

@@ -168,7 +168,7 @@ fn place(number: u64, memory: u64) -> usize {
     (number % memory.div_ceil(PART as u64)) as usize * PART
 }
 
-/// The memory for a file, or for so many bytes without one.
+/// Allocates memory for the file, or for `length` bytes if there is no file.
 fn allocate(
     rails: &Rails,
     file: Option<&File>,

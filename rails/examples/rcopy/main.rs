@@ -4,7 +4,7 @@
 //!     rcopy send [-d DEVICE].. [-p PORT] FILE|-m SIZE HOST     sends FILE
 //!     rcopy plot FILE.svg                                      draws the throughput of four rails, one of which dies
 //!
-//! `-m 10G` is memory instead of a file: the sender has so many random bytes, and the receiver takes as many at most. No
+//! `-m 10G` is memory instead of a file: the sender sends 10 GiB of random bytes, and the receiver accepts at most 10 GiB. No
 //! disk is in the way then, and no copy in memory.
 //!
 //! Without `-d`, all devices with an active port are taken. A bar shows what each rail carries. A copy of a file that was

@@ -1,4 +1,4 @@
-//! Two honest sides, and somebody between them who changes, drops, repeats and injects what they agree by, in any state.
+//! Two honest sides, and an attacker between them who changes, drops, repeats and injects frames in any state.
 //!
 //! The test tries the committed corpus and bytes of a seed, and `fuzz/` those that coverage leads to.
 
@@ -12,7 +12,7 @@ use ibverbs_software::Network;
 use super::frames::Frame;
 use super::support::{Pipe, Queue, World};
 
-/// How long somebody is between them.
+/// How many steps the attacker takes.
 const STEPS: usize = 120;
 const INBOX: u8 = 10;
 
@@ -224,7 +224,7 @@ fn peer_of(event: &Event) -> PeerId {
 /// Both sides' programs.
 struct Programs {
     world: World,
-    /// By side and connection: the second is the one that nobody is between.
+    /// By side and connection. The attacker is on the first connection only.
     peers: [[PeerId; 2]; 2],
     seen: [[Seen; 2]; 2],
     memory: [RailMemory; 2],
@@ -284,7 +284,7 @@ impl Programs {
     }
 }
 
-/// Whatever somebody between two honest sides does to what they agree by: nobody panics, waits without end, or keeps more than
+/// Whatever the attacker does to the frames of two honest sides: neither side panics, waits without end, or keeps more than
 /// is allowed; each transfer and each message ends once; after the end of a peer nothing of it comes; and another connection of
 /// the same two sides does not suffer.
 ///

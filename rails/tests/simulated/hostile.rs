@@ -159,7 +159,7 @@ fn a_turn_ends_however_much_a_peer_says() {
     }
 }
 
-/// As a listener has them that somebody scans. The program does not know their names.
+/// Connections as a port scanner makes them: the program never learns that they exist.
 #[test]
 fn a_peer_that_says_nothing_is_dropped() {
     let mut world = World::unconnected([1, 1], network(), |builder| builder);

@@ -47,7 +47,7 @@ fn whole_write(ours: &RailMemory, theirs: &RailMemory) -> Transfer {
     Transfer::write(ours.slice(..).unwrap(), theirs.remote())
 }
 
-/// The time that a write of so many bytes takes on so many rails.
+/// Returns the time that a write of `len` bytes takes on `rails` rails.
 fn time_of_write(rails: usize, len: usize) -> Duration {
     let mut world = World::new(rails, network());
     let [ours, theirs] = memory(&world, len);

@@ -93,7 +93,7 @@ pub(crate) struct World {
 static DEVICES: AtomicU32 = AtomicU32::new(0);
 
 impl World {
-    /// Sides that are connected, with so many rails.
+    /// Makes two connected sides with `rails` rails.
     pub(crate) fn new(rails: usize, network: Network) -> Self {
         Self::with(rails, network, |builder| builder)
     }
