@@ -2,11 +2,15 @@
 //!
 //! Only atomic operations may access such memory: then the result of reading during a concurrent write
 //! is unspecified, but not undefined behaviour. The unit of access is the alignment of the element, up
-//! to the machine's word: a `u32` is copied by 4-byte accesses, a `[u8; 16]` byte by byte. Byte-wise
-//! atomic copies would be slow, and compilers do not merge atomic accesses. So the bulk is copied in
-//! words, in assembly: one access to an aligned word counts as one access to each unit in it, because
-//! the hardware accesses all of them at once, which is one of the permitted orders.
+//! to the machine's word: a `u32` is copied by 4-byte accesses, a `[u8; 16]` byte by byte. Compilers do
+//! not merge atomic accesses, and byte-wise copies would be slow. So each access to shared memory is one
+//! instruction of assembly, as wide as the machine has. It counts as one access to each unit in it,
+//! because no processor splits an aligned word (Go's `memmove`, which must not split a pointer, relies on
+//! the same): x86-64 splits accesses at 8-byte boundaries at most, and aarch64 accesses each register of a
+//! pair, if it is aligned, at once. The accesses at the ends of a copy may overlap: then a unit is read, or is written
+//! with the same value, twice.
 
+use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicUsize, Ordering};
 
 /// The size of one access for elements of `T`, in bytes: a power of 2, up to the word.
@@ -16,28 +20,17 @@ const fn unit<T>() -> usize {
 
 const WORD: usize = size_of::<usize>();
 
-/// Shorter copies are not aligned first, as that would cost more than it saves.
-const BULK: usize = 2 * WORD;
-
 /// Copies `count` elements out of shared memory.
 ///
 /// # Safety
 ///
 /// `from` is valid for reads of `count` elements, aligned, and accessed only by atomic operations of
-/// this size and from outside of the program. `to` is valid for writes of `count` elements, and nothing
+/// this size and from outside of the program. `to` is valid for writes of `count` elements, aligned, and nothing
 /// else accesses it.
+#[inline]
 pub unsafe fn load<T>(from: *const T, to: *mut T, count: usize) {
-    let bytes = count * size_of::<T>();
-    let (from, to) = (from.cast::<u8>(), to.cast::<u8>());
-    // SAFETY: the three parts make up the whole, which the caller vouches for; `from` is aligned to
-    // the unit, and all three lengths are multiples of it.
-    unsafe {
-        let (head, words) = split(from, bytes);
-        load_units::<T>(from, to, head);
-        copy_words(from.add(head), to.add(head), words);
-        let done = head + words * WORD;
-        load_units::<T>(from.add(done), to.add(done), bytes - done);
-    }
+    // SAFETY: the caller vouches for it.
+    unsafe { copy::<T>(Load, from.cast(), to.cast(), count * size_of::<T>()) }
 }
 
 /// Copies `count` elements into shared memory.
@@ -45,193 +38,567 @@ pub unsafe fn load<T>(from: *const T, to: *mut T, count: usize) {
 /// # Safety
 ///
 /// `to` is valid for writes of `count` elements, aligned, and accessed only by atomic operations of
-/// this size and from outside of the program. `from` is valid for reads of `count` elements, and
+/// this size and from outside of the program. `from` is valid for reads of `count` elements, aligned, and
 /// nothing writes it.
+#[inline]
 pub unsafe fn store<T>(from: *const T, to: *mut T, count: usize) {
-    let bytes = count * size_of::<T>();
-    let (from, to) = (from.cast::<u8>(), to.cast::<u8>());
-    // SAFETY: as in `load`, with the roles exchanged.
+    // SAFETY: the caller vouches for it.
+    unsafe { copy::<T>(Store, from.cast(), to.cast(), count * size_of::<T>()) }
+}
+
+/// Writes `value` to `count` elements of shared memory.
+///
+/// # Safety
+///
+/// As [`store`].
+pub(crate) unsafe fn fill<T: Copy>(value: T, to: *mut T, count: usize) {
+    const BLOCK: usize = 64;
+    // SAFETY: all are among the elements that the caller vouches for. A unit has no padding.
     unsafe {
-        let (head, words) = split(to, bytes);
-        store_units::<T>(from, to, head);
-        copy_words(from.add(head), to.add(head), words);
-        let done = head + words * WORD;
-        store_units::<T>(from.add(done), to.add(done), bytes - done);
+        if size_of::<T>() == unit::<T>() {
+            let mut units = [0_u8; WORD];
+            for unit in units.chunks_exact_mut(size_of::<T>()) {
+                unit.as_mut_ptr().cast::<T>().write_unaligned(value);
+            }
+            let way = Fill(usize::from_ne_bytes(units));
+            return copy::<T>(way, ptr::null(), to.cast(), count * size_of::<T>());
+        }
+        // Small elements are copied many at a time.
+        let block = [value; BLOCK];
+        let at_once = if size_of::<T>() <= BLOCK { BLOCK } else { 1 };
+        for at in (0..count).step_by(at_once) {
+            store(block.as_ptr(), to.add(at), at_once.min(count - at));
+        }
     }
 }
 
-/// The number of bytes before the first aligned word of the shared memory, and the number of words to
-/// copy from there on.
-fn split(shared: *const u8, bytes: usize) -> (usize, usize) {
-    let head = (shared as usize).wrapping_neg() % WORD;
-    if HAVE_WORDS && bytes >= BULK { (head, (bytes - head) / WORD) } else { (bytes, 0) }
+/// Where the bytes come from, and which side is shared.
+trait Way: Copy {
+    /// # Safety
+    ///
+    /// The shared side is as [`load`] or [`store`] says, and as aligned as `P` needs; the other side may be unaligned.
+    unsafe fn one<P: Piece>(self, from: *const u8, to: *mut u8);
+
+    /// The side that is shared.
+    fn shared(self, _: *const u8, to: *mut u8) -> *const u8 {
+        to
+    }
+
+    /// The word that is written again and again, without a source.
+    #[allow(dead_code, reason = "used on x86-64 only")]
+    fn word(self) -> Option<usize> {
+        None
+    }
 }
+
+#[derive(Clone, Copy)]
+struct Load;
+
+impl Way for Load {
+    #[inline(always)]
+    unsafe fn one<P: Piece>(self, from: *const u8, to: *mut u8) {
+        // SAFETY: the caller vouches for it.
+        unsafe { to.cast::<P>().write_unaligned(P::get(from)) }
+    }
+
+    #[inline(always)]
+    fn shared(self, from: *const u8, _: *mut u8) -> *const u8 {
+        from
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Store;
+
+impl Way for Store {
+    #[inline(always)]
+    unsafe fn one<P: Piece>(self, from: *const u8, to: *mut u8) {
+        // SAFETY: the caller vouches for it.
+        unsafe { from.cast::<P>().read_unaligned().put(to) }
+    }
+}
+
+/// A unit as often as a word has room for it.
+#[derive(Clone, Copy)]
+struct Fill(usize);
+
+impl Way for Fill {
+    #[inline(always)]
+    unsafe fn one<P: Piece>(self, _: *const u8, to: *mut u8) {
+        // SAFETY: the caller vouches for it.
+        unsafe { P::of(self.0).put(to) }
+    }
+
+    #[inline(always)]
+    fn word(self) -> Option<usize> {
+        Some(self.0)
+    }
+}
+
+/// What is accessed at once.
+trait Piece: Copy {
+    /// # Safety
+    ///
+    /// `from` is shared memory, and as aligned as the implementation says.
+    unsafe fn get(from: *const u8) -> Self;
+
+    /// # Safety
+    ///
+    /// As [`get`](Self::get).
+    unsafe fn put(self, to: *mut u8);
+
+    /// As many bytes of the word, or the word as often as there is room for it.
+    fn of(word: usize) -> Self;
+}
+
+/// A unit, aligned to its size.
+#[derive(Clone, Copy)]
+struct Unit<U>(U);
 
 macro_rules! units {
-    ($atomic:ident, $integer:ty, $from:ident, $to:ident, $bytes:ident, load) => {
-        for at in (0..$bytes).step_by(size_of::<$integer>()) {
-            let value = (*$from.add(at).cast::<$atomic>()).load(Ordering::Relaxed);
-            $to.add(at).cast::<$integer>().write_unaligned(value);
+    ($($integer:ty, $atomic:ty;)*) => {$(
+        impl Piece for Unit<$integer> {
+            #[inline(always)]
+            unsafe fn get(from: *const u8) -> Self {
+                // SAFETY: it is aligned, and accessed by atomic operations only.
+                Self(unsafe { (*from.cast::<$atomic>()).load(Ordering::Relaxed) })
+            }
+
+            #[inline(always)]
+            unsafe fn put(self, to: *mut u8) {
+                // SAFETY: as above.
+                unsafe { (*to.cast::<$atomic>()).store(self.0, Ordering::Relaxed) }
+            }
+
+            #[inline(always)]
+            fn of(word: usize) -> Self {
+                Self(word as $integer)
+            }
         }
-    };
-    ($atomic:ident, $integer:ty, $from:ident, $to:ident, $bytes:ident, store) => {
-        for at in (0..$bytes).step_by(size_of::<$integer>()) {
-            let value = $from.add(at).cast::<$integer>().read_unaligned();
-            (*$to.add(at).cast::<$atomic>()).store(value, Ordering::Relaxed);
-        }
-    };
+    )*};
+}
+
+units! {
+    u8, AtomicU8;
+    u16, AtomicU16;
+    u32, AtomicU32;
+    usize, AtomicUsize;
 }
 
 /// # Safety
 ///
-/// As [`load`]; `bytes` is a multiple of the unit of `T`, to which `from` is aligned.
-unsafe fn load_units<T>(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: each access is within what the caller vouches for. The shared side is aligned and
-    // accessed by atomic operations of this size; the other side may be unaligned.
+/// As [`load`] or [`store`], whose elements have that many bytes together.
+#[inline(always)]
+unsafe fn copy<T>(way: impl Way, from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: the caller vouches for it.
     unsafe {
-        match unit::<T>() {
-            1 => units!(AtomicU8, u8, from, to, bytes, load),
-            2 => units!(AtomicU16, u16, from, to, bytes, load),
-            4 => units!(AtomicU32, u32, from, to, bytes, load),
-            _ => units!(AtomicUsize, usize, from, to, bytes, load),
+        if !wide::HERE {
+            return copy_units::<T>(way, from, to, bytes);
         }
+        if wide::any_address(unit::<T>()) {
+            return wide::copy(way, from, to, bytes);
+        }
+        // As many units as there are before the first aligned word, then words, and the units that are left.
+        let head = ((way.shared(from, to) as usize).wrapping_neg() % WORD).min(bytes);
+        let words = (bytes - head) / WORD * WORD;
+        copy_units::<T>(way, from, to, head);
+        wide::copy(way, from.wrapping_add(head), to.add(head), words);
+        let done = head + words;
+        copy_units::<T>(way, from.wrapping_add(done), to.add(done), bytes - done);
     }
 }
 
 /// # Safety
 ///
-/// As [`store`]; `bytes` is a multiple of the unit of `T`, to which `to` is aligned.
-unsafe fn store_units<T>(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: as in `load_units`.
+/// As [`copy`].
+#[inline(always)]
+unsafe fn copy_units<T>(way: impl Way, from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: each access is within what the caller vouches for, and aligned, as the elements are.
     unsafe {
-        match unit::<T>() {
-            1 => units!(AtomicU8, u8, from, to, bytes, store),
-            2 => units!(AtomicU16, u16, from, to, bytes, store),
-            4 => units!(AtomicU32, u32, from, to, bytes, store),
-            _ => units!(AtomicUsize, usize, from, to, bytes, store),
+        for at in (0..bytes).step_by(unit::<T>()) {
+            let (from, to) = (from.wrapping_add(at), to.add(at));
+            match unit::<T>() {
+                1 => way.one::<Unit<u8>>(from, to),
+                2 => way.one::<Unit<u16>>(from, to),
+                4 => way.one::<Unit<u32>>(from, to),
+                _ => way.one::<Unit<usize>>(from, to),
+            }
         }
     }
 }
 
-/// Whether [`copy_words`] is implemented for this target.
-const HAVE_WORDS: bool = cfg!(all(
+/// Accesses of several units.
+#[cfg(all(
     any(target_arch = "x86_64", target_arch = "aarch64"),
     target_pointer_width = "64",
     not(miri)
-));
+))]
+mod wide {
+    use std::arch::asm;
 
-/// From this many words on, the processor's own loop is faster: 50 GiB/s where the loop of four words has 32.
-#[cfg(all(target_arch = "x86_64", target_pointer_width = "64", not(miri)))]
-const LONG: usize = 128;
+    use super::{Piece, Way};
 
-/// Copies aligned words from or to shared memory, each by one access to it.
-///
-/// # Safety
-///
-/// As [`load`] or [`store`]; the shared side is aligned to the word.
-#[cfg(all(target_arch = "x86_64", target_pointer_width = "64", not(miri)))]
-unsafe fn copy_words(from: *const u8, to: *mut u8, words: usize) {
-    if words == 0 {
-        return;
+    pub(super) const HERE: bool = true;
+
+    /// Whether accesses may begin at any multiple of the unit. On aarch64, an access to a word that is not aligned is one to each of
+    /// its bytes.
+    pub(super) const fn any_address(unit: usize) -> bool {
+        cfg!(target_arch = "x86_64") || unit == 1 || unit == 8
     }
-    if words >= LONG {
-        // SAFETY: as below; the flag of the direction is clear, as everywhere in Rust.
+
+    #[cfg(target_arch = "x86_64")]
+    type Double = std::arch::x86_64::__m128i;
+    #[cfg(target_arch = "aarch64")]
+    type Double = [u64; 2];
+
+    #[derive(Clone, Copy)]
+    struct Wide<U>(U);
+
+    macro_rules! pieces {
+        ($($type:ty, $arch:literal, $get:literal, $put:literal, $class:ident, $of:expr;)*) => {$(
+            #[cfg(target_arch = $arch)]
+            impl Piece for Wide<$type> {
+                #[inline(always)]
+                unsafe fn get(from: *const u8) -> Self {
+                    let value;
+                    // SAFETY: it only reads what the caller vouches for.
+                    unsafe { asm!($get, v = out($class) value, p = in(reg) from, options(nostack, preserves_flags, readonly)) };
+                    Self(value)
+                }
+
+                #[inline(always)]
+                unsafe fn put(self, to: *mut u8) {
+                    // SAFETY: it only writes what the caller vouches for.
+                    unsafe { asm!($put, v = in($class) self.0, p = in(reg) to, options(nostack, preserves_flags)) };
+                }
+
+                #[inline(always)]
+                fn of(word: usize) -> Self {
+                    Self(($of)(word))
+                }
+            }
+        )*};
+    }
+
+    pieces! {
+        u8, "x86_64", "mov {v}, byte ptr [{p}]", "mov byte ptr [{p}], {v}", reg_byte, |word| word as u8;
+        u16, "x86_64", "mov {v:x}, word ptr [{p}]", "mov word ptr [{p}], {v:x}", reg, |word| word as u16;
+        u32, "x86_64", "mov {v:e}, dword ptr [{p}]", "mov dword ptr [{p}], {v:e}", reg, |word| word as u32;
+        u64, "x86_64", "mov {v}, qword ptr [{p}]", "mov qword ptr [{p}], {v}", reg, |word| word as u64;
+        Double, "x86_64", "movups {v}, xmmword ptr [{p}]", "movups xmmword ptr [{p}], {v}", xmm_reg, |word| unsafe { std::mem::transmute([word; 2]) };
+        u8, "aarch64", "ldrb {v:w}, [{p}]", "strb {v:w}, [{p}]", reg, |word| word as u8;
+        u16, "aarch64", "ldrh {v:w}, [{p}]", "strh {v:w}, [{p}]", reg, |word| word as u16;
+        u32, "aarch64", "ldr {v:w}, [{p}]", "str {v:w}, [{p}]", reg, |word| word as u32;
+        u64, "aarch64", "ldr {v}, [{p}]", "str {v}, [{p}]", reg, |word| word as u64;
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    impl Piece for Wide<Double> {
+        #[inline(always)]
+        unsafe fn get(from: *const u8) -> Self {
+            let (a, b);
+            // SAFETY: it only reads what the caller vouches for.
+            unsafe {
+                asm!("ldp {a}, {b}, [{p}]", a = out(reg) a, b = out(reg) b, p = in(reg) from, options(nostack, preserves_flags, readonly))
+            };
+            Self([a, b])
+        }
+
+        #[inline(always)]
+        unsafe fn put(self, to: *mut u8) {
+            let [a, b] = self.0;
+            // SAFETY: it only writes what the caller vouches for.
+            unsafe {
+                asm!("stp {a}, {b}, [{p}]", a = in(reg) a, b = in(reg) b, p = in(reg) to, options(nostack, preserves_flags))
+            };
+        }
+
+        #[inline(always)]
+        fn of(word: usize) -> Self {
+            Self([word as u64; 2])
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As [`copy`](super::copy), of elements for which [`any_address`] is true, or both the shared side and the length are
+    /// multiples of the word.
+    #[inline(always)]
+    pub(super) unsafe fn copy(way: impl Way, from: *const u8, to: *mut u8, bytes: usize) {
+        // SAFETY: all accesses are within these bytes. They begin a multiple of the unit after the first byte, as both halves of a
+        // length do.
         unsafe {
-            std::arch::asm!(
-                "rep movsq",
-                inout("rsi") from => _,
-                inout("rdi") to => _,
-                inout("rcx") words => _,
-                options(nostack, preserves_flags),
+            match bytes {
+                0 => {}
+                1 => way.one::<Wide<u8>>(from, to),
+                2 | 3 => ends::<Wide<u16>>(way, from, to, bytes),
+                4..8 => ends::<Wide<u32>>(way, from, to, bytes),
+                8..16 => ends::<Wide<u64>>(way, from, to, bytes),
+                16..=32 => ends::<Wide<Double>>(way, from, to, bytes),
+                _ => longer(way, from, to, bytes),
+            }
+        }
+    }
+
+    /// The first piece and the last, which are the same or meet.
+    ///
+    /// # Safety
+    ///
+    /// As [`copy`].
+    #[inline(always)]
+    unsafe fn ends<P: Piece>(way: impl Way, from: *const u8, to: *mut u8, bytes: usize) {
+        // SAFETY: the caller vouches for it.
+        unsafe {
+            way.one::<P>(from, to);
+            let last = bytes - size_of::<P>();
+            if last > 0 {
+                way.one::<P>(from.wrapping_add(last), to.add(last));
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As [`copy`], of more than 32 bytes.
+    #[inline(never)]
+    unsafe fn longer(way: impl Way, from: *const u8, to: *mut u8, bytes: usize) {
+        // SAFETY: all accesses are within these bytes, and begin as those of `copy` do.
+        unsafe {
+            if bytes <= 64 {
+                ends::<Wide<Double>>(way, from, to, 32);
+                let last = bytes - 32;
+                ends::<Wide<Double>>(way, from.wrapping_add(last), to.add(last), 32);
+            } else if have_quads() {
+                quads(way, from, to, bytes);
+            } else {
+                doubles(way, from, to, bytes);
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As [`copy`], of more than 64 bytes.
+    unsafe fn doubles(way: impl Way, from: *const u8, to: *mut u8, bytes: usize) {
+        let last = bytes - 64;
+        // SAFETY: as in `longer`.
+        unsafe {
+            for at in (0..last).step_by(64) {
+                four(way, from.wrapping_add(at), to.add(at));
+            }
+            four(way, from.wrapping_add(last), to.add(last));
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As [`copy`], of 64 bytes.
+    #[inline(always)]
+    unsafe fn four(way: impl Way, from: *const u8, to: *mut u8) {
+        // SAFETY: the caller vouches for it.
+        unsafe {
+            for at in [0, 16, 32, 48] {
+                way.one::<Wide<Double>>(from.wrapping_add(at), to.add(at));
+            }
+        }
+    }
+
+    /// Whether the processor accesses four words at once.
+    fn have_quads() -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return is_x86_feature_detected!("avx");
+        #[cfg(target_arch = "aarch64")]
+        false
+    }
+
+    /// # Safety
+    ///
+    /// As [`doubles`], on a processor that [has them](have_quads).
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn quads(way: impl Way, from: *const u8, to: *mut u8, bytes: usize) {
+        if let Some(word) = way.word() {
+            // SAFETY: the caller vouches for it.
+            return unsafe { fill(word, to, bytes) };
+        }
+        if bytes <= 256 {
+            // SAFETY: the first and the last 64 or 128 bytes are among those that the caller vouches for. It changes no
+            // registers except its operands, those named and the flags.
+            unsafe {
+                asm!(
+                    "vmovups ymm0, ymmword ptr [{from}]",
+                    "vmovups ymm1, ymmword ptr [{from} + 32]",
+                    "vmovups ymm2, ymmword ptr [{from} + {bytes} - 64]",
+                    "vmovups ymm3, ymmword ptr [{from} + {bytes} - 32]",
+                    "cmp {bytes}, 128",
+                    "jbe 2f",
+                    "vmovups ymm4, ymmword ptr [{from} + 64]",
+                    "vmovups ymm5, ymmword ptr [{from} + 96]",
+                    "vmovups ymm6, ymmword ptr [{from} + {bytes} - 128]",
+                    "vmovups ymm7, ymmword ptr [{from} + {bytes} - 96]",
+                    "vmovups ymmword ptr [{to} + 64], ymm4",
+                    "vmovups ymmword ptr [{to} + 96], ymm5",
+                    "vmovups ymmword ptr [{to} + {bytes} - 128], ymm6",
+                    "vmovups ymmword ptr [{to} + {bytes} - 96], ymm7",
+                    "2:",
+                    "vmovups ymmword ptr [{to}], ymm0",
+                    "vmovups ymmword ptr [{to} + 32], ymm1",
+                    "vmovups ymmword ptr [{to} + {bytes} - 64], ymm2",
+                    "vmovups ymmword ptr [{to} + {bytes} - 32], ymm3",
+                    "vzeroupper",
+                    from = in(reg) from,
+                    to = in(reg) to,
+                    bytes = in(reg) bytes,
+                    out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                    out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+                    options(nostack),
+                );
+            }
+            return;
+        }
+        // The first 32 bytes, blocks of 128 from the first multiple of 32 on, and the last 128.
+        let head = 32 - to as usize % 32;
+        let blocks = (bytes - head - 1) / 128;
+        // SAFETY: as above. There is at least one block.
+        unsafe {
+            asm!(
+                "vmovups ymm4, ymmword ptr [{from}]",
+                "vmovups ymm5, ymmword ptr [{from} + {bytes} - 128]",
+                "vmovups ymm6, ymmword ptr [{from} + {bytes} - 96]",
+                "vmovups ymm7, ymmword ptr [{from} + {bytes} - 64]",
+                "vmovups ymm8, ymmword ptr [{from} + {bytes} - 32]",
+                "vmovups ymmword ptr [{to}], ymm4",
+                "2:",
+                "vmovups ymm0, ymmword ptr [{next}]",
+                "vmovups ymm1, ymmword ptr [{next} + 32]",
+                "vmovups ymm2, ymmword ptr [{next} + 64]",
+                "vmovups ymm3, ymmword ptr [{next} + 96]",
+                "vmovaps ymmword ptr [{block}], ymm0",
+                "vmovaps ymmword ptr [{block} + 32], ymm1",
+                "vmovaps ymmword ptr [{block} + 64], ymm2",
+                "vmovaps ymmword ptr [{block} + 96], ymm3",
+                "sub {next}, -128",
+                "sub {block}, -128",
+                "dec {blocks}",
+                "jnz 2b",
+                "vmovups ymmword ptr [{to} + {bytes} - 128], ymm5",
+                "vmovups ymmword ptr [{to} + {bytes} - 96], ymm6",
+                "vmovups ymmword ptr [{to} + {bytes} - 64], ymm7",
+                "vmovups ymmword ptr [{to} + {bytes} - 32], ymm8",
+                "vzeroupper",
+                from = in(reg) from,
+                next = inout(reg) from.wrapping_add(head) => _,
+                to = in(reg) to,
+                block = inout(reg) to.add(head) => _,
+                bytes = in(reg) bytes,
+                blocks = inout(reg) blocks => _,
+                out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _, out("xmm8") _,
+                options(nostack),
             );
         }
-        return;
     }
-    // Four words at a time, then the rest one by one.
-    // SAFETY: it reads and writes that many words, which the caller vouches for. It changes no
-    // registers except its operands and the flags, and does not use the stack.
-    unsafe {
-        std::arch::asm!(
-            "cmp {left}, 4",
-            "jb 3f",
-            "2:",
-            "mov {a}, qword ptr [{from}]",
-            "mov {b}, qword ptr [{from} + 8]",
-            "mov {c}, qword ptr [{from} + 16]",
-            "mov {d}, qword ptr [{from} + 24]",
-            "mov qword ptr [{to}], {a}",
-            "mov qword ptr [{to} + 8], {b}",
-            "mov qword ptr [{to} + 16], {c}",
-            "mov qword ptr [{to} + 24], {d}",
-            "add {from}, 32",
-            "add {to}, 32",
-            "sub {left}, 4",
-            "cmp {left}, 4",
-            "jae 2b",
-            "3:",
-            "test {left}, {left}",
-            "jz 5f",
-            "4:",
-            "mov {a}, qword ptr [{from}]",
-            "mov qword ptr [{to}], {a}",
-            "add {from}, 8",
-            "add {to}, 8",
-            "dec {left}",
-            "jnz 4b",
-            "5:",
-            from = inout(reg) from => _,
-            to = inout(reg) to => _,
-            left = inout(reg) words => _,
-            a = out(reg) _,
-            b = out(reg) _,
-            c = out(reg) _,
-            d = out(reg) _,
-            options(nostack),
-        );
+
+    /// # Safety
+    ///
+    /// As [`quads`], on a processor that has them.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn fill(word: usize, to: *mut u8, bytes: usize) {
+        /// From here on, the processor's own loop is faster.
+        const LONG: usize = 4096;
+        let head = 32 - to as usize % 32;
+        // SAFETY: the first 32 bytes are among those that the caller vouches for, and so is what begins after the head, which is
+        // at most 32. The flag of the direction is clear, as everywhere in Rust. Both change no registers except their
+        // operands, those named and the flags.
+        unsafe {
+            if bytes >= LONG {
+                for at in [0, 16] {
+                    Wide::<Double>::of(word).put(to.add(at));
+                }
+                asm!(
+                    "rep stosq",
+                    in("rax") word,
+                    inout("rdi") to.add(head) => _,
+                    inout("rcx") (bytes - head) / 8 => _,
+                    options(nostack, preserves_flags),
+                );
+                return Wide::<u64>::of(word).put(to.add(bytes - 8));
+            }
+            asm!(
+                "vmovq xmm0, {word}",
+                "vpunpcklqdq xmm0, xmm0, xmm0",
+                "vinsertf128 ymm0, ymm0, xmm0, 1",
+                "vmovups ymmword ptr [{to}], ymm0",
+                "vmovups ymmword ptr [{end} - 64], ymm0",
+                "vmovups ymmword ptr [{end} - 32], ymm0",
+                "cmp {block}, {last}",
+                "jae 3f",
+                "2:",
+                "vmovaps ymmword ptr [{block}], ymm0",
+                "vmovaps ymmword ptr [{block} + 32], ymm0",
+                "add {block}, 64",
+                "cmp {block}, {last}",
+                "jb 2b",
+                "3:",
+                "vzeroupper",
+                word = in(reg) word,
+                to = in(reg) to,
+                block = inout(reg) to.add(head) => _,
+                end = in(reg) to.add(bytes),
+                last = in(reg) to.add(bytes - 64),
+                out("xmm0") _,
+                options(nostack),
+            );
+        }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    unsafe fn quads(way: impl Way, from: *const u8, to: *mut u8, bytes: usize) {
+        // SAFETY: the caller vouches for it.
+        unsafe { doubles(way, from, to, bytes) }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::super::tests::in_every_alignment;
+        use super::super::{Fill, Load, Store};
+        use super::*;
+
+        /// What [`longer`] chooses on a processor without [`quads`].
+        #[test]
+        fn doubles_copy_and_fill_in_every_alignment() {
+            in_every_alignment(65..200, |shared, private, back, length| {
+                let word = usize::MAX / 255 * 7;
+                // SAFETY: they are in arrays of this length.
+                unsafe {
+                    doubles(Fill(word), std::ptr::null(), shared, length);
+                    for at in 0..length {
+                        assert_eq!(shared.add(at).read(), 7);
+                    }
+                    doubles(Store, private, shared, length);
+                    doubles(Load, shared, back, length);
+                }
+            });
+        }
     }
 }
 
-/// Copies aligned words from or to shared memory, each by one access to it.
-///
-/// # Safety
-///
-/// As [`load`] or [`store`]; the shared side is aligned to the word.
-#[cfg(all(target_arch = "aarch64", target_pointer_width = "64", not(miri)))]
-unsafe fn copy_words(from: *const u8, to: *mut u8, words: usize) {
-    if words == 0 {
-        return;
-    }
-    // SAFETY: it reads and writes that many words, which the caller vouches for; the side that is not
-    // shared may be unaligned, which this machine allows for normal memory. It changes no registers
-    // except its operands and the flags, and does not use the stack.
-    unsafe {
-        std::arch::asm!(
-            "2:",
-            "ldr {word}, [{from}], #8",
-            "str {word}, [{to}], #8",
-            "subs {words}, {words}, #1",
-            "b.ne 2b",
-            from = inout(reg) from => _,
-            to = inout(reg) to => _,
-            words = inout(reg) words => _,
-            word = out(reg) _,
-            options(nostack),
-        );
-    }
-}
-
-/// Never called with words to copy, see [`HAVE_WORDS`].
-///
-/// # Safety
-///
-/// `words` is 0.
+/// Never called.
 #[cfg(not(all(
     any(target_arch = "x86_64", target_arch = "aarch64"),
     target_pointer_width = "64",
     not(miri)
 )))]
-unsafe fn copy_words(_from: *const u8, _to: *mut u8, words: usize) {
-    debug_assert_eq!(words, 0);
+mod wide {
+    pub(super) const HERE: bool = false;
+
+    pub(super) const fn any_address(_: usize) -> bool {
+        false
+    }
+
+    pub(super) unsafe fn copy(_: impl super::Way, _: *const u8, _: *mut u8, _: usize) {
+        unreachable!()
+    }
 }
 
 #[cfg(test)]
@@ -280,47 +647,149 @@ mod tests {
         check(|i| [i as u64, 1, 2]);
     }
 
+    /// Calls `copy` with shared memory, private memory and memory for a second copy in every alignment to 64, which
+    /// is to copy the second to the first and the first to the third; checks that it did, and nothing beside it.
+    pub(super) fn in_every_alignment(
+        lengths: impl Iterator<Item = usize> + Clone,
+        mut copy: impl FnMut(*mut u8, *const u8, *mut u8, usize),
+    ) {
+        const ROOM: usize = if cfg!(miri) { 200 } else { 5000 };
+        const PRIVATE: &[usize] =
+            if cfg!(miri) { &[0, 3] } else { &[0, 1, 2, 4, 7, 8, 11, 16, 24, 31, 32, 63] };
+        let fresh: Vec<u8> = (0..ROOM).map(|i| (i * 7 + i / 256) as u8 | 1).collect();
+        let mut memory = vec![0_u8; 2 * ROOM];
+        let start = memory.as_ptr().align_offset(64);
+        let shared = memory[start..].as_mut_ptr();
+        for at in (0..64).step_by(if cfg!(miri) { 13 } else { 1 }) {
+            for &private in PRIVATE {
+                for length in lengths.clone() {
+                    let inside = at..at + length;
+                    let mut back = vec![0; private + length + 1];
+                    // SAFETY: all of it is in the vectors, and ours alone.
+                    let seen = unsafe {
+                        shared.write_bytes(0, length + 200);
+                        let (from, to) = (fresh[private..].as_ptr(), back[private..].as_mut_ptr());
+                        copy(shared.add(at), from, to, length);
+                        std::slice::from_raw_parts(shared, length + 200)
+                    };
+                    let expected = &fresh[private..private + length];
+                    assert!(seen[inside.clone()] == *expected, "{inside:?} of {private}");
+                    assert!(seen[..at].iter().chain(&seen[inside.end..]).all(|&byte| byte == 0));
+                    assert!(
+                        back[private..private + length] == *expected,
+                        "{inside:?} to {private}"
+                    );
+                    assert_eq!(back[private + length], 0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_are_copied_in_every_alignment() {
+        const LONG: &[usize] =
+            if cfg!(miri) { &[] } else { &[511, 512, 513, 1000, 1500, 4095, 4096, 4500] };
+        let short = if cfg!(miri) { 40 } else { 420 };
+        let step = if cfg!(miri) { 7 } else { 1 };
+        let lengths = (0..80.min(short)).step_by(step).chain((80..short).step_by(3));
+        in_every_alignment(lengths.chain(LONG.iter().copied()), |shared, private, back, length| {
+            // SAFETY: they are in arrays of this length.
+            unsafe {
+                store(private, shared, length);
+                load(shared, back, length);
+            }
+        });
+    }
+
+    /// Fills memory, and compares it with a copy of that many elements.
+    fn fills<T: Copy + PartialEq + std::fmt::Debug>(value: T, other: T) {
+        const LEN: usize = if cfg!(miri) { 20 } else { 1100 };
+        let mut shared = vec![other; LEN + 70];
+        let shared = shared.as_mut_ptr();
+        for start in 0..if cfg!(miri) { 3 } else { 64 } {
+            for count in (0..LEN).filter(|n| *n < 70 || n % 83 < 2) {
+                // SAFETY: the elements are in the vector, and ours alone.
+                let seen = unsafe {
+                    fill(other, shared, LEN + 70);
+                    fill(value, shared.add(start), count);
+                    std::slice::from_raw_parts(shared, LEN + 70)
+                };
+                for (at, element) in seen.iter().enumerate() {
+                    let expected = if (start..start + count).contains(&at) { value } else { other };
+                    assert_eq!(*element, expected, "{at} of {count} at {start}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn fills_are_whole_and_stay_inside() {
+        fills(7_u8, 1);
+        fills(0x0102_u16, 3);
+        fills(0x0102_0304_u32, 5);
+        fills(0x0102_0304_0506_0709_u64, 0);
+        fills([1_u8, 2, 3, 4], [0; 4]);
+        fills([1_u16, 2, 3], [0; 3]);
+        fills([9_u8; 100], [0; 100]);
+    }
+
     #[test]
     fn the_unit_follows_the_alignment() {
         assert_eq!((unit::<u8>(), unit::<[u8; 16]>(), unit::<u16>()), (1, 1, 2));
         assert_eq!((unit::<[u32; 3]>(), unit::<u64>(), unit::<u128>()), (4, WORD, WORD));
     }
 
-    /// No reader sees an aligned element of at most a word half-written.
-    #[test]
-    fn aligned_elements_do_not_tear() {
+    /// No reader sees an aligned element of at most a word half-written, wherever it begins.
+    fn does_not_tear<T: Copy + PartialEq + std::fmt::Debug + Send + Sync>(
+        value: impl Fn(u8) -> T + Sync,
+    ) {
         use std::sync::atomic::AtomicBool;
-        struct Shared(*mut u64);
-        // SAFETY: what it points to is accessed by `load` and `store` only.
-        unsafe impl Sync for Shared {}
-        // For both loops of `copy_words`.
-        const LEN: usize = if cfg!(miri) { 33 } else { 140 };
-        let mut memory = [0_u64; LEN];
-        let shared = Shared(memory.as_mut_ptr());
+        struct Memory<T>(*mut T);
+        // SAFETY: what it points to is accessed by `load`, `store` and `fill` only.
+        unsafe impl<T> Sync for Memory<T> {}
+        // For all ways to copy.
+        const LENGTHS: &[usize] =
+            if cfg!(miri) { &[3, 17] } else { &[1, 3, 7, 14, 33, 70, 140, 1100] };
+        const LEN: usize = if cfg!(miri) { 20 } else { 1108 };
+        let mut memory = vec![value(0); LEN];
+        let shared = Memory(memory.as_mut_ptr());
         let shared = &shared;
         let stop = AtomicBool::new(false);
-        let lengths = || [33, LEN].into_iter().cycle();
+        let values: Vec<T> = (0..=255).map(&value).collect();
+        let places =
+            || LENGTHS.iter().flat_map(|&length| (0..3).map(move |start| (start, length))).cycle();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                for (n, length) in (1_u64..).zip(lengths()) {
+                for (n, (start, length)) in (0_usize..).zip(places()) {
                     if stop.load(Ordering::Relaxed) {
                         break;
                     }
-                    let value = [n << 32 | n; LEN];
-                    // SAFETY: both are `LEN` elements; all accesses to the other side are made by
-                    // `load` and `store`.
-                    unsafe { store(value.as_ptr(), shared.0, length) };
+                    let value = values[n % 256];
+                    // SAFETY: the elements are in the vector; all accesses to it are made by these functions.
+                    unsafe {
+                        match n % 3 {
+                            0 => fill(value, shared.0.add(start), length),
+                            _ => store(vec![value; length].as_ptr(), shared.0.add(start), length),
+                        }
+                    }
                 }
             });
-            for length in lengths().take(if cfg!(miri) { 5 } else { 20_000 }) {
-                let mut seen = [0; LEN];
+            for (start, length) in places().take(if cfg!(miri) { 6 } else { 12_000 }) {
+                let mut seen = vec![values[0]; length];
                 // SAFETY: as above.
-                unsafe { load(shared.0, seen.as_mut_ptr(), length) };
-                for value in seen {
-                    assert_eq!(value >> 32, value & 0xffff_ffff, "{value:#x}");
+                unsafe { load(shared.0.add(start), seen.as_mut_ptr(), length) };
+                for element in seen {
+                    assert!(values.contains(&element), "{element:x?}");
                 }
             }
             stop.store(true, Ordering::Relaxed);
         });
+    }
+
+    #[test]
+    fn aligned_elements_do_not_tear() {
+        does_not_tear(|n| u16::from(n) * 0x0101);
+        does_not_tear(|n| u32::from(n) * 0x0101_0101);
+        does_not_tear(|n| u64::from(n) * 0x0101_0101_0101_0101);
     }
 }

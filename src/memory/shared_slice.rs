@@ -10,7 +10,7 @@ use super::scatter_gather::{
     Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement, private, resolve, sge,
     sge_at,
 };
-use super::shared_copy::{load, store};
+use super::shared_copy::{fill, load, store};
 use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -213,22 +213,8 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
 
     /// Writes `value` to all elements.
     pub fn fill(&self, value: T) {
-        // Small elements are copied many at a time.
-        const SMALL: usize = 64;
-        let data = self.data.as_ptr();
-        let mut at = 0;
-        if size_of::<T>() <= SMALL && self.len >= SMALL {
-            let block = [value; SMALL];
-            while self.len - at >= SMALL {
-                // SAFETY: these elements are within the slice, which `new` vouches for.
-                unsafe { store(block.as_ptr(), data.add(at), SMALL) };
-                at += SMALL;
-            }
-        }
-        for at in at..self.len {
-            // SAFETY: as above.
-            unsafe { store(&value, data.add(at), 1) };
-        }
+        // SAFETY: the elements are within the slice, which `new` vouches for.
+        unsafe { fill(value, self.data.as_ptr(), self.len) };
     }
 
     /// Sets all bytes to zero.
