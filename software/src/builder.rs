@@ -8,57 +8,35 @@ use ibverbs::MaximumTransferUnit;
 use crate::device::Device;
 use crate::ffi::ibv_mtu;
 use crate::network::Network;
+use crate::settings::Settings;
 
 /// The most queue pairs, and the most shared receive queues: their numbers have 16 bits of index.
 const MOST_NUMBERS: u32 = 65_000;
 
-/// The ports and limits of a device.
-#[derive(Clone, Debug)]
-pub(crate) struct Settings {
-    /// None: a UDP socket.
-    pub(crate) network: Option<Network>,
-    pub(crate) through_kernel: bool,
-    pub(crate) strict: bool,
-    pub(crate) adapter_gids: bool,
-    pub(crate) name: Option<String>,
-    /// The addresses of each port, one GID each.
-    pub(crate) ports: Vec<Vec<IpAddr>>,
-    pub(crate) mtu: ibv_mtu,
-    pub(crate) max_mr_size: u64,
-    pub(crate) max_registered: u64,
-    pub(crate) max_device_memory: u64,
-    pub(crate) max_qp: u32,
-    pub(crate) max_qp_wr: u32,
-    pub(crate) max_sge: u32,
-    pub(crate) max_inline: u32,
-    pub(crate) max_cq: u32,
-    pub(crate) max_cqe: u32,
-    pub(crate) max_mr: u32,
-    pub(crate) max_mw: u32,
-    pub(crate) max_pd: u32,
-    pub(crate) max_srq: u32,
-    pub(crate) max_srq_wr: u32,
-    pub(crate) max_ah: u32,
-    pub(crate) max_rd_atomic: u8,
-    pub(crate) max_res_rd_atom: u32,
-    pub(crate) completion_vectors: u32,
+impl Network {
+    /// Makes a device on this network, with the next free address of 10.0.0.0/8.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Builder::build`].
+    pub fn device(&self) -> io::Result<Device> {
+        Builder::new().network(self).build()
+    }
 }
 
-impl Settings {
-    /// A locally administered EUI-64, from the first address that the device was made with.
-    pub(crate) fn guid(&self) -> u64 {
-        const LOCAL: u64 = 0x0200_0000_0000_0000;
-        match self.ports.first().and_then(|port| port.first()) {
-            None => LOCAL,
-            Some(IpAddr::V4(address)) => {
-                let [a, b, c, d] = address.octets();
-                u64::from_be_bytes([0x02, 0, a, 0xff, 0xfe, b, c, d])
-            }
-            Some(IpAddr::V6(address)) => {
-                let address = u128::from(*address);
-                (address as u64 ^ ((address >> 64) as u64).rotate_left(17)) | LOCAL
-            }
-        }
+impl Device {
+    /// Makes a device with one port, at a free address of 127.0.0.0/8.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Builder::build`].
+    pub fn new() -> io::Result<Self> {
+        Self::builder().build()
+    }
+
+    /// Configures a device: addresses, ports, limits.
+    pub fn builder() -> Builder {
+        Builder::new()
     }
 }
 
@@ -73,6 +51,7 @@ impl Settings {
 #[must_use]
 pub struct Builder {
     settings: Settings,
+    network: Option<Network>,
     mtu: Option<MaximumTransferUnit>,
 }
 
@@ -135,7 +114,7 @@ impl Builder {
     pub(crate) fn new() -> Self {
         Self {
             settings: Settings {
-                network: None,
+                is_simulated: false,
                 through_kernel: false,
                 strict: cfg!(debug_assertions),
                 adapter_gids: false,
@@ -161,6 +140,7 @@ impl Builder {
                 max_res_rd_atom: 16 << 20,
                 completion_vectors: 1,
             },
+            network: None,
             mtu: None,
         }
     }
@@ -175,7 +155,8 @@ impl Builder {
     /// any port, it has one port with the network's next free address of 10.0.0.0/8. Such a device has no thread,
     /// and its time is the network's.
     pub fn network(mut self, network: &Network) -> Self {
-        self.settings.network = Some(network.clone());
+        self.settings.is_simulated = true;
+        self.network = Some(network.clone());
         self
     }
 
@@ -252,12 +233,13 @@ impl Builder {
     ///   255 ports or addresses of one; the name is empty, too long or has a zero byte.
     /// - Others: the system is out of files, threads or memory.
     pub fn build(self) -> io::Result<Device> {
-        Device::make(self.settings())
+        let network = self.network.as_ref().map(|network| network.0.clone());
+        Device::make(self.settings(), network)
     }
 
     pub(crate) fn settings(mut self) -> Settings {
         let all = self.settings.ports.iter().flatten();
-        let local = self.settings.network.is_some() || all.into_iter().all(IpAddr::is_loopback);
+        let local = self.settings.is_simulated || all.into_iter().all(IpAddr::is_loopback);
         let usual = if local { MaximumTransferUnit::Mtu4096 } else { MaximumTransferUnit::Mtu1024 };
         self.settings.mtu = self.mtu.unwrap_or(usual).as_raw();
         self.settings.max_qp = self.settings.max_qp.min(MOST_NUMBERS);

@@ -4,150 +4,27 @@ use std::ffi::c_char;
 use std::io;
 use std::mem::zeroed;
 use std::net::{IpAddr, Ipv4Addr};
-use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use ibverbs::Context;
 
-use crate::builder::{Builder, Settings};
-use crate::driver::{self, Driver};
-use crate::event_files;
-use crate::faults::verbs::Failures;
+use crate::driver::{self, Driver, Locked, Shared};
 use crate::ffi::{
     device_hold, device_put, ibv_device, ibv_node_type, ibv_transport_type, verbs_device,
 };
-use crate::forks::forks;
 use crate::link::clock::RealClock;
 use crate::link::udp::UdpLink;
 use crate::manager;
-use crate::network::{Membership, Network, NetworkLink};
-use crate::provider;
+use crate::network::{Membership, NetworkLink, Simulation};
+use crate::provider::{self, device::RawDevice};
 use crate::register;
+use crate::settings::Settings;
+use crate::threads::without_signals;
 use crate::transport::Engine;
-use crate::transport::core::Counters;
-
-/// The engine of a device, and what drives it.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    engine: Mutex<Engine>,
-    driver: Driver,
-    failures: Failures,
-    /// The process that created it, and [`forks`] then. A child of `fork` lacks the thread, and the lock may be held
-    /// forever there.
-    process: u32,
-    forks: u32,
-}
-
-/// The engine, locked. Unlocking sends the queued packets, and wakes the driver if there is something for
-/// it to do before it wakes by itself.
-pub(crate) struct Locked<'a> {
-    engine: MutexGuard<'a, Engine>,
-    shared: &'a Shared,
-    /// The driver of the network has locked it.
-    drives: bool,
-}
-
-impl Shared {
-    fn new(engine: Engine, driver: Driver) -> Arc<Self> {
-        let process = std::process::id();
-        let failures = Failures::default();
-        Arc::new(Self { engine: Mutex::new(engine), driver, failures, process, forks: forks() })
-    }
-
-    pub(crate) fn lock(&self) -> Locked<'_> {
-        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
-        Locked { engine, shared: self, drives: false }
-    }
-
-    /// For the driver of the network.
-    pub(crate) fn lock_to_drive(&self) -> Locked<'_> {
-        let mut locked = self.lock();
-        locked.drives = true;
-        locked
-    }
-
-    pub(crate) fn driver(&self) -> &Driver {
-        &self.driver
-    }
-
-    pub(crate) fn failures(&self) -> &Failures {
-        &self.failures
-    }
-
-    /// Whether this process created the device, rather than its parent before a fork.
-    pub(crate) fn is_of_this_process(&self) -> bool {
-        self.process == std::process::id()
-    }
-
-    /// The same, without a system call; a child that was made without the C library's `fork` counts as well.
-    pub(crate) fn is_unforked(&self) -> bool {
-        self.forks == forks()
-    }
-
-    /// Called after an empty poll of a completion queue, without the lock: lets something happen.
-    pub(crate) fn make_progress(&self, queue: u32) {
-        self.driver.make_progress(self, queue);
-    }
-}
-
-impl Deref for Locked<'_> {
-    type Target = Engine;
-
-    fn deref(&self) -> &Engine {
-        &self.engine
-    }
-}
-
-impl DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut Engine {
-        &mut self.engine
-    }
-}
-
-impl Drop for Locked<'_> {
-    fn drop(&mut self) {
-        self.engine.settle();
-        self.shared.driver.before_unlock(&self.engine, self.drives);
-    }
-}
-
-/// The object that libibverbs knows: `struct verbs_device`, followed by our fields.
-#[repr(C)]
-pub(crate) struct RawDevice {
-    verbs: verbs_device,
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl RawDevice {
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
-    }
-
-    /// Frees the device when its last reference is gone.
-    ///
-    /// # Safety
-    ///
-    /// `device` came from `Device::make`, and nobody uses it any more.
-    pub(crate) unsafe fn free(device: *mut verbs_device) {
-        // SAFETY: the caller vouches for it; the C object is the first member.
-        let mut device = unsafe { Box::from_raw(device.cast::<Self>()) };
-        if !device.shared.is_of_this_process() {
-            // A forked child has no thread to join; the thread's reference is never dropped there.
-            std::mem::forget(device);
-            return;
-        }
-        event_files::forget(&device.shared);
-        device.shared.driver.stop();
-        if let Some(thread) = device.thread.take() {
-            // The thread does not panic. The address is free once it has ended.
-            std::mem::forget(thread.join());
-        }
-    }
-}
+use crate::transport::counters::Counters;
 
 /// An RDMA device made of software, in this process.
 ///
@@ -214,31 +91,20 @@ fn threaded(mut settings: Settings, name: String) -> io::Result<Made> {
 }
 
 /// A device on a simulated network.
-fn simulated(mut settings: Settings, network: &Network) -> io::Result<Made> {
-    let membership = network.0.join(&mut settings.ports)?;
+fn simulated(mut settings: Settings, network: &Arc<Simulation>) -> io::Result<Made> {
+    let membership = network.join(&mut settings.ports)?;
     let link = Box::new(NetworkLink(membership.clone()));
-    let engine = Engine::new(settings, network.0.clock(), link);
+    let engine = Engine::new(settings, network.clock(), link);
     let shared = Shared::new(engine, Driver::simulated(membership.clone()));
-    network.0.attach(membership.number, &shared);
+    network.attach(membership.number, &shared);
     Ok((shared, None))
 }
 
 impl Device {
-    /// Makes a device with one port, at a free address of 127.0.0.0/8.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Builder::build`].
-    pub fn new() -> io::Result<Self> {
-        Self::builder().build()
-    }
-
-    /// Configures a device: addresses, ports, limits.
-    pub fn builder() -> Builder {
-        Builder::new()
-    }
-
-    pub(crate) fn make(mut settings: Settings) -> io::Result<Self> {
+    pub(crate) fn make(
+        mut settings: Settings,
+        network: Option<Arc<Simulation>>,
+    ) -> io::Result<Self> {
         let lengths = settings.ports.iter().map(Vec::len);
         if settings.ports.len() > 255 || lengths.clone().any(|n| n == 0 || n > 255) {
             return Err(invalid("a device has 1 to 255 ports, each with 1 to 255 addresses"));
@@ -262,7 +128,7 @@ impl Device {
         verbs.device.node_type = ibv_node_type::IBV_NODE_CA;
         verbs.device.transport_type = ibv_transport_type::IBV_TRANSPORT_IB;
         verbs.ops = provider::device_operations();
-        let (shared, thread) = match settings.network.clone() {
+        let (shared, thread) = match network {
             Some(network) => simulated(settings, &network)?,
             None => threaded(settings, name)?,
         };
@@ -339,22 +205,6 @@ impl Drop for Device {
         // SAFETY: the reference that `make` took is given back once.
         unsafe { device_put(self.0.as_ptr()) };
     }
-}
-
-/// Blocks all signals on this thread: the program's own threads handle them.
-pub(crate) fn without_signals(work: impl FnOnce()) {
-    // SAFETY: the set is a live variable. Faults stay unblocked: they concern this thread.
-    unsafe {
-        let mut signals = zeroed();
-        libc::sigfillset(&mut signals);
-        for fault in
-            [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGABRT, libc::SIGTRAP]
-        {
-            libc::sigdelset(&mut signals, fault);
-        }
-        libc::pthread_sigmask(libc::SIG_BLOCK, &signals, std::ptr::null_mut());
-    }
-    work();
 }
 
 #[cfg(test)]

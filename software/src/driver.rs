@@ -1,17 +1,21 @@
-//! The driver of a device's engine, which hands it packets and keeps its timers: a thread, or a simulated network.
+//! A device's engine with its lock, and its driver, which hands it packets and keeps its timers: a thread, or a simulated
+//! network.
 
 use std::ffi::c_int;
 use std::io;
+use std::net::IpAddr;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::device::Shared;
+use crate::faults::verbs::Failures;
 use crate::files::{Epoll, Waker, wait, wait_for};
+use crate::forks::forks;
 use crate::link::Time;
 use crate::link::receive::Receiver;
 use crate::link::udp::UdpLink;
-use crate::network::{Membership, sleep};
+use crate::network::{Member, Membership, sleep};
 use crate::transport::{Engine, events};
 use crate::turns::{PAUSE, Turns};
 
@@ -33,6 +37,125 @@ const MANY_RECEIVES: u32 = 64;
 
 /// After so many packets there may be more that were not read.
 const MANY_PACKETS: usize = 64;
+
+/// The engine of a device, and what drives it.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    engine: Mutex<Engine>,
+    driver: Driver,
+    failures: Failures,
+    /// The process that created it, and [`forks`] then. A child of `fork` lacks the thread, and the lock may be held
+    /// forever there.
+    process: u32,
+    forks: u32,
+}
+
+/// The engine, locked. Unlocking sends the queued packets, and wakes the driver if there is something for
+/// it to do before it wakes by itself.
+pub(crate) struct Locked<'a> {
+    engine: MutexGuard<'a, Engine>,
+    shared: &'a Shared,
+    /// The driver of the network has locked it.
+    drives: bool,
+}
+
+impl Shared {
+    pub(crate) fn new(engine: Engine, driver: Driver) -> Arc<Self> {
+        let process = std::process::id();
+        let failures = Failures::default();
+        Arc::new(Self { engine: Mutex::new(engine), driver, failures, process, forks: forks() })
+    }
+
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        Locked { engine, shared: self, drives: false }
+    }
+
+    /// For the driver of the network.
+    fn lock_to_drive(&self) -> Locked<'_> {
+        let mut locked = self.lock();
+        locked.drives = true;
+        locked
+    }
+
+    pub(crate) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    pub(crate) fn failures(&self) -> &Failures {
+        &self.failures
+    }
+
+    /// Whether this process created the device, rather than its parent before a fork.
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// The same, without a system call; a child that was made without the C library's `fork` counts as well.
+    pub(crate) fn is_unforked(&self) -> bool {
+        self.forks == forks()
+    }
+
+    /// Called after an empty poll of a completion queue, without the lock: lets something happen.
+    pub(crate) fn make_progress(&self, queue: u32) {
+        self.driver.make_progress(self, queue);
+    }
+}
+
+impl Member for Shared {
+    fn due(&self, without_connections: bool) -> Option<Time> {
+        let Driver::Network(simulated) = &self.driver else { return None };
+        let mut due = simulated.due.load(Ordering::SeqCst);
+        if !without_connections {
+            due = due.min(simulated.connections_due.load(Ordering::SeqCst));
+        }
+        (due != Time::MAX).then_some(due)
+    }
+
+    fn waits_for_program(&self) -> bool {
+        match &self.driver {
+            Driver::Thread(_) => false,
+            Driver::Network(simulated) => simulated.decides.load(Ordering::SeqCst),
+        }
+    }
+
+    fn advance(&self, without_connections: bool) {
+        let mut engine = self.lock_to_drive();
+        engine.advance();
+        if !without_connections {
+            engine.advance_connections();
+        }
+    }
+
+    fn receive(&self, from: (IpAddr, u16), to: IpAddr, packet: &[u8]) {
+        self.lock_to_drive().receive(from, to, packet);
+    }
+
+    fn reached_nobody(&self, group: IpAddr) {
+        self.lock_to_drive().reached_nobody(group);
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.engine.settle();
+        self.shared.driver.before_unlock(&self.engine, self.drives);
+    }
+}
 
 #[derive(Debug)]
 pub(crate) enum Driver {
@@ -135,24 +258,6 @@ impl Driver {
         match self {
             Self::Thread(_) => None,
             Self::Network(simulated) => Some(&simulated.membership),
-        }
-    }
-
-    /// When the engine's timers are to run; of a device on a network.
-    pub(crate) fn due(&self, without_connections: bool) -> Option<Time> {
-        let Self::Network(simulated) = self else { return None };
-        let mut due = simulated.due.load(Ordering::SeqCst);
-        if !without_connections {
-            due = due.min(simulated.connections_due.load(Ordering::SeqCst));
-        }
-        (due != Time::MAX).then_some(due)
-    }
-
-    /// Whether a program is to decide about a connection of a device on a network.
-    pub(crate) fn a_program_is_to_decide(&self) -> bool {
-        match self {
-            Self::Thread(_) => false,
-            Self::Network(simulated) => simulated.decides.load(Ordering::SeqCst),
         }
     }
 

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
-use crate::device::Shared;
+use crate::driver::Shared;
 
 /// `inode` tells whether the descriptor is still that file: libibverbs closes completion channels without telling the
 /// provider.

@@ -19,7 +19,7 @@ mod driver {
 }
 
 mod private {
-    use super::{driver::*, ibv_device, verbs_context};
+    use super::*;
     use std::ffi::{c_int, c_void};
 
     include!(concat!(env!("OUT_DIR"), "/private.rs"));

@@ -4,8 +4,7 @@
 use crate::device::Device;
 use crate::faults::Verb;
 use crate::transport::Engine;
-use crate::transport::memory::Sge;
-use crate::transport::work::{Data, Operation, Posted};
+use crate::transport::work::{Data, Operation, Posted, Sge};
 
 /// How many objects of each kind a device has: made, and not destroyed.
 ///
@@ -72,8 +71,8 @@ impl Device {
             shared_receive_queues: of(core.srqs.len()),
             queue_pairs: of(engine.qps.len()),
             address_handles: core.address_handles,
-            device_memory: of(core.device_memory.len()),
-            xrc_domains: of(core.xrc_domains.len()),
+            device_memory: of(core.device_memory.count()),
+            xrc_domains: of(core.xrc_domains.count()),
         }
     }
 

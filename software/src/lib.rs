@@ -113,8 +113,10 @@ mod network;
 mod port;
 mod provider;
 mod register;
+mod settings;
 #[cfg(any(test, feature = "tokio"))]
 mod simulate;
+mod threads;
 mod transport;
 mod turns;
 mod wire;
@@ -129,4 +131,4 @@ pub use network::{
 };
 #[cfg(any(test, feature = "tokio"))]
 pub use simulate::{Host, SimulatedListener, SimulatedStream, World, simulate};
-pub use transport::core::Counters;
+pub use transport::counters::Counters;

@@ -22,7 +22,7 @@ static HOOKS: Hooks = Hooks {
     list,
     put,
     ioctl: provider::ioctl::answer,
-    guid: provider::query::guid,
+    guid: provider::guid,
     virtual_time: provider::virtual_time,
     query_pkey: provider::query::query_pkey,
     first_psn: provider::first_psn,

@@ -2,6 +2,7 @@
 
 mod clock;
 mod host;
+mod hosts;
 mod process;
 mod streams;
 mod wire;
@@ -12,10 +13,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 
+use self::clock::HostClock;
 pub use self::host::Host;
+use self::hosts::Inner;
 use self::process::Process;
 pub use self::streams::{SimulatedListener, SimulatedStream};
-use self::world::Inner;
 pub use self::world::World;
 use crate::link::Time;
 use crate::network::{Network, START};
@@ -74,7 +76,7 @@ pub fn simulate<T>(seed: u64, body: impl AsyncFnOnce(World) -> T) -> T {
     let _seed = Seed(seed);
     // It holds tasks, which hold the world.
     let _end = End(&world.inner);
-    let main = Process::new(&world.inner, None);
+    let main = Process::new(HostClock::new(), world.inner.now());
     let mut body = Body { future: pin!(body(world.clone())), woken: Arc::new(Woken::default()) };
     let inner = &world.inner;
     loop {

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use ibverbs::Context;
 
-use crate::Hub;
 use crate::conn::{CONTROLS_IN_FLIGHT, Settings};
 use crate::wire::{CONTROLS, HEADER, Hello, MIN_CHUNK};
 
@@ -27,8 +26,8 @@ pub(crate) struct Config {
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct HubBuilder {
-    context: Arc<Context<'static>>,
-    config: Config,
+    pub(crate) context: Arc<Context<'static>>,
+    pub(crate) config: Config,
 }
 
 macro_rules! setters {
@@ -88,22 +87,10 @@ impl HubBuilder {
         /// How many streams there can be at a time. They all have their buffers from the beginning. Default 64.
         max_connections: u32;
     }
-
-    /// `ibv_create_cq`, `ibv_reg_mr`: makes the hub, with the memory of its buffers.
-    ///
-    /// # Errors
-    ///
-    ///  - `InvalidInput`: a number is out of its range: which one, and the range. Or the device has no completion queue that is
-    ///    long enough for this many connections; the text says for how many there is one.
-    ///  - Those of [`Loop::new`](ibverbs::Loop::new) and [`BufferPool::new`](ibverbs::BufferPool::new).
-    pub fn build(self) -> io::Result<Hub> {
-        self.config.check(&self.context)?;
-        Hub::new(&self.context, self.config)
-    }
 }
 
 impl Config {
-    fn check(&self, context: &Context<'_>) -> io::Result<()> {
+    pub(crate) fn check(&self, context: &Context<'_>) -> io::Result<()> {
         let most = 16_384;
         in_range("chunk", self.chunk as u64, MIN_CHUNK.into(), 1 << 30)?;
         in_range("receives", self.receives.into(), 1, most)?;

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::StreamError;
 use crate::hub::{Hub, Inner};
-use crate::stream::{Handle, Stream};
+use crate::stream::{Addresses, Handle, Stream};
 use crate::wire::Hello;
 
 /// Which of the two sides begins an exchange.
@@ -128,19 +128,6 @@ type Stepped = Result<
     Step<(DetachedChannel<'static>, Vec<u8>), Exchange<DetachedChannel<'static>>>,
     ibverbs::StateError<DetachedChannel<'static>, ExchangeError>,
 >;
-
-/// The addresses of the stream over which two sides have connected, if it has any.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Addresses {
-    pub(crate) peer: Option<SocketAddr>,
-    pub(crate) local: Option<SocketAddr>,
-}
-
-impl Addresses {
-    pub(crate) fn of(stream: &TcpStream) -> Self {
-        Self { peer: stream.peer_addr().ok(), local: stream.local_addr().ok() }
-    }
-}
 
 /// As an `io::Error` of a stream: a peer that closes is one that refuses.
 fn kind_of(error: ExchangeError) -> io::Error {

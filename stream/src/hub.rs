@@ -9,10 +9,10 @@ use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Instant;
-use std::{fmt, io, mem};
+use std::{fmt, io, mem, thread};
 
 use ibverbs::channel::{DetachedChannel, LoopWaiter, LoopWaker};
 use ibverbs::{
@@ -100,6 +100,20 @@ fn sent(token: u64) -> Sent {
 
 /// The most operations of one turn: others get the lock between two.
 const TURN: usize = 256;
+
+impl HubBuilder {
+    /// `ibv_create_cq`, `ibv_reg_mr`: makes the hub, with the memory of its buffers.
+    ///
+    /// # Errors
+    ///
+    ///  - `InvalidInput`: a number is out of its range: which one, and the range. Or the device has no completion queue that is
+    ///    long enough for this many connections; the text says for how many there is one.
+    ///  - Those of [`Loop::new`](ibverbs::Loop::new) and [`BufferPool::new`](ibverbs::BufferPool::new).
+    pub fn build(self) -> io::Result<Hub> {
+        self.config.check(&self.context)?;
+        Hub::new(&self.context, self.config)
+    }
+}
 
 impl Hub {
     /// Starts to build a hub on an open device.
@@ -660,5 +674,53 @@ impl State {
             }
         }
         self.lingering.front().map_or(self.next_tick, |&(at, _)| at.min(self.next_tick))
+    }
+}
+
+impl State {
+    /// Ends the streams whose peers are gone. Returns whether there were any.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn look_at(&mut self, sockets: &Sockets) -> bool {
+        let ended = sockets.ended(false).unwrap_or_default();
+        self.have_ended(&ended)
+    }
+
+    fn have_ended(&mut self, indexes: &[usize]) -> bool {
+        for &index in indexes {
+            // Another stream may have the place by now: that one's socket says whether it was meant.
+            let member = self.members.get(index).and_then(Option::as_ref);
+            if let Some(id) =
+                member.filter(|member| has_ended(member.socket.as_ref())).map(|m| m.id)
+            {
+                self.is_gone(id);
+            }
+        }
+        !indexes.is_empty()
+    }
+}
+
+fn has_ended(socket: Option<&OwnedFd>) -> bool {
+    socket.is_some_and(|socket| ibverbs::tcp::peer_has_closed(socket).unwrap_or(false))
+}
+
+impl Inner {
+    /// Has a thread watch the streams, for those whose threads sleep for completions.
+    pub(crate) fn watch(self: &Arc<Self>) -> io::Result<()> {
+        if self.is_watched.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        let (sockets, hub) = (self.sockets.clone(), Arc::downgrade(self));
+        let thread = thread::Builder::new().name("ibverbs-stream".to_owned());
+        let started = thread.spawn(move || {
+            while let Some(ended) = sockets.ended(true) {
+                let Some(hub) = Weak::upgrade(&hub) else { return };
+                hub.lock().have_ended(&ended);
+                hub.waker.wake();
+            }
+        });
+        if started.is_err() {
+            self.is_watched.store(false, Ordering::SeqCst);
+        }
+        started.map(drop)
     }
 }

@@ -1,7 +1,7 @@
 //! Streams of threads.
 
 use std::io::{self, BufRead, IoSlice, Read, Write};
-use std::net::{Shutdown, SocketAddr};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{fmt, mem};
@@ -10,10 +10,22 @@ use ibverbs::{ChannelId, PooledBuffer};
 
 use crate::StreamError;
 use crate::conn::{self, Cursor, Piece};
-use crate::connect::Addresses;
 #[cfg(doc)]
 use crate::hub::Hub;
 use crate::hub::{Inner, State};
+
+/// The addresses of the stream over which two sides have connected, if it has any.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Addresses {
+    pub(crate) peer: Option<SocketAddr>,
+    pub(crate) local: Option<SocketAddr>,
+}
+
+impl Addresses {
+    pub(crate) fn of(stream: &TcpStream) -> Self {
+        Self { peer: stream.peer_addr().ok(), local: stream.local_addr().ok() }
+    }
+}
 
 /// What both halves of a stream have. The stream ends with the last one.
 pub(crate) struct Handle {

@@ -24,9 +24,9 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::StreamError;
 use crate::conn::Cursor;
-use crate::connect::{AT_A_TIME, Addresses, Joined, Joining, PATIENCE, Role};
+use crate::connect::{AT_A_TIME, Joined, Joining, PATIENCE, Role};
 use crate::hub::{Hub, Inner, State};
-use crate::stream::{Handle, Reader, Writer};
+use crate::stream::{Addresses, Handle, Reader, Writer};
 use crate::watch::Sockets;
 
 impl Hub {

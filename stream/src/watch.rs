@@ -2,15 +2,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
-use std::thread;
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::{Errno, write};
-
-use crate::hub::{Inner, State};
 
 /// No stream has this number.
 const STOP: u64 = u64::MAX;
@@ -48,7 +43,7 @@ impl Sockets {
     }
 
     /// The indexes of those that have ended; or `None` when it is to [stop](Self::stop).
-    fn ended(&self, waits: bool) -> Option<Vec<usize>> {
+    pub(crate) fn ended(&self, waits: bool) -> Option<Vec<usize>> {
         let mut events = [const { std::mem::MaybeUninit::<Event>::uninit() }; 64];
         let zero = Timespec::default();
         let found = loop {
@@ -67,53 +62,5 @@ impl Sockets {
 impl AsFd for Sockets {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
-    }
-}
-
-impl State {
-    /// Ends the streams whose peers are gone. Returns whether there were any.
-    #[cfg(feature = "tokio")]
-    pub(crate) fn look_at(&mut self, sockets: &Sockets) -> bool {
-        let ended = sockets.ended(false).unwrap_or_default();
-        self.have_ended(&ended)
-    }
-
-    fn have_ended(&mut self, indexes: &[usize]) -> bool {
-        for &index in indexes {
-            // Another stream may have the place by now: that one's socket says whether it was meant.
-            let member = self.members.get(index).and_then(Option::as_ref);
-            if let Some(id) =
-                member.filter(|member| has_ended(member.socket.as_ref())).map(|m| m.id)
-            {
-                self.is_gone(id);
-            }
-        }
-        !indexes.is_empty()
-    }
-}
-
-fn has_ended(socket: Option<&OwnedFd>) -> bool {
-    socket.is_some_and(|socket| ibverbs::tcp::peer_has_closed(socket).unwrap_or(false))
-}
-
-impl Inner {
-    /// Has a thread watch the streams, for those whose threads sleep for completions.
-    pub(crate) fn watch(self: &Arc<Self>) -> io::Result<()> {
-        if self.is_watched.swap(true, Ordering::SeqCst) {
-            return Ok(());
-        }
-        let (sockets, hub) = (self.sockets.clone(), Arc::downgrade(self));
-        let thread = thread::Builder::new().name("ibverbs-stream".to_owned());
-        let started = thread.spawn(move || {
-            while let Some(ended) = sockets.ended(true) {
-                let Some(hub) = Weak::upgrade(&hub) else { return };
-                hub.lock().have_ended(&ended);
-                hub.waker.wake();
-            }
-        });
-        if started.is_err() {
-            self.is_watched.store(false, Ordering::SeqCst);
-        }
-        started.map(drop)
     }
 }

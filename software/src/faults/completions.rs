@@ -6,7 +6,6 @@ use ibverbs::WorkStatus;
 
 use crate::ffi::{ibv_wc_opcode, ibv_wc_status};
 use crate::network::Random;
-use crate::transport::core::Core;
 use crate::transport::work::{Completion, Release};
 
 /// A completion that no request has.
@@ -70,6 +69,15 @@ impl CompletionFaults {
         true
     }
 
+    /// What was held, in its order, or shuffled. Nothing is held from now on.
+    pub(crate) fn release(&mut self, seed: Option<u64>) -> Vec<(u32, Completion)> {
+        let held = self.held.take().unwrap_or_default();
+        match seed {
+            Some(seed) => shuffle(held, seed),
+            None => held.into(),
+        }
+    }
+
     pub(crate) fn hold(&mut self) {
         self.held.get_or_insert_default();
     }
@@ -104,20 +112,6 @@ fn shuffle(held: VecDeque<(u32, Completion)>, seed: u64) -> Vec<(u32, Completion
         }
     }
     all
-}
-
-impl Core {
-    /// Lets the completions come that were held, in their order, or shuffled.
-    pub(crate) fn release_completions(&mut self, seed: Option<u64>) {
-        let Some(held) = self.completion_faults.held.take() else { return };
-        let all = match seed {
-            Some(seed) => shuffle(held, seed),
-            None => held.into(),
-        };
-        for (queue, completion) in all {
-            self.complete(queue, completion);
-        }
-    }
 }
 
 impl Completion {

@@ -2,6 +2,7 @@
 
 pub(crate) mod clock;
 mod machine;
+mod namespace;
 pub(crate) mod neighbours;
 pub(crate) mod receive;
 mod send;

@@ -5,12 +5,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, TryLockResult};
 use std::time::Duration;
 
 use super::machine::Ways;
+use super::namespace::{Namespace, namespace};
 use crate::files::Waker;
 use crate::wire::Packet;
 
@@ -102,9 +102,6 @@ impl Inbox {
     }
 }
 
-/// A network namespace. The same address may be there in several, in which threads of one process may be.
-pub(super) type Namespace = (u64, u64);
-
 /// The inboxes of the devices of a process.
 #[derive(Debug)]
 struct Neighbours {
@@ -117,12 +114,6 @@ static NEIGHBOURS: RwLock<Neighbours> =
 
 /// Incremented by every change.
 static VERSION: AtomicU32 = AtomicU32::new(1);
-
-/// The namespace of this thread.
-pub(super) fn namespace() -> Option<Namespace> {
-    let file = std::fs::metadata("/proc/thread-self/ns/net").ok()?;
-    Some((file.dev(), file.ino()))
-}
 
 /// Waits for the lock of the inboxes, which is never held for long. Returns `None` if that does not help: another
 /// thread had the lock when this process was forked, so that nobody will release it.

@@ -13,10 +13,7 @@ use super::neighbours::Inbox;
 use super::socket::{Socket, UDP_GRO, read_address};
 use super::udp::Sockets;
 use crate::files::{Epoll, Waker, wait_for};
-use crate::wire::{PORT, Packet};
-
-/// The longest packet: 4096 bytes, the longest headers, padding and CRC.
-pub(crate) const LONGEST: usize = 4096 + 128;
+use crate::wire::{LONGEST, PORT, Packet};
 
 /// How many messages one system call receives, and the room for each. The system gives the pages only when something
 /// is written to them.

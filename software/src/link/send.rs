@@ -152,9 +152,10 @@ fn errno() -> c_int {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::receive::{LONGEST, Receiver};
+    use crate::link::receive::Receiver;
     use crate::link::udp::UdpLink;
     use crate::link::{Link, no_process_starts, own_address};
+    use crate::wire::LONGEST;
     use crate::wire::PORT;
 
     fn packet(addresses: (IpAddr, IpAddr), length: usize, number: usize) -> Packet {

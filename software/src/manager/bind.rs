@@ -10,7 +10,7 @@ use super::abi::{Address, Kind, PS_IB, transport};
 use super::id::{Id, State};
 use super::places::{Place, devices, is_of_machine, places, source_to};
 use super::{Manager, names};
-use crate::device::Shared;
+use crate::driver::Shared;
 use crate::transport::connection::Listener;
 
 /// The most requests that wait at a listener.

@@ -9,8 +9,8 @@ use super::file::{Queue, What};
 use super::id::{Id, State, UDP_QKEY};
 use super::places::{is_of_a_device, is_of_machine};
 use super::{Group, Manager};
-use crate::device::Locked;
-use crate::device::Shared;
+use crate::driver::Locked;
+use crate::driver::Shared;
 use crate::wire::management::{
     IpHeader, Reply, Request, ServiceReply, ServiceRequest, reason, status,
 };

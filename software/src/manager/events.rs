@@ -10,7 +10,7 @@ use super::abi::{Answer, EventAnswer, Kind};
 use super::file::{Item, Queue, What};
 use super::id::{Id, State, UDP_QKEY};
 use super::places::places_of;
-use crate::device::Shared;
+use crate::driver::Shared;
 use crate::transport::connection::{Arrived, Event};
 use crate::wire::management::{IpHeader, status};
 

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::abi::Kind;
-use crate::device::Shared;
+use crate::driver::Shared;
 use crate::event_files::inode;
 use crate::transport::connection::{Event, Outlet};
 

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use self::abi::{Answer, Command, Kind, Request};
 use self::file::{Inlet, Queue, What};
 use self::id::{Id, State, kind_of};
-use crate::device::Shared;
+use crate::driver::Shared;
 use crate::event_files;
 use crate::files::wait_for;
 use crate::transport::connection::{Event, Owner};

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::Network;
 use super::conditions::Conditions;
+use super::settings::Settings;
 use super::simulation::Simulation;
 
 /// Makes a [`Network`].
@@ -24,20 +25,14 @@ use super::simulation::Simulation;
 /// ```
 #[derive(Clone, Debug)]
 #[must_use]
-pub struct NetworkBuilder {
-    pub(super) seed: u64,
-    pub(super) conditions: Conditions,
-    pub(super) manual: bool,
-    pub(super) trace_bytes: usize,
-    pub(super) queue: usize,
-}
+pub struct NetworkBuilder(pub(super) Settings);
 
 macro_rules! conditions {
     ($($(#[$doc:meta])* $name:ident: $type:ty => $value:expr;)*) => {
         impl NetworkBuilder {
             $($(#[$doc])*
             pub fn $name(mut self, $name: $type) -> Self {
-                self.conditions.$name = $value;
+                self.0.conditions.$name = $value;
                 self
             })*
         }
@@ -61,51 +56,69 @@ conditions! {
     bandwidth: u64 => Some(bandwidth);
 }
 
+impl Network {
+    /// A network that loses nothing, with a delay of one microsecond.
+    pub fn new() -> Self {
+        Self::builder().build()
+    }
+
+    /// Configures a network.
+    pub fn builder() -> NetworkBuilder {
+        NetworkBuilder::new()
+    }
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl NetworkBuilder {
-    pub(super) fn new() -> Self {
-        Self {
+    fn new() -> Self {
+        Self(Settings {
             seed: 0,
             conditions: Conditions::PERFECT,
             manual: false,
             trace_bytes: 16 << 20,
             queue: 65_536,
-        }
+        })
     }
 
     /// The seed of all that is random; 0 if not set.
     pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
+        self.0.seed = seed;
         self
     }
 
     /// All conditions at once.
     pub fn conditions(mut self, conditions: Conditions) -> Self {
-        self.conditions = conditions;
+        self.0.conditions = conditions;
         self
     }
 
     /// Lets time pass by [`Network::advance`] and [`Network::run_until_idle`] only. Then a program must not wait
     /// for a completion on the thread that has to call them.
     pub fn manual(mut self) -> Self {
-        self.manual = true;
+        self.0.manual = true;
         self
     }
 
     /// How many bytes of packets the trace keeps; 16 MiB if not set. When it is full, the oldest packets leave it.
     pub fn trace_bytes(mut self, bytes: usize) -> Self {
-        self.trace_bytes = bytes;
+        self.0.trace_bytes = bytes;
         self
     }
 
     /// How many packets can be under way; 65,536 if not set. Further ones are lost.
     pub fn queue(mut self, packets: usize) -> Self {
-        self.queue = packets;
+        self.0.queue = packets;
         self
     }
 
     /// Makes the network.
     #[must_use]
     pub fn build(self) -> Network {
-        Network(Arc::new(Simulation::new(self)))
+        Network(Arc::new(Simulation::new(self.0)))
     }
 }

@@ -3,39 +3,11 @@
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::START;
 use super::simulation::Membership;
+use crate::link::Link;
 use crate::link::Time;
-use crate::link::{Clock, Link};
 use crate::wire::Packet;
-
-/// The time of a simulated network.
-#[derive(Debug)]
-pub(crate) struct VirtualClock(AtomicU64);
-
-impl VirtualClock {
-    pub(super) fn new() -> Self {
-        Self(AtomicU64::new(START))
-    }
-
-    /// The time never goes backwards.
-    pub(super) fn set(&self, time: Time) {
-        self.0.fetch_max(time, Ordering::SeqCst);
-    }
-}
-
-impl Clock for VirtualClock {
-    fn now(&self) -> Time {
-        self.0.load(Ordering::SeqCst)
-    }
-
-    /// There is no calendar: each simulation begins at the same moment.
-    fn wall_clock(&self) -> Time {
-        self.now()
-    }
-}
 
 #[derive(Debug)]
 pub(crate) struct NetworkLink(pub(crate) Arc<Membership>);

@@ -1,10 +1,14 @@
 //! A simulated network between devices of one process, in virtual time.
 
 mod builder;
+mod clock;
 mod conditions;
 mod link;
+mod member;
+mod settings;
 mod simulation;
 pub(crate) mod sleep;
+mod sleepers;
 mod state;
 mod trace;
 
@@ -13,15 +17,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::builder::NetworkBuilder;
+pub(crate) use self::clock::{START, nanoseconds};
 pub use self::conditions::Conditions;
 pub(crate) use self::conditions::Random;
 pub(crate) use self::link::NetworkLink;
+pub(crate) use self::member::Member;
 pub(crate) use self::simulation::{Membership, Simulation};
 pub use self::sleep::BackgroundDriver;
 pub use self::trace::{PacketFate, Trace, TracedPacket};
-use crate::builder::Builder;
 use crate::device::Device;
-use crate::link::Time;
 
 /// A simulated network between devices of this process, in virtual time.
 ///
@@ -81,28 +85,9 @@ use crate::link::Time;
 pub struct Network(pub(crate) Arc<Simulation>);
 
 impl Network {
-    /// A network that loses nothing, with a delay of one microsecond.
-    pub fn new() -> Self {
-        Self::builder().build()
-    }
-
-    /// Configures a network.
-    pub fn builder() -> NetworkBuilder {
-        NetworkBuilder::new()
-    }
-
-    /// Makes a device on this network, with the next free address of 10.0.0.0/8.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Builder::build`].
-    pub fn device(&self) -> io::Result<Device> {
-        Builder::new().network(self).build()
-    }
-
     /// The virtual time since the network was made.
     pub fn now(&self) -> Duration {
-        duration(self.0.now())
+        clock::duration(self.0.now())
     }
 
     /// Lets `time` pass: everything that is due by then happens, each at its moment.
@@ -195,21 +180,4 @@ impl Network {
     pub fn replay(&self, packet: &TracedPacket) {
         self.0.replay(packet);
     }
-}
-
-impl Default for Network {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-/// When the clock of a network starts: some programs treat a time stamp of 0 as missing.
-pub(crate) const START: Time = 1;
-
-fn duration(time: Time) -> Duration {
-    Duration::from_nanos(time.saturating_sub(START))
-}
-
-pub(crate) fn nanoseconds(duration: Duration) -> Time {
-    Time::try_from(duration.as_nanos()).unwrap_or(Time::MAX)
 }

@@ -7,14 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::builder::NetworkBuilder;
+use super::clock::{START, VirtualClock, duration, nanoseconds};
 use super::conditions::Conditions;
-use super::link::VirtualClock;
-use super::sleep::Sleepers;
+use super::member::Member;
+use super::settings::Settings;
+use super::sleepers::Sleepers;
 use super::state::{State, UnderWay};
 use super::trace::{PacketFate, TracedPacket};
-use super::{START, nanoseconds};
-use crate::device::Shared;
 use crate::link::Clock;
 use crate::link::Time;
 use crate::wire::{PORT, Packet};
@@ -45,11 +44,11 @@ enum Next {
     Packet(UnderWay),
     Alarm,
     /// The connection manager's timers run too, unless they wait.
-    Timer(Arc<Shared>, bool),
+    Timer(Arc<dyn Member>, bool),
 }
 
 impl Simulation {
-    pub(super) fn new(settings: NetworkBuilder) -> Self {
+    pub(super) fn new(settings: Settings) -> Self {
         Self {
             state: Mutex::new(State::new(&settings)),
             made: Instant::now(),
@@ -104,7 +103,7 @@ impl Simulation {
             self.sleepers.wake();
         }
         // 584 years are too much for no machine's clock.
-        self.made + super::duration(now)
+        self.made + duration(now)
     }
 
     // ---- Devices ----
@@ -119,9 +118,10 @@ impl Simulation {
     }
 
     /// Packets can reach the device from now on.
-    pub(crate) fn attach(&self, number: u64, device: &Arc<Shared>) {
+    pub(crate) fn attach(&self, number: u64, device: &Arc<impl Member + 'static>) {
         if let Some(member) = self.state().members.get_mut(&number) {
-            member.device = Arc::downgrade(device);
+            let device: Arc<dyn Member> = device.clone();
+            member.device = Some(Arc::downgrade(&device));
         }
     }
 
@@ -187,13 +187,7 @@ impl Simulation {
         let _driving = self.driving.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(next) = self.next(until) else { return false };
         match next {
-            Next::Timer(device, waits) => {
-                let mut engine = device.lock_to_drive();
-                engine.advance();
-                if !waits {
-                    engine.advance_connections();
-                }
-            }
+            Next::Timer(device, waits) => device.advance(waits),
             Next::Packet(packet) => self.deliver(&packet),
             Next::Alarm => self.sleepers.wake(),
         }
@@ -212,7 +206,7 @@ impl Simulation {
     /// The next timer, and whether those of the connection manager wait: while a program has yet to decide about a connection.
     /// Virtual time would else pass all its repetitions by, before the program's thread has woken. A
     /// simulation of a whole program lets time pass only when its hosts are done.
-    fn next_timer(&self, state: &State) -> (Option<(Time, Arc<Shared>)>, bool) {
+    fn next_timer(&self, state: &State) -> (Option<(Time, Arc<dyn Member>)>, bool) {
         let waits = !self.is_driven() && state.a_program_is_to_decide();
         (state.next_timer(waits), waits)
     }
@@ -262,11 +256,10 @@ impl Simulation {
         let sender = if is_for_nobody { state.device(packet.sender) } else { None };
         drop(state);
         if let Some(sender) = sender {
-            sender.lock_to_drive().reached_nobody(packet.to);
+            sender.reached_nobody(packet.to);
         }
         for device in members {
-            let mut engine = device.lock_to_drive();
-            engine.receive((packet.from, PORT), packet.to, &packet.bytes);
+            device.receive((packet.from, PORT), packet.to, &packet.bytes);
         }
     }
 }
@@ -308,7 +301,7 @@ mod tests {
 
     #[test]
     fn at_the_last_moment_of_a_run_packets_arrive_and_then_alarms_ring() {
-        let network = Simulation::new(Network::builder());
+        let network = Simulation::new(Network::builder().0);
         let due = START + 5;
         network.time(Some(network.made + Duration::from_nanos(5)));
         let nowhere = IpAddr::from(Ipv4Addr::LOCALHOST);

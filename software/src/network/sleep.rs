@@ -2,50 +2,14 @@
 
 use std::ffi::c_int;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::simulation::Simulation;
 use crate::files::{Waker, wait, wait_for};
 use crate::link::Time;
-
-/// The sleeping threads of a network. Each has its own descriptor, so that waking one cannot wake another
-/// in its place.
-#[derive(Debug, Default)]
-pub(crate) struct Sleepers(Mutex<Vec<Arc<Waker>>>);
-
-impl Sleepers {
-    fn all(&self) -> MutexGuard<'_, Vec<Arc<Waker>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Wakes all sleepers: a verb has given the network something to do, or the thread that drove it has stopped.
-    pub(crate) fn wake(&self) {
-        self.all().iter().for_each(|waker| waker.wake());
-    }
-
-    fn add(&self) -> io::Result<Sleeper<'_>> {
-        let waker = Arc::new(Waker::new()?);
-        self.all().push(waker.clone());
-        Ok(Sleeper { sleepers: self, waker })
-    }
-}
-
-struct Sleeper<'a> {
-    sleepers: &'a Sleepers,
-    waker: Arc<Waker>,
-}
-
-impl Drop for Sleeper<'_> {
-    /// Another sleeping thread now drives the network instead of this one.
-    fn drop(&mut self) {
-        let mut all = self.sleepers.all();
-        all.retain(|waker| !Arc::ptr_eq(waker, &self.waker));
-        all.iter().for_each(|waker| waker.wake());
-    }
-}
 
 /// Drives the network until one of the files is readable, the deadline has passed, or a moment has come that a thread
 /// waits for.
@@ -103,7 +67,7 @@ impl BackgroundDriver {
         drop(Waker::new()?);
         let thread = std::thread::Builder::new()
             .name("ibverbs-network".to_owned())
-            .spawn(move || crate::device::without_signals(|| drive(&driven, &stopped)))?;
+            .spawn(move || crate::threads::without_signals(|| drive(&driven, &stopped)))?;
         Ok(Self { network, stop, thread: Some(thread) })
     }
 }

@@ -5,11 +5,11 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Weak};
 
-use super::builder::NetworkBuilder;
+use super::clock::{duration, nanoseconds};
 use super::conditions::{Conditions, Random};
-use super::nanoseconds;
+use super::member::Member as Device;
+use super::settings::Settings;
 use super::trace::{PacketFate, Trace};
-use crate::device::Shared;
 use crate::link::Time;
 
 /// The headers in front of each packet: Ethernet, IPv4 and UDP. They count for the bandwidth.
@@ -47,11 +47,17 @@ pub(super) struct State {
 pub(super) struct Member {
     addresses: Vec<IpAddr>,
     pub(super) groups: BTreeSet<IpAddr>,
-    pub(super) device: Weak<Shared>,
+    pub(super) device: Option<Weak<dyn Device>>,
     /// The time at which its link is free: all packets that were sent so far have left the device.
     free_at: Time,
     /// Decides the first packet sequence numbers of its queue pairs.
     pub(super) random: Random,
+}
+
+impl Member {
+    fn device(&self) -> Option<Arc<dyn Device>> {
+        self.device.as_ref()?.upgrade()
+    }
 }
 
 #[derive(Debug)]
@@ -65,7 +71,7 @@ pub(super) struct UnderWay {
 }
 
 impl State {
-    pub(super) fn new(settings: &NetworkBuilder) -> Self {
+    pub(super) fn new(settings: &Settings) -> Self {
         Self {
             seed: settings.seed,
             queue: settings.queue,
@@ -97,7 +103,7 @@ impl State {
         let seed = joined.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         *joined += 1;
         let random = Random::between(self.seed ^ seed, addresses[0], addresses[0]);
-        let (groups, device) = (BTreeSet::new(), Weak::new());
+        let (groups, device) = (BTreeSet::new(), None);
         self.members.insert(number, Member { addresses, groups, device, free_at: 0, random });
         Ok(number)
     }
@@ -115,8 +121,8 @@ impl State {
         nanoseconds(all.map(|conditions| conditions.delay).min().unwrap_or_default())
     }
 
-    pub(super) fn device(&self, number: u64) -> Option<Arc<Shared>> {
-        self.members.get(&number)?.device.upgrade()
+    pub(super) fn device(&self, number: u64) -> Option<Arc<dyn Device>> {
+        self.members.get(&number)?.device()
     }
 
     pub(super) fn member_at(&self, address: IpAddr) -> Option<u64> {
@@ -147,17 +153,17 @@ impl State {
 
     /// Whether one has to decide about a connection.
     pub(super) fn a_program_is_to_decide(&self) -> bool {
-        let mut devices = self.members.values().filter_map(|member| member.device.upgrade());
-        devices.any(|device| device.driver().a_program_is_to_decide())
+        let mut devices = self.members.values().filter_map(|member| member.device());
+        devices.any(|device| device.waits_for_program())
     }
 
     /// The earliest timer of a device, perhaps without those of the connection manager; of two at one time, that of the
     /// device that was made first.
-    pub(super) fn next_timer(&self, without_connections: bool) -> Option<(Time, Arc<Shared>)> {
-        let mut next: Option<(Time, Arc<Shared>)> = None;
+    pub(super) fn next_timer(&self, without_connections: bool) -> Option<(Time, Arc<dyn Device>)> {
+        let mut next: Option<(Time, Arc<dyn Device>)> = None;
         for member in self.members.values() {
-            let Some(device) = member.device.upgrade() else { continue };
-            let Some(due) = device.driver().due(without_connections) else { continue };
+            let Some(device) = member.device() else { continue };
+            let Some(due) = device.due(without_connections) else { continue };
             if next.as_ref().is_none_or(|(earliest, _)| due < *earliest) {
                 next = Some((due, device));
             }
@@ -254,7 +260,11 @@ impl State {
     }
 
     /// The devices that a packet reaches, and what happens to it.
-    pub(super) fn receivers(&self, packet: &UnderWay, now: Time) -> (Vec<Arc<Shared>>, PacketFate) {
+    pub(super) fn receivers(
+        &self,
+        packet: &UnderWay,
+        now: Time,
+    ) -> (Vec<Arc<dyn Device>>, PacketFate) {
         let mut devices = Vec::new();
         let mut cut = false;
         for (&number, member) in &self.members {
@@ -263,12 +273,12 @@ impl State {
             }
             if self.cut.contains(&(packet.sender, number)) {
                 cut = true;
-            } else if let Some(device) = member.device.upgrade() {
+            } else if let Some(device) = member.device() {
                 devices.push(device);
             }
         }
         let fate = match (devices.is_empty(), cut) {
-            (false, _) => PacketFate::Delivered(super::duration(now)),
+            (false, _) => PacketFate::Delivered(duration(now)),
             (true, true) => PacketFate::Partitioned,
             (true, false) => PacketFate::NoReceiver,
         };
@@ -292,7 +302,7 @@ mod tests {
 
     #[test]
     fn what_is_said_of_a_device_ends_with_it() {
-        let mut state = State::new(&Network::builder());
+        let mut state = State::new(&Network::builder().0);
         let [one, two, gone] = [(); 3].map(|()| state.join(&mut Vec::new()).unwrap());
         let pairs = [(one, gone), (one, two), (gone, two), (two, one)];
         state.cut.extend(pairs);

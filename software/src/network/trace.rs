@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::duration;
+use super::clock::duration;
 use crate::link::Time;
 use crate::wire::header::{Bth, XrcEth};
 use crate::wire::{icrc, opcode};

@@ -4,7 +4,6 @@
 
 use std::ffi::c_int;
 
-use super::queue_pair::SoftQp;
 use super::translate::{Rules, bind_request, gather_inline, list};
 use super::{address, shared, status};
 use crate::faults::{Verb, When};
@@ -17,6 +16,16 @@ use crate::wire::header::{Feth, Reth};
 pub(super) struct Batch {
     requests: Vec<SendRequest>,
     error: Option<c_int>,
+}
+
+/// `struct verbs_qp`, and the batch that is being built.
+#[repr(C)]
+pub(super) struct SoftQp {
+    pub(super) verbs: verbs_qp,
+    /// Held from `wr_start` to `wr_complete`.
+    pub(super) batching: pthread_mutex_t,
+    pub(super) batch: Batch,
+    pub(super) max_inline: usize,
 }
 
 /// Sets the functions of an extended queue pair; `operations` are `enum ibv_qp_create_send_ops_flags`.

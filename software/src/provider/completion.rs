@@ -1,16 +1,51 @@
 //! Completion queues.
 
 use std::ffi::c_int;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use super::context::is_ours;
-use super::extended_completion::SoftCq;
-use super::{context, object, shared, status, wait_acknowledged};
-use crate::device::Shared;
+use super::{context, object, shared, status, wait_acknowledged, zeroed};
+use crate::driver::Shared;
 use crate::ffi::*;
 use crate::transport::queues::CompletionQueue;
 use crate::transport::work::Completion;
+
+/// `struct verbs_cq`, and the completion that a poll is at.
+#[repr(C)]
+pub(super) struct SoftCq {
+    verbs: verbs_cq,
+    /// Held from `start_poll` to `end_poll`: one thread polls at a time.
+    pub(super) polling: pthread_mutex_t,
+    pub(super) current: Option<Completion>,
+    /// The number of ready completions: an empty poll takes no lock.
+    depth: Arc<AtomicUsize>,
+    /// Who waits for its events receives packets itself; a loop of the program hears the bell.
+    pub(super) is_attended: AtomicBool,
+    is_attached: AtomicBool,
+}
+
+impl SoftCq {
+    fn new() -> Box<Self> {
+        Box::new(Self {
+            verbs: *zeroed::<verbs_cq>(),
+            polling: *zeroed::<pthread_mutex_t>(),
+            current: None,
+            depth: Arc::default(),
+            is_attended: AtomicBool::new(false),
+            is_attached: AtomicBool::new(false),
+        })
+    }
+
+    /// Receives packets if there is nothing to poll; returns whether the queue, of this number, is still empty.
+    pub(super) fn is_idle(&self, shared: &Shared, number: u32) -> bool {
+        if self.depth.load(Ordering::Acquire) == 0 {
+            shared.make_progress(number);
+        }
+        self.depth.load(Ordering::Acquire) == 0
+    }
+}
 
 pub(super) unsafe extern "C" fn create_cq(
     context: *mut ibv_context,

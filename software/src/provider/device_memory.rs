@@ -15,7 +15,7 @@ pub(super) unsafe extern "C" fn alloc_dm(
         let ibv_alloc_dm_attr { length, log_align_req, comp_mask } = *attr;
         match 1_u64.checked_shl(log_align_req) {
             Some(align) if comp_mask == 0 => {
-                shared(context).lock().alloc_device_memory(length as u64, align)
+                shared(context).lock().core.device_memory.allocate(length as u64, align)
             }
             _ => Err(libc::EINVAL),
         }
@@ -36,7 +36,7 @@ fn made(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
 /// Memory that another context of this device has: that context frees it.
 pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
     // SAFETY: as the module says.
-    let found = unsafe { shared(context) }.lock().core.device_memory.get(handle).is_some();
+    let found = unsafe { shared(context) }.lock().core.device_memory.has(handle);
     object(if found { Ok(made(context, handle)) } else { Err(libc::EINVAL) })
 }
 
@@ -48,7 +48,7 @@ pub(super) unsafe extern "C" fn unimport_dm(dm: *mut ibv_dm) {
 pub(super) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     // SAFETY: as the module says; it is ours, and freed once.
     unsafe {
-        let result = shared((*dm).context).lock().free_device_memory((*dm).handle);
+        let result = shared((*dm).context).lock().core.device_memory.free((*dm).handle);
         if result.is_ok() {
             drop(Box::from_raw(dm));
         }
@@ -65,7 +65,7 @@ unsafe extern "C" fn memcpy_to_dm(
     // SAFETY: as the module says.
     status(unsafe {
         let mut engine = shared((*dm).context).lock();
-        engine.copy_to_device((*dm).handle, offset, from.cast(), length)
+        engine.core.device_memory.copy_to((*dm).handle, offset, from.cast(), length)
     })
 }
 
@@ -78,7 +78,7 @@ unsafe extern "C" fn memcpy_from_dm(
     // SAFETY: as the module says.
     status(unsafe {
         let engine = shared((*dm).context).lock();
-        engine.copy_from_device((*dm).handle, offset, to.cast(), length)
+        engine.core.device_memory.copy_from((*dm).handle, offset, to.cast(), length)
     })
 }
 

@@ -1,50 +1,13 @@
 //! Completion queues that are polled field by field: `ibv_create_cq_ex`.
 
 use std::ffi::c_int;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
-use super::completion::create;
-use super::{object, shared, zeroed};
-use crate::device::Shared;
+use super::completion::{SoftCq, create};
+use super::{object, shared};
 use crate::faults::{Verb, When};
 use crate::ffi::*;
 use crate::transport::work::Completion;
-
-/// `struct verbs_cq`, and the completion that a poll is at.
-#[repr(C)]
-pub(super) struct SoftCq {
-    verbs: verbs_cq,
-    /// Held from `start_poll` to `end_poll`: one thread polls at a time.
-    polling: pthread_mutex_t,
-    current: Option<Completion>,
-    /// The number of ready completions: an empty poll takes no lock.
-    pub(super) depth: Arc<AtomicUsize>,
-    /// Who waits for its events receives packets itself; a loop of the program hears the bell.
-    pub(super) is_attended: AtomicBool,
-    pub(super) is_attached: AtomicBool,
-}
-
-impl SoftCq {
-    pub(super) fn new() -> Box<Self> {
-        Box::new(Self {
-            verbs: *zeroed::<verbs_cq>(),
-            polling: *zeroed::<pthread_mutex_t>(),
-            current: None,
-            depth: Arc::default(),
-            is_attended: AtomicBool::new(false),
-            is_attached: AtomicBool::new(false),
-        })
-    }
-
-    /// Receives packets if there is nothing to poll; returns whether the queue, of this number, is still empty.
-    pub(super) fn is_idle(&self, shared: &Shared, number: u32) -> bool {
-        if self.depth.load(Ordering::Acquire) == 0 {
-            shared.make_progress(number);
-        }
-        self.depth.load(Ordering::Acquire) == 0
-    }
-}
 
 /// The fields that a completion can have.
 const FIELDS: u32 = ibv_create_cq_wc_flags::IBV_WC_EX_WITH_BYTE_LEN.0

@@ -6,7 +6,7 @@ use std::mem::size_of;
 use super::context::{OpenContext, files};
 use super::query::table_length;
 use super::{set_errno, shared};
-use crate::device::Shared;
+use crate::driver::Shared;
 use crate::event_files;
 use crate::faults::Verb;
 use crate::ffi::*;
@@ -132,7 +132,7 @@ fn entry(shared: &Shared, port: usize, index: usize) -> Result<ibv_gid_entry, c_
     let engine = shared.lock();
     let number = port.checked_sub(1).ok_or(libc::EINVAL)?;
     let gids = engine.core.ports.get(number).ok_or(libc::EINVAL)?.gids();
-    let is_simulated = engine.core.settings.network.is_some();
+    let is_simulated = engine.core.settings.is_simulated;
     drop(engine);
     let is_empty = index < table_length(gids.len());
     let none = if is_empty { libc::ENODATA } else { libc::EINVAL };

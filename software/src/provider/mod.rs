@@ -9,11 +9,13 @@ mod address;
 mod batch;
 pub(crate) mod completion;
 mod context;
+pub(crate) mod device;
 mod device_memory;
 mod extended_completion;
 mod faulty;
 pub(crate) mod ioctl;
 mod memory;
+mod operations;
 mod pd;
 mod post;
 pub(crate) mod query;
@@ -22,14 +24,15 @@ mod shared_receive;
 mod translate;
 mod xrc;
 
-pub(crate) use context::device_operations;
+pub(crate) use operations::{device_operations, guid};
 pub(crate) use queue_pair::{first_psn, virtual_time};
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use crate::device::{RawDevice, Shared};
+use self::device::RawDevice;
+use crate::driver::Shared;
 use crate::ffi::{ibv_context, pthread_cond_t, pthread_mutex_t};
 
 /// The device of a context.

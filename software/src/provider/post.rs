@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use super::translate::{Rules, bind_request, receive, send_request};
 use super::{shared, status};
-use crate::device::Locked;
+use crate::driver::Locked;
 use crate::ffi::*;
 use crate::transport::work::{Data, Extra, Operation, SendRequest};
 

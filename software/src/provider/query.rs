@@ -3,9 +3,8 @@
 use std::ffi::c_int;
 use std::mem::size_of;
 
-use super::context::{device_operations, is_ours};
+use super::context::is_ours;
 use super::shared;
-use crate::device::RawDevice;
 use crate::ffi::*;
 use crate::wire::PKEY;
 
@@ -172,19 +171,6 @@ pub(super) unsafe extern "C" fn query_rt_values(
         (*values).comp_mask &= clock;
     }
     0
-}
-
-/// # Safety
-///
-/// `device` is live, of whichever provider.
-pub(crate) unsafe fn guid(device: *mut ibv_device) -> Option<u64> {
-    // SAFETY: every provider's device is the first member of a `verbs_device`.
-    let operations = unsafe { (*device.cast::<verbs_device>()).ops };
-    if !std::ptr::eq(operations, device_operations()) {
-        return None;
-    }
-    // SAFETY: it is one of ours.
-    Some(unsafe { (*device.cast::<RawDevice>()).shared() }.lock().core.settings.guid())
 }
 
 /// # Safety

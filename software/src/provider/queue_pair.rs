@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::batch::{Batch, set_functions};
+use super::batch::{Batch, SoftQp, set_functions};
 use super::{context, init_wait, object, shared, status, wait_acknowledged, xrc, zeroed};
 use crate::ffi::*;
 use crate::network::Membership;
@@ -14,16 +14,6 @@ use crate::transport::queue_pair::{Owner, Transport};
 
 /// Room for inline data comes in so many bytes, as on adapters, and each queue pair has some: programs rely on it.
 const INLINE_UNIT: u32 = 64;
-
-/// `struct verbs_qp`, and the batch that is being built.
-#[repr(C)]
-pub(super) struct SoftQp {
-    verbs: verbs_qp,
-    /// Held from `wr_start` to `wr_complete`.
-    pub(super) batching: pthread_mutex_t,
-    pub(super) batch: Batch,
-    pub(super) max_inline: usize,
-}
 
 pub(super) unsafe extern "C" fn create_qp(
     pd: *mut ibv_pd,

@@ -4,10 +4,9 @@ use std::ffi::c_int;
 
 use super::address;
 use crate::ffi::*;
-use crate::transport::memory::Sge;
 use crate::transport::queue_pair::{QueuePair, Transport};
 use crate::transport::responder::MAX_MESSAGE;
-use crate::transport::work::{Bind, Data, Extra, Operation, Receive, SendRequest};
+use crate::transport::work::{Bind, Data, Extra, Operation, Receive, SendRequest, Sge};
 
 /// The properties of a queue pair that a request is checked against when it is posted.
 #[derive(Clone, Copy)]

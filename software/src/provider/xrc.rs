@@ -7,7 +7,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use super::{object, shared, status, zeroed};
 use crate::ffi::*;
-use crate::transport::xrc::XrcFile;
+use crate::transport::xrc_domains::XrcFile;
 
 /// Of `enum verbs_xrcd_mask`: the structure has a handle.
 const VERBS_XRCD_HANDLE: u32 = 1;
@@ -39,7 +39,7 @@ pub(super) unsafe extern "C" fn open_xrcd(
             file(attr.fd).and_then(|file| {
                 let has = |flag| attr.oflags & flag != 0;
                 let (create, exclusive) = (has(libc::O_CREAT), has(libc::O_EXCL));
-                shared(context).lock().open_xrc_domain(file, create, exclusive)
+                shared(context).lock().core.xrc_domains.open(file, create, exclusive)
             })
         }
     };
@@ -77,7 +77,7 @@ fn file(fd: c_int) -> Result<Option<XrcFile>, c_int> {
 pub(super) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
     // SAFETY: as the module's parent says; it is ours, and freed once.
     unsafe {
-        let result = shared((*xrcd).context).lock().close_xrc_domain(handle(xrcd));
+        let result = shared((*xrcd).context).lock().core.xrc_domains.close(handle(xrcd));
         if result.is_ok() {
             drop(Box::from_raw(xrcd.cast::<verbs_xrcd>()));
         }

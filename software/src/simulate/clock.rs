@@ -1,5 +1,7 @@
 //! The clock of a host, which may be wrong.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use crate::link::Time;
 use crate::network::START;
 
@@ -10,7 +12,7 @@ const MILLION: u128 = 1_000_000;
 
 /// What a host takes for the time: nanoseconds that begin with the simulation, if the clock was never set.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct HostClock {
+struct Dial {
     /// When it was set last: the time of the network, and its own.
     set_at: Time,
     showed: Time,
@@ -18,8 +20,8 @@ pub(super) struct HostClock {
     fast: i32,
 }
 
-impl HostClock {
-    pub(super) fn new() -> Self {
+impl Dial {
+    fn new() -> Self {
         Self { set_at: START, showed: 0, fast: 0 }
     }
 
@@ -28,25 +30,54 @@ impl HostClock {
     }
 
     /// It goes on from what it shows, and that much more.
-    pub(super) fn set(&mut self, now: Time, ahead: Time, fast: i32) {
+    fn set(&mut self, now: Time, ahead: Time, fast: i32) {
         *self = Self { set_at: now, showed: self.shows(now) + ahead, fast };
     }
 
     /// What it shows at this time of the network.
-    pub(super) fn shows(&self, now: Time) -> Time {
+    fn shows(&self, now: Time) -> Time {
         let passed = u128::from(now.saturating_sub(self.set_at));
         self.showed + (passed * self.speed() / MILLION) as Time
     }
 
     /// The time of the network at which it shows this, which it does not yet.
-    pub(super) fn when(&self, shows: Time) -> Time {
+    fn when(&self, shows: Time) -> Time {
         let passes = u128::from(shows.saturating_sub(self.showed));
         self.set_at + (passes * MILLION).div_ceil(self.speed()) as Time
     }
 
     /// The time of the network at which the next timer of tokio's may be due.
-    pub(super) fn next_tick(&self, now: Time) -> Time {
+    fn next_tick(&self, now: Time) -> Time {
         self.when((self.shows(now) / TICK + 1) * TICK)
+    }
+}
+
+/// The clock of a host. A clone is another handle of it.
+#[derive(Clone, Debug)]
+pub(super) struct HostClock(Arc<Mutex<Dial>>);
+
+impl HostClock {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Mutex::new(Dial::new())))
+    }
+
+    fn dial(&self) -> MutexGuard<'_, Dial> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It goes on from what it shows, and that much more.
+    pub(super) fn set(&self, now: Time, ahead: Time, fast: i32) {
+        self.dial().set(now, ahead, fast);
+    }
+
+    /// What it shows at this time of the network.
+    pub(super) fn shows(&self, now: Time) -> Time {
+        self.dial().shows(now)
+    }
+
+    /// The time of the network at which the next timer of tokio's may be due.
+    pub(super) fn next_tick(&self, now: Time) -> Time {
+        self.dial().next_tick(now)
     }
 }
 
@@ -56,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_clock_shows_each_tick_at_the_time_that_it_tells() {
-        let mut clock = HostClock::new();
+        let mut clock = Dial::new();
         for (now, ahead, fast) in [(START, 0, 0), (5_000_123, 7, 300), (9_999_999, 1 << 40, -999)] {
             clock.set(now, ahead, fast);
             let mut at = now;

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
+use super::hosts::{Inner, address};
 use super::process::Process;
 use super::streams::{SimulatedListener, SimulatedStream};
-use super::world::{Inner, address};
 use crate::device::Device;
 use crate::network::{Conditions, nanoseconds};
 
@@ -68,7 +68,7 @@ impl Host {
     ) -> JoinHandle<T> {
         let running = self.world.state().hosts[self.number].process.clone();
         let process = running.unwrap_or_else(|| {
-            let process = Arc::new(Process::new(&self.world, Some(self.number)));
+            let process = Arc::new(Process::new(self.world.clock(self.number), self.world.now()));
             self.world.state().hosts[self.number].process = Some(process.clone());
             process
         });
@@ -138,8 +138,7 @@ impl Host {
     /// `ahead` changes what [`now`](Self::now) tells; timers go by the difference of two times.
     pub fn set_clock(&self, ahead: Duration, millionths: i32) {
         let now = self.world.now();
-        let mut state = self.world.state();
-        state.hosts[self.number].clock.set(now, nanoseconds(ahead), millionths);
+        self.world.clock(self.number).set(now, nanoseconds(ahead), millionths);
     }
 }
 

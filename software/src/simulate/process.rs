@@ -10,15 +10,12 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::advance;
 
 use super::clock::{HostClock, TICK};
-use super::world::Inner;
 use crate::link::Time;
 use crate::transport::events;
 
 pub(super) struct Process {
     runtime: Runtime,
-    world: std::sync::Weak<Inner>,
-    /// The host's number; `None`: it has the network's clock.
-    host: Option<usize>,
+    clock: HostClock,
     shared: Arc<Shared>,
 }
 
@@ -54,7 +51,7 @@ impl Shared {
 }
 
 impl Process {
-    pub(super) fn new(world: &Arc<Inner>, host: Option<usize>) -> Self {
+    pub(super) fn new(clock: HostClock, now: Time) -> Self {
         let shared = Arc::new(Shared::default());
         let parking = shared.clone();
         let runtime = Builder::new_current_thread()
@@ -63,21 +60,14 @@ impl Process {
             .on_thread_park(move || parking.before_park())
             .build()
             .unwrap_or_else(|e| panic!("a runtime for the simulation: {e}"));
-        let process = Self { runtime, world: Arc::downgrade(world), host, shared };
-        let now = process.clock().shows(world.now());
+        let shown = clock.shows(now) / TICK * TICK;
         // The ticks of both clocks come together.
-        process.shared.state().shown = now / TICK * TICK;
-        process
-    }
-
-    fn clock(&self) -> HostClock {
-        let world = self.world.upgrade();
-        let clock = world.and_then(|world| self.host.map(|host| world.clock(host)));
-        clock.unwrap_or_else(HostClock::new)
+        shared.state().shown = shown;
+        Self { runtime, clock, shared }
     }
 
     pub(super) fn next_tick(&self, now: Time) -> Time {
-        self.clock().next_tick(now)
+        self.clock.next_tick(now)
     }
 
     /// Whether another runtime has woken a task, or events were written that this one may wait for.
@@ -89,7 +79,7 @@ impl Process {
     /// Whether it has work, or a timer may have expired.
     pub(super) fn is_due(&self, now: Time) -> bool {
         let shown = self.shared.state().shown;
-        self.clock().shows(now) / TICK > shown / TICK || self.has_work()
+        self.clock.shows(now) / TICK > shown / TICK || self.has_work()
     }
 
     pub(super) fn runtime(&self) -> &Runtime {
@@ -108,7 +98,7 @@ impl Process {
         now: Time,
         mut root: impl FnMut(&mut Context<'_>) -> Option<Poll<T>>,
     ) -> Option<T> {
-        let shows = self.clock().shows(now);
+        let shows = self.clock.shows(now);
         let passed = shows - std::mem::replace(&mut self.shared.state().shown, shows);
         let result = self.runtime.block_on(async {
             if passed > 0 {

@@ -10,8 +10,8 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::hosts::{Inner, address};
 use super::wire::What;
-use super::world::{Inner, address};
 
 /// Accepts streams that other hosts [connect](super::Host::connect). Dropping it ends that.
 pub struct SimulatedListener {

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
+use super::counters::Counters;
 use super::device_memory::DeviceMemory;
 use super::drops::{DropReason, Told};
 use super::events::{self, Record};
@@ -13,11 +14,11 @@ use super::queues::{Armed, CompletionQueue, SharedReceiveQueue};
 use super::table::{Table, Tag};
 use super::timers::{Timer, Timers};
 use super::work::{Completion, Path};
-use super::xrc::XrcDomain;
-use crate::builder::Settings;
+use super::xrc_domains::XrcDomains;
 use crate::faults::completions::CompletionFaults;
 use crate::ffi::ibv_event_type;
 use crate::link::{Clock, Link, Time};
+use crate::settings::Settings;
 use crate::wire::header::Bth;
 use crate::wire::{PORT, Packet, icrc};
 
@@ -26,46 +27,6 @@ const SEND_AGAIN: Time = 200_000;
 
 /// The time until the next attempt to write to a full event file.
 const FULL_FILE: Time = 1_000_000;
-
-/// Counts since the device was created.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Counters {
-    /// Packets that were sent, including those that were sent again.
-    pub packets_sent: u64,
-    /// All packets that arrived.
-    pub packets_received: u64,
-    /// Packets that were not RoCE v2, or had a wrong invariant CRC.
-    pub packets_malformed: u64,
-    /// Packets for a queue pair that does not exist, or from an address that is not its peer's.
-    pub packets_unexpected: u64,
-    /// The number of times that a queue pair sent again: a timer expired, or the peer missed a packet.
-    pub retransmissions: u64,
-    /// Unreliable messages for which no receive was posted. This counter and the following ones are of packets that are
-    /// dropped without an answer, for a reason that a program can mend: in [strict mode](crate::Builder::strict) the first of
-    /// each kind and queue pair is a line on the standard error output.
-    pub dropped_without_receive: u64,
-    /// Unreliable messages that were longer than their receive. A datagram needs 40 bytes more than its data.
-    pub dropped_too_long: u64,
-    /// Datagrams with another Q_Key than the queue pair's, and unreliable writes that the R_Key, the region's rights or the
-    /// queue pair's do not allow.
-    pub dropped_wrong_key: u64,
-    /// Unreliable packets whose length does not fit the queue pair's MTU: the two ends have different ones.
-    pub dropped_wrong_mtu: u64,
-    /// Requests for a queue pair in a state in which it receives nothing.
-    pub dropped_wrong_state: u64,
-    /// Requests for a queue pair that does not exist, or is of another transport.
-    pub dropped_without_queue_pair: u64,
-    /// Requests from an address that is not that of the queue pair's peer.
-    pub dropped_wrong_peer: u64,
-    /// Packets of another partition.
-    pub dropped_wrong_partition: u64,
-    /// Datagrams to a multicast group that no queue pair is attached to, or to a group with another queue pair number than
-    /// 0xffffff. A device of a simulated network counts those that it has sent too.
-    pub dropped_without_group: u64,
-    /// Sends whose data the program had changed when they completed: see [`Builder::strict`](crate::Builder::strict).
-    pub changed_sends: u64,
-}
 
 #[derive(Debug)]
 pub(crate) struct Port {
@@ -133,10 +94,7 @@ pub(crate) struct Core {
     pub(crate) polling: Option<(u32, bool)>,
     /// Their numbers have 24 bits, as packets of extended reliable connections have them.
     pub(crate) srqs: Table<SharedReceiveQueue>,
-    /// The handles of XRC domains.
-    pub(crate) xrc_domains: Table<XrcDomain>,
-    /// The last XRC domain that was made.
-    pub(crate) last_xrc_domain: u64,
+    pub(crate) xrc_domains: XrcDomains,
     /// How many objects use each protection domain.
     pub(crate) pds: Table<u32>,
     /// The files of asynchronous events of the open contexts.
@@ -172,9 +130,7 @@ pub(crate) struct Core {
     pub(crate) early_deregistrations: u64,
     /// The bytes of all registered regions.
     pub(crate) registered: u64,
-    pub(crate) device_memory: Table<DeviceMemory>,
-    /// The bytes of it that are allocated.
-    pub(crate) device_memory_used: u64,
+    pub(crate) device_memory: DeviceMemory,
     /// Events that did not fit into their file.
     late: VecDeque<(c_int, Record)>,
     late_scheduled: Option<Time>,
@@ -200,8 +156,7 @@ impl Core {
             armed: 0,
             polling: None,
             srqs: Table::new(Tag::High, 1, settings.max_srq),
-            xrc_domains: Table::new(Tag::Low, 1, u32::MAX),
-            last_xrc_domain: 0,
+            xrc_domains: XrcDomains::new(),
             pds: Table::new(Tag::Low, 1, settings.max_pd),
             contexts: BTreeMap::new(),
             next_context: 0,
@@ -224,8 +179,7 @@ impl Core {
             is_observed: false,
             early_deregistrations: 0,
             registered: 0,
-            device_memory: Table::new(Tag::Low, 1, u32::MAX),
-            device_memory_used: 0,
+            device_memory: DeviceMemory::new(settings.max_device_memory),
             late: VecDeque::new(),
             late_scheduled: None,
             clock,
@@ -372,6 +326,13 @@ impl Core {
             if let Some(cq) = self.cqs.get_mut(number) {
                 cq.scheduled = scheduled;
             }
+        }
+    }
+
+    /// Lets the completions come that a test has held, in their order, or shuffled.
+    pub(crate) fn release_completions(&mut self, seed: Option<u64>) {
+        for (queue, completion) in self.completion_faults.release(seed) {
+            self.complete(queue, completion);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use super::core::Counters;
+use super::counters::Counters;
 
 /// Why a packet is dropped: the sender does not learn it, or only that no answer comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

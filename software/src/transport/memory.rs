@@ -9,16 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ibverbs::provider::{load, store};
 
 use super::table::Table;
-use super::work::{Data, SendRequest};
+use super::work::{Data, SendRequest, Sge};
 use crate::ffi::ibv_access_flags as Access;
-
-/// `struct ibv_sge`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sge {
-    pub(crate) address: u64,
-    pub(crate) length: u32,
-    pub(crate) lkey: u32,
-}
 
 /// The memory behind a region's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

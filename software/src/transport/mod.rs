@@ -6,6 +6,7 @@
 pub(crate) mod completer;
 pub(crate) mod connection;
 pub(crate) mod core;
+pub(crate) mod counters;
 pub(crate) mod device_memory;
 pub(crate) mod drops;
 pub(crate) mod events;
@@ -21,6 +22,7 @@ pub(crate) mod requester;
 pub(crate) mod responder;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod rig;
+mod sides;
 pub(crate) mod state;
 pub(crate) mod table;
 #[cfg(test)]
@@ -32,6 +34,7 @@ pub(crate) mod victim;
 pub(crate) mod windows;
 pub(crate) mod work;
 pub(crate) mod xrc;
+pub(crate) mod xrc_domains;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -43,9 +46,9 @@ use self::queue_pair::{QueuePair, Transport};
 use self::table::{Table, Tag};
 use self::timers::Timer;
 use self::work::Path;
-use crate::builder::Settings;
 use crate::ffi::{ibv_event_type, ibv_qp_state};
 use crate::link::{Clock, Link, Time};
+use crate::settings::Settings;
 use crate::wire::header::{Bth, Deth, Reader};
 use crate::wire::management::{MANAGEMENT, MANAGEMENT_QKEY};
 use crate::wire::{PKEY, PORT, icrc, opcode};
@@ -78,7 +81,7 @@ impl Engine {
             return;
         }
         self.core.counters.packets_received += 1;
-        let exact = self.core.settings.network.is_some();
+        let exact = self.core.settings.is_simulated;
         let Some((bth, body)) = check(from, to, packet, exact) else {
             self.core.counters.packets_malformed += 1;
             return;

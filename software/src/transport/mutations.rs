@@ -94,7 +94,7 @@ fn mutate(random: &mut Random, victim: &Victim, capture: &[u8]) -> Vec<u8> {
             _ => {}
         }
     }
-    packet.truncate(crate::link::receive::LONGEST - icrc::SIZE);
+    packet.truncate(crate::wire::LONGEST - icrc::SIZE);
     packet
 }
 

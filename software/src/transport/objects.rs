@@ -6,8 +6,7 @@ use std::net::IpAddr;
 use super::Engine;
 use super::queue_pair::{Owner, QueuePair, Transport};
 use super::queues::{Armed, CompletionQueue, SharedReceiveQueue};
-use super::requester::SendQueue;
-use super::responder::Responder;
+use super::sides::{Responder, SendQueue};
 use super::timers::Timer;
 use super::work::{Completion, Receive, Release, SendRequest};
 use crate::ffi::{
@@ -173,7 +172,7 @@ impl Engine {
             return Err(libc::EINVAL);
         }
         if let Some(xrc) = &mut srq.xrc {
-            let Some(domain) = self.core.use_xrc_domain(xrc.handle) else {
+            let Some(domain) = self.core.xrc_domains.enter(xrc.handle) else {
                 self.core.leave_pd(pd);
                 return Err(libc::EINVAL);
             };
@@ -185,7 +184,7 @@ impl Engine {
             (Some(_), _) => self.count_users([cq, None], None, 1),
             (None, xrc) => {
                 self.core.leave_pd(pd);
-                xrc.iter().for_each(|xrc| self.core.leave_xrc_domain(xrc.handle));
+                xrc.iter().for_each(|xrc| self.core.xrc_domains.leave(xrc.handle));
             }
         }
         number.ok_or(libc::ENOMEM)
@@ -218,7 +217,7 @@ impl Engine {
         let srq = self.core.srqs.remove(number).ok_or(libc::EINVAL)?;
         self.core.leave_pd(srq.pd);
         if let Some(xrc) = srq.xrc {
-            self.core.leave_xrc_domain(xrc.handle);
+            self.core.xrc_domains.leave(xrc.handle);
             self.count_users([Some(xrc.cq), None], None, -1);
             self.forget_named_queue(number);
         }
@@ -259,12 +258,12 @@ impl Engine {
         let known = cqs.iter().flatten().all(|cq| self.core.cqs.get(*cq).is_some())
             // Those of XRC domains serve no particular queue pair.
             && srq.is_none_or(|srq| srq.is_some_and(|srq| srq.xrc.is_none()))
-            && new.xrc_domain.is_none_or(|domain| self.core.xrc_domains.get(domain).is_some());
+            && new.xrc_domain.is_none_or(|domain| self.core.xrc_domains.domain(domain).is_some());
         if !known || !new.pd.is_none_or(|pd| self.core.use_pd(pd)) {
             return Err(libc::EINVAL);
         }
         let handle = new.xrc_domain;
-        let xrc_domain = handle.and_then(|handle| self.core.use_xrc_domain(handle)).unwrap_or(0);
+        let xrc_domain = handle.and_then(|handle| self.core.xrc_domains.enter(handle)).unwrap_or(0);
         let mtu = 128 << self.core.settings.mtu.0;
         let (pd, srq) = (new.pd, new.srq);
         let owner = Owner {
@@ -301,7 +300,7 @@ impl Engine {
             Some(_) => self.count_users(cqs, srq, 1),
             None => {
                 pd.iter().for_each(|pd| self.core.leave_pd(*pd));
-                handle.iter().for_each(|handle| self.core.leave_xrc_domain(*handle));
+                handle.iter().for_each(|handle| self.core.xrc_domains.leave(*handle));
             }
         }
         number.ok_or(libc::ENOMEM)
@@ -341,7 +340,7 @@ impl Engine {
         if qp.owners.is_empty() {
             self.remove_qp(number);
         }
-        owner.xrc_domain.iter().for_each(|domain| self.core.leave_xrc_domain(*domain));
+        owner.xrc_domain.iter().for_each(|domain| self.core.xrc_domains.leave(*domain));
         let file = self.core.contexts.get(&owner.context).copied();
         let unread = self.core.take_back(file, owner.handle, QUEUE_PAIR_EVENTS);
         Ok(EventsRead { completion: 0, asynchronous: owner.async_events.wrapping_sub(unread) })

@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 
 use super::core::Core;
-use super::requester::SendQueue;
-use super::responder::Responder;
+use super::sides::{Responder, SendQueue};
 use super::timers::Timer;
 use super::work::{Completion, Path, Receive, Release};
 use crate::ffi::{

@@ -52,6 +52,20 @@ impl Engine {
         key.ok_or(libc::ENOMEM)
     }
 
+    /// Registers a part of the device's memory, which requests address from 0 on.
+    pub(crate) fn register_device_memory(
+        &mut self,
+        pd: u32,
+        memory: u32,
+        (offset, length): (u64, u64),
+        access: u32,
+    ) -> Result<u32, c_int> {
+        let address = self.core.device_memory.part(memory, offset, length)?;
+        let key = self.register(pd, Backing::Device { memory, address }, length, 0, access)?;
+        self.core.device_memory.enter(memory);
+        Ok(key)
+    }
+
     pub(crate) fn deregister(&mut self, key: u32) -> Result<(), c_int> {
         let region = self.core.keys.region(key).ok_or(libc::EINVAL)?;
         if region.windows > 0 {
@@ -65,7 +79,7 @@ impl Engine {
         self.core.keys.0.remove(key);
         self.core.leave_pd(pd);
         if let Backing::Device { memory, .. } = backing {
-            self.leave_device_memory(memory);
+            self.core.device_memory.leave(memory);
         }
         Ok(())
     }

@@ -2,76 +2,17 @@
 
 mod packets;
 
-use std::collections::VecDeque;
-
 use super::core::Core;
 use super::memory::Denied;
 use super::queue_pair::QueuePair;
+use super::sides::TURN;
 use super::work::{Operation, Posted, Release, SendRequest};
 use crate::ffi::{ibv_event_type, ibv_qp_state as State, ibv_wc_status as Status};
 use crate::link::LITTLE_ROOM;
 use crate::link::Time;
 
-/// The number of packets that a queue pair sends in one turn, before others get theirs.
-pub(crate) const TURN: u32 = 32;
-
 /// For how long a peer of this machine that receives nothing is waited for in addition, in nanoseconds.
 pub(super) const STARVED_FOR: Time = 60_000_000_000;
-
-#[derive(Debug, Default)]
-pub(crate) struct SendQueue {
-    /// From the oldest that is not complete to the newest.
-    pub(crate) posted: VecDeque<Posted>,
-    /// Places that stay occupied until their completion, or a later one, is polled.
-    pub(crate) used: u32,
-    /// Sends that completed without a completion, since the last one with a completion.
-    pub(crate) unsignaled: u32,
-    /// The next packet to send: an index in `posted`, and a packet of that request.
-    pub(crate) cursor: usize,
-    pub(crate) offset: u32,
-    /// The numbers of the first packet of the next request, of the oldest packet that is not acknowledged, and of the
-    /// first that was never sent. Packets count from the first sequence number, and on beyond 24 bits: a full
-    /// queue has up to 2^37 of them. At most a window is between the last two.
-    pub(crate) next: u64,
-    pub(crate) unacknowledged: u64,
-    pub(crate) high: u64,
-    /// The last packet of each READ and atomic request that waits for its answer.
-    pub(crate) fetching: VecDeque<u64>,
-    pub(crate) retries: u8,
-    pub(crate) not_ready_retries: u8,
-    /// The timer has expired since the last answer, also one that a packet is missing.
-    pub(crate) late: bool,
-    /// For how long the peer was waited for since its last answer because it received nothing.
-    pub(crate) starved_for: Time,
-    /// The time at which everything is sent again if no answer has arrived.
-    pub(crate) deadline: Option<Time>,
-    /// The peer had no receive: nothing is sent before this time.
-    pub(crate) not_ready_until: Option<Time>,
-    /// The most packets without an acknowledgement. Losses reduce it.
-    pub(crate) window: u32,
-    /// What it is without losses.
-    pub(crate) full_window: u32,
-    /// A gap in the answers was seen, and they were requested again. Prevents a second request for the same gap.
-    pub(crate) asked_again: bool,
-}
-
-impl SendQueue {
-    pub(crate) fn start(&mut self, psn: u32) {
-        let first = u64::from(psn);
-        (self.next, self.unacknowledged, self.high) = (first, first, first);
-    }
-
-    /// Stops sending, and waiting for answers.
-    pub(crate) fn stop(&mut self) {
-        self.deadline = None;
-        self.not_ready_until = None;
-        self.fetching.clear();
-    }
-
-    fn is_fetch_before(&self, index: usize) -> bool {
-        self.posted.iter().take(index).any(|posted| posted.request.operation.is_fetching())
-    }
-}
 
 fn packets(length: u32, mtu: usize) -> u32 {
     (length as usize).div_ceil(mtu).max(1) as u32

@@ -7,17 +7,13 @@
 mod answers;
 mod fetches;
 
-use std::collections::VecDeque;
-
-use self::answers::Answer;
 use super::core::Core;
 use super::queue_pair::{QueuePair, Transport};
-use super::requester::TURN;
-use super::work::{Completion, Extra, Receive};
+use super::sides::{Answer, Message};
+use super::work::{Completion, Extra};
 use crate::ffi::{
     ibv_access_flags as Access, ibv_event_type as Event, ibv_wc_opcode, ibv_wc_status as Status,
 };
-use crate::link::Time;
 use crate::wire::header::{Bth, Nak, Reader, Syndrome};
 use crate::wire::opcode::{self, Part};
 use crate::wire::sequence::{add, before, distance};
@@ -27,75 +23,6 @@ pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 
 /// The least number of results of atomic operations that are kept for repeated requests.
 const KEPT_RESULTS: usize = 16;
-
-/// A message that is not complete yet.
-#[derive(Clone, Copy, Debug)]
-struct Message {
-    write: bool,
-    address: u64,
-    rkey: u32,
-    /// The target, for a WRITE.
-    length: u32,
-    offset: u64,
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Responder {
-    /// The sequence number of the next packet.
-    pub(crate) expected: u32,
-    /// The number of complete messages.
-    pub(crate) msn: u32,
-    /// A NAK was sent: a packet is missing, or the receiver was not ready.
-    refused: bool,
-    message: Option<Message>,
-    /// The receive that the message goes to.
-    pub(crate) receive: Option<Receive>,
-    answers: VecDeque<Answer>,
-    /// Results of atomic operations by sequence number. The newest of a number counts: numbers come again.
-    results: VecDeque<(u32, u64)>,
-    /// The READ and atomic requests whose answers have left and cannot have arrived: until when they cannot, and the
-    /// round that they left in.
-    under_way: VecDeque<(Time, u64)>,
-    /// The round that it had a turn in, and what is left of that turn.
-    turn: (u64, u32),
-    /// The first packet of the connection has arrived.
-    pub(crate) is_established: bool,
-}
-
-#[cfg(test)]
-impl Responder {
-    /// As if so many bytes of the message had arrived.
-    pub(super) fn skip_to(&mut self, offset: u64) {
-        self.message.iter_mut().for_each(|message| message.offset = offset);
-    }
-}
-
-impl Responder {
-    pub(crate) fn stop(&mut self) {
-        self.message = None;
-        self.answers.clear();
-    }
-
-    /// Drops an incomplete message with a missing packet. Its receive serves the next one.
-    pub(crate) fn abandon(&mut self) {
-        self.message = None;
-    }
-
-    /// How many answers wait.
-    #[cfg(test)]
-    pub(crate) fn waiting(&self) -> usize {
-        self.answers.len()
-    }
-
-    /// Gives it a turn, even if it had one in this round.
-    pub(crate) fn give_turn(&mut self, round: u64) {
-        self.turn = (round, TURN);
-    }
-
-    pub(crate) fn is_within_message(&self) -> bool {
-        self.message.is_some()
-    }
-}
 
 /// Why a packet is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,11 +15,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Engine;
-use super::memory::{Backing, Sge};
+use super::memory::Backing;
 use super::objects::NewQueuePair;
 use super::queue_pair::Transport;
 use super::queues::CompletionQueue;
 use super::rig::{MemoryLink, Random, Sent, VirtualClock, extended_queue, receiving, seal};
+use super::work::Sge;
 use super::work::{Completion, Data, Extra, Operation, Receive, SendRequest};
 use crate::builder::Builder;
 use crate::ffi::*;
@@ -96,7 +97,7 @@ impl Side {
                 (qp, qp, None)
             }
             Kind::Extended => {
-                let domain = engine.open_xrc_domain(None, true, false).unwrap();
+                let domain = engine.core.xrc_domains.open(None, true, false).unwrap();
                 let srq = engine.create_srq(extended_queue((domain, pd, cq), 1024)).unwrap();
                 let sending = NewQueuePair { receive_cq: None, ..new(Transport::XrcSend) };
                 let sending = engine.create_qp(sending).unwrap();

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Engine;
-use super::memory::{Backing, Sge};
+use super::memory::Backing;
 use super::objects::NewQueuePair;
 use super::queue_pair::Transport;
 use super::queues::{CompletionQueue, SharedReceiveQueue};
 use super::rig::{MemoryLink, Sent, VirtualClock, extended_queue, receiving, seal};
+use super::work::Sge;
 use super::work::{Data, Extra, Operation, Receive, SendRequest};
 use crate::builder::Builder;
 use crate::ffi::*;
-use crate::link::receive::LONGEST;
+use crate::wire::LONGEST;
 use crate::wire::header::{Bth, Reader, XrcEth};
 use crate::wire::sequence::wire;
 use crate::wire::{PORT, icrc, opcode};
@@ -91,7 +92,7 @@ impl Victim {
             xrc: None,
         };
         let srq = engine.create_srq(shared).unwrap();
-        let domains = [(); 2].map(|()| engine.open_xrc_domain(None, true, false).unwrap());
+        let domains = [(); 2].map(|()| engine.core.xrc_domains.open(None, true, false).unwrap());
         let [stranger, outsider] = [(); 2].map(|()| engine.alloc_pd().unwrap());
         let mut extended =
             |domain, pd| engine.create_srq(extended_queue((domain, pd, cq), 64)).unwrap();

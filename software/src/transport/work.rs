@@ -2,9 +2,16 @@
 
 use std::net::IpAddr;
 
-use super::memory::Sge;
 use crate::ffi::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 use crate::wire::header::{Feth, Reth};
+
+/// `struct ibv_sge`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sge {
+    pub(crate) address: u64,
+    pub(crate) length: u32,
+    pub(crate) lkey: u32,
+}
 
 /// The destination of packets, and the local address that they are sent from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

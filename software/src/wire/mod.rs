@@ -13,6 +13,9 @@ pub(crate) const PORT: u16 = 4791;
 /// The default partition, which every port is a full member of; the only one here.
 pub(crate) const PKEY: u16 = 0xffff;
 
+/// The longest packet: 4096 bytes, the longest headers, padding and CRC.
+pub(crate) const LONGEST: usize = 4096 + 128;
+
 /// A packet from its base transport header to the invariant CRC, with its addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Packet {

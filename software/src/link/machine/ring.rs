@@ -12,7 +12,7 @@ use std::sync::atomic::{Ordering, fence};
 use ibverbs::provider::{load, store};
 
 use self::mapping::{Mapping, ROOM, UNIT};
-use crate::link::receive::LONGEST;
+use crate::wire::LONGEST;
 
 /// In place of a length: what follows is at the start of the ring.
 const SKIP: u32 = u32::MAX;

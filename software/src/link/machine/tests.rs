@@ -13,7 +13,8 @@ use super::{Heard, MOST, Senders, Ways, connect, door, introduce, listen, name, 
 use crate::device::Device;
 use crate::event_files::before_sleep;
 use crate::files::{Waker, wait, wait_for};
-use crate::link::neighbours::{Inbox, Place, namespace};
+use crate::link::namespace::namespace;
+use crate::link::neighbours::{Inbox, Place};
 use crate::link::{no_process_starts, own_address};
 use crate::transport::events::{self, Record};
 use crate::wire::Packet;

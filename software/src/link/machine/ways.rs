@@ -9,7 +9,7 @@ use super::ring::Writer;
 use super::{Heard, MOST, connect, introduce, is_ours, listen};
 use crate::files::Waker;
 use crate::forks::forks;
-use crate::link::neighbours::{Namespace, namespace};
+use crate::link::namespace::{Namespace, namespace};
 use crate::wire::Packet;
 
 /// How long to wait before knocking again at a door that was not there, or stayed closed.

@@ -1,7 +1,7 @@
 //! Peers that send anything to the connection manager, while its program does what programs do.
 
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::wire::management::{IpHeader, property};

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::Owner;
+use super::outlet::Owner;
 use crate::transport::queue_pair::Transport;
 use crate::wire::management::IpHeader;
 

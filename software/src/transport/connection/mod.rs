@@ -9,15 +9,16 @@ pub(crate) mod hostile;
 mod listener;
 #[cfg(test)]
 mod model;
+mod outlet;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
 
 pub(crate) use self::listener::Listener;
 use self::listener::Listeners;
+pub(crate) use self::outlet::{Arrived, Event, Outlet, Owner};
 use super::queue_pair::Transport;
 use super::work::Path;
 use crate::link::Time;
@@ -44,48 +45,6 @@ const MOST_WAITING: u32 = 8192;
 /// 4.096 us * 2^exponent, as Linux has it: in milliseconds, and one at least.
 fn time(exponent: u8) -> Time {
     1_000_000 << exponent.saturating_sub(8)
-}
-
-/// What the program must know.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
-    /// A peer asks for a connection, at a listener.
-    Request(Box<Arrived<Request>>),
-    /// A peer asks for a queue pair of datagrams, at a listener.
-    ServiceRequest(Box<Arrived<ServiceRequest>>),
-    /// The peer has accepted. The program is to say that it is ready.
-    Reply(Box<Reply>, u32),
-    /// The peer has accepted.
-    ServiceReply(Box<ServiceReply>),
-    Established,
-    Rejected(u16, Box<[u8; 148]>),
-    /// No answer came.
-    Unreachable,
-    /// The peer has disconnected, or answered; false if no answer came.
-    Disconnected(bool),
-    /// The queue pair's packets are gone.
-    TimewaitExit,
-}
-
-/// A request that has arrived, for which there is a connection now.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Arrived<T> {
-    pub(crate) connection: u32,
-    pub(crate) path: Path,
-    pub(crate) modifier: u32,
-    pub(crate) message: T,
-}
-
-/// Where events go.
-pub(crate) trait Outlet: std::fmt::Debug + Send + Sync {
-    fn tell(&self, id: u32, event: Event);
-}
-
-/// Who learns of the events of a connection.
-#[derive(Clone, Debug)]
-pub(crate) struct Owner {
-    pub(crate) id: u32,
-    pub(crate) outlet: Arc<dyn Outlet>,
 }
 
 /// The call does not fit the state of the connection, or there is none any more.

@@ -1,9 +1,10 @@
 //! The packets of a request: SEND and WRITE in pieces of the MTU, a READ in parts, and atomic ones.
 
-use super::{SendQueue, Step};
+use super::Step;
 use crate::ffi::ibv_wc_status as Status;
 use crate::transport::core::Core;
 use crate::transport::queue_pair::QueuePair;
+use crate::transport::sides::SendQueue;
 use crate::transport::work::{Data, Extra, Operation};
 use crate::wire::header::{AtomicEth, Bth, Deth, Reth, XrcEth};
 use crate::wire::opcode::{self, Part};

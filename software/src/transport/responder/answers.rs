@@ -2,61 +2,14 @@
 
 use super::super::core::Core;
 use super::super::queue_pair::QueuePair;
+use super::super::sides::Answer;
 use crate::ffi::{ibv_access_flags as Access, ibv_event_type as Event};
-use crate::wire::header::{Aeth, Bth, Nak, Reth, Syndrome};
+use crate::wire::header::{Aeth, Bth, Nak, Syndrome};
 use crate::wire::opcode;
 use crate::wire::sequence::add;
 
 /// Beyond the answers with data, this many acknowledgements and refusals wait at the most.
 const MOST_REFUSALS: usize = 16;
-
-/// An answer to the peer; answers are sent in the order of its requests. `again`: to a request that was answered before.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Answer {
-    Acknowledge {
-        psn: u32,
-        syndrome: Syndrome,
-    },
-    Value {
-        psn: u32,
-        value: u64,
-        again: bool,
-    },
-    /// The remaining data of a READ; `begins` says whether its first packet is still to be sent.
-    Read {
-        psn: u32,
-        /// The protection domain that the request was made in.
-        pd: u32,
-        address: u64,
-        rkey: u32,
-        left: u32,
-        begins: bool,
-        again: bool,
-    },
-}
-
-impl Answer {
-    /// The answer of a request that was carried out, and returns no data.
-    pub(super) fn done(psn: u32, again: bool) -> Self {
-        Self::Read { psn, pd: 0, address: 0, rkey: 0, left: 0, begins: true, again }
-    }
-
-    pub(super) fn read(psn: u32, pd: u32, reth: Reth, again: bool) -> Self {
-        let Reth { address, rkey, length } = reth;
-        Self::Read { psn, pd, address, rkey, left: length, begins: true, again }
-    }
-
-    pub(super) fn psn(&self) -> u32 {
-        match *self {
-            Self::Acknowledge { psn, .. } | Self::Value { psn, .. } | Self::Read { psn, .. } => psn,
-        }
-    }
-
-    /// Whether it answers a READ or atomic request for the first time.
-    pub(super) fn is_of_new_fetch(&self) -> bool {
-        matches!(self, Self::Value { again: false, .. } | Self::Read { again: false, .. })
-    }
-}
 
 impl QueuePair {
     pub(super) fn answer(&mut self, core: &mut Core, answer: Answer) {

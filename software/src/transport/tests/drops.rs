@@ -1,7 +1,7 @@
 //! Packets that are dropped without an answer.
 
 use super::*;
-use crate::transport::core::Counters;
+use crate::transport::counters::Counters;
 
 /// An unreliable connection of the second side to the first.
 fn unreliable(side: &mut Side, to: IpAddr) -> u32 {
