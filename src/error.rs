@@ -148,6 +148,15 @@ impl Error {
         if is_so { Err(Self::with_reason(verb, libc::EOPNOTSUPP, reason)) } else { Ok(()) }
     }
 
+    /// The value that is out of range, if this is what the error is about.
+    #[cold]
+    pub(crate) fn excess(&self, about: &str) -> Option<u64> {
+        match self.detail {
+            Detail::Range { what, value, .. } if what == about => Some(value),
+            _ => None,
+        }
+    }
+
     /// Checks that `value` is within `low..=high`.
     pub(crate) fn within(
         verb: &'static str,

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::Channel;
 use super::error::TransportResult;
+use super::operation::Operation;
 use super::request::{IntoReceive, IntoSend, WorkRequest};
 use crate::completion::WorkSuccess;
 use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
@@ -138,10 +139,12 @@ impl<'res> Channel<'res> {
         deadline: Option<Instant>,
     ) -> TransportResult<WorkSuccess> {
         let (operation, mut buffer) = request.split();
-        let mut list = R::list(&mut buffer)?;
+        let core = self.core();
+        let mut list = R::list(&mut buffer)
+            .map_err(|error| R::Operation::explain_buffer(&core.limits, error))?;
         // SAFETY: the buffer lives until the end of this function, which does not access it meanwhile. A buffer keeps its
         // memory valid and exclusive until then.
-        unsafe { self.core().run(operation, list.as_mut(), deadline) }
+        unsafe { core.run(operation, list.as_mut(), deadline) }
     }
 }
 

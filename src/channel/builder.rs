@@ -294,7 +294,7 @@ impl<'res> ChannelBuilder<'res> {
         let limits = Limits {
             max_send_sge: capacities.max_send_sge,
             max_recv_sge: capacities.max_recv_sge,
-            max_inline_data: queue_pair.max_inline_data(),
+            messages: *queue_pair.message_limits(),
             reliable,
             private_reads: reliable && !queue_pair.protection_domain().context().is_iwarp(),
         };

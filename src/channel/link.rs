@@ -233,7 +233,7 @@ impl<'res> Link<'res> {
         let capacities = credits::with_own_sends(capacities, flow_control);
         let fresh = self.queue_pair.another(capacities, connection)?;
         let mut settings = self.core.settings();
-        settings.limits.max_inline_data = fresh.max_inline_data();
+        settings.limits.messages = *fresh.message_limits();
         // SAFETY: as in `new`. The old core is used no more when the new one begins to count credits.
         let core = unsafe { Core::new(fresh.as_raw(), &settings, table, Some(&*self.core)) };
         core.count_credits();

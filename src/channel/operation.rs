@@ -8,9 +8,12 @@ use super::error::TransportResult;
 use crate::debug::debug;
 use crate::error::Error;
 use crate::ffi;
-use crate::operation::encode::check_inline;
+use crate::operation::encode::is_read;
 use crate::operation::sealed::{Kind, Undirected};
-use crate::operation::{INLINE, Receive, SIGNALED, takes_receive, total, without_empty};
+use crate::operation::{
+    INLINE, Receive, SIGNALED, check, check_receive, takes_receive, total, without_empty,
+};
+use crate::queue_pair::{ALWAYS_SENT, MessageLimits};
 
 /// The opcodes that a channel has a prepared request for.
 const OPCODES: [ffi::ibv_wr_opcode; 7] = {
@@ -70,6 +73,11 @@ pub trait Operation: Copy {
     /// Finds errors before the device sees the request.
     fn check(&self, limits: &Limits, list: &[ffi::ibv_sge]) -> TransportResult<()>;
 
+    /// The error of the request's buffer, in terms of these limits.
+    fn explain_buffer(_limits: &Limits, error: Error) -> Error {
+        error
+    }
+
     /// Posts the request under this number. Returns the verb's return value.
     ///
     /// # Safety
@@ -94,7 +102,7 @@ pub trait Operation: Copy {
 pub struct Limits {
     pub(super) max_send_sge: u32,
     pub(super) max_recv_sge: u32,
-    pub(super) max_inline_data: u32,
+    pub(super) messages: MessageLimits,
     /// Whether the transport is a reliable connection.
     pub(super) reliable: bool,
     /// Whether reads may fill memory that peers may not write, which is not so on iWARP.
@@ -110,6 +118,8 @@ pub(super) struct Needs {
     private_reads: bool,
     pieces: u32,
     inline_data: u32,
+    message: u32,
+    read_pieces: u32,
 }
 
 impl Needs {
@@ -124,18 +134,25 @@ impl Needs {
         operation: &K,
         list: &[ffi::ibv_sge],
     ) -> TransportResult<()> {
-        operation.fits(total(list))?;
+        let length = total(list);
+        operation.fits(length)?;
         let reliable = !operation.is_allowed(false, true);
         let private_reads = !operation.is_allowed(true, false);
         let is_inline = operation.flags() & INLINE != 0;
         // Every channel has room for one piece.
-        if reliable || private_reads || is_inline || list.len() > 1 {
+        if reliable || private_reads || is_inline || list.len() > 1 || length > ALWAYS_SENT {
             self.any = true;
             self.reliable |= reliable;
             self.private_reads |= private_reads;
             self.pieces = self.pieces.max(list.len() as u32);
-            let length = u32::try_from(total(list)).unwrap_or(u32::MAX);
-            self.inline_data = self.inline_data.max(if is_inline { length } else { 0 });
+            if const { is_read::<K>() } {
+                self.read_pieces = self.read_pieces.max(list.len() as u32);
+            }
+            let longest = if is_inline { &mut self.inline_data } else { &mut self.message };
+            *longest = u32::try_from(length).unwrap_or(u32::MAX).max(*longest);
+            if !is_inline {
+                MessageLimits::UNKNOWN.check_message(length)?;
+            }
         }
         Ok(())
     }
@@ -155,8 +172,9 @@ impl Needs {
             let pieces = self.pieces as usize;
             return Err(too_many("ibv_post_send", pieces, limits.max_send_sge).into());
         }
-        let inline_data = ffi::ibv_sge { length: self.inline_data, ..Default::default() };
-        Ok(check_inline(&[inline_data], limits.max_inline_data)?)
+        limits.messages.check_inline(self.inline_data.into())?;
+        limits.messages.check_pieces_of_read(self.read_pieces as usize)?;
+        Ok(limits.messages.check_message(self.message.into())?)
     }
 }
 
@@ -307,7 +325,8 @@ impl Operation for Receive {
 
     #[inline]
     fn check(&self, limits: &Limits, list: &[ffi::ibv_sge]) -> TransportResult<()> {
-        elements(Self::VERB, list, limits.max_recv_sge)
+        elements(Self::VERB, list, limits.max_recv_sge)?;
+        Ok(check_receive(list)?)
     }
 
     #[inline(always)]
@@ -377,11 +396,12 @@ impl<K: Undirected> Operation for K {
             return Err(refused(limits).into());
         }
         elements(Self::VERB, list, limits.max_send_sge)?;
-        self.fits(total(list))?;
-        if self.flags() & INLINE != 0 {
-            check_inline(list, limits.max_inline_data)?;
-        }
-        Ok(())
+        Ok(check(&limits.messages, self, list)?)
+    }
+
+    #[cold]
+    fn explain_buffer(limits: &Limits, error: Error) -> Error {
+        limits.messages.explain(K::OPCODE, error)
     }
 
     #[inline(always)]

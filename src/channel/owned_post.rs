@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::Channel;
 use super::core::Core;
 use super::error::TransportError;
+use super::operation::Operation;
 use super::operation_error::OwnedResult;
 use super::owned_buffer::OwnedBuffer;
 use super::owned_work::OwnedWork;
@@ -100,6 +101,7 @@ where
         Ok(list) => list,
         Err(error) => {
             let request = Some(R::join(operation, ManuallyDrop::into_inner(buffer)));
+            let error = R::Operation::explain_buffer(&core.limits, error);
             return Err(Refused::new(error.into(), request).into());
         }
     };

@@ -5,6 +5,7 @@ use std::time::Instant;
 use super::Channel;
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
+use super::operation::Operation;
 use super::request::{IntoReceive, IntoSend, WorkRequest};
 use super::slot::{Owner, State};
 use super::wait::Wait;
@@ -172,7 +173,8 @@ impl Channel<'_> {
     ) -> TransportResult<PendingWork> {
         let core = self.core();
         let (operation, mut buffer) = request.split();
-        let mut list = R::list(&mut buffer)?;
+        let mut list = R::list(&mut buffer)
+            .map_err(|error| R::Operation::explain_buffer(&core.limits, error))?;
         // SAFETY: the caller keeps the memory until the operation has ended.
         let slot = unsafe { core.post(operation, list.as_mut(), Owner::Token) }?;
         Ok(PendingWork::new(core, slot.wr_id()))

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::core::{Core, OneThread};
 use super::error::TransportResult;
-use super::operation::Queue;
+use super::operation::{Operation, Queue};
 use super::prepared_window::{PreparedWindow, WindowError};
 use super::request::{IntoReceive, IntoSend, KeptReceive, KeptSend, WorkRequest};
 use super::scoped_work::ScopedPendingWork;
@@ -143,7 +143,8 @@ impl<'scope> Scope<'scope, '_> {
         R::Kept: BorrowedBuffer + 'scope,
     {
         let (operation, mut buffer) = request.split();
-        let mut list = R::list(&mut buffer)?;
+        let mut list = R::list(&mut buffer)
+            .map_err(|error| R::Operation::explain_buffer(&self.core.limits, error))?;
         // SAFETY: what is kept of the buffer has its memory valid and exclusive for its lifetime, which contains
         // `'scope`, even if the value is moved or forgotten. `Core::end_scope` ends the operation before
         // `'scope` ends. What is not kept was copied by the post.

@@ -15,6 +15,7 @@ use crate::ffi;
 use crate::memory::{GatherBuffer, PlainList};
 use crate::operation::sealed::{Kind, Request};
 use crate::operation::{SIGNALED, SendQueueRequest, takes_receive, without_empty};
+use crate::queue_pair::MessageLimits;
 
 /// How many requests get their numbers at a time.
 const EIGHT: usize = 8;
@@ -118,7 +119,9 @@ impl WindowList {
     where
         R: WorkRequest + SendQueueRequest + Request<Buffer: GatherBuffer<List: PlainList>>,
     {
-        let mut pieces = R::list(buffer)?;
+        let mut pieces = R::list(buffer).map_err(|error| {
+            MessageLimits::UNKNOWN.explain(<R::Operation as Kind>::OPCODE, error)
+        })?;
         let pieces = pieces.as_mut();
         // Every request has room for one.
         if pieces.len() > 1 && pieces.len() > self.pieces_each {

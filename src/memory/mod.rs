@@ -85,10 +85,10 @@ pub use region_buffer::RegionBuffer;
 pub use registration::{ReregisterError, ReregisteredState, Reregistration};
 pub use remote_region::RemoteMemoryRegion;
 pub use remote_struct::{Field, RemoteElement, RemoteRegion};
-pub(crate) use scatter_gather::private;
 pub use scatter_gather::{
     Element, GatherElement, LocalMemory, LocalMemoryMut, MAX_SGE_LENGTH, ScatterElement,
 };
+pub(crate) use scatter_gather::{PIECE, private};
 pub use shared_region::SharedMemoryRegion;
 pub use shared_slice::SharedMemorySlice;
 pub use slice::{MemorySlice, MemorySliceMut};

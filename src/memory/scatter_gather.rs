@@ -59,6 +59,9 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static> Elemen
 /// The longest piece of memory that a scatter/gather element can name: 4 GiB - 1 bytes.
 pub const MAX_SGE_LENGTH: usize = u32::MAX as usize;
 
+/// What the error of a piece that is too long is about.
+pub(crate) const PIECE: &str = "the length in bytes";
+
 /// Resolves `range` within `len` elements.
 #[inline]
 pub(crate) fn resolve(range: impl RangeBounds<usize>, len: usize) -> Result<Range<usize>> {
@@ -137,7 +140,7 @@ fn by_iova() -> &'static str {
 #[cold]
 #[inline(never)]
 fn too_long(bytes: usize) -> Excess {
-    Excess { what: "the length in bytes", value: bytes as u64, most: MAX_SGE_LENGTH as u64 }
+    Excess { what: PIECE, value: bytes as u64, most: MAX_SGE_LENGTH as u64 }
 }
 
 /// Registered memory that work requests of this program can read: every region and slice.

@@ -21,10 +21,9 @@ use crate::debug::debug;
 use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::memory::Gathered;
-use crate::operation::encode::check;
 use crate::operation::sealed::{Kind, Request};
-use crate::operation::{Adds, INLINE, SIGNALED};
-use crate::queue_pair::{QueuePair, Rc, SendOperations, Transport, function};
+use crate::operation::{Adds, INLINE, SIGNALED, check};
+use crate::queue_pair::{MessageLimits, QueuePair, Rc, SendOperations, Transport, function};
 use crate::queue_pair_state::QueuePairType;
 
 /// Requests that are about to be posted together: see [`QueuePair::batch`].
@@ -36,7 +35,7 @@ pub struct Batch<'q, T = Rc> {
     /// The current value of `wr_flags`.
     flags: u32,
     max_sge: u32,
-    max_inline_data: u32,
+    limits: &'q MessageLimits,
     collector: Option<&'q mut Collector>,
     queue_pair: PhantomData<(&'q mut (), T)>,
 }
@@ -81,7 +80,7 @@ impl<T: Transport> Batch<'_, T> {
             available,
             flags: SIGNALED,
             max_sge: queue_pair.max_send_sge(),
-            max_inline_data: queue_pair.max_inline_data(),
+            limits: queue_pair.message_limits(),
             collector: collector.as_deref_mut(),
             queue_pair: PhantomData,
         };
@@ -113,7 +112,8 @@ impl<T: Transport> Batch<'_, T> {
     ///
     ///  - `EOPNOTSUPP`: the queue pair was not built for the operation; or its provider takes no data in that form; or, on
     ///    Soft-RoCE, the pieces of a list differ in length, for which rxe of v55.0 would send a wrong length.
-    ///  - `EINVAL`: there are more pieces or more inline data than the queue pair was built for; the peer's memory is too
+    ///  - `EINVAL`: there are more pieces or more inline data than the queue pair was built for, or more bytes than the port
+    ///    sends as one message; the peer's memory is too
     ///    short, or not aligned for an atomic; the request needs a [destination](crate::SendWorkRequest::to) and has
     ///    none.
     ///  - `ENOMEM`, on a queue pair without the extended interface: as many requests were added as the send queue holds
@@ -129,9 +129,11 @@ impl<T: Transport> Batch<'_, T> {
     #[inline(always)]
     pub fn add<R: Adds<T>>(&mut self, request: R, wr_id: u64) -> Result<()> {
         let (kind, mut buffer) = request.split();
-        let mut list = <R as Request>::list(&mut buffer)?;
+        let limits = self.limits;
+        let mut list = <R as Request>::list(&mut buffer)
+            .map_err(|error| limits.explain(<R::Operation as Kind>::OPCODE, error))?;
         let list = list.as_mut();
-        check(&kind, self.max_inline_data, list)?;
+        check(limits, &kind, list)?;
         let functions = functions_of(&kind, list);
         if self.available & functions != functions {
             let lacking = functions & !self.available;

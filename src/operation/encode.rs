@@ -9,7 +9,7 @@ use super::sealed::{Kind, Post, Posted};
 use super::{INLINE, MAX_MESSAGE_LENGTH, SIGNALED, total, without_empty};
 use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::{MessageLimits, QueuePair};
 use crate::queue_pair_state::QueuePairType;
 
 /// The C struct of a request. Fields that the opcode does not have stay uninitialised: zeroing them would dominate the
@@ -54,50 +54,43 @@ pub(crate) unsafe fn encode_at<K: Kind>(
     }
 }
 
-/// Checks a request of a queue pair before it is posted.
+/// Checks a request of the send queue before it is posted: its length, and what else is wrong on whatever queue pair.
 #[inline(always)]
-pub(crate) fn check<K: Kind>(kind: &K, max_inline_data: u32, list: &[ffi::ibv_sge]) -> Result<()> {
-    check_length("ibv_post_send", list)?;
-    kind.fits(total(list))?;
-    if kind.flags() & INLINE != 0 {
-        check_inline(list, max_inline_data)?;
-    }
-    Ok(())
-}
-
-/// Checks that no message is longer than a device can send. A single piece is not: its length is left to the device.
-#[inline(always)]
-pub(crate) fn check_length(verb: &'static str, list: &[ffi::ibv_sge]) -> Result<()> {
-    if list.len() > 1 && total(list) > MAX_MESSAGE_LENGTH {
-        return err_from_call(too_long(verb, total(list)));
-    }
-    Ok(())
-}
-
-#[cold]
-fn too_long(verb: &'static str, length: u64) -> Error {
-    Error::out_of_range(verb, "the length of the message", length, 0, MAX_MESSAGE_LENGTH)
-}
-
-/// Checks that the data fits inline.
-#[inline]
-pub(crate) fn check_inline(list: &[ffi::ibv_sge], most: u32) -> Result<()> {
+pub(crate) fn check<K: Kind>(
+    limits: &MessageLimits,
+    kind: &K,
+    list: &[ffi::ibv_sge],
+) -> Result<()> {
     let length = total(list);
-    if length > most.into() {
-        return err_from_call(too_long_inline(length, most));
+    kind.fits(length)?;
+    if const { is_read::<K>() } && list.len() > 1 {
+        limits.check_pieces_of_read(list.len())?;
+    }
+    if kind.flags() & INLINE != 0 {
+        limits.check_inline(length)
+    } else {
+        limits.check_length(K::OPCODE, length)
+    }
+}
+
+/// Whether it is an RDMA read.
+pub(crate) const fn is_read<K: Kind>() -> bool {
+    matches!(K::OPCODE, ffi::ibv_wr_opcode::IBV_WR_RDMA_READ)
+}
+
+/// Checks that a receive of several pieces is not longer than a message. A single piece is left to the device.
+#[inline(always)]
+pub(crate) fn check_receive(list: &[ffi::ibv_sge]) -> Result<()> {
+    if list.len() > 1 && total(list) > MAX_MESSAGE_LENGTH {
+        return err_from_call(too_long_receive(total(list)));
     }
     Ok(())
 }
 
 #[cold]
-fn too_long_inline(length: u64, most: u32) -> Error {
-    Error::out_of_range(
-        "ibv_post_send",
-        "by max_inline_data, the length of inline data",
-        length,
-        0,
-        most.into(),
-    )
+fn too_long_receive(length: u64) -> Error {
+    let what = "the length of the message";
+    Error::out_of_range("ibv_post_recv", what, length, 0, MAX_MESSAGE_LENGTH)
 }
 
 #[diagnostic::do_not_recommend]
@@ -105,8 +98,13 @@ impl<K: Posted> Post for K {
     const NEEDS_PEER: bool = <K as Kind>::NEEDS_PEER;
 
     #[inline(always)]
-    fn check(&self, max_inline_data: u32, list: &[ffi::ibv_sge]) -> Result<()> {
-        check(self, max_inline_data, list)
+    fn check(&self, limits: &MessageLimits, list: &[ffi::ibv_sge]) -> Result<()> {
+        check(limits, self, list)
+    }
+
+    #[cold]
+    fn explain_buffer(limits: &MessageLimits, error: Error) -> Error {
+        limits.explain(K::OPCODE, error)
     }
 
     #[inline(always)]

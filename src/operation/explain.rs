@@ -5,7 +5,7 @@ use std::ffi::c_int;
 
 use crate::error::Error;
 use crate::ffi;
-use crate::operation::{INLINE, MAX_MESSAGE_LENGTH, total};
+use crate::operation::{INLINE, total};
 use crate::queue_pair::QueuePair;
 use crate::queue_pair_state::{QueuePairState, QueuePairType};
 
@@ -49,24 +49,7 @@ pub(crate) fn explain_send(
         let reason = "the provider does not say why: the queue is full, or the device does not have this operation";
         return Error::with_reason(SEND, libc::ENOMEM, reason);
     }
-    let error = ffi::failed(SEND, returned);
-    if error.errno() == libc::EINVAL {
-        let (length, most) = (total(elements), longest_message(queue_pair));
-        if length > most {
-            return Error::out_of_range(SEND, "the length of the message", length, 0, most);
-        }
-    }
-    explain_state(queue_pair, error)
-}
-
-/// The longest message that can be sent: a datagram is one packet.
-fn longest_message(queue_pair: &QueuePair<'_, QueuePairType>) -> u64 {
-    if queue_pair.queue_pair_type() != QueuePairType::UnreliableDatagram {
-        return MAX_MESSAGE_LENGTH;
-    }
-    let port = queue_pair.protection_domain().context().query_port(queue_pair.settings().port);
-    let mtu = port.ok().and_then(|port| port.active_mtu());
-    mtu.map_or(MAX_MESSAGE_LENGTH, |mtu| mtu.bytes().into())
+    explain_state(queue_pair, ffi::failed(SEND, returned))
 }
 
 /// The error for the return value of `ibv_wr_complete`.

@@ -51,6 +51,8 @@ pub struct WorkRequestList<'list, R, T> {
     len: usize,
     /// Whether a request needs a fixed peer.
     pub(super) needs_peer: bool,
+    /// Whether there is a message that not every port can send.
+    pub(super) has_long: bool,
     entries: PhantomData<&'list mut R>,
 }
 
@@ -76,8 +78,9 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
     pub fn new<'wr: 'list>(entries: &'list mut [Prepared<'wr, R, T>]) -> Result<Self> {
         let capacity = entries.len();
         let needs_peer = entries.iter().any(|entry| entry.needs_peer);
+        let has_long = entries.iter().any(|entry| entry.length != 0);
         let first = entries.as_mut_ptr().cast::<Prepared<'list, R, T>>();
-        let mut list = Self { first, capacity, len: 0, needs_peer, entries: PhantomData };
+        let mut list = Self { first, capacity, len: 0, needs_peer, has_long, entries: PhantomData };
         for index in 0..capacity {
             // SAFETY: both pointers are within the borrowed slice, or one past its end.
             unsafe {
@@ -152,6 +155,14 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
         // SAFETY: as above.
         unsafe { (*self.first.add(index)).raw.set_wr_id(wr_id) };
         Ok(())
+    }
+
+    /// The length of the longest message that not every port can send.
+    #[cold]
+    pub(super) fn longest(&self) -> u64 {
+        // SAFETY: as above.
+        let entries = unsafe { std::slice::from_raw_parts(self.first, self.len) };
+        entries.iter().map(|entry| entry.length.into()).max().unwrap_or(0)
     }
 
     /// The list in C's form: its first request, and where the verb stores the request that was not posted.

@@ -37,6 +37,7 @@ pub use bind_window::{WindowBinding, WindowMemory};
 #[cfg(feature = "mlx5")]
 pub use destination::DcPeer;
 pub use destination::{DatagramPeer, Destination, To, XrcPeer};
+pub(crate) use encode::{check, check_receive};
 pub use extra::{Extra, Immediate, Invalidate, WriteExtra};
 pub use halves::{ReceiveHalf, SendHalf};
 pub use list::{ListError, ReceiveList, SendList, WorkRequestList};
@@ -51,11 +52,11 @@ pub use requests::{
 pub use segmented::SegmentedSendWorkRequest;
 
 use crate::ffi;
-use crate::queue_pair::Transport;
+use crate::queue_pair::{LONGEST_MESSAGE, Transport};
 
 /// The longest message that a request can carry: 2 GiB. The limit of a port may be lower:
 /// [`PortAttributes::max_message_size`](crate::device::PortAttributes::max_message_size).
-pub const MAX_MESSAGE_LENGTH: u64 = 1 << 31;
+pub const MAX_MESSAGE_LENGTH: u64 = LONGEST_MESSAGE as u64;
 
 /// The flag of a request with a completion.
 pub(crate) const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
@@ -69,7 +70,7 @@ pub(crate) mod sealed {
     use crate::error::{Error, Result};
     use crate::ffi;
     use crate::memory::GatherBuffer;
-    use crate::queue_pair::{QueuePair, SendOperations};
+    use crate::queue_pair::{MessageLimits, QueuePair, SendOperations};
     use crate::queue_pair_state::QueuePairType;
 
     /// A request: an operation and a buffer.
@@ -174,7 +175,12 @@ pub(crate) mod sealed {
         /// # Errors
         ///
         ///  - `EINVAL`: the peer's memory is too short, or not aligned for an atomic; there is too much data.
-        fn check(&self, max_inline_data: u32, list: &[ffi::ibv_sge]) -> Result<()>;
+        fn check(&self, limits: &MessageLimits, list: &[ffi::ibv_sge]) -> Result<()>;
+
+        /// The error of the request's buffer, in terms of the queue pair's limits.
+        fn explain_buffer(_limits: &MessageLimits, error: Error) -> Error {
+            error
+        }
 
         /// Posts the request. Returns the verb's return value.
         ///

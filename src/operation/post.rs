@@ -25,8 +25,9 @@ impl<T: Transport> QueuePair<'_, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the request has more pieces or more inline data than the queue pair was built for; the peer's memory
-    ///    is too short, or not aligned for an atomic; the queue pair has no fixed peer (UD, XRC), and the request no
+    ///  - `EINVAL`: the request has more pieces or more inline data than the queue pair was built for, or is longer than the port's
+    ///    [`max_message_size`](crate::device::PortAttributes::max_message_size) (a datagram: than its MTU, as it was when the
+    ///    queue pair was built); the peer's memory is too short, or not aligned for an atomic; the queue pair has no fixed peer (UD, XRC), and the request no
     ///    [destination](crate::SendWorkRequest::to); or the queue pair's state does not allow it, or the queue pair
     ///    does not have the operation.
     ///  - `ENOMEM`: the queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
@@ -98,9 +99,11 @@ pub(super) unsafe fn post<T: Transport, R: Posts<T>>(
         T::need_peer(queue_pair.erased())?;
     }
     let (operation, mut buffer) = request.split();
-    let mut list = R::list(&mut buffer)?;
+    let limits = queue_pair.message_limits();
+    let mut list =
+        R::list(&mut buffer).map_err(|error| R::Operation::explain_buffer(limits, error))?;
     let list = list.as_mut();
-    operation.check(queue_pair.max_inline_data(), list)?;
+    operation.check(limits, list)?;
     // SAFETY: the queue pair is live; the buffer lives during the call, and then the caller keeps its memory.
     let returned = unsafe { operation.post(raw, wr_id, list) };
     if returned == 0 { Ok(()) } else { Err(operation.explain(queue_pair.erased(), list, returned)) }

@@ -9,8 +9,8 @@ macro_rules! send_methods {
         ///
         /// # Errors
         ///
-        ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes, or the queue pair
-        ///    is not connected, or has no fixed peer (UD, XRC).
+        ///  - `EINVAL`: the range is out of bounds, or longer than the port's
+        ///    [`max_message_size`](crate::device::PortAttributes::max_message_size), or the queue pair is not connected, or has no fixed peer (UD, XRC).
         ///  - `ENOMEM`: the send queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
         ///  - `EIO`: the device is gone.
         ///
@@ -110,6 +110,11 @@ macro_rules! send_methods {
             if list.needs_peer {
                 let refused = |error| ListError::new(error, 0, list.len());
                 T::need_peer(self.queue_pair().erased()).map_err(refused)?;
+            }
+            if list.has_long {
+                let limits = self.queue_pair().message_limits();
+                let refused = |error| ListError::new(error, 0, list.len());
+                limits.check_message(list.longest()).map_err(refused)?;
             }
             let (first, bad) = list.as_raw();
             // SAFETY: the queue pair is live, the list is well-formed, and the caller keeps the

@@ -10,10 +10,14 @@ use crate::debug::debug;
 use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::memory::{GatherBuffer, GatherElement, ScatterBuffer, ScatterElement};
-use crate::operation::encode::{check, check_length, encode_at};
+use crate::operation::encode::encode_at;
 use crate::operation::sealed::{Kind, Request};
-use crate::operation::{Posts, ReceiveWorkRequest, SendQueueRequest};
-use crate::queue_pair::{QueuePair, Rc, ReceiveQueue, Transport, WorkRequestOpcode};
+use crate::operation::{
+    INLINE, Posts, ReceiveWorkRequest, SendQueueRequest, check, check_receive, total,
+};
+use crate::queue_pair::{
+    ALWAYS_SENT, MessageLimits, QueuePair, Rc, ReceiveQueue, Transport, WorkRequestOpcode,
+};
 use crate::queue_pair_state::QueuePairType;
 
 /// A request of either queue in C's form.
@@ -143,6 +147,8 @@ pub struct Prepared<'wr, R, T> {
     pub(super) bad: *mut R,
     /// Whether the queue pair must have a fixed peer. A transport that is a type has it, or the request was refused.
     pub(super) needs_peer: bool,
+    /// The length of a message that not every port can send; else 0.
+    pub(super) length: u32,
     borrows: PhantomData<(&'wr (), T)>,
 }
 
@@ -192,8 +198,8 @@ unsafe impl<R: RawRequest, T> Sync for Prepared<'_, R, T> {}
 
 impl<'wr, R, T> Prepared<'wr, R, T> {
     #[inline]
-    fn from_raw(raw: R, needs_peer: bool) -> Self {
-        Self { raw, bad: ptr::null_mut(), needs_peer, borrows: PhantomData }
+    fn from_raw(raw: R, needs_peer: bool, length: u32) -> Self {
+        Self { raw, bad: ptr::null_mut(), needs_peer, length, borrows: PhantomData }
     }
 
     /// The C struct. In a list, its link to the next request is meaningless outside of the list.
@@ -208,7 +214,7 @@ impl<'wr, T: Transport> PreparedRequest<'wr, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there are more elements than C's `int` can count, or several of more than
+    ///  - `EINVAL`: there are more elements than C's `int` can count, or they have more than
     ///    [`MAX_MESSAGE_LENGTH`](crate::operation::MAX_MESSAGE_LENGTH) bytes; the peer's memory is too short, or not aligned for an
     ///    atomic; there is more inline data than fits; a destination's number has more than 24 bits.
     #[inline]
@@ -221,13 +227,16 @@ impl<'wr, T: Transport> PreparedRequest<'wr, T> {
         let list = buffer.raw();
         // SAFETY: the elements are borrowed for `'wr`, and nothing writes them.
         let elements = unsafe { &*list };
-        check(&kind, max_inline_data, elements)?;
+        check(&MessageLimits::new(max_inline_data, 0), &kind, elements)?;
+        let length = if kind.flags() & INLINE == 0 { total(elements) } else { 0 };
+        // `check` has compared it with a limit that is less.
+        let length = if length > ALWAYS_SENT { length as u32 } else { 0 };
         let num_sge = count("ibv_post_send", elements.len())?;
         let mut raw = ffi::ibv_send_wr::default();
         // SAFETY: it is a request.
         unsafe { encode_at(&raw mut raw, &kind, 0, &mut []) };
         (raw.sg_list, raw.num_sge) = (list.cast_mut().cast(), num_sge);
-        Ok(Self::from_raw(raw, <Q::Operation as Kind>::NEEDS_PEER))
+        Ok(Self::from_raw(raw, <Q::Operation as Kind>::NEEDS_PEER, length))
     }
 }
 
@@ -247,10 +256,10 @@ impl<'wr> PreparedReceive<'wr> {
         let list = buffer.raw();
         // SAFETY: the elements are borrowed for `'wr`, and nothing writes them.
         let elements = unsafe { &*list };
-        check_length("ibv_post_recv", elements)?;
+        check_receive(elements)?;
         let num_sge = count("ibv_post_recv", elements.len())?;
         let sg_list = list.cast_mut().cast();
-        Ok(Self::from_raw(ffi::ibv_recv_wr { sg_list, num_sge, ..Default::default() }, false))
+        Ok(Self::from_raw(ffi::ibv_recv_wr { sg_list, num_sge, ..Default::default() }, false, 0))
     }
 }
 
@@ -308,6 +317,9 @@ impl<R: RawRequest, F> Prepared<'_, R, F> {
         debug_assert!(self.raw.is_last(), "the request was in a list, which links it to another");
         if self.needs_peer {
             T::need_peer(queue_pair.erased())?;
+        }
+        if self.length != 0 {
+            queue_pair.message_limits().check_message(self.length.into())?;
         }
         self.raw.set_wr_id(wr_id);
         // SAFETY: the caller vouches for the queue pair and the memory.

@@ -4,14 +4,14 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use super::encode::check_length;
+use super::check_receive;
 use super::explain::explain_receive;
 use super::sealed::{Post, Request};
 use super::{Posts, without_empty};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{GatherBuffer, ScatterBuffer};
-use crate::queue_pair::{QueuePair, ReceiveQueue};
+use crate::queue_pair::{MessageLimits, QueuePair, ReceiveQueue};
 use crate::queue_pair_state::QueuePairType;
 
 /// `struct ibv_recv_wr`: receives one message, whose length its completion has
@@ -104,8 +104,8 @@ impl Post for Receive {
     const NEEDS_PEER: bool = false;
 
     #[inline(always)]
-    fn check(&self, _: u32, list: &[ffi::ibv_sge]) -> Result<()> {
-        check_length("ibv_post_recv", list)
+    fn check(&self, _: &MessageLimits, list: &[ffi::ibv_sge]) -> Result<()> {
+        check_receive(list)
     }
 
     #[inline(always)]

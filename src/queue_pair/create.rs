@@ -8,11 +8,12 @@ use super::connection_settings::ConnectionSettings;
 #[cfg(any(feature = "efa", feature = "mlx5"))]
 use super::driver::DriverTransport;
 use super::endpoint::QueuePairEndpoint;
+use super::message_limits::MessageLimits;
 use super::prepared::PreparedQueuePair;
 use super::sequence::first_psn;
 use super::transport::Transport;
 use super::{Properties, QueuePair};
-use crate::device::{Context, DeviceAttributes, EndpointGids, PortState, quirks};
+use crate::device::{Context, DeviceAttributes, EndpointGids, PortAttributes, PortState, quirks};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Handle;
@@ -25,6 +26,7 @@ const VERB: &str = "ibv_create_qp";
 struct LookedUp {
     lid: u16,
     gids: EndpointGids,
+    messages: MessageLimits,
     settings: ConnectionSettings,
     answers: Answers,
     /// Whether the device is the kernel's Soft-RoCE.
@@ -139,7 +141,22 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         settings.max_rd_atomic.get_or_insert(most(device.max_qp_init_rd_atom()));
         let answers = Answers::take(context, &device, self.kind, settings.max_dest_rd_atomic);
         settings.max_dest_rd_atomic = Some(answers.count());
-        Ok(LookedUp { lid: port.lid(), gids, settings, answers, is_rxe: quirks::is_rxe(&device) })
+        let messages = self.message_limits(&port)?.reads(device.max_sge_rd());
+        let is_rxe = quirks::is_rxe(&device);
+        Ok(LookedUp { lid: port.lid(), gids, messages, settings, answers, is_rxe })
+    }
+
+    /// What the port sends as one message. Inline data is known when the queue pair is there.
+    fn message_limits(&self, port: &PortAttributes) -> Result<MessageLimits> {
+        let limits = MessageLimits::new(0, port.max_message_size());
+        Ok(match (self.kind, self.driver, port.active_mtu()) {
+            (QueuePairType::UnreliableDatagram, _, Some(mtu)) => limits.datagram(mtu.bytes()),
+            #[cfg(feature = "efa")]
+            (_, Some(DriverTransport::Srd { .. }), _) => {
+                limits.rdma(self.parents.domain.context().query_efa()?.max_rdma_size())
+            }
+            _ => limits,
+        })
     }
 
     /// Whether the transport's own limits replace those of `ibv_query_device`, which are then checked here.
@@ -357,7 +374,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         self,
         raw: Handle<ffi::ibv_qp>,
         operations: SendOperations,
-        LookedUp { lid, gids, settings, answers, is_rxe }: LookedUp,
+        LookedUp { lid, gids, messages, settings, answers, is_rxe }: LookedUp,
     ) -> PreparedQueuePair<'res, T> {
         let extended = if operations.is_empty() {
             None
@@ -392,6 +409,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
                     | QueuePairType::RawPacket
             ),
             capacities: self.capacities,
+            messages: messages.inline(self.capacities.max_inline_data),
             settings,
             endpoint: QueuePairEndpoint {
                 num,

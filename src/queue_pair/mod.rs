@@ -26,6 +26,7 @@ mod endpoint_bytes;
 mod endpoint_wire;
 mod extended_operations;
 mod flows;
+mod message_limits;
 #[cfg(feature = "mlx5")]
 mod mlx5;
 mod modify;
@@ -67,6 +68,7 @@ pub use endpoint::QueuePairEndpoint;
 pub(crate) use endpoint_bytes::{CREDITS_VERSION, VERSION};
 pub(crate) use extended_operations::function;
 pub use extended_operations::{FlushPlacement, SendOperations};
+pub(crate) use message_limits::{ALWAYS_SENT, LONGEST_MESSAGE, MessageLimits};
 pub use opcode::WorkRequestOpcode;
 pub use opened::OpenedQueuePair;
 pub use prepared::PreparedQueuePair;
@@ -206,6 +208,11 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// The same queue pair with its transport as a value, for programs that hold several kinds.
     pub fn erase(self) -> QueuePair<'res, QueuePairType> {
         QueuePair { object: self.object, transport: PhantomData }
+    }
+
+    #[inline]
+    pub(crate) fn message_limits(&self) -> &MessageLimits {
+        &self.object.properties.messages
     }
 
     /// As [`erase`](Self::erase), of a borrowed queue pair.

@@ -6,6 +6,7 @@ use super::answers::Answers;
 use super::connection_settings::ConnectionSettings;
 use super::driver::DriverTransport;
 use super::endpoint::QueuePairEndpoint;
+use super::message_limits::MessageLimits;
 use super::shared_receive_queue::SharedReceiveQueue;
 #[cfg(rdma_core_65)]
 use crate::completion::CompletionCounter;
@@ -47,6 +48,7 @@ pub(super) struct Properties {
     /// Whether the queue pair has a fixed peer, so that requests do not name one.
     pub(super) has_peer: bool,
     pub(super) capacities: ffi::ibv_qp_cap,
+    pub(super) messages: MessageLimits,
     pub(super) settings: ConnectionSettings,
     pub(super) endpoint: QueuePairEndpoint,
     /// The operations of the extended posting interface; empty without the interface.

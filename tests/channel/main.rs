@@ -9,6 +9,7 @@ mod faults;
 #[path = "../support/figures.rs"]
 mod figures;
 mod forget;
+mod long_messages;
 mod loop_faults;
 mod loop_flow;
 mod loop_shared;

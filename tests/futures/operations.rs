@@ -811,3 +811,17 @@ fn tasks_of_several_threads() {
     while rig.reactor.turn().unwrap() > 0 {}
     rig.finish();
 }
+
+both! {
+    /// This device, like mlx5 and mlx4, does not say so when it is posted.
+    fn a_message_longer_than_the_port_sends_is_refused_with_the_ports_limit() -> R {
+        let device = R::<S>::new();
+        device.device.change_port(1, |port| port.max_msg_sz = 8);
+        let [one, two] = connect(&device.reactor, &device.domain, |builder| builder);
+        let error = poll(&mut Box::pin(one.send(device.buffer(1)))).unwrap().unwrap_err();
+        let text = "by the port's max_msg_sz, the length of the message is 16, and must be within 0..=8";
+        assert!(error.to_string().contains(text), "{error}");
+        drop((one, two, error));
+        device.finish();
+    }
+}

@@ -5,6 +5,7 @@ mod agreement;
 mod batches;
 mod building;
 mod contract;
+mod long_messages;
 mod refusals;
 mod requests;
 mod states;

@@ -85,7 +85,10 @@ impl<B> Loop<'_, B> {
         }
         let mut list = match R::list(&mut buffer) {
             Ok(list) => list,
-            Err(error) => return Err(refused::<R, E>(error.into(), operation, buffer)),
+            Err(error) => {
+                let error = R::Operation::explain_buffer(&entry.limits, error);
+                return Err(refused::<R, E>(error.into(), operation, buffer));
+            }
         };
         if let Err(error) = operation.check(&entry.limits, list.as_mut()) {
             return Err(refused::<R, E>(error, operation, buffer));

@@ -19,6 +19,7 @@ use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::parent::Parent;
+use crate::queue_pair::MessageLimits;
 use crate::queue_pair::SharedReceiveQueue;
 
 impl<'res, B> Loop<'res, B> {
@@ -57,7 +58,7 @@ impl<'res, B> Loop<'res, B> {
         let limits = Limits {
             max_send_sge: 1,
             max_recv_sge: 1,
-            max_inline_data: 0,
+            messages: MessageLimits::new(0, 0),
             reliable: true,
             private_reads: true,
         };

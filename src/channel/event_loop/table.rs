@@ -371,6 +371,7 @@ impl<B> Drop for Table<B> {
 
 #[cfg(test)]
 mod tests {
+    use crate::queue_pair::MessageLimits;
     use std::ffi::c_int;
     use std::ptr;
 
@@ -408,7 +409,7 @@ mod tests {
         let limits = Limits {
             max_send_sge: 1,
             max_recv_sge: 1,
-            max_inline_data: 0,
+            messages: MessageLimits::new(0, 0),
             reliable: true,
             private_reads: true,
         };

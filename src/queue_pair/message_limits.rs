@@ -1,0 +1,190 @@
+//! What messages are checked against before they are posted, on every layer. Several providers (mlx5, mlx4, rxe) leave it
+//! to the device, whose completion then says less, and comes after the connection has ended.
+
+use crate::error::{Error, Result, err_from_call};
+use crate::ffi::ibv_wr_opcode as Opcode;
+use crate::memory::PIECE;
+
+const VERB: &str = "ibv_post_send";
+
+/// The longest message of the specification: 2 GiB.
+pub(crate) const LONGEST_MESSAGE: u32 = 1 << 31;
+
+/// The length of a message that every port can send.
+pub(crate) const ALWAYS_SENT: u64 = 256;
+
+/// The limits of one queue pair.
+#[derive(Clone, Copy, Debug)]
+pub struct MessageLimits {
+    max_inline_data: u32,
+    /// The longest message: the port's `max_msg_sz`; for datagrams, its MTU.
+    longest: u32,
+    /// The longest read or write, which EFA limits for itself.
+    longest_rdma: u32,
+    /// The most pieces that a read fills (iWARP: often one).
+    max_sge_rd: u32,
+    is_datagram: bool,
+}
+
+impl MessageLimits {
+    /// Those of the specification, until the queue pair is known.
+    pub(crate) const UNKNOWN: Self = Self::new(u32::MAX, 0);
+
+    /// Of a queue pair with that much inline data, whose port says that it sends messages of this length, or nothing (0).
+    pub(crate) const fn new(max_inline_data: u32, max_msg_sz: u32) -> Self {
+        let longest = if max_msg_sz == 0 || max_msg_sz > LONGEST_MESSAGE {
+            LONGEST_MESSAGE
+        } else {
+            max_msg_sz
+        };
+        let (longest_rdma, max_sge_rd) = (longest, u32::MAX);
+        Self { max_inline_data, longest, longest_rdma, max_sge_rd, is_datagram: false }
+    }
+
+    /// A read fills no more pieces than that; 0 if the device does not say.
+    pub(crate) fn reads(self, max_sge_rd: u32) -> Self {
+        Self { max_sge_rd: if max_sge_rd == 0 { u32::MAX } else { max_sge_rd }, ..self }
+    }
+
+    /// With as much inline data as the queue pair has.
+    pub(crate) fn inline(self, max_inline_data: u32) -> Self {
+        Self { max_inline_data, ..self }
+    }
+
+    /// Each message is one packet.
+    pub(crate) fn datagram(mut self, mtu: u32) -> Self {
+        self.longest = self.longest.min(mtu);
+        self.is_datagram = true;
+        self
+    }
+
+    /// Reads and writes have another limit.
+    #[cfg(feature = "efa")]
+    pub(crate) fn rdma(mut self, longest: u32) -> Self {
+        self.longest_rdma = longest;
+        self
+    }
+
+    /// Checks the length of a request that is not inline.
+    #[inline(always)]
+    pub(crate) fn check_length(&self, opcode: Opcode, length: u64) -> Result<()> {
+        match Moves::by(opcode) {
+            Some(moves) if length > self.most(moves).into() => {
+                err_from_call(self.too_long(length, self.most(moves)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    #[inline(always)]
+    fn most(&self, moves: Moves) -> u32 {
+        match moves {
+            Moves::Rdma => self.longest_rdma,
+            Moves::Message => self.longest,
+        }
+    }
+
+    /// Checks how many pieces a read fills.
+    #[inline]
+    pub(crate) fn check_pieces_of_read(&self, count: usize) -> Result<()> {
+        if count > self.max_sge_rd as usize {
+            return err_from_call(too_many_of_read(count, self.max_sge_rd));
+        }
+        Ok(())
+    }
+
+    /// Checks the longest of several messages.
+    #[inline]
+    pub(crate) fn check_message(&self, length: u64) -> Result<()> {
+        self.check_length(Opcode::IBV_WR_SEND, length)
+    }
+
+    /// Checks that the data fits inline.
+    #[inline]
+    pub(crate) fn check_inline(&self, length: u64) -> Result<()> {
+        if length > self.max_inline_data.into() {
+            return err_from_call(too_long_inline(length, self.max_inline_data));
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn too_long(&self, length: u64, most: u32) -> Error {
+        let what = if self.is_datagram {
+            "by the port's MTU, which a datagram has to fit, the length of the message"
+        } else if most == self.longest {
+            "by the port's max_msg_sz, the length of the message"
+        } else {
+            "by the device's max_rdma_size, the length of the message"
+        };
+        Error::out_of_range(VERB, what, length, 0, most.into())
+    }
+
+    /// The error of the buffer of a request. A piece that is too long for C is too long for a message too, and that limit
+    /// counts.
+    #[cold]
+    pub(crate) fn explain(&self, opcode: Opcode, error: Error) -> Error {
+        match (error.excess(PIECE), Moves::by(opcode)) {
+            (Some(length), Some(moves)) => self.too_long(length, self.most(moves)),
+            _ => error,
+        }
+    }
+}
+
+#[cold]
+fn too_many_of_read(count: usize, most: u32) -> Error {
+    let what = "by the device's max_sge_rd, the number of pieces of a read";
+    Error::out_of_range(VERB, what, count as u64, 0, most.into())
+}
+
+#[cold]
+fn too_long_inline(length: u64, most: u32) -> Error {
+    let what = "by max_inline_data, the length of inline data";
+    Error::out_of_range(VERB, what, length, 0, most.into())
+}
+
+/// What carries the data of a request whose length the device limits.
+#[derive(Clone, Copy)]
+enum Moves {
+    Message,
+    Rdma,
+}
+
+impl Moves {
+    /// Not atomics, which have 8 bytes, and not segmented sends, which become many messages.
+    const fn by(opcode: Opcode) -> Option<Self> {
+        match opcode {
+            Opcode::IBV_WR_SEND | Opcode::IBV_WR_SEND_WITH_IMM | Opcode::IBV_WR_SEND_WITH_INV => {
+                Some(Self::Message)
+            }
+            Opcode::IBV_WR_RDMA_WRITE
+            | Opcode::IBV_WR_RDMA_WRITE_WITH_IMM
+            | Opcode::IBV_WR_RDMA_READ => Some(Self::Rdma),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_smaller_limit_counts_and_is_named() {
+        for (limits, most, name) in [
+            (MessageLimits::new(0, 0), 1 << 31, "max_msg_sz"),
+            (MessageLimits::new(0, u32::MAX), 1 << 31, "max_msg_sz"),
+            (MessageLimits::new(0, 8928), 8928, "max_msg_sz"),
+            (MessageLimits::new(0, 1 << 30).datagram(4096), 4096, "the port's MTU"),
+        ] {
+            assert_eq!(limits.check_message(most), Ok(()));
+            let error = limits.check_message(most + 1).unwrap_err().to_string();
+            let range = format!("is {}, and must be within 0..={most}", most + 1);
+            assert!(error.contains(name) && error.contains(&range), "{error}");
+        }
+        let one = MessageLimits::new(0, 0).reads(1);
+        let error = one.check_pieces_of_read(2).unwrap_err().to_string();
+        assert!(error.contains("by the device's max_sge_rd, the number of pieces of a read is 2"));
+        assert_eq!(MessageLimits::new(0, 0).reads(0).check_pieces_of_read(99), Ok(()));
+    }
+}
