@@ -1,6 +1,6 @@
 //! Every resource type is `Send`, is `Sync` if libibverbs locks it, and is covariant in its lifetimes.
 
-use ibverbs::channel::{AnyBuffer, CancelHandle, ChannelSet, OwnedWork, PendingWork};
+use ibverbs::channel::{AnyBuffer, CancelHandle, ChannelSet, PendingWork};
 use ibverbs::completion::{CompletionCounter, CompletionEvent, ExtendedPoller};
 use ibverbs::device::{AsyncEvent, AsyncEvents, DeviceList, DmaHandle};
 use ibverbs::domain::{ThreadDomain, XrcDomain};
@@ -61,7 +61,6 @@ fn resources_cross_threads() {
     send_and_sync::<PreparedChannel<'_>>();
     send_and_sync::<SharedReceives>();
     send_and_sync::<PendingWork>();
-    send_and_sync::<OwnedWork<PooledBuffer>>();
     send_and_sync::<WorkQueue<'_>>();
     send_and_sync::<IndirectionTable<'_>>();
     send_and_sync::<ReceiveScalingQueuePair<'_>>();

@@ -9,10 +9,10 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use ibverbs::channel::PreparedWindow;
+use ibverbs::channel::{AnyBuffer, PreparedWindow};
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, CompareSwapWorkRequest, FetchAddWorkRequest, Inline,
-    MemoryRegion, ProtectionDomain, Reactor, ReceiveWorkRequest, SendWorkRequest,
+    AccessFlags, BufferPool, Channel, ChannelId, CompareSwapWorkRequest, FetchAddWorkRequest,
+    Inline, Loop, MemoryRegion, ProtectionDomain, Reactor, ReceiveWorkRequest, SendWorkRequest,
     SharedMemoryRegion, TransportError, WriteWorkRequest,
 };
 use ibverbs_function_device::FunctionDevice;
@@ -139,65 +139,60 @@ fn nothing_is_allocated_per_operation() {
     }
 }
 
-#[test]
-fn an_owned_operation_allocates_nothing() {
-    {
-        let device = FunctionDevice::model();
-        let Rig { mut one, mut two, domain } = Rig::new(&device);
-        let pool = BufferPool::new(&domain, 64, 8, AccessFlags::empty()).unwrap();
-        let mut round = || {
-            let mut receive =
-                two.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
-            let mut send = one.post_owned(SendWorkRequest::new(pool.take().unwrap())).unwrap();
-            send.wait(&mut one).unwrap();
-            drop(receive.wait(&mut two).unwrap());
-            // With nobody who asks.
-            drop(two.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap());
-            drop(one.post_owned(SendWorkRequest::new(pool.take().unwrap())).unwrap());
-            drop(one.post_owned(SendWorkRequest::new(())).unwrap());
-            drop(two.post_owned(ReceiveWorkRequest::new(())).unwrap());
-            one.poll().unwrap();
-            two.poll().unwrap();
-        };
-        round();
-        assert_eq!(allocations(|| (0..100).for_each(|_| round())), 0);
-    }
+/// A loop of one channel, connected to itself.
+fn looped(domain: &Arc<ProtectionDomain<'static>>) -> (Loop<'static, AnyBuffer>, ChannelId) {
+    let mut event_loop = Loop::new(domain.context_parent(), 64).unwrap();
+    let prepared = event_loop.create_channel(domain).access(ALL).build().unwrap();
+    let itself = prepared.endpoint();
+    let channel = event_loop.add(prepared.handshake(itself).unwrap()).unwrap();
+    (event_loop, channel)
 }
 
-/// A handle refers to what the channel has allocated, and the channel keeps a reference for the next one.
 #[test]
-fn nothing_is_left_of_a_channel_and_its_handles() {
-    {
-        let device = FunctionDevice::model();
-        let round = || {
-            let Rig { mut one, mut two, domain } = Rig::new(&device);
-            let pool = BufferPool::new(&domain, 64, 8, AccessFlags::empty()).unwrap();
-            let mut receive =
-                two.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
-            let mut send = one.post_owned(SendWorkRequest::new(pool.take().unwrap())).unwrap();
-            send.wait(&mut one).unwrap();
-            receive.wait(&mut two).unwrap();
-            drop(one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap());
-            let early = one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
-            let prepared = one.reset().map_err(|failed| failed.error).unwrap();
-            let itself = prepared.endpoint();
-            let mut one = prepared.handshake(itself).unwrap();
-            let late = one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
-            one.post_owned(SendWorkRequest::new(pool.take().unwrap()))
-                .unwrap()
-                .wait(&mut one)
-                .unwrap();
-            drop((one, two));
-            (early, late, send, receive)
+fn an_operation_of_a_loop_allocates_nothing() {
+    let device = FunctionDevice::model();
+    let domain = Arc::new(ProtectionDomain::new(Arc::new(device.context())).unwrap());
+    let pool = BufferPool::new(&domain, 64, 8, AccessFlags::empty()).unwrap();
+    let (mut event_loop, channel) = looped(&domain);
+    let mut round = || {
+        let post = |of: &mut Loop<'static, AnyBuffer>| {
+            of.post(channel, ReceiveWorkRequest::new(pool.take().unwrap()), 1).unwrap();
+            of.post(channel, SendWorkRequest::new(pool.take().unwrap()), 2).unwrap();
+            of.post(channel, ReceiveWorkRequest::new(()), 3).unwrap();
+            of.post(channel, SendWorkRequest::new(()), 4).unwrap();
         };
-        // What is made once per process.
-        drop(round());
-        let before = BYTES.with(Cell::get);
-        let handles = round();
-        assert!(BYTES.with(Cell::get) > before);
-        drop(handles);
-        assert_eq!(BYTES.with(Cell::get), before);
-    }
+        post(&mut event_loop);
+        (0..4).for_each(|_| drop(event_loop.wait_ended().unwrap()));
+    };
+    round();
+    assert_eq!(allocations(|| (0..100).for_each(|_| round())), 0);
+}
+
+#[test]
+fn nothing_is_left_of_a_channel_and_its_loop() {
+    let device = FunctionDevice::model();
+    let round = || {
+        let Rig { mut one, mut two, domain } = Rig::new(&device);
+        // SAFETY: there is no memory.
+        let late = unsafe { two.receive_unpolled(()) }.unwrap();
+        // SAFETY: as above.
+        let _ = unsafe { one.receive_unpolled(()) }.unwrap();
+        one.send(()).unwrap();
+        late.wait(&mut two).unwrap();
+        let prepared = one.reset().map_err(|failed| failed.error).unwrap();
+        let itself = prepared.endpoint();
+        let one = prepared.handshake(itself).unwrap();
+        let (mut event_loop, channel) = looped(&domain);
+        let pool = BufferPool::new(&domain, 64, 8, AccessFlags::empty()).unwrap();
+        let receive = ReceiveWorkRequest::new(pool.take().unwrap());
+        event_loop.post(channel, receive, 1).unwrap();
+        drop((one, two, event_loop));
+    };
+    // What is made once per process.
+    round();
+    let before = BYTES.with(Cell::get);
+    round();
+    assert_eq!(BYTES.with(Cell::get), before);
 }
 
 fn ready<F: Future>(future: F, reactor: &Reactor) -> F::Output {

@@ -18,7 +18,7 @@ use ibverbs::memory::{
 use ibverbs::operation::WindowBinding;
 use ibverbs::{
     AccessFlags, BufferPool, Channel, Context, ErrorKind, MemoryRegion, ProtectionDomain,
-    ReceiveWorkRequest, RegionOptions, SendWorkRequest, WorkStatus,
+    RegionOptions, WorkStatus,
 };
 
 use one_sided::{fetch_add, pair, read, send, status, to_itself, write};
@@ -107,12 +107,15 @@ fn the_buffers_of_a_pool_are_in_huge_pages(options: RegionOptions, free: impl Fn
     let prepared = Channel::builder(&domain).build().unwrap();
     let itself = prepared.endpoint();
     let mut channel = prepared.handshake(itself).unwrap();
-    let (mut from, to) = (pool.take().unwrap(), pool.take().unwrap());
+    let (mut from, mut received) = (pool.take().unwrap(), pool.take().unwrap());
     from.fill(7);
-    let mut receive = channel.post_owned(ReceiveWorkRequest::new(to)).unwrap();
-    let mut send = channel.post_owned(SendWorkRequest::new(from)).unwrap();
-    send.wait(&mut channel).unwrap();
-    let (received, _) = receive.wait(&mut channel).unwrap();
+    channel
+        .scope(|scope| {
+            let receive = scope.post_receive(&mut received)?;
+            scope.post_send(&from)?.wait()?;
+            receive.wait().map(drop)
+        })
+        .unwrap();
     assert!(received.iter().all(|&byte| byte == 7));
     drop(pool);
     assert_eq!(free(), 5, "a buffer is left");

@@ -80,7 +80,7 @@ macro_rules! words {
 /// `&mut slice`; one that is given is dropped at the end of the call. Errors are
 ///
 ///  - [`Work`](crate::TransportError::Work): it was posted and failed.
-///  - [`QueueFull`](crate::TransportError::QueueFull): unpolled or owned work takes up the queue.
+///  - [`QueueFull`](crate::TransportError::QueueFull): unpolled work takes up the queue.
 ///  - [`Verbs`](crate::TransportError::Verbs): an argument is wrong (there are more pieces or more inline data than the
 ///    channel was built for; the peer's memory is too short, or not aligned for an atomic; an unreliable connection has
 ///    no reads and atomics; on iWARP, a read fills memory that peers may never write); or the device has refused the

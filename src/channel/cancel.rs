@@ -63,16 +63,16 @@ impl Channel<'_> {
     /// A handle with which another thread can end a wait of this channel. All handles of a channel are the
     /// same; they stay valid after a [`reset`](Self::reset).
     ///
-    /// A cancelled wait returns [`Cancelled`](crate::TransportError::Cancelled), and does what it does when
-    /// its deadline passes: the waits of [owned operations](Self#owned-operations) leave everything in flight, and
-    /// can be called again. All others (blocking operations, scopes, unpolled operations) lend memory to
-    /// the device that must come back, so they stop the channel. A channel without a handle pays nothing:
-    /// only a wait that has found nothing for a while looks.
+    /// A cancelled wait returns [`Cancelled`](crate::TransportError::Cancelled), and does what it does when its deadline
+    /// passes: a wait for [credit](Self::wait_for_credit) leaves everything in flight, and can be called again. All others
+    /// (blocking operations, scopes, unpolled operations) lend memory to the device that must come back, so they stop the
+    /// channel. (A [`Loop`](crate::Loop) owns its buffers: its [`LoopWaker`](crate::channel::LoopWaker) stops nothing.) A
+    /// channel without a handle pays nothing: only a wait that has found nothing for a while looks.
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs a peer
-    /// # fn serve(channel: &mut ibverbs::Channel<'_>, pool: &ibverbs::BufferPool) -> Result<(), Box<dyn std::error::Error>> {
-    /// use ibverbs::{ReceiveWorkRequest, TransportError};
+    /// # fn serve(channel: &mut ibverbs::Channel<'_>, region: &mut ibverbs::MemoryRegion<'_, u8>) -> Result<(), Box<dyn std::error::Error>> {
+    /// use ibverbs::TransportError;
     ///
     /// let stop = channel.cancel_handle()?;
     /// std::thread::spawn(move || {
@@ -80,13 +80,9 @@ impl Channel<'_> {
     ///     let _ = std::io::stdin().read_line(&mut line);
     ///     stop.cancel();
     /// });
-    /// let buffer = pool.take().ok_or("no buffer")?;
-    /// let mut receive = channel.post_owned(ReceiveWorkRequest::new(buffer))?;
-    /// match receive.wait(channel) {
-    ///     Ok((_, success)) => println!("{} bytes", success.byte_len()),
-    ///     Err(failed) if failed.error == TransportError::Cancelled => {
-    ///         println!("the receive stays posted");
-    ///     }
+    /// match channel.receive(&mut region.slice_mut(..)?) {
+    ///     Ok(success) => println!("{} bytes", success.byte_len()),
+    ///     Err(TransportError::Cancelled) => println!("the channel is stopped: reset it, or drop it"),
     ///     Err(error) => return Err(error.into()),
     /// }
     /// # Ok(())

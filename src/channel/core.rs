@@ -83,8 +83,7 @@ pub(super) struct Unreported {
 unsafe impl Send for Core {}
 // SAFETY: only two things change a core: its link's owner, which holds it exclusively; and a scope with
 // its handles, which borrow it exclusively from that owner and are tied to one thread by `OneThread`.
-// A shared reference to the owner only reads cells. A handle of an operation that owns its buffer shares
-// the core with any thread; without its owner, it touches the atomics of `table.owned` and of its slot only.
+// A shared reference to the owner only reads cells.
 //
 // In a loop, the table refers to the core too (`Aside::core`), and is used by who has the loop exclusively: its owner, or the
 // holder of its lock. The link may be out of the loop meanwhile, with another thread. If that thread changes what the table
@@ -198,7 +197,6 @@ impl Core {
 
     /// Lets receives be posted. The queue pair is in INIT, and nothing is in flight.
     pub(super) fn open_receives(&self) {
-        self.drop_owned_buffers();
         if let Some(credits) = &self.credits {
             credits.open();
         }
@@ -286,13 +284,6 @@ impl Core {
             State::Discarded(_) => Err(self.ended_by_force()),
             _ => Err(TransportError::UnknownWork),
         }
-    }
-}
-
-impl Drop for Core {
-    /// Buffers that the device may still use are leaked.
-    fn drop(&mut self) {
-        self.drop_owned_buffers();
     }
 }
 

@@ -55,8 +55,6 @@ pub(super) struct QueuePairSettings {
 impl Drop for Link<'_> {
     fn drop(&mut self) {
         let _ = self.destroy();
-        // Handles may keep the core for longer.
-        self.core.drop_owned_buffers();
         // SAFETY: it is taken once, here. The C object was destroyed or is leaked.
         unsafe { ManuallyDrop::take(&mut self.queue_pair) }.disown(!self.leaked);
         if self.leaked
@@ -162,9 +160,7 @@ impl<'res> Link<'res> {
         self.known = KnownState::Used;
         if let Err(error) = self.queue_pair.connect(Some(remote)) {
             // If this fails, the next attempt does it again.
-            if self.ensure_reset().is_ok() {
-                self.core.drop_owned_buffers();
-            }
+            let _ = self.ensure_reset();
             return Err(error);
         }
         self.core.open();
@@ -240,8 +236,6 @@ impl<'res> Link<'res> {
         let old_core = mem::replace(&mut self.core, core);
         let old = mem::replace(&mut self.queue_pair, ManuallyDrop::new(fresh));
         let destroyed = old_core.destroy();
-        // Everything has ended with the reset. Handles may keep the core for longer.
-        old_core.drop_owned_buffers();
         ManuallyDrop::into_inner(old).disown(destroyed.is_ok());
         destroyed
     }
@@ -258,7 +252,6 @@ impl<'res> Link<'res> {
         if !self.core.destroyed.get()
             && self.core.table.outstanding() > 0
             && self.core.reset().is_err()
-            && self.core.table.outstanding_borrowed() > 0
         {
             self.core.stop();
         }

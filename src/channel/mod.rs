@@ -6,26 +6,21 @@ mod cancel;
 mod channel_set;
 mod core;
 mod credits;
-mod dropped_handles;
 mod end_scope;
 mod error;
 mod event_loop;
-#[cfg(all(test, ibverbs_loom))]
-mod every_order;
 mod generation;
-mod handles;
 mod in_flight;
 mod keep_alive;
 mod link;
 mod operation;
 mod operation_error;
 mod owned_buffer;
-mod owned_post;
-mod owned_work;
 mod pending_work;
 mod posting;
 mod prepared;
 mod prepared_window;
+mod refused;
 mod request;
 mod run_scope;
 mod scope;
@@ -53,11 +48,10 @@ pub(crate) use event_loop::{Detached, Doomed, Due, Left};
 pub(crate) use operation::Queue;
 pub use operation_error::{OperationError, OwnedResult};
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};
-pub(crate) use owned_post::Refused;
-pub use owned_work::OwnedWork;
 pub use pending_work::PendingWork;
 pub use prepared::PreparedChannel;
 pub use prepared_window::{PreparedWindow, WindowError};
+pub(crate) use refused::Refused;
 pub use request::{IntoReceive, IntoSend, WorkRequest};
 pub use scope::Scope;
 pub use scoped_work::ScopedPendingWork;
@@ -108,14 +102,16 @@ use crate::state_error::StateError;
 /// buffer holds later.) Soundness does not depend on a guard's `Drop`: an operation whose handle was
 /// forgotten with [`mem::forget`](std::mem::forget) is ended like all others.
 ///
-/// # Four ways to post
+/// # Three ways to post
 ///
 /// | | posts | for |
 /// |---|---|---|
 /// | [`run`](Self::run), [`send`](Self::send), [`receive`](Self::receive), [`write`](Self::write), [`read`](Self::read) | one operation, and waits for it | one thing after the other |
 /// | [`scope`](Self::scope), [`manual_scope`](Self::manual_scope) | many, each with a handle to wait for it | several things at a time: windows, pipelines |
-/// | [`post_owned`](Self::post_owned) | one operation that owns its buffer, with a handle | what outlives a scope: nothing is borrowed (servers have a [`Loop`]) |
 /// | [`post_unpolled`](Self::post_unpolled), [`send_unpolled`](Self::send_unpolled) … | one operation; the rest is up to the caller, and `unsafe` | what does not fit into a scope |
+///
+/// An operation that owns its buffer, so that nothing is borrowed, is posted on a [`Loop`], of one channel if need be, or an
+/// [`AsyncChannel`](crate::AsyncChannel).
 ///
 /// Each takes any [request](crate::channel::WorkRequest). None of them allocates. The channel is built for a number of operations in flight
 /// ([`max_send_wr`](ChannelBuilder::max_send_wr), [`max_recv_wr`](ChannelBuilder::max_recv_wr)).
@@ -127,8 +123,8 @@ use crate::state_error::StateError;
 /// may be never: each wait has a variant with a **deadline** ([`until`](Self::until) for blocking operations). When the deadline of a blocking operation or of
 /// a scope passes, the channel is stopped: the queue pair goes to the error state, and everything in flight ends. After
 /// that, and after a failed operation, [`reset`](Self::reset) and a new [`handshake`](PreparedChannel::handshake)
-/// make the channel usable again; the peer has to do the same. Waits for operations that own their buffers
-/// and for credit stop nothing: what is in flight stays in flight.
+/// make the channel usable again; the peer has to do the same. Waits for credit stop nothing: what is in flight
+/// stays in flight.
 ///
 /// # Example
 ///
@@ -167,7 +163,7 @@ use crate::state_error::StateError;
 pub struct Channel<'res> {
     link: Link<'res>,
     /// The write that `keep_alive` has posted last.
-    probe: Option<OwnedWork<()>>,
+    probe: Option<PendingWork>,
 }
 
 /// How a channel was closed.
@@ -287,7 +283,7 @@ impl<'res> Channel<'res> {
     /// `ibv_destroy_qp`: ends all operations, destroys the queue pair, and reports how the operations
     /// ended. Dropping does the same, but reports nothing and never waits.
     ///
-    /// Operations are in flight then only if an unpolled or owned method posted them. Those that have ended
+    /// Operations are in flight then only if an unpolled method posted them. Those that have ended
     /// by now count as drained, the others are flushed.
     ///
     /// # Errors

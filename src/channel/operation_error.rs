@@ -6,7 +6,7 @@ use super::error::TransportError;
 use crate::completion::WorkSuccess;
 use crate::debug::debug;
 
-/// Why an operation that owns its buffer failed, with its buffer: one of [`OwnedWork`](crate::channel::OwnedWork),
+/// Why an operation that owns its buffer failed, with its buffer: one of an
 /// [`AsyncChannel`](crate::AsyncChannel) or a [`Loop`](crate::Loop).
 pub struct OperationError<B> {
     /// The reason. That of an operation that was posted and has ended is [`Work`](TransportError::Work); or

@@ -154,6 +154,18 @@ impl PendingWork {
 ///  - [`Stopped`](TransportError::Stopped), [`Closed`](TransportError::Closed): an earlier failure has
 ///    stopped the channel.
 impl Channel<'_> {
+    /// `ibv_poll_cq`: takes all completions that are there, without waiting. Each [`PendingWork`] has its result then.
+    ///
+    /// # Errors
+    ///
+    ///  - [`Verbs`](TransportError::Verbs), [`UnknownCompletion`](TransportError::UnknownCompletion): polling failed. What
+    ///    is in flight stays in flight.
+    #[doc(alias = "ibv_poll_cq")]
+    pub fn poll(&mut self) -> TransportResult<()> {
+        while self.core().settle()? {}
+        Ok(())
+    }
+
     /// `ibv_post_send`, `ibv_post_recv`: posts any request, to be polled by hand.
     ///
     /// # Errors

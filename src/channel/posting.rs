@@ -6,8 +6,8 @@ use std::time::Instant;
 use super::core::Core;
 use super::credits::NO_CREDIT;
 use super::error::{TransportError, TransportResult};
-use super::operation::{Operation, Queue, Templates};
-use super::slot::{Owner, Slot, State};
+use super::operation::{Operation, Templates};
+use super::slot::{Owner, Slot};
 use crate::completion::WorkSuccess;
 use crate::error::{Error, err_from_call};
 use crate::ffi;
@@ -57,10 +57,7 @@ impl Core {
         owner: Owner,
     ) -> Result<&Slot, PostFailure<'_>> {
         operation.check(&self.limits, list).map_err(PostFailure::Refused)?;
-        let slot = self.table.free_slot(O::QUEUE).or_else(|| match owner {
-            Owner::Handle => self.reclaim_slot(O::QUEUE),
-            _ => None,
-        });
+        let slot = self.table.free_slot(O::QUEUE);
         let Some(slot) = slot else {
             return Err(PostFailure::Refused(self.refusal(O::QUEUE)));
         };
@@ -186,11 +183,8 @@ impl Core {
         let error = ffi::failed(O::VERB, returned).into();
         // The device may have it nevertheless.
         self.table.take(O::QUEUE, slot, owner);
-        if self.ensure_not_posted::<O>(Some(owner)) || !slot.state().is_outstanding() {
-            self.release(slot);
-        } else {
-            slot.set_state(State::InFlight(Owner::Dropped));
-        }
+        self.ensure_not_posted::<O>(Some(owner));
+        self.release(slot);
         error
     }
 
@@ -198,42 +192,21 @@ impl Core {
     /// operation (`None`). Returns false if it may still have it. That is so only if the operation owns its buffer.
     #[cold]
     #[inline(never)]
-    fn ensure_not_posted<O: Operation>(&self, owner: Option<Owner>) -> bool {
+    fn ensure_not_posted<O: Operation>(&self, owner: Option<Owner>) {
         // SAFETY: as in `post_raw`.
         if !unsafe { Templates::may_be_posted(self.prepared.get(), O::QUEUE) } {
-            return true;
+            return;
         }
         if owner.is_none() {
             self.begin_blocking();
         }
         let has_ended = self.try_stop();
-        if !has_ended && owner.is_some_and(Owner::owns_buffer) {
-            return false;
-        }
         // A buffer that the device only reads can be given back even if it may still read it.
         if !has_ended && O::WRITES {
             self.stop();
         }
         if owner.is_none() {
             self.end_blocking();
-        }
-        true
-    }
-
-    /// A slot for an operation that owns its buffer, when the queue is full: of operations that have ended, and whose
-    /// handles were dropped. Nothing else would poll for them.
-    #[cold]
-    #[inline(never)]
-    fn reclaim_slot(&self, queue: Queue) -> Option<&Slot> {
-        self.release_dropped();
-        loop {
-            if let Some(slot) = self.table.free_slot(queue) {
-                return Some(slot);
-            }
-            // If polling fails, the next wait says so.
-            if self.settle() != Ok(true) {
-                return None;
-            }
         }
     }
 }

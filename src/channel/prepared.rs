@@ -3,13 +3,8 @@
 use super::Channel;
 use super::core::Core;
 use super::link::Link;
-use super::operation_error::OwnedResult;
-use super::owned_buffer::OwnedBuffer;
-use super::owned_post::{Refused, post_owned};
-use super::owned_work::OwnedWork;
 use crate::error::Result;
 use crate::fields::setters;
-use crate::operation::ReceiveWorkRequest;
 use crate::queue_pair::QueuePairEndpoint;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 use crate::state_error::StateError;
@@ -51,52 +46,6 @@ impl<'res> PreparedChannel<'res> {
         /// Sets the largest MTU of the path, as [`ChannelBuilder::path_mtu`](crate::ChannelBuilder::path_mtu) does. The endpoint contains it
         /// too.
         path_mtu(mtu: MaximumTransferUnit) => self.link.queue_pair_mut().set_path_mtu(mtu);
-    }
-
-    /// `ibv_post_recv`: posts a receive before the channel is connected, so that not even the first message
-    /// of the peer comes before its receive. Its handle is waited for on the connected channel: see
-    /// [`Channel::post_owned`].
-    ///
-    /// The first call takes the queue pair to INIT. Receives stay posted if an attempt to connect fails
-    /// before the handshake (the peer does not listen, for example). A handshake that fails ends them, and their
-    /// buffers are dropped. If the channel is dropped, so are the buffers, once the device no longer uses
-    /// them.
-    ///
-    /// ```no_run
-    /// # // not on Soft-RoCE alone: needs a peer
-    /// # fn serve(domain: &ibverbs::ProtectionDomain<'_>, pool: &ibverbs::BufferPool, listener: &std::net::TcpListener, deadline: std::time::Instant) -> Result<(), Box<dyn std::error::Error>> {
-    /// use ibverbs::ReceiveWorkRequest;
-    ///
-    /// let mut prepared = domain.create_channel().max_recv_wr(16).build()?;
-    /// let mut receives = Vec::new();
-    /// while receives.len() < 16 {
-    ///     let buffer = pool.take().ok_or("all buffers are in use")?;
-    ///     receives.push(prepared.post_owned(ReceiveWorkRequest::new(buffer))?);
-    /// }
-    /// let (mut channel, _) = prepared.accept(listener, b"", deadline)?;
-    /// let first = receives[0].wait(&mut channel)?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [Those of owned operations](Channel#owned-operations), and those of a transition to INIT:
-    ///
-    ///  - [`Verbs`](crate::TransportError::Verbs): `EOPNOTSUPP` on iWARP, where the connection manager's
-    ///    [`PendingConnection`](crate::_guide::connecting#by-ip-address-through-the-connection-manager) takes receives.
-    #[doc(alias = "ibv_post_recv")]
-    pub fn post_owned<B: OwnedBuffer>(
-        &mut self,
-        receive: ReceiveWorkRequest<B>,
-    ) -> OwnedResult<B, OwnedWork<B>> {
-        match self.link.open_receives() {
-            Ok(()) => post_owned(&self.link.core, receive),
-            Err(error) => {
-                let request = Some(receive);
-                Err(Refused::new(error.into(), request).into())
-            }
-        }
     }
 
     #[cfg(feature = "rdmacm")]

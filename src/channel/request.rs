@@ -6,7 +6,7 @@ use crate::operation::sealed::Request;
 use crate::operation::{Extra, ReceiveWorkRequest, SendWorkRequest};
 
 /// A request that a [`Channel`](crate::Channel), a [`Scope`](crate::Scope) or an
-/// [`AsyncChannel`](crate::AsyncChannel) carries out: its methods `run`, `post` and `post_owned` take any.
+/// [`AsyncChannel`](crate::AsyncChannel) carries out: their methods `run` and `post` take any.
 ///
 /// The trait is sealed. [`SendWorkRequest`], [`WriteWorkRequest`](crate::WriteWorkRequest),
 /// [`ReadWorkRequest`](crate::ReadWorkRequest), [`CompareSwapWorkRequest`](crate::CompareSwapWorkRequest),

@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 
-use super::handles::Entry;
 use crate::completion::WorkCompletion;
 use crate::ffi;
 
@@ -19,10 +18,6 @@ pub(super) enum Owner {
     /// The channel itself, for the two operations that have slots of their own: the blocking one, and the read of the
     /// peer's credits.
     Channel,
-    /// An `OwnedWork`.
-    Handle,
-    /// None any more: the `OwnedWork` was dropped.
-    Dropped,
     /// As `Window`, after one of its requests, not the last, has failed. The slot holds the completion of the first one.
     FailedWindow,
     /// As `Window`; the handle was dropped, and the result will not be asked for.
@@ -49,12 +44,6 @@ pub(super) enum State {
 }
 
 impl Owner {
-    /// Whether the operation owns its buffer.
-    #[inline]
-    pub(super) fn owns_buffer(self) -> bool {
-        matches!(self, Self::Handle | Self::Dropped)
-    }
-
     /// Whether the operation is a window.
     #[inline]
     pub(super) fn is_window(self) -> bool {
@@ -71,7 +60,7 @@ impl Owner {
     #[inline]
     pub(super) fn awaits_completion(self) -> bool {
         // One comparison.
-        (self as u8) < Self::Dropped as u8
+        (self as u8) < Self::FailedWindow as u8
     }
 }
 
@@ -141,12 +130,10 @@ pub(super) struct Slot {
     /// The generation of the latest window.
     pub(super) run_generation: Cell<u32>,
     completion: Cell<WorkCompletion>,
-    pub(super) entry: Entry,
 }
 
 // SAFETY: a slot is reached through the core that its table is part of, and through the handle of its
-// operation. Both are used by one thread at a time: see `Core` and `OneThread`. The handle of an operation that owns its
-// buffer may be dropped on another thread: that touches an atomic of the entry only.
+// operation. Both are used by one thread at a time: see `Core` and `OneThread`.
 unsafe impl Sync for Slot {}
 
 impl Slot {
@@ -162,7 +149,6 @@ impl Slot {
             // Not that of the request before the first one.
             run_generation: Cell::new(generation),
             completion: Cell::new(WorkCompletion::default()),
-            entry: Entry::new(),
         }
     }
 

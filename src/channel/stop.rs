@@ -216,7 +216,6 @@ impl Core {
             self.unreported.unpolled.set(true);
             self.record_unreported(self.ended_by_force());
         }
-        self.end_discarded_owned();
         if let Some(credits) = &self.credits {
             credits.close();
         }

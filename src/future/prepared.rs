@@ -79,7 +79,10 @@ impl<S: Share> PreparedAsyncChannel<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`PreparedChannel::post_owned`], with the buffer.
+    /// Those of [`Loop::post`](crate::Loop::post), with the buffer, and those of a transition to INIT:
+    ///
+    ///  - [`Verbs`](crate::TransportError::Verbs): `EOPNOTSUPP` on iWARP, where the connection manager's
+    ///    [`PendingConnection`](crate#by-ip-address-through-the-connection-manager) takes receives.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_receive<D: ScatterBuffer>(&mut self, buffer: D) -> OwnedResult<S::Buffer, ()>
     where

@@ -101,7 +101,7 @@ pub unsafe trait ScatterBuffer: GatherBuffer {
 /// memory.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` owns its memory, so it cannot be lent to a scope",
-    note = "lend it, `&buffer` or `&mut buffer`; or post it with `Channel::post_owned`"
+    note = "lend it, `&buffer` or `&mut buffer`; or post it on a `Loop`"
 )]
 pub unsafe trait BorrowedBuffer {}
 

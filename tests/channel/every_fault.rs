@@ -12,8 +12,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::time::Duration;
 
+use ibverbs::TransportError;
 use ibverbs::channel::ScopeError;
-use ibverbs::{AccessFlags, BufferPool, ReceiveWorkRequest, TransportError};
 use ibverbs_function_device::FunctionDevice;
 
 use crate::pair::{ModelPair as Pair, peek, queue, soon};
@@ -40,8 +40,6 @@ enum InFlight {
     Scope,
     /// An unpolled receive, whose channel is dropped.
     Unpolled,
-    /// A receive that owns its buffer, whose channel is dropped.
-    Owned,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +57,7 @@ fn cases() -> Vec<Case> {
     use InFlight as I;
 
     let mut cases = Vec::new();
-    for in_flight in [I::Blocking, I::FailedRead, I::FailedSend, I::Scope, I::Unpolled, I::Owned] {
+    for in_flight in [I::Blocking, I::FailedRead, I::FailedSend, I::Scope, I::Unpolled] {
         for polls in [Polls::Work, Polls::Fail, Polls::FindNothing] {
             for bits in 0..16 {
                 let [error_fails, reset_fails, destroy_fails, stale] =
@@ -85,8 +83,8 @@ impl Case {
 
     /// Whether nothing shows that the device is done with a buffer that it writes and the program owns.
     fn aborts(self) -> bool {
-        let borrowed = !matches!(self.in_flight, InFlight::FailedSend | InFlight::Owned);
-        borrowed && self.flush_fails() && self.reset_fails && self.destroy_fails
+        let is_written = self.in_flight != InFlight::FailedSend;
+        is_written && self.flush_fails() && self.reset_fails && self.destroy_fails
     }
 
     fn inject(self, pair: &Pair) {
@@ -111,7 +109,7 @@ impl Case {
         // The flushed completion is found by the first poll, so this is waited for only if it never comes.
         let pair = Pair::with(device, |builder| builder.settle_timeout(Duration::from_millis(5)));
         match self.in_flight {
-            InFlight::Unpolled | InFlight::Owned => self.drop_channel(pair),
+            InFlight::Unpolled => self.drop_channel(pair),
             _ => self.stop_channel(pair),
         }
     }
@@ -143,7 +141,7 @@ impl Case {
                 .map_err(|error| match error {
                     ScopeError::Closure(error) | ScopeError::Exit(error) => error,
                 }),
-            InFlight::Unpolled | InFlight::Owned => unreachable!("they drop the channel"),
+            InFlight::Unpolled => unreachable!("they drop the channel"),
         };
         result.unwrap_err();
         // From here on, the region is the program's again.
@@ -190,31 +188,21 @@ impl Case {
 
     /// The channel is dropped with work in flight.
     fn drop_channel(self, mut pair: Pair) {
-        let pool = BufferPool::new(&pair.domain, 8, 1, AccessFlags::empty()).unwrap();
         let mut region = pair.region(8, 1);
         let address = region.as_ptr();
-        if self.in_flight == InFlight::Owned {
-            drop(pair.one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap());
-        } else {
-            // SAFETY: the region outlives the channel, or else the process does not.
-            let work = unsafe { pair.one.receive_unpolled(region.slice_mut(..).unwrap()) };
-            drop(work.unwrap());
-        }
+        // SAFETY: the region outlives the channel, or else the process does not.
+        let work = unsafe { pair.one.receive_unpolled(region.slice_mut(..).unwrap()) };
+        drop(work.unwrap());
         self.inject(&pair);
         let Pair { one, mut two, domain, device } = pair;
         drop(one);
         region.fill(0xee);
         device.clear_faults();
-        // The buffer is in the pool again, or leaked if the device may still have it.
-        let ended = !self.reset_fails || !self.destroy_fails;
-        if self.in_flight == InFlight::Owned {
-            assert_eq!(pool.available(), usize::from(ended));
-        }
-        assert!(two.until(soon()).send(()).is_err() || !ended, "nothing receives it");
+        assert!(two.until(soon()).send(()).is_err(), "nothing receives it");
         device.run();
         assert_eq!(peek(address, 8), [0xee; 8], "written after it was given back");
         assert_eq!(device.violations().0, 0, "{}", device.violations().1);
-        drop((region, pool, two));
+        drop((region, two));
         // There is a way out: other channels of the domain work.
         let (one, two) =
             crate::pair::connect(crate::pair::builder(&domain), crate::pair::builder(&domain));

@@ -60,8 +60,6 @@ fn every_operation_of_a_channel_refuses_them_with_the_ports_limit() {
     refused(one.send(halves()), LONG);
     refused(one.write(slice(), remote), LONG);
     refused(one.read(&mut local.slice_mut(..LONG).unwrap(), remote), LONG);
-    refused(one.post_owned(SendWorkRequest::new(buffer())), LONG);
-    refused(one.post_owned(ReadWorkRequest::new(buffer(), remote)), LONG);
     // SAFETY: nothing is posted.
     refused(unsafe { one.post_unpolled(SendWorkRequest::new(slice())) }, LONG);
     one.scope(|scope| {

@@ -7,8 +7,7 @@ use std::sync::{Arc, OnceLock};
 use ibverbs::channel::{PendingWork, ScopeError};
 use ibverbs::operation::LocalInvalidateWorkRequest;
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, Inline, ProtectionDomain, SendWorkRequest, TransportError,
-    WorkSuccess, WriteWorkRequest, ffi,
+    Channel, Inline, ProtectionDomain, SendWorkRequest, TransportError, WorkSuccess, ffi,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 
@@ -152,17 +151,19 @@ fn no_request_is_left_with_the_device_though_a_send_was_refused_before_for_lack_
     let mut pair = Pair { one, two, domain, device };
     drop(context);
     let target = pair.shared(1);
-    let pool = BufferPool::new(&pair.domain, 8, 2, AccessFlags::empty()).unwrap();
-    let send = SendWorkRequest::new(pool.take().unwrap());
-    assert_eq!(pair.one.post_owned(send).unwrap_err().error, TransportError::NoCredit);
+    let region = pair.region(8, 1);
+    // SAFETY: the region outlives what is in flight.
+    let no_credit = unsafe { pair.one.send_unpolled(region.slice(..).unwrap()) }.unwrap_err();
+    assert_eq!(no_credit, TransportError::NoCredit);
     pair.device.progress(Progress::Manual);
     FAILS.set(true);
-    let write = WriteWorkRequest::new(pool.take().unwrap(), target.remote());
-    let failed = pair.one.post_owned(write).unwrap_err();
+    // SAFETY: as above.
+    let failed =
+        unsafe { pair.one.write_unpolled(region.slice(..).unwrap(), target.remote()) }.unwrap_err();
+    assert!(matches!(failed, TransportError::Verbs(_)), "{failed}");
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0), "the device still has it");
-    assert!(failed.buffer.is_some());
     is_stopped(&mut pair);
-    drop((failed, pool, target));
+    drop((region, target));
     pair.finish();
 }
 

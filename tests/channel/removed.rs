@@ -5,17 +5,16 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::channel::OwnedWork;
 use ibverbs::completion::CompletionFields;
 use ibverbs::device::{AsyncEventKind, AsyncEventSubject};
 use ibverbs::{
-    AccessFlags, BufferPool, ChannelBuilder, CompletionChannel, CompletionQueue, Error, ErrorKind,
-    OperationError, PooledBuffer, ProtectionDomain, ReceiveWorkRequest, TransportError,
-    TransportResult, WorkCompletion, WorkStatus,
+    CompletionChannel, CompletionQueue, Error, ErrorKind, Loop, PooledBuffer, ProtectionDomain,
+    TransportError, TransportResult, WorkCompletion, WorkStatus,
 };
 use ibverbs_function_device::{FunctionDevice, Kind};
 
 use crate::figures::figure;
+use crate::loops::Loops;
 use crate::pair::{ModelPair as Pair, outstanding};
 use crate::settling::{assert_aborts, is_child};
 
@@ -200,43 +199,34 @@ fn channel_waits() -> (u32, Duration) {
     (waits, slowest)
 }
 
-/// Every way to wait for an operation that owns its buffer.
-const OWNED_WAITS: [fn(&mut Pair, OwnedWork<PooledBuffer>) -> TransportError; 2] = [
-    |pair, mut work| is_kept(work.wait(&mut pair.one)),
-    |pair, mut work| is_kept(work.wait_until(&mut pair.one, Instant::now() + 2 * LATE)),
+/// Every way to wait for what ends on a loop.
+const LOOP_WAITS: [fn(&mut Loop<'static, PooledBuffer>) -> TransportError; 2] = [
+    |of| of.wait_ended().map(drop).unwrap_err(),
+    |of| of.wait_ended_until(Instant::now() + 2 * LATE).map(drop).unwrap_err(),
 ];
 
-fn is_kept<T, B>(result: Result<T, OperationError<B>>) -> TransportError {
-    let failed = result.map(drop).unwrap_err();
-    assert!(failed.buffer.is_none(), "the device may still use it");
-    failed.error
-}
-
-/// Spinning or asleep. The error stops nothing: the buffer comes back when the channel ends, or is leaked if the queue
-/// pair cannot be destroyed.
+/// The error stops nothing: the buffer comes back when the loop ends, or is leaked if the queue pair cannot be
+/// destroyed.
 #[test]
-fn every_wait_for_an_operation_that_owns_its_buffer_ends() {
-    for (sleeping, leaked) in [(false, true), (true, true), (true, false)] {
-        for wait in OWNED_WAITS {
+fn every_wait_of_a_loop_ends() {
+    for leaked in [false, true] {
+        for wait in LOOP_WAITS {
             let device = FunctionDevice::model();
-            let set = |builder: ChannelBuilder<'static>| {
-                if sleeping { builder.sleep_after(3) } else { builder }
-            };
-            let mut pair = Pair::with(device.clone(), set);
-            let pool = BufferPool::new(&pair.domain, 8, 1, AccessFlags::empty()).unwrap();
-            let work = pair.one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
-            let number = pair.one.number();
-            let (error, _) = pulled_out(&device, || true, || wait(&mut pair, work));
+            let mut loops = Loops::on(device.clone());
+            let (_channel, peer) = loops.connect();
+            loops.receive(peer, 1);
+            let number = loops.peers.endpoint(peer).unwrap().num();
+            let (error, _) = pulled_out(&device, || true, || wait(&mut loops.peers));
             let TransportError::Verbs(error) = error else { panic!("{error:?}") };
             assert_gone(error);
-            assert_eq!((device.outstanding(number), pool.available()), ((0, 1), 0));
+            assert_eq!((device.outstanding(number), loops.out()), ((0, 1), 1));
             if leaked {
                 device.fail("destroy_qp").errno(libc::EIO).times(1);
             }
-            let Pair { one, two, domain, .. } = pair;
-            drop(one);
-            assert_eq!(pool.available(), usize::from(!leaked));
-            drop((two, domain, pool));
+            let Loops { here, peers, pool, domain, .. } = loops;
+            drop(peers);
+            assert_eq!(pool.chunks() - pool.available(), usize::from(leaked));
+            drop((here, domain, pool));
             assert_eq!(device.violations().0, 0, "{}", device.violations().1);
             assert_eq!(device.live(Kind::QueuePair), u32::from(leaked));
             assert_eq!(device.live(Kind::MemoryRegion), u32::from(leaked));

@@ -4,10 +4,7 @@
 use std::time::Duration;
 
 use ibverbs::channel::ScopeError;
-use ibverbs::{
-    AccessFlags, BufferPool, Channel, Inline, OperationError, ReceiveWorkRequest, SendWorkRequest,
-    TransportError, WriteWorkRequest, ffi,
-};
+use ibverbs::{Inline, TransportError, ffi};
 use ibverbs_function_device::{FunctionDevice, Progress};
 
 use crate::pair::{ModelPair as Pair, outstanding, peek, queue, soon};
@@ -279,38 +276,6 @@ fn a_completion_that_comes_twice_ends_no_operation_of_a_scope() {
     pair.finish();
 }
 
-#[test]
-fn a_completion_that_comes_twice_gives_no_buffer_back() {
-    let Twice { mut pair, target, completion } = Twice::new();
-    let (device, completions, remote) = (pair.device.clone(), queue(&pair.one), target.remote());
-    let pool = BufferPool::new(&pair.domain, 8, 8, AccessFlags::empty()).unwrap();
-    let one = &mut pair.one;
-    let post = |one: &mut Channel<'_>| {
-        one.post_owned(WriteWorkRequest::new(pool.take().unwrap(), remote)).unwrap()
-    };
-    // A handle, and one that was dropped.
-    let mut write = post(one);
-    device.inject(completions, &completion);
-    Twice::again(&device, &completion, || is_kept(write.wait(one).unwrap_err()));
-    device.run();
-    write.wait(one).unwrap();
-    drop(post(one));
-    device.inject(completions, &completion);
-    Twice::again(&device, &completion, || one.poll().unwrap_err());
-    assert_eq!(pool.available(), 7);
-    device.run();
-    one.poll().unwrap();
-    assert_eq!(pool.available(), 8);
-    // SAFETY: there is no memory.
-    let mut unpolled = unsafe { one.write_unpolled((), remote) }.unwrap();
-    device.inject(completions, &completion);
-    Twice::again(&device, &completion, || unpolled.poll(one).unwrap().unwrap_err());
-    device.run();
-    unpolled.wait(one).unwrap();
-    drop((target, pool));
-    pair.finish();
-}
-
 /// On a device that leaves completions in the queue when a queue pair is reset.
 #[test]
 fn what_an_earlier_connection_left_is_not_heeded() {
@@ -389,125 +354,5 @@ fn a_full_queue_is_emptied_whatever_its_completions_are_of() {
     }
     let mut pair = pair.reconnect();
     pair.exchange();
-    pair.finish();
-}
-
-/// With a send and a receive in flight, and another receive whose handle was dropped.
-#[test]
-fn an_unknown_completion_ends_no_operation_that_owns_its_buffer() {
-    let device = FunctionDevice::model();
-    device.progress(Progress::Manual);
-    let mut pair = Pair::with(device, |builder| builder);
-    let pool = BufferPool::new(&pair.domain, 8, 8, AccessFlags::empty()).unwrap();
-    let (device, completions, number) = (&pair.device, queue(&pair.one), pair.one.number());
-    let filled = |byte| {
-        let mut buffer = pool.take().unwrap();
-        buffer.fill(byte);
-        buffer
-    };
-    let one = &mut pair.one;
-    let mut send = one.post_owned(SendWorkRequest::new(filled(1))).unwrap();
-    let first = device.posted(0).unwrap().wr_id;
-    assert_eq!(first as u32, 0, "the first slot");
-    let mut receive = one.post_owned(ReceiveWorkRequest::new(filled(9))).unwrap();
-    let received = device.posted(0).unwrap().wr_id;
-    drop(one.post_owned(ReceiveWorkRequest::new(filled(9))).unwrap());
-    let mut third = one.post_owned(ReceiveWorkRequest::new(filled(9))).unwrap();
-    let of_the_receive = ffi::ibv_wc { wr_id: received, qp_num: number + 1, ..Default::default() };
-    for stranger in strangers(first, number).into_iter().chain([of_the_receive]) {
-        let (queue_pair, wr_id) = (stranger.qp_num, stranger.wr_id);
-        let expected = TransportError::UnknownCompletion { queue_pair, wr_id };
-        let mut meet = |ask: &mut dyn FnMut(&mut Channel<'static>) -> Option<TransportError>| {
-            device.inject(completions, &stranger);
-            assert_eq!(ask(one), Some(expected));
-            assert_eq!(ask(one), None, "it is still in flight");
-            assert_eq!(device.outstanding(number), (1, 3));
-            assert_eq!(pool.available(), 4);
-        };
-        meet(&mut |one| send.poll(one).map(|ended| assert!(ended.is_none())).err().map(is_kept));
-        meet(&mut |one| receive.poll(one).map(|ended| assert!(ended.is_none())).err().map(is_kept));
-        meet(&mut |one| one.poll().err());
-        // By the poll that begins a wait, which takes another way.
-        for work in [&mut send, &mut receive] {
-            device.inject(completions, &stranger);
-            assert_eq!(is_kept(work.wait(one).unwrap_err()), expected);
-            assert_eq!(device.outstanding(number), (1, 3));
-        }
-    }
-    let mut messages =
-        [4, 5, 6].map(|byte| pair.two.post_owned(SendWorkRequest::new(filled(byte))).unwrap());
-    let mut sink = pair.two.post_owned(ReceiveWorkRequest::new(filled(9))).unwrap();
-    device.run();
-    assert_eq!(send.wait(one).unwrap().0[..], [1; 8]);
-    assert_eq!(receive.wait(one).unwrap().0[..], [4; 8]);
-    assert_eq!(third.wait(one).unwrap().0[..], [6; 8]);
-    assert_eq!(sink.wait(&mut pair.two).unwrap().0[..], [1; 8]);
-    for message in &mut messages {
-        message.wait(&mut pair.two).unwrap();
-    }
-    pair.one.poll().unwrap();
-    assert_eq!(pool.available(), 8);
-    drop((send, receive, third, sink, messages, pool));
-    pair.finish();
-}
-
-/// The error of a poll, which ends nothing and gives no buffer back.
-fn is_kept<B>(failed: OperationError<B>) -> TransportError {
-    assert!(failed.buffer.is_none(), "the device still has it");
-    failed.error
-}
-
-#[test]
-fn a_failed_poll_ends_no_operation_that_owns_its_buffer() {
-    let mut pair = Pair::new();
-    let pool = BufferPool::new(&pair.domain, 8, 8, AccessFlags::empty()).unwrap();
-    let mut receive = pair.one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
-    pair.device.fail("poll_cq").errno(libc::EIO).times(4);
-    assert!(is_poll_error(is_kept(receive.poll(&mut pair.one).unwrap_err())));
-    assert!(is_poll_error(is_kept(receive.wait(&mut pair.one).unwrap_err())));
-    let late = soon();
-    assert!(is_poll_error(is_kept(receive.wait_until(&mut pair.one, late).unwrap_err())));
-    assert!(is_poll_error(pair.one.poll().unwrap_err()));
-    assert_eq!((outstanding(&pair.device, &pair.one), pool.available()), ((0, 1), 7));
-    pair.two.send(Inline(&[5; 8])).unwrap();
-    assert_eq!(receive.wait(&mut pair.one).unwrap().0[..], [5; 8]);
-    drop((receive, pool));
-    pair.finish();
-}
-
-/// As [`what_an_earlier_connection_left_is_not_heeded`], for operations that own their buffers.
-#[test]
-fn what_an_earlier_connection_left_gives_no_buffer_back() {
-    let mut pair = Pair::new();
-    pair.device.keep_stale_completions(true);
-    let pool = BufferPool::new(&pair.domain, 8, 8, AccessFlags::empty()).unwrap();
-    for round in 0..3 {
-        let (device, completions) = (pair.device.clone(), queue(&pair.one));
-        device.hold_completions(completions, 0, true);
-        let early = pair.one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
-        pair.two.send(Inline(&[round; 8])).unwrap();
-        assert_eq!(device.held(completions), 1);
-        pair = pair.reconnect();
-        assert_eq!(pool.available(), 8, "the queue pair was reset");
-        let mut receive =
-            pair.one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
-        drop(pair.one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap());
-        // Now it arrives, for the same slot.
-        device.hold_completions(completions, 0, false);
-        device.release_all(completions);
-        for _ in 0..10 {
-            assert!(receive.poll(&mut pair.one).unwrap().is_none(), "of an earlier connection");
-            pair.one.poll().unwrap();
-        }
-        assert_eq!((outstanding(&device, &pair.one), pool.available()), ((0, 2), 6));
-        drop(early);
-        pair.two.send(Inline(&[round + 100; 8])).unwrap();
-        assert_eq!(receive.wait(&mut pair.one).unwrap().0[..], [round + 100; 8]);
-        drop(receive);
-        pair = pair.reconnect();
-        assert_eq!(pool.available(), 8);
-    }
-    pair.exchange();
-    drop(pool);
     pair.finish();
 }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use ibverbs::channel::ScopeError;
-use ibverbs::{Inline, MaxRnrRetries, ReceiveWorkRequest, TransportError, WorkStatus};
+use ibverbs::{Inline, MaxRnrRetries, TransportError, WorkStatus};
 use ibverbs_software::Verb;
 
 use crate::pair::{ModelPair, Pair, soon};
@@ -15,7 +15,8 @@ fn all_have_ended_and_handles_have_their_results() {
     let target = pair.shared(4);
     let region = pair.region(8, 7);
     // Not of the scope.
-    let mut receive = pair.one.post_owned(ReceiveWorkRequest::new(())).unwrap();
+    // SAFETY: there is no memory.
+    let receive = unsafe { pair.one.receive_unpolled(()) }.unwrap();
     pair.one
         .scope(|s| {
             s.wait_all()?;
@@ -41,7 +42,7 @@ fn all_have_ended_and_handles_have_their_results() {
     pair.two.send(()).unwrap();
     receive.wait(&mut pair.one).unwrap();
     pair.exchange();
-    drop((target, region, receive));
+    drop((target, region));
     pair.finish();
 }
 

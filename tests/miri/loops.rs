@@ -1,12 +1,15 @@
 //! Loops: the buffer moves into the table, which grows under it, and comes back when its operation has ended.
 
 use std::mem::forget;
+use std::sync::Arc;
 use std::thread;
 
 use ibverbs::channel::{AnyBuffer, LoopBuffer, PreparedWindow};
+use ibverbs::pool::SharedMemoryRange;
 use ibverbs::{
-    AccessFlags, BufferPool, ChannelId, Ended, Inline, Loop, PooledBuffer, ReceiveWorkRequest,
-    SendWorkRequest, TransportError,
+    AccessFlags, BufferPool, ChannelId, CompareSwapWorkRequest, Ended, FetchAddWorkRequest, Inline,
+    Loop, MemoryRegion, PooledBuffer, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
+    SharedMemoryRegion, TransportError, WriteWorkRequest,
 };
 
 use crate::device;
@@ -16,7 +19,7 @@ struct Loops<B> {
     one: Loop<'static, B>,
     two: Loop<'static, B>,
     pool: BufferPool,
-    domain: std::sync::Arc<ibverbs::ProtectionDomain<'static>>,
+    domain: Arc<ibverbs::ProtectionDomain<'static>>,
 }
 
 impl<B: LoopBuffer<PooledBuffer>> Loops<B> {
@@ -142,6 +145,86 @@ fn a_channel_that_is_removed_gives_its_buffers_back() {
         loops.one.post(second, SendWorkRequest::new(loops.filled(4)), 0).unwrap();
         assert_eq!(next(&mut loops.two).buffer[..], [4; 8]);
         loops.one.remove(first).unwrap();
+    });
+}
+
+/// The chunks are of one region.
+#[test]
+fn the_device_writes_one_chunk_of_a_pool_while_the_program_writes_others() {
+    both(|| {
+        let mut loops = Loops::<PooledBuffer>::new();
+        let (first, peer) = loops.connect();
+        let mut mine = loops.filled(1);
+        loops.receive(peer);
+        mine[0] = 2;
+        let seen = &mine[1..3];
+        loops.one.post(first, SendWorkRequest::new(loops.filled(7)), 0).unwrap();
+        let mut other = loops.filled(3);
+        other[3] = 4;
+        let received = next(&mut loops.two);
+        assert_eq!((seen, mine[0], other[3]), (&[1, 1][..], 2, 4));
+        mine[7] = 5;
+        assert_eq!(received.result().unwrap().byte_len(), 8);
+        assert_eq!(received.buffer[..], [7; 8]);
+        let mut sent = next(&mut loops.one).buffer;
+        sent.set_len(3).unwrap();
+        sent.fill(9);
+        // They go round.
+        loops.two.post(peer, ReceiveWorkRequest::new(received.buffer), 0).unwrap();
+        loops.one.post(first, SendWorkRequest::new(sent), 0).unwrap();
+        let received = next(&mut loops.two);
+        assert_eq!(received.buffer[..], [9, 9, 9, 7, 7, 7, 7, 7]);
+        assert_eq!(mine[..], [2, 1, 1, 1, 1, 1, 1, 5]);
+    });
+}
+
+#[test]
+fn every_operation_and_every_kind_of_buffer() {
+    both(|| {
+        let mut loops = Loops::<AnyBuffer>::new();
+        let (first, peer) = loops.connect();
+        let target = SharedMemoryRegion::<u64>::new(&loops.domain, 4, ALL).unwrap();
+        target.write(0, &[1, 2, 3, 4]).unwrap();
+        let shared = Arc::new(SharedMemoryRegion::<u64>::new(&loops.domain, 4, ALL).unwrap());
+        let range = |range| SharedMemoryRange::new(shared.clone(), range).unwrap();
+        let read = ReadWorkRequest::new(range(0..2), target.remote_range(2..).unwrap());
+        loops.one.post(first, read, 0).unwrap();
+        // A neighbour, while the device writes.
+        shared.write(3, &[8]).unwrap();
+        let read_back = next(&mut loops.one).buffer.downcast::<SharedMemoryRange<u64>>().unwrap();
+        assert_eq!(read_back.as_slice().unwrap().to_vec(), [3, 4]);
+        let write = WriteWorkRequest::new(read_back, target.remote_range(..2).unwrap());
+        loops.one.post(first, write, 0).unwrap();
+        drop(next(&mut loops.one));
+        assert_eq!(target.to_vec(), [3, 4, 3, 4]);
+        let word = target.remote_range(3..).unwrap();
+        loops.one.post(first, FetchAddWorkRequest::new(range(0..1), word, 10), 0).unwrap();
+        let swap = CompareSwapWorkRequest::new(range(1..2), word, 14, 5);
+        loops.one.post(first, swap, 0).unwrap();
+        drop([next(&mut loops.one), next(&mut loops.one)]);
+        assert_eq!((shared.to_vec(), target.read_one(3).unwrap()), (vec![4, 14, 0, 8], 5));
+
+        let mut region = Box::new(MemoryRegion::<u64>::new(&loops.domain, 2).unwrap());
+        region.copy_from_slice(&[6, 7]);
+        let read = ReadWorkRequest::new(region, target.remote_range(2..).unwrap());
+        loops.one.post(first, read, 0).unwrap();
+        let mut region = next(&mut loops.one).buffer.downcast::<Box<MemoryRegion<u64>>>().unwrap();
+        assert_eq!(region[..], [3, 5]);
+        region[1] = 6;
+        loops.two.post(peer, ReceiveWorkRequest::new(region), 0).unwrap();
+        let message = SendWorkRequest::new(range(0..1)).immediate(77);
+        loops.one.post(first, message, 0).unwrap();
+        drop(next(&mut loops.one));
+        let ended = next(&mut loops.two);
+        assert_eq!(ended.result().unwrap().immediate(), Some(77));
+        let region = ended.buffer.downcast::<Box<MemoryRegion<u64>>>().unwrap();
+        assert_eq!(region[..], [4, 6]);
+        loops.two.post(peer, ReceiveWorkRequest::new(()), 0).unwrap();
+        let write = WriteWorkRequest::new(region, target.remote_range(..2).unwrap());
+        loops.one.post(first, write.immediate(78), 0).unwrap();
+        let region = next(&mut loops.one).buffer.downcast::<Box<MemoryRegion<u64>>>().unwrap();
+        assert_eq!(next(&mut loops.two).result().unwrap().immediate(), Some(78));
+        assert_eq!((&region[..], target.read_one(1).unwrap()), (&[4, 6][..], 6));
     });
 }
 

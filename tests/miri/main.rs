@@ -10,5 +10,4 @@ mod device;
 mod futures;
 mod loops;
 mod memory;
-mod owned;
 mod rig;

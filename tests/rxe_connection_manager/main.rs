@@ -6,6 +6,8 @@
 
 #[path = "../support/connections/asynchronous.rs"]
 mod asynchronous;
+#[path = "../support/kept.rs"]
+mod kept;
 #[path = "../support/managed.rs"]
 mod managed;
 #[path = "../support/perftest_report.rs"]

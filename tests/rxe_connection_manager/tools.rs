@@ -4,13 +4,13 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::channel::OwnedWork;
 use ibverbs::rdmacm::{ConnectionError, ConnectionEventKind as Kind, Listener, Route};
 use ibverbs::{
     AccessFlags, Channel, Inline, MemoryRegion, ReceiveWorkRequest, RemoteMemoryRegion,
     SharedMemoryRegion,
 };
 
+use crate::kept::{self, Kept};
 use crate::managed::{Device, Managed, TIME, connect, expect, here};
 use crate::nothing_is_left;
 use crate::perftest_report::lacks_only_the_report;
@@ -99,15 +99,16 @@ impl Note {
 }
 
 /// Where a note of the peer's goes. It is posted before the peer can send: Linux 5.10 gives up early where a receive is missing.
-type Room = Box<MemoryRegion<'static, u8>>;
+type Room = MemoryRegion<'static, u8>;
 
-fn room(device: &Device) -> ReceiveWorkRequest<Room> {
-    ReceiveWorkRequest::new(Box::new(MemoryRegion::new(&device.domain, 16).unwrap()))
+fn receive(channel: &mut Channel<'_>, device: &Device) -> Kept<Room> {
+    let room = MemoryRegion::new(&device.domain, 16).unwrap();
+    let all = |room: &'static mut Room| ReceiveWorkRequest::new(room.slice_mut(..).unwrap());
+    kept::post(channel, room, all).unwrap()
 }
 
-fn wait(mut receive: OwnedWork<Room>, channel: &mut Managed) -> Note {
-    let (room, told) =
-        receive.wait_until(channel, Instant::now() + TIME).unwrap().expect("in time");
+fn wait(mut receive: Kept<Room>, channel: &mut Managed) -> Note {
+    let (room, told) = receive.wait(channel).unwrap();
     assert_eq!(told.byte_len(), 16);
     Note(room[..].try_into().unwrap())
 }
@@ -132,7 +133,7 @@ fn pinging_rping() {
         *text.last_mut().unwrap() = 0;
         source.write(0, &text).unwrap();
         for region in [&source, &sink] {
-            let receive = channel.post_owned(room(&device)).unwrap();
+            let receive = self::receive(&mut channel, &device);
             send(&mut channel, &Note::of(region));
             wait(receive, &mut channel); // it has read, or written
         }
@@ -156,20 +157,20 @@ fn rping_pings_us() {
     let rping = Tool::start(&format!("rping -c -a {} -p 7502 -C {PINGS} -V -v", here(0).ip()));
     let request = listener.next_until(Instant::now() + TIME).unwrap();
     let device = Device::of(request.open_device().unwrap(), request.port());
-    let mut prepared = device.prepare();
-    let mut receive = prepared.post_owned(room(&device)).unwrap();
-    let mut channel = request.accept(prepared, b"", Instant::now() + TIME).unwrap();
+    let mut pending = request.prepare(device.prepare()).map_err(|(.., error)| error).unwrap();
+    let mut receive = self::receive(pending.queue_pair(), &device);
+    let mut channel = pending.start(b"").unwrap().finish(Instant::now() + TIME).unwrap();
     let mut region = device.domain.allocate::<u8>(PING).unwrap();
     for _ in 0..PINGS {
         let from = wait(receive, &mut channel).remote();
         let mut all = region.slice_mut(..).unwrap();
         channel.until(Instant::now() + TIME).read(&mut all, from).unwrap();
-        receive = channel.post_owned(room(&device)).unwrap();
+        receive = self::receive(&mut channel, &device);
         send(&mut channel, &Note([0; 16]));
         let to = wait(receive, &mut channel).remote();
         let all = region.slice(..).unwrap();
         channel.until(Instant::now() + TIME).write(all, to).unwrap();
-        receive = channel.post_owned(room(&device)).unwrap();
+        receive = self::receive(&mut channel, &device);
         send(&mut channel, &Note([0; 16]));
     }
     expect(&mut channel, Kind::Disconnected);

@@ -54,22 +54,6 @@ impl WindowRig {
     }
 }
 
-/// A channel, and buffers for operations that own them.
-pub(crate) struct OwnedRig {
-    channel: Channel<'static>,
-    pool: BufferPool,
-}
-
-impl OwnedRig {
-    pub(crate) fn new() -> Self {
-        let context = context();
-        let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
-        let ChannelRig { channel, .. } = ChannelRig::of(&domain);
-        let pool = BufferPool::new(&domain, LENGTH, WINDOW, AccessFlags::empty());
-        Self { channel, pool: pool.expect("a pool") }
-    }
-}
-
 /// A receive, a send that is waited for, and the receive, whose completion comes first. All are in one
 /// scope.
 #[inline(never)]
@@ -266,41 +250,4 @@ fn ended(error: ScopeError<TransportError>) -> TransportError {
     match error {
         ScopeError::Closure(error) | ScopeError::Exit(error) => error,
     }
-}
-
-/// One operation after the other; each owns its buffer.
-#[inline(never)]
-pub(crate) fn w6_owned(rig: &mut OwnedRig, operations: u64) -> Result<u64, TransportError> {
-    let OwnedRig { channel, pool } = rig;
-    let mut buffer = pool.take().ok_or(TransportError::UnknownWork)?;
-    let mut sum = 0;
-    for _ in 0..operations {
-        let mut send = channel.post_owned(SendWorkRequest::new(buffer))?;
-        let (taken, success) = send.wait(channel)?;
-        sum += u64::from(success.byte_len());
-        buffer = taken;
-    }
-    Ok(sum)
-}
-
-/// Sixteen operations that own their buffers, then their results.
-#[inline(never)]
-pub(crate) fn owned_window(rig: &mut OwnedRig, operations: u64) -> Result<u64, TransportError> {
-    let OwnedRig { channel, pool } = rig;
-    let mut buffers: [_; WINDOW] = std::array::from_fn(|_| pool.take());
-    let mut window = [const { None }; WINDOW];
-    let mut sum = 0;
-    for _ in 0..operations / WINDOW_OPERATIONS {
-        for (pending, buffer) in window.iter_mut().zip(&mut buffers) {
-            let buffer = buffer.take().ok_or(TransportError::UnknownWork)?;
-            *pending = Some(channel.post_owned(SendWorkRequest::new(buffer))?);
-        }
-        let pending = window.iter_mut().filter_map(Option::take);
-        for (mut pending, buffer) in pending.zip(&mut buffers) {
-            let (taken, success) = pending.wait(channel)?;
-            sum += u64::from(success.byte_len());
-            *buffer = Some(taken);
-        }
-    }
-    Ok(sum)
 }

@@ -3,7 +3,7 @@
 use ibverbs::PooledBuffer;
 use ibverbs::future::{Local, Locked};
 
-use crate::channel::{ChannelRig, OwnedRig};
+use crate::channel::ChannelRig;
 use crate::loops::SendsRig;
 use crate::rails::RailsRig;
 use crate::reactor::{PairRig, ReactorRig, SendRig, SleepingRig};
@@ -170,7 +170,6 @@ pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
         ours!("W6", "channel blocking", Bytes, ChannelRig::new(), channel::w6),
         ours!("W6", "channel scoped", Bytes, ChannelRig::new(), channel::w6_scoped),
         ours!("W6", "channel scope each", Bytes, ChannelRig::new(), channel::w6_per_scope),
-        ours!("W6", "channel owned", Bytes, OwnedRig::new(), channel::w6_owned),
         ours!("W6", "loop", Bytes, SendsRig::new(1), loops::sends),
         in_c!("W7", "C plain", 1, Rig::new(), c_plain_w7),
         in_c!("W7", "C tuned", 1, Rig::new(), c_tuned_w7),
@@ -194,7 +193,6 @@ pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
         ours!("W10", "channel scoped", Bytes, ChannelRig::new(), channel::window),
         ours!("W10", "channel all at once", Bytes, ChannelRig::new(), channel::window_at_once),
         ours!("W10", "channel scope each", Bytes, ChannelRig::new(), channel::window_per_scope),
-        ours!("W10", "channel owned", Bytes, OwnedRig::new(), channel::owned_window),
         ours!("W10", "loop", Bytes, SendsRig::new(1), loops::sixteen),
         in_c!("W11", "C tuned", 1, Rig::new(), c_tuned_w1),
         ours!("W11", "loop, 1 channel", Bytes, SendsRig::new(1), loops::sends),

@@ -4,7 +4,7 @@
 //! call of `overhead_section`, which is where callgrind cuts; what each section is goes to standard
 //! output. The first of the three warms up. The other two differ by N operations and nothing else.
 //!
-//! `overhead run N W9 'W10 channel owned'` runs those of a workload, and another contender, for a profiler,
+//! `overhead run N W9 'W10 channel scope'` runs those of a workload, and another contender, for a profiler,
 //! or W14-10000, which no check compares.
 //!
 //! It fails where a contender allocates, or does not complete what it posts.

@@ -3,10 +3,7 @@
 use std::net::TcpListener;
 
 use ibverbs::tcp::ExchangeError;
-use ibverbs::{
-    ErrorKind, Inline, Loop, QueuePairEndpoint, QueuePairType, ReceiveWorkRequest,
-    RemoteMemoryRegion, SendWorkRequest,
-};
+use ibverbs::{ErrorKind, Inline, QueuePairEndpoint, QueuePairType, RemoteMemoryRegion};
 
 use super::*;
 
@@ -29,9 +26,9 @@ fn each_side_says_which_one_has_no_flow_control() {
     let other = sides[1].builder().build().unwrap();
     assert_eq!(other.endpoint().credit_word().unwrap().length(), 8);
     let [mut one, mut other] = handshake([with, other]);
-    let receive = other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap();
+    let receive = kept::receive(&mut other, sides[1].buffer(0)).unwrap();
     one.wait_for_credit_until(deadline()).unwrap();
-    let _ = one.post_owned(SendWorkRequest::new(sides[0].buffer(5))).unwrap();
+    one.until(deadline()).send(&sides[0].buffer(5)).unwrap();
     assert_eq!(received(&mut other, receive), 5);
     let plain = sides[0].builder().flow_control(false).build().unwrap();
     let [mut plain, _other] = handshake([plain, failed.object]);
@@ -57,10 +54,9 @@ fn the_option_is_agreed_over_tcp() {
             if ours == theirs {
                 let ((mut one, data), (mut other, _)) = (connected.unwrap(), accepted.unwrap());
                 assert_eq!(data, b"data");
-                let receive =
-                    other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap();
+                let receive = kept::receive(&mut other, sides[1].buffer(0)).unwrap();
                 one.wait_for_credit_until(deadline()).unwrap();
-                let _ = one.post_owned(SendWorkRequest::new(sides[0].buffer(8))).unwrap();
+                one.until(deadline()).send(&sides[0].buffer(8)).unwrap();
                 assert_eq!(received(&mut other, receive), 8);
                 return;
             }
@@ -90,9 +86,9 @@ fn an_endpoint_of_another_form_carries_the_word() {
     let [one, other] = prepared;
     let mut one = one.handshake(rebuilt[1]).unwrap();
     let mut other = other.handshake(rebuilt[0]).unwrap();
-    let receive = one.post_owned(ReceiveWorkRequest::new(sides[0].buffer(0))).unwrap();
+    let receive = kept::receive(&mut one, sides[0].buffer(0)).unwrap();
     other.wait_for_credit_until(deadline()).unwrap();
-    let _ = other.post_owned(SendWorkRequest::new(sides[1].buffer(6))).unwrap();
+    other.until(deadline()).send(&sides[1].buffer(6)).unwrap();
     assert_eq!(received(&mut one, receive), 6);
 }
 
@@ -135,11 +131,10 @@ fn a_peer_that_lies_gets_no_more_than_a_message_without_a_receive() {
     word.write_one(0, claim(3)).unwrap();
     one.wait_for_credit_until(deadline()).unwrap();
     assert_eq!(one.credits(), Some(3));
-    let receive = other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap();
+    let receive = kept::receive(&mut other, sides[1].buffer(0)).unwrap();
     // It takes back what it has promised.
     word.write_one(0, claim(0)).unwrap();
-    let mut sending = one.post_owned(SendWorkRequest::new(sides[0].buffer(1))).unwrap();
-    sending.wait(&mut one).unwrap();
+    one.until(deadline()).send(&sides[0].buffer(1)).unwrap();
     assert_eq!(received(&mut other, receive), 1);
     let mut left = 3;
     while left > 0 {
@@ -149,9 +144,8 @@ fn a_peer_that_lies_gets_no_more_than_a_message_without_a_receive() {
             result => {
                 // It had the credit before the peer took it back. There is no receive.
                 result.unwrap();
-                let mut sending = one.post_owned(SendWorkRequest::new(sides[0].buffer(1))).unwrap();
-                let failed = sending.wait(&mut one).unwrap_err();
-                assert!(failed.error.work_error().is_some() && failed.buffer.is_some());
+                let mut sending = kept::send(&mut one, sides[0].buffer(1)).unwrap();
+                assert!(sending.wait(&mut one).err().unwrap().work_error().is_some());
                 return;
             }
         }
@@ -171,5 +165,5 @@ fn a_read_that_the_peer_refuses_is_an_error_of_the_connection() {
     assert!(error.work_error().is_some(), "{error}");
     let error = one.until(deadline()).send(Inline(&[])).unwrap_err();
     assert!(error.work_error().is_some(), "{error}");
-    assert_eq!(one.post_owned(SendWorkRequest::new(())).unwrap_err().error, error);
+    assert_eq!(kept::send(&mut one, ()).err(), Some(error));
 }

@@ -1,18 +1,17 @@
 //! Resets, new connections, and channels that end while a credit is asked for.
 
+use ibverbs::Inline;
 use ibverbs::channel::ChannelClosed;
-use ibverbs::{Inline, ReceiveWorkRequest, SendWorkRequest};
 use ibverbs_software::{Verb, When};
 
 use super::*;
 
 fn exchange(sides: &[Side; 2], [one, other]: &mut [Channel<'static>; 2]) {
     for _ in 0..2 {
-        let receives =
-            [0; 5].map(|_| other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap());
+        let receives = [0; 5].map(|_| kept::receive(other, sides[1].buffer(0)).unwrap());
         for message in 0..5 {
             one.wait_for_credit_until(deadline()).unwrap();
-            let _ = one.post_owned(SendWorkRequest::new(sides[0].buffer(message))).unwrap();
+            one.until(deadline()).send(&sides[0].buffer(message)).unwrap();
         }
         for (expected, receive) in receives.into_iter().enumerate() {
             assert_eq!(received(other, receive), expected as u64);
@@ -30,9 +29,9 @@ fn the_counters_start_over_after_a_reset() {
         let [mut one, mut other] = channels;
         match round {
             // Receives are left over: they are no credits of the next connection.
-            0 => drop(other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap()),
+            0 => drop(kept::receive(&mut other, sides[1].buffer(0)).unwrap()),
             // A question is left over.
-            1 => _ = one.post_owned(SendWorkRequest::new(sides[0].buffer(0))).unwrap_err(),
+            1 => assert!(kept::send(&mut one, sides[0].buffer(0)).is_err()),
             // A failure is.
             2 => {
                 network.partition(&sides[0].device, &sides[1].device);
@@ -58,7 +57,7 @@ fn a_reset_without_room_for_a_second_queue_pair_starts_over_too() {
     let mut channels = connect(sides.each_ref().map(Side::builder));
     exchange(&sides, &mut channels);
     let [one, mut other] = channels;
-    drop(other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap());
+    drop(kept::receive(&mut other, sides[1].buffer(0)).unwrap());
     for side in &sides {
         side.device.fail(Verb::CreateQp, libc::ENOMEM, When::Before, 1);
     }
@@ -79,16 +78,13 @@ fn a_reset_without_room_for_a_second_queue_pair_starts_over_too() {
 fn a_stopped_channel_says_so() {
     let sides = sides();
     let [mut one, _other] = connect(sides.each_ref().map(Side::builder));
-    let mut receive = one.post_owned(ReceiveWorkRequest::new(sides[0].buffer(0))).unwrap();
+    let mut receive = kept::receive(&mut one, sides[0].buffer(0)).unwrap();
     let soon = Instant::now() + Duration::from_millis(1);
     assert_eq!(one.until(soon).receive(()).unwrap_err(), TransportError::TimedOut);
-    assert!(receive.wait(&mut one).unwrap_err().buffer.is_some());
+    assert!(receive.wait(&mut one).err().unwrap().is_consequence());
     assert_eq!(one.wait_for_credit().unwrap_err(), TransportError::Stopped);
     assert_eq!(one.send(Inline(&[])).unwrap_err(), TransportError::Stopped);
-    assert_eq!(
-        one.post_owned(SendWorkRequest::new(())).unwrap_err().error,
-        TransportError::Stopped
-    );
+    assert_eq!(kept::send(&mut one, ()).err(), Some(TransportError::Stopped));
     assert_eq!(one.close().unwrap(), ChannelClosed::Drained);
 }
 
@@ -99,8 +95,7 @@ fn a_channel_is_closed_while_a_credit_is_asked_for() {
     let sides = simulated(&network);
     let [mut one, other] = connect(sides.each_ref().map(Side::builder));
     sides[0].device.hold_completions();
-    let refused = one.post_owned(SendWorkRequest::new(())).unwrap_err();
-    assert_eq!(refused.error, TransportError::NoCredit);
+    assert_eq!(kept::send(&mut one, ()).err(), Some(TransportError::NoCredit));
     assert_eq!(one.close().unwrap(), ChannelClosed::Drained);
     drop(other);
 }
@@ -113,7 +108,7 @@ fn the_end_of_a_channel_waits_in_virtual_time() {
     let sides = simulated(&network);
     let [mut one, other] =
         connect(sides.each_ref().map(|side| side.builder().settle_timeout(SETTLE)));
-    let _receive = one.post_owned(ReceiveWorkRequest::new(sides[0].buffer(0))).unwrap();
+    let _receive = kept::receive(&mut one, sides[0].buffer(0)).unwrap();
     sides[0].device.hold_completions();
     assert_eq!(one.close().unwrap(), ChannelClosed::Flushed(1));
     assert!(network.now() >= SETTLE);
@@ -126,9 +121,8 @@ fn a_queue_pair_that_cannot_be_destroyed_keeps_the_memory_of_the_answer() {
     let network = Network::builder().seed(1).build();
     let sides = simulated(&network);
     let [mut one, mut other] = connect(sides.each_ref().map(Side::builder));
-    let _ = other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap();
-    let refused = one.post_owned(SendWorkRequest::new(())).unwrap_err();
-    assert_eq!(refused.error, TransportError::NoCredit);
+    let _ = kept::receive(&mut other, sides[1].buffer(0)).unwrap();
+    assert_eq!(kept::send(&mut one, ()).err(), Some(TransportError::NoCredit));
     let other_region = sides[0].domain.allocate::<u64>(1).unwrap();
     sides[0].device.fail(Verb::DestroyQp, libc::EIO, When::Before, 1);
     sides[0].device.fail(Verb::DeregMr, libc::EIO, When::Before, 1);
@@ -145,10 +139,10 @@ fn a_question_that_cannot_be_posted_is_an_error_of_the_verb() {
     let sides = sides();
     let [mut one, mut other] = connect(sides.each_ref().map(Side::builder));
     sides[0].device.fail(Verb::PostSend, libc::ENOMEM, When::Before, 1);
-    let refused = one.post_owned(SendWorkRequest::new(sides[0].buffer(1))).unwrap_err();
-    assert!(matches!(refused.error, TransportError::Verbs(_)), "{refused}");
-    let receive = other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap();
+    let refused = kept::send(&mut one, ()).err().expect("the verb fails");
+    assert!(matches!(refused, TransportError::Verbs(_)), "{refused}");
+    let receive = kept::receive(&mut other, sides[1].buffer(0)).unwrap();
     one.wait_for_credit_until(deadline()).unwrap();
-    let _ = one.post_owned(SendWorkRequest::new(refused.buffer.unwrap())).unwrap();
+    one.until(deadline()).send(&sides[0].buffer(1)).unwrap();
     assert_eq!(received(&mut other, receive), 1);
 }

@@ -3,6 +3,8 @@
 mod agreement;
 mod asynchronous;
 mod ending;
+#[path = "../../../tests/support/kept.rs"]
+mod kept;
 #[path = "../support/patience.rs"]
 mod patience;
 mod random;
@@ -13,14 +15,15 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::channel::{ChannelSet, OwnedWork};
+use ibverbs::channel::ChannelSet;
 use ibverbs::{
-    AccessFlags, AckTimeout, Channel, ChannelBuilder, FetchAddWorkRequest, Inline, MaxRnrRetries,
-    PooledBuffer, ReceiveWorkRequest, SendWorkRequest, SharedMemoryRegion, TransportError,
+    AccessFlags, AckTimeout, Channel, ChannelBuilder, FetchAddWorkRequest, Inline, Loop,
+    MaxRnrRetries, PooledBuffer, ReceiveWorkRequest, SharedMemoryRegion, TransportError,
     WriteWorkRequest,
 };
 use ibverbs_software::{Device, Network};
 
+use kept::Kept;
 use patience::{PATIENCE, deadline};
 use side::{Side, connect, handshake, simulated};
 
@@ -52,8 +55,8 @@ fn number(buffer: &PooledBuffer) -> u64 {
 }
 
 /// The number of the message that ends this receive.
-fn received(channel: &mut Channel<'_>, mut receive: OwnedWork<PooledBuffer>) -> u64 {
-    number(&receive.wait_until(channel, deadline()).unwrap().expect("a message").0)
+fn received(channel: &mut Channel<'_>, mut receive: Kept<PooledBuffer>) -> u64 {
+    number(&receive.wait(channel).unwrap().0)
 }
 
 /// Receives `count` messages with at most `ahead` receives posted, and loses time now and then.
@@ -61,7 +64,7 @@ fn receive_slowly(side: &Side, mut channel: Channel<'static>, count: u64, ahead:
     let mut posted = std::collections::VecDeque::new();
     for expected in 0..count {
         while posted.len() < ahead.min(count - expected) as usize {
-            posted.push_back(channel.post_owned(ReceiveWorkRequest::new(side.buffer(0))).unwrap());
+            posted.push_back(kept::receive(&mut channel, side.buffer(0)).unwrap());
         }
         if expected % 16 == 0 {
             thread::sleep(Duration::from_millis(1));
@@ -103,11 +106,11 @@ fn a_window_of_sends_on_a_lossy_network_never_finds_the_receiver_unready() {
     while arrived < 300 {
         // The queue may be full, or credit lack. The reads have their own place in the queue.
         while sent < 300 {
-            match one.post_owned(SendWorkRequest::new(sides[0].buffer(sent))) {
+            match kept::send(&mut one, sides[0].buffer(sent)) {
                 Ok(send) => sends.push(send),
                 Err(refused) => {
                     let expected = [TransportError::QueueFull, TransportError::NoCredit];
-                    assert!(expected.contains(&refused.error), "{refused}");
+                    assert!(expected.contains(&refused), "{refused}");
                     break;
                 }
             }
@@ -119,8 +122,7 @@ fn a_window_of_sends_on_a_lossy_network_never_finds_the_receiver_unready() {
             one.poll().unwrap();
         }
         if receives.len() < 5 && arrived + (receives.len() as u64) < 300 {
-            receives
-                .push_back(other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap());
+            receives.push_back(kept::receive(&mut other, sides[1].buffer(0)).unwrap());
         }
         if let Some(first) = receives.front_mut()
             && let Some((buffer, _)) = first.poll(&mut other).unwrap()
@@ -140,8 +142,8 @@ fn the_same_seed_gives_the_same_packets() {
         let network = Network::builder().seed(11).loss(0.02).build();
         let sides = simulated(&network);
         let [mut one, mut other] = connect(sides.each_ref().map(Side::builder));
-        let mut receive: Option<OwnedWork<PooledBuffer>> = None;
-        let (mut sent, mut arrived) = (0, 0);
+        let mut receive: Option<Kept<PooledBuffer>> = None;
+        let (mut sends, mut sent, mut arrived) = (Vec::new(), 0, 0);
         for round in 0_u64.. {
             if arrived == 20 {
                 break;
@@ -150,14 +152,15 @@ fn the_same_seed_gives_the_same_packets() {
                 thread::sleep(Duration::from_millis(1));
             }
             if sent == arrived
-                && one.post_owned(SendWorkRequest::new(sides[0].buffer(sent))).is_ok()
+                && let Ok(send) = kept::send(&mut one, sides[0].buffer(sent))
             {
+                sends.push(send);
                 sent += 1;
             }
             one.poll().unwrap();
+            sends.retain_mut(|send| send.poll(&mut one).unwrap().is_none());
             if receive.is_none() && round % 50 == 49 {
-                receive =
-                    Some(other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap());
+                receive = Some(kept::receive(&mut other, sides[1].buffer(0)).unwrap());
             }
             if let Some(waiting) = &mut receive
                 && let Some((buffer, _)) = waiting.poll(&mut other).unwrap()
@@ -187,19 +190,16 @@ fn both_sides_send_to_each_other() {
                 let mut sends = Vec::new();
                 while sent < COUNT || arrived < COUNT {
                     while posted.len() < 4 && arrived + (posted.len() as u64) < COUNT {
-                        posted.push_back(
-                            channel.post_owned(ReceiveWorkRequest::new(side.buffer(0))).unwrap(),
-                        );
+                        posted.push_back(kept::receive(&mut channel, side.buffer(0)).unwrap());
                     }
                     if sent < COUNT {
-                        match channel.post_owned(SendWorkRequest::new(side.buffer(sent))) {
+                        match kept::send(&mut channel, side.buffer(sent)) {
                             Ok(send) => {
                                 sends.push(send);
                                 sent += 1;
                             }
                             Err(refused) => assert!(
-                                refused.error.is_queue_full()
-                                    || refused.error == TransportError::NoCredit
+                                refused.is_queue_full() || refused == TransportError::NoCredit
                             ),
                         }
                     }
@@ -242,9 +242,9 @@ fn what_uses_up_no_receive_needs_no_credit() {
     let soon = Instant::now() + Duration::from_millis(5);
     let told = one.until(soon).run(WriteWorkRequest::new(&(), region.remote()).immediate(9));
     assert_eq!(told.unwrap_err(), TransportError::NoCredit);
-    let mut receive = other.post_owned(ReceiveWorkRequest::new(())).unwrap();
+    let mut receive = kept::receive(&mut other, ()).unwrap();
     one.until(deadline()).run(WriteWorkRequest::new(&(), region.remote()).immediate(9)).unwrap();
-    let (_, success) = receive.wait_until(&mut other, deadline()).unwrap().unwrap();
+    let (_, success) = receive.wait(&mut other).unwrap();
     assert_eq!(success.immediate(), Some(9));
 }
 
@@ -262,9 +262,7 @@ fn without_credit_nothing_is_posted_and_the_connection_lives() {
         assert_eq!(one.wait_for_credit_until(soon).unwrap_err(), TransportError::NoCredit);
     }
     assert!(started.elapsed() >= Duration::from_millis(21));
-    // An owned post gives the buffer back.
-    let refused = one.post_owned(SendWorkRequest::new(sides[0].buffer(3))).unwrap_err();
-    assert_eq!((refused.error, number(&refused.buffer.unwrap())), (TransportError::NoCredit, 3));
+    assert_eq!(kept::send(&mut one, ()).err(), Some(TransportError::NoCredit));
     one.scope(|scope| {
         assert!(scope.can_post_send() && scope.credits() == Some(0));
         let refused = scope.post_send(Inline(&[])).unwrap_err();
@@ -278,7 +276,7 @@ fn without_credit_nothing_is_posted_and_the_connection_lives() {
     one.cancel_handle().unwrap().cancel();
     assert_eq!(one.wait_for_credit().unwrap_err(), TransportError::Cancelled);
 
-    let receive = other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap();
+    let receive = kept::receive(&mut other, sides[1].buffer(0)).unwrap();
     one.wait_for_credit_until(deadline()).unwrap();
     assert_eq!(one.credits(), Some(1));
     one.scope(|scope| scope.post_send(region.slice(..).unwrap())?.wait().map(drop)).unwrap();
@@ -288,19 +286,24 @@ fn without_credit_nothing_is_posted_and_the_connection_lives() {
 #[test]
 fn receives_that_were_posted_before_the_handshake_are_credits() {
     let sides = sides();
-    let [one, mut other] = sides.each_ref().map(|side| side.builder().build().unwrap());
-    let receives =
-        [0; 3].map(|_| other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap());
-    let [mut one, mut other] = handshake([one, other]);
+    let one = sides[0].builder().build().unwrap();
+    let mut other = Loop::<PooledBuffer>::new(&sides[1].context, 64).unwrap();
+    let builder = other.create_channel(&sides[1].domain).flow_control(true);
+    let peer = other.add_prepared(builder.build().unwrap()).unwrap();
+    for token in 0..3 {
+        other.post(peer, ReceiveWorkRequest::new(sides[1].buffer(0)), token).unwrap();
+    }
+    other.handshake(peer, one.endpoint()).unwrap();
+    let mut one = one.handshake(other.endpoint(peer).unwrap()).unwrap();
     one.wait_for_credit_until(deadline()).unwrap();
     assert_eq!(one.credits(), Some(3));
     for message in 0..3 {
-        let _ = one.post_owned(SendWorkRequest::new(sides[0].buffer(message))).unwrap();
+        one.until(deadline()).send(&sides[0].buffer(message)).unwrap();
     }
-    let refused = one.post_owned(SendWorkRequest::new(sides[0].buffer(3))).unwrap_err();
-    assert_eq!(refused.error, TransportError::NoCredit);
-    for (expected, receive) in receives.into_iter().enumerate() {
-        assert_eq!(received(&mut other, receive), expected as u64);
+    assert_eq!(kept::send(&mut one, ()).err(), Some(TransportError::NoCredit));
+    for expected in 0..3 {
+        let ended = other.wait_ended_until(deadline()).unwrap().expect("a message");
+        assert_eq!((ended.token, number(&ended.buffer)), (expected, expected));
     }
 }
 
@@ -315,8 +318,7 @@ fn a_broadcast_waits_for_each_peer_and_leaves_those_that_have_no_receive() {
     }));
     let mut region = sides[0].domain.allocate::<u64>(1).unwrap();
     region[0] = 4;
-    let receives = [0, 2]
-        .map(|peer| pairs[peer].post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap());
+    let receives = [0, 2].map(|peer| kept::receive(&mut pairs[peer], sides[1].buffer(0)).unwrap());
     for peer in [0, 2] {
         set.channels()[peer].wait_for_credit_until(deadline()).unwrap();
     }
@@ -328,10 +330,8 @@ fn a_broadcast_waits_for_each_peer_and_leaves_those_that_have_no_receive() {
         assert_eq!(received(&mut pairs[peer], receive), 4);
     }
     // The one without is as good as the others.
-    let receives: Vec<_> = pairs
-        .iter_mut()
-        .map(|other| other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap())
-        .collect();
+    let receives: Vec<_> =
+        pairs.iter_mut().map(|other| kept::receive(other, sides[1].buffer(0)).unwrap()).collect();
     let message = region.slice(..).unwrap();
     assert!(set.broadcast(message, deadline()).iter().all(Result::is_ok));
     for (receive, other) in receives.into_iter().zip(&mut pairs) {

@@ -1,6 +1,5 @@
 //! Random programs of both sides: no order of their steps ends in a deadlock.
 
-use ibverbs::{ReceiveWorkRequest, SendWorkRequest};
 use std::collections::VecDeque;
 
 use super::*;
@@ -19,8 +18,8 @@ impl Random {
 struct Peer<'a> {
     side: &'a Side,
     channel: Channel<'static>,
-    sends: Vec<OwnedWork<PooledBuffer>>,
-    receives: VecDeque<OwnedWork<PooledBuffer>>,
+    sends: Vec<Kept<PooledBuffer>>,
+    receives: VecDeque<Kept<PooledBuffer>>,
     sent: u64,
     arrived: u64,
     to_send: u64,
@@ -34,9 +33,9 @@ impl Peer<'_> {
 
     fn post_receive(&mut self) {
         if self.arrived + (self.receives.len() as u64) < self.to_receive {
-            match self.channel.post_owned(ReceiveWorkRequest::new(self.side.buffer(0))) {
+            match kept::receive(&mut self.channel, self.side.buffer(0)) {
                 Ok(receive) => self.receives.push_back(receive),
-                Err(refused) => assert_eq!(refused.error, TransportError::QueueFull),
+                Err(refused) => assert_eq!(refused, TransportError::QueueFull),
             }
         }
     }
@@ -45,14 +44,14 @@ impl Peer<'_> {
         if self.sent == self.to_send {
             return;
         }
-        match self.channel.post_owned(SendWorkRequest::new(self.side.buffer(self.sent))) {
+        match kept::send(&mut self.channel, self.side.buffer(self.sent)) {
             Ok(send) => {
                 self.sends.push(send);
                 self.sent += 1;
             }
             Err(refused) => {
                 let (full, none) = (TransportError::QueueFull, TransportError::NoCredit);
-                assert!([full, none].contains(&refused.error), "{refused}");
+                assert!([full, none].contains(&refused), "{refused}");
             }
         }
     }

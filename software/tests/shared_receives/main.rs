@@ -155,8 +155,7 @@ fn a_message_that_is_too_long_fails_its_own_peer_alone() {
         let mut buffer = clients.buffer(5);
         buffer.set_len(len).unwrap();
         let peer = &mut peers[at];
-        let mut work = peer.post_owned(ibverbs::SendWorkRequest::new(buffer)).unwrap();
-        work.wait_until(peer, deadline()).map(Option::unwrap)
+        peer.until(deadline()).send(&buffer)
     };
     assert!(send(0, 9).is_err());
     let failed = server.next_message(&ours[0]).unwrap_err();

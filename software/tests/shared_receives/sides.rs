@@ -10,7 +10,7 @@ use ibverbs::channel::OwnedResult;
 use ibverbs::future::{PreparedAsyncChannel, SharedReceives};
 use ibverbs::{
     AccessFlags, AsyncChannel, BufferPool, Channel, ChannelBuilder, Context, MaxRnrRetries,
-    MinRnrTimer, PooledBuffer, ProtectionDomain, Reactor, SendWorkRequest,
+    MinRnrTimer, PooledBuffer, ProtectionDomain, Reactor,
 };
 use ibverbs_software::Device;
 
@@ -125,8 +125,7 @@ impl Server {
 /// Sends a message, which has arrived then.
 #[track_caller]
 pub(crate) fn send(peer: &mut Channel<'_>, clients: &Side, number: u64) {
-    let mut work = peer.post_owned(SendWorkRequest::new(clients.buffer(number))).unwrap();
-    work.wait_until(peer, deadline()).unwrap().unwrap();
+    peer.until(deadline()).send(&clients.buffer(number)).unwrap();
 }
 
 pub(crate) fn number(buffer: &[u8]) -> u64 {

@@ -253,21 +253,10 @@ impl Channel<'_> {
     /// send.
     ///
     /// ```
-    /// # fn send(channel: &mut ibverbs::Channel<'_>, pool: &ibverbs::BufferPool) -> Result<(), Box<dyn std::error::Error>> {
-    /// use ibverbs::{SendWorkRequest, TransportError};
-    ///
-    /// let mut buffer = pool.take().ok_or("all buffers are in use")?;
-    /// let mut sending = loop {
-    ///     match channel.post_owned(SendWorkRequest::new(buffer)) {
-    ///         Ok(sending) => break sending,
-    ///         Err(refused) if refused.error == TransportError::NoCredit => {
-    ///             buffer = refused.buffer.ok_or(refused.error)?;
-    ///             channel.wait_for_credit()?;
-    ///         }
-    ///         Err(refused) => return Err(refused.into()),
-    ///     }
-    /// };
-    /// sending.wait(channel)?;
+    /// # fn send(channel: &mut ibverbs::Channel<'_>, region: &ibverbs::MemoryRegion<'_, u8>) -> ibverbs::TransportResult<()> {
+    /// // A scope refuses a message for which there is no credit.
+    /// channel.wait_for_credit()?;
+    /// channel.scope(|scope| scope.post_send(region.slice(..)?)?.wait().map(drop))?;
     /// # Ok(())
     /// # }
     /// ```

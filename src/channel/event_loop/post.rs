@@ -13,7 +13,7 @@ use crate::channel::operation::Queue;
 use crate::channel::operation::{Operation, Templates};
 use crate::channel::operation_error::OperationError;
 use crate::channel::owned_buffer::OwnedBuffer;
-use crate::channel::owned_post::Refused;
+use crate::channel::refused::Refused;
 use crate::channel::request::WorkRequest;
 use crate::ffi;
 use crate::memory::keep;

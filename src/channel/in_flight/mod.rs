@@ -19,7 +19,6 @@ use std::ptr::NonNull;
 
 use super::error::no_memory;
 use super::generation::Generations;
-use super::handles::Owned;
 use super::operation::Queue;
 use super::slot::{Owner, Slot, State};
 use crate::error::Result;
@@ -33,7 +32,6 @@ pub(in crate::channel) struct InFlight {
     /// read of credits. The one of the blocking operation is the next slot of a queue that has no slots, and of a
     /// closed table.
     slots: NonNull<Slot>,
-    pub(in crate::channel) owned: Owned,
     /// Number of slots of both queues.
     depth: u32,
     /// Number of all slots, also of those of the channel itself: the second of these is that of the read of credits.
@@ -99,7 +97,6 @@ impl InFlight {
         let dangling = NonNull::dangling();
         let table = Self {
             slots,
-            owned: Owned::new(),
             depth: depth as u32,
             all: all as u32,
             sends,
@@ -267,15 +264,6 @@ impl InFlight {
         self.in_scope.set(self.in_scope.get().wrapping_sub(slots as u32));
     }
 
-    /// The number of requests that the device has whose buffers the table does not own.
-    pub(in crate::channel) fn outstanding_borrowed(&self) -> u32 {
-        let borrowed = |state| match state {
-            State::InFlight(owner) => !owner.owns_buffer(),
-            state => state.is_outstanding(),
-        };
-        self.slots().iter().map(|slot| u32::from(borrowed(slot.state()))).sum()
-    }
-
     /// The number of requests that the device has, without the read of credits.
     pub(in crate::channel) fn outstanding(&self) -> u32 {
         let slots = self.slots().iter().chain([self.blocking()]);
@@ -362,7 +350,7 @@ pub(in crate::channel) mod tests {
         let table = opened(2, 0);
         let counts = || (table.any_in_scope(), table.in_use());
         assert_eq!(counts(), (false, 0));
-        let taken = [Owner::Scope, Owner::Handle].map(|owner| {
+        let taken = [Owner::Scope, Owner::Token].map(|owner| {
             let slot = table.free_slot(Queue::Send).unwrap();
             table.take(Queue::Send, slot, owner);
             slot

@@ -186,10 +186,6 @@ impl Core {
             Some((slot, State::InFlight(owner))) if owner.is_window() => {
                 self.end_window(slot, owner, completion);
             }
-            Some((slot, State::InFlight(_))) => {
-                slot.entry.buffer.clear();
-                self.release(slot);
-            }
             Some((slot, State::Abandoned)) => {
                 self.unreported.unpolled.set(true);
                 if let Err(error) = completion.result() {

@@ -267,13 +267,7 @@ work_requests! {
     ///     })
     /// }
     ///
-    /// /// The operation owns its buffer. The handle gives it back, at any time.
-    /// fn owned(channel: &mut Channel<'_>, buffer: PooledBuffer) -> OwnedResult<PooledBuffer> {
-    ///     let mut work = channel.post_owned(SendWorkRequest::new(buffer).immediate(7))?;
-    ///     work.wait(channel)
-    /// }
-    ///
-    /// /// On a loop of many channels, which says what has ended, and gives the buffer back with it.
+    /// /// The operation owns its buffer. On a loop of one channel or many, which says what has ended, and gives the buffer back with it.
     /// fn server(
     ///     server: &mut Loop<'_, PooledBuffer>,
     ///     channel: ChannelId,

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{AccessFlags, BufferPool, Channel, MaxRnrRetries, ProtectionDomain, SendWorkRequest};
+use ibverbs::{AccessFlags, BufferPool, Channel, MaxRnrRetries, ProtectionDomain};
 use ibverbs_software::Device;
 use ibverbs_stream::{Hub, HubBuilder, Listener, Role, Stream, StreamError};
 
@@ -47,8 +47,7 @@ impl Hostile {
         buffer.set_len(4 + data.len()).unwrap();
         buffer[..4].copy_from_slice(&header.to_be_bytes());
         buffer[4..].copy_from_slice(data);
-        let mut sending = self.channel.post_owned(SendWorkRequest::new(buffer)).unwrap();
-        sending.wait_until(&mut self.channel, soon()).is_ok()
+        self.channel.until(soon()).send(&buffer).is_ok()
     }
 }
 
@@ -72,8 +71,7 @@ fn a_hostile_peer_loses_its_own_stream_alone() {
         ("shorter than its header", |peer| {
             let mut buffer = peer.pool.take().unwrap();
             buffer.set_len(3).unwrap();
-            let mut sending = peer.channel.post_owned(SendWorkRequest::new(buffer)).unwrap();
-            let _ = sending.wait_until(&mut peer.channel, soon());
+            let _ = peer.channel.until(soon()).send(&buffer);
         }),
         ("without a credit", |peer| {
             (0..3).for_each(|_| {

@@ -1,10 +1,14 @@
-use ibverbs::{Channel, PooledBuffer, ReceiveWorkRequest, TransportResult};
+use ibverbs::{ChannelId, Loop, PooledBuffer, ReceiveWorkRequest, TransportResult};
 
-pub fn case(channel: &mut Channel<'_>, buffer: PooledBuffer) -> TransportResult<u8> {
-    let mut work = channel.post_owned(ReceiveWorkRequest::new(buffer))?;
+pub fn case(
+    server: &mut Loop<'_, PooledBuffer>,
+    channel: ChannelId,
+    buffer: PooledBuffer,
+) -> TransportResult<u8> {
+    server.post(channel, ReceiveWorkRequest::new(buffer), 1)?;
     let early = buffer[0]; //~ ERROR
-    work.wait(channel)?; //~ ERROR
+    server.wait_ended()?; //~ ERROR
     Ok(early) //~ ERROR
-    let (buffer, _) = work.wait(channel)?; //~ RIGHT
+    let buffer = server.wait_ended()?.buffer; //~ RIGHT
     Ok(buffer[0]) //~ RIGHT
 }

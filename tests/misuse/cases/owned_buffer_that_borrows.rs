@@ -1,10 +1,11 @@
-use ibverbs::{Channel, MemoryRegion, ReceiveWorkRequest, TransportResult};
+use ibverbs::channel::AnyBuffer;
+use ibverbs::{ChannelId, Loop, MemoryRegion, ReceiveWorkRequest, TransportResult};
 
-pub fn case(channel: &mut Channel<'_>, region: Box<MemoryRegion<'_, u8>>) -> TransportResult<()> { //~ ERROR
-pub fn case( //~ RIGHT
-    channel: &mut Channel<'_>, //~ RIGHT
+pub fn case(
+    server: &mut Loop<'_, AnyBuffer>,
+    channel: ChannelId,
+    region: Box<MemoryRegion<'_, u8>>, //~ ERROR
     region: Box<MemoryRegion<'static, u8>>, //~ RIGHT
-) -> TransportResult<()> { //~ RIGHT
-    let mut work = channel.post_owned(ReceiveWorkRequest::new(region))?;
-    Ok(work.wait(channel).map(drop)?)
+) -> TransportResult<()> {
+    Ok(server.post(channel, ReceiveWorkRequest::new(region), 1)?)
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use ibverbs::channel::{ChannelClosed, PreparedWindow, ScopeError, ScopedPendingWork};
 use ibverbs::memory::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, ChannelBuilder, Inline, MemoryRegion, ReadWorkRequest,
+    AccessFlags, Channel, ChannelBuilder, Inline, MemoryRegion, ReadWorkRequest,
     ReceiveWorkRequest, RemoteMemoryRegion, SendWorkRequest, SharedMemoryRegion, TransportError,
     WorkErrorClass, WriteWorkRequest,
 };
@@ -405,33 +405,4 @@ fn cpu_time() -> Duration {
     let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
     let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
     Duration::from_millis(ticks * 10)
-}
-
-#[test]
-fn operations_own_their_buffers() {
-    let _alone = alone("owned buffers", 240);
-    let sides = sides();
-    let (mut one, mut two) = connect(builder(&sides.0), builder(&sides.1));
-    let pools = [&sides.0, &sides.1]
-        .map(|side| BufferPool::new(&side.domain, 64, 4, AccessFlags::empty()).unwrap());
-    for round in 0..20 {
-        let receives = [(); 2]
-            .map(|()| two.post_owned(ReceiveWorkRequest::new(pools[1].take().unwrap())).unwrap());
-        let sends = [1, 2].map(|number| {
-            let mut buffer = pools[0].take().unwrap();
-            buffer.set_len(8 * number).unwrap();
-            buffer.fill(round + number as u8);
-            one.post_owned(SendWorkRequest::new(buffer)).unwrap()
-        });
-        for mut send in sends {
-            send.wait_until(&mut one, deadline()).unwrap().unwrap();
-        }
-        for (number, mut receive) in (1..).zip(receives) {
-            let (buffer, success) = receive.wait_until(&mut two, deadline()).unwrap().unwrap();
-            assert_eq!(success.byte_len(), 8 * number);
-            assert_eq!(buffer[0], round + number as u8);
-        }
-    }
-    drop((one, two, pools, sides));
-    nothing_is_left();
 }

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use ibverbs::channel::{OwnedResult, OwnedWork};
+use ibverbs::channel::OwnedResult;
 use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, Channel, ChannelBuilder, CompletionQueue, Error,
-    ErrorKind, Inline, MemoryRegion, PooledBuffer, ProtectionDomain, QueuePair, QueuePairEndpoint,
-    QueuePairType, Reactor, ReadWorkRequest, RemoteMemoryRegion, SendWorkRequest,
-    SharedMemoryRegion, TransportError, TransportResult, WorkStatus, WriteWorkRequest,
+    AccessFlags, AsyncChannel, BufferPool, Channel, ChannelBuilder, ChannelId, CompletionQueue,
+    Error, ErrorKind, Inline, Loop, MemoryRegion, PooledBuffer, ProtectionDomain, QueuePair,
+    QueuePairEndpoint, QueuePairType, Reactor, ReadWorkRequest, RemoteMemoryRegion,
+    SendWorkRequest, SharedMemoryRegion, TransportError, TransportResult, WorkStatus,
+    WriteWorkRequest,
 };
 use ibverbs_function_device::{Builder, FunctionDevice, LinkLayer};
 use proptest::prelude::*;
@@ -64,18 +65,18 @@ fn is_typed_end(result: TransportResult<()>) -> Result<(), TestCaseError> {
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Style {
     Blocking,
-    Owned,
+    Loop,
     Futures,
 }
 
 fn style() -> impl Strategy<Value = Style> {
-    prop::sample::select(vec![Style::Blocking, Style::Owned, Style::Futures])
+    prop::sample::select(vec![Style::Blocking, Style::Loop, Style::Futures])
 }
 
 /// A channel of any kind.
 enum Side {
     Blocking(Channel<'static>, Arc<ProtectionDomain<'static>>),
-    Owned(Channel<'static>),
+    Loop(Loop<'static, PooledBuffer>, ChannelId),
     Futures(AsyncChannel, Reactor),
 }
 
@@ -83,35 +84,37 @@ impl Side {
     /// Connects to what `remote` returns. Returns the channel's own endpoint too.
     fn connect(
         style: Style,
-        builder: ChannelBuilder<'static>,
+        set: impl Fn(ChannelBuilder<'static>) -> ChannelBuilder<'static>,
         domain: &Arc<ProtectionDomain<'static>>,
         remote: QueuePairEndpoint,
     ) -> Result<(Self, QueuePairEndpoint), Error> {
         if style == Style::Futures {
             let reactor = Reactor::new(domain.context_parent(), 64)?;
-            let prepared = reactor.prepare(builder)?;
+            let prepared = reactor.prepare(set(Channel::builder(domain)))?;
             let own = prepared.endpoint();
             let channel = prepared.handshake(remote).map_err(|failed| failed.error)?;
             return Ok((Self::Futures(channel, reactor), own));
         }
-        let prepared = builder.build()?;
+        if style == Style::Loop {
+            let mut event_loop = Loop::new(domain.context_parent(), 64)?;
+            let prepared = set(event_loop.create_channel(domain)).build()?;
+            let own = prepared.endpoint();
+            let channel = prepared.handshake(remote).map_err(|failed| failed.error)?;
+            let channel = event_loop.add(channel).map_err(|failed| failed.error)?;
+            return Ok((Self::Loop(event_loop, channel), own));
+        }
+        let prepared = set(Channel::builder(domain)).build()?;
         let own = prepared.endpoint();
         let channel = prepared.handshake(remote).map_err(|failed| failed.error)?;
-        let side = match style {
-            Style::Owned => Self::Owned(channel),
-            _ => Self::Blocking(channel, domain.clone()),
-        };
-        Ok((side, own))
+        Ok((Self::Blocking(channel, domain.clone()), own))
     }
 
     fn send(&mut self, buffer: PooledBuffer) -> TransportResult<()> {
         match self {
             Self::Blocking(channel, _) => channel.until(soon()).send(Inline(&buffer)).map(drop),
-            Self::Owned(channel) => {
-                let work = channel
-                    .post_owned(SendWorkRequest::new(buffer))
-                    .map_err(|refused| refused.error)?;
-                wait(work, channel)
+            Self::Loop(event_loop, channel) => {
+                event_loop.post(*channel, SendWorkRequest::new(buffer), 0)?;
+                wait(event_loop)
             }
             Self::Futures(channel, reactor) => run(channel.send(buffer), reactor),
         }
@@ -136,12 +139,12 @@ impl Side {
                 buffer.copy_from_slice(&local[..len]);
                 result.map(drop)
             }
-            Self::Owned(channel) => {
-                let posted = match write {
-                    true => channel.post_owned(WriteWorkRequest::new(buffer, remote)),
-                    false => channel.post_owned(ReadWorkRequest::new(buffer, remote)),
-                };
-                wait(posted.map_err(|refused| refused.error)?, channel)
+            Self::Loop(event_loop, channel) => {
+                match write {
+                    true => event_loop.post(*channel, WriteWorkRequest::new(buffer, remote), 0)?,
+                    false => event_loop.post(*channel, ReadWorkRequest::new(buffer, remote), 0)?,
+                }
+                wait(event_loop)
             }
             Self::Futures(channel, reactor) if write => run(channel.write(buffer, remote), reactor),
             Self::Futures(channel, reactor) => run(channel.read(buffer, remote), reactor),
@@ -149,12 +152,11 @@ impl Side {
     }
 }
 
-fn wait(mut work: OwnedWork<PooledBuffer>, channel: &mut Channel<'static>) -> TransportResult<()> {
-    match work.wait_until(channel, soon()) {
-        Ok(Some(_)) => Ok(()),
-        // The buffer stays with the channel.
-        Ok(None) => Err(TransportError::TimedOut),
-        Err(failed) => Err(failed.error),
+fn wait(event_loop: &mut Loop<'static, PooledBuffer>) -> TransportResult<()> {
+    match event_loop.wait_ended_until(soon())? {
+        Some(ended) => ended.result().map(drop),
+        // The buffer stays with the loop.
+        None => Err(TransportError::TimedOut),
     }
 }
 
@@ -181,11 +183,11 @@ proptest! {
         let _turn = rig::turn();
         let device = device(infiniband);
         let domain = open(&device);
-        let builder = Channel::builder(&domain)
-            .max_inline_data(16)
-            .settle_timeout(Duration::from_millis(50));
+        let set = |builder: ChannelBuilder<'static>| {
+            builder.max_inline_data(16).settle_timeout(Duration::from_millis(50))
+        };
         let pool = BufferPool::new(&domain, 16, 1, AccessFlags::empty()).unwrap();
-        match Side::connect(style, builder, &domain, remote) {
+        match Side::connect(style, set, &domain, remote) {
             Ok((mut side, _)) => is_typed_end(side.send(pool.take().unwrap()))?,
             Err(refused) => prop_assert!(is_refusal(&refused), "{refused}"),
         }
@@ -225,12 +227,12 @@ proptest! {
         let _turn = rig::turn();
         let device = device(false);
         let domain = open(&device);
-        let builder = || {
-            let builder = Channel::builder(&domain).max_inline_data(128).access(OPEN);
+        let set = |builder: ChannelBuilder<'static>| {
+            let builder = builder.max_inline_data(128).access(OPEN);
             builder.settle_timeout(Duration::from_millis(50))
         };
-        let two = builder().build().unwrap();
-        let (mut one, to_one) = Side::connect(style, builder(), &domain, two.endpoint()).unwrap();
+        let two = set(Channel::builder(&domain)).build().unwrap();
+        let (mut one, to_one) = Side::connect(style, set, &domain, two.endpoint()).unwrap();
         let two = two.handshake(to_one).unwrap();
 
         // In the middle of a registered region that peers may not access.

@@ -11,5 +11,4 @@ mod futures;
 mod ledger;
 mod loops;
 mod model;
-mod owned;
 mod verbs;
