@@ -137,6 +137,17 @@ impl Core {
         })
     }
 
+    /// The time of the clock by which peers are asked.
+    pub(in crate::channel) fn credit_now(&self) -> Instant {
+        self.credits.as_deref().map_or_else(Instant::now, |credits| credits.clock.now())
+    }
+
+    /// When the peer may be asked, by that clock. `None`: a question is in flight.
+    pub(in crate::channel) fn credit_ask_at(&self) -> Option<Instant> {
+        let credits = self.credits.as_deref().filter(|credits| !credits.reading.get())?;
+        Some(credits.ask_at.get().unwrap_or_else(|| credits.clock.now()))
+    }
+
     /// How long a sender that was refused for lack of credit pauses before it asks. `None`: a question is in flight.
     pub(in crate::channel) fn credit_pause(&self) -> Option<Duration> {
         let credits = self.credits.as_deref().filter(|credits| !credits.reading.get())?;

@@ -146,9 +146,7 @@ impl<'res, B> Loop<'res, B> {
 
     /// The place has another queue pair than the one with this number.
     pub(super) fn replace(&mut self, id: ChannelId, number: u32, core: &Core) {
-        if self.table.asides[id.index()].shares {
-            self.table.sharing.remove(number, id.index());
-        }
+        self.table.numbers.remove(number, id.index());
         self.assign(id, core);
     }
 
@@ -294,8 +292,8 @@ impl<'res, B> Loop<'res, B> {
         if table.asides[index].shares {
             // A provider may keep what the queue pair has received.
             table.settle_all(members.capacity);
-            table.sharing.remove(number, index);
         }
+        table.numbers.remove(number, index);
         result
     }
 

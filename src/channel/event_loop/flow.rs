@@ -1,9 +1,11 @@
 //! Flow control, and signs of life, of a loop's channels.
 
+use std::mem;
 use std::time::{Duration, Instant};
 
 use super::Loop;
 use super::ended::ChannelId;
+use super::lacking::Look;
 use super::post::queue_index;
 use super::slots::{ONE, State};
 use super::table::Table;
@@ -122,35 +124,57 @@ impl<B> Table<B> {
     }
 
     /// Handles the end of a read of the peer's word. Returns false if no such read is in flight.
-    pub(super) fn take_credits(&self, channel: ChannelId, completion: &ffi::ibv_wc) -> bool {
-        self.core(channel).is_some_and(|core| {
+    pub(super) fn take_credits(&mut self, channel: ChannelId, completion: &ffi::ibv_wc) -> bool {
+        let is_taken = self.core(channel).is_some_and(|core| {
             core.credit_number() == Some(completion.wr_id)
                 && core.take_credits(&WorkCompletion::from(*completion))
-        })
+        });
+        if is_taken && self.asides[channel.index()].lacks_credit > 0 {
+            self.lacking.answered(channel.index);
+        }
+        is_taken
     }
 
-    /// A channel that lacks credit no more. It asks the peers of those that do.
-    pub(super) fn credited(&self) -> Option<ChannelId> {
-        let has_credit = |&channel: &ChannelId| {
-            let lacks = self.asides[channel.index()].lacks_credit;
-            let required = self.core(channel).map(|core| core.require_credits(lacks));
-            required != Some(Err(TransportError::NoCredit))
-        };
-        self.without_credit.iter().copied().find(has_credit)
+    /// A channel that lacks credit no more. It asks the peers of those that do and whose peers have answered, or may be asked again.
+    pub(super) fn credited(&mut self) -> Option<ChannelId> {
+        let Self { lacking, asides, .. } = self;
+        let now = lacking.next_pause().map(|(_, index)| match &asides[index as usize].core {
+            Some(core) => core.credit_now(),
+            None => Instant::now(),
+        });
+        let index = lacking.next(now, |index| {
+            let aside = &asides[index as usize];
+            match &aside.core {
+                _ if aside.lacks_credit == 0 => Look::Leave,
+                Some(core)
+                    if core.require_credits(aside.lacks_credit)
+                        == Err(TransportError::NoCredit) =>
+                {
+                    core.credit_ask_at().map_or(Look::Leave, Look::Pause)
+                }
+                _ => Look::Found,
+            }
+        })?;
+        Some(ChannelId { index, generation: self.entries[index as usize].generation })
     }
 
     /// Whether a wait until then is to look again: a channel has credit, a pause has begun that it does not know of
     /// (`any_pause`), or answers keep it from looking at the time.
-    pub(super) fn must_wait_end(&self, any_pause: bool, until: Instant) -> bool {
-        !self.without_credit.is_empty()
+    pub(super) fn must_wait_end(&mut self, any_pause: bool, until: Instant) -> bool {
+        self.lacking.any()
             && (self.credited().is_some()
                 || any_pause && self.credit_pause().is_some()
                 || Instant::now() >= until)
     }
 
     pub(super) fn credit_pause(&self) -> Option<Duration> {
-        let channels = self.without_credit.iter();
-        channels.filter_map(|&channel| self.core(channel)?.credit_pause()).min()
+        if self.lacking.is_due() {
+            return Some(Duration::ZERO);
+        }
+        let (at, index) = self.lacking.next_pause()?;
+        let core = self.asides[index as usize].core.as_deref();
+        let now = core.map_or(at, Core::credit_now);
+        Some(at.saturating_duration_since(now))
     }
 
     /// Refuses a post of `messages` messages, for which the channel has no credit, and notes that the channel waits for
@@ -168,19 +192,17 @@ impl<B> Table<B> {
             _ => {}
         }
         let aside = &mut self.asides[channel.index()];
-        if aside.lacks_credit == 0 {
-            // There is room: see `place`.
-            self.without_credit.push(channel);
-        }
+        let ask_at = aside.core.as_deref().and_then(Core::credit_ask_at);
+        self.lacking.refused(channel.index, aside.lacks_credit == 0, ask_at);
         aside.lacks_credit = messages;
         TransportError::NoCredit
     }
 
     /// The channel lacks credit no more, or is removed.
     pub(super) fn forget_credit(&mut self, channel: ChannelId) {
-        if let Some(aside) = self.asides.get_mut(channel.index()) {
-            aside.lacks_credit = 0;
+        let aside = self.asides.get_mut(channel.index());
+        if aside.is_some_and(|aside| mem::take(&mut aside.lacks_credit) > 0) {
+            self.lacking.forget(channel.index);
         }
-        self.without_credit.retain(|other| other.index() != channel.index());
     }
 }

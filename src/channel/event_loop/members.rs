@@ -213,10 +213,8 @@ impl<'res, B> Loop<'res, B> {
         Error::invalid_if(core.destroyed.get() || !is_open, VERB, "the channel was stopped")?;
         let shares = self.members.shared.iter().find(|(_, queue)| queue.as_raw() == core.srq());
         let shares = shares.map(|&(receives, _)| receives);
-        if shares.is_some() {
-            let sharing = self.table.sharing.len() + 1;
-            self.table.sharing.reserve(sharing)?;
-        }
+        let numbers = self.table.numbers.len() + 1;
+        self.table.numbers.reserve(numbers)?;
         let [sends, receives] = link.depths();
         let depths = [sends, receives, u32::from(core.credits.is_some())];
         let id = self.take_place(depths, core.target.get(), core.limits, core.number)?;
@@ -240,9 +238,7 @@ impl<'res, B> Loop<'res, B> {
             slot.state = State::Credits;
             core.set_credit_number(slot.number);
         }
-        if table.asides[index].shares {
-            table.sharing.insert(core.number, index);
-        }
+        table.numbers.insert(core.number, index);
     }
 
     /// The loop has the channel of this place from now on.
@@ -363,8 +359,9 @@ pub(super) fn place<B>(
         table.entries.try_reserve(1)?;
         table.asides.try_reserve(1)?;
         members.links.try_reserve(1)?;
-        // For when none has credit.
-        table.without_credit.try_reserve(all - table.without_credit.len())?;
+        if depths[2] > 0 {
+            table.lacking.reserve(all)?;
+        }
         // For when they are all removed.
         members.retired.try_reserve(all - members.retired.len())?;
         members.free.try_reserve(all - members.free.len())?;

@@ -8,6 +8,7 @@ mod ended;
 mod ending;
 mod failed;
 mod flow;
+mod lacking;
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
 mod lines;
 mod members;

@@ -4,11 +4,18 @@ use super::slots::no_memory;
 use crate::error::Result;
 
 /// Finds channels by the numbers of their queue pairs: a hash table with linear probing, at most half
-/// full. Devices number queue pairs mostly in sequence, so most are found at the first probe.
+/// full.
 pub(super) struct Numbers {
     /// A power of two of entries.
-    entries: Vec<Option<(u32, usize)>>,
+    entries: Vec<Option<(u32, u32)>>,
     len: usize,
+}
+
+/// Where the search for a number begins, in a table of that size. Devices number queue pairs in sequence or in steps of a power of
+/// two, which this spreads evenly (Fibonacci hashing).
+#[inline]
+fn start(number: u32, size: usize) -> usize {
+    (u64::from(number.wrapping_mul(0x9e37_79b1)) * size as u64 >> 32) as usize
 }
 
 impl Numbers {
@@ -24,7 +31,7 @@ impl Numbers {
     #[inline]
     fn position(&self, number: u32) -> usize {
         let mask = self.entries.len() - 1;
-        let mut at = number as usize & mask;
+        let mut at = start(number, self.entries.len());
         // At least half of the entries are free, so this ends.
         while self.entries[at].is_some_and(|entry| entry.0 != number) {
             at = (at + 1) & mask;
@@ -34,7 +41,7 @@ impl Numbers {
 
     #[inline]
     pub(super) fn get(&self, number: u32) -> Option<usize> {
-        self.entries[self.position(number)].map(|entry| entry.1)
+        self.entries[self.position(number)].map(|entry| entry.1 as usize)
     }
 
     /// Makes room for `numbers` numbers, so that `insert` need not allocate.
@@ -62,7 +69,7 @@ impl Numbers {
     /// Sets the channel of a number, for which there is room.
     pub(super) fn insert(&mut self, number: u32, channel: usize) {
         let at = self.position(number);
-        if self.entries[at].replace((number, channel)).is_none() {
+        if self.entries[at].replace((number, channel as u32)).is_none() {
             self.len += 1;
         }
     }
@@ -70,7 +77,7 @@ impl Numbers {
     /// Removes a number, if this channel has it: a queue pair that was made since may have the same.
     pub(super) fn remove(&mut self, number: u32, channel: usize) {
         let mut at = self.position(number);
-        if self.entries[at].take_if(|entry| entry.1 == channel).is_none() {
+        if self.entries[at].take_if(|entry| entry.1 as usize == channel).is_none() {
             return;
         }
         self.len -= 1;
@@ -88,6 +95,29 @@ impl Numbers {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_is_found_in_a_few_steps_however_many_there_are() {
+        let channels = if cfg!(miri) { 60 } else { 10_000 };
+        for step in [1, 2, 4, 64, 256, 4096, 0x1_0001] {
+            let mut numbers = Numbers::new();
+            let of = |channel: usize| 0x1234 + channel as u32 * step;
+            for channel in 0..channels {
+                numbers.reserve(channel + 1).unwrap();
+                numbers.insert(of(channel), channel);
+            }
+            let mask = numbers.entries.len() - 1;
+            for channel in 0..channels {
+                let begin = start(of(channel), numbers.entries.len());
+                let steps = numbers.position(of(channel)).wrapping_sub(begin) & mask;
+                assert!(
+                    steps < 8,
+                    "{steps} steps to channel {channel}, numbers in steps of {step}"
+                );
+                assert_eq!(numbers.get(of(channel)), Some(channel));
+            }
+        }
+    }
 
     #[test]
     fn numbers_are_found_after_any_insertions_and_removals() {

@@ -140,7 +140,7 @@ impl<B> Table<B> {
     /// The channel with this queue pair, if it shares receives.
     #[inline]
     pub(super) fn sharing(&self, queue_pair: u32) -> Option<ChannelId> {
-        let index = self.sharing.get(queue_pair)?;
+        let index = self.numbers.get(queue_pair).filter(|&index| self.asides[index].shares)?;
         let generation = self.entries.get(index)?.generation;
         Some(ChannelId { index: index as u32, generation })
     }

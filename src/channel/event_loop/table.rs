@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use super::deferred::Deferred;
 use super::ended::{ChannelId, Ended, result};
+use super::lacking::Lacking;
 use super::numbers::Numbers;
 use super::slots::{List, NEVER_FREE, Outcome, Slot, State, index_of};
 use super::waiters::{Tasks, Waiters};
@@ -108,12 +109,12 @@ pub(super) struct Table<B> {
     pub(super) ended: List,
     /// What is to be done when the loop is no more borrowed.
     pub(super) deferred: Deferred,
-    /// The channels that share receives, by the numbers of their queue pairs.
-    pub(super) sharing: Numbers,
+    /// The channels, by the numbers of their queue pairs.
+    pub(super) numbers: Numbers,
     /// The tasks that wait for something of a channel.
     pub(super) waiters: Waiters,
     /// The channels that lack credit.
-    pub(super) without_credit: Vec<ChannelId>,
+    pub(super) lacking: Lacking,
     /// The channels that have receives which were [not posted](State::Unposted).
     pub(super) with_unposted: Vec<ChannelId>,
     /// How often it was polled for tasks.
@@ -143,9 +144,9 @@ impl<B> Table<B> {
             outcomes: vec![Outcome::new(NEVER_FREE)],
             ended: List::default(),
             deferred: Deferred::default(),
-            sharing: Numbers::new(),
+            numbers: Numbers::new(),
             waiters: Waiters::new(),
-            without_credit: Vec::new(),
+            lacking: Lacking::default(),
             with_unposted: Vec::new(),
             turns: 0,
             is_of_tasks: false,
@@ -284,12 +285,12 @@ impl<B> Table<B> {
                 self.finish(index, &first);
                 Ok(())
             }
-            Some(slot)
-                if slot.state == State::Credits
-                    && slot.queue_pair == queue_pair
-                    && self.take_credits(slot.channel, completion) =>
-            {
-                Ok(())
+            Some(slot) if slot.state == State::Credits && slot.queue_pair == queue_pair => {
+                let (channel, is_earlier) = (slot.channel, slot.is_earlier(wr_id));
+                if self.take_credits(channel, completion) || is_earlier {
+                    return Ok(());
+                }
+                self.end_member(completion)
             }
             Some(slot) if slot.is_earlier(wr_id) => Ok(()),
             _ => self.end_member(completion),

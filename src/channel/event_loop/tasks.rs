@@ -256,7 +256,7 @@ impl<B> Loop<'_, B> {
     /// Whether a channel lacks credit.
     #[inline]
     pub(crate) fn lacks_credit(&self) -> bool {
-        !self.table.without_credit.is_empty()
+        self.table.lacking.any()
     }
 
     /// Whether a queue of the channel can have an operation at all.

@@ -6,7 +6,7 @@
 use super::Loop;
 use super::ended::{ChannelId, LoopBuffer, STOPPED};
 use super::slots::{NEVER_FREE, ONE, Outcome, Slot, State};
-use super::table::{Aside, Entry, Table};
+use super::table::Table;
 use crate::channel::credits::NO_CREDIT;
 use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::generation::{LEADERS, Member, member, upper_half};
@@ -255,16 +255,12 @@ impl<B> Table<B> {
         let unknown = Err(TransportError::UnknownCompletion { queue_pair, wr_id });
         let Some(member) = member(wr_id) else { return unknown };
         let Member { place, position, .. } = member;
-        let is_its = |(entry, aside): &(&Entry, &Aside)| {
-            // One without sends has no slot of its own there.
-            entry.depths[0] > 0
-                && aside.core.is_some()
-                && self.slots[entry.first_slot as usize].queue_pair == queue_pair
-        };
-        let Some((entry, _)) = self.entries.iter().zip(&self.asides).find(is_its) else {
+        let its = self.numbers.get(queue_pair).filter(|&index| self.asides[index].core.is_some());
+        let Some(index) = its else {
             // Its channel was removed.
             return Ok(());
         };
+        let entry = &self.entries[index];
         if place >= entry.depths[0] {
             return unknown;
         }

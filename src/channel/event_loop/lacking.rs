@@ -1,0 +1,224 @@
+//! Which channels of a loop lack credit, and which of them are worth a look.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, TryReserveError, VecDeque};
+use std::mem;
+use std::time::Instant;
+
+/// The channels that lack credit. A look at one of them, which may ask its peer, changes something only when the peer has answered or a
+/// pause is over: so nothing here takes longer the more channels wait.
+#[derive(Default)]
+pub(super) struct Lacking {
+    /// How many there are.
+    count: usize,
+    /// Those to look at now, and some that lack credit no more.
+    due: VecDeque<u32>,
+    /// Those whose peers may be asked at that time, the first one first, and some that lack credit no more.
+    pauses: BinaryHeap<Reverse<(Instant, u32)>>,
+    /// In which of both each channel is.
+    places: Vec<Places>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Places {
+    due: bool,
+    pauses: bool,
+}
+
+/// What a look at a channel has found.
+pub(super) enum Look {
+    /// It has credit, or it failed.
+    Found,
+    /// A question is in flight, or nothing waits for credit any more.
+    Leave,
+    /// Its peer may be asked at that time.
+    Pause(Instant),
+}
+
+impl Lacking {
+    /// Makes room for that many channels, so that nothing else allocates.
+    pub(super) fn reserve(&mut self, channels: usize) -> Result<(), TryReserveError> {
+        self.due.try_reserve(channels - self.due.len())?;
+        self.pauses.try_reserve(channels - self.pauses.len())?;
+        self.places.try_reserve(channels - self.places.len())?;
+        self.places.resize(channels, Places::default());
+        Ok(())
+    }
+
+    pub(super) fn any(&self) -> bool {
+        self.count > 0
+    }
+
+    /// Whether there are channels to look at now.
+    pub(super) fn is_due(&self) -> bool {
+        self.any() && !self.due.is_empty()
+    }
+
+    /// The end of the first pause, and whose it is.
+    pub(super) fn next_pause(&self) -> Option<(Instant, u32)> {
+        self.pauses.peek().map(|pause| pause.0).filter(|_| self.any())
+    }
+
+    /// A post was refused, on a channel that did not lack credit before (`is_new`).
+    pub(super) fn refused(&mut self, channel: u32, is_new: bool, ask_at: Option<Instant>) {
+        self.count += usize::from(is_new);
+        if let Some(at) = ask_at {
+            self.pause(channel, at);
+        }
+    }
+
+    /// The peer of a channel that lacks credit has answered.
+    pub(super) fn answered(&mut self, channel: u32) {
+        if let Some(places) = self.places.get_mut(channel as usize)
+            && !mem::replace(&mut places.due, true)
+        {
+            self.due.push_back(channel);
+        }
+    }
+
+    fn pause(&mut self, channel: u32, at: Instant) {
+        if let Some(places) = self.places.get_mut(channel as usize)
+            && !mem::replace(&mut places.pauses, true)
+        {
+            self.pauses.push(Reverse((at, channel)));
+        }
+    }
+
+    /// A channel lacks credit no more.
+    pub(super) fn forget(&mut self, channel: u32) {
+        self.count -= 1;
+        if self.due.front() == Some(&channel) {
+            self.due.pop_front();
+            self.places[channel as usize].due = false;
+        }
+    }
+
+    /// The first channel that is [found](Look::Found): it stays the first until it is forgotten.
+    pub(super) fn next(
+        &mut self,
+        now: Option<Instant>,
+        mut look: impl FnMut(u32) -> Look,
+    ) -> Option<u32> {
+        if !self.any() {
+            return None;
+        }
+        while let Some(&Reverse((at, channel))) = self.pauses.peek()
+            && now.is_some_and(|now| at <= now)
+        {
+            self.pauses.pop();
+            self.places[channel as usize].pauses = false;
+            self.answered(channel);
+        }
+        while let Some(&channel) = self.due.front() {
+            let found = look(channel);
+            if let Look::Found = found {
+                return Some(channel);
+            }
+            self.due.pop_front();
+            self.places[channel as usize].due = false;
+            if let Look::Pause(at) = found {
+                self.pause(channel, at);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const CHANNELS: u32 = if cfg!(miri) { 100 } else { 10_000 };
+
+    fn lacking() -> Lacking {
+        let mut lacking = Lacking::default();
+        lacking.reserve(CHANNELS as usize).unwrap();
+        lacking
+    }
+
+    #[test]
+    fn a_call_looks_only_at_channels_whose_peers_have_answered() {
+        let mut lacking = lacking();
+        (0..CHANNELS).for_each(|channel| lacking.refused(channel, true, None));
+        let never = |_| -> Look { panic!("a look at a channel with a question in flight") };
+        assert_eq!(lacking.next(None, never), None);
+        for channel in [7, 3, 7, 50] {
+            lacking.answered(channel);
+        }
+        let mut looks = Vec::new();
+        let found = lacking.next(None, |channel| {
+            looks.push(channel);
+            if channel == 3 { Look::Found } else { Look::Leave }
+        });
+        assert_eq!((found, looks), (Some(3), vec![7, 3]));
+        // It stays the first.
+        assert_eq!(lacking.next(None, |_| Look::Found), Some(3));
+        lacking.forget(3);
+        assert_eq!(lacking.next(None, |_| Look::Found), Some(50));
+        lacking.forget(50);
+        assert_eq!(lacking.next(None, never), None);
+        assert!(lacking.any() && !lacking.is_due());
+    }
+
+    #[test]
+    fn pauses_end_in_order_and_each_takes_one_look() {
+        let mut lacking = lacking();
+        let start = Instant::now();
+        let end = |channel| start + Duration::from_micros(u64::from(channel * 7919 % CHANNELS));
+        for channel in 0..CHANNELS {
+            lacking.refused(channel, true, Some(end(channel)));
+            // The second refusal before the pause is over adds nothing.
+            lacking.refused(channel, false, Some(end(channel)));
+        }
+        assert_eq!(lacking.next_pause().unwrap().0, start);
+        let mut looks = 0;
+        for step in 0..CHANNELS {
+            let now = start + Duration::from_micros(step.into());
+            let found = lacking.next(Some(now), |channel| {
+                looks += 1;
+                assert_eq!(end(channel), now);
+                // Every other peer is asked, the others pause once more.
+                if channel % 2 == 0 {
+                    Look::Leave
+                } else {
+                    Look::Pause(now + Duration::from_secs(1))
+                }
+            });
+            assert_eq!(found, None);
+        }
+        assert_eq!(looks, CHANNELS);
+        assert_eq!(lacking.pauses.len() as u32, CHANNELS / 2);
+        assert!(lacking.next_pause().unwrap().0 >= start + Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_channel_is_in_each_place_once_whatever_happens() {
+        let mut lacking = lacking();
+        let now = Instant::now();
+        let mut lacks = [false; 50];
+        let mut state = 1_u32;
+        for _ in 0..if cfg!(miri) { 300 } else { 100_000 } {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let channel = (state >> 8) % 50;
+            let its = &mut lacks[channel as usize];
+            match state >> 30 {
+                0 => lacking.refused(channel, !mem::replace(its, true), Some(now)),
+                1 if *its => lacking.answered(channel),
+                2 if mem::take(its) => lacking.forget(channel),
+                _ => {
+                    let found = lacking.next(Some(now), |channel| {
+                        if lacks[channel as usize] { Look::Found } else { Look::Leave }
+                    });
+                    if let Some(found) = found {
+                        assert!(mem::take(&mut lacks[found as usize]));
+                        lacking.forget(found);
+                    }
+                }
+            }
+            assert!(lacking.due.len() <= 50 && lacking.pauses.len() <= 50);
+            assert_eq!(lacking.count, lacks.iter().filter(|lacks| **lacks).count());
+        }
+    }
+}
