@@ -45,12 +45,13 @@ pub struct Hooks {
     /// completions, and the queue is armed still; then no event of theirs is there to read. The queue may be of whichever
     /// provider.
     pub sleep_for: unsafe fn(*mut ffi::ibv_cq, &[c_int], Option<Instant>) -> bool,
-    /// A reactor sleeps until a file of its own is readable, and then polls a live completion queue until it is empty. If
-    /// this returns a file, which stays open for as long as the queue is live, the reactor waits for that too, and calls
-    /// `rest` before it reads events. The queue may be of whichever provider.
+    /// An event loop (a reactor, or who waits for a `Loop`'s file) sleeps until a file of its own is readable, and then
+    /// polls a live completion queue until it is empty. If this returns a file, which stays open for as long as the queue is
+    /// live, the event loop waits for that too, and calls `rest` before it reads events. The queue may be of whichever
+    /// provider.
     pub attend: unsafe fn(*mut ffi::ibv_cq) -> Option<c_int>,
-    /// Called before the last poll before a reactor sleeps, for a queue that `attend` has returned a file for. Returns whether
-    /// there is an event to read.
+    /// Called before the last poll before an event loop sleeps, for a queue that `attend` has returned a file for. Returns
+    /// whether there is an event to read.
     pub rest: unsafe fn(*mut ffi::ibv_cq) -> bool,
     /// Opens a file for the commands of librdmacm; -1 with `errno` set if that fails. `None`: the kernel's file is opened.
     pub manager_open: fn() -> Option<c_int>,

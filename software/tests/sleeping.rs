@@ -4,10 +4,14 @@
 #[path = "support/patience.rs"]
 mod patience;
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
 
 use ibverbs::provider::hooks;
-use ibverbs::{CompletionChannel, CompletionQueue, Rc, WorkCompletion};
+use ibverbs::{
+    AccessFlags, BufferPool, CompletionChannel, CompletionQueue, Context, Loop, PooledBuffer,
+    ProtectionDomain, Rc, ReceiveWorkRequest, SendWorkRequest, WorkCompletion,
+};
 use ibverbs_software::Device;
 
 use patience::deadline;
@@ -70,5 +74,93 @@ fn who_receives_itself_gets_no_event_unless_it_leaves_something() {
         while done < 2 {
             done += sends.poll(&mut room).unwrap().len();
         }
+    }
+}
+
+struct Side {
+    context: Arc<Context<'static>>,
+    domain: Arc<ProtectionDomain<'static>>,
+    pool: BufferPool,
+}
+
+impl Side {
+    fn new() -> Self {
+        let context = Arc::new(Device::new().unwrap().open().unwrap());
+        let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+        let pool = BufferPool::new(&domain, 8, 8, AccessFlags::empty()).unwrap();
+        Self { context, domain, pool }
+    }
+}
+
+/// How many events it has read.
+fn events(of: &Loop<'_, PooledBuffer>) -> u32 {
+    // SAFETY: the queue lives as long as its loop, which another thread has no access to.
+    unsafe { (&raw const (*of.as_raw()).comp_events_completed).read() }
+}
+
+/// Whoever waits for the file of a loop is woken by the peer, not by the device's thread, which would raise an event.
+#[test]
+fn who_waits_for_the_file_of_a_loop_receives_itself() {
+    let sides = [(); 2].map(|()| Side::new());
+    let [mut client, mut server] =
+        sides.each_ref().map(|side| Loop::<PooledBuffer>::new(&side.context, 64).unwrap());
+    let prepared = [(&client, &sides[0]), (&server, &sides[1])]
+        .map(|(its, side)| its.create_channel(&side.domain).build().unwrap());
+    let endpoints = prepared.each_ref().map(|prepared| prepared.endpoint());
+    let [ours, theirs] = prepared;
+    let ours = client.add(ours.handshake(endpoints[1]).unwrap()).unwrap();
+    let theirs = server.add(theirs.handshake(endpoints[0]).unwrap()).unwrap();
+    let buffer = |side: usize| sides[side].pool.take().unwrap();
+    server.post(theirs, ReceiveWorkRequest::new(buffer(1)), 0).unwrap();
+    let (mut early, end) = (0, deadline());
+    while early < 20 {
+        assert!(std::time::Instant::now() < end, "the device's own thread was always faster");
+        server.arm().unwrap();
+        assert!(server.next_ended().unwrap().is_none());
+        client.post(ours, SendWorkRequest::new(buffer(0)), 0).unwrap();
+        let before = events(&server);
+        let received = loop {
+            let mut file =
+                libc::pollfd { fd: server.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one live structure.
+            assert_eq!(unsafe { libc::poll(&mut file, 1, 60_000) }, 1, "it never wakes");
+            if let Some(ended) = server.next_ended().unwrap() {
+                break ended;
+            }
+            server.arm().unwrap();
+        };
+        server.post(theirs, ReceiveWorkRequest::new(received.buffer), 0).unwrap();
+        server.arm().unwrap();
+        early += u32::from(events(&server) == before);
+        while client.next_ended().unwrap().is_none() {
+            assert!(std::time::Instant::now() < end, "no acknowledgement comes");
+        }
+    }
+}
+
+/// A loop that has been waited for, and is not any more, keeps nobody waiting: the device's thread serves the peer.
+#[test]
+fn the_peer_of_a_loop_that_does_not_come_is_served() {
+    let sides = [(); 2].map(|()| Side::new());
+    let [mut client, mut server] =
+        sides.each_ref().map(|side| Loop::<PooledBuffer>::new(&side.context, 64).unwrap());
+    let prepared = [(&client, &sides[0]), (&server, &sides[1])]
+        .map(|(its, side)| its.create_channel(&side.domain).build().unwrap());
+    let endpoints = prepared.each_ref().map(|prepared| prepared.endpoint());
+    let [ours, theirs] = prepared;
+    let ours = client.add(ours.handshake(endpoints[1]).unwrap()).unwrap();
+    let theirs = server.add(theirs.handshake(endpoints[0]).unwrap()).unwrap();
+    for _ in 0..3 {
+        server.arm().unwrap();
+        assert!(server.next_ended().unwrap().is_none());
+        assert!(!is_readable(server.as_fd().as_raw_fd()));
+        server.post(theirs, ReceiveWorkRequest::new(sides[1].pool.take().unwrap()), 0).unwrap();
+        let buffer = sides[0].pool.take().unwrap();
+        client.post(ours, SendWorkRequest::new(buffer), 0).unwrap();
+        // Its acknowledgement: nobody calls the server's loop.
+        let ended = client.wait_ended_until(deadline()).unwrap().expect("it is acknowledged");
+        ended.result().unwrap();
+        let received = server.wait_ended_until(deadline()).unwrap().expect("it is there");
+        received.result().unwrap();
     }
 }

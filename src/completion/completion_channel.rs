@@ -18,7 +18,7 @@
 //!
 //! If many threads wait for one queue, more care is needed: see [`Waiters`].
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -299,14 +299,17 @@ impl Context<'_> {
 pub(crate) struct WaitChannel<'ctx> {
     channel: CompletionChannel<'ctx>,
     waiters: Arc<Waiters>,
-    /// What a reactor waits for beside the channel, if the provider has asked for it.
+    /// What an event loop waits for beside the channel, if the provider has asked for it.
     attended: OnceLock<Option<RawFd>>,
+    /// Readable when either is.
+    ready: OnceLock<Option<OwnedFd>>,
 }
 
 impl<'ctx> WaitChannel<'ctx> {
     /// `channel` serves no other queue.
     pub(super) fn new(channel: CompletionChannel<'ctx>) -> Self {
-        Self { channel, waiters: Arc::new(Waiters::new(GET)), attended: OnceLock::new() }
+        let waiters = Arc::new(Waiters::new(GET));
+        Self { channel, waiters, attended: OnceLock::new(), ready: OnceLock::new() }
     }
 
     /// See [`Waiters::arm`].
@@ -379,8 +382,7 @@ impl<'ctx> WaitChannel<'ctx> {
         Ok(if read.is_some() { Read::Event } else { Read::Woken })
     }
 
-    /// A reactor waits for the channel, and polls when that is readable. Returns what it is to wait for as well.
-    #[cfg(feature = "async")]
+    /// An event loop waits for the channel, and polls when that is readable. Returns what it is to wait for as well.
     pub(crate) unsafe fn attend(&self, queue: *mut ffi::ibv_cq) -> Option<BorrowedFd<'_>> {
         let attended = self.attended.get_or_init(|| {
             // SAFETY: the caller vouches for the queue.
@@ -388,6 +390,17 @@ impl<'ctx> WaitChannel<'ctx> {
         });
         // SAFETY: the provider keeps it open for as long as the queue is live, which is longer than this.
         attended.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
+    }
+
+    /// The one file for an event loop that waits for the channel, and for what the provider has asked for.
+    pub(crate) unsafe fn ready(&self, queue: *mut ffi::ibv_cq) -> BorrowedFd<'_> {
+        let ready = self.ready.get_or_init(|| {
+            // SAFETY: the caller vouches for the queue.
+            let attended = unsafe { self.attend(queue) }?;
+            // Where there is no descriptor left for it, the provider raises an event, later.
+            event_file::any_of(&[self.channel.as_fd(), attended]).ok()
+        });
+        ready.as_ref().map_or(self.channel.as_fd(), OwnedFd::as_fd)
     }
 
     /// See [`Waiters::make_wakeable`]. Returns the waiters.

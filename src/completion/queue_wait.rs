@@ -105,6 +105,12 @@ impl CompletionQueue<'_> {
         Ok([Some(channel.channel().as_fd()), unsafe { channel.attend(self.as_raw()) }])
     }
 
+    /// The same as one file.
+    pub(crate) fn ready_file(&self) -> Result<BorrowedFd<'_>> {
+        // SAFETY: it is this queue's, which is live.
+        Ok(unsafe { self.own_channel()?.ready(self.as_raw()) })
+    }
+
     /// The second half: sleeps until the queue has raised an event since it was armed, or until `cancelled`
     /// returns true. After that becomes true, [`Waiters::wake_all`] must be called.
     pub(crate) fn sleep(

@@ -299,10 +299,10 @@ impl<B> Loop<'_, B> {
 }
 
 impl<B> AsFd for Loop<'_, B> {
-    /// The file that is readable when there is an event. Only wait for it: [`arm`](Self::arm) reads from it.
+    /// The file that is readable when there is an event, and may be readable without one. Only wait for it: [`arm`](Self::arm)
+    /// reads from it. It stays the same for as long as the loop lives.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        let channel = self.queue.own_channel().expect("checked when the loop was made");
-        channel.channel().as_fd()
+        self.queue.ready_file().expect("checked when the loop was made")
     }
 }
 
