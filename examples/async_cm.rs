@@ -91,14 +91,10 @@ async fn connect(address: SocketAddr, messages: &[String]) -> Outcome {
     let mut channel = side.establish(route.prepare(prepared).map_err(|(.., error)| error)?).await?;
     for message in messages {
         let bytes = message.as_bytes().get(..LONGEST).unwrap_or(message.as_bytes());
-        let mut buffer = side.pool.take().ok_or("all buffers are in use")?;
-        buffer[..bytes.len()].copy_from_slice(bytes);
-        buffer.set_len(bytes.len())?;
-        let (mut buffer, _) = channel.send(buffer).await?;
-        // It takes the next message, which may be longer.
-        buffer.set_len(buffer.capacity())?;
-        let (echo, success) = timeout(TIME, channel.receive(buffer)).await??;
-        println!("{}", String::from_utf8_lossy(&echo[..success.byte_len() as usize]));
+        let buffer = side.pool.take_from(bytes)?.ok_or("all buffers are in use")?;
+        let (buffer, _) = channel.send(buffer).await?;
+        let (echo, _) = timeout(TIME, channel.receive(buffer)).await??;
+        println!("{}", String::from_utf8_lossy(&echo));
     }
     channel.shutdown().await;
     channel.disconnect()?;
@@ -139,8 +135,7 @@ async fn echo(side: &Side, request: ConnectionRequest) -> Outcome<u64> {
         tokio::select! {
             biased;
             received = receive => match received {
-                Ok((mut message, success)) => {
-                    message.set_len(success.byte_len() as usize)?;
+                Ok((message, _)) => {
                     channel.send(message).await?;
                     count += 1;
                 }

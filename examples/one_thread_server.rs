@@ -139,9 +139,7 @@ fn ask(context: &Arc<Context<'static>>, address: SocketAddr, clients: usize) -> 
     for (index, &channel) in all.iter().enumerate() {
         let answer = pool.take().ok_or("no buffer")?;
         channels.post(channel, ReceiveWorkRequest::new(answer), index as u64)?;
-        let mut question = pool.take().ok_or("no buffer")?;
-        question.set_len(LEN)?;
-        question.copy_from_slice(&index.to_ne_bytes());
+        let question = pool.take_from(&index.to_ne_bytes())?.ok_or("no buffer")?;
         channels.post(channel, SendWorkRequest::new(question), u64::MAX)?;
     }
     let mut answers = 0;
@@ -149,7 +147,7 @@ fn ask(context: &Arc<Context<'static>>, address: SocketAddr, clients: usize) -> 
         let ended = channels.wait_ended()?;
         ended.result()?;
         if ended.token != u64::MAX {
-            assert_eq!(ended.buffer[..LEN], ended.token.to_ne_bytes());
+            assert_eq!(ended.buffer[..], ended.token.to_ne_bytes());
             answers += 1;
         }
     }

@@ -83,9 +83,8 @@ impl World {
     fn use_everything(&self) {
         for channel in self.channels() {
             assert_eq!(channel.credits(), None);
-            if let Some(mut buffer) = self.pool.take() {
+            if let Some(buffer) = self.pool.take() {
                 // No bytes, and no receive of the peer's.
-                buffer.set_len(0).unwrap();
                 let nowhere = RemoteMemoryRegion::new(0, 0, 0).unwrap();
                 let mut write = channel.write(buffer, nowhere);
                 let _ = Pin::new(&mut write).poll(&mut TaskContext::from_waker(Waker::noop()));
@@ -188,7 +187,7 @@ fn finish<F: Future + Unpin>(world: &World, calls: &Calls, mut future: F) -> F::
 fn use_channels(world: &Arc<World>, calls: &Calls) {
     let channel = world.connect();
     for _ in 0..3 {
-        let buffer = world.pool.take().unwrap();
+        let buffer = world.pool.take_from(&[0; 64]).unwrap().unwrap();
         finish(world, calls, channel.send(buffer)).unwrap();
         // Not awaited: a callback may have taken the message.
         let mut receive = channel.receive(world.pool.take().unwrap());
@@ -199,7 +198,7 @@ fn use_channels(world: &Arc<World>, calls: &Calls) {
     }
     // Memory that is not there: the operation fails, and the channel ends.
     let nowhere = RemoteMemoryRegion::new(0x1000, 8, 0xdead).unwrap();
-    let buffer = world.pool.take().unwrap();
+    let buffer = world.pool.take_from(&[0; 64]).unwrap().unwrap();
     finish(world, calls, channel.write(buffer, nowhere)).unwrap_err();
 
     // A failing verb in a post, in a poll, and at the end.
@@ -209,7 +208,7 @@ fn use_channels(world: &Arc<World>, calls: &Calls) {
         let waker = Waker::from(Arc::new(calls.clone()));
         let _ = Pin::new(&mut receive).poll(&mut TaskContext::from_waker(&waker));
         world.device.fail_next(verb, libc::EIO);
-        let buffer = world.pool.take().unwrap();
+        let buffer = world.pool.take_from(&[0; 64]).unwrap().unwrap();
         let _ = finish(world, calls, channel.send(buffer));
         drop(world.take_channels());
         drop(receive);

@@ -157,7 +157,8 @@ fn an_operation_of_a_loop_allocates_nothing() {
     let mut round = || {
         let post = |of: &mut Loop<'static, AnyBuffer>| {
             of.post(channel, ReceiveWorkRequest::new(pool.take().unwrap()), 1).unwrap();
-            of.post(channel, SendWorkRequest::new(pool.take().unwrap()), 2).unwrap();
+            of.post(channel, SendWorkRequest::new(pool.take_from(&[1; 8]).unwrap().unwrap()), 2)
+                .unwrap();
             of.post(channel, ReceiveWorkRequest::new(()), 3).unwrap();
             of.post(channel, SendWorkRequest::new(()), 4).unwrap();
         };
@@ -219,7 +220,8 @@ fn a_future_that_is_ready_allocates_nothing() {
     let (one, two) = (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap());
     two.post_receive(pool.take().unwrap()).unwrap();
     let round = || {
-        let (buffer, _) = ready(one.send(pool.take().unwrap()), &reactor).unwrap();
+        let (buffer, _) =
+            ready(one.send(pool.take_from(&[1; 8]).unwrap().unwrap()), &reactor).unwrap();
         drop(buffer);
         drop(ready(two.receive(pool.take().unwrap()), &reactor).unwrap());
     };

@@ -108,6 +108,7 @@ fn the_buffers_of_a_pool_are_in_huge_pages(options: RegionOptions, free: impl Fn
     let itself = prepared.endpoint();
     let mut channel = prepared.handshake(itself).unwrap();
     let (mut from, mut received) = (pool.take().unwrap(), pool.take().unwrap());
+    from.set_len(1 << 20).unwrap();
     from.fill(7);
     channel
         .scope(|scope| {

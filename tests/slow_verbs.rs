@@ -122,7 +122,8 @@ impl Side {
         // The reactor of which a channel is in a verb.
         let Self { reactor, channel, pool, .. } = self;
         channel.post_receive(pool.take().unwrap()).unwrap();
-        let (message, _) = finish(reactor, channel.send(pool.take().unwrap())).unwrap();
+        let (message, _) =
+            finish(reactor, channel.send(pool.take_from(b"message").unwrap().unwrap())).unwrap();
         assert_eq!(finish(reactor, channel.next_message()).unwrap().0[..], message[..]);
         reactor.arm().unwrap();
 

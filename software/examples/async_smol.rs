@@ -90,10 +90,11 @@ async fn ask(side: &Side, address: std::net::SocketAddr) -> Result<Duration, Fai
     let mut buffer = side.pool.take().ok_or("all buffers are in use")?;
     let start = Instant::now();
     for round in 0..ROUNDS {
-        buffer[..8].copy_from_slice(&round.to_le_bytes());
+        buffer.clear();
+        buffer.extend_from_slice(&round.to_le_bytes())?;
         let (sent, _) = channel.send(buffer).await?;
         (buffer, _) = channel.receive(sent).await?;
-        if buffer[..8] != round.to_le_bytes() {
+        if buffer[..] != round.to_le_bytes() {
             return Err(format!("another answer in round {round}").into());
         }
     }

@@ -72,8 +72,8 @@ async fn follow(host: Host, disk: Disk) -> Result {
                     disk.push(number);
                     disk.len() as u64
                 };
-                entry[..8].copy_from_slice(&length.to_le_bytes());
-                entry.set_len(8)?;
+                entry.clear();
+                entry.extend_from_slice(&length.to_le_bytes())?;
                 channel.send(entry).await?;
             }
         };
@@ -104,8 +104,8 @@ async fn replicate(host: Host, side: Arc<Side>, follower: Host, leader: Arc<Lead
                 while leader.disk.lock().unwrap().len() <= next {
                     leader.grown[nth].notified().await;
                 }
-                let mut entry = side.pool.take().ok_or("no buffer")?;
-                entry.fill(next as u8);
+                let entry = vec![next as u8; side.pool.chunk_len()];
+                let mut entry = side.pool.take_from(&entry)?.ok_or("no buffer")?;
                 entry[..8].copy_from_slice(&(next as u64).to_le_bytes());
                 let room = side.pool.take().ok_or("no buffer")?;
                 let exchange =

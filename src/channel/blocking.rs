@@ -144,7 +144,9 @@ impl<'res> Channel<'res> {
             .map_err(|error| R::Operation::explain_buffer(&core.limits, error))?;
         // SAFETY: the buffer lives until the end of this function, which does not access it meanwhile. A buffer keeps its
         // memory valid and exclusive until then.
-        unsafe { core.run(operation, list.as_mut(), deadline) }
+        let success = unsafe { core.run(operation, list.as_mut(), deadline) }?;
+        success.tell_buffer(&mut buffer);
+        Ok(success)
     }
 }
 

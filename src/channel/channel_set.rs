@@ -156,7 +156,7 @@ impl<'res> ChannelSet<'res> {
     }
 
     /// Posts one operation for each peer, as soon as it is ready for it, and waits for all of them.
-    fn each<'env, B: 'env>(
+    fn each<'env, B: GatherBuffer + 'env>(
         &mut self,
         buffers: Vec<B>,
         deadline: Instant,

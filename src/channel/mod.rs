@@ -20,6 +20,7 @@ mod pending_work;
 mod posting;
 mod prepared;
 mod prepared_window;
+mod received;
 mod refused;
 mod request;
 mod run_scope;

@@ -175,7 +175,8 @@ impl Channel<'_> {
     /// # Safety
     ///
     /// The caller keeps the memory valid [until the operation has ended](Self#unpolled-operations), also that of a buffer
-    /// that the request owns, which is dropped when this returns.
+    /// that the request owns, which is dropped when this returns. The result of a receive does not set the length of a
+    /// [`PooledBuffer`](crate::PooledBuffer), which it does not know: the program does.
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     #[inline]

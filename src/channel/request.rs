@@ -22,7 +22,7 @@ pub trait WorkRequest:
     Request<Operation: Operation, Buffer: GatherBuffer<Kept = <Self as WorkRequest>::Kept>>
 {
     /// What the operation keeps while it is in flight, and gives back: the buffer, or `()` if the post copies the bytes.
-    type Kept;
+    type Kept: GatherBuffer;
 }
 
 #[diagnostic::do_not_recommend]

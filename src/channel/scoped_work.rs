@@ -1,6 +1,7 @@
 //! Handles to operations that were posted in a scope.
 
 use std::mem::{ManuallyDrop, MaybeUninit};
+use std::ptr::NonNull;
 use std::time::Instant;
 
 use super::core::{Core, OneThread};
@@ -9,13 +10,14 @@ use super::slot::{Owner, Slot, State};
 use super::wait::Wait;
 use crate::completion::WorkSuccess;
 use crate::debug::debug;
+use crate::memory::{GatherBuffer, KeptLength};
 
 /// An operation that was posted in a [`Scope`](crate::Scope), and its buffer.
 ///
 /// [`wait`](Self::wait) gives the buffer back. If the handle is dropped or forgotten, the operation
 /// goes on, and the buffer stays borrowed until the scope has ended. The scope then waits for the
 /// operation, and reports it if it failed.
-pub struct ScopedPendingWork<'scope, B> {
+pub struct ScopedPendingWork<'scope, B: GatherBuffer> {
     core: &'scope Core,
     /// A slot of the core's table, taken for this operation.
     slot: &'scope Slot,
@@ -25,20 +27,25 @@ pub struct ScopedPendingWork<'scope, B> {
     _one_thread: OneThread,
 }
 
-impl<B> Drop for ScopedPendingWork<'_, B> {
+impl<B: GatherBuffer> Drop for ScopedPendingWork<'_, B> {
     /// Leaves the operation to the scope. Soundness does not depend on this call.
     ///
     /// Inlined, and the rest is a function of the slot: a function that got the handle's address would keep the handle
     /// in memory.
     #[inline]
     fn drop(&mut self) {
+        // SAFETY: as below. The length is in no memory that the device writes.
+        let kept = unsafe { self.buffer.assume_init_mut() }.kept_length();
         if std::mem::needs_drop::<B>() {
             // SAFETY: `new` initialised it, and `wait_with` reads it only from a value that is not
             // dropped. A buffer that owns something owns a list of slices; dropping that list does not
             // touch registered memory (the contract of `GatherBuffer`).
             unsafe { self.buffer.assume_init_drop() };
         }
-        self.core.leave_to_scope(self.slot);
+        match kept {
+            None => self.core.leave_to_scope(self.slot),
+            Some(kept) => self.core.lend_to_scope(self.slot, kept),
+        }
     }
 }
 
@@ -50,6 +57,20 @@ impl Core {
             State::InFlight(_) => slot.set_state(State::Abandoned),
             _ => self.leave_ended_to_scope(slot),
         }
+    }
+
+    /// As [`leave_to_scope`](Self::leave_to_scope), of an operation whose buffer keeps a length. It is borrowed for the scope.
+    #[inline(never)]
+    fn lend_to_scope(&self, slot: &Slot, kept: NonNull<KeptLength>) {
+        if let State::InFlight(_) = slot.state() {
+            slot.kept.set(Some(kept));
+            return slot.set_state(State::InFlight(Owner::Lent));
+        }
+        if let Ok(success) = self.result(slot) {
+            // SAFETY: the operation has ended, and the handle's borrow of the buffer has not.
+            unsafe { success.tell(kept) };
+        }
+        self.leave_ended_to_scope(slot);
     }
 
     /// The handle was dropped of an operation that has ended.
@@ -69,7 +90,7 @@ impl Core {
     }
 }
 
-impl<'scope, B> ScopedPendingWork<'scope, B> {
+impl<'scope, B: GatherBuffer> ScopedPendingWork<'scope, B> {
     #[inline]
     pub(super) fn new(core: &'scope Core, slot: &'scope Slot, buffer: B) -> Self {
         Self { core, slot, buffer: MaybeUninit::new(buffer), _one_thread: OneThread::default() }
@@ -157,8 +178,10 @@ impl<'scope, B> ScopedPendingWork<'scope, B> {
         let this = ManuallyDrop::new(self);
         let success = this.core.wait(this.slot, deadline)?;
         // SAFETY: `new` initialised it, and it is read once: `this` is consumed and not dropped. The completion was seen, so the device no longer uses the memory.
-        Ok((unsafe { this.buffer.assume_init_read() }, success))
+        let mut buffer = unsafe { this.buffer.assume_init_read() };
+        success.tell_buffer(&mut buffer);
+        Ok((buffer, success))
     }
 }
 
-debug! { impl[B] ScopedPendingWork<'_, B>, self, state: self.slot.state(), .. }
+debug! { impl[B: GatherBuffer] ScopedPendingWork<'_, B>, self, state: self.slot.state(), .. }

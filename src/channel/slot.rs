@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 
 use crate::completion::WorkCompletion;
 use crate::ffi;
+use crate::memory::KeptLength;
 
 /// The owner of an operation, which will ask for its result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,6 +23,8 @@ pub(super) enum Owner {
     FailedWindow,
     /// As `Window`; the handle was dropped, and the result will not be asked for.
     LostWindow,
+    /// The scope itself; the handle was dropped of a receive whose buffer keeps a length, which the slot names.
+    Lent,
 }
 
 /// The state of a slot and its operation.
@@ -53,7 +56,7 @@ impl Owner {
     /// Whether a scope waits for the operation.
     #[inline]
     pub(super) fn is_of_scope(self) -> bool {
-        self == Self::Scope || self.is_window()
+        matches!(self, Self::Scope | Self::Lent) || self.is_window()
     }
 
     /// Whether a completion is kept for the owner, and nothing else is to be done.
@@ -129,6 +132,8 @@ pub(super) struct Slot {
     pub(super) run: Cell<u16>,
     /// The generation of the latest window.
     pub(super) run_generation: Cell<u32>,
+    /// Of an operation of [`Owner::Lent`]: the length of its buffer.
+    pub(super) kept: Cell<Option<NonNull<KeptLength>>>,
     completion: Cell<WorkCompletion>,
 }
 
@@ -148,6 +153,7 @@ impl Slot {
             run: Cell::new(1),
             // Not that of the request before the first one.
             run_generation: Cell::new(generation),
+            kept: Cell::new(None),
             completion: Cell::new(WorkCompletion::default()),
         }
     }

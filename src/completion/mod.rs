@@ -32,6 +32,8 @@ pub use extended_poller::{ExtendedCompletions, ExtendedPoller};
 pub use queue::CompletionQueue;
 pub use queue_builder::CompletionQueueBuilder;
 pub(crate) use waiters::Waiters;
+#[cfg(feature = "channel")]
+pub(crate) use work_completion::message_len;
 pub use work_completion::{
     WorkCompletion, WorkError, WorkErrorClass, WorkOpcode, WorkResult, WorkStatus, WorkSuccess,
 };

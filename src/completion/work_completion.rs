@@ -84,6 +84,14 @@ pub struct WorkSuccess {
     _tag: Success,
 }
 
+/// See [`WorkSuccess::message_len`]: of a success.
+#[cfg(feature = "channel")]
+#[inline(always)]
+pub(crate) fn message_len(success: &ffi::ibv_wc) -> Option<u32> {
+    // A write with an immediate has put nothing there.
+    (success.opcode == ffi::ibv_wc_opcode::IBV_WC_RECV).then_some(success.byte_len)
+}
+
 /// Where a success is made, the one value of this type is a constant. A `Result` of a success keeps its
 /// discriminant in this field, so the compiler knows the discriminant and removes the match on it.
 #[derive(Clone, Copy)]
@@ -97,6 +105,13 @@ impl WorkSuccess {
     #[inline]
     pub(crate) fn from_raw(raw: ffi::ibv_wc) -> Self {
         Self { raw, _tag: Success::Success }
+    }
+
+    /// How long the message is that was put into the receive's memory, if it is a receive of one.
+    #[cfg(feature = "channel")]
+    #[inline(always)]
+    pub(crate) fn message_len(&self) -> Option<u32> {
+        message_len(&self.raw)
     }
 
     /// The operation that was carried out.

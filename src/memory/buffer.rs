@@ -1,6 +1,9 @@
 //! The memory that a request reads or writes. Two traits say in which direction, [`GatherBuffer`] and
 //! [`ScatterBuffer`]; a third, [`BorrowedBuffer`], for how long.
 
+use std::ptr::NonNull;
+
+use super::kept_length::KeptLength;
 use super::scatter_gather::{Element, GatherElement, ScatterElement, private};
 use super::slice::{MemorySlice, MemorySliceMut};
 use crate::error::Result;
@@ -49,7 +52,7 @@ pub unsafe trait GatherBuffer: Sized {
     type List: private::List;
 
     /// What an operation in flight keeps, and gives back: `Self`, or `()` if it is [`Inline`](crate::Inline).
-    type Kept: private::Kept<Self>;
+    type Kept: private::Kept<Self> + GatherBuffer;
 
     /// Whether the post copies the memory, so that it need not be registered.
     const INLINE: bool = false;
@@ -60,6 +63,24 @@ pub unsafe trait GatherBuffer: Sized {
     ///
     ///  - `EINVAL`: a piece is longer than 4 GiB - 1 bytes.
     fn gather(&self) -> Result<Self::List>;
+
+    /// The length that the buffer keeps, if it keeps one: a receive sets it when the message has come. It stays where it is
+    /// while the value lives (it may be moved), and nothing accesses it while the buffer is in an operation.
+    #[inline(always)]
+    fn kept_length(&mut self) -> Option<NonNull<KeptLength>> {
+        None
+    }
+
+    /// A receive into the buffer has ended, with a message of `bytes` bytes: sets the length that the buffer keeps. Returns
+    /// how many of them the next piece has.
+    #[inline(always)]
+    fn received(&mut self, bytes: usize) -> usize {
+        match self.kept_length() {
+            // SAFETY: the buffer exists, and is borrowed exclusively.
+            Some(kept) => unsafe { KeptLength::receive(kept, bytes) },
+            None => bytes.saturating_sub(bytes_of(self)),
+        }
+    }
 }
 
 /// Memory that the device writes for a receive, a read or an atomic: one piece, or several that are filled one
@@ -89,6 +110,23 @@ pub unsafe trait ScatterBuffer: GatherBuffer {
     ///
     ///  - `EINVAL`: a piece is longer than 4 GiB - 1 bytes.
     fn scatter(&mut self) -> Result<Self::List>;
+
+    /// The elements for a receive: those of [`scatter`](Self::scatter). A buffer that [keeps a
+    /// length](GatherBuffer::kept_length) offers all of its capacity.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`scatter`](Self::scatter).
+    #[inline(always)]
+    fn begin_receive(&mut self) -> Result<Self::List> {
+        self.scatter()
+    }
+}
+
+/// The length of all pieces.
+fn bytes_of<B: GatherBuffer>(buffer: &B) -> usize {
+    let lengths = |mut list: B::List| list.as_mut().iter().map(|piece| piece.length as usize).sum();
+    buffer.gather().map_or(0, lengths)
 }
 
 /// A buffer that can be lent to a [scope](crate::Scope): its memory stays valid for the lifetime of its type, even if
@@ -254,6 +292,16 @@ unsafe impl<B: GatherBuffer> GatherBuffer for &mut B {
     fn gather(&self) -> Result<B::List> {
         (**self).gather()
     }
+
+    #[inline(always)]
+    fn kept_length(&mut self) -> Option<NonNull<KeptLength>> {
+        (**self).kept_length()
+    }
+
+    #[inline(always)]
+    fn received(&mut self, bytes: usize) -> usize {
+        (**self).received(bytes)
+    }
 }
 
 // SAFETY: as above; and nothing else accesses the buffer, which is borrowed exclusively.
@@ -264,6 +312,11 @@ unsafe impl<B: ScatterBuffer> ScatterBuffer for &mut B {
     #[inline(always)]
     fn scatter(&mut self) -> Result<B::List> {
         (**self).scatter()
+    }
+
+    #[inline(always)]
+    fn begin_receive(&mut self) -> Result<B::List> {
+        (**self).begin_receive()
     }
 }
 

@@ -35,6 +35,7 @@ mod disjoint;
 mod huge_pages;
 mod implicit_region;
 mod inline;
+mod kept_length;
 #[cfg(feature = "mlx5")]
 mod memory_key;
 mod null_region;
@@ -72,6 +73,7 @@ pub use huge_pages::HugePages;
 pub use implicit_region::ImplicitMemoryRegion;
 pub(crate) use inline::Gathered;
 pub use inline::{Inline, InlineList};
+pub use kept_length::KeptLength;
 #[cfg(feature = "mlx5")]
 pub use memory_key::MemoryKey;
 pub use null_region::NullMemoryRegion;

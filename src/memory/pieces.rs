@@ -22,6 +22,11 @@ unsafe impl<B: GatherBuffer<List = One, Kept = B>, const N: usize> GatherBuffer 
         }
         Ok(list)
     }
+
+    #[inline]
+    fn received(&mut self, bytes: usize) -> usize {
+        self.iter_mut().fold(bytes, |rest, piece| piece.received(rest))
+    }
 }
 
 // SAFETY: what holds for each piece holds for all.
@@ -33,6 +38,15 @@ unsafe impl<B: ScatterBuffer<List = One, Kept = B>, const N: usize> ScatterBuffe
         let mut list = [ffi::ibv_sge::default(); N];
         for (element, piece) in list.iter_mut().zip(self) {
             [*element] = piece.scatter()?;
+        }
+        Ok(list)
+    }
+
+    #[inline]
+    fn begin_receive(&mut self) -> Result<Self::List> {
+        let mut list = [ffi::ibv_sge::default(); N];
+        for (element, piece) in list.iter_mut().zip(self) {
+            [*element] = piece.begin_receive()?;
         }
         Ok(list)
     }
@@ -90,6 +104,10 @@ fn gather_all<B: GatherBuffer<List = One, Kept = B>>(pieces: &[B]) -> Result<Ele
     ElementList::collect(pieces.len(), pieces.iter().map(|piece| Ok(piece.gather()?[0])))
 }
 
+fn begin_all<B: ScatterBuffer<List = One, Kept = B>>(pieces: &mut [B]) -> Result<ElementList> {
+    ElementList::collect(pieces.len(), pieces.iter_mut().map(|piece| Ok(piece.begin_receive()?[0])))
+}
+
 fn scatter_all<B: ScatterBuffer<List = One, Kept = B>>(pieces: &mut [B]) -> Result<ElementList> {
     ElementList::collect(pieces.len(), pieces.iter_mut().map(|piece| Ok(piece.scatter()?[0])))
 }
@@ -104,6 +122,10 @@ unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for Vec<B> {
     fn gather(&self) -> Result<ElementList> {
         gather_all(self)
     }
+
+    fn received(&mut self, bytes: usize) -> usize {
+        self.iter_mut().fold(bytes, |rest, piece| piece.received(rest))
+    }
 }
 
 // SAFETY: as above.
@@ -112,6 +134,10 @@ unsafe impl<B: ScatterBuffer<List = One, Kept = B>> ScatterBuffer for Vec<B> {
 
     fn scatter(&mut self) -> Result<ElementList> {
         scatter_all(self)
+    }
+
+    fn begin_receive(&mut self) -> Result<ElementList> {
+        begin_all(self)
     }
 }
 
@@ -137,6 +163,10 @@ unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for &mut [B] {
     fn gather(&self) -> Result<ElementList> {
         gather_all(self)
     }
+
+    fn received(&mut self, bytes: usize) -> usize {
+        self.iter_mut().fold(bytes, |rest, piece| piece.received(rest))
+    }
 }
 
 // SAFETY: as above.
@@ -145,6 +175,10 @@ unsafe impl<B: ScatterBuffer<List = One, Kept = B>> ScatterBuffer for &mut [B] {
 
     fn scatter(&mut self) -> Result<ElementList> {
         scatter_all(self)
+    }
+
+    fn begin_receive(&mut self) -> Result<ElementList> {
+        begin_all(self)
     }
 }
 
@@ -172,6 +206,12 @@ macro_rules! tuple {
             fn gather(&self) -> Result<Self::List> {
                 Ok([$(self.$index.gather()?[0]),+])
             }
+
+            #[inline]
+            fn received(&mut self, bytes: usize) -> usize {
+                $(let bytes = self.$index.received(bytes);)+
+                bytes
+            }
         }
 
         // SAFETY: what holds for each piece holds for all.
@@ -181,6 +221,11 @@ macro_rules! tuple {
             #[inline]
             fn scatter(&mut self) -> Result<Self::List> {
                 Ok([$(self.$index.scatter()?[0]),+])
+            }
+
+            #[inline]
+            fn begin_receive(&mut self) -> Result<Self::List> {
+                Ok([$(self.$index.begin_receive()?[0]),+])
             }
         }
 

@@ -82,7 +82,7 @@ impl<D: ScatterBuffer> Request for ReceiveWorkRequest<D> {
 
     #[inline(always)]
     fn list(buffer: &mut D) -> Result<<D as GatherBuffer>::List> {
-        buffer.scatter()
+        buffer.begin_receive()
     }
 }
 

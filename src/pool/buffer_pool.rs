@@ -2,6 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::future::poll_fn;
+use std::io::{self, Write};
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 use std::slice;
@@ -16,7 +17,9 @@ use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::fields::getters;
-use crate::memory::{AccessFlags, GatherBuffer, RegionOptions, ScatterBuffer, SharedMemoryRegion};
+use crate::memory::{
+    AccessFlags, GatherBuffer, KeptLength, RegionOptions, ScatterBuffer, SharedMemoryRegion,
+};
 use crate::parent::Parent;
 
 /// Chunks begin at multiples of this, so that two of them share no cache line.
@@ -39,8 +42,8 @@ const ALIGNMENT: usize = 64;
 /// let domain = Arc::new(ProtectionDomain::new(context)?);
 /// let pool = BufferPool::new(&domain, 4096, 1024, AccessFlags::empty())?;
 /// let mut buffer = pool.take().expect("1024 buffers");
-/// buffer[..5].copy_from_slice(b"hello");
-/// buffer.set_len(5)?;
+/// buffer.extend_from_slice(b"hello")?;
+/// assert_eq!(buffer[..], *b"hello");
 /// # Ok(())
 /// # }
 /// ```
@@ -73,17 +76,21 @@ unsafe impl Sync for Pool {}
 
 /// What a buffer needs of its chunk and pool.
 struct Chunk {
-    /// As it is posted: its address and key, and the length that the buffer has now.
-    piece: ffi::ibv_sge,
-    capacity: u32,
+    addr: u64,
+    /// The length that the buffer has now.
+    kept: KeptLength,
+    lkey: u32,
     index: u32,
     pool: *const Pool,
 }
 
 /// A chunk of a [`BufferPool`]: an [`OwnedBuffer`]. It goes back to the pool when it is dropped.
 ///
-/// It dereferences to its bytes, which are what the latest user of the chunk left there. The length is
-/// that of the chunk, until it is [set](Self::set_len).
+/// It is empty when it is taken. What is written ([`Write`], [`extend_from_slice`](Self::extend_from_slice)) is behind what is
+/// there, and a send, or a write to the peer, has these bytes and no others. A receive has room for the whole
+/// [capacity](Self::capacity), whatever the length is, and sets the length to that of the message when one has come. A receive
+/// that has failed, or that a peer's write with an immediate has completed, leaves the length as it was. A read fills as many bytes
+/// as the buffer has: set its [length](Self::set_len) first.
 pub struct PooledBuffer {
     /// One word, since a buffer moves into and out of each operation.
     chunk: NonNull<Chunk>,
@@ -138,9 +145,9 @@ impl BufferPool {
         };
         let chunk_len = chunk_len as u32;
         all.extend((0..chunks).map(|index| {
-            let piece = ffi::ibv_sge { addr: first.addr + (index * stride) as u64, ..first };
-            let (capacity, index) = (chunk_len, index as u32);
-            UnsafeCell::new(Chunk { piece, capacity, index, pool: ptr::null() })
+            let (addr, kept) = (first.addr + (index * stride) as u64, KeptLength::new(chunk_len));
+            let (lkey, index) = (first.lkey, index as u32);
+            UnsafeCell::new(Chunk { addr, kept, lkey, index, pool: ptr::null() })
         }));
         let (chunks, waiting) = (all.into(), Waiting::default());
         let pool = Box::new(Pool { region, chunks, chunk_len, free, waiting });
@@ -159,13 +166,24 @@ impl BufferPool {
         unsafe { self.owner.0.as_ref() }
     }
 
-    /// A buffer, or `None` if all are in use.
+    /// An empty buffer, or `None` if all are in use.
     pub fn take(&self) -> Option<PooledBuffer> {
         let pool = self.pool();
         Some(pool.buffer(pool.free.take()?))
     }
 
-    /// A buffer, when one is free: for a task of an async program. Tasks get theirs in the order in which they began to
+    /// As [`take`](Self::take), with these bytes.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: there are more of them than a [chunk](Self::chunk_len) has.
+    pub fn take_from(&self, bytes: &[u8]) -> Result<Option<PooledBuffer>> {
+        let mut buffer = self.take();
+        buffer.as_mut().map_or(Ok(()), |buffer| buffer.extend_from_slice(bytes))?;
+        Ok(buffer)
+    }
+
+    /// An empty buffer, when one is free: for a task of an async program. Tasks get theirs in the order in which they began to
     /// wait, unless one that comes later finds a chunk before it. The future may be dropped at any time. It is woken by the
     /// drop of a buffer, so do not wait for a chunk that the task itself holds, or that only a message would free that does
     /// not come.
@@ -203,7 +221,7 @@ impl Pool {
         // SAFETY: the index is that of a chunk, which no other buffer has: it was free until now.
         unsafe {
             let chunk = self.chunks.get_unchecked(index as usize).get();
-            (*chunk).piece.length = (*chunk).capacity;
+            (*chunk).kept.set(0);
             PooledBuffer { chunk: NonNull::new_unchecked(chunk) }
         }
     }
@@ -298,12 +316,13 @@ impl PooledBuffer {
         unsafe { self.chunk.as_ref() }
     }
 
-    /// The number of bytes of the chunk: the most that [`set_len`](Self::set_len) takes.
+    /// The number of bytes of the chunk: the most that the buffer can have, and a message that is received.
     pub fn capacity(&self) -> usize {
-        self.chunk().capacity as usize
+        self.chunk().kept.capacity() as usize
     }
 
-    /// Sets the length: of what is sent, or the most that is received. The bytes stay as they are.
+    /// Sets the length. The bytes stay as they are: those that were not in the buffer before are what an earlier user of the
+    /// chunk has left there, so write them before they are sent.
     ///
     /// # Errors
     ///
@@ -315,16 +334,63 @@ impl PooledBuffer {
             return Err(Error::out_of_range("ibv_sge", what, len, 0, most));
         }
         // SAFETY: as at `chunk`, and the borrow is exclusive.
-        unsafe { self.chunk.as_mut() }.piece.length = len as u32;
+        unsafe { self.chunk.as_mut() }.kept.set(len as u32);
         Ok(())
     }
 
+    /// Removes all bytes.
+    pub fn clear(&mut self) {
+        // SAFETY: as in `set_len`.
+        unsafe { self.chunk.as_mut() }.kept.set(0);
+    }
+
+    /// Appends these bytes.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the buffer has no room for them. It is as it was.
+    pub fn extend_from_slice(&mut self, bytes: &[u8]) -> Result<()> {
+        let len = self.len();
+        self.set_len(len.saturating_add(bytes.len()))?;
+        self[len..].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// The bytes of the chunk that are not in the buffer, to be filled before [`set_len`](Self::set_len) adds them. They are
+    /// what an earlier user of the chunk has left there.
+    pub fn spare_capacity_mut(&mut self) -> &mut [u8] {
+        let len = self.len();
+        // SAFETY: as at `deref`, of the whole chunk; the borrow is exclusive.
+        let all = unsafe { slice::from_raw_parts_mut(self.data(), self.capacity()) };
+        &mut all[len..]
+    }
+
     fn data(&self) -> *mut u8 {
-        let Chunk { piece, pool, .. } = self.chunk();
+        let Chunk { addr, pool, .. } = self.chunk();
         // SAFETY: the pool is alive, as at `chunk`.
         let region = unsafe { &(**pool).region };
         // The region has no iova of its own.
-        region.as_slice().as_ptr().with_addr(piece.addr as usize)
+        region.as_slice().as_ptr().with_addr(*addr as usize)
+    }
+
+    /// As it is posted, with this length.
+    #[inline(always)]
+    fn piece(&self, length: u32) -> [ffi::ibv_sge; 1] {
+        let &Chunk { addr, lkey, .. } = self.chunk();
+        [ffi::ibv_sge { addr, length, lkey }]
+    }
+}
+
+impl Write for PooledBuffer {
+    /// Appends as many of these bytes as there is room for. It never fails.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let room = self.capacity() - self.len();
+        let bytes = &bytes[..room.min(bytes.len())];
+        self.extend_from_slice(bytes).map(|()| bytes.len()).map_err(Into::into)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -335,14 +401,14 @@ impl Deref for PooledBuffer {
         // SAFETY: the chunk is a part of the region, which lives as long as the pool, and is initialised.
         // It is ours alone: its bit was 1 when it was taken and is 0 until this is dropped, peers have no
         // access, and the device has none while the buffer is not in an operation, which would own it.
-        unsafe { slice::from_raw_parts(self.data(), self.chunk().piece.length as usize) }
+        unsafe { slice::from_raw_parts(self.data(), self.chunk().kept.get() as usize) }
     }
 }
 
 impl DerefMut for PooledBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above; the borrow is exclusive.
-        unsafe { slice::from_raw_parts_mut(self.data(), self.chunk().piece.length as usize) }
+        unsafe { slice::from_raw_parts_mut(self.data(), self.chunk().kept.get() as usize) }
     }
 }
 
@@ -354,7 +420,13 @@ unsafe impl GatherBuffer for PooledBuffer {
 
     #[inline]
     fn gather(&self) -> Result<Self::List> {
-        Ok([self.chunk().piece])
+        Ok(self.piece(self.chunk().kept.get()))
+    }
+
+    #[inline(always)]
+    fn kept_length(&mut self) -> Option<NonNull<KeptLength>> {
+        // SAFETY: the chunk is there: see `chunk`.
+        NonNull::new(unsafe { &raw mut (*self.chunk.as_ptr()).kept })
     }
 }
 
@@ -362,11 +434,18 @@ unsafe impl GatherBuffer for PooledBuffer {
 unsafe impl ScatterBuffer for PooledBuffer {
     #[inline]
     fn scatter(&mut self) -> Result<Self::List> {
+        let reason = "the buffer is empty, so nothing would be read: set its length (`PooledBuffer::set_len`)";
+        Error::invalid_if(self.is_empty(), "ibv_sge", reason)?;
         self.gather()
+    }
+
+    #[inline(always)]
+    fn begin_receive(&mut self) -> Result<Self::List> {
+        Ok(self.piece(self.chunk().kept.capacity()))
     }
 }
 
 // SAFETY: it borrows nothing, and may be used on any thread. The chunk goes back to the pool when it is dropped.
 unsafe impl OwnedBuffer for PooledBuffer {}
 
-debug! { PooledBuffer, self, len: self.chunk().piece.length, capacity: self.capacity(), .. }
+debug! { PooledBuffer, self, len: self.chunk().kept.get(), capacity: self.capacity(), .. }

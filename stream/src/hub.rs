@@ -393,13 +393,7 @@ impl State {
         Ok(())
     }
 
-    fn post_receive(
-        &mut self,
-        id: ChannelId,
-        mut buffer: PooledBuffer,
-    ) -> Result<(), TransportError> {
-        let capacity = PooledBuffer::capacity(&buffer);
-        Chunk::set_len(&mut buffer, capacity);
+    fn post_receive(&mut self, id: ChannelId, buffer: PooledBuffer) -> Result<(), TransportError> {
         self.lp.post(id, ReceiveWorkRequest::new(buffer), RECEIVE).map_err(|failed| failed.error)
     }
 
@@ -437,16 +431,13 @@ impl State {
     fn dispatch(&mut self, ended: Ended<PooledBuffer>) {
         self.stats.completions += 1;
         let (id, token, result) = (ended.channel, ended.token, ended.result());
-        let mut buffer = ended.buffer;
+        let buffer = ended.buffer;
         if token == RECEIVE {
             let low = self.config.shared_receives / 2;
             let keeps = self.shared.as_mut().is_none_or(|shared| {
                 shared.posted -= 1;
                 shared.posted >= low
             });
-            if let Ok(success) = &result {
-                Chunk::set_len(&mut buffer, success.byte_len() as usize);
-            }
             let (Some(member), Ok(_)) = (self.member(id), &result) else {
                 self.recycle(buffer);
                 return self.has_failed(id, result.err());
@@ -493,14 +484,7 @@ impl State {
         while let Some(post) = self.member(id).and_then(|member| member.conn.next_post()) {
             let (buffer, sent) = match post {
                 Post::Data(buffer, sent) => (Some(buffer), sent),
-                Post::Control(bytes, sent) => {
-                    let mut buffer = self.small.take();
-                    if let Some(buffer) = &mut buffer {
-                        Chunk::set_len(buffer, bytes.len());
-                        buffer.copy_from_slice(&bytes);
-                    }
-                    (buffer, sent)
-                }
+                Post::Control(bytes, sent) => (self.small.take_from(&bytes).ok().flatten(), sent),
             };
             let posted = match buffer {
                 Some(buffer) => self.lp.post(id, SendWorkRequest::new(buffer), token(sent)),

@@ -5,10 +5,7 @@ use std::slice;
 
 use ibverbs::channel::{AnyBuffer, PreparedWindow};
 use ibverbs::memory::BorrowedMemoryRegion;
-use ibverbs::{
-    AccessFlags, BufferPool, ChannelId, Loop, PooledBuffer, ReadWorkRequest, SendWorkRequest,
-    WriteWorkRequest,
-};
+use ibverbs::{AccessFlags, BufferPool, ChannelId, Loop, SendWorkRequest, WriteWorkRequest};
 use ibverbs_function_device::FunctionDevice;
 
 use crate::pair::{ModelPair, connect, domain};
@@ -45,11 +42,7 @@ fn every_operation_of_a_channel_refuses_them_with_the_ports_limit() {
     let (region, target, mut local) =
         (pair.region(1024, 1), pair.shared(128), pair.region(1024, 1));
     let pool = BufferPool::new(&pair.domain, LONG, 8, AccessFlags::empty()).unwrap();
-    let buffer = || {
-        let mut buffer = pool.take().unwrap();
-        buffer.fill(1);
-        buffer
-    };
+    let buffer = || pool.take_from(&[1; LONG]).unwrap().unwrap();
     assert_eq!(buffer().len(), LONG);
     let remote = target.remote();
     let posted = pair.device.calls("post_send");
@@ -85,11 +78,7 @@ fn a_loop_refuses_them_too() {
     let device = device();
     let domain = domain(&device);
     let pool = BufferPool::new(&domain, LONG, 8, AccessFlags::empty()).unwrap();
-    let buffer = || {
-        let mut buffer: PooledBuffer = pool.take().unwrap();
-        buffer.fill(1);
-        buffer
-    };
+    let buffer = || pool.take_from(&[1; LONG]).unwrap().unwrap();
     let mut owner = Loop::<AnyBuffer>::new(domain.context_parent(), 64).unwrap();
     let prepare = |owner: &Loop<'static, AnyBuffer>| owner.create_channel(&domain);
     let (one, two) = connect(prepare(&owner), prepare(&owner));

@@ -132,6 +132,26 @@ fn the_end_of_a_channel_leaves_the_receives_to_the_others() {
     loops.finish();
 }
 
+#[test]
+fn a_buffer_has_the_length_of_its_message() {
+    let mut loops = Loops::on(Software::new());
+    let (receives, pairs) = sharing(&mut loops, 4);
+    let mut buffer = loops.pool.take().unwrap();
+    for message in [&b"a"[..], b"longer", b"", b"short"] {
+        for (from, to) in pairs {
+            loops.peers.post(receives, ReceiveWorkRequest::new(buffer), 0).unwrap();
+            let sent = loops.pool.take_from(message).unwrap().unwrap();
+            loops.here.post(from, SendWorkRequest::new(sent), 0).unwrap();
+            next(&mut loops.here).result().unwrap();
+            let ended = next(&mut loops.peers);
+            assert_eq!((ended.channel, &ended.buffer[..]), (to, message));
+            buffer = ended.buffer;
+        }
+    }
+    drop(buffer);
+    loops.finish();
+}
+
 /// A message that is too long fails, with its buffer, and so does its channel alone.
 #[test]
 fn a_failure_is_of_one_channel() {
@@ -141,8 +161,7 @@ fn a_failure_is_of_one_channel() {
         loops.receive(receives, n);
     }
     let long = BufferPool::new(&loops.domain, 2 * LEN, 1, AccessFlags::empty()).unwrap();
-    let mut message = long.take().unwrap();
-    message.set_len(2 * LEN).unwrap();
+    let message = long.take_from(&[0; 2 * LEN]).unwrap().unwrap();
     loops.here.post(first.0, SendWorkRequest::new(message), 0).unwrap();
     let ended = next(&mut loops.peers);
     assert_eq!((ended.channel, ended.token), (first.1, 0));

@@ -2,12 +2,12 @@
 
 use ibverbs::channel::{AnyBuffer, PreparedWindow, WindowError};
 use ibverbs::{
-    ChannelId, Ended, PooledBuffer, ReceiveWorkRequest, SendWorkRequest, TransportError,
-    WorkErrorClass, ffi,
+    AccessFlags, BufferPool, ChannelId, Ended, PooledBuffer, ReceiveWorkRequest, SendWorkRequest,
+    TransportError, WorkErrorClass, ffi,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 
-use crate::loops::{LEN, Loops, next};
+use crate::loops::{Loops, next};
 use crate::pair::TestDevice;
 
 fn manual() -> FunctionDevice {
@@ -127,9 +127,10 @@ fn the_request_of_a_window_that_fails_has_the_error() {
     for failing in 0..4 {
         let mut loops = Loops::with_windows(FunctionDevice::make());
         let (channel, peer) = loops.connect();
+        let short = BufferPool::new(&loops.domain, 3, 1, AccessFlags::empty()).unwrap();
         for n in 0..4 {
-            let mut buffer = loops.filled(0);
-            buffer.set_len(if n == failing { 3 } else { LEN }).unwrap();
+            let pool = if n == failing { &short } else { &loops.pool };
+            let buffer = pool.take().unwrap();
             loops.peers.post(peer, ReceiveWorkRequest::new(buffer), 0).unwrap();
         }
         loops.window(channel, [1, 2, 3, 4], 7);
@@ -139,6 +140,8 @@ fn the_request_of_a_window_that_fails_has_the_error() {
         assert_eq!(ended.request(), (failing < 3).then_some(failing), "{error}");
         assert_eq!(bytes(ended), [1, 2, 3, 4]);
         assert!(loops.here.next_ended().unwrap().is_none());
+        while loops.peers.next_ended().unwrap().is_some() {}
+        drop(short);
         loops.finish();
     }
 }

@@ -78,9 +78,7 @@ impl<D: TestDevice, B: LoopBuffer<PooledBuffer>> Loops<D, B> {
     }
 
     pub(crate) fn filled(&self, byte: u8) -> PooledBuffer {
-        let mut buffer = self.pool.take().unwrap();
-        buffer.fill(byte);
-        buffer
+        self.pool.take_from(&[byte; LEN]).unwrap().unwrap()
     }
 
     pub(crate) fn receive(&mut self, peer: ChannelId, token: u64) {
@@ -358,7 +356,7 @@ fn a_loop_of_any_buffer_takes_inline_bytes_too() {
     let mut ended: Vec<_> = (0..4).map(|_| next(&mut any)).collect();
     ended.sort_by_key(|ended| ended.token);
     let [first, second, third, fourth] = ended.try_into().unwrap();
-    assert_eq!(first.buffer.downcast::<PooledBuffer>().unwrap()[..5], *b"hello");
+    assert_eq!(first.buffer.downcast::<PooledBuffer>().unwrap()[..], *b"hello");
     assert_eq!(second.result().unwrap().immediate(), Some(9));
     assert!(second.buffer.downcast::<PooledBuffer>().is_err());
     assert!(third.buffer.downcast::<()>().is_ok() && fourth.buffer.downcast::<()>().is_ok());
@@ -418,8 +416,7 @@ fn a_loop_may_be_forgotten_and_so_may_what_it_gives_back() {
     let Loops { mut here, peers, pool, domain, device } = loops;
     std::mem::forget(peers);
     // The queue pair of the loop is alive, and the device writes to the buffers of its receives.
-    let mut sent = pool.take().unwrap();
-    sent.fill(5);
+    let sent = pool.take_from(&[5; LEN]).unwrap().unwrap();
     here.post(channel, SendWorkRequest::new(sent), 1).unwrap();
     assert_eq!(next(&mut here).token, 1);
     drop(here);

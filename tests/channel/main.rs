@@ -9,6 +9,7 @@ mod faults;
 #[path = "../support/figures.rs"]
 mod figures;
 mod forget;
+mod lengths;
 mod long_messages;
 mod loop_faults;
 mod loop_flow;

@@ -72,9 +72,7 @@ impl Both {
 const CHUNKS: usize = 8;
 
 fn filled(pool: &BufferPool, byte: u8) -> PooledBuffer {
-    let mut buffer = pool.take().unwrap();
-    buffer.fill(byte);
-    buffer
+    pool.take_from(&vec![byte; pool.chunk_len()]).unwrap().unwrap()
 }
 
 #[test]
@@ -118,7 +116,7 @@ fn immediates_arrive_with_a_message_and_after_a_write() {
     let (sent, received, success) = both.message::<PooledBuffer, PooledBuffer>();
     assert_eq!(sent[..], [7; 5]);
     assert_eq!((success.byte_len(), success.immediate()), (5, Some(0xfeed_beef)));
-    assert_eq!(received[..6], [7, 7, 7, 7, 7, 0]);
+    assert_eq!(received[..], [7; 5]);
 
     // A write's bytes go where it says. The receive tells that they are there, and its buffer stays as it is.
     both.receive(filled(&pool, 1));
@@ -247,7 +245,7 @@ fn a_pool_never_gives_a_chunk_out_twice() {
                     let taken: Vec<_> = (0..20).filter_map(|_| pool.take()).collect();
                     let mark = (mark << 32 | round).to_ne_bytes();
                     let taken = taken.into_iter().map(|mut buffer| {
-                        buffer.copy_from_slice(&mark);
+                        buffer.extend_from_slice(&mark).unwrap();
                         buffer
                     });
                     for buffer in taken.collect::<Vec<_>>() {
@@ -279,8 +277,11 @@ fn a_pool_refuses_what_it_cannot_be() {
     let error = BufferPool::new(&pair.domain, 8, 8, elsewhere).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
     let mut buffer = new(8, 1, none).unwrap().take().unwrap();
-    assert!(buffer.set_len(9).is_err());
-    assert_eq!(buffer.len(), 8);
+    buffer.extend_from_slice(b"four").unwrap();
+    assert!(buffer.set_len(9).is_err() && buffer.extend_from_slice(&[0; 5]).is_err());
+    assert_eq!(buffer[..], *b"four");
     drop(buffer);
+    let error = new(8, 1, none).unwrap().take_from(&[0; 9]).unwrap_err();
+    assert!(error.to_string().contains("the length of a pooled buffer is 9"), "{error}");
     pair.finish();
 }

@@ -825,3 +825,36 @@ both! {
         device.finish();
     }
 }
+
+both! {
+    /// Whichever way it takes: of the only task that waits, of one of several, and of one that was there before.
+    fn a_receive_gives_a_buffer_as_long_as_the_message() -> R {
+        let rig = R::<S>::new();
+        let send = |message: &'static [u8]| {
+            let buffer = rig.pool.take_from(message).unwrap().unwrap();
+            let mut send = posted(rig.one.send(buffer));
+            rig.serve();
+            let (sent, _): (PooledBuffer, _) = poll(&mut send).expect("it has ended").unwrap();
+            assert_eq!(sent[..], *message);
+        };
+        let mut buffer = rig.pool.take().unwrap();
+        for message in [&b"a"[..], b"longer", b"", b"short"] {
+            let mut receive = posted(rig.two.receive(buffer));
+            send(message);
+            let received: PooledBuffer = poll(&mut receive).unwrap().unwrap().0;
+            assert_eq!(received[..], *message);
+            let mut several = [received, rig.pool.take().unwrap()].map(|room| posted(rig.two.receive(room)));
+            send(message);
+            send(b"another");
+            let [one, two]: [PooledBuffer; 2] = several.each_mut().map(|receive| poll(receive).unwrap().unwrap().0);
+            assert_eq!((&one[..], &two[..]), (message, &b"another"[..]));
+            rig.two.post_receive(two).unwrap();
+            send(message);
+            buffer = poll(&mut Box::pin(rig.two.next_message())).unwrap().unwrap().0;
+            assert_eq!(buffer[..], *message);
+            drop(one);
+        }
+        drop(buffer);
+        rig.finish();
+    }
+}

@@ -131,9 +131,7 @@ pub(crate) fn completions(device: &FunctionDevice) -> *mut ffi::ibv_cq {
 }
 
 pub(crate) fn filled(pool: &BufferPool, byte: u8) -> PooledBuffer {
-    let mut buffer = pool.take().unwrap();
-    buffer.fill(byte);
-    buffer
+    pool.take_from(&vec![byte; pool.chunk_len()]).unwrap().unwrap()
 }
 
 /// The future is polled for the first time, which posts its operation.

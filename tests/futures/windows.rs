@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use ibverbs::channel::{AnyBuffer, PreparedWindow};
 use ibverbs::future::{AsyncOperation, Local, Locked, Share};
-use ibverbs::{PooledBuffer, SendWorkRequest, TransportError, WorkErrorClass};
+use ibverbs::{
+    AccessFlags, BufferPool, PooledBuffer, SendWorkRequest, TransportError, WorkErrorClass,
+};
 use ibverbs_function_device::FunctionDevice;
 
 use crate::rig::{Count, LEN, Rig, both, completions, poll, poll_in, posted};
@@ -27,9 +29,14 @@ fn bytes(window: AnyBuffer) -> Vec<u8> {
 /// The peer posts receives for messages of these lengths.
 fn receive<S: Share<Buffer = AnyBuffer>>(rig: &Rig<S>, lengths: &[usize]) {
     for &len in lengths {
-        let mut buffer = rig.buffer(0);
-        buffer.set_len(len).unwrap();
-        rig.two.post_receive(buffer).unwrap();
+        let short;
+        let pool = if len == LEN {
+            &rig.pool
+        } else {
+            short = BufferPool::new(&rig.domain, len, 1, AccessFlags::empty()).unwrap();
+            &short
+        };
+        rig.two.post_receive(pool.take().unwrap()).unwrap();
     }
 }
 

@@ -44,9 +44,7 @@ impl<S: Share> Rig<S> {
     }
 
     fn filled(&self, byte: u8) -> PooledBuffer {
-        let mut buffer = self.pool.take().unwrap();
-        buffer.fill(byte);
-        buffer
+        self.pool.take_from(&[byte; 8]).unwrap().unwrap()
     }
 
     fn serve(&self) {

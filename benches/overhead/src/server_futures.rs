@@ -56,20 +56,14 @@ async fn serve<S: Share<Buffer = PooledBuffer>>(
     mut buffer: PooledBuffer,
 ) -> TransportError {
     loop {
-        let (mut message, received) = match channel.receive(buffer).await {
+        let (message, received) = match channel.receive(buffer).await {
             Ok(message) => message,
             Err(failed) => return failed.error,
         };
-        if let Err(error) = message.set_len(received.byte_len() as usize) {
-            return error.into();
-        }
         buffer = match channel.send(message).await {
             Ok((buffer, _)) => buffer,
             Err(failed) => return failed.error,
         };
-        if let Err(error) = buffer.set_len(LENGTH) {
-            return error.into();
-        }
         let (answered, bytes) = ANSWERED.get();
         ANSWERED.set((answered + 1, bytes + u64::from(received.byte_len())));
     }

@@ -54,14 +54,12 @@ pub(crate) fn loop_server(rig: &mut LoopRig, operations: u64) -> TransportResult
         server.arm()?;
         while let Some(ended) = server.next_ended()? {
             let success = ended.result()?;
-            let mut buffer = ended.buffer;
+            let buffer = ended.buffer;
             if ended.token == RECEIVED {
                 bytes += u64::from(success.byte_len());
-                buffer.set_len(success.byte_len() as usize)?;
                 server.post(ended.channel, SendWorkRequest::new(buffer), SENT)?;
             } else {
                 answered += 1;
-                buffer.set_len(LENGTH)?;
                 server.post(ended.channel, ReceiveWorkRequest::new(buffer), RECEIVED)?;
             }
         }

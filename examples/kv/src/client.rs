@@ -63,8 +63,8 @@ impl<C: Connect> Client<C> {
     ///
     /// The server refuses the request, or cannot be reached.
     pub async fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        let (answer, length) = self.ask(Message::Get { key }).await?;
-        match read(&answer[..length])? {
+        let answer = self.ask(Message::Get { key }).await?;
+        match read(&answer)? {
             Message::Answer(Body::Nothing) => Ok(None),
             Message::Answer(Body::Small(value)) => Ok(Some(value.to_vec())),
             Message::Answer(Body::Large(remote)) => {
@@ -107,8 +107,8 @@ impl<C: Connect> Client<C> {
                 Body::Large(region.remote())
             }
         };
-        let (answer, length) = self.ask(Message::Put { key, value }).await?;
-        match read(&answer[..length])? {
+        let answer = self.ask(Message::Put { key, value }).await?;
+        match read(&answer)? {
             Message::Answer(Body::Nothing) => Ok(()),
             Message::Refused(reason) => Err(reason.into()),
             _ => Err("the server answers nonsense".into()),
@@ -116,10 +116,9 @@ impl<C: Connect> Client<C> {
     }
 
     /// Sends a request and receives the answer, within a time limit. After a failure the session is over.
-    async fn ask(&mut self, request: Message<'_>) -> Result<(PooledBuffer, usize)> {
+    async fn ask(&mut self, request: Message<'_>) -> Result<PooledBuffer> {
         let mut buffer = self.pool.take().ok_or("all buffers are in use")?;
-        let length = request.write(&mut buffer)?;
-        buffer.set_len(length)?;
+        request.write(&mut buffer)?;
         let session = match self.session.take() {
             Some(session) => session,
             None => timeout(PATIENCE, self.connect()).await??,

@@ -41,12 +41,9 @@ pub type Result<T, E = Failure> = std::result::Result<T, E>;
 /// Messages are in pooled buffers, and large values in memory of their own.
 pub(crate) type Share = Locked<AnyBuffer>;
 
-/// The message in a buffer, and its length.
-pub(crate) fn message(
-    (buffer, success): (AnyBuffer, WorkSuccess),
-) -> Result<(PooledBuffer, usize)> {
-    let buffer = buffer.downcast().map_err(|_| "that is no buffer for messages")?;
-    Ok((buffer, success.byte_len() as usize))
+/// The message in a buffer.
+pub(crate) fn message((buffer, _): (AnyBuffer, WorkSuccess)) -> Result<PooledBuffer> {
+    buffer.downcast().map_err(|_| "that is no buffer for messages".into())
 }
 
 /// What both sides find each other by: TCP, or streams of a simulated network in tests.

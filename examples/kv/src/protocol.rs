@@ -1,6 +1,8 @@
 //! The messages. On the TCP stream, the server first says whether there is [`ROOM`] for one more client; then both sides
 //! connect. A message has a kind, the length of the key, the key, and a body.
 
+use std::io::Write;
+
 use ibverbs::RemoteMemoryRegion;
 
 use crate::Result;
@@ -51,12 +53,12 @@ const ANSWER: u8 = 32;
 const REFUSED: u8 = 48;
 
 impl Message<'_> {
-    /// Writes the message to the beginning of `out`. Returns its length.
+    /// Writes the message.
     ///
     /// # Errors
     ///
-    /// The key or the value is too long.
-    pub fn write(&self, out: &mut [u8]) -> Result<usize> {
+    /// The key or the value is too long, or there is no room for the message.
+    pub fn write(&self, out: &mut impl Write) -> Result<()> {
         let region;
         let (kind, key, body): (u8, &[u8], &[u8]) = match self {
             Self::Get { key } => (GET, key, &[]),
@@ -76,15 +78,12 @@ impl Message<'_> {
                 }
             }
         };
-        let length = 2 + key.len() + body.len();
-        if key.len() > MAX_KEY || body.len() > MAX_SMALL || length > out.len() {
+        if key.len() > MAX_KEY || body.len() > MAX_SMALL {
             return Err("the key or the value is too long".into());
         }
-        out[0] = kind;
-        out[1] = key.len() as u8;
-        out[2..2 + key.len()].copy_from_slice(key);
-        out[2 + key.len()..length].copy_from_slice(body);
-        Ok(length)
+        out.write_all(&[kind, key.len() as u8])?;
+        out.write_all(key)?;
+        Ok(out.write_all(body)?)
     }
 }
 
@@ -121,7 +120,7 @@ mod tests {
     fn messages_are_read_as_they_were_written() {
         let value = vec![7; MAX_SMALL];
         let key = [b'k'; MAX_KEY];
-        let mut bytes = [0; MAX_MESSAGE];
+        let mut bytes = Vec::new();
         for message in [
             Message::Get { key: b"" },
             Message::Get { key: &key },
@@ -130,8 +129,10 @@ mod tests {
             Message::Answer(Body::Small(b"")),
             Message::Refused("no"),
         ] {
-            let length = message.write(&mut bytes).unwrap();
-            assert_eq!(read(&bytes[..length]).unwrap(), message);
+            bytes.clear();
+            message.write(&mut bytes).unwrap();
+            assert!(bytes.len() <= MAX_MESSAGE);
+            assert_eq!(read(&bytes).unwrap(), message);
         }
         let too_long = [0; MAX_SMALL + 1];
         assert!(Message::Answer(Body::Small(&too_long)).write(&mut bytes).is_err());

@@ -33,7 +33,7 @@ pub(crate) async fn serve(
     let mut session = Session { shared, channel, offered: None };
     loop {
         let buffer = core.buffer()?;
-        let request = tokio::select! {
+        let buffer = tokio::select! {
             biased;
             // A receive that is dropped here loses no message.
             received = session.channel.receive(buffer) => {
@@ -45,11 +45,10 @@ pub(crate) async fn serve(
                 return Ok(());
             }
         };
-        let (buffer, length) = request;
         // A client that is killed now: its stream closes, and what is in flight ends with the channel.
         tokio::select! {
             biased;
-            answered = timeout(PATIENCE, session.answer(buffer, length)) => answered??,
+            answered = timeout(PATIENCE, session.answer(buffer)) => answered??,
             () = has_closed(&mut stream) => return Ok(()),
         }
     }
@@ -74,14 +73,16 @@ struct Session {
 
 impl Session {
     /// Answers a request in the same buffer.
-    async fn answer(&mut self, mut buffer: PooledBuffer, length: usize) -> Result<()> {
+    async fn answer(&mut self, mut buffer: PooledBuffer) -> Result<()> {
         self.offered = None;
-        let answer = match self.carry_out(&buffer[..length]).await {
+        let answer = self.carry_out(&buffer).await;
+        buffer.clear();
+        let answer = match answer {
             Ok(value) => value,
             Err(error) => {
                 let reason = error.to_string();
-                let length = Message::Refused(&reason).write(&mut buffer)?;
-                return self.send(buffer, length).await;
+                Message::Refused(&reason).write(&mut buffer)?;
+                return self.send(buffer).await;
             }
         };
         let body = match &answer {
@@ -89,15 +90,14 @@ impl Session {
             Some(Value::Small(bytes)) => Body::Small(bytes),
             Some(Value::Large(region)) => Body::Large(region.remote()),
         };
-        let length = Message::Answer(body).write(&mut buffer)?;
+        Message::Answer(body).write(&mut buffer)?;
         if let Some(Value::Large(region)) = answer {
             self.offered = Some(region);
         }
-        self.send(buffer, length).await
+        self.send(buffer).await
     }
 
-    async fn send(&self, mut buffer: PooledBuffer, length: usize) -> Result<()> {
-        buffer.set_len(length)?;
+    async fn send(&self, buffer: PooledBuffer) -> Result<()> {
         // Now, not when the send has completed: the client may have gone by then, with its answer.
         self.shared.requests.fetch_add(1, Ordering::Relaxed);
         self.channel.send(buffer).await?;

@@ -95,7 +95,7 @@ fn futures(port: u16) -> Result<Client> {
                     let start = Instant::now();
                     let room = node.pool.wait().await;
                     let mut message = node.pool.wait().await;
-                    message.set_len(SIZE)?;
+                    message.extend_from_slice(&[1; SIZE])?;
                     let (received, sent) =
                         tokio::join!(channel.receive(room), channel.send(message));
                     let ended = received.map(drop).map_err(|e| e.error);

@@ -100,8 +100,7 @@ async fn serve_by_futures() -> Result {
     let channel = Arc::new(prepared.accept(&mut stream, b"").await?.0);
     loop {
         let buffer = node.pool.wait().await;
-        let (mut message, received) = channel.receive(buffer).await.map_err(|e| e.error)?;
-        message.set_len(received.byte_len() as usize)?;
+        let (message, _) = channel.receive(buffer).await.map_err(|e| e.error)?;
         let channel = channel.clone();
         tokio::spawn(async move { channel.send(message).await.map(drop).map_err(|e| e.error) });
     }
@@ -135,11 +134,9 @@ fn serve_by_loop() -> Result {
     }
     loop {
         let ended = server.wait_ended()?;
-        let length = ended.result()?.byte_len() as usize;
+        ended.result()?;
         if ended.token == RECEIVE {
-            let mut answer = take()?;
-            answer[..length].copy_from_slice(&ended.buffer[..length]);
-            answer.set_len(length)?;
+            let answer = node.pool.take_from(&ended.buffer)?.ok_or("no buffer is left")?;
             server.post(id, SendWorkRequest::new(answer), SEND)?;
             server.post(id, ReceiveWorkRequest::new(ended.buffer), RECEIVE)?;
         }

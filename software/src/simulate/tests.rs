@@ -58,7 +58,7 @@ fn run(seed: u64) -> (Vec<String>, String) {
         });
         let mut log = Vec::new();
         for _ in 0..20 {
-            ours.send(one.pool.take().unwrap()).await.unwrap();
+            ours.send(one.pool.take_from(&[1; 8]).unwrap().unwrap()).await.unwrap();
             let mut receiving = pin!(ours.receive(one.pool.take().unwrap()));
             let in_time = timeout(Duration::from_millis(5), receiving.as_mut()).await.is_ok();
             if !in_time {
@@ -104,7 +104,7 @@ fn timers_and_packets_come_in_the_order_of_their_times() {
             sleep(Duration::from_millis(1)).await;
             Instant::now() - start
         });
-        ours.send(one.pool.take().unwrap()).await.unwrap();
+        ours.send(one.pool.take_from(&[1; 8]).unwrap().unwrap()).await.unwrap();
         // There and back, to the nanosecond.
         assert_eq!(start.elapsed(), Duration::from_micros(2600));
         assert_eq!(receiving.await.unwrap().0 - start, Duration::from_micros(1300));
@@ -215,16 +215,20 @@ fn what_a_crashed_host_has_sent_does_not_confuse_its_next_life() {
             let side = Side::new(&a);
             let [ours, theirs] = side.connect(&peer);
             let receiving = theirs.receive(peer.pool.take().unwrap());
-            let (sent, received) = tokio::join!(ours.send(side.pool.take().unwrap()), receiving);
+            let (sent, received) =
+                tokio::join!(ours.send(side.pool.take_from(&[1; 8]).unwrap().unwrap()), receiving);
             assert!(sent.is_ok() && received.is_ok());
             starts.push(world.trace().packets().next_back().unwrap().sequence_number());
             a.crash();
             // Its packets go nowhere now, and it gets none.
             let before = world.trace().packets().len();
             assert!(
-                timeout(Duration::from_secs(9), ours.send(side.pool.take().unwrap()))
-                    .await
-                    .is_err()
+                timeout(
+                    Duration::from_secs(9),
+                    ours.send(side.pool.take_from(&[1; 8]).unwrap().unwrap())
+                )
+                .await
+                .is_err()
             );
             assert_eq!(world.trace().packets().len(), before);
         }

@@ -176,11 +176,8 @@ fn random_cancelling_under_load_loses_no_buffer_and_no_message_and_keeps_the_ord
             words.write(0, &[u64::MAX]).unwrap();
             let sender = one.clone();
             let send = async move {
-                let short = |number| {
-                    let mut buffer = sender.buffer(number);
-                    buffer.set_len(8).unwrap();
-                    buffer
-                };
+                let short =
+                    |number: u64| sender.pool.take_from(&number.to_le_bytes()).unwrap().unwrap();
                 let mut random = Random(seed * 7919);
                 let mut account = Account::default();
                 account.writes.push((u64::MAX, Posted::Surely));

@@ -53,9 +53,9 @@ impl Side {
     }
 
     pub(crate) fn buffer(&self, number: u64) -> PooledBuffer {
-        let mut buffer = self.pool.take().expect("a free buffer");
-        buffer[..8].copy_from_slice(&number.to_le_bytes());
-        buffer
+        let mut message = [0; LEN];
+        message[..8].copy_from_slice(&number.to_le_bytes());
+        self.pool.take_from(&message).unwrap().expect("a free buffer")
     }
 
     /// How many more operations the channels of the reactor can have.

@@ -39,9 +39,7 @@ impl Side {
     }
 
     fn buffer(&self, number: u64) -> PooledBuffer {
-        let mut buffer = self.pool.take().unwrap();
-        buffer.copy_from_slice(&number.to_le_bytes());
-        buffer
+        self.pool.take_from(&number.to_le_bytes()).unwrap().unwrap()
     }
 }
 

@@ -10,7 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::device::{AsyncEventKind, AsyncEventSubject, AsyncEvents};
-use ibverbs::{Loop, PooledBuffer, Reactor, ReceiveWorkRequest, TransportError};
+use ibverbs::{
+    AccessFlags, BufferPool, Loop, PooledBuffer, Reactor, ReceiveWorkRequest, TransportError,
+};
 
 use patience::deadline;
 use sides::{CAPACITY, CHUNKS, LEN, Server, Side, number, send, settings};
@@ -147,23 +149,21 @@ fn a_message_that_is_too_long_fails_its_own_peer_alone() {
     let clients = Side::new();
     let (ours, mut peers): (Vec<_>, Vec<_>) = (0..2).map(|_| server.connect(&clients)).unzip();
     for _ in 0..4 {
-        let mut short = server.side.buffer(0);
-        short.set_len(8).unwrap();
-        server.receives.post(short).unwrap();
+        server.receives.post(server.side.pool.take().unwrap()).unwrap();
     }
+    let long = BufferPool::new(&clients.domain, LEN + 1, 1, AccessFlags::empty()).unwrap();
     let mut send = |at: usize, len| {
-        let mut buffer = clients.buffer(5);
-        buffer.set_len(len).unwrap();
+        let buffer = long.take_from(&vec![5; len]).unwrap().unwrap();
         let peer = &mut peers[at];
         peer.until(deadline()).send(&buffer)
     };
-    assert!(send(0, 9).is_err());
+    assert!(send(0, LEN + 1).is_err());
     let failed = server.next_message(&ours[0]).unwrap_err();
     assert!(matches!(failed.error, TransportError::Work(_)) && failed.buffer.is_some());
     drop(failed);
     for _ in 0..3 {
         send(1, 8).unwrap();
-        server.next_message(&ours[1]).unwrap();
+        assert_eq!(server.next_message(&ours[1]).unwrap().0[..], [5; 8]);
     }
     assert_eq!(server.receives.posted(), 0);
     assert_eq!(server.side.pool.available(), CHUNKS);

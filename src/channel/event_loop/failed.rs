@@ -11,7 +11,7 @@ use crate::channel::operation::Queue;
 use crate::channel::owned_buffer::OwnedBuffer;
 use crate::channel::request::WorkRequest;
 use crate::ffi;
-use crate::memory::keep;
+use crate::memory::{GatherBuffer, keep};
 
 impl<B> Table<B> {
     /// The device has completed an operation of the channel with an error.
@@ -109,7 +109,7 @@ impl<B> Loop<'_, B> {
         channel: ChannelId,
         state: State,
         token: u64,
-        buffer: R::Buffer,
+        mut buffer: R::Buffer,
     ) -> Result<u64, R::Buffer>
     where
         R::Kept: OwnedBuffer,
@@ -119,7 +119,7 @@ impl<B> Loop<'_, B> {
         let Some(index) = table.unposted_slot(channel) else { return Err(buffer) };
         let slot = &mut table.slots[index as usize];
         slot.number = slot.number.wrapping_add(ONE);
-        (slot.token, slot.state) = (token, State::Unposted);
+        (slot.token, slot.state, slot.kept) = (token, State::Unposted, buffer.kept_length());
         slot.buffer.write(B::keep(keep(buffer)));
         table.outcomes[index as usize].was = state;
         let number = slot.number;

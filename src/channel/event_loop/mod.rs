@@ -92,22 +92,14 @@ use crate::parent::Parent;
 /// }
 /// loop {
 ///     let ended = server.wait_ended()?; // sleeps until there is something
-///     let success = match ended.result() {
-///         Ok(success) => success,
-///         Err(error) => {
-///             eprintln!("{error}");
-///             // What is in flight ends with errors, too. The first of them removes the channel.
-///             let _ = server.remove(ended.channel);
-///             continue;
-///         }
-///     };
-///     let mut buffer = ended.buffer;
-///     if ended.token == RECEIVE {
-///         buffer.set_len(success.byte_len() as usize)?;
-///         server.post(ended.channel, SendWorkRequest::new(buffer), SEND)?; // the answer
+///     if let Err(error) = ended.result() {
+///         eprintln!("{error}");
+///         // What is in flight ends with errors, too. The first of them removes the channel.
+///         let _ = server.remove(ended.channel);
+///     } else if ended.token == RECEIVE {
+///         server.post(ended.channel, SendWorkRequest::new(ended.buffer), SEND)?; // the answer
 ///     } else {
-///         buffer.set_len(4096)?;
-///         server.post(ended.channel, ReceiveWorkRequest::new(buffer), RECEIVE)?;
+///         server.post(ended.channel, ReceiveWorkRequest::new(ended.buffer), RECEIVE)?;
 ///     }
 /// }
 /// # }

@@ -16,7 +16,7 @@ use crate::channel::owned_buffer::OwnedBuffer;
 use crate::channel::refused::Refused;
 use crate::channel::request::WorkRequest;
 use crate::ffi;
-use crate::memory::keep;
+use crate::memory::{GatherBuffer, keep};
 
 impl<B> Loop<'_, B> {
     /// `ibv_post_send`, `ibv_post_recv`: posts any request on a channel, which then owns the request's buffer. When the
@@ -125,11 +125,15 @@ impl<B> Loop<'_, B> {
         // borrowed exclusively. An `OwnedBuffer` keeps its memory until it is dropped. It goes to the slot next, with
         // nothing in between that unwinds, and leaves the slot when the device is done with it. What is not kept was
         // copied by the post.
+        let kept = buffer.kept_length();
         let returned =
             unsafe { operation.post(entry.target, table.prepared.as_ptr(), number, list.as_mut()) };
         // Also if it was refused: the next request has another number.
         slot.number = number;
         slot.token = token;
+        if R::Operation::QUEUE == Queue::Receive {
+            slot.kept = kept;
+        }
         if returned != 0 {
             return Err(self.post_failed::<R, E>(number, state, returned, operation, buffer));
         }

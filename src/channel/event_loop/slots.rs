@@ -1,12 +1,15 @@
 //! Room for the operations of a loop, one by one.
 
 use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 use std::task::Waker;
 
 use super::ended::{ChannelId, Ended};
 use crate::channel::slot::NO_SLOT;
+use crate::completion::message_len;
 use crate::error::Error;
 use crate::ffi;
+use crate::memory::KeptLength;
 
 /// What a generation adds to a number.
 pub(in crate::channel) const ONE: u64 = 1 << 32;
@@ -85,6 +88,8 @@ pub(super) struct Slot<B> {
     /// The generations up to this one are of earlier channels, or connections.
     pub(super) begun: u32,
     pub(super) state: State,
+    /// Of a receive: the length that its buffer keeps, if it keeps one.
+    pub(super) kept: Option<NonNull<KeptLength>>,
     /// It is there in all states but `Free`, `Probe` and `Credits`.
     pub(super) buffer: MaybeUninit<B>,
 }
@@ -100,6 +105,7 @@ impl<B> Slot<B> {
             link: NO_SLOT,
             begun: 0,
             state,
+            kept: None,
             buffer: MaybeUninit::uninit(),
         }
     }
@@ -109,10 +115,20 @@ impl<B> Slot<B> {
         self.number & SHARED != 0
     }
 
-    /// Takes the operation, which was in flight and has this completion.
+    /// Tells the buffer of the operation, which was in flight and has succeeded, how long its message is.
+    #[inline(always)]
+    pub(super) fn receive(&mut self, success: &ffi::ibv_wc) {
+        if let (Some(kept), Some(len)) = (self.kept, message_len(success)) {
+            // SAFETY: it is that of the slot's buffer, which is still there, and the device is done with it.
+            unsafe { KeptLength::receive(kept, len as usize) };
+        }
+    }
+
+    /// Takes the operation, which was in flight and has this completion: a success.
     #[inline(always)]
     pub(super) fn take(&mut self, completion: &ffi::ibv_wc) -> Ended<B> {
         debug_assert!(self.state.is_in_flight());
+        self.receive(completion);
         self.state = State::Free;
         Ended {
             channel: self.channel,

@@ -311,6 +311,9 @@ impl<B> Table<B> {
         }
         let Self { slots, asides, outcomes, .. } = self;
         let (slot, outcome) = (&mut slots[index as usize], &mut outcomes[index as usize]);
+        if result(completion).is_ok() {
+            slot.receive(completion);
+        }
         outcome.completion = *completion;
         outcome.channel = shared_by;
         let aside = shared_by.unwrap_or(slot.channel).index();

@@ -417,6 +417,9 @@ impl<B> Table<B> {
             deferred.wake(&mut outcome.waker);
         } else {
             slot.state = State::Arrived;
+            if completion.status == ffi::ibv_wc_status::IBV_WC_SUCCESS {
+                slot.receive(completion);
+            }
             tasks.messages.push(slots, index);
             let first = tasks.lines[1].first;
             match waiters.places.get_mut(first as usize) {

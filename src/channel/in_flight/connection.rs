@@ -119,11 +119,11 @@ impl InFlight {
                 State::InFlight(Owner::FailedWindow) => {
                     slot.set_state(State::Done(Owner::FailedWindow));
                 }
-                State::InFlight(owner) => slot.set_state(State::Discarded(owner)),
-                State::Abandoned => {
+                State::InFlight(Owner::Lent) | State::Abandoned => {
                     any_abandoned = true;
                     self.release_of(slot, Owner::Scope);
                 }
+                State::InFlight(owner) => slot.set_state(State::Discarded(owner)),
                 _ => {}
             }
         }

@@ -185,7 +185,7 @@ impl InFlight {
     /// The count that the slots of this owner's operations are in.
     #[inline]
     fn count_of(&self, owner: Owner) -> &Cell<u32> {
-        if owner == Owner::Scope { &self.in_scope } else { &self.others }
+        if matches!(owner, Owner::Scope | Owner::Lent) { &self.in_scope } else { &self.others }
     }
 
     /// Whether there is room for one more request.

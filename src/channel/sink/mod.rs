@@ -23,7 +23,7 @@ use std::ffi::c_int;
 
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
-use super::slot::{Slot, State};
+use super::slot::{Owner, Slot, State};
 use super::wait::Wait;
 use crate::completion::WorkCompletion;
 use crate::ffi;
@@ -186,10 +186,13 @@ impl Core {
             Some((slot, State::InFlight(owner))) if owner.is_window() => {
                 self.end_window(slot, owner, completion);
             }
-            Some((slot, State::Abandoned)) => {
+            Some((slot, State::Abandoned | State::InFlight(Owner::Lent))) => {
                 self.unreported.unpolled.set(true);
-                if let Err(error) = completion.result() {
-                    self.record_unreported(error.into());
+                match (completion.result(), slot.kept.take()) {
+                    (Err(error), _) => self.record_unreported(error.into()),
+                    // SAFETY: the buffer is borrowed until the scope has ended, and the device is done with it.
+                    (Ok(success), Some(kept)) => unsafe { success.tell(kept) },
+                    (Ok(_), None) => {}
                 }
                 self.release(slot);
             }

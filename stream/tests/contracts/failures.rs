@@ -43,10 +43,8 @@ impl Hostile {
 
     /// Returns whether the message has arrived.
     fn send(&mut self, header: u32, data: &[u8]) -> bool {
-        let mut buffer = self.pool.take().unwrap();
-        buffer.set_len(4 + data.len()).unwrap();
-        buffer[..4].copy_from_slice(&header.to_be_bytes());
-        buffer[4..].copy_from_slice(data);
+        let mut buffer = self.pool.take_from(&header.to_be_bytes()).unwrap().unwrap();
+        buffer.extend_from_slice(data).unwrap();
         self.channel.until(soon()).send(&buffer).is_ok()
     }
 }
@@ -69,8 +67,7 @@ fn a_hostile_peer_loses_its_own_stream_alone() {
             let _ = peer.send(0x0100_0000, b"x");
         }),
         ("shorter than its header", |peer| {
-            let mut buffer = peer.pool.take().unwrap();
-            buffer.set_len(3).unwrap();
+            let buffer = peer.pool.take_from(&[0; 3]).unwrap().unwrap();
             let _ = peer.channel.until(soon()).send(&buffer);
         }),
         ("without a credit", |peer| {

@@ -69,9 +69,7 @@ impl Program {
     }
 
     fn text(&self, text: &[u8]) -> PooledBuffer {
-        let mut buffer = self.pool.take().expect("a free buffer");
-        buffer[..text.len()].copy_from_slice(text);
-        buffer.set_len(text.len()).unwrap();
+        let buffer = self.pool.take_from(text).unwrap().expect("a free buffer");
         buffer
     }
 

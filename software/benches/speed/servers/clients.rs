@@ -53,7 +53,7 @@ impl Clients {
                     .map_err(|e| e.error)?;
             }
             let mut message = side.buffer()?;
-            message.set_len(SMALL)?;
+            message.extend_from_slice(&[0; SMALL])?;
             assert_eq!(channel.index(), all.len(), "channels are numbered");
             all.push(Connection { channel, message: Some(message), is_answered: true });
         }

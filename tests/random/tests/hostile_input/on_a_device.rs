@@ -240,8 +240,7 @@ proptest! {
         target.fill(7);
         let secret = MemoryRegion::<u8>::new(&domain, 64).unwrap();
         let pool = BufferPool::new(&domain, 128, 1, AccessFlags::empty()).unwrap();
-        let mut local = pool.take().unwrap();
-        local.fill(1);
+        let mut local = pool.take_from(&[1; 128]).unwrap().unwrap();
         local.set_len(length as usize).unwrap();
         let right = target.remote();
         let rkey = if wrong_key { right.rkey() ^ 0x5500 } else { right.rkey() };
@@ -268,7 +267,8 @@ proptest! {
             prop_assert_eq!(byte, if reached { 1 } else { 7 }, "at {}", at - right.address());
         }
         drop((one, two));
-        let local = pool.take().expect("the device has no channel that could use it");
+        let mut local = pool.take().expect("the device has no channel that could use it");
+        local.set_len(128).unwrap();
         for (at, &byte) in (0..).zip(local.iter()) {
             prop_assert_eq!(byte, if done && !write && at < length { 7 } else { 1 }, "at {}", at);
         }

@@ -30,10 +30,8 @@ impl Ledger {
 
     /// A buffer of equal bytes, other ones each time. `None`: the program has leaked them all.
     pub(crate) fn buffer(&mut self) -> Option<PooledBuffer> {
-        let mut buffer = self.pool.take()?;
         self.next = self.next.wrapping_add(1);
-        buffer.fill(self.next);
-        Some(buffer)
+        self.pool.take_from(&[self.next; LEN]).unwrap()
     }
 
     /// The requests of all queue pairs that the device still has.

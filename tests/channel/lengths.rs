@@ -1,0 +1,264 @@
+//! The lengths of pooled buffers: a send has what was written, and nothing of the chunk's earlier users; a receive has room
+//! for the whole chunk, and its buffer is as long as the message, on every layer.
+
+use std::io::Write as _;
+
+use ibverbs::channel::AnyBuffer;
+use ibverbs::{
+    AccessFlags, BufferPool, Inline, Loop, PooledBuffer, ReadWorkRequest, ReceiveWorkRequest,
+    SendWorkRequest, TransportResult, WriteWorkRequest,
+};
+
+use crate::loops::{Loops, next};
+use crate::pair::Pair;
+use crate::software::Software;
+
+const CHUNK: usize = 64;
+
+/// Each chunk is full of another client's bytes.
+fn used(pair: &Pair, chunks: usize) -> BufferPool {
+    let pool = BufferPool::new(&pair.domain, CHUNK, chunks, AccessFlags::empty()).unwrap();
+    let all: Vec<_> =
+        (0..chunks).map(|_| pool.take_from(b"secret!!".repeat(8).as_slice()).unwrap()).collect();
+    assert!(all.iter().all(|buffer| buffer.as_ref().unwrap().len() == CHUNK));
+    drop(all);
+    pool
+}
+
+#[test]
+fn a_send_has_the_bytes_that_were_written_and_no_others() {
+    let mut pair = Pair::new();
+    let pool = used(&pair, 4);
+    let mut room = pair.region(CHUNK, 0);
+    room.fill(0x55);
+    let Pair { one, two, .. } = &mut pair;
+    let mut written = pool.take().unwrap();
+    write!(written, "{}, ", "hello").unwrap();
+    written.extend_from_slice(b"you").unwrap();
+    let mut by_hand = pool.take().unwrap();
+    by_hand.spare_capacity_mut()[..2].copy_from_slice(b"hi");
+    by_hand.set_len(2).unwrap();
+    let mut again = pool.take_from(b"something longer").unwrap().unwrap();
+    again.clear();
+    again.extend_from_slice(b"new").unwrap();
+    let all = [
+        (written, &b"hello, you"[..]),
+        (by_hand, b"hi"),
+        (again, b"new"),
+        (pool.take().unwrap(), b""),
+    ];
+    for (buffer, expected) in all {
+        let mut receive = two.scope(|s| -> TransportResult<_> {
+            let receive = s.post_receive(room.slice_mut(..)?)?;
+            one.send(&buffer)?;
+            Ok(receive.wait()?.1)
+        });
+        assert_eq!(receive.as_mut().unwrap().byte_len() as usize, expected.len());
+        assert_eq!(room[..expected.len()], *expected);
+        assert!(room[expected.len()..].iter().all(|&byte| byte == 0x55), "{:?}", &room[..]);
+        room.fill(0x55);
+    }
+    let mut full = pool.take_from(&[1; CHUNK - 1]).unwrap().unwrap();
+    assert_eq!(full.write(&[2; 3]).unwrap(), 1);
+    assert_eq!((full.write(&[3]).unwrap(), full[CHUNK - 1], full.len()), (0, 2, CHUNK));
+    drop((full, pool, room));
+    pair.finish();
+}
+
+/// A write to the peer, too; and a read asks for as much as the buffer has.
+#[test]
+fn a_write_and_a_read_have_the_length_of_the_buffer() {
+    let mut pair = Pair::new();
+    let (pool, target) = (used(&pair, 2), pair.shared(8));
+    target.write(0, &[7; 8]).unwrap();
+    let one = &mut pair.one;
+    let buffer = pool.take_from(b"12345678").unwrap().unwrap();
+    one.run(WriteWorkRequest::new(&buffer, target.remote())).unwrap();
+    assert_eq!(target.to_vec()[1..], [7; 7]);
+    let mut read = pool.take_from(&[0; 3]).unwrap().unwrap();
+    one.read(&mut read, target.remote()).unwrap();
+    assert_eq!(read[..], *b"123");
+    drop((buffer, read));
+    let empty = one.run(ReadWorkRequest::new(&mut pool.take().unwrap(), target.remote()));
+    let error = empty.unwrap_err().to_string();
+    assert!(error.contains("the buffer is empty") && error.contains("set_len"), "{error}");
+    drop((pool, target));
+    pair.finish();
+}
+
+/// One that is short takes a longer message; one that was long is shortened.
+#[test]
+fn a_blocking_receive_sets_the_length() {
+    let mut pair = Pair::new();
+    let (pool, target) = (used(&pair, 2), pair.shared(8));
+    let Pair { one, two, .. } = &mut pair;
+    let mut buffer = pool.take().unwrap();
+    for message in [&b"a"[..], b"longer", &[9; CHUNK], b"", b"short"] {
+        let sent = pool.take_from(message).unwrap().unwrap();
+        one.scope(|s| -> TransportResult<()> {
+            let send = s.post_send(&sent)?;
+            two.receive(&mut buffer)?;
+            send.wait().map(drop)
+        })
+        .unwrap();
+        assert_eq!(buffer[..], *message);
+        // A write that tells that it is there leaves the buffer of the receive as it was.
+        one.scope(|s| -> TransportResult<()> {
+            let write =
+                s.post(WriteWorkRequest::new(Inline(b"8 bytes."), target.remote()).immediate(1))?;
+            two.receive(&mut buffer)?;
+            write.wait().map(drop)
+        })
+        .unwrap();
+        assert_eq!(buffer[..], *message);
+    }
+    drop((buffer, pool, target));
+    pair.finish();
+}
+
+/// With a handle that was waited for, that was dropped before the message came, and after it.
+#[test]
+fn a_scope_sets_the_length_whoever_asks_for_the_result() {
+    let mut pair = Pair::new();
+    let pool = used(&pair, 3);
+    let Pair { one, two, .. } = &mut pair;
+    let mut buffers = [(); 3].map(|()| pool.take_from(b"it was longer").unwrap().unwrap());
+    let [waited, dropped, late] = &mut buffers;
+    two.scope(|s| -> TransportResult<()> {
+        let (waited, _, late) =
+            (s.post_receive(waited)?, s.post_receive(dropped)?, s.post_receive(late)?);
+        for message in [&b"one"[..], b"two", b"three"] {
+            one.send(Inline(message))?;
+        }
+        let (waited, _) = waited.wait()?;
+        assert_eq!(waited[..], *b"one");
+        let mut late = late;
+        while late.poll().is_none() {}
+        drop(late);
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(buffers.each_ref().map(|buffer| &buffer[..]), [&b"one"[..], b"two", b"three"]);
+    // Reset with one in flight: it stays as it is, and the device does not touch it any more.
+    let [first, ..] = &mut buffers;
+    let failed = two.scope(|s| -> TransportResult<()> {
+        drop(s.post_receive(first)?);
+        Err(ibverbs::TransportError::Cancelled)
+    });
+    assert!(failed.is_err());
+    assert_eq!(buffers[0][..], *b"one");
+    drop((buffers, pool));
+    pair.finish();
+}
+
+/// A message that goes to several buffers, one after the other.
+#[test]
+fn the_buffers_of_one_receive_have_its_parts() {
+    let mut pair = Pair::new();
+    let pool = used(&pair, 3);
+    let (source, mut header) = (pair.region(4 + CHUNK + 5, 0), pair.region(4, 99));
+    let Pair { one, two, .. } = &mut pair;
+    let [mut first, mut second] = [(); 2].map(|()| pool.take().unwrap());
+    for len in [source.len(), 4 + CHUNK, 4 + 7, 4, 2] {
+        let message = source.slice(..len).unwrap();
+        let send = |one: &mut ibverbs::Channel<'_>| one.send(message).map(drop);
+        let is_right = |first: &PooledBuffer, second: &PooledBuffer| {
+            let parts: Vec<u8> = first.iter().chain(&second[..]).copied().collect();
+            assert_eq!(parts, source[4.min(len)..len]);
+        };
+        two.scope(|s| -> TransportResult<()> {
+            let room = (header.slice_mut(..)?, &mut first, &mut second);
+            let receive = s.post_receive(room)?;
+            send(one)?;
+            receive.wait().map(drop)
+        })
+        .unwrap();
+        is_right(&first, &second);
+        first.clear();
+        two.scope(|s| -> TransportResult<()> {
+            let receive = s.post_receive(vec![&mut first, &mut second])?;
+            send(one)?;
+            receive.wait().map(drop)
+        })
+        .unwrap();
+        assert_eq!(first[..], source[..len.min(CHUNK)]);
+        assert_eq!(second[..], source[len.min(CHUNK)..len]);
+        let mut both = [first, second];
+        two.scope(|s| -> TransportResult<()> {
+            let receive = s.post_receive(&mut both)?;
+            send(one)?;
+            receive.wait().map(drop)
+        })
+        .unwrap();
+        [first, second] = both;
+        assert_eq!(second[..], source[len.min(CHUNK)..len]);
+    }
+    drop((first, second, pool, source, header));
+    pair.finish();
+}
+
+/// A message, and a write that tells that it is there.
+#[test]
+fn a_loop_sets_the_length_of_what_it_gives_back() {
+    let mut loops = Loops::on(Software::new());
+    let (channel, peer) = loops.connect();
+    let mut any = Loop::<AnyBuffer>::new(loops.domain.context_parent(), 64).unwrap();
+    let (one, two) = crate::pair::connect(loops.prepare(&any), loops.prepare(&any));
+    let (one, two) = (any.add(one).unwrap(), any.add(two).unwrap());
+    let target =
+        ibverbs::SharedMemoryRegion::<u64>::new(&loops.domain, 2, crate::pair::ALL).unwrap();
+    let mut buffer = loops.filled(0xee);
+    for message in [&b"a"[..], b"longer", &[9; 16], b"", b"short"] {
+        let sent = loops.pool.take_from(message).unwrap().unwrap();
+        loops.peers.post(peer, ReceiveWorkRequest::new(buffer), 1).unwrap();
+        loops.here.post(channel, SendWorkRequest::new(sent), 2).unwrap();
+        let sent = next(&mut loops.here).buffer;
+        assert_eq!(sent[..], *message);
+        buffer = next(&mut loops.peers).buffer;
+        assert_eq!(buffer[..], *message);
+        loops.peers.post(peer, ReceiveWorkRequest::new(buffer), 3).unwrap();
+        let write = WriteWorkRequest::new(sent, target.remote()).immediate(4);
+        loops.here.post(channel, write, 5).unwrap();
+        let sent = next(&mut loops.here).buffer;
+        let told = next(&mut loops.peers);
+        assert_eq!(told.result().unwrap().immediate(), Some(4));
+        assert_eq!(told.buffer[..], *message, "a write leaves the buffer of the receive as it was");
+        any.post(two, ReceiveWorkRequest::new(told.buffer), 6).unwrap();
+        any.post(one, SendWorkRequest::new(Inline(b"any")), 7).unwrap();
+        let mut ended = [next(&mut any), next(&mut any)];
+        ended.sort_by_key(|ended| ended.token);
+        let [received, _] = ended;
+        buffer = received.buffer.downcast().unwrap();
+        assert_eq!(buffer[..], *b"any");
+        drop(sent);
+    }
+    // What ends with its channel stays as it was, whether or not a part of a message has come.
+    loops.peers.post(peer, ReceiveWorkRequest::new(buffer), 8).unwrap();
+    loops.peers.remove(peer).unwrap();
+    assert_eq!(next(&mut loops.peers).buffer[..], *b"any");
+    drop((any, target));
+    loops.finish();
+}
+
+/// Completions that are polled together, of which one has failed, take another way.
+#[test]
+fn a_loop_sets_the_lengths_of_what_it_polls_with_a_failure() {
+    let mut loops = Loops::on(Software::new());
+    let (channel, peer) = loops.connect();
+    for token in 0..3 {
+        loops.receive(peer, token);
+    }
+    for message in [&b"one"[..], b"two"] {
+        let sent = loops.pool.take_from(message).unwrap().unwrap();
+        loops.here.post(channel, SendWorkRequest::new(sent), 0).unwrap();
+        next(&mut loops.here).result().unwrap();
+    }
+    loops.peers.remove(peer).unwrap();
+    let all: Vec<_> = (0..3).map(|_| next(&mut loops.peers)).collect();
+    assert_eq!(all[0].buffer[..], *b"one");
+    assert_eq!(all[1].buffer[..], *b"two");
+    assert!(all[2].result().is_err());
+    assert_eq!(all[2].buffer[..], [0; crate::loops::LEN]);
+    drop(all);
+    loops.finish();
+}
