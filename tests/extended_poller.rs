@@ -10,7 +10,12 @@ use std::time::{Duration, Instant};
 use ibverbs::completion::{
     CompletionFields, ExtendedCompletion, ExtendedCompletions, ExtendedPoller, WorkOpcode,
 };
-use ibverbs::{CompletionChannel, CompletionQueue, Context, ErrorKind, WorkStatus, ffi};
+use ibverbs::queue_pair::GlobalRouteHeader;
+use ibverbs::settings::ServiceLevel;
+use ibverbs::{
+    AddressVector, CompletionChannel, CompletionQueue, Context, ErrorKind, WorkCompletion,
+    WorkStatus, ffi,
+};
 use ibverbs_function_device::{FunctionDevice, Kind};
 
 fn inject(
@@ -408,4 +413,49 @@ fn on_soft_roce_each_completion_is_a_poll_of_its_own() {
     assert_eq!(poller.poll(rest), [2, 3, 4, 5]);
     assert_eq!((device.calls("next_poll"), device.calls("start_poll")), (0, 6));
     assert_eq!(device.violations().0, 0, "{}", device.violations().1);
+}
+
+/// What answers a datagram reads the same of both kinds of completions.
+#[test]
+fn a_datagram_is_answered_by_what_an_extended_completion_says() {
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let header = GlobalRouteHeader::from_bytes([0; GlobalRouteHeader::LEN]);
+    let received = ffi::ibv_wc {
+        opcode: ffi::ibv_wc_opcode::IBV_WC_RECV,
+        slid: 9,
+        sl: 10,
+        dlid_path_bits: 11,
+        ..Default::default()
+    };
+    let plain = context.create_cq(4).unwrap();
+    device.inject(plain.as_raw(), &received);
+    let mut completions = [WorkCompletion::default()];
+    let success = plain.poll(&mut completions).unwrap()[0].result().unwrap();
+    let path = AddressVector::reply_to(&context, 1, &success, &header).unwrap();
+    let expected =
+        AddressVector::new(1, 9).service_level(ServiceLevel::new(10).unwrap()).source_path_bits(11);
+    assert_eq!(path, expected);
+    let needed = [
+        CompletionFields::SOURCE_LID,
+        CompletionFields::SERVICE_LEVEL,
+        CompletionFields::DESTINATION_PATH_BITS,
+    ];
+    let all = needed.into_iter().fold(CompletionFields::empty(), |all, field| all | field);
+    for fields in needed.map(|field| all - field).into_iter().chain([all]) {
+        let queue = CompletionQueue::builder(&context, 4).extended(fields).build().unwrap();
+        device.inject(queue.as_raw(), &received);
+        queue.extended_poller().unwrap().poll(|completions| {
+            let completion = completions.next().unwrap().unwrap();
+            let success = completion.result().unwrap();
+            match AddressVector::reply_to(&context, 1, &success, &header) {
+                Ok(path) => assert_eq!((path, fields), (expected, all)),
+                Err(error) => {
+                    assert_ne!(fields, all, "{error}");
+                    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+                    assert!(error.to_string().contains("SOURCE_LID"), "{error}");
+                }
+            }
+        });
+    }
 }

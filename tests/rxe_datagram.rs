@@ -4,6 +4,7 @@
 mod vm;
 
 use ibverbs::device::GidEntry;
+use ibverbs::queue_pair::GlobalRouteHeader;
 use ibverbs::{
     AddressVector, CompletionQueue, Context, DatagramPeer, Gid, MemoryRegion, ProtectionDomain,
     QueuePair, SendWorkRequest, Ud,
@@ -12,7 +13,7 @@ use vm::{assert_nothing_left, completions, has_address_handles, one_at_a_time, r
 
 const QKEY: u32 = 0x1234;
 /// The bytes before a datagram in its receive buffer.
-const ROUTE: usize = 40;
+const ROUTE: usize = GlobalRouteHeader::LEN;
 
 struct Side<'a> {
     own: GidEntry,
@@ -84,10 +85,10 @@ fn a_datagram_is_answered_by_what_its_completion_says() {
             assert_eq!(received.source_queue_pair(), one.queue_pair.number());
             assert!(received.has_global_route());
             assert_eq!(&two.region[256 + ROUTE..][..5], b"hello");
-            let header = &two.region[256..256 + ROUTE];
-            let back = AddressVector::reply_to(two.context, 1, &received, header).unwrap();
+            let (header, _) = GlobalRouteHeader::split(&two.region[256..]).unwrap();
+            let back = AddressVector::reply_to(two.context, 1, &received, &header).unwrap();
             assert_eq!(back.gid(), Some(one.own.gid), "{back:?}");
-            assert!(AddressVector::reply_to(two.context, 1, &received, &header[1..]).is_err());
+            assert_eq!(header.source(), back.gid());
 
             two.region[..3].copy_from_slice(b"aye");
             two.send(&back, received.source_queue_pair(), 3);

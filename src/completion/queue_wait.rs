@@ -60,9 +60,32 @@ impl CompletionQueue<'_> {
         Ok(&completions[..found])
     }
 
-    /// Returns what `poll` finds; while it finds nothing, sleeps until there may be more and polls
-    /// again.
-    pub(crate) fn sleep_until<R>(
+    /// Returns what `poll` finds; while it finds nothing, sleeps until the queue may have completions, and polls again. It is
+    /// [`wait_until`](Self::wait_until) for a program that polls in a way of its own. No lock is held while `poll` runs.
+    ///
+    /// ```no_run
+    /// # // waits for a completion
+    /// # fn wait(queue: &ibverbs::CompletionQueue<'_>, deadline: std::time::Instant) -> ibverbs::Result<()> {
+    /// let mut completions = [ibverbs::WorkCompletion::default(); 64];
+    /// let failed = queue.sleep_until(Some(deadline), || {
+    ///     let polled = queue.poll(&mut completions)?;
+    ///     Ok(polled.iter().find_map(|completion| completion.result().err()))
+    /// })?;
+    /// println!("the first request that has failed: {failed}");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    ///  - `ETIMEDOUT`: `poll` has found nothing before the deadline.
+    ///  - `EINVAL`: the queue has no channel of its own.
+    ///  - `EOPNOTSUPP`: the device cannot arm a queue for solicited completions only.
+    ///  - `EIO`: the device is gone.
+    ///  - those of `poll`.
+    #[doc(alias = "ibv_req_notify_cq")]
+    #[doc(alias = "ibv_get_cq_event")]
+    pub fn sleep_until<R>(
         &self,
         deadline: Option<Instant>,
         poll: impl FnMut() -> Result<Option<R>>,

@@ -1,7 +1,8 @@
 //! How packets reach a peer.
 
 use super::endpoint::QueuePairEndpoint;
-use crate::completion::WorkSuccess;
+use super::global_route_header::GlobalRouteHeader;
+use crate::completion::ReceivedDatagram;
 use crate::device::{Context, EndpointGids, Gid, LinkLayer, PortAttributes};
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -113,13 +114,13 @@ impl AddressVector {
     /// `ibv_init_ah_from_wc`: the path back to the sender of a datagram, through our port `port`,
     /// on which it came.
     ///
-    /// `received` is the completion of the receive, and `header` the first 40 bytes of its buffer,
-    /// which hold the global route header (on RoCE over IPv4, the IPv4 header in their last 20
-    /// bytes) if [`WorkSuccess::has_global_route`] says so.
+    /// `received` is the completion of the receive, a [`WorkSuccess`](crate::WorkSuccess) or an
+    /// [`ExtendedSuccess`](crate::completion::ExtendedSuccess), and `header` the first 40 bytes of its buffer, which
+    /// matter only if `has_global_route` of the completion says so.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: `header` does not have 40 bytes, although the datagram has a global route header.
+    ///  - `EINVAL`: the extended queue does not report `SOURCE_LID`, `SERVICE_LEVEL` and `DESTINATION_PATH_BITS`.
     ///  - `ENOENT`: none of our GIDs is the one that the datagram was sent to, or `header` is not a
     ///    global route header.
     #[doc(alias = "ibv_init_ah_from_wc")]
@@ -127,20 +128,12 @@ impl AddressVector {
     pub fn reply_to(
         context: &Context<'_>,
         port: u8,
-        received: &WorkSuccess,
-        header: &[u8],
+        received: &impl ReceivedDatagram,
+        header: &GlobalRouteHeader,
     ) -> Result<Self> {
         const VERB: &str = "ibv_init_ah_from_wc";
-        let mut route = ffi::ibv_grh::default();
-        if received.has_global_route() {
-            let Some(header) = header.first_chunk::<{ size_of::<ffi::ibv_grh>() }>() else {
-                let reason = "the global route header has 40 bytes";
-                return Err(Error::invalid(VERB, reason));
-            };
-            // SAFETY: the struct is 40 bytes long and consists of integers alone.
-            route = unsafe { std::mem::transmute::<[u8; 40], ffi::ibv_grh>(*header) };
-        }
-        let mut completion = *received.as_raw();
+        let mut route = header.to_raw();
+        let mut completion = received.sender(VERB)?;
         let mut raw = ffi::ibv_ah_attr::default();
         // SAFETY: the context is live, and the three structs are ours.
         let returned = unsafe {

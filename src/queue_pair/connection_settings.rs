@@ -100,11 +100,15 @@ macro_rules! value {
         /// # Ok(())
         /// # }
         /// ```
+        ///
+        /// Each setting is a field, to be read, and a method, which sets it. `None`: the queue pair chooses it, as the method
+        /// says.
         #[derive(Clone, Copy, Debug)]
+        #[non_exhaustive]
         #[must_use]
         pub struct ConnectionSettings {
-            $(pub(crate) $name: $stored,)+
-            $(pub(crate) $key: $key_stored,)+
+            $($(#[$meta])* pub $name: $stored,)+
+            $($(#[$datagram])* pub $key: $key_stored,)+
         }
 
         impl Default for ConnectionSettings {

@@ -155,8 +155,8 @@ impl<T: Transport> QueuePair<'_, T> {
             .flow_label(s.flow_label)
             .hop_limit(s.hop_limit);
         let all = self.dc_attributes(self.early_attributes().path(path), port.active_mtu());
-        self.advance(&all, S::Reset, S::Init)?;
-        self.advance(&all, S::Init, S::ReadyToReceive)?;
+        self.modify(self.step(&all, S::Reset, S::Init))?;
+        self.modify(self.step(&all, S::Init, S::ReadyToReceive))?;
         self.object.properties.endpoint.num = self.number();
         Ok(())
     }

@@ -26,6 +26,7 @@ mod endpoint_bytes;
 mod endpoint_wire;
 mod extended_operations;
 mod flows;
+mod global_route_header;
 mod message_limits;
 #[cfg(feature = "mlx5")]
 mod mlx5;
@@ -68,6 +69,7 @@ pub use endpoint::QueuePairEndpoint;
 pub(crate) use endpoint_bytes::{CREDITS_VERSION, VERSION};
 pub(crate) use extended_operations::function;
 pub use extended_operations::{FlushPlacement, SendOperations};
+pub use global_route_header::GlobalRouteHeader;
 pub(crate) use message_limits::{ALWAYS_SENT, LONGEST_MESSAGE, MessageLimits};
 pub use opcode::WorkRequestOpcode;
 pub use opened::OpenedQueuePair;

@@ -287,7 +287,8 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// goes on from there.
     pub(crate) fn initialize(&mut self) -> Result<()> {
         self.check_connects_by_hand()?;
-        self.advance(&self.early_attributes(), QueuePairState::Reset, QueuePairState::Init)
+        let early = self.early_attributes();
+        self.modify(self.step(&early, QueuePairState::Reset, QueuePairState::Init))
     }
 
     fn check_connects_by_hand(&self) -> Result<()> {
@@ -313,24 +314,24 @@ impl<'res, T: Transport> QueuePair<'res, T> {
             .max_rnr_retries(s.max_rnr_retries)
     }
 
-    /// Goes from one state to another with those of `attributes` that the step requires.
-    pub(super) fn advance(
-        &mut self,
+    /// The step from one state to another with those of `attributes` that it requires.
+    pub(super) fn step(
+        &self,
         attributes: &StateTransition,
         from: QueuePairState,
         to: QueuePairState,
-    ) -> Result<()> {
+    ) -> StateTransition {
         let required = rule(self.queue_pair_type(), from, to).map(|rule| rule.required);
         let mut required = required.unwrap_or(AttributeMask::empty());
         if let Some(driver) = self.object.properties.driver {
             required = driver.attributes(from, to, required);
         }
-        self.modify(attributes.part(required, to))
+        attributes.part(required, to)
     }
 
-    /// Takes the queue pair from RESET or INIT to RTS, with the settings that it was built with. Types that
-    /// have a peer require `remote`.
-    pub(crate) fn connect(&mut self, remote: Option<&QueuePairEndpoint>) -> Result<()> {
+    /// The steps from RESET to RTS, with the settings that the queue pair was built with. Types that have a peer require
+    /// `remote`.
+    pub(super) fn steps(&self, remote: Option<&QueuePairEndpoint>) -> Result<[StateTransition; 3]> {
         use QueuePairState as S;
 
         self.check_connects_by_hand()?;
@@ -377,16 +378,25 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         if self.object.properties.driver.is_some_and(super::DriverTransport::is_dc) {
             all = self.dc_attributes(all, port.active_mtu());
         }
+        let states = [S::Reset, S::Init, S::ReadyToReceive, S::ReadyToSend];
+        Ok(std::array::from_fn(|at| self.step(&all, states[at], states[at + 1])))
+    }
+
+    /// Takes the queue pair from RESET or INIT to RTS.
+    pub(crate) fn connect(&mut self, remote: Option<&QueuePairEndpoint>) -> Result<()> {
+        use QueuePairState as S;
+
+        let [to_init, to_receive, to_send] = self.steps(remote)?;
         let state = self.last_state();
         if state != S::Init {
             if state != S::Reset {
                 // An earlier attempt has failed half-way, and then to reset the queue pair.
                 self.modify(StateTransition::to(S::Reset))?;
             }
-            self.advance(&all, S::Reset, S::Init)?;
+            self.modify(to_init)?;
         }
-        self.advance(&all, S::Init, S::ReadyToReceive)?;
-        self.advance(&all, S::ReadyToReceive, S::ReadyToSend)
+        self.modify(to_receive)?;
+        self.modify(to_send)
     }
 
     /// Whether queue pairs of its type have a peer.

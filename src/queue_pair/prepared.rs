@@ -2,6 +2,7 @@
 
 use super::QueuePair;
 use super::endpoint::QueuePairEndpoint;
+use super::transition::StateTransition;
 use super::transport::{Connected, Rc, Transport, Unconnected};
 use crate::error::Result;
 use crate::fields::setters;
@@ -46,8 +47,8 @@ impl<'res, T: Transport> PreparedQueuePair<'res, T> {
         path_mtu(mtu: MaximumTransferUnit) => self.queue_pair.set_path_mtu(mtu);
     }
 
-    #[cfg(feature = "rdmacm")]
-    pub(crate) fn queue_pair(&self) -> &QueuePair<'res, T> {
+    /// The queue pair in the RESET state, to ask what it is.
+    pub fn queue_pair(&self) -> &QueuePair<'res, T> {
         &self.queue_pair
     }
 
@@ -106,6 +107,41 @@ impl<'res, T: Transport> PreparedQueuePair<'res, T> {
         T: Connected,
     {
         self.connected(Some(&remote))
+    }
+
+    /// The three changes of state that [`handshake`](Self::handshake) makes with this peer: to INIT, RTR and RTS. A program
+    /// that needs them otherwise sets attributes of these values, and applies them to the
+    /// [queue pair](Self::into_queue_pair) in this order.
+    ///
+    /// ```
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
+    /// use ibverbs::{MinRnrTimer, Rc};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = ibverbs::open("rxe0")?;
+    /// # let domain = context.alloc_pd()?;
+    /// # let queue = context.create_cq(16)?;
+    /// let prepared = domain.create_qp(&queue, &queue, Rc).build()?;
+    /// let remote = prepared.endpoint(); // here the peer's would come in
+    /// let [init, to_receive, to_send] = prepared.transitions(&remote)?;
+    /// let mut queue_pair = prepared.into_queue_pair();
+    /// for step in [init, to_receive.min_rnr_timer(MinRnrTimer::SHORTEST), to_send] {
+    ///     queue_pair.modify(step)?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`handshake`](Self::handshake) that are found before the first change: a setting is wrong for the port
+    /// (`EINVAL`), no GID of ours fits the peer's (`EADDRNOTAVAIL`), or the device speaks iWARP (`EOPNOTSUPP`).
+    pub fn transitions(&self, remote: &QueuePairEndpoint) -> Result<[StateTransition; 3]>
+    where
+        T: Connected,
+    {
+        self.queue_pair.steps(Some(remote))
     }
 
     /// `ibv_modify_qp`: makes a queue pair that has no peer ready, such as a UD one: RESET, INIT, RTR, RTS.

@@ -301,6 +301,34 @@ fn every_blocking_method_has_a_deadline() {
 
 /// Sequence numbers and the MTU may be set after the queue pair was created, and set again for each
 /// connection.
+/// `&region` is all of the region, as the verbs layer's `post_send(&region, ..)` takes it.
+#[test]
+fn whole_regions_are_buffers() {
+    let mut pair = Pair::new();
+    let (outgoing, mut incoming) = (pair.region(16, 1), pair.region(16, 0));
+    let mut shared = pair.shared(2);
+    let (one, two) = (&mut pair.one, &mut pair.two);
+    one.scope(|one| {
+        two.scope(|two| {
+            let receive = two.post_receive(&mut incoming)?;
+            one.post(SendWorkRequest::new(&outgoing).immediate(1))?.wait()?;
+            let (region, success) = receive.wait()?;
+            assert_eq!((success.byte_len(), &region[..]), (16, &outgoing[..]));
+            let receive = two.post_receive(&mut shared)?;
+            one.post_send(&outgoing)?.wait()?;
+            receive.wait().map(drop)
+        })
+        .unwrap();
+        Ok::<_, TransportError>(())
+    })
+    .unwrap();
+    let mut back = pair.region(16, 0);
+    pair.two.read(&mut back, shared.remote()).unwrap();
+    assert_eq!(back[..], outgoing[..]);
+    drop((outgoing, incoming, shared, back));
+    pair.finish();
+}
+
 #[test]
 fn what_is_agreed_with_the_peer_is_set_before_the_handshake() {
     let pair = ModelPair::new();

@@ -60,6 +60,56 @@ fn connecting_hands_over_exactly_what_is_needed() {
     }
 }
 
+/// The values are those of a handshake, attribute by attribute, and a program may set others.
+#[test]
+fn the_transitions_of_a_handshake_can_be_made_by_hand() {
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(16).unwrap();
+    for kind in [QueuePairType::ReliableConnected, QueuePairType::UnreliableConnected] {
+        let prepare = || builder(&domain, &queue, kind).traffic_class(0x60).build().unwrap();
+        let (by_hand, other) = (prepare(), prepare());
+        let remote = other.endpoint();
+        assert_eq!(by_hand.queue_pair().state().unwrap(), QueuePairState::Reset);
+        let steps = by_hand.transitions(&remote).unwrap();
+        assert_eq!(by_hand.queue_pair().state().unwrap(), QueuePairState::Reset, "none was made");
+        let psn = by_hand.send_psn();
+        let queue_pair = by_hand.handshake(remote).unwrap();
+        let made = [2, 1, 0].map(|back| {
+            let call = device.call_before("modify_qp", back).unwrap();
+            StateTransition::from_raw(call.qp_attr, ffi::ibv_qp_attr_mask(call.mask as u32))
+        });
+        for (planned, made) in steps.into_iter().zip(made) {
+            assert_eq!(format!("{planned:?}"), format!("{made:?}"));
+        }
+        queue_pair.close().unwrap();
+        // Another path MTU, for one.
+        let [init, to_receive, to_send] = other.transitions(&remote).unwrap();
+        let mut queue_pair = other.into_queue_pair();
+        let to_receive = to_receive.path_mtu(MaximumTransferUnit::Mtu256);
+        for step in [init, to_receive, to_send.send_psn(psn)] {
+            queue_pair.modify(step).unwrap();
+        }
+        let attributes = device.call_before("modify_qp", 1).unwrap().qp_attr;
+        assert_eq!(attributes.path_mtu, ffi::ibv_mtu::IBV_MTU_256);
+        assert_eq!(device.call_before("modify_qp", 0).unwrap().qp_attr.sq_psn, psn.value());
+        assert_eq!(queue_pair.state().unwrap(), QueuePairState::ReadyToSend);
+    }
+    // What the port does not have is found before the first step.
+    let calls = device.calls("modify_qp");
+    let wrong = builder(&domain, &queue, Rc).pkey_index(0x7000).build().unwrap();
+    let error = wrong.transitions(&wrong.endpoint()).unwrap_err();
+    assert_eq!((error.kind(), device.calls("modify_qp")), (ErrorKind::InvalidInput, calls));
+}
+
+#[test]
+fn settings_can_be_read() {
+    let settings = ConnectionSettings::new().traffic_class(0x60).max_rd_atomic(3).port(2);
+    assert_eq!((settings.traffic_class, settings.max_rd_atomic, settings.port), (0x60, Some(3), 2));
+    assert_eq!((settings.gid_index, settings.path_mtu), (None, None), "they are chosen later");
+}
+
 #[test]
 fn a_datagram_queue_pair_needs_no_peer_and_a_connected_one_does() {
     let device = FunctionDevice::model();

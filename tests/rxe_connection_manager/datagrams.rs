@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibverbs::queue_pair::GlobalRouteHeader;
 use ibverbs::rdmacm::{ConnectionError, DatagramAddress, Listener, MulticastMembership, Route};
 use ibverbs::{
     AddressVector, CompletionQueue, Context, DatagramPeer, MemoryRegion, PreparedQueuePair,
@@ -16,7 +17,7 @@ use crate::nothing_is_left;
 use crate::vm::{alone, completions, has_address_handles, run, success};
 
 /// The bytes before a datagram in its receive buffer.
-const ROUTE: usize = 40;
+const ROUTE: usize = GlobalRouteHeader::LEN;
 const MESSAGES: usize = 5;
 const LENGTH: usize = 100;
 
@@ -244,7 +245,8 @@ fn we_answer_udaddy() {
         request.accept(&queue_pair, b"").unwrap();
         let received = completions(side.queue, MESSAGES);
         let first = success(&received, 100);
-        let back = AddressVector::reply_to(side.context, 1, &first, &region[..ROUTE]).unwrap();
+        let (header, _) = GlobalRouteHeader::split(&region[..]).unwrap();
+        let back = AddressVector::reply_to(side.context, 1, &first, &header).unwrap();
         assert_eq!(first.immediate(), Some(first.source_queue_pair()));
         for _ in 0..MESSAGES {
             side.send(&mut queue_pair, &back, first.source_queue_pair(), qkey, b"an answer");
