@@ -179,7 +179,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
             fields => fields,
         };
         let verb = if fields.is_some() { "ibv_create_cq_ex" } else { "ibv_create_cq" };
-        let device = self.context.query_device()?;
+        let device = self.context.limits()?;
         let entries = capacity(verb, self.entries, device.max_cqe())?;
         let vector = self.vector(verb)?;
         let notifier = match self.channel {
@@ -235,7 +235,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
                     attributes.comp_mask |= Mask::IBV_CQ_INIT_ATTR_MASK_PD.0;
                     attributes.parent_domain = domain.as_raw();
                 }
-                let (raw, extended) = Extended::create(&self.context, &mut attributes, &device)?;
+                let (raw, extended) = Extended::create(&self.context, &mut attributes, device)?;
                 (raw, Some(extended))
             }
         };

@@ -6,8 +6,8 @@ use std::marker::PhantomData;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, OnceLock};
 
 use super::attributes::DeviceAttributes;
 use super::endpoint_gids::{EndpointGid, EndpointGids};
@@ -36,12 +36,14 @@ const NO_GID: Error = Error::with_reason(
 /// [`Device::open`](crate::Device::open), nothing (`'static`) for [`open`](crate::open).
 ///
 /// Port attributes, GIDs and P_Keys change while a program runs, so the context caches none of them:
-/// each query asks the kernel.
+/// each query asks the kernel. What is made from the context is checked against the device's limits, which do not change:
+/// those it asks for once.
 pub struct Context<'a> {
     raw: Handle<ffi::ibv_context>,
     from: PhantomData<&'a ()>,
     /// How many reads and atomics of peers its queue pairs answer at a time, all together.
     answers_taken: Arc<AtomicU32>,
+    limits: OnceLock<Box<DeviceAttributes>>,
 }
 
 resource! {
@@ -71,7 +73,7 @@ impl<'a> Context<'a> {
             let file = unsafe { CStr::from_ptr((&raw const (*device).dev_name).cast()) };
             explain(error, file)
         })?;
-        Ok(Self { raw, from: PhantomData, answers_taken: Arc::default() })
+        Ok(Self { raw, from: PhantomData, answers_taken: Arc::default(), limits: OnceLock::new() })
     }
 
     /// Takes over a context that was opened elsewhere, such as by a C library.
@@ -91,7 +93,7 @@ impl<'a> Context<'a> {
         *fork::exclusive() = true;
         // SAFETY: the caller hands over a live context.
         let raw = unsafe { Handle::new("ibv_open_device", raw) }?;
-        Ok(Self { raw, from: PhantomData, answers_taken: Arc::default() })
+        Ok(Self { raw, from: PhantomData, answers_taken: Arc::default(), limits: OnceLock::new() })
     }
 
     pub(crate) fn answers_taken(&self) -> &Arc<AtomicU32> {
@@ -144,6 +146,17 @@ impl<'a> Context<'a> {
             unsafe { ffi::ibv_query_device_ex(self.as_raw(), std::ptr::null(), &mut raw) };
         ffi::status("ibv_query_device", returned)?;
         Ok(DeviceAttributes::from(raw))
+    }
+
+    /// The same, from the first query that succeeded.
+    pub(crate) fn limits(&self) -> Result<&DeviceAttributes> {
+        match self.limits.get() {
+            Some(limits) => Ok(limits),
+            None => {
+                let limits = Box::new(self.query_device()?);
+                Ok(self.limits.get_or_init(|| limits))
+            }
+        }
     }
 
     /// `ibv_query_port`: the state and attributes of a port. Ports count from 1.
@@ -230,15 +243,20 @@ impl<'a> Context<'a> {
     ///  - `EIO`, `ENODEV`: the device is gone.
     #[doc(alias = "ibv_query_gid_table")]
     pub fn gid_table(&self) -> Result<Vec<GidEntry>> {
+        self.with_gid_table(|entries| entries.collect())
+    }
+
+    /// Calls `f` with the GIDs of all ports, without the empty entries.
+    fn with_gid_table<R>(
+        &self,
+        f: impl FnOnce(&mut dyn Iterator<Item = GidEntry>) -> R,
+    ) -> Result<R> {
         // Most ports have a few GIDs in a table of hundreds of entries. The kernel clears and copies all the
         // room that it is given, so the first try gives little. It returns EINVAL if there are more GIDs.
         let mut few = [ffi::ibv_gid_entry::default(); 16];
         match self.fill_gid_table(&mut few) {
             Err(error) if error.errno() == libc::EINVAL => {}
-            result => {
-                let filled = result?;
-                return Ok(few[..filled].iter().copied().map(GidEntry::from).collect());
-            }
+            result => return Ok(f(&mut few[..result?].iter().copied().map(GidEntry::from))),
         }
         let mut room = 0;
         for port in 1..=self.query_device()?.phys_port_cnt() {
@@ -249,7 +267,7 @@ impl<'a> Context<'a> {
         table.resize(room, ffi::ibv_gid_entry::default());
         let filled = self.fill_gid_table(&mut table)?;
         table.truncate(filled);
-        Ok(table.into_iter().map(GidEntry::from).collect())
+        Ok(f(&mut table.into_iter().map(GidEntry::from)))
     }
 
     /// Writes the GIDs of all ports to the beginning of `table`, and returns their number.
@@ -289,23 +307,21 @@ impl<'a> Context<'a> {
             let gid = self.query_gid(number, 0).map_or(Gid::ZERO, |entry| entry.gid);
             return Ok(EndpointGids::one(gid, GidClass::InfiniBand));
         }
-        let gids =
-            EndpointGids::of_table(self.gid_table()?.into_iter().filter(|e| e.port == number));
+        let gids = self.with_gid_table(|entries| {
+            EndpointGids::of_table(entries.filter(|entry| entry.port == number))
+        })?;
         if gids.is_empty() { Err(NO_GID) } else { Ok(gids) }
     }
 
     /// The index of one of this program's GIDs in the table of a port. The index may have changed: an
     /// address that is removed and comes back gets another one.
     pub(crate) fn index_of_gid(&self, port: u8, gid: &EndpointGid) -> Result<u8> {
-        let entries = self.gid_table()?.into_iter();
-        let entries = entries.filter(|e| e.port == port && EndpointGid::from(e) == *gid);
-        let entry = entries.min_by_key(|e| (e.preference(), e.index)).ok_or(Error::with_reason(
-            "ibv_modify_qp",
-            libc::EADDRNOTAVAIL,
-            "our GID, which the peer knows, is not in the port's table any more: was the address \
-             removed?",
-        ))?;
-        entry.short_index()
+        let entry = self.with_gid_table(|entries| {
+            let entries = entries.filter(|e| e.port == port && EndpointGid::from(e) == *gid);
+            entries.min_by_key(|e| (e.preference(), e.index))
+        })?;
+        let reason = "our GID, which the peer knows, is not in the port's table any more: was the address removed?";
+        entry.ok_or(Error::with_reason("ibv_modify_qp", libc::EADDRNOTAVAIL, reason))?.short_index()
     }
 
     /// `ibv_query_pkey`: the entry at `index` of a port's P_Key table. The top bit says whether the

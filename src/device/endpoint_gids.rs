@@ -117,19 +117,27 @@ impl EndpointGids {
     /// The best GID of each class and family in the table of a port, the best class first. Entries of types
     /// that this crate does not know are used only if there are no others.
     pub(crate) fn of_table(entries: impl IntoIterator<Item = GidEntry>) -> Self {
-        let mut entries: Vec<_> = entries.into_iter().filter(|e| !e.gid.is_zero()).collect();
-        entries.sort_by_key(|entry| (entry.preference(), entry.index));
-        let mut found = Self::default();
-        for gid in entries.iter().map(EndpointGid::from) {
-            let same =
-                |known: &EndpointGid| (known.class, known.family()) == (gid.class, gid.family());
-            let unknown = gid.class == GidClass::Unspecified && found.len > 0;
-            if !unknown && !found.as_slice().iter().any(same) {
-                // The entries that do not fit are the least preferred ones.
-                found.push(gid);
+        const FAMILIES: usize = 3;
+        let mut best = [None; FAMILIES * GidClass::ALL.len()];
+        for entry in entries.into_iter().filter(|entry| !entry.gid.is_zero()) {
+            let gid = EndpointGid::from(&entry);
+            let place = &mut best[gid.class.code() as usize * FAMILIES + gid.family() as usize];
+            let found = ((entry.preference(), entry.index), gid);
+            if place.is_none_or(|(known, _)| found.0 < known) {
+                *place = Some(found);
             }
         }
-        found
+        best.sort_unstable_by_key(|found| {
+            found.map_or((true, None), |found| (false, Some(found.0)))
+        });
+        let mut gids = Self::default();
+        for (_, gid) in best.into_iter().flatten() {
+            if gid.class != GidClass::Unspecified || gids.is_empty() {
+                // The entries that do not fit are the least preferred ones.
+                gids.push(gid);
+            }
+        }
+        gids
     }
 
     pub(crate) fn as_slice(&self) -> &[EndpointGid] {

@@ -118,11 +118,12 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
     fn prepare(&mut self) -> Result<LookedUp> {
         let context = self.parents.domain.context();
         self.check_parents(context)?;
-        let device = context.query_device()?;
-        if !self.prepare_driver()? {
-            self.check(&device)?;
-        }
+        let has_own_limits = self.prepare_driver()?;
         let context = self.parents.domain.context();
+        let device = context.limits()?;
+        if !has_own_limits {
+            self.check(device)?;
+        }
         let mut settings = self.settings;
         let port = context.query_port(settings.port)?;
         if !matches!(port.state(), PortState::Active | PortState::ActiveDefer | PortState::Armed) {
@@ -139,10 +140,10 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         settings.global_route |= port.grh_required();
         let most = |limit: u32| u8::try_from(limit.min(16)).unwrap_or(16);
         settings.max_rd_atomic.get_or_insert(most(device.max_qp_init_rd_atom()));
-        let answers = Answers::take(context, &device, self.kind, settings.max_dest_rd_atomic);
+        let answers = Answers::take(context, device, self.kind, settings.max_dest_rd_atomic);
         settings.max_dest_rd_atomic = Some(answers.count());
         let messages = self.message_limits(&port)?.reads(device.max_sge_rd());
-        let is_rxe = quirks::is_rxe(&device);
+        let is_rxe = quirks::is_rxe(device);
         Ok(LookedUp { lid: port.lid(), gids, messages, settings, answers, is_rxe })
     }
 

@@ -1,7 +1,8 @@
 //! Unpredictable first packet sequence numbers.
 
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::process;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
@@ -30,16 +31,19 @@ pub(super) unsafe fn first_psn(qp: *mut ffi::ibv_qp, gids: &EndpointGids) -> Pac
 ///
 /// The keys of [`RandomState`] are random numbers of the kernel (`getrandom`). Two virtual machines that
 /// were started from one saved state have the same keys, as does a process after a fork. So the hash also
-/// includes values that differ between machines (the GIDs and the time), processes and calls.
+/// includes values that differ between machines (the best GID and the time), processes and calls.
 fn random_psn(num: u32, gids: &EndpointGids) -> PacketSequenceNumber {
+    static KEYS: OnceLock<RandomState> = OnceLock::new();
     static CALLS: AtomicU64 = AtomicU64::new(0);
 
-    let mut hasher = RandomState::new().build_hasher();
-    gids.hash(&mut hasher);
-    hasher.write_u32(num);
-    hasher.write_u32(process::id());
-    hasher.write_u64(CALLS.fetch_add(1, Ordering::Relaxed));
-    SystemTime::now().hash(&mut hasher);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let values = [
+        gids.first().gid.to_ipv6().to_bits(),
+        u128::from(num) << 32 | u128::from(process::id()),
+        u128::from(CALLS.fetch_add(1, Ordering::Relaxed)) << 64 ^ now.as_nanos(),
+    ];
+    let mut hasher = KEYS.get_or_init(RandomState::new).build_hasher();
+    hasher.write(zerocopy::IntoBytes::as_bytes(&values));
     let number = hasher.finish() as u32 & PacketSequenceNumber::MAX.value();
     PacketSequenceNumber::new(number).unwrap_or_default()
 }
