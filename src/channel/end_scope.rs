@@ -54,7 +54,11 @@ impl Core {
     fn poll_and_end_scope(&self, exit: ScopeExit) -> TransportResult<()> {
         let mut polled = Ok(());
         if let ScopeExit::Wait(_) = exit {
-            polled = self.settle_scope();
+            polled = match self.settle_last() {
+                Some(true) => Ok(()),
+                Some(false) => self.settle_scope_on(),
+                None => self.settle_scope(),
+            };
             if polled.is_ok() && self.is_scope_over() {
                 return Ok(());
             }

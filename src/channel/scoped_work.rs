@@ -155,7 +155,7 @@ impl<'scope, B: GatherBuffer> ScopedPendingWork<'scope, B> {
     ///
     /// Those of [`poll`](Self::poll). The buffer then stays borrowed until the scope has ended. After
     /// most errors the channel cannot be used any more: end the scope.
-    #[inline]
+    #[inline(always)]
     pub fn wait(self) -> TransportResult<(B, WorkSuccess)> {
         self.wait_with(None)
     }

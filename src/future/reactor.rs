@@ -203,7 +203,12 @@ impl<S: Share> Reactor<S> {
     #[inline]
     pub fn turn(&self) -> Result<usize> {
         let mut guard = self.share.lock();
-        let turned = guard.core.turn();
+        let begun = guard.core.begin_turn();
+        if begun == Ok(true) && !guard.core.lacks_credit() && guard.alarm.is_none() {
+            guard.unlock();
+            return self.count_idle_turn().map(|()| 0);
+        }
+        let turned = begun.map(|_| guard.core.end_turn());
         let mut must_check = false;
         if guard.core.lacks_credit() || guard.alarm.is_some() {
             must_check = guard.look_at_clock();

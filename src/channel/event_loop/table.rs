@@ -201,7 +201,7 @@ impl<B> Table<B> {
                     return Ok(self.pop_ended());
                 }
                 if self.poll()? == 0 {
-                    if !self.end_unposted() {
+                    if self.with_unposted.is_empty() || !self.end_unposted() {
                         return Ok(None);
                     }
                     continue;

@@ -235,9 +235,28 @@ impl<B> Loop<'_, B> {
     /// Polling failed, which ends nothing. Completions that the device has made up are counted, and end nothing.
     #[inline(always)]
     pub(crate) fn turn(&mut self) -> TransportResult<usize> {
+        self.begin_turn()?;
+        Ok(self.end_turn())
+    }
+
+    /// The poll of a turn. Returns whether there is nothing to do in the rest of it.
+    ///
+    /// # Errors
+    ///
+    /// Polling failed, which ends nothing.
+    #[inline(always)]
+    pub(crate) fn begin_turn(&mut self) -> TransportResult<bool> {
         let table = &mut self.table;
         table.turns = table.turns.wrapping_add(1);
         let found = if table.batch.is_empty() { table.poll()? } else { table.batch.len() };
+        Ok(found == 0 && table.with_unposted.is_empty() && table.deferred.is_empty())
+    }
+
+    /// The rest of a turn. Returns the number of completions.
+    #[inline(always)]
+    pub(crate) fn end_turn(&mut self) -> usize {
+        let table = &mut self.table;
+        let found = table.batch.len();
         // SAFETY: the batch has `found` completions, and nothing is polled before the loop below has ended.
         let polled = unsafe { slice::from_raw_parts(table.batch.head(), found) };
         // SAFETY: as above.
@@ -250,7 +269,7 @@ impl<B> Loop<'_, B> {
         if !table.with_unposted.is_empty() {
             table.end_unposted();
         }
-        Ok(found)
+        found
     }
 
     /// Whether a channel lacks credit.

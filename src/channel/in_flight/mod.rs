@@ -177,6 +177,11 @@ impl InFlight {
         self.in_scope.get() != 0
     }
 
+    /// Whether one operation of a scope is in the table.
+    pub(in crate::channel) fn has_one_in_scope(&self) -> bool {
+        self.in_scope.get() == 1
+    }
+
     /// The number of slots that are not free.
     pub(in crate::channel) fn in_use(&self) -> u32 {
         self.in_scope.get() + self.others.get()

@@ -139,6 +139,30 @@ impl Core {
         freed == found
     }
 
+    /// As [`settle_abandoned`](Self::settle_abandoned), if nothing was polled before, and one operation is left of the scope: whether the
+    /// poll has found its success, and nothing else.
+    #[inline(always)]
+    pub(in crate::channel) fn settle_last(&self) -> Option<bool> {
+        if !self.table.has_one_in_scope() || !self.sink.is_empty() {
+            return None;
+        }
+        let polled = self.poll_raw(BATCH);
+        if polled == 1 {
+            // SAFETY: the first entry is initialised, and nothing polls meanwhile.
+            let completion = unsafe { &*self.sink.batch.entries() };
+            let slot = self.table.slot_of(completion.wr_id);
+            if let Some(slot) = slot.filter(|slot| slot.state() == State::Abandoned)
+                && self.is_success(completion, slot.wr_id())
+            {
+                slot.free();
+                self.table.count_released_in_scope(1);
+                return Some(true);
+            }
+        }
+        self.sink.rest.set(polled);
+        Some(false)
+    }
+
     /// The common case of a poll that found several completions. Takes the one with this number, if that is the first
     /// or the last. The others stay in the batch: of a receive and the send that was posted after it, whose completion
     /// is waited for first, each is then taken by its own wait.
