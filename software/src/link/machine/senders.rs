@@ -151,14 +151,16 @@ impl Senders {
         };
         let Ok(reader) = Reader::new(&file) else { return };
         let Ok(line) = Line::new(connection, &self.ends) else { return };
-        // Whatever is in the ring is read before anyone asks to be rung.
-        if answer(line.connection(), &self.bell).is_err() {
-            return;
-        }
+        // Whatever is in the ring is read before anyone asks to be rung, also what a process has left that has ended since.
+        let is_ending = match answer(line.connection(), &self.bell) {
+            Ok(()) => false,
+            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => true,
+            Err(_) => return,
+        };
         for older in &mut self.all {
             older.is_ending |= (older.from, older.to) == (from, to);
         }
-        self.all.push(Sender { from, to, line, reader, is_ending: false });
+        self.all.push(Sender { from, to, line, reader, is_ending });
     }
 
     /// Whether all will ring when they have packets, as far as they have none now.

@@ -106,7 +106,15 @@ fn a_ring_is_handed_over_and_ends_with_either_side() {
     attend(&mut senders, to, &opened);
     assert_eq!(senders.count(), 1);
     assert_eq!(received(&mut senders).len(), 1);
-    assert_eq!(senders.count(), 0);
+    assert_eq!((senders.count(), senders.take_gone()), (0, vec![from]));
+
+    // So do those of a process that is gone before it was let in.
+    ways.ring(from, to).expect("a door").send_all(&mut [packet(6)]);
+    ways.clear();
+    attend(&mut senders, to, &opened);
+    attend(&mut senders, to, &opened);
+    assert_eq!(received(&mut senders), [(from, to, vec![6; 20])]);
+    assert_eq!((senders.count(), senders.take_gone()), (0, vec![from]));
 
     // The reader goes: the writer notices it when it has not read for a while.
     ways.clear();
