@@ -161,6 +161,8 @@ impl Senders {
             older.is_ending |= (older.from, older.to) == (from, to);
         }
         self.all.push(Sender { from, to, line, reader, is_ending });
+        // A thread that sleeps for packets of the others asks this one too to ring.
+        self.bell.wake();
     }
 
     /// Whether all will ring when they have packets, as far as they have none now.

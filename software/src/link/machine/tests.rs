@@ -86,6 +86,7 @@ fn a_ring_is_handed_over_and_ends_with_either_side() {
     attend(&mut senders, to, &opened);
     attend(&mut senders, to, &opened);
     assert!(ways.send_rest() && ways.is_done());
+    assert!(has_rung(&senders), "who sleeps already does not know of it");
     let ring = ways.ring(from, to).expect("it was admitted");
     ring.send_all(&mut [packet(2)]);
     let expected = [1, 2].map(|number| (from, to, vec![number; 20]));
