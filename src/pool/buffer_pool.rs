@@ -3,6 +3,7 @@
 use std::cell::UnsafeCell;
 use std::future::poll_fn;
 use std::io::{self, Write};
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 use std::slice;
@@ -18,14 +19,43 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::fields::getters;
 use crate::memory::{
-    AccessFlags, GatherBuffer, KeptLength, RegionOptions, ScatterBuffer, SharedMemoryRegion,
+    AccessFlags, GatherBuffer, KeptLength, RegionOptions, RemoteMemoryRegion, ScatterBuffer,
+    SharedMemoryRegion, SharedMemorySlice,
 };
 use crate::parent::Parent;
 
 /// Chunks begin at multiples of this, so that two of them share no cache line.
 const ALIGNMENT: usize = 64;
 
-/// Equal chunks of one registered region, to be taken and given back on any thread.
+/// Memory of which each chunk is its buffer's alone: a [`PooledBuffer`] dereferences to its bytes.
+#[derive(Debug)]
+pub enum Exclusive {}
+
+/// Memory that peers access too: the bytes of a [`PooledBuffer`] are copied in and out.
+#[derive(Debug)]
+pub enum Shared {}
+
+/// The memory of a pool: [`Exclusive`] or [`Shared`]. The trait is sealed.
+pub trait PoolMemory: sealed::Memory {}
+
+impl<M: sealed::Memory> PoolMemory for M {}
+
+mod sealed {
+    pub trait Memory: 'static {
+        const PEERS: bool;
+    }
+
+    impl Memory for super::Exclusive {
+        const PEERS: bool = false;
+    }
+
+    impl Memory for super::Shared {
+        const PEERS: bool = true;
+    }
+}
+
+/// Equal chunks of one registered region, to be taken and given back on any thread: of memory that no peer accesses
+/// ([`new`](Self::new)), or that peers access as well ([`shared`](BufferPool::shared)).
 ///
 /// A clone is the same pool. The region is deregistered when the pool and all its buffers are dropped.
 /// Taking and giving back is lock-free, and costs the same in a pool of any size.
@@ -47,13 +77,27 @@ const ALIGNMENT: usize = 64;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone)]
-pub struct BufferPool {
+pub struct BufferPool<M = Exclusive> {
     owner: Arc<Owner>,
+    memory: PhantomData<fn() -> M>,
+}
+
+impl<M> Clone for BufferPool<M> {
+    fn clone(&self) -> Self {
+        Self { owner: self.owner.clone(), memory: PhantomData }
+    }
 }
 
 /// What all clones of a pool have in common: a reference to it. Buffers have none: the pool is there while a chunk is in use.
 struct Owner(NonNull<Pool>);
+
+impl Owner {
+    #[inline(always)]
+    fn pool(&self) -> &Pool {
+        // SAFETY: the owner has a reference.
+        unsafe { self.0.as_ref() }
+    }
+}
 
 // SAFETY: the pool may be used on any thread.
 unsafe impl Send for Owner {}
@@ -64,7 +108,7 @@ struct Pool {
     region: SharedMemoryRegion<'static, u8>,
     chunks: Box<[UnsafeCell<Chunk>]>,
     /// The bytes of a chunk.
-    chunk_len: u32,
+    chunk_len: usize,
     free: FreeChunks,
     waiting: Waiting,
 }
@@ -91,15 +135,19 @@ struct Chunk {
 /// [capacity](Self::capacity), whatever the length is, and sets the length to that of the message when one has come. A receive
 /// that has failed, or that a peer's write with an immediate has completed, leaves the length as it was. A read fills as many bytes
 /// as the buffer has: set its [length](Self::set_len) first.
-pub struct PooledBuffer {
+///
+/// The bytes of a buffer of [`Shared`] memory are copied in ([`extend_from_slice`](Self::extend_from_slice), [`Write`]) and out
+/// ([`as_slice`](PooledBuffer::as_slice)), and [`remote`](PooledBuffer::remote) names them for peers.
+pub struct PooledBuffer<M = Exclusive> {
     /// One word, since a buffer moves into and out of each operation.
     chunk: NonNull<Chunk>,
+    memory: PhantomData<fn() -> M>,
 }
 
 // SAFETY: the chunk is the buffer's alone, and its pool may be shared.
-unsafe impl Send for PooledBuffer {}
-// SAFETY: as above.
-unsafe impl Sync for PooledBuffer {}
+unsafe impl<M> Send for PooledBuffer<M> {}
+// SAFETY: as above. What peers access too is accessed by volatile copies.
+unsafe impl<M> Sync for PooledBuffer<M> {}
 
 impl BufferPool {
     /// `ibv_reg_mr`: allocates and registers memory for `chunks` chunks of `chunk_len` bytes, as `options`
@@ -116,6 +164,58 @@ impl BufferPool {
         chunk_len: usize,
         chunks: usize,
         options: impl Into<RegionOptions>,
+    ) -> Result<Self> {
+        Self::make(domain.into(), chunk_len, chunks, options.into())
+    }
+}
+
+impl BufferPool<Shared> {
+    /// `ibv_reg_mr`: as [`new`](BufferPool::new), with memory that peers access as `options` say, such as
+    /// [`REMOTE_READ`](AccessFlags::REMOTE_READ).
+    ///
+    /// A buffer is owned by operations as others are, and names its bytes for peers ([`remote`](PooledBuffer::remote)). The key is
+    /// that of the whole pool: who has it can access all chunks, also when a buffer went back. For peers that do not trust each
+    /// other, make a pool for each, or bind [windows](crate::memory::MemoryWindow).
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use ibverbs::{AccessFlags, BufferPool, ProtectionDomain};
+    ///
+    /// # fn main() -> ibverbs::Result<()> {
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
+    /// let domain = Arc::new(ProtectionDomain::new(Arc::new(ibverbs::open("rxe0")?))?);
+    /// let pool = BufferPool::shared(&domain, 1 << 20, 16, AccessFlags::REMOTE_READ)?;
+    /// let block = pool.take_from(b"a block of a file")?.expect("16 buffers");
+    /// let message = block.remote().to_bytes(); // the peer reads it: `ReadWorkRequest::new(room, remote)`
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](BufferPool::new), without the access; and
+    ///
+    ///  - `EINVAL`: the options let peers access nothing.
+    ///  - `EOPNOTSUPP`: the device does not have that access.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn shared(
+        domain: impl Into<Parent<'static, ProtectionDomain<'static>>>,
+        chunk_len: usize,
+        chunks: usize,
+        options: impl Into<RegionOptions>,
+    ) -> Result<Self> {
+        Self::make(domain.into(), chunk_len, chunks, options.into())
+    }
+}
+
+impl<M: PoolMemory> BufferPool<M> {
+    fn make(
+        domain: Parent<'static, ProtectionDomain<'static>>,
+        chunk_len: usize,
+        chunks: usize,
+        options: RegionOptions,
     ) -> Result<Self> {
         const VERB: &str = "ibv_reg_mr";
         let most = u64::from(u32::MAX);
@@ -134,8 +234,15 @@ impl BufferPool {
         };
         let region = SharedMemoryRegion::new(domain, len, options)?;
         let local = AccessFlags::LOCAL_WRITE | AccessFlags::RELAXED_ORDERING;
-        let reason = "peers must not access the buffers of a pool";
-        Error::invalid_if(!(region.access() - local).is_empty(), VERB, reason)?;
+        let reason = match M::PEERS {
+            true => {
+                "peers would access nothing: `BufferPool::new` makes a pool of memory of this program's own"
+            }
+            false => {
+                "peers must not access the buffers of this pool: `BufferPool::shared` makes one for them"
+            }
+        };
+        Error::invalid_if((region.access() - local).is_empty() == M::PEERS, VERB, reason)?;
         let [first] = region.slice(..chunk_len)?.scatter()?;
         let mut all = Vec::new();
         // The number of chunks is in range, see above.
@@ -143,9 +250,9 @@ impl BufferPool {
         else {
             return Err(Error::with_reason(VERB, libc::ENOMEM, "no memory for the pool"));
         };
-        let chunk_len = chunk_len as u32;
         all.extend((0..chunks).map(|index| {
-            let (addr, kept) = (first.addr + (index * stride) as u64, KeptLength::new(chunk_len));
+            let (addr, kept) =
+                (first.addr + (index * stride) as u64, KeptLength::new(chunk_len as u32));
             let (lkey, index) = (first.lkey, index as u32);
             UnsafeCell::new(Chunk { addr, kept, lkey, index, pool: ptr::null() })
         }));
@@ -157,17 +264,16 @@ impl BufferPool {
             // SAFETY: as above.
             unsafe { (*chunk.get()).pool = pool.as_ptr() };
         }
-        Ok(Self { owner: Arc::new(Owner(pool)) })
+        Ok(Self { owner: Arc::new(Owner(pool)), memory: PhantomData })
     }
 
     #[inline(always)]
     fn pool(&self) -> &Pool {
-        // SAFETY: the owner has a reference.
-        unsafe { self.owner.0.as_ref() }
+        self.owner.pool()
     }
 
     /// An empty buffer, or `None` if all are in use.
-    pub fn take(&self) -> Option<PooledBuffer> {
+    pub fn take(&self) -> Option<PooledBuffer<M>> {
         let pool = self.pool();
         Some(pool.buffer(pool.free.take()?))
     }
@@ -177,7 +283,7 @@ impl BufferPool {
     /// # Errors
     ///
     ///  - `EINVAL`: there are more of them than a [chunk](Self::chunk_len) has.
-    pub fn take_from(&self, bytes: &[u8]) -> Result<Option<PooledBuffer>> {
+    pub fn take_from(&self, bytes: &[u8]) -> Result<Option<PooledBuffer<M>>> {
         let mut buffer = self.take();
         buffer.as_mut().map_or(Ok(()), |buffer| buffer.extend_from_slice(bytes))?;
         Ok(buffer)
@@ -187,13 +293,13 @@ impl BufferPool {
     /// wait, unless one that comes later finds a chunk before it. The future may be dropped at any time. It is woken by the
     /// drop of a buffer, so do not wait for a chunk that the task itself holds, or that only a message would free that does
     /// not come.
-    pub async fn wait(&self) -> PooledBuffer {
+    pub async fn wait(&self) -> PooledBuffer<M> {
         let mut waiter = self.waiter();
         poll_fn(|cx| waiter.poll_take(cx)).await
     }
 
     /// The same as a value, for what is polled by hand.
-    pub fn waiter(&self) -> PoolWaiter {
+    pub fn waiter(&self) -> PoolWaiter<M> {
         PoolWaiter { pool: self.clone(), place: Place::default() }
     }
 
@@ -202,7 +308,7 @@ impl BufferPool {
         chunks: usize => self.pool().chunks.len();
 
         /// The number of bytes of a chunk.
-        chunk_len: usize => self.pool().chunk_len as usize;
+        chunk_len: usize => self.pool().chunk_len;
 
         /// The number of chunks that are free at this moment.
         available: usize => self.pool().free.count() as usize;
@@ -210,19 +316,19 @@ impl BufferPool {
 }
 
 debug! {
-    BufferPool, self,
+    impl[M: PoolMemory] BufferPool<M>, self,
     chunk_len: self.chunk_len(), chunks: self.chunks(), available: self.available(), ..
 }
 
 impl Pool {
     /// The buffer of a chunk that was taken for it.
     #[inline(always)]
-    fn buffer(&self, index: u32) -> PooledBuffer {
+    fn buffer<M>(&self, index: u32) -> PooledBuffer<M> {
         // SAFETY: the index is that of a chunk, which no other buffer has: it was free until now.
         unsafe {
             let chunk = self.chunks.get_unchecked(index as usize).get();
             (*chunk).kept.set(0);
-            PooledBuffer { chunk: NonNull::new_unchecked(chunk) }
+            PooledBuffer { chunk: NonNull::new_unchecked(chunk), memory: PhantomData }
         }
     }
 
@@ -249,29 +355,29 @@ impl Drop for Owner {
 }
 
 /// A place in the line of those that wait for a buffer: see [`BufferPool::wait`]. Dropping it gives the place up.
-pub struct PoolWaiter {
-    pool: BufferPool,
+pub struct PoolWaiter<M = Exclusive> {
+    pool: BufferPool<M>,
     place: Place,
 }
 
-impl PoolWaiter {
+impl<M: PoolMemory> PoolWaiter<M> {
     /// A buffer if one is free. Otherwise, the task is woken when its turn has come, and asks again.
-    pub fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<PooledBuffer> {
-        let pool = self.pool.pool();
+    pub fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<PooledBuffer<M>> {
+        let pool = self.pool.owner.pool();
         pool.waiting.poll_take(&pool.free, &mut self.place, cx).map(|index| pool.buffer(index))
     }
 }
 
-impl Drop for PoolWaiter {
+impl<M> Drop for PoolWaiter<M> {
     fn drop(&mut self) {
-        let pool = self.pool.pool();
+        let pool = self.pool.owner.pool();
         pool.waiting.leave(&pool.free, &mut self.place);
     }
 }
 
-debug! { PoolWaiter, self, pool: self.pool, .. }
+debug! { impl[M: PoolMemory] PoolWaiter<M>, self, pool: self.pool, .. }
 
-impl Drop for PooledBuffer {
+impl<M> Drop for PooledBuffer<M> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: nothing uses the buffer after this.
@@ -309,7 +415,7 @@ unsafe fn wake_one(pool: *const Pool) {
     }
 }
 
-impl PooledBuffer {
+impl<M> PooledBuffer<M> {
     #[inline(always)]
     fn chunk(&self) -> &Chunk {
         // SAFETY: the chunk is this buffer's alone, and its pool is there while a buffer is.
@@ -338,6 +444,18 @@ impl PooledBuffer {
         Ok(())
     }
 
+    /// The number of bytes in it.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.chunk().kept.get() as usize
+    }
+
+    /// Whether it has no bytes.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Removes all bytes.
     pub fn clear(&mut self) {
         // SAFETY: as in `set_len`.
@@ -352,10 +470,41 @@ impl PooledBuffer {
     pub fn extend_from_slice(&mut self, bytes: &[u8]) -> Result<()> {
         let len = self.len();
         self.set_len(len.saturating_add(bytes.len()))?;
-        self[len..].copy_from_slice(bytes);
-        Ok(())
+        self.shared().write(len, bytes)
     }
 
+    /// Its bytes, as those of a region that others access too.
+    fn shared(&self) -> SharedMemorySlice<'_, u8> {
+        let &Chunk { index, pool, ref kept, .. } = self.chunk();
+        // SAFETY: the pool is alive, as at `chunk`.
+        let pool = unsafe { &*pool };
+        let start = index as usize * pool.chunk_len.next_multiple_of(ALIGNMENT);
+        let bytes = pool.region.slice(start..start + kept.get() as usize);
+        bytes.expect("chunks are within the region")
+    }
+
+    /// As it is posted, with this length.
+    #[inline(always)]
+    fn piece(&self, length: u32) -> [ffi::ibv_sge; 1] {
+        let &Chunk { addr, lkey, .. } = self.chunk();
+        [ffi::ibv_sge { addr, length, lkey }]
+    }
+}
+
+impl PooledBuffer<Shared> {
+    /// The bytes in it, to be copied out and in: a peer may write them meanwhile.
+    pub fn as_slice(&self) -> SharedMemorySlice<'_, u8> {
+        self.shared()
+    }
+
+    /// The bytes in it, for a peer that reads or writes them. For a write, set the [length](Self::set_len) first. Keep the buffer
+    /// until the peer is done: the next user of the chunk would share it with the peer.
+    pub fn remote(&self) -> RemoteMemoryRegion {
+        self.shared().remote()
+    }
+}
+
+impl PooledBuffer {
     /// The bytes of the chunk that are not in the buffer, to be filled before [`set_len`](Self::set_len) adds them. They are
     /// what an earlier user of the chunk has left there.
     pub fn spare_capacity_mut(&mut self) -> &mut [u8] {
@@ -372,16 +521,9 @@ impl PooledBuffer {
         // The region has no iova of its own.
         region.as_slice().as_ptr().with_addr(*addr as usize)
     }
-
-    /// As it is posted, with this length.
-    #[inline(always)]
-    fn piece(&self, length: u32) -> [ffi::ibv_sge; 1] {
-        let &Chunk { addr, lkey, .. } = self.chunk();
-        [ffi::ibv_sge { addr, length, lkey }]
-    }
 }
 
-impl Write for PooledBuffer {
+impl<M> Write for PooledBuffer<M> {
     /// Appends as many of these bytes as there is room for. It never fails.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let room = self.capacity() - self.len();
@@ -414,7 +556,7 @@ impl DerefMut for PooledBuffer {
 
 // SAFETY: the memory is registered for local writes for as long as the pool exists, which this keeps
 // alive. Only this value accesses it, as at `deref`.
-unsafe impl GatherBuffer for PooledBuffer {
+unsafe impl<M: PoolMemory> GatherBuffer for PooledBuffer<M> {
     type List = [ffi::ibv_sge; 1];
     type Kept = Self;
 
@@ -431,7 +573,9 @@ unsafe impl GatherBuffer for PooledBuffer {
 }
 
 // SAFETY: as above. Any bytes are a valid `u8`.
-unsafe impl ScatterBuffer for PooledBuffer {
+unsafe impl<M: PoolMemory> ScatterBuffer for PooledBuffer<M> {
+    const PEERS_MAY_WRITE: bool = M::PEERS;
+
     #[inline]
     fn scatter(&mut self) -> Result<Self::List> {
         let reason = "the buffer is empty, so nothing would be read: set its length (`PooledBuffer::set_len`)";
@@ -446,6 +590,6 @@ unsafe impl ScatterBuffer for PooledBuffer {
 }
 
 // SAFETY: it borrows nothing, and may be used on any thread. The chunk goes back to the pool when it is dropped.
-unsafe impl OwnedBuffer for PooledBuffer {}
+unsafe impl<M: PoolMemory> OwnedBuffer for PooledBuffer<M> {}
 
-debug! { PooledBuffer, self, len: self.chunk().kept.get(), capacity: self.capacity(), .. }
+debug! { impl[M] PooledBuffer<M>, self, len: self.chunk().kept.get(), capacity: self.capacity(), .. }

@@ -8,5 +8,5 @@ mod owned_region;
 mod shared_range;
 mod waiting;
 
-pub use buffer_pool::{BufferPool, PoolWaiter, PooledBuffer};
+pub use buffer_pool::{BufferPool, Exclusive, PoolMemory, PoolWaiter, PooledBuffer, Shared};
 pub use shared_range::SharedMemoryRange;

@@ -31,6 +31,7 @@ mod reset;
 mod rules;
 mod scopes;
 mod settling;
+mod shared_pools;
 mod sleeping;
 #[path = "../support/software.rs"]
 mod software;
