@@ -1,7 +1,9 @@
 //! Sleeping until a completion queue has completions, and arming it.
 
 #[cfg(feature = "async")]
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
+#[cfg(any(feature = "async", feature = "channel"))]
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -129,6 +131,7 @@ impl CompletionQueue<'_> {
     }
 
     /// The same as one file.
+    #[cfg(feature = "channel")]
     pub(crate) fn ready_file(&self) -> Result<BorrowedFd<'_>> {
         // SAFETY: it is this queue's, which is live.
         Ok(unsafe { self.own_channel()?.ready(self.as_raw()) })
