@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{env, process};
 
-use ibverbs::future::PreparedAsyncChannel;
+use ibverbs::future::{PreparedAsyncChannel, SpawnedReactor};
 use ibverbs::rdmacm::{Connection, ConnectionRequest, Listener, PendingConnection, Route};
 use ibverbs::{AccessFlags, AsyncChannel, BufferPool, Channel, Context, ProtectionDomain, Reactor};
 use tokio::time::timeout;
@@ -47,7 +47,7 @@ fn main() -> Outcome {
 /// The device, with what its channels share.
 struct Side {
     domain: Arc<ProtectionDomain<'static>>,
-    reactor: Arc<Reactor>,
+    reactor: SpawnedReactor,
     pool: BufferPool,
 }
 
@@ -56,13 +56,7 @@ impl Side {
         let context = Arc::new(context);
         let domain = Arc::new(ProtectionDomain::new(&context)?);
         let pool = BufferPool::new(&domain, LONGEST, 1024, AccessFlags::empty())?;
-        let reactor = Arc::new(Reactor::new(&context, 4096)?);
-        let running = reactor.clone();
-        tokio::spawn(async move {
-            if let Err(error) = running.run_on_tokio().await {
-                eprintln!("the reactor has ended: {error}");
-            }
-        });
+        let reactor = Reactor::new(&context, 4096)?.spawn_on_tokio();
         Ok(Self { domain, reactor, pool })
     }
 

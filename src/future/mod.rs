@@ -12,12 +12,15 @@ mod run;
 mod share;
 mod shared_receives;
 mod timer;
+mod watch;
 
 pub use operation::AsyncOperation;
 pub use prepared::PreparedAsyncChannel;
 pub use reactor::Reactor;
 pub use receive::AsyncReceive;
 pub use request::AsyncRequest;
+#[cfg(feature = "tokio")]
+pub use run::SpawnedReactor;
 pub use share::{Local, Locked, Share};
 pub use shared_receives::SharedReceives;
 

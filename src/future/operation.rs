@@ -9,6 +9,7 @@ use super::AsyncChannel;
 use super::request::AsyncRequest;
 use super::request::sealed::Failure;
 use super::share::{Guard, Lock, Share, State, release_quietly};
+use super::watch::Waits;
 use crate::channel::{ChannelId, Ended, OperationError, Queue, Refused, TransportError};
 use crate::completion::WorkSuccess;
 use crate::debug::debug;
@@ -24,6 +25,7 @@ pub struct AsyncOperation<'a, R, S: Share> {
     /// Until it is posted.
     request: Option<R>,
     stage: Stage,
+    waits: Waits,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +48,7 @@ type Output<R, S> =
 impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
     #[inline(always)]
     pub(super) fn new(channel: &'a AsyncChannel<S>, request: R) -> Self {
-        Self { channel, request: Some(request), stage: Stage::New }
+        Self { channel, request: Some(request), stage: Stage::New, waits: Waits::default() }
     }
 
     /// Posts the request, now.
@@ -55,8 +57,9 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         let mut guard = channel.share.lock();
         match post(&mut guard, channel.id, request, None, &mut None) {
             Ok(number) => {
+                let waits = guard.watch.wait();
                 guard.unlock();
-                Ok(Self { channel, request: None, stage: Stage::Posted(number) })
+                Ok(Self { channel, request: None, stage: Stage::Posted(number), waits })
             }
             Err(refused) => {
                 drop(guard);
@@ -71,6 +74,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         let mut guard = self.channel.share.lock();
         if guard.core.is_success(number) {
             self.stage = Stage::Over;
+            self.waits = Waits::default();
             let done = guard.core.take_it(number);
             guard.unlock();
             return Poll::Ready(Ok(done));
@@ -113,6 +117,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         };
         if polled.is_ready() {
             self.stage = Stage::Over;
+            self.waits = Waits::default();
         }
         drop(guard);
         drop((new, old));
@@ -129,6 +134,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         let mut guard = self.channel.share.lock();
         match post(&mut guard, self.channel.id, request, None, &mut waker) {
             Ok(number) => {
+                self.waits = guard.watch.wait();
                 guard.unlock();
                 self.stage = Stage::Posted(number);
                 Poll::Pending

@@ -27,7 +27,7 @@ const TURNS_PER_CLOCK_READING: u32 = 64;
 /// `S` says how its tasks share it: [`Locked`], on any threads (unless said otherwise, with [`PooledBuffer`]s), or
 /// [`Local`](crate::future::Local), on one thread and without a lock; and of what type their buffers are.
 ///
-/// With feature `tokio`, spawn `Reactor::run_on_tokio`. Elsewhere, [`run`](Self::run) does the same with the runtime's own
+/// With feature `tokio`, call `Reactor::spawn_on_tokio`. Elsewhere, [`run`](Self::run) does the same with the runtime's own
 /// way to wait for a descriptor. A hand-written loop calls [`turn`](Self::turn) and [`arm`](Self::arm):
 ///
 /// ```
@@ -67,6 +67,8 @@ const TURNS_PER_CLOCK_READING: u32 = 64;
 /// # }
 /// ```
 ///
+/// Without turns no future ends. In debug builds, a line on standard error says so when one has waited for a second.
+///
 /// One wake-up serves all completions that are there. Each wakes the task of its own operation only.
 ///
 /// Dropping the reactor ends all operations of its channels; their futures return
@@ -75,7 +77,8 @@ pub struct Reactor<S: Share = Locked<PooledBuffer>> {
     pub(super) share: S,
     pub(super) queue: Arc<CompletionQueue<'static>>,
     timer: Arc<Timer>,
-    pub(super) spin: u32,
+    /// `None`: as many as help.
+    pub(super) spin: Option<u32>,
     /// The turns that found nothing, around the end.
     idle_turns: AtomicU32,
 }
@@ -127,14 +130,18 @@ impl<S: Share> Reactor<S> {
         let queue = core.queue().clone();
         let timer = Arc::new(Timer::new(queue.files()?)?);
         let share = S::new(State::new(core, timer.clone()));
-        Ok(Self { share, queue, timer, spin: 0, idle_turns: AtomicU32::new(0) })
+        Ok(Self { share, queue, timer, spin: None, idle_turns: AtomicU32::new(0) })
     }
 
-    /// Sets the number of turns that find nothing before [`run`](Self::run) sleeps (0 unless set). Between two turns the
-    /// other tasks of the runtime run. More means lower latency and a busy CPU.
+    /// Sets the number of turns that find nothing before [`run`](Self::run) sleeps. Between two turns the other tasks of the
+    /// runtime run. More means lower latency and a busy processor.
+    ///
+    /// Unless it is set, it adapts: after something has ended there are up to 64 such turns, some 20 us, as long as that is how
+    /// the next completion is found; each time it is not, half as many, down to none, until a later try helps. A reactor with
+    /// nothing to do sleeps.
     #[must_use]
     pub fn spin(mut self, turns: u32) -> Self {
-        self.spin = turns;
+        self.spin = Some(turns);
         self
     }
 
@@ -203,6 +210,7 @@ impl<S: Share> Reactor<S> {
     #[inline]
     pub fn turn(&self) -> Result<usize> {
         let mut guard = self.share.lock();
+        guard.watch.turned();
         let begun = guard.core.begin_turn();
         if begun == Ok(true) && !guard.core.lacks_credit() && guard.alarm.is_none() {
             guard.unlock();
@@ -278,6 +286,9 @@ impl<S: Share> Reactor<S> {
     ///  - `EIO`: the device is gone.
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&self) -> Result<()> {
+        if cfg!(debug_assertions) {
+            self.share.lock().watch.sleeps();
+        }
         self.queue.rearm_own()
     }
 

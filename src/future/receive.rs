@@ -8,6 +8,7 @@ use std::task::{Context, Poll, Waker};
 use super::AsyncChannel;
 use super::operation::{failed, result_of};
 use super::share::{Guard, Lock, Share, release_quietly};
+use super::watch::Waits;
 use crate::channel::{Ended, LoopBuffer, OwnedBuffer, OwnedResult, Queue, Refused, TransportError};
 use crate::debug::debug;
 use crate::memory::ScatterBuffer;
@@ -21,6 +22,7 @@ pub struct AsyncReceive<'a, D, S: Share> {
     /// Until it is posted. While it waits: the queue had no room for it.
     request: Option<ReceiveWorkRequest<D>>,
     stage: Stage,
+    waits: Waits,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +44,7 @@ where
     #[inline(always)]
     pub(super) fn new(channel: &'a AsyncChannel<S>, buffer: D) -> Self {
         let request = Some(ReceiveWorkRequest::new(buffer));
-        Self { channel, request, stage: Stage::New }
+        Self { channel, request, stage: Stage::New, waits: Waits::default() }
     }
 
     /// Posts it, unless a receive is left, and waits.
@@ -75,6 +77,7 @@ where
         let mut waker = Some(waker);
         match guard.core.join_line(self.channel.id, Queue::Receive, &mut waker) {
             Ok(place) => {
+                self.waits = guard.watch.wait();
                 guard.unlock();
                 self.stage = Stage::Waiting(place);
                 Poll::Pending
@@ -179,6 +182,7 @@ where
             && let Some(message) = guard.core.take_only_message(*id, place)
         {
             self.stage = Stage::Over;
+            self.waits = Waits::default();
             let message = guard.core.take_it(message);
             guard.unlock();
             return Poll::Ready(Ok(message));
@@ -236,6 +240,7 @@ where
     ) -> Poll<OwnedResult<S::Buffer>> {
         let id = &self.channel.id;
         self.stage = Stage::Over;
+        self.waits = Waits::default();
         self.post_held(&mut guard);
         guard.core.wake_after_message(*id);
         let stopped = guard.core.why_stopped(*id);

@@ -8,14 +8,20 @@ use std::os::fd::AsFd;
 use std::pin::pin;
 use std::task::{Context as TaskContext, Poll};
 #[cfg(feature = "tokio")]
-use std::{future::Future, task::ready};
+use std::{future::Future, ops::Deref, sync::Arc, task::ready};
 
 use super::reactor::Reactor;
+#[cfg(feature = "tokio")]
+use super::share::Locked;
 use super::share::{Lock, Share, release_quietly};
 use crate::channel::TransportError;
 #[cfg(feature = "tokio")]
 use crate::device::on_tokio::{EVENTS, register};
 use crate::error::{Error, Result};
+#[cfg(feature = "tokio")]
+use crate::panics::catch;
+#[cfg(feature = "tokio")]
+use crate::pool::PooledBuffer;
 use crate::trace;
 
 impl<S: Share> Reactor<S> {
@@ -60,7 +66,7 @@ impl<S: Share> Reactor<S> {
         }
         loop {
             if self.turn()? > 0 {
-                *running = Running::default();
+                running.found();
                 break;
             }
             if std::mem::take(&mut running.woken) {
@@ -70,7 +76,9 @@ impl<S: Share> Reactor<S> {
             if running.armed {
                 match poll_readable(cx) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Ok(())) => *running = Running { woken: true, ..Running::default() },
+                    Poll::Ready(Ok(())) => {
+                        (running.armed, running.woken) = (false, true);
+                    }
                     Poll::Ready(Err(error)) => {
                         let errno = error.raw_os_error().unwrap_or(libc::EIO);
                         return Poll::Ready(Err(Error::new("poll", errno)));
@@ -78,10 +86,11 @@ impl<S: Share> Reactor<S> {
                 }
                 break;
             }
-            if running.idle < self.spin {
+            if running.idle < self.spin.unwrap_or(running.limit) {
                 running.idle += 1;
                 break;
             }
+            running.gave_up();
             // And once more: what came before the queue was armed raises no event.
             self.arm()?;
             running.armed = true;
@@ -108,6 +117,34 @@ impl<S: Share> Reactor<S> {
         is_stopped
     }
 
+    /// Spawns a task on tokio that [runs](Self::run) the reactor. Dropping what is returned [stops](Self::stop) it, with
+    /// [`ReactorGone`](TransportError::ReactorGone); until then it stands for the reactor:
+    ///
+    /// ```no_run
+    /// # // not on Soft-RoCE alone: needs a runtime
+    /// # fn start(context: &std::sync::Arc<ibverbs::Context<'static>>, domain: &std::sync::Arc<ibverbs::ProtectionDomain<'static>>) -> ibverbs::Result<()> {
+    /// let reactor = ibverbs::Reactor::new(context, 4096)?.spawn_on_tokio();
+    /// let prepared = reactor.prepare(ibverbs::Channel::builder(domain))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// An error that ends the task is that of all operations; [`SpawnedReactor::ended`] returns it.
+    ///
+    /// # Panics
+    ///
+    /// Those of [`run_on_tokio`](Self::run_on_tokio).
+    #[cfg(feature = "tokio")]
+    pub fn spawn_on_tokio(self) -> SpawnedReactor<S>
+    where
+        S: Send + Sync + 'static,
+    {
+        let reactor = Arc::new(self);
+        let runs = reactor.clone();
+        let task = Some(tokio::spawn(async move { runs.run_on_tokio().await }));
+        SpawnedReactor { reactor, task }
+    }
+
     /// Runs the reactor on tokio: see [`run`](Self::run). To be spawned as a task, on a runtime of either kind; of
     /// [`Local`](crate::future::Local), on a `LocalSet`.
     ///
@@ -132,12 +169,55 @@ impl<S: Share> Reactor<S> {
     }
 }
 
+/// A reactor that a task of tokio runs, until this is dropped: see [`Reactor::spawn_on_tokio`].
+#[cfg(feature = "tokio")]
+#[derive(Debug)]
+#[must_use = "dropping it stops the reactor"]
+pub struct SpawnedReactor<S: Share = Locked<PooledBuffer>> {
+    reactor: Arc<Reactor<S>>,
+    task: Option<tokio::task::JoinHandle<Result<()>>>,
+}
+
+#[cfg(feature = "tokio")]
+impl<S: Share> SpawnedReactor<S> {
+    /// Waits until the reactor has ended: `Ok` when it was [stopped](Reactor::stop).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Reactor::run_on_tokio`], and
+    ///
+    ///  - `ECANCELED`: the runtime has ended, or a waker has panicked in the task.
+    pub async fn ended(&mut self) -> Result<()> {
+        let Some(task) = &mut self.task else { return Ok(()) };
+        let ended = task.await;
+        self.task = None;
+        ended.unwrap_or_else(|_| Err(Error::new("poll", libc::ECANCELED)))
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl<S: Share> Deref for SpawnedReactor<S> {
+    type Target = Reactor<S>;
+
+    fn deref(&self) -> &Reactor<S> {
+        &self.reactor
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl<S: Share> Drop for SpawnedReactor<S> {
+    fn drop(&mut self) {
+        let _ = catch(|| self.reactor.stop(TransportError::ReactorGone));
+    }
+}
+
 /// The future of [`run`](Reactor::run): what it says if it is dropped, such as with its runtime, while operations wait.
 struct Runner<'a, S: Share>(&'a Reactor<S>);
 
 impl<S: Share> Drop for Runner<'_, S> {
     fn drop(&mut self) {
         let guard = self.0.share.lock();
+        guard.watch.turned();
         if !guard.is_stopped && guard.core.next_busy(0).is_some() {
             trace::reactor_stands("its task was dropped while operations were in flight");
         }
@@ -145,13 +225,96 @@ impl<S: Share> Drop for Runner<'_, S> {
     }
 }
 
+/// The most turns that find nothing before a reactor sleeps whose [`spin`](Reactor::spin) adapts.
+const MOST: u32 = 64;
+
+/// After so many sleeps that began without such turns, it tries again whether they help.
+const SLEEPS: u32 = 16;
+
+/// The idle turns of a reactor that has begun to sleep since something has ended.
+const ASLEEP: u32 = u32::MAX;
+
 /// What a task that runs a reactor remembers.
-#[derive(Default)]
 struct Running {
-    /// Turns in a row that found nothing.
+    /// Turns in a row that found nothing, or [`ASLEEP`].
     idle: u32,
+    /// How many of them there may be before it sleeps, if that adapts.
+    limit: u32,
+    /// How many sleeps have begun with a limit of 0.
+    sleeps: u32,
     /// Whether the queue was armed, and nothing was found since.
     armed: bool,
     /// Whether the descriptor was readable, and nothing was found since.
     woken: bool,
+}
+
+impl Default for Running {
+    fn default() -> Self {
+        Self { idle: ASLEEP, limit: MOST, sleeps: 0, armed: false, woken: false }
+    }
+}
+
+impl Running {
+    /// A turn has found something.
+    fn found(&mut self) {
+        match self.idle {
+            ASLEEP if self.limit == 0 => {
+                self.sleeps += 1;
+                if self.sleeps == SLEEPS {
+                    (self.limit, self.sleeps) = (MOST, 0);
+                }
+            }
+            0 | ASLEEP => {}
+            _ => self.limit = MOST,
+        }
+        (self.idle, self.armed, self.woken) = (0, false, false);
+    }
+
+    /// It is to sleep.
+    fn gave_up(&mut self) {
+        if self.idle != ASLEEP {
+            self.limit /= 2;
+        }
+        self.idle = ASLEEP;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Turns that find nothing, until it sleeps.
+    fn idle_turns(running: &mut Running) -> u32 {
+        let mut turns = 0;
+        while running.idle < running.limit {
+            running.idle += 1;
+            turns += 1;
+        }
+        running.gave_up();
+        turns
+    }
+
+    #[test]
+    fn turns_that_find_nothing_are_made_after_something_has_ended_and_while_they_help() {
+        let mut running = Running::default();
+        assert_eq!(idle_turns(&mut running), 0, "nothing has ended yet");
+        // The next completion always comes after the sleep.
+        let mut turns = |running: &mut Running| {
+            running.found();
+            idle_turns(running)
+        };
+        let halved = [(); 8].map(|()| turns(&mut running));
+        assert_eq!(halved, [64, 32, 16, 8, 4, 2, 1, 0]);
+        assert_eq!(idle_turns(&mut running), 0, "woken for nothing");
+        let all: u32 = (0..SLEEPS - 2).map(|_| turns(&mut running)).sum();
+        assert_eq!(all, 0);
+        assert_eq!(turns(&mut running), 64, "it tries again");
+        // They help: the next one comes after three turns, each time.
+        for _ in 0..100 {
+            running.found();
+            running.idle = 3;
+            running.found();
+            assert_eq!(running.limit, MOST);
+        }
+    }
 }

@@ -13,6 +13,7 @@ use std::thread;
 use std::time::Instant;
 
 use super::timer::Timer;
+use super::watch::Watch;
 use crate::channel::{ChannelId, Detached, Doomed, Due, Left, Loop, TransportError};
 use crate::debug::debug;
 use crate::panics::{Panics, catch};
@@ -45,6 +46,7 @@ pub struct State<B> {
     /// When the reactor has to look at the clock, though nothing completes.
     pub(super) alarm: Option<Instant>,
     pub(super) timer: Arc<Timer>,
+    pub(super) watch: Watch,
     /// When the device was last asked for, or when the first question was due.
     pub(super) device_checked: Option<Instant>,
     /// When the connections are asked for next, on a device that completes nothing when they end.
@@ -56,8 +58,8 @@ pub struct State<B> {
 impl<B> State<B> {
     pub(super) fn new(core: Loop<'static, B>, timer: Arc<Timer>) -> Self {
         let (runner, alarm, device_checked, next_check) = Default::default();
-        let spare = Some(Box::default());
-        Self { core, is_stopped: false, runner, alarm, timer, device_checked, next_check, spare }
+        let (spare, watch, is_stopped) = (Some(Box::default()), Watch::new(), false);
+        Self { core, is_stopped, runner, alarm, timer, watch, device_checked, next_check, spare }
     }
 
     /// A future was dropped that waited. A reactor that runs has looked at the device.

@@ -11,8 +11,9 @@ use std::task::{Wake, Waker};
 use std::thread;
 
 use ibverbs::future::{Local, Locked, Share};
+use ibverbs::pool::Shared;
 use ibverbs::{
-    AsyncChannel, Channel, MaxRnrRetries, PooledBuffer, Reactor, SendWorkRequest,
+    AsyncChannel, BufferPool, Channel, MaxRnrRetries, PooledBuffer, Reactor, SendWorkRequest,
     SharedMemoryRegion, TransportError, ffi,
 };
 use ibverbs_function_device::{Kind, Progress};
@@ -857,4 +858,26 @@ both! {
         drop(buffer);
         rig.finish();
     }
+}
+
+/// Buffers that peers access, as the buffers of a reactor.
+#[test]
+fn a_reactor_keeps_the_buffers_of_a_shared_pool() {
+    let rig = Rig::<Locked<PooledBuffer<Shared>>>::new();
+    let pool = BufferPool::shared(&rig.domain, LEN, 4, ALL).unwrap();
+    let mut receive = posted(rig.two.receive(pool.take().unwrap()));
+    let mut send = posted(rig.one.send(pool.take_from(b"shared").unwrap().unwrap()));
+    rig.serve();
+    let (sent, _): (PooledBuffer<Shared>, _) = poll(&mut send).unwrap().unwrap();
+    let (received, _): (PooledBuffer<Shared>, _) = poll(&mut receive).unwrap().unwrap();
+    assert_eq!(received.as_slice().to_vec(), b"shared");
+    received.as_slice().write(0, b"S").unwrap();
+    let mut reading = posted(rig.one.read(sent, received.remote()));
+    rig.serve();
+    let (read, _): (PooledBuffer<Shared>, _) = poll(&mut reading).unwrap().unwrap();
+    assert_eq!(read.as_slice().to_vec(), b"Shared");
+    drop((read, received, reading, send, receive));
+    assert_eq!(pool.available(), 4);
+    drop(pool);
+    rig.finish();
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibverbs::channel::AnyBuffer;
+use ibverbs::future::SpawnedReactor;
 use ibverbs::pool::SharedMemoryRange;
 use ibverbs::{
     AccessFlags, AsyncChannel, BufferPool, Context, OperationError, PooledBuffer, ProtectionDomain,
     Reactor, SharedMemoryRegion,
 };
 use tokio::io::AsyncReadExt;
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::protocol::{Body, FULL, MAX_MESSAGE, MAX_SMALL, MAX_VALUE, Message, ROOM, read};
@@ -25,9 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Client<C: Connect = SocketAddr> {
     address: C,
     domain: Arc<ProtectionDomain<'static>>,
-    reactor: Arc<Reactor<Share>>,
+    reactor: SpawnedReactor<Share>,
     pool: BufferPool,
-    running: JoinHandle<()>,
     session: Option<Session<C::Stream>>,
 }
 
@@ -47,14 +46,8 @@ impl<C: Connect> Client<C> {
         let context = Arc::new(context);
         let domain = Arc::new(ProtectionDomain::new(&context)?);
         let pool = BufferPool::new(&domain, MAX_MESSAGE, 4, AccessFlags::empty())?;
-        let reactor = Arc::new(Reactor::with_share(&context, 64)?);
-        let run = reactor.clone();
-        let running = tokio::spawn(async move {
-            if let Err(error) = run.run_on_tokio().await {
-                eprintln!("the reactor: {error}");
-            }
-        });
-        Ok(Self { address, domain, reactor, pool, running, session: None })
+        let reactor = Reactor::with_share(&context, 64)?.spawn_on_tokio();
+        Ok(Self { address, domain, reactor, pool, session: None })
     }
 
     /// The value of a key, if there is one.
@@ -148,11 +141,5 @@ impl<C: Connect> Client<C> {
             return Err("that is another server".into());
         }
         Ok(Session { channel, _stream: stream })
-    }
-}
-
-impl<C: Connect> Drop for Client<C> {
-    fn drop(&mut self) {
-        self.running.abort();
     }
 }

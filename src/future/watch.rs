@@ -1,0 +1,144 @@
+//! In debug builds: one line on standard error when a future has waited for a second, and no turn of its reactor came.
+//!
+//! A thread looks at the reactors of the process, as long as there are any. In release builds nothing of it is there.
+
+#[cfg(all(debug_assertions, not(miri), not(ibverbs_loom)))]
+mod watching {
+    use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+    use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    const PATIENCE: u64 = 1000;
+
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    /// The reactors, while the thread runs.
+    static ALL: Mutex<Vec<Weak<Watched>>> = Mutex::new(Vec::new());
+
+    /// What is known of a reactor.
+    #[derive(Default, Debug)]
+    struct Watched {
+        waiting: AtomicUsize,
+        /// It sleeps until its descriptor is readable.
+        sleeps: AtomicBool,
+        is_told: AtomicBool,
+        /// In milliseconds: its last turn, or when a future began to wait.
+        since: AtomicU64,
+    }
+
+    fn now() -> u64 {
+        START.elapsed().as_millis() as u64
+    }
+
+    impl Watched {
+        fn check(&self) {
+            let waits =
+                self.waiting.load(Ordering::Relaxed) > 0 && !self.sleeps.load(Ordering::Relaxed);
+            if waits
+                && now().saturating_sub(self.since.load(Ordering::Relaxed)) >= PATIENCE
+                && !self.is_told.swap(true, Ordering::Relaxed)
+            {
+                eprintln!(
+                    "ibverbs: a future has waited for a second without a turn of its reactor: \
+                     `Reactor::spawn_on_tokio` or `Reactor::run` drives it"
+                );
+            }
+        }
+    }
+
+    /// Of a reactor.
+    #[derive(Debug)]
+    pub(in crate::future) struct Watch(Arc<Watched>);
+
+    impl Watch {
+        pub(in crate::future) fn new() -> Self {
+            let watched = Arc::<Watched>::default();
+            let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+            if all.is_empty() {
+                let started = thread::Builder::new().name("ibverbs-watch".into()).spawn(run);
+                if started.is_err() {
+                    return Self(watched);
+                }
+            }
+            all.push(Arc::downgrade(&watched));
+            Self(watched)
+        }
+
+        pub(in crate::future) fn turned(&self) {
+            self.0.sleeps.store(false, Ordering::Relaxed);
+            self.0.since.store(now(), Ordering::Relaxed);
+        }
+
+        /// It was armed.
+        pub(in crate::future) fn sleeps(&self) {
+            self.0.sleeps.store(true, Ordering::Relaxed);
+        }
+
+        /// A future begins to wait.
+        pub(in crate::future) fn wait(&self) -> Waits {
+            if self.0.waiting.fetch_add(1, Ordering::Relaxed) == 0 {
+                self.0.since.fetch_max(now(), Ordering::Relaxed);
+            }
+            Waits(Some(self.0.clone()))
+        }
+    }
+
+    /// A future waits, until this is dropped.
+    #[derive(Default, Debug)]
+    pub(in crate::future) struct Waits(Option<Arc<Watched>>);
+
+    impl Drop for Waits {
+        fn drop(&mut self) {
+            if let Some(watched) = &self.0 {
+                watched.waiting.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn run() {
+        loop {
+            thread::sleep(Duration::from_millis(PATIENCE / 4));
+            let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+            all.retain(|watched| {
+                watched.upgrade().is_some_and(|watched| {
+                    watched.check();
+                    true
+                })
+            });
+            if all.is_empty() {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(not(all(debug_assertions, not(miri), not(ibverbs_loom))))]
+mod nothing {
+    #[derive(Debug)]
+    pub(in crate::future) struct Watch;
+
+    #[derive(Default, Debug)]
+    pub(in crate::future) struct Waits;
+
+    impl Watch {
+        pub(in crate::future) fn new() -> Self {
+            Self
+        }
+
+        #[inline(always)]
+        pub(in crate::future) fn turned(&self) {}
+
+        #[inline(always)]
+        pub(in crate::future) fn sleeps(&self) {}
+
+        #[inline(always)]
+        pub(in crate::future) fn wait(&self) -> Waits {
+            Waits
+        }
+    }
+}
+
+#[cfg(not(all(debug_assertions, not(miri), not(ibverbs_loom))))]
+pub(super) use nothing::{Waits, Watch};
+#[cfg(all(debug_assertions, not(miri), not(ibverbs_loom)))]
+pub(super) use watching::{Waits, Watch};
