@@ -1,4 +1,23 @@
-//! The settings of a queue pair. Each is checked when it is made.
+//! The settings of a queue pair, as values. Each is checked when it is made.
+//!
+//! ```
+//! use std::time::Duration;
+//! use ibverbs::{AckTimeout, MaxAckRetries, MaxRnrRetries};
+//!
+//! let timeout = AckTimeout::from_duration(Duration::from_millis(60))?; // rounded up to what devices have
+//! assert_eq!(timeout.duration(), Some(Duration::from_nanos(67_108_864)));
+//! assert!(MaxRnrRetries::new(8).is_err());
+//! let settings = ibverbs::ConnectionSettings::new().ack_timeout(timeout).max_ack_retries(MaxAckRetries::new(3)?);
+//! # Ok::<(), ibverbs::Error>(())
+//! ```
+//!
+//! | | |
+//! |---|---|
+//! | [`AckTimeout`], [`MaxAckRetries`] | when a packet that is not answered is sent again, and how often |
+//! | [`MinRnrTimer`], [`MaxRnrRetries`] | the same for a message that found no receive |
+//! | [`MaximumTransferUnit`] | how long packets are |
+//! | [`PacketSequenceNumber`] | the number of the first packet |
+//! | [`ServiceLevel`], [`FlowLabel`], [`StaticRate`] | what the network does with packets |
 
 use std::fmt;
 use std::time::Duration;

@@ -4,7 +4,7 @@ use ibverbs::channel::{AnyBuffer, CancelHandle, ChannelSet, PendingWork};
 use ibverbs::completion::{CompletionCounter, CompletionEvent, ExtendedPoller};
 use ibverbs::device::{AsyncEvent, AsyncEvents, DeviceList, DmaHandle};
 use ibverbs::domain::{ThreadDomain, XrcDomain};
-use ibverbs::flow::{EspAction, FlowCounters, FlowId, FlowRule};
+use ibverbs::flow::{Counters, EspAction, FlowId, Rule};
 use ibverbs::future::{AsyncOperation, AsyncReceive, Locked, PreparedAsyncChannel, SharedReceives};
 use ibverbs::memory::{
     BorrowedMemoryRegion, DeviceMemory, DeviceMemoryRegion, ImplicitMemoryRegion, MemoryKey,
@@ -68,8 +68,8 @@ fn resources_cross_threads() {
     send_and_sync::<SharedReceiveQueue<'_>>();
     send_and_sync::<XrcDomain<'_>>();
     send_and_sync::<ThreadDomain<'_>>();
-    send_and_sync::<FlowRule<'_>>();
-    send_and_sync::<FlowCounters<'_>>();
+    send_and_sync::<Rule<'_>>();
+    send_and_sync::<Counters<'_>>();
     send_and_sync::<EspAction<'_>>();
     send_and_sync::<FlowId>();
     send_and_sync::<ChannelSet<'_>>();
@@ -219,10 +219,10 @@ mod covariant {
     fn scaling_queue_pair<'a>(x: ReceiveScalingQueuePair<'static>) -> ReceiveScalingQueuePair<'a> {
         x
     }
-    fn flow_rule<'a>(x: FlowRule<'static>) -> FlowRule<'a> {
+    fn flow_rule<'a>(x: Rule<'static>) -> Rule<'a> {
         x
     }
-    fn flow_counters<'a>(x: FlowCounters<'static>) -> FlowCounters<'a> {
+    fn flow_counters<'a>(x: Counters<'static>) -> Counters<'a> {
         x
     }
     fn esp_action<'a>(x: EspAction<'static>) -> EspAction<'a> {

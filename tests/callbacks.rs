@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::device::AsyncEvents;
-use ibverbs::domain::{DomainAllocation, DomainAllocator};
+use ibverbs::domain::{self, Allocation};
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 use ibverbs_software::Verb;
@@ -301,12 +301,12 @@ impl Allocator {
 }
 
 // SAFETY: the memory is zeroed, of that layout, and valid until it is freed. Nothing forks here.
-unsafe impl DomainAllocator for Allocator {
-    fn alloc(&self, layout: Layout, _: u64) -> DomainAllocation {
+unsafe impl domain::Allocator for Allocator {
+    fn alloc(&self, layout: Layout, _: u64) -> Allocation {
         self.call();
         // SAFETY: the size is not 0.
         let memory = unsafe { std::alloc::alloc_zeroed(layout) };
-        NonNull::new(memory).map_or(DomainAllocation::Failed, DomainAllocation::Memory)
+        NonNull::new(memory).map_or(Allocation::Failed, Allocation::Memory)
     }
 
     unsafe fn free(&self, memory: NonNull<u8>, layout: Layout, _: u64) {

@@ -5,15 +5,14 @@ use std::sync::Arc;
 
 use ibverbs::device::AsyncEventSubject;
 use ibverbs::domain::{ThreadDomain, XrcDomain, XrcDomainScope};
-use ibverbs::flow::{EspAction, EspParameters, FlowCounters};
+use ibverbs::flow::{Counters, EspAction, EspParameters};
 use ibverbs::memory::{
     BorrowedMemoryRegion, DeviceMemory, DeviceMemoryRegion, MemoryWindow, MemoryWindowType,
     NullMemoryRegion, ReadOnlyMemoryRegion,
 };
 use ibverbs::queue_pair::XrcReceive;
 use ibverbs::work_queue::{
-    IndirectionTable, ReceiveHash, ReceiveHashFields, ReceiveScalingQueuePair, WorkQueue,
-    WorkQueueFlags,
+    Flags, IndirectionTable, ReceiveHash, ReceiveHashFields, ReceiveScalingQueuePair, WorkQueue,
 };
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
@@ -172,7 +171,7 @@ const CASES: &[Case] = &[
         },
         &["destroy_rwq_ind_table", "destroy_wq", "dealloc_pd", "destroy_cq"],
     ),
-    ("destroy_counters", |p| end!(FlowCounters::new(&p.context).unwrap()), &[]),
+    ("destroy_counters", |p| end!(Counters::new(&p.context).unwrap()), &[]),
     (
         "destroy_flow_action",
         |p| {
@@ -184,7 +183,7 @@ const CASES: &[Case] = &[
 ];
 
 fn work_queue(p: &Parents) -> WorkQueue<'static> {
-    WorkQueue::new(&p.domain, &p.queue, 4, 1, WorkQueueFlags::empty()).unwrap()
+    WorkQueue::new(&p.domain, &p.queue, 4, 1, Flags::empty()).unwrap()
 }
 
 /// All verbs that destroy.

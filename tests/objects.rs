@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use ibverbs::completion::WorkOpcode;
 use ibverbs::device::{ForkStatus, fork_init, is_fork_initialized};
-use ibverbs::domain::{DomainAllocation, DomainAllocator, ThreadDomain, XrcDomain, XrcDomainScope};
+use ibverbs::domain::{Allocation, Allocator, ThreadDomain, XrcDomain, XrcDomainScope};
 use ibverbs::memory::{
     DeviceMemory, ImplicitMemoryRegion, MemoryWindow, MemoryWindowType, NullMemoryRegion,
     RawMemoryRegion,
@@ -115,20 +115,20 @@ const BUFFER: Layout = match Layout::from_size_align(8192, 4096) {
 };
 
 // SAFETY: the memory is zeroed, of that layout, and valid until it is freed. Nothing forks here.
-unsafe impl DomainAllocator for &Recorder {
-    fn alloc(&self, layout: Layout, resource_type: u64) -> DomainAllocation {
+unsafe impl Allocator for &Recorder {
+    fn alloc(&self, layout: Layout, resource_type: u64) -> Allocation {
         self.asked.lock().unwrap().push((layout, resource_type));
         let answer = *self.answer.lock().unwrap();
         match answer {
-            Answer::Default => return DomainAllocation::Default,
-            Answer::Failed => return DomainAllocation::Failed,
+            Answer::Default => return Allocation::Default,
+            Answer::Failed => return Allocation::Failed,
             Answer::Panic => panic!("an allocator that panics"),
             Answer::Memory => {}
         }
         // SAFETY: the device asks for more than 0 bytes.
         let memory = unsafe { std::alloc::alloc_zeroed(layout) };
         self.given.lock().unwrap().push(memory as usize);
-        NonNull::new(memory).map_or(DomainAllocation::Failed, DomainAllocation::Memory)
+        NonNull::new(memory).map_or(Allocation::Failed, Allocation::Memory)
     }
 
     unsafe fn free(&self, memory: NonNull<u8>, layout: Layout, resource_type: u64) {
@@ -193,8 +193,8 @@ fn a_parent_domain_takes_memory_from_an_allocator() {
 fn an_allocator_lives_as_long_as_what_may_use_it() {
     struct Forwarding(Arc<Recorder>);
     // SAFETY: that of the recorder.
-    unsafe impl DomainAllocator for Forwarding {
-        fn alloc(&self, layout: Layout, resource_type: u64) -> DomainAllocation {
+    unsafe impl Allocator for Forwarding {
+        fn alloc(&self, layout: Layout, resource_type: u64) -> Allocation {
             (&*self.0).alloc(layout, resource_type)
         }
 

@@ -23,6 +23,14 @@ fn its_program_is_the_example_and_short() {
     assert!(program.lines().count() <= 26, "{} lines", program.lines().count());
 }
 
+/// Its second program is one of the guide, whose programs are compiled.
+#[test]
+fn its_program_that_leaves_its_function_is_that_of_the_guide() {
+    let readme = read("README.md");
+    let (_, rest) = readme.split_once("```rust\n").expect("the first program");
+    assert!(read("src/guide/lifetimes.md").contains(block(rest, "rust")));
+}
+
 #[test]
 fn it_is_short() {
     assert!(read("README.md").lines().count() <= 150);

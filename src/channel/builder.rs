@@ -321,6 +321,8 @@ debug! {
 
 impl<'ctx> ProtectionDomain<'ctx> {
     /// Begins a channel that borrows this domain. See [`Channel::builder`](crate::Channel::builder).
+    ///
+    /// For a value that leaves its function: `Channel::builder(domain)`, with the domain by value or in an `Arc`.
     pub fn create_channel<'res>(&'res self) -> ChannelBuilder<'res>
     where
         'ctx: 'res,

@@ -1,4 +1,40 @@
-//! Channels: RDMA in safe Rust.
+//! Channels: RDMA in safe Rust. A [`Channel`] is a connection to one peer; a [`Loop`] has many of them.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+//! # rxe0.register();
+//! use ibverbs::{Inline, TransportError};
+//!
+//! let context = ibverbs::open_first()?;
+//! let domain = context.alloc_pd()?;
+//! let prepared = domain.create_channel().max_inline_data(16).build()?;
+//! let peer = prepared.endpoint(); // here the peer's would come in
+//! let mut channel = prepared.handshake(peer)?;
+//! let mut region = domain.allocate::<u8>(16)?;
+//! channel.scope(|scope| {
+//!     let receive = scope.post_receive(&mut region)?;
+//!     scope.post_send(Inline(b"hello"))?.wait()?;
+//!     println!("{} bytes", receive.wait()?.1.byte_len());
+//!     Ok::<_, TransportError>(())
+//! })?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | to | |
+//! |---|---|
+//! | build and connect a channel | [`ChannelBuilder`], [`PreparedChannel`]; [`tcp`](crate::tcp), `rdmacm` |
+//! | post and wait, one thing after the other | [`Channel`], with a deadline [`ChannelUntil`] |
+//! | post many, which borrow their buffers | [`Scope`], [`ScopedPendingWork`] |
+//! | post many as one | [`PreparedWindow`], [`ScopedWindow`], [`WindowRequests`] |
+//! | post what owns its buffer, serve many peers | [`Loop`], [`ChannelId`], [`Ended`]; [`OwnedBuffer`], [`AnyBuffer`], [`LoopBuffer`] |
+//! | end waits from another thread | [`CancelHandle`]; of a loop [`LoopWaker`], [`LoopWaiter`] |
+//! | connect or destroy beside a running loop | [`DetachedChannel`], [`DestroyedChannel`] |
+//! | do the same with several peers | [`ChannelSet`], [`SetScope`] |
+//! | post by hand (`unsafe`) | [`PendingWork`] |
+//! | understand an error | [`TransportError`], [`ScopeError`], [`OperationError`], [`WindowError`] |
+//! | write a function for any request | [`WorkRequest`], [`IntoSend`], [`IntoReceive`] |
 
 mod blocking;
 mod builder;

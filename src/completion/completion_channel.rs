@@ -282,6 +282,8 @@ impl Context<'_> {
     /// `ibv_create_comp_channel`: creates a completion channel that borrows this context. See
     /// [`CompletionChannel::new`].
     ///
+    /// For a value that leaves its function: `CompletionChannel::new(context)`, with the context by value or in an `Arc`.
+    ///
     /// # Errors
     ///
     /// Those of [`CompletionChannel::new`].

@@ -1,9 +1,41 @@
 //! Completion queues: where the device reports which requests are finished, and how a thread waits.
 //!
-//! A [`CompletionQueue`] is polled for [`WorkCompletion`]s, or, if it was built with the extended
-//! interface, through an [`ExtendedPoller`], which reads only the requested fields. A thread that finds
-//! nothing to poll sleeps on a [`CompletionChannel`], or on the channel of the queue itself (`waiters`
-//! shares it among threads, so that no wake-up is lost).
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+//! # rxe0.register();
+//! use ibverbs::{Rc, WorkCompletion};
+//!
+//! let context = ibverbs::open_first()?;
+//! let domain = context.alloc_pd()?;
+//! let mut region = domain.allocate::<u8>(10)?;
+//! let queue = context.create_cq(16)?;
+//! let prepared = domain.create_qp(&queue, &queue, Rc).build()?;
+//! let itself = prepared.endpoint();
+//! let mut queue_pair = prepared.handshake(itself)?;
+//! // SAFETY: the region is not touched until both completions were polled.
+//! unsafe {
+//!     queue_pair.post_receive(&mut region, 5.., 1)?;
+//!     queue_pair.post_send(&region, ..5, 2)?;
+//! }
+//! let (mut completions, mut ended) = ([WorkCompletion::default(); 16], 0);
+//! while ended < 2 {
+//!     for completion in queue.poll(&mut completions)? {
+//!         println!("{}: {} bytes", completion.wr_id(), completion.result()?.byte_len());
+//!         ended += 1;
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | to | |
+//! |---|---|
+//! | make a queue and poll it | [`CompletionQueue`], [`CompletionQueueBuilder`] |
+//! | read what was polled | [`WorkCompletion`], [`WorkSuccess`], [`WorkError`], [`WorkStatus`], [`WorkErrorClass`], [`WorkOpcode`] |
+//! | read only some fields, or more of them | [`ExtendedPoller`], [`ExtendedCompletion`], [`ExtendedSuccess`], [`CompletionFields`], [`TagMatch`] |
+//! | sleep until there is one | [`CompletionQueue::wait`], [`CompletionQueue::sleep_until`]; many queues on a [`CompletionChannel`], with [`CompletionEvent`]s |
+//! | count instead | `CompletionCounter` (rdma-core 65) |
 
 mod completion_channel;
 #[cfg(rdma_core_65)]

@@ -211,6 +211,8 @@ impl Context<'_> {
     /// `ibv_create_cq`: creates a completion queue with room for at least `entries` completions
     /// that borrows this context. See [`CompletionQueue::new`].
     ///
+    /// For a value that leaves its function: `CompletionQueue::new(context, ..)`, with the context by value or in an `Arc`.
+    ///
     /// # Errors
     ///
     /// Those of [`CompletionQueue::new`].

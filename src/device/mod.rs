@@ -1,9 +1,29 @@
-//! Devices: the [list](devices) of them, an open device ([`Context`]), and its attributes.
+//! Devices: which there are, what they can do, and an open device.
 //!
-//! `attributes` and `capabilities` hold the limits of a device, `port` and `gid` the properties that
-//! can change while a program runs, `async_event` and `event_file` how a device reports events. `fork`
-//! and `process_sharing` are about more than one process. `efa` and `mlx5` are what only these devices have,
-//! `on_tokio` waits for files in that runtime.
+//! ```
+//! # fn main() -> ibverbs::Result<()> {
+//! # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+//! # rxe0.register();
+//! for device in ibverbs::devices()?.iter() {
+//!     let context = device.open()?;
+//!     let (limits, port) = (context.query_device()?, context.query_port(1)?);
+//!     println!("{:?}: {} queue pairs, port 1 is {:?}", device, limits.max_qp(), port.state());
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | to | |
+//! |---|---|
+//! | find a device and open it | [`devices`], [`open`], [`open_first`]; [`DeviceList`], [`Device`], [`Guid`]; [`Context`] |
+//! | ask what it can do | [`DeviceAttributes`], [`DeviceCapabilities`] and what they consist of |
+//! | ask about a port and its addresses | [`PortAttributes`], [`PortState`], [`LinkLayer`], [`LinkSpeed`]; [`Gid`], [`GidEntry`], [`GidType`] |
+//! | learn what happens to it | [`AsyncEvents`], [`AsyncEvent`], [`AsyncEventKind`] |
+//! | count and measure | [`Counters`], [`Counter`], [`ProcessResources`], [`RawClock`] |
+//! | find its place in the machine | [`PciFunction`], [`PciAddress`], [`PciDistance`] |
+//! | fork | [`fork_init`], [`is_fork_initialized`] |
+//!
+//! Limits do not change while a device is open; the attributes of ports do.
 
 mod async_event;
 mod attributes;

@@ -23,10 +23,10 @@ use crate::{ffi, panics};
 /// writes by the device and by any thread until [`free`](Self::free) is called with it: also after the
 /// allocator, and everything that it borrows, was dropped. `fork` does not copy it
 /// (`MADV_DONTFORK`, or shared memory).
-pub unsafe trait DomainAllocator: Send + Sync {
+pub unsafe trait Allocator: Send + Sync {
     /// Allocates memory. `resource_type` is the provider's own number of its use. If this panics, the
     /// allocation fails.
-    fn alloc(&self, layout: Layout, resource_type: u64) -> DomainAllocation;
+    fn alloc(&self, layout: Layout, resource_type: u64) -> Allocation;
 
     /// Frees memory of this layout. If this panics, the memory is leaked.
     ///
@@ -36,9 +36,9 @@ pub unsafe trait DomainAllocator: Send + Sync {
     unsafe fn free(&self, memory: NonNull<u8>, layout: Layout, resource_type: u64);
 }
 
-/// The answer of [`DomainAllocator::alloc`].
+/// The answer of [`Allocator::alloc`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum DomainAllocation {
+pub enum Allocation {
     /// This memory.
     Memory(NonNull<u8>),
     /// The provider's own allocator shall be used (`IBV_ALLOCATOR_USE_DEFAULT`).
@@ -51,7 +51,7 @@ pub enum DomainAllocation {
 pub(super) struct Registered<'a>(Arc<Callee<'a>>);
 
 struct Callee<'a> {
-    allocator: Box<dyn DomainAllocator + 'a>,
+    allocator: Box<dyn Allocator + 'a>,
     /// The layout of each piece of memory that it has given, by its address: C does not pass it to `free`.
     given: Mutex<HashMap<usize, Layout>>,
 }
@@ -73,7 +73,7 @@ impl Callee<'_> {
 }
 
 impl<'a> Registered<'a> {
-    pub(super) fn new(allocator: impl DomainAllocator + 'a) -> Self {
+    pub(super) fn new(allocator: impl Allocator + 'a) -> Self {
         Self(Arc::new(Callee { allocator: Box::new(allocator), given: Mutex::default() }))
     }
 
@@ -118,18 +118,16 @@ unsafe extern "C" fn alloc(
     // SAFETY: libibverbs passes the context that was registered; the domain keeps the allocator.
     let callee = unsafe { callee(context) };
     match panics::catch(|| callee.allocator.alloc(layout, resource_type)) {
-        Ok(DomainAllocation::Memory(memory)) if callee.note(memory, layout) => {
-            memory.as_ptr().cast()
-        }
-        Ok(DomainAllocation::Memory(memory)) => {
+        Ok(Allocation::Memory(memory)) if callee.note(memory, layout) => memory.as_ptr().cast(),
+        Ok(Allocation::Memory(memory)) => {
             // SAFETY: `alloc` has just returned it, for this layout and type.
             let free = || unsafe { callee.allocator.free(memory, layout, resource_type) };
             let _ = panics::catch(free);
             ptr::null_mut()
         }
         // IBV_ALLOCATOR_USE_DEFAULT: a macro, which has no binding.
-        Ok(DomainAllocation::Default) => ptr::without_provenance_mut(usize::MAX),
-        Ok(DomainAllocation::Failed) | Err(_) => ptr::null_mut(),
+        Ok(Allocation::Default) => ptr::without_provenance_mut(usize::MAX),
+        Ok(Allocation::Failed) | Err(_) => ptr::null_mut(),
     }
 }
 

@@ -1,16 +1,31 @@
 //! Domains: which objects work together, and on which threads.
 //!
-//! Memory, queue pairs and address handles of one [`ProtectionDomain`] work together. A
-//! [`ThreadDomain`] tells the provider that one thread at a time uses the objects created with it, so
-//! that it need not lock. An [`XrcDomain`] ties XRC queue pairs and shared receive queues together,
-//! across processes if the domain belongs to a file.
+//! ```
+//! # fn main() -> ibverbs::Result<()> {
+//! # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+//! # rxe0.register();
+//! let context = ibverbs::open_first()?;
+//! let domain = context.alloc_pd()?;
+//! // Only objects of one protection domain work together.
+//! let region = domain.allocate::<u8>(4096)?;
+//! let channel = domain.create_channel().build()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | | |
+//! |---|---|
+//! | [`ProtectionDomain`] | memory, queue pairs and address handles that may be used together |
+//! | [`ThreadDomain`] | tells the provider that one thread at a time uses the objects made with it, so that it need not lock |
+//! | [`Allocator`], [`Allocation`] | where a provider takes the memory of its queues from |
+//! | [`XrcDomain`], [`XrcDomainScope`] | ties XRC queue pairs and shared receive queues together, across processes if the domain belongs to a file |
 
 mod allocator;
 mod protection_domain;
 mod thread_domain;
 mod xrc_domain;
 
-pub use allocator::{DomainAllocation, DomainAllocator};
+pub use allocator::{Allocation, Allocator};
 pub use protection_domain::ProtectionDomain;
 pub use thread_domain::ThreadDomain;
 pub use xrc_domain::{XrcDomain, XrcDomainScope};

@@ -1,6 +1,6 @@
 //! Protection domains.
 
-use super::allocator::{DomainAllocator, Registered};
+use super::allocator::{Allocator, Registered};
 use super::thread_domain::ThreadDomain;
 use crate::debug::debug;
 use crate::device::Context;
@@ -108,7 +108,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
     pub unsafe fn parent_domain_with_allocator(
         base: impl Into<Parent<'ctx, ProtectionDomain<'ctx>>>,
         thread: Option<Parent<'ctx, ThreadDomain<'ctx>>>,
-        allocator: impl DomainAllocator + 'ctx,
+        allocator: impl Allocator + 'ctx,
     ) -> Result<Self> {
         // SAFETY: the caller vouches for the use of the thread domain.
         unsafe { Self::stand_for(base.into(), thread, Some(Registered::new(allocator))) }
@@ -223,6 +223,8 @@ impl<'ctx> ProtectionDomain<'ctx> {
 impl Context<'_> {
     /// `ibv_alloc_pd`: allocates a protection domain that borrows this context. See
     /// [`ProtectionDomain::new`].
+    ///
+    /// For a value that leaves its function: `ProtectionDomain::new(context)`, with the context by value or in an `Arc`.
     ///
     /// # Errors
     ///

@@ -158,7 +158,7 @@ impl EspParameters {
 debug! { EspParameters, self, settings: self.settings, replay_window: self.replay_window, .. }
 
 /// `struct ibv_flow_action`: encryption or decryption of the IPsec packets (ESP) of flows that
-/// [name it](crate::flow::FlowRule::action).
+/// [name it](crate::flow::Rule::action).
 #[doc(alias = "ibv_flow_action")]
 pub struct EspAction<'ctx> {
     raw: Handle<ffi::ibv_flow_action>,

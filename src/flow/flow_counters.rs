@@ -18,7 +18,7 @@ const READ: &str = "ibv_read_counters";
 foreign_enum! {
     /// `enum ibv_counter_description`: what a counter counts.
     #[doc(alias = "ibv_counter_description")]
-    pub enum FlowCounter: ibv_counter_description(u32) {
+    pub enum Counter: ibv_counter_description(u32) {
         /// Packets.
         Packets = IBV_COUNTER_PACKETS,
         /// Bytes.
@@ -29,25 +29,25 @@ foreign_enum! {
 /// `struct ibv_counters`: counters of the packets of flows.
 ///
 /// On mlx5 the counters are attached first, and then a flow is created that
-/// [counts](crate::flow::FlowRule::count) with them.
+/// [counts](crate::flow::Rule::count) with them.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: it has no flows
-/// use ibverbs::flow::{FlowCounter, FlowCounters, FlowRule};
+/// use ibverbs::flow::{Counter, Counters, Rule};
 ///
 /// # fn main() -> ibverbs::Result<()> {
 /// let context = ibverbs::open("mlx5_0")?;
-/// let counters = FlowCounters::new(&context)?;
-/// counters.attach(FlowCounter::Packets, 0)?;
-/// counters.attach(FlowCounter::Bytes, 1)?;
-/// let rule = FlowRule::sniffer(1).count(&counters);
+/// let counters = Counters::new(&context)?;
+/// counters.attach(Counter::Packets, 0)?;
+/// counters.attach(Counter::Bytes, 1)?;
+/// let rule = Rule::sniffer(1).count(&counters);
 /// let mut values = [0; 2];
 /// counters.read(&mut values)?;
 /// # Ok(())
 /// # }
 /// ```
 #[doc(alias = "ibv_counters")]
-pub struct FlowCounters<'ctx> {
+pub struct Counters<'ctx> {
     raw: Handle<ffi::ibv_counters>,
     context: Parent<'ctx, Context<'ctx>>,
 }
@@ -61,10 +61,10 @@ resource! {
     ///
     ///  - `EBUSY`: a flow that counts with them still exists.
     #[doc(alias = "ibv_destroy_counters")]
-    FlowCounters<'ctx>: raw of ibv_counters, context
+    Counters<'ctx>: raw of ibv_counters, context
 }
 
-impl<'ctx> FlowCounters<'ctx> {
+impl<'ctx> Counters<'ctx> {
     /// `ibv_create_counters`: creates an empty set of counters.
     ///
     /// # Errors
@@ -93,7 +93,7 @@ impl<'ctx> FlowCounters<'ctx> {
     ///  - `EINVAL`: the device has no such index.
     ///  - `ENOMEM`: out of memory.
     #[doc(alias = "ibv_attach_counters_point_flow")]
-    pub fn attach(&self, counter: FlowCounter, index: u32) -> Result<()> {
+    pub fn attach(&self, counter: Counter, index: u32) -> Result<()> {
         // SAFETY: without a flow nothing else is referred to.
         unsafe { self.attach_raw(counter, index, ptr::null_mut()) }
     }
@@ -103,7 +103,7 @@ impl<'ctx> FlowCounters<'ctx> {
     /// `flow` is null, or live for as long as the counters are attached to it.
     pub(super) unsafe fn attach_raw(
         &self,
-        counter: FlowCounter,
+        counter: Counter,
         index: u32,
         flow: *mut ffi::ibv_flow,
     ) -> Result<()> {
@@ -152,4 +152,4 @@ impl<'ctx> FlowCounters<'ctx> {
     }
 }
 
-debug! { FlowCounters<'_>, self, device: self.context.name(), .. }
+debug! { Counters<'_>, self, device: self.context.name(), .. }

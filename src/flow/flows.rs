@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::flow_counters::{FlowCounter, FlowCounters};
-use super::rule::{FlowRule, Held, VERB};
+use super::flow_counters::{Counter, Counters};
+use super::rule::{Held, Rule, VERB};
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -56,7 +56,7 @@ impl<'res> Flows<'res> {
         queue_pair: *mut ffi::ibv_qp,
         kind: QueuePairType,
         context: &Context<'_>,
-        rule: &FlowRule<'res>,
+        rule: &Rule<'res>,
     ) -> Result<FlowId> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
 
@@ -99,8 +99,8 @@ impl<'res> Flows<'res> {
     pub(crate) fn attach(
         &mut self,
         id: FlowId,
-        counters: Parent<'res, FlowCounters<'res>>,
-        counter: FlowCounter,
+        counters: Parent<'res, Counters<'res>>,
+        counter: Counter,
         index: u32,
     ) -> Result<()> {
         const VERB: &str = "ibv_attach_counters_point_flow";

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use crate::debug::debug;
 use crate::ffi;
 
-/// A header that a [`FlowRule`](crate::flow::FlowRule) matches.
+/// A header that a [`Rule`](crate::flow::Rule) matches.
 ///
 /// The trait is sealed: only the headers of this crate have it.
 pub trait HeaderMatch: private::Header {}

@@ -1,7 +1,7 @@
 //! The rules of flows.
 
 use super::esp_action::EspAction;
-use super::flow_counters::FlowCounters;
+use super::flow_counters::Counters;
 use super::matches::HeaderMatch;
 use crate::debug::debug;
 use crate::device::Context;
@@ -17,7 +17,7 @@ bitflags::bitflags! {
     /// `enum ibv_flow_flags`: options of a rule that few devices have.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     #[doc(alias = "ibv_flow_flags")]
-    pub struct FlowFlags: u32 {
+    pub struct RuleFlags: u32 {
         /// Packets that match go on to rules of lower priority too.
         const DONT_TRAP = ffi::ibv_flow_flags::IBV_FLOW_ATTR_FLAGS_DONT_TRAP.0;
         /// The rule is about packets that are sent, not received.
@@ -32,9 +32,9 @@ bitflags::bitflags! {
 /// it names.
 ///
 /// ```
-/// use ibverbs::flow::{EthernetMatch, FlowRule, Ipv4Match, PortMatch};
+/// use ibverbs::flow::{EthernetMatch, Rule, Ipv4Match, PortMatch};
 ///
-/// let rule = FlowRule::new(1)
+/// let rule = Rule::new(1)
 ///     .matching(EthernetMatch::new().destination([2, 0, 0, 0, 0, 1]))
 ///     .matching(Ipv4Match::new().source_masked([10, 0, 0, 0].into(), [255, 0, 0, 0].into()))
 ///     .matching(PortMatch::udp().destination(4791))
@@ -43,11 +43,11 @@ bitflags::bitflags! {
 #[derive(Clone)]
 #[doc(alias = "ibv_flow_attr")]
 #[must_use = "it is for create_flow"]
-pub struct FlowRule<'res> {
+pub struct Rule<'res> {
     kind: ffi::ibv_flow_attr_type,
     port: u8,
     priority: u16,
-    flags: FlowFlags,
+    flags: RuleFlags,
     headers: Vec<u8>,
     header_count: usize,
     tag: Option<u32>,
@@ -58,7 +58,7 @@ pub struct FlowRule<'res> {
 /// What a flow refers to, and keeps.
 #[derive(Clone)]
 pub(super) enum Held<'res> {
-    Counters(Parent<'res, FlowCounters<'res>>),
+    Counters(Parent<'res, Counters<'res>>),
     Action(Parent<'res, EspAction<'res>>),
 }
 
@@ -80,13 +80,13 @@ impl Held<'_> {
     }
 }
 
-impl<'res> FlowRule<'res> {
+impl<'res> Rule<'res> {
     fn of_kind(kind: ffi::ibv_flow_attr_type, port: u8) -> Self {
         Self {
             kind,
             port,
             priority: 0,
-            flags: FlowFlags::empty(),
+            flags: RuleFlags::empty(),
             headers: Vec::new(),
             header_count: 0,
             tag: None,
@@ -135,7 +135,7 @@ impl<'res> FlowRule<'res> {
         priority(priority: u16) => self.priority = priority;
 
         /// Options (none unless set).
-        flags(flags: FlowFlags) => self.flags = flags;
+        flags(flags: RuleFlags) => self.flags = flags;
 
         /// The completions of packets that match have this number
         /// ([`FLOW_TAG`](crate::completion::CompletionFields::FLOW_TAG)).
@@ -146,7 +146,7 @@ impl<'res> FlowRule<'res> {
     }
 
     /// Packets that match are counted.
-    pub fn count(mut self, counters: impl Into<Parent<'res, FlowCounters<'res>>>) -> Self {
+    pub fn count(mut self, counters: impl Into<Parent<'res, Counters<'res>>>) -> Self {
         self.held.push(Held::Counters(counters.into()));
         self
     }
@@ -259,7 +259,7 @@ impl RawRule {
 }
 
 debug! {
-    FlowRule<'_>, self,
+    Rule<'_>, self,
     port: self.port, priority: self.priority, flags: self.flags, headers: self.header_count,
     tag: self.tag, drops: self.drops, ..
 }

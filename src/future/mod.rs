@@ -1,4 +1,14 @@
-//! Channels whose operations are futures, over the table of operations of a [loop](crate::Loop).
+//! Channels whose operations are futures that own their buffers, on any runtime.
+//!
+//! [`AsyncChannel`] and [`Reactor`] have programs; [the guide](crate::_guide::servers#in-an-async-program) has a server.
+//!
+//! | | |
+//! |---|---|
+//! | [`Reactor`] | polls the completions of many channels and wakes their tasks: by turns, on tokio, or on a thread |
+//! | [`AsyncChannel`], [`PreparedAsyncChannel`] | a channel of a reactor, and before it is connected |
+//! | [`AsyncOperation`], [`AsyncReceive`], [`AsyncRequest`] | its futures, and what they carry out |
+//! | [`SharedReceives`] | receives for many channels |
+//! | [`Locked`], [`Local`], [`Share`] | whether tasks of one thread or of several use the reactor |
 
 #[cfg(feature = "rdmacm")]
 mod connection_manager;

@@ -4,11 +4,7 @@
 use std::ptr::NonNull;
 
 use super::kept_length::KeptLength;
-use super::owned_region::MemoryRegion;
-use super::scatter_gather::{
-    Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement, private,
-};
-use super::shared_region::SharedMemoryRegion;
+use super::scatter_gather::{Element, GatherElement, ScatterElement, private};
 use super::slice::{MemorySlice, MemorySliceMut};
 use crate::error::Result;
 use crate::ffi;
@@ -20,7 +16,7 @@ use crate::ffi;
 /// | [`MemorySlice`], [`MemorySliceMut`] | a part of a region, borrowed |
 /// | [`MemorySlicePart`](crate::memory::MemorySlicePart) | a part of that, which keeps the rest with it |
 /// | [`SharedMemorySlice`](crate::SharedMemorySlice) | a part of a region that peers access too |
-/// | [`MemoryRegion`], [`SharedMemoryRegion`] | all of a region: a request takes `&region` |
+/// | [`MemoryRegion`](crate::MemoryRegion), [`SharedMemoryRegion`](crate::SharedMemoryRegion) | all of a region: a request takes `&region` |
 /// | [`GatherElement`], [`ScatterElement`] | one C `ibv_sge` |
 /// | every [`OwnedBuffer`](crate::channel::OwnedBuffer) | memory that the value owns, such as a [`PooledBuffer`](crate::PooledBuffer) |
 /// | `&B`, `&mut B` | any of these, lent |
@@ -209,40 +205,6 @@ unsafe impl<T: Element> ScatterBuffer for MemorySliceMut<'_, T> {
 unsafe impl<T> BorrowedBuffer for MemorySlice<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T> BorrowedBuffer for MemorySliceMut<'_, T> {}
-
-/// Whole regions, with whether peers may write them: a request takes `&region`, or `&mut region` if it writes.
-macro_rules! regions {
-    ($($region:ident: $peers_may_write:literal;)+) => {
-        $(
-            // SAFETY: the region's memory is registered until it is dropped, at this program's addresses. This program
-            // writes it through the region only: exclusively, or by atomic accesses if it is shared.
-            unsafe impl<T: Element> GatherBuffer for $region<'_, T> {
-                type List = One;
-                type Kept = Self;
-
-                #[inline]
-                fn gather(&self) -> Result<One> {
-                    Ok([self.sge(..)?])
-                }
-            }
-
-            // SAFETY: as above; any bytes are a valid `Element`.
-            unsafe impl<T: Element> ScatterBuffer for $region<'_, T> {
-                const PEERS_MAY_WRITE: bool = $peers_may_write;
-
-                #[inline]
-                fn scatter(&mut self) -> Result<One> {
-                    Ok([self.sge_mut(..)?])
-                }
-            }
-        )+
-    };
-}
-
-regions! {
-    MemoryRegion: false;
-    SharedMemoryRegion: true;
-}
 
 // SAFETY: the element borrows registered memory for its lifetime, which this program writes meanwhile by atomic
 // accesses only: that of a region or slice, or memory for which the caller of an `unsafe` function vouches. Its address

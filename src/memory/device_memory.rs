@@ -266,6 +266,8 @@ struct Block([u8; BLOCK]);
 impl Context<'_> {
     /// `ibv_alloc_dm`: allocates device memory. See [`DeviceMemory::new`].
     ///
+    /// For a value that leaves its function: `DeviceMemory::new(context, ..)`, with the context by value or in an `Arc`.
+    ///
     /// # Errors
     ///
     /// Those of [`DeviceMemory::with_alignment`].

@@ -198,6 +198,8 @@ impl ProtectionDomain<'_> {
     /// `ibv_reg_mr`: allocates `len` zeroed elements that only this program accesses. See
     /// [`MemoryRegion::new`].
     ///
+    /// For a value that leaves its function: `MemoryRegion::new(domain, ..)`, with the domain by value or in an `Arc`.
+    ///
     /// # Errors
     ///
     /// Those of [`MemoryRegion::new`].

@@ -1,9 +1,12 @@
-//! Buffers of several pieces, which are one message: arrays and tuples, and what has a length at run time.
+//! Buffers of several pieces, which are one message: arrays and tuples, and what has a length at run time. And regions as
+//! a whole.
 
 #[cfg(feature = "channel")]
 use super::buffer::PlainList;
 use super::buffer::{BorrowedBuffer, GatherBuffer, One, ScatterBuffer};
-use super::scatter_gather::private;
+use super::owned_region::MemoryRegion;
+use super::scatter_gather::{Element, LocalMemory, LocalMemoryMut, private};
+use super::shared_region::SharedMemoryRegion;
 use crate::error::Result;
 use crate::ffi;
 
@@ -281,4 +284,38 @@ mod tests {
         assert!(!std::mem::needs_drop::<MemorySliceMut<'_, u8>>());
         assert!(!std::mem::needs_drop::<(SharedMemorySlice<'_, u8>, [MemorySlice<'_, u8>; 3])>());
     }
+}
+
+/// Whole regions, with whether peers may write them: a request takes `&region`, or `&mut region` if it writes.
+macro_rules! regions {
+    ($($region:ident: $peers_may_write:literal;)+) => {
+        $(
+            // SAFETY: the region's memory is registered until it is dropped, at this program's addresses. This program
+            // writes it through the region only: exclusively, or by atomic accesses if it is shared.
+            unsafe impl<T: Element> GatherBuffer for $region<'_, T> {
+                type List = One;
+                type Kept = Self;
+
+                #[inline]
+                fn gather(&self) -> Result<One> {
+                    Ok([self.sge(..)?])
+                }
+            }
+
+            // SAFETY: as above; any bytes are a valid `Element`.
+            unsafe impl<T: Element> ScatterBuffer for $region<'_, T> {
+                const PEERS_MAY_WRITE: bool = $peers_may_write;
+
+                #[inline]
+                fn scatter(&mut self) -> Result<One> {
+                    Ok([self.sge_mut(..)?])
+                }
+            }
+        )+
+    };
+}
+
+regions! {
+    MemoryRegion: false;
+    SharedMemoryRegion: true;
 }

@@ -296,6 +296,8 @@ impl ProtectionDomain<'_> {
     /// them: [`AccessFlags`](crate::AccessFlags) or [`RegionOptions`]. See
     /// [`SharedMemoryRegion::new`].
     ///
+    /// For a value that leaves its function: `SharedMemoryRegion::new(domain, ..)`, with the domain by value or in an `Arc`.
+    ///
     /// # Errors
     ///
     /// Those of [`SharedMemoryRegion::new`].

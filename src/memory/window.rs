@@ -174,6 +174,8 @@ debug! { MemoryWindow<'_>, self, window_type: self.window_type, .. }
 impl ProtectionDomain<'_> {
     /// `ibv_alloc_mw`: allocates a memory window. See [`MemoryWindow::new`].
     ///
+    /// For a value that leaves its function: `MemoryWindow::new(domain, ..)`, with the domain by value or in an `Arc`.
+    ///
     /// # Errors
     ///
     /// Those of [`MemoryWindow::new`].

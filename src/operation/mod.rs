@@ -1,8 +1,41 @@
 //! Work requests: what a device is to do, as values; and what posts them to queue pairs.
 //!
-//! A request is an operation and a buffer, such as [`SendWorkRequest`]. [`QueuePair::post`](crate::QueuePair::post) posts one,
-//! its short forms (`post_send`, `post_write` ..) too. A [`PreparedRequest`] is filled in once and posted many times, a
-//! [`SendList`] is posted whole, and a [`Batch`] collects requests on the device's own queue.
+//! A request is an operation and a buffer. The same request goes to a [`Channel`](crate::Channel), a [`Loop`](crate::Loop), a
+//! future or a queue pair: [`SendWorkRequest`] has a program for each.
+//!
+//! ```
+//! # fn main() -> ibverbs::TransportResult<()> {
+//! # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+//! # rxe0.register();
+//! # let context = ibverbs::open_first()?;
+//! # let domain = context.alloc_pd()?;
+//! # let prepared = domain.create_channel().build()?;
+//! # let itself = prepared.endpoint();
+//! # let mut channel = prepared.handshake(itself).map_err(|failed| failed.error)?;
+//! use ibverbs::{SendWorkRequest, TransportError};
+//!
+//! let mut region = domain.allocate::<u8>(10)?;
+//! let (message, room) = region.slice_mut(..)?.split_at(5)?;
+//! channel.scope(|scope| {
+//!     let receive = scope.post_receive(room)?;
+//!     scope.post(SendWorkRequest::new(message).immediate(7).solicited())?.wait()?;
+//!     assert_eq!(receive.wait()?.1.immediate(), Some(7));
+//!     Ok::<_, TransportError>(())
+//! })?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | to | |
+//! |---|---|
+//! | send and receive | [`SendWorkRequest`], [`ReceiveWorkRequest`], [`SegmentedSendWorkRequest`] |
+//! | access memory of the peer | [`WriteWorkRequest`], [`ReadWorkRequest`], [`CompareSwapWorkRequest`], [`FetchAddWorkRequest`], [`AtomicWriteWorkRequest`], [`FlushWorkRequest`] |
+//! | take rights away, or give them | [`LocalInvalidateWorkRequest`], [`WindowBinding`] |
+//! | name a destination | [`DatagramPeer`], [`XrcPeer`], [`Destination`], [`To`] |
+//! | add something | [`Immediate`], [`Invalidate`], by the methods of a request |
+//! | post one by one | [`QueuePair::post`](crate::QueuePair::post) and its short forms; from two threads [`SendHalf`] and [`ReceiveHalf`] |
+//! | post many at once | [`SendList`], [`ReceiveList`]; a [`Batch`] on the device's own queue |
+//! | post the same again | [`PreparedRequest`], [`PreparedReceive`] |
 //
 // `sealed::Request::split` takes a request apart: the operation is `Copy`, so the cold paths get it by value. A reference to
 // the whole request would keep the request in memory, where the hot path has it in registers.

@@ -1,4 +1,29 @@
-//! Registered memory in pieces, for operations that own their buffers.
+//! Registered memory in pieces, for operations that own their buffers: those of a [`Loop`](crate::Loop) and of futures.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use ibverbs::{AccessFlags, BufferPool, ProtectionDomain};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+//! # rxe0.register();
+//! let domain = Arc::new(ProtectionDomain::new(ibverbs::open_first()?)?);
+//! let pool = BufferPool::new(&domain, 4096, 64, AccessFlags::empty())?; // 64 chunks of 4096 bytes
+//! let mut buffer = pool.take().ok_or("all buffers are in use")?;
+//! buffer[..5].copy_from_slice(b"hello");
+//! buffer.set_len(5)?;
+//! drop(buffer); // it is in the pool again
+//! assert_eq!(pool.available(), 64);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | | |
+//! |---|---|
+//! | [`BufferPool`], [`PooledBuffer`] | chunks of one region, which go back when they are dropped |
+//! | [`PoolWaiter`] | waits for a chunk |
+//! | [`SharedMemoryRange`] | a range of an `Arc<SharedMemoryRegion>` |
+//! | `Box<MemoryRegion<'static, T>>` | a whole region is such a buffer too |
 
 mod buffer_pool;
 #[cfg(all(test, ibverbs_loom))]

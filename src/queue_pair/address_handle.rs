@@ -109,6 +109,8 @@ impl ProtectionDomain<'_> {
     /// `ibv_create_ah`: creates an address handle that borrows this domain. See
     /// [`AddressHandle::new`].
     ///
+    /// For a value that leaves its function: `AddressHandle::new(domain, ..)`, with the domain by value or in an `Arc`.
+    ///
     /// # Errors
     ///
     /// Those of [`AddressHandle::new`].

@@ -244,6 +244,9 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
 
 impl ProtectionDomain<'_> {
     /// `ibv_create_qp`: begins a queue pair that borrows its parents. See [`QueuePairBuilder::new`].
+    ///
+    /// For a value that leaves its function: `QueuePair::builder(domain, send_cq, receive_cq, ..)`, with each parent by value
+    /// or in an `Arc`.
     #[doc(alias = "ibv_create_qp")]
     pub fn create_qp<'res, T: Transport>(
         &'res self,

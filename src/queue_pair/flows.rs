@@ -4,7 +4,7 @@ use super::QueuePair;
 use super::object::Object;
 use super::transport::Transport;
 use crate::error::Result;
-use crate::flow::{FlowCounter, FlowCounters, FlowId, FlowRule};
+use crate::flow::{Counter, Counters, FlowId, Rule};
 use crate::handle::Leak;
 use crate::parent::Parent;
 
@@ -24,7 +24,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     ///  - `EBUSY`: default rules and sniffers are taken.
     ///  - `ENOMEM`: the device has no flow left.
     #[doc(alias = "ibv_create_flow")]
-    pub fn create_flow(&mut self, rule: &FlowRule<'res>) -> Result<FlowId> {
+    pub fn create_flow(&mut self, rule: &Rule<'res>) -> Result<FlowId> {
         let (raw, kind) = (self.as_raw(), self.queue_pair_type());
         let context = self.object.parents.domain.context();
         // SAFETY: the queue pair is live, of that type, and destroys its flows before itself.
@@ -49,7 +49,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     }
 
     /// `ibv_attach_counters_point_flow`: counts the packets of a flow that exists, at `index` of the
-    /// counters. See [`FlowCounters::attach`] for flows that are created later, which is all that mlx5 can
+    /// counters. See [`Counters::attach`] for flows that are created later, which is all that mlx5 can
     /// do.
     ///
     /// # Errors
@@ -62,8 +62,8 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     pub fn attach_counters(
         &mut self,
         flow: FlowId,
-        counters: impl Into<Parent<'res, FlowCounters<'res>>>,
-        counter: FlowCounter,
+        counters: impl Into<Parent<'res, Counters<'res>>>,
+        counter: Counter,
         index: u32,
     ) -> Result<()> {
         self.object.flows.attach(flow, counters.into(), counter, index)

@@ -1,8 +1,35 @@
-//! Queue pairs. What posts requests to them is in `operation`.
+//! Queue pairs: transports, states, addresses. What posts requests to them is in [`operation`](crate::operation).
 //!
-//! A [`QueuePairBuilder`] (`builder`, `create`) gives a [`PreparedQueuePair`] (`prepared`), which has an
-//! address for the peer ([`QueuePairEndpoint`]) and is connected by `handshake`. State changes are checked against the
-//! tables of the specification (`state`, `transition`) before the kernel sees them (`modify`).
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+//! # rxe0.register();
+//! use ibverbs::{MaxRnrRetries, Rc};
+//!
+//! let context = ibverbs::open_first()?;
+//! let domain = context.alloc_pd()?;
+//! let queue = context.create_cq(16)?;
+//! let builder = domain.create_qp(&queue, &queue, Rc).max_send_wr(16).max_rnr_retries(MaxRnrRetries::UNLIMITED);
+//! let prepared = builder.build()?;
+//! let peer = prepared.endpoint(); // here the peer's would come in
+//! let queue_pair = prepared.handshake(peer)?;
+//! println!("queue pair {} is {:?}", queue_pair.number(), queue_pair.state()?);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | to | |
+//! |---|---|
+//! | choose a transport | [`Rc`], [`Uc`], [`Ud`], [`RawPacket`], [`XrcSend`], [`XrcReceive`]; by features `Srd` and `Dci`; [`Transport`] |
+//! | make a queue pair | [`QueuePairBuilder`], [`ConnectionSettings`], [`CreateFlags`], [`SendOperations`]; [`PreparedQueuePair`], then [`QueuePair`] |
+//! | connect it | [`QueuePairEndpoint`], [`AddressVector`]; step by step [`StateTransition`] |
+//! | ask about it | [`QueuePairAttributes`], [`AttributeMask`], [`DataInOrder`], [`EnhancedConnection`], [`ResolvedEthernet`] |
+//! | send datagrams | [`AddressHandle`]; answer them with [`GlobalRouteHeader`] |
+//! | share receives | [`SharedReceiveQueue`], [`Tag`] |
+//! | share a queue pair with other processes | [`OpenedQueuePair`] |
+//! | write a function for several transports | [`marker`] |
+//!
+//! State changes are checked against the tables of `ibv_modify_qp(3)` before the kernel sees them.
 
 mod address_handle;
 mod address_vector;

@@ -114,11 +114,11 @@ impl<'res, T: Transport> PreparedQueuePair<'res, T> {
     /// [queue pair](Self::into_queue_pair) in this order.
     ///
     /// ```
-    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
-    /// # rxe0.register();
     /// use ibverbs::{MinRnrTimer, Rc};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
     /// # let context = ibverbs::open("rxe0")?;
     /// # let domain = context.alloc_pd()?;
     /// # let queue = context.create_cq(16)?;

@@ -359,6 +359,8 @@ impl ProtectionDomain<'_> {
     /// `ibv_create_srq`: creates a shared receive queue that borrows this domain. See
     /// [`SharedReceiveQueue::new`].
     ///
+    /// For a value that leaves its function: `SharedReceiveQueue::new(domain, ..)`, with the domain by value or in an `Arc`.
+    ///
     /// # Errors
     ///
     /// Those of [`SharedReceiveQueue::new`].

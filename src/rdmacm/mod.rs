@@ -1,5 +1,16 @@
 //! Connecting by IP address, through the kernel's connection manager (librdmacm).
 //!
+//! [`Listener`] and [`Route`] have programs.
+//!
+//! | to | |
+//! |---|---|
+//! | accept | [`Listener`], [`ConnectionRequest`] |
+//! | connect | [`Route`], [`RouteBuilder`]; without waiting [`RouteResolution`] |
+//! | hold a connection and hear of its end | [`Connection`], [`ConnectionControl`], [`ConnectionEvent`] |
+//! | post receives first, or go step by step | [`PendingConnection`], [`PendingAccept`], [`Connecting`], [`Step`] |
+//! | send datagrams, join groups | [`DatagramListener`], [`DatagramRoute`], [`MulticastMembership`] |
+//! | know why it failed | [`ConnectionError`], [`RejectReason`], [`Rejection`] |
+//!
 //! This module separates three things that `rdma_cm_id` mixes:
 //!
 //!  - **Objects** (queue pairs, completion queues, regions) are on the program's own context. librdmacm

@@ -1,5 +1,25 @@
 //! Connecting over TCP, or over any other stream.
 //!
+//! ```no_run
+//! # // needs a peer
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let context = ibverbs::open_first()?;
+//! # let domain = context.alloc_pd()?;
+//! let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+//! // The peer calls `accept` with its listener.
+//! let (channel, greeting) = domain.create_channel().build()?.connect("server:18515", b"my name", deadline)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | to | |
+//! |---|---|
+//! | connect or accept | methods of [`PreparedChannel`](crate::PreparedChannel) and [`PreparedQueuePair`](crate::PreparedQueuePair) |
+//! | do it over a stream of your own | [`DeadlineStream`], [`StreamWithDeadline`], [`AsyncStream`] |
+//! | do it in steps, or feed it with bytes | [`Exchange`], [`Step`] |
+//! | know why it failed | [`ExchangeError`], [`ExchangeStage`] |
+//! | notice that the peer's program has ended | [`peer_has_closed`], [`wait_until_peer_closes`] |
+//!
 //! Both sides exchange their endpoints and private data, shake hands, and exchange the results of their
 //! handshakes. Both return when both are ready, or when one has failed.
 //!

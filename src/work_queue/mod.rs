@@ -1,9 +1,15 @@
 //! Work queues: receive queues that belong to no queue pair, and queue pairs that spread packets over them.
 //!
-//! A [`WorkQueue`] takes receives and completes them on its own completion queue. An [`IndirectionTable`]
-//! lists work queues. A [`ReceiveScalingQueuePair`] has a table instead of a receive queue: the hash of a
-//! packet's headers ([`ReceiveHash`]) chooses the work queue, so that all packets of one connection go to
-//! the same one. Flows ([`FlowRule`](crate::flow::FlowRule)) choose the packets.
+//! [`ReceiveScalingQueuePair`] has a program.
+//!
+//! | | |
+//! |---|---|
+//! | [`WorkQueue`], [`State`], [`Flags`] | takes receives, and completes them on a completion queue of its own |
+//! | [`IndirectionTable`] | lists work queues |
+//! | [`ReceiveScalingQueuePair`] | has a table instead of a receive queue |
+//! | [`ReceiveHash`], [`ReceiveHashFields`] | the hash of a packet's headers, which chooses the work queue: all packets of one connection go to the same one |
+//!
+//! Flows ([`flow::Rule`](crate::flow::Rule)) choose the packets.
 
 mod indirection_table;
 mod receive_hash;
@@ -15,5 +21,5 @@ mod work_queue;
 pub use indirection_table::IndirectionTable;
 pub use receive_hash::{ReceiveHash, ReceiveHashFields};
 pub use receive_scaling::ReceiveScalingQueuePair;
-pub use state::{WorkQueueFlags, WorkQueueState};
+pub use state::{Flags, State};
 pub use work_queue::WorkQueue;

@@ -9,7 +9,7 @@ use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::fields::getters;
-use crate::flow::{FlowId, FlowRule, Flows};
+use crate::flow::{FlowId, Flows, Rule};
 use crate::handle::{Handle, Leak};
 use crate::parent::Parent;
 use crate::queue_pair::StateTransition;
@@ -26,21 +26,21 @@ const VERB: &str = "ibv_create_qp";
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: it has no work queues
-/// use ibverbs::flow::{EthernetMatch, FlowRule};
-/// use ibverbs::work_queue::{IndirectionTable, ReceiveHash, ReceiveHashFields, ReceiveScalingQueuePair, WorkQueue, WorkQueueFlags, WorkQueueState};
+/// use ibverbs::flow::{EthernetMatch, Rule};
+/// use ibverbs::work_queue::{IndirectionTable, ReceiveHash, ReceiveHashFields, ReceiveScalingQueuePair, WorkQueue, Flags, State};
 /// use ibverbs::QueuePairType;
 ///
 /// # fn main() -> ibverbs::Result<()> {
 /// let context = ibverbs::open("mlx5_0")?;
 /// let domain = context.alloc_pd()?;
 /// let completions = [context.create_cq(256)?, context.create_cq(256)?];
-/// let none = WorkQueueFlags::empty();
+/// let none = Flags::empty();
 /// let queues = [
 ///     WorkQueue::new(&domain, &completions[0], 256, 1, none)?,
 ///     WorkQueue::new(&domain, &completions[1], 256, 1, none)?,
 /// ];
 /// for queue in &queues {
-///     queue.modify(WorkQueueState::Ready)?;
+///     queue.modify(State::Ready)?;
 /// }
 /// let table = IndirectionTable::new(&queues)?;
 /// let fields = ReceiveHashFields::SOURCE_IPV4 | ReceiveHashFields::DESTINATION_IPV4;
@@ -48,7 +48,7 @@ const VERB: &str = "ibv_create_qp";
 /// let mut spreading =
 ///     ReceiveScalingQueuePair::new(&domain, &table, QueuePairType::RawPacket, &hash)?;
 /// let to_us = EthernetMatch::new().destination([2, 0, 0, 0, 0, 1]);
-/// spreading.create_flow(&FlowRule::new(1).matching(to_us))?;
+/// spreading.create_flow(&Rule::new(1).matching(to_us))?;
 /// # Ok(())
 /// # }
 /// ```
@@ -134,7 +134,7 @@ impl<'res> ReceiveScalingQueuePair<'res> {
     ///
     /// Those of [`QueuePair::create_flow`](crate::QueuePair::create_flow).
     #[doc(alias = "ibv_create_flow")]
-    pub fn create_flow(&mut self, rule: &FlowRule<'res>) -> Result<FlowId> {
+    pub fn create_flow(&mut self, rule: &Rule<'res>) -> Result<FlowId> {
         let context = self.parents.domain.context();
         // SAFETY: the queue pair is live, of that type, and destroys its flows before itself.
         unsafe { self.flows.create(self.raw.as_ptr(), self.kind, context, rule) }

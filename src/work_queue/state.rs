@@ -6,7 +6,7 @@ use crate::foreign_enum::foreign_enum;
 foreign_enum! {
     /// `enum ibv_wq_state`: the state of a work queue.
     #[doc(alias = "ibv_wq_state")]
-    pub enum WorkQueueState: ibv_wq_state(u32), "state" {
+    pub enum State: ibv_wq_state(u32), "state" {
         /// New, or reset: it receives nothing, and has no receives.
         Reset = IBV_WQS_RESET, "RESET";
         /// It receives.
@@ -16,7 +16,7 @@ foreign_enum! {
     }
 }
 
-impl WorkQueueState {
+impl State {
     /// Whether a queue can go from this state to the other.
     pub(super) fn leads_to(self, to: Self) -> bool {
         !matches!(
@@ -33,7 +33,7 @@ bitflags::bitflags! {
     /// `enum ibv_wq_flags`: options of a work queue that few devices have.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     #[doc(alias = "ibv_wq_flags")]
-    pub struct WorkQueueFlags: u32 {
+    pub struct Flags: u32 {
         /// The VLAN tag of an Ethernet frame is removed and reported in the completion.
         const CVLAN_STRIPPING = ffi::ibv_wq_flags::IBV_WQ_FLAGS_CVLAN_STRIPPING.0;
         /// The checksum of an Ethernet frame is received with it.
@@ -47,7 +47,7 @@ bitflags::bitflags! {
 
 #[cfg(test)]
 mod tests {
-    use super::WorkQueueState as S;
+    use super::State as S;
 
     #[test]
     fn a_failed_queue_is_reset_before_it_is_used_again() {

@@ -3,7 +3,7 @@
 use std::ops::RangeBounds;
 use std::sync::{Mutex, PoisonError};
 
-use super::state::{WorkQueueFlags, WorkQueueState};
+use super::state::{Flags, State};
 use crate::completion::CompletionQueue;
 use crate::debug::debug;
 use crate::domain::ProtectionDomain;
@@ -28,14 +28,14 @@ const POST: &str = "ibv_post_wq_recv";
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: it has no work queues
-/// use ibverbs::work_queue::{WorkQueue, WorkQueueFlags, WorkQueueState};
+/// use ibverbs::work_queue::{WorkQueue, Flags, State};
 ///
 /// # fn main() -> ibverbs::Result<()> {
 /// let context = ibverbs::open("mlx5_0")?;
 /// let domain = context.alloc_pd()?;
 /// let completions = context.create_cq(256)?;
-/// let queue = WorkQueue::new(&domain, &completions, 256, 1, WorkQueueFlags::empty())?;
-/// queue.modify(WorkQueueState::Ready)?;
+/// let queue = WorkQueue::new(&domain, &completions, 256, 1, Flags::empty())?;
+/// queue.modify(State::Ready)?;
 /// let mut region = domain.allocate::<u8>(256 * 2048)?;
 /// for slot in 0..256_usize {
 ///     let range = slot * 2048..(slot + 1) * 2048;
@@ -75,7 +75,7 @@ resource! {
 
 impl<'res> WorkQueue<'res> {
     /// `ibv_create_wq`: creates a receive queue for at least `max_wr` outstanding requests of at least
-    /// `max_sge` scatter elements each. It is in [`Reset`](WorkQueueState::Reset).
+    /// `max_sge` scatter elements each. It is in [`Reset`](State::Reset).
     ///
     /// # Errors
     ///
@@ -92,7 +92,7 @@ impl<'res> WorkQueue<'res> {
         queue: impl Into<Parent<'res, CompletionQueue<'res>>>,
         max_wr: u32,
         max_sge: u32,
-        flags: WorkQueueFlags,
+        flags: Flags,
     ) -> Result<Self> {
         let (domain, queue) = (domain.into(), queue.into());
         let context = domain.context();
@@ -125,9 +125,9 @@ impl<'res> WorkQueue<'res> {
 
     /// `ibv_modify_wq`: moves the queue to another state.
     ///
-    /// A new queue goes to [`Ready`](WorkQueueState::Ready) before it receives. To
-    /// [`Reset`](WorkQueueState::Reset), outstanding requests end without completions; to
-    /// [`Error`](WorkQueueState::Error), they complete as flushed.
+    /// A new queue goes to [`Ready`](State::Ready) before it receives. To
+    /// [`Reset`](State::Reset), outstanding requests end without completions; to
+    /// [`Error`](State::Error), they complete as flushed.
     ///
     /// # Errors
     ///
@@ -136,12 +136,12 @@ impl<'res> WorkQueue<'res> {
     ///  - `EOPNOTSUPP`: the device has no work queues.
     ///  - `EIO`, `ENODEV`: the device is gone.
     #[doc(alias = "ibv_modify_wq")]
-    pub fn modify(&self, to: WorkQueueState) -> Result<()> {
+    pub fn modify(&self, to: State) -> Result<()> {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.last_state().leads_to(to) {
             let reason = match to {
-                WorkQueueState::Ready => "a failed work queue has to be reset before it is used",
-                WorkQueueState::Error => "a work queue in RESET cannot be moved to ERR",
+                State::Ready => "a failed work queue has to be reset before it is used",
+                State::Error => "a work queue in RESET cannot be moved to ERR",
                 _ => "there is no such state",
             };
             return Err(Error::invalid(MODIFY, reason));
@@ -159,11 +159,11 @@ impl<'res> WorkQueue<'res> {
     ///
     ///  - `EINVAL`: `flags` has options that are not in `mask`.
     ///  - `EOPNOTSUPP`: the device does not have an option, or cannot change it (mlx5 changes
-    ///    [`CVLAN_STRIPPING`](WorkQueueFlags::CVLAN_STRIPPING) only, in
-    ///    [`Ready`](WorkQueueState::Ready)).
+    ///    [`CVLAN_STRIPPING`](Flags::CVLAN_STRIPPING) only, in
+    ///    [`Ready`](State::Ready)).
     ///  - `EIO`, `ENODEV`: the device is gone.
     #[doc(alias = "ibv_modify_wq")]
-    pub fn set_flags(&self, flags: WorkQueueFlags, mask: WorkQueueFlags) -> Result<()> {
+    pub fn set_flags(&self, flags: Flags, mask: Flags) -> Result<()> {
         Error::invalid_if(!mask.contains(flags), MODIFY, "flags has options that are not in mask")?;
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         self.change(ffi::ibv_wq_attr {
@@ -180,14 +180,14 @@ impl<'res> WorkQueue<'res> {
         ffi::status(MODIFY, returned)
     }
 
-    fn last_state(&self) -> WorkQueueState {
+    fn last_state(&self) -> State {
         // SAFETY: the queue is live, and the caller holds the lock under which the state changes.
         unsafe { (*self.as_raw()).state }.into()
     }
 
     /// The state that the queue was moved to last. A device that moves a queue to ERR by itself raises
     /// [`WorkQueueFatal`](crate::device::AsyncEventKind::WorkQueueFatal).
-    pub fn state(&self) -> WorkQueueState {
+    pub fn state(&self) -> State {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         self.last_state()
     }
@@ -203,7 +203,7 @@ impl<'res> WorkQueue<'res> {
     /// # Safety
     ///
     /// [That of posting](crate::QueuePair#the-contract-of-posting). A request ends when its completion
-    /// was polled, or the queue was moved to [`Reset`](WorkQueueState::Reset) or destroyed
+    /// was polled, or the queue was moved to [`Reset`](State::Reset) or destroyed
     /// ([`close`](Self::close) has returned `Ok`). No other thread changes the state or the options of the
     /// queue meanwhile.
     #[doc(alias = "ibv_post_wq_recv")]

@@ -1,6 +1,6 @@
 //! Actions: encryption and decryption of IPsec.
 
-use ibverbs::flow::{EspAction, EspFlags, EspMatch, EspParameters, FlowRule, Ipv4Match};
+use ibverbs::flow::{EspAction, EspFlags, EspMatch, EspParameters, Ipv4Match, Rule};
 use std::sync::Arc;
 
 use ibverbs::ffi;
@@ -80,8 +80,7 @@ fn a_flow_keeps_its_action() {
     let parameters = EspParameters::aes_gcm(&[1; 16], 0, 0).unwrap();
     let action = Arc::new(EspAction::new(&context, &parameters).unwrap());
     let mut pair = raw_packets(&domain, &queue);
-    let rule =
-        FlowRule::new(1).matching(EspMatch::new().security_parameters_index(3)).action(&action);
+    let rule = Rule::new(1).matching(EspMatch::new().security_parameters_index(3)).action(&action);
     let flow = pair.create_flow(&rule).unwrap();
     let call = device.last_call("create_flow").unwrap();
     let esp = size_of::<ffi::ibv_flow_spec_esp>();

@@ -1,8 +1,8 @@
 //! Flows and their counters.
 
 use ibverbs::flow::{
-    EspMatch, EthernetMatch, FlowCounter, FlowCounters, FlowFlags, FlowRule, GreMatch, Ipv4Match,
-    Ipv6Match, MplsMatch, PortMatch, VxlanMatch,
+    Counter, Counters, EspMatch, EthernetMatch, GreMatch, Ipv4Match, Ipv6Match, MplsMatch,
+    PortMatch, Rule, RuleFlags, VxlanMatch,
 };
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -44,7 +44,7 @@ fn every_header_reaches_the_provider_in_network_order() {
     let queue = context.create_cq(16).unwrap();
     let mut pair = raw_packets(&domain, &queue);
     let source = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
-    let rule = FlowRule::new(1)
+    let rule = Rule::new(1)
         .matching(
             EthernetMatch::new()
                 .destination(OUR_MAC)
@@ -64,7 +64,7 @@ fn every_header_reaches_the_provider_in_network_order() {
         )
         .matching_inner(PortMatch::tcp().source(80))
         .priority(0x1234)
-        .flags(FlowFlags::DONT_TRAP)
+        .flags(RuleFlags::DONT_TRAP)
         .tag(0xcafe)
         .drop_packets();
     pair.create_flow(&rule).unwrap();
@@ -111,13 +111,13 @@ fn every_header_reaches_the_provider_in_network_order() {
     assert_eq!((u16::from_be(value.src_port), mask.src_port, mask.dst_port), (80, 0xffff, 0));
     assert_eq!(specs[7].1[8..], 0xcafe_u32.to_ne_bytes());
 
-    let rule = FlowRule::new(1)
+    let rule = Rule::new(1)
         .matching(GreMatch::new().flags_and_version(0x2000).protocol(0x8847).key(7))
         .matching(MplsMatch::new().entry_masked(0x1234_5000, 0xffff_f000))
         .matching(EspMatch::new().security_parameters_index(5).sequence_number(6))
         .matching(Ipv6Match::default().destination(source).traffic_class_masked(3, 7))
         .matching(Ipv4Match::default().type_of_service(1).flags(2))
-        .flags(FlowFlags::EGRESS);
+        .flags(RuleFlags::EGRESS);
     pair.create_flow(&rule).unwrap();
     let (attributes, specs) = self::specs(&device);
     assert_eq!((attributes.flags, specs.len()), (4, 5));
@@ -155,10 +155,10 @@ fn frames_reach_the_queue_pair_whose_flow_matches() {
     let to_us = EthernetMatch::new().destination(OUR_MAC);
     let from = Ipv4Match::new().source_masked([10, 0, 0, 0].into(), [255, 0, 0, 0].into());
     let rule =
-        FlowRule::new(1).matching(to_us).matching(from).matching(PortMatch::udp().destination(53));
+        Rule::new(1).matching(to_us).matching(from).matching(PortMatch::udp().destination(53));
     let first = udp.create_flow(&rule).unwrap();
-    rest.create_flow(&FlowRule::all_default(1)).unwrap();
-    sniffer.create_flow(&FlowRule::sniffer(1)).unwrap();
+    rest.create_flow(&Rule::all_default(1)).unwrap();
+    sniffer.create_flow(&Rule::sniffer(1)).unwrap();
     let mut seen = |frame: &[u8]| {
         send(&mut sender, frame);
         queues.each_ref().map(|queue| received(queue).len())
@@ -179,7 +179,7 @@ fn frames_reach_the_queue_pair_whose_flow_matches() {
     let dropping = udp.create_flow(&rule.clone().drop_packets()).unwrap();
     assert_eq!(seen(&query), [0, 0, 0, 1]);
     udp.destroy_flow(dropping).unwrap();
-    rest.create_flow(&FlowRule::multicast_default(1)).unwrap();
+    rest.create_flow(&Rule::multicast_default(1)).unwrap();
     drop((udp, rest, sniffer));
     assert_eq!(device.live(Kind::Flow), 0, "flows end with their queue pair");
     assert_eq!(device.violations().0, 0, "{}", device.violations().1);
@@ -189,13 +189,13 @@ fn frames_reach_the_queue_pair_whose_flow_matches() {
 fn counters_count_what_a_flow_takes() {
     let device = FunctionDevice::model();
     let context = Arc::new(device.context());
-    let counters = Arc::new(FlowCounters::new(&context).unwrap());
-    counters.attach(FlowCounter::Packets, 1).unwrap();
+    let counters = Arc::new(Counters::new(&context).unwrap());
+    counters.attach(Counter::Packets, 1).unwrap();
     let call = device.last_call("attach_counters_point_flow").unwrap();
     let packets = ffi::ibv_counter_description::IBV_COUNTER_PACKETS;
     assert_eq!((call.counter_attr.counter_desc, call.counter_attr.index), (packets, 1));
     assert_eq!((call.counter_attr.comp_mask, call.flow.is_null()), (0, true));
-    counters.attach(FlowCounter::Bytes, 0).unwrap();
+    counters.attach(Counter::Bytes, 0).unwrap();
 
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
     let queue = Arc::new(CompletionQueue::new(&context, 64).unwrap());
@@ -205,7 +205,7 @@ fn counters_count_what_a_flow_takes() {
     pair.modify(StateTransition::to(QueuePairState::Init).port(1)).unwrap();
     pair.modify(StateTransition::to(QueuePairState::ReadyToReceive)).unwrap();
     pair.modify(StateTransition::to(QueuePairState::ReadyToSend)).unwrap();
-    let rule = FlowRule::sniffer(1).count(&counters);
+    let rule = Rule::sniffer(1).count(&counters);
     let flow = pair.create_flow(&rule).unwrap();
     let (_, specs) = specs(&device);
     assert_eq!(specs[0].0, SpecType::IBV_FLOW_SPEC_ACTION_COUNT.0);
@@ -227,10 +227,10 @@ fn counters_count_what_a_flow_takes() {
     assert_eq!((call.counters_read, call.read_flags), (1, 1));
     let error = counters.read(&mut []).unwrap_err();
     assert_eq!((error.verb(), error.kind()), ("ibv_read_counters", ErrorKind::InvalidInput));
-    assert_eq!(counters.attach(FlowCounter::Bytes, 2).unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(counters.attach(Counter::Bytes, 2).unwrap_err().kind(), ErrorKind::Busy);
     // To a flow that exists: as mlx5, this device refuses it. The flow keeps the counters all the same.
-    let late = Arc::new(FlowCounters::new(&context).unwrap());
-    let error = pair.attach_counters(flow, &late, FlowCounter::Packets, 3).unwrap_err();
+    let late = Arc::new(Counters::new(&context).unwrap());
+    let error = pair.attach_counters(flow, &late, Counter::Packets, 3).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     let call = device.last_call("attach_counters_point_flow").unwrap();
     assert!(!call.flow.is_null());
@@ -253,22 +253,22 @@ fn a_bad_rule_never_reaches_the_provider() {
     let (context, other) = (device.context(), device.context());
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
-    let foreign = FlowCounters::new(&other).unwrap();
+    let foreign = Counters::new(&other).unwrap();
     let rc = domain.create_qp(&queue, &queue, Rc);
     let mut rc = rc.build().unwrap().into_queue_pair();
     let mut raw = raw_packets(&domain, &queue);
     let mut another = raw_packets(&domain, &queue);
-    let error = rc.create_flow(&FlowRule::sniffer(1)).unwrap_err();
+    let error = rc.create_flow(&Rule::sniffer(1)).unwrap_err();
     assert!(error.to_string().contains("only raw packet and UD"), "{error}");
-    let mut many = FlowRule::new(1);
+    let mut many = Rule::new(1);
     for _ in 0..300 {
         many = many.matching(MplsMatch::new());
     }
     for (rule, what) in [
-        (FlowRule::new(0), "the port is 0, and must be within 1..=1"),
-        (FlowRule::new(2), "the port is 2"),
-        (FlowRule::sniffer(1).matching(EthernetMatch::new()), "match no headers"),
-        (FlowRule::new(1).count(&foreign), "another context"),
+        (Rule::new(0), "the port is 0, and must be within 1..=1"),
+        (Rule::new(2), "the port is 2"),
+        (Rule::sniffer(1).matching(EthernetMatch::new()), "match no headers"),
+        (Rule::new(1).count(&foreign), "another context"),
         (many, "the number of headers and actions is 300"),
     ] {
         let error = raw.create_flow(&rule).unwrap_err();
@@ -276,16 +276,16 @@ fn a_bad_rule_never_reaches_the_provider() {
         assert!(error.to_string().contains(what), "{error}");
     }
     assert_eq!(device.calls("create_flow"), 0);
-    let flow = raw.create_flow(&FlowRule::sniffer(1)).unwrap();
+    let flow = raw.create_flow(&Rule::sniffer(1)).unwrap();
     assert_eq!(another.destroy_flow(flow).unwrap_err().kind(), ErrorKind::InvalidInput);
     assert_eq!(device.calls("destroy_flow"), 0, "it belongs to the other queue pair");
     // Counters without a counter: the provider knows it.
-    let empty = FlowCounters::new(&context).unwrap();
+    let empty = Counters::new(&context).unwrap();
     let mut counting = raw_packets(&domain, &queue);
-    let error = counting.create_flow(&FlowRule::sniffer(1).count(&empty)).unwrap_err();
+    let error = counting.create_flow(&Rule::sniffer(1).count(&empty)).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
     device.fail("create_flow").errno(libc::EEXIST).times(1);
-    let error = counting.create_flow(&FlowRule::sniffer(1)).unwrap_err();
+    let error = counting.create_flow(&Rule::sniffer(1)).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EEXIST));
 }
 
@@ -297,11 +297,11 @@ fn a_flow_that_cannot_be_destroyed_is_leaked() {
         let context = Arc::new(device.context());
         let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
         let queue = Arc::new(CompletionQueue::new(&context, 64).unwrap());
-        let counters = Arc::new(FlowCounters::new(&context).unwrap());
-        counters.attach(FlowCounter::Packets, 0).unwrap();
+        let counters = Arc::new(Counters::new(&context).unwrap());
+        counters.attach(Counter::Packets, 0).unwrap();
         let builder = QueuePair::builder(&domain, &queue, &queue, RawPacket);
         let mut pair = builder.build().unwrap().into_queue_pair();
-        let flow = pair.create_flow(&FlowRule::sniffer(1).count(&counters)).unwrap();
+        let flow = pair.create_flow(&Rule::sniffer(1).count(&counters)).unwrap();
         device.fail("destroy_flow").errno(libc::EIO).times(1);
         if explicit {
             assert_eq!(pair.destroy_flow(flow).unwrap_err().raw_os_error(), Some(libc::EIO));

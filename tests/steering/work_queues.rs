@@ -1,10 +1,10 @@
 //! Work queues, indirection tables and the queue pairs that use them.
 
 use ibverbs::device::AsyncEventSubject;
-use ibverbs::flow::{EthernetMatch, FlowRule};
+use ibverbs::flow::{EthernetMatch, Rule};
 use ibverbs::work_queue::{
-    IndirectionTable, ReceiveHash, ReceiveHashFields, ReceiveScalingQueuePair, WorkQueue,
-    WorkQueueFlags, WorkQueueState,
+    Flags, IndirectionTable, ReceiveHash, ReceiveHashFields, ReceiveScalingQueuePair, State,
+    WorkQueue,
 };
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use ibverbs::ffi;
 
 use super::*;
 
-const NONE: WorkQueueFlags = WorkQueueFlags::empty();
+const NONE: Flags = Flags::empty();
 const KEY: [u8; 40] = {
     let mut key = [0; 40];
     let mut at = 0;
@@ -37,34 +37,34 @@ fn a_work_queue_is_created_modified_and_destroyed() {
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let completions = context.create_cq(16).unwrap();
-    let flags = WorkQueueFlags::SCATTER_FCS | WorkQueueFlags::DELAY_DROP;
+    let flags = Flags::SCATTER_FCS | Flags::DELAY_DROP;
     let queue = WorkQueue::new(&domain, &completions, 5, 2, flags).unwrap();
     let call = device.last_call("create_wq").unwrap().wq_init_attr;
     assert_eq!((call.wq_type, call.max_wr, call.max_sge), (ffi::ibv_wq_type::IBV_WQT_RQ, 5, 2));
     assert_eq!((call.pd, call.cq), (domain.as_raw(), completions.as_raw()));
     assert_eq!((call.comp_mask, call.create_flags), (1, 2 | 4));
     assert_eq!((queue.max_wr(), queue.max_sge()), (6, 2), "what the device has granted");
-    assert_eq!(queue.state(), WorkQueueState::Reset);
+    assert_eq!(queue.state(), State::Reset);
 
-    let error = queue.modify(WorkQueueState::Error).unwrap_err();
+    let error = queue.modify(State::Error).unwrap_err();
     assert_eq!((error.verb(), device.calls("modify_wq")), ("ibv_modify_wq", 0));
-    queue.modify(WorkQueueState::Ready).unwrap();
+    queue.modify(State::Ready).unwrap();
     let call = device.last_call("modify_wq").unwrap().wq_attr;
     let ready = ffi::ibv_wq_state::IBV_WQS_RDY;
     assert_eq!((call.attr_mask, call.wq_state, call.flags_mask), (1, ready, 0));
-    let (on, of) = (WorkQueueFlags::CVLAN_STRIPPING, WorkQueueFlags::all());
+    let (on, of) = (Flags::CVLAN_STRIPPING, Flags::all());
     queue.set_flags(on, of).unwrap();
     let call = device.last_call("modify_wq").unwrap().wq_attr;
     assert_eq!((call.attr_mask, call.flags, call.flags_mask), (4, 1, 0xf));
     assert_eq!(queue.set_flags(of, on).unwrap_err().kind(), ErrorKind::InvalidInput);
-    queue.modify(WorkQueueState::Error).unwrap();
-    let error = queue.modify(WorkQueueState::Ready).unwrap_err();
+    queue.modify(State::Error).unwrap();
+    let error = queue.modify(State::Ready).unwrap_err();
     assert!(error.to_string().contains("reset before"), "{error}");
-    queue.modify(WorkQueueState::Reset).unwrap();
-    assert!(queue.modify(WorkQueueState::Unknown(3)).is_err());
+    queue.modify(State::Reset).unwrap();
+    assert!(queue.modify(State::Unknown(3)).is_err());
     assert_eq!(device.calls("modify_wq"), 4);
     device.fail("modify_wq").errno(libc::EIO).times(1);
-    assert_eq!(queue.modify(WorkQueueState::Ready).unwrap_err().raw_os_error(), Some(libc::EIO));
+    assert_eq!(queue.modify(State::Ready).unwrap_err().raw_os_error(), Some(libc::EIO));
     queue.close().unwrap();
 
     WorkQueue::new(&domain, &completions, 4, 1, NONE).unwrap().close().unwrap();
@@ -107,7 +107,7 @@ fn receives_are_posted_refused_flushed_and_taken_back() {
     let mut region = domain.allocate::<u8>(64).unwrap();
     let (address, lkey) = (region.as_ptr() as u64, region.lkey());
     let queue = WorkQueue::new(&domain, &completions, 2, 1, NONE).unwrap();
-    queue.modify(WorkQueueState::Ready).unwrap();
+    queue.modify(State::Ready).unwrap();
     // SAFETY: the region is not touched, and outlives the queue.
     unsafe {
         queue.post_receive(&mut region, 8..24, 7).unwrap();
@@ -121,7 +121,7 @@ fn receives_are_posted_refused_flushed_and_taken_back() {
         let error = queue.post_receive(&mut region, 60..65, 9).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
     }
-    queue.modify(WorkQueueState::Error).unwrap();
+    queue.modify(State::Error).unwrap();
     let mut slice = [WorkCompletion::default(); 4];
     let done: Vec<_> = completions
         .poll(&mut slice)
@@ -132,8 +132,8 @@ fn receives_are_posted_refused_flushed_and_taken_back() {
     let number = queue.number();
     assert_eq!(done, [(7, number, WorkStatus::Flushed), (8, number, WorkStatus::Flushed)]);
 
-    queue.modify(WorkQueueState::Reset).unwrap();
-    queue.modify(WorkQueueState::Ready).unwrap();
+    queue.modify(State::Reset).unwrap();
+    queue.modify(State::Ready).unwrap();
     let mut more = domain.allocate::<u8>(8).unwrap();
     let mut elements = [region.scatter_element(..8).unwrap(), more.scatter_element(..).unwrap()];
     let two = ReceiveWorkRequest::new(&mut elements);
@@ -147,7 +147,7 @@ fn receives_are_posted_refused_flushed_and_taken_back() {
         queue.post_receive(&mut region, ..8, 1).unwrap();
         queue.post_receive(&mut region, ..8, 2).unwrap();
     }
-    queue.modify(WorkQueueState::Reset).unwrap();
+    queue.modify(State::Reset).unwrap();
     assert!(completions.poll(&mut slice).unwrap().is_empty(), "they end without completions");
     device.fail("post_wq_recv").errno(libc::EIO).times(1);
     // SAFETY: as above.
@@ -300,7 +300,7 @@ fn frames_are_spread_by_their_hash() {
         .map(|completions| WorkQueue::new(&domain, completions, 32, 1, NONE).unwrap());
     let mut region = domain.allocate::<u8>(128).unwrap();
     for queue in &queues {
-        queue.modify(WorkQueueState::Ready).unwrap();
+        queue.modify(State::Ready).unwrap();
         for wr_id in 0..32 {
             // SAFETY: the region is not touched, and outlives the queue.
             unsafe { queue.post_receive(&mut region, .., wr_id).unwrap() };
@@ -309,7 +309,7 @@ fn frames_are_spread_by_their_hash() {
     let table = IndirectionTable::new(&queues).unwrap();
     let kind = QueuePairType::RawPacket;
     let mut pair = ReceiveScalingQueuePair::new(&domain, &table, kind, &by_ports()).unwrap();
-    let rule = FlowRule::new(1).matching(EthernetMatch::new().destination(OUR_MAC));
+    let rule = Rule::new(1).matching(EthernetMatch::new().destination(OUR_MAC));
     let flow = pair.create_flow(&rule).unwrap();
     let mut sender = raw_packets(&domain, &sends);
 

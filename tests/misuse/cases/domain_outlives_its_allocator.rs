@@ -1,9 +1,9 @@
-use ibverbs::domain::DomainAllocator;
+use ibverbs::domain::Allocator;
 use ibverbs::{ProtectionDomain, Result};
 
 pub fn case<A>(base: &ProtectionDomain<'_>, slab: A) -> Result<()>
 where
-    for<'a> &'a A: DomainAllocator,
+    for<'a> &'a A: Allocator,
 {
     // SAFETY: there is no thread domain.
     let domain = unsafe { ProtectionDomain::parent_domain_with_allocator(base, None, &slab)? };

@@ -1,8 +1,8 @@
-use ibverbs::flow::FlowCounters;
+use ibverbs::flow::Counters;
 use ibverbs::{Context, Result};
 
 pub fn case(context: Context<'_>) -> Result<()> {
-    let counters = FlowCounters::new(&context)?;
+    let counters = Counters::new(&context)?;
     drop(counters); //~ RIGHT
     drop(context);
     drop(counters); //~ ERROR

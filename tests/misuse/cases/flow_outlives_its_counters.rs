@@ -1,9 +1,9 @@
-use ibverbs::flow::{FlowCounters, FlowRule};
+use ibverbs::flow::{Counters, Rule};
 use ibverbs::{QueuePair, Result};
 
-pub fn case(queue_pair: QueuePair<'_>, counters: FlowCounters<'_>) -> Result<()> {
+pub fn case(queue_pair: QueuePair<'_>, counters: Counters<'_>) -> Result<()> {
     let mut queue_pair = queue_pair;
-    queue_pair.create_flow(&FlowRule::new(1).count(&counters))?;
+    queue_pair.create_flow(&Rule::new(1).count(&counters))?;
     drop(queue_pair); //~ RIGHT
     drop(counters);
     drop(queue_pair); //~ ERROR

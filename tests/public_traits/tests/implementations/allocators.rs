@@ -5,7 +5,7 @@ use std::panic::panic_any;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ibverbs::domain::{DomainAllocation, DomainAllocator};
+use ibverbs::domain::{Allocation, Allocator};
 use ibverbs::{ProtectionDomain, Rc};
 use ibverbs_function_device::FunctionDevice;
 
@@ -25,16 +25,16 @@ struct Hostile {
 }
 
 // SAFETY: the memory is zeroed, of that layout, and valid until it is freed. Nothing forks here.
-unsafe impl DomainAllocator for Hostile {
-    fn alloc(&self, layout: Layout, _: u64) -> DomainAllocation {
+unsafe impl Allocator for Hostile {
+    fn alloc(&self, layout: Layout, _: u64) -> Allocation {
         match self.calls.fetch_add(1, Ordering::SeqCst) % 4 {
             0 => panic_any(Bomb),
-            1 => DomainAllocation::Failed,
-            2 => DomainAllocation::Default,
+            1 => Allocation::Failed,
+            2 => Allocation::Default,
             _ => {
                 // SAFETY: the size is not 0.
                 let memory = unsafe { std::alloc::alloc_zeroed(layout) };
-                NonNull::new(memory).map_or(DomainAllocation::Failed, DomainAllocation::Memory)
+                NonNull::new(memory).map_or(Allocation::Failed, Allocation::Memory)
             }
         }
     }
