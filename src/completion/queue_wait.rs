@@ -2,7 +2,7 @@
 
 #[cfg(feature = "async")]
 use std::os::fd::AsFd;
-#[cfg(any(feature = "async", feature = "channel"))]
+#[cfg(feature = "channel")]
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
