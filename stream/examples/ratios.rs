@@ -3,6 +3,7 @@
 //! Each round runs every row over both, one after the other, so that what else the machine does hits both. A row has the median
 //! and the best of the rounds, as ratios of times: less than 1 is faster than TCP.
 
+use std::convert::Infallible;
 use std::env;
 use std::error::Error;
 use std::io::{Read, Write};
@@ -11,6 +12,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty, Full};
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
 use ibverbs_stream::{Hub, Listener, Stream};
 use plotters::prelude::*;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -20,6 +26,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 const TRIPS: usize = 2000;
 const LARGE: usize = 64;
 const SMALL: usize = 50_000;
+const REQUESTS: usize = 1000;
 
 /// One end echoes pieces of 64 bytes.
 fn trips(
@@ -112,6 +119,32 @@ async fn async_one_way(
     Ok(start.elapsed())
 }
 
+/// One request after the other, on a connection of HTTP/1.
+async fn requests(
+    one: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    two: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+) -> Result<Duration> {
+    let answer = service_fn(|_| async {
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(&[7; 64]))))
+    });
+    let server = hyper::server::conn::http1::Builder::new();
+    let serves = tokio::spawn(server.serve_connection(TokioIo::new(two), answer));
+    let (mut client, connection) = hyper::client::conn::http1::handshake(TokioIo::new(one)).await?;
+    let drives = tokio::spawn(connection);
+    let start = Instant::now();
+    for _ in 0..REQUESTS {
+        client.ready().await?;
+        let request = Request::get("/").header("host", "ratios").body(Empty::<Bytes>::new())?;
+        let body = client.send_request(request).await?.into_body().collect().await?;
+        assert_eq!(body.to_bytes().len(), 64);
+    }
+    let elapsed = start.elapsed();
+    drop(client);
+    drives.await??;
+    serves.await??;
+    Ok(elapsed)
+}
+
 fn tcp() -> Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let one = TcpStream::connect(listener.local_addr()?)?;
@@ -154,13 +187,14 @@ fn hubs(devices: &[ibverbs_software::Device; 2]) -> Result<[Hub; 2]> {
     Ok([hub(&devices[0])?, hub(&devices[1])?])
 }
 
-const ROWS: [&str; 6] = [
+const ROWS: [&str; 7] = [
     "64 B round trip, threads",
     "64 B round trip, tasks",
     "1 MiB writes, threads",
     "1 MiB writes, tasks",
     "64 B writes, threads",
     "64 B writes, tasks",
+    "HTTP requests, hyper",
 ];
 
 /// The times of each row: over RDMA, and over TCP.
@@ -185,9 +219,12 @@ fn round(devices: &[ibverbs_software::Device; 2]) -> Result<[[Duration; 2]; ROWS
         ];
         let ((a, b), (c, d)) = (async_rdma(&tasks).await?, async_tcp().await?);
         let small = [async_one_way(a, b, 64, SMALL).await?, async_one_way(c, d, 64, SMALL).await?];
-        Result::Ok([trips, large, small])
+        let ((a, b), (c, d)) = (async_rdma(&tasks).await?, async_tcp().await?);
+        let http = [requests(a, b).await?, requests(c, d).await?];
+        Result::Ok([trips, large, small, http])
     };
-    [times[1], times[3], times[5]] = runtime.block_on(async { tokio::spawn(of_tasks).await })??;
+    [times[1], times[3], times[5], times[6]] =
+        runtime.block_on(async { tokio::spawn(of_tasks).await })??;
     Ok(times)
 }
 

@@ -1,9 +1,10 @@
 //! How two sides connect: the crate's exchange over a stream, with a hello as its private data.
 
 use std::io::{self, ErrorKind};
+use std::mem;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ibverbs::channel::DetachedChannel;
@@ -292,9 +293,26 @@ impl Stream {
 pub struct Listener {
     hub: Hub,
     listener: TcpListener,
-    /// The clients that are connecting.
-    clients: Mutex<Vec<Client>>,
+    /// The clients that are connecting; `None` while a thread waits for them.
+    clients: Mutex<Option<Vec<Client>>>,
+    /// That thread has given them back.
+    given_back: Condvar,
     deadline: Mutex<Option<Instant>>,
+}
+
+/// The clients, while one thread waits for them.
+struct Turn<'l> {
+    listener: &'l Listener,
+    clients: Vec<Client>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let clients = mem::take(&mut self.clients);
+        *self.listener.clients.lock().unwrap_or_else(PoisonError::into_inner) = Some(clients);
+        // All of them: one whose deadline has passed would not pass it on.
+        self.listener.given_back.notify_all();
+    }
 }
 
 struct Client {
@@ -322,7 +340,8 @@ impl Listener {
         Ok(Self {
             hub: hub.clone(),
             listener,
-            clients: Mutex::default(),
+            clients: Mutex::new(Some(Vec::new())),
+            given_back: Condvar::new(),
             deadline: Mutex::default(),
         })
     }
@@ -343,6 +362,7 @@ impl Listener {
 
     /// Waits for the next client that has connected. Clients connect side by side, while a thread is in this call: one that is slow, or silent, keeps no other
     /// one waiting, and is given up after ten seconds. A client that fails to connect is no error of the listener's.
+    /// Several threads may accept: one of them waits for all clients, and the next one does when that has its stream.
     ///
     /// # Errors
     ///
@@ -351,11 +371,10 @@ impl Listener {
     ///  - Those of [`TcpListener::accept`], such as too many open files.
     pub fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         let deadline = *self.deadline.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turn = self.turn(deadline)?;
+        let clients = &mut turn.clients;
         loop {
-            if let Some(error) = self.hub.inner.lock().stopped {
-                return Err(error.into());
-            }
+            self.check_stopped()?;
             while clients.len() < AT_A_TIME
                 && let Some(stream) = self.next()?
             {
@@ -380,8 +399,31 @@ impl Listener {
                     Err(_) => drop(clients.swap_remove(index)),
                 }
             }
-            self.sleep(&clients, deadline)?;
+            self.sleep(clients, deadline)?;
         }
+    }
+
+    /// Waits until no other thread waits for the clients.
+    fn turn(&self, deadline: Option<Instant>) -> io::Result<Turn<'_>> {
+        let mut place = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            self.check_stopped()?;
+            if let Some(clients) = place.take() {
+                return Ok(Turn { listener: self, clients });
+            }
+            place = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
+                Some(Duration::ZERO) => return Err(ErrorKind::WouldBlock.into()),
+                Some(left) => {
+                    let waited = self.given_back.wait_timeout(place, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.given_back.wait(place).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    fn check_stopped(&self) -> io::Result<()> {
+        self.hub.inner.lock().stopped.map_or(Ok(()), |error| Err(error.into()))
     }
 
     fn next(&self) -> io::Result<Option<TcpStream>> {

@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fmt, mem};
 
@@ -185,7 +185,8 @@ pub struct WriteHalf {
 ///
 /// Bytes are copied into messages when they are written, so a write returns as soon as there is room; and read from the buffers
 /// in which they have arrived, without a copy through [`BufRead`]. Each direction can be used by a thread of its own:
-/// [`into_split`](Self::into_split).
+/// [`into_split`](Self::into_split), or, as with TCP, [`Read`] and [`Write`] of `&Stream`. Two threads that read the same stream take
+/// turns: the second one waits until the first one has something, or its [timeout](Self::set_read_timeout) has passed.
 ///
 /// | | as with TCP, but |
 /// |---|---|
@@ -195,7 +196,7 @@ pub struct WriteHalf {
 /// | failure | all that has arrived before is read first; then each call fails, and no failure looks like the end of the stream |
 pub struct Stream {
     // In this order: what was not read decides how the stream ends.
-    read: ReadHalf,
+    read: Mutex<ReadHalf>,
     write: WriteHalf,
 }
 
@@ -203,21 +204,29 @@ impl Stream {
     pub(crate) fn new(handle: Handle) -> Self {
         let handle = Arc::new(handle);
         let read = ReadHalf { reader: Reader::new(handle.clone()), timeout: None };
-        Self { read, write: WriteHalf { writer: Writer { handle }, timeout: None } }
+        Self {
+            read: Mutex::new(read),
+            write: WriteHalf { writer: Writer { handle }, timeout: None },
+        }
     }
 
     fn handle(&self) -> &Handle {
         &self.write.writer.handle
     }
 
+    fn read_half(&mut self) -> &mut ReadHalf {
+        self.read.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The two directions, for a thread each.
     pub fn into_split(self) -> (ReadHalf, WriteHalf) {
-        (self.read, self.write)
+        (self.read.into_inner().unwrap_or_else(PoisonError::into_inner), self.write)
     }
 
     /// As [`into_split`](Self::into_split), for threads that borrow the stream.
     pub fn split(&mut self) -> (&mut ReadHalf, &mut WriteHalf) {
-        (&mut self.read, &mut self.write)
+        let read = self.read.get_mut().unwrap_or_else(PoisonError::into_inner);
+        (read, &mut self.write)
     }
 
     /// Ends the direction to the peer, which reads to the end of what was written: returns when its device has all of that.
@@ -230,14 +239,14 @@ impl Stream {
     ///  - Those of the [stream](StreamError).
     pub fn shutdown(&mut self, how: Shutdown) -> io::Result<()> {
         if how != Shutdown::Write {
-            self.read.discard();
+            self.read_half().discard();
         }
         if how != Shutdown::Read { self.write.shutdown() } else { Ok(()) }
     }
 
     /// How long a read waits at most, before it fails with `WouldBlock`. `None`: for ever.
     pub fn set_read_timeout(&mut self, timeout: Option<Duration>) {
-        self.read.set_timeout(timeout);
+        self.read_half().set_timeout(timeout);
     }
 
     /// How long a write waits at most, before it fails with `WouldBlock`. `None`: for ever.
@@ -340,7 +349,7 @@ impl WriteHalf {
     }
 
     /// Waits until what was written has been posted.
-    fn flush_until(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+    fn flush_until(&self, deadline: Option<Instant>) -> io::Result<()> {
         let Handle { hub, id, .. } = &*self.writer.handle;
         hub.wait(deadline, |state| {
             let member = state.member(*id).ok_or(StreamError::Aborted)?;
@@ -355,12 +364,8 @@ impl WriteHalf {
     }
 }
 
-impl Write for WriteHalf {
-    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        self.write_vectored(&[IoSlice::new(from)])
-    }
-
-    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+impl WriteHalf {
+    fn write_pieces(&self, from: &[IoSlice<'_>]) -> io::Result<usize> {
         if from.iter().all(|piece| piece.is_empty()) {
             return Ok(0);
         }
@@ -378,6 +383,16 @@ impl Write for WriteHalf {
         }
         Ok(written)
     }
+}
+
+impl Write for WriteHalf {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.write_pieces(&[IoSlice::new(from)])
+    }
+
+    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.write_pieces(from)
+    }
 
     fn flush(&mut self) -> io::Result<()> {
         self.flush_until(until(self.timeout))
@@ -386,17 +401,37 @@ impl Write for WriteHalf {
 
 impl Read for Stream {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        self.read.read(to)
+        self.read_half().read(to)
+    }
+}
+
+impl Read for &Stream {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        self.read.lock().unwrap_or_else(PoisonError::into_inner).read(to)
+    }
+}
+
+impl Write for &Stream {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.write.write_pieces(&[IoSlice::new(from)])
+    }
+
+    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.write.write_pieces(from)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.write.flush_until(until(self.write.timeout))
     }
 }
 
 impl BufRead for Stream {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        self.read.fill_buf()
+        self.read_half().fill_buf()
     }
 
     fn consume(&mut self, len: usize) {
-        self.read.consume(len);
+        self.read_half().consume(len);
     }
 }
 

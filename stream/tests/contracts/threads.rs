@@ -223,3 +223,73 @@ fn a_hub_that_is_run_gathers_small_writes() {
     let error = Stream::connect(&hosts[0].hub, "127.0.0.1:1", soon()).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::ConnectionAborted));
 }
+
+/// As a `TcpStream` in an `Arc`.
+#[test]
+fn two_threads_share_a_stream_by_reference() {
+    let hosts = [(); 2].map(|()| Host::new());
+    let (one, two) = pair(&hosts[0], &hosts[1]);
+    let all = data(300_000);
+    thread::scope(|threads| {
+        for stream in [&one, &two] {
+            let all = &all;
+            threads.spawn(move || {
+                let mut to = stream;
+                to.write_all(all).unwrap();
+                to.flush().unwrap();
+            });
+            threads.spawn(move || {
+                let (mut from, mut got) = (stream, vec![0; all.len()]);
+                from.read_exact(&mut got).unwrap();
+                assert!(got == *all);
+            });
+        }
+    });
+    // What was not consumed is there for the other form.
+    let (mut one, two) = (one, two);
+    (&two).write_all(b"some more").unwrap();
+    assert_eq!(one.fill_buf().unwrap()[..1], b"s"[..]);
+    one.consume(5);
+    let mut rest = [0; 4];
+    (&one).read_exact(&mut rest).unwrap();
+    assert_eq!(&rest, b"more");
+    // Two readers take turns, and each keeps to the timeout.
+    one.set_read_timeout(Some(Duration::from_millis(20)));
+    thread::scope(|threads| {
+        for _ in 0..2 {
+            threads.spawn(|| {
+                let kind = (&one).read(&mut [0; 8]).unwrap_err().kind();
+                assert_eq!(kind, ErrorKind::WouldBlock);
+            });
+        }
+    });
+}
+
+#[test]
+fn several_threads_accept_and_each_keeps_to_its_deadline() {
+    let hosts = [(); 2].map(|()| Host::new());
+    let listener = Listener::bind(&hosts[1].hub, "127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::scope(|threads| {
+        // One that begins after the deadline was set begins again.
+        let accept = || loop {
+            match listener.accept() {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => thread::yield_now(),
+                accepted => break accepted.unwrap(),
+            }
+        };
+        let waits = [(); 3].map(|()| threads.spawn(accept));
+        // As long as the others wait, for ever, or for clients that say nothing.
+        let silent = std::net::TcpStream::connect(address).unwrap();
+        listener.set_deadline(Some(std::time::Instant::now() + Duration::from_millis(20)));
+        assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+        listener.set_deadline(None);
+        let clients = [(); 3].map(|()| Stream::connect(&hosts[0].hub, address, soon()).unwrap());
+        let mut accepted = waits.map(|thread| thread.join().unwrap().1);
+        let mut connected = clients.each_ref().map(|client| client.local_addr().unwrap());
+        accepted.sort();
+        connected.sort();
+        assert_eq!(accepted, connected);
+        drop(silent);
+    });
+}
