@@ -285,7 +285,10 @@ mod wide {
         u16, "x86_64", "mov {v:x}, word ptr [{p}]", "mov word ptr [{p}], {v:x}", reg, |word| word as u16;
         u32, "x86_64", "mov {v:e}, dword ptr [{p}]", "mov dword ptr [{p}], {v:e}", reg, |word| word as u32;
         u64, "x86_64", "mov {v}, qword ptr [{p}]", "mov qword ptr [{p}], {v}", reg, |word| word as u64;
-        Double, "x86_64", "movups {v}, xmmword ptr [{p}]", "movups xmmword ptr [{p}], {v}", xmm_reg, |word| unsafe { std::mem::transmute([word; 2]) };
+        Double, "x86_64", "movups {v}, xmmword ptr [{p}]", "movups xmmword ptr [{p}], {v}", xmm_reg, |word| {
+            // SAFETY: both types are sixteen bytes, of which any values are valid.
+            unsafe { std::mem::transmute::<[usize; 2], std::arch::x86_64::__m128i>([word; 2]) }
+        };
         u8, "aarch64", "ldrb {v:w}, [{p}]", "strb {v:w}, [{p}]", reg, |word| word as u8;
         u16, "aarch64", "ldrh {v:w}, [{p}]", "strh {v:w}, [{p}]", reg, |word| word as u16;
         u32, "aarch64", "ldr {v:w}, [{p}]", "str {v:w}, [{p}]", reg, |word| word as u32;

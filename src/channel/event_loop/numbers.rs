@@ -15,7 +15,7 @@ pub(super) struct Numbers {
 /// two, which this spreads evenly (Fibonacci hashing).
 #[inline]
 fn start(number: u32, size: usize) -> usize {
-    (u64::from(number.wrapping_mul(0x9e37_79b1)) * size as u64 >> 32) as usize
+    ((u64::from(number.wrapping_mul(0x9e37_79b1)) * size as u64) >> 32) as usize
 }
 
 impl Numbers {

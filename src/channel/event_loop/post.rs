@@ -121,11 +121,11 @@ impl<B> Loop<'_, B> {
         let (entry, slot) =
             unsafe { (table.entries.get_unchecked_mut(channel.index as usize), &mut *slot) };
         let number = slot.number.wrapping_add(ONE);
+        let kept = buffer.kept_length();
         // SAFETY: the entry's channel was not removed, so its queue pair is live. The requests are the loop's, which is
         // borrowed exclusively. An `OwnedBuffer` keeps its memory until it is dropped. It goes to the slot next, with
         // nothing in between that unwinds, and leaves the slot when the device is done with it. What is not kept was
         // copied by the post.
-        let kept = buffer.kept_length();
         let returned =
             unsafe { operation.post(entry.target, table.prepared.as_ptr(), number, list.as_mut()) };
         // Also if it was refused: the next request has another number.
