@@ -57,7 +57,6 @@ mod posting;
 mod prepared;
 mod prepared_window;
 mod received;
-mod refused;
 mod request;
 mod run_scope;
 mod scope;
@@ -83,12 +82,12 @@ pub use event_loop::{
 pub(crate) use event_loop::{Detached, Doomed, Due, Left};
 #[cfg(feature = "async")]
 pub(crate) use operation::Queue;
+pub(crate) use operation_error::Refused;
 pub use operation_error::{OperationError, OwnedResult};
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};
 pub use pending_work::PendingWork;
 pub use prepared::PreparedChannel;
 pub use prepared_window::{PreparedWindow, WindowError};
-pub(crate) use refused::Refused;
 pub use request::{IntoReceive, IntoSend, WorkRequest};
 pub use scope::Scope;
 pub use scoped_work::ScopedPendingWork;

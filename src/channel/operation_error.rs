@@ -1,10 +1,9 @@
-//! The result of an operation that owns its buffer.
-
-use std::fmt;
+//! The result of an operation that owns its buffer, and a request that was not posted.
 
 use super::error::TransportError;
 use crate::completion::WorkSuccess;
 use crate::debug::debug;
+use std::fmt;
 
 /// Why an operation that owns its buffer failed, with its buffer: one of an
 /// [`AsyncChannel`](crate::AsyncChannel) or a [`Loop`](crate::Loop).
@@ -50,5 +49,21 @@ impl<B> From<OperationError<B>> for TransportError {
     /// Drops the buffer.
     fn from(error: OperationError<B>) -> Self {
         error.error
+    }
+}
+
+/// A request that was not posted, and why.
+#[expect(missing_debug_implementations, reason = "no program can name it")]
+pub struct Refused<R> {
+    pub(crate) error: TransportError,
+    /// `None` if the device may have it.
+    pub(crate) request: Option<R>,
+    /// Of a window: which of its requests is wrong, or has failed.
+    pub(crate) index: Option<usize>,
+}
+
+impl<R> Refused<R> {
+    pub(crate) fn new(error: TransportError, request: Option<R>) -> Self {
+        Self { error, request, index: None }
     }
 }

@@ -23,8 +23,8 @@ use std::ptr;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use super::waiters::Waker;
 use super::waiters::{Read, Waiters};
-use super::waker::Waker;
 use crate::debug::debug;
 use crate::device::{Context, event_file};
 use crate::error::{Error, Result};

@@ -6,8 +6,8 @@ use std::time::Instant;
 use loom::cell::UnsafeCell;
 
 use super::extended::OnePoller;
+use super::waiters::Waker;
 use super::waiters::{Read, Waiters};
-use super::waker::Waker;
 use crate::device::event_file;
 use crate::error::{ErrorKind, Result};
 use crate::sync::{Condvar, Mutex, MutexGuard, in_every_order};

@@ -49,9 +49,7 @@ mod queue;
 mod queue_builder;
 mod queue_modify;
 mod queue_wait;
-mod received_datagram;
 mod waiters;
-mod waker;
 mod work_completion;
 
 pub use completion_channel::{CompletionChannel, CompletionEvent};
@@ -60,11 +58,11 @@ pub use completion_counter::{
     CompletionCounter, CompletionCounterCapabilities, CompletionCounterUnit, CountedOperations,
 };
 pub use extended::CompletionFields;
+pub use extended_completion::ReceivedDatagram;
 pub use extended_completion::{ExtendedCompletion, ExtendedSuccess, TagMatch};
 pub use extended_poller::{ExtendedCompletions, ExtendedPoller};
 pub use queue::CompletionQueue;
 pub use queue_builder::CompletionQueueBuilder;
-pub use received_datagram::ReceivedDatagram;
 pub(crate) use waiters::Waiters;
 #[cfg(feature = "channel")]
 pub(crate) use work_completion::message_len;

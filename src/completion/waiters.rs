@@ -25,13 +25,13 @@
 //! it polls beside that of the events. [`Waiters::wake`] is such a flag that has its number: of the threads that wait, it ends the
 //! waits that began before it, and all of them.
 
+use crate::device::event_file;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi;
+use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{OnceLock, PoisonError};
 use std::time::Instant;
-
-use super::waker::Waker;
-use crate::device::event_file;
-use crate::error::{ErrorKind, Result};
-use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 
 /// How a thread that sleeps until there is an event has woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -476,5 +476,47 @@ mod tests {
             });
             assert_eq!(waiters.state().events, seen + 1);
         }
+    }
+}
+
+/// An eventfd: readable from [`wake`](Self::wake) until [`drain`](Self::drain).
+pub(crate) struct Waker(OwnedFd);
+
+impl Waker {
+    /// # Errors
+    ///
+    ///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open.
+    ///  - `ENOMEM`: out of memory.
+    pub(crate) fn new() -> Result<Self> {
+        // SAFETY: no memory is involved.
+        let fd = unsafe {
+            crate::linux::eventfd(0, crate::linux::EFD_NONBLOCK | crate::linux::EFD_CLOEXEC)
+        };
+        if fd < 0 {
+            return Err(Error::new("eventfd", ffi::errno()));
+        }
+        // SAFETY: the descriptor is open, and nothing else owns it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Makes the file readable. It fails only if it is readable already.
+    pub(crate) fn wake(&self) {
+        // SAFETY: the file is open.
+        unsafe { crate::linux::eventfd_write(self.fd(), 1) };
+    }
+
+    /// Makes the file unreadable. It fails only if it is unreadable already.
+    pub(crate) fn drain(&self) {
+        let mut count = 0;
+        // SAFETY: the file is open, and the number is writable.
+        unsafe { crate::linux::eventfd_read(self.fd(), &mut count) };
     }
 }

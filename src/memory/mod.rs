@@ -21,7 +21,7 @@
 //! | channels, safe | the same, as a [`BorrowedBuffer`] or an [`OwnedBuffer`](crate::channel::OwnedBuffer) | the borrow of the region, or the channel |
 //!
 //! Files: `options`, `allocation` and `huge_pages` obtain memory, `registration` registers it; `region` has
-//! what all regions share, and `owned_region` to `null_region` have the kinds.
+//! what all regions share, and `owned_region` to `special_regions` have the kinds.
 
 mod access;
 mod advice;
@@ -33,12 +33,10 @@ mod device_memory;
 mod device_region;
 mod disjoint;
 mod huge_pages;
-mod implicit_region;
 mod inline;
 mod kept_length;
 #[cfg(feature = "mlx5")]
 mod memory_key;
-mod null_region;
 mod options;
 mod owned_region;
 mod pieces;
@@ -56,6 +54,7 @@ mod shared_region;
 mod shared_slice;
 mod slice;
 mod slice_part;
+mod special_regions;
 mod window;
 
 pub use access::AccessFlags;
@@ -70,13 +69,11 @@ pub use buffer::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
 pub use device_memory::DeviceMemory;
 pub use device_region::DeviceMemoryRegion;
 pub use huge_pages::HugePages;
-pub use implicit_region::ImplicitMemoryRegion;
 pub(crate) use inline::Gathered;
 pub use inline::{Inline, InlineList};
 pub use kept_length::KeptLength;
 #[cfg(feature = "mlx5")]
 pub use memory_key::MemoryKey;
-pub use null_region::NullMemoryRegion;
 pub use options::RegionOptions;
 pub use owned_region::MemoryRegion;
 pub use pinned::PinnedMemory;
@@ -95,4 +92,6 @@ pub use shared_region::SharedMemoryRegion;
 pub use shared_slice::SharedMemorySlice;
 pub use slice::{MemorySlice, MemorySliceMut};
 pub use slice_part::MemorySlicePart;
+pub use special_regions::ImplicitMemoryRegion;
+pub use special_regions::NullMemoryRegion;
 pub use window::{MemoryWindow, MemoryWindowType};

@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 use std::ops::RangeBounds;
 
 use super::post::post;
-use super::post_receive::receive_methods;
-use super::post_send::send_methods;
+use super::post::receive_methods;
+use super::post::send_methods;
 use super::prepared_request::{RawRequest, TakesPrepared};
 use crate::error::{Error, Result};
 use crate::ffi;

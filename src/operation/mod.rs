@@ -56,8 +56,6 @@ mod extra;
 mod halves;
 mod list;
 mod post;
-mod post_receive;
-mod post_send;
 mod post_shared;
 mod prepared_request;
 mod receive;

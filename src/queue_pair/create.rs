@@ -2,15 +2,15 @@
 
 use std::ptr::{self, NonNull};
 
-use super::answers::Answers;
 use super::builder::QueuePairBuilder;
 use super::connection_settings::ConnectionSettings;
 #[cfg(any(feature = "efa", feature = "mlx5"))]
 use super::driver::DriverTransport;
 use super::endpoint::QueuePairEndpoint;
+use super::first_values::Answers;
+use super::first_values::first_psn;
 use super::message_limits::MessageLimits;
 use super::prepared::PreparedQueuePair;
-use super::sequence::first_psn;
 use super::transport::Transport;
 use super::{Properties, QueuePair};
 use crate::device::{Context, DeviceAttributes, EndpointGids, PortAttributes, PortState, quirks};

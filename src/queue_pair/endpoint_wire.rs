@@ -12,7 +12,7 @@ use serde::ser::{SerializeSeq, Serializer};
 use serde::{Deserialize, Serialize};
 
 use super::endpoint::QueuePairEndpoint;
-use super::endpoint_bytes::{CREDITS_VERSION, VERSION};
+use super::endpoint::{CREDITS_VERSION, VERSION};
 use crate::device::{EndpointGid, EndpointGids, Gid, MAX_GIDS};
 use crate::gid_class::GidClass;
 use crate::memory::RemoteMemoryRegion;

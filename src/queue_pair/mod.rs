@@ -33,41 +33,34 @@
 
 mod address_handle;
 mod address_vector;
-mod answers;
 mod attributes;
 mod builder;
 #[cfg(rdma_core_65)]
 mod completion_counters;
 mod connection_settings;
 mod create;
-mod data_in_order;
 #[cfg(feature = "mlx5")]
 mod dc;
 #[cfg(feature = "mlx5")]
 mod dc_options;
 mod driver;
-mod ece;
 mod endpoint;
-mod endpoint_bytes;
 #[cfg(feature = "serde")]
 mod endpoint_wire;
 mod extended_operations;
+mod first_values;
 mod flows;
 mod global_route_header;
 mod message_limits;
 #[cfg(feature = "mlx5")]
 mod mlx5;
 mod modify;
-mod multicast;
 mod object;
 mod opcode;
 mod opened;
 mod prepared;
-mod rate_limit;
-mod resolved;
-mod sequence;
+mod queries;
 mod shared_receive_queue;
-mod shared_receive_token;
 #[cfg(feature = "efa")]
 mod srd;
 #[cfg(feature = "efa")]
@@ -84,16 +77,14 @@ pub use builder::{CreateFlags, QueuePairBuilder};
 pub use connection_settings::ConnectionSettings;
 #[cfg(feature = "channel")]
 pub(crate) use connection_settings::connection_settings;
-pub use data_in_order::DataInOrder;
 #[cfg(feature = "mlx5")]
 pub use dc::DcTarget;
 #[cfg(feature = "mlx5")]
 pub use dc_options::DcStreams;
 use driver::DriverTransport;
-pub use ece::EnhancedConnection;
 pub use endpoint::QueuePairEndpoint;
 #[cfg(feature = "channel")]
-pub(crate) use endpoint_bytes::{CREDITS_VERSION, VERSION};
+pub(crate) use endpoint::{CREDITS_VERSION, VERSION};
 pub(crate) use extended_operations::function;
 pub use extended_operations::{FlushPlacement, SendOperations};
 pub use global_route_header::GlobalRouteHeader;
@@ -101,8 +92,10 @@ pub(crate) use message_limits::{ALWAYS_SENT, LONGEST_MESSAGE, MessageLimits};
 pub use opcode::WorkRequestOpcode;
 pub use opened::OpenedQueuePair;
 pub use prepared::PreparedQueuePair;
-pub use rate_limit::RateLimit;
-pub use resolved::ResolvedEthernet;
+pub use queries::DataInOrder;
+pub use queries::EnhancedConnection;
+pub use queries::RateLimit;
+pub use queries::ResolvedEthernet;
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 #[cfg(feature = "efa")]
 pub use srd_options::SrdOptions;
@@ -131,9 +124,9 @@ pub mod marker {
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
-use answers::Answers;
+use first_values::Answers;
+use first_values::first_psn;
 use object::{Object, Parents, Properties};
-use sequence::first_psn;
 
 use crate::completion::CompletionQueue;
 use crate::debug::debug;

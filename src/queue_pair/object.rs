@@ -2,10 +2,10 @@
 
 use std::ptr::NonNull;
 
-use super::answers::Answers;
 use super::connection_settings::ConnectionSettings;
 use super::driver::DriverTransport;
 use super::endpoint::QueuePairEndpoint;
+use super::first_values::Answers;
 use super::message_limits::MessageLimits;
 use super::shared_receive_queue::SharedReceiveQueue;
 #[cfg(rdma_core_65)]

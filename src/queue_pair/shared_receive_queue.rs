@@ -1,16 +1,15 @@
 //! Shared receive queues.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use crate::completion::CompletionQueue;
 use crate::debug::debug;
-use crate::device::quirks;
+use crate::device::{quirks, token};
 use crate::domain::{ProtectionDomain, XrcDomain};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::fields::getters;
 use crate::handle::{Handle, Leak, object, resource};
 use crate::parent::Parent;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 object!(ibv_srq, ibv_destroy_srq, event_subjects);
 
@@ -367,5 +366,22 @@ impl ProtectionDomain<'_> {
     #[doc(alias = "ibv_create_srq")]
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue<'_>> {
         SharedReceiveQueue::new(self, max_wr, max_sge)
+    }
+}
+
+impl SharedReceiveQueue<'_> {
+    /// The number by which [`AsyncEvents`](crate::device::AsyncEvents) name this queue (0 unless set).
+    #[doc(alias = "srq_context")]
+    pub fn token(&self) -> usize {
+        // SAFETY: the queue is live.
+        unsafe { token(self.as_raw()) }.load(Ordering::Relaxed) as usize
+    }
+
+    /// Sets the number by which [`AsyncEvents`](crate::device::AsyncEvents) name this queue, for events that are read from now on.
+    #[doc(alias = "srq_context")]
+    pub fn set_token(&self, to: usize) {
+        // SAFETY: the queue is live.
+        unsafe { token(self.as_raw()) }
+            .store(std::ptr::without_provenance_mut(to), Ordering::Relaxed);
     }
 }

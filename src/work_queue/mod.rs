@@ -12,14 +12,12 @@
 //! Flows ([`flow::Rule`](crate::flow::Rule)) choose the packets.
 
 mod indirection_table;
-mod receive_hash;
 mod receive_scaling;
-mod state;
 #[allow(clippy::module_inception, reason = "one object per file")]
 mod work_queue;
 
 pub use indirection_table::IndirectionTable;
-pub use receive_hash::{ReceiveHash, ReceiveHashFields};
 pub use receive_scaling::ReceiveScalingQueuePair;
-pub use state::{Flags, State};
+pub use receive_scaling::{ReceiveHash, ReceiveHashFields};
 pub use work_queue::WorkQueue;
+pub use work_queue::{Flags, State};

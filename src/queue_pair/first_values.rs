@@ -1,14 +1,71 @@
-//! Unpredictable first packet sequence numbers.
+//! What a new queue pair chooses: how many reads and atomics of peers it answers, and its first packet sequence number,
+//! which is unpredictable.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
-use std::process;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
-
-use crate::device::EndpointGids;
+use crate::device::{Context, DeviceAttributes, EndpointGids};
+use crate::queue_pair_state::QueuePairType;
 use crate::settings::PacketSequenceNumber;
 use crate::{ffi, hooks};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::process;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
+
+/// What a queue pair takes of its device's `max_res_rd_atom`, as far as this context knows.
+#[derive(Debug)]
+pub(super) struct Answers {
+    taken: Arc<AtomicU32>,
+    count: u32,
+}
+
+impl Answers {
+    /// Takes `wanted`; or, if that is not set, as many as the device allows a queue pair, at most 16 and at most half of
+    /// what is left.
+    pub(super) fn take(
+        context: &Context<'_>,
+        device: &DeviceAttributes,
+        kind: QueuePairType,
+        wanted: Option<u8>,
+    ) -> Self {
+        let most = device.max_qp_rd_atom().min(16);
+        // Some devices report no total. Queue pairs of these types answer none.
+        let all = match kind {
+            QueuePairType::UnreliableDatagram
+            | QueuePairType::UnreliableConnected
+            | QueuePairType::RawPacket
+            | QueuePairType::XrcSend => 0,
+            _ => device.max_res_rd_atom(),
+        };
+        let share = |taken: u32| match wanted {
+            Some(wanted) => wanted.into(),
+            None if all == 0 => most,
+            None => most.min(all.saturating_sub(taken).div_ceil(2)),
+        };
+        let taken = context.answers_taken().clone();
+        let mut before = taken.load(Ordering::Relaxed);
+        let count = loop {
+            let count = share(before);
+            let Some(after) = before.checked_add(count) else { break 0 };
+            let order = Ordering::Relaxed;
+            match taken.compare_exchange_weak(before, after, order, order) {
+                Ok(_) => break count,
+                Err(now) => before = now,
+            }
+        };
+        Self { taken, count }
+    }
+
+    pub(super) fn count(&self) -> u8 {
+        // Either the caller's, or at most 16.
+        u8::try_from(self.count).unwrap_or(u8::MAX)
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        self.taken.fetch_sub(self.count, Ordering::Relaxed);
+    }
+}
 
 /// The first number of a queue pair: unpredictable, unless a provider that simulates a network chooses it.
 ///
