@@ -344,7 +344,7 @@ impl<B> State<B> {
         must_check
     }
 
-    /// Has the descriptor become readable when peers are to be asked for credit again.
+    /// Makes the descriptor readable when peers are to be asked for credit again.
     #[cold]
     pub(super) fn set_credit_alarm(&mut self) {
         if let Some(pause) = self.core.credit_pause() {

@@ -69,7 +69,7 @@ impl<B> State<B> {
         }
     }
 
-    /// Has the descriptor become readable at this time, or earlier.
+    /// Makes the descriptor readable at this time, or earlier.
     #[cold]
     pub(super) fn set_alarm(&mut self, at: Instant) {
         if self.alarm.is_none_or(|set| at < set) {

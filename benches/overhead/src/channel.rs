@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use ibverbs::channel::{PreparedWindow, ScopeError};
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, MemoryRegion, MemorySlice, ProtectionDomain, SendWorkRequest,
-    TransportError,
+    Channel, MemoryRegion, MemorySlice, ProtectionDomain, SendWorkRequest, TransportError,
 };
 
 use crate::rig::{DEPTH, LENGTH, WINDOW, WINDOW_OPERATIONS, context};
@@ -17,16 +16,12 @@ pub(crate) struct ChannelRig {
 
 impl ChannelRig {
     pub(crate) fn new() -> Self {
-        let context = context();
-        Self::of(&Arc::new(ProtectionDomain::new(&context).expect("a domain")))
-    }
-
-    fn of(domain: &Arc<ProtectionDomain<'static>>) -> Self {
-        let prepared = Channel::builder(domain).max_send_wr(DEPTH).max_recv_wr(DEPTH).build();
+        let domain = Arc::new(ProtectionDomain::new(&context()).expect("a domain"));
+        let prepared = Channel::builder(&domain).max_send_wr(DEPTH).max_recv_wr(DEPTH).build();
         let prepared = prepared.expect("a channel");
         let itself = prepared.endpoint();
         let channel = prepared.handshake(itself).expect("a connection");
-        let region = MemoryRegion::new(domain, WINDOW * LENGTH).expect("a region");
+        let region = MemoryRegion::new(&domain, WINDOW * LENGTH).expect("a region");
         Self { channel, region }
     }
 }

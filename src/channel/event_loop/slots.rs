@@ -36,7 +36,7 @@ pub(super) const NEVER_FREE: u32 = 0;
 pub(super) enum State {
     /// The device has the request, and `next_ended` returns it.
     Token,
-    /// The device has a window, a request of which, not the last, has failed: its slot has that completion.
+    /// A request of the window before the last one has failed. The slot keeps that completion until the last one has ended.
     FailedWindow,
     /// The device has a part of a window, without the last request.
     PartOfWindow,

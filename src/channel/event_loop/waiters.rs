@@ -1,4 +1,4 @@
-//! What tasks need of a channel: its messages, and places in line.
+//! What a channel keeps for its tasks: messages that none has taken, and tasks that wait in line.
 
 use std::mem;
 use std::task::Waker;
@@ -16,7 +16,7 @@ pub(crate) struct Receiving {
     pub(crate) held: u32,
 }
 
-/// What tasks need of a channel.
+/// See the [module](self).
 #[derive(Default)]
 pub(super) struct Tasks {
     /// The messages that none has taken.
