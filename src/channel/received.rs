@@ -8,8 +8,10 @@ use crate::memory::{GatherBuffer, KeptLength};
 impl WorkSuccess {
     /// If a message was received: tells its buffer how long it is.
     #[inline(always)]
-    pub(super) fn tell_buffer(&self, buffer: &mut impl GatherBuffer) {
-        if let Some(len) = self.message_len() {
+    pub(super) fn tell_buffer<B: GatherBuffer>(&self, buffer: &mut B) {
+        if B::KEEPS_LENGTH
+            && let Some(len) = self.message_len()
+        {
             buffer.received(len as usize);
         }
     }

@@ -58,6 +58,9 @@ pub unsafe trait GatherBuffer: Sized {
     /// Whether the post copies the memory, so that it need not be registered.
     const INLINE: bool = false;
 
+    /// Whether it keeps a length, or one of its pieces does: only then is [`received`](Self::received) called.
+    const KEEPS_LENGTH: bool = false;
+
     /// The scatter/gather elements.
     ///
     /// # Errors
@@ -65,7 +68,7 @@ pub unsafe trait GatherBuffer: Sized {
     ///  - `EINVAL`: a piece is longer than 4 GiB - 1 bytes.
     fn gather(&self) -> Result<Self::List>;
 
-    /// The length that the buffer keeps, if it keeps one: a receive sets it when the message has come. It stays where it is
+    /// The length that the buffer keeps, if it [keeps one](Self::KEEPS_LENGTH): a receive sets it when the message has come. It stays where it is
     /// while the value lives (it may be moved), and nothing accesses it while the buffer is in an operation.
     #[inline(always)]
     fn kept_length(&mut self) -> Option<NonNull<KeptLength>> {
@@ -288,6 +291,7 @@ unsafe impl<B: GatherBuffer> GatherBuffer for &mut B {
     type Kept = Self;
 
     const INLINE: bool = B::INLINE;
+    const KEEPS_LENGTH: bool = B::KEEPS_LENGTH;
 
     #[inline(always)]
     fn gather(&self) -> Result<B::List> {

@@ -16,6 +16,7 @@ unsafe impl<B: GatherBuffer<List = One, Kept = B>, const N: usize> GatherBuffer 
     type Kept = Self;
 
     const INLINE: bool = B::INLINE;
+    const KEEPS_LENGTH: bool = B::KEEPS_LENGTH;
 
     #[inline]
     fn gather(&self) -> Result<Self::List> {
@@ -121,6 +122,7 @@ unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for Vec<B> {
     type Kept = Self;
 
     const INLINE: bool = B::INLINE;
+    const KEEPS_LENGTH: bool = B::KEEPS_LENGTH;
 
     fn gather(&self) -> Result<ElementList> {
         gather_all(self)
@@ -162,6 +164,7 @@ unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for &mut [B] {
     type Kept = Self;
 
     const INLINE: bool = B::INLINE;
+    const KEEPS_LENGTH: bool = B::KEEPS_LENGTH;
 
     fn gather(&self) -> Result<ElementList> {
         gather_all(self)
@@ -204,6 +207,7 @@ macro_rules! tuple {
 
             // Each may be inline then: the post copies registered memory as well.
             const INLINE: bool = $($piece::INLINE)||+;
+            const KEEPS_LENGTH: bool = $($piece::KEEPS_LENGTH)||+;
 
             #[inline]
             fn gather(&self) -> Result<Self::List> {

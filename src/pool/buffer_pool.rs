@@ -560,6 +560,8 @@ unsafe impl<M: PoolMemory> GatherBuffer for PooledBuffer<M> {
     type List = [ffi::ibv_sge; 1];
     type Kept = Self;
 
+    const KEEPS_LENGTH: bool = true;
+
     #[inline]
     fn gather(&self) -> Result<Self::List> {
         Ok(self.piece(self.chunk().kept.get()))

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ibverbs::channel::{AnyBuffer, OwnedBuffer, PreparedWindow};
 use ibverbs::future::Locked;
-use ibverbs::memory::{BorrowedBuffer, GatherBuffer, RawMemoryRegion, ScatterBuffer};
+use ibverbs::memory::{BorrowedBuffer, GatherBuffer, KeptLength, RawMemoryRegion, ScatterBuffer};
 use ibverbs::{
-    AccessFlags, Channel, ChannelBuilder, ChannelId, Ended, Loop, MaxRnrRetries, ProtectionDomain,
-    Reactor, ReceiveWorkRequest, Result, SendWorkRequest, TransportError, ffi,
+    AccessFlags, Channel, ChannelBuilder, ChannelId, Ended, Inline, Loop, MaxRnrRetries,
+    ProtectionDomain, Reactor, ReceiveWorkRequest, Result, SendWorkRequest, TransportError, ffi,
 };
 
 use crate::by_hand::poll;
@@ -122,6 +122,66 @@ unsafe impl ScatterBuffer for Own {
 // SAFETY: nothing but a drop ends what it promises.
 unsafe impl OwnedBuffer for Own {}
 
+/// One that keeps a length, in memory that stays where it is when the buffer moves.
+struct Counted {
+    own: Own,
+    len: NonNull<KeptLength>,
+}
+
+impl Counted {
+    fn new(rig: &Rig) -> Self {
+        let len = Box::leak(Box::new(KeptLength::new(LEN as u32)));
+        Self { own: Own::new(rig, 0), len: len.into() }
+    }
+
+    fn text(&self) -> Vec<u8> {
+        // SAFETY: it is there until the buffer is dropped.
+        self.own.bytes()[..unsafe { self.len.as_ref() }.get() as usize].to_vec()
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        // SAFETY: it came from a box, and nothing uses it any more.
+        drop(unsafe { Box::from_raw(self.len.as_ptr()) });
+    }
+}
+
+// SAFETY: it owns what it points to.
+unsafe impl Send for Counted {}
+
+// SAFETY: as for `Own`, of which it names the part that is in use.
+unsafe impl GatherBuffer for Counted {
+    type List = [ffi::ibv_sge; 1];
+    type Kept = Self;
+
+    const KEEPS_LENGTH: bool = true;
+
+    fn gather(&self) -> Result<Self::List> {
+        // SAFETY: it is there until the buffer is dropped.
+        let length = unsafe { self.len.as_ref() }.get();
+        Ok(self.own.gather()?.map(|piece| ffi::ibv_sge { length, ..piece }))
+    }
+
+    fn kept_length(&mut self) -> Option<NonNull<KeptLength>> {
+        Some(self.len)
+    }
+}
+
+// SAFETY: as for `Own`.
+unsafe impl ScatterBuffer for Counted {
+    fn scatter(&mut self) -> Result<Self::List> {
+        self.gather()
+    }
+
+    fn begin_receive(&mut self) -> Result<Self::List> {
+        self.own.scatter()
+    }
+}
+
+// SAFETY: nothing but a drop ends what it promises.
+unsafe impl OwnedBuffer for Counted {}
+
 /// The same, borrowed: what is lent to a scope by value.
 struct Lent<'a>(&'a mut Own);
 
@@ -159,7 +219,11 @@ impl Rig {
     }
 
     fn set(builder: ChannelBuilder<'static>) -> ChannelBuilder<'static> {
-        builder.max_send_wr(4).max_recv_wr(4).max_rnr_retries(MaxRnrRetries::UNLIMITED)
+        builder
+            .max_send_wr(4)
+            .max_recv_wr(4)
+            .max_inline_data(32)
+            .max_rnr_retries(MaxRnrRetries::UNLIMITED)
     }
 
     fn loops<B>(&self) -> (Loop<'static, B>, [ChannelId; 2]) {
@@ -215,6 +279,36 @@ fn a_loop_owns_a_programs_buffers() {
     all.post(two, ReceiveWorkRequest::new(Own::new(&rig, 0)), 1).unwrap();
     drop(all);
     assert_eq!(rig.dropped(), 1);
+    rig.finish();
+}
+
+#[test]
+fn a_programs_buffer_may_keep_a_length() {
+    let rig = Rig::new();
+    let (mut all, [one, two]) = rig.loops::<Counted>();
+    let (mut from, mut to) = (Counted::new(&rig), Counted::new(&rig));
+    let prepare = || Rig::set(Channel::builder(&rig.domain)).build().unwrap();
+    let (first, second) = (prepare(), prepare());
+    let (to_first, to_second) = (first.endpoint(), second.endpoint());
+    let mut first = first.handshake(to_second).unwrap();
+    let mut second = second.handshake(to_first).unwrap();
+    for text in [&b"a"[..], b"longer", b"", b"short"] {
+        second
+            .scope(|scope| {
+                scope.post_receive(&mut from)?;
+                first.send(Inline(text)).map(drop)
+            })
+            .unwrap();
+        assert_eq!(from.text(), text);
+        all.post(two, ReceiveWorkRequest::new(to), 1).unwrap();
+        all.post(one, SendWorkRequest::new(from), 2).unwrap();
+        let mut ended = [next(&mut all), next(&mut all)];
+        ended.sort_by_key(|ended| ended.token);
+        let [received, sent] = ended.map(|ended| ended.buffer);
+        assert_eq!(received.text(), text);
+        (from, to) = (sent, received);
+    }
+    drop((all, first, second, from, to));
     rig.finish();
 }
 
