@@ -102,7 +102,7 @@ pub(crate) fn providers(tree: &Tree) -> Vec<Provider> {
 
 /// Generates a table that refers to each enabled provider, so that the linker takes in the provider's
 /// object file, whose constructor then registers the provider. It also refers to `ibverbs_bundled_ioctl`, as a hidden
-/// symbol, which makes it one wherever it is linked: Rust exports what C can call; and to a function whose name begins with
+/// symbol, which makes it one wherever it is linked: Rust exports what C can call; so does `messages.c` with another one; and to a function whose name begins with
 /// `prefix`, which libibverbs has in this release alone.
 pub(crate) fn register_providers(out: &Path, enabled: &[Provider], prefix: &str) {
     let mut text = String::from("struct verbs_device_ops;\n");
@@ -121,5 +121,7 @@ pub(crate) fn register_providers(out: &Path, enabled: &[Provider], prefix: &str)
     text += &format!("int (*const ibverbs_bundled_release)(void) = {prefix}verbs_set_ops;\n");
     let file = out.join("providers.c");
     write(&file, text);
-    compile(cc::Build::new().file(file), "ibverbs_bundled_providers");
+    let mut build = cc::Build::new();
+    build.file(file).file("src/c/messages.c").flag("-fvisibility=hidden");
+    compile(&mut build, "ibverbs_bundled_providers");
 }

@@ -26,6 +26,9 @@ const CMAKE_HOOK: &str = r#"
 macro(add_subdirectory folder)
   if("${folder}" IN_LIST BUNDLED_FOLDERS)
     _add_subdirectory(${folder})
+    if("${folder}" STREQUAL "libibverbs") # src/c/messages.c
+      target_compile_definitions(ibverbs-static PRIVATE fprintf=ibverbs_bundled_message)
+    endif()
     if("${folder}" STREQUAL "librdmacm") # src/hooks.rs
       target_sources(rdmacm-static PRIVATE "${BUNDLED_C}/manager.c")
       target_compile_definitions(rdmacm-static PRIVATE IBVERBS_BUNDLED

@@ -1,10 +1,13 @@
 //! The errors of verbs.
 
+use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
+use std::ops::RangeInclusive;
+use std::sync::{Mutex, PoisonError};
 use std::{fmt, hint, io};
 
 use crate::gid_class::GidClass;
-use crate::queue_pair_state::{QueuePairState, TransitionError};
+use crate::queue_pair_state::{QueuePairState, QueuePairType, TransitionError};
 use crate::unusable::Unusable;
 
 /// A verb that failed, or that was not called because its input was wrong.
@@ -37,6 +40,16 @@ enum Detail {
     Gids {
         ours: (GidClass, Ipv6Addr),
         theirs: (GidClass, Ipv6Addr),
+    },
+    /// Types of queue pairs that cannot be connected to each other.
+    Types {
+        ours: QueuePairType,
+        theirs: QueuePairType,
+    },
+    /// P_Keys of two partitions, or of two limited members.
+    Partitions {
+        ours: u16,
+        theirs: u16,
     },
     /// A post that the queue pair's state does not allow, and the first state that does.
     State {
@@ -148,6 +161,16 @@ impl Error {
         if is_so { Err(Self::with_reason(verb, libc::EOPNOTSUPP, reason)) } else { Ok(()) }
     }
 
+    /// `EPROTONOSUPPORT` because the kernel's interface has a version that libibverbs does not know.
+    #[cold]
+    pub(crate) fn unknown_abi(verb: &'static str, found: u32, known: RangeInclusive<u32>) -> Self {
+        let what =
+            "the version of the kernel's interface (/sys/class/infiniband_verbs/abi_version)";
+        let (low, high) = (*known.start(), (*known.end()).into());
+        let detail = Detail::Range { what, value: found.into(), low, high };
+        Self { verb, errno: libc::EPROTONOSUPPORT, detail }
+    }
+
     /// The value that is out of range, if this is what the error is about.
     #[cold]
     pub(crate) fn excess(&self, about: &str) -> Option<u64> {
@@ -192,6 +215,22 @@ impl Error {
         Self { verb, errno: libc::EADDRNOTAVAIL, detail }
     }
 
+    /// `EINVAL` because the queue pairs of both sides have types that cannot be connected.
+    #[cold]
+    pub(crate) const fn types_do_not_fit(
+        verb: &'static str,
+        ours: QueuePairType,
+        theirs: QueuePairType,
+    ) -> Self {
+        Self { verb, errno: libc::EINVAL, detail: Detail::Types { ours, theirs } }
+    }
+
+    /// `EINVAL` because no packet of one partition is taken in the other.
+    #[cold]
+    pub(crate) const fn partitions_do_not_fit(verb: &'static str, ours: u16, theirs: u16) -> Self {
+        Self { verb, errno: libc::EINVAL, detail: Detail::Partitions { ours, theirs } }
+    }
+
     /// `EINVAL` because a queue pair does not allow this state transition.
     #[cold]
     pub(crate) const fn transition(reason: TransitionError) -> Self {
@@ -228,6 +267,33 @@ impl Error {
         let Some(device) = device else { return self };
         let errno = if device.is_denied() { libc::EACCES } else { self.errno };
         Self { verb: self.verb, errno, detail: Detail::Device(device) }
+    }
+
+    /// An error with a text that is made when it happens.
+    ///
+    /// An error is `Copy`, so that each text stays in memory. There are as many as the process makes different mistakes; after
+    /// so many that it must be guessing, `otherwise` takes their place.
+    #[cold]
+    pub(crate) fn with_text(
+        verb: &'static str,
+        errno: i32,
+        text: String,
+        otherwise: &'static str,
+    ) -> Self {
+        const MOST: usize = 64;
+        static TEXTS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+
+        let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let reason = match texts.get(text.as_str()) {
+            Some(text) => text,
+            None if texts.len() < MOST => {
+                let text: &'static str = text.leak();
+                texts.insert(text);
+                text
+            }
+            None => otherwise,
+        };
+        Self::with_reason(verb, errno, reason)
     }
 
     /// The same error, with the two ends of the path that could not be resolved.
@@ -335,6 +401,9 @@ impl Error {
             (_, libc::EAGAIN) => {
                 "a limit may be used up: that of the RDMA control group (rdma.max), or the device's"
             }
+            (verb, libc::ENODEV) if verb.starts_with("rdma_") => {
+                "no RDMA device leads to the address (`rdma link` lists them, with their network interfaces), or it is gone"
+            }
             (_, libc::ENODEV | libc::EIO) => "the device may be gone",
             _ if self.kind() == ErrorKind::QueueFull => {
                 "the queue is full: poll completions before posting more, or make it deeper"
@@ -365,6 +434,21 @@ impl fmt::Display for Error {
                     ours.1,
                     theirs.0.name(),
                     theirs.1
+                );
+            }
+            Detail::Types { ours, theirs } => {
+                return write!(
+                    f,
+                    "ours is {} queue pair, and the peer's {} one: they cannot be connected",
+                    ours.named(),
+                    theirs.named()
+                );
+            }
+            Detail::Partitions { ours, theirs } => {
+                return write!(
+                    f,
+                    "our P_Key is {ours:#06x}, and the peer's {theirs:#06x}: both need the same lower 15 bits, and one \
+                     of them the upper bit (pkey_index chooses it from the port's table)"
                 );
             }
             Detail::State { state, needed } => {
@@ -479,6 +563,7 @@ mod tests {
             ("ibv_open_device", libc::ENFILE, "fs.file-max"),
             ("ibv_create_qp", libc::EAGAIN, "rdma.max"),
             ("ibv_query_qp", libc::EIO, "the device may be gone"),
+            ("rdma_listen", libc::ENODEV, "no RDMA device leads to the address"),
         ] {
             let text = Error::new(verb, errno).to_string();
             assert!(text.starts_with(&format!("{verb}: ")) && text.contains(part), "{text}");

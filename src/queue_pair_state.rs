@@ -28,6 +28,21 @@ foreign_enum! {
     }
 }
 
+impl QueuePairType {
+    /// The type before "queue pair", in the text of an error.
+    pub(crate) const fn named(self) -> &'static str {
+        match self {
+            Self::ReliableConnected => "an RC",
+            Self::UnreliableConnected => "a UC",
+            Self::UnreliableDatagram => "a UD",
+            Self::RawPacket => "a raw packet",
+            Self::XrcSend => "a sending XRC",
+            Self::XrcReceive => "a receiving XRC",
+            Self::Driver | Self::Unknown(_) => "another",
+        }
+    }
+}
+
 foreign_enum! {
     /// `enum ibv_qp_state`: the state of a queue pair.
     ///
@@ -110,15 +125,7 @@ impl fmt::Display for TransitionError {
             Problem::NotAllowed(name) => write!(f, "{name} is not allowed for {from} to {to}")?,
             Problem::Impossible => write!(f, "there is no way from {from} to {to}")?,
         }
-        let kind = match QueuePairType::from(ffi::ibv_qp_type(self.kind.into())) {
-            QueuePairType::ReliableConnected => "an RC",
-            QueuePairType::UnreliableConnected => "a UC",
-            QueuePairType::UnreliableDatagram => "a UD",
-            QueuePairType::RawPacket => "a raw packet",
-            QueuePairType::XrcSend => "a sending XRC",
-            QueuePairType::XrcReceive => "a receiving XRC",
-            QueuePairType::Driver | QueuePairType::Unknown(_) => "this",
-        };
+        let kind = QueuePairType::from(ffi::ibv_qp_type(self.kind.into())).named();
         write!(f, " of {kind} queue pair")
     }
 }

@@ -1,14 +1,37 @@
 //! Why this process cannot use a device that the kernel has: what an errno alone does not tell.
 
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_uint};
 use std::fmt;
 use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// Where the kernel shows its devices, with those that this process cannot open.
-pub(crate) const DEVICES: &str = "/sys/class/infiniband";
+pub(crate) fn devices_folder() -> PathBuf {
+    sysfs().join("class/infiniband")
+}
+
 /// Where it shows the interfaces of `ib_uverbs`, one for each device.
-const VERBS: &str = "/sys/class/infiniband_verbs";
+fn verbs_folder() -> PathBuf {
+    sysfs().join("class/infiniband_verbs")
+}
+
+/// Where libibverbs looks, too.
+fn sysfs() -> PathBuf {
+    // SAFETY: the functions have no preconditions.
+    let is_own = unsafe { libc::getuid() == libc::geteuid() };
+    let path = std::env::var_os("SYSFS_PATH").filter(|_| is_own);
+    path.map_or_else(|| PathBuf::from("/sys"), PathBuf::from)
+}
+
+/// The version of the kernel's interface, if the kernel has devices.
+pub(crate) fn abi_of_verbs() -> Option<u32> {
+    let text = fs::read_to_string(verbs_folder().join("abi_version")).ok()?;
+    text.trim().parse().ok().filter(|_| !names(&devices_folder()).is_empty())
+}
+
 /// The folder of the device files.
 pub(crate) const FILES: &str = "/dev/infiniband";
 
@@ -28,6 +51,42 @@ enum Why {
     NotAllowed(u16),
     /// This build has no provider that takes it. The number is the ABI of its driver, if the kernel says.
     NoProvider(u16),
+    /// The provider of this build does not know the ABI of its driver.
+    Abi(Abi),
+}
+
+/// The version of a driver's interface, and those that its provider knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Abi {
+    found: u16,
+    low: u16,
+    high: u16,
+}
+
+/// What libibverbs has said about drivers, by the names of their devices.
+static DRIVERS: Mutex<BTreeMap<String, Abi>> = Mutex::new(BTreeMap::new());
+
+/// A driver has another interface than its provider knows: see `src/c/messages.c`.
+///
+/// # Safety
+///
+/// `device` is a string, the device's folder.
+#[cfg(not(feature = "system"))]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibverbs_bundled_driver_abi(
+    device: *const c_char,
+    found: c_uint,
+    low: c_uint,
+    high: c_uint,
+) {
+    // SAFETY: the caller vouches for it.
+    let device = unsafe { CStr::from_ptr(device) }.to_string_lossy();
+    let device = device.rsplit('/').next().unwrap_or_default().to_owned();
+    // There are as many as the kernel has devices.
+    let mut drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let number = |version: c_uint| u16::try_from(version).unwrap_or(u16::MAX);
+    let abi = Abi { found: number(found), low: number(low), high: number(high) };
+    drivers.insert(device, abi);
 }
 
 /// The beginning of a name. The kernel's have up to 63 bytes, and are rarely longer than 16.
@@ -57,23 +116,27 @@ impl Unusable {
     /// The first of the kernel's devices that this process cannot open.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn first() -> Option<Self> {
-        names(Path::new(DEVICES)).iter().find_map(|device| Self::of(device))
+        names(&devices_folder()).iter().find_map(|device| Self::of(device))
     }
 
     /// Why this process cannot open the device, if the kernel has it.
     pub(crate) fn of(device: &str) -> Option<Self> {
-        Self::in_folders(device, Path::new(DEVICES), Path::new(VERBS), Path::new(FILES))
+        Self::in_folders(device, &devices_folder(), &verbs_folder(), Path::new(FILES))
     }
 
     /// As [`of`](Self::of), for a device that the process could open but is not in the list.
     pub(crate) fn without_provider(device: &str) -> Option<Self> {
         Self::of(device).or_else(|| {
-            let verbs = Path::new(VERBS);
-            let abi = interface(device, verbs)
+            let verbs = verbs_folder();
+            let abi = interface(device, &verbs)
                 .and_then(|name| fs::read_to_string(verbs.join(name).join("abi_version")).ok())
                 .and_then(|text| text.trim().parse().ok());
-            let why = Why::NoProvider(abi.unwrap_or(0));
-            is_there(device, Path::new(DEVICES)).then(|| Self { device: Name::of(device), why })
+            let drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
+            let why = match drivers.get(device) {
+                Some(&known) if abi.is_none_or(|abi| abi == known.found) => Why::Abi(known),
+                _ => Why::NoProvider(abi.unwrap_or(0)),
+            };
+            is_there(device, &devices_folder()).then(|| Self { device: Name::of(device), why })
         })
     }
 
@@ -114,6 +177,11 @@ impl fmt::Display for Unusable {
                 f,
                 "the process may not open {FILES}/uverbs{number}, the file of the device {device}: it takes rights to \
                  read and write it"
+            ),
+            Why::Abi(Abi { found, low, high }) => write!(
+                f,
+                "the kernel's driver of the device {device} has version {found} of its interface, and the provider in this \
+                 build takes {low} to {high}: it takes another release of rdma-core (docs/rdma-core.md), or another kernel"
             ),
             Why::NoProvider(abi) => {
                 write!(
@@ -184,6 +252,52 @@ mod tests {
         let denied = Unusable { device: Name::of("mlx5_0"), why: Why::NotAllowed(7) };
         assert!(denied.to_string().contains("may not open /dev/infiniband/uverbs7"));
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// What libibverbs would print goes into errors, and nothing else that it prints is lost.
+    #[test]
+    #[cfg(not(feature = "system"))]
+    #[cfg_attr(miri, ignore = "calls C")]
+    fn a_driver_of_another_version_is_named_with_the_versions() {
+        unsafe extern "C" {
+            fn ibverbs_bundled_message(
+                file: *mut libc::FILE,
+                format: *const c_char,
+                ...
+            ) -> std::ffi::c_int;
+        }
+        let mut text = std::ptr::null_mut();
+        let mut length = 0;
+        // SAFETY: the pointers are live variables; the format is libibverbs' own, with its arguments, and another one.
+        let printed = unsafe {
+            let file = libc::open_memstream(&raw mut text, &raw mut length);
+            let format = c"libibverbs: Warning: Driver %s does not support the kernel ABI of %u (supports %u to %u) \
+                           for device %s\n";
+            let path = c"/sys/class/infiniband/abi_test_0";
+            ibverbs_bundled_message(
+                file,
+                format.as_ptr(),
+                c"mlx5".as_ptr(),
+                9,
+                1,
+                2,
+                path.as_ptr(),
+            );
+            ibverbs_bundled_message(file, c"other %u %s".as_ptr(), 7, c"words".as_ptr());
+            libc::fclose(file);
+            let printed = CStr::from_ptr(text).to_str().unwrap().to_owned();
+            libc::free(text.cast());
+            printed
+        };
+        assert_eq!(printed, "other 7 words");
+        let drivers = DRIVERS.lock().unwrap();
+        let abi = drivers.get("abi_test_0").copied().unwrap();
+        assert_eq!(abi, Abi { found: 9, low: 1, high: 2 });
+        let text = Unusable { device: Name::of("abi_test_0"), why: Why::Abi(abi) }.to_string();
+        assert!(
+            text.contains("abi_test_0 has version 9") && text.contains("takes 1 to 2"),
+            "{text}"
+        );
     }
 
     #[test]

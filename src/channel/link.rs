@@ -157,6 +157,7 @@ impl<'res> Link<'res> {
             self.ensure_reset()?;
         }
         self.set_peer_credit_word(remote.credit_word())?;
+        credits::check_reads(&self.queue_pair.endpoint(), remote)?;
         self.known = KnownState::Used;
         if let Err(error) = self.queue_pair.connect(Some(remote)) {
             // If this fails, the next attempt does it again.

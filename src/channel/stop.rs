@@ -222,10 +222,12 @@ impl Core {
     }
 
     pub(super) fn modify(&self, state: ffi::ibv_qp_state) -> Result<()> {
+        if self.destroyed.get() {
+            return Err(Error::invalid("ibv_modify_qp", "the channel's queue pair was destroyed"));
+        }
         let mut attributes = ffi::ibv_qp_attr { qp_state: state, ..Default::default() };
         let mask = ffi::ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int;
-        // SAFETY: the destroy verb was not called: every caller has looked at `destroyed`, which is set
-        // before the call. So the queue pair is live.
+        // SAFETY: the destroy verb was not called: `destroyed` is set before the call. So the queue pair is live.
         let returned = unsafe { ffi::ibv_modify_qp(self.queue_pair, &mut attributes, mask) };
         ffi::status("ibv_modify_qp", returned).inspect_err(trace::verb_failed)
     }

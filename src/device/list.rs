@@ -1,23 +1,26 @@
 //! The list of devices, and opening one by its name or place.
 
-use std::collections::BTreeSet;
 use std::iter::FusedIterator;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
 use std::{fmt, fs, io};
 
 use super::context::Context;
 use super::{Device, fork};
-use crate::error::{Error, Result};
-use crate::unusable::{DEVICES, FILES, Unusable, names};
+use crate::error::{Error, ErrorKind, Result};
+use crate::unusable::{FILES, Unusable, abi_of_verbs, devices_folder, names};
 use crate::{ffi, hooks};
+
+/// The versions of the kernel's interface that libibverbs knows (`IB_USER_VERBS_MIN_ABI_VERSION` and `.._MAX_..`).
+const KERNEL_ABI: RangeInclusive<u32> = 3..=6;
 
 /// `ibv_get_device_list`: lists the RDMA devices that this process can see and has a provider for.
 ///
 /// # Errors
 ///
 ///  - `ENOSYS`: the kernel has no RDMA support.
+///  - `EPROTONOSUPPORT`: the kernel's interface has a version that this release of rdma-core does not know.
 ///  - `EPERM`: the process is not allowed to list devices.
 ///  - `ENOMEM`: out of memory.
 ///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open.
@@ -44,15 +47,20 @@ pub fn devices() -> Result<DeviceList> {
     const VERB: &str = "ibv_get_device_list";
     let registered = Registered::list();
     let mut count = 0;
-    let alone = fork::exclusive();
-    // SAFETY: `count` is writable.
-    let listed = ffi::object(VERB, unsafe { ffi::ibv_get_device_list(&mut count) })
-        .map_err(|error| out_of_files(VERB).unwrap_or(error));
-    drop(alone);
+    // libibverbs would print it, and list nothing; the second time it would go on.
+    let listed = match abi_of_verbs().filter(|found| !KERNEL_ABI.contains(found)) {
+        Some(found) => Err(Error::unknown_abi(VERB, found, KERNEL_ABI)),
+        None => {
+            let _alone = fork::exclusive();
+            // SAFETY: `count` is writable.
+            ffi::object(VERB, unsafe { ffi::ibv_get_device_list(&mut count) })
+                .map_err(|error| out_of_files(VERB).unwrap_or(error))
+        }
+    };
     let listed = match listed {
         // Even without RDMA support in the kernel, devices that a provider in this process has
         // registered can be used.
-        Err(error) if error.errno() == libc::ENOSYS && !registered.0.is_empty() => None,
+        Err(error) if error.kind() == ErrorKind::Unsupported && !registered.0.is_empty() => None,
         listed => Some(listed?),
     };
     let mut list = DeviceList { listed, devices: Vec::new(), registered };
@@ -64,8 +72,8 @@ pub fn devices() -> Result<DeviceList> {
         list.devices.extend(unsafe { std::slice::from_raw_parts(listed.as_ptr(), count) });
     }
     if list.is_empty() {
-        let (class, files) = (Path::new(DEVICES), Path::new(FILES));
-        match out_of_files(VERB).or_else(|| without_device_files(class, files)) {
+        let (class, files) = (devices_folder(), Path::new(FILES));
+        match out_of_files(VERB).or_else(|| without_device_files(&class, files)) {
             Some(error) => return Err(error),
             None => return Ok(list),
         }
@@ -138,9 +146,10 @@ fn out_of_files(verb: &'static str) -> Option<Error> {
 #[doc(alias = "ibv_open_device")]
 pub fn open(name: &str) -> Result<Context<'static>> {
     let list = devices()?;
-    let device = list.iter().find(|device| device.name() == name).ok_or_else(|| {
-        no_device(OPEN, no_such_name(name, &list)).or_unusable(Unusable::without_provider(name))
-    })?;
+    let device = list
+        .iter()
+        .find(|device| device.name() == name)
+        .ok_or_else(|| no_such_name(name, &list).or_unusable(Unusable::without_provider(name)))?;
     device.open_alone()
 }
 
@@ -166,21 +175,15 @@ pub fn open_first() -> Result<Context<'static>> {
     let list = devices()?;
     match list.iter().next() {
         Some(device) => device.open_alone(),
-        None => Err(no_devices(OPEN, Path::new(DEVICES))),
+        None => Err(no_devices(OPEN, &devices_folder())),
     }
 }
 
 const OPEN: &str = "ibv_open_device";
 
-/// The text of the error of a name that no device has, with the names that there are.
-///
-/// An error is `Copy`, so that each text stays in memory. There are as many as the process misspells names; after so many that
-/// it must be guessing, the text names none.
+/// The error of a name that no device has, with the names that there are.
 #[cold]
-fn no_such_name(name: &str, list: &DeviceList) -> &'static str {
-    const MOST: usize = 64;
-    static TEXTS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-
+fn no_such_name(name: &str, list: &DeviceList) -> Error {
     let short: String = name.chars().take(64).collect();
     let names: Vec<_> = list.iter().take(32).map(|device| device.name().to_owned()).collect();
     let text = if names.is_empty() {
@@ -191,16 +194,9 @@ fn no_such_name(name: &str, list: &DeviceList) -> &'static str {
     } else {
         format!("there is no RDMA device {short:?}; there are: {}", names.join(", "))
     };
-    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
-    match texts.get(text.as_str()) {
-        Some(text) => text,
-        None if texts.len() < MOST => {
-            let text: &'static str = text.leak();
-            texts.insert(text);
-            text
-        }
-        None => "there is no RDMA device of that name",
-    }
+    out_of_files("ibv_get_device_list").unwrap_or_else(|| {
+        Error::with_text(OPEN, libc::ENODEV, text, "there is no RDMA device of that name")
+    })
 }
 
 /// The error of opening a device that is not in the list.
@@ -215,7 +211,7 @@ fn no_device(verb: &'static str, reason: &'static str) -> Error {
 pub(crate) fn no_device_for(verb: &'static str) -> Error {
     match devices() {
         Err(error) => error,
-        Ok(list) if list.is_empty() => no_devices(verb, Path::new(DEVICES)),
+        Ok(list) if list.is_empty() => no_devices(verb, &devices_folder()),
         Ok(_) => no_device(verb, "no RDMA device can be used").or_unusable(Unusable::first()),
     }
 }
@@ -282,7 +278,7 @@ impl DeviceList {
     /// Why the list is empty, as an error that a program can print or return: the kernel has no devices,
     /// or has devices that this process cannot use. `None` if the list is not empty.
     pub fn why_empty(&self) -> Option<Error> {
-        self.is_empty().then(|| no_devices(OPEN, Path::new(DEVICES)))
+        self.is_empty().then(|| no_devices(OPEN, &devices_folder()))
     }
 
     /// The device at `index`.

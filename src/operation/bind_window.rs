@@ -88,6 +88,7 @@ impl<'res> WindowBinding<'res> {
     /// # ) -> Result<()> {
     /// # let mut window = window;
     /// let binding = WindowBinding::new(&region, .., AccessFlags::REMOTE_READ)?;
+    /// // SAFETY: the window lives until the completion of 1 was polled.
     /// unsafe { queue_pair.post_bind_mw(&mut window, binding, 1)? };
     /// drop(region); // the window is still bound to it
     /// drop(window);

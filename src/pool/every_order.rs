@@ -123,6 +123,7 @@ fn no_wake_up_is_lost() {
         if has_reference {
             // SAFETY: as above.
             unsafe { FreeChunks::release(&chunks.free) };
+            // SAFETY: no other thread touches it.
             chunks.chunks[0].with_mut(|woken| unsafe { *woken += 1 });
         }
     };

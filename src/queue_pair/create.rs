@@ -13,7 +13,9 @@ use super::message_limits::MessageLimits;
 use super::prepared::PreparedQueuePair;
 use super::transport::Transport;
 use super::{Properties, QueuePair};
-use crate::device::{Context, DeviceAttributes, EndpointGids, PortAttributes, PortState, quirks};
+use crate::device::{
+    Context, DeviceAttributes, EndpointGids, LinkLayer, PortAttributes, PortState, quirks,
+};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Handle;
@@ -26,6 +28,7 @@ const VERB: &str = "ibv_create_qp";
 struct LookedUp {
     lid: u16,
     gids: EndpointGids,
+    pkey: u16,
     messages: MessageLimits,
     settings: ConnectionSettings,
     answers: Answers,
@@ -142,9 +145,16 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         settings.max_rd_atomic.get_or_insert(most(device.max_qp_init_rd_atom()));
         let answers = Answers::take(context, device, self.kind, settings.max_dest_rd_atomic);
         settings.max_dest_rd_atomic = Some(answers.count());
+        // On Ethernet there is one partition.
+        let pkey = match port.link_layer() {
+            LinkLayer::InfiniBand => {
+                context.query_pkey(settings.port, settings.pkey_index).unwrap_or(0)
+            }
+            _ => 0xffff,
+        };
         let messages = self.message_limits(&port)?.reads(device.max_sge_rd());
         let is_rxe = quirks::is_rxe(device);
-        Ok(LookedUp { lid: port.lid(), gids, messages, settings, answers, is_rxe })
+        Ok(LookedUp { lid: port.lid(), gids, pkey, messages, settings, answers, is_rxe })
     }
 
     /// What the port sends as one message. Inline data is known when the queue pair is there.
@@ -375,7 +385,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         self,
         raw: Handle<ffi::ibv_qp>,
         operations: SendOperations,
-        LookedUp { lid, gids, messages, settings, answers, is_rxe }: LookedUp,
+        LookedUp { lid, gids, pkey, messages, settings, answers, is_rxe }: LookedUp,
     ) -> PreparedQueuePair<'res, T> {
         let extended = if operations.is_empty() {
             None
@@ -418,9 +428,12 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
                 send_psn: Some(send_psn),
                 path_mtu: settings.path_mtu,
                 max_dest_rd_atomic: settings.max_dest_rd_atomic,
+                transport: 0,
+                pkey,
                 gids,
                 credit_word: None,
-            },
+            }
+            .with_transport(self.kind),
             operations,
             functions,
             driver: self.driver,

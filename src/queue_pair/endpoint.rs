@@ -2,9 +2,11 @@
 
 use crate::device::{EndpointGid, EndpointGids, Gid, LinkLayer};
 use crate::error::{Error, Result};
+use crate::ffi;
 use crate::fields::{getters, setters};
 use crate::gid_class::GidClass;
 use crate::memory::RemoteMemoryRegion;
+use crate::queue_pair_state::QueuePairType;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 use std::fmt;
 
@@ -14,7 +16,8 @@ use std::fmt;
 /// It contains the addresses for InfiniBand (LID) and RoCE (GIDs), so one exchange serves both; the number
 /// of the first packet; and two limits, of which the handshake takes the smaller one of both sides: the
 /// path MTU, and how many reads and atomics the queue pair answers at a time. A port that has several
-/// addresses has several GIDs here, and the handshake chooses the best matching pair.
+/// addresses has several GIDs here, and the handshake chooses the best matching pair. What has to be the same, or to fit, it
+/// compares: the transport, the partition, flow control.
 ///
 /// [`to_bytes`](Self::to_bytes) has it in bytes, and with feature `serde` it can be serialised. Both forms have a version,
 /// and a peer with another version gets an error that names it. Programs that exchange addresses in a form of their own use
@@ -27,6 +30,10 @@ pub struct QueuePairEndpoint {
     pub(crate) send_psn: Option<PacketSequenceNumber>,
     pub(crate) path_mtu: Option<MaximumTransferUnit>,
     pub(crate) max_dest_rd_atomic: Option<u8>,
+    /// The number of its type in C; 0 if unknown.
+    pub(crate) transport: u8,
+    /// Of its partition; 0 if unknown.
+    pub(crate) pkey: u16,
     pub(crate) gids: EndpointGids,
     pub(crate) credit_word: Option<RemoteMemoryRegion>,
 }
@@ -52,6 +59,8 @@ impl QueuePairEndpoint {
             send_psn: None,
             path_mtu: None,
             max_dest_rd_atomic: None,
+            transport: 0,
+            pkey: 0,
             gids: EndpointGids::one(gid, GidClass::Unspecified),
             credit_word: None,
         })
@@ -70,10 +79,21 @@ impl QueuePairEndpoint {
         #[must_use]
         with_max_dest_rd_atomic(reads: u8) => self.max_dest_rd_atomic = Some(reads);
 
+        /// The same endpoint, with the P_Key of its partition. A peer in another one is refused.
+        #[must_use]
+        with_pkey(pkey: u16) => self.pkey = pkey;
+
         /// The same endpoint, of a channel with [flow control](crate::ChannelBuilder::flow_control): where it counts
         /// its receives, as [`credit_word`](Self::credit_word) told the peer.
         #[must_use]
         with_credit_word(word: RemoteMemoryRegion) => self.credit_word = Some(word);
+    }
+
+    /// The same endpoint, of a queue pair of this type. A peer whose type does not fit is refused.
+    #[must_use]
+    pub fn with_transport(mut self, kind: QueuePairType) -> Self {
+        self.transport = code_of(kind);
+        self
     }
 
     /// The number of the queue pair.
@@ -113,6 +133,38 @@ impl QueuePairEndpoint {
         credit_word: Option<RemoteMemoryRegion> => self.credit_word;
     }
 
+    /// Its type, if known.
+    pub fn transport(&self) -> Option<QueuePairType> {
+        (self.transport != 0).then(|| ffi::ibv_qp_type(self.transport.into()).into())
+    }
+
+    /// The P_Key of its partition, if known.
+    pub fn pkey(&self) -> Option<u16> {
+        (self.pkey != 0).then_some(self.pkey)
+    }
+
+    /// Checks what both sides must have in common, if both are known: a connection that lacks it carries nothing, and tells
+    /// neither side.
+    pub(super) fn check_agrees(&self, verb: &'static str, theirs: &Self) -> Result<()> {
+        if let (Some(ours), Some(theirs)) = (self.transport(), theirs.transport()) {
+            let fits = match ours {
+                QueuePairType::XrcSend => theirs == QueuePairType::XrcReceive,
+                QueuePairType::XrcReceive => theirs == QueuePairType::XrcSend,
+                _ => ours == theirs,
+            };
+            if !fits {
+                return Err(Error::types_do_not_fit(verb, ours, theirs));
+            }
+        }
+        const FULL_MEMBER: u16 = 0x8000;
+        if let (Some(ours), Some(theirs)) = (self.pkey(), theirs.pkey())
+            && ((ours ^ theirs) & !FULL_MEMBER != 0 || (ours | theirs) & FULL_MEMBER == 0)
+        {
+            return Err(Error::partitions_do_not_fit(verb, ours, theirs));
+        }
+        Ok(())
+    }
+
     /// Checks that a port with this link layer can reach it. If not, returns an error of `verb`.
     pub(super) fn check(&self, verb: &'static str, link_layer: LinkLayer) -> Result<()> {
         match link_layer {
@@ -143,6 +195,11 @@ impl QueuePairEndpoint {
     }
 }
 
+/// The type as a byte, which all numbers of C fit.
+fn code_of(kind: QueuePairType) -> u8 {
+    u8::try_from(ffi::ibv_qp_type::from(kind).0).unwrap_or(0)
+}
+
 impl fmt::Display for QueuePairEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "QPN {:#08x}, LID {:#06x}, GID {}", self.num, self.lid, self.gid())?;
@@ -157,6 +214,12 @@ impl fmt::Display for QueuePairEndpoint {
         }
         if let Some(reads) = self.max_dest_rd_atomic {
             write!(f, ", answers {reads} reads")?;
+        }
+        if let Some(kind) = self.transport() {
+            write!(f, ", {kind:?}")?;
+        }
+        if let Some(pkey) = self.pkey() {
+            write!(f, ", P_Key {pkey:#06x}")?;
         }
         // Not the key: a log must not give its readers access to the memory.
         f.write_str(if self.credit_word.is_some() { ", flow control" } else { "" })
@@ -175,8 +238,8 @@ pub(crate) const VERSION: u8 = 1;
 /// With the credit word, of a channel with flow control.
 pub(crate) const CREDITS_VERSION: u8 = 2;
 
-/// Number, LID, PSN, MTU, reads, and the number of GIDs.
-const FIXED: usize = 4 + 2 + 4 + 2 + 2 + 1;
+/// Number, LID, PSN, MTU, reads, type, P_Key, and the number of GIDs.
+const FIXED: usize = 4 + 2 + 4 + 2 + 2 + 1 + 2 + 1;
 /// A class and the GID.
 const GID: usize = 1 + 16;
 /// A region.
@@ -187,7 +250,7 @@ const NO_PSN: u32 = u32::MAX;
 const NO_READS: u16 = u16::MAX;
 
 impl QueuePairEndpoint {
-    /// The endpoint in at most 138 bytes, of which the first is the version of their form. The peer gives all of them to
+    /// The endpoint in at most 141 bytes, of which the first is the version of their form. The peer gives all of them to
     /// [`from_bytes`](Self::from_bytes).
     ///
     /// ```
@@ -217,6 +280,8 @@ impl QueuePairEndpoint {
         bytes.extend_from_slice(&mtu.to_be_bytes());
         let reads = self.max_dest_rd_atomic.map_or(NO_READS, u16::from);
         bytes.extend_from_slice(&reads.to_be_bytes());
+        bytes.push(self.transport);
+        bytes.extend_from_slice(&self.pkey.to_be_bytes());
         bytes.push(gids.len() as u8); // at most six
         for gid in gids {
             bytes.push(gid.class.code());
@@ -257,7 +322,8 @@ impl QueuePairEndpoint {
 
     fn read_plain(bytes: &[u8]) -> Option<Self> {
         let (fixed, list) = bytes.split_first_chunk::<FIXED>()?;
-        let [n0, n1, n2, n3, l0, l1, p0, p1, p2, p3, m0, m1, r0, r1, count] = *fixed;
+        let [n0, n1, n2, n3, l0, l1, p0, p1, p2, p3, m0, m1, r0, r1, transport, k0, k1, count] =
+            *fixed;
         let num = u32::from_be_bytes([n0, n1, n2, n3]);
         let mut endpoint = Self::new(num, u16::from_be_bytes([l0, l1]), Gid::ZERO).ok()?;
         endpoint.send_psn = match u32::from_be_bytes([p0, p1, p2, p3]) {
@@ -272,6 +338,7 @@ impl QueuePairEndpoint {
             NO_READS => None,
             reads => Some(u8::try_from(reads).ok()?),
         };
+        (endpoint.transport, endpoint.pkey) = (transport, u16::from_be_bytes([k0, k1]));
         let mut gids = EndpointGids::default();
         let (list, rest) = list.as_chunks::<GID>();
         for [class, gid @ ..] in list {
@@ -321,6 +388,63 @@ mod tests {
     }
 
     #[test]
+    fn what_both_sides_must_share_is_compared() {
+        use QueuePairType as Q;
+
+        let endpoint = QueuePairEndpoint::new(7, 3, Gid::ZERO).unwrap();
+        let agree = |ours: QueuePairEndpoint, theirs: QueuePairEndpoint| {
+            ours.check_agrees("ibv_modify_qp", &theirs).map_err(|error| error.to_string())
+        };
+        let types =
+            |ours, theirs| agree(endpoint.with_transport(ours), endpoint.with_transport(theirs));
+        for (ours, theirs) in [
+            (Q::ReliableConnected, Q::ReliableConnected),
+            (Q::UnreliableConnected, Q::UnreliableConnected),
+            (Q::XrcSend, Q::XrcReceive),
+            (Q::XrcReceive, Q::XrcSend),
+        ] {
+            assert_eq!(types(ours, theirs), Ok(()));
+        }
+        for (ours, theirs, text) in [
+            (
+                Q::ReliableConnected,
+                Q::UnreliableConnected,
+                "ours is an RC queue pair, and the peer's a UC one",
+            ),
+            (
+                Q::UnreliableConnected,
+                Q::ReliableConnected,
+                "ours is a UC queue pair, and the peer's an RC one",
+            ),
+            (
+                Q::XrcSend,
+                Q::XrcSend,
+                "ours is a sending XRC queue pair, and the peer's a sending XRC one",
+            ),
+            (
+                Q::ReliableConnected,
+                Q::Unknown(77),
+                "ours is an RC queue pair, and the peer's another one",
+            ),
+        ] {
+            let error = types(ours, theirs).unwrap_err();
+            assert!(error.contains(text), "{error}");
+        }
+        let keys = |ours, theirs| agree(endpoint.with_pkey(ours), endpoint.with_pkey(theirs));
+        for (ours, theirs) in [(0xffff, 0xffff), (0x8001, 1), (1, 0x8001), (0, 1), (1, 0)] {
+            assert_eq!(keys(ours, theirs), Ok(()), "{ours:#x} {theirs:#x}");
+        }
+        for (ours, theirs) in [(0xffff, 0x8001), (1, 1), (1, 2), (0x8001, 2)] {
+            let error = keys(ours, theirs).unwrap_err();
+            assert!(
+                error.contains(&format!("our P_Key is {ours:#06x}, and the peer's {theirs:#06x}")),
+                "{error}"
+            );
+        }
+        assert_eq!(agree(endpoint.with_transport(Q::XrcSend).with_pkey(1), endpoint), Ok(()));
+    }
+
+    #[test]
     fn it_says_what_it_knows() {
         let endpoint = QueuePairEndpoint::new(7, 3, Gid::ZERO).unwrap();
         assert_eq!(endpoint.to_string(), "QPN 0x000007, LID 0x0003, GID ::");
@@ -345,7 +469,9 @@ mod endpoint_bytes_tests {
             .unwrap()
             .with_send_psn(PacketSequenceNumber::new(0xab_cdef).unwrap())
             .with_path_mtu(MaximumTransferUnit::Mtu4096)
-            .with_max_dest_rd_atomic(16);
+            .with_max_dest_rd_atomic(16)
+            .with_transport(QueuePairType::UnreliableConnected)
+            .with_pkey(0x8001);
         let gid = "::ffff:10.0.0.1".parse().unwrap();
         endpoint.gids.push(EndpointGid { gid, class: GidClass::RoceV2 });
         endpoint
@@ -358,7 +484,7 @@ mod endpoint_bytes_tests {
     #[test]
     fn its_bytes_are_stable_and_read_back() {
         let mut expected =
-            vec![1, 0, 0x12, 0x34, 0x56, 0, 7, 0, 0xab, 0xcd, 0xef, 0x10, 0, 0, 16, 2];
+            vec![1, 0, 0x12, 0x34, 0x56, 0, 7, 0, 0xab, 0xcd, 0xef, 0x10, 0, 0, 16, 3, 0x80, 1, 2];
         for (gid, class) in sample().gids().zip([0, 3]) {
             expected.push(class);
             expected.extend(gid.to_bytes());
@@ -403,8 +529,9 @@ mod endpoint_bytes_tests {
         assert!(!with(7, 1), "a PSN of more than 24 bits");
         assert!(!with(11, 7), "no such MTU");
         assert!(!with(13, 1), "more reads than 8 bits hold");
-        assert!(!with(15, 1) && !with(15, 3), "another count of GIDs");
-        assert!(!with(16, 4), "no such class");
+        assert!(with(15, 77) && with(16, 0), "a type that has no name here, and another P_Key");
+        assert!(!with(18, 1) && !with(18, 3), "another count of GIDs");
+        assert!(!with(19, 4), "no such class");
         let mut many = sample();
         let gid = many.gids.first();
         while many.gids.as_slice().len() < 6 {
@@ -412,8 +539,8 @@ mod endpoint_bytes_tests {
         }
         let mut seven = many.to_bytes();
         assert!(is_valid(&seven));
-        seven.extend_from_within(16..16 + GID);
-        seven[15] = 7;
+        seven.extend_from_within(19..19 + GID);
+        seven[18] = 7;
         assert!(!is_valid(&seven));
     }
 }

@@ -31,13 +31,25 @@ struct Wire {
     send_psn: Option<u32>,
     path_mtu: Option<u32>,
     max_dest_rd_atomic: Option<u8>,
+    transport: u8,
+    pkey: u16,
     gids: EndpointGids,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     credit_word: Option<RemoteMemoryRegion>,
 }
 
-const FIELDS: &[&str] =
-    &["version", "num", "lid", "send_psn", "path_mtu", "max_dest_rd_atomic", "gids", "credit_word"];
+const FIELDS: &[&str] = &[
+    "version",
+    "num",
+    "lid",
+    "send_psn",
+    "path_mtu",
+    "max_dest_rd_atomic",
+    "transport",
+    "pkey",
+    "gids",
+    "credit_word",
+];
 
 /// Can only be deserialised if it is one of the two versions, with or without [`MAGIC`].
 struct Version(u8);
@@ -124,12 +136,23 @@ impl<'de> Deserialize<'de> for EndpointGids {
 
 impl Serialize for QueuePairEndpoint {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { num, lid, max_dest_rd_atomic, gids, credit_word, .. } = *self;
+        let Self { num, lid, max_dest_rd_atomic, transport, pkey, gids, credit_word, .. } = *self;
         let send_psn = self.send_psn.map(PacketSequenceNumber::value);
         let path_mtu = self.path_mtu.map(MaximumTransferUnit::bytes);
         let version = Version(if credit_word.is_none() { VERSION } else { CREDITS_VERSION });
-        Wire { version, num, lid, send_psn, path_mtu, max_dest_rd_atomic, gids, credit_word }
-            .serialize(serializer)
+        Wire {
+            version,
+            num,
+            lid,
+            send_psn,
+            path_mtu,
+            max_dest_rd_atomic,
+            transport,
+            pkey,
+            gids,
+            credit_word,
+        }
+        .serialize(serializer)
     }
 }
 
@@ -158,8 +181,10 @@ impl<'de> Visitor<'de> for AnyVersion {
             send_psn: field(&mut seq, 3)?,
             path_mtu: field(&mut seq, 4)?,
             max_dest_rd_atomic: field(&mut seq, 5)?,
-            gids: field(&mut seq, 6)?,
-            credit_word: if version.0 < CREDITS_VERSION { None } else { field(&mut seq, 7)? },
+            transport: field(&mut seq, 6)?,
+            pkey: field(&mut seq, 7)?,
+            gids: field(&mut seq, 8)?,
+            credit_word: if version.0 < CREDITS_VERSION { None } else { field(&mut seq, 9)? },
             version,
         })
     }
@@ -187,6 +212,7 @@ impl<'de> Deserialize<'de> for QueuePairEndpoint {
         let mtu = wire.path_mtu.map(MaximumTransferUnit::from_bytes).transpose();
         endpoint.path_mtu = mtu.map_err(D::Error::custom)?;
         endpoint.max_dest_rd_atomic = wire.max_dest_rd_atomic;
+        (endpoint.transport, endpoint.pkey) = (wire.transport, wire.pkey);
         endpoint.gids = wire.gids;
         endpoint.credit_word = wire.credit_word;
         Ok(endpoint)
@@ -202,7 +228,9 @@ mod tests {
             .unwrap()
             .with_send_psn(PacketSequenceNumber::new(0xabcdef).unwrap())
             .with_path_mtu(MaximumTransferUnit::Mtu1024)
-            .with_max_dest_rd_atomic(16);
+            .with_max_dest_rd_atomic(16)
+            .with_pkey(0x8001);
+        endpoint.transport = 2;
         for (gid, class) in [("::ffff:10.0.0.1", GidClass::RoceV2), ("fe80::9:8", GidClass::RoceV1)]
         {
             endpoint.gids.push(EndpointGid { gid: gid.parse().unwrap(), class });
@@ -231,7 +259,7 @@ mod tests {
     fn the_binary_form_is_stable() {
         let bytes = bincode::serde::encode_to_vec(endpoint(), binary()).unwrap();
         let mut expected = vec![1, 0x45, 0x50, 0x51, 0x34, 0x12, 0, 0, 5, 0];
-        expected.extend([1, 0xef, 0xcd, 0xab, 0, 1, 0, 4, 0, 0, 1, 16]);
+        expected.extend([1, 0xef, 0xcd, 0xab, 0, 1, 0, 4, 0, 0, 1, 16, 2, 1, 0x80]);
         expected.extend([2, 0, 0, 0, 0, 0, 0, 0]);
         for (class, gid) in [(3, endpoint().gids().next()), (2, endpoint().gids().nth(1))] {
             expected.push(class);
@@ -249,7 +277,7 @@ mod tests {
         let text = serde_json::to_string(&endpoint()).unwrap();
         assert!(
             text.starts_with(
-                r#"{"version":1,"num":4660,"lid":5,"send_psn":11259375,"path_mtu":1024,"max_dest_rd_atomic":16,"gids":[{"class":3,"gid":["#
+                r#"{"version":1,"num":4660,"lid":5,"send_psn":11259375,"path_mtu":1024,"max_dest_rd_atomic":16,"transport":2,"pkey":32769,"gids":[{"class":3,"gid":["#
             ),
             "{text}"
         );

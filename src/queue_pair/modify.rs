@@ -347,6 +347,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
                 let reason = "a queue pair of this type has a peer: use handshake";
                 return Err(Error::invalid(VERB, reason));
             };
+            self.object.properties.endpoint.check_agrees(VERB, remote)?;
             let context = self.protection_domain().context();
             let own = (s.port, s.gid_index);
             let ours = &self.object.properties.endpoint.gids;

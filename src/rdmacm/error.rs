@@ -6,6 +6,7 @@ use super::event::{ConnectionEvent, ConnectionEventKind, Copied};
 use super::private_data::PrivateData;
 use crate::error::{Error, ErrorKind};
 use crate::state_error::StateError;
+use crate::unusable::Unusable;
 
 /// Why a connection was not established.
 ///
@@ -56,6 +57,14 @@ impl Copied {
 
         let ConnectionEvent { kind, status, private_data, .. } = self.public;
         match kind {
+            // A device that this process cannot use is none to the connection manager.
+            Kind::AddressError if status == -libc::ENODEV => match Unusable::first() {
+                Some(device) => {
+                    let error = Error::new("rdma_resolve_addr", libc::ENODEV);
+                    ConnectionError::Verbs(error.or_unusable(Some(device)))
+                }
+                None => ConnectionError::NoAddress(status),
+            },
             Kind::AddressError | Kind::NameError => ConnectionError::NoAddress(status),
             Kind::RouteError => ConnectionError::NoRoute(status),
             Kind::Unreachable => ConnectionError::Unreachable(status),

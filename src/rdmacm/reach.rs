@@ -1,11 +1,11 @@
 //! Addresses that lead to no RDMA device, found before the kernel is asked, and what its errors mean here.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::hooks;
-use crate::unusable::{DEVICES, Unusable, names};
+use crate::unusable::{Unusable, devices_folder, names};
 
 /// Checks an address to listen at, or of a peer.
 ///
@@ -40,12 +40,8 @@ fn check_with(
         )?;
     }
     if ip.is_loopback() && !loopback_has_device() {
-        return Err(Error::with_reason(
-            verb,
-            libc::EADDRNOTAVAIL,
-            "no RDMA device has the loopback address: take one of a network interface that has a device (`rdma \
-             link` lists them, as netdev)",
-        ));
+        let text = "no RDMA device has the loopback address";
+        return Err(with_addresses(verb, libc::EADDRNOTAVAIL, text, &addresses(&devices_folder())));
     }
     Ok(())
 }
@@ -53,8 +49,8 @@ fn check_with(
 /// Whether a device of the kernel is on the interface `lo`, or this process brings devices, which may have any address.
 fn loopback_has_device() -> bool {
     hooks::hooks().is_some()
-        || names(Path::new(DEVICES)).iter().any(|device| {
-            let ports = Path::new(DEVICES).join(device).join("ports");
+        || names(&devices_folder()).iter().any(|device| {
+            let ports = devices_folder().join(device).join("ports");
             names(&ports).iter().any(|port| {
                 let interfaces = ports.join(port).join("gid_attrs/ndevs");
                 names(&interfaces).iter().any(|index| {
@@ -65,18 +61,55 @@ fn loopback_has_device() -> bool {
         })
 }
 
+/// An error of an address that no device has, with those that devices have.
+#[cold]
+fn with_addresses(
+    verb: &'static str,
+    errno: i32,
+    reason: &'static str,
+    addresses: &[String],
+) -> Error {
+    let text = if addresses.is_empty() {
+        format!("{reason}, and the kernel's have no other one here (`rdma link` lists them)")
+    } else {
+        format!("{reason}: they have {}", addresses.join(", "))
+    };
+    Error::with_text(verb, errno, text, reason)
+}
+
+/// The IP addresses of the kernel's devices, with their names: at most 16.
+fn addresses(class: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for device in names(class) {
+        let ports = class.join(&device).join("ports");
+        for port in names(&ports) {
+            let gids = ports.join(port).join("gids");
+            for index in names(&gids) {
+                let text = std::fs::read_to_string(gids.join(index)).unwrap_or_default();
+                let Ok(gid) = text.trim().parse::<Ipv6Addr>() else { continue };
+                let link_local = gid.is_unicast_link_local();
+                let own = format!("{} ({device})", gid.to_canonical());
+                if !gid.is_unspecified() && !link_local && !found.contains(&own) {
+                    found.push(own);
+                }
+            }
+        }
+    }
+    found.truncate(16);
+    found
+}
+
 /// The reason for an error of the kernel, if the device that the address belongs to cannot be used from here.
 #[cold]
 pub(super) fn explain(error: Error) -> Error {
     match error.errno() {
         libc::ENODEV | libc::EACCES | libc::EPERM => match Unusable::first() {
             Some(device) => error.or_unusable(Some(device)),
-            None if error.errno() == libc::ENODEV => Error::with_reason(
-                error.verb(),
-                libc::ENODEV,
-                "the address is not that of an RDMA device here, and no device leads to it (`rdma link` lists them, \
-                 with their network interfaces)",
-            ),
+            None if error.errno() == libc::ENODEV => {
+                let text =
+                    "the address is not that of an RDMA device here, and no device leads to it";
+                with_addresses(error.verb(), libc::ENODEV, text, &addresses(&devices_folder()))
+            }
             None => error,
         },
         _ => error,
@@ -86,6 +119,32 @@ pub(super) fn explain(error: Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "uses the file system")]
+    fn the_addresses_that_devices_have_are_named() {
+        let folder = std::env::temp_dir().join(format!("ibverbs-reach-{}", std::process::id()));
+        let gids = folder.join("rxe0/ports/1/gids");
+        std::fs::create_dir_all(&gids).unwrap();
+        for (index, gid) in [
+            ("0", "fe80:0000:0000:0000:5054:00ff:fe77:ff00\n"),
+            ("1", "0000:0000:0000:0000:0000:ffff:0a4d:0001\n"),
+            ("2", "0000:0000:0000:0000:0000:ffff:0a4d:0001\n"),
+            ("3", "2001:0db8:0000:0000:0000:0000:0000:0001\n"),
+            ("4", "0000:0000:0000:0000:0000:0000:0000:0000\n"),
+        ] {
+            std::fs::write(gids.join(index), gid).unwrap();
+        }
+        let addresses = addresses(&folder);
+        std::fs::remove_dir_all(folder).unwrap();
+        let error = |addresses: &[String]| {
+            with_addresses("rdma_bind_addr", libc::EADDRNOTAVAIL, "no device", addresses)
+                .to_string()
+        };
+        let text = "rdma_bind_addr: no device: they have 10.77.0.1 (rxe0), 2001:db8::1 (rxe0)";
+        assert_eq!(error(&addresses), text);
+        assert!(error(&[]).contains("have no other one here"));
+    }
 
     #[test]
     fn an_address_without_a_device_is_refused_with_the_way_out() {

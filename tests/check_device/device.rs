@@ -143,7 +143,14 @@ fn has_what_the_common_tests_use() {
             return;
         }
     }
-    if let Err(error) = reliable(&domain, &queue).max_inline_data(64).build() {
-        println!("LIMITS: 64 bytes of inline data: {error}");
+    // All of it at once, since a device may grant less than what it says, or than it was asked for.
+    let queue_pair = reliable(&domain, &queue).max_send_wr(40).max_recv_wr(40);
+    let built = queue_pair.max_send_sge(4).max_recv_sge(4).max_inline_data(64).build();
+    if let Err(error) = built {
+        println!("LIMITS: no queue pair as they build it: {error}");
+    }
+    let granted = context.create_cq(256).map(|queue| queue.capacity());
+    if !granted.as_ref().is_ok_and(|&entries| entries >= 256) {
+        println!("LIMITS: {granted:?} completions in a queue, and they use 256");
     }
 }

@@ -4,7 +4,9 @@ use std::io::{Read, Write};
 use std::net::SocketAddr;
 
 use ibverbs::tcp::{ExchangeStage, MAX_PRIVATE_DATA, peer_has_closed, wait_until_peer_closes};
-use ibverbs::{CompletionQueue, ErrorKind, QueuePair, QueuePairState, Rc};
+use ibverbs::{
+    CompletionQueue, ErrorKind, QueuePair, QueuePairEndpoint, QueuePairState, QueuePairType, Rc,
+};
 use ibverbs_software::Verb;
 
 use super::*;
@@ -336,5 +338,54 @@ fn both_sides_can_send_first() {
             });
         }
     });
+    rig.assert_nothing_left();
+}
+
+/// What a connection needs on both sides, and would not carry anything without.
+#[test]
+fn what_does_not_fit_is_refused_on_both_sides_with_both_values() {
+    let rig = Rig::new();
+    let listener = listener();
+    let address = listener.local_addr().unwrap();
+    let one = Channel::builder(&rig.domain).build().unwrap();
+    let kind = QueuePairType::UnreliableConnected;
+    let two = Channel::builder(&rig.domain).queue_pair_type(kind).build().unwrap();
+    thread::scope(|threads| {
+        let client = threads.spawn(move || one.connect(address, b"", soon()).unwrap_err().error);
+        let accepted = two.accept(&listener, b"", soon()).unwrap_err().error;
+        for (error, text) in [
+            (accepted, "ours is a UC queue pair, and the peer's an RC one"),
+            (client.join().unwrap(), "ours is an RC queue pair, and the peer's a UC one"),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    });
+    let prepared = || Channel::builder(&rig.domain).build().unwrap();
+    let peer = prepared().endpoint();
+    assert_eq!(
+        (peer.transport(), peer.pkey()),
+        (Some(QueuePairType::ReliableConnected), Some(0xffff))
+    );
+    let failed = prepared().handshake(peer.with_pkey(0x8001)).unwrap_err();
+    let text = "our P_Key is 0xffff, and the peer's 0x8001";
+    assert!(failed.error.to_string().contains(text), "{}", failed.error);
+    drop(failed);
+    // A peer of another program, which says less.
+    let bare = QueuePairEndpoint::new(peer.num(), peer.lid(), peer.gid()).unwrap();
+    drop(prepared().handshake(bare).unwrap());
+    drop(listener);
+    rig.assert_nothing_left();
+}
+
+#[test]
+fn flow_control_needs_a_peer_that_answers_reads() {
+    let rig = Rig::new();
+    let prepared = || Channel::builder(&rig.domain).flow_control(true).build().unwrap();
+    let peer = prepared().endpoint().with_max_dest_rd_atomic(0);
+    let failed = prepared().handshake(peer).unwrap_err();
+    let text = "for flow_control, the number of reads that the peer answers is 0";
+    assert!(failed.error.to_string().contains(text), "{}", failed.error);
+    drop(failed);
     rig.assert_nothing_left();
 }

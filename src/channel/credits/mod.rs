@@ -24,6 +24,7 @@ use crate::device::Clock;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{AccessFlags, LocalMemory, RemoteMemoryRegion, SharedMemoryRegion};
+use crate::queue_pair::QueuePairEndpoint;
 
 pub(super) use post::NO_CREDIT;
 
@@ -115,6 +116,32 @@ pub(super) fn agree(ours: Option<&Credits>, theirs: Option<RemoteMemoryRegion>) 
         }
     };
     Err(Error::invalid("ibv_modify_qp", reason))
+}
+
+/// Each side reads the other's word, which takes an answer.
+///
+/// # Errors
+///
+///  - `EINVAL`: one side answers no read.
+pub(super) fn check_reads(ours: &QueuePairEndpoint, theirs: &QueuePairEndpoint) -> Result<()> {
+    if theirs.credit_word().is_none() {
+        return Ok(());
+    }
+    for (what, answered) in [
+        (
+            "for flow_control, the number of reads that the peer answers",
+            theirs.max_dest_rd_atomic(),
+        ),
+        (
+            "for flow_control, the number of reads that this channel answers",
+            ours.max_dest_rd_atomic(),
+        ),
+    ] {
+        if let Some(answered) = answered {
+            Error::within("ibv_modify_qp", what, answered, 1, u8::MAX)?;
+        }
+    }
+    Ok(())
 }
 
 /// A count as it is in memory, in network order. The upper half is the complement of the lower one, so that a

@@ -285,6 +285,7 @@ work_requests! {
     /// /// Without a scope: the program keeps the region until the work was waited for.
     /// unsafe fn unpolled(channel: &mut Channel<'_>, region: &MemoryRegion<'_, u8>) -> TransportResult<()> {
     ///     let request = SendWorkRequest::new(region.slice(..5)?).immediate(7);
+    ///     // SAFETY: the region stays until the work was waited for.
     ///     let work = unsafe { channel.post_unpolled(request)? };
     ///     work.wait(channel)?;
     ///     Ok(())
@@ -295,6 +296,7 @@ work_requests! {
     ///     let elements = [region.gather_element(..5)?, region.gather_element(8..)?];
     ///     let request = SendWorkRequest::new(&elements).fence();
     ///     let mut prepared = PreparedRequest::new(request, queue_pair.max_inline_data())?;
+    ///     // SAFETY: the caller keeps the region.
     ///     unsafe {
     ///         queue_pair.post(request, 1)?;
     ///         queue_pair.post_prepared(&mut prepared, 2)?; // the cheapest, to be repeated

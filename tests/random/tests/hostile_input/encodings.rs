@@ -58,23 +58,38 @@ pub(crate) fn endpoint() -> impl Strategy<Value = QueuePairEndpoint> {
         prop::option::of(0..1_u32 << 24),
         prop::option::of(prop::sample::select(vec![256, 512, 1024, 2048, 4096])),
         prop::option::of(any::<u8>()),
+        // Mostly those of a peer that fits.
+        (
+            prop::sample::select(vec![0_u8, 2, 2, 3, 9, 10, 77, 255]),
+            prop::sample::select(vec![0_u16, 0xffff, 0xffff, 0x7fff, 0x8001, 1]),
+        ),
     );
-    (0..1_u32 << 24, any::<u16>(), limits, gids).prop_map(|(num, lid, (psn, mtu, reads), gids)| {
+    (0..1_u32 << 24, any::<u16>(), limits, gids).prop_map(|(num, lid, limits, gids)| {
+        let (psn, mtu, reads, (transport, pkey)) = limits;
         let gids: Vec<_> = gids
             .iter()
             .map(|(class, gid)| json!({ "class": class, "gid": gid.to_be_bytes() }))
             .collect();
         let value = json!({
             "version": 1, "num": num, "lid": lid, "send_psn": psn, "path_mtu": mtu,
-            "max_dest_rd_atomic": reads, "gids": gids,
+            "max_dest_rd_atomic": reads, "transport": transport, "pkey": pkey, "gids": gids,
         });
         serde_json::from_value(value).unwrap()
     })
 }
 
 /// The field names of an endpoint.
-const FIELDS: [&str; 7] =
-    ["version", "num", "lid", "send_psn", "path_mtu", "max_dest_rd_atomic", "gids"];
+const FIELDS: [&str; 9] = [
+    "version",
+    "num",
+    "lid",
+    "send_psn",
+    "path_mtu",
+    "max_dest_rd_atomic",
+    "transport",
+    "pkey",
+    "gids",
+];
 
 fn region() -> impl Strategy<Value = RemoteMemoryRegion> {
     (any::<u64>(), any::<u64>(), any::<u32>()).prop_map(|(address, length, rkey)| {
@@ -183,6 +198,8 @@ fn endpoint_from(value: &Value) -> Result<(), TestCaseError> {
         && optional("send_psn", &|psn| psn < 1 << 24)
         && optional("path_mtu", &|mtu| [256, 512, 1024, 2048, 4096].contains(&mtu))
         && optional("max_dest_rd_atomic", &|reads| reads < 256)
+        && value["transport"].as_u64().is_some_and(|kind| kind < 1 << 8)
+        && value["pkey"].as_u64().is_some_and(|pkey| pkey < 1 << 16)
         && value["gids"]
             .as_array()
             .is_some_and(|gids| gids.len() <= 6 && gids.iter().all(|one| gid(one).is_some()));
@@ -224,7 +241,7 @@ proptest! {
     #[test]
     fn any_number_of_24_bits_and_no_other(num: u32, shift in 0..32_u32, lid: u16) {
         let num = num >> shift;
-        let bytes = [&b"\x01EPQ"[..], &num.to_le_bytes(), &lid.to_le_bytes(), &[0; 11]].concat();
+        let bytes = [&b"\x01EPQ"[..], &num.to_le_bytes(), &lid.to_le_bytes(), &[0; 14]].concat();
         let endpoint = read::<QueuePairEndpoint>(&bytes, config::legacy())?;
         prop_assert_eq!(endpoint, QueuePairEndpoint::new(num, lid, Gid::ZERO).ok());
         prop_assert_eq!(endpoint.is_some(), num < 1 << 24);
