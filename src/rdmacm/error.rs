@@ -4,6 +4,7 @@ use std::{fmt, io};
 
 use super::event::{ConnectionEvent, ConnectionEventKind, Copied};
 use super::private_data::PrivateData;
+use super::reach;
 use crate::error::{Error, ErrorKind};
 use crate::state_error::StateError;
 use crate::unusable::Unusable;
@@ -58,9 +59,9 @@ impl Copied {
         let ConnectionEvent { kind, status, private_data, .. } = self.public;
         match kind {
             // A device that this process cannot use is none to the connection manager.
-            Kind::AddressError if status == -libc::ENODEV => match Unusable::first() {
+            Kind::AddressError if reach::may_be_unusable(-status) => match Unusable::first() {
                 Some(device) => {
-                    let error = Error::new("rdma_resolve_addr", libc::ENODEV);
+                    let error = Error::new("rdma_resolve_addr", -status);
                     ConnectionError::Verbs(error.or_unusable(Some(device)))
                 }
                 None => ConnectionError::NoAddress(status),

@@ -99,11 +99,16 @@ fn addresses(class: &Path) -> Vec<String> {
     found
 }
 
+/// Whether the connection manager reports so that this process cannot use a device.
+pub(super) fn may_be_unusable(errno: i32) -> bool {
+    matches!(errno, libc::ENODEV | libc::EACCES | libc::EPERM)
+}
+
 /// The reason for an error of the kernel, if the device that the address belongs to cannot be used from here.
 #[cold]
 pub(super) fn explain(error: Error) -> Error {
     match error.errno() {
-        libc::ENODEV | libc::EACCES | libc::EPERM => match Unusable::first() {
+        errno if may_be_unusable(errno) => match Unusable::first() {
             Some(device) => error.or_unusable(Some(device)),
             None if error.errno() == libc::ENODEV => {
                 let text =
