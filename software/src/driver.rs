@@ -26,6 +26,9 @@ const MANY_POLLS: u32 = 64;
 const FEW_POLLS: u32 = 8;
 const POLLED_FOR: Time = 1_000_000;
 
+/// The longest that the device's thread leaves packets to threads that sleep for them, in nanoseconds.
+const LEFT_FOR: Time = 4_000_000;
+
 /// A program that polls this often in vain without going to sleep lets others run from then on.
 const LOOKS: u32 = 64;
 
@@ -195,6 +198,8 @@ pub(crate) struct Threaded {
     /// may be expected back.
     stands_in: AtomicBool,
     stood_in: AtomicBool,
+    /// How long the device's thread leaves the packets to them before it looks: twice as long after each look in vain.
+    leaves_for: AtomicU64,
     /// How many loops of the program hear the bell, and whether one has received since the device's thread last looked.
     loops: AtomicU32,
     looped: AtomicBool,
@@ -235,6 +240,7 @@ impl Driver {
             watched: AtomicBool::new(false),
             stands_in: AtomicBool::new(false),
             stood_in: AtomicBool::new(false),
+            leaves_for: AtomicU64::new(POLLED_FOR),
             loops: AtomicU32::new(0),
             looped: AtomicBool::new(false),
             attended: AtomicU32::new(0),
@@ -403,12 +409,12 @@ impl Threaded {
         let mut engine = None;
         receiver.receive(|from, to, packet| {
             let engine = engine.get_or_insert_with(|| shared.lock());
-            engine.receive((from.ip(), from.port()), to, packet);
+            engine.receive_from(from, to, packet);
         })
     }
 
     /// The same, by a thread of the program. `holds`: acknowledgements wait until that posts or polls again. If it does
-    /// neither, the device's thread sends them, which must be going to look within `POLLED_FOR`. `queue`: the thread polls
+    /// neither, the device's thread sends them, which must be going to look within `leaves_for`. `queue`: the thread polls
     /// this completion queue next, and whether it has slept for it.
     fn receive_for_program(
         &self,
@@ -425,7 +431,7 @@ impl Threaded {
                 engine.core.polling = queue;
                 engine
             });
-            engine.receive((from.ip(), from.port()), to, packet);
+            engine.receive_from(from, to, packet);
         });
         if let Some(mut engine) = engine {
             engine.core.holds_answers = false;
@@ -443,9 +449,9 @@ impl Threaded {
         count
     }
 
-    /// Sees to it that the device's thread looks within `POLLED_FOR`. Called with the engine's lock held.
+    /// Sees to it that the device's thread looks within `leaves_for`. Called with the engine's lock held.
     fn look_soon(&self, now: Time) {
-        let latest = now + POLLED_FOR;
+        let latest = now + self.leaves_for.load(Ordering::Relaxed);
         if self.sleeps_until.load(Ordering::Relaxed) > latest {
             self.sleeps_until.store(0, Ordering::Relaxed);
             self.waker.wake();
@@ -539,7 +545,7 @@ impl Threaded {
     /// at once. `queue`: the thread polls this completion queue afterwards. If this returns true, it has received a
     /// completion of that queue, which was armed, and has raised no event.
     ///
-    /// If it comes back within `POLLED_FOR`, again and again, nobody is woken for these packets in between either, unless
+    /// If it comes back within `leaves_for`, again and again, nobody is woken for these packets in between either, unless
     /// a completion queue is armed when it leaves whose program does not receive: then others wait for events.
     fn stand_in(
         &self,
@@ -606,13 +612,15 @@ impl Threaded {
         [wait_for(self.bell.fd())]
     }
 
-    /// Receives what has arrived, for as long as a timer is due: an answer that is here is not overdue.
-    fn receive_before_timers(&self, shared: &Shared) {
-        for _ in 0..MANY_RECEIVES {
+    /// Receives what has arrived, for as long as a timer is due: an answer that is here is not overdue. Returns whether there
+    /// was anything.
+    fn receive_before_timers(&self, shared: &Shared) -> bool {
+        for receives in 0..MANY_RECEIVES {
             if !shared.lock().is_timer_due() || Self::receive(shared, &mut self.receiver()) == 0 {
-                return;
+                return receives > 0;
             }
         }
+        true
     }
 
     /// Decides whether the program's polls are enough to receive the packets. Called with the engine's lock held.
@@ -645,8 +653,9 @@ impl Threaded {
                 receiver.attend(&ready);
                 if recently && ready.is_empty() { 0 } else { Self::receive(shared, &mut receiver) }
             };
+            let mut waited = received > 0;
             if received > 0 || recently {
-                self.receive_before_timers(shared);
+                waited |= self.receive_before_timers(shared);
             }
             let (polled, stands_in);
             let timeout = {
@@ -656,6 +665,7 @@ impl Threaded {
                 for peer in gone {
                     engine.connections.lose_peer(peer, now);
                 }
+                waited |= !engine.core.held.is_empty() || !engine.core.runnable.is_empty();
                 engine.release_answers();
                 engine.advance();
                 engine.advance_connections();
@@ -663,7 +673,17 @@ impl Threaded {
                 let now = engine.core.now();
                 polled = self.look_at_polls();
                 stands_in = self.stands_in.load(Ordering::Relaxed);
-                let look_again = if polled || recently { now + POLLED_FOR } else { Time::MAX };
+                // Its look takes a processor from those who exchange messages: it looks less often while that is in vain.
+                let leaves_for = match self.leaves_for.load(Ordering::Relaxed) {
+                    before if recently && !waited => (2 * before).min(LEFT_FOR),
+                    _ => POLLED_FOR,
+                };
+                self.leaves_for.store(leaves_for, Ordering::Relaxed);
+                let look_again = match (polled, recently) {
+                    (true, _) => now + POLLED_FOR,
+                    (false, true) => now + leaves_for,
+                    (false, false) => Time::MAX,
+                };
                 let due = engine.due().into_iter().chain(engine.connections_due()).min();
                 let due = due.unwrap_or(Time::MAX).min(look_again);
                 // A wake-up that was due anyway is kept: then the next request need not wake the thread.

@@ -45,8 +45,9 @@
 //!   four times as long until an answer comes, which is the most that the InfiniBand specification allows: on a busy
 //!   machine, the peer may have to wait for a processor. On a simulated network all times are exact.
 //! - A thread that polls, or sleeps until a completion, does the device's work meanwhile. If it then turns to something
-//!   else, requests of peers may wait for up to 2 ms before the device's own thread takes over, and so may the
-//!   acknowledgement of a message that the thread has received: it goes with the next request that the program posts.
+//!   else, requests of peers may wait before the device's own thread takes over, for up to 2 ms if it has polled, and 8 ms if
+//!   it has slept; and so may the acknowledgement of a message that the thread has received: it goes with the next request
+//!   that the program posts.
 //! - A peer on the same machine that receives nothing, since its threads have no processor, is waited for without retries,
 //!   for a minute at most, in which only time counts that this device had a processor for.
 //! - On IPv4, the invariant CRC covers a field that a socket cannot read (the identification). If the

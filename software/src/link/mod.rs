@@ -38,6 +38,11 @@ pub(crate) trait Link: Debug + Send {
     /// has sent them all; if not, [`send_rest`](Self::send_rest) is called soon.
     fn send(&mut self, packets: &mut [Packet]) -> bool;
 
+    /// Whether it seals packets where that is needed.
+    fn seals(&self) -> bool {
+        false
+    }
+
     /// Sends what there was no room for. Returns whether nothing is left.
     fn send_rest(&mut self) -> bool {
         true

@@ -59,7 +59,7 @@ impl Inbox {
             for packet in packets.iter_mut().take(room) {
                 let other = spare.pop().unwrap_or_default();
                 let bytes = std::mem::replace(&mut packet.bytes, other);
-                waiting.push_back(Packet { addresses: packet.addresses, bytes });
+                waiting.push_back(Packet { bytes, ..*packet });
             }
         }
         // Who asks to be woken looks here afterwards: either it finds the packets, or this wakes it.
@@ -253,7 +253,9 @@ impl Place {
 
     /// Packets that are to go through the kernel's network, before all others.
     pub(super) fn take_refused(&mut self) -> Vec<Packet> {
-        self.ways.as_mut().map_or_else(Vec::new, Ways::take_refused)
+        let mut refused = self.ways.as_mut().map_or_else(Vec::new, Ways::take_refused);
+        refused.iter_mut().for_each(Packet::seal);
+        refused
     }
 
     /// Splits off the first packets, as many as go the same way, and sends them if that is not through the kernel.
@@ -313,7 +315,7 @@ mod tests {
 
     fn packet(from: u8, to: u8, number: usize) -> Packet {
         let addresses = Some((own_address(from), own_address(to)));
-        Packet { addresses, bytes: number.to_le_bytes().to_vec() }
+        Packet { addresses, bytes: number.to_le_bytes().to_vec(), is_sealed: true }
     }
 
     fn number(bytes: &[u8]) -> usize {
@@ -354,7 +356,7 @@ mod tests {
         assert!(has_rung(&other) && !has_rung(&other) && !other.inbox().may_sleep());
         let mut next = 0;
         let count = receiver.receive(|from, to, bytes| {
-            assert_eq!((from.ip(), from.port()), (own_address(2), PORT));
+            assert_eq!((from.address.ip(), from.address.port()), (own_address(2), PORT));
             assert_eq!((to, number(bytes)), (own_address(3), next));
             next += 1;
         });

@@ -34,6 +34,14 @@ const WITHOUT_SOCKETS: u32 = 16;
 /// For how many turns without any packet the sockets are left out as often, after there was one elsewhere.
 const EMPTY_TURNS: u32 = 4096;
 
+/// Where a packet comes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source {
+    pub(crate) address: SocketAddr,
+    /// It has its invariant CRC. Without it, it comes from this machine's memory.
+    pub(crate) is_sealed: bool,
+}
+
 /// Receives from all sockets of a device, from its inbox, and from other processes' rings.
 pub(crate) struct Receiver {
     inbox: Arc<Inbox>,
@@ -165,13 +173,13 @@ impl Receiver {
 
     /// Receives the packets that have arrived, without blocking, and passes on each with its source and
     /// destination address; returns their number.
-    pub(crate) fn receive(&mut self, each: impl FnMut(SocketAddr, IpAddr, &[u8])) -> usize {
+    pub(crate) fn receive(&mut self, each: impl FnMut(Source, IpAddr, &[u8])) -> usize {
         self.receive_some(false, each)
     }
 
     /// The same, for a thread that will soon call it again: if packets come from elsewhere, it leaves the sockets out,
     /// but for each 16th time.
-    pub(crate) fn poll(&mut self, each: impl FnMut(SocketAddr, IpAddr, &[u8])) -> usize {
+    pub(crate) fn poll(&mut self, each: impl FnMut(Source, IpAddr, &[u8])) -> usize {
         self.receive_some(true, each)
     }
 
@@ -183,12 +191,13 @@ impl Receiver {
     fn receive_some(
         &mut self,
         is_poll: bool,
-        mut each: impl FnMut(SocketAddr, IpAddr, &[u8]),
+        mut each: impl FnMut(Source, IpAddr, &[u8]),
     ) -> usize {
         self.sockets();
         let mut count = self.receive_from_inbox(&mut each);
-        count +=
-            self.senders.receive(|from, to, packet| each(SocketAddr::new(from, PORT), to, packet));
+        count += self.senders.receive(|(from, is_sealed), to, packet| {
+            each(Source { address: SocketAddr::new(from, PORT), is_sealed }, to, packet);
+        });
         self.empty_turns = if count > 0 { 0 } else { (self.empty_turns + 1).min(EMPTY_TURNS) };
         self.without_sockets += 1;
         let may_leave_out = count > 0 || is_poll && self.empty_turns < EMPTY_TURNS;
@@ -207,11 +216,12 @@ impl Receiver {
         count
     }
 
-    fn receive_from_inbox(&mut self, each: &mut impl FnMut(SocketAddr, IpAddr, &[u8])) -> usize {
+    fn receive_from_inbox(&mut self, each: &mut impl FnMut(Source, IpAddr, &[u8])) -> usize {
         self.inbox.take(&mut self.packets);
         for packet in &self.packets {
             if let Some((from, to)) = packet.addresses {
-                each(SocketAddr::new(from, PORT), to, &packet.bytes);
+                let address = SocketAddr::new(from, PORT);
+                each(Source { address, is_sealed: packet.is_sealed }, to, &packet.bytes);
             }
         }
         let count = self.packets.len();
@@ -224,7 +234,7 @@ impl Receiver {
     fn receive_from(
         &mut self,
         index: usize,
-        each: &mut impl FnMut(SocketAddr, IpAddr, &[u8]),
+        each: &mut impl FnMut(Source, IpAddr, &[u8]),
     ) -> usize {
         let Socket { address, socket, .. } = &*self.sockets[index];
         let asked = self.asked;
@@ -255,7 +265,7 @@ impl Receiver {
             let length = segment(&header.msg_hdr).unwrap_or(message.len()).max(1);
             let mut packets = 0;
             for packet in message.chunks(length).filter(|packet| packet.len() <= LONGEST) {
-                each(from, *address, packet);
+                each(Source { address: from, is_sealed: true }, *address, packet);
                 packets += 1;
             }
             count += usize::saturating_sub(packets, 1);

@@ -160,7 +160,7 @@ mod tests {
 
     fn packet(addresses: (IpAddr, IpAddr), length: usize, number: usize) -> Packet {
         let bytes = (0..length).map(|i| (i * 7 + number * 31) as u8).collect();
-        Packet { addresses: Some(addresses), bytes }
+        Packet { addresses: Some(addresses), bytes, is_sealed: true }
     }
 
     fn exchange([from, to]: [IpAddr; 2], segments: bool) {
@@ -181,7 +181,7 @@ mod tests {
         for few in packets.chunks_mut(40) {
             link.send(few);
             receiver.receive(|source, own, bytes| {
-                assert_eq!((source.ip(), source.port(), own), (from, PORT, to));
+                assert_eq!((source.address.ip(), source.address.port(), own), (from, PORT, to));
                 arrived.push(bytes.to_vec());
             });
         }

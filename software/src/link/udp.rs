@@ -86,6 +86,11 @@ impl UdpLink {
 }
 
 impl Link for UdpLink {
+    /// What stays in this machine's memory needs no CRC.
+    fn seals(&self) -> bool {
+        true
+    }
+
     fn send(&mut self, packets: &mut [Packet]) -> bool {
         self.send_rest();
         let mut left = packets;
@@ -100,6 +105,7 @@ impl Link for UdpLink {
                 self.waiting.extend(self.place.take_refused());
                 if !is_sent {
                     let some = &mut left[..run];
+                    some.iter_mut().for_each(Packet::seal);
                     let sent = if self.waiting.is_empty() { send::send(socket, some) } else { 0 };
                     let room = MOST_WAITING.saturating_sub(self.waiting.len());
                     self.waiting.extend(some[sent..].iter_mut().take(room).map(std::mem::take));
@@ -195,11 +201,40 @@ mod tests {
     use crate::link::receive::Receiver;
     use crate::link::socket::option;
     use crate::link::{STARTS_PROCESSES, own_address};
+    use crate::wire::{PORT, icrc};
 
     fn packet(from: IpAddr, to: IpAddr, number: u16) -> Packet {
         let mut bytes = vec![0; 1000];
         bytes[..2].copy_from_slice(&number.to_ne_bytes());
-        Packet { addresses: Some((from, to)), bytes }
+        Packet { addresses: Some((from, to)), bytes, is_sealed: true }
+    }
+
+    /// What stays in this machine's memory needs no CRC.
+    #[test]
+    fn packets_that_leave_through_the_kernel_are_sealed() {
+        let (from, to) = (own_address(43), own_address(44));
+        for through_kernel in [false, true] {
+            let mut link = UdpLink::new(&[from], through_kernel).unwrap();
+            let other = UdpLink::new(&[to], through_kernel).unwrap();
+            let mut receiver = Receiver::new(other.sockets(), other.inbox()).unwrap();
+            let mut unsealed = Packet { is_sealed: false, ..packet(from, to, 7) };
+            unsealed.bytes[996..].fill(0);
+            assert!(link.seals() && link.send(&mut [unsealed]));
+            let mut crc = None;
+            while crc.is_none() {
+                wait(
+                    &mut [wait_for(other.own[0].socket.as_raw_fd())],
+                    Some(Duration::from_millis(1)),
+                );
+                receiver.receive(|source, _, bytes| {
+                    assert_eq!(source.is_sealed, through_kernel);
+                    let (inside, found) = bytes.split_last_chunk().unwrap();
+                    crc = Some(u32::from_le_bytes(*found));
+                    let right = icrc::compute((from, PORT), (to, PORT), inside);
+                    assert_eq!(crc, Some(if through_kernel { right } else { 0 }));
+                });
+            }
+        }
     }
 
     #[test]

@@ -17,7 +17,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::builder::NetworkBuilder;
-pub(crate) use self::clock::{START, nanoseconds};
+#[cfg(any(test, feature = "tokio"))]
+pub(crate) use self::clock::START;
+pub(crate) use self::clock::nanoseconds;
 pub use self::conditions::Conditions;
 pub(crate) use self::conditions::Random;
 pub(crate) use self::link::NetworkLink;

@@ -47,6 +47,7 @@ use self::table::{Table, Tag};
 use self::timers::Timer;
 use self::work::Path;
 use crate::ffi::{ibv_event_type, ibv_qp_state};
+use crate::link::receive::Source;
 use crate::link::{Clock, Link, Time};
 use crate::settings::Settings;
 use crate::wire::header::{Bth, Deth, Reader};
@@ -77,12 +78,21 @@ impl Engine {
 
     /// Handles a received packet, from its base transport header to the invariant CRC.
     pub(crate) fn receive(&mut self, from: (IpAddr, u16), to: IpAddr, packet: &[u8]) {
+        self.take(from, to, packet, true);
+    }
+
+    /// The same of a packet that may have no invariant CRC, since it has not left the machine's memory.
+    pub(crate) fn receive_from(&mut self, from: Source, to: IpAddr, packet: &[u8]) {
+        self.take((from.address.ip(), from.address.port()), to, packet, from.is_sealed);
+    }
+
+    fn take(&mut self, from: (IpAddr, u16), to: IpAddr, packet: &[u8], is_sealed: bool) {
         if !self.core.is_up(to) {
             return;
         }
         self.core.counters.packets_received += 1;
         let exact = self.core.settings.is_simulated;
-        let Some((bth, body)) = check(from, to, packet, exact) else {
+        let Some((bth, body)) = check(from, to, packet, is_sealed.then_some(exact)) else {
             self.core.counters.packets_malformed += 1;
             return;
         };
@@ -265,8 +275,14 @@ impl Engine {
     }
 }
 
-/// Checks that hold for every packet. `exact`: the identification in the IPv4 header is known to be 0.
-fn check(from: (IpAddr, u16), to: IpAddr, packet: &[u8], exact: bool) -> Option<(Bth, &[u8])> {
+/// Checks that hold for every packet. `exact`: the identification in the IPv4 header is known to be 0; `None`: it has no
+/// invariant CRC.
+fn check(
+    from: (IpAddr, u16),
+    to: IpAddr,
+    packet: &[u8],
+    exact: Option<bool>,
+) -> Option<(Bth, &[u8])> {
     let (inside, sent) = packet.split_last_chunk::<{ icrc::SIZE }>()?;
     let bth = Bth::parse(inside)?;
     let body = inside.get(Bth::SIZE..)?;
@@ -275,10 +291,10 @@ fn check(from: (IpAddr, u16), to: IpAddr, packet: &[u8], exact: bool) -> Option<
     let whole = inside.len() % 4 == 0 && same_family;
     let sent = u32::from_le_bytes(*sent);
     let intact = whole
-        && if exact {
-            icrc::compute(from, (to, PORT), inside) == sent
-        } else {
-            icrc::matches(from, (to, PORT), inside, sent)
+        && match exact {
+            None => true,
+            Some(true) => icrc::compute(from, (to, PORT), inside) == sent,
+            Some(false) => icrc::matches(from, (to, PORT), inside, sent),
         };
     intact.then_some((bth, body))
 }

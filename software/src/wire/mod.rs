@@ -21,4 +21,17 @@ pub(crate) const LONGEST: usize = 4096 + 128;
 pub(crate) struct Packet {
     pub(crate) addresses: Option<(std::net::IpAddr, std::net::IpAddr)>,
     pub(crate) bytes: Vec<u8>,
+    /// It has its invariant CRC. Only then may it leave the machine.
+    pub(crate) is_sealed: bool,
+}
+
+impl Packet {
+    /// Computes its invariant CRC, unless it has that.
+    pub(crate) fn seal(&mut self) {
+        let Some((from, to)) = self.addresses.filter(|_| !self.is_sealed) else { return };
+        if let Some((inside, crc)) = self.bytes.split_last_chunk_mut::<{ icrc::SIZE }>() {
+            *crc = icrc::compute((from, PORT), (to, PORT), inside).to_le_bytes();
+        }
+        self.is_sealed = true;
+    }
 }

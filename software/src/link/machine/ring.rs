@@ -44,6 +44,18 @@ impl Writer {
         Ok((Self { mapping, written: 0, published: 0, read: 0 }, file))
     }
 
+    /// Whether its packets have their invariant CRC.
+    pub(super) fn is_sealed(&self) -> bool {
+        self.mapping.header().sealed.0.load(Ordering::Relaxed) == 1
+    }
+
+    /// Says so. All packets of a device are alike.
+    pub(super) fn set_sealed(&self, is_sealed: bool) {
+        if self.is_sealed() != is_sealed {
+            self.mapping.header().sealed.0.store(is_sealed.into(), Ordering::Relaxed);
+        }
+    }
+
     /// Looks how far the reader is. What cannot be true is a ring that stays full.
     fn look(&mut self) {
         let read = self.mapping.header().read.0.load(Ordering::Acquire);
@@ -129,6 +141,11 @@ impl Reader {
 
     pub(super) fn is_empty(&self) -> bool {
         self.is_broken || self.mapping.header().written.0.load(Ordering::Acquire) == self.read
+    }
+
+    /// Whether the packets have their invariant CRC, as their writer says.
+    pub(super) fn is_sealed(&self) -> bool {
+        self.mapping.header().sealed.0.load(Ordering::Relaxed) == 1
     }
 
     /// Whether the writer was asked to ring, and has not done so.

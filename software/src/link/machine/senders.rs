@@ -176,14 +176,14 @@ impl Senders {
         self.all.iter().filter(|sender| !sender.reader.may_sleep()).count() == 0
     }
 
-    /// Passes on packets with their source and destination; returns their number.
+    /// Passes on packets with their source, whether they are sealed, and their destination; returns their number.
     pub(in crate::link) fn receive(
         &mut self,
-        mut each: impl FnMut(IpAddr, IpAddr, &[u8]),
+        mut each: impl FnMut((IpAddr, bool), IpAddr, &[u8]),
     ) -> usize {
         let (mut count, mut is_over) = (0, false);
         for sender in &mut self.all {
-            let (from, to) = (sender.from, sender.to);
+            let (from, to) = ((sender.from, sender.reader.is_sealed()), sender.to);
             match sender.reader.read(TURN, |packet| each(from, to, packet)) {
                 Ok(read) => count += read,
                 Err(_) => sender.is_ending = true,

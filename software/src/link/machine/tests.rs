@@ -59,12 +59,12 @@ impl Connection {
 
 fn received(senders: &mut Senders) -> Vec<(IpAddr, IpAddr, Vec<u8>)> {
     let mut packets = Vec::new();
-    senders.receive(|from, to, packet| packets.push((from, to, packet.to_vec())));
+    senders.receive(|(from, _), to, packet| packets.push((from, to, packet.to_vec())));
     packets
 }
 
 fn packet(number: u8) -> Packet {
-    Packet { addresses: None, bytes: vec![number; 20] }
+    Packet { addresses: None, bytes: vec![number; 20], is_sealed: true }
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn what_does_not_fit_waits() {
     let numbered = |number: u32| {
         let mut bytes = vec![0; 4096];
         bytes[..4].copy_from_slice(&number.to_ne_bytes());
-        Packet { addresses: Some((from, to)), bytes }
+        Packet { addresses: Some((from, to)), bytes, is_sealed: true }
     };
     ways.ring(from, to).unwrap();
     attend(&mut senders, to, &opened);
@@ -218,7 +218,11 @@ fn packets_that_go_other_ways_are_not_mixed() {
     let opened = door(to).unwrap();
     let mut senders = new_senders();
     let mut place = Place::new(Arc::new(Inbox::new(Arc::new(Waker::new().unwrap()))), true);
-    let packet = |to, number| Packet { addresses: Some((from, to)), bytes: vec![number; 20] };
+    let packet = |to, number| Packet {
+        addresses: Some((from, to)),
+        bytes: vec![number; 20],
+        is_sealed: true,
+    };
     assert_eq!(place.send_some(&mut [packet(to, 0)]), (1, true));
     attend(&mut senders, to, &opened);
     attend(&mut senders, to, &opened);

@@ -97,6 +97,7 @@ impl Connection {
     pub(in crate::link) fn send(&mut self, packets: &mut [Packet]) -> bool {
         self.write_waiting();
         for packet in packets {
+            self.writer.set_sealed(packet.is_sealed);
             if !self.waiting.is_empty() || !self.write(&packet.bytes) {
                 self.wait(std::mem::take(&mut packet.bytes));
             }
@@ -192,7 +193,9 @@ impl Ways {
     pub(in crate::link) fn forget(&mut self, from: IpAddr, to: IpAddr) {
         if let Some(Way::Ring(ring)) = self.ways.remove(&(from, to)) {
             let addresses = Some((from, to));
-            self.refused.extend(ring.take_back().map(|bytes| Packet { addresses, bytes }));
+            let is_sealed = ring.writer.is_sealed();
+            let packet = |bytes| Packet { addresses, bytes, is_sealed };
+            self.refused.extend(ring.take_back().map(packet));
         }
     }
 

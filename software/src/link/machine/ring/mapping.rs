@@ -35,6 +35,8 @@ pub(super) struct Header {
     pub(super) read: Line,
     /// 1 if the reader wants to be woken; set by the reader, cleared by the sender that wakes it.
     pub(super) sleeping: Line,
+    /// 1 if the packets have their invariant CRC; set by the writer.
+    pub(super) sealed: Line,
 }
 
 /// The memory, mapped into this process.
