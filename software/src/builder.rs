@@ -177,7 +177,10 @@ impl Builder {
     /// short, a wrong key, and so on, as [`Counters`](crate::Counters) lists them. The first of each kind and queue pair is a
     /// line on the standard error output.
     ///
-    /// The default is yes in builds with debug assertions, as `cargo test` makes them: it costs two checksums of the data.
+    /// And its packets have their invariant CRC within this machine too, where it is else left out: they never leave its memory.
+    ///
+    /// The default is yes in builds with debug assertions, as `cargo test` makes them: it costs two checksums of the data, and
+    /// two CRCs.
     /// Memory that peers may write is not looked at, nor is inline data. Of more than a MiB, 256 pages are.
     pub fn strict(mut self, strict: bool) -> Self {
         self.settings.strict = strict;

@@ -409,7 +409,7 @@ impl Threaded {
         let mut engine = None;
         receiver.receive(|from, to, packet| {
             let engine = engine.get_or_insert_with(|| shared.lock());
-            engine.receive((from.ip(), from.port()), to, packet);
+            engine.receive_from(from, to, packet);
         })
     }
 
@@ -431,7 +431,7 @@ impl Threaded {
                 engine.core.polling = queue;
                 engine
             });
-            engine.receive((from.ip(), from.port()), to, packet);
+            engine.receive_from(from, to, packet);
         });
         if let Some(mut engine) = engine {
             engine.core.holds_answers = false;
