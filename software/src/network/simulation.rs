@@ -39,6 +39,9 @@ pub(crate) struct Membership {
     pub(crate) number: u64,
 }
 
+/// When a device's timers are to run.
+type Timer = (Time, Arc<dyn Member>);
+
 /// What happens next.
 enum Next {
     Packet(UnderWay),
@@ -206,7 +209,7 @@ impl Simulation {
     /// The next timer, and whether those of the connection manager wait: while a program has yet to decide about a connection.
     /// Virtual time would else pass all its repetitions by, before the program's thread has woken. A
     /// simulation of a whole program lets time pass only when its hosts are done.
-    fn next_timer(&self, state: &State) -> (Option<(Time, Arc<dyn Member>)>, bool) {
+    fn next_timer(&self, state: &State) -> (Option<Timer>, bool) {
         let waits = !self.is_driven() && state.a_program_is_to_decide();
         (state.next_timer(waits), waits)
     }

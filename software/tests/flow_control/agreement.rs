@@ -28,7 +28,7 @@ fn each_side_says_which_one_has_no_flow_control() {
     let [mut one, mut other] = handshake([with, other]);
     let receive = kept::receive(&mut other, sides[1].buffer(0)).unwrap();
     one.wait_for_credit_until(deadline()).unwrap();
-    one.until(deadline()).send(&sides[0].buffer(5)).unwrap();
+    one.until(deadline()).send(sides[0].buffer(5)).unwrap();
     assert_eq!(received(&mut other, receive), 5);
     let plain = sides[0].builder().flow_control(false).build().unwrap();
     let [mut plain, _other] = handshake([plain, failed.object]);
@@ -56,7 +56,7 @@ fn the_option_is_agreed_over_tcp() {
                 assert_eq!(data, b"data");
                 let receive = kept::receive(&mut other, sides[1].buffer(0)).unwrap();
                 one.wait_for_credit_until(deadline()).unwrap();
-                one.until(deadline()).send(&sides[0].buffer(8)).unwrap();
+                one.until(deadline()).send(sides[0].buffer(8)).unwrap();
                 assert_eq!(received(&mut other, receive), 8);
                 return;
             }
@@ -88,7 +88,7 @@ fn an_endpoint_of_another_form_carries_the_word() {
     let mut other = other.handshake(rebuilt[0]).unwrap();
     let receive = kept::receive(&mut one, sides[0].buffer(0)).unwrap();
     other.wait_for_credit_until(deadline()).unwrap();
-    other.until(deadline()).send(&sides[1].buffer(6)).unwrap();
+    other.until(deadline()).send(sides[1].buffer(6)).unwrap();
     assert_eq!(received(&mut one, receive), 6);
 }
 
@@ -134,7 +134,7 @@ fn a_peer_that_lies_gets_no_more_than_a_message_without_a_receive() {
     let receive = kept::receive(&mut other, sides[1].buffer(0)).unwrap();
     // It takes back what it has promised.
     word.write_one(0, claim(0)).unwrap();
-    one.until(deadline()).send(&sides[0].buffer(1)).unwrap();
+    one.until(deadline()).send(sides[0].buffer(1)).unwrap();
     assert_eq!(received(&mut other, receive), 1);
     let mut left = 3;
     while left > 0 {
