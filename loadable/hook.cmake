@@ -14,7 +14,7 @@ macro(add_subdirectory folder)
     endif()
     if("${folder}" STREQUAL "libibverbs")
       set_property(TARGET ibverbs APPEND_STRING PROPERTY LINK_FLAGS " -Wl,--version-script,${LOADABLE}/manager.map")
-      target_sources(ibverbs PRIVATE "${LOADABLE}/hooks.c")
+      target_sources(ibverbs PRIVATE "${LOADABLE}/hooks.c" "${LOADABLE}/plain.c")
       target_include_directories(ibverbs PRIVATE "${PROJECT_SOURCE_DIR}/libibverbs")
       target_compile_definitions(ibverbs PRIVATE ioctl=ibverbs_bundled_ioctl
         ibv_import_device=ibverbs_stock_import_device)

@@ -83,36 +83,123 @@ perftest() { # [NAME..]
 	END
 }
 
-# Runs a server and a client that meet by librdmacm at 127.0.0.1, and prints a line. The client starts once the server
-# listens: then the name of its port is there.
-managed() { # NAME "SERVER" "CLIENT"
-	local server status=0 before
-	before=$(grep -c ibverbs-cm /proc/net/unix || true)
-	timeout 300 "${run:?}" bash -c "exec $2" </dev/null >"${scratch:?}/server" 2>&1 &
-	server=$!
-	for _ in {1..300}; do
-		[ "$(grep -c ibverbs-cm /proc/net/unix || true)" = "$before" ] || break
-		sleep 0.1
-	done
-	timeout 300 "$run" bash -c "exec $3" </dev/null >"$scratch/client" 2>&1 || status=$?
-	[ $status != 0 ] || wait "$server" || status=$?
-	if [ $status != 0 ]; then
+# Runs a server and a client that meet by librdmacm at 127.0.0.1, and prints a line. The client starts when a line of
+# /proc/net/unix, where the name of the server's port will be, or of the server's output ends with WAIT. Both start again if
+# the client is refused: a port has its name a moment before its server listens, and perftest's client asks for a second
+# connection when its server may not listen for that. STAYS: the server does not end by itself.
+managed() { # NAME WAIT "SERVER" "CLIENT" [STAYS]
+	local server status folder attempt
+	folder=$(mktemp -d "${scratch:?}/managed.XXXXXX")
+	for attempt in {1..20}; do
+		status=0
+		timeout 300 "${run:?}" bash -c "exec $3" </dev/null >"$folder/server" 2>&1 &
+		server=$!
+		for _ in {1..300}; do
+			! grep -qsE "$2\$" /proc/net/unix "$folder/server" || break
+			sleep 0.1
+		done
+		(timeout 120 "$run" bash -c "exec $4"; exit $?) </dev/null >"$folder/client" 2>&1 || status=$?
+		if [ $status = 0 ] && [ $# -lt 5 ]; then wait "$server" || status=$?; fi
 		kill "$server" 2>/dev/null || true
-		printf 'FAILED: %s (%s)\n' "$1" "$status" >&2
-		tail -n 20 "$scratch/server" "$scratch/client" >&2
+		wait "$server" 2>/dev/null || true
+		[ $status != 0 ] && grep -qiE 'resource temporarily unavailable|connection refused|rejected' "$folder/client" || break
+	done
+	if [ $status != 0 ]; then
+		printf 'FAILED: %s (%s, attempt %s)\n' "$1" "$status" "$attempt" >&2
+		tail -n 20 "$folder/server" "$folder/client" >&2
 		return 1
 	fi
 	printf 'ran: %s\n' "$1"
 }
 
-# rdma-core's own programs of librdmacm.
-connection_managers() {
-	local to=127.0.0.1
-	managed rping "rping -s -C 20 -v" "rping -c -a $to -C 20 -v" &&
-		managed "rping of 64 KiB" "rping -s -C 20 -S 65535" "rping -c -a $to -C 20 -S 65535" &&
-		managed ucmatose "ucmatose -c 20" "ucmatose -c 20 -s $to" &&
-		managed "ucmatose with migration" "ucmatose -m" "ucmatose -m -s $to" &&
-		managed udaddy "udaddy -c 5" "udaddy -c 5 -s $to" &&
-		managed rdma_client rdma_server rdma_client &&
-		managed rstream "rstream -S 65536 -I 20" "rstream -S 65536 -I 20 -s $to"
+# Runs functions beside each other, and fails if one of them fails.
+beside() { # FUNCTION..
+	local lane lanes=() status=0
+	for lane; do "$lane" & lanes+=($!); done
+	for lane in "${lanes[@]}"; do wait "$lane" || status=1; done
+	return $status
+}
+
+# The name of a port of TCP's port space.
+port() { printf 'ibverbs-cm/0106/%s' "$1"; }
+
+# rdma-core's own programs of librdmacm, and perftest by it.
+managed_rpings() {
+	local kind
+	for kind in -v -q -V '-S 65535'; do
+		managed "rping $kind" "$(port 7174)" "rping -s -C 10 $kind" "rping -c -a 127.0.0.1 -C 10 $kind" || return
+	done
+	managed "rping -P" "$(port 7174)" "rping -s -P" "rping -c -a 127.0.0.1 -C 10" stays &&
+		managed udaddy ibverbs-cm/0111/7174 "udaddy -c 5" "udaddy -c 5 -s 127.0.0.1" &&
+		managed mckey 'joined dgid.*' "stdbuf -oL mckey -m 239.1.2.3 -b 127.0.0.1" "mckey -m 239.1.2.3 -b 127.0.0.1 -s"
+}
+managed_connections() {
+	local to="-s 127.0.0.1" kind
+	for kind in '-c 10' '-m' '-c 3 -S 4096'; do
+		managed "ucmatose $kind" "$(port 7471)" "ucmatose $kind" "ucmatose $kind $to" || return
+	done
+	managed rdma_client "$(port 7471)" rdma_server rdma_client || return
+	for kind in r x; do managed "rdma_xclient -c $kind" "$(port 7471)" "rdma_xserver -c $kind" "rdma_xclient -c $kind" || return; done
+	managed cmtime "$(port 7471)" "cmtime -c 20" "cmtime -c 20 $to" stays
+}
+managed_sockets() {
+	local to="-s 127.0.0.1" preload="env LD_PRELOAD=${run%/run}/lib/rsocket/librspreload.so /usr/bin/python3 -c"
+	managed rstream "$(port 7481)" "rstream -p 7481 -S 65536 -I 20" "rstream -p 7481 -S 65536 -I 20 $to" &&
+		managed riostream "$(port 7482)" "riostream -p 7482 -S 4096 -I 20" "riostream -p 7482 -S 4096 -I 20 $to" &&
+		head -c 300000 "$(command -v bash)" >"$scratch/source" &&
+		managed rcopy "$(port 7427)" rcopy "rcopy $scratch/source 127.0.0.1:$scratch/copy" stays &&
+		cmp "$scratch/source" "$scratch/copy" &&
+		managed "Python's sockets under librspreload" "$(port 7399)" "$preload '
+import socket
+server = socket.create_server((\"127.0.0.1\", 7399))
+stream = server.accept()[0]
+while data := stream.recv(65536):
+    stream.sendall(data.upper())'" "$preload '
+import socket
+stream = socket.create_connection((\"127.0.0.1\", 7399))
+for _ in range(20):
+    stream.sendall(b\"abc\" * 1000)
+    got = b\"\"
+    while len(got) < 3000:
+        got += stream.recv(65536)
+    assert got == b\"ABC\" * 1000
+stream.close()'"
+}
+managed_perftest() { # [PROGRAM..]
+	local name options number=18600
+	while read -r name options; do
+		[ $# = 0 ] || [[ " $* " == *" $name "* ]] || continue
+		number=$((number + 1))
+		managed "$name -R $options" "$(port $number)" "$name -R -F -d soft0 -p $number -n 20 $options" \
+			"$name -R -F -d soft0 -p $number -n 20 $options 127.0.0.1" </dev/null || return
+	done <<-'END'
+		ib_send_bw
+		ib_send_lat
+		ib_write_bw
+		ib_write_lat
+		ib_read_bw
+		ib_read_lat
+		ib_atomic_bw
+		ib_atomic_lat
+		ib_send_bw -q 4
+		ib_send_bw --use-srq -q 2
+	END
+}
+managed_bandwidth() { managed_perftest ib_send_bw ib_read_bw; }
+connection_managers() { beside managed_rpings managed_connections managed_sockets managed_bandwidth; }
+
+# Those of other packages: fio, libfabric-bin and qperf.
+managed_others() {
+	local program verb
+	for program in fio fi_pingpong qperf; do
+		command -v $program >/dev/null || { echo "no $program: apt install fio libfabric-bin qperf" >&2; return 1; }
+	done
+	local job="fio --name=it --ioengine=rdma --hostname=127.0.0.1 --port=7210 --bs=4k --size=1m --iodepth=4"
+	for verb in write read; do
+		managed "fio --verb=$verb" "$(port 7210)" "$job --verb=$verb --rw=read" "$job --verb=$verb --rw=write" || return
+	done
+	local ping="fi_pingpong -S 4096 -I 50 -p"
+	managed "fi_pingpong -e msg" "$(port '[0-9]+')" "$ping verbs -e msg" "$ping verbs -e msg 127.0.0.1" &&
+		managed "fi_pingpong -e rdm by RXM" "$(port '[0-9]+')" "$ping \"verbs;ofi_rxm\" -e rdm" "$ping \"verbs;ofi_rxm\" -e rdm 127.0.0.1" &&
+		managed "qperf -cm1" '^' qperf "qperf -cm1 -t 1 127.0.0.1 rc_bw rc_lat" stays
 }
