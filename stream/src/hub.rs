@@ -21,7 +21,7 @@ use ibverbs::{
 };
 
 use crate::config::{Config, HubBuilder, SMALL};
-use crate::conn::{Chunk, Conn, Cursor, Post, Read, Sent};
+use crate::conn::{Conn, Cursor, Post, Read, Sent};
 use crate::watch::Sockets;
 use crate::{Stats, StreamError};
 
