@@ -299,7 +299,7 @@ mod tests {
         let mut running = Running::default();
         assert_eq!(idle_turns(&mut running), 0, "nothing has ended yet");
         // The next completion always comes after the sleep.
-        let mut turns = |running: &mut Running| {
+        let turns = |running: &mut Running| {
             running.found();
             idle_turns(running)
         };

@@ -100,7 +100,7 @@ fn neither_a_message_nor_a_cancellation_is_lost() {
             threads.spawn(|| handle.cancel());
             // Nothing receives it once the channel is stopped.
             threads.spawn(|| two.until(soon()).send(Inline(&[round])).is_ok());
-            one.receive(&mut region.slice_mut(..).unwrap())
+            one.receive(region.slice_mut(..).unwrap())
         });
         match received {
             Ok(success) => {

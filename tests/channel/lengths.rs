@@ -33,7 +33,7 @@ fn a_send_has_the_bytes_that_were_written_and_no_others() {
     room.fill(0x55);
     let Pair { one, two, .. } = &mut pair;
     let mut written = pool.take().unwrap();
-    write!(written, "{}, ", "hello").unwrap();
+    write!(written, "hello, ").unwrap();
     written.extend_from_slice(b"you").unwrap();
     let mut by_hand = pool.take().unwrap();
     by_hand.spare_capacity_mut()[..2].copy_from_slice(b"hi");

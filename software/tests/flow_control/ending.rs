@@ -11,7 +11,7 @@ fn exchange(sides: &[Side; 2], [one, other]: &mut [Channel<'static>; 2]) {
         let receives = [0; 5].map(|_| kept::receive(other, sides[1].buffer(0)).unwrap());
         for message in 0..5 {
             one.wait_for_credit_until(deadline()).unwrap();
-            one.until(deadline()).send(&sides[0].buffer(message)).unwrap();
+            one.until(deadline()).send(sides[0].buffer(message)).unwrap();
         }
         for (expected, receive) in receives.into_iter().enumerate() {
             assert_eq!(received(other, receive), expected as u64);
@@ -143,6 +143,6 @@ fn a_question_that_cannot_be_posted_is_an_error_of_the_verb() {
     assert!(matches!(refused, TransportError::Verbs(_)), "{refused}");
     let receive = kept::receive(&mut other, sides[1].buffer(0)).unwrap();
     one.wait_for_credit_until(deadline()).unwrap();
-    one.until(deadline()).send(&sides[0].buffer(1)).unwrap();
+    one.until(deadline()).send(sides[0].buffer(1)).unwrap();
     assert_eq!(received(&mut other, receive), 1);
 }

@@ -296,7 +296,7 @@ fn receives_that_were_posted_before_the_handshake_are_credits() {
     one.wait_for_credit_until(deadline()).unwrap();
     assert_eq!(one.credits(), Some(3));
     for message in 0..3 {
-        one.until(deadline()).send(&sides[0].buffer(message)).unwrap();
+        one.until(deadline()).send(sides[0].buffer(message)).unwrap();
     }
     assert_eq!(kept::send(&mut one, ()).err(), Some(TransportError::NoCredit));
     for expected in 0..3 {

@@ -125,7 +125,7 @@ impl Server {
 /// Sends a message, which has arrived then.
 #[track_caller]
 pub(crate) fn send(peer: &mut Channel<'_>, clients: &Side, number: u64) {
-    peer.until(deadline()).send(&clients.buffer(number)).unwrap();
+    peer.until(deadline()).send(clients.buffer(number)).unwrap();
 }
 
 pub(crate) fn number(buffer: &[u8]) -> u64 {

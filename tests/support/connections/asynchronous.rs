@@ -69,8 +69,7 @@ impl Program {
     }
 
     fn text(&self, text: &[u8]) -> PooledBuffer {
-        let buffer = self.pool.take_from(text).unwrap().expect("a free buffer");
-        buffer
+        self.pool.take_from(text).unwrap().expect("a free buffer")
     }
 
     /// Posts the receives: on iWARP each message must find one.

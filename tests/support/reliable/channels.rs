@@ -14,8 +14,8 @@ use ibverbs::channel::{ChannelClosed, PreparedWindow, ScopeError, ScopedPendingW
 use ibverbs::memory::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
 use ibverbs::{
     AccessFlags, Channel, ChannelBuilder, Inline, MemoryRegion, ReadWorkRequest,
-    ReceiveWorkRequest, RemoteMemoryRegion, SendWorkRequest, SharedMemoryRegion, TransportError,
-    WorkErrorClass, WriteWorkRequest,
+    RemoteMemoryRegion, SendWorkRequest, SharedMemoryRegion, TransportError, WorkErrorClass,
+    WriteWorkRequest,
 };
 
 use crate::transport::{self, Link, close, nothing_is_left};
