@@ -574,3 +574,92 @@ int64_t c_tuned_w13(struct handles *h, uint64_t operations)
 	}
 	return sum;
 }
+
+/* ---- Reads of 4 KiB, 64 of which are in flight ---- */
+
+enum { PAGE = 4096, READS = 64 };
+
+int64_t c_tuned_w17(struct handles *h, uint64_t operations)
+{
+	struct ibv_qp *qp = h->qp;
+	struct ibv_cq *cq = h->cq;
+	int64_t sum = 0;
+	PREPARE(h);
+
+	wr.opcode = IBV_WR_RDMA_READ;
+	sge.length = PAGE;
+	for (uint64_t i = 0; i < operations; i++) {
+		if (i >= READS && !complete_one(cq, &sum))
+			return -1;
+		sge.addr = h->address + (i % READS) * PAGE;
+		wr.wr_id = i;
+		if (unlikely(ibv_post_send(qp, &wr, &bad)))
+			return -1;
+	}
+	for (uint64_t i = operations < READS ? operations : READS; i > 0; i--)
+		if (!complete_one(cq, &sum))
+			return -1;
+	return sum;
+}
+
+/* ---- A poll that finds nothing ---- */
+
+int64_t c_tuned_w18(struct handles *h, uint64_t operations)
+{
+	struct ibv_cq *cq = h->cq;
+	struct ibv_wc wc;
+	int64_t sum = 0;
+
+	for (uint64_t i = 0; i < operations; i++) {
+		if (unlikely(ibv_poll_cq(cq, 1, &wc)))
+			return -1;
+		sum += i;
+	}
+	return sum;
+}
+
+/* ---- A queue pair with a completion queue, connected to itself, and destroyed ---- */
+
+int64_t c_tuned_w19(struct handles *h, uint64_t operations)
+{
+	struct ibv_context *context = h->qp->context;
+	int64_t sum = 0;
+
+	for (uint64_t i = 0; i < operations; i++) {
+		struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC };
+		struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+		struct ibv_cq *cq = ibv_create_cq(context, 32, NULL, NULL, 0);
+		struct ibv_qp *qp;
+
+		if (!cq)
+			return -1;
+		init.send_cq = init.recv_cq = cq;
+		init.cap.max_send_wr = init.cap.max_recv_wr = 16;
+		init.cap.max_send_sge = init.cap.max_recv_sge = 1;
+		qp = ibv_create_qp(h->qp->pd, &init);
+		if (!qp || ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
+			return -1;
+		memset(&attr, 0, sizeof(attr));
+		attr.qp_state = IBV_QPS_RTR;
+		attr.path_mtu = IBV_MTU_1024;
+		attr.dest_qp_num = qp->qp_num;
+		attr.max_dest_rd_atomic = 1;
+		attr.min_rnr_timer = 12;
+		attr.ah_attr.is_global = 1;
+		attr.ah_attr.port_num = 1;
+		if (ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid) ||
+		    ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+					     IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
+			return -1;
+		attr.qp_state = IBV_QPS_RTS;
+		attr.timeout = 14;
+		attr.retry_cnt = attr.rnr_retry = 7;
+		attr.max_rd_atomic = 1;
+		if (ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+					     IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) ||
+		    ibv_destroy_qp(qp) || ibv_destroy_cq(cq))
+			return -1;
+		sum += i;
+	}
+	return sum;
+}

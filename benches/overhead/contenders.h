@@ -9,7 +9,7 @@ struct handles {
 	struct ibv_qp_ex *qp_ex; /* NULL unless made for the extended interface */
 	struct ibv_cq *cq;
 	struct ibv_comp_channel *channel; /* NULL unless made for events */
-	uint64_t address; /* of registered memory, 16 times 64 bytes */
+	uint64_t address; /* of registered memory, 16 times 64 bytes; for W17, 64 times 4096 */
 	uint64_t remote_address; /* the same of the peer's */
 	uint32_t lkey;
 	uint32_t rkey;
@@ -29,7 +29,7 @@ typedef int64_t contender(struct handles *h, uint64_t operations);
 contender c_plain_w1, c_plain_w2, c_plain_w3, c_plain_w4, c_plain_w5, c_plain_w5_ex, c_plain_w15;
 contender c_plain_w7, c_plain_w8;
 contender c_tuned_w1, c_tuned_w2, c_tuned_w3, c_tuned_w4, c_tuned_w5, c_tuned_w5_ex, c_tuned_w15, c_again_w15;
-contender c_tuned_w7, c_tuned_w8, c_tuned_w13;
+contender c_tuned_w7, c_tuned_w8, c_tuned_w13, c_tuned_w17, c_tuned_w18, c_tuned_w19;
 
 /* The event server, W14. It keeps none of the arguments but the objects. NULL: it failed. */
 struct server;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::Channel;
 use super::error::TransportResult;
-use super::operation::Operation;
+use super::operation::{Operation, Queue};
 use super::request::{IntoReceive, IntoSend, WorkRequest};
 use crate::completion::WorkSuccess;
 use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
@@ -144,9 +144,13 @@ impl<'res> Channel<'res> {
             .map_err(|error| R::Operation::explain_buffer(&core.limits, error))?;
         // SAFETY: the buffer lives until the end of this function, which does not access it meanwhile. A buffer keeps its
         // memory valid and exclusive until then.
-        let success = unsafe { core.run(operation, list.as_mut(), deadline) }?;
-        success.tell_buffer(&mut buffer);
-        Ok(success)
+        let ended = unsafe { core.run(operation, list.as_mut(), deadline) };
+        if const { matches!(<R::Operation as Operation>::QUEUE, Queue::Receive) }
+            && let Ok(success) = &ended
+        {
+            success.tell_buffer(&mut buffer);
+        }
+        ended
     }
 }
 

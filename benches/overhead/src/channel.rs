@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use ibverbs::channel::{PreparedWindow, ScopeError};
+use ibverbs::channel::{PreparedWindow, ScopeError, ScopedPendingWork};
 use ibverbs::{
-    Channel, MemoryRegion, MemorySlice, ProtectionDomain, SendWorkRequest, TransportError,
+    AccessFlags, Channel, Loop, MemoryRegion, MemorySlice, PooledBuffer, ProtectionDomain,
+    SendWorkRequest, SharedMemoryRegion, TransportError,
 };
 
-use crate::rig::{DEPTH, LENGTH, WINDOW, WINDOW_OPERATIONS, context};
+use crate::rig::{DEPTH, LENGTH, PAGE, READS, WINDOW, WINDOW_OPERATIONS, context};
 
 pub(crate) struct ChannelRig {
     channel: Channel<'static>,
@@ -16,12 +17,15 @@ pub(crate) struct ChannelRig {
 
 impl ChannelRig {
     pub(crate) fn new() -> Self {
-        let domain = Arc::new(ProtectionDomain::new(&context()).expect("a domain"));
-        let prepared = Channel::builder(&domain).max_send_wr(DEPTH).max_recv_wr(DEPTH).build();
+        Self::of(&Arc::new(ProtectionDomain::new(&context()).expect("a domain")))
+    }
+
+    fn of(domain: &Arc<ProtectionDomain<'static>>) -> Self {
+        let prepared = Channel::builder(domain).max_send_wr(DEPTH).max_recv_wr(DEPTH).build();
         let prepared = prepared.expect("a channel");
         let itself = prepared.endpoint();
         let channel = prepared.handshake(itself).expect("a connection");
-        let region = MemoryRegion::new(&domain, WINDOW * LENGTH).expect("a region");
+        let region = MemoryRegion::new(domain, WINDOW * LENGTH).expect("a region");
         Self { channel, region }
     }
 }
@@ -245,4 +249,108 @@ fn ended(error: ScopeError<TransportError>) -> TransportError {
     match error {
         ScopeError::Closure(error) | ScopeError::Exit(error) => error,
     }
+}
+
+/// One send after the other, each in a scope of its own, whose end waits for it.
+#[inline(never)]
+pub(crate) fn w6_left(rig: &mut ChannelRig, operations: u64) -> Result<u64, TransportError> {
+    let ChannelRig { channel, region } = rig;
+    let message = region.slice(..LENGTH)?;
+    for _ in 0..operations {
+        channel.scope(|scope| scope.post_send(message).map(drop)).map_err(ended)?;
+    }
+    Ok(operations * LENGTH as u64)
+}
+
+/// A channel, memory for pages, and that of the peer.
+pub(crate) struct PagesRig {
+    channel: Channel<'static>,
+    pages: MemoryRegion<'static, u8>,
+    peer: SharedMemoryRegion<'static, u8>,
+}
+
+impl PagesRig {
+    pub(crate) fn new() -> Self {
+        let context = context();
+        let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
+        let ChannelRig { channel, .. } = ChannelRig::of(&domain);
+        let pages = MemoryRegion::new(&domain, READS * PAGE).expect("a region");
+        let peer = SharedMemoryRegion::new(&domain, PAGE, AccessFlags::REMOTE_READ);
+        Self { channel, pages, peer: peer.expect("a region") }
+    }
+}
+
+/// Reads of a page, of which as many as possible are in flight.
+#[inline(never)]
+pub(crate) fn reads(rig: &mut PagesRig, operations: u64) -> Result<u64, TransportError> {
+    let PagesRig { channel, pages, peer, .. } = rig;
+    let remote = peer.remote();
+    let mut rest = pages.slice_mut(..)?;
+    let mut free: [_; READS] = std::array::from_fn(|_| None);
+    for place in &mut free {
+        let (page, others) = rest.split_at(PAGE)?;
+        (*place, rest) = (Some(page), others);
+    }
+    let mut sum = 0;
+    let result = channel.scope(|scope| {
+        let mut flying = [const { None }; READS];
+        let mut take = |pending: ScopedPendingWork<'_, _>| {
+            let (page, success) = pending.wait()?;
+            sum += u64::from(success.byte_len()) / PAGE as u64 * LENGTH as u64;
+            Ok::<_, TransportError>(page)
+        };
+        for operation in 0..operations {
+            let place = operation as usize % READS;
+            let page = match flying[place].take() {
+                Some(pending) => take(pending)?,
+                None => free[place].take().ok_or(TransportError::UnknownWork)?,
+            };
+            flying[place] = Some(scope.post_read(page, remote)?);
+        }
+        for pending in flying.into_iter().flatten() {
+            take(pending)?;
+        }
+        Ok(())
+    });
+    result.map_err(ended)?;
+    Ok(sum)
+}
+
+/// What channels are made from.
+pub(crate) struct DomainRig {
+    domain: Arc<ProtectionDomain<'static>>,
+    of: Loop<'static, PooledBuffer>,
+}
+
+impl DomainRig {
+    pub(crate) fn new() -> Self {
+        let context = context();
+        let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
+        Self { domain, of: Loop::new(&context, DEPTH).expect("a loop") }
+    }
+}
+
+/// A channel that is connected to itself, and dropped.
+#[inline(never)]
+pub(crate) fn made(rig: &mut DomainRig, operations: u64) -> Result<u64, TransportError> {
+    for _ in 0..operations {
+        let prepared = Channel::builder(&rig.domain).build()?;
+        let itself = prepared.endpoint();
+        drop(prepared.handshake(itself).map_err(|failed| failed.error)?);
+    }
+    Ok(operations * LENGTH as u64)
+}
+
+/// The same on a loop.
+#[inline(never)]
+pub(crate) fn made_for_loop(rig: &mut DomainRig, operations: u64) -> Result<u64, TransportError> {
+    let DomainRig { domain, of } = rig;
+    for _ in 0..operations {
+        let prepared = of.create_channel(&*domain).build()?;
+        let itself = prepared.endpoint();
+        let channel = prepared.handshake(itself).map_err(|failed| failed.error)?;
+        let channel = of.add(channel).map_err(|failed| failed.error)?;
+        of.remove(channel)?;
+    }
+    Ok(operations * LENGTH as u64)
 }

@@ -3,7 +3,7 @@
 use ibverbs::PooledBuffer;
 use ibverbs::future::{Local, Locked};
 
-use crate::channel::ChannelRig;
+use crate::channel::{ChannelRig, DomainRig};
 use crate::loops::SendsRig;
 use crate::rails::RailsRig;
 use crate::reactor::{PairRig, ReactorRig, SendRig, SleepingRig};
@@ -17,7 +17,7 @@ use crate::{
 
 /// One way to do one workload.
 pub(crate) struct Contender {
-    /// `W1` to `W16`, `W5x` for the extended interface; `W14-10` is with ten connections, `W16s` with small parts.
+    /// `W1` to `W19`, `W5x` for the extended interface; `W14-10` is with ten connections, `W16s` with small parts.
     pub(crate) workload: &'static str,
     pub(crate) layer: &'static str,
     pub(crate) sum: Sum,
@@ -36,6 +36,11 @@ pub(crate) enum Sum {
 pub(crate) type Body = Box<dyn FnMut(u64) -> u64>;
 
 impl Contender {
+    /// Whether a run allocates: it makes channels.
+    pub(crate) fn allocates(&self) -> bool {
+        self.workload == "W19"
+    }
+
     /// The expected sum.
     pub(crate) fn expected(&self, operations: u64) -> u64 {
         match self.sum {
@@ -170,6 +175,7 @@ pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
         ours!("W6", "channel blocking", Bytes, ChannelRig::new(), channel::w6),
         ours!("W6", "channel scoped", Bytes, ChannelRig::new(), channel::w6_scoped),
         ours!("W6", "channel scope each", Bytes, ChannelRig::new(), channel::w6_per_scope),
+        ours!("W6", "channel scope waits", Bytes, ChannelRig::new(), channel::w6_left),
         ours!("W6", "loop", Bytes, SendsRig::new(1), loops::sends),
         in_c!("W7", "C plain", 1, Rig::new(), c_plain_w7),
         in_c!("W7", "C tuned", 1, Rig::new(), c_tuned_w7),
@@ -232,6 +238,22 @@ pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
         ),
         ours!("W15", "loop", Bytes, loops::WindowRig::new(), loops::window),
         ours!("W15", "loop, new", Bytes, loops::WindowRig::new(), loops::other_buffers),
+        in_c!("W17", "C tuned", 1, Rig::of_pages(), c_tuned_w17),
+        ours!("W17", "channel scoped", Bytes, channel::PagesRig::new(), channel::reads),
+        ours!("W17", "loop", Bytes, loops::PagesRig::new(), loops::reads),
+        in_c!("W18", "C tuned", 1, Rig::new(), c_tuned_w18),
+        ours!("W18", "loop", Bytes, SendsRig::new(1), loops::empty),
+        ours!("W18", "futures", Bytes, SendRig::<Locked<PooledBuffer>>::new(), reactor::empty),
+        ours!(
+            "W18",
+            "futures, one thread",
+            Bytes,
+            SendRig::<Local<PooledBuffer>>::new(),
+            reactor::empty
+        ),
+        in_c!("W19", "C tuned", 1, Rig::new(), c_tuned_w19),
+        ours!("W19", "channel", Bytes, DomainRig::new(), channel::made),
+        ours!("W19", "loop", Bytes, DomainRig::new(), channel::made_for_loop),
     ];
     contenders.extend(rails!("W16", 64 << 10));
     contenders.extend(rails!("W16s", 1 << 10));

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use ibverbs::channel::PreparedWindow;
 use ibverbs::{
     AccessFlags, BufferPool, ChannelId, Ended, Loop, PooledBuffer, ProtectionDomain,
-    ReceiveWorkRequest, SendWorkRequest, TransportError, TransportResult,
+    ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, SharedMemoryRegion, TransportError,
+    TransportResult,
 };
 
-use crate::rig::{DEPTH, LENGTH, WINDOW, WINDOW_OPERATIONS, context};
+use crate::rig::{DEPTH, LENGTH, PAGE, READS, WINDOW, WINDOW_OPERATIONS, context, full};
 
 pub(crate) struct SendsRig {
     of: Loop<'static, PooledBuffer>,
@@ -58,9 +59,10 @@ impl WindowRig {
         let (of, channel, domain) = make(1);
         let pool = BufferPool::new(&domain, LENGTH, WINDOW + 1, AccessFlags::empty());
         let pool = pool.expect("a pool");
-        let requests = [(); WINDOW].map(|()| SendWorkRequest::new(pool.take().expect("one")));
+        let requests =
+            [(); WINDOW].map(|()| SendWorkRequest::new(full(&pool, LENGTH).expect("one")));
         let window = PreparedWindow::new(requests).expect("a window");
-        Self { of, channel, window: Some(window), other: pool.take() }
+        Self { of, channel, window: Some(window), other: full(&pool, LENGTH) }
     }
 }
 
@@ -78,7 +80,7 @@ fn next<B>(of: &mut Loop<'static, B>) -> TransportResult<Ended<B>> {
 #[inline(never)]
 pub(crate) fn sends(rig: &mut SendsRig, operations: u64) -> TransportResult<u64> {
     let SendsRig { of, channel, pool } = rig;
-    let mut buffer = pool.take().ok_or(TransportError::UnknownWork)?;
+    let mut buffer = full(pool, LENGTH).ok_or(TransportError::UnknownWork)?;
     let mut sum = 0;
     for _ in 0..operations {
         of.post(*channel, SendWorkRequest::new(buffer), 0)?;
@@ -93,7 +95,7 @@ pub(crate) fn sends(rig: &mut SendsRig, operations: u64) -> TransportResult<u64>
 #[inline(never)]
 pub(crate) fn pairs(rig: &mut SendsRig, operations: u64) -> TransportResult<u64> {
     let SendsRig { of, channel, pool } = rig;
-    let take = || pool.take().ok_or(TransportError::UnknownWork);
+    let take = || full(pool, LENGTH).ok_or(TransportError::UnknownWork);
     let (mut message, mut room) = (take()?, take()?);
     let mut sum = 0;
     for _ in 0..operations {
@@ -113,7 +115,7 @@ pub(crate) fn pairs(rig: &mut SendsRig, operations: u64) -> TransportResult<u64>
 #[inline(never)]
 pub(crate) fn sixteen(rig: &mut SendsRig, operations: u64) -> TransportResult<u64> {
     let SendsRig { of, channel, pool } = rig;
-    let mut buffers: [_; WINDOW] = std::array::from_fn(|_| pool.take());
+    let mut buffers: [_; WINDOW] = std::array::from_fn(|_| full(pool, LENGTH));
     let mut sum = 0;
     for _ in 0..operations / WINDOW_OPERATIONS {
         for buffer in &mut buffers {
@@ -163,4 +165,54 @@ pub(crate) fn other_buffers(rig: &mut WindowRig, operations: u64) -> TransportRe
     }
     (*place, *other) = (Some(window), Some(buffer));
     Ok(sum)
+}
+
+/// A loop, buffers for pages, and the memory of the peer.
+pub(crate) struct PagesRig {
+    of: Loop<'static, PooledBuffer>,
+    channel: ChannelId,
+    pool: BufferPool,
+    peer: SharedMemoryRegion<'static, u8>,
+}
+
+impl PagesRig {
+    pub(crate) fn new() -> Self {
+        let (of, channel, domain) = make(1);
+        let pool = BufferPool::new(&domain, PAGE, READS, AccessFlags::empty()).expect("a pool");
+        let peer = SharedMemoryRegion::new(&domain, PAGE, AccessFlags::REMOTE_READ);
+        Self { of, channel, pool, peer: peer.expect("a region") }
+    }
+}
+
+/// Reads of a page, of which as many as possible are in flight.
+#[inline(never)]
+pub(crate) fn reads(rig: &mut PagesRig, operations: u64) -> TransportResult<u64> {
+    let PagesRig { of, channel, pool, peer } = rig;
+    let remote = peer.remote();
+    let mut sum = 0;
+    for operation in 0..operations {
+        let buffer = if operation < READS as u64 {
+            full(pool, PAGE).ok_or(TransportError::UnknownWork)?
+        } else {
+            let ended = next(of)?;
+            sum += u64::from(ended.result()?.byte_len()) / PAGE as u64 * LENGTH as u64;
+            ended.buffer
+        };
+        of.post(*channel, ReadWorkRequest::new(buffer, remote), 0)?;
+    }
+    for _ in 0..operations.min(READS as u64) {
+        sum += u64::from(next(of)?.result()?.byte_len()) / PAGE as u64 * LENGTH as u64;
+    }
+    Ok(sum)
+}
+
+/// Polls that find nothing.
+#[inline(never)]
+pub(crate) fn empty(rig: &mut SendsRig, operations: u64) -> TransportResult<u64> {
+    for _ in 0..operations {
+        if rig.of.next_ended()?.is_some() {
+            return Err(TransportError::UnknownWork);
+        }
+    }
+    Ok(operations * LENGTH as u64)
 }

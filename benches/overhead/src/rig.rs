@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use ibverbs::queue_pair::SendOperations;
 use ibverbs::{
-    AccessFlags, CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain,
-    QueuePair, Rc, RemoteMemoryRegion, SharedMemoryRegion,
+    AccessFlags, BufferPool, CompletionChannel, CompletionQueue, Context, MemoryRegion,
+    PooledBuffer, ProtectionDomain, QueuePair, Rc, RemoteMemoryRegion, SharedMemoryRegion,
 };
 use ibverbs_function_device::FunctionDevice;
 
@@ -17,6 +17,9 @@ pub(crate) const LENGTH: usize = 64;
 pub(crate) const WINDOW: usize = 16;
 /// The depth of the queues.
 pub(crate) const DEPTH: u32 = 64;
+/// The length of a read, and how many are in flight.
+pub(crate) const PAGE: usize = 4096;
+pub(crate) const READS: usize = 64;
 /// [`WINDOW`] as a count of operations.
 pub(crate) const WINDOW_OPERATIONS: u64 = WINDOW as u64;
 
@@ -37,6 +40,14 @@ impl Rig {
         let context = context();
         let queue = CompletionQueue::new(&context, DEPTH).expect("a completion queue");
         Self::build(&context, queue, None, SendOperations::empty())
+    }
+
+    /// A rig with memory for reads of pages.
+    pub(crate) fn of_pages() -> Self {
+        let rig = Self::new();
+        let domain = Arc::new(ProtectionDomain::new(&context()).expect("a domain"));
+        let region = MemoryRegion::new(&domain, READS * PAGE).expect("a region");
+        Self { region, ..rig }
     }
 
     /// A rig whose completion queue raises events.
@@ -85,6 +96,13 @@ impl Rig {
     pub(crate) fn remote(&self) -> RemoteMemoryRegion {
         self.shared.remote()
     }
+}
+
+/// A buffer of a pool, with this length.
+pub(crate) fn full(pool: &BufferPool, len: usize) -> Option<PooledBuffer> {
+    let mut buffer = pool.take()?;
+    buffer.set_len(len).ok()?;
+    Some(buffer)
 }
 
 /// A context of a lean device; it keeps the device.

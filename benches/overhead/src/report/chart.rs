@@ -195,6 +195,43 @@ impl ValueFormatter<f64> for Axis {
     }
 }
 
+/// Bars of ratios to C, each with its name, and a line at 1.
+pub(crate) fn bars(bars: &[(String, f64)]) -> Result<String, String> {
+    const HEIGHT: u32 = 24;
+    let mut text = String::new();
+    {
+        let size = (800, HEIGHT * bars.len() as u32 + 60);
+        let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
+        let failed = |error: &dyn std::fmt::Display| format!("the bars: {error}");
+        area.fill(&WHITE).map_err(|e| failed(&e))?;
+        let most = bars.iter().fold(1.0_f64, |most, bar| most.max(bar.1)) * 1.1;
+        let axis = Axis::of(Scale::Doublings, [0.5, most].into_iter());
+        let low = axis.range().start;
+        let mut chart = ChartBuilder::on(&area)
+            .margin(10)
+            .x_label_area_size(40)
+            .build_cartesian_2d(axis, 0.0..bars.len() as f64)
+            .map_err(|e| failed(&e))?;
+        let mut mesh = chart.configure_mesh();
+        mesh.disable_y_mesh().disable_y_axis().x_desc("instructions, C = 1").label_style(LABELS);
+        mesh.draw().map_err(|e| failed(&e))?;
+        for (index, (name, ratio)) in bars.iter().enumerate() {
+            let top = (bars.len() - index) as f64;
+            let bar = Rectangle::new(
+                [(low, top - 0.9), (*ratio, top - 0.1)],
+                COLOURS[0].mix(0.3).filled(),
+            );
+            chart.draw_series([bar]).map_err(|e| failed(&e))?;
+            let name = Text::new(format!("{name}: {ratio:.1}"), (low * 1.02, top - 0.25), LABELS);
+            chart.draw_series([name]).map_err(|e| failed(&e))?;
+        }
+        let c = PathElement::new([(1.0, 0.0), (1.0, bars.len() as f64)], COLOURS[1]);
+        chart.draw_series([c]).map_err(|e| failed(&e))?;
+        area.present().map_err(|e| failed(&e))?;
+    }
+    Ok(text)
+}
+
 const LABELS: (&str, u32) = ("sans-serif", 15);
 
 fn svg(chart: &Chart, series: &[Series]) -> Result<String, String> {

@@ -48,6 +48,7 @@ fn make(sources: &Sources) -> Result<Vec<(PathBuf, String)>, String> {
     let points = points::parse(&text).map_err(about)?;
     let mut page = read(&sources.page)?;
     for (name, table) in [
+        ("glance", glance(&rows)),
         ("instructions", instructions(&rows)),
         ("machines", machines(&text)),
         ("connections", connections(&points)),
@@ -58,6 +59,8 @@ fn make(sources: &Sources) -> Result<Vec<(PathBuf, String)>, String> {
     }
     let folder = sources.growth.parent().unwrap_or(Path::new(""));
     let mut files = vec![(sources.page.clone(), page)];
+    let bars = bars(&rows)?;
+    files.push((folder.join("glance.svg"), chart::bars(&bars)?));
     for (name, svg) in chart::draw(&points).map_err(about)? {
         files.push((folder.join(name).with_extension("svg"), svg));
     }
@@ -77,6 +80,68 @@ fn replace(page: &str, name: &str, text: &str) -> Result<String, String> {
     let (_, after) = rest.split_once(&end).ok_or_else(|| missing(&end))?;
     // Without empty lines around it, a table would be taken for part of the comments.
     Ok(format!("{before}{begin}\n{}\n\n{end}{after}", text.trim_end()))
+}
+
+/// The columns of the table at the head of the page, after C.
+const LAYERS: [&str; 4] = ["verbs", "channel", "loop", "futures"];
+
+/// Its rows: what a program does, and the workload and the layer of each column.
+#[rustfmt::skip]
+const GLANCE: &[(&str, &str, [(&str, &str); LAYERS.len()])] = &[
+    ("send 64 bytes, and wait", "W6",
+        [("W1", "verbs prepared"), ("W6", "channel blocking"), ("W6", "loop"), ("W12", "futures, one task on one thread")]),
+    ("a send, sixteen of which are in flight", "W10",
+        [("W3", "verbs prepared"), ("W10", "channel all at once"), ("W10", "loop"), ("W13", "futures")]),
+    ("a send, sixteen of which have one completion", "W15",
+        [("", ""), ("W15", "channel window"), ("W15", "loop"), ("", "")]),
+    ("read 4 KiB, 64 reads in flight", "W17",
+        [("", ""), ("W17", "channel scoped"), ("W17", "loop"), ("", "")]),
+    ("answer a message, on one of 1,000 connections", "W14-1000",
+        [("", ""), ("", ""), ("W14-1000", "loop"), ("W14-1000", "futures, one thread")]),
+    ("look for what has ended, in vain", "W18",
+        [("", ""), ("", ""), ("W18", "loop"), ("W18", "futures, one thread")]),
+];
+
+/// A cell of that table: instructions of the first profile, and their ratio to C.
+fn cell<'r>(rows: &'r [Row], workload: &str, layer: &str) -> Result<&'r Row, String> {
+    let first = rows.first().ok_or("there are no numbers")?;
+    let is_it = |row: &&Row| {
+        (&row.profile, &*row.workload, &*row.layer) == (&first.profile, workload, layer)
+    };
+    rows.iter().find(is_it).ok_or_else(|| format!("no {workload} {layer}"))
+}
+
+/// What one pays beside C, by layer.
+fn glance(rows: &[Row]) -> Result<String, String> {
+    let mut table =
+        format!("| instructions, and their ratio to C's | C | {} |", LAYERS.join(" | "));
+    table += &format!("\n|---|{}", "---:|".repeat(1 + LAYERS.len()));
+    for (what, workload, layers) in GLANCE {
+        table += &format!("\n| {what} | {:.0} |", cell(rows, workload, REFERENCE)?.own);
+        for (workload, layer) in layers {
+            table += &match layer.is_empty() {
+                true => " |".to_owned(),
+                false => {
+                    let cell = cell(rows, workload, layer)?;
+                    format!(" {:.0} ({:.1}) |", cell.own, cell.ratio)
+                }
+            };
+        }
+    }
+    Ok(table)
+}
+
+/// The same ratios, each with its name.
+fn bars(rows: &[Row]) -> Result<Vec<(String, f64)>, String> {
+    let mut bars = Vec::new();
+    for (what, _, layers) in GLANCE {
+        for ((workload, layer), name) in layers.iter().zip(LAYERS) {
+            if !layer.is_empty() {
+                bars.push((format!("{what}: {name}"), cell(rows, workload, layer)?.ratio));
+            }
+        }
+    }
+    Ok(bars)
 }
 
 /// Workloads and layers are rows, profiles are columns.
@@ -159,6 +224,32 @@ mod tests {
         assert_eq!(new, "a\n<!-- x: by script/bench -->\n\nnew\n\n<!-- x ends -->\nb\n");
         assert_eq!(replace(&new, "x", "new").unwrap(), new);
         assert!(replace(page, "y", "new").is_err());
+    }
+
+    #[test]
+    fn the_table_at_the_head_has_the_first_profile() {
+        let all = GLANCE.iter().flat_map(|(_, workload, layers)| {
+            [(*workload, REFERENCE)].into_iter().chain(*layers).filter(|layer| !layer.1.is_empty())
+        });
+        let row = |profile: &str, (workload, layer): (&str, &str), own| Row {
+            profile: profile.to_owned(),
+            workload: workload.to_owned(),
+            layer: layer.to_owned(),
+            own,
+            device: 80.0,
+            ratio: own / 20.0,
+        };
+        let mut rows: Vec<_> = all.clone().map(|layer| row("lto", layer, 21.0)).collect();
+        rows.extend(all.clone().map(|layer| row("release", layer, 99.0)));
+        let table = glance(&rows).unwrap();
+        assert!(
+            table.contains("| read 4 KiB, 64 reads in flight | 21 | | 21 (1.1) | 21 (1.1) | |"),
+            "{table}"
+        );
+        assert!(!table.contains("99"), "{table}");
+        assert_eq!(bars(&rows).unwrap().len() + GLANCE.len(), all.count());
+        rows.remove(1);
+        assert!(glance(&rows).is_err());
     }
 
     #[test]
