@@ -1,6 +1,7 @@
 //! Why this process cannot use a device that the kernel has: what an errno alone does not tell.
 
 use std::collections::BTreeMap;
+#[cfg(not(feature = "system"))]
 use std::ffi::{CStr, c_char, c_uint};
 use std::fmt;
 use std::fs::{self, File};

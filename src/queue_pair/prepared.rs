@@ -87,7 +87,7 @@ impl<'res, T: Transport> PreparedQueuePair<'res, T> {
     /// # Errors
     ///
     ///  - `EINVAL`: a setting is wrong for this device (the error names it if known), or the endpoint
-    ///    belongs to the other link layer.
+    ///    is of another type or partition (the error names both), or belongs to the other link layer.
     ///  - `EADDRNOTAVAIL`: none of our GIDs matches one of the peer's (the error names both), or our GID
     ///    was removed from the port's table meanwhile.
     ///  - `ETIMEDOUT`: on RoCE, the peer's MAC address could not be resolved.
