@@ -84,7 +84,7 @@ impl Connections {
             self.send(path, header.transaction.into(), refusal);
             return true;
         };
-        if self.waiting >= MOST_WAITING || !listener.has_room() {
+        if self.is_full(path.to) || !listener.has_room() {
             return false;
         }
         let owner = listener.owner.clone();
@@ -162,7 +162,7 @@ impl Connections {
             self.send(path, header.transaction.into(), message);
             return true;
         };
-        if self.waiting >= MOST_WAITING || !listener.has_room() {
+        if self.is_full(path.to) || !listener.has_room() {
             return false;
         }
         let owner = listener.owner.clone();

@@ -104,6 +104,7 @@ pub fn device_messages(data: &[u8]) {
             device.waiting as usize,
             device.all.values().filter(|c| c.state.waits()).count()
         );
+        assert_eq!(device.waiting, device.waiting_of.values().sum::<u32>());
         assert!(
             device.timers.len() <= device.all.len()
                 && device.by_queue_pair.len() <= device.all.len()

@@ -41,6 +41,8 @@ const PROCESSING: u8 = 24;
 const LONGEST: u8 = RESPONSE + 2;
 /// How many requests of peers may wait for a decision of the program.
 const MOST_WAITING: u32 = 8192;
+/// And how many of one peer: a full backlog.
+const MOST_OF_PEER: u32 = 1024;
 
 /// 4.096 us * 2^exponent, as Linux has it: in milliseconds, and one at least.
 fn time(exponent: u8) -> Time {
@@ -154,6 +156,8 @@ pub(crate) struct Connections {
     listeners: Listeners,
     timers: BTreeSet<(Time, u32)>,
     waiting: u32,
+    /// Those of each peer.
+    waiting_of: BTreeMap<IpAddr, u32>,
     outbox: Vec<(Path, Box<Mad>)>,
 }
 
@@ -170,6 +174,7 @@ impl Connections {
             listeners: Listeners::default(),
             timers: BTreeSet::new(),
             waiting: 0,
+            waiting_of: BTreeMap::new(),
             outbox: Vec::new(),
         };
         new.last = new.random();
@@ -549,7 +554,7 @@ impl Connections {
     }
 
     fn add(&mut self, number: u32, owner: Option<Owner>, state: State, attributes: Attributes) {
-        self.waiting += u32::from(state.waits());
+        self.count_waiting(attributes.path.to, false, state.waits());
         let connection = Connection {
             owner,
             state,
@@ -570,13 +575,31 @@ impl Connections {
     /// In every state but those that repeat a message or wait for their end, no timer runs.
     fn set_state(&mut self, number: u32, state: State) {
         let Some(connection) = self.all.get_mut(&number) else { return };
-        self.waiting += u32::from(state.waits());
-        self.waiting -= u32::from(connection.state.waits());
-        connection.state = state;
+        let peer = connection.attributes.path.to;
+        let before = std::mem::replace(&mut connection.state, state);
         connection.repeated = None;
         if let Some(due) = connection.due.take() {
             self.timers.remove(&(due, number));
         }
+        self.count_waiting(peer, before.waits(), state.waits());
+    }
+
+    /// A connection with a peer waits for the program's decision, or no longer.
+    fn count_waiting(&mut self, peer: IpAddr, before: bool, after: bool) {
+        let change = |count: u32| count + u32::from(after) - u32::from(before);
+        self.waiting = change(self.waiting);
+        let of_peer = change(self.waiting_of.get(&peer).copied().unwrap_or(0));
+        if of_peer == 0 {
+            self.waiting_of.remove(&peer);
+        } else {
+            self.waiting_of.insert(peer, of_peer);
+        }
+    }
+
+    /// Whether no more requests of a peer may wait.
+    fn is_full(&self, peer: IpAddr) -> bool {
+        let of_peer = self.waiting_of.get(&peer).copied().unwrap_or(0);
+        self.waiting >= MOST_WAITING || of_peer >= MOST_OF_PEER
     }
 
     fn set_timer(&mut self, number: u32, at: Time) {
@@ -611,7 +634,7 @@ impl Connections {
     fn forget(&mut self, number: u32) {
         self.forget_queue_pair(number);
         let Some(connection) = self.all.remove(&number) else { return };
-        self.waiting -= u32::from(connection.state.waits());
+        self.count_waiting(connection.attributes.path.to, connection.state.waits(), false);
         if let Some(due) = connection.due {
             self.timers.remove(&(due, number));
         }

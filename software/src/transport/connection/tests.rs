@@ -170,6 +170,7 @@ impl Two {
                 && side.by_queue_pair.is_empty()
                 && side.timers.is_empty()
                 && side.waiting == 0
+                && side.waiting_of.is_empty()
         };
         self.sides.iter().all(empty)
     }
@@ -315,6 +316,29 @@ fn a_listener_without_room_hears_nothing() {
     assert!(two.pass());
     two.deliver_all();
     assert_eq!(two.request().message.qpn, 2);
+}
+
+#[test]
+fn one_peer_does_not_take_the_room_of_others() {
+    let mut two = Two::new();
+    two.room.store(u32::MAX, Ordering::Relaxed);
+    for qpn in 1..=MOST_OF_PEER + 1 {
+        two.connect(10, qpn);
+    }
+    let (_, _, last) = two.wire.remove(MOST_OF_PEER as usize);
+    two.deliver_all();
+    let told = two.told();
+    assert_eq!(told.len(), MOST_OF_PEER as usize);
+    let path_to = |to| Path { from: addresses()[1], to };
+    let hears = |two: &mut Two, to| {
+        two.call(1, |side, now| side.receive(now, path_to(to), &last)) && two.told().len() == 1
+    };
+    assert!(!hears(&mut two, addresses()[0]));
+    assert!(hears(&mut two, IpAddr::from([10, 0, 0, 3])));
+    // A decision makes room.
+    let (_, Event::Request(first)) = &told[0] else { panic!("{told:?}") };
+    two.accept(first.connection, 20, 1).unwrap();
+    assert!(hears(&mut two, addresses()[0]));
 }
 
 #[test]
