@@ -9,9 +9,8 @@
 //! # rxe0.register();
 //! let domain = Arc::new(ProtectionDomain::new(ibverbs::open_first()?)?);
 //! let pool = BufferPool::new(&domain, 4096, 64, AccessFlags::empty())?; // 64 chunks of 4096 bytes
-//! let mut buffer = pool.take().ok_or("all buffers are in use")?;
-//! buffer[..5].copy_from_slice(b"hello");
-//! buffer.set_len(5)?;
+//! let mut buffer = pool.take().ok_or("all buffers are in use")?; // empty
+//! buffer.extend_from_slice(b"hello")?;
 //! drop(buffer); // it is in the pool again
 //! assert_eq!(pool.available(), 64);
 //! # Ok(())
@@ -20,7 +19,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | [`BufferPool`], [`PooledBuffer`] | chunks of one region, which go back when they are dropped |
+//! | [`BufferPool`], [`PooledBuffer`] | chunks of one region, which go back when they are dropped: of memory of the program's own, or that peers access as well ([`Shared`]) |
 //! | [`PoolWaiter`] | waits for a chunk |
 //! | [`SharedMemoryRange`] | a range of an `Arc<SharedMemoryRegion>` |
 //! | `Box<MemoryRegion<'static, T>>` | a whole region is such a buffer too |

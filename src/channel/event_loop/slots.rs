@@ -118,7 +118,9 @@ impl<B> Slot<B> {
     /// Tells the buffer of the operation, which was in flight and has succeeded, how long its message is.
     #[inline(always)]
     pub(super) fn receive(&mut self, success: &ffi::ibv_wc) {
-        if let (Some(kept), Some(len)) = (self.kept, message_len(success)) {
+        if let Some(len) = message_len(success)
+            && let Some(kept) = self.kept
+        {
             // SAFETY: it is that of the slot's buffer, which is still there, and the device is done with it.
             unsafe { KeptLength::receive(kept, len as usize) };
         }
@@ -128,14 +130,16 @@ impl<B> Slot<B> {
     #[inline(always)]
     pub(super) fn take(&mut self, completion: &ffi::ibv_wc) -> Ended<B> {
         debug_assert!(self.state.is_in_flight());
-        self.receive(completion);
+        // Read before a length is written, which the compiler takes for a change of it.
+        let completion = *completion;
+        self.receive(&completion);
         self.state = State::Free;
         Ended {
             channel: self.channel,
             token: self.token,
             // SAFETY: a slot in flight has its buffer, and the device is done with it. The slot is free now.
             buffer: unsafe { self.buffer.assume_init_read() },
-            completion: *completion,
+            completion,
         }
     }
 
