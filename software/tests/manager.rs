@@ -266,6 +266,53 @@ fn a_client_finds_a_server_of_the_machine_by_its_port() {
     }
 }
 
+/// They are all asked for before one is answered, and all ended before one end is answered.
+#[test]
+fn a_thousand_connections_at_once_come_and_go() {
+    const COUNT: u32 = 1000;
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    device.register();
+    let (server, client) = (File::open(), File::open());
+    let at = SocketAddr::new(device.address(), free_port(&server));
+    let listener = server.create(5);
+    server.listen(listener, at).unwrap();
+    let active: Vec<u32> = (0..COUNT).map(|_| client.routed(6, at)).collect();
+    for (&id, qpn) in active.iter().zip(0x1000..) {
+        client.connect(id, qpn, b"hello").unwrap();
+    }
+    let mut passive = Vec::new();
+    for qpn in 0x2000..0x2000 + COUNT {
+        let request = server.expect(5, REQUEST, 0);
+        server.accept(request.id, 7, qpn, b"you", true).unwrap();
+        passive.push(request.id);
+    }
+    for _ in &active {
+        let response = client.expect(6, RESPONSE, 0);
+        client.accept(response.id, 0, 0, &[], false).unwrap();
+    }
+    passive.iter().for_each(|_| drop(server.expect(7, ESTABLISHED, 0)));
+    active.iter().for_each(|&id| client.disconnect(id).unwrap());
+    for (file, answers) in [(&server, true), (&client, false)] {
+        let mut ends = [0; 2];
+        while ends != [COUNT; 2] {
+            let event = file.event();
+            assert_eq!(event.status, 0, "{event:?}");
+            match event.kind {
+                DISCONNECTED => ends[0] += 1,
+                TIMEWAIT_EXIT => ends[1] += 1,
+                _ => panic!("{event:?}"),
+            }
+            if answers && event.kind == DISCONNECTED {
+                server.disconnect(event.id).unwrap();
+            }
+        }
+    }
+    active.iter().for_each(|&id| assert_eq!(client.destroy(id).unwrap(), 5));
+    passive.iter().for_each(|&id| assert_eq!(server.destroy(id).unwrap(), 3));
+    assert_eq!(server.destroy(listener).unwrap(), COUNT);
+}
+
 #[test]
 fn without_a_listener_a_client_is_refused_at_once() {
     let _alone = alone();
