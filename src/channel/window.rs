@@ -59,7 +59,7 @@ impl<'scope, C> ScopedWindow<'scope, C> {
     ///
     /// Those of [`ScopedPendingWork::wait`](crate::channel::ScopedPendingWork::wait): of the first request that failed, which
     /// [`request`](WindowError::request) names. The window comes back with it.
-    #[inline]
+    #[inline(always)]
     pub fn wait(self) -> Result<(PreparedWindow<C>, WorkSuccess), WindowError<PreparedWindow<C>>> {
         self.wait_with(None)
     }
