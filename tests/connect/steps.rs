@@ -10,7 +10,7 @@ use super::*;
 type Exchanged = (Channel<'static>, Vec<u8>);
 
 enum Side {
-    Going(Exchange<PreparedChannel<'static>>),
+    Going(Box<Exchange<PreparedChannel<'static>>>),
     Done(Exchanged),
 }
 
@@ -18,7 +18,7 @@ impl Side {
     fn advance(self) -> Self {
         match self {
             Self::Going(exchange) => match exchange.advance().unwrap() {
-                Step::Pending(exchange) => Self::Going(exchange),
+                Step::Pending(exchange) => Self::Going(Box::new(exchange)),
                 Step::Done(connected) => Self::Done(connected),
             },
             done => done,
@@ -49,7 +49,7 @@ fn bytes_are_carried_by_whoever_has_them_and_in_any_pieces() {
     for most in [1, 7, 1000] {
         let one = rig.prepared().begin_connect(b"from one").unwrap();
         let two = rig.prepared().begin_accept(&[2; 300]).unwrap();
-        let (mut one, mut two) = (Side::Going(one), Side::Going(two));
+        let (mut one, mut two) = (Side::Going(Box::new(one)), Side::Going(Box::new(two)));
         while !matches!((&one, &two), (Side::Done(_), Side::Done(_))) {
             (one, two) = (one.advance(), two.advance());
             // Who accepts may be done when its last bytes are sent, which the other then has.
