@@ -379,17 +379,20 @@ fn a_wait_sleeps_until_something_ends_or_the_deadline() {
         here
     });
     assert_eq!(peers.wait_ended().unwrap().token, 1);
-    // The descriptor: armed, and nothing there.
-    peers.arm().unwrap();
-    assert!(peers.next_ended().unwrap().is_none());
     let mut file = libc::pollfd {
         fd: std::os::fd::AsRawFd::as_raw_fd(&peers.as_fd()),
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: one valid entry.
-    assert_eq!(unsafe { libc::poll(&mut file, 1, 0) }, 0);
     let mut here = sending.join().unwrap();
+    // The descriptor: armed, and nothing there. What the device had to do itself may have made it readable, but not again.
+    let is_quiet = (0..10).any(|_| {
+        peers.arm().unwrap();
+        assert!(peers.next_ended().unwrap().is_none());
+        // SAFETY: one valid entry.
+        unsafe { libc::poll(&mut file, 1, 0) == 0 }
+    });
+    assert!(is_quiet);
     peers.post(peer, ReceiveWorkRequest::new(loops.pool.take().unwrap()), 3).unwrap();
     here.post(channel, SendWorkRequest::new(loops.pool.take().unwrap()), 4).unwrap();
     // SAFETY: as above.
