@@ -7,6 +7,7 @@ use super::error::TransportResult;
 use super::operation::{Operation, Queue};
 use super::request::{IntoReceive, IntoSend, WorkRequest};
 use crate::completion::WorkSuccess;
+use crate::error::explained;
 use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::operation::{ReadWorkRequest, WriteWorkRequest};
 
@@ -140,8 +141,9 @@ impl<'res> Channel<'res> {
     ) -> TransportResult<WorkSuccess> {
         let (operation, mut buffer) = request.split();
         let core = self.core();
-        let mut list = R::list(&mut buffer)
-            .map_err(|error| R::Operation::explain_buffer(&core.limits, error))?;
+        let list = R::list(&mut buffer);
+        let explain = |error| R::Operation::explain_buffer(&core.limits, error);
+        let mut list = explained(list, explain)?;
         // SAFETY: the buffer lives until the end of this function, which does not access it meanwhile. A buffer keeps its
         // memory valid and exclusive until then.
         let ended = unsafe { core.run(operation, list.as_mut(), deadline) };

@@ -10,6 +10,7 @@ use super::request::{IntoReceive, IntoSend, WorkRequest};
 use super::slot::{Owner, State};
 use super::wait::Wait;
 use crate::completion::WorkSuccess;
+use crate::error::explained;
 use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::operation::{ReadWorkRequest, WriteWorkRequest};
 
@@ -186,8 +187,9 @@ impl Channel<'_> {
     ) -> TransportResult<PendingWork> {
         let core = self.core();
         let (operation, mut buffer) = request.split();
-        let mut list = R::list(&mut buffer)
-            .map_err(|error| R::Operation::explain_buffer(&core.limits, error))?;
+        let list = R::list(&mut buffer);
+        let explain = |error| R::Operation::explain_buffer(&core.limits, error);
+        let mut list = explained(list, explain)?;
         // SAFETY: the caller keeps the memory until the operation has ended.
         let slot = unsafe { core.post(operation, list.as_mut(), Owner::Token) }?;
         Ok(PendingWork::new(core, slot.wr_id()))

@@ -12,6 +12,7 @@ use super::scoped_work::ScopedPendingWork;
 use super::slot::Owner;
 use super::window::ScopedWindow;
 use crate::debug::debug;
+use crate::error::explained;
 use crate::memory::{BorrowedBuffer, GatherBuffer, RemoteMemoryRegion, ScatterBuffer, keep};
 use crate::operation::{ReadWorkRequest, WriteWorkRequest};
 
@@ -143,8 +144,9 @@ impl<'scope> Scope<'scope, '_> {
         R::Kept: BorrowedBuffer + 'scope,
     {
         let (operation, mut buffer) = request.split();
-        let mut list = R::list(&mut buffer)
-            .map_err(|error| R::Operation::explain_buffer(&self.core.limits, error))?;
+        let list = R::list(&mut buffer);
+        let explain = |error| R::Operation::explain_buffer(&self.core.limits, error);
+        let mut list = explained(list, explain)?;
         // SAFETY: what is kept of the buffer has its memory valid and exclusive for its lifetime, which contains
         // `'scope`, even if the value is moved or forgotten. `Core::end_scope` ends the operation before
         // `'scope` ends. What is not kept was copied by the post.

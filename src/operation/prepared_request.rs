@@ -318,8 +318,10 @@ impl<R: RawRequest, F> Prepared<'_, R, F> {
         if self.needs_peer {
             T::need_peer(queue_pair.erased())?;
         }
-        if self.length != 0 {
-            queue_pair.message_limits().check_message(self.length.into())?;
+        if self.length != 0
+            && let Some(error) = queue_pair.message_limits().refusal(self.length)
+        {
+            return err_from_call(error);
         }
         self.raw.set_wr_id(wr_id);
         // SAFETY: the caller vouches for the queue pair and the memory.

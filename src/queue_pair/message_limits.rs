@@ -94,6 +94,13 @@ impl MessageLimits {
         Ok(())
     }
 
+    /// The error of a message of this length, if it is too long.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn refusal(&self, length: u32) -> Option<Error> {
+        self.check_message(length.into()).err()
+    }
+
     /// Checks the longest of several messages.
     #[inline]
     pub(crate) fn check_message(&self, length: u64) -> Result<()> {
@@ -110,6 +117,7 @@ impl MessageLimits {
     }
 
     #[cold]
+    #[inline(never)]
     fn too_long(&self, length: u64, most: u32) -> Error {
         let what = if self.is_datagram {
             "by the port's MTU, which a datagram has to fit, the length of the message"
@@ -124,6 +132,7 @@ impl MessageLimits {
     /// The error of the buffer of a request. A piece that is too long for C is too long for a message too, and that limit
     /// counts.
     #[cold]
+    #[inline(never)]
     pub(crate) fn explain(&self, opcode: Opcode, error: Error) -> Error {
         match (error.excess(PIECE), Moves::by(opcode)) {
             (Some(length), Some(moves)) => self.too_long(length, self.most(moves)),
