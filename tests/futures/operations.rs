@@ -13,8 +13,8 @@ use std::thread;
 use ibverbs::future::{Local, Locked, Share};
 use ibverbs::pool::Shared;
 use ibverbs::{
-    AsyncChannel, BufferPool, Channel, MaxRnrRetries, PooledBuffer, Reactor, SendWorkRequest,
-    SharedMemoryRegion, TransportError, ffi,
+    AccessFlags, AsyncChannel, BufferPool, Channel, MaxRnrRetries, PooledBuffer, Reactor,
+    SendWorkRequest, SharedMemoryRegion, TransportError, ffi,
 };
 use ibverbs_function_device::{Kind, Progress};
 
@@ -817,12 +817,14 @@ both! {
     /// This device, like mlx5 and mlx4, does not say so when it is posted.
     fn a_message_longer_than_the_port_sends_is_refused_with_the_ports_limit() -> R {
         let device = R::<S>::new();
-        device.device.change_port(1, |port| port.max_msg_sz = 8);
+        device.device.change_port(1, |port| port.max_msg_sz = 300);
+        let pool = BufferPool::new(&device.domain, 400, 1, AccessFlags::empty()).unwrap();
         let [one, two] = connect(&device.reactor, &device.domain, |builder| builder);
-        let error = poll(&mut Box::pin(one.send(device.buffer(1)))).unwrap().unwrap_err();
-        let text = "by the port's max_msg_sz, the length of the message is 16, and must be within 0..=8";
+        let long = pool.take_from(&[1; 400]).unwrap().unwrap();
+        let error = poll(&mut Box::pin(one.send(long))).unwrap().unwrap_err();
+        let text = "by the port's max_msg_sz, the length of the message is 400, and must be within 0..=300";
         assert!(error.to_string().contains(text), "{error}");
-        drop((one, two, error));
+        drop((one, two, error, pool));
         device.finish();
     }
 }
