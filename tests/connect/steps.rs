@@ -11,7 +11,7 @@ type Exchanged = (Channel<'static>, Vec<u8>);
 
 enum Side {
     Going(Box<Exchange<PreparedChannel<'static>>>),
-    Done(Exchanged),
+    Done(Box<Exchanged>),
 }
 
 impl Side {
@@ -19,7 +19,7 @@ impl Side {
         match self {
             Self::Going(exchange) => match exchange.advance().unwrap() {
                 Step::Pending(exchange) => Self::Going(Box::new(exchange)),
-                Step::Done(connected) => Self::Done(connected),
+                Step::Done(connected) => Self::Done(Box::new(connected)),
             },
             done => done,
         }
@@ -37,7 +37,7 @@ impl Side {
 
     fn done(self) -> Option<Exchanged> {
         match self {
-            Self::Done(connected) => Some(connected),
+            Self::Done(connected) => Some(*connected),
             Self::Going(_) => None,
         }
     }
