@@ -519,15 +519,6 @@ pub(crate) fn err_from_call<T, E>(error: E) -> Result<T, E> {
     result
 }
 
-/// `result`, whose error `explain` makes another one, by a function that is not inlined: see [`err_from_call`].
-#[inline(always)]
-pub(crate) fn explained<T>(result: Result<T>, explain: impl FnOnce(Error) -> Error) -> Result<T> {
-    match result {
-        Ok(value) => Ok(value),
-        Err(error) => err_from_call(explain(error)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

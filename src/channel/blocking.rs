@@ -7,7 +7,7 @@ use super::error::TransportResult;
 use super::operation::{Operation, Queue};
 use super::request::{IntoReceive, IntoSend, WorkRequest};
 use crate::completion::WorkSuccess;
-use crate::error::explained;
+use crate::error::err_from_call;
 use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::operation::{ReadWorkRequest, WriteWorkRequest};
 
@@ -141,9 +141,12 @@ impl<'res> Channel<'res> {
     ) -> TransportResult<WorkSuccess> {
         let (operation, mut buffer) = request.split();
         let core = self.core();
-        let list = R::list(&mut buffer);
-        let explain = |error| R::Operation::explain_buffer(&core.limits, error);
-        let mut list = explained(list, explain)?;
+        let mut list = match R::list(&mut buffer) {
+            Ok(list) => list,
+            Err(error) => {
+                return err_from_call(R::Operation::explain_buffer(&core.limits, error).into());
+            }
+        };
         // SAFETY: the buffer lives until the end of this function, which does not access it meanwhile. A buffer keeps its
         // memory valid and exclusive until then.
         let ended = unsafe { core.run(operation, list.as_mut(), deadline) };

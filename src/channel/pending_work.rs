@@ -10,7 +10,7 @@ use super::request::{IntoReceive, IntoSend, WorkRequest};
 use super::slot::{Owner, State};
 use super::wait::Wait;
 use crate::completion::WorkSuccess;
-use crate::error::explained;
+use crate::error::err_from_call;
 use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::operation::{ReadWorkRequest, WriteWorkRequest};
 
@@ -187,9 +187,12 @@ impl Channel<'_> {
     ) -> TransportResult<PendingWork> {
         let core = self.core();
         let (operation, mut buffer) = request.split();
-        let list = R::list(&mut buffer);
-        let explain = |error| R::Operation::explain_buffer(&core.limits, error);
-        let mut list = explained(list, explain)?;
+        let mut list = match R::list(&mut buffer) {
+            Ok(list) => list,
+            Err(error) => {
+                return err_from_call(R::Operation::explain_buffer(&core.limits, error).into());
+            }
+        };
         // SAFETY: the caller keeps the memory until the operation has ended.
         let slot = unsafe { core.post(operation, list.as_mut(), Owner::Token) }?;
         Ok(PendingWork::new(core, slot.wr_id()))

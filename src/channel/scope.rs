@@ -12,7 +12,7 @@ use super::scoped_work::ScopedPendingWork;
 use super::slot::Owner;
 use super::window::ScopedWindow;
 use crate::debug::debug;
-use crate::error::explained;
+use crate::error::err_from_call;
 use crate::memory::{BorrowedBuffer, GatherBuffer, RemoteMemoryRegion, ScatterBuffer, keep};
 use crate::operation::{ReadWorkRequest, WriteWorkRequest};
 
@@ -144,9 +144,14 @@ impl<'scope> Scope<'scope, '_> {
         R::Kept: BorrowedBuffer + 'scope,
     {
         let (operation, mut buffer) = request.split();
-        let list = R::list(&mut buffer);
-        let explain = |error| R::Operation::explain_buffer(&self.core.limits, error);
-        let mut list = explained(list, explain)?;
+        let mut list = match R::list(&mut buffer) {
+            Ok(list) => list,
+            Err(error) => {
+                return err_from_call(
+                    R::Operation::explain_buffer(&self.core.limits, error).into(),
+                );
+            }
+        };
         // SAFETY: what is kept of the buffer has its memory valid and exclusive for its lifetime, which contains
         // `'scope`, even if the value is moved or forgotten. `Core::end_scope` ends the operation before
         // `'scope` ends. What is not kept was copied by the post.

@@ -18,7 +18,7 @@ use std::{mem, ptr};
 use super::collector::Collector;
 use super::explain::explain_batch;
 use crate::debug::debug;
-use crate::error::{Error, Result, err_from_call, explained};
+use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::memory::Gathered;
 use crate::operation::sealed::{Kind, Request};
@@ -130,8 +130,12 @@ impl<T: Transport> Batch<'_, T> {
     pub fn add<R: Adds<T>>(&mut self, request: R, wr_id: u64) -> Result<()> {
         let (kind, mut buffer) = request.split();
         let limits = self.limits;
-        let explain = |error| limits.explain(<R::Operation as Kind>::OPCODE, error);
-        let mut list = explained(<R as Request>::list(&mut buffer), explain)?;
+        let mut list = match <R as Request>::list(&mut buffer) {
+            Ok(list) => list,
+            Err(error) => {
+                return err_from_call(limits.explain(<R::Operation as Kind>::OPCODE, error));
+            }
+        };
         let list = list.as_mut();
         check(limits, &kind, list)?;
         let functions = functions_of(&kind, list);

@@ -1,7 +1,7 @@
 //! Posting to queue pairs: the methods, which a queue pair and its halves share, and the function under them.
 
 use super::prepared_request::{PostedBy, RawRequest, TakesPrepared};
-use crate::error::{Error, Result, explained};
+use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::memory::{
     GatherElement, LocalMemory, LocalMemoryMut, RemoteMemoryRegion, ScatterElement,
@@ -97,8 +97,10 @@ pub(super) unsafe fn post<T: Transport, R: Posts<T>>(
     }
     let (operation, mut buffer) = request.split();
     let limits = queue_pair.message_limits();
-    let list = R::list(&mut buffer);
-    let mut list = explained(list, |error| R::Operation::explain_buffer(limits, error))?;
+    let mut list = match R::list(&mut buffer) {
+        Ok(list) => list,
+        Err(error) => return err_from_call(R::Operation::explain_buffer(limits, error)),
+    };
     let list = list.as_mut();
     operation.check(limits, list)?;
     // SAFETY: the queue pair is live; the buffer lives during the call, and then the caller keeps its memory.
