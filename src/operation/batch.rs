@@ -129,15 +129,15 @@ impl<T: Transport> Batch<'_, T> {
     #[inline(always)]
     pub fn add<R: Adds<T>>(&mut self, request: R, wr_id: u64) -> Result<()> {
         let (kind, mut buffer) = request.split();
-        let limits = self.limits;
         let mut list = match <R as Request>::list(&mut buffer) {
             Ok(list) => list,
             Err(error) => {
-                return err_from_call(limits.explain(<R::Operation as Kind>::OPCODE, error));
+                let opcode = <R::Operation as Kind>::OPCODE;
+                return err_from_call(self.limits.explain(opcode, error));
             }
         };
         let list = list.as_mut();
-        check(limits, &kind, list)?;
+        check(self.limits, &kind, list)?;
         let functions = functions_of(&kind, list);
         if self.available & functions != functions {
             let lacking = functions & !self.available;

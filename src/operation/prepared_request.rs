@@ -318,11 +318,44 @@ impl<R: RawRequest, F> Prepared<'_, R, F> {
         if self.needs_peer {
             T::need_peer(queue_pair.erased())?;
         }
-        if self.length != 0
-            && let Some(error) = queue_pair.message_limits().refusal(self.length)
-        {
-            return err_from_call(error);
+        if self.length != 0 {
+            // SAFETY: the caller's promise.
+            return unsafe { self.post_long(queue_pair, raw, wr_id) };
         }
+        // SAFETY: the caller's promise.
+        unsafe { self.post_unchecked(queue_pair, raw, wr_id) }
+    }
+
+    /// Posts a request that may be too long for the port.
+    ///
+    /// # Safety
+    ///
+    /// That of [`post`](Self::post).
+    #[cold]
+    #[inline(never)]
+    unsafe fn post_long<T: Transport>(
+        &mut self,
+        queue_pair: &QueuePair<'_, T>,
+        raw: *mut ffi::ibv_qp,
+        wr_id: u64,
+    ) -> Result<()> {
+        queue_pair.message_limits().check_message(self.length.into())?;
+        // SAFETY: the caller's promise.
+        unsafe { self.post_unchecked(queue_pair, raw, wr_id) }
+    }
+
+    /// Posts a request whose length is right.
+    ///
+    /// # Safety
+    ///
+    /// That of [`post`](Self::post).
+    #[inline(always)]
+    unsafe fn post_unchecked<T: Transport>(
+        &mut self,
+        queue_pair: &QueuePair<'_, T>,
+        raw: *mut ffi::ibv_qp,
+        wr_id: u64,
+    ) -> Result<()> {
         self.raw.set_wr_id(wr_id);
         // SAFETY: the caller vouches for the queue pair and the memory.
         let returned = unsafe { self.raw.post(raw) };

@@ -94,13 +94,6 @@ impl MessageLimits {
         Ok(())
     }
 
-    /// The error of a message of this length, if it is too long.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn refusal(&self, length: u32) -> Option<Error> {
-        self.check_message(length.into()).err()
-    }
-
     /// Checks the longest of several messages.
     #[inline]
     pub(crate) fn check_message(&self, length: u64) -> Result<()> {
