@@ -174,7 +174,7 @@ impl Device {
         name.iter().take_while(|&&c| c != 0).map(|&c| char::from(c as u8)).collect()
     }
 
-    /// Its first address, which GID 0 of port 1 represents, unless the table of GIDs is [an adapter's](Builder::adapter_gids).
+    /// Its first address, which GID 0 of port 1 represents, unless the table of GIDs is [an adapter's](crate::Builder::adapter_gids).
     pub fn address(&self) -> IpAddr {
         self.lock().core.ports[0].addresses[0]
     }
