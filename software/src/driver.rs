@@ -41,6 +41,10 @@ const MANY_RECEIVES: u32 = 64;
 /// After so many packets there may be more that were not read.
 const MANY_PACKETS: usize = 64;
 
+/// How many loops wait for the bell at most. The kernel counts in how many ways a file wakes sleepers through nested epoll
+/// instances, and refuses the `epoll_ctl` that would make more than 100 ways of length three with `EINVAL`.
+const MOST_LOOPS: u32 = 64;
+
 /// The engine of a device, and what drives it.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -337,15 +341,17 @@ impl Driver {
     }
 
     /// From now on, a loop of the program waits for this file beside that of its completion queue, and polls when either is
-    /// readable.
-    pub(crate) fn attach(&self, is_new: bool) -> Option<c_int> {
-        match self {
-            Self::Thread(threaded) => {
-                threaded.loops.fetch_add(is_new.into(), Ordering::Relaxed);
-                Some(threaded.bell.fd())
-            }
-            Self::Network(_) => None,
+    /// readable. `None` if [many](MOST_LOOPS) loops do so already: the device's thread wakes the others.
+    pub(crate) fn attach(&self, is_attached: &AtomicBool) -> Option<c_int> {
+        let Self::Thread(threaded) = self else { return None };
+        let one_more = |loops| (loops < MOST_LOOPS).then_some(loops + 1);
+        if !is_attached.swap(true, Ordering::Relaxed)
+            && threaded.loops.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err()
+        {
+            is_attached.store(false, Ordering::Relaxed);
+            return None;
         }
+        Some(threaded.bell.fd())
     }
 
     /// The loop is gone.

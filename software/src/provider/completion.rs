@@ -210,10 +210,10 @@ pub(crate) unsafe fn attend(cq: *mut ibv_cq) -> Option<c_int> {
     unsafe {
         let shared = threaded(cq)?;
         let soft = cq.cast::<SoftCq>();
+        let bell = shared.driver().attach(&(*soft).is_attached)?;
         (*soft).is_attended.store(true, Ordering::Relaxed);
         shared.lock().attend((*cq).handle);
-        let is_new = !(*soft).is_attached.swap(true, Ordering::Relaxed);
-        shared.driver().attach(is_new)
+        Some(bell)
     }
 }
 
