@@ -22,7 +22,7 @@ pub(crate) struct Config {
     pub(crate) max_connections: u32,
 }
 
-/// Builds a [`Hub`]: see [`Hub::builder`].
+/// Builds a [`Hub`](crate::Hub): see [`Hub::builder`](crate::Hub::builder).
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct HubBuilder {
