@@ -175,6 +175,7 @@ fn rping_pings_us() {
     }
     expect(&mut channel, Kind::Disconnected);
     channel.disconnect().unwrap();
+    assert!(receive.wait(&mut channel).is_err(), "the last receive was not flushed");
     let text = rping.finish();
     assert_eq!(text.matches("ping data:").count() as u64, PINGS, "{text}");
     drop((receive, region, channel, listener));
