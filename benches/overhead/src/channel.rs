@@ -17,7 +17,7 @@ pub(crate) struct ChannelRig {
 
 impl ChannelRig {
     pub(crate) fn new() -> Self {
-        Self::of(&Arc::new(ProtectionDomain::new(&context()).expect("a domain")))
+        Self::of(&Arc::new(ProtectionDomain::new(context()).expect("a domain")))
     }
 
     fn of(domain: &Arc<ProtectionDomain<'static>>) -> Self {

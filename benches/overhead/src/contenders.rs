@@ -37,6 +37,7 @@ pub(crate) type Body = Box<dyn FnMut(u64) -> u64>;
 
 impl Contender {
     /// Whether a run allocates: it makes channels.
+    #[allow(dead_code, reason = "only the program that counts instructions asks")]
     pub(crate) fn allocates(&self) -> bool {
         self.workload == "W19"
     }

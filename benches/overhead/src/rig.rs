@@ -45,7 +45,7 @@ impl Rig {
     /// A rig with memory for reads of pages.
     pub(crate) fn of_pages() -> Self {
         let rig = Self::new();
-        let domain = Arc::new(ProtectionDomain::new(&context()).expect("a domain"));
+        let domain = Arc::new(ProtectionDomain::new(context()).expect("a domain"));
         let region = MemoryRegion::new(&domain, READS * PAGE).expect("a region");
         Self { region, ..rig }
     }

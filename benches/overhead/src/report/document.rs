@@ -85,21 +85,52 @@ fn replace(page: &str, name: &str, text: &str) -> Result<String, String> {
 /// The columns of the table at the head of the page, after C.
 const LAYERS: [&str; 4] = ["verbs", "channel", "loop", "futures"];
 
-/// Its rows: what a program does, and the workload and the layer of each column.
+/// A row: what a program does, its workload, and the workload and the layer of each column.
+type GlanceRow = (&'static str, &'static str, [(&'static str, &'static str); LAYERS.len()]);
+
+/// The rows of that table.
 #[rustfmt::skip]
-const GLANCE: &[(&str, &str, [(&str, &str); LAYERS.len()])] = &[
-    ("send 64 bytes, and wait", "W6",
-        [("W1", "verbs prepared"), ("W6", "channel blocking"), ("W6", "loop"), ("W12", "futures, one task on one thread")]),
-    ("a send, sixteen of which are in flight", "W10",
-        [("W3", "verbs prepared"), ("W10", "channel all at once"), ("W10", "loop"), ("W13", "futures")]),
-    ("a send, sixteen of which have one completion", "W15",
-        [("", ""), ("W15", "channel window"), ("W15", "loop"), ("", "")]),
-    ("read 4 KiB, 64 reads in flight", "W17",
-        [("", ""), ("W17", "channel scoped"), ("W17", "loop"), ("", "")]),
-    ("answer a message, on one of 1,000 connections", "W14-1000",
-        [("", ""), ("", ""), ("W14-1000", "loop"), ("W14-1000", "futures, one thread")]),
-    ("look for what has ended, in vain", "W18",
-        [("", ""), ("", ""), ("W18", "loop"), ("W18", "futures, one thread")]),
+const GLANCE: &[GlanceRow] = &[
+    (
+        "send 64 bytes, and wait",
+        "W6",
+        [
+            ("W1", "verbs prepared"),
+            ("W6", "channel blocking"),
+            ("W6", "loop"),
+            ("W12", "futures, one task on one thread"),
+        ],
+    ),
+    (
+        "a send, sixteen of which are in flight",
+        "W10",
+        [
+            ("W3", "verbs prepared"),
+            ("W10", "channel all at once"),
+            ("W10", "loop"),
+            ("W13", "futures"),
+        ],
+    ),
+    (
+        "a send, sixteen of which have one completion",
+        "W15",
+        [("", ""), ("W15", "channel window"), ("W15", "loop"), ("", "")],
+    ),
+    (
+        "read 4 KiB, 64 reads in flight",
+        "W17",
+        [("", ""), ("W17", "channel scoped"), ("W17", "loop"), ("", "")],
+    ),
+    (
+        "answer a message, on one of 1,000 connections",
+        "W14-1000",
+        [("", ""), ("", ""), ("W14-1000", "loop"), ("W14-1000", "futures, one thread")],
+    ),
+    (
+        "look for what has ended, in vain",
+        "W18",
+        [("", ""), ("", ""), ("W18", "loop"), ("W18", "futures, one thread")],
+    ),
 ];
 
 /// A cell of that table: instructions of the first profile, and their ratio to C.
