@@ -388,6 +388,8 @@ pub(super) fn place<B>(
         for index in from..from + depth {
             let slot = &mut table.slots[index as usize];
             slot.next = if index + 1 == from + depth { from } else { index + 1 };
+            // A receive of an earlier channel may have left one, and this may be a slot for sends.
+            slot.kept = None;
             table.outcomes[index as usize].run = Run::none(slot);
         }
     }

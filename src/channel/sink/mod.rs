@@ -186,9 +186,11 @@ impl Core {
             Some((slot, State::InFlight(owner))) if owner.is_window() => {
                 self.end_window(slot, owner, completion);
             }
-            Some((slot, State::Abandoned | State::InFlight(Owner::Lent))) => {
+            Some((slot, state @ (State::Abandoned | State::InFlight(Owner::Lent)))) => {
                 self.unreported.unpolled.set(true);
-                match (completion.result(), slot.kept.take()) {
+                // An operation that was discarded has left its length in the slot.
+                let kept = slot.kept.take().filter(|_| state != State::Abandoned);
+                match (completion.result(), kept) {
                     (Err(error), _) => self.record_unreported(error.into()),
                     // SAFETY: the buffer is borrowed until the scope has ended, and the device is done with it.
                     (Ok(success), Some(kept)) => unsafe { success.tell(kept) },
