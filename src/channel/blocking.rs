@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::Channel;
 use super::error::TransportResult;
 use super::operation::{Operation, Queue};
-use super::request::{IntoReceive, IntoSend, WorkRequest};
+use super::posting::{IntoReceive, IntoSend, WorkRequest};
 use crate::completion::WorkSuccess;
 use crate::error::err_from_call;
 use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};

@@ -13,14 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::cancel::Cancel;
 use super::credits::{CreditWords, Credits};
 use super::error::{TransportError, TransportResult};
 use super::in_flight::InFlight;
 use super::operation::{Limits, Queue, Target, Templates};
 use super::sink::Sink;
 use super::slot::{Slot, State};
-use super::wait::Sleep;
+use super::wait::{Cancel, Sleep};
 use crate::completion::WorkSuccess;
 use crate::debug::debug;
 use crate::device::Clock;

@@ -38,7 +38,6 @@
 
 mod blocking;
 mod builder;
-mod cancel;
 mod channel_set;
 mod core;
 mod credits;
@@ -50,30 +49,23 @@ mod in_flight;
 mod keep_alive;
 mod link;
 mod operation;
-mod operation_error;
 mod owned_buffer;
 mod pending_work;
 mod posting;
 mod prepared;
 mod prepared_window;
-mod received;
-mod request;
-mod run_scope;
 mod scope;
-mod scoped_work;
 mod sink;
 mod slot;
 mod stop;
 mod wait;
 mod window;
-mod window_list;
-mod window_requests;
 
 pub use blocking::ChannelUntil;
 pub use builder::ChannelBuilder;
-pub use cancel::CancelHandle;
 pub use channel_set::{ChannelSet, PeerResults, SetScope};
-pub use error::{ScopeError, TransportError, TransportResult};
+pub(crate) use error::Refused;
+pub use error::{OperationError, OwnedResult, ScopeError, TransportError, TransportResult};
 pub use event_loop::{
     ArmedWaiter, ChannelId, DestroyedChannel, DetachedChannel, Ended, Loop, LoopBuffer, LoopWaiter,
     LoopWaker,
@@ -82,18 +74,15 @@ pub use event_loop::{
 pub(crate) use event_loop::{Detached, Doomed, Due, Left};
 #[cfg(feature = "async")]
 pub(crate) use operation::Queue;
-pub(crate) use operation_error::Refused;
-pub use operation_error::{OperationError, OwnedResult};
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};
 pub use pending_work::PendingWork;
+pub use posting::{IntoReceive, IntoSend, WorkRequest};
 pub use prepared::PreparedChannel;
-pub use prepared_window::{PreparedWindow, WindowError};
-pub use request::{IntoReceive, IntoSend, WorkRequest};
-pub use scope::Scope;
-pub use scoped_work::ScopedPendingWork;
+pub use prepared_window::{PreparedWindow, WindowError, WindowRequests};
+pub use scope::{Scope, ScopedPendingWork};
+pub use wait::CancelHandle;
 pub(crate) use wait::DEVICE_CHECK_PERIOD;
 pub use window::ScopedWindow;
-pub use window_requests::WindowRequests;
 
 use std::net::TcpStream;
 

@@ -1,4 +1,4 @@
-//! Buffers that an operation owns while it is in flight.
+//! Buffers that an operation owns while it is in flight, and the lengths that receives give them.
 //!
 //! A buffer is moved into its operation's slot when it is posted. It leaves the slot when the operation has ended: to the
 //! caller, or by being dropped. No allocation: an [`AnyBuffer`] has room for any type that [`OwnedBuffer`] admits, with a
@@ -6,9 +6,11 @@
 
 use std::any::TypeId;
 use std::mem::{ManuallyDrop, MaybeUninit};
+use std::ptr::NonNull;
 use std::{fmt, ptr};
 
-use crate::memory::ScatterBuffer;
+use crate::completion::WorkSuccess;
+use crate::memory::{GatherBuffer, KeptLength, ScatterBuffer};
 
 /// Registered memory that an operation can own while it is in flight: see
 /// [`Loop::post`](crate::Loop::post).
@@ -113,5 +115,29 @@ impl Drop for AnyBuffer {
 impl fmt::Debug for AnyBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AnyBuffer").finish_non_exhaustive()
+    }
+}
+
+impl WorkSuccess {
+    /// If a message was received: tells its buffer how long it is.
+    #[inline(always)]
+    pub(super) fn tell_buffer<B: GatherBuffer>(&self, buffer: &mut B) {
+        if B::KEEPS_LENGTH
+            && let Some(len) = self.message_len()
+        {
+            buffer.received(len as usize);
+        }
+    }
+
+    /// The same, where only the length is known that the buffer keeps.
+    ///
+    /// # Safety
+    ///
+    /// The buffer still exists, and nothing else accesses it.
+    pub(super) unsafe fn tell(&self, kept: NonNull<KeptLength>) {
+        if let Some(len) = self.message_len() {
+            // SAFETY: the caller vouches for it.
+            unsafe { KeptLength::receive(kept, len as usize) };
+        }
     }
 }

@@ -6,7 +6,7 @@ use super::Channel;
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
 use super::operation::Operation;
-use super::request::{IntoReceive, IntoSend, WorkRequest};
+use super::posting::{IntoReceive, IntoSend, WorkRequest};
 use super::slot::{Owner, State};
 use super::wait::Wait;
 use crate::completion::WorkSuccess;

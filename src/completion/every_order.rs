@@ -1,13 +1,11 @@
 //! Threads that sleep for the events of a completion queue, and such as poll an extended one, in every order.
 
+use loom::cell::UnsafeCell;
 use std::sync::PoisonError;
 use std::time::Instant;
 
-use loom::cell::UnsafeCell;
-
-use super::extended::OnePoller;
-use super::waiters::Waker;
-use super::waiters::{Read, Waiters};
+use super::extended_completion::OnePoller;
+use super::waiters::{Read, Waiters, Waker};
 use crate::device::event_file;
 use crate::error::{ErrorKind, Result};
 use crate::sync::{Condvar, Mutex, MutexGuard, in_every_order};

@@ -29,8 +29,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::time::Instant;
 
-use super::extended::CompletionFields;
-use super::extended_completion::ExtendedCompletion;
+use super::extended_completion::{CompletionFields, ExtendedCompletion};
 use super::queue::CompletionQueue;
 use crate::debug::debug;
 use crate::error::{Error, Result};

@@ -42,13 +42,10 @@ mod completion_channel;
 mod completion_counter;
 #[cfg(all(test, ibverbs_loom))]
 mod every_order;
-mod extended;
 mod extended_completion;
 mod extended_poller;
 mod queue;
 mod queue_builder;
-mod queue_modify;
-mod queue_wait;
 mod waiters;
 mod work_completion;
 
@@ -57,9 +54,9 @@ pub use completion_channel::{CompletionChannel, CompletionEvent};
 pub use completion_counter::{
     CompletionCounter, CompletionCounterCapabilities, CompletionCounterUnit, CountedOperations,
 };
-pub use extended::CompletionFields;
-pub use extended_completion::ReceivedDatagram;
-pub use extended_completion::{ExtendedCompletion, ExtendedSuccess, TagMatch};
+pub use extended_completion::{
+    CompletionFields, ExtendedCompletion, ExtendedSuccess, ReceivedDatagram, TagMatch,
+};
 pub use extended_poller::{ExtendedCompletions, ExtendedPoller};
 pub use queue::CompletionQueue;
 pub use queue_builder::CompletionQueueBuilder;

@@ -22,10 +22,6 @@
 
 mod allocator;
 mod protection_domain;
-mod thread_domain;
-mod xrc_domain;
 
-pub use allocator::{Allocation, Allocator};
-pub use protection_domain::ProtectionDomain;
-pub use thread_domain::ThreadDomain;
-pub use xrc_domain::{XrcDomain, XrcDomainScope};
+pub use allocator::{Allocation, Allocator, ThreadDomain};
+pub use protection_domain::{ProtectionDomain, XrcDomain, XrcDomainScope};

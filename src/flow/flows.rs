@@ -2,8 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::flow_counters::{Counter, Counters};
-use super::rule::{Held, Rule, VERB};
+use super::rule::{Counter, Counters, Held, Rule, VERB};
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;

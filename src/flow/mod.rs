@@ -24,17 +24,15 @@
 //! A flow belongs to the queue pair that it was created on ([`QueuePair::create_flow`](crate::QueuePair::create_flow)).
 
 mod esp_action;
-mod flow_counters;
 mod flows;
 mod matches;
 mod rule;
 
 pub use esp_action::{EspAction, EspFlags, EspParameters};
-pub use flow_counters::{Counter, Counters};
 pub use flows::FlowId;
 pub(crate) use flows::Flows;
 pub use matches::{
     EspMatch, EthernetMatch, GreMatch, HeaderMatch, Ipv4Match, Ipv6Match, MplsMatch, PortMatch,
     VxlanMatch,
 };
-pub use rule::{Rule, RuleFlags};
+pub use rule::{Counter, Counters, Rule, RuleFlags};

@@ -12,27 +12,22 @@
 
 #[cfg(feature = "rdmacm")]
 mod connection_manager;
-mod in_line;
 mod operation;
-mod prepared;
 mod reactor;
 mod receive;
 mod request;
 mod run;
 mod share;
-mod shared_receives;
 mod timer;
 mod watch;
 
 pub use operation::AsyncOperation;
-pub use prepared::PreparedAsyncChannel;
 pub use reactor::Reactor;
-pub use receive::AsyncReceive;
-pub use request::AsyncRequest;
+pub use receive::{AsyncReceive, SharedReceives};
+pub use request::{AsyncRequest, PreparedAsyncChannel};
 #[cfg(feature = "tokio")]
 pub use run::SpawnedReactor;
 pub use share::{Local, Locked, Share};
-pub use shared_receives::SharedReceives;
 
 use std::future::{Future, poll_fn};
 use std::task::Poll;
@@ -42,8 +37,7 @@ use crate::channel::{ChannelId, LoopBuffer, OwnedBuffer, OwnedResult, Queue, Tra
 use crate::debug::debug;
 use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::operation::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
-use in_line::InLine;
-use operation::{failed, result_of};
+use operation::{InLine, failed, result_of};
 use share::{Lock, destroy, release_quietly, stop};
 
 /// A channel whose operations are futures that own their buffers. It is driven by a [`Reactor`], and tied to no runtime.

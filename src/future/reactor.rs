@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use super::prepared::PreparedAsyncChannel;
+use super::receive::SharedReceives;
+use super::request::PreparedAsyncChannel;
 use super::share::{Lock, Locked, Share, State, put_back, stop};
-use super::shared_receives::SharedReceives;
 use super::timer::Timer;
 use crate::channel::{ChannelBuilder, DEVICE_CHECK_PERIOD, Loop, Queue, TransportError};
 use crate::completion::CompletionQueue;

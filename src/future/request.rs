@@ -1,10 +1,26 @@
-//! What a channel carries out as one operation of its send queue.
+//! What futures post: requests, windows and prepared requests.
 
+use std::future::Future;
+
+use super::AsyncChannel;
+use super::share::{Lock, Locked, Share, destroy, release_quietly};
 use crate::channel::{
-    LoopBuffer, OperationError, OwnedBuffer, PreparedWindow, TransportError, WindowError,
-    WorkRequest,
+    ChannelBuilder, Detached, LoopBuffer, OperationError, OwnedBuffer, OwnedResult,
+    PreparedChannel, PreparedWindow, Refused, TransportError, WindowError, WorkRequest,
 };
-use crate::operation::SendQueueRequest;
+use crate::debug::debug;
+use crate::error::Result;
+#[cfg(feature = "rdmacm")]
+use crate::ffi;
+use crate::handshake::Handshake;
+use crate::memory::ScatterBuffer;
+use crate::operation::{ReceiveWorkRequest, SendQueueRequest};
+use crate::pool::PooledBuffer;
+use crate::queue_pair::QueuePairEndpoint;
+#[cfg(feature = "rdmacm")]
+use crate::queue_pair_state::QueuePairType;
+use crate::state_error::StateError;
+use crate::tcp::{AsyncStream, ExchangeError, Polled, Role, exchange_over};
 
 /// What an [`AsyncChannel`](crate::AsyncChannel) carries out as one operation: a request of the send queue that owns its
 /// buffer, or a [`PreparedWindow`] of them. `B` is what its reactor keeps.
@@ -109,3 +125,237 @@ pub(super) mod sealed {
         }
     }
 }
+
+/// An [`AsyncChannel`] that is not connected, with the address that the peer needs: see
+/// [`Reactor::prepare`](crate::Reactor::prepare).
+#[must_use]
+pub struct PreparedAsyncChannel<S: Share = Locked<PooledBuffer>> {
+    share: S,
+    /// There until it is connected.
+    detached: Option<Detached<'static>>,
+}
+
+impl<S: Share> PreparedAsyncChannel<S> {
+    pub(super) fn new(share: &S, builder: ChannelBuilder<'static>) -> Result<Self> {
+        let channel = builder.build()?;
+        let mut guard = share.lock();
+        let placed = guard.core.place(channel);
+        guard.unlock();
+        match placed {
+            Ok(detached) => Ok(Self { share: share.clone(), detached: Some(detached) }),
+            // The queue pair is destroyed here.
+            Err(failed) => Err(failed.error),
+        }
+    }
+
+    pub(super) fn channel(&self) -> &PreparedChannel<'static> {
+        &self.detached.as_ref().expect("not connected").channel
+    }
+
+    pub(super) fn detached_mut(&mut self) -> &mut Detached<'static> {
+        self.detached.as_mut().expect("not connected")
+    }
+
+    /// The address of the channel, which the peer needs.
+    pub fn endpoint(&self) -> QueuePairEndpoint {
+        self.channel().endpoint()
+    }
+
+    /// `ibv_post_recv`: posts a receive before the channel is connected, so that not even the first message of the
+    /// peer comes before its receive. The channel hands the messages out by [`AsyncChannel::receive`], in order, and keeps
+    /// as many receives posted as if they had been posted by [`AsyncChannel::post_receive`].
+    ///
+    /// A handshake that fails ends them, and so does a post that fails though the device may have it: their buffers are dropped,
+    /// and receives are posted again for the next attempt. If what is not connected is dropped, so are the buffers, when the
+    /// device is done with them.
+    ///
+    /// ```no_run
+    /// # // not on Soft-RoCE alone: needs a peer
+    /// # async fn serve<S: ibverbs::tcp::AsyncStream + Send>(reactor: &ibverbs::Reactor, domain: &std::sync::Arc<ibverbs::ProtectionDomain<'static>>, pool: &ibverbs::BufferPool, mut stream: S) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut prepared = reactor.prepare(ibverbs::Channel::builder(domain).max_recv_wr(16))?;
+    /// for _ in 0..16 {
+    ///     prepared.post_receive(pool.take().ok_or("all buffers are in use")?)?;
+    /// }
+    /// let (channel, _) = prepared.accept(&mut stream, b"").await?;
+    /// let (first, success) = channel.receive(pool.take().ok_or("all buffers are in use")?).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Loop::post`](crate::Loop::post), with the buffer, and those of a transition to INIT:
+    ///
+    ///  - [`Verbs`](crate::TransportError::Verbs): `EOPNOTSUPP` on iWARP, where the connection manager's
+    ///    [`PendingConnection`](crate#by-ip-address-through-the-connection-manager) takes receives.
+    #[doc(alias = "ibv_post_recv")]
+    pub fn post_receive<D: ScatterBuffer>(&mut self, buffer: D) -> OwnedResult<S::Buffer, ()>
+    where
+        D::Kept: OwnedBuffer,
+        S::Buffer: LoopBuffer<D::Kept>,
+    {
+        let request = ReceiveWorkRequest::new(buffer);
+        if let Err(error) = self.advance(Detached::open_receives) {
+            return Err(Refused::new(error.into(), Some(request)).into());
+        }
+        let Self { share, detached } = self;
+        let detached = detached.as_ref().expect("not connected");
+        let mut guard = share.lock();
+        guard.core.open_for_receives(detached);
+        let posted = guard.core.post_for_message(detached.id, request);
+        guard.unlock();
+        if posted.as_ref().is_err_and(|refused| refused.request.is_none()) && detached.try_reset() {
+            // The device may have had it, and its message would be lost.
+            self.forget();
+        }
+        Ok(posted?)
+    }
+
+    /// A step on the way to a connection.
+    fn advance(
+        &mut self,
+        step: impl FnOnce(&mut Detached<'static>) -> (Result<()>, bool),
+    ) -> Result<()> {
+        let (done, has_ended) = step(self.detached_mut());
+        if has_ended {
+            self.forget();
+        }
+        done
+    }
+
+    /// What was posted has ended.
+    fn forget(&mut self) {
+        let id = self.detached_mut().id;
+        let mut guard = self.share.lock();
+        guard.core.forget_attempt(id);
+        release_quietly(guard);
+    }
+
+    /// `ibv_modify_qp`: connects the channel to the peer's. See [`PreparedChannel::handshake`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`PreparedChannel::handshake`]. The channel comes back in the [`StateError`], for another attempt.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn handshake(self, remote: QueuePairEndpoint) -> Result<AsyncChannel<S>, StateError<Self>> {
+        Handshake::handshake(self, remote).map(Self::finish)
+    }
+
+    /// Connects to the peer that [accepts](Self::accept) over the same stream, as
+    /// [`PreparedChannel::connect_over`] does, with which it can be combined. Returns the channel and the peer's private
+    /// data.
+    ///
+    /// The caller keeps the stream, and can read from it to notice that the peer is gone. There is no deadline: drop the
+    /// future when the program's own timer says so. The stream is then in an unspecified state, and the queue pair is
+    /// destroyed.
+    ///
+    /// Connecting calls `ibv_modify_qp`, for which the kernel may have to look up the peer's MAC address: the thread waits
+    /// meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// See [`ExchangeError`]. The channel comes back in the [`StateError`], for another attempt over another stream; its
+    /// [endpoint](Self::endpoint) may have changed. Close the stream.
+    pub fn connect<'a, T: AsyncStream + Send>(
+        self,
+        stream: &'a mut T,
+        private_data: &[u8],
+    ) -> impl Future<Output = Connected<S>> + use<'a, S, T> {
+        self.exchange(Role::Connects, stream, private_data)
+    }
+
+    /// Connects to the peer that [connects](Self::connect) over the same stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect).
+    pub fn accept<'a, T: AsyncStream + Send>(
+        self,
+        stream: &'a mut T,
+        private_data: &[u8],
+    ) -> impl Future<Output = Connected<S>> + use<'a, S, T> {
+        self.exchange(Role::Accepts, stream, private_data)
+    }
+
+    /// The reactor serves the channel from now on.
+    fn attach(mut self, is_connected: bool) -> AsyncChannel<S> {
+        let number = self.endpoint().num();
+        let detached = self.detached.take().expect("not connected");
+        let mut guard = self.share.lock();
+        let id = guard.core.attach(detached, is_connected);
+        guard.connected();
+        let channel = AsyncChannel { share: self.share.clone(), id, number };
+        drop(guard);
+        channel
+    }
+
+    fn exchange<'a, T: AsyncStream + Send>(
+        self,
+        role: Role,
+        stream: &'a mut T,
+        private_data: &[u8],
+    ) -> impl Future<Output = Connected<S>> + use<'a, S, T> {
+        let private_data = private_data.to_vec();
+        async move { exchange_over(self, role, &mut Polled(stream), &private_data).await }
+    }
+}
+
+/// The channel and the peer's private data, or what is not connected.
+type Connected<S> =
+    Result<(AsyncChannel<S>, Vec<u8>), StateError<PreparedAsyncChannel<S>, ExchangeError>>;
+
+impl<S: Share> Handshake for PreparedAsyncChannel<S> {
+    type Connected = AsyncChannel<S>;
+    /// It is in its place when the peer has connected too.
+    type Shaken = Self;
+
+    fn endpoint(&self) -> QueuePairEndpoint {
+        self.endpoint()
+    }
+
+    fn handshake(mut self, remote: QueuePairEndpoint) -> Result<Self, StateError<Self>> {
+        match self.advance(|detached| detached.connect(&remote)) {
+            Ok(()) => Ok(self),
+            Err(error) => Err(StateError::new(self, error)),
+        }
+    }
+
+    fn take_back(mut shaken: Self) -> Self {
+        let number = shaken.endpoint().num();
+        if shaken.detached_mut().reset() {
+            shaken.forget();
+            let Self { share, detached } = &shaken;
+            share.lock().core.renew(detached.as_ref().expect("not connected"), number);
+        }
+        shaken
+    }
+
+    fn finish(shaken: Self) -> AsyncChannel<S> {
+        shaken.attach(true)
+    }
+
+    #[cfg(feature = "rdmacm")]
+    fn place(&self) -> (*mut ffi::ibv_context, QueuePairType) {
+        self.channel().link().queue_pair().place()
+    }
+
+    #[cfg(feature = "rdmacm")]
+    fn into_connected(mut self) -> AsyncChannel<S> {
+        // Nothing fails in it.
+        let _ = self.advance(Detached::open_receives_of_init);
+        self.attach(false)
+    }
+}
+
+impl<S: Share> Drop for PreparedAsyncChannel<S> {
+    fn drop(&mut self) {
+        if let Some(detached) = self.detached.take() {
+            let mut guard = self.share.lock();
+            let detached = guard.core.give_up(detached);
+            release_quietly(guard);
+            destroy(&self.share, detached);
+        }
+    }
+}
+
+debug! { impl[S: Share] PreparedAsyncChannel<S>, self, endpoint: self.endpoint(), .. }

@@ -1,11 +1,10 @@
-//! Zeroed memory for regions: from the heap, or whole pages from the kernel.
+//! Buffers of regions: whole pages, huge ones on request.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::{panic, thread};
+use std::{panic, ptr, thread};
 
-use super::huge_pages::HugePages;
 use crate::error::{Error, Result};
 
 /// Owns zeroed memory.
@@ -215,6 +214,40 @@ fn no_pages(verb: &'static str, huge_pages: Option<HugePages>) -> Error {
 pub(super) fn page_size() -> usize {
     // SAFETY: it only asks.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+/// The huge pages that a region's buffer consists of.
+///
+/// A device translates addresses page by page and caches few translations; with huge pages a large
+/// region needs few.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum HugePages {
+    /// `MADV_HUGEPAGE`: transparent huge pages. The buffer begins on a multiple of 2 MiB, and the
+    /// kernel backs it with huge pages as far as it has free ones. The administrator need not set any
+    /// aside.
+    Transparent,
+    /// `MAP_HUGETLB`: pages of 2 MiB, from those that the administrator has set aside (in
+    /// `/proc/sys/vm/nr_hugepages`).
+    Size2MiB,
+    /// `MAP_HUGETLB`: pages of 1 GiB, from those that were set aside when the machine started (by
+    /// `hugepagesz=1G hugepages=N`).
+    Size1GiB,
+}
+
+impl HugePages {
+    /// The size of a page in bytes, as a power of 2.
+    pub(super) const fn shift(self) -> u32 {
+        match self {
+            Self::Transparent | Self::Size2MiB => 21,
+            Self::Size1GiB => 30,
+        }
+    }
+
+    /// The size of a page in bytes.
+    pub const fn bytes(self) -> usize {
+        1 << self.shift()
+    }
 }
 
 #[cfg(test)]

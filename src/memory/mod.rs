@@ -10,7 +10,7 @@
 //!
 //! This program never holds a Rust reference to memory that a peer can write at any time. So a region
 //! for local access derefs to `[T]`, and a region for peers does not: [`SharedMemorySlice`] copies
-//! elements (`shared_copy`), or accesses integers in place by atomic operations (`atomic_element`). Any
+//! elements (`shared_copy`), or accesses integers in place by atomic operations (`shared_region`). Any
 //! bytes are a valid value of an element's type ([`Element`]), because devices and peers write bytes.
 //!
 //! # From a region to a request
@@ -20,19 +20,12 @@
 //! | posting, `unsafe` | [`GatherBuffer`], [`ScatterBuffer`]: C's elements, slices, and arrays and tuples of them | the caller, until the completion was polled |
 //! | channels, safe | the same, as a [`BorrowedBuffer`] or an [`OwnedBuffer`](crate::channel::OwnedBuffer) | the borrow of the region, or the channel |
 //!
-//! Files: `options`, `allocation` and `huge_pages` obtain memory, `registration` registers it; `region` has
+//! Files: `options` and `allocation` obtain memory, `registration` registers it; `region` has
 //! what all regions share, and `owned_region` to `special_regions` have the kinds.
 
-mod access;
-mod advice;
 mod allocation;
-mod atomic_element;
-mod borrowed_region;
 mod buffer;
 mod device_memory;
-mod device_region;
-mod disjoint;
-mod huge_pages;
 mod inline;
 mod kept_length;
 #[cfg(feature = "mlx5")]
@@ -41,7 +34,6 @@ mod options;
 mod owned_region;
 mod pieces;
 mod pinned;
-mod provider_buffer;
 mod raw_region;
 mod region;
 mod region_buffer;
@@ -57,25 +49,18 @@ mod slice_part;
 mod special_regions;
 mod window;
 
-pub use access::AccessFlags;
-pub use advice::MemoryAdvice;
-pub use atomic_element::AtomicElement;
-pub use borrowed_region::{BorrowedMemoryRegion, ReadOnlyMemoryRegion};
-#[cfg(feature = "channel")]
-pub(crate) use buffer::PlainList;
-#[cfg(feature = "channel")]
-pub(crate) use buffer::keep;
+pub use allocation::HugePages;
 pub use buffer::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
-pub use device_memory::DeviceMemory;
-pub use device_region::DeviceMemoryRegion;
-pub use huge_pages::HugePages;
+#[cfg(feature = "channel")]
+pub(crate) use buffer::{PlainList, keep};
+pub use device_memory::{DeviceMemory, DeviceMemoryRegion};
 pub(crate) use inline::Gathered;
 pub use inline::{Inline, InlineList};
 pub use kept_length::KeptLength;
 #[cfg(feature = "mlx5")]
 pub use memory_key::MemoryKey;
-pub use options::RegionOptions;
-pub use owned_region::MemoryRegion;
+pub use options::{AccessFlags, MemoryAdvice, RegionOptions};
+pub use owned_region::{BorrowedMemoryRegion, MemoryRegion, ReadOnlyMemoryRegion};
 pub use pinned::PinnedMemory;
 pub use raw_region::RawMemoryRegion;
 pub use region::Region;
@@ -88,10 +73,9 @@ pub use scatter_gather::{
     Element, GatherElement, LocalMemory, LocalMemoryMut, MAX_SGE_LENGTH, ScatterElement,
 };
 pub(crate) use scatter_gather::{PIECE, private};
-pub use shared_region::SharedMemoryRegion;
+pub use shared_region::{AtomicElement, SharedMemoryRegion};
 pub use shared_slice::SharedMemorySlice;
 pub use slice::{MemorySlice, MemorySliceMut};
 pub use slice_part::MemorySlicePart;
-pub use special_regions::ImplicitMemoryRegion;
-pub use special_regions::NullMemoryRegion;
+pub use special_regions::{ImplicitMemoryRegion, NullMemoryRegion};
 pub use window::{MemoryWindow, MemoryWindowType};

@@ -1,14 +1,15 @@
-//! Options for allocating and registering a region.
+//! How memory is registered: access, advice and other options.
 
 use std::alloc::Layout;
 
-use super::access::AccessFlags;
-use super::allocation::{Allocation, page_size};
-use super::huge_pages::HugePages;
+use super::allocation::{Allocation, HugePages, page_size};
+use super::scatter_gather::GatherElement;
 use crate::device::OnDemandPaging;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
+use crate::ffi;
 use crate::fields::setters;
+use crate::foreign_enum::foreign_enum;
 
 /// Access that involves peers. A region with any of these flags must not be memory that the program has
 /// references to.
@@ -227,6 +228,116 @@ pub(super) fn check_iova(
     match iova.checked_add(bytes as u64) {
         Some(_) => Ok(()),
         None => Err(Error::invalid(verb, "the region ends beyond the last iova")),
+    }
+}
+
+bitflags::bitflags! {
+    /// `ibv_access_flags`: what the device may do to registered memory, and which operations of a peer
+    /// a queue pair accepts.
+    ///
+    /// The device can always read registered memory for a local send or write. Every other access must
+    /// be requested here, and nothing that a peer could use is on by default.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct AccessFlags: u32 {
+        /// The device writes the memory for local receives, reads and atomics. Remote write and
+        /// remote atomic access need it too.
+        const LOCAL_WRITE = ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+        /// A peer that knows the rkey may write.
+        const REMOTE_WRITE = ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+        /// A peer that knows the rkey may read.
+        const REMOTE_READ = ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+        /// A peer that knows the rkey may carry out atomics.
+        const REMOTE_ATOMIC = ffi::ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
+        /// A memory window may be bound to the region.
+        const MW_BIND = ffi::ibv_access_flags::IBV_ACCESS_MW_BIND.0;
+        /// Addresses in the region count from 0 rather than from the buffer's address.
+        const ZERO_BASED = ffi::ibv_access_flags::IBV_ACCESS_ZERO_BASED.0;
+        /// Pages are brought in when the device needs them instead of being pinned (on-demand
+        /// paging).
+        const ON_DEMAND = ffi::ibv_access_flags::IBV_ACCESS_ON_DEMAND.0;
+        /// The memory consists of huge pages.
+        const HUGETLB = ffi::ibv_access_flags::IBV_ACCESS_HUGETLB.0;
+        /// A peer may flush its writes to global visibility.
+        const FLUSH_GLOBAL = ffi::ibv_access_flags::IBV_ACCESS_FLUSH_GLOBAL.0;
+        /// A peer may flush its writes to persistence.
+        const FLUSH_PERSISTENT = ffi::ibv_access_flags::IBV_ACCESS_FLUSH_PERSISTENT.0;
+        /// The device may write in any order (PCIe relaxed ordering): a completion then guarantees that
+        /// the whole message has arrived, but the arrival of its last byte does not. Ignored on devices
+        /// without support.
+        const RELAXED_ORDERING = ffi::ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
+    }
+}
+
+impl Default for AccessFlags {
+    /// Local write access, and no access for peers.
+    fn default() -> Self {
+        Self::LOCAL_WRITE
+    }
+}
+
+foreign_enum! {
+    /// `enum ibv_advise_mr_advice`: how memory that is paged on demand is going to be used.
+    #[doc(alias = "ibv_advise_mr_advice")]
+    pub enum MemoryAdvice: ib_uverbs_advise_mr_advice(u32) {
+        /// It will be read: bring it in.
+        Prefetch = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH,
+        /// It will be written: bring it in, writable.
+        PrefetchWrite = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+        /// It will be read: map those of its pages that are in memory anyway, and bring in no others.
+        PrefetchNoFault = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
+    }
+}
+
+/// `IBV_ADVISE_MR_FLAG_FLUSH`, which the header defines as a macro for a constant of the kernel.
+const FLUSH: u32 = 1 << 0;
+
+impl ProtectionDomain<'_> {
+    /// `ibv_advise_mr`: tells the device how memory in regions of this domain that are [paged on
+    /// demand](crate::RegionOptions::on_demand) is going to be used, so that it need not wait for pages
+    /// later. With `flush`, this returns when the device has the pages; otherwise the device may still
+    /// be bringing them in.
+    ///
+    /// ```no_run
+    /// # // not on Soft-RoCE alone: needs on-demand paging
+    /// use ibverbs::memory::MemoryAdvice;
+    /// use ibverbs::{MemoryRegion, RegionOptions};
+    ///
+    /// # let context = ibverbs::open("mlx5_0")?;
+    /// let domain = context.alloc_pd()?;
+    /// let options = RegionOptions::new().on_demand();
+    /// let region = MemoryRegion::<u8>::with_options(&domain, 1 << 30, options)?;
+    /// domain.advise_mr(MemoryAdvice::Prefetch, true, &[region.gather_element(..1 << 20)?])?;
+    /// # Ok::<(), ibverbs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the list is empty, or the kernel does not know the advice.
+    ///  - `EOPNOTSUPP`: the device takes no advice.
+    ///  - `EFAULT`, `ENOENT`: an element is not in a region of this domain that is paged on demand.
+    ///  - `EPERM`: an element's region is of another domain, or the advice is to write and the region
+    ///    is not writable.
+    ///  - `ENOMEM`: out of memory.
+    #[doc(alias = "ibv_advise_mr")]
+    pub fn advise_mr(
+        &self,
+        advice: MemoryAdvice,
+        flush: bool,
+        elements: &[GatherElement<'_>],
+    ) -> Result<()> {
+        const VERB: &str = "ibv_advise_mr";
+        Error::invalid_if(elements.is_empty(), VERB, "there is nothing to give advice about")?;
+        let Ok(count) = u32::try_from(elements.len()) else {
+            return Err(Error::invalid(VERB, "there are too many elements"));
+        };
+        let flags = if flush { FLUSH } else { 0 };
+        // The list is only read.
+        let list = GatherElement::raw_list(elements).as_ptr().cast_mut();
+        // SAFETY: the domain is live, and the list has that many elements. The call brings pages in and
+        // does not change their contents.
+        let returned =
+            unsafe { ffi::ibv_advise_mr(self.as_raw(), advice.into(), flags, list, count) };
+        ffi::status(VERB, returned)
     }
 }
 

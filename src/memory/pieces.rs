@@ -1,13 +1,19 @@
 //! Buffers of several pieces, which are one message: arrays and tuples, and what has a length at run time. And regions as
 //! a whole.
 
+use std::ops::{Range, RangeBounds};
+
 #[cfg(feature = "channel")]
 use super::buffer::PlainList;
 use super::buffer::{BorrowedBuffer, GatherBuffer, One, ScatterBuffer};
 use super::owned_region::MemoryRegion;
-use super::scatter_gather::{Element, LocalMemory, LocalMemoryMut, private};
+use super::region::{Local, Region, Writable};
+use super::scatter_gather::{
+    Element, LocalMemory, LocalMemoryMut, ScatterElement, private, resolve,
+};
 use super::shared_region::SharedMemoryRegion;
-use crate::error::Result;
+use super::slice::MemorySliceMut;
+use crate::error::{Error, Result};
 use crate::ffi;
 
 // SAFETY: what holds for each piece holds for all. None is `Inline`, of which an operation keeps nothing.
@@ -246,6 +252,141 @@ tuple!(2: A 0, B 1);
 tuple!(3: A 0, B 1, C 2);
 tuple!(4: A 0, B 1, C 2, D 3);
 
+/// Whole regions, with whether peers may write them: a request takes `&region`, or `&mut region` if it writes.
+macro_rules! regions {
+    ($($region:ident: $peers_may_write:literal;)+) => {
+        $(
+            // SAFETY: the region's memory is registered until it is dropped, at this program's addresses. This program
+            // writes it through the region only: exclusively, or by atomic accesses if it is shared.
+            unsafe impl<T: Element> GatherBuffer for $region<'_, T> {
+                type List = One;
+                type Kept = Self;
+
+                #[inline]
+                fn gather(&self) -> Result<One> {
+                    Ok([self.sge(..)?])
+                }
+            }
+
+            // SAFETY: as above; any bytes are a valid `Element`.
+            unsafe impl<T: Element> ScatterBuffer for $region<'_, T> {
+                const PEERS_MAY_WRITE: bool = $peers_may_write;
+
+                #[inline]
+                fn scatter(&mut self) -> Result<One> {
+                    Ok([self.sge_mut(..)?])
+                }
+            }
+        )+
+    };
+}
+
+regions! {
+    MemoryRegion: false;
+    SharedMemoryRegion: true;
+}
+
+/// Resolves the ranges within `len` elements, and checks that no two overlap.
+fn disjoint<const N: usize>(
+    ranges: [impl RangeBounds<usize>; N],
+    len: usize,
+) -> Result<[Range<usize>; N]> {
+    let mut resolved = [const { 0..0 }; N];
+    for (to, range) in resolved.iter_mut().zip(ranges) {
+        *to = resolve(range, len)?;
+    }
+    for (n, a) in resolved.iter().enumerate() {
+        let overlaps = |b: &Range<usize>| a.start.max(b.start) < a.end.min(b.end);
+        let reason = "two of the ranges overlap";
+        Error::invalid_if(resolved[..n].iter().any(overlaps), "ibv_sge", reason)?;
+    }
+    Ok(resolved)
+}
+
+/// The elements of a request that writes the ranges, which do not overlap.
+fn elements<'buf, const N: usize>(
+    memory: &'buf impl LocalMemoryMut,
+    ranges: [Range<usize>; N],
+) -> Result<[ScatterElement<'buf>; N]> {
+    let mut raw = [crate::ffi::ibv_sge::default(); N];
+    for (to, range) in raw.iter_mut().zip(ranges) {
+        *to = memory.sge_mut(range)?;
+    }
+    Ok(raw.map(ScatterElement::new))
+}
+
+impl<M: Local + Writable> Region<'_, M> {
+    /// The elements in each of the ranges, for one work request that writes them all: a message is
+    /// spread over them, in this order.
+    ///
+    /// ```
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
+    /// # fn f(region: &mut ibverbs::MemoryRegion<'_, u8>) -> ibverbs::Result<()> {
+    /// let elements = region.scatter_elements([0..4, 32..36])?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: a range is out of bounds, or longer than 4 GiB - 1 bytes, or two overlap.
+    pub fn scatter_elements<const N: usize>(
+        &mut self,
+        ranges: [impl RangeBounds<usize>; N],
+    ) -> Result<[ScatterElement<'_>; N]> {
+        elements(self, disjoint(ranges, self.len())?)
+    }
+
+    /// The elements in each of the ranges, exclusively. An array of slices is one buffer of a
+    /// channel's operation: a message that is received into it is spread over them, in this order.
+    ///
+    /// ```
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
+    /// # fn f(region: &mut ibverbs::MemoryRegion<'_, u8>) -> ibverbs::Result<()> {
+    /// let [header, body] = region.slices_mut([0..16, 64..1024])?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: a range is out of bounds, or two overlap.
+    pub fn slices_mut<const N: usize>(
+        &mut self,
+        ranges: [impl RangeBounds<usize>; N],
+    ) -> Result<[MemorySliceMut<'_, M::Item>; N]> {
+        self.slice_mut(..)?.slices(ranges)
+    }
+}
+
+impl<T: Element> MemorySliceMut<'_, T> {
+    /// The elements in each of the ranges, for one work request that writes them all: a message is
+    /// spread over them, in this order.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: a range is out of bounds, or longer than 4 GiB - 1 bytes, or two overlap.
+    pub fn scatter_elements<const N: usize>(
+        &mut self,
+        ranges: [impl RangeBounds<usize>; N],
+    ) -> Result<[ScatterElement<'_>; N]> {
+        elements(self, disjoint(ranges, self.len())?)
+    }
+
+    /// The elements in each of the ranges. An array of slices is one buffer of a channel's operation.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: a range is out of bounds, or two overlap.
+    pub fn slices<const N: usize>(self, ranges: [impl RangeBounds<usize>; N]) -> Result<[Self; N]> {
+        let ranges = disjoint(ranges, self.len())?;
+        // SAFETY: `self` is given up, and the ranges do not overlap.
+        Ok(ranges.map(|range| unsafe { self.subslice(range) }))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -288,38 +429,24 @@ mod tests {
         assert!(!std::mem::needs_drop::<MemorySliceMut<'_, u8>>());
         assert!(!std::mem::needs_drop::<(SharedMemorySlice<'_, u8>, [MemorySlice<'_, u8>; 3])>());
     }
-}
 
-/// Whole regions, with whether peers may write them: a request takes `&region`, or `&mut region` if it writes.
-macro_rules! regions {
-    ($($region:ident: $peers_may_write:literal;)+) => {
-        $(
-            // SAFETY: the region's memory is registered until it is dropped, at this program's addresses. This program
-            // writes it through the region only: exclusively, or by atomic accesses if it is shared.
-            unsafe impl<T: Element> GatherBuffer for $region<'_, T> {
-                type List = One;
-                type Kept = Self;
-
-                #[inline]
-                fn gather(&self) -> Result<One> {
-                    Ok([self.sge(..)?])
-                }
-            }
-
-            // SAFETY: as above; any bytes are a valid `Element`.
-            unsafe impl<T: Element> ScatterBuffer for $region<'_, T> {
-                const PEERS_MAY_WRITE: bool = $peers_may_write;
-
-                #[inline]
-                fn scatter(&mut self) -> Result<One> {
-                    Ok([self.sge_mut(..)?])
-                }
-            }
-        )+
-    };
-}
-
-regions! {
-    MemoryRegion: false;
-    SharedMemoryRegion: true;
+    #[test]
+    fn pieces_of_one_slice_do_not_overlap() {
+        let mut data = [0_u16; 10];
+        let mut whole = MemorySliceMut::new(&mut data, 7);
+        let [a, b] = whole.scatter_elements([6..8, 0..2]).unwrap();
+        assert_eq!((a.len(), b.len()), (4, 4));
+        assert_eq!(a.as_raw().addr, b.as_raw().addr + 12);
+        assert_eq!((a.as_raw().lkey, b.as_raw().lkey), (7, 7));
+        let error = whole.scatter_elements([0..4, 8..10, 3..5]).unwrap_err();
+        assert!(error.to_string().contains("two of the ranges overlap"), "{error}");
+        assert!(whole.scatter_elements([0..4, 8..11]).is_err());
+        // An empty range overlaps nothing.
+        assert!(whole.scatter_elements([0..4, 2..2, 4..10]).is_ok());
+        assert!(whole.reborrow().slices([0..1, 0..1]).is_err());
+        let [mut head, mut tail] = whole.slices([0..=3, 4..=9]).unwrap();
+        head.fill(1);
+        tail.fill(2);
+        assert_eq!(data, [1, 1, 1, 1, 2, 2, 2, 2, 2, 2]);
+    }
 }

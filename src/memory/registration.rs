@@ -2,8 +2,7 @@
 
 use std::{fmt, io};
 
-use super::access::AccessFlags;
-use super::options::check_access;
+use super::options::{AccessFlags, check_access};
 use super::pinned::PinnedMemory;
 use crate::debug::debug;
 use crate::domain::ProtectionDomain;

@@ -1,7 +1,9 @@
 //! Regions without memory of their own: one that the device reads as zeros and writes nowhere, and one that is the whole
 //! address space (on-demand paging).
 
-use super::access::AccessFlags;
+use std::ptr;
+
+use super::options::AccessFlags;
 use super::region::{Backing, Parts, Region};
 use super::registration::{adopt, register};
 use super::scatter_gather::{Element, GatherElement, ScatterElement, sge};
@@ -12,7 +14,6 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Handle;
 use crate::parent::Parent;
-use std::ptr;
 
 /// `struct ibv_mr`: a region without memory, of any length. The device discards what requests of this
 /// program write to it, and reads it as zeros; neither uses the bus.

@@ -52,27 +52,24 @@ mod collector;
 mod destination;
 pub(crate) mod encode;
 pub(crate) mod explain;
-mod extra;
 mod halves;
 mod list;
 mod post;
-mod post_shared;
 mod prepared_request;
 mod receive;
 pub(crate) mod remote;
 mod requests;
-mod segmented;
 
 pub use batch::Batch;
 pub use bind_window::{WindowBinding, WindowMemory};
 #[cfg(feature = "mlx5")]
 pub use destination::DcPeer;
 pub use destination::{DatagramPeer, Destination, To, XrcPeer};
+pub use encode::SegmentedSendWorkRequest;
 pub(crate) use encode::{check, check_receive};
-pub use extra::{Extra, Immediate, Invalidate, WriteExtra};
-pub use halves::{ReceiveHalf, SendHalf};
+pub use halves::{Extra, Immediate, Invalidate, ReceiveHalf, SendHalf, WriteExtra};
 pub use list::{ListError, ReceiveList, SendList, WorkRequestList};
-pub(crate) use post_shared::post_by;
+pub(crate) use post::post_by;
 pub use prepared_request::{ElementSlice, Prepared, PreparedReceive, PreparedRequest};
 pub(crate) use receive::Receive;
 pub use receive::ReceiveWorkRequest;
@@ -80,7 +77,6 @@ pub use requests::{
     AtomicWriteWorkRequest, CompareSwapWorkRequest, FetchAddWorkRequest, FlushWorkRequest,
     LocalInvalidateWorkRequest, ReadWorkRequest, SendWorkRequest, WriteWorkRequest,
 };
-pub use segmented::SegmentedSendWorkRequest;
 
 use crate::ffi;
 use crate::queue_pair::{LONGEST_MESSAGE, Transport};

@@ -29,8 +29,7 @@ mod buffer_pool;
 mod every_order;
 mod free_chunks;
 mod owned_region;
-mod shared_range;
 mod waiting;
 
 pub use buffer_pool::{BufferPool, Exclusive, PoolMemory, PoolWaiter, PooledBuffer, Shared};
-pub use shared_range::SharedMemoryRange;
+pub use owned_region::SharedMemoryRange;

@@ -1,14 +1,13 @@
 //! Building queue pairs: from a builder to the C object.
 
-use std::ptr::{self, NonNull};
+use std::ptr;
+use std::ptr::NonNull;
 
 use super::builder::QueuePairBuilder;
-use super::connection_settings::ConnectionSettings;
+use super::connection_settings::{Answers, ConnectionSettings, first_psn};
 #[cfg(any(feature = "efa", feature = "mlx5"))]
 use super::driver::DriverTransport;
 use super::endpoint::QueuePairEndpoint;
-use super::first_values::Answers;
-use super::first_values::first_psn;
 use super::message_limits::MessageLimits;
 use super::prepared::PreparedQueuePair;
 use super::transport::Transport;

@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use super::address_handle::AddressHandle;
+use super::address_vector::AddressHandle;
 use super::builder::QueuePairBuilder;
 use super::extended_operations::{SendOperations, function};
 use super::shared_receive_queue::SharedReceiveQueue;

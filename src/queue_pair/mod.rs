@@ -31,7 +31,6 @@
 //!
 //! State changes are checked against the tables of `ibv_modify_qp(3)` before the kernel sees them.
 
-mod address_handle;
 mod address_vector;
 mod attributes;
 mod builder;
@@ -48,7 +47,6 @@ mod endpoint;
 #[cfg(feature = "serde")]
 mod endpoint_wire;
 mod extended_operations;
-mod first_values;
 mod flows;
 mod global_route_header;
 mod message_limits;
@@ -56,22 +54,17 @@ mod message_limits;
 mod mlx5;
 mod modify;
 mod object;
-mod opcode;
-mod opened;
 mod prepared;
-mod queries;
 mod shared_receive_queue;
 #[cfg(feature = "efa")]
 mod srd;
 #[cfg(feature = "efa")]
 mod srd_options;
-mod state;
 mod tag_matching;
 mod transition;
 mod transport;
 
-pub use address_handle::AddressHandle;
-pub use address_vector::AddressVector;
+pub use address_vector::{AddressHandle, AddressVector};
 pub use attributes::{AttributeMask, MigrationState, QueuePairAttributes};
 pub use builder::{CreateFlags, QueuePairBuilder};
 pub use connection_settings::ConnectionSettings;
@@ -86,22 +79,17 @@ pub use endpoint::QueuePairEndpoint;
 #[cfg(feature = "channel")]
 pub(crate) use endpoint::{CREDITS_VERSION, VERSION};
 pub(crate) use extended_operations::function;
-pub use extended_operations::{FlushPlacement, SendOperations};
+pub use extended_operations::{FlushPlacement, SendOperations, WorkRequestOpcode};
 pub use global_route_header::GlobalRouteHeader;
 pub(crate) use message_limits::{ALWAYS_SENT, LONGEST_MESSAGE, MessageLimits};
-pub use opcode::WorkRequestOpcode;
-pub use opened::OpenedQueuePair;
+pub use modify::{DataInOrder, EnhancedConnection, RateLimit, ResolvedEthernet};
+pub use object::OpenedQueuePair;
 pub use prepared::PreparedQueuePair;
-pub use queries::DataInOrder;
-pub use queries::EnhancedConnection;
-pub use queries::RateLimit;
-pub use queries::ResolvedEthernet;
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 #[cfg(feature = "efa")]
 pub use srd_options::SrdOptions;
 pub use tag_matching::{Tag, TagHandle, TagListSize, TagOperation};
 pub use transition::StateTransition;
-pub(crate) use transport::Addressed;
 #[cfg(feature = "rdmacm")]
 pub(crate) use transport::Datagram;
 #[cfg(feature = "mlx5")]
@@ -109,7 +97,8 @@ pub use transport::Dci;
 #[cfg(feature = "efa")]
 pub use transport::Srd;
 pub(crate) use transport::{
-    AddressedBy, Atomics, Connected, FixedPeer, PostsRdma, Reads, ReceiveQueue, Sends, Writes,
+    Addressed, AddressedBy, Atomics, Connected, FixedPeer, PostsRdma, Reads, ReceiveQueue, Sends,
+    Writes,
 };
 pub use transport::{RawPacket, Rc, Transport, Uc, Ud, XrcReceive, XrcSend};
 
@@ -124,8 +113,7 @@ pub mod marker {
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
-use first_values::Answers;
-use first_values::first_psn;
+use connection_settings::{Answers, first_psn};
 use object::{Object, Parents, Properties};
 
 use crate::completion::CompletionQueue;

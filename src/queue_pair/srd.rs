@@ -1,6 +1,6 @@
 //! SRD (feature `efa`): the reliable datagrams of EFA.
 
-use super::address_handle::AddressHandle;
+use super::address_vector::AddressHandle;
 use super::builder::QueuePairBuilder;
 use super::driver::DriverTransport;
 use super::srd_options::{CREATE, SrdOptions};

@@ -3,16 +3,15 @@
 #[cfg(rdma_core_65)]
 use std::ffi::CStr;
 use std::ffi::c_int;
-use std::mem;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::time::{Duration, Instant};
+use std::{mem, ptr};
 
 use super::address::{RawAddress, socket_addr};
 use super::error::ConnectionError;
-use super::event::Copied;
-use super::event_channel::EventChannel;
+use super::event::{Copied, EventChannel};
 use super::reach;
 use crate::device::{Context, Device, TransportType, devices};
 use crate::error::{Error, Result};

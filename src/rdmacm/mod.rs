@@ -35,14 +35,12 @@
 //! On iWARP the kernel moves the queue pair from INIT to RTS itself, and both sides get ESTABLISHED.
 
 mod address;
-mod attempt;
 mod connectable;
 mod connecting;
 mod connection;
 mod datagram;
 mod error;
 mod event;
-mod event_channel;
 mod id;
 mod listener;
 mod multicast;
@@ -50,7 +48,6 @@ mod multicast;
 mod on_tokio;
 mod private_data;
 mod reach;
-mod request;
 mod route;
 
 pub use crate::handshake::Step;
@@ -63,12 +60,11 @@ pub use connection::{Connection, ConnectionControl};
 pub use datagram::{DatagramAddress, DatagramListener, DatagramRequest, DatagramRoute};
 pub use error::{ConnectionError, RejectReason, Rejection};
 pub use event::{ConnectionEvent, ConnectionEventKind};
-pub use listener::{Listener, ListenerBuilder};
+pub use listener::{ConnectionRequest, Listener, ListenerBuilder};
 pub use multicast::MulticastMembership;
 pub use private_data::PrivateData;
 #[cfg(any(test, fuzzing))]
 pub use private_data::private_data;
-pub use request::ConnectionRequest;
 pub use route::{Route, RouteBuilder, RouteResolution};
 
 /// The verb that the error of an expired wait names.

@@ -5,7 +5,6 @@
 
 use std::os::fd::AsFd;
 use std::time::Instant;
-
 use tokio::task::consume_budget;
 
 use super::connectable::{Connected, sealed};
@@ -13,8 +12,7 @@ use super::connecting::{Connecting, PendingAccept};
 use super::connection::{Connection, ConnectionControl};
 use super::error::ConnectionError;
 use super::event::ConnectionEvent;
-use super::listener::Listener;
-use super::request::ConnectionRequest;
+use super::listener::{ConnectionRequest, Listener};
 use super::route::{Route, RouteBuilder, RouteResolution};
 use super::{Connectable, Step};
 use crate::device::on_tokio::readable;

@@ -11,13 +11,9 @@
 //!
 //! Flows ([`flow::Rule`](crate::flow::Rule)) choose the packets.
 
-mod indirection_table;
 mod receive_scaling;
 #[allow(clippy::module_inception, reason = "one object per file")]
 mod work_queue;
 
-pub use indirection_table::IndirectionTable;
-pub use receive_scaling::ReceiveScalingQueuePair;
-pub use receive_scaling::{ReceiveHash, ReceiveHashFields};
-pub use work_queue::WorkQueue;
-pub use work_queue::{Flags, State};
+pub use receive_scaling::{ReceiveHash, ReceiveHashFields, ReceiveScalingQueuePair};
+pub use work_queue::{Flags, IndirectionTable, State, WorkQueue};

@@ -1,6 +1,8 @@
 //! Queue pairs that spread packets over work queues.
 
-use super::indirection_table::IndirectionTable;
+use std::ptr;
+
+use super::work_queue::IndirectionTable;
 use crate::debug::debug;
 use crate::device::ReceiveScalingCapabilities;
 use crate::domain::ProtectionDomain;
@@ -12,7 +14,6 @@ use crate::handle::{Handle, Leak};
 use crate::parent::Parent;
 use crate::queue_pair::StateTransition;
 use crate::queue_pair_state::QueuePairType;
-use std::ptr;
 
 const VERB: &str = "ibv_create_qp";
 

@@ -1,16 +1,13 @@
 //! Many channels on one thread: one completion queue, one table of operations, one owner.
 
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for futures
-mod deferred;
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
 mod detached;
 mod ended;
 mod ending;
-mod failed;
 mod flow;
 mod lacking;
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
-mod lines;
 mod members;
 mod numbers;
 mod post;
@@ -34,14 +31,14 @@ pub use taken_out::{DestroyedChannel, DetachedChannel};
 pub use waking::{ArmedWaiter, LoopWaiter, LoopWaker};
 
 #[cfg(feature = "async")]
-pub(crate) use deferred::Due;
-#[cfg(feature = "async")]
 pub(crate) use detached::{Detached, Doomed};
 use members::Members;
 pub(in crate::channel) use slots::ONE;
 use table::Table;
 #[cfg(feature = "async")]
 pub(crate) use tasks::Left;
+#[cfg(feature = "async")]
+pub(crate) use waiters::Due;
 
 use super::builder::ChannelBuilder;
 use super::error::TransportResult;

@@ -8,13 +8,10 @@ use super::ended::{ChannelId, LoopBuffer};
 use super::slots::{NEVER_FREE, ONE, State, index_of};
 use super::table::{Aside, Entry};
 use crate::channel::credits::NO_CREDIT;
-use crate::channel::error::TransportError;
-use crate::channel::operation::Queue;
-use crate::channel::operation::{Operation, Templates};
-use crate::channel::operation_error::OperationError;
-use crate::channel::operation_error::Refused;
+use crate::channel::error::{OperationError, Refused, TransportError};
+use crate::channel::operation::{Operation, Queue, Templates};
 use crate::channel::owned_buffer::OwnedBuffer;
-use crate::channel::request::WorkRequest;
+use crate::channel::posting::WorkRequest;
 use crate::ffi;
 use crate::memory::{GatherBuffer, keep};
 

@@ -11,16 +11,14 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::deferred::Deferred;
 use super::ended::{ChannelId, Ended, result};
 use super::lacking::Lacking;
 use super::numbers::Numbers;
 use super::slots::{List, NEVER_FREE, Outcome, Slot, State, index_of};
-use super::waiters::{Tasks, Waiters};
+use super::waiters::{Deferred, Tasks, Waiters};
 use crate::channel::core::Core;
 use crate::channel::error::{TransportError, TransportResult};
-use crate::channel::operation::Queue;
-use crate::channel::operation::{Limits, Target, Templates};
+use crate::channel::operation::{Limits, Queue, Target, Templates};
 use crate::channel::sink::{BATCH, PollCq, Polled, count};
 use crate::ffi;
 

@@ -8,12 +8,10 @@ use super::ended::{ChannelId, LoopBuffer, STOPPED};
 use super::slots::{NEVER_FREE, ONE, Outcome, Slot, State};
 use super::table::Table;
 use crate::channel::credits::NO_CREDIT;
-use crate::channel::error::{TransportError, TransportResult};
+use crate::channel::error::{Refused, TransportError, TransportResult};
 use crate::channel::generation::{LEADERS, Member, member, upper_half};
 use crate::channel::operation::Queue;
-use crate::channel::operation_error::Refused;
-use crate::channel::prepared_window::{PreparedWindow, WindowError};
-use crate::channel::window_list::{NotPosted, WindowList};
+use crate::channel::prepared_window::{NotPosted, PreparedWindow, WindowError, WindowList};
 use crate::error::Error;
 use crate::ffi;
 

@@ -14,9 +14,8 @@
 //! [`UnknownCompletion`](TransportError::UnknownCompletion), and ends nothing.
 
 mod fast_path;
-mod polled;
 
-pub(super) use polled::{BATCH, PollCq, Polled};
+pub(super) use fast_path::{BATCH, PollCq, Polled};
 
 use std::cell::Cell;
 use std::ffi::c_int;

@@ -5,10 +5,9 @@ use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Handle;
-use crate::memory::access::AccessFlags;
-use crate::memory::options::check_access;
-use crate::memory::provider_buffer::ProviderBuffer;
+use crate::memory::options::{AccessFlags, check_access};
 use crate::memory::region::Parts;
+use crate::memory::region_buffer::ProviderBuffer;
 use crate::parent::Parent;
 
 impl<'pd> RawMemoryRegion<'pd> {

@@ -13,13 +13,12 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, Leak as _};
 use crate::importable_handle::ImportableHandle;
-use crate::memory::access::AccessFlags;
 use crate::memory::allocation::page_size;
-use crate::memory::options::{check_access, check_iova};
-use crate::memory::provider_buffer::ProviderBuffer;
+use crate::memory::options::{AccessFlags, check_access, check_iova};
 use crate::memory::region::{
     Addressed, Backing, InMemory, Parts, Peers, Region, Writable, check_writable,
 };
+use crate::memory::region_buffer::ProviderBuffer;
 use crate::memory::registration::{ReregisterError, Reregistration, check_foreign, register};
 use crate::memory::scatter_gather::{LocalMemoryMut, ScatterElement};
 use crate::parent::Parent;

@@ -12,12 +12,10 @@
 //! forgotten region costs only memory that stays pinned, and a protection domain that cannot be
 //! deallocated.
 
-mod peers;
-
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut, RangeBounds};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
+use std::{fmt, ptr};
 
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
@@ -25,8 +23,9 @@ use crate::ffi;
 use crate::fields::getters;
 use crate::handle::{Handle, Leak};
 use crate::importable_handle::{ImportableHandle, importable_object};
-use crate::memory::access::AccessFlags;
+use crate::memory::options::AccessFlags;
 use crate::memory::registration::{ReregisterError, ReregisteredState, Reregistration, reregister};
+use crate::memory::remote_region::RemoteMemoryRegion;
 use crate::memory::scatter_gather::{
     Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement, private, resolve, sge,
     sge_at,
@@ -434,5 +433,100 @@ impl<M: Backing> fmt::Debug for Region<'_, M> {
             .field("len", &self.len)
             .field("access", &self.access)
             .finish_non_exhaustive()
+    }
+}
+
+impl<M: Backing> Region<'_, M> {
+    /// The key by which peers name the region. A peer that knows it, and has a connection into
+    /// this protection domain, can do what the region's access flags allow.
+    #[inline]
+    pub fn rkey(&self) -> u32
+    where
+        M: Peers,
+    {
+        // SAFETY: the region is live.
+        unsafe { (*self.as_raw()).rkey }
+    }
+
+    /// The kernel's number of the region, by which a process that shares the device's file
+    /// descriptor [imports](crate::memory::RawMemoryRegion::import) it.
+    pub fn handle(&self) -> u32
+    where
+        M: Peers,
+    {
+        // SAFETY: the region is live.
+        unsafe { (*self.as_raw()).handle }
+    }
+
+    /// The address, length and key that a peer needs to access the region: send them over.
+    pub fn remote(&self) -> RemoteMemoryRegion
+    where
+        M: Peers,
+    {
+        let length = (self.len * size_of::<M::Item>()) as u64;
+        RemoteMemoryRegion { address: self.base, length, rkey: self.rkey() }
+    }
+
+    /// The address, length and key that a peer needs to access the elements in `range`.
+    ///
+    /// Only an honest peer keeps to that range; the key opens the whole region. To confine a peer to
+    /// the range, use a [`MemoryWindow`](crate::memory::MemoryWindow).
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds.
+    pub fn remote_range(&self, range: impl RangeBounds<usize>) -> Result<RemoteMemoryRegion>
+    where
+        M: Peers,
+    {
+        let range = resolve(range, self.len)?;
+        let of = |elements: usize| (elements * size_of::<M::Item>()) as u64;
+        self.remote().sub_region(of(range.start), of(range.len()))
+    }
+}
+
+impl<M: Peers> Region<'_, M> {
+    /// The elements in `range`, for a work request that reads them, whatever address requests use
+    /// for the region.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
+    ///
+    /// # Safety
+    ///
+    /// Unless requests use the region's own address, the request does not carry its data
+    /// inline: the provider would read that data at the address that requests use, as an
+    /// address of this program.
+    #[inline]
+    pub unsafe fn gather_element_by_iova(
+        &self,
+        range: impl RangeBounds<usize>,
+    ) -> Result<GatherElement<'_>> {
+        self.sge_by_iova(range).map(GatherElement::new)
+    }
+
+    /// The elements in `range`, for a work request that writes them, whatever address requests use
+    /// for the region. Any number of requests may write the same bytes; their contents are then
+    /// unspecified.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or the region was
+    ///    registered without [`LOCAL_WRITE`](crate::AccessFlags::LOCAL_WRITE).
+    ///
+    /// # Safety
+    ///
+    /// Unless requests use the region's own address, the provider does not deliver short
+    /// messages, or the results of reads and atomics, by copying them itself: it would write
+    /// them to the address that requests use, as an address of this program. mlx5 does copy
+    /// unless the environment variable `MLX5_SCATTER_TO_CQE` is 0, and so may hns.
+    #[inline]
+    pub unsafe fn scatter_element_by_iova(
+        &self,
+        range: impl RangeBounds<usize>,
+    ) -> Result<ScatterElement<'_>> {
+        check_writable(self.access)?;
+        self.sge_by_iova(range).map(ScatterElement::new)
     }
 }
