@@ -16,13 +16,14 @@ use crate::ffi;
 use crate::queue_pair::QueuePairEndpoint;
 use crate::state_error::StateError;
 
-/// A channel that has a place in a loop, but is not in it. Its slots stay; what the device has of them ends as ever.
+/// A channel that was taken out of its loop. The loop keeps its place and its slots; requests that the device has
+/// complete there.
 pub(crate) struct Detached<'res> {
     pub(crate) id: ChannelId,
     pub(crate) channel: PreparedChannel<'res>,
 }
 
-/// A channel that is to be destroyed. Its id names none any more.
+/// A channel that is about to be destroyed. Its id no longer names a channel.
 pub(crate) struct Doomed<'res> {
     pub(super) index: usize,
     pub(super) link: Link<'res>,
@@ -67,12 +68,13 @@ impl Detached<'_> {
         link.is_reset()
     }
 
-    /// `ibv_modify_qp`: ends what the device has. Returns whether that was possible.
+    /// `ibv_modify_qp`: takes the queue pair to RESET, which ends all requests that the device has. Returns whether it
+    /// succeeded.
     pub(crate) fn try_reset(&self) -> bool {
         self.channel.core().try_reset()
     }
 
-    /// `ibv_modify_qp`: has the device flush what it has.
+    /// `ibv_modify_qp`: takes the queue pair to ERR, where the device flushes its requests.
     pub(crate) fn flush(&self) {
         let core = self.channel.core();
         if !core.destroyed.get() {
@@ -86,8 +88,8 @@ impl Detached<'_> {
     }
 }
 
-/// A step on the way to a connection. Returns also whether what was posted before has ended with it, or with an attempt before
-/// it.
+/// Takes one step towards a connection. Also returns whether this attempt, or one before it, has ended the requests
+/// that were posted earlier.
 pub(super) fn step<'res>(
     link: &mut Link<'res>,
     step: impl FnOnce(&mut Link<'res>) -> Result<()>,
@@ -133,7 +135,8 @@ impl<'res, B> Loop<'res, B> {
         self.open(detached.id, &[Queue::Receive]);
     }
 
-    /// The attempt to connect has failed. What was posted has ended, and is not asked for any more.
+    /// Called when an attempt to connect has failed: the receives that were posted have ended, and no task asks for
+    /// their results.
     pub(crate) fn forget_attempt(&mut self, channel: ChannelId) {
         self.end_attempt(channel);
         self.drop_messages(channel.index());
@@ -144,7 +147,7 @@ impl<'res, B> Loop<'res, B> {
         self.replace(detached.id, number, detached.channel.core());
     }
 
-    /// The place has another queue pair than the one with this number.
+    /// Notes that the place has a new queue pair; `number` is that of the old one.
     pub(super) fn replace(&mut self, id: ChannelId, number: u32, core: &Core) {
         self.table.numbers.remove(number, id.index());
         self.assign(id, core);
@@ -228,8 +231,8 @@ impl<'res, B> Loop<'res, B> {
         outcomes.iter_mut().for_each(|outcome| deferred.wake(&mut outcome.waker));
     }
 
-    /// Takes a channel out for ever. Its id names none any more. Its slots stay, until
-    /// [`discard`](Self::discard). `None`: it is out, and `give_back` returns it.
+    /// Takes a channel out for ever. Its id no longer names a channel; its slots stay until [`discard`](Self::discard).
+    /// `None`: the channel is out, and `give_back` will return it.
     pub(crate) fn detach(&mut self, channel: ChannelId) -> Option<Doomed<'res>> {
         match self.members.links[channel.index()].take() {
             Some(link) => Some(self.doom(channel.index(), link)),
@@ -245,7 +248,7 @@ impl<'res, B> Loop<'res, B> {
         self.doom(detached.id.index(), detached.channel.into_link())
     }
 
-    /// Destroys a channel. Its id names none any more.
+    /// Destroys a channel. Its id no longer names a channel.
     pub(super) fn end(&mut self, index: usize, link: Link<'res>) -> Result<()> {
         let doomed = self.doom(index, link);
         self.end_doomed(doomed.destroy())
@@ -261,7 +264,7 @@ impl<'res, B> Loop<'res, B> {
         Doomed { index, link, is_in_flight, shares }
     }
 
-    /// The id of the channel names none any more.
+    /// Makes the id of the channel name no channel.
     pub(super) fn retire(&mut self, index: usize) {
         let table = &mut self.table;
         let generation = table.entries[index].generation;
@@ -277,7 +280,7 @@ impl<'res, B> Loop<'res, B> {
         let entry = &table.entries[index];
         let (slots, depth, credit_slot) =
             (entry.slots(), entry.depths.iter().sum::<u32>(), entry.credit_slot());
-        // If one of both succeeded, the device has nothing any more, whatever becomes of the queue pair.
+        // If either succeeded, the device has no requests any more, whatever becomes of the queue pair.
         if is_reset || result.is_ok() {
             table.end_without_completions(slots.clone(), REMOVED);
         }
@@ -290,7 +293,7 @@ impl<'res, B> Loop<'res, B> {
             table.leak(slots);
         }
         if table.asides[index].shares {
-            // A provider may keep what the queue pair has received.
+            // A provider may still hold completions of messages that this queue pair took from the shared receives.
             table.settle_all(members.capacity);
         }
         table.numbers.remove(number, index);
@@ -301,7 +304,7 @@ impl<'res, B> Loop<'res, B> {
     /// wakers.
     pub(crate) fn discard(&mut self, destroyed: Destroyed) {
         let index = destroyed.index;
-        // It is leaked then.
+        // If the queue pair could not be destroyed, it is leaked, and there is nobody to tell.
         let _ = self.end_doomed(destroyed);
         self.drop_messages(index);
         for slot in self.table.entries[index].slots() {

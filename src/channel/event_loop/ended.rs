@@ -8,8 +8,8 @@ use crate::completion::{WorkCompletion, WorkSuccess};
 use crate::debug::debug;
 use crate::ffi;
 
-/// Names a channel of a [`Loop`](crate::Loop). It means nothing to another loop. When its channel was removed it is of
-/// none, also when another channel has the place.
+/// Names a channel of a [`Loop`](crate::Loop). Another loop does not know it. Once its channel was removed it names no
+/// channel, even if another channel has taken the place.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ChannelId {
     pub(super) index: u32,
@@ -17,8 +17,8 @@ pub struct ChannelId {
 }
 
 impl ChannelId {
-    /// Less than the number of channels that the loop has had at a time, for tables of the program's. A removed channel's
-    /// index is used again.
+    /// An index for the program's own tables: less than the largest number of channels that the loop has had at one
+    /// time. The index of a removed channel is used again.
     pub fn index(self) -> usize {
         self.index as usize
     }
@@ -69,10 +69,10 @@ pub(super) fn result(completion: &ffi::ibv_wc) -> TransportResult<WorkSuccess> {
 
 /// The status of an operation that has ended without a completion: its channel was removed.
 pub(super) const REMOVED: ffi::ibv_wc_status = ffi::ibv_wc_status(u32::MAX);
-/// As above: what it was posted with has failed.
+/// The status of an operation that has ended without a completion: its window, or an attempt to connect, has failed.
 pub(super) const STOPPED: ffi::ibv_wc_status = ffi::ibv_wc_status(u32::MAX - 1);
 
-/// Not of the completion's address, which would keep the completion in memory.
+/// Takes the fields, not the completion: taking its address would keep the completion in memory.
 #[cold]
 #[inline(never)]
 fn failure(status: ffi::ibv_wc_status, vendor_err: u32) -> TransportError {

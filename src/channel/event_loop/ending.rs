@@ -20,14 +20,14 @@ use crate::memory::{GatherBuffer, keep};
 use crate::panics::catch;
 
 impl<B> Table<B> {
-    /// How many of these slots' operations the device has.
+    /// Counts the slots whose operations the device has.
     pub(super) fn in_flight(&self, slots: Range<u32>) -> usize {
         let slots = &self.slots[slots.start as usize..slots.end as usize];
         slots.iter().filter(|slot| slot.state.is_in_flight()).count()
     }
 
-    /// Moves a queue pair to ERR, and polls until none of these operations, which are its, is in flight. A provider may
-    /// drop the completions of a queue pair that is destroyed.
+    /// Moves a queue pair to ERR, and polls until the device has flushed all operations of its `slots`. A provider may
+    /// drop the completions of a queue pair that is destroyed, so this comes first.
     pub(super) fn flush(&mut self, core: &Core, slots: Range<u32>, capacity: u32) {
         // What was polled comes first. One that is unknown ends nothing.
         let _ = self.settle_polled();
@@ -110,7 +110,7 @@ impl<B> Table<B> {
         self.finish(index, &ffi::ibv_wc { status, ..Default::default() });
     }
 
-    /// From now on, all numbers of these slots are of an earlier connection.
+    /// Marks all numbers that these slots have had as those of an earlier connection.
     pub(super) fn end_connections(&mut self, slots: Range<u32>) {
         for slot in &mut self.slots[slots.start as usize..slots.end as usize] {
             if slot.state == State::Credits
@@ -182,7 +182,7 @@ impl<B> Table<B> {
         self.asides[index].has_failed = true;
     }
 
-    /// A free slot for a receive of a channel whose connection has failed.
+    /// Finds a free slot for a receive of a channel whose connection has failed.
     fn unposted_slot(&mut self, channel: ChannelId) -> Option<u32> {
         let aside = &self.asides[channel.index()];
         if !aside.flushes() {
@@ -194,7 +194,7 @@ impl<B> Table<B> {
         Some(free)
     }
 
-    /// Ends the receives that were not posted, as far as nothing is left of those before them. Returns whether there was one.
+    /// Ends the receives that were not posted, once all receives before them have ended. Returns whether there was one.
     #[cold]
     #[inline(never)]
     pub(super) fn end_unposted(&mut self) -> bool {
@@ -238,7 +238,7 @@ impl<B> Table<B> {
 }
 
 impl<B> Loop<'_, B> {
-    /// Takes a receive that the device is not to get. Returns its number, or what is to be refused.
+    /// Takes a receive that will not be posted to the device. Returns its number, or the error that refuses it.
     #[cold]
     #[inline(never)]
     pub(super) fn keep_unposted<R: WorkRequest>(
@@ -265,7 +265,7 @@ impl<B> Loop<'_, B> {
             table.with_unposted.push(channel);
         }
         unposted.push(&mut table.slots, index);
-        // Those of a loop come from its next poll, those of tasks at once.
+        // The program gets those of a loop at its next poll; tasks get theirs at once.
         if table.is_of_tasks {
             table.end_unposted();
         }

@@ -26,8 +26,9 @@ impl<B> Loop<'_, B> {
         self.table.core(channel)?.available_credits()
     }
 
-    /// A channel on which a post was refused with [`NoCredit`](TransportError::NoCredit), and that may send as many
-    /// messages now, or whose peer could not be asked, which the next post says. Each is returned once.
+    /// A channel on which a post was refused with [`NoCredit`](TransportError::NoCredit), and that may now send as many
+    /// messages as that post wanted; or whose peer could not be asked, which the next post reports. Each is returned
+    /// once.
     ///
     /// The answer of the peer is seen when completions are polled. So call this after [`next_ended`](Self::next_ended) has
     /// returned `None`. Peers that had no new receives are asked again after a [pause](Self::credit_pause).
@@ -44,8 +45,8 @@ impl<B> Loop<'_, B> {
     }
 
     /// `ibv_post_send`: if no send, write, read or atomic of the channel is in flight, writes 0 bytes to the peer, as
-    /// [`Channel::keep_alive`](crate::Channel::keep_alive) does. If the peer is gone, what is in flight ends with errors,
-    /// and the next call says so.
+    /// [`Channel::keep_alive`](crate::Channel::keep_alive) does. If the peer is gone, everything in flight ends with
+    /// errors, and the next call reports it.
     ///
     /// # Errors
     ///
@@ -76,7 +77,7 @@ impl<B> Loop<'_, B> {
             return Ok(true);
         }
         match self.probe(channel) {
-            // The program has not taken the results of what was in flight: it has heard from the peer.
+            // Results are there that the program has not taken: the peer has answered.
             Err(TransportError::QueueFull) => Ok(false),
             result => result.map(|()| false),
         }
@@ -135,7 +136,8 @@ impl<B> Table<B> {
         is_taken
     }
 
-    /// A channel that lacks credit no more. It asks the peers of those that do and whose peers have answered, or may be asked again.
+    /// Returns a channel that has credit again. Asks the peers of the channels that lack it, if they have answered or
+    /// may be asked again.
     pub(super) fn credited(&mut self) -> Option<ChannelId> {
         let Self { lacking, asides, .. } = self;
         let now = lacking.next_pause().map(|(_, index)| match &asides[index as usize].core {
@@ -158,8 +160,8 @@ impl<B> Table<B> {
         Some(ChannelId { index, generation: self.entries[index as usize].generation })
     }
 
-    /// Whether a wait until then is to look again: a channel has credit, a pause has begun that it does not know of
-    /// (`any_pause`), or answers keep it from looking at the time.
+    /// Whether a wait until `until` must look again: a channel has credit, a pause has begun that the wait does not
+    /// know of (`any_pause`), or answers keep it from looking at the time.
     pub(super) fn must_wait_end(&mut self, any_pause: bool, until: Instant) -> bool {
         self.lacking.any()
             && (self.credited().is_some()
@@ -198,7 +200,7 @@ impl<B> Table<B> {
         TransportError::NoCredit
     }
 
-    /// The channel lacks credit no more, or is removed.
+    /// Called when the channel has credit again, or is removed.
     pub(super) fn forget_credit(&mut self, channel: ChannelId) {
         let aside = self.asides.get_mut(channel.index());
         if aside.is_some_and(|aside| mem::take(&mut aside.lacks_credit) > 0) {

@@ -9,13 +9,13 @@ use std::time::Instant;
 /// pause is over: so nothing here takes longer the more channels wait.
 #[derive(Default)]
 pub(super) struct Lacking {
-    /// How many there are.
+    /// The number of channels that lack credit.
     count: usize,
-    /// Those to look at now, and some that lack credit no more.
+    /// Channels to look at now. Some of them may have credit by now.
     due: VecDeque<u32>,
-    /// Those whose peers may be asked at that time, the first one first, and some that lack credit no more.
+    /// Channels whose peers may be asked at the given time, the earliest first. Some of them may have credit by now.
     pauses: BinaryHeap<Reverse<(Instant, u32)>>,
-    /// In which of both each channel is.
+    /// For each channel, which of the two lists above it is in.
     places: Vec<Places>,
 }
 
@@ -25,7 +25,7 @@ struct Places {
     pauses: bool,
 }
 
-/// What a look at a channel has found.
+/// The result of looking at a channel.
 pub(super) enum Look {
     /// It has credit, or it failed.
     Found,
@@ -84,7 +84,7 @@ impl Lacking {
         }
     }
 
-    /// A channel lacks credit no more.
+    /// Called when a channel has credit again.
     pub(super) fn forget(&mut self, channel: u32) {
         self.count -= 1;
         if self.due.front() == Some(&channel) {

@@ -24,18 +24,18 @@ use crate::state_error::StateError;
 
 /// See the [module](self).
 pub(super) struct Members<'res> {
-    /// By the index of the channel.
+    /// Indexed by the channel's index.
     pub(super) links: Vec<Option<Link<'res>>>,
-    /// The receives that channels share.
+    /// The shared receive queues.
     pub(super) shared: Vec<(ChannelId, Arc<SharedReceiveQueue<'res>>)>,
-    /// How many completions the queue holds, and the part of that which no channel has reserved.
+    /// The number of completions that the queue holds, and how many of them no channel has reserved.
     pub(super) capacity: u32,
     room: u32,
     /// The indexes of channels that were removed, some of whose slots may still be in use.
     retired: Vec<u32>,
-    /// The indexes of none.
+    /// Indexes that no channel has.
     free: Vec<u32>,
-    /// The slots of none, in order: no two ranges touch.
+    /// Slots that no channel has, as ranges in order, no two of which touch.
     gaps: Vec<Range<u32>>,
 }
 
@@ -52,7 +52,7 @@ impl<'res> Members<'res> {
         self.shared.iter().find(|shared| shared.0 == receives).map(|(_, queue)| queue)
     }
 
-    /// A place is free again, with so much room.
+    /// Gives the room of a removed channel back.
     pub(super) fn give_back(&mut self, index: usize, depth: u32) {
         self.room += depth;
         // There is room: see `place`.
@@ -281,7 +281,7 @@ impl<'res, B> Loop<'res, B> {
         Ok(id)
     }
 
-    /// Lets these queues be posted to, unless they were before, or the channel was stopped.
+    /// Lets the program post to these queues, unless it could before, or the channel was stopped.
     pub(super) fn open(&mut self, channel: ChannelId, queues: &[Queue]) {
         if let Some(error) = self.table.why_stopped(channel) {
             self.table.asides[channel.index()].stopped = Some(error);
@@ -300,7 +300,7 @@ impl<'res, B> Loop<'res, B> {
 }
 
 impl Members<'_> {
-    /// Takes back the places of channels that were removed, as far as all their slots are free by now.
+    /// Takes back the places of removed channels whose slots are all free by now.
     fn take_back<B>(&mut self, table: &Table<B>) {
         let Self { retired, free, gaps, .. } = self;
         retired.retain(|&index| {
@@ -315,7 +315,7 @@ impl Members<'_> {
         });
     }
 
-    /// Where `depth` slots are free: in a gap, or from the last one on to beyond the `end` of all slots.
+    /// Where `depth` slots are free: in a gap, or from the last gap on, even beyond the `end` of all slots.
     fn find_slots(&self, depth: u32, end: u32) -> u32 {
         let is_enough = |gap: &&Range<u32>| gap.len() as u32 >= depth;
         let last = self.gaps.last().filter(|last| last.end == end);
@@ -340,7 +340,7 @@ fn add_gap(gaps: &mut Vec<Range<u32>>, mut slots: Range<u32>) {
     gaps.insert(at, slots);
 }
 
-/// Makes a place, with slots that are free. What channels leave behind is used again, whatever their depths were.
+/// Makes a place with free slots. It uses the slots of removed channels again, whatever their depths were.
 pub(super) fn place<B>(
     table: &mut Table<B>,
     members: &mut Members<'_>,
@@ -362,7 +362,7 @@ pub(super) fn place<B>(
         if depths[2] > 0 {
             table.lacking.reserve(all)?;
         }
-        // For when they are all removed.
+        // Room for the indexes of all channels, so that removing them does not allocate.
         members.retired.try_reserve(all - members.retired.len())?;
         members.free.try_reserve(all - members.free.len())?;
         members.gaps.try_reserve(all + 1 - members.gaps.len())
@@ -388,7 +388,8 @@ pub(super) fn place<B>(
         for index in from..from + depth {
             let slot = &mut table.slots[index as usize];
             slot.next = if index + 1 == from + depth { from } else { index + 1 };
-            // A receive of an earlier channel may have left one, and this may be a slot for sends.
+            // A receive of an earlier channel may have left the address of a length here, and this may become a slot
+            // for sends.
             slot.kept = None;
             table.outcomes[index as usize].run = Run::none(slot);
         }

@@ -19,7 +19,8 @@ use crate::state_error::StateError;
 
 /// A channel that was [taken out](Loop::take_out) of its loop, to be connected or destroyed while the loop does other things.
 ///
-/// Dropping it destroys the queue pair. Its room in the loop is lost then, and so are the buffers that the device had.
+/// Dropping it destroys the queue pair. The loop then loses the room of the channel, and the buffers that the device
+/// had.
 #[must_use]
 pub struct DetachedChannel<'res> {
     detached: Detached<'res>,
@@ -44,7 +45,7 @@ pub struct DestroyedChannel<'res> {
 }
 
 impl<'res> DetachedChannel<'res> {
-    /// Its name, to which it is [put back](Loop::put_back).
+    /// The channel's id, which is the same after it was [put back](Loop::put_back).
     pub fn id(&self) -> ChannelId {
         self.detached.id
     }
