@@ -156,7 +156,8 @@ impl<B> Loop<'_, B> {
         B: LoopBuffer<R::Kept>,
     {
         let index = index_of(number) as usize;
-        // Not the caller's: what lives beyond the call of the device costs each post a move to the stack.
+        // Made here and not by the caller: a value that lives across the call of the device would cost each post a move
+        // to the stack.
         let channel = self.table.slots[index].channel;
         if returned == NO_CREDIT && R::Operation::TAKES_RECEIVE {
             return refused::<R, E>(
@@ -182,7 +183,7 @@ impl<B> Loop<'_, B> {
 }
 
 impl<B> Loop<'_, B> {
-    /// A post has failed that the device may have: all operations of the channel end.
+    /// Called when a post has failed whose request the device may have: all operations of the channel end.
     #[cold]
     pub(super) fn fail(&mut self, channel: ChannelId, error: TransportError) {
         if self.table.is_of_tasks && self.table.core(channel).is_some() {
@@ -236,7 +237,7 @@ impl Entry {
         if let Some(error) = aside.stopped {
             return error;
         }
-        // The queue of a channel that was opened, but has no slots, is full.
+        // The channel was opened, but this queue has no slots: it is full.
         let is_closed = self.next[queue_index(queue)] == NEVER_FREE && !aside.flushes();
         if is_closed && self.first_of(queue) != NEVER_FREE {
             TransportError::NotConnected

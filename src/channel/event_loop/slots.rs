@@ -27,7 +27,8 @@ pub(super) fn index_of(number: u64) -> u32 {
     (number & !SHARED) as u32
 }
 
-/// The slot of no channel, which is never free: the next one of a queue that has no slots, or may not be posted to yet.
+/// A slot that belongs to no channel and is never free: the next slot of a queue that has none, or that may not be
+/// posted to yet.
 pub(super) const NEVER_FREE: u32 = 0;
 
 /// The state of a slot and its operation.
@@ -42,20 +43,20 @@ pub(super) enum State {
     PartOfWindow,
     /// The device has the request of a future.
     Task,
-    /// The same; the future was dropped.
+    /// As above, but the future was dropped.
     Abandoned,
-    /// The device has a receive, whose message any task of the channel takes.
+    /// The device has a receive. Any task of the channel takes its message.
     Message,
-    /// The device has a write without a buffer, and only its failure counts.
+    /// The device has a write without a buffer. Only its failure matters.
     Probe,
     /// A receive that was posted after the connection had failed. The device does not get it: it ends when those before it
     /// have ended.
     Unposted,
     /// The reads of the peer's credits, one after the other: the channel's `Credits` have their number.
     Credits,
-    /// It has ended, and is in the list of those.
+    /// It has ended, and is in the list that `next_ended` returns.
     Ended,
-    /// It has ended, and its future takes it.
+    /// It has ended, and its future will take it.
     Done,
     /// It has ended, and is in the list of its channel's messages.
     Arrived,
@@ -79,13 +80,14 @@ pub(super) struct Slot<B> {
     pub(super) number: u64,
     pub(super) token: u64,
     pub(super) channel: ChannelId,
-    /// Unless its receives are shared ones.
+    /// The number of its queue pair; for shared receives, which any of several queue pairs may take, it is not
+    /// compared.
     pub(super) queue_pair: u32,
-    /// The next slot of the ring of its queue.
+    /// The next slot in the ring of its queue.
     pub(super) next: u32,
-    /// In a list of operations that have ended: the next one.
+    /// The next slot in a list of operations that have ended.
     pub(super) link: u32,
-    /// The generations up to this one are of earlier channels, or connections.
+    /// Generations up to this one belong to earlier channels or connections.
     pub(super) begun: u32,
     pub(super) state: State,
     /// Of a receive: the length that its buffer keeps, if it keeps one.
@@ -148,7 +150,7 @@ impl<B> Slot<B> {
         (self.number >> 32) as u32
     }
 
-    /// From now on, all its numbers are of an earlier channel.
+    /// Marks all its numbers as those of an earlier channel.
     pub(super) fn end_connection(&mut self) {
         self.begun = self.generation();
     }
@@ -190,18 +192,19 @@ impl List {
     }
 }
 
-/// What a slot keeps of an operation that its owner asks for.
+/// What a slot keeps beside the operation, for whoever asks for its result.
 pub(super) struct Outcome {
-    /// Of an operation that has ended, or a window that has failed.
+    /// The completion of an operation that has ended, or of the first request of a window that failed.
     pub(super) completion: ffi::ibv_wc,
     pub(super) run: Run,
-    /// Of a part of a window: how many requests it has.
+    /// The number of requests that were posted, of a window that was posted in part.
     pub(super) posted: u32,
-    /// The state of a failed window, of a part of one, or of a receive that was not posted, if nothing had failed.
+    /// The state that a slot returns to: of a failed window, of a window posted in part, or of a receive that was not
+    /// posted.
     pub(super) was: State,
-    /// Of a shared receive: the channel that the message came on.
+    /// The channel that the message of a shared receive came on.
     pub(super) channel: Option<ChannelId>,
-    /// Of the task that waits for it.
+    /// The waker of the task that waits for the operation.
     pub(super) waker: Option<Waker>,
 }
 
@@ -216,30 +219,31 @@ impl Outcome {
 /// The window that a slot had last.
 #[derive(Clone, Copy)]
 pub(super) struct Run {
-    /// Of the slot, at that time.
+    /// The slot's generation when it had the window.
     pub(super) generation: u32,
-    /// How many places it has from the slot on: never 0.
+    /// The number of the window's places, from the slot on: never 0.
     pub(super) places: u32,
-    /// The slot behind them in the ring.
+    /// The slot behind these places in the ring.
     pub(super) next: u32,
 }
 
 impl Run {
-    /// Of a slot that has had no window in its ring. One place: the slot's generation may come to this one again.
+    /// The value of a slot that has had no window. It has one place, so nothing is wrong when the slot's generation
+    /// comes to this one again.
     pub(super) fn none<B>(slot: &Slot<B>) -> Self {
         Self { generation: slot.generation(), places: 1, next: slot.next }
     }
 }
 
 impl<B> Slot<B> {
-    /// Whether it has this window, or had it last.
+    /// Whether `run` is the window that the slot has, or had last.
     #[inline(always)]
     pub(super) fn is_of(&self, run: Run) -> bool {
-        // Behind the slot of an earlier connection there may be anything.
+        // The places behind a slot of an earlier connection may be anyone's.
         run.generation == self.generation() && run.generation != self.begun
     }
 
-    /// How many places its operation has, or the last one that it had.
+    /// The number of places of its operation, or of the last one that it had.
     pub(super) fn places(&self, run: Run) -> u32 {
         if self.is_of(run) { run.places } else { 1 }
     }

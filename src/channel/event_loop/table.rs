@@ -1,12 +1,13 @@
 //! The table of a loop's operations.
 //!
 //! A request's number is the index of its slot and a generation, which counts the requests of the slot and is never
-//! reset. So a completion finds its operation by an index and three comparisons: the number is the slot's, the slot is in
-//! flight, and the queue pair is the slot's. What fails one of them ends nothing.
+//! reset. So a completion finds its operation by an index and three comparisons: the slot has this number, its request
+//! is in flight, and the queue pair is the slot's. A completion that fails one of them ends nothing.
 //!
-//! An operation that `next_ended` finds goes from what was polled to the program. What is found in another way (a window that
-//! has failed, a channel that is removed) is put into the list of those that have ended. While that has one, nothing is left of what was
-//! polled, so results come in the order of their completions. The operations of tasks keep their results in their slots.
+//! `next_ended` takes an operation straight from the completions that were polled. An operation that ends in another
+//! way (its window has failed, its channel is removed) goes into a list. Before anything goes into that list, all
+//! polled completions go into it, so the program gets results in the order of their completions. The operations of
+//! tasks keep their results in their slots.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -22,41 +23,42 @@ use crate::channel::operation::{Limits, Queue, Target, Templates};
 use crate::channel::sink::{BATCH, PollCq, Polled, count};
 use crate::ffi;
 
-/// What is needed of a channel to post.
+/// The part of a channel that a post needs.
 #[repr(align(64))]
 pub(super) struct Entry {
     pub(super) target: Target,
-    /// Of the channel that has the place, or will have it next.
+    /// The generation of the channel that has the place, or will have it next.
     pub(super) generation: u32,
-    /// The next slot of each queue. If it is in use, the others are searched.
+    /// The slot of each queue that the next post tries first. If it is in use, the post searches the others.
     pub(super) next: [u32; 2],
     pub(super) limits: Limits,
-    /// Its slots: those for sends, then those for receives, then one for the reads of credits if it has flow control.
+    /// The first of its slots: those for sends, then those for receives, then one for the reads of credits if it has
+    /// flow control.
     pub(super) first_slot: u32,
     pub(super) depths: [u32; 3],
     pub(super) tasks: Tasks,
 }
 
-/// What a channel needs beyond that.
+/// The rest of a channel.
 #[derive(Default)]
 pub(super) struct Aside {
-    /// There while the channel is.
+    /// `None` once the channel was removed.
     pub(super) core: Option<Arc<Core>>,
-    /// How many messages were refused together, for lack of credit.
+    /// The number of messages of the last post that was refused for lack of credit. 0: none waits.
     pub(super) lacks_credit: u32,
-    /// Its receives are shared ones of the loop.
+    /// Whether it takes its receives from a shared queue of the loop.
     pub(super) shares: bool,
     /// Why nothing can be posted any more.
     pub(super) stopped: Option<TransportError>,
-    /// The device has completed an operation with an error, and the receives that were posted since.
+    /// Whether the device has completed an operation with an error. `unposted` has the receives that were posted since.
     pub(super) has_failed: bool,
     pub(super) unposted: List,
-    /// It was dropped while it was out of the loop, and is destroyed when it comes back.
+    /// Whether it was dropped while it was out of the loop: it is destroyed when it comes back.
     pub(super) is_dropped: bool,
 }
 
 impl Aside {
-    /// Whether receives are taken, and do not get to the device.
+    /// Whether the loop takes receives of this channel without posting them to the device.
     pub(super) fn flushes(&self) -> bool {
         self.has_failed && self.stopped.is_none() && self.core.is_some()
     }
@@ -97,15 +99,15 @@ pub(super) struct Table<B> {
     pub(super) asides: Vec<Aside>,
     pub(super) batch: Polled,
     pub(super) poll_cq: PollCq,
-    /// Live, as long as something is polled.
+    /// It is live while anything is polled.
     pub(super) queue: *mut ffi::ibv_cq,
-    /// Owned. One request of each kind: they name no queue pair, so a loop needs no more.
+    /// One prepared request of each kind, owned. They name no queue pair, so a loop needs no more.
     pub(super) prepared: NonNull<Templates>,
-    /// By slot.
+    /// Indexed by slot.
     pub(super) outcomes: Vec<Outcome>,
-    /// What `next_ended` returns next.
+    /// The operations that `next_ended` returns before it polls.
     pub(super) ended: List,
-    /// What is to be done when the loop is no more borrowed.
+    /// What must be done once the loop is no longer borrowed.
     pub(super) deferred: Deferred,
     /// The channels, by the numbers of their queue pairs.
     pub(super) numbers: Numbers,
@@ -115,9 +117,9 @@ pub(super) struct Table<B> {
     pub(super) lacking: Lacking,
     /// The channels that have receives which were [not posted](State::Unposted).
     pub(super) with_unposted: Vec<ChannelId>,
-    /// How often it was polled for tasks.
+    /// The number of polls for tasks.
     pub(super) turns: u32,
-    /// Its owner calls slow verbs when the loop is not borrowed.
+    /// Whether its owner calls slow verbs while the loop is not borrowed.
     pub(super) is_of_tasks: bool,
     /// Why nothing can be posted on any channel any more.
     pub(super) stopped: Option<TransportError>,
@@ -159,7 +161,7 @@ impl<B> Table<B> {
         entry.filter(|entry| entry.generation == channel.generation)
     }
 
-    /// Searches a ring for a free slot, after this one of it was found in use.
+    /// Searches a ring for a free slot, after `slot` was found in use.
     #[cold]
     #[inline(never)]
     pub(super) fn search(&self, from: u32) -> Option<u32> {
@@ -169,7 +171,7 @@ impl<B> Table<B> {
             if slot.state == State::Free {
                 return Some(index);
             }
-            // Not the places of a window, whose slots are free.
+            // Goes past the places of a window, whose slots are free.
             for _ in 0..slot.places(self.outcomes[index as usize].run) {
                 index = self.slots[index as usize].next;
                 if index == from {
@@ -179,7 +181,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// Polls, when nothing is left of what was polled. Returns how many completions there were.
+    /// Polls, when all completions of the last poll are used up. Returns how many there were.
     #[inline(always)]
     pub(super) fn poll(&mut self) -> TransportResult<usize> {
         debug_assert!(self.batch.is_empty());
@@ -226,8 +228,8 @@ impl<B> Table<B> {
         }
     }
 
-    /// Ends the operation of a completion that was taken from what was polled; if it has left something in the list, also
-    /// those of all others.
+    /// Ends the operation of a polled completion. If that puts something into the list, ends the operations of all
+    /// other polled completions too.
     ///
     /// # Errors
     ///
@@ -239,7 +241,7 @@ impl<B> Table<B> {
         if self.ended.is_empty() { settled } else { settled.and(self.settle_polled()) }
     }
 
-    /// Puts what is left of what was polled into the list.
+    /// Ends the operations of all completions that were polled.
     ///
     /// # Errors
     ///
@@ -260,7 +262,8 @@ impl<B> Table<B> {
     ///
     /// # Errors
     ///
-    /// It is unknown: no operation in flight has its number and queue pair, nor had one of an earlier connection its number.
+    /// It is unknown: no operation in flight has its number and queue pair, and no operation of an earlier connection
+    /// had its number.
     pub(super) fn end(&mut self, completion: &ffi::ibv_wc) -> TransportResult<()> {
         let &ffi::ibv_wc { wr_id, qp_num: queue_pair, status, .. } = completion;
         let index = index_of(wr_id);
@@ -295,13 +298,13 @@ impl<B> Table<B> {
         }
     }
 
-    /// Gives the result of an operation to its owner: the device has it no more.
+    /// Gives the result of an operation to its owner. The device no longer has the operation.
     pub(super) fn finish(&mut self, index: u32, completion: &ffi::ibv_wc) {
         let (slot, outcome) = (&mut self.slots[index as usize], &self.outcomes[index as usize]);
         if matches!(slot.state, State::FailedWindow | State::PartOfWindow | State::Unposted) {
             slot.state = outcome.was;
         }
-        // What is destroyed has no number of a queue pair.
+        // A destroyed queue pair has no number.
         let is_shared = self.slots[index as usize].is_shared();
         let shared_by = if is_shared { self.sharing(completion.qp_num) } else { None };
         if matches!(self.slots[index as usize].state, State::Task | State::Message) {
@@ -333,7 +336,7 @@ impl<B> Table<B> {
         self.ended.push(&mut self.slots, index);
     }
 
-    /// No task asks for the operation of a slot, which has ended: its buffer is dropped when the loop is not borrowed.
+    /// Drops the buffer of an operation that has ended and that no task asks for, once the loop is not borrowed.
     pub(super) fn leave(&mut self, index: u32) {
         self.push_ended(index);
         self.deferred.is_left = true;
@@ -401,7 +404,8 @@ mod tests {
         0
     }
 
-    /// Slots of a place that was used before, all in use, while their generations pass the end and begin again.
+    /// A place that was used before, all of whose slots are in use, while their generations pass the end and begin
+    /// again.
     #[test]
     fn a_full_ring_is_found_to_be_full_whatever_its_generations_are() {
         // SAFETY: nothing is polled.

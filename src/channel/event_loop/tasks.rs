@@ -21,17 +21,17 @@ use crate::channel::slot::NO_SLOT;
 use crate::completion::WorkSuccess;
 use crate::ffi;
 
-/// One thing that is to be done when a loop is not borrowed.
+/// One thing that must be done while a loop is not borrowed.
 pub(crate) enum Left<B> {
     Failed(ChannelId, Option<TransportError>),
     Woken(Waker),
     Dropped(B),
 }
 
-// What is not used before the futures are on it is for them.
+// Without futures some of it is unused.
 #[cfg_attr(not(feature = "async"), allow(dead_code))]
 impl<B> Loop<'_, B> {
-    /// The loop of a reactor, which calls slow verbs when the loop is not borrowed.
+    /// A loop for a reactor, which calls slow verbs while the loop is not borrowed.
     pub(crate) fn of_tasks(mut self) -> Self {
         self.table.is_of_tasks = true;
         self
@@ -77,7 +77,7 @@ impl<B> Loop<'_, B> {
         self.post_as(channel, request, State::Message, 0).map(drop)
     }
 
-    /// Whether a task's operation has ended, whose result is still there.
+    /// Whether a task's operation has ended and its result was not taken.
     pub(crate) fn is_done(&mut self, number: u64) -> bool {
         self.table.slot(number).is_some_and(|slot| slot.state == State::Done)
     }
@@ -105,8 +105,8 @@ impl<B> Loop<'_, B> {
             && line.first == NO_SLOT
     }
 
-    /// The slot of a channel's message, if the message is the only one, the task at this place in line is the only one, and
-    /// was woken for it, which takes it [next](Self::take_it): it leaves the line.
+    /// The slot of a channel's message, if it is the only message and the task at this place is the only one in line
+    /// and was woken for it. The task leaves the line, and takes the message [next](Self::take_it).
     #[inline(always)]
     pub(crate) fn take_only_message(&mut self, channel: ChannelId, place: u32) -> Option<u64> {
         let Table { slots, outcomes, entries, waiters, .. } = &mut self.table;
@@ -129,7 +129,7 @@ impl<B> Loop<'_, B> {
         Some(index.into())
     }
 
-    /// Takes the operation of this slot, or number, which was found to be carried out.
+    /// Takes the operation of this slot or number, which the caller has found to be carried out.
     #[inline(always)]
     pub(crate) fn take_it(&mut self, number: u64) -> (B, WorkSuccess) {
         let index = number as u32 as usize;
@@ -164,7 +164,7 @@ impl<B> Loop<'_, B> {
     #[inline(always)]
     fn keep_waker(&mut self, number: u64, waker: &mut Option<Waker>) {
         let place = &mut self.table.outcomes[number as u32 as usize].waker;
-        // There is none: nothing is dropped here.
+        // The outcome has no waker yet, so this drops nothing.
         mem::forget(mem::replace(place, waker.take()));
     }
 
@@ -175,8 +175,8 @@ impl<B> Loop<'_, B> {
         Some(&mut self.table.outcomes[number as u32 as usize].waker)
     }
 
-    /// The task does not ask for this operation any more. Drop what is returned when the loop is not borrowed. If the
-    /// device has the request, the buffer is [left](Self::take_left) when it has ended.
+    /// Called when a task no longer asks for an operation. The caller drops what is returned while the loop is not
+    /// borrowed. If the device has the request, its buffer is [left](Self::take_left) when it has ended.
     pub(crate) fn abandon(&mut self, number: u64) -> (Option<Ended<B>>, Option<Waker>) {
         let waker = self.waker_of(number).and_then(Option::take);
         let done = self.take_done(number);
@@ -206,8 +206,8 @@ impl<B> Loop<'_, B> {
         }
     }
 
-    /// Wakes who can go on when a task has taken a message: the next, if there is one for it, or all that have buffers for
-    /// which there is room now.
+    /// Called when a task has taken a message: wakes the next task, if there is a message for it, or all that have
+    /// buffers for which there is room now.
     #[inline]
     pub(crate) fn wake_after_message(&mut self, channel: ChannelId) {
         if self.receiving(channel).held > 0 {
@@ -217,7 +217,7 @@ impl<B> Loop<'_, B> {
         }
     }
 
-    /// What is known of a channel's receives.
+    /// The counts of a channel's receives.
     #[inline]
     pub(crate) fn receiving(&mut self, channel: ChannelId) -> &mut Receiving {
         &mut self.table.entries[channel.index()].tasks.receiving
@@ -228,7 +228,7 @@ impl<B> Loop<'_, B> {
     ///
     /// # Errors
     ///
-    /// Polling failed, which ends nothing. Completions that the device has made up are counted, and end nothing.
+    /// Polling failed, which ends nothing. Completions that the device made up are counted, and end nothing.
     #[inline(always)]
     pub(crate) fn turn(&mut self) -> TransportResult<usize> {
         self.begin_turn()?;
@@ -274,7 +274,7 @@ impl<B> Loop<'_, B> {
         self.table.lacking.any()
     }
 
-    /// Whether a queue of the channel can have an operation at all.
+    /// Whether a queue of the channel has room for any operation at all.
     #[cold]
     pub(crate) fn has_queue(&self, channel: ChannelId, queue: Queue) -> bool {
         self.table.entries[channel.index()].depths[queue_index(queue)] > 0
@@ -286,7 +286,7 @@ impl<B> Loop<'_, B> {
         self.table.why_stopped(channel)
     }
 
-    /// From now on nothing can be posted on channels that are attached later.
+    /// Refuses posts on channels that are attached later.
     #[cold]
     pub(crate) fn stop_adding(&mut self, error: TransportError) {
         self.table.stopped.get_or_insert(error);
@@ -298,7 +298,7 @@ impl<B> Loop<'_, B> {
         self.channels_from(index).next()
     }
 
-    /// The same, if the device has operations of it.
+    /// As above, but of the channels of which the device has operations.
     #[cold]
     pub(crate) fn next_busy(&self, index: usize) -> Option<ChannelId> {
         self.channels_from(index).find(|&channel| self.in_flight(channel) > 0)
@@ -342,13 +342,13 @@ impl<B> Loop<'_, B> {
         self.table.in_flight(entry.first_slot..entry.first_slot + entry.depths[0])
     }
 
-    /// What is to be done when the loop is not borrowed.
+    /// What must be done while the loop is not borrowed.
     #[inline]
     pub(crate) fn deferred(&mut self) -> &mut Deferred {
         &mut self.table.deferred
     }
 
-    /// The next thing that is to be done when the loop is not borrowed: with this nothing needs memory.
+    /// The next thing that must be done while the loop is not borrowed. Taking them one by one needs no memory.
     #[cold]
     pub(crate) fn take_left(&mut self) -> Option<Left<B>> {
         let Table { deferred, outcomes, waiters, .. } = &mut self.table;
@@ -369,7 +369,7 @@ impl<B> Loop<'_, B> {
             }
         }
         if let Some(ended) = self.table.pop_ended() {
-            // Its place in the queue is free now.
+            // Its place in the queue is free now: the first task that waits for room can go on.
             self.table.wake_first(ended.channel.index(), Queue::Send);
             return Some(Left::Dropped(ended.buffer));
         }
@@ -385,7 +385,7 @@ impl<B> Table<B> {
         self.slots.get_mut(number as u32 as usize).filter(|slot| slot.number == number)
     }
 
-    /// The state of a task's operation that is in flight: if it is a failed window, the one in which that ends.
+    /// The state of a task's operation in flight; for a failed window, the state in which it will end.
     fn task_state(&mut self, number: u64) -> Option<&mut State> {
         let Self { slots, outcomes, .. } = self;
         let slot = slots.get_mut(number as u32 as usize).filter(|slot| slot.number == number)?;
@@ -442,7 +442,8 @@ impl<B> Table<B> {
                     tasks.woken_in = *turns;
                     deferred.wake(&mut first.waker);
                 }
-                // It was woken for an earlier message, and has not come: it may never do.
+                // The first was woken for an earlier message, and has not come. It may never come, so the next is
+                // woken.
                 Some(_) if tasks.woken_in != *turns => {
                     tasks.woken_in = *turns;
                     wake_next(waiters, deferred, first);
@@ -564,7 +565,7 @@ impl<B> Table<B> {
         }
         match queue {
             Queue::Receive => wake_next(&mut self.waiters, &mut self.deferred, first),
-            // Only the first may post.
+            // Only the first in line may post.
             Queue::Send => {
                 if let Some(waiter) = self.waiters.places.get_mut(first as usize) {
                     self.deferred.wake(&mut waiter.waker);
@@ -574,7 +575,8 @@ impl<B> Table<B> {
     }
 }
 
-/// Wakes the first from this place on that was not woken already: one that was may be forgotten, and never come.
+/// Wakes the first task from this place on that was not woken yet. One that was woken may have been forgotten, and
+/// never come.
 #[cold]
 #[inline(never)]
 pub(super) fn wake_next(waiters: &mut Waiters, deferred: &mut Deferred, mut place: u32) {

@@ -9,30 +9,30 @@ use crate::channel::error::TransportError;
 use crate::channel::slot::NO_SLOT;
 use crate::error::{Error, Result};
 
-/// The receives of a channel, as far as they are not those of tasks that wait.
+/// The receives of a channel beyond those of the tasks that wait.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Receiving {
-    /// How many receives were left by tasks that wait no more: the next tasks need not post theirs.
+    /// The number of receives that tasks posted and then no longer waited for: the next tasks need not post theirs.
     pub(crate) surplus: u32,
-    /// How many tasks have buffers for which the queue had no room.
+    /// The number of tasks with buffers for which the queue had no room.
     pub(crate) held: u32,
 }
 
 /// See the [module](self).
 #[derive(Default)]
 pub(super) struct Tasks {
-    /// The messages that none has taken.
+    /// Messages that no task has taken.
     pub(super) messages: List,
-    /// Those that wait for room to send, and for a message.
+    /// The tasks that wait for room to send, and those that wait for a message.
     pub(super) lines: [Line; 2],
     pub(super) receiving: Receiving,
-    /// The turn in which a task was woken for a message last.
+    /// The last turn in which a task was woken for a message.
     pub(super) woken_in: u32,
-    /// Only sends are refused, and some wait for the end of those in flight.
+    /// Whether only sends are refused, and tasks wait for the end of those in flight.
     pub(super) is_draining: bool,
 }
 
-/// The first and the last of those that wait, by their places.
+/// The places of the first and the last task that wait.
 #[derive(Clone, Copy)]
 pub(super) struct Line {
     pub(super) first: u32,
@@ -49,7 +49,7 @@ impl Default for Line {
 pub(super) struct Waiter {
     pub(super) waker: Option<Waker>,
     pub(super) before: u32,
-    /// The next place in the line; of a free place, the next free one.
+    /// The next place in the line. For a free place: the next free one.
     pub(super) after: u32,
 }
 
@@ -72,7 +72,7 @@ impl Waiters {
         let place = self.free;
         let waiter = &mut self.places[place as usize];
         self.free = waiter.after;
-        // There is none: nothing is dropped here.
+        // The place has no waker yet, so this drops nothing.
         mem::forget(mem::replace(&mut waiter.waker, waker.take()));
         (waiter.before, waiter.after) = (line.last, NO_SLOT);
         match self.places.get_mut(line.last as usize) {
@@ -114,32 +114,33 @@ impl Waiters {
     }
 }
 
-/// What is to be done when a loop is no more borrowed.
+/// What must be done once a loop is no longer borrowed.
 #[derive(Default)]
 pub(crate) struct Due {
     pub(crate) woken: Vec<Waker>,
-    /// Channels to be closed with this error, since a post has failed that the device may have; or else to be flushed.
+    /// Channels to close with this error, because a post has failed whose request the device may have; without an
+    /// error: channels to flush.
     pub(crate) failed: Vec<(ChannelId, Option<TransportError>)>,
 }
 
 /// What is due, and whether the table has [left](Loop::take_left) something beside it.
 #[derive(Default)]
 pub(crate) struct Deferred {
-    /// In a box, so that it is exchanged for another one cheaply.
+    /// In a box, which makes exchanging it cheap.
     pub(super) due: Box<Due>,
     pub(super) is_left: bool,
-    /// There was no memory to note who is to be woken: all are, from this place on.
+    /// Set when there was no memory to note who must be woken: everyone from this place on is woken.
     pub(super) unwoken: Option<usize>,
 }
 
 impl Deferred {
-    /// Whether there is nothing.
+    /// Whether nothing is due.
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
         self.due.woken.is_empty() && !self.is_left
     }
 
-    /// Takes the waker of a task that is to be woken, if that is all that is due.
+    /// Takes the waker of a task to wake, if nothing else is due.
     #[inline(always)]
     pub(crate) fn take_only(&mut self) -> Option<Waker> {
         let Due { woken, failed } = &mut *self.due;
@@ -153,7 +154,8 @@ impl Deferred {
         mem::replace(&mut self.due, spare)
     }
 
-    /// Has a task woken. Without memory for the list, its waker stays where it is, and all tasks are woken.
+    /// Wakes a task once the loop is not borrowed. Without memory for the list, its waker stays where it is, and all
+    /// tasks are woken.
     #[inline(always)]
     pub(super) fn wake(&mut self, place: &mut Option<Waker>) {
         if place.is_some()
@@ -164,7 +166,8 @@ impl Deferred {
         }
     }
 
-    /// Has a task woken that was forgotten. Without memory, its waker is leaked.
+    /// Wakes a task whose operation was discarded, once the loop is not borrowed. Without memory for the list, its
+    /// waker is leaked.
     pub(super) fn forget(&mut self, mut waker: Option<Waker>) {
         self.wake(&mut waker);
         mem::forget(waker);

@@ -16,11 +16,10 @@ use crate::error::{ErrorKind, Result};
 pub struct LoopWaker(Arc<Waiters>);
 
 impl LoopWaker {
-    /// Ends what sleeps for the loop: a [`Loop::wait_ended_until`], or else the next one, and every
-    /// [`ArmedWaiter`] that was armed before. Several calls before that count as one. It also makes the [descriptor](AsFd)
-    /// readable.
+    /// Wakes whoever sleeps for the loop: a [`Loop::wait_ended_until`], or else the next one, and every [`ArmedWaiter`]
+    /// that was armed before. Several calls before that count as one. It also makes the [descriptor](AsFd) readable.
     ///
-    /// What the program has done before is seen by the thread that is woken.
+    /// The woken thread sees everything that the caller did before this.
     pub fn wake(&self) {
         self.0.wake();
     }
@@ -50,7 +49,7 @@ impl LoopWaiter<'_> {
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&self) -> Result<ArmedWaiter<'_>> {
         let waiters = self.0.own_channel()?.waiters();
-        // Before the caller looks at what those who wake have done.
+        // Read first: the caller then looks at what those who wake have done.
         let wakes = waiters.wakes();
         Ok(ArmedWaiter { queue: &self.0, waiters, events: self.0.arm_own()?, wakes })
     }
@@ -101,8 +100,8 @@ impl ArmedWaiter<'_> {
 debug! { ArmedWaiter<'_>, self, queue: self.queue, .. }
 
 impl<'res, B> Loop<'res, B> {
-    /// What wakes the thread that sleeps for the loop, from any thread: to give it work, or to stop it. The first one makes an
-    /// eventfd, which all of a loop share; a loop without one has none.
+    /// A handle that wakes the thread that sleeps for the loop, from any thread: to give it work, or to stop it. The
+    /// first one makes an eventfd, which all handles of a loop share; a loop without one has none.
     ///
     /// ```
     /// # use std::time::{Duration, Instant};
@@ -137,8 +136,8 @@ impl<'res, B> Loop<'res, B> {
         self.queue.wakeable().map(LoopWaker)
     }
 
-    /// What sleeps for the loop without borrowing it, on any thread: so the loop can be behind a lock that others take
-    /// meanwhile, to post. Any number of threads may sleep; all of them are woken.
+    /// A handle that sleeps for the loop without borrowing it, on any thread: so the loop can be behind a lock that
+    /// others take meanwhile, to post. Any number of threads may sleep; all of them are woken.
     ///
     /// ```
     /// # use std::time::Instant;

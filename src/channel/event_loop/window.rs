@@ -1,7 +1,8 @@
 //! Windows: several requests that are posted together, and have one completion.
 //!
-//! A window is one operation of the table: its slot has the number of the last request, and keeps the window. The places of the
-//! others are those behind it in the ring, whose slots stay free: who meets the slot in use goes past them.
+//! A window is one operation of the table. It takes one place in the ring for each request. The slot of the first place
+//! has the number of the last request, and keeps the window; the slots of the other places stay free, and a search for
+//! a free slot goes past them.
 
 use super::Loop;
 use super::ended::{ChannelId, LoopBuffer, STOPPED};
@@ -17,9 +18,9 @@ use crate::ffi;
 
 /// Why a window was not posted, and which request is to blame.
 enum Failure {
-    /// The device has seen nothing of it.
+    /// The device has not seen the window.
     Refused(TransportError, Option<usize>),
-    /// It was not posted, or not as a whole, from this slot on.
+    /// The window in this slot was not posted, or only its first requests were.
     NotPosted(u32, NotPosted),
 }
 
@@ -84,8 +85,8 @@ impl<B> Loop<'_, B> {
         Err(Refused { error, request: None, index })
     }
 
-    /// A part of a window was posted, to a queue pair that is in ERR now. If the device has carried it out before, no
-    /// completion says so: the queue pair is reset.
+    /// The device has a part of a window, on a queue pair that is in ERR now. If the device carried that part out
+    /// before, no completion will say so: the queue pair is reset.
     #[cold]
     #[inline(never)]
     fn end_part(&mut self, channel: ChannelId, at: u32) {
@@ -95,7 +96,7 @@ impl<B> Loop<'_, B> {
         }
     }
 
-    /// The error of a window that was not posted, or not as a whole. In that case also its slot.
+    /// The error of a window that was not posted, or only in part. In the second case also its slot.
     #[cold]
     #[inline(never)]
     fn window_failed(
@@ -210,7 +211,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// Notes the places that a window is to have, if the next ones of the ring for sends are free.
+    /// Notes the places that a window will have, if the next places of the ring for sends are free.
     #[inline(never)]
     fn find_places(&mut self, channel: ChannelId, places: u32) -> TransportResult<()> {
         let Self { entries, asides, slots, outcomes, .. } = self;
@@ -232,7 +233,7 @@ impl<B> Table<B> {
             if slot.state != State::Free {
                 return full();
             }
-            // A window from here on is not the last one any more that these places have. Its own is set by the post.
+            // A window that was here before is no longer the last one of these places. The post sets the new one.
             outcomes[index as usize].run.generation = slot.begun;
             index = slot.next;
         }
@@ -246,7 +247,7 @@ impl<B> Table<B> {
     ///
     /// # Errors
     ///
-    /// The completion is of no such request.
+    /// The completion belongs to no such request.
     #[cold]
     pub(super) fn end_member(&mut self, completion: &ffi::ibv_wc) -> TransportResult<()> {
         let &ffi::ibv_wc { wr_id, qp_num: queue_pair, status, .. } = completion;
@@ -274,7 +275,7 @@ impl<B> Table<B> {
         }
         let failed = status != ffi::ibv_wc_status::IBV_WC_SUCCESS;
         match slot.state {
-            // A success says nothing: the last one is to come.
+            // The success of a request before the last says nothing: the last request is still in flight.
             State::Token | State::Task | State::Abandoned if position + 1 < places && failed => {
                 outcome.was = slot.state;
                 slot.state = State::FailedWindow;
