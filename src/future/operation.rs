@@ -24,7 +24,7 @@ use crate::panics::catch;
 #[must_use = "futures do nothing unless polled"]
 pub struct AsyncOperation<'a, R, S: Share> {
     channel: &'a AsyncChannel<S>,
-    /// Until it is posted.
+    /// The request, until it is posted.
     request: Option<R>,
     stage: Stage,
     waits: Waits,
@@ -164,7 +164,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         }
     }
 
-    /// Its operation was posted: there may be room for another one.
+    /// Called when its operation was posted: there may be room for another one.
     #[cold]
     fn leave_line(&self, mut guard: Guard<'_, S>, place: u32) {
         let waker = guard.core.leave_line(self.channel.id, Queue::Send, place);
@@ -188,7 +188,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
             TransportError::NoCredit => true,
             _ => false,
         };
-        // Others may wait, and nothing will be posted any more.
+        // Others may wait, although nothing will be posted any more.
         let stopped = guard.core.why_stopped(*id).filter(|_| waits);
         let (waits, error) = (waits && stopped.is_none(), stopped.unwrap_or(refused.error));
         let joined = match place {
@@ -222,7 +222,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
     }
 }
 
-/// Posts a request, unless others wait for room that have come before.
+/// Posts a request, unless tasks that came earlier wait for room.
 #[inline(always)]
 fn post<B, R: AsyncRequest<B>>(
     state: &mut State<B>,
@@ -266,7 +266,7 @@ pub(super) fn failed<B>(error: TransportError, ended: Ended<B>) -> OperationErro
 impl<R: AsyncRequest<S::Buffer>, S: Share> Future for AsyncOperation<'_, R, S> {
     type Output = Output<R, S>;
 
-    // What follows is not inlined into the program's tasks, where results would be taken apart and put together again.
+    // Not inlined into the program's tasks, where the compiler would take results apart and put them together again.
     #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.stage {
@@ -295,7 +295,7 @@ fn give_up<S: Share>(channel: &AsyncChannel<S>, stage: Stage) {
         Stage::Posted(number) => guard.core.abandon(number),
         Stage::InLine(place) => {
             let waker = guard.core.leave_line(channel.id, Queue::Send, place);
-            // It may have been woken for room that the next one takes.
+            // It may have been woken for room, which the next in line takes.
             guard.core.wake_line(channel.id, Queue::Send);
             (None, waker)
         }
@@ -315,12 +315,12 @@ pub(super) struct InLine<'a, S: Share> {
 }
 
 impl<'a, S: Share> InLine<'a, S> {
-    /// No place yet.
+    /// Not in line.
     pub(super) fn new(channel: &'a AsyncChannel<S>, queue: Queue) -> Self {
         Self { channel, queue, place: None }
     }
 
-    /// Has the task woken when it is its turn.
+    /// Registers the task to be woken when it is its turn.
     ///
     /// # Errors
     ///
@@ -349,7 +349,7 @@ impl<S: Share> Drop for InLine<'_, S> {
         let AsyncChannel { share, id, .. } = self.channel;
         let mut guard = share.lock();
         let waker = guard.core.leave_line(*id, self.queue, place);
-        // It may have been woken for what the next one takes.
+        // It may have been woken, and the next in line takes what it was woken for.
         match self.queue {
             Queue::Receive => guard.core.wake_receiver(*id),
             Queue::Send => guard.core.wake_line(*id, Queue::Send),

@@ -19,7 +19,8 @@ use crate::panics::Panics;
 use crate::parent::Parent;
 use crate::pool::PooledBuffer;
 
-/// Turns that find nothing between two readings of the clock. Few, because a program may sleep between its turns.
+/// The number of turns without a completion between two readings of the clock. Few, because a program may sleep between
+/// its turns.
 const TURNS_PER_CLOCK_READING: u32 = 64;
 
 /// Drives the [`AsyncChannel`](crate::AsyncChannel)s of one completion queue, within any runtime or event loop.
@@ -77,9 +78,9 @@ pub struct Reactor<S: Share = Locked<PooledBuffer>> {
     pub(super) share: S,
     pub(super) queue: Arc<CompletionQueue<'static>>,
     timer: Arc<Timer>,
-    /// `None`: as many as help.
+    /// `None`: it adapts.
     pub(super) spin: Option<u32>,
-    /// The turns that found nothing, around the end.
+    /// Counts turns that found nothing. It wraps around.
     idle_turns: AtomicU32,
 }
 
@@ -233,10 +234,11 @@ impl<S: Share> Reactor<S> {
         }
     }
 
-    /// A device that was pulled out completes nothing any more: from time to time, a turn that found nothing asks for it.
+    /// A device that was pulled out completes nothing: from time to time, a turn that found nothing asks the kernel
+    /// about it.
     #[inline]
     fn count_idle_turn(&self) -> Result<()> {
-        // Turns of several threads may be counted as one.
+        // Two turns on two threads may count as one.
         let idle = self.idle_turns.load(Ordering::Relaxed);
         self.idle_turns.store(idle.wrapping_add(1), Ordering::Relaxed);
         if idle.is_multiple_of(TURNS_PER_CLOCK_READING) { self.check_device() } else { Ok(()) }
@@ -256,7 +258,7 @@ impl<S: Share> Reactor<S> {
         self.queue.check_device()
     }
 
-    /// Ends the channels whose connections have ended, though the device completes nothing.
+    /// Ends channels whose connections have ended without a completion.
     #[cold]
     fn check_connections(&self) {
         let now = Instant::now();
@@ -267,7 +269,7 @@ impl<S: Share> Reactor<S> {
             index = channel.index() + 1;
             let out = guard.core.borrow_out(channel);
             panics.catch(|| drop(guard));
-            // The code that has taken it out looks at it.
+            // Whoever has taken it out checks it.
             let Some(out) = out else { continue };
             let checked = out.check(now);
             panics.catch(|| put_back(&self.share, out, None));
@@ -321,7 +323,7 @@ impl<S: Share> Reactor<S> {
 }
 
 impl<B> State<B> {
-    /// Wakes the tasks that lacked credit and have some now. Returns whether the connections are to be checked.
+    /// Wakes the tasks whose channels have credit again. Returns whether to check the connections.
     #[cold]
     fn look_at_clock(&mut self) -> bool {
         let mut must_check = false;
@@ -344,7 +346,7 @@ impl<B> State<B> {
         must_check
     }
 
-    /// Makes the descriptor readable when peers are to be asked for credit again.
+    /// Makes the descriptor readable at the time when peers must be asked for credit again.
     #[cold]
     pub(super) fn set_credit_alarm(&mut self) {
         if let Some(pause) = self.core.credit_pause() {

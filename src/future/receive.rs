@@ -27,7 +27,7 @@ use crate::queue_pair::SharedReceiveQueue;
 #[must_use = "futures do nothing unless polled"]
 pub struct AsyncReceive<'a, D, S: Share> {
     channel: &'a AsyncChannel<S>,
-    /// Until it is posted. While it waits: the queue had no room for it.
+    /// The buffer, until it is posted. A future in line still has it when the queue had no room.
     request: Option<ReceiveWorkRequest<D>>,
     stage: Stage,
     waits: Waits,
@@ -55,7 +55,7 @@ where
         Self { channel, request, stage: Stage::New, waits: Waits::default() }
     }
 
-    /// Posts it, unless a receive is left, and waits.
+    /// Posts the receive, unless one that another task left serves, and waits.
     #[inline(never)]
     fn post(&mut self, waker: &Waker) -> Poll<OwnedResult<S::Buffer>> {
         let AsyncChannel { share, id, .. } = self.channel;
@@ -94,7 +94,7 @@ where
         }
     }
 
-    /// Its receive was posted, or need not be.
+    /// Called when its receive was posted, or need not be.
     #[inline(never)]
     fn poll_posted(
         &mut self,
@@ -108,7 +108,7 @@ where
         self.wait_in_line(guard, waker)
     }
 
-    /// There is no memory for its place: what was posted is for the next task.
+    /// There is no memory for a place in line: the next task gets the receive that was posted.
     #[cold]
     #[inline(never)]
     fn not_in_line(
@@ -130,7 +130,7 @@ where
         Poll::Ready(Err(Refused::new(error, request).into()))
     }
 
-    /// The first poll, when the receive of another task is still there.
+    /// The first poll, when a receive that another task left is there.
     #[cold]
     #[inline(never)]
     fn poll_unposted(
@@ -181,7 +181,7 @@ where
         self.poll_posted(guard, waker)
     }
 
-    /// The message, if there is one.
+    /// Takes the message, if there is one.
     #[inline(never)]
     fn take(&mut self, place: u32, waker: &Waker) -> Poll<OwnedResult<S::Buffer>> {
         let AsyncChannel { share, id, .. } = self.channel;
@@ -239,7 +239,7 @@ where
         Poll::Ready(Err(Refused::new(error, self.request.take()).into()))
     }
 
-    /// Returns a message. It is in no line any more.
+    /// Returns a message. The future has left its line.
     fn end(
         &mut self,
         mut guard: Guard<'_, S>,
@@ -309,7 +309,7 @@ impl<D, S: Share> Drop for AsyncReceive<'_, D, S> {
     }
 }
 
-/// Leaves the line. The receive, unless it is held, is for the next task.
+/// Leaves the line. If its receive was posted, the next task gets it.
 #[cold]
 #[inline(never)]
 fn give_up<S: Share>(channel: &AsyncChannel<S>, place: u32, is_held: bool) {

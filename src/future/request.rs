@@ -32,7 +32,7 @@ use crate::tcp::{AsyncStream, ExchangeError, Polled, Role, exchange_over};
     note = "channels whose reactor has an `AnyBuffer` for a buffer keep buffers of every type, and windows"
 )]
 pub trait AsyncRequest<B>: sealed::Request<B> {
-    /// Why it was not carried out, with its buffer or buffers: an [`OperationError`], or of a window a [`WindowError`].
+    /// The error, with the buffers: an [`OperationError`], or for a window a [`WindowError`].
     type Error: From<TransportError> + sealed::Failure<Self, B>;
 }
 
@@ -131,7 +131,7 @@ pub(super) mod sealed {
 #[must_use]
 pub struct PreparedAsyncChannel<S: Share = Locked<PooledBuffer>> {
     share: S,
-    /// There until it is connected.
+    /// `None` once it is connected.
     detached: Option<Detached<'static>>,
 }
 
@@ -205,13 +205,13 @@ impl<S: Share> PreparedAsyncChannel<S> {
         let posted = guard.core.post_for_message(detached.id, request);
         guard.unlock();
         if posted.as_ref().is_err_and(|refused| refused.request.is_none()) && detached.try_reset() {
-            // The device may have had it, and its message would be lost.
+            // The device may have the receive, and its message would be lost.
             self.forget();
         }
         Ok(posted?)
     }
 
-    /// A step on the way to a connection.
+    /// Takes one step towards a connection.
     fn advance(
         &mut self,
         step: impl FnOnce(&mut Detached<'static>) -> (Result<()>, bool),
@@ -223,7 +223,7 @@ impl<S: Share> PreparedAsyncChannel<S> {
         done
     }
 
-    /// What was posted has ended.
+    /// The receives that were posted have ended.
     fn forget(&mut self) {
         let id = self.detached_mut().id;
         let mut guard = self.share.lock();
@@ -306,7 +306,7 @@ type Connected<S> =
 
 impl<S: Share> Handshake for PreparedAsyncChannel<S> {
     type Connected = AsyncChannel<S>;
-    /// It is in its place when the peer has connected too.
+    /// The channel is attached once the peer has connected too.
     type Shaken = Self;
 
     fn endpoint(&self) -> QueuePairEndpoint {

@@ -60,7 +60,7 @@ impl<S: Share> Reactor<S> {
     where
         F: FnMut(&mut TaskContext<'_>) -> Poll<io::Result<()>>,
     {
-        // First, so that a stop after the turn wakes this task.
+        // The waker is stored first, so that a stop after the turn wakes this task.
         if self.set_runner(cx) {
             return Poll::Ready(Ok(()));
         }
@@ -70,7 +70,7 @@ impl<S: Share> Reactor<S> {
                 break;
             }
             if std::mem::take(&mut running.woken) {
-                // An edge-triggered runtime tells only once that the descriptor has an error.
+                // An edge-triggered runtime reports an error of the descriptor only once.
                 self.queue.check_device()?;
             }
             if running.armed {
@@ -91,7 +91,7 @@ impl<S: Share> Reactor<S> {
                 break;
             }
             running.gave_up();
-            // And once more: what came before the queue was armed raises no event.
+            // Polls once more: a completion that came before the queue was armed raises no event.
             self.arm()?;
             running.armed = true;
         }
@@ -211,7 +211,7 @@ impl<S: Share> Drop for SpawnedReactor<S> {
     }
 }
 
-/// The future of [`run`](Reactor::run): what it says if it is dropped, such as with its runtime, while operations wait.
+/// The future of [`run`](Reactor::run). It warns if it is dropped, such as with its runtime, while operations wait.
 struct Runner<'a, S: Share>(&'a Reactor<S>);
 
 impl<S: Share> Drop for Runner<'_, S> {
@@ -225,26 +225,26 @@ impl<S: Share> Drop for Runner<'_, S> {
     }
 }
 
-/// The most turns that find nothing before a reactor sleeps whose [`spin`](Reactor::spin) adapts.
+/// The most turns without a completion before a reactor sleeps, if its [`spin`](Reactor::spin) adapts.
 const MOST: u32 = 64;
 
-/// After so many sleeps that began without such turns, it tries again whether they help.
+/// The number of sleeps that begin without spinning before the reactor tries again whether spinning helps.
 const SLEEPS: u32 = 16;
 
-/// The idle turns of a reactor that has begun to sleep since something has ended.
+/// The value of `idle` once the reactor has begun to sleep.
 const ASLEEP: u32 = u32::MAX;
 
 /// What a task that runs a reactor remembers.
 struct Running {
     /// Turns in a row that found nothing, or [`ASLEEP`].
     idle: u32,
-    /// How many of them there may be before it sleeps, if that adapts.
+    /// The number of such turns before it sleeps, if `spin` adapts.
     limit: u32,
-    /// How many sleeps have begun with a limit of 0.
+    /// The number of sleeps that began with a limit of 0.
     sleeps: u32,
-    /// Whether the queue was armed, and nothing was found since.
+    /// Whether the queue was armed, and no turn has found anything since.
     armed: bool,
-    /// Whether the descriptor was readable, and nothing was found since.
+    /// Whether the descriptor was readable, and no turn has found anything since.
     woken: bool,
 }
 
@@ -255,7 +255,7 @@ impl Default for Running {
 }
 
 impl Running {
-    /// A turn has found something.
+    /// Called when a turn has found something.
     fn found(&mut self) {
         match self.idle {
             ASLEEP if self.limit == 0 => {
@@ -270,7 +270,7 @@ impl Running {
         (self.idle, self.armed, self.woken) = (0, false, false);
     }
 
-    /// It is to sleep.
+    /// Called when the reactor is about to sleep.
     fn gave_up(&mut self) {
         if self.idle != ASLEEP {
             self.limit /= 2;

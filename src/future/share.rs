@@ -37,21 +37,21 @@ pub struct Local<B>(Rc<RefCell<State<B>>>);
 #[derive(Debug)]
 pub struct Locked<B>(Arc<Mutex<State<B>>>);
 
-/// A loop, and what its tasks need beside it.
+/// A loop, and what its tasks need beyond it.
 pub struct State<B> {
     pub(super) core: Loop<'static, B>,
     pub(super) is_stopped: bool,
-    /// Of the task that runs the reactor.
+    /// The waker of the task that runs the reactor.
     pub(super) runner: Option<Waker>,
-    /// When the reactor has to look at the clock, though nothing completes.
+    /// When the reactor must look at the clock although nothing completes.
     pub(super) alarm: Option<Instant>,
     pub(super) timer: Arc<Timer>,
     pub(super) watch: Watch,
-    /// When the device was last asked for, or when the first question was due.
+    /// When the kernel was last asked about the device, or when the first question was due.
     pub(super) device_checked: Option<Instant>,
-    /// When the connections are asked for next, on a device that completes nothing when they end.
+    /// When to check the connections next, on a device that completes nothing when they end.
     pub(super) next_check: Option<Instant>,
-    /// An empty list that has room, unless a thread wakes tasks with it.
+    /// An empty list with room for wakers. A thread that wakes tasks takes it meanwhile.
     spare: Option<Box<Due>>,
 }
 
@@ -62,7 +62,7 @@ impl<B> State<B> {
         Self { core, is_stopped, runner, alarm, timer, watch, device_checked, next_check, spare }
     }
 
-    /// A future was dropped that waited. A reactor that runs has looked at the device.
+    /// Called when a future was dropped while it waited. (A reactor that runs has looked at the device.)
     pub(super) fn note_given_up(&self) {
         if self.device_checked.is_none() {
             trace::reactor_stands("it has never run, and an operation was given up");
@@ -81,12 +81,12 @@ impl<B> State<B> {
 
 debug! { impl[B] State<B>, self, core: self.core, .. }
 
-/// The loop is borrowed while it lives. When it is dropped, the tasks are woken that are to be woken, channels are stopped on
-/// which a post has failed, and buffers are dropped that no task asks for: nobody can forget that. Events that have happened
-/// meanwhile are emitted.
+/// The loop is borrowed while this guard lives. Dropping it does what is due, which nobody can forget: it wakes tasks,
+/// stops channels on which a post has failed, and drops buffers that no task asks for. It also emits the events for
+/// `tracing` that have happened meanwhile.
 pub(super) struct Guard<'a, S: Share> {
     share: &'a S,
-    /// There until [`end`](Self::end).
+    /// `None` after [`end`](Self::end).
     state: ManuallyDrop<S::State<'a>>,
     events: ManuallyDrop<trace::Hold>,
 }
@@ -103,7 +103,8 @@ pub(super) trait Lock: Share {
 impl<S: Share> Lock for S {}
 
 impl<S: Share> Guard<'_, S> {
-    /// Gives the loop back where nothing is due, or something else has to be done first that ends with a drop of another guard.
+    /// Gives the loop back when nothing is due, or when the caller must do something else first that ends with the drop
+    /// of another guard.
     #[inline(always)]
     pub(super) fn unlock(self) {
         // SAFETY: nothing uses it after this.
@@ -183,7 +184,7 @@ impl<S: Share> Guard<'_, S> {
     }
 }
 
-/// Does what is due: what was taken out of the loop, or else one by one.
+/// Does what is due: everything that was taken out of the loop, or, without memory, one thing at a time.
 #[inline(never)]
 fn wake_all<S: Share>(share: &S, due: Option<Box<Due>>) {
     if due.is_none() {
@@ -265,10 +266,10 @@ impl<B: Send + 'static> sealed::Share<B> for Locked<B> {
     }
 }
 
-/// What is still to be done, also when a waker has panicked.
+/// The rest of what is due, which is done even when a waker has panicked.
 struct Rest<'a, S: Share> {
     share: &'a S,
-    /// There until it is the spare list again.
+    /// `None` once it is the spare list again.
     due: Option<Box<Due>>,
 }
 
@@ -285,7 +286,7 @@ impl<S: Share> Drop for Rest<'_, S> {
         if !is_empty {
             panics.add(release_left(self.share));
         }
-        // It is already unwinding, or what has panicked is a buffer.
+        // The thread is already unwinding, or a buffer's drop has panicked.
         panics.forget();
     }
 }
