@@ -19,11 +19,11 @@ pub(super) enum Owner {
     /// The channel itself, for the two operations that have slots of their own: the blocking one, and the read of the
     /// peer's credits.
     Channel,
-    /// As `Window`, after one of its requests, not the last, has failed. The slot holds the completion of the first one.
+    /// As `Window`, but a request before the last one has failed. The slot holds the completion of the first that did.
     FailedWindow,
-    /// As `Window`; the handle was dropped, and the result will not be asked for.
+    /// As `Window`, but the handle was dropped: nobody will ask for the result.
     LostWindow,
-    /// The scope itself; the handle was dropped of a receive whose buffer keeps a length, which the slot names.
+    /// The scope itself: the handle of a receive was dropped. Its buffer keeps a length, whose address the slot has.
     Lent,
 }
 
@@ -32,9 +32,9 @@ pub(super) enum Owner {
 pub(super) enum State {
     /// There is no operation.
     Free,
-    /// The device has the request; the owner will ask for its result.
+    /// The device has the request, and the owner will ask for its result.
     InFlight(Owner),
-    /// As `InFlight(Owner::Scope)`; the handle was dropped, and the result will not be asked for.
+    /// As `InFlight(Owner::Scope)`, but the handle was dropped: nobody will ask for the result.
     Abandoned,
     /// The operation has completed, and the slot holds the completion.
     Done(Owner),
@@ -59,7 +59,7 @@ impl Owner {
         matches!(self, Self::Scope | Self::Lent) || self.is_window()
     }
 
-    /// Whether a completion is kept for the owner, and nothing else is to be done.
+    /// Whether a completion is kept for the owner, and nothing else is left to do.
     #[inline]
     pub(super) fn awaits_completion(self) -> bool {
         // One comparison.
@@ -120,19 +120,20 @@ pub(super) struct Slot {
     /// The number under which its operation is posted, or the next one will be: see
     /// [`generation`](super::generation).
     number: RequestNumber,
-    /// The next one of the ring.
+    /// The next slot of the ring.
     pub(super) next: Cell<NonNull<Slot>>,
     /// The state. As a single cell, the compiler would not notice that the write of a post is overwritten if the handle is
     /// dropped at once.
     phase: Cell<Phase>,
     owner: Cell<Owner>,
-    /// Of the places of a window beside its run: the index of the next one.
+    /// For places of a window that are not in a row: the index of the next one.
     pub(super) next_ended: Cell<u32>,
-    /// Of a window: how many slots it has from this one on. They are free themselves, and are not taken.
+    /// For a window: the number of slots in a row that it has from this one on. They are free themselves, and are not
+    /// taken.
     pub(super) run: Cell<u16>,
     /// The generation of the latest window.
     pub(super) run_generation: Cell<u32>,
-    /// Of an operation of [`Owner::Lent`]: the length of its buffer.
+    /// For an operation of [`Owner::Lent`]: the address of its buffer's length.
     pub(super) kept: Cell<Option<NonNull<KeptLength>>>,
     completion: Cell<WorkCompletion>,
 }
@@ -182,13 +183,13 @@ impl Slot {
         self.number.generation.set(generation);
     }
 
-    /// From now on, no handle and no completion has the slot's number.
+    /// Gives the slot a number that no handle and no completion has.
     #[inline]
     pub(super) fn renumber(&self) {
         self.number.generation.set(self.number.generation.get().wrapping_add(1));
     }
 
-    /// There is no operation any more: what has its number is of none.
+    /// Frees the slot: the number of its operation now belongs to none.
     #[inline]
     pub(super) fn free(&self) {
         self.set_state(State::Free);

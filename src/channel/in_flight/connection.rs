@@ -19,7 +19,7 @@ impl InFlight {
         self.generations.get().is_earlier(generation)
     }
 
-    /// From now on, all numbers that there were are of earlier connections. Returns the generations that begin now.
+    /// Marks all numbers so far as those of earlier connections. Returns the generations that begin now.
     pub(in crate::channel) fn end_connection(&self) -> Generations {
         let reached = self.all_slots().iter().map(Slot::generation);
         let generations = self.begun.get().after(reached);
@@ -27,7 +27,7 @@ impl InFlight {
         generations
     }
 
-    /// Has the numbers begin with these. Nothing was posted yet.
+    /// Sets the generations that numbers begin with. Nothing was posted yet.
     pub(in crate::channel) fn begin(&self, generations: Generations) {
         self.begun.set(generations);
         self.generations.set(generations);
@@ -53,7 +53,7 @@ impl InFlight {
             slot.next.set(self.pointer(next));
         }
         self.next_send.set(self.pointer(depth));
-        // If there are no slots for receives, this is one that is never free.
+        // Without slots for receives, this is a slot that is never free.
         self.next_receive.set(self.pointer(sends));
         self.in_scope.set(0);
         self.others.set(0);
@@ -72,7 +72,7 @@ impl InFlight {
         self.open.set(Open::Sends);
     }
 
-    /// Lets no more slots be taken, until it is opened again.
+    /// Lets no slots be taken until the table is opened again.
     pub(in crate::channel) fn close(&self) {
         let never_free = self.pointer(self.depth as usize);
         self.next_send.set(never_free);
@@ -115,7 +115,7 @@ impl InFlight {
                     any_abandoned = true;
                     self.release_window(slot);
                 }
-                // The failure is known.
+                // The program knows of the failure.
                 State::InFlight(Owner::FailedWindow) => {
                     slot.set_state(State::Done(Owner::FailedWindow));
                 }

@@ -40,14 +40,14 @@ pub(in crate::channel) struct InFlight {
     sends: u32,
     next_send: Cell<NonNull<Slot>>,
     next_receive: Cell<NonNull<Slot>>,
-    /// The numbers of slots that are not free: those of operations in scopes, and the others.
+    /// The number of slots in use: by operations in scopes, and by others.
     in_scope: Cell<u32>,
     others: Cell<u32>,
-    /// Which slots may be taken: from when the channel is connected until it is stopped, all.
+    /// Which slots may be taken. All, from when the channel is connected until it is stopped.
     open: Cell<Open>,
-    /// Those of the latest connection: what the slots began with.
+    /// The generations that the slots of the latest connection began with.
     begun: Cell<Generations>,
-    /// The same, or those of the next connection if everything has ended without completions.
+    /// As above, or the generations of the next connection, if everything has ended without completions.
     generations: Cell<Generations>,
 }
 
@@ -216,7 +216,8 @@ impl InFlight {
 
     /// Takes a [free slot](Self::free_slot) of this queue for a request that was posted.
     ///
-    /// After the post, because the compiler then knows the state: a handle that is dropped at once is not asked for it.
+    /// Called after the post, because the compiler then knows the state, and need not load it when the handle is
+    /// dropped at once.
     #[inline]
     pub(in crate::channel) fn take(&self, queue: Queue, slot: &Slot, owner: Owner) {
         self.next(queue).set(slot.next.get());
@@ -257,7 +258,7 @@ impl InFlight {
         self.in_scope.set(self.in_scope.get() + 1);
     }
 
-    /// After a window took slots up to this one: the next one of the ring.
+    /// Called after a window took the slots up to this one: moves on in the ring.
     #[inline]
     pub(in crate::channel) fn set_next_send(&self, last: &Slot) {
         self.next_send.set(last.next.get());
@@ -349,7 +350,7 @@ pub(in crate::channel) mod tests {
         assert_eq!(take(&opened(0, 0), Queue::Send), None);
     }
 
-    /// The end of a scope waits for its own only.
+    /// The end of a scope waits for the scope's own operations only.
     #[test]
     fn operations_of_scopes_are_counted_apart() {
         let table = opened(2, 0);

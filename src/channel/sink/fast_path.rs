@@ -63,7 +63,7 @@ impl Core {
         Ok(WorkSuccess::from_raw(unsafe { *completion.as_ptr() }))
     }
 
-    /// The rest of `wait`. Returns the completion, which is a success. The slot is not free yet.
+    /// The slow part of `wait`. Returns the completion, which is a success. The slot is not free yet.
     #[cold]
     #[inline(never)]
     fn wait_slow_path(
@@ -73,7 +73,7 @@ impl Core {
     ) -> TransportResult<NonNull<ffi::ibv_wc>> {
         let mut settled = self.settle_rest();
         let mut wait = Wait::new(deadline);
-        // An operation that has ended has its result, even if polling would fail.
+        // An operation that has ended keeps its result, even if polling fails now.
         while slot.state().is_outstanding() {
             match settled {
                 Ok(true) => {}
@@ -99,13 +99,13 @@ impl Core {
         Err(error.unwrap_or(TransportError::UnknownWork))
     }
 
-    /// As [`settle`](Self::settle), and handles first what the last poll has found, if a shortcut has left that.
+    /// As [`settle`](Self::settle), but first handles what the last poll found, if a shortcut has left it.
     pub(in crate::channel) fn settle_rest(&self) -> TransportResult<bool> {
         self.take_rest()?;
         self.settle()
     }
 
-    /// Puts into the batch what a shortcut has left. Returns whether the batch has completions.
+    /// Puts the completions that a shortcut has left into the batch. Returns whether there are any.
     #[inline]
     pub(super) fn take_rest(&self) -> TransportResult<bool> {
         let found = self.sink.rest.take();
@@ -199,7 +199,7 @@ impl Core {
     ///
     /// # Errors
     ///
-    /// What the poll returned, for [`wait_for_blocking`](Self::wait_for_blocking).
+    /// The value that the poll returned, for [`wait_for_blocking`](Self::wait_for_blocking).
     #[inline(always)]
     pub(in crate::channel) fn blocking_now(&self, wr_id: u64) -> Result<(), c_int> {
         // One completion is enough.

@@ -33,12 +33,13 @@ pub(super) struct Sink {
     /// The provider's function that polls, and the completion queue.
     poll_cq: PollCq,
     queue: *mut ffi::ibv_cq,
-    /// What a poll of a [shortcut](fast_path) has returned that has left it to [`Core::settle_rest`]. Otherwise 0.
+    /// What the last poll of a [shortcut](fast_path) returned, if the shortcut left it to [`Core::settle_rest`].
+    /// Otherwise 0.
     rest: Cell<c_int>,
 }
 
 impl Sink {
-    /// Polls a completion queue, or nothing for a channel of a loop.
+    /// Polls a completion queue. For a channel of a loop it polls nothing.
     ///
     /// # Safety
     ///
@@ -49,13 +50,13 @@ impl Sink {
         Self { batch: Polled::new(), poll_cq, queue, rest: Cell::new(0) }
     }
 
-    /// Whether nothing is there that was polled and not dispatched.
+    /// Whether all polled completions were dispatched.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.batch.is_empty()
     }
 
-    /// Whether something is left of what the last poll has found, or it has failed.
+    /// Whether polled completions are left, or the last poll has failed.
     #[inline]
     pub(super) fn has_rest(&self) -> bool {
         self.rest.get() != 0 || !self.is_empty()
@@ -76,7 +77,7 @@ impl Core {
         self.poll_and_dispatch()
     }
 
-    /// Waits until `ended` returns something, which it may when completions were handled.
+    /// Waits until `ended` returns something. It is asked each time that completions were handled.
     ///
     /// # Errors
     ///
@@ -151,7 +152,7 @@ impl Core {
                 let is_first = dispatched == 0;
                 // SAFETY: the batch has as many.
                 unsafe { self.sink.batch.advance_by(dispatched + usize::from(is_first)) };
-                // Otherwise the next call returns it.
+                // Otherwise the next call returns the error.
                 return if is_first { Err(unknown) } else { Ok(()) };
             }
         }
@@ -177,7 +178,7 @@ impl Core {
         self.dispatch_other(&(*completion).into())
     }
 
-    /// As [`dispatch`](Self::dispatch), if no owner will ask for the result of an operation.
+    /// As [`dispatch`](Self::dispatch), for an operation whose result no owner will ask for.
     #[inline(never)]
     fn dispatch_other(&self, completion: &WorkCompletion) -> TransportResult<()> {
         let wr_id = completion.wr_id();
@@ -227,7 +228,7 @@ impl Core {
     #[inline(never)]
     fn release_abandoned(&self, completions: &[ffi::ibv_wc]) -> usize {
         const { assert!(ffi::ibv_wc_status::IBV_WC_SUCCESS.0 == 0) };
-        // Read once: the compiler takes them for changed by each write to a slot.
+        // Read once: the compiler assumes that each write to a slot changes them.
         let (number, slots) = (self.number, self.table.slots());
         let Some(mut likely) = slots.first() else { return 0 };
         let mut rest = completions;
@@ -282,7 +283,7 @@ unsafe extern "C" fn poll_nothing(_: *mut ffi::ibv_cq, _: c_int, _: *mut ffi::ib
     0
 }
 
-/// The number of completions that a poll has found, which returned this.
+/// The number of completions that a poll found which returned `found`.
 #[inline]
 pub(super) fn count(found: c_int) -> TransportResult<usize> {
     match usize::try_from(found) {
