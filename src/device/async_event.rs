@@ -329,6 +329,8 @@ debug! { AsyncEvents<'_>, self, device: self.context.name(), fd: self.as_raw_fd(
 impl Context<'_> {
     /// The asynchronous events of the device, borrowing this context. See [`AsyncEvents::new`].
     ///
+    /// For a value that leaves its function: `AsyncEvents::new(context)`, with the context by value or in an `Arc`.
+    ///
     /// # Errors
     ///
     /// Those of [`AsyncEvents::new`].

@@ -395,6 +395,9 @@ impl ProtectionDomain<'_> {
     /// `ibv_reg_mr`: registers a slice for local access, for as long as it is borrowed. See
     /// [`BorrowedMemoryRegion::new`].
     ///
+    /// For a value that leaves its function: `MemoryRegion::new(domain, ..)`, which owns its memory, with the domain by value
+    /// or in an `Arc`.
+    ///
     /// # Errors
     ///
     /// Those of [`BorrowedMemoryRegion::with_access`].
@@ -408,6 +411,9 @@ impl ProtectionDomain<'_> {
 
     /// `ibv_reg_mr`: registers a slice that requests only read, for as long as it is borrowed. See
     /// [`ReadOnlyMemoryRegion::new`].
+    ///
+    /// For a value that leaves its function: `MemoryRegion::new(domain, ..)`, which owns its memory, with the domain by value
+    /// or in an `Arc`.
     ///
     /// # Errors
     ///

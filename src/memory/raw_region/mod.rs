@@ -404,6 +404,8 @@ impl<'pd> RawMemoryRegion<'pd> {
 impl ProtectionDomain<'_> {
     /// `ibv_reg_mr`: registers memory that something else owns. See [`RawMemoryRegion::new`].
     ///
+    /// For a value that leaves its function: `RawMemoryRegion::new(domain, ..)`, with the domain by value or in an `Arc`.
+    ///
     /// # Errors
     ///
     /// Those of [`RawMemoryRegion::new`].
@@ -423,6 +425,8 @@ impl ProtectionDomain<'_> {
     }
 
     /// `ibv_reg_dmabuf_mr`: registers a part of a dma-buf. See [`RawMemoryRegion::from_dmabuf`].
+    ///
+    /// For a value that leaves its function: `RawMemoryRegion::from_dmabuf(domain, ..)`, with the domain by value or in an `Arc`.
     ///
     /// # Errors
     ///
