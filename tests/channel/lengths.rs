@@ -6,8 +6,10 @@ use std::io::Write as _;
 use ibverbs::channel::AnyBuffer;
 use ibverbs::{
     AccessFlags, BufferPool, Inline, Loop, PooledBuffer, ReadWorkRequest, ReceiveWorkRequest,
-    SendWorkRequest, TransportResult, WriteWorkRequest,
+    SendWorkRequest, TransportError, TransportResult, WriteWorkRequest,
 };
+use ibverbs_function_device::{FunctionDevice, Progress};
+use ibverbs_software::{Verb, When};
 
 use crate::loops::{Loops, next};
 use crate::pair::Pair;
@@ -260,5 +262,87 @@ fn a_loop_sets_the_lengths_of_what_it_polls_with_a_failure() {
     assert!(all[2].result().is_err());
     assert_eq!(all[2].buffer[..], [0; crate::loops::LEN]);
     drop(all);
+    loops.finish();
+}
+
+/// A receive whose handle was dropped, into a pooled buffer, ends with a reset, which has no completion. The device has no room
+/// for another queue pair, so the channel goes on with the same one, and its slots.
+#[test]
+fn a_receive_after_a_reset_leaves_the_buffers_before_it() {
+    let mut pair = Pair::new();
+    let pool = used(&pair, 4);
+    let mut pooled = [(); 4].map(|()| pool.take_from(b"it was longer").unwrap().unwrap());
+    let mut plain = pair.region(12, 0);
+    pair.device.fail_next(Verb::ModifyQp, libc::EIO);
+    let stopped = pair.two.scope(|s| -> TransportResult<()> {
+        for buffer in &mut pooled {
+            drop(s.post_receive(buffer)?);
+        }
+        Err(TransportError::Cancelled)
+    });
+    assert!(stopped.is_err());
+    pair.device.fail(Verb::CreateQp, libc::ENOMEM, When::Before, 2);
+    let mut pair = pair.reconnect();
+    let Pair { one, two, .. } = &mut pair;
+    let (first, rest) = plain.slice_mut(..).unwrap().split_at(4).unwrap();
+    let (second, third) = rest.split_at(4).unwrap();
+    // All are polled by the wait for the last: the first has its result in its slot then, and the second has none that asks.
+    two.scope(|s| -> TransportResult<()> {
+        let first = s.post_receive(first)?;
+        drop(s.post_receive(second)?);
+        let third = s.post_receive(third)?;
+        for message in [b"1st", b"2nd", b"3rd"] {
+            one.send(Inline(message))?;
+        }
+        third.wait()?;
+        first.wait().map(drop)
+    })
+    .unwrap();
+    assert_eq!([&plain[..3], &plain[4..7], &plain[8..11]], [b"1st", b"2nd", b"3rd"]);
+    assert!(pooled.iter().all(|buffer| buffer[..] == *b"it was longer"), "{pooled:?}");
+    drop((pooled, pool, plain));
+    pair.finish();
+}
+
+/// The slots of a channel's receives are those of a later channel's sends, one of which the device completes as a receive.
+#[test]
+fn a_send_in_the_slot_of_a_receive_leaves_the_buffer_of_that() {
+    let device = FunctionDevice::model();
+    device.progress(Progress::Manual);
+    let mut loops = Loops::on(device);
+    let prepare = |loops: &Loops<_>, of: &Loop<'static, _>, sends, receives| {
+        loops.prepare(of).max_send_wr(sends).max_recv_wr(receives)
+    };
+    let (one, two) = crate::pair::connect(
+        prepare(&loops, &loops.here, 1, 3),
+        prepare(&loops, &loops.peers, 3, 3),
+    );
+    let (first, peer) = (loops.here.add(one).unwrap(), loops.peers.add(two).unwrap());
+    for token in 0..3 {
+        let buffer = loops.filled(7);
+        loops.here.post(first, ReceiveWorkRequest::new(buffer), token).unwrap();
+    }
+    loops.here.remove(first).unwrap();
+    loops.peers.remove(peer).unwrap();
+    let received = [(); 3].map(|()| next(&mut loops.here).buffer);
+    let (one, two) = crate::pair::connect(
+        prepare(&loops, &loops.here, 3, 1),
+        prepare(&loops, &loops.peers, 3, 3),
+    );
+    let (second, peer) = (loops.here.add(one).unwrap(), loops.peers.add(two).unwrap());
+    let qp_num = loops.here.endpoint(second).unwrap().num();
+    for token in 0..3 {
+        loops.send(second, 1, token);
+        let wr_id = loops.device.posted(0).unwrap().wr_id;
+        let opcode = ibverbs::ffi::ibv_wc_opcode::IBV_WC_RECV;
+        let made_up =
+            ibverbs::ffi::ibv_wc { wr_id, qp_num, opcode, byte_len: 3, ..Default::default() };
+        loops.device.inject(loops.here.as_raw(), &made_up);
+        assert_eq!(next(&mut loops.here).token, token);
+    }
+    assert!(received.iter().all(|buffer| buffer[..] == [7; crate::loops::LEN]), "{received:?}");
+    loops.here.remove(second).unwrap();
+    loops.peers.remove(peer).unwrap();
+    drop(received);
     loops.finish();
 }
