@@ -132,7 +132,7 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
 /// peer.
 #[must_use = "dropping it rejects the peer"]
 pub struct PendingAccept {
-    pending: PendingConnection<NumberOnly>,
+    pending: PendingConnection<Separate>,
 }
 
 impl PendingAccept {
@@ -152,8 +152,8 @@ impl PendingAccept {
         } else if let Err(error) = make_ready(&mut id, &mut object) {
             return Err((id, None, error.into()));
         }
-        let number = NumberOnly(sealed::Object::settings(&object));
-        Ok((object, Self { pending: PendingConnection { object: number, id, iwarp, offer } }))
+        let separate = Separate(sealed::Object::settings(&object));
+        Ok((object, Self { pending: PendingConnection { object: separate, id, iwarp, offer } }))
     }
 
     /// `rdma_accept`: accepts, with up to 196 bytes of private data for the peer (252 on iWARP; 24 less
@@ -169,27 +169,29 @@ impl PendingAccept {
         private_data: &[u8],
         deadline: Instant,
     ) -> Result<ConnectionControl, ConnectionError> {
-        let connection = self.pending.start(private_data)?.finish(deadline)?;
+        let connection = self.start(private_data)?.finish(deadline)?;
         Ok(connection.into_parts().1)
     }
 
-    /// Sends the answer.
-    #[cfg(feature = "tokio")]
-    pub(super) fn start(
-        self,
-        private_data: &[u8],
-    ) -> Result<Connecting<impl sealed::Connected + Send + use<>>, ConnectionError> {
+    /// `rdma_accept`: as [`accept`](Self::accept), to be completed in steps by an event loop. The connection that comes of it
+    /// has the [control part](Connection::into_parts).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`PendingConnection::start`].
+    #[doc(alias = "rdma_accept")]
+    pub fn start(self, private_data: &[u8]) -> Result<Connecting<Separate>, ConnectionError> {
         self.pending.start(private_data)
     }
 }
 
 debug! { PendingAccept, self, pending: self.pending }
 
-/// Takes the place of a queue pair that is ready, and needs no further change.
+/// Stands for a queue pair or channel that the program has, and that needs no further change: see [`PendingAccept::start`].
 #[derive(Debug)]
-struct NumberOnly(sealed::Settings);
+pub struct Separate(sealed::Settings);
 
-impl sealed::Object for NumberOnly {
+impl sealed::Object for Separate {
     fn settings(&self) -> sealed::Settings {
         self.0
     }
@@ -203,7 +205,7 @@ impl sealed::Object for NumberOnly {
     }
 }
 
-impl sealed::Connected for NumberOnly {
+impl sealed::Connected for Separate {
     fn established(&mut self) {}
 
     fn end(&mut self) {}

@@ -7,7 +7,7 @@
 //! | accept | [`Listener`], [`ConnectionRequest`] |
 //! | connect | [`Route`], [`RouteBuilder`]; without waiting [`RouteResolution`] |
 //! | hold a connection and hear of its end | [`Connection`], [`ConnectionControl`], [`ConnectionEvent`] |
-//! | post receives first, or go step by step | [`PendingConnection`], [`PendingAccept`], [`Connecting`], [`Step`] |
+//! | post receives first, or go step by step | [`PendingConnection`], [`PendingAccept`], [`Separate`], [`Connecting`], [`Step`] |
 //! | send datagrams, join groups | [`DatagramListener`], [`DatagramRoute`], [`MulticastMembership`] |
 //! | know why it failed | [`ConnectionError`], [`RejectReason`], [`Rejection`] |
 //!
@@ -55,7 +55,7 @@ pub use crate::handshake::Step;
 pub use connectable::Connectable;
 #[cfg(feature = "async")]
 pub(crate) use connectable::sealed;
-pub use connecting::{Connecting, PendingAccept, PendingConnection};
+pub use connecting::{Connecting, PendingAccept, PendingConnection, Separate};
 pub use connection::{Connection, ConnectionControl};
 pub use datagram::{DatagramAddress, DatagramListener, DatagramRequest, DatagramRoute};
 pub use error::{ConnectionError, RejectReason, Rejection};

@@ -8,6 +8,9 @@
 //! need none, and have receives of their own: of those that carry credits two at most can be unread, since what they give back
 //! was sent with credits before; one says that the stream ends, and one that it is closed. A ping is sent when nothing is in
 //! flight, and only one.
+//!
+//! Of two sides that the connection manager has connected, the one that has connected sends first, a ping if nothing else: it
+//! posts its receives after it has heard of the other one, and iWARP asks for it.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -113,6 +116,8 @@ pub(crate) const CONTROLS_IN_FLIGHT: u32 = 2;
 pub(crate) struct Conn<B> {
     settings: Settings,
     peer: Option<Hello>,
+    /// The peer, from the moment on when it has sent something.
+    awaited: Option<Hello>,
     failure: Option<StreamError>,
     /// Something has arrived or was acknowledged since this was last asked.
     moved: bool,
@@ -146,6 +151,7 @@ impl<B: Chunk> Conn<B> {
         Self {
             settings,
             peer: None,
+            awaited: None,
             failure: None,
             moved: false,
             ready: VecDeque::new(),
@@ -173,12 +179,28 @@ impl<B: Chunk> Conn<B> {
         self.peer = Some(peer);
     }
 
+    /// As [`connected`](Self::connected), and tells the peer so, which waits for that.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn greets(&mut self, peer: Hello) {
+        self.connected(peer);
+        self.pings = true;
+    }
+
+    /// The peer receives nothing before it has sent something.
+    #[cfg(any(test, feature = "rdmacm"))]
+    pub(crate) fn awaits(&mut self, peer: Hello) {
+        self.awaited = Some(peer);
+    }
+
     /// A message has arrived. If its buffer is not to be kept, or has nothing to read, it comes back.
     pub(crate) fn on_message(&mut self, buffer: B, keeps: bool) -> Option<B> {
         if self.failure.is_some() || self.closing >= Saying::Wanted && self.resets {
             return Some(buffer);
         }
         self.moved = true;
+        if let Some(peer) = self.awaited.take() {
+            self.connected(peer);
+        }
         match self.receive(buffer.bytes()) {
             Ok(0) => Some(buffer),
             Ok(_) if self.closing != Saying::No => {
@@ -453,7 +475,7 @@ impl<B: Chunk> Conn<B> {
     /// Nothing was heard of the peer for a while. Returns whether something stands still that was sent before the last call.
     pub(crate) fn tick(&mut self) -> bool {
         let has_moved = std::mem::take(&mut self.moved);
-        let is_busy = self.in_flight + self.controls > 0;
+        let is_busy = self.in_flight + self.controls > 0 || self.awaited.is_some();
         self.pings = !is_busy && !has_moved && self.closing == Saying::No;
         is_busy && !has_moved
     }

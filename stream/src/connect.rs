@@ -1,200 +1,29 @@
-//! How two sides connect: the crate's exchange over a stream, with a hello as its private data.
+//! Connecting streams of threads, over TCP or by the connection manager.
 
 use std::io::{self, ErrorKind};
 use std::mem;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ibverbs::channel::DetachedChannel;
-use ibverbs::tcp::{DeadlineStream, Exchange, ExchangeError, Step};
-use ibverbs::{ChannelId, MaxRnrRetries};
+#[cfg(feature = "rdmacm")]
+use ibverbs::rdmacm;
+use ibverbs::tcp::{DeadlineStream, Exchange, Step};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::StreamError;
 use crate::hub::{Hub, Inner};
+use crate::joining::{Joined, Joining, Role};
+#[cfg(feature = "rdmacm")]
+use crate::manager::{self, Accepting};
 use crate::stream::{Addresses, Handle, Stream};
-use crate::wire::Hello;
-
-/// Which of the two sides begins an exchange.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Role {
-    /// It sends first.
-    Connects,
-    /// It answers.
-    Accepts,
-}
 
 /// How long a client has to connect, of those that a listener has accepted.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How many clients connect to a listener at a time. Others wait in the backlog.
 pub(crate) const AT_A_TIME: usize = 256;
-
-/// A stream that is being connected. When it is dropped, its place is free again.
-pub(crate) struct Joining {
-    hub: Arc<Inner>,
-    id: ChannelId,
-    exchange: Option<Exchange<DetachedChannel<'static>>>,
-    /// It is connected, and a stream has it.
-    is_kept: bool,
-}
-
-/// How far it is.
-pub(crate) enum Joined {
-    Pending,
-    Done(Vec<u8>),
-}
-
-impl Joining {
-    pub(crate) fn new(hub: &Arc<Inner>, role: Role) -> io::Result<Self> {
-        let channel = prepare(hub)?;
-        let id = channel.id();
-        let hello = hub.config.hello().to_bytes();
-        let exchange = match role {
-            Role::Connects => channel.begin_connect(&hello),
-            Role::Accepts => channel.begin_accept(&hello),
-        };
-        match exchange {
-            Ok(exchange) => {
-                Ok(Self { hub: hub.clone(), id, exchange: Some(exchange), is_kept: false })
-            }
-            Err(failed) => {
-                abandon(hub, failed.object);
-                Err(failed.error.into())
-            }
-        }
-    }
-
-    pub(crate) fn exchange(&mut self) -> &mut Exchange<DetachedChannel<'static>> {
-        self.exchange.as_mut().expect("it goes on")
-    }
-
-    /// Goes on with one of its steps.
-    pub(crate) fn step<F>(&mut self, step: F) -> io::Result<Joined>
-    where
-        F: FnOnce(Exchange<DetachedChannel<'static>>) -> Stepped,
-    {
-        let Some(exchange) = self.exchange.take() else { return Ok(Joined::Pending) };
-        match step(exchange) {
-            Ok(Step::Pending(exchange)) => {
-                self.exchange = Some(exchange);
-                Ok(Joined::Pending)
-            }
-            Ok(Step::Done((channel, hello))) => {
-                put_back(&self.hub, channel)?;
-                Ok(Joined::Done(hello))
-            }
-            Err(failed) => {
-                abandon(&self.hub, failed.object);
-                Err(kind_of(failed.error))
-            }
-        }
-    }
-
-    /// The two sides are connected over this stream, on which this was said.
-    pub(crate) fn finish(
-        mut self,
-        hello: &[u8],
-        socket: OwnedFd,
-        addresses: Addresses,
-    ) -> io::Result<Handle> {
-        // It is dropped, and with it all that is there so far, unless all goes well.
-        let peer = Hello::from_bytes(hello)?;
-        let mut state = self.hub.lock();
-        let Some(member) = state.member(self.id) else { return Err(StreamError::Aborted.into()) };
-        member.conn.connected(peer);
-        // With the lock held: what has ended already is looked at when the member has it.
-        self.hub.sockets.add(member.socket.insert(socket).as_fd(), self.id.index())?;
-        state.pump(self.id);
-        drop(state);
-        self.is_kept = true;
-        Ok(Handle::new(self.hub.clone(), self.id, addresses))
-    }
-}
-
-impl Drop for Joining {
-    fn drop(&mut self) {
-        if let Some(exchange) = self.exchange.take() {
-            abandon(&self.hub, exchange.into_object());
-        }
-        if !self.is_kept {
-            self.hub.lock().remove(self.id);
-        }
-    }
-}
-
-type Stepped = Result<
-    Step<(DetachedChannel<'static>, Vec<u8>), Exchange<DetachedChannel<'static>>>,
-    ibverbs::StateError<DetachedChannel<'static>, ExchangeError>,
->;
-
-/// As an `io::Error` of a stream: a peer that closes is one that refuses.
-fn kind_of(error: ExchangeError) -> io::Error {
-    let kind = match &error {
-        ExchangeError::Closed(_) => ErrorKind::ConnectionRefused,
-        ExchangeError::Version { .. } => ErrorKind::Unsupported,
-        _ => return error.into(),
-    };
-    io::Error::new(kind, error)
-}
-
-/// `ibv_create_qp`, `ibv_post_recv`: a channel that receives what comes first, and is to be connected.
-fn prepare(hub: &Arc<Inner>) -> io::Result<DetachedChannel<'static>> {
-    let config = &hub.config;
-    let state = hub.lock();
-    if let Some(error) = state.stopped {
-        return Err(error.into());
-    }
-    if state.count >= config.max_connections {
-        let reason = format!("the hub has max_connections, {}, streams", config.max_connections);
-        return Err(io::Error::new(ErrorKind::OutOfMemory, reason));
-    }
-    let builder = match &state.shared {
-        Some(shared) => state.lp.create_sharing_channel(hub.domain.clone(), shared.id)?,
-        None => state.lp.create_channel(hub.domain.clone()),
-    };
-    drop(state);
-    let prepared = builder
-        .max_send_wr(config.own_sends())
-        .max_recv_wr(config.own_receives())
-        .max_rnr_retries(MaxRnrRetries::UNLIMITED)
-        .build()?;
-    let mut state = hub.lock();
-    let id = state.lp.add_prepared(prepared)?;
-    let added = state.add(id);
-    let channel = state.lp.take_out(id)?;
-    drop(state);
-    match added {
-        Ok(()) => Ok(channel),
-        Err(error) => {
-            abandon(hub, channel);
-            Err(error)
-        }
-    }
-}
-
-fn put_back(hub: &Inner, channel: DetachedChannel<'static>) -> io::Result<()> {
-    let mut state = hub.lock();
-    match state.lp.put_back(channel) {
-        Ok(_) => Ok(()),
-        Err(failed) => {
-            drop(state);
-            abandon(hub, failed.object);
-            Err(failed.error.into())
-        }
-    }
-}
-
-/// Destroys what was not connected.
-fn abandon(hub: &Inner, channel: DetachedChannel<'static>) {
-    let mut state = hub.lock();
-    let id = channel.id();
-    // It is its own loop's.
-    let _ = state.lp.put_back(channel);
-    state.remove(id);
-}
 
 /// Connects over a stream that blocks.
 fn over<T>(
@@ -245,6 +74,26 @@ fn carry<T: DeadlineStream>(
     }
 }
 
+/// What the first address gives that leads anywhere.
+fn first<T>(
+    address: impl ToSocketAddrs,
+    deadline: Instant,
+    connect: impl Fn(SocketAddr, Duration) -> io::Result<T>,
+) -> io::Result<T> {
+    let mut last = io::Error::new(ErrorKind::InvalidInput, "the name has no address");
+    for address in address.to_socket_addrs()? {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        match connect(address, left) {
+            Ok(connected) => return Ok(connected),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
 impl Stream {
     /// Connects to a [`Listener`] at an address, over TCP, and then moves to RDMA.
     ///
@@ -256,22 +105,34 @@ impl Stream {
     ///  - `OutOfMemory`: the hub has [`max_connections`](crate::HubBuilder::max_connections) streams.
     ///  - Those of the verbs.
     pub fn connect(hub: &Hub, address: impl ToSocketAddrs, deadline: Instant) -> io::Result<Self> {
-        let mut last = io::Error::new(ErrorKind::InvalidInput, "the name has no address");
-        for address in address.to_socket_addrs()? {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(ErrorKind::TimedOut.into());
-            }
-            match TcpStream::connect_timeout(&address, left) {
-                Ok(stream) => {
-                    stream.set_nodelay(true)?;
-                    let addresses = Addresses::of(&stream);
-                    return over(hub, stream, Role::Connects, deadline, addresses);
-                }
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
+        let stream =
+            first(address, deadline, |address, left| TcpStream::connect_timeout(&address, left))?;
+        stream.set_nodelay(true)?;
+        let addresses = Addresses::of(&stream);
+        over(hub, stream, Role::Connects, deadline, addresses)
+    }
+
+    /// `rdma_connect`: connects by the connection manager to a listener that was [bound](Listener::bind_rdmacm) to an address of
+    /// an RDMA device, or to a wildcard address. No TCP is needed; on iWARP it is the only way.
+    ///
+    /// # Errors
+    ///
+    ///  - `TimedOut`: the deadline has passed.
+    ///  - `ConnectionRefused`: no program listens there, or it has rejected the stream: it has no room, or is another program.
+    ///  - `HostUnreachable`: no RDMA device leads there, or the peer does not answer.
+    ///  - `InvalidInput`: the address is reached through another device than the hub's.
+    ///  - `InvalidData`: the peer is another program.
+    ///  - `OutOfMemory`: the hub has [`max_connections`](crate::HubBuilder::max_connections) streams.
+    ///  - Those of [`RouteBuilder::resolve`](ibverbs::rdmacm::RouteBuilder::resolve), and of the verbs.
+    #[cfg(feature = "rdmacm")]
+    #[doc(alias = "rdma_connect")]
+    pub fn connect_rdmacm(
+        hub: &Hub,
+        address: impl ToSocketAddrs,
+        deadline: Instant,
+    ) -> io::Result<Self> {
+        hub.inner.watch()?;
+        first(address, deadline, |to, _| manager::connect(&hub.inner, to, deadline)).map(Self::new)
     }
 
     /// Connects to the peer at the other end of a stream: a Unix socket, or one that was accepted by other means. The stream is
@@ -292,38 +153,60 @@ impl Stream {
 #[derive(Debug)]
 pub struct Listener {
     hub: Hub,
-    listener: TcpListener,
-    /// The clients that are connecting; `None` while a thread waits for them.
-    clients: Mutex<Option<Vec<Client>>>,
-    /// That thread has given them back.
+    local: SocketAddr,
+    /// `None` while a thread waits for clients.
+    waiting: Mutex<Option<Waiting>>,
+    /// That thread has given it back.
     given_back: Condvar,
     deadline: Mutex<Option<Instant>>,
 }
 
-/// The clients, while one thread waits for them.
+/// What a thread waits for.
+#[derive(Debug)]
+struct Waiting {
+    door: Door,
+    /// Those that are connecting.
+    clients: Vec<Client>,
+}
+
+/// Where clients arrive.
+#[derive(Debug)]
+enum Door {
+    Tcp(TcpListener),
+    #[cfg(feature = "rdmacm")]
+    Manager(rdmacm::Listener),
+}
+
+/// What a listener waits for, while one thread has it.
 struct Turn<'l> {
     listener: &'l Listener,
-    clients: Vec<Client>,
+    /// `None` when it is dropped.
+    waiting: Option<Waiting>,
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let clients = mem::take(&mut self.clients);
-        *self.listener.clients.lock().unwrap_or_else(PoisonError::into_inner) = Some(clients);
+        *self.listener.waiting.lock().unwrap_or_else(PoisonError::into_inner) = self.waiting.take();
         // All of them: one whose deadline has passed would not pass it on.
         self.listener.given_back.notify_all();
     }
 }
 
 struct Client {
-    stream: TcpStream,
-    joining: Joining,
+    arriving: Arriving,
     give_up: Instant,
+}
+
+/// How a client connects.
+enum Arriving {
+    Over(TcpStream, Box<Joining>),
+    #[cfg(feature = "rdmacm")]
+    Managed(Box<Accepting>),
 }
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client").field("stream", &self.stream).finish_non_exhaustive()
+        f.debug_struct("Client").finish_non_exhaustive()
     }
 }
 
@@ -336,11 +219,29 @@ impl Listener {
     pub fn bind(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
+        Self::new(hub, listener.local_addr()?, Door::Tcp(listener))
+    }
+
+    /// `rdma_listen`: listens by the connection manager, at an address of an RDMA device, or at a wildcard address. Clients connect
+    /// with [`Stream::connect_rdmacm`]; those that reach another device than the hub's are rejected.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ListenerBuilder::bind`](ibverbs::rdmacm::ListenerBuilder::bind).
+    #[cfg(feature = "rdmacm")]
+    #[doc(alias = "rdma_listen")]
+    pub fn bind_rdmacm(hub: &Hub, address: SocketAddr) -> io::Result<Self> {
+        let listener = rdmacm::Listener::bind(address)?;
+        let local = listener.local_addr().ok_or(ErrorKind::NotConnected)?;
+        Self::new(hub, local, Door::Manager(listener))
+    }
+
+    fn new(hub: &Hub, local: SocketAddr, door: Door) -> io::Result<Self> {
         hub.inner.watch()?;
         Ok(Self {
             hub: hub.clone(),
-            listener,
-            clients: Mutex::new(Some(Vec::new())),
+            local,
+            waiting: Mutex::new(Some(Waiting { door, clients: Vec::new() })),
             given_back: Condvar::new(),
             deadline: Mutex::default(),
         })
@@ -350,9 +251,9 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// Those of [`TcpListener::local_addr`].
+    /// None: it returns what [`TcpListener::local_addr`] does.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+        Ok(self.local)
     }
 
     /// From now on [`accept`](Self::accept) waits until then at most. `None`: for ever.
@@ -360,8 +261,8 @@ impl Listener {
         *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = deadline;
     }
 
-    /// Waits for the next client that has connected. Clients connect side by side, while a thread is in this call: one that is slow, or silent, keeps no other
-    /// one waiting, and is given up after ten seconds. A client that fails to connect is no error of the listener's.
+    /// Waits for the next client that has connected. Clients connect side by side, while a thread is in this call: one that is
+    /// slow, or silent, keeps no other one waiting, and is given up after ten seconds. A client that fails to connect is no error of the listener's.
     /// Several threads may accept: one of them waits for all clients, and the next one does when that has its stream.
     ///
     /// # Errors
@@ -372,44 +273,46 @@ impl Listener {
     pub fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         let deadline = *self.deadline.lock().unwrap_or_else(PoisonError::into_inner);
         let mut turn = self.turn(deadline)?;
-        let clients = &mut turn.clients;
+        let Some(Waiting { door, clients }) = &mut turn.waiting else { unreachable!() };
         loop {
             self.check_stopped()?;
             while clients.len() < AT_A_TIME
-                && let Some(stream) = self.next()?
+                && let Some(arriving) = door.next(&self.hub.inner)?
             {
                 // Without room for it, the client sees the end.
-                if let Ok(client) = Client::new(&self.hub.inner, stream) {
-                    clients.push(client);
+                if let Ok(arriving) = arriving {
+                    clients.push(Client { arriving, give_up: Instant::now() + PATIENCE });
                 }
             }
             let now = Instant::now();
-            let mut index = 0;
-            while index < clients.len() {
-                match clients[index].step(now) {
-                    Ok(None) => index += 1,
-                    Ok(Some(hello)) => {
-                        let Client { stream, joining, .. } = clients.swap_remove(index);
-                        let addresses = Addresses::of(&stream);
-                        let Some(peer) = addresses.peer else { continue };
-                        if let Ok(handle) = joining.finish(&hello, stream.into(), addresses) {
-                            return Ok((Stream::new(handle), peer));
-                        }
+            let mut connected = None;
+            for client in mem::take(clients) {
+                if connected.is_some() {
+                    clients.push(client);
+                    continue;
+                }
+                match client.step(now) {
+                    Ok(Step::Pending(client)) => clients.push(client),
+                    Ok(Step::Done(handle)) => {
+                        connected = handle.peer_addr().ok().map(|peer| (Stream::new(handle), peer));
                     }
-                    Err(_) => drop(clients.swap_remove(index)),
+                    Err(_) => {}
                 }
             }
-            self.sleep(clients, deadline)?;
+            if let Some(connected) = connected {
+                return Ok(connected);
+            }
+            self.sleep(door, clients, deadline)?;
         }
     }
 
     /// Waits until no other thread waits for the clients.
     fn turn(&self, deadline: Option<Instant>) -> io::Result<Turn<'_>> {
-        let mut place = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             self.check_stopped()?;
-            if let Some(clients) = place.take() {
-                return Ok(Turn { listener: self, clients });
+            if let Some(waiting) = place.take() {
+                return Ok(Turn { listener: self, waiting: Some(waiting) });
             }
             place = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
                 Some(Duration::ZERO) => return Err(ErrorKind::WouldBlock.into()),
@@ -426,29 +329,11 @@ impl Listener {
         self.hub.inner.lock().stopped.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    fn next(&self) -> io::Result<Option<TcpStream>> {
-        match self.listener.accept() {
-            Ok((stream, _)) => Ok(Some(stream)),
-            Err(error) => match error.kind() {
-                ErrorKind::WouldBlock => Ok(None),
-                // It is gone already.
-                ErrorKind::ConnectionAborted | ErrorKind::Interrupted => Ok(None),
-                _ => Err(error),
-            },
-        }
-    }
-
     /// Sleeps until there is another client, or one of them goes on.
-    fn sleep(&self, clients: &[Client], deadline: Option<Instant>) -> io::Result<()> {
+    fn sleep(&self, door: &Door, clients: &[Client], deadline: Option<Instant>) -> io::Result<()> {
         let accepts = clients.len() < AT_A_TIME;
-        let listener = accepts.then(|| PollFd::new(&self.listener, PollFlags::IN));
-        let going = clients.iter().map(|client| {
-            let writes =
-                client.joining.exchange.as_ref().is_some_and(|it| !it.to_send().is_empty());
-            let flags = if writes { PollFlags::OUT } else { PollFlags::IN };
-            PollFd::new(&client.stream, flags)
-        });
-        let mut files: Vec<_> = listener.into_iter().chain(going).collect();
+        let door = accepts.then(|| PollFd::from_borrowed_fd(door.as_fd(), PollFlags::IN));
+        let mut files: Vec<_> = door.into_iter().chain(clients.iter().map(Client::file)).collect();
         files.push(PollFd::from_borrowed_fd(self.hub.inner.sockets.stopped(), PollFlags::IN));
         let give_up = clients.iter().map(|client| client.give_up).chain(deadline).min();
         let now = Instant::now();
@@ -470,21 +355,79 @@ impl Listener {
     }
 }
 
+impl Door {
+    /// A client that arrives, or why it cannot be connected.
+    fn next(&mut self, hub: &Arc<Inner>) -> io::Result<Option<io::Result<Arriving>>> {
+        match self {
+            Self::Tcp(listener) => match listener.accept() {
+                Ok((stream, _)) => Ok(Some(arrives(hub, stream))),
+                Err(error) => match error.kind() {
+                    ErrorKind::WouldBlock => Ok(None),
+                    // It is gone already.
+                    ErrorKind::ConnectionAborted | ErrorKind::Interrupted => Ok(None),
+                    _ => Err(error),
+                },
+            },
+            #[cfg(feature = "rdmacm")]
+            Self::Manager(listener) => {
+                let request = listener.try_next()?;
+                Ok(request.map(|request| {
+                    Accepting::new(hub, request).map(|it| Arriving::Managed(it.into()))
+                }))
+            }
+        }
+    }
+}
+
+impl AsFd for Door {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(listener) => listener.as_fd(),
+            #[cfg(feature = "rdmacm")]
+            Self::Manager(listener) => listener.as_fd(),
+        }
+    }
+}
+
+fn arrives(hub: &Arc<Inner>, stream: TcpStream) -> io::Result<Arriving> {
+    stream.set_nonblocking(true)?;
+    stream.set_nodelay(true)?;
+    Ok(Arriving::Over(stream, Joining::new(hub, Role::Accepts)?.into()))
+}
+
 impl Client {
-    fn new(hub: &Arc<Inner>, stream: TcpStream) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
-        stream.set_nodelay(true)?;
-        let joining = Joining::new(hub, Role::Accepts)?;
-        Ok(Self { stream, joining, give_up: Instant::now() + PATIENCE })
+    /// Goes on, without waiting.
+    fn step(self, now: Instant) -> io::Result<Step<Handle, Self>> {
+        let Self { arriving, give_up } = self;
+        let arriving = match arriving {
+            Arriving::Over(mut stream, mut joining) => {
+                if let Joined::Done(hello) = joining.step(|exchange| exchange.step(&mut stream))? {
+                    let addresses = Addresses::of(&stream);
+                    return joining.finish(&hello, stream.into(), addresses).map(Step::Done);
+                }
+                Arriving::Over(stream, joining)
+            }
+            #[cfg(feature = "rdmacm")]
+            Arriving::Managed(accepting) => match accepting.step()? {
+                Step::Done(handle) => return Ok(Step::Done(handle)),
+                Step::Pending(accepting) => Arriving::Managed(accepting.into()),
+            },
+        };
+        if now >= give_up {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        Ok(Step::Pending(Self { arriving, give_up }))
     }
 
-    /// The hello of the peer when it is connected.
-    fn step(&mut self, now: Instant) -> io::Result<Option<Vec<u8>>> {
-        let Self { stream, joining, give_up } = self;
-        match joining.step(|exchange| exchange.step(stream))? {
-            Joined::Done(hello) => Ok(Some(hello)),
-            Joined::Pending if now >= *give_up => Err(ErrorKind::TimedOut.into()),
-            Joined::Pending => Ok(None),
+    /// When it goes on.
+    fn file(&self) -> PollFd<'_> {
+        match &self.arriving {
+            Arriving::Over(stream, joining) if joining.has_to_send() => {
+                PollFd::new(stream, PollFlags::OUT)
+            }
+            Arriving::Over(stream, _) => PollFd::new(stream, PollFlags::IN),
+            #[cfg(feature = "rdmacm")]
+            Arriving::Managed(accepting) => PollFd::new(&**accepting, PollFlags::IN),
         }
     }
 }

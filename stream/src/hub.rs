@@ -7,7 +7,6 @@
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
@@ -22,7 +21,7 @@ use ibverbs::{
 
 use crate::config::{Config, HubBuilder, SMALL};
 use crate::conn::{Conn, Cursor, Post, Read, Sent};
-use crate::watch::Sockets;
+use crate::watch::{Lifeline, Sockets};
 use crate::{Stats, StreamError};
 
 /// Streams that share a device's completion queue, their buffers, and who polls for them.
@@ -58,7 +57,7 @@ pub(crate) struct State {
     /// Tasks to wake when the lock is released.
     woken: Vec<Waker>,
     /// Channels to be destroyed then.
-    ended: Vec<(DetachedChannel<'static>, Option<OwnedFd>)>,
+    ended: Vec<(DetachedChannel<'static>, Option<Lifeline>)>,
     /// The streams whose writers have found no buffer, in order.
     starved: VecDeque<ChannelId>,
     /// Those that were dropped, with the time when they are given up, in order.
@@ -81,8 +80,8 @@ pub(crate) struct Member {
     pub(crate) conn: Conn<PooledBuffer>,
     pub(crate) reader: Option<Waker>,
     pub(crate) writer: Option<Waker>,
-    /// Over which the two sides have connected. Its end is that of the peer.
-    pub(crate) socket: Option<OwnedFd>,
+    /// Over which the two sides have connected; it is out while it is looked at.
+    pub(crate) lifeline: Option<Lifeline>,
     /// The reader was dropped with something that it had not read.
     pub(crate) has_unread: bool,
 }
@@ -352,10 +351,10 @@ impl Drop for Guard<'_> {
         let (woken, ended) = (mem::take(&mut state.woken), mem::take(&mut state.ended));
         drop(state);
         let has_ended = !ended.is_empty();
-        for (channel, socket) in ended {
+        for (channel, lifeline) in ended {
             self.inner.destroy(channel);
             // The peer sees its end, when the queue pair is gone.
-            drop(socket);
+            drop(lifeline);
         }
         woken.into_iter().for_each(Waker::wake);
         if has_ended {
@@ -371,12 +370,21 @@ impl State {
         self.members.get_mut(id.index())?.as_mut().filter(|member| member.id == id)
     }
 
-    /// Adds a stream that is not connected yet.
-    pub(crate) fn add(&mut self, id: ChannelId) -> io::Result<()> {
-        for _ in 0..self.config.own_receives() {
-            let buffer = self.pool.take().ok_or(io::ErrorKind::OutOfMemory)?;
-            self.post_receive(id, buffer).map_err(StreamError::Transport)?;
+    /// Whether there can be another stream.
+    pub(crate) fn has_room(&self) -> io::Result<()> {
+        let most = self.config.max_connections;
+        if let Some(error) = self.stopped {
+            return Err(error.into());
         }
+        if self.count >= most {
+            let reason = format!("the hub has max_connections, {most}, streams");
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, reason));
+        }
+        Ok(())
+    }
+
+    /// Adds a stream that is not connected yet. If that fails, it is to be [removed](Self::remove).
+    pub(crate) fn add(&mut self, id: ChannelId) -> io::Result<()> {
         let index = id.index();
         if self.members.len() <= index {
             self.members.resize_with(index + 1, || None);
@@ -386,10 +394,14 @@ impl State {
             conn: Conn::new(self.config.settings()),
             reader: None,
             writer: None,
-            socket: None,
+            lifeline: None,
             has_unread: false,
         });
         self.count += 1;
+        for _ in 0..self.config.own_receives() {
+            let buffer = self.pool.take().ok_or(io::ErrorKind::OutOfMemory)?;
+            self.post_receive(id, buffer).map_err(StreamError::Transport)?;
+        }
         Ok(())
     }
 
@@ -601,7 +613,7 @@ impl State {
         self.count = self.count.saturating_sub(1);
         // A channel that was taken out is destroyed by the caller that took it.
         if let Ok(channel) = self.lp.take_out(id) {
-            self.ended.push((channel, member.socket));
+            self.ended.push((channel, member.lifeline));
         }
     }
 
@@ -661,33 +673,33 @@ impl State {
     }
 }
 
-impl State {
-    /// Ends the streams whose peers are gone. Returns whether there were any.
-    #[cfg(feature = "tokio")]
-    pub(crate) fn look_at(&mut self, sockets: &Sockets) -> bool {
-        let ended = sockets.ended(false).unwrap_or_default();
-        self.have_ended(&ended)
-    }
-
-    fn have_ended(&mut self, indexes: &[usize]) -> bool {
+impl Inner {
+    /// Looks at streams whose peers may be gone, and ends those that are. Returns whether there were any.
+    pub(crate) fn look_at(&self, indexes: &[usize]) -> bool {
         for &index in indexes {
-            // Another stream may have the place by now: that one's socket says whether it was meant.
-            let member = self.members.get(index).and_then(Option::as_ref);
-            if let Some(id) =
-                member.filter(|member| has_ended(member.socket.as_ref())).map(|m| m.id)
-            {
-                self.is_gone(id);
+            let mut state = self.lock();
+            // Another stream may have the place by now: that one's lifeline says whether it was meant.
+            let member = state.members.get_mut(index).and_then(Option::as_mut);
+            let Some((id, mut line)) =
+                member.and_then(|member| Some((member.id, member.lifeline.take()?)))
+            else {
+                continue;
+            };
+            drop(state);
+            let has_ended = line.has_ended();
+            let mut state = self.lock();
+            let Some(member) = state.member(id) else { continue };
+            let line = member.lifeline.insert(line);
+            if has_ended {
+                state.is_gone(id);
+            } else {
+                // With the lock held, so that the member has it when there is more. If this fails, keep-alive finds the end.
+                let _ = self.sockets.add_again(line, index);
             }
         }
         !indexes.is_empty()
     }
-}
 
-fn has_ended(socket: Option<&OwnedFd>) -> bool {
-    socket.is_some_and(|socket| ibverbs::tcp::peer_has_closed(socket).unwrap_or(false))
-}
-
-impl Inner {
     /// Has a thread watch the streams, for those whose threads sleep for completions.
     pub(crate) fn watch(self: &Arc<Self>) -> io::Result<()> {
         if self.is_watched.swap(true, Ordering::SeqCst) {
@@ -698,7 +710,7 @@ impl Inner {
         let started = thread.spawn(move || {
             while let Some(ended) = sockets.ended(true) {
                 let Some(hub) = Weak::upgrade(&hub) else { return };
-                hub.lock().have_ended(&ended);
+                hub.look_at(&ended);
                 hub.waker.wake();
             }
         });

@@ -17,12 +17,26 @@ use crate::tokio::Stream;
 /// `tonic::transport::Endpoint::connect_with_connector`. The stream is not encrypted, whatever the URI says: wrap it in TLS for
 /// that.
 #[derive(Clone, Debug)]
-pub struct Connector(Hub);
+pub struct Connector {
+    hub: Hub,
+    #[cfg(feature = "rdmacm")]
+    by_manager: bool,
+}
 
 impl Connector {
     /// With the streams of this hub.
     pub fn new(hub: &Hub) -> Self {
-        Self(hub.clone())
+        Self {
+            hub: hub.clone(),
+            #[cfg(feature = "rdmacm")]
+            by_manager: false,
+        }
+    }
+
+    /// As [`new`](Self::new), by the [connection manager](Stream::connect_rdmacm).
+    #[cfg(feature = "rdmacm")]
+    pub fn rdmacm(hub: &Hub) -> Self {
+        Self { hub: hub.clone(), by_manager: true }
     }
 }
 
@@ -36,14 +50,18 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let hub = self.0.clone();
+        let this = self.clone();
         Box::pin(async move {
             let default = if uri.scheme_str() == Some("https") { 443 } else { 80 };
             let reason = || io::Error::new(io::ErrorKind::InvalidInput, "the URI names no host");
             // An address of IPv6 is in brackets there.
             let host = uri.host().ok_or_else(reason)?.trim_matches(['[', ']']);
-            let stream = Stream::connect(&hub, (host, uri.port_u16().unwrap_or(default))).await?;
-            Ok(TokioIo::new(stream))
+            let address = (host, uri.port_u16().unwrap_or(default));
+            #[cfg(feature = "rdmacm")]
+            if this.by_manager {
+                return Stream::connect_rdmacm(&this.hub, address).await.map(TokioIo::new);
+            }
+            Stream::connect(&this.hub, address).await.map(TokioIo::new)
         })
     }
 }

@@ -15,6 +15,9 @@ pub mod harness;
 mod hub;
 #[cfg(feature = "hyper-util")]
 pub mod hyper;
+mod joining;
+#[cfg(feature = "rdmacm")]
+mod manager;
 mod stats;
 mod stream;
 #[cfg(feature = "tokio")]
@@ -25,8 +28,9 @@ mod watch;
 mod wire;
 
 pub use config::HubBuilder;
-pub use connect::{Incoming, Listener, Role};
+pub use connect::{Incoming, Listener};
 pub use error::StreamError;
 pub use hub::Hub;
+pub use joining::Role;
 pub use stats::Stats;
 pub use stream::{ReadHalf, Stream, WriteHalf};

@@ -14,7 +14,7 @@ use crate::conn::{self, Cursor, Piece};
 use crate::hub::Hub;
 use crate::hub::{Inner, State};
 
-/// The addresses of the stream over which two sides have connected, if it has any.
+/// The addresses by which two sides have connected, if they have any.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Addresses {
     pub(crate) peer: Option<SocketAddr>,
@@ -259,11 +259,11 @@ impl Stream {
         self.handle().set_nodelay(nodelay);
     }
 
-    /// The peer's address, of the TCP stream over which the two sides have connected.
+    /// The peer's address, of the TCP stream over which the two sides have connected, or the connection manager's.
     ///
     /// # Errors
     ///
-    ///  - `Unsupported`: they have connected in another way.
+    ///  - `Unsupported`: they have connected over another stream, which has none.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.handle().peer_addr()
     }

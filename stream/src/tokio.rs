@@ -19,13 +19,18 @@ use ::tokio::io::{
 };
 use ::tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
 use ::tokio::task::{JoinSet, coop};
+#[cfg(feature = "rdmacm")]
+use ibverbs::rdmacm;
 use ibverbs::tcp::Exchange;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::StreamError;
 use crate::conn::Cursor;
-use crate::connect::{AT_A_TIME, Joined, Joining, PATIENCE, Role};
+use crate::connect::{AT_A_TIME, PATIENCE};
 use crate::hub::{Hub, Inner, State};
+use crate::joining::{Joined, Joining, Role};
+#[cfg(feature = "rdmacm")]
+use crate::manager;
 use crate::stream::{Addresses, Handle, Reader, Writer};
 use crate::watch::Sockets;
 
@@ -107,14 +112,12 @@ async fn drive(hub: &Weak<Inner>, file: OwnedFd, _sockets: Arc<Sockets>) -> io::
 
 /// Polls once. Returns whether it has found something, and when something is due; `None` when the hub was stopped.
 fn serve(inner: &Inner, arms: bool, was_woken: bool) -> io::Result<Option<(bool, Instant)>> {
+    let mut found = was_woken && inner.look_at(&inner.sockets.ended(false).unwrap_or_default());
     let mut state = inner.lock();
     if arms && let Err(error) = state.lp.arm() {
         state.stop(StreamError::Transport(error.into()));
     }
-    let mut found = state.turn() > 0;
-    if was_woken {
-        found |= state.look_at(&inner.sockets);
-    }
+    found |= state.turn() > 0;
     let due = state.due(Instant::now());
     state.count_sleep(arms && !found);
     match state.stopped {
@@ -267,6 +270,27 @@ impl Stream {
         Self::over(hub, stream, Role::Connects).await
     }
 
+    /// `rdma_connect`: connects by the connection manager: see
+    /// [`Stream::connect_rdmacm`](crate::Stream::connect_rdmacm). It looks for the route for ten seconds at most; for the rest
+    /// there is no deadline but the connection manager's: use [`timeout`](::tokio::time::timeout).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Stream::connect_rdmacm`](crate::Stream::connect_rdmacm).
+    #[cfg(feature = "rdmacm")]
+    #[doc(alias = "rdma_connect")]
+    pub async fn connect_rdmacm(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
+        ensure_driven(&hub.inner)?;
+        let mut last = io::Error::new(ErrorKind::InvalidInput, "the name has no address");
+        for to in ::tokio::net::lookup_host(address).await? {
+            match manager::connect_on_tokio(&hub.inner, to, Instant::now() + PATIENCE).await {
+                Ok(handle) => return Ok(Self::new(handle)),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
     /// Connects to the peer at the other end of a TCP stream, which is used for that alone, and whose end is taken for that of
     /// the peer.
     ///
@@ -341,11 +365,11 @@ impl Stream {
         .await;
     }
 
-    /// The peer's address, of the TCP stream over which the two sides have connected.
+    /// The peer's address, of the TCP stream over which the two sides have connected, or the connection manager's.
     ///
     /// # Errors
     ///
-    ///  - `Unsupported`: they have connected in another way.
+    ///  - `Unsupported`: they have connected over another stream, which has none.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.handle().peer_addr()
     }
@@ -503,9 +527,56 @@ mod on_futures {
 /// Accepts streams, as [`TcpListener`] does.
 pub struct Listener {
     hub: Hub,
-    listener: TcpListener,
+    local: SocketAddr,
+    door: Door,
     /// The clients that are connecting.
     clients: JoinSet<io::Result<Stream>>,
+}
+
+/// Where clients arrive.
+#[derive(Debug)]
+enum Door {
+    Tcp(TcpListener),
+    /// With its file.
+    #[cfg(feature = "rdmacm")]
+    Manager(rdmacm::Listener, AsyncFd<OwnedFd>),
+}
+
+/// A client that has arrived.
+enum Arrived {
+    Over(TcpStream),
+    #[cfg(feature = "rdmacm")]
+    Managed(Box<rdmacm::ConnectionRequest>),
+}
+
+impl Door {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Arrived>> {
+        match self {
+            Self::Tcp(listener) => {
+                listener.poll_accept(cx).map_ok(|(stream, _)| Arrived::Over(stream))
+            }
+            #[cfg(feature = "rdmacm")]
+            Self::Manager(listener, file) => loop {
+                if let Some(request) = listener.try_next()? {
+                    return Poll::Ready(Ok(Arrived::Managed(request.into())));
+                }
+                // Before it is looked at: what happens from now on is told again.
+                ready!(file.poll_read_ready(cx))?.clear_ready();
+            },
+        }
+    }
+}
+
+impl Arrived {
+    async fn connect(self, hub: &Hub) -> io::Result<Stream> {
+        match self {
+            Self::Over(stream) => Stream::over(hub, stream, Role::Accepts).await,
+            #[cfg(feature = "rdmacm")]
+            Self::Managed(request) => {
+                manager::accept_on_tokio(&hub.inner, *request).await.map(Stream::new)
+            }
+        }
+    }
 }
 
 impl Listener {
@@ -516,17 +587,41 @@ impl Listener {
     /// Those of [`TcpListener::bind`].
     pub async fn bind(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
+        Self::new(hub, listener.local_addr()?, Door::Tcp(listener))
+    }
+
+    /// `rdma_listen`: listens by the connection manager: see
+    /// [`Listener::bind_rdmacm`](crate::Listener::bind_rdmacm).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Listener::bind_rdmacm`](crate::Listener::bind_rdmacm).
+    ///
+    /// # Panics
+    ///
+    /// Outside of a runtime of tokio whose I/O and time are enabled.
+    #[cfg(feature = "rdmacm")]
+    #[doc(alias = "rdma_listen")]
+    pub fn bind_rdmacm(hub: &Hub, address: SocketAddr) -> io::Result<Self> {
+        let listener = rdmacm::Listener::bind(address)?;
+        let local = listener.local_addr().ok_or(ErrorKind::NotConnected)?;
+        let file = listener.as_fd().try_clone_to_owned()?;
+        let file = AsyncFd::with_interest(file, Interest::READABLE)?;
+        Self::new(hub, local, Door::Manager(listener, file))
+    }
+
+    fn new(hub: &Hub, local: SocketAddr, door: Door) -> io::Result<Self> {
         ensure_driven(&hub.inner)?;
-        Ok(Self { hub: hub.clone(), listener, clients: JoinSet::new() })
+        Ok(Self { hub: hub.clone(), local, door, clients: JoinSet::new() })
     }
 
     /// The address at which it listens.
     ///
     /// # Errors
     ///
-    /// Those of [`TcpListener::local_addr`].
+    /// None: it returns what [`TcpListener::local_addr`] does.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+        Ok(self.local)
     }
 
     /// The next client that has connected. Clients connect side by side, each in a task: one that is slow, or silent, keeps no
@@ -552,12 +647,11 @@ impl Listener {
                 return Poll::Ready(Err(error.into()));
             }
             while self.clients.len() < AT_A_TIME {
-                match self.listener.poll_accept(cx) {
-                    Poll::Ready(Ok((stream, _))) => {
+                match self.door.poll_next(cx) {
+                    Poll::Ready(Ok(arrived)) => {
                         let hub = self.hub.clone();
                         self.clients.spawn(async move {
-                            let joined = Stream::over(&hub, stream, Role::Accepts);
-                            ::tokio::time::timeout(PATIENCE, joined).await?
+                            ::tokio::time::timeout(PATIENCE, arrived.connect(&hub)).await?
                         });
                     }
                     Poll::Ready(Err(error)) if error.kind() == ErrorKind::ConnectionAborted => {}
@@ -602,6 +696,6 @@ debug! {
 
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listener").field("listener", &self.listener).finish_non_exhaustive()
+        f.debug_struct("Listener").field("local", &self.local).finish_non_exhaustive()
     }
 }

@@ -1,14 +1,63 @@
-//! The streams over which two sides have connected: the end of one is that of the peer's process.
+//! What tells that a peer's process is gone.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+#[cfg(feature = "rdmacm")]
+use ibverbs::rdmacm::{ConnectionControl, ConnectionEventKind};
+use ibverbs::tcp::peer_has_closed;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::{Errno, write};
 
 /// No stream has this number.
 const STOP: u64 = u64::MAX;
+
+/// Over which two sides have connected. Its end is that of the peer.
+pub(crate) enum Lifeline {
+    Socket(OwnedFd),
+    #[cfg(feature = "rdmacm")]
+    Control(Box<ConnectionControl>),
+}
+
+impl Lifeline {
+    pub(crate) fn has_ended(&mut self) -> bool {
+        match self {
+            Self::Socket(socket) => peer_has_closed(socket).unwrap_or(false),
+            #[cfg(feature = "rdmacm")]
+            Self::Control(control) => loop {
+                use ConnectionEventKind as Kind;
+                match control.event().map(|event| event.map(|event| event.kind())) {
+                    Ok(None) => return false,
+                    Ok(Some(Kind::Disconnected | Kind::Rejected | Kind::DeviceRemoved))
+                    | Err(_) => return true,
+                    Ok(Some(_)) => {}
+                }
+            },
+        }
+    }
+
+    /// What happens to its file at the end, and perhaps before.
+    fn events(&self) -> EventFlags {
+        let events = match self {
+            Self::Socket(_) => EventFlags::RDHUP,
+            #[cfg(feature = "rdmacm")]
+            Self::Control(_) => EventFlags::IN,
+        };
+        // Once: what has ended stays so.
+        events | EventFlags::ONESHOT
+    }
+}
+
+impl AsFd for Lifeline {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Socket(socket) => socket.as_fd(),
+            #[cfg(feature = "rdmacm")]
+            Self::Control(control) => control.as_fd(),
+        }
+    }
+}
 
 /// One descriptor for all of a hub.
 pub(crate) struct Sockets {
@@ -24,11 +73,14 @@ impl Sockets {
         Ok(Self { epoll, stop })
     }
 
-    /// Watches for the end of the stream of the member with this index. It is watched until it is closed.
-    pub(crate) fn add(&self, socket: BorrowedFd<'_>, index: usize) -> io::Result<()> {
-        // Once: what has ended stays so.
-        let flags = EventFlags::RDHUP | EventFlags::ONESHOT;
-        Ok(epoll::add(&self.epoll, socket, EventData::new_u64(index as u64), flags)?)
+    /// Watches for the end of the member with this index. It is watched until it is closed, or may have ended.
+    pub(crate) fn add(&self, line: &Lifeline, index: usize) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, line, EventData::new_u64(index as u64), line.events())?)
+    }
+
+    /// It had not ended: watches it again.
+    pub(crate) fn add_again(&self, line: &Lifeline, index: usize) -> io::Result<()> {
+        Ok(epoll::modify(&self.epoll, line, EventData::new_u64(index as u64), line.events())?)
     }
 
     /// Whoever sleeps here is to end.
@@ -42,7 +94,7 @@ impl Sockets {
         self.stop.as_fd()
     }
 
-    /// The indexes of those that have ended; or `None` when it is to [stop](Self::stop).
+    /// The indexes of those that may have ended; or `None` when it is to [stop](Self::stop).
     pub(crate) fn ended(&self, waits: bool) -> Option<Vec<usize>> {
         let mut events = [const { std::mem::MaybeUninit::<Event>::uninit() }; 64];
         let zero = Timespec::default();

@@ -83,7 +83,7 @@ const MAGIC: [u8; 4] = *b"ibvS";
 const VERSION: u16 = 1;
 const SHARES: u16 = 1 << 1;
 /// The length of a hello.
-const HELLO: usize = 20;
+pub(crate) const HELLO: usize = 20;
 /// The shortest chunk.
 pub(crate) const MIN_CHUNK: u32 = 64;
 

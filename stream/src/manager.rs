@@ -1,0 +1,158 @@
+//! Connecting by the connection manager: by the address of a device, over the RDMA network alone.
+//!
+//! A channel is connected first and then added to the hub's loop, where its receives are posted; so an attempt that fails leaves
+//! nothing in the loop. The side that accepts does both before it answers. The side that connects can do it only afterwards: so it
+//! sends first, and the other one waits for that.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use ibverbs::rdmacm::{
+    Connecting, Connection, ConnectionControl, ConnectionError, ConnectionRequest, PendingAccept,
+    Route, Separate, Step,
+};
+use ibverbs::{Channel, PooledBuffer};
+
+use crate::conn::Conn;
+use crate::hub::Inner;
+use crate::joining::{Place, channel};
+use crate::stream::{Addresses, Handle};
+use crate::watch::Lifeline;
+use crate::wire::{HELLO, Hello};
+
+/// Connects to a listener, and waits for that.
+pub(crate) fn connect(
+    hub: &Arc<Inner>,
+    to: std::net::SocketAddr,
+    deadline: Instant,
+) -> io::Result<Handle> {
+    let route = Route::resolve(to, deadline).map_err(kind_of)?;
+    let prepared = channel(hub)?.port(route.port()).build()?;
+    let hello = hub.config.hello().to_bytes();
+    connected(hub, route.connect(prepared, &hello, deadline).map_err(kind_of)?)
+}
+
+/// As [`connect`], for a task.
+#[cfg(feature = "tokio")]
+pub(crate) async fn connect_on_tokio(
+    hub: &Arc<Inner>,
+    to: std::net::SocketAddr,
+    resolved_by: Instant,
+) -> io::Result<Handle> {
+    let route = Route::to(to).resolve_on_tokio(resolved_by).await.map_err(kind_of)?;
+    let prepared = channel(hub)?.port(route.port()).build()?;
+    let hello = hub.config.hello().to_bytes();
+    connected(hub, route.connect_on_tokio(prepared, &hello).await.map_err(kind_of)?)
+}
+
+fn connected(hub: &Arc<Inner>, connection: Connection<Channel<'static>>) -> io::Result<Handle> {
+    let peer = hello(connection.private_data())?;
+    let addresses = Addresses { peer: connection.peer_addr(), local: connection.local_addr() };
+    let (channel, control) = connection.into_parts();
+    let mut place = adopt(hub, channel, |_| {})?;
+    place.finish(|conn| conn.greets(peer), Lifeline::Control(control.into()), addresses)
+}
+
+/// A client that was answered, and is to say that it has heard that.
+pub(crate) struct Accepting {
+    place: Place,
+    connecting: Connecting<Separate>,
+    addresses: Addresses,
+}
+
+impl Accepting {
+    pub(crate) fn new(hub: &Arc<Inner>, request: ConnectionRequest) -> io::Result<Self> {
+        let (place, accept, addresses) = prepare(hub, request)?;
+        let hello = hub.config.hello().to_bytes();
+        Ok(Self { place, connecting: accept.start(&hello).map_err(kind_of)?, addresses })
+    }
+
+    /// Goes on, without waiting. It is a stream when the client has said so.
+    pub(crate) fn step(self) -> io::Result<Step<Handle, Self>> {
+        let Self { place, connecting, addresses } = self;
+        match connecting.step().map_err(kind_of)? {
+            Step::Done(connection) => {
+                finish(place, connection.into_parts().1, addresses).map(Step::Done)
+            }
+            Step::Pending(connecting) => Ok(Step::Pending(Self { place, connecting, addresses })),
+        }
+    }
+}
+
+impl AsFd for Accepting {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connecting.as_fd()
+    }
+}
+
+/// Accepts a client, and waits until that has heard of it.
+#[cfg(feature = "tokio")]
+pub(crate) async fn accept_on_tokio(
+    hub: &Arc<Inner>,
+    request: ConnectionRequest,
+) -> io::Result<Handle> {
+    let (place, accept, addresses) = prepare(hub, request)?;
+    let hello = hub.config.hello().to_bytes();
+    let control = accept.accept_on_tokio(&hello).await.map_err(kind_of)?;
+    finish(place, control, addresses)
+}
+
+fn finish(
+    mut place: Place,
+    control: ConnectionControl,
+    addresses: Addresses,
+) -> io::Result<Handle> {
+    place.finish(|_| {}, Lifeline::Control(control.into()), addresses)
+}
+
+/// Whatever the client sends when it is answered finds a receive. A client that is not to be accepted is rejected.
+fn prepare(
+    hub: &Arc<Inner>,
+    request: ConnectionRequest,
+) -> io::Result<(Place, PendingAccept, Addresses)> {
+    let peer = hello(request.private_data())?;
+    let addresses = Addresses { peer: request.peer_addr(), local: request.local_addr() };
+    let prepared = channel(hub)?.port(request.port()).build()?;
+    let prepared = request.prepare_parts(prepared);
+    let (channel, accept) = prepared.map_err(|(.., error)| kind_of(error))?;
+    Ok((adopt(hub, channel, |conn| conn.awaits(peer))?, accept, addresses))
+}
+
+/// `ibv_post_recv`: gives a channel its place in the loop.
+fn adopt(
+    hub: &Arc<Inner>,
+    channel: Channel<'static>,
+    begin: impl FnOnce(&mut Conn<PooledBuffer>),
+) -> io::Result<Place> {
+    let mut state = hub.lock();
+    state.has_room()?;
+    let id = match state.lp.add(channel) {
+        Ok(id) => id,
+        Err(failed) => {
+            drop(state);
+            return Err(failed.error.into());
+        }
+    };
+    let added = state.add(id);
+    if let Some(member) = state.member(id) {
+        begin(&mut member.conn);
+    }
+    drop(state);
+    let place = Place::new(hub, id);
+    added.map(|()| place)
+}
+
+/// What the peer says of itself. Zeros may follow it.
+fn hello(private_data: &[u8]) -> io::Result<Hello> {
+    Ok(Hello::from_bytes(private_data.get(..HELLO).unwrap_or(private_data))?)
+}
+
+/// As an `io::Error` of a stream: a peer that goes away is one that refuses.
+fn kind_of(error: ConnectionError) -> io::Error {
+    match error {
+        ConnectionError::Disconnected => io::Error::new(ErrorKind::ConnectionRefused, error),
+        error => error.into(),
+    }
+}
