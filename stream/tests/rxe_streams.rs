@@ -1,8 +1,9 @@
-//! Streams that the connection manager connects, on `rxe0`: the kernel's Soft-RoCE in the virtual machine of `script/vm`, elsewhere a
-//! device of software with that name.
+//! Streams on `rxe0`: the kernel's Soft-RoCE in the virtual machine of `script/vm`, elsewhere a device of software with that name;
+//! and on Soft-iWARP in the machine of `script/vm --siw`. Most are connected by the connection manager.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -30,9 +31,13 @@ fn software() -> Option<&'static Device> {
     DEVICE.get_or_init(|| std::env::var_os("IBVERBS_VM").is_none().then(make)).as_ref()
 }
 
+fn is_iwarp() -> bool {
+    Path::new("/sys/class/infiniband/siw0").exists()
+}
+
 fn context() -> Arc<Context<'static>> {
     software();
-    Arc::new(ibverbs::open("rxe0").unwrap())
+    Arc::new(ibverbs::open(if is_iwarp() { "siw0" } else { "rxe0" }).unwrap())
 }
 
 fn hub(set: fn(HubBuilder) -> HubBuilder) -> Hub {
@@ -110,6 +115,40 @@ fn threads_connect_by_an_address_of_the_device() {
         }
         nothing_is_left(&[&hubs[0], &hubs[1]]);
     }
+}
+
+/// Where there is no connection manager, or no address that it knows.
+#[test]
+fn threads_connect_over_tcp() {
+    let hubs = [hub(|hub| hub), hub(|hub| hub)];
+    let listener = Listener::bind(&hubs[1], "127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap();
+    let all = data(100_000);
+    thread::scope(|threads| {
+        let connects = threads.spawn(|| Stream::connect(&hubs[0], to, soon()));
+        listener.set_deadline(Some(soon()));
+        if is_iwarp() {
+            while !connects.is_finished() {
+                listener.set_deadline(Some(Instant::now() + Duration::from_millis(5)));
+                assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+            }
+            let error = connects.join().unwrap().unwrap_err();
+            assert!(error.to_string().contains("connection manager"), "{error}");
+            return;
+        }
+        let (mut two, _) = listener.accept().unwrap();
+        let mut one = connects.join().unwrap().unwrap();
+        let all = &all;
+        threads.spawn(move || {
+            let mut got = Vec::new();
+            two.read_to_end(&mut got).unwrap();
+            assert!(got == *all);
+        });
+        one.write_all(all).unwrap();
+        one.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(one.read(&mut [0; 8]).unwrap(), 0);
+    });
+    nothing_is_left(&[&hubs[0], &hubs[1]]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -223,7 +262,8 @@ fn a_silent_client_costs_its_own_stream_alone() {
         let channel = Channel::builder(&domain).port(route.port()).build().unwrap();
         route.prepare(channel).map_err(|(.., error)| error).unwrap().start(&hello).unwrap()
     };
-    let _stands_still = begin();
+    // On iWARP it is connected as soon as it was answered.
+    let _stands_still = (!is_iwarp()).then(begin);
     let (one, mut two) = pair(&hubs[0], &listener, to);
     let silent = begin();
     let (_silent, mut accepted) = thread::scope(|threads| {
