@@ -18,6 +18,7 @@ use crate::joining::{Joined, Joining, Role};
 #[cfg(feature = "rdmacm")]
 use crate::manager::{self, Accepting};
 use crate::stream::{Addresses, Handle, Stream};
+use crate::watch::Lifeline;
 
 /// How long a client has to connect, of those that a listener has accepted.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
@@ -43,7 +44,7 @@ where
     loop {
         let advanced = joining.step(Exchange::advance)?;
         if let Joined::Done(hello) = advanced {
-            return joining.finish(&hello, socket, addresses).map(Stream::new);
+            return joining.finish(&hello, Lifeline::Socket(socket), addresses).map(Stream::new);
         }
         carry(joining.exchange(), &mut stream, deadline)?;
     }
@@ -403,7 +404,8 @@ impl Client {
             Arriving::Over(mut stream, mut joining) => {
                 if let Joined::Done(hello) = joining.step(|exchange| exchange.step(&mut stream))? {
                     let addresses = Addresses::of(&stream);
-                    return joining.finish(&hello, stream.into(), addresses).map(Step::Done);
+                    let lifeline = Lifeline::Socket(stream.into());
+                    return joining.finish(&hello, lifeline, addresses).map(Step::Done);
                 }
                 Arriving::Over(stream, joining)
             }

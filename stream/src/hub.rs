@@ -62,6 +62,8 @@ pub(crate) struct State {
     starved: VecDeque<ChannelId>,
     /// Those that were dropped, with the time when they are given up, in order.
     lingering: VecDeque<(Instant, ChannelId)>,
+    /// The hub, as long as streams linger and somebody serves them.
+    kept: Option<Arc<Inner>>,
     pub(crate) stopped: Option<StreamError>,
     next_tick: Instant,
     stats: Stats,
@@ -95,6 +97,14 @@ fn token(sent: Sent) -> u64 {
 
 fn sent(token: u64) -> Sent {
     Sent { is_data: token & 2 != 0, fin: token & 4 != 0, closed: token & 8 != 0 }
+}
+
+/// The time, which is tokio's in a simulation of it.
+pub(crate) fn now() -> Instant {
+    #[cfg(feature = "tokio")]
+    return ::tokio::time::Instant::now().into_std();
+    #[cfg(not(feature = "tokio"))]
+    Instant::now()
 }
 
 /// The most operations of one turn: others get the lock between two.
@@ -153,8 +163,9 @@ impl Hub {
             ended: Vec::new(),
             starved: VecDeque::new(),
             lingering: VecDeque::new(),
+            kept: None,
             stopped: None,
-            next_tick: Instant::now() + config.keep_alive,
+            next_tick: now() + config.keep_alive,
             stats: Stats::default(),
             config: config.clone(),
         };
@@ -215,18 +226,18 @@ impl fmt::Debug for Hub {
 }
 
 /// Somebody serves all streams, until this is dropped.
-pub(crate) struct Driving<'a>(&'a AtomicUsize);
+struct Driving<'a>(&'a Inner);
 
 impl<'a> Driving<'a> {
-    pub(crate) fn new(inner: &'a Inner) -> Self {
+    fn new(inner: &'a Inner) -> Self {
         inner.drivers.fetch_add(1, Ordering::SeqCst);
-        Self(&inner.drivers)
+        Self(inner)
     }
 }
 
 impl Drop for Driving<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+        self.0.is_left();
     }
 }
 
@@ -240,6 +251,31 @@ impl Inner {
     /// Whether a driver polls for all streams.
     pub(crate) fn is_driven(&self) -> bool {
         self.drivers.load(Ordering::SeqCst) > 0
+    }
+
+    /// Somebody does not serve it any more.
+    pub(crate) fn is_left(&self) {
+        if self.drivers.fetch_sub(1, Ordering::SeqCst) == 1 {
+            let kept = self.lock().kept.take();
+            drop(kept);
+        }
+    }
+
+    /// The program has dropped a stream. Returns whether it has to see to its end.
+    pub(crate) fn close(self: &Arc<Self>, id: ChannelId) -> bool {
+        let mut state = self.lock();
+        if state.close(id) {
+            return false;
+        }
+        if !self.is_driven() {
+            return true;
+        }
+        // The stream may have been all that kept it.
+        state.kept = Some(self.clone());
+        drop(state);
+        // Its time may be earlier than that for which the driver sleeps.
+        self.waker.wake();
+        false
     }
 
     #[cfg(feature = "tokio")]
@@ -284,7 +320,7 @@ impl Inner {
                     None => continue,
                 }
             }
-            let now = Instant::now();
+            let now = now();
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
@@ -587,14 +623,14 @@ impl State {
     }
 
     /// The program has dropped a stream. Returns whether it is gone.
-    pub(crate) fn close(&mut self, id: ChannelId) -> bool {
+    fn close(&mut self, id: ChannelId) -> bool {
         let Some(member) = self.member(id) else { return true };
         let has_read_all = !member.has_unread;
         member.conn.close(has_read_all);
         self.pump(id);
         let is_gone = self.member(id).is_none();
         if !is_gone {
-            self.lingering.push_back((Instant::now() + self.config.linger, id));
+            self.lingering.push_back((now() + self.config.linger, id));
         }
         is_gone
     }
@@ -656,6 +692,10 @@ impl State {
             }
             self.lingering.pop_front();
             self.remove(id);
+        }
+        if self.lingering.is_empty() {
+            // Who calls this has another one.
+            self.kept = None;
         }
         if self.next_tick <= now {
             self.next_tick = now + self.config.keep_alive;

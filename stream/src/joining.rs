@@ -1,7 +1,6 @@
 //! Streams that are being connected: the crate's exchange over a stream, with a hello as its private data.
 
 use std::io::{self, ErrorKind};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ibverbs::ChannelBuilder;
@@ -94,6 +93,11 @@ impl Joining {
         }
     }
 
+    #[cfg(feature = "tokio")]
+    pub(crate) fn id(&self) -> ChannelId {
+        self.place.id
+    }
+
     pub(crate) fn exchange(&mut self) -> &mut Exchange<DetachedChannel<'static>> {
         self.exchange.as_mut().expect("it goes on")
     }
@@ -125,15 +129,15 @@ impl Joining {
         }
     }
 
-    /// The two sides are connected over this stream, on which this was said.
+    /// The two sides are connected, and the peer has said this.
     pub(crate) fn finish(
         mut self,
         hello: &[u8],
-        socket: OwnedFd,
+        lifeline: Lifeline,
         addresses: Addresses,
     ) -> io::Result<Handle> {
         let peer = Hello::from_bytes(hello)?;
-        self.place.finish(|conn| conn.connected(peer), Lifeline::Socket(socket), addresses)
+        self.place.finish(|conn| conn.connected(peer), lifeline, addresses)
     }
 }
 

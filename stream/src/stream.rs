@@ -12,7 +12,7 @@ use crate::StreamError;
 use crate::conn::{self, Cursor, Piece};
 #[cfg(doc)]
 use crate::hub::Hub;
-use crate::hub::{Inner, State};
+use crate::hub::{Inner, State, now};
 
 /// The addresses by which two sides have connected, if they have any.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,11 +32,19 @@ pub(crate) struct Handle {
     pub(crate) hub: Arc<Inner>,
     pub(crate) id: ChannelId,
     addresses: Addresses,
+    /// Who drops it may wait.
+    is_of_a_thread: bool,
 }
 
 impl Handle {
     pub(crate) fn new(hub: Arc<Inner>, id: ChannelId, addresses: Addresses) -> Self {
-        Self { hub, id, addresses }
+        Self { hub, id, addresses, is_of_a_thread: true }
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(crate) fn of_tasks(mut self) -> Self {
+        self.is_of_a_thread = false;
+        self
     }
 
     pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
@@ -69,16 +77,16 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let Self { hub, id, .. } = self;
-        if hub.lock().close(*id) {
+        let Self { hub, id, is_of_a_thread, .. } = self;
+        if !hub.close(*id) {
             return;
         }
-        if hub.is_driven() {
-            // Its time may be earlier than that for which the driver sleeps.
-            return hub.waker.wake();
+        if !*is_of_a_thread {
+            // The runtime ends.
+            return hub.lock().remove(*id);
         }
         // Nobody else would bring what was written to the peer.
-        let until = Instant::now() + hub.config.linger;
+        let until = now() + hub.config.linger;
         let is_gone = |state: &mut State| Ok(state.member(*id).is_none().then_some(()));
         if hub.wait(Some(until), is_gone).is_err() {
             hub.lock().remove(*id);

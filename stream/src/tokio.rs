@@ -27,12 +27,12 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use crate::StreamError;
 use crate::conn::Cursor;
 use crate::connect::{AT_A_TIME, PATIENCE};
-use crate::hub::{Hub, Inner, State};
+use crate::hub::{Hub, Inner, State, now};
 use crate::joining::{Joined, Joining, Role};
 #[cfg(feature = "rdmacm")]
 use crate::manager;
 use crate::stream::{Addresses, Handle, Reader, Writer};
-use crate::watch::Sockets;
+use crate::watch::{Lifeline, Sockets, Task};
 
 impl Hub {
     /// Serves all streams of the hub, until it is [stopped](Self::stop), or the last stream and handle of the hub is dropped.
@@ -81,7 +81,7 @@ struct Started(Weak<Inner>);
 impl Drop for Started {
     fn drop(&mut self) {
         if let Some(inner) = self.0.upgrade() {
-            inner.drivers().fetch_sub(1, Ordering::SeqCst);
+            inner.is_left();
         }
     }
 }
@@ -118,7 +118,7 @@ fn serve(inner: &Inner, arms: bool, was_woken: bool) -> io::Result<Option<(bool,
         state.stop(StreamError::Transport(error.into()));
     }
     found |= state.turn() > 0;
-    let due = state.due(Instant::now());
+    let due = state.due(now());
     state.count_sleep(arms && !found);
     match state.stopped {
         Some(StreamError::Aborted) => Ok(None),
@@ -229,6 +229,46 @@ impl Writer {
     }
 }
 
+/// Connects over a stream, up to what the peer says of itself.
+async fn join<T>(hub: &Hub, stream: &mut T, role: Role) -> io::Result<(Joining, Vec<u8>)>
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    ensure_driven(&hub.inner)?;
+    let mut joining = Joining::new(&hub.inner, role)?;
+    loop {
+        if let Joined::Done(hello) = joining.step(Exchange::advance)? {
+            return Ok((joining, hello));
+        }
+        let exchange = joining.exchange();
+        let mut bytes = [0; 256];
+        let most = exchange.wants().min(bytes.len());
+        let carried = match exchange.to_send() {
+            [] => {
+                let read = stream.read(&mut bytes[..most]).await;
+                read.map(|len| exchange.received(&bytes[..len]))
+            }
+            to_send => stream.write(to_send).await.inspect(|&len| exchange.sent(len)),
+        };
+        match carried {
+            Ok(0) => return Err(ErrorKind::ConnectionRefused.into()),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => {
+                return Err(ErrorKind::ConnectionRefused.into());
+            }
+            carried => drop(carried?),
+        }
+    }
+}
+
+/// Connects over a stream that the hub watches, without a task.
+async fn over_tcp(hub: &Hub, mut stream: TcpStream, role: Role) -> io::Result<Stream> {
+    stream.set_nodelay(true)?;
+    let (joining, hello) = join(hub, &mut stream, role).await?;
+    let stream = stream.into_std()?;
+    let addresses = Addresses::of(&stream);
+    joining.finish(&hello, Lifeline::Socket(stream.into()), addresses).map(Stream::new)
+}
+
 /// The half of a [`Stream`] that reads.
 pub struct ReadHalf(Reader);
 
@@ -251,7 +291,7 @@ pub struct Stream {
 
 impl Stream {
     fn new(handle: Handle) -> Self {
-        let handle = Arc::new(handle);
+        let handle = Arc::new(handle.of_tasks());
         Self { read: ReadHalf(Reader::new(handle.clone())), write: WriteHalf(Writer { handle }) }
     }
 
@@ -266,8 +306,7 @@ impl Stream {
     ///
     /// Those of [`Stream::connect`](crate::Stream::connect).
     pub async fn connect(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
-        let stream = TcpStream::connect(address).await?;
-        Self::over(hub, stream, Role::Connects).await
+        over_tcp(hub, TcpStream::connect(address).await?, Role::Connects).await
     }
 
     /// `rdma_connect`: connects by the connection manager: see
@@ -283,7 +322,7 @@ impl Stream {
         ensure_driven(&hub.inner)?;
         let mut last = io::Error::new(ErrorKind::InvalidInput, "the name has no address");
         for to in ::tokio::net::lookup_host(address).await? {
-            match manager::connect_on_tokio(&hub.inner, to, Instant::now() + PATIENCE).await {
+            match manager::connect_on_tokio(&hub.inner, to, now() + PATIENCE).await {
                 Ok(handle) => return Ok(Self::new(handle)),
                 Err(error) => last = error,
             }
@@ -291,40 +330,28 @@ impl Stream {
         Err(last)
     }
 
-    /// Connects to the peer at the other end of a TCP stream, which is used for that alone, and whose end is taken for that of
-    /// the peer.
+    /// Connects to the peer at the other end of a stream: a Unix socket, one of TLS, or one of a
+    /// [simulation](https://docs.rs/ibverbs-software/latest/ibverbs_software/fn.simulate.html). The stream is used for the connection
+    /// alone. A task keeps it, and takes its end for that of the peer.
     ///
     /// # Errors
     ///
     /// Those of [`Stream::connect`](crate::Stream::connect).
-    pub async fn over(hub: &Hub, mut stream: TcpStream, role: Role) -> io::Result<Self> {
-        ensure_driven(&hub.inner)?;
-        stream.set_nodelay(true)?;
-        let mut joining = Joining::new(&hub.inner, role)?;
-        loop {
-            if let Joined::Done(hello) = joining.step(Exchange::advance)? {
-                let stream = stream.into_std()?;
-                let addresses = Addresses::of(&stream);
-                return joining.finish(&hello, stream.into(), addresses).map(Self::new);
+    pub async fn over<T>(hub: &Hub, mut stream: T, role: Role) -> io::Result<Self>
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let (joining, hello) = join(hub, &mut stream, role).await?;
+        let (inner, id) = (Arc::downgrade(&hub.inner), joining.id());
+        let watch = ::tokio::spawn(async move {
+            // Nothing comes but the end.
+            let _ = stream.read(&mut [0]).await;
+            if let Some(inner) = inner.upgrade() {
+                inner.lock().is_gone(id);
             }
-            let exchange = joining.exchange();
-            let mut bytes = [0; 256];
-            let most = exchange.wants().min(bytes.len());
-            let carried = match exchange.to_send() {
-                [] => {
-                    let read = stream.read(&mut bytes[..most]).await;
-                    read.map(|len| exchange.received(&bytes[..len]))
-                }
-                to_send => stream.write(to_send).await.inspect(|&len| exchange.sent(len)),
-            };
-            match carried {
-                Ok(0) => return Err(ErrorKind::ConnectionRefused.into()),
-                Err(error) if error.kind() == ErrorKind::ConnectionReset => {
-                    return Err(ErrorKind::ConnectionRefused.into());
-                }
-                carried => drop(carried?),
-            }
-        }
+        });
+        let handle = joining.finish(&hello, Lifeline::Task(Task(watch)), Addresses::default())?;
+        Ok(Self::new(handle))
     }
 
     /// The two directions, for a task each.
@@ -570,7 +597,7 @@ impl Door {
 impl Arrived {
     async fn connect(self, hub: &Hub) -> io::Result<Stream> {
         match self {
-            Self::Over(stream) => Stream::over(hub, stream, Role::Accepts).await,
+            Self::Over(stream) => over_tcp(hub, stream, Role::Accepts).await,
             #[cfg(feature = "rdmacm")]
             Self::Managed(request) => {
                 manager::accept_on_tokio(&hub.inner, *request).await.map(Stream::new)

@@ -18,12 +18,28 @@ pub(crate) enum Lifeline {
     Socket(OwnedFd),
     #[cfg(feature = "rdmacm")]
     Control(Box<ConnectionControl>),
+    /// A task has the stream, and ends the other one itself.
+    #[cfg(feature = "tokio")]
+    Task(Task),
+}
+
+/// A task that ends when this is dropped.
+#[cfg(feature = "tokio")]
+pub(crate) struct Task(pub(crate) ::tokio::task::JoinHandle<()>);
+
+#[cfg(feature = "tokio")]
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 impl Lifeline {
     pub(crate) fn has_ended(&mut self) -> bool {
         match self {
             Self::Socket(socket) => peer_has_closed(socket).unwrap_or(false),
+            #[cfg(feature = "tokio")]
+            Self::Task(task) => task.0.is_finished(),
             #[cfg(feature = "rdmacm")]
             Self::Control(control) => loop {
                 use ConnectionEventKind as Kind;
@@ -37,24 +53,15 @@ impl Lifeline {
         }
     }
 
-    /// What happens to its file at the end, and perhaps before.
-    fn events(&self) -> EventFlags {
-        let events = match self {
-            Self::Socket(_) => EventFlags::RDHUP,
-            #[cfg(feature = "rdmacm")]
-            Self::Control(_) => EventFlags::IN,
-        };
+    /// What happens to its file, if it has one, at the end and perhaps before.
+    fn file(&self) -> Option<(BorrowedFd<'_>, EventFlags)> {
         // Once: what has ended stays so.
-        events | EventFlags::ONESHOT
-    }
-}
-
-impl AsFd for Lifeline {
-    fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Socket(socket) => socket.as_fd(),
+            Self::Socket(socket) => Some((socket.as_fd(), EventFlags::RDHUP | EventFlags::ONESHOT)),
             #[cfg(feature = "rdmacm")]
-            Self::Control(control) => control.as_fd(),
+            Self::Control(control) => Some((control.as_fd(), EventFlags::IN | EventFlags::ONESHOT)),
+            #[cfg(feature = "tokio")]
+            Self::Task(_) => None,
         }
     }
 }
@@ -75,12 +82,14 @@ impl Sockets {
 
     /// Watches for the end of the member with this index. It is watched until it is closed, or may have ended.
     pub(crate) fn add(&self, line: &Lifeline, index: usize) -> io::Result<()> {
-        Ok(epoll::add(&self.epoll, line, EventData::new_u64(index as u64), line.events())?)
+        let Some((file, events)) = line.file() else { return Ok(()) };
+        Ok(epoll::add(&self.epoll, file, EventData::new_u64(index as u64), events)?)
     }
 
     /// It had not ended: watches it again.
     pub(crate) fn add_again(&self, line: &Lifeline, index: usize) -> io::Result<()> {
-        Ok(epoll::modify(&self.epoll, line, EventData::new_u64(index as u64), line.events())?)
+        let Some((file, events)) = line.file() else { return Ok(()) };
+        Ok(epoll::modify(&self.epoll, file, EventData::new_u64(index as u64), events)?)
     }
 
     /// Whoever sleeps here is to end.
