@@ -18,7 +18,7 @@ mod events {
     thread_local! {
         /// How many locks this thread holds that the program's subscriber may need.
         static HELD: Cell<usize> = const { Cell::new(0) };
-        /// What has happened meanwhile.
+        /// The events that have happened meanwhile.
         static QUEUE: RefCell<Vec<Event>> = const { RefCell::new(Vec::new()) };
     }
 

@@ -66,7 +66,8 @@ const DEFAULT_INLINE: u32 = 64;
 /// Where the completions of a channel come.
 enum Completions<'res> {
     Own,
-    /// That of a [`Loop`](crate::Loop), which also posts, and its receives if it shares them.
+    /// The completion queue of a [`Loop`](crate::Loop), which also posts; and the loop's receives, if the channel
+    /// shares them.
     OfLoop(Arc<CompletionQueue<'res>>, Option<Arc<SharedReceiveQueue<'res>>>),
 }
 

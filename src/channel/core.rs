@@ -42,7 +42,7 @@ pub(super) struct Core {
     /// Whether blocking operations can skip all checks before they post: the channel is open, nothing
     /// else is in flight, and the sink is empty.
     pub(super) fast_path: Cell<bool>,
-    /// What was polled, and what polls.
+    /// The function that polls, and the completions of the last poll.
     pub(super) sink: Sink,
     pub(super) table: InFlight,
     pub(super) limits: Limits,

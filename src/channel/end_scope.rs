@@ -113,7 +113,7 @@ impl Core {
             if !self.table.any_in_scope() {
                 break;
             }
-            // What is in use may have ended, and have a handle.
+            // A slot in use may belong to an operation that has ended and whose handle still exists.
             if !self.settle()? {
                 if !self.is_scope_outstanding() {
                     break;

@@ -36,11 +36,11 @@ pub(super) fn upper_half(place: u32, generation: u32) -> u32 {
 /// A request that is not the last of its window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Member {
-    /// Of the slot by which its window completes, in the slots of the queue.
+    /// The slot by which its window completes, counted among the slots of the queue.
     pub(super) place: u32,
     /// As many bits as there is room for.
     generation: u32,
-    /// Of the request in its window.
+    /// The position of the request in its window.
     pub(super) position: usize,
 }
 

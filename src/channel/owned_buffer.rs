@@ -129,7 +129,7 @@ impl WorkSuccess {
         }
     }
 
-    /// The same, where only the length is known that the buffer keeps.
+    /// As above, for a buffer of which only the address of its length is known.
     ///
     /// # Safety
     ///

@@ -230,7 +230,7 @@ impl Core {
 pub trait WorkRequest:
     Request<Operation: Operation, Buffer: GatherBuffer<Kept = <Self as WorkRequest>::Kept>>
 {
-    /// What the operation keeps while it is in flight, and gives back: the buffer, or `()` if the post copies the bytes.
+    /// The buffer that the operation keeps while it is in flight, and gives back; `()` if the post copies the bytes.
     type Kept: GatherBuffer;
 }
 

@@ -378,7 +378,7 @@ impl WindowList {
     #[inline(never)]
     fn not_posted(&self, returned: c_int, refused: *const ffi::ibv_send_wr) -> NotPosted {
         let offset = (refused as usize).wrapping_sub(self.requests.as_ptr() as usize);
-        // What is no request of the list says nothing.
+        // A pointer to anything else names no request: none counts as refused.
         let posted = (offset / size_of::<ffi::ibv_send_wr>()).min(self.len);
         NotPosted { returned, posted }
     }

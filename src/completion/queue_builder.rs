@@ -261,7 +261,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
 
 /// Checks a number of completions.
 pub(super) fn capacity(verb: &'static str, entries: u32, most: u32) -> Result<c_int> {
-    // What a device allows is an int.
+    // The limit of a device is a C `int`.
     Error::within(verb, "the number of entries", entries, 1, most.min(c_int::MAX as u32))?;
     Ok(entries as c_int)
 }

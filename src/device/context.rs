@@ -148,7 +148,7 @@ impl<'a> Context<'a> {
         Ok(DeviceAttributes::from(raw))
     }
 
-    /// The same, from the first query that succeeded.
+    /// As above, from the first query that succeeded.
     pub(crate) fn limits(&self) -> Result<&DeviceAttributes> {
         match self.limits.get() {
             Some(limits) => Ok(limits),

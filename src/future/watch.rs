@@ -15,7 +15,7 @@ mod watching {
     /// The reactors, while the thread runs.
     static ALL: Mutex<Vec<Weak<Watched>>> = Mutex::new(Vec::new());
 
-    /// What is known of a reactor.
+    /// What the thread that watches knows of a reactor.
     #[derive(Default, Debug)]
     struct Watched {
         waiting: AtomicUsize,
@@ -46,7 +46,7 @@ mod watching {
         }
     }
 
-    /// Of a reactor.
+    /// A reactor's entry.
     #[derive(Debug)]
     pub(in crate::future) struct Watch(Arc<Watched>);
 

@@ -13,7 +13,7 @@ pub struct KeptLength {
 }
 
 impl KeptLength {
-    /// Of an empty buffer that has room for `capacity` bytes.
+    /// The length of an empty buffer with room for `capacity` bytes.
     pub const fn new(capacity: u32) -> Self {
         Self { len: 0, capacity }
     }

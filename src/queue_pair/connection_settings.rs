@@ -161,7 +161,7 @@ impl ConnectionSettings {
     }
 }
 
-/// What a queue pair takes of its device's `max_res_rd_atom`, as far as this context knows.
+/// The part of its device's `max_res_rd_atom` that a queue pair takes, as far as this context knows.
 #[derive(Debug)]
 pub(super) struct Answers {
     taken: Arc<AtomicU32>,

@@ -156,7 +156,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         Ok(LookedUp { lid: port.lid(), gids, pkey, messages, settings, answers, is_rxe })
     }
 
-    /// What the port sends as one message. Inline data is known when the queue pair is there.
+    /// The longest message that the port sends. The inline data is known once the queue pair exists.
     fn message_limits(&self, port: &PortAttributes) -> Result<MessageLimits> {
         let limits = MessageLimits::new(0, port.max_message_size());
         Ok(match (self.kind, self.driver, port.active_mtu()) {

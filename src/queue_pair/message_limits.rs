@@ -30,7 +30,8 @@ impl MessageLimits {
     /// Those of the specification, until the queue pair is known.
     pub(crate) const UNKNOWN: Self = Self::new(u32::MAX, 0);
 
-    /// Of a queue pair with that much inline data, whose port says that it sends messages of this length, or nothing (0).
+    /// The limits of a queue pair with `max_inline_data` bytes of inline data, on a port whose longest message has
+    /// `max_msg_sz` bytes (0: the port does not say).
     pub(crate) const fn new(max_inline_data: u32, max_msg_sz: u32) -> Self {
         let longest = if max_msg_sz == 0 || max_msg_sz > LONGEST_MESSAGE {
             LONGEST_MESSAGE

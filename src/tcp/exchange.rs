@@ -40,10 +40,10 @@ pub(crate) type Exchanged<P> =
 pub struct Exchange<P: Handshake> {
     role: Role,
     stage: Stage<P>,
-    /// What is to be sent, and how much of that was.
+    /// The bytes to send, and how many of them were sent.
     output: Vec<u8>,
     sent: usize,
-    /// What the peer has sent of the part that comes next, which has so many bytes.
+    /// The bytes received so far of the next part, and how many that part has.
     input: Vec<u8>,
     part: usize,
 }
@@ -74,7 +74,7 @@ impl<P: Handshake> Exchange<P> {
             Ok(greeting) => greeting,
             Err(error) => return Err(StateError::new(prepared, error)),
         };
-        // Who accepts answers.
+        // The side that accepts answers.
         let sent = if role == Role::Accepts { output.len() } else { 0 };
         let (stage, input) = (Stage::Header(prepared), Vec::new());
         Ok(Self { role, stage, output, sent, input, part: wire::HEADER })

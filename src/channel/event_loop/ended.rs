@@ -29,7 +29,7 @@ impl ChannelId {
 pub struct Ended<B> {
     /// The channel that it was posted on, which may be removed since.
     pub channel: ChannelId,
-    /// What it was posted with.
+    /// The number that the program posted it with.
     pub token: u64,
     /// Its buffer. After a failure its contents are undefined where the operation writes it.
     pub buffer: B,

@@ -125,7 +125,7 @@ impl<B> Table<B> {
 
 impl<B> Drop for Loop<'_, B> {
     fn drop(&mut self) {
-        // What was polled has ended, whatever becomes of its queue pair. One that is unknown ends nothing.
+        // Polled completions count, whatever becomes of their queue pairs. An unknown one ends nothing.
         let _ = self.table.settle_polled();
         for index in 0..self.members.links.len() {
             if let Some(link) = self.members.links[index].take() {
@@ -161,7 +161,7 @@ impl<B> Table<B> {
         if entry.first_of(Queue::Receive) == NEVER_FREE || aside.stopped.is_some() {
             return;
         }
-        // From now on, a post takes the way for a full queue.
+        // From now on a post finds the queue full, and looks for the reason.
         entry.next[1] = NEVER_FREE;
         let receives = entry.receives();
         if self.is_of_tasks {

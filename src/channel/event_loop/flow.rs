@@ -117,7 +117,7 @@ impl<B> Loop<'_, B> {
 }
 
 impl<B> Table<B> {
-    /// What a channel was made of, unless it was removed.
+    /// The core of a channel, unless the channel was removed or is out of the loop.
     pub(super) fn core(&self, channel: ChannelId) -> Option<&Core> {
         let entry = self.entries.get(channel.index())?;
         let aside = self.asides.get(channel.index())?;

@@ -143,7 +143,7 @@ impl<'res, B> Loop<'res, B> {
         connected
     }
 
-    /// What was posted to the channel has ended, with an attempt to connect.
+    /// Ends the operations of the channel, which a failed attempt to connect has ended on the device.
     pub(super) fn end_attempt(&mut self, channel: ChannelId) {
         self.table.asides[channel.index()].has_failed = false;
         let entry = &mut self.table.entries[channel.index()];

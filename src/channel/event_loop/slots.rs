@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::ffi;
 use crate::memory::KeptLength;
 
-/// What a generation adds to a number.
+/// The distance between the numbers of two generations.
 pub(in crate::channel) const ONE: u64 = 1 << 32;
 
 /// A bit of the numbers of shared receives. No slot has an index with it, so a completion of theirs is not taken for one
@@ -90,7 +90,7 @@ pub(super) struct Slot<B> {
     /// Generations up to this one belong to earlier channels or connections.
     pub(super) begun: u32,
     pub(super) state: State,
-    /// Of a receive: the length that its buffer keeps, if it keeps one.
+    /// For a receive: the address of its buffer's length, if it keeps one.
     pub(super) kept: Option<NonNull<KeptLength>>,
     /// It is there in all states but `Free`, `Probe` and `Credits`.
     pub(super) buffer: MaybeUninit<B>,

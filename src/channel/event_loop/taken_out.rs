@@ -26,11 +26,11 @@ pub struct DetachedChannel<'res> {
     detached: Detached<'res>,
     /// That of the loop.
     queue: Arc<CompletionQueue<'res>>,
-    /// That of the queue pair that the loop knows.
+    /// The number of the queue pair when the channel was taken out, by which the loop finds it.
     number: u32,
-    /// The device had something when it was taken out.
+    /// Whether the device had operations when the channel was taken out.
     is_in_flight: bool,
-    /// What was posted has ended, with an attempt to connect.
+    /// Whether an attempt to connect has ended the receives that were posted.
     has_ended: bool,
 }
 
