@@ -145,11 +145,13 @@ impl PingPong {
                 .send_psn(PacketSequenceNumber::new(0xff_fff0 + i % 16)?)
                 .max_ack_retries(MaxAckRetries::new(7)?)
                 .max_rnr_retries(MaxRnrRetries::UNLIMITED);
-            let builder = if self.shared > 1 && self.size > 1 << 15 {
-                // Sixteen of them keep the emulated machine busy for about a second.
-                builder.ack_timeout(AckTimeout::new(18)?)
-            } else {
-                builder
+            let builder = match self.shared {
+                0 | 1 => builder,
+                // Sixteen of them keep the emulated machine busy, for about a second if their messages are large, and its
+                // programs, which poll all the time, leave Soft-RoCE little of its processor.
+                _ => {
+                    builder.ack_timeout(AckTimeout::new(if self.size > 1 << 15 { 18 } else { 16 })?)
+                }
             };
             let builder = if self.is_datagram() {
                 builder

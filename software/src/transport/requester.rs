@@ -230,28 +230,27 @@ impl QueuePair {
             self.sq.not_ready_until = None;
             return self.go_back(core);
         }
-        if self.sq.deadline.is_some_and(|at| at <= now) {
+        if let Some(at) = self.sq.deadline.filter(|at| *at <= now) {
             self.sq.deadline = None;
             if self.is_waiting() {
+                // This device itself had no processor for longer than the peer had for its answer.
+                let is_overslept = now - at > self.timeout(core);
                 self.sq.late = true;
-                if self.is_peer_starved(core) {
+                let is_unread = self.path.is_some_and(|it| core.link().is_unread(it.from, it.to));
+                let is_excused = (is_unread || is_overslept) && self.waits_on(core);
+                if is_unread && is_excused {
                     return self.restart_timer(core);
                 }
                 self.shrink_window();
-                return self.retry(core);
+                return if is_excused { self.go_back(core) } else { self.retry(core) };
             }
         }
         self.schedule(core);
     }
 
-    /// Whether the peer is a device of this machine that has not received what was sent. It has no processor, as a busy
-    /// device would have: that is no reason to send again, nor to give up.
-    fn is_peer_starved(&mut self, core: &mut Core) -> bool {
-        let Some(path) = self.path else { return false };
-        if !core.link().is_unread(path.from, path.to) {
-            return false;
-        }
-        // A timer that expires late counts for no more: this device had no processor either.
+    /// Counts the time of a timer that tells nothing about the peer: whether it is waited for without taking a retry.
+    fn waits_on(&mut self, core: &Core) -> bool {
+        // A timer that expires late counts for no more.
         self.sq.starved_for = self.sq.starved_for.saturating_add(self.timeout(core));
         self.sq.starved_for <= STARVED_FOR
     }

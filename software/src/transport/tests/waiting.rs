@@ -56,6 +56,50 @@ fn who_had_no_processor_itself_waits_on() {
     assert!(world.sides[0].poll().is_empty() && world.sent.lock().unwrap().is_empty());
 }
 
+/// Lets a side look only when its timer has been due for so long.
+fn look_late(side: &mut Side, clock: &VirtualClock, late: Time) {
+    clock.0.fetch_max(side.engine.due().unwrap() + late, Ordering::Relaxed);
+    side.engine.advance();
+    side.engine.settle();
+}
+
+#[test]
+fn who_looks_late_does_not_hold_it_against_the_peer() {
+    const TIMEOUT: Time = 4096 << 8;
+    let mut world = World::new(6);
+    world.sides[1].receive(1, 0, 64);
+    world.sides[0].post(1, Operation::Send, Extra::None, 0, 64);
+    for again in 1..=20 {
+        // The answer is on its way all the time, and what was lost comes again.
+        look_late(&mut world.sides[0], &world.clock, 2 * TIMEOUT);
+        assert!(world.sides[0].poll().is_empty());
+        assert_eq!(world.sides[0].engine.core.counters.retransmissions, again);
+    }
+    // Who is in time counts.
+    for _ in 0..7 {
+        look_late(&mut world.sides[0], &world.clock, 0);
+    }
+    assert!(world.sides[0].poll().is_empty());
+    world.run(0);
+    assert_eq!(world.sides[0].poll()[0].status, ibv_wc_status::IBV_WC_SUCCESS);
+}
+
+#[test]
+fn who_is_always_late_gives_up_nevertheless() {
+    let mut world = World::new(6);
+    world.sides[0].post(1, Operation::Send, Extra::None, 0, 64);
+    let mut looks = 0;
+    let done = loop {
+        look_late(&mut world.sides[0], &world.clock, 1_000_000_000);
+        looks += 1;
+        if let Some(done) = world.sides[0].poll().pop() {
+            break done;
+        }
+    };
+    assert_eq!(done.status, ibv_wc_status::IBV_WC_RETRY_EXC_ERR);
+    assert_eq!(looks, STARVED_FOR / ((4096 << 8) + 1) + 8);
+}
+
 /// The opcodes of the packets that were sent.
 fn opcodes(world: &World) -> Vec<u8> {
     let sent = std::mem::take(&mut *world.sent.lock().unwrap());
