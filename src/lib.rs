@@ -97,7 +97,7 @@ pub use domain::ProtectionDomain;
 pub use error::{Error, ErrorKind, Result};
 #[doc(inline)]
 #[cfg(feature = "async")]
-pub use future::{AsyncChannel, Reactor};
+pub use future::{AsyncChannel, AsyncDatagrams, Reactor};
 #[doc(inline)]
 pub use memory::{
     AccessFlags, GatherElement, Inline, MemoryRegion, MemorySlice, MemorySliceMut, RegionOptions,
@@ -105,8 +105,8 @@ pub use memory::{
 };
 #[doc(inline)]
 pub use operation::{
-    CompareSwapWorkRequest, DatagramPeer, FetchAddWorkRequest, PreparedRequest, ReadWorkRequest,
-    ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
+    CompareSwapWorkRequest, DatagramDestination, DatagramPeer, FetchAddWorkRequest,
+    PreparedRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
 };
 #[doc(inline)]
 pub use parent::Parent;

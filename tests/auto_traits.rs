@@ -1,5 +1,7 @@
 //! Every resource type is `Send`, is `Sync` if libibverbs locks it, and is covariant in its lifetimes.
 
+use std::pin::Pin;
+
 use ibverbs::channel::{AnyBuffer, CancelHandle, ChannelSet, PendingWork};
 use ibverbs::completion::{CompletionCounter, CompletionEvent, ExtendedPoller};
 use ibverbs::device::{AsyncEvent, AsyncEvents, DeviceList, DmaHandle};
@@ -106,6 +108,7 @@ fn futures_cross_threads() {
     send_and_sync::<PreparedAsyncChannel>();
     send_and_sync::<AsyncChannel>();
     send_and_sync::<AsyncChannel<Locked<AnyBuffer>>>();
+    send_and_sync::<AsyncDatagrams>();
     send_and_sync::<AsyncOperation<'_, SendWorkRequest<PooledBuffer>, Locked<PooledBuffer>>>();
     send_and_sync::<AsyncReceive<'_, PooledBuffer, Locked<PooledBuffer>>>();
     #[expect(dead_code, reason = "compiling is the test")]
@@ -116,6 +119,19 @@ fn futures_cross_threads() {
     fn wait(channel: &AsyncChannel) -> (impl Send, impl Send, impl Send) {
         (channel.shutdown(), channel.next_message(), channel.keep_alive(|| async {}))
     }
+}
+
+#[expect(dead_code, reason = "compiling is the test")]
+fn datagrams_cross_threads(
+    end: &AsyncDatagrams,
+    buffers: [PooledBuffer; 2],
+    to: DatagramDestination,
+) -> [Pin<Box<dyn Send + '_>>; 2] {
+    let [message, room] = buffers;
+    [
+        Box::pin(async move { end.send_to(message, &to).await.is_ok() }),
+        Box::pin(end.recv_from(room)),
+    ]
 }
 
 /// A connection that is being made reads from a stream, which need not be `Sync`.

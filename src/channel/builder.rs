@@ -60,6 +60,8 @@ pub struct ChannelBuilder<'res> {
     flow_control: bool,
 }
 
+const VERB: &str = "ibv_create_qp";
+
 /// The bytes of inline data that a channel has unless told otherwise, where the device can.
 const DEFAULT_INLINE: u32 = 64;
 
@@ -206,6 +208,14 @@ impl<'res> ChannelBuilder<'res> {
         flow_control(value: bool) => self.flow_control = value;
     }
 
+    pub(super) fn parts(&mut self) -> (&mut ffi::ibv_qp_cap, &mut ConnectionSettings) {
+        (&mut self.capacities, &mut self.connection)
+    }
+
+    pub(super) fn domain(&self) -> &Parent<'res, ProtectionDomain<'res>> {
+        &self.domain
+    }
+
     fn shares_receives(&self) -> bool {
         matches!(self.completions, Completions::OfLoop(_, Some(_)))
     }
@@ -239,11 +249,18 @@ impl<'res> ChannelBuilder<'res> {
     ///    of a [`Loop`](crate::Loop) has `sleep_after`.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedChannel<'res>> {
-        const VERB: &str = "ibv_create_qp";
+        let is_connected = matches!(
+            self.queue_pair_type,
+            QueuePairType::ReliableConnected | QueuePairType::UnreliableConnected
+        );
+        let reason = "a channel is of type RC or UC; for datagrams there is Loop::add_datagrams";
+        Error::invalid_if(!is_connected, VERB, reason)?;
+        self.build_link().map(PreparedChannel::from_link)
+    }
+
+    /// The queue pair, of any type that has no peer, or one.
+    pub(super) fn build_link(self) -> Result<Link<'res>> {
         let reliable = self.queue_pair_type == QueuePairType::ReliableConnected;
-        if !reliable && self.queue_pair_type != QueuePairType::UnreliableConnected {
-            return Err(Error::invalid(VERB, "a channel is of type RC or UC"));
-        }
         let (mut capacities, mut connection) = (self.capacities, self.connection);
         if self.flow_control {
             self.check_flow_control(VERB)?;
@@ -308,8 +325,7 @@ impl<'res> ChannelBuilder<'res> {
             of_loop,
         };
         let template = QueuePairSettings { capacities, connection };
-        let link = Link::new(queue_pair, template, &settings, table, credit_region);
-        Ok(PreparedChannel::from_link(link))
+        Ok(Link::new(queue_pair, template, &settings, table, credit_region))
     }
 }
 

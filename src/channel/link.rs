@@ -8,10 +8,11 @@ use super::core::{Core, CoreSettings};
 use super::credits::{self, CreditRegion};
 use super::in_flight::InFlight;
 use crate::debug::debug;
+use crate::device::Gid;
 use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Leak;
 use crate::memory::RemoteMemoryRegion;
-use crate::queue_pair::{ConnectionSettings, QueuePair, QueuePairEndpoint};
+use crate::queue_pair::{AddressVector, ConnectionSettings, QueuePair, QueuePairEndpoint};
 use crate::queue_pair_state::QueuePairType;
 use crate::{ffi, trace};
 
@@ -90,7 +91,7 @@ impl<'res> Link<'res> {
         }
     }
 
-    pub(super) fn endpoint(&self) -> QueuePairEndpoint {
+    pub(crate) fn endpoint(&self) -> QueuePairEndpoint {
         QueuePairEndpoint { credit_word: self.credit_word(), ..self.queue_pair.endpoint() }
     }
 
@@ -166,6 +167,24 @@ impl<'res> Link<'res> {
         }
         self.core.open();
         trace::channel_connected(self.core.number, remote.num());
+        Ok(())
+    }
+
+    /// Lets it receive what is sent to the group that this path leads to.
+    pub(crate) fn join(&mut self, path: &AddressVector) -> Result<()> {
+        self.queue_pair.attach_multicast(path.gid().unwrap_or(Gid::ZERO), path.lid())
+    }
+
+    /// Leaves that group.
+    pub(crate) fn leave(&mut self, path: &AddressVector) -> Result<()> {
+        self.queue_pair.detach_multicast(path.gid().unwrap_or(Gid::ZERO), path.lid())
+    }
+
+    /// Takes a queue pair that has no peer from RESET to RTS.
+    pub(super) fn activate(&mut self) -> Result<()> {
+        self.known = KnownState::Used;
+        self.queue_pair.connect(None)?;
+        self.core.open();
         Ok(())
     }
 
@@ -259,6 +278,7 @@ impl<'res> Link<'res> {
         if self.core.destroyed.get() {
             return Ok(());
         }
+        self.queue_pair.leave_groups();
         self.core.destroy().inspect_err(|_| self.leaked = true)
     }
 }

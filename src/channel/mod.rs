@@ -28,6 +28,7 @@
 //! | post and wait, one thing after the other | [`Channel`], with a deadline [`ChannelUntil`] |
 //! | post many, which borrow their buffers | [`Scope`], [`ScopedPendingWork`] |
 //! | post many as one | [`PreparedWindow`], [`ScopedWindow`], [`WindowRequests`] |
+//! | send datagrams, also to many at once | [`DatagramsBuilder`], [`Loop::send_to`], [`Loop::join`] |
 //! | post what owns its buffer, serve many peers | [`Loop`], [`ChannelId`], [`Ended`]; [`OwnedBuffer`], [`AnyBuffer`], [`LoopBuffer`] |
 //! | end waits from another thread | [`CancelHandle`]; of a loop [`LoopWaker`], [`LoopWaiter`] |
 //! | connect or destroy beside a running loop | [`DetachedChannel`], [`DestroyedChannel`] |
@@ -41,6 +42,7 @@ mod builder;
 mod channel_set;
 mod core;
 mod credits;
+mod datagrams;
 mod end_scope;
 mod error;
 mod event_loop;
@@ -64,8 +66,12 @@ mod window;
 pub use blocking::ChannelUntil;
 pub use builder::ChannelBuilder;
 pub use channel_set::{ChannelSet, PeerResults, SetScope};
+#[cfg(feature = "async")]
+pub(crate) use datagrams::DatagramPort;
+pub use datagrams::DatagramsBuilder;
 pub(crate) use error::Refused;
 pub use error::{OperationError, OwnedResult, ScopeError, TransportError, TransportResult};
+pub(crate) use event_loop::Keep;
 pub use event_loop::{
     ArmedWaiter, ChannelId, DestroyedChannel, DetachedChannel, Ended, Loop, LoopBuffer, LoopWaiter,
     LoopWaker,
@@ -76,6 +82,8 @@ pub(crate) use event_loop::{Detached, Doomed, Due, Left};
 pub(crate) use operation::Queue;
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};
 pub use pending_work::PendingWork;
+#[cfg(feature = "async")]
+pub(crate) use posting::KeptSend;
 pub use posting::{IntoReceive, IntoSend, WorkRequest};
 pub use prepared::PreparedChannel;
 pub use prepared_window::{PreparedWindow, WindowError, WindowRequests};

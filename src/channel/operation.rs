@@ -227,6 +227,11 @@ impl Target {
         Self { queue_pair, post_send, post_recv }
     }
 
+    /// The first argument of the functions.
+    pub(super) fn queue_pair(self) -> *mut ffi::ibv_qp {
+        self.queue_pair
+    }
+
     /// `ibv_post_send`.
     ///
     /// # Safety

@@ -18,6 +18,7 @@ use crate::memory::{GatherBuffer, KeptLength, ScatterBuffer};
 /// | type | what it is |
 /// |---|---|
 /// | [`PooledBuffer`](crate::PooledBuffer) | a chunk of a [`BufferPool`](crate::BufferPool) |
+/// | [`DatagramBuffer`](crate::pool::DatagramBuffer) | the same, with what precedes a datagram |
 /// | [`SharedMemoryRange`](crate::pool::SharedMemoryRange) | a range of an `Arc<SharedMemoryRegion<'static, T>>` |
 /// | `Box<MemoryRegion<'static, T>>` | all of a region |
 /// | `()` | no bytes |

@@ -7,11 +7,13 @@
 //! | [`Reactor`] | polls the completions of many channels and wakes their tasks: by turns, on tokio, or on a thread |
 //! | [`AsyncChannel`], [`PreparedAsyncChannel`] | a channel of a reactor, and before it is connected |
 //! | [`AsyncOperation`], [`AsyncReceive`], [`AsyncRequest`] | its futures, and what they carry out |
+//! | [`AsyncDatagrams`] | sends to any peer, and to groups |
 //! | [`SharedReceives`] | receives for many channels |
 //! | [`Locked`], [`Local`], [`Share`] | whether tasks of one thread or of several use the reactor |
 
 #[cfg(feature = "rdmacm")]
 mod connection_manager;
+mod datagrams;
 mod operation;
 mod reactor;
 mod receive;
@@ -21,6 +23,7 @@ mod share;
 mod timer;
 mod watch;
 
+pub use datagrams::AsyncDatagrams;
 pub use operation::AsyncOperation;
 pub use reactor::Reactor;
 pub use receive::{AsyncReceive, SharedReceives};

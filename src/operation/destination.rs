@@ -10,7 +10,7 @@ use crate::queue_pair::Dci;
 #[cfg(feature = "efa")]
 use crate::queue_pair::Srd;
 use crate::queue_pair::{
-    AddressHandle, Addressed, AddressedBy, SendOperations, Ud, XrcSend, function,
+    AddressHandle, AddressVector, Addressed, AddressedBy, SendOperations, Ud, XrcSend, function,
 };
 
 /// Where a request goes: see [`SendWorkRequest::to`](crate::SendWorkRequest::to).
@@ -66,6 +66,36 @@ pub struct DatagramPeer<'p> {
     pub number: u32,
     /// The Q_Key of the peer's queue pair.
     pub qkey: u32,
+}
+
+impl<'p> DatagramPeer<'p> {
+    /// All members of the multicast group that this path leads to: number 0xffffff.
+    pub fn group(path: &'p AddressHandle<'p>, qkey: u32) -> Self {
+        Self { path, number: DatagramDestination::MEMBERS, qkey }
+    }
+}
+
+/// `struct rdma_ud_param`: the same as a value, which a program keeps, compares and passes on. [`Loop::send_to`](crate::Loop::send_to)
+/// and [`AsyncDatagrams::send_to`](crate::AsyncDatagrams::send_to) take it, and find the address handle themselves.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[doc(alias = "rdma_ud_param")]
+pub struct DatagramDestination {
+    /// The path to the peer, or the group.
+    pub path: AddressVector,
+    /// The number of the peer's queue pair, of 24 bits, or [`MEMBERS`](Self::MEMBERS).
+    pub number: u32,
+    /// The Q_Key of the peer's queue pair.
+    pub qkey: u32,
+}
+
+impl DatagramDestination {
+    /// The number that stands for all members of a multicast group.
+    pub const MEMBERS: u32 = 0xff_ffff;
+
+    /// With an address handle of its path.
+    pub fn by<'p>(&self, path: &'p AddressHandle<'p>) -> DatagramPeer<'p> {
+        DatagramPeer { path, number: self.number, qkey: self.qkey }
+    }
 }
 
 /// The number of the peer's shared receive queue ([`SharedReceiveQueue::number`](crate::SharedReceiveQueue::number)), which

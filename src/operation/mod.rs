@@ -31,7 +31,7 @@
 //! | send and receive | [`SendWorkRequest`], [`ReceiveWorkRequest`], [`SegmentedSendWorkRequest`] |
 //! | access memory of the peer | [`WriteWorkRequest`], [`ReadWorkRequest`], [`CompareSwapWorkRequest`], [`FetchAddWorkRequest`], [`AtomicWriteWorkRequest`], [`FlushWorkRequest`] |
 //! | take rights away, or give them | [`LocalInvalidateWorkRequest`], [`WindowBinding`] |
-//! | name a destination | [`DatagramPeer`], [`XrcPeer`], [`Destination`], [`To`] |
+//! | name a destination | [`DatagramPeer`], [`DatagramDestination`], [`XrcPeer`], [`Destination`], [`To`] |
 //! | add something | [`Immediate`], [`Invalidate`], by the methods of a request |
 //! | post one by one | [`QueuePair::post`](crate::QueuePair::post) and its short forms; from two threads [`SendHalf`] and [`ReceiveHalf`] |
 //! | post many at once | [`SendList`], [`ReceiveList`]; a [`Batch`] on the device's own queue |
@@ -64,7 +64,7 @@ pub use batch::Batch;
 pub use bind_window::{WindowBinding, WindowMemory};
 #[cfg(feature = "mlx5")]
 pub use destination::DcPeer;
-pub use destination::{DatagramPeer, Destination, To, XrcPeer};
+pub use destination::{DatagramDestination, DatagramPeer, Destination, To, XrcPeer};
 pub use encode::SegmentedSendWorkRequest;
 pub(crate) use encode::{check, check_receive};
 pub use halves::{Extra, Immediate, Invalidate, ReceiveHalf, SendHalf, WriteExtra};

@@ -127,6 +127,12 @@ impl<T: Transport> QueuePair<'_, T> {
         Ok(())
     }
 
+    /// Leaves all groups.
+    #[cfg(feature = "channel")]
+    pub(crate) fn leave_groups(&mut self) {
+        self.object.leave_groups();
+    }
+
     fn check_multicast(&self, verb: &'static str, gid: Gid) -> Result<()> {
         if self.queue_pair_type() != QueuePairType::UnreliableDatagram {
             return Err(Error::invalid(verb, "only UD queue pairs receive multicast"));

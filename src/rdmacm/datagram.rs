@@ -14,6 +14,7 @@ use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::fields::getters;
+use crate::operation::DatagramDestination;
 use crate::queue_pair::{AddressVector, Datagram, PreparedQueuePair, QueuePair, Transport};
 use crate::queue_pair_state::{QueuePairState, QueuePairType};
 
@@ -158,6 +159,13 @@ impl DatagramAddress {
 
         /// The private data of the peer's answer.
         private_data: &PrivateData => &self.private_data;
+
+        /// The address alone, for [`Loop::send_to`](crate::Loop::send_to) and [`join`](crate::Loop::join).
+        destination: DatagramDestination => DatagramDestination {
+            path: self.path,
+            number: self.number,
+            qkey: self.qkey,
+        };
     }
 }
 

@@ -4,6 +4,7 @@
 mod blocking;
 mod cancelling;
 mod channel_sets;
+mod datagrams;
 mod every_fault;
 mod faults;
 #[path = "../support/figures.rs"]

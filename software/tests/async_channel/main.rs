@@ -3,6 +3,7 @@
 #[path = "../../../tests/support/by_hand.rs"]
 mod by_hand;
 mod cancelling;
+mod datagrams;
 mod early_receives;
 mod ending;
 mod removed;

@@ -7,12 +7,14 @@ use super::ended::{ChannelId, REMOVED, STOPPED};
 use super::slots::{NEVER_FREE, State};
 use super::table::Table;
 use crate::channel::core::Core;
+use crate::channel::datagrams::DatagramEnd;
 use crate::channel::error::TransportError;
 use crate::channel::link::Link;
 use crate::channel::operation::Queue;
 use crate::channel::prepared::PreparedChannel;
 use crate::error::Result;
 use crate::ffi;
+use crate::handle::Leak;
 use crate::queue_pair::QueuePairEndpoint;
 use crate::state_error::StateError;
 
@@ -30,6 +32,8 @@ pub(crate) struct Doomed<'res> {
     pub(super) is_in_flight: bool,
     /// Its receives are shared.
     pub(super) shares: bool,
+    /// If it is a datagram end.
+    pub(super) datagrams: Option<DatagramEnd<'res>>,
 }
 
 /// What has become of a channel.
@@ -110,10 +114,14 @@ impl Doomed<'_> {
 
     /// `ibv_modify_qp`, `ibv_destroy_qp`. Nothing else uses the queue pair.
     pub(crate) fn destroy(self) -> Destroyed {
-        let Self { index, link, is_in_flight, .. } = self;
+        let Self { index, link, is_in_flight, datagrams, .. } = self;
         let is_reset = is_in_flight && link.core.reset().is_ok();
         let number = link.core.number;
-        Destroyed { index, number, is_reset, result: link.close() }
+        let result = link.close();
+        if let (Err(_), Some(end)) = (&result, &datagrams) {
+            end.leak();
+        }
+        Destroyed { index, number, is_reset, result }
     }
 }
 
@@ -261,7 +269,10 @@ impl<'res, B> Loop<'res, B> {
         table.asides[index].core = None;
         let slots = table.entries[index].slots();
         let (is_in_flight, shares) = (table.in_flight(slots) > 0, table.asides[index].shares);
-        Doomed { index, link, is_in_flight, shares }
+        let ends = &mut self.members.datagrams;
+        let at = ends.iter().position(|(id, _)| id.index() == index);
+        let datagrams = at.map(|at| ends.swap_remove(at).1);
+        Doomed { index, link, is_in_flight, shares, datagrams }
     }
 
     /// Makes the id of the channel name no channel.

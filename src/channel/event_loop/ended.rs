@@ -114,7 +114,7 @@ mod sealed {
     }
 }
 
-pub(in crate::channel) use sealed::Keep;
+pub(crate) use sealed::Keep;
 
 impl<B: OwnedBuffer> Keep<B> for B {
     #[inline(always)]

@@ -13,6 +13,7 @@ use crate::channel::Channel;
 #[cfg(doc)]
 use crate::channel::TransportError;
 use crate::channel::core::Core;
+use crate::channel::datagrams::DatagramEnd;
 use crate::channel::link::Link;
 use crate::channel::operation::Queue;
 use crate::channel::operation::{Limits, Target};
@@ -28,6 +29,7 @@ pub(super) struct Members<'res> {
     pub(super) links: Vec<Option<Link<'res>>>,
     /// The shared receive queues.
     pub(super) shared: Vec<(ChannelId, Arc<SharedReceiveQueue<'res>>)>,
+    pub(super) datagrams: Vec<(ChannelId, DatagramEnd<'res>)>,
     /// The number of completions that the queue holds, and how many of them no channel has reserved.
     pub(super) capacity: u32,
     room: u32,
@@ -41,8 +43,8 @@ pub(super) struct Members<'res> {
 
 impl<'res> Members<'res> {
     pub(super) fn new(capacity: u32) -> Self {
-        let (links, shared, retired, free, gaps) = Default::default();
-        Self { links, shared, capacity, room: capacity, retired, free, gaps }
+        let (links, shared, datagrams, retired, free, gaps) = Default::default();
+        Self { links, shared, datagrams, capacity, room: capacity, retired, free, gaps }
     }
 
     pub(super) fn shared_receives(

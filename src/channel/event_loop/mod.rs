@@ -2,6 +2,7 @@
 
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for futures
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
+mod datagrams;
 mod detached;
 mod ended;
 mod ending;
@@ -26,6 +27,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
+pub(crate) use ended::Keep;
 pub use ended::{ChannelId, Ended, LoopBuffer};
 pub use taken_out::{DestroyedChannel, DetachedChannel};
 pub use waking::{ArmedWaiter, LoopWaiter, LoopWaker};

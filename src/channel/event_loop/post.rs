@@ -8,11 +8,11 @@ use super::ended::{ChannelId, LoopBuffer};
 use super::slots::{NEVER_FREE, ONE, State, index_of};
 use super::table::{Aside, Entry};
 use crate::channel::credits::NO_CREDIT;
+use crate::channel::datagrams;
 use crate::channel::error::{OperationError, Refused, TransportError};
 use crate::channel::operation::{Operation, Queue, Templates};
 use crate::channel::owned_buffer::OwnedBuffer;
 use crate::channel::posting::WorkRequest;
-use crate::ffi;
 use crate::memory::{GatherBuffer, keep};
 
 impl<B> Loop<'_, B> {
@@ -166,7 +166,7 @@ impl<B> Loop<'_, B> {
                 buffer,
             );
         }
-        let error: TransportError = ffi::failed(R::Operation::VERB, returned).into();
+        let error = datagrams::explain(R::Operation::VERB, returned);
         let prepared = self.table.prepared.as_ptr();
         // SAFETY: as in `post_as`.
         if !unsafe { Templates::may_be_posted(prepared, R::Operation::QUEUE) } {

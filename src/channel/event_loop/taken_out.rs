@@ -99,8 +99,13 @@ impl<'res> DetachedChannel<'res> {
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> DestroyedChannel<'res> {
         let Self { detached: Detached { id, channel }, queue, number, is_in_flight, .. } = self;
-        let doomed =
-            Doomed { index: id.index(), link: channel.into_link(), is_in_flight, shares: false };
+        let doomed = Doomed {
+            index: id.index(),
+            link: channel.into_link(),
+            is_in_flight,
+            shares: false,
+            datagrams: None,
+        };
         let mut destroyed = doomed.destroy();
         destroyed.number = number;
         DestroyedChannel { id, queue, destroyed }
@@ -151,11 +156,14 @@ impl<'res, B> Loop<'res, B> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the loop has no such channel (any more), or it is out; or it is the name of shared receives.
+    ///  - `EINVAL`: the loop has no such channel (any more), or it is out; or it is the name of shared receives, or of a
+    ///    datagram end, which has nothing to connect to.
     pub fn take_out(&mut self, channel: ChannelId) -> Result<DetachedChannel<'res>> {
         const VERB: &str = "ibv_modify_qp";
         let Some(entry) = self.table.entry(channel) else { return Err(unknown(VERB)) };
         let (slots, credit_slot) = (entry.slots(), entry.credit_slot());
+        let reason = "a datagram end is not taken out: there is no peer to connect it to";
+        Error::invalid_if(self.datagram_end(channel).is_some(), VERB, reason)?;
         let Some(link) = self.members.links[channel.index()].take() else {
             return Err(unknown(VERB));
         };

@@ -162,7 +162,7 @@ impl<B> Loop<'_, B> {
     }
 
     #[inline(always)]
-    fn keep_waker(&mut self, number: u64, waker: &mut Option<Waker>) {
+    pub(super) fn keep_waker(&mut self, number: u64, waker: &mut Option<Waker>) {
         let place = &mut self.table.outcomes[number as u32 as usize].waker;
         // The outcome has no waker yet, so this drops nothing.
         mem::forget(mem::replace(place, waker.take()));

@@ -1,0 +1,507 @@
+//! Datagram ends of loops: how they are built, what they post with, and their address handles.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::mem;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Channel;
+use super::builder::ChannelBuilder;
+use super::error::{TransportError, TransportResult};
+use super::operation::{Limits, Operation, Queue, Target, Templates};
+use super::posting::WorkRequest;
+use crate::completion::{CompletionQueue, WorkSuccess};
+use crate::debug::debug;
+use crate::device::{Gid, GidEntry, GidType};
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::fields::setters;
+use crate::handle::Leak;
+use crate::memory::GatherBuffer;
+use crate::operation::DatagramDestination;
+use crate::operation::sealed::Request;
+use crate::parent::Parent;
+use crate::queue_pair::{
+    AddressHandle, AddressVector, ConnectionSettings, GlobalRouteHeader, QueuePairEndpoint,
+};
+use crate::queue_pair_state::QueuePairType;
+use crate::{ffi, ffi::ibv_wr_opcode as Opcode};
+
+/// The settings of a datagram end: a UD queue pair of a [`Loop`](crate::Loop::add_datagrams) or a
+/// [`Reactor`](crate::Reactor::datagrams), which sends to any peer and receives from all.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
+/// use std::sync::Arc;
+/// use ibverbs::{AccessFlags, BufferPool, Loop, PooledBuffer, ProtectionDomain, ReceiveWorkRequest};
+/// use ibverbs::channel::DatagramsBuilder;
+/// use ibverbs::pool::DatagramBuffer;
+///
+/// let domain = Arc::new(ProtectionDomain::new(ibverbs::open("rxe0")?)?);
+/// let pool = BufferPool::new(&domain, 40 + 1024, 16, AccessFlags::empty())?;
+/// let mut server = Loop::<PooledBuffer>::new(domain.context_parent(), 64)?;
+/// let end = server.add_datagrams(DatagramsBuilder::new(&domain).qkey(7))?;
+/// println!("tell the peers: {}", server.endpoint(end).ok_or("it is there")?);
+/// # let itself = server.endpoint(end).unwrap();
+/// let buffer = pool.take().ok_or("all buffers are in use")?;
+/// server.post(end, ReceiveWorkRequest::new(buffer), 0)?;
+/// # let to = server.destination(end, &itself)?;
+/// # server.send_to(end, pool.take_from(b"ping")?.unwrap(), &to, 9)?;
+/// # if server.wait_ended()?.token == 0 { return Err("the send ends first".into()) }
+/// let ended = server.wait_ended()?;
+/// let success = ended.result()?;
+/// let message = DatagramBuffer::from(ended.buffer);
+/// println!("{:?} from {:?}", &message[..], message.header().source());
+/// # assert_eq!(message[..], *b"ping");
+/// let sender = server.sender(end, &success, &message.header())?;
+/// server.send_to(end, message, &sender, 1)?; // back to who has sent it
+/// # assert_eq!(server.wait_ended()?.token, 1);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use]
+pub struct DatagramsBuilder<'res> {
+    channel: ChannelBuilder<'res>,
+    address_handles: usize,
+}
+
+impl<'res> DatagramsBuilder<'res> {
+    /// Starts to build a datagram end for memory of this domain.
+    pub fn new(domain: impl Into<Parent<'res, ProtectionDomain<'res>>>) -> Self {
+        let channel =
+            ChannelBuilder::new(domain).queue_pair_type(QueuePairType::UnreliableDatagram);
+        Self { channel, address_handles: 64 }
+    }
+
+    setters! { self,
+        /// The Q_Key (0x11111111 unless set): a datagram that carries another one is dropped by the device. One whose highest bit
+        /// is set is for privileged programs.
+        qkey(value: u32) => self.channel.parts().1.qkey = value;
+
+        /// The port (1 unless set). Ports count from 1.
+        port(value: u8) => self.channel.parts().1.port = value;
+
+        /// The index of the partition key (0 unless set).
+        pkey_index(value: u16) => self.channel.parts().1.pkey_index = value;
+
+        /// The most sends that can be in flight (16 unless set).
+        max_send_wr(value: u32) => self.channel.parts().0.max_send_wr = value;
+
+        /// The most receives that can be in flight (16 unless set). The device drops a datagram for which there is none.
+        max_recv_wr(value: u32) => self.channel.parts().0.max_recv_wr = value;
+
+        /// How many pieces a message that is sent can have (1 unless set).
+        max_send_sge(value: u32) => self.channel.parts().0.max_send_sge = value;
+
+        /// How many address handles are kept for the next message to the same path (64 unless set, 1 at least). The one that was
+        /// not used for longest makes room. Each send in flight has one beside these.
+        address_handles(value: usize) => self.address_handles = value.max(1);
+    }
+
+    /// As [`ChannelBuilder::max_inline_data`].
+    pub fn max_inline_data(self, value: u32) -> Self {
+        Self { channel: self.channel.max_inline_data(value), ..self }
+    }
+
+    /// As [`ChannelBuilder::settle_timeout`].
+    pub fn settle_timeout(self, value: Duration) -> Self {
+        Self { channel: self.channel.settle_timeout(value), ..self }
+    }
+
+    /// `ibv_create_qp`, `ibv_modify_qp`: the queue pair, in RTS, on this completion queue of a loop.
+    pub(crate) fn build(
+        mut self,
+        queue: &Arc<CompletionQueue<'res>>,
+    ) -> Result<(Channel<'res>, DatagramEnd<'res>)> {
+        let domain = self.channel.domain().clone();
+        let ConnectionSettings { port, qkey, .. } = *self.channel.parts().1;
+        let sends = self.channel.parts().0.max_send_wr;
+        let mut link = self.channel.of_loop(queue, None).build_link()?;
+        link.activate()?;
+        let core = &link.core;
+        core.target.set(Target::with(core.queue_pair, refuse_send, post_receive));
+        let of_port = |entry: &GidEntry| entry.port == port;
+        let gids = domain.context().gid_table()?.into_iter().filter(of_port).collect();
+        let mut in_flight = Vec::new();
+        in_flight.try_reserve(sends as usize).map_err(|_| super::error::no_memory())?;
+        in_flight.resize(sends as usize, None);
+        let (known, uses, most) = (HashMap::new(), 0, self.address_handles);
+        let (held, spent) = Default::default();
+        let handles = Handles { known, uses, most, in_flight, held, spent };
+        let at = Arc::new(DatagramPort { domain, endpoint: link.endpoint(), port, qkey, gids });
+        Ok((Channel::connected(link), DatagramEnd { at, handles }))
+    }
+}
+
+debug! { DatagramsBuilder<'_>, self, channel: self.channel, address_handles: self.address_handles }
+
+/// Where a datagram end is: what it takes to say where its peers are.
+pub(crate) struct DatagramPort<'res> {
+    pub(crate) domain: Parent<'res, ProtectionDomain<'res>>,
+    #[cfg_attr(
+        not(feature = "async"),
+        expect(dead_code, reason = "a loop has it with its member")
+    )]
+    pub(crate) endpoint: QueuePairEndpoint,
+    port: u8,
+    qkey: u32,
+    /// Those of the port, when it was built.
+    gids: Vec<GidEntry>,
+}
+
+/// What a datagram end has beside its queue pair.
+pub(crate) struct DatagramEnd<'res> {
+    pub(crate) at: Arc<DatagramPort<'res>>,
+    handles: Handles<'res>,
+}
+
+type Shared<'res> = Arc<AddressHandle<'res>>;
+
+struct Handles<'res> {
+    /// By their paths, with the number of the last use.
+    known: HashMap<AddressVector, (Shared<'res>, u64)>,
+    uses: u64,
+    most: usize,
+    /// By the places of sends: that of the last one that was posted there, which the device may still use.
+    in_flight: Vec<Option<Shared<'res>>>,
+    /// Those of sends that were refused, though the device may have them: until the queue pair is destroyed.
+    held: Vec<Shared<'res>>,
+    /// To be dropped while the loop is not borrowed: that calls a verb.
+    spent: Vec<Shared<'res>>,
+}
+
+impl DatagramPort<'_> {
+    /// Where a datagram end of a peer's is.
+    pub(crate) fn destination(&self, peer: &QueuePairEndpoint) -> Result<DatagramDestination> {
+        let path = AddressVector::to_peer(self.domain.context(), self.port, peer)?;
+        Ok(DatagramDestination { path, number: peer.num(), qkey: self.qkey })
+    }
+
+    /// The address of a multicast group on RoCE.
+    pub(crate) fn group(&self, group: IpAddr) -> Result<DatagramDestination> {
+        const VERB: &str = "ibv_create_ah";
+        Error::invalid_if(
+            !group.is_multicast(),
+            VERB,
+            "the address is not that of a multicast group",
+        )?;
+        if self.gids.iter().all(|entry| entry.gid_type == GidType::InfiniBand) {
+            let reason = "on InfiniBand the subnet manager says what a group's address is: join it with \
+                          rdmacm::MulticastMembership, and take its peer().destination()";
+            return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
+        }
+        let gid = match group {
+            IpAddr::V4(group) => Gid::from(group),
+            IpAddr::V6(group) => Gid::from(group),
+        };
+        let Some(index) = self.own_like(gid, GidType::RoceV2) else {
+            let reason = "the port has no RoCE v2 GID of the group's family of addresses";
+            return Err(Error::with_reason(VERB, libc::EADDRNOTAVAIL, reason));
+        };
+        let path = AddressVector::new(self.port, 0).global(gid, index);
+        Ok(DatagramDestination { path, number: DatagramDestination::MEMBERS, qkey: self.qkey })
+    }
+
+    /// The first of our GIDs that is of the same family.
+    fn own_like(&self, gid: Gid, kind: GidType) -> Option<u8> {
+        let family = |gid: Gid| (gid.to_ipv4().is_some(), gid.is_link_local());
+        let fits = |entry: &&GidEntry| {
+            entry.gid_type == kind && entry.gid.to_ipv4().is_some() == gid.to_ipv4().is_some()
+        };
+        let of_family = || self.gids.iter().filter(fits);
+        let best = of_family().find(|entry| family(entry.gid) == family(gid));
+        best.or_else(|| of_family().next())?.index.try_into().ok()
+    }
+
+    /// Who has sent a datagram.
+    pub(crate) fn sender(
+        &self,
+        success: &WorkSuccess,
+        header: &GlobalRouteHeader,
+    ) -> Result<DatagramDestination> {
+        let context = self.domain.context();
+        let path = match self.way_back(success, header) {
+            Some(path) => path,
+            None => AddressVector::reply_to(context, self.port, success, header)?,
+        };
+        Ok(DatagramDestination { path, number: success.source_queue_pair(), qkey: self.qkey })
+    }
+
+    /// As [`AddressVector::reply_to`], without a search through the kernel's table for each datagram, and also for one that was
+    /// sent to a group.
+    fn way_back(&self, success: &WorkSuccess, header: &GlobalRouteHeader) -> Option<AddressVector> {
+        const NEXT_HEADER: usize = 6;
+        if !success.has_global_route() {
+            return None;
+        }
+        let (from, to) = (header.source()?, header.destination()?);
+        let kind = match (header.flow_label(), i32::from(header.to_bytes()[NEXT_HEADER])) {
+            (None, _) | (_, libc::IPPROTO_UDP) => GidType::RoceV2,
+            _ if self.gids.iter().all(|entry| entry.gid_type == GidType::InfiniBand) => {
+                GidType::InfiniBand
+            }
+            _ => GidType::RoceV1,
+        };
+        let mut own = self.gids.iter();
+        let index = if to.is_multicast() {
+            self.own_like(from, kind)?
+        } else {
+            let own = own.find(|entry| entry.gid == to && entry.gid_type == kind)?;
+            own.index.try_into().ok()?
+        };
+        let path = AddressVector::new(self.port, success.source_lid());
+        let level = crate::settings::ServiceLevel::new(success.service_level()).ok()?;
+        let path = path.service_level(level).source_path_bits(success.destination_path_bits());
+        Some(path.global(from, index).traffic_class(header.traffic_class()?))
+    }
+}
+
+impl<'res> DatagramEnd<'res> {
+    /// The handle of a path, if it is known.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the path goes through another port.
+    pub(crate) fn known(&mut self, path: &AddressVector) -> Result<Option<Shared<'res>>> {
+        if path.port() != self.at.port {
+            let reason = "the path goes through another port than that of the datagram end";
+            return Err(Error::invalid("ibv_create_ah", reason));
+        }
+        let handles = &mut self.handles;
+        handles.uses += 1;
+        let known = handles.known.get_mut(path);
+        Ok(known.map(|(handle, last)| {
+            *last = handles.uses;
+            handle.clone()
+        }))
+    }
+
+    /// Keeps the handle of a path. Returns what is to be dropped while the loop is not borrowed.
+    pub(crate) fn keep(
+        &mut self,
+        path: &AddressVector,
+        handle: &Shared<'res>,
+    ) -> [Option<Shared<'res>>; 2] {
+        let Handles { known, uses, most, .. } = &mut self.handles;
+        let mut oldest = None;
+        if known.len() >= *most && !known.contains_key(path) {
+            let oldest_path =
+                known.iter().min_by_key(|(_, (_, last))| *last).map(|(path, _)| *path);
+            oldest = oldest_path.and_then(|path| known.remove(&path));
+        }
+        if known.try_reserve(1).is_err() {
+            return [oldest.map(|(handle, _)| handle), None];
+        }
+        let before = known.insert(*path, (handle.clone(), *uses));
+        [oldest.map(|(handle, _)| handle), before.map(|(handle, _)| handle)]
+    }
+
+    /// The send in this place was posted.
+    pub(super) fn posted(&mut self, place: usize, handle: Shared<'res>) {
+        if let Some(in_flight) = self.handles.in_flight.get_mut(place)
+            && let Some(before) = in_flight.replace(handle)
+            && Arc::strong_count(&before) == 1
+            && self.handles.spent.try_reserve(1).is_ok()
+        {
+            self.handles.spent.push(before);
+        }
+    }
+
+    /// The device may have a send with it, and nobody knows in which place.
+    pub(super) fn hold(&mut self, handle: Shared<'res>) {
+        match self.handles.held.try_reserve(1) {
+            Ok(()) => self.handles.held.push(handle),
+            Err(_) => mem::forget(handle),
+        }
+    }
+
+    /// What nobody uses any more, to be dropped while the loop is not borrowed.
+    pub(crate) fn take_spent(&mut self) -> Vec<Shared<'res>> {
+        mem::take(&mut self.handles.spent)
+    }
+}
+
+impl Leak for DatagramEnd<'_> {
+    /// The queue pair could not be destroyed: the device may use the handles for ever.
+    fn leak(&self) {
+        let Handles { known, in_flight, held, .. } = &self.handles;
+        let known = known.values().map(|(handle, _)| handle);
+        for handle in known.chain(in_flight.iter().flatten()).chain(held) {
+            mem::forget(handle.clone());
+        }
+    }
+}
+
+/// A request with its destination.
+pub(crate) struct Directed<R> {
+    request: R,
+    peer: Peer,
+}
+
+#[derive(Clone, Copy)]
+struct Peer {
+    handle: *mut ffi::ibv_ah,
+    number: u32,
+    qkey: u32,
+}
+
+impl<R> Directed<R> {
+    /// The caller keeps the handle while the device has the request.
+    pub(super) fn new(
+        request: R,
+        handle: &AddressHandle<'_>,
+        destination: &DatagramDestination,
+    ) -> Self {
+        let &DatagramDestination { number, qkey, .. } = destination;
+        Self { request, peer: Peer { handle: handle.as_raw(), number, qkey } }
+    }
+
+    pub(super) fn into_request(self) -> R {
+        self.request
+    }
+}
+
+/// The operation of a request with its destination.
+#[derive(Clone, Copy)]
+pub(crate) struct DirectedOperation<O>(O, Peer);
+
+impl<R: WorkRequest> Request for Directed<R> {
+    type Operation = DirectedOperation<R::Operation>;
+    type Buffer = R::Buffer;
+
+    fn split(self) -> (Self::Operation, R::Buffer) {
+        let (operation, buffer) = self.request.split();
+        (DirectedOperation(operation, self.peer), buffer)
+    }
+
+    fn join(DirectedOperation(operation, peer): Self::Operation, buffer: R::Buffer) -> Self {
+        Self { request: R::join(operation, buffer), peer }
+    }
+
+    fn list(buffer: &mut R::Buffer) -> Result<<R::Buffer as GatherBuffer>::List> {
+        R::list(buffer)
+    }
+}
+
+impl<O: Operation> Operation for DirectedOperation<O> {
+    const QUEUE: Queue = O::QUEUE;
+    const WRITES: bool = O::WRITES;
+    const TAKES_RECEIVE: bool = O::TAKES_RECEIVE;
+    const VERB: &'static str = O::VERB;
+
+    fn check(&self, limits: &Limits, list: &[ffi::ibv_sge]) -> TransportResult<()> {
+        let what = "the number of the remote queue pair";
+        Error::within(O::VERB, what, self.1.number, 0, DatagramDestination::MEMBERS)?;
+        self.0.check(limits, list)
+    }
+
+    fn explain_buffer(limits: &Limits, error: Error) -> Error {
+        O::explain_buffer(limits, error)
+    }
+
+    unsafe fn post(
+        self,
+        target: Target,
+        prepared: *mut Templates,
+        wr_id: u64,
+        list: &mut [ffi::ibv_sge],
+    ) -> c_int {
+        let mut addressed = Addressed { queue_pair: target.queue_pair(), peer: self.1 };
+        let this = (&raw mut addressed).cast();
+        // SAFETY: the caller vouches for the rest; the function takes what it is given here.
+        unsafe { self.0.post(Target::with(this, send_to, post_receive), prepared, wr_id, list) }
+    }
+}
+
+/// What [`send_to`] posts to.
+struct Addressed {
+    queue_pair: *mut ffi::ibv_qp,
+    peer: Peer,
+}
+
+/// As `ibv_post_send`, of one request, to a peer.
+///
+/// # Safety
+///
+/// `this` is an [`Addressed`], whose queue pair and handle are live. The rest is as for `ibv_post_send`.
+unsafe extern "C" fn send_to(
+    this: *mut ffi::ibv_qp,
+    request: *mut ffi::ibv_send_wr,
+    refused: *mut *mut ffi::ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    let &Addressed { queue_pair, peer } = unsafe { &*this.cast() };
+    // SAFETY: as above.
+    unsafe {
+        if !matches!((*request).opcode, Opcode::IBV_WR_SEND | Opcode::IBV_WR_SEND_WITH_IMM) {
+            *refused = request;
+            return libc::EOPNOTSUPP;
+        }
+        (*request).wr.ud = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
+            ah: peer.handle,
+            remote_qpn: peer.number,
+            remote_qkey: peer.qkey,
+        };
+        let returned = ffi::ibv_post_send(queue_pair, request, refused);
+        (*request).wr.ud = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_3::default();
+        returned
+    }
+}
+
+/// Refuses what has no destination.
+///
+/// # Safety
+///
+/// As for `ibv_post_send`.
+unsafe extern "C" fn refuse_send(
+    _: *mut ffi::ibv_qp,
+    request: *mut ffi::ibv_send_wr,
+    refused: *mut *mut ffi::ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    unsafe { *refused = request };
+    libc::EDESTADDRREQ
+}
+
+/// As `ibv_post_recv`, of one request that has room for what precedes the message.
+///
+/// # Safety
+///
+/// As for `ibv_post_recv`.
+unsafe extern "C" fn post_receive(
+    queue_pair: *mut ffi::ibv_qp,
+    request: *mut ffi::ibv_recv_wr,
+    refused: *mut *mut ffi::ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the caller vouches for the request and its list.
+    let room: u64 = unsafe {
+        let ffi::ibv_recv_wr { sg_list, num_sge, .. } = *request;
+        (0..num_sge as usize).map(|piece| u64::from((*sg_list.add(piece)).length)).sum()
+    };
+    if room < GlobalRouteHeader::LEN as u64 {
+        // SAFETY: as above.
+        unsafe { *refused = request };
+        return libc::EMSGSIZE;
+    }
+    // SAFETY: the caller vouches for everything.
+    unsafe { ffi::ibv_post_recv(queue_pair, request, refused) }
+}
+
+/// The error of a post that has failed, with what the functions above mean.
+#[cold]
+pub(super) fn explain(verb: &'static str, returned: c_int) -> TransportError {
+    let reason = match returned {
+        libc::EDESTADDRREQ => {
+            "a datagram names its destination: send it with send_to; a datagram end has neither writes nor reads"
+        }
+        libc::EMSGSIZE if verb == "ibv_post_recv" => {
+            "40 bytes precede each datagram: the buffer of a receive must have room for them and the message"
+        }
+        _ => return ffi::failed(verb, returned).into(),
+    };
+    Error::with_reason(verb, returned, reason).into()
+}

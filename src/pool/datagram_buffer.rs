@@ -1,0 +1,163 @@
+//! Pooled buffers for datagrams, with what precedes the message.
+
+use std::io::{self, Write};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use super::PooledBuffer;
+use crate::channel::{Keep, OwnedBuffer};
+use crate::debug::debug;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::{GatherBuffer, KeptLength, ScatterBuffer};
+use crate::queue_pair::GlobalRouteHeader;
+
+const HEADER: usize = GlobalRouteHeader::LEN;
+
+/// A pooled buffer whose first 40 bytes are those that precede a datagram: it is its message, and has the
+/// [header](Self::header) beside it.
+///
+/// A receive of a [datagram end](crate::Loop::add_datagrams) fills a [`PooledBuffer`] with both; [`from`](Self::from) takes them apart
+/// without copying. As a message to be sent, it is sent without the header: so what was received can be sent on as it is. The
+/// chunks of the pool have 40 bytes more than the longest message.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
+/// use std::io::Write;
+/// use std::sync::Arc;
+/// use ibverbs::{AccessFlags, BufferPool, ProtectionDomain};
+/// use ibverbs::pool::DatagramBuffer;
+///
+/// let domain = Arc::new(ProtectionDomain::new(ibverbs::open("rxe0")?)?);
+/// let pool = BufferPool::new(&domain, 40 + 1024, 16, AccessFlags::empty())?;
+/// let mut message = DatagramBuffer::new(pool.take().ok_or("all buffers are in use")?)?;
+/// write!(message, "load {}", 0.7)?;
+/// assert_eq!(message[..], *b"load 0.7");
+/// # Ok(())
+/// # }
+/// ```
+pub struct DatagramBuffer {
+    whole: PooledBuffer,
+}
+
+impl DatagramBuffer {
+    /// An empty message, to be written.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the chunk has less than 40 bytes.
+    pub fn new(mut buffer: PooledBuffer) -> Result<Self> {
+        let reason = "a chunk for datagrams has 40 bytes more than the longest message";
+        buffer.set_len(HEADER).map_err(|_| Error::invalid("ibv_sge", reason))?;
+        Ok(Self { whole: buffer })
+    }
+
+    /// What preceded the message that was received. Of a buffer that has received nothing, what an earlier user of the chunk has
+    /// left there.
+    pub fn header(&self) -> GlobalRouteHeader {
+        let mut bytes = [0; HEADER];
+        let there = self.whole.len().min(HEADER);
+        bytes[..there].copy_from_slice(&self.whole[..there]);
+        GlobalRouteHeader::from_bytes(bytes)
+    }
+
+    /// The longest message.
+    pub fn capacity(&self) -> usize {
+        self.whole.capacity().saturating_sub(HEADER)
+    }
+
+    /// Removes the message.
+    pub fn clear(&mut self) {
+        self.whole.set_len(HEADER.min(self.whole.capacity())).expect("it is within the capacity");
+    }
+
+    /// Appends these bytes.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the buffer has no room for them. It is as it was.
+    pub fn extend_from_slice(&mut self, bytes: &[u8]) -> Result<()> {
+        self.whole.extend_from_slice(bytes)
+    }
+
+    /// The buffer with both.
+    pub fn into_inner(self) -> PooledBuffer {
+        self.whole
+    }
+}
+
+impl From<PooledBuffer> for DatagramBuffer {
+    /// What was received. One that has less than 40 bytes has no message.
+    fn from(whole: PooledBuffer) -> Self {
+        Self { whole }
+    }
+}
+
+impl Write for DatagramBuffer {
+    /// Appends as many of these bytes as there is room for. It never fails.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.whole.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Deref for DatagramBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.whole.get(HEADER..).unwrap_or_default()
+    }
+}
+
+impl DerefMut for DatagramBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.whole.get_mut(HEADER..).unwrap_or_default()
+    }
+}
+
+// SAFETY: it is a part of what the pooled buffer promises, and nothing else accesses it.
+unsafe impl GatherBuffer for DatagramBuffer {
+    type List = [ffi::ibv_sge; 1];
+    type Kept = Self;
+
+    const KEEPS_LENGTH: bool = true;
+
+    fn gather(&self) -> Result<Self::List> {
+        let [ffi::ibv_sge { addr, length, lkey }] = self.whole.gather()?;
+        let header = length.min(HEADER as u32);
+        Ok([ffi::ibv_sge { addr: addr + u64::from(header), length: length - header, lkey }])
+    }
+
+    fn kept_length(&mut self) -> Option<NonNull<KeptLength>> {
+        self.whole.kept_length()
+    }
+}
+
+// SAFETY: as above; it is that of the pooled buffer.
+unsafe impl ScatterBuffer for DatagramBuffer {
+    fn scatter(&mut self) -> Result<Self::List> {
+        self.whole.scatter()
+    }
+
+    fn begin_receive(&mut self) -> Result<Self::List> {
+        self.whole.begin_receive()
+    }
+}
+
+// SAFETY: as that of the pooled buffer.
+unsafe impl OwnedBuffer for DatagramBuffer {}
+
+impl Keep<DatagramBuffer> for PooledBuffer {
+    /// A loop of pooled buffers keeps both kinds.
+    #[inline(always)]
+    fn keep(kept: DatagramBuffer) -> Self {
+        kept.whole
+    }
+}
+
+debug! { DatagramBuffer, self, header: self.header(), len: self.len(), capacity: self.capacity(), .. }
