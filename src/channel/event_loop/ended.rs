@@ -33,6 +33,7 @@ pub struct Ended<B> {
     pub token: u64,
     /// Its buffer. After a failure its contents are undefined where the operation writes it.
     pub buffer: B,
+    pub(super) failed: Failed,
     pub(super) completion: ffi::ibv_wc,
 }
 
@@ -48,13 +49,38 @@ impl<B> Ended<B> {
     ///    [window](crate::Loop::post_window) or a handshake has failed.
     #[inline(always)]
     pub fn result(&self) -> TransportResult<WorkSuccess> {
-        result(&self.completion)
+        match self.failed.0 {
+            0 => Ok(WorkSuccess::from_raw(self.completion)),
+            _ => Err(self.failed.error()),
+        }
     }
 
     /// Of a [window](crate::Loop::post_window) that has failed: the request that has failed first, counted from 0, unless it is
     /// the last one.
     pub fn request(&self) -> Option<usize> {
         member(self.completion.wr_id).map(|member| member.position)
+    }
+}
+
+/// How the operation of a completion has ended.
+/// The status of a completion, and the vendor's error above it; 0 if it is a success. Not read from the completion: what is read
+/// of that together, the compiler keeps in memory.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) struct Failed(u64);
+
+impl Failed {
+    pub(super) const NOT: Self = Self(0);
+
+    #[inline(always)]
+    pub(super) fn of(completion: &ffi::ibv_wc) -> Self {
+        let &ffi::ibv_wc { status, vendor_err, .. } = completion;
+        let is_success = status == ffi::ibv_wc_status::IBV_WC_SUCCESS;
+        Self(if is_success { 0 } else { u64::from(status.0) | u64::from(vendor_err) << 32 })
+    }
+
+    #[cold]
+    fn error(self) -> TransportError {
+        failure(ffi::ibv_wc_status(self.0 as u32), (self.0 >> 32) as u32)
     }
 }
 

@@ -10,7 +10,7 @@ use super::table::{Aside, Entry};
 use crate::channel::credits::NO_CREDIT;
 use crate::channel::datagrams;
 use crate::channel::error::{OperationError, Refused, TransportError};
-use crate::channel::operation::{Operation, Queue, Templates};
+use crate::channel::operation::{Limits, Operation, Queue, Templates};
 use crate::channel::owned_buffer::OwnedBuffer;
 use crate::channel::posting::WorkRequest;
 use crate::memory::{GatherBuffer, keep};
@@ -80,40 +80,20 @@ impl<B> Loop<'_, B> {
         if entry.generation != channel.generation {
             return Err(refused::<R, E>(TransportError::Closed, operation, buffer));
         }
-        let mut list = match R::list(&mut buffer) {
-            Ok(list) => list,
-            Err(error) => {
-                let error = R::Operation::explain_buffer(&entry.limits, error);
-                return Err(refused::<R, E>(error.into(), operation, buffer));
-            }
-        };
-        if let Err(error) = operation.check(&entry.limits, list.as_mut()) {
-            return Err(refused::<R, E>(error, operation, buffer));
-        }
         let queue = const { queue_index(R::Operation::QUEUE) };
         let index = entry.next[queue] as usize;
         // SAFETY: it is the index of a slot, as every value that is stored there.
-        let mut slot = unsafe { table.slots.as_mut_ptr().add(index) };
+        let slot = unsafe { table.slots.as_mut_ptr().add(index) };
         // SAFETY: as above.
         if unsafe { (*slot).state } != State::Free {
-            match table.search(index as u32) {
-                // SAFETY: as above.
-                Some(free) => slot = unsafe { table.slots.as_mut_ptr().add(free as usize) },
-                None => {
-                    if R::Operation::QUEUE == Queue::Receive {
-                        let whole = ManuallyDrop::into_inner(buffer);
-                        match self.keep_unposted::<R>(channel, state, token, whole) {
-                            Ok(number) => return Ok(number),
-                            Err(whole) => buffer = ManuallyDrop::new(whole),
-                        }
-                    }
-                    let table = &self.table;
-                    let aside = &table.asides[channel.index()];
-                    let error = table.entries[channel.index()].why_full(aside, R::Operation::QUEUE);
-                    return Err(refused::<R, E>(error, operation, buffer));
-                }
-            }
+            let request = R::join(operation, ManuallyDrop::into_inner(buffer));
+            return self.post_elsewhere(channel, request, state, token);
         }
+        // Read here, and not before: it would live beyond a call.
+        let mut list = match list_of::<R>(&entry.limits, &operation, &mut buffer) {
+            Ok(list) => list,
+            Err(error) => return Err(refused::<R, E>(error, operation, buffer)),
+        };
         // SAFETY: both are in range: see above. Nothing else has the slot's address.
         let (entry, slot) =
             unsafe { (table.entries.get_unchecked_mut(channel.index as usize), &mut *slot) };
@@ -138,6 +118,46 @@ impl<B> Loop<'_, B> {
         slot.state = state;
         slot.buffer.write(B::keep(keep(ManuallyDrop::into_inner(buffer))));
         Ok(number)
+    }
+
+    /// As [`post_as`](Self::post_as), when the next slot of the queue is in use.
+    #[cold]
+    #[inline(never)]
+    fn post_elsewhere<R: WorkRequest, E: From<Refused<R>>>(
+        &mut self,
+        channel: ChannelId,
+        request: R,
+        state: State,
+        token: u64,
+    ) -> Result<u64, E>
+    where
+        R::Kept: OwnedBuffer,
+        B: LoopBuffer<R::Kept>,
+    {
+        let queue = const { queue_index(R::Operation::QUEUE) };
+        let table = &mut self.table;
+        if let Some(free) = table.search(table.entries[channel.index()].next[queue]) {
+            table.entries[channel.index()].next[queue] = free;
+            return self.post_as(channel, request, state, token);
+        }
+        let (operation, buffer) = request.split();
+        let mut buffer = ManuallyDrop::new(buffer);
+        // What is wrong with the request comes first.
+        let limits = &table.entries[channel.index()].limits;
+        if let Err(error) = list_of::<R>(limits, &operation, &mut buffer) {
+            return Err(refused::<R, E>(error, operation, buffer));
+        }
+        if R::Operation::QUEUE == Queue::Receive {
+            let whole = ManuallyDrop::into_inner(buffer);
+            match self.keep_unposted::<R>(channel, state, token, whole) {
+                Ok(number) => return Ok(number),
+                Err(whole) => buffer = ManuallyDrop::new(whole),
+            }
+        }
+        let table = &self.table;
+        let aside = &table.asides[channel.index()];
+        let error = table.entries[channel.index()].why_full(aside, R::Operation::QUEUE);
+        Err(refused::<R, E>(error, operation, buffer))
     }
 
     /// The error of a post with this number, whose slot is still free.
@@ -203,6 +223,23 @@ pub(super) const fn queue_index(queue: Queue) -> usize {
     match queue {
         Queue::Send => 0,
         Queue::Receive => 1,
+    }
+}
+
+/// The pieces of a request, which is checked.
+#[inline(always)]
+fn list_of<R: WorkRequest>(
+    limits: &Limits,
+    operation: &R::Operation,
+    buffer: &mut R::Buffer,
+) -> Result<<R::Buffer as GatherBuffer>::List, TransportError> {
+    let mut list = match R::list(buffer) {
+        Ok(list) => list,
+        Err(error) => return Err(R::Operation::explain_buffer(limits, error).into()),
+    };
+    match operation.check(limits, list.as_mut()) {
+        Ok(()) => Ok(list),
+        Err(error) => Err(error),
     }
 }
 

@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use super::Loop;
-use super::ended::{ChannelId, Ended, REMOVED};
+use super::ended::{ChannelId, Ended, Failed, REMOVED};
 use super::members::unknown;
 use super::slots::{NEVER_FREE, SHARED, State, index_of, no_memory};
 use super::table::Table;
@@ -153,7 +153,7 @@ impl<B> Table<B> {
         if slot.number != completion.wr_id || slot.state != State::Token || !slot.is_shared() {
             return None;
         }
-        Some(Ended { channel, ..slot.take(completion) })
+        Some(Ended { channel, ..slot.take(Failed::of(completion), completion) })
     }
 }
 

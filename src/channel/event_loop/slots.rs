@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::task::Waker;
 
-use super::ended::{ChannelId, Ended};
+use super::ended::{ChannelId, Ended, Failed};
 use crate::channel::slot::NO_SLOT;
 use crate::completion::message_len;
 use crate::error::Error;
@@ -33,7 +33,7 @@ pub(super) const NEVER_FREE: u32 = 0;
 
 /// The state of a slot and its operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[repr(u8)]
+#[repr(u32)]
 pub(super) enum State {
     /// The device has the request, and `next_ended` returns it.
     Token,
@@ -69,12 +69,12 @@ pub(super) enum State {
 impl State {
     /// Whether the device may have the request.
     pub(super) fn is_in_flight(self) -> bool {
-        self as u8 <= Self::Unposted as u8
+        self as u32 <= Self::Unposted as u32
     }
 }
 
-/// Room for one operation: a cache line, with a small buffer.
-#[repr(align(64))]
+/// Room for one operation: a cache line, with a small buffer. In this order, so that [`Slot::awaits`] is one comparison.
+#[repr(C, align(64))]
 pub(super) struct Slot<B> {
     /// The number of the request, or the last one.
     pub(super) number: u64,
@@ -83,13 +83,13 @@ pub(super) struct Slot<B> {
     /// The number of its queue pair; for shared receives, which any of several queue pairs may take, it is not
     /// compared.
     pub(super) queue_pair: u32,
+    pub(super) state: State,
     /// The next slot in the ring of its queue.
     pub(super) next: u32,
     /// The next slot in a list of operations that have ended.
     pub(super) link: u32,
     /// Generations up to this one belong to earlier channels or connections.
     pub(super) begun: u32,
-    pub(super) state: State,
     /// For a receive: the address of its buffer's length, if it keeps one.
     pub(super) kept: Option<NonNull<KeptLength>>,
     /// It is there in all states but `Free`, `Probe` and `Credits`.
@@ -103,10 +103,10 @@ impl<B> Slot<B> {
             token: 0,
             channel: ChannelId { index: NO_SLOT, generation: 0 },
             queue_pair: 0,
+            state,
             next: index,
             link: NO_SLOT,
             begun: 0,
-            state,
             kept: None,
             buffer: MaybeUninit::uninit(),
         }
@@ -117,30 +117,70 @@ impl<B> Slot<B> {
         self.number & SHARED != 0
     }
 
+    /// Whether its operation is one that `next_ended` returns, of this queue pair.
+    #[inline(always)]
+    pub(super) fn awaits(&self, queue_pair: u32) -> bool {
+        const { assert!(State::Token as u32 == 0) };
+        u64::from(self.queue_pair) | u64::from(self.state as u32) << 32 == u64::from(queue_pair)
+    }
+
     /// Tells the buffer of the operation, which was in flight and has succeeded, how long its message is.
     #[inline(always)]
     pub(super) fn receive(&mut self, success: &ffi::ibv_wc) {
-        if let Some(len) = message_len(success)
-            && let Some(kept) = self.kept
+        // First, since most operations have none.
+        if let Some(kept) = self.kept
+            && let Some(len) = message_len(success)
         {
             // SAFETY: it is that of the slot's buffer, which is still there, and the device is done with it.
             unsafe { KeptLength::receive(kept, len as usize) };
         }
     }
 
-    /// Takes the operation, which was in flight and has this completion: a success.
+    /// Takes the operation, which was in flight and has ended so.
     #[inline(always)]
-    pub(super) fn take(&mut self, completion: &ffi::ibv_wc) -> Ended<B> {
+    pub(super) fn take(&mut self, failed: Failed, completion: &ffi::ibv_wc) -> Ended<B> {
         debug_assert!(self.state.is_in_flight());
-        // Read before a length is written, which the compiler takes for a change of it.
-        let completion = *completion;
-        self.receive(&completion);
+        // Field by field: the compiler then keeps what the program reads, in registers.
+        let &ffi::ibv_wc {
+            wr_id,
+            status,
+            opcode,
+            vendor_err,
+            byte_len,
+            __bindgen_anon_1,
+            qp_num,
+            src_qp,
+            wc_flags,
+            pkey_index,
+            slid,
+            sl,
+            dlid_path_bits,
+        } = completion;
+        let completion = ffi::ibv_wc {
+            wr_id,
+            status,
+            opcode,
+            vendor_err,
+            byte_len,
+            __bindgen_anon_1,
+            qp_num,
+            src_qp,
+            wc_flags,
+            pkey_index,
+            slid,
+            sl,
+            dlid_path_bits,
+        };
+        if failed == Failed::NOT {
+            self.receive(&completion);
+        }
         self.state = State::Free;
         Ended {
-            channel: self.channel,
+            channel: ChannelId { ..self.channel },
             token: self.token,
             // SAFETY: a slot in flight has its buffer, and the device is done with it. The slot is free now.
             buffer: unsafe { self.buffer.assume_init_read() },
+            failed,
             completion,
         }
     }

@@ -12,7 +12,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::ended::{ChannelId, Ended, result};
+use super::ended::{ChannelId, Ended, Failed, result};
 use super::lacking::Lacking;
 use super::numbers::Numbers;
 use super::slots::{List, NEVER_FREE, Outcome, Slot, State, index_of};
@@ -214,11 +214,10 @@ impl<B> Table<B> {
             unsafe { self.batch.advance_by(1) };
             if let Some(slot) = self.slots.get_mut(completion.wr_id as u32 as usize)
                 && slot.number == completion.wr_id
-                && slot.state == State::Token
-                && slot.queue_pair == completion.qp_num
+                && slot.awaits(completion.qp_num)
                 && completion.status == ffi::ibv_wc_status::IBV_WC_SUCCESS
             {
-                return Ok(Some(slot.take(completion)));
+                return Ok(Some(slot.take(Failed::NOT, completion)));
             }
             let completion = *completion;
             if let Some(ended) = self.take_shared(&completion) {
@@ -354,6 +353,7 @@ impl<B> Table<B> {
             token: slot.token,
             // SAFETY: an operation that has ended has its buffer. The slot is free now.
             buffer: unsafe { slot.buffer.assume_init_read() },
+            failed: Failed::of(&outcome.completion),
             completion: outcome.completion,
         }
     }
