@@ -228,8 +228,9 @@ impl<S: Share> Drop for Runner<'_, S> {
 /// The most turns without a completion before a reactor sleeps, if its [`spin`](Reactor::spin) adapts.
 const MOST: u32 = 64;
 
-/// The number of sleeps that begin without spinning before the reactor tries again whether spinning helps.
-const SLEEPS: u32 = 16;
+/// The number of sleeps that begin without spinning before the reactor tries again whether spinning helps: the least, and the
+/// most, since each time that it does not help doubles the number.
+const SLEEPS: [u32; 2] = [16, 1024];
 
 /// The value of `idle` once the reactor has begun to sleep.
 const ASLEEP: u32 = u32::MAX;
@@ -240,7 +241,8 @@ struct Running {
     idle: u32,
     /// The number of such turns before it sleeps, if `spin` adapts.
     limit: u32,
-    /// The number of sleeps that began with a limit of 0.
+    /// The number of sleeps that are to begin with a limit of 0, and how many there were since it became 0.
+    pause: u32,
     sleeps: u32,
     /// Whether the queue was armed, and no turn has found anything since.
     armed: bool,
@@ -250,7 +252,7 @@ struct Running {
 
 impl Default for Running {
     fn default() -> Self {
-        Self { idle: ASLEEP, limit: MOST, sleeps: 0, armed: false, woken: false }
+        Self { idle: ASLEEP, limit: MOST, pause: SLEEPS[0], sleeps: 0, armed: false, woken: false }
     }
 }
 
@@ -260,12 +262,13 @@ impl Running {
         match self.idle {
             ASLEEP if self.limit == 0 => {
                 self.sleeps += 1;
-                if self.sleeps == SLEEPS {
+                if self.sleeps >= self.pause {
                     (self.limit, self.sleeps) = (MOST, 0);
+                    self.pause = SLEEPS[1].min(2 * self.pause);
                 }
             }
             0 | ASLEEP => {}
-            _ => self.limit = MOST,
+            _ => (self.limit, self.pause, self.sleeps) = (MOST, SLEEPS[0], 0),
         }
         (self.idle, self.armed, self.woken) = (0, false, false);
     }
@@ -306,9 +309,18 @@ mod tests {
         let halved = [(); 8].map(|()| turns(&mut running));
         assert_eq!(halved, [64, 32, 16, 8, 4, 2, 1, 0]);
         assert_eq!(idle_turns(&mut running), 0, "woken for nothing");
-        let all: u32 = (0..SLEEPS - 2).map(|_| turns(&mut running)).sum();
-        assert_eq!(all, 0);
-        assert_eq!(turns(&mut running), 64, "it tries again");
+        let sleeps = |running: &mut Running| {
+            let mut sleeps = 1;
+            while turns(running) == 0 {
+                sleeps += 1;
+            }
+            while turns(running) > 0 {}
+            sleeps
+        };
+        assert_eq!(sleeps(&mut running), 15, "it tries again");
+        // Each time that it has not helped, the next time comes later.
+        let pauses = [(); 8].map(|()| sleeps(&mut running));
+        assert_eq!(pauses, [31, 63, 127, 255, 511, 1023, 1023, 1023]);
         // They help: the next one comes after three turns, each time.
         for _ in 0..100 {
             running.found();
@@ -316,5 +328,7 @@ mod tests {
             running.found();
             assert_eq!(running.limit, MOST);
         }
+        while turns(&mut running) > 0 {}
+        assert_eq!(sleeps(&mut running), 15, "since they have helped");
     }
 }
