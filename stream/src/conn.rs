@@ -296,6 +296,16 @@ impl<B: Chunk> Conn<B> {
         }
     }
 
+    /// Whether [`next_post`](Self::next_post) may have something. Mostly it has not.
+    #[inline]
+    pub(crate) fn has_to_say(&self) -> bool {
+        self.tail.is_some()
+            || self.owed >= self.settings.receives.div_ceil(2)
+            || self.fin == Saying::Wanted
+            || self.closing == Saying::Wanted
+            || self.pings
+    }
+
     /// What is to be sent next.
     pub(crate) fn next_post(&mut self) -> Option<Post<B>> {
         let peer = self.peer?;
@@ -397,6 +407,10 @@ impl<B: Chunk> Conn<B> {
         Ok(at - before)
     }
 
+    pub(crate) fn has_tail(&self) -> bool {
+        self.tail.is_some()
+    }
+
     /// Asks for gathered bytes to be posted at the next turn. Returns whether none are left.
     pub(crate) fn flush(&mut self) -> Result<bool, StreamError> {
         self.flushes = self.tail.is_some();
@@ -408,12 +422,14 @@ impl<B: Chunk> Conn<B> {
 
     /// Takes the next piece to be read. After the piece was read, [`give_back`](Self::give_back) says so.
     pub(crate) fn take_piece(&mut self) -> Result<Read<B>, StreamError> {
-        match (self.ready.pop_front(), self.failure) {
-            (Some(piece), _) => Ok(Read::Piece(piece)),
-            (None, _) if self.fin_in || self.discards => Ok(Read::End),
-            (None, Some(error)) => Err(error),
-            (None, None) if self.closed_in => Err(StreamError::Reset),
-            (None, None) => Ok(Read::Nothing),
+        if let Some(piece) = self.ready.pop_front() {
+            return Ok(Read::Piece(piece));
+        }
+        match &self.failure {
+            _ if self.fin_in || self.discards => Ok(Read::End),
+            Some(error) => Err(*error),
+            None if self.closed_in => Err(StreamError::Reset),
+            None => Ok(Read::Nothing),
         }
     }
 

@@ -108,7 +108,7 @@ pub(crate) fn now() -> Instant {
 }
 
 /// The most operations of one turn: others get the lock between two.
-const TURN: usize = 256;
+pub(crate) const TURN: usize = 256;
 
 impl HubBuilder {
     /// `ibv_create_cq`, `ibv_reg_mr`: makes the hub, with the memory of its buffers.
@@ -297,14 +297,15 @@ impl Inner {
         let mut idle = 0;
         loop {
             let mut state = self.lock();
-            if let Some(found) = look(&mut state)? {
+            if let Some(found) = state.look(&mut look)? {
                 return Ok(found);
             }
+            drop(state);
             if idle < self.config.spin {
-                idle = if state.turn() > 0 { 0 } else { idle + 1 };
+                idle += 1;
                 continue;
             }
-            drop(state);
+            // Before it is polled: what ends afterwards wakes the thread.
             let armed = match self.waiter.arm() {
                 Ok(armed) => armed,
                 Err(error) => {
@@ -313,12 +314,8 @@ impl Inner {
                 }
             };
             let mut state = self.lock();
-            let found = look(&mut state)?;
-            if found.is_some() || state.turn() > 0 {
-                match found {
-                    Some(found) => return Ok(found),
-                    None => continue,
-                }
+            if let Some(found) = state.look(&mut look)? {
+                return Ok(found);
             }
             let now = now();
             if deadline.is_some_and(|deadline| now >= deadline) {
@@ -379,11 +376,21 @@ impl DerefMut for Guard<'_> {
 }
 
 impl Drop for Guard<'_> {
+    #[inline]
     fn drop(&mut self) {
-        let Some(mut state) = self.state.take() else { return };
-        if state.woken.is_empty() && state.ended.is_empty() {
-            return;
+        if let Some(state) = &self.state
+            && !(state.woken.is_empty() && state.ended.is_empty())
+        {
+            self.attend();
         }
+    }
+}
+
+impl Guard<'_> {
+    /// Does what is not to be done with the lock held.
+    #[cold]
+    fn attend(&mut self) {
+        let Some(mut state) = self.state.take() else { return };
         let (woken, ended) = (mem::take(&mut state.woken), mem::take(&mut state.ended));
         drop(state);
         let has_ended = !ended.is_empty();
@@ -401,9 +408,39 @@ impl Drop for Guard<'_> {
     }
 }
 
+#[inline]
+fn member(members: &mut [Option<Member>], id: ChannelId) -> Option<&mut Member> {
+    members.get_mut(id.index())?.as_mut().filter(|member| member.id == id)
+}
+
+/// Posts what a stream has to send.
+fn say(
+    member: &mut Member,
+    lp: &mut Loop<'static, PooledBuffer>,
+    small: &mut BufferPool,
+    stats: &mut Stats,
+) {
+    while let Some(post) = member.conn.next_post() {
+        let (buffer, sent) = match post {
+            Post::Data(buffer, sent) => (Some(buffer), sent),
+            Post::Control(bytes, sent) => (small.take_from(&bytes).ok().flatten(), sent),
+        };
+        let posted = match buffer {
+            Some(buffer) => lp.post(member.id, SendWorkRequest::new(buffer), token(sent)),
+            None => Err(TransportError::QueueFull.into()),
+        };
+        match posted {
+            Ok(()) if sent.is_data => stats.messages += 1,
+            Ok(()) => stats.controls += 1,
+            Err(failed) => member.conn.fail(StreamError::Transport(failed.error)),
+        }
+    }
+}
+
 impl State {
+    #[inline]
     pub(crate) fn member(&mut self, id: ChannelId) -> Option<&mut Member> {
-        self.members.get_mut(id.index())?.as_mut().filter(|member| member.id == id)
+        member(&mut self.members, id)
     }
 
     /// Whether there can be another stream.
@@ -454,6 +491,19 @@ impl State {
             && let Some(shared) = &mut self.shared
         {
             shared.posted += 1;
+        }
+    }
+
+    /// Looks for something, and polls until it is there, or nothing has ended.
+    fn look<T>(
+        &mut self,
+        look: &mut impl FnMut(&mut Self) -> io::Result<Option<T>>,
+    ) -> io::Result<Option<T>> {
+        loop {
+            let found = look(self)?;
+            if found.is_some() || self.turn() == 0 {
+                return Ok(found);
+            }
         }
     }
 
@@ -529,32 +579,16 @@ impl State {
 
     /// Posts what a stream has to send, and wakes whom that concerns.
     pub(crate) fn pump(&mut self, id: ChannelId) {
-        while let Some(post) = self.member(id).and_then(|member| member.conn.next_post()) {
-            let (buffer, sent) = match post {
-                Post::Data(buffer, sent) => (Some(buffer), sent),
-                Post::Control(bytes, sent) => (self.small.take_from(&bytes).ok().flatten(), sent),
-            };
-            let posted = match buffer {
-                Some(buffer) => self.lp.post(id, SendWorkRequest::new(buffer), token(sent)),
-                None => Err(TransportError::QueueFull.into()),
-            };
-            match posted {
-                Ok(()) if sent.is_data => self.stats.messages += 1,
-                Ok(()) => self.stats.controls += 1,
-                Err(failed) => {
-                    if let Some(member) = self.member(id) {
-                        member.conn.fail(StreamError::Transport(failed.error));
-                    }
-                }
-            }
+        let Some(member) = member(&mut self.members, id) else { return };
+        if member.conn.has_to_say() {
+            say(member, &mut self.lp, &mut self.small, &mut self.stats);
         }
-        let Some(member) = self.members.get_mut(id.index()).and_then(Option::as_mut) else {
-            return;
-        };
-        if member.conn.can_read() {
+        if member.reader.is_some() && member.conn.can_read() {
             self.woken.extend(member.reader.take());
         }
-        if member.conn.can_write() || member.conn.is_shut_down() != Ok(false) {
+        if member.writer.is_some()
+            && (member.conn.can_write() || member.conn.is_shut_down() != Ok(false))
+        {
             self.woken.extend(member.writer.take());
         }
         if member.conn.is_over() {
@@ -586,10 +620,7 @@ impl State {
         let mut total = 0;
         loop {
             let Self { members, pool, .. } = self;
-            let member = members.get_mut(id.index()).and_then(Option::as_mut);
-            let Some(member) = member.filter(|member| member.id == id) else {
-                return Err(StreamError::Aborted);
-            };
+            let member = member(members, id).ok_or(StreamError::Aborted)?;
             let filled = match member.conn.fill(from, || pool.take()) {
                 Err(error) if total == 0 => return Err(error),
                 filled => filled.unwrap_or(0),
@@ -607,6 +638,21 @@ impl State {
         Ok((total > 0).then_some(total))
     }
 
+    /// Posts what is gathered, as far as that can be. Returns whether nothing is left.
+    pub(crate) fn flush(&mut self, id: ChannelId) -> Result<bool, StreamError> {
+        let member = self.member(id).ok_or(StreamError::Aborted)?;
+        if member.conn.flush()? {
+            return Ok(true);
+        }
+        self.pump(id);
+        self.member(id).ok_or(StreamError::Aborted)?.conn.flush()
+    }
+
+    /// Whether nothing is gathered.
+    pub(crate) fn is_flushed(&mut self, id: ChannelId) -> bool {
+        self.member(id).is_none_or(|member| !member.conn.has_tail())
+    }
+
     pub(crate) fn read(&mut self, id: ChannelId) -> Result<Read<PooledBuffer>, StreamError> {
         self.member(id).map_or(Err(StreamError::Aborted), |member| member.conn.take_piece())
     }
@@ -618,7 +664,9 @@ impl State {
         }
         if let Some(member) = self.member(id) {
             member.conn.give_back();
-            self.pump(id);
+            if member.conn.has_to_say() {
+                self.pump(id);
+            }
         }
     }
 
@@ -714,8 +762,8 @@ impl State {
 }
 
 impl Inner {
-    /// Looks at streams whose peers may be gone, and ends those that are. Returns whether there were any.
-    pub(crate) fn look_at(&self, indexes: &[usize]) -> bool {
+    /// Looks at streams whose peers may be gone, and ends those that are.
+    pub(crate) fn look_at(&self, indexes: &[usize]) {
         for &index in indexes {
             let mut state = self.lock();
             // Another stream may have the place by now: that one's lifeline says whether it was meant.
@@ -737,7 +785,6 @@ impl Inner {
                 let _ = self.sockets.add_again(line, index);
             }
         }
-        !indexes.is_empty()
     }
 
     /// Has a thread watch the streams, for those whose threads sleep for completions.

@@ -1,10 +1,10 @@
 //! Streams of threads.
 
+use std::fmt;
 use std::io::{self, BufRead, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use std::{fmt, mem};
 
 use ibverbs::{ChannelId, PooledBuffer};
 
@@ -105,15 +105,19 @@ impl Reader {
         Self { handle, current: None }
     }
 
-    /// Whether there is a piece, or else the end, without waiting. `None`: neither.
-    pub(crate) fn look(&mut self, state: &mut State) -> Result<Option<bool>, StreamError> {
-        Ok(match state.read(self.handle.id)? {
-            conn::Read::Piece(piece) => {
-                self.current = Some(piece);
-                Some(true)
+    /// Looks with `wait` until there is a piece, or else the end.
+    pub(crate) fn look<R>(
+        &mut self,
+        wait: impl FnOnce(&Handle, &mut dyn FnMut(&mut State) -> Result<Option<()>, StreamError>) -> R,
+    ) -> R {
+        let Self { handle, current } = self;
+        wait(handle, &mut |state| {
+            match state.read(handle.id)? {
+                conn::Read::Piece(piece) => *current = Some(piece),
+                conn::Read::End => {}
+                conn::Read::Nothing => return Ok(None),
             }
-            conn::Read::End => Some(false),
-            conn::Read::Nothing => None,
+            Ok(Some(()))
         })
     }
 
@@ -315,8 +319,8 @@ impl ReadHalf {
 impl BufRead for ReadHalf {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if !self.reader.has_piece() {
-            let hub = self.reader.handle.hub.clone();
-            hub.wait(until(self.timeout), |state| Ok(self.reader.look(state)?))?;
+            let deadline = until(self.timeout);
+            self.reader.look(|handle, look| handle.hub.wait(deadline, |state| Ok(look(state)?)))?;
         }
         Ok(self.reader.bytes())
     }
@@ -359,16 +363,7 @@ impl WriteHalf {
     /// Waits until what was written has been posted.
     fn flush_until(&self, deadline: Option<Instant>) -> io::Result<()> {
         let Handle { hub, id, .. } = &*self.writer.handle;
-        hub.wait(deadline, |state| {
-            let member = state.member(*id).ok_or(StreamError::Aborted)?;
-            let is_flushed = member.conn.flush()?;
-            if is_flushed {
-                return Ok(Some(()));
-            }
-            state.pump(*id);
-            let member = state.member(*id).ok_or(StreamError::Aborted)?;
-            Ok(member.conn.flush()?.then_some(()))
-        })
+        hub.wait(deadline, |state| Ok(state.flush(*id)?.then_some(())))
     }
 }
 
@@ -378,16 +373,14 @@ impl WriteHalf {
             return Ok(0);
         }
         let Handle { hub, id, .. } = &*self.writer.handle;
-        let deadline = until(self.timeout);
-        let written = hub.wait(deadline, |state| Ok(state.write(*id, &mut Cursor::new(from))?))?;
-        if !hub.is_driven() {
+        let (deadline, is_driven) = (until(self.timeout), hub.is_driven());
+        let (written, is_sent) = hub.wait(deadline, |state| {
+            let Some(written) = state.write(*id, &mut Cursor::new(from))? else { return Ok(None) };
+            Ok(Some((written, is_driven || state.is_flushed(*id))))
+        })?;
+        if !is_sent {
             // Nobody would send it later. What has been taken counts as written, whatever becomes of it.
-            match self.flush_until(deadline) {
-                Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
-                    mem::drop(error);
-                }
-                _ => {}
-            }
+            let _ = self.flush_until(deadline);
         }
         Ok(written)
     }

@@ -3,10 +3,11 @@
 //! A hub is driven by a task, which the first stream or listener starts on the runtime where that is made; it ends with the last
 //! stream of the hub. On another runtime, spawn [`Hub::run_on_tokio`](crate::Hub::run_on_tokio).
 
+use std::future::poll_fn;
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker, ready};
@@ -27,7 +28,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use crate::StreamError;
 use crate::conn::Cursor;
 use crate::connect::{AT_A_TIME, PATIENCE};
-use crate::hub::{Hub, Inner, State, now};
+use crate::hub::{Hub, Inner, State, TURN, now};
 use crate::joining::{Joined, Joining, Role};
 #[cfg(feature = "rdmacm")]
 use crate::manager;
@@ -51,11 +52,11 @@ impl Hub {
     }
 }
 
-/// One descriptor for all that can happen to a hub.
+/// One descriptor for all that a hub polls for.
 fn files(inner: &Inner) -> io::Result<OwnedFd> {
     let all = epoll::create(CreateFlags::CLOEXEC)?;
     let state = inner.lock();
-    for file in [state.lp.as_fd(), inner.waker.as_fd(), inner.sockets.as_fd()] {
+    for file in [state.lp.as_fd(), inner.waker.as_fd()] {
         epoll::add(&all, file, EventData::new_u64(0), EventFlags::IN)?;
     }
     Ok(all)
@@ -87,43 +88,60 @@ impl Drop for Started {
 }
 
 /// Serves a hub. It keeps what tells that the hub is gone.
-async fn drive(hub: &Weak<Inner>, file: OwnedFd, _sockets: Arc<Sockets>) -> io::Result<()> {
+async fn drive(hub: &Weak<Inner>, file: OwnedFd, sockets: Arc<Sockets>) -> io::Result<()> {
     let file = AsyncFd::with_interest(file, Interest::READABLE)?;
-    let (mut idle, mut was_woken) = (0, true);
+    let ends = AsyncFd::with_interest(sockets.as_fd().try_clone_to_owned()?, Interest::READABLE)?;
+    let (mut idle, mut may_have_ended) = (0, true);
+    let mut at = now();
+    let mut sleep = pin!(::tokio::time::sleep_until(at.into()));
     loop {
         let Some(inner) = hub.upgrade() else { return Ok(()) };
         let arms = idle >= inner.config.spin;
-        let Some((found, due)) = serve(&inner, arms, mem::take(&mut was_woken))? else {
+        let Some((count, due)) = serve(&inner, arms, mem::take(&mut may_have_ended))? else {
             return Ok(());
         };
         drop(inner);
-        if found || !arms {
-            idle = if found { 0 } else { idle + 1 };
+        if count == TURN || !arms {
+            idle = if count > 0 { 0 } else { idle + 1 };
             ::tokio::task::yield_now().await;
             continue;
         }
-        (idle, was_woken) = (0, true);
-        if let Ok(ready) = ::tokio::time::timeout_at(due.into(), file.readable()).await {
-            // Before it is looked at: what happens from now on is told again.
-            ready?.clear_ready();
+        // It was armed before it was polled: what has ended since then is told.
+        idle = 0;
+        if due != at {
+            at = due;
+            sleep.as_mut().reset(at.into());
         }
+        may_have_ended = poll_fn(|cx| {
+            // They are cleared before they are looked at: what happens from now on is told again.
+            let ended = ends.poll_read_ready(cx).map_ok(|mut ready| ready.clear_ready())?;
+            let found = file.poll_read_ready(cx).map_ok(|mut ready| ready.clear_ready())?;
+            let is_due = sleep.as_mut().poll(cx);
+            if ended.is_ready() || found.is_ready() || is_due.is_ready() {
+                return Poll::Ready(io::Result::Ok(ended.is_ready()));
+            }
+            Poll::Pending
+        })
+        .await?;
     }
 }
 
-/// Polls once. Returns whether it has found something, and when something is due; `None` when the hub was stopped.
-fn serve(inner: &Inner, arms: bool, was_woken: bool) -> io::Result<Option<(bool, Instant)>> {
-    let mut found = was_woken && inner.look_at(&inner.sockets.ended(false).unwrap_or_default());
+/// Polls once. Returns how much it has found, and when something is due; `None` when the hub was stopped.
+fn serve(inner: &Inner, arms: bool, may_have_ended: bool) -> io::Result<Option<(usize, Instant)>> {
+    if may_have_ended {
+        inner.look_at(&inner.sockets.ended(false).unwrap_or_default());
+    }
     let mut state = inner.lock();
     if arms && let Err(error) = state.lp.arm() {
         state.stop(StreamError::Transport(error.into()));
     }
-    found |= state.turn() > 0;
+    let count = state.turn();
     let due = state.due(now());
-    state.count_sleep(arms && !found);
+    state.count_sleep(arms && count < TURN);
     match state.stopped {
         Some(StreamError::Aborted) => Ok(None),
         Some(error) => Err(error.into()),
-        None => Ok(Some((found, due))),
+        None => Ok(Some((count, due))),
     }
 }
 
@@ -168,8 +186,7 @@ impl Reader {
         if self.has_piece() {
             return Poll::Ready(Ok(()));
         }
-        let handle = self.handle.clone();
-        poll_for(&handle, cx, |member| &mut member.reader, |state| self.look(state)).map_ok(drop)
+        self.look(|handle, look| poll_for(handle, cx, |member| &mut member.reader, look))
     }
 
     fn poll_read(&mut self, cx: &mut Context<'_>, to: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
@@ -372,13 +389,13 @@ impl Stream {
     /// Waits until a read would not wait.
     pub async fn readable(&mut self) {
         // An error is one of the next read.
-        let _ = std::future::poll_fn(|cx| self.read.0.poll_piece(cx)).await;
+        let _ = poll_fn(|cx| self.read.0.poll_piece(cx)).await;
     }
 
     /// Waits until a write would not wait, unless another stream takes the last buffer first.
     pub async fn writable(&self) {
         let handle = self.handle();
-        let _ = std::future::poll_fn(|cx| {
+        let _ = poll_fn(|cx| {
             poll_for(
                 handle,
                 cx,
@@ -660,7 +677,7 @@ impl Listener {
     ///  - `ConnectionAborted`: the hub was stopped.
     ///  - Those of [`TcpListener::accept`], such as too many open files.
     pub async fn accept(&mut self) -> io::Result<(Stream, SocketAddr)> {
-        std::future::poll_fn(|cx| self.poll_accept(cx)).await
+        poll_fn(|cx| self.poll_accept(cx)).await
     }
 
     /// See [`accept`](Self::accept).

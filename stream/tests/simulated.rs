@@ -86,10 +86,14 @@ async fn serve(host: Host, plan: Plan, log: Log) -> io::Result<()> {
             Ok(0) => break Ok(()),
             Ok(len) => {
                 checked(&bytes[..len], &log);
-                if let Err(error) = stream.write_all(&bytes[..len]).await {
-                    break Err(error.kind());
+                // Whether or not it can be answered, all that has arrived is there to be read.
+                let written = stream.write_all(&bytes[..len]).await;
+                let mut seen = seen(&log);
+                match written {
+                    Ok(()) if seen.shut.is_none() => seen.written += len,
+                    Ok(()) => panic!("a stream that had failed takes bytes"),
+                    Err(error) => seen.shut = Some(Err(error.kind())),
                 }
-                seen(&log).written += len;
             }
             Err(error) => break Err(error.kind()),
         }
