@@ -16,7 +16,7 @@ use ibverbs::memory::{
 use ibverbs::operation::{
     Immediate, PreparedReceive, ReceiveHalf, ReceiveList, SendHalf, SendList, To, WindowBinding,
 };
-use ibverbs::pool::SharedMemoryRange;
+use ibverbs::pool::{BufferCache, SharedMemoryRange};
 use ibverbs::queue_pair::{
     DcStreams, DcTarget, OpenedQueuePair, QueuePairAttributes, SrdOptions, StateTransition,
 };
@@ -75,6 +75,7 @@ fn resources_cross_threads() {
     send_and_sync::<EspAction<'_>>();
     send_and_sync::<FlowId>();
     send_and_sync::<ChannelSet<'_>>();
+    send_and_sync::<BufferCache>();
     send_and_sync::<BufferPool>();
     send_and_sync::<CancelHandle>();
     send_and_sync::<PooledBuffer>();

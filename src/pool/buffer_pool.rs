@@ -2,6 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::future::poll_fn;
+use std::hint;
 use std::io::{self, Write};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -278,6 +279,12 @@ impl<M: PoolMemory> BufferPool<M> {
         Some(pool.buffer(pool.free.take()?))
     }
 
+    /// Whether a buffer is one of this pool's.
+    #[inline(always)]
+    pub(super) fn has(&self, buffer: &PooledBuffer<M>) -> bool {
+        ptr::eq(buffer.chunk().pool, self.pool())
+    }
+
     /// As [`take`](Self::take), with these bytes.
     ///
     /// # Errors
@@ -457,6 +464,7 @@ impl<M> PooledBuffer<M> {
     }
 
     /// Removes all bytes.
+    #[inline]
     pub fn clear(&mut self) {
         // SAFETY: as in `set_len`.
         unsafe { self.chunk.as_mut() }.kept.set(0);
@@ -587,7 +595,10 @@ unsafe impl<M: PoolMemory> ScatterBuffer for PooledBuffer<M> {
 
     #[inline(always)]
     fn begin_receive(&mut self) -> Result<Self::List> {
-        Ok(self.piece(self.chunk().kept.capacity()))
+        let capacity = self.chunk().kept.capacity();
+        // SAFETY: a pool has no empty chunks, see `make`. So no post looks whether the piece is empty.
+        unsafe { hint::assert_unchecked(capacity > 0) };
+        Ok(self.piece(capacity))
     }
 }
 

@@ -20,12 +20,14 @@
 //! | | |
 //! |---|---|
 //! | [`BufferPool`], [`PooledBuffer`] | chunks of one region, which go back when they are dropped: of memory of the program's own, or that peers access as well ([`Shared`]) |
+//! | [`BufferCache`] | keeps chunks for one thread |
 //! | [`DatagramBuffer`] | a chunk with what precedes a datagram, and its message |
 //! | [`PoolWaiter`] | waits for a chunk |
 //! | [`SharedMemoryRange`] | a range of an `Arc<SharedMemoryRegion>` |
 //! | `Box<MemoryRegion<'static, T>>` | a whole region is such a buffer too |
 
 mod buffer_pool;
+mod cache;
 mod datagram_buffer;
 #[cfg(all(test, ibverbs_loom))]
 mod every_order;
@@ -34,5 +36,6 @@ mod owned_region;
 mod waiting;
 
 pub use buffer_pool::{BufferPool, Exclusive, PoolMemory, PoolWaiter, PooledBuffer, Shared};
+pub use cache::BufferCache;
 pub use datagram_buffer::DatagramBuffer;
 pub use owned_region::SharedMemoryRange;

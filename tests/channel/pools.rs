@@ -6,7 +6,7 @@ use std::thread;
 use ibverbs::channel::{AnyBuffer, OwnedBuffer, WorkRequest};
 use ibverbs::completion::WorkSuccess;
 use ibverbs::memory::HugePages;
-use ibverbs::pool::SharedMemoryRange;
+use ibverbs::pool::{BufferCache, SharedMemoryRange};
 use ibverbs::{
     AccessFlags, BufferPool, ChannelId, CompareSwapWorkRequest, ErrorKind, FetchAddWorkRequest,
     Loop, MemoryRegion, PooledBuffer, ProtectionDomain, ReadWorkRequest, ReceiveWorkRequest,
@@ -283,5 +283,34 @@ fn a_pool_refuses_what_it_cannot_be() {
     drop(buffer);
     let error = new(8, 1, none).unwrap().take_from(&[0; 9]).unwrap_err();
     assert!(error.to_string().contains("the length of a pooled buffer is 9"), "{error}");
+    pair.finish();
+}
+
+#[test]
+fn a_cache_keeps_what_is_given_back_to_it_as_far_as_it_may() {
+    let pair = Pair::new();
+    let pool = || BufferPool::new(&pair.domain, 8, 70, AccessFlags::empty()).unwrap();
+    let (pool, other) = (pool(), pool());
+    let mut cache = BufferCache::new(&pool);
+    let mut buffer = cache.take().unwrap();
+    buffer.extend_from_slice(b"secret").unwrap();
+    let chunk = buffer.spare_capacity_mut().as_ptr();
+    cache.give_back(buffer);
+    assert_eq!(pool.available(), 69, "the pool does not have it");
+    let mut again = cache.take().unwrap();
+    assert_eq!((again.len(), again.spare_capacity_mut().as_ptr()), (0, chunk.wrapping_sub(6)));
+    // One of another pool, which may have another length, is not kept.
+    cache.give_back(other.take().unwrap());
+    assert_eq!((other.available(), cache.take().is_some()), (70, true));
+    // Nor are more than 64.
+    let all: Vec<_> = std::iter::from_fn(|| cache.take()).collect();
+    assert_eq!((all.len(), pool.available()), (69, 0), "one is taken");
+    for buffer in all {
+        cache.give_back(buffer);
+    }
+    assert_eq!(pool.available(), 69 - 64);
+    drop((cache, again));
+    assert_eq!(pool.available(), 70);
+    drop((pool, other));
     pair.finish();
 }
