@@ -2,14 +2,14 @@
  * What librdmacm calls in place of open_cdev, write and close: compiled with it, which has these names by definitions of its
  * target alone. Devices of software answer its commands by three functions of src/hooks.rs; else they are the kernel's.
  */
+#undef open_cdev
+#undef write
+#undef close
+
 #include <sys/types.h>
 #include <unistd.h>
 
 #include <util/util.h>
-
-#undef open_cdev
-#undef write
-#undef close
 
 #ifdef IBVERBS_BUNDLED
 /* No shared library exports what Rust defines for this one: a hidden reference hides it. */
@@ -32,8 +32,6 @@ void ibverbs_bundled_manager_close(int file);
 int ibverbs_manager_open(const char *name, dev_t number);
 ssize_t ibverbs_manager_write(int file, const void *bytes, size_t size);
 int ibverbs_manager_close(int file);
-
-int open_cdev(const char *name, dev_t number);
 
 int ibverbs_manager_open(const char *name, dev_t number)
 {
