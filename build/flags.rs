@@ -5,6 +5,8 @@
 
 use std::env;
 
+use crate::common::{exit_after_errors, report_error};
+
 /// The environment variable with flags that come after all others.
 const OWN: &str = "IBVERBS_CFLAGS";
 
@@ -20,6 +22,8 @@ const LAST: &[&str] = &[
     "-fno-profile-arcs",
     "-fno-test-coverage",
     "-fno-split-stack",
+    "-fno-short-enums",
+    "-std=gnu11",
 ];
 const LAST_GCC: &[&str] = &["-fno-whole-program", "-fno-sanitize-coverage=trace-pc,trace-cmp"];
 const LAST_CLANG: &[&str] = &[
@@ -28,6 +32,9 @@ const LAST_CLANG: &[&str] = &[
     "-fno-sanitize-coverage=func,bb,edge,trace-pc,trace-pc-guard,inline-8bit-counters",
     "-fno-xray-instrument",
 ];
+
+/// With `-Zsanitizer=memory`, the one sanitizer to which code that is not instrumented looks wrong. Rust passes parameters so.
+pub(crate) const MEMORY: &[&str] = &["-fsanitize=memory", "-fsanitize-memory-param-retval"];
 
 /// What no other flag undoes.
 const TAKEN_OUT: &[&str] = &["--coverage", "-coverage", "-p", "-pg", "-finstrument-functions"];
@@ -44,9 +51,10 @@ pub(crate) fn settle() -> Vec<String> {
         let own = last_read.replacen("CFLAGS", name, 1);
         for name in [own.replace(['-', '.'], "_"), own, format!("{kind}_{name}"), name.to_owned()] {
             let Ok(value) = env::var(&name) else { continue };
-            let kept: Vec<_> = value.split(' ').filter(|word| !TAKEN_OUT.contains(word)).collect();
+            let kept = value.split_ascii_whitespace().filter(|word| !TAKEN_OUT.contains(word));
+            let kept = kept.collect::<Vec<_>>().join(" ");
             // SAFETY: this is the only thread.
-            unsafe { env::set_var(name, kept.join(" ")) };
+            unsafe { env::set_var(name, kept) };
         }
     }
     // Without a compiler, the check for tools says so.
@@ -54,9 +62,19 @@ pub(crate) fn settle() -> Vec<String> {
         return Vec::new();
     };
     let own = env::var(OWN).unwrap_or_default();
+    let sanitizers = env::var("CARGO_CFG_SANITIZE").unwrap_or_default();
+    let memory = sanitizers.split(',').any(|name| name == "memory");
+    if memory && !compiler.is_like_clang() {
+        report_error(
+            "-Zsanitizer=memory takes all that plain C writes for undefined: set CC=clang, which compiles rdma-core \
+             for MemorySanitizer too",
+        );
+        exit_after_errors();
+    }
     let last: Vec<_> = LAST
         .iter()
         .chain(if compiler.is_like_clang() { LAST_CLANG } else { LAST_GCC })
+        .chain(if memory { MEMORY } else { &[] })
         .copied()
         .chain(own.split_whitespace())
         .map(str::to_owned)

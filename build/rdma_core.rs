@@ -9,6 +9,7 @@ use std::process::Command;
 use crate::archives::{self, Tools};
 use crate::common::{at_once, exit_with_error, feature, message_of, program, run, utf8, write};
 use crate::earlier::Inputs;
+use crate::flags::MEMORY;
 use crate::inputs::{Tree, sources};
 use crate::installed::link_libnl;
 use crate::presets::presets;
@@ -174,6 +175,10 @@ fn configure(
         .define("NO_MAN_PAGES", "1")
         .define("NO_PYVERBS", "1")
         .build_target("kern-abi");
+    if last_flags.iter().any(|flag| flag == MEMORY[0]) {
+        // The checks would link with clang's own runtime, which need not be there.
+        config.define("CMAKE_TRY_COMPILE_TARGET_TYPE", "STATIC_LIBRARY");
+    }
     for (name, value) in presets() {
         config.define(name, value);
     }

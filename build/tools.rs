@@ -180,6 +180,15 @@ fn compiler(arguments: &[&str], text: &str) -> Result<String, Trouble> {
     })
 }
 
+/// A function, and an assertion that structures are those of the bindings: flags such as `-fpack-struct=2` change them.
+const OBJECT: &str = "
+enum kind { ONE };
+struct pair { char one; long two; };
+typedef char flags_change_the_layout_of_structures
+    [sizeof(enum kind) == sizeof(int) && sizeof(struct pair) == 2 * sizeof(long) ? 1 : -1];
+int f(int n) { return n + 1; }
+";
+
 /// Checks that the C compiler makes objects of the target that can be rewritten.
 fn makes_objects(out: &Path) -> Result<(), String> {
     let folder = out.join("check"); // with coverage, the compiler writes more than the object
@@ -188,7 +197,7 @@ fn makes_objects(out: &Path) -> Result<(), String> {
     }
     let file = folder.join("check.o");
     let name = file.to_string_lossy();
-    let made = compiler(&["-c", "-x", "c", "-", "-o", &name], "int f(int n) { return n + 1; }\n");
+    let made = compiler(&["-c", "-x", "c", "-", "-o", &name], OBJECT);
     let object = fs::read(&file).unwrap_or_default();
     let _ = fs::remove_dir_all(&folder);
     match made {

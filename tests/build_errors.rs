@@ -119,10 +119,13 @@ fn real_path_of(tool: &str) -> PathBuf {
         let path = String::from_utf8(output.expect("python3 starts").stdout).expect("a path");
         return path.trim().into();
     }
+    // ccache, under the names of compilers, looks for these itself.
+    let itself =
+        |file: &PathBuf| fs::canonicalize(file).is_ok_and(|real| !real.ends_with("ccache"));
     let path = env::var_os("PATH").expect("PATH is set");
     env::split_paths(&path)
         .map(|folder| folder.join(tool))
-        .find(|file| file.is_file())
+        .find(itself)
         .unwrap_or_else(|| panic!("this machine has no {tool} itself"))
 }
 
@@ -249,6 +252,8 @@ fn assert_says(errors: &[String], what: &str, said: &str) {
 fn a_c_compiler_that_fails_is_not_missing() {
     let errors = Machine::without("unknown flag", &[]).set("CFLAGS", "-mnone-such").errors();
     assert_says(&errors, "the C compiler does not work", "-mnone-such");
+    let errors = Machine::without("layout", &[]).set("CFLAGS", "-fpack-struct=2").errors();
+    assert_says(&errors, "the C compiler does not work", "flags_change_the_layout_of_structures");
     let broken = "echo 'cc: no licence today' >&2; exit 3";
     let errors = Machine::without("broken", &[]).with("cc", broken).errors();
     assert_says(&errors, "the C compiler does not work", "cc: no licence today");
