@@ -14,6 +14,7 @@ use ibverbs::rdmacm::{Listener, Route};
 const FILES: &str = "/dev/infiniband";
 const AWAY: &str = "/dev/infiniband-away";
 const NOBODY: u32 = 65534;
+const FILES_USED_UP: &str = "RLIMIT_NOFILE";
 
 /// What listening at an address and resolving another one says.
 fn errors(own: &str, peer: &str) -> [String; 2] {
@@ -29,9 +30,29 @@ fn what_cannot_be_used_is_named() {
     if let Ok(expected) = env::var("IBVERBS_TEST_EXPECTED") {
         let [own, peer] =
             ["OWN", "PEER"].map(|name| env::var(format!("IBVERBS_TEST_{name}")).unwrap());
-        for error in errors(&own, &peer) {
-            assert!(error.contains(&expected), "{error}");
+        if expected != FILES_USED_UP {
+            for error in errors(&own, &peer) {
+                assert!(error.contains(&expected), "{error}");
+            }
+            return;
         }
+        // Each number of files that are left, until there are enough.
+        let mut refused = 0;
+        for left in 3.. {
+            let limit = libc::rlimit { rlim_cur: left, rlim_max: 4096 };
+            // SAFETY: the structure is valid.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+            let errors = errors(&own, &peer);
+            let wrong = errors.iter().filter(|error| *error != "it succeeds").count();
+            for error in errors {
+                assert!(error == "it succeeds" || error.contains(&expected), "{left}: {error}");
+            }
+            refused += wrong;
+            if wrong == 0 {
+                break;
+            }
+        }
+        assert!(refused > 4, "{refused}");
         return;
     }
     let (rxe0, rxe1) = ("10.77.0.1:7471", "10.77.0.2:7471");
@@ -50,6 +71,7 @@ fn what_cannot_be_used_is_named() {
     };
     // Addresses that no device has.
     check(None, "127.0.0.1:7471", "127.0.0.1:7471", "they have 10.77.0.1 (rxe0), 10.77.0.2 (rxe1)");
+    check(None, rxe0, rxe1, FILES_USED_UP);
     let files: Vec<_> = fs::read_dir(FILES).unwrap().map(|file| file.unwrap().path()).collect();
     let uverbs = || files.iter().filter(|path| path.to_string_lossy().contains("uverbs"));
     // Without rights.

@@ -7,7 +7,6 @@ use super::private_data::PrivateData;
 use super::reach;
 use crate::error::{Error, ErrorKind};
 use crate::state_error::StateError;
-use crate::unusable::Unusable;
 
 /// Why a connection was not established.
 ///
@@ -59,13 +58,10 @@ impl Copied {
         let ConnectionEvent { kind, status, private_data, .. } = self.public;
         match kind {
             // A device that this process cannot use is none to the connection manager.
-            Kind::AddressError if reach::may_be_unusable(-status) => match Unusable::first() {
-                Some(device) => {
-                    let error = Error::new("rdma_resolve_addr", -status);
-                    ConnectionError::Verbs(error.or_unusable(Some(device)))
-                }
-                None => ConnectionError::NoAddress(status),
-            },
+            Kind::AddressError if reach::may_be_unusable(-status) => {
+                reach::unopened(Error::new("rdma_resolve_addr", -status))
+                    .map_or(ConnectionError::NoAddress(status), ConnectionError::Verbs)
+            }
             Kind::AddressError | Kind::NameError => ConnectionError::NoAddress(status),
             Kind::RouteError => ConnectionError::NoRoute(status),
             Kind::Unreachable => ConnectionError::Unreachable(status),

@@ -1,8 +1,10 @@
 //! Addresses that lead to no RDMA device, found before the kernel is asked, and what its errors mean here.
 
+use std::fs;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 
+use crate::device;
 use crate::error::{Error, Result};
 use crate::hooks;
 use crate::unusable::{Unusable, devices_folder, names};
@@ -54,7 +56,7 @@ fn loopback_has_device() -> bool {
             names(&ports).iter().any(|port| {
                 let interfaces = ports.join(port).join("gid_attrs/ndevs");
                 names(&interfaces).iter().any(|index| {
-                    let name = std::fs::read_to_string(interfaces.join(index));
+                    let name = fs::read_to_string(interfaces.join(index));
                     name.is_ok_and(|name| name.trim() == "lo")
                 })
             })
@@ -85,7 +87,7 @@ fn addresses(class: &Path) -> Vec<String> {
         for port in names(&ports) {
             let gids = ports.join(port).join("gids");
             for index in names(&gids) {
-                let text = std::fs::read_to_string(gids.join(index)).unwrap_or_default();
+                let text = fs::read_to_string(gids.join(index)).unwrap_or_default();
                 let Ok(gid) = text.trim().parse::<Ipv6Addr>() else { continue };
                 let link_local = gid.is_unicast_link_local();
                 let own = format!("{} ({device})", gid.to_canonical());
@@ -104,13 +106,32 @@ pub(super) fn may_be_unusable(errno: i32) -> bool {
     matches!(errno, libc::ENODEV | libc::EACCES | libc::EPERM)
 }
 
+/// The error of a call that has found no device, if there is one that this process cannot open.
+#[cold]
+pub(super) fn unopened(error: Error) -> Option<Error> {
+    if let Some(device) = Unusable::first() {
+        return Some(error.or_unusable(Some(device)));
+    }
+    if let Err(e) = fs::read_dir(devices_folder())
+        && let Some(errno @ (libc::EMFILE | libc::ENFILE)) = e.raw_os_error()
+    {
+        return Some(Error::new(error.verb(), errno));
+    }
+    // What the file's rights do not tell: librdmacm leaves out a device that it cannot open, and says nothing.
+    names(&devices_folder()).iter().find_map(|device| {
+        let cause = device::open(device).err()?;
+        let text = format!("the device {device} cannot be opened: {cause}");
+        Some(Error::with_text(error.verb(), cause.errno(), text, "a device cannot be opened"))
+    })
+}
+
 /// The reason for an error of the kernel, if the device that the address belongs to cannot be used from here.
 #[cold]
 pub(super) fn explain(error: Error) -> Error {
     match error.errno() {
-        errno if may_be_unusable(errno) => match Unusable::first() {
-            Some(device) => error.or_unusable(Some(device)),
-            None if error.errno() == libc::ENODEV => {
+        errno if may_be_unusable(errno) => match unopened(error) {
+            Some(error) => error,
+            None if errno == libc::ENODEV => {
                 let text =
                     "the address is not that of an RDMA device here, and no device leads to it";
                 with_addresses(error.verb(), libc::ENODEV, text, &addresses(&devices_folder()))
@@ -130,7 +151,7 @@ mod tests {
     fn the_addresses_that_devices_have_are_named() {
         let folder = std::env::temp_dir().join(format!("ibverbs-reach-{}", std::process::id()));
         let gids = folder.join("rxe0/ports/1/gids");
-        std::fs::create_dir_all(&gids).unwrap();
+        fs::create_dir_all(&gids).unwrap();
         for (index, gid) in [
             ("0", "fe80:0000:0000:0000:5054:00ff:fe77:ff00\n"),
             ("1", "0000:0000:0000:0000:0000:ffff:0a4d:0001\n"),
@@ -138,10 +159,10 @@ mod tests {
             ("3", "2001:0db8:0000:0000:0000:0000:0000:0001\n"),
             ("4", "0000:0000:0000:0000:0000:0000:0000:0000\n"),
         ] {
-            std::fs::write(gids.join(index), gid).unwrap();
+            fs::write(gids.join(index), gid).unwrap();
         }
         let addresses = addresses(&folder);
-        std::fs::remove_dir_all(folder).unwrap();
+        fs::remove_dir_all(folder).unwrap();
         let error = |addresses: &[String]| {
             with_addresses("rdma_bind_addr", libc::EADDRNOTAVAIL, "no device", addresses)
                 .to_string()
