@@ -61,6 +61,7 @@ pub mod queue_pair;
 mod queue_pair_state;
 #[cfg(feature = "rdmacm")]
 pub mod rdmacm;
+mod registered;
 pub mod settings;
 mod state_error;
 mod sync;

@@ -70,7 +70,7 @@ fn parse(value: &str) -> io::Result<Vec<Named<'_>>> {
 /// see [`Device::from_environment`]. So an empty variable means none at all.
 ///
 /// It prints a line about each device on standard error. Keep the returned devices for as long as they should be
-/// listed.
+/// listed: `let _ = register_if_none()?;` drops them at once.
 ///
 /// ```
 /// let software = ibverbs_software::register_if_none()?;

@@ -12,6 +12,7 @@ use super::prepared::PreparedChannel;
 use super::wait::Sleep;
 use crate::completion::CompletionQueue;
 use crate::debug::debug;
+use crate::device::Context;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -282,7 +283,8 @@ impl<'res> ChannelBuilder<'res> {
             Completions::Own => {
                 let queue = CompletionQueue::builder(self.domain.context_parent(), depth);
                 let queue = if self.sleep_after.is_some() { queue.own_channel() } else { queue };
-                Arc::new(queue.build()?)
+                let context = self.domain.context();
+                Arc::new(queue.build().map_err(|error| too_deep(context, depth).unwrap_or(error))?)
             }
         };
         let domain = self.flow_control.then(|| self.domain.clone());
@@ -327,6 +329,14 @@ impl<'res> ChannelBuilder<'res> {
         let template = QueuePairSettings { capacities, connection };
         Ok(Link::new(queue_pair, template, &settings, table, credit_region))
     }
+}
+
+/// If no completion queue is as long, an error that says why it has to be.
+#[cold]
+fn too_deep(context: &Context<'_>, depth: u32) -> Option<Error> {
+    let most = context.query_device().ok()?.max_cqe();
+    let what = "by the device's max_cqe, the sum of max_send_wr and max_recv_wr of the channel";
+    (depth > most).then(|| Error::out_of_range(VERB, what, depth.into(), 1, most.into()))
 }
 
 debug! {

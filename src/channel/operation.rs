@@ -331,7 +331,7 @@ impl Operation for Receive {
     #[inline]
     fn check(&self, limits: &Limits, list: &[ffi::ibv_sge]) -> TransportResult<()> {
         elements(Self::VERB, list, limits.max_recv_sge)?;
-        Ok(check_receive(list)?)
+        Ok(check_receive(&limits.messages, list)?)
     }
 
     #[inline(always)]

@@ -188,8 +188,8 @@ fn no_such_name(name: &str, list: &DeviceList) -> Error {
     let names: Vec<_> = list.iter().take(32).map(|device| device.name().to_owned()).collect();
     let text = if names.is_empty() {
         format!(
-            "there is no RDMA device {short:?}, and no other one (the crate ibverbs-software brings one, \
-             which is there while it is registered)"
+            "there is no RDMA device {short:?}, and no other one (the crate ibverbs-software brings one; \
+             dropping the guard of `register_if_none` takes it away)"
         )
     } else {
         format!("there is no RDMA device {short:?}; there are: {}", names.join(", "))
@@ -228,11 +228,12 @@ fn no_devices(verb: &'static str, class: &Path) -> Error {
         Ok(false) => {
             "the kernel supports RDMA, but has no device: the adapter's driver is not loaded, or \
              there is no adapter (`rdma link add rxe0 type rxe netdev eth0` adds Soft-RoCE; the \
-             crate ibverbs-software needs neither root nor the kernel)"
+             crate ibverbs-software needs neither root nor the kernel; dropping the guard of \
+             `register_if_none` takes its device away)"
         }
         Err(_) => {
             "the kernel has no RDMA devices (the crate ibverbs-software brings one that needs neither \
-             root nor the kernel)"
+             root nor the kernel; dropping the guard of `register_if_none` takes it away)"
         }
     };
     let first = names(class).into_iter().next();

@@ -10,8 +10,10 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, object};
 use crate::parent::Parent;
+#[cfg(debug_assertions)]
+use crate::registered;
 
-object!(ibv_mr, ibv_dereg_mr);
+object!(ibv_mr, ibv_dereg_mr, registered);
 
 /// Registers `bytes` bytes at `address`; requests name them by addresses from `iova` on.
 ///
@@ -254,6 +256,8 @@ pub(super) unsafe fn reregister<'pd>(
         return Err(ReregisterError::unchanged(Error::invalid(VERB, "nothing is to be changed")));
     }
     let new_access = change.access.unwrap_or(AccessFlags::empty());
+    #[cfg(debug_assertions)]
+    registered::remove(region.as_ptr());
     // SAFETY: `errno` is the calling thread's. The region and the domains are live; the flags are the
     // defined ones, which fit; the caller vouches for the memory.
     let (returned, errno) = unsafe {
@@ -269,6 +273,8 @@ pub(super) unsafe fn reregister<'pd>(
         );
         (returned, ffi::errno())
     };
+    #[cfg(debug_assertions)]
+    registered::add(region.as_ptr());
     let result = match returned {
         0 => Ok(()),
         n => Err(ReregisterError::from_c(n, errno)),

@@ -72,7 +72,8 @@ pub(crate) fn check<K: Kind>(
     if kind.flags() & INLINE != 0 {
         limits.check_inline(length)
     } else {
-        limits.check_length(K::OPCODE, length)
+        limits.check_length(K::OPCODE, length)?;
+        limits.check_domain("ibv_post_send", list)
     }
 }
 
@@ -83,11 +84,11 @@ pub(crate) const fn is_read<K: Kind>() -> bool {
 
 /// Checks that a receive of several pieces is not longer than a message. A single piece is left to the device.
 #[inline(always)]
-pub(crate) fn check_receive(list: &[ffi::ibv_sge]) -> Result<()> {
+pub(crate) fn check_receive(limits: &MessageLimits, list: &[ffi::ibv_sge]) -> Result<()> {
     if list.len() > 1 && total(list) > MAX_MESSAGE_LENGTH {
         return err_from_call(too_long_receive(total(list)));
     }
-    Ok(())
+    limits.check_domain("ibv_post_recv", list)
 }
 
 #[cold]

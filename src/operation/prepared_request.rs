@@ -256,7 +256,7 @@ impl<'wr> PreparedReceive<'wr> {
         let list = buffer.raw();
         // SAFETY: the elements are borrowed for `'wr`, and nothing writes them.
         let elements = unsafe { &*list };
-        check_receive(elements)?;
+        check_receive(&MessageLimits::UNKNOWN, elements)?;
         let num_sge = count("ibv_post_recv", elements.len())?;
         let sg_list = list.cast_mut().cast();
         Ok(Self::from_raw(ffi::ibv_recv_wr { sg_list, num_sge, ..Default::default() }, false, 0))

@@ -104,8 +104,8 @@ impl Post for Receive {
     const NEEDS_PEER: bool = false;
 
     #[inline(always)]
-    fn check(&self, _: &MessageLimits, list: &[ffi::ibv_sge]) -> Result<()> {
-        check_receive(list)
+    fn check(&self, limits: &MessageLimits, list: &[ffi::ibv_sge]) -> Result<()> {
+        check_receive(limits, list)
     }
 
     #[inline(always)]

@@ -159,6 +159,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
     /// The longest message that the port sends. The inline data is known once the queue pair exists.
     fn message_limits(&self, port: &PortAttributes) -> Result<MessageLimits> {
         let limits = MessageLimits::new(0, port.max_message_size());
+        let limits = limits.of_domain(&self.parents.domain);
         Ok(match (self.kind, self.driver, port.active_mtu()) {
             (QueuePairType::UnreliableDatagram, _, Some(mtu)) => limits.datagram(mtu.bytes()),
             #[cfg(feature = "efa")]

@@ -1,9 +1,13 @@
 //! What messages are checked against before they are posted, on every layer. Several providers (mlx5, mlx4, rxe) leave it
 //! to the device, whose completion then says less, and comes after the connection has ended.
 
+use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result, err_from_call};
+use crate::ffi;
 use crate::ffi::ibv_wr_opcode as Opcode;
 use crate::memory::PIECE;
+#[cfg(debug_assertions)]
+use crate::registered::{DomainId, is_foreign};
 
 const VERB: &str = "ibv_post_send";
 
@@ -24,6 +28,9 @@ pub struct MessageLimits {
     /// The most pieces that a read fills (iWARP: often one).
     max_sge_rd: u32,
     is_datagram: bool,
+    /// That of the queue pair, if it is known.
+    #[cfg(debug_assertions)]
+    domain: Option<DomainId>,
 }
 
 impl MessageLimits {
@@ -39,7 +46,37 @@ impl MessageLimits {
             max_msg_sz
         };
         let (longest_rdma, max_sge_rd) = (longest, u32::MAX);
-        Self { max_inline_data, longest, longest_rdma, max_sge_rd, is_datagram: false }
+        Self {
+            max_inline_data,
+            longest,
+            longest_rdma,
+            max_sge_rd,
+            is_datagram: false,
+            #[cfg(debug_assertions)]
+            domain: None,
+        }
+    }
+
+    /// Of a queue pair of this domain.
+    pub(crate) fn of_domain(self, _domain: &ProtectionDomain<'_>) -> Self {
+        Self {
+            // SAFETY: the domain is live.
+            #[cfg(debug_assertions)]
+            domain: Some(unsafe { DomainId::of(_domain.as_raw()) }),
+            ..self
+        }
+    }
+
+    /// Checks that the memory is not registered in another domain. Only debug builds know.
+    #[inline(always)]
+    pub(crate) fn check_domain(&self, _verb: &'static str, _list: &[ffi::ibv_sge]) -> Result<()> {
+        #[cfg(debug_assertions)]
+        if let Some(domain) = self.domain {
+            let reason = "the memory is registered in another protection domain, or on another device, than that of the \
+                          queue pair: register it in the domain that the queue pair is made with";
+            Error::invalid_if(is_foreign(domain, _list), _verb, reason)?;
+        }
+        Ok(())
     }
 
     /// A read fills no more pieces than that; 0 if the device does not say.

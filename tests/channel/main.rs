@@ -22,6 +22,7 @@ mod loop_windows;
 mod loops;
 #[path = "../support/lost_doorbell.rs"]
 mod lost_doorbell;
+mod mistakes;
 mod pair;
 mod parts;
 mod pools;

@@ -397,7 +397,8 @@ pub(super) fn place<B>(
         }
     }
     let (next, tasks) = ([NEVER_FREE; 2], Tasks::default());
-    let entry = Entry { target, generation: 1, next, limits, first_slot: first, depths, tasks };
+    let generation = table.first_generation;
+    let entry = Entry { target, generation, next, limits, first_slot: first, depths, tasks };
     let Some(index) = members.free.pop() else {
         table.entries.push(entry);
         table.asides.push(Aside::default());

@@ -11,6 +11,7 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::ended::{ChannelId, Ended, Failed, result};
 use super::lacking::Lacking;
@@ -92,6 +93,9 @@ impl Entry {
     }
 }
 
+/// The next [`Table::first_generation`]: an odd number of steps away from the one before.
+static NEXT_GENERATION: AtomicU32 = AtomicU32::new(1);
+
 /// See the [module](self).
 pub(super) struct Table<B> {
     pub(super) slots: Vec<Slot<B>>,
@@ -121,6 +125,9 @@ pub(super) struct Table<B> {
     pub(super) turns: u32,
     /// Whether its owner calls slow verbs while the loop is not borrowed.
     pub(super) is_of_tasks: bool,
+    /// Of the first channel in a place. Loops begin far from each other, so that none takes the id of another's channel for one of
+    /// its own.
+    pub(super) first_generation: u32,
     /// Why nothing can be posted on any channel any more.
     pub(super) stopped: Option<TransportError>,
 }
@@ -150,6 +157,7 @@ impl<B> Table<B> {
             with_unposted: Vec::new(),
             turns: 0,
             is_of_tasks: false,
+            first_generation: NEXT_GENERATION.fetch_add(0x9e37_79b1, Ordering::Relaxed),
             stopped: None,
         }
     }

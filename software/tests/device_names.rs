@@ -1,0 +1,37 @@
+//! What a program is told that opens a device which is not there. One test, since the list of devices is the process's.
+
+use ibverbs_software::{Device, register_if_none};
+
+#[track_caller]
+fn says<T>(opened: ibverbs::Result<T>, words: &[&str]) {
+    let error = opened.err().expect("it is not there");
+    assert!([Some(libc::ENODEV), Some(libc::ENOSYS)].contains(&error.raw_os_error()), "{error}");
+    let said = error.to_string();
+    words.iter().for_each(|word| assert!(said.contains(word), "{word:?} is not in: {said}"));
+}
+
+#[test]
+fn the_error_names_the_device_and_those_that_there_are() {
+    if ibverbs::devices().is_ok_and(|devices| !devices.is_empty()) {
+        // A machine with an adapter: the lists below would have it too.
+        says(ibverbs::open("nobody"), &["\"nobody\"", "there are: "]);
+        return;
+    }
+    let kept = &["ibverbs-software", "dropping the guard of `register_if_none` takes it away"];
+    says(ibverbs::open_first(), kept);
+    says(ibverbs::open("mlx5_0"), kept);
+    // The mistake.
+    let _ = register_if_none().unwrap();
+    says(ibverbs::open_first(), kept);
+    // And what is right.
+    let software = register_if_none().unwrap();
+    assert_eq!(software.len(), 1);
+    drop(ibverbs::open_first().unwrap());
+    let second = Device::builder().name("second").build().unwrap();
+    second.register();
+    says(ibverbs::open("thrid"), &["\"thrid\"", "there are: ", &software[0].name(), "second"]);
+    // However long what was called is.
+    says(ibverbs::open(&"x".repeat(5000)), &["there are: "]);
+    drop((software, second));
+    says(ibverbs::open_first(), kept);
+}

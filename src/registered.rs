@@ -1,0 +1,114 @@
+//! In debug builds: which memory is registered where, so that a post can refuse memory of another protection domain or
+//! device. The device would end the connection, or, where the other device has the same key, write to other memory.
+
+use std::ffi::c_int;
+
+use crate::ffi;
+
+/// Notes that a verb has registered this region.
+#[inline(always)]
+pub(crate) fn is_free(_region: *mut ffi::ibv_mr) {
+    #[cfg(debug_assertions)]
+    known::add(_region);
+}
+
+/// Calls the destroy verb of a region.
+#[inline(always)]
+pub(crate) fn destroy(
+    _: &'static str,
+    region: *mut ffi::ibv_mr,
+    _: *mut ffi::ibv_context,
+    verb: impl FnOnce(*mut ffi::ibv_mr) -> c_int,
+) -> c_int {
+    #[cfg(debug_assertions)]
+    known::remove(region);
+    verb(region)
+}
+
+#[cfg(debug_assertions)]
+pub(crate) use known::{DomainId, add, is_foreign, remove};
+
+#[cfg(debug_assertions)]
+mod known {
+    use std::ops::Range;
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    use crate::ffi;
+
+    /// A protection domain: the parent domains that were made from it are the same.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(crate) struct DomainId {
+        context: usize,
+        handle: u32,
+    }
+
+    impl DomainId {
+        /// # Safety
+        ///
+        /// The domain is live.
+        pub(crate) unsafe fn of(domain: *mut ffi::ibv_pd) -> Self {
+            // SAFETY: the caller vouches for it.
+            let ffi::ibv_pd { context, handle } = unsafe { *domain };
+            Self { context: context.addr(), handle }
+        }
+    }
+
+    struct Known {
+        region: usize,
+        key: u32,
+        addresses: Range<u64>,
+        domain: DomainId,
+    }
+
+    /// In order of their keys, so that a post looks at few.
+    static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+
+    fn known() -> MutexGuard<'static, Vec<Known>> {
+        KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The region is live. Without memory for its place, its memory is taken for that of nobody, which is not refused.
+    pub(crate) fn add(region: *mut ffi::ibv_mr) {
+        // SAFETY: the callers have a live region, and with it its domain.
+        let known_region = unsafe {
+            let ffi::ibv_mr { pd, addr, length, lkey, .. } = *region;
+            if pd.is_null() {
+                return;
+            }
+            let start = addr.addr() as u64;
+            let addresses = start..start.saturating_add(length as u64);
+            Known { region: region.addr(), key: lkey, addresses, domain: DomainId::of(pd) }
+        };
+        let mut known = known();
+        if known.try_reserve(1).is_ok() {
+            let at = known.partition_point(|other| other.key < known_region.key);
+            known.insert(at, known_region);
+        }
+    }
+
+    /// The region is about to be deregistered, or changed.
+    pub(crate) fn remove(region: *mut ffi::ibv_mr) {
+        known().retain(|known| known.region != region.addr());
+    }
+
+    /// Whether one of the pieces is of memory that is registered in another domain, and not in this one.
+    #[inline(never)]
+    pub(crate) fn is_foreign(domain: DomainId, list: &[ffi::ibv_sge]) -> bool {
+        let known = known();
+        list.iter().any(|piece| {
+            let first = known.partition_point(|other| other.key < piece.lkey);
+            let of_key = known[first..].iter().take_while(|other| other.key == piece.lkey);
+            let end = piece.addr.saturating_add(piece.length.into());
+            let holding = of_key
+                .filter(|other| other.addresses.start <= piece.addr && end <= other.addresses.end);
+            let mut any = false;
+            for other in holding {
+                if other.domain == domain {
+                    return false;
+                }
+                any = true;
+            }
+            any
+        })
+    }
+}

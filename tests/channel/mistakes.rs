@@ -1,0 +1,203 @@
+//! What beginners do wrong: each error names what they called, and what to change.
+
+use std::sync::Arc;
+
+use ibverbs::channel::DatagramsBuilder;
+use ibverbs::{
+    AccessFlags, BufferPool, Channel, Inline, Loop, MemoryRegion, PooledBuffer, ProtectionDomain,
+    Reactor, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, TransportError, TransportResult,
+    WorkErrorClass, WriteWorkRequest,
+};
+
+use crate::loops::{LEN, Loops};
+use crate::pair::{Pair, builder, connect, domain};
+use crate::software::Software;
+
+/// What is said has all of these words.
+#[track_caller]
+fn says<T>(result: Result<T, impl std::fmt::Display>, words: &[&str]) {
+    let said = result.err().expect("it is refused").to_string();
+    words.iter().for_each(|word| assert!(said.contains(word), "{word:?} is not in: {said}"));
+}
+
+/// Memory of another domain, and of another device, on every layer: nothing reaches the device, and the channel goes on.
+#[test]
+#[cfg_attr(not(debug_assertions), ignore = "only debug builds know where memory is registered")]
+fn memory_of_another_domain_is_refused_before_the_post() {
+    const WORDS: &[&str] = &["registered in another protection domain", "register it in"];
+    let mut pair = Pair::new();
+    let other = Arc::new(ProtectionDomain::new(pair.domain.context_parent()).unwrap());
+    let device = Software::new();
+    let elsewhere = domain(&device);
+    for foreign in [&other, &elsewhere] {
+        let mut region = MemoryRegion::<u8>::new(foreign, 64).unwrap();
+        let target = pair.shared(8);
+        let mut own = pair.region(8, 0);
+        let Pair { one, two, .. } = &mut pair;
+        says(one.send(region.slice(..).unwrap()), WORDS);
+        says(one.receive(region.slice_mut(..).unwrap()), WORDS);
+        says(one.write(region.slice(..).unwrap(), target.remote()), WORDS);
+        says(one.read(region.slice_mut(..).unwrap(), target.remote()), WORDS);
+        let scoped = one.scope(|s| -> TransportResult<()> {
+            let (sent, received) = region.slice_mut(..)?.split_at(8)?;
+            says(s.post_send(sent).map(drop), WORDS);
+            says(s.post_receive(received).map(drop), WORDS);
+            Ok(())
+        });
+        scoped.unwrap();
+        // The channel works.
+        two.scope(|s| -> TransportResult<()> {
+            let receive = s.post_receive(own.slice_mut(..)?)?;
+            one.send(Inline(b"own"))?;
+            receive.wait().map(drop)
+        })
+        .unwrap();
+        drop((own, target, region));
+        let pool = BufferPool::new(foreign, LEN, 4, AccessFlags::empty()).unwrap();
+        let mut here = Loop::<PooledBuffer>::new(pair.domain.context_parent(), 64).unwrap();
+        let prepare = || here.create_channel(&pair.domain).max_send_wr(4).max_recv_wr(4);
+        let (channel, _peer) = connect(prepare(), prepare());
+        let channel = here.add(channel).unwrap();
+        let take = || pool.take_from(b"foreign").unwrap().unwrap();
+        says(here.post(channel, SendWorkRequest::new(take()), 0), WORDS);
+        says(here.post(channel, ReceiveWorkRequest::new(take()), 0), WORDS);
+        let end = DatagramsBuilder::new(&pair.domain).max_send_wr(4).max_recv_wr(4);
+        let end = here.add_datagrams(end).unwrap();
+        let to = here.destination(end, &here.endpoint(end).unwrap()).unwrap();
+        says(here.send_to(end, take(), &to, 0), WORDS);
+        assert_eq!(pool.available(), 4);
+        let reactor = Reactor::new(pair.domain.context_parent(), 64).unwrap();
+        let channel = reactor.prepare(builder(&pair.domain)).unwrap();
+        let itself = channel.endpoint();
+        let channel = channel.handshake(itself).unwrap();
+        let refused = channel.submit(SendWorkRequest::new(take()));
+        says(refused.map(drop), WORDS);
+        says(channel.post_receive(take()), WORDS);
+        drop((channel, reactor, here, pool, _peer));
+        // A queue pair by hand.
+        let region = MemoryRegion::<u8>::new(foreign, 64).unwrap();
+        let queue = pair.domain.context().create_cq(4).unwrap();
+        let queue_pair = pair.domain.create_qp(&queue, &queue, ibverbs::Rc).build().unwrap();
+        let itself = queue_pair.endpoint();
+        let mut queue_pair = queue_pair.handshake(itself).unwrap();
+        // SAFETY: the region is not touched before both are dropped, the queue pair first.
+        says(unsafe { queue_pair.post(SendWorkRequest::new(&region), 1) }, WORDS);
+        drop(queue_pair);
+    }
+    // A parent domain is the domain that it was made from.
+    // SAFETY: it has no thread domain.
+    if let Ok(parent) = unsafe { ProtectionDomain::parent_domain(&pair.domain, None) } {
+        let mut region = MemoryRegion::<u8>::new(Arc::new(parent), 8).unwrap();
+        let Pair { one, two, .. } = &mut pair;
+        two.scope(|s| -> TransportResult<()> {
+            let receive = s.post_receive(region.slice_mut(..)?)?;
+            one.send(Inline(b"parent"))?;
+            receive.wait().map(drop)
+        })
+        .unwrap();
+    }
+    drop((other, elsewhere));
+    device.assert_clean();
+    pair.finish();
+}
+
+/// One side gets the right error, and the other one a text that says where to look.
+#[test]
+fn both_sides_send_before_they_have_posted_receives() {
+    let set = |builder: ibverbs::ChannelBuilder<'static>| {
+        let never = ibverbs::MaxRnrRetries::new(0).unwrap();
+        builder.max_rnr_retries(never).max_ack_retries(ibverbs::MaxAckRetries::new(1).unwrap())
+    };
+    let mut pair = Pair::with(Software::new(), set);
+    let first = pair.one.send(Inline(b"first")).unwrap_err();
+    assert!(first.to_string().contains("posts receives too late, or none at all"), "{first}");
+    assert!(!first.is_peer_gone());
+    let second = pair.two.send(Inline(b"second")).unwrap_err();
+    for words in ["the peer is gone", "its own error says why", "post receives before they send"] {
+        assert!(second.to_string().contains(words), "{second}");
+    }
+    assert!(second.is_peer_gone() && !second.is_retryable());
+    assert_eq!(second.work_error().unwrap().class(), WorkErrorClass::Transport);
+    pair.finish();
+}
+
+#[test]
+fn an_id_of_another_loop_names_no_channel() {
+    let mut loops = Loops::on(Software::new());
+    let (here, there) = loops.connect();
+    assert_eq!(here.index(), there.index());
+    let buffer = loops.filled(1);
+    let refused = loops.here.post(there, SendWorkRequest::new(buffer), 0);
+    says(refused, &["removed from this loop, or was never in it"]);
+    says(loops.here.remove(there), &["the loop has no such channel"]);
+    assert!(loops.here.endpoint(there).is_none() && loops.here.endpoint(here).is_some());
+    loops.finish();
+}
+
+#[test]
+fn lengths_and_limits_are_named_with_the_method_that_sets_them() {
+    let mut pair = Pair::new();
+    let (shared, mut region) = (pair.shared(8), pair.region(256, 0));
+    let one = &mut pair.one;
+    says(one.send(Inline(&[0; 500])), &["max_inline_data", "is 500", "0..="]);
+    let pieces: Vec<_> = (0..4).map(|n| region.slice(n..n + 1).unwrap()).collect();
+    says(one.send(pieces), &["the number of pieces is 4", "0..=3"]);
+    let long = ReadWorkRequest::new(region.slice_mut(..128).unwrap(), shared.remote());
+    says(one.run(long), &["128", "64"]);
+    // A read of less than the region reads so much.
+    shared.write(0, &[0x0707_0707_0707_0707; 8]).unwrap();
+    one.read(region.slice_mut(..16).unwrap(), shared.remote()).unwrap();
+    assert_eq!((region[15], region[16]), (7, 16));
+    let write = WriteWorkRequest::new(region.slice(..65).unwrap(), shared.remote());
+    says(one.run(write), &["65", "64"]);
+    drop((shared, region));
+    pair.finish();
+}
+
+#[test]
+fn what_is_too_small_is_named_where_it_was_said() {
+    let device = Software::new();
+    let domain = domain(&device);
+    let reactor = Reactor::new(domain.context_parent(), 16).unwrap();
+    says(reactor.prepare(builder(&domain).max_send_wr(64)), &["`entries`", "is 68", "0..=16"]);
+    says(reactor.datagrams(DatagramsBuilder::new(&domain)), &["`entries`", "is 32", "0..=16"]);
+    let queue_pair_type = ibverbs::QueuePairType::UnreliableDatagram;
+    let wrong = Channel::builder(&domain).queue_pair_type(queue_pair_type).build();
+    says(wrong, &["RC or UC", "Loop::add_datagrams"]);
+    says(Channel::builder(&domain).max_send_wr(1 << 30).build(), &["max_send_wr"]);
+    let pool = BufferPool::new(&domain, 64, 1, AccessFlags::REMOTE_READ);
+    says(pool, &["BufferPool::shared"]);
+    let pool = BufferPool::new(&domain, 8, 1, AccessFlags::empty()).unwrap();
+    says(pool.take_from(b"too long for it"), &["is 15", "0..=8"]);
+    drop((pool, reactor, domain));
+    device.assert_clean();
+}
+
+/// An error with an object is an error for `?`, and shows the object.
+#[test]
+fn a_state_error_is_converted_and_names_its_object() {
+    fn step(
+        channel: Channel<'static>,
+        here: &mut Loop<'static, PooledBuffer>,
+    ) -> TransportResult<()> {
+        here.add(channel)?;
+        Ok(())
+    }
+    let device = Software::new();
+    let domain = domain(&device);
+    let mut here = Loop::<PooledBuffer>::new(domain.context_parent(), 64).unwrap();
+    let (one, two) = connect(builder(&domain), builder(&domain));
+    says(step(one, &mut here), &["Loop::add", "create_channel of the same loop"]);
+    let failed = here.add(two).unwrap_err();
+    assert_eq!(failed.to_string(), failed.error.to_string());
+    let two = failed.object;
+    let (mut two, error) = (two, std::io::Error::from(TransportError::Stopped));
+    assert_eq!(error.kind(), std::io::ErrorKind::NotConnected);
+    // A channel of a loop, used as one that polls itself.
+    let (mut of_loop, _peer) = connect(here.create_channel(&domain), here.create_channel(&domain));
+    says(of_loop.send(Inline(b"mine")), &["created by a loop", "Loop::add"]);
+    let _ = two.until(std::time::Instant::now()).receive(()).unwrap_err();
+    says(two.send(()), &["stopped by an earlier failure", "reset"]);
+    drop((two, of_loop, _peer, here, domain));
+    device.assert_clean();
+}
