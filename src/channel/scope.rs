@@ -437,7 +437,8 @@ where
 ///
 /// [`wait`](Self::wait) gives the buffer back. If the handle is dropped or forgotten, the operation
 /// goes on, and the buffer stays borrowed until the scope has ended. The scope then waits for the
-/// operation, and reports it if it failed.
+/// operation, and reports it if it failed. A pooled buffer then has the length of the message; if a receive has several, and
+/// its handle is dropped before the message has come, they are empty.
 pub struct ScopedPendingWork<'scope, B: GatherBuffer> {
     core: &'scope Core,
     /// A slot of the core's table, taken for this operation.
@@ -456,7 +457,14 @@ impl<B: GatherBuffer> Drop for ScopedPendingWork<'_, B> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: as below. The length is in no memory that the device writes.
-        let kept = unsafe { self.buffer.assume_init_mut() }.kept_length();
+        let buffer = unsafe { self.buffer.assume_init_mut() };
+        let kept = buffer.kept_length();
+        if B::KEEPS_LENGTH
+            && kept.is_none()
+            && let Some(len) = self.core.length_for_pieces(self.slot)
+        {
+            buffer.received(len);
+        }
         if std::mem::needs_drop::<B>() {
             // SAFETY: `new` initialised it, and `wait_with` reads it only from a value that is not
             // dropped. A buffer that owns something owns a list of slices; dropping that list does not
@@ -492,6 +500,18 @@ impl Core {
             unsafe { success.tell(kept) };
         }
         self.leave_ended_to_scope(slot);
+    }
+
+    /// The handle of an operation with several pieces is dropped, some of which keep a length: how long their message is, or
+    /// nothing if it is none. One that is still to come is not told to them, so they are empty: nobody takes an earlier message
+    /// for it.
+    #[inline(never)]
+    fn length_for_pieces(&self, slot: &Slot) -> Option<usize> {
+        if let State::InFlight(_) = slot.state() {
+            let receives = self.table.of(Queue::Receive).as_ptr_range();
+            return receives.contains(&std::ptr::from_ref(slot)).then_some(0);
+        }
+        self.result(slot).ok()?.message_len().map(|len| len as usize)
     }
 
     /// The handle was dropped of an operation that has ended.

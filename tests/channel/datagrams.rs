@@ -347,11 +347,17 @@ fn what_is_in_flight_ends_with_its_end() {
         ends.domain = domain(&ends.device);
         ends.pool = BufferPool::new(&ends.domain, 40 + LEN, 64, AccessFlags::empty()).unwrap();
         ends.here = Loop::new(ends.domain.context_parent(), 64).unwrap();
-        let [one, two] = [(); 2].map(|()| ends.end());
+        let builder = ends.builder().address_handles(1);
+        let (one, two) = (ends.here.add_datagrams(builder).unwrap(), ends.end());
         let to = ends.way(one, two);
         ends.receive(two, 1);
-        (0..3).for_each(|_| ends.send(one, b"late", &to));
+        for class in 0..3 {
+            let to = DatagramDestination { path: to.path.traffic_class(class), ..to };
+            ends.send(one, b"late", &to);
+        }
         assert_eq!(ends.here.in_flight(one), 3);
+        let handles = ends.device.live_objects().address_handles;
+        assert_eq!(handles, 3, "one is kept by its path, and those of sends in flight");
         if is_removed {
             ends.here.remove(two).unwrap();
             ends.here.remove(one).unwrap();

@@ -199,6 +199,48 @@ fn the_buffers_of_one_receive_have_its_parts() {
     pair.finish();
 }
 
+/// Nobody is told how long the message is that comes after the handle was dropped: so the buffers are empty, and not as long as an
+/// earlier message. One that is sent keeps its length.
+#[test]
+fn the_buffers_of_a_dropped_handle_have_no_earlier_length() {
+    let mut pair = Pair::new();
+    let pool = used(&pair, 4);
+    let Pair { one, two, .. } = &mut pair;
+    let take = || pool.take_from(b"it was longer").unwrap().unwrap();
+    let mut early = [take(), take()];
+    two.scope(|s| -> TransportResult<()> {
+        drop(s.post_receive(&mut early)?);
+        one.send(Inline(b"early")).map(drop)
+    })
+    .unwrap();
+    assert!(early.iter().all(|buffer| buffer.is_empty()), "{early:?}");
+    // It has come.
+    let mut come = early.map(|mut buffer| {
+        buffer.extend_from_slice(b"it was longer").unwrap();
+        buffer
+    });
+    two.scope(|s| -> TransportResult<()> {
+        let mut receive = s.post_receive(&mut come)?;
+        one.send(Inline(b"come"))?;
+        while receive.poll().is_none() {}
+        drop(receive);
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!([&come[0][..], &come[1][..]], [&b"come"[..], b""]);
+    // What is sent stays as it is.
+    let mut room = pool.take().unwrap();
+    two.scope(|s| -> TransportResult<()> {
+        let receive = s.post_receive(&mut room)?;
+        one.scope(|s| s.post_send([&come[0], &come[0]]).map(drop))?;
+        receive.wait().map(drop)
+    })
+    .unwrap();
+    assert_eq!((&come[0][..], &room[..]), (&b"come"[..], &b"comecome"[..]));
+    drop((come, room, pool));
+    pair.finish();
+}
+
 /// A message, and a write that tells that it is there.
 #[test]
 fn a_loop_sets_the_length_of_what_it_gives_back() {
