@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::free_chunks::FreeChunks;
-use super::waiting::{Place, Waiting};
+use super::waiting::{self, Place, Waiting};
 use crate::channel::OwnedBuffer;
 use crate::debug::debug;
 use crate::domain::ProtectionDomain;
@@ -156,7 +156,7 @@ impl BufferPool {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there would be no chunks, or empty ones, or longer ones than 4 GiB - 1; or the options
+    ///  - `EINVAL`: there would be no chunks, or more than 2^28 - 1, or empty ones, or longer ones than 4 GiB - 1; or the options
     ///    let peers access the memory, or give it [another address](RegionOptions::iova).
     ///  - Those of [`SharedMemoryRegion::new`].
     #[doc(alias = "ibv_reg_mr")]
@@ -224,6 +224,7 @@ impl<M: PoolMemory> BufferPool<M> {
             let what = "the length of a chunk";
             return Err(Error::out_of_range(VERB, what, chunk_len as u64, 1, most));
         }
+        let most = u64::from(FreeChunks::MOST);
         if chunks == 0 || chunks as u64 > most {
             let what = "the number of chunks";
             return Err(Error::out_of_range(VERB, what, chunks as u64, 1, most));
@@ -338,26 +339,17 @@ impl Pool {
             PooledBuffer { chunk: NonNull::new_unchecked(chunk), memory: PhantomData }
         }
     }
-
-    /// Gives a reference up.
-    ///
-    /// # Safety
-    ///
-    /// The pointer is that of the box in `new`, and the reference the caller's.
-    unsafe fn release(pool: *const Self) {
-        // SAFETY: the caller vouches for it. If it is the last reference, and no chunk is in use, nothing uses the pool any more.
-        unsafe {
-            if FreeChunks::release(&raw const (*pool).free) {
-                drop(Box::from_raw(pool.cast_mut()));
-            }
-        }
-    }
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // SAFETY: the reference is the owner's.
-        unsafe { Pool::release(self.0.as_ptr()) };
+        let pool = self.0.as_ptr();
+        // SAFETY: the owner is dropped once. If no chunk is in use, nothing uses the pool any more, which came from the box in `make`.
+        unsafe {
+            if FreeChunks::orphan(&raw const (*pool).free) {
+                drop(Box::from_raw(pool));
+            }
+        }
     }
 }
 
@@ -403,23 +395,30 @@ unsafe fn give_back(chunk: NonNull<Chunk>) {
     // SAFETY: the chunk is the caller's, and its pool is there until it is given back.
     unsafe {
         let Chunk { pool, index, .. } = *chunk.as_ptr();
-        if FreeChunks::give_back(&raw const (*pool).free, index) {
-            wake_one(pool);
+        if !FreeChunks::give_back(&raw const (*pool).free, index) {
+            give_back_slowly(pool, index);
         }
     }
 }
 
 /// # Safety
 ///
-/// The pool is that of a chunk. The caller has a reference to it, which this gives up.
+/// It is the number of a chunk of the pool, which nothing uses any more.
 #[cold]
 #[inline(never)]
-unsafe fn wake_one(pool: *const Pool) {
-    // SAFETY: the caller vouches for it.
+unsafe fn give_back_slowly(pool: *const Pool, index: u32) {
+    let mut woken = None;
+    // SAFETY: the pool is there until the chunk is given back. If it was the last one, nothing uses the pool any more.
     unsafe {
-        (*pool).waiting.wake_one(&(*pool).free);
-        Pool::release(pool);
+        let next = || {
+            woken = (*pool).waiting.next(&(*pool).free);
+            woken.is_some()
+        };
+        if FreeChunks::give_back_slowly(&raw const (*pool).free, index, next) {
+            drop(Box::from_raw(pool.cast_mut()));
+        }
     }
+    waiting::wake(woken);
 }
 
 impl<M> PooledBuffer<M> {
@@ -549,7 +548,7 @@ impl Deref for PooledBuffer {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the chunk is a part of the region, which lives as long as the pool, and is initialised.
-        // It is ours alone: its bit was 1 when it was taken and is 0 until this is dropped, peers have no
+        // It is ours alone: it was free when it was taken, and is not until this is dropped, peers have no
         // access, and the device has none while the buffer is not in an operation, which would own it.
         unsafe { slice::from_raw_parts(self.data(), self.chunk().kept.get() as usize) }
     }

@@ -7,7 +7,7 @@ use crate::debug::debug;
 const MOST: usize = 64;
 
 /// Free buffers of a [`BufferPool`] that their owner keeps, such as the thread of a [`Loop`](crate::Loop): taking one and giving
-/// it back are a few instructions and no atomic operation, which the pool needs two of for each.
+/// it back are a few instructions and no atomic operation, of which the pool needs one for each.
 ///
 /// What it keeps, 64 buffers at most, nobody else can take: the pool's other users and those who [wait](BufferPool::wait) for a
 /// buffer do not get it before the cache is dropped. So a pool has 64 buffers more for each of its caches than are in use
@@ -47,7 +47,13 @@ impl<M: PoolMemory> BufferCache<M> {
     /// An empty buffer: one that it keeps, else one of the pool. `None` if all are in use, or kept by others.
     #[inline]
     pub fn take(&mut self) -> Option<PooledBuffer<M>> {
-        self.kept.pop().or_else(|| self.pool.take())
+        if let Some(kept) = self.kept.pop() { Some(kept) } else { self.take_of_pool() }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_of_pool(&self) -> Option<PooledBuffer<M>> {
+        self.pool.take()
     }
 
     /// Keeps a buffer, without what is in it. One that is too many, or of another pool, goes to its pool.

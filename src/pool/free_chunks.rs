@@ -2,281 +2,259 @@
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// What one reference adds to the state, whose lower half counts free chunks.
-const REFERENCE: u64 = 1 << 32;
-/// The bit of the state that says that tasks wait.
-const WAITED_FOR: u64 = 1 << 63;
+/// The bits of the head that are the first free chunk, counted from 1; 0: none.
+const INDEX: u64 = (1 << 28) - 1;
+/// Tasks wait.
+const WAITED_FOR: u64 = 1 << 28;
+/// The owner is gone: nobody takes a chunk any more.
+const ORPHANED: u64 = 1 << 29;
+/// What each take adds to the rest, which counts takes.
+const TAKE: u64 = 1 << 30;
 
-/// The free chunks of a pool. Any thread takes and gives back, without a lock, at a cost that does not grow with the pool.
+/// The free chunks of a pool: a stack, from which any thread takes, and to which any gives back, by one exchange of its head.
+/// It costs the same in a pool of any size, however few are free.
 ///
-/// Whoever takes a chunk first takes one off the count, and then finds a bit: there is one for it, since whoever gives a chunk
-/// back sets the bit first. So the count alone says that there is none, and nobody searches in vain.
-///
-/// The count is in one word with the references to the pool, so that who gives the last chunk back knows that it was the last.
+/// A take reads which chunk is the second, and then exchanges the head, if that is as it was. It may have been another one
+/// meanwhile: the count of takes tells. For that not to tell, a thread has to stand still between the two while others
+/// take 2^34 chunks, or a multiple, and not one more or less.
 pub(super) struct FreeChunks {
-    /// A bit for each chunk: 1 if it is free.
-    words: Box<[AtomicU64]>,
-    /// A bit for each word: 0 if it has no free chunk. Then a bit for each word of these, and so on, up to a single word.
-    levels: Vec<Box<[AtomicU64]>>,
-    /// The word in which a chunk was found last.
-    latest: AtomicU32,
-    /// How many chunks are free, how many references there are (that of the pool's owner, and others for a moment), and whether
-    /// tasks wait.
-    state: AtomicU64,
-    chunks: u32,
+    head: AtomicU64,
+    /// By the chunks' numbers, which begin with 1. The first is the bottom of the stack.
+    links: Box<[Link]>,
+    /// How many chunks are in use, if the pool is orphaned.
+    in_use: AtomicU32,
+}
+
+/// Of a free chunk.
+struct Link {
+    /// The chunk below it.
+    next: AtomicU32,
+    /// How many chunks are free, with this as the first.
+    depth: AtomicU32,
 }
 
 impl FreeChunks {
-    /// `chunks` free chunks, and a reference, or `None` if there is no memory for them.
+    /// The most chunks.
+    pub(super) const MOST: u32 = INDEX as u32;
+
+    /// `chunks` free chunks, or `None` if there is no memory for them.
     pub(super) fn new(chunks: u32) -> Option<Self> {
-        let words = ones(chunks as usize)?;
-        let (mut levels, mut below) = (Vec::new(), words.len());
-        while below > 1 {
-            levels.try_reserve(1).ok()?;
-            levels.push(ones(below)?);
-            below = below.div_ceil(64);
-        }
-        let state = AtomicU64::new(REFERENCE | u64::from(chunks));
-        Some(Self { words, levels, latest: AtomicU32::new(0), state, chunks })
+        let mut links = Vec::new();
+        links.try_reserve_exact(chunks as usize + 1).ok()?;
+        // The first is to be taken first.
+        links.extend((0..=chunks).map(|chunk| Link {
+            next: AtomicU32::new(if chunk < chunks { chunk + 1 } else { 0 }),
+            depth: AtomicU32::new(if chunk == 0 { 0 } else { chunks - chunk + 1 }),
+        }));
+        Some(Self { head: AtomicU64::new(1), links: links.into(), in_use: AtomicU32::new(0) })
+    }
+
+    /// The link of the first free chunk, with this head.
+    #[inline(always)]
+    fn first(&self, head: u64) -> &Link {
+        // SAFETY: a head has the number of a chunk, or 0.
+        unsafe { self.links.get_unchecked((head & INDEX) as usize) }
     }
 
     /// The number of chunks that are free at this moment.
     pub(super) fn count(&self) -> u32 {
-        self.state.load(Ordering::Relaxed) as u32
+        self.first(self.head.load(Ordering::Acquire)).depth.load(Ordering::Relaxed)
     }
 
     /// Takes a chunk, unless all are in use. What its latest user did to it comes before this.
     #[inline(always)]
     pub(super) fn take(&self) -> Option<u32> {
-        let mut state = self.state.load(Ordering::Relaxed);
+        let mut head = self.head.load(Ordering::Acquire);
         loop {
-            if state as u32 == 0 {
+            let chunk = head & INDEX;
+            if chunk == 0 {
                 return None;
             }
-            // After the bits of all chunks that it counts.
-            let order = (Ordering::Acquire, Ordering::Relaxed);
-            match self.state.compare_exchange_weak(state, state - 1, order.0, order.1) {
-                Ok(_) => break,
-                Err(now) => state = now,
-            }
-        }
-        let latest = self.latest.load(Ordering::Relaxed);
-        Some(match self.take_of(latest) {
-            Some(index) => index,
-            None => self.find(),
-        })
-    }
-
-    /// Takes a chunk of a word.
-    #[inline(always)]
-    fn take_of(&self, word: u32) -> Option<u32> {
-        let free = &self.words[word as usize];
-        loop {
-            let bits = free.load(Ordering::Relaxed);
-            if bits == 0 {
-                return None;
-            }
-            let bit = bits.trailing_zeros();
-            if free.fetch_and(!(1 << bit), Ordering::Acquire) & (1 << bit) != 0 {
-                return Some(word * 64 + bit);
+            let next = self.first(head).next.load(Ordering::Relaxed);
+            let without = (head - chunk + u64::from(next)).wrapping_add(TAKE);
+            let order = (Ordering::Acquire, Ordering::Acquire);
+            match self.head.compare_exchange_weak(head, without, order.0, order.1) {
+                Ok(_) => return Some(chunk as u32 - 1),
+                Err(now) => head = now,
             }
         }
     }
 
-    /// Finds a chunk, of which there is one for the caller.
-    #[cold]
-    #[inline(never)]
-    fn find(&self) -> u32 {
-        loop {
-            let found = self.climb_down().or_else(|| {
-                // For a moment, a level may not know of a chunk. Each that this misses another thread has taken meanwhile.
-                (0..self.words.len() as u32).find_map(|word| self.take_of(word))
-            });
-            if let Some(index) = found {
-                self.latest.store(index / 64, Ordering::Relaxed);
-                return index;
-            }
-        }
-    }
-
-    /// Takes a chunk that the levels know of.
-    fn climb_down(&self) -> Option<u32> {
-        'again: loop {
-            let mut word = 0;
-            for (level, bits) in self.levels.iter().enumerate().rev() {
-                let bits = bits[word].load(Ordering::Relaxed);
-                if bits == 0 {
-                    if level + 1 == self.levels.len() {
-                        return None;
-                    }
-                    self.note_empty(level + 1, word);
-                    continue 'again;
-                }
-                word = word * 64 + bits.trailing_zeros() as usize;
-            }
-            match self.take_of(word as u32) {
-                None if self.levels.is_empty() => return None,
-                None => self.note_empty(0, word),
-                taken => return taken,
-            }
-        }
-    }
-
-    /// Tells a level that the word below is empty, unless it is not any more.
-    fn note_empty(&self, level: usize, word: usize) {
-        let (above, bit) = (&self.levels[level][word / 64], 1 << (word % 64));
-        // If this comes after a `note_free`, so does the load; and if it comes before, that sets the bit.
-        above.fetch_and(!bit, Ordering::AcqRel);
-        let below = if level == 0 { &self.words } else { &self.levels[level - 1] };
-        if below[word].load(Ordering::Acquire) != 0 {
-            above.fetch_or(bit, Ordering::AcqRel);
-        }
-    }
-
-    /// Tells the levels that a word has a free chunk, and had none.
-    #[cold]
-    #[inline(never)]
-    fn note_free(&self, mut word: usize) {
-        for level in &self.levels {
-            if level[word / 64].fetch_or(1 << (word % 64), Ordering::AcqRel) != 0 {
-                return;
-            }
-            word /= 64;
-        }
-    }
-
-    /// Gives a chunk back that was taken. True: the caller now has a reference. It is to wake a task that
-    /// [waits](Self::set_waited_for), and then to [release](Self::release) it. False: there may be nothing at `this` any more.
+    /// Gives a chunk back that was taken, and returns true: there may be nothing at `this` any more. False: tasks wait, or the
+    /// pool is orphaned; the caller still has the chunk, and gives it back [otherwise](Self::give_back_slowly).
     ///
     /// # Safety
     ///
     /// `this` is valid while the caller has the chunk.
     #[inline(always)]
-    pub(super) unsafe fn give_back(this: *const Self, index: u32) -> bool {
-        // SAFETY: the caller has the chunk until it is counted.
-        let (words, state) = unsafe { (&(*this).words, &(*this).state) };
-        let word = index as usize / 64;
-        // The bit is 0.
-        if words[word].fetch_add(1 << (index % 64), Ordering::AcqRel) == 0 {
-            // SAFETY: as above.
-            unsafe { &*this }.note_free(word);
-        }
-        let mut seen = state.load(Ordering::Relaxed);
-        // That of the owner, and no task waits.
-        while seen >> 32 == REFERENCE >> 32 {
-            let order = (Ordering::Release, Ordering::Relaxed);
-            match state.compare_exchange_weak(seen, seen + 1, order.0, order.1) {
-                Ok(_) => return false,
+    pub(super) unsafe fn give_back(this: *const Self, chunk: u32) -> bool {
+        // SAFETY: the caller has the chunk until the head is exchanged.
+        let free = unsafe { &*this };
+        let mut seen = free.head.load(Ordering::Acquire);
+        while seen & (WAITED_FOR | ORPHANED) == 0 {
+            match free.push(chunk, seen) {
+                Ok(()) => return true,
                 Err(now) => seen = now,
             }
         }
-        state.fetch_add(REFERENCE + 1, Ordering::AcqRel);
-        true
+        false
     }
 
-    /// Gives a reference up. True: it was the last one, and no chunk is in use, so the pool is the caller's alone. False: there
+    /// Puts a chunk on top, if the head is as it was seen.
+    #[inline(always)]
+    fn push(&self, chunk: u32, seen: u64) -> Result<(), u64> {
+        let own = u64::from(chunk) + 1;
+        // SAFETY: it is the number of a chunk.
+        let link = unsafe { self.links.get_unchecked(own as usize) };
+        let (below, depth) = (seen & INDEX, &self.first(seen).depth);
+        link.next.store(below as u32, Ordering::Relaxed);
+        link.depth.store(depth.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        let order = (Ordering::Release, Ordering::Acquire);
+        self.head.compare_exchange_weak(seen, seen - below + own, order.0, order.1).map(drop)
+    }
+
+    /// Gives a chunk back, where tasks wait or the pool is orphaned. Until it has found a task, `next` looks for one while tasks
+    /// wait, and while the pool is there: the caller wakes it when this has returned. True: the pool is the caller's alone.
+    /// Otherwise there may be nothing at `this` any more.
+    ///
+    /// # Safety
+    ///
+    /// `this` is valid while the caller has the chunk.
+    pub(super) unsafe fn give_back_slowly(
+        this: *const Self,
+        chunk: u32,
+        mut next: impl FnMut() -> bool,
+    ) -> bool {
+        // SAFETY: the caller has the chunk until the head is exchanged, or it is no more counted.
+        let free = unsafe { &*this };
+        let mut has_next = false;
+        loop {
+            let seen = free.head.load(Ordering::Acquire);
+            if seen & ORPHANED != 0 {
+                return free.in_use.fetch_sub(1, Ordering::AcqRel) == 1;
+            }
+            if seen & WAITED_FOR != 0 && !has_next {
+                has_next = next();
+            } else if free.push(chunk, seen).is_ok() {
+                return false;
+            }
+        }
+    }
+
+    /// The owner goes: nobody takes a chunk any more. True: no chunk is in use, and the pool is the caller's alone. False: there
     /// may be nothing at `this` any more.
     ///
     /// # Safety
     ///
-    /// `this` is valid while the caller has the reference.
-    pub(super) unsafe fn release(this: *const Self) -> bool {
-        // SAFETY: the caller has the reference until it is no more counted.
-        let (state, chunks) = unsafe { (&(*this).state, (*this).chunks) };
-        state.fetch_sub(REFERENCE, Ordering::AcqRel) == REFERENCE | u64::from(chunks)
+    /// `this` is valid until this is called, and it is called once.
+    pub(super) unsafe fn orphan(this: *const Self) -> bool {
+        // SAFETY: the owner's pool is there until the head is exchanged.
+        let Self { head, links, in_use } = unsafe { &*this };
+        let mut seen = head.load(Ordering::Acquire);
+        loop {
+            let free = links[(seen & INDEX) as usize].depth.load(Ordering::Relaxed);
+            let used = (links.len() - 1) as u32 - free;
+            if used == 0 {
+                return true;
+            }
+            // Read by those who see the head that says so.
+            in_use.store(used, Ordering::Relaxed);
+            let order = (Ordering::AcqRel, Ordering::Acquire);
+            match head.compare_exchange_weak(seen, seen | ORPHANED, order.0, order.1) {
+                Ok(_) => return false,
+                Err(now) => seen = now,
+            }
+        }
     }
 
     /// Whether tasks wait.
     pub(super) fn is_waited_for(&self) -> bool {
-        self.state.load(Ordering::Relaxed) & WAITED_FOR != 0
+        self.head.load(Ordering::Relaxed) & WAITED_FOR != 0
     }
 
     /// Whether tasks wait, of which one is to be woken when a chunk comes back. From now on [`take`](Self::take) finds the chunks
     /// that came back before.
     pub(super) fn set_waited_for(&self, waited_for: bool) {
         if waited_for {
-            self.state.fetch_or(WAITED_FOR, Ordering::AcqRel);
+            self.head.fetch_or(WAITED_FOR, Ordering::AcqRel);
         } else {
-            self.state.fetch_and(!WAITED_FOR, Ordering::AcqRel);
+            self.head.fetch_and(!WAITED_FOR, Ordering::AcqRel);
         }
     }
-}
-
-/// Words with this many bits, all 1.
-fn ones(bits: usize) -> Option<Box<[AtomicU64]>> {
-    let words = bits.div_ceil(64);
-    let mut ones = Vec::new();
-    ones.try_reserve_exact(words).ok()?;
-    ones.extend((0..words).map(|word| match bits - word * 64 {
-        bits @ ..64 => AtomicU64::new((1 << bits) - 1),
-        _ => AtomicU64::new(u64::MAX),
-    }));
-    Some(ones.into())
 }
 
 #[cfg(all(test, not(ibverbs_loom)))]
 mod tests {
     use super::*;
 
-    /// Every bit of a level is 1 where the word below is not empty: the next search finds it.
-    fn check(free: &FreeChunks) {
-        let mut below = &free.words;
-        for level in &free.levels {
-            for (word, bits) in below.iter().enumerate() {
-                let bit = level[word / 64].load(Ordering::Relaxed) >> (word % 64) & 1;
-                assert!(bit == 1 || bits.load(Ordering::Relaxed) == 0, "word {word}");
-            }
-            below = level;
-        }
+    fn give_back(free: &FreeChunks, chunk: u32) {
+        // SAFETY: it is there, and the chunk was taken.
+        assert!(unsafe { FreeChunks::give_back(free, chunk) });
     }
 
     #[test]
     fn each_chunk_is_taken_once_at_any_size() {
-        let most = if cfg!(miri) { 70 } else { 64 * 64 * 64 + 1 };
-        for chunks in [1, 63, 64, 65, 4095, 4096, 4097, most].into_iter().filter(|&n| n <= most) {
+        let most = if cfg!(miri) { 70 } else { 100_000 };
+        for chunks in [1, 2, 64, most] {
             let free = FreeChunks::new(chunks).unwrap();
-            let mut taken: Vec<_> = std::iter::from_fn(|| free.take()).collect();
-            assert_eq!((taken.len() as u32, free.count()), (chunks, 0));
-            taken.sort_unstable();
-            assert!((0..).zip(&taken).all(|(index, &taken)| index == taken));
-            check(&free);
-            // Any of them comes back, and is found.
-            for &index in &[0, chunks / 2, chunks - 1] {
-                // SAFETY: it is there, and the chunk was taken.
-                assert!(!unsafe { FreeChunks::give_back(&free, index) });
-                check(&free);
-                assert_eq!((free.take(), free.take()), (Some(index), None));
+            let taken: Vec<_> = std::iter::from_fn(|| free.take()).collect();
+            assert!(taken.iter().copied().eq(0..chunks), "in their order");
+            assert_eq!(free.count(), 0);
+            // The last that came back is taken first.
+            for (index, chunk) in (1..).zip([chunks - 1, chunks / 3]).take(chunks.min(2) as usize) {
+                give_back(&free, chunk);
+                assert_eq!(free.count(), index);
             }
+            let again: Vec<_> = std::iter::from_fn(|| free.take()).collect();
+            let expected = [chunks / 3, chunks - 1];
+            assert_eq!(again, expected[2 - chunks.min(2) as usize..]);
         }
     }
 
-    /// A search looks at one word of each level, and not at all words.
+    /// The head is as it was, but for the takes.
     #[test]
-    fn a_chunk_is_found_in_as_many_steps_as_there_are_levels() {
-        let chunks = if cfg!(miri) { 64 * 64 } else { 64 * 64 * 64 };
-        let free = FreeChunks::new(chunks).unwrap();
-        while free.take().is_some() {}
-        // SAFETY: it is there, and the chunk was taken.
-        unsafe { FreeChunks::give_back(&free, chunks - 1) };
-        // One more, of which the levels do not know: who looks at all words finds it first.
-        free.words[5].store(1, Ordering::Relaxed);
-        free.state.fetch_add(1, Ordering::Relaxed);
-        free.latest.store(0, Ordering::Relaxed);
-        assert_eq!(free.take(), Some(chunks - 1));
-        // And it is found all the same.
-        assert_eq!(free.take(), Some(5 * 64));
+    fn takes_are_counted_up_to_the_end_and_from_the_beginning_again() {
+        let free = FreeChunks::new(2).unwrap();
+        free.set_waited_for(true);
+        free.head.fetch_or(!(TAKE - 1), Ordering::Relaxed);
+        assert_eq!((free.take(), free.is_waited_for()), (Some(0), true));
+        assert_eq!(free.head.load(Ordering::Relaxed), WAITED_FOR | 2);
+        assert_eq!((free.take(), free.take()), (Some(1), None));
     }
 
     #[test]
     fn the_last_of_owner_and_chunks_ends_the_pool() {
         let free = FreeChunks::new(2).unwrap();
         let (one, two) = (free.take().unwrap(), free.take().unwrap());
-        // SAFETY: it is there; what is given back was taken, and what is released was had.
-        unsafe {
-            assert!(!FreeChunks::give_back(&free, one));
-            assert!(!FreeChunks::release(&free), "a chunk is in use");
-            assert!(FreeChunks::give_back(&free, two), "there is no owner");
-            assert!(FreeChunks::release(&free));
-        }
+        give_back(&free, one);
+        // SAFETY: it is there, and this is called once.
+        assert!(!unsafe { FreeChunks::orphan(&free) }, "a chunk is in use");
+        // SAFETY: it is there, and the chunk was taken.
+        let [is_back, is_last] = unsafe {
+            let is_back = FreeChunks::give_back(&free, two);
+            [is_back, FreeChunks::give_back_slowly(&free, two, || unreachable!("none waits"))]
+        };
+        assert!(!is_back && is_last);
+        let unused = FreeChunks::new(2).unwrap();
+        // SAFETY: as above.
+        assert!(unsafe { FreeChunks::orphan(&unused) });
+    }
+
+    #[test]
+    fn who_gives_back_has_one_task_at_most_to_wake() {
+        let free = FreeChunks::new(1).unwrap();
+        let chunk = free.take().unwrap();
+        free.set_waited_for(true);
+        let mut asked = 0;
+        let next = || {
+            asked += 1;
+            // The first time, the tasks have left meanwhile, and another has come.
+            asked == 2
+        };
+        // SAFETY: it is there, and the chunk was taken.
+        let is_back = unsafe { FreeChunks::give_back(&free, chunk) };
+        // SAFETY: as above.
+        assert!(!is_back && !unsafe { FreeChunks::give_back_slowly(&free, chunk, next) });
+        assert_eq!((asked, free.count()), (2, 1));
     }
 }

@@ -59,18 +59,19 @@ impl Waiting {
         Poll::Ready(taken)
     }
 
-    /// Wakes the task that has waited for the longest time. If its waker panics, the panic ends here.
+    /// Wakes the task that has waited for the longest time.
     #[cold]
     #[inline(never)]
-    pub(super) fn wake_one(&self, free: &FreeChunks) {
+    fn wake_one(&self, free: &FreeChunks) {
+        wake(self.next(free));
+    }
+
+    /// Takes the task out of the line that has waited for the longest time.
+    pub(super) fn next(&self, free: &FreeChunks) -> Option<Waker> {
         let mut places = self.lock();
         let first = places.wakers.pop_front();
         places.tell(free);
-        drop(places);
-        if let Some((_, waker)) = first {
-            // A buffer that goes back to its pool may be dropped during a panic: a second one would end the process.
-            let _ = panics::catch(|| waker.wake());
-        }
+        first.map(|(_, waker)| waker)
     }
 
     fn keep(&self, free: &FreeChunks, place: &mut Place, cx: &Context<'_>) {
@@ -121,6 +122,14 @@ impl Waiting {
     /// What is behind the lock is consistent at every moment.
     fn lock(&self) -> MutexGuard<'_, Places> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Wakes a task. If its waker panics, the panic ends here: a buffer that goes back to its pool may be dropped during a panic, and
+/// a second one would end the process.
+pub(super) fn wake(woken: Option<Waker>) {
+    if let Some(waker) = woken {
+        let _ = panics::catch(|| waker.wake());
     }
 }
 
@@ -192,10 +201,15 @@ mod tests {
     /// As a buffer does when it is dropped.
     fn give_back(free: &FreeChunks, waiting: &Waiting, chunk: u32) {
         // SAFETY: it is there, and the chunk was taken.
-        if unsafe { FreeChunks::give_back(free, chunk) } {
-            waiting.wake_one(free);
+        if !unsafe { FreeChunks::give_back(free, chunk) } {
+            let mut woken = None;
+            let next = || {
+                woken = waiting.next(free);
+                woken.is_some()
+            };
             // SAFETY: as above.
-            unsafe { FreeChunks::release(free) };
+            unsafe { FreeChunks::give_back_slowly(free, chunk, next) };
+            wake(woken);
         }
     }
 
