@@ -270,6 +270,12 @@ impl<'res> ChannelBuilder<'res> {
         let of_loop = matches!(self.completions, Completions::OfLoop(..));
         let reason = "a channel of a loop does not sleep itself: leave sleep_after out";
         Error::invalid_if(of_loop && self.sleep_after.is_some(), VERB, reason)?;
+        if let Completions::OfLoop(queue, _) = &self.completions {
+            let is_foreign = queue.context().as_raw() != self.domain.context().as_raw();
+            let reason = "the protection domain and the loop, or the reactor, are of two contexts: open the device once, and \
+                          make both of that context";
+            Error::invalid_if(is_foreign, VERB, reason)?;
+        }
         if self.shares_receives() {
             capacities.max_recv_wr = 0;
         }

@@ -145,7 +145,7 @@ impl fmt::Display for TransportError {
             Self::Work(error) => error.fmt(f),
             Self::QueueFull => f.write_str(
                 "the queue is full: complete operations before posting more, or build the channel \
-                 deeper",
+                 deeper (max_send_wr, max_recv_wr)",
             ),
             Self::NoCredit => f.write_str(
                 "the peer has posted no receive for this message: wait for credit, and post it then",

@@ -9,7 +9,7 @@ use super::error::{TransportError, TransportResult};
 use super::operation::{Operation, Templates};
 use super::slot::{Owner, Slot};
 use crate::completion::WorkSuccess;
-use crate::error::{Error, err_from_call};
+use crate::error::err_from_call;
 use crate::ffi;
 use crate::memory::{GatherBuffer, ScatterBuffer};
 use crate::operation::sealed::Request;
@@ -126,7 +126,7 @@ impl Core {
         // SAFETY: the table is open, so the queue pair is live; the caller vouches for the memory.
         let returned = unsafe { self.post_raw(operation, wr_id, list) };
         if returned != 0 {
-            return Err(self.blocking_failed::<O>(returned).into());
+            return Err(self.blocking_failed::<O>(returned));
         }
         if let Err(found) = self.blocking_now(wr_id) {
             self.wait_for_blocking(found, deadline)?;
@@ -155,7 +155,7 @@ impl Core {
         // SAFETY: there is a free slot, so the queue pair is live; the caller vouches for the memory.
         let returned = unsafe { self.post_raw(operation, self.blocking_id.get(), list) };
         if returned != 0 {
-            return Err(self.blocking_failed::<O>(returned).into());
+            return Err(self.blocking_failed::<O>(returned));
         }
         self.wait_for_blocking(0, deadline)
     }
@@ -163,9 +163,13 @@ impl Core {
     /// The error of a blocking operation that could not be posted.
     #[cold]
     #[inline(never)]
-    fn blocking_failed<O: Operation>(&self, returned: c_int) -> Error {
+    fn blocking_failed<O: Operation>(&self, returned: c_int) -> TransportError {
         self.ensure_not_posted::<O>(None);
-        ffi::failed(O::VERB, returned)
+        if self.table.of(O::QUEUE).is_empty() {
+            // The channel was built without this queue, which the fast path does not look at.
+            return TransportError::QueueFull;
+        }
+        ffi::failed(O::VERB, returned).into()
     }
 
     /// Deals with a post to this slot that failed. Returns the error.

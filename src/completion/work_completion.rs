@@ -377,10 +377,12 @@ impl WorkError {
             WorkStatus::Flushed => "look at the completion that failed before this one",
             WorkStatus::LocalAccess => "the memory of the receive may not be written",
             WorkStatus::RemoteInvalidRequest => {
-                "the peer's queue pair does not allow the operation, or its receive is too short"
+                "the peer's queue pair does not allow the operation (`access` or `allow_remote_rw` of its builder), or its \
+                 receive is too short"
             }
             WorkStatus::RemoteAccess => {
-                "the rkey or the address is wrong, or the peer's region does not allow the access"
+                "the rkey or the address is wrong, or the peer's region does not allow the access (the AccessFlags that it \
+                 was registered with)"
             }
             WorkStatus::RemoteOperation => "the peer's receive is too short, or its device failed",
             WorkStatus::RetryExceeded => {

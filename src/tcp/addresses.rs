@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::error::{ExchangeError, ExchangeStage};
 use super::exchange::{Exchange, Role, exchange};
 use super::stream::DeadlineStream;
+use super::wire::check_private_data;
 use crate::channel::{Channel, DetachedChannel, PreparedChannel};
 use crate::handshake::Handshake;
 use crate::queue_pair::{Connected, PreparedQueuePair, QueuePair};
@@ -144,7 +145,7 @@ impl<'res> PreparedChannel<'res> {
         private_data: &[u8],
         deadline: Instant,
     ) -> Result<(Channel<'res>, Vec<u8>), StateError<Self, ExchangeError>> {
-        let stream = dial(address, deadline);
+        let stream = check_private_data(private_data).and_then(|_| dial(address, deadline));
         over(self, Role::Connects, stream, private_data, deadline).map(keep)
     }
 
@@ -181,7 +182,7 @@ impl<'res> PreparedChannel<'res> {
         private_data: &[u8],
         deadline: Instant,
     ) -> Result<(Channel<'res>, Vec<u8>), StateError<Self, ExchangeError>> {
-        let stream = next_client(listener, deadline);
+        let stream = check_private_data(private_data).and_then(|_| next_client(listener, deadline));
         over(self, Role::Accepts, stream, private_data, deadline).map(keep)
     }
 
@@ -208,7 +209,7 @@ impl<'res, T: Connected> PreparedQueuePair<'res, T> {
         private_data: &[u8],
         deadline: Instant,
     ) -> Result<(QueuePair<'res, T>, Vec<u8>, TcpStream), StateError<Self, ExchangeError>> {
-        let stream = dial(address, deadline);
+        let stream = check_private_data(private_data).and_then(|_| dial(address, deadline));
         over(self, Role::Connects, stream, private_data, deadline)
     }
 
@@ -225,7 +226,7 @@ impl<'res, T: Connected> PreparedQueuePair<'res, T> {
         private_data: &[u8],
         deadline: Instant,
     ) -> Result<(QueuePair<'res, T>, Vec<u8>, TcpStream), StateError<Self, ExchangeError>> {
-        let stream = next_client(listener, deadline);
+        let stream = check_private_data(private_data).and_then(|_| next_client(listener, deadline));
         over(self, Role::Accepts, stream, private_data, deadline)
     }
 
@@ -376,7 +377,11 @@ fn watch_host(stream: &TcpStream) -> io::Result<()> {
 /// Calls the addresses that the name stands for, one after the other, until one answers. Each gets its
 /// share of the time that is left.
 fn dial(address: impl ToSocketAddrs, deadline: Instant) -> Result<TcpStream, ExchangeError> {
-    let addresses: Vec<_> = address.to_socket_addrs().map_err(ExchangeError::Io)?.collect();
+    let addresses = address.to_socket_addrs().map_err(|error| {
+        let text = format!("{error} (the address is HOST:PORT, such as \"server:18515\")");
+        ExchangeError::Io(io::Error::new(error.kind(), text))
+    })?;
+    let addresses: Vec<_> = addresses.collect();
     let mut last = None;
     for (tried, &address) in addresses.iter().enumerate() {
         let left = deadline.saturating_duration_since(Instant::now());

@@ -50,15 +50,19 @@ impl Header {
     }
 }
 
+/// Its length, as it is sent.
+pub(super) fn check_private_data(private_data: &[u8]) -> Result<u16, ExchangeError> {
+    let length = u16::try_from(private_data.len());
+    let length = length.ok().filter(|&length| usize::from(length) <= MAX_PRIVATE_DATA);
+    length.ok_or(ExchangeError::PrivateDataTooLong(private_data.len()))
+}
+
 /// A complete greeting.
 pub(super) fn greeting(
     endpoint: &QueuePairEndpoint,
     private_data: &[u8],
 ) -> Result<Vec<u8>, ExchangeError> {
-    let length = u16::try_from(private_data.len());
-    let Some(length) = length.ok().filter(|&length| usize::from(length) <= MAX_PRIVATE_DATA) else {
-        return Err(ExchangeError::PrivateDataTooLong(private_data.len()));
-    };
+    let length = check_private_data(private_data)?;
     let endpoint = endpoint.to_bytes();
     let (version, endpoint) = endpoint.split_first().expect("it has a version");
     let mut bytes = Vec::with_capacity(HEADER + endpoint.len() + private_data.len());

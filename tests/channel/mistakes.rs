@@ -201,3 +201,75 @@ fn a_state_error_is_converted_and_names_its_object() {
     drop((two, of_loop, _peer, here, domain));
     device.assert_clean();
 }
+
+#[test]
+fn who_is_called_and_with_what_is_looked_at_first() {
+    let device = Software::new();
+    let domain = domain(&device);
+    let prepared = builder(&domain).build().unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(9);
+    // Nobody listens there: the private data are looked at before.
+    let failed = prepared.connect("127.0.0.1:1", &vec![0; 1 << 20], deadline).unwrap_err();
+    assert_eq!(
+        failed.error.to_string(),
+        "the private data has 1048576 bytes, and must not have more than 8192"
+    );
+    assert!(!failed.error.is_retryable() && !failed.error.is_peer_gone());
+    let failed = failed.object.connect("127.0.0.1", b"", deadline).unwrap_err();
+    says(Err::<(), _>(&failed.error), &["HOST:PORT"]);
+    let failed = failed.object.connect("127.0.0.1:1", b"", deadline).unwrap_err();
+    says(Err::<(), _>(&failed.error), &["no TCP connection to 127.0.0.1:1"]);
+    assert!(failed.error.is_retryable() && !failed.error.is_peer_gone());
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let failed = failed.object.accept(&listener, &[0; 8193], deadline).unwrap_err();
+    says(Err::<(), _>(&failed.error), &["8193 bytes"]);
+    // Who has come and gone.
+    drop(std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+    let failed = failed.object.accept(&listener, b"", deadline).unwrap_err();
+    assert!(failed.error.is_retryable() && failed.error.is_peer_gone(), "{}", failed.error);
+    drop((failed, domain));
+    device.assert_clean();
+}
+
+#[test]
+fn a_domain_of_another_device_and_a_queue_that_was_not_built_are_named() {
+    let (device, other) = (Software::new(), Software::new());
+    let (domain, elsewhere) = (domain(&device), domain(&other));
+    let mut here = Loop::<PooledBuffer>::new(domain.context_parent(), 64).unwrap();
+    const WORDS: &[&str] = &["of two contexts", "open the device once"];
+    says(here.create_channel(&elsewhere).build(), WORDS);
+    says(here.add_datagrams(DatagramsBuilder::new(&elsewhere)), WORDS);
+    let reactor = Reactor::new(domain.context_parent(), 64).unwrap();
+    says(reactor.prepare(builder(&elsewhere)), WORDS);
+    let end = here.add_datagrams(DatagramsBuilder::new(&domain)).unwrap();
+    let itself = here.endpoint(end).unwrap();
+    says(here.handshake(end, itself), &["a datagram end has no peer", "send_to"]);
+    says(here.keep_alive(end), &["reliable connection"]);
+    let v6 = "ff0e::1".parse().unwrap();
+    says(here.group(end, v6), &["no RoCE v2 GID", "family of addresses"]);
+    let (mut deaf, _peer) = connect(builder(&domain).max_recv_wr(0), builder(&domain));
+    let full = deaf.receive(()).unwrap_err();
+    assert_eq!(full, TransportError::QueueFull);
+    says(Err::<(), _>(full), &["build the channel deeper", "max_recv_wr"]);
+    drop((deaf, _peer, reactor, here, domain, elsewhere));
+    device.assert_clean();
+    other.assert_clean();
+}
+
+/// What the device refuses names the setting of the side that has to change.
+#[test]
+fn rights_that_were_not_given_are_named() {
+    let mut pair = Pair::new();
+    let closed =
+        ibverbs::SharedMemoryRegion::<u64>::new(&pair.domain, 8, AccessFlags::LOCAL_WRITE).unwrap();
+    says(pair.one.write(Inline(b"x"), closed.remote()), &["RemoteAccess", "AccessFlags"]);
+    says(pair.one.send(()), &["Flushed", "failed before this one"]);
+    drop(closed);
+    pair.finish();
+    let mut pair = Pair::with(Software::new(), |builder| builder.access(AccessFlags::LOCAL_WRITE));
+    let open = pair.shared(8);
+    let words = &["RemoteInvalidRequest", "allow_remote_rw", "receive is too short"];
+    says(pair.one.write(Inline(b"x"), open.remote()), words);
+    drop(open);
+    pair.finish();
+}

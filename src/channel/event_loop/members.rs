@@ -134,7 +134,11 @@ impl<'res, B> Loop<'res, B> {
         let Some(link) = &mut self.members.links[channel.index()] else {
             return Err(unknown(VERB));
         };
-        Error::invalid_if(link.core.table.is_open(), VERB, "the channel is connected")?;
+        let reason = match self.members.datagrams.iter().any(|(end, _)| *end == channel) {
+            true => "a datagram end has no peer: send_to names one",
+            false => "the channel is connected",
+        };
+        Error::invalid_if(link.core.table.is_open(), VERB, reason)?;
         let (connected, has_ended) = step(link, |link| link.connect(&remote));
         if has_ended {
             self.end_attempt(channel);
