@@ -36,8 +36,20 @@ const LAST_CLANG: &[&str] = &[
 /// With `-Zsanitizer=memory`, the one sanitizer to which code that is not instrumented looks wrong. Rust passes parameters so.
 pub(crate) const MEMORY: &[&str] = &["-fsanitize=memory", "-fsanitize-memory-param-retval"];
 
-/// What no other flag undoes.
-const TAKEN_OUT: &[&str] = &["--coverage", "-coverage", "-p", "-pg", "-finstrument-functions"];
+/// What no other flag undoes, whatever stands behind an equals sign: clang links a runtime for these, which need not be there,
+/// to the programs by which CMake tries it.
+const TAKEN_OUT: &[&str] = &[
+    "--coverage",
+    "-coverage",
+    "-fcs-profile-generate",
+    "-fembed-bitcode",
+    "-finstrument-functions",
+    "-fprofile-generate",
+    "-fprofile-instr-generate",
+    "-fsanitize",
+    "-p",
+    "-pg",
+];
 
 /// Changes this process's variables so that the crate `cc` takes these flags. Returns those that come last.
 ///
@@ -51,8 +63,10 @@ pub(crate) fn settle() -> Vec<String> {
         let own = last_read.replacen("CFLAGS", name, 1);
         for name in [own.replace(['-', '.'], "_"), own, format!("{kind}_{name}"), name.to_owned()] {
             let Ok(value) = env::var(&name) else { continue };
-            let kept = value.split_ascii_whitespace().filter(|word| !TAKEN_OUT.contains(word));
-            let kept = kept.collect::<Vec<_>>().join(" ");
+            let is_kept =
+                |word: &&str| !word.split('=').next().is_some_and(|flag| TAKEN_OUT.contains(&flag));
+            let kept: Vec<_> = value.split_ascii_whitespace().filter(is_kept).collect();
+            let kept = kept.join(" ");
             // SAFETY: this is the only thread.
             unsafe { env::set_var(name, kept) };
         }
