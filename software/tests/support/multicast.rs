@@ -10,8 +10,6 @@ use ibverbs::{
 use crate::patience::deadline;
 
 const QKEY: u32 = 0x1234;
-/// Names all members.
-const MEMBERS: u32 = 0xff_ffff;
 /// The bytes before a datagram in its receive buffer.
 const ROUTE: usize = 40;
 /// The number of the send.
@@ -61,11 +59,7 @@ impl<'a> Member<'a> {
         let handle = domain.create_ah(path).unwrap();
         self.region[..text.len()].copy_from_slice(text);
         let elements = [self.region.gather_element(..text.len()).unwrap()];
-        let request = SendWorkRequest::new(&elements).to(DatagramPeer {
-            path: &handle,
-            number: MEMBERS,
-            qkey: QKEY,
-        });
+        let request = SendWorkRequest::new(&elements).to(DatagramPeer::group(&handle, QKEY));
         // SAFETY: region and handle are not touched until the completion was polled, right below.
         unsafe { self.queue_pair.post(request, SENT) }.unwrap();
         assert_eq!(self.completion().wr_id(), SENT);
