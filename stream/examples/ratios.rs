@@ -187,12 +187,13 @@ fn hubs(devices: &[ibverbs_software::Device; 2]) -> Result<[Hub; 2]> {
     Ok([hub(&devices[0])?, hub(&devices[1])?])
 }
 
-const ROWS: [&str; 7] = [
+const ROWS: [&str; 8] = [
     "64 B round trip, threads",
     "64 B round trip, tasks",
     "1 MiB writes, threads",
     "1 MiB writes, tasks",
     "64 B writes, threads",
+    "64 B writes, threads, Hub::run",
     "64 B writes, tasks",
     "HTTP requests, hyper",
 ];
@@ -209,6 +210,17 @@ fn round(devices: &[ibverbs_software::Device; 2]) -> Result<[[Duration; 2]; ROWS
     times[2] = [one_way(a, b, million, LARGE)?, one_way(c, d, million, LARGE)?];
     let ((a, b), (c, d)) = (rdma(&threads)?, tcp()?);
     times[4] = [one_way(a, b, 64, SMALL)?, one_way(c, d, 64, SMALL)?];
+    let ((a, b), (c, d)) = (rdma(&threads)?, tcp()?);
+    times[5] = thread::scope(|scope| -> Result<_> {
+        let drives = threads.each_ref().map(|hub| scope.spawn(|| hub.run()));
+        let times = [one_way(a, b, 64, SMALL), one_way(c, d, 64, SMALL)];
+        threads.iter().for_each(Hub::stop);
+        for drive in drives {
+            drive.join().map_err(|_| "it has panicked")??;
+        }
+        let [ours, theirs] = times;
+        Ok([ours?, theirs?])
+    })?;
     let of_tasks = async move {
         let ((a, b), (c, d)) = (async_rdma(&tasks).await?, async_tcp().await?);
         let trips = [async_trips(a, b).await?, async_trips(c, d).await?];
@@ -223,7 +235,7 @@ fn round(devices: &[ibverbs_software::Device; 2]) -> Result<[[Duration; 2]; ROWS
         let http = [requests(a, b).await?, requests(c, d).await?];
         Result::Ok([trips, large, small, http])
     };
-    [times[1], times[3], times[5], times[6]] =
+    [times[1], times[3], times[6], times[7]] =
         runtime.block_on(async { tokio::spawn(of_tasks).await })??;
     Ok(times)
 }

@@ -4,6 +4,10 @@
 //! that is done when it is released, by [`Guard`]. A thread that waits for something sleeps without the lock. It has armed the
 //! queue before it looked: so what it waits for comes with an event that wakes all that sleep, or was found by another thread
 //! before it looked.
+//!
+//! Wakers and all else are behind the lock, so there is no order of atomics for loom to try. Two words are outside of it: whether a
+//! thread watches the sockets, which is set once, and how many serve the hub. Who finds one that serves it, with the lock held, hands
+//! the hub to it; one that leaves counts itself out first, and then takes the lock and what it was handed.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};

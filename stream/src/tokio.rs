@@ -231,6 +231,12 @@ impl Writer {
         Poll::Ready(Ok(written))
     }
 
+    pub(crate) fn poll_flush(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+        let id = self.handle.id;
+        let flush = |state: &mut State| Ok(state.flush(id)?.then_some(()));
+        poll_for(&self.handle, cx, |member| &mut member.writer, flush)
+    }
+
     pub(crate) fn poll_shutdown(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
         self.handle.shutdown();
         let id = self.handle.id;
@@ -296,7 +302,7 @@ pub struct WriteHalf(Writer);
 ///
 /// - A write that is not ready has taken nothing, and a future that is dropped leaves nothing behind.
 /// - `write_vectored` takes from all pieces. What is written while something is in flight is gathered, and goes when that has
-///   arrived: so `flush` has nothing to do, as with TCP.
+///   arrived; or before, by `flush`, which is ready when all of it has been posted, and none of it waits for the hub's task.
 /// - `shutdown` is ready when the peer's device has everything that was written.
 /// - `AsyncBufRead` gives the buffers in which bytes have arrived, without a copy.
 /// - One task at a time waits to read, and one to write: the last one that asks.
@@ -480,9 +486,8 @@ macro_rules! writes {
                 true
             }
 
-            /// What was gathered goes when what is in flight has arrived.
-            fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-                Poll::Ready(Ok(()))
+            fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                self.$($field).+.poll_flush(cx)
             }
 
             fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -551,8 +556,8 @@ mod on_futures {
                     self.$($field).+.poll_write(cx, from)
                 }
 
-                fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-                    Poll::Ready(Ok(()))
+                fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                    self.$($field).+.poll_flush(cx)
                 }
 
                 fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

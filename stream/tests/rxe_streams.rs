@@ -263,7 +263,7 @@ fn a_silent_client_costs_its_own_stream_alone() {
         route.prepare(channel).map_err(|(.., error)| error).unwrap().start(&hello).unwrap()
     };
     // On iWARP it is connected as soon as it was answered.
-    let _stands_still = (!is_iwarp()).then(begin);
+    let stands_still = (!is_iwarp()).then(begin);
     let (one, mut two) = pair(&hubs[0], &listener, to);
     let silent = begin();
     let (_silent, mut accepted) = thread::scope(|threads| {
@@ -278,6 +278,14 @@ fn a_silent_client_costs_its_own_stream_alone() {
     assert_eq!(accepted.take_error(), Some(StreamError::TimedOut));
     (&one).write_all(b"honest").unwrap();
     two.read_exact(&mut [0; 6]).unwrap();
+    // One that gives up leaves its place.
+    drop((stands_still, accepted));
+    let until = soon();
+    while hubs[1].stats().connections > 1 {
+        assert!(Instant::now() < until, "{:?}", hubs[1]);
+        listener.set_deadline(Some(Instant::now() + Duration::from_millis(5)));
+        assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+    }
 }
 
 /// This test is the peer, too: it runs itself, and kills that.

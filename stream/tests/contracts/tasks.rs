@@ -1,12 +1,13 @@
 //! Streams of tokio's tasks.
 
 use std::future::poll_fn;
-use std::io::{ErrorKind, IoSlice};
+use std::io::{ErrorKind, IoSlice, Read as _};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
+use ibverbs_stream::Role;
 use ibverbs_stream::tokio::{Listener, Stream};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -295,6 +296,78 @@ async fn the_task_of_a_hub_ends_with_it() {
         drop((one, two, hosts));
         while handle.metrics().num_alive_tasks() > 0 {
             tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+/// The stream over which two sides have connected is watched, whatever it is: its end is that of the peer, long before keep-alive.
+#[tokio::test]
+async fn they_connect_over_any_stream_and_see_its_end() {
+    ends(async {
+        let hosts = [Host::new(), Host::new()];
+        let (first, second) = tokio::io::duplex(64);
+        let (one, two) = tokio::join!(
+            Stream::over(&hosts[0].hub, first, Role::Connects),
+            Stream::over(&hosts[1].hub, second, Role::Accepts)
+        );
+        let (mut one, mut two) = (one.unwrap(), two.unwrap());
+        assert_eq!(one.peer_addr().unwrap_err().kind(), ErrorKind::Unsupported);
+        two.write_all(b"last").await.unwrap();
+        one.read_exact(&mut [0; 4]).await.unwrap();
+        // It says nothing any more.
+        hosts[1].hub.stop();
+        drop(two);
+        let error = one.read(&mut [0; 4]).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+    })
+    .await;
+}
+
+/// A thread that never lets the hub's task run again after a flush keeps nothing back.
+#[tokio::test]
+async fn what_was_flushed_needs_no_task_any_more() {
+    let hosts = [Host::new(), Host::with(|hub| hub.receives(64))];
+    let listener = ibverbs_stream::Listener::bind(&hosts[1].hub, "127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let reads = std::thread::spawn(move || {
+        let (mut two, _) = listener.accept().unwrap();
+        two.set_read_timeout(Some(std::time::Duration::from_secs(20)));
+        let mut got = vec![0; 100_000];
+        two.read_exact(&mut got).unwrap();
+        got
+    });
+    let mut one = Stream::connect(&hosts[0].hub, address).await.unwrap();
+    for piece in data(100_000).chunks(333) {
+        one.write_all(piece).await.unwrap();
+    }
+    one.flush().await.unwrap();
+    assert!(reads.join().unwrap() == data(100_000));
+}
+
+#[cfg(feature = "futures-io")]
+#[tokio::test]
+async fn the_traits_of_futures_io_are_the_same() {
+    ends(async {
+        let hosts = [Host::new(), Host::new()];
+        let (mut one, mut two) = pair(&hosts[0], &hosts[1]).await;
+        let pieces = [IoSlice::new(b"one "), IoSlice::new(b"two")];
+        let mut one = Pin::new(&mut one);
+        let written =
+            poll_fn(|cx| futures_io::AsyncWrite::poll_write_vectored(one.as_mut(), cx, &pieces));
+        assert_eq!(written.await.unwrap(), 7);
+        poll_fn(|cx| futures_io::AsyncWrite::poll_close(one.as_mut(), cx)).await.unwrap();
+        let mut two = Pin::new(&mut two);
+        let mut got = [0; 4];
+        let read = poll_fn(|cx| futures_io::AsyncRead::poll_read(two.as_mut(), cx, &mut got));
+        assert_eq!((read.await.unwrap(), &got), (4, b"one "));
+        for rest in [b"two".as_slice(), b""] {
+            let len = poll_fn(|cx| {
+                futures_io::AsyncBufRead::poll_fill_buf(two.as_mut(), cx)
+                    .map_ok(|bytes| (bytes == rest).then_some(bytes.len()))
+            });
+            let len = len.await.unwrap().expect("other bytes");
+            futures_io::AsyncBufRead::consume(two.as_mut(), len);
         }
     })
     .await;
