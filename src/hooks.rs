@@ -53,6 +53,9 @@ pub struct Hooks {
     /// Called before the last poll before an event loop sleeps, for a queue that `attend` has returned a file for. Returns
     /// whether there is an event to read.
     pub rest: unsafe fn(*mut ffi::ibv_cq) -> bool,
+    /// Whether no event will ever come in this file of events, from which nothing can be read now: its device was removed. The
+    /// file may be of whichever provider.
+    pub is_ended: fn(c_int) -> bool,
     /// Opens a file for the commands of librdmacm; -1 with `errno` set if that fails. `None`: the kernel's file is opened.
     pub manager_open: fn() -> Option<c_int>,
     /// Answers a command that is written to a file: the result, with `errno` set if it is -1. `None`: the file is not of

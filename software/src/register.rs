@@ -30,6 +30,7 @@ static HOOKS: Hooks = Hooks {
     sleep_for: provider::completion::sleep_for,
     attend: provider::completion::attend,
     rest: provider::completion::rest,
+    is_ended: provider::completion::is_ended,
     manager_open: manager::open,
     manager_write: manager::write,
     manager_close: manager::close,

@@ -210,12 +210,21 @@ impl<'ctx> CompletionChannel<'ctx> {
                 unsafe { ffi::ibv_get_cq_event(self.as_raw(), &mut queue, &mut queue_context) }
             })?;
             if !read {
-                return Ok(None);
+                return self.no_event();
             }
             // SAFETY: as above; this is the acknowledgement.
             unsafe { ffi::ibv_ack_cq_events(queue, 1) };
             Ok(Some(CompletionEvent { token: queue_context as usize }))
         })
+    }
+
+    /// There is no event, or there will be none any more.
+    #[cold]
+    fn no_event(&self) -> Result<Option<CompletionEvent>> {
+        match hooks::hooks() {
+            Some(hooks) if (hooks.is_ended)(self.as_raw_fd()) => Err(Error::new(GET, libc::EIO)),
+            _ => Ok(None),
+        }
     }
 
     /// [`next_event`](Self::next_event), sleeping until there is one. A signal does not end the wait

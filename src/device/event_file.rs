@@ -60,11 +60,12 @@ pub(crate) fn take_before<T>(
     deadline: Option<Instant>,
     mut take: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
+    let mut is_last = false;
     loop {
         if let Some(taken) = take()? {
             return Ok(taken);
         }
-        wait_readable(verb, [fd], deadline)?;
+        (_, is_last) = wait_readable(verb, [fd], deadline, is_last)?;
     }
 }
 
@@ -76,23 +77,28 @@ pub(crate) fn take_before_or_woken<T>(
     deadline: Option<Instant>,
     mut take: impl FnMut() -> Result<Option<T>>,
 ) -> Result<Option<T>> {
-    loop {
+    let (mut first, mut is_last) = (1, false);
+    while first != 0 {
         if let Some(taken) = take()? {
             return Ok(Some(taken));
         }
-        if wait_readable(verb, [waker, fd], deadline)? == 0 {
-            return Ok(None);
-        }
+        (first, is_last) = wait_readable(verb, [waker, fd], deadline, is_last)?;
     }
+    Ok(None)
 }
 
 /// Sleeps until one of the files is readable, or has an error that the next read will report. Returns the
-/// index of the first such file. The last file is that of the events.
+/// index of the first such file, and whether the deadline has passed: the next call, which says so by `is_last`, then fails,
+/// though a file is readable from which nothing comes. The last file is that of the events.
 fn wait_readable<const N: usize>(
     verb: &'static str,
     files: [RawFd; N],
     deadline: Option<Instant>,
-) -> Result<usize> {
+    is_last: bool,
+) -> Result<(usize, bool)> {
+    if is_last {
+        return Err(timed_out(verb));
+    }
     if let Some(hooks) = hooks::hooks() {
         (hooks.before_sleep)(&files, deadline);
     }
@@ -105,12 +111,15 @@ fn wait_readable<const N: usize>(
                 tv_nsec: left.subsec_nanos() as libc::c_long,
             }
         });
+        let is_over = left.is_some_and(|left| left.tv_sec == 0 && left.tv_nsec == 0);
         let left = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         let count = N as libc::nfds_t;
         // SAFETY: there are as many files, and the time is null or valid; the signal mask is left alone.
         match unsafe { crate::linux::ppoll(files.as_mut_ptr(), count, left, std::ptr::null()) } {
             0 => return Err(timed_out(verb)),
-            1.. => return Ok(files.iter().position(|file| file.revents != 0).unwrap_or(0)),
+            1.. => {
+                return Ok((files.iter().position(|file| file.revents != 0).unwrap_or(0), is_over));
+            }
             _ => match ffi::errno() {
                 libc::EINTR => {}
                 errno => return Err(Error::new(verb, errno)),
@@ -168,6 +177,20 @@ mod tests {
         let past = Some(Instant::now());
         assert!(take_before("ibv_x", ours.as_raw_fd(), past, || Ok(None::<()>)).is_err());
         assert_eq!(take_before("ibv_x", ours.as_raw_fd(), past, || Ok(Some(7))).unwrap(), 7);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no ppoll")]
+    fn a_deadline_ends_a_wait_for_a_file_that_is_always_readable() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(b"x").unwrap();
+        let (fd, waker) = (ours.as_raw_fd(), theirs.as_raw_fd());
+        let soon = || Some(Instant::now() + SOON);
+        let nothing = || Ok(None::<()>);
+        let error = take_before("ibv_x", fd, soon(), nothing).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        let error = take_before_or_woken("ibv_x", fd, waker, soon(), nothing).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
     }
 
     #[test]

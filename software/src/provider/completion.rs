@@ -9,6 +9,7 @@ use super::context::is_ours;
 use super::{context, object, shared, status, wait_acknowledged, zeroed};
 use crate::driver::Shared;
 use crate::ffi::*;
+use crate::transport::events;
 use crate::transport::queues::CompletionQueue;
 use crate::transport::work::Completion;
 
@@ -226,8 +227,13 @@ pub(crate) unsafe fn rest(cq: *mut ibv_cq) -> bool {
         let Some(shared) = threaded(cq) else { return true };
         shared.driver().rest(shared, (*cq).handle);
         let read = (&raw const (*cq).comp_events_completed).read_volatile();
-        shared.lock().events((*cq).handle) != read
+        shared.lock().events((*cq).handle) != read || events::is_any_ended()
     }
+}
+
+/// Whether a file of events is that of a device that was removed.
+pub(crate) fn is_ended(file: c_int) -> bool {
+    events::is_any_ended() && events::is_ended(file)
 }
 
 fn translate(completion: &Completion) -> ibv_wc {

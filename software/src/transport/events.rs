@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::io;
 use std::mem::size_of;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::ffi::ibv_event_type;
 
@@ -108,10 +109,27 @@ pub(crate) fn put(fd: c_int, record: &Record) -> bool {
         || !matches!(io::Error::last_os_error().raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS))
 }
 
-/// Nothing is put in any more: who reads finds the end of the file, and who sleeps wakes.
+/// Whether a file was ended in this process.
+static ENDED: AtomicBool = AtomicBool::new(false);
+
+/// Nothing is put in any more, and who sleeps wakes. Who reads without waiting still gets `EAGAIN`, as datagram sockets have
+/// it: [`is_ended`] tells.
 pub(crate) fn end(fd: c_int) {
+    ENDED.store(true, Ordering::Relaxed);
     // SAFETY: no memory is involved.
     unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
+}
+
+/// Whether any file was ended: else no file needs to be asked.
+pub(crate) fn is_any_ended() -> bool {
+    ENDED.load(Ordering::Relaxed)
+}
+
+/// Whether this file was ended.
+pub(crate) fn is_ended(fd: c_int) -> bool {
+    let mut file = libc::pollfd { fd, events: 0, revents: 0 };
+    // SAFETY: one live structure.
+    unsafe { libc::poll(&mut file, 1, 0) == 1 && file.revents & libc::POLLHUP != 0 }
 }
 
 /// Takes back the unread records that are about `element`, whose object is going away; returns how many.

@@ -1,0 +1,81 @@
+//! A device is removed while a thread sleeps, or an event loop waits: each learns of it, on a device with a thread and on a
+//! simulated network. (A channel whose receive has a borrowed buffer aborts the process then, as documented.)
+
+#[path = "support/patience.rs"]
+mod patience;
+
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs::{
+    CompletionQueue, Context, Error, ErrorKind, Loop, PooledBuffer, TransportError, WorkCompletion,
+};
+use ibverbs_software::{Device, Network};
+
+use patience::deadline;
+
+/// Calls `sleep`, which begins to sleep, with a device that is removed soon afterwards.
+fn each_device(sleep: impl Fn(Arc<Context<'static>>) -> Error) {
+    let network = Network::builder().seed(1).build();
+    for device in [Device::new().unwrap(), network.device().unwrap()] {
+        let context = Arc::new(device.open().unwrap());
+        let error = thread::scope(|threads| {
+            threads.spawn(|| {
+                thread::sleep(Duration::from_millis(20));
+                device.remove();
+            });
+            sleep(context)
+        });
+        assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+        assert_ne!(error.kind(), ErrorKind::TimedOut);
+    }
+}
+
+fn verbs(error: TransportError) -> Error {
+    let TransportError::Verbs(error) = error else { panic!("{error}") };
+    error
+}
+
+#[test]
+fn who_waits_for_a_completion_queue_learns_of_it() {
+    each_device(|context| {
+        let queue = CompletionQueue::builder(&context, 8).own_channel().build().unwrap();
+        let mut room = [WorkCompletion::default()];
+        queue.wait_until(&mut room, deadline()).unwrap_err()
+    });
+}
+
+#[test]
+fn who_waits_for_a_loop_learns_of_it() {
+    each_device(|context| {
+        let mut server = Loop::<PooledBuffer>::new(&context, 16).unwrap();
+        verbs(server.wait_ended_until(deadline()).map(|ended| ended.is_some()).unwrap_err())
+    });
+    each_device(|context| {
+        let server = Loop::<PooledBuffer>::new(&context, 16).unwrap();
+        let waiter = server.waiter();
+        let armed = waiter.arm().unwrap();
+        armed.wait_until(deadline()).unwrap_err()
+    });
+}
+
+#[test]
+fn an_event_loop_learns_of_it() {
+    each_device(|context| {
+        let mut server = Loop::<PooledBuffer>::new(&context, 16).unwrap();
+        let end = deadline();
+        loop {
+            if let Err(error) = server.arm() {
+                return error;
+            }
+            assert!(server.next_ended().unwrap().is_none());
+            assert!(Instant::now() < end, "it is told nothing");
+            let fd = server.as_fd().as_raw_fd();
+            let mut file = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            // SAFETY: one live structure.
+            unsafe { libc::poll(&mut file, 1, 100) };
+        }
+    });
+}
