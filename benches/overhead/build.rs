@@ -9,7 +9,9 @@ fn main() {
     println!("cargo::rerun-if-changed=callgrind.c");
     println!("cargo::rerun-if-changed=contenders.c");
     println!("cargo::rerun-if-changed=contenders.h");
+    println!("cargo::rerun-if-changed=memory.c");
     println!("cargo::rerun-if-changed=rails.c");
+    println!("cargo::rerun-if-changed=rpc.c");
     println!("cargo::rerun-if-changed=server.c");
     println!("cargo::rerun-if-env-changed=OVERHEAD_CC");
     let Some(include) = env::var_os("DEP_IBVERBS_INCLUDE") else {
@@ -28,7 +30,9 @@ fn main() {
         .compiler(Path::new(&compiler))
         .file("callgrind.c")
         .file("contenders.c")
+        .file("memory.c")
         .file("rails.c")
+        .file("rpc.c")
         .file("server.c")
         .include(include)
         .opt_level(2)

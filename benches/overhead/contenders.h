@@ -29,7 +29,10 @@ typedef int64_t contender(struct handles *h, uint64_t operations);
 contender c_plain_w1, c_plain_w2, c_plain_w3, c_plain_w4, c_plain_w5, c_plain_w5_ex, c_plain_w15;
 contender c_plain_w7, c_plain_w8;
 contender c_tuned_w1, c_tuned_w2, c_tuned_w3, c_tuned_w4, c_tuned_w5, c_tuned_w5_ex, c_tuned_w15, c_again_w15;
-contender c_tuned_w7, c_tuned_w8, c_tuned_w13, c_tuned_w17, c_tuned_w18, c_tuned_w19;
+contender c_tuned_w7, c_tuned_w8, c_tuned_w13, c_tuned_w17, c_tuned_w18, c_tuned_w19, c_tuned_w22;
+contender c_plain_w21, c_tuned_w21, c_tuned_w24;
+/* The same, of two threads. */
+int64_t c_tuned_w23(struct handles *one, struct handles *two, uint64_t operations);
 
 /* The event server, W14. It keeps none of the arguments but the objects. NULL: it failed. */
 struct server;
@@ -41,6 +44,12 @@ void server_close(struct server *server);
 int64_t c_plain_server(struct server *server, uint64_t operations);
 int64_t c_tuned_server(struct server *server, uint64_t operations);
 
+/* The server of requests, W20, with this many receives for each queue pair. As above. */
+struct rpc;
+struct rpc *rpc_open(const struct handles *h, struct function_device *device, struct ibv_qp *const *qps, uint32_t count,
+		     uint32_t receives);
+void rpc_close(struct rpc *rpc);
+int64_t c_tuned_rpc(struct rpc *rpc, uint64_t operations);
 
 /* A write of many parts over several queue pairs, W16. Each device has a completion queue. NULL: it failed. */
 enum { RAILS = 2, LANES = 2, PARTS = 512 };

@@ -98,6 +98,25 @@ unsafe extern "C" {
     pub(crate) fn c_tuned_server(server: *mut Server, operations: u64) -> i64;
 }
 
+/// `struct rpc` of `rpc.c`.
+#[repr(C)]
+pub(crate) struct Rpc {
+    _private: [u8; 0],
+}
+
+unsafe extern "C" {
+    /// As `server_open`, with this many receives for each connection.
+    pub(crate) fn rpc_open(
+        handles: *const Handles,
+        device: *mut raw::function_device,
+        queue_pairs: *const *mut ffi::ibv_qp,
+        count: u32,
+        receives: u32,
+    ) -> *mut Rpc;
+    pub(crate) fn rpc_close(rpc: *mut Rpc);
+    pub(crate) fn c_tuned_rpc(rpc: *mut Rpc, operations: u64) -> i64;
+}
+
 /// `struct rails` of `rails.c`.
 #[repr(C)]
 pub(crate) struct Rails {
@@ -130,3 +149,9 @@ contenders!(c_plain_w1 c_plain_w2 c_plain_w3 c_plain_w4 c_plain_w5 c_plain_w5_ex
 contenders!(c_plain_w7 c_plain_w8);
 contenders!(c_tuned_w1 c_tuned_w2 c_tuned_w3 c_tuned_w4 c_tuned_w5 c_tuned_w5_ex c_tuned_w15 c_again_w15);
 contenders!(c_tuned_w7 c_tuned_w8 c_tuned_w13 c_tuned_w17 c_tuned_w18 c_tuned_w19);
+contenders!(c_plain_w21 c_tuned_w21 c_tuned_w22 c_tuned_w24);
+
+unsafe extern "C" {
+    /// As those, of two threads.
+    pub(crate) fn c_tuned_w23(one: *mut Handles, two: *mut Handles, operations: u64) -> i64;
+}

@@ -4,20 +4,21 @@ use ibverbs::PooledBuffer;
 use ibverbs::future::{Local, Locked};
 
 use crate::channel::{ChannelRig, DomainRig};
-use crate::loops::SendsRig;
+use crate::loops::{SendsRig, SharedRig};
+use crate::memory::{CTwoRig, CopiesRig, PoolRig, TwoRig};
 use crate::rails::RailsRig;
 use crate::reactor::{PairRig, ReactorRig, SendRig, SleepingRig};
 use crate::rig::{LENGTH, Rig};
 use crate::server::CRig;
-use crate::server_futures::TasksRig;
 use crate::server_loop::LoopRig;
 use crate::{
-    c, channel, events, loops, prepared, rails, reactor, server, server_futures, server_loop, verbs,
+    c, channel, events, loops, memory, prepared, rails, reactor, rpc, server, server_futures,
+    server_loop, verbs,
 };
 
 /// One way to do one workload.
 pub(crate) struct Contender {
-    /// `W1` to `W19`, `W5x` for the extended interface; `W14-10` is with ten connections, `W16s` with small parts.
+    /// `W1` to `W24`, `W5x` for the extended interface; `W14-10` is with ten connections, `W16s` with small parts.
     pub(crate) workload: &'static str,
     pub(crate) layer: &'static str,
     pub(crate) sum: Sum,
@@ -36,10 +37,10 @@ pub(crate) enum Sum {
 pub(crate) type Body = Box<dyn FnMut(u64) -> u64>;
 
 impl Contender {
-    /// Whether a run allocates: it makes channels.
+    /// Whether a run allocates: it makes channels, or a thread.
     #[allow(dead_code, reason = "only the program that counts instructions asks")]
     pub(crate) fn allocates(&self) -> bool {
-        self.workload == "W19"
+        matches!(self.workload, "W19" | "W23")
     }
 
     /// The expected sum.
@@ -103,14 +104,68 @@ macro_rules! servers {
                 $workload,
                 "futures",
                 Sum::Bytes,
-                TasksRig::<Locked<PooledBuffer>>::new($connections),
+                server_futures::tasks::<Locked<PooledBuffer>>($connections),
                 server_futures::tasks_server
             ),
             ours!(
                 $workload,
                 "futures, one thread",
                 Sum::Bytes,
-                TasksRig::<Local<PooledBuffer>>::new($connections),
+                server_futures::tasks::<Local<PooledBuffer>>($connections),
+                server_futures::tasks_server
+            ),
+        ]
+    };
+}
+
+/// Taking a buffer, and giving it back, in a pool of so many.
+macro_rules! pool {
+    ($workload:literal, $chunks:literal) => {
+        [
+            in_c!($workload, "C plain", 1, Rig::new(), c_plain_w21),
+            in_c!($workload, "C tuned", 1, Rig::new(), c_tuned_w21),
+            ours!($workload, "pool", Sum::Bytes, PoolRig::new($chunks), memory::take_and_drop),
+            ours!(
+                $workload,
+                "pool, cache",
+                Sum::Bytes,
+                PoolRig::new($chunks),
+                memory::take_and_keep
+            ),
+        ]
+    };
+}
+
+/// The servers of requests with this number of connections, and of receives of each.
+macro_rules! rpc {
+    ($workload:literal, $connections:literal, $receives:literal) => {
+        [
+            ours!(
+                $workload,
+                "C tuned",
+                Sum::Bytes,
+                rpc::CRig::new($connections, $receives),
+                rpc::c_tuned
+            ),
+            ours!(
+                $workload,
+                "loop",
+                Sum::Bytes,
+                rpc::LoopRig::new($connections, $receives),
+                rpc::on_loop
+            ),
+            ours!(
+                $workload,
+                "loop, cache",
+                Sum::Bytes,
+                rpc::LoopRig::new($connections, $receives),
+                rpc::on_loop_with_cache
+            ),
+            ours!(
+                $workload,
+                "futures, one thread",
+                Sum::Bytes,
+                rpc::tasks::<Local<PooledBuffer>>($connections, $receives),
                 server_futures::tasks_server
             ),
         ]
@@ -255,13 +310,36 @@ pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
         in_c!("W19", "C tuned", 1, Rig::new(), c_tuned_w19),
         ours!("W19", "channel", Bytes, DomainRig::new(), channel::made),
         ours!("W19", "loop", Bytes, DomainRig::new(), channel::made_for_loop),
+        in_c!("W22", "C tuned", 1, Rig::of_shared_receives(), c_tuned_w22),
+        ours!("W22", "loop, 1 channel", Bytes, SharedRig::new(1), loops::shared),
+        ours!("W22", "loop, 1000 channels", Bytes, SharedRig::new(1000), loops::shared),
+        Contender {
+            workload: "W23",
+            layer: "C tuned",
+            sum: Numbers(1),
+            make: || {
+                let mut rigs = CTwoRig::new();
+                Box::new(move |operations| rigs.run(operations))
+            },
+        },
+        ours!("W23", "loop", Bytes, TwoRig::new(), memory::two_threads),
+        in_c!("W24", "C tuned", 1, Rig::of_pages(), c_tuned_w24),
+        ours!("W24", "shared memory", Bytes, CopiesRig::new(), memory::copies),
     ];
+    contenders.extend(pool!("W21-64", 64));
+    contenders.extend(pool!("W21-1000", 1000));
+    contenders.extend(pool!("W21-100000", 100_000));
     contenders.extend(rails!("W16", 64 << 10));
     contenders.extend(rails!("W16s", 1 << 10));
     contenders.extend(servers!("W14-1", 1));
     contenders.extend(servers!("W14-10", 10));
     contenders.extend(servers!("W14-100", 100));
     contenders.extend(servers!("W14-1000", 1000));
+    contenders.extend(rpc!("W20-1", 1, 1));
+    contenders.extend(rpc!("W20-100", 100, 1));
+    contenders.extend(rpc!("W20-1000", 1000, 1));
+    contenders.extend(rpc!("W20-1000x16", 1000, 16));
+    contenders.extend(rpc!("W20-10000", 10_000, 1));
     if with_large {
         contenders.extend(servers!("W14-10000", 10_000));
     }

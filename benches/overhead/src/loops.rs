@@ -27,7 +27,9 @@ impl SendsRig {
 }
 
 /// A loop with this number of channels, and one of them.
-fn make<B>(channels: u32) -> (Loop<'static, B>, ChannelId, Arc<ProtectionDomain<'static>>) {
+pub(crate) fn make<B>(
+    channels: u32,
+) -> (Loop<'static, B>, ChannelId, Arc<ProtectionDomain<'static>>) {
     let context = context();
     let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
     let mut of = Loop::new(&context, 2 * DEPTH * channels).expect("a completion queue");
@@ -68,7 +70,7 @@ impl WindowRig {
 
 /// What ends next, which has.
 #[inline(always)]
-fn next<B>(of: &mut Loop<'static, B>) -> TransportResult<Ended<B>> {
+pub(crate) fn next<B>(of: &mut Loop<'static, B>) -> TransportResult<Ended<B>> {
     loop {
         if let Some(ended) = of.next_ended()? {
             return Ok(ended);
@@ -215,4 +217,48 @@ pub(crate) fn empty(rig: &mut SendsRig, operations: u64) -> TransportResult<u64>
         }
     }
     Ok(operations * LENGTH as u64)
+}
+
+/// A loop whose channels share their receives.
+pub(crate) struct SharedRig {
+    of: Loop<'static, PooledBuffer>,
+    receives: ChannelId,
+    last: ChannelId,
+    pool: BufferPool,
+}
+
+impl SharedRig {
+    pub(crate) fn new(channels: u32) -> Self {
+        let context = context();
+        let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
+        let pool = BufferPool::new(&domain, LENGTH, 1, AccessFlags::empty()).expect("a pool");
+        let mut of = Loop::new(&context, DEPTH + channels).expect("a completion queue");
+        let receives = of.add_shared_receives(&domain, DEPTH).expect("shared receives");
+        let mut last = receives;
+        for _ in 0..channels {
+            let builder = of.create_sharing_channel(&domain, receives).expect("they are there");
+            let prepared = builder.max_send_wr(1).build().expect("a channel");
+            let itself = prepared.endpoint();
+            last = of.add(prepared.handshake(itself).expect("a connection")).expect("room");
+        }
+        Self { of, receives, last, pool }
+    }
+}
+
+/// One shared receive after the other, whose messages come on the last channel.
+#[inline(never)]
+pub(crate) fn shared(rig: &mut SharedRig, operations: u64) -> TransportResult<u64> {
+    let SharedRig { of, receives, last, pool } = rig;
+    let mut room = pool.take().ok_or(TransportError::QueueFull)?;
+    let mut sum = 0;
+    for _ in 0..operations {
+        of.post(*receives, ReceiveWorkRequest::new(room), 0)?;
+        let ended = next(of)?;
+        if ended.channel != *last {
+            return Err(TransportError::UnknownWork);
+        }
+        sum += u64::from(ended.result()?.byte_len());
+        room = ended.buffer;
+    }
+    Ok(sum)
 }

@@ -23,7 +23,16 @@ pub(crate) fn channel<S: Share<Buffer = PooledBuffer>>(
     reactor: &Reactor<S>,
     domain: &Arc<ProtectionDomain<'static>>,
 ) -> AsyncChannel<S> {
-    let builder = Channel::builder(domain).max_send_wr(1).max_recv_wr(1);
+    channel_of(reactor, domain, 1)
+}
+
+/// The same, of so many operations.
+pub(crate) fn channel_of<S: Share<Buffer = PooledBuffer>>(
+    reactor: &Reactor<S>,
+    domain: &Arc<ProtectionDomain<'static>>,
+    depth: u32,
+) -> AsyncChannel<S> {
+    let builder = Channel::builder(domain).max_send_wr(depth).max_recv_wr(depth);
     let prepared = reactor.prepare(builder).expect("a channel");
     let itself = prepared.endpoint();
     prepared.handshake(itself).expect("a connection")

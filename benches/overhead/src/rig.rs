@@ -8,6 +8,7 @@ use ibverbs::queue_pair::SendOperations;
 use ibverbs::{
     AccessFlags, BufferPool, CompletionChannel, CompletionQueue, Context, MemoryRegion,
     PooledBuffer, ProtectionDomain, QueuePair, Rc, RemoteMemoryRegion, SharedMemoryRegion,
+    SharedReceiveQueue,
 };
 use ibverbs_function_device::FunctionDevice;
 
@@ -39,7 +40,14 @@ impl Rig {
     pub(crate) fn new() -> Self {
         let context = context();
         let queue = CompletionQueue::new(&context, DEPTH).expect("a completion queue");
-        Self::build(&context, queue, None, SendOperations::empty())
+        Self::build(&context, queue, None, SendOperations::empty(), false)
+    }
+
+    /// A rig whose queue pair takes shared receives.
+    pub(crate) fn of_shared_receives() -> Self {
+        let context = context();
+        let queue = CompletionQueue::new(&context, DEPTH).expect("a completion queue");
+        Self::build(&context, queue, None, SendOperations::empty(), true)
     }
 
     /// A rig with memory for reads of pages.
@@ -60,6 +68,7 @@ impl Rig {
             queue.expect("a completion queue"),
             Some(channel),
             SendOperations::empty(),
+            false,
         )
     }
 
@@ -67,7 +76,7 @@ impl Rig {
     pub(crate) fn extended() -> Self {
         let context = context();
         let queue = CompletionQueue::new(&context, DEPTH).expect("a completion queue");
-        Self::build(&context, queue, None, SendOperations::SEND)
+        Self::build(&context, queue, None, SendOperations::SEND, false)
     }
 
     fn build(
@@ -75,6 +84,7 @@ impl Rig {
         queue: CompletionQueue<'static>,
         channel: Option<Arc<CompletionChannel<'static>>>,
         extended: SendOperations,
+        shares: bool,
     ) -> Self {
         let domain = Arc::new(ProtectionDomain::new(context).expect("a domain"));
         let queue = Arc::new(queue);
@@ -82,6 +92,10 @@ impl Rig {
             QueuePair::builder(&domain, &queue, &queue, Rc).max_send_wr(DEPTH).max_recv_wr(DEPTH);
         if !extended.is_empty() {
             builder = builder.extended(extended);
+        }
+        if shares {
+            let receives = SharedReceiveQueue::new(&domain, DEPTH, 1).expect("shared receives");
+            builder = builder.srq(Arc::new(receives));
         }
         let prepared = builder.build().expect("a queue pair");
         let itself = prepared.endpoint();

@@ -9,7 +9,7 @@ use ibverbs::{
     CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair, Rc,
     TransportError, TransportResult,
 };
-use ibverbs_function_device::{Builder, FunctionDevice};
+use ibverbs_function_device::{Builder, FunctionDevice, raw};
 
 use crate::c;
 use crate::rig::{LENGTH, WINDOW_OPERATIONS, epoll_of, sleep_in};
@@ -27,6 +27,10 @@ impl Peers {
         let device = Builder::lean().held_receives(connections as u32).build();
         let context = Arc::new(device.context());
         (Self { device, burst: WINDOW_OPERATIONS.min(connections as u64) }, context)
+    }
+
+    pub(crate) fn as_raw(&self) -> *mut raw::function_device {
+        self.device.as_raw().cast()
     }
 
     /// Lets messages come, at most this many, and sleeps until they have.
@@ -79,9 +83,8 @@ impl CRig {
         let epoll = epoll_of(channel.as_fd());
         let handles = c::Handles::of_server(queue.as_raw(), channel.as_raw(), &mut region, &epoll);
         // SAFETY: all objects are valid, and live longer than the server.
-        let server = unsafe {
-            c::server_open(&handles, peers.device.as_raw().cast(), raw.as_ptr(), raw.len() as u32)
-        };
+        let server =
+            unsafe { c::server_open(&handles, peers.as_raw(), raw.as_ptr(), raw.len() as u32) };
         Self {
             server: NonNull::new(server).expect("a server"),
             _peers: peers,

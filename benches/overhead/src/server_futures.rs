@@ -38,10 +38,10 @@ fn waker(task: usize) -> Waker {
     unsafe { Waker::new(without_provenance(task), &WAKER) }
 }
 
-type Task = Pin<Box<dyn Future<Output = TransportError>>>;
+pub(crate) type Task = Pin<Box<dyn Future<Output = TransportError>>>;
 
-/// The event server with a task for each connection. Fields are dropped in order.
-pub(crate) struct TasksRig<S: Share> {
+/// Tasks that serve. Fields are dropped in order.
+pub(crate) struct Tasks<S: Share> {
     peers: Peers,
     tasks: Vec<Task>,
     reactor: Reactor<S>,
@@ -64,31 +64,43 @@ async fn serve<S: Share<Buffer = PooledBuffer>>(
             Ok((buffer, _)) => buffer,
             Err(failed) => return failed.error,
         };
-        let (answered, bytes) = ANSWERED.get();
-        ANSWERED.set((answered + 1, bytes + u64::from(received.byte_len())));
+        note_answer(received.byte_len());
     }
 }
 
-impl<S: Share<Buffer = PooledBuffer> + 'static> TasksRig<S> {
-    pub(crate) fn new(connections: usize) -> Self {
-        let (peers, context) = Peers::new(connections);
-        let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
-        let pool = BufferPool::new(&domain, LENGTH, connections, AccessFlags::empty());
-        let pool = pool.expect("a pool");
-        let reactor = Reactor::with_share(&context, 2 * connections as u32).expect("a reactor");
-        let task = |_| -> Task {
-            Box::pin(serve::<S>(channel(&reactor, &domain), pool.take().expect("a buffer")))
-        };
-        let tasks: Vec<_> = (0..connections).map(task).collect();
+/// Counts a message that was answered.
+pub(crate) fn note_answer(len: u32) {
+    let (answered, bytes) = ANSWERED.get();
+    ANSWERED.set((answered + 1, bytes + u64::from(len)));
+}
+
+/// The event server with a task for each connection.
+pub(crate) fn tasks<S: Share<Buffer = PooledBuffer> + 'static>(connections: usize) -> Tasks<S> {
+    let (peers, context) = Peers::new(connections);
+    let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
+    let pool = BufferPool::new(&domain, LENGTH, connections, AccessFlags::empty());
+    let pool = pool.expect("a pool");
+    let reactor = Reactor::with_share(&context, 2 * connections as u32).expect("a reactor");
+    let task = |_| -> Task {
+        Box::pin(serve::<S>(channel(&reactor, &domain), pool.take().expect("a buffer")))
+    };
+    let tasks = (0..connections).map(task).collect();
+    Tasks::new(peers, reactor, tasks)
+}
+
+impl<S: Share> Tasks<S> {
+    /// Tasks that receive first.
+    pub(crate) fn new(peers: Peers, reactor: Reactor<S>, tasks: Vec<Task>) -> Self {
+        let count = tasks.len();
         let epoll = epoll_of(reactor.as_fd());
-        let mut woken = Vec::with_capacity(connections);
-        woken.extend(0..connections);
+        let mut woken = Vec::with_capacity(count);
+        woken.extend(0..count);
         let mut rig = Self { peers, tasks, reactor, epoll, woken };
         run_tasks(&mut rig.tasks, &mut rig.woken).expect("they are posted");
-        WOKEN.with_borrow_mut(|woken| woken.reserve(connections));
+        WOKEN.with_borrow_mut(|woken| woken.reserve(count));
         rig.reactor.arm().expect("it works");
         // Lists get their sizes.
-        tasks_server(&mut rig, 2 * connections as u64).expect("it works");
+        tasks_server(&mut rig, 2 * count as u64).expect("it works");
         rig
     }
 }
@@ -107,11 +119,8 @@ fn run_tasks(tasks: &mut [Task], numbers: &mut Vec<usize>) -> TransportResult<()
 
 /// Answers this many messages.
 #[inline(never)]
-pub(crate) fn tasks_server<S: Share>(
-    rig: &mut TasksRig<S>,
-    operations: u64,
-) -> TransportResult<u64> {
-    let TasksRig { peers, tasks, reactor, epoll, woken } = rig;
+pub(crate) fn tasks_server<S: Share>(rig: &mut Tasks<S>, operations: u64) -> TransportResult<u64> {
+    let Tasks { peers, tasks, reactor, epoll, woken } = rig;
     ANSWERED.set((0, 0));
     while ANSWERED.get().0 < operations {
         peers.next_messages(operations - ANSWERED.get().0, epoll);

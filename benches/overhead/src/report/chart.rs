@@ -72,6 +72,12 @@ const CHARTS: &[Chart] = &[
         y: ("KiB per registration", Scale::Decades),
     },
     Chart {
+        name: "requests",
+        title: "A request that is answered from another buffer, by the server's connections",
+        x: ("connections", Scale::Decades),
+        y: ("instructions outside of the device", Scale::Decades),
+    },
+    Chart {
         name: "servers",
         title: "Messages of 64 bytes that a server sends back, by its connections",
         x: ("connections", Scale::Decades),

@@ -45,7 +45,8 @@ fn make(sources: &Sources) -> Result<Vec<(PathBuf, String)>, String> {
     let rows = expected::read(&sources.expected)?;
     let text = read(&sources.growth)? + &read(&sources.growth.with_file_name("servers.tsv"))?;
     let about = |error| format!("{}, or servers.tsv: {error}", sources.growth.display());
-    let points = points::parse(&text).map_err(about)?;
+    let mut points = points::parse(&text).map_err(about)?;
+    points.extend(requests(&rows));
     let mut page = read(&sources.page)?;
     for (name, table) in [
         ("glance", glance(&rows)),
@@ -127,6 +128,11 @@ const GLANCE: &[GlanceRow] = &[
         [("", ""), ("", ""), ("W14-1000", "loop"), ("W14-1000", "futures, one thread")],
     ),
     (
+        "the same, from another buffer of a pool",
+        "W20-1000",
+        [("", ""), ("", ""), ("W20-1000", "loop, cache"), ("W20-1000", "futures, one thread")],
+    ),
+    (
         "look for what has ended, in vain",
         "W18",
         [("", ""), ("", ""), ("W18", "loop"), ("W18", "futures, one thread")],
@@ -173,6 +179,17 @@ fn bars(rows: &[Row]) -> Result<Vec<(String, f64)>, String> {
         }
     }
     Ok(bars)
+}
+
+/// The servers of requests with one receive for each connection, by the number of these, with the first profile.
+fn requests(rows: &[Row]) -> Vec<Point> {
+    let first = rows.first().map(|row| &row.profile);
+    let point = |row: &Row| {
+        let x = row.workload.strip_prefix("W20-")?.parse().ok()?;
+        let (chart, series) = ("requests".to_owned(), row.layer.clone());
+        Some(Point { chart, series, x, y: row.own })
+    };
+    rows.iter().filter(|row| Some(&row.profile) == first).filter_map(point).collect()
 }
 
 /// Workloads and layers are rows, profiles are columns.
@@ -304,6 +321,26 @@ mod tests {
         assert!(table.ends_with("\n| W1 | ours | 21.0 (1.05) | 22.0 (1.10) |"), "{table}");
         rows.pop();
         assert!(instructions(&rows).is_err());
+    }
+
+    #[test]
+    fn a_chart_has_the_servers_of_requests_by_their_connections() {
+        let row = |profile: &str, workload: &str, own| Row {
+            profile: profile.to_owned(),
+            workload: workload.to_owned(),
+            layer: REFERENCE.to_owned(),
+            own,
+            device: 0.0,
+            ratio: 1.0,
+        };
+        let rows = [
+            row("lto", "W2", 9.0),
+            row("lto", "W20-10", 61.0),
+            row("lto", "W20-10x16", 62.0),
+            row("release", "W20-10", 63.0),
+        ];
+        let found: Vec<_> = requests(&rows).iter().map(|point| (point.x, point.y)).collect();
+        assert_eq!(found, [(10.0, 61.0)]);
     }
 
     #[test]
