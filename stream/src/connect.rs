@@ -26,6 +26,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// How many clients connect to a listener at a time. Others wait in the backlog.
 pub(crate) const AT_A_TIME: usize = 256;
 
+/// How long a client may say nothing while others wait in the backlog.
+pub(crate) const SILENCE: Duration = Duration::from_millis(500);
+
 /// Connects over a stream that blocks.
 fn over<T>(
     hub: &Hub,
@@ -195,12 +198,16 @@ impl Drop for Turn<'_> {
 
 struct Client {
     arriving: Arriving,
-    give_up: Instant,
+    since: Instant,
 }
 
-/// How a client connects.
+/// How far a client is.
 enum Arriving {
+    /// It has said nothing, and takes no place of the hub.
+    Silent(TcpStream),
     Over(TcpStream, Box<Joining>),
+    #[cfg(feature = "rdmacm")]
+    Requested(Box<rdmacm::ConnectionRequest>),
     #[cfg(feature = "rdmacm")]
     Managed(Box<Accepting>),
 }
@@ -263,7 +270,9 @@ impl Listener {
     }
 
     /// Waits for the next client that has connected. Clients connect side by side, while a thread is in this call: one that is
-    /// slow, or silent, keeps no other one waiting, and is given up after ten seconds. A client that fails to connect is no error of the listener's.
+    /// slow, or silent, keeps no other one waiting, and is given up after ten seconds. One that says nothing takes no place of the
+    /// hub, and is given up after half a second when 256 clients connect at a time; one that has begun to connect makes room for
+    /// the next one when the hub has no other place. A client that fails to connect is no error of the listener's.
     /// Several threads may accept: one of them waits for all clients, and the next one does when that has its stream.
     ///
     /// # Errors
@@ -278,21 +287,19 @@ impl Listener {
         loop {
             self.check_stopped()?;
             while clients.len() < AT_A_TIME
-                && let Some(arriving) = door.next(&self.hub.inner)?
+                && let Some(arriving) = door.next()?
             {
-                // Without room for it, the client sees the end.
-                if let Ok(arriving) = arriving {
-                    clients.push(Client { arriving, give_up: Instant::now() + PATIENCE });
-                }
+                clients.push(Client { arriving, since: Instant::now() });
             }
-            let now = Instant::now();
+            let (now, is_crowded) = (Instant::now(), clients.len() == AT_A_TIME);
+            clients.retain(|client| now < client.give_up(is_crowded));
             let mut connected = None;
             for client in mem::take(clients) {
                 if connected.is_some() {
                     clients.push(client);
                     continue;
                 }
-                match client.step(now) {
+                match client.step() {
                     Ok(Step::Pending(client)) => clients.push(client),
                     Ok(Step::Done(handle)) => {
                         connected = handle.peer_addr().ok().map(|peer| (Stream::new(handle), peer));
@@ -303,7 +310,33 @@ impl Listener {
             if let Some(connected) = connected {
                 return Ok(connected);
             }
+            self.give_places(clients);
             self.sleep(door, clients, deadline)?;
+        }
+    }
+
+    /// Those that have spoken begin to connect.
+    fn give_places(&self, clients: &mut Vec<Client>) {
+        let hub = &self.hub.inner;
+        let mut spoken = Vec::new();
+        for client in mem::take(clients) {
+            match client.has_spoken() {
+                Ok(true) => spoken.push(client),
+                Ok(false) => clients.push(client),
+                // It is gone.
+                Err(_) => {}
+            }
+        }
+        for Client { arriving, since } in spoken {
+            while hub.lock().has_room().is_err()
+                && let Some(oldest) = clients.iter().position(Client::has_place)
+            {
+                drop(clients.remove(oldest));
+            }
+            // Without room for it, the client sees the end.
+            if let Ok(arriving) = arriving.begin(hub) {
+                clients.push(Client { arriving, since });
+            }
         }
     }
 
@@ -336,7 +369,7 @@ impl Listener {
         let door = accepts.then(|| PollFd::from_borrowed_fd(door.as_fd(), PollFlags::IN));
         let mut files: Vec<_> = door.into_iter().chain(clients.iter().map(Client::file)).collect();
         files.push(PollFd::from_borrowed_fd(self.hub.inner.sockets.stopped(), PollFlags::IN));
-        let give_up = clients.iter().map(|client| client.give_up).chain(deadline).min();
+        let give_up = clients.iter().map(|client| client.give_up(!accepts)).chain(deadline).min();
         let now = Instant::now();
         if deadline.is_some_and(|deadline| now >= deadline) {
             return Err(ErrorKind::WouldBlock.into());
@@ -357,11 +390,14 @@ impl Listener {
 }
 
 impl Door {
-    /// A client that arrives, or why it cannot be connected.
-    fn next(&mut self, hub: &Arc<Inner>) -> io::Result<Option<io::Result<Arriving>>> {
+    /// A client that arrives.
+    fn next(&mut self) -> io::Result<Option<Arriving>> {
         match self {
             Self::Tcp(listener) => match listener.accept() {
-                Ok((stream, _)) => Ok(Some(arrives(hub, stream))),
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(true)?;
+                    Ok(Some(Arriving::Silent(stream)))
+                }
                 Err(error) => match error.kind() {
                     ErrorKind::WouldBlock => Ok(None),
                     // It is gone already.
@@ -371,10 +407,7 @@ impl Door {
             },
             #[cfg(feature = "rdmacm")]
             Self::Manager(listener) => {
-                let request = listener.try_next()?;
-                Ok(request.map(|request| {
-                    Accepting::new(hub, request).map(|it| Arriving::Managed(it.into()))
-                }))
+                Ok(listener.try_next()?.map(|request| Arriving::Requested(request.into())))
             }
         }
     }
@@ -390,16 +423,48 @@ impl AsFd for Door {
     }
 }
 
-fn arrives(hub: &Arc<Inner>, stream: TcpStream) -> io::Result<Arriving> {
-    stream.set_nonblocking(true)?;
-    stream.set_nodelay(true)?;
-    Ok(Arriving::Over(stream, Joining::new(hub, Role::Accepts)?.into()))
+impl Arriving {
+    /// Takes a place of the hub.
+    fn begin(self, hub: &Arc<Inner>) -> io::Result<Self> {
+        match self {
+            Self::Silent(stream) => {
+                stream.set_nodelay(true)?;
+                Ok(Self::Over(stream, Joining::new(hub, Role::Accepts)?.into()))
+            }
+            #[cfg(feature = "rdmacm")]
+            Self::Requested(request) => Ok(Self::Managed(Accepting::new(hub, *request)?.into())),
+            begun => Ok(begun),
+        }
+    }
 }
 
 impl Client {
+    /// Whether it is to begin.
+    fn has_spoken(&self) -> io::Result<bool> {
+        match &self.arriving {
+            Arriving::Silent(stream) => match stream.peek(&mut [0]) {
+                Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+                Ok(_) => Ok(true),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
+                Err(error) => Err(error),
+            },
+            #[cfg(feature = "rdmacm")]
+            Arriving::Requested(_) => Ok(true),
+            _ => Ok(false),
+        }
+    }
+
+    fn has_place(&self) -> bool {
+        !matches!(self.arriving, Arriving::Silent(_))
+    }
+
+    fn give_up(&self, is_crowded: bool) -> Instant {
+        self.since + if is_crowded && !self.has_place() { SILENCE } else { PATIENCE }
+    }
+
     /// Goes on, without waiting.
-    fn step(self, now: Instant) -> io::Result<Step<Handle, Self>> {
-        let Self { arriving, give_up } = self;
+    fn step(self) -> io::Result<Step<Handle, Self>> {
+        let Self { arriving, since } = self;
         let arriving = match arriving {
             Arriving::Over(mut stream, mut joining) => {
                 if let Joined::Done(hello) = joining.step(|exchange| exchange.step(&mut stream))? {
@@ -414,11 +479,9 @@ impl Client {
                 Step::Done(handle) => return Ok(Step::Done(handle)),
                 Step::Pending(accepting) => Arriving::Managed(accepting.into()),
             },
+            waiting => waiting,
         };
-        if now >= give_up {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        Ok(Step::Pending(Self { arriving, give_up }))
+        Ok(Step::Pending(Self { arriving, since }))
     }
 
     /// When it goes on.
@@ -427,7 +490,11 @@ impl Client {
             Arriving::Over(stream, joining) if joining.has_to_send() => {
                 PollFd::new(stream, PollFlags::OUT)
             }
-            Arriving::Over(stream, _) => PollFd::new(stream, PollFlags::IN),
+            Arriving::Silent(stream) | Arriving::Over(stream, _) => {
+                PollFd::new(stream, PollFlags::IN)
+            }
+            #[cfg(feature = "rdmacm")]
+            Arriving::Requested(_) => unreachable!("it has begun at once"),
             #[cfg(feature = "rdmacm")]
             Arriving::Managed(accepting) => PollFd::new(&**accepting, PollFlags::IN),
         }

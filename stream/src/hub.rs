@@ -676,6 +676,8 @@ impl State {
 
     /// The program has dropped a stream. Returns whether it is gone.
     fn close(&mut self, id: ChannelId) -> bool {
+        // What has arrived is unread, whether or not anybody has polled since.
+        self.catch_up();
         let Some(member) = self.member(id) else { return true };
         let has_read_all = !member.has_unread;
         member.conn.close(has_read_all);
@@ -705,14 +707,19 @@ impl State {
         }
     }
 
-    /// The peer of a stream has closed the stream over which it had connected.
-    pub(crate) fn is_gone(&mut self, id: ChannelId) {
-        // What has arrived before comes first, of a peer that has not sent without end.
+    /// Polls what has arrived by now, of peers that do not send without end.
+    fn catch_up(&mut self) {
         for _ in 0..64 {
             if self.turn() == 0 {
                 break;
             }
         }
+    }
+
+    /// The peer of a stream has closed the stream over which it had connected.
+    pub(crate) fn is_gone(&mut self, id: ChannelId) {
+        // What has arrived before comes first.
+        self.catch_up();
         if let Some(member) = self.member(id) {
             member.conn.on_gone();
             self.pump(id);

@@ -94,6 +94,11 @@ impl Joining {
     }
 
     #[cfg(feature = "tokio")]
+    pub(crate) fn hub(&self) -> &Arc<Inner> {
+        &self.place.hub
+    }
+
+    #[cfg(feature = "tokio")]
     pub(crate) fn id(&self) -> ChannelId {
         self.place.id
     }

@@ -8,8 +8,8 @@ use std::io::{self, ErrorKind, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::{Pin, pin};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Instant;
 use std::{fmt, mem};
@@ -19,7 +19,7 @@ use ::tokio::io::{
     AsyncBufRead, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, ReadBuf,
 };
 use ::tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
-use ::tokio::task::{JoinSet, coop};
+use ::tokio::task::{AbortHandle, JoinSet, coop};
 #[cfg(feature = "rdmacm")]
 use ibverbs::rdmacm;
 use ibverbs::tcp::Exchange;
@@ -27,7 +27,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::StreamError;
 use crate::conn::Cursor;
-use crate::connect::{AT_A_TIME, PATIENCE};
+use crate::connect::{AT_A_TIME, PATIENCE, SILENCE};
 use crate::hub::{Hub, Inner, State, TURN, now};
 use crate::joining::{Joined, Joining, Role};
 #[cfg(feature = "rdmacm")]
@@ -253,12 +253,11 @@ impl Writer {
 }
 
 /// Connects over a stream, up to what the peer says of itself.
-async fn join<T>(hub: &Hub, stream: &mut T, role: Role) -> io::Result<(Joining, Vec<u8>)>
+async fn join<T>(mut joining: Joining, stream: &mut T) -> io::Result<(Joining, Vec<u8>)>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
-    ensure_driven(&hub.inner)?;
-    let mut joining = Joining::new(&hub.inner, role)?;
+    ensure_driven(joining.hub())?;
     loop {
         if let Joined::Done(hello) = joining.step(Exchange::advance)? {
             return Ok((joining, hello));
@@ -284,9 +283,9 @@ where
 }
 
 /// Connects over a stream that the hub watches, without a task.
-async fn over_tcp(hub: &Hub, mut stream: TcpStream, role: Role) -> io::Result<Stream> {
+async fn over_tcp(joining: Joining, mut stream: TcpStream) -> io::Result<Stream> {
     stream.set_nodelay(true)?;
-    let (joining, hello) = join(hub, &mut stream, role).await?;
+    let (joining, hello) = join(joining, &mut stream).await?;
     let stream = stream.into_std()?;
     let addresses = Addresses::of(&stream);
     joining.finish(&hello, Lifeline::Socket(stream.into()), addresses).map(Stream::new)
@@ -329,7 +328,8 @@ impl Stream {
     ///
     /// Those of [`Stream::connect`](crate::Stream::connect).
     pub async fn connect(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
-        over_tcp(hub, TcpStream::connect(address).await?, Role::Connects).await
+        let stream = TcpStream::connect(address).await?;
+        over_tcp(Joining::new(&hub.inner, Role::Connects)?, stream).await
     }
 
     /// `rdma_connect`: connects by the connection manager: see
@@ -364,7 +364,8 @@ impl Stream {
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let (joining, hello) = join(hub, &mut stream, role).await?;
+        let joining = Joining::new(&hub.inner, role)?;
+        let (joining, hello) = join(joining, &mut stream).await?;
         let (inner, id) = (Arc::downgrade(&hub.inner), joining.id());
         let watch = ::tokio::spawn(async move {
             // Nothing comes but the end.
@@ -580,6 +581,72 @@ pub struct Listener {
     door: Door,
     /// The clients that are connecting.
     clients: JoinSet<io::Result<Stream>>,
+    crowd: Arc<Crowd>,
+}
+
+/// What the clients of a listener know of each other.
+#[derive(Default)]
+struct Crowd {
+    /// There are as many as may be, and others may wait.
+    is_full: AtomicBool,
+    /// In order of arrival.
+    clients: Mutex<Vec<Client>>,
+    /// One at a time takes a place, so that no other one takes what is made free for it.
+    turn: ::tokio::sync::Mutex<()>,
+}
+
+struct Client {
+    task: AbortHandle,
+    /// It has begun to connect.
+    has_place: Arc<AtomicBool>,
+}
+
+impl Crowd {
+    /// Until a client has said something. Another end of the stream is found when it is read.
+    async fn wait_until_it_speaks(&self, stream: &TcpStream) -> io::Result<()> {
+        while let Err(elapsed) = ::tokio::time::timeout(SILENCE, stream.readable()).await {
+            if self.is_full.load(Ordering::SeqCst) {
+                return Err(elapsed.into());
+            }
+        }
+        match stream.peek(&mut [0]).await? {
+            0 => Err(ErrorKind::UnexpectedEof.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The client that has been connecting for the longest time.
+    fn oldest(&self) -> Option<AbortHandle> {
+        let clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let connects = |client: &&Client| {
+            client.has_place.load(Ordering::SeqCst) && !client.task.is_finished()
+        };
+        clients.iter().find(connects).map(|client| client.task.clone())
+    }
+
+    /// Has others give up, as long as the hub has no place for the next one.
+    async fn place<T>(
+        &self,
+        has_place: &AtomicBool,
+        mut take: impl FnMut() -> io::Result<T>,
+    ) -> io::Result<T> {
+        let _turn = self.turn.lock().await;
+        loop {
+            match take() {
+                Err(error) if error.kind() == ErrorKind::OutOfMemory => {
+                    let oldest = self.oldest().ok_or(error)?;
+                    oldest.abort();
+                    while !oldest.is_finished() {
+                        ::tokio::task::yield_now().await;
+                    }
+                }
+                taken => {
+                    has_place.store(taken.is_ok(), Ordering::SeqCst);
+                    return taken;
+                }
+            }
+        }
+    }
 }
 
 /// Where clients arrive.
@@ -617,11 +684,16 @@ impl Door {
 }
 
 impl Arrived {
-    async fn connect(self, hub: &Hub) -> io::Result<Stream> {
+    async fn connect(self, hub: &Hub, crowd: &Crowd, has_place: &AtomicBool) -> io::Result<Stream> {
         match self {
-            Self::Over(stream) => over_tcp(hub, stream, Role::Accepts).await,
+            Self::Over(stream) => {
+                crowd.wait_until_it_speaks(&stream).await?;
+                let take = || Joining::new(&hub.inner, Role::Accepts);
+                over_tcp(crowd.place(has_place, take).await?, stream).await
+            }
             #[cfg(feature = "rdmacm")]
             Self::Managed(request) => {
+                crowd.place(has_place, || hub.inner.lock().has_room()).await?;
                 manager::accept_on_tokio(&hub.inner, *request).await.map(Stream::new)
             }
         }
@@ -661,7 +733,8 @@ impl Listener {
 
     fn new(hub: &Hub, local: SocketAddr, door: Door) -> io::Result<Self> {
         ensure_driven(&hub.inner)?;
-        Ok(Self { hub: hub.clone(), local, door, clients: JoinSet::new() })
+        let crowd = Arc::default();
+        Ok(Self { hub: hub.clone(), local, door, clients: JoinSet::new(), crowd })
     }
 
     /// The address at which it listens.
@@ -674,8 +747,8 @@ impl Listener {
     }
 
     /// The next client that has connected. Clients connect side by side, each in a task: one that is slow, or silent, keeps no
-    /// other one waiting, and is given up after ten seconds. A client that fails to connect is no error of the listener's. The
-    /// future may be dropped at any time.
+    /// other one waiting, and is given up as [`Listener::accept`](crate::Listener::accept) says. A client that fails to connect is
+    /// no error of the listener's. The future may be dropped at any time.
     ///
     /// # Errors
     ///
@@ -697,17 +770,13 @@ impl Listener {
             }
             while self.clients.len() < AT_A_TIME {
                 match self.door.poll_next(cx) {
-                    Poll::Ready(Ok(arrived)) => {
-                        let hub = self.hub.clone();
-                        self.clients.spawn(async move {
-                            ::tokio::time::timeout(PATIENCE, arrived.connect(&hub)).await?
-                        });
-                    }
+                    Poll::Ready(Ok(arrived)) => self.admit(arrived),
                     Poll::Ready(Err(error)) if error.kind() == ErrorKind::ConnectionAborted => {}
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                     Poll::Pending => break,
                 }
             }
+            self.crowd.is_full.store(self.clients.len() >= AT_A_TIME, Ordering::SeqCst);
             match self.clients.poll_join_next(cx) {
                 Poll::Ready(Some(Ok(Ok(stream)))) => {
                     if let Ok(peer) = stream.peer_addr() {
@@ -719,6 +788,18 @@ impl Listener {
                 Poll::Ready(None) | Poll::Pending => return Poll::Pending,
             }
         }
+    }
+
+    /// Has a client connect.
+    fn admit(&mut self, arrived: Arrived) {
+        let (hub, crowd, has_place) = (self.hub.clone(), self.crowd.clone(), Arc::default());
+        let own = Arc::clone(&has_place);
+        let task = self.clients.spawn(async move {
+            ::tokio::time::timeout(PATIENCE, arrived.connect(&hub, &crowd, &own)).await?
+        });
+        let mut clients = self.crowd.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        clients.retain(|client| !client.task.is_finished());
+        clients.push(Client { task, has_place });
     }
 }
 

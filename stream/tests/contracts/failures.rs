@@ -171,6 +171,35 @@ fn a_client_that_is_no_stream_is_no_error_of_the_listener() {
     }
 }
 
+/// More clients than the hub has places: they say nothing, or begin to and do not go on.
+#[test]
+fn clients_that_say_too_little_take_no_place_of_others() {
+    let hosts = [Host::new(), Host::new()];
+    let listener = Listener::bind(&hosts[0].hub, "127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    listener.set_deadline(Some(soon()));
+    let mut streams = Vec::new();
+    for says in [&b""[..], b"i", b"ibverbs\x01\0\x23\0\x14"] {
+        let _mute: Vec<_> = (0..100)
+            .map(|_| {
+                let mut mute = TcpStream::connect(address).unwrap();
+                mute.write_all(says).unwrap();
+                mute
+            })
+            .collect();
+        thread::scope(|threads| {
+            let connects = threads.spawn(|| Stream::connect(&hosts[1].hub, address, soon()));
+            let (mut two, _) = listener.accept().unwrap();
+            two.write_all(b"hello").unwrap();
+            let mut one = connects.join().unwrap().unwrap();
+            one.read_exact(&mut [0; 5]).unwrap();
+            streams.push((one, two));
+        });
+        let places = hosts[0].hub.stats().connections as usize;
+        assert!(places == streams.len() || !says.is_empty(), "{places} places are taken");
+    }
+}
+
 #[test]
 fn what_cannot_be_connected_says_why() {
     let host = Host::new();

@@ -282,6 +282,33 @@ async fn a_hundred_streams_share_few_buffers() {
     .await;
 }
 
+/// More clients than the hub has places: they say nothing, or begin to and do not go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_say_too_little_take_no_place_of_others() {
+    ends(async {
+        let hosts = [Host::new(), Host::new()];
+        let mut listener = Listener::bind(&hosts[0].hub, "127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut streams = Vec::new();
+        for says in [&b""[..], b"i", b"ibverbs\x01\0\x23\0\x14"] {
+            let mut mute = Vec::new();
+            for _ in 0..100 {
+                mute.push(TcpStream::connect(address).await.unwrap());
+                mute.last_mut().unwrap().write_all(says).await.unwrap();
+            }
+            let connects = async { Stream::connect(&hosts[1].hub, address).await.unwrap() };
+            let (mut one, accepted) = tokio::join!(connects, listener.accept());
+            let (mut two, _) = accepted.unwrap();
+            two.write_all(b"hello").await.unwrap();
+            one.read_exact(&mut [0; 5]).await.unwrap();
+            streams.push((one, two));
+            let places = hosts[0].hub.stats().connections as usize;
+            assert!(places == streams.len() || !says.is_empty(), "{places} places are taken");
+        }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn the_task_of_a_hub_ends_with_it() {
     ends(async {

@@ -175,6 +175,27 @@ fn a_peer_that_drops_what_it_has_not_read_resets() {
     });
 }
 
+/// Nobody has polled since it arrived: whoever drops the stream has not read it all the same.
+#[test]
+fn what_has_arrived_unseen_is_unread() {
+    let host = Host::new();
+    for answers in [false, true] {
+        let (mut one, mut two) = pair(&host, &host);
+        if answers {
+            two.write_all(b"answer").unwrap();
+        }
+        // It returns when the bytes are on their way; the device of software carries them at once.
+        one.write_all(b"unread").unwrap();
+        one.flush().unwrap();
+        drop(two);
+        let mut got = Vec::new();
+        let error = one.read_to_end(&mut got).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+        assert_eq!(got, if answers { b"answer".to_vec() } else { Vec::new() });
+        assert_eq!(one.take_error(), Some(StreamError::Reset));
+    }
+}
+
 #[test]
 fn reading_can_be_shut_down() {
     let hosts = [(); 2].map(|()| Host::with(|hub| hub.chunk(256).receives(2)));
