@@ -59,7 +59,8 @@ mod sealed {
 /// ([`new`](Self::new)), or that peers access as well ([`shared`](BufferPool::shared)).
 ///
 /// A clone is the same pool. The region is deregistered when the pool and all its buffers are dropped.
-/// Taking and giving back is lock-free, and costs the same in a pool of any size.
+/// Taking and giving back is lock-free, and costs the same in a pool of any size. A [`BufferCache`](super::BufferCache) keeps some
+/// for one thread, which costs less.
 ///
 /// ```
 /// use std::sync::Arc;
