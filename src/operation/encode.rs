@@ -72,8 +72,8 @@ pub(crate) fn check<K: Kind>(
     if kind.flags() & INLINE != 0 {
         limits.check_inline(length)
     } else {
-        limits.check_length(K::OPCODE, length)?;
-        limits.check_domain("ibv_post_send", list)
+        limits.check_domain("ibv_post_send", list)?;
+        limits.check_length(K::OPCODE, length)
     }
 }
 

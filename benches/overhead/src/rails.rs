@@ -38,6 +38,7 @@ static HOOKS: Hooks = Hooks {
     sleep_for: |_, _, _| false,
     attend: |_| None,
     rest: |_| true,
+    is_ended: |_| false,
     manager_open: || None,
     manager_write: |_, _, _| None,
     manager_close: |_| {},
