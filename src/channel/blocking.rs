@@ -93,6 +93,8 @@ macro_rules! words {
 ///    earlier failure has stopped the channel.
 ///  - [`TimedOut`](crate::TransportError::TimedOut): the deadline has passed, where there is one. The
 ///    channel was stopped, and must be [reset](Self::reset).
+///  - [`Cancelled`](crate::TransportError::Cancelled): a [cancel handle](Channel::cancel_handle) has ended the wait. The
+///    channel was stopped, unless nothing was posted yet for lack of credit.
 ///  - [`NoCredit`](crate::TransportError::NoCredit): the channel has
 ///    [flow control](crate::ChannelBuilder::flow_control), and the deadline has passed before the peer has
 ///    posted a receive. Nothing was posted, and the channel was not stopped.

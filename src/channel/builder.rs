@@ -189,7 +189,8 @@ impl<'res> ChannelBuilder<'res> {
         /// and a write with an immediate use up one each. Without a credit,
         ///
         ///  - blocking operations wait, within their deadline. If that passes, nothing was posted, the error is
-        ///    [`NoCredit`](crate::TransportError::NoCredit), and the channel is not stopped.
+        ///    [`NoCredit`](crate::TransportError::NoCredit), and the channel is not stopped; nor is it if the wait is
+        ///    [cancelled](crate::Channel::cancel_handle).
         ///  - the futures of an [`AsyncChannel`](crate::AsyncChannel) wait, as for room in the queue.
         ///  - all others are refused with [`NoCredit`](crate::TransportError::NoCredit), as if the queue were full.
         ///    [`Channel::wait_for_credit`](crate::Channel::wait_for_credit) waits until they can be posted.
@@ -217,7 +218,7 @@ impl<'res> ChannelBuilder<'res> {
         &self.domain
     }
 
-    fn shares_receives(&self) -> bool {
+    pub(crate) fn shares_receives(&self) -> bool {
         matches!(self.completions, Completions::OfLoop(_, Some(_)))
     }
 

@@ -33,8 +33,9 @@ pub enum TransportError {
     /// ended.
     TimedOut,
     /// A [`CancelHandle`](crate::channel::CancelHandle) has ended the wait. A wait of an operation that owns its
-    /// buffer, or for a [credit](crate::Channel::wait_for_credit), leaves everything in flight. After every
-    /// other wait the channel was stopped, and everything that was in flight has ended.
+    /// buffer, or for [credit](crate::ChannelBuilder::flow_control), also that of a blocking operation, which was not
+    /// posted, leaves everything in flight. After every other wait the channel was stopped, and everything that was in
+    /// flight has ended.
     Cancelled,
     /// The completion queue held a completion that no operation of this channel is waiting for.
     UnknownCompletion {
@@ -155,8 +156,9 @@ impl fmt::Display for TransportError {
                  used again",
             ),
             Self::Cancelled => f.write_str(
-                "the wait was cancelled; unless it was that of an operation that owns its buffer, or for a \
-                 credit, the channel was stopped and must be reset before it is used again",
+                "the wait was cancelled; unless it was that of an operation that owns its buffer, or for \
+                 credit, also that of an operation that was not posted yet, the channel was stopped and must be \
+                 reset before it is used again",
             ),
             Self::UnknownCompletion { queue_pair, wr_id } => write!(
                 f,
@@ -170,7 +172,8 @@ impl fmt::Display for TransportError {
                 "the reactor of the channel was dropped: make the channel again, on one that lives",
             ),
             Self::NotConnected => f.write_str(
-                "the connection is not established yet: post receives until then, and nothing else",
+                "the channel is not connected yet, and until then takes receives alone; or it was taken out of its \
+                 loop, and takes nothing until it is put back",
             ),
             Self::ReceivesAreShared => f.write_str(
                 "the channel takes its receives from shared ones: post there",

@@ -193,9 +193,9 @@ impl Channel<'_> {
     /// same; they stay valid after a [`reset`](Self::reset).
     ///
     /// A cancelled wait returns [`Cancelled`](crate::TransportError::Cancelled), and does what it does when its deadline
-    /// passes: a wait for [credit](Self::wait_for_credit) leaves everything in flight, and can be called again. All others
-    /// (blocking operations, scopes, unpolled operations) lend memory to the device that must come back, so they stop the
-    /// channel. (A [`Loop`](crate::Loop) owns its buffers: its [`LoopWaker`](crate::channel::LoopWaker) stops nothing.) A
+    /// passes: a wait for [credit](crate::ChannelBuilder::flow_control), also that of a blocking operation, which was not posted
+    /// then, leaves everything in flight, and can be called again. All others (blocking operations that were posted,
+    /// scopes, unpolled operations) lend memory to the device that must come back, so they stop the channel. (A [`Loop`](crate::Loop) owns its buffers: its [`LoopWaker`](crate::channel::LoopWaker) stops nothing.) A
     /// channel without a handle pays nothing: only a wait that has found nothing for a while looks.
     ///
     /// ```no_run

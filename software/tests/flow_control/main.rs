@@ -273,6 +273,9 @@ fn without_credit_nothing_is_posted_and_the_connection_lives() {
     // A handle ends the wait.
     one.cancel_handle().unwrap().cancel();
     assert_eq!(one.wait_for_credit().unwrap_err(), TransportError::Cancelled);
+    // Nothing was posted: the channel goes on.
+    one.cancel_handle().unwrap().cancel();
+    assert_eq!(one.send(region.slice(..).unwrap()).unwrap_err(), TransportError::Cancelled);
 
     let receive = kept::receive(&mut other, sides[1].buffer(0)).unwrap();
     one.wait_for_credit_until(deadline()).unwrap();

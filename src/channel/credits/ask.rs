@@ -115,8 +115,8 @@ impl Core {
         self.require_credits(messages).err().unwrap_or(TransportError::NoCredit)
     }
 
-    /// Waits for the credit of a blocking operation. If the deadline passes, the channel is not stopped, since
-    /// nothing was posted.
+    /// Waits for the credit of a blocking operation. If the deadline passes, or the wait is cancelled, the channel is not
+    /// stopped, since nothing was posted.
     #[cold]
     #[inline(never)]
     pub(in crate::channel) fn wait_for_blocking_credit(
@@ -126,7 +126,9 @@ impl Core {
         self.wait_for_credit(deadline).inspect_err(|error| {
             // As every other wait of a blocking operation that fails.
             let stops = match error {
-                TransportError::NoCredit | TransportError::Work(_) => false,
+                TransportError::NoCredit | TransportError::Cancelled | TransportError::Work(_) => {
+                    false
+                }
                 // The peer's word is not known.
                 TransportError::Verbs(error) => error.kind() != ErrorKind::InvalidInput,
                 _ => true,
