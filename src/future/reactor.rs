@@ -211,8 +211,8 @@ impl<S: Share> Reactor<S> {
     #[inline]
     pub fn turn(&self) -> Result<usize> {
         let mut guard = self.share.lock();
-        guard.watch.turned();
         let begun = guard.core.begin_turn();
+        guard.watch.turned(begun != Ok(true));
         if begun == Ok(true) && !guard.core.lacks_credit() && guard.alarm.is_none() {
             guard.unlock();
             return self.count_idle_turn().map(|()| 0);

@@ -32,8 +32,9 @@ impl<S: Share> Reactor<S> {
     /// descriptor may have become readable, or has got an error, since the last call, and otherwise has the task woken
     /// then. The descriptor has an error when the device is pulled out; the reactor then ends with `EIO`.
     ///
-    /// Run it in one task at a time. If that task is dropped, the channels' futures wait until it is run again; feature
-    /// `tracing` has a warning, also if it has never run and a future is dropped that waited.
+    /// Run it in one task at a time. If that task is dropped, or a waker panics in it, the channels' futures wait until it is
+    /// run again; feature `tracing` has a warning, also if it has never run and a future is dropped that waited. Only a
+    /// reactor of `spawn_on_tokio` is stopped then.
     ///
     /// # Errors
     ///
@@ -129,7 +130,9 @@ impl<S: Share> Reactor<S> {
     /// # }
     /// ```
     ///
-    /// An error that ends the task is that of all operations; [`SpawnedReactor::ended`] returns it.
+    /// An error that ends the task is that of all operations; [`SpawnedReactor::ended`] returns it. If the task ends
+    /// otherwise, with its runtime or by the panic of a waker, the error is `ECANCELED`. A reactor that has to outlive a
+    /// runtime is [run](Self::run_on_tokio) on each of them instead.
     ///
     /// # Panics
     ///
@@ -140,9 +143,10 @@ impl<S: Share> Reactor<S> {
         S: Send + Sync + 'static,
     {
         let reactor = Arc::new(self);
-        let runs = reactor.clone();
-        let task = Some(tokio::spawn(async move { runs.run_on_tokio().await }));
-        SpawnedReactor { reactor, task }
+        let spawned = Spawned(reactor.clone());
+        // It owns `spawned` even if it never runs.
+        let task = Some(tokio::spawn(async move { spawned.0.run_on_tokio().await }));
+        SpawnedReactor { reactor, task, ended: Ok(()) }
     }
 
     /// Runs the reactor on tokio: see [`run`](Self::run). To be spawned as a task, on a runtime of either kind; of
@@ -158,7 +162,8 @@ impl<S: Share> Reactor<S> {
     /// ([`enable_io`](tokio::runtime::Builder::enable_io)).
     #[cfg(feature = "tokio")]
     pub async fn run_on_tokio(&self) -> Result<()> {
-        let file = register(self.as_fd())?;
+        let file = register(self.as_fd());
+        let file = file.inspect_err(|&error| self.stop(TransportError::Verbs(error)))?;
         let mut ready = pin!(file.ready(EVENTS));
         self.run(|cx| {
             ready!(ready.as_mut().poll(cx))?.clear_ready();
@@ -176,11 +181,13 @@ impl<S: Share> Reactor<S> {
 pub struct SpawnedReactor<S: Share = Locked<PooledBuffer>> {
     reactor: Arc<Reactor<S>>,
     task: Option<tokio::task::JoinHandle<Result<()>>>,
+    /// Once there is no task.
+    ended: Result<()>,
 }
 
 #[cfg(feature = "tokio")]
 impl<S: Share> SpawnedReactor<S> {
-    /// Waits until the reactor has ended: `Ok` when it was [stopped](Reactor::stop).
+    /// Waits until the reactor has ended: `Ok` when it was [stopped](Reactor::stop). Later calls return the same.
     ///
     /// # Errors
     ///
@@ -188,10 +195,11 @@ impl<S: Share> SpawnedReactor<S> {
     ///
     ///  - `ECANCELED`: the runtime has ended, or a waker has panicked in the task.
     pub async fn ended(&mut self) -> Result<()> {
-        let Some(task) = &mut self.task else { return Ok(()) };
-        let ended = task.await;
-        self.task = None;
-        ended.unwrap_or_else(|_| Err(Error::new("poll", libc::ECANCELED)))
+        if let Some(task) = &mut self.task {
+            self.ended = task.await.unwrap_or(Err(TASK_GONE));
+            self.task = None;
+        }
+        self.ended
     }
 }
 
@@ -211,13 +219,36 @@ impl<S: Share> Drop for SpawnedReactor<S> {
     }
 }
 
+/// The error of a task that did not end by itself.
+#[cfg(feature = "tokio")]
+const TASK_GONE: Error = Error::with_reason(
+    "poll",
+    libc::ECANCELED,
+    "the task of spawn_on_tokio has ended, with its runtime or by the panic of a waker",
+);
+
+/// What the task of [`spawn_on_tokio`](Reactor::spawn_on_tokio) owns. However the task ends, the reactor is stopped.
+#[cfg(feature = "tokio")]
+struct Spawned<S: Share>(Arc<Reactor<S>>);
+
+#[cfg(feature = "tokio")]
+impl<S: Share> Drop for Spawned<S> {
+    fn drop(&mut self) {
+        let _ = catch(|| {
+            if !self.0.share.lock().is_stopped {
+                self.0.stop(TransportError::Verbs(TASK_GONE));
+            }
+        });
+    }
+}
+
 /// The future of [`run`](Reactor::run). It warns if it is dropped, such as with its runtime, while operations wait.
 struct Runner<'a, S: Share>(&'a Reactor<S>);
 
 impl<S: Share> Drop for Runner<'_, S> {
     fn drop(&mut self) {
         let guard = self.0.share.lock();
-        guard.watch.turned();
+        guard.watch.turned(true);
         if !guard.is_stopped && guard.core.next_busy(0).is_some() {
             trace::reactor_stands("its task was dropped while operations were in flight");
         }

@@ -19,7 +19,7 @@ mod watching {
     #[derive(Default, Debug)]
     struct Watched {
         waiting: AtomicUsize,
-        /// It sleeps until its descriptor is readable.
+        /// It was armed, no turn has found anything since, and the task that armed it is there.
         sleeps: AtomicBool,
         is_told: AtomicBool,
         /// In milliseconds: its last turn, or when a future began to wait.
@@ -64,8 +64,11 @@ mod watching {
             Self(watched)
         }
 
-        pub(in crate::future) fn turned(&self) {
-            self.0.sleeps.store(false, Ordering::Relaxed);
+        /// A turn that finds nothing leaves a reactor that was armed asleep.
+        pub(in crate::future) fn turned(&self, found: bool) {
+            if found {
+                self.0.sleeps.store(false, Ordering::Relaxed);
+            }
             self.0.since.store(now(), Ordering::Relaxed);
         }
 
@@ -126,7 +129,7 @@ mod nothing {
         }
 
         #[inline(always)]
-        pub(in crate::future) fn turned(&self) {}
+        pub(in crate::future) fn turned(&self, _: bool) {}
 
         #[inline(always)]
         pub(in crate::future) fn sleeps(&self) {}

@@ -1,6 +1,7 @@
 //! Who drives a reactor: a task of tokio, or no one.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use ibverbs::future::Locked;
@@ -61,6 +62,74 @@ fn a_task_of_tokio_drives_a_reactor_until_its_guard_is_dropped() {
     });
 }
 
+/// However the task of a spawned reactor ends, nothing waits for it any more.
+#[cfg(feature = "tokio")]
+#[test]
+fn a_spawned_reactor_is_stopped_when_its_task_is_gone() {
+    use std::sync::Arc;
+    use std::task::{Wake, Waker};
+
+    use ibverbs::{Error, SendWorkRequest, TransportError};
+    use tokio::runtime::{Builder, Runtime};
+
+    use crate::rig::{connect, filled, poll, poll_with};
+
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("the waker");
+        }
+    }
+
+    let of_task = |error: Error| {
+        assert!(error.to_string().contains("the task of spawn_on_tokio"), "{error}");
+        error.raw_os_error() == Some(libc::ECANCELED)
+    };
+    let run_once = |runtime: &Runtime| runtime.block_on(async { tokio::task::yield_now().await });
+    for case in ["it never ran", "it ran", "a waker", "no I/O"] {
+        let rig = Rig::<Locked<PooledBuffer>>::new();
+        let mut runtime = Builder::new_current_thread();
+        let runtime = if case == "no I/O" { &mut runtime } else { runtime.enable_all() };
+        let runtime = runtime.build().unwrap();
+        let context = rig.domain.context_parent().clone();
+        let reactor = Reactor::new(context, 64).unwrap();
+        let mut reactor = runtime.block_on(async { reactor.spawn_on_tokio() });
+        let [one, two] = connect(&reactor, &rig.domain, |builder| builder);
+        let mut first = two.receive(rig.buffer(0));
+        let mut waiting = one.receive(rig.buffer(0));
+        let bomb = Waker::from(Arc::new(Panics));
+        let waker = if case == "a waker" { &bomb } else { Waker::noop() };
+        assert!(poll(&mut waiting).is_none() && poll_with(&mut first, waker).is_none(), "{case}");
+        let ended = match case {
+            "a waker" => {
+                drop(one.submit(SendWorkRequest::new(rig.buffer(1))).unwrap());
+                run_once(&runtime);
+                rig.device.run();
+                runtime.block_on(reactor.ended())
+            }
+            "no I/O" => runtime.block_on(reactor.ended()),
+            _ => {
+                if case == "it ran" {
+                    run_once(&runtime);
+                }
+                drop(runtime);
+                poll(&mut Box::pin(reactor.ended())).expect("at once")
+            }
+        };
+        assert!(of_task(ended.unwrap_err()), "{case}");
+        let once_more = poll(&mut Box::pin(reactor.ended())).expect("at once");
+        assert_eq!(once_more, ended);
+        let failed = poll(&mut waiting).expect("it has ended").unwrap_err();
+        assert!(matches!(failed.error, TransportError::Verbs(error) if of_task(error)), "{case}");
+        let refused = poll(&mut one.send(filled(&rig.pool, 1))).expect("at once").unwrap_err();
+        assert_eq!(refused.error, failed.error);
+        drop((first, waiting, failed, refused));
+        drop((one, two, reactor));
+        rig.finish();
+    }
+}
+
 /// A process of its own, whose standard error is read: a future of it waits, and nobody makes a turn.
 #[cfg(debug_assertions)]
 #[test]
@@ -70,33 +139,35 @@ fn a_debug_build_says_that_no_one_drives_a_reactor() {
     if let Ok(case) = &case {
         let rig = Rig::<Locked<PooledBuffer>>::new();
         let receive = posted(rig.two.receive(rig.buffer(0)));
+        // Armed, and polled once more: as a client that has nothing to do sleeps.
+        let sleeping = Box::pin(rig.reactor.run(|_| Poll::Pending));
+        let sleeping = (case != "none" && case != "turns").then_some(sleeping).map(posted);
+        let sleeping = sleeping.filter(|_| case == "sleeps");
         let end = Instant::now() + Duration::from_secs(3);
         while Instant::now() < end {
-            match case.as_str() {
-                "turns" => {
-                    rig.reactor.turn().unwrap();
-                }
-                "sleeps" => rig.reactor.arm().unwrap(),
-                _ => {}
+            if case == "turns" {
+                rig.reactor.turn().unwrap();
             }
             std::thread::sleep(Duration::from_millis(20));
         }
+        drop(sleeping);
         drop(receive);
         return rig.finish();
     }
-    let of = |case: &str| {
+    let of = [("none", 1), ("dropped", 1), ("sleeps", 0), ("turns", 0)].map(|(case, says)| {
         let mut child = Command::new(std::env::current_exe().unwrap());
         child.args([
             "--exact",
             "--nocapture",
             "driving::a_debug_build_says_that_no_one_drives_a_reactor",
         ]);
-        let output = child.env("IBVERBS_TEST_DRIVES", case).output().unwrap();
+        let child = child.env("IBVERBS_TEST_DRIVES", case).stderr(Stdio::piped());
+        (case, says, child.stdout(Stdio::null()).spawn().unwrap())
+    });
+    for (case, says, child) in of {
+        let output = child.wait_with_output().unwrap();
         assert!(output.status.success(), "{output:?}");
-        String::from_utf8(output.stderr).unwrap()
-    };
-    let said = of("none");
-    assert_eq!(said.matches(SAYS).count(), 1, "{said}");
-    assert!(!of("sleeps").contains(SAYS));
-    assert!(!of("turns").contains(SAYS));
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(said.matches(SAYS).count(), says, "{case}: {said}");
+    }
 }
