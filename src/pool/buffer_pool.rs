@@ -293,6 +293,7 @@ impl<M: PoolMemory> BufferPool<M> {
     ///
     ///  - `EINVAL`: there are more of them than a [chunk](Self::chunk_len) has.
     pub fn take_from(&self, bytes: &[u8]) -> Result<Option<PooledBuffer<M>>> {
+        check_len(bytes.len(), self.chunk_len())?;
         let mut buffer = self.take();
         buffer.as_mut().map_or(Ok(()), |buffer| buffer.extend_from_slice(bytes))?;
         Ok(buffer)
@@ -302,6 +303,10 @@ impl<M: PoolMemory> BufferPool<M> {
     /// wait, unless one that comes later finds a chunk before it. The future may be dropped at any time. It is woken by the
     /// drop of a buffer, so do not wait for a chunk that the task itself holds, or that only a message would free that does
     /// not come.
+    ///
+    /// A buffer that comes back wakes one task. If that neither asks for it nor drops its future (one that is forgotten, or that
+    /// nobody polls any more), the others go on waiting, until one that comes later takes that buffer and gives it back, or
+    /// another one comes back. To wake all of them for each buffer would cost every pool what only such a program needs.
     pub async fn wait(&self) -> PooledBuffer<M> {
         let mut waiter = self.waiter();
         poll_fn(|cx| waiter.poll_take(cx)).await
@@ -352,6 +357,15 @@ impl Drop for Owner {
             }
         }
     }
+}
+
+/// Checks the length of a buffer.
+fn check_len(len: usize, capacity: usize) -> Result<()> {
+    if len <= capacity {
+        return Ok(());
+    }
+    let what = "the length of a pooled buffer";
+    Err(Error::out_of_range("ibv_sge", what, len as u64, 0, capacity as u64))
 }
 
 /// A place in the line of those that wait for a buffer: see [`BufferPool::wait`]. Dropping it gives the place up.
@@ -441,11 +455,7 @@ impl<M> PooledBuffer<M> {
     ///
     ///  - `EINVAL`: that is more than the [capacity](Self::capacity).
     pub fn set_len(&mut self, len: usize) -> Result<()> {
-        if len > self.capacity() {
-            let what = "the length of a pooled buffer";
-            let (len, most) = (len as u64, self.capacity() as u64);
-            return Err(Error::out_of_range("ibv_sge", what, len, 0, most));
-        }
+        check_len(len, self.capacity())?;
         // SAFETY: as at `chunk`, and the borrow is exclusive.
         unsafe { self.chunk.as_mut() }.kept.set(len as u32);
         Ok(())
