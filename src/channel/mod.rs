@@ -77,7 +77,7 @@ pub use event_loop::{
     LoopWaker,
 };
 #[cfg(feature = "async")]
-pub(crate) use event_loop::{Detached, Doomed, Due, Left};
+pub(crate) use event_loop::{Detached, Doomed, Due, Left, shared_queue};
 #[cfg(feature = "async")]
 pub(crate) use operation::Queue;
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};

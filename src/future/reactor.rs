@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::panics::Panics;
 use crate::parent::Parent;
 use crate::pool::PooledBuffer;
+use crate::queue_pair::SharedReceiveQueue;
 
 /// The number of turns without a completion between two readings of the clock. Few, because a program may sleep between
 /// its turns.
@@ -158,10 +159,11 @@ impl<S: Share> Reactor<S> {
     ///
     /// Those of [`ChannelBuilder::build`], and
     ///
-    ///  - `EINVAL`: the reactor has not enough [room](Self::capacity) left.
+    ///  - `EINVAL`: the reactor has not enough [room](Self::capacity) left, or the builder is that of a channel that shares
+    ///    receives of a loop.
     #[doc(alias = "ibv_create_qp")]
     pub fn prepare(&self, builder: ChannelBuilder<'static>) -> Result<PreparedAsyncChannel<S>> {
-        PreparedAsyncChannel::new(&self.share, builder.of_loop(&self.queue, None))
+        self.prepare_with(builder, None)
     }
 
     /// As [`prepare`](Self::prepare), for a channel that takes its receives from these, and has none of its own.
@@ -179,8 +181,18 @@ impl<S: Share> Reactor<S> {
     ) -> Result<PreparedAsyncChannel<S>> {
         let known = self.share.lock().core.shares(receives.id(), receives.queue());
         Error::invalid_if(!known, "ibv_create_qp", "the shared receives are of another reactor")?;
-        let queue = Some(receives.queue().clone());
-        PreparedAsyncChannel::new(&self.share, builder.of_loop(&self.queue, queue))
+        self.prepare_with(builder, Some(receives.queue().clone()))
+    }
+
+    fn prepare_with(
+        &self,
+        builder: ChannelBuilder<'static>,
+        shared: Option<Arc<SharedReceiveQueue<'static>>>,
+    ) -> Result<PreparedAsyncChannel<S>> {
+        let reason = "the builder is of Loop::create_sharing_channel, whose receives are of that loop: take \
+                      Channel::builder, and Reactor::prepare_sharing for receives of the reactor";
+        Error::invalid_if(builder.shares_receives(), "ibv_create_qp", reason)?;
+        PreparedAsyncChannel::new(&self.share, builder.of_loop(&self.queue, shared))
     }
 
     /// `ibv_create_srq`: creates receives that channels of the reactor [share](Self::prepare_sharing), at most `capacity`
@@ -195,7 +207,7 @@ impl<S: Share> Reactor<S> {
         domain: impl Into<Parent<'static, ProtectionDomain<'static>>>,
         capacity: u32,
     ) -> Result<SharedReceives<S>> {
-        SharedReceives::new(&self.share, domain.into(), capacity)
+        SharedReceives::new(&self.share, &self.queue, domain.into(), capacity)
     }
 
     /// `ibv_poll_cq`: polls once, for up to sixteen completions, without waiting, and wakes the tasks whose operations

@@ -12,7 +12,9 @@ use super::share::{Guard, Lock, Locked, Share, release_quietly};
 use super::watch::Waits;
 use crate::channel::{
     ChannelId, Ended, LoopBuffer, OwnedBuffer, OwnedResult, Queue, Refused, TransportError,
+    shared_queue,
 };
+use crate::completion::CompletionQueue;
 use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::Result;
@@ -353,10 +355,11 @@ pub struct SharedReceives<S: Share = Locked<PooledBuffer>> {
 impl<S: Share> SharedReceives<S> {
     pub(super) fn new(
         share: &S,
+        completions: &CompletionQueue<'static>,
         domain: Parent<'static, ProtectionDomain<'static>>,
         capacity: u32,
     ) -> Result<Self> {
-        let queue = Arc::new(SharedReceiveQueue::new(domain, capacity, 1)?);
+        let queue = shared_queue(completions, domain, capacity)?;
         let id = share.lock().core.place_shared(&queue, capacity)?;
         Ok(Self { queue, share: share.clone(), id })
     }
@@ -374,7 +377,10 @@ impl<S: Share> SharedReceives<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`Loop::post`](crate::Loop::post), with the buffer.
+    /// Those of [`Loop::post`](crate::Loop::post), with the buffer, and
+    ///
+    ///  - [`ReactorGone`](TransportError::ReactorGone): the reactor was dropped. If it was
+    ///    [stopped](crate::Reactor::stop), the error is that one.
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post<D: ScatterBuffer>(&self, buffer: D) -> OwnedResult<S::Buffer, ()>
     where

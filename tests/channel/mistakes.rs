@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ibverbs::channel::DatagramsBuilder;
+use ibverbs::channel::{AnyBuffer, DatagramsBuilder, PreparedWindow};
 use ibverbs::{
     AccessFlags, BufferPool, Channel, Inline, Loop, MemoryRegion, PooledBuffer, ProtectionDomain,
     Reactor, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, TransportError, TransportResult,
@@ -135,6 +135,62 @@ fn an_id_of_another_loop_names_no_channel() {
 }
 
 #[test]
+fn a_channel_that_was_taken_out_is_named_so() {
+    const OUT: &[&str] = &["was taken out of the loop", "put it back"];
+    let mut loops = Loops::on(Software::new());
+    let (here, there) = loops.connect();
+    let detached = loops.here.take_out(here).unwrap();
+    says(loops.here.remove(here), OUT);
+    says(loops.here.take_out(here).map(drop), OUT);
+    says(loops.here.handshake(here, detached.endpoint()), OUT);
+    let receive = ReceiveWorkRequest::new(loops.filled(0));
+    let refused = loops.here.post(here, receive, 0).unwrap_err();
+    says(Err::<(), _>(refused.error), &["taken out of its loop", "until it is put back"]);
+    drop(refused);
+    // Of another loop.
+    let refused = loops.peers.put_back(detached).unwrap_err();
+    says(Err::<(), _>(refused.error), &["taken out of another loop"]);
+    let destroyed = refused.object.destroy();
+    says(loops.peers.end_destroyed(destroyed), &["taken out of another loop"]);
+    drop(loops.peers.take_out(there).unwrap());
+    says(loops.peers.remove(there), &["what Loop::take_out returned was dropped"]);
+    loops.finish();
+}
+
+#[test]
+fn shared_receives_are_of_one_context_and_one_loop_and_send_nothing() {
+    let mut loops = Loops::on(Software::new());
+    let device = Software::new();
+    let elsewhere = domain(&device);
+    const FOREIGN: &[&str] =
+        &["ibv_create_srq", "the protection domain belongs to another context"];
+    says(loops.here.add_shared_receives(&elsewhere, 4), FOREIGN);
+    let reactor = Reactor::new(loops.domain.context_parent(), 64).unwrap();
+    says(reactor.add_shared_receives(&elsewhere, 4), FOREIGN);
+    let receives = loops.here.add_shared_receives(&loops.domain, 4).unwrap();
+    let of_reactor = reactor.add_shared_receives(&loops.domain, 4).unwrap();
+    let sharing = || loops.here.create_sharing_channel(&loops.domain, receives).unwrap();
+    const OF_LOOP: &[&str] = &["Loop::create_sharing_channel", "Reactor::prepare_sharing"];
+    says(reactor.prepare(sharing()), OF_LOOP);
+    says(reactor.prepare_sharing(sharing(), &of_reactor), OF_LOOP);
+    const SENDS: &[&str] = &["shared receives send nothing"];
+    let send = SendWorkRequest::new(loops.filled(1));
+    says(loops.here.post(receives, send, 0), SENDS);
+    let window = [SendWorkRequest::new(loops.filled(1)), SendWorkRequest::new(loops.filled(2))];
+    let window = PreparedWindow::new(window).unwrap();
+    let mut windows = Loop::<AnyBuffer>::new(loops.domain.context_parent(), 64).unwrap();
+    let of_windows = windows.add_shared_receives(&loops.domain, 4).unwrap();
+    says(windows.post_window(of_windows, window, 0), SENDS);
+    const NOT_CONNECTED: &[&str] = &["these are shared receives"];
+    let endpoint = Channel::builder(&loops.domain).build().unwrap().endpoint();
+    says(loops.here.handshake(receives, endpoint), NOT_CONNECTED);
+    says(loops.here.take_out(receives).map(drop), NOT_CONNECTED);
+    drop((of_reactor, reactor, windows, elsewhere));
+    device.assert_clean();
+    loops.finish();
+}
+
+#[test]
 fn lengths_and_limits_are_named_with_the_method_that_sets_them() {
     let mut pair = Pair::new();
     let (shared, mut region) = (pair.shared(8), pair.region(256, 0));
@@ -169,6 +225,9 @@ fn what_is_too_small_is_named_where_it_was_said() {
     says(pool, &["BufferPool::shared"]);
     let pool = BufferPool::new(&domain, 8, 1, AccessFlags::empty()).unwrap();
     says(pool.take_from(b"too long for it"), &["is 15", "0..=8"]);
+    let only = pool.take().unwrap();
+    says(pool.take_from(b"too long for it"), &["is 15", "0..=8"]);
+    drop(only);
     drop((pool, reactor, domain));
     device.assert_clean();
 }

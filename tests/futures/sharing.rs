@@ -3,11 +3,37 @@
 use std::thread;
 
 use ibverbs::future::{Locked, PreparedAsyncChannel};
-use ibverbs::{AsyncChannel, Channel, MaxRnrRetries, PooledBuffer};
+use ibverbs::{AsyncChannel, Channel, MaxRnrRetries, PooledBuffer, Reactor};
 
 use crate::rig::{ALL, Rig, poll, posted};
 
 type Shared = Rig<Locked<PooledBuffer>>;
+
+#[test]
+fn receives_of_a_reactor_that_ended_are_refused() {
+    use ibverbs::TransportError::{ReactorGone, Stopped};
+    let rig = Shared::new();
+    let context = rig.domain.context_parent().clone();
+    for (is_stopped, error) in [(true, Stopped), (false, ReactorGone)] {
+        let reactor = Reactor::new(context.clone(), 16).unwrap();
+        let before = reactor.add_shared_receives(&rig.domain, 4).unwrap();
+        before.post(rig.buffer(0)).unwrap();
+        let mut all = vec![before];
+        if is_stopped {
+            reactor.stop(Stopped);
+            all.push(reactor.add_shared_receives(&rig.domain, 4).unwrap());
+        } else {
+            drop(reactor);
+        }
+        for receives in &all {
+            let refused = receives.post(rig.buffer(0)).unwrap_err();
+            assert_eq!((refused.error, refused.buffer.is_some()), (error, true));
+        }
+        assert_eq!((all[0].posted(), rig.out()), (1, 1));
+    }
+    drop(context);
+    rig.finish();
+}
 
 /// A device may give the number of a queue pair again as soon as that is destroyed.
 #[test]

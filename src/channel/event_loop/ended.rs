@@ -8,7 +8,8 @@ use crate::completion::{WorkCompletion, WorkSuccess};
 use crate::debug::debug;
 use crate::ffi;
 
-/// Names a channel of a [`Loop`](crate::Loop). Another loop does not know it. Once its channel was removed it names no
+/// Names a channel of a [`Loop`](crate::Loop). Another loop does not know it: loops number their channels from different
+/// values on. Once its channel was removed it names no
 /// channel, even if another channel has taken the place.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ChannelId {

@@ -122,7 +122,8 @@ impl<'res, B> Loop<'res, B> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the loop has no such channel (any more), or it was connected before.
+    ///  - `EINVAL`: the loop has no such channel (any more), or it was connected before, or was
+    ///    [taken out](Self::take_out); or these are shared receives.
     ///  - Those of [`PreparedQueuePair::handshake`](crate::PreparedQueuePair::handshake). What was posted ends with
     ///    [`Stopped`](TransportError::Stopped), and the handshake can be tried again.
     #[doc(alias = "ibv_modify_qp")]
@@ -132,7 +133,7 @@ impl<'res, B> Loop<'res, B> {
             return Err(unknown(VERB));
         }
         let Some(link) = &mut self.members.links[channel.index()] else {
-            return Err(unknown(VERB));
+            return Err(self.without_link(channel, VERB));
         };
         let reason = match self.members.datagrams.iter().any(|(end, _)| *end == channel) {
             true => "a datagram end has no peer: send_to names one",
@@ -181,7 +182,7 @@ impl<'res, B> Loop<'res, B> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the loop has no such channel (any more).
+    ///  - `EINVAL`: the loop has no such channel (any more), or it was [taken out](Self::take_out).
     ///  - `EBUSY`: they are [shared receives](Self::add_shared_receives), and a channel or a builder uses them.
     ///  - The provider's errno value. The channel is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that
     ///    it was made from and the buffers of its operations in flight, which do not end. Its room is not given back.
@@ -195,8 +196,24 @@ impl<'res, B> Loop<'res, B> {
                 self.table.flush(&link.core, slots, self.members.capacity);
                 self.end(channel.index(), link)
             }
-            None => self.remove_shared(channel),
+            None if self.members.shared_receives(channel).is_some() => self.remove_shared(channel),
+            None => Err(self.without_link(channel, VERB)),
         }
+    }
+
+    /// The error of a verb that needs the queue pair of a channel that is known, if the loop does not have it.
+    #[cold]
+    pub(super) fn without_link(&self, channel: ChannelId, verb: &'static str) -> Error {
+        let reason = match self.members.shared_receives(channel) {
+            Some(_) => {
+                "these are shared receives, which are not connected: connect the channels that share them"
+            }
+            None => {
+                "the channel was taken out of the loop: put it back, or destroy it and call Loop::end_destroyed. If what \
+                 Loop::take_out returned was dropped, the channel is gone"
+            }
+        };
+        Error::invalid(verb, reason)
     }
 
     /// The queue pair goes to ERR, where the device ends all that is in flight. If that fails, the channel's

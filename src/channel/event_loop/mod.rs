@@ -35,6 +35,8 @@ pub use waking::{ArmedWaiter, LoopWaiter, LoopWaker};
 #[cfg(feature = "async")]
 pub(crate) use detached::{Detached, Doomed};
 use members::Members;
+#[cfg(feature = "async")]
+pub(crate) use shared::shared_queue;
 pub(in crate::channel) use slots::ONE;
 use table::Table;
 #[cfg(feature = "async")]

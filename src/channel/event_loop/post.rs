@@ -13,6 +13,7 @@ use crate::channel::error::{OperationError, Refused, TransportError};
 use crate::channel::operation::{Limits, Operation, Queue, Templates};
 use crate::channel::owned_buffer::OwnedBuffer;
 use crate::channel::posting::WorkRequest;
+use crate::error::Error;
 use crate::memory::{GatherBuffer, keep};
 
 impl<B> Loop<'_, B> {
@@ -30,11 +31,12 @@ impl<B> Loop<'_, B> {
     ///  - [`QueueFull`](TransportError::QueueFull): the queue has as many operations as the channel was built for. One that
     ///    has ended counts until `next_ended` has returned it.
     ///  - [`NotConnected`](TransportError::NotConnected): only receives can be posted before the
-    ///    [handshake](Self::handshake).
+    ///    [handshake](Self::handshake), and nothing while the channel is [taken out](Self::take_out).
     ///  - [`NoCredit`](TransportError::NoCredit): the channel has [flow control](crate::ChannelBuilder::flow_control), and the
     ///    peer has no receive for the message. [`next_credited`](Self::next_credited) returns the channel when it has one.
     ///  - [`Closed`](TransportError::Closed): the channel was removed.
-    ///  - [`Verbs`](TransportError::Verbs): `EINVAL`: what the request says is not possible. Or the device refuses it, with
+    ///  - [`Verbs`](TransportError::Verbs): `EINVAL`: what the request says is not possible, or it sends, and these are
+    ///    [shared receives](Self::add_shared_receives). Or the device refuses it, with
     ///    the provider's errno value.
     ///
     /// Without the buffer:
@@ -278,6 +280,10 @@ impl Entry {
         let is_closed = self.next[queue_index(queue)] == NEVER_FREE && !aside.flushes();
         if is_closed && self.first_of(queue) != NEVER_FREE {
             TransportError::NotConnected
+        } else if queue == Queue::Send && aside.is_shared {
+            let reason =
+                "shared receives send nothing: post to one of the channels that share them";
+            Error::invalid("ibv_post_send", reason).into()
         } else if queue == Queue::Receive && aside.shares {
             TransportError::ReceivesAreShared
         } else {

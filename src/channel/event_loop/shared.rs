@@ -10,11 +10,12 @@ use std::sync::Arc;
 use super::Loop;
 use super::ended::{ChannelId, Ended, Failed, REMOVED};
 use super::members::unknown;
-use super::slots::{NEVER_FREE, SHARED, State, index_of, no_memory};
+use super::slots::{SHARED, State, index_of, no_memory};
 use super::table::Table;
 use crate::channel::builder::ChannelBuilder;
 use crate::channel::operation::Queue;
 use crate::channel::operation::{Limits, Target};
+use crate::completion::CompletionQueue;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -37,14 +38,14 @@ impl<'res, B> Loop<'res, B> {
     /// # Errors
     ///
     ///  - Those of [`SharedReceiveQueue::new`].
-    ///  - `EINVAL`: the loop has not enough room left.
+    ///  - `EINVAL`: the loop has not enough room left, or the domain belongs to another context.
     #[doc(alias = "ibv_create_srq")]
     pub fn add_shared_receives(
         &mut self,
         domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
         capacity: u32,
     ) -> Result<ChannelId> {
-        let queue = Arc::new(SharedReceiveQueue::new(domain, capacity, 1)?);
+        let queue = shared_queue(&self.queue, domain.into(), capacity)?;
         self.place_shared(&queue, capacity)
     }
 
@@ -65,11 +66,11 @@ impl<'res, B> Loop<'res, B> {
         let shared = &mut self.members.shared;
         shared.try_reserve(1).map_err(|_| no_memory())?;
         let id = self.take_place([0, capacity, 0], target, limits, 0)?;
-        let entry = &mut self.table.entries[id.index()];
-        for index in entry.slots() {
+        for index in self.table.entries[id.index()].slots() {
             self.table.slots[index as usize].number |= SHARED;
         }
-        entry.next = [NEVER_FREE, entry.first_of(Queue::Receive)];
+        self.table.asides[id.index()].is_shared = true;
+        self.open(id, &[Queue::Receive]);
         self.members.shared.push((id, queue.clone()));
         Ok(id)
     }
@@ -134,6 +135,18 @@ impl<'res, B> Loop<'res, B> {
         }
         destroyed
     }
+}
+
+/// `ibv_create_srq`: receives for channels whose completions come to this queue.
+pub(crate) fn shared_queue<'res>(
+    completions: &CompletionQueue<'res>,
+    domain: Parent<'res, ProtectionDomain<'res>>,
+    capacity: u32,
+) -> Result<Arc<SharedReceiveQueue<'res>>> {
+    let is_foreign = domain.context().as_raw() != completions.context().as_raw();
+    let reason = "the protection domain belongs to another context than the loop or reactor";
+    Error::invalid_if(is_foreign, "ibv_create_srq", reason)?;
+    Ok(Arc::new(SharedReceiveQueue::new(domain, capacity, 1)?))
 }
 
 impl<B> Table<B> {

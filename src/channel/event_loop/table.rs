@@ -49,6 +49,8 @@ pub(super) struct Aside {
     pub(super) lacks_credit: u32,
     /// Whether it takes its receives from a shared queue of the loop.
     pub(super) shares: bool,
+    /// Whether these are shared receives, and no channel.
+    pub(super) is_shared: bool,
     /// Why nothing can be posted any more.
     pub(super) stopped: Option<TransportError>,
     /// Whether the device has completed an operation with an error. `unposted` has the receives that were posted since.

@@ -132,6 +132,11 @@ impl<'res> DetachedChannel<'res> {
 debug! { DetachedChannel<'_>, self, id: self.id(), .. }
 debug! { DestroyedChannel<'_>, self, id: self.id, .. }
 
+#[cold]
+fn of_another_loop(verb: &'static str) -> Error {
+    Error::invalid(verb, "the channel was taken out of another loop: give it back to that one")
+}
+
 impl<'res, B> Loop<'res, B> {
     /// Takes a channel out, so that verbs on it are called while the loop does other things, on another thread too: to connect
     /// or to destroy it. Until it is [put back](Self::put_back), nothing can be posted to it. What was posted goes on, and
@@ -165,7 +170,7 @@ impl<'res, B> Loop<'res, B> {
         let reason = "a datagram end is not taken out: there is no peer to connect it to";
         Error::invalid_if(self.datagram_end(channel).is_some(), VERB, reason)?;
         let Some(link) = self.members.links[channel.index()].take() else {
-            return Err(unknown(VERB));
+            return Err(self.without_link(channel, VERB));
         };
         self.table.entries[channel.index()].next = [NEVER_FREE; 2];
         // The verbs change the core.
@@ -195,7 +200,7 @@ impl<'res, B> Loop<'res, B> {
         detached: DetachedChannel<'res>,
     ) -> Result<ChannelId, StateError<DetachedChannel<'res>>> {
         if !Arc::ptr_eq(&detached.queue, self.queue()) {
-            return Err(StateError::new(detached, unknown("ibv_modify_qp")));
+            return Err(StateError::new(detached, of_another_loop("ibv_modify_qp")));
         }
         let DetachedChannel { detached: Detached { id, channel }, number, has_ended, .. } =
             detached;
@@ -219,12 +224,12 @@ impl<'res, B> Loop<'res, B> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: it is of another loop.
+    ///  - `EINVAL`: it is of another loop. Its queue pair is destroyed; its own loop ends its operations when that is dropped.
     ///  - The provider's errno value: the queue pair could not be destroyed, see [`remove`](Self::remove).
     pub fn end_destroyed(&mut self, destroyed: DestroyedChannel<'res>) -> Result<()> {
         let DestroyedChannel { id, queue, destroyed } = destroyed;
         if !Arc::ptr_eq(&queue, self.queue()) {
-            return Err(unknown("ibv_destroy_qp"));
+            return Err(of_another_loop("ibv_destroy_qp"));
         }
         self.retire(id.index());
         self.end_doomed(destroyed)

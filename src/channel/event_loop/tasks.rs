@@ -286,10 +286,13 @@ impl<B> Loop<'_, B> {
         self.table.why_stopped(channel)
     }
 
-    /// Refuses posts on channels that are attached later.
+    /// Refuses posts on channels that are attached later, and to shared receives.
     #[cold]
     pub(crate) fn stop_adding(&mut self, error: TransportError) {
-        self.table.stopped.get_or_insert(error);
+        let error = *self.table.stopped.get_or_insert(error);
+        for &(receives, _) in &self.members.shared {
+            self.table.refuse(receives, error);
+        }
     }
 
     /// The first channel whose index is not less than this.
