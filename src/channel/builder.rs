@@ -272,10 +272,7 @@ impl<'res> ChannelBuilder<'res> {
         let reason = "a channel of a loop does not sleep itself: leave sleep_after out";
         Error::invalid_if(of_loop && self.sleep_after.is_some(), VERB, reason)?;
         if let Completions::OfLoop(queue, _) = &self.completions {
-            let is_foreign = queue.context().as_raw() != self.domain.context().as_raw();
-            let reason = "the protection domain and the loop, or the reactor, are of two contexts: open the device once, and \
-                          make both of that context";
-            Error::invalid_if(is_foreign, VERB, reason)?;
+            check_context(VERB, &self.domain, queue)?;
         }
         if self.shares_receives() {
             capacities.max_recv_wr = 0;
@@ -336,6 +333,17 @@ impl<'res> ChannelBuilder<'res> {
         let template = QueuePairSettings { capacities, connection };
         Ok(Link::new(queue_pair, template, &settings, table, credit_region))
     }
+}
+
+/// Checks that what is made from this domain can complete on the queue of this loop.
+pub(super) fn check_context(
+    verb: &'static str,
+    domain: &ProtectionDomain<'_>,
+    queue: &CompletionQueue<'_>,
+) -> Result<()> {
+    let reason = "the protection domain and the loop, or the reactor, are of two contexts: open the device once, and \
+                  make both of that context";
+    Error::invalid_if(queue.context().as_raw() != domain.context().as_raw(), verb, reason)
 }
 
 /// If no completion queue is as long, an error that says why it has to be.

@@ -135,7 +135,7 @@ fn what_is_wrong_gets_a_typed_error() {
 
     // A domain of another context.
     let error = reactor.prepare_sharing(clients.builder(), receives).unwrap_err();
-    assert!(error.to_string().contains("another context"), "{error}");
+    assert!(error.to_string().contains("of two contexts"), "{error}");
 
     for capacity in [0, u32::MAX] {
         let refused = reactor.add_shared_receives(&side.domain, capacity);

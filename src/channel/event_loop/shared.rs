@@ -12,7 +12,7 @@ use super::ended::{ChannelId, Ended, Failed, REMOVED};
 use super::members::unknown;
 use super::slots::{SHARED, State, index_of, no_memory};
 use super::table::Table;
-use crate::channel::builder::ChannelBuilder;
+use crate::channel::builder::{ChannelBuilder, check_context};
 use crate::channel::operation::Queue;
 use crate::channel::operation::{Limits, Target};
 use crate::completion::CompletionQueue;
@@ -143,9 +143,7 @@ pub(crate) fn shared_queue<'res>(
     domain: Parent<'res, ProtectionDomain<'res>>,
     capacity: u32,
 ) -> Result<Arc<SharedReceiveQueue<'res>>> {
-    let is_foreign = domain.context().as_raw() != completions.context().as_raw();
-    let reason = "the protection domain belongs to another context than the loop or reactor";
-    Error::invalid_if(is_foreign, "ibv_create_srq", reason)?;
+    check_context("ibv_create_srq", &domain, completions)?;
     Ok(Arc::new(SharedReceiveQueue::new(domain, capacity, 1)?))
 }
 
