@@ -438,7 +438,8 @@ where
 /// [`wait`](Self::wait) gives the buffer back. If the handle is dropped or forgotten, the operation
 /// goes on, and the buffer stays borrowed until the scope has ended. The scope then waits for the
 /// operation, and reports it if it failed. A pooled buffer then has the length of the message; if a receive has several, and
-/// its handle is dropped before the message has come, they are empty.
+/// its handle is dropped before the message has come, they are empty. A handle that is forgotten (`mem::forget`) has the
+/// buffer's address and sets no length: the buffer keeps the one that it had, and the bytes are the message's.
 pub struct ScopedPendingWork<'scope, B: GatherBuffer> {
     core: &'scope Core,
     /// A slot of the core's table, taken for this operation.

@@ -127,7 +127,7 @@ debug! {
 #[diagnostic::on_unimplemented(
     message = "a `Loop<{Self}>` does not keep `{K}`",
     label = "the buffers of this loop are of another type",
-    note = "a `Loop<AnyBuffer>` keeps buffers of every type"
+    note = "a `Loop<AnyBuffer>` keeps buffers of every type, also the `()` of an `Inline` request"
 )]
 pub trait LoopBuffer<K>: Keep<K> + Send + 'static {}
 
