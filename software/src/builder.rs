@@ -233,7 +233,8 @@ impl Builder {
     ///   UDP port 4791 of an address; or another device of the simulated network has the address.
     /// - [`AddrNotAvailable`](std::io::ErrorKind::AddrNotAvailable): an address is not one of this machine.
     /// - [`InvalidInput`](std::io::ErrorKind::InvalidInput): a port has no address, or there are more than
-    ///   255 ports or addresses of one; the name is empty, too long or has a zero byte.
+    ///   255 ports or addresses of one; an address is that of no one machine (0.0.0.0, a multicast group); a probability of the
+    ///   [network](Self::network) is not within 0..=1; the name is empty, too long or has a zero byte.
     /// - Others: the system is out of files, threads or memory.
     pub fn build(self) -> io::Result<Device> {
         let network = self.network.as_ref().map(|network| network.0.clone());

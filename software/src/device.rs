@@ -41,6 +41,22 @@ unsafe impl Sync for Device {}
 /// The number in the next device's name.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
+/// Packets go to one machine's address.
+///
+/// # Errors
+///
+/// `InvalidInput`: an address is that of no machine, or of many.
+pub(crate) fn check_addresses<'a>(all: impl IntoIterator<Item = &'a IpAddr>) -> io::Result<()> {
+    let is_one = |ip: &IpAddr| {
+        let ip = ip.to_canonical();
+        let is_broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
+        !(ip.is_unspecified() || ip.is_multicast() || is_broadcast)
+    };
+    all.into_iter().find(|ip| !is_one(ip)).map_or(Ok(()), |ip| {
+        Err(invalid(&format!("{ip} is the address of no one machine, as a device's must be")))
+    })
+}
+
 pub(crate) fn invalid(reason: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, reason)
 }
@@ -109,6 +125,7 @@ impl Device {
         if settings.ports.len() > 255 || lengths.clone().any(|n| n == 0 || n > 255) {
             return Err(invalid("a device has 1 to 255 ports, each with 1 to 255 addresses"));
         }
+        check_addresses(settings.ports.iter().flatten())?;
         register::install_hooks();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = settings.name.take().unwrap_or_else(|| format!("soft{number}"));

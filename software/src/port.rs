@@ -3,14 +3,10 @@
 use std::io;
 use std::net::IpAddr;
 
-use crate::device::Device;
+use crate::device::{Device, check_addresses, invalid};
 use crate::ffi::ibv_event_type;
 use crate::manager;
 use crate::transport::Engine;
-
-fn invalid(reason: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, reason)
-}
 
 fn index(engine: &Engine, port: u8) -> io::Result<usize> {
     let index = usize::from(port).checked_sub(1);
@@ -55,7 +51,7 @@ impl Device {
     /// Nothing has changed then:
     ///
     /// - [`InvalidInput`](io::ErrorKind::InvalidInput): the device has no such port, or there are no addresses, or
-    ///   more than 255.
+    ///   more than 255, or one is that of no one machine (0.0.0.0, a multicast group).
     /// - [`AddrInUse`](io::ErrorKind::AddrInUse), [`AddrNotAvailable`](io::ErrorKind::AddrNotAvailable): as for
     ///   [`Builder::build`](crate::Builder::build).
     pub fn set_addresses(
@@ -67,6 +63,7 @@ impl Device {
         if addresses.is_empty() || addresses.len() > 255 {
             return Err(invalid("a port has 1 to 255 addresses"));
         }
+        check_addresses(&addresses)?;
         let mut engine = self.lock();
         let index = index(&engine, port)?;
         engine.settle();

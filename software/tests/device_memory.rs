@@ -103,6 +103,23 @@ fn a_channel_sends_and_receives_it() -> Outcome {
     Ok(())
 }
 
+#[test]
+fn a_copy_of_less_than_a_word_says_what_is_wrong() -> Outcome {
+    let context = Network::new().device()?.open()?;
+    let memory = context.alloc_dm(16)?;
+    for (offset, bytes) in [(1, 4), (2, 4), (0, 1), (4, 3), (0, 7)] {
+        for error in [
+            memory.write(offset, &vec![0_u8; bytes]).unwrap_err(),
+            memory.read(offset, &mut vec![0_u8; bytes]).unwrap_err(),
+        ] {
+            assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+            assert!(error.to_string().contains("must be multiples of 4"), "{error}");
+        }
+    }
+    memory.write(4, &[1_u32; 3])?;
+    Ok(())
+}
+
 /// A region of it is zero-based, and has no windows and no pages that come on demand.
 #[test]
 fn rights_that_it_cannot_have_are_refused() -> Outcome {

@@ -34,6 +34,23 @@ fn channels<'a>(
     [one.handshake(endpoints.1).unwrap(), other.handshake(endpoints.0).unwrap()]
 }
 
+#[test]
+fn a_number_that_is_no_probability_is_refused() {
+    for (text, network) in [
+        ("loss is 2", Network::builder().loss(2.0)),
+        ("loss is -1", Network::builder().loss(-1.0)),
+        ("loss is NaN", Network::builder().loss(f64::NAN)),
+        ("duplicate is 1.5", Network::builder().duplicate(1.5)),
+        ("reorder is inf", Network::builder().reorder(f64::INFINITY)),
+        ("corrupt is -0.1", Network::builder().corrupt(-0.1)),
+    ] {
+        let error = network.build().device().unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+        assert_eq!(error.to_string(), format!("{text}, and must be within 0..=1"));
+    }
+    Network::builder().loss(1.0).build().device().unwrap();
+}
+
 /// Two devices of a network.
 fn devices(network: &Network) -> [Device; 2] {
     [(); 2].map(|()| network.device().unwrap())

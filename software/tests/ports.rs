@@ -87,6 +87,28 @@ fn a_port_goes_down_and_up() {
     }
 }
 
+#[test]
+fn a_device_has_the_address_of_one_machine() {
+    let network = Network::new();
+    let device = network.device().unwrap();
+    for address in ["0.0.0.0", "::", "::ffff:0.0.0.0", "224.0.0.1", "ff02::1", "255.255.255.255"] {
+        let ip: IpAddr = address.parse().unwrap();
+        for error in [
+            Device::builder().address(ip).build().unwrap_err(),
+            Device::builder().network(&network).port([device.address(), ip]).build().unwrap_err(),
+            device.set_addresses(1, [ip]).unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+            assert!(
+                error
+                    .to_string()
+                    .starts_with(&format!("{address} is the address of no one machine")),
+                "{error}"
+            );
+        }
+    }
+}
+
 /// An address of loopback that is likely free.
 fn another(of: IpAddr) -> IpAddr {
     let IpAddr::V4(v4) = of else { panic!("IPv4") };

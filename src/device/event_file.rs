@@ -131,7 +131,7 @@ fn wait_readable<const N: usize>(
 /// The error of a wait whose deadline has passed.
 #[cold]
 pub(crate) fn timed_out(verb: &'static str) -> Error {
-    Error::new(verb, libc::ETIMEDOUT)
+    Error::with_reason(verb, libc::ETIMEDOUT, "the deadline has passed")
 }
 
 /// Calls a verb that reads an event and returns 0, or -1 with `errno`. Returns whether it read an

@@ -210,7 +210,7 @@ impl<'ctx> DeviceMemory<'ctx> {
             // the part.
             let returned =
                 unsafe { ffi::ibv_memcpy_to_dm(self.as_raw(), offset, data, part.len()) };
-            ffi::status(VERB, returned)?;
+            ffi::status(VERB, returned).map_err(|error| explain(error, offset, part.len()))?;
         }
         Ok(())
     }
@@ -235,7 +235,7 @@ impl<'ctx> DeviceMemory<'ctx> {
             // SAFETY: as in `write`.
             let returned =
                 unsafe { ffi::ibv_memcpy_from_dm(data, self.as_raw(), offset, part.len()) };
-            ffi::status(VERB, returned)?;
+            ffi::status(VERB, returned).map_err(|error| explain(error, offset, part.len()))?;
             part.copy_from_slice(&block.0[..part.len()]);
         }
         Ok(())
@@ -265,6 +265,17 @@ impl<'ctx> DeviceMemory<'ctx> {
 
 /// The number of bytes that are copied at a time.
 const BLOCK: usize = 1024;
+
+/// What a device refuses that copies words only.
+#[cold]
+fn explain(error: Error, offset: u64, bytes: usize) -> Error {
+    if error.errno() != libc::EINVAL || (offset.is_multiple_of(4) && bytes.is_multiple_of(4)) {
+        return error;
+    }
+    let reason =
+        "the device copies words: the offset and the length in bytes must be multiples of 4";
+    Error::invalid(error.verb(), reason)
+}
 
 /// mlx5 accesses the program's side in words of 4 bytes, whatever its alignment.
 #[repr(align(8))]

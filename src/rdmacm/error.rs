@@ -180,7 +180,9 @@ impl fmt::Display for ConnectionError {
                     RejectReason::StaleConnection => {
                         f.write_str("the queue pair's number was that of another connection")
                     }
-                    RejectReason::Other => write!(f, "reason {}", rejection.status),
+                    RejectReason::Other => {
+                        write!(f, "{} (reason {})", in_words(rejection.status), rejection.status)
+                    }
                 }
             }
             Self::Failed(errno) => {
@@ -197,6 +199,44 @@ impl fmt::Display for ConnectionError {
             Self::DeviceRemoved => f.write_str("the device is going away"),
             Self::Unexpected(kind) => write!(f, "the connection manager tells of {kind:?}"),
         }
+    }
+}
+
+/// The reasons of a REJ: InfiniBand specification, volume 1, section 12.6.7.2.
+fn in_words(reason: i32) -> &'static str {
+    match reason {
+        1 => "it has no queue pair left",
+        2 => "it has no end-to-end context left",
+        3 => "it has no resources left",
+        4 => "it has given up waiting",
+        5 => "it does not support the request",
+        6 => "it does not know the communication ID",
+        7 => "it does not know the communication instance",
+        9 => "it takes no transport service of this type",
+        11 => "the RD channel does not exist",
+        12 => "the primary path's remote GID is not its own",
+        13 => "the primary path's remote LID is not its own",
+        14 => "the primary path's service level is not valid",
+        15 => "the primary path's traffic class is not valid",
+        16 => "the primary path's hop limit is not valid",
+        17 => "the primary path's packet rate is not valid",
+        18 => "the alternate path's remote GID is not its own",
+        19 => "the alternate path's remote LID is not its own",
+        20 => "the alternate path's service level is not valid",
+        21 => "the alternate path's traffic class is not valid",
+        22 => "the alternate path's hop limit is not valid",
+        23 => "the alternate path's packet rate is not valid",
+        24 => "it redirects to another port and connection manager",
+        25 => "it redirects to another port",
+        26 => "it does not take the path MTU",
+        27 => "it cannot answer so many reads and atomics at a time",
+        29 => "it does not take the number of RNR retries",
+        30 => "the communication ID is in use",
+        31 => "it does not speak this version of the protocol",
+        32 => "the primary path's flow label is not valid",
+        33 => "the alternate path's flow label is not valid",
+        35 => "it does not take the vendor's option",
+        _ => "for a reason of its own",
     }
 }
 
@@ -264,6 +304,7 @@ mod tests {
             (rejected(8), "listens", ErrorKind::Unreachable),
             (rejected(10), "another connection", ErrorKind::Unreachable),
             (rejected(-libc::ECONNREFUSED), "refuses", ErrorKind::Unreachable),
+            (rejected(4), "it has given up waiting (reason 4)", ErrorKind::Unreachable),
             (rejected(77), "reason 77", ErrorKind::Unreachable),
             (
                 ConnectionError::WrongPort { queue_pair: 2, route: 1 },
@@ -292,7 +333,8 @@ mod tests {
 
     #[test]
     fn only_the_end_of_a_wait_is_a_timeout() {
-        let wait = Error::new(super::super::WAIT, libc::ETIMEDOUT);
+        let wait = crate::device::event_file::timed_out(super::super::WAIT);
+        assert_eq!(wait.to_string(), "rdma_get_cm_event: the deadline has passed");
         assert_eq!(ConnectionError::from(wait), ConnectionError::TimedOut);
         let verb = Error::new("ibv_modify_qp", libc::ETIMEDOUT);
         assert_eq!(ConnectionError::from(verb), ConnectionError::Verbs(verb));

@@ -168,7 +168,7 @@ impl Id {
         // librdmacm leaves in errno what failed: the resolver's negative number, or -1 if the kernel takes no event.
         ffi::status(VERB, returned).map_err(|_| match ffi::errno() {
             -1 => Error::with_reason(VERB, libc::EOPNOTSUPP, NEEDS_WRITTEN_EVENTS),
-            errno if errno < 0 => Error::with_reason(VERB, libc::ENOENT, "the name is not known"),
+            errno if errno < 0 => unresolved(VERB, errno),
             errno => Error::new(VERB, errno),
         })
     }
@@ -431,6 +431,23 @@ fn same(one: *mut ffi::ibv_device, other: *mut ffi::ibv_device) -> bool {
         let (a, b) = (ffi::ibv_get_device_index(one), ffi::ibv_get_device_index(other));
         if a >= 0 && b >= 0 { a == b } else { (*one).name == (*other).name }
     }
+}
+
+/// What the resolver's negative number means.
+#[cfg(rdma_core_65)]
+#[cold]
+fn unresolved(verb: &'static str, code: i32) -> Error {
+    let (errno, reason) = match code {
+        libc::EAI_SERVICE => (
+            libc::ENOENT,
+            "the service is not known: name it as /etc/services does, or by its port",
+        ),
+        libc::EAI_AGAIN => (libc::EAGAIN, "no name server answers: try again later"),
+        libc::EAI_MEMORY => (libc::ENOMEM, "no memory to look up the name"),
+        libc::EAI_FAIL => (libc::ENOENT, "the name server has failed"),
+        _ => (libc::ENOENT, "the name is not known"),
+    };
+    Error::with_reason(verb, errno, reason)
 }
 
 /// The time-out in milliseconds, for C. Never 0, which some kernels treat as no time-out.

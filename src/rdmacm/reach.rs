@@ -72,7 +72,7 @@ fn with_addresses(
     addresses: &[String],
 ) -> Error {
     let text = if addresses.is_empty() {
-        format!("{reason}, and the kernel's have no other one here (`rdma link` lists them)")
+        format!("{reason}, and no device of the kernel has an IP address (`rdma link` lists them)")
     } else {
         format!("{reason}: they have {}", addresses.join(", "))
     };
@@ -132,8 +132,7 @@ pub(super) fn explain(error: Error) -> Error {
         errno if may_be_unusable(errno) => match unopened(error) {
             Some(error) => error,
             None if errno == libc::ENODEV => {
-                let text =
-                    "the address is not that of an RDMA device here, and no device leads to it";
+                let text = "no RDMA device has the address, or leads to it";
                 with_addresses(error.verb(), libc::ENODEV, text, &addresses(&devices_folder()))
             }
             None => error,
@@ -169,7 +168,9 @@ mod tests {
         };
         let text = "rdma_bind_addr: no device: they have 10.77.0.1 (rxe0), 2001:db8::1 (rxe0)";
         assert_eq!(error(&addresses), text);
-        assert!(error(&[]).contains("have no other one here"));
+        assert!(error(&[]).ends_with(
+            "no device, and no device of the kernel has an IP address (`rdma link` lists them)"
+        ));
     }
 
     #[test]

@@ -248,8 +248,8 @@ impl Route {
     ///
     /// # Errors
     ///
-    /// [`RouteBuilder::resolve`] then also returns [`Verbs`](ConnectionError::Verbs) with `ENOENT`: the name is not known;
-    /// `EOPNOTSUPP`: the kernel is older; `EINVAL`: a name has a zero byte.
+    /// [`RouteBuilder::resolve`] then also returns [`Verbs`](ConnectionError::Verbs) with `ENOENT`: the name or the service is
+    /// not known; `EAGAIN`: no name server answers; `EOPNOTSUPP`: the kernel is older; `EINVAL`: a name has a zero byte.
     #[cfg(rdma_core_65)]
     #[doc(alias = "rdma_resolve_addrinfo")]
     #[doc(alias = "rdma_query_addrinfo")]

@@ -78,6 +78,15 @@ fn carry<T: DeadlineStream>(
     }
 }
 
+/// An address that is none is told from what the system says of one.
+pub(crate) fn explain(error: io::Error) -> io::Error {
+    if error.kind() != ErrorKind::InvalidInput || error.raw_os_error().is_some() {
+        return error;
+    }
+    let text = format!("{error} (the address is HOST:PORT, such as \"server:18515\")");
+    io::Error::new(ErrorKind::InvalidInput, text)
+}
+
 /// What the first address gives that leads anywhere.
 fn first<T>(
     address: impl ToSocketAddrs,
@@ -85,7 +94,7 @@ fn first<T>(
     connect: impl Fn(SocketAddr, Duration) -> io::Result<T>,
 ) -> io::Result<T> {
     let mut last = io::Error::new(ErrorKind::InvalidInput, "the name has no address");
-    for address in address.to_socket_addrs()? {
+    for address in address.to_socket_addrs().map_err(explain)? {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(ErrorKind::TimedOut.into());
@@ -104,6 +113,7 @@ impl Stream {
     /// # Errors
     ///
     ///  - `TimedOut`: the deadline has passed.
+    ///  - `InvalidInput`: the address is not of the form `HOST:PORT`.
     ///  - `ConnectionRefused`: nobody listens, or the peer has closed the connection before it was made.
     ///  - `InvalidData`: the peer is another program. `Unsupported`: it has another version of the exchange.
     ///  - `OutOfMemory`: the hub has [`max_connections`](crate::HubBuilder::max_connections) streams.
@@ -225,7 +235,7 @@ impl Listener {
     ///
     /// Those of [`TcpListener::bind`].
     pub fn bind(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
-        let listener = TcpListener::bind(address)?;
+        let listener = TcpListener::bind(address).map_err(explain)?;
         listener.set_nonblocking(true)?;
         Self::new(hub, listener.local_addr()?, Door::Tcp(listener))
     }

@@ -27,7 +27,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::StreamError;
 use crate::conn::Cursor;
-use crate::connect::{AT_A_TIME, PATIENCE, SILENCE};
+use crate::connect::{AT_A_TIME, PATIENCE, SILENCE, explain};
 use crate::hub::{Hub, Inner, State, TURN, now};
 use crate::joining::{Joined, Joining, Role};
 #[cfg(feature = "rdmacm")]
@@ -328,7 +328,7 @@ impl Stream {
     ///
     /// Those of [`Stream::connect`](crate::Stream::connect).
     pub async fn connect(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
-        let stream = TcpStream::connect(address).await?;
+        let stream = TcpStream::connect(address).await.map_err(explain)?;
         over_tcp(Joining::new(&hub.inner, Role::Connects)?, stream).await
     }
 
@@ -344,7 +344,7 @@ impl Stream {
     pub async fn connect_rdmacm(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
         ensure_driven(&hub.inner)?;
         let mut last = io::Error::new(ErrorKind::InvalidInput, "the name has no address");
-        for to in ::tokio::net::lookup_host(address).await? {
+        for to in ::tokio::net::lookup_host(address).await.map_err(explain)? {
             match manager::connect_on_tokio(&hub.inner, to, now() + PATIENCE).await {
                 Ok(handle) => return Ok(Self::new(handle)),
                 Err(error) => last = error,
@@ -707,7 +707,7 @@ impl Listener {
     ///
     /// Those of [`TcpListener::bind`].
     pub async fn bind(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
-        let listener = TcpListener::bind(address).await?;
+        let listener = TcpListener::bind(address).await.map_err(explain)?;
         Self::new(hub, listener.local_addr()?, Door::Tcp(listener))
     }
 

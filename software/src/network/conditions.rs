@@ -1,10 +1,11 @@
 //! How a network treats packets, and the random numbers that decide.
 
+use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// How a [`Network`](crate::Network) treats each packet. Probabilities are from 0 to 1. A smaller number counts
-/// as 0, a larger one as 1, and NaN as 0.
+/// How a [`Network`](crate::Network) treats each packet. Probabilities are from 0 to 1: no device can be made on a network
+/// with another one. For packets, a smaller number counts as 0, a larger one as 1, and NaN as 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Conditions {
@@ -36,6 +37,24 @@ impl Conditions {
         jitter: Duration::ZERO,
         bandwidth: None,
     };
+}
+
+impl Conditions {
+    /// # Errors
+    ///
+    /// `InvalidInput`: a probability is none.
+    pub(super) fn check(&self) -> io::Result<()> {
+        let Self { loss, duplicate, reorder, corrupt, .. } = *self;
+        for (what, value) in
+            [("loss", loss), ("duplicate", duplicate), ("reorder", reorder), ("corrupt", corrupt)]
+        {
+            if !(0.0..=1.0).contains(&value) {
+                let reason = format!("{what} is {value}, and must be within 0..=1");
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Default for Conditions {

@@ -116,6 +116,7 @@ impl Simulation {
         self: &Arc<Self>,
         ports: &mut Vec<Vec<IpAddr>>,
     ) -> io::Result<Arc<Membership>> {
+        self.state().conditions.check()?;
         let number = self.state().join(ports)?;
         Ok(Arc::new(Membership { network: self.clone(), number }))
     }

@@ -208,6 +208,18 @@ fn what_cannot_be_connected_says_why() {
     drop(free);
     let error = Stream::connect(&host.hub, address, soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for wrong in ["127.0.0.1", "127.0.0.1:port", "[::1]"] {
+        for error in [
+            Stream::connect(&host.hub, wrong, soon()).unwrap_err(),
+            Listener::bind(&host.hub, wrong).unwrap_err(),
+            runtime.block_on(ibverbs_stream::tokio::Stream::connect(&host.hub, wrong)).unwrap_err(),
+            runtime.block_on(ibverbs_stream::tokio::Listener::bind(&host.hub, wrong)).unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(error.to_string().contains("the address is HOST:PORT"), "{error}");
+        }
+    }
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let at_once = Instant::now() + Duration::from_millis(20);
     let error = Stream::connect(&host.hub, silent.local_addr().unwrap(), at_once).unwrap_err();

@@ -223,6 +223,12 @@ fn names_that_are_not_known() {
     // As librdmacm leaves them: the number of the resolver, and what is no number at all.
     manager(|m| m.refuses = Some(libc::EAI_NONAME));
     assert_eq!(errno("nobody").0, libc::ENOENT);
+    manager(|m| m.refuses = Some(libc::EAI_SERVICE));
+    let (errno_of_service, text) = errno("storage");
+    assert_eq!(errno_of_service, libc::ENOENT);
+    assert!(text.contains("the service is not known"), "{text}");
+    manager(|m| m.refuses = Some(libc::EAI_AGAIN));
+    assert_eq!(errno("storage").0, libc::EAGAIN);
     manager(|m| m.refuses = Some(-1));
     let (errno, text) = errno("storage");
     assert_eq!(errno, libc::EOPNOTSUPP);
