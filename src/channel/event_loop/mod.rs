@@ -1,8 +1,7 @@
 //! Many channels on one thread: one completion queue, one table of operations, one owner.
 
-#[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for futures
-#[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
 mod datagrams;
+#[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for futures
 mod detached;
 mod ended;
 mod ending;
