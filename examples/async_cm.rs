@@ -38,6 +38,7 @@ fn main() -> Outcome {
         process::exit(2);
     };
     let (address, messages) = (address.parse()?, arguments.collect::<Vec<_>>());
+    let _software = ibverbs_software::register_if_none()?; // a device, if the machine has none
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         if messages.is_empty() { listen(address).await } else { connect(address, &messages).await }

@@ -1,10 +1,11 @@
-//! Connects by IP address through the kernel's connection manager, and exchanges messages with an echo
-//! server.
+//! Connects by IP address through the connection manager, and exchanges messages with an echo server.
 //!
 //! ```text
 //! cargo run --features rdmacm --example cm -- 0.0.0.0:7471             # on one machine
 //! cargo run --features rdmacm --example cm -- 10.77.0.1:7471 hello you # on another
 //! ```
+//!
+//! Without an RDMA device, both run on one machine, on devices of software, and the address is 127.0.0.1:7471.
 //!
 //! With an address alone it listens there, and echoes what each peer sends, one peer after the other.
 //! With messages it connects to that address, sends them, and prints what comes back.
@@ -34,6 +35,7 @@ fn main() -> Outcome {
         process::exit(2);
     };
     let (address, messages) = (address.parse()?, arguments.collect::<Vec<_>>());
+    let _software = ibverbs_software::register_if_none()?; // a device, if the machine has none
     if messages.is_empty() { listen(address) } else { connect(address, &messages) }
 }
 

@@ -23,6 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         process::exit(2);
     };
     let (address, count) = (address.parse()?, count.parse::<u32>()?.max(1));
+    let _software = ibverbs_software::register_if_none()?; // a device, if the machine has none
     // The device is open before the clock runs, as for cmtime.
     let first = Route::resolve(address, Instant::now() + TIME)?;
     let context = first.open_device()?;

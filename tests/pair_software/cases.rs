@@ -7,7 +7,7 @@ use std::time::Instant;
 use ibverbs::{Context, QueuePairType};
 use ibverbs_software::Device;
 
-use crate::examples;
+use crate::examples::{self, Managed};
 use crate::exchange::Exchange;
 use crate::kernel::Kernel;
 use crate::memory::Result;
@@ -26,6 +26,29 @@ enum Play {
     PingPong(PingPong),
     Transfer(Transfer),
     Example(&'static str, &'static str),
+    Managed(Managed),
+}
+
+/// What meets by librdmacm: with both families, and with IPv4 only.
+const MANAGED: [&[Managed]; 2] = [
+    &[
+        theirs("rping", "-s -a @ -C 5 -v", "-c -a @ -C 5 -v"),
+        ours("cm", "[@]:7471", "[@]:7471 hello you"),
+    ],
+    &[
+        theirs("ucmatose", "-b @ -c 4", "-s @ -c 4"),
+        theirs("udaddy", "-b @ -c 2", "-s @ -c 2"),
+        theirs("rstream", "-b @ -S 65536 -I 3 -C 20", "-s @ -S 65536 -I 3 -C 20"),
+        ours("async_cm", "@:7471", "@:7471 hello you"),
+    ],
+];
+
+const fn theirs(name: &'static str, server: &'static str, client: &'static str) -> Managed {
+    Managed { name, server, client, is_ours: false }
+}
+
+const fn ours(name: &'static str, server: &'static str, client: &'static str) -> Managed {
+    Managed { name, server, client, is_ours: true }
 }
 
 struct Case {
@@ -50,6 +73,9 @@ fn cases(long: bool, loss: u32) -> Vec<Case> {
         local.extend([ping(Rc, 0, 5001, 20), ping(Ud, 0, 1001, 20)]);
         // The C programs wait for ever for a message that is lost: no loss for UC and UD.
         both.extend([ping(Uc, 0, 5001, 20), ping(Ud, 0, 1001, 20)]);
+        // A lost message of the connection manager comes again after four seconds.
+        both.extend(MANAGED[0].iter().copied().map(Play::Managed));
+        one.extend(MANAGED[1].iter().copied().map(Play::Managed));
     }
     both.extend([ping(Rc, 0, 5001, 20), ping(Rc, 16, 3000, 60)]);
     both.extend(tests.map(|test| move_(test, 5001, 40)));
@@ -101,6 +127,7 @@ impl Case {
             Play::PingPong(game) => (game.program(), game.arguments()),
             Play::Transfer(transfer) => (transfer.program(), transfer.arguments()),
             Play::Example(name, arguments) => (name, arguments.into()),
+            Play::Managed(program) => (program.name, "by librdmacm".into()),
         };
         let direction = if self.serves { "to us" } else { "from us" };
         format!("{name} {arguments}, {}, {direction}", FAMILIES[self.family])
@@ -123,6 +150,7 @@ impl Case {
                 let arguments = format!("-p {port} {arguments}");
                 return examples::run(kernel, name, &arguments, self.family, self.serves);
             }
+            Play::Managed(program) => return program.run(kernel, self.family, self.serves),
         };
         let command = format!("{command} -d rxe1 -p {port}");
         let peer = if self.serves {
@@ -144,7 +172,7 @@ impl Case {
         match self.play {
             Play::PingPong(game) => game.play(context, ours, peer, finish),
             Play::Transfer(transfer) => transfer.play(context, ours, peer, finish),
-            Play::Example(..) => Ok(()),
+            Play::Example(..) | Play::Managed(_) => Ok(()),
         }
     }
 }
@@ -199,10 +227,10 @@ pub(crate) fn run(table: &str, loss: u32, part: u32) {
     }
     for (number, case) in cases.iter().enumerate() {
         let start = Instant::now();
-        // Examples make a device of their own, at the same address.
+        // These programs make a device of their own, at the same address.
         let device = Device::builder().port(SOFTWARE.map(|address| address.parse().unwrap()));
         let device = match case.play {
-            Play::Example(..) => None,
+            Play::Example(..) | Play::Managed(_) => None,
             _ => Some(device.build().unwrap()),
         };
         let empty = Device::new().unwrap();

@@ -1,16 +1,21 @@
-//! Our examples on both ends. They check what arrives.
+//! Programs on both ends that connect by themselves: our examples, which check what arrives, and those of librdmacm.
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
+use std::time::Instant;
 
 use crate::kernel::Kernel;
 use crate::memory::Result;
+use crate::two_machines::PATIENCE;
 use crate::{KERNEL, SOFTWARE};
 
-fn path(name: &str) -> Result<PathBuf> {
-    let folder = std::env::current_exe()?;
-    let folder = folder.ancestors().nth(2).ok_or("no folder of the build")?.join("examples");
-    Ok(folder.join(name))
+fn folder() -> Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    Ok(program.ancestors().nth(2).ok_or("no folder of the build")?.into())
+}
+
+fn path(name: &str) -> Result<String> {
+    Ok(folder()?.join("examples").join(name).display().to_string())
 }
 
 /// Runs an example; the server is here, or on the other machine.
@@ -21,8 +26,7 @@ pub(crate) fn run(
     family: usize,
     serves: bool,
 ) -> Result<()> {
-    let program = path(name)?;
-    let path = program.to_str().ok_or("a path that is not text")?;
+    let path = path(name)?;
     let (here, there) = (SOFTWARE[family], KERNEL[family]);
     // A client may start before its server listens.
     let run = |again: &str, device: &str, host: &str| {
@@ -30,11 +34,100 @@ pub(crate) fn run(
     };
     kernel.start(&if serves { run("again", "rxe1", here) } else { run("", "rxe1", "") })?;
     let ours = if serves { run("", "soft0", "") } else { run("again", "soft0", there) };
-    let ours = Command::new("bash")
-        .args(["-c", &ours])
-        .env("IBVERBS_SOFTWARE", format!("soft0={here}"))
-        .output()?;
-    let output = String::from_utf8_lossy(&ours.stderr).into_owned();
+    let ours = bash(&ours, here).output()?;
     kernel.finish()?;
+    succeeded(&ours)
+}
+
+fn bash(command: &str, here: &str) -> Command {
+    let mut bash = Command::new("bash");
+    bash.args(["-c", command]).env("IBVERBS_SOFTWARE", format!("soft0={here}"));
+    bash
+}
+
+fn succeeded(ours: &Output) -> Result<()> {
+    let output = String::from_utf8_lossy(&ours.stderr);
     if ours.status.success() { Ok(()) } else { Err(format!("{}: {output}", ours.status).into()) }
+}
+
+/// A server and a client that meet by librdmacm. In what follows the name, `@` is the server's address, and `[@]` that in
+/// brackets if it is of IPv6.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Managed {
+    pub(crate) name: &'static str,
+    pub(crate) server: &'static str,
+    pub(crate) client: &'static str,
+    /// An example of ours, whose server does not end.
+    pub(crate) is_ours: bool,
+}
+
+impl Managed {
+    /// Runs it; the server is here, or on the other machine.
+    pub(crate) fn run(self, kernel: &mut Kernel, family: usize, serves: bool) -> Result<()> {
+        let (here, there) = (SOFTWARE[family], KERNEL[family]);
+        let address = if serves { here } else { there };
+        let brackets = if address.contains(':') { format!("[{address}]") } else { address.into() };
+        let command = |is_here: bool, arguments: &str| {
+            let arguments = arguments.replace("[@]", &brackets).replace('@', address);
+            let program = match (self.is_ours, is_here) {
+                (true, _) => path(self.name)?,
+                (false, true) => {
+                    let run =
+                        folder()?.parent().ok_or("no folder of the build")?.join("libibverbs/run");
+                    format!("{} {}", run.display(), self.name)
+                }
+                (false, false) => self.name.into(),
+            };
+            // What is killed has no child that lives on.
+            let limit = if self.is_ours { "" } else { "timeout 60" };
+            Ok::<_, Box<dyn std::error::Error>>(format!("exec {limit} {program} {arguments}"))
+        };
+        if serves {
+            let mut server = bash(&command(true, self.server)?, here);
+            let mut server = server.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+            let client = command(false, self.client)?;
+            let played = until_it_listens(|| {
+                kernel.start(&client)?;
+                kernel.finish()
+            });
+            if self.is_ours || played.is_err() {
+                server.kill()?;
+            }
+            let server = server.wait_with_output()?;
+            played?;
+            if self.is_ours { Ok(()) } else { succeeded(&server) }
+        } else {
+            kernel.start(&command(false, self.server)?)?;
+            let client = command(true, self.client)?;
+            until_it_listens(|| {
+                let ours = bash(&client, here).output()?;
+                succeeded(&ours)?;
+                Ok([ours.stdout, ours.stderr]
+                    .map(|it| String::from_utf8_lossy(&it).into_owned())
+                    .concat())
+            })?;
+            if self.is_ours {
+                kernel.kill();
+                Ok(())
+            } else {
+                kernel.finish().map(drop)
+            }
+        }
+    }
+}
+
+/// Runs a client again while it is refused: its server may not listen yet.
+fn until_it_listens(mut client: impl FnMut() -> Result<String>) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        let said = match client() {
+            Ok(said) if !said.contains("REJECTED") => return Ok(()),
+            Ok(said) => said,
+            Err(error) => error.to_string(),
+        };
+        let is_refused = said.contains("REJECTED") || said.contains("Rejected");
+        if !is_refused || start.elapsed() > PATIENCE {
+            return Err(said.into());
+        }
+    }
 }

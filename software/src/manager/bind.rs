@@ -11,6 +11,7 @@ use super::id::{Id, State};
 use super::places::{Place, devices, is_of_machine, places, source_to};
 use super::{Manager, names};
 use crate::driver::Shared;
+use crate::link::socket::interface_of;
 use crate::transport::connection::Listener;
 
 /// The most requests that wait at a listener.
@@ -204,7 +205,11 @@ impl Manager {
             let own = candidates.clone().find(|place| place.address == peer);
             let routed = route.as_ref().ok();
             let routed = candidates.clone().find(|place| Some(&place.address) == routed);
-            let place = own.or(routed).or_else(|| candidates.clone().find(same_machine));
+            // The machine may prefer another address of the interface than the device's.
+            let interface = route.as_ref().map_or(0, |source| interface_of(*source));
+            let near = |place: &&Place| interface != 0 && interface_of(place.address) == interface;
+            let place = own.or(routed).or_else(|| candidates.clone().find(near));
+            let place = place.or_else(|| candidates.clone().find(same_machine));
             // A simulated network has no routes: its devices reach each other.
             id.place = place.or_else(|| candidates.find(|place| place.is_simulated())).cloned();
             if id.place.is_none() {
