@@ -90,10 +90,11 @@ impl Queue {
         }
     }
 
-    pub(super) fn pop(&self) -> Option<Item> {
+    /// `own`: another descriptor of the file, of who waits.
+    pub(super) fn pop(&self, own: Option<c_int>) -> Option<Item> {
         let mut items = self.items();
         let item = items.pop_front();
-        self.lower(&items);
+        self.lower(&items, own);
         item
     }
 
@@ -102,18 +103,19 @@ impl Queue {
         let mut items = self.items();
         let (gone, kept) = std::mem::take(&mut *items).into_iter().partition(is_gone);
         *items = VecDeque::from(kept);
-        self.lower(&items);
+        self.lower(&items, None);
         gone
     }
 
     /// Without events the file is not readable.
-    fn lower(&self, items: &VecDeque<Item>) {
-        if items.is_empty() && self.is_open() {
+    fn lower(&self, items: &VecDeque<Item>, own: Option<c_int>) {
+        let file = own.or_else(|| self.is_open().then_some(self.file));
+        if let (true, Some(file)) = (items.is_empty(), file) {
             let mut bytes = [0_u8; 512];
             // SAFETY: the buffer has that many bytes.
             while unsafe {
                 let (to, size) = (bytes.as_mut_ptr().cast(), bytes.len());
-                libc::recv(self.file, to, size, libc::MSG_DONTWAIT)
+                libc::recv(file, to, size, libc::MSG_DONTWAIT)
             } == bytes.len() as isize
             {}
         }
@@ -167,7 +169,7 @@ mod tests {
         }
         assert!(is_readable());
         assert_eq!(queue.take_back(|item| item.id % 2 == 0).len(), 1001);
-        while let Some(item) = queue.pop() {
+        while let Some(item) = queue.pop(None) {
             assert!(item.id % 2 == 1);
         }
         assert!(!is_readable());
@@ -178,6 +180,6 @@ mod tests {
         drop(file);
         assert!(!queue.is_open());
         queue.push((1, What::Plain(Kind::Established, 0)).into());
-        assert!(queue.pop().is_some());
+        assert!(queue.pop(None).is_some());
     }
 }

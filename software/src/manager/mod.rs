@@ -16,6 +16,7 @@ mod places;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use self::abi::{Answer, Command, Kind, Request};
@@ -159,25 +160,38 @@ pub(crate) unsafe fn write(file: c_int, bytes: *const c_void, length: usize) -> 
     })
 }
 
-/// Waits for an event, unless the file does not block.
+/// Waits for an event, unless the file does not block. Who waits while another thread closes the file waits on, as in the
+/// kernel: so it has a descriptor of its own.
 fn next_event(queue: &Arc<Queue>) -> Result<Answer, c_int> {
+    let file = queue.file();
+    let mut own: Option<OwnedFd> = None;
     loop {
         {
             // The next event stays the next one until it is read.
             let mut manager = manager();
-            if let Some(item) = queue.pop() {
+            if let Some(item) = queue.pop(own.as_ref().map(AsRawFd::as_raw_fd)) {
                 return Ok(manager.read(queue, item));
             }
+            if own.is_none() {
+                let is_same = |other| Arc::ptr_eq(other, queue);
+                if !manager.files.get(&file).is_some_and(is_same) {
+                    return Err(libc::EBADF);
+                }
+                // SAFETY: who closes the file takes it out of these first, with the lock that is held.
+                let borrowed = unsafe { BorrowedFd::borrow_raw(file) };
+                let copied = borrowed.try_clone_to_owned();
+                own = Some(copied.map_err(|e| e.raw_os_error().unwrap_or(libc::EBADF))?);
+            }
         }
-        let file = queue.file();
+        let own = own.as_ref().map_or(file, AsRawFd::as_raw_fd);
         // SAFETY: no memory is involved.
-        let flags = unsafe { libc::fcntl(file, libc::F_GETFL) };
+        let flags = unsafe { libc::fcntl(own, libc::F_GETFL) };
         if flags & libc::O_NONBLOCK != 0 {
             return Err(libc::EAGAIN);
         }
         event_files::before_sleep(&[file], None);
         // SAFETY: the structure is live; the call waits without a limit, as the kernel's does.
-        if unsafe { libc::poll(&mut wait_for(file), 1, -1) } < 0 {
+        if unsafe { libc::poll(&mut wait_for(own), 1, -1) } < 0 {
             return Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINTR));
         }
     }
@@ -450,5 +464,49 @@ impl Id {
             _ => return Err(libc::ENOSYS),
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_another_thread_has_closed_is_not_one_that_does_not_block() {
+        let queue = Queue::new().unwrap();
+        let file = queue.file();
+        manager().files.insert(file, queue.clone());
+        close(file);
+        // SAFETY: the file is this test's.
+        unsafe { libc::close(file) };
+        assert_eq!(next_event(&queue).err(), Some(libc::EBADF));
+    }
+
+    #[test]
+    fn who_waits_waits_on_though_the_file_is_closed() {
+        let queue = Queue::new().unwrap();
+        let file = queue.file();
+        manager().files.insert(file, queue.clone());
+        let waiting = std::thread::spawn({
+            let queue = queue.clone();
+            move || next_event(&queue).is_ok()
+        });
+        let is_copied = || {
+            let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+            let numbers = files.filter_map(|file| file.file_name().to_str()?.parse().ok());
+            let copies = numbers.filter(|other| *other != file);
+            copies.into_iter().any(|other| event_files::inode(other) == Some(queue.inode()))
+        };
+        while !is_copied() {
+            std::thread::yield_now();
+        }
+        close(file);
+        // SAFETY: the file is this test's.
+        unsafe { libc::close(file) };
+        // It wakes, finds nothing, and goes on waiting.
+        queue.push((1, What::Plain(Kind::Established, 0)).into());
+        queue.take_back(|_| true);
+        queue.push((1, What::Plain(Kind::Established, 0)).into());
+        assert!(waiting.join().unwrap());
     }
 }
