@@ -254,10 +254,13 @@ fn bytes_of_a_channel(channels: u32, depth: u32, shared: bool) -> isize {
 
 #[test]
 fn an_idle_channel_takes_few_bytes_however_many_there_are() {
+    // Debug builds know the domain of each channel's memory.
+    let domain = if cfg!(debug_assertions) { 128 } else { 0 };
     // docs/performance.md has these numbers, rounded up.
     for (depth, shared, most) in [(16, false, 12_288), (1, false, 4_096), (1, true, 4_352)] {
         let taken = [10, 100, 500].map(|channels| bytes_of_a_channel(channels, depth, shared));
         println!("depth {depth}, shared receives: {shared}: {taken:?} bytes");
+        let most = most + domain;
         assert!(taken.iter().all(|bytes| (1..=most).contains(bytes)), "{depth}: {taken:?}");
     }
 }
