@@ -1,4 +1,5 @@
-//! Metrics by multicast: a sender tells its load to whoever listens, without knowing who that is, and without a connection.
+//! Metrics by multicast: a sender sends its load to a group, and every listener that has joined the group receives it. Nobody
+//! connects, and the sender does not know its listeners.
 //! Listeners come and go. `metrics [SAMPLES]` runs a sender and three listeners, each with a device of its own end.
 
 use std::io::Write as _;
@@ -41,7 +42,7 @@ impl Member {
     }
 }
 
-/// Sends so many samples.
+/// Sends this number of samples.
 fn send(context: &Arc<Context<'static>>, samples: usize) -> Result<()> {
     let Member { mut datagrams, end, group, pool } = Member::new(context, 0)?;
     for sample in 0..samples {

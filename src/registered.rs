@@ -88,7 +88,14 @@ mod known {
 
     /// The region is about to be deregistered, or changed.
     pub(crate) fn remove(region: *mut ffi::ibv_mr) {
-        known().retain(|known| known.region != region.addr());
+        // SAFETY: the callers have a live region.
+        let key = unsafe { (*region).lkey };
+        let mut known = known();
+        let first = known.partition_point(|other| other.key < key);
+        let mut of_key = known[first..].iter().take_while(|other| other.key == key);
+        if let Some(at) = of_key.position(|other| other.region == region.addr()) {
+            known.remove(first + at);
+        }
     }
 
     /// Whether one of the pieces is of memory that is registered in another domain, and not in this one.

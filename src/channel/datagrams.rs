@@ -311,7 +311,7 @@ impl<'res> DatagramEnd<'res> {
         }
     }
 
-    /// The device may have a send with it, and nobody knows in which place.
+    /// Keeps a handle until the queue pair is destroyed: the device may have a send with it, and in which place is not known.
     pub(super) fn hold(&mut self, handle: Shared<'res>) {
         match self.handles.held.try_reserve(1) {
             Ok(()) => self.handles.held.push(handle),

@@ -48,14 +48,23 @@ impl DatagramBuffer {
     /// # Errors
     ///
     ///  - `EINVAL`: the chunk has less than 40 bytes.
-    pub fn new(mut buffer: PooledBuffer) -> Result<Self> {
-        let reason = "a chunk for datagrams has 40 bytes more than the longest message";
-        buffer.set_len(HEADER).map_err(|_| Error::invalid("ibv_sge", reason))?;
-        Ok(Self { whole: buffer })
+    pub fn new(buffer: PooledBuffer) -> Result<Self> {
+        let mut message = Self { whole: buffer };
+        message.whole.clear();
+        message.begin()?;
+        Ok(message)
     }
 
-    /// What preceded the message that was received. Of a buffer that has received nothing, what an earlier user of the chunk has
-    /// left there.
+    /// Sees to it that the header is there, with zeros, not with what an earlier user of the chunk has left: what is written goes
+    /// behind it.
+    fn begin(&mut self) -> Result<()> {
+        let Some(lacking) = HEADER.checked_sub(self.whole.len()) else { return Ok(()) };
+        let reason = "a chunk for datagrams has 40 bytes more than the longest message";
+        let begun = self.whole.extend_from_slice(&[0; HEADER][..lacking]);
+        begun.map_err(|_| Error::invalid("ibv_sge", reason))
+    }
+
+    /// What preceded the message that was received. Of a buffer that has received nothing: zeros.
     pub fn header(&self) -> GlobalRouteHeader {
         let mut bytes = [0; HEADER];
         let there = self.whole.len().min(HEADER);
@@ -70,15 +79,17 @@ impl DatagramBuffer {
 
     /// Removes the message.
     pub fn clear(&mut self) {
-        self.whole.set_len(HEADER.min(self.whole.capacity())).expect("it is within the capacity");
+        let header = self.whole.len().min(HEADER);
+        self.whole.set_len(header).expect("it is no longer than before");
     }
 
     /// Appends these bytes.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the buffer has no room for them. It is as it was.
+    ///  - `EINVAL`: the buffer has no room for them. The message is as it was.
     pub fn extend_from_slice(&mut self, bytes: &[u8]) -> Result<()> {
+        self.begin()?;
         self.whole.extend_from_slice(bytes)
     }
 
@@ -89,7 +100,7 @@ impl DatagramBuffer {
 }
 
 impl From<PooledBuffer> for DatagramBuffer {
-    /// What was received. One that has less than 40 bytes has no message.
+    /// What was received. One that has less than 40 bytes has no message: what is then written is one.
     fn from(whole: PooledBuffer) -> Self {
         Self { whole }
     }
@@ -98,7 +109,8 @@ impl From<PooledBuffer> for DatagramBuffer {
 impl Write for DatagramBuffer {
     /// Appends as many of these bytes as there is room for. It never fails.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.whole.write(bytes)
+        // Without room for the header there is none for a message.
+        self.begin().map_or(Ok(0), |()| self.whole.write(bytes))
     }
 
     fn flush(&mut self) -> io::Result<()> {

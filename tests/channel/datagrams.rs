@@ -250,6 +250,32 @@ fn address_handles_are_kept_by_their_paths_and_no_more_than_said() {
 }
 
 #[test]
+fn what_is_written_is_the_message_and_nothing_of_an_earlier_user_is_left() {
+    let ends = Ends::new();
+    let pool = BufferPool::new(&ends.domain, 40 + LEN, 1, AccessFlags::empty()).unwrap();
+    drop(pool.take_from(&[0xee; 40 + LEN]).unwrap().unwrap());
+    // A buffer that was never received into has no header yet: the message begins behind it all the same.
+    let mut message = DatagramBuffer::from(pool.take().unwrap());
+    assert!(message.is_empty());
+    message.extend_from_slice(b"a").unwrap();
+    message.write_all(b"b").unwrap();
+    assert_eq!(message[..], *b"ab");
+    message.clear();
+    assert!(message.is_empty());
+    message.write_all(&[1; LEN]).unwrap();
+    assert!(message.extend_from_slice(b"x").is_err() && message.len() == LEN);
+    assert_eq!(message.into_inner()[..40], [0; 40]);
+    let whole = DatagramBuffer::new(pool.take().unwrap()).unwrap().into_inner();
+    assert_eq!(whole[..], [0; 40]);
+    drop((whole, pool));
+    let short = BufferPool::new(&ends.domain, 8, 1, AccessFlags::empty()).unwrap();
+    let mut message = DatagramBuffer::from(short.take().unwrap());
+    assert!(message.write(b"x").unwrap() == 0 && message.extend_from_slice(b"x").is_err());
+    drop((message, short));
+    ends.finish();
+}
+
+#[test]
 fn what_is_wrong_is_refused_before_the_device_sees_it() {
     let mut ends = Ends::new();
     let [one, two] = [(); 2].map(|()| ends.end());

@@ -168,3 +168,17 @@ fn the_loop_keeps_the_buffer_while_the_queue_pair_can_be_neither_flushed_nor_res
         }
     }
 }
+
+/// The texts of datagram ends are theirs alone.
+#[test]
+fn a_refused_post_of_a_channel_says_nothing_of_datagrams() {
+    let device = FunctionDevice::model();
+    let mut loops = Loops::on(device.clone());
+    let (channel, _peer) = loops.connect();
+    device.fail("post_send").errno(libc::EDESTADDRREQ).times(1);
+    let refused = loops.here.post(channel, SendWorkRequest::new(loops.filled(1)), 1).unwrap_err();
+    let text = refused.to_string();
+    assert!(text.starts_with("ibv_post_send: ") && !text.contains("datagram"), "{text}");
+    drop(refused);
+    loops.finish();
+}

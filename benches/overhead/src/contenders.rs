@@ -118,7 +118,7 @@ macro_rules! servers {
     };
 }
 
-/// Taking a buffer, and giving it back, in a pool of so many.
+/// W21: takes a buffer and gives it back, in a pool with this number of chunks.
 macro_rules! pool {
     ($workload:literal, $chunks:literal) => {
         [

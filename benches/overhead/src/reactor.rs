@@ -26,7 +26,7 @@ pub(crate) fn channel<S: Share<Buffer = PooledBuffer>>(
     channel_of(reactor, domain, 1)
 }
 
-/// The same, of so many operations.
+/// As above, with this number of operations at a time.
 pub(crate) fn channel_of<S: Share<Buffer = PooledBuffer>>(
     reactor: &Reactor<S>,
     domain: &Arc<ProtectionDomain<'static>>,

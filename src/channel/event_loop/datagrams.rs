@@ -51,7 +51,7 @@ impl<'res, B> Loop<'res, B> {
             return Err(StateError::new(channel, no_memory()));
         }
         let id = self.add(channel)?;
-        self.members.datagrams.push((id, end));
+        self.members.datagrams.insert(id, end);
         Ok(id)
     }
 
@@ -160,13 +160,13 @@ impl<'res, B> Loop<'res, B> {
 
     /// The state of a datagram end, if the loop has it.
     pub(crate) fn datagram_end(&mut self, id: ChannelId) -> Option<&mut DatagramEnd<'res>> {
-        self.members.datagrams.iter_mut().find(|end| end.0 == id).map(|(_, end)| end)
+        self.members.datagrams.get_mut(&id)
     }
 
     fn known_end(&self, id: ChannelId, verb: &'static str) -> Result<&DatagramPort<'res>> {
-        let end = self.members.datagrams.iter().find(|end| end.0 == id);
         let reason = "the loop has no such datagram end (any more)";
-        end.map(|(_, end)| &*end.at).ok_or_else(|| Error::invalid(verb, reason))
+        let end = self.members.datagrams.get(&id);
+        end.map(|end| &*end.at).ok_or_else(|| Error::invalid(verb, reason))
     }
 
     /// Where a datagram end of the peer's is, of which the peer has sent the [endpoint](Self::endpoint). It has the Q_Key of

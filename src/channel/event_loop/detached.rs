@@ -263,25 +263,25 @@ impl<'res, B> Loop<'res, B> {
     }
 
     fn doom(&mut self, index: usize, link: Link<'res>) -> Doomed<'res> {
-        self.retire(index);
+        let id = self.retire(index);
         let table = &mut self.table;
         // The caller that destroys the queue pair changes the core.
         table.asides[index].core = None;
         let slots = table.entries[index].slots();
         let (is_in_flight, shares) = (table.in_flight(slots) > 0, table.asides[index].shares);
-        let ends = &mut self.members.datagrams;
-        let at = ends.iter().position(|(id, _)| id.index() == index);
-        let datagrams = at.map(|at| ends.swap_remove(at).1);
+        let datagrams = self.members.datagrams.remove(&id);
         Doomed { index, link, is_in_flight, shares, datagrams }
     }
 
-    /// Makes the id of the channel name no channel.
-    pub(super) fn retire(&mut self, index: usize) {
+    /// Makes the id of the channel, which is returned, name no channel.
+    pub(super) fn retire(&mut self, index: usize) -> ChannelId {
         let table = &mut self.table;
         let generation = table.entries[index].generation;
-        table.forget_credit(ChannelId { index: index as u32, generation });
+        let id = ChannelId { index: index as u32, generation };
+        table.forget_credit(id);
         table.end_connections(table.entries[index].slots());
         table.entries[index].generation = generation.wrapping_add(1);
+        id
     }
 
     /// Gives the slots of a channel back, with the result of its end.

@@ -1,5 +1,6 @@
 //! The channels of a loop: how they come, are connected and go.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -29,7 +30,7 @@ pub(super) struct Members<'res> {
     pub(super) links: Vec<Option<Link<'res>>>,
     /// The shared receive queues.
     pub(super) shared: Vec<(ChannelId, Arc<SharedReceiveQueue<'res>>)>,
-    pub(super) datagrams: Vec<(ChannelId, DatagramEnd<'res>)>,
+    pub(super) datagrams: HashMap<ChannelId, DatagramEnd<'res>>,
     /// The number of completions that the queue holds, and how many of them no channel has reserved.
     pub(super) capacity: u32,
     room: u32,
@@ -135,7 +136,7 @@ impl<'res, B> Loop<'res, B> {
         let Some(link) = &mut self.members.links[channel.index()] else {
             return Err(self.without_link(channel, VERB));
         };
-        let reason = match self.members.datagrams.iter().any(|(end, _)| *end == channel) {
+        let reason = match self.members.datagrams.contains_key(&channel) {
             true => "a datagram end has no peer: send_to names one",
             false => "the channel is connected",
         };

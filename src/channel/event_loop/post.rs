@@ -14,6 +14,7 @@ use crate::channel::operation::{Limits, Operation, Queue, Templates};
 use crate::channel::owned_buffer::OwnedBuffer;
 use crate::channel::posting::WorkRequest;
 use crate::error::Error;
+use crate::ffi;
 use crate::memory::{GatherBuffer, keep};
 
 impl<B> Loop<'_, B> {
@@ -188,7 +189,10 @@ impl<B> Loop<'_, B> {
                 buffer,
             );
         }
-        let error = datagrams::explain(R::Operation::VERB, returned);
+        let error = match self.members.datagrams.contains_key(&channel) {
+            true => datagrams::explain(R::Operation::VERB, returned),
+            false => ffi::failed(R::Operation::VERB, returned).into(),
+        };
         let prepared = self.table.prepared.as_ptr();
         // SAFETY: as in `post_as`.
         if !unsafe { Templates::may_be_posted(prepared, R::Operation::QUEUE) } {
