@@ -2,8 +2,6 @@
 
 use std::marker::PhantomData;
 use std::mem;
-use std::mem::{ManuallyDrop, MaybeUninit};
-use std::ptr::NonNull;
 use std::time::Instant;
 
 use super::Channel;
@@ -13,15 +11,12 @@ use super::error::{ScopeError, TransportResult};
 use super::operation::{Operation, Queue};
 use super::posting::{IntoReceive, IntoSend, KeptReceive, KeptSend, WorkRequest};
 use super::prepared_window::{PreparedWindow, WindowError};
-use super::slot::{Owner, Slot, State};
-use super::wait::Wait;
+use super::scoped_work::ScopedPendingWork;
+use super::slot::Owner;
 use super::window::ScopedWindow;
-use crate::completion::WorkSuccess;
 use crate::debug::debug;
 use crate::error::err_from_call;
-use crate::memory::{
-    BorrowedBuffer, GatherBuffer, KeptLength, RemoteMemoryRegion, ScatterBuffer, keep,
-};
+use crate::memory::{BorrowedBuffer, GatherBuffer, RemoteMemoryRegion, ScatterBuffer, keep};
 use crate::operation::{ReadWorkRequest, WriteWorkRequest};
 
 /// Posts operations that end with the scope at the latest: see [`Channel::scope`](crate::Channel::scope).
@@ -432,198 +427,3 @@ where
     mem::forget(end_on_panic);
     result
 }
-
-/// An operation that was posted in a [`Scope`](crate::Scope), and its buffer.
-///
-/// [`wait`](Self::wait) gives the buffer back. If the handle is dropped or forgotten, the operation
-/// goes on, and the buffer stays borrowed until the scope has ended. The scope then waits for the
-/// operation, and reports it if it failed. A pooled buffer then has the length of the message; if a receive has several, and
-/// its handle is dropped before the message has come, they are empty. A handle that is forgotten (`mem::forget`) has the
-/// buffer's address and sets no length: the buffer keeps the one that it had, and the bytes are the message's.
-pub struct ScopedPendingWork<'scope, B: GatherBuffer> {
-    core: &'scope Core,
-    /// A slot of the core's table, taken for this operation.
-    slot: &'scope Slot,
-    /// `MaybeUninit`, because the buffer may be an exclusive reference: the compiler must not assume
-    /// that nothing else accesses the memory while the device does.
-    buffer: MaybeUninit<B>,
-    _one_thread: OneThread,
-}
-
-impl<B: GatherBuffer> Drop for ScopedPendingWork<'_, B> {
-    /// Leaves the operation to the scope. Soundness does not depend on this call.
-    ///
-    /// Inlined, and the rest is a function of the slot: a function that got the handle's address would keep the handle
-    /// in memory.
-    #[inline]
-    fn drop(&mut self) {
-        // SAFETY: as below. The length is in no memory that the device writes.
-        let buffer = unsafe { self.buffer.assume_init_mut() };
-        let kept = buffer.kept_length();
-        if B::KEEPS_LENGTH
-            && kept.is_none()
-            && let Some(len) = self.core.length_for_pieces(self.slot)
-        {
-            buffer.received(len);
-        }
-        if std::mem::needs_drop::<B>() {
-            // SAFETY: `new` initialised it, and `wait_with` reads it only from a value that is not
-            // dropped. A buffer that owns something owns a list of slices; dropping that list does not
-            // touch registered memory (the contract of `GatherBuffer`).
-            unsafe { self.buffer.assume_init_drop() };
-        }
-        match kept {
-            None => self.core.leave_to_scope(self.slot),
-            Some(kept) => self.core.lend_to_scope(self.slot, kept),
-        }
-    }
-}
-
-impl Core {
-    /// The handle of the operation was dropped.
-    #[inline]
-    fn leave_to_scope(&self, slot: &Slot) {
-        match slot.state() {
-            State::InFlight(_) => slot.set_state(State::Abandoned),
-            _ => self.leave_ended_to_scope(slot),
-        }
-    }
-
-    /// As [`leave_to_scope`](Self::leave_to_scope), of an operation whose buffer keeps a length. It is borrowed for the scope.
-    #[inline(never)]
-    fn lend_to_scope(&self, slot: &Slot, kept: NonNull<KeptLength>) {
-        if let State::InFlight(_) = slot.state() {
-            slot.kept.set(Some(kept));
-            return slot.set_state(State::InFlight(Owner::Lent));
-        }
-        if let Ok(success) = self.result(slot) {
-            // SAFETY: the operation has ended, and the handle's borrow of the buffer has not.
-            unsafe { success.tell(kept) };
-        }
-        self.leave_ended_to_scope(slot);
-    }
-
-    /// The handle of an operation with several pieces is dropped, some of which keep a length: how long their message is, or
-    /// nothing if it is none. One that is still to come is not told to them, so they are empty: nobody takes an earlier message
-    /// for it.
-    #[inline(never)]
-    fn length_for_pieces(&self, slot: &Slot) -> Option<usize> {
-        if let State::InFlight(_) = slot.state() {
-            let receives = self.table.of(Queue::Receive).as_ptr_range();
-            return receives.contains(&std::ptr::from_ref(slot)).then_some(0);
-        }
-        self.result(slot).ok()?.message_len().map(|len| len as usize)
-    }
-
-    /// The handle was dropped of an operation that has ended.
-    #[inline(never)]
-    fn leave_ended_to_scope(&self, slot: &Slot) {
-        match slot.state() {
-            State::Done(_) => {
-                self.unreported.unpolled.set(true);
-                if let Err(error) = slot.completion().result() {
-                    self.record_unreported(error.into());
-                }
-                self.table.release_of(slot, Owner::Scope);
-            }
-            State::Seen | State::Discarded(_) => self.table.release_of(slot, Owner::Scope),
-            State::Free | State::Abandoned | State::InFlight(_) => {}
-        }
-    }
-}
-
-impl<'scope, B: GatherBuffer> ScopedPendingWork<'scope, B> {
-    #[inline]
-    pub(super) fn new(core: &'scope Core, slot: &'scope Slot, buffer: B) -> Self {
-        Self { core, slot, buffer: MaybeUninit::new(buffer), _one_thread: OneThread::default() }
-    }
-
-    /// Polls once, without waiting: the result of the operation, or `None` if it is still in flight.
-    /// After the operation has ended, each call returns the same result, and [`wait`](Self::wait) gives
-    /// the buffer back at once.
-    ///
-    /// # Errors
-    ///
-    ///  - [`Work`](crate::TransportError::Work): the operation failed.
-    ///  - [`Verbs`](crate::TransportError::Verbs),
-    ///    [`UnknownCompletion`](crate::TransportError::UnknownCompletion): polling failed. The
-    ///    operation is still in flight, and can be polled again.
-    ///  - [`Stopped`](crate::TransportError::Stopped), [`Closed`](crate::TransportError::Closed): it
-    ///    was ended by force, and may or may not have been carried out.
-    #[inline]
-    pub fn poll(&mut self) -> Option<TransportResult<WorkSuccess>> {
-        if self.slot.state().is_outstanding() {
-            let settled = self.core.settle();
-            if self.slot.state().is_outstanding() {
-                return settled.err().map(Err);
-            }
-        }
-        Some(self.seen())
-    }
-
-    /// The result of an operation that has ended.
-    fn seen(&mut self) -> TransportResult<WorkSuccess> {
-        if self.slot.state() == State::Done(Owner::Scope) {
-            self.slot.set_state(State::Seen);
-        }
-        self.core.result(self.slot)
-    }
-
-    /// Polls until the operation has ended, however long that takes.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`poll`](Self::poll).
-    #[inline]
-    pub fn spin_poll(&mut self) -> TransportResult<WorkSuccess> {
-        let mut wait = Wait::new(None);
-        while self.slot.state().is_outstanding() {
-            let settled = self.core.settle();
-            if !self.slot.state().is_outstanding() {
-                break;
-            }
-            if !settled? && let Err(error) = self.core.on_empty_poll(&mut wait) {
-                self.core.stop();
-                let _ = self.seen();
-                return Err(error);
-            }
-        }
-        self.seen()
-    }
-
-    /// Waits until the operation has ended, however long that takes, and gives the buffer back.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`poll`](Self::poll). The buffer then stays borrowed until the scope has ended. After
-    /// most errors the channel cannot be used any more: end the scope.
-    #[inline(always)]
-    pub fn wait(self) -> TransportResult<(B, WorkSuccess)> {
-        self.wait_with(None)
-    }
-
-    /// Waits until the operation has ended, or the deadline has passed, and gives the buffer back.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`wait`](Self::wait), and
-    ///
-    ///  - [`TimedOut`](crate::TransportError::TimedOut): the channel was stopped, and everything that
-    ///    was in flight has ended.
-    #[inline]
-    pub fn wait_until(self, deadline: Instant) -> TransportResult<(B, WorkSuccess)> {
-        self.wait_with(Some(deadline))
-    }
-
-    #[inline(always)]
-    fn wait_with(self, deadline: Option<Instant>) -> TransportResult<(B, WorkSuccess)> {
-        let this = ManuallyDrop::new(self);
-        let success = this.core.wait(this.slot, deadline)?;
-        // SAFETY: `new` initialised it, and it is read once: `this` is consumed and not dropped. The completion was seen, so the device no longer uses the memory.
-        let mut buffer = unsafe { this.buffer.assume_init_read() };
-        success.tell_buffer(&mut buffer);
-        Ok((buffer, success))
-    }
-}
-
-debug! { impl[B: GatherBuffer] ScopedPendingWork<'_, B>, self, state: self.slot.state(), .. }

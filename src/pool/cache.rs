@@ -1,6 +1,7 @@
 //! Buffers of a pool that one thread keeps.
 
-use super::buffer_pool::{BufferPool, Exclusive, PoolMemory, PooledBuffer};
+use super::buffer_pool::BufferPool;
+use super::pooled_buffer::{Exclusive, PoolMemory, PooledBuffer};
 use crate::debug::debug;
 
 /// The most buffers that a cache keeps.

@@ -33,9 +33,11 @@ mod datagram_buffer;
 mod every_order;
 mod free_chunks;
 mod owned_region;
+mod pooled_buffer;
 mod waiting;
 
-pub use buffer_pool::{BufferPool, Exclusive, PoolMemory, PoolWaiter, PooledBuffer, Shared};
+pub use buffer_pool::{BufferPool, PoolWaiter};
 pub use cache::BufferCache;
 pub use datagram_buffer::DatagramBuffer;
 pub use owned_region::SharedMemoryRange;
+pub use pooled_buffer::{Exclusive, PoolMemory, PooledBuffer, Shared};

@@ -8,6 +8,7 @@ mod ending;
 mod flow;
 mod lacking;
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
+mod lines;
 mod members;
 mod numbers;
 mod post;
