@@ -2,23 +2,27 @@
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// The bits of the head that are the first free chunk, counted from 1; 0: none.
-const INDEX: u64 = (1 << 28) - 1;
-/// Tasks wait.
-const WAITED_FOR: u64 = 1 << 28;
-/// The owner is gone: nobody takes a chunk any more.
-const ORPHANED: u64 = 1 << 29;
-/// What each take adds to the rest, which counts takes.
-const TAKE: u64 = 1 << 30;
+/// A bit of the head: tasks wait.
+const WAITED_FOR: u64 = 1;
+/// A bit of the head: the owner is gone, and nobody takes a chunk any more.
+const ORPHANED: u64 = 2;
+/// Above them is the number of the first free chunk, counted from 1 (0: none), with as many bits as the chunks need. The rest
+/// of the head counts takes.
+const FIRST: u32 = 2;
 
 /// The free chunks of a pool: a stack, from which any thread takes, and to which any gives back, by one exchange of its head.
 /// It costs the same in a pool of any size, however few are free.
 ///
 /// A take reads which chunk is the second, and then exchanges the head, if that is as it was. It may have been another one
 /// meanwhile: the count of takes tells. For that not to tell, a thread has to stand still between the two while others
-/// take 2^34 chunks, or a multiple, and not one more or less.
+/// take exactly as many chunks as the count has values, or a multiple: 2^52 with a thousand chunks, a year of nothing else;
+/// 2^34, minutes, with the [most](Self::MOST).
 pub(super) struct FreeChunks {
     head: AtomicU64,
+    /// The bits of the head that are the first free chunk.
+    index: u64,
+    /// What each take adds to the head.
+    take: u64,
     /// By the chunks' numbers, which begin with 1. The first is the bottom of the stack.
     links: Box<[Link]>,
     /// How many chunks are in use, if the pool is orphaned.
@@ -35,7 +39,7 @@ struct Link {
 
 impl FreeChunks {
     /// The most chunks.
-    pub(super) const MOST: u32 = INDEX as u32;
+    pub(super) const MOST: u32 = (1 << 28) - 1;
 
     /// `chunks` free chunks, or `None` if there is no memory for them.
     pub(super) fn new(chunks: u32) -> Option<Self> {
@@ -46,14 +50,17 @@ impl FreeChunks {
             next: AtomicU32::new(if chunk < chunks { chunk + 1 } else { 0 }),
             depth: AtomicU32::new(if chunk == 0 { 0 } else { chunks - chunk + 1 }),
         }));
-        Some(Self { head: AtomicU64::new(1), links: links.into(), in_use: AtomicU32::new(0) })
+        let take = (u64::from(chunks) + 1).next_power_of_two() << FIRST;
+        let index = take - (1 << FIRST);
+        let (head, in_use) = (AtomicU64::new(1 << FIRST), AtomicU32::new(0));
+        Some(Self { head, index, take, links: links.into(), in_use })
     }
 
     /// The link of the first free chunk, with this head.
     #[inline(always)]
     fn first(&self, head: u64) -> &Link {
         // SAFETY: a head has the number of a chunk, or 0.
-        unsafe { self.links.get_unchecked((head & INDEX) as usize) }
+        unsafe { self.links.get_unchecked(((head & self.index) >> FIRST) as usize) }
     }
 
     /// The number of chunks that are free at this moment.
@@ -66,15 +73,15 @@ impl FreeChunks {
     pub(super) fn take(&self) -> Option<u32> {
         let mut head = self.head.load(Ordering::Acquire);
         loop {
-            let chunk = head & INDEX;
+            let chunk = head & self.index;
             if chunk == 0 {
                 return None;
             }
-            let next = self.first(head).next.load(Ordering::Relaxed);
-            let without = (head - chunk + u64::from(next)).wrapping_add(TAKE);
+            let next = u64::from(self.first(head).next.load(Ordering::Relaxed)) << FIRST;
+            let without = (head - chunk + next).wrapping_add(self.take);
             let order = (Ordering::Acquire, Ordering::Acquire);
             match self.head.compare_exchange_weak(head, without, order.0, order.1) {
-                Ok(_) => return Some(chunk as u32 - 1),
+                Ok(_) => return Some((chunk >> FIRST) as u32 - 1),
                 Err(now) => head = now,
             }
         }
@@ -106,11 +113,13 @@ impl FreeChunks {
         let own = u64::from(chunk) + 1;
         // SAFETY: it is the number of a chunk.
         let link = unsafe { self.links.get_unchecked(own as usize) };
-        let (below, depth) = (seen & INDEX, &self.first(seen).depth);
-        link.next.store(below as u32, Ordering::Relaxed);
+        let (below, depth) = (seen & self.index, &self.first(seen).depth);
+        link.next.store((below >> FIRST) as u32, Ordering::Relaxed);
         link.depth.store(depth.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         let order = (Ordering::Release, Ordering::Acquire);
-        self.head.compare_exchange_weak(seen, seen - below + own, order.0, order.1).map(drop)
+        self.head
+            .compare_exchange_weak(seen, seen - below + (own << FIRST), order.0, order.1)
+            .map(drop)
     }
 
     /// Gives a chunk back, where tasks wait or the pool is orphaned. Until it has found a task, `next` looks for one while tasks
@@ -149,18 +158,18 @@ impl FreeChunks {
     /// `this` is valid until this is called, and it is called once.
     pub(super) unsafe fn orphan(this: *const Self) -> bool {
         // SAFETY: the owner's pool is there until the head is exchanged.
-        let Self { head, links, in_use } = unsafe { &*this };
-        let mut seen = head.load(Ordering::Acquire);
+        let free = unsafe { &*this };
+        let mut seen = free.head.load(Ordering::Acquire);
         loop {
-            let free = links[(seen & INDEX) as usize].depth.load(Ordering::Relaxed);
-            let used = (links.len() - 1) as u32 - free;
+            let left = free.first(seen).depth.load(Ordering::Relaxed);
+            let used = (free.links.len() - 1) as u32 - left;
             if used == 0 {
                 return true;
             }
             // Read by those who see the head that says so.
-            in_use.store(used, Ordering::Relaxed);
+            free.in_use.store(used, Ordering::Relaxed);
             let order = (Ordering::AcqRel, Ordering::Acquire);
-            match head.compare_exchange_weak(seen, seen | ORPHANED, order.0, order.1) {
+            match free.head.compare_exchange_weak(seen, seen | ORPHANED, order.0, order.1) {
                 Ok(_) => return false,
                 Err(now) => seen = now,
             }
@@ -216,9 +225,9 @@ mod tests {
     fn takes_are_counted_up_to_the_end_and_from_the_beginning_again() {
         let free = FreeChunks::new(2).unwrap();
         free.set_waited_for(true);
-        free.head.fetch_or(!(TAKE - 1), Ordering::Relaxed);
+        free.head.fetch_or(!(free.take - 1), Ordering::Relaxed);
         assert_eq!((free.take(), free.is_waited_for()), (Some(0), true));
-        assert_eq!(free.head.load(Ordering::Relaxed), WAITED_FOR | 2);
+        assert_eq!(free.head.load(Ordering::Relaxed), WAITED_FOR | 2 << FIRST);
         assert_eq!((free.take(), free.take()), (Some(1), None));
     }
 
