@@ -1,4 +1,5 @@
-//! Quirks of single providers, recognised by the attributes of their devices.
+//! Quirks of single providers, recognised by the vendor and part numbers of their devices: libibverbs does not tell a program
+//! which provider serves a device. The device of software has numbers of its own, so no quirk of an adapter applies to it.
 
 use super::attributes::DeviceAttributes;
 use crate::error::{Error, Result};
