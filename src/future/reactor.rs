@@ -139,8 +139,8 @@ impl<S: Share> Reactor<S> {
     /// runtime run. More means lower latency and a busy processor.
     ///
     /// Unless it is set, it adapts: after something has ended there are up to 64 such turns, some 20 us, as long as that is how
-    /// the next completion is found; each time it is not, half as many, down to none, until a later try helps. A reactor with
-    /// nothing to do sleeps.
+    /// the next completion is found; each time it is not, half as many, down to none, until a later try helps. Where another
+    /// program takes the processor meanwhile, there are none for 65,536 sleeps. A reactor with nothing to do sleeps.
     #[must_use]
     pub fn spin(mut self, turns: u32) -> Self {
         self.spin = Some(turns);

@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 #[cfg(feature = "tokio")]
 use std::pin::pin;
 use std::task::{Context as TaskContext, Poll};
+use std::time::{Duration, Instant};
 #[cfg(feature = "tokio")]
 use std::{future::Future, ops::Deref, sync::Arc, task::ready};
 
@@ -39,11 +40,19 @@ impl<S: Share> Reactor<S> {
     /// # Errors
     ///
     /// Those of [`turn`](Self::turn), [`arm`](Self::arm) and `poll_readable`.
-    pub async fn run<F>(&self, mut poll_readable: F) -> Result<()>
+    pub async fn run<F>(&self, poll_readable: F) -> Result<()>
     where
         F: FnMut(&mut TaskContext<'_>) -> Poll<io::Result<()>>,
     {
-        let mut running = Running::default();
+        self.run_by(Instant::now, poll_readable).await
+    }
+
+    /// [`run`](Self::run), with the runtime's clock.
+    async fn run_by<F>(&self, now: fn() -> Instant, mut poll_readable: F) -> Result<()>
+    where
+        F: FnMut(&mut TaskContext<'_>) -> Poll<io::Result<()>>,
+    {
+        let mut running = Running::new(now);
         let _runner = Runner(self);
         let ended = poll_fn(|cx| self.poll_run(&mut running, cx, &mut poll_readable)).await;
         if let Err(error) = ended {
@@ -87,8 +96,7 @@ impl<S: Share> Reactor<S> {
                 }
                 break;
             }
-            if running.idle < self.spin.unwrap_or(running.limit) {
-                running.idle += 1;
+            if running.spins(self.spin) {
                 break;
             }
             running.gave_up();
@@ -165,11 +173,14 @@ impl<S: Share> Reactor<S> {
         let file = register(self.as_fd());
         let file = file.inspect_err(|&error| self.stop(TransportError::Verbs(error)))?;
         let mut ready = pin!(file.ready(EVENTS));
-        self.run(|cx| {
-            ready!(ready.as_mut().poll(cx))?.clear_ready();
-            ready.set(file.ready(EVENTS));
-            Poll::Ready(Ok(()))
-        })
+        self.run_by(
+            || tokio::time::Instant::now().into_std(),
+            |cx| {
+                ready!(ready.as_mut().poll(cx))?.clear_ready();
+                ready.set(file.ready(EVENTS));
+                Poll::Ready(Ok(()))
+            },
+        )
         .await
     }
 }
@@ -263,13 +274,23 @@ const MOST: u32 = 64;
 /// most, since each time that it does not help doubles the number.
 const SLEEPS: [u32; 2] = [16, 1024];
 
+/// The number of such sleeps once the scheduler has taken the processor from a reactor that spins. Who sleeps gets a processor
+/// as soon as it is woken; who has spun waits for its turn, some milliseconds.
+const SLEEPS_WHEN_CROWDED: u32 = 65_536;
+
+/// Longer than [`MOST`] turns take on a processor of their own.
+const CROWDED: Duration = Duration::from_micros(500);
+
 /// The value of `idle` once the reactor has begun to sleep.
 const ASLEEP: u32 = u32::MAX;
 
 /// What a task that runs a reactor remembers.
 struct Running {
+    now: fn() -> Instant,
     /// Turns in a row that found nothing, or [`ASLEEP`].
     idle: u32,
+    /// When the first of them was, if `spin` adapts.
+    since: Instant,
     /// The number of such turns before it sleeps, if `spin` adapts.
     limit: u32,
     /// The number of sleeps that are to begin with a limit of 0, and how many there were since it became 0.
@@ -281,13 +302,33 @@ struct Running {
     woken: bool,
 }
 
-impl Default for Running {
-    fn default() -> Self {
-        Self { idle: ASLEEP, limit: MOST, pause: SLEEPS[0], sleeps: 0, armed: false, woken: false }
-    }
-}
-
 impl Running {
+    fn new(now: fn() -> Instant) -> Self {
+        let (limit, pause) = (MOST, SLEEPS[0]);
+        Self {
+            now,
+            idle: ASLEEP,
+            since: now(),
+            limit,
+            pause,
+            sleeps: 0,
+            armed: false,
+            woken: false,
+        }
+    }
+
+    /// Whether the reactor makes another turn after one that found nothing, if `spin` was set to this number or adapts.
+    fn spins(&mut self, spin: Option<u32>) -> bool {
+        let spins = self.idle < spin.unwrap_or(self.limit);
+        if spins {
+            if self.idle == 0 && spin.is_none() {
+                self.since = (self.now)();
+            }
+            self.idle += 1;
+        }
+        spins
+    }
+
     /// Called when a turn has found something.
     fn found(&mut self) {
         match self.idle {
@@ -299,29 +340,52 @@ impl Running {
                 }
             }
             0 | ASLEEP => {}
-            _ => (self.limit, self.pause, self.sleeps) = (MOST, SLEEPS[0], 0),
+            _ => {
+                if !self.is_crowded() {
+                    (self.limit, self.pause, self.sleeps) = (MOST, SLEEPS[0], 0);
+                }
+            }
         }
         (self.idle, self.armed, self.woken) = (0, false, false);
     }
 
     /// Called when the reactor is about to sleep.
     fn gave_up(&mut self) {
-        if self.idle != ASLEEP {
+        if !matches!(self.idle, 0 | ASLEEP) && !self.is_crowded() {
             self.limit /= 2;
         }
         self.idle = ASLEEP;
+    }
+
+    /// Called when a spin has ended. If something else had the processor meanwhile, the reactor does not spin for a long time.
+    fn is_crowded(&mut self) -> bool {
+        let crowded = (self.now)().saturating_duration_since(self.since) > CROWDED;
+        if crowded {
+            (self.limit, self.pause, self.sleeps) = (0, SLEEPS_WHEN_CROWDED, 0);
+        }
+        crowded
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::sync::OnceLock;
+
     use super::*;
+
+    thread_local!(static PASSED: Cell<Duration> = const { Cell::new(Duration::ZERO) });
+
+    /// A clock that stands still, but for what is added to [`PASSED`].
+    fn now() -> Instant {
+        static START: OnceLock<Instant> = OnceLock::new();
+        *START.get_or_init(Instant::now) + PASSED.get()
+    }
 
     /// Turns that find nothing, until it sleeps.
     fn idle_turns(running: &mut Running) -> u32 {
         let mut turns = 0;
-        while running.idle < running.limit {
-            running.idle += 1;
+        while running.spins(None) {
             turns += 1;
         }
         running.gave_up();
@@ -330,7 +394,7 @@ mod tests {
 
     #[test]
     fn turns_that_find_nothing_are_made_after_something_has_ended_and_while_they_help() {
-        let mut running = Running::default();
+        let mut running = Running::new(now);
         assert_eq!(idle_turns(&mut running), 0, "nothing has ended yet");
         // The next completion always comes after the sleep.
         let turns = |running: &mut Running| {
@@ -361,5 +425,46 @@ mod tests {
         }
         while turns(&mut running) > 0 {}
         assert_eq!(sleeps(&mut running), 15, "since they have helped");
+    }
+
+    #[test]
+    fn a_reactor_that_loses_its_processor_while_it_spins_sleeps_for_a_long_time() {
+        let sleeps = |running: &mut Running| {
+            let mut sleeps = 0;
+            loop {
+                running.found();
+                if idle_turns(running) > 0 {
+                    break sleeps;
+                }
+                sleeps += 1;
+            }
+        };
+        let lose = |running: &mut Running| {
+            running.found();
+            assert!(running.spins(None));
+            PASSED.set(PASSED.get() + CROWDED + Duration::from_nanos(1));
+        };
+        // It has found what it waited for, late.
+        let mut running = Running::new(now);
+        lose(&mut running);
+        running.found();
+        assert_eq!(sleeps(&mut running), 65_536);
+        // It has found nothing.
+        let mut running = Running::new(now);
+        lose(&mut running);
+        while running.spins(None) {}
+        running.gave_up();
+        assert_eq!(sleeps(&mut running), 65_535);
+        // A long sleep is no sign of that, nor is work between two spins.
+        let mut running = Running::new(now);
+        for _ in 0..3 {
+            running.found();
+            PASSED.set(PASSED.get() + CROWDED);
+            assert!(running.spins(None));
+            running.found();
+            running.gave_up();
+            PASSED.set(PASSED.get() + CROWDED);
+        }
+        assert_eq!(running.limit, MOST);
     }
 }
