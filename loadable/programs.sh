@@ -86,19 +86,20 @@ perftest() { # [NAME..]
 # Runs a server and a client that meet by librdmacm at 127.0.0.1, and prints a line. The client starts when a line of
 # /proc/net/unix, where the name of the server's port will be, or of the server's output ends with WAIT. Both start again if
 # the client is refused: a port has its name a moment before its server listens, and perftest's client asks for a second
-# connection when its server may not listen for that. STAYS: the server does not end by itself.
+# connection when its server may not listen for that. STAYS: the server does not end by itself. Time limits are "$slower" times
+# as long.
 managed() { # NAME WAIT "SERVER" "CLIENT" [STAYS]
 	local server status folder attempt
 	folder=$(mktemp -d "${scratch:?}/managed.XXXXXX")
 	for attempt in {1..20}; do
 		status=0
-		timeout 300 "${run:?}" bash -c "exec $3" </dev/null >"$folder/server" 2>&1 &
+		timeout $((300 * ${slower:-1})) "${run:?}" bash -c "exec $3" </dev/null >"$folder/server" 2>&1 &
 		server=$!
 		for _ in {1..300}; do
 			! grep -qsE "$2\$" /proc/net/unix "$folder/server" || break
 			sleep 0.1
 		done
-		(timeout 120 "$run" bash -c "exec $4"; exit $?) </dev/null >"$folder/client" 2>&1 || status=$?
+		(timeout $((120 * ${slower:-1})) "$run" bash -c "exec $4"; exit $?) </dev/null >"$folder/client" 2>&1 || status=$?
 		if [ $status = 0 ] && [ $# -lt 5 ]; then wait "$server" || status=$?; fi
 		kill "$server" 2>/dev/null || true
 		wait "$server" 2>/dev/null || true
@@ -144,8 +145,8 @@ managed_connections() {
 }
 managed_sockets() {
 	local to="-s 127.0.0.1" preload="env LD_PRELOAD=${run%/run}/lib/rsocket/librspreload.so /usr/bin/python3 -c"
-	managed rstream "$(port 7481)" "rstream -p 7481 -S 65536 -I 20" "rstream -p 7481 -S 65536 -I 20 $to" &&
-		managed riostream "$(port 7482)" "riostream -p 7482 -S 4096 -I 20" "riostream -p 7482 -S 4096 -I 20 $to" &&
+	managed rstream "$(port 7481)" "rstream -p 7481 -S 65536 -I 1 -C 20" "rstream -p 7481 -S 65536 -I 1 -C 20 $to" &&
+		managed riostream "$(port 7482)" "riostream -p 7482 -S 4096 -I 1 -C 20" "riostream -p 7482 -S 4096 -I 1 -C 20 $to" &&
 		head -c 300000 "$(command -v bash)" >"$scratch/source" &&
 		managed rcopy "$(port 7427)" rcopy "rcopy $scratch/source 127.0.0.1:$scratch/copy" stays &&
 		cmp "$scratch/source" "$scratch/copy" &&
