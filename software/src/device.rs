@@ -29,7 +29,8 @@ use crate::transport::counters::Counters;
 /// An RDMA device made of software, in this process.
 ///
 /// It lives as long as this handle, the contexts that were opened from it, and the device lists that contain
-/// it. Its thread sleeps when there is nothing to do; a device on a [`Network`](crate::Network) has none.
+/// it. librdmacm opens the devices that its identifiers use, so their connections go on after the handle is dropped, and no
+/// new identifier finds the device. Its thread sleeps when there is nothing to do; a device on a [`Network`](crate::Network) has none.
 #[derive(Debug)]
 pub struct Device(NonNull<ibv_device>);
 
@@ -149,7 +150,7 @@ impl Device {
             Some(network) => simulated(settings, &network)?,
             None => threaded(settings, name)?,
         };
-        let device = Box::new(RawDevice { verbs, shared, thread });
+        let device = Box::new(RawDevice { verbs, shared, thread, freed: manager::freed });
         let device = NonNull::from(Box::leak(device)).cast();
         // SAFETY: the device is live; it begins with no reference, and this is the handle's.
         unsafe { device_hold(device.as_ptr()) };

@@ -164,16 +164,20 @@ impl File {
     }
 
     fn event(&self) -> Event {
-        let bytes = self.ask(12, &[], &[], 336).unwrap();
+        self.read().unwrap()
+    }
+
+    fn read(&self) -> io::Result<Event> {
+        let bytes = self.ask(12, &[], &[], 336)?;
         let n32 = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
-        Event {
+        Ok(Event {
             uid: u64::from_ne_bytes(bytes[..8].try_into().unwrap()),
             id: n32(8),
             kind: n32(12),
             status: n32(16) as i32,
             qpn: n32(20),
             data: bytes[28..28 + usize::from(bytes[284])].to_vec(),
-        }
+        })
     }
 
     fn expect(&self, uid: u64, kind: u32, status: i32) -> Event {
@@ -184,7 +188,10 @@ impl File {
 
     /// An identifier whose route is known.
     fn routed(&self, uid: u64, to: SocketAddr) -> u32 {
-        let id = self.create(uid);
+        self.route(self.create(uid), uid, to)
+    }
+
+    fn route(&self, id: u32, uid: u64, to: SocketAddr) -> u32 {
         self.resolve(id, to).unwrap();
         self.expect(uid, ADDRESS_RESOLVED, 0);
         self.command(4, &[&number(id), &number(1000)]).unwrap();
@@ -216,6 +223,11 @@ fn connected(server: &File, client: &File, at: SocketAddr) -> (u32, u32, u32) {
 
 fn connect_to(server: &File, client: &File, at: SocketAddr) -> (u32, u32) {
     let active = client.routed(6, at);
+    (active, connect_by(server, client, active))
+}
+
+/// Returns the server's identifier.
+fn connect_by(server: &File, client: &File, active: u32) -> u32 {
     client.connect(active, 0x111, b"hello").unwrap();
     let request = server.expect(5, REQUEST, 0);
     assert_eq!((request.qpn, request.data.len(), &request.data[..6]), (0x111, 56, &b"hello\0"[..]));
@@ -229,7 +241,7 @@ fn connect_to(server: &File, client: &File, at: SocketAddr) -> (u32, u32) {
     );
     client.accept(active, 0, 0, &[], false).unwrap();
     server.expect(7, ESTABLISHED, 0);
-    (active, passive)
+    passive
 }
 
 #[test]
@@ -376,11 +388,36 @@ fn identifiers_learn_that_their_device_is_removed_or_has_moved() {
     gone.remove();
     file.expect(3, REMOVAL, 0);
     assert_eq!(errno(file.disconnect(lost)), libc::ENODEV);
+    drop(gone);
     file.destroy(lost).unwrap();
     let other = Device::new().unwrap().address();
     device.set_addresses(1, [other]).unwrap();
     file.expect(2, ADDRESS_CHANGE, 0);
     assert_eq!(errno(file.disconnect(kept)), libc::EINVAL, "it has no device");
+}
+
+/// As with librdmacm, which has the device open.
+#[test]
+fn a_dropped_device_lives_while_it_is_open_and_then_both_sides_learn_that_it_is_gone() {
+    let _alone = alone();
+    let (device, dropped) = (Device::new().unwrap(), Device::new().unwrap());
+    device.register();
+    dropped.register();
+    let context = dropped.open().unwrap();
+    let (server, client) = (File::open(), File::open());
+    let at = SocketAddr::new(device.address(), 7471);
+    let own = SocketAddr::new(dropped.address(), 0);
+    server.listen(server.create(5), at).unwrap();
+    let id = client.create(6);
+    client.bind(id, own).unwrap();
+    client.route(id, 6, at);
+    drop(dropped);
+    connect_by(&server, &client, id);
+    drop(context);
+    assert_eq!(client.expect(6, REMOVAL, 0).id, id);
+    assert_eq!(errno(client.disconnect(id)), libc::ENODEV);
+    client.destroy(id).unwrap();
+    server.expect(7, DISCONNECTED, 0);
 }
 
 #[test]
@@ -488,5 +525,135 @@ fn on_a_network_that_loses_packets_connections_come_and_go_in_virtual_time() {
         client.expect(6, ROUTE_RESOLVED, 0);
         client.connect(id, 1, &[]).unwrap();
         client.expect(6, UNREACHABLE, -libc::ETIMEDOUT);
+    }
+}
+
+/// A host of a simulation loses its power at each step of a connection. The other host learns of it by the time-outs of the
+/// protocol, in virtual time.
+#[cfg(feature = "tokio")]
+mod crashes {
+    use super::*;
+    use ibverbs_software::{Host, World, simulate};
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Step {
+        Asked,
+        RequestRead,
+        Accepted,
+        Established,
+        Disconnected,
+    }
+
+    /// One host with a device.
+    struct Side {
+        host: Host,
+        device: Device,
+        file: File,
+    }
+
+    impl Side {
+        fn new(host: Host) -> Self {
+            let device = host.device().unwrap();
+            device.register();
+            let file = File::open();
+            // SAFETY: the file is live. Who waits for it lets the simulation go on.
+            assert_eq!(unsafe { libc::fcntl(file.0, libc::F_SETFL, libc::O_NONBLOCK) }, 0);
+            Self { host, device, file }
+        }
+
+        async fn next(&self) -> Event {
+            loop {
+                match self.file.read() {
+                    Ok(event) => return event,
+                    Err(e) => assert_eq!(e.kind(), io::ErrorKind::WouldBlock),
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+
+        async fn expect(&self, uid: u64, kind: u32) -> Event {
+            let event = self.next().await;
+            assert_eq!((event.uid, event.kind, event.status), (uid, kind, 0), "{event:?}");
+            event
+        }
+    }
+
+    /// Returns what the side that is left is told, and how long that takes.
+    async fn left(world: &World, step: Step, server_crashes: bool) -> (u32, i32, Duration) {
+        let (server, client) = (Side::new(world.host("server")), Side::new(world.host("client")));
+        let (crashed, left) = if server_crashes { (&server, &client) } else { (&client, &server) };
+        let crash = |at: Step| {
+            if step == at {
+                crashed.host.crash();
+            }
+            step == at
+        };
+        let began = left.host.now();
+        let told = |event: Event| (event.kind, event.status, left.host.now() - began);
+        let at = SocketAddr::new(server.device.address(), 7471);
+        let listener = server.file.create(5);
+        server.file.listen(listener, at).unwrap();
+        let active = client.file.create(6);
+        client.file.bind(active, SocketAddr::new(client.device.address(), 0)).unwrap();
+        client.file.resolve(active, at).unwrap();
+        client.expect(6, ADDRESS_RESOLVED).await;
+        client.file.command(4, &[&number(active), &number(1000)]).unwrap();
+        client.expect(6, ROUTE_RESOLVED).await;
+        let is_over = crash(Step::Asked);
+        client.file.connect(active, 0x111, &[]).unwrap();
+        if is_over {
+            return told(client.next().await);
+        }
+        let passive = server.expect(5, REQUEST).await.id;
+        let is_over = crash(Step::RequestRead);
+        if is_over && server_crashes {
+            return told(client.next().await);
+        }
+        server.file.accept(passive, 7, 0x222, &[], true).unwrap();
+        if is_over {
+            return told(server.next().await);
+        }
+        client.expect(6, RESPONSE).await;
+        let is_over = crash(Step::Accepted);
+        if is_over && !server_crashes {
+            return told(server.next().await);
+        }
+        client.file.accept(active, 0, 0, &[], false).unwrap();
+        let (theirs, ours) = if server_crashes { (passive, active) } else { (active, passive) };
+        if !is_over {
+            server.expect(7, ESTABLISHED).await;
+            if !crash(Step::Established) {
+                crashed.file.disconnect(theirs).unwrap();
+                left.expect(if server_crashes { 6 } else { 7 }, DISCONNECTED).await;
+                assert!(crash(Step::Disconnected));
+            }
+        }
+        left.file.disconnect(ours).unwrap();
+        told(left.next().await)
+    }
+
+    #[test]
+    fn who_is_left_learns_of_a_crash_at_each_step() {
+        let _alone = alone();
+        let timeout = -libc::ETIMEDOUT;
+        for (step, server_crashes, kind, status) in [
+            (Step::Asked, true, UNREACHABLE, timeout),
+            (Step::RequestRead, true, UNREACHABLE, timeout),
+            (Step::RequestRead, false, UNREACHABLE, timeout),
+            (Step::Accepted, true, DISCONNECTED, timeout),
+            (Step::Accepted, false, UNREACHABLE, timeout),
+            (Step::Established, true, DISCONNECTED, timeout),
+            (Step::Established, false, DISCONNECTED, timeout),
+            (Step::Disconnected, true, TIMEWAIT_EXIT, 0),
+            (Step::Disconnected, false, TIMEWAIT_EXIT, 0),
+        ] {
+            let (told, why, after) =
+                simulate(1, async |world| left(&world, step, server_crashes).await);
+            let case = format!("{step:?}, the server crashes: {server_crashes}");
+            assert_eq!((told, why), (kind, status), "{case}");
+            // 16 times four to five seconds, or the wait for packets that are under way.
+            let seconds = if status == 0 { 0..=1 } else { 65..=74 };
+            assert!(seconds.contains(&after.as_secs()), "{case}: {after:?}");
+        }
     }
 }

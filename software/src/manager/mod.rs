@@ -219,6 +219,14 @@ pub(crate) fn removed(device: &Shared) {
     manager().tell_of(device, |_| true, Kind::DeviceRemoval);
 }
 
+/// A device is freed, which nobody has open: peers of its connections learn of their end, and identifiers on it that it is gone.
+pub(crate) fn freed(device: &Shared) {
+    let mut manager = manager();
+    let is_on = |id: &&Id| id.place.as_ref().is_some_and(|place| place.is(device));
+    manager.ids.values().filter(is_on).for_each(Id::abandon);
+    manager.tell_of(device, |_| true, Kind::DeviceRemoval);
+}
+
 /// A device has other addresses.
 pub(crate) fn moved(device: &Shared, addresses: &[IpAddr]) {
     let is_gone = |address| !addresses.contains(&address);
@@ -411,8 +419,8 @@ impl Manager {
     fn tell_of(&mut self, device: &Shared, concerns: impl Fn(IpAddr) -> bool, kind: Kind) {
         for id in self.ids.values_mut() {
             let Some(place) = &id.place else { continue };
-            // Who has a request that was not accepted is not told of anything.
-            if place.is(device) && concerns(place.address) && id.uid != 0 {
+            // Who has a request that was not accepted is not told of anything, and a removal is the last of these.
+            if place.is(device) && concerns(place.address) && id.uid != 0 && !id.is_removed {
                 id.is_removed |= kind == Kind::DeviceRemoval;
                 id.tell(kind, 0);
             }

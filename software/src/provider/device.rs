@@ -13,6 +13,8 @@ pub(crate) struct RawDevice {
     pub(crate) verbs: verbs_device,
     pub(crate) shared: Arc<Shared>,
     pub(crate) thread: Option<JoinHandle<()>>,
+    /// Called before it is freed.
+    pub(crate) freed: fn(&Shared),
 }
 
 impl RawDevice {
@@ -33,6 +35,7 @@ impl RawDevice {
             std::mem::forget(device);
             return;
         }
+        (device.freed)(&device.shared);
         event_files::forget(&device.shared);
         device.shared.driver().stop();
         if let Some(thread) = device.thread.take() {
