@@ -17,7 +17,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use ibverbs::queue_pair::SendOperations;
-use ibverbs::{AccessFlags, CompletionQueue, MemoryRegion, PacketSequenceNumber, Rc};
+use ibverbs::{
+    AccessFlags, CompletionQueue, MemoryRegion, PacketSequenceNumber, Rc, RegionOptions,
+};
 
 use address::{Address, answer, meet};
 use game::Game;
@@ -65,9 +67,10 @@ fn run(options: &Options) -> Result<()> {
     }
     let queue = builder.build()?;
     let access = if options.on_demand { AccessFlags::ON_DEMAND } else { AccessFlags::empty() };
-    let mut source = MemoryRegion::with_options(&domain, options.size, access.into())?;
+    let whole_pages = RegionOptions::from(access).page_aligned(); // as ibv_rc_pingpong's: QEMU's pvrdma takes no other
+    let mut source = MemoryRegion::with_options(&domain, options.size, whole_pages)?;
     let all = options.size * receives as usize;
-    let mut target = MemoryRegion::with_options(&domain, all, access.into())?;
+    let mut target = MemoryRegion::with_options(&domain, all, whole_pages)?;
     source.fill(FILLING);
 
     let mut builder = domain
