@@ -9,6 +9,11 @@ use std::time::Duration;
 use ibverbs::provider::hooks;
 use ibverbs_software::{Device, Network};
 
+#[path = "support/stranger.rs"]
+mod stranger;
+
+use stranger::{DREP, DREQ, MRA, REJ, REP, RTU, Stranger, message};
+
 /// The registered devices, and the ports, are the process's.
 fn alone() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
@@ -491,6 +496,139 @@ fn any_command_is_answered() {
             ids = (0..4).map(|uid| file.create(uid + 1)).collect();
         }
     }
+}
+
+/// Whether no event is there to be read.
+fn is_silent(file: &File) -> bool {
+    let mut file = libc::pollfd { fd: file.0, events: libc::POLLIN, revents: 0 };
+    // SAFETY: the structure is live.
+    unsafe { libc::poll(&raw mut file, 1, 0) == 0 }
+}
+
+#[test]
+fn a_flood_of_requests_takes_the_room_of_one_peer() {
+    const ROOM: u32 = 1024;
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    device.register();
+    let (server, other, client) = (File::open(), File::open(), File::open());
+    let [flooded, quiet] = [7471, 7472].map(|port| SocketAddr::new(device.address(), port));
+    let stranger = Stranger::new(device.address());
+    let listener = server.create(5);
+    server.listen(listener, flooded).unwrap();
+    let other_listener = other.create(5);
+    other.listen(other_listener, quiet).unwrap();
+    for local in 1..=3 * ROOM {
+        stranger.send(&stranger.request(7471, local, local));
+        // The socket of the device has room for these.
+        if local % 16 == 0 {
+            assert_eq!(stranger.answers(), []);
+        }
+    }
+    // Others connect to another port, while the room of this one is taken; and to this one, once the requests are read.
+    connect_to(&other, &client, quiet);
+    let requests: Vec<u32> = (0..ROOM).map(|_| server.expect(5, REQUEST, 0).id).collect();
+    assert!(is_silent(&server), "more requests than the room of a listener");
+    stranger.send(&stranger.request(7471, 5 * ROOM, 5 * ROOM));
+    assert_eq!(stranger.answers(), []);
+    assert!(
+        is_silent(&server),
+        "the peer has no room, until the program has decided on what it has read"
+    );
+    let active = client.routed(6, flooded);
+    client.connect(active, 0x112, &[]).unwrap();
+    assert_eq!(server.expect(5, REQUEST, 0).qpn, 0x112);
+    // Copies of what waits are asked to be patient, and are no requests.
+    stranger.send(&stranger.request(7471, 1, 1));
+    let [copy] = stranger.answers().try_into().unwrap();
+    assert_eq!((copy.attribute, copy.numbers[1]), (MRA, 1));
+    for id in requests {
+        server.destroy(id).unwrap();
+        let [refused] = stranger.answers().try_into().unwrap();
+        assert_eq!((refused.attribute, refused.reason), (REJ, 28));
+    }
+    stranger.send(&stranger.request(7471, 5 * ROOM, 5 * ROOM));
+    server.expect(5, REQUEST, 0);
+}
+
+/// Every message with numbers that are wrong, or right from another address; copies of those that are right; and the
+/// stale request, by which who sends from a peer's address needs no number of a connection to end it.
+#[test]
+fn strangers_and_copies_end_no_connection() {
+    const LOCAL: u32 = 77;
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    device.register();
+    let server = File::open();
+    let (peer, stranger) = (Stranger::new(device.address()), Stranger::new(device.address()));
+    let listener = server.create(5);
+    server.listen(listener, SocketAddr::new(device.address(), 7471)).unwrap();
+    let request = peer.request(7471, LOCAL, 0x111);
+    peer.send(&request);
+    let passive = server.expect(5, REQUEST, 0).id;
+    server.accept(passive, 7, 0x222, b"you", true).unwrap();
+    let reply = peer.receive();
+    assert_eq!((reply.attribute, reply.numbers[1]), (REP, LOCAL));
+    let theirs = reply.numbers[0];
+    let to = |attribute, own: u32, theirs: u32, behind: &[u8]| {
+        message(attribute, &[(0, &own.to_be_bytes()), (4, &theirs.to_be_bytes()), (8, behind)])
+    };
+    let qpn = [0, 2, 0x22, 0];
+    let every = |own: u32, theirs: u32| {
+        [MRA, REJ, REP, RTU, DREQ, DREP].map(|attribute| to(attribute, own, theirs, &qpn))
+    };
+    // In each state: before the RTU, and after it.
+    for is_established in [false, true] {
+        if is_established {
+            peer.send(&to(RTU, LOCAL, theirs, &[]));
+            server.expect(7, ESTABLISHED, 0);
+        }
+        for mad in every(LOCAL, theirs) {
+            stranger.send(&mad);
+        }
+        // Who gives up asking does not know the device's number, but its own GUID.
+        stranger.send(&to(REJ, LOCAL, 0, &[0, 8 << 1, 0, 4, 7, 7, 7, 7, 7, 7, 7, 7]));
+        let [answer] = stranger.answers().try_into().unwrap();
+        assert_eq!(
+            (answer.attribute, answer.numbers),
+            (DREP, [theirs, LOCAL]),
+            "of the unknown DREQ alone"
+        );
+        for (own, theirs) in
+            [(LOCAL + 1, theirs), (LOCAL, theirs ^ 1), (0, theirs), (theirs, LOCAL)]
+        {
+            for mad in every(own, theirs) {
+                peer.send(&mad);
+            }
+            let [answer] = peer.answers().try_into().unwrap();
+            assert_eq!((answer.attribute, answer.numbers), (DREP, [theirs, own]));
+        }
+        // Of another queue pair; copies.
+        peer.send(&to(DREQ, LOCAL, theirs, &[0, 2, 0x23]));
+        peer.send(&request);
+        if is_established {
+            peer.send(&to(RTU, LOCAL, theirs, &[]));
+        }
+        assert_eq!(peer.answers(), []);
+        assert!(is_silent(&server));
+    }
+    // A new connection of the same queue pair: the peer has forgotten the old one, and is asked.
+    peer.send(&peer.request(7471, LOCAL + 5, 0x111));
+    let answers = peer.answers();
+    let kinds: Vec<u16> = answers.iter().map(|answer| answer.attribute).collect();
+    assert_eq!(
+        (kinds, answers[0].reason, answers[1].numbers),
+        (vec![REJ, DREQ], 10, [theirs, LOCAL])
+    );
+    assert!(is_silent(&server), "the peer may still know of it");
+    for _ in 0..3 {
+        peer.send(&to(DREP, LOCAL, theirs, &[]));
+        peer.send(&to(DREQ, LOCAL, theirs, &qpn));
+    }
+    peer.answers();
+    server.expect(7, DISCONNECTED, 0);
+    server.expect(7, TIMEWAIT_EXIT, 0);
+    assert!(is_silent(&server), "an end is told once");
 }
 
 #[test]
