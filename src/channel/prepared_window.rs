@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{Element, GatherBuffer, PlainList};
 use crate::operation::sealed::{Kind, Request};
-use crate::operation::{SIGNALED, SendQueueRequest, takes_receive, without_empty};
+use crate::operation::{RawRequest, SIGNALED, SendQueueRequest, takes_receive, without_empty};
 use crate::queue_pair::MessageLimits;
 
 /// Requests of the send queue that are posted together, with one doorbell and one completion, which is what most devices
@@ -335,6 +335,12 @@ impl WindowList {
     /// Finds out whether a channel with these limits has what the requests need.
     #[inline(always)]
     pub(super) fn check(&self, limits: &Limits) -> TransportResult<()> {
+        if cfg!(debug_assertions) {
+            for request in &self.requests[..self.len] {
+                // SAFETY: its list is in `pieces`.
+                unsafe { request.check_domain(&limits.messages)? };
+            }
+        }
         self.needs.check(limits)
     }
 

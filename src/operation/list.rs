@@ -7,7 +7,7 @@ use super::prepared_request::{Prepared, RawRequest};
 use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::queue_pair::Rc;
+use crate::queue_pair::{MessageLimits, Rc};
 
 /// Requests that are posted with one call: [`SendList`] or [`ReceiveList`].
 ///
@@ -163,6 +163,25 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
         // SAFETY: as above.
         let entries = unsafe { std::slice::from_raw_parts(self.first, self.len) };
         entries.iter().map(|entry| entry.length.into()).max().unwrap_or(0)
+    }
+
+    /// Checks that no request has memory of another domain. Only debug builds know.
+    ///
+    /// # Safety
+    ///
+    /// The elements of the requests are live.
+    #[inline(always)]
+    pub(super) unsafe fn check_domain(&self, limits: &MessageLimits) -> Result<(), ListError> {
+        if cfg!(debug_assertions) {
+            // SAFETY: as above.
+            let entries = unsafe { std::slice::from_raw_parts(self.first, self.len) };
+            for entry in entries {
+                // SAFETY: the caller vouches for it.
+                let checked = unsafe { entry.raw.check_domain(limits) };
+                checked.map_err(|error| ListError::new(error, 0, self.len))?;
+            }
+        }
+        Ok(())
     }
 
     /// The list in C's form: its first request, and where the verb stores the request that was not posted.

@@ -7,6 +7,7 @@ use std::ptr;
 use super::Receive;
 use super::prepared_request::{PostedBy, RawRequest, TakesPrepared};
 use super::sealed::Request;
+use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::memory::{
@@ -18,8 +19,8 @@ use crate::operation::{
     ReceiveWorkRequest, SendList, SendWorkRequest, WriteWorkRequest,
 };
 use crate::queue_pair::{
-    FixedPeer, PostsRdma, QueuePair, Reads, ReceiveQueue, Sends, SharedReceiveQueue, Transport,
-    Writes,
+    FixedPeer, MessageLimits, PostsRdma, QueuePair, Reads, ReceiveQueue, Sends, SharedReceiveQueue,
+    Transport, Writes,
 };
 
 impl<T: Transport> QueuePair<'_, T> {
@@ -230,6 +231,8 @@ macro_rules! send_methods {
                 let refused = |error| ListError::new(error, 0, list.len());
                 limits.check_message(list.longest()).map_err(refused)?;
             }
+            // SAFETY: the caller keeps the memory until the completions were polled.
+            unsafe { list.check_domain(self.queue_pair().message_limits())? };
             let (first, bad) = list.as_raw();
             // SAFETY: the queue pair is live, the list is well-formed, and the caller keeps the
             // memory until the completions were polled.
@@ -380,6 +383,8 @@ macro_rules! receive_methods {
         where
             T: ReceiveQueue,
         {
+            // SAFETY: the caller keeps the memory until the completions were polled.
+            unsafe { list.check_domain(self.queue_pair().message_limits())? };
             let (first, bad) = list.as_raw();
             // SAFETY: the queue pair is live, the list is well-formed, and the caller keeps the
             // memory until the completions were polled.
@@ -427,12 +432,13 @@ pub(super) use receive_methods;
 
 const POST: &str = "ibv_post_srq_recv";
 
-/// Posts a receive to a queue of at most `most` elements a request, by the verb. The request is well-formed; the buffer lives
+/// Posts a receive to a queue of the domain, of at most `most` elements a request, by the verb. The request is well-formed; the buffer lives
 /// during the call, and then the caller keeps its memory.
 #[inline]
 pub(crate) fn post_by<D: ScatterBuffer>(
     verb: &'static str,
     post: impl FnOnce(*mut ffi::ibv_recv_wr, *mut *mut ffi::ibv_recv_wr) -> c_int,
+    domain: &ProtectionDomain<'_>,
     most: u32,
     request: ReceiveWorkRequest<D>,
     wr_id: u64,
@@ -440,6 +446,7 @@ pub(crate) fn post_by<D: ScatterBuffer>(
     let (_, mut buffer) = request.split();
     let mut list = buffer.scatter()?;
     let list = list.as_mut();
+    MessageLimits::UNKNOWN.of_domain(domain).check_domain(verb, list)?;
     let mut bad = ptr::null_mut();
     let returned = post(&mut Receive::encode(wr_id, list), &mut bad);
     if returned == 0 {
@@ -476,7 +483,7 @@ impl SharedReceiveQueue<'_> {
         // SAFETY: the queue is live, and the caller keeps the contract.
         let post =
             |request: *mut _, bad| unsafe { ffi::ibv_post_srq_recv(self.as_raw(), request, bad) };
-        post_by(POST, post, self.max_sge(), request, wr_id)
+        post_by(POST, post, self.protection_domain(), self.max_sge(), request, wr_id)
     }
 
     /// `ibv_post_srq_recv`: receives one message, from any of the queue pairs, into the elements of

@@ -35,12 +35,33 @@ pub trait RawRequest: Default {
     /// The queue pair is live, and the caller keeps the contract of posting.
     unsafe fn post(&mut self, queue_pair: *mut ffi::ibv_qp) -> c_int;
 
+    /// Its pieces of registered memory.
+    ///
+    /// # Safety
+    ///
+    /// Its list is live.
+    unsafe fn registered(&self) -> &[ffi::ibv_sge];
+
+    /// As [`MessageLimits::check_domain`].
+    ///
+    /// # Safety
+    ///
+    /// Its list is live.
+    #[inline(always)]
+    unsafe fn check_domain(&self, limits: &MessageLimits) -> Result<()> {
+        // SAFETY: the caller vouches for it.
+        limits.check_domain(Self::VERB, unsafe { self.registered() })
+    }
+
     /// The error for the return value of a post.
     fn explain(&self, queue_pair: &QueuePair<'_, QueuePairType>, returned: c_int) -> Error;
 }
 
 macro_rules! raw_request {
-    ($raw:ident, $verb:ident, |$request:ident, $queue_pair:ident, $returned:ident| $explain:expr) => {
+    (
+        $raw:ident, $verb:ident, |$inline:ident| $is_inline:expr,
+        |$request:ident, $queue_pair:ident, $returned:ident| $explain:expr
+    ) => {
         impl RawRequest for ffi::$raw {
             const VERB: &'static str = stringify!($verb);
 
@@ -67,6 +88,16 @@ macro_rules! raw_request {
                 unsafe { ffi::$verb(queue_pair, self, bad.as_mut_ptr()) }
             }
 
+            #[inline(always)]
+            unsafe fn registered(&self) -> &[ffi::ibv_sge] {
+                let $inline = self;
+                if self.num_sge == 0 || $is_inline {
+                    return &[];
+                }
+                // SAFETY: the caller vouches for the list.
+                unsafe { std::slice::from_raw_parts(self.sg_list, self.num_sge as usize) }
+            }
+
             #[cold]
             fn explain(
                 &self,
@@ -80,14 +111,15 @@ macro_rules! raw_request {
     };
 }
 
-raw_request!(ibv_send_wr, ibv_post_send, |request, queue_pair, returned| explain_request(
-    queue_pair, request, returned
-));
-raw_request!(ibv_recv_wr, ibv_post_recv, |request, queue_pair, returned| explain_receive(
-    queue_pair,
-    request.num_sge as usize,
-    returned
-));
+raw_request!(
+    ibv_send_wr,
+    ibv_post_send,
+    |request| request.send_flags & INLINE != 0,
+    |request, queue_pair, returned| explain_request(queue_pair, request, returned)
+);
+raw_request!(ibv_recv_wr, ibv_post_recv, |_request| false, |request, queue_pair, returned| {
+    explain_receive(queue_pair, request.num_sge as usize, returned)
+});
 
 /// A buffer that is itself a list of C's elements, so that a prepared request can point to it: a reference to elements,
 /// or `()`.
@@ -318,6 +350,8 @@ impl<R: RawRequest, F> Prepared<'_, R, F> {
         if self.needs_peer {
             T::need_peer(queue_pair.erased())?;
         }
+        // SAFETY: the caller vouches for the elements.
+        unsafe { self.raw.check_domain(queue_pair.message_limits())? };
         if self.length != 0 {
             // SAFETY: the caller's promise.
             return unsafe { self.post_long(queue_pair, raw, wr_id) };

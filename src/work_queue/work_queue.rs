@@ -218,7 +218,7 @@ impl<'res> WorkQueue<'res> {
         // SAFETY: the queue is live, and the caller keeps the contract.
         let post =
             |request: *mut _, bad| unsafe { ffi::ibv_post_wq_recv(self.as_raw(), request, bad) };
-        post_by(POST, post, self.max_sge, request, wr_id)
+        post_by(POST, post, &self.domain, self.max_sge, request, wr_id)
     }
 
     /// `ibv_post_wq_recv`: receives one packet into the elements of `region` in `range`.

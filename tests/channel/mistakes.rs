@@ -3,10 +3,13 @@
 use std::sync::Arc;
 
 use ibverbs::channel::{AnyBuffer, DatagramsBuilder, PreparedWindow};
+use ibverbs::future::Local;
+use ibverbs::operation::{PreparedReceive, ReceiveList, SendList};
+use ibverbs::queue_pair::{SendOperations, SharedReceiveQueue};
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, Inline, Loop, MemoryRegion, PooledBuffer, ProtectionDomain,
-    Reactor, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, TransportError, TransportResult,
-    WorkErrorClass, WriteWorkRequest,
+    AccessFlags, BufferPool, Channel, Inline, Loop, MemoryRegion, PooledBuffer, PreparedRequest,
+    ProtectionDomain, Rc, Reactor, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
+    TransportError, TransportResult, WorkErrorClass, WriteWorkRequest,
 };
 
 use crate::loops::{LEN, Loops};
@@ -95,6 +98,101 @@ fn memory_of_another_domain_is_refused_before_the_post() {
             receive.wait().map(drop)
         })
         .unwrap();
+    }
+    drop((other, elsewhere));
+    device.assert_clean();
+    pair.finish();
+}
+
+/// The same for what is posted together, was prepared, or is shared.
+#[test]
+#[cfg_attr(not(debug_assertions), ignore = "only debug builds know where memory is registered")]
+fn windows_lists_and_shared_receives_refuse_memory_of_another_domain() {
+    const WORDS: &[&str] = &["registered in another protection domain", "register it in"];
+    let mut pair = Pair::new();
+    let other = Arc::new(ProtectionDomain::new(pair.domain.context_parent()).unwrap());
+    let device = Software::new();
+    let elsewhere = domain(&device);
+    for foreign in [&other, &elsewhere] {
+        let pool = BufferPool::new(foreign, LEN, 4, AccessFlags::empty()).unwrap();
+        let take = || pool.take_from(b"foreign").unwrap().unwrap();
+        let region = MemoryRegion::<u8>::new(foreign, 64).unwrap();
+        let own = pair.region(8, 0);
+        let target = pair.shared(8);
+        let window = || {
+            let slices = [own.slice(..).unwrap(), region.slice(..8).unwrap()];
+            let writes = slices.map(|slice| WriteWorkRequest::new(slice, target.remote()));
+            PreparedWindow::new(writes).unwrap()
+        };
+        let scoped = pair.one.scope(|s| -> TransportResult<()> {
+            says(s.post_window(window()).map(drop), WORDS);
+            // What is inline is copied.
+            let inline = WriteWorkRequest::new(region.slice(..8)?, target.remote()).inline();
+            s.post_window(PreparedWindow::new([inline])?)?.wait().map(drop)?;
+            Ok(())
+        });
+        scoped.unwrap();
+        drop((own, target));
+        let domain = &pair.domain;
+        let mut here = Loop::<AnyBuffer>::new(domain.context_parent(), 64).unwrap();
+        let prepare = || here.create_channel(domain).max_send_wr(4).max_recv_wr(4);
+        let (channel, _peer) = connect(prepare(), prepare());
+        let channel = here.add(channel).unwrap();
+        let window = || PreparedWindow::new([take(), take()].map(SendWorkRequest::new)).unwrap();
+        says(here.post_window(channel, window(), 0), WORDS);
+        let receives = here.add_shared_receives(domain, 4).unwrap();
+        says(here.post(receives, ReceiveWorkRequest::new(take()), 0), WORDS);
+        let reactor = Reactor::<Local<AnyBuffer>>::with_share(domain.context_parent(), 64).unwrap();
+        let channel = reactor.prepare(builder(domain)).unwrap();
+        let itself = channel.endpoint();
+        let channel = channel.handshake(itself).unwrap();
+        says(channel.submit(window()).map(drop), WORDS);
+        let receives = reactor.add_shared_receives(domain, 4).unwrap();
+        says(receives.post(take()), WORDS);
+        assert_eq!(pool.available(), 4);
+        drop((receives, channel, reactor, _peer, here, pool));
+        // By hand, with and without the extended interface.
+        let queue = domain.context().create_cq(16).unwrap();
+        for extended in [None, Some(SendOperations::SEND)] {
+            let to_build = domain.create_qp(&queue, &queue, Rc).max_send_wr(4).max_recv_wr(4);
+            let built = match extended {
+                Some(operations) => to_build.extended(operations).build(),
+                None => to_build.build(),
+            };
+            let Ok(prepared) = built else { continue };
+            let itself = prepared.endpoint();
+            let mut queue_pair = prepared.handshake(itself).unwrap();
+            let own = domain.allocate::<u8>(8).unwrap();
+            let mut into = MemoryRegion::<u8>::new(foreign, 64).unwrap();
+            let elements = [own.gather_element(..).unwrap(), region.gather_element(..8).unwrap()];
+            let send = SendWorkRequest::new(&elements[1]);
+            let mut one = PreparedRequest::new(send, 0).unwrap();
+            let mut entries = elements
+                .each_ref()
+                .map(|element| PreparedRequest::new(SendWorkRequest::new(element), 0).unwrap());
+            let mut list = SendList::new(&mut entries).unwrap();
+            let mut into_foreign = [into.scatter_element(..8).unwrap()];
+            let receive = ReceiveWorkRequest::new(&mut into_foreign);
+            let mut receive = [PreparedReceive::new(receive).unwrap()];
+            // SAFETY: nothing that is posted outlives the queue pair, which is dropped first.
+            unsafe {
+                says(queue_pair.post_prepared(&mut one, 1), WORDS);
+                says(queue_pair.post_prepared(&mut receive[0], 1), WORDS);
+                let mut receive = ReceiveList::new(&mut receive).unwrap();
+                says(queue_pair.post_list(&mut list), WORDS);
+                says(queue_pair.post_receive_list(&mut receive), WORDS);
+                let batch = queue_pair.batch(|batch| batch.add(send, 1));
+                says(batch, WORDS);
+                let (mut sends, mut receives) = queue_pair.split();
+                says(sends.post_list(&mut list), WORDS);
+                says(receives.post_receive_list(&mut receive), WORDS);
+            }
+            drop(queue_pair);
+        }
+        let shared = SharedReceiveQueue::new(domain, 4, 1).unwrap();
+        let mut into = MemoryRegion::<u8>::new(foreign, 64).unwrap();
+        // SAFETY: nothing is posted.
+        says(unsafe { shared.post_receive(&mut into, .., 1) }, WORDS);
     }
     drop((other, elsewhere));
     device.assert_clean();

@@ -59,7 +59,7 @@ impl<'res, B> Loop<'res, B> {
         let limits = Limits {
             max_send_sge: 1,
             max_recv_sge: 1,
-            messages: MessageLimits::new(0, 0),
+            messages: MessageLimits::new(0, 0).of_domain(queue.protection_domain()),
             reliable: true,
             private_reads: true,
         };
