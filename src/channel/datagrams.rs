@@ -21,6 +21,7 @@ use crate::operation::DatagramDestination;
 use crate::parent::Parent;
 use crate::queue_pair::{
     AddressHandle, AddressVector, ConnectionSettings, GlobalRouteHeader, QueuePairEndpoint,
+    gid_like,
 };
 use crate::queue_pair_state::QueuePairType;
 
@@ -193,23 +194,13 @@ impl DatagramPort<'_> {
             IpAddr::V4(group) => Gid::from(group),
             IpAddr::V6(group) => Gid::from(group),
         };
-        let Some(index) = self.own_like(gid, GidType::RoceV2) else {
+        let is_v2 = |entry: &&GidEntry| entry.gid_type == GidType::RoceV2;
+        let Some(index) = gid_like(self.gids.iter().filter(is_v2), gid) else {
             let reason = "the port has no RoCE v2 GID of the group's family of addresses";
             return Err(Error::with_reason(VERB, libc::EADDRNOTAVAIL, reason));
         };
         let path = AddressVector::new(self.port, 0).global(gid, index);
         Ok(DatagramDestination { path, number: DatagramDestination::MEMBERS, qkey: self.qkey })
-    }
-
-    /// The first of our GIDs that is of the same family.
-    fn own_like(&self, gid: Gid, kind: GidType) -> Option<u8> {
-        let family = |gid: Gid| (gid.to_ipv4().is_some(), gid.is_link_local());
-        let fits = |entry: &&GidEntry| {
-            entry.gid_type == kind && entry.gid.to_ipv4().is_some() == gid.to_ipv4().is_some()
-        };
-        let of_family = || self.gids.iter().filter(fits);
-        let best = of_family().find(|entry| family(entry.gid) == family(gid));
-        best.or_else(|| of_family().next())?.index.try_into().ok()
     }
 
     /// Who has sent a datagram.
@@ -218,40 +209,11 @@ impl DatagramPort<'_> {
         success: &WorkSuccess,
         header: &GlobalRouteHeader,
     ) -> Result<DatagramDestination> {
-        let context = self.domain.context();
-        let path = match self.way_back(success, header) {
-            Some(path) => path,
-            None => AddressVector::reply_to(context, self.port, success, header)?,
-        };
+        let Self { domain, port, gids, .. } = self;
+        let path = AddressVector::reply_from(gids, *port, success.as_raw(), header)
+            // The port may have other GIDs by now.
+            .or_else(|_| AddressVector::reply_to(domain.context(), *port, success, header))?;
         Ok(DatagramDestination { path, number: success.source_queue_pair(), qkey: self.qkey })
-    }
-
-    /// As [`AddressVector::reply_to`], without a search through the kernel's table for each datagram, and also for one that was
-    /// sent to a group.
-    fn way_back(&self, success: &WorkSuccess, header: &GlobalRouteHeader) -> Option<AddressVector> {
-        const NEXT_HEADER: usize = 6;
-        if !success.has_global_route() {
-            return None;
-        }
-        let (from, to) = (header.source()?, header.destination()?);
-        let kind = match (header.flow_label(), i32::from(header.to_bytes()[NEXT_HEADER])) {
-            (None, _) | (_, libc::IPPROTO_UDP) => GidType::RoceV2,
-            _ if self.gids.iter().all(|entry| entry.gid_type == GidType::InfiniBand) => {
-                GidType::InfiniBand
-            }
-            _ => GidType::RoceV1,
-        };
-        let mut own = self.gids.iter();
-        let index = if to.is_multicast() {
-            self.own_like(from, kind)?
-        } else {
-            let own = own.find(|entry| entry.gid == to && entry.gid_type == kind)?;
-            own.index.try_into().ok()?
-        };
-        let path = AddressVector::new(self.port, success.source_lid());
-        let level = crate::settings::ServiceLevel::new(success.service_level()).ok()?;
-        let path = path.service_level(level).source_path_bits(success.destination_path_bits());
-        Some(path.global(from, index).traffic_class(header.traffic_class()?))
     }
 }
 

@@ -4,7 +4,7 @@ use super::endpoint::QueuePairEndpoint;
 use super::global_route_header::GlobalRouteHeader;
 use crate::completion::ReceivedDatagram;
 use crate::debug::debug;
-use crate::device::{Context, EndpointGids, Gid, LinkLayer, PortAttributes};
+use crate::device::{Context, EndpointGids, Gid, GidEntry, GidType, LinkLayer, PortAttributes};
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -115,8 +115,9 @@ impl AddressVector {
         Ok(path.global(theirs.gid, index))
     }
 
-    /// `ibv_init_ah_from_wc`: the path back to the sender of a datagram, through our port `port`,
-    /// on which it came.
+    /// As `ibv_init_ah_from_wc`: the path back to the sender of a datagram, through our port `port`,
+    /// on which it came. C's verb has no path back to who has sent to a multicast group; here it is from our GID that is most
+    /// like the sender's.
     ///
     /// `received` is the completion of the receive, a [`WorkSuccess`](crate::WorkSuccess) or an
     /// [`ExtendedSuccess`](crate::completion::ExtendedSuccess), and `header` the first 40 bytes of its buffer, which
@@ -136,19 +137,40 @@ impl AddressVector {
         header: &GlobalRouteHeader,
     ) -> Result<Self> {
         const VERB: &str = "ibv_init_ah_from_wc";
-        let mut route = header.to_raw();
-        let mut completion = received.sender(VERB)?;
-        let mut raw = ffi::ibv_ah_attr::default();
-        // SAFETY: the context is live, and the three structs are ours.
-        let returned = unsafe {
-            ffi::ibv_init_ah_from_wc(context.as_raw(), port, &mut completion, &mut route, &mut raw)
-        };
-        if returned != 0 {
-            // The verb does not report the cause.
-            let reason = "none of our GIDs is the one that the datagram was sent to";
-            return Err(Error::with_reason(VERB, libc::ENOENT, reason));
+        let completion = received.sender(VERB)?;
+        let gids = if is_global(&completion) { context.gid_table()? } else { Vec::new() };
+        Self::reply_from(&gids, port, &completion, header)
+    }
+
+    /// As [`reply_to`](Self::reply_to), from one of these GIDs of ours.
+    pub(crate) fn reply_from(
+        gids: &[GidEntry],
+        port: u8,
+        completion: &ffi::ibv_wc,
+        header: &GlobalRouteHeader,
+    ) -> Result<Self> {
+        let level = ServiceLevel::new(completion.sl)?;
+        let path = Self::new(port, completion.slid)
+            .service_level(level)
+            .source_path_bits(completion.dlid_path_bits);
+        if !is_global(completion) {
+            return Ok(path);
         }
-        Ok(Self::from(raw))
+        let route = || {
+            let (from, to) = (header.source()?, header.destination()?);
+            let mut of_port = gids.iter().filter(|entry| entry.port == port);
+            let fits =
+                |entry: &&GidEntry| (entry.gid_type == GidType::RoceV2) == header.is_roce_v2();
+            let index = if to.is_multicast() {
+                gid_like(of_port.filter(fits), from)?
+            } else {
+                of_port.find(|entry| entry.gid == to && fits(entry))?.index.try_into().ok()?
+            };
+            let path = path.global(from, index).traffic_class(header.traffic_class()?);
+            Some(path.hop_limit(header.hop_limit()?))
+        };
+        let reason = "none of our GIDs is the one that the datagram was sent to";
+        route().ok_or(Error::with_reason("ibv_init_ah_from_wc", libc::ENOENT, reason))
     }
 
     /// Sends each packet with a global route header to `gid`, from our GID at `source_gid_index`.
@@ -297,6 +319,22 @@ impl From<ffi::ibv_ah_attr> for AddressVector {
 object!(ibv_ah, ibv_destroy_ah);
 
 const VERB: &str = "ibv_create_ah";
+
+fn is_global(completion: &ffi::ibv_wc) -> bool {
+    completion.wc_flags & ffi::ibv_wc_flags::IBV_WC_GRH.0 != 0
+}
+
+/// The index of the first of our GIDs that is of the same family as another one: if possible, also link-local as that is.
+pub(crate) fn gid_like<'g>(
+    ours: impl Iterator<Item = &'g GidEntry> + Clone,
+    gid: Gid,
+) -> Option<u8> {
+    let is_v4 = |gid: Gid| gid.to_ipv4().is_some();
+    let mut of_family = ours.filter(|entry| is_v4(entry.gid) == is_v4(gid));
+    let mut alike = of_family.clone();
+    let best = alike.find(|entry| entry.gid.is_link_local() == gid.is_link_local());
+    best.or_else(|| of_family.next())?.index.try_into().ok()
+}
 
 /// `struct ibv_ah`: the path to a peer, made ready for datagrams.
 ///

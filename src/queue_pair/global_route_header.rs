@@ -96,9 +96,11 @@ impl GlobalRouteHeader {
         }
     }
 
-    pub(super) fn to_raw(self) -> ffi::ibv_grh {
-        // SAFETY: the struct is 40 bytes long and consists of integers alone.
-        unsafe { std::mem::transmute::<[u8; Self::LEN], ffi::ibv_grh>(self.0) }
+    /// Whether it precedes a UDP header: else the datagram came over InfiniBand or RoCE v1.
+    pub(super) fn is_roce_v2(&self) -> bool {
+        const NEXT_HEADER: usize = 6;
+        matches!(self.version(), Some(Version::Ipv4))
+            || i32::from(self.0[NEXT_HEADER]) == libc::IPPROTO_UDP
     }
 
     fn ipv4(&self) -> &[u8; 20] {

@@ -64,6 +64,7 @@ mod tag_matching;
 mod transition;
 mod transport;
 
+pub(crate) use address_vector::gid_like;
 pub use address_vector::{AddressHandle, AddressVector};
 pub use attributes::{AttributeMask, MigrationState, QueuePairAttributes};
 pub use builder::{CreateFlags, QueuePairBuilder};
