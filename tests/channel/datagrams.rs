@@ -3,13 +3,15 @@
 use std::io::Write as _;
 use std::sync::Arc;
 
-use ibverbs::channel::{AnyBuffer, DatagramsBuilder};
+use ibverbs::channel::{AnyBuffer, DatagramsBuilder, PreparedWindow};
+use ibverbs::device::Gid;
 use ibverbs::pool::DatagramBuffer;
 use ibverbs::{
-    AccessFlags, BufferPool, ChannelId, DatagramDestination, Inline, Loop, OperationError,
-    PooledBuffer, ProtectionDomain, ReceiveWorkRequest, SendWorkRequest, TransportError,
-    WriteWorkRequest,
+    AccessFlags, AddressVector, BufferPool, ChannelId, DatagramDestination, Inline, Loop,
+    OperationError, PooledBuffer, ProtectionDomain, ReceiveWorkRequest, SendWorkRequest,
+    TransportError, WriteWorkRequest,
 };
+use ibverbs_function_device::Builder;
 use ibverbs_software::{LiveObjects, Verb};
 
 use crate::loops::next;
@@ -92,6 +94,73 @@ impl Ends {
         drop((pool, domain));
         device.assert_clean();
     }
+}
+
+/// On InfiniBand a group has an address that the subnet manager gives (`MulticastMembership::peer`): its GID and its LID.
+#[test]
+fn a_group_of_infiniband_is_joined_by_what_its_membership_says() {
+    let network = ibverbs_function_device::LinkLayer::InfiniBand;
+    let device = Builder::model().link_layer(network).build();
+    let domain = Arc::new(ProtectionDomain::new(Arc::new(device.context())).unwrap());
+    let pool = BufferPool::new(&domain, 40 + LEN, 8, AccessFlags::empty()).unwrap();
+    let mut here = Loop::<PooledBuffer>::new(domain.context_parent(), 128).unwrap();
+    let mut end = || here.add_datagrams(DatagramsBuilder::new(&domain).qkey(QKEY)).unwrap();
+    let [one, two, three] = [(); 3].map(|()| end());
+    let refused = here.group(one, "239.1.2.3".parse().unwrap()).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EOPNOTSUPP));
+    assert!(refused.to_string().contains("rdmacm::MulticastMembership"), "{refused}");
+    const LID: u16 = 0xc003;
+    let gid: Gid = "ff12:401b:ffff::3".parse().unwrap();
+    let path = AddressVector::new(1, LID).global(gid, 0);
+    let group = DatagramDestination { path, number: DatagramDestination::MEMBERS, qkey: QKEY };
+    here.join(two, &group).unwrap();
+    let joined = device.last_call("attach_mcast").unwrap();
+    assert_eq!((joined.lid, Gid::from(joined.gid)), (LID, gid));
+    here.join(three, &group).unwrap();
+    let receive = |here: &mut Loop<'static, PooledBuffer>, end| {
+        here.post(end, ReceiveWorkRequest::new(pool.take().unwrap()), 1).unwrap();
+    };
+    [one, two, three].map(|end| receive(&mut here, end));
+    here.send_to(one, pool.take_from(b"all").unwrap().unwrap(), &group, 99).unwrap();
+    let mut heard = Vec::new();
+    while let Some(ended) = here.next_ended().unwrap() {
+        let success = ended.result().unwrap();
+        if ended.token == 99 {
+            continue;
+        }
+        let message = DatagramBuffer::from(ended.buffer);
+        assert_eq!(message[..], *b"all");
+        // The way back is to the sender's port, and not to the group.
+        let sender = here.sender(ended.channel, &success, &message.header()).unwrap();
+        let endpoint = here.endpoint(one).unwrap();
+        assert_eq!((sender.number, sender.path.lid()), (endpoint.num(), endpoint.lid()));
+        assert_ne!(sender.path.gid(), Some(gid));
+        let context = domain.context();
+        let back = AddressVector::reply_to(context, 1, &success, &message.header()).unwrap();
+        assert_eq!(back, sender.path);
+        heard.push(ended.channel);
+    }
+    assert_eq!(heard, [two, three]);
+    here.leave(two, &group).unwrap();
+    here.leave(two, &group).unwrap_err();
+    let left = device.last_call("detach_mcast").unwrap();
+    assert_eq!((left.lid, Gid::from(left.gid)), (LID, gid));
+    drop((here, pool, domain));
+    device.assert_clean();
+}
+
+#[test]
+fn a_window_is_refused_with_what_to_call() {
+    let ends = Ends::new();
+    let mut here = Loop::<AnyBuffer>::new(ends.domain.context_parent(), 64).unwrap();
+    let end = here.add_datagrams(ends.builder()).unwrap();
+    let window = [ends.message(b"1"), ends.message(b"2")].map(SendWorkRequest::new);
+    let refused = here.post_window(end, PreparedWindow::new(window).unwrap(), 0).unwrap_err();
+    let said = refused.to_string();
+    assert!(said.contains("send each with send_to") && said.contains("no windows"), "{said}");
+    assert_eq!(refused.request, Some(0));
+    drop((refused, here));
+    ends.finish();
 }
 
 #[track_caller]
@@ -301,7 +370,7 @@ fn what_is_wrong_is_refused_before_the_device_sees_it() {
         ibverbs::SharedMemoryRegion::<u64>::new(&ends.domain, 8, crate::pair::ALL).unwrap();
     let small = ends.pool.take_from(b"hello").unwrap().unwrap();
     let refused = text(ends.here.post(one, WriteWorkRequest::new(small, target.remote()), 0));
-    assert!(refused.contains("neither writes nor reads"), "{refused}");
+    assert!(refused.contains("no windows, writes and reads"), "{refused}");
     // A receive without room for what precedes a datagram.
     let short = BufferPool::new(&ends.domain, 39, 1, AccessFlags::empty()).unwrap();
     let refused = text(ends.here.post(one, ReceiveWorkRequest::new(short.take().unwrap()), 0));

@@ -327,7 +327,21 @@ static struct ibv_ah *create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 
 static int destroy_ah(struct ibv_ah *ah)
 {
+	struct function_device *dev = to_device(ah->context);
+	struct device_object *obj;
+	struct device_wqe *wqe;
+
 	device_begin(ah->context, DEVICE_destroy_ah, ah);
+	list_for_each(&dev->objects, obj, entry) {
+		struct device_qp *qp = container_of(obj, struct device_qp, obj);
+
+		if (obj->kind != DEVICE_OBJECT_QP || !obj->context ||
+		    qp->vqp.qp.qp_type != IBV_QPT_UD)
+			continue;
+		list_for_each(&qp->sends, wqe, entry)
+			if (wqe->wr.wr.ud.ah == ah)
+				device_violate(dev, "a send in flight has an address handle that is destroyed");
+	}
 	return destroy(ah->context, DEVICE_destroy_ah, &to_device_ah(ah)->obj);
 }
 

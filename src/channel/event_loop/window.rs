@@ -9,6 +9,7 @@ use super::ended::{ChannelId, LoopBuffer, STOPPED};
 use super::slots::{NEVER_FREE, ONE, Outcome, Slot, State};
 use super::table::Table;
 use crate::channel::credits::NO_CREDIT;
+use crate::channel::directed;
 use crate::channel::error::{Refused, TransportError, TransportResult};
 use crate::channel::generation::{LEADERS, Member, member, upper_half};
 use crate::channel::operation::Queue;
@@ -106,16 +107,21 @@ impl<B> Loop<'_, B> {
         state: State,
         failure: Failure,
     ) -> (TransportError, Option<usize>, Option<u32>) {
-        let table = &mut self.table;
         let (index, failure) = match failure {
             Failure::Refused(error, request) => return (error, request, None),
             Failure::NotPosted(index, failure) => (index, failure),
         };
         if failure.returned == NO_CREDIT && list.takes_receives {
-            let error = table.refuse_without_credit(channel, list.len() as u32);
+            let error = self.table.refuse_without_credit(channel, list.len() as u32);
             return (error, None, None);
         }
-        let error = failure.error().into();
+        let error = match failure.returned {
+            libc::EDESTADDRREQ if self.members.datagrams.contains_key(&channel) => {
+                directed::explain("ibv_post_send", failure.returned)
+            }
+            _ => failure.error().into(),
+        };
+        let table = &mut self.table;
         if failure.posted == 0 {
             return (error, Some(0), None);
         }
