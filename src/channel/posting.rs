@@ -283,7 +283,7 @@ impl<D: GatherBuffer, X: Extra> IntoSend for SendWorkRequest<D, X> {
 /// The trait is sealed: every [`ScatterBuffer`] and every [`ReceiveWorkRequest`] has it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory that the device can write",
-    label = "an exclusive slice of a region is needed here, such as `region.slice_mut(..)?`"
+    label = "needed: `region.slice_mut(..)?` of a `MemoryRegion`, or `region.slice(..)?` of a `SharedMemoryRegion`"
 )]
 pub trait IntoReceive: sealed::Room {
     /// The request.

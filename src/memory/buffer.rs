@@ -102,7 +102,7 @@ pub unsafe trait GatherBuffer: Sized {
 /// atomic form. Any bytes are valid there.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory that the device can write",
-    label = "an exclusive slice of a region is needed here, such as `region.slice_mut(..)?`"
+    label = "needed: `region.slice_mut(..)?` of a `MemoryRegion`, or `region.slice(..)?` of a `SharedMemoryRegion`"
 )]
 pub unsafe trait ScatterBuffer: GatherBuffer {
     /// Whether peers may be allowed to write the memory, as far as the type tells. If not, no read fills it on iWARP.
