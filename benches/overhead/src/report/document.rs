@@ -128,7 +128,7 @@ const GLANCE: &[GlanceRow] = &[
         [("", ""), ("", ""), ("W14-1000", "loop"), ("W14-1000", "futures, one thread")],
     ),
     (
-        "the same, from another buffer of a pool",
+        "the same, from another buffer (loop: of a `BufferCache`)",
         "W20-1000",
         [("", ""), ("", ""), ("W20-1000", "loop, cache"), ("W20-1000", "futures, one thread")],
     ),
