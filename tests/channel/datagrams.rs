@@ -120,7 +120,9 @@ fn a_group_of_infiniband_is_joined_by_what_its_membership_says() {
     let receive = |here: &mut Loop<'static, PooledBuffer>, end| {
         here.post(end, ReceiveWorkRequest::new(pool.take().unwrap()), 1).unwrap();
     };
-    [one, two, three].map(|end| receive(&mut here, end));
+    for end in [one, two, three] {
+        receive(&mut here, end);
+    }
     here.send_to(one, pool.take_from(b"all").unwrap().unwrap(), &group, 99).unwrap();
     let mut heard = Vec::new();
     while let Some(ended) = here.next_ended().unwrap() {
