@@ -341,7 +341,7 @@ impl Running {
             }
             0 | ASLEEP => {}
             _ => {
-                if !self.is_crowded() {
+                if !self.backs_off() {
                     (self.limit, self.pause, self.sleeps) = (MOST, SLEEPS[0], 0);
                 }
             }
@@ -351,14 +351,14 @@ impl Running {
 
     /// Called when the reactor is about to sleep.
     fn gave_up(&mut self) {
-        if !matches!(self.idle, 0 | ASLEEP) && !self.is_crowded() {
+        if !matches!(self.idle, 0 | ASLEEP) && !self.backs_off() {
             self.limit /= 2;
         }
         self.idle = ASLEEP;
     }
 
-    /// Called when a spin has ended. If something else had the processor meanwhile, the reactor does not spin for a long time.
-    fn is_crowded(&mut self) -> bool {
+    /// Called when a spin has ended: if something else had the processor meanwhile, the reactor does not spin for a long time.
+    fn backs_off(&mut self) -> bool {
         let crowded = (self.now)().saturating_duration_since(self.since) > CROWDED;
         if crowded {
             (self.limit, self.pause, self.sleeps) = (0, SLEEPS_WHEN_CROWDED, 0);

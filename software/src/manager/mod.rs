@@ -219,7 +219,8 @@ pub(crate) fn removed(device: &Shared) {
     manager().tell_of(device, |_| true, Kind::DeviceRemoval);
 }
 
-/// A device is freed, which nobody has open: peers of its connections learn of their end, and identifiers on it that it is gone.
+/// A device that nobody has open is freed. Peers of its connections are told that these have ended, its identifiers that the
+/// device is gone.
 pub(crate) fn freed(device: &Shared) {
     let mut manager = manager();
     let is_on = |id: &&Id| id.place.as_ref().is_some_and(|place| place.is(device));

@@ -112,7 +112,7 @@ impl Stranger {
         Answer { attribute: n16(16), numbers: [n32(24), n32(28)], reason: n16(34) }
     }
 
-    /// Returns the answers to all that was sent before: a request is refused that nobody listens for.
+    /// Returns the answers to all that was sent before. It sends a request to a port where nobody listens, whose refusal is the last.
     pub(crate) fn answers(&self) -> Vec<Answer> {
         const LAST: u32 = 0xffff_fff0;
         self.send(&self.request(1, LAST, 0xff_fff0));
