@@ -36,7 +36,6 @@ pub mod domain;
 mod error;
 mod event_subjects;
 pub mod ffi;
-mod fields;
 pub mod flow;
 mod foreign_enum;
 #[cfg(feature = "async")]
@@ -49,7 +48,6 @@ mod handshake;
 #[doc(hidden)]
 pub mod harness;
 mod hooks;
-mod importable_handle;
 mod linux;
 pub mod memory;
 pub mod operation;

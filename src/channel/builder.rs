@@ -16,7 +16,7 @@ use crate::device::Context;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::fields::setters;
+use crate::foreign_enum::setters;
 use crate::memory::AccessFlags;
 use crate::parent::Parent;
 use crate::queue_pair::{

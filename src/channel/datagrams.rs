@@ -15,7 +15,7 @@ use crate::debug::debug;
 use crate::device::{Gid, GidEntry, GidType};
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
-use crate::fields::setters;
+use crate::foreign_enum::setters;
 use crate::handle::Leak;
 use crate::operation::DatagramDestination;
 use crate::parent::Parent;

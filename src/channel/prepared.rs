@@ -4,7 +4,7 @@ use super::Channel;
 use super::core::Core;
 use super::link::Link;
 use crate::error::Result;
-use crate::fields::setters;
+use crate::foreign_enum::setters;
 use crate::queue_pair::QueuePairEndpoint;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 use crate::state_error::StateError;

@@ -12,7 +12,7 @@ use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::ffi::ibv_cq_init_attr_mask as Mask;
-use crate::fields::setters;
+use crate::foreign_enum::setters;
 use crate::handle::Handle;
 use crate::parent::Parent;
 

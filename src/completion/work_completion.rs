@@ -4,8 +4,7 @@ use std::{fmt, ptr};
 
 use crate::debug::debug;
 use crate::ffi;
-use crate::fields::getters;
-use crate::foreign_enum::foreign_enum;
+use crate::foreign_enum::{foreign_enum, getters};
 
 /// `struct ibv_wc`: the completion of a work request, as [`CompletionQueue::poll`] returns it.
 ///

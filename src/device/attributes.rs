@@ -11,8 +11,7 @@ use super::capabilities::{
 use super::gid::Guid;
 use crate::debug::debug;
 use crate::ffi;
-use crate::fields::getters;
-use crate::foreign_enum::foreign_enum;
+use crate::foreign_enum::{foreign_enum, getters};
 
 /// `struct ibv_device_attr_ex`: the limits and capabilities of a device.
 ///

@@ -4,7 +4,7 @@ use super::context::Context;
 use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::fields::getters;
+use crate::foreign_enum::getters;
 
 const VERB: &str = "efadv_query_device";
 

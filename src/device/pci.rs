@@ -1,6 +1,6 @@
 //! Where a device is in the machine: its PCI function, as sysfs shows it.
 
-use crate::fields::getters;
+use crate::foreign_enum::getters;
 use std::ffi::c_void;
 use std::path::Path;
 use std::str::FromStr;

@@ -2,8 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::fields::getters;
-use crate::foreign_enum::{foreign_enum, words};
+use crate::foreign_enum::{foreign_enum, getters, words};
 use crate::settings::MaximumTransferUnit;
 
 /// `struct ibv_port_attr`: the attributes of a port at the time of

@@ -7,9 +7,8 @@ use crate::debug::debug;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::fields::getters;
-use crate::handle::{Handle, Leak, object, resource};
-use crate::importable_handle::{ImportableHandle, importable_object};
+use crate::foreign_enum::getters;
+use crate::handle::{Handle, ImportableHandle, Leak, importable_object, object, resource};
 use crate::parent::Parent;
 
 object!(ibv_pd, ibv_dealloc_pd);

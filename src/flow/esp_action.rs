@@ -7,7 +7,7 @@ use crate::debug::debug;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::fields::setters;
+use crate::foreign_enum::setters;
 use crate::handle::{Handle, object, resource};
 use crate::parent::Parent;
 

@@ -8,8 +8,7 @@ use crate::debug::debug;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::fields::setters;
-use crate::foreign_enum::foreign_enum;
+use crate::foreign_enum::{foreign_enum, setters};
 use crate::handle::{Handle, Leak, object, resource};
 use crate::parent::Parent;
 

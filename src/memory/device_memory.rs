@@ -14,8 +14,7 @@ use crate::device::quirks::copies_results;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::handle::{Handle, Leak, object, resource};
-use crate::importable_handle::{ImportableHandle, importable_object};
+use crate::handle::{Handle, ImportableHandle, Leak, importable_object, object, resource};
 use crate::parent::Parent;
 
 object!(ibv_dm, ibv_free_dm);

@@ -26,8 +26,6 @@
 mod allocation;
 mod buffer;
 mod device_memory;
-mod inline;
-mod kept_length;
 #[cfg(feature = "mlx5")]
 mod memory_key;
 mod options;
@@ -50,13 +48,11 @@ mod special_regions;
 mod window;
 
 pub use allocation::HugePages;
-pub use buffer::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
+pub(crate) use buffer::Gathered;
+pub use buffer::{BorrowedBuffer, GatherBuffer, Inline, InlineList, KeptLength, ScatterBuffer};
 #[cfg(feature = "channel")]
 pub(crate) use buffer::{PlainList, keep};
 pub use device_memory::{DeviceMemory, DeviceMemoryRegion};
-pub(crate) use inline::Gathered;
-pub use inline::{Inline, InlineList};
-pub use kept_length::KeptLength;
 #[cfg(feature = "mlx5")]
 pub use memory_key::MemoryKey;
 pub use options::{AccessFlags, MemoryAdvice, RegionOptions};

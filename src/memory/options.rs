@@ -8,8 +8,7 @@ use crate::device::OnDemandPaging;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::fields::setters;
-use crate::foreign_enum::foreign_enum;
+use crate::foreign_enum::{foreign_enum, setters};
 
 /// Access that involves peers. A region with any of these flags must not be memory that the program has
 /// references to.

@@ -5,7 +5,7 @@ use std::ops::{Bound, RangeBounds};
 use super::scatter_gather::Element;
 use crate::debug::debug;
 use crate::error::{Error, Result};
-use crate::fields::getters;
+use crate::foreign_enum::getters;
 
 /// Memory of a peer, as RDMA reads, writes and atomics name it: an address, a length in bytes and the
 /// rkey. It is plain data; the peer may have freed the memory since.

@@ -14,7 +14,7 @@ use super::shared_copy::{fill, load, store};
 use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::fields::getters;
+use crate::foreign_enum::getters;
 
 /// A part of a [`SharedMemoryRegion`](crate::SharedMemoryRegion), borrowed.
 ///

@@ -10,7 +10,7 @@ use super::prepared_request::RawRequest;
 use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::fields::setters;
+use crate::foreign_enum::setters;
 use crate::handle::Leak;
 use crate::memory::{
     AccessFlags, InMemory, MemoryWindow, MemoryWindowType, Peers, Region, RemoteMemoryRegion,

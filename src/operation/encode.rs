@@ -10,7 +10,7 @@ use super::sealed::{AddedOn, Kind, Post, Posted, Request};
 use super::{Adds, INLINE, MAX_MESSAGE_LENGTH, SIGNALED, total, without_empty};
 use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
-use crate::fields::setters;
+use crate::foreign_enum::setters;
 use crate::memory::GatherBuffer;
 use crate::queue_pair::{FixedPeer, MessageLimits, QueuePair, SendOperations, Sends};
 use crate::queue_pair_state::QueuePairType;

@@ -49,7 +49,7 @@ mod agreement;
 mod batch;
 mod bind_window;
 mod collector;
-mod destination;
+pub(crate) mod destination;
 pub(crate) mod encode;
 pub(crate) mod explain;
 mod halves;
@@ -57,7 +57,6 @@ mod list;
 mod post;
 mod prepared_request;
 mod receive;
-pub(crate) mod remote;
 mod requests;
 
 pub use batch::Batch;

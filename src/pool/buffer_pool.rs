@@ -15,7 +15,7 @@ use super::waiting::{Place, Waiting};
 use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
-use crate::fields::getters;
+use crate::foreign_enum::getters;
 use crate::memory::{AccessFlags, KeptLength, RegionOptions, ScatterBuffer, SharedMemoryRegion};
 use crate::parent::Parent;
 

@@ -8,7 +8,7 @@ use crate::device::{Context, EndpointGids, Gid, GidEntry, GidType, LinkLayer, Po
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::fields::setters;
+use crate::foreign_enum::setters;
 use crate::handle::{Handle, object, resource};
 use crate::parent::Parent;
 use crate::settings::{FlowLabel, ServiceLevel, StaticRate};

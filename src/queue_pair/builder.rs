@@ -11,7 +11,7 @@ use crate::completion::CompletionQueue;
 use crate::debug::debug;
 use crate::domain::{ProtectionDomain, XrcDomain};
 use crate::ffi;
-use crate::fields::setters;
+use crate::foreign_enum::setters;
 use crate::memory::AccessFlags;
 use crate::parent::Parent;
 use crate::queue_pair::SendOperations;

@@ -19,7 +19,7 @@ use crate::device::mlx5;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::fields::getters;
+use crate::foreign_enum::getters;
 use crate::parent::Parent;
 use crate::queue_pair::SendOperations;
 use crate::queue_pair_state::{QueuePairState, QueuePairType};

@@ -3,7 +3,7 @@
 use crate::device::{EndpointGid, EndpointGids, Gid, LinkLayer};
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::fields::{getters, setters};
+use crate::foreign_enum::{getters, setters};
 use crate::gid_class::GidClass;
 use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair_state::QueuePairType;

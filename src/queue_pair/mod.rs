@@ -47,7 +47,6 @@ mod endpoint;
 #[cfg(feature = "serde")]
 mod endpoint_wire;
 mod extended_operations;
-mod flows;
 mod global_route_header;
 mod message_limits;
 #[cfg(feature = "mlx5")]
@@ -122,8 +121,8 @@ use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::fields::getters;
 use crate::flow::Flows;
+use crate::foreign_enum::getters;
 use crate::handle::{Handle, Leak};
 use crate::parent::Parent;
 use crate::queue_pair_state::QueuePairType;

@@ -5,7 +5,7 @@ use super::endpoint::QueuePairEndpoint;
 use super::transition::StateTransition;
 use super::transport::{Connected, Rc, Transport, Unconnected};
 use crate::error::Result;
-use crate::fields::setters;
+use crate::foreign_enum::setters;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 use crate::state_error::StateError;
 

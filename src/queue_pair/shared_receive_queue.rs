@@ -6,7 +6,7 @@ use crate::device::{quirks, token};
 use crate::domain::{ProtectionDomain, XrcDomain};
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::fields::getters;
+use crate::foreign_enum::getters;
 use crate::handle::{Handle, Leak, object, resource};
 use crate::parent::Parent;
 use std::sync::atomic::{AtomicU32, Ordering};

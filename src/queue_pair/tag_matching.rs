@@ -8,7 +8,7 @@ use crate::completion::CompletionQueue;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::fields::setters;
+use crate::foreign_enum::setters;
 use crate::memory::ScatterElement;
 use crate::parent::Parent;
 

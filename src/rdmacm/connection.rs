@@ -12,7 +12,7 @@ use super::id::Id;
 use super::private_data::PrivateData;
 use crate::debug::debug;
 use crate::error::Result;
-use crate::fields::getters;
+use crate::foreign_enum::getters;
 use crate::queue_pair::EnhancedConnection;
 
 /// A queue pair or a channel that the connection manager has connected, and the control part that reports

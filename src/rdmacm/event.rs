@@ -13,8 +13,7 @@ use super::private_data::PrivateData;
 use crate::device::{event_file, fork, no_device_for};
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::fields::getters;
-use crate::foreign_enum::foreign_enum;
+use crate::foreign_enum::{foreign_enum, getters};
 
 foreign_enum! {
     /// `enum rdma_cm_event_type`: the kind of an event of the connection manager.

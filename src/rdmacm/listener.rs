@@ -16,7 +16,7 @@ use crate::debug::debug;
 use crate::device::Context;
 use crate::error::Result;
 use crate::ffi;
-use crate::fields::setters;
+use crate::foreign_enum::setters;
 use crate::queue_pair::EnhancedConnection;
 
 /// How to listen: see [`Listener::builder`].

@@ -43,7 +43,6 @@ mod error;
 mod event;
 mod id;
 mod listener;
-mod multicast;
 #[cfg(feature = "tokio")]
 mod on_tokio;
 mod private_data;
@@ -57,11 +56,12 @@ pub use connectable::Connectable;
 pub(crate) use connectable::sealed;
 pub use connecting::{Connecting, PendingAccept, PendingConnection, Separate};
 pub use connection::{Connection, ConnectionControl};
-pub use datagram::{DatagramAddress, DatagramListener, DatagramRequest, DatagramRoute};
+pub use datagram::{
+    DatagramAddress, DatagramListener, DatagramRequest, DatagramRoute, MulticastMembership,
+};
 pub use error::{ConnectionError, RejectReason, Rejection};
 pub use event::{ConnectionEvent, ConnectionEventKind};
 pub use listener::{ConnectionRequest, Listener, ListenerBuilder};
-pub use multicast::MulticastMembership;
 pub use private_data::PrivateData;
 #[cfg(any(test, fuzzing))]
 pub use private_data::private_data;

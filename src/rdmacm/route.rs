@@ -18,7 +18,7 @@ use crate::device::Context;
 use crate::error::Error;
 use crate::error::Result;
 use crate::ffi;
-use crate::fields::{getters, setters};
+use crate::foreign_enum::{getters, setters};
 use crate::queue_pair::EnhancedConnection;
 use crate::settings::AckTimeout;
 

@@ -15,7 +15,7 @@ use super::{Credits, decode};
 use crate::completion::WorkCompletion;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
-use crate::operation::remote::rdma;
+use crate::operation::destination::rdma;
 
 impl Core {
     /// Handles the end of a read of the peer's word. Returns false if there is none in flight.

@@ -11,8 +11,7 @@ use std::ptr;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::handle::{Handle, Leak as _};
-use crate::importable_handle::ImportableHandle;
+use crate::handle::{Handle, ImportableHandle, Leak as _};
 use crate::memory::allocation::page_size;
 use crate::memory::options::{AccessFlags, check_access, check_iova};
 use crate::memory::region::{

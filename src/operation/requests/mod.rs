@@ -1,14 +1,14 @@
 //! The requests of the send queue.
 
 use super::destination::{Destination, To};
+use super::destination::{atomic, check_atomic, check_remote, rdma};
 use super::halves::{Extra, WriteExtra};
-use super::remote::{atomic, check_atomic, check_remote, rdma};
 use super::sealed::{AddedOn, Kind, Posted, PostedOn, Request, Undirected};
 use super::{Adds, INLINE, Posts, SIGNALED};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::ffi::ibv_wr_opcode as Opcode;
-use crate::fields::setters;
+use crate::foreign_enum::setters;
 use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::operation::{Immediate, Invalidate};
 use crate::queue_pair::{
