@@ -337,6 +337,32 @@ mod tests {
         rung
     }
 
+    /// A sender may be interrupted between its decision to ring and the ring, while the receiver takes the packet and asks for
+    /// the next one. Whoever waits then comes back once, not for ever.
+    #[test]
+    fn a_late_ring_is_heard_once() {
+        let _files = no_process_starts();
+        let (mut one, other) = (link(2, false), link(3, false));
+        let mut receiver = Receiver::new(other.sockets(), other.inbox()).unwrap();
+        let bell = other.inbox().bell().clone();
+        let rings = || wait(&mut [wait_for(bell.fd())], Some(Duration::ZERO));
+
+        assert!(receiver.may_sleep() && !rings());
+        bell.wake();
+        assert!(rings() && received(&mut receiver).is_empty());
+        assert!(receiver.may_sleep() && !rings());
+
+        // After a packet too, and the next one rings.
+        one.send(&mut [packet(2, 3, 1)]);
+        assert!(rings() && !receiver.may_sleep() && !rings());
+        assert_eq!(received(&mut receiver), [1]);
+        assert!(receiver.may_sleep() && !rings());
+        bell.wake();
+        assert!(received(&mut receiver).is_empty() && receiver.may_sleep() && !rings());
+        one.send(&mut [packet(2, 3, 2)]);
+        assert!(rings());
+    }
+
     #[test]
     fn neighbours_get_packets_without_the_kernel() {
         let _files = no_process_starts();

@@ -50,6 +50,8 @@ pub(crate) struct Receiver {
     senders: Senders,
     /// How many times in a row the sockets were left out, because there were packets elsewhere.
     without_sockets: u32,
+    /// Whoever waits was told that it may sleep, and no packet was received since then.
+    told_to_sleep: bool,
     /// How many times in a row there were no packets, or `EMPTY_TURNS` from the last packet of a socket on.
     empty_turns: u32,
     all: Arc<Sockets>,
@@ -85,6 +87,7 @@ impl Receiver {
             packets: VecDeque::new(),
             senders: Senders::new(bell)?,
             without_sockets: 0,
+            told_to_sleep: false,
             empty_turns: EMPTY_TURNS,
             all,
             version: 0,
@@ -142,12 +145,15 @@ impl Receiver {
 
     /// From now on, the next packet of this machine rings the bell. Returns false if there are packets already. Who calls
     /// this either receives afterwards, or waits for the bell: it may have rung for others, and is silent now.
-    pub(crate) fn may_sleep(&self) -> bool {
-        if !(self.inbox.is_rung() && self.senders.all_ring()) {
-            // It has rung, or was not to ring.
+    pub(crate) fn may_sleep(&mut self) -> bool {
+        // If all are to ring, none has rung, and nothing need be cleared. But a sender decides to ring first and rings then:
+        // if it was interrupted in between, the bell rings for a packet that was received long ago. Then who was to sleep is
+        // here again, without a packet.
+        if self.told_to_sleep || !(self.inbox.is_rung() && self.senders.all_ring()) {
             self.bell().clear();
         }
-        self.senders.may_sleep() & self.inbox.may_sleep()
+        self.told_to_sleep = self.senders.may_sleep() & self.inbox.may_sleep();
+        self.told_to_sleep
     }
 
     /// Attends to other processes who come and go; `ready` are the files of `Sources` and `ends` that are readable.
@@ -199,6 +205,9 @@ impl Receiver {
             each(Source { address: SocketAddr::new(from, PORT), is_sealed }, to, packet);
         });
         self.empty_turns = if count > 0 { 0 } else { (self.empty_turns + 1).min(EMPTY_TURNS) };
+        if count > 0 {
+            self.told_to_sleep = false;
+        }
         self.without_sockets += 1;
         let may_leave_out = count > 0 || is_poll && self.empty_turns < EMPTY_TURNS;
         if may_leave_out && self.without_sockets < WITHOUT_SOCKETS {
