@@ -4,6 +4,7 @@
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -55,11 +56,15 @@ impl Server {
         })
     }
 
-    /// Serves until another thread wakes it.
-    fn run(&mut self, stop: &LoopWaker) -> Result<()> {
+    /// Serves until another thread has set `is_over` and woken it.
+    fn run(&mut self, waker: &LoopWaker, is_over: &AtomicBool) -> Result<()> {
         loop {
-            // In this order: what ends from here on makes the descriptor readable.
+            // In this order: from here on, the files below become readable for what ends and for who wakes. `arm` forgets
+            // earlier wake-ups, so the server looks at what they were for after it.
             self.channels.arm()?;
+            if is_over.load(Ordering::Acquire) {
+                return Ok(());
+            }
             self.accept()?;
             self.connect()?;
             while let Some(ended) = self.channels.next_ended()? {
@@ -74,7 +79,7 @@ impl Server {
                 }
             }
             let mut files = vec![
-                PollFd::new(stop, PollFlags::IN),
+                PollFd::new(waker, PollFlags::IN),
                 PollFd::new(&self.channels, PollFlags::IN),
                 PollFd::new(&self.listener, PollFlags::IN),
             ];
@@ -83,9 +88,6 @@ impl Server {
                 PollFd::new(&guest.stream, if reads { PollFlags::IN } else { PollFlags::OUT })
             }));
             poll(&mut files, None)?;
-            if !files[0].revents().is_empty() {
-                return Ok(());
-            }
         }
     }
 
@@ -126,13 +128,13 @@ impl Server {
 
 /// So many clients, each of which asks once when all have connected.
 fn ask(context: &Arc<Context<'static>>, address: SocketAddr, clients: usize) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(60);
     let domain = Arc::new(ProtectionDomain::new(context)?);
     let pool = BufferPool::new(&domain, LEN, 2 * clients, AccessFlags::empty())?;
     let mut channels = Loop::<PooledBuffer>::new(context, 2 * clients as u32)?;
     let mut all = Vec::new();
     for _ in 0..clients {
         let prepared = channels.create_channel(&domain).max_send_wr(1).max_recv_wr(1).build()?;
-        let deadline = Instant::now() + Duration::from_secs(60);
         let (channel, _) = prepared.connect(address, b"", deadline)?;
         all.push(channels.add(channel)?);
     }
@@ -144,7 +146,7 @@ fn ask(context: &Arc<Context<'static>>, address: SocketAddr, clients: usize) -> 
     }
     let mut answers = 0;
     while answers < clients {
-        let ended = channels.wait_ended()?;
+        let ended = channels.wait_ended_until(deadline)?.ok_or("no answer within a minute")?;
         ended.result()?;
         if ended.token != u64::MAX {
             assert_eq!(ended.buffer[..], ended.token.to_ne_bytes());
@@ -159,15 +161,17 @@ fn main() -> Result<()> {
     let _software = ibverbs_software::register_if_none()?;
     let context = Arc::new(ibverbs::open_first()?);
     let mut server = Server::new(&context, clients)?;
-    let (address, stop) = (server.listener.local_addr()?, server.channels.waker()?);
+    let (address, waker) = (server.listener.local_addr()?, server.channels.waker()?);
+    let is_over = AtomicBool::new(false);
     let start = Instant::now();
     thread::scope(|threads| {
         let asks = threads.spawn(|| {
             let asked = ask(&context, address, clients);
-            stop.wake();
+            is_over.store(true, Ordering::Release);
+            waker.wake();
             asked
         });
-        server.run(&stop)?;
+        server.run(&waker, &is_over)?;
         asks.join().map_err(|_| "a client has panicked")?
     })?;
     println!("{} clients connected and were answered in {:?}", server.answers, start.elapsed());

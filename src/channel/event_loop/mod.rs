@@ -256,7 +256,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// `ibv_req_notify_cq`: from now on, the next completion makes the [descriptor](AsFd) readable. Until then it is not
-    /// readable: an earlier event is read. So is that of a [`LoopWaker`].
+    /// readable: an earlier event is read. So is that of a [`LoopWaker`]: look at what it was for after this.
     ///
     /// What is there already raises no event: call [`next_ended`](Self::next_ended) between this and sleeping, until that
     /// returns `None`.

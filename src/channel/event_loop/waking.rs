@@ -27,7 +27,8 @@ impl LoopWaker {
 
 impl AsFd for LoopWaker {
     /// An eventfd that [`wake`](Self::wake) makes readable, for a program that watches several files and sleeps for this one
-    /// beside the loop's own. Only wait for it: [`Loop::arm`] reads from it.
+    /// beside the loop's own. Only wait for it: [`Loop::arm`] reads from it. A `wake` before `arm` is therefore forgotten: look
+    /// between `arm` and sleeping at what it was for (a flag, a queue of jobs), not at whether this file was readable.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.waker().expect("made with this").as_fd()
     }
