@@ -191,11 +191,11 @@ managed_perftest() { # [PROGRAM..]
 managed_bandwidth() { managed_perftest ib_send_bw ib_read_bw; }
 connection_managers() { beside managed_rpings managed_connections managed_sockets managed_bandwidth; }
 
-# Those of other packages: fio, libfabric-bin and qperf.
+# Those of other packages: fio, libfabric-bin, qperf and ucx-utils.
 managed_others() {
 	local program verb
-	for program in fio fi_pingpong qperf; do
-		command -v $program >/dev/null || { echo "no $program: apt install fio libfabric-bin qperf" >&2; return 1; }
+	for program in fio fi_pingpong qperf io_demo; do
+		command -v $program >/dev/null || { echo "no $program: apt install fio libfabric-bin qperf ucx-utils" >&2; return 1; }
 	done
 	local job="fio --name=it --ioengine=rdma --hostname=127.0.0.1 --port=7210 --bs=4k --size=1m --iodepth=4"
 	for verb in write read; do
@@ -208,5 +208,8 @@ managed_others() {
 	local ping="fi_pingpong -S 4096 -I 50 -p"
 	managed "fi_pingpong -e msg" "$(port '[0-9]+')" "$ping verbs -e msg" "$ping verbs -e msg 127.0.0.1" &&
 		managed "fi_pingpong -e rdm by RXM" "$(port '[0-9]+')" "$ping \"verbs;ofi_rxm\" -e rdm" "$ping \"verbs;ofi_rxm\" -e rdm 127.0.0.1" &&
-		managed "qperf -cm1" '^' qperf "qperf -cm1 -t 1 127.0.0.1 rc_bw rc_lat" stays
+		managed "qperf -cm1" '^' qperf "qperf -cm1 -t 1 127.0.0.1 rc_bw rc_lat" stays || return
+	# UCX's other way to connect to an address is TCP, which it may not use here.
+	local demo="env UCX_TLS=rc_v,rdmacm UCX_NET_DEVICES=soft0:1 io_demo -q -o read,write"
+	managed "io_demo by UCX's rdmacm" "$(port 1337)" "$demo" "$demo -i 200 127.0.0.1" stays
 }
