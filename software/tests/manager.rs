@@ -330,6 +330,48 @@ fn a_thousand_connections_at_once_come_and_go() {
     assert_eq!(server.destroy(listener).unwrap(), COUNT);
 }
 
+/// How often the device's thread has been given a processor.
+fn turns(device: &Device) -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let mut turns = None;
+    for task in tasks.filter_map(|task| Some(task.ok()?.path())) {
+        let read = |file| std::fs::read_to_string(task.join(file)).unwrap_or_default();
+        if read("comm").trim_end() == device.name() {
+            let status = read("status");
+            let counts = status.lines().filter(|line| line.contains("ctxt_switches"));
+            let counts = counts.map(|line| line.split_once(':').unwrap().1.trim().parse::<u64>());
+            turns = Some(counts.map(Result::unwrap).sum());
+        }
+    }
+    turns.expect("the device has a thread of its name")
+}
+
+/// Timers of the connections are stopped once these stand: sooner or later the thread sleeps for a whole second.
+#[test]
+fn idle_connections_and_listeners_cost_nothing() {
+    let _alone = alone();
+    let device = Device::builder().name("idle0").build().unwrap();
+    device.register();
+    let (server, client) = (File::open(), File::open());
+    let at = SocketAddr::new(device.address(), free_port(&server));
+    let listener = server.create(5);
+    server.listen(listener, at).unwrap();
+    for qpn in 0x1000..0x1064 {
+        client.connect(client.routed(6, at), qpn, b"hello").unwrap();
+        let request = server.expect(5, REQUEST, 0);
+        server.accept(request.id, 7, 0x1000 + qpn, b"you", true).unwrap();
+        let response = client.expect(6, RESPONSE, 0);
+        client.accept(response.id, 0, 0, &[], false).unwrap();
+        server.expect(7, ESTABLISHED, 0);
+    }
+    let sleeps = (0..120).any(|_| {
+        let before = turns(&device);
+        std::thread::sleep(Duration::from_secs(1));
+        turns(&device) == before
+    });
+    assert!(sleeps, "with 100 connections that do nothing, the thread wakes in each second");
+}
+
 #[test]
 fn without_a_listener_a_client_is_refused_at_once() {
     let _alone = alone();
