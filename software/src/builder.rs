@@ -117,6 +117,7 @@ impl Builder {
                 is_simulated: false,
                 through_kernel: false,
                 strict: cfg!(debug_assertions),
+                one_sided: false,
                 adapter_gids: false,
                 name: None,
                 ports: Vec::new(),
@@ -187,6 +188,30 @@ impl Builder {
         self
     }
 
+    /// Whether READ and WRITE between two such devices, of two processes of a user on this machine, are carried out by the
+    /// initiator in the target's memory (`process_vm_readv`, `process_vm_writev`), so that the target needs no processor for
+    /// them, as with an adapter. A program that waits for a WRITE by looking at its memory then waits for that copy alone;
+    /// else it waits until the target's thread has received the packets, which on a crowded machine may be milliseconds.
+    ///
+    /// It is for processes that trust each other: **any process of the user may read and write this one's memory** from
+    /// then on. Where the kernel's Yama lets only a process's parents do that, making the device opens it to all of the user
+    /// (`PR_SET_PTRACER_ANY`). Where the kernel refuses, as in containers without `CAP_SYS_PTRACE`, operations go by packets
+    /// as on other devices, and a line on the standard error output says so once.
+    ///
+    /// What is carried out so: a READ or a WRITE without immediate data, of up to 4 MiB, on a reliable connection with no
+    /// earlier request under way, to a region of ordinary memory by the region's own key. Everything else goes by packets, and
+    /// what is not allowed does too, and has the usual error. [`Counters::one_sided`](crate::Counters::one_sided) counts them.
+    ///
+    /// To deregister a region, or to move a queue pair to another state, waits for a peer that is copying at that moment: it
+    /// waits for as long as somebody stops the peer's process there (`SIGSTOP`).
+    ///
+    /// The default is no. It has no effect in [strict mode](Self::strict), which looks at packets, on a simulated
+    /// [network](Self::network) and [through the kernel](Self::through_kernel).
+    pub fn one_sided(mut self, one_sided: bool) -> Self {
+        self.settings.one_sided = one_sided;
+        self
+    }
+
     /// Whether the ports have tables of GIDs as adapters have them, for programs that have an index built in: a link-local GID
     /// at index 0, the addresses from index 1 on, and the first address up to index 3 where there are no more. The link-local
     /// GID names the port's first IPv4 address, whose packets have that address; only devices of software know it. The
@@ -245,6 +270,7 @@ impl Builder {
         let all = self.settings.ports.iter().flatten();
         let local = self.settings.is_simulated || all.into_iter().all(IpAddr::is_loopback);
         let usual = if local { MaximumTransferUnit::Mtu4096 } else { MaximumTransferUnit::Mtu1024 };
+        self.settings.one_sided &= !self.settings.strict;
         self.settings.mtu = self.mtu.unwrap_or(usual).as_raw();
         self.settings.max_qp = self.settings.max_qp.min(MOST_NUMBERS);
         self.settings.max_srq = self.settings.max_srq.min(MOST_NUMBERS);

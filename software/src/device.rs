@@ -90,13 +90,16 @@ type Made = (Arc<Shared>, Option<JoinHandle<()>>);
 
 /// A device with sockets and a thread.
 fn threaded(mut settings: Settings, name: String) -> io::Result<Made> {
-    let link = if settings.ports.is_empty() {
+    let mut link = if settings.ports.is_empty() {
         let (address, link) = free_address(settings.through_kernel)?;
         settings.ports.push(vec![address]);
         link
     } else {
         UdpLink::new(&settings.ports.concat(), settings.through_kernel)?
     };
+    if settings.one_sided {
+        link.open_gate()?;
+    }
     let driver = Driver::threaded(&link)?;
     let engine = Engine::new(settings, Arc::new(RealClock::new()), Box::new(link));
     let shared = Shared::new(engine, driver);

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use crate::faults::verbs::Failures;
 use crate::files::{Epoll, Waker, wait, wait_for};
 use crate::forks::forks;
-use crate::link::Time;
 use crate::link::receive::Receiver;
 use crate::link::udp::UdpLink;
+use crate::link::{Link as _, Time};
 use crate::network::{Member, Membership, sleep};
 use crate::transport::{Engine, events};
 use crate::turns::{PAUSE, Turns};
@@ -229,7 +229,8 @@ pub(crate) struct Simulated {
 
 impl Driver {
     pub(crate) fn threaded(link: &UdpLink) -> io::Result<Self> {
-        let receiver = Receiver::new(link.sockets(), link.inbox())?;
+        let mut receiver = Receiver::new(link.sockets(), link.inbox())?;
+        link.gate().into_iter().for_each(|gate| receiver.set_gate(gate));
         Ok(Self::Thread(Box::new(Threaded {
             bell: receiver.bell().clone(),
             ends: receiver.ends().clone(),

@@ -8,6 +8,9 @@ use crate::device::{Device, invalid};
 /// The environment variable.
 const VARIABLE: &str = "IBVERBS_SOFTWARE";
 
+/// If this is 1, its devices are [`Builder::one_sided`](crate::Builder::one_sided).
+const ONE_SIDED: &str = "IBVERBS_SOFTWARE_ONE_SIDED";
+
 impl Device {
     /// Makes the devices that the environment variable `IBVERBS_SOFTWARE` names. `None`: it is not set. They are not
     /// registered.
@@ -16,7 +19,8 @@ impl Device {
     /// `=` and addresses follow it: `+` stands between addresses of a port, and `/` between ports. So `soft0,soft1` are two
     /// devices, `soft0=127.0.0.5` is one with a known address, `soft0=192.0.2.7+2001:db8::7` has two addresses, and
     /// `soft0=127.0.0.5/127.0.0.6` two ports. An empty variable names no device. Tables of GIDs are as adapters have them: see
-    /// [`Builder::adapter_gids`](crate::Builder::adapter_gids).
+    /// [`Builder::adapter_gids`](crate::Builder::adapter_gids). If `IBVERBS_SOFTWARE_ONE_SIDED` is 1, the devices are
+    /// [`one_sided`](crate::Builder::one_sided).
     ///
     /// # Errors
     ///
@@ -30,6 +34,7 @@ impl Device {
                 ports.into_iter().fold(Self::builder().name(name), |b, port| b.port(port));
             builder
                 .adapter_gids(true)
+                .one_sided(std::env::var_os(ONE_SIDED).is_some_and(|value| value == "1"))
                 .build()
                 .map_err(|e| explained(&e, &format!("{VARIABLE}: device {name:?}")))
         };

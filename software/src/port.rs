@@ -36,6 +36,8 @@ impl Device {
                 engine.core.drop_rest(index);
                 ibv_event_type::IBV_EVENT_PORT_ERR
             };
+            let all_up = engine.core.ports.iter().all(|port| port.active);
+            engine.core.gate().into_iter().for_each(|gate| gate.set_open(all_up));
             engine.core.raise_in_all_contexts(event, port.into());
         }
         Ok(())

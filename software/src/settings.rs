@@ -11,6 +11,7 @@ pub(crate) struct Settings {
     pub(crate) is_simulated: bool,
     pub(crate) through_kernel: bool,
     pub(crate) strict: bool,
+    pub(crate) one_sided: bool,
     pub(crate) adapter_gids: bool,
     pub(crate) name: Option<String>,
     /// The addresses of each port, one GID each.

@@ -1,13 +1,12 @@
 //! Two processes: one is killed in mid-transfer, runs out of descriptors, or forks. Nothing hangs, nothing leaks. Their
 //! packets are in memory that they share.
 
+#[path = "support/child.rs"]
+mod child;
 #[path = "support/patience.rs"]
 mod patience;
 
-use std::io::{BufRead, BufReader};
-use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
+use std::net::{IpAddr, TcpListener};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,67 +16,13 @@ use ibverbs::{
 };
 use ibverbs_software::Device;
 
+use child::{Process, is_child, parent};
 use patience::deadline;
-
-/// The child processes run this binary with the name of their part here.
-const PART: &str = "IBVERBS_SOFTWARE_TEST_PART";
-/// The address of the parent's listener.
-const ADDRESS: &str = "IBVERBS_SOFTWARE_TEST_ADDRESS";
-
-/// A child process that runs the test of this name. It is killed when the guard is dropped.
-struct Process(Child);
-
-impl Process {
-    fn run(test: &str, address: SocketAddr) -> Self {
-        Self::spawn(test, address, &mut Command::new(std::env::current_exe().unwrap()))
-    }
-
-    /// As another user, who need not have access to the folder of this program.
-    fn run_as(user: u32, test: &str, address: SocketAddr) -> Self {
-        Self::spawn(test, address, Command::new("/proc/self/exe").uid(user))
-    }
-
-    fn spawn(test: &str, address: SocketAddr, program: &mut Command) -> Self {
-        let child = program
-            .args(["--exact", test, "--nocapture"])
-            .env(PART, test)
-            .env(ADDRESS, address.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn();
-        Self(child.unwrap())
-    }
-
-    /// SIGKILL, at once.
-    fn kill(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-
-    /// Waits for a line of the child that contains `text`.
-    fn wait_for(&mut self, text: &str) {
-        let lines = BufReader::new(self.0.stdout.as_mut().unwrap()).lines();
-        let mut lines = lines.map(|line| line.expect("the child's output"));
-        assert!(lines.any(|line| line.contains(text)), "the child has ended without '{text}'");
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// The tests count descriptors: one test at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static RUNS: Mutex<()> = Mutex::new(());
     RUNS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Whether this process is the child that runs this part; the parent skips the test.
-fn is_child(part: &str) -> bool {
-    std::env::var(PART).is_ok_and(|name| name == part)
 }
 
 fn prepare<'a>(domain: &'a ProtectionDomain<'a>) -> PreparedChannel<'a> {
@@ -119,7 +64,7 @@ fn writes_until_it_is_killed() {
     if !is_child("writes_until_it_is_killed") {
         return;
     }
-    let address: SocketAddr = std::env::var(ADDRESS).unwrap().parse().unwrap();
+    let address = parent();
     let context = Device::new().unwrap().open().unwrap();
     let domain = context.alloc_pd().unwrap();
     let (mut channel, region) = prepare(&domain).connect(address, b"", deadline()).unwrap();
@@ -189,7 +134,7 @@ fn sends_back_until_its_peer_is_gone() {
     if !is_child("sends_back_until_its_peer_is_gone") {
         return;
     }
-    let address: SocketAddr = std::env::var(ADDRESS).unwrap().parse().unwrap();
+    let address = parent();
     let device = Device::builder().address(fixed_address()).build().unwrap();
     let context = device.open().unwrap();
     let domain = context.alloc_pd().unwrap();

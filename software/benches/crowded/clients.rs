@@ -5,10 +5,10 @@ use std::net::{TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::time::Instant;
 
-use ibverbs::{Channel, MaxRnrRetries, TransportError};
+use ibverbs::{Channel, MaxRnrRetries, RemoteMemoryRegion, TransportError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::servers::{HERE, Node, later, reactor, runtime, settings};
+use super::servers::{HERE, Node, Target, later, reactor, runtime, settings};
 use super::{Client, Kind, Result, SIZE};
 
 const LOCAL: &str = "127.0.0.1";
@@ -35,6 +35,8 @@ pub(crate) fn connect(kind: Kind, port: u16) -> Result<Client> {
         Kind::Reactor => futures(port)?,
         Kind::TokioTcp => tokio_tcp(port)?,
         Kind::Blocking => channel(port)?,
+        Kind::Writes => writes(port, false)?,
+        Kind::OneSided => writes(port, true)?,
         Kind::Tcp => {
             let mut stream = TcpStream::connect((LOCAL, port))?;
             stream.set_nodelay(true)?;
@@ -73,6 +75,22 @@ fn channel(port: u16) -> Result<Client> {
             receive.wait().map(drop)
         })?;
         Ok(())
+    }))
+}
+
+/// Each call is a WRITE, and one back. Both sides look at their memory.
+fn writes(port: u16, one_sided: bool) -> Result<Client> {
+    let node: &'static Node = Box::leak(Box::new(Node::with(one_sided)?));
+    let target = Target::new(node)?;
+    let prepared = target.prepare(node)?;
+    let connected = prepared.connect((LOCAL, port), &target.region.remote().to_bytes(), later());
+    let (mut channel, remote) = connected.map_err(|e| e.error)?;
+    let remote = RemoteMemoryRegion::from_bytes(&remote)?;
+    let mut number = 0;
+    Ok(blocking(move || {
+        number += 1;
+        target.write(&mut channel, number, remote)?;
+        target.wait_for(number)
     }))
 }
 

@@ -1,7 +1,9 @@
 //! How programs wait on a crowded machine: calls of 32 bytes between two processes over the software device, beside TCP and
 //! UDP, while 0, 2 and 4 other processes never stop: `script/bench crowded`.
 //!
-//! All kinds are measured in turns within one run, in alternating order, so that other work on the machine falls on all of
+//! And WRITEs to a program that waits for them by looking at its memory, by packets and by the initiator alone.
+//!
+//! All kinds of calls are measured in turns within one run, in alternating order, so that other work on the machine falls on all of
 //! them. Compare the ratios: the figures themselves are those of the machine. The servers and the spinners are this program
 //! again.
 
@@ -20,6 +22,8 @@ const PART: &str = "IBVERBS_SOFTWARE_BENCH_PART";
 const SPINNER: &str = "spinner";
 const SPINNERS: [usize; 3] = [0, 2, 4];
 const CALLS: usize = 1500;
+/// Where a call may take the slices of two processes.
+const FEW_CALLS: usize = 200;
 /// The bytes of a call, and of its answer.
 const SIZE: usize = 32;
 /// A call that takes longer, in microseconds, is late.
@@ -32,9 +36,13 @@ enum Kind {
     Blocking,
     Tcp,
     Udp,
+    Writes,
+    OneSided,
 }
 
 const KINDS: [Kind; 5] = [Kind::Reactor, Kind::TokioTcp, Kind::Blocking, Kind::Tcp, Kind::Udp];
+/// Their server never sleeps, so each is measured alone.
+const LOOKING: [Kind; 2] = [Kind::Writes, Kind::OneSided];
 
 impl Kind {
     fn name(self) -> &'static str {
@@ -44,6 +52,8 @@ impl Kind {
             Self::Blocking => "blocking",
             Self::Tcp => "TCP",
             Self::Udp => "UDP",
+            Self::Writes => "WRITEs",
+            Self::OneSided => "WRITEs, one-sided",
         }
     }
 
@@ -104,11 +114,9 @@ impl Row {
     }
 }
 
-fn measure(spinners: usize, rounds: usize) -> Result<Vec<Row>> {
-    let _spinners: Vec<_> =
-        (0..spinners).map(|_| Process::start(SPINNER)).collect::<Result<_>>()?;
+fn measure(kinds: &[Kind], rounds: usize) -> Result<Vec<Row>> {
     let mut all = Vec::new();
-    for kind in KINDS {
+    for &kind in kinds {
         let mut server = Process::start(kind.name())?;
         let client = clients::connect(kind, server.port()?)?;
         all.push((kind, server, client, Vec::new()));
@@ -118,8 +126,8 @@ fn measure(spinners: usize, rounds: usize) -> Result<Vec<Row>> {
         if round % 2 == 1 {
             order.reverse();
         }
-        for (_, _, client, times) in order {
-            let found = client(CALLS)?;
+        for (kind, _, client, times) in order {
+            let found = client(if LOOKING.contains(kind) { FEW_CALLS } else { CALLS })?;
             // The first round warms up.
             if round > 0 {
                 times.extend(found);
@@ -135,7 +143,11 @@ fn main() -> Result {
             std::hint::spin_loop();
         },
         Ok(part) => {
-            let kind = KINDS.into_iter().find(|kind| kind.name() == part).ok_or("which server?")?;
+            let kind = KINDS
+                .into_iter()
+                .chain(LOOKING)
+                .find(|kind| kind.name() == part)
+                .ok_or("which server?")?;
             return servers::serve(kind);
         }
         Err(_) => {}
@@ -148,7 +160,12 @@ fn main() -> Result {
     println!("|---:|---|---:|---:|---:|---:|---|");
     let mut measured = Vec::new();
     for spinners in SPINNERS {
-        let rows = measure(spinners, rounds)?;
+        let _spinners: Vec<_> =
+            (0..spinners).map(|_| Process::start(SPINNER)).collect::<Result<_>>()?;
+        let mut rows = measure(&KINDS, rounds)?;
+        for kind in LOOKING {
+            rows.extend(measure(&[kind], rounds)?);
+        }
         for row in &rows {
             let Row { kind, median, p99, mean, late_a_second } = row;
             let other =

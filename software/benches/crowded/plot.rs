@@ -1,13 +1,13 @@
 //! A chart of the means: a line for each kind, by the number of spinners.
 
-use super::{KINDS, Row};
+use super::{KINDS, LOOKING, Row};
 
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 320.0;
 const LEFT: f64 = 60.0;
 const RIGHT: f64 = 130.0;
 const BELOW: f64 = 40.0;
-const COLORS: [&str; 5] = ["#0a6", "#6c9", "#05c", "#69c", "#999"];
+const COLORS: [&str; 7] = ["#0a6", "#6c9", "#05c", "#69c", "#999", "#c60", "#fa6"];
 
 pub(crate) fn svg(measured: &[(usize, Vec<Row>)]) -> String {
     let most = measured.iter().flat_map(|(_, rows)| rows).map(|row| row.mean).fold(1.0, f64::max);
@@ -35,7 +35,7 @@ pub(crate) fn svg(measured: &[(usize, Vec<Row>)]) -> String {
             HEIGHT - 15.0
         );
     }
-    for (kind, color) in KINDS.into_iter().zip(COLORS) {
+    for (kind, color) in KINDS.into_iter().chain(LOOKING).zip(COLORS) {
         let points: Vec<_> = measured
             .iter()
             .filter_map(|(spinners, rows)| {

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, BufferPool, Channel, ChannelBuilder, Context, Loop, MaxRnrRetries, PooledBuffer,
-    ProtectionDomain, Reactor, ReceiveWorkRequest, SendWorkRequest,
+    PreparedChannel, ProtectionDomain, Reactor, ReceiveWorkRequest, RemoteMemoryRegion,
+    SendWorkRequest, SharedMemoryRegion,
 };
 use ibverbs_software::Device;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -38,12 +39,68 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn new() -> Result<Self> {
-        let device = Device::new()?;
+        Self::with(false)
+    }
+
+    pub(crate) fn with(one_sided: bool) -> Result<Self> {
+        let device = Device::builder().one_sided(one_sided).build()?;
         let context = Arc::new(device.open()?);
         let domain = Arc::new(ProtectionDomain::new(&context)?);
         let pool = BufferPool::new(&domain, SIZE, 128, AccessFlags::empty())?;
         Ok(Self { context, domain, pool, _device: device })
     }
+}
+
+/// A number that the peer writes, and a place for the next one that it is sent.
+pub(crate) struct Target {
+    pub(crate) region: SharedMemoryRegion<'static, u64>,
+    next: SharedMemoryRegion<'static, u64>,
+}
+
+impl Target {
+    pub(crate) fn new(node: &'static Node) -> Result<Self> {
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
+        let allocate = || node.domain.allocate_shared::<u64>(1, access);
+        Ok(Self { region: allocate()?, next: allocate()? })
+    }
+
+    pub(crate) fn prepare(&self, node: &'static Node) -> Result<PreparedChannel<'static>> {
+        Ok(node.domain.create_channel().access(AccessFlags::REMOTE_WRITE).build()?)
+    }
+
+    pub(crate) fn write(
+        &self,
+        channel: &mut Channel<'static>,
+        number: u64,
+        to: RemoteMemoryRegion,
+    ) -> Result {
+        self.next.write_one(0, number)?;
+        channel.until(later()).write(self.next.slice(..)?, to)?;
+        Ok(())
+    }
+
+    pub(crate) fn wait_for(&self, number: u64) -> Result {
+        while self.region.read_one(0)? != number {
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+}
+
+fn serve_writes(one_sided: bool) -> Result {
+    let node: &'static Node = Box::leak(Box::new(Node::with(one_sided)?));
+    let listener = TcpListener::bind(HERE)?;
+    tell(listener.local_addr()?.port());
+    let target = Target::new(node)?;
+    let region = target.region.remote().to_bytes();
+    let accepted = target.prepare(node)?.accept(&listener, &region, later());
+    let (mut channel, remote) = accepted.map_err(|e| e.error)?;
+    let remote = RemoteMemoryRegion::from_bytes(&remote)?;
+    for number in 1.. {
+        target.wait_for(number)?;
+        target.write(&mut channel, number, remote)?;
+    }
+    Ok(())
 }
 
 /// A reactor that a task drives.
@@ -67,6 +124,8 @@ pub(crate) fn serve(kind: Kind) -> Result {
         Kind::Reactor => runtime()?.block_on(serve_by_futures()),
         Kind::TokioTcp => runtime()?.block_on(serve_tokio_tcp()),
         Kind::Blocking => serve_by_loop(),
+        Kind::Writes => serve_writes(false),
+        Kind::OneSided => serve_writes(true),
         Kind::Tcp => {
             let listener = TcpListener::bind(HERE)?;
             tell(listener.local_addr()?.port());

@@ -10,10 +10,13 @@ pub(crate) mod socket;
 pub(crate) mod udp;
 mod unread;
 
+pub(crate) use self::machine::{Gate, OneSided};
+
 use std::fmt::Debug;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 #[cfg(test)]
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
@@ -74,6 +77,26 @@ pub(crate) trait Link: Debug + Send {
     /// Whether packets from one address to the other have arrived at a device of this machine that has not received them
     /// yet. Then its threads wait for a processor.
     fn is_unread(&mut self, _from: IpAddr, _to: IpAddr) -> bool {
+        false
+    }
+
+    /// What lets peers of this machine into this process's memory.
+    fn gate(&self) -> Option<Arc<Gate>> {
+        None
+    }
+
+    /// Carries out a one-sided operation in the memory of the process that has the address, if that lets this one in.
+    /// `local` is the memory of the request. False: it has to go by packets.
+    ///
+    /// # Safety
+    ///
+    /// A READ writes to all of `local`: no Rust reference to that memory may be in use, as when an adapter writes there.
+    unsafe fn carry_out(
+        &mut self,
+        _to: IpAddr,
+        _request: &OneSided,
+        _local: &[libc::iovec],
+    ) -> bool {
         false
     }
 

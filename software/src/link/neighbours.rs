@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, TryLockResult};
 use std::time::Duration;
 
+use super::OneSided;
 use super::machine::Ways;
 use super::namespace::{Namespace, namespace};
 use crate::files::Waker;
@@ -256,6 +257,24 @@ impl Place {
         let mut refused = self.ways.as_mut().map_or_else(Vec::new, Ways::take_refused);
         refused.iter_mut().for_each(Packet::seal);
         refused
+    }
+
+    /// Carries out an operation in the memory of the process that has the address; false: it has to go by packets.
+    ///
+    /// # Safety
+    ///
+    /// As [`Link::carry_out`](super::Link::carry_out).
+    pub(super) unsafe fn carry_out(
+        &mut self,
+        to: IpAddr,
+        request: &OneSided,
+        local: &[libc::iovec],
+    ) -> bool {
+        if self.neighbour(to).is_some() {
+            return false;
+        }
+        // SAFETY: as the caller says.
+        self.ways.as_mut().is_some_and(|ways| unsafe { ways.carry_out(to, request, local) })
     }
 
     /// Splits off the first packets, as many as go the same way, and sends them if that is not through the kernel.

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use super::machine::Senders;
+use super::machine::{Gate, Senders};
 use super::neighbours::Inbox;
 use super::socket::{Socket, UDP_GRO, read_address};
 use super::udp::Sockets;
@@ -113,6 +113,11 @@ impl Receiver {
             header.msg_hdr.msg_control = controls.wrapping_add(i).cast();
         }
         Ok(receiver)
+    }
+
+    /// Peers of this machine may use this process's memory.
+    pub(crate) fn set_gate(&mut self, gate: Arc<Gate>) {
+        self.senders.set_gate(gate);
     }
 
     /// What wakes who waits for packets of this machine.

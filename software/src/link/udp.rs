@@ -7,9 +7,10 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::machine::let_in;
 use super::neighbours::{Inbox, Place};
 use super::socket::{Socket, not_available, open_group, open_own};
-use super::{BUFFER_FACTOR, LITTLE_ROOM, Link, MUCH_ROOM, send, unread};
+use super::{BUFFER_FACTOR, Gate, LITTLE_ROOM, Link, MUCH_ROOM, OneSided, send, unread};
 use crate::files::Waker;
 use crate::wire::Packet;
 
@@ -51,6 +52,7 @@ pub(crate) struct UdpLink {
     all: Arc<Sockets>,
     /// Wakes the device's thread.
     wake: Arc<Waker>,
+    gate: Option<Arc<Gate>>,
 }
 
 impl UdpLink {
@@ -64,7 +66,16 @@ impl UdpLink {
         let bell = Arc::new(Waker::new()?);
         let mut place = Place::new(Arc::new(Inbox::new(bell)), !through_kernel);
         place.set_addresses(addresses);
-        Ok(Self { place, waiting: VecDeque::new(), own, all, wake })
+        Ok(Self { place, waiting: VecDeque::new(), own, all, wake, gate: None })
+    }
+
+    /// Lets processes of the user into this one's memory, and goes into theirs.
+    pub(crate) fn open_gate(&mut self) -> io::Result<()> {
+        if !self.place.is_alone() {
+            let_in();
+            self.gate = Some(Gate::new()?);
+        }
+        Ok(())
     }
 
     pub(crate) fn inbox(&self) -> Arc<Inbox> {
@@ -155,6 +166,17 @@ impl Link for UdpLink {
 
     fn is_unread(&mut self, from: IpAddr, to: IpAddr) -> bool {
         self.place.is_unread(from, to).unwrap_or_else(|| unread::is_unread(to))
+    }
+
+    fn gate(&self) -> Option<Arc<Gate>> {
+        self.gate.clone()
+    }
+
+    unsafe fn carry_out(&mut self, to: IpAddr, request: &OneSided, local: &[libc::iovec]) -> bool {
+        // The device may have given the address up.
+        let has = self.own.iter().any(|own| own.address == request.from.0);
+        // SAFETY: as the caller says.
+        self.gate.is_some() && has && unsafe { self.place.carry_out(to, request, local) }
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {

@@ -17,7 +17,7 @@ use super::work::{Completion, Path};
 use super::xrc_domains::XrcDomains;
 use crate::faults::completions::CompletionFaults;
 use crate::ffi::ibv_event_type;
-use crate::link::{Clock, Link, Time};
+use crate::link::{Clock, Gate, Link, Time};
 use crate::settings::Settings;
 use crate::wire::header::Bth;
 use crate::wire::{Packet, icrc};
@@ -135,6 +135,8 @@ pub(crate) struct Core {
     late: VecDeque<(c_int, Record)>,
     late_scheduled: Option<Time>,
     clock: Arc<dyn Clock>,
+    /// What lets peers into this process's memory.
+    pub(super) gate: Option<Arc<Gate>>,
     link: Box<dyn Link>,
     link_scheduled: Option<Time>,
     outbox: Vec<Packet>,
@@ -183,6 +185,7 @@ impl Core {
             late: VecDeque::new(),
             late_scheduled: None,
             clock,
+            gate: link.gate(),
             link,
             link_scheduled: None,
             outbox: Vec::new(),

@@ -36,6 +36,9 @@ pub struct Counters {
     /// Datagrams to a multicast group that no queue pair is attached to, or to a group with another queue pair number than
     /// 0xffffff. A device of a simulated network counts those that it has sent too.
     pub dropped_without_group: u64,
+    /// Requests that this device has carried out in the memory of the peer's process: see
+    /// [`Builder::one_sided`](crate::Builder::one_sided).
+    pub one_sided: u64,
     /// Sends whose data the program had changed when they completed: see [`Builder::strict`](crate::Builder::strict).
     pub changed_sends: u64,
 }

@@ -280,6 +280,28 @@ impl Keys {
         Some(hasher.finalize())
     }
 
+    /// The parts of a list that hold `length` bytes, as many as there are. `None`: they are not memory of the program's, or more
+    /// parts than `to` has room for.
+    pub(crate) fn parts(
+        &self,
+        (pd, write): (u32, bool),
+        list: &[Sge],
+        length: usize,
+        to: &mut [libc::iovec],
+    ) -> Option<usize> {
+        let (mut count, mut fits) = (0, true);
+        let walked = self.walk((pd, write), list, 0, length, |target, part| {
+            match (target.backing, to.get_mut(count)) {
+                (Backing::Memory(start), Some(to)) => {
+                    *to = libc::iovec { iov_base: start as *mut c_void, iov_len: part };
+                    count += 1;
+                }
+                _ => fits = false,
+            }
+        });
+        (walked.is_ok() && fits).then_some(count)
+    }
+
     /// Whether the whole list may be written, or read.
     pub(crate) fn check(&self, pd: u32, list: &[Sge], write: bool) -> Result<(), Denied> {
         let length = list.iter().map(|sge| sge.length as usize).sum();

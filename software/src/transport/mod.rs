@@ -15,6 +15,7 @@ pub(crate) mod modify;
 #[cfg(test)]
 mod mutations;
 pub(crate) mod objects;
+mod one_sided;
 pub(crate) mod queue_pair;
 pub(crate) mod queues;
 mod registration;
@@ -237,6 +238,7 @@ impl Engine {
     /// The device is removed: nothing happens any more. No completion comes, not even for what is posted.
     pub(crate) fn remove(&mut self) {
         self.settle();
+        self.core.gate.iter().for_each(|gate| gate.set_open(false));
         for qp in self.qps.iter_mut() {
             self.core.timers.forget(Timer::QueuePair(qp.number), &mut qp.scheduled);
             qp.state = ibv_qp_state::IBV_QPS_ERR;

@@ -141,6 +141,7 @@ impl Engine {
             }
             self.core.answers = answers;
         }
+        self.core.keep_out(number);
         qp.apply(attr, mask, path);
         match to {
             State::IBV_QPS_RESET => {
@@ -170,6 +171,7 @@ impl Engine {
             _ => {}
         }
         qp.state = to;
+        self.core.let_in(qp);
         if qp.is_up() {
             qp.send_requests(&mut self.core);
         }

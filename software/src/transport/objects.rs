@@ -348,6 +348,7 @@ impl Engine {
 
     fn remove_qp(&mut self, number: u32) {
         let Some(mut qp) = self.qps.remove(number) else { return };
+        self.core.keep_out(number);
         self.core.timers.forget(Timer::QueuePair(number), &mut qp.scheduled);
         self.core.answers -= u32::from(qp.attr.max_dest_rd_atomic);
         // What a receiving XRC queue pair names was never its own. The completions of shared queues stay.
@@ -409,7 +410,11 @@ impl Engine {
         if let Some(qp) = self.qps.get_mut(number) {
             let is_sealed = self.core.settings.strict && !request.operation.is_fetching();
             let seal = if is_sealed { self.core.keys.seal(qp.pd, &request) } else { None };
-            qp.push_send(request, seal);
+            if self.core.settings.one_sided && qp.carry_out(&mut self.core, &request) {
+                qp.push_done(&mut self.core, request);
+            } else {
+                qp.push_send(request, seal);
+            }
         }
         Ok(())
     }

@@ -131,6 +131,7 @@ impl QueuePair {
         if self.state == State::IBV_QPS_ERR {
             return;
         }
+        core.keep_out(self.number);
         self.state = State::IBV_QPS_ERR;
         self.sq.stop();
         self.responder.stop();

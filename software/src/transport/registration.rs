@@ -46,7 +46,10 @@ impl Engine {
         let region = Region { pd, backing, iova, length, access, windows: 0 };
         let key = self.core.keys.0.insert(|_| Key::Region(region));
         match key {
-            Some(_) => self.core.registered = registered,
+            Some(key) => {
+                self.core.registered = registered;
+                self.core.let_into(key);
+            }
             None => self.core.leave_pd(pd),
         }
         key.ok_or(libc::ENOMEM)
@@ -76,6 +79,7 @@ impl Engine {
             self.core.early_deregistrations += 1;
         }
         self.core.registered -= pinned;
+        self.core.keep_out_of(key);
         self.core.keys.0.remove(key);
         self.core.leave_pd(pd);
         if let Backing::Device { memory, .. } = backing {
@@ -118,6 +122,7 @@ impl Engine {
             self.core.leave_pd(old_pd);
         }
         self.core.registered = registered;
+        self.core.keep_out_of(key);
         let region = self.core.keys.region_mut(key).ok_or(libc::EINVAL)?;
         region.pd = pd.unwrap_or(old_pd);
         region.access = access.unwrap_or(region.access);
@@ -126,6 +131,7 @@ impl Engine {
             let backing = if on_demand { Backing::OnDemand(start) } else { Backing::Memory(start) };
             (region.backing, region.iova, region.length) = (backing, start, length);
         }
+        self.core.let_into(key);
         Ok(())
     }
 

@@ -6,8 +6,11 @@
 //! file that wakes whoever waits for its packets. The connection ends with either process. Where there is no door, and
 //! where nobody is let in, packets go through the kernel's network.
 //!
+//! A device that lets its peers into its memory also hands over a table (`gate`).
+//!
 //! Both sides make sure that the other process is of the same user. They do not trust it otherwise (`ring`).
 
+mod gate;
 mod line;
 mod ring;
 mod senders;
@@ -21,6 +24,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use crate::files::Waker;
 
+pub(super) use self::gate::let_in;
+pub(crate) use self::gate::{Gate, OneSided};
 pub(super) use self::senders::Senders;
 pub(super) use self::ways::Ways;
 
@@ -43,7 +48,7 @@ fn name(address: IpAddr) -> Option<(libc::sockaddr_un, libc::socklen_t)> {
         return None;
     }
     // Changed whenever what is said there, or the ring, changes.
-    let text = format!("\0ibverbs-software 3 {address}");
+    let text = format!("\0ibverbs-software 4 {address}");
     // SAFETY: all zeros is a valid address structure.
     let mut name: libc::sockaddr_un = unsafe { zeroed() };
     name.sun_family = libc::AF_UNIX as _;
@@ -94,16 +99,16 @@ fn accept(door: &OwnedFd) -> io::Result<OwnedFd> {
     }
 }
 
-/// Whether the process at the other end is of this user.
-fn is_ours(connection: &OwnedFd) -> bool {
+/// The number of the process at the other end, if it is of this user.
+fn own_process(connection: &OwnedFd) -> Option<libc::pid_t> {
     // SAFETY: the call fills in the structure, whose size it is told; all zeros is a valid value.
     unsafe {
         let mut other: libc::ucred = zeroed();
         let mut size = size_of::<libc::ucred>() as libc::socklen_t;
         let (to, fd) = ((&raw mut other).cast(), connection.as_raw_fd());
-        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut size) == 0
-            && other.uid == libc::geteuid()
-            && other.uid != NO_USER
+        let is_known =
+            libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut size) == 0;
+        (is_known && other.uid == libc::geteuid() && other.uid != NO_USER).then_some(other.pid)
     }
 }
 
@@ -112,6 +117,8 @@ enum Heard {
     Nothing,
     /// The other side has let us in, and wants to be woken so.
     Answer(Waker),
+    /// It lets us into its memory, by a table in which we have a seat of this number.
+    Table(OwnedFd, usize),
     /// The other end is gone, or says what nobody says.
     End,
 }
@@ -119,10 +126,40 @@ enum Heard {
 /// What the answer says beside the bell.
 const WELCOME: &[u8] = b"!";
 
+/// What stands in front of the number of a seat, beside a table.
+const TABLE: u8 = b'=';
+
+/// Looks for a message, which stays, without blocking.
+fn peek(connection: &OwnedFd) -> io::Result<usize> {
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    let mut first = 0_u8;
+    // SAFETY: one byte is written to a live variable at most.
+    check(unsafe { libc::recv(connection.as_raw_fd(), (&raw mut first).cast(), 1, flags) })
+}
+
+/// Whether the other end says nothing, and is there.
+fn is_quiet(connection: &OwnedFd) -> bool {
+    peek(connection).is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
+}
+
+/// Whether the other end is gone.
+fn is_hung_up(connection: &OwnedFd) -> bool {
+    match peek(connection) {
+        Ok(length) => length == 0,
+        Err(e) => !matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+    }
+}
+
 /// Receives one message, without blocking.
 fn listen(connection: &OwnedFd) -> Heard {
-    match receive(connection, &mut [0; TEXT]) {
-        Ok((1.., Some(bell))) => Waker::of_other(bell).map_or(Heard::End, Heard::Answer),
+    let mut text = [0; TEXT];
+    match receive(connection, &mut text) {
+        Ok((length @ 1.., Some(file))) => match std::str::from_utf8(&text[1..length]) {
+            Ok(seat) if text[0] == TABLE => {
+                seat.parse().map_or(Heard::End, |seat| Heard::Table(file, seat))
+            }
+            _ => Waker::of_other(file).map_or(Heard::End, Heard::Answer),
+        },
         Ok(_) => Heard::End,
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Heard::Nothing,
         Err(e) if e.kind() == io::ErrorKind::Interrupted => Heard::Nothing,
@@ -145,6 +182,11 @@ fn introduce(connection: &OwnedFd, from: IpAddr, ring: &OwnedFd) -> io::Result<(
 /// Lets the other side in, and hands over the bell.
 fn answer(connection: &OwnedFd, bell: &Waker) -> io::Result<()> {
     send(connection, WELCOME, bell.file())
+}
+
+/// Lets the other side into this process's memory.
+fn hand_over(connection: &OwnedFd, gate: &Gate, seat: usize) -> io::Result<()> {
+    send(connection, format!("{}{seat}", char::from(TABLE)).as_bytes(), gate.file())
 }
 
 /// Sends a message with a file, without blocking.

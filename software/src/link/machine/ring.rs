@@ -11,7 +11,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use ibverbs::provider::{load, store};
 
-use self::mapping::{Mapping, ROOM, UNIT};
+pub(super) use self::mapping::Mapping;
+use self::mapping::{ROOM, UNIT};
 use crate::wire::LONGEST;
 
 /// In place of a length: what follows is at the start of the ring.
@@ -40,7 +41,7 @@ pub(super) struct Writer {
 impl Writer {
     /// Creates a ring, and its file, which the reader needs.
     pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
-        let (mapping, file) = Mapping::create()?;
+        let (mapping, file) = Mapping::create(Mapping::RING)?;
         Ok((Self { mapping, written: 0, published: 0, read: 0 }, file))
     }
 
@@ -136,7 +137,7 @@ impl Reader {
     /// The ring of a file that another process has sent, unless it is none.
     pub(super) fn new(file: &OwnedFd) -> io::Result<Self> {
         let packet = Box::new([0; LONGEST]);
-        Ok(Self { mapping: Mapping::open(file)?, read: 0, is_broken: false, packet })
+        Ok(Self { mapping: Mapping::open(file, Mapping::RING)?, read: 0, is_broken: false, packet })
     }
 
     pub(super) fn is_empty(&self) -> bool {

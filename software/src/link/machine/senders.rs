@@ -6,9 +6,10 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use super::gate::Seat;
 use super::line::Line;
 use super::ring::Reader;
-use super::{Heard, MOST, accept, answer, is_ours, listen, meet};
+use super::{Gate, Heard, MOST, accept, answer, hand_over, listen, meet, own_process};
 use crate::files::{Epoll, Waker};
 
 /// How many packets are read from a ring before others get their turn, and the answers are sent.
@@ -20,6 +21,8 @@ struct Sender {
     from: IpAddr,
     /// The address of ours that it sends to.
     to: IpAddr,
+    /// It may use this process's memory. Before the line, which is closed after it.
+    _seat: Option<Seat>,
     line: Line,
     reader: Reader,
     /// It is gone, or has another connection: what is in the ring is the last.
@@ -40,6 +43,8 @@ pub(in crate::link) struct Senders {
     is_waiting: bool,
     /// Those who have ended since they were last asked for: nothing more comes from there.
     gone: Vec<IpAddr>,
+    /// Lets them into this process's memory.
+    gate: Option<Arc<Gate>>,
 }
 
 impl Senders {
@@ -52,7 +57,13 @@ impl Senders {
             all: Vec::new(),
             is_waiting: false,
             gone: Vec::new(),
+            gate: None,
         })
+    }
+
+    /// From now on, who is let in is let into this process's memory too.
+    pub(in crate::link) fn set_gate(&mut self, gate: Arc<Gate>) {
+        self.gate = Some(gate);
     }
 
     #[cfg(test)]
@@ -102,7 +113,7 @@ impl Senders {
                     return;
                 }
             };
-            if is_ours(&guest) && self.guests.len() + self.all.len() < MOST {
+            if own_process(&guest).is_some() && self.guests.len() + self.all.len() < MOST {
                 self.guests.push((to, Arc::new(guest)));
             }
         }
@@ -150,17 +161,21 @@ impl Senders {
             Err(_) => return,
         };
         let Ok(reader) = Reader::new(&file) else { return };
-        let Ok(line) = Line::new(connection, &self.ends) else { return };
+        let Ok(line) = Line::new(connection.clone(), &self.ends) else { return };
         // Whatever is in the ring is read before anyone asks to be rung, also what a process has left that has ended since.
-        let is_ending = match answer(line.connection(), &self.bell) {
+        let is_ending = match answer(&connection, &self.bell) {
             Ok(()) => false,
             Err(e) if e.kind() == io::ErrorKind::BrokenPipe => true,
             Err(_) => return,
         };
+        let seat = self.gate.as_ref().and_then(|gate| {
+            let seat = gate.admit(&connection)?;
+            hand_over(&connection, gate, seat.number()).is_ok().then_some(seat)
+        });
         for older in &mut self.all {
             older.is_ending |= (older.from, older.to) == (from, to);
         }
-        self.all.push(Sender { from, to, line, reader, is_ending });
+        self.all.push(Sender { from, to, _seat: seat, line, reader, is_ending });
         // A thread that sleeps for packets of the others asks this one too to ring.
         self.bell.wake();
     }

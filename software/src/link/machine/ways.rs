@@ -1,12 +1,14 @@
 //! The side that sends: the ways to other processes' devices.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use super::gate::{OneSided, Reach};
 use super::ring::Writer;
-use super::{Heard, MOST, connect, introduce, is_ours, listen};
+use super::{Heard, MOST, connect, introduce, is_quiet, listen, own_process};
 use crate::files::Waker;
 use crate::forks::forks;
 use crate::link::namespace::{Namespace, namespace};
@@ -39,6 +41,9 @@ pub(in crate::link) struct Connection {
     writer: Writer,
     /// What wakes the reader. `None`: the other side has not answered yet.
     bell: Option<Waker>,
+    /// What this process may do in the other's memory, whose number this is.
+    reach: Option<Reach>,
+    process: libc::pid_t,
     /// When we last looked whether it is still there.
     looked: Instant,
     /// What was written before it has answered: it may refuse the ring.
@@ -54,7 +59,8 @@ pub(in crate::link) struct Connection {
 impl Connection {
     /// Knocks at the door of `to`, and hands over a ring.
     fn new(from: IpAddr, to: IpAddr) -> Option<Self> {
-        let connection = connect(to).filter(is_ours)?;
+        let connection = connect(to)?;
+        let process = own_process(&connection)?;
         let (writer, file) = Writer::create().ok()?;
         introduce(&connection, from, &file).ok()?;
         let now = Instant::now();
@@ -62,6 +68,8 @@ impl Connection {
             connection,
             writer,
             bell: None,
+            reach: None,
+            process,
             looked: now,
             unanswered: Vec::new(),
             waiting: VecDeque::new(),
@@ -89,8 +97,31 @@ impl Connection {
                 self.unanswered = Vec::new();
                 false
             }
+            Heard::Table(file, seat) => {
+                self.reach = Reach::new(&file, seat, self.process).ok();
+                false
+            }
             Heard::End => true,
         }
+    }
+
+    /// Carries out an operation in the other process's memory; see [`Reach::carry_out`].
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    unsafe fn carry_out(&mut self, request: &OneSided, local: &[libc::iovec]) -> io::Result<bool> {
+        // The other side's table comes after its answer.
+        if self.bell.is_none() || self.reach.is_none() && self.is_cut_off() {
+            return Ok(false);
+        }
+        let Some(reach) = &self.reach else { return Ok(false) };
+        // SAFETY: as the caller says.
+        let done = unsafe { reach.carry_out(request, local, || is_quiet(&self.connection)) };
+        if done.is_err() {
+            self.reach = None;
+        }
+        done
     }
 
     /// Sends packets. What does not fit waits, for a time. Returns false if the other process is gone.
@@ -177,11 +208,14 @@ pub(in crate::link) struct Ways {
     forks: u32,
     /// Where the device's addresses are. A thread that sends may be elsewhere, and would find other doors there.
     namespace: Namespace,
+    /// The kernel does not let this process into another one's memory, which was said.
+    is_refused: bool,
 }
 
 impl Ways {
     pub(in crate::link) fn new(namespace: Namespace) -> Self {
-        Self { ways: BTreeMap::new(), refused: Vec::new(), forks: forks(), namespace }
+        let (ways, refused) = (BTreeMap::new(), Vec::new());
+        Self { ways, refused, forks: forks(), namespace, is_refused: false }
     }
 
     /// Ends all connections: the device has other addresses now.
@@ -233,6 +267,33 @@ impl Ways {
             Way::Ring(ring) => Some(ring),
             Way::Network(_) => None,
         }
+    }
+
+    /// Carries out an operation in the memory of the process at an address, if that lets this one in. False: it has to go by
+    /// packets.
+    ///
+    /// # Safety
+    ///
+    /// As [`Link::carry_out`](crate::link::Link::carry_out).
+    pub(in crate::link) unsafe fn carry_out(
+        &mut self,
+        to: IpAddr,
+        request: &OneSided,
+        local: &[libc::iovec],
+    ) -> bool {
+        let Some(ring) = self.ring(request.from.0, to) else { return false };
+        let process = ring.process;
+        // SAFETY: as the caller says.
+        let done = unsafe { ring.carry_out(request, local) };
+        done.unwrap_or_else(|e| {
+            if !std::mem::replace(&mut self.is_refused, true) {
+                eprintln!(
+                    "ibverbs-software: the kernel does not let this process into the memory of process {process}: {e}. One-sided \
+                     operations go by packets"
+                );
+            }
+            false
+        })
     }
 
     /// Sends what did not fit. Returns whether nothing is left to do.

@@ -1,10 +1,10 @@
-//! The memory of a ring, which two processes have mapped.
+//! Memory that processes share: that of a ring, and the table of a gate.
 
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::super::check;
 
@@ -41,41 +41,48 @@ pub(super) struct Header {
 
 /// The memory, mapped into this process.
 #[derive(Debug)]
-pub(super) struct Mapping(NonNull<u8>);
+pub(in super::super) struct Mapping {
+    start: NonNull<u8>,
+    length: usize,
+}
 
-// SAFETY: the memory may be used from any thread; what several use at a time is atomic.
+// SAFETY: the memory may be used from any thread, and by several at a time: it is given out as atomic integers, or as
+// pointers.
 unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    const LENGTH: usize = HEADER + ROOM as usize;
+    /// The length of a ring's.
+    pub(super) const RING: usize = HEADER + ROOM as usize;
 
-    /// New memory, and its file, which the other process needs.
-    pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
-        let file = memory_file(Self::LENGTH, SEALS)?;
-        Ok((Self::new(&file)?, file))
+    /// New memory of this length, all zeros, and its file, which the other process needs.
+    pub(in super::super) fn create(length: usize) -> io::Result<(Self, OwnedFd)> {
+        let file = memory_file(length, SEALS)?;
+        Ok((Self::new(&file, length)?, file))
     }
 
-    /// The memory of a file that another process has sent, unless it is none of a ring.
-    pub(super) fn open(file: &OwnedFd) -> io::Result<Self> {
+    /// The memory of a file that another process has sent, unless the file has another length or could be made shorter.
+    pub(in super::super) fn open(file: &OwnedFd, length: usize) -> io::Result<Self> {
         // SAFETY: plain system calls for a descriptor of ours; `stat` is filled in where the call succeeds.
         let (seals, size) = unsafe {
             let mut stat: libc::stat = std::mem::zeroed();
             check(libc::fstat(file.as_raw_fd(), &mut stat) as _)?;
             (check(libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) as _)? as c_int, stat.st_size)
         };
-        if seals & SEALS != SEALS || usize::try_from(size) != Ok(Self::LENGTH) {
+        if seals & SEALS != SEALS || usize::try_from(size) != Ok(length) {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        Self::new(file)
+        Self::new(file, length)
     }
 
     /// Maps a file of this length, which cannot become shorter.
-    fn new(file: &OwnedFd) -> io::Result<Self> {
+    fn new(file: &OwnedFd, length: usize) -> io::Result<Self> {
         // SAFETY: a new mapping, where the system finds room.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                Self::LENGTH,
+                length,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
                 file.as_raw_fd(),
@@ -85,20 +92,35 @@ impl Mapping {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        NonNull::new(start.cast()).map(Self).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Self { start, length })
     }
 
+    /// An integer of the memory.
+    pub(in super::super) fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < self.length / size_of::<u64>());
+        // SAFETY: within the mapping, which is aligned to a page and lives as long as this. The other process may write there at
+        // any time: it is atomic.
+        unsafe { &*self.start.as_ptr().cast::<AtomicU64>().add(index) }
+    }
+
+    /// Of a ring.
     pub(super) fn header(&self) -> &Header {
+        assert!(self.length == Self::RING);
         // SAFETY: the mapping is longer, aligned to a page, and lives as long as this; its integers are atomic, and
         // any value of theirs is valid.
-        unsafe { self.0.cast().as_ref() }
+        unsafe { self.start.cast().as_ref() }
     }
 
     /// `length` bytes of the ring, from `offset` on.
     pub(super) fn bytes(&self, offset: usize, length: usize) -> *mut u8 {
-        assert!(offset <= ROOM as usize && length <= ROOM as usize - offset);
+        assert!(
+            offset <= ROOM as usize
+                && length <= ROOM as usize - offset
+                && self.length == Self::RING
+        );
         // SAFETY: this is within the mapping.
-        unsafe { self.0.as_ptr().add(HEADER + offset) }
+        unsafe { self.start.as_ptr().add(HEADER + offset) }
     }
 
     pub(super) fn length_at(&self, offset: usize) -> &AtomicU32 {
@@ -111,7 +133,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: this is the whole mapping; nothing that was borrowed from it is left.
-        unsafe { libc::munmap(self.0.as_ptr().cast::<c_void>(), Self::LENGTH) };
+        unsafe { libc::munmap(self.start.as_ptr().cast::<c_void>(), self.length) };
     }
 }
 
@@ -152,7 +174,7 @@ mod tests {
             let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
             // SAFETY: a live structure.
             let limited = unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) } == 0;
-            let error = memory_file(Mapping::LENGTH, SEALS).map_err(|e| e.raw_os_error()).err();
+            let error = memory_file(Mapping::RING, SEALS).map_err(|e| e.raw_os_error()).err();
             let is_good = limited && error == Some(Some(libc::EFBIG));
             // SAFETY: it ends the process at once.
             unsafe { libc::_exit(if is_good { 0 } else { 1 }) };
@@ -165,14 +187,14 @@ mod tests {
 
     #[test]
     fn only_a_sealed_file_of_the_right_size_is_a_ring() {
-        let (_mapping, file) = Mapping::create().unwrap();
-        assert!(Mapping::open(&file).is_ok());
-        let shorter = memory_file(Mapping::LENGTH - 1, SEALS).unwrap();
-        let open = memory_file(Mapping::LENGTH, 0).unwrap();
-        let grows = memory_file(Mapping::LENGTH, libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL).unwrap();
+        let (_mapping, file) = Mapping::create(Mapping::RING).unwrap();
+        assert!(Mapping::open(&file, Mapping::RING).is_ok());
+        let shorter = memory_file(Mapping::RING - 1, SEALS).unwrap();
+        let open = memory_file(Mapping::RING, 0).unwrap();
+        let grows = memory_file(Mapping::RING, libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL).unwrap();
         let other: OwnedFd = std::fs::File::open("/proc/self/exe").unwrap().into();
         for file in [shorter, open, grows, other] {
-            assert!(Mapping::open(&file).is_err());
+            assert!(Mapping::open(&file, Mapping::RING).is_err());
         }
     }
 }

@@ -1,0 +1,535 @@
+//! One-sided operations that the initiator carries out in the target's memory, so that the target needs no processor for
+//! them, as with an adapter.
+//!
+//! A target that allows it keeps a table in memory that its peers map: the regions that peers may read or write, and the
+//! connected queue pairs. Each peer has a seat there, which says whether the peer is in the target's memory now. The peer
+//! takes its seat, looks into the table, copies by the kernel (`process_vm_readv`, `process_vm_writev`) and leaves its seat.
+//! The target takes an entry out of the table first and then waits until no seat is taken: from then on nobody is in that
+//! memory, nor will be.
+//!
+//! The kernel makes sure that the peer may read and write the target's memory by any other means, as a debugger does. So
+//! what is in the table is not for protection against a hostile process of the same user, but for the rules of verbs.
+
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::ring::Mapping;
+use super::{MOST, is_hung_up, own_process};
+use crate::ffi::ibv_access_flags as Access;
+
+/// The table's words, in this order: whether it is open; the seats; the regions; the queue pairs.
+const SEATS: usize = 1;
+const REGIONS: usize = SEATS + MOST;
+const PAIRS: usize = REGIONS + ENTRIES * WORDS;
+const LENGTH: usize = (PAIRS + ENTRIES * WORDS) * size_of::<u64>();
+
+/// How many regions, and queue pairs, it has room for. Others are reached by packets alone.
+const ENTRIES: usize = 4096;
+
+/// The words of an entry. The first one is 0 while the entry is not valid, and is never the same twice.
+const WORDS: usize = 5;
+
+/// The longest operation that is carried out so, in bytes: the device does nothing else meanwhile.
+const LONGEST: u64 = 4 << 20;
+
+/// How often a target looks whether a peer has left its memory.
+const LOOK: Duration = Duration::from_micros(20);
+
+/// A READ or WRITE of a reliable connection that nothing is under way before.
+#[derive(Debug)]
+pub(crate) struct OneSided {
+    pub(crate) writes: bool,
+    /// The address and the queue pair of the initiator, and the target's queue pair.
+    pub(crate) from: (IpAddr, u32),
+    pub(crate) to: u32,
+    pub(crate) rkey: u32,
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+}
+
+fn pack(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+fn unpack(both: u64) -> (u32, u32) {
+    (both as u32, (both >> 32) as u32)
+}
+
+fn bits(address: IpAddr) -> [u64; 2] {
+    let v6 = match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    };
+    [(u128::from(v6) >> 64) as u64, u128::from(v6) as u64]
+}
+
+/// The place of a key, and of a queue pair's number: where both have their index.
+fn region_at(key: u32) -> Option<usize> {
+    let index = (key >> 8) as usize;
+    (index < ENTRIES).then_some(REGIONS + index * WORDS)
+}
+
+fn pair_at(number: u32) -> Option<usize> {
+    let index = (number & 0xffff) as usize;
+    (index < ENTRIES).then_some(PAIRS + index * WORDS)
+}
+
+/// What a target knows of a seat.
+struct Taken {
+    /// That of the peer who has it.
+    connection: Arc<OwnedFd>,
+    is_ending: bool,
+}
+
+impl Taken {
+    /// Whether the peer has ended. A child of it may have the connection open.
+    fn is_gone(&self) -> bool {
+        let is_no_process = own_process(&self.connection).is_some_and(|process| {
+            // SAFETY: no signal is sent, and no memory is involved.
+            let found = unsafe { libc::kill(process, 0) };
+            found != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
+        });
+        is_no_process || is_hung_up(&self.connection)
+    }
+}
+
+/// The target's side.
+pub(crate) struct Gate {
+    table: Mapping,
+    file: OwnedFd,
+    seats: Mutex<Vec<Option<Taken>>>,
+    stamp: AtomicU64,
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate").finish_non_exhaustive()
+    }
+}
+
+impl Gate {
+    pub(in crate::link) fn new() -> io::Result<Arc<Self>> {
+        let (table, file) = Mapping::create(LENGTH)?;
+        table.word(0).store(1, Ordering::SeqCst);
+        let seats = Mutex::new(Vec::new());
+        Ok(Arc::new(Self { table, file, seats, stamp: AtomicU64::new(1) }))
+    }
+
+    pub(super) fn file(&self) -> &OwnedFd {
+        &self.file
+    }
+
+    fn publish(&self, at: usize, words: [u64; WORDS - 1]) {
+        for (index, word) in words.into_iter().enumerate() {
+            self.table.word(at + 1 + index).store(word, Ordering::Relaxed);
+        }
+        let stamp = self.stamp.fetch_add(1, Ordering::Relaxed);
+        self.table.word(at).store(stamp, Ordering::SeqCst);
+    }
+
+    fn withdraw(&self, at: usize) {
+        if self.table.word(at).swap(0, Ordering::SeqCst) != 0 {
+            self.wait();
+        }
+    }
+
+    /// From now on, peers may use this region, as far as `access` allows it: `length` bytes of this process's memory from
+    /// `start` on, which requests address from `iova` on.
+    pub(crate) fn add_region(
+        &self,
+        (key, pd): (u32, u32),
+        (start, iova, length): (u64, u64, u64),
+        access: u32,
+    ) {
+        let remote = Access::IBV_ACCESS_REMOTE_READ.0 | Access::IBV_ACCESS_REMOTE_WRITE.0;
+        // The rights are in two of the bits that an address and a length of this machine do not have.
+        let rights = u64::from(access & remote) << LENGTH_BITS;
+        if let Some(at) = region_at(key)
+            && access & remote != 0
+            && length >> LENGTH_BITS == 0
+        {
+            self.publish(at, [pack(key, pd), start, iova, length | rights]);
+        }
+    }
+
+    /// Nobody is in the region from here on.
+    pub(crate) fn remove_region(&self, key: u32) {
+        region_at(key).into_iter().for_each(|at| self.withdraw(at));
+    }
+
+    /// From now on, the peer of this connected queue pair may use regions of its domain.
+    pub(crate) fn add_pair(&self, (number, pd): (u32, u32), peer: (IpAddr, u32), access: u32) {
+        let [high, low] = bits(peer.0);
+        if let Some(at) = pair_at(number) {
+            // The rights are below 2^8, and a number has 24 bits.
+            self.publish(at, [pack(number, pd), pack(peer.1, access), high, low]);
+        }
+    }
+
+    /// Nobody is in memory on behalf of this queue pair's peer from here on.
+    pub(crate) fn remove_pair(&self, number: u32) {
+        pair_at(number).into_iter().for_each(|at| self.withdraw(at));
+    }
+
+    /// Whether peers may use it at all.
+    pub(crate) fn set_open(&self, is_open: bool) {
+        if self.table.word(0).swap(is_open.into(), Ordering::SeqCst) == 1 && !is_open {
+            self.wait();
+        }
+    }
+
+    fn seats(&self) -> MutexGuard<'_, Vec<Option<Taken>>> {
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until all peers who are in this process's memory have left it, or have ended.
+    fn wait(&self) {
+        for (seat, taken) in self.seats().iter().enumerate() {
+            let is_in = || self.table.word(SEATS + seat).load(Ordering::SeqCst) != 0;
+            while taken.as_ref().is_some_and(|it| is_in() && !it.is_gone()) {
+                std::thread::sleep(LOOK);
+            }
+        }
+    }
+
+    /// A seat for the process at the other end. `None`: there are enough.
+    pub(super) fn admit(self: &Arc<Self>, connection: &Arc<OwnedFd>) -> Option<Seat> {
+        let mut seats = self.seats();
+        let is_free =
+            |seat: &Option<Taken>| seat.as_ref().is_none_or(|it| it.is_ending && it.is_gone());
+        let number = seats.iter().position(is_free).unwrap_or_else(|| {
+            seats.push(None);
+            seats.len() - 1
+        });
+        if number >= MOST {
+            seats.pop();
+            return None;
+        }
+        self.table.word(SEATS + number).store(0, Ordering::SeqCst);
+        seats[number] = Some(Taken { connection: connection.clone(), is_ending: false });
+        Some(Seat { gate: self.clone(), number })
+    }
+}
+
+/// The bits of the length of a region; the rights are above.
+const LENGTH_BITS: u32 = 56;
+
+/// A peer's seat, on the target's side.
+#[derive(Debug)]
+pub(super) struct Seat {
+    gate: Arc<Gate>,
+    number: usize,
+}
+
+impl Seat {
+    pub(super) fn number(&self) -> usize {
+        self.number
+    }
+}
+
+impl Drop for Seat {
+    /// The connection ends. The peer may take its seat until it has seen that, so nobody else gets the seat before.
+    fn drop(&mut self) {
+        if let Some(taken) = &mut self.gate.seats()[self.number] {
+            taken.is_ending = true;
+            // SAFETY: no memory is involved.
+            unsafe { libc::shutdown(taken.connection.as_raw_fd(), libc::SHUT_WR) };
+        }
+    }
+}
+
+/// The initiator's side: what it may do in the memory of another process.
+pub(super) struct Reach {
+    table: Mapping,
+    seat: usize,
+    process: libc::pid_t,
+}
+
+impl fmt::Debug for Reach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reach").field("process", &self.process).finish_non_exhaustive()
+    }
+}
+
+impl Reach {
+    /// By the table that another process has handed over, with the number of a seat.
+    pub(super) fn new(file: &OwnedFd, seat: usize, process: libc::pid_t) -> io::Result<Self> {
+        if seat >= MOST || process <= 0 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(Self { table: Mapping::open(file, LENGTH)?, seat, process })
+    }
+
+    /// Carries an operation out, whose own memory is in `local`. False: it has to go by packets, which give the right
+    /// answer. `is_connected` looks whether the process lives, and still lets this one in: its number may be another one's
+    /// by now.
+    ///
+    /// # Errors
+    ///
+    /// The kernel does not let this process into the other's memory.
+    ///
+    /// # Safety
+    ///
+    /// A READ writes to all of `local`: no Rust reference to that memory may be in use, as when an adapter writes there.
+    pub(super) unsafe fn carry_out(
+        &self,
+        request: &OneSided,
+        local: &[libc::iovec],
+        is_connected: impl FnOnce() -> bool,
+    ) -> io::Result<bool> {
+        if request.length > LONGEST {
+            return Ok(false);
+        }
+        let seat = self.table.word(SEATS + self.seat);
+        seat.store(1, Ordering::SeqCst);
+        let found = if is_connected() { self.find(request) } else { None };
+        let done = match found {
+            // SAFETY: the caller vouches for `local`, which the kernel checks as well. What is in the other process's memory
+            // is that process's: it has a region there.
+            Some(start) => unsafe { self.copy(request, start, local) },
+            None => Ok(false),
+        };
+        seat.store(0, Ordering::SeqCst);
+        done
+    }
+
+    /// The address in the other process, if the table allows the operation.
+    fn find(&self, request: &OneSided) -> Option<u64> {
+        if self.table.word(0).load(Ordering::SeqCst) != 1 {
+            return None;
+        }
+        let right = if request.writes {
+            Access::IBV_ACCESS_REMOTE_WRITE
+        } else {
+            Access::IBV_ACCESS_REMOTE_READ
+        };
+        let [pair, peer, high, low] = self.read(pair_at(request.to)?)?;
+        let ((number, pd), (own, access)) = (unpack(pair), unpack(peer));
+        let is_peer = (number, own) == (request.to, request.from.1)
+            && [high, low] == bits(request.from.0)
+            && access & right.0 != 0;
+        let [key, start, iova, length] = self.read(region_at(request.rkey)?)?;
+        let (rights, length) = (length >> LENGTH_BITS, length & ((1 << LENGTH_BITS) - 1));
+        let offset = request.address.checked_sub(iova)?;
+        let is_inside = offset <= length && request.length <= length - offset;
+        let is_allowed = unpack(key) == (request.rkey, pd) && rights & u64::from(right.0) != 0;
+        (is_peer && is_allowed && is_inside).then(|| start.wrapping_add(offset))
+    }
+
+    /// The words of a valid entry.
+    fn read(&self, at: usize) -> Option<[u64; WORDS - 1]> {
+        let stamp = self.table.word(at).load(Ordering::SeqCst);
+        let words = std::array::from_fn(|i| self.table.word(at + 1 + i).load(Ordering::Relaxed));
+        std::sync::atomic::fence(Ordering::Acquire);
+        let is_same = self.table.word(at).load(Ordering::SeqCst) == stamp;
+        (stamp != 0 && is_same).then_some(words)
+    }
+
+    /// # Safety
+    ///
+    /// As [`carry_out`](Self::carry_out).
+    unsafe fn copy(
+        &self,
+        request: &OneSided,
+        start: u64,
+        local: &[libc::iovec],
+    ) -> io::Result<bool> {
+        let length = request.length as usize;
+        let remote = libc::iovec { iov_base: start as *mut _, iov_len: length };
+        let count = local.len() as libc::c_ulong;
+        // SAFETY: the caller vouches for the memory; the lists are live.
+        let copied = unsafe {
+            if request.writes {
+                libc::process_vm_writev(self.process, local.as_ptr(), count, &remote, 1, 0)
+            } else {
+                libc::process_vm_readv(self.process, local.as_ptr(), count, &remote, 1, 0)
+            }
+        };
+        if copied < 0 {
+            let error = io::Error::last_os_error();
+            // Memory that is not mapped, on either side.
+            return if error.raw_os_error() == Some(libc::EFAULT) { Ok(false) } else { Err(error) };
+        }
+        Ok(copied as usize == length)
+    }
+}
+
+/// Lets other processes of the user into this one's memory, where the kernel's Yama would let in its parents alone.
+pub(in crate::link) fn let_in() {
+    const PR_SET_PTRACER: libc::c_int = 0x5961_6d61;
+    // SAFETY: no memory is involved. Without Yama the kernel knows no such call, and needs none.
+    unsafe { libc::prctl(PR_SET_PTRACER, libc::c_ulong::MAX, 0, 0, 0) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const OWN: (IpAddr, u32) = (IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0x12);
+    const TARGET: u32 = 0x34;
+    const KEY: u32 = 0x500;
+    const IOVA: u64 = 0x10_000;
+
+    /// Both ends of a connection in this process, and the initiator's reach into it.
+    fn admitted(gate: &Arc<Gate>) -> (Seat, OwnedFd, Reach) {
+        let [ours, theirs] = pair();
+        let seat = gate.admit(&Arc::new(ours)).unwrap();
+        let process = std::process::id() as libc::pid_t;
+        let reach = Reach::new(gate.file(), seat.number(), process).unwrap();
+        (seat, theirs, reach)
+    }
+
+    fn pair() -> [OwnedFd; 2] {
+        let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        one.set_nonblocking(true).unwrap();
+        other.set_nonblocking(true).unwrap();
+        [one.into(), other.into()]
+    }
+
+    fn request(writes: bool, address: u64, length: u64) -> OneSided {
+        OneSided { writes, from: OWN, to: TARGET, rkey: KEY, address, length }
+    }
+
+    fn run(reach: &Reach, request: &OneSided, local: &mut [u8]) -> bool {
+        let part = libc::iovec { iov_base: local.as_mut_ptr().cast(), iov_len: local.len() };
+        // SAFETY: nothing else uses the bytes meanwhile.
+        unsafe { reach.carry_out(request, &[part], || true) }.unwrap()
+    }
+
+    /// A gate to memory of 64 bytes, which one pair may write, and read if `access` says so.
+    fn gate_to(memory: &mut [u64; 8], access: Access) -> Arc<Gate> {
+        let gate = Gate::new().unwrap();
+        let both = Access::IBV_ACCESS_REMOTE_WRITE | Access::IBV_ACCESS_REMOTE_READ;
+        gate.add_region((KEY, 7), (memory.as_mut_ptr() as u64, IOVA, 64), access.0);
+        gate.add_pair((TARGET, 7), OWN, both.0);
+        gate
+    }
+
+    #[test]
+    fn what_the_table_allows_is_carried_out_and_nothing_else() {
+        let both = Access::IBV_ACCESS_REMOTE_WRITE | Access::IBV_ACCESS_REMOTE_READ;
+        let mut memory = Box::new([1_u64; 8]);
+        let gate = gate_to(&mut memory, both);
+        let (_seat, _line, reach) = admitted(&gate);
+        assert!(run(&reach, &request(true, IOVA + 8, 8), &mut 2_u64.to_ne_bytes()));
+        let mut read = [0; 16];
+        assert!(run(&reach, &request(false, IOVA + 8, 16), &mut read));
+        assert_eq!(read[..8], 2_u64.to_ne_bytes());
+        assert_eq!(read[8..], 1_u64.to_ne_bytes());
+        // Bounds, key, queue pairs, address, and the length of one operation.
+        let allows = |change: fn(&mut OneSided)| {
+            let mut request = request(true, IOVA, 8);
+            change(&mut request);
+            run(&reach, &request, &mut [0; 8])
+        };
+        assert!(allows(|_| {}) && allows(|it| it.address = IOVA + 56));
+        assert!(!allows(|it| it.address = IOVA + 57) && !allows(|it| it.address = IOVA - 1));
+        assert!(!allows(|it| it.address = u64::MAX) && !allows(|it| it.length = u64::MAX));
+        assert!(!allows(|it| it.rkey = KEY + 1) && !allows(|it| it.rkey = KEY + 0x100));
+        assert!(!allows(|it| it.rkey = u32::MAX) && !allows(|it| it.to = TARGET + 0x1_0000));
+        assert!(!allows(|it| it.to = TARGET + 1) && !allows(|it| it.from.1 = 0x13));
+        assert!(!allows(|it| it.from.0 = "127.0.0.2".parse().unwrap()));
+        // Rights of the pair, its domain, and rights of the region.
+        gate.add_pair((TARGET, 7), OWN, Access::IBV_ACCESS_REMOTE_READ.0);
+        assert!(!allows(|_| {}) && allows(|it| it.writes = false));
+        gate.add_pair((TARGET, 8), OWN, both.0);
+        assert!(!allows(|_| {}));
+        gate.add_pair((TARGET, 7), OWN, both.0);
+        assert!(allows(|_| {}));
+        gate.remove_pair(TARGET);
+        assert!(!allows(|_| {}));
+        gate.add_pair((TARGET, 7), OWN, both.0);
+        gate.set_open(false);
+        assert!(!allows(|_| {}));
+        gate.set_open(true);
+        assert!(allows(|_| {}));
+        gate.remove_region(KEY);
+        assert!(!allows(|_| {}));
+        let read = gate_to(&mut memory, Access::IBV_ACCESS_REMOTE_READ);
+        let (_seat, _line, reach) = admitted(&read);
+        assert!(!run(&reach, &request(true, IOVA, 8), &mut [0; 8]));
+        assert!(run(&reach, &request(false, IOVA, 8), &mut [0; 8]));
+    }
+
+    #[test]
+    fn memory_that_is_not_mapped_and_a_process_that_is_gone_are_refused() {
+        let gate = Gate::new().unwrap();
+        let write = Access::IBV_ACCESS_REMOTE_WRITE.0;
+        gate.add_region((KEY, 7), (0x1000, IOVA, 64), write);
+        gate.add_pair((TARGET, 7), OWN, write);
+        let (_seat, _line, mut reach) = admitted(&gate);
+        let mut bytes = [0_u8; 8];
+        assert!(!run(&reach, &request(true, IOVA, 8), &mut bytes), "nothing is mapped there");
+        let part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: 8 };
+        // SAFETY: it writes nothing here.
+        let gone = unsafe { reach.carry_out(&request(true, IOVA, 8), &[part], || false) };
+        assert!(!gone.unwrap());
+        reach.process = libc::pid_t::MAX;
+        // SAFETY: as above.
+        let gone = unsafe { reach.carry_out(&request(true, IOVA, 8), &[part], || true) };
+        assert_eq!(gone.unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        assert!(
+            Reach::new(gate.file(), MOST, 1).is_err() && Reach::new(gate.file(), 0, 0).is_err()
+        );
+    }
+
+    /// What a target waits for: that a peer leaves its seat, or ends; also one whose connection is ending.
+    #[test]
+    fn who_takes_memory_away_waits_for_peers_that_are_in_it() {
+        for (ends, leaves) in [(false, true), (true, false), (false, false)] {
+            let mut memory = Box::new([0; 8]);
+            let gate = gate_to(&mut memory, Access::IBV_ACCESS_REMOTE_WRITE);
+            let (seat, line, reach) = admitted(&gate);
+            let word = reach.table.word(SEATS + reach.seat);
+            word.store(1, Ordering::SeqCst);
+            if ends {
+                drop(seat);
+            }
+            let (done, waits) = mpsc::channel();
+            std::thread::scope(|threads| {
+                threads.spawn(|| {
+                    gate.remove_region(KEY);
+                    done.send(()).unwrap();
+                });
+                while reach.table.word(region_at(KEY).unwrap()).load(Ordering::SeqCst) != 0 {
+                    std::thread::yield_now();
+                }
+                std::thread::sleep(10 * LOOK);
+                assert!(waits.try_recv().is_err(), "a peer is in the memory");
+                if leaves {
+                    word.store(0, Ordering::SeqCst)
+                } else {
+                    drop(line)
+                }
+                waits.recv().unwrap();
+            });
+        }
+    }
+
+    #[test]
+    fn nobody_gets_a_seat_whose_peer_may_still_take_it() {
+        let gate = Gate::new().unwrap();
+        let (first, line, _) = admitted(&gate);
+        drop(first);
+        let (second, ..) = admitted(&gate);
+        assert_eq!(second.number(), 1);
+        assert!(!is_quiet_for_peer(&line), "the peer is told");
+        drop(line);
+        let (third, ..) = admitted(&gate);
+        assert_eq!(third.number(), 0);
+        let seats: Vec<_> = (2..MOST).map(|_| admitted(&gate)).collect();
+        let [ours, _theirs] = pair();
+        assert!(seats.len() == MOST - 2 && gate.admit(&Arc::new(ours)).is_none());
+    }
+
+    fn is_quiet_for_peer(line: &OwnedFd) -> bool {
+        super::super::is_quiet(line)
+    }
+}
