@@ -588,7 +588,7 @@ impl Threaded {
                 self.receive_for_program(shared, &mut receiver, true, queue.map(|it| (it, true)));
                 drop(receiver);
                 // The program returns before the acknowledgement leaves, which its answer takes along.
-                if queue.is_some_and(|queue| shared.lock().is_owed(queue)) {
+                if queue.is_some_and(|queue| shared.lock().has_missed(queue)) {
                     return Some(true);
                 }
                 if events::written() != before {

@@ -122,9 +122,10 @@ impl Engine {
         }
     }
 
-    /// Whether a completion queue has completions that raised no event, since their program has received them.
-    pub(crate) fn is_owed(&self, number: u32) -> bool {
-        self.core.cqs.get(number).is_some_and(|cq| cq.owes)
+    /// Whether a completion queue had completions that raised no event, since the thread that sleeps for it has received
+    /// them. Another thread may have polled them meanwhile: others still have to hear of them.
+    pub(crate) fn has_missed(&self, number: u32) -> bool {
+        self.core.cqs.get(number).is_some_and(|cq| cq.missed)
     }
 
     /// A poll of the program is over. Completions that it has left raise the event that they did not raise before: other

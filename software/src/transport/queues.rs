@@ -34,7 +34,7 @@ pub(crate) struct CompletionQueue {
     pub(crate) sleepers: u32,
     /// There may be completions without an event.
     pub(crate) owes: bool,
-    /// There were such: who begins to sleep looks once more.
+    /// There were such: who sleeps, or begins to, looks once more.
     pub(crate) missed: bool,
     /// The program can ask when something completed.
     pub(crate) is_timed: bool,

@@ -56,6 +56,30 @@ fn who_had_no_processor_itself_waits_on() {
     assert!(world.sides[0].poll().is_empty() && world.sent.lock().unwrap().is_empty());
 }
 
+/// Three threads: one sleeps, and has received a completion itself, without an event. Another polls it before the first has
+/// looked. The first wakes all the same: for the third, whose completion it was, it is the one who hears of it.
+#[test]
+fn who_sleeps_wakes_for_what_it_received_though_another_has_polled_it() {
+    let mut world = World::new(6);
+    let [sender, sleeper] = &mut world.sides;
+    let cq = sleeper.cq;
+    sleeper.receive(1, 0, 64);
+    sleeper.engine.arm(cq, false).unwrap();
+    assert!(sleeper.engine.begin_sleep(cq) && !sleeper.engine.has_missed(cq));
+    sender.post(1, Operation::Send, Extra::None, 0, 64);
+    sleeper.engine.core.polling = Some((cq, true));
+    world.run(0);
+    let sleeper = &mut world.sides[1];
+    sleeper.engine.core.polling = None;
+    assert_eq!(sleeper.engine.events(cq), 0);
+    assert_eq!(sleeper.poll().len(), 1);
+    sleeper.engine.polled(cq);
+    assert!(sleeper.engine.has_missed(cq));
+    sleeper.engine.end_sleep(cq);
+    // It is told once.
+    assert!(sleeper.engine.begin_sleep(cq) && !sleeper.engine.has_missed(cq));
+}
+
 /// Lets a side look only when its timer has been due for so long.
 fn look_late(side: &mut Side, clock: &VirtualClock, late: Time) {
     clock.0.fetch_max(side.engine.due().unwrap() + late, Ordering::Relaxed);
