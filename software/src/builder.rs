@@ -204,6 +204,8 @@ impl Builder {
     ///
     /// To deregister a region, or to move a queue pair to another state, waits for a peer that is copying at that moment: it
     /// waits for as long as somebody stops the peer's process there (`SIGSTOP`).
+    /// A process that executes another program (`execve`) drops the device before: else a WRITE that a peer has just begun may
+    /// end in the new program's memory.
     ///
     /// The default is no. It has no effect in [strict mode](Self::strict), which looks at packets, on a simulated
     /// [network](Self::network) and [through the kernel](Self::through_kernel).
