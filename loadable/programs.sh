@@ -91,7 +91,7 @@ perftest() { # [NAME..]
 managed() { # NAME WAIT "SERVER" "CLIENT" [STAYS]
 	local server status ended folder attempt
 	folder=$(mktemp -d "${scratch:?}/managed.XXXXXX")
-	for attempt in {1..20}; do
+	for attempt in {1..60}; do
 		status=0
 		timeout $((300 * ${slower:-1})) "${run:?}" bash -c "exec $3" </dev/null >"$folder/server" 2>&1 &
 		server=$!
