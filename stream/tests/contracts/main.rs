@@ -13,7 +13,7 @@ use ibverbs_stream::{Hub, HubBuilder};
 /// A hub on a device of its own.
 struct Host {
     hub: Hub,
-    _device: Device,
+    device: Device,
 }
 
 impl Host {
@@ -24,7 +24,18 @@ impl Host {
     fn with(set: impl FnOnce(HubBuilder) -> HubBuilder) -> Self {
         let device = Device::new().unwrap();
         let builder = Hub::builder(&Arc::new(device.open().unwrap())).max_connections(16);
-        Self { hub: set(builder).build().unwrap(), _device: device }
+        Self { hub: set(builder).build().unwrap(), device }
+    }
+
+    /// Of streams that have both ends here: every packet that the device has sent has come back to it.
+    fn wait_until_all_has_arrived(&self) {
+        loop {
+            let counters = self.device.counters();
+            if counters.packets_sent == counters.packets_received {
+                break;
+            }
+            std::thread::yield_now();
+        }
     }
 }
 

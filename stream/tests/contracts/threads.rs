@@ -184,9 +184,9 @@ fn what_has_arrived_unseen_is_unread() {
         if answers {
             two.write_all(b"answer").unwrap();
         }
-        // It returns when the bytes are on their way; the device of software carries them at once.
         one.write_all(b"unread").unwrap();
         one.flush().unwrap();
+        host.wait_until_all_has_arrived();
         drop(two);
         let mut got = Vec::new();
         let error = one.read_to_end(&mut got).unwrap_err();
