@@ -207,6 +207,9 @@ impl<S: Share> AsyncChannel<S> {
     /// [ahead](Self::post_receive), or by a receive that was dropped. If such a one is left, `buffer` is not needed, and
     /// is dropped. If the queue is full, it is posted when there is room.
     ///
+    /// A peer whose message finds no receive waits for this side's [`MinRnrTimer`](crate::settings::MinRnrTimer), 10 ms if not
+    /// set. So a server posts the next receive before it answers, or has several posted; else each call of such a peer takes 10 ms.
+    ///
     /// A message that is longer than the buffer it arrives in fails, so use buffers of one length. Without memory for a place
     /// in line, it fails with `ENOMEM`: a buffer that was posted is for the next task then.
     #[doc(alias = "ibv_post_recv")]
