@@ -96,8 +96,9 @@ impl<'a> Initiator<'a> {
         let remote = RemoteMemoryRegion::from_bytes(&remote).unwrap();
         let memory = domain.allocate::<u8>(LENGTH).unwrap();
         let mut new = Self { target, device, channel, remote, memory };
-        let before = device.counters().one_sided;
+        let (before, end) = (device.counters().one_sided, deadline());
         while device.counters().one_sided == before {
+            assert!(Instant::now() < end, "no WRITE is one-sided: does the kernel refuse it?");
             new.write(0..1).unwrap();
         }
         new
@@ -128,9 +129,9 @@ impl<'a> Initiator<'a> {
     /// Stops the target's process: all of its threads.
     fn stop(&self) {
         self.signal(libc::SIGSTOP);
-        let stat = format!("/proc/{}/stat", self.target.0.id());
+        let (stat, end) = (format!("/proc/{}/stat", self.target.0.id()), deadline());
         while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
-            assert!(Instant::now() < deadline());
+            assert!(Instant::now() < end);
             std::thread::sleep(Duration::from_millis(1));
         }
     }
