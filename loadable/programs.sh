@@ -209,8 +209,9 @@ managed_others() {
 	local -x FI_MR_CACHE_MONITOR=disabled
 	local ping="fi_pingpong -S 4096 -I 50 -p"
 	managed "fi_pingpong -e msg" "$(port '[0-9]+')" "$ping verbs -e msg" "$ping verbs -e msg 127.0.0.1" &&
-		managed "fi_pingpong -e rdm by RXM" "$(port '[0-9]+')" "$ping \"verbs;ofi_rxm\" -e rdm" "$ping \"verbs;ofi_rxm\" -e rdm 127.0.0.1" &&
-		managed "qperf -cm1" '^' qperf "qperf -cm1 -t 1 127.0.0.1 rc_bw rc_lat" stays || return
+		managed "fi_pingpong -e rdm by RXM" "$(port '[0-9]+')" "$ping \"verbs;ofi_rxm\" -e rdm" "$ping \"verbs;ofi_rxm\" -e rdm 127.0.0.1" || return
+	# Under memcheck it writes bytes that it has not set to a socket, and destroys a queue pair that it has not.
+	[ "${slower:-1}" != 1 ] || managed "qperf -cm1" '^' qperf "qperf -cm1 -t 1 127.0.0.1 rc_bw rc_lat" stays || return
 	# UCX's other way to connect to an address is TCP, which it may not use here.
 	local demo="env UCX_TLS=rc_v,rdmacm UCX_NET_DEVICES=soft0:1 io_demo -q -o read,write"
 	managed "io_demo by UCX's rdmacm" "$(port 1337)" "$demo" "$demo -i 200 127.0.0.1" stays
