@@ -202,13 +202,13 @@ impl Builder {
     /// earlier request under way, to a region of ordinary memory by the region's own key. Everything else goes by packets, and
     /// what is not allowed does too, and has the usual error. [`Counters::one_sided`](crate::Counters::one_sided) counts them.
     ///
-    /// To deregister a region, or to move a queue pair to another state, waits for a peer that is copying at that moment: it
-    /// waits for as long as somebody stops the peer's process there (`SIGSTOP`).
-    /// A process that executes another program (`execve`) drops the device before: else a WRITE that a peer has just begun may
-    /// end in the new program's memory.
+    /// Deregistering a region, and moving a queue pair to another state, wait for a peer that is copying at that moment, and the
+    /// whole device waits with them. If somebody stops the peer's process there (`SIGSTOP`), they wait until it goes on or ends.
+    /// Drop the device before the process executes another program (`execve`): else a WRITE that a peer has just begun may end
+    /// in the new program's memory.
     ///
-    /// The default is no. It has no effect in [strict mode](Self::strict), which looks at packets, on a simulated
-    /// [network](Self::network) and [through the kernel](Self::through_kernel).
+    /// The default is no. It has no effect in [strict mode](Self::strict), which looks at packets and is the default in builds
+    /// with debug assertions, on a simulated [network](Self::network) and [through the kernel](Self::through_kernel).
     pub fn one_sided(mut self, one_sided: bool) -> Self {
         self.settings.one_sided = one_sided;
         self

@@ -238,8 +238,8 @@ impl Engine {
     /// The device is removed: nothing happens any more. No completion comes, not even for what is posted.
     pub(crate) fn remove(&mut self) {
         self.settle();
-        self.core.gate.iter().for_each(|gate| gate.set_open(false));
         for qp in self.qps.iter_mut() {
+            self.core.keep_out(qp.number);
             self.core.timers.forget(Timer::QueuePair(qp.number), &mut qp.scheduled);
             qp.state = ibv_qp_state::IBV_QPS_ERR;
             qp.is_runnable = false;
