@@ -5,6 +5,7 @@ mod child;
 #[path = "support/patience.rs"]
 mod patience;
 
+use std::io::Write;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
@@ -46,7 +47,8 @@ fn sum(bytes: &[u8]) -> u64 {
 /// What the initiator tells the target to do, by messages, which come after the WRITEs before them.
 const TELL_SUM: u8 = 0;
 const DEREGISTER: u8 = 1;
-const END: u8 = 2;
+const REMOVE: u8 = 2;
+const END: u8 = 3;
 
 /// The target's part.
 #[test]
@@ -70,6 +72,17 @@ fn lets_its_peer_in() {
             (DEREGISTER, _) => {
                 region = None;
                 println!("deregistered");
+            }
+            (REMOVE, _) => {
+                // Once the peer knows that the message has arrived.
+                std::io::stdin().read_line(&mut String::new()).unwrap();
+                device.remove();
+                device.set_port_active(1, false).unwrap();
+                device.set_port_active(1, true).unwrap();
+                println!("removed");
+                loop {
+                    std::thread::park(); // until it is killed
+                }
             }
             _ => break,
         }
@@ -210,6 +223,19 @@ fn a_target_that_is_killed_is_gone() {
     let mut it = Initiator::new(&device, &domain);
     it.tell(END);
     assert!(it.target.0.wait().unwrap().success());
+    assert_eq!(status(it.write(0..8)), WorkStatus::RetryExceeded);
+}
+
+/// Its memory and its process are there still, and its port has come up again.
+#[test]
+fn a_target_whose_device_is_removed_is_gone() {
+    let device = device();
+    let context = device.open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let mut it = Initiator::new(&device, &domain);
+    it.tell(REMOVE);
+    it.target.0.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    it.target.wait_for("removed");
     assert_eq!(status(it.write(0..8)), WorkStatus::RetryExceeded);
 }
 
