@@ -24,17 +24,25 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`InvalidInput`](io::ErrorKind::InvalidInput): the variable is not of that form, or names a device twice. Otherwise
+    /// [`InvalidInput`](io::ErrorKind::InvalidInput): a variable is not of that form, or names a device twice. Otherwise
     /// those of [`Builder::build`](crate::Builder::build). The text names the variable.
     pub fn from_environment() -> io::Result<Option<Vec<Self>>> {
         let Some(value) = std::env::var_os(VARIABLE) else { return Ok(None) };
         let value = value.into_string().map_err(|_| invalid("IBVERBS_SOFTWARE: it is not text"))?;
+        let one_sided = match std::env::var_os(ONE_SIDED) {
+            Some(value) if value == "1" => true,
+            Some(value) if value.is_empty() || value == "0" => false,
+            Some(value) => {
+                return Err(invalid(&format!("{ONE_SIDED}: {value:?} is neither 0 nor 1")));
+            }
+            None => false,
+        };
         let make = |(name, ports): (&str, Vec<Vec<IpAddr>>)| {
             let builder =
                 ports.into_iter().fold(Self::builder().name(name), |b, port| b.port(port));
             builder
                 .adapter_gids(true)
-                .one_sided(std::env::var_os(ONE_SIDED).is_some_and(|value| value == "1"))
+                .one_sided(one_sided)
                 .build()
                 .map_err(|e| explained(&e, &format!("{VARIABLE}: device {name:?}")))
         };
@@ -139,17 +147,19 @@ mod tests {
             assert_eq!(format!("{:?}", found.map_err(|error| error.kind())), expected);
             return;
         }
-        for (value, expected) in [
-            (None, "Ok(None)"),
-            (Some(""), "Ok(Some(\"\"))"),
-            (Some("soft0"), "Ok(Some(\"soft0\"))"),
-            (Some("one,two"), "Ok(Some(\"one two\"))"),
-            (Some("::1"), "Err(InvalidInput)"),
+        for (value, one_sided, expected) in [
+            (None, "", "Ok(None)"),
+            (Some(""), "0", "Ok(Some(\"\"))"),
+            (Some("soft0"), "1", "Ok(Some(\"soft0\"))"),
+            (Some("soft0"), "yes", "Err(InvalidInput)"),
+            (Some("one,two"), "", "Ok(Some(\"one two\"))"),
+            (Some("::1"), "", "Err(InvalidInput)"),
         ] {
             let mut process = Command::new(env::current_exe().unwrap());
             process.arg("environment::tests::the_devices_that_the_variable_names_are_made");
             process.env_remove(VARIABLE).envs(value.map(|value| (VARIABLE, value)));
-            let output = process.env(EXPECTED, expected).output().unwrap();
+            process.env(ONE_SIDED, one_sided).env(EXPECTED, expected);
+            let output = process.output().unwrap();
             let text = String::from_utf8_lossy(&output.stdout);
             assert!(output.status.success() && text.contains("1 passed"), "{value:?}: {text}");
         }

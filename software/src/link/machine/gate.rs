@@ -230,6 +230,10 @@ impl Seat {
     pub(super) fn number(&self) -> usize {
         self.number
     }
+
+    pub(super) fn gate(&self) -> &Gate {
+        &self.gate
+    }
 }
 
 impl Drop for Seat {

@@ -22,6 +22,7 @@ use std::mem::{size_of, zeroed};
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use self::gate::Seat;
 use crate::files::Waker;
 
 pub(super) use self::gate::let_in;
@@ -115,16 +116,16 @@ fn own_process(connection: &OwnedFd) -> Option<libc::pid_t> {
 #[derive(Debug)]
 enum Heard {
     Nothing,
-    /// The other side has let us in, and wants to be woken so.
-    Answer(Waker),
+    /// The other side has let us in, and wants to be woken so. Whether a table follows.
+    Answer(Waker, bool),
     /// It lets us into its memory, by a table in which we have a seat of this number.
     Table(OwnedFd, usize),
     /// The other end is gone, or says what nobody says.
     End,
 }
 
-/// What the answer says beside the bell.
-const WELCOME: &[u8] = b"!";
+/// What the answer says beside the bell, without a table and before one.
+const WELCOME: [&[u8]; 2] = [b"!", b"!="];
 
 /// What stands in front of the number of a seat, beside a table.
 const TABLE: u8 = b'=';
@@ -158,7 +159,10 @@ fn listen(connection: &OwnedFd) -> Heard {
             Ok(seat) if text[0] == TABLE => {
                 seat.parse().map_or(Heard::End, |seat| Heard::Table(file, seat))
             }
-            _ => Waker::of_other(file).map_or(Heard::End, Heard::Answer),
+            _ => {
+                let before_table = &text[..length] == WELCOME[1];
+                Waker::of_other(file).map_or(Heard::End, |bell| Heard::Answer(bell, before_table))
+            }
         },
         Ok(_) => Heard::End,
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Heard::Nothing,
@@ -180,13 +184,14 @@ fn introduce(connection: &OwnedFd, from: IpAddr, ring: &OwnedFd) -> io::Result<(
 }
 
 /// Lets the other side in, and hands over the bell.
-fn answer(connection: &OwnedFd, bell: &Waker) -> io::Result<()> {
-    send(connection, WELCOME, bell.file())
+fn answer(connection: &OwnedFd, bell: &Waker, before_table: bool) -> io::Result<()> {
+    send(connection, WELCOME[usize::from(before_table)], bell.file())
 }
 
 /// Lets the other side into this process's memory.
-fn hand_over(connection: &OwnedFd, gate: &Gate, seat: usize) -> io::Result<()> {
-    send(connection, format!("{}{seat}", char::from(TABLE)).as_bytes(), gate.file())
+fn hand_over(connection: &OwnedFd, seat: &Seat) -> io::Result<()> {
+    let text = format!("{}{}", char::from(TABLE), seat.number());
+    send(connection, text.as_bytes(), seat.gate().file())
 }
 
 /// Sends a message with a file, without blocking.

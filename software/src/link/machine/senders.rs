@@ -163,15 +163,17 @@ impl Senders {
         let Ok(reader) = Reader::new(&file) else { return };
         let Ok(line) = Line::new(connection.clone(), &self.ends) else { return };
         // Whatever is in the ring is read before anyone asks to be rung, also what a process has left that has ended since.
-        let is_ending = match answer(&connection, &self.bell) {
+        let seat = self.gate.as_ref().and_then(|gate| gate.admit(&connection));
+        let is_ending = match answer(&connection, &self.bell, seat.is_some()) {
             Ok(()) => false,
             Err(e) if e.kind() == io::ErrorKind::BrokenPipe => true,
             Err(_) => return,
         };
-        let seat = self.gate.as_ref().and_then(|gate| {
-            let seat = gate.admit(&connection)?;
-            hand_over(&connection, gate, seat.number()).is_ok().then_some(seat)
-        });
+        if let Some(seat) = &seat
+            && hand_over(&connection, seat).is_err()
+        {
+            return;
+        }
         for older in &mut self.all {
             older.is_ending |= (older.from, older.to) == (from, to);
         }

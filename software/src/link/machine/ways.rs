@@ -44,6 +44,8 @@ pub(in crate::link) struct Connection {
     /// What this process may do in the other's memory, whose number this is.
     reach: Option<Reach>,
     process: libc::pid_t,
+    /// The table for that is to come.
+    awaits_table: bool,
     /// When we last looked whether it is still there.
     looked: Instant,
     /// What was written before it has answered: it may refuse the ring.
@@ -70,6 +72,7 @@ impl Connection {
             bell: None,
             reach: None,
             process,
+            awaits_table: false,
             looked: now,
             unanswered: Vec::new(),
             waiting: VecDeque::new(),
@@ -92,12 +95,13 @@ impl Connection {
     fn is_cut_off(&mut self) -> bool {
         match listen(&self.connection) {
             Heard::Nothing => false,
-            Heard::Answer(bell) => {
-                self.bell = Some(bell);
+            Heard::Answer(bell, before_table) => {
+                (self.bell, self.awaits_table) = (Some(bell), before_table);
                 self.unanswered = Vec::new();
                 false
             }
             Heard::Table(file, seat) => {
+                self.awaits_table = false;
                 self.reach = Reach::new(&file, seat, self.process).ok();
                 false
             }
@@ -111,8 +115,7 @@ impl Connection {
     ///
     /// As there.
     unsafe fn carry_out(&mut self, request: &OneSided, local: &[libc::iovec]) -> io::Result<bool> {
-        // The other side's table comes after its answer.
-        if self.bell.is_none() || self.reach.is_none() && self.is_cut_off() {
+        if (self.bell.is_none() || self.awaits_table) && self.is_cut_off() {
             return Ok(false);
         }
         let Some(reach) = &self.reach else { return Ok(false) };
