@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::ring::Mapping;
-use super::{MOST, is_hung_up, own_process};
+use super::{MOST, TABLE, is_hung_up, own_process, send};
 use crate::ffi::ibv_access_flags as Access;
 
 /// The table's words, in this order: whether it is open; the seats; the regions; the queue pairs.
@@ -118,10 +118,6 @@ impl Gate {
         table.word(0).store(1, Ordering::SeqCst);
         let seats = Mutex::new(Vec::new());
         Ok(Arc::new(Self { table, file, seats, stamp: AtomicU64::new(1) }))
-    }
-
-    pub(super) fn file(&self) -> &OwnedFd {
-        &self.file
     }
 
     fn publish(&self, at: usize, words: [u64; WORDS - 1]) {
@@ -227,12 +223,10 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    pub(super) fn number(&self) -> usize {
-        self.number
-    }
-
-    pub(super) fn gate(&self) -> &Gate {
-        &self.gate
+    /// Lets the process at the other end in: hands over the table, and tells the number of the seat.
+    pub(super) fn hand_over(&self, connection: &OwnedFd) -> io::Result<()> {
+        let text = format!("{}{}", char::from(TABLE), self.number);
+        send(connection, text.as_bytes(), &self.gate.file)
     }
 }
 
@@ -391,7 +385,7 @@ mod tests {
         let [ours, theirs] = pair();
         let seat = gate.admit(&Arc::new(ours)).unwrap();
         let process = std::process::id() as libc::pid_t;
-        let reach = Reach::new(gate.file(), seat.number(), process).unwrap();
+        let reach = Reach::new(&gate.file, seat.number, process).unwrap();
         (seat, theirs, reach)
     }
 
@@ -484,9 +478,7 @@ mod tests {
         // SAFETY: as above.
         let gone = unsafe { reach.carry_out(&request(true, IOVA, 8), &[part], || true) };
         assert!(!gone.unwrap(), "nobody has refused it");
-        assert!(
-            Reach::new(gate.file(), MOST, 1).is_err() && Reach::new(gate.file(), 0, 0).is_err()
-        );
+        assert!(Reach::new(&gate.file, MOST, 1).is_err() && Reach::new(&gate.file, 0, 0).is_err());
     }
 
     /// What a target waits for: that a peer leaves its seat, or ends; also one whose connection is ending.
@@ -528,11 +520,11 @@ mod tests {
         let (first, line, _) = admitted(&gate);
         drop(first);
         let (second, ..) = admitted(&gate);
-        assert_eq!(second.number(), 1);
+        assert_eq!(second.number, 1);
         assert!(!is_quiet(&line), "the peer is told");
         drop(line);
         let (third, ..) = admitted(&gate);
-        assert_eq!(third.number(), 0);
+        assert_eq!(third.number, 0);
         let seats: Vec<_> = (2..MOST).map(|_| admitted(&gate)).collect();
         let [ours, _theirs] = pair();
         assert!(seats.len() == MOST - 2 && gate.admit(&Arc::new(ours)).is_none());

@@ -22,7 +22,6 @@ use std::mem::{size_of, zeroed};
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use self::gate::Seat;
 use crate::files::Waker;
 
 pub(super) use self::gate::let_in;
@@ -186,12 +185,6 @@ fn introduce(connection: &OwnedFd, from: IpAddr, ring: &OwnedFd) -> io::Result<(
 /// Lets the other side in, and hands over the bell.
 fn answer(connection: &OwnedFd, bell: &Waker, before_table: bool) -> io::Result<()> {
     send(connection, WELCOME[usize::from(before_table)], bell.file())
-}
-
-/// Lets the other side into this process's memory.
-fn hand_over(connection: &OwnedFd, seat: &Seat) -> io::Result<()> {
-    let text = format!("{}{}", char::from(TABLE), seat.number());
-    send(connection, text.as_bytes(), seat.gate().file())
 }
 
 /// Sends a message with a file, without blocking.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::gate::Seat;
 use super::line::Line;
 use super::ring::Reader;
-use super::{Gate, Heard, MOST, accept, answer, hand_over, listen, meet, own_process};
+use super::{Gate, Heard, MOST, accept, answer, listen, meet, own_process};
 use crate::files::{Epoll, Waker};
 
 /// How many packets are read from a ring before others get their turn, and the answers are sent.
@@ -170,7 +170,7 @@ impl Senders {
             Err(_) => return,
         };
         if let Some(seat) = &seat
-            && hand_over(&connection, seat).is_err()
+            && seat.hand_over(&connection).is_err()
         {
             return;
         }
