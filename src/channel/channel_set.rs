@@ -4,10 +4,10 @@ use std::fmt;
 use std::time::Instant;
 
 use super::Channel;
-use super::end_scope::ScopeExit;
 use super::error::{TransportError, TransportResult};
 use super::scope::Scope;
 use super::scoped_work::ScopedPendingWork;
+use super::stop::ScopeExit;
 use crate::completion::WorkSuccess;
 use crate::memory::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
 use crate::panics;

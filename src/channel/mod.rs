@@ -43,11 +43,8 @@ mod channel_set;
 mod core;
 mod credits;
 mod datagrams;
-mod directed;
-mod end_scope;
 mod error;
 mod event_loop;
-mod generation;
 mod in_flight;
 mod keep_alive;
 mod link;
@@ -55,7 +52,6 @@ mod operation;
 mod owned_buffer;
 mod pending_work;
 mod posting;
-mod prepared;
 mod prepared_window;
 mod scope;
 mod scoped_work;
@@ -80,6 +76,7 @@ pub use event_loop::{
 };
 #[cfg(feature = "async")]
 pub(crate) use event_loop::{Detached, Doomed, Due, Left, shared_queue};
+pub use link::PreparedChannel;
 #[cfg(feature = "async")]
 pub(crate) use operation::Queue;
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};
@@ -87,7 +84,6 @@ pub use pending_work::PendingWork;
 #[cfg(feature = "async")]
 pub(crate) use posting::KeptSend;
 pub use posting::{IntoReceive, IntoSend, WorkRequest};
-pub use prepared::PreparedChannel;
 pub use prepared_window::{PreparedWindow, WindowError, WindowRequests};
 pub use scope::Scope;
 pub use scoped_work::ScopedPendingWork;

@@ -8,9 +8,9 @@ use std::ops::DerefMut;
 use std::{fmt, ptr};
 
 use super::error::{OperationError, TransportError, TransportResult, no_memory};
-use super::generation::{MAX_WINDOW, lower_half};
 use super::operation::{Limits, Needs, Target, too_many};
 use super::posting::WorkRequest;
+use super::slot::{MAX_WINDOW, lower_half};
 use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;

@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use super::Channel;
 use super::core::{Core, OneThread};
-use super::end_scope::ScopeExit;
 use super::error::{ScopeError, TransportResult};
 use super::operation::{Operation, Queue};
 use super::posting::{IntoReceive, IntoSend, KeptReceive, KeptSend, WorkRequest};
 use super::prepared_window::{PreparedWindow, WindowError};
 use super::scoped_work::ScopedPendingWork;
 use super::slot::Owner;
+use super::stop::ScopeExit;
 use super::window::ScopedWindow;
 use crate::debug::debug;
 use crate::error::err_from_call;

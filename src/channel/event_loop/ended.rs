@@ -1,9 +1,9 @@
 //! What a loop gives back: the operations that have ended.
 
 use crate::channel::error::{TransportError, TransportResult};
-use crate::channel::generation::member;
 use crate::channel::owned_buffer::{AnyBuffer, OwnedBuffer};
 use crate::channel::prepared_window::PreparedWindow;
+use crate::channel::slot::member;
 use crate::completion::{WorkCompletion, WorkSuccess};
 use crate::debug::debug;
 use crate::ffi;

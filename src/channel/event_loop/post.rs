@@ -8,7 +8,7 @@ use super::ended::{ChannelId, LoopBuffer};
 use super::slots::{NEVER_FREE, ONE, State, index_of};
 use super::table::{Aside, Entry};
 use crate::channel::credits::NO_CREDIT;
-use crate::channel::directed;
+use crate::channel::datagrams::explain;
 use crate::channel::error::{OperationError, Refused, TransportError};
 use crate::channel::operation::{Limits, Operation, Queue, Templates};
 use crate::channel::owned_buffer::OwnedBuffer;
@@ -190,7 +190,7 @@ impl<B> Loop<'_, B> {
             );
         }
         let error = match self.members.datagrams.contains_key(&channel) {
-            true => directed::explain(R::Operation::VERB, returned),
+            true => explain(R::Operation::VERB, returned),
             false => ffi::failed(R::Operation::VERB, returned).into(),
         };
         let prepared = self.table.prepared.as_ptr();

@@ -9,11 +9,11 @@ use super::ended::{ChannelId, LoopBuffer, STOPPED};
 use super::slots::{NEVER_FREE, ONE, Outcome, Slot, State};
 use super::table::Table;
 use crate::channel::credits::NO_CREDIT;
-use crate::channel::directed;
+use crate::channel::datagrams::explain;
 use crate::channel::error::{Refused, TransportError, TransportResult};
-use crate::channel::generation::{LEADERS, Member, member, upper_half};
 use crate::channel::operation::Queue;
 use crate::channel::prepared_window::{NotPosted, PreparedWindow, WindowError, WindowList};
+use crate::channel::slot::{LEADERS, Member, member, upper_half};
 use crate::error::Error;
 use crate::ffi;
 
@@ -117,7 +117,7 @@ impl<B> Loop<'_, B> {
         }
         let error = match failure.returned {
             libc::EDESTADDRREQ if self.members.datagrams.contains_key(&channel) => {
-                directed::explain("ibv_post_send", failure.returned)
+                explain("ibv_post_send", failure.returned)
             }
             _ => failure.error().into(),
         };

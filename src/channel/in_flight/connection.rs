@@ -2,8 +2,7 @@
 //! numbers are of earlier connections.
 
 use super::{InFlight, MAX_SLOTS, Open};
-use crate::channel::generation::{Generations, member};
-use crate::channel::slot::{Owner, Slot, State};
+use crate::channel::slot::{Generations, Owner, Slot, State, member};
 
 impl InFlight {
     /// Whether a request with this number was posted before the connection began.

@@ -18,9 +18,8 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 
 use super::error::no_memory;
-use super::generation::Generations;
 use super::operation::Queue;
-use super::slot::{Owner, Slot, State};
+use super::slot::{Generations, Owner, Slot, State};
 use crate::error::Result;
 
 /// The most slots of a table.
