@@ -21,13 +21,13 @@ enum Source {
 }
 
 impl Drop for Allocation {
-    /// Clears heap memory, because contents of registered memory must not appear in another allocation
-    /// of this program. Pages go back to the kernel, which clears them before it reuses them.
+    /// Clears heap memory: contents of registered memory must not appear in another allocation of this program.
+    /// Pages go back to the kernel, which clears them before it reuses them.
     fn drop(&mut self) {
         match self.source {
             // SAFETY: the memory was allocated with this layout, and nothing uses it any more.
             Source::Heap(layout) => unsafe {
-                // The compiler may leave out plain writes to memory that is about to be freed.
+                // The compiler may drop plain writes to memory that is about to be freed.
                 if cfg!(miri) {
                     self.data.write_bytes(0, layout.size()); // Miri has no explicit_bzero
                 } else {
@@ -45,16 +45,16 @@ impl Drop for Allocation {
 
 // SAFETY: the memory is owned; nothing of it is tied to a thread.
 unsafe impl Send for Allocation {}
-// SAFETY: as above; a shared reference gives out no more than the address.
+// SAFETY: as above; a shared reference gives out only the address.
 unsafe impl Sync for Allocation {}
 
-/// Allocations of at least this size come from the kernel rather than from the heap: their pages are
-/// zero without being touched, and the kernel wipes them when they are freed.
+/// From this size on, memory comes from the kernel, not from the heap: its pages are zero without being
+/// touched, and the kernel wipes them when they are freed.
 const PAGES_FROM: usize = 1 << 20;
 
 impl Allocation {
-    /// Allocates `layout.size()` zeroed bytes (not 0), aligned as `layout` says. With `whole_pages`, no
-    /// other allocation shares their pages.
+    /// Allocates `layout.size()` zeroed bytes (not 0), aligned as `layout` says. With `whole_pages`, no other
+    /// allocation shares their pages.
     pub(super) fn zeroed(
         verb: &'static str,
         layout: Layout,
@@ -98,8 +98,8 @@ impl Allocation {
         }
         let start = start.cast::<u8>();
         let lead = start.align_offset(align);
-        // SAFETY: the aligned part lies within the mapping, whose surplus on both sides (multiples
-        // of the page size) nothing uses.
+        // SAFETY: the aligned part lies within the mapping, and nothing uses the surplus on both sides, which
+        // is multiples of the page size.
         let data = unsafe {
             let data = start.add(lead);
             if lead > 0 {
@@ -120,14 +120,14 @@ impl Allocation {
         Ok(pages)
     }
 
-    /// Brings the pages in, if it has pages of its own. `progress` is told the bytes that are in.
+    /// Brings in the pages of an allocation that has its own. Calls `progress` with the bytes that are in.
     pub(super) fn populate(
         &mut self,
         verb: &'static str,
         threads: usize,
         progress: &(dyn Fn(usize) + Sync),
     ) -> Result<()> {
-        /// The bytes of a part. It begins on a page of any size but 1 GiB, where it does not matter either.
+        /// The bytes of a part. It begins on a page of any size but 1 GiB, where it does not matter.
         const PART: usize = 64 << 20;
         let Source::Pages { mapped } = self.source else { return Ok(()) };
         let (parts, start) = (mapped.div_ceil(PART), self.data.as_ptr() as usize);
@@ -180,7 +180,8 @@ unsafe fn bring_in(start: *mut u8, len: usize) -> std::result::Result<(), i32> {
         // Before Linux 5.14: a write to each page does the same.
         libc::EINVAL => {
             for page in (0..len).step_by(page_size()) {
-                // SAFETY: the byte is within the memory, which is initialised and which the caller lets us write.
+                // SAFETY: the byte is within the memory, which is initialised and which the caller lets us
+                // write.
                 unsafe {
                     let byte = start.add(page);
                     byte.write_volatile(byte.read_volatile());
@@ -218,20 +219,17 @@ pub(super) fn page_size() -> usize {
 
 /// The huge pages that a region's buffer consists of.
 ///
-/// A device translates addresses page by page and caches few translations; with huge pages a large
-/// region needs few.
+/// A device translates addresses page by page and caches few translations; a large region of huge pages needs
+/// few.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum HugePages {
-    /// `MADV_HUGEPAGE`: transparent huge pages. The buffer begins on a multiple of 2 MiB, and the
-    /// kernel backs it with huge pages as far as it has free ones. The administrator need not set any
-    /// aside.
+    /// `MADV_HUGEPAGE`: transparent huge pages. The buffer begins on a multiple of 2 MiB, and the kernel backs
+    /// it with huge pages as far as it has free ones. None need be set aside.
     Transparent,
-    /// `MAP_HUGETLB`: pages of 2 MiB, from those that the administrator has set aside (in
-    /// `/proc/sys/vm/nr_hugepages`).
+    /// `MAP_HUGETLB`: pages of 2 MiB, which the administrator has set aside in `/proc/sys/vm/nr_hugepages`.
     Size2MiB,
-    /// `MAP_HUGETLB`: pages of 1 GiB, from those that were set aside when the machine started (by
-    /// `hugepagesz=1G hugepages=N`).
+    /// `MAP_HUGETLB`: pages of 1 GiB, set aside when the machine started (`hugepagesz=1G hugepages=N`).
     Size1GiB,
 }
 
@@ -306,7 +304,7 @@ mod tests {
         // SAFETY: the memory is of this size, and ours.
         let bytes = unsafe { std::slice::from_raw_parts(memory.data().as_ptr(), SIZE) };
         assert!(bytes.iter().all(|&byte| byte == 0));
-        // Memory of the heap has no pages of its own.
+        // Heap memory has no pages of its own.
         zeroed(100, 64, false).populate("madvise", 2, &|_| panic!()).unwrap();
     }
 
@@ -319,7 +317,7 @@ mod tests {
         assert!(matches!(zeroed(PAGES_FROM, 64, false).source, Source::Pages { .. }));
     }
 
-    /// 64 GiB are allocated without being touched, on a machine that has less memory.
+    /// 64 GiB are allocated untouched, on a machine that has less memory.
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no huge pages and no lazy memory")]
     fn large_memory_is_not_touched() {

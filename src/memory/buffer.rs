@@ -1,6 +1,7 @@
-//! The memory that a request reads or writes. Two traits say in which direction, [`GatherBuffer`] and
-//! [`ScatterBuffer`]; a third, [`BorrowedBuffer`], for how long. [`Inline`] bytes are copied by the post, and need not be
-//! registered.
+//! The memory that a request reads or writes.
+//!
+//! [`GatherBuffer`] is read, [`ScatterBuffer`] is written; [`BorrowedBuffer`] says for how long. The post
+//! copies [`Inline`] bytes, which need not be registered.
 
 use super::scatter_gather::{Element, GatherElement, ScatterElement, private, sge};
 use super::slice::{MemorySlice, MemorySliceMut};
@@ -23,45 +24,46 @@ use std::ptr::NonNull;
 /// | [`GatherElement`], [`ScatterElement`] | one C `ibv_sge` |
 /// | every [`OwnedBuffer`](crate::channel::OwnedBuffer) | memory that the value owns, such as a [`PooledBuffer`](crate::PooledBuffer) |
 /// | `&B`, `&mut B` | any of these, lent |
-/// | `[B; N]`, `(A, B)` … | several of them, in this order |
-/// | `Vec<B>`, `&[B]`, `&mut [B]` | several of them, whose number is known when the program runs |
+/// | `[B; N]`, `(A, B)` … | several, in this order |
+/// | `Vec<B>`, `&[B]`, `&mut [B]` | several, whose number is known at run time |
 /// | [`Inline`](crate::Inline), [`InlineList`](crate::memory::InlineList) | bytes of any memory, which the post copies |
-/// | `()` | nothing: a message without content |
+/// | `()` | a message without content |
 ///
-/// A program may implement it for memory of its own, such as what it has registered as a
-/// [`RawMemoryRegion`](crate::memory::RawMemoryRegion). For a receive, a read or an atomic, it implements [`ScatterBuffer`] too; for a
-/// loop or futures, [`OwnedBuffer`](crate::channel::OwnedBuffer).
+/// A program may implement it for memory of its own, such as a
+/// [`RawMemoryRegion`](crate::memory::RawMemoryRegion). A receive, a read or an atomic needs [`ScatterBuffer`]
+/// too; a loop or a future needs [`OwnedBuffer`](crate::channel::OwnedBuffer).
 ///
 /// # Safety
 ///
 /// While the value lives (it may be moved) and the program does not access it,
 ///
-///  - the memory that [`gather`](Self::gather) names stays valid and registered under its `lkey`, and its addresses are those
-///    of this program: providers read short messages themselves;
+///  - the memory that [`gather`](Self::gather) names stays valid and registered under its `lkey`, and its
+///    addresses are those of this program: providers read short messages themselves;
 ///  - this program writes that memory only by atomic accesses;
 ///  - `gather` names the same memory, until the program changes the value; what the value dereferences to
 ///    ([`DerefMut`](std::ops::DerefMut)) does not change it.
 ///
-/// If the post copies the memory ([`INLINE`](Self::INLINE)), it need not be registered: it can be read while the value lives.
+/// Memory that the post copies ([`INLINE`](Self::INLINE)) need not be registered: it can be read while the
+/// value lives.
 ///
-/// `gather` and `scatter` return the elements and do nothing else: they are called while a channel, a loop or a reactor is in
-/// use, so one that uses the same may wait for ever. If one panics, the value is leaked.
+/// `gather` and `scatter` return the elements and do nothing else. They run while a channel, a loop or a
+/// reactor is in use: one that uses the same may wait for ever. If one panics, the value is leaked.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory that the device can read",
     label = "a slice of a region is needed here, such as `region.slice(..)?`",
     note = "bytes that are not registered can be sent as `Inline(bytes)`"
 )]
 pub unsafe trait GatherBuffer: Sized {
-    /// The scatter/gather elements: `[ffi::ibv_sge; N]`.
+    /// The scatter/gather elements, such as `[ffi::ibv_sge; N]`.
     type List: private::List;
 
-    /// What an operation in flight keeps, and gives back: `Self`, or `()` if it is [`Inline`](crate::Inline).
+    /// What an operation in flight keeps and gives back: `Self`, or `()` for [`Inline`](crate::Inline).
     type Kept: private::Kept<Self> + GatherBuffer;
 
-    /// Whether the post copies the memory, so that it need not be registered.
+    /// Whether the post copies the memory, which then need not be registered.
     const INLINE: bool = false;
 
-    /// Whether it keeps a length, or one of its pieces does: only then is [`received`](Self::received) called.
+    /// Whether it, or one of its pieces, keeps a length. If not, [`received`](Self::received) is not called.
     const KEEPS_LENGTH: bool = false;
 
     /// The scatter/gather elements.
@@ -71,15 +73,18 @@ pub unsafe trait GatherBuffer: Sized {
     ///  - `EINVAL`: a piece is longer than 4 GiB - 1 bytes.
     fn gather(&self) -> Result<Self::List>;
 
-    /// The length that the buffer keeps, if it [keeps one](Self::KEEPS_LENGTH): a receive sets it when the message has come. It stays where it is
-    /// while the value lives (it may be moved), and nothing accesses it while the buffer is in an operation.
+    /// The length that the buffer keeps, if it [keeps one](Self::KEEPS_LENGTH). A receive sets it when the
+    /// message has come.
+    ///
+    /// It stays where it is while the value lives, even if that is moved. Nothing accesses it while the buffer
+    /// is in an operation.
     #[inline(always)]
     fn kept_length(&mut self) -> Option<NonNull<KeptLength>> {
         None
     }
 
-    /// A receive into the buffer has ended, with a message of `bytes` bytes: sets the length that the buffer keeps. Returns
-    /// how many of them the next piece has.
+    /// A message of `bytes` bytes was received into the buffer: sets the length that it keeps. Returns how many
+    /// of them go to the next piece.
     #[inline(always)]
     fn received(&mut self, bytes: usize) -> usize {
         match self.kept_length() {
@@ -90,25 +95,26 @@ pub unsafe trait GatherBuffer: Sized {
     }
 }
 
-/// Memory that the device writes for a receive, a read or an atomic: one piece, or several that are filled one
-/// after the other.
+/// Memory that the device writes for a receive, a read or an atomic: one piece, or several that are filled in
+/// order.
 ///
-/// [`MemorySliceMut`], [`MemorySlicePart`](crate::memory::MemorySlicePart), [`SharedMemorySlice`](crate::SharedMemorySlice),
-/// [`ScatterElement`], every [`OwnedBuffer`](crate::channel::OwnedBuffer), `&mut` to any of them, and arrays, tuples, vectors
-/// and `&mut` slices of them; and what a program implements it for.
+/// It is implemented for [`MemorySliceMut`], [`MemorySlicePart`](crate::memory::MemorySlicePart),
+/// [`SharedMemorySlice`](crate::SharedMemorySlice), [`ScatterElement`], every
+/// [`OwnedBuffer`](crate::channel::OwnedBuffer), `&mut` to any of them, and arrays, tuples, vectors and `&mut`
+/// slices of them.
 ///
 /// # Safety
 ///
-/// The conditions of [`GatherBuffer`], for the memory that [`scatter`](Self::scatter) names. It is registered for
-/// [`LOCAL_WRITE`](crate::AccessFlags::LOCAL_WRITE): providers write short messages themselves. As long as the conditions hold,
-/// this program also accesses that memory through no references other than this value and references to its
-/// atomic form. Any bytes are valid there.
+/// The conditions of [`GatherBuffer`], for the memory that [`scatter`](Self::scatter) names. It is registered
+/// for [`LOCAL_WRITE`](crate::AccessFlags::LOCAL_WRITE): providers write short messages themselves. While the
+/// conditions hold, this program accesses that memory through no references other than this value and
+/// references to its atomic form. Any bytes are valid there.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory that the device can write",
     label = "needed: `region.slice_mut(..)?` of a `MemoryRegion`, or `region.slice(..)?` of a `SharedMemoryRegion`"
 )]
 pub unsafe trait ScatterBuffer: GatherBuffer {
-    /// Whether peers may be allowed to write the memory, as far as the type tells. If not, no read fills it on iWARP.
+    /// Whether the type lets peers write the memory. If not, no read fills it on iWARP.
     const PEERS_MAY_WRITE: bool = true;
 
     /// The scatter/gather elements.
@@ -118,8 +124,8 @@ pub unsafe trait ScatterBuffer: GatherBuffer {
     ///  - `EINVAL`: a piece is longer than 4 GiB - 1 bytes.
     fn scatter(&mut self) -> Result<Self::List>;
 
-    /// The elements for a receive: those of [`scatter`](Self::scatter). A buffer that [keeps a
-    /// length](GatherBuffer::kept_length) offers all of its capacity.
+    /// The elements for a receive. A buffer that [keeps a length](GatherBuffer::kept_length) offers all of its
+    /// capacity.
     ///
     /// # Errors
     ///
@@ -130,20 +136,19 @@ pub unsafe trait ScatterBuffer: GatherBuffer {
     }
 }
 
-/// The length of all pieces.
+/// The bytes of all pieces.
 fn bytes_of<B: GatherBuffer>(buffer: &B) -> usize {
     let lengths = |mut list: B::List| list.as_mut().iter().map(|piece| piece.length as usize).sum();
     buffer.gather().map_or(0, lengths)
 }
 
-/// A buffer that can be lent to a [scope](crate::Scope): its memory stays valid for the lifetime of its type, even if
-/// the value is dropped or forgotten.
+/// A buffer that can be lent to a [scope](crate::Scope): its memory outlives the value.
 ///
 /// # Safety
 ///
-/// What [`GatherBuffer`] and [`ScatterBuffer`] promise while the value lives holds for as long as the lifetime of the
-/// type lasts, whatever happens to the value. So the type borrows its memory, and dropping it does not touch that
-/// memory.
+/// What [`GatherBuffer`] and [`ScatterBuffer`] promise while the value lives holds for the lifetime of the
+/// type, even if the value is dropped or forgotten. So the type borrows its memory, and dropping it does not
+/// touch that memory.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` owns its memory, so it cannot be lent to a scope",
     note = "lend it, `&buffer` or `&mut buffer`; or post it on a `Loop`"
@@ -158,7 +163,7 @@ pub(crate) fn keep<B: GatherBuffer>(buffer: B) -> B::Kept {
 
 pub(super) type One = [ffi::ibv_sge; 1];
 
-/// A list of elements that can be copied: what they name is not in the list itself.
+/// A list of elements that can be copied: it does not contain what they name.
 #[cfg(feature = "channel")]
 #[diagnostic::on_unimplemented(
     message = "this buffer cannot be in a window",
@@ -173,8 +178,8 @@ impl<const N: usize> PlainList for [ffi::ibv_sge; N] {}
 impl<T> private::Sealed for MemorySlice<'_, T> {}
 impl<T> private::Sealed for MemorySliceMut<'_, T> {}
 
-// SAFETY: the slice borrows, for its lifetime, a region that is registered until it is dropped. While the slice is
-// borrowed nothing writes the memory, as an `Element` has no interior mutability.
+// SAFETY: the slice borrows, for its lifetime, a region that is registered until it is dropped. Meanwhile
+// nothing writes the memory, as an `Element` has no interior mutability.
 unsafe impl<T: Element> GatherBuffer for MemorySlice<'_, T> {
     type List = One;
     type Kept = Self;
@@ -196,8 +201,7 @@ unsafe impl<T: Element> GatherBuffer for MemorySliceMut<'_, T> {
     }
 }
 
-// SAFETY: the slice borrows the region exclusively for its lifetime; any bytes are a valid
-// `Element`.
+// SAFETY: the slice borrows the region exclusively for its lifetime; any bytes are a valid `Element`.
 unsafe impl<T: Element> ScatterBuffer for MemorySliceMut<'_, T> {
     const PEERS_MAY_WRITE: bool = false;
 
@@ -212,9 +216,9 @@ unsafe impl<T> BorrowedBuffer for MemorySlice<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T> BorrowedBuffer for MemorySliceMut<'_, T> {}
 
-// SAFETY: the element borrows registered memory for its lifetime, which this program writes meanwhile by atomic
-// accesses only: that of a region or slice, or memory for which the caller of an `unsafe` function vouches. Its address
-// is the program's own, or such a caller has said that it need not be.
+// SAFETY: the element borrows registered memory for its lifetime, which this program meanwhile writes by atomic
+// accesses only: memory of a region or slice, or for which the caller of an `unsafe` function vouches. Its
+// address is the program's own, or such a caller has said that it need not be.
 unsafe impl GatherBuffer for GatherElement<'_> {
     type List = One;
     type Kept = Self;
@@ -236,8 +240,8 @@ unsafe impl GatherBuffer for ScatterElement<'_> {
     }
 }
 
-// SAFETY: the element borrows memory for its lifetime that nothing else refers to, or accesses by atomic accesses only.
-// It is of elements for which any bytes are valid.
+// SAFETY: for its lifetime the element borrows memory that nothing else refers to, or accesses by atomic
+// accesses only. Any bytes are valid there.
 unsafe impl ScatterBuffer for ScatterElement<'_> {
     #[inline]
     fn scatter(&mut self) -> Result<One> {
@@ -245,7 +249,7 @@ unsafe impl ScatterBuffer for ScatterElement<'_> {
     }
 }
 
-// SAFETY: an element is plain numbers, and borrows the memory for its lifetime.
+// SAFETY: an element is plain numbers; it borrows the memory for its lifetime.
 unsafe impl BorrowedBuffer for GatherElement<'_> {}
 // SAFETY: as above.
 unsafe impl BorrowedBuffer for ScatterElement<'_> {}
@@ -272,7 +276,7 @@ unsafe impl ScatterBuffer for () {
 // SAFETY: there is no memory.
 unsafe impl BorrowedBuffer for () {}
 
-// SAFETY: for as long as the reference lives, the buffer lives, and the program changes neither it nor its memory
+// SAFETY: while the reference lives, the buffer lives, and the program changes neither it nor its memory
 // through another reference.
 #[diagnostic::do_not_recommend]
 unsafe impl<B: GatherBuffer> GatherBuffer for &B {
@@ -328,16 +332,15 @@ unsafe impl<B: ScatterBuffer> ScatterBuffer for &mut B {
     }
 }
 
-// SAFETY: the buffer is borrowed for the lifetime of the type: until then it is neither dropped nor changed, whatever
-// happens to the reference.
+// SAFETY: the buffer is borrowed for the lifetime of the type: until then it is neither dropped nor changed,
+// even if the reference is forgotten.
 unsafe impl<B: GatherBuffer> BorrowedBuffer for &B {}
 // SAFETY: as above.
 unsafe impl<B: GatherBuffer> BorrowedBuffer for &mut B {}
 
-/// Bytes that the post copies, so they need not be registered memory, and can be used again at once. An operation in
-/// flight keeps nothing of them.
+/// Bytes that the post copies: they need not be registered, and can be used again at once.
 ///
-/// The request has room for `max_inline_data` bytes: see [`ChannelBuilder::max_inline_data`] and
+/// A request has room for `max_inline_data` bytes: see [`ChannelBuilder::max_inline_data`] and
 /// [`QueuePairBuilder::max_inline_data`].
 ///
 /// [`ChannelBuilder::max_inline_data`]: crate::ChannelBuilder::max_inline_data
@@ -345,8 +348,7 @@ unsafe impl<B: GatherBuffer> BorrowedBuffer for &mut B {}
 #[derive(Clone, Copy, Debug)]
 pub struct Inline<'a>(pub &'a [u8]);
 
-/// Pieces of bytes, sent one after the other, that the post copies: see [`Inline`]. All together have at most 2048
-/// bytes.
+/// [`Inline`] bytes in several pieces, sent one after the other: at most 2048 bytes together.
 #[derive(Clone, Copy, Debug)]
 pub struct InlineList<'a, 'b>(pub &'a [IoSlice<'b>]);
 
@@ -414,7 +416,7 @@ impl Gathered {
 }
 
 impl AsMut<[ffi::ibv_sge]> for Gathered {
-    /// The element, which is right as long as this is not moved.
+    /// The element, valid until this is moved.
     fn as_mut(&mut self) -> &mut [ffi::ibv_sge] {
         self.element.addr = self.bytes.as_ptr() as u64;
         std::slice::from_mut(&mut self.element)
@@ -439,8 +441,9 @@ impl private::Kept<InlineList<'_, '_>> for () {
     fn keep(_: InlineList<'_, '_>) {}
 }
 
-/// How many bytes of a buffer are in use: they are sent, and a receive sets the number when it has ended. A
-/// [`PooledBuffer`](crate::PooledBuffer) keeps one, and so may a buffer of the program's own:
+/// How many bytes of a buffer are in use: a send takes them, and a receive sets the number when it has ended.
+///
+/// A [`PooledBuffer`](crate::PooledBuffer) keeps one, and so may a buffer of the program's own: see
 /// [`GatherBuffer::kept_length`](crate::memory::GatherBuffer::kept_length).
 pub struct KeptLength {
     len: u32,
@@ -465,7 +468,7 @@ impl KeptLength {
         self.capacity
     }
 
-    /// Sets it, to the capacity if `len` is more.
+    /// Sets it, to at most the capacity.
     #[inline(always)]
     pub fn set(&mut self, len: u32) {
         self.len = len;
@@ -474,18 +477,18 @@ impl KeptLength {
         }
     }
 
-    /// A branch that is not taken costs less than the smaller of two numbers.
+    /// A branch not taken costs less than `min`.
     #[cold]
     #[inline(never)]
     fn fill(&mut self) {
         self.len = self.capacity;
     }
 
-    /// A message of so many bytes has come. Returns how many of them go to the next piece.
+    /// A message of `bytes` bytes has come. Returns how many of them go to the next piece.
     ///
     /// # Safety
     ///
-    /// It is that of a buffer that still exists, and nothing else accesses it.
+    /// The buffer that keeps `this` still exists, and nothing else accesses it.
     #[inline(always)]
     pub(crate) unsafe fn receive(this: NonNull<Self>, bytes: usize) -> usize {
         // SAFETY: the caller vouches for it.

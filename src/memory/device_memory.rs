@@ -22,8 +22,8 @@ importable_object!(ibv_dm, ibv_unimport_dm);
 
 /// `struct ibv_dm`: a piece of the device's own memory.
 ///
-/// A peer reads and writes it without using the machine's bus, which is faster; the program copies data
-/// from and to it. It is small: see
+/// A peer reads and writes it without using the machine's bus, which is faster; the program copies data from
+/// and to it. It is small: see
 /// [`DeviceAttributes::max_device_memory`](crate::device::DeviceAttributes::max_device_memory).
 ///
 /// ```no_run
@@ -47,18 +47,19 @@ pub struct DeviceMemory<'ctx> {
 }
 
 resource! {
-    /// `ibv_free_dm`: frees the memory, and returns the error if that fails, which dropping cannot.
+    /// `ibv_free_dm`: frees the memory. Unlike a drop, it returns the error.
     ///
     /// # Errors
     ///
-    /// The memory is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// The memory is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it
+    /// was made from.
     ///
-    ///  - `EBUSY`: a region of it still exists (because it was leaked, or could not be deregistered).
+    ///  - `EBUSY`: a region of it still exists: it was leaked, or could not be deregistered.
     #[doc(alias = "ibv_free_dm")]
     DeviceMemory<'ctx>: raw of ibv_dm, context
 }
 
-// Threads may share it: providers copy from and to it by atomic accesses.
+// Threads may share it: providers copy by atomic accesses.
 
 impl<'ctx> DeviceMemory<'ctx> {
     /// `ibv_alloc_dm`: allocates `bytes` bytes.
@@ -71,13 +72,11 @@ impl<'ctx> DeviceMemory<'ctx> {
         Self::with_alignment(context, bytes, 1)
     }
 
-    /// `ibv_alloc_dm`: allocates `bytes` bytes aligned to `alignment`, a power of 2. RDMA atomics need
-    /// an alignment of 8.
+    /// `ibv_alloc_dm`: allocates `bytes` bytes aligned to `alignment`, a power of 2. RDMA atomics need 8.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: `bytes` is 0, or the alignment is not a power of 2, or the device does not support
-    ///    it.
+    ///  - `EINVAL`: `bytes` is 0, or the alignment is not a power of 2, or the device does not support it.
     ///  - `ENOMEM`: the device does not have that much memory, or not that much left.
     ///  - `EOPNOTSUPP`: the device has no memory for programs.
     #[doc(alias = "ibv_alloc_dm")]
@@ -109,10 +108,10 @@ impl<'ctx> DeviceMemory<'ctx> {
     }
 
     /// `ibv_import_dm`: imports device memory that another process has allocated through the same file
-    /// descriptor of the device, by the kernel's [number](Self::handle) of it.
+    /// descriptor of the device.
     ///
-    /// Dropping or closing it undoes the import, and leaves the memory itself alone
-    /// (`ibv_unimport_dm`); after [`own`](Self::own) it frees the memory.
+    /// `handle` is the kernel's [number](Self::handle) of it. Dropping or closing it undoes the import
+    /// (`ibv_unimport_dm`) and leaves the memory alone. After [`own`](Self::own) it frees the memory.
     ///
     /// # Errors
     ///
@@ -130,14 +129,15 @@ impl<'ctx> DeviceMemory<'ctx> {
         bytes: usize,
     ) -> Result<Self> {
         let context = context.into();
-        // SAFETY: the context is live; what comes back is an import of ours.
+        // SAFETY: the context is live; the import that comes back is ours.
         let raw =
             unsafe { Handle::new("ibv_import_dm", ffi::ibv_import_dm(context.as_raw(), handle)) }?;
         Ok(Self { raw: ImportableHandle::imported(raw), bytes, context })
     }
 
-    /// Takes over memory that was allocated elsewhere, such as by a C library. `bytes` is its length,
-    /// which the C object does not store.
+    /// Takes over memory that was allocated elsewhere, such as by a C library.
+    ///
+    /// `bytes` is its length, which the C object does not store.
     ///
     /// # Errors
     ///
@@ -161,9 +161,10 @@ impl<'ctx> DeviceMemory<'ctx> {
         Ok(Self { raw, bytes, context })
     }
 
-    /// `ibv_dm_export_dmabuf_fd`: a dma-buf of the memory, which another device can register
-    /// ([`RawMemoryRegion::from_dmabuf`](crate::memory::RawMemoryRegion::from_dmabuf)). It keeps the memory alive. There since
-    /// rdma-core 65.
+    /// `ibv_dm_export_dmabuf_fd`: a dma-buf of the memory, which keeps it alive. Since rdma-core 65.
+    ///
+    /// Another device can register it by
+    /// [`RawMemoryRegion::from_dmabuf`](crate::memory::RawMemoryRegion::from_dmabuf).
     ///
     /// # Errors
     ///
@@ -178,8 +179,8 @@ impl<'ctx> DeviceMemory<'ctx> {
         }
     }
 
-    /// Makes [imported](Self::import) memory this program's own: from now on dropping or closing it
-    /// frees it, for all processes.
+    /// Makes [imported](Self::import) memory this program's own: dropping or closing it now frees it, for all
+    /// processes.
     pub fn own(&mut self) {
         self.raw.own();
     }
@@ -194,8 +195,8 @@ impl<'ctx> DeviceMemory<'ctx> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the copy would go beyond the end; or `offset` or the length in bytes is not a
-    ///    multiple of 4, on devices that need it.
+    ///  - `EINVAL`: the copy would go beyond the end; or `offset` or the length in bytes is not a multiple of
+    ///    4, on devices that need it.
     #[doc(alias = "ibv_memcpy_to_dm")]
     pub fn write<T: Element>(&self, offset: usize, from: &[T]) -> Result<()> {
         const VERB: &str = "ibv_memcpy_to_dm";
@@ -205,8 +206,8 @@ impl<'ctx> DeviceMemory<'ctx> {
         for (at, part) in from.chunks(BLOCK).enumerate().map(|(i, part)| (i * BLOCK, part)) {
             block.0[..part.len()].copy_from_slice(part);
             let (offset, data) = ((offset + at) as u64, block.0.as_ptr().cast());
-            // SAFETY: the memory is live and long enough, which was checked; the block is as long as
-            // the part.
+            // SAFETY: the memory is live, and `check` has found it long enough; the block is as long as the
+            // part.
             let returned =
                 unsafe { ffi::ibv_memcpy_to_dm(self.as_raw(), offset, data, part.len()) };
             ffi::status(VERB, returned).map_err(|error| explain(error, offset, part.len()))?;
@@ -218,8 +219,7 @@ impl<'ctx> DeviceMemory<'ctx> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the copy would go beyond the end; or `offset` or the length in bytes is not a
-    ///    multiple of 4, on devices that need it.
+    /// Those of [`write`](Self::write).
     #[doc(alias = "ibv_memcpy_from_dm")]
     pub fn read<T: Element>(&self, offset: usize, to: &mut [T]) -> Result<()> {
         const VERB: &str = "ibv_memcpy_from_dm";
@@ -240,15 +240,16 @@ impl<'ctx> DeviceMemory<'ctx> {
         Ok(())
     }
 
-    /// Checks the bounds of a copy, because providers compute its end without regard to overflow.
+    /// Checks the bounds of a copy: providers compute its end without regard to overflow.
     fn check(&self, verb: &'static str, offset: usize, bytes: usize) -> Result<()> {
         let (offset, bytes, most) = (offset as u64, bytes as u64, self.bytes as u64);
         Error::within(verb, "the offset", offset, 0, most)?;
         Error::within(verb, "the length in bytes", bytes, 0, most - offset)
     }
 
-    /// The kernel's number of the memory, by which a process that shares the device's file descriptor
-    /// [imports](Self::import) it; `None` if the provider does not store it.
+    /// The kernel's number of the memory; `None` if the provider does not store it.
+    ///
+    /// A process that shares the device's file descriptor [imports](Self::import) the memory by it.
     pub fn handle(&self) -> Option<u32> {
         let has_handle = ffi::ibv_dm_mask::IBV_DM_MASK_HANDLE.0;
         // SAFETY: the memory is live.
@@ -262,10 +263,10 @@ impl<'ctx> DeviceMemory<'ctx> {
     }
 }
 
-/// The number of bytes that are copied at a time.
+/// The bytes copied at a time.
 const BLOCK: usize = 1024;
 
-/// What a device refuses that copies words only.
+/// Explains the refusal of a device that copies words only.
 #[cold]
 fn explain(error: Error, offset: u64, bytes: usize) -> Error {
     if error.errno() != libc::EINVAL || (offset.is_multiple_of(4) && bytes.is_multiple_of(4)) {
@@ -281,9 +282,9 @@ fn explain(error: Error, offset: u64, bytes: usize) -> Error {
 struct Block([u8; BLOCK]);
 
 impl Context<'_> {
-    /// `ibv_alloc_dm`: allocates device memory. See [`DeviceMemory::new`].
+    /// `ibv_alloc_dm`: [`DeviceMemory::new`], borrowing this context.
     ///
-    /// For a value that leaves its function: `DeviceMemory::new(context, ..)`, with the context by value or in an `Arc`.
+    /// To return the memory from a function, call that with the context by value or in an `Arc`.
     ///
     /// # Errors
     ///
@@ -298,11 +299,12 @@ debug! { DeviceMemory<'_>, self, bytes: self.bytes, .. }
 
 /// `struct ibv_mr`: registered [`DeviceMemory`], as bytes. Requests and peers address it from 0 on.
 ///
-/// This program's requests take a region whole: `&region` is a [`GatherBuffer`], `&mut region` a
-/// [`ScatterBuffer`], in a channel too. [`QueuePair::post_send`](crate::QueuePair::post_send) and the like
-/// take a part. A request that writes the region is refused (`EOPNOTSUPP`) on devices whose provider
-/// delivers short messages and results itself (mlx5), at an address that would be one of this program:
-/// see [`scatter_element_by_iova`](Region::scatter_element_by_iova).
+/// A [`GatherBuffer`] or [`ScatterBuffer`] is the whole region: `&region` or `&mut region`, in a channel too.
+/// [`QueuePair::post_send`](crate::QueuePair::post_send) and the like take a part.
+///
+/// Requests that write the region are refused (`EOPNOTSUPP`) on devices whose provider delivers short messages
+/// and results itself (mlx5): it would write to an address of this program. See
+/// [`scatter_element_by_iova`](Region::scatter_element_by_iova).
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs device memory
@@ -326,7 +328,7 @@ pub type DeviceMemoryRegion<'pd> = Region<'pd, OnDevice<'pd>>;
 #[derive(Debug)]
 pub struct OnDevice<'pd> {
     memory: Parent<'pd, DeviceMemory<'pd>>,
-    /// Whether the provider copies results to the address that a request names.
+    /// Whether the provider itself copies results to the address that a request names.
     copies: bool,
 }
 
@@ -357,8 +359,8 @@ fn copied() -> Error {
     Error::with_reason("ibv_sge", libc::EOPNOTSUPP, reason)
 }
 
-/// The element of a whole region: not an array, so that it is no part of a tuple, of which the post copies
-/// all pieces if one is [`Inline`](crate::Inline).
+/// The element of a whole region. It is no array, which keeps it out of tuples: a post copies all pieces of a
+/// tuple if one is [`Inline`](crate::Inline).
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Whole(ffi::ibv_sge);
@@ -372,8 +374,8 @@ impl AsMut<[ffi::ibv_sge]> for Whole {
 
 impl private::List for Whole {}
 
-// SAFETY: the memory is registered until the region is dropped. It is not this program's, and the device
-// alone reads it: what is posted is not inline.
+// SAFETY: the memory is registered until the region is dropped. It is not this program's, and only the device
+// reads it, because what is posted is not inline.
 unsafe impl GatherBuffer for DeviceMemoryRegion<'_> {
     type List = Whole;
     type Kept = Self;
@@ -384,7 +386,7 @@ unsafe impl GatherBuffer for DeviceMemoryRegion<'_> {
     }
 }
 
-// SAFETY: as above. The device alone writes it, which `sge_mut` has checked; there are no references to it.
+// SAFETY: as above. Only the device writes it, which `sge_mut` has checked, and no references to it exist.
 unsafe impl ScatterBuffer for DeviceMemoryRegion<'_> {
     #[inline]
     fn scatter(&mut self) -> Result<Whole> {
@@ -393,14 +395,14 @@ unsafe impl ScatterBuffer for DeviceMemoryRegion<'_> {
 }
 
 impl<'pd> DeviceMemoryRegion<'pd> {
-    /// `ibv_reg_dm_mr`: registers the bytes of `memory` in `range`. Local write access is always
-    /// included, and so is [`ZERO_BASED`](AccessFlags::ZERO_BASED), since the addresses of such regions
-    /// begin at 0.
+    /// `ibv_reg_dm_mr`: registers the bytes of `memory` in `range`.
+    ///
+    /// Local write access and [`ZERO_BASED`](AccessFlags::ZERO_BASED) are always included.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the range is empty or out of bounds; memory and domain are of different contexts;
-    ///    the device does not have that access.
+    ///  - `EINVAL`: the range is empty or out of bounds; memory and domain are of different contexts; the
+    ///    device does not have that access.
     ///  - `EOPNOTSUPP`: the device cannot register its memory, or does not have that access.
     ///  - `ENOMEM`: no region left on the device.
     #[doc(alias = "ibv_reg_dm_mr")]
@@ -420,7 +422,7 @@ impl<'pd> DeviceMemoryRegion<'pd> {
         Error::invalid_if(domain.context().as_raw() != memory.context().as_raw(), VERB, reason)?;
         check_access(VERB, &domain, access)?;
         let copies = copies_results(&domain.context().query_device()?);
-        // SAFETY: domain and memory are live, and of one context; no reference to the memory can
+        // SAFETY: domain and memory are live, and of one context; no reference to memory of the device can
         // exist.
         let raw = unsafe {
             let (domain, offset) = (domain.as_raw(), range.start as u64);

@@ -10,8 +10,10 @@ use crate::parent::Parent;
 
 object!(mlx5dv_mkey, mlx5dv_destroy_mkey);
 
-/// `struct mlx5dv_mkey`: a memory key of mlx5 that names a list of pieces, of any regions, as if they were one piece of
-/// memory that begins at address 0. A request sets the list: [`Batch::set_memory_key`](crate::operation::Batch::set_memory_key).
+/// `struct mlx5dv_mkey`: a memory key of mlx5 that names pieces of any regions as one piece of memory.
+///
+/// That begins at address 0. A request sets the list of pieces:
+/// [`Batch::set_memory_key`](crate::operation::Batch::set_memory_key).
 #[doc(alias = "mlx5dv_mkey")]
 pub struct MemoryKey<'pd> {
     raw: Handle<ffi::mlx5dv_mkey>,
@@ -20,12 +22,12 @@ pub struct MemoryKey<'pd> {
 }
 
 resource! {
-    /// `mlx5dv_destroy_mkey`: destroys the key, and returns the error if that fails, which dropping cannot.
+    /// `mlx5dv_destroy_mkey`: destroys the key. Unlike a drop, it returns the error.
     ///
     /// # Errors
     ///
-    /// The provider's errno value. The key is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it
-    /// was made from.
+    /// The provider's errno. The key is then
+    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
     #[doc(alias = "mlx5dv_destroy_mkey")]
     MemoryKey<'pd>: raw of mlx5dv_mkey, domain
 }
@@ -71,7 +73,7 @@ impl<'pd> MemoryKey<'pd> {
         unsafe { (*self.as_raw()).rkey }
     }
 
-    /// How many pieces it can name: at least as many as were asked for.
+    /// How many pieces it can name, at least as many as asked for.
     pub fn max_entries(&self) -> u16 {
         self.max_entries
     }

@@ -1,17 +1,15 @@
-//! Registered memory: the regions, the parts of them that requests name, and the rules for both.
+//! Registered memory: regions, and the parts of them that requests name.
 //!
-//! [`Region`] has a table of its kinds.
-//!
-//! A [`MemoryWindow`] opens a part of a shared or raw region to a peer, and closes it again, without a
-//! system call. A [`RemoteMemoryRegion`] describes a region of a peer, which has sent the description:
-//! plain numbers.
+//! [`Region`] has a table of its kinds. A [`MemoryWindow`] opens a part of a shared or raw region to a peer,
+//! and closes it again, without a system call. A [`RemoteMemoryRegion`] describes a region of a peer, in plain
+//! numbers that the peer has sent.
 //!
 //! # The rule that separates them
 //!
-//! This program never holds a Rust reference to memory that a peer can write at any time. So a region
-//! for local access derefs to `[T]`, and a region for peers does not: [`SharedMemorySlice`] copies
-//! elements (`shared_copy`), or accesses integers in place by atomic operations (`shared_region`). Any
-//! bytes are a valid value of an element's type ([`Element`]), because devices and peers write bytes.
+//! This program never holds a Rust reference to memory that a peer can write at any time. So a region for local
+//! access derefs to `[T]`, and a region for peers does not: [`SharedMemorySlice`] copies elements, or accesses
+//! integers in place by atomic operations. Any bytes are a valid value of an element's type ([`Element`]),
+//! because devices and peers write bytes.
 //!
 //! # From a region to a request
 //!
@@ -20,8 +18,8 @@
 //! | posting, `unsafe` | [`GatherBuffer`], [`ScatterBuffer`]: C's elements, slices, and arrays and tuples of them | the caller, until the completion was polled |
 //! | channels, safe | the same, as a [`BorrowedBuffer`] or an [`OwnedBuffer`](crate::channel::OwnedBuffer) | the borrow of the region, or the channel |
 //!
-//! Files: `options` and `allocation` obtain memory, `registration` registers it; `region` has
-//! what all regions share, and `owned_region` to `special_regions` have the kinds.
+//! Files: `options` and `allocation` obtain memory, `registration` registers it; `region` has what all regions
+//! share, and `owned_region` to `special_regions` have the kinds.
 
 mod allocation;
 mod buffer;

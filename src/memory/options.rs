@@ -10,8 +10,7 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::foreign_enum::{foreign_enum, setters};
 
-/// Access that involves peers. A region with any of these flags must not be memory that the program has
-/// references to.
+/// Access that involves peers. The program must have no references to a region with any of these flags.
 const REMOTE: AccessFlags = AccessFlags::REMOTE_WRITE
     .union(AccessFlags::REMOTE_READ)
     .union(AccessFlags::REMOTE_ATOMIC)
@@ -19,22 +18,21 @@ const REMOTE: AccessFlags = AccessFlags::REMOTE_WRITE
     .union(AccessFlags::FLUSH_GLOBAL)
     .union(AccessFlags::FLUSH_PERSISTENT);
 
-/// Options by which [`MemoryRegion::with_options`](crate::MemoryRegion::with_options) and
-/// [`SharedMemoryRegion::new`](crate::SharedMemoryRegion::new) allocate and register a buffer.
-///
-/// [`AccessFlags`] convert into options, so pass them directly where only the access matters.
+/// Options for [`MemoryRegion::with_options`](crate::MemoryRegion::with_options) and
+/// [`SharedMemoryRegion::new`](crate::SharedMemoryRegion::new). [`AccessFlags`] convert into them.
 ///
 /// # Fork
 ///
-/// A device writes physical pages. After a `fork`, the kernel gives a process copies of the pages that
-/// it writes, and the device would then write to pages that the program no longer sees. Linux 5.12 and
-/// later copy registered pages for the child, and nothing needs to be done
-/// ([`is_fork_initialized`](crate::device::is_fork_initialized) returns
-/// [`Unneeded`](crate::device::ForkStatus::Unneeded)). On older kernels, [`fork_init`](crate::device::fork_init) makes
-/// every registration call `madvise(MADV_DONTFORK)`, which takes the pages away from children, together
-/// with any other data on them; with [`page_aligned`](Self::page_aligned) there is no other data. For
-/// [huge pages](Self::huge_pages), set the environment variable `RDMAV_HUGEPAGES_SAFE` as well, before
-/// calling `fork_init`.
+/// A device writes physical pages. After a `fork`, the kernel gives a process copies of the pages that it
+/// writes, so the device could write pages that the program no longer sees.
+///
+///  - Linux 5.12 and later copy registered pages for the child: nothing needs to be done, and
+///    [`is_fork_initialized`](crate::device::is_fork_initialized) returns
+///    [`Unneeded`](crate::device::ForkStatus::Unneeded).
+///  - On older kernels, call [`fork_init`](crate::device::fork_init): every registration then calls
+///    `madvise(MADV_DONTFORK)`, which takes the pages, and other data on them, away from children. With
+///    [`page_aligned`](Self::page_aligned) there is no other data. For [huge pages](Self::huge_pages), set the
+///    environment variable `RDMAV_HUGEPAGES_SAFE` before calling `fork_init`.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs huge pages set aside
@@ -84,22 +82,22 @@ impl RegionOptions {
         }
     }
 
-    /// Adds access to the access that is set already. Local write access is always set.
+    /// Adds access. Local write access is always set.
     pub const fn access(mut self, access: AccessFlags) -> Self {
         self.access = self.access.union(access);
         self
     }
 
-    /// `IBV_ACCESS_ON_DEMAND`: pages are brought in when the device needs them, instead of being pinned
-    /// now. [`DeviceAttributes::on_demand_paging`](crate::device::DeviceAttributes::on_demand_paging) reports
+    /// `IBV_ACCESS_ON_DEMAND`: pages are brought in when the device needs them, not pinned now.
+    ///
+    /// [`DeviceAttributes::on_demand_paging`](crate::device::DeviceAttributes::on_demand_paging) reports
     /// whether the device supports this.
     #[doc(alias = "IBV_ACCESS_ON_DEMAND")]
     pub const fn on_demand(self) -> Self {
         self.access(AccessFlags::ON_DEMAND)
     }
 
-    /// `IBV_ACCESS_RELAXED_ORDERING`: the device may write in any order. Ignored on devices without
-    /// support.
+    /// `IBV_ACCESS_RELAXED_ORDERING`: the device may write in any order. Devices without support ignore it.
     #[doc(alias = "IBV_ACCESS_RELAXED_ORDERING")]
     pub const fn relaxed_ordering(self) -> Self {
         self.access(AccessFlags::RELAXED_ORDERING)
@@ -112,8 +110,8 @@ impl RegionOptions {
     }
 
     setters! { const self,
-        /// Aligns the buffer to at least this power of 2. The default is 64 bytes; the alignment is never
-        /// less than the elements need.
+        /// Aligns the buffer to at least this power of 2, and never less than the elements need. The default is
+        /// 64 bytes.
         alignment(bytes: usize) => self.alignment = bytes;
 
         /// Makes the buffer begin on a page and share its pages with no other data.
@@ -123,23 +121,25 @@ impl RegionOptions {
         /// [`AccessFlags::HUGETLB`] to tell the device.
         huge_pages(pages: HugePages) => self.huge_pages = Some(pages);
 
-        /// `ibv_reg_mr_iova`: requests and peers address the region from `iova` on, rather than by the
-        /// address of its buffer. `iova` must be a multiple of the page size; the buffer is
-        /// [page-aligned](Self::page_aligned). This is for regions that peers access: for this program's
-        /// own requests, naming such a region is
+        /// `ibv_reg_mr_iova`: requests and peers address the region from `iova` on, not by its buffer's
+        /// address.
+        ///
+        /// `iova` must be a multiple of the page size; the buffer is [page-aligned](Self::page_aligned). This
+        /// is for regions that peers access: for this program's own requests, naming such a region is
         /// [unsafe](crate::SharedMemorySlice::scatter_element_by_iova).
         #[doc(alias = "ibv_reg_mr_iova")]
         iova(iova: u64) => self.iova = Some(iova);
     }
 
-    /// Requests and peers address the region by offsets from its beginning: an [`iova`](Self::iova) of
-    /// 0, which every device supports. [`AccessFlags::ZERO_BASED`] has the same effect here.
+    /// Requests and peers address the region from 0 on: an [`iova`](Self::iova) of 0.
+    ///
+    /// Every device supports it. [`AccessFlags::ZERO_BASED`] has the same effect here.
     #[doc(alias = "IBV_ACCESS_ZERO_BASED")]
     pub const fn zero_based(self) -> Self {
         self.iova(0)
     }
 
-    /// Checks the options of a region that only this program accesses, and returns them.
+    /// Checks that the options are for local access, and returns them.
     pub(super) fn local(self, verb: &'static str) -> Result<Self> {
         check_local(verb, self.access)?;
         if self.iova.is_some() || self.access.contains(AccessFlags::ZERO_BASED) {
@@ -149,7 +149,7 @@ impl RegionOptions {
         Ok(self)
     }
 
-    /// The access as it was asked for.
+    /// The access that was asked for.
     pub const fn flags(self) -> AccessFlags {
         self.access
     }
@@ -174,8 +174,8 @@ impl RegionOptions {
         Allocation::zeroed(verb, layout, whole_pages, self.huge_pages)
     }
 
-    /// The address by which requests name the region's first byte, if it is not the buffer's address;
-    /// and the access without `ZERO_BASED`, which that address replaces.
+    /// The region's iova, if it is not the buffer's address, and the access without `ZERO_BASED`, which the
+    /// iova replaces.
     pub(super) fn addressing(self, verb: &'static str) -> Result<(Option<u64>, AccessFlags)> {
         match (self.access.contains(AccessFlags::ZERO_BASED), self.iova) {
             (true, Some(1..)) => {
@@ -187,15 +187,15 @@ impl RegionOptions {
     }
 }
 
-/// Checks that the access excludes peers, so that the program can have references to the memory.
+/// Checks that the access excludes peers, so that the program may have references to the memory.
 pub(super) fn check_local(verb: &'static str, access: AccessFlags) -> Result<()> {
     let reason = "this region is for local access only: peers need a SharedMemoryRegion";
     Error::invalid_if(access.intersects(REMOTE), verb, reason)?;
     Ok(())
 }
 
-/// Checks that the access flags are consistent, and that the device supports on-demand paging if they
-/// ask for it.
+/// Checks that the access flags are consistent, and that the device supports on-demand paging if they include
+/// it.
 pub(super) fn check_access(
     verb: &'static str,
     domain: &ProtectionDomain<'_>,
@@ -214,8 +214,7 @@ pub(super) fn check_access(
     Ok(())
 }
 
-/// Checks that memory whose address has this remainder, modulo the page size, can be registered at
-/// `iova`.
+/// Checks that memory with this offset in its page can be registered at `iova`.
 pub(super) fn check_iova(
     verb: &'static str,
     iova: u64,
@@ -231,15 +230,15 @@ pub(super) fn check_iova(
 }
 
 bitflags::bitflags! {
-    /// `ibv_access_flags`: what the device may do to registered memory, and which operations of a peer
-    /// a queue pair accepts.
+    /// `ibv_access_flags`: what the device may do to registered memory, and which operations of a peer a queue
+    /// pair accepts.
     ///
-    /// The device can always read registered memory for a local send or write. Every other access must
-    /// be requested here, and nothing that a peer could use is on by default.
+    /// The device can always read registered memory for a local send or write. All other access must be
+    /// requested.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     pub struct AccessFlags: u32 {
-        /// The device writes the memory for local receives, reads and atomics. Remote write and
-        /// remote atomic access need it too.
+        /// The device writes the memory for local receives, reads and atomics. Remote write and remote atomic
+        /// access need it too.
         const LOCAL_WRITE = ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
         /// A peer that knows the rkey may write.
         const REMOTE_WRITE = ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
@@ -249,10 +248,9 @@ bitflags::bitflags! {
         const REMOTE_ATOMIC = ffi::ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
         /// A memory window may be bound to the region.
         const MW_BIND = ffi::ibv_access_flags::IBV_ACCESS_MW_BIND.0;
-        /// Addresses in the region count from 0 rather than from the buffer's address.
+        /// Addresses in the region count from 0, not from the buffer's address.
         const ZERO_BASED = ffi::ibv_access_flags::IBV_ACCESS_ZERO_BASED.0;
-        /// Pages are brought in when the device needs them instead of being pinned (on-demand
-        /// paging).
+        /// Pages are brought in when the device needs them, not pinned (on-demand paging).
         const ON_DEMAND = ffi::ibv_access_flags::IBV_ACCESS_ON_DEMAND.0;
         /// The memory consists of huge pages.
         const HUGETLB = ffi::ibv_access_flags::IBV_ACCESS_HUGETLB.0;
@@ -260,9 +258,8 @@ bitflags::bitflags! {
         const FLUSH_GLOBAL = ffi::ibv_access_flags::IBV_ACCESS_FLUSH_GLOBAL.0;
         /// A peer may flush its writes to persistence.
         const FLUSH_PERSISTENT = ffi::ibv_access_flags::IBV_ACCESS_FLUSH_PERSISTENT.0;
-        /// The device may write in any order (PCIe relaxed ordering): a completion then guarantees that
-        /// the whole message has arrived, but the arrival of its last byte does not. Ignored on devices
-        /// without support.
+        /// The device may write in any order (PCIe relaxed ordering). A completion then guarantees that the
+        /// whole message has arrived; the arrival of its last byte does not. Devices without support ignore it.
         const RELAXED_ORDERING = ffi::ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
     }
 }
@@ -275,26 +272,27 @@ impl Default for AccessFlags {
 }
 
 foreign_enum! {
-    /// `enum ibv_advise_mr_advice`: how memory that is paged on demand is going to be used.
+    /// `enum ibv_advise_mr_advice`: how memory that is paged on demand will be used.
     #[doc(alias = "ibv_advise_mr_advice")]
     pub enum MemoryAdvice: ib_uverbs_advise_mr_advice(u32) {
         /// It will be read: bring it in.
         Prefetch = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH,
         /// It will be written: bring it in, writable.
         PrefetchWrite = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE,
-        /// It will be read: map those of its pages that are in memory anyway, and bring in no others.
+        /// It will be read: map the pages that are in memory anyway, and bring in no others.
         PrefetchNoFault = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
     }
 }
 
-/// `IBV_ADVISE_MR_FLAG_FLUSH`, which the header defines as a macro for a constant of the kernel.
+/// `IBV_ADVISE_MR_FLAG_FLUSH`, a macro in the header.
 const FLUSH: u32 = 1 << 0;
 
 impl ProtectionDomain<'_> {
-    /// `ibv_advise_mr`: tells the device how memory in regions of this domain that are [paged on
-    /// demand](crate::RegionOptions::on_demand) is going to be used, so that it need not wait for pages
-    /// later. With `flush`, this returns when the device has the pages; otherwise the device may still
-    /// be bringing them in.
+    /// `ibv_advise_mr`: tells the device how regions of this domain that are [paged on
+    /// demand](crate::RegionOptions::on_demand) will be used.
+    ///
+    /// The device then need not wait for pages later. With `flush`, this returns when the device has the pages;
+    /// without, it may still be bringing them in.
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs on-demand paging
@@ -314,8 +312,8 @@ impl ProtectionDomain<'_> {
     ///  - `EINVAL`: the list is empty, or the kernel does not know the advice.
     ///  - `EOPNOTSUPP`: the device takes no advice.
     ///  - `EFAULT`, `ENOENT`: an element is not in a region of this domain that is paged on demand.
-    ///  - `EPERM`: an element's region is of another domain, or the advice is to write and the region
-    ///    is not writable.
+    ///  - `EPERM`: an element's region is of another domain, or the advice is to write and the region is not
+    ///    writable.
     ///  - `ENOMEM`: out of memory.
     #[doc(alias = "ibv_advise_mr")]
     pub fn advise_mr(
@@ -332,8 +330,8 @@ impl ProtectionDomain<'_> {
         let flags = if flush { FLUSH } else { 0 };
         // The list is only read.
         let list = GatherElement::raw_list(elements).as_ptr().cast_mut();
-        // SAFETY: the domain is live, and the list has that many elements. The call brings pages in and
-        // does not change their contents.
+        // SAFETY: the domain is live, and the list has that many elements. The call brings pages in, without a
+        // change to their contents.
         let returned =
             unsafe { ffi::ibv_advise_mr(self.as_raw(), advice.into(), flags, list, count) };
         ffi::status(VERB, returned)

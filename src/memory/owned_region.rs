@@ -1,4 +1,4 @@
-//! Regions of memory that they own or borrow.
+//! Regions that own or borrow their memory.
 
 use std::marker::PhantomData;
 use std::ptr;
@@ -16,12 +16,11 @@ use crate::parent::Parent;
 
 const VERB: &str = "ibv_reg_mr";
 
-/// `struct ibv_mr`: registered memory for `len` elements, which it owns and which only this program and
-/// its own device access.
+/// `struct ibv_mr`: registered memory for `len` elements, owned by the region, which only this program and its
+/// own device access.
 ///
-/// It derefs to `[T]`, so use it like a vector of fixed length. A peer can exchange messages with it,
-/// but cannot read or write it by RDMA: for that, use
-/// [`SharedMemoryRegion`](crate::SharedMemoryRegion).
+/// It derefs to `[T]`: use it like a vector of fixed length. A peer can exchange messages with it, but cannot
+/// read or write it by RDMA: for that, use [`SharedMemoryRegion`](crate::SharedMemoryRegion).
 ///
 /// ```
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -36,7 +35,7 @@ const VERB: &str = "ibv_reg_mr";
 #[doc(alias = "ibv_mr")]
 pub type MemoryRegion<'pd, T> = Region<'pd, Owned<T>>;
 
-/// Memory of the region's own.
+/// Memory that the region owns.
 #[derive(Debug)]
 pub struct Owned<T>(RegionBuffer<T>);
 
@@ -50,11 +49,11 @@ impl<T: Element> Addressed for Owned<T> {}
 impl<T: Element> InMemory for Owned<T> {}
 impl<T: Element> Writable for Owned<T> {}
 
-// SAFETY: the memory has the elements, zeroed, until it is dropped. It is registered for local access only, by
-// `with_options` and `rereg`.
+// SAFETY: the buffer keeps the elements, zeroed at first, until it is dropped. `with_options` and `rereg` allow
+// local access only.
 unsafe impl<T: Element> Local for Owned<T> {}
 
-/// Memory that was allocated with its region.
+/// Memory that was allocated for its region.
 pub trait Allocated: Addressed + From<RegionBuffer<Self::Item>> {
     /// Whether peers may have access.
     const PEERS: bool;
@@ -95,7 +94,7 @@ impl<'pd, M: Allocated> Region<'pd, M> {
         Self::register_buffer(domain, RegionBuffer::of(memory, len).into(), options)
     }
 
-    /// Registers memory that was allocated.
+    /// Registers memory that is allocated already.
     pub(super) fn register_buffer(
         domain: Parent<'pd, ProtectionDomain<'pd>>,
         memory: M,
@@ -109,22 +108,23 @@ impl<'pd, M: Allocated> Region<'pd, M> {
         if iova.is_some() {
             check_iova(VERB, base, address as usize % page_size(), bytes)?;
         }
-        // SAFETY: the memory has this length until the region is deregistered. Its elements
-        // accept any bytes that the device writes, and there are no references to what a peer may write.
+        // SAFETY: the memory has this length until the region is deregistered. Its elements accept any bytes
+        // that the device writes, and there are no references to what a peer may write.
         let raw = unsafe { registration::register(VERB, &domain, address, bytes, base, access) }?;
         let parts = Parts { base, ..Parts::at(raw, address, len, access) };
         Ok(Self::from_parts(parts, memory, domain))
     }
 
-    /// `ibv_dereg_mr`: deregisters the region and returns its memory, without a copy. No device and no peer can
-    /// reach it any more, so it is plain memory.
+    /// `ibv_dereg_mr`: deregisters the region and returns its memory, without a copy.
+    ///
+    /// The memory is then plain memory, which no device and no peer can reach.
     ///
     /// # Errors
     ///
     /// Those of [`close`](Self::close), and
     ///
-    ///  - `EBUSY`: the memory is [registered in another domain](crate::SharedMemoryRegion::register_in) too, whose region
-    ///    keeps it.
+    ///  - `EBUSY`: the memory is [registered in another domain](crate::SharedMemoryRegion::register_in) too,
+    ///    whose region keeps it.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn into_inner(self) -> Result<RegionBuffer<M::Item>> {
         let shared = "the memory is registered in another domain too";
@@ -133,8 +133,9 @@ impl<'pd, M: Allocated> Region<'pd, M> {
     }
 
     /// `ibv_rereg_mr`: changes the region's access, its protection domain, or both; its contents stay.
-    /// This may change its keys. The region always keeps local write access. A
-    /// [`MemoryRegion`](crate::MemoryRegion) stays local: only relaxed ordering can be changed.
+    ///
+    /// Its keys may change. The region keeps local write access. A [`MemoryRegion`](crate::MemoryRegion) stays
+    /// local: only relaxed ordering can be changed.
     ///
     /// No request that names the region may be outstanding, and no memory window bound to it.
     ///
@@ -142,9 +143,9 @@ impl<'pd, M: Allocated> Region<'pd, M> {
     ///
     /// [`ReregisterError::state`] tells which state the region is in.
     ///
-    ///  - `EINVAL`: `change` is empty, or is not possible: the domain is of another context, the access
-    ///    flags contradict each other, or include access for peers that the kind of region excludes, or a
-    ///    window is bound to the region.
+    ///  - `EINVAL`: `change` is empty; the domain is of another context; the access flags contradict each
+    ///    other, change `ZERO_BASED`, `ON_DEMAND` or `HUGETLB`, or include access for peers that the kind of
+    ///    region excludes; or a window is bound to the region.
     ///  - `EOPNOTSUPP`: the device cannot do that.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn rereg(&mut self, mut change: Reregistration<'pd>) -> Result<(), ReregisterError> {
@@ -154,8 +155,8 @@ impl<'pd, M: Allocated> Region<'pd, M> {
             }
             *access |= AccessFlags::LOCAL_WRITE;
         }
-        // SAFETY: the memory stays ours, and is freed only after the region was deregistered. The access
-        // is right for its kind of region.
+        // SAFETY: the region owns the memory, and frees it only once it is deregistered. The access fits the
+        // kind of region: without `PEERS` it was checked to be local.
         unsafe { self.reregister(change, None) }
     }
 }
@@ -163,8 +164,8 @@ impl<'pd, M: Allocated> Region<'pd, M> {
 impl<'pd, T: Element> MemoryRegion<'pd, T> {
     /// `ibv_reg_mr`: allocates `len` zeroed elements and registers them for local access.
     ///
-    /// The buffer is aligned to 64 bytes, or more if `T` is. A region can have 4 GiB and more; only a
-    /// single scatter/gather element cannot.
+    /// The buffer is aligned to 64 bytes, or more if `T` is. The region may exceed 4 GiB; a single
+    /// scatter/gather element may not.
     ///
     /// # Errors
     ///
@@ -175,18 +176,16 @@ impl<'pd, T: Element> MemoryRegion<'pd, T> {
         Self::with_options(domain, len, RegionOptions::new())
     }
 
-    /// `ibv_reg_mr`: allocates `len` zeroed elements and registers them as `options` say: huge pages,
-    /// on-demand paging, relaxed ordering ..
+    /// `ibv_reg_mr`: [`new`](Self::new) with options, such as huge pages, on-demand paging or relaxed ordering.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the region would be empty, or longer than memory or the device allow; or the
-    ///    options contradict each other, or ask for remote access, memory windows or an iova, which
-    ///    need a [`SharedMemoryRegion`](crate::SharedMemoryRegion).
-    ///  - `EOPNOTSUPP`: the device does not have that access, or the machine does not have such huge
-    ///    pages.
-    ///  - `ENOMEM`: no memory, not enough huge pages set aside, no region left on the device, or
-    ///    `RLIMIT_MEMLOCK` is too low.
+    /// Those of [`new`](Self::new), and:
+    ///
+    ///  - `EINVAL`: the options contradict each other, or ask for remote access, memory windows or an iova,
+    ///    which need a [`SharedMemoryRegion`](crate::SharedMemoryRegion).
+    ///  - `EOPNOTSUPP`: the device does not have that access, or the machine does not have such huge pages.
+    ///  - `ENOMEM`: not enough huge pages are set aside.
     #[doc(alias = "ibv_reg_mr")]
     pub fn with_options(
         domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
@@ -198,10 +197,9 @@ impl<'pd, T: Element> MemoryRegion<'pd, T> {
 }
 
 impl ProtectionDomain<'_> {
-    /// `ibv_reg_mr`: allocates `len` zeroed elements that only this program accesses. See
-    /// [`MemoryRegion::new`].
+    /// `ibv_reg_mr`: [`MemoryRegion::new`], borrowing this domain.
     ///
-    /// For a value that leaves its function: `MemoryRegion::new(domain, ..)`, with the domain by value or in an `Arc`.
+    /// To return the region from a function, call that with the domain by value or in an `Arc`.
     ///
     /// # Errors
     ///
@@ -212,12 +210,11 @@ impl ProtectionDomain<'_> {
     }
 }
 
-/// `struct ibv_mr`: a slice of the caller's, registered for as long as it is borrowed, which only this
-/// program and its own device access.
+/// `struct ibv_mr`: a slice of the caller's, registered while it is borrowed, which only this program and its
+/// own device access.
 ///
-/// It is used as a [`MemoryRegion`](crate::MemoryRegion) is; it derefs to the slice. Registering
-/// takes many microseconds and pins whole pages, so it pays off for memory that is large or used
-/// repeatedly.
+/// Use it like a [`MemoryRegion`](crate::MemoryRegion); it derefs to the slice. Registering takes many
+/// microseconds and pins whole pages, so it pays off for memory that is large or used repeatedly.
 ///
 /// ```
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -247,8 +244,8 @@ impl ProtectionDomain<'_> {
 #[doc(alias = "ibv_mr")]
 pub type BorrowedMemoryRegion<'pd, 'buf, T> = Region<'pd, Borrowed<'buf, T>>;
 
-/// `struct ibv_mr`: a slice of the caller's, registered for as long as it is borrowed, which requests
-/// of this program can read but not write.
+/// `struct ibv_mr`: a slice of the caller's, registered while it is borrowed, which requests of this program
+/// can only read.
 ///
 /// It derefs to the slice.
 #[doc(alias = "ibv_mr")]
@@ -272,7 +269,7 @@ impl<T: Element> Addressed for Borrowed<'_, T> {}
 impl<T: Element> InMemory for Borrowed<'_, T> {}
 impl<T: Element> Writable for Borrowed<'_, T> {}
 
-// SAFETY: the address is that of the slice, which is borrowed exclusively for longer than the region lives.
+// SAFETY: the address is that of the slice, whose exclusive borrow outlives the region.
 unsafe impl<T: Element> Local for Borrowed<'_, T> {}
 
 impl<T: Element> Backing for ReadOnly<'_, T> {
@@ -284,7 +281,7 @@ impl<T: Element> Backing for ReadOnly<'_, T> {
 impl<T: Element> Addressed for ReadOnly<'_, T> {}
 impl<T: Element> InMemory for ReadOnly<'_, T> {}
 
-// SAFETY: the address is that of the slice, which is borrowed for longer than the region lives.
+// SAFETY: the address is that of the slice, whose borrow outlives the region.
 unsafe impl<T: Element> Local for ReadOnly<'_, T> {}
 
 /// Registers a slice for local access.
@@ -307,15 +304,14 @@ unsafe fn register_slice<T: Element>(
     Error::invalid_if(bytes == 0, VERB, "the region is empty")?;
     check_access(VERB, domain, access)?;
     let address = slice.cast::<u8>();
-    // SAFETY: the slice lives for as long as elements can be made from the region. Without local write
-    // access the device does not write it.
+    // SAFETY: the slice lives as long as elements can be made from the region. Without local write access the
+    // device does not write it.
     let raw = unsafe { register(VERB, domain, address, bytes, address as u64, access) }?;
     Ok(Parts::at(raw, address, slice.len(), access))
 }
 
 impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
-    /// `ibv_reg_mr`: registers a slice for local access. See
-    /// [`with_access`](Self::with_access).
+    /// `ibv_reg_mr`: registers a slice for local access.
     ///
     /// # Errors
     ///
@@ -328,13 +324,15 @@ impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
         Self::with_access(domain, memory, AccessFlags::LOCAL_WRITE)
     }
 
-    /// `ibv_reg_mr`: registers a slice for local access, with on-demand paging or relaxed ordering
-    /// if asked for. Local write access is always included.
+    /// `ibv_reg_mr`: registers a slice for local access, with on-demand paging or relaxed ordering if asked
+    /// for.
+    ///
+    /// Local write access is always included.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the slice is empty, or longer than the device allows, or `access` includes access
-    ///    for peers.
+    ///  - `EINVAL`: the slice is empty, or longer than the device allows, or `access` includes access for
+    ///    peers, [`ZERO_BASED`](AccessFlags::ZERO_BASED) or [`HUGETLB`](AccessFlags::HUGETLB).
     ///  - `EOPNOTSUPP`: the device does not have that access.
     ///  - `ENOMEM`: no region left on the device, or `RLIMIT_MEMLOCK` is too low.
     #[doc(alias = "ibv_reg_mr")]
@@ -344,15 +342,14 @@ impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
         access: AccessFlags,
     ) -> Result<Self> {
         let (domain, access) = (domain.into(), access | AccessFlags::LOCAL_WRITE);
-        // SAFETY: the slice is borrowed exclusively for `'buf`, which the region keeps.
+        // SAFETY: the slice is borrowed exclusively for `'buf`, which is part of the region's type.
         let parts = unsafe { register_slice(&domain, memory, access) }?;
         Ok(Self::from_parts(parts, Borrowed(PhantomData), domain))
     }
 }
 
 impl<'pd, 'buf, T: Element> ReadOnlyMemoryRegion<'pd, 'buf, T> {
-    /// `ibv_reg_mr`: registers a slice that requests only read. See
-    /// [`with_access`](Self::with_access).
+    /// `ibv_reg_mr`: registers a slice that requests only read.
     ///
     /// # Errors
     ///
@@ -365,15 +362,14 @@ impl<'pd, 'buf, T: Element> ReadOnlyMemoryRegion<'pd, 'buf, T> {
         Self::with_access(domain, memory, AccessFlags::empty())
     }
 
-    /// `ibv_reg_mr`: registers a slice that requests only read, with on-demand paging or relaxed
-    /// ordering.
+    /// `ibv_reg_mr`: registers a slice that requests only read, with on-demand paging or relaxed ordering if
+    /// asked for.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the slice is empty, or longer than the device allows, or `access` includes writing
-    ///    or access for peers.
-    ///  - `EOPNOTSUPP`: the device does not have that access.
-    ///  - `ENOMEM`: no region left on the device, or `RLIMIT_MEMLOCK` is too low.
+    /// Those of [`BorrowedMemoryRegion::with_access`], and:
+    ///
+    ///  - `EINVAL`: `access` includes local write access.
     #[doc(alias = "ibv_reg_mr")]
     pub fn with_access(
         domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
@@ -384,19 +380,18 @@ impl<'pd, 'buf, T: Element> ReadOnlyMemoryRegion<'pd, 'buf, T> {
         let reason = "memory that is borrowed for reading cannot be written";
         Error::invalid_if(access.contains(AccessFlags::LOCAL_WRITE), VERB, reason)?;
         let slice = ptr::from_ref(memory).cast_mut();
-        // SAFETY: the slice is borrowed for `'buf`, which the region keeps; the device gets no write
-        // access.
+        // SAFETY: the slice is borrowed for `'buf`, which is part of the region's type; the device gets no
+        // write access.
         let parts = unsafe { register_slice(&domain, slice, access) }?;
         Ok(Self::from_parts(parts, ReadOnly(PhantomData), domain))
     }
 }
 
 impl ProtectionDomain<'_> {
-    /// `ibv_reg_mr`: registers a slice for local access, for as long as it is borrowed. See
-    /// [`BorrowedMemoryRegion::new`].
+    /// `ibv_reg_mr`: [`BorrowedMemoryRegion::new`], borrowing this domain.
     ///
-    /// For a value that leaves its function: `MemoryRegion::new(domain, ..)`, which owns its memory, with the domain by value
-    /// or in an `Arc`.
+    /// To return a region from a function, use [`MemoryRegion::new`], which owns its memory, with the domain by
+    /// value or in an `Arc`.
     ///
     /// # Errors
     ///
@@ -409,11 +404,9 @@ impl ProtectionDomain<'_> {
         BorrowedMemoryRegion::new(self, memory)
     }
 
-    /// `ibv_reg_mr`: registers a slice that requests only read, for as long as it is borrowed. See
-    /// [`ReadOnlyMemoryRegion::new`].
+    /// `ibv_reg_mr`: [`ReadOnlyMemoryRegion::new`], borrowing this domain.
     ///
-    /// For a value that leaves its function: `MemoryRegion::new(domain, ..)`, which owns its memory, with the domain by value
-    /// or in an `Arc`.
+    /// To return a region from a function, use [`MemoryRegion::new`], as with [`register`](Self::register).
     ///
     /// # Errors
     ///

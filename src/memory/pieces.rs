@@ -1,5 +1,5 @@
-//! Buffers of several pieces, which are one message: arrays and tuples, and what has a length at run time. And regions as
-//! a whole.
+//! Buffers of several pieces that are one message: arrays, tuples, and lists of run-time length. Whole regions
+//! too.
 
 use std::ops::{Range, RangeBounds};
 
@@ -62,8 +62,7 @@ unsafe impl<B: ScatterBuffer<List = One, Kept = B>, const N: usize> ScatterBuffe
     }
 }
 
-/// A list whose length is known at run time. It allocates only when it is longer than most devices
-/// support.
+/// A list of run-time length. It allocates only when it is longer than most devices support.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct ElementList(Elements);
@@ -75,7 +74,7 @@ enum Elements {
     Many(Vec<ffi::ibv_sge>),
 }
 
-/// The number of elements that are stored without an allocation.
+/// The number of elements stored without an allocation.
 const FEW: usize = 32;
 
 impl ElementList {
@@ -122,7 +121,7 @@ fn scatter_all<B: ScatterBuffer<List = One, Kept = B>>(pieces: &mut [B]) -> Resu
     ElementList::collect(pieces.len(), pieces.iter_mut().map(|piece| Ok(piece.scatter()?[0])))
 }
 
-// SAFETY: what holds for each piece holds for all, and the vector has them all for as long as it lives.
+// SAFETY: what holds for each piece holds for all, and the vector has them all while it lives.
 unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for Vec<B> {
     type List = ElementList;
     type Kept = Self;
@@ -152,7 +151,7 @@ unsafe impl<B: ScatterBuffer<List = One, Kept = B>> ScatterBuffer for Vec<B> {
     }
 }
 
-// SAFETY: what holds for each piece holds for all, for as long as they are borrowed.
+// SAFETY: what holds for each piece holds for all, while they are borrowed.
 unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for &[B] {
     type List = ElementList;
     type Kept = Self;
@@ -196,7 +195,7 @@ unsafe impl<B: ScatterBuffer<List = One, Kept = B>> ScatterBuffer for &mut [B] {
 
 // SAFETY: what holds for each piece holds for all.
 unsafe impl<B: BorrowedBuffer, const N: usize> BorrowedBuffer for [B; N] {}
-// SAFETY: as above. Dropping the vector frees the list of pieces, and does not touch the memory that they name.
+// SAFETY: as above. Dropping the vector frees the list of pieces, not the memory that they name.
 unsafe impl<B: BorrowedBuffer> BorrowedBuffer for Vec<B> {}
 // SAFETY: the pieces are borrowed for the lifetime of the type: until then none is dropped or changed.
 unsafe impl<B: GatherBuffer> BorrowedBuffer for &[B] {}
@@ -211,7 +210,7 @@ macro_rules! tuple {
             type List = [ffi::ibv_sge; $count];
             type Kept = Self;
 
-            // Each may be inline then: the post copies registered memory as well.
+            // One inline piece makes all inline: the post copies registered memory as well.
             const INLINE: bool = $($piece::INLINE)||+;
             const KEEPS_LENGTH: bool = $($piece::KEEPS_LENGTH)||+;
 
@@ -252,12 +251,13 @@ tuple!(2: A 0, B 1);
 tuple!(3: A 0, B 1, C 2);
 tuple!(4: A 0, B 1, C 2, D 3);
 
-/// Whole regions, with whether peers may write them: a request takes `&region`, or `&mut region` if it writes.
+/// Whole regions: a request takes `&region`, or `&mut region` if it writes. The literal says whether peers may
+/// write them.
 macro_rules! regions {
     ($($region:ident: $peers_may_write:literal;)+) => {
         $(
-            // SAFETY: the region's memory is registered until it is dropped, at this program's addresses. This program
-            // writes it through the region only: exclusively, or by atomic accesses if it is shared.
+            // SAFETY: the region's memory is registered until it is dropped, at this program's addresses. This
+            // program writes it through the region only: exclusively, or by atomic accesses if it is shared.
             unsafe impl<T: Element> GatherBuffer for $region<'_, T> {
                 type List = One;
                 type Kept = Self;
@@ -316,8 +316,8 @@ fn elements<'buf, const N: usize>(
 }
 
 impl<M: Local + Writable> Region<'_, M> {
-    /// The elements in each of the ranges, for one work request that writes them all: a message is
-    /// spread over them, in this order.
+    /// The elements in each range, for one work request that writes them all: a message fills them in this
+    /// order.
     ///
     /// ```
     /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -338,8 +338,10 @@ impl<M: Local + Writable> Region<'_, M> {
         elements(self, disjoint(ranges, self.len())?)
     }
 
-    /// The elements in each of the ranges, exclusively. An array of slices is one buffer of a
-    /// channel's operation: a message that is received into it is spread over them, in this order.
+    /// The elements in each range, exclusively.
+    ///
+    /// An array of slices is one buffer of a channel's operation: a message received into it fills them in this
+    /// order.
     ///
     /// ```
     /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -362,8 +364,8 @@ impl<M: Local + Writable> Region<'_, M> {
 }
 
 impl<T: Element> MemorySliceMut<'_, T> {
-    /// The elements in each of the ranges, for one work request that writes them all: a message is
-    /// spread over them, in this order.
+    /// The elements in each range, for one work request that writes them all: a message fills them in this
+    /// order.
     ///
     /// # Errors
     ///
@@ -375,7 +377,7 @@ impl<T: Element> MemorySliceMut<'_, T> {
         elements(self, disjoint(ranges, self.len())?)
     }
 
-    /// The elements in each of the ranges. An array of slices is one buffer of a channel's operation.
+    /// The elements in each range. An array of slices is one buffer of a channel's operation.
     ///
     /// # Errors
     ///

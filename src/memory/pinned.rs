@@ -8,10 +8,10 @@ use crate::hooks::{Hooks, hooks};
 
 /// How much memory this process has pinned for devices, and how much the kernel lets it pin.
 ///
-/// A registration pins its pages, unless it is [on demand](crate::RegionOptions::on_demand), and unless the device
-/// is a software device of this process. A process that may not lock memory beyond `RLIMIT_MEMLOCK` (`ulimit -l`) is
-/// refused when all its regions together would be larger: `ENOMEM`. Regions of the same memory in several
-/// protection domains count once each.
+/// A registration pins its pages, unless it is [on demand](crate::RegionOptions::on_demand) or on a software
+/// device of this process. The kernel refuses (`ENOMEM`) a registration with which all regions of the process
+/// together would exceed `RLIMIT_MEMLOCK` (`ulimit -l`), unless the process may lock memory beyond it. Memory
+/// registered in several protection domains counts once for each.
 ///
 /// ```
 /// if let Some(pinned) = ibverbs::memory::PinnedMemory::current() {
@@ -26,7 +26,7 @@ pub struct PinnedMemory {
 }
 
 impl PinnedMemory {
-    /// What holds now, as `/proc/self` has it in `limits`, `status` and `uid_map`. `None` if that is hidden.
+    /// The values now, from `limits`, `status` and `uid_map` of `/proc/self`; `None` if those are hidden.
     pub fn current() -> Option<Self> {
         let [limits, status, user_ids] = ["limits", "status", "uid_map"]
             .map(|name| fs::read_to_string(format!("/proc/self/{name}")).ok());
@@ -35,7 +35,7 @@ impl PinnedMemory {
 
     fn read(limits: &str, status: &str, user_ids: &str) -> Option<Self> {
         const CAP_IPC_LOCK: u64 = 1 << 14;
-        // The limit that holds, then the one up to which it may be raised.
+        // The soft limit, which holds, then the hard one.
         let limit = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
         let limit = match limit.split_whitespace().next()? {
             "unlimited" => None,
@@ -44,7 +44,7 @@ impl PinnedMemory {
         let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let kib = field("VmPin:")?.strip_suffix("kB")?.trim().parse::<u64>().ok()?;
         let capabilities = u64::from_str_radix(field("CapEff:")?, 16).ok()?;
-        // Capabilities of another user namespace than the first are nothing to the kernel here.
+        // The kernel here ignores capabilities of any user namespace but the first.
         let first_namespace = user_ids.split_whitespace().eq(["0", "0", "4294967295"]);
         let exempt = capabilities & CAP_IPC_LOCK != 0 && first_namespace;
         Some(Self { bytes: kib.saturating_mul(1024), limit: limit.filter(|_| !exempt) })
@@ -55,12 +55,12 @@ impl PinnedMemory {
         self.bytes
     }
 
-    /// The most bytes that may be pinned: `RLIMIT_MEMLOCK`, or `None` if the process is not limited.
+    /// The most bytes that may be pinned: `RLIMIT_MEMLOCK`, or `None` without a limit.
     pub const fn limit(self) -> Option<u64> {
         self.limit
     }
 
-    /// The bytes that may be pinned in addition; `u64::MAX` if the process is not limited.
+    /// The bytes that may be pinned in addition; `u64::MAX` without a limit.
     pub const fn room(self) -> u64 {
         match self.limit {
             Some(limit) => limit.saturating_sub(self.bytes),
@@ -68,10 +68,10 @@ impl PinnedMemory {
         }
     }
 
-    /// Checks that the kernel would let this process pin `bytes` more for a device: before memory is brought in,
-    /// which takes long, and pinned.
+    /// Checks that the kernel would let this process pin `bytes` more for a device.
     ///
-    /// What several devices pin of the same memory counts once for each: ask for the sum.
+    /// Call it before memory is brought in and pinned, which takes long. Memory that several devices pin counts
+    /// once for each: ask for the sum.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ impl PinnedMemory {
         Self::refusal("ibv_reg_mr", domain, bytes).map_or(Ok(()), Err)
     }
 
-    /// If a registration is refused because of this limit, an error that says so.
+    /// The error for a registration that this limit refuses.
     #[cold]
     pub(super) fn refusal(
         verb: &'static str,
@@ -95,7 +95,7 @@ impl PinnedMemory {
     }
 }
 
-/// Whether the device is of this process, and pins nothing.
+/// Whether the device is a software device of this process, which pins nothing.
 fn is_software(domain: &ProtectionDomain<'_>) -> bool {
     let guid = |hooks: &Hooks| {
         // SAFETY: the context is live, and with it the device.

@@ -22,12 +22,12 @@ use crate::ffi;
 use crate::handle::Leak;
 use crate::parent::Parent;
 
-/// The memory of a region before its registration or after its deregistration: the same bytes at the same address,
-/// without a copy. It derefs to `[T]`, and is freed when it is dropped.
+/// The memory of a region before its registration or after its deregistration.
 ///
+/// The region has the same bytes at the same address, without a copy:
 /// [`from_buffer`](crate::SharedMemoryRegion::from_buffer) registers it, and
-/// [`into_inner`](crate::SharedMemoryRegion::into_inner) returns it. It has no lifetime, so it can outlive the domain
-/// and the context.
+/// [`into_inner`](crate::SharedMemoryRegion::into_inner) returns it. It derefs to `[T]`, and is freed when it
+/// is dropped. It can outlive the domain and the context.
 pub struct RegionBuffer<T> {
     memory: Allocation,
     len: usize,
@@ -35,7 +35,7 @@ pub struct RegionBuffer<T> {
 }
 
 impl<T: Element> RegionBuffer<T> {
-    /// Allocates `len` zeroed elements as the options say, whose access does not matter here.
+    /// Allocates `len` zeroed elements as the options say. Their access does not matter here.
     ///
     /// # Errors
     ///
@@ -52,11 +52,12 @@ impl<T: Element> RegionBuffer<T> {
         Self { memory, len, elements: PhantomData }
     }
 
-    /// `madvise(MADV_POPULATE_WRITE)`: brings all pages in, on several threads, so that its registration has only to pin
-    /// them. A region of many GB is registered several times sooner.
+    /// `madvise(MADV_POPULATE_WRITE)`: brings all pages in, on several threads, so that the registration only
+    /// has to pin them.
     ///
-    /// After each part, `progress` is called with the number of bytes that are in, by any of the threads. Memory of
-    /// less than 1 MiB has no pages of its own; nothing is done about it.
+    /// That makes it several times faster to register many GB. After each part, any of the threads calls
+    /// `progress` with the number of bytes that are in. Memory of less than 1 MiB has no pages of its own, and
+    /// stays as it is.
     ///
     /// # Errors
     ///
@@ -81,8 +82,8 @@ impl<T: Element> Deref for RegionBuffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the memory is ours alone, aligned, and has that many elements, for which all bytes are
-        // valid: `new` asks for it.
+        // SAFETY: the memory is ours alone, aligned, and has that many elements, for which all bytes are valid:
+        // `new` asks for it.
         unsafe { slice::from_raw_parts(self.memory.data().cast().as_ptr(), self.len) }
     }
 }
@@ -96,7 +97,7 @@ impl<T: Element> DerefMut for RegionBuffer<T> {
 
 debug! { impl[T] RegionBuffer<T>, self, len: self.len, .. }
 
-/// `struct ibv_buf`. It holds its domain, which may be another one than its region's after `rereg`.
+/// `struct ibv_buf`. It holds its own domain: `rereg` may move its region to another.
 #[derive(Debug)]
 pub(super) struct ProviderBuffer<'pd> {
     #[cfg(rdma_core_65)]

@@ -15,7 +15,7 @@ use crate::registered;
 
 object!(ibv_mr, ibv_dereg_mr, registered);
 
-/// Registers `bytes` bytes at `address`; requests name them by addresses from `iova` on.
+/// Registers `bytes` bytes at `address`, which requests name from `iova` on.
 ///
 /// # Safety
 ///
@@ -28,8 +28,8 @@ pub(super) unsafe fn register(
     iova: u64,
     access: AccessFlags,
 ) -> Result<Handle<ffi::ibv_mr>> {
-    // Both functions of the public API end in this one, which leaves out the optional flags if the
-    // kernel does not know them.
+    // Both functions of the public API end in this one, which drops optional flags that the kernel does not
+    // know.
     // SAFETY: the domain is live; the caller vouches for the memory.
     let registered = unsafe {
         let (address, access) = (address.cast(), access.bits());
@@ -78,7 +78,7 @@ pub(super) unsafe fn adopt(
     }
 }
 
-/// If a registration failed because of the length, an error that says so.
+/// The error for a registration that failed because of its length.
 #[cold]
 fn too_long(verb: &'static str, domain: &ProtectionDomain<'_>, bytes: usize) -> Option<Error> {
     let longest = domain.context().query_device().ok()?.max_mr_size();
@@ -138,13 +138,13 @@ impl<'pd> Reregistration<'pd> {
 pub enum ReregisteredState {
     /// The region is unchanged.
     Unchanged,
-    /// The change was made, but the pages of the former memory stay hidden from forked children.
+    /// The change was made, but the former memory's pages stay hidden from forked children.
     Changed,
-    /// No request can use the region any more: drop or close it. Its contents are still there.
+    /// No request can use the region: drop or close it. Its contents are still there.
     Lost,
 }
 
-/// The error of a failed `rereg`, and the state that it left the region in.
+/// The error of a failed `rereg`, and the state of the region.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ReregisterError {
     /// The reason.
@@ -154,12 +154,12 @@ pub struct ReregisterError {
 }
 
 impl ReregisterError {
-    /// An error that was found before the verb was called.
+    /// An error found before the verb was called.
     pub(super) fn unchanged(error: Error) -> Self {
         Self { error, state: ReregisteredState::Unchanged }
     }
 
-    /// The error for a status of C other than 0, with the `errno` that it left.
+    /// The error for a status of C other than 0, with its `errno`.
     #[cold]
     fn from_c(returned: i32, errno: i32) -> Self {
         use ffi::ibv_rereg_mr_err_code as code;
@@ -169,8 +169,7 @@ impl ReregisterError {
                 ReregisteredState::Unchanged
             }
             code::IBV_REREG_MR_ERR_DO_FORK_OLD => ReregisteredState::Changed,
-            // These say that the device or the kernel lacks the operation, so it has not changed
-            // anything.
+            // The device or the kernel lacks the operation, so nothing has changed.
             _ if matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS) => ReregisteredState::Unchanged,
             _ => ReregisteredState::Lost,
         };
@@ -213,10 +212,9 @@ const VERB: &str = "ibv_rereg_mr";
 ///
 /// # Safety
 ///
-/// The device's accesses to the present memory, or to that of `translation` if it is given, under the
-/// new access (or `access`, the present one, if that does not change) are sound until the region is
-/// deregistered or changed again. If this fails, its accesses to the present memory under the present
-/// access stay sound too.
+/// The device's accesses are sound until the region is deregistered or changed again: to the memory of
+/// `translation`, else to the present memory, under the new access, else under the present `access`. If this
+/// fails, accesses to the present memory under the present access stay sound too.
 pub(super) unsafe fn reregister<'pd>(
     region: &Handle<ffi::ibv_mr>,
     domain: &mut Parent<'pd, ProtectionDomain<'pd>>,
@@ -258,8 +256,8 @@ pub(super) unsafe fn reregister<'pd>(
     let new_access = change.access.unwrap_or(AccessFlags::empty());
     #[cfg(debug_assertions)]
     registered::remove(region.as_ptr());
-    // SAFETY: `errno` is the calling thread's. The region and the domains are live; the flags are the
-    // defined ones, which fit; the caller vouches for the memory.
+    // SAFETY: `errno` is the calling thread's. The region and the domains are live, the flags are defined ones,
+    // which fit, and the caller vouches for the memory.
     let (returned, errno) = unsafe {
         // Not every provider sets `errno`.
         *crate::linux::__errno_location() = 0;

@@ -7,15 +7,14 @@ use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::foreign_enum::getters;
 
-/// Memory of a peer, as RDMA reads, writes and atomics name it: an address, a length in bytes and the
-/// rkey. It is plain data; the peer may have freed the memory since.
+/// Memory of a peer, as RDMA reads, writes and atomics name it: an address, a length in bytes and the rkey.
 ///
-/// The owner makes it by [`SharedMemoryRegion::remote`](crate::SharedMemoryRegion::remote), and sends
-/// it over; [`sub_region`](Self::sub_region) then picks the part for a request, always within the
-/// bounds of the whole.
+/// It is plain data; the peer may have freed the memory since. The owner makes it by
+/// [`SharedMemoryRegion::remote`](crate::SharedMemoryRegion::remote) and sends it over.
+/// [`sub_region`](Self::sub_region) picks the part for a request, within the bounds.
 ///
-/// With feature `serde` it serialises as a struct of `address`, `length` and `rkey`; that form is
-/// stable. Deserialising fails if the end is beyond the address space.
+/// With feature `serde` it serialises as a struct of `address`, `length` and `rkey`; that form is stable.
+/// Deserialising fails if the end is beyond the address space.
 ///
 /// ```
 /// use ibverbs::RemoteMemoryRegion;
@@ -62,8 +61,9 @@ impl From<RemoteMemoryRegion> for Wire {
 }
 
 impl RemoteMemoryRegion {
-    /// Describes a peer's region from its parts, if the peer sends them in a format of its own:
-    /// `length` bytes at `address`, which is an address of the peer's, or an offset if its region is
+    /// Makes a region from parts that the peer has sent in a format of its own.
+    ///
+    /// It is `length` bytes at `address`, which is an address of the peer's, or an offset if its region is
     /// zero-based.
     ///
     /// # Errors
@@ -77,8 +77,9 @@ impl RemoteMemoryRegion {
         Ok(Self { address, length, rkey })
     }
 
-    /// The region as 20 bytes: address, length and rkey, in network order. Use them to send the region
-    /// without feature `serde`, such as in the private data of
+    /// The region as 20 bytes: address, length and rkey, in network order.
+    ///
+    /// They serve to send it without feature `serde`, such as in the private data of
     /// [`PreparedChannel::connect`](crate::PreparedChannel::connect).
     pub fn to_bytes(&self) -> [u8; 20] {
         let mut bytes = [0; 20];
@@ -88,7 +89,7 @@ impl RemoteMemoryRegion {
         bytes
     }
 
-    /// The region that was converted into these bytes by [`to_bytes`](Self::to_bytes).
+    /// Reads the bytes of [`to_bytes`](Self::to_bytes).
     ///
     /// # Errors
     ///
@@ -141,11 +142,11 @@ impl RemoteMemoryRegion {
         Ok(Self { address: self.address + offset, length, rkey: self.rkey })
     }
 
-    /// The bytes in `range`: `region.slice(64..128)?` is `region.sub_region(64, 64)?`.
+    /// The bytes in `range`: `slice(64..128)` is `sub_region(64, 64)`.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the bytes are not all within the region.
+    /// Those of [`sub_region`](Self::sub_region).
     pub fn slice(&self, range: impl RangeBounds<u64>) -> Result<Self> {
         let start = match range.start_bound() {
             Bound::Included(&start) => start,

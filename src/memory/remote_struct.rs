@@ -1,4 +1,4 @@
-//! A peer's region whose elements have a type, so that the offsets of fields are not counted by hand.
+//! A peer's region with a type for its elements, so that the compiler counts the offsets of fields.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,9 +10,8 @@ use crate::error::{Error, Result};
 
 /// Memory of a peer that consists of elements of type `T`: a [`RemoteMemoryRegion`] with a type.
 ///
-/// [`element`](Self::element) and [`slice`](Self::slice) count in elements, and
-/// [`RemoteElement::field`] finds a field of a struct. Requests take all of them where they take a
-/// [`RemoteMemoryRegion`].
+/// [`element`](Self::element) and [`slice`](Self::slice) count in elements; [`RemoteElement::field`] finds a
+/// field of a struct. Requests take all of them where they take a [`RemoteMemoryRegion`].
 ///
 /// ```
 /// use ibverbs::memory::RemoteRegion;
@@ -37,8 +36,8 @@ use crate::error::{Error, Result};
 /// # Ok::<(), ibverbs::Error>(())
 /// ```
 ///
-/// With feature `serde` it has the form of a [`RemoteMemoryRegion`]. The type is not part of it: both sides
-/// have to agree on it. Deserialising fails if the length is not a multiple of the size of `T`.
+/// With feature `serde` it has the form of a [`RemoteMemoryRegion`], without the type, on which both sides have
+/// to agree. Deserialising fails if the length is not a multiple of the size of `T`.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(
     feature = "serde",
@@ -49,9 +48,7 @@ pub struct RemoteRegion<T> {
     elements: PhantomData<fn() -> T>,
 }
 
-/// One value of type `T` in the memory of a peer.
-///
-/// [`RemoteRegion`] explains it, and has an example.
+/// One value of type `T` in the memory of a peer: see [`RemoteRegion`].
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(
     feature = "serde",
@@ -70,8 +67,7 @@ pub struct Field<T, F> {
 
 /// A field of a struct, or of a struct in it: `field!(Entry, version)`, `field!(Entry, head.next)`.
 ///
-/// The compiler finds the offset and the type of the field, and rejects a field that the struct does
-/// not have. Use it with [`RemoteElement::field`].
+/// The compiler finds its offset and type. Use it with [`RemoteElement::field`].
 #[macro_export]
 macro_rules! field {
     ($struct:ty, $($field:tt).+) => {
@@ -84,7 +80,7 @@ macro_rules! field {
 }
 
 impl<T, F> Field<T, F> {
-    /// For the macro `field!` alone. A wrong offset is within the peer's region nevertheless.
+    /// For the macro `field!` alone. Even a wrong offset stays within the peer's region.
     #[doc(hidden)]
     pub const fn __new(offset: usize, _: fn(&T) -> *const F) -> Self {
         Self { offset, types: PhantomData }
@@ -92,7 +88,7 @@ impl<T, F> Field<T, F> {
 }
 
 impl RemoteMemoryRegion {
-    /// The region as one whose elements are of type `T`.
+    /// Gives the region's elements the type `T`.
     ///
     /// # Errors
     ///
@@ -146,7 +142,7 @@ impl<T: Element> RemoteElement<T> {
     pub fn field<F: Element>(&self, field: Field<T, F>) -> RemoteElement<F> {
         let RemoteMemoryRegion { address, rkey, .. } = self.region;
         debug_assert!(field.offset + size_of::<F>() <= size_of::<T>());
-        // The sum does not overflow: the end of the element is an address.
+        // No overflow: the end of the element is an address.
         let (address, length) = (address + field.offset as u64, size_of::<F>() as u64);
         RemoteElement { region: RemoteMemoryRegion { address, length, rkey }, value: PhantomData }
     }

@@ -9,13 +9,11 @@ use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
 
-/// A type that registered memory may hold: it has no padding, and any bytes are a valid value of it,
-/// since a device writes the bytes that a peer sent.
+/// A type that registered memory may hold: it has no padding, and any bytes are a valid value of it.
 ///
-/// It is implemented for every type that has the `zerocopy` traits, and cannot be implemented
-/// otherwise: integers, floats, arrays of them, and `Copy` structs that derive `FromBytes`, `IntoBytes`
-/// and `Immutable`. `bool`, `char`, enums, references and types with padding do not have those traits:
-/// a peer could write bytes that are not a valid value.
+/// That is because a device writes the bytes that a peer sent. Exactly the types with the `zerocopy` traits
+/// have it: integers, floats, arrays of them, and `Copy` structs that derive `FromBytes`, `IntoBytes` and
+/// `Immutable`. Not `bool`, `char`, enums, references and types with padding:
 ///
 /// | instead of | use | and read it with |
 /// |---|---|---|
@@ -52,14 +50,14 @@ use crate::ffi;
 )]
 pub trait Element: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static {}
 
-// Otherwise the compiler's message would be about the traits of `zerocopy`.
+// Else the compiler's message would be about the traits of `zerocopy`.
 #[diagnostic::do_not_recommend]
 impl<T: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static> Element for T {}
 
-/// The longest piece of memory that a scatter/gather element can name: 4 GiB - 1 bytes.
+/// The most bytes that a scatter/gather element can name: 4 GiB - 1.
 pub const MAX_SGE_LENGTH: usize = u32::MAX as usize;
 
-/// What the error of a piece that is too long is about.
+/// The subject of the error for a piece that is too long.
 pub(crate) const PIECE: &str = "the length in bytes";
 
 /// Resolves `range` within `len` elements.
@@ -86,9 +84,8 @@ pub(crate) fn resolve(range: impl RangeBounds<usize>, len: usize) -> Result<Rang
 
 /// A value that is too large, with its maximum.
 ///
-/// Each function of the data path makes its error from this value and returns it, so that the compiler
-/// sees that the path ends in an error. It would check again the result of a function that it does not
-/// inline.
+/// Each function of the data path makes its error from this value itself, so that the compiler sees that the
+/// path ends in an error. It would check again the result of a function that it does not inline.
 struct Excess {
     what: &'static str,
     value: u64,
@@ -120,9 +117,9 @@ pub(crate) fn sge(address: u64, bytes: usize, lkey: u32) -> Result<ffi::ibv_sge>
 
 /// The C struct for `bytes` bytes at `address`, of a region that requests address from `iova` on.
 ///
-/// Providers access the addresses of elements themselves, without asking the device: to copy inline
-/// data, and (mlx5, hns) to deliver short messages and results that arrive within the completion. So
-/// making an element whose address is not this program's own is `unsafe`, and an error here.
+/// Providers access the addresses of elements themselves: to copy inline data, and (mlx5, hns) to deliver short
+/// messages and results that arrive within the completion. So making an element whose address is not this
+/// program's own is `unsafe`, and an error here.
 #[inline]
 pub(super) fn sge_at(address: u64, iova: u64, bytes: usize, lkey: u32) -> Result<ffi::ibv_sge> {
     if address != iova {
@@ -145,7 +142,7 @@ fn too_long(bytes: usize) -> Excess {
 
 /// Registered memory that work requests of this program can read: every region and slice.
 ///
-/// The trait is sealed: only types of this crate have it.
+/// The trait is sealed.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory",
     label = "a region or a slice of one is needed here"
@@ -162,8 +159,8 @@ pub trait LocalMemory: private::Sealed {
 
 /// Registered memory that work requests of this program can also write: for receives and reads.
 ///
-/// [`ReadOnlyMemoryRegion`](crate::memory::ReadOnlyMemoryRegion) and [`MemorySlice`](crate::MemorySlice) do not have
-/// it. Some providers copy short messages to their destination themselves, without checking the region's
+/// [`ReadOnlyMemoryRegion`](crate::memory::ReadOnlyMemoryRegion) and [`MemorySlice`](crate::MemorySlice) do not
+/// have it, because some providers copy short messages to their destination without checking the region's
 /// access. A [`RawMemoryRegion`](crate::memory::RawMemoryRegion) has its access at run time: without
 /// [`LOCAL_WRITE`](crate::AccessFlags::LOCAL_WRITE), requests that would write it are refused (`EINVAL`).
 #[diagnostic::on_unimplemented(
@@ -175,8 +172,9 @@ pub trait LocalMemoryMut: LocalMemory {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or the region was registered
-    ///    for reading only.
+    /// Those of `sge`, and:
+    ///
+    ///  - `EINVAL`: the region was registered for reading only.
     #[doc(hidden)]
     #[inline]
     fn sge_mut(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
@@ -190,12 +188,13 @@ pub(crate) mod private {
     /// Keeps [`LocalMemory`](super::LocalMemory) to this crate.
     pub trait Sealed {}
 
-    /// A list of elements that is the same whenever it is looked at.
+    /// A list of elements that is the same at each look.
     pub trait List: AsMut<[ffi::ibv_sge]> {}
 
     impl<const N: usize> List for [ffi::ibv_sge; N] {}
 
-    /// What is kept of a buffer of type `B`. A post calls this when the device has the request, so no program has a say.
+    /// What is kept of a buffer of type `B`. A post calls this when the device has the request, so programs
+    /// cannot implement it.
     pub trait Kept<B> {
         fn keep(buffer: B) -> Self;
     }
@@ -219,8 +218,7 @@ pub struct GatherElement<'buf>(ffi::ibv_sge, PhantomData<&'buf [u8]>);
 
 /// `struct ibv_sge`: memory that the device writes for a receive, a read or an atomic.
 ///
-/// It borrows the memory exclusively for `'buf`. It has the layout of the C struct, so a slice of
-/// elements is the scatter/gather list of a work request.
+/// It borrows the memory exclusively for `'buf`. It has the layout of the C struct, as a [`GatherElement`] has.
 ///
 /// Leave empty elements out of a [`PreparedReceive`](crate::operation::PreparedReceive) and a
 /// [`PreparedRequest`](crate::PreparedRequest): some devices (mlx4, mthca) take a length of 0 for 2 GiB, and
@@ -229,7 +227,7 @@ pub struct GatherElement<'buf>(ffi::ibv_sge, PhantomData<&'buf [u8]>);
 #[repr(transparent)]
 pub struct ScatterElement<'buf>(ffi::ibv_sge, PhantomData<&'buf mut [u8]>);
 
-/// Defines the methods of an element, of which `from_raw` has conditions.
+/// Defines the methods of an element, with the conditions of `from_raw`.
 macro_rules! element {
     ($(#[$conditions:meta])* $element:ident) => {
         impl $element<'_> {
@@ -282,8 +280,8 @@ element! {
 }
 
 element! {
-    /// For `'buf`, `raw` names memory that is registered for local writing under its `lkey` and that
-    /// nothing else accesses.
+    /// For `'buf`, `raw` names memory that is registered for local writing under its `lkey` and that nothing
+    /// else accesses.
     ScatterElement
 }
 

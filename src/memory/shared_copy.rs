@@ -1,14 +1,14 @@
 //! Copies to and from memory that a peer, or another thread, may write or read at the same time.
 //!
-//! Only atomic operations may access such memory: then the result of reading during a concurrent write
-//! is unspecified, but not undefined behaviour. The unit of access is the alignment of the element, up
-//! to the machine's word: a `u32` is copied by 4-byte accesses, a `[u8; 16]` byte by byte. Compilers do
-//! not merge atomic accesses, and byte-wise copies would be slow. So each access to shared memory is one
-//! instruction of assembly, as wide as the machine has. It counts as one access to each unit in it,
-//! because no processor splits an aligned word (Go's `memmove`, which must not split a pointer, relies on
-//! the same): x86-64 splits accesses at 8-byte boundaries at most, and aarch64 accesses each register of a
-//! pair, if it is aligned, at once. The accesses at the ends of a copy may overlap: then a unit is read, or is written
-//! with the same value, twice.
+//! Only atomic operations may access such memory: then a read during a concurrent write has an unspecified
+//! result, but is not undefined behaviour. The unit of access is the alignment of the element, up to the
+//! machine's word: a `u32` is copied by 4-byte accesses, a `[u8; 16]` byte by byte.
+//!
+//! Compilers do not merge atomic accesses, and byte-wise copies would be slow. So each access to shared memory
+//! is one instruction of assembly, as wide as the machine has. It counts as one access to each unit in it,
+//! because no processor splits an aligned word (Go's `memmove` relies on the same): x86-64 splits accesses at
+//! 8-byte boundaries at most, and aarch64 accesses each aligned register of a pair at once. The accesses at the
+//! ends of a copy may overlap: then a unit is read twice, or written twice with the same value.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicUsize, Ordering};
@@ -24,9 +24,9 @@ const WORD: usize = size_of::<usize>();
 ///
 /// # Safety
 ///
-/// `from` is valid for reads of `count` elements, aligned, and accessed only by atomic operations of
-/// this size and from outside of the program. `to` is valid for writes of `count` elements, aligned, and nothing
-/// else accesses it.
+/// `from` is valid for reads of `count` elements, aligned, and accessed only by atomic operations of this size
+/// and from outside of the program. `to` is valid for writes of `count` elements, aligned, and nothing else
+/// accesses it.
 #[inline]
 pub unsafe fn load<T>(from: *const T, to: *mut T, count: usize) {
     // SAFETY: the caller vouches for it.
@@ -37,9 +37,9 @@ pub unsafe fn load<T>(from: *const T, to: *mut T, count: usize) {
 ///
 /// # Safety
 ///
-/// `to` is valid for writes of `count` elements, aligned, and accessed only by atomic operations of
-/// this size and from outside of the program. `from` is valid for reads of `count` elements, aligned, and
-/// nothing writes it.
+/// `to` is valid for writes of `count` elements, aligned, and accessed only by atomic operations of this size
+/// and from outside of the program. `from` is valid for reads of `count` elements, aligned, and nothing writes
+/// it.
 #[inline]
 pub unsafe fn store<T>(from: *const T, to: *mut T, count: usize) {
     // SAFETY: the caller vouches for it.
@@ -79,12 +79,12 @@ trait Way: Copy {
     /// The shared side is as [`load`] or [`store`] says, and as aligned as `P` needs; the other side may be unaligned.
     unsafe fn one<P: Piece>(self, from: *const u8, to: *mut u8);
 
-    /// The side that is shared.
+    /// The shared side.
     fn shared(self, _: *const u8, to: *mut u8) -> *const u8 {
         to
     }
 
-    /// The word that is written again and again, without a source.
+    /// The word that is written repeatedly, without a source.
     #[allow(dead_code, reason = "used on x86-64 only")]
     fn word(self) -> Option<usize> {
         None
@@ -118,7 +118,7 @@ impl Way for Store {
     }
 }
 
-/// A unit as often as a word has room for it.
+/// A word filled with copies of the unit.
 #[derive(Clone, Copy)]
 struct Fill(usize);
 
@@ -147,7 +147,7 @@ trait Piece: Copy {
     /// As [`get`](Self::get).
     unsafe fn put(self, to: *mut u8);
 
-    /// As many bytes of the word, or the word as often as there is room for it.
+    /// The first bytes of the word, or copies of it.
     fn of(word: usize) -> Self;
 }
 
@@ -198,7 +198,7 @@ unsafe fn copy<T>(way: impl Way, from: *const u8, to: *mut u8, bytes: usize) {
         if wide::any_address(unit::<T>()) {
             return wide::copy(way, from, to, bytes);
         }
-        // As many units as there are before the first aligned word, then words, and the units that are left.
+        // Units up to the first aligned word, then words, then the remaining units.
         let head = ((way.shared(from, to) as usize).wrapping_neg() % WORD).min(bytes);
         let words = (bytes - head) / WORD * WORD;
         copy_units::<T>(way, from, to, head);
@@ -240,8 +240,8 @@ mod wide {
 
     pub(super) const HERE: bool = true;
 
-    /// Whether accesses may begin at any multiple of the unit. On aarch64, an access to a word that is not aligned is one to each of
-    /// its bytes.
+    /// Whether accesses may begin at any multiple of the unit. On aarch64, an access to an unaligned word is
+    /// one to each of its bytes.
     pub(super) const fn any_address(unit: usize) -> bool {
         cfg!(target_arch = "x86_64") || unit == 1 || unit == 8
     }
@@ -324,12 +324,12 @@ mod wide {
 
     /// # Safety
     ///
-    /// As [`copy`](super::copy), of elements for which [`any_address`] is true, or both the shared side and the length are
-    /// multiples of the word.
+    /// As [`copy`](super::copy), of elements for which [`any_address`] is true, or with a shared side and a
+    /// length that are multiples of the word.
     #[inline(always)]
     pub(super) unsafe fn copy(way: impl Way, from: *const u8, to: *mut u8, bytes: usize) {
-        // SAFETY: all accesses are within these bytes. They begin a multiple of the unit after the first byte, as both halves of a
-        // length do.
+        // SAFETY: all accesses are within these bytes. They begin a multiple of the unit after the first byte,
+        // as both halves of a length do.
         unsafe {
             match bytes {
                 0 => {}
@@ -343,7 +343,7 @@ mod wide {
         }
     }
 
-    /// The first piece and the last, which are the same or meet.
+    /// The first piece and the last, which may overlap.
     ///
     /// # Safety
     ///
@@ -425,8 +425,8 @@ mod wide {
             return unsafe { fill(word, to, bytes) };
         }
         if bytes <= 256 {
-            // SAFETY: the first and the last 64 or 128 bytes are among those that the caller vouches for. It changes no
-            // registers except its operands, those named and the flags.
+            // SAFETY: the first and the last 64 or 128 bytes are among those that the caller vouches for. It
+            // changes only its operands, the registers named and the flags.
             unsafe {
                 asm!(
                     "vmovups ymm0, ymmword ptr [{from}]",
@@ -510,9 +510,9 @@ mod wide {
         /// From here on, the processor's own loop is faster.
         const LONG: usize = 4096;
         let head = 32 - to as usize % 32;
-        // SAFETY: the first 32 bytes are among those that the caller vouches for, and so is what begins after the head, which is
-        // at most 32. The flag of the direction is clear, as everywhere in Rust. Both change no registers except their
-        // operands, those named and the flags.
+        // SAFETY: the first 32 bytes are among those that the caller vouches for, and so is what begins after
+        // the head, which is at most 32. The direction flag is clear, as everywhere in Rust. Both change only
+        // their operands, the registers named and the flags.
         unsafe {
             if bytes >= LONG {
                 for at in [0, 16] {
@@ -608,10 +608,10 @@ mod wide {
 mod tests {
     use super::*;
 
-    /// Copies between memory like that of regions, whose elements nothing holds a reference to, and
-    /// checks the result.
+    /// Copies to and from memory to whose elements no reference exists, like that of regions, and checks the
+    /// result.
     fn check<T: Copy + PartialEq + std::fmt::Debug>(value: impl Fn(usize) -> T) {
-        // Miri takes a hundred times as long, and a few words and their edges suffice for it.
+        // Miri takes a hundred times as long; a few words and their edges suffice.
         const LEN: usize = if cfg!(miri) { 14 } else { 70 };
         let mut shared = [value(0); LEN];
         let shared = shared.as_mut_ptr();
@@ -619,8 +619,7 @@ mod tests {
             for count in 0..LEN - start {
                 let fresh: Vec<T> = (0..count).map(|i| value(start + count + i)).collect();
                 let mut back = vec![value(0); count + 2];
-                // SAFETY: `start + count` elements are in the array, and `back` is longer; both are
-                // ours alone.
+                // SAFETY: `start + count` elements are in the array, and `back` is longer; both are ours alone.
                 unsafe {
                     for i in 0..LEN {
                         shared.add(i).write(value(0));
@@ -650,8 +649,9 @@ mod tests {
         check(|i| [i as u64, 1, 2]);
     }
 
-    /// Calls `copy` with shared memory, private memory and memory for a second copy in every alignment to 64, which
-    /// is to copy the second to the first and the first to the third; checks that it did, and nothing beside it.
+    /// Calls `copy` with shared memory, private memory and memory for a second copy, in every alignment to 64.
+    /// It is to copy the second to the first and the first to the third; checks that it did, and changed
+    /// nothing else.
     pub(super) fn in_every_alignment(
         lengths: impl Iterator<Item = usize> + Clone,
         mut copy: impl FnMut(*mut u8, *const u8, *mut u8, usize),
@@ -704,9 +704,9 @@ mod tests {
         });
     }
 
-    /// Fills memory, and compares it with a copy of that many elements.
+    /// Fills memory, and checks every element.
     fn fills<T: Copy + PartialEq + std::fmt::Debug>(value: T, other: T) {
-        // As above: Miri took ten minutes.
+        // Miri took ten minutes.
         const LEN: usize = if cfg!(miri) { 20 } else { 1100 };
         const ROOM: usize = LEN + if cfg!(miri) { 4 } else { 70 };
         const STEP: usize = if cfg!(miri) { 3 } else { 1 };
@@ -746,7 +746,7 @@ mod tests {
         assert_eq!((unit::<[u32; 3]>(), unit::<u64>(), unit::<u128>()), (4, WORD, WORD));
     }
 
-    /// No reader sees an aligned element of at most a word half-written, wherever it begins.
+    /// No reader sees an aligned element of at most a word half-written.
     fn does_not_tear<T: Copy + PartialEq + std::fmt::Debug + Send + Sync>(
         value: impl Fn(u8) -> T + Sync,
     ) {
@@ -754,7 +754,7 @@ mod tests {
         struct Memory<T>(*mut T);
         // SAFETY: what it points to is accessed by `load`, `store` and `fill` only.
         unsafe impl<T> Sync for Memory<T> {}
-        // For all ways to copy.
+        // Lengths for all ways to copy.
         const LENGTHS: &[usize] =
             if cfg!(miri) { &[3, 17] } else { &[1, 3, 7, 14, 33, 70, 140, 1100] };
         const LEN: usize = if cfg!(miri) { 20 } else { 1108 };
@@ -772,7 +772,7 @@ mod tests {
                         break;
                     }
                     let value = values[n % 256];
-                    // SAFETY: the elements are in the vector; all accesses to it are made by these functions.
+                    // SAFETY: the elements are in the vector; only these functions access it.
                     unsafe {
                         match n % 3 {
                             0 => fill(value, shared.0.add(start), length),

@@ -14,12 +14,11 @@ use crate::domain::ProtectionDomain;
 use crate::error::Result;
 use crate::parent::Parent;
 
-/// `struct ibv_mr`: registered memory for `len` elements, which it owns and which peers read or write
-/// by RDMA, as far as its [`AccessFlags`] allow.
+/// `struct ibv_mr`: registered memory for `len` elements, owned by the region, which peers read or write by
+/// RDMA as far as its [`AccessFlags`] allow.
 ///
 /// A peer may write at any time, so there is never a reference into it: [`read`](Self::read) and
-/// [`write`](Self::write) copy. [`SharedMemorySlice`], which is a part of a region, explains what they
-/// see of a concurrent write.
+/// [`write`](Self::write) copy. [`SharedMemorySlice`] explains what they see of a concurrent write.
 ///
 /// ```
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -37,7 +36,7 @@ use crate::parent::Parent;
 #[doc(alias = "ibv_mr")]
 pub type SharedMemoryRegion<'pd, T> = Region<'pd, Shared<T>>;
 
-/// Memory of the region's own, which peers access: there is no reference into it while it is registered.
+/// Memory that the region owns and peers access: there is no reference into it while it is registered.
 #[derive(Debug)]
 pub struct Shared<T>(Arc<RegionBuffer<T>>);
 
@@ -83,19 +82,16 @@ impl<T> From<RegionBuffer<T>> for Shared<T> {
 }
 
 impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
-    /// `ibv_reg_mr`: allocates `len` zeroed elements and registers them as `options` say; plain
-    /// [`AccessFlags`] are accepted too.
+    /// `ibv_reg_mr`: allocates `len` zeroed elements and registers them as `options` say.
     ///
-    /// Local write access, which remote write and remote atomic access require, is always included. The
-    /// buffer is aligned to 64 bytes, or more if `T` is. A region can have 4 GiB and more; only a
-    /// single scatter/gather element cannot.
+    /// Plain [`AccessFlags`] are accepted too. Local write access is always included. The buffer is aligned to
+    /// 64 bytes, or more if `T` is. The region may exceed 4 GiB; a single scatter/gather element may not.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the region would be empty, or longer than memory or the device allow, or the
-    ///    options contradict each other.
-    ///  - `EOPNOTSUPP`: the device does not have that access, or the machine does not have such huge
-    ///    pages.
+    ///  - `EINVAL`: the region would be empty, or longer than memory or the device allow, or the options
+    ///    contradict each other.
+    ///  - `EOPNOTSUPP`: the device does not have that access, or the machine does not have such huge pages.
     ///  - `ENOMEM`: no memory, not enough huge pages set aside, no region left on the device, or
     ///    `RLIMIT_MEMLOCK` is too low.
     #[doc(alias = "ibv_reg_mr")]
@@ -109,8 +105,10 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
         Self::allocate(domain.into(), len, options.into())
     }
 
-    /// `ibv_reg_mr`: registers memory that was allocated before, which [`RegionBuffer::populate`] may have brought in.
-    /// Of the options, the access and the address by which peers name the memory count.
+    /// `ibv_reg_mr`: registers memory that was allocated before, and perhaps
+    /// [populated](RegionBuffer::populate).
+    ///
+    /// Of the options, only the access and the iova count.
     ///
     /// ```
     /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -130,10 +128,10 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     ///
     /// # Errors
     ///
-    /// The memory is then freed.
+    /// On an error the memory is freed.
     ///
-    ///  - `EINVAL`: the memory is longer than the device allows, or the options contradict each other, or do not fit the
-    ///    memory's address.
+    ///  - `EINVAL`: the memory is longer than the device allows, or the options contradict each other, or do
+    ///    not fit the memory's address.
     ///  - `EOPNOTSUPP`: the device does not have that access.
     ///  - `ENOMEM`: no region left on the device, or `RLIMIT_MEMLOCK` is too low.
     #[doc(alias = "ibv_reg_mr")]
@@ -145,11 +143,10 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
         Self::register_buffer(domain.into(), buffer.into(), options.into())
     }
 
-    /// `ibv_reg_mr`: registers the same memory in another protection domain, such as that of another device. The memory
-    /// is freed when the last of its regions is deregistered.
+    /// `ibv_reg_mr`: registers the same memory in another protection domain, such as that of another device.
     ///
-    /// `access` is that of the new region. With [`ZERO_BASED`](AccessFlags::ZERO_BASED), the memory must begin on a
-    /// [page](RegionOptions::page_aligned).
+    /// The memory is freed when the last of its regions is deregistered. With
+    /// [`ZERO_BASED`](AccessFlags::ZERO_BASED), it must begin on a [page](RegionOptions::page_aligned).
     ///
     /// ```
     /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -168,9 +165,7 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the region is longer than the device allows, or the flags contradict each other.
-    ///  - `EOPNOTSUPP`: the device does not have that access.
-    ///  - `ENOMEM`: no region left on the device, or `RLIMIT_MEMLOCK` is too low.
+    /// Those of [`from_buffer`](Self::from_buffer), but this region keeps the memory.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_in<'other>(
         &self,
@@ -185,16 +180,15 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     #[inline]
     pub fn as_slice(&self) -> SharedMemorySlice<'_, T> {
         let (address, base) = (self.address().cast(), self.base());
-        // SAFETY: the memory holds that many elements, initialised (zeroed, and any bytes are valid
-        // for an `Element`), at least aligned to 64 bytes, for as long as the region is borrowed.
-        // Nothing but the slice accesses them.
+        // SAFETY: the memory holds that many elements, initialised (zeroed, and any bytes are valid for an
+        // `Element`), aligned to at least 64 bytes, while the region is borrowed. Only such slices access them.
         unsafe {
             let data = NonNull::new_unchecked(address);
             SharedMemorySlice::new(data, self.len(), base, self.lkey(), self.rkey())
         }
     }
 
-    /// The elements in `range`.
+    /// A part of the region, as a slice.
     ///
     /// # Errors
     ///
@@ -204,7 +198,7 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
         self.as_slice().slice(range)
     }
 
-    /// Copies the elements from `index` on to `to`. See [`SharedMemorySlice`].
+    /// [`SharedMemorySlice::read`]: copies the elements from `index` on to `to`.
     ///
     /// # Errors
     ///
@@ -229,7 +223,7 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
         self.as_slice().to_vec()
     }
 
-    /// Copies `from` to the elements from `index` on. See [`SharedMemorySlice`].
+    /// [`SharedMemorySlice::write`]: copies `from` to the elements from `index` on.
     ///
     /// # Errors
     ///
@@ -272,7 +266,7 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
 }
 
 impl<T: AtomicElement> SharedMemoryRegion<'_, T> {
-    /// The element at `index`, for atomic operations of the CPU. See [`SharedMemorySlice::atomic`].
+    /// [`SharedMemorySlice::atomic`]: the element at `index`, for atomic operations of the CPU.
     ///
     /// # Errors
     ///
@@ -290,11 +284,9 @@ impl<T: AtomicElement> SharedMemoryRegion<'_, T> {
 }
 
 impl ProtectionDomain<'_> {
-    /// `ibv_reg_mr`: allocates `len` zeroed elements that peers access too, as far as `options` let
-    /// them: [`AccessFlags`](crate::AccessFlags) or [`RegionOptions`]. See
-    /// [`SharedMemoryRegion::new`].
+    /// `ibv_reg_mr`: [`SharedMemoryRegion::new`], borrowing this domain.
     ///
-    /// For a value that leaves its function: `SharedMemoryRegion::new(domain, ..)`, with the domain by value or in an `Arc`.
+    /// To return the region from a function, call that with the domain by value or in an `Arc`.
     ///
     /// # Errors
     ///
@@ -309,8 +301,7 @@ impl ProtectionDomain<'_> {
     }
 }
 
-/// An integer that has an atomic form, by which
-/// [`SharedMemorySlice::atomic`](SharedMemorySlice::atomic) accesses it in place.
+/// An integer that has an atomic form, by which [`SharedMemorySlice::atomic`] accesses it in place.
 ///
 /// The trait is sealed.
 pub trait AtomicElement: Element + private::Sealed {
@@ -336,17 +327,16 @@ atomic_elements! {
     target_has_atomic = "8": u8 => AtomicU8, i8 => AtomicI8;
     target_has_atomic = "16": u16 => AtomicU16, i16 => AtomicI16;
     target_has_atomic = "32": u32 => AtomicU32, i32 => AtomicI32;
-    // On other targets copies are made in halves, and accesses of different sizes must not race.
+    // Other targets copy in halves, and accesses of different sizes must not race.
     target_pointer_width = "64": u64 => AtomicU64, i64 => AtomicI64;
     target_has_atomic = "ptr": usize => AtomicUsize, isize => AtomicIsize;
 }
 
 impl<'buf, T: AtomicElement> SharedMemorySlice<'buf, T> {
-    /// The element at `index`, for atomic operations of the CPU: loads, stores, and read-modify-write
-    /// operations, with the [`Ordering`](std::sync::atomic::Ordering) of the caller's choice.
+    /// The element at `index`, for atomic operations of the CPU in place.
     ///
-    /// They are atomic with respect to the program's threads. With respect to RDMA atomics they are
-    /// atomic only on a device whose [`AtomicCapability`](crate::device::AtomicCapability) is `Global`.
+    /// They are atomic for the program's threads. For RDMA atomics they are atomic only on a device whose
+    /// [`AtomicCapability`](crate::device::AtomicCapability) is `Global`.
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: waits for a peer
@@ -369,8 +359,8 @@ impl<'buf, T: AtomicElement> SharedMemorySlice<'buf, T> {
     #[inline]
     pub fn atomic(&self, index: usize) -> Result<&'buf T::Atomic> {
         let range = resolve(index..index.saturating_add(1), self.len())?;
-        // SAFETY: the element is within the slice, and `new` vouches that the slice is accessed by
-        // atomic operations of this size only; the atomic form has the size of the integer.
+        // SAFETY: the element is within the slice, whose caller of `new` vouches for accesses by atomic
+        // operations of this size only. The atomic form has the size of the integer.
         Ok(unsafe { &*self.as_ptr().add(range.start).cast::<T::Atomic>() })
     }
 

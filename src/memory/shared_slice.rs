@@ -18,22 +18,22 @@ use crate::foreign_enum::getters;
 
 /// A part of a [`SharedMemoryRegion`](crate::SharedMemoryRegion), borrowed.
 ///
-/// It is `Copy`, and never a reference to the elements, because a peer may write them at any time. It
-/// copies elements out ([`read`](Self::read)) and in ([`write`](Self::write)), accesses integers in
-/// place by [atomic operations](Self::atomic), and names the elements in work requests.
+/// It is `Copy`, and never a reference to the elements, because a peer may write them at any time. It copies
+/// elements out ([`read`](Self::read)) and in ([`write`](Self::write)), accesses integers in place by [atomic
+/// operations](Self::atomic), and names the elements in work requests.
 ///
 /// # What a copy sees of a concurrent write
 ///
-/// A copy takes the elements in no particular order, so of several elements that are written meanwhile
-/// it may see some new and some old. It sees an element of 1, 2, 4 or 8 bytes that is aligned to its
-/// size (so integers and floats) as a whole, old or new, if the writer writes it in one access: a CPU
-/// does, RDMA atomics do, and RDMA writes do not promise it. It may see larger elements half-written.
-/// The protocol must tell when data is complete: it is after a completion, or after an atomic access to
-/// a flag that was written last (without [`RELAXED_ORDERING`](crate::AccessFlags::RELAXED_ORDERING)
-/// most devices write in order).
+/// A copy takes the elements in no particular order: of several elements that are written meanwhile it may see
+/// some new and some old. It sees an element of 1, 2, 4 or 8 bytes that is aligned to its size whole, old or
+/// new, if the writer writes it in one access. A CPU and RDMA atomics do; RDMA writes do not promise it. It may
+/// see larger elements half-written.
 ///
-/// Threads of this program may read and write the same elements at the same time, with the same
-/// effect.
+/// The protocol must tell when data is complete: after a completion, or after an atomic access to a flag that
+/// was written last. Most devices write in order, without
+/// [`RELAXED_ORDERING`](crate::AccessFlags::RELAXED_ORDERING).
+///
+/// Threads of this program may read and write the same elements at the same time, with the same effect.
 pub struct SharedMemorySlice<'buf, T> {
     data: NonNull<T>,
     len: usize,
@@ -43,8 +43,7 @@ pub struct SharedMemorySlice<'buf, T> {
     memory: PhantomData<&'buf T>,
 }
 
-/// What indexes shared memory: nothing, because a peer may write it while a reference to an element exists. The trait is
-/// there for the compiler's message.
+/// What indexes shared memory: nothing. The trait exists for the compiler's message.
 #[diagnostic::on_unimplemented(
     message = "shared memory cannot be indexed: a peer may write it at any time",
     label = "copy the elements out: `slice.read_one(index)`, or `slice.read(index, &mut elements)`",
@@ -73,20 +72,19 @@ impl<T> Clone for SharedMemorySlice<'_, T> {
 
 impl<T> Copy for SharedMemorySlice<'_, T> {}
 
-// SAFETY: it names shared memory that is copied from and to by atomic accesses, and whose elements are
-// `Send`.
+// SAFETY: it names shared memory, which is accessed atomically, and whose elements are `Send`.
 unsafe impl<T: Send + Sync> Send for SharedMemorySlice<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Sync for SharedMemorySlice<'_, T> {}
 
 impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
-    /// The part of a region that begins at `data`, which requests name by addresses from `base` on.
+    /// The part of a region that begins at `data`, which requests name from `base` on.
     ///
     /// # Safety
     ///
-    /// For `'buf`, `data` is valid for reads and writes of `len` initialised elements, aligned to the
-    /// element and to what its integer type's atomic form needs, and accessed only by atomic
-    /// operations of the unit of `T` and from outside of the program.
+    /// For `'buf`, `data` is valid for reads and writes of `len` initialised elements, aligned to the element
+    /// and to what its integer type's atomic form needs, and accessed only by atomic operations of the unit of
+    /// `T` and from outside of the program.
     #[inline]
     pub(super) unsafe fn new(
         data: NonNull<T>,
@@ -158,8 +156,8 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
     #[inline]
     pub fn read(&self, index: usize, to: &mut [T]) -> Result<()> {
         let range = resolve(index..index.saturating_add(to.len()), self.len)?;
-        // SAFETY: the elements are within the slice, which `new` vouches for; `to` is exclusive and
-        // takes any bytes.
+        // SAFETY: the elements are within the slice, which `new` vouches for; `to` is exclusive and takes any
+        // bytes.
         unsafe { load(self.data.as_ptr().add(range.start), to.as_mut_ptr(), to.len()) };
         Ok(())
     }
@@ -179,8 +177,8 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
     /// Copies all elements.
     pub fn to_vec(&self) -> Vec<T> {
         let mut copy = Vec::with_capacity(self.len);
-        // SAFETY: the elements are there, which `new` vouches for, and the vector has room for them;
-        // any bytes are valid elements.
+        // SAFETY: `new` vouches for the elements, and the vector has room for them; any bytes are valid
+        // elements.
         unsafe {
             load(self.data.as_ptr(), copy.as_mut_ptr(), self.len);
             copy.set_len(self.len);
@@ -233,20 +231,20 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
         self.sge(..).map(GatherElement::new)
     }
 
-    /// The whole slice, for a work request that writes it. Any number of requests may write the same
-    /// elements; their contents are then unspecified.
+    /// The whole slice, for a work request that writes it.
+    ///
+    /// Any number of requests may write the same elements; their contents are then unspecified.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: it is longer than 4 GiB - 1 bytes, or its region has an
-    ///    [`iova`](crate::RegionOptions::iova) of its own.
+    /// Those of [`gather_element`](Self::gather_element).
     #[inline]
     pub fn scatter_element(&self) -> Result<ScatterElement<'buf>> {
         self.sge(..).map(ScatterElement::new)
     }
 
-    /// The whole slice, for a work request that reads it, whatever [`iova`](crate::RegionOptions::iova)
-    /// its region has.
+    /// The whole slice, for a work request that reads it, whatever [`iova`](crate::RegionOptions::iova) its
+    /// region has.
     ///
     /// # Errors
     ///
@@ -254,15 +252,15 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
     ///
     /// # Safety
     ///
-    /// The request does not carry its data inline: the provider would read that data at the iova, as an
-    /// address of this program.
+    /// The request does not carry its data inline: the provider would read the data at the iova, as an address
+    /// of this program.
     #[inline]
     pub unsafe fn gather_element_by_iova(&self) -> Result<GatherElement<'buf>> {
         sge(self.base, self.len * size_of::<T>(), self.lkey).map(GatherElement::new)
     }
 
-    /// The whole slice, for a work request that writes it, whatever
-    /// [`iova`](crate::RegionOptions::iova) its region has.
+    /// The whole slice, for a work request that writes it, whatever [`iova`](crate::RegionOptions::iova) its
+    /// region has.
     ///
     /// # Errors
     ///
@@ -270,9 +268,9 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
     ///
     /// # Safety
     ///
-    /// The provider does not deliver short messages, or the results of reads and atomics, by copying
-    /// them itself: it would write them to the iova, as an address of this program. mlx5 does copy
-    /// unless the environment variable `MLX5_SCATTER_TO_CQE` is 0, and so may hns.
+    /// The provider does not itself copy short messages, or the results of reads and atomics, to their
+    /// destination: it would write to the iova, as an address of this program. mlx5 does copy unless the
+    /// environment variable `MLX5_SCATTER_TO_CQE` is 0, and so may hns.
     #[inline]
     pub unsafe fn scatter_element_by_iova(&self) -> Result<ScatterElement<'buf>> {
         sge(self.base, self.len * size_of::<T>(), self.lkey).map(ScatterElement::new)
@@ -297,8 +295,8 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
         #[inline]
         rkey: u32 => self.rkey;
 
-        /// The address of the first element. It is unsound to access the elements through it other than by
-        /// atomic or volatile operations.
+        /// The address of the first element. Accesses through it must be atomic or volatile: others are
+        /// unsound.
         #[inline]
         as_ptr: *mut T => self.data.as_ptr();
     }
@@ -318,8 +316,8 @@ impl<T: Element> LocalMemory for SharedMemorySlice<'_, T> {
     }
 }
 
-// SAFETY: the slice borrows, for its lifetime, a region that is registered until it is dropped. This
-// program accesses it by atomic accesses only.
+// SAFETY: the slice borrows, for its lifetime, a region that is registered until it is dropped. This program
+// accesses it by atomic accesses only.
 unsafe impl<T: Element> GatherBuffer for SharedMemorySlice<'_, T> {
     type List = [ffi::ibv_sge; 1];
     type Kept = Self;

@@ -11,7 +11,7 @@ use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
 
-/// A part of a region, borrowed: what `&[T]` is to a vector, together with the region's key.
+/// A part of a region, borrowed: a `&[T]` together with the region's key.
 ///
 /// It derefs to `[T]`.
 #[derive(Clone, Copy)]
@@ -20,14 +20,13 @@ pub struct MemorySlice<'buf, T> {
     lkey: u32,
 }
 
-/// A part of a region, borrowed exclusively: what `&mut [T]` is to a vector, together with the
-/// region's key.
+/// A part of a region, borrowed exclusively: a `&mut [T]` together with the region's key.
 ///
-/// It derefs to `[T]`. Parts can be split further and used independently, each by the work request
-/// that holds it.
+/// It derefs to `[T]`. Parts can be split further and used independently, each by the work request that holds
+/// it.
 pub struct MemorySliceMut<'buf, T> {
-    /// A pointer, not a reference: a reference would assert, each time the slice is moved, that nothing
-    /// else accesses the memory, even while the device writes it.
+    /// Not a reference, which would assert at each move that nothing else accesses the memory, even while the
+    /// device writes it.
     data: NonNull<[T]>,
     lkey: u32,
     borrow: PhantomData<&'buf mut [T]>,
@@ -111,8 +110,8 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
     ///
     /// # Safety
     ///
-    /// For `'buf`, nothing else uses these elements: the caller gives `self` up, or uses it for other
-    /// elements only.
+    /// For `'buf`, nothing else uses these elements: the caller gives `self` up, or uses it for other elements
+    /// only.
     #[inline]
     pub(super) unsafe fn subslice(&self, range: Range<usize>) -> Self {
         // SAFETY: the elements are part of this slice, and the caller vouches that they are used once.
@@ -157,7 +156,7 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
         Ok(unsafe { (self.subslice(0..mid), self.subslice(mid..len)) })
     }
 
-    /// Parts of `len` elements each, which do not overlap; the last one may be shorter.
+    /// Parts of `len` elements each; the last one may be shorter.
     ///
     /// # Errors
     ///
@@ -197,7 +196,7 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
         LocalMemory::sge(self, ..).map(ScatterElement::new)
     }
 
-    /// The whole slice, for a work request that writes it for as long as the region is borrowed.
+    /// [`scatter_element`](Self::scatter_element), for as long as the region is borrowed.
     ///
     /// # Errors
     ///

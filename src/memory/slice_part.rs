@@ -12,8 +12,8 @@ use crate::ffi;
 /// A part of a [`MemorySliceMut`] that is posted alone, and keeps the rest of the slice with it.
 ///
 /// Use it for a buffer that is [used again](crate::channel::ScopedPendingWork::wait) for messages of different
-/// lengths: the operation gives the whole buffer back. A plain [`slice`](MemorySliceMut::slice) would
-/// come back as short as it was posted.
+/// lengths: the operation gives the whole buffer back. A plain [`slice`](MemorySliceMut::slice) comes back as
+/// short as it was posted.
 ///
 /// ```
 /// use ibverbs::{MemorySliceMut, Scope, TransportError};
@@ -39,7 +39,6 @@ pub struct MemorySlicePart<'buf, T> {
 
 impl<'buf, T: Element> MemorySliceMut<'buf, T> {
     /// Selects the elements in `range` to be posted alone; the rest comes back with them.
-    /// [`slice`](Self::slice) gives the rest up.
     ///
     /// # Errors
     ///

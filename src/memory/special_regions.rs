@@ -1,5 +1,4 @@
-//! Regions without memory of their own: one that the device reads as zeros and writes nowhere, and one that is the whole
-//! address space (on-demand paging).
+//! Regions without memory of their own: the null region, and the whole address space (on-demand paging).
 
 use std::ptr;
 
@@ -15,10 +14,10 @@ use crate::ffi;
 use crate::handle::Handle;
 use crate::parent::Parent;
 
-/// `struct ibv_mr`: a region without memory, of any length. The device discards what requests of this
-/// program write to it, and reads it as zeros; neither uses the bus.
+/// `struct ibv_mr`: a region without memory, of any length.
 ///
-/// Use it as an element of a list, to skip a part of an incoming message or to pad an outgoing one.
+/// The device discards what requests of this program write to it, and reads it as zeros; neither uses the bus.
+/// As an element of a list, it skips a part of an incoming message or pads an outgoing one.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs a null region
@@ -42,8 +41,8 @@ impl Backing for Null {
     const NAME: &'static str = "NullMemoryRegion";
 }
 
-/// Zeros for inline sends: more than any device sends inline; longer requests are refused before their
-/// data is read.
+/// Zeros for inline sends: more than any device sends inline. Longer requests are refused before their data is
+/// read.
 static ZEROS: [u8; 4096] = [0; 4096];
 
 impl<'pd> NullMemoryRegion<'pd> {
@@ -88,7 +87,7 @@ impl<'pd> NullMemoryRegion<'pd> {
     ///  - `EINVAL`: `bytes` is more than 4 GiB - 1.
     #[inline]
     pub fn gather_element(&self, bytes: usize) -> Result<GatherElement<'_>> {
-        // The device ignores the address. A provider that sends inline reads it.
+        // The device ignores the address; a provider that sends inline reads it.
         sge(ZEROS.as_ptr() as u64, bytes, self.lkey()).map(GatherElement::new)
     }
 
@@ -99,16 +98,16 @@ impl<'pd> NullMemoryRegion<'pd> {
     ///  - `EINVAL`: `bytes` is more than 4 GiB - 1.
     #[inline]
     pub fn scatter_element(&self, bytes: usize) -> Result<ScatterElement<'_>> {
-        // A provider that copies short messages to their destination itself recognises the key, and
-        // copies nothing.
+        // A provider that copies short messages to their destination itself recognises the key, and copies
+        // nothing.
         sge(0, bytes, self.lkey()).map(ScatterElement::new)
     }
 }
 
-/// `struct ibv_mr`: all present and future memory of the program, registered at once for local access;
-/// the device brings pages in as it needs them (implicit on-demand paging).
+/// `struct ibv_mr`: all present and future memory of the program, registered at once for local access.
 ///
-/// Any slice can then be posted, at no cost in advance:
+/// The device brings pages in as it needs them (implicit on-demand paging). Any slice can then be posted, at no
+/// cost in advance:
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs on-demand paging
@@ -167,8 +166,8 @@ impl<'pd> ImplicitMemoryRegion<'pd> {
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live region that was registered for the whole address space, on demand, for
-    /// local access only; no peer knows its keys; and nothing else deregisters it.
+    /// `raw` is null or a live region that was registered for the whole address space, on demand, for local
+    /// access only; no peer knows its keys; and nothing else deregisters it.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_mr,
         domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
@@ -179,13 +178,13 @@ impl<'pd> ImplicitMemoryRegion<'pd> {
         Ok(Self::from_parts(Parts::whole(raw, ACCESS), Implicit(()), domain))
     }
 
-    /// A slice, with what a work request needs to name it.
+    /// A slice with the region's key, for a work request.
     #[inline]
     pub fn slice<'buf, T: Element>(&'buf self, memory: &'buf [T]) -> MemorySlice<'buf, T> {
         MemorySlice::new(memory, self.lkey())
     }
 
-    /// A slice, exclusively, with what a work request needs to name it.
+    /// An exclusive slice with the region's key, for a work request.
     #[inline]
     pub fn slice_mut<'buf, T: Element>(
         &'buf self,

@@ -2,13 +2,12 @@
 //!
 //! # How a region outlives the windows bound to it
 //!
-//! A window is deallocated before its protection domain, as all children are. While it is bound, its
-//! region has to stay registered: C allows deregistering it, and depending on the device that fails
-//! (rxe: `EINVAL`, others: `EBUSY`) or leaves a window that leads nowhere. In neither case does the
-//! device access memory that was deregistered successfully, and memory whose deregistration failed is
-//! not freed. So this is never unsound, but could leak memory. A
-//! [`WindowBinding`](crate::operation::WindowBinding) prevents that by holding the region: borrowed for as long as
-//! the window lives, or shared.
+//! A window is deallocated before its protection domain, as all children are. While it is bound, its region has
+//! to stay registered. C allows deregistering it: depending on the device that fails (rxe: `EINVAL`, others:
+//! `EBUSY`) or leaves a window that leads nowhere. Neither is unsound: no device accesses memory that was
+//! deregistered, and memory whose deregistration failed is not freed. But memory could leak. So a
+//! [`WindowBinding`](crate::operation::WindowBinding) holds the region: borrowed while the window lives, or
+//! shared.
 
 use std::sync::Arc;
 
@@ -26,21 +25,20 @@ foreign_enum! {
     /// `enum ibv_mw_type`: how a window is bound.
     #[doc(alias = "ibv_mw_type")]
     pub enum MemoryWindowType: ibv_mw_type(u32) {
-        /// Type 1: any queue pair of its domain can bind it, any number of times; peers of all these
-        /// queue pairs can use it.
+        /// Type 1: any queue pair of its domain can bind it, any number of times; peers of all these queue
+        /// pairs can use it.
         Type1 = IBV_MW_TYPE_1,
-        /// Type 2: bound once, and again after it was invalidated, by this program or by the peer (with
-        /// a send that invalidates it). On devices that have type 2B, only the peer of the queue pair
-        /// that bound it can use it.
+        /// Type 2: bound once, and again after this program or the peer (by a send) has invalidated it. On
+        /// devices with type 2B, only the peer of the queue pair that bound it can use it.
         Type2 = IBV_MW_TYPE_2,
     }
 }
 
 /// `struct ibv_mw`: a memory window, through which a peer accesses a part of a region.
 ///
-/// The rkey of a region opens all of it for as long as it is registered. A window opens the bytes that
-/// it is bound to, until it is bound to other bytes, invalidated or deallocated. Binding it is a work
-/// request ([`QueuePair::post_bind_mw`](crate::QueuePair::post_bind_mw)), without a system call.
+/// The rkey of a region opens all of it while it is registered. A window opens the bytes that it is bound to,
+/// until it is bound to others, invalidated or deallocated. Binding is a work request
+/// ([`QueuePair::post_bind_mw`](crate::QueuePair::post_bind_mw)), without a system call.
 ///
 /// ```
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -61,32 +59,31 @@ foreign_enum! {
 /// ```
 ///
 /// Deallocate a window before destroying the queue pair that bound it: otherwise Soft-RoCE delays the
-/// queue pair's destruction until the window is deallocated, for almost a minute. (Soft-RoCE also does
-/// not confine peers to the bytes of a window: it checks the access, and the bounds of the region.)
+/// destruction until the window is deallocated, for almost a minute. Soft-RoCE does not confine peers to the
+/// bytes of a window: it checks the access, and the bounds of the region.
 #[doc(alias = "ibv_mw")]
 pub struct MemoryWindow<'res> {
     raw: Handle<ffi::ibv_mw>,
     window_type: MemoryWindowType,
-    // The regions of the latest binding and of the one before: until the device has carried out the
-    // latest, the window is still bound to the earlier region.
+    // The regions of the latest binding and of the one before. Until the device has carried out the latest, the
+    // window is still bound to the earlier region.
     regions: [Option<Arc<dyn Leak + Send + Sync + 'res>>; 2],
     domain: Parent<'res, ProtectionDomain<'res>>,
 }
 
 resource! {
-    /// `ibv_dealloc_mw`: deallocates the window, whether it is bound or not, and returns the error if
-    /// that fails, which dropping cannot.
+    /// `ibv_dealloc_mw`: deallocates the window, bound or not. Unlike a drop, it returns the error.
     ///
     /// # Errors
     ///
-    /// The provider's errno value. The window is then
+    /// The provider's errno. The window is then
     /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
     #[doc(alias = "ibv_dealloc_mw")]
     MemoryWindow<'res>: raw of ibv_mw, regions, domain
 }
 
 impl<'res> MemoryWindow<'res> {
-    /// `ibv_alloc_mw`: allocates a window, which is not yet bound.
+    /// `ibv_alloc_mw`: allocates a window, not yet bound.
     ///
     /// # Errors
     ///
@@ -103,8 +100,8 @@ impl<'res> MemoryWindow<'res> {
             let raw = ffi::ibv_alloc_mw(domain.as_raw(), window_type);
             Handle::new("ibv_alloc_mw", raw)
         }?;
-        // Converts the type back, so that a type with a name is stored under its name: requests for the
-        // window depend on it.
+        // Converts the type back, so that it is stored under its name if it has one: requests for the window
+        // depend on it.
         Ok(Self { raw, window_type: window_type.into(), regions: [None, None], domain })
     }
 
@@ -116,9 +113,9 @@ impl<'res> MemoryWindow<'res> {
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live memory window, and nothing else deallocates it. If it is bound, or a
-    /// binding is outstanding, the region under it stays registered until it is bound to another
-    /// one, invalidated or deallocated.
+    /// `raw` is null or a live memory window, and nothing else deallocates it. If it is bound, or a binding is
+    /// outstanding, the region under it stays registered until it is bound to another one, invalidated or
+    /// deallocated.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_mw,
         domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
@@ -140,22 +137,22 @@ impl<'res> MemoryWindow<'res> {
         self.window_type
     }
 
-    /// The key by which peers name the window, after the device has carried out the latest binding that
-    /// was posted.
+    /// The key by which peers name the window, once the device has carried out the latest binding posted.
     #[inline]
     pub fn rkey(&self) -> u32 {
         // SAFETY: the window is live.
         unsafe { (*self.as_raw()).rkey }
     }
 
-    /// Sets the key back to its value before a binding that was posted and then failed. Each binding
-    /// takes the next key; a device binds only from the key that the window has.
+    /// Sets the key back after a posted binding has failed.
+    ///
+    /// Each binding takes the next key; a device binds only from the key that the window has.
     pub fn set_rkey(&mut self, rkey: u32) {
         // SAFETY: the window is live, and exclusively ours. A wrong key makes bindings fail.
         unsafe { (*self.as_raw()).rkey = rkey }
     }
 
-    /// Holds the region for which a binding was posted, and releases the one before the last.
+    /// Holds the region of a posted binding, and releases the one before the last.
     pub(crate) fn hold(&mut self, region: Option<Arc<dyn Leak + Send + Sync + 'res>>) {
         let [latest, before] = &mut self.regions;
         *before = latest.take();
@@ -172,9 +169,9 @@ impl<'res> MemoryWindow<'res> {
 debug! { MemoryWindow<'_>, self, window_type: self.window_type, .. }
 
 impl ProtectionDomain<'_> {
-    /// `ibv_alloc_mw`: allocates a memory window. See [`MemoryWindow::new`].
+    /// `ibv_alloc_mw`: [`MemoryWindow::new`], borrowing this domain.
     ///
-    /// For a value that leaves its function: `MemoryWindow::new(domain, ..)`, with the domain by value or in an `Arc`.
+    /// To return the window from a function, call that with the domain by value or in an `Arc`.
     ///
     /// # Errors
     ///

@@ -11,14 +11,15 @@ use crate::memory::region_buffer::ProviderBuffer;
 use crate::parent::Parent;
 
 impl<'pd> RawMemoryRegion<'pd> {
-    /// `ibv_alloc_buf`, `ibv_reg_buf_mr`: registers `bytes` zeroed bytes that the provider allocates, in the way that it needs
-    /// for this domain: in a confidential virtual machine, memory that the device can reach. They are freed after the region
-    /// was deregistered. There since rdma-core 65.
+    /// `ibv_alloc_buf`, `ibv_reg_buf_mr`: registers `bytes` zeroed bytes that the provider allocates.
+    ///
+    /// The provider allocates as it needs for this domain: in a confidential virtual machine, memory that the
+    /// device can reach. It frees them after the region was deregistered. Since rdma-core 65.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: `bytes` is 0, or the access includes [`ZERO_BASED`](AccessFlags::ZERO_BASED), or remote write or atomic
-    ///    access without local write access.
+    ///  - `EINVAL`: `bytes` is 0, or the access includes [`ZERO_BASED`](AccessFlags::ZERO_BASED), or remote
+    ///    write or atomic access without local write access.
     ///  - `ENOMEM`: no memory, no region left on the device, or `RLIMIT_MEMLOCK` is too low.
     ///  - `EOPNOTSUPP`: the device does not have that access.
     #[doc(alias = "ibv_alloc_buf")]
@@ -37,7 +38,8 @@ impl<'pd> RawMemoryRegion<'pd> {
         Error::invalid_if(access.contains(AccessFlags::ZERO_BASED), VERB, reason)?;
         let buffer = ProviderBuffer::new(domain.clone(), bytes)?;
         let (address, flags) = (buffer.address(), access.bits() as i32);
-        // SAFETY: domain and buffer are live. The region, which owns the buffer, frees it when it was deregistered.
+        // SAFETY: domain and buffer are live. The region owns the buffer, and frees it only once it is
+        // deregistered.
         let raw = unsafe {
             let (domain, buffer) = (domain.as_raw(), buffer.as_raw());
             Handle::new(VERB, ffi::ibv_reg_buf_mr(domain, buffer, address.cast(), bytes, flags))
@@ -45,9 +47,10 @@ impl<'pd> RawMemoryRegion<'pd> {
         Ok(Self::from_parts(Parts::at(raw, address, bytes, access), Raw(Some(buffer)), domain))
     }
 
-    /// `ibv_export_buf_dmabuf_fd`: a dma-buf of the memory of
-    /// [`allocate_by_provider`](Self::allocate_by_provider), which another device can [register](Self::from_dmabuf). It keeps
-    /// the memory alive. There since rdma-core 65.
+    /// `ibv_export_buf_dmabuf_fd`: a dma-buf of memory from
+    /// [`allocate_by_provider`](Self::allocate_by_provider).
+    ///
+    /// Another device can [register](Self::from_dmabuf) it. It keeps the memory alive. Since rdma-core 65.
     ///
     /// # Errors
     ///

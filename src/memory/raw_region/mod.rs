@@ -1,5 +1,4 @@
-//! Registered memory that this crate does not own: mapped files and devices, dma-bufs, imported
-//! regions.
+//! Registered memory that this crate does not own: mapped files and devices, dma-bufs, imported regions.
 
 #[cfg(rdma_core_65)]
 mod by_provider;
@@ -24,13 +23,13 @@ use crate::parent::Parent;
 
 /// `struct ibv_mr`: registered memory that something else owns, as bytes.
 ///
-/// This is for memory that no Rust reference covers: a mapped file or device, memory of a GPU, memory
-/// that another library manages, a dma-buf, or a region of another process. To register a slice, use
-/// [`BorrowedMemoryRegion`](crate::memory::BorrowedMemoryRegion), which needs no `unsafe`.
+/// Use it for memory that no Rust reference covers: a mapped file or device, memory of a GPU or of another
+/// library, a dma-buf, a region of another process. To register a slice,
+/// [`BorrowedMemoryRegion`](crate::memory::BorrowedMemoryRegion) needs no `unsafe`.
 #[doc(alias = "ibv_mr")]
 pub type RawMemoryRegion<'pd> = Region<'pd, Raw<'pd>>;
 
-/// Memory that something else owns, or the provider has allocated.
+/// Memory that something else owns, or that the provider has allocated.
 #[derive(Debug)]
 pub struct Raw<'pd>(Option<ProviderBuffer<'pd>>);
 
@@ -59,29 +58,28 @@ impl Writable for Raw<'_> {
 }
 
 impl<'pd> RawMemoryRegion<'pd> {
-    /// `ibv_reg_mr`: registers `bytes` bytes at `address`. With
-    /// [`ZERO_BASED`](AccessFlags::ZERO_BASED), requests and peers address it from 0 on (see
-    /// [`with_iova`](Self::with_iova)).
+    /// `ibv_reg_mr`: registers `bytes` bytes at `address`.
+    ///
+    /// With [`ZERO_BASED`](AccessFlags::ZERO_BASED), requests and peers address the region from 0 on.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the address is null; `bytes` is 0, or more than the address space or the device
-    ///    allows; remote write or atomic access without local write access.
+    ///  - `EINVAL`: the address is null; `bytes` is 0, or more than the address space or the device allows;
+    ///    remote write or atomic access without local write access.
     ///  - `EFAULT`: the memory is not mapped, or it is read-only and the access includes writing.
     ///  - `EOPNOTSUPP`: the device does not have that access.
     ///  - `ENOMEM`: no region left on the device, or `RLIMIT_MEMLOCK` is too low.
     ///
     /// # Safety
     ///
-    /// From now on until the region is deregistered ([`close`](Self::close) returns `Ok`, or it is
-    /// dropped and can be deregistered; never if it is forgotten):
+    /// The conditions hold from now until the region is deregistered: when [`close`](Self::close) returns `Ok`,
+    /// or when a drop succeeds in deregistering it. If the region is forgotten, they hold for ever.
     ///
     ///  - The memory is not unmapped, freed or given to another owner.
-    ///  - The device may read the memory at any time, and with write access write any bytes to it. The
-    ///    CPU may do the same, because providers carry out some small transfers themselves. So no code
-    ///    relies on the contents, and no reference exists that these accesses would conflict with,
-    ///    unless it is known that neither this program nor a peer has a request outstanding that makes
-    ///    such an access.
+    ///  - The device may read the memory at any time, and with write access write any bytes to it. The CPU may
+    ///    do the same, because providers carry out some small transfers themselves. So no code relies on the
+    ///    contents, and no reference exists that these accesses would conflict with, unless it is known that
+    ///    neither this program nor a peer has a request outstanding that makes such an access.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn new(
         domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
@@ -95,14 +93,16 @@ impl<'pd> RawMemoryRegion<'pd> {
         unsafe { Self::register("ibv_reg_mr", domain.into(), address, bytes, iova, access) }
     }
 
-    /// `ibv_reg_mr_iova`: registers memory like [`new`](Self::new), but requests and peers address the
-    /// region from `iova` on. `address` and `iova` must have the same offset in a page.
+    /// `ibv_reg_mr_iova`: [`new`](Self::new), but requests and peers address the region from `iova` on.
+    ///
+    /// `address` and `iova` must have the same offset in a page.
     ///
     /// # Errors
     ///
     /// Those of [`new`](Self::new), and:
     ///
-    ///  - `EINVAL`: the offsets in the page differ, or the last byte is beyond the last iova.
+    ///  - `EINVAL`: the offsets in the page differ; the last byte is beyond the last iova; or
+    ///    [`ZERO_BASED`](AccessFlags::ZERO_BASED) with an iova other than 0.
     ///
     /// # Safety
     ///
@@ -145,8 +145,8 @@ impl<'pd> RawMemoryRegion<'pd> {
         Ok(Self::from_parts(parts, Raw(None), domain))
     }
 
-    /// `ibv_reg_mr_ex`: registers `bytes` bytes at `address`, which the device accesses with the hints of `handle`.
-    /// There since rdma-core 65.
+    /// `ibv_reg_mr_ex`: [`new`](Self::new), and the device accesses the memory with the hints of `handle`.
+    /// Since rdma-core 65.
     ///
     /// # Errors
     ///
@@ -192,27 +192,25 @@ impl<'pd> RawMemoryRegion<'pd> {
             dmah: handle.as_raw(),
             ..Default::default()
         };
-        // SAFETY: the domain and the handle are live, the handle for as long as the region; the caller vouches for the
-        // memory.
+        // SAFETY: the domain is live, and the region borrows the handle; the caller vouches for the memory.
         let raw =
             unsafe { Handle::new(VERB, ffi::ibv_reg_mr_ex(domain.as_raw(), &mut attributes)) }?;
         Ok(Self::from_parts(Parts::at(raw, address, bytes, access), Raw(None), domain))
     }
 
-    /// `ibv_reg_dmabuf_mr`: registers `bytes` bytes of a dma-buf, from `offset` on, which requests and
-    /// peers address from `iova` on. A dma-buf is typically memory of a GPU or of another device.
-    /// `offset` and `iova` must have the same offset in a page.
+    /// `ibv_reg_dmabuf_mr`: registers `bytes` bytes of a dma-buf, from `offset` on.
     ///
-    /// The region itself keeps the dma-buf alive: the file descriptor can be closed, and its exporter
-    /// can go away. This is safe because a dma-buf is shared memory by nature: any code that maps it
-    /// must expect that others write it.
+    /// Requests and peers address it from `iova` on. `offset` and `iova` must have the same offset in a page. A
+    /// dma-buf is typically memory of a GPU or of another device.
+    ///
+    /// The region keeps the dma-buf alive: you may close the file descriptor, and the exporter may go away.
+    /// This is safe because a dma-buf is shared memory: any code that maps it must expect others to write it.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: `bytes` is 0; the offsets in the page differ; the end is beyond the last offset or
-    ///    iova; the access includes flags other than local write, remote and relaxed ordering, or
-    ///    includes remote write or atomic access without local write access; or the file is not a
-    ///    dma-buf.
+    ///  - `EINVAL`: `bytes` is 0; the offsets in the page differ; the end is beyond the last offset or iova;
+    ///    the access includes flags other than local write, remote and relaxed ordering, or includes remote
+    ///    write or atomic access without local write access; or the file is not a dma-buf.
     ///  - `EBADF`: the file is not a dma-buf, on some kernels.
     ///  - `EOPNOTSUPP`: the device, or the kernel, cannot register dma-bufs.
     ///  - `ENOMEM`: no region left on the device.
@@ -240,8 +238,8 @@ impl<'pd> RawMemoryRegion<'pd> {
         Error::invalid_if(!ALLOWED.contains(access), VERB, reason)?;
         check_access(VERB, &domain, access)?;
         check_iova(VERB, iova, (offset % page_size() as u64) as usize, bytes)?;
-        // SAFETY: the domain is live; the kernel checks the descriptor and takes a reference to the
-        // dma-buf, whose memory is shared with all who hold one.
+        // SAFETY: the domain is live. The kernel checks the descriptor and takes a reference to the dma-buf,
+        // whose memory all its holders share.
         let raw = unsafe {
             let (fd, access) = (dmabuf.as_raw_fd(), access.bits() as i32);
             let raw = ffi::ibv_reg_dmabuf_mr(domain.as_raw(), offset, bytes, iova, fd, access);
@@ -251,12 +249,14 @@ impl<'pd> RawMemoryRegion<'pd> {
         Ok(Self::from_parts(parts, Raw(None), domain))
     }
 
-    /// `ibv_import_mr`: imports a region that another process has registered through the same file
-    /// descriptor of the device, by the kernel's [number](Self::handle) of it. Requests address it from
-    /// `base` on, as they do in the other process (see [`remote`](Self::remote) there).
+    /// `ibv_import_mr`: imports a region that another process has registered through the same file descriptor
+    /// of the device.
     ///
-    /// Dropping or closing it undoes the import, and leaves the region itself alone
-    /// (`ibv_unimport_mr`); after [`own`](Self::own) it deregisters the region.
+    /// `handle` is the kernel's [number](Self::handle) of the region. Requests address it from `base` on, as in
+    /// the other process (see [`remote`](Self::remote) there).
+    ///
+    /// Dropping or closing it undoes the import (`ibv_unimport_mr`) and leaves the region alone. After
+    /// [`own`](Self::own) it deregisters the region.
     ///
     /// # Errors
     ///
@@ -266,8 +266,8 @@ impl<'pd> RawMemoryRegion<'pd> {
     ///
     /// # Safety
     ///
-    ///  - For as long as this value is used, the memory of the region may be accessed as
-    ///    [`new`](Self::new) says, under the access that the region was registered with.
+    ///  - As long as this value is used, the memory of the region may be accessed as [`new`](Self::new) says,
+    ///    under the access that the region was registered with.
     ///  - Only one of the processes deregisters it, when the others no longer use it.
     #[doc(alias = "ibv_import_mr")]
     #[doc(alias = "ibv_unimport_mr")]
@@ -279,10 +279,10 @@ impl<'pd> RawMemoryRegion<'pd> {
     ) -> Result<Self> {
         const VERB: &str = "ibv_import_mr";
         let domain = domain.into();
-        // SAFETY: the domain is live; what comes back is an import of ours.
+        // SAFETY: the domain is live; the import that comes back is ours.
         let raw = unsafe { Handle::new(VERB, ffi::ibv_import_mr(domain.as_raw(), handle)) }?;
         let raw = ImportableHandle::imported(raw);
-        // SAFETY: the region is live; the import has set its length.
+        // SAFETY: the region is live, and the import has set its length.
         let len = unsafe { (*raw.as_ptr()).length };
         let reason = "the region ends beyond the last address";
         Error::invalid_if(base.checked_add(len as u64).is_none(), VERB, reason)?;
@@ -290,20 +290,20 @@ impl<'pd> RawMemoryRegion<'pd> {
         Ok(Self::from_parts(parts, Raw(None), domain))
     }
 
-    /// Takes over a region that was registered elsewhere, such as by a C library: any `struct ibv_mr`.
-    /// `base` is the address by which requests and peers name its first byte (the `iova`, or without
-    /// one the address of the memory), and `access` is the access that it was registered with. The C
-    /// object stores neither.
+    /// Takes over any `struct ibv_mr` that was registered elsewhere, such as by a C library.
+    ///
+    /// `base` is the address by which requests and peers name its first byte: the `iova`, or else the address
+    /// of the memory. `access` is the access that it was registered with. The C object stores neither.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the pointer is null, or it is of another domain; or its end would be beyond the
-    ///    last address.
+    ///  - `EINVAL`: the pointer is null, or it is of another domain; or its end would be beyond the last
+    ///    address.
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live region, `base` and `access` are right for it, and nothing else
-    /// deregisters it. The conditions of [`new`](Self::new) hold for its memory.
+    /// `raw` is null or a live region, `base` and `access` are right for it, and nothing else deregisters it.
+    /// The conditions of [`new`](Self::new) hold for its memory.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_mr,
         base: u64,
@@ -324,37 +324,37 @@ impl<'pd> RawMemoryRegion<'pd> {
         Ok(Self::from_parts(parts, Raw(None), domain))
     }
 
-    /// Makes an [imported](Self::import) region this program's own: from now on dropping or closing
-    /// it deregisters it, for all processes.
+    /// Makes an [imported](Self::import) region this program's own: dropping or closing it now deregisters it,
+    /// for all processes.
     pub fn own(&mut self) {
         self.own_raw();
     }
 
-    /// `ibv_rereg_mr`: changes the region's access, its protection domain, or both. This may change its
-    /// keys.
+    /// `ibv_rereg_mr`: changes the region's access, its protection domain, or both. Its keys may change.
     ///
     /// # Errors
     ///
     /// [`ReregisterError::state`] tells which state the region is in.
     ///
-    ///  - `EINVAL`: `change` is empty, or is not possible: the domain is of another context, the access
-    ///    flags contradict each other, the region is of a dma-buf or imported, or a window is bound to
-    ///    it.
+    ///  - `EINVAL`: `change` is empty; the domain is of another context; the access flags contradict each
+    ///    other, or change `ZERO_BASED`, `ON_DEMAND` or `HUGETLB`; the region is of a dma-buf or imported; or a
+    ///    window is bound to it.
     ///  - `EOPNOTSUPP`: the device cannot do that.
     ///
     /// # Safety
     ///
-    /// No request that names the region is outstanding. The conditions of [`new`](Self::new) hold for
-    /// the new access too.
+    /// No request that names the region is outstanding. The conditions of [`new`](Self::new) hold for the new
+    /// access too.
     #[doc(alias = "ibv_rereg_mr")]
     pub unsafe fn rereg(&mut self, change: Reregistration<'pd>) -> Result<(), ReregisterError> {
         // SAFETY: the caller vouches for the memory under the new access.
         unsafe { self.reregister(change, None) }
     }
 
-    /// `ibv_rereg_mr`: makes it a region of other memory, and applies `change` too, as
-    /// [`rereg`](Self::rereg) does, unless it is empty. Requests and peers address the region by the
-    /// address of the new memory.
+    /// `ibv_rereg_mr`: moves the region to other memory, and applies `change`, which may be empty, as
+    /// [`rereg`](Self::rereg) does.
+    ///
+    /// Requests and peers then address the region by the address of the new memory.
     ///
     /// # Errors
     ///
@@ -365,9 +365,9 @@ impl<'pd> RawMemoryRegion<'pd> {
     ///
     /// # Safety
     ///
-    /// No request that names the region is outstanding. The conditions of [`new`](Self::new) hold for
-    /// the new memory from now on. For the former memory they hold until this returns `Ok`, or if it
-    /// fails until the region is deregistered.
+    /// No request that names the region is outstanding. The conditions of [`new`](Self::new) hold for the new
+    /// memory from now on. For the former memory they hold until this returns `Ok`, or if it fails until the
+    /// region is deregistered.
     #[doc(alias = "ibv_rereg_mr")]
     pub unsafe fn rereg_memory(
         &mut self,
@@ -380,15 +380,16 @@ impl<'pd> RawMemoryRegion<'pd> {
         unsafe { self.reregister(change, Some((address, bytes))) }
     }
 
-    /// The bytes in `range`, for a work request that writes them. Any number of requests may write the
-    /// same bytes; their contents are then unspecified.
+    /// The bytes in `range`, for a work request that writes them.
+    ///
+    /// Any number of requests may write the same bytes; their contents are then unspecified.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or the region was registered
-    ///    without [`LOCAL_WRITE`](AccessFlags::LOCAL_WRITE), so that the device may only read it; or requests
-    ///    do not address the region by its own address: it has another iova, is a dma-buf, or is imported.
-    ///    See [`scatter_element_by_iova`](Self::scatter_element_by_iova).
+    ///    without [`LOCAL_WRITE`](AccessFlags::LOCAL_WRITE); or requests do not address the region by its own
+    ///    address: it has another iova, is a dma-buf, or is imported. See
+    ///    [`scatter_element_by_iova`](Self::scatter_element_by_iova).
     #[inline]
     pub fn scatter_element(&self, range: impl RangeBounds<usize>) -> Result<ScatterElement<'_>> {
         self.sge_mut(range).map(ScatterElement::new)
@@ -401,9 +402,9 @@ impl<'pd> RawMemoryRegion<'pd> {
 }
 
 impl ProtectionDomain<'_> {
-    /// `ibv_reg_mr`: registers memory that something else owns. See [`RawMemoryRegion::new`].
+    /// `ibv_reg_mr`: [`RawMemoryRegion::new`], borrowing this domain.
     ///
-    /// For a value that leaves its function: `RawMemoryRegion::new(domain, ..)`, with the domain by value or in an `Arc`.
+    /// To return the region from a function, call that with the domain by value or in an `Arc`.
     ///
     /// # Errors
     ///
@@ -423,9 +424,9 @@ impl ProtectionDomain<'_> {
         unsafe { RawMemoryRegion::new(self, address, bytes, access) }
     }
 
-    /// `ibv_reg_dmabuf_mr`: registers a part of a dma-buf. See [`RawMemoryRegion::from_dmabuf`].
+    /// `ibv_reg_dmabuf_mr`: [`RawMemoryRegion::from_dmabuf`], borrowing this domain.
     ///
-    /// For a value that leaves its function: `RawMemoryRegion::from_dmabuf(domain, ..)`, with the domain by value or in an `Arc`.
+    /// To return the region from a function, call that with the domain by value or in an `Arc`.
     ///
     /// # Errors
     ///

@@ -2,14 +2,16 @@
 //!
 //! # Why regions for local access are safe
 //!
-//! The device knows the memory from its registration to its deregistration. A region that is dropped as
-//! usual is deregistered before its memory is freed, or within the borrow. But a region can be forgotten,
-//! or deregistering can fail: then the device still knows memory that has another owner. That alone does
-//! no harm, because a device accesses memory only for a request that names it. Peers cannot name it: the
-//! region has no remote access, and no window can be bound to it. This program's own requests name it by
-//! elements that are borrowed from the region, under the same rules as for any other memory (the code
-//! that posts keeps the memory alive until the completion). After the borrow no element can be made. So a
-//! forgotten region costs only memory that stays pinned, and a protection domain that cannot be
+//! A region that is dropped is deregistered before its memory is freed, or within the borrow. But a region can
+//! be forgotten, or deregistering can fail: then the device still knows memory that has another owner.
+//!
+//! That does no harm, because a device accesses memory only for a request that names it:
+//!
+//!  - Peers cannot name it. The region has no remote access, and no window can be bound to it.
+//!  - This program's requests name it by elements that are borrowed from the region. The code that posts keeps
+//!    the memory alive until the completion, and no element can be made after the borrow.
+//!
+//! So a forgotten region costs only memory that stays pinned, and a protection domain that cannot be
 //! deallocated.
 
 use std::mem::ManuallyDrop;
@@ -34,8 +36,8 @@ use crate::parent::Parent;
 
 importable_object!(ibv_mr, ibv_unimport_mr);
 
-/// `struct ibv_mr`: registered memory. What kind of memory it is, the parameter `M` says; each kind has a
-/// name and a page of its own.
+/// `struct ibv_mr`: registered memory. The parameter `M` is its kind; each kind has a name and a page of its
+/// own.
 ///
 /// | name | memory | who accesses it | has |
 /// |---|---|---|---|
@@ -43,32 +45,32 @@ importable_object!(ibv_mr, ibv_unimport_mr);
 /// | [`SharedMemoryRegion`](crate::SharedMemoryRegion) | allocated here, owned | peers too | copies, atomics, a remote key |
 /// | [`BorrowedMemoryRegion`](crate::memory::BorrowedMemoryRegion) | a `&mut [T]` of the caller | this program and its own device | `[T]` |
 /// | [`ReadOnlyMemoryRegion`](crate::memory::ReadOnlyMemoryRegion) | a `&[T]` of the caller | its own device, to read it only | `[T]`, not mutable |
-/// | [`RawMemoryRegion`](crate::memory::RawMemoryRegion) | owned by something else: mapped files, GPUs, dma-bufs, other processes; or allocated by the provider | whatever its access flags say | a pointer, a remote key |
+/// | [`RawMemoryRegion`](crate::memory::RawMemoryRegion) | owned by something else: mapped files, GPUs, dma-bufs, other processes; or allocated by the provider | as its access flags say | a pointer, a remote key |
 /// | [`DeviceMemoryRegion`](crate::memory::DeviceMemoryRegion) | on the device itself | peers and the device, without the bus | a remote key |
 /// | [`ImplicitMemoryRegion`](crate::memory::ImplicitMemoryRegion) | the whole address space, paged on demand | this program and its own device | slices of any memory |
 /// | [`NullMemoryRegion`](crate::memory::NullMemoryRegion) | none: writes are discarded, reads return zeros | this program's requests | elements of any length |
 ///
-/// The bounds of the methods below are the properties of the kinds:
+/// The methods below are bounded by properties of the kinds:
 ///
 /// | bound | kinds |
 /// |---|---|
 /// | `Addressed`: it has a length, and requests name its parts | all but `Implicit` and `Null` |
-/// | `InMemory`: its addresses are those of this program | those without `OnDevice` |
-/// | `Local`: only this program and its own device access it, so that it derefs to `[T]` | `Owned`, `Borrowed`, `ReadOnly` |
-/// | `Writable`: requests of this program write it | all that are `Addressed`, without `ReadOnly` |
+/// | `InMemory`: its addresses are those of this program | the `Addressed` ones but `OnDevice` |
+/// | `Local`: only this program and its own device access it, so it derefs to `[T]` | `Owned`, `Borrowed`, `ReadOnly` |
+/// | `Writable`: requests of this program write it | the `Addressed` ones but `ReadOnly` |
 /// | `Peers`: peers access it by a remote key | `Shared`, `Raw`, `OnDevice` |
 /// | `Allocated`: it was allocated with the region | `Owned`, `Shared` |
 #[doc(alias = "ibv_mr")]
 pub struct Region<'pd, M: Backing> {
     raw: ImportableHandle<ffi::ibv_mr>,
-    /// Where it is in this program; null if it is not, or that is unknown.
+    /// Its address in this program; null if it has none, or it is unknown.
     address: *mut u8,
     /// The number of elements.
     len: usize,
     /// The address by which requests name its first byte.
     base: u64,
     access: AccessFlags,
-    /// Dropped when the device no longer knows it; else leaked.
+    /// Dropped once the device no longer knows it; else leaked.
     memory: ManuallyDrop<M>,
     domain: Parent<'pd, ProtectionDomain<'pd>>,
 }
@@ -87,19 +89,19 @@ pub trait Backing {
 
 /// Memory that has a length, and whose parts requests name.
 pub trait Addressed: Backing<Item: Element> {
-    /// Whether requests may name it by other addresses than its own.
+    /// Whether requests may name it by an iova that is not its address.
     const HAS_IOVA: bool = false;
 }
 
-/// Memory of which requests name a part by its address in this program.
+/// Memory that requests name by its address in this program.
 pub trait InMemory: Addressed {}
 
 /// Memory that only this program and its own device access.
 ///
 /// # Safety
 ///
-/// The region has the address of `len` initialised elements, which are borrowed or owned for as long as
-/// the region lives, exclusively if it is [`Writable`]; peers have no access.
+/// The region has the address of `len` initialised elements, which are borrowed or owned while the region
+/// lives, exclusively if it is [`Writable`]; peers have no access.
 pub unsafe trait Local: InMemory {}
 
 /// Memory that requests of this program write.
@@ -119,7 +121,7 @@ pub trait Writable: Addressed {
 )]
 pub trait Peers: Writable {}
 
-/// What a registration has made of some memory.
+/// The result of a registration.
 pub(in crate::memory) struct Parts {
     pub(in crate::memory) raw: ImportableHandle<ffi::ibv_mr>,
     pub(in crate::memory) address: *mut u8,
@@ -129,7 +131,7 @@ pub(in crate::memory) struct Parts {
 }
 
 impl Parts {
-    /// A region of `len` elements of this program's memory, which requests name by its own address.
+    /// A region of `len` elements that requests name by their address in this program.
     pub(in crate::memory) fn at(
         raw: Handle<ffi::ibv_mr>,
         address: *mut u8,
@@ -160,8 +162,8 @@ impl<M: Backing> Leak for Region<'_, M> {
     }
 }
 
-// SAFETY: libibverbs allows every verb on a region from any thread; the address is followed as the memory
-// allows.
+// SAFETY: libibverbs allows every verb on a region from any thread. `M` says whether another thread may follow
+// the address.
 unsafe impl<M: Backing + Send> Send for Region<'_, M> {}
 // SAFETY: as above.
 unsafe impl<M: Backing + Sync> Sync for Region<'_, M> {}
@@ -176,19 +178,19 @@ impl<'pd, M: Backing> Region<'pd, M> {
         Self { raw, address, len, base, access, memory: ManuallyDrop::new(memory), domain }
     }
 
-    /// Deregisters the memory, unless that was done, and frees it. If it fails, the memory is leaked.
+    /// Deregisters the memory, unless that was done, and frees it; leaks it on failure.
     fn destroy(&mut self) -> Result<()> {
         if self.raw.handle().is_gone() {
             return Ok(());
         }
         self.deregister()?;
-        // SAFETY: the device no longer knows the memory, and nothing borrows it any more. This code is
-        // reached once: after it the region is gone.
+        // SAFETY: the device no longer knows the memory, and nothing borrows it. This runs once: afterwards the
+        // handle is gone.
         unsafe { ManuallyDrop::drop(&mut self.memory) };
         Ok(())
     }
 
-    /// Deregisters the memory. If that fails, what it was made from is leaked.
+    /// Deregisters the memory. On failure, leaks what it was made from.
     fn deregister(&mut self) -> Result<()> {
         self.raw.destroy().inspect_err(|_| {
             self.memory.leak();
@@ -196,20 +198,20 @@ impl<'pd, M: Backing> Region<'pd, M> {
         })
     }
 
-    /// Deregisters the memory and returns it. If that fails, it is leaked.
+    /// Deregisters the memory and returns it; leaks it on failure.
     pub(in crate::memory) fn into_memory(mut self) -> Result<M> {
         self.deregister()?;
-        // SAFETY: taken once, since the region is gone from now on, and `drop` does nothing then.
+        // SAFETY: taken once: the handle is gone now, so `drop` does nothing.
         Ok(unsafe { ManuallyDrop::take(&mut self.memory) })
     }
 
-    /// `ibv_dereg_mr`: deregisters the region and frees what it owns, and returns the error if that fails,
-    /// which dropping cannot. On an error the device may still access the memory.
+    /// `ibv_dereg_mr`: deregisters the region and frees what it owns. Unlike a drop, it returns the error.
     ///
     /// # Errors
     ///
-    /// The provider's errno value. The region is then
-    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its memory and all that it was made from.
+    /// The provider's errno. The region is then
+    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its memory and all that it was
+    /// made from, and the device may still access the memory.
     ///
     ///  - `EBUSY`, `EINVAL`: a memory window is bound to it.
     #[doc(alias = "ibv_dereg_mr")]
@@ -231,7 +233,7 @@ impl<'pd, M: Backing> Region<'pd, M> {
         /// The domain that it is registered in.
         protection_domain: &ProtectionDomain<'pd> => &self.domain;
 
-        /// The C object. It is valid while the region is.
+        /// The C object, valid while the region is.
         #[inline]
         as_raw: *mut ffi::ibv_mr => self.raw.as_ptr();
     }
@@ -248,7 +250,7 @@ impl<'pd, M: Backing> Region<'pd, M> {
         self.base
     }
 
-    /// From now on deregisters an imported region.
+    /// Makes an imported region ours to deregister.
     pub(in crate::memory) fn own_raw(&mut self) {
         self.raw.own();
     }
@@ -275,14 +277,14 @@ impl<'pd, M: Backing> Region<'pd, M> {
 }
 
 impl<M: Addressed> Region<'_, M> {
-    /// The number of elements (of bytes, if it has no type of elements).
+    /// The number of elements; of bytes, if its elements have no type.
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The element of the elements in `range` by the address that requests use, whatever that is.
+    /// Names the elements in `range` by the address that requests use, whatever that is.
     #[inline]
     fn sge_by_iova(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
         let range = resolve(range, self.len)?;
@@ -296,9 +298,9 @@ impl<M: InMemory> Region<'_, M> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or requests do not address
-    ///    the region by its own address: it has another [iova](crate::RegionOptions::iova), is a dma-buf, or
-    ///    is imported. See [`gather_element_by_iova`](Self::gather_element_by_iova).
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or requests do not address the
+    ///    region by its own address: it has another [iova](crate::RegionOptions::iova), is a dma-buf, or is
+    ///    imported. See [`gather_element_by_iova`](Self::gather_element_by_iova).
     #[inline]
     pub fn gather_element(&self, range: impl RangeBounds<usize>) -> Result<GatherElement<'_>> {
         self.sge(range).map(GatherElement::new)
@@ -307,7 +309,7 @@ impl<M: InMemory> Region<'_, M> {
 
 impl<M: Backing> private::Sealed for Region<'_, M> {}
 
-// Otherwise the compiler's message would be about the kind of memory.
+// Else the compiler's message would be about the kind of memory.
 #[diagnostic::do_not_recommend]
 impl<M: Addressed> LocalMemory for Region<'_, M> {
     #[inline]
@@ -317,7 +319,7 @@ impl<M: Addressed> LocalMemory for Region<'_, M> {
         }
         let range = resolve(range, self.len)?;
         let offset = (range.start * size_of::<M::Item>()) as u64;
-        // Null means that the address is unknown, so it must differ from every base, even from 0.
+        // Null means an unknown address, which must differ from every base, even 0.
         let own = if self.address.is_null() { !self.base } else { self.address as u64 };
         let (address, iova) = (own.wrapping_add(offset), self.base + offset);
         sge_at(address, iova, range.len() * size_of::<M::Item>(), self.lkey())
@@ -334,7 +336,7 @@ impl<M: Writable> LocalMemoryMut for Region<'_, M> {
 }
 
 impl<M: Local> Region<'_, M> {
-    /// The elements in `range`, with what a work request needs to name them.
+    /// The elements in `range`, with the region's key, for a work request.
     ///
     /// # Errors
     ///
@@ -352,9 +354,10 @@ impl<M: Local> Region<'_, M> {
 }
 
 impl<M: Local + Writable> Region<'_, M> {
-    /// The elements in `range`, exclusively, with what a work request needs to name them. The slice borrows the whole region:
-    /// for two at once, split one ([`split_at`](crate::MemorySliceMut::split_at)), or take both by
-    /// [`slices_mut`](Self::slices_mut).
+    /// The elements in `range`, exclusively, with the region's key.
+    ///
+    /// It borrows the whole region. For two slices at once, [split](crate::MemorySliceMut::split_at) one, or
+    /// use [`slices_mut`](Self::slices_mut).
     ///
     /// # Errors
     ///
@@ -393,8 +396,8 @@ impl<M: Local> Deref for Region<'_, M> {
     #[inline]
     fn deref(&self) -> &[M::Item] {
         // SAFETY: there are that many elements (`Local`), initialised, for which any bytes are valid. The
-        // device writes only elements that were posted, and the caller of the post, or the element's
-        // exclusive borrow, keeps references away from them; peers have no access.
+        // device writes only elements that were posted, from which the caller of the post, or the element's
+        // exclusive borrow, keeps references away; peers have no access.
         unsafe { std::slice::from_raw_parts(self.address.cast(), self.len) }
     }
 }
@@ -409,7 +412,7 @@ impl<M: Local + Writable> DerefMut for Region<'_, M> {
 
 /// Checks that requests of this program may write a region of this access.
 ///
-/// The device checks it too, but some providers copy short messages to their destination themselves.
+/// The device checks it too, but not the providers that copy short messages to their destination themselves.
 #[inline]
 pub(in crate::memory) fn check_writable(access: AccessFlags) -> Result<()> {
     if access.contains(AccessFlags::LOCAL_WRITE) { Ok(()) } else { Err(read_only()) }
@@ -423,8 +426,7 @@ fn read_only() -> Error {
     )
 }
 
-// Without the keys (on most devices the local one is the same number): a log must not give its
-// readers access to the memory.
+// Without the keys: a log must not give its readers access to the memory. On most devices the lkey is the rkey.
 impl<M: Backing> fmt::Debug for Region<'_, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct(M::NAME)
@@ -436,8 +438,10 @@ impl<M: Backing> fmt::Debug for Region<'_, M> {
 }
 
 impl<M: Backing> Region<'_, M> {
-    /// The key by which peers name the region. A peer that knows it, and has a connection into
-    /// this protection domain, can do what the region's access flags allow.
+    /// The key by which peers name the region.
+    ///
+    /// A peer that knows it, and has a connection into this protection domain, can do what the region's access
+    /// flags allow.
     #[inline]
     pub fn rkey(&self) -> u32
     where
@@ -447,8 +451,10 @@ impl<M: Backing> Region<'_, M> {
         unsafe { (*self.as_raw()).rkey }
     }
 
-    /// The kernel's number of the region, by which a process that shares the device's file
-    /// descriptor [imports](crate::memory::RawMemoryRegion::import) it.
+    /// The kernel's number of the region.
+    ///
+    /// A process that shares the device's file descriptor [imports](crate::memory::RawMemoryRegion::import) the
+    /// region by it.
     pub fn handle(&self) -> u32
     where
         M: Peers,
@@ -457,7 +463,7 @@ impl<M: Backing> Region<'_, M> {
         unsafe { (*self.as_raw()).handle }
     }
 
-    /// The address, length and key that a peer needs to access the region: send them over.
+    /// The address, length and key to send to a peer that is to access the region.
     pub fn remote(&self) -> RemoteMemoryRegion
     where
         M: Peers,
@@ -466,10 +472,10 @@ impl<M: Backing> Region<'_, M> {
         RemoteMemoryRegion { address: self.base, length, rkey: self.rkey() }
     }
 
-    /// The address, length and key that a peer needs to access the elements in `range`.
+    /// [`remote`](Self::remote), of the elements in `range` alone.
     ///
-    /// Only an honest peer keeps to that range; the key opens the whole region. To confine a peer to
-    /// the range, use a [`MemoryWindow`](crate::memory::MemoryWindow).
+    /// The key opens the whole region, so only an honest peer keeps to the range. To confine a peer, use a
+    /// [`MemoryWindow`](crate::memory::MemoryWindow).
     ///
     /// # Errors
     ///
@@ -485,8 +491,8 @@ impl<M: Backing> Region<'_, M> {
 }
 
 impl<M: Peers> Region<'_, M> {
-    /// The elements in `range`, for a work request that reads them, whatever address requests use
-    /// for the region.
+    /// The elements in `range`, for a work request that reads them, whatever address requests use for the
+    /// region.
     ///
     /// # Errors
     ///
@@ -494,9 +500,8 @@ impl<M: Peers> Region<'_, M> {
     ///
     /// # Safety
     ///
-    /// Unless requests use the region's own address, the request does not carry its data
-    /// inline: the provider would read that data at the address that requests use, as an
-    /// address of this program.
+    /// Unless requests use the region's own address, the request does not carry its data inline: the provider
+    /// would read the data at the iova, as an address of this program.
     #[inline]
     pub unsafe fn gather_element_by_iova(
         &self,
@@ -505,21 +510,21 @@ impl<M: Peers> Region<'_, M> {
         self.sge_by_iova(range).map(GatherElement::new)
     }
 
-    /// The elements in `range`, for a work request that writes them, whatever address requests use
-    /// for the region. Any number of requests may write the same bytes; their contents are then
-    /// unspecified.
+    /// The elements in `range`, for a work request that writes them, whatever address requests use for the
+    /// region.
+    ///
+    /// Any number of requests may write the same bytes; their contents are then unspecified.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or the region was
-    ///    registered without [`LOCAL_WRITE`](crate::AccessFlags::LOCAL_WRITE).
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or the region was registered
+    ///    without [`LOCAL_WRITE`](crate::AccessFlags::LOCAL_WRITE).
     ///
     /// # Safety
     ///
-    /// Unless requests use the region's own address, the provider does not deliver short
-    /// messages, or the results of reads and atomics, by copying them itself: it would write
-    /// them to the address that requests use, as an address of this program. mlx5 does copy
-    /// unless the environment variable `MLX5_SCATTER_TO_CQE` is 0, and so may hns.
+    /// Unless requests use the region's own address, the provider does not itself copy short messages, or the
+    /// results of reads and atomics, to their destination: it would write to the iova, as an address of this
+    /// program. mlx5 does copy unless the environment variable `MLX5_SCATTER_TO_CQE` is 0, and so may hns.
     #[inline]
     pub unsafe fn scatter_element_by_iova(
         &self,
