@@ -10,7 +10,7 @@ pub(super) struct RawAddress(libc::sockaddr_storage);
 
 impl From<SocketAddr> for RawAddress {
     fn from(address: SocketAddr) -> Self {
-        // SAFETY: the struct is made of integers alone, for which zero is a value.
+        // SAFETY: the struct has only integers, for which zero is valid.
         let mut raw = Self(unsafe { mem::zeroed() });
         let storage = &raw mut raw.0;
         match address {
@@ -23,7 +23,7 @@ impl From<SocketAddr> for RawAddress {
                     sin_addr: libc::in_addr { s_addr: u32::from(*v4.ip()).to_be() },
                     sin_zero: [0; 8],
                 };
-                // SAFETY: the storage is ours, and large and aligned enough for every address.
+                // SAFETY: the storage is ours, large and aligned enough for every address.
                 unsafe { storage.cast::<libc::sockaddr_in>().write(value) };
             }
             SocketAddr::V6(v6) => {
@@ -45,23 +45,23 @@ impl From<SocketAddr> for RawAddress {
 }
 
 impl RawAddress {
-    /// A `*mut`, because some C functions take one although they only read the address.
+    /// `*mut`, because some C functions take that, although they only read.
     pub(super) fn as_mut_ptr(&mut self) -> *mut ffi::sockaddr {
         (&raw mut self.0).cast()
     }
 }
 
-/// The IP address behind `raw`, if it is one.
+/// The IP address at `raw`, if it is one.
 ///
 /// # Safety
 ///
-/// `raw` points to an address, which has the length of the family that it names.
+/// `raw` points to an address with the length of the family that it names.
 pub(super) unsafe fn socket_addr(raw: *const ffi::sockaddr) -> Option<SocketAddr> {
     // SAFETY: the caller vouches for the memory.
     let family = unsafe { (*raw).sa_family };
     match i32::from(family) {
         libc::AF_INET => {
-            // SAFETY: the family tells the type; an unaligned read needs no alignment.
+            // SAFETY: the caller vouches for the length of the family; the read is unaligned.
             let raw = unsafe { raw.cast::<libc::sockaddr_in>().read_unaligned() };
             let ip = Ipv4Addr::from(u32::from_be(raw.sin_addr.s_addr));
             Some(SocketAddrV4::new(ip, u16::from_be(raw.sin_port)).into())
@@ -89,7 +89,7 @@ mod tests {
             // SAFETY: the storage is ours, and holds an address.
             assert_eq!(unsafe { socket_addr(raw.as_mut_ptr()) }, Some(address));
         }
-        // SAFETY: the struct is made of integers alone.
+        // SAFETY: the struct has only integers.
         let mut none = RawAddress(unsafe { mem::zeroed() });
         // SAFETY: as above; there is no family 0.
         assert_eq!(unsafe { socket_addr(none.as_mut_ptr()) }, None);
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn c_has_the_port_and_the_address_in_network_order() {
         let mut raw = RawAddress::from("1.2.3.4:258".parse::<SocketAddr>().unwrap());
-        // SAFETY: the storage has more bytes than these.
+        // SAFETY: the storage is larger than this.
         let bytes = unsafe { raw.as_mut_ptr().cast::<[u8; 8]>().read() };
         assert_eq!(bytes[2..], [1, 2, 1, 2, 3, 4]);
     }

@@ -11,10 +11,9 @@ use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair::{PreparedQueuePair, QueuePair, Rc, Transport};
 use crate::queue_pair_state::{QueuePairState, QueuePairType};
 
-/// A type that the connection manager can connect: a [`PreparedQueuePair`], which becomes a [`QueuePair`],
-/// a [`PreparedChannel`](crate::PreparedChannel), which becomes a [`Channel`](crate::Channel), and a
-/// [`PreparedAsyncChannel`](crate::future::PreparedAsyncChannel), which becomes an [`AsyncChannel`](crate::AsyncChannel). All
-/// must be of type RC.
+/// What the connection manager can connect, all of type RC: a [`PreparedQueuePair`] (becomes a
+/// [`QueuePair`]), a [`PreparedChannel`](crate::PreparedChannel) ([`Channel`](crate::Channel)), and a
+/// [`PreparedAsyncChannel`](crate::future::PreparedAsyncChannel) ([`AsyncChannel`](crate::AsyncChannel)).
 pub trait Connectable: Handshake<Connected: sealed::Connected> + sealed::Object {}
 
 impl Connectable for PreparedQueuePair<'_, Rc> {}
@@ -29,7 +28,7 @@ pub(crate) mod sealed {
     use crate::memory::RemoteMemoryRegion;
     use crate::queue_pair::ConnectionSettings;
 
-    /// What the connection manager has to know of a queue pair.
+    /// What the connection manager needs of a queue pair.
     #[derive(Clone, Copy, Debug)]
     pub struct Settings {
         pub(in crate::rdmacm) number: u32,
@@ -39,37 +38,38 @@ pub(crate) mod sealed {
     }
 
     impl Settings {
-        /// How many reads and atomics of the peer it answers, and how many of its own it has in flight.
+        /// How many of the peer's reads and atomics it answers at a time, and how many of its own are in
+        /// flight.
         pub(in crate::rdmacm) fn reads(&self) -> (u8, u8) {
             let ConnectionSettings { max_dest_rd_atomic, max_rd_atomic, .. } = self.connection;
             (max_dest_rd_atomic.unwrap_or(1), max_rd_atomic.unwrap_or(1))
         }
     }
 
-    /// A queue pair on its way to RTS, or there.
+    /// A queue pair in RTS or on its way there.
     pub trait Connected: Object + Sized {
-        /// Lets everything be posted: the queue pair is in RTS. May be called more than once.
+        /// Allows every post: the queue pair is in RTS. May be called more than once.
         fn established(&mut self);
 
-        /// Ends all operations in flight, as far as possible.
+        /// Ends what is in flight, as far as possible.
         fn end(&mut self);
 
-        /// Drops it on iWARP before the connection is established, with the connection's identifier. Dropping either may
-        /// wait for the peer.
+        /// Drops it and the identifier on iWARP, before the connection is established. Either drop may wait
+        /// for the peer.
         fn give_up(self, id: impl Send + 'static) {
             drop((self, id));
         }
     }
 
-    /// An object that holds a queue pair.
+    /// Holds a queue pair.
     pub trait Object {
-        /// The settings that the connection manager needs.
+        /// The settings of the queue pair.
         fn settings(&self) -> Settings;
 
         /// Takes the peer's credit word. Fails if only one side has flow control.
         fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()>;
 
-        /// Changes the state of the queue pair.
+        /// `ibv_modify_qp`.
         fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()>;
     }
 }
@@ -99,7 +99,7 @@ impl<T: Transport> Object for QueuePair<'_, T> {
     }
 
     fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()> {
-        // SAFETY: the queue pair is live; the bits are defined ones, which fit.
+        // SAFETY: the queue pair is live; only defined bits are set, which fit.
         let returned = unsafe { ffi::ibv_modify_qp(self.as_raw(), attributes, mask as c_int) };
         ffi::status("ibv_modify_qp", returned)
     }
@@ -165,7 +165,7 @@ mod channels {
         }
 
         fn end(&mut self) {
-            // If this fails, the operations stay in flight until the channel is dropped.
+            // On failure the operations stay in flight until the channel is dropped.
             let _ = self.try_end();
         }
     }
@@ -179,11 +179,10 @@ pub(super) fn check(id: &Id, prepared: &impl Connectable) -> Result<(), Connecti
     id.check(context, prepared.settings().connection.port)
 }
 
-/// Takes the queue pair to `state`, with the attributes that the connection manager gives.
+/// Takes the queue pair to `state`, with the connection manager's attributes.
 ///
-/// Both sides have agreed through the connection manager on the path, the numbers of queue pair and
-/// packets, the MTU and the outstanding reads. The peer's access rights, the time-outs and the numbers of
-/// retries are those that the queue pair was built with.
+/// Both sides have agreed on path, queue pair and packet numbers, MTU and outstanding reads. Access rights,
+/// time-outs and retry counts are those that the queue pair was built with.
 pub(super) fn advance(id: &mut Id, object: &mut impl Object, state: QueuePairState) -> Result<()> {
     let settings = object.settings();
     let (answered, in_flight) = settings.reads();
@@ -196,6 +195,6 @@ pub(super) fn advance(id: &mut Id, object: &mut impl Object, state: QueuePairSta
     raw.rnr_retry = settings.max_rnr_retries.value();
     raw.max_rd_atomic = raw.max_rd_atomic.min(in_flight);
     raw.max_dest_rd_atomic = raw.max_dest_rd_atomic.min(answered);
-    // Some kernels set bits beyond those that libibverbs knows.
+    // Some kernels set bits that libibverbs does not know.
     object.modify(&mut raw, mask & KNOWN)
 }

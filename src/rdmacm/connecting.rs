@@ -22,33 +22,33 @@ use crate::handshake::Handshake;
 use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair_state::QueuePairState;
 
-/// What a peer's request says.
+/// The peer's request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Offer {
-    /// The number of the peer's reads and atomics that we are to answer at a time.
+    /// How many of the peer's reads and atomics we answer at a time.
     pub(super) responder_resources: u8,
-    /// The number of reads and atomics that we may have in flight.
+    /// How many reads and atomics we may have in flight.
     pub(super) initiator_depth: u8,
-    /// Where it counts its receives, if it has flow control.
+    /// Where it counts its receives, with flow control.
     pub(super) credit_word: Option<RemoteMemoryRegion>,
 }
 
-/// A queue pair or channel that is about to be connected. Nothing was sent yet, but receives can already be
-/// posted, through [`queue_pair`](Self::queue_pair).
+/// A queue pair or channel in INIT, about to be connected. Receives can be posted through
+/// [`queue_pair`](Self::queue_pair).
 ///
-/// On iWARP a message that finds no receive ends the connection, so the side that the other one sends to
-/// first must post its receives here.
+/// On iWARP a message that finds no receive ends the connection: the side that gets the first message posts
+/// its receives here.
 #[must_use]
 pub struct PendingConnection<Q> {
     object: Q,
     id: Id,
     iwarp: bool,
-    /// What the peer has asked for. `None` on the side that connects.
+    /// The peer's request. `None` on the side that connects.
     offer: Option<Offer>,
 }
 
 impl<Q: sealed::Connected> PendingConnection<Q> {
-    /// Takes the queue pair to INIT. If that fails, nothing has changed.
+    /// Takes the queue pair to INIT. A failure changes nothing.
     pub(super) fn new<P: Connectable + Handshake<Connected = Q>>(
         mut id: Id,
         mut prepared: P,
@@ -69,19 +69,20 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
         Ok(Self { object: prepared.into_connected(), id, iwarp, offer })
     }
 
-    /// The queue pair or channel that is being connected, for posting receives.
+    /// The queue pair or channel, for posting receives.
     pub fn queue_pair(&mut self) -> &mut Q {
         &mut self.object
     }
 
-    /// `rdma_connect` or `rdma_accept`: sends the request or the answer to the peer, with private data of
-    /// up to 56 bytes on the side that connects, and 196 on the side that accepts (252 on iWARP; 24 less
-    /// [with flow control](PrivateData)).
+    /// `rdma_connect` or `rdma_accept`: sends the request or the answer to the peer.
+    ///
+    /// The private data have up to 56 bytes in a request and 196 in an answer (252 on iWARP; 24 less [with
+    /// flow control](PrivateData)).
     ///
     /// # Errors
     ///
-    ///  - [`Verbs`](ConnectionError::Verbs): the private data are too long (`EINVAL`), the queue pair had
-    ///    to be destroyed, or the peer has given up in the meantime. The connection is then gone.
+    ///  - [`Verbs`](ConnectionError::Verbs): the private data are too long (`EINVAL`), the queue pair had to
+    ///    be destroyed, or the peer has given up. The connection is then gone.
     #[doc(alias = "rdma_connect")]
     #[doc(alias = "rdma_accept")]
     pub fn start(mut self, private_data: &[u8]) -> Result<Connecting<Q>, ConnectionError> {
@@ -92,7 +93,7 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
         let settings = self.object.settings();
         let data = message.compose(verb, settings.credit_word, private_data, self.iwarp)?;
         let ours = settings.reads();
-        // The peer cannot use more than it has asked for.
+        // The peer cannot use more than it asked for.
         let (responder_resources, initiator_depth) = self.offer.map_or(ours, |theirs| {
             (ours.0.min(theirs.responder_resources), ours.1.min(theirs.initiator_depth))
         });
@@ -127,16 +128,16 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
     }
 }
 
-/// The answer to a peer, separate from the queue pair or channel that the answer connects: see
-/// [`ConnectionRequest::prepare_parts`](crate::rdmacm::ConnectionRequest::prepare_parts). Dropping it rejects the
-/// peer.
+/// The answer to a peer, separate from the queue pair or channel: see
+/// [`ConnectionRequest::prepare_parts`](crate::rdmacm::ConnectionRequest::prepare_parts). Dropping it rejects
+/// the peer.
 #[must_use = "dropping it rejects the peer"]
 pub struct PendingAccept {
     pending: PendingConnection<Separate>,
 }
 
 impl PendingAccept {
-    /// As [`PendingConnection::new`], for the side that accepts.
+    /// [`PendingConnection::new`] for the side that accepts.
     #[expect(clippy::type_complexity, reason = "what is given back is simply all there was")]
     pub(super) fn new<P: Connectable>(
         id: Id,
@@ -147,7 +148,7 @@ impl PendingAccept {
             .map_err(|(id, prepared, error)| (id, Some(prepared), error))?;
         let PendingConnection { mut object, mut id, iwarp, offer } = pending;
         if iwarp {
-            // The kernel makes it ready while the answer is sent, when the object is no longer here.
+            // The kernel makes it ready when the answer is sent; the object is elsewhere by then.
             object.established();
         } else if let Err(error) = make_ready(&mut id, &mut object) {
             return Err((id, None, error.into()));
@@ -156,8 +157,9 @@ impl PendingAccept {
         Ok((object, Self { pending: PendingConnection { object: separate, id, iwarp, offer } }))
     }
 
-    /// `rdma_accept`: accepts, with up to 196 bytes of private data for the peer (252 on iWARP; 24 less
-    /// [with flow control](PrivateData)), and waits until the connection is established, not after `deadline`.
+    /// `rdma_accept`: accepts, and waits until the connection is established, not after `deadline`.
+    ///
+    /// The private data have up to 196 bytes (252 on iWARP; 24 less [with flow control](PrivateData)).
     ///
     /// # Errors
     ///
@@ -173,8 +175,8 @@ impl PendingAccept {
         Ok(connection.into_parts().1)
     }
 
-    /// `rdma_accept`: as [`accept`](Self::accept), to be completed in steps by an event loop. The connection that comes of it
-    /// has the [control part](Connection::into_parts).
+    /// [`accept`](Self::accept) in steps, for event loops. Take the [control part](Connection::into_parts) of
+    /// the resulting connection.
     ///
     /// # Errors
     ///
@@ -187,7 +189,7 @@ impl PendingAccept {
 
 debug! { PendingAccept, self, pending: self.pending }
 
-/// Stands for a queue pair or channel that the program has, and that needs no further change: see [`PendingAccept::start`].
+/// Stands for a queue pair or channel that the program holds: see [`PendingAccept::start`].
 #[derive(Debug)]
 pub struct Separate(sealed::Settings);
 
@@ -211,7 +213,6 @@ impl sealed::Connected for Separate {
     fn end(&mut self) {}
 }
 
-/// Takes the queue pair from INIT to RTS.
 fn make_ready(id: &mut Id, object: &mut impl sealed::Connected) -> crate::error::Result<()> {
     advance(id, object, QueuePairState::ReadyToReceive)?;
     advance(id, object, QueuePairState::ReadyToSend)?;
@@ -221,11 +222,11 @@ fn make_ready(id: &mut Id, object: &mut impl sealed::Connected) -> crate::error:
 
 debug! { impl[Q: fmt::Debug] PendingConnection<Q>, self, object: self.object, .. }
 
-/// A connection whose request or answer was sent, to be completed in steps by an event loop. Dropping it
-/// gives up, and tells the peer if possible.
+/// A connection in the making, for event loops: the request or answer was sent. Dropping it gives up, and
+/// tells the peer if possible.
 ///
-/// On iWARP the kernel gives up only when the peer has answered, or when its time is up (10 s with Soft-iWARP). The
-/// drop waits for that; of an [`AsyncChannel`](crate::AsyncChannel), whose buffers come back then, another thread does.
+/// On iWARP the drop waits until the peer has answered, or the kernel's time is up (10 s with Soft-iWARP).
+/// For an [`AsyncChannel`](crate::AsyncChannel), whose buffers come back then, another thread waits.
 #[must_use]
 pub struct Connecting<Q: sealed::Connected> {
     pub(super) attempt: Attempt<Q>,
@@ -233,12 +234,12 @@ pub struct Connecting<Q: sealed::Connected> {
 }
 
 impl<Q: sealed::Connected> Connecting<Q> {
-    /// The queue pair or channel that is being connected, for posting receives.
+    /// The queue pair or channel, for posting receives.
     pub fn queue_pair(&mut self) -> &mut Q {
         &mut self.attempt.object
     }
 
-    /// Proceeds as far as possible without waiting. Call it when the file is readable.
+    /// Proceeds without waiting. Call it when the file is readable.
     ///
     /// # Errors
     ///
@@ -266,7 +267,6 @@ impl<Q: sealed::Connected> Connecting<Q> {
         }
     }
 
-    /// Whether the event ends the wait.
     fn is_done_by(&mut self, event: &Copied) -> Result<bool, ConnectionError> {
         use ConnectionEventKind as Kind;
 
@@ -296,7 +296,7 @@ impl<Q: sealed::Connected> Connecting<Q> {
     }
 
     fn established(self, event: &Copied) -> Connection<Q> {
-        // On the side that accepts, the request has the peer's data.
+        // The side that accepts has the peer's data in the request.
         let private_data =
             if self.active { event.public.private_data.split().1 } else { PrivateData::EMPTY };
         let iwarp = self.attempt.iwarp;
@@ -306,7 +306,7 @@ impl<Q: sealed::Connected> Connecting<Q> {
 }
 
 impl<Q: sealed::Connected> AsFd for Connecting<Q> {
-    /// Readable when [`step`](Self::step) has something to do.
+    /// Readable when [`step`](Self::step) has work.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.attempt.id.as_fd()
     }
@@ -317,7 +317,7 @@ debug! {
     object: *self.attempt.object, active: self.active, ..
 }
 
-/// Runs all steps, within one time limit.
+/// All steps, within one deadline.
 pub(super) fn connect<P: Connectable>(
     id: Id,
     prepared: P,
@@ -329,30 +329,28 @@ pub(super) fn connect<P: Connectable>(
     pending.start(private_data)?.finish(deadline)
 }
 
-/// The time until `deadline`, for time-outs that the kernel measures.
+/// The time until `deadline`, for the kernel's time-outs.
 pub(super) fn time_left(deadline: Instant) -> Result<Duration, ConnectionError> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(event_file::timed_out(WAIT).into()) } else { Ok(left) }
 }
 
-/// A queue pair or channel and its identifier, from `rdma_connect` or `rdma_accept` until the connection is
-/// established.
-///
-/// On iWARP the kernel destroys either only when the peer has answered, or when its time is up (10 s with Soft-iWARP).
+/// A queue pair or channel and its identifier during the handshake. On iWARP, destroying either waits until
+/// the peer has answered or the kernel's time is up (10 s with Soft-iWARP).
 #[derive(Debug)]
 pub(super) struct Attempt<Q: sealed::Connected> {
     pub(super) object: ManuallyDrop<Q>,
     pub(super) id: ManuallyDrop<Id>,
     pub(super) iwarp: bool,
-    /// How both are dropped on iWARP, where either may wait for the peer.
+    /// How to drop both on iWARP, where either may wait for the peer.
     give_up: fn(Q, Id),
 }
 
-/// A thread waits for the peer: neither the caller, nor the reactor that gets the queue pair when the identifier is gone.
+/// Waits for the peer in a new thread, in place of the caller and of the reactor that gets the queue pair.
 #[cfg(feature = "tokio")]
 fn in_a_thread<Q: Send + 'static, I: Send + 'static>(object: Q, id: I) {
     let in_this_order = (id, object);
-    // If there is no thread for it, this one waits after all.
+    // Without a new thread, this one waits.
     let _ = thread::Builder::new().name("give up".into()).spawn(move || drop(in_this_order));
 }
 
@@ -362,7 +360,7 @@ impl<Q: sealed::Connected> Attempt<Q> {
         Self { object, id, iwarp, give_up: Q::give_up }
     }
 
-    /// The caller's thread must not wait for the peer.
+    /// Keeps the caller's thread from waiting for the peer.
     #[cfg(feature = "tokio")]
     pub(super) fn give_up_elsewhere(&mut self)
     where
@@ -371,9 +369,9 @@ impl<Q: sealed::Connected> Attempt<Q> {
         self.give_up = in_a_thread;
     }
 
-    /// Both of them, for a connection that is established.
+    /// Both, for an established connection.
     pub(super) fn into_parts(self) -> (Q, Id) {
-        // SAFETY: what is forgotten is not used again.
+        // SAFETY: it is forgotten, and not used again.
         unsafe { ManuallyDrop::new(self).take() }
     }
 
@@ -388,7 +386,7 @@ impl<Q: sealed::Connected> Attempt<Q> {
 
 impl<Q: sealed::Connected> Drop for Attempt<Q> {
     fn drop(&mut self) {
-        // SAFETY: it is dropped.
+        // SAFETY: it is being dropped, so this is the last use.
         let (object, id) = unsafe { self.take() };
         if self.iwarp {
             return (self.give_up)(object, id);

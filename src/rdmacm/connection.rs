@@ -1,4 +1,4 @@
-//! A connection that is established.
+//! An established connection.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -15,11 +15,10 @@ use crate::error::Result;
 use crate::foreign_enum::getters;
 use crate::queue_pair::EnhancedConnection;
 
-/// A queue pair or a channel that the connection manager has connected, and the control part that reports
-/// the end of the connection.
+/// A connected queue pair or channel, with the control part that reports the end of the connection.
 ///
-/// It can be used like the [`QueuePair`](crate::QueuePair) or [`Channel`](crate::Channel) that it holds.
-/// Dropping it ends the connection and tells the peer.
+/// It derefs to its [`QueuePair`](crate::QueuePair) or [`Channel`](crate::Channel). Dropping it ends the
+/// connection and tells the peer.
 #[doc(alias = "rdma_destroy_id")]
 #[doc(alias = "rdma_destroy_event_channel")]
 pub struct Connection<Q> {
@@ -34,8 +33,8 @@ impl<Q> Connection<Q> {
     }
 
     getters! { self,
-        /// The private data of the peer's answer. Empty on the side that accepts, where the request holds the
-        /// peer's private data.
+        /// The private data of the peer's answer; empty on the side that accepts, which has them in the
+        /// request.
         private_data: &PrivateData => &self.control.private_data;
 
         /// The address of the peer.
@@ -44,34 +43,31 @@ impl<Q> Connection<Q> {
         /// Our own address.
         local_addr: Option<SocketAddr> => self.control.local_addr();
 
-        /// The control part of the connection, which has further methods.
+        /// The control part, which has further methods.
         control: &ConnectionControl => &self.control;
     }
 
-    /// Splits the connection into the queue pair or channel, which moves data, and the control part, which
-    /// reports events of the connection and can be used on another thread, or while a future of an asynchronous channel is
-    /// awaited.
+    /// Splits the connection into the queue pair or channel, and the control part, which can be used on
+    /// another thread or while a future of an asynchronous channel is awaited.
     ///
-    /// After that, events do not stop the queue pair when the device is removed. An
-    /// [`AsyncChannel`](crate::AsyncChannel) needs no more than its reactor, which then ends the operations of all its
-    /// channels; a program with a [`Channel`](crate::Channel) or a queue pair drops it. Dropping the control part ends the
-    /// connection.
+    /// After that no event stops the queue pair when the device is removed. The reactor of an
+    /// [`AsyncChannel`](crate::AsyncChannel) ends its operations; drop a [`Channel`](crate::Channel) or a
+    /// queue pair. Dropping the control part ends the connection.
     pub fn into_parts(self) -> (Q, ConnectionControl) {
         (self.object, self.control)
     }
 }
 
 impl<Q: sealed::Connected> Connection<Q> {
-    /// The next event of the connection, or `None` if there is none. It does not wait: see
-    /// [`as_fd`](Self::as_fd) for event loops, and [`event_until`](Self::event_until).
+    /// The next event, or `None`. It does not wait: see [`as_fd`](Self::as_fd) and
+    /// [`event_until`](Self::event_until).
     ///
-    /// The end of a connection is [`Disconnected`](ConnectionEventKind::Disconnected). On the side that has
-    /// connected it can also be [`Rejected`](ConnectionEventKind::Rejected), if the other side gave up
-    /// before it learned that the connection was established.
+    /// A connection ends with [`Disconnected`](ConnectionEventKind::Disconnected). The side that connected
+    /// may get [`Rejected`](ConnectionEventKind::Rejected) instead, if the other side gave up before it knew
+    /// of the connection.
     ///
     /// When the device is removed ([`DeviceRemoved`](ConnectionEventKind::DeviceRemoved)), this stops the
-    /// queue pair and then destroys the identifier of the connection, because the kernel waits for that. No
-    /// further events follow.
+    /// queue pair and destroys the identifier, for which the kernel waits. No event follows.
     ///
     /// # Errors
     ///
@@ -83,13 +79,11 @@ impl<Q: sealed::Connected> Connection<Q> {
         self.ended(copied.public)
     }
 
-    /// As [`event`](Self::event), but waits for an event, not after `deadline`.
+    /// Waits for an [`event`](Self::event), not after `deadline`.
     ///
     /// # Errors
     ///
-    /// As of `event`, and
-    ///
-    ///  - `ETIMEDOUT`: there was no event.
+    /// Those of `event`; `ETIMEDOUT`: there was no event.
     #[doc(alias = "rdma_get_cm_event")]
     pub fn event_until(&mut self, deadline: Instant) -> Result<ConnectionEvent> {
         let copied = self.control.id.next_before(Some(deadline))?;
@@ -104,20 +98,20 @@ impl<Q: sealed::Connected> Connection<Q> {
         Ok(Some(event))
     }
 
-    /// `rdma_disconnect`: ends the connection, from either side. Everything that is in flight ends, and the
-    /// peer is told. Both sides then get the event [`Disconnected`](ConnectionEventKind::Disconnected).
+    /// `rdma_disconnect`: ends the connection and everything in flight, and tells the peer. Both sides get
+    /// [`Disconnected`](ConnectionEventKind::Disconnected).
     ///
-    /// Call this also when the peer has disconnected: on InfiniBand and RoCE the queue pair does not notice
-    /// that by itself, and receives would stay in flight for ever.
+    /// Call this also when the peer has disconnected. On InfiniBand and RoCE the queue pair does not notice
+    /// that, and receives would stay in flight for ever.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the connection does not exist any more, although no event has reported its end.
+    ///  - `EINVAL`: the connection no longer exists, although no event has reported its end.
     ///  - `ENODEV`: the device was removed.
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&mut self) -> Result<()> {
         if self.control.iwarp {
-            // The kernel ends the stream with what was sent, and stops the queue pair.
+            // The kernel sends what is left, ends the stream, and stops the queue pair.
             let disconnected = self.control.disconnect();
             self.object.end();
             return disconnected;
@@ -142,7 +136,7 @@ impl<Q> DerefMut for Connection<Q> {
 }
 
 impl<Q> AsFd for Connection<Q> {
-    /// Readable when [`event`](Self::event) has something to report.
+    /// Readable when there is an [`event`](Self::event).
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.control.as_fd()
     }
@@ -150,22 +144,22 @@ impl<Q> AsFd for Connection<Q> {
 
 debug! { impl[Q: fmt::Debug] Connection<Q>, self, object: self.object, control: self.control }
 
-/// The control part of a connection, without the queue pair: see [`Connection::into_parts`].
+/// The control part of a connection: see [`Connection::into_parts`].
 #[must_use = "dropping it ends the connection"]
 pub struct ConnectionControl {
     id: Id,
     iwarp: bool,
-    /// Whether an event has reported the end of the connection.
+    /// Whether an event reported the end.
     ended: bool,
     private_data: PrivateData,
 }
 
 impl ConnectionControl {
-    /// As [`Connection::event`]. When the device is removed, the queue pair is left alone: drop it.
+    /// [`Connection::event`], but leaves the queue pair alone when the device is removed: drop it.
     ///
     /// # Errors
     ///
-    /// As of [`Connection::event`].
+    /// Those of [`Connection::event`].
     #[doc(alias = "rdma_get_cm_event")]
     pub fn event(&mut self) -> Result<Option<ConnectionEvent>> {
         let event = self.id.next()?.map(|copied| copied.public);
@@ -175,11 +169,11 @@ impl ConnectionControl {
         Ok(event)
     }
 
-    /// As [`Connection::event_until`].
+    /// [`Connection::event_until`].
     ///
     /// # Errors
     ///
-    /// As of [`Connection::event_until`].
+    /// Those of [`Connection::event_until`].
     #[doc(alias = "rdma_get_cm_event")]
     pub fn event_until(&mut self, deadline: Instant) -> Result<ConnectionEvent> {
         let event = self.id.next_before(Some(deadline))?.public;
@@ -187,35 +181,35 @@ impl ConnectionControl {
         Ok(event)
     }
 
-    /// `rdma_disconnect`: ends the connection, and tells the peer. The queue pair goes on until it is
-    /// stopped or dropped.
+    /// `rdma_disconnect`: ends the connection, and tells the peer. The queue pair runs until it is stopped or
+    /// dropped.
     ///
     /// # Errors
     ///
-    /// As of [`Connection::disconnect`].
+    /// Those of [`Connection::disconnect`].
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&mut self) -> Result<()> {
         match self.id.disconnect() {
-            // The peer has disconnected first; the kernel has already answered it.
+            // The peer disconnected first, and the kernel has answered it.
             Err(error) if self.ended && error.errno() != libc::ENODEV => Ok(()),
             result => result,
         }
     }
 
-    /// `rdma_notify`: tells the connection manager that data has arrived. The connection is then
-    /// established even if the peer's last message of the handshake was lost
-    /// ([`CommunicationEstablished`](crate::device::AsyncEventKind::CommunicationEstablished)).
+    /// `rdma_notify`: reports that data has arrived
+    /// ([`CommunicationEstablished`](crate::device::AsyncEventKind::CommunicationEstablished)). That
+    /// establishes the connection even if the last message of the handshake was lost.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the connection does not exist any more.
+    ///  - `EINVAL`: the connection no longer exists.
     #[doc(alias = "rdma_notify")]
     pub fn notify_established(&mut self) -> Result<()> {
         self.id.notify_established()
     }
 
-    /// `rdma_write_cm_event`: writes an event of kind [`User`](ConnectionEventKind::User) with this status and this number for
-    /// the next [`event`](Self::event), as from a thread to the one that waits for the file. There since rdma-core 65.
+    /// `rdma_write_cm_event`: writes a [`User`](ConnectionEventKind::User) event for the next
+    /// [`event`](Self::event), to wake the thread that waits for the file. Needs rdma-core 65.
     ///
     /// # Errors
     ///
@@ -228,7 +222,7 @@ impl ConnectionControl {
     }
 
     getters! { self,
-        /// `rdma_get_remote_ece`: the enhanced connection options that the peer has sent.
+        /// `rdma_get_remote_ece`: the peer's enhanced connection options.
         ///
         /// # Errors
         ///
@@ -246,8 +240,8 @@ impl ConnectionControl {
         #[doc(alias = "rdma_get_src_port")]
         local_addr: Option<SocketAddr> => self.id.local_addr();
 
-        /// The C object, or null once the device was removed. Do not read its events by other means: this
-        /// object would miss them.
+        /// The C object, or null once the device was removed. Do not read its events: this object would miss
+        /// them.
         as_raw: *mut crate::ffi::rdma_cm_id => self.id.as_ptr();
     }
 
@@ -255,8 +249,7 @@ impl ConnectionControl {
         match event.kind() {
             ConnectionEventKind::Disconnected | ConnectionEventKind::Rejected => self.ended = true,
             ConnectionEventKind::DeviceRemoved => {
-                // The kernel waits until the identifier is destroyed. If destroying fails, the identifier
-                // is leaked.
+                // The kernel waits for the destroy. If that fails, the identifier is leaked.
                 let _ = self.id.destroy();
             }
             _ => {}
@@ -265,7 +258,7 @@ impl ConnectionControl {
 }
 
 impl AsFd for ConnectionControl {
-    /// Readable when [`event`](Self::event) has something to report.
+    /// Readable when there is an [`event`](Self::event).
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.id.as_fd()
     }

@@ -1,4 +1,4 @@
-//! Peers for datagrams: finding the queue pair behind an IP address (SIDR), and multicast groups, joined by theirs.
+//! Datagram peers, found by IP address (SIDR), and multicast groups.
 
 use super::error::ConnectionError;
 use super::event::{ConnectionEventKind, Copied};
@@ -18,7 +18,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
-/// Takes a UD queue pair to RTS, with the Q_Key and the partition that the connection manager has for it.
+/// Takes a UD queue pair to RTS, with the connection manager's Q_Key and partition.
 pub(super) fn activate<'res, T: Datagram>(
     id: &mut Id,
     mut prepared: PreparedQueuePair<'res, T>,
@@ -38,7 +38,7 @@ fn check<T: Transport>(id: &Id, queue_pair: &QueuePair<'_, T>) -> Result<(), Con
     id.check(context.as_raw(), queue_pair.settings().port)
 }
 
-/// The route to a peer that takes datagrams: see
+/// The route to a datagram peer: see
 /// [`RouteBuilder::resolve_datagram`](crate::rdmacm::RouteBuilder::resolve_datagram).
 #[must_use]
 pub struct DatagramRoute {
@@ -51,29 +51,28 @@ impl DatagramRoute {
     }
 
     getters! { self,
-        /// As [`Route::open_device`](crate::rdmacm::Route::open_device).
+        /// Opens the device: see [`Route::open_device`](crate::rdmacm::Route::open_device).
         ///
         /// # Errors
         ///
         /// Those of [`Device::open`](crate::Device::open).
         open_device: Result<Context<'static>> => self.id.open_device();
 
-        /// The name of the device that leads to the peer.
+        /// The device's name.
         device_name: Option<String> => self.id.device_name();
 
-        /// The port of the device that leads to the peer.
+        /// The port of the device.
         port: u8 => self.id.port();
     }
 
-    /// `rdma_init_qp_attr`, `ibv_modify_qp`: makes a UD queue pair ready, with the Q_Key that the
-    /// connection manager has for it. The same queue pair may then send to many peers.
+    /// `rdma_init_qp_attr`, `ibv_modify_qp`: makes a UD queue pair ready, with the connection manager's
+    /// Q_Key. It may then send to many peers.
     ///
     /// # Errors
     ///
-    ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
-    ///    queue pair is not on the device and port of the route.
-    ///  - [`Verbs`](ConnectionError::Verbs): it is not of type UD (`EINVAL`), or
-    ///    [`PreparedQueuePair::activate`] failed.
+    /// [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort), or
+    /// [`Verbs`](ConnectionError::Verbs): the queue pair is not UD (`EINVAL`), or
+    /// [`PreparedQueuePair::activate`] failed.
     #[doc(alias = "rdma_init_qp_attr")]
     pub fn activate<'res, T: Datagram>(
         &mut self,
@@ -82,18 +81,15 @@ impl DatagramRoute {
         activate(&mut self.id, prepared)
     }
 
-    /// `rdma_connect`: asks the peer where to send datagrams, with up to 180 bytes of private data, and
-    /// waits for the answer, not after `deadline`. `queue_pair` will send the datagrams.
+    /// `rdma_connect`: asks the peer where to send datagrams, and waits for the answer, not after `deadline`.
+    ///
+    /// `queue_pair` will send the datagrams. The private data have up to 180 bytes.
     ///
     /// # Errors
     ///
-    ///  - [`Unreachable`](ConnectionError::Unreachable): the peer refuses (a status above 0), or does not
-    ///    answer.
-    ///  - [`TimedOut`](ConnectionError::TimedOut): the time limit has passed.
-    ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
-    ///    queue pair is not on the device and port of the route.
-    ///  - [`Verbs`](ConnectionError::Verbs): the private data are too long or the queue pair is not of
-    ///    type UD (`EINVAL`), or something failed.
+    /// See [`ConnectionError`]. [`Unreachable`](ConnectionError::Unreachable): the peer refuses (a status
+    /// above 0) or does not answer. [`Verbs`](ConnectionError::Verbs) with `EINVAL`: the private data are too
+    /// long, or the queue pair is not UD.
     #[doc(alias = "rdma_connect")]
     pub fn connect(
         mut self,
@@ -126,7 +122,7 @@ fn parameters(private_data: &[u8], len: u8, queue_pair: u32) -> ffi::rdma_conn_p
 
 debug! { DatagramRoute, self, peer_addr: self.id.peer_addr(), device: self.device_name(), .. }
 
-/// The address of a datagram peer or a multicast group. A [`DatagramPeer`](crate::DatagramPeer) is made of it, [to
+/// The address of a datagram peer or a multicast group. It makes a [`DatagramPeer`](crate::DatagramPeer), [to
 /// which](crate::SendWorkRequest::to) requests are sent.
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "rdma_ud_param")]
@@ -148,16 +144,16 @@ impl DatagramAddress {
     }
 
     getters! { self,
-        /// The path to it, for an [`AddressHandle`](crate::AddressHandle).
+        /// The path, for an [`AddressHandle`](crate::AddressHandle).
         path: &AddressVector => &self.path;
 
-        /// The number of the peer's queue pair.
+        /// The peer's queue pair number.
         queue_pair_number: u32 => self.number;
 
-        /// The Q_Key that datagrams to it must carry.
+        /// The Q_Key for datagrams to it.
         qkey: u32 => self.qkey;
 
-        /// The private data of the peer's answer.
+        /// The private data of the answer.
         private_data: &PrivateData => &self.private_data;
 
         /// The address alone, for [`Loop::send_to`](crate::Loop::send_to) and [`join`](crate::Loop::join).
@@ -169,14 +165,14 @@ impl DatagramAddress {
     }
 }
 
-/// Waits for peers that ask where to send datagrams: see
+/// Listens for datagram peers: see
 /// [`ListenerBuilder::bind_datagram`](crate::rdmacm::ListenerBuilder::bind_datagram).
 pub struct DatagramListener {
     requests: Requests,
 }
 
 impl ListenerBuilder {
-    /// As [`bind`](Self::bind), for peers that want to send datagrams.
+    /// [`bind`](Self::bind) for datagram peers.
     ///
     /// # Errors
     ///
@@ -187,7 +183,7 @@ impl ListenerBuilder {
 }
 
 impl DatagramListener {
-    /// The address that it listens at, with the port that the kernel has chosen.
+    /// The address, with the port that the kernel has chosen.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.requests.id.local_addr()
     }
@@ -202,8 +198,7 @@ impl DatagramListener {
         self.requests.next_before(Some(deadline)).map(DatagramRequest::new)
     }
 
-    /// As [`next_until`](Self::next_until), but does not wait: for event loops, when the file is
-    /// readable.
+    /// [`next_until`](Self::next_until) without waiting.
     ///
     /// # Errors
     ///
@@ -214,7 +209,7 @@ impl DatagramListener {
 }
 
 impl AsFd for DatagramListener {
-    /// Readable when [`try_next`](Self::try_next) has something to do.
+    /// Readable when [`try_next`](Self::try_next) has work.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.requests.id.as_fd()
     }
@@ -233,7 +228,7 @@ pub struct DatagramRequest {
 impl Drop for DatagramRequest {
     fn drop(&mut self) {
         if !self.answered {
-            // If this fails, the identifier is destroyed next anyway.
+            // A failure does not matter: the identifier is destroyed next.
             let _ = self.id.reject(&[]);
         }
     }
@@ -245,24 +240,24 @@ impl DatagramRequest {
     }
 
     getters! { self,
-        /// The bytes that the peer has sent with its request.
+        /// The private data of the peer's request.
         private_data: &PrivateData => &self.private_data;
 
         /// The address of the peer.
         peer_addr: Option<SocketAddr> => self.id.peer_addr();
 
-        /// Opens the device on which the request arrived.
+        /// Opens the request's device.
         ///
         /// # Errors
         ///
         /// Those of [`Device::open`](crate::Device::open).
         open_device: Result<Context<'static>> => self.id.open_device();
 
-        /// The port of the device on which the request arrived.
+        /// The request's port.
         port: u8 => self.id.port();
     }
 
-    /// As [`DatagramRoute::activate`].
+    /// [`DatagramRoute::activate`] for the request.
     ///
     /// # Errors
     ///
@@ -275,17 +270,15 @@ impl DatagramRequest {
         activate(&mut self.id, prepared)
     }
 
-    /// `rdma_accept`: tells the peer to send to this queue pair, with up to 136 bytes of private data. The
-    /// peer's first datagram tells who the peer is ([`AddressVector::reply_to`]).
+    /// `rdma_accept`: tells the peer to send to this queue pair, with up to 136 bytes of private data.
+    ///
+    /// The peer's first datagram tells who it is ([`AddressVector::reply_to`]). A failure rejects the peer.
     ///
     /// # Errors
     ///
-    ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
-    ///    queue pair is not on the device and port of the request.
-    ///  - [`Verbs`](ConnectionError::Verbs): the private data are too long or the queue pair is not of
-    ///    type UD (`EINVAL`), or something failed.
-    ///
-    /// The peer is then rejected.
+    /// [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort), or
+    /// [`Verbs`](ConnectionError::Verbs) (`EINVAL`: the private data are too long, or the queue pair is not
+    /// UD).
     #[doc(alias = "rdma_accept")]
     pub fn accept(
         mut self,
@@ -303,7 +296,7 @@ impl DatagramRequest {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the private data are too long; the peer is then rejected without them.
+    ///  - `EINVAL`: the private data are too long, and the peer is rejected without them.
     #[doc(alias = "rdma_reject")]
     pub fn reject(mut self, private_data: &[u8]) -> Result<()> {
         Message::DatagramReply.check("rdma_reject", private_data, false)?;
@@ -314,48 +307,46 @@ impl DatagramRequest {
 
 debug! { DatagramRequest, self, peer_addr: self.peer_addr(), .. }
 
-/// The membership in a multicast group. It ends when this is dropped.
+/// Membership in a multicast group. Dropping it leaves the group.
 ///
-/// To receive from the group, [attach](QueuePair::attach_multicast) a UD queue pair to it. To send, only
-/// the [address](Self::peer) is needed.
+/// To receive, [attach](QueuePair::attach_multicast) a UD queue pair; to send, the [address](Self::peer) is
+/// enough.
 pub struct MulticastMembership {
     id: Id,
     group: SocketAddr,
     peer: DatagramAddress,
-    /// Whether the kernel has the group for us.
     joined: bool,
 }
 
 impl Drop for MulticastMembership {
     fn drop(&mut self) {
         if self.joined {
-            // If it fails, destroying the identifier leaves the group.
+            // On a failure, destroying the identifier leaves the group.
             let _ = self.id.leave_multicast(self.group);
         }
     }
 }
 
 impl MulticastMembership {
-    /// `rdma_join_multicast`: joins `group`, an IPv4 or IPv6 multicast address, through the device that
-    /// our address `local` belongs to, before `deadline`.
+    /// `rdma_join_multicast`: joins the multicast address `group` through the device of our address `local`,
+    /// before `deadline`.
     ///
     /// # Errors
     ///
-    ///  - [`Verbs`](ConnectionError::Verbs): `EINVAL`: `group` is no multicast address, or is of another
-    ///    family than `local`. `ENODEV`, `EADDRNOTAVAIL`: `local` is not the address of an RDMA device.
-    ///  - [`Failed`](ConnectionError::Failed): the group cannot be joined.
-    ///  - [`TimedOut`](ConnectionError::TimedOut): the time limit has passed.
+    ///  - [`Verbs`](ConnectionError::Verbs): `EINVAL`: `group` is no multicast address, or of another family
+    ///    than `local`. `ENODEV`, `EADDRNOTAVAIL`: `local` is not the address of an RDMA device.
+    ///  - [`Failed`](ConnectionError::Failed), [`TimedOut`](ConnectionError::TimedOut).
     #[doc(alias = "rdma_join_multicast")]
     #[doc(alias = "rdma_join_multicast_ex")]
     pub fn join(local: IpAddr, group: IpAddr, deadline: Instant) -> Result<Self, ConnectionError> {
         Self::join_as(local, group, false, deadline)
     }
 
-    /// As [`join`](Self::join), but only to send to the group.
+    /// [`join`](Self::join), only to send to the group.
     ///
     /// # Errors
     ///
-    /// Those of `join`, and `EOPNOTSUPP` if the fabric does not support send-only members.
+    /// Those of `join`, and `EOPNOTSUPP` if the fabric has no send-only members.
     #[doc(alias = "rdma_join_multicast_ex")]
     pub fn join_to_send(
         local: IpAddr,
@@ -404,7 +395,7 @@ impl MulticastMembership {
         }
     }
 
-    /// Opens the device through which the group was joined.
+    /// Opens the group's device.
     ///
     /// # Errors
     ///
@@ -413,12 +404,12 @@ impl MulticastMembership {
         self.id.open_device()
     }
 
-    /// The port of the device through which the group was joined.
+    /// The port through which the group was joined.
     pub fn port(&self) -> u8 {
         self.id.port()
     }
 
-    /// Makes a UD queue pair ready, with the Q_Key of the group.
+    /// [`DatagramRoute::activate`](crate::rdmacm::DatagramRoute::activate), with the group's Q_Key.
     ///
     /// # Errors
     ///
@@ -430,7 +421,7 @@ impl MulticastMembership {
         activate(&mut self.id, prepared)
     }
 
-    /// The group as an address to send to: its path, queue pair number and Q_Key.
+    /// The group's path, queue pair number and Q_Key, for sending.
     pub fn peer(&self) -> &DatagramAddress {
         &self.peer
     }
@@ -445,8 +436,7 @@ impl MulticastMembership {
         self.peer.path().lid()
     }
 
-    /// `rdma_leave_multicast`: leaves the group and reports a failure. Dropping ignores a failure. Detach
-    /// queue pairs before.
+    /// `rdma_leave_multicast`: leaves the group. Detach queue pairs first. Dropping ignores a failure.
     ///
     /// # Errors
     ///

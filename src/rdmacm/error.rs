@@ -10,54 +10,50 @@ use crate::state_error::StateError;
 
 /// Why a connection was not established.
 ///
-/// A call that returns this error has released everything that it had created: nothing is left in the
-/// kernel, and the peer was told if possible.
+/// The call has released what it created, and told the peer if possible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ConnectionError {
-    /// A function of librdmacm or a verb failed, or its arguments were wrong.
+    /// A verb or a function of librdmacm failed, or its arguments were wrong.
     Verbs(Error),
-    /// The time limit of the caller has passed.
+    /// The caller's deadline has passed.
     TimedOut,
-    /// There is no RDMA device through which the address is reached, or its hardware address was not found.
-    /// The errno value gives details, such as `ENODEV` or `ETIMEDOUT`.
+    /// No RDMA device reaches the address, or its hardware address was not found. The errno value tells more:
+    /// `ENODEV`, `ETIMEDOUT` ..
     NoAddress(i32),
-    /// There is no path to the address on the device's network. The errno value gives details.
+    /// The network has no path to the address. The errno value tells more.
     NoRoute(i32),
-    /// The peer's machine does not answer. The errno value is `ETIMEDOUT` if that took too long, or the
-    /// status of a peer that does not take datagrams.
+    /// The peer does not answer. The number is `ETIMEDOUT`, or the status of a peer that takes no datagrams.
     Unreachable(i32),
-    /// The peer has rejected the connection.
+    /// The peer rejected the connection.
     Rejected(Rejection),
-    /// The connection could not be established although the peer had answered. The errno value gives
-    /// details.
+    /// The connection failed after the peer's answer. The errno value tells more.
     Failed(i32),
-    /// The peer has gone away before the connection was established.
+    /// The peer went away during the handshake.
     Disconnected,
-    /// The queue pair is on another device than the address or the request. Nothing was changed.
+    /// The queue pair is on another device than the address or the request. Nothing has changed.
     WrongDevice,
-    /// The queue pair is on another port than the address or the request.
-    /// Nothing was changed.
+    /// The queue pair is on another port than the address or the request. Nothing has changed.
     WrongPort {
-        /// The port that the queue pair was built for.
+        /// The queue pair's port.
         queue_pair: u8,
-        /// The port through which the peer is reached.
+        /// The port that reaches the peer.
         route: u8,
     },
     /// The device is going away.
     DeviceRemoved,
-    /// The kernel has reported an event that is not expected here.
+    /// An event that is not expected here.
     Unexpected(ConnectionEventKind),
 }
 
 impl Copied {
-    /// The error that the event means for a caller that waits for a connection.
+    /// What the event means for a caller that waits for a connection.
     pub(super) fn error(&self) -> ConnectionError {
         use ConnectionEventKind as Kind;
 
         let ConnectionEvent { kind, status, private_data, .. } = self.public;
         match kind {
-            // A device that this process cannot use is none to the connection manager.
+            // To the connection manager, a device that this process cannot use does not exist.
             Kind::AddressError if reach::may_be_unusable(-status) => {
                 reach::unopened(Error::new("rdma_resolve_addr", -status))
                     .map_or(ConnectionError::NoAddress(status), ConnectionError::Verbs)
@@ -74,7 +70,7 @@ impl Copied {
     }
 }
 
-/// A peer's rejection: its status and private data.
+/// A peer's rejection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rejection {
     pub(super) status: i32,
@@ -82,9 +78,7 @@ pub struct Rejection {
 }
 
 impl Rejection {
-    /// The reason, as far as it is known.
-    ///
-    /// iWARP does not distinguish between no listener and a refusal by the program.
+    /// The reason, if known.
     pub fn reason(&self) -> RejectReason {
         match self.status {
             8 => RejectReason::NoListener,
@@ -95,36 +89,34 @@ impl Rejection {
         }
     }
 
-    /// The status of the rejection: the reason of the InfiniBand specification, or on iWARP a negative
-    /// errno value.
+    /// The InfiniBand reason code, or on iWARP a negative errno value.
     pub fn status(&self) -> i32 {
         self.status
     }
 
-    /// The private data of the rejection.
+    /// The private data.
     pub fn private_data(&self) -> &PrivateData {
         &self.private_data
     }
 }
 
-/// Why a peer has rejected a connection.
+/// Why a peer rejected a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum RejectReason {
-    /// The program there has refused, or has gone away. On iWARP also: its backlog was full, or no program
-    /// listens.
+    /// The program refused or went away. On iWARP also: its backlog was full, or no program listens.
     Refused,
     /// No program listens at that address.
     NoListener,
-    /// The number of the queue pair belonged to another connection until a moment ago: try again later, or
-    /// with another queue pair.
+    /// The queue pair's number belonged to another connection a moment ago: try later, or use another queue
+    /// pair.
     StaleConnection,
     /// Another reason: see [`Rejection::status`].
     Other,
 }
 
 impl ConnectionError {
-    /// The TCP connection under iWARP was not accepted.
+    /// iWARP's TCP connection was not accepted.
     pub(super) fn refused() -> Self {
         let status = -libc::ECONNREFUSED;
         Self::Rejected(Rejection { status, private_data: PrivateData::EMPTY })
@@ -202,7 +194,7 @@ impl fmt::Display for ConnectionError {
     }
 }
 
-/// The reasons of a REJ: InfiniBand specification, volume 1, section 12.6.7.2.
+/// The reasons of a REJ (InfiniBand specification, volume 1, section 12.6.7.2).
 fn in_words(reason: i32) -> &'static str {
     match reason {
         1 => "it has no queue pair left",
@@ -240,7 +232,7 @@ fn in_words(reason: i32) -> &'static str {
     }
 }
 
-/// The text says everything: an error has no source.
+/// The text says everything, so there is no source.
 impl std::error::Error for ConnectionError {}
 
 impl<T> From<StateError<T>> for ConnectionError {
@@ -318,7 +310,7 @@ mod tests {
         assert_eq!(io::Error::from(rejected(28)).kind(), io::ErrorKind::ConnectionRefused);
     }
 
-    /// Of a peer that cannot be reached, the number is a status of InfiniBand if it is above 0.
+    /// For an unreachable peer, a number above 0 is a status of InfiniBand.
     #[test]
     fn only_numbers_of_the_system_are_errno_values() {
         let errno = |error: ConnectionError| error.raw_os_error();

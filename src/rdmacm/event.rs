@@ -1,4 +1,4 @@
-//! Events of the connection manager, copied and acknowledged as soon as they are read.
+//! Events of the connection manager, copied and acknowledged when they are read.
 
 use std::fs::File;
 use std::os::fd::RawFd;
@@ -16,13 +16,13 @@ use crate::ffi;
 use crate::foreign_enum::{foreign_enum, getters};
 
 foreign_enum! {
-    /// `enum rdma_cm_event_type`: the kind of an event of the connection manager.
+    /// `enum rdma_cm_event_type`: the kind of an event.
     #[doc(alias = "rdma_cm_event_type")]
     #[doc(alias = "rdma_event_str")]
     pub enum ConnectionEventKind: rdma_cm_event_type(u32) {
-        /// The device and the hardware address for an IP address were found.
+        /// The device and hardware address were found.
         AddressResolved = RDMA_CM_EVENT_ADDR_RESOLVED,
-        /// The device and the hardware address were not found.
+        /// They were not found.
         AddressError = RDMA_CM_EVENT_ADDR_ERROR,
         /// The path was found.
         RouteResolved = RDMA_CM_EVENT_ROUTE_RESOLVED,
@@ -30,7 +30,7 @@ foreign_enum! {
         RouteError = RDMA_CM_EVENT_ROUTE_ERROR,
         /// A peer wants to connect.
         ConnectRequest = RDMA_CM_EVENT_CONNECT_REQUEST,
-        /// The peer has accepted, and waits for our confirmation.
+        /// The peer accepted, and waits for our confirmation.
         ConnectResponse = RDMA_CM_EVENT_CONNECT_RESPONSE,
         /// The connection could not be established.
         ConnectError = RDMA_CM_EVENT_CONNECT_ERROR,
@@ -40,23 +40,23 @@ foreign_enum! {
         Rejected = RDMA_CM_EVENT_REJECTED,
         /// The connection is established.
         Established = RDMA_CM_EVENT_ESTABLISHED,
-        /// The connection was ended, by the peer or by us.
+        /// The peer or we ended the connection.
         Disconnected = RDMA_CM_EVENT_DISCONNECTED,
         /// The device is going away.
         DeviceRemoved = RDMA_CM_EVENT_DEVICE_REMOVAL,
         /// A multicast group was joined.
         MulticastJoined = RDMA_CM_EVENT_MULTICAST_JOIN,
-        /// A multicast group was not joined, or is lost.
+        /// A multicast group was not joined, or was lost.
         MulticastError = RDMA_CM_EVENT_MULTICAST_ERROR,
-        /// The network device of our address has changed, as when a bonded one fails over.
+        /// Our address moved to another network device, as when a bond fails over.
         AddressChanged = RDMA_CM_EVENT_ADDR_CHANGE,
-        /// No packet of the connection can be on its way any more: the queue pair's number is free.
+        /// No packet of the connection can be on its way any more, so the queue pair's number is free.
         TimeWaitExit = RDMA_CM_EVENT_TIMEWAIT_EXIT,
         /// The addresses of a name were found.
         NameResolved = RDMA_CM_EVENT_ADDRINFO_RESOLVED,
-        /// The addresses of a name were not found.
+        /// They were not found.
         NameError = RDMA_CM_EVENT_ADDRINFO_ERROR,
-        /// This program has [written](crate::rdmacm::ConnectionControl::write_event) it.
+        /// The program [wrote](crate::rdmacm::ConnectionControl::write_event) it.
         User = RDMA_CM_EVENT_USER,
     }
 }
@@ -73,26 +73,25 @@ pub struct ConnectionEvent {
 
 impl ConnectionEvent {
     getters! { self,
-        /// The kind of the event.
+        /// What happened.
         kind: ConnectionEventKind => self.kind;
 
-        /// The status of the event: 0, a negative errno value, or a reason of the specification.
+        /// The status: 0, a negative errno value, or a reason code of the InfiniBand specification.
         status: i32 => self.status;
 
-        /// The number that was [written](crate::rdmacm::ConnectionControl::write_event) with an event of kind
-        /// [`User`](ConnectionEventKind::User); 0 of others.
+        /// The number that was [written](crate::rdmacm::ConnectionControl::write_event) with a
+        /// [`User`](ConnectionEventKind::User) event; 0 for others.
         argument: u64 => self.argument;
 
-        /// The peer's private data in the event, such as in the one for the end of the connection.
+        /// The peer's private data, such as in the event that ends the connection.
         private_data: &PrivateData => &self.private_data;
     }
 }
 
-/// The contents of an event.
 #[derive(Clone, Copy)]
 pub(super) struct Copied {
     pub(super) public: ConnectionEvent,
-    /// The identifier of a request that has arrived. The reader of the event owns it.
+    /// The identifier of a request. The reader of the event owns it.
     pub(super) request: Option<NonNull<ffi::rdma_cm_id>>,
     /// Set for connections.
     pub(super) responder_resources: u8,
@@ -100,24 +99,23 @@ pub(super) struct Copied {
     /// Set for datagrams.
     pub(super) path: ffi::ibv_ah_attr,
     pub(super) qkey: u32,
-    /// Set for both.
     pub(super) queue_pair: u32,
 }
 
 impl Copied {
-    /// A copy of an event.
+    /// Copies an event.
     ///
     /// # Safety
     ///
-    /// The event was read and not acknowledged yet.
+    /// The event was read and is not acknowledged yet.
     pub(super) unsafe fn of(event: *const ffi::rdma_cm_event) -> Self {
         use ConnectionEventKind as Kind;
 
-        // SAFETY: the event is live, as is the identifier that it is about, for the caller has it.
+        // SAFETY: the caller has not acknowledged the event, so the event and its identifier are live.
         let (event, port_space) = unsafe { (&*event, (*(*event).id).ps) };
         let kind = Kind::from(event.event);
         let multicast = matches!(kind, Kind::MulticastJoined | Kind::MulticastError);
-        // librdmacm always gives rejections and disconnections the form of a connection's event.
+        // librdmacm fills in `conn` for rejections and disconnections of every port space.
         let of_connection = matches!(kind, Kind::Rejected | Kind::Disconnected);
         let datagram = !of_connection
             && matches!(
@@ -139,7 +137,7 @@ impl Copied {
             queue_pair: 0,
         };
         if let Kind::NameResolved | Kind::NameError | Kind::User = kind {
-            // In place of a peer's data, such an event has a number.
+            // A user event has a number in place of the peer's data.
             #[cfg(rdma_core_65)]
             if kind == Kind::User {
                 // SAFETY: librdmacm has filled it in.
@@ -148,7 +146,7 @@ impl Copied {
             return copied;
         }
         let (data, len) = if datagram || multicast {
-            // SAFETY: the union is zeroed and then filled in by librdmacm, and all is integers.
+            // SAFETY: librdmacm fills in the zeroed union, which has only integers.
             let ud = unsafe { event.param.ud };
             (copied.path, copied.qkey, copied.queue_pair) = (ud.ah_attr, ud.qkey, ud.qp_num);
             (ud.private_data, ud.private_data_len)
@@ -160,9 +158,9 @@ impl Copied {
             copied.queue_pair = conn.qp_num;
             (conn.private_data, conn.private_data_len)
         };
-        // In multicast events this is a pointer that we have passed in.
+        // In multicast events this is our own pointer.
         if !multicast && !data.is_null() {
-            // SAFETY: librdmacm guarantees that this number of bytes is there, in the event itself.
+            // SAFETY: librdmacm guarantees that this number of bytes is in the event.
             let bytes = unsafe { slice::from_raw_parts(data.cast::<u8>(), len.into()) };
             copied.public.private_data = PrivateData::new(bytes);
         }
@@ -174,25 +172,25 @@ impl Copied {
     }
 }
 
-/// The file that the kernel's module `rdma_ucm` makes.
+/// The file of the kernel module `rdma_ucm`.
 const FILE: &str = "/dev/infiniband/rdma_cm";
 
-/// `struct rdma_event_channel`: an open file, for the events of one identifier (and, if that listens,
-/// of the requests that arrive, until each has moved to a channel of its own).
+/// `struct rdma_event_channel`: the file with the events of one identifier. A listener's file also has the
+/// requests, until each moves to its own channel.
 #[derive(Debug)]
 pub(super) struct EventChannel {
     raw: NonNull<ffi::rdma_event_channel>,
 }
 
-// SAFETY: librdmacm allows its functions from any thread; what changes the channel takes `&mut self`.
+// SAFETY: librdmacm's functions may be called on any thread; what changes the channel takes `&mut self`.
 unsafe impl Send for EventChannel {}
 // SAFETY: as above.
 unsafe impl Sync for EventChannel {}
 
 impl Drop for EventChannel {
     fn drop(&mut self) {
-        // SAFETY: the channel is live, and no identifier uses it any more: each owns its channel, and
-        // is destroyed before it.
+        // SAFETY: the channel is live, and no identifier uses it: each owns its channel, and is destroyed
+        // first.
         unsafe { ffi::rdma_destroy_event_channel(self.raw.as_ptr()) }
     }
 }
@@ -202,14 +200,13 @@ impl EventChannel {
     ///
     /// # Errors
     ///
-    ///  - `ENOENT`, `EACCES`, `EPERM`, `ENXIO`: the file is missing, may not be opened, or is not what it
-    ///    should be.
+    ///  - `ENOENT`, `EACCES`, `EPERM`, `ENXIO`: the file is missing, wrong, or may not be opened.
     ///  - `ENODEV`: the machine has no RDMA device.
-    ///  - `EMFILE`, `ENFILE`, `ENOMEM`: something has run out.
+    ///  - `EMFILE`, `ENFILE`, `ENOMEM`: a resource has run out.
     pub(super) fn new() -> Result<Self> {
         const VERB: &str = "rdma_create_event_channel";
         let raw = {
-            // librdmacm lists the devices, and opens one when an address is on it.
+            // librdmacm lists the devices, and opens one when it resolves an address.
             let mut opened = fork::exclusive();
             *opened = true;
             ffi::set_errno(0);
@@ -231,36 +228,35 @@ impl EventChannel {
         unsafe { (*self.raw.as_ptr()).fd }
     }
 
-    /// `rdma_get_cm_event`, `rdma_ack_cm_event`: takes an event, if there is one. It is copied and
-    /// acknowledged right away, because destroying an identifier waits until all of its events are
-    /// acknowledged.
+    /// `rdma_get_cm_event`, `rdma_ack_cm_event`: takes an event, if there is one. Acknowledges it at once,
+    /// because destroying an identifier waits for its unacknowledged events.
     pub(super) fn next(&mut self) -> Result<Option<Copied>> {
         const VERB: &str = "rdma_get_cm_event";
         let mut event = ptr::null_mut();
         // SAFETY: the channel is live, and the pointer is ours. `self` is borrowed exclusively, so nothing
-        // else reads, and no identifier of an event is destroyed meanwhile.
+        // else reads or destroys an event's identifier meanwhile.
         let read = || unsafe { ffi::rdma_get_cm_event(self.raw.as_ptr(), &mut event) };
         if !event_file::read_event(VERB, read)? {
             return Ok(None);
         }
-        // SAFETY: the event was read just now.
+        // SAFETY: the event was read just now and is not acknowledged.
         let copied = unsafe { Copied::of(event) };
-        // SAFETY: the event was read once and is not used any more. It cannot fail.
+        // SAFETY: the event was read once and is not used after this. The call cannot fail.
         unsafe { ffi::rdma_ack_cm_event(event) };
         Ok(Some(copied))
     }
 
-    /// As `next`, but waits for an event until `deadline`, or without limit if there is no deadline.
+    /// `next`, waiting until `deadline`, or forever without one.
     ///
     /// # Errors
     ///
-    ///  - `ETIMEDOUT` of [`WAIT`]: the time limit has passed.
+    ///  - `ETIMEDOUT` of [`WAIT`]: `deadline` has passed.
     pub(super) fn next_before(&mut self, deadline: Option<Instant>) -> Result<Copied> {
         event_file::take_before(WAIT, self.fd(), deadline, || self.next())
     }
 }
 
-/// The error for a file that cannot be opened or used.
+/// The reason why the file cannot be opened or used.
 #[cold]
 fn explain(error: Error) -> Error {
     let reason = |errno, reason| Error::with_reason(error.verb(), errno, reason);
@@ -304,7 +300,7 @@ mod tests {
         assert_eq!(ffi::rdma_cm_event_type::from(ConnectionEventKind::Unknown(99)), raw);
     }
 
-    /// In the place of a peer's data, such an event has a number, which is no address.
+    /// A user event's number is no address of data.
     #[cfg(rdma_core_65)]
     #[test]
     fn the_number_of_an_event_is_no_data() {
@@ -317,14 +313,13 @@ mod tests {
             };
             event.param.conn.private_data_len = 9;
             event.param.arg = 77;
-            // SAFETY: the event is ours, and is what librdmacm would make of it.
+            // SAFETY: the event is ours, and filled in as librdmacm would.
             let copied = unsafe { Copied::of(&event) }.public;
             assert_eq!((copied.argument(), copied.private_data().len()), (argument, 0));
         }
     }
 
-    /// An event of each kind and port space, as librdmacm hands them out, or as a kernel of another
-    /// version might.
+    /// Events of each kind and port space, as librdmacm or another kernel version makes them.
     #[test]
     fn what_is_read_of_an_event_is_what_its_kind_has() {
         let mut id = ffi::rdma_cm_id::default();
@@ -358,7 +353,7 @@ mod tests {
                         ..Default::default()
                     };
                 }
-                // SAFETY: the event is ours, and is what librdmacm would make of it.
+                // SAFETY: the event is ours, and filled in as librdmacm would.
                 let copied = unsafe { Copied::of(&event) };
                 assert_eq!((copied.queue_pair, copied.public.status()), (5, -7));
                 assert_eq!(copied.request.is_some(), kind == 4);

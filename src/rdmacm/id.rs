@@ -1,4 +1,4 @@
-//! The identifiers of the connection manager: what a socket is to TCP.
+//! Identifiers of the connection manager, which are to it what sockets are to TCP.
 
 #[cfg(rdma_core_65)]
 use std::ffi::CStr;
@@ -19,45 +19,44 @@ use crate::ffi;
 use crate::queue_pair::EnhancedConnection;
 use crate::queue_pair_state::QueuePairState;
 
-/// `struct rdma_cm_id`, and the channel for its events.
+/// `struct rdma_cm_id`, with its own channel for events.
 ///
-/// Two rules make it safe. Events are read through `&mut self` alone, and are acknowledged when the call
-/// that reads them returns, so destroying never waits for one. And librdmacm has a device context and a
-/// domain of its own (`id->verbs`, `id->pd`), which are never handed out: the program's objects are on the
-/// program's context, and the identifier knows only the number of the queue pair (`id->qp` is null).
+/// Events are read through `&mut self`, and are acknowledged before the read returns, so destroying never
+/// waits for one. librdmacm's own context and domain (`id->verbs`, `id->pd`) are never handed out, and
+/// `id->qp` is null: the identifier knows only the number of the program's queue pair.
 #[derive(Debug)]
 pub(super) struct Id {
-    /// Null once it was destroyed, or could not be destroyed.
+    /// Null once destroyed or leaked.
     raw: *mut ffi::rdma_cm_id,
     channel: EventChannel,
 }
 
-// SAFETY: librdmacm allows its functions from any thread; what changes the identifier takes `&mut self`.
+// SAFETY: librdmacm's functions may be called on any thread; what changes the identifier takes `&mut self`.
 unsafe impl Send for Id {}
-// SAFETY: as above; `&self` reads fields that only `&mut self` lets librdmacm write.
+// SAFETY: as above; `&self` reads fields that librdmacm writes only under `&mut self`.
 unsafe impl Sync for Id {}
 
 impl Drop for Id {
     fn drop(&mut self) {
-        // The channel is dropped after this, because it is a field.
+        // The channel is a field, so it is dropped after this.
         let _ = self.destroy();
     }
 }
 
 impl Id {
-    /// `rdma_create_id`: a new identifier with a channel of its own.
+    /// `rdma_create_id`, with a new channel.
     pub(super) fn new(port_space: ffi::rdma_port_space) -> Result<Self> {
         let channel = EventChannel::new()?;
         let mut raw = ptr::null_mut();
-        // SAFETY: the channel is live and outlives the identifier, and the pointer is ours.
+        // SAFETY: the channel is live and outlives the identifier; the pointer is ours.
         let returned =
             unsafe { ffi::rdma_create_id(channel.as_ptr(), &mut raw, ptr::null_mut(), port_space) };
         ffi::status("rdma_create_id", returned)?;
         Ok(Self { raw, channel })
     }
 
-    /// `rdma_migrate_id`: takes over a request that has arrived on another channel, and moves it to
-    /// `channel`. If that fails the request is destroyed, and the peer told.
+    /// `rdma_migrate_id`: takes over a request and moves it to `channel`. A failure destroys the request and
+    /// tells the peer.
     ///
     /// # Safety
     ///
@@ -69,20 +68,20 @@ impl Id {
     ) -> Result<Self> {
         // Owned before anything can fail.
         let id = Self { raw: raw.as_ptr(), channel };
-        // SAFETY: both are live. No event of it is unacknowledged, so this does not wait.
+        // SAFETY: both are live. All of its events are acknowledged, so this does not wait.
         let returned = unsafe { ffi::rdma_migrate_id(id.raw, id.channel.as_ptr()) };
         ffi::status("rdma_migrate_id", returned)?;
         Ok(id)
     }
 
-    /// `rdma_destroy_id`: destroys the identifier, or leaks it if that fails.
+    /// `rdma_destroy_id`; leaks the identifier on failure.
     pub(super) fn destroy(&mut self) -> Result<()> {
         let raw = mem::replace(&mut self.raw, ptr::null_mut());
         if raw.is_null() {
             return Ok(());
         }
-        // SAFETY: the identifier is live and is not used again. All of its events that were read are
-        // acknowledged, and nothing reads meanwhile, so this does not wait for one.
+        // SAFETY: the identifier is live and not used again. Its events that were read are acknowledged, and
+        // `&mut self` keeps others from reading, so this does not wait for one.
         ffi::status("rdma_destroy_id", unsafe { ffi::rdma_destroy_id(raw) })
     }
 
@@ -95,7 +94,7 @@ impl Id {
         Ok(self.raw)
     }
 
-    /// Calls a function with the identifier, which is live.
+    /// Calls a function with the live identifier.
     fn call(
         &self,
         verb: &'static str,
@@ -149,23 +148,23 @@ impl Id {
         let mut destination = RawAddress::from(destination);
         let source = source.as_mut().map_or(ptr::null_mut(), RawAddress::as_mut_ptr);
         let destination = destination.as_mut_ptr();
-        // SAFETY: the identifier is live, and the addresses are valid, or null where that is allowed.
+        // SAFETY: the identifier is live; each address is valid, or null where that is allowed.
         self.call(VERB, |raw| unsafe {
             ffi::rdma_resolve_addr(raw, source, destination, milliseconds(timeout))
         })
         .map_err(reach::explain)
     }
 
-    /// `rdma_resolve_addrinfo`: asks for the addresses of a name. An event says that they are there.
+    /// `rdma_resolve_addrinfo`: asks for a name's addresses. An event reports them.
     #[cfg(rdma_core_65)]
     pub(super) fn resolve_name(&mut self, node: &CStr, service: &CStr) -> Result<()> {
         const VERB: &str = "rdma_resolve_addrinfo";
         let raw = self.live(VERB)?;
-        // SAFETY: the identifier is live, and the texts are read during the call only.
+        // SAFETY: the identifier is live, and the call keeps no pointer to the texts.
         let returned = unsafe {
             ffi::rdma_resolve_addrinfo(raw, node.as_ptr(), service.as_ptr(), ptr::null())
         };
-        // librdmacm leaves in errno what failed: the resolver's negative number, or -1 if the kernel takes no event.
+        // librdmacm leaves the resolver's negative number in errno, or -1 if the kernel takes no such event.
         ffi::status(VERB, returned).map_err(|_| match ffi::errno() {
             -1 => Error::with_reason(VERB, libc::EOPNOTSUPP, NEEDS_WRITTEN_EVENTS),
             errno if errno < 0 => unresolved(VERB, errno),
@@ -173,7 +172,7 @@ impl Id {
         })
     }
 
-    /// `rdma_query_addrinfo`, `rdma_resolve_addr`: goes on with the first address that was found.
+    /// `rdma_query_addrinfo`, `rdma_resolve_addr`: goes on with the first address.
     #[cfg(rdma_core_65)]
     pub(super) fn resolve_found(
         &mut self,
@@ -189,13 +188,12 @@ impl Id {
             let first = found.as_ref().filter(|first| !first.ai_dst_addr.is_null());
             first.and_then(|first| socket_addr(first.ai_dst_addr))
         };
-        // SAFETY: the list is ours, and is not used any more.
+        // SAFETY: the list is ours and not used after this.
         unsafe { ffi::rdma_freeaddrinfo(found) };
         let none = || Error::with_reason(VERB, libc::ENOENT, "the name has no IP address");
         self.resolve_address(source, address.ok_or_else(none)?, timeout)
     }
 
-    /// `rdma_write_cm_event`.
     #[cfg(rdma_core_65)]
     pub(super) fn write_event(&self, status: i32, argument: u64) -> Result<()> {
         const VERB: &str = "rdma_write_cm_event";
@@ -214,7 +212,7 @@ impl Id {
         const VERB: &str = "rdma_resolve_route";
         let raw = self.live(VERB)?;
         self.device()?;
-        // SAFETY: the identifier is live, and has a device, which librdmacm accesses.
+        // SAFETY: the identifier is live and has the device that librdmacm accesses.
         ffi::status(VERB, unsafe { ffi::rdma_resolve_route(raw, milliseconds(timeout)) })
     }
 
@@ -222,8 +220,8 @@ impl Id {
         const VERB: &str = "rdma_connect";
         let raw = self.live(VERB)?;
         self.device()?;
-        // SAFETY: the identifier is live and has a device, which librdmacm accesses; the parameters and the
-        // private data that they point to are read during the call only.
+        // SAFETY: the identifier is live and has the device that librdmacm accesses. The call keeps no
+        // pointer to the parameters or the private data.
         ffi::status(VERB, unsafe { ffi::rdma_connect(raw, parameters) })
     }
 
@@ -235,10 +233,10 @@ impl Id {
         ffi::status(VERB, unsafe { ffi::rdma_accept(raw, parameters) })
     }
 
-    /// `data` was checked: it has at most 255 bytes.
+    /// The caller has checked that `data` has at most 255 bytes.
     pub(super) fn reject(&mut self, data: &[u8]) -> Result<()> {
         let len = u8::try_from(data.len()).unwrap_or(u8::MAX);
-        // SAFETY: the identifier is live, and there are at least `len` bytes of data.
+        // SAFETY: the identifier is live, and `data` has at least `len` bytes.
         self.call("rdma_reject", |raw| unsafe { ffi::rdma_reject(raw, data.as_ptr().cast(), len) })
     }
 
@@ -261,13 +259,13 @@ impl Id {
     pub(super) fn set_option<T: Copy>(&mut self, option: u32, value: T) -> Result<()> {
         let mut value = value;
         let (level, option) = (ffi::RDMA_OPTION_ID.0 as i32, option as i32);
-        // SAFETY: the identifier is live, and the value is read during the call only.
+        // SAFETY: the identifier is live, and the call keeps no pointer to the value.
         self.call("rdma_set_option", |raw| unsafe {
             ffi::rdma_set_option(raw, level, option, (&raw mut value).cast(), size_of::<T>())
         })
     }
 
-    /// `rdma_init_qp_attr`: the attributes for a queue pair's transition to `state`, and their mask.
+    /// `rdma_init_qp_attr`: the attributes and their mask for a transition to `state`.
     pub(super) fn queue_pair_attributes(
         &mut self,
         state: QueuePairState,
@@ -295,7 +293,7 @@ impl Id {
         Ok(EnhancedConnection { vendor_id: ece.vendor_id, options: ece.options })
     }
 
-    /// `rdma_join_multicast_ex`: asks for the group at `address`.
+    /// `rdma_join_multicast_ex`.
     pub(super) fn join_multicast(&mut self, address: SocketAddr, send_only: bool) -> Result<()> {
         use ffi::{rdma_cm_join_mc_attr_mask as mask, rdma_cm_mc_join_flags as flags};
 
@@ -311,23 +309,23 @@ impl Id {
             join_flags: join.0,
             addr: address.as_mut_ptr(),
         };
-        // SAFETY: the identifier is live, and the address is one. The queue pair is not told.
+        // SAFETY: the identifier is live, and the address is one. No queue pair is involved.
         self.call("rdma_join_multicast_ex", |raw| unsafe {
             ffi::rdma_join_multicast_ex(raw, &mut attributes, ptr::null_mut())
         })
     }
 
-    /// `rdma_leave_multicast`. Even if it fails, the identifier may only be destroyed after it.
+    /// `rdma_leave_multicast`. Call it before destroying the identifier, even if it fails.
     pub(super) fn leave_multicast(&mut self, address: SocketAddr) -> Result<()> {
         let mut address = RawAddress::from(address);
-        // SAFETY: the identifier is live, and all events of the group that were read are acknowledged,
-        // so this does not wait for one.
+        // SAFETY: the identifier is live. The group's events that were read are acknowledged, so this does
+        // not wait.
         self.call("rdma_leave_multicast", |raw| unsafe {
             ffi::rdma_leave_multicast(raw, address.as_mut_ptr())
         })
     }
 
-    /// Our own address: of an identifier that was bound or resolved.
+    /// Our own address, once bound or resolved.
     pub(super) fn local_addr(&self) -> Option<SocketAddr> {
         if self.raw.is_null() {
             return None;
@@ -344,11 +342,10 @@ impl Id {
         unsafe { socket_addr((&raw const (*self.raw).route.addr.__bindgen_anon_2).cast()) }
     }
 
-    /// The device that the identifier is on.
     fn device(&self) -> Result<*mut ffi::ibv_device> {
         const VERB: &str = "rdma_resolve_addr";
         let raw = self.live(VERB)?;
-        // SAFETY: the identifier is live; its context, if it has one, lives as long.
+        // SAFETY: the identifier is live, and so is its context, if it has one.
         unsafe {
             if (*raw).verbs.is_null() {
                 let reason = "the address belongs to no device";
@@ -358,10 +355,9 @@ impl Id {
         }
     }
 
-    /// The device's name, if there is one.
     pub(super) fn device_name(&self) -> Option<String> {
         let device = self.device().ok()?;
-        // SAFETY: the device is live while the identifier is; its name is an array in it.
+        // SAFETY: the identifier keeps its device alive; the name is an array in the device.
         let name = unsafe { std::ffi::CStr::from_ptr((&raw const (*device).name).cast()) };
         Some(name.to_string_lossy().into_owned())
     }
@@ -373,25 +369,23 @@ impl Id {
 
     pub(super) fn is_iwarp(&self) -> bool {
         self.device().is_ok_and(|device| {
-            // SAFETY: the device is live while the identifier is.
+            // SAFETY: the identifier keeps its device alive.
             TransportType::from(unsafe { (*device).transport_type }) == TransportType::Iwarp
         })
     }
 
-    /// Opens the device.
     pub(super) fn open_device(&self) -> Result<Context<'static>> {
         let wanted = self.device()?;
         let list = devices()?;
         let found = list.iter().find(|device| same(device.as_raw(), wanted));
         match found.as_ref().map(Device::as_raw) {
-            // SAFETY: the list is live during the call; the context holds a reference to its device.
+            // SAFETY: the list is live during the call, and the context takes a reference to its device.
             Some(device) => unsafe { Context::open(device) },
             None => Err(Error::new("ibv_open_device", libc::ENODEV)),
         }
     }
 
-    /// Checks that an object on `port` of `context`, which is live, is on the device and port of this
-    /// identifier.
+    /// Checks that `port` of the live `context` is where this identifier is.
     pub(super) fn check(
         &self,
         context: *mut ffi::ibv_context,
@@ -414,26 +408,25 @@ const NEEDS_WRITTEN_EVENTS: &str = "it takes Linux 6.18, with which programs wri
 
 impl AsFd for Id {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel, which is borrowed, owns the file.
+        // SAFETY: the borrowed channel owns the file.
         unsafe { BorrowedFd::borrow_raw(self.channel.fd()) }
     }
 }
 
-/// Whether two devices are the same: compares the kernel's numbers, or the names if the kernel gives no
-/// numbers. (A device that was removed and added again is another `struct ibv_device`, and has another
-/// number.)
+/// Whether two devices are the same, by the kernel's numbers, or by name if it gives none. A device that was
+/// removed and added again has another `struct ibv_device` and another number.
 fn same(one: *mut ffi::ibv_device, other: *mut ffi::ibv_device) -> bool {
     if one == other {
         return true;
     }
-    // SAFETY: both devices are live, since a context or a list holds them.
+    // SAFETY: a context or a list holds each device.
     unsafe {
         let (a, b) = (ffi::ibv_get_device_index(one), ffi::ibv_get_device_index(other));
         if a >= 0 && b >= 0 { a == b } else { (*one).name == (*other).name }
     }
 }
 
-/// What the resolver's negative number means.
+/// Translates the resolver's negative number.
 #[cfg(rdma_core_65)]
 #[cold]
 fn unresolved(verb: &'static str, code: i32) -> Error {
@@ -450,7 +443,7 @@ fn unresolved(verb: &'static str, code: i32) -> Error {
     Error::with_reason(verb, errno, reason)
 }
 
-/// The time-out in milliseconds, for C. Never 0, which some kernels treat as no time-out.
+/// In milliseconds, for C. Never 0, which some kernels take for no time-out.
 fn milliseconds(timeout: Duration) -> i32 {
     i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX).max(1)
 }

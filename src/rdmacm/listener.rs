@@ -19,7 +19,7 @@ use crate::ffi;
 use crate::foreign_enum::setters;
 use crate::queue_pair::EnhancedConnection;
 
-/// How to listen: see [`Listener::builder`].
+/// The options of a [`Listener`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ListenerBuilder {
@@ -31,17 +31,17 @@ pub struct ListenerBuilder {
 
 impl ListenerBuilder {
     setters! { self,
-        /// How many requests may wait in the queue (128 unless set). Further ones are not answered, and the
-        /// peers' kernels try again some seconds later; on iWARP they are rejected. 0 stands for the maximum
-        /// that the kernel allows (`net.rdma_ucm.max_backlog`).
+        /// How many requests may wait (default: 128; 0: the kernel's maximum, `net.rdma_ucm.max_backlog`).
+        /// Beyond that, InfiniBand and RoCE peers get no answer and retry seconds later; iWARP peers are
+        /// rejected.
         backlog(value: u32) => self.backlog = value;
 
-        /// `RDMA_OPTION_ID_REUSEADDR`: whether the address may be in use already (not unless set).
+        /// `RDMA_OPTION_ID_REUSEADDR`: whether the address may be in use already (default: no).
         #[doc(alias = "rdma_set_option")]
         #[doc(alias = "RDMA_OPTION_ID_REUSEADDR")]
         reuse_address(value: bool) => self.reuse_address = value;
 
-        /// `RDMA_OPTION_ID_AFONLY`: whether the IPv6 address `::` stands for IPv6 alone (not unless set).
+        /// `RDMA_OPTION_ID_AFONLY`: whether the address `::` stands for IPv6 alone (default: no).
         #[doc(alias = "RDMA_OPTION_ID_AFONLY")]
         only_ipv6(value: bool) => self.only_ipv6 = value;
     }
@@ -51,10 +51,10 @@ impl ListenerBuilder {
     /// # Errors
     ///
     ///  - `EADDRINUSE`: something listens there already.
-    ///  - `EADDRNOTAVAIL`, `ENODEV`: the address is not ours, or not that of an RDMA device.
-    ///  - `EACCES`: the port is a privileged one.
-    ///  - `ENOENT`, `EACCES` and others of `rdma_create_event_channel`: `/dev/infiniband/rdma_cm` is
-    ///    missing, wrong, or may not be opened.
+    ///  - `EADDRNOTAVAIL`, `ENODEV`: the address is not that of an RDMA device here.
+    ///  - `EACCES`: the port is privileged.
+    ///  - `ENOENT`, `EACCES` and others of `rdma_create_event_channel`: `/dev/infiniband/rdma_cm` is missing,
+    ///    wrong, or may not be opened.
     #[doc(alias = "rdma_bind_addr")]
     #[doc(alias = "rdma_listen")]
     pub fn bind(self) -> Result<Listener> {
@@ -75,7 +75,7 @@ impl ListenerBuilder {
     }
 }
 
-/// Waits for peers that want to connect to an address.
+/// Listens for peers.
 ///
 /// ```no_run
 /// # // needs a peer
@@ -100,13 +100,14 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Begins to listen: see [`ListenerBuilder`].
+    /// The options for listening at `address`.
     pub fn builder(address: SocketAddr) -> ListenerBuilder {
         ListenerBuilder { address, backlog: 128, reuse_address: false, only_ipv6: false }
     }
 
-    /// As [`ListenerBuilder::bind`], without options. Port 0 leaves the port to the kernel; `0.0.0.0` and
-    /// `::` stand for the addresses of all devices.
+    /// [`ListenerBuilder::bind`] without options.
+    ///
+    /// With port 0 the kernel chooses the port. `0.0.0.0` and `::` stand for all devices.
     ///
     /// # Errors
     ///
@@ -115,37 +116,35 @@ impl Listener {
         Self::builder(address).bind()
     }
 
-    /// The address that it listens at, with the port that the kernel has chosen.
+    /// The address, with the port that the kernel has chosen.
     #[doc(alias = "rdma_get_local_addr")]
     #[doc(alias = "rdma_get_src_port")]
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.requests.id.local_addr()
     }
 
-    /// Waits for a peer that wants to connect.
+    /// Waits for a peer.
     ///
     /// # Errors
     ///
     ///  - `EMFILE`, `ENFILE`, `ENOMEM`: the process can open no file for the request, which stays queued.
-    ///  - `ENODEV`: the device that the address belongs to was removed.
+    ///  - `ENODEV`: the device of the address was removed.
     #[doc(alias = "rdma_migrate_id")]
     #[expect(clippy::should_implement_trait, reason = "it never ends, and may fail and go on")]
     pub fn next(&mut self) -> Result<ConnectionRequest> {
         self.requests.next_before(None).map(request)
     }
 
-    /// As [`next`](Self::next), but not after `deadline`.
+    /// [`next`](Self::next), not after `deadline`.
     ///
     /// # Errors
     ///
-    /// Those of `next`, and
-    ///
-    ///  - `ETIMEDOUT`: no peer came.
+    /// Those of `next`; `ETIMEDOUT`: no peer came.
     pub fn next_until(&mut self, deadline: Instant) -> Result<ConnectionRequest> {
         self.requests.next_before(Some(deadline)).map(request)
     }
 
-    /// As [`next`](Self::next), but does not wait: for event loops, when the file is readable.
+    /// [`next`](Self::next) without waiting.
     ///
     /// # Errors
     ///
@@ -163,7 +162,7 @@ fn request((id, event): (Id, Copied)) -> ConnectionRequest {
 }
 
 impl AsFd for Listener {
-    /// Readable when [`try_next`](Self::try_next) has something to do.
+    /// Readable when [`try_next`](Self::try_next) has work.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.requests.id.as_fd()
     }
@@ -171,11 +170,11 @@ impl AsFd for Listener {
 
 debug! { Listener, self, local_addr: self.local_addr(), .. }
 
-/// The requests that arrive at an address, each moved to a channel of its own.
+/// The requests to an address. Each moves to a channel of its own.
 pub(super) struct Requests {
     pub(super) id: Id,
-    /// The channel of the next request: opened before the request is read, so that no request is lost if
-    /// the process can open no more files.
+    /// The channel of the next request. It is opened before the request is read, so none is lost when files
+    /// run out.
     spare: Option<EventChannel>,
 }
 
@@ -218,27 +217,27 @@ impl Requests {
         self.spare.take().map_or_else(EventChannel::new, Ok)
     }
 
-    /// The request of an event, if it is one, moved to `spare`.
+    /// Moves the event's request to `spare`, if it is one.
     fn take(&mut self, event: Copied, spare: EventChannel) -> Result<Option<(Id, Copied)>> {
         if let Some(raw) = event.request {
-            // SAFETY: the identifier came with the event, which nothing else has seen and which is
-            // acknowledged; it is on our channel.
+            // SAFETY: nothing else knows the identifier, which came with the event. The event is
+            // acknowledged, and the identifier is on our live channel.
             let id = unsafe { Id::migrate(raw, spare) }?;
             return Ok(Some((id, event)));
         }
         self.spare = Some(spare);
         if event.kind() == ConnectionEventKind::DeviceRemoved {
-            // The kernel waits until the identifier is destroyed. After this, every call fails.
+            // The kernel waits for the destroy. After it every call fails.
             let _ = self.id.destroy();
         }
         Ok(None)
     }
 }
 
-/// A peer that wants to connect, and waits for an answer. Dropping it rejects the peer.
+/// A peer that waits for an answer. Dropping it rejects the peer.
 #[must_use = "dropping it rejects the peer"]
 pub struct ConnectionRequest {
-    /// `None` once the request was answered.
+    /// `None` once answered.
     id: Option<Id>,
     offer: Offer,
     private_data: PrivateData,
@@ -247,7 +246,7 @@ pub struct ConnectionRequest {
 impl Drop for ConnectionRequest {
     fn drop(&mut self) {
         if let Some(id) = &mut self.id {
-            // If this fails, for example because the peer is gone, the identifier is destroyed next anyway.
+            // A failure does not matter: the identifier is destroyed next.
             let _ = id.reject(&[]);
         }
     }
@@ -258,7 +257,7 @@ impl ConnectionRequest {
         Self { id: Some(id), offer, private_data }
     }
 
-    /// The private data of the peer's request.
+    /// The private data of the request.
     pub fn private_data(&self) -> &PrivateData {
         &self.private_data
     }
@@ -270,14 +269,14 @@ impl ConnectionRequest {
         self.id.as_ref()?.peer_addr()
     }
 
-    /// The local address that the peer has connected to.
+    /// The local address that the peer connects to.
     #[doc(alias = "rdma_get_local_addr")]
     #[doc(alias = "rdma_get_src_port")]
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.id.as_ref()?.local_addr()
     }
 
-    /// Opens the device on which the request arrived. An open context of that device can be used instead.
+    /// Opens the request's device. An open context of that device serves as well.
     ///
     /// # Errors
     ///
@@ -289,24 +288,22 @@ impl ConnectionRequest {
         }
     }
 
-    /// The name of the device on which the request arrived.
+    /// The name of the request's device.
     pub fn device_name(&self) -> Option<String> {
         self.id.as_ref()?.device_name()
     }
 
-    /// The port of the device on which the request arrived. A queue pair must be [built
-    /// with](crate::QueuePairBuilder::port) this port.
+    /// The request's port, with which to [build](crate::QueuePairBuilder::port) the queue pair.
     pub fn port(&self) -> u8 {
         self.id.as_ref().map_or(0, Id::port)
     }
 
-    /// Whether the device speaks iWARP, where the target of an RDMA read must be memory that the peer may
-    /// write.
+    /// Whether the device speaks iWARP. There an RDMA read's target must be memory that the peer may write.
     pub fn is_iwarp(&self) -> bool {
         self.id.as_ref().is_some_and(Id::is_iwarp)
     }
 
-    /// `rdma_get_remote_ece`: the enhanced connection options that the peer offers.
+    /// `rdma_get_remote_ece`: the peer's enhanced connection options.
     ///
     /// # Errors
     ///
@@ -326,21 +323,18 @@ impl ConnectionRequest {
         self.id.as_mut().ok_or_else(answered)?.set_local_ece(ece)
     }
 
-    /// `rdma_accept`: accepts, with up to 196 bytes of private data for the peer (252 on iWARP; 24 less [with
-    /// flow control](PrivateData)), and waits until the connection is established, not after `deadline`.
+    /// `rdma_accept`: accepts the peer and waits until the connection is established, not after `deadline`.
+    ///
+    /// The private data have up to 196 bytes (252 on iWARP; 24 less [with flow control](PrivateData)).
     ///
     /// # Errors
     ///
-    ///  - [`Disconnected`](ConnectionError::Disconnected), [`Unreachable`](ConnectionError::Unreachable),
-    ///    [`Rejected`](ConnectionError::Rejected): the peer has given up in the meantime.
-    ///  - [`TimedOut`](ConnectionError::TimedOut): the time limit has passed.
-    ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
-    ///    queue pair is not on the device and port of the request.
-    ///  - [`Verbs`](ConnectionError::Verbs): the private data are too long, the queue pair is not of type
-    ///    RC, only one side has [flow control](crate::ChannelBuilder::flow_control), or something failed.
+    /// See [`ConnectionError`]. [`Disconnected`](ConnectionError::Disconnected),
+    /// [`Unreachable`](ConnectionError::Unreachable) and [`Rejected`](ConnectionError::Rejected): the peer
+    /// has given up. [`Verbs`](ConnectionError::Verbs) with `EINVAL`: the private data are too long, the
+    /// queue pair is not RC, or only one side has [flow control](crate::ChannelBuilder::flow_control).
     ///
-    /// The queue pair is then destroyed and the peer rejected. [`prepare`](Self::prepare) returns both
-    /// instead.
+    /// A failure destroys the queue pair and rejects the peer; [`prepare`](Self::prepare) gives both back.
     #[doc(alias = "rdma_accept")]
     pub fn accept<P: Connectable>(
         mut self,
@@ -352,17 +346,14 @@ impl ConnectionRequest {
         connect(id, prepared, Some(self.offer), private_data, deadline)
     }
 
-    /// Takes the queue pair to INIT, where it accepts receives, and does not answer the peer yet: the first
-    /// step of [`accept`](Self::accept).
+    /// The first step of [`accept`](Self::accept): takes the queue pair to INIT, where it accepts receives.
     ///
     /// # Errors
     ///
-    /// The request and the queue pair come back with the reason, and nothing has changed:
-    ///
-    ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
-    ///    queue pair is not on the device and port of the request.
-    ///  - [`Verbs`](ConnectionError::Verbs): it is not of type RC, or only one side has
-    ///    [flow control](crate::ChannelBuilder::flow_control) (both `EINVAL`), or the device failed.
+    /// The request and the queue pair come back unchanged, with
+    /// [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort) or
+    /// [`Verbs`](ConnectionError::Verbs). `EINVAL`: the queue pair is not RC, or only one side has [flow
+    /// control](crate::ChannelBuilder::flow_control).
     pub fn prepare<P: Connectable>(
         mut self,
         prepared: P,
@@ -375,9 +366,8 @@ impl ConnectionRequest {
         })
     }
 
-    /// As [`prepare`](Self::prepare), but returns the queue pair or channel separately from the answer, so
-    /// that receives can be posted **before** the peer is accepted. That matters on iWARP, where a message
-    /// that finds no receive ends the connection.
+    /// [`prepare`](Self::prepare), with the queue pair or channel separate from the answer: the program can
+    /// post receives **before** it accepts. On iWARP a message that finds no receive ends the connection.
     ///
     /// ```no_run
     /// # // needs a peer
@@ -408,8 +398,7 @@ impl ConnectionRequest {
     ///
     /// # Errors
     ///
-    /// Those of [`prepare`](Self::prepare). The request comes back with the reason, and so does the queue
-    /// pair unless it has left RESET.
+    /// Those of [`prepare`](Self::prepare). The queue pair comes back unless it has left RESET.
     #[expect(clippy::type_complexity, reason = "what is given back is simply all there was")]
     pub fn prepare_parts<P: Connectable>(
         mut self,
@@ -428,8 +417,8 @@ impl ConnectionRequest {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the private data are too long; the peer is then rejected without them. Or the peer
-    ///    is gone.
+    ///  - `EINVAL`: the private data are too long, and the peer is rejected without them; or the peer is
+    ///    gone.
     #[doc(alias = "rdma_reject")]
     pub fn reject(mut self, private_data: &[u8]) -> Result<()> {
         Message::Reject.check("rdma_reject", private_data, self.is_iwarp())?;
@@ -440,7 +429,7 @@ impl ConnectionRequest {
     }
 }
 
-/// The error for a case that cannot happen: answering consumes the request.
+/// Cannot happen: an answer consumes the request.
 #[cold]
 fn answered() -> crate::error::Error {
     crate::error::Error::invalid("rdma_accept", "the request was answered already")

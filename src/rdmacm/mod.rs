@@ -1,6 +1,6 @@
 //! Connecting by IP address, through the kernel's connection manager (librdmacm).
 //!
-//! [`Listener`] and [`Route`] have programs.
+//! [`Listener`] and [`Route`] have examples.
 //!
 //! | to | |
 //! |---|---|
@@ -13,15 +13,14 @@
 //!
 //! This module separates three things that `rdma_cm_id` mixes:
 //!
-//!  - **Objects** (queue pairs, completion queues, regions) are on the program's own context. librdmacm
-//!    opens each device a second time (`id->verbs`); nothing here uses that context. An
-//!    identifier never gets a queue pair (`id->qp`): its number goes to the peer with the request, the
-//!    attributes for its states come from `rdma_init_qp_attr`, and the side that connects ends the
+//!  - **Objects** (queue pairs, completion queues, regions) are on the program's own context, not on the one
+//!    that librdmacm opens (`id->verbs`). An identifier has no queue pair (`id->qp`): the request carries its
+//!    number, `rdma_init_qp_attr` gives the attributes for its states, and the side that connects ends the
 //!    handshake with `rdma_establish`.
-//!  - **Identifiers**: each owns the channel of its events. A request arrives on the listener's channel,
-//!    and is moved to a channel of its own before the program gets it.
-//!  - **Events** are copied and acknowledged by the call that reads them, which takes `&mut`: destroying
-//!    an identifier waits for events that are not acknowledged, and must not race a read.
+//!  - **Identifiers** each own the channel of their events. A request moves from the listener's channel to
+//!    its own before the program gets it.
+//!  - **Events** are copied and acknowledged by the call that reads them, which takes `&mut`. Destroying an
+//!    identifier waits for unacknowledged events, and must not race a read.
 //!
 //! On InfiniBand and RoCE:
 //!
@@ -32,7 +31,7 @@
 //!   RTR, RTS, rdma_establish ── RTU ───────────────────► ESTABLISHED
 //! ```
 //!
-//! On iWARP the kernel moves the queue pair from INIT to RTS itself, and both sides get ESTABLISHED.
+//! On iWARP the kernel itself moves the queue pair from INIT to RTS, and both sides get ESTABLISHED.
 
 mod address;
 mod connectable;
@@ -67,5 +66,5 @@ pub use private_data::PrivateData;
 pub use private_data::private_data;
 pub use route::{Route, RouteBuilder, RouteResolution};
 
-/// The verb that the error of an expired wait names.
+/// The verb in the error of an expired wait.
 const WAIT: &str = "rdma_get_cm_event";

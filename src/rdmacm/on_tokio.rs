@@ -1,7 +1,6 @@
 //! The waits of this module as futures on tokio.
 //!
-//! Each takes the steps that an event loop would take, and waits for the file in between. Dropping one loses no event:
-//! an event is read in a step, and a step waits for nothing.
+//! A step reads its event without waiting, so dropping a future loses none.
 
 use std::os::fd::AsFd;
 use std::time::Instant;
@@ -18,7 +17,6 @@ use super::{Connectable, Step};
 use crate::device::on_tokio::readable;
 use crate::error::Result;
 
-/// Takes the steps of something until it is done.
 async fn finish<P: AsFd, D>(
     mut pending: P,
     step: impl Fn(P) -> Result<Step<D, P>, ConnectionError>,
@@ -32,7 +30,7 @@ async fn finish<P: AsFd, D>(
     }
 }
 
-/// Waits until `take` finds something. Other tasks get their turn, however much there is.
+/// Waits until `take` finds something. Other tasks get their turn.
 async fn next<P: AsFd, T>(source: &mut P, take: impl Fn(&mut P) -> Result<Option<T>>) -> Result<T> {
     loop {
         consume_budget().await;
@@ -44,16 +42,15 @@ async fn next<P: AsFd, T>(source: &mut P, take: impl Fn(&mut P) -> Result<Option
 }
 
 impl RouteBuilder {
-    /// As [`resolve`](Self::resolve), on tokio. The kernel gives up at `deadline`. Dropping the future gives up.
+    /// [`resolve`](Self::resolve) on tokio. Dropping the future gives up.
     ///
     /// # Errors
     ///
-    /// Those of [`resolve`](Self::resolve), and what tokio reports when it registers the descriptor.
+    /// Those of [`resolve`](Self::resolve), and of tokio when it registers the descriptor.
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime whose I/O is enabled
-    /// ([`enable_io`](tokio::runtime::Builder::enable_io)).
+    /// Outside of a tokio runtime with I/O ([`enable_io`](tokio::runtime::Builder::enable_io)).
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_resolve_route")]
     pub async fn resolve_on_tokio(self, deadline: Instant) -> Result<Route, ConnectionError> {
@@ -62,7 +59,7 @@ impl RouteBuilder {
 }
 
 impl RouteResolution {
-    /// As [`finish`](Self::finish), on tokio.
+    /// [`finish`](Self::finish) on tokio.
     ///
     /// # Errors
     ///
@@ -77,12 +74,11 @@ impl RouteResolution {
 }
 
 impl Route {
-    /// As [`connect`](Self::connect), on tokio. For a [`PreparedAsyncChannel`](crate::future::PreparedAsyncChannel) as well as
-    /// for the other types.
+    /// [`connect`](Self::connect) on tokio, also for a
+    /// [`PreparedAsyncChannel`](crate::future::PreparedAsyncChannel).
     ///
-    /// There is no deadline but the kernel's: drop the future when the program's own timer says so. That gives up, and
-    /// tells the peer if possible. With Soft-iWARP the thread waits for the TCP connection, which the kernel makes within
-    /// `rdma_connect`.
+    /// Only the kernel sets a deadline. To give up, drop the future: that tells the peer if possible. On
+    /// Soft-iWARP the kernel makes the TCP connection within `rdma_connect`, which blocks the thread.
     ///
     /// ```no_run
     /// # // needs a peer
@@ -101,7 +97,7 @@ impl Route {
     ///
     /// # Errors
     ///
-    /// Those of [`connect`](Self::connect) but the caller's time limit, and what tokio reports when it registers the
+    /// Those of [`connect`](Self::connect) but the caller's deadline, and of tokio when it registers the
     /// descriptor.
     ///
     /// # Panics
@@ -122,8 +118,8 @@ impl Route {
 }
 
 impl<Q: sealed::Connected> Connecting<Q> {
-    /// As [`finish`](Self::finish), on tokio. Dropping the future gives up, and tells the peer if possible. No thread of
-    /// the runtime waits for that on iWARP: another one does.
+    /// [`finish`](Self::finish) on tokio. Dropping the future gives up, and tells the peer if possible; on
+    /// iWARP another thread waits for that.
     ///
     /// # Errors
     ///
@@ -142,11 +138,11 @@ impl<Q: sealed::Connected> Connecting<Q> {
 }
 
 impl Listener {
-    /// As [`next`](Self::next), on tokio. Dropping the future loses no request.
+    /// [`next`](Self::next) on tokio. Dropping the future loses no request.
     ///
     /// # Errors
     ///
-    /// Those of [`next`](Self::next), and what tokio reports when it registers the descriptor.
+    /// Those of [`next`](Self::next), and of tokio when it registers the descriptor.
     ///
     /// # Panics
     ///
@@ -157,11 +153,10 @@ impl Listener {
 }
 
 impl ConnectionRequest {
-    /// As [`accept`](Self::accept), on tokio. For a [`PreparedAsyncChannel`](crate::future::PreparedAsyncChannel) as well as for
-    /// the other types.
+    /// [`accept`](Self::accept) on tokio, also for a
+    /// [`PreparedAsyncChannel`](crate::future::PreparedAsyncChannel).
     ///
-    /// There is no deadline but the kernel's: drop the future when the program's own timer says so. That rejects the
-    /// peer.
+    /// Only the kernel sets a deadline. To give up, drop the future: that rejects the peer.
     ///
     /// ```no_run
     /// # // needs a peer
@@ -178,7 +173,7 @@ impl ConnectionRequest {
     ///
     /// # Errors
     ///
-    /// Those of [`accept`](Self::accept) but the caller's time limit, and what tokio reports when it registers the
+    /// Those of [`accept`](Self::accept) but the caller's deadline, and of tokio when it registers the
     /// descriptor.
     ///
     /// # Panics
@@ -199,7 +194,7 @@ impl ConnectionRequest {
 }
 
 impl PendingAccept {
-    /// As [`accept`](Self::accept), on tokio. Dropping the future rejects the peer.
+    /// [`accept`](Self::accept) on tokio. Dropping the future rejects the peer.
     ///
     /// # Errors
     ///
@@ -219,11 +214,11 @@ impl PendingAccept {
 }
 
 impl<Q: sealed::Connected> Connection<Q> {
-    /// As [`event`](Self::event), on tokio, but waits for an event. Dropping the future loses none.
+    /// Waits for an [`event`](Self::event) on tokio. Dropping the future loses none.
     ///
     /// # Errors
     ///
-    /// Those of [`event`](Self::event), and what tokio reports when it registers the descriptor.
+    /// Those of [`event`](Self::event), and of tokio when it registers the descriptor.
     ///
     /// # Panics
     ///
@@ -235,11 +230,11 @@ impl<Q: sealed::Connected> Connection<Q> {
 }
 
 impl ConnectionControl {
-    /// As [`event`](Self::event), on tokio, but waits for an event. Dropping the future loses none.
+    /// Waits for an [`event`](Self::event) on tokio. Dropping the future loses none.
     ///
     /// # Errors
     ///
-    /// Those of [`event`](Self::event), and what tokio reports when it registers the descriptor.
+    /// Those of [`Connection::event_on_tokio`].
     ///
     /// # Panics
     ///

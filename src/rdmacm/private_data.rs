@@ -1,4 +1,4 @@
-//! The program's private data in the messages of the connection manager.
+//! Private data in the messages of the connection manager.
 
 use std::fmt;
 use std::ops::Deref;
@@ -6,31 +6,29 @@ use std::ops::Deref;
 use crate::error::{Error, Result};
 use crate::memory::RemoteMemoryRegion;
 
-/// The program's private data that came with a connection request, an answer or a rejection.
+/// The private data of a connection request, an answer or a rejection.
 ///
-/// On InfiniBand and RoCE the messages have a fixed size: the bytes arrive **padded with zeros** to that
-/// size (56 bytes with a request). So the program must encode where its bytes end. On iWARP no padding is
-/// added.
+/// On InfiniBand and RoCE they arrive **padded with zeros** to the fixed size of the message (56 bytes for a
+/// request), so encode where they end. iWARP adds no padding.
 ///
-/// A channel with [flow control](crate::ChannelBuilder::flow_control) uses the first 24 bytes of a request and of an
-/// answer to tell the peer where it counts its receives. They are not shown here, and the program has 24 bytes less.
+/// A channel with [flow control](crate::ChannelBuilder::flow_control) tells the peer in the first 24 bytes of
+/// a request or an answer where it counts its receives. The program has 24 bytes less, and does not see them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PrivateData {
     len: u8,
     bytes: [u8; 255],
 }
 
-/// What stands in front of a credit word.
+/// Marks a credit word.
 const MARK: [u8; 4] = [0xfc, b'c', b'r', 1];
 
-/// The length of a credit word, with the mark.
+/// The length of a credit word with its mark.
 const FRONT: u8 = MARK.len() as u8 + 20;
 
 impl PrivateData {
-    /// No bytes.
     pub(super) const EMPTY: Self = Self { len: 0, bytes: [0; 255] };
 
-    /// A copy of the first 255 bytes. No message has more.
+    /// A copy of the first 255 bytes, the most that a message has.
     pub(super) fn new(bytes: &[u8]) -> Self {
         let len = u8::try_from(bytes.len()).unwrap_or(u8::MAX);
         let mut data = Self { len, ..Self::EMPTY };
@@ -39,8 +37,7 @@ impl PrivateData {
         data
     }
 
-    /// Splits what came with a request or an answer into the peer's credit word, if there is one, and the program's
-    /// bytes.
+    /// Splits the private data into the peer's credit word, if any, and the program's bytes.
     pub(super) fn split(self) -> (Option<RemoteMemoryRegion>, Self) {
         let word = || {
             let (front, rest) = self.split_at_checked(FRONT.into())?;
@@ -50,7 +47,7 @@ impl PrivateData {
         word().map_or((None, self), |(word, rest)| (Some(word), rest))
     }
 
-    /// The bytes without the zeros at their end.
+    /// The bytes without trailing zeros.
     pub fn trim_end(&self) -> &[u8] {
         let end = self.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
         &self[..end]
@@ -73,12 +70,12 @@ impl AsRef<[u8]> for PrivateData {
 
 impl fmt::Debug for PrivateData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Omit the zeros at the end: they may be padding.
+        // Trailing zeros may be padding.
         write!(f, "b\"{}\" ({} bytes)", self.trim_end().escape_ascii(), self.len)
     }
 }
 
-/// The messages that carry private data, with the number of bytes that each has room for.
+/// The messages, each with room for some bytes of private data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Message {
     Request,
@@ -89,8 +86,8 @@ pub(super) enum Message {
 }
 
 impl Message {
-    /// The number of bytes that the message has room for. A request loses 36 bytes to the IP addresses. On
-    /// iWARP the limit is that of the kernel's interface, minus what some devices put in front.
+    /// How many bytes the message takes. A request loses 36 bytes to the IP addresses. On iWARP it is the
+    /// limit of the kernel's interface, minus what some devices put in front.
     pub(super) fn limit(self, iwarp: bool) -> u8 {
         match self {
             _ if iwarp => 252,
@@ -102,7 +99,7 @@ impl Message {
         }
     }
 
-    /// The length in C's type, if `data` fits.
+    /// The length for C.
     ///
     /// # Errors
     ///
@@ -111,7 +108,7 @@ impl Message {
         check(verb, data, self.limit(iwarp))
     }
 
-    /// The bytes of a request or an answer: the credit word, if there is one, and `data`.
+    /// A credit word, if any, followed by `data`.
     ///
     /// # Errors
     ///
@@ -137,13 +134,13 @@ impl Message {
     }
 }
 
-/// The length in C's type, if it is not above `limit`.
+/// The length for C, if within `limit`.
 fn check(verb: &'static str, data: &[u8], limit: u8) -> Result<u8> {
     Error::within(verb, "the length of the private data", data.len() as u64, 0, limit)?;
     Ok(data.len() as u8)
 }
 
-/// Splits private data that a peer has sent. What is put together again is the same.
+/// Fuzzing: splits a peer's private data, and checks that the parts make the whole.
 #[cfg(any(test, fuzzing))]
 pub fn private_data(bytes: &[u8]) {
     let data = PrivateData::new(bytes);
@@ -178,7 +175,7 @@ mod tests {
                 assert_eq!(all.len(), 24 + len);
                 let (found, rest) = all.split();
                 assert_eq!((found, &rest[..]), (Some(word), &vec![3; len][..]));
-                // As InfiniBand and RoCE deliver it.
+                // Padded, as on InfiniBand and RoCE.
                 let mut padded = [0; 255];
                 padded[..all.len()].copy_from_slice(&all);
                 let (found, rest) = PrivateData::new(&padded).split();

@@ -1,4 +1,4 @@
-//! Addresses that lead to no RDMA device, found before the kernel is asked, and what its errors mean here.
+//! Finds addresses that lead to no RDMA device before asking the kernel, and explains the kernel's errors.
 
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -9,12 +9,12 @@ use crate::error::{Error, Result};
 use crate::hooks;
 use crate::unusable::{Unusable, devices_folder, names};
 
-/// Checks an address to listen at, or of a peer.
+/// Checks an address to listen at, or a peer's.
 ///
 /// # Errors
 ///
-///  - `EADDRNOTAVAIL`: it is the loopback address, which no RDMA device here has.
-///  - `EINVAL`: it is incomplete, or that of no machine.
+///  - `EADDRNOTAVAIL`: the loopback address, which no RDMA device here has.
+///  - `EINVAL`: incomplete, or that of no machine.
 pub(super) fn check(verb: &'static str, address: SocketAddr, peer: bool) -> Result<()> {
     check_with(verb, address, peer, loopback_has_device)
 }
@@ -48,7 +48,7 @@ fn check_with(
     Ok(())
 }
 
-/// Whether a device of the kernel is on the interface `lo`, or this process brings devices, which may have any address.
+/// Whether a kernel's device is on `lo`, or this process brings devices, which may have any address.
 fn loopback_has_device() -> bool {
     hooks::hooks().is_some()
         || names(&devices_folder()).iter().any(|device| {
@@ -63,7 +63,7 @@ fn loopback_has_device() -> bool {
         })
 }
 
-/// An error of an address that no device has, with those that devices have.
+/// Adds the addresses that devices have to the error.
 #[cold]
 fn with_addresses(
     verb: &'static str,
@@ -79,7 +79,7 @@ fn with_addresses(
     Error::with_text(verb, errno, text, reason)
 }
 
-/// The IP addresses of the kernel's devices, with their names: at most 16.
+/// The IP addresses of the kernel's devices, with their names; at most 16.
 fn addresses(class: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for device in names(class) {
@@ -101,12 +101,12 @@ fn addresses(class: &Path) -> Vec<String> {
     found
 }
 
-/// Whether the connection manager reports so that this process cannot use a device.
+/// Whether the connection manager reports a device that this process cannot use in this way.
 pub(super) fn may_be_unusable(errno: i32) -> bool {
     matches!(errno, libc::ENODEV | libc::EACCES | libc::EPERM)
 }
 
-/// The error of a call that has found no device, if there is one that this process cannot open.
+/// The error for a device that this process cannot open, if there is one.
 #[cold]
 pub(super) fn unopened(error: Error) -> Option<Error> {
     if let Some(device) = Unusable::first() {
@@ -117,7 +117,7 @@ pub(super) fn unopened(error: Error) -> Option<Error> {
     {
         return Some(Error::new(error.verb(), errno));
     }
-    // What the file's rights do not tell: librdmacm leaves out a device that it cannot open, and says nothing.
+    // librdmacm silently leaves out a device that it cannot open, whatever the file's rights say.
     names(&devices_folder()).iter().find_map(|device| {
         let cause = device::open(device).err()?;
         let text = format!("the device {device} cannot be opened: {cause}");
@@ -125,7 +125,7 @@ pub(super) fn unopened(error: Error) -> Option<Error> {
     })
 }
 
-/// The reason for an error of the kernel, if the device that the address belongs to cannot be used from here.
+/// Explains a kernel's error if this process cannot use the device of the address.
 #[cold]
 pub(super) fn explain(error: Error) -> Error {
     match error.errno() {

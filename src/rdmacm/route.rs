@@ -1,4 +1,4 @@
-//! The route to a peer, found by its IP address.
+//! Finds the route to a peer by IP address.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,7 +22,7 @@ use crate::foreign_enum::{getters, setters};
 use crate::queue_pair::EnhancedConnection;
 use crate::settings::AckTimeout;
 
-/// The options for finding the route to a peer: see [`Route::to`].
+/// The options for [`Route::to`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct RouteBuilder {
@@ -42,46 +42,45 @@ enum Destination {
 
 impl RouteBuilder {
     setters! { self,
-        /// Our own address, which selects the device if several reach the peer (the kernel selects it unless
-        /// set). Port 0 leaves the port to the kernel.
+        /// Our own address, which selects the device (default: the kernel does). With port 0 the kernel
+        /// chooses the port.
         source(address: SocketAddr) => self.source = Some(address);
 
-        /// `RDMA_OPTION_ID_TOS`: the type of service (RFC 2474: the DSCP in the upper six bits), which
-        /// becomes the traffic class on RoCE (the kernel's default unless set).
+        /// `RDMA_OPTION_ID_TOS`: the type of service (RFC 2474: the DSCP in the upper six bits), on RoCE the
+        /// traffic class (default: the kernel's).
         #[doc(alias = "rdma_set_option")]
         #[doc(alias = "RDMA_OPTION_ID_TOS")]
         type_of_service(value: u8) => self.type_of_service = Some(value);
 
-        /// `RDMA_OPTION_ID_ACK_TIMEOUT`: how long the **peer** is told to wait for our acknowledgements (unless
-        /// set, the kernel derives it from the path). How long we wait is a setting of the queue pair:
+        /// `RDMA_OPTION_ID_ACK_TIMEOUT`: how long the **peer** waits for our acknowledgements (default:
+        /// derived from the path). For our own wait, see
         /// [`QueuePairBuilder::ack_timeout`](crate::QueuePairBuilder::ack_timeout).
         #[doc(alias = "RDMA_OPTION_ID_ACK_TIMEOUT")]
         ack_timeout(value: AckTimeout) => self.ack_timeout = Some(value);
 
-        /// `RDMA_OPTION_ID_REUSEADDR`: whether the source address may be in use already (not unless set).
+        /// `RDMA_OPTION_ID_REUSEADDR`: whether the source address may be in use already (default: no).
         #[doc(alias = "RDMA_OPTION_ID_REUSEADDR")]
         reuse_address(value: bool) => self.reuse_address = value;
     }
 
-    /// `rdma_resolve_addr`, `rdma_resolve_route`: finds the device, the port and the path that lead to
-    /// the address, before `deadline`.
+    /// `rdma_resolve_addr`, `rdma_resolve_route`: finds the device, port and path, before `deadline`.
     ///
     /// # Errors
     ///
-    ///  - [`NoAddress`](ConnectionError::NoAddress), [`NoRoute`](ConnectionError::NoRoute): no device
-    ///    leads there.
-    ///  - [`TimedOut`](ConnectionError::TimedOut): the time limit has passed.
+    ///  - [`NoAddress`](ConnectionError::NoAddress), [`NoRoute`](ConnectionError::NoRoute): no device leads
+    ///    there.
+    ///  - [`TimedOut`](ConnectionError::TimedOut): `deadline` has passed.
     ///  - [`Verbs`](ConnectionError::Verbs): `ENOENT`, `EACCES` and others: `/dev/infiniband/rdma_cm` is
-    ///    missing, wrong, or may not be opened. `EADDRINUSE`, `EADDRNOTAVAIL`: the source address.
-    ///    `EINVAL`: the addresses are of two families, or an option has a value that the kernel does not
-    ///    take. `ENODEV`: no RDMA device is there.
+    ///    missing, wrong, or may not be opened. `EADDRINUSE`, `EADDRNOTAVAIL`: the source address. `EINVAL`:
+    ///    two address families, or an option's value that the kernel refuses. `ENODEV`: no RDMA device is
+    ///    there.
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_resolve_route")]
     pub fn resolve(self, deadline: Instant) -> Result<Route, ConnectionError> {
         self.begin(deadline)?.finish()
     }
 
-    /// As [`resolve`](Self::resolve), in steps, for event loops. The kernel gives up at `deadline`.
+    /// [`resolve`](Self::resolve) in steps, for event loops.
     ///
     /// # Errors
     ///
@@ -90,8 +89,8 @@ impl RouteBuilder {
         self.begin_in(ffi::rdma_port_space::RDMA_PS_TCP, deadline)
     }
 
-    /// As [`resolve`](Self::resolve), for datagrams to the queue pair of a
-    /// [`DatagramListener`](crate::rdmacm::DatagramListener) there.
+    /// [`resolve`](Self::resolve) for datagrams to the queue pair of a
+    /// [`DatagramListener`](crate::rdmacm::DatagramListener).
     ///
     /// # Errors
     ///
@@ -144,20 +143,18 @@ impl RouteBuilder {
     }
 }
 
-/// A running search for the route to a peer, in steps for event loops: see [`RouteBuilder::begin`].
-/// Dropping it gives up.
+/// A running search, in steps: see [`RouteBuilder::begin`]. Dropping it gives up.
 #[must_use]
 pub struct RouteResolution {
     id: Id,
     deadline: Instant,
-    /// For the step after a name was resolved.
+    /// For the step after a name.
     #[cfg_attr(not(rdma_core_65), expect(dead_code, reason = "no name is resolved"))]
     source: Option<SocketAddr>,
 }
 
 impl RouteResolution {
-    /// Proceeds as far as possible without waiting. Call it when the file is readable, or when the time
-    /// limit has passed.
+    /// Proceeds without waiting. Call it when the file is readable, or after the deadline.
     ///
     /// # Errors
     ///
@@ -172,7 +169,7 @@ impl RouteResolution {
         Ok(Step::Pending(self))
     }
 
-    /// Waits until the route is found, or the time limit that was given to `begin` has passed.
+    /// Waits for the route, not after the deadline that `begin` got.
     ///
     /// # Errors
     ///
@@ -204,7 +201,7 @@ impl RouteResolution {
 }
 
 impl AsFd for RouteResolution {
-    /// Readable when [`step`](Self::step) has something to do.
+    /// Readable when [`step`](Self::step) has work.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.id.as_fd()
     }
@@ -212,7 +209,7 @@ impl AsFd for RouteResolution {
 
 debug! { RouteResolution, self, deadline: self.deadline, .. }
 
-/// The route to a peer: the device, the port and the path that lead to its IP address.
+/// The device, port and path that lead to a peer's IP address.
 ///
 /// ```no_run
 /// # // needs a peer
@@ -237,19 +234,21 @@ pub struct Route {
 }
 
 impl Route {
-    /// Begins to search for the route to `destination`: see [`RouteBuilder`].
+    /// Options for the route to `destination`.
     pub fn to(destination: SocketAddr) -> RouteBuilder {
         RouteBuilder::new(Destination::Address(destination))
     }
 
-    /// `rdma_resolve_addrinfo`, `rdma_query_addrinfo`: begins to search for the route to a host and a service by their
-    /// names, as `getaddrinfo` resolves them, which the thread waits for. There since rdma-core 65, with Linux 6.18;
-    /// [`ToSocketAddrs`](std::net::ToSocketAddrs) and [`to`](Self::to) do it everywhere.
+    /// `rdma_resolve_addrinfo`, `rdma_query_addrinfo`: options for the route to a host and a service by name.
+    ///
+    /// The thread waits for the names, resolved as `getaddrinfo` does. Needs rdma-core 65 and Linux 6.18;
+    /// [`ToSocketAddrs`](std::net::ToSocketAddrs) with [`to`](Self::to) works everywhere.
     ///
     /// # Errors
     ///
-    /// [`RouteBuilder::resolve`] then also returns [`Verbs`](ConnectionError::Verbs) with `ENOENT`: the name or the service is
-    /// not known; `EAGAIN`: no name server answers; `EOPNOTSUPP`: the kernel is older; `EINVAL`: a name has a zero byte.
+    /// Further [`Verbs`](ConnectionError::Verbs) of [`RouteBuilder::resolve`]: `ENOENT`: unknown name or
+    /// service; `EAGAIN`: no name server answers; `EOPNOTSUPP`: the kernel is older; `EINVAL`: a name has a
+    /// zero byte.
     #[cfg(rdma_core_65)]
     #[doc(alias = "rdma_resolve_addrinfo")]
     #[doc(alias = "rdma_query_addrinfo")]
@@ -257,7 +256,7 @@ impl Route {
         RouteBuilder::new(Destination::Name(node.to_owned(), service.to_owned()))
     }
 
-    /// As [`RouteBuilder::resolve`], without options.
+    /// [`RouteBuilder::resolve`] without options.
     ///
     /// # Errors
     ///
@@ -267,21 +266,20 @@ impl Route {
     }
 
     getters! { self,
-        /// Opens the device that leads to the peer. An open context of that device can be used instead.
+        /// Opens the device. An open context of that device serves as well.
         ///
         /// # Errors
         ///
         /// Those of [`Device::open`](crate::Device::open).
         open_device: Result<Context<'static>> => self.id.open_device();
 
-        /// The name of the device that leads to the peer.
+        /// The device's name.
         device_name: Option<String> => self.id.device_name();
 
-        /// The port of the device that leads to the peer. A queue pair must be [built
-        /// with](crate::QueuePairBuilder::port) this port.
+        /// The port of the device, with which to [build](crate::QueuePairBuilder::port) the queue pair.
         port: u8 => self.id.port();
 
-        /// Whether the device speaks iWARP, where the target of an RDMA read must be memory that the peer may
+        /// Whether the device speaks iWARP. There an RDMA read's target must be memory that the peer may
         /// write.
         is_iwarp: bool => self.id.is_iwarp();
 
@@ -306,29 +304,23 @@ impl Route {
         self.id.set_local_ece(ece)
     }
 
-    /// `rdma_connect`: connects, with up to 56 bytes of private data for the peer (252 on iWARP; 24 less [with
-    /// flow control](crate::rdmacm::PrivateData)), before `deadline`.
+    /// `rdma_connect`: connects, before `deadline`.
     ///
-    /// On iWARP it may return later: the kernel destroys a queue pair that is connecting only when the peer has answered, or
-    /// when its own time is up (10 s with Soft-iWARP), and what gives up waits for that. No other object and no other device
-    /// does. [`AsyncChannel`](crate::AsyncChannel)s, and the functions for tokio, leave it to another thread.
+    /// The private data for the peer have up to 56 bytes (252 on iWARP; 24 less [with flow
+    /// control](crate::rdmacm::PrivateData)). Both sides agree on path, MTU and outstanding reads; access
+    /// rights, time-outs and retry counts are those that the queue pair was built with.
     ///
-    /// Both sides agree on the path, the MTU and the number of outstanding reads. The peer's access rights,
-    /// the time-outs and the numbers of retries are those that the queue pair was built with.
+    /// On iWARP it may return later: the kernel destroys a connecting queue pair only when the peer has
+    /// answered or the kernel's own time is up (10 s with Soft-iWARP). An
+    /// [`AsyncChannel`](crate::AsyncChannel) and the functions for tokio leave that wait to another thread.
     ///
     /// # Errors
     ///
-    ///  - [`Rejected`](ConnectionError::Rejected): the peer refuses, or no program listens.
-    ///  - [`Unreachable`](ConnectionError::Unreachable), [`TimedOut`](ConnectionError::TimedOut): the peer
-    ///    does not answer.
-    ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
-    ///    queue pair is not on the device and port of the route.
-    ///  - [`Verbs`](ConnectionError::Verbs): the private data are too long, the queue pair is not of type
-    ///    RC, only one side has [flow control](crate::ChannelBuilder::flow_control) (a peer of this crate rejects
-    ///    that itself), or something failed.
-    ///  - Others: see [`ConnectionError`].
+    /// See [`ConnectionError`]. [`Verbs`](ConnectionError::Verbs) with `EINVAL`: the private data are too
+    /// long, the queue pair is not RC, or only one side has [flow
+    /// control](crate::ChannelBuilder::flow_control) (a peer of this crate rejects that itself).
     ///
-    /// The queue pair is then destroyed. [`prepare`](Self::prepare) returns it instead.
+    /// A failure destroys the queue pair; [`prepare`](Self::prepare) gives it back.
     #[doc(alias = "rdma_connect")]
     #[doc(alias = "rdma_establish")]
     pub fn connect<P: Connectable>(
@@ -340,16 +332,13 @@ impl Route {
         connect(self.id, prepared, None, private_data, deadline)
     }
 
-    /// Takes the queue pair to INIT, where it accepts receives, and sends nothing yet: the first step of
-    /// [`connect`](Self::connect).
+    /// The first step of [`connect`](Self::connect): takes the queue pair to INIT, where it accepts receives.
     ///
     /// # Errors
     ///
-    /// The route and the queue pair come back with the reason, and nothing has changed:
-    ///
-    ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
-    ///    queue pair is not on the device and port of the route.
-    ///  - [`Verbs`](ConnectionError::Verbs): it is not of type RC (`EINVAL`), or the device failed.
+    /// The route and the queue pair come back unchanged, with [`WrongDevice`](ConnectionError::WrongDevice),
+    /// [`WrongPort`](ConnectionError::WrongPort) or [`Verbs`](ConnectionError::Verbs). `EINVAL`: the queue
+    /// pair is not RC.
     pub fn prepare<P: Connectable>(
         self,
         prepared: P,
