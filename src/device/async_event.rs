@@ -1,12 +1,11 @@
-//! Asynchronous events: what a device reports by itself, not as the completion of a request.
+//! Asynchronous events: what a device reports by itself.
 //!
 //! # Acknowledging
 //!
-//! Destroying a queue pair, a completion queue, a shared receive queue or a work queue waits until
-//! every event that was read about it has been acknowledged. The call that reads an event therefore
-//! also acknowledges it. Before the acknowledgement the object cannot go away, and the call copies what
-//! identifies it; after the acknowledgement the call does not use the pointer. The kernel throws away
-//! unread events about a destroyed object. So nothing that this module hands out can make a destroy
+//! Destroying a queue pair, completion queue, shared receive queue or work queue waits until each event that
+//! was read about it is acknowledged. So the call that reads an event copies what identifies the object,
+//! which cannot go away yet, then acknowledges the event, and does not touch the pointer again. The kernel
+//! discards unread events about a destroyed object. Nothing that this module hands out can make a destroy
 //! wait.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -28,18 +27,17 @@ foreign_enum! {
     /// `enum ibv_event_type`: what happened.
     #[doc(alias = "ibv_event_type")]
     pub enum AsyncEventKind: ibv_event_type(u32) {
-        /// A completion queue is broken: it was full when a completion was to be added. Destroy its
-        /// queue pairs, then the queue.
+        /// A completion queue overflowed and is broken. Destroy its queue pairs, then the queue.
         CompletionQueueError = IBV_EVENT_CQ_ERR,
-        /// A queue pair failed and cannot even complete its requests.
+        /// A queue pair failed and cannot complete its requests.
         QueuePairFatal = IBV_EVENT_QP_FATAL,
         /// The peer sent an invalid request; the queue pair is in the error state.
         QueuePairRequestError = IBV_EVENT_QP_REQ_ERR,
-        /// The peer sent a request that is not allowed; the queue pair is in the error state.
+        /// The peer sent a request without the right to it; the queue pair is in the error state.
         QueuePairAccessError = IBV_EVENT_QP_ACCESS_ERR,
-        /// A message came to a queue pair that is ready to receive but not yet to send.
+        /// A message reached a queue pair that is ready to receive but not yet to send.
         CommunicationEstablished = IBV_EVENT_COMM_EST,
-        /// The send queue of a queue pair that is being drained is empty.
+        /// The send queue of a queue pair in draining is empty.
         SendQueueDrained = IBV_EVENT_SQ_DRAINED,
         /// A connection migrated to its alternative path.
         PathMigrated = IBV_EVENT_PATH_MIG,
@@ -48,9 +46,9 @@ foreign_enum! {
         /// The device failed or was pulled out: close everything on it. See
         /// [`AsyncEvents`](AsyncEvents#when-the-device-goes).
         DeviceFatal = IBV_EVENT_DEVICE_FATAL,
-        /// The port can be used: its link came up.
+        /// The port's link came up.
         PortActive = IBV_EVENT_PORT_ACTIVE,
-        /// The port cannot be used: its link went down.
+        /// The port's link went down.
         PortError = IBV_EVENT_PORT_ERR,
         /// The LID of the port changed.
         LidChange = IBV_EVENT_LID_CHANGE,
@@ -60,25 +58,23 @@ foreign_enum! {
         SubnetManagerChange = IBV_EVENT_SM_CHANGE,
         /// A shared receive queue is broken.
         SharedReceiveQueueError = IBV_EVENT_SRQ_ERR,
-        /// A shared receive queue has fewer requests than its limit. See
+        /// A shared receive queue fell below its limit: see
         /// [`SharedReceiveQueue::set_limit`](crate::SharedReceiveQueue::set_limit).
         SharedReceiveQueueLimit = IBV_EVENT_SRQ_LIMIT_REACHED,
-        /// A queue pair in the error state will take no more requests from its shared receive queue.
+        /// A queue pair in the error state takes no more requests from its shared receive queue.
         LastRequestReached = IBV_EVENT_QP_LAST_WQE_REACHED,
-        /// The subnet manager asks its clients to subscribe to its services again.
+        /// The subnet manager asks its clients to subscribe again.
         ClientReregister = IBV_EVENT_CLIENT_REREGISTER,
         /// The GID table of the port changed.
         GidChange = IBV_EVENT_GID_CHANGE,
         /// A work queue failed.
         WorkQueueFatal = IBV_EVENT_WQ_FATAL,
-        /// The speed of one or several ports of the device changed: see `Context::query_port_speed`.
+        /// The speed of a port changed: see `Context::query_port_speed`.
         DeviceSpeedChange = IBV_EVENT_DEVICE_SPEED_CHANGE,
     }
 }
 
-/// `struct ibv_async_event`: an event of [`AsyncEvents`].
-///
-/// It is a copy: the event itself is already acknowledged.
+/// `struct ibv_async_event`: an event of [`AsyncEvents`], copied and already acknowledged.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "ibv_async_event")]
 pub struct AsyncEvent {
@@ -92,23 +88,22 @@ pub struct AsyncEvent {
 pub enum AsyncEventSubject {
     /// The device.
     Device,
-    /// The port of this number.
+    /// The port with this number.
     Port(u32),
-    /// The queue pair of this number ([`QueuePair::number`](crate::QueuePair::number)).
+    /// The queue pair with this [`number`](crate::QueuePair::number).
     QueuePair(u32),
-    /// The completion queue with this token ([`CompletionQueueBuilder::token`](crate::CompletionQueueBuilder::token)).
+    /// The completion queue with this [`token`](crate::CompletionQueueBuilder::token).
     CompletionQueue(usize),
-    /// The shared receive queue with this token ([`SharedReceiveQueue::set_token`](crate::SharedReceiveQueue::set_token)).
+    /// The shared receive queue with this [token](crate::SharedReceiveQueue::set_token).
     SharedReceiveQueue(usize),
-    /// The work queue of this number.
+    /// The work queue with this number.
     WorkQueue(u32),
-    /// The subject of an event type that this version of the crate does not know: the number in the
-    /// kernel's event.
+    /// An event type that this version of the crate does not know: the number in the kernel's event.
     Unknown(u32),
 }
 
 impl AsyncEvent {
-    /// The type of the event.
+    /// What happened.
     pub fn kind(&self) -> AsyncEventKind {
         self.kind
     }
@@ -118,7 +113,7 @@ impl AsyncEvent {
         self.subject
     }
 
-    /// Copies the event's type and what identifies its object.
+    /// Copies the event.
     ///
     /// # Safety
     ///
@@ -128,9 +123,9 @@ impl AsyncEvent {
 
         let kind = Kind::from(raw.event_type);
         let element = &raw.element;
-        // SAFETY: `ibv_get_async_event` sets the union's pointer or number that the type of the event
-        // calls for, and the caller vouches for the object. Another thread may change the token of a
-        // shared receive queue meanwhile.
+        // SAFETY: `ibv_get_async_event` sets the union's member for this type of event, and the caller
+        // vouches for the object. Another thread may change a shared receive queue's token meanwhile, hence
+        // the atomic load.
         let subject = unsafe {
             match kind {
                 Kind::CompletionQueueError => {
@@ -165,32 +160,30 @@ impl AsyncEvent {
     }
 }
 
-/// The asynchronous events of a device: ports that come and go, queue pairs and queues that fail.
+/// The asynchronous events of a device.
 ///
-/// It is [`AsFd`], readable when there is an event, and never blocks unless asked to. The events belong
-/// to the context: if several `AsyncEvents` of one context, or several threads, read events, each event
-/// goes to exactly one of them. It is acknowledged (`ibv_ack_async_event`) before it is handed out, so
-/// no object's destruction ever waits for it.
+/// It is [`AsFd`], readable when there is an event. The events belong to the context: each goes to exactly
+/// one reader, even with several `AsyncEvents` of the context or several threads. It is acknowledged
+/// (`ibv_ack_async_event`) before it is handed out, so no destroy waits for it.
 ///
 /// # When the device goes
 ///
-/// When a device is pulled out or its driver unloaded, the kernel raises
-/// [`DeviceFatal`](AsyncEventKind::DeviceFatal) once for each context, and no event after it. Threads
-/// that sleep for completions wake with `EIO`. A thread that spins on a [`Channel`](crate::Channel),
-/// with a deadline or without, notices within about a second, as the channel asks the kernel from time
-/// to time. A [`Reactor`](crate::Reactor) does the same, asleep or not: all its futures then fail with `EIO`. All verbs
-/// fail with `EIO`.
+/// When a device is pulled out or its driver unloaded, each context gets one
+/// [`DeviceFatal`](AsyncEventKind::DeviceFatal), its last event. All verbs then fail with `EIO`. Threads that
+/// sleep for completions wake with `EIO`. A thread that spins on a [`Channel`](crate::Channel) notices within
+/// about a second, as the channel asks the kernel from time to time. A [`Reactor`](crate::Reactor) asks too,
+/// asleep or not, and its futures fail with `EIO`.
 ///
-/// A channel gives back a buffer that was in flight only after its queue pair was destroyed. The kernel
-/// has destroyed it by then, but answers `EIO` to the destroy verb, which proves nothing; a channel
-/// with work in flight then aborts the process, unless all of that owns its buffers: these are leaked. A program that must
-/// survive sets
-/// `RDMAV_ALLOW_DISASSOC_DESTROY=1` in its environment before it starts: libibverbs then treats that
-/// answer as success. After such an answer libibverbs also frees the object without waiting until C
-/// code in the same process has acknowledged the events that it has read about it. So no such C code
-/// may be handling such an event at that time. This crate then reads no event of a context while one of its
-/// objects is destroyed: [`next_event`](Self::next_event) waits for that, and so does
-/// [`CompletionChannel::next_event`](crate::CompletionChannel::next_event) for completion queues.
+/// A channel gives back a buffer in flight only after its queue pair was destroyed. The kernel has done that
+/// by then, but answers the destroy verb with `EIO`, which proves nothing. A channel with work in flight then
+/// aborts the process, or, if all of that work owns its buffers, leaks them. A program that must survive sets
+/// `RDMAV_ALLOW_DISASSOC_DESTROY=1` in its environment before it starts: libibverbs then takes that answer as
+/// success.
+///
+/// With the variable, libibverbs frees the object after such an answer without waiting for C code in the
+/// process to acknowledge events about it, so no such code may be handling one then. This crate reads no
+/// event of a context while one of its objects is destroyed: [`next_event`](Self::next_event) waits, and so
+/// does [`CompletionChannel::next_event`](crate::CompletionChannel::next_event) for completion queues.
 /// Without the variable, no event waits for a destroy.
 ///
 /// ```no_run
@@ -217,8 +210,7 @@ pub struct AsyncEvents<'ctx> {
 }
 
 impl<'ctx> AsyncEvents<'ctx> {
-    /// Makes the context's event file non-blocking, from then on also for C code that shares the
-    /// context.
+    /// Makes the context's event file non-blocking, also for C code that shares the context.
     ///
     /// # Errors
     ///
@@ -233,9 +225,9 @@ impl<'ctx> AsyncEvents<'ctx> {
         Ok(events)
     }
 
-    /// `ibv_get_async_event`: takes the oldest event, if there is one, and acknowledges it
-    /// (`ibv_ack_async_event`). It never waits. An event about an object whose destroy verb failed is
-    /// dropped.
+    /// `ibv_get_async_event`, `ibv_ack_async_event`: takes the oldest event, if any, without waiting.
+    ///
+    /// It drops an event about an object whose destroy verb failed.
     ///
     /// # Errors
     ///
@@ -260,15 +252,15 @@ impl<'ctx> AsyncEvents<'ctx> {
             if !read {
                 return Ok(None);
             }
-            // SAFETY: every member of the union is a number or a pointer, so its bytes are a number. It is
-            // the address of the object if the event is about one; a port's number is no object's address.
+            // SAFETY: every member of the union is a number or a pointer, so its bytes are a number: the
+            // object's address, or a port's number, which is no object's address.
             let address = unsafe { raw.element.qp }.addr();
             if event_subjects::failed_to_destroy(address) {
-                // Acknowledging would write to the object, and nothing waits for that.
+                // Acknowledging would write to the object, and nothing waits for it.
                 continue;
             }
-            // SAFETY: the object that the event is about is live: its destroy verb has not failed, and waits for the
-            // acknowledgement, which happens once, here; or it waits for the end of `EventFile::read`.
+            // SAFETY: the event's object, if any, is live. Its destroy verb has not failed, and waits for the
+            // acknowledgement, which happens once, here, or for the end of `EventFile::read`.
             unsafe {
                 let event = AsyncEvent::read(&raw);
                 ffi::ibv_ack_async_event(&mut raw);
@@ -277,8 +269,8 @@ impl<'ctx> AsyncEvents<'ctx> {
         }
     }
 
-    /// [`next_event`](Self::next_event), sleeping until there is one. A signal does not end the wait
-    /// (`EINTR` is retried).
+    /// Sleeps until there is a [`next_event`](Self::next_event). A signal does not end the wait (`EINTR` is
+    /// retried).
     ///
     /// # Errors
     ///
@@ -288,12 +280,11 @@ impl<'ctx> AsyncEvents<'ctx> {
         self.wait_with(None)
     }
 
-    /// [`wait`](Self::wait), but not after `deadline`.
+    /// [`wait`](Self::wait), not after `deadline`.
     ///
     /// # Errors
     ///
-    ///  - `ETIMEDOUT`: there was no event before the deadline.
-    ///  - those of [`next_event`](Self::next_event).
+    /// Those of [`next_event`](Self::next_event); `ETIMEDOUT`: there was no event.
     pub fn wait_until(&self, deadline: Instant) -> Result<AsyncEvent> {
         self.wait_with(Some(deadline))
     }
@@ -302,7 +293,7 @@ impl<'ctx> AsyncEvents<'ctx> {
         event_file::take_before(GET, self.as_raw_fd(), deadline, || self.next_event())
     }
 
-    /// The context whose events these are.
+    /// Their context.
     pub fn context(&self) -> &Context<'ctx> {
         &self.context
     }
@@ -316,10 +307,9 @@ impl AsRawFd for AsyncEvents<'_> {
 }
 
 impl AsFd for AsyncEvents<'_> {
-    /// The file that is readable when there is an event. Only wait for it:
-    /// [`next_event`](Self::next_event) alone may read from it.
+    /// Readable when there is an event. Read only through [`next_event`](Self::next_event).
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the context closes its file when it is closed, not before.
+        // SAFETY: the context is borrowed, and keeps its file open.
         unsafe { BorrowedFd::borrow_raw(self.as_raw_fd()) }
     }
 }
@@ -327,9 +317,8 @@ impl AsFd for AsyncEvents<'_> {
 debug! { AsyncEvents<'_>, self, device: self.context.name(), fd: self.as_raw_fd() }
 
 impl Context<'_> {
-    /// The asynchronous events of the device, borrowing this context. See [`AsyncEvents::new`].
-    ///
-    /// For a value that leaves its function: `AsyncEvents::new(context)`, with the context by value or in an `Arc`.
+    /// [`AsyncEvents::new`], borrowing this context. To return the events from a function, call that with the
+    /// context by value or in an `Arc`.
     ///
     /// # Errors
     ///
@@ -340,12 +329,12 @@ impl Context<'_> {
     }
 }
 
-/// The token of a shared receive queue, which libibverbs itself does not use.
+/// The token of a shared receive queue, a field that libibverbs does not use.
 ///
 /// # Safety
 ///
 /// `queue` is live for `'a`, and its `srq_context` is accessed through this alone.
 pub(crate) unsafe fn token<'a>(queue: *mut ffi::ibv_srq) -> &'a AtomicPtr<std::ffi::c_void> {
-    // SAFETY: the caller vouches for the queue.
+    // SAFETY: the caller vouches for the queue and for the exclusive access.
     unsafe { AtomicPtr::from_ptr(&raw mut (*queue).srq_context) }
 }

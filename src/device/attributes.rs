@@ -15,8 +15,7 @@ use crate::foreign_enum::{foreign_enum, getters};
 
 /// `struct ibv_device_attr_ex`: the limits and capabilities of a device.
 ///
-/// A limit is the most that the device allows in total; a particular queue pair type or combination may
-/// get less.
+/// A limit holds for the whole device; a queue pair type or a combination may get less.
 #[derive(Clone, Copy)]
 #[doc(alias = "ibv_device_attr")]
 #[doc(alias = "ibv_device_attr_ex")]
@@ -28,12 +27,11 @@ impl From<ffi::ibv_device_attr_ex> for DeviceAttributes {
     }
 }
 
-/// A limit that C stores as an `int`; it is never negative.
+/// A limit, which C stores as an `int`; never negative.
 fn limit(value: c_int) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }
 
-/// Defines getters of limits.
 macro_rules! limits {
     ($($(#[$meta:meta])* $name:ident: $field:ident,)+) => {
         impl DeviceAttributes {
@@ -47,7 +45,7 @@ limits! {
     max_qp: max_qp,
     /// The most work requests outstanding on a queue.
     max_qp_wr: max_qp_wr,
-    /// The most scatter/gather elements of a work request.
+    /// The most elements of a work request.
     max_sge: max_sge,
     /// The most scatter elements of an RDMA read.
     max_sge_rd: max_sge_rd,
@@ -65,7 +63,7 @@ limits! {
     max_res_rd_atom: max_res_rd_atom,
     /// The most reads and atomics that a queue pair has outstanding.
     max_qp_init_rd_atom: max_qp_init_rd_atom,
-    /// The most EE contexts (of reliable datagrams, which no device has).
+    /// The most EE contexts (reliable datagrams; no device has them).
     max_ee: max_ee,
     /// The most reads and atomics that an EE context answers at a time.
     max_ee_rd_atom: max_ee_rd_atom,
@@ -87,7 +85,7 @@ limits! {
     max_total_mcast_qp_attach: max_total_mcast_qp_attach,
     /// The most address handles.
     max_ah: max_ah,
-    /// The most fast memory regions (which the kernel no longer has).
+    /// The most fast memory regions (no longer in the kernel).
     max_fmr: max_fmr,
     /// The most maps of a fast memory region.
     max_map_per_fmr: max_map_per_fmr,
@@ -100,7 +98,7 @@ limits! {
 }
 
 impl DeviceAttributes {
-    /// The firmware version, in the vendor's notation.
+    /// The firmware version, as the vendor writes it.
     pub fn firmware_version(&self) -> String {
         let bytes: Vec<u8> = self
             .0
@@ -113,12 +111,12 @@ impl DeviceAttributes {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The GUID of the device as a node of the fabric.
+    /// The device's GUID as a node of the fabric.
     pub fn node_guid(&self) -> Guid {
         Guid::from_be(self.0.orig_attr.node_guid)
     }
 
-    /// The GUID of the system that the device is part of.
+    /// The GUID of the device's system.
     pub fn system_image_guid(&self) -> Guid {
         Guid::from_be(self.0.orig_attr.sys_image_guid)
     }
@@ -127,7 +125,7 @@ impl DeviceAttributes {
         /// The largest region, in bytes.
         max_mr_size: u64 => self.0.orig_attr.max_mr_size;
 
-        /// The page sizes that the device supports: each bit that is set is a size in bytes.
+        /// The page sizes: each set bit is a size in bytes.
         page_sizes: u64 => self.0.orig_attr.page_size_cap;
 
         /// The vendor's IEEE OUI.
@@ -145,20 +143,20 @@ impl DeviceAttributes {
         /// The most P_Keys of a port.
         max_pkeys: u16 => self.0.orig_attr.max_pkeys;
 
-        /// The longest time that the device takes to answer, encoded: 4.096 µs · 2ⁿ.
+        /// The longest time to an answer, encoded: 4.096 µs · 2ⁿ.
         local_ca_ack_delay: u8 => self.0.orig_attr.local_ca_ack_delay;
 
         /// What the device's atomics are atomic with respect to.
         atomic_capability: AtomicCapability => self.0.orig_attr.atomic_cap.into();
     }
 
-    /// The device's capability flags.
+    /// The capability flags.
     pub fn capabilities(&self) -> DeviceCapabilities {
         let classic = u64::from(self.0.orig_attr.device_cap_flags);
         DeviceCapabilities::from_bits_retain(self.0.device_cap_flags_ex | classic)
     }
 
-    /// The capabilities of on-demand paging.
+    /// On-demand paging.
     pub fn on_demand_paging(&self) -> OnDemandPagingCapabilities {
         let by_transport = self.0.odp_caps.per_transport_caps;
         let operations = OnDemandPagingOperations::from_bits_retain;
@@ -171,17 +169,17 @@ impl DeviceAttributes {
         }
     }
 
-    /// The valid bits of a completion's time stamp, or 0 if completions have no time stamps.
+    /// The valid bits of a completion's time stamp; 0 if there are none.
     pub fn completion_timestamp_mask(&self) -> u64 {
         self.0.completion_timestamp_mask
     }
 
-    /// The frequency of the device's clock, in kHz, or 0 if its clock cannot be read.
+    /// The frequency of the device's clock in kHz; 0 if it cannot be read.
     pub fn core_clock(&self) -> u64 {
         self.0.hca_core_clock
     }
 
-    /// The capabilities of TCP segmentation offload.
+    /// TCP segmentation offload.
     pub fn segmentation(&self) -> SegmentationCapabilities {
         let raw = &self.0.tso_caps;
         SegmentationCapabilities {
@@ -190,7 +188,7 @@ impl DeviceAttributes {
         }
     }
 
-    /// The capabilities of receive-side scaling: spreading packets over work queues.
+    /// Receive-side scaling: the spreading of packets over work queues.
     pub fn receive_scaling(&self) -> ReceiveScalingCapabilities {
         let raw = &self.0.rss_caps;
         ReceiveScalingCapabilities {
@@ -207,7 +205,7 @@ impl DeviceAttributes {
         self.0.max_wq_type_rq
     }
 
-    /// The capabilities of packet pacing: rate limits of single queue pairs.
+    /// Packet pacing: rate limits of single queue pairs.
     pub fn packet_pacing(&self) -> PacketPacingCapabilities {
         let raw = &self.0.packet_pacing_caps;
         PacketPacingCapabilities {
@@ -217,12 +215,12 @@ impl DeviceAttributes {
         }
     }
 
-    /// The capabilities of raw packet queue pairs.
+    /// Raw packet queue pairs.
     pub fn raw_packet(&self) -> RawPacketCapabilities {
         RawPacketCapabilities::from_bits_retain(self.0.raw_packet_caps)
     }
 
-    /// The capabilities of tag matching.
+    /// Tag matching.
     pub fn tag_matching(&self) -> TagMatchingCapabilities {
         let raw = &self.0.tm_caps;
         TagMatchingCapabilities {
@@ -234,18 +232,18 @@ impl DeviceAttributes {
         }
     }
 
-    /// The limits of completion event moderation.
+    /// Completion event moderation.
     pub fn moderation(&self) -> ModerationCapabilities {
         let raw = &self.0.cq_mod_caps;
         ModerationCapabilities { max_count: raw.max_cq_count, max_period: raw.max_cq_period }
     }
 
-    /// The size of the device memory that programs can allocate, in bytes.
+    /// The device memory that programs can allocate, in bytes.
     pub fn max_device_memory(&self) -> u64 {
         self.0.max_dm_size
     }
 
-    /// The sizes of its atomic operations over PCI.
+    /// The sizes of atomic operations over PCI.
     pub fn pci_atomics(&self) -> PciAtomicCapabilities {
         let raw = &self.0.pci_atomic_caps;
         PciAtomicCapabilities {
@@ -269,7 +267,7 @@ debug! {
 }
 
 foreign_enum! {
-    /// `enum ibv_atomic_cap`: what a device's atomics are atomic with respect to.
+    /// `enum ibv_atomic_cap`: what a device's atomics are atomic with.
     #[doc(alias = "ibv_atomic_cap")]
     pub enum AtomicCapability: ibv_atomic_cap(u32) {
         /// The device has no atomics.

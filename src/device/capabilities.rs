@@ -1,17 +1,16 @@
-//! Capabilities of a device beyond the limits that every device has.
+//! Optional capabilities of a device.
 
 use crate::ffi;
 use crate::queue_pair_state::QueuePairType;
 
 bitflags::bitflags! {
-    /// `ibv_device_cap_flags`: what a device can do. The lower 32 bits are the classic flags, the
-    /// upper ones those of `device_cap_flags_ex`.
+    /// `ibv_device_cap_flags`: what a device can do. The upper 32 bits are those of `device_cap_flags_ex`.
     ///
-    /// The kernel sets bits that have no name here; they are kept.
+    /// Bits without a name here are kept.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     #[doc(alias = "ibv_device_cap_flags")]
     pub struct DeviceCapabilities: u64 {
-        /// The depth of a queue pair can be changed.
+        /// A queue pair's depth can be changed.
         const RESIZE_MAX_WR = ffi::ibv_device_cap_flags::IBV_DEVICE_RESIZE_MAX_WR.0 as u64;
         /// Ports count packets with a wrong P_Key.
         const BAD_PKEY_CNTR = ffi::ibv_device_cap_flags::IBV_DEVICE_BAD_PKEY_CNTR.0 as u64;
@@ -23,9 +22,9 @@ bitflags::bitflags! {
         const AUTO_PATH_MIG = ffi::ibv_device_cap_flags::IBV_DEVICE_AUTO_PATH_MIG.0 as u64;
         /// A connection can migrate to another port.
         const CHANGE_PHY_PORT = ffi::ibv_device_cap_flags::IBV_DEVICE_CHANGE_PHY_PORT.0 as u64;
-        /// The port of an address handle is compared with that of the UD queue pair.
+        /// The port of a UD queue pair's address handles is checked.
         const UD_AV_PORT_ENFORCE = ffi::ibv_device_cap_flags::IBV_DEVICE_UD_AV_PORT_ENFORCE.0 as u64;
-        /// A transition can name the state that it expects the queue pair to be in.
+        /// A transition can name the expected current state.
         const CURR_QP_STATE_MOD = ffi::ibv_device_cap_flags::IBV_DEVICE_CURR_QP_STATE_MOD.0 as u64;
         /// A port can be shut down.
         const SHUTDOWN_PORT = ffi::ibv_device_cap_flags::IBV_DEVICE_SHUTDOWN_PORT.0 as u64;
@@ -35,11 +34,11 @@ bitflags::bitflags! {
         const PORT_ACTIVE_EVENT = ffi::ibv_device_cap_flags::IBV_DEVICE_PORT_ACTIVE_EVENT.0 as u64;
         /// The device has a system image GUID.
         const SYS_IMAGE_GUID = ffi::ibv_device_cap_flags::IBV_DEVICE_SYS_IMAGE_GUID.0 as u64;
-        /// An RC queue pair tells a sender to wait when it has no receive.
+        /// An RC queue pair without a receive tells the sender to wait.
         const RC_RNR_NAK_GEN = ffi::ibv_device_cap_flags::IBV_DEVICE_RC_RNR_NAK_GEN.0 as u64;
         /// A shared receive queue can be resized.
         const SRQ_RESIZE = ffi::ibv_device_cap_flags::IBV_DEVICE_SRQ_RESIZE.0 as u64;
-        /// A completion queue can notify after a number of completions.
+        /// A completion queue can notify after several completions.
         const N_NOTIFY_CQ = ffi::ibv_device_cap_flags::IBV_DEVICE_N_NOTIFY_CQ.0 as u64;
         /// Memory windows of type 1.
         const MEM_WINDOW = ffi::ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW.0 as u64;
@@ -47,7 +46,7 @@ bitflags::bitflags! {
         const UD_IP_CSUM = ffi::ibv_device_cap_flags::IBV_DEVICE_UD_IP_CSUM.0 as u64;
         /// XRC queue pairs.
         const XRC = ffi::ibv_device_cap_flags::IBV_DEVICE_XRC.0 as u64;
-        /// Send with invalidate, among other verbs on memory.
+        /// Send with invalidate, among others.
         const MEM_MGT_EXTENSIONS = ffi::ibv_device_cap_flags::IBV_DEVICE_MEM_MGT_EXTENSIONS.0 as u64;
         /// Memory windows of type 2A.
         const MEM_WINDOW_TYPE_2A = ffi::ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2A.0 as u64;
@@ -60,7 +59,7 @@ bitflags::bitflags! {
         /// Flow steering that the device manages.
         const MANAGED_FLOW_STEERING =
             ffi::ibv_device_cap_flags::IBV_DEVICE_MANAGED_FLOW_STEERING.0 as u64;
-        /// A raw packet is received with its frame check sequence.
+        /// Raw packets are received with their frame check sequence.
         const RAW_SCATTER_FCS = ffi::IBV_DEVICE_RAW_SCATTER_FCS;
         /// Writes over PCI can be padded to full cache lines.
         const PCI_WRITE_END_PADDING = ffi::IBV_DEVICE_PCI_WRITE_END_PADDING;
@@ -73,7 +72,7 @@ bitflags::bitflags! {
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     #[doc(alias = "ibv_odp_general_caps")]
     pub struct OnDemandPaging: u64 {
-        /// The device has on-demand paging.
+        /// On-demand paging.
         const SUPPORT = ffi::ibv_odp_general_caps::IBV_ODP_SUPPORT.0 as u64;
         /// One region can cover the whole address space.
         const SUPPORT_IMPLICIT = ffi::ibv_odp_general_caps::IBV_ODP_SUPPORT_IMPLICIT.0 as u64;
@@ -82,7 +81,7 @@ bitflags::bitflags! {
 }
 
 bitflags::bitflags! {
-    /// `ibv_odp_transport_cap_bits`: which operations may use memory that is paged on demand.
+    /// `ibv_odp_transport_cap_bits`: the operations that may use memory paged on demand.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     #[doc(alias = "ibv_odp_transport_cap_bits")]
     pub struct OnDemandPagingOperations: u32 {
@@ -107,20 +106,20 @@ bitflags::bitflags! {
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     #[doc(alias = "ibv_raw_packet_caps")]
     pub struct RawPacketCapabilities: u32 {
-        /// Take the VLAN tag out of a packet and report it in its completion.
+        /// Take the VLAN tag out of a packet and report it in the completion.
         const CVLAN_STRIPPING = ffi::ibv_raw_packet_caps::IBV_RAW_PACKET_CAP_CVLAN_STRIPPING.0;
         /// Receive packets with their frame check sequence.
         const SCATTER_FCS = ffi::ibv_raw_packet_caps::IBV_RAW_PACKET_CAP_SCATTER_FCS.0;
         /// Compute and check IP checksums.
         const IP_CSUM = ffi::ibv_raw_packet_caps::IBV_RAW_PACKET_CAP_IP_CSUM.0;
-        /// Hold packets back for a while when there is no receive, instead of dropping them.
+        /// Hold packets back for a while when there is no receive.
         const DELAY_DROP = ffi::ibv_raw_packet_caps::IBV_RAW_PACKET_CAP_DELAY_DROP.0;
         const _ = !0;
     }
 }
 
 bitflags::bitflags! {
-    /// `ibv_tm_cap_flags`: the queue pairs for which a device has tag matching.
+    /// `ibv_tm_cap_flags`: the queue pairs with tag matching.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     #[doc(alias = "ibv_tm_cap_flags")]
     pub struct TagMatchingFlags: u32 {
@@ -151,18 +150,18 @@ impl QueuePairTypes {
         self.0 == 0
     }
 
-    /// The set as C has it: bit n stands for the type with number n.
+    /// The set as in C: bit n is the type with number n.
     pub const fn bits(self) -> u32 {
         self.0
     }
 }
 
-/// `struct ibv_odp_caps`: on-demand paging, and the operations that may use it by transport.
+/// `struct ibv_odp_caps`: on-demand paging, with its operations by transport.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 #[doc(alias = "ibv_odp_caps")]
 pub struct OnDemandPagingCapabilities {
-    /// Whether the device has on-demand paging at all.
+    /// Whether there is on-demand paging at all.
     pub general: OnDemandPaging,
     /// On RC queue pairs.
     pub rc: OnDemandPagingOperations,
@@ -174,29 +173,29 @@ pub struct OnDemandPagingCapabilities {
     pub xrc: OnDemandPagingOperations,
 }
 
-/// `struct ibv_tso_caps`: segmentation of TCP by the device.
+/// `struct ibv_tso_caps`: TCP segmentation by the device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 #[doc(alias = "ibv_tso_caps")]
 pub struct SegmentationCapabilities {
-    /// The largest payload, in bytes, that the device segments; 0 if it segments none.
+    /// The largest payload, in bytes; 0 if there is no segmentation.
     pub max_tso: u32,
-    /// The queue pair types that support it.
+    /// The queue pair types with it.
     pub supported_types: QueuePairTypes,
 }
 
-/// `struct ibv_rss_caps`: the spreading of incoming packets over work queues by a hash.
+/// `struct ibv_rss_caps`: the spreading of packets over work queues by a hash.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 #[doc(alias = "ibv_rss_caps")]
 pub struct ReceiveScalingCapabilities {
-    /// The queue pair types that support it.
+    /// The queue pair types with it.
     pub supported_types: QueuePairTypes,
     /// The most indirection tables.
     pub max_rwq_indirection_tables: u32,
     /// The most entries of one indirection table.
     pub max_rwq_indirection_table_size: u32,
-    /// The fields of a packet that can be hashed: bits of `enum ibv_rx_hash_fields`.
+    /// The fields that can be hashed: bits of `enum ibv_rx_hash_fields`.
     pub rx_hash_fields_mask: u64,
     /// The hash functions: bits of `enum ibv_rx_hash_function_flags`.
     pub rx_hash_function: u8,
@@ -209,9 +208,9 @@ pub struct ReceiveScalingCapabilities {
 pub struct PacketPacingCapabilities {
     /// The lowest limit, in kb/s.
     pub min_rate: u32,
-    /// The highest limit, in kb/s; 0 if the device has no rate limits.
+    /// The highest limit, in kb/s; 0 if there are no limits.
     pub max_rate: u32,
-    /// The queue pair types that support it.
+    /// The queue pair types with them.
     pub supported_types: QueuePairTypes,
 }
 
@@ -222,17 +221,17 @@ pub struct PacketPacingCapabilities {
 pub struct TagMatchingCapabilities {
     /// The longest header of a rendezvous request, in bytes.
     pub max_rendezvous_header: u32,
-    /// The most tagged buffers in a list; 0 if the device has no tag matching.
+    /// The most tagged buffers in a list; 0 if there is no tag matching.
     pub max_tags: u32,
-    /// The queue pairs that support it.
+    /// The queue pairs with it.
     pub flags: TagMatchingFlags,
-    /// The most operations on a list that are outstanding.
+    /// The most outstanding operations on a list.
     pub max_operations: u32,
     /// The most scatter elements of a tagged buffer.
     pub max_sge: u32,
 }
 
-/// `struct ibv_cq_moderation_caps`: how far the events of a completion queue can be held back.
+/// `struct ibv_cq_moderation_caps`: how long a completion queue can hold back events.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 #[doc(alias = "ibv_cq_moderation_caps")]
@@ -243,8 +242,8 @@ pub struct ModerationCapabilities {
     pub max_period: u16,
 }
 
-/// `struct ibv_pci_atomic_caps`: the sizes of atomic operations over PCI, each as bits of
-/// `enum ibv_pci_atomic_op_size` (1 for 4 bytes, 2 for 8, 4 for 16).
+/// `struct ibv_pci_atomic_caps`: the sizes of atomics over PCI, as bits of `enum ibv_pci_atomic_op_size` (1:
+/// 4 bytes, 2: 8, 4: 16).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 #[doc(alias = "ibv_pci_atomic_caps")]

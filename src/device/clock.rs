@@ -12,13 +12,12 @@ use crate::ffi;
 #[cfg(feature = "channel")]
 use crate::hooks;
 
-/// Tells the time by which the crate decides *when to post*: on a simulated network its virtual time, so that the
-/// same calls give the same packets; elsewhere the machine's. (A deadline is the caller's, who reads the machine's
-/// clock.)
+/// The time by which the crate decides *when to post*: virtual time on a simulated network, so that the same
+/// calls give the same packets, else the machine's. Callers' deadlines are always the machine's.
 #[cfg(feature = "channel")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
-    /// `None`: the machine's.
+    /// `None`: the machine's clock.
     context: Option<NonNull<ffi::ibv_context>>,
 }
 
@@ -28,14 +27,14 @@ impl Clock {
     ///
     /// # Safety
     ///
-    /// The context is null or stays live for as long as the clock is used.
+    /// The context is null, or live while the clock is used.
     pub(crate) const unsafe fn of(context: *mut ffi::ibv_context) -> Self {
         Self { context: NonNull::new(context) }
     }
 
     fn virtual_time(self, reach: Option<Instant>) -> Option<Instant> {
         let (hooks, context) = hooks::hooks().zip(self.context)?;
-        // SAFETY: who made this vouches for the context.
+        // SAFETY: the creator of this clock vouches for the context.
         unsafe { (hooks.virtual_time)(context.as_ptr(), reach) }
     }
 
@@ -48,22 +47,22 @@ impl Clock {
         self.virtual_time(None).is_some()
     }
 
-    /// Sees to it that virtual time reaches this moment by itself, and that threads that sleep return to their callers
-    /// then.
+    /// Makes virtual time reach `at` by itself, and sleeping threads return then.
     pub(crate) fn reach(self, at: Instant) {
         self.virtual_time(Some(at));
     }
 }
 
 impl Context<'_> {
-    /// `ibv_query_rt_values_ex`: reads the device's raw clock, the one that completion timestamps use:
-    /// cycles since some moment in the past, at the frequency
-    /// [`DeviceAttributes::core_clock`](crate::device::DeviceAttributes::core_clock). The provider returns it
-    /// as seconds and nanoseconds; mlx4 and mlx5 store the whole count of cycles in the nanoseconds.
+    /// `ibv_query_rt_values_ex`: reads the device's raw clock, which completion timestamps use.
+    ///
+    /// It counts cycles since some moment, at
+    /// [`DeviceAttributes::core_clock`](crate::device::DeviceAttributes::core_clock). The provider returns
+    /// seconds and nanoseconds; mlx4 and mlx5 store all cycles in the nanoseconds.
     ///
     /// # Errors
     ///
-    ///  - `EOPNOTSUPP`: the device has no raw clock that can be read.
+    ///  - `EOPNOTSUPP`: the device has no readable raw clock.
     #[doc(alias = "ibv_query_rt_values_ex")]
     pub fn query_raw_clock(&self) -> Result<RawClock> {
         const VERB: &str = "ibv_query_rt_values_ex";
@@ -80,23 +79,22 @@ impl Context<'_> {
     }
 }
 
-/// The result of [`Context::query_raw_clock`]: the `struct timespec` as the provider filled it in.
+/// The result of [`Context::query_raw_clock`]: the provider's `struct timespec`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RawClock {
     /// `tv_sec`.
     pub seconds: i64,
-    /// `tv_nsec`, which need not be below 10⁹.
+    /// `tv_nsec`, which may exceed 10⁹.
     pub nanoseconds: i64,
 }
 
 impl RawClock {
-    /// The cycles, if the provider stores them all in the nanoseconds (mlx4, mlx5).
+    /// The cycles, where the nanoseconds hold them all (mlx4, mlx5).
     pub fn cycles(self) -> u64 {
         self.nanoseconds as u64
     }
 
-    /// The time, if the provider stores seconds and nanoseconds; `None` if the fields are not a valid
-    /// time.
+    /// The time, where the provider stores seconds and nanoseconds; `None` if the fields are no valid time.
     pub fn duration(self) -> Option<Duration> {
         let nanoseconds = u32::try_from(self.nanoseconds).ok().filter(|&n| n < 1_000_000_000)?;
         Some(Duration::new(u64::try_from(self.seconds).ok()?, nanoseconds))

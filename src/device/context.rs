@@ -32,34 +32,31 @@ const NO_GID: Error = Error::with_reason(
 
 /// `struct ibv_context`: an open device, from which everything else is made.
 ///
-/// `'a` is the lifetime of what it was opened from: the [`DeviceList`](crate::device::DeviceList) for
-/// [`Device::open`](crate::Device::open), nothing (`'static`) for [`open`](crate::open).
-///
-/// Port attributes, GIDs and P_Keys change while a program runs, so the context caches none of them:
-/// each query asks the kernel. What is made from the context is checked against the device's limits, which do not change:
-/// those it asks for once.
+/// `'a` is the lifetime of the [`DeviceList`](crate::device::DeviceList) for
+/// [`Device::open`](crate::device::Device::open), and `'static` for [`open`](crate::open). Port attributes,
+/// GIDs and P_Keys change, so each query asks the kernel. The device's limits do not change, and the context
+/// asks for them once, to check what is made from it.
 pub struct Context<'a> {
     raw: Handle<ffi::ibv_context>,
     from: PhantomData<&'a ()>,
-    /// How many reads and atomics of peers its queue pairs answer at a time, all together.
+    /// How many of the peers' reads and atomics its queue pairs together answer at a time.
     answers_taken: Arc<AtomicU32>,
     limits: OnceLock<Box<DeviceAttributes>>,
 }
 
 resource! {
-    /// `ibv_close_device`: closes the device, and returns the error if that fails, which dropping
-    /// cannot.
+    /// `ibv_close_device`: closes the device, and returns an error that dropping would ignore.
     ///
     /// # Errors
     ///
-    /// The provider's errno value. The context is then
-    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// The provider's errno value. The context and all that it was made from is
+    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed).
     #[doc(alias = "ibv_close_device")]
     Context<'a>: raw of ibv_context
 }
 
 impl<'a> Context<'a> {
-    /// Opens `device`.
+    /// `ibv_open_device`.
     ///
     /// # Safety
     ///
@@ -84,10 +81,9 @@ impl<'a> Context<'a> {
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live context of a kernel device that stays valid for `'a`. Its `cmd_fd` is an
-    /// open file, which rules out VFIO devices (`mlx5dv_get_vfio_device_list`). Nothing else closes the
-    /// context, because dropping the `Context` does (use [`std::mem::ManuallyDrop`] for a context that
-    /// is only lent).
+    /// `raw` is null, or a live context of a kernel device that stays valid for `'a`. Its `cmd_fd` is an open
+    /// file, which rules out VFIO devices (`mlx5dv_get_vfio_device_list`). Nothing else closes it, because
+    /// dropping the `Context` does (use [`std::mem::ManuallyDrop`] for a context that is only lent).
     pub unsafe fn from_raw(raw: *mut ffi::ibv_context) -> Result<Self> {
         Error::invalid_if(raw.is_null(), "ibv_open_device", "the context is null")?;
         *fork::exclusive() = true;
@@ -102,27 +98,25 @@ impl<'a> Context<'a> {
 
     /// The kernel's name of the device, such as `mlx5_0`.
     pub fn name(&self) -> &str {
-        // SAFETY: a live context holds a reference to its device, whose name is an array in it.
+        // SAFETY: a live context holds its device, whose name is an array in it.
         let name = unsafe { CStr::from_ptr((&raw const (*self.raw_device()).name).cast()) };
         name.to_str().unwrap_or("")
     }
 
-    /// Whether the device uses iWARP.
     pub(crate) fn is_iwarp(&self) -> bool {
         self.transport_type() == TransportType::Iwarp
     }
 
-    /// `ibv_get_device_guid`: the GUID that the vendor gave the device; zero if it has none.
+    /// `ibv_get_device_guid`: the vendor's GUID of the device; zero if it has none.
     #[doc(alias = "ibv_get_device_guid")]
     pub fn guid(&self) -> Guid {
-        // SAFETY: a live context holds a reference to its device.
+        // SAFETY: a live context holds its device.
         unsafe { Guid::of(self.raw_device()) }
     }
 
-    /// The transport protocol of the device. RoCE devices are InfiniBand devices here; the link layer
-    /// of their ports tells them apart ([`PortAttributes::link_layer`]).
+    /// The transport protocol. For RoCE it is InfiniBand; [`PortAttributes::link_layer`] tells them apart.
     pub fn transport_type(&self) -> TransportType {
-        // SAFETY: a live context holds a reference to its device.
+        // SAFETY: a live context holds its device.
         unsafe { (*self.raw_device()).transport_type }.into()
     }
 
@@ -148,7 +142,7 @@ impl<'a> Context<'a> {
         Ok(DeviceAttributes::from(raw))
     }
 
-    /// As above, from the first query that succeeded.
+    /// [`query_device`](Self::query_device), from the first query that succeeded.
     pub(crate) fn limits(&self) -> Result<&DeviceAttributes> {
         match self.limits.get() {
             Some(limits) => Ok(limits),
@@ -159,11 +153,11 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// `ibv_query_port`: the state and attributes of a port. Ports count from 1.
+    /// `ibv_query_port`: the attributes of a port, counted from 1.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the device has no port of that number.
+    ///  - `EINVAL`: the device has no such port.
     ///  - `EIO`, `ENODEV`: the device is gone.
     #[doc(alias = "ibv_query_port")]
     pub fn query_port(&self, port: u8) -> Result<PortAttributes> {
@@ -181,14 +175,15 @@ impl<'a> Context<'a> {
         Ok(PortAttributes::from(raw))
     }
 
-    /// `ibv_query_port_speed`: the speed that a port has now, in units of 100 Mb/s: 4000 are 400 Gb/s. Ports are
-    /// counted from 1. Of a link that is aggregated from several, or slower than its width promises, this is the real one.
-    /// There since rdma-core 65.
+    /// `ibv_query_port_speed`: the current speed of a port, in units of 100 Mb/s (4000: 400 Gb/s).
+    ///
+    /// It is the real speed also of an aggregated link, or one slower than its width promises. Ports count
+    /// from 1. Needs rdma-core 65.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the device has no port of that number.
-    ///  - `EOPNOTSUPP`: the device, or the kernel, does not tell.
+    ///  - `EINVAL`: the device has no such port.
+    ///  - `EOPNOTSUPP`: the device or the kernel does not tell.
     ///  - `EIO`, `ENODEV`: the device is gone.
     #[cfg(rdma_core_65)]
     #[doc(alias = "ibv_query_port_speed")]
@@ -217,7 +212,7 @@ impl<'a> Context<'a> {
             return Err(Error::out_of_range(VERB, "GID index", index.into(), low, high));
         }
         let mut raw = ffi::ibv_gid_entry::default();
-        // SAFETY: the context is live and `raw` is writable and of the size that is passed.
+        // SAFETY: the context is live; `raw` is writable and of the size passed.
         let returned = unsafe {
             ffi::_ibv_query_gid_ex(
                 self.as_raw(),
@@ -235,7 +230,7 @@ impl<'a> Context<'a> {
         Ok(GidEntry::from(raw))
     }
 
-    /// `ibv_query_gid_table`: the GIDs of all ports, without the empty entries.
+    /// `ibv_query_gid_table`: the GIDs of all ports, without empty entries.
     ///
     /// # Errors
     ///
@@ -246,13 +241,13 @@ impl<'a> Context<'a> {
         self.with_gid_table(|entries| entries.collect())
     }
 
-    /// Calls `f` with the GIDs of all ports, without the empty entries.
+    /// Calls `f` with the entries of [`gid_table`](Self::gid_table).
     fn with_gid_table<R>(
         &self,
         f: impl FnOnce(&mut dyn Iterator<Item = GidEntry>) -> R,
     ) -> Result<R> {
-        // Most ports have a few GIDs in a table of hundreds of entries. The kernel clears and copies all the
-        // room that it is given, so the first try gives little. It returns EINVAL if there are more GIDs.
+        // Most ports have few GIDs in a table of hundreds, and the kernel clears and copies all the room that
+        // it gets. So the first try gives little; EINVAL means that there are more GIDs.
         let mut few = [ffi::ibv_gid_entry::default(); 16];
         match self.fill_gid_table(&mut few) {
             Err(error) if error.errno() == libc::EINVAL => {}
@@ -270,26 +265,25 @@ impl<'a> Context<'a> {
         Ok(f(&mut table.into_iter().map(GidEntry::from)))
     }
 
-    /// Writes the GIDs of all ports to the beginning of `table`, and returns their number.
+    /// Fills the beginning of `table`, and returns the number of GIDs.
     fn fill_gid_table(&self, table: &mut [ffi::ibv_gid_entry]) -> Result<usize> {
         let (room, size) = (table.len(), size_of::<ffi::ibv_gid_entry>());
-        // SAFETY: the context is live, and the table has room for as many entries as it says.
+        // SAFETY: the context is live, and the table has this many entries.
         let returned =
             unsafe { ffi::_ibv_query_gid_table(self.as_raw(), table.as_mut_ptr(), room, 0, size) };
         ffi::count(QUERY_GID_TABLE, returned).map(|filled| filled.min(room))
     }
 
-    /// The GID by which a peer in the network would reach `port`.
+    /// The GID by which a peer in the network reaches `port`.
     ///
-    /// On RoCE it is a RoCE v2 entry, if there is one: preferably one that maps an IPv4 address, then
-    /// one with a global IPv6 address, then a link-local one; otherwise a RoCE v1 entry. On InfiniBand
-    /// it is the first entry. Among equals the lowest index wins.
+    /// On InfiniBand it is the first entry. On RoCE, in order: RoCE v2 with a mapped IPv4 address, with a
+    /// global IPv6 address, with a link-local one, then RoCE v1. Among equals the lowest index wins.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: there is no such port.
-    ///  - `ENODATA`: its table is empty, as it is for a RoCE port whose network interface is down or
-    ///    has no address.
+    ///  - `ENODATA`: its table is empty, as for a RoCE port whose network interface is down or has no
+    ///    address.
     pub fn routable_gid(&self, port: u8) -> Result<GidEntry> {
         let link_layer = self.query_port(port)?.link_layer();
         if link_layer == LinkLayer::InfiniBand {
@@ -300,8 +294,8 @@ impl<'a> Context<'a> {
         entries.min_by_key(|e| (e.preference(), e.index)).ok_or(NO_GID)
     }
 
-    /// The GIDs by which a peer can reach a port: the best of each class, beginning with that of
-    /// [`routable_gid`](Self::routable_gid). An InfiniBand port need not have a GID.
+    /// The GIDs by which a peer can reach a port: the best of each class, first that of
+    /// [`routable_gid`](Self::routable_gid). An InfiniBand port may have none.
     pub(crate) fn endpoint_gids(&self, port: &PortAttributes, number: u8) -> Result<EndpointGids> {
         if port.link_layer() == LinkLayer::InfiniBand {
             let gid = self.query_gid(number, 0).map_or(Gid::ZERO, |entry| entry.gid);
@@ -313,8 +307,7 @@ impl<'a> Context<'a> {
         if gids.is_empty() { Err(NO_GID) } else { Ok(gids) }
     }
 
-    /// The index of one of this program's GIDs in the table of a port. The index may have changed: an
-    /// address that is removed and comes back gets another one.
+    /// The index of our own GID in a port's table. It changes when an address is removed and comes back.
     pub(crate) fn index_of_gid(&self, port: u8, gid: &EndpointGid) -> Result<u8> {
         let entry = self.with_gid_table(|entries| {
             let entries = entries.filter(|e| e.port == port && EndpointGid::from(e) == *gid);
@@ -324,8 +317,7 @@ impl<'a> Context<'a> {
         entry.ok_or(Error::with_reason("ibv_modify_qp", libc::EADDRNOTAVAIL, reason))?.short_index()
     }
 
-    /// `ibv_query_pkey`: the entry at `index` of a port's P_Key table. The top bit says whether the
-    /// port is a full member of that partition.
+    /// `ibv_query_pkey`: the entry at `index` of a port's P_Key table. The top bit is set for a full member.
     ///
     /// # Errors
     ///
@@ -341,8 +333,8 @@ impl<'a> Context<'a> {
         Ok(u16::from_be(pkey))
     }
 
-    /// `ibv_get_pkey_index`: finds the index of `pkey` in a port's P_Key table. All 16 bits must match,
-    /// including the top bit, which says whether the port is a full member of the partition.
+    /// `ibv_get_pkey_index`: the index of `pkey` in a port's P_Key table. All 16 bits must match, with the
+    /// top bit for full membership.
     ///
     /// # Errors
     ///
@@ -359,16 +351,15 @@ impl<'a> Context<'a> {
         Err(Error::with_reason("ibv_get_pkey_index", libc::ENOENT, reason))
     }
 
-    /// The number of the device's completion vectors: the interrupts over which completion queues can
-    /// be spread.
+    /// The device's completion vectors: interrupts over which completion queues can be spread.
     pub fn completion_vectors(&self) -> u32 {
         // SAFETY: the context is live.
         u32::try_from(unsafe { (*self.as_raw()).num_comp_vectors }).unwrap_or(0)
     }
 }
 
-/// If libibverbs cannot open the device file, it looks for another file that udev might have made, and
-/// reports that this one does not exist. The error of the first file is more helpful.
+/// When libibverbs cannot open the device file, it tries another that udev might have made, and reports that
+/// one missing. This finds the error of the first file.
 fn explain(error: Error, file: &CStr) -> Error {
     if error.errno() != libc::ENOENT {
         return error;

@@ -10,17 +10,17 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Object;
 
-/// Stands in place of a verb in the errors of this file.
+/// Stands for a verb in the errors here.
 const VERB: &str = "counters";
 
-/// Defines the counters, each with its words and the drivers' names for it, with the number of units that one count stands
-/// for. The first name that exists is used.
+/// Defines the counters: words, and the drivers' names with the units of one count. The first name that
+/// exists is used.
 macro_rules! counters {
     ($($(#[$meta:meta])* $counter:ident, $words:literal: $(($name:literal, $unit:literal)),+;)+) => {
         /// A counter under one name, whatever each driver calls it.
         ///
-        /// Drivers count slightly different things, and no driver has all counters. Each variant lists the
-        /// drivers' names that it stands for; [`Counters::by_name`] finds all other counters.
+        /// Drivers count slightly different things, and none has all counters. Each variant lists the
+        /// drivers' names; [`Counters::by_name`] finds all others.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[non_exhaustive]
         pub enum Counter {
@@ -28,7 +28,7 @@ macro_rules! counters {
         }
 
         impl Counter {
-            /// All counters of this enumeration.
+            /// All of them.
             pub const ALL: &'static [Self] = &[$(Self::$counter),+];
 
             fn names(self) -> &'static [(&'static str, u64)] {
@@ -49,65 +49,64 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Bytes sent, with headers (`port_xmit_data`, which counts words of 4 bytes; `tx_bytes`).
+    /// Bytes sent, with headers (`port_xmit_data`, in words of 4 bytes; `tx_bytes`).
     SentBytes, "bytes sent": ("port_xmit_data", 4), ("tx_bytes", 1);
-    /// Bytes received, with headers (`port_rcv_data`, which counts words of 4 bytes; `rx_bytes`).
+    /// Bytes received, with headers (`port_rcv_data`, in words of 4 bytes; `rx_bytes`).
     ReceivedBytes, "bytes received": ("port_rcv_data", 4), ("rx_bytes", 1);
     /// Packets sent (`port_xmit_packets`, `tx_pkts`; `sent_pkts` of rxe).
     SentPackets, "packets sent": ("port_xmit_packets", 1), ("tx_pkts", 1), ("sent_pkts", 1);
     /// Packets received (`port_rcv_packets`, `rx_pkts`; `rcvd_pkts` of rxe).
     ReceivedPackets, "packets received": ("port_rcv_packets", 1), ("rx_pkts", 1), ("rcvd_pkts", 1);
-    /// How often this side sent again what was not acknowledged (`retrans_pkts` of efa, which counts
-    /// packets; `local_ack_timeout_err` of mlx5 and `to_retransmits` of bnxt_re, which count timeouts;
-    /// `completer_retry_err` of rxe, which counts retries for any reason).
+    /// How often this side sent again what was not acknowledged.
+    ///
+    /// efa counts packets (`retrans_pkts`), mlx5 and bnxt_re timeouts (`local_ack_timeout_err`,
+    /// `to_retransmits`), rxe retries for any reason (`completer_retry_err`).
     Retransmissions, "retransmissions":
         ("retrans_pkts", 1), ("local_ack_timeout_err", 1), ("to_retransmits", 1),
         ("completer_retry_err", 1);
-    /// How often a peer reported that an earlier packet from this side was missing (`packet_seq_err` of
-    /// mlx5, `rcvd_seq_err` of rxe, `seq_err_naks_rcvd` of bnxt_re).
+    /// How often a peer missed an earlier packet of this side (`packet_seq_err` of mlx5, `rcvd_seq_err` of
+    /// rxe, `seq_err_naks_rcvd` of bnxt_re).
     SequenceErrors, "sequence errors":
         ("packet_seq_err", 1), ("rcvd_seq_err", 1), ("seq_err_naks_rcvd", 1);
     /// Packets that arrived out of order (`out_of_sequence` of mlx5, `out_of_seq_request` of rxe,
     /// `oos_drop_count` of bnxt_re).
     OutOfOrder, "packets out of order":
         ("out_of_sequence", 1), ("out_of_seq_request", 1), ("oos_drop_count", 1);
-    /// Requests that arrived twice, because a peer sent them again (`duplicate_request` of mlx5 and
-    /// rxe, `dup_req` of bnxt_re).
+    /// Requests that a peer sent again (`duplicate_request` of mlx5 and rxe, `dup_req` of bnxt_re).
     DuplicateRequests, "duplicate requests": ("duplicate_request", 1), ("dup_req", 1);
-    /// How often a peer reported that it has no receive posted for a message from this side
-    /// (`rnr_nak_retry_err` of mlx5, `rcvd_rnr_err` of rxe, `rnr_naks_rcvd` of bnxt_re).
+    /// How often a peer had no receive for a message from this side (`rnr_nak_retry_err` of mlx5,
+    /// `rcvd_rnr_err` of rxe, `rnr_naks_rcvd` of bnxt_re).
     RnrNaksReceived, "RNR NAKs received":
         ("rnr_nak_retry_err", 1), ("rcvd_rnr_err", 1), ("rnr_naks_rcvd", 1);
-    /// Messages that arrived here and found no receive posted (`out_of_buffer` of mlx5, `send_rnr_err`
-    /// of rxe, `rx_out_of_buffer` of bnxt_re).
+    /// Messages that found no receive posted here (`out_of_buffer` of mlx5, `send_rnr_err` of rxe,
+    /// `rx_out_of_buffer` of bnxt_re).
     ReceiverNotReady, "receiver not ready":
         ("out_of_buffer", 1), ("send_rnr_err", 1), ("rx_out_of_buffer", 1);
     /// Requests given up after all retries (`req_transport_retries_exceeded` of mlx5,
     /// `retry_exceeded_err` of rxe, `max_retry_exceeded` of bnxt_re).
     RetriesExceeded, "retries exceeded":
         ("req_transport_retries_exceeded", 1), ("retry_exceeded_err", 1), ("max_retry_exceeded", 1);
-    /// Requests given up because the peer never had a receive posted (`req_rnr_retries_exceeded` of mlx5,
+    /// Requests given up because the peer had no receive (`req_rnr_retries_exceeded` of mlx5,
     /// `retry_rnr_exceeded_err` of rxe).
     RnrRetriesExceeded, "RNR retries exceeded":
         ("req_rnr_retries_exceeded", 1), ("retry_rnr_exceeded_err", 1);
     /// Congestion notifications sent to peers (`np_cnp_sent` of mlx5).
     CongestionNotificationsSent, "congestion notifications sent": ("np_cnp_sent", 1);
-    /// Congestion notifications from peers that made this side slow down (`rp_cnp_handled` of mlx5).
+    /// Congestion notifications that slowed this side down (`rp_cnp_handled` of mlx5).
     CongestionNotificationsHandled, "congestion notifications handled": ("rp_cnp_handled", 1);
 }
 
 /// Counters of a port or a device at one moment: [`Device::port_counters`], [`Device::counters`].
 ///
-/// They belong to the device: all processes increase them, and they do not begin at 0. A program
-/// usually wants to know how far they moved: [`since`](Self::since).
+/// All processes share them, and they do not begin at 0. Use [`since`](Self::since) to see how far they
+/// moved.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Counters {
     values: BTreeMap<String, u64>,
 }
 
 impl Counters {
-    /// The value of a counter, in the unit that [`Counter`] names; `None` where the driver has no such
-    /// counter.
+    /// The value in the unit that [`Counter`] names; `None` if the driver has no such counter.
     pub fn get(&self, counter: Counter) -> Option<u64> {
         counter
             .names()
@@ -115,7 +114,7 @@ impl Counters {
             .find_map(|(name, unit)| Some(self.by_name(name)?.saturating_mul(*unit)))
     }
 
-    /// The value of the counter that the driver calls `name`, in the driver's own unit.
+    /// The counter that the driver calls `name`, in the driver's unit.
     pub fn by_name(&self, name: &str) -> Option<u64> {
         self.values.get(name).copied()
     }
@@ -130,8 +129,8 @@ impl Counters {
         self.values.is_empty()
     }
 
-    /// How far each counter has moved since `before`. The result leaves out counters that have not
-    /// moved, that were reset in between, and that `before` does not have.
+    /// How far each counter has moved since `before`, without those that have not moved, were reset, or are
+    /// new.
     ///
     /// ```no_run
     /// # let context = ibverbs::open("rxe0")?;
@@ -151,8 +150,7 @@ impl Counters {
         Self { values: moved.collect() }
     }
 
-    /// Adds the counters in a folder of sysfs, if the folder exists. Counters that were read before
-    /// keep their values.
+    /// Adds the counters of a sysfs folder, if it exists. Earlier values stay.
     fn read(&mut self, folder: &Path) -> Result<()> {
         let files = match fs::read_dir(folder) {
             Ok(files) => files,
@@ -162,12 +160,11 @@ impl Counters {
         for file in files {
             let file = file.map_err(|error| failed(&error))?;
             let Ok(name) = file.file_name().into_string() else { continue };
-            // A setting, not a counter: how long, in ms, the kernel caches the values.
+            // A setting: how long, in ms, the kernel caches the values.
             if name == "lifespan" {
                 continue;
             }
-            // Some drivers have files for counters that this device lacks: reading them fails, or gives
-            // text.
+            // Some drivers have files for counters that this device lacks: reading fails or gives text.
             let text = fs::read_to_string(file.path()).unwrap_or_default();
             if let Ok(value) = text.trim_end().parse() {
                 self.values.entry(name).or_insert(value);
@@ -176,7 +173,7 @@ impl Counters {
         Ok(())
     }
 
-    /// The counters of a port, or of the device itself, from its folder in sysfs.
+    /// The counters of a port, or of the device, from its folder in sysfs.
     fn of(device: &Path, port: Option<u8>) -> Result<Self> {
         let mut counters = Self::default();
         let Some(port) = port else {
@@ -205,11 +202,9 @@ impl fmt::Debug for Counters {
 }
 
 impl Device<'_> {
-    /// The counters of a port, which the kernel shows in sysfs: those of the InfiniBand standard, and the
-    /// driver's own. Empty where there are none.
+    /// The counters of a port in sysfs: those of InfiniBand and the driver's own. Empty where there are none.
     ///
-    /// This reads dozens of small files, and makes most drivers query the device: keep it off the data
-    /// path.
+    /// It reads dozens of files, and most drivers query the device for them: keep it off the data path.
     ///
     /// # Errors
     ///
@@ -219,7 +214,7 @@ impl Device<'_> {
         Counters::of(self.sysfs_path(), Some(port))
     }
 
-    /// The counters of the device that belong to no port. See [`port_counters`](Self::port_counters).
+    /// The device's counters that belong to no port.
     ///
     /// # Errors
     ///
@@ -230,7 +225,7 @@ impl Device<'_> {
 }
 
 impl Context<'_> {
-    /// The counters of a port: see [`Device::port_counters`].
+    /// [`Device::port_counters`].
     ///
     /// # Errors
     ///
@@ -239,7 +234,7 @@ impl Context<'_> {
         device(self)?.port_counters(port)
     }
 
-    /// The counters of the device that belong to no port: see [`Device::counters`].
+    /// [`Device::counters`].
     ///
     /// # Errors
     ///
@@ -250,18 +245,18 @@ impl Context<'_> {
 }
 
 pub(super) fn device<'a>(context: &'a Context<'_>) -> Result<Device<'a>> {
-    // SAFETY: the context is live, and holds a reference to its device for as long as it is.
+    // SAFETY: a live context holds its device.
     let device = unsafe { (*context.as_raw()).device };
     Device::new(device).ok_or(Error::new(VERB, libc::ENODEV))
 }
 
-/// The resources that this process holds, over all devices: see [`process_resources`].
+/// What this process holds, over all devices: see [`process_resources`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ProcessResources {
     /// Open devices.
     pub contexts: usize,
-    /// Protection domains, parent domains among them.
+    /// Protection domains, with parent domains.
     pub protection_domains: usize,
     /// Completion queues.
     pub completion_queues: usize,
@@ -271,14 +266,12 @@ pub struct ProcessResources {
     pub shared_receive_queues: usize,
     /// Memory regions.
     pub memory_regions: usize,
-    /// Bytes of memory that the kernel has pinned for devices (`VmPin` in `/proc/self/status`), for
-    /// this crate and everything else in the process.
+    /// Bytes pinned for devices by the whole process (`VmPin` in `/proc/self/status`).
     pub pinned_bytes: u64,
 }
 
-/// Counts the resources of this process: the objects of this crate that were created and not destroyed,
-/// whether they are still owned, were forgotten, or were leaked because their destroy verb failed; and
-/// the memory that the kernel has pinned for devices.
+/// Counts this process's resources: objects of this crate that were not destroyed (owned, forgotten or
+/// leaked), and pinned memory.
 ///
 /// # Errors
 ///
@@ -311,7 +304,7 @@ fn pinned(status: &str) -> u64 {
 mod tests {
     use super::*;
 
-    /// A folder with the layout in which the kernel shows a device.
+    /// A folder like the kernel's for a device.
     fn device(files: &[(&str, &str)]) -> std::path::PathBuf {
         let name = format!("ibverbs-counters-{}-{}", std::process::id(), files.len());
         let folder = std::env::temp_dir().join(name);

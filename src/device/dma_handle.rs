@@ -1,4 +1,4 @@
-//! How the device addresses the memory of the machine: hints on the PCI bus.
+//! Hints on the PCI bus for the device's access to memory.
 
 use crate::debug::debug;
 use crate::device::Context;
@@ -11,7 +11,7 @@ use crate::parent::Parent;
 object!(ibv_dmah, ibv_dealloc_dmah);
 
 foreign_enum! {
-    /// `enum ibv_tph_mem_type`: the kind of memory that the device's transactions are for.
+    /// `enum ibv_tph_mem_type`: the kind of memory.
     #[doc(alias = "ibv_tph_mem_type")]
     pub enum HintedMemory: ibv_tph_mem_type(u32) {
         /// Memory that loses its contents without power.
@@ -21,24 +21,23 @@ foreign_enum! {
     }
 }
 
-/// `struct ibv_dmah_init_attr`: the hints of a [`DmaHandle`]. What is `None` is left to the device.
+/// `struct ibv_dmah_init_attr`: the hints of a [`DmaHandle`]. `None` leaves it to the device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[doc(alias = "ibv_dmah_init_attr")]
 pub struct DmaHints {
-    /// The number of the processor that will use the data, as in `/proc/cpuinfo`: the device asks that written data go
-    /// to its cache.
+    /// The processor that will use the data (number in `/proc/cpuinfo`): written data go to its cache.
     pub cpu: Option<u32>,
-    /// The processing hint of PCI Express, 0 to 3: 0 is bidirectional use, 1 is use by the device, 2 is use by the
-    /// processor, 3 is that with priority.
+    /// The PCI Express processing hint: 0 bidirectional use, 1 use by the device, 2 by the processor, 3 by
+    /// the processor with priority.
     pub processing_hint: Option<u8>,
     /// The kind of memory.
     pub memory: Option<HintedMemory>,
 }
 
-/// `struct ibv_dmah`: hints for the device's transactions on memory, TLP processing hints (TPH) of PCI Express. A region
-/// is registered with it: see [`RawMemoryRegion::with_dma_handle`](crate::memory::RawMemoryRegion::with_dma_handle).
+/// `struct ibv_dmah`: PCI Express processing hints (TPH) for the device's access to memory.
 ///
-/// There since rdma-core 65.
+/// Register a region with it:
+/// [`RawMemoryRegion::with_dma_handle`](crate::memory::RawMemoryRegion::with_dma_handle). Needs rdma-core 65.
 #[doc(alias = "ibv_dmah")]
 pub struct DmaHandle<'ctx> {
     raw: Handle<ffi::ibv_dmah>,
@@ -46,24 +45,25 @@ pub struct DmaHandle<'ctx> {
 }
 
 resource! {
-    /// `ibv_dealloc_dmah`: frees the handle, and returns the error if that fails, which dropping cannot.
+    /// `ibv_dealloc_dmah`: frees the handle, and returns an error that dropping would ignore.
     ///
     /// # Errors
     ///
-    /// The handle is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// The handle and all that it was made from is
+    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed).
     ///
-    ///  - `EBUSY`: a region that was registered with it still exists.
+    ///  - `EBUSY`: a region that was registered with it exists.
     #[doc(alias = "ibv_dealloc_dmah")]
     DmaHandle<'ctx>: raw of ibv_dmah, context
 }
 
 impl<'ctx> DmaHandle<'ctx> {
-    /// `ibv_alloc_dmah`: allocates a handle with these hints.
+    /// `ibv_alloc_dmah`.
     ///
     /// # Errors
     ///
-    ///  - `EOPNOTSUPP`: the device, or the kernel, has no such handles.
-    ///  - `EINVAL`: there is no such processor, or the device does not know such a hint.
+    ///  - `EOPNOTSUPP`: the device or the kernel has no such handles.
+    ///  - `EINVAL`: there is no such processor, or the device does not know the hint.
     ///  - `ENOMEM`: none left on the device.
     #[doc(alias = "ibv_alloc_dmah")]
     pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>, hints: DmaHints) -> Result<Self> {
@@ -80,7 +80,7 @@ impl<'ctx> DmaHandle<'ctx> {
             attributes.comp_mask |= mask::IBV_DMAH_INIT_ATTR_MASK_PH.0;
         }
         if let Some(memory) = hints.memory {
-            // The field has 8 bits: what does not fit becomes a number that no device knows.
+            // The field has 8 bits. What does not fit becomes a number that no device knows.
             attributes.tph_mem_type =
                 u8::try_from(ffi::ibv_tph_mem_type::from(memory).0).unwrap_or(u8::MAX);
             attributes.comp_mask |= mask::IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE.0;

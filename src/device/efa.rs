@@ -1,4 +1,4 @@
-//! EFA (feature `efa`): what an Elastic Fabric Adapter can do beyond `verbs.h`.
+//! EFA (feature `efa`): Elastic Fabric Adapters beyond `verbs.h`.
 
 use super::context::Context;
 use crate::debug::debug;
@@ -9,20 +9,20 @@ use crate::foreign_enum::getters;
 const VERB: &str = "efadv_query_device";
 
 bitflags::bitflags! {
-    /// `EFADV_DEVICE_ATTR_CAPS_*`: abilities that only some EFA devices have.
+    /// `EFADV_DEVICE_ATTR_CAPS_*`: abilities of some EFA devices.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     pub struct EfaCapabilities: u32 {
         /// SRD queue pairs can read the peer's memory.
         const RDMA_READ = ffi::EFADV_DEVICE_ATTR_CAPS_RDMA_READ;
-        /// An SRD queue pair can be told how often a send is repeated when the peer has no receive posted
-        /// for it ([`max_rnr_retries`](crate::QueuePairBuilder::max_rnr_retries)).
+        /// An SRD queue pair can limit how often a send is repeated while the peer has no receive
+        /// ([`max_rnr_retries`](crate::QueuePairBuilder::max_rnr_retries)).
         const RNR_RETRY = ffi::EFADV_DEVICE_ATTR_CAPS_RNR_RETRY;
-        /// The completion of a receive can tell the GID of a sender that has no address handle here
+        /// A receive's completion can tell the GID of a sender without an address handle here
         /// (`efadv_create_cq`, in [`ffi`]).
         const CQ_WITH_SGID = ffi::EFADV_DEVICE_ATTR_CAPS_CQ_WITH_SGID;
-        /// SRD queue pairs can write to the peer's memory, with and without an immediate.
+        /// SRD queue pairs can write to the peer's memory, also with an immediate.
         const RDMA_WRITE = ffi::EFADV_DEVICE_ATTR_CAPS_RDMA_WRITE;
-        /// Writes with an immediate need not consume a receive: see
+        /// Writes with an immediate need no receive: see
         /// [`SrdOptions::unsolicited_write_receive`](crate::queue_pair::SrdOptions::unsolicited_write_receive).
         const UNSOLICITED_WRITE_RECEIVE = ffi::EFADV_DEVICE_ATTR_CAPS_UNSOLICITED_WRITE_RECV;
         // Later releases define more.
@@ -30,30 +30,30 @@ bitflags::bitflags! {
     }
 }
 
-/// `struct efadv_device_attr`: the limits and abilities of an EFA device. See [`Context::query_efa`].
+/// `struct efadv_device_attr`: see [`Context::query_efa`].
 #[derive(Clone, Copy)]
 #[doc(alias = "efadv_device_attr")]
 pub struct EfaAttributes(ffi::efadv_device_attr);
 
 impl EfaAttributes {
     getters! { self,
-        /// How many requests a send queue can hold.
+        /// The most requests in a send queue.
         max_send_wr: u32 => self.0.max_sq_wr;
 
-        /// How many requests a receive queue can hold.
+        /// The most requests in a receive queue.
         max_recv_wr: u32 => self.0.max_rq_wr;
 
-        /// How many gather elements a send can have.
+        /// The most gather elements of a send.
         max_send_sge: u32 => self.0.max_sq_sge.into();
 
-        /// How many scatter elements a receive can have.
+        /// The most scatter elements of a receive.
         max_recv_sge: u32 => self.0.max_rq_sge.into();
 
-        /// How many bytes a send can carry inline.
+        /// The most inline bytes of a send.
         max_inline_data: u32 => self.0.inline_buf_size.into();
 
-        /// How many bytes one read or write can move; 0 if the device has neither. The longest *message* is
-        /// another limit: [`PortAttributes::max_message_size`](crate::device::PortAttributes::max_message_size).
+        /// The most bytes of one read or write; 0 if the device has neither. For *messages* see
+        /// [`PortAttributes::max_message_size`](crate::device::PortAttributes::max_message_size).
         max_rdma_size: u32 => self.0.max_rdma_size;
     }
 
@@ -69,10 +69,8 @@ impl EfaAttributes {
 }
 
 impl Context<'_> {
-    /// `efadv_query_device`: the limits and abilities that only EFA devices have. Also the way to tell an
-    /// EFA device from others.
-    ///
-    /// The man page is `efadv_query_device(3)`.
+    /// `efadv_query_device`, `efadv_query_device(3)`: the limits and abilities of an EFA device. Its error
+    /// tells other devices apart.
     ///
     /// # Errors
     ///
@@ -89,7 +87,7 @@ impl Context<'_> {
     }
 }
 
-/// Says why a verb of EFA failed on a device of another provider.
+/// Says why an EFA verb failed on another provider's device.
 #[cold]
 pub(crate) fn explain(verb: &'static str, error: Error) -> Error {
     match error.errno() {

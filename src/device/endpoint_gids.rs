@@ -1,9 +1,8 @@
-//! The GIDs by which a queue pair can be reached, and the choice of the two that a connection uses.
+//! The GIDs of a queue pair, and the choice of the two that a connection uses.
 //!
-//! A RoCE port has two GIDs for each address of its network interface: one for RoCE v1 and one for RoCE v2.
-//! Packets can only go between two GIDs of the same version and the same IP family. So an endpoint carries
-//! the best GID of each class, and both sides take the first class that both have. Both compare the same
-//! two lists in the same order, so they choose the same pair.
+//! A RoCE port has two GIDs for each address: RoCE v1 and RoCE v2. Packets only go between GIDs of the same
+//! version and IP family. So an endpoint carries the best GID of each class. Both sides compare the same two
+//! lists in the same order, and choose the same pair.
 
 use std::net::Ipv6Addr;
 
@@ -21,7 +20,7 @@ impl From<GidType> for GidClass {
     }
 }
 
-/// The families of addresses that can reach each other.
+/// Families of addresses that reach each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Family {
     Ipv4,
@@ -29,7 +28,6 @@ enum Family {
     LinkLocal,
 }
 
-/// A GID and its class.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct EndpointGid {
     pub(crate) gid: Gid,
@@ -43,7 +41,7 @@ impl From<&GidEntry> for EndpointGid {
 }
 
 impl EndpointGid {
-    /// What an error says of it.
+    /// For errors.
     pub(crate) const fn named(self) -> (GidClass, Ipv6Addr) {
         (self.class, self.gid.to_ipv6())
     }
@@ -58,7 +56,7 @@ impl EndpointGid {
         }
     }
 
-    /// Whether packets can go between the two, and how directly: 0 is best.
+    /// Whether packets can go between the two, and how directly (0: best).
     fn distance(&self, other: &Self) -> Option<u8> {
         if !self.class.fits(other.class) {
             return None;
@@ -69,14 +67,14 @@ impl EndpointGid {
                 Some(0)
             }
             (one, two) if one == two => Some(0),
-            // On one link, the kernel can reach one from the other.
+            // On one link, the kernel reaches one from the other.
             (Family::Ipv6, Family::LinkLocal) | (Family::LinkLocal, Family::Ipv6) => Some(1),
             _ => None,
         }
     }
 }
 
-/// The most GIDs that an endpoint can have: two versions of RoCE, three kinds of addresses.
+/// Two versions of RoCE, three kinds of addresses.
 pub(crate) const MAX_GIDS: usize = 6;
 
 /// The GIDs of an endpoint, the best first.
@@ -88,7 +86,7 @@ pub(crate) struct EndpointGids {
 }
 
 impl EndpointGids {
-    /// One GID, or none if that is zero.
+    /// One GID, or none if it is zero.
     pub(crate) const fn one(gid: Gid, class: GidClass) -> Self {
         const NONE: EndpointGid = EndpointGid { gid: Gid::ZERO, class: GidClass::Unspecified };
         let mut list = [NONE; MAX_GIDS];
@@ -99,7 +97,7 @@ impl EndpointGids {
         Self { list, len: 1 }
     }
 
-    /// Adds a GID at the end, unless it is zero. Returns whether there was room.
+    /// Adds a GID unless it is zero. Returns whether there was room.
     pub(crate) fn push(&mut self, gid: EndpointGid) -> bool {
         if gid.gid.is_zero() {
             return true;
@@ -114,8 +112,8 @@ impl EndpointGids {
         }
     }
 
-    /// The best GID of each class and family in the table of a port, the best class first. Entries of types
-    /// that this crate does not know are used only if there are no others.
+    /// The best GID of each class and family in a port's table, the best class first. Types that this crate
+    /// does not know count only if there are no others.
     pub(crate) fn of_table(entries: impl IntoIterator<Item = GidEntry>) -> Self {
         const FAMILIES: usize = 3;
         let mut best = [None; FAMILIES * GidClass::ALL.len()];
@@ -133,7 +131,7 @@ impl EndpointGids {
         let mut gids = Self::default();
         for (_, gid) in best.into_iter().flatten() {
             if gid.class != GidClass::Unspecified || gids.is_empty() {
-                // The entries that do not fit are the least preferred ones.
+                // What does not fit is least preferred.
                 gids.push(gid);
             }
         }
@@ -152,7 +150,7 @@ impl EndpointGids {
         self.len == 0
     }
 
-    /// Our and their GID for a connection, if any two match. The other side chooses the same two.
+    /// Our and their GID for a connection, if two match. The other side chooses the same.
     pub(crate) fn choose(&self, theirs: &Self) -> Option<(EndpointGid, EndpointGid)> {
         let pairs = self.as_slice().iter().flat_map(|ours| {
             theirs
@@ -160,7 +158,7 @@ impl EndpointGids {
                 .iter()
                 .filter_map(move |theirs| Some((ours.distance(theirs)?, *ours, *theirs)))
         });
-        // Among equal distances, the first: the best of our GIDs.
+        // Among equal distances, the first: the best of ours.
         let (_, ours, theirs) = pairs.min_by_key(|pair| pair.0)?;
         Some((ours, theirs))
     }
@@ -216,7 +214,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "safe code, and thousands of rounds")]
     fn both_sides_choose_the_same_two() {
-        // Every pair of subsets of what two hosts may have.
+        // Every pair of subsets of two hosts' GIDs.
         let all = |i: usize| {
             [
                 (IPV4[i], V2),
@@ -257,7 +255,7 @@ mod tests {
         assert_eq!(choose(&[(LOCAL[1], V2)]), pair(LOCAL[0], LOCAL[1]));
         assert_eq!(choose(&[(IPV6[1], V2)]), pair(LOCAL[0], IPV6[1]));
         assert_eq!(choose(&[(IPV4[1], V1)]), None);
-        // A GID without a version matches any of its family.
+        // A GID without a version matches its whole family.
         assert_eq!(choose(&[(LOCAL[1], GidClass::Unspecified)]), pair(LOCAL[0], LOCAL[1]));
         assert_eq!(choose(&[]), None);
     }

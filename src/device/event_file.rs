@@ -1,4 +1,4 @@
-//! Waiting on the files through which the kernel reports events.
+//! Waiting for the kernel's event files.
 
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use std::time::Instant;
@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::error::{Error, Result};
 use crate::{ffi, hooks};
 
-/// Takes over the result of a system call.
+/// Takes over a system call's result.
 ///
 /// # Safety
 ///
@@ -19,9 +19,9 @@ pub(crate) unsafe fn descriptor(call: &'static str, fd: RawFd) -> Result<OwnedFd
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// An epoll instance: readable when one of the files is.
+/// An epoll instance, readable when one of the files is.
 pub(crate) fn any_of(files: &[BorrowedFd<'_>]) -> Result<OwnedFd> {
-    // SAFETY: it makes a new descriptor; no memory is involved.
+    // SAFETY: the call makes a new descriptor and takes no memory.
     let any = unsafe {
         descriptor("epoll_create1", crate::linux::epoll_create1(crate::linux::EPOLL_CLOEXEC))?
     };
@@ -39,9 +39,9 @@ pub(crate) fn any_of(files: &[BorrowedFd<'_>]) -> Result<OwnedFd> {
     Ok(any)
 }
 
-/// Makes reads from `fd` return at once when there is nothing to read.
+/// Makes reads from `fd` return at once.
 pub(crate) fn set_nonblocking(verb: &'static str, fd: RawFd) -> Result<()> {
-    // SAFETY: no memory is involved; a descriptor that is not open is an error.
+    // SAFETY: no memory is involved; a closed descriptor is an error.
     let done = unsafe {
         let flags = libc::fcntl(fd, libc::F_GETFL);
         flags >= 0 && libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) == 0
@@ -49,11 +49,11 @@ pub(crate) fn set_nonblocking(verb: &'static str, fd: RawFd) -> Result<()> {
     if done { Ok(()) } else { Err(Error::new(verb, ffi::errno())) }
 }
 
-/// Returns what `take` gives; while it gives nothing, sleeps until `fd` is readable and tries again. It
-/// tries once even if the deadline has passed.
+/// Returns what `take` gives. While that is nothing, sleeps until `fd` is readable. Tries once even after the
+/// deadline.
 ///
-/// `fd` is non-blocking. Any number of threads may wait at once: a thread that finds that another was
-/// faster goes back to sleep. A signal does not end the wait.
+/// `fd` is non-blocking, and several threads may wait: one that finds nothing goes back to sleep. A signal
+/// does not end the wait.
 pub(crate) fn take_before<T>(
     verb: &'static str,
     fd: RawFd,
@@ -69,7 +69,7 @@ pub(crate) fn take_before<T>(
     }
 }
 
-/// As [`take_before`], but returns `None` as soon as `waker` is readable.
+/// [`take_before`], but `None` once `waker` is readable.
 pub(crate) fn take_before_or_woken<T>(
     verb: &'static str,
     fd: RawFd,
@@ -87,9 +87,11 @@ pub(crate) fn take_before_or_woken<T>(
     Ok(None)
 }
 
-/// Sleeps until one of the files is readable, or has an error that the next read will report. Returns the
-/// index of the first such file, and whether the deadline has passed: the next call, which says so by `is_last`, then fails,
-/// though a file is readable from which nothing comes. The last file is that of the events.
+/// Sleeps until a file is readable, or has an error that the next read reports.
+///
+/// Returns the index of the first such file, and whether the deadline has passed. The next call, with
+/// `is_last`, then fails even if a file stays readable but yields nothing. The last file is that of the
+/// events.
 fn wait_readable<const N: usize>(
     verb: &'static str,
     files: [RawFd; N],
@@ -114,7 +116,7 @@ fn wait_readable<const N: usize>(
         let is_over = left.is_some_and(|left| left.tv_sec == 0 && left.tv_nsec == 0);
         let left = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         let count = N as libc::nfds_t;
-        // SAFETY: there are as many files, and the time is null or valid; the signal mask is left alone.
+        // SAFETY: there are `count` files, and the time is null or valid; the signal mask is left alone.
         match unsafe { crate::linux::ppoll(files.as_mut_ptr(), count, left, std::ptr::null()) } {
             0 => return Err(timed_out(verb)),
             1.. => {
@@ -128,14 +130,13 @@ fn wait_readable<const N: usize>(
     }
 }
 
-/// The error of a wait whose deadline has passed.
+/// The error of an expired wait.
 #[cold]
 pub(crate) fn timed_out(verb: &'static str) -> Error {
     Error::with_reason(verb, libc::ETIMEDOUT, "the deadline has passed")
 }
 
-/// Calls a verb that reads an event and returns 0, or -1 with `errno`. Returns whether it read an
-/// event: `false` if there was nothing to read.
+/// Calls a verb that reads an event and returns 0, or -1 with `errno`. Returns whether there was one.
 #[inline]
 pub(crate) fn read_event(verb: &'static str, mut read: impl FnMut() -> i32) -> Result<bool> {
     loop {
@@ -198,7 +199,7 @@ mod tests {
     fn a_signal_does_not_end_a_wait() {
         extern "C" fn ignore(_: libc::c_int) {}
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        // SAFETY: the handler does nothing, and without SA_RESTART system calls are interrupted.
+        // SAFETY: the handler does nothing; without SA_RESTART it interrupts system calls.
         let (this, installed) = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = ignore as extern "C" fn(libc::c_int) as usize;
@@ -211,7 +212,7 @@ mod tests {
             scope.spawn(move || {
                 for _ in 0..5 {
                     std::thread::sleep(SOON);
-                    // SAFETY: the thread waits for this one below.
+                    // SAFETY: the thread is alive, as it waits for this one below.
                     let sent = unsafe {
                         libc::syscall(libc::SYS_tgkill, libc::getpid(), this, libc::SIGUSR2)
                     };

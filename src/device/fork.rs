@@ -10,41 +10,40 @@ foreign_enum! {
     /// `enum ibv_fork_status`: whether a program that uses RDMA may fork.
     #[doc(alias = "ibv_fork_status")]
     pub enum ForkStatus: ibv_fork_status(u32) {
-        /// [`fork_init`] was not called: after a fork, the parent's writes to registered memory may
-        /// go to pages that the device does not see.
+        /// [`fork_init`] was not called. After a fork, the parent's writes to registered memory may go to
+        /// pages that the device does not see.
         Disabled = IBV_FORK_DISABLED,
-        /// The child does not get registered memory: touching it kills the child, and does not affect
-        /// the parent.
+        /// The child does not get registered memory: touching it kills the child, not the parent.
         Enabled = IBV_FORK_ENABLED,
-        /// The kernel (5.12 and later) copies pinned pages for the child, so nothing needs to be done.
-        /// Parent and device keep seeing the same memory, also for requests in flight, and the child
-        /// writes to a copy of its own.
+        /// The kernel (5.12 and later) copies pinned pages for the child. Parent and device keep sharing
+        /// memory, also for requests in flight.
         Unneeded = IBV_FORK_UNNEEDED,
     }
 }
 
-/// Whether this process has opened a device. `ibv_fork_init` takes no lock: a thread that registers
-/// memory at the same time would walk a tree that does not exist yet.
+/// Whether this process has opened a device. `ibv_fork_init` takes no lock: a thread that registers memory
+/// meanwhile would walk a tree that does not exist yet.
 static OPENED: Mutex<bool> = Mutex::new(false);
 
-/// Excludes everything else that concerns forks. The caller records in it that a device is opened, before it opens
-/// the device, without the guard. It holds the guard while it lists devices, since libibverbs then reads the
-/// environment (`RDMAV_FORK_SAFE`) and may call `ibv_fork_init` itself: that reads files of the kernel, and calls no verb.
+/// Excludes other calls that concern forks.
+///
+/// A caller that opens a device records that in it, and then opens without the guard. A caller that lists
+/// devices holds it, because libibverbs then reads the environment (`RDMAV_FORK_SAFE`) and may call
+/// `ibv_fork_init`, which reads files of the kernel and calls no verb.
 pub(crate) fn exclusive() -> MutexGuard<'static, bool> {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// `ibv_fork_init`: makes `fork` safe for the parent, on kernels that need it.
 ///
-/// It is never called implicitly, since it makes registering and deregistering slower. Call it before
-/// opening a device. A child does not get registered pages: a child that touches one, or other data on
-/// the same page, is killed. The child must never use an object of this crate, and should soon call
-/// `exec`.
+/// Call it before opening a device; nothing calls it implicitly, as it slows down registering and
+/// deregistering. A child that touches a registered page, or other data on that page, is killed. It must
+/// never use an object of this crate, and should soon call `exec`.
 ///
 /// # Errors
 ///
 ///  - `EINVAL`: a device was opened already.
-///  - `ENOSYS`: the kernel does not have `madvise(MADV_DONTFORK)`.
+///  - `ENOSYS`: the kernel lacks `madvise(MADV_DONTFORK)`.
 ///  - `ENOMEM`: out of memory.
 #[doc(alias = "ibv_fork_init")]
 pub fn fork_init() -> Result<()> {
@@ -52,8 +51,8 @@ pub fn fork_init() -> Result<()> {
     let opened = exclusive();
     let reason = "call fork_init before any device is opened";
     Error::invalid_if(*opened && status() == ForkStatus::Disabled, VERB, reason)?;
-    // SAFETY: no other thread registers memory meanwhile, as no device was opened; or fork support is on
-    // or unneeded, and this changes nothing.
+    // SAFETY: no device was opened, so no thread registers memory meanwhile; or fork support is on or
+    // unneeded, and this changes nothing.
     ffi::status(VERB, unsafe { ffi::ibv_fork_init() })
 }
 
@@ -65,7 +64,7 @@ pub fn is_fork_initialized() -> ForkStatus {
 }
 
 fn status() -> ForkStatus {
-    // SAFETY: it only reads, and the callers hold the lock that keeps others from writing.
+    // SAFETY: it only reads, and the callers hold the lock that keeps writers out.
     unsafe { ffi::ibv_is_fork_initialized() }.into()
 }
 

@@ -1,4 +1,4 @@
-//! Global identifiers: of ports ([`Gid`]) and of devices ([`Guid`]).
+//! Global identifiers of ports ([`Gid`]) and devices ([`Guid`]).
 
 use std::ffi::CStr;
 use std::fmt;
@@ -11,9 +11,8 @@ use crate::hooks::hooks;
 
 /// `union ibv_gid`: the 128-bit address of a port, in the form of an IPv6 address.
 ///
-/// On InfiniBand it is the subnet prefix and the port's GUID; on RoCE it is an address of the network
-/// interface, where an IPv4 address takes its IPv4-mapped form (`::ffff:10.0.0.1`). `Display` and
-/// `FromStr` use the text form of IPv6.
+/// On InfiniBand it is the subnet prefix and the port's GUID. On RoCE it is an address of the network
+/// interface, with IPv4 mapped (`::ffff:10.0.0.1`). `Display` and `FromStr` use the IPv6 text form.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(transparent))]
@@ -24,12 +23,12 @@ impl Gid {
     /// The GID that names no port.
     pub const ZERO: Self = Self([0; 16]);
 
-    /// The GID with these bytes, in network order.
+    /// From bytes in network order.
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
-    /// Its bytes, in network order.
+    /// The bytes in network order.
     pub const fn to_bytes(self) -> [u8; 16] {
         self.0
     }
@@ -44,28 +43,26 @@ impl Gid {
         u128::from_be_bytes(self.0) as u64
     }
 
-    /// Whether all bits are 0: an empty entry of a GID table.
+    /// Whether it is zero: an empty entry of a GID table.
     pub const fn is_zero(self) -> bool {
         u128::from_be_bytes(self.0) == 0
     }
 
-    /// The same bits as an IPv6 address.
     pub(crate) const fn to_ipv6(self) -> Ipv6Addr {
         Ipv6Addr::from_bits(u128::from_be_bytes(self.0))
     }
 
-    /// The IPv4 address, if this is an IPv4-mapped one.
+    /// The IPv4 address, if mapped.
     pub const fn to_ipv4(self) -> Option<Ipv4Addr> {
         self.to_ipv6().to_ipv4_mapped()
     }
 
-    /// Whether it is a link-local address (`fe80::/10`): on RoCE, no router forwards it; on
-    /// InfiniBand it is the default subnet prefix.
+    /// Whether it is link-local (`fe80::/10`): not routed on RoCE, the default subnet prefix on InfiniBand.
     pub const fn is_link_local(self) -> bool {
         self.to_ipv6().is_unicast_link_local()
     }
 
-    /// Whether it names a multicast group (`ff00::/8`, or a mapped IPv4 multicast address).
+    /// Whether it is a multicast group (`ff00::/8`, or a mapped IPv4 multicast address).
     pub const fn is_multicast(self) -> bool {
         if self.0[0] == 0xff {
             return true;
@@ -79,7 +76,7 @@ impl Gid {
 
 impl From<ffi::ibv_gid> for Gid {
     fn from(gid: ffi::ibv_gid) -> Self {
-        // SAFETY: both arms of the union are 16 plain bytes, and any bit pattern is a GID.
+        // SAFETY: both arms are 16 plain bytes, and any bit pattern is a GID.
         Self(unsafe { gid.raw })
     }
 }
@@ -152,7 +149,7 @@ pub struct GidEntry {
     pub port: u8,
     /// The protocol.
     pub gid_type: GidType,
-    /// On RoCE, the index of the network interface that it belongs to (as `if_nametoindex` has it).
+    /// On RoCE, the index of its network interface (as `if_nametoindex`).
     pub interface_index: Option<u32>,
 }
 
@@ -161,7 +158,7 @@ impl From<ffi::ibv_gid_entry> for GidEntry {
         Self {
             gid: raw.gid.into(),
             index: raw.gid_index,
-            // Port numbers are 8 bits wide everywhere else in verbs.
+            // Port numbers are 8 bits elsewhere in verbs.
             port: raw.port_num as u8,
             gid_type: ffi::ibv_gid_type(raw.gid_type).into(),
             interface_index: (raw.ndev_ifindex != 0).then_some(raw.ndev_ifindex),
@@ -170,13 +167,13 @@ impl From<ffi::ibv_gid_entry> for GidEntry {
 }
 
 impl GidEntry {
-    /// `if_indextoname`: the name of the network interface that the GID belongs to, such as `eth0`;
-    /// `None` on InfiniBand, and if the interface no longer exists.
+    /// `if_indextoname`: the GID's network interface, such as `eth0`; `None` on InfiniBand, or if it no
+    /// longer exists.
     #[doc(alias = "if_indextoname")]
     pub fn interface_name(&self) -> Option<String> {
         let index = self.interface_index?;
         let mut name = [0; libc::IF_NAMESIZE];
-        // SAFETY: the array has room for any name of an interface.
+        // SAFETY: the array has room for any interface's name.
         let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
         if found.is_null() {
             return None;
@@ -186,7 +183,7 @@ impl GidEntry {
         Some(name.to_string_lossy().into_owned())
     }
 
-    /// Ranks the entry for reaching a peer in another network: the smaller, the better.
+    /// Ranks the entry for a peer in another network: smaller is better.
     pub(crate) fn preference(&self) -> u32 {
         match (self.gid_type, self.gid.to_ipv4().is_some(), self.gid.is_link_local()) {
             (GidType::RoceV2, true, _) => 0,
@@ -199,7 +196,7 @@ impl GidEntry {
         }
     }
 
-    /// Its index in 8 bits, as queue pair attributes hold it.
+    /// The index in 8 bits, as in queue pair attributes.
     pub(super) fn short_index(&self) -> crate::error::Result<u8> {
         u8::try_from(self.index).map_err(|_| {
             let (what, value) = ("the index of the routable GID", self.index.into());
@@ -208,9 +205,8 @@ impl GidEntry {
     }
 }
 
-/// A 64-bit EUI-64 identifier that a vendor gave to a device.
-///
-/// `Display` and `FromStr` use the form `0002:c903:0012:3456`.
+/// A vendor's 64-bit EUI-64 identifier of a device. `Display` and `FromStr` use the form
+/// `0002:c903:0012:3456`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(transparent))]
@@ -218,17 +214,17 @@ impl GidEntry {
 pub struct Guid([u8; 8]);
 
 impl Guid {
-    /// The GUID with these bytes, in network order.
+    /// From bytes in network order.
     pub const fn from_bytes(bytes: [u8; 8]) -> Self {
         Self(bytes)
     }
 
-    /// Its bytes, in network order.
+    /// The bytes in network order.
     pub const fn to_bytes(self) -> [u8; 8] {
         self.0
     }
 
-    /// `ibv_get_device_guid`, which knows the kernel's devices only, or the answer of the device's provider.
+    /// `ibv_get_device_guid`, which knows only the kernel's devices, or the answer of the device's provider.
     ///
     /// # Safety
     ///
@@ -241,17 +237,17 @@ impl Guid {
         answer.map_or_else(asked, |guid| Self(guid.to_be_bytes()))
     }
 
-    /// The GUID as C has it: a big-endian number in memory.
+    /// From C's big-endian number.
     pub(super) const fn from_be(raw: u64) -> Self {
         Self(raw.to_ne_bytes())
     }
 
-    /// Whether it is 0: the device has no GUID.
+    /// Whether it is 0: the device has none.
     pub const fn is_zero(self) -> bool {
         u64::from_be_bytes(self.0) == 0
     }
 
-    /// The vendor's part: its 24-bit OUI.
+    /// The vendor's 24-bit OUI.
     pub const fn oui(self) -> u32 {
         u32::from_be_bytes([0, self.0[0], self.0[1], self.0[2]])
     }
@@ -270,7 +266,7 @@ impl fmt::Debug for Guid {
     }
 }
 
-/// The error for a text that is not a GUID.
+/// The text is not a GUID.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ParseGuidError(());
 

@@ -1,4 +1,4 @@
-//! The list of devices, and opening one by its name or place.
+//! The list of devices, and opening one by name.
 
 use std::iter::FusedIterator;
 use std::ops::RangeInclusive;
@@ -12,27 +12,26 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::unusable::{FILES, Unusable, abi_of_verbs, devices_folder, names};
 use crate::{ffi, hooks};
 
-/// The versions of the kernel's interface that libibverbs knows (`IB_USER_VERBS_MIN_ABI_VERSION` and `.._MAX_..`).
+/// The versions of the kernel's interface that libibverbs knows (`IB_USER_VERBS_MIN_ABI_VERSION` and
+/// `.._MAX_..`).
 const KERNEL_ABI: RangeInclusive<u32> = 3..=6;
 
-/// `ibv_get_device_list`: lists the RDMA devices that this process can see and has a provider for.
+/// `ibv_get_device_list`: the RDMA devices that this process sees and has a provider for.
+///
+/// A machine without them gives an empty list, or `ENOSYS`.
 ///
 /// # Errors
 ///
 ///  - `ENOSYS`: the kernel has no RDMA support.
-///  - `EPROTONOSUPPORT`: the kernel's interface has a version that this release of rdma-core does not know.
-///  - `EPERM`: the process is not allowed to list devices.
+///  - `EPROTONOSUPPORT`: this release of rdma-core does not know the version of the kernel's interface.
+///  - `EPERM`: the process may not list devices.
 ///  - `ENOMEM`: out of memory.
-///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open.
-///  - `ENOENT`: the machine has RDMA devices, but this process sees no `/dev/infiniband`, for example
-///    in a container that was not given that folder.
+///  - `EMFILE`, `ENFILE`: the process or the machine has too many files open.
+///  - `ENOENT`: the machine has RDMA devices, but this process, such as one in a container, sees no
+///    `/dev/infiniband`.
 ///
-/// A machine without RDMA devices gives an empty list, or `ENOSYS` where the kernel has no support
-/// for them at all.
-///
-/// The first call in a process that does not run as root makes libibverbs print a warning to the standard
-/// error if `RLIMIT_MEMLOCK` is 32 KiB or less. This crate does not hide it. With a limit of 0, registering
-/// memory fails with `EPERM`, and the error says so.
+/// If `RLIMIT_MEMLOCK` is 32 KiB or less and the process is not root's, the first call makes libibverbs print
+/// a warning to the standard error. With a limit of 0, registering memory fails with `EPERM`.
 ///
 /// ```
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -47,7 +46,7 @@ pub fn devices() -> Result<DeviceList> {
     const VERB: &str = "ibv_get_device_list";
     let registered = Registered::list();
     let mut count = 0;
-    // libibverbs would print it, and list nothing; the second time it would go on.
+    // libibverbs would print this and list nothing, but go on at the second call.
     let listed = match abi_of_verbs().filter(|found| !KERNEL_ABI.contains(found)) {
         Some(found) => Err(Error::unknown_abi(VERB, found, KERNEL_ABI)),
         None => {
@@ -58,17 +57,16 @@ pub fn devices() -> Result<DeviceList> {
         }
     };
     let listed = match listed {
-        // Even without RDMA support in the kernel, devices that a provider in this process has
-        // registered can be used.
+        // A provider in this process may have registered devices, even without RDMA in the kernel.
         Err(error) if error.kind() == ErrorKind::Unsupported && !registered.0.is_empty() => None,
         listed => Some(listed?),
     };
     let mut list = DeviceList { listed, devices: Vec::new(), registered };
-    // Devices that the program registered itself come first.
+    // The program's own devices come first.
     list.devices.extend(list.registered.0.iter().map(|device| device.as_ptr()));
     if let Some(listed) = listed {
         let count = usize::try_from(count).unwrap_or(0);
-        // SAFETY: `ibv_get_device_list` gave this many pointers, which live as long as the list.
+        // SAFETY: `ibv_get_device_list` gave `count` pointers, which live as long as the list.
         list.devices.extend(unsafe { std::slice::from_raw_parts(listed.as_ptr(), count) });
     }
     if list.is_empty() {
@@ -85,7 +83,7 @@ pub fn devices() -> Result<DeviceList> {
 #[cold]
 fn without_device_files(class: &Path, files: &Path) -> Option<Error> {
     let there = fs::read_dir(class).is_ok_and(|mut devices| devices.next().is_some());
-    // A folder that this process may not read exists all the same.
+    // A folder that this process may not read exists.
     let missing = fs::metadata(files).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
     (there && missing).then_some(Error::with_reason(
         "ibv_get_device_list",
@@ -95,7 +93,7 @@ fn without_device_files(class: &Path, files: &Path) -> Option<Error> {
     ))
 }
 
-/// Devices that a provider in this process has registered, with a reference to each.
+/// The devices that a provider in this process has registered, with a reference to each.
 struct Registered(Vec<NonNull<ffi::ibv_device>>);
 
 impl Registered {
@@ -108,21 +106,21 @@ impl Drop for Registered {
     fn drop(&mut self) {
         let Some(hooks) = hooks::hooks() else { return };
         for &device in &self.0 {
-            // SAFETY: `list` took this reference, and it is given back once.
+            // SAFETY: `list` took this reference, which is given back once.
             unsafe { (hooks.put)(device) };
         }
     }
 }
 
-/// The error if listing failed because no file descriptor was left. libibverbs then reports `ENOSYS`,
-/// or leaves out the devices that it cannot open.
+/// The error if no file descriptor was left. libibverbs reports `ENOSYS`, or leaves out devices that it
+/// cannot open.
 #[cold]
 fn out_of_files(verb: &'static str) -> Option<Error> {
-    /// One more than the most files that listing has open at a time.
+    /// One more than listing has open at a time.
     const NEEDED: usize = 4;
     let mut files = [const { None }; NEEDED];
     for file in &mut files {
-        // This opens whenever any file can be opened.
+        // This opens whenever any file can be.
         match std::fs::File::open("/") {
             Ok(opened) => *file = Some(opened),
             Err(error) => {
@@ -135,14 +133,11 @@ fn out_of_files(verb: &'static str) -> Option<Error> {
     None
 }
 
-/// Opens the device that is called `name`, such as `mlx5_0` or `rxe0`.
-///
-/// Unlike [`Device::open`], it does not need a list that outlives the context.
+/// Opens the device called `name`, such as `mlx5_0` or `rxe0`. The context borrows no list.
 ///
 /// # Errors
 ///
-///  - `ENODEV`: there is no such device.
-///  - all those of [`devices`] and [`Device::open`].
+/// Those of [`devices`] and [`Device::open`]; `ENODEV`: there is no such device.
 #[doc(alias = "ibv_open_device")]
 pub fn open(name: &str) -> Result<Context<'static>> {
     let list = devices()?;
@@ -153,15 +148,15 @@ pub fn open(name: &str) -> Result<Context<'static>> {
     device.open_alone()
 }
 
-/// Opens the first device of [`devices`]: for programs and tests that use whichever device there is.
+/// Opens the first device of [`devices`], for programs that use whichever there is. The context borrows no
+/// list.
 ///
-/// Devices that the process registered itself come before the kernel's. Unlike [`Device::open`], it does
-/// not need a list that outlives the context.
+/// Devices that the process registered come before the kernel's.
 ///
 /// # Errors
 ///
-///  - `ENODEV`: there is no device. The text says why, as [`DeviceList::why_empty`] does.
-///  - all those of [`devices`] and [`Device::open`].
+/// Those of [`devices`] and [`Device::open`]; `ENODEV`: there is no device. The text says why, as
+/// [`DeviceList::why_empty`].
 ///
 /// ```
 /// # let soft0 = ibverbs_software::Device::builder().build().unwrap();
@@ -181,7 +176,7 @@ pub fn open_first() -> Result<Context<'static>> {
 
 const OPEN: &str = "ibv_open_device";
 
-/// The error of a name that no device has, with the names that there are.
+/// The error of an unknown name, with the names that there are.
 #[cold]
 fn no_such_name(name: &str, list: &DeviceList) -> Error {
     let short: String = name.chars().take(64).collect();
@@ -199,13 +194,12 @@ fn no_such_name(name: &str, list: &DeviceList) -> Error {
     })
 }
 
-/// The error of opening a device that is not in the list.
 #[cold]
 fn no_device(verb: &'static str, reason: &'static str) -> Error {
     out_of_files("ibv_get_device_list").unwrap_or(Error::with_reason(verb, libc::ENODEV, reason))
 }
 
-/// The error of `verb`, which needs a device, where the list may be empty: the reason is what [`devices`] and [`open`] say.
+/// The error of `verb`, which needs a device, when the list may be empty.
 #[cfg(feature = "rdmacm")]
 #[cold]
 pub(crate) fn no_device_for(verb: &'static str) -> Error {
@@ -216,7 +210,7 @@ pub(crate) fn no_device_for(verb: &'static str) -> Error {
     }
 }
 
-/// The error of opening any device while the list is empty.
+/// The error of opening a device while the list is empty.
 #[cold]
 fn no_devices(verb: &'static str, class: &Path) -> Error {
     let reason = match fs::read_dir(class).map(|mut devices| devices.next().is_some()) {
@@ -240,12 +234,11 @@ fn no_devices(verb: &'static str, class: &Path) -> Error {
     no_device(verb, reason).or_unusable(first.and_then(|name| Unusable::without_provider(&name)))
 }
 
-/// The RDMA devices that existed when the list was made: see [`devices`].
+/// A snapshot of the RDMA devices: see [`devices`].
 #[doc(alias = "ibv_free_device_list")]
 pub struct DeviceList {
-    /// libibverbs' own list.
     listed: Option<NonNull<*mut ffi::ibv_device>>,
-    /// The devices of both lists.
+    /// libibverbs' and the registered ones.
     devices: Vec<*mut ffi::ibv_device>,
     registered: Registered,
 }
@@ -253,14 +246,13 @@ pub struct DeviceList {
 impl Drop for DeviceList {
     fn drop(&mut self) {
         if let Some(listed) = self.listed {
-            // SAFETY: the list came from `ibv_get_device_list` and is freed once.
+            // SAFETY: `ibv_get_device_list` made the list, which is freed once.
             unsafe { ffi::ibv_free_device_list(listed.as_ptr()) }
         }
     }
 }
 
-// SAFETY: the list is not written after it was made, and libibverbs counts the references to its
-// devices under a lock, so any thread may read and free it.
+// SAFETY: nothing writes the finished list, and libibverbs counts references to devices under a lock.
 unsafe impl Send for DeviceList {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceList {}
@@ -276,8 +268,8 @@ impl DeviceList {
         self.devices.is_empty()
     }
 
-    /// Why the list is empty, as an error that a program can print or return: the kernel has no devices,
-    /// or has devices that this process cannot use. `None` if the list is not empty.
+    /// Why the list is empty: the kernel has no devices, or this process cannot use them. `None` if it is not
+    /// empty.
     pub fn why_empty(&self) -> Option<Error> {
         self.is_empty().then(|| no_devices(OPEN, &devices_folder()))
     }
@@ -339,7 +331,7 @@ impl FusedIterator for DeviceListIter<'_> {}
 mod tests {
     use super::*;
 
-    /// As in a container: sysfs shows the kernel's devices, but the device files are missing.
+    /// As in a container: devices in sysfs without device files.
     #[test]
     #[cfg_attr(miri, ignore = "uses the file system")]
     fn devices_without_files_are_an_error_that_says_so() {

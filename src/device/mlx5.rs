@@ -1,4 +1,4 @@
-//! mlx5 (feature `mlx5`): what a ConnectX or BlueField can do beyond `verbs.h`.
+//! mlx5 (feature `mlx5`): ConnectX and BlueField beyond `verbs.h`.
 
 use super::Device;
 use super::context::Context;
@@ -8,14 +8,14 @@ use crate::ffi;
 
 const VERB: &str = "mlx5dv_query_device";
 
-/// `struct mlx5dv_context`: the limits and abilities of an mlx5 device. See [`Context::query_mlx5`].
+/// `struct mlx5dv_context`: see [`Context::query_mlx5`].
 ///
-/// Its methods are those that concern the queue pairs of this crate; [`as_raw`](Self::as_raw) has the rest.
+/// The methods concern this crate's queue pairs; [`as_raw`](Self::as_raw) has the rest.
 #[derive(Clone, Copy)]
 #[doc(alias = "mlx5dv_context")]
 pub struct Mlx5Attributes(ffi::mlx5dv_context);
 
-// SAFETY: its pointers, to registers of the device, are only handed out, by an unsafe binding.
+// SAFETY: its pointers to registers are only handed out, and using them is unsafe.
 unsafe impl Send for Mlx5Attributes {}
 // SAFETY: as above.
 unsafe impl Sync for Mlx5Attributes {}
@@ -25,8 +25,8 @@ impl Mlx5Attributes {
         self.0.comp_mask & u64::from(field.0) != 0
     }
 
-    /// The most streams that a DC initiator can have, and the most of them that can fail before it fails
-    /// itself, both as powers of two. `None`: the device has no streams.
+    /// The most streams of a DC initiator, and of failed streams before it fails itself, as powers of two.
+    /// `None`: no streams.
     pub fn max_dc_streams(&self) -> Option<(u8, u8)> {
         let caps = self.0.dci_streams_caps;
         let there = self.has(ffi::mlx5dv_context_comp_mask::MLX5DV_CONTEXT_MASK_DCI_STREAMS);
@@ -34,29 +34,27 @@ impl Mlx5Attributes {
             .then_some((caps.max_log_num_concurent, caps.max_log_num_errored))
     }
 
-    /// How many reads and atomics a DC target answers at a time, if the device tells.
+    /// How many reads and atomics a DC target answers at a time, if known.
     pub fn max_dc_rd_atom(&self) -> Option<u64> {
         let there = self.has(ffi::mlx5dv_context_comp_mask::MLX5DV_CONTEXT_MASK_MAX_DC_RD_ATOM);
         there.then_some(self.0.max_dc_rd_atom)
     }
 
-    /// How many reads and atomics a DC initiator can have outstanding, if the device tells.
+    /// How many reads and atomics a DC initiator can have outstanding, if known.
     pub fn max_dc_init_rd_atom(&self) -> Option<u64> {
         let there = self.has(ffi::mlx5dv_context_comp_mask::MLX5DV_CONTEXT_MASK_MAX_DC_RD_ATOM);
         there.then_some(self.0.max_dc_init_rd_atom)
     }
 
-    /// The C struct. Only those of its fields are valid whose bit is set in its `comp_mask`.
+    /// The C struct. A field is valid only if its bit in `comp_mask` is set.
     pub fn as_raw(&self) -> &ffi::mlx5dv_context {
         &self.0
     }
 }
 
 impl Device<'_> {
-    /// `mlx5dv_is_supported`: whether it is an mlx5 device, which has DC queue pairs and the other direct
+    /// `mlx5dv_is_supported`, `mlx5dv_is_supported(3)`: whether it has DC queue pairs and the other direct
     /// verbs of `mlx5dv.h`.
-    ///
-    /// The man page is `mlx5dv_is_supported(3)`.
     #[doc(alias = "mlx5dv_is_supported")]
     pub fn is_mlx5(&self) -> bool {
         // SAFETY: the device is live.
@@ -65,9 +63,7 @@ impl Device<'_> {
 }
 
 impl Context<'_> {
-    /// `mlx5dv_query_device`: the limits and abilities that only mlx5 devices have.
-    ///
-    /// The man page is `mlx5dv_query_device(3)`.
+    /// `mlx5dv_query_device`, `mlx5dv_query_device(3)`: the limits and abilities of an mlx5 device.
     ///
     /// # Errors
     ///
@@ -76,8 +72,8 @@ impl Context<'_> {
     pub fn query_mlx5(&self) -> Result<Mlx5Attributes> {
         use ffi::mlx5dv_context_comp_mask as M;
 
-        // What the methods above show, and what is in the struct in every release. The provider clears the
-        // bits of what the device does not have.
+        // What the methods show, and is in the struct of every release. The provider clears the bits of what
+        // the device lacks.
         let wanted = M::MLX5DV_CONTEXT_MASK_CQE_COMPRESION
             | M::MLX5DV_CONTEXT_MASK_SWP
             | M::MLX5DV_CONTEXT_MASK_STRIDING_RQ
@@ -102,7 +98,7 @@ impl Context<'_> {
     }
 }
 
-/// Says why a verb of mlx5 failed on a device of another provider.
+/// Says why an mlx5 verb failed on another provider's device.
 #[cold]
 pub(crate) fn explain(verb: &'static str, error: Error) -> Error {
     match error.errno() {

@@ -93,7 +93,7 @@ use crate::error::Result;
 use crate::ffi;
 use crate::foreign_enum::foreign_enum;
 
-/// `struct ibv_device`: an RDMA device in a [`DeviceList`].
+/// `struct ibv_device`: a device in a [`DeviceList`].
 #[derive(Clone, Copy)]
 pub struct Device<'list> {
     raw: NonNull<ffi::ibv_device>,
@@ -115,7 +115,7 @@ impl<'list> Device<'list> {
     /// # Errors
     ///
     ///  - `EACCES`, `EPERM`: the process may not open `/dev/infiniband/uverbs*`.
-    ///  - `ENOENT`: the device has no such file: it is gone, or was not passed to this container.
+    ///  - `ENOENT`: that file does not exist: the device is gone, or was not passed to this container.
     ///  - `ENODEV`: the device is gone.
     ///  - `EMFILE`: the process has too many files open.
     ///  - `ENOMEM`: out of memory.
@@ -125,36 +125,36 @@ impl<'list> Device<'list> {
         unsafe { Context::open(self.raw.as_ptr()) }
     }
 
-    /// Opens the device, without borrowing the list.
+    /// Opens the device without borrowing the list.
     fn open_alone(&self) -> Result<Context<'static>> {
-        // SAFETY: the list holds the device; the context takes a reference of its own to it
-        // (`verbs_init_context`), so that it may outlive the list.
+        // SAFETY: the list holds the device. The context takes its own reference to it
+        // (`verbs_init_context`), so it may outlive the list.
         unsafe { Context::open(self.raw.as_ptr()) }
     }
 
-    /// `ibv_get_device_name`: the kernel's name of the device, such as `mlx5_0`; unique on the machine.
+    /// `ibv_get_device_name`: the kernel's name, such as `mlx5_0`; unique on the machine.
     #[doc(alias = "ibv_get_device_name")]
     pub fn name(&self) -> &'list str {
         text(self.raw_name()).unwrap_or("")
     }
 
     fn raw_name(&self) -> Option<&'list CStr> {
-        // SAFETY: the device is live; its name is an array inside it that lives as long as the list.
+        // SAFETY: the device is live; the name is an array in it that lives as long as the list.
         unsafe {
             let name = ffi::ibv_get_device_name(self.raw.as_ptr());
             (!name.is_null()).then(|| CStr::from_ptr(name))
         }
     }
 
-    /// `ibv_get_device_guid`: the GUID that the vendor gave the device; zero if it has none.
+    /// `ibv_get_device_guid`: the vendor's GUID; zero if there is none.
     #[doc(alias = "ibv_get_device_guid")]
     pub fn guid(&self) -> Guid {
         // SAFETY: the device is live.
         unsafe { Guid::of(self.raw.as_ptr()) }
     }
 
-    /// `ibv_get_device_index`: the kernel's number of the device, unique on the machine and never used
-    /// again; `None` if the kernel does not report it (before Linux 5.1).
+    /// `ibv_get_device_index`: the kernel's number, unique on the machine and never reused; `None` before
+    /// Linux 5.1.
     #[doc(alias = "ibv_get_device_index")]
     pub fn index(&self) -> Option<u32> {
         // SAFETY: the device is live.
@@ -168,8 +168,8 @@ impl<'list> Device<'list> {
         unsafe { self.raw.as_ref() }.node_type.into()
     }
 
-    /// The transport protocol. RoCE devices are InfiniBand devices here; the link layer of their ports
-    /// tells them apart ([`PortAttributes::link_layer`](crate::device::PortAttributes::link_layer)).
+    /// The transport protocol. For RoCE it is InfiniBand;
+    /// [`PortAttributes::link_layer`](crate::device::PortAttributes::link_layer) tells them apart.
     pub fn transport_type(&self) -> TransportType {
         // SAFETY: the device is live.
         unsafe { self.raw.as_ref() }.transport_type.into()
@@ -178,19 +178,19 @@ impl<'list> Device<'list> {
     /// The device's folder in sysfs, such as `/sys/class/infiniband/mlx5_0`.
     #[doc(alias = "ibdev_path")]
     pub fn sysfs_path(&self) -> &'list Path {
-        // SAFETY: the device is live; the path is a null-terminated array inside it that lives as
-        // long as the list.
+        // SAFETY: the device is live; the path is a null-terminated array in it that lives as long as the
+        // list.
         let path = unsafe { CStr::from_ptr((&raw const (*self.raw.as_ptr()).ibdev_path).cast()) };
         Path::new(OsStr::from_bytes(path.to_bytes()))
     }
 
-    /// The C object. It is valid for `'list`.
+    /// The C object, valid for `'list`.
     pub fn as_raw(&self) -> *mut ffi::ibv_device {
         self.raw.as_ptr()
     }
 }
 
-/// A C string as text: the kernel's names are ASCII.
+/// Kernel names are ASCII.
 fn text(text: Option<&CStr>) -> Option<&str> {
     text.and_then(|text| text.to_str().ok())
 }
@@ -217,7 +217,7 @@ foreign_enum! {
         Usnic = IBV_NODE_USNIC,
         /// A Cisco usNIC over UDP.
         UsnicUdp = IBV_NODE_USNIC_UDP,
-        /// Another sort of device, such as EFA.
+        /// Another kind, such as EFA.
         Unspecified = IBV_NODE_UNSPECIFIED,
     }
 }
@@ -234,7 +234,7 @@ foreign_enum! {
         Usnic = IBV_TRANSPORT_USNIC,
         /// Cisco usNIC over UDP.
         UsnicUdp = IBV_TRANSPORT_USNIC_UDP,
-        /// A transport of the vendor's own, such as EFA's SRD.
+        /// The vendor's own transport, such as EFA's SRD.
         Unspecified = IBV_TRANSPORT_UNSPECIFIED,
     }
 }

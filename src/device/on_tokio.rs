@@ -7,17 +7,17 @@ use tokio::io::unix::AsyncFd;
 
 use crate::error::{Error, Result};
 
-/// When a device is pulled out, its files have an error, and are not readable.
+/// The files of a removed device have an error, and are not readable.
 pub(crate) const EVENTS: Interest = Interest::READABLE.add(Interest::ERROR);
 
-/// Registers a file with the runtime, which then tells when it is readable or has an error.
+/// Registers a file with the runtime.
 ///
 /// # Panics
 ///
-/// Outside of a tokio runtime whose I/O is enabled.
+/// Outside of a tokio runtime with I/O.
 pub(crate) fn register(file: BorrowedFd<'_>) -> Result<AsyncFd<BorrowedFd<'_>>> {
-    // The borrow keeps the descriptor open until the `AsyncFd` is dropped or forgotten, and it is always the same one: that
-    // is what its successor, which is unsafe and newer than tokio's line of long support, asks for.
+    // The borrow keeps this descriptor open until the `AsyncFd` is dropped or forgotten, as the unsafe
+    // successor of this function demands. That is newer than tokio's LTS release.
     #[allow(deprecated)]
     let registered = AsyncFd::with_interest(file, EVENTS);
     registered.map_err(|error| Error::new("epoll_ctl", error.raw_os_error().unwrap_or(libc::EIO)))

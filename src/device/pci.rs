@@ -1,4 +1,4 @@
-//! Where a device is in the machine: its PCI function, as sysfs shows it.
+//! A device's PCI function and place in the machine, from sysfs.
 
 use crate::foreign_enum::getters;
 use std::ffi::c_void;
@@ -10,10 +10,10 @@ use super::Device;
 use super::context::Context;
 use super::counters::device;
 
-/// The address of a PCI function: `0000:5e:00.0`, as `lspci -D`, sysfs, CUDA and NVMe tools write it.
+/// The address of a PCI function, such as `0000:5e:00.0` (also in `lspci -D`, sysfs, CUDA and NVMe tools).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PciAddress {
-    /// The domain (segment): 0 on most machines. Virtual machines may have numbers of more than 16 bits.
+    /// The domain (segment): 0 on most machines, and sometimes above 16 bits on virtual ones.
     pub domain: u32,
     /// The bus.
     pub bus: u8,
@@ -30,7 +30,7 @@ impl fmt::Display for PciAddress {
     }
 }
 
-/// A text is not the address of a PCI function: see [`PciAddress`].
+/// The text is no [`PciAddress`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ParsePciAddressError(());
 
@@ -42,7 +42,7 @@ impl fmt::Display for ParsePciAddressError {
 
 impl std::error::Error for ParsePciAddressError {}
 
-/// `0000:5e:00.0`, in upper or lower case, the domain with 4 to 8 digits (CUDA writes eight) or left out.
+/// `0000:5e:00.0` in either case; the domain has 4 to 8 digits (CUDA: 8), or is left out.
 impl FromStr for PciAddress {
     type Err = ParsePciAddressError;
 
@@ -67,24 +67,23 @@ impl FromStr for PciAddress {
     }
 }
 
-/// How far data travels between a device and something else of the machine, nearest first.
-///
-/// `nvidia-smi topo -m` and NCCL call the same distances PIX and PXB, PHB, NODE and SYS.
+/// How far data travels between a device and another part of the machine, nearest first. In brackets the
+/// names of `nvidia-smi topo -m` and NCCL.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum PciDistance {
-    /// Through PCIe bridges alone (PIX, PXB): one switch, or one card.
+    /// Through PCIe bridges alone: one switch or one card (PIX, PXB).
     SameSwitch,
-    /// Through the root complex that both hang on (PHB).
+    /// Through a common root complex (PHB).
     SameRootComplex,
-    /// Between root complexes of one NUMA node (NODE).
+    /// Between root complexes of a NUMA node (NODE).
     SameNode,
     /// Between NUMA nodes (SYS).
     OtherNode,
 }
 
-/// A PCI function and its place in the machine, as it was in sysfs at one time.
+/// A PCI function and its place in the machine, as sysfs showed it.
 ///
-/// What a virtual machine or a container hides is `None`. Devices of software have no PCI function.
+/// What a virtual machine or a container hides is `None`. Software devices have no PCI function.
 ///
 /// ```
 /// # fn choose(gpu: ibverbs::device::PciAddress) -> ibverbs::Result<()> {
@@ -104,7 +103,7 @@ pub enum PciDistance {
 pub struct PciFunction {
     address: PciAddress,
     bridges: Vec<PciAddress>,
-    /// The name of the root complex, such as `pci0000:5d`.
+    /// The root complex, such as `pci0000:5d`.
     root: String,
     numa_node: Option<u32>,
     processors: Option<Vec<u32>>,
@@ -113,14 +112,13 @@ pub struct PciFunction {
 }
 
 impl PciFunction {
-    /// The function with this address, from `/sys/bus/pci/devices`; `None` if there is none, or if this
-    /// process does not see it.
+    /// Finds a function in `/sys/bus/pci/devices`; `None` if this process sees none.
     pub fn find(address: PciAddress) -> Option<Self> {
         Self::at(&Path::new("/sys/bus/pci/devices").join(address.to_string()))
     }
 
-    /// The function that a path of sysfs leads to: a folder of `/sys/bus/pci/devices`, or that of a device
-    /// which the function carries, such as `/sys/class/nvme/nvme0`. Symbolic links are followed.
+    /// The function at a sysfs path: a folder of `/sys/bus/pci/devices`, or of a device on the function, such
+    /// as `/sys/class/nvme/nvme0`. Follows symbolic links.
     pub fn at(path: &Path) -> Option<Self> {
         let path = fs::canonicalize(path).ok()?;
         let is_function =
@@ -143,11 +141,11 @@ impl PciFunction {
             address: name(folder)?.parse().ok()?,
             bridges,
             root: root?.to_owned(),
-            // -1 where the firmware does not say it.
+            // -1 where the firmware does not say.
             numa_node: read("numa_node").and_then(|text| text.trim().parse().ok()),
             processors: read("local_cpulist").and_then(|text| processors(text.trim())),
             link_speed: read("current_link_speed").and_then(|text| megatransfers(&text)),
-            // 0 where there is no link, for example in a virtual machine.
+            // 0 without a link, as in a virtual machine.
             link_width: read("current_link_width")
                 .and_then(|text| text.trim().parse().ok())
                 .filter(|&width| width > 0),
@@ -158,28 +156,28 @@ impl PciFunction {
         /// Its address.
         address: PciAddress => self.address;
 
-        /// The bridges between the root complex and the function, the one nearest to the root complex first.
+        /// The bridges from the root complex to the function, in that order.
         bridges: &[PciAddress] => &self.bridges;
 
-        /// The NUMA node that it hangs on. `None` on a machine with one node whose firmware names none.
+        /// The NUMA node. `None` where the firmware names none.
         numa_node: Option<u32> => self.numa_node;
 
-        /// The numbers of the processors that are near to it, ascending.
+        /// The processors near to it, ascending.
         local_processors: Option<&[u32]> => self.processors.as_deref();
 
-        /// The speed of one lane of its PCIe link now, in millions of transfers per second: 32,000 is PCIe 5.
-        /// (For the speed of a network port: [`PortAttributes::speed`](crate::device::PortAttributes::speed).)
+        /// The current speed of a lane of its PCIe link, in millions of transfers per second (32,000: PCIe
+        /// 5). For a network port see [`PortAttributes::speed`](crate::device::PortAttributes::speed).
         link_speed: Option<u32> => self.link_speed;
 
-        /// The number of lanes of its PCIe link now.
+        /// The current number of lanes of its PCIe link.
         link_width: Option<u32> => self.link_width;
     }
 
-    /// How far data travels to another function: a GPU, an NVMe disk. `None` if they have no bridge and no
-    /// root complex in common, and the NUMA node of one of them is not known.
+    /// How far data travels to another function, such as a GPU or an NVMe disk. `None` if they share no
+    /// bridge or root complex, and a NUMA node is not known.
     pub fn distance(&self, other: &Self) -> Option<PciDistance> {
         if self.root == other.root {
-            // Without a bridge, functions of one device are one card.
+            // Functions of one device are one card, even without a bridge.
             let slot = |function: &Self| {
                 let PciAddress { domain, bus, device, .. } = function.address;
                 (domain, bus, device)
@@ -195,17 +193,16 @@ impl PciFunction {
         self.distance_to_node(other.numa_node?)
     }
 
-    /// How far data travels to the memory of a NUMA node: [`SameNode`](PciDistance::SameNode) or
+    /// How far data travels to a NUMA node: [`SameNode`](PciDistance::SameNode) or
     /// [`OtherNode`](PciDistance::OtherNode). `None` if the function's own node is not known.
     pub fn distance_to_node(&self, node: u32) -> Option<PciDistance> {
         Some(if self.numa_node? == node { PciDistance::SameNode } else { PciDistance::OtherNode })
     }
 
-    /// How far data travels to `memory`: to the pages of it that are farthest. Up to 1,024 pages are looked
-    /// at, evenly spread.
+    /// How far data travels to the farthest page of `memory`, of up to 1,024 evenly spread ones.
     ///
-    /// `None` if the function's own node is not known, if none of those pages has been touched yet, or if
-    /// the kernel does not say where they are (`move_pages`(2) is forbidden in many containers).
+    /// `None` if the function's own node is not known, none of those pages has been touched, or the kernel
+    /// does not say where they are (many containers forbid `move_pages`(2)).
     #[doc(alias = "move_pages")]
     pub fn distance_to_memory<T>(&self, memory: &[T]) -> Option<PciDistance> {
         const MOST: usize = 1024;
@@ -215,8 +212,8 @@ impl PciFunction {
             .map(|i| memory.as_ptr().cast::<c_void>().wrapping_byte_add(i * step))
             .collect();
         let mut nodes = vec![-1i32; pages.len()];
-        // SAFETY: both arrays have this many elements. Without a list of nodes, no page moves: the kernel only
-        // writes the number of each page's node, or a negative error number, into the second array.
+        // SAFETY: both arrays have this many elements. Without a list of nodes no page moves: the kernel only
+        // writes each page's node, or a negative error number, into the second array.
         let result = unsafe {
             libc::syscall(
                 crate::linux::SYS_move_pages,
@@ -236,14 +233,13 @@ impl PciFunction {
     }
 }
 
-/// The last part of a path.
 fn name(path: &Path) -> Option<&str> {
     path.file_name()?.to_str()
 }
 
-/// The numbers of a list such as `0-3,8,10-11`.
+/// The numbers of a list like `0-3,8,10-11`.
 fn processors(list: &str) -> Option<Vec<u32>> {
-    /// More than any kernel is built for: a broken file takes no memory.
+    /// More than any kernel is built for, so that a broken file takes no memory.
     const MOST: u32 = 1 << 16;
     let mut numbers = Vec::new();
     for range in list.split(',') {
@@ -254,7 +250,7 @@ fn processors(list: &str) -> Option<Vec<u32>> {
     Some(numbers)
 }
 
-/// The speed in `32.0 GT/s PCIe`, in millions of transfers per second; `None` for `Unknown`.
+/// `32.0 GT/s PCIe` in millions of transfers per second; `None` for `Unknown`.
 fn megatransfers(text: &str) -> Option<u32> {
     let (number, unit) = text.trim().split_once(' ')?;
     let (whole, tenths) = number.split_once('.').unwrap_or((number, "0"));
@@ -264,15 +260,14 @@ fn megatransfers(text: &str) -> Option<u32> {
 }
 
 impl Device<'_> {
-    /// The PCI function that carries the device, from sysfs. `None` for devices of software, and where a
-    /// container hides it.
+    /// The PCI function that carries the device. `None` for software devices, and where a container hides it.
     pub fn pci_function(&self) -> Option<PciFunction> {
         PciFunction::at(&self.sysfs_path().join("device"))
     }
 }
 
 impl Context<'_> {
-    /// The PCI function that carries the device: see [`Device::pci_function`].
+    /// [`Device::pci_function`].
     pub fn pci_function(&self) -> Option<PciFunction> {
         device(self).ok()?.pci_function()
     }

@@ -5,8 +5,8 @@ use crate::ffi;
 use crate::foreign_enum::{foreign_enum, getters, words};
 use crate::settings::MaximumTransferUnit;
 
-/// `struct ibv_port_attr`: the attributes of a port at the time of
-/// [`Context::query_port`](crate::Context::query_port).
+/// `struct ibv_port_attr`: a port's attributes when [`Context::query_port`](crate::Context::query_port)
+/// asked.
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ibv_port_attr")]
 pub struct PortAttributes(ffi::ibv_port_attr);
@@ -23,7 +23,7 @@ impl PortAttributes {
         self.0.state.into()
     }
 
-    /// The layer below the transport: InfiniBand or Ethernet.
+    /// InfiniBand or Ethernet.
     pub fn link_layer(&self) -> LinkLayer {
         LinkLayer::from_raw(self.0.link_layer)
     }
@@ -33,7 +33,7 @@ impl PortAttributes {
         MaximumTransferUnit::from_raw(self.0.max_mtu)
     }
 
-    /// The MTU in use: the largest that a path through the port can have.
+    /// The MTU in use, the largest of a path through the port.
     pub fn active_mtu(&self) -> Option<MaximumTransferUnit> {
         MaximumTransferUnit::from_raw(self.0.active_mtu)
     }
@@ -48,8 +48,7 @@ impl PortAttributes {
         self.0.pkey_tbl_len
     }
 
-    /// Checks that the P_Key table has an entry at `index`. A driver would report an unspecific error,
-    /// or none.
+    /// Checks `index`, because drivers report an unspecific error or none.
     pub(crate) fn check_pkey_index(&self, verb: &'static str, index: u16) -> Result<()> {
         let length = self.pkey_table_len();
         if index < length {
@@ -59,7 +58,7 @@ impl PortAttributes {
         Err(Error::out_of_range(verb, "pkey_index", index.into(), low, high))
     }
 
-    /// Checks that a path through the port can have that MTU, for the same reason.
+    /// Checks the MTU of a path, for the same reason.
     pub(crate) fn check_path_mtu(
         &self,
         verb: &'static str,
@@ -70,34 +69,34 @@ impl PortAttributes {
     }
 
     getters! { self,
-        /// The local identifier that the subnet manager assigned to the port; 0 on Ethernet.
+        /// The LID from the subnet manager; 0 on Ethernet.
         lid: u16 => self.0.lid;
 
-        /// The number of low bits of the LID that paths may vary.
+        /// How many low bits of the LID may vary by path.
         lmc: u8 => self.0.lmc;
 
         /// The LID of the subnet manager.
         sm_lid: u16 => self.0.sm_lid;
 
-        /// The service level on which the subnet manager is reached.
+        /// The service level of the subnet manager.
         sm_sl: u8 => self.0.sm_sl;
 
         /// The largest message, in bytes.
         max_message_size: u32 => self.0.max_msg_sz;
 
-        /// The maximum number of virtual lanes, as the specification encodes it.
+        /// The most virtual lanes, encoded as in the specification.
         max_vl_num: u8 => self.0.max_vl_num;
 
-        /// The number of received packets with a P_Key that the port does not have.
+        /// Packets received with a P_Key that the port does not have.
         bad_pkey_counter: u32 => self.0.bad_pkey_cntr;
 
-        /// The number of received packets with a wrong Q_Key.
+        /// Packets received with a wrong Q_Key.
         qkey_violation_counter: u32 => self.0.qkey_viol_cntr;
 
-        /// The subnet timeout as the specification encodes it: 4.096 µs · 2ⁿ.
+        /// The subnet timeout, encoded: 4.096 µs · 2ⁿ.
         subnet_timeout: u8 => self.0.subnet_timeout;
 
-        /// The subnet manager's reply about the initialisation that the port had asked for.
+        /// The subnet manager's reply to the initialisation that the port asked for.
         init_type_reply: u8 => self.0.init_type_reply;
     }
 
@@ -106,7 +105,7 @@ impl PortAttributes {
         PhysicalState::from_raw(self.0.phys_state)
     }
 
-    /// The number of lanes of the link, or `None` if the value is not a known one.
+    /// The number of lanes, or `None` for an unknown value.
     pub fn width(&self) -> Option<u8> {
         Some(match self.0.active_width {
             1 => 1,
@@ -127,18 +126,18 @@ impl PortAttributes {
     }
 
     getters! { self,
-        /// The capabilities as C has them: bits of `enum ibv_port_cap_flags`.
+        /// Capabilities: bits of `enum ibv_port_cap_flags`.
         capability_flags: u32 => self.0.port_cap_flags;
 
-        /// Further capabilities as C has them: bits of `enum ibv_port_cap_flags2`.
+        /// Further capabilities: bits of `enum ibv_port_cap_flags2`.
         capability_flags2: u16 => self.0.port_cap_flags2;
 
-        /// The flags as C has them: `IBV_QPF_GRH_REQUIRED` among others.
+        /// Flags such as `IBV_QPF_GRH_REQUIRED`.
         flags: u8 => self.0.flags;
     }
 
-    /// Whether every packet must carry a global route header: on some InfiniBand fabrics, and always on
-    /// Ethernet and on EFA (which is neither).
+    /// Whether every packet needs a global route header: always on Ethernet and EFA, and on some InfiniBand
+    /// fabrics.
     pub fn grh_required(&self) -> bool {
         self.link_layer() != LinkLayer::InfiniBand || self.0.flags & GRH_REQUIRED != 0
     }
@@ -149,7 +148,6 @@ impl PortAttributes {
     }
 }
 
-/// `IBV_QPF_GRH_REQUIRED`.
 const GRH_REQUIRED: u8 = 1;
 
 foreign_enum! {
@@ -171,7 +169,7 @@ foreign_enum! {
     }
 }
 
-/// Defines an enum over a number that has no enumeration in C.
+/// An enum over a number without an enumeration in C.
 macro_rules! number_enum {
     ($(#[$outer:meta])* pub enum $name:ident: $repr:ty, $unknown:literal { $($(#[$inner:meta])* $variant:ident = $n:literal, $words:literal;)+ }) => {
         $(#[$outer])*
@@ -179,7 +177,7 @@ macro_rules! number_enum {
         #[non_exhaustive]
         pub enum $name {
             $($(#[$inner])* $variant,)+
-            /// A value that this version of the crate has no name for.
+            /// A value without a name here.
             Unknown($repr),
         }
 

@@ -1,4 +1,4 @@
-//! Sharing an open device, and the objects made from it, among processes.
+//! Sharing an open device and its objects among processes.
 
 use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::os::unix::fs::FileTypeExt;
@@ -9,23 +9,23 @@ use crate::error::{Error, Result};
 use crate::ffi;
 
 impl Context<'_> {
-    /// `ibv_import_device`: imports the device that another process has opened, by its [file
-    /// descriptor](Context::command_fd), which that process has passed to this one (by `SCM_RIGHTS`).
+    /// `ibv_import_device`: imports a device by the [file descriptor](Context::command_fd) that another
+    /// process has passed (`SCM_RIGHTS`).
     ///
-    /// The kernel holds each object once, whichever process makes it. To use an object in both
-    /// processes, make it in one, and import it in the other by the kernel's number of it:
-    /// [`ProtectionDomain::import`](crate::ProtectionDomain::import),
+    /// To use an object in both processes, make it in one, and import it in the other by the kernel's number
+    /// of it: [`ProtectionDomain::import`](crate::ProtectionDomain::import),
     /// [`RawMemoryRegion::import`](crate::memory::RawMemoryRegion::import),
-    /// [`DeviceMemory::import`](crate::memory::DeviceMemory::import). The descriptor is duplicated; the caller
-    /// keeps its own. If the import fails, the duplicate may stay open: libibverbs does not report
-    /// whether it has closed it.
+    /// [`DeviceMemory::import`](crate::memory::DeviceMemory::import).
+    ///
+    /// The caller keeps its descriptor: this duplicates it. After a failure the duplicate may stay open, as
+    /// libibverbs does not report whether it closed it.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the file descriptor is not that of a device.
+    ///  - `EINVAL`: the descriptor is not a device's.
     ///  - `ENODEV`: there is no such RDMA device.
-    ///  - `EOPNOTSUPP`: the device cannot be imported: in v55.0, only mlx5 can.
-    ///  - `EMFILE`: the process has no file descriptor left.
+    ///  - `EOPNOTSUPP`: the device cannot be imported; in v55.0 only mlx5 can.
+    ///  - `EMFILE`: the process has no descriptor left.
     ///  - `EIO`: the device is gone.
     #[doc(alias = "ibv_import_device")]
     pub fn import(command: BorrowedFd<'_>) -> Result<Context<'static>> {
@@ -36,12 +36,12 @@ impl Context<'_> {
         if !file.metadata().map_err(errno)?.file_type().is_char_device() {
             return Err(Error::invalid(VERB, "the file is not that of a device"));
         }
-        // `ibv_import_device` lists the devices, and the first list of a process may call `ibv_fork_init`. So that list is
-        // made here, and the device is opened without a lock. Whether there is a device, the verb says.
+        // `ibv_import_device` lists the devices, and a process's first list may call `ibv_fork_init`. So list
+        // here, and open without the lock. The verb reports a missing device.
         drop(devices());
         *fork::exclusive() = true;
-        // SAFETY: the descriptor is open, and given away: the context closes it. If this fails, C does
-        // not report whether it has closed the descriptor; closing it again could close another file.
+        // SAFETY: the descriptor is open and given away: the context closes it. After a failure C may or may
+        // not have closed it, and closing it again could hit another file.
         let raw = unsafe { ffi::ibv_import_device(file.into_raw_fd()) };
         if raw.is_null() {
             return Err(Error::new(VERB, ffi::errno()));
@@ -50,8 +50,8 @@ impl Context<'_> {
         unsafe { Context::from_raw(raw) }
     }
 
-    /// The file descriptor through which verbs call the kernel: another process needs it to
-    /// [import](Context::import) the device.
+    /// The descriptor of the kernel's verbs, which another process needs to [import](Context::import) the
+    /// device.
     pub fn command_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the context is live, and keeps its descriptor open for as long.
         unsafe { BorrowedFd::borrow_raw((*self.as_raw()).cmd_fd) }
