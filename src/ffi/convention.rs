@@ -1,4 +1,4 @@
-//! How C says that a verb has failed.
+//! How C reports that a verb failed.
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
@@ -17,28 +17,28 @@ pub(crate) fn set_errno(errno: c_int) {
     unsafe { *crate::linux::__errno_location() = errno }
 }
 
-/// The convention of verbs that make an object: a pointer, or null with `errno`.
+/// For verbs that make an object: a pointer, or null with `errno`.
 pub(crate) fn object<T>(verb: &'static str, pointer: *mut T) -> Result<NonNull<T>, Error> {
     NonNull::new(pointer).ok_or_else(|| Error::new(verb, errno()))
 }
 
-/// The convention of verbs that return a status: 0, or the errno value. A few providers return the
-/// negated value, or -1 with `errno`; this handles all three.
+/// For verbs that return a status: 0 or the errno value. Also takes the negated value, or -1 with `errno`, of
+/// a few providers.
 #[inline]
 pub(crate) fn status(verb: &'static str, returned: c_int) -> Result<(), Error> {
     if returned == 0 { Ok(()) } else { Err(failed(verb, returned)) }
 }
 
-/// The convention of verbs that return a count: negative on failure.
+/// For verbs that return a count, negative on failure.
 pub(crate) fn count(verb: &'static str, returned: isize) -> Result<usize, Error> {
     usize::try_from(returned).map_err(|_| failed(verb, c_int::try_from(returned).unwrap_or(-1)))
 }
 
-/// The convention of verbs that return a new file descriptor: negative on failure.
+/// For verbs that return a descriptor, negative on failure.
 ///
 /// # Safety
 ///
-/// A descriptor that is not negative belongs to nothing else.
+/// Nothing else owns the descriptor.
 #[cfg(rdma_core_65)]
 pub(crate) unsafe fn new_fd(verb: &'static str, fd: c_int) -> Result<std::os::fd::OwnedFd, Error> {
     if fd < 0 {
@@ -50,14 +50,12 @@ pub(crate) unsafe fn new_fd(verb: &'static str, fd: c_int) -> Result<std::os::fd
 
 /// The error for a status that is not 0.
 ///
-/// This is inlined into the caller, so that the compiler sees that the result is an error, and a loop
-/// around a verb does not check twice whether the verb has failed.
+/// Inlined, so that the compiler sees an error, and a loop around a verb does not check twice.
 #[inline]
 pub(crate) fn failed(verb: &'static str, returned: c_int) -> Error {
     Error::new(verb, errno_of(returned))
 }
 
-/// The errno value for a status that is not 0.
 #[cold]
 #[inline(never)]
 fn errno_of(returned: c_int) -> c_int {

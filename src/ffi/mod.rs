@@ -1,20 +1,18 @@
-//! The raw bindings to `infiniband/verbs.h` of rdma-core.
+//! Raw bindings to rdma-core's `infiniband/verbs.h`.
 //!
-//! With feature `rdmacm` they include `rdma/rdma_cma.h`, and with the feature of a provider its direct verbs:
-//! `efadv.h` (`efa`), `hnsdv.h` (`hns`), `ionic_dv.h` (`ionic`), `manadv.h` (`mana`), `mlx4dv.h` (`mlx4`) and `mlx5dv.h`
-//! (`mlx5`). The man pages are those of rdma-core, such as `efadv(7)` and `mlx5dv(7)`. Constants of unnamed enumerations are plain
-//! numbers there.
+//! Feature `rdmacm` adds `rdma/rdma_cma.h`, and a provider's feature its direct verbs: `efadv.h` (`efa`),
+//! `hnsdv.h` (`hns`), `ionic_dv.h` (`ionic`), `manadv.h` (`mana`), `mlx4dv.h` (`mlx4`) and `mlx5dv.h`
+//! (`mlx5`). The man pages are rdma-core's, such as `efadv(7)`.
 //!
-//! Every function of the header is here under its C name. The header's `static inline` functions are
-//! compiled into this crate, except for the data path ([`ibv_post_send`], [`ibv_post_recv`],
-//! [`ibv_post_srq_recv`], [`ibv_poll_cq`], [`ibv_req_notify_cq`]), which is written in Rust below, so
-//! that the compiler can inline it into Rust callers as a C compiler does for C.
+//! Functions have their C names. The header's `static inline` functions are compiled into this crate, except
+//! for the data path ([`ibv_post_send`], [`ibv_post_recv`], [`ibv_post_srq_recv`], [`ibv_poll_cq`],
+//! [`ibv_req_notify_cq`]): that is in Rust, so that the compiler can inline it as in C.
 //!
-//! Two names are traps: the exported `ibv_query_port` and `ibv_reg_mr` are frozen legacy entry
-//! points, and the header redirects C programs to [`___ibv_query_port`] and [`__ibv_reg_mr`]; use
-//! those.
+//! Call [`___ibv_query_port`] and [`__ibv_reg_mr`], as the header makes C programs do: the exported
+//! `ibv_query_port` and `ibv_reg_mr` are frozen legacy entry points.
 //!
-//! C enumerations are newtypes here, never Rust enums: a value that this crate does not know is legal.
+//! C enumerations are newtypes, because values that this crate does not know are legal. Constants of unnamed
+//! enumerations are plain numbers.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
@@ -25,7 +23,7 @@ mod convention;
 pub(crate) use convention::new_fd;
 pub(crate) use convention::{count, errno, failed, object, set_errno, status};
 
-/// Defines a module of generated code, which no lint looks at.
+/// A module of generated code, without lints.
 macro_rules! generated {
     ($(#[$meta:meta])* mod $module:ident { $($content:tt)+ }) => {
         $(#[$meta])*
@@ -58,7 +56,6 @@ generated! {
     }
 }
 
-/// The functions of the bindings, which fail.
 #[cfg(not(target_os = "linux"))]
 mod elsewhere {
     include!(concat!(env!("OUT_DIR"), "/elsewhere.rs"));
@@ -67,8 +64,7 @@ mod elsewhere {
 #[allow(ambiguous_glob_reexports, reason = "see `direct_verbs`")]
 pub use bindings::*;
 
-/// The bindings to a provider's direct verbs. They are a module of their own, because the names that bindgen
-/// gives to unnamed types start from 1 in each header.
+/// A provider's direct verbs, in a module of their own: bindgen numbers unnamed types from 1 in each header.
 macro_rules! direct_verbs {
     ($($feature:literal: $module:ident, $file:literal;)+) => {$(
         generated! {
@@ -96,31 +92,31 @@ direct_verbs! {
     "mlx5": mlx5dv, "/bindings_mlx5.rs";
 }
 
-/// A statically linked libibverbs knows a provider only if the provider's object file, with its
-/// registering constructor, is part of the program.
+/// A statically linked libibverbs knows a provider only if its object file, with the registering constructor,
+/// is linked.
 #[cfg(all(not(feature = "system"), target_os = "linux"))]
 mod providers {
     use std::ffi::c_void;
 
     unsafe extern "C" {
-        /// The enabled providers, null-terminated; `build.rs` generates it.
+        /// The enabled providers, null-terminated, from `build.rs`.
         static ibverbs_bundled_providers: [*const c_void; 1];
     }
 
-    /// Makes the linker keep every enabled provider, even if no code of the program names it.
+    /// Makes the linker keep them, even if nothing names them.
     #[used]
     static KEEP: Keep = Keep(&raw const ibverbs_bundled_providers);
 
     #[allow(dead_code)]
     struct Keep(*const [*const c_void; 1]);
 
-    // SAFETY: the pointer is never read through.
+    // SAFETY: nothing reads through the pointer.
     unsafe impl Sync for Keep {}
 }
 
 #[cfg(not(rdma_core_65))]
 impl ibv_event_type {
-    /// The kernel reports it whatever the release of rdma-core.
+    /// Every kernel may report it, whatever rdma-core's release.
     pub const IBV_EVENT_DEVICE_SPEED_CHANGE: Self = Self(20);
 }
 
@@ -132,31 +128,29 @@ impl rdma_cm_event_type {
     pub const RDMA_CM_EVENT_USER: Self = Self(18);
 }
 
-/// `ibv_post_send`: posts a list of work requests to a send queue. Returns 0 or an errno value, and
-/// in `bad_wr` the first request that was not posted.
+/// `ibv_post_send`: posts a list to a send queue. Returns 0 or an errno value, with the first request not
+/// posted in `bad_wr`.
 ///
 /// # Safety
 ///
-/// As in C: `qp` is a live queue pair, `wr` a valid list whose buffers stay valid until each
-/// request's completion was polled, `bad_wr` is writable.
+/// As in C: `qp` is a live queue pair, `wr` a valid list whose buffers stay valid until each request's
+/// completion was polled, `bad_wr` is writable.
 #[inline]
 pub unsafe fn ibv_post_send(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: the caller's `qp` is live, so its context is; libibverbs sets every operation of a
-    // context it hands out, to a failing default where the provider has none.
+    // SAFETY: the caller's `qp` is live, so its context is. libibverbs sets every operation of a context, to
+    // a failing default where the provider has none.
     unsafe { (*(*qp).context).ops.post_send.unwrap_unchecked()(qp, wr, bad_wr) }
 }
 
-/// `ibv_post_recv`: posts a list of work requests to a receive queue. Returns 0 or an errno value,
-/// and in `bad_wr` the first request that was not posted.
+/// `ibv_post_recv`: posts a list to a receive queue. Returns as [`ibv_post_send`].
 ///
 /// # Safety
 ///
-/// As in C: `qp` is a live queue pair, `wr` a valid list whose buffers stay valid until each
-/// request's completion was polled, `bad_wr` is writable.
+/// As for [`ibv_post_send`].
 #[inline]
 pub unsafe fn ibv_post_recv(
     qp: *mut ibv_qp,
@@ -167,13 +161,11 @@ pub unsafe fn ibv_post_recv(
     unsafe { (*(*qp).context).ops.post_recv.unwrap_unchecked()(qp, wr, bad_wr) }
 }
 
-/// `ibv_post_srq_recv`: posts a list of work requests to a shared receive queue. Returns 0 or an
-/// errno value, and in `bad_wr` the first request that was not posted.
+/// `ibv_post_srq_recv`: posts a list to a shared receive queue. Returns as [`ibv_post_send`].
 ///
 /// # Safety
 ///
-/// As in C: `srq` is a live shared receive queue, `wr` a valid list whose buffers stay valid until
-/// each request's completion was polled, `bad_wr` is writable.
+/// As in C: `srq` is a live shared receive queue; `wr` and `bad_wr` are as for [`ibv_post_send`].
 #[inline]
 pub unsafe fn ibv_post_srq_recv(
     srq: *mut ibv_srq,
@@ -184,8 +176,7 @@ pub unsafe fn ibv_post_srq_recv(
     unsafe { (*(*srq).context).ops.post_srq_recv.unwrap_unchecked()(srq, wr, bad_wr) }
 }
 
-/// `ibv_poll_cq`: takes up to `num_entries` completions from a completion queue. Returns their number,
-/// or a negative number on failure.
+/// `ibv_poll_cq`: takes up to `num_entries` completions. Returns their number, negative on failure.
 ///
 /// # Safety
 ///
@@ -196,8 +187,7 @@ pub unsafe fn ibv_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) 
     unsafe { (*(*cq).context).ops.poll_cq.unwrap_unchecked()(cq, num_entries, wc) }
 }
 
-/// `ibv_req_notify_cq`: asks for an event on the completion channel when the next completion is
-/// added. Returns 0 or an errno value.
+/// `ibv_req_notify_cq`: asks for an event at the next completion. Returns 0 or an errno value.
 ///
 /// # Safety
 ///
@@ -208,19 +198,19 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int
     unsafe { (*(*cq).context).ops.req_notify_cq.unwrap_unchecked()(cq, solicited_only) }
 }
 
-/// How a provider without a kernel driver answers `ibv_query_pkey`.
+/// Answers `ibv_query_pkey` for a provider without a kernel driver.
 pub(crate) type QueryPkey = unsafe fn(*mut ibv_context, u8, c_int) -> Option<Result<u16, c_int>>;
 
 static QUERY_PKEY: OnceLock<QueryPkey> = OnceLock::new();
 
-/// Has `answer` asked before libibverbs.
+/// Makes `answer` come before libibverbs.
 pub(crate) fn answer_query_pkey(answer: QueryPkey) {
     QUERY_PKEY.get_or_init(|| answer);
 }
 
-/// `ibv_query_pkey`: reads an entry of a port's P_Key table, in network byte order. Returns 0 or an
-/// error, like libibverbs' function, which reads sysfs; for a device without sysfs this asks its
-/// provider.
+/// `ibv_query_pkey`: reads a P_Key, in network byte order. Returns 0 or an error.
+///
+/// libibverbs reads sysfs; for a device without it, this asks the provider.
 ///
 /// # Safety
 ///
@@ -245,8 +235,7 @@ pub unsafe fn ibv_query_pkey(
     }
 }
 
-/// `ibv_get_pkey_index`: finds the index of a P_Key (in network byte order) in a port's P_Key table, or
-/// returns -1.
+/// `ibv_get_pkey_index`: finds a P_Key (in network byte order) in a port's table; -1 if it is not there.
 ///
 /// # Safety
 ///
