@@ -33,9 +33,9 @@ const NO_GID: Error = Error::with_reason(
 /// `struct ibv_context`: an open device, from which everything else is made.
 ///
 /// `'a` is the lifetime of the [`DeviceList`](crate::device::DeviceList) for
-/// [`Device::open`](crate::device::Device::open), and `'static` for [`open`](crate::open). Port attributes,
-/// GIDs and P_Keys change, so each query asks the kernel. The device's limits do not change, and the context
-/// asks for them once, to check what is made from it.
+/// [`Device::open`](crate::Device::open), and `'static` for [`open`](crate::open). Port attributes,
+/// GIDs and P_Keys change, so each query asks the kernel. The context asks once for the device's limits,
+/// which do not change, to check what is made from it.
 pub struct Context<'a> {
     raw: Handle<ffi::ibv_context>,
     from: PhantomData<&'a ()>,
@@ -49,7 +49,7 @@ resource! {
     ///
     /// # Errors
     ///
-    /// The provider's errno value. The context and all that it was made from is
+    /// The provider's errno value. The context, with all that it was made from, is then
     /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed).
     #[doc(alias = "ibv_close_device")]
     Context<'a>: raw of ibv_context
@@ -82,8 +82,8 @@ impl<'a> Context<'a> {
     /// # Safety
     ///
     /// `raw` is null, or a live context of a kernel device that stays valid for `'a`. Its `cmd_fd` is an open
-    /// file, which rules out VFIO devices (`mlx5dv_get_vfio_device_list`). Nothing else closes it, because
-    /// dropping the `Context` does (use [`std::mem::ManuallyDrop`] for a context that is only lent).
+    /// file, which rules out VFIO devices (`mlx5dv_get_vfio_device_list`). Nothing else closes it: dropping
+    /// the `Context` does (wrap a lent context in [`std::mem::ManuallyDrop`]).
     pub unsafe fn from_raw(raw: *mut ffi::ibv_context) -> Result<Self> {
         Error::invalid_if(raw.is_null(), "ibv_open_device", "the context is null")?;
         *fork::exclusive() = true;
@@ -157,8 +157,7 @@ impl<'a> Context<'a> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the device has no such port.
-    ///  - `EIO`, `ENODEV`: the device is gone.
+    /// Those of [`query_device`](Self::query_device); `EINVAL`: the device has no such port.
     #[doc(alias = "ibv_query_port")]
     pub fn query_port(&self, port: u8) -> Result<PortAttributes> {
         const VERB: &str = "ibv_query_port";
@@ -175,16 +174,12 @@ impl<'a> Context<'a> {
         Ok(PortAttributes::from(raw))
     }
 
-    /// `ibv_query_port_speed`: the current speed of a port, in units of 100 Mb/s (4000: 400 Gb/s).
-    ///
-    /// It is the real speed also of an aggregated link, or one slower than its width promises. Ports count
-    /// from 1. Needs rdma-core 65.
+    /// `ibv_query_port_speed`: the real speed of a port now, in units of 100 Mb/s (4000: 400 Gb/s), also of
+    /// an aggregated or slowed link. Needs rdma-core 65.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the device has no such port.
-    ///  - `EOPNOTSUPP`: the device or the kernel does not tell.
-    ///  - `EIO`, `ENODEV`: the device is gone.
+    /// Those of [`query_port`](Self::query_port); `EOPNOTSUPP`: the device or the kernel does not tell.
     #[cfg(rdma_core_65)]
     #[doc(alias = "ibv_query_port_speed")]
     pub fn query_port_speed(&self, port: u8) -> Result<u64> {
@@ -247,7 +242,7 @@ impl<'a> Context<'a> {
         f: impl FnOnce(&mut dyn Iterator<Item = GidEntry>) -> R,
     ) -> Result<R> {
         // Most ports have few GIDs in a table of hundreds, and the kernel clears and copies all the room that
-        // it gets. So the first try gives little; EINVAL means that there are more GIDs.
+        // it gets. So the first try gives little; EINVAL: there are more GIDs.
         let mut few = [ffi::ibv_gid_entry::default(); 16];
         match self.fill_gid_table(&mut few) {
             Err(error) if error.errno() == libc::EINVAL => {}
@@ -333,8 +328,7 @@ impl<'a> Context<'a> {
         Ok(u16::from_be(pkey))
     }
 
-    /// `ibv_get_pkey_index`: the index of `pkey` in a port's P_Key table. All 16 bits must match, with the
-    /// top bit for full membership.
+    /// `ibv_get_pkey_index`: the index of `pkey` in a port's P_Key table. All 16 bits must match.
     ///
     /// # Errors
     ///
@@ -358,8 +352,8 @@ impl<'a> Context<'a> {
     }
 }
 
-/// When libibverbs cannot open the device file, it tries another that udev might have made, and reports that
-/// one missing. This finds the error of the first file.
+/// When libibverbs cannot open the device file, it tries another of udev, and reports that one missing. This
+/// finds the first file's error.
 fn explain(error: Error, file: &CStr) -> Error {
     if error.errno() != libc::ENOENT {
         return error;

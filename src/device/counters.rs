@@ -19,8 +19,8 @@ macro_rules! counters {
     ($($(#[$meta:meta])* $counter:ident, $words:literal: $(($name:literal, $unit:literal)),+;)+) => {
         /// A counter under one name, whatever each driver calls it.
         ///
-        /// Drivers count slightly different things, and none has all counters. Each variant lists the
-        /// drivers' names; [`Counters::by_name`] finds all others.
+        /// Drivers count slightly different things, and none has all counters. [`Counters::by_name`] finds
+        /// those without a variant.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[non_exhaustive]
         pub enum Counter {
@@ -96,10 +96,9 @@ counters! {
     CongestionNotificationsHandled, "congestion notifications handled": ("rp_cnp_handled", 1);
 }
 
-/// Counters of a port or a device at one moment: [`Device::port_counters`], [`Device::counters`].
+/// Counters at one moment: [`Device::port_counters`], [`Device::counters`].
 ///
-/// All processes share them, and they do not begin at 0. Use [`since`](Self::since) to see how far they
-/// moved.
+/// All processes share them, and they do not begin at 0: see [`since`](Self::since).
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Counters {
     values: BTreeMap<String, u64>,
@@ -173,7 +172,6 @@ impl Counters {
         Ok(())
     }
 
-    /// The counters of a port, or of the device, from its folder in sysfs.
     fn of(device: &Path, port: Option<u8>) -> Result<Self> {
         let mut counters = Self::default();
         let Some(port) = port else {
@@ -202,7 +200,7 @@ impl fmt::Debug for Counters {
 }
 
 impl Device<'_> {
-    /// The counters of a port in sysfs: those of InfiniBand and the driver's own. Empty where there are none.
+    /// The counters of a port in sysfs: InfiniBand's and the driver's own, or none.
     ///
     /// It reads dozens of files, and most drivers query the device for them: keep it off the data path.
     ///
@@ -270,8 +268,8 @@ pub struct ProcessResources {
     pub pinned_bytes: u64,
 }
 
-/// Counts this process's resources: objects of this crate that were not destroyed (owned, forgotten or
-/// leaked), and pinned memory.
+/// Counts this process's pinned memory, and its objects of this crate that were not destroyed (owned,
+/// forgotten or leaked).
 ///
 /// # Errors
 ///
@@ -304,7 +302,6 @@ fn pinned(status: &str) -> u64 {
 mod tests {
     use super::*;
 
-    /// A folder like the kernel's for a device.
     fn device(files: &[(&str, &str)]) -> std::path::PathBuf {
         let name = format!("ibverbs-counters-{}-{}", std::process::id(), files.len());
         let folder = std::env::temp_dir().join(name);

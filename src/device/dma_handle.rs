@@ -49,7 +49,7 @@ resource! {
     ///
     /// # Errors
     ///
-    /// The handle and all that it was made from is
+    /// The handle, with all that it was made from, is then
     /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed).
     ///
     ///  - `EBUSY`: a region that was registered with it exists.

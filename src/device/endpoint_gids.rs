@@ -1,7 +1,7 @@
 //! The GIDs of a queue pair, and the choice of the two that a connection uses.
 //!
-//! A RoCE port has two GIDs for each address: RoCE v1 and RoCE v2. Packets only go between GIDs of the same
-//! version and IP family. So an endpoint carries the best GID of each class. Both sides compare the same two
+//! A RoCE port has a RoCE v1 and a RoCE v2 GID for each address, and packets only go between GIDs of the same
+//! version and IP family. So an endpoint carries the best GID of each class. Both sides compare the same
 //! lists in the same order, and choose the same pair.
 
 use std::net::Ipv6Addr;
@@ -41,7 +41,7 @@ impl From<&GidEntry> for EndpointGid {
 }
 
 impl EndpointGid {
-    /// For errors.
+    /// The class and address, for errors.
     pub(crate) const fn named(self) -> (GidClass, Ipv6Addr) {
         (self.class, self.gid.to_ipv6())
     }

@@ -52,8 +52,7 @@ pub(crate) fn set_nonblocking(verb: &'static str, fd: RawFd) -> Result<()> {
 /// Returns what `take` gives. While that is nothing, sleeps until `fd` is readable. Tries once even after the
 /// deadline.
 ///
-/// `fd` is non-blocking, and several threads may wait: one that finds nothing goes back to sleep. A signal
-/// does not end the wait.
+/// `fd` is non-blocking, and several threads may wait on it. A signal does not end the wait.
 pub(crate) fn take_before<T>(
     verb: &'static str,
     fd: RawFd,
@@ -90,8 +89,7 @@ pub(crate) fn take_before_or_woken<T>(
 /// Sleeps until a file is readable, or has an error that the next read reports.
 ///
 /// Returns the index of the first such file, and whether the deadline has passed. The next call, with
-/// `is_last`, then fails even if a file stays readable but yields nothing. The last file is that of the
-/// events.
+/// `is_last`, then fails even if a file is readable that yields nothing. The file of the events comes last.
 fn wait_readable<const N: usize>(
     verb: &'static str,
     files: [RawFd; N],
@@ -130,7 +128,6 @@ fn wait_readable<const N: usize>(
     }
 }
 
-/// The error of an expired wait.
 #[cold]
 pub(crate) fn timed_out(verb: &'static str) -> Error {
     Error::with_reason(verb, libc::ETIMEDOUT, "the deadline has passed")

@@ -27,9 +27,9 @@ static OPENED: Mutex<bool> = Mutex::new(false);
 
 /// Excludes other calls that concern forks.
 ///
-/// A caller that opens a device records that in it, and then opens without the guard. A caller that lists
-/// devices holds it, because libibverbs then reads the environment (`RDMAV_FORK_SAFE`) and may call
-/// `ibv_fork_init`, which reads files of the kernel and calls no verb.
+/// To open a device, record that in it, and then open without the guard. To list devices, hold it: libibverbs
+/// reads the environment (`RDMAV_FORK_SAFE`) and may call `ibv_fork_init`, which reads files of the kernel
+/// and calls no verb.
 pub(crate) fn exclusive() -> MutexGuard<'static, bool> {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -46,7 +46,7 @@ pub fn devices() -> Result<DeviceList> {
     const VERB: &str = "ibv_get_device_list";
     let registered = Registered::list();
     let mut count = 0;
-    // libibverbs would print this and list nothing, but go on at the second call.
+    // The first call of libibverbs would print this and list nothing; the second would go on.
     let listed = match abi_of_verbs().filter(|found| !KERNEL_ABI.contains(found)) {
         Some(found) => Err(Error::unknown_abi(VERB, found, KERNEL_ABI)),
         None => {
@@ -148,14 +148,13 @@ pub fn open(name: &str) -> Result<Context<'static>> {
     device.open_alone()
 }
 
-/// Opens the first device of [`devices`], for programs that use whichever there is. The context borrows no
-/// list.
+/// Opens the first device of [`devices`]. The context borrows no list.
 ///
 /// Devices that the process registered come before the kernel's.
 ///
 /// # Errors
 ///
-/// Those of [`devices`] and [`Device::open`]; `ENODEV`: there is no device. The text says why, as
+/// Those of [`devices`] and [`Device::open`]; `ENODEV`: there is no device, with the reason of
 /// [`DeviceList::why_empty`].
 ///
 /// ```
@@ -176,7 +175,6 @@ pub fn open_first() -> Result<Context<'static>> {
 
 const OPEN: &str = "ibv_open_device";
 
-/// The error of an unknown name, with the names that there are.
 #[cold]
 fn no_such_name(name: &str, list: &DeviceList) -> Error {
     let short: String = name.chars().take(64).collect();
@@ -210,7 +208,6 @@ pub(crate) fn no_device_for(verb: &'static str) -> Error {
     }
 }
 
-/// The error of opening a device while the list is empty.
 #[cold]
 fn no_devices(verb: &'static str, class: &Path) -> Error {
     let reason = match fs::read_dir(class).map(|mut devices| devices.next().is_some()) {

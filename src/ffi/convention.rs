@@ -5,13 +5,11 @@ use std::ptr::NonNull;
 
 use crate::error::Error;
 
-/// The calling thread's `errno`.
 pub(crate) fn errno() -> c_int {
     // SAFETY: the location is valid for the calling thread.
     unsafe { *crate::linux::__errno_location() }
 }
 
-/// Sets the calling thread's `errno`.
 pub(crate) fn set_errno(errno: c_int) {
     // SAFETY: the location is valid for the calling thread.
     unsafe { *crate::linux::__errno_location() = errno }
@@ -22,8 +20,8 @@ pub(crate) fn object<T>(verb: &'static str, pointer: *mut T) -> Result<NonNull<T
     NonNull::new(pointer).ok_or_else(|| Error::new(verb, errno()))
 }
 
-/// For verbs that return a status: 0 or the errno value. Also takes the negated value, or -1 with `errno`, of
-/// a few providers.
+/// For verbs that return a status: 0 or the errno value. A few providers return the negated value, or -1 with
+/// `errno`.
 #[inline]
 pub(crate) fn status(verb: &'static str, returned: c_int) -> Result<(), Error> {
     if returned == 0 { Ok(()) } else { Err(failed(verb, returned)) }
@@ -38,7 +36,7 @@ pub(crate) fn count(verb: &'static str, returned: isize) -> Result<usize, Error>
 ///
 /// # Safety
 ///
-/// Nothing else owns the descriptor.
+/// `fd` is negative, or nothing else owns it.
 #[cfg(rdma_core_65)]
 pub(crate) unsafe fn new_fd(verb: &'static str, fd: c_int) -> Result<std::os::fd::OwnedFd, Error> {
     if fd < 0 {

@@ -128,7 +128,7 @@ impl rdma_cm_event_type {
     pub const RDMA_CM_EVENT_USER: Self = Self(18);
 }
 
-/// `ibv_post_send`: posts a list to a send queue. Returns 0 or an errno value, with the first request not
+/// `ibv_post_send`: posts a list to a send queue. Returns 0 or an errno value, and the first request not
 /// posted in `bad_wr`.
 ///
 /// # Safety

@@ -11,8 +11,8 @@ use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair::{PreparedQueuePair, QueuePair, Rc, Transport};
 use crate::queue_pair_state::{QueuePairState, QueuePairType};
 
-/// What the connection manager can connect, all of type RC: a [`PreparedQueuePair`] (becomes a
-/// [`QueuePair`]), a [`PreparedChannel`](crate::PreparedChannel) ([`Channel`](crate::Channel)), and a
+/// What the connection manager can connect, all of type RC: [`PreparedQueuePair`] (becomes a [`QueuePair`]),
+/// [`PreparedChannel`](crate::PreparedChannel) ([`Channel`](crate::Channel)) and
 /// [`PreparedAsyncChannel`](crate::future::PreparedAsyncChannel) ([`AsyncChannel`](crate::AsyncChannel)).
 pub trait Connectable: Handshake<Connected: sealed::Connected> + sealed::Object {}
 
@@ -171,7 +171,6 @@ mod channels {
     }
 }
 
-/// Checks that `object` can use the connection of `id`.
 pub(super) fn check(id: &Id, prepared: &impl Connectable) -> Result<(), ConnectionError> {
     let (context, kind) = prepared.place();
     let reason = "the connection manager connects queue pairs of type RC";
@@ -179,10 +178,10 @@ pub(super) fn check(id: &Id, prepared: &impl Connectable) -> Result<(), Connecti
     id.check(context, prepared.settings().connection.port)
 }
 
-/// Takes the queue pair to `state`, with the connection manager's attributes.
+/// Takes the queue pair to `state`, with the connection manager's attributes: path, queue pair and packet
+/// numbers, MTU and outstanding reads, on which both sides have agreed.
 ///
-/// Both sides have agreed on path, queue pair and packet numbers, MTU and outstanding reads. Access rights,
-/// time-outs and retry counts are those that the queue pair was built with.
+/// Access rights, time-outs and retry counts are those that the queue pair was built with.
 pub(super) fn advance(id: &mut Id, object: &mut impl Object, state: QueuePairState) -> Result<()> {
     let settings = object.settings();
     let (answered, in_flight) = settings.reads();

@@ -74,7 +74,7 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
         &mut self.object
     }
 
-    /// `rdma_connect` or `rdma_accept`: sends the request or the answer to the peer.
+    /// `rdma_connect` or `rdma_accept`: sends the request or the answer.
     ///
     /// The private data have up to 56 bytes in a request and 196 in an answer (252 on iWARP; 24 less [with
     /// flow control](PrivateData)).
@@ -157,14 +157,13 @@ impl PendingAccept {
         Ok((object, Self { pending: PendingConnection { object: separate, id, iwarp, offer } }))
     }
 
-    /// `rdma_accept`: accepts, and waits until the connection is established, not after `deadline`.
-    ///
-    /// The private data have up to 196 bytes (252 on iWARP; 24 less [with flow control](PrivateData)).
+    /// `rdma_accept`: [`ConnectionRequest::accept`](crate::rdmacm::ConnectionRequest::accept), with the queue
+    /// pair or channel elsewhere.
     ///
     /// # Errors
     ///
-    /// Those of [`ConnectionRequest::accept`](crate::rdmacm::ConnectionRequest::accept). The peer is then
-    /// rejected; what was posted ends when the queue pair is stopped or dropped.
+    /// Those of that method. The peer is then rejected; what was posted ends when the queue pair is stopped
+    /// or dropped.
     #[doc(alias = "rdma_accept")]
     pub fn accept(
         self,
@@ -222,8 +221,7 @@ fn make_ready(id: &mut Id, object: &mut impl sealed::Connected) -> crate::error:
 
 debug! { impl[Q: fmt::Debug] PendingConnection<Q>, self, object: self.object, .. }
 
-/// A connection in the making, for event loops: the request or answer was sent. Dropping it gives up, and
-/// tells the peer if possible.
+/// A connection in the making, for event loops. Dropping it gives up, and tells the peer if possible.
 ///
 /// On iWARP the drop waits until the peer has answered, or the kernel's time is up (10 s with Soft-iWARP).
 /// For an [`AsyncChannel`](crate::AsyncChannel), whose buffers come back then, another thread waits.
@@ -335,8 +333,8 @@ pub(super) fn time_left(deadline: Instant) -> Result<Duration, ConnectionError> 
     if left.is_zero() { Err(event_file::timed_out(WAIT).into()) } else { Ok(left) }
 }
 
-/// A queue pair or channel and its identifier during the handshake. On iWARP, destroying either waits until
-/// the peer has answered or the kernel's time is up (10 s with Soft-iWARP).
+/// A queue pair or channel and its identifier during the handshake. On iWARP, destroying either waits as in
+/// [`Connecting`].
 #[derive(Debug)]
 pub(super) struct Attempt<Q: sealed::Connected> {
     pub(super) object: ManuallyDrop<Q>,
@@ -346,7 +344,7 @@ pub(super) struct Attempt<Q: sealed::Connected> {
     give_up: fn(Q, Id),
 }
 
-/// Waits for the peer in a new thread, in place of the caller and of the reactor that gets the queue pair.
+/// A new thread waits for the peer, not the caller or the reactor that gets the queue pair.
 #[cfg(feature = "tokio")]
 fn in_a_thread<Q: Send + 'static, I: Send + 'static>(object: Q, id: I) {
     let in_this_order = (id, object);

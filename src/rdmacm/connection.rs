@@ -47,8 +47,8 @@ impl<Q> Connection<Q> {
         control: &ConnectionControl => &self.control;
     }
 
-    /// Splits the connection into the queue pair or channel, and the control part, which can be used on
-    /// another thread or while a future of an asynchronous channel is awaited.
+    /// Splits the connection into the queue pair or channel, and the control part. Another thread can use the
+    /// control part, also while a future of an asynchronous channel is awaited.
     ///
     /// After that no event stops the queue pair when the device is removed. The reactor of an
     /// [`AsyncChannel`](crate::AsyncChannel) ends its operations; drop a [`Channel`](crate::Channel) or a
@@ -59,8 +59,7 @@ impl<Q> Connection<Q> {
 }
 
 impl<Q: sealed::Connected> Connection<Q> {
-    /// The next event, or `None`. It does not wait: see [`as_fd`](Self::as_fd) and
-    /// [`event_until`](Self::event_until).
+    /// The next event, or `None`, without waiting.
     ///
     /// A connection ends with [`Disconnected`](ConnectionEventKind::Disconnected). The side that connected
     /// may get [`Rejected`](ConnectionEventKind::Rejected) instead, if the other side gave up before it knew
@@ -101,8 +100,8 @@ impl<Q: sealed::Connected> Connection<Q> {
     /// `rdma_disconnect`: ends the connection and everything in flight, and tells the peer. Both sides get
     /// [`Disconnected`](ConnectionEventKind::Disconnected).
     ///
-    /// Call this also when the peer has disconnected. On InfiniBand and RoCE the queue pair does not notice
-    /// that, and receives would stay in flight for ever.
+    /// Call this also after the peer has disconnected: on InfiniBand and RoCE the queue pair does not notice,
+    /// and receives would stay in flight for ever.
     ///
     /// # Errors
     ///
@@ -198,7 +197,7 @@ impl ConnectionControl {
 
     /// `rdma_notify`: reports that data has arrived
     /// ([`CommunicationEstablished`](crate::device::AsyncEventKind::CommunicationEstablished)). That
-    /// establishes the connection even if the last message of the handshake was lost.
+    /// establishes the connection if the handshake's last message was lost.
     ///
     /// # Errors
     ///

@@ -175,8 +175,8 @@ impl Copied {
 /// The file of the kernel module `rdma_ucm`.
 const FILE: &str = "/dev/infiniband/rdma_cm";
 
-/// `struct rdma_event_channel`: the file with the events of one identifier. A listener's file also has the
-/// requests, until each moves to its own channel.
+/// `struct rdma_event_channel`: the file with one identifier's events. A listener's also has the requests,
+/// until each moves to its own channel.
 #[derive(Debug)]
 pub(super) struct EventChannel {
     raw: NonNull<ffi::rdma_event_channel>,
@@ -228,8 +228,8 @@ impl EventChannel {
         unsafe { (*self.raw.as_ptr()).fd }
     }
 
-    /// `rdma_get_cm_event`, `rdma_ack_cm_event`: takes an event, if there is one. Acknowledges it at once,
-    /// because destroying an identifier waits for its unacknowledged events.
+    /// `rdma_get_cm_event`, `rdma_ack_cm_event`: takes an event, if any, and acknowledges it at once, because
+    /// destroying an identifier waits for that.
     pub(super) fn next(&mut self) -> Result<Option<Copied>> {
         const VERB: &str = "rdma_get_cm_event";
         let mut event = ptr::null_mut();
@@ -256,7 +256,6 @@ impl EventChannel {
     }
 }
 
-/// The reason why the file cannot be opened or used.
 #[cold]
 fn explain(error: Error) -> Error {
     let reason = |errno, reason| Error::with_reason(error.verb(), errno, reason);
@@ -300,7 +299,6 @@ mod tests {
         assert_eq!(ffi::rdma_cm_event_type::from(ConnectionEventKind::Unknown(99)), raw);
     }
 
-    /// A user event's number is no address of data.
     #[cfg(rdma_core_65)]
     #[test]
     fn the_number_of_an_event_is_no_data() {

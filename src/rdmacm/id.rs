@@ -21,9 +21,9 @@ use crate::queue_pair_state::QueuePairState;
 
 /// `struct rdma_cm_id`, with its own channel for events.
 ///
-/// Events are read through `&mut self`, and are acknowledged before the read returns, so destroying never
-/// waits for one. librdmacm's own context and domain (`id->verbs`, `id->pd`) are never handed out, and
-/// `id->qp` is null: the identifier knows only the number of the program's queue pair.
+/// Events are read through `&mut self`, and acknowledged before the read returns, so destroying never waits
+/// for one. librdmacm's own context and domain (`id->verbs`, `id->pd`) are never handed out. `id->qp` is
+/// null: the identifier only knows the number of the program's queue pair.
 #[derive(Debug)]
 pub(super) struct Id {
     /// Null once destroyed or leaked.
@@ -94,7 +94,6 @@ impl Id {
         Ok(self.raw)
     }
 
-    /// Calls a function with the live identifier.
     fn call(
         &self,
         verb: &'static str,
@@ -413,8 +412,8 @@ impl AsFd for Id {
     }
 }
 
-/// Whether two devices are the same, by the kernel's numbers, or by name if it gives none. A device that was
-/// removed and added again has another `struct ibv_device` and another number.
+/// Compares two devices by the kernel's numbers, or by name if it gives none. A device that was removed and
+/// added again has a new `struct ibv_device` and a new number.
 fn same(one: *mut ffi::ibv_device, other: *mut ffi::ibv_device) -> bool {
     if one == other {
         return true;

@@ -8,11 +8,11 @@ use crate::memory::RemoteMemoryRegion;
 
 /// The private data of a connection request, an answer or a rejection.
 ///
-/// On InfiniBand and RoCE they arrive **padded with zeros** to the fixed size of the message (56 bytes for a
+/// On InfiniBand and RoCE they arrive **padded with zeros** to the message's fixed size (56 bytes for a
 /// request), so encode where they end. iWARP adds no padding.
 ///
-/// A channel with [flow control](crate::ChannelBuilder::flow_control) tells the peer in the first 24 bytes of
-/// a request or an answer where it counts its receives. The program has 24 bytes less, and does not see them.
+/// With [flow control](crate::ChannelBuilder::flow_control), the first 24 bytes of requests and answers tell
+/// the peer where a channel counts its receives. The program has 24 bytes less, and does not see them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PrivateData {
     len: u8,
@@ -134,7 +134,6 @@ impl Message {
     }
 }
 
-/// The length for C, if within `limit`.
 fn check(verb: &'static str, data: &[u8], limit: u8) -> Result<u8> {
     Error::within(verb, "the length of the private data", data.len() as u64, 0, limit)?;
     Ok(data.len() as u8)

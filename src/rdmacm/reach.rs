@@ -1,4 +1,4 @@
-//! Finds addresses that lead to no RDMA device before asking the kernel, and explains the kernel's errors.
+//! Finds addresses that lead to no RDMA device, and explains the kernel's errors about them.
 
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
