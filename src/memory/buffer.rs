@@ -18,15 +18,15 @@ use std::ptr::NonNull;
 /// | type | what it is |
 /// |---|---|
 /// | [`MemorySlice`], [`MemorySliceMut`] | a part of a region, borrowed |
-/// | [`MemorySlicePart`](crate::memory::MemorySlicePart) | a part of that, which keeps the rest with it |
+/// | [`MemorySlicePart`](crate::memory::MemorySlicePart) | a part of that, which keeps the rest |
 /// | [`SharedMemorySlice`](crate::SharedMemorySlice) | a part of a region that peers access too |
-/// | [`MemoryRegion`](crate::MemoryRegion), [`SharedMemoryRegion`](crate::SharedMemoryRegion) | all of a region: a request takes `&region` |
+/// | [`MemoryRegion`](crate::MemoryRegion), [`SharedMemoryRegion`](crate::SharedMemoryRegion) | all of a region, as `&region` |
 /// | [`GatherElement`], [`ScatterElement`] | one C `ibv_sge` |
 /// | every [`OwnedBuffer`](crate::channel::OwnedBuffer) | memory that the value owns, such as a [`PooledBuffer`](crate::PooledBuffer) |
 /// | `&B`, `&mut B` | any of these, lent |
 /// | `[B; N]`, `(A, B)` … | several, in this order |
-/// | `Vec<B>`, `&[B]`, `&mut [B]` | several, whose number is known at run time |
-/// | [`Inline`](crate::Inline), [`InlineList`](crate::memory::InlineList) | bytes of any memory, which the post copies |
+/// | `Vec<B>`, `&[B]`, `&mut [B]` | several, counted at run time |
+/// | [`Inline`](crate::Inline), [`InlineList`](crate::memory::InlineList) | any bytes, which the post copies |
 /// | `()` | a message without content |
 ///
 /// A program may implement it for memory of its own, such as a
@@ -43,11 +43,11 @@ use std::ptr::NonNull;
 ///  - `gather` names the same memory, until the program changes the value; what the value dereferences to
 ///    ([`DerefMut`](std::ops::DerefMut)) does not change it.
 ///
-/// Memory that the post copies ([`INLINE`](Self::INLINE)) need not be registered: it can be read while the
-/// value lives.
+/// Memory that the post copies ([`INLINE`](Self::INLINE)) need not be registered, only readable while the value
+/// lives.
 ///
-/// `gather` and `scatter` return the elements and do nothing else. They run while a channel, a loop or a
-/// reactor is in use: one that uses the same may wait for ever. If one panics, the value is leaked.
+/// `gather` and `scatter` only return the elements. They run while a channel, a loop or a reactor is in use:
+/// one that uses the same may wait for ever. If one panics, the value is leaked.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory that the device can read",
     label = "a slice of a region is needed here, such as `region.slice(..)?`",
@@ -76,8 +76,8 @@ pub unsafe trait GatherBuffer: Sized {
     /// The length that the buffer keeps, if it [keeps one](Self::KEEPS_LENGTH). A receive sets it when the
     /// message has come.
     ///
-    /// It stays where it is while the value lives, even if that is moved. Nothing accesses it while the buffer
-    /// is in an operation.
+    /// It stays in place while the value lives, even if the value is moved. Nothing accesses it during an
+    /// operation.
     #[inline(always)]
     fn kept_length(&mut self) -> Option<NonNull<KeptLength>> {
         None
@@ -98,7 +98,7 @@ pub unsafe trait GatherBuffer: Sized {
 /// Memory that the device writes for a receive, a read or an atomic: one piece, or several that are filled in
 /// order.
 ///
-/// It is implemented for [`MemorySliceMut`], [`MemorySlicePart`](crate::memory::MemorySlicePart),
+/// Implemented for [`MemorySliceMut`], [`MemorySlicePart`](crate::memory::MemorySlicePart),
 /// [`SharedMemorySlice`](crate::SharedMemorySlice), [`ScatterElement`], every
 /// [`OwnedBuffer`](crate::channel::OwnedBuffer), `&mut` to any of them, and arrays, tuples, vectors and `&mut`
 /// slices of them.
@@ -107,8 +107,8 @@ pub unsafe trait GatherBuffer: Sized {
 ///
 /// The conditions of [`GatherBuffer`], for the memory that [`scatter`](Self::scatter) names. It is registered
 /// for [`LOCAL_WRITE`](crate::AccessFlags::LOCAL_WRITE): providers write short messages themselves. While the
-/// conditions hold, this program accesses that memory through no references other than this value and
-/// references to its atomic form. Any bytes are valid there.
+/// conditions hold, this program accesses that memory through no references but this value and references to
+/// its atomic form. Any bytes are valid there.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory that the device can write",
     label = "needed: `region.slice_mut(..)?` of a `MemoryRegion`, or `region.slice(..)?` of a `SharedMemoryRegion`"
@@ -121,7 +121,7 @@ pub unsafe trait ScatterBuffer: GatherBuffer {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: a piece is longer than 4 GiB - 1 bytes.
+    /// Those of [`gather`](GatherBuffer::gather).
     fn scatter(&mut self) -> Result<Self::List>;
 
     /// The elements for a receive. A buffer that [keeps a length](GatherBuffer::kept_length) offers all of its
@@ -179,7 +179,7 @@ impl<T> private::Sealed for MemorySlice<'_, T> {}
 impl<T> private::Sealed for MemorySliceMut<'_, T> {}
 
 // SAFETY: the slice borrows, for its lifetime, a region that is registered until it is dropped. Meanwhile
-// nothing writes the memory, as an `Element` has no interior mutability.
+// nothing writes the memory: an `Element` has no interior mutability.
 unsafe impl<T: Element> GatherBuffer for MemorySlice<'_, T> {
     type List = One;
     type Kept = Self;
@@ -190,7 +190,7 @@ unsafe impl<T: Element> GatherBuffer for MemorySlice<'_, T> {
     }
 }
 
-// SAFETY: as above; the borrow is exclusive, and only this value gives access to the memory.
+// SAFETY: as above; the borrow is exclusive, so only this value gives access to the memory.
 unsafe impl<T: Element> GatherBuffer for MemorySliceMut<'_, T> {
     type List = One;
     type Kept = Self;
@@ -216,9 +216,9 @@ unsafe impl<T> BorrowedBuffer for MemorySlice<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T> BorrowedBuffer for MemorySliceMut<'_, T> {}
 
-// SAFETY: the element borrows registered memory for its lifetime, which this program meanwhile writes by atomic
-// accesses only: memory of a region or slice, or for which the caller of an `unsafe` function vouches. Its
-// address is the program's own, or such a caller has said that it need not be.
+// SAFETY: for its lifetime the element borrows registered memory, which this program writes by atomic accesses
+// only: that of a region or slice, or memory for which the caller of an `unsafe` function vouches. Its address
+// is the program's own, or such a caller has said that it need not be.
 unsafe impl GatherBuffer for GatherElement<'_> {
     type List = One;
     type Kept = Self;

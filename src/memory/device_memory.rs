@@ -22,9 +22,8 @@ importable_object!(ibv_dm, ibv_unimport_dm);
 
 /// `struct ibv_dm`: a piece of the device's own memory.
 ///
-/// A peer reads and writes it without using the machine's bus, which is faster; the program copies data from
-/// and to it. It is small: see
-/// [`DeviceAttributes::max_device_memory`](crate::device::DeviceAttributes::max_device_memory).
+/// Peers access it without the machine's bus, which is faster; the program copies from and to it. It is small:
+/// see [`DeviceAttributes::max_device_memory`](crate::device::DeviceAttributes::max_device_memory).
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs device memory
@@ -111,7 +110,7 @@ impl<'ctx> DeviceMemory<'ctx> {
     /// descriptor of the device.
     ///
     /// `handle` is the kernel's [number](Self::handle) of it. Dropping or closing it undoes the import
-    /// (`ibv_unimport_dm`) and leaves the memory alone. After [`own`](Self::own) it frees the memory.
+    /// (`ibv_unimport_dm`) and leaves the memory alone; after [`own`](Self::own), frees it.
     ///
     /// # Errors
     ///
@@ -135,9 +134,7 @@ impl<'ctx> DeviceMemory<'ctx> {
         Ok(Self { raw: ImportableHandle::imported(raw), bytes, context })
     }
 
-    /// Takes over memory that was allocated elsewhere, such as by a C library.
-    ///
-    /// `bytes` is its length, which the C object does not store.
+    /// Takes over memory of `bytes` bytes that was allocated elsewhere, such as by a C library.
     ///
     /// # Errors
     ///
@@ -179,8 +176,7 @@ impl<'ctx> DeviceMemory<'ctx> {
         }
     }
 
-    /// Makes [imported](Self::import) memory this program's own: dropping or closing it now frees it, for all
-    /// processes.
+    /// Makes [imported](Self::import) memory this program's own: its drop or close frees it, for all processes.
     pub fn own(&mut self) {
         self.raw.own();
     }
@@ -195,8 +191,8 @@ impl<'ctx> DeviceMemory<'ctx> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the copy would go beyond the end; or `offset` or the length in bytes is not a multiple of
-    ///    4, on devices that need it.
+    ///  - `EINVAL`: the copy would go beyond the end; or, on devices that copy words, `offset` or the length in
+    ///    bytes is not a multiple of 4.
     #[doc(alias = "ibv_memcpy_to_dm")]
     pub fn write<T: Element>(&self, offset: usize, from: &[T]) -> Result<()> {
         const VERB: &str = "ibv_memcpy_to_dm";
@@ -247,9 +243,8 @@ impl<'ctx> DeviceMemory<'ctx> {
         Error::within(verb, "the length in bytes", bytes, 0, most - offset)
     }
 
-    /// The kernel's number of the memory; `None` if the provider does not store it.
-    ///
-    /// A process that shares the device's file descriptor [imports](Self::import) the memory by it.
+    /// The kernel's number of the memory, by which a process that shares the device's file descriptor
+    /// [imports](Self::import) it; `None` if the provider does not store it.
     pub fn handle(&self) -> Option<u32> {
         let has_handle = ffi::ibv_dm_mask::IBV_DM_MASK_HANDLE.0;
         // SAFETY: the memory is live.
@@ -299,7 +294,7 @@ debug! { DeviceMemory<'_>, self, bytes: self.bytes, .. }
 
 /// `struct ibv_mr`: registered [`DeviceMemory`], as bytes. Requests and peers address it from 0 on.
 ///
-/// A [`GatherBuffer`] or [`ScatterBuffer`] is the whole region: `&region` or `&mut region`, in a channel too.
+/// `&region` is a [`GatherBuffer`] and `&mut region` a [`ScatterBuffer`] of the whole region, in a channel too.
 /// [`QueuePair::post_send`](crate::QueuePair::post_send) and the like take a part.
 ///
 /// Requests that write the region are refused (`EOPNOTSUPP`) on devices whose provider delivers short messages
@@ -359,8 +354,8 @@ fn copied() -> Error {
     Error::with_reason("ibv_sge", libc::EOPNOTSUPP, reason)
 }
 
-/// The element of a whole region. It is no array, which keeps it out of tuples: a post copies all pieces of a
-/// tuple if one is [`Inline`](crate::Inline).
+/// The element of a whole region. As it is no array, it cannot be in a tuple, all of which a post copies if one
+/// piece is [`Inline`](crate::Inline).
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Whole(ffi::ibv_sge);

@@ -16,11 +16,10 @@ use crate::parent::Parent;
 
 const VERB: &str = "ibv_reg_mr";
 
-/// `struct ibv_mr`: registered memory for `len` elements, owned by the region, which only this program and its
-/// own device access.
+/// `struct ibv_mr`: registered memory for `len` elements, owned, which only this program and its device access.
 ///
-/// It derefs to `[T]`: use it like a vector of fixed length. A peer can exchange messages with it, but cannot
-/// read or write it by RDMA: for that, use [`SharedMemoryRegion`](crate::SharedMemoryRegion).
+/// It derefs to `[T]`: use it like a vector of fixed length. Peers exchange messages with it; for RDMA reads
+/// and writes by peers, use [`SharedMemoryRegion`](crate::SharedMemoryRegion).
 ///
 /// ```
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -117,7 +116,7 @@ impl<'pd, M: Allocated> Region<'pd, M> {
 
     /// `ibv_dereg_mr`: deregisters the region and returns its memory, without a copy.
     ///
-    /// The memory is then plain memory, which no device and no peer can reach.
+    /// No device and no peer can reach the memory then.
     ///
     /// # Errors
     ///
@@ -164,8 +163,8 @@ impl<'pd, M: Allocated> Region<'pd, M> {
 impl<'pd, T: Element> MemoryRegion<'pd, T> {
     /// `ibv_reg_mr`: allocates `len` zeroed elements and registers them for local access.
     ///
-    /// The buffer is aligned to 64 bytes, or more if `T` is. The region may exceed 4 GiB; a single
-    /// scatter/gather element may not.
+    /// The buffer is aligned to 64 bytes, or more if `T` is. It may exceed 4 GiB, which a single scatter/gather
+    /// element may not.
     ///
     /// # Errors
     ///
@@ -210,11 +209,11 @@ impl ProtectionDomain<'_> {
     }
 }
 
-/// `struct ibv_mr`: a slice of the caller's, registered while it is borrowed, which only this program and its
-/// own device access.
+/// `struct ibv_mr`: a slice of the caller's, registered while borrowed, which only this program and its device
+/// access.
 ///
-/// Use it like a [`MemoryRegion`](crate::MemoryRegion); it derefs to the slice. Registering takes many
-/// microseconds and pins whole pages, so it pays off for memory that is large or used repeatedly.
+/// It derefs to the slice; use it like a [`MemoryRegion`](crate::MemoryRegion). Registering takes many
+/// microseconds and pins whole pages: it pays off for memory that is large or used repeatedly.
 ///
 /// ```
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -244,8 +243,8 @@ impl ProtectionDomain<'_> {
 #[doc(alias = "ibv_mr")]
 pub type BorrowedMemoryRegion<'pd, 'buf, T> = Region<'pd, Borrowed<'buf, T>>;
 
-/// `struct ibv_mr`: a slice of the caller's, registered while it is borrowed, which requests of this program
-/// can only read.
+/// `struct ibv_mr`: a slice of the caller's, registered while borrowed, which requests of this program only
+/// read.
 ///
 /// It derefs to the slice.
 #[doc(alias = "ibv_mr")]
@@ -288,8 +287,8 @@ unsafe impl<T: Element> Local for ReadOnly<'_, T> {}
 ///
 /// # Safety
 ///
-/// With local write access, the slice is borrowed exclusively. Requests name the memory only by
-/// elements that are borrowed from the region (see the module `region`).
+/// With local write access, the slice is borrowed exclusively. Requests name the memory only by elements that
+/// are borrowed from the region (see the module `region`).
 unsafe fn register_slice<T: Element>(
     domain: &ProtectionDomain<'_>,
     slice: *mut [T],
@@ -324,8 +323,7 @@ impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
         Self::with_access(domain, memory, AccessFlags::LOCAL_WRITE)
     }
 
-    /// `ibv_reg_mr`: registers a slice for local access, with on-demand paging or relaxed ordering if asked
-    /// for.
+    /// `ibv_reg_mr`: [`new`](Self::new), with on-demand paging or relaxed ordering if asked for.
     ///
     /// Local write access is always included.
     ///
@@ -362,8 +360,7 @@ impl<'pd, 'buf, T: Element> ReadOnlyMemoryRegion<'pd, 'buf, T> {
         Self::with_access(domain, memory, AccessFlags::empty())
     }
 
-    /// `ibv_reg_mr`: registers a slice that requests only read, with on-demand paging or relaxed ordering if
-    /// asked for.
+    /// `ibv_reg_mr`: [`new`](Self::new), with on-demand paging or relaxed ordering if asked for.
     ///
     /// # Errors
     ///
@@ -390,8 +387,7 @@ impl<'pd, 'buf, T: Element> ReadOnlyMemoryRegion<'pd, 'buf, T> {
 impl ProtectionDomain<'_> {
     /// `ibv_reg_mr`: [`BorrowedMemoryRegion::new`], borrowing this domain.
     ///
-    /// To return a region from a function, use [`MemoryRegion::new`], which owns its memory, with the domain by
-    /// value or in an `Arc`.
+    /// To return a region from a function, let it own its memory: [`MemoryRegion::new`].
     ///
     /// # Errors
     ///
@@ -406,7 +402,7 @@ impl ProtectionDomain<'_> {
 
     /// `ibv_reg_mr`: [`ReadOnlyMemoryRegion::new`], borrowing this domain.
     ///
-    /// To return a region from a function, use [`MemoryRegion::new`], as with [`register`](Self::register).
+    /// To return a region from a function, let it own its memory: [`MemoryRegion::new`].
     ///
     /// # Errors
     ///

@@ -364,12 +364,11 @@ impl<M: Local + Writable> Region<'_, M> {
 }
 
 impl<T: Element> MemorySliceMut<'_, T> {
-    /// The elements in each range, for one work request that writes them all: a message fills them in this
-    /// order.
+    /// The elements in each range, for one work request that writes them all.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: a range is out of bounds, or longer than 4 GiB - 1 bytes, or two overlap.
+    /// Those of [`Region::scatter_elements`].
     pub fn scatter_elements<const N: usize>(
         &mut self,
         ranges: [impl RangeBounds<usize>; N],
@@ -377,11 +376,11 @@ impl<T: Element> MemorySliceMut<'_, T> {
         elements(self, disjoint(ranges, self.len())?)
     }
 
-    /// The elements in each range. An array of slices is one buffer of a channel's operation.
+    /// The elements in each range, as [`Region::slices_mut`] gives them.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: a range is out of bounds, or two overlap.
+    /// Those of [`Region::slices_mut`].
     pub fn slices<const N: usize>(self, ranges: [impl RangeBounds<usize>; N]) -> Result<[Self; N]> {
         let ranges = disjoint(ranges, self.len())?;
         // SAFETY: `self` is given up, and the ranges do not overlap.

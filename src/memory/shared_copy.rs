@@ -1,6 +1,6 @@
 //! Copies to and from memory that a peer, or another thread, may write or read at the same time.
 //!
-//! Only atomic operations may access such memory: then a read during a concurrent write has an unspecified
+//! Only atomic operations may access such memory: a read during a concurrent write then has an unspecified
 //! result, but is not undefined behaviour. The unit of access is the alignment of the element, up to the
 //! machine's word: a `u32` is copied by 4-byte accesses, a `[u8; 16]` byte by byte.
 //!
@@ -8,7 +8,7 @@
 //! is one instruction of assembly, as wide as the machine has. It counts as one access to each unit in it,
 //! because no processor splits an aligned word (Go's `memmove` relies on the same): x86-64 splits accesses at
 //! 8-byte boundaries at most, and aarch64 accesses each aligned register of a pair at once. The accesses at the
-//! ends of a copy may overlap: then a unit is read twice, or written twice with the same value.
+//! ends of a copy may overlap: they read a unit twice, or write it twice with the same value.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicUsize, Ordering};
@@ -343,7 +343,7 @@ mod wide {
         }
     }
 
-    /// The first piece and the last, which may overlap.
+    /// The first piece and the last, which may overlap or be the same.
     ///
     /// # Safety
     ///

@@ -14,8 +14,8 @@ use crate::domain::ProtectionDomain;
 use crate::error::Result;
 use crate::parent::Parent;
 
-/// `struct ibv_mr`: registered memory for `len` elements, owned by the region, which peers read or write by
-/// RDMA as far as its [`AccessFlags`] allow.
+/// `struct ibv_mr`: registered memory for `len` elements, owned, which peers read or write by RDMA as its
+/// [`AccessFlags`] allow.
 ///
 /// A peer may write at any time, so there is never a reference into it: [`read`](Self::read) and
 /// [`write`](Self::write) copy. [`SharedMemorySlice`] explains what they see of a concurrent write.
@@ -82,10 +82,10 @@ impl<T> From<RegionBuffer<T>> for Shared<T> {
 }
 
 impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
-    /// `ibv_reg_mr`: allocates `len` zeroed elements and registers them as `options` say.
+    /// `ibv_reg_mr`: allocates `len` zeroed elements and registers them as `options`, or [`AccessFlags`], say.
     ///
-    /// Plain [`AccessFlags`] are accepted too. Local write access is always included. The buffer is aligned to
-    /// 64 bytes, or more if `T` is. The region may exceed 4 GiB; a single scatter/gather element may not.
+    /// Local write access is always included. The buffer is aligned to 64 bytes, or more if `T` is. It may
+    /// exceed 4 GiB, which a single scatter/gather element may not.
     ///
     /// # Errors
     ///
@@ -105,8 +105,8 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
         Self::allocate(domain.into(), len, options.into())
     }
 
-    /// `ibv_reg_mr`: registers memory that was allocated before, and perhaps
-    /// [populated](RegionBuffer::populate).
+    /// `ibv_reg_mr`: registers memory that was allocated, and perhaps [populated](RegionBuffer::populate),
+    /// before.
     ///
     /// Of the options, only the access and the iova count.
     ///
@@ -130,8 +130,8 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     ///
     /// On an error the memory is freed.
     ///
-    ///  - `EINVAL`: the memory is longer than the device allows, or the options contradict each other, or do
-    ///    not fit the memory's address.
+    ///  - `EINVAL`: the memory is longer than the device allows, or the options contradict each other or the
+    ///    memory's address.
     ///  - `EOPNOTSUPP`: the device does not have that access.
     ///  - `ENOMEM`: no region left on the device, or `RLIMIT_MEMLOCK` is too low.
     #[doc(alias = "ibv_reg_mr")]
@@ -257,8 +257,7 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes, or the region has an
-    ///    [`iova`](RegionOptions::iova) of its own.
+    /// Those of [`gather_element`](Self::gather_element).
     #[inline]
     pub fn scatter_element(&self, range: impl RangeBounds<usize>) -> Result<ScatterElement<'_>> {
         self.sge(range).map(ScatterElement::new)
@@ -335,7 +334,7 @@ atomic_elements! {
 impl<'buf, T: AtomicElement> SharedMemorySlice<'buf, T> {
     /// The element at `index`, for atomic operations of the CPU in place.
     ///
-    /// They are atomic for the program's threads. For RDMA atomics they are atomic only on a device whose
+    /// They are atomic for the program's threads, and for RDMA atomics only on a device whose
     /// [`AtomicCapability`](crate::device::AtomicCapability) is `Global`.
     ///
     /// ```no_run

@@ -24,10 +24,9 @@ use crate::foreign_enum::getters;
 ///
 /// # What a copy sees of a concurrent write
 ///
-/// A copy takes the elements in no particular order: of several elements that are written meanwhile it may see
-/// some new and some old. It sees an element of 1, 2, 4 or 8 bytes that is aligned to its size whole, old or
-/// new, if the writer writes it in one access. A CPU and RDMA atomics do; RDMA writes do not promise it. It may
-/// see larger elements half-written.
+/// A copy takes the elements in no particular order: some that are written meanwhile it may see new, others
+/// old. It sees an aligned element of 1, 2, 4 or 8 bytes whole, old or new, if the writer writes it in one
+/// access. A CPU and RDMA atomics do; RDMA writes do not promise it. It may see larger elements half-written.
 ///
 /// The protocol must tell when data is complete: after a completion, or after an atomic access to a flag that
 /// was written last. Most devices write in order, without
@@ -243,8 +242,7 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
         self.sge(..).map(ScatterElement::new)
     }
 
-    /// The whole slice, for a work request that reads it, whatever [`iova`](crate::RegionOptions::iova) its
-    /// region has.
+    /// [`gather_element`](Self::gather_element), whatever [`iova`](crate::RegionOptions::iova) the region has.
     ///
     /// # Errors
     ///
@@ -259,8 +257,8 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
         sge(self.base, self.len * size_of::<T>(), self.lkey).map(GatherElement::new)
     }
 
-    /// The whole slice, for a work request that writes it, whatever [`iova`](crate::RegionOptions::iova) its
-    /// region has.
+    /// [`scatter_element`](Self::scatter_element), whatever [`iova`](crate::RegionOptions::iova) the region
+    /// has.
     ///
     /// # Errors
     ///

@@ -22,8 +22,7 @@ pub struct MemorySlice<'buf, T> {
 
 /// A part of a region, borrowed exclusively: a `&mut [T]` together with the region's key.
 ///
-/// It derefs to `[T]`. Parts can be split further and used independently, each by the work request that holds
-/// it.
+/// It derefs to `[T]`. Split, its parts can be used independently, each by the work request that holds it.
 pub struct MemorySliceMut<'buf, T> {
     /// Not a reference, which would assert at each move that nothing else accesses the memory, even while the
     /// device writes it.

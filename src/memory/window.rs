@@ -2,12 +2,11 @@
 //!
 //! # How a region outlives the windows bound to it
 //!
-//! A window is deallocated before its protection domain, as all children are. While it is bound, its region has
-//! to stay registered. C allows deregistering it: depending on the device that fails (rxe: `EINVAL`, others:
-//! `EBUSY`) or leaves a window that leads nowhere. Neither is unsound: no device accesses memory that was
-//! deregistered, and memory whose deregistration failed is not freed. But memory could leak. So a
-//! [`WindowBinding`](crate::operation::WindowBinding) holds the region: borrowed while the window lives, or
-//! shared.
+//! While a window is bound, its region has to stay registered. C allows deregistering it: depending on the
+//! device that fails (rxe: `EINVAL`, others: `EBUSY`) or leaves a window that leads nowhere. Neither is
+//! unsound: no device accesses memory that was deregistered, and memory whose deregistration failed is leaked.
+//! To prevent the leak, a [`WindowBinding`](crate::operation::WindowBinding) holds the region: borrowed while
+//! the window lives, or shared.
 
 use std::sync::Arc;
 
@@ -25,11 +24,11 @@ foreign_enum! {
     /// `enum ibv_mw_type`: how a window is bound.
     #[doc(alias = "ibv_mw_type")]
     pub enum MemoryWindowType: ibv_mw_type(u32) {
-        /// Type 1: any queue pair of its domain can bind it, any number of times; peers of all these queue
-        /// pairs can use it.
+        /// Any queue pair of its domain can bind it, any number of times; peers of all these queue pairs can
+        /// use it.
         Type1 = IBV_MW_TYPE_1,
-        /// Type 2: bound once, and again after this program or the peer (by a send) has invalidated it. On
-        /// devices with type 2B, only the peer of the queue pair that bound it can use it.
+        /// Bound once, and again after this program or the peer (by a send) has invalidated it. On devices with
+        /// type 2B, only the peer of the queue pair that bound it can use it.
         Type2 = IBV_MW_TYPE_2,
     }
 }
@@ -65,8 +64,8 @@ foreign_enum! {
 pub struct MemoryWindow<'res> {
     raw: Handle<ffi::ibv_mw>,
     window_type: MemoryWindowType,
-    // The regions of the latest binding and of the one before. Until the device has carried out the latest, the
-    // window is still bound to the earlier region.
+    // The regions of the latest binding and of the one before: until the device has carried out the latest, the
+    // window is bound to the earlier region.
     regions: [Option<Arc<dyn Leak + Send + Sync + 'res>>; 2],
     domain: Parent<'res, ProtectionDomain<'res>>,
 }

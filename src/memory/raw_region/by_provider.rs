@@ -13,8 +13,8 @@ use crate::parent::Parent;
 impl<'pd> RawMemoryRegion<'pd> {
     /// `ibv_alloc_buf`, `ibv_reg_buf_mr`: registers `bytes` zeroed bytes that the provider allocates.
     ///
-    /// The provider allocates as it needs for this domain: in a confidential virtual machine, memory that the
-    /// device can reach. It frees them after the region was deregistered. Since rdma-core 65.
+    /// It allocates as this domain needs: in a confidential virtual machine, memory that the device can reach.
+    /// It frees them once the region is deregistered. Since rdma-core 65.
     ///
     /// # Errors
     ///
@@ -48,9 +48,9 @@ impl<'pd> RawMemoryRegion<'pd> {
     }
 
     /// `ibv_export_buf_dmabuf_fd`: a dma-buf of memory from
-    /// [`allocate_by_provider`](Self::allocate_by_provider).
+    /// [`allocate_by_provider`](Self::allocate_by_provider), which keeps it alive.
     ///
-    /// Another device can [register](Self::from_dmabuf) it. It keeps the memory alive. Since rdma-core 65.
+    /// Another device can [register](Self::from_dmabuf) it. Since rdma-core 65.
     ///
     /// # Errors
     ///

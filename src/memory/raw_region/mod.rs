@@ -23,9 +23,9 @@ use crate::parent::Parent;
 
 /// `struct ibv_mr`: registered memory that something else owns, as bytes.
 ///
-/// Use it for memory that no Rust reference covers: a mapped file or device, memory of a GPU or of another
-/// library, a dma-buf, a region of another process. To register a slice,
-/// [`BorrowedMemoryRegion`](crate::memory::BorrowedMemoryRegion) needs no `unsafe`.
+/// It is for memory that no Rust reference covers: mapped files and devices, memory of a GPU or of another
+/// library, dma-bufs, regions of other processes. A slice needs no `unsafe`: see
+/// [`BorrowedMemoryRegion`](crate::memory::BorrowedMemoryRegion).
 #[doc(alias = "ibv_mr")]
 pub type RawMemoryRegion<'pd> = Region<'pd, Raw<'pd>>;
 
@@ -72,14 +72,14 @@ impl<'pd> RawMemoryRegion<'pd> {
     ///
     /// # Safety
     ///
-    /// The conditions hold from now until the region is deregistered: when [`close`](Self::close) returns `Ok`,
-    /// or when a drop succeeds in deregistering it. If the region is forgotten, they hold for ever.
+    /// From now until the region is deregistered (by [`close`](Self::close), or by a drop that succeeds; never
+    /// if it is forgotten):
     ///
     ///  - The memory is not unmapped, freed or given to another owner.
-    ///  - The device may read the memory at any time, and with write access write any bytes to it. The CPU may
-    ///    do the same, because providers carry out some small transfers themselves. So no code relies on the
-    ///    contents, and no reference exists that these accesses would conflict with, unless it is known that
-    ///    neither this program nor a peer has a request outstanding that makes such an access.
+    ///  - The device may read the memory at any time, and with write access write any bytes to it. So may the
+    ///    CPU, because providers carry out some small transfers themselves. Unless it is known that neither
+    ///    this program nor a peer has such a request outstanding, no code relies on the contents, and no
+    ///    reference exists that these accesses conflict with.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn new(
         domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
@@ -198,13 +198,12 @@ impl<'pd> RawMemoryRegion<'pd> {
         Ok(Self::from_parts(Parts::at(raw, address, bytes, access), Raw(None), domain))
     }
 
-    /// `ibv_reg_dmabuf_mr`: registers `bytes` bytes of a dma-buf, from `offset` on.
+    /// `ibv_reg_dmabuf_mr`: registers `bytes` bytes of a dma-buf (such as memory of a GPU), from `offset` on.
     ///
-    /// Requests and peers address it from `iova` on. `offset` and `iova` must have the same offset in a page. A
-    /// dma-buf is typically memory of a GPU or of another device.
+    /// Requests and peers address it from `iova` on. `offset` and `iova` must have the same offset in a page.
     ///
     /// The region keeps the dma-buf alive: you may close the file descriptor, and the exporter may go away.
-    /// This is safe because a dma-buf is shared memory: any code that maps it must expect others to write it.
+    /// This is safe because a dma-buf is shared memory: code that maps it must expect others to write it.
     ///
     /// # Errors
     ///
@@ -252,11 +251,9 @@ impl<'pd> RawMemoryRegion<'pd> {
     /// `ibv_import_mr`: imports a region that another process has registered through the same file descriptor
     /// of the device.
     ///
-    /// `handle` is the kernel's [number](Self::handle) of the region. Requests address it from `base` on, as in
-    /// the other process (see [`remote`](Self::remote) there).
-    ///
-    /// Dropping or closing it undoes the import (`ibv_unimport_mr`) and leaves the region alone. After
-    /// [`own`](Self::own) it deregisters the region.
+    /// `handle` is the kernel's [number](Self::handle) of it. Requests address it from `base` on, as in the
+    /// other process (see [`remote`](Self::remote) there). Dropping or closing it undoes the import
+    /// (`ibv_unimport_mr`) and leaves the region alone; after [`own`](Self::own), deregisters it.
     ///
     /// # Errors
     ///
@@ -266,8 +263,8 @@ impl<'pd> RawMemoryRegion<'pd> {
     ///
     /// # Safety
     ///
-    ///  - As long as this value is used, the memory of the region may be accessed as [`new`](Self::new) says,
-    ///    under the access that the region was registered with.
+    ///  - While this value is used, the memory of the region may be accessed as [`new`](Self::new) says, under
+    ///    the access that the region was registered with.
     ///  - Only one of the processes deregisters it, when the others no longer use it.
     #[doc(alias = "ibv_import_mr")]
     #[doc(alias = "ibv_unimport_mr")]
@@ -292,8 +289,8 @@ impl<'pd> RawMemoryRegion<'pd> {
 
     /// Takes over any `struct ibv_mr` that was registered elsewhere, such as by a C library.
     ///
-    /// `base` is the address by which requests and peers name its first byte: the `iova`, or else the address
-    /// of the memory. `access` is the access that it was registered with. The C object stores neither.
+    /// The C object does not store `base`, the address by which requests and peers name its first byte (its
+    /// iova, or else its address), nor the `access` that it was registered with.
     ///
     /// # Errors
     ///
@@ -324,8 +321,8 @@ impl<'pd> RawMemoryRegion<'pd> {
         Ok(Self::from_parts(parts, Raw(None), domain))
     }
 
-    /// Makes an [imported](Self::import) region this program's own: dropping or closing it now deregisters it,
-    /// for all processes.
+    /// Makes an [imported](Self::import) region this program's own: its drop or close deregisters it, for all
+    /// processes.
     pub fn own(&mut self) {
         self.own_raw();
     }
@@ -351,10 +348,9 @@ impl<'pd> RawMemoryRegion<'pd> {
         unsafe { self.reregister(change, None) }
     }
 
-    /// `ibv_rereg_mr`: moves the region to other memory, and applies `change`, which may be empty, as
-    /// [`rereg`](Self::rereg) does.
+    /// `ibv_rereg_mr`: moves the region to other memory, by whose address requests and peers name it.
     ///
-    /// Requests and peers then address the region by the address of the new memory.
+    /// Unless `change` is empty, applies it too, as [`rereg`](Self::rereg) does.
     ///
     /// # Errors
     ///
@@ -386,10 +382,12 @@ impl<'pd> RawMemoryRegion<'pd> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or the region was registered
-    ///    without [`LOCAL_WRITE`](AccessFlags::LOCAL_WRITE); or requests do not address the region by its own
-    ///    address: it has another iova, is a dma-buf, or is imported. See
-    ///    [`scatter_element_by_iova`](Self::scatter_element_by_iova).
+    /// Those of [`gather_element`](Self::gather_element), and:
+    ///
+    ///  - `EINVAL`: the region was registered without [`LOCAL_WRITE`](AccessFlags::LOCAL_WRITE).
+    ///
+    /// If requests do not address the region by its own address, use
+    /// [`scatter_element_by_iova`](Self::scatter_element_by_iova).
     #[inline]
     pub fn scatter_element(&self, range: impl RangeBounds<usize>) -> Result<ScatterElement<'_>> {
         self.sge_mut(range).map(ScatterElement::new)

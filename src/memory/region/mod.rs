@@ -2,17 +2,14 @@
 //!
 //! # Why regions for local access are safe
 //!
-//! A region that is dropped is deregistered before its memory is freed, or within the borrow. But a region can
-//! be forgotten, or deregistering can fail: then the device still knows memory that has another owner.
-//!
+//! If a region is forgotten, or its deregistration fails, the device still knows memory that has another owner.
 //! That does no harm, because a device accesses memory only for a request that names it:
 //!
-//!  - Peers cannot name it. The region has no remote access, and no window can be bound to it.
+//!  - Peers cannot name it: the region has no remote access, and no window can be bound to it.
 //!  - This program's requests name it by elements that are borrowed from the region. The code that posts keeps
 //!    the memory alive until the completion, and no element can be made after the borrow.
 //!
-//! So a forgotten region costs only memory that stays pinned, and a protection domain that cannot be
-//! deallocated.
+//! So a forgotten region costs only pinned memory, and a protection domain that cannot be deallocated.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut, RangeBounds};
@@ -36,28 +33,27 @@ use crate::parent::Parent;
 
 importable_object!(ibv_mr, ibv_unimport_mr);
 
-/// `struct ibv_mr`: registered memory. The parameter `M` is its kind; each kind has a name and a page of its
-/// own.
+/// `struct ibv_mr`: registered memory of the kind `M`. Each kind has a name and a page of its own.
 ///
 /// | name | memory | who accesses it | has |
 /// |---|---|---|---|
-/// | [`MemoryRegion`](crate::MemoryRegion) | allocated here, owned | this program and its own device | `[T]` |
+/// | [`MemoryRegion`](crate::MemoryRegion) | allocated here, owned | this program and its device | `[T]` |
 /// | [`SharedMemoryRegion`](crate::SharedMemoryRegion) | allocated here, owned | peers too | copies, atomics, a remote key |
-/// | [`BorrowedMemoryRegion`](crate::memory::BorrowedMemoryRegion) | a `&mut [T]` of the caller | this program and its own device | `[T]` |
-/// | [`ReadOnlyMemoryRegion`](crate::memory::ReadOnlyMemoryRegion) | a `&[T]` of the caller | its own device, to read it only | `[T]`, not mutable |
-/// | [`RawMemoryRegion`](crate::memory::RawMemoryRegion) | owned by something else: mapped files, GPUs, dma-bufs, other processes; or allocated by the provider | as its access flags say | a pointer, a remote key |
+/// | [`BorrowedMemoryRegion`](crate::memory::BorrowedMemoryRegion) | a `&mut [T]` of the caller | this program and its device | `[T]` |
+/// | [`ReadOnlyMemoryRegion`](crate::memory::ReadOnlyMemoryRegion) | a `&[T]` of the caller | its device, to read | `[T]`, not mutable |
+/// | [`RawMemoryRegion`](crate::memory::RawMemoryRegion) | mapped files, GPUs, dma-bufs, other processes; or allocated by the provider | as its access flags say | a pointer, a remote key |
 /// | [`DeviceMemoryRegion`](crate::memory::DeviceMemoryRegion) | on the device itself | peers and the device, without the bus | a remote key |
-/// | [`ImplicitMemoryRegion`](crate::memory::ImplicitMemoryRegion) | the whole address space, paged on demand | this program and its own device | slices of any memory |
-/// | [`NullMemoryRegion`](crate::memory::NullMemoryRegion) | none: writes are discarded, reads return zeros | this program's requests | elements of any length |
+/// | [`ImplicitMemoryRegion`](crate::memory::ImplicitMemoryRegion) | the whole address space, paged on demand | this program and its device | slices of any memory |
+/// | [`NullMemoryRegion`](crate::memory::NullMemoryRegion) | none: discards writes, reads as zeros | this program's requests | elements of any length |
 ///
-/// The methods below are bounded by properties of the kinds:
+/// The methods are bounded by properties of the kinds:
 ///
 /// | bound | kinds |
 /// |---|---|
 /// | `Addressed`: it has a length, and requests name its parts | all but `Implicit` and `Null` |
-/// | `InMemory`: its addresses are those of this program | the `Addressed` ones but `OnDevice` |
-/// | `Local`: only this program and its own device access it, so it derefs to `[T]` | `Owned`, `Borrowed`, `ReadOnly` |
-/// | `Writable`: requests of this program write it | the `Addressed` ones but `ReadOnly` |
+/// | `InMemory`: it is `Addressed`, by addresses of this program | also not `OnDevice` |
+/// | `Local`: only this program and its device access it, so it derefs to `[T]` | `Owned`, `Borrowed`, `ReadOnly` |
+/// | `Writable`: it is `Addressed`, and requests of this program write it | not `ReadOnly` |
 /// | `Peers`: peers access it by a remote key | `Shared`, `Raw`, `OnDevice` |
 /// | `Allocated`: it was allocated with the region | `Owned`, `Shared` |
 #[doc(alias = "ibv_mr")]
@@ -255,7 +251,7 @@ impl<'pd, M: Backing> Region<'pd, M> {
         self.raw.own();
     }
 
-    /// Changes the registration; `memory` is the address and the number of elements of other memory.
+    /// Changes the registration; `memory` is the address and the element count of other memory.
     ///
     /// # Safety
     ///
@@ -356,8 +352,8 @@ impl<M: Local> Region<'_, M> {
 impl<M: Local + Writable> Region<'_, M> {
     /// The elements in `range`, exclusively, with the region's key.
     ///
-    /// It borrows the whole region. For two slices at once, [split](crate::MemorySliceMut::split_at) one, or
-    /// use [`slices_mut`](Self::slices_mut).
+    /// It borrows the whole region: for two at once, [split](crate::MemorySliceMut::split_at) one, or use
+    /// [`slices_mut`](Self::slices_mut).
     ///
     /// # Errors
     ///
@@ -396,8 +392,8 @@ impl<M: Local> Deref for Region<'_, M> {
     #[inline]
     fn deref(&self) -> &[M::Item] {
         // SAFETY: there are that many elements (`Local`), initialised, for which any bytes are valid. The
-        // device writes only elements that were posted, from which the caller of the post, or the element's
-        // exclusive borrow, keeps references away; peers have no access.
+        // device writes only elements that were posted; the caller of the post, or the element's exclusive
+        // borrow, keeps references away from them. Peers have no access.
         unsafe { std::slice::from_raw_parts(self.address.cast(), self.len) }
     }
 }
@@ -412,7 +408,7 @@ impl<M: Local + Writable> DerefMut for Region<'_, M> {
 
 /// Checks that requests of this program may write a region of this access.
 ///
-/// The device checks it too, but not the providers that copy short messages to their destination themselves.
+/// Providers that copy short messages to their destination themselves do not check it.
 #[inline]
 pub(in crate::memory) fn check_writable(access: AccessFlags) -> Result<()> {
     if access.contains(AccessFlags::LOCAL_WRITE) { Ok(()) } else { Err(read_only()) }
@@ -440,8 +436,8 @@ impl<M: Backing> fmt::Debug for Region<'_, M> {
 impl<M: Backing> Region<'_, M> {
     /// The key by which peers name the region.
     ///
-    /// A peer that knows it, and has a connection into this protection domain, can do what the region's access
-    /// flags allow.
+    /// It lets a peer that has a connection into this protection domain do what the region's access flags
+    /// allow.
     #[inline]
     pub fn rkey(&self) -> u32
     where
@@ -451,10 +447,8 @@ impl<M: Backing> Region<'_, M> {
         unsafe { (*self.as_raw()).rkey }
     }
 
-    /// The kernel's number of the region.
-    ///
-    /// A process that shares the device's file descriptor [imports](crate::memory::RawMemoryRegion::import) the
-    /// region by it.
+    /// The kernel's number of the region, by which a process that shares the device's file descriptor
+    /// [imports](crate::memory::RawMemoryRegion::import) it.
     pub fn handle(&self) -> u32
     where
         M: Peers,
@@ -463,7 +457,7 @@ impl<M: Backing> Region<'_, M> {
         unsafe { (*self.as_raw()).handle }
     }
 
-    /// The address, length and key to send to a peer that is to access the region.
+    /// The address, length and key that a peer needs to access the region.
     pub fn remote(&self) -> RemoteMemoryRegion
     where
         M: Peers,
@@ -474,8 +468,8 @@ impl<M: Backing> Region<'_, M> {
 
     /// [`remote`](Self::remote), of the elements in `range` alone.
     ///
-    /// The key opens the whole region, so only an honest peer keeps to the range. To confine a peer, use a
-    /// [`MemoryWindow`](crate::memory::MemoryWindow).
+    /// The key opens the whole region: only an honest peer keeps to the range. A
+    /// [`MemoryWindow`](crate::memory::MemoryWindow) confines a peer.
     ///
     /// # Errors
     ///
@@ -491,8 +485,7 @@ impl<M: Backing> Region<'_, M> {
 }
 
 impl<M: Peers> Region<'_, M> {
-    /// The elements in `range`, for a work request that reads them, whatever address requests use for the
-    /// region.
+    /// [`gather_element`](Self::gather_element), whatever address requests use for the region.
     ///
     /// # Errors
     ///
@@ -517,8 +510,9 @@ impl<M: Peers> Region<'_, M> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or the region was registered
-    ///    without [`LOCAL_WRITE`](crate::AccessFlags::LOCAL_WRITE).
+    /// Those of [`gather_element_by_iova`](Self::gather_element_by_iova), and:
+    ///
+    ///  - `EINVAL`: the region was registered without [`LOCAL_WRITE`](crate::AccessFlags::LOCAL_WRITE).
     ///
     /// # Safety
     ///
