@@ -10,14 +10,12 @@ use crate::gid_class::GidClass;
 use crate::queue_pair_state::{QueuePairState, QueuePairType, TransitionError};
 use crate::unusable::Unusable;
 
-/// A verb that failed, or that was not called because its input was wrong.
+/// A verb that failed, or was not called because its input was wrong.
 ///
-/// It is small, `Copy` and never allocates. Programs use [`kind`](Self::kind), or
-/// [`raw_os_error`](Self::raw_os_error) if they rely on the verb's man page. `Display` is for people:
-/// it names the verb, the error and, if known, a remedy.
+/// It is small, `Copy` and never allocates. Programs use [`kind`](Self::kind), or [`raw_os_error`](Self::raw_os_error)
+/// with the verb's man page. `Display` is for people: it names the verb, the error and, if known, a remedy.
 ///
-/// A work request that was posted and then failed is not an `Error` but a
-/// [`WorkError`](crate::WorkError).
+/// A posted work request that fails is a [`WorkError`](crate::WorkError) instead.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Error {
     verb: &'static str,
@@ -25,7 +23,7 @@ pub struct Error {
     detail: Detail,
 }
 
-/// Details in addition to the errno value.
+/// What is known in addition to the errno value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Detail {
     None,
@@ -80,11 +78,11 @@ enum Detail {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// An argument is wrong: out of range, of the wrong object, or not allowed in this state
-    /// (`EINVAL`, `EFAULT`, `ERANGE`, `EMSGSIZE`).
+    /// An argument is wrong: out of range, of the wrong object, or not allowed in this state (`EINVAL`, `EFAULT`,
+    /// `ERANGE`, `EMSGSIZE`).
     InvalidInput,
-    /// The machine or the device has run out of something: memory, locked memory, file descriptors,
-    /// queue pairs (`ENOMEM`, `EMFILE`, `ENFILE`, `ENOSPC`, `EAGAIN`).
+    /// The machine or the device has run out of memory, locked memory, file descriptors or queue pairs (`ENOMEM`,
+    /// `EMFILE`, `ENFILE`, `ENOSPC`, `EAGAIN`).
     Resource,
     /// The process may not do this (`EPERM`, `EACCES`).
     Permission,
@@ -93,28 +91,25 @@ pub enum ErrorKind {
     /// The device, its provider or the kernel does not support this (`EOPNOTSUPP`, `ENOSYS`,
     /// `EPROTONOSUPPORT`).
     Unsupported,
-    /// The queue already has as many requests outstanding as it has room for (`ENOMEM` of a post,
-    /// `ENOMEM` or `ENOSPC` of a batch).
+    /// The queue has no room for another request (`ENOMEM` of a post, `ENOMEM` or `ENOSPC` of a batch).
     QueueFull,
     /// The object is still in use (`EBUSY`).
     Busy,
-    /// The peer cannot be reached: the port is down, or there is no route to the peer (`ENETDOWN`,
-    /// `ENETUNREACH`, `EHOSTUNREACH`, `EADDRNOTAVAIL`).
+    /// The port is down, or there is no route to the peer (`ENETDOWN`, `ENETUNREACH`, `EHOSTUNREACH`, `EADDRNOTAVAIL`).
     Unreachable,
-    /// The timeout or deadline that the caller set has passed (`ETIMEDOUT`).
+    /// The caller's timeout or deadline has passed (`ETIMEDOUT`).
     TimedOut,
     /// A signal arrived (`EINTR`).
     Interrupted,
-    /// A request was carried out and failed, or an earlier failure has ended it: see
-    /// [`WorkError`](crate::WorkError).
+    /// A request has failed, or an earlier failure has ended it: see [`WorkError`](crate::WorkError).
     Failed,
-    /// The device is gone or broken (`EIO`, and every value that is not listed here).
+    /// The device is gone or broken (`EIO`, and every value not listed here).
     Driver,
 }
 
 impl Error {
-    /// The failure of `verb` with `errno` (0 becomes `EIO`: some C libraries fail without an errno). For verbs that a program
-    /// calls itself, by [`ffi`](crate::ffi).
+    /// The failure of `verb` with `errno`, for verbs that a program calls itself by [`ffi`](crate::ffi). 0 becomes
+    /// `EIO`: some C libraries fail without an errno.
     #[inline]
     pub const fn new(verb: &'static str, errno: i32) -> Self {
         let errno = if errno == 0 { libc::EIO } else { errno };
@@ -145,13 +140,11 @@ impl Error {
         Self { verb, errno: libc::EINVAL, detail: Detail::Range { what, value, low, high } }
     }
 
-    /// `EINVAL` if this is so.
     #[inline]
     pub(crate) fn invalid_if(is_so: bool, verb: &'static str, reason: &'static str) -> Result<()> {
         if is_so { Err(Self::invalid(verb, reason)) } else { Ok(()) }
     }
 
-    /// `EOPNOTSUPP` if this is so.
     #[inline]
     pub(crate) fn unsupported_if(
         is_so: bool,
@@ -161,7 +154,7 @@ impl Error {
         if is_so { Err(Self::with_reason(verb, libc::EOPNOTSUPP, reason)) } else { Ok(()) }
     }
 
-    /// `EPROTONOSUPPORT` because the kernel's interface has a version that libibverbs does not know.
+    /// `EPROTONOSUPPORT`: libibverbs does not know this version of the kernel's interface.
     #[cold]
     pub(crate) fn unknown_abi(verb: &'static str, found: u32, known: RangeInclusive<u32>) -> Self {
         let what =
@@ -171,7 +164,7 @@ impl Error {
         Self { verb, errno: libc::EPROTONOSUPPORT, detail }
     }
 
-    /// The value that is out of range, if this is what the error is about.
+    /// The value that is out of range, if the error is about one.
     #[cold]
     pub(crate) fn excess(&self, about: &str) -> Option<u64> {
         match self.detail {
@@ -195,7 +188,7 @@ impl Error {
         Err(Self::out_of_range(verb, what, value, low, high))
     }
 
-    /// `ENOMEM` because the kernel does not let the process pin `bytes` more than it has pinned.
+    /// `ENOMEM`: the kernel does not let the process pin `bytes` more.
     #[cold]
     pub(crate) const fn beyond_memlock(verb: &'static str, bytes: u64, room: u64) -> Self {
         let what =
@@ -204,8 +197,8 @@ impl Error {
         Self { verb, errno: libc::ENOMEM, detail }
     }
 
-    /// `EADDRNOTAVAIL` because no GID of this side can reach a GID of the peer. The arguments are the
-    /// best GID of each side, with its class.
+    /// `EADDRNOTAVAIL`: no GID of this side can reach a GID of the peer. The arguments are the best GID of each side,
+    /// with its class.
     pub(crate) const fn gids_do_not_fit(
         verb: &'static str,
         ours: (GidClass, Ipv6Addr),
@@ -215,7 +208,7 @@ impl Error {
         Self { verb, errno: libc::EADDRNOTAVAIL, detail }
     }
 
-    /// `EINVAL` because the queue pairs of both sides have types that cannot be connected.
+    /// `EINVAL`: queue pairs of these types cannot be connected.
     #[cold]
     pub(crate) const fn types_do_not_fit(
         verb: &'static str,
@@ -225,13 +218,13 @@ impl Error {
         Self { verb, errno: libc::EINVAL, detail: Detail::Types { ours, theirs } }
     }
 
-    /// `EINVAL` because no packet of one partition is taken in the other.
+    /// `EINVAL`: neither partition takes the other's packets.
     #[cold]
     pub(crate) const fn partitions_do_not_fit(verb: &'static str, ours: u16, theirs: u16) -> Self {
         Self { verb, errno: libc::EINVAL, detail: Detail::Partitions { ours, theirs } }
     }
 
-    /// `EINVAL` because a queue pair does not allow this state transition.
+    /// `EINVAL`: a queue pair does not allow this state transition.
     #[cold]
     pub(crate) const fn transition(reason: TransitionError) -> Self {
         let detail = Detail::Transition(reason);
@@ -249,19 +242,19 @@ impl Error {
         Self { verb, errno, detail: Detail::State { state, needed } }
     }
 
-    /// `EINVAL` because a queue holds more entries than it would have room for.
+    /// `EINVAL`: a queue holds more entries than it would have room for.
     #[cold]
     pub(crate) const fn holds_more(verb: &'static str, more_than: u32, what: &'static str) -> Self {
         Self { verb, errno: libc::EINVAL, detail: Detail::Holds { more_than, what } }
     }
 
-    /// No entry of the port's GID table has this index, or the entry is empty.
+    /// The port's GID table has no entry with this index, or an empty one.
     #[cold]
     pub(crate) const fn no_gid(verb: &'static str, errno: i32, port: u8, index: u32) -> Self {
         Self { verb, errno, detail: Detail::GidIndex { index, port } }
     }
 
-    /// The same error, with the device that this process cannot use, if there is one: the errno has other causes too.
+    /// Adds the device that this process cannot use, if there is one: the errno has other causes too.
     #[cold]
     pub(crate) fn or_unusable(self, device: Option<Unusable>) -> Self {
         let Some(device) = device else { return self };
@@ -271,7 +264,7 @@ impl Error {
 
     /// An error with a text that is made when it happens.
     ///
-    /// An error is `Copy`, so that each text stays in memory. There are as many as the process makes different mistakes; after
+    /// An error is `Copy`, so each text stays in memory: one for each different mistake of the process. Once they are
     /// so many that it must be guessing, `otherwise` takes their place.
     #[cold]
     pub(crate) fn with_text(
@@ -296,25 +289,23 @@ impl Error {
         Self::with_reason(verb, errno, reason)
     }
 
-    /// The same error, with the two ends of the path that could not be resolved.
+    /// Adds the two ends of a path that could not be resolved.
     #[cold]
     pub(crate) const fn on_path(self, ours: Ipv6Addr, index: u8, theirs: Ipv6Addr) -> Self {
         Self { detail: Detail::Path { ours, index, theirs }, ..self }
     }
 
-    /// The C verb that failed, or that would have been called with the arguments, such as
-    /// `"ibv_reg_mr"`.
+    /// The C verb, such as `"ibv_reg_mr"`, that failed, or that was not called.
     pub const fn verb(&self) -> &'static str {
         self.verb
     }
 
-    /// The errno value, always positive. There is always one: it is an `Option` as that of other errors, and of
-    /// [`std::io::Error`], is. If the error was found before the verb was called, it is usually `EINVAL`.
+    /// The errno value, positive. It is always `Some`; the `Option` is as in [`std::io::Error`]. If the verb was not
+    /// called, it is usually `EINVAL`.
     pub const fn raw_os_error(&self) -> Option<i32> {
         Some(self.errno)
     }
 
-    /// The errno value.
     pub(crate) const fn errno(&self) -> i32 {
         self.errno
     }
@@ -322,7 +313,7 @@ impl Error {
     /// The kind of failure.
     pub fn kind(&self) -> ErrorKind {
         match self.errno {
-            // The state is wrong, even if the queue is full too: polling would not help.
+            // The state is wrong even if the queue is full too: polling would not help.
             _ if matches!(self.detail, Detail::State { .. }) => ErrorKind::InvalidInput,
             libc::ENOMEM if self.verb.starts_with("ibv_post_") || self.verb == "ibv_bind_mw" => {
                 ErrorKind::QueueFull
@@ -346,13 +337,13 @@ impl Error {
         }
     }
 
-    /// The usual remedy, if one is known.
+    /// The usual remedy, if known.
     fn hint(&self) -> Option<&'static str> {
         Some(match (self.verb, self.errno) {
             ("ibv_reg_mr" | "ibv_reg_mr_iova" | "ibv_rereg_mr", libc::ENOMEM) => {
                 "RLIMIT_MEMLOCK may be too low (ulimit -l), or the device has no region left"
             }
-            // The kernel returns this if the process may not lock a single page.
+            // What the kernel returns if the process may not lock a single page.
             (
                 "ibv_reg_mr" | "ibv_reg_mr_iova" | "ibv_rereg_mr" | "ibv_create_qp"
                 | "ibv_create_cq" | "ibv_create_srq",
@@ -391,7 +382,7 @@ impl Error {
             ("ibv_alloc_dmah" | "ibv_reg_mr_ex", _) if self.kind() == ErrorKind::Unsupported => {
                 "the device cannot, or the kernel is older than Linux 6.17"
             }
-            // Soft-RoCE and Soft-iWARP put a request into the queue before they tell the kernel of it.
+            // Soft-RoCE and Soft-iWARP queue a request before they tell the kernel.
             ("ibv_post_send" | "ibv_post_recv", libc::EPERM | libc::EACCES) => {
                 "the process has changed its credentials, and the request may still be carried out: keep \
                  its memory until the queue pair was reset or destroyed, which a channel has done"
@@ -482,8 +473,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// The same text as `Display`: a `main` that returns an error prints its `Debug` form, and readers need
-/// the words.
+/// The text of `Display`: a `main` that returns an error prints its `Debug` form.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -493,8 +483,7 @@ impl fmt::Debug for Error {
 impl std::error::Error for Error {}
 
 impl From<Error> for io::Error {
-    /// Converts to a plain errno error if the errno value is all the information; otherwise wraps the
-    /// error.
+    /// A plain errno error if the errno value is all there is; otherwise wraps the error.
     fn from(error: Error) -> Self {
         match error.detail {
             Detail::None if error.hint().is_none() => Self::from_raw_os_error(error.errno),
@@ -506,15 +495,15 @@ impl From<Error> for io::Error {
 /// The result of a verb.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// `Err(error)`, for an error that comes from a function which is not inlined.
+/// `Err(error)`, for an error from a function that is not inlined.
 ///
-/// A result has its discriminant within the error. The compiler does not know what such a function writes there, so it
-/// compiles what follows a success a second time, for an `Ok` that comes from there, and then merges the two. `black_box`
-/// keeps it from dropping the assumption as trivially true before it is of use.
+/// A result's discriminant lies within the error. The compiler does not know what such a function writes there, so it
+/// would compile the code after a success a second time for an `Ok` from there, then merge the two. `black_box` keeps
+/// it from dropping the assumption too early as trivially true.
 #[inline(always)]
 pub(crate) fn err_from_call<T, E>(error: E) -> Result<T, E> {
     let result = hint::black_box(Err(error));
-    // SAFETY: it is the `Err` of the line above.
+    // SAFETY: the line above made it an `Err`.
     unsafe { hint::assert_unchecked(result.is_err()) };
     result
 }
@@ -576,7 +565,7 @@ mod tests {
         assert_eq!(text, "ibv_modify_qp: path_mtu is missing");
     }
 
-    /// The text that `fn main() -> Result<(), Box<dyn std::error::Error>>` prints.
+    /// The text that a `main` which returns `Result<(), Box<dyn Error>>` prints.
     #[test]
     fn debug_says_the_same() {
         let error = Error::new("ibv_reg_mr", libc::ENOMEM);

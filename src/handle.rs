@@ -1,4 +1,4 @@
-//! Ownership of one C object, which may also belong to another process.
+//! Ownership of one C object, which may be shared with another process.
 
 use crate::error::{Error, Result};
 use crate::{ffi, trace};
@@ -10,10 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// A C object with a destroy verb.
 pub(crate) trait Object {
-    /// The name of the destroy verb.
     const DESTROY: &'static str;
 
-    /// Notes that a verb has made this object.
+    /// A verb has made this object.
     fn is_made(_object: *mut Self) {}
 
     /// Calls the destroy verb; returns 0 or an errno value.
@@ -23,29 +22,28 @@ pub(crate) trait Object {
     /// The object is live, and is not used again, whatever this returns.
     unsafe fn destroy(object: *mut Self) -> c_int;
 
-    /// The number of objects of this type that the process holds.
+    /// How many objects of this type the process holds.
     fn live() -> &'static AtomicUsize;
 }
 
-/// Owns a C object, and is the only one that destroys it.
+/// The owner of a C object, which alone destroys it.
 ///
-/// The destroy verb is called once, whatever it returns. If it fails, the state of the object is
-/// unknown: siw has unmapped its queues by then, ocrdma has freed it. So the object is leaked, together
-/// with everything that it was made from, which the device may still need: see [`Leak`].
+/// It calls the destroy verb once. If the verb fails, the object's state is unknown: siw has unmapped its queues by
+/// then, ocrdma has freed it. So the object is leaked, with everything that it was made from, which the device may
+/// still need: see [`Leak`].
 #[derive(Debug)]
 pub(crate) struct Handle<T: Object> {
     object: NonNull<T>,
-    /// The destroy verb was called, by this handle or by other code.
+    /// The destroy verb was called, here or by other code.
     gone: bool,
-    /// An object that was made from this one could not be destroyed.
+    /// An object made from this one could not be destroyed.
     leaked: AtomicBool,
 }
 
-// SAFETY: libibverbs allows every verb on an object from any thread, and destroying it on any. Providers lock what they post
-// to and poll.
+// SAFETY: libibverbs allows every verb on an object, also its destruction, from any thread. Providers lock what they
+// post to and poll.
 unsafe impl<T: Object> Send for Handle<T> {}
-// SAFETY: as above. Of a resource that has a handle, methods whose verbs must not overlap take `&mut self`, lock, or are
-// `unsafe`.
+// SAFETY: as above. Methods whose verbs must not overlap take `&mut self`, lock, or are `unsafe`.
 unsafe impl<T: Object> Sync for Handle<T> {}
 
 impl<T: Object> Drop for Handle<T> {
@@ -59,7 +57,7 @@ impl<T: Object> Handle<T> {
     ///
     /// # Safety
     ///
-    /// If it is not null, `pointer` is a live object that nothing else destroys.
+    /// If not null, `pointer` is a live object that nothing else destroys.
     pub(crate) unsafe fn new(verb: &'static str, pointer: *mut T) -> Result<Self> {
         let object = ffi::object(verb, pointer).inspect_err(trace::verb_failed)?;
         T::live().fetch_add(1, Ordering::Relaxed);
@@ -72,14 +70,14 @@ impl<T: Object> Handle<T> {
         self.object.as_ptr()
     }
 
-    /// Destroys the object. Only the first call does anything. Whatever it returns, the caller no
-    /// longer uses the object; on an error the caller leaks the parents of the object.
+    /// Destroys the object, on the first call only. The caller does not use the object afterwards; on an error it leaks
+    /// the object's parents.
     pub(crate) fn destroy(&mut self) -> Result<()> {
-        // SAFETY: the handle owns the object, which is live: the verb is called once.
+        // SAFETY: `end` calls this once, and the handle owns the object, which is live until then.
         self.end(|object| ffi::status(T::DESTROY, unsafe { T::destroy(object) }))
     }
 
-    /// Like [`destroy`](Self::destroy), but calls `end` instead of the destroy verb.
+    /// As [`destroy`](Self::destroy), with `end` instead of the destroy verb.
     pub(crate) fn end(&mut self, end: impl FnOnce(*mut T) -> Result<()>) -> Result<()> {
         if std::mem::replace(&mut self.gone, true) {
             return Ok(());
@@ -93,34 +91,32 @@ impl<T: Object> Handle<T> {
         Ok(())
     }
 
-    /// Whether the destroy verb was called, or will never be called.
+    /// Whether the destroy verb was called, or never will be.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone
     }
 
-    /// Gives up the object, because other code has destroyed it or, if not `destroyed`, has tried
-    /// to.
+    /// Gives up the object: other code has destroyed it or, if not `destroyed`, has tried to.
     pub(crate) fn disown(&mut self, destroyed: bool) {
         if !std::mem::replace(&mut self.gone, true) && destroyed {
             T::live().fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Prevents the object from ever being destroyed.
+    /// Keeps the object from ever being destroyed.
     pub(crate) fn leak(&self) {
         self.leaked.store(true, Ordering::Relaxed);
     }
 }
 
-/// An object that others can be made from.
+/// An object that others are made from.
 ///
-/// When the destroy verb of an object fails, its parents are leaked, whether they are borrowed or
-/// shared: the kernel may keep the object alive, and the device may use memory of the parents, such as
-/// doorbell records that are freed when the context is closed. The kernel refuses to destroy most
-/// parents, but it does not refuse to close a context, and some providers take a parent apart before
+/// When the destroy verb of an object fails, its parents are leaked, borrowed or shared. The kernel may keep the object
+/// alive, and the device may use its parents' memory, such as doorbell records that closing the context would free. The
+/// kernel refuses to destroy most parents, but not to close a context, and some providers take a parent apart before
 /// they ask the kernel.
 pub trait Leak {
-    /// Ensures that neither this nor anything that it was made from is ever destroyed.
+    /// Keeps this, and everything that it was made from, from ever being destroyed.
     fn leak(&self);
 }
 
@@ -148,9 +144,8 @@ impl<P: Leak> Leak for Option<P> {
     }
 }
 
-/// Defines how a resource ends. Its C object, of type `$object`, is in the field `$raw`, the objects that this was made
-/// from are in the fields `$parent`. The private method `destroy` is called by `Drop` and by `close`,
-/// which returns the error, and whose documentation is given.
+/// Defines how a resource ends. Its C object, a `$object`, is in the field `$raw`, its parents are in `$parent`. `Drop`
+/// and `close` call the private method `destroy`; `close` returns its error, and has the given documentation.
 macro_rules! resource {
     ($(#[$close:meta])* $resource:ident<$($lifetime:lifetime),+>: $raw:ident of $object:ident $(, $parent:ident)*) => {
         impl<$($lifetime),+> Drop for $resource<$($lifetime),+> {
@@ -171,7 +166,7 @@ macro_rules! resource {
                 self.destroy()
             }
 
-            /// The C object. It is valid while this is.
+            /// The C object, valid while this is.
             #[inline]
             pub fn as_raw(&self) -> *mut $crate::ffi::$object {
                 self.$raw.as_ptr()
@@ -190,7 +185,7 @@ macro_rules! resource {
 pub(crate) use resource;
 
 /// Implements [`Object`] for a C struct whose destroy verb takes only a pointer to it. The third argument is
-/// `event_subjects` for an object that events are about.
+/// `event_subjects` if events are about the object.
 macro_rules! object {
     ($object:ident, $destroy:ident $(, $events:ident)?) => {
         impl $crate::handle::Object for $crate::ffi::$object {
@@ -201,9 +196,9 @@ macro_rules! object {
             })?
 
             unsafe fn destroy(object: *mut Self) -> std::ffi::c_int {
-                // SAFETY: the caller vouches for the object.
+                // SAFETY: the caller promises a live object that is not used again.
                 let verb = |object| unsafe { $crate::ffi::$destroy(object) };
-                // SAFETY: as above.
+                // SAFETY: the caller promises a live object.
                 $(let context = unsafe { (*object).context };
                 let verb = |object| {
                     $crate::$events::destroy(stringify!($destroy), object, context, verb)
@@ -237,7 +232,7 @@ macro_rules! importable_object {
     ($object:ident, $unimport:ident) => {
         impl $crate::handle::ImportableObject for $crate::ffi::$object {
             unsafe fn unimport(object: *mut Self) {
-                // SAFETY: the caller vouches for the object.
+                // SAFETY: the caller promises a live, imported object that is not used again.
                 unsafe { $crate::ffi::$unimport(object) }
             }
         }
@@ -260,34 +255,31 @@ impl<T: ImportableObject> Drop for ImportableHandle<T> {
 }
 
 impl<T: ImportableObject> ImportableHandle<T> {
-    /// An object that this process made.
     pub(crate) fn owned(handle: Handle<T>) -> Self {
         Self { handle, imported: false }
     }
 
-    /// An object that was imported.
     pub(crate) fn imported(handle: Handle<T>) -> Self {
         Self { handle, imported: true }
     }
 
-    /// From now on treats the object as one that this process made.
+    /// Treats the object as made by this process from now on.
     pub(crate) fn own(&mut self) {
         self.imported = false;
     }
 
-    /// Destroys or unimports the object, like [`Handle::destroy`].
+    /// Destroys or unimports the object, as [`Handle::destroy`] does.
     pub(crate) fn destroy(&mut self) -> Result<()> {
         if !self.imported {
             return self.handle.destroy();
         }
         self.handle.end(|object| {
-            // SAFETY: the handle owns a live object, which was imported; this is called once.
+            // SAFETY: the handle owns a live object, which was imported; `end` calls this once.
             unsafe { T::unimport(object) };
             Ok(())
         })
     }
 
-    /// See [`Handle::leak`].
     pub(crate) fn leak(&self) {
         self.handle.leak();
     }
@@ -297,7 +289,6 @@ impl<T: ImportableObject> ImportableHandle<T> {
         self.handle.as_ptr()
     }
 
-    /// The handle itself, for operations on the object.
     pub(crate) fn handle(&self) -> &Handle<T> {
         &self.handle
     }

@@ -1,11 +1,10 @@
-//! Hooks for a provider without a kernel driver: its devices are software in this process.
+//! Hooks for a provider whose devices are software in this process, without a kernel driver.
 //!
 //! Not part of the stable interface: it is for the crate `ibverbs-software` of the same version.
 //!
-//! libibverbs finds devices in sysfs only, calls the kernel for a few operations (completion channels,
-//! GIDs), and reads GUIDs and P_Keys from sysfs. Such a provider answers all of them here. A thread that is about
-//! to sleep until there is an event tells it too, and a thread that pauses before its next request asks it for the time.
-//! Without such a provider, each of them costs one load; none is on the data path.
+//! libibverbs finds devices in sysfs, asks the kernel for completion channels and GIDs, and reads GUIDs and P_Keys from
+//! sysfs. The provider answers all of that here. Threads also tell it before they sleep, and ask it for the time before
+//! they pause. Without a provider each hook costs one load; none is on the data path.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -14,69 +13,68 @@ use std::time::Instant;
 
 use crate::ffi;
 
-/// The functions of such a provider. A process has one such provider, with any number of devices.
+/// The functions of the process's one such provider, which may have any number of devices.
 #[derive(Debug)]
 pub struct Hooks {
-    /// Returns the devices that [`devices`](crate::devices) lists, each with a reference of its own.
+    /// Returns the devices for [`devices`](crate::devices), each with a reference of its own.
     pub list: fn() -> Vec<NonNull<ffi::ibv_device>>,
     /// Gives back a reference that `list` took.
     pub put: unsafe fn(NonNull<ffi::ibv_device>),
-    /// Answers a request of libibverbs to the kernel: the result, with `errno` set if it is -1. `None`
-    /// means that the file does not belong to this provider, and the request goes to the kernel.
+    /// Answers libibverbs' request to the kernel: the result, with `errno` set if it is -1. `None`: the file is not
+    /// this provider's, and the request goes to the kernel.
     pub ioctl: unsafe fn(c_int, u64, *mut c_void) -> Option<c_int>,
-    /// Returns the P_Key at an index of a port, in host byte order, or an errno value. `None` means
-    /// that the context does not belong to this provider.
+    /// Returns a port's P_Key at an index, in host byte order, or an errno value. `None`: the context is not this
+    /// provider's.
     pub query_pkey: ffi::QueryPkey,
-    /// Returns the GUID of a live device, in host byte order. `None` means that the device does not belong to
-    /// this provider.
+    /// Returns the GUID of a live device, in host byte order. `None`: the device is not this provider's.
     pub guid: unsafe fn(*mut ffi::ibv_device) -> Option<u64>,
-    /// Returns the time of the simulated network that the device of a live context is on. If a moment is given,
-    /// that time reaches it by itself, unless it has passed, and threads that sleep return to their callers then.
-    /// `None`: the machine's clock is the device's.
+    /// Returns the time of the simulated network of a live context's device. `None`: the device uses the machine's
+    /// clock.
+    ///
+    /// If a moment is given that has not passed, that time reaches it by itself, and threads that sleep then return to
+    /// their callers.
     pub virtual_time: unsafe fn(*mut ffi::ibv_context, Option<Instant>) -> Option<Instant>,
-    /// Chooses the first packet sequence number of a live queue pair, so that a simulation can repeat
-    /// itself. `None`: a random one.
+    /// Chooses the first packet sequence number of a live queue pair, so that a simulation can repeat itself. `None`: a
+    /// random one.
     pub first_psn: unsafe fn(*mut ffi::ibv_qp) -> Option<u32>,
-    /// Called by a thread that is about to sleep until one of the files is readable, or the deadline has
-    /// passed. The last file is that of the events. It may let the provider's devices work until then, or
-    /// return at once.
+    /// A thread is about to sleep until one of the files is readable, or the deadline has passed. The last file is that
+    /// of the events. The provider may let its devices work until then, or return at once.
     pub before_sleep: fn(&[c_int], Option<Instant>),
-    /// As `before_sleep`, by a thread that polls a live completion queue before and after. Returns true if there may be
-    /// completions, and the queue is armed still; then no event of theirs is there to read. The queue may be of whichever
-    /// provider.
+    /// As `before_sleep`, by a thread that polls a live completion queue, of any provider, before and after. True:
+    /// there may be completions, the queue is still armed, and no event of theirs is there to read.
     pub sleep_for: unsafe fn(*mut ffi::ibv_cq, &[c_int], Option<Instant>) -> bool,
-    /// An event loop (a reactor, or who waits for a `Loop`'s file) sleeps until a file of its own is readable, and then
-    /// polls a live completion queue until it is empty. If this returns a file, which stays open for as long as the queue is
-    /// live, the event loop waits for that too, and calls `rest` before it reads events. The queue may be of whichever
-    /// provider.
+    /// An event loop (a reactor, or a thread that waits for a `Loop`'s file) is about to attend a live completion
+    /// queue, of any provider. It sleeps until its own file is readable, then polls the queue until it is empty.
+    ///
+    /// If this returns a file, which stays open as long as the queue is live, the event loop also waits for that one,
+    /// and calls `rest` before it reads events.
     pub attend: unsafe fn(*mut ffi::ibv_cq) -> Option<c_int>,
-    /// Called before the last poll before an event loop sleeps, for a queue that `attend` has returned a file for. Returns
-    /// whether there is an event to read.
+    /// Called for a queue with a file of `attend`, before an event loop's last poll before it sleeps. Returns whether
+    /// there is an event to read.
     pub rest: unsafe fn(*mut ffi::ibv_cq) -> bool,
-    /// Whether no event will ever come in this file of events, from which nothing can be read now: its device was removed. The
-    /// file may be of whichever provider.
+    /// Whether no event will ever come in this file of events, of any provider, because its device was removed. Nothing
+    /// can be read from it now.
     pub is_ended: fn(c_int) -> bool,
-    /// Opens a file for the commands of librdmacm; -1 with `errno` set if that fails. `None`: the kernel's file is opened.
+    /// Opens a file for librdmacm's commands; -1 with `errno` set if that fails. `None`: the kernel's file is opened.
     pub manager_open: fn() -> Option<c_int>,
-    /// Answers a command that is written to a file: the result, with `errno` set if it is -1. `None`: the file is not of
-    /// this provider.
+    /// Answers a command written to a file: the result, with `errno` set if it is -1. `None`: the file is not this
+    /// provider's.
     pub manager_write: unsafe fn(c_int, *const c_void, usize) -> Option<isize>,
-    /// A file is about to be closed, perhaps one of this provider.
+    /// A file, of any owner, is about to be closed.
     pub manager_close: fn(c_int),
 }
 
 static HOOKS: OnceLock<&'static Hooks> = OnceLock::new();
 
-/// Installs the hooks, once in a process; returns whether these hooks are the installed ones.
+/// Installs the hooks, once in a process; returns whether these are the installed ones.
 ///
 /// # Safety
 ///
 /// The functions do what the fields of [`Hooks`] say, on any thread and for as long as the process lives:
 ///
-///  - `list` returns devices of this provider that libibverbs can open, close and query, and that stay valid until `put` was
-///    called for each;
+///  - libibverbs can open, close and query each device of `list` until `put` was called for it;
 ///  - `ioctl` answers as the kernel does: it writes what the request says, and nothing else;
-///  - none of them unwinds, except `list` and `before_sleep`.
+///  - none unwinds, except `list` and `before_sleep`.
 ///
 /// ```compile_fail,E0133
 /// fn install(hooks: &'static ibverbs::provider::Hooks) {
@@ -91,20 +89,19 @@ pub unsafe fn install(hooks: &'static Hooks) -> bool {
     installed
 }
 
-/// The installed hooks, if there are any.
+/// The installed hooks, if any.
 #[inline]
 pub fn hooks() -> Option<&'static Hooks> {
     HOOKS.get().copied()
 }
 
-/// The C library's type for the number of a request.
+/// The C library's type of a request number.
 #[cfg(not(target_env = "musl"))]
 type Request = std::ffi::c_ulong;
 #[cfg(target_env = "musl")]
 type Request = c_int;
 
-/// rdma-core is compiled with `-Dioctl=ibverbs_bundled_ioctl`, so each request of libibverbs to the
-/// kernel calls this function.
+/// libibverbs' `ioctl`: rdma-core is compiled with `-Dioctl=ibverbs_bundled_ioctl`.
 ///
 /// # Safety
 ///
@@ -116,17 +113,18 @@ unsafe extern "C" fn ibverbs_bundled_ioctl(
     argument: *mut c_void,
 ) -> c_int {
     if let Some(hooks) = hooks() {
-        // SAFETY: the caller vouches for the request.
+        // SAFETY: the caller promises what `ioctl` needs, and `install` that the hook needs no more.
         #[allow(clippy::cast_sign_loss, clippy::unnecessary_cast)]
         if let Some(answer) = unsafe { (hooks.ioctl)(fd, request as u64, argument) } {
             return answer;
         }
     }
-    // SAFETY: as above.
+    // SAFETY: the caller promises what `ioctl` needs.
     unsafe { libc::ioctl(fd, request, argument) }
 }
 
-/// librdmacm opens the kernel's connection manager (`src/c/manager.c`). Returns 1 if this provider's is opened instead.
+/// librdmacm opens the connection manager (`src/c/manager.c`). Returns 1 if it is this provider's instead of the
+/// kernel's.
 ///
 /// # Safety
 ///
@@ -134,16 +132,16 @@ unsafe extern "C" fn ibverbs_bundled_ioctl(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibverbs_bundled_manager_open(file: *mut c_int) -> c_int {
     let Some(opened) = hooks().and_then(|hooks| (hooks.manager_open)()) else { return 0 };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller promises that `file` is writable.
     unsafe { file.write(opened) };
     1
 }
 
-/// librdmacm writes to a file. Returns 1 if that is this provider's.
+/// librdmacm writes to a file. Returns 1 if it is this provider's.
 ///
 /// # Safety
 ///
-/// Those of `write` to the kernel's connection manager, whose commands have addresses; and `result` is writable.
+/// Those of `write` to the kernel's connection manager, whose commands contain addresses; and `result` is writable.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibverbs_bundled_manager_write(
     file: c_int,
@@ -151,10 +149,10 @@ unsafe extern "C" fn ibverbs_bundled_manager_write(
     size: usize,
     result: *mut isize,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller promises what such a `write` needs.
     let answer = hooks().and_then(|hooks| unsafe { (hooks.manager_write)(file, bytes, size) });
     let Some(answer) = answer else { return 0 };
-    // SAFETY: as above.
+    // SAFETY: the caller promises that `result` is writable.
     unsafe { result.write(answer) };
     1
 }
@@ -167,8 +165,8 @@ extern "C" fn ibverbs_bundled_manager_close(file: c_int) {
     }
 }
 
-/// The devices as librdmacm sees them, which asks C for them, and knows them by GUID. It is compiled with these names for
-/// three functions of libibverbs.
+/// The devices as librdmacm sees them: it takes them from C, and knows them by GUID. It is compiled with these names
+/// for three functions of libibverbs.
 #[cfg(feature = "rdmacm")]
 mod of_librdmacm {
     use std::ffi::c_int;
@@ -176,7 +174,7 @@ mod of_librdmacm {
     use super::hooks;
     use crate::ffi;
 
-    /// `ibv_get_device_list`: libibverbs frees the list, and gives back the references.
+    /// `ibv_get_device_list`: libibverbs frees the list and gives back the references.
     ///
     /// # Safety
     ///
@@ -187,12 +185,13 @@ mod of_librdmacm {
     ) -> *mut *mut ffi::ibv_device {
         let own = hooks().map_or_else(Vec::new, |hooks| (hooks.list)());
         if own.is_empty() {
-            // SAFETY: the caller vouches for it.
+            // SAFETY: the caller promises that `count` is writable or null.
             return unsafe { ffi::ibv_get_device_list(count) };
         }
         let mut kernels: c_int = 0;
-        // SAFETY: the number is a live variable. The new list is freed by C, as the old one is here; it has room for both,
-        // and a null pointer after them.
+        // SAFETY: `kernels` is a live variable. `all` has room for both lists and a null pointer after them; `calloc`
+        // made it, as C's `free` needs, and the old list came from C's `calloc`. The caller promises that `count` is
+        // writable or null.
         unsafe {
             let list = ffi::ibv_get_device_list(&raw mut kernels);
             let kernels = if list.is_null() { 0 } else { usize::try_from(kernels).unwrap_or(0) };
@@ -226,7 +225,7 @@ mod of_librdmacm {
     /// The device is live.
     #[unsafe(no_mangle)]
     unsafe extern "C" fn ibverbs_bundled_get_device_guid(device: *mut ffi::ibv_device) -> u64 {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller promises a live device.
         match hooks().and_then(|hooks| unsafe { (hooks.guid)(device) }) {
             Some(guid) => guid.to_be(),
             // SAFETY: as above.
@@ -241,7 +240,7 @@ mod of_librdmacm {
     /// The device is live.
     #[unsafe(no_mangle)]
     unsafe extern "C" fn ibverbs_bundled_get_device_index(device: *mut ffi::ibv_device) -> c_int {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller promises a live device.
         match hooks().and_then(|hooks| unsafe { (hooks.guid)(device) }) {
             Some(_) => -1,
             // SAFETY: as above.

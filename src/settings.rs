@@ -1,4 +1,4 @@
-//! The settings of a queue pair, as values. Each is checked when it is made.
+//! The settings of a queue pair, as values that are checked when they are made.
 //!
 //! ```
 //! use std::time::Duration;
@@ -13,7 +13,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | [`AckTimeout`], [`MaxAckRetries`] | when a packet that is not answered is sent again, and how often |
+//! | [`AckTimeout`], [`MaxAckRetries`] | when and how often an unanswered packet is sent again |
 //! | [`MinRnrTimer`], [`MaxRnrRetries`] | the same for a message that found no receive |
 //! | [`MaximumTransferUnit`] | how long packets are |
 //! | [`PacketSequenceNumber`] | the number of the first packet |
@@ -45,7 +45,7 @@ macro_rules! bounded {
                 Ok(Self(value))
             }
 
-            /// The value that is passed to the device.
+            /// The value for the device.
             pub const fn value(self) -> $repr {
                 self.0
             }
@@ -74,10 +74,10 @@ macro_rules! bounded {
 }
 
 bounded! {
-    /// `rnr_retry`: how often a send is tried again when the peer has no receive posted for it; 7 means
-    /// for ever. Reliable connections only.
+    /// `rnr_retry`: how often a send is retried while the peer has no receive posted; 7 means for ever. Reliable
+    /// connections only.
     ///
-    /// The [`MinRnrTimer`] of the *peer* sets the time between two tries.
+    /// The *peer's* [`MinRnrTimer`] sets the time between two tries.
     #[doc(alias = "rnr_retry")]
     pub struct MaxRnrRetries(u8) <= 7, "ibv_modify_qp", "rnr_retry"
 }
@@ -85,7 +85,7 @@ bounded! {
 impl MaxRnrRetries {
     /// Never try again.
     pub const NONE: Self = Self(0);
-    /// Try for ever: a send then completes only when the peer has posted a receive, or is gone.
+    /// Try for ever: the send completes only when the peer has posted a receive, or is gone.
     pub const UNLIMITED: Self = Self(7);
 }
 
@@ -97,10 +97,10 @@ impl Default for MaxRnrRetries {
 }
 
 bounded! {
-    /// `retry_cnt`: how often a packet is sent again when the peer does not answer within the
-    /// [`AckTimeout`]. Reliable connections only.
+    /// `retry_cnt`: how often a packet is sent again when the peer does not answer within the [`AckTimeout`]. Reliable
+    /// connections only.
     ///
-    /// On Soft-RoCE 7 means for ever.
+    /// On Soft-RoCE, 7 means for ever.
     #[doc(alias = "retry_cnt")]
     pub struct MaxAckRetries(u8) <= 7, "ibv_modify_qp", "retry_cnt"
 }
@@ -113,16 +113,16 @@ impl Default for MaxAckRetries {
 }
 
 bounded! {
-    /// `min_rnr_timer`: how long a peer waits before it tries again, when it has sent to this queue
-    /// pair while no receive was posted. Reliable connections only.
+    /// `min_rnr_timer`: how long a peer waits before it retries a message for which this queue pair had no receive.
+    /// Reliable connections only.
     ///
-    /// The device supports 32 times, from 10 µs ([`SHORTEST`](Self::SHORTEST)) to 655.36 ms
-    /// ([`LONGEST`](Self::LONGEST), encoded as 0).
+    /// There are 32 times, from 10 µs ([`SHORTEST`](Self::SHORTEST)) to 655.36 ms ([`LONGEST`](Self::LONGEST), encoded
+    /// as 0).
     #[doc(alias = "min_rnr_timer")]
     pub struct MinRnrTimer(u8) <= 31, "ibv_modify_qp", "min_rnr_timer"
 }
 
-/// The times of [`MinRnrTimer`] by their encoding, in units of 10 µs.
+/// The times of [`MinRnrTimer`] by encoding, in units of 10 µs.
 const RNR_TIMES: [u32; 32] = [
     65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
     2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152,
@@ -134,7 +134,7 @@ impl MinRnrTimer {
     /// 655.36 ms.
     pub const LONGEST: Self = Self(0);
 
-    /// The time that it encodes.
+    /// The encoded time.
     pub const fn duration(self) -> Duration {
         Duration::from_micros(10 * RNR_TIMES[self.0 as usize] as u64)
     }
@@ -160,38 +160,37 @@ impl MinRnrTimer {
 }
 
 impl Default for MinRnrTimer {
-    /// 10.24 ms. With [6 retries](MaxRnrRetries::default), a receiver has 61 ms to post a receive: a busy
-    /// one needs more than a few ms, and a longer timer delays each message that comes a little before its
-    /// receive.
+    /// 10.24 ms. With [6 retries](MaxRnrRetries::default), the receiver has 61 ms to post a receive. A busy one needs
+    /// more than a few ms; a longer timer delays each message that comes just before its receive.
     fn default() -> Self {
         Self(20)
     }
 }
 
 bounded! {
-    /// `timeout`: how long the device waits for the peer's answer before it sends a packet again: 4.096
-    /// µs · 2ⁿ; 0 means for ever. Reliable connections only.
+    /// `timeout`: how long the device waits for an answer before it sends a packet again, 4.096 µs · 2ⁿ; 0 means for
+    /// ever. Reliable connections only.
     ///
-    /// A send to a peer that is gone fails after about [`MaxAckRetries`] + 1 times this time (devices
-    /// may take up to four times as long).
+    /// A send to a peer that is gone fails after about [`MaxAckRetries`] + 1 times this time; devices may take up to
+    /// four times as long.
     #[doc(alias = "timeout")]
     pub struct AckTimeout(u8) <= 31, "ibv_modify_qp", "timeout"
 }
 
 impl AckTimeout {
-    /// Wait for ever: a lost packet is then never sent again.
+    /// Wait for ever: a lost packet is never sent again.
     pub const UNLIMITED: Self = Self(0);
 
-    /// The time that it encodes; `None` if it is unlimited.
+    /// The encoded time; `None` if it is unlimited.
     pub const fn duration(self) -> Option<Duration> {
         if self.0 == 0 { None } else { Some(Duration::from_nanos(4096 << self.0)) }
     }
 
-    /// The shortest time that is at least `duration`; at least 8.192 µs.
+    /// The shortest time that is at least `duration`, from 8.192 µs.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: `duration` is more than 2 h 26 min, the longest possible time.
+    ///  - `EINVAL`: `duration` is more than 2 h 26 min, the longest time.
     pub const fn from_duration(duration: Duration) -> Result<Self> {
         let mut code = 1;
         while code < 32 {
@@ -212,8 +211,7 @@ impl Default for AckTimeout {
 }
 
 bounded! {
-    /// `sq_psn`, `rq_psn`: the 24-bit number of the first packet. The receiver's number must equal the
-    /// sender's.
+    /// `sq_psn`, `rq_psn`: the 24-bit number of the first packet, the same at the sender and the receiver.
     #[doc(alias = "sq_psn")]
     #[doc(alias = "rq_psn")]
     #[derive(Default)]
@@ -221,16 +219,15 @@ bounded! {
 }
 
 bounded! {
-    /// `sl`: the service level, which the fabric maps to virtual lanes (or, on RoCE, to Ethernet
-    /// priorities).
+    /// `sl`: the service level, which the fabric maps to virtual lanes, or RoCE to Ethernet priorities.
     #[doc(alias = "sl")]
     #[derive(Default)]
     pub struct ServiceLevel(u8) <= 15, "ibv_modify_qp", "sl"
 }
 
 bounded! {
-    /// `flow_label`: the 20-bit flow label of the global route header. On RoCE v2 it also selects the
-    /// UDP source port, by which routers spread flows.
+    /// `flow_label`: the 20-bit flow label of the global route header. On RoCE v2 it also selects the UDP source port,
+    /// by which routers spread flows.
     #[doc(alias = "flow_label")]
     #[derive(Default)]
     pub struct FlowLabel(u32) <= 0xf_ffff, "ibv_modify_qp", "flow_label"
@@ -253,7 +250,7 @@ pub enum MaximumTransferUnit {
 }
 
 impl MaximumTransferUnit {
-    /// All of them, the smallest first.
+    /// All, the smallest first.
     pub const ALL: [Self; 5] =
         [Self::Mtu256, Self::Mtu512, Self::Mtu1024, Self::Mtu2048, Self::Mtu4096];
 
@@ -266,7 +263,7 @@ impl MaximumTransferUnit {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there is no MTU of that size.
+    ///  - `EINVAL`: no MTU has that size.
     pub fn from_bytes(bytes: u32) -> Result<Self> {
         Self::ALL.into_iter().find(|mtu| mtu.bytes() == bytes).ok_or(Error::invalid(
             "ibv_modify_qp",
@@ -278,18 +275,18 @@ impl MaximumTransferUnit {
         Self::ALL.into_iter().find(|mtu| mtu.as_raw() == raw)
     }
 
-    /// The value as C has it.
+    /// The value in C.
     pub const fn as_raw(self) -> ffi::ibv_mtu {
         ffi::ibv_mtu(self as u32)
     }
 }
 
 foreign_enum! {
-    /// `enum ibv_rate`: a limit on the rate at which packets of a connection are sent.
+    /// `enum ibv_rate`: a limit on the rate of a connection's packets.
     #[doc(alias = "ibv_rate")]
     #[derive(Default)]
     pub enum StaticRate: ibv_rate(u32) {
-        /// No limit: as fast as the port can.
+        /// No limit.
         #[default]
         Max = IBV_RATE_MAX,
         /// 2.5 Gb/s.
@@ -342,8 +339,7 @@ foreign_enum! {
 }
 
 impl StaticRate {
-    /// `ibv_rate_to_mbps`: the rate in megabits per second; `None` for [`Max`](Self::Max) and for rates
-    /// without a name.
+    /// `ibv_rate_to_mbps`: the rate in megabits per second; `None` for [`Max`](Self::Max) and unnamed rates.
     #[doc(alias = "ibv_rate_to_mbps")]
     pub fn megabits(self) -> Option<u32> {
         // SAFETY: a pure function of any number.
@@ -358,7 +354,7 @@ impl StaticRate {
         (rate != Self::Max).then_some(rate)
     }
 
-    /// `ibv_rate_to_mult`: the rate as a multiple of 2.5 gigabits per second; `None` if it is none.
+    /// `ibv_rate_to_mult`: the rate as a multiple of 2.5 gigabits per second; `None` if it is not one.
     #[doc(alias = "ibv_rate_to_mult")]
     pub fn multiple(self) -> Option<u32> {
         // SAFETY: a pure function of any number.
@@ -375,8 +371,8 @@ impl StaticRate {
 }
 
 impl FlowLabel {
-    /// `ibv_flow_label_to_udp_sport`: the UDP source port that RoCE v2 packets with this flow label have,
-    /// which routers choose among paths by.
+    /// `ibv_flow_label_to_udp_sport`: the UDP source port of RoCE v2 packets with this flow label, by which routers
+    /// choose a path.
     #[doc(alias = "ibv_flow_label_to_udp_sport")]
     pub fn udp_source_port(self) -> u16 {
         // SAFETY: a pure function of any number.

@@ -1,6 +1,7 @@
 //! Channels whose operations are futures that own their buffers, on any runtime.
 //!
-//! [`AsyncChannel`] and [`Reactor`] have programs; [the guide](crate::_guide::servers#in-an-async-program) has a server.
+//! [`AsyncChannel`] and [`Reactor`] have examples; [the guide](crate::_guide::servers#in-an-async-program) has a
+//! server.
 //!
 //! | | |
 //! |---|---|
@@ -43,29 +44,28 @@ use crate::operation::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, Wri
 use operation::{InLine, failed, result_of};
 use share::{Lock, destroy, release_quietly, stop};
 
-/// A channel whose operations are futures that own their buffers. It is driven by a [`Reactor`], and tied to no runtime.
+/// A channel whose operations are futures that own their buffers. A [`Reactor`] drives it, on any runtime.
 ///
-/// [`Reactor::prepare`] makes one. It is of a [`Reactor<Locked<PooledBuffer>>`](Reactor) unless `S` says otherwise. Its
-/// methods take `&self`: any number of tasks can use it. Its futures borrow it.
+/// [`Reactor::prepare`] makes one. Any number of tasks can use it; its futures borrow it.
 ///
 /// # Cancelling
 ///
-/// A future may be dropped at any time. What then becomes of its operation depends on how far that has come:
+/// A future may be dropped at any time:
 ///
 /// | dropped | the operation | the buffer |
 /// |---|---|---|
 /// | before its first poll, or while it waits for room in the queue | is never posted | is dropped with the future |
 /// | after that | goes on: a message is sent, a write takes effect | is dropped when the device is done with it (a pooled buffer goes back to its pool) |
-/// | a receive | its place in line is given up. **No message is lost**: what arrives in its buffer goes to another receive, in order | holds a later message |
+/// | a receive | loses its turn. **No message is lost**: what arrives in its buffer goes to another receive, in order | holds a later message |
 ///
-/// No drop waits for the device. A future that is forgotten ([`mem::forget`](std::mem::forget)) leaks its buffer and its
-/// place in the queue until the channel is dropped. If it waited for room, all later operations wait behind it.
+/// No drop waits for the device. A forgotten future ([`mem::forget`](std::mem::forget)) leaks its buffer and its place
+/// in the queue until the channel is dropped. If it was waiting for room, all later operations wait behind it.
 ///
 /// # When it ends
 ///
-/// After a failed operation ([`Work`](TransportError::Work)) all later ones fail too; make a new channel to connect again.
-/// Dropping the channel calls `ibv_destroy_qp`, with no lock held. A channel may outlive its reactor: its operations
-/// return [`ReactorGone`](TransportError::ReactorGone).
+/// After an operation has failed ([`Work`](TransportError::Work)), all later ones fail too; make a new channel to
+/// connect again. Dropping the channel calls `ibv_destroy_qp`, with no lock held. Once its reactor is dropped,
+/// operations return [`ReactorGone`](TransportError::ReactorGone).
 pub struct AsyncChannel<S: Share = Locked<PooledBuffer>> {
     share: S,
     id: ChannelId,
@@ -78,13 +78,12 @@ impl<S: Share> AsyncChannel<S> {
         self.number
     }
 
-    /// The number of messages that may be sent before the peer is asked again: see
-    /// [`Channel::credits`](crate::Channel::credits).
+    /// How many messages may be sent before the peer is asked again: see [`Channel::credits`](crate::Channel::credits).
     pub fn credits(&self) -> Option<u32> {
         self.share.lock().core.credits(self.id)
     }
 
-    /// The number of the channel's operations that the device has.
+    /// The number of operations that the device has.
     pub fn in_flight(&self) -> usize {
         self.share.lock().core.in_flight(self.id)
     }
@@ -105,17 +104,16 @@ impl<S: Share> AsyncChannel<S> {
     /// }
     /// ```
     ///
-    /// It is posted when the future is first polled. If the queue is full, or the channel lacks credit
-    /// ([flow control](crate::ChannelBuilder::flow_control)), it is posted when there is room: operations are posted in
-    /// the order of their first polls. Messages are received by [`receive`](Self::receive), which hands them out in order.
+    /// The first poll posts it. If the queue is full, or the channel lacks credit ([flow
+    /// control](crate::ChannelBuilder::flow_control)), it is posted when there is room, in the order of first polls.
     ///
-    /// The output is the buffer, as the reactor keeps it, and the completion. Without memory for a place in line, it fails with
-    /// `ENOMEM`, and the buffer comes back.
+    /// The output is the buffer, as the reactor keeps it, and the completion. If there is no memory for a waiter, it
+    /// fails with `ENOMEM`, and the buffer comes back.
     ///
-    /// A [`PreparedWindow`](crate::channel::PreparedWindow) is one operation: several requests with one doorbell and one completion. It
-    /// waits until the queue has room for all of them, and comes back with its buffers; the error names the
-    /// [request](crate::channel::WindowError::request) that failed first. It is for reactors of [`AnyBuffer`](crate::channel::AnyBuffer)s, or of
-    /// windows:
+    /// A [`PreparedWindow`](crate::channel::PreparedWindow) is one operation: several requests with one doorbell and
+    /// one completion. It waits until the queue has room for all of them, and comes back with its buffers; an error
+    /// names the [request](crate::channel::WindowError::request) that failed first. It needs a reactor of
+    /// [`AnyBuffer`](crate::channel::AnyBuffer)s, or of windows:
     ///
     /// ```
     /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -143,13 +141,13 @@ impl<S: Share> AsyncChannel<S> {
         AsyncOperation::new(self, request)
     }
 
-    /// `ibv_post_send`: as [`run`](Self::run), but posts the request at once. The future is awaited later: several
-    /// operations are in flight at the same time, without a combinator of futures.
+    /// `ibv_post_send`: as [`run`](Self::run), but posts at once. Await the future later: several operations are in
+    /// flight together, without a combinator of futures.
     ///
     /// # Errors
     ///
-    /// Those of [`Loop::post`](crate::Loop::post), [`QueueFull`](TransportError::QueueFull) also if others wait for room,
-    /// and why the channel or the reactor was stopped.
+    /// Those of [`Loop::post`](crate::Loop::post), and why the channel or the reactor was stopped.
+    /// [`QueueFull`](TransportError::QueueFull) also if others wait for room.
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub fn submit<R: AsyncRequest<S::Buffer>>(
@@ -200,18 +198,19 @@ impl<S: Share> AsyncChannel<S> {
         self.run(ReadWorkRequest::new(buffer, remote))
     }
 
-    /// `ibv_post_recv`: the next message. Messages are handed out in the order in which they arrive; which of several
-    /// tasks gets one is not fixed.
+    /// `ibv_post_recv`: the next message. Messages are handed out in the order of arrival; which of several tasks gets
+    /// one is not fixed.
     ///
-    /// The future posts `buffer`, and returns the buffer with the message, which may be one that was posted before:
-    /// [ahead](Self::post_receive), or by a receive that was dropped. If such a one is left, `buffer` is not needed, and
-    /// is dropped. If the queue is full, it is posted when there is room.
+    /// The future posts `buffer`, when the queue has room. It returns the message in that buffer or in one posted
+    /// before: [ahead](Self::post_receive), or by a receive that was dropped. If such a buffer is left, `buffer` is not
+    /// needed, and is dropped.
     ///
-    /// A peer whose message finds no receive waits for this side's [`MinRnrTimer`](crate::settings::MinRnrTimer), 10 ms if not
-    /// set. So a server posts the next receive before it answers, or has several posted; else each call of such a peer takes 10 ms.
+    /// A peer whose message finds no receive waits for this side's [`MinRnrTimer`](crate::settings::MinRnrTimer), by
+    /// default 10 ms. So a server posts the next receive before it answers, or keeps several posted; else each such
+    /// call takes 10 ms.
     ///
-    /// A message that is longer than the buffer it arrives in fails, so use buffers of one length. Without memory for a place
-    /// in line, it fails with `ENOMEM`: a buffer that was posted is for the next task then.
+    /// A message fails if it is longer than the buffer in which it arrives, so use buffers of one length. If there is
+    /// no memory for a waiter, it fails with `ENOMEM`; a buffer that was posted then serves the next task.
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
     pub fn receive<D: ScatterBuffer>(&self, buffer: D) -> AsyncReceive<'_, D, S>
@@ -222,9 +221,9 @@ impl<S: Share> AsyncChannel<S> {
         AsyncReceive::new(self, buffer)
     }
 
-    /// `ibv_post_recv`: posts a receive for a message that no task waits for yet. From then on the channel has one more
-    /// receive posted than there are tasks that wait, so that the peer need not wait for the program to come back to
-    /// [`receive`](Self::receive).
+    /// `ibv_post_recv`: posts a receive ahead, for a message that no task waits for yet. The channel then keeps one
+    /// more receive posted than tasks wait, so that the peer need not wait until the program calls
+    /// [`receive`](Self::receive) again.
     ///
     /// # Errors
     ///
@@ -240,12 +239,11 @@ impl<S: Share> AsyncChannel<S> {
         Ok(posted?)
     }
 
-    /// The next message, in a buffer that was posted [ahead](Self::post_receive), or by [`SharedReceives::post`] for a
-    /// channel that takes its receives [from there](Reactor::prepare_sharing). Messages are handed out in the order in which
-    /// they arrive.
+    /// The next message, in order, in a buffer posted [ahead](Self::post_receive) or, for a channel with [shared
+    /// receives](Reactor::prepare_sharing), by [`SharedReceives::post`].
     ///
-    /// A connection that fails while nothing is in flight but receives of the shared queue raises no completion.
-    /// [`AsyncEvents`](crate::device::AsyncEvents) tell it
+    /// If the connection fails while nothing but shared receives is in flight, no completion tells.
+    /// [`AsyncEvents`](crate::device::AsyncEvents) does
     /// ([`LastRequestReached`](crate::device::AsyncEventKind::LastRequestReached)).
     ///
     /// # Errors
@@ -273,10 +271,11 @@ impl<S: Share> AsyncChannel<S> {
         .await
     }
 
-    /// `ibv_post_send`: after each `sleep` that ends while no send, write, read or atomic is in flight, writes 0 bytes to the
-    /// peer, whose device acknowledges that without the peer's program. It returns when the connection has failed, with the
-    /// reason: after the sleep in which the device has retried as often as it may. Run it beside the other operations, in a
-    /// task of its own or with the runtime's `select!`; dropping it is harmless.
+    /// `ibv_post_send`: writes 0 bytes to the peer after each `sleep` that ends while no send, write, read or atomic is
+    /// in flight. The peer's device acknowledges that without its program.
+    ///
+    /// It returns the reason when the connection has failed: after the sleep in which the device has used up its
+    /// retries. Run it beside the other operations, in a task of its own or with `select!`; dropping it is harmless.
     ///
     /// The peer's channel must allow remote writes: see [`Channel::keep_alive`](crate::Channel::keep_alive).
     ///
@@ -299,7 +298,7 @@ impl<S: Share> AsyncChannel<S> {
             if let Err(error) = self.sign_of_life() {
                 return error;
             }
-            // Others run in between, also if no sleep ever waits.
+            // Yields even if no sleep ever waits.
             let mut has_yielded = false;
             poll_fn(|cx| {
                 if std::mem::replace(&mut has_yielded, true) {
@@ -312,11 +311,11 @@ impl<S: Share> AsyncChannel<S> {
         }
     }
 
-    /// Waits until all sends, writes, reads and atomics that were posted have ended, then ends everything else. Operations
-    /// that were not posted yet, and later ones, fail with [`Stopped`](TransportError::Stopped). Messages that have arrived
-    /// can still be [received](Self::receive).
+    /// Waits until all posted sends, writes, reads and atomics have ended, then ends everything else.
     ///
-    /// The peer is not told. If this is dropped before it has ended, operations in flight go on, and no new ones are posted.
+    /// Operations that are not yet posted, and later ones, fail with [`Stopped`](TransportError::Stopped). Messages
+    /// that have arrived can still be [received](Self::receive). The peer is not told. If this is dropped early,
+    /// operations in flight go on, and no new ones are posted.
     pub async fn shutdown(&self) {
         self.begin_shutdown();
         let mut place = InLine::new(self, Queue::Send);
@@ -327,7 +326,7 @@ impl<S: Share> AsyncChannel<S> {
                 return Poll::Ready(());
             }
             if place.wait(guard, waker).is_err() {
-                // There is no memory for a place in line: it looks again.
+                // No memory for a waiter: it looks again.
                 cx.waker().wake_by_ref();
             }
             Poll::Pending
@@ -341,7 +340,7 @@ impl<S: Share> AsyncChannel<S> {
     }
 
     fn end_shutdown(&self) {
-        // Messages that have arrived before the last send has ended are kept.
+        // Keeps messages that arrived before the last send ended.
         let _ = self.share.lock().core.turn();
         stop(&self.share, self.id, TransportError::Stopped);
     }

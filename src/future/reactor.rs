@@ -20,17 +20,17 @@ use crate::parent::Parent;
 use crate::pool::PooledBuffer;
 use crate::queue_pair::SharedReceiveQueue;
 
-/// The number of turns without a completion between two readings of the clock. Few, because a program may sleep between
+/// How many turns without a completion pass between two readings of the clock. Few, because a program may sleep between
 /// its turns.
 const TURNS_PER_CLOCK_READING: u32 = 64;
 
 /// Drives the [`AsyncChannel`](crate::AsyncChannel)s of one completion queue, within any runtime or event loop.
 ///
-/// `S` says how its tasks share it: [`Locked`], on any threads (unless said otherwise, with [`PooledBuffer`]s), or
-/// [`Local`](crate::future::Local), on one thread and without a lock; and of what type their buffers are.
+/// `S` says how tasks share it, and of what type their buffers are: [`Locked`] on any threads (the default, with
+/// [`PooledBuffer`]s), or [`Local`](crate::future::Local) on one thread, without a lock.
 ///
-/// With feature `tokio`, call `Reactor::spawn_on_tokio`. Elsewhere, [`run`](Self::run) does the same with the runtime's own
-/// way to wait for a descriptor. A hand-written loop calls [`turn`](Self::turn) and [`arm`](Self::arm):
+/// With feature `tokio`, call `Reactor::spawn_on_tokio`. On another runtime, [`run`](Self::run) takes its way to wait
+/// for a descriptor. A hand-written loop calls [`turn`](Self::turn) and [`arm`](Self::arm):
 ///
 /// ```
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -71,23 +71,22 @@ const TURNS_PER_CLOCK_READING: u32 = 64;
 ///
 /// Without turns no future ends. In debug builds, a line on standard error says so when one has waited for a second.
 ///
-/// One wake-up serves all completions that are there. Each wakes the task of its own operation only.
+/// One wake-up serves all completions that are there. Each wakes only the task of its own operation.
 ///
-/// Dropping the reactor ends all operations of its channels; their futures return
-/// [`ReactorGone`](TransportError::ReactorGone).
+/// Dropping the reactor ends all operations of its channels with [`ReactorGone`](TransportError::ReactorGone).
 pub struct Reactor<S: Share = Locked<PooledBuffer>> {
     pub(super) share: S,
     pub(super) queue: Arc<CompletionQueue<'static>>,
     timer: Arc<Timer>,
-    /// `None`: it adapts.
+    /// The set number of turns; `None`: it adapts.
     pub(super) spin: Option<u32>,
-    /// Counts turns that found nothing. It wraps around.
+    /// Turns that found nothing. It wraps around.
     idle_turns: AtomicU32,
 }
 
 impl Reactor {
-    /// `ibv_create_comp_channel`, `ibv_create_cq`: a reactor whose channels can have `entries` operations in flight,
-    /// together: see [`Loop::capacity`]. Its tasks may be on any threads, and their buffers are [`PooledBuffer`]s.
+    /// `ibv_create_comp_channel`, `ibv_create_cq`: a reactor whose channels together have up to `entries` operations in
+    /// flight: see [`Loop::capacity`]. Its tasks may be on any threads, with [`PooledBuffer`]s.
     ///
     /// # Errors
     ///
@@ -135,12 +134,12 @@ impl<S: Share> Reactor<S> {
         Ok(Self { share, queue, timer, spin: None, idle_turns: AtomicU32::new(0) })
     }
 
-    /// Sets the number of turns that find nothing before [`run`](Self::run) sleeps. Between two turns the other tasks of the
-    /// runtime run. More means lower latency and a busy processor.
+    /// Sets how many turns find nothing before [`run`](Self::run) sleeps. Other tasks of the runtime run between two
+    /// turns. More means lower latency and a busy processor.
     ///
-    /// Unless it is set, it adapts: after something has ended there are up to 64 such turns, some 20 us, as long as that is how
-    /// the next completion is found; each time it is not, half as many, down to none, until a later try helps. Where another
-    /// program takes the processor meanwhile, there are none for 65,536 sleeps. A reactor with nothing to do sleeps.
+    /// By default it adapts. After something has ended it spins for up to 64 turns, some 20 µs, as long as that finds
+    /// the next completion; each time it does not, half as many, down to none, until a later try helps. If another
+    /// program takes the processor meanwhile, it does not spin for 65,536 sleeps. An idle reactor sleeps.
     #[must_use]
     pub fn spin(mut self, turns: u32) -> Self {
         self.spin = Some(turns);
@@ -152,21 +151,20 @@ impl<S: Share> Reactor<S> {
         self.share.lock().core.capacity()
     }
 
-    /// `ibv_create_qp`: creates the queue pair of an [`AsyncChannel`](crate::AsyncChannel), on the reactor's completion
+    /// `ibv_create_qp`: creates the queue pair of an [`AsyncChannel`](crate::AsyncChannel) on the reactor's completion
     /// queue.
     ///
     /// # Errors
     ///
     /// Those of [`ChannelBuilder::build`], and
     ///
-    ///  - `EINVAL`: the reactor has not enough [room](Self::capacity) left, or the builder is that of a channel that shares
-    ///    receives of a loop.
+    ///  - `EINVAL`: the reactor has too little [room](Self::capacity) left, or the builder shares receives of a loop.
     #[doc(alias = "ibv_create_qp")]
     pub fn prepare(&self, builder: ChannelBuilder<'static>) -> Result<PreparedAsyncChannel<S>> {
         self.prepare_with(builder, None)
     }
 
-    /// As [`prepare`](Self::prepare), for a channel that takes its receives from these, and has none of its own.
+    /// As [`prepare`](Self::prepare), for a channel that takes all its receives from `receives`.
     ///
     /// # Errors
     ///
@@ -195,8 +193,8 @@ impl<S: Share> Reactor<S> {
         PreparedAsyncChannel::new(&self.share, builder.of_loop(&self.queue, shared))
     }
 
-    /// `ibv_create_srq`: creates receives that channels of the reactor [share](Self::prepare_sharing), at most `capacity`
-    /// at a time, which takes that much [room](Self::capacity).
+    /// `ibv_create_srq`: creates receives that channels of the reactor [share](Self::prepare_sharing). Up to `capacity`
+    /// are posted at a time, which takes that much [room](Self::capacity).
     ///
     /// # Errors
     ///
@@ -210,15 +208,17 @@ impl<S: Share> Reactor<S> {
         SharedReceives::new(&self.share, &self.queue, domain.into(), capacity)
     }
 
-    /// `ibv_poll_cq`: polls once, for up to sixteen completions, without waiting, and wakes the tasks whose operations
-    /// have ended. Returns the number of completions: if it is not 0, there may be more. Those that the device has made up
-    /// are counted, and end nothing.
+    /// `ibv_poll_cq`: polls once without waiting, for up to sixteen completions, and wakes the tasks whose operations
+    /// have ended.
+    ///
+    /// Returns the number of completions: if it is not 0, there may be more. It includes completions that the device
+    /// has made up; those end nothing.
     ///
     /// # Errors
     ///
     ///  - Polling failed, which ends nothing.
-    ///  - `EIO`, `ENODEV`: the device is gone. If turns find nothing, every 64th of them looks at the clock, and about once
-    ///    a second one asks the kernel.
+    ///  - `EIO`, `ENODEV`: the device is gone. Every 64th turn that finds nothing looks at the clock, and about once a
+    ///    second one asks the kernel.
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn turn(&self) -> Result<usize> {
@@ -246,11 +246,11 @@ impl<S: Share> Reactor<S> {
         }
     }
 
-    /// A device that was pulled out completes nothing: from time to time, a turn that found nothing asks the kernel
-    /// about it.
+    /// A device that was pulled out completes nothing, so now and then a turn that found nothing asks the kernel about
+    /// it.
     #[inline]
     fn count_idle_turn(&self) -> Result<()> {
-        // Two turns on two threads may count as one.
+        // Turns on two threads may count as one.
         let idle = self.idle_turns.load(Ordering::Relaxed);
         self.idle_turns.store(idle.wrapping_add(1), Ordering::Relaxed);
         if idle.is_multiple_of(TURNS_PER_CLOCK_READING) { self.check_device() } else { Ok(()) }
@@ -270,7 +270,7 @@ impl<S: Share> Reactor<S> {
         self.queue.check_device()
     }
 
-    /// Ends channels whose connections have ended without a completion.
+    /// Ends channels whose connections ended without a completion.
     #[cold]
     fn check_connections(&self) {
         let now = Instant::now();
@@ -281,7 +281,7 @@ impl<S: Share> Reactor<S> {
             index = channel.index() + 1;
             let out = guard.core.borrow_out(channel);
             panics.catch(|| drop(guard));
-            // Whoever has taken it out checks it.
+            // The thread that has taken it out checks it.
             let Some(out) = out else { continue };
             let checked = out.check(now);
             panics.catch(|| put_back(&self.share, out, None));
@@ -292,8 +292,8 @@ impl<S: Share> Reactor<S> {
         panics.resume();
     }
 
-    /// `ibv_req_notify_cq`: from now on, the next completion makes the descriptor readable. Call [`turn`](Self::turn)
-    /// between this and sleeping.
+    /// `ibv_req_notify_cq`: the next completion makes the descriptor readable. Call [`turn`](Self::turn) between this
+    /// and sleeping.
     ///
     /// # Errors
     ///
@@ -306,15 +306,15 @@ impl<S: Share> Reactor<S> {
         self.queue.rearm_own()
     }
 
-    /// `ibv_modify_qp`: ends all operations of all channels, because polling or sleeping has failed, or the program wants
-    /// to stop. Nothing can be posted after that; futures return `error`, or how their operation has ended. A task in
+    /// `ibv_modify_qp`: ends all operations of all channels, because polling or sleeping failed, or the program wants
+    /// to stop. Nothing can be posted afterwards. Futures return `error`, or how their operation ended. A task in
     /// [`run`](Self::run) ends.
     #[doc(alias = "ibv_modify_qp")]
     pub fn stop(&self, error: TransportError) {
         self.stop_all(error).resume();
     }
 
-    /// Returns what wakers have thrown.
+    /// Returns the panics of wakers.
     fn stop_all(&self, error: TransportError) -> Panics {
         let mut panics = Panics::default();
         let mut guard = self.share.lock();
@@ -335,7 +335,7 @@ impl<S: Share> Reactor<S> {
 }
 
 impl<B> State<B> {
-    /// Wakes the tasks whose channels have credit again. Returns whether to check the connections.
+    /// Wakes tasks whose channels have credit again. Returns whether to check the connections.
     #[cold]
     fn look_at_clock(&mut self) -> bool {
         let mut must_check = false;
@@ -358,7 +358,7 @@ impl<B> State<B> {
         must_check
     }
 
-    /// Makes the descriptor readable at the time when peers must be asked for credit again.
+    /// Makes the descriptor readable when it is time to ask peers for credit again.
     #[cold]
     pub(super) fn set_credit_alarm(&mut self) {
         if let Some(pause) = self.core.credit_pause() {
@@ -366,7 +366,7 @@ impl<B> State<B> {
         }
     }
 
-    /// A channel was connected. On iWARP, connections end without a completion.
+    /// A channel was connected. On iWARP, connections end without a completion, so they must be checked.
     pub(super) fn connected(&mut self) {
         if self.next_check.is_none() && self.core.is_iwarp() {
             let next = Instant::now() + DEVICE_CHECK_PERIOD;

@@ -26,16 +26,16 @@ use crate::pool::PooledBuffer;
 use crate::trace;
 
 impl<S: Share> Reactor<S> {
-    /// Runs the reactor: polls, spins for the [set number of turns](Self::spin), then arms the queue and sleeps. It returns
-    /// when the reactor is [stopped](Self::stop), or after an error, which ends all operations of all channels.
+    /// Runs the reactor: polls, spins for the [set number of turns](Self::spin), then arms the queue and sleeps. It
+    /// returns when the reactor is [stopped](Self::stop), or after an error, which ends all operations of all channels.
     ///
-    /// `poll_readable` waits for the descriptor ([`AsFd`]) as the runtime does it: it returns [`Poll::Ready`] if the
-    /// descriptor may have become readable, or has got an error, since the last call, and otherwise has the task woken
-    /// then. The descriptor has an error when the device is pulled out; the reactor then ends with `EIO`.
+    /// `poll_readable` waits for the descriptor ([`AsFd`]) in the runtime's way. It returns [`Poll::Ready`] if the
+    /// descriptor may have become readable, or failed, since the last call; otherwise it has the task woken then. The
+    /// descriptor fails when the device is pulled out; the reactor then ends with `EIO`.
     ///
-    /// Run it in one task at a time. If that task is dropped, or a waker panics in it, the channels' futures wait until it is
-    /// run again; feature `tracing` has a warning, also if it has never run and a future is dropped that waited. Only a
-    /// reactor of `spawn_on_tokio` is stopped then.
+    /// Run it in one task at a time. If that task is dropped, or a waker panics in it, the channels' futures wait until
+    /// it is run again, and feature `tracing` warns; it also warns if the reactor never ran and a waiting future is
+    /// dropped. Only a reactor of `spawn_on_tokio` is stopped then.
     ///
     /// # Errors
     ///
@@ -70,7 +70,7 @@ impl<S: Share> Reactor<S> {
     where
         F: FnMut(&mut TaskContext<'_>) -> Poll<io::Result<()>>,
     {
-        // The waker is stored first, so that a stop after the turn wakes this task.
+        // Stored before the turn, so that a stop after the turn wakes this task.
         if self.set_runner(cx) {
             return Poll::Ready(Ok(()));
         }
@@ -80,7 +80,7 @@ impl<S: Share> Reactor<S> {
                 break;
             }
             if std::mem::take(&mut running.woken) {
-                // An edge-triggered runtime reports an error of the descriptor only once.
+                // An edge-triggered runtime reports a failed descriptor only once.
                 self.queue.check_device()?;
             }
             if running.armed {
@@ -100,11 +100,11 @@ impl<S: Share> Reactor<S> {
                 break;
             }
             running.gave_up();
-            // Polls once more: a completion that came before the queue was armed raises no event.
+            // Polls once more: a completion from before arming raises no event.
             self.arm()?;
             running.armed = true;
         }
-        // Other tasks run first.
+        // Lets other tasks run.
         cx.waker().wake_by_ref();
         Poll::Pending
     }
@@ -126,8 +126,10 @@ impl<S: Share> Reactor<S> {
         is_stopped
     }
 
-    /// Spawns a task on tokio that [runs](Self::run) the reactor. Dropping what is returned [stops](Self::stop) it, with
-    /// [`ReactorGone`](TransportError::ReactorGone); until then it stands for the reactor:
+    /// Spawns a task on tokio that [runs](Self::run) the reactor.
+    ///
+    /// Dropping the returned value [stops](Self::stop) it, with [`ReactorGone`](TransportError::ReactorGone); until
+    /// then the value stands for the reactor:
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs a runtime
@@ -138,9 +140,9 @@ impl<S: Share> Reactor<S> {
     /// # }
     /// ```
     ///
-    /// An error that ends the task is that of all operations; [`SpawnedReactor::ended`] returns it. If the task ends
-    /// otherwise, with its runtime or by the panic of a waker, the error is `ECANCELED`. A reactor that has to outlive a
-    /// runtime is [run](Self::run_on_tokio) on each of them instead.
+    /// An error that ends the task ends all operations; [`SpawnedReactor::ended`] returns it. It is `ECANCELED` if the
+    /// runtime ended or a waker panicked. To outlive a runtime, [run](Self::run_on_tokio) the reactor on each of them
+    /// instead.
     ///
     /// # Panics
     ///
@@ -152,12 +154,12 @@ impl<S: Share> Reactor<S> {
     {
         let reactor = Arc::new(self);
         let spawned = Spawned(reactor.clone());
-        // It owns `spawned` even if it never runs.
+        // The task owns `spawned` even if it never runs.
         let task = Some(tokio::spawn(async move { spawned.0.run_on_tokio().await }));
         SpawnedReactor { reactor, task, ended: Ok(()) }
     }
 
-    /// Runs the reactor on tokio: see [`run`](Self::run). To be spawned as a task, on a runtime of either kind; of
+    /// [Runs](Self::run) the reactor on tokio. Spawn it as a task, on a runtime of either kind; for
     /// [`Local`](crate::future::Local), on a `LocalSet`.
     ///
     /// # Errors
@@ -166,8 +168,7 @@ impl<S: Share> Reactor<S> {
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime whose I/O is enabled
-    /// ([`enable_io`](tokio::runtime::Builder::enable_io)).
+    /// Outside of a tokio runtime with I/O enabled ([`enable_io`](tokio::runtime::Builder::enable_io)).
     #[cfg(feature = "tokio")]
     pub async fn run_on_tokio(&self) -> Result<()> {
         let file = register(self.as_fd());
@@ -185,14 +186,14 @@ impl<S: Share> Reactor<S> {
     }
 }
 
-/// A reactor that a task of tokio runs, until this is dropped: see [`Reactor::spawn_on_tokio`].
+/// A reactor in a task of tokio: see [`Reactor::spawn_on_tokio`]. Dropping it stops the reactor.
 #[cfg(feature = "tokio")]
 #[derive(Debug)]
 #[must_use = "dropping it stops the reactor"]
 pub struct SpawnedReactor<S: Share = Locked<PooledBuffer>> {
     reactor: Arc<Reactor<S>>,
     task: Option<tokio::task::JoinHandle<Result<()>>>,
-    /// Once there is no task.
+    /// Set when there is no task.
     ended: Result<()>,
 }
 
@@ -238,7 +239,7 @@ const TASK_GONE: Error = Error::with_reason(
     "the task of spawn_on_tokio has ended, with its runtime or by the panic of a waker",
 );
 
-/// What the task of [`spawn_on_tokio`](Reactor::spawn_on_tokio) owns. However the task ends, the reactor is stopped.
+/// What the task of [`spawn_on_tokio`](Reactor::spawn_on_tokio) owns. It stops the reactor however the task ends.
 #[cfg(feature = "tokio")]
 struct Spawned<S: Share>(Arc<Reactor<S>>);
 
@@ -253,7 +254,7 @@ impl<S: Share> Drop for Spawned<S> {
     }
 }
 
-/// The future of [`run`](Reactor::run). It warns if it is dropped, such as with its runtime, while operations wait.
+/// Part of the future of [`run`](Reactor::run). It warns if that is dropped while operations wait.
 struct Runner<'a, S: Share>(&'a Reactor<S>);
 
 impl<S: Share> Drop for Runner<'_, S> {
@@ -267,15 +268,15 @@ impl<S: Share> Drop for Runner<'_, S> {
     }
 }
 
-/// The most turns without a completion before a reactor sleeps, if its [`spin`](Reactor::spin) adapts.
+/// The most turns without a completion before the reactor sleeps, if its [`spin`](Reactor::spin) adapts.
 const MOST: u32 = 64;
 
-/// The number of sleeps that begin without spinning before the reactor tries again whether spinning helps: the least, and the
-/// most, since each time that it does not help doubles the number.
+/// After how many sleeps without spinning the reactor tries to spin again: the least, doubled each time that spinning
+/// does not help, and the most.
 const SLEEPS: [u32; 2] = [16, 1024];
 
-/// The number of such sleeps once the scheduler has taken the processor from a reactor that spins. Who sleeps gets a processor
-/// as soon as it is woken; who has spun waits for its turn, some milliseconds.
+/// The same, after the scheduler took the processor from a spinning reactor. A sleeper gets a processor as soon as it
+/// is woken; one that has spun waits some milliseconds for its turn.
 const SLEEPS_WHEN_CROWDED: u32 = 65_536;
 
 /// Longer than [`MOST`] turns take on a processor of their own.
@@ -284,21 +285,21 @@ const CROWDED: Duration = Duration::from_micros(500);
 /// The value of `idle` once the reactor has begun to sleep.
 const ASLEEP: u32 = u32::MAX;
 
-/// What a task that runs a reactor remembers.
+/// The state of a task that runs a reactor.
 struct Running {
     now: fn() -> Instant,
     /// Turns in a row that found nothing, or [`ASLEEP`].
     idle: u32,
     /// When the first of them was, if `spin` adapts.
     since: Instant,
-    /// The number of such turns before it sleeps, if `spin` adapts.
+    /// How many such turns it makes before it sleeps, if `spin` adapts.
     limit: u32,
-    /// The number of sleeps that are to begin with a limit of 0, and how many there were since it became 0.
+    /// How many sleeps are to begin with a limit of 0, and how many have.
     pause: u32,
     sleeps: u32,
-    /// Whether the queue was armed, and no turn has found anything since.
+    /// Whether the queue was armed since a turn last found something.
     armed: bool,
-    /// Whether the descriptor was readable, and no turn has found anything since.
+    /// Whether the descriptor was readable since then.
     woken: bool,
 }
 
@@ -317,7 +318,7 @@ impl Running {
         }
     }
 
-    /// Whether the reactor makes another turn after one that found nothing, if `spin` was set to this number or adapts.
+    /// Whether to make another turn after one that found nothing.
     fn spins(&mut self, spin: Option<u32>) -> bool {
         let spins = self.idle < spin.unwrap_or(self.limit);
         if spins {
@@ -329,7 +330,7 @@ impl Running {
         spins
     }
 
-    /// Called when a turn has found something.
+    /// A turn has found something.
     fn found(&mut self) {
         match self.idle {
             ASLEEP if self.limit == 0 => {
@@ -349,7 +350,7 @@ impl Running {
         (self.idle, self.armed, self.woken) = (0, false, false);
     }
 
-    /// Called when the reactor is about to sleep.
+    /// The reactor is about to sleep.
     fn gave_up(&mut self) {
         if !matches!(self.idle, 0 | ASLEEP) && !self.backs_off() {
             self.limit /= 2;
@@ -357,7 +358,7 @@ impl Running {
         self.idle = ASLEEP;
     }
 
-    /// Called when a spin has ended: if something else had the processor meanwhile, the reactor does not spin for a long time.
+    /// A spin has ended. If something else had the processor meanwhile, the reactor does not spin for a long time.
     fn backs_off(&mut self) -> bool {
         let crowded = (self.now)().saturating_duration_since(self.since) > CROWDED;
         if crowded {
@@ -376,13 +377,13 @@ mod tests {
 
     thread_local!(static PASSED: Cell<Duration> = const { Cell::new(Duration::ZERO) });
 
-    /// A clock that stands still, but for what is added to [`PASSED`].
+    /// A clock that shows [`PASSED`].
     fn now() -> Instant {
         static START: OnceLock<Instant> = OnceLock::new();
         *START.get_or_init(Instant::now) + PASSED.get()
     }
 
-    /// Turns that find nothing, until it sleeps.
+    /// Makes turns that find nothing until it sleeps, and counts them.
     fn idle_turns(running: &mut Running) -> u32 {
         let mut turns = 0;
         while running.spins(None) {
@@ -413,10 +414,10 @@ mod tests {
             sleeps
         };
         assert_eq!(sleeps(&mut running), 15, "it tries again");
-        // Each time that it has not helped, the next time comes later.
+        // Each time that spinning does not help, the next try comes later.
         let pauses = [(); 8].map(|()| sleeps(&mut running));
         assert_eq!(pauses, [31, 63, 127, 255, 511, 1023, 1023, 1023]);
-        // They help: the next one comes after three turns, each time.
+        // It helps: the next completion always comes after three turns.
         for _ in 0..100 {
             running.found();
             running.idle = 3;
@@ -455,7 +456,7 @@ mod tests {
         while running.spins(None) {}
         running.gave_up();
         assert_eq!(sleeps(&mut running), 65_535);
-        // A long sleep is no sign of that, nor is work between two spins.
+        // A long sleep is no sign of a lost processor, nor is work between two spins.
         let mut running = Running::new(now);
         for _ in 0..3 {
             running.found();

@@ -19,12 +19,13 @@ use crate::foreign_enum::getters;
 use crate::memory::{AccessFlags, KeptLength, RegionOptions, ScatterBuffer, SharedMemoryRegion};
 use crate::parent::Parent;
 
-/// Equal chunks of one registered region, to be taken and given back on any thread: of memory that no peer accesses
-/// ([`new`](Self::new)), or that peers access as well ([`shared`](BufferPool::shared)).
+/// Equal chunks of one registered region. Any thread takes them and gives them back.
 ///
+/// Either only this program accesses the memory ([`new`](Self::new)), or peers do too ([`shared`](BufferPool::shared)).
 /// A clone is the same pool. The region is deregistered when the pool and all its buffers are dropped.
-/// Taking and giving back is lock-free, and costs the same in a pool of any size. A [`BufferCache`](super::BufferCache) keeps some
-/// for one thread, which costs less.
+///
+/// Taking and giving back is lock-free, and costs the same in a pool of any size. A [`BufferCache`](super::BufferCache)
+/// for one thread costs less.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -54,30 +55,30 @@ impl<M> Clone for BufferPool<M> {
     }
 }
 
-/// What all clones of a pool have in common: a reference to it. Buffers have none: the pool is there while a chunk is in use.
+/// The reference to a pool that its clones share. Buffers have none: the pool stays while a chunk is in use.
 struct Owner(NonNull<Pool>);
 
 impl Owner {
     #[inline(always)]
     fn pool(&self) -> &Pool {
-        // SAFETY: the owner has a reference.
+        // SAFETY: the pool is freed only after the owner's drop.
         unsafe { self.0.as_ref() }
     }
 }
 
-// SAFETY: the pool may be used on any thread.
+// SAFETY: it only lends the pool, which is `Sync`; its drop, on any thread, is atomic in `FreeChunks::orphan`.
 unsafe impl Send for Owner {}
 // SAFETY: as above.
 unsafe impl Sync for Owner {}
 
 impl BufferPool {
-    /// `ibv_reg_mr`: allocates and registers memory for `chunks` chunks of `chunk_len` bytes, as `options`
-    /// say, such as [huge pages](RegionOptions::huge_pages).
+    /// `ibv_reg_mr`: allocates and registers `chunks` chunks of `chunk_len` bytes, as `options` say, such as [huge
+    /// pages](RegionOptions::huge_pages).
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there would be no chunks, or more than 2^28 - 1, or empty ones, or longer ones than 4 GiB - 1; or the options
-    ///    let peers access the memory, or give it [another address](RegionOptions::iova).
+    ///  - `EINVAL`: the number of chunks is not within 1 ..= 2^28 - 1, or their length not within 1 ..= 4 GiB - 1; or
+    ///    the options let peers access the memory, or give it [another address](RegionOptions::iova).
     ///  - Those of [`SharedMemoryRegion::new`].
     #[doc(alias = "ibv_reg_mr")]
     pub fn new(
@@ -94,9 +95,9 @@ impl BufferPool<Shared> {
     /// `ibv_reg_mr`: as [`new`](BufferPool::new), with memory that peers access as `options` say, such as
     /// [`REMOTE_READ`](AccessFlags::REMOTE_READ).
     ///
-    /// A buffer is owned by operations as others are, and names its bytes for peers ([`remote`](PooledBuffer::remote)). The key is
-    /// that of the whole pool: who has it can access all chunks, also when a buffer went back. For peers that do not trust each
-    /// other, make a pool for each, or bind [windows](crate::memory::MemoryWindow).
+    /// [`PooledBuffer::remote`] names a buffer's bytes for peers. Its key is that of the whole pool: a peer that has it
+    /// can access all chunks, even after a buffer went back. For peers that do not trust each other, make a pool for
+    /// each, or bind [windows](crate::memory::MemoryWindow).
     ///
     /// ```
     /// use std::sync::Arc;
@@ -116,7 +117,7 @@ impl BufferPool<Shared> {
     ///
     /// # Errors
     ///
-    /// Those of [`new`](BufferPool::new), without the access; and
+    /// Those of [`new`](BufferPool::new), and
     ///
     ///  - `EINVAL`: the options let peers access nothing.
     ///  - `EOPNOTSUPP`: the device does not have that access.
@@ -149,7 +150,7 @@ impl<M: PoolMemory> BufferPool<M> {
             let what = "the number of chunks";
             return Err(Error::out_of_range(VERB, what, chunks as u64, 1, most));
         }
-        // Shorter than 2^33, so neither overflows.
+        // Shorter than 2^33, so it does not overflow.
         let stride = chunk_len.next_multiple_of(ALIGNMENT);
         let Some(len) = stride.checked_mul(chunks) else {
             return Err(Error::invalid(VERB, "the chunks are more than memory can hold"));
@@ -167,7 +168,7 @@ impl<M: PoolMemory> BufferPool<M> {
         Error::invalid_if((region.access() - local).is_empty() == M::PEERS, VERB, reason)?;
         let [first] = region.slice(..chunk_len)?.scatter()?;
         let mut all = Vec::new();
-        // The number of chunks is in range, see above.
+        // The number of chunks was checked above.
         let (Some(free), Ok(())) = (FreeChunks::new(chunks as u32), all.try_reserve_exact(chunks))
         else {
             return Err(Error::with_reason(VERB, libc::ENOMEM, "no memory for the pool"));
@@ -181,7 +182,7 @@ impl<M: PoolMemory> BufferPool<M> {
         let (chunks, waiting) = (all.into(), Waiting::default());
         let pool = Box::new(Pool { region, chunks, chunk_len, free, waiting });
         let pool = NonNull::from(Box::leak(pool));
-        // SAFETY: only this accesses what is there.
+        // SAFETY: nothing else has a pointer to the pool yet.
         for chunk in unsafe { &(*pool.as_ptr()).chunks } {
             // SAFETY: as above.
             unsafe { (*chunk.get()).pool = pool.as_ptr() };
@@ -200,7 +201,7 @@ impl<M: PoolMemory> BufferPool<M> {
         Some(pool.buffer(pool.free.take()?))
     }
 
-    /// Whether a buffer is one of this pool's.
+    /// Whether the buffer is of this pool.
     #[inline(always)]
     pub(super) fn has(&self, buffer: &PooledBuffer<M>) -> bool {
         ptr::eq(buffer.chunk().pool, self.pool())
@@ -210,7 +211,7 @@ impl<M: PoolMemory> BufferPool<M> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there are more of them than a [chunk](Self::chunk_len) has.
+    ///  - `EINVAL`: they are more than a [chunk](Self::chunk_len) holds.
     pub fn take_from(&self, bytes: &[u8]) -> Result<Option<PooledBuffer<M>>> {
         check_len(bytes.len(), self.chunk_len())?;
         let mut buffer = self.take();
@@ -218,20 +219,21 @@ impl<M: PoolMemory> BufferPool<M> {
         Ok(buffer)
     }
 
-    /// An empty buffer, when one is free: for a task of an async program. Tasks get theirs in the order in which they began to
-    /// wait, unless one that comes later finds a chunk before it. The future may be dropped at any time. It is woken by the
-    /// drop of a buffer, so do not wait for a chunk that the task itself holds, or that only a message would free that does
-    /// not come.
+    /// Waits for an empty buffer, in an async task. The future may be dropped at any time.
     ///
-    /// A buffer that comes back wakes one task. If that neither asks for it nor drops its future (one that is forgotten, or that
-    /// nobody polls any more), the others go on waiting, until one that comes later takes that buffer and gives it back, or
-    /// another one comes back. To wake all of them for each buffer would cost every pool what only such a program needs.
+    /// Tasks are served in the order in which they began to wait, unless a later one finds a free chunk first. Only the
+    /// drop of a buffer wakes the future, so do not wait while the task itself holds the last chunk, or while only a
+    /// message that does not come would free one.
+    ///
+    /// A buffer that comes back wakes one task. If that task neither asks for it nor drops its future, such as a
+    /// forgotten one, the others wait on until another buffer comes back, or a later task takes this one and gives it
+    /// back.
     pub async fn wait(&self) -> PooledBuffer<M> {
         let mut waiter = self.waiter();
         poll_fn(|cx| waiter.poll_take(cx)).await
     }
 
-    /// The same as a value, for what is polled by hand.
+    /// [`wait`](Self::wait) as a value, to be polled by hand.
     pub fn waiter(&self) -> PoolWaiter<M> {
         PoolWaiter { pool: self.clone(), place: Place::default() }
     }
@@ -240,10 +242,10 @@ impl<M: PoolMemory> BufferPool<M> {
         /// The number of chunks.
         chunks: usize => self.pool().chunks.len();
 
-        /// The number of bytes of a chunk.
+        /// The bytes of a chunk.
         chunk_len: usize => self.pool().chunk_len;
 
-        /// The number of chunks that are free at this moment.
+        /// The number of chunks that are free now.
         available: usize => self.pool().free.count() as usize;
     }
 }
@@ -256,7 +258,8 @@ debug! {
 impl Drop for Owner {
     fn drop(&mut self) {
         let pool = self.0.as_ptr();
-        // SAFETY: the owner is dropped once. If no chunk is in use, nothing uses the pool any more, which came from the box in `make`.
+        // SAFETY: the owner is dropped once, so it is orphaned once. If no chunk is in use, nothing else uses the pool,
+        // which came from the box in `make`.
         unsafe {
             if FreeChunks::orphan(&raw const (*pool).free) {
                 drop(Box::from_raw(pool));
@@ -265,14 +268,14 @@ impl Drop for Owner {
     }
 }
 
-/// A place in the line of those that wait for a buffer: see [`BufferPool::wait`]. Dropping it gives the place up.
+/// A turn to wait for a buffer: see [`BufferPool::wait`]. Dropping it gives the turn up.
 pub struct PoolWaiter<M = Exclusive> {
     pool: BufferPool<M>,
     place: Place,
 }
 
 impl<M: PoolMemory> PoolWaiter<M> {
-    /// A buffer if one is free. Otherwise, the task is woken when its turn has come, and asks again.
+    /// A buffer if one is free. Otherwise the task is woken when its turn has come, and asks again.
     pub fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<PooledBuffer<M>> {
         let pool = self.pool.owner.pool();
         pool.waiting.poll_take(&pool.free, &mut self.place, cx).map(|index| pool.buffer(index))

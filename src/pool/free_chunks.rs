@@ -1,51 +1,51 @@
-//! Which chunks of a pool are free, and for how long the pool is there.
+//! Which chunks of a pool are free, and how long the pool lives.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// A bit of the head: tasks wait.
 const WAITED_FOR: u64 = 1;
-/// A bit of the head: the owner is gone, and nobody takes a chunk any more.
+/// A bit of the head: the owner is gone, and nothing takes a chunk any more.
 const ORPHANED: u64 = 2;
-/// Above them is the number of the first free chunk, counted from 1 (0: none), with as many bits as the chunks need. The rest
-/// of the head counts takes.
+/// Where the head has the number of the first free chunk, from 1 (0: none), with as many bits as needed. The rest
+/// counts takes.
 const FIRST: u32 = 2;
 
-/// The free chunks of a pool: a stack, from which any thread takes, and to which any gives back, by one exchange of its head.
-/// It costs the same in a pool of any size, however few are free.
+/// The free chunks of a pool: a stack, which any thread takes from and gives back to by one exchange of its head. It
+/// costs the same in a pool of any size, however few are free.
 ///
-/// A take reads which chunk is the second, and then exchanges the head, if that is as it was. It may have been another one
-/// meanwhile: the count of takes tells. For that not to tell, a thread has to stand still between the two while others
-/// take exactly as many chunks as the count has values, or a multiple: 2^52 with a thousand chunks, a year of nothing else;
-/// 2^34, minutes, with the [most](Self::MOST).
+/// A take reads which chunk is second, then exchanges the head if it is unchanged. The count of takes shows whether it
+/// changed meanwhile. It misses a change only if others take exactly as many chunks as the count has values, or a
+/// multiple, while the thread stands still: 2^52 with a thousand chunks, which takes a year; 2^34 with the
+/// [most](Self::MOST), which takes minutes.
 pub(super) struct FreeChunks {
     head: AtomicU64,
-    /// The bits of the head that are the first free chunk.
+    /// The bits of the head for the first free chunk.
     index: u64,
-    /// What each take adds to the head.
+    /// What a take adds to the head.
     take: u64,
-    /// By the chunks' numbers, which begin with 1. The first is the bottom of the stack.
+    /// By chunk number, from 1. The first is the bottom of the stack.
     links: Box<[Link]>,
     /// How many chunks are in use, if the pool is orphaned.
     in_use: AtomicU32,
 }
 
-/// Of a free chunk.
+/// A free chunk's entry in the stack.
 struct Link {
     /// The chunk below it.
     next: AtomicU32,
-    /// How many chunks are free, with this as the first.
+    /// How many chunks are free with this on top.
     depth: AtomicU32,
 }
 
 impl FreeChunks {
-    /// The most chunks.
+    /// The most chunks a pool can have.
     pub(super) const MOST: u32 = (1 << 28) - 1;
 
-    /// `chunks` free chunks, or `None` if there is no memory for them.
+    /// `chunks` free chunks, or `None` without memory for them.
     pub(super) fn new(chunks: u32) -> Option<Self> {
         let mut links = Vec::new();
         links.try_reserve_exact(chunks as usize + 1).ok()?;
-        // The first is to be taken first.
+        // The first is on top.
         links.extend((0..=chunks).map(|chunk| Link {
             next: AtomicU32::new(if chunk < chunks { chunk + 1 } else { 0 }),
             depth: AtomicU32::new(if chunk == 0 { 0 } else { chunks - chunk + 1 }),
@@ -56,19 +56,19 @@ impl FreeChunks {
         Some(Self { head, index, take, links: links.into(), in_use })
     }
 
-    /// The link of the first free chunk, with this head.
+    /// The first free chunk's link, for this head.
     #[inline(always)]
     fn first(&self, head: u64) -> &Link {
-        // SAFETY: a head has the number of a chunk, or 0.
+        // SAFETY: a head holds the number of a chunk, or 0; `links` has an entry for each.
         unsafe { self.links.get_unchecked(((head & self.index) >> FIRST) as usize) }
     }
 
-    /// The number of chunks that are free at this moment.
+    /// How many chunks are free now.
     pub(super) fn count(&self) -> u32 {
         self.first(self.head.load(Ordering::Acquire)).depth.load(Ordering::Relaxed)
     }
 
-    /// Takes a chunk, unless all are in use. What its latest user did to it comes before this.
+    /// Takes a chunk, unless all are in use. What its last user did to it happens before.
     #[inline(always)]
     pub(super) fn take(&self) -> Option<u32> {
         let mut head = self.head.load(Ordering::Acquire);
@@ -87,15 +87,15 @@ impl FreeChunks {
         }
     }
 
-    /// Gives a chunk back that was taken, and returns true: there may be nothing at `this` any more. False: tasks wait, or the
-    /// pool is orphaned; the caller still has the chunk, and gives it back [otherwise](Self::give_back_slowly).
+    /// Gives a taken chunk back and returns true: `this` may then dangle. False: tasks wait, or the pool is orphaned;
+    /// the caller still has the chunk, and [gives it back slowly](Self::give_back_slowly).
     ///
     /// # Safety
     ///
     /// `this` is valid while the caller has the chunk.
     #[inline(always)]
     pub(super) unsafe fn give_back(this: *const Self, chunk: u32) -> bool {
-        // SAFETY: the caller has the chunk until the head is exchanged.
+        // SAFETY: valid, as the caller has the chunk until the head is exchanged.
         let free = unsafe { &*this };
         let mut seen = free.head.load(Ordering::Acquire);
         while seen & (WAITED_FOR | ORPHANED) == 0 {
@@ -107,11 +107,11 @@ impl FreeChunks {
         false
     }
 
-    /// Puts a chunk on top, if the head is as it was seen.
+    /// Puts a chunk on top, if the head is still the one seen.
     #[inline(always)]
     fn push(&self, chunk: u32, seen: u64) -> Result<(), u64> {
         let own = u64::from(chunk) + 1;
-        // SAFETY: it is the number of a chunk.
+        // SAFETY: the caller passes the number of a chunk, and `links` has an entry for each.
         let link = unsafe { self.links.get_unchecked(own as usize) };
         let (below, depth) = (seen & self.index, &self.first(seen).depth);
         link.next.store((below >> FIRST) as u32, Ordering::Relaxed);
@@ -122,9 +122,9 @@ impl FreeChunks {
             .map(drop)
     }
 
-    /// Gives a chunk back, where tasks wait or the pool is orphaned. Until it has found a task, `next` looks for one while tasks
-    /// wait, and while the pool is there: the caller wakes it when this has returned. True: the pool is the caller's alone.
-    /// Otherwise there may be nothing at `this` any more.
+    /// Gives a chunk back while tasks wait or the pool is orphaned. As long as tasks wait, and the pool is there,
+    /// `next` looks for one, until it has found one; the caller wakes it afterwards. True: the pool is the caller's
+    /// alone. Otherwise `this` may dangle.
     ///
     /// # Safety
     ///
@@ -134,7 +134,7 @@ impl FreeChunks {
         chunk: u32,
         mut next: impl FnMut() -> bool,
     ) -> bool {
-        // SAFETY: the caller has the chunk until the head is exchanged, or it is no more counted.
+        // SAFETY: valid, as the caller has the chunk until the head is exchanged, or `in_use` has counted it out.
         let free = unsafe { &*this };
         let mut has_next = false;
         loop {
@@ -150,14 +150,14 @@ impl FreeChunks {
         }
     }
 
-    /// The owner goes: nobody takes a chunk any more. True: no chunk is in use, and the pool is the caller's alone. False: there
-    /// may be nothing at `this` any more.
+    /// Marks the owner as gone: nothing takes a chunk any more. True: no chunk is in use, and the pool is the caller's
+    /// alone. False: `this` may dangle.
     ///
     /// # Safety
     ///
     /// `this` is valid until this is called, and it is called once.
     pub(super) unsafe fn orphan(this: *const Self) -> bool {
-        // SAFETY: the owner's pool is there until the head is exchanged.
+        // SAFETY: the owner keeps the pool until the head is exchanged.
         let free = unsafe { &*this };
         let mut seen = free.head.load(Ordering::Acquire);
         loop {
@@ -166,7 +166,7 @@ impl FreeChunks {
             if used == 0 {
                 return true;
             }
-            // Read by those who see the head that says so.
+            // Threads read it once they see `ORPHANED` in the head.
             free.in_use.store(used, Ordering::Relaxed);
             let order = (Ordering::AcqRel, Ordering::Acquire);
             match free.head.compare_exchange_weak(seen, seen | ORPHANED, order.0, order.1) {
@@ -181,8 +181,8 @@ impl FreeChunks {
         self.head.load(Ordering::Relaxed) & WAITED_FOR != 0
     }
 
-    /// Whether tasks wait, of which one is to be woken when a chunk comes back. From now on [`take`](Self::take) finds the chunks
-    /// that came back before.
+    /// Sets whether tasks wait, of which one is to be woken when a chunk comes back. Afterwards [`take`](Self::take)
+    /// finds the chunks that came back before.
     pub(super) fn set_waited_for(&self, waited_for: bool) {
         if waited_for {
             self.head.fetch_or(WAITED_FOR, Ordering::AcqRel);
@@ -220,7 +220,7 @@ mod tests {
         }
     }
 
-    /// The head is as it was, but for the takes.
+    /// The head is as it was, except for the count of takes.
     #[test]
     fn takes_are_counted_up_to_the_end_and_from_the_beginning_again() {
         let free = FreeChunks::new(2).unwrap();

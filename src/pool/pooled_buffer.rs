@@ -1,4 +1,4 @@
-//! Buffers of a pool: its memory, its chunks, and who has one of them.
+//! Buffers of a pool, and the memory under them.
 
 use std::cell::UnsafeCell;
 use std::io::Write;
@@ -18,18 +18,18 @@ use crate::memory::{
     SharedMemorySlice,
 };
 
-/// Chunks begin at multiples of this, so that two of them share no cache line.
+/// Chunks begin at multiples of this, so that no two share a cache line.
 pub(super) const ALIGNMENT: usize = 64;
 
-/// Memory of which each chunk is its buffer's alone: a [`PooledBuffer`] dereferences to its bytes.
+/// Memory that peers do not access: a [`PooledBuffer`] dereferences to its bytes.
 #[derive(Debug)]
 pub enum Exclusive {}
 
-/// Memory that peers access too: the bytes of a [`PooledBuffer`] are copied in and out.
+/// Memory that peers access too: a [`PooledBuffer`]'s bytes are copied in and out.
 #[derive(Debug)]
 pub enum Shared {}
 
-/// The memory of a pool: [`Exclusive`] or [`Shared`]. The trait is sealed.
+/// The memory of a pool: [`Exclusive`] or [`Shared`]. Sealed.
 pub trait PoolMemory: sealed::Memory {}
 
 impl<M: sealed::Memory> PoolMemory for M {}
@@ -51,13 +51,12 @@ mod sealed {
 pub(super) struct Pool {
     pub(super) region: SharedMemoryRegion<'static, u8>,
     pub(super) chunks: Box<[UnsafeCell<Chunk>]>,
-    /// The bytes of a chunk.
     pub(super) chunk_len: usize,
     pub(super) free: FreeChunks,
     pub(super) waiting: Waiting,
 }
 
-// SAFETY: a chunk is accessed by the buffer that has it alone, and everything else may be shared.
+// SAFETY: only the buffer that has a chunk accesses it; everything else may be shared.
 unsafe impl Send for Pool {}
 // SAFETY: as above.
 unsafe impl Sync for Pool {}
@@ -65,39 +64,41 @@ unsafe impl Sync for Pool {}
 /// What a buffer needs of its chunk and pool.
 pub(super) struct Chunk {
     pub(super) addr: u64,
-    /// The length that the buffer has now.
+    /// The buffer's length.
     pub(super) kept: KeptLength,
     pub(super) lkey: u32,
     pub(super) index: u32,
     pub(super) pool: *const Pool,
 }
 
-/// A chunk of a [`BufferPool`](super::BufferPool): an [`OwnedBuffer`]. It goes back to the pool when it is dropped.
+/// A chunk of a [`BufferPool`](super::BufferPool), as an [`OwnedBuffer`]. Dropping it gives the chunk back.
 ///
-/// It is empty when it is taken. What is written ([`Write`], [`extend_from_slice`](Self::extend_from_slice)) is behind what is
-/// there, and a send, or a write to the peer, has these bytes and no others. A receive has room for the whole
-/// [capacity](Self::capacity), whatever the length is, and sets the length to that of the message when one has come. A receive
-/// that has failed, or that a peer's write with an immediate has completed, leaves the length as it was. A read fills as many bytes
-/// as the buffer has: set its [length](Self::set_len) first.
+/// It is empty when taken. [`Write`] and [`extend_from_slice`](Self::extend_from_slice) append. What operations use of
+/// it:
 ///
-/// The bytes of a buffer of [`Shared`] memory are copied in ([`extend_from_slice`](Self::extend_from_slice), [`Write`]) and out
-/// ([`as_slice`](PooledBuffer::as_slice)), and [`remote`](PooledBuffer::remote) names them for peers.
+///  - A send or a write to the peer has the buffer's bytes.
+///  - A receive has the whole [capacity](Self::capacity), whatever the length, and sets the length to the message's. It
+///    leaves the length if it fails, or if a peer's write with an immediate completes it.
+///  - A read fills the buffer's length: [set](Self::set_len) it first.
+///
+/// The bytes of [`Shared`] memory are copied in by the same two and out by [`as_slice`](PooledBuffer::as_slice);
+/// [`remote`](PooledBuffer::remote) names them for peers.
 pub struct PooledBuffer<M = Exclusive> {
     /// One word, since a buffer moves into and out of each operation.
     chunk: NonNull<Chunk>,
     memory: PhantomData<fn() -> M>,
 }
 
-// SAFETY: the chunk is the buffer's alone, and its pool may be shared.
+// SAFETY: the chunk is the buffer's alone, and its pool is `Sync`.
 unsafe impl<M> Send for PooledBuffer<M> {}
-// SAFETY: as above. What peers access too is accessed by volatile copies.
+// SAFETY: as above; memory that peers access too is only copied, by volatile accesses.
 unsafe impl<M> Sync for PooledBuffer<M> {}
 
 impl Pool {
     /// The buffer of a chunk that was taken for it.
     #[inline(always)]
     pub(super) fn buffer<M>(&self, index: u32) -> PooledBuffer<M> {
-        // SAFETY: the index is that of a chunk, which no other buffer has: it was free until now.
+        // SAFETY: the caller took the index from the free chunks, so it is in range, and no other buffer has the chunk.
         unsafe {
             let chunk = self.chunks.get_unchecked(index as usize).get();
             (*chunk).kept.set(0);
@@ -106,7 +107,6 @@ impl Pool {
     }
 }
 
-/// Checks the length of a buffer.
 pub(super) fn check_len(len: usize, capacity: usize) -> Result<()> {
     if len <= capacity {
         return Ok(());
@@ -118,20 +118,20 @@ pub(super) fn check_len(len: usize, capacity: usize) -> Result<()> {
 impl<M> Drop for PooledBuffer<M> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: nothing uses the buffer after this.
+        // SAFETY: the chunk is this buffer's, which nothing uses after its drop.
         unsafe { give_back(self.chunk) }
     }
 }
 
-/// Gives a chunk back. A function of the buffer's field: one that got the buffer's address would keep the buffer in
+/// Gives a chunk back. It takes the buffer's field, because passing the buffer's address would keep the buffer in
 /// memory.
 ///
 /// # Safety
 ///
-/// It is the chunk of a buffer, which nothing uses any more.
+/// It is the chunk of a buffer that nothing uses any more.
 #[inline(never)]
 unsafe fn give_back(chunk: NonNull<Chunk>) {
-    // SAFETY: the chunk is the caller's, and its pool is there until it is given back.
+    // SAFETY: the chunk is the caller's, so its pool stays until it is given back.
     unsafe {
         let Chunk { pool, index, .. } = *chunk.as_ptr();
         if !FreeChunks::give_back(&raw const (*pool).free, index) {
@@ -142,12 +142,12 @@ unsafe fn give_back(chunk: NonNull<Chunk>) {
 
 /// # Safety
 ///
-/// It is the number of a chunk of the pool, which nothing uses any more.
+/// It is the number of a chunk of the pool that nothing uses any more.
 #[cold]
 #[inline(never)]
 unsafe fn give_back_slowly(pool: *const Pool, index: u32) {
     let mut woken = None;
-    // SAFETY: the pool is there until the chunk is given back. If it was the last one, nothing uses the pool any more.
+    // SAFETY: the pool stays until the chunk is given back. If it was the last, nothing else uses the pool.
     unsafe {
         let next = || {
             woken = (*pool).waiting.next(&(*pool).free);
@@ -163,21 +163,21 @@ unsafe fn give_back_slowly(pool: *const Pool, index: u32) {
 impl<M> PooledBuffer<M> {
     #[inline(always)]
     pub(super) fn chunk(&self) -> &Chunk {
-        // SAFETY: the chunk is this buffer's alone, and its pool is there while a buffer is.
+        // SAFETY: the chunk is this buffer's alone, and keeps its pool.
         unsafe { self.chunk.as_ref() }
     }
 
-    /// The number of bytes of the chunk: the most that the buffer can have, and a message that is received.
+    /// The bytes of the chunk: the most that the buffer, or a received message, can have.
     pub fn capacity(&self) -> usize {
         self.chunk().kept.capacity() as usize
     }
 
-    /// Sets the length. The bytes stay as they are: those that were not in the buffer before are what an earlier user of the
-    /// chunk has left there, so write them before they are sent.
+    /// Sets the length. Added bytes are what an earlier user of the chunk left there, so write them before you send
+    /// them.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: that is more than the [capacity](Self::capacity).
+    ///  - `EINVAL`: it is more than the [capacity](Self::capacity).
     pub fn set_len(&mut self, len: usize) -> Result<()> {
         check_len(len, self.capacity())?;
         // SAFETY: as at `chunk`, and the borrow is exclusive.
@@ -185,13 +185,13 @@ impl<M> PooledBuffer<M> {
         Ok(())
     }
 
-    /// The number of bytes in it.
+    /// The number of bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.chunk().kept.get() as usize
     }
 
-    /// Whether it has no bytes.
+    /// Whether it is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -208,14 +208,14 @@ impl<M> PooledBuffer<M> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the buffer has no room for them. It is as it was.
+    ///  - `EINVAL`: the buffer has no room for them, and stays as it was.
     pub fn extend_from_slice(&mut self, bytes: &[u8]) -> Result<()> {
         let len = self.len();
         self.set_len(len.saturating_add(bytes.len()))?;
         self.shared().write(len, bytes)
     }
 
-    /// Its bytes, as those of a region that others access too.
+    /// Its bytes, which others may access too.
     fn shared(&self) -> SharedMemorySlice<'_, u8> {
         let &Chunk { index, pool, ref kept, .. } = self.chunk();
         // SAFETY: the pool is alive, as at `chunk`.
@@ -225,7 +225,7 @@ impl<M> PooledBuffer<M> {
         bytes.expect("chunks are within the region")
     }
 
-    /// As it is posted, with this length.
+    /// The work request's view of it, with this length.
     #[inline(always)]
     fn piece(&self, length: u32) -> [ffi::ibv_sge; 1] {
         let &Chunk { addr, lkey, .. } = self.chunk();
@@ -234,21 +234,21 @@ impl<M> PooledBuffer<M> {
 }
 
 impl PooledBuffer<Shared> {
-    /// The bytes in it, to be copied out and in: a peer may write them meanwhile.
+    /// The bytes, to be copied out and in: a peer may write them meanwhile.
     pub fn as_slice(&self) -> SharedMemorySlice<'_, u8> {
         self.shared()
     }
 
-    /// The bytes in it, for a peer that reads or writes them. For a write, set the [length](Self::set_len) first. Keep the buffer
-    /// until the peer is done: the next user of the chunk would share it with the peer.
+    /// The bytes, for a peer that reads or writes them. For a write, set the [length](Self::set_len) first. Keep the
+    /// buffer until the peer is done: the next user of the chunk would share it with the peer.
     pub fn remote(&self) -> RemoteMemoryRegion {
         self.shared().remote()
     }
 }
 
 impl PooledBuffer {
-    /// The bytes of the chunk that are not in the buffer, to be filled before [`set_len`](Self::set_len) adds them. They are
-    /// what an earlier user of the chunk has left there.
+    /// The rest of the chunk, to be filled before [`set_len`](Self::set_len) adds it. It has what an earlier user of
+    /// the chunk left there.
     pub fn spare_capacity_mut(&mut self) -> &mut [u8] {
         let len = self.len();
         // SAFETY: as at `deref`, of the whole chunk; the borrow is exclusive.
@@ -266,7 +266,7 @@ impl PooledBuffer {
 }
 
 impl<M> Write for PooledBuffer<M> {
-    /// Appends as many of these bytes as there is room for. It never fails.
+    /// Appends as many bytes as there is room for. It never fails.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let room = self.capacity() - self.len();
         let bytes = &bytes[..room.min(bytes.len())];
@@ -282,9 +282,9 @@ impl Deref for PooledBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the chunk is a part of the region, which lives as long as the pool, and is initialised.
-        // It is ours alone: it was free when it was taken, and is not until this is dropped, peers have no
-        // access, and the device has none while the buffer is not in an operation, which would own it.
+        // SAFETY: the chunk is a part of the region, which is initialised and lives as long as the pool. It is this
+        // buffer's alone from take to drop. Peers have no access, and the device has only while an operation owns the
+        // buffer.
         unsafe { slice::from_raw_parts(self.data(), self.chunk().kept.get() as usize) }
     }
 }
@@ -296,8 +296,8 @@ impl DerefMut for PooledBuffer {
     }
 }
 
-// SAFETY: the memory is registered for local writes for as long as the pool exists, which this keeps
-// alive. Only this value accesses it, as at `deref`.
+// SAFETY: the memory is registered for local writes as long as the pool exists, which this keeps alive. Only this value
+// accesses it, as at `deref`.
 unsafe impl<M: PoolMemory> GatherBuffer for PooledBuffer<M> {
     type List = [ffi::ibv_sge; 1];
     type Kept = Self;
@@ -311,7 +311,7 @@ unsafe impl<M: PoolMemory> GatherBuffer for PooledBuffer<M> {
 
     #[inline(always)]
     fn kept_length(&mut self) -> Option<NonNull<KeptLength>> {
-        // SAFETY: the chunk is there: see `chunk`.
+        // SAFETY: this buffer's chunk is valid, as at `chunk`.
         NonNull::new(unsafe { &raw mut (*self.chunk.as_ptr()).kept })
     }
 }
@@ -330,13 +330,13 @@ unsafe impl<M: PoolMemory> ScatterBuffer for PooledBuffer<M> {
     #[inline(always)]
     fn begin_receive(&mut self) -> Result<Self::List> {
         let capacity = self.chunk().kept.capacity();
-        // SAFETY: a pool has no empty chunks, see `make`. So no post looks whether the piece is empty.
+        // SAFETY: `make` refuses empty chunks. So no post checks whether the piece is empty.
         unsafe { hint::assert_unchecked(capacity > 0) };
         Ok(self.piece(capacity))
     }
 }
 
-// SAFETY: it borrows nothing, and may be used on any thread. The chunk goes back to the pool when it is dropped.
+// SAFETY: it borrows nothing, and is `Send` and `Sync`. Its drop gives the chunk back.
 unsafe impl<M: PoolMemory> OwnedBuffer for PooledBuffer<M> {}
 
 debug! { impl[M] PooledBuffer<M>, self, len: self.chunk().kept.get(), capacity: self.capacity(), .. }

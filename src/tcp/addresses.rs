@@ -16,23 +16,22 @@ use crate::handshake::Handshake;
 use crate::queue_pair::{Connected, PreparedQueuePair, QueuePair};
 use crate::state_error::StateError;
 
-/// After this time of silence the kernel probes the peer's host, ..
+/// How long the peer is silent before the kernel probes its host.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
-/// .. at this interval ..
+/// The time between two probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// .. and takes it for dead after this number of unanswered probes.
+/// The number of unanswered probes after which the peer counts as dead.
 const KEEPALIVE_PROBES: c_int = 4;
 
-/// Connecting over a stream of the program's own.
+/// Defines the methods that connect over a stream of the program's own.
 macro_rules! over_a_stream {
     ($connected:ty) => {
-        /// As [`PreparedChannel::connect`], over a stream that is connected already: a Unix socket, TLS, or a
-        /// [`TcpStream`] of the program's own. The caller keeps the stream, and its waits have no deadline
-        /// afterwards.
+        /// [Connects](PreparedChannel::connect) over a stream that is already connected: a Unix socket, TLS, or a
+        /// [`TcpStream`]. The caller keeps the stream, without a deadline on its waits.
         ///
         /// # Errors
         ///
-        /// As [`PreparedChannel::connect`]. The stream is then in an unspecified state: close it.
+        /// Those of [`PreparedChannel::connect`]. Close the stream then: its state is unspecified.
         pub fn connect_over(
             self,
             stream: &mut (impl DeadlineStream + ?Sized),
@@ -42,12 +41,12 @@ macro_rules! over_a_stream {
             exchange(self, Role::Connects, stream, private_data, deadline)
         }
 
-        /// As [`PreparedChannel::accept`], over a stream that is connected already: see
+        /// [Accepts](PreparedChannel::accept) over a stream that is already connected: see
         /// [`connect_over`](Self::connect_over).
         ///
         /// # Errors
         ///
-        /// As [`connect_over`](Self::connect_over).
+        /// Those of [`connect_over`](Self::connect_over).
         pub fn accept_over(
             self,
             stream: &mut (impl DeadlineStream + ?Sized),
@@ -57,8 +56,8 @@ macro_rules! over_a_stream {
             exchange(self, Role::Accepts, stream, private_data, deadline)
         }
 
-        /// As [`connect_over`](Self::connect_over), in steps that do not wait: for one thread that serves many peers, such as
-        /// with a [`Loop`](crate::Loop).
+        /// [`connect_over`](Self::connect_over) in steps that do not wait, so that one thread serves many peers, such
+        /// as with a [`Loop`](crate::Loop).
         ///
         /// # Errors
         ///
@@ -70,7 +69,7 @@ macro_rules! over_a_stream {
             Exchange::new(self, Role::Connects, private_data)
         }
 
-        /// As [`accept_over`](Self::accept_over), in [steps](Exchange) that do not wait.
+        /// [`accept_over`](Self::accept_over) in [steps](Exchange) that do not wait.
         ///
         /// ```no_run
         /// # // not on Soft-RoCE alone: needs a peer
@@ -95,7 +94,7 @@ macro_rules! over_a_stream {
         ///
         /// # Errors
         ///
-        /// As [`begin_connect`](Self::begin_connect).
+        /// Those of [`begin_connect`](Self::begin_connect).
         pub fn begin_accept(
             self,
             private_data: &[u8],
@@ -107,11 +106,12 @@ macro_rules! over_a_stream {
 
 /// Connecting over TCP or another stream.
 impl<'res> PreparedChannel<'res> {
-    /// Connects to the peer that [accepts](Self::accept) at `address`. Over TCP, both sides exchange their
-    /// endpoints and up to [`MAX_PRIVATE_DATA`](crate::tcp::MAX_PRIVATE_DATA) bytes of private data, and shake
-    /// hands. When it returns, both are ready. Returns the channel and the peer's private data.
+    /// Connects to the peer that [accepts](Self::accept) at `address`. Returns the channel, ready on both sides, and
+    /// the peer's private data.
     ///
-    /// The TCP stream stays open as long as the channel does: see [`Channel::peer_is_gone`].
+    /// Over TCP, both sides exchange their endpoints and up to [`MAX_PRIVATE_DATA`](crate::tcp::MAX_PRIVATE_DATA) bytes
+    /// of private data, and shake hands. The TCP stream stays open as long as the channel: see
+    /// [`Channel::peer_is_gone`].
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs a peer
@@ -127,18 +127,18 @@ impl<'res> PreparedChannel<'res> {
     /// # }
     /// ```
     ///
-    /// The deadline bounds everything except two steps that a program cannot bound: the look-up of a host's
-    /// name, and the kernel's own look-up of the peer's MAC address during the handshake. Pass a
-    /// [`SocketAddr`](std::net::SocketAddr) to avoid the first one.
+    /// The deadline bounds everything but two steps: the look-up of the host name, which a
+    /// [`SocketAddr`](std::net::SocketAddr) avoids, and the kernel's look-up of the peer's MAC address during the
+    /// handshake.
     ///
-    /// Neither this TCP traffic nor RDMA is encrypted or authenticated. For an encrypted or authenticated
-    /// stream, see [`connect_over`](Self::connect_over).
+    /// Neither this TCP traffic nor RDMA is encrypted or authenticated; [`connect_over`](Self::connect_over) takes a
+    /// stream that is.
     ///
     /// # Errors
     ///
     /// See [`ExchangeError`]. The peer is told, or sees the end of the stream. The channel comes back in the
-    /// [`StateError`], for another attempt. If the failure came after our own side's handshake, the channel
-    /// was [reset](Channel::reset).
+    /// [`StateError`] for another attempt; it was [reset](Channel::reset) if it had already gone through its own
+    /// handshake.
     pub fn connect(
         self,
         address: impl ToSocketAddrs,
@@ -151,11 +151,11 @@ impl<'res> PreparedChannel<'res> {
 
     /// Waits for a peer that [connects](Self::connect) to the listener, and connects to it.
     ///
-    /// Several threads may wait for clients of the same listener if all use this method: it makes the
-    /// listener non-blocking while it accepts.
+    /// Several threads may wait at one listener if all use this method: it makes the listener non-blocking while it
+    /// accepts.
     ///
-    /// If a client fails to connect, this returns an error. A server for arbitrary clients accepts the
-    /// stream itself, on a thread that may wait, and then calls [`accept_over`](Self::accept_over).
+    /// A client that fails to connect makes this return an error. A server for arbitrary clients therefore accepts the
+    /// stream itself, on a thread that may wait, and calls [`accept_over`](Self::accept_over).
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs a peer
@@ -175,7 +175,7 @@ impl<'res> PreparedChannel<'res> {
     ///
     /// # Errors
     ///
-    /// As [`connect`](Self::connect).
+    /// Those of [`connect`](Self::connect).
     pub fn accept(
         self,
         listener: &TcpListener,
@@ -189,19 +189,19 @@ impl<'res> PreparedChannel<'res> {
     over_a_stream!(Channel<'res>);
 }
 
-/// Connecting over a stream. The channel is to be [put back](crate::Loop::put_back) then.
+/// Connecting over a stream. [Put the channel back](crate::Loop::put_back) afterwards.
 impl<'res> DetachedChannel<'res> {
     over_a_stream!(DetachedChannel<'res>);
 }
 
 /// Connecting over TCP or another stream.
 impl<'res, T: Connected> PreparedQueuePair<'res, T> {
-    /// As [`PreparedChannel::connect`], but also returns the TCP stream, which the program keeps: see
+    /// [Connects](PreparedChannel::connect), and also returns the TCP stream for the program to keep: see
     /// [`peer_has_closed`].
     ///
     /// # Errors
     ///
-    /// As [`PreparedChannel::connect`].
+    /// Those of [`PreparedChannel::connect`].
     #[expect(clippy::type_complexity, reason = "what `Exchanged` has, and the stream")]
     pub fn connect(
         self,
@@ -213,12 +213,12 @@ impl<'res, T: Connected> PreparedQueuePair<'res, T> {
         over(self, Role::Connects, stream, private_data, deadline)
     }
 
-    /// As [`PreparedChannel::accept`], but also returns the TCP stream, which the program keeps: see
+    /// [Accepts](PreparedChannel::accept), and also returns the TCP stream for the program to keep: see
     /// [`peer_has_closed`].
     ///
     /// # Errors
     ///
-    /// As [`PreparedChannel::connect`].
+    /// Those of [`PreparedChannel::connect`].
     #[expect(clippy::type_complexity, reason = "what `Exchanged` has, and the stream")]
     pub fn accept(
         self,
@@ -233,26 +233,24 @@ impl<'res, T: Connected> PreparedQueuePair<'res, T> {
     over_a_stream!(QueuePair<'res, T>);
 }
 
-/// The stream over which the channel was connected: it shows whether the peer is alive.
+/// The stream over which the channel was connected. It shows whether the peer is alive.
 impl Channel<'_> {
-    /// The TCP stream over which the channel was connected, if that was by
-    /// [`connect`](PreparedChannel::connect) or [`accept`](PreparedChannel::accept). The program may use it
-    /// freely, as nothing else reads or writes there. A [reset](Channel::reset) and the next
-    /// [`handshake`](PreparedChannel::handshake) keep it.
+    /// The TCP stream of [`connect`](PreparedChannel::connect) or [`accept`](PreparedChannel::accept), if one of them
+    /// made the channel. Nothing else reads or writes there, so the program may. The channel keeps it across a
+    /// [reset](Channel::reset) and the next [`handshake`](PreparedChannel::handshake).
     pub fn stream(&self) -> Option<&TcpStream> {
         self.kept_stream()
     }
 
-    /// Takes the TCP stream out of the channel, for the program to keep or to close.
+    /// Takes the TCP stream out of the channel.
     pub fn take_stream(&mut self) -> Option<TcpStream> {
         self.kept_stream_mut().take()
     }
 
-    /// Whether the peer has closed its end of the [stream](Self::stream), because it dropped its channel,
-    /// ended, or died; or whether its host has not answered for about 30 seconds. A host's loss of power is
-    /// noticed only after that time.
+    /// Asks the kernel, without waiting, whether the peer has closed its end of the [stream](Self::stream): it dropped
+    /// its channel, ended, or died.
     ///
-    /// This does not wait, and asks the kernel each time.
+    /// It also counts as gone when its host has not answered for about 30 seconds, such as after a loss of power.
     ///
     /// # Errors
     ///
@@ -262,13 +260,12 @@ impl Channel<'_> {
         peer_has_closed(self.required_stream()?)
     }
 
-    /// Waits until [`peer_is_gone`](Self::peer_is_gone) would return true; returns false if the deadline
-    /// passes before. This is for a side that only lends its memory, and must keep it as long as the peer
-    /// may use it.
+    /// Waits until [`peer_is_gone`](Self::peer_is_gone); returns false if the deadline passes first. For a side that
+    /// only lends its memory, and must keep it as long as the peer may use it.
     ///
     /// # Errors
     ///
-    /// As [`peer_is_gone`](Self::peer_is_gone).
+    /// Those of [`peer_is_gone`](Self::peer_is_gone).
     pub fn wait_until_peer_is_gone(&self, deadline: Instant) -> io::Result<bool> {
         wait_until_peer_closes(self.required_stream()?, deadline)
     }
@@ -279,8 +276,8 @@ impl Channel<'_> {
     }
 }
 
-/// Whether the peer has closed its end of a stream socket, even if data that it sent before is still
-/// unread. This does not wait, and reads nothing.
+/// Whether the peer has closed its end of a stream socket, even if its data is still unread. This does not wait, and
+/// reads nothing.
 ///
 /// For TLS, pass the underlying socket.
 ///
@@ -291,25 +288,24 @@ pub fn peer_has_closed(stream: impl AsFd) -> io::Result<bool> {
     poll(stream.as_fd(), crate::linux::POLLRDHUP, Instant::now())
 }
 
-/// Waits until [`peer_has_closed`] would return true; returns false if the deadline passes before.
+/// Waits until [`peer_has_closed`]; returns false if the deadline passes first.
 ///
 /// # Errors
 ///
-/// As [`peer_has_closed`].
+/// Those of [`peer_has_closed`].
 pub fn wait_until_peer_closes(stream: impl AsFd, deadline: Instant) -> io::Result<bool> {
     poll(stream.as_fd(), crate::linux::POLLRDHUP, deadline)
 }
 
-/// Waits for events on a file (or its failure, which always counts) until the deadline. Returns whether
-/// there were any.
+/// Waits until the deadline for events on a file, or its failure. Returns whether there were any.
 fn poll(file: BorrowedFd<'_>, events: i16, deadline: Instant) -> io::Result<bool> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        // Rounded up, so that the last round does not spin. A wait that is too long for C is split.
+        // Rounded up, so that the last round does not spin. A wait that is too long for a C int is split.
         let millis = left.as_nanos().div_ceil(1_000_000);
         let millis = c_int::try_from(millis).unwrap_or(c_int::MAX);
         let mut entry = libc::pollfd { fd: file.as_raw_fd(), events, revents: 0 };
-        // SAFETY: there is one entry, which is writable, and its file is open.
+        // SAFETY: `entry` is one writable entry, and the caller's borrow keeps its file open.
         match unsafe { libc::poll(&mut entry, 1, millis) } {
             0 if millis == c_int::MAX => {}
             0 => return Ok(false),
@@ -332,7 +328,7 @@ fn keep<'res>(
     (channel, private_data)
 }
 
-/// Connects over a TCP stream that is to be kept, if there is one.
+/// Connects over a TCP stream, if there is one, and returns the stream.
 #[expect(clippy::type_complexity, reason = "what `Exchanged` has, and the stream")]
 fn over<P: Handshake>(
     prepared: P,
@@ -353,7 +349,7 @@ fn over<P: Handshake>(
     Ok((connected, theirs, stream))
 }
 
-/// Lets the kernel detect a dead peer's host even if nothing is sent.
+/// Lets the kernel detect a dead host even if nothing is sent.
 fn watch_host(stream: &TcpStream) -> io::Result<()> {
     let seconds = |time: Duration| c_int::try_from(time.as_secs()).unwrap_or(c_int::MAX);
     for (level, option, value) in [
@@ -364,7 +360,8 @@ fn watch_host(stream: &TcpStream) -> io::Result<()> {
     ] {
         let length = size_of::<c_int>() as libc::socklen_t;
         let value: *const c_int = &value;
-        // SAFETY: the socket is open, and the value is an int, as all of these options have it.
+        // SAFETY: the borrowed socket is open; each of these options takes an int, and `value` points to one of
+        // `length` bytes.
         let returned =
             unsafe { libc::setsockopt(stream.as_raw_fd(), level, option, value.cast(), length) };
         if returned != 0 {
@@ -374,8 +371,7 @@ fn watch_host(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Calls the addresses that the name stands for, one after the other, until one answers. Each gets its
-/// share of the time that is left.
+/// Tries the addresses of the name in turn until one answers. Each gets its share of the time that is left.
 fn dial(address: impl ToSocketAddrs, deadline: Instant) -> Result<TcpStream, ExchangeError> {
     let addresses = address.to_socket_addrs().map_err(|error| {
         let text = format!("{error} (the address is HOST:PORT, such as \"server:18515\")");
@@ -411,7 +407,7 @@ fn next_client(listener: &TcpListener, deadline: Instant) -> Result<TcpStream, E
         }
         match accept_now(listener) {
             Ok(stream) => return Ok(stream),
-            // The client has gone again, or another thread has accepted it.
+            // The client has left, or another thread has accepted it.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -422,13 +418,13 @@ fn next_client(listener: &TcpListener, deadline: Instant) -> Result<TcpStream, E
     }
 }
 
-/// Accepts a client that is waiting. As another thread may accept it first, the listener must not block
-/// meanwhile. Blocking is a property of the socket, so threads that change it here take turns.
+/// Accepts a client that is waiting. Another thread may accept it first, so the listener must not block meanwhile. All
+/// threads share the socket's blocking mode, so they take turns to change it.
 fn accept_now(listener: &TcpListener) -> io::Result<TcpStream> {
     static TURN: Mutex<()> = Mutex::new(());
 
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    // SAFETY: the listener is open; this asks for its flags.
+    // SAFETY: the borrowed listener is open, and `F_GETFL` takes no argument.
     let flags = unsafe { libc::fcntl(listener.as_raw_fd(), libc::F_GETFL) };
     if flags < 0 {
         return Err(io::Error::last_os_error());
