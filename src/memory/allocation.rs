@@ -21,8 +21,8 @@ enum Source {
 }
 
 impl Drop for Allocation {
-    /// Clears heap memory: contents of registered memory must not appear in another allocation of this program.
-    /// Pages go back to the kernel, which clears them before it reuses them.
+    /// Clears heap memory: contents of registered memory must not appear in other allocations of this program.
+    /// The kernel clears pages before it reuses them.
     fn drop(&mut self) {
         match self.source {
             // SAFETY: the memory was allocated with this layout, and nothing uses it any more.
@@ -48,8 +48,8 @@ unsafe impl Send for Allocation {}
 // SAFETY: as above; a shared reference gives out only the address.
 unsafe impl Sync for Allocation {}
 
-/// From this size on, memory comes from the kernel, not from the heap: its pages are zero without being
-/// touched, and the kernel wipes them when they are freed.
+/// From this size on, memory comes from the kernel: its pages are zero without being touched, and the kernel
+/// clears them when they are freed.
 const PAGES_FROM: usize = 1 << 20;
 
 impl Allocation {
@@ -219,13 +219,12 @@ pub(super) fn page_size() -> usize {
 
 /// The huge pages that a region's buffer consists of.
 ///
-/// A device translates addresses page by page and caches few translations; a large region of huge pages needs
-/// few.
+/// A device caches few translations of addresses; a large region of huge pages needs few.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum HugePages {
     /// `MADV_HUGEPAGE`: transparent huge pages. The buffer begins on a multiple of 2 MiB, and the kernel backs
-    /// it with huge pages as far as it has free ones. None need be set aside.
+    /// it with huge pages as far as it has free ones.
     Transparent,
     /// `MAP_HUGETLB`: pages of 2 MiB, which the administrator has set aside in `/proc/sys/vm/nr_hugepages`.
     Size2MiB,

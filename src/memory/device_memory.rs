@@ -134,7 +134,7 @@ impl<'ctx> DeviceMemory<'ctx> {
         Ok(Self { raw: ImportableHandle::imported(raw), bytes, context })
     }
 
-    /// Takes over memory of `bytes` bytes that was allocated elsewhere, such as by a C library.
+    /// Takes over memory of `bytes` bytes allocated elsewhere, such as by a C library.
     ///
     /// # Errors
     ///

@@ -10,10 +10,10 @@ use crate::parent::Parent;
 
 object!(mlx5dv_mkey, mlx5dv_destroy_mkey);
 
-/// `struct mlx5dv_mkey`: a memory key of mlx5 that names pieces of any regions as one piece of memory.
+/// `struct mlx5dv_mkey`: a memory key of mlx5 that names pieces of any regions as one piece, which begins at
+/// address 0.
 ///
-/// That begins at address 0. A request sets the list of pieces:
-/// [`Batch::set_memory_key`](crate::operation::Batch::set_memory_key).
+/// A request sets the list of pieces: [`Batch::set_memory_key`](crate::operation::Batch::set_memory_key).
 #[doc(alias = "mlx5dv_mkey")]
 pub struct MemoryKey<'pd> {
     raw: Handle<ffi::mlx5dv_mkey>,

@@ -29,10 +29,10 @@ const REMOTE: AccessFlags = AccessFlags::REMOTE_WRITE
 ///  - Linux 5.12 and later copy registered pages for the child: nothing needs to be done, and
 ///    [`is_fork_initialized`](crate::device::is_fork_initialized) returns
 ///    [`Unneeded`](crate::device::ForkStatus::Unneeded).
-///  - On older kernels, call [`fork_init`](crate::device::fork_init): every registration then calls
+///  - On older kernels, call [`fork_init`](crate::device::fork_init): registrations then call
 ///    `madvise(MADV_DONTFORK)`, which takes the pages, and other data on them, away from children. With
 ///    [`page_aligned`](Self::page_aligned) there is no other data. For [huge pages](Self::huge_pages), set the
-///    environment variable `RDMAV_HUGEPAGES_SAFE` before calling `fork_init`.
+///    environment variable `RDMAV_HUGEPAGES_SAFE` first.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs huge pages set aside
@@ -124,8 +124,8 @@ impl RegionOptions {
         /// `ibv_reg_mr_iova`: requests and peers address the region from `iova` on, not by its buffer's
         /// address.
         ///
-        /// `iova` must be a multiple of the page size; the buffer is [page-aligned](Self::page_aligned). This
-        /// is for regions that peers access: for this program's own requests, naming such a region is
+        /// `iova` must be a multiple of the page size; the buffer is [page-aligned](Self::page_aligned). Use it
+        /// for peers: naming such a region in this program's own requests is
         /// [unsafe](crate::SharedMemorySlice::scatter_element_by_iova).
         #[doc(alias = "ibv_reg_mr_iova")]
         iova(iova: u64) => self.iova = Some(iova);
@@ -258,8 +258,8 @@ bitflags::bitflags! {
         const FLUSH_GLOBAL = ffi::ibv_access_flags::IBV_ACCESS_FLUSH_GLOBAL.0;
         /// A peer may flush its writes to persistence.
         const FLUSH_PERSISTENT = ffi::ibv_access_flags::IBV_ACCESS_FLUSH_PERSISTENT.0;
-        /// The device may write in any order (PCIe relaxed ordering). A completion then guarantees that the
-        /// whole message has arrived; the arrival of its last byte does not. Devices without support ignore it.
+        /// The device may write in any order (PCIe relaxed ordering): a completion guarantees that the whole
+        /// message has arrived, the arrival of its last byte does not. Devices without support ignore it.
         const RELAXED_ORDERING = ffi::ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
     }
 }
@@ -288,11 +288,10 @@ foreign_enum! {
 const FLUSH: u32 = 1 << 0;
 
 impl ProtectionDomain<'_> {
-    /// `ibv_advise_mr`: tells the device how regions of this domain that are [paged on
-    /// demand](crate::RegionOptions::on_demand) will be used.
+    /// `ibv_advise_mr`: announces how regions of this domain that are [paged on
+    /// demand](crate::RegionOptions::on_demand) will be used, so that the device need not wait for pages later.
     ///
-    /// The device then need not wait for pages later. With `flush`, this returns when the device has the pages;
-    /// without, it may still be bringing them in.
+    /// With `flush`, this returns when the device has the pages; without, it may still be bringing them in.
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs on-demand paging

@@ -22,12 +22,11 @@ use crate::ffi;
 use crate::handle::Leak;
 use crate::parent::Parent;
 
-/// The memory of a region before its registration or after its deregistration.
+/// The memory of a region before its registration or after its deregistration, at the same address.
 ///
-/// The region has the same bytes at the same address, without a copy:
 /// [`from_buffer`](crate::SharedMemoryRegion::from_buffer) registers it, and
-/// [`into_inner`](crate::SharedMemoryRegion::into_inner) returns it. It derefs to `[T]`, and is freed when it
-/// is dropped. It can outlive the domain and the context.
+/// [`into_inner`](crate::SharedMemoryRegion::into_inner) returns it, without a copy. It derefs to `[T]`, is
+/// freed when it is dropped, and can outlive the domain and the context.
 pub struct RegionBuffer<T> {
     memory: Allocation,
     len: usize,
@@ -55,9 +54,9 @@ impl<T: Element> RegionBuffer<T> {
     /// `madvise(MADV_POPULATE_WRITE)`: brings all pages in, on several threads, so that the registration only
     /// has to pin them.
     ///
-    /// That makes it several times faster to register many GB. After each part, any of the threads calls
-    /// `progress` with the number of bytes that are in. Memory of less than 1 MiB has no pages of its own, and
-    /// stays as it is.
+    /// Many GB are registered several times faster. After each part, any of the threads calls `progress` with
+    /// the number of bytes that are in. Memory of less than 1 MiB has no pages of its own, unless the options
+    /// ask for them, and stays as it is.
     ///
     /// # Errors
     ///

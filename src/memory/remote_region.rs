@@ -11,7 +11,7 @@ use crate::foreign_enum::getters;
 ///
 /// It is plain data; the peer may have freed the memory since. The owner makes it by
 /// [`SharedMemoryRegion::remote`](crate::SharedMemoryRegion::remote) and sends it over.
-/// [`sub_region`](Self::sub_region) picks the part for a request, within the bounds.
+/// [`sub_region`](Self::sub_region) picks the part for a request.
 ///
 /// With feature `serde` it serialises as a struct of `address`, `length` and `rkey`; that form is stable.
 /// Deserialising fails if the end is beyond the address space.
@@ -63,12 +63,11 @@ impl From<RemoteMemoryRegion> for Wire {
 impl RemoteMemoryRegion {
     /// Makes a region from parts that the peer has sent in a format of its own.
     ///
-    /// It is `length` bytes at `address`, which is an address of the peer's, or an offset if its region is
-    /// zero-based.
+    /// `address` is an address of the peer's, or an offset if its region is zero-based; `length` is in bytes.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the end of the region, `address + length`, is more than 64 bits hold.
+    ///  - `EINVAL`: the end, `address + length`, is more than 64 bits hold.
     pub const fn new(address: u64, length: u64, rkey: u32) -> Result<Self> {
         let room = u64::MAX - address;
         if length > room {

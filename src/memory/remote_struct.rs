@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 /// Memory of a peer that consists of elements of type `T`: a [`RemoteMemoryRegion`] with a type.
 ///
 /// [`element`](Self::element) and [`slice`](Self::slice) count in elements; [`RemoteElement::field`] finds a
-/// field of a struct. Requests take all of them where they take a [`RemoteMemoryRegion`].
+/// field of a struct. Requests take all of them as a [`RemoteMemoryRegion`].
 ///
 /// ```
 /// use ibverbs::memory::RemoteRegion;

@@ -4,11 +4,11 @@
 //! result, but is not undefined behaviour. The unit of access is the alignment of the element, up to the
 //! machine's word: a `u32` is copied by 4-byte accesses, a `[u8; 16]` byte by byte.
 //!
-//! Compilers do not merge atomic accesses, and byte-wise copies would be slow. So each access to shared memory
-//! is one instruction of assembly, as wide as the machine has. It counts as one access to each unit in it,
-//! because no processor splits an aligned word (Go's `memmove` relies on the same): x86-64 splits accesses at
-//! 8-byte boundaries at most, and aarch64 accesses each aligned register of a pair at once. The accesses at the
-//! ends of a copy may overlap: they read a unit twice, or write it twice with the same value.
+//! Compilers do not merge atomic accesses, and byte-wise copies would be slow. So each access is one
+//! instruction of assembly, as wide as the machine has. It counts as one access to each unit in it, because no
+//! processor splits an aligned word (Go's `memmove` relies on that too): x86-64 splits at 8-byte boundaries at
+//! most, and aarch64 accesses each aligned register of a pair at once. The accesses at the ends of a copy may
+//! overlap: they read a unit twice, or write it twice with the same value.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicUsize, Ordering};
@@ -25,8 +25,7 @@ const WORD: usize = size_of::<usize>();
 /// # Safety
 ///
 /// `from` is valid for reads of `count` elements, aligned, and accessed only by atomic operations of this size
-/// and from outside of the program. `to` is valid for writes of `count` elements, aligned, and nothing else
-/// accesses it.
+/// and from outside of the program. `to` is valid for writes of them, aligned, and nothing else accesses it.
 #[inline]
 pub unsafe fn load<T>(from: *const T, to: *mut T, count: usize) {
     // SAFETY: the caller vouches for it.
@@ -38,8 +37,7 @@ pub unsafe fn load<T>(from: *const T, to: *mut T, count: usize) {
 /// # Safety
 ///
 /// `to` is valid for writes of `count` elements, aligned, and accessed only by atomic operations of this size
-/// and from outside of the program. `from` is valid for reads of `count` elements, aligned, and nothing writes
-/// it.
+/// and from outside of the program. `from` is valid for reads of them, aligned, and nothing writes it.
 #[inline]
 pub unsafe fn store<T>(from: *const T, to: *mut T, count: usize) {
     // SAFETY: the caller vouches for it.
@@ -425,8 +423,8 @@ mod wide {
             return unsafe { fill(word, to, bytes) };
         }
         if bytes <= 256 {
-            // SAFETY: the first and the last 64 or 128 bytes are among those that the caller vouches for. It
-            // changes only its operands, the registers named and the flags.
+            // SAFETY: the caller vouches for the first and the last 64 or 128 bytes. It changes only its
+            // operands, the registers named and the flags.
             unsafe {
                 asm!(
                     "vmovups ymm0, ymmword ptr [{from}]",
@@ -510,9 +508,9 @@ mod wide {
         /// From here on, the processor's own loop is faster.
         const LONG: usize = 4096;
         let head = 32 - to as usize % 32;
-        // SAFETY: the first 32 bytes are among those that the caller vouches for, and so is what begins after
-        // the head, which is at most 32. The direction flag is clear, as everywhere in Rust. Both change only
-        // their operands, the registers named and the flags.
+        // SAFETY: the caller vouches for the first 32 bytes, and for the bytes from the head on, which is at
+        // most 32. The direction flag is clear, as everywhere in Rust. Both change only their operands, the
+        // registers named and the flags.
         unsafe {
             if bytes >= LONG {
                 for at in [0, 16] {
@@ -649,9 +647,8 @@ mod tests {
         check(|i| [i as u64, 1, 2]);
     }
 
-    /// Calls `copy` with shared memory, private memory and memory for a second copy, in every alignment to 64.
-    /// It is to copy the second to the first and the first to the third; checks that it did, and changed
-    /// nothing else.
+    /// Calls `copy(shared, private, back, length)` in every alignment to 64, which is to copy `private` to
+    /// `shared` and that to `back`. Checks that it did, and changed nothing else.
     pub(super) fn in_every_alignment(
         lengths: impl Iterator<Item = usize> + Clone,
         mut copy: impl FnMut(*mut u8, *const u8, *mut u8, usize),

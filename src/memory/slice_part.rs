@@ -11,9 +11,9 @@ use crate::ffi;
 
 /// A part of a [`MemorySliceMut`] that is posted alone, and keeps the rest of the slice with it.
 ///
-/// Use it for a buffer that is [used again](crate::channel::ScopedPendingWork::wait) for messages of different
-/// lengths: the operation gives the whole buffer back. A plain [`slice`](MemorySliceMut::slice) comes back as
-/// short as it was posted.
+/// It derefs to the part's elements. Use it for a buffer that is [used
+/// again](crate::channel::ScopedPendingWork::wait) for messages of different lengths: the operation gives the
+/// whole buffer back. A plain [`slice`](MemorySliceMut::slice) comes back as short as it was posted.
 ///
 /// ```
 /// use ibverbs::{MemorySliceMut, Scope, TransportError};
@@ -29,8 +29,6 @@ use crate::ffi;
 ///     Ok(sent.into_whole())
 /// }
 /// ```
-///
-/// It derefs to the part's elements.
 pub struct MemorySlicePart<'buf, T> {
     whole: MemorySliceMut<'buf, T>,
     /// The range within the whole slice.

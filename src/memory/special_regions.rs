@@ -16,8 +16,8 @@ use crate::parent::Parent;
 
 /// `struct ibv_mr`: a region without memory, of any length.
 ///
-/// The device discards what requests of this program write to it, and reads it as zeros; neither uses the bus.
-/// As an element of a list, it skips a part of an incoming message or pads an outgoing one.
+/// The device discards what requests of this program write to it, and reads it as zeros, without the bus. In a
+/// list of elements, it skips a part of an incoming message or pads an outgoing one.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs a null region
@@ -61,7 +61,7 @@ impl<'pd> NullMemoryRegion<'pd> {
         Ok(Self::from_parts(Parts::whole(raw, AccessFlags::LOCAL_WRITE), Null(()), domain))
     }
 
-    /// Takes over a null region that was made elsewhere, such as by a C library.
+    /// Takes over a null region made elsewhere, such as by a C library.
     ///
     /// # Errors
     ///
@@ -106,8 +106,8 @@ impl<'pd> NullMemoryRegion<'pd> {
 
 /// `struct ibv_mr`: all present and future memory of the program, registered at once for local access.
 ///
-/// The device brings pages in as it needs them (implicit on-demand paging). Any slice can then be posted, at no
-/// cost in advance:
+/// The device brings pages in as it needs them (implicit on-demand paging). Any slice can be posted, at no cost
+/// in advance:
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs on-demand paging
@@ -119,8 +119,8 @@ impl<'pd> NullMemoryRegion<'pd> {
 /// # Ok::<(), ibverbs::Error>(())
 /// ```
 ///
-/// It is safe for the same reasons as [`BorrowedMemoryRegion`](crate::memory::BorrowedMemoryRegion): peers have
-/// no access, and requests of this program name memory only by slices that borrow it.
+/// It is safe because peers have no access, and requests of this program name memory only by slices that borrow
+/// it.
 #[doc(alias = "ibv_mr")]
 pub type ImplicitMemoryRegion<'pd> = Region<'pd, Implicit>;
 
@@ -158,7 +158,7 @@ impl<'pd> ImplicitMemoryRegion<'pd> {
         Ok(Self::from_parts(Parts::whole(raw, ACCESS), Implicit(()), domain))
     }
 
-    /// Takes over a region of the whole address space that was made elsewhere, such as by a C library.
+    /// Takes over a region of the whole address space made elsewhere, such as by a C library.
     ///
     /// # Errors
     ///

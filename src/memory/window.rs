@@ -104,7 +104,7 @@ impl<'res> MemoryWindow<'res> {
         Ok(Self { raw, window_type: window_type.into(), regions: [None, None], domain })
     }
 
-    /// Takes over a window that was made elsewhere, such as by a C library.
+    /// Takes over a window made elsewhere, such as by a C library.
     ///
     /// # Errors
     ///

@@ -287,7 +287,7 @@ impl<'pd> RawMemoryRegion<'pd> {
         Ok(Self::from_parts(parts, Raw(None), domain))
     }
 
-    /// Takes over any `struct ibv_mr` that was registered elsewhere, such as by a C library.
+    /// Takes over any `struct ibv_mr` registered elsewhere, such as by a C library.
     ///
     /// The C object does not store `base`, the address by which requests and peers name its first byte (its
     /// iova, or else its address), nor the `access` that it was registered with.
