@@ -1,7 +1,7 @@
-//! `Debug` of structs that show values under names of their own.
+//! `Debug` of structs that show named values.
 
-/// `debug! { Name<'_>, self, field: self.value(), .. }` implements `Debug` for the struct. `..` says that it has more
-/// than it shows. Parameters that are types come first, in brackets: `impl[T: Element] Name<'_, T>`.
+/// `debug! { Name<'_>, self, field: self.value(), .. }` implements `Debug` for the struct; `..` says that it has more
+/// than it shows. Type parameters come first, in brackets: `impl[T: Element] Name<'_, T>`.
 macro_rules! debug {
     (impl[$($parameter:tt)*] $name:ident $(<$($argument:tt),*>)?, $self:ident,
      $($field:ident: $value:expr),+, ..) => {

@@ -1,13 +1,13 @@
 //! The objects that events are about, while they are destroyed.
 //!
-//! An event carries a pointer to its object, and libibverbs follows it when the event is read and acknowledged. A destroy
-//! verb waits until the events that were read are acknowledged, so it may run at any time while others read events, and
-//! must not keep them from it. No lock is held over either.
+//! libibverbs follows an event's pointer to its object when the event is read and acknowledged. A destroy verb waits
+//! until the events that were read are acknowledged, so it may run while others read events, and must not block them.
+//! No lock is held over either.
 //!
-//! In two cases a destroy verb frees the object without waiting. The environment variable `RDMAV_ALLOW_DISASSOC_DESTROY`
-//! makes libibverbs take `EIO`, the kernel's answer for a device that is gone, for success. And ocrdma frees a queue pair
-//! whose destroy verb failed. There, [`EventFile`] lets the two run one after the other: events of this context wait for
-//! its destroy verbs, and these for the events.
+//! In two cases a destroy verb frees the object without waiting: with the environment variable
+//! `RDMAV_ALLOW_DISASSOC_DESTROY`, libibverbs takes `EIO`, the kernel's answer for a device that is gone, for success;
+//! and ocrdma frees a queue pair whose destroy verb failed. There, [`EventFile`] makes reads of the context's events
+//! and its destroy verbs wait for each other.
 
 use std::ffi::c_int;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -23,7 +23,7 @@ static CHANGED: Condvar = Condvar::new();
 struct Subjects {
     /// Objects whose destroy verb runs or has failed.
     ending: Vec<Ending>,
-    /// The contexts whose events are being read, if destroy verbs wait for that.
+    /// Contexts whose events are being read, if destroy verbs wait for that.
     reads: Vec<usize>,
 }
 
@@ -73,10 +73,10 @@ pub(crate) fn destroy<T>(
     status
 }
 
-/// Notes that no object whose destroy verb failed is at this address: there is none, or a new one.
+/// Notes that any object at this address is a new one, whose destroy verb has not failed.
 ///
-/// A provider may free an object before its destroy verb fails, and another thread may get the address for a
-/// new object before the verb returns.
+/// A provider may free an object before its destroy verb fails. Another thread may then get the address for a new
+/// object before the verb returns.
 pub(crate) fn is_free<T>(object: *mut T) {
     subjects().ending.retain(|ending| ending.object != object.addr());
 }
@@ -91,12 +91,12 @@ pub(crate) fn failed_to_destroy(object: usize) -> bool {
 pub(crate) struct EventFile {
     /// The context, if its events are not read while a destroy verb runs.
     apart: Option<usize>,
-    /// The destroy verb of the objects that the events are about. `None`: all of them.
+    /// The verb that destroys the objects of the events. `None`: all.
     verb: Option<&'static str>,
 }
 
 impl EventFile {
-    /// The file of the events about objects that `verb` destroys, or about all. If `apart`, an object of the context may
+    /// The file of the events about objects that `verb` destroys, or about all. `apart`: an object of the context may
     /// be freed without waiting for its events.
     pub(crate) fn new(
         context: *mut ffi::ibv_context,
@@ -115,7 +115,7 @@ impl EventFile {
     }
 }
 
-/// While it lives, no destroy verb of the context begins.
+/// Keeps destroy verbs of the context from beginning.
 struct Reading {
     context: usize,
 }

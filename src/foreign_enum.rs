@@ -1,10 +1,10 @@
-//! Tables of what is alike: typed views of numbers that come from the kernel, a provider or a peer, and methods that only read
-//! or store a field.
+//! Tables of similar items: typed views of numbers from the kernel, a provider or a peer, and methods that only read or
+//! store a field.
 
-/// Defines an enum over a C enumeration, with an `Unknown(n)` variant for every other number, so that
-/// no number is undefined behaviour. It converts in both directions without loss.
+/// Defines an enum over a C enumeration. Every number without a name is `Unknown(n)`, so that none is undefined
+/// behaviour. It converts in both directions without loss.
 macro_rules! foreign_enum {
-    // With words for `Display`; another number is shown behind `$unknown`.
+    // With words for `Display`; other numbers are shown behind `$unknown`.
     (
         $(#[$outer:meta])*
         pub enum $name:ident: $raw:ident($repr:ty), $unknown:literal {
@@ -28,7 +28,7 @@ macro_rules! foreign_enum {
         #[non_exhaustive]
         pub enum $name {
             $($(#[$inner])* $variant,)+
-            /// A value that this version of the crate has no name for.
+            /// A value without a name in this version of the crate.
             Unknown($repr),
         }
 
@@ -70,8 +70,7 @@ macro_rules! words {
 
 pub(crate) use words;
 
-/// Methods that return a value of a field: `getters! { self, name: Type => self.field; }`,
-/// or with `const self`.
+/// Methods that return a field: `getters! { self, name: Type => self.field; }`, or with `const self`.
 macro_rules! getters {
     (const $self:ident, $($(#[$meta:meta])* $name:ident: $type:ty => $value:expr;)+) => {$(
         $(#[$meta])*
@@ -89,8 +88,8 @@ macro_rules! getters {
 
 pub(crate) use getters;
 
-/// Methods of a builder that store a value: `setters! { self, name(value: Type) => self.field = Some(value); }`,
-/// or with `const self`.
+/// Methods of a builder that store a value: `setters! { self, name(value: Type) => self.field = Some(value); }`, or
+/// with `const self`.
 macro_rules! setters {
     (const $self:ident, $($(#[$meta:meta])* $name:ident($($value:ident: $type:ty)?) => $store:expr;)+) => {$(
         $(#[$meta])*

@@ -1,9 +1,9 @@
-//! The classes of GIDs, which endpoints and errors name.
+//! The classes of GIDs, for endpoints and errors.
 
 /// The class of a GID, as far as the endpoint tells.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) enum GidClass {
-    /// The peer has sent the GID without a class.
+    /// The peer sent the GID without a class.
     #[default]
     Unspecified,
     InfiniBand,
@@ -15,7 +15,7 @@ impl GidClass {
     pub(crate) const ALL: [Self; 4] =
         [Self::Unspecified, Self::InfiniBand, Self::RoceV1, Self::RoceV2];
 
-    /// The number of the class in every serialised form.
+    /// The class's number in every serialised form.
     pub(crate) const fn code(self) -> u8 {
         self as u8
     }
@@ -24,7 +24,7 @@ impl GidClass {
         Self::ALL.get(usize::from(code)).copied()
     }
 
-    /// What a GID of the class is called in an error.
+    /// The class's name in an error.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Unspecified => "GID",

@@ -12,7 +12,7 @@ use crate::queue_pair_state::QueuePairType;
 #[cfg(feature = "channel")]
 use crate::state_error::StateError;
 
-/// The result of a step of something that runs in steps.
+/// The result of a step.
 #[derive(Debug)]
 #[must_use]
 pub enum Step<D, P> {
@@ -22,12 +22,11 @@ pub enum Step<D, P> {
     Pending(P),
 }
 
-/// A queue pair or channel in RESET. It is a bound of the public `Exchange`, and of the connection manager's
-/// `Connectable`.
+/// A queue pair or channel in RESET. A bound of the public `Exchange`, and of the connection manager's `Connectable`.
 pub trait Handshake: Sized {
     /// The connected form.
     type Connected;
-    /// That, as long as its peer may fail to connect.
+    /// The same, while its peer may still fail to connect.
     type Shaken;
 
     /// The address that the peer needs.
@@ -38,7 +37,7 @@ pub trait Handshake: Sized {
     #[cfg(feature = "channel")]
     fn handshake(self, remote: QueuePairEndpoint) -> Result<Self::Shaken, StateError<Self>>;
 
-    /// Takes it back to RESET, since the peer has failed.
+    /// Takes it back to RESET, because the peer has failed.
     #[cfg(feature = "channel")]
     fn take_back(shaken: Self::Shaken) -> Self;
 

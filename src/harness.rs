@@ -1,5 +1,5 @@
-//! What arbitrary bytes of a peer may do to the crate: properties that tests check with seeded bytes, and `fuzz/` with
-//! those that coverage leads to.
+//! Properties that hold for arbitrary bytes of a peer. Tests check them with seeded bytes, `fuzz/` with those that
+//! coverage leads to.
 
 use crate::queue_pair::QueuePairEndpoint;
 #[cfg(feature = "rdmacm")]
@@ -7,7 +7,7 @@ pub use crate::rdmacm::private_data;
 #[cfg(feature = "channel")]
 pub use crate::tcp::exchanged_bytes;
 
-/// Reads an endpoint in a format of serde. What is valid is read back from what is written.
+/// Reads an endpoint in a format of serde. A valid one survives writing and reading.
 pub fn endpoint(
     data: &[u8],
     read: impl Fn(&[u8]) -> Option<QueuePairEndpoint>,
@@ -22,7 +22,7 @@ pub fn endpoint(
 mod tests {
     use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
-    /// The committed corpus; and bytes that begin as one of the corpus does, with changes.
+    /// Tries the committed corpus, and changed copies of its members.
     fn try_all(name: &str, property: fn(&[u8])) {
         let corpus = format!("{}/fuzz/corpus/{name}", env!("CARGO_MANIFEST_DIR"));
         let files = std::fs::read_dir(&corpus).unwrap_or_else(|error| panic!("{corpus}: {error}"));

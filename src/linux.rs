@@ -1,5 +1,5 @@
-//! What of Linux this crate calls. Elsewhere it only compiles, for editors: every call fails with `ENOSYS`, as those of
-//! rdma-core do there (`build/elsewhere.rs`).
+//! What this crate calls of Linux. Elsewhere it only compiles, for editors: every call fails with `ENOSYS`, as
+//! rdma-core's do there (`build/elsewhere.rs`).
 
 #[cfg(target_os = "linux")]
 pub(crate) use libc::{
@@ -72,7 +72,7 @@ mod elsewhere {
     }
 
     pub(crate) unsafe fn explicit_bzero(memory: *mut c_void, bytes: usize) {
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller promises that `memory` is writable for `bytes` bytes.
         unsafe { memory.cast::<u8>().write_bytes(0, bytes) }
     }
 }

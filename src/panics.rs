@@ -1,6 +1,6 @@
-//! Panics of code of the program's: wakers, subscribers, allocators, closures.
+//! Panics of the program's code: wakers, subscribers, allocators, closures.
 //!
-//! This is the only place that catches panics; `script/test layers` fails elsewhere.
+//! Only this module catches panics; `script/test layers` fails elsewhere.
 
 use std::any::Any;
 use std::mem::ManuallyDrop;
@@ -8,9 +8,9 @@ use std::mem::ManuallyDrop;
 use std::panic::resume_unwind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What code of the program's has thrown.
+/// A panic of the program's code.
 ///
-/// Dropping this ends the panic, which was printed when it began. The payload is forgotten: dropping it may panic again.
+/// Dropping this ends the panic, which was printed when it began. The payload is forgotten: its drop may panic again.
 pub(crate) struct Panic(ManuallyDrop<Box<dyn Any + Send>>);
 
 impl Panic {
@@ -21,15 +21,15 @@ impl Panic {
     }
 }
 
-/// Calls `f` and catches its panic. Nothing of ours that `f` could have changed is used after it.
+/// Calls `f` and catches its panic. Afterwards, nothing of ours that `f` could have changed is used.
 pub(crate) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Panic> {
     catch_unwind(AssertUnwindSafe(f)).map_err(|payload| Panic(ManuallyDrop::new(payload)))
 }
 
-/// What several calls have thrown: the first of it.
+/// The first panic of several calls.
 ///
-/// A waker that panics must take no wake-up from other tasks. So its panic is kept here, and goes on when the others are
-/// woken; or, where something is dropped, does not go on: a second panic during a panic ends the process.
+/// A waker that panics must take no wake-up from other tasks. So its panic is kept here until the others are woken. In
+/// a drop it then ends: a second panic during a panic ends the process.
 #[cfg(any(feature = "async", test))]
 #[derive(Default)]
 #[must_use]
@@ -37,21 +37,20 @@ pub(crate) struct Panics(Option<Panic>);
 
 #[cfg(any(feature = "async", test))]
 impl Panics {
-    /// Calls `f`, and keeps what it throws.
+    /// Calls `f`, and keeps its panic.
     pub(crate) fn catch(&mut self, f: impl FnOnce()) {
         if let Err(thrown) = catch(f) {
             self.add(Self(Some(thrown)));
         }
     }
 
-    /// Takes over what another one has.
     pub(crate) fn add(&mut self, other: Self) {
         if self.0.is_none() {
             *self = other;
         }
     }
 
-    /// Lets the panic go on, if there was one.
+    /// Lets the panic go on, if there is one.
     #[inline]
     pub(crate) fn resume(self) {
         if let Some(thrown) = self.0 {
@@ -59,7 +58,7 @@ impl Panics {
         }
     }
 
-    /// Ends the panic, if there was one.
+    /// Ends the panic, if there is one.
     pub(crate) fn forget(self) {}
 }
 

@@ -1,4 +1,4 @@
-//! How a resource holds its parent, the object that it was made from.
+//! How a resource holds its parent.
 
 use std::fmt;
 use std::ops::Deref;
@@ -6,12 +6,11 @@ use std::sync::Arc;
 
 use crate::handle::Leak;
 
-/// The parent of a resource: borrowed, or shared through an [`Arc`].
+/// The parent of a resource, from which it was made: borrowed, or shared through an [`Arc`].
 ///
-/// Every resource must be destroyed before its parent. With a **borrowed** parent the compiler enforces
-/// that, at no cost: `ProtectionDomain::new(&context)`. With a **shared** parent the child keeps its
-/// parent alive and has no lifetime of its own (`'static`), so both can be moved into one struct or
-/// into a thread: `ProtectionDomain::new(Arc::new(context))`.
+/// A resource must be destroyed before its parent. With a **borrowed** parent, `ProtectionDomain::new(&context)`, the
+/// compiler enforces that, at no cost. With a **shared** one, `ProtectionDomain::new(Arc::new(context))`, the child
+/// keeps its parent alive and has no lifetime (`'static`): both can move into one struct or into a thread.
 ///
 /// Constructors take `impl Into<Parent<..>>`:
 ///
@@ -20,7 +19,7 @@ use crate::handle::Leak;
 /// | `&P` | borrows its parent |
 /// | `P` | owns its parent, and destroys it after itself |
 /// | `Arc<P>`, `&Arc<P>` | shares its parent |
-/// | `Parent<P>`, `&Parent<P>` | holds its parent as that one does: borrowed or shared |
+/// | `Parent<P>`, `&Parent<P>` | holds its parent as that one does |
 ///
 /// ```
 /// use std::sync::Arc;
@@ -54,10 +53,9 @@ enum Inner<'a, P> {
 }
 
 impl<P> Drop for Parent<'_, P> {
-    /// Empty, but makes drop check keep the parent alive until the child's destroy verb has run.
-    /// Dropping a reference or an `Arc` does not count as using the parent, and the code that destroys
-    /// the child has no lifetime, so the compiler would allow dropping the parent first. This `Drop`
-    /// makes every holder of a `Parent` use the parent to the end.
+    /// Empty, but makes drop check keep the parent alive until the child's destroy verb has run. The compiler would
+    /// else allow dropping the parent first: dropping a reference or an `Arc` is no use of the parent, and the code
+    /// that destroys the child has no lifetime. With this `Drop`, every holder of a `Parent` uses it to the end.
     #[inline]
     fn drop(&mut self) {}
 }

@@ -1,4 +1,4 @@
-//! The types and states of queue pairs, and the error of a step between two of them.
+//! The types and states of queue pairs, and the error of a wrong transition.
 
 use std::fmt;
 
@@ -9,13 +9,12 @@ foreign_enum! {
     /// `enum ibv_qp_type`: the transport service of a queue pair.
     #[doc(alias = "ibv_qp_type")]
     pub enum QueuePairType: ibv_qp_type(u32) {
-        /// RC: connected to one peer; every message arrives once, whole and in order, or its sender
-        /// gets an error.
+        /// RC: connected to one peer. Every message arrives once, whole and in order, or its sender gets an error.
         ReliableConnected = IBV_QPT_RC,
-        /// UC: connected to one peer; messages may be lost, but those that arrive are whole.
+        /// UC: connected to one peer. Messages may be lost; those that arrive are whole.
         UnreliableConnected = IBV_QPT_UC,
-        /// UD: datagrams of up to the MTU to any peer; a receive has 40 bytes of global route header
-        /// before the message.
+        /// UD: datagrams of up to the MTU to any peer. A receive has 40 bytes of global route header before the
+        /// message.
         UnreliableDatagram = IBV_QPT_UD,
         /// Whole Ethernet frames.
         RawPacket = IBV_QPT_RAW_PACKET,
@@ -52,24 +51,23 @@ foreign_enum! {
     pub enum QueuePairState: ibv_qp_state(u32), "state" {
         /// RESET: the state after creation. Nothing can be posted.
         Reset = IBV_QPS_RESET, "RESET";
-        /// INIT: receives can be posted, but messages are not answered yet.
+        /// INIT: receives can be posted; messages are not answered yet.
         Init = IBV_QPS_INIT, "INIT";
         /// RTR: messages are received.
         ReadyToReceive = IBV_QPS_RTR, "RTR";
         /// RTS: messages are received and sent.
         ReadyToSend = IBV_QPS_RTS, "RTS";
-        /// SQD: messages are received; sends that were begun are completed, and the rest waits.
+        /// SQD: messages are received. Sends that have begun complete; the rest waits.
         SendQueueDrained = IBV_QPS_SQD, "SQD";
-        /// SQE: a send failed on a queue pair that is not reliable; messages are received, and requests
-        /// that are posted to the send queue are flushed.
+        /// SQE: a send failed on an unreliable queue pair. Messages are received; new sends are flushed.
         SendQueueError = IBV_QPS_SQE, "SQE";
-        /// ERR: nothing is sent or received, and every request is flushed.
+        /// ERR: nothing is sent or received; every request is flushed.
         Error = IBV_QPS_ERR, "ERR";
     }
 }
 
 impl QueuePairState {
-    /// All states that have a name.
+    /// All named states.
     pub const ALL: [Self; 7] = [
         Self::Reset,
         Self::Init,
@@ -81,7 +79,7 @@ impl QueuePairState {
     ];
 }
 
-/// The mistake in a transition. It is small, because it is part of an [`Error`](crate::Error).
+/// The mistake in a transition. Small, because an [`Error`](crate::Error) holds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TransitionError {
     problem: Problem,
@@ -92,23 +90,19 @@ pub(crate) struct TransitionError {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Problem {
-    /// An attribute is missing.
     Missing(&'static str),
-    /// An attribute is not allowed.
     NotAllowed(&'static str),
-    /// There is no such step.
     Impossible,
 }
 
 impl TransitionError {
-    /// `problem`, of a step of a queue pair of type `kind`.
     pub(crate) fn new(
         problem: Problem,
         kind: QueuePairType,
         from: QueuePairState,
         to: QueuePairState,
     ) -> Self {
-        // All values that have a name fit.
+        // All named values fit.
         let byte = |value: u32| u8::try_from(value).unwrap_or(u8::MAX);
         let state = |state| byte(ffi::ibv_qp_state::from(state).0);
         let kind = byte(ffi::ibv_qp_type::from(kind).0);

@@ -1,11 +1,11 @@
 //! In debug builds: which memory is registered where, so that a post can refuse memory of another protection domain or
-//! device. The device would end the connection, or, where the other device has the same key, write to other memory.
+//! device. The device would end the connection, or write to other memory if the other device has the same key.
 
 use std::ffi::c_int;
 
 use crate::ffi;
 
-/// Notes that a verb has registered this region.
+/// A verb has registered this region.
 #[inline(always)]
 pub(crate) fn is_free(_region: *mut ffi::ibv_mr) {
     #[cfg(debug_assertions)]
@@ -35,7 +35,7 @@ mod known {
 
     use crate::ffi;
 
-    /// A protection domain: the parent domains that were made from it are the same.
+    /// A protection domain, the same for all parent domains made from it.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub(crate) struct DomainId {
         context: usize,
@@ -47,7 +47,7 @@ mod known {
         ///
         /// The domain is live.
         pub(crate) unsafe fn of(domain: *mut ffi::ibv_pd) -> Self {
-            // SAFETY: the caller vouches for it.
+            // SAFETY: the caller promises a live domain.
             let ffi::ibv_pd { context, handle } = unsafe { *domain };
             Self { context: context.addr(), handle }
         }
@@ -60,14 +60,14 @@ mod known {
         domain: DomainId,
     }
 
-    /// In order of their keys, so that a post looks at few.
+    /// In order of keys, so that a post looks at few.
     static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
 
     fn known() -> MutexGuard<'static, Vec<Known>> {
         KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The region is live. Without memory for its place, its memory is taken for that of nobody, which is not refused.
+    /// The region is live. Without memory for its entry, posts do not refuse its memory.
     pub(crate) fn add(region: *mut ffi::ibv_mr) {
         // SAFETY: the callers have a live region, and with it its domain.
         let known_region = unsafe {
@@ -98,7 +98,7 @@ mod known {
         }
     }
 
-    /// Whether one of the pieces is of memory that is registered in another domain, and not in this one.
+    /// Whether a piece is of memory that is registered in another domain, and not in this one.
     #[inline(never)]
     pub(crate) fn is_foreign(domain: DomainId, list: &[ffi::ibv_sge]) -> bool {
         let known = known();

@@ -5,14 +5,12 @@ use std::fmt;
 use crate::debug::debug;
 use crate::error::Error;
 
-/// Why a method that changes the state of an object has failed ([`error`](Self::error)), and the object, which can be used again
-/// ([`object`](Self::object)):
-/// the channel that could not be [reset](crate::Channel::reset), or what could not be
+/// Why a method that changes an object's state failed ([`error`](Self::error)), with the object for further use
+/// ([`object`](Self::object)): the channel that could not be [reset](crate::Channel::reset), or what could not be
 /// [connected](crate::PreparedChannel::handshake).
 ///
-/// The operator `?` drops the object and keeps the reason: this converts to [`Error`], to
-/// [`TransportError`](crate::TransportError), to `std::io::Error` and to `Box<dyn std::error::Error>`. For
-/// other types of errors, write `.map_err(|failed| failed.error)?`.
+/// `?` drops the object and keeps the reason: it converts to [`Error`], [`TransportError`](crate::TransportError),
+/// `std::io::Error` and `Box<dyn std::error::Error>`. For other errors, write `.map_err(|failed| failed.error)?`.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs a peer
@@ -35,17 +33,16 @@ use crate::error::Error;
 /// }
 /// ```
 ///
-/// It does not implement `std::error::Error`: the object borrows, and `Box<dyn std::error::Error>` holds no
-/// error that borrows.
+/// It does not implement `std::error::Error`, because the object borrows.
 pub struct StateError<T, E = Error> {
     /// The reason.
     pub error: E,
-    /// The object, as it was before the call unless the method says otherwise.
+    /// The object, as before the call unless the method says otherwise.
     pub object: T,
 }
 
 impl<T, E> StateError<T, E> {
-    /// The error of a method that gives back what it has consumed.
+    /// The error of a method that gives back what it consumed.
     pub fn new(object: T, error: E) -> Self {
         Self { error, object }
     }

@@ -1,6 +1,6 @@
-//! The locks and flags of what several threads use at once: those of the standard library. Tests that are built with
-//! `--cfg ibverbs_loom` have loom's, and run in every order in which the threads can use them, also in those that only
-//! the memory of some processors has: see the step "loom" of script/test.
+//! The locks and flags that threads share: those of the standard library. Tests built with `--cfg ibverbs_loom` have
+//! loom's, and run in every order of the threads that any processor's memory allows: see the step "loom" of
+//! script/test.
 
 #[cfg(all(test, ibverbs_loom))]
 pub(crate) use loom::sync::{
@@ -15,9 +15,8 @@ pub(crate) use std::sync::{
 
 /// Runs `threads` on what `new` returns, in every order, and `check` after each run. Returns the number of runs.
 ///
-/// A thread that could continue is interrupted twice at most, or as often as `LOOM_MAX_PREEMPTIONS` says: that shows
-/// nearly all defects, and without a limit there are too many orders. A wake-up that is lost fails the test: no thread
-/// can continue then.
+/// A thread that could continue is interrupted twice at most, or `LOOM_MAX_PREEMPTIONS` times. That shows nearly all
+/// defects; without a limit there are too many orders. A lost wake-up fails the test, because no thread can continue.
 #[cfg(all(test, ibverbs_loom))]
 pub(crate) fn in_every_order<W: Send + Sync + 'static, const N: usize>(
     new: fn() -> W,

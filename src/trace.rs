@@ -1,8 +1,7 @@
 //! Feature `tracing`: events outside the data path. Without the feature these functions are empty.
 //!
-//! All events have the target `ibverbs`. This module emits them where something was set up, has changed
-//! or has failed, never where a request is posted or a completion is found. A subscriber is code of the program's: while a
-//! [`Hold`] lives, events wait.
+//! All events have the target `ibverbs`. They tell what was set up, has changed or has failed, not what was posted or
+//! completed. A subscriber is the program's code: while a [`Hold`] lives, events wait.
 
 #[cfg(feature = "tracing")]
 mod events {
@@ -16,20 +15,20 @@ mod events {
     type Event = Box<dyn FnOnce()>;
 
     thread_local! {
-        /// How many locks this thread holds that the program's subscriber may need.
+        /// How many locks this thread holds that the subscriber may need.
         static HELD: Cell<usize> = const { Cell::new(0) };
-        /// The events that have happened meanwhile.
+        /// The events that wait.
         static QUEUE: RefCell<Vec<Event>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// While it lives, the events of this thread are queued: it holds a lock that the program's subscriber may need.
-    /// Dropped after the lock was released.
+    /// Queues this thread's events while it holds a lock that the program's subscriber may need. Drop it after the
+    /// lock.
     #[derive(Debug)]
     pub(crate) struct Hold(());
 
     impl Hold {
         pub(crate) fn new() -> Self {
-            // If the thread is ending, there is no queue, and events are emitted at once.
+            // A thread that is ending has no queue, and emits events at once.
             let _ = HELD.try_with(|held| held.set(held.get() + 1));
             Self(())
         }
@@ -48,13 +47,13 @@ mod events {
         }
     }
 
-    /// Runs the program's subscriber and catches its panics: a panic must not prevent the code after it
-    /// from stopping a device that still uses a buffer.
+    /// Runs the program's subscriber and catches its panics: the code after it may have to stop a device that still
+    /// uses a buffer.
     fn run(event: impl FnOnce()) {
         let _ = panics::catch(event);
     }
 
-    /// Runs the event, or queues it. Only what is queued is allocated.
+    /// Runs the event, or queues it. Only queueing allocates.
     fn emit(event: impl FnOnce() + 'static) {
         let mut event = Some(event);
         if HELD.try_with(Cell::get).is_ok_and(|held| held > 0) {

@@ -1,4 +1,4 @@
-//! Why this process cannot use a device that the kernel has: what an errno alone does not tell.
+//! Why this process cannot use a device of the kernel: what an errno alone does not tell.
 
 use std::collections::BTreeMap;
 #[cfg(not(feature = "system"))]
@@ -9,7 +9,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// Where the kernel shows its devices, with those that this process cannot open.
+/// Where the kernel shows its devices, also those that this process cannot open.
 pub(crate) fn devices_folder() -> PathBuf {
     sysfs().join("class/infiniband")
 }
@@ -27,7 +27,7 @@ fn sysfs() -> PathBuf {
     path.map_or_else(|| PathBuf::from("/sys"), PathBuf::from)
 }
 
-/// The version of the kernel's interface, if the kernel has devices.
+/// The version of the kernel's interface, if it has devices.
 pub(crate) fn abi_of_verbs() -> Option<u32> {
     let text = fs::read_to_string(verbs_folder().join("abi_version")).ok()?;
     text.trim().parse().ok().filter(|_| !names(&devices_folder()).is_empty())
@@ -45,18 +45,18 @@ pub(crate) struct Unusable {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Why {
-    /// No module `ib_uverbs`.
+    /// The module `ib_uverbs` is missing.
     NoVerbs,
-    /// The file `uverbs*` of this number is not there, or may not be opened.
+    /// The file `uverbs*` of this number is missing, or may not be opened.
     NoFile(u16),
     NotAllowed(u16),
-    /// This build has no provider that takes it. The number is the ABI of its driver, if the kernel says.
+    /// No provider of this build takes it. The number is its driver's ABI, if the kernel says.
     NoProvider(u16),
-    /// The provider of this build does not know the ABI of its driver.
+    /// This build's provider does not know its driver's ABI.
     Abi(Abi),
 }
 
-/// The version of a driver's interface, and those that its provider knows.
+/// The ABI version of a driver, and those that its provider knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Abi {
     found: u16,
@@ -64,10 +64,10 @@ struct Abi {
     high: u16,
 }
 
-/// What libibverbs has said about drivers, by the names of their devices.
+/// What libibverbs has said about drivers, by device name.
 static DRIVERS: Mutex<BTreeMap<String, Abi>> = Mutex::new(BTreeMap::new());
 
-/// A driver has another interface than its provider knows: see `src/c/messages.c`.
+/// A driver has an ABI that its provider does not know: see `src/c/messages.c`.
 ///
 /// # Safety
 ///
@@ -80,10 +80,10 @@ unsafe extern "C" fn ibverbs_bundled_driver_abi(
     low: c_uint,
     high: c_uint,
 ) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller promises a string.
     let device = unsafe { CStr::from_ptr(device) }.to_string_lossy();
     let device = device.rsplit('/').next().unwrap_or_default().to_owned();
-    // There are as many as the kernel has devices.
+    // It has at most as many entries as the kernel has devices.
     let mut drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
     let number = |version: c_uint| u16::try_from(version).unwrap_or(u16::MAX);
     let abi = Abi { found: number(found), low: number(low), high: number(high) };
@@ -255,7 +255,7 @@ mod tests {
         fs::remove_dir_all(folder).unwrap();
     }
 
-    /// What libibverbs would print goes into errors, and nothing else that it prints is lost.
+    /// What libibverbs would print goes into errors. Nothing else that it prints is lost.
     #[test]
     #[cfg(not(feature = "system"))]
     #[cfg_attr(miri, ignore = "calls C")]

@@ -37,7 +37,7 @@ impl<S: Share> AsyncChannel<S> {
             guard.unlock();
             match out {
                 Some(detached) => break detached,
-                // Another thread calls one verb of it.
+                // Another thread calls one of its verbs.
                 None => thread::yield_now(),
             }
         };
@@ -69,7 +69,7 @@ impl<S: Share> Connected for AsyncChannel<S> {
 
     /// The channel cannot be used again. Its futures return [`Stopped`](TransportError::Stopped).
     fn end(&mut self) {
-        // A waker that panics must not keep the caller from telling the peer, or from releasing a device that was removed.
+        // A waker's panic must not keep the caller from telling the peer, or from releasing a removed device.
         let _ = catch(|| stop(&self.share, self.id, TransportError::Stopped));
     }
 }

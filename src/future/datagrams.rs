@@ -21,10 +21,10 @@ use crate::operation::DatagramDestination;
 use crate::pool::{DatagramBuffer, PooledBuffer};
 use crate::queue_pair::{AddressHandle, AddressVector, QueuePairEndpoint};
 
-/// A datagram end whose operations are futures that own their buffers: [`Reactor::datagrams`] makes one. It sends to any
-/// peer and receives from all, and any number of tasks can use it.
+/// A datagram end whose operations are futures that own their buffers. It sends to any peer and receives from all.
 ///
-/// What becomes of an operation whose future is dropped, and when the reactor is, says [`AsyncChannel`].
+/// [`Reactor::datagrams`] makes one; any number of tasks can use it. [`AsyncChannel`] says how operations end when
+/// their future or the reactor is dropped.
 ///
 /// ```
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -47,7 +47,7 @@ pub struct AsyncDatagrams<S: Share = Locked<PooledBuffer>> {
 }
 
 impl<S: Share> Reactor<S> {
-    /// `ibv_create_qp`, `ibv_modify_qp`: a datagram end, on the reactor's completion queue.
+    /// `ibv_create_qp`, `ibv_modify_qp`: a datagram end on the reactor's completion queue.
     ///
     /// # Errors
     ///
@@ -59,7 +59,7 @@ impl<S: Share> Reactor<S> {
         let mut guard = self.share.lock();
         let added = guard.core.add_end(channel, end);
         drop(guard);
-        // If it was not added, the queue pair is destroyed here.
+        // An error destroys the queue pair here.
         let id = added.map_err(|failed| failed.error)?;
         let share = self.share.clone();
         Ok(AsyncDatagrams { channel: AsyncChannel { share, id, number }, at })
@@ -67,7 +67,7 @@ impl<S: Share> Reactor<S> {
 }
 
 impl<S: Share> AsyncDatagrams<S> {
-    /// The address, which peers need to send here: see [`destination`](Self::destination).
+    /// The address that peers need to send here: see [`destination`](Self::destination).
     pub fn endpoint(&self) -> QueuePairEndpoint {
         self.at.endpoint
     }
@@ -77,11 +77,11 @@ impl<S: Share> AsyncDatagrams<S> {
         self.channel.in_flight()
     }
 
-    /// `ibv_post_send`: sends a datagram, of at most the port's MTU, when there is room in the queue. The output is the
-    /// buffer, when the datagram is on its way: nothing tells whether it arrives.
+    /// `ibv_post_send`: sends a datagram of at most the port's MTU, when there is room in the queue. The output is the
+    /// buffer, once the datagram is on its way: nothing tells whether it arrives.
     ///
-    /// The address handle of the path is made when the path is used first, with no lock held, and kept for the next message. On
-    /// RoCE, the kernel may look up the peer's MAC address then: the thread waits meanwhile.
+    /// The first use of a path makes its address handle, with no lock held, and keeps it. On RoCE, the thread may wait
+    /// then while the kernel looks up the peer's MAC address.
     ///
     /// # Errors
     ///
@@ -106,11 +106,11 @@ impl<S: Share> AsyncDatagrams<S> {
         Ok(buffer)
     }
 
-    /// `ibv_post_recv`: the next datagram and its sender: where an answer goes, with the Q_Key of this end. Datagrams are handed
-    /// out in the order in which they arrive; which of several tasks gets one is not fixed. `buffer` needs room for 40 bytes and
-    /// the message.
+    /// `ibv_post_recv`: the next datagram and its sender, to answer with the Q_Key of this end. Datagrams are handed
+    /// out in the order of arrival; which of several tasks gets one is not fixed.
     ///
-    /// The device drops a datagram for which no receive is posted: [`post_receive`](Self::post_receive) keeps some posted.
+    /// `buffer` needs room for 40 bytes and the message. The device drops a datagram for which no receive is posted:
+    /// [`post_receive`](Self::post_receive) keeps some posted.
     ///
     /// # Errors
     ///
@@ -133,7 +133,7 @@ impl<S: Share> AsyncDatagrams<S> {
         }
     }
 
-    /// `ibv_post_recv`: posts a receive for a datagram that no task waits for yet: see [`AsyncChannel::post_receive`].
+    /// `ibv_post_recv`: posts a receive ahead: see [`AsyncChannel::post_receive`].
     ///
     /// # Errors
     ///
@@ -148,7 +148,7 @@ impl<S: Share> AsyncDatagrams<S> {
         self.channel.post_receive(buffer)
     }
 
-    /// Where a datagram end of a peer's is: see [`Loop::destination`].
+    /// Where a peer's datagram end is: see [`Loop::destination`].
     ///
     /// # Errors
     ///
@@ -157,7 +157,7 @@ impl<S: Share> AsyncDatagrams<S> {
         self.at.destination(peer)
     }
 
-    /// Where a multicast group is, by its IP address: see [`Loop::group`].
+    /// Where the multicast group of an IP address is: see [`Loop::group`].
     ///
     /// # Errors
     ///
@@ -166,14 +166,13 @@ impl<S: Share> AsyncDatagrams<S> {
         self.at.group(group)
     }
 
-    /// `ibv_attach_mcast`: from now on, the end receives what is sent to the group, until it [leaves](Self::leave) or is
-    /// dropped.
+    /// `ibv_attach_mcast`: the end receives what is sent to the group, until it [leaves](Self::leave) or is dropped.
     ///
     /// # Errors
     ///
     /// Those of [`Loop::join`], and
     ///
-    ///  - `EBUSY`: another task joins or leaves a group at the moment.
+    ///  - `EBUSY`: another task joins or leaves a group now.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn join(&self, group: &DatagramDestination) -> Result<()> {
         self.outside("ibv_attach_mcast", |link| link.join(&group.path))
@@ -185,7 +184,7 @@ impl<S: Share> AsyncDatagrams<S> {
     ///
     /// Those of [`Loop::leave`], and
     ///
-    ///  - `EBUSY`: another task joins or leaves a group at the moment.
+    ///  - `EBUSY`: another task joins or leaves a group now.
     #[doc(alias = "ibv_detach_mcast")]
     pub fn leave(&self, group: &DatagramDestination) -> Result<()> {
         self.outside("ibv_detach_mcast", |link| link.leave(&group.path))
@@ -229,7 +228,6 @@ impl<S: Share> AsyncDatagrams<S> {
     }
 }
 
-/// A message to a peer.
 struct DirectedTo<R> {
     request: R,
     destination: DatagramDestination,

@@ -17,9 +17,9 @@ use crate::completion::WorkSuccess;
 use crate::debug::debug;
 use crate::panics::catch;
 
-/// An operation of a [`AsyncChannel`]: see [`run`](AsyncChannel::run) and [`submit`](AsyncChannel::submit).
+/// An operation of an [`AsyncChannel`]: see [`run`](AsyncChannel::run) and [`submit`](AsyncChannel::submit).
 ///
-/// Dropping it before it was posted gives the buffer up and sends nothing. Dropping it later discards the result only:
+/// Dropped before it is posted, it gives the buffer up and sends nothing. Dropped later, it discards only the result:
 /// the operation goes on, and the loop drops the buffer when the device is done with it.
 #[must_use = "futures do nothing unless polled"]
 pub struct AsyncOperation<'a, R, S: Share> {
@@ -33,9 +33,9 @@ pub struct AsyncOperation<'a, R, S: Share> {
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     New,
-    /// The place in the line for room in the queue, or credit.
+    /// Its place in the line for room in the queue, or credit.
     InLine(u32),
-    /// The number of the request.
+    /// The request's number.
     Posted(u64),
     Over,
 }
@@ -43,7 +43,6 @@ enum Stage {
 // Nothing in it is pinned.
 impl<R, S: Share> Unpin for AsyncOperation<'_, R, S> {}
 
-/// The output of the future of a request.
 type Output<R, S> =
     Result<(<S as Share>::Buffer, WorkSuccess), <R as AsyncRequest<<S as Share>::Buffer>>::Error>;
 
@@ -53,7 +52,6 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         Self { channel, request: Some(request), stage: Stage::New, waits: Waits::default() }
     }
 
-    /// Posts the request, now.
     #[inline(always)]
     pub(super) fn submit(channel: &'a AsyncChannel<S>, request: R) -> Result<Self, R::Error> {
         let mut guard = channel.share.lock();
@@ -145,7 +143,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         }
     }
 
-    /// The same, of an operation at this place in line.
+    /// As above, from this place in line.
     #[cold]
     #[inline(never)]
     fn post_from_line(&mut self, place: u32, waker: &Waker) -> Poll<Output<R, S>> {
@@ -164,7 +162,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         }
     }
 
-    /// Called when its operation was posted: there may be room for another one.
+    /// The operation was posted: there may be room for another one.
     #[cold]
     fn leave_line(&self, mut guard: Guard<'_, S>, place: u32) {
         let waker = guard.core.leave_line(self.channel.id, Queue::Send, place);
@@ -222,7 +220,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
     }
 }
 
-/// Posts a request, unless tasks that came earlier wait for room.
+/// Posts a request, unless earlier tasks wait for room.
 #[inline(always)]
 fn post<B, R: AsyncRequest<B>>(
     state: &mut State<B>,
@@ -241,7 +239,7 @@ fn post<B, R: AsyncRequest<B>>(
     request.post(&mut state.core, channel, waker)
 }
 
-/// The result of an operation, of a channel that may be stopped. `failed` makes the error.
+/// The result of an operation on a channel that may be stopped. `failed` makes the error.
 #[inline(never)]
 pub(super) fn result_of<B, E>(
     ended: Ended<B>,
@@ -266,7 +264,7 @@ pub(super) fn failed<B>(error: TransportError, ended: Ended<B>) -> OperationErro
 impl<R: AsyncRequest<S::Buffer>, S: Share> Future for AsyncOperation<'_, R, S> {
     type Output = Output<R, S>;
 
-    // Not inlined into the program's tasks, where the compiler would take results apart and put them together again.
+    // Not inlined into tasks, where the compiler would take results apart and rebuild them.
     #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.stage {
@@ -295,7 +293,7 @@ fn give_up<S: Share>(channel: &AsyncChannel<S>, stage: Stage) {
         Stage::Posted(number) => guard.core.abandon(number),
         Stage::InLine(place) => {
             let waker = guard.core.leave_line(channel.id, Queue::Send, place);
-            // It may have been woken for room, which the next in line takes.
+            // It may have been woken for room: the next in line takes that.
             guard.core.wake_line(channel.id, Queue::Send);
             (None, waker)
         }
@@ -307,7 +305,7 @@ fn give_up<S: Share>(channel: &AsyncChannel<S>, stage: Stage) {
 
 debug! { impl[R, S: Share] AsyncOperation<'_, R, S>, self, stage: self.stage, .. }
 
-/// A place in a line, which is given up when this is dropped.
+/// A place in a line. Dropping it gives the place up.
 pub(super) struct InLine<'a, S: Share> {
     channel: &'a AsyncChannel<S>,
     queue: Queue,
@@ -320,7 +318,7 @@ impl<'a, S: Share> InLine<'a, S> {
         Self { channel, queue, place: None }
     }
 
-    /// Registers the task to be woken when it is its turn.
+    /// Registers the task, to be woken at its turn.
     ///
     /// # Errors
     ///
@@ -349,7 +347,7 @@ impl<S: Share> Drop for InLine<'_, S> {
         let AsyncChannel { share, id, .. } = self.channel;
         let mut guard = share.lock();
         let waker = guard.core.leave_line(*id, self.queue, place);
-        // It may have been woken, and the next in line takes what it was woken for.
+        // It may have been woken: the next in line takes what it was woken for.
         match self.queue {
             Queue::Receive => guard.core.wake_receiver(*id),
             Queue::Send => guard.core.wake_line(*id, Queue::Send),

@@ -25,11 +25,11 @@ use crate::parent::Parent;
 use crate::pool::PooledBuffer;
 use crate::queue_pair::SharedReceiveQueue;
 
-/// The next message of a [`AsyncChannel`]: see [`receive`](AsyncChannel::receive).
+/// The next message of an [`AsyncChannel`]: see [`receive`](AsyncChannel::receive).
 #[must_use = "futures do nothing unless polled"]
 pub struct AsyncReceive<'a, D, S: Share> {
     channel: &'a AsyncChannel<S>,
-    /// The buffer, until it is posted. A future in line still has it when the queue had no room.
+    /// The buffer, until it is posted: in line too, if the queue had no room.
     request: Option<ReceiveWorkRequest<D>>,
     stage: Stage,
     waits: Waits,
@@ -43,7 +43,6 @@ enum Stage {
     Over,
 }
 
-// Nothing in it is pinned.
 impl<D, S: Share> Unpin for AsyncReceive<'_, D, S> {}
 
 impl<'a, D: ScatterBuffer, S: Share> AsyncReceive<'a, D, S>
@@ -57,7 +56,7 @@ where
         Self { channel, request, stage: Stage::New, waits: Waits::default() }
     }
 
-    /// Posts the receive, unless one that another task left serves, and waits.
+    /// Posts the receive and waits, unless a receive that another task left serves.
     #[inline(never)]
     fn post(&mut self, waker: &Waker) -> Poll<OwnedResult<S::Buffer>> {
         let AsyncChannel { share, id, .. } = self.channel;
@@ -96,7 +95,7 @@ where
         }
     }
 
-    /// Called when its receive was posted, or need not be.
+    /// Goes on once its receive is posted, or not needed.
     #[inline(never)]
     fn poll_posted(
         &mut self,
@@ -110,7 +109,7 @@ where
         self.wait_in_line(guard, waker)
     }
 
-    /// There is no memory for a place in line: the next task gets the receive that was posted.
+    /// Without memory for a waiter, the next task gets the posted receive.
     #[cold]
     #[inline(never)]
     fn not_in_line(
@@ -132,7 +131,7 @@ where
         Poll::Ready(Err(Refused::new(error, request).into()))
     }
 
-    /// The first poll, when a receive that another task left is there.
+    /// The first poll, when there is a receive that another task left.
     #[cold]
     #[inline(never)]
     fn poll_unposted(
@@ -142,7 +141,7 @@ where
         waker: Waker,
     ) -> Poll<OwnedResult<S::Buffer>> {
         let id = self.channel.id;
-        // Messages that have arrived before are still there.
+        // Messages that arrived before are still there.
         let stopped = guard.core.why_stopped(id).filter(|_| !guard.core.has_message(id));
         if let Some(error) = stopped {
             drop(guard);
@@ -167,7 +166,7 @@ where
     ) -> Poll<OwnedResult<S::Buffer>> {
         let id = &self.channel.id;
         if guard.core.why_stopped(*id).is_some() && guard.core.has_message(*id) {
-            // Messages that have arrived before are still there.
+            // Messages that arrived before are still there.
             let polled = self.poll_posted(guard, waker);
             drop(refused);
             return polled;
@@ -259,7 +258,7 @@ where
         Poll::Ready(result_of(message, stopped, failed))
     }
 
-    /// Posts the receive for which the queue had no room, if there is some now.
+    /// Posts its receive if the queue has room by now.
     fn post_held(&mut self, guard: &mut Guard<'_, S>) {
         if let Some(request) = self.request.take() {
             self.post_held_request(guard, request);
@@ -311,7 +310,7 @@ impl<D, S: Share> Drop for AsyncReceive<'_, D, S> {
     }
 }
 
-/// Leaves the line. If its receive was posted, the next task gets it.
+/// Leaves the line. The next task gets its receive, if posted.
 #[cold]
 #[inline(never)]
 fn give_up<S: Share>(channel: &AsyncChannel<S>, place: u32, is_held: bool) {
@@ -333,18 +332,17 @@ fn give_up<S: Share>(channel: &AsyncChannel<S>, place: u32, is_held: bool) {
 
 debug! { impl[D, S: Share] AsyncReceive<'_, D, S>, self, stage: self.stage, .. }
 
-/// A shared receive queue (SRQ) that feeds [`AsyncChannel`](crate::AsyncChannel)s of one reactor:
-/// [`Reactor::add_shared_receives`](crate::Reactor::add_shared_receives) makes one, and
-/// [`Reactor::prepare_sharing`](crate::Reactor::prepare_sharing) its channels.
+/// A shared receive queue (SRQ) for [`AsyncChannel`](crate::AsyncChannel)s of one reactor.
+/// [`Reactor::add_shared_receives`](crate::Reactor::add_shared_receives) makes one,
+/// [`Reactor::prepare_sharing`](crate::Reactor::prepare_sharing) its channels. A clone is the same queue.
 ///
-/// A message takes the next receive, whichever channel it arrives on, and
-/// [`AsyncChannel::next_message`](crate::AsyncChannel::next_message) returns it there. So a server needs as many buffers as
-/// messages arrive at a time, and not as many as it has peers times what each may send. Post a receive for each message: if
-/// there is none, peers retry ([`max_rnr_retries`](crate::ChannelBuilder::max_rnr_retries)), and then their connections
-/// fail.
+/// A message takes the next receive, on whichever channel it arrives;
+/// [`AsyncChannel::next_message`](crate::AsyncChannel::next_message) returns it there. So a server needs as many
+/// buffers as messages arrive at a time, not as many as all peers may send. Post a receive for each message: without
+/// one, peers retry ([`max_rnr_retries`](crate::ChannelBuilder::max_rnr_retries)), and then their connections fail.
 ///
-/// It can be cloned. The queue is destroyed with the reactor and all its channels: a receive that the device had taken for a
-/// channel that was dropped stays posted until then, if its completion never came.
+/// The queue is destroyed with the reactor and all its channels. A receive that the device took for a dropped channel,
+/// without a completion, stays posted until then.
 pub struct SharedReceives<S: Share = Locked<PooledBuffer>> {
     // Dropped before the loop, which then owns it alone.
     queue: Arc<SharedReceiveQueue<'static>>,
@@ -377,10 +375,10 @@ impl<S: Share> SharedReceives<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`Loop::post`](crate::Loop::post), with the buffer, and
+    /// Those of [`Loop::post`](crate::Loop::post), with the buffer; the error with which the reactor was
+    /// [stopped](crate::Reactor::stop); and
     ///
-    ///  - [`ReactorGone`](TransportError::ReactorGone): the reactor was dropped. If it was
-    ///    [stopped](crate::Reactor::stop), the error is that one.
+    ///  - [`ReactorGone`](TransportError::ReactorGone): the reactor was dropped.
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post<D: ScatterBuffer>(&self, buffer: D) -> OwnedResult<S::Buffer, ()>
     where

@@ -1,4 +1,4 @@
-//! What futures post: requests, windows and prepared requests.
+//! What futures post.
 
 use std::future::Future;
 
@@ -22,17 +22,15 @@ use crate::queue_pair_state::QueuePairType;
 use crate::state_error::StateError;
 use crate::tcp::{AsyncStream, ExchangeError, Polled, Role, exchange_over};
 
-/// What an [`AsyncChannel`](crate::AsyncChannel) carries out as one operation: a request of the send queue that owns its
-/// buffer, or a [`PreparedWindow`] of them. `B` is what its reactor keeps.
-///
-/// The trait is sealed.
+/// What an [`AsyncChannel`](crate::AsyncChannel) carries out as one operation: a request of the send queue that owns
+/// its buffer, or a [`PreparedWindow`] of them. `B` is what its reactor keeps. Sealed.
 #[diagnostic::on_unimplemented(
     message = "an `AsyncChannel` cannot carry out `{Self}`",
     label = "a request of the send queue is needed here, whose buffer is a `{B}`, such as `SendWorkRequest::new(buffer)`",
     note = "channels whose reactor has an `AnyBuffer` for a buffer keep buffers of every type, and windows"
 )]
 pub trait AsyncRequest<B>: sealed::Request<B> {
-    /// The error, with the buffers: an [`OperationError`], or for a window a [`WindowError`].
+    /// The error, with the buffers: an [`OperationError`], or a [`WindowError`] for a window.
     type Error: From<TransportError> + sealed::Failure<Self, B>;
 }
 
@@ -91,7 +89,6 @@ pub(super) mod sealed {
         }
     }
 
-    /// The error of a request.
     pub trait Failure<R, B> {
         fn refused(refused: Refused<R>) -> Self;
 
@@ -126,8 +123,7 @@ pub(super) mod sealed {
     }
 }
 
-/// An [`AsyncChannel`] that is not connected, with the address that the peer needs: see
-/// [`Reactor::prepare`](crate::Reactor::prepare).
+/// An [`AsyncChannel`] that is not connected: see [`Reactor::prepare`](crate::Reactor::prepare).
 #[must_use]
 pub struct PreparedAsyncChannel<S: Share = Locked<PooledBuffer>> {
     share: S,
@@ -143,7 +139,7 @@ impl<S: Share> PreparedAsyncChannel<S> {
         guard.unlock();
         match placed {
             Ok(detached) => Ok(Self { share: share.clone(), detached: Some(detached) }),
-            // The queue pair is destroyed here.
+            // This destroys the queue pair.
             Err(failed) => Err(failed.error),
         }
     }
@@ -156,18 +152,17 @@ impl<S: Share> PreparedAsyncChannel<S> {
         self.detached.as_mut().expect("not connected")
     }
 
-    /// The address of the channel, which the peer needs.
+    /// The channel's address, for the peer.
     pub fn endpoint(&self) -> QueuePairEndpoint {
         self.channel().endpoint()
     }
 
-    /// `ibv_post_recv`: posts a receive before the channel is connected, so that not even the first message of the
-    /// peer comes before its receive. The channel hands the messages out by [`AsyncChannel::receive`], in order, and keeps
-    /// as many receives posted as if they had been posted by [`AsyncChannel::post_receive`].
+    /// `ibv_post_recv`: posts a receive before the channel is connected, so that even the peer's first message finds
+    /// one. The channel hands the messages out by [`AsyncChannel::receive`], as if [`AsyncChannel::post_receive`] had
+    /// posted them.
     ///
-    /// A handshake that fails ends them, and so does a post that fails though the device may have it: their buffers are dropped,
-    /// and receives are posted again for the next attempt. If what is not connected is dropped, so are the buffers, when the
-    /// device is done with them.
+    /// A failed handshake drops the buffers; post again for the next attempt. So does a post that fails though the
+    /// device may have it. If this is dropped unconnected, so are the buffers, when the device is done with them.
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs a peer
@@ -211,7 +206,6 @@ impl<S: Share> PreparedAsyncChannel<S> {
         Ok(posted?)
     }
 
-    /// Takes one step towards a connection.
     fn advance(
         &mut self,
         step: impl FnOnce(&mut Detached<'static>) -> (Result<()>, bool),
@@ -223,7 +217,7 @@ impl<S: Share> PreparedAsyncChannel<S> {
         done
     }
 
-    /// The receives that were posted have ended.
+    /// The posted receives have ended.
     fn forget(&mut self) {
         let id = self.detached_mut().id;
         let mut guard = self.share.lock();
@@ -235,27 +229,25 @@ impl<S: Share> PreparedAsyncChannel<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`PreparedChannel::handshake`]. The channel comes back in the [`StateError`], for another attempt.
+    /// Those of [`PreparedChannel::handshake`]. The channel comes back in the [`StateError`] for another attempt.
     #[doc(alias = "ibv_modify_qp")]
     pub fn handshake(self, remote: QueuePairEndpoint) -> Result<AsyncChannel<S>, StateError<Self>> {
         Handshake::handshake(self, remote).map(Self::finish)
     }
 
-    /// Connects to the peer that [accepts](Self::accept) over the same stream, as
-    /// [`PreparedChannel::connect_over`] does, with which it can be combined. Returns the channel and the peer's private
-    /// data.
+    /// Connects to the peer that [accepts](Self::accept), or [`PreparedChannel::accept_over`], over the same stream.
+    /// Returns the channel and the peer's private data.
     ///
-    /// The caller keeps the stream, and can read from it to notice that the peer is gone. There is no deadline: drop the
-    /// future when the program's own timer says so. The stream is then in an unspecified state, and the queue pair is
-    /// destroyed.
+    /// The caller keeps the stream, and can read from it to notice that the peer is gone. There is no deadline: drop
+    /// the future when the program's own timer says so. That destroys the queue pair, and leaves the stream in an
+    /// unspecified state.
     ///
-    /// Connecting calls `ibv_modify_qp`, for which the kernel may have to look up the peer's MAC address: the thread waits
-    /// meanwhile.
+    /// Connecting calls `ibv_modify_qp`. The thread waits while the kernel looks up the peer's MAC address for it.
     ///
     /// # Errors
     ///
-    /// See [`ExchangeError`]. The channel comes back in the [`StateError`], for another attempt over another stream; its
-    /// [endpoint](Self::endpoint) may have changed. Close the stream.
+    /// See [`ExchangeError`]. The channel comes back in the [`StateError`], for another attempt over another stream;
+    /// its [endpoint](Self::endpoint) may have changed. Close the stream.
     pub fn connect<'a, T: AsyncStream + Send>(
         self,
         stream: &'a mut T,
@@ -268,7 +260,7 @@ impl<S: Share> PreparedAsyncChannel<S> {
     ///
     /// # Errors
     ///
-    /// As [`connect`](Self::connect).
+    /// Those of [`connect`](Self::connect).
     pub fn accept<'a, T: AsyncStream + Send>(
         self,
         stream: &'a mut T,
@@ -277,7 +269,7 @@ impl<S: Share> PreparedAsyncChannel<S> {
         self.exchange(Role::Accepts, stream, private_data)
     }
 
-    /// The reactor serves the channel from now on.
+    /// Hands the channel to the reactor.
     fn attach(mut self, is_connected: bool) -> AsyncChannel<S> {
         let number = self.endpoint().num();
         let detached = self.detached.take().expect("not connected");
@@ -341,7 +333,7 @@ impl<S: Share> Handshake for PreparedAsyncChannel<S> {
 
     #[cfg(feature = "rdmacm")]
     fn into_connected(mut self) -> AsyncChannel<S> {
-        // Nothing fails in it.
+        // Nothing in it fails.
         let _ = self.advance(Detached::open_receives_of_init);
         self.attach(false)
     }

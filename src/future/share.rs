@@ -1,7 +1,7 @@
 //! How tasks share a loop.
 //!
-//! The loop is borrowed while something is posted or polled, and never while code of the program's runs: wakers are
-//! cloned before, woken and dropped after. Events for `tracing` wait, too.
+//! The loop is borrowed while something is posted or polled, and never while the program's code runs: wakers are cloned
+//! before, and woken and dropped after; events for `tracing` wait.
 
 use std::cell::{RefCell, RefMut};
 use std::mem::ManuallyDrop;
@@ -21,23 +21,21 @@ use crate::sync::{Mutex, MutexGuard};
 use crate::trace;
 
 /// How the tasks of a [`Reactor`](crate::Reactor) share its loop: [`Local`], on one thread, or [`Locked`], on any.
-///
-/// The trait is sealed.
+/// Sealed.
 pub trait Share: Clone + sealed::Share<Self::Buffer> {
-    /// The type of the buffers of the loop, as in [`Loop`].
+    /// The type of the loop's buffers, as in [`Loop`].
     type Buffer: Send + 'static;
 }
 
-/// Tasks of one thread share the loop, without a lock: for runtimes of one thread, and for a runtime per thread. Its
-/// channels and futures are not `Send`.
+/// Tasks of one thread share the loop, without a lock. Its channels and futures are not `Send`.
 #[derive(Debug)]
 pub struct Local<B>(Rc<RefCell<State<B>>>);
 
-/// Tasks of any threads share the loop, behind one lock, which is taken once by each poll of a future and by each turn.
+/// Tasks of any threads share the loop behind one lock. Each poll of a future and each turn takes it once.
 #[derive(Debug)]
 pub struct Locked<B>(Arc<Mutex<State<B>>>);
 
-/// A loop, and what its tasks need beyond it.
+/// A loop, and what its tasks need with it.
 pub struct State<B> {
     pub(super) core: Loop<'static, B>,
     pub(super) is_stopped: bool,
@@ -47,11 +45,11 @@ pub struct State<B> {
     pub(super) alarm: Option<Instant>,
     pub(super) timer: Arc<Timer>,
     pub(super) watch: Watch,
-    /// When the kernel was last asked about the device, or when the first question was due.
+    /// When the kernel was last asked about the device, or first should have been.
     pub(super) device_checked: Option<Instant>,
-    /// When to check the connections next, on a device that completes nothing when they end.
+    /// When to check the connections, on a device that completes nothing when they end.
     pub(super) next_check: Option<Instant>,
-    /// An empty list with room for wakers. A thread that wakes tasks takes it meanwhile.
+    /// An empty list with room for wakers, unless a thread that wakes tasks has taken it.
     spare: Option<Box<Due>>,
 }
 
@@ -62,7 +60,7 @@ impl<B> State<B> {
         Self { core, is_stopped, runner, alarm, timer, watch, device_checked, next_check, spare }
     }
 
-    /// Called when a future was dropped while it waited. (A reactor that runs has looked at the device.)
+    /// A future was dropped while it waited. A reactor that has run has set `device_checked`.
     pub(super) fn note_given_up(&self) {
         if self.device_checked.is_none() {
             trace::reactor_stands("it has never run, and an operation was given up");
@@ -81,9 +79,8 @@ impl<B> State<B> {
 
 debug! { impl[B] State<B>, self, core: self.core, .. }
 
-/// The loop is borrowed while this guard lives. Dropping it does what is due, which nobody can forget: it wakes tasks,
-/// stops channels on which a post has failed, and drops buffers that no task asks for. It also emits the events for
-/// `tracing` that have happened meanwhile.
+/// Borrows the loop. Its drop does what is due: it wakes tasks, stops channels on which a post has failed, drops
+/// buffers that no task asks for, and emits the events for `tracing`.
 pub(super) struct Guard<'a, S: Share> {
     share: &'a S,
     /// `None` after [`end`](Self::end).
@@ -103,11 +100,10 @@ pub(super) trait Lock: Share {
 impl<S: Share> Lock for S {}
 
 impl<S: Share> Guard<'_, S> {
-    /// Gives the loop back when nothing is due, or when the caller must do something else first that ends with the drop
-    /// of another guard.
+    /// Gives the loop back when nothing is due, or when another guard that is dropped later does what is due.
     #[inline(always)]
     pub(super) fn unlock(self) {
-        // SAFETY: nothing uses it after this.
+        // SAFETY: `self` is consumed and its drop does not run, so this is the only call.
         unsafe { ManuallyDrop::new(self).end() }
     }
 
@@ -115,10 +111,10 @@ impl<S: Share> Guard<'_, S> {
     ///
     /// # Safety
     ///
-    /// It is called once, and nothing uses the guard after it.
+    /// It is called once, and nothing uses the guard afterwards.
     #[inline(always)]
     unsafe fn end(&mut self) {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller ends it once, so the state was not taken before.
         unsafe {
             ManuallyDrop::drop(&mut self.state);
             ManuallyDrop::drop(&mut self.events);
@@ -147,7 +143,7 @@ impl<S: Share> Drop for Guard<'_, S> {
     #[inline(always)]
     fn drop(&mut self) {
         if self.core.deferred().is_empty() {
-            // SAFETY: this is the only call.
+            // SAFETY: a drop runs once, and this branch makes the only call.
             unsafe { self.end() };
         } else {
             // SAFETY: as above.
@@ -169,7 +165,7 @@ impl<S: Share> Guard<'_, S> {
             let state = &mut **self;
             rest = state.spare.take().map(|spare| state.core.deferred().exchange(spare));
         }
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller promises that this is the only call.
         unsafe { self.end() };
         let share = self.share;
         let wake = || match only {
@@ -184,7 +180,7 @@ impl<S: Share> Guard<'_, S> {
     }
 }
 
-/// Does what is due: everything that was taken out of the loop, or, without memory, one thing at a time.
+/// Does what is due: all at once, or one by one without memory for the list.
 #[inline(never)]
 fn wake_all<S: Share>(share: &S, due: Option<Box<Due>>) {
     if due.is_none() {
@@ -212,7 +208,7 @@ pub(super) mod sealed {
 
         fn new(state: State<B>) -> Self;
 
-        /// For [`lock`](super::Lock::lock) alone.
+        /// Only [`lock`](super::Lock::lock) calls it.
         fn borrow(&self) -> Self::State<'_>;
     }
 }
@@ -261,12 +257,12 @@ impl<B: Send + 'static> sealed::Share<B> for Locked<B> {
 
     #[inline(always)]
     fn borrow(&self) -> Self::State<'_> {
-        // What is behind the lock is consistent at every moment.
+        // What is behind the lock is always consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The rest of what is due, which is done even when a waker has panicked.
+/// The rest of what is due. It is done even when a waker has panicked.
 struct Rest<'a, S: Share> {
     share: &'a S,
     /// `None` once it is the spare list again.
@@ -286,13 +282,13 @@ impl<S: Share> Drop for Rest<'_, S> {
         if !is_empty {
             panics.add(release_left(self.share));
         }
-        // The thread is already unwinding, or a buffer's drop has panicked.
+        // The thread already unwinds, or a buffer's drop has panicked.
         panics.forget();
     }
 }
 
-/// As [`wake_all`], one by one: while others wake tasks, without memory, and for buffers that no task asks for.
-/// Returns what they have thrown.
+/// [`wake_all`] one by one: without memory, while others wake tasks, and for buffers that no task asks for. Returns
+/// their panics.
 #[cold]
 #[inline(never)]
 fn release_left<S: Share>(share: &S) -> Panics {
@@ -312,36 +308,36 @@ fn release_left<S: Share>(share: &S) -> Panics {
     }
 }
 
-/// Gives the loop back where something is dropped: panics end here.
+/// Gives the loop back in a drop: panics end here.
 pub(super) fn release_quietly<S: Share>(guard: Guard<'_, S>) {
     let _ = catch(|| drop(guard));
 }
 
-/// Stops a channel on which a post has failed, or else has the device flush it.
+/// Stops a channel on which a post has failed, or has the device flush it.
 #[cold]
 fn end_failed<S: Share>(share: &S, channel: ChannelId, error: Option<TransportError>) {
     if let Some(error) = error {
         return stop(share, channel, error);
     }
     let mut guard = share.lock();
-    // If it is out, it is on its way to be stopped, or was not connected.
+    // If it is out, it is about to be stopped, or was not connected.
     let Some(out) = guard.core.borrow_out(channel) else { return };
     guard.unlock();
     out.flush();
     put_back(share, out, None);
 }
 
-/// Ends all operations of a channel, without waiting. Further ones fail with `error`.
+/// Ends all operations of a channel, without waiting. Later ones fail with `error`.
 pub(super) fn stop<S: Share>(share: &S, channel: ChannelId, error: TransportError) {
     let mut guard = share.lock();
     let Some(closed) = guard.core.close(channel, error) else { return };
-    // The tasks are woken when it is back.
+    // The tasks are woken once the channel is back.
     guard.unlock();
     let is_reset = closed.try_reset();
     put_back(share, closed, Some(is_reset));
 }
 
-/// Puts a channel back that was taken out; if it was closed, and reset or not, what it had in flight ends.
+/// Puts a channel back that was taken out. If it was closed, with or without a reset, its operations in flight end.
 pub(super) fn put_back<S: Share>(share: &S, detached: Detached<'static>, is_reset: Option<bool>) {
     let id = detached.id;
     let mut guard = share.lock();
@@ -354,7 +350,6 @@ pub(super) fn put_back<S: Share>(share: &S, detached: Detached<'static>, is_rese
     }
 }
 
-/// Destroys a channel.
 pub(super) fn destroy<S: Share>(share: &S, doomed: Doomed<'static>) {
     if doomed.stop_sharing() {
         let mut guard = share.lock();

@@ -1,7 +1,7 @@
-//! Makes a reactor's descriptor readable when its time has come, though nothing completes.
+//! Makes a reactor's descriptor readable at a time, though nothing completes.
 //!
-//! A sender without credit asks the peer, and pauses before it asks again; no completion tells when the pause is over. And
-//! on iWARP no completion tells that a connection has ended. The turns of the reactor look at the clock then.
+//! A sender without credit pauses before it asks the peer again. On iWARP, connections end without a completion. The
+//! reactor's turns then look at the clock.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
@@ -13,12 +13,12 @@ use crate::error::Result;
 /// A timer of the kernel, and the file that a reactor sleeps on.
 pub(super) struct Timer {
     timer: OwnedFd,
-    /// An epoll instance: readable when the timer is, or the file of the completion queue.
+    /// An epoll instance: readable when the timer or the completion queue's file is.
     ready: OwnedFd,
 }
 
 impl Timer {
-    /// `queue`: the files of the completion queue.
+    /// `queue`: the completion queue's files.
     pub(super) fn new(queue: [Option<BorrowedFd<'_>>; 2]) -> Result<Self> {
         // SAFETY: it makes a new descriptor; no memory is involved.
         let timer = unsafe {
@@ -35,7 +35,7 @@ impl Timer {
         self.ready.as_fd()
     }
 
-    /// Makes the timer readable at `at`, or never. Until then it is not readable.
+    /// Makes the timer readable at `at`, and not before, or never.
     pub(super) fn set(&self, at: Option<Instant>) {
         let nothing = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         let left = at.map_or(nothing, |at| {

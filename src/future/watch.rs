@@ -1,6 +1,6 @@
-//! In debug builds: one line on standard error when a future has waited for a second, and no turn of its reactor came.
+//! In debug builds: one line on standard error when a future has waited for a second without a turn of its reactor.
 //!
-//! A thread looks at the reactors of the process, as long as there are any. In release builds nothing of it is there.
+//! A thread looks at the process's reactors as long as there are any.
 
 #[cfg(all(debug_assertions, not(miri), not(ibverbs_loom)))]
 mod watching {
@@ -15,14 +15,14 @@ mod watching {
     /// The reactors, while the thread runs.
     static ALL: Mutex<Vec<Weak<Watched>>> = Mutex::new(Vec::new());
 
-    /// What the thread that watches knows of a reactor.
+    /// What the watching thread knows of a reactor.
     #[derive(Default, Debug)]
     struct Watched {
         waiting: AtomicUsize,
-        /// It was armed, no turn has found anything since, and the task that armed it is there.
+        /// It was armed, no turn has found anything since, and the task that armed it still exists.
         sleeps: AtomicBool,
         is_told: AtomicBool,
-        /// In milliseconds: its last turn, or when a future began to wait.
+        /// Its last turn, or when a future began to wait, in milliseconds.
         since: AtomicU64,
     }
 
@@ -46,7 +46,6 @@ mod watching {
         }
     }
 
-    /// A reactor's entry.
     #[derive(Debug)]
     pub(in crate::future) struct Watch(Arc<Watched>);
 
@@ -64,7 +63,7 @@ mod watching {
             Self(watched)
         }
 
-        /// A turn that finds nothing leaves a reactor that was armed asleep.
+        /// A turn that finds nothing leaves an armed reactor asleep.
         pub(in crate::future) fn turned(&self, found: bool) {
             if found {
                 self.0.sleeps.store(false, Ordering::Relaxed);
@@ -72,12 +71,10 @@ mod watching {
             self.0.since.store(now(), Ordering::Relaxed);
         }
 
-        /// It was armed.
         pub(in crate::future) fn sleeps(&self) {
             self.0.sleeps.store(true, Ordering::Relaxed);
         }
 
-        /// A future begins to wait.
         pub(in crate::future) fn wait(&self) -> Waits {
             if self.0.waiting.fetch_add(1, Ordering::Relaxed) == 0 {
                 self.0.since.fetch_max(now(), Ordering::Relaxed);
@@ -86,7 +83,7 @@ mod watching {
         }
     }
 
-    /// A future waits, until this is dropped.
+    /// A waiting future.
     #[derive(Default, Debug)]
     pub(in crate::future) struct Waits(Option<Arc<Watched>>);
 

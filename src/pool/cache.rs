@@ -7,12 +7,12 @@ use crate::debug::debug;
 /// The most buffers that a cache keeps.
 const MOST: usize = 64;
 
-/// Free buffers of a [`BufferPool`] that their owner keeps, such as the thread of a [`Loop`](crate::Loop): taking one and giving
-/// it back are a few instructions and no atomic operation, of which the pool needs one for each.
+/// Free buffers of a [`BufferPool`] that one owner keeps, such as the thread of a [`Loop`](crate::Loop). Taking one and
+/// giving it back needs no atomic operation; the pool needs one for each.
 ///
-/// What it keeps, 64 buffers at most, nobody else can take: the pool's other users and those who [wait](BufferPool::wait) for a
-/// buffer do not get it before the cache is dropped. So a pool has 64 buffers more for each of its caches than are in use
-/// at a time. A buffer that is dropped, and not [given back](Self::give_back), goes to the pool.
+/// It keeps up to 64 buffers. Others, also those that [wait](BufferPool::wait), get them only when the cache is
+/// dropped, so give a pool 64 more buffers for each cache. A buffer that is dropped, not [given back](Self::give_back),
+/// goes to the pool.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -33,19 +33,19 @@ const MOST: usize = 64;
 /// ```
 pub struct BufferCache<M = Exclusive> {
     pool: BufferPool<M>,
-    /// It never grows. Without memory for it, it keeps nothing.
+    /// It never grows. Without memory for it, the cache keeps nothing.
     kept: Vec<PooledBuffer<M>>,
 }
 
 impl<M: PoolMemory> BufferCache<M> {
-    /// A cache that keeps nothing yet.
+    /// An empty cache.
     pub fn new(pool: &BufferPool<M>) -> Self {
         let mut kept = Vec::new();
         let _ = kept.try_reserve_exact(MOST);
         Self { pool: pool.clone(), kept }
     }
 
-    /// An empty buffer: one that it keeps, else one of the pool. `None` if all are in use, or kept by others.
+    /// An empty buffer, from the cache or else the pool. `None` if all are in use, or kept by others.
     #[inline]
     pub fn take(&mut self) -> Option<PooledBuffer<M>> {
         if let Some(kept) = self.kept.pop() { Some(kept) } else { self.take_of_pool() }
@@ -57,7 +57,7 @@ impl<M: PoolMemory> BufferCache<M> {
         self.pool.take()
     }
 
-    /// Keeps a buffer, without what is in it. One that is too many, or of another pool, goes to its pool.
+    /// Keeps a buffer, emptied. If the cache is full, or the buffer of another pool, it goes to its pool.
     #[inline]
     pub fn give_back(&mut self, mut buffer: PooledBuffer<M>) {
         if self.pool.has(&buffer) && self.kept.len() < self.kept.capacity() {

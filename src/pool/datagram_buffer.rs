@@ -14,12 +14,11 @@ use crate::queue_pair::GlobalRouteHeader;
 
 const HEADER: usize = GlobalRouteHeader::LEN;
 
-/// A pooled buffer whose first 40 bytes are those that precede a datagram: it is its message, and has the
-/// [header](Self::header) beside it.
+/// A pooled buffer for a datagram: a message, with the [header](Self::header) of 40 bytes that precedes it.
 ///
-/// A receive of a [datagram end](crate::Loop::add_datagrams) fills a [`PooledBuffer`] with both; [`from`](Self::from) takes them apart
-/// without copying. As a message to be sent, it is sent without the header: so what was received can be sent on as it is. The
-/// chunks of the pool have 40 bytes more than the longest message.
+/// A receive of a [datagram end](crate::Loop::add_datagrams) fills a [`PooledBuffer`] with both; [`from`](Self::from)
+/// takes them apart without copying. A send sends only the message, so what was received can be sent on as it is. The
+/// pool's chunks need 40 bytes more than the longest message.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -43,7 +42,7 @@ pub struct DatagramBuffer {
 }
 
 impl DatagramBuffer {
-    /// An empty message, to be written.
+    /// An empty message.
     ///
     /// # Errors
     ///
@@ -55,8 +54,7 @@ impl DatagramBuffer {
         Ok(message)
     }
 
-    /// Sees to it that the header is there, with zeros, not with what an earlier user of the chunk has left: what is written goes
-    /// behind it.
+    /// Makes sure that there is a header to write behind: zeros, not what an earlier user of the chunk left.
     fn begin(&mut self) -> Result<()> {
         let Some(lacking) = HEADER.checked_sub(self.whole.len()) else { return Ok(()) };
         let reason = "a chunk for datagrams has 40 bytes more than the longest message";
@@ -64,7 +62,7 @@ impl DatagramBuffer {
         begun.map_err(|_| Error::invalid("ibv_sge", reason))
     }
 
-    /// What preceded the message that was received. Of a buffer that has received nothing: zeros.
+    /// What preceded the received message; zeros if nothing was received.
     pub fn header(&self) -> GlobalRouteHeader {
         let mut bytes = [0; HEADER];
         let there = self.whole.len().min(HEADER);
@@ -87,7 +85,7 @@ impl DatagramBuffer {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the buffer has no room for them. The message is as it was.
+    ///  - `EINVAL`: the buffer has no room for them, and stays as it was.
     pub fn extend_from_slice(&mut self, bytes: &[u8]) -> Result<()> {
         self.begin()?;
         self.whole.extend_from_slice(bytes)
@@ -100,14 +98,14 @@ impl DatagramBuffer {
 }
 
 impl From<PooledBuffer> for DatagramBuffer {
-    /// What was received. One that has less than 40 bytes has no message: what is then written is one.
+    /// What was received. A buffer of less than 40 bytes has an empty message.
     fn from(whole: PooledBuffer) -> Self {
         Self { whole }
     }
 }
 
 impl Write for DatagramBuffer {
-    /// Appends as many of these bytes as there is room for. It never fails.
+    /// Appends as many bytes as there is room for. It never fails.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // Without room for the header there is none for a message.
         self.begin().map_or(Ok(0), |()| self.whole.write(bytes))
@@ -132,7 +130,7 @@ impl DerefMut for DatagramBuffer {
     }
 }
 
-// SAFETY: it is a part of what the pooled buffer promises, and nothing else accesses it.
+// SAFETY: it is a part of the memory that the pooled buffer vouches for, and only this accesses it.
 unsafe impl GatherBuffer for DatagramBuffer {
     type List = [ffi::ibv_sge; 1];
     type Kept = Self;
@@ -150,7 +148,7 @@ unsafe impl GatherBuffer for DatagramBuffer {
     }
 }
 
-// SAFETY: as above; it is that of the pooled buffer.
+// SAFETY: as above: the memory is the pooled buffer's.
 unsafe impl ScatterBuffer for DatagramBuffer {
     fn scatter(&mut self) -> Result<Self::List> {
         self.whole.scatter()
@@ -161,7 +159,7 @@ unsafe impl ScatterBuffer for DatagramBuffer {
     }
 }
 
-// SAFETY: as that of the pooled buffer.
+// SAFETY: it owns nothing but the pooled buffer, which is an `OwnedBuffer`.
 unsafe impl OwnedBuffer for DatagramBuffer {}
 
 impl Keep<DatagramBuffer> for PooledBuffer {

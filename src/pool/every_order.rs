@@ -5,14 +5,14 @@ use loom::cell::UnsafeCell;
 use super::free_chunks::FreeChunks;
 use crate::sync::{AtomicBool, Ordering, in_every_order};
 
-/// Chunks of which each is a number that only its user touches: loom finds two that do.
+/// Chunks, each a number that only its user touches: loom finds two users.
 struct Chunks<const N: usize> {
     free: FreeChunks,
     chunks: [UnsafeCell<u32>; N],
     has_ended: AtomicBool,
 }
 
-// SAFETY: a number is used by the thread that has taken it.
+// SAFETY: only the thread that has taken a chunk uses its number.
 unsafe impl<const N: usize> Sync for Chunks<N> {}
 
 impl<const N: usize> Chunks<N> {
@@ -23,7 +23,7 @@ impl<const N: usize> Chunks<N> {
     }
 
     fn give_back(&self, index: u32) {
-        // SAFETY: it is there until the world ends, and the chunk was taken.
+        // SAFETY: it lives until the world ends, and the chunk was taken.
         let is_back = unsafe { FreeChunks::give_back(&self.free, index) };
         // SAFETY: as above.
         if !is_back && unsafe { FreeChunks::give_back_slowly(&self.free, index, || false) } {
@@ -33,7 +33,7 @@ impl<const N: usize> Chunks<N> {
 
     /// The owner goes.
     fn orphan(&self) {
-        // SAFETY: it is there until the world ends, and one thread does this.
+        // SAFETY: it lives until the world ends, and one thread does this.
         if unsafe { FreeChunks::orphan(&self.free) } {
             self.end();
         }
@@ -41,9 +41,9 @@ impl<const N: usize> Chunks<N> {
 
     fn end(&self) {
         assert!(!self.has_ended.swap(true, Ordering::Relaxed), "it ends once");
-        // Nobody uses a chunk any more, and all that was done to them comes before.
+        // All use of the chunks happened before.
         for chunk in &self.chunks {
-            // SAFETY: no other thread touches it: loom looks.
+            // SAFETY: no other thread touches it: loom checks that.
             chunk.with_mut(|number| unsafe { *number += 0 });
         }
     }
@@ -67,7 +67,7 @@ impl<const N: usize> Chunks<N> {
         assert!(self.try_to_use());
     }
 
-    /// Every chunk is back, and has been used this number of times in all.
+    /// Every chunk is back, and they were used this often in all.
     fn check(&self, free: usize, uses: u32) {
         assert_eq!(self.free.count() as usize, free);
         assert_eq!(self.uses(), uses);
@@ -87,8 +87,8 @@ fn a_chunk_has_one_user_at_a_time() {
     assert!(runs > 10, "{runs}");
 }
 
-/// Two take and give back, while another takes the first of the stack in between, which becomes the first again: the second one
-/// is not lost, and has one user.
+/// Two threads take and give back. Between them, another takes the first chunk, which becomes the first again. The
+/// second chunk is not lost, and has one user.
 #[test]
 fn a_head_that_is_as_it_was_is_not_taken_for_the_same() {
     let once = |chunks: &Chunks<3>| chunks.must_use();
@@ -114,7 +114,7 @@ fn who_finds_no_chunk_does_not_wait_for_one() {
     });
 }
 
-/// Who sees no chunk after it has said that it waits is seen by who gives one back.
+/// A thread that sees no chunk after it says that it waits is seen by the thread that gives one back.
 #[test]
 fn no_wake_up_is_lost() {
     let waits = |chunks: &Chunks<1>| {
@@ -125,7 +125,7 @@ fn no_wake_up_is_lost() {
         }
     };
     let gives_back = |chunks: &Chunks<1>| {
-        // SAFETY: it is there, and the chunk was taken.
+        // SAFETY: it lives until the world ends, and the chunk was taken.
         let is_back = unsafe { FreeChunks::give_back(&chunks.free, 0) };
         if !is_back {
             // SAFETY: as above.

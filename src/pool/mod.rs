@@ -19,12 +19,12 @@
 //!
 //! | | |
 //! |---|---|
-//! | [`BufferPool`], [`PooledBuffer`] | chunks of one region, which go back when they are dropped: of memory of the program's own, or that peers access as well ([`Shared`]) |
+//! | [`BufferPool`], [`PooledBuffer`] | chunks of one region, which go back when dropped: the program's own, or accessed by peers too ([`Shared`]) |
 //! | [`BufferCache`] | keeps chunks for one thread |
-//! | [`DatagramBuffer`] | a chunk with what precedes a datagram, and its message |
+//! | [`DatagramBuffer`] | a chunk with a datagram's message and what precedes it |
 //! | [`PoolWaiter`] | waits for a chunk |
 //! | [`SharedMemoryRange`] | a range of an `Arc<SharedMemoryRegion>` |
-//! | `Box<MemoryRegion<'static, T>>` | a whole region is such a buffer too |
+//! | `Box<MemoryRegion<'static, T>>` | a whole region |
 
 mod buffer_pool;
 mod cache;

@@ -11,8 +11,8 @@ use crate::memory::{
     Element, GatherBuffer, MemoryRegion, ScatterBuffer, SharedMemoryRegion, SharedMemorySlice,
 };
 
-// SAFETY: the region owns its memory, which stays where it is, is registered for local writes until it
-// is dropped, and is accessed through the region only.
+// SAFETY: the region owns its memory, which does not move, is registered for local writes until it is dropped, and is
+// accessed only through the region.
 unsafe impl<T: Element> GatherBuffer for Box<MemoryRegion<'static, T>> {
     type List = [ffi::ibv_sge; 1];
     type Kept = Self;
@@ -31,13 +31,13 @@ unsafe impl<T: Element> ScatterBuffer for Box<MemoryRegion<'static, T>> {
     }
 }
 
-// SAFETY: it borrows nothing, and may be used on any thread.
+// SAFETY: it borrows nothing, and is `Send` and `Sync`.
 unsafe impl<T: Element> OwnedBuffer for Box<MemoryRegion<'static, T>> {}
 
 /// A range of elements of an `Arc<SharedMemoryRegion<'static, T>>`: an [`OwnedBuffer`].
 ///
 /// Ranges of one region may overlap, be in several operations at a time, and be accessed meanwhile: see
-/// [`SharedMemorySlice`] for what is seen then.
+/// [`SharedMemorySlice`].
 pub struct SharedMemoryRange<T: Element> {
     region: Arc<SharedMemoryRegion<'static, T>>,
     start: usize,
@@ -87,8 +87,8 @@ impl<T: Element> SharedMemoryRange<T> {
     }
 }
 
-// SAFETY: the region owns its memory, which stays where it is and is registered for local writes until
-// the region is dropped, which this keeps from happening. There are no references into it.
+// SAFETY: the region owns its memory, which does not move and is registered for local writes until the region is
+// dropped; this keeps the region. There are no references into the memory.
 unsafe impl<T: Element> GatherBuffer for SharedMemoryRange<T> {
     type List = [ffi::ibv_sge; 1];
     type Kept = Self;
@@ -106,7 +106,7 @@ unsafe impl<T: Element> ScatterBuffer for SharedMemoryRange<T> {
     }
 }
 
-// SAFETY: it borrows nothing, and may be used on any thread.
+// SAFETY: it borrows nothing, and is `Send` and `Sync`.
 unsafe impl<T: Element> OwnedBuffer for SharedMemoryRange<T> {}
 
 debug! { impl[T: Element] SharedMemoryRange<T>, self, start: self.start, len: self.len, .. }

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use super::free_chunks::FreeChunks;
 use crate::panics;
 
-/// Those that wait, in the order in which they came. A wake-up says that a chunk may be there.
+/// The waiting tasks, in order. A wake-up says that a chunk may be there.
 #[derive(Default)]
 pub(super) struct Waiting {
     places: Mutex<Places>,
@@ -15,9 +15,9 @@ pub(super) struct Waiting {
 
 #[derive(Default)]
 struct Places {
-    /// The number of the next place.
+    /// The number of the next waiter.
     next: u64,
-    /// By their numbers, which ascend.
+    /// By ascending number.
     wakers: VecDeque<(u64, Waker)>,
 }
 
@@ -26,19 +26,18 @@ impl Places {
         self.wakers.binary_search_by_key(&number, |&(number, _)| number).ok()
     }
 
-    /// Tells those that give chunks back whether a task waits, under the lock.
+    /// Sets whether a task waits, for threads that give chunks back. Called under the lock.
     fn tell(&self, free: &FreeChunks) {
         free.set_waited_for(!self.wakers.is_empty());
     }
 }
 
-/// A place in the line, or none. Whoever has one [leaves](Waiting::leave) it when it waits no more.
+/// A place in the line, or none. Its holder [leaves](Waiting::leave) when it stops waiting.
 #[derive(Default)]
 pub(super) struct Place(Option<u64>);
 
 impl Waiting {
-    /// A chunk, or a place in the line: the task is woken when it is the first, from its old place, if it was not woken since it
-    /// has had that.
+    /// A chunk, or a place in the line. The task keeps its place until it is woken, as the first in line.
     pub(super) fn poll_take(
         &self,
         free: &FreeChunks,
@@ -47,7 +46,7 @@ impl Waiting {
     ) -> Poll<u32> {
         let taken = free.take().or_else(|| {
             self.keep(free, place, cx);
-            // Once more: what came back before it had a place woke no task.
+            // Again: a chunk that came back before it had a place woke no task.
             free.take()
         });
         let Some(taken) = taken else { return Poll::Pending };
@@ -59,14 +58,13 @@ impl Waiting {
         Poll::Ready(taken)
     }
 
-    /// Wakes the task that has waited for the longest time.
     #[cold]
     #[inline(never)]
     fn wake_one(&self, free: &FreeChunks) {
         wake(self.next(free));
     }
 
-    /// Takes the task out of the line that has waited for the longest time.
+    /// Takes the task out that has waited longest.
     pub(super) fn next(&self, free: &FreeChunks) -> Option<Waker> {
         let mut places = self.lock();
         let first = places.wakers.pop_front();
@@ -75,7 +73,7 @@ impl Waiting {
     }
 
     fn keep(&self, free: &FreeChunks, place: &mut Place, cx: &Context<'_>) {
-        // Wakers are code of the program's: not under the lock.
+        // Outside of the lock: wakers are the program's code.
         let waker = cx.waker().clone();
         let mut places = self.lock();
         let own = place.0.and_then(|number| places.find(number));
@@ -83,7 +81,7 @@ impl Waiting {
             Some(own) => Some(std::mem::replace(&mut places.wakers[own].1, waker)),
             None if places.wakers.try_reserve(1).is_err() => {
                 drop(places);
-                // There is no memory to wait in: it asks again.
+                // No memory for a place: it asks again.
                 waker.wake();
                 return;
             }
@@ -102,12 +100,12 @@ impl Waiting {
     /// Gives a place up.
     pub(super) fn leave(&self, free: &FreeChunks, place: &mut Place) {
         if self.remove(free, place) && free.count() > 0 {
-            // It has left what it was woken for: the next one looks.
+            // It was woken for a chunk that it does not take: the next one looks.
             self.wake_one(free);
         }
     }
 
-    /// Removes a place from the line. Returns whether it had one, and was woken since.
+    /// Removes a place. Returns whether it had one, and was woken since.
     fn remove(&self, free: &FreeChunks, place: &mut Place) -> bool {
         let Some(own) = place.0.take() else { return false };
         let mut places = self.lock();
@@ -119,14 +117,14 @@ impl Waiting {
         at.is_none()
     }
 
-    /// What is behind the lock is consistent at every moment.
+    /// What is behind the lock is always consistent.
     fn lock(&self) -> MutexGuard<'_, Places> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Wakes a task. If its waker panics, the panic ends here: a buffer that goes back to its pool may be dropped during a panic, and
-/// a second one would end the process.
+/// Wakes a task, and ends its waker's panic: a buffer may be dropped during a panic, and a second one would end the
+/// process.
 pub(super) fn wake(woken: Option<Waker>) {
     if let Some(waker) = woken {
         let _ = panics::catch(|| waker.wake());
@@ -144,7 +142,6 @@ mod tests {
 
     use super::*;
 
-    /// Counts how often a task was woken.
     #[derive(Default)]
     struct Woken(AtomicUsize);
 
@@ -154,7 +151,7 @@ mod tests {
         }
     }
 
-    /// A pool, and the tasks that wait for its chunks.
+    /// A pool, and tasks that wait for its chunks.
     struct World<const N: usize> {
         free: FreeChunks,
         waiting: Waiting,
@@ -198,9 +195,9 @@ mod tests {
         }
     }
 
-    /// As a buffer does when it is dropped.
+    /// As a buffer's drop does.
     fn give_back(free: &FreeChunks, waiting: &Waiting, chunk: u32) {
-        // SAFETY: it is there, and the chunk was taken.
+        // SAFETY: `free` is borrowed, and the chunk was taken.
         if !unsafe { FreeChunks::give_back(free, chunk) } {
             let mut woken = None;
             let next = || {
@@ -224,7 +221,7 @@ mod tests {
         world.give_back(1);
         assert_eq!(world.woken(), [1, 1, 0]);
         assert!(world.poll(1).is_some() && world.poll(0).is_some());
-        // The first to take left one free: the task that was woken for it may never come, so the next one looks too.
+        // The first to take left one free. The task that was woken for it may never come, so the next one looks too.
         assert_eq!((world.poll(2), world.woken()), (None, [1, 1, 1]));
     }
 
@@ -301,7 +298,7 @@ mod tests {
     fn a_wake_up_of_a_task_that_gives_up_goes_to_the_next() {
         let mut world = World::<3>::new(1);
         assert_eq!([0, 1, 2].map(|task| world.poll(task)), [None; 3]);
-        // It was not woken yet, so nothing is passed on.
+        // It was not woken yet, so it passes nothing on.
         world.leave(1);
         world.give_back(0);
         assert_eq!(world.woken(), [1, 0, 0]);

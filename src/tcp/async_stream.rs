@@ -11,8 +11,8 @@ use super::exchange::Messages;
 ///
 /// With feature `tokio`, tokio's `TcpStream` and `UnixStream` are such streams.
 pub trait AsyncStream {
-    /// Reads some bytes, and returns their number: 0 at the end of the stream. If there are none, has the
-    /// task woken when there are.
+    /// Reads some bytes, and returns their number: 0 at the end of the stream. If there are none, has the task woken
+    /// when there are.
     ///
     /// # Errors
     ///
@@ -31,7 +31,7 @@ pub trait AsyncStream {
 /// Whole messages over such a stream.
 pub(crate) struct Polled<'s, S>(pub(crate) &'s mut S);
 
-/// The result of a call of the stream: 0 bytes mean the end of the stream.
+/// A stream's result: 0 bytes mean its end.
 fn done(result: io::Result<usize>) -> Result<usize, ExchangeError> {
     match result {
         Ok(0) => Err(ExchangeError::Closed(ExchangeStage::Addresses)),
@@ -45,7 +45,7 @@ impl<S: AsyncStream + Send> Messages for Polled<'_, S> {
         let mut left = bytes;
         while !left.is_empty() {
             let read = done(poll_fn(|cx| self.0.poll_read(cx, left)).await)?;
-            // A stream that is wrong about the number must not lead us out of bounds.
+            // A stream that returns a wrong number must not lead out of bounds.
             left = left.get_mut(read..).unwrap_or_default();
         }
         Ok(())
@@ -67,7 +67,7 @@ mod on_tokio {
 
     use super::*;
 
-    /// Defines a stream of tokio as one of ours, by its non-blocking calls.
+    /// Implements the trait for a stream of tokio, by its non-blocking calls.
     macro_rules! streams {
         ($($stream:ty),+) => {$(
             impl AsyncStream for $stream {

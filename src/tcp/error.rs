@@ -6,23 +6,23 @@ use std::{fmt, io};
 use crate::error::{Error, ErrorKind};
 use crate::state_error::StateError;
 
-/// The most bytes of private data that a program can exchange when it connects by
-/// [`PreparedChannel::connect`](crate::PreparedChannel::connect) and similar methods: 8 KiB.
+/// The most private data that [`PreparedChannel::connect`](crate::PreparedChannel::connect) and similar methods
+/// exchange: 8 KiB.
 pub const MAX_PRIVATE_DATA: usize = 8192;
 
 /// Why `connect` or `accept` over a stream failed. The peer is told if it can be.
 #[non_exhaustive]
 pub enum ExchangeError {
-    /// A verb failed on our side, or its input was wrong: our queue pair could not be connected.
+    /// A verb failed on our side, or its input was wrong.
     Verbs(Error),
-    /// The peer could not connect its queue pair to ours: a verb failed there with this errno value.
+    /// The peer could not connect its queue pair: a verb failed there with this errno value.
     Peer {
         /// The errno value on the peer's machine.
         errno: i32,
     },
-    /// There is no connection to the address: why not.
+    /// No connection to the address.
     NoConnection {
-        /// The last address that was tried, of those that a host name stands for.
+        /// The last address that was tried, if a host name has several.
         address: SocketAddr,
         /// The reason.
         error: io::Error,
@@ -31,13 +31,13 @@ pub enum ExchangeError {
     TimedOut(ExchangeStage),
     /// The peer closed the stream, or died, at this stage.
     Closed(ExchangeStage),
-    /// The peer sent something else than this exchange: it is another program, or a faulty one.
+    /// The peer sent something else: it is another program, or a faulty one.
     Protocol(&'static str),
-    /// The peer speaks another version of the exchange: it uses another version of this crate.
+    /// The peer uses another version of this crate, with another version of the exchange.
     Version {
-        /// The version that this crate speaks.
+        /// Our version.
         ours: u8,
-        /// The version that the peer speaks.
+        /// The peer's version.
         theirs: u8,
     },
     /// The private data is longer than [`MAX_PRIVATE_DATA`](crate::tcp::MAX_PRIVATE_DATA). Nothing was sent.
@@ -46,7 +46,7 @@ pub enum ExchangeError {
     Io(io::Error),
 }
 
-/// How far `connect` or `accept` over a stream has come.
+/// The stage of a `connect` or `accept` over a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ExchangeStage {
@@ -54,7 +54,7 @@ pub enum ExchangeStage {
     Stream,
     /// It exchanged the addresses of both queue pairs.
     Addresses,
-    /// Its own queue pair was ready, and it waited until the peer's was.
+    /// Its queue pair was ready, and it waited for the peer's.
     Peer,
 }
 
@@ -69,7 +69,6 @@ impl fmt::Display for ExchangeStage {
 }
 
 impl ExchangeError {
-    /// Maps an error of the stream to its meaning here.
     pub(super) fn from_stream(error: io::Error) -> Self {
         use io::ErrorKind as Kind;
         match error.kind() {
@@ -110,13 +109,13 @@ impl ExchangeError {
         }
     }
 
-    /// Whether the peer has closed the stream, or died.
+    /// Whether the peer closed the stream, or died.
     pub fn is_peer_gone(&self) -> bool {
         matches!(self, Self::Closed(_))
     }
 
-    /// Whether another attempt may succeed without a change on this side: the peer is not there yet, does not answer, has
-    /// gone, or could not connect. Programs wait a little before it.
+    /// Whether another attempt may succeed without a change on this side: the peer is not there yet, does not answer,
+    /// has gone, or could not connect. Wait a little before it.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::NoConnection { .. } | Self::TimedOut(_) | Self::Closed(_) | Self::Peer { .. } => {
@@ -187,14 +186,14 @@ impl fmt::Display for ExchangeError {
     }
 }
 
-/// As `Display`: `main` prints the `Debug` form of the error that it returns.
+/// As `Display`: `main` prints the `Debug` form of its error.
 impl fmt::Debug for ExchangeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// The text says everything: an error has no source.
+/// Without a source: the text says everything.
 impl std::error::Error for ExchangeError {}
 
 impl From<Error> for ExchangeError {

@@ -1,6 +1,5 @@
-//! The exchange between two sides, as a state machine that is fed with bytes.
-//!
-//! It is written once: what blocks, what is polled and what is stepped all feed it.
+//! The exchange between two sides: one state machine, fed with bytes, for streams that block, are polled or are
+//! stepped.
 
 use std::future::Future;
 use std::io::{self, Read, Write};
@@ -23,27 +22,26 @@ pub(crate) enum Role {
     Accepts,
 }
 
-/// What an exchange returns: the connected object and the peer's private data, or the object that is not
-/// connected.
+/// The connected object and the peer's private data, or the object that is not connected.
 pub(crate) type Exchanged<P> =
     Result<(<P as Handshake>::Connected, Vec<u8>), StateError<P, ExchangeError>>;
 
 /// Two sides that connect, as a state machine without a stream: the program carries its bytes. See
 /// [`PreparedChannel::begin_accept`](crate::PreparedChannel::begin_accept).
 ///
-/// Over a stream that does not block, [`step`](Self::step) does that. Otherwise, until it is [done](Self::advance): send
-/// [`to_send`](Self::to_send), and feed it with as many bytes as it [wants](Self::wants), never with more: what the peer sends
-/// after them belongs to the program.
+/// Over a stream that does not block, call [`step`](Self::step). Otherwise, until it is [done](Self::advance), send
+/// [`to_send`](Self::to_send), and feed it as many bytes as it [wants](Self::wants). Later bytes of the peer belong to
+/// the program.
 ///
 /// There is no deadline: [give up](Self::into_object) when the program's own timer says so.
 #[must_use]
 pub struct Exchange<P: Handshake> {
     role: Role,
     stage: Stage<P>,
-    /// The bytes to send, and how many of them were sent.
+    /// The bytes to send, and how many were sent.
     output: Vec<u8>,
     sent: usize,
-    /// The bytes received so far of the next part, and how many that part has.
+    /// The bytes of the next part so far, and its length.
     input: Vec<u8>,
     part: usize,
 }
@@ -54,13 +52,13 @@ enum Stage<P: Handshake> {
     Header(P),
     /// The rest of it.
     Greeting(P, wire::Header),
-    /// The handshake, when the peer has our greeting.
+    /// Our handshake, once our greeting is sent.
     Handshake(P, QueuePairEndpoint, Vec<u8>),
     /// The peer's verdict.
     Verdict(P::Shaken, Vec<u8>),
-    /// Our own verdict goes out, and that is all.
+    /// Our verdict goes out, and then it is done.
     Ready(P::Shaken, Vec<u8>),
-    /// The peer hears why: our verdict, or our version.
+    /// The peer is told why: our verdict, or our version.
     Failed(P, ExchangeError),
 }
 
@@ -74,41 +72,41 @@ impl<P: Handshake> Exchange<P> {
             Ok(greeting) => greeting,
             Err(error) => return Err(StateError::new(prepared, error)),
         };
-        // The side that accepts answers.
+        // The side that accepts sends only after it has read.
         let sent = if role == Role::Accepts { output.len() } else { 0 };
         let (stage, input) = (Stage::Header(prepared), Vec::new());
         Ok(Self { role, stage, output, sent, input, part: wire::HEADER })
     }
 
-    /// The bytes that are to be sent to the peer next, which may be none.
+    /// The bytes to send to the peer next. May be empty.
     pub fn to_send(&self) -> &[u8] {
         &self.output[self.sent..]
     }
 
-    /// So many of the bytes [to send](Self::to_send) are on their way. More than these are taken for all of them.
+    /// Notes that `len` bytes of [`to_send`](Self::to_send) were sent. A larger number counts as all.
     pub fn sent(&mut self, len: usize) {
         self.sent = self.sent.saturating_add(len).min(self.output.len());
     }
 
-    /// How many bytes of the peer it needs next; 0 if something is to be sent first, or nothing is needed any more.
+    /// How many bytes of the peer it needs next; 0 if it has something to send first, or is done.
     pub fn wants(&self) -> usize {
         if self.to_send().is_empty() { self.part - self.input.len() } else { 0 }
     }
 
-    /// Feeds it with bytes of the peer. Returns how many it has taken: no more than it [wants](Self::wants).
+    /// Feeds it bytes of the peer. Returns how many it took: no more than it [wants](Self::wants).
     pub fn received(&mut self, bytes: &[u8]) -> usize {
         let taken = bytes.len().min(self.wants());
         self.input.extend_from_slice(&bytes[..taken]);
         taken
     }
 
-    /// Goes on with what was sent and received. When it has the peer's address it connects, which calls `ibv_modify_qp`: the
-    /// kernel may have to look up the peer's MAC address. A channel that is not in its loop yet holds up nothing else.
+    /// Takes its next steps. Once it has the peer's address, it connects by `ibv_modify_qp`, for which the kernel may
+    /// look up the peer's MAC address. Only a channel that is already in its loop holds up others meanwhile.
     ///
     /// # Errors
     ///
-    /// See [`ExchangeError`]. The object comes back in the [`StateError`], for another attempt over another stream. Close this
-    /// one.
+    /// See [`ExchangeError`]. The object comes back in the [`StateError`], for another attempt over another stream.
+    /// Close this one.
     #[expect(clippy::type_complexity, reason = "what `Exchanged` has, or the same again")]
     pub fn advance(
         mut self,
@@ -122,12 +120,12 @@ impl<P: Handshake> Exchange<P> {
         Ok(Step::Pending(self))
     }
 
-    /// Goes on over a stream that does not block, until the stream would: then it waits for what the stream is to become,
-    /// readable if [`to_send`](Self::to_send) is empty and otherwise writable.
+    /// Carries its bytes over a stream that does not block, until the stream would. Then wait until the stream is
+    /// readable if [`to_send`](Self::to_send) is empty, or else writable.
     ///
     /// # Errors
     ///
-    /// As [`advance`](Self::advance).
+    /// Those of [`advance`](Self::advance).
     #[expect(clippy::type_complexity, reason = "what `Exchanged` has, or the same again")]
     pub fn step(
         mut self,
@@ -163,7 +161,7 @@ impl<P: Handshake> Exchange<P> {
         }
     }
 
-    /// Gives up: the object comes back, for another attempt over another stream. Close this one.
+    /// Gives up, and returns the object for another attempt over another stream. Close this one.
     pub fn into_object(self) -> P {
         match self.stage {
             Stage::Header(prepared)
@@ -174,7 +172,6 @@ impl<P: Handshake> Exchange<P> {
         }
     }
 
-    /// The stream has failed.
     fn fail(self, error: ExchangeError) -> StateError<P, ExchangeError> {
         let error = match self.stage {
             Stage::Header(_) | Stage::Greeting(..) | Stage::Handshake(..) => error,
@@ -185,10 +182,10 @@ impl<P: Handshake> Exchange<P> {
         StateError::new(self.into_object(), error)
     }
 
-    /// As [`advance`](Self::advance), when everything is there that the stage waits for.
+    /// One step of [`advance`](Self::advance), with everything there that the stage waits for.
     fn next_stage(self) -> Result<Self, Exchanged<P>> {
         let Self { role, stage, output, input, .. } = self;
-        // All of the output was sent.
+        // All output was sent.
         let next = |stage, output, part| {
             Ok(Self { role, stage, output, sent: 0, input: Vec::new(), part })
         };
@@ -197,7 +194,7 @@ impl<P: Handshake> Exchange<P> {
                 match wire::Header::parse(&input.try_into().expect("as many as are wanted")) {
                     Ok(header) => {
                         let part = header.endpoint + header.private_data;
-                        // Kept, to be sent when the peer's is known.
+                        // Kept until the peer's greeting is read.
                         let mut greeted = next(Stage::Greeting(prepared, header), output, part)?;
                         greeted.sent = greeted.output.len();
                         Ok(greeted)
@@ -205,13 +202,13 @@ impl<P: Handshake> Exchange<P> {
                     Err(error) => Err(Err(StateError::new(prepared, error))),
                 }
             }
-            // It was read to its end even if it is refused: when a TCP socket is closed with unread data, the peer may lose
-            // the last data that was sent to it.
+            // Read to its end even if it is refused: closing a TCP socket with unread data may lose the last data sent
+            // to the peer.
             Stage::Greeting(prepared, header) => {
                 let mut endpoint = input;
                 let private_data = endpoint.split_off(header.endpoint);
                 let checked = header.check();
-                // Tell a peer of another version our version. Tell other programs nothing.
+                // Tell another version ours, and other programs nothing.
                 let answers = role == Role::Accepts
                     && matches!(checked, Ok(()) | Err(ExchangeError::Version { .. }));
                 let stage = match checked.and_then(|()| wire::endpoint(&header, &endpoint)) {
@@ -228,7 +225,8 @@ impl<P: Handshake> Exchange<P> {
                     }
                     Err(StateError { error, object }) => {
                         let output = wire::verdict(Some(error.errno())).to_vec();
-                        // Who accepts reads the peer's verdict: closing a TCP socket with unread data may lose our own.
+                        // The accepting side reads the peer's verdict: closing a TCP socket with unread data may lose
+                        // our own.
                         let part = if role == Role::Accepts { wire::VERDICT } else { 0 };
                         next(Stage::Failed(object, error.into()), output, part)
                     }
@@ -261,14 +259,11 @@ debug! {
 
 /// Whole messages over a stream.
 pub(crate) trait Messages {
-    /// Fills `bytes`.
     fn read(&mut self, bytes: &mut [u8]) -> impl Future<Output = Result<(), ExchangeError>> + Send;
 
-    /// Sends all of `bytes` on its way.
     fn write(&mut self, bytes: &[u8]) -> impl Future<Output = Result<(), ExchangeError>> + Send;
 }
 
-/// A stream that blocks.
 struct Blocking<'s, S: DeadlineStream>(Timed<'s, S>);
 
 impl<S: DeadlineStream> Messages for Blocking<'_, S> {
@@ -281,7 +276,6 @@ impl<S: DeadlineStream> Messages for Blocking<'_, S> {
     }
 }
 
-/// Connects over a stream that blocks.
 pub(super) fn exchange<P: Handshake, S: DeadlineStream + ?Sized>(
     prepared: P,
     role: Role,
@@ -300,7 +294,6 @@ pub(super) fn exchange<P: Handshake, S: DeadlineStream + ?Sized>(
     }
 }
 
-/// Connects over a stream.
 pub(crate) async fn exchange_over<P: Handshake, S: Messages>(
     prepared: P,
     role: Role,

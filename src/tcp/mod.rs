@@ -15,13 +15,13 @@
 //! | to | |
 //! |---|---|
 //! | connect or accept | methods of [`PreparedChannel`](crate::PreparedChannel) and [`PreparedQueuePair`](crate::PreparedQueuePair) |
-//! | do it over a stream of your own | [`DeadlineStream`], [`StreamWithDeadline`], [`AsyncStream`] |
-//! | do it in steps, or feed it with bytes | [`Exchange`], [`Step`] |
+//! | use a stream of your own | [`DeadlineStream`], [`StreamWithDeadline`], [`AsyncStream`] |
+//! | go in steps, or feed it bytes | [`Exchange`], [`Step`] |
 //! | know why it failed | [`ExchangeError`], [`ExchangeStage`] |
 //! | notice that the peer's program has ended | [`peer_has_closed`], [`wait_until_peer_closes`] |
 //!
-//! Both sides exchange their endpoints and private data, shake hands, and exchange the results of their
-//! handshakes. Both return when both are ready, or when one has failed.
+//! Both sides exchange their endpoints and private data, shake hands, and exchange the results. Both return when both
+//! are ready, or when one has failed.
 //!
 //! ```text
 //! the side that connects             the side that accepts
@@ -35,12 +35,11 @@
 //! - `wire`: the messages as bytes, and the checks of received bytes.
 //! - `stream`: streams whose waits have a deadline.
 //! - `async_stream`: streams whose reads and writes are polled.
-//! - `exchange`: the exchange above, a state machine that is fed with bytes, and over any such stream.
-//! - `addresses`: TCP itself: `connect` and `accept`, and monitoring the peer through the stream.
+//! - `exchange`: the exchange, as a state machine, and over any such stream.
+//! - `addresses`: TCP: `connect` and `accept`, and monitoring the peer through the stream.
 //!
-//! The first 12 bytes of a greeting contain its version, and have the same form in all versions: a side
-//! with another version reads the greeting to its end and sends its own, so both sides can report both
-//! versions.
+//! The first 12 bytes of a greeting contain its version, and have the same form in all versions. A side of another
+//! version reads the greeting to its end and sends its own, so both sides can report both versions.
 
 mod addresses;
 #[cfg(feature = "async")]

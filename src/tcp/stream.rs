@@ -1,4 +1,4 @@
-//! Streams that wait no longer than until a deadline.
+//! Streams whose waits have a deadline.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -11,18 +11,15 @@ use super::error::{ExchangeError, ExchangeStage};
 use crate::debug::debug;
 use crate::panics::catch;
 
-/// A stream over which two sides can connect: one whose waits can be given a deadline.
+/// A stream over which two sides can connect, as its waits can have a deadline.
 ///
-/// [`TcpStream`] and [`UnixStream`] are such streams. For others, such as TLS over TCP, see
-/// [`StreamWithDeadline`].
+/// [`TcpStream`] and [`UnixStream`] are such streams. For others, such as TLS over TCP, see [`StreamWithDeadline`].
 pub trait DeadlineStream: Read + Write {
-    /// From now on, `read`, `write` and `flush` wait no longer than until `deadline`; then they fail
-    /// with [`TimedOut`](io::ErrorKind::TimedOut) or [`WouldBlock`](io::ErrorKind::WouldBlock). `None`
-    /// lets them wait for ever again.
+    /// Makes `read`, `write` and `flush` wait only until `deadline`, then fail with
+    /// [`TimedOut`](io::ErrorKind::TimedOut) or [`WouldBlock`](io::ErrorKind::WouldBlock). `None` removes the deadline.
     ///
-    /// It is called before each of them, so a limit on the time of a single call is enough. A stream
-    /// that does not keep this makes `connect` and `accept` wait longer than they should; nothing else
-    /// depends on it.
+    /// It is called before each of them, so a limit on the time of a single call is enough. If a stream ignores it,
+    /// `connect` and `accept` wait longer; nothing else depends on it.
     ///
     /// # Errors
     ///
@@ -35,7 +32,7 @@ fn timeout(deadline: Option<Instant>) -> io::Result<Option<Duration>> {
     let Some(deadline) = deadline else { return Ok(None) };
     match deadline.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
-        // The kernel counts microseconds, and takes 0 as for ever.
+        // The kernel counts microseconds, and 0 would mean for ever.
         left => Ok(Some(left.max(Duration::from_millis(1)))),
     }
 }
@@ -68,9 +65,8 @@ impl<S: DeadlineStream + ?Sized> DeadlineStream for Box<S> {
     }
 }
 
-/// Any stream, with a function that sets the deadline of its waits: for streams of other crates, such
-/// as TLS. The function is [`DeadlineStream::set_deadline`]; usually it passes the deadline on to the
-/// socket below.
+/// Any stream, such as TLS, with a function that sets the deadline of its waits. The function is
+/// [`DeadlineStream::set_deadline`]; usually it passes the deadline to the socket below.
 ///
 /// ```
 /// use std::io::{BufReader, Read, Write};
@@ -101,7 +97,7 @@ where
     S: Read + Write,
     F: FnMut(&mut S, Option<Instant>) -> io::Result<()>,
 {
-    /// Puts the two together.
+    /// Combines a stream and its function.
     pub fn new(stream: S, set_deadline: F) -> Self {
         Self { stream, set_deadline }
     }
@@ -151,17 +147,15 @@ impl<'s, S: DeadlineStream> Timed<'s, S> {
         Self { stream, deadline }
     }
 
-    /// Fills `bytes`.
     pub(super) fn read(&mut self, mut bytes: &mut [u8]) -> Result<(), ExchangeError> {
         while !bytes.is_empty() {
             let read = self.once(|stream| stream.read(bytes))?;
-            // A stream that is wrong about the number must not lead us out of bounds.
+            // A stream that returns a wrong number must not lead out of bounds.
             bytes = bytes.get_mut(read..).unwrap_or_default();
         }
         Ok(())
     }
 
-    /// Sends all of `bytes` on its way.
     pub(super) fn write(&mut self, mut bytes: &[u8]) -> Result<(), ExchangeError> {
         while !bytes.is_empty() {
             let written = self.once(|stream| stream.write(bytes))?;
@@ -187,7 +181,7 @@ impl<'s, S: DeadlineStream> Timed<'s, S> {
                     if !matches!(error, ExchangeError::TimedOut(_)) || left.is_zero() {
                         return Err(error);
                     }
-                    // The stream does not block, or its clock is coarser than ours.
+                    // The stream does not block, or its clock is coarser.
                     thread::sleep(left.min(Duration::from_millis(1)));
                 }
             }
@@ -198,7 +192,7 @@ impl<'s, S: DeadlineStream> Timed<'s, S> {
 impl<S: DeadlineStream> Drop for Timed<'_, S> {
     /// Removes the deadline, for the caller. If that fails, the caller's next use of the stream reports it.
     fn drop(&mut self) {
-        // It is the program's code, and so is what its error holds: it may panic during a panic.
+        // The program's code, and its error's drop, may panic during a panic.
         let _ = catch(|| drop(self.stream.set_deadline(None)));
     }
 }

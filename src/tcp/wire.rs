@@ -15,7 +15,7 @@ use crate::queue_pair::{CREDITS_VERSION, QueuePairEndpoint, VERSION};
 
 const NAME: &[u8; 7] = b"ibverbs";
 
-/// The length of the first part of a greeting, which holds the lengths of the rest.
+/// The length of the first part, which holds the lengths of the rest.
 pub(super) const HEADER: usize = 12;
 
 /// The first part of a greeting.
@@ -38,7 +38,7 @@ impl Header {
         Ok(Self { version: *version, endpoint: length(*e0, *e1), private_data: length(*d0, *d1) })
     }
 
-    /// Whether it is of our version, and within our limits.
+    /// Checks our version and our limits.
     pub(super) fn check(&self) -> Result<(), ExchangeError> {
         if !(VERSION..=CREDITS_VERSION).contains(&self.version) {
             return Err(ExchangeError::Version { ours: CREDITS_VERSION, theirs: self.version });
@@ -50,14 +50,13 @@ impl Header {
     }
 }
 
-/// Its length, as it is sent.
+/// The length, as it is sent.
 pub(super) fn check_private_data(private_data: &[u8]) -> Result<u16, ExchangeError> {
     let length = u16::try_from(private_data.len());
     let length = length.ok().filter(|&length| usize::from(length) <= MAX_PRIVATE_DATA);
     length.ok_or(ExchangeError::PrivateDataTooLong(private_data.len()))
 }
 
-/// A complete greeting.
 pub(super) fn greeting(
     endpoint: &QueuePairEndpoint,
     private_data: &[u8],
@@ -82,13 +81,12 @@ pub(super) fn endpoint(header: &Header, bytes: &[u8]) -> Result<QueuePairEndpoin
     read.ok_or(ExchangeError::Protocol("its endpoint is not valid"))
 }
 
-/// The length of a verdict.
 pub(super) const VERDICT: usize = 5;
 
 const READY: u8 = 1;
 const FAILED: u8 = 2;
 
-/// How the handshake of this side went: ready, or failed with an errno value.
+/// How this side's handshake went: ready, or failed with an errno value.
 pub(super) fn verdict(errno: Option<i32>) -> [u8; VERDICT] {
     let [a, b, c, d] = errno.unwrap_or(0).to_be_bytes();
     [if errno.is_some() { FAILED } else { READY }, a, b, c, d]
@@ -104,7 +102,7 @@ pub(super) fn read_verdict(bytes: [u8; VERDICT]) -> Result<(), ExchangeError> {
     }
 }
 
-/// Reads a greeting and a verdict as an exchange does. What is valid is written in the same bytes.
+/// Reads a greeting and a verdict as an exchange does. Valid ones are written in the same bytes.
 #[cfg(any(test, fuzzing))]
 pub fn exchanged_bytes(data: &[u8]) {
     if let Some((bytes, _)) = data.split_first_chunk::<VERDICT>() {
