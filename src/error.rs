@@ -64,13 +64,11 @@ enum Detail {
         index: u32,
         port: u8,
     },
-    /// The path that the kernel could not resolve.
     Path {
         ours: Ipv6Addr,
         index: u8,
         theirs: Ipv6Addr,
     },
-    /// A device that this process cannot use.
     Device(Unusable),
 }
 
@@ -122,7 +120,6 @@ impl Error {
         Self::with_reason(verb, libc::EINVAL, reason)
     }
 
-    /// An error that this crate found, with its reason.
     #[inline]
     pub(crate) const fn with_reason(verb: &'static str, errno: i32, reason: &'static str) -> Self {
         Self { verb, errno, detail: Detail::Reason(reason) }
@@ -173,7 +170,6 @@ impl Error {
         }
     }
 
-    /// Checks that `value` is within `low..=high`.
     pub(crate) fn within(
         verb: &'static str,
         what: &'static str,
@@ -208,7 +204,6 @@ impl Error {
         Self { verb, errno: libc::EADDRNOTAVAIL, detail }
     }
 
-    /// `EINVAL`: queue pairs of these types cannot be connected.
     #[cold]
     pub(crate) const fn types_do_not_fit(
         verb: &'static str,
@@ -224,7 +219,6 @@ impl Error {
         Self { verb, errno: libc::EINVAL, detail: Detail::Partitions { ours, theirs } }
     }
 
-    /// `EINVAL`: a queue pair does not allow this state transition.
     #[cold]
     pub(crate) const fn transition(reason: TransitionError) -> Self {
         let detail = Detail::Transition(reason);
@@ -262,10 +256,9 @@ impl Error {
         Self { verb: self.verb, errno, detail: Detail::Device(device) }
     }
 
-    /// An error with a text that is made when it happens.
-    ///
-    /// An error is `Copy`, so each text stays in memory: one for each different mistake of the process. Once they are
-    /// so many that it must be guessing, `otherwise` takes their place.
+    /// An error with a text that is made when it happens. Each text stays in memory, since an error is `Copy`: one for
+    /// each different mistake of the process. Once they are so numerous that it must be guessing, `otherwise` takes
+    /// their place.
     #[cold]
     pub(crate) fn with_text(
         verb: &'static str,
@@ -492,6 +485,11 @@ impl From<Error> for io::Error {
     }
 }
 
+/// `Err(error)`, for an error from a function that is not inlined.
+///
+/// A result's discriminant lies within the error. The compiler does not know what such a function writes there, so it
+/// would compile the code after a success again, for an `Ok` from there. `black_box` keeps it from dropping the
+/// assumption too early as trivially true.
 /// The result of a verb.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -565,7 +563,6 @@ mod tests {
         assert_eq!(text, "ibv_modify_qp: path_mtu is missing");
     }
 
-    /// The text that a `main` which returns `Result<(), Box<dyn Error>>` prints.
     #[test]
     fn debug_says_the_same() {
         let error = Error::new("ibv_reg_mr", libc::ENOMEM);

@@ -81,7 +81,6 @@ pub(crate) fn is_free<T>(object: *mut T) {
     subjects().ending.retain(|ending| ending.object != object.addr());
 }
 
-/// Whether the destroy verb of the object at this address has failed.
 pub(crate) fn failed_to_destroy(object: usize) -> bool {
     subjects().ending.iter().any(|ending| ending.failed && ending.object == object)
 }
@@ -107,7 +106,6 @@ impl EventFile {
         Self { apart: apart.then(|| context.addr()), verb }
     }
 
-    /// Calls `read`, which reads an event and acknowledges it.
     #[inline]
     pub(crate) fn read<R>(self, read: impl FnOnce() -> R) -> R {
         let _reading = self.apart.map(|context| Reading::begin(context, self.verb));

@@ -24,7 +24,6 @@ impl GidClass {
         Self::ALL.get(usize::from(code)).copied()
     }
 
-    /// The class's name in an error.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Unspecified => "GID",

@@ -8,7 +8,6 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// A C object with a destroy verb.
 pub(crate) trait Object {
     const DESTROY: &'static str;
 
@@ -111,10 +110,10 @@ impl<T: Object> Handle<T> {
 
 /// An object that others are made from.
 ///
-/// When the destroy verb of an object fails, its parents are leaked, borrowed or shared. The kernel may keep the object
+/// When an object's destroy verb fails, its parents are leaked, borrowed or shared. The kernel may keep the object
 /// alive, and the device may use its parents' memory, such as doorbell records that closing the context would free. The
-/// kernel refuses to destroy most parents, but not to close a context, and some providers take a parent apart before
-/// they ask the kernel.
+/// kernel refuses to destroy most parents, but closes a context, and some providers take a parent apart before they ask
+/// the kernel.
 pub trait Leak {
     /// Keeps this, and everything that it was made from, from ever being destroyed.
     fn leak(&self);
@@ -217,7 +216,6 @@ macro_rules! object {
 
 pub(crate) use object;
 
-/// A C object that can be imported.
 pub(crate) trait ImportableObject: Object {
     /// Frees the result of an import, and leaves the object itself alone.
     ///
@@ -227,7 +225,6 @@ pub(crate) trait ImportableObject: Object {
     unsafe fn unimport(object: *mut Self);
 }
 
-/// Implements [`ImportableObject`] for a C struct.
 macro_rules! importable_object {
     ($object:ident, $unimport:ident) => {
         impl $crate::handle::ImportableObject for $crate::ffi::$object {

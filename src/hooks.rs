@@ -1,10 +1,10 @@
 //! Hooks for a provider whose devices are software in this process, without a kernel driver.
 //!
-//! Not part of the stable interface: it is for the crate `ibverbs-software` of the same version.
+//! Not part of the stable interface: only for `ibverbs-software` of the same version.
 //!
 //! libibverbs finds devices in sysfs, asks the kernel for completion channels and GIDs, and reads GUIDs and P_Keys from
-//! sysfs. The provider answers all of that here. Threads also tell it before they sleep, and ask it for the time before
-//! they pause. Without a provider each hook costs one load; none is on the data path.
+//! sysfs. The provider answers that here. It also hears of threads that are about to sleep, and tells the time to those
+//! that pause. Without a provider each hook costs one load; none is on the data path.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -31,29 +31,28 @@ pub struct Hooks {
     /// Returns the time of the simulated network of a live context's device. `None`: the device uses the machine's
     /// clock.
     ///
-    /// If a moment is given that has not passed, that time reaches it by itself, and threads that sleep then return to
+    /// If the given moment has not passed, the network's time reaches it by itself, and sleeping threads then return to
     /// their callers.
     pub virtual_time: unsafe fn(*mut ffi::ibv_context, Option<Instant>) -> Option<Instant>,
     /// Chooses the first packet sequence number of a live queue pair, so that a simulation can repeat itself. `None`: a
     /// random one.
     pub first_psn: unsafe fn(*mut ffi::ibv_qp) -> Option<u32>,
-    /// A thread is about to sleep until one of the files is readable, or the deadline has passed. The last file is that
-    /// of the events. The provider may let its devices work until then, or return at once.
+    /// A thread is about to sleep until one of the files, of which the last is that of the events, is readable, or the
+    /// deadline has passed. The provider may let its devices work until then, or return at once.
     pub before_sleep: fn(&[c_int], Option<Instant>),
     /// As `before_sleep`, by a thread that polls a live completion queue, of any provider, before and after. True:
     /// there may be completions, the queue is still armed, and no event of theirs is there to read.
     pub sleep_for: unsafe fn(*mut ffi::ibv_cq, &[c_int], Option<Instant>) -> bool,
-    /// An event loop (a reactor, or a thread that waits for a `Loop`'s file) is about to attend a live completion
-    /// queue, of any provider. It sleeps until its own file is readable, then polls the queue until it is empty.
+    /// An event loop (a reactor, or a thread that waits for a `Loop`'s file) attends a live completion queue, of any
+    /// provider: it sleeps until its own file is readable, then polls the queue until it is empty.
     ///
-    /// If this returns a file, which stays open as long as the queue is live, the event loop also waits for that one,
-    /// and calls `rest` before it reads events.
+    /// If this returns a file, open as long as the queue is live, the event loop waits for that too, and calls `rest`
+    /// before it reads events.
     pub attend: unsafe fn(*mut ffi::ibv_cq) -> Option<c_int>,
-    /// Called for a queue with a file of `attend`, before an event loop's last poll before it sleeps. Returns whether
-    /// there is an event to read.
+    /// For a queue with a file of `attend`: an event loop is about to poll for the last time before it sleeps. Returns
+    /// whether there is an event to read.
     pub rest: unsafe fn(*mut ffi::ibv_cq) -> bool,
-    /// Whether no event will ever come in this file of events, of any provider, because its device was removed. Nothing
-    /// can be read from it now.
+    /// Whether no event will ever come in this empty file of events, of any provider, because its device was removed.
     pub is_ended: fn(c_int) -> bool,
     /// Opens a file for librdmacm's commands; -1 with `errno` set if that fails. `None`: the kernel's file is opened.
     pub manager_open: fn() -> Option<c_int>,

@@ -14,7 +14,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub(crate) struct Panic(ManuallyDrop<Box<dyn Any + Send>>);
 
 impl Panic {
-    /// Lets the panic go on.
     #[cfg(any(feature = "channel", test))]
     pub(crate) fn resume(self) -> ! {
         resume_unwind(ManuallyDrop::into_inner(self.0))
@@ -50,7 +49,6 @@ impl Panics {
         }
     }
 
-    /// Lets the panic go on, if there is one.
     #[inline]
     pub(crate) fn resume(self) {
         if let Some(thrown) = self.0 {
@@ -66,7 +64,6 @@ impl Panics {
 mod tests {
     use super::*;
 
-    /// A payload that panics when it is dropped.
     struct Bomb;
 
     impl Drop for Bomb {

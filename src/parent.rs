@@ -10,7 +10,7 @@ use crate::handle::Leak;
 ///
 /// A resource must be destroyed before its parent. With a **borrowed** parent, `ProtectionDomain::new(&context)`, the
 /// compiler enforces that, at no cost. With a **shared** one, `ProtectionDomain::new(Arc::new(context))`, the child
-/// keeps its parent alive and has no lifetime (`'static`): both can move into one struct or into a thread.
+/// keeps its parent alive and is `'static`: both can move into one struct or thread.
 ///
 /// Constructors take `impl Into<Parent<..>>`:
 ///
@@ -53,9 +53,9 @@ enum Inner<'a, P> {
 }
 
 impl<P> Drop for Parent<'_, P> {
-    /// Empty, but makes drop check keep the parent alive until the child's destroy verb has run. The compiler would
-    /// else allow dropping the parent first: dropping a reference or an `Arc` is no use of the parent, and the code
-    /// that destroys the child has no lifetime. With this `Drop`, every holder of a `Parent` uses it to the end.
+    /// Empty, but makes drop check keep the parent alive until the child's destroy verb has run. Dropping a reference
+    /// or an `Arc` is no use of the parent, and the code that destroys the child has no lifetime, so the compiler would
+    /// else allow dropping the parent first.
     #[inline]
     fn drop(&mut self) {}
 }

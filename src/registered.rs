@@ -12,7 +12,6 @@ pub(crate) fn is_free(_region: *mut ffi::ibv_mr) {
     known::add(_region);
 }
 
-/// Calls the destroy verb of a region.
 #[inline(always)]
 pub(crate) fn destroy(
     _: &'static str,
@@ -86,7 +85,6 @@ mod known {
         }
     }
 
-    /// The region is about to be deregistered, or changed.
     pub(crate) fn remove(region: *mut ffi::ibv_mr) {
         // SAFETY: the callers have a live region.
         let key = unsafe { (*region).lkey };

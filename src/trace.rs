@@ -17,7 +17,6 @@ mod events {
     thread_local! {
         /// How many locks this thread holds that the subscriber may need.
         static HELD: Cell<usize> = const { Cell::new(0) };
-        /// The events that wait.
         static QUEUE: RefCell<Vec<Event>> = const { RefCell::new(Vec::new()) };
     }
 

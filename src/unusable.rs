@@ -14,7 +14,6 @@ pub(crate) fn devices_folder() -> PathBuf {
     sysfs().join("class/infiniband")
 }
 
-/// Where it shows the interfaces of `ib_uverbs`, one for each device.
 fn verbs_folder() -> PathBuf {
     sysfs().join("class/infiniband_verbs")
 }
@@ -33,7 +32,6 @@ pub(crate) fn abi_of_verbs() -> Option<u32> {
     text.trim().parse().ok().filter(|_| !names(&devices_folder()).is_empty())
 }
 
-/// The folder of the device files.
 pub(crate) const FILES: &str = "/dev/infiniband";
 
 /// A device of the kernel, and why it is of no use.
@@ -203,14 +201,12 @@ fn is_there(device: &str, class: &Path) -> bool {
     !device.contains('/') && !matches!(device, "" | "." | "..") && class.join(device).exists()
 }
 
-/// The name `uverbs*` of a device's interface.
 fn interface(device: &str, verbs: &Path) -> Option<String> {
     names(verbs).into_iter().find(|name| {
         fs::read_to_string(verbs.join(name).join("ibdev")).is_ok_and(|is| is.trim() == device)
     })
 }
 
-/// The names in a folder, sorted.
 pub(crate) fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<_> =

@@ -50,16 +50,16 @@ use share::{Lock, destroy, release_quietly, stop};
 ///
 /// # Cancelling
 ///
-/// A future may be dropped at any time:
+/// A future may be dropped at any time. No drop waits for the device:
 ///
 /// | dropped | the operation | the buffer |
 /// |---|---|---|
-/// | before its first poll, or while it waits for room in the queue | is never posted | is dropped with the future |
-/// | after that | goes on: a message is sent, a write takes effect | is dropped when the device is done with it (a pooled buffer goes back to its pool) |
+/// | before its first poll, or while it waits for room | is never posted | is dropped with the future |
+/// | after that | goes on | is dropped when the device is done with it (a pooled buffer goes back to its pool) |
 /// | a receive | loses its turn. **No message is lost**: what arrives in its buffer goes to another receive, in order | holds a later message |
 ///
-/// No drop waits for the device. A forgotten future ([`mem::forget`](std::mem::forget)) leaks its buffer and its place
-/// in the queue until the channel is dropped. If it was waiting for room, all later operations wait behind it.
+/// A forgotten future ([`mem::forget`](std::mem::forget)) leaks its buffer and its place in the queue until the channel
+/// is dropped. If it was waiting for room, all later operations wait behind it.
 ///
 /// # When it ends
 ///
@@ -88,7 +88,8 @@ impl<S: Share> AsyncChannel<S> {
         self.share.lock().core.in_flight(self.id)
     }
 
-    /// `ibv_post_send`: carries out any request of the send queue whose buffer an operation can own.
+    /// `ibv_post_send`: carries out any request of the send queue whose buffer an operation can own. The output is the
+    /// buffer, as the reactor keeps it, and the completion.
     ///
     /// ```
     /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -105,14 +106,12 @@ impl<S: Share> AsyncChannel<S> {
     /// ```
     ///
     /// The first poll posts it. If the queue is full, or the channel lacks credit ([flow
-    /// control](crate::ChannelBuilder::flow_control)), it is posted when there is room, in the order of first polls.
-    ///
-    /// The output is the buffer, as the reactor keeps it, and the completion. If there is no memory for a waiter, it
-    /// fails with `ENOMEM`, and the buffer comes back.
+    /// control](crate::ChannelBuilder::flow_control)), it is posted when there is room, in the order of first polls. If
+    /// there is no memory for a waiter, it fails with `ENOMEM`, and the buffer comes back.
     ///
     /// A [`PreparedWindow`](crate::channel::PreparedWindow) is one operation: several requests with one doorbell and
-    /// one completion. It waits until the queue has room for all of them, and comes back with its buffers; an error
-    /// names the [request](crate::channel::WindowError::request) that failed first. It needs a reactor of
+    /// one completion. It waits for room for all of them. An error names the
+    /// [request](crate::channel::WindowError::request) that failed first. It needs a reactor of
     /// [`AnyBuffer`](crate::channel::AnyBuffer)s, or of windows:
     ///
     /// ```
@@ -198,16 +197,13 @@ impl<S: Share> AsyncChannel<S> {
         self.run(ReadWorkRequest::new(buffer, remote))
     }
 
-    /// `ibv_post_recv`: the next message. Messages are handed out in the order of arrival; which of several tasks gets
-    /// one is not fixed.
+    /// `ibv_post_recv`: the next message, in the order of arrival. Which of several waiting tasks gets it is not fixed.
     ///
-    /// The future posts `buffer`, when the queue has room. It returns the message in that buffer or in one posted
-    /// before: [ahead](Self::post_receive), or by a receive that was dropped. If such a buffer is left, `buffer` is not
-    /// needed, and is dropped.
+    /// The future posts `buffer` when the queue has room, and returns the message in it or in one posted before:
+    /// [ahead](Self::post_receive), or by a receive that was dropped. If such a buffer is left, `buffer` is dropped.
     ///
     /// A peer whose message finds no receive waits for this side's [`MinRnrTimer`](crate::settings::MinRnrTimer), by
-    /// default 10 ms. So a server posts the next receive before it answers, or keeps several posted; else each such
-    /// call takes 10 ms.
+    /// default 10 ms. So a server posts the next receive before it answers, or keeps several posted.
     ///
     /// A message fails if it is longer than the buffer in which it arrives, so use buffers of one length. If there is
     /// no memory for a waiter, it fails with `ENOMEM`; a buffer that was posted then serves the next task.
@@ -271,12 +267,11 @@ impl<S: Share> AsyncChannel<S> {
         .await
     }
 
-    /// `ibv_post_send`: writes 0 bytes to the peer after each `sleep` that ends while no send, write, read or atomic is
-    /// in flight. The peer's device acknowledges that without its program.
+    /// `ibv_post_send`: after each `sleep` that ends with no send, write, read or atomic in flight, writes 0 bytes to
+    /// the peer, whose device acknowledges that without its program.
     ///
     /// It returns the reason when the connection has failed: after the sleep in which the device has used up its
     /// retries. Run it beside the other operations, in a task of its own or with `select!`; dropping it is harmless.
-    ///
     /// The peer's channel must allow remote writes: see [`Channel::keep_alive`](crate::Channel::keep_alive).
     ///
     /// ```
@@ -313,9 +308,9 @@ impl<S: Share> AsyncChannel<S> {
 
     /// Waits until all posted sends, writes, reads and atomics have ended, then ends everything else.
     ///
-    /// Operations that are not yet posted, and later ones, fail with [`Stopped`](TransportError::Stopped). Messages
-    /// that have arrived can still be [received](Self::receive). The peer is not told. If this is dropped early,
-    /// operations in flight go on, and no new ones are posted.
+    /// Later operations, and those not yet posted, fail with [`Stopped`](TransportError::Stopped). Messages that have
+    /// arrived can still be [received](Self::receive). The peer is not told. If this is dropped early, operations in
+    /// flight go on, and no new ones are posted.
     pub async fn shutdown(&self) {
         self.begin_shutdown();
         let mut place = InLine::new(self, Queue::Send);
@@ -345,7 +340,6 @@ impl<S: Share> AsyncChannel<S> {
         stop(&self.share, self.id, TransportError::Stopped);
     }
 
-    /// See [`keep_alive`](Self::keep_alive).
     fn sign_of_life(&self) -> Result<(), TransportError> {
         let mut guard = self.share.lock();
         match guard.core.why_stopped(self.id) {

@@ -24,7 +24,6 @@ use crate::panics::catch;
 #[must_use = "futures do nothing unless polled"]
 pub struct AsyncOperation<'a, R, S: Share> {
     channel: &'a AsyncChannel<S>,
-    /// The request, until it is posted.
     request: Option<R>,
     stage: Stage,
     waits: Waits,
@@ -35,7 +34,6 @@ enum Stage {
     New,
     /// Its place in the line for room in the queue, or credit.
     InLine(u32),
-    /// The request's number.
     Posted(u64),
     Over,
 }
@@ -68,7 +66,6 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         }
     }
 
-    /// The result, if it has ended.
     #[inline(never)]
     fn take(&mut self, number: u64, waker: &Waker) -> Poll<Output<R, S>> {
         let mut guard = self.channel.share.lock();
@@ -255,7 +252,6 @@ pub(super) fn result_of<B, E>(
     }
 }
 
-/// The error of an operation that owns its buffer.
 #[cold]
 pub(super) fn failed<B>(error: TransportError, ended: Ended<B>) -> OperationError<B> {
     OperationError { error, buffer: Some(ended.buffer) }
@@ -313,7 +309,6 @@ pub(super) struct InLine<'a, S: Share> {
 }
 
 impl<'a, S: Share> InLine<'a, S> {
-    /// Not in line.
     pub(super) fn new(channel: &'a AsyncChannel<S>, queue: Queue) -> Self {
         Self { channel, queue, place: None }
     }

@@ -20,8 +20,8 @@ use crate::parent::Parent;
 use crate::pool::PooledBuffer;
 use crate::queue_pair::SharedReceiveQueue;
 
-/// How many turns without a completion pass between two readings of the clock. Few, because a program may sleep between
-/// its turns.
+/// How many turns without a completion pass between readings of the clock. Few, because a program may sleep between
+/// turns.
 const TURNS_PER_CLOCK_READING: u32 = 64;
 
 /// Drives the [`AsyncChannel`](crate::AsyncChannel)s of one completion queue, within any runtime or event loop.
@@ -69,9 +69,8 @@ const TURNS_PER_CLOCK_READING: u32 = 64;
 /// # }
 /// ```
 ///
-/// Without turns no future ends. In debug builds, a line on standard error says so when one has waited for a second.
-///
-/// One wake-up serves all completions that are there. Each wakes only the task of its own operation.
+/// One wake-up serves all completions that are there. Each wakes only the task of its own operation. Without turns no
+/// future ends; a debug build says so on standard error when one has waited for a second.
 ///
 /// Dropping the reactor ends all operations of its channels with [`ReactorGone`](TransportError::ReactorGone).
 pub struct Reactor<S: Share = Locked<PooledBuffer>> {
@@ -80,7 +79,6 @@ pub struct Reactor<S: Share = Locked<PooledBuffer>> {
     timer: Arc<Timer>,
     /// The set number of turns; `None`: it adapts.
     pub(super) spin: Option<u32>,
-    /// Turns that found nothing. It wraps around.
     idle_turns: AtomicU32,
 }
 
@@ -134,12 +132,12 @@ impl<S: Share> Reactor<S> {
         Ok(Self { share, queue, timer, spin: None, idle_turns: AtomicU32::new(0) })
     }
 
-    /// Sets how many turns find nothing before [`run`](Self::run) sleeps. Other tasks of the runtime run between two
-    /// turns. More means lower latency and a busy processor.
+    /// Sets how many turns find nothing before [`run`](Self::run) sleeps. Other tasks of the runtime run between turns.
+    /// More means lower latency and a busy processor.
     ///
-    /// By default it adapts. After something has ended it spins for up to 64 turns, some 20 µs, as long as that finds
-    /// the next completion; each time it does not, half as many, down to none, until a later try helps. If another
-    /// program takes the processor meanwhile, it does not spin for 65,536 sleeps. An idle reactor sleeps.
+    /// By default it adapts: up to 64 turns, some 20 µs, after something has ended, as long as they find the next
+    /// completion; half as many each time they do not, down to none, until a later try helps. If another program takes
+    /// the processor meanwhile, none for 65,536 sleeps. An idle reactor sleeps.
     #[must_use]
     pub fn spin(mut self, turns: u32) -> Self {
         self.spin = Some(turns);
@@ -211,8 +209,8 @@ impl<S: Share> Reactor<S> {
     /// `ibv_poll_cq`: polls once without waiting, for up to sixteen completions, and wakes the tasks whose operations
     /// have ended.
     ///
-    /// Returns the number of completions: if it is not 0, there may be more. It includes completions that the device
-    /// has made up; those end nothing.
+    /// Returns the number of completions, including those that the device made up, which end nothing. If it is not 0,
+    /// there may be more.
     ///
     /// # Errors
     ///
@@ -246,8 +244,7 @@ impl<S: Share> Reactor<S> {
         }
     }
 
-    /// A device that was pulled out completes nothing, so now and then a turn that found nothing asks the kernel about
-    /// it.
+    /// A removed device completes nothing, so now and then an idle turn asks the kernel about it.
     #[inline]
     fn count_idle_turn(&self) -> Result<()> {
         // Turns on two threads may count as one.
@@ -307,7 +304,9 @@ impl<S: Share> Reactor<S> {
     }
 
     /// `ibv_modify_qp`: ends all operations of all channels, because polling or sleeping failed, or the program wants
-    /// to stop. Nothing can be posted afterwards. Futures return `error`, or how their operation ended. A task in
+    /// to stop.
+    ///
+    /// Nothing can be posted afterwards. Futures return `error`, or how their operation ended. A task in
     /// [`run`](Self::run) ends.
     #[doc(alias = "ibv_modify_qp")]
     pub fn stop(&self, error: TransportError) {

@@ -38,7 +38,6 @@ pub struct AsyncReceive<'a, D, S: Share> {
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     New,
-    /// The place in line.
     Waiting(u32),
     Over,
 }
@@ -240,7 +239,6 @@ where
         Poll::Ready(Err(Refused::new(error, self.request.take()).into()))
     }
 
-    /// Returns a message. The future has left its line.
     fn end(
         &mut self,
         mut guard: Guard<'_, S>,
@@ -337,9 +335,9 @@ debug! { impl[D, S: Share] AsyncReceive<'_, D, S>, self, stage: self.stage, .. }
 /// [`Reactor::prepare_sharing`](crate::Reactor::prepare_sharing) its channels. A clone is the same queue.
 ///
 /// A message takes the next receive, on whichever channel it arrives;
-/// [`AsyncChannel::next_message`](crate::AsyncChannel::next_message) returns it there. So a server needs as many
-/// buffers as messages arrive at a time, not as many as all peers may send. Post a receive for each message: without
-/// one, peers retry ([`max_rnr_retries`](crate::ChannelBuilder::max_rnr_retries)), and then their connections fail.
+/// [`AsyncChannel::next_message`](crate::AsyncChannel::next_message) returns it there. So a server needs buffers only
+/// for the messages that arrive at a time. Without a receive, peers retry
+/// ([`max_rnr_retries`](crate::ChannelBuilder::max_rnr_retries)), and then their connections fail.
 ///
 /// The queue is destroyed with the reactor and all its channels. A receive that the device took for a dropped channel,
 /// without a completion, stays posted until then.

@@ -235,14 +235,14 @@ impl<S: Share> PreparedAsyncChannel<S> {
         Handshake::handshake(self, remote).map(Self::finish)
     }
 
-    /// Connects to the peer that [accepts](Self::accept), or [`PreparedChannel::accept_over`], over the same stream.
-    /// Returns the channel and the peer's private data.
+    /// Connects to the peer that accepts over the same stream, by [`accept`](Self::accept) or
+    /// [`PreparedChannel::accept_over`]. Returns the channel and the peer's private data.
     ///
     /// The caller keeps the stream, and can read from it to notice that the peer is gone. There is no deadline: drop
     /// the future when the program's own timer says so. That destroys the queue pair, and leaves the stream in an
     /// unspecified state.
     ///
-    /// Connecting calls `ibv_modify_qp`. The thread waits while the kernel looks up the peer's MAC address for it.
+    /// Connecting calls `ibv_modify_qp`: the thread may wait while the kernel looks up the peer's MAC address.
     ///
     /// # Errors
     ///
@@ -292,7 +292,6 @@ impl<S: Share> PreparedAsyncChannel<S> {
     }
 }
 
-/// The channel and the peer's private data, or what is not connected.
 type Connected<S> =
     Result<(AsyncChannel<S>, Vec<u8>), StateError<PreparedAsyncChannel<S>, ExchangeError>>;
 

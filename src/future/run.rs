@@ -34,8 +34,8 @@ impl<S: Share> Reactor<S> {
     /// descriptor fails when the device is pulled out; the reactor then ends with `EIO`.
     ///
     /// Run it in one task at a time. If that task is dropped, or a waker panics in it, the channels' futures wait until
-    /// it is run again, and feature `tracing` warns; it also warns if the reactor never ran and a waiting future is
-    /// dropped. Only a reactor of `spawn_on_tokio` is stopped then.
+    /// it is run again; only a reactor of `spawn_on_tokio` stops. Feature `tracing` warns of that, and of a waiting
+    /// future that is dropped before the reactor ever ran.
     ///
     /// # Errors
     ///
@@ -47,7 +47,6 @@ impl<S: Share> Reactor<S> {
         self.run_by(Instant::now, poll_readable).await
     }
 
-    /// [`run`](Self::run), with the runtime's clock.
     async fn run_by<F>(&self, now: fn() -> Instant, mut poll_readable: F) -> Result<()>
     where
         F: FnMut(&mut TaskContext<'_>) -> Poll<io::Result<()>>,
@@ -126,10 +125,8 @@ impl<S: Share> Reactor<S> {
         is_stopped
     }
 
-    /// Spawns a task on tokio that [runs](Self::run) the reactor.
-    ///
-    /// Dropping the returned value [stops](Self::stop) it, with [`ReactorGone`](TransportError::ReactorGone); until
-    /// then the value stands for the reactor:
+    /// Spawns a task on tokio that [runs](Self::run) the reactor. Dropping the returned value, which stands for the
+    /// reactor, [stops](Self::stop) it, with [`ReactorGone`](TransportError::ReactorGone):
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs a runtime
@@ -193,7 +190,6 @@ impl<S: Share> Reactor<S> {
 pub struct SpawnedReactor<S: Share = Locked<PooledBuffer>> {
     reactor: Arc<Reactor<S>>,
     task: Option<tokio::task::JoinHandle<Result<()>>>,
-    /// Set when there is no task.
     ended: Result<()>,
 }
 
@@ -231,7 +227,6 @@ impl<S: Share> Drop for SpawnedReactor<S> {
     }
 }
 
-/// The error of a task that did not end by itself.
 #[cfg(feature = "tokio")]
 const TASK_GONE: Error = Error::with_reason(
     "poll",
@@ -271,21 +266,19 @@ impl<S: Share> Drop for Runner<'_, S> {
 /// The most turns without a completion before the reactor sleeps, if its [`spin`](Reactor::spin) adapts.
 const MOST: u32 = 64;
 
-/// After how many sleeps without spinning the reactor tries to spin again: the least, doubled each time that spinning
-/// does not help, and the most.
+/// After how many sleeps without spinning the reactor tries to spin again: the least, doubled each time that it does
+/// not help, and the most.
 const SLEEPS: [u32; 2] = [16, 1024];
 
-/// The same, after the scheduler took the processor from a spinning reactor. A sleeper gets a processor as soon as it
-/// is woken; one that has spun waits some milliseconds for its turn.
+/// The same, after the scheduler took the processor from a spinning reactor. A sleeper gets a processor when it is
+/// woken; one that has spun waits some milliseconds for its turn.
 const SLEEPS_WHEN_CROWDED: u32 = 65_536;
 
 /// Longer than [`MOST`] turns take on a processor of their own.
 const CROWDED: Duration = Duration::from_micros(500);
 
-/// The value of `idle` once the reactor has begun to sleep.
 const ASLEEP: u32 = u32::MAX;
 
-/// The state of a task that runs a reactor.
 struct Running {
     now: fn() -> Instant,
     /// Turns in a row that found nothing, or [`ASLEEP`].
@@ -299,7 +292,6 @@ struct Running {
     sleeps: u32,
     /// Whether the queue was armed since a turn last found something.
     armed: bool,
-    /// Whether the descriptor was readable since then.
     woken: bool,
 }
 
@@ -330,7 +322,6 @@ impl Running {
         spins
     }
 
-    /// A turn has found something.
     fn found(&mut self) {
         match self.idle {
             ASLEEP if self.limit == 0 => {
@@ -350,7 +341,6 @@ impl Running {
         (self.idle, self.armed, self.woken) = (0, false, false);
     }
 
-    /// The reactor is about to sleep.
     fn gave_up(&mut self) {
         if !matches!(self.idle, 0 | ASLEEP) && !self.backs_off() {
             self.limit /= 2;
@@ -377,13 +367,11 @@ mod tests {
 
     thread_local!(static PASSED: Cell<Duration> = const { Cell::new(Duration::ZERO) });
 
-    /// A clock that shows [`PASSED`].
     fn now() -> Instant {
         static START: OnceLock<Instant> = OnceLock::new();
         *START.get_or_init(Instant::now) + PASSED.get()
     }
 
-    /// Makes turns that find nothing until it sleeps, and counts them.
     fn idle_turns(running: &mut Running) -> u32 {
         let mut turns = 0;
         while running.spins(None) {
@@ -397,7 +385,6 @@ mod tests {
     fn turns_that_find_nothing_are_made_after_something_has_ended_and_while_they_help() {
         let mut running = Running::new(now);
         assert_eq!(idle_turns(&mut running), 0, "nothing has ended yet");
-        // The next completion always comes after the sleep.
         let turns = |running: &mut Running| {
             running.found();
             idle_turns(running)
@@ -450,7 +437,6 @@ mod tests {
         lose(&mut running);
         running.found();
         assert_eq!(sleeps(&mut running), 65_536);
-        // It has found nothing.
         let mut running = Running::new(now);
         lose(&mut running);
         while running.spins(None) {}

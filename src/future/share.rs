@@ -39,7 +39,6 @@ pub struct Locked<B>(Arc<Mutex<State<B>>>);
 pub struct State<B> {
     pub(super) core: Loop<'static, B>,
     pub(super) is_stopped: bool,
-    /// The waker of the task that runs the reactor.
     pub(super) runner: Option<Waker>,
     /// When the reactor must look at the clock although nothing completes.
     pub(super) alarm: Option<Instant>,
@@ -88,7 +87,6 @@ pub(super) struct Guard<'a, S: Share> {
     events: ManuallyDrop<trace::Hold>,
 }
 
-/// Borrows the loop.
 pub(super) trait Lock: Share {
     #[inline(always)]
     fn lock(&self) -> Guard<'_, Self> {
@@ -158,7 +156,6 @@ impl<S: Share> Guard<'_, S> {
     /// As for [`end`](Self::end).
     #[inline(never)]
     unsafe fn end_and_wake(&mut self) {
-        // The usual case.
         let only = self.core.deferred().take_only();
         let mut rest = None;
         if only.is_none() {
@@ -265,7 +262,6 @@ impl<B: Send + 'static> sealed::Share<B> for Locked<B> {
 /// The rest of what is due. It is done even when a waker has panicked.
 struct Rest<'a, S: Share> {
     share: &'a S,
-    /// `None` once it is the spare list again.
     due: Option<Box<Due>>,
 }
 

@@ -12,7 +12,6 @@ mod watching {
     const PATIENCE: u64 = 1000;
 
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-    /// The reactors, while the thread runs.
     static ALL: Mutex<Vec<Weak<Watched>>> = Mutex::new(Vec::new());
 
     /// What the watching thread knows of a reactor.
@@ -83,7 +82,6 @@ mod watching {
         }
     }
 
-    /// A waiting future.
     #[derive(Default, Debug)]
     pub(in crate::future) struct Waits(Option<Arc<Watched>>);
 

@@ -21,10 +21,10 @@ use crate::parent::Parent;
 
 /// Equal chunks of one registered region. Any thread takes them and gives them back.
 ///
-/// Either only this program accesses the memory ([`new`](Self::new)), or peers do too ([`shared`](BufferPool::shared)).
-/// A clone is the same pool. The region is deregistered when the pool and all its buffers are dropped.
+/// Only this program accesses the memory ([`new`](Self::new)), or peers do too ([`shared`](BufferPool::shared)). A
+/// clone is the same pool. The region is deregistered when the pool and all its buffers are dropped.
 ///
-/// Taking and giving back is lock-free, and costs the same in a pool of any size. A [`BufferCache`](super::BufferCache)
+/// Taking and giving back is lock-free, and costs the same in a pool of any size; a [`BufferCache`](super::BufferCache)
 /// for one thread costs less.
 ///
 /// ```
@@ -61,7 +61,7 @@ struct Owner(NonNull<Pool>);
 impl Owner {
     #[inline(always)]
     fn pool(&self) -> &Pool {
-        // SAFETY: the pool is freed only after the owner's drop.
+        // SAFETY: the pool is freed in the owner's drop at the earliest.
         unsafe { self.0.as_ref() }
     }
 }
@@ -168,7 +168,6 @@ impl<M: PoolMemory> BufferPool<M> {
         Error::invalid_if((region.access() - local).is_empty() == M::PEERS, VERB, reason)?;
         let [first] = region.slice(..chunk_len)?.scatter()?;
         let mut all = Vec::new();
-        // The number of chunks was checked above.
         let (Some(free), Ok(())) = (FreeChunks::new(chunks as u32), all.try_reserve_exact(chunks))
         else {
             return Err(Error::with_reason(VERB, libc::ENOMEM, "no memory for the pool"));
@@ -201,7 +200,6 @@ impl<M: PoolMemory> BufferPool<M> {
         Some(pool.buffer(pool.free.take()?))
     }
 
-    /// Whether the buffer is of this pool.
     #[inline(always)]
     pub(super) fn has(&self, buffer: &PooledBuffer<M>) -> bool {
         ptr::eq(buffer.chunk().pool, self.pool())
@@ -222,11 +220,10 @@ impl<M: PoolMemory> BufferPool<M> {
     /// Waits for an empty buffer, in an async task. The future may be dropped at any time.
     ///
     /// Tasks are served in the order in which they began to wait, unless a later one finds a free chunk first. Only the
-    /// drop of a buffer wakes the future, so do not wait while the task itself holds the last chunk, or while only a
-    /// message that does not come would free one.
+    /// drop of a buffer wakes the future, so do not wait while the task itself holds the last chunk.
     ///
     /// A buffer that comes back wakes one task. If that task neither asks for it nor drops its future, such as a
-    /// forgotten one, the others wait on until another buffer comes back, or a later task takes this one and gives it
+    /// forgotten one, the others wait until another buffer comes back, or a later task takes this one and gives it
     /// back.
     pub async fn wait(&self) -> PooledBuffer<M> {
         let mut waiter = self.waiter();

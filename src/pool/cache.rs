@@ -7,12 +7,12 @@ use crate::debug::debug;
 /// The most buffers that a cache keeps.
 const MOST: usize = 64;
 
-/// Free buffers of a [`BufferPool`] that one owner keeps, such as the thread of a [`Loop`](crate::Loop). Taking one and
-/// giving it back needs no atomic operation; the pool needs one for each.
+/// Free buffers of a [`BufferPool`] that one owner keeps, such as the thread of a [`Loop`](crate::Loop). Taking and
+/// giving back needs no atomic operation; the pool needs one for each.
 ///
-/// It keeps up to 64 buffers. Others, also those that [wait](BufferPool::wait), get them only when the cache is
-/// dropped, so give a pool 64 more buffers for each cache. A buffer that is dropped, not [given back](Self::give_back),
-/// goes to the pool.
+/// It keeps up to 64 buffers, which others, also those that [wait](BufferPool::wait), get only when it is dropped: give
+/// a pool 64 more buffers for each cache. A buffer that is dropped, not [given back](Self::give_back), goes to the
+/// pool.
 ///
 /// ```
 /// use std::sync::Arc;

@@ -31,7 +31,6 @@ impl<const N: usize> Chunks<N> {
         }
     }
 
-    /// The owner goes.
     fn orphan(&self) {
         // SAFETY: it lives until the world ends, and one thread does this.
         if unsafe { FreeChunks::orphan(&self.free) } {
@@ -48,7 +47,6 @@ impl<const N: usize> Chunks<N> {
         }
     }
 
-    /// Uses a chunk, if there is one.
     fn try_to_use(&self) -> bool {
         let Some(index) = self.free.take() else { return false };
         self.use_taken(index);
@@ -120,7 +118,6 @@ fn no_wake_up_is_lost() {
     let waits = |chunks: &Chunks<1>| {
         chunks.free.set_waited_for(true);
         if chunks.free.take().is_none() {
-            // To be woken.
             chunks.has_ended.store(true, Ordering::Relaxed);
         }
     };

@@ -10,18 +10,17 @@ const ORPHANED: u64 = 2;
 /// counts takes.
 const FIRST: u32 = 2;
 
-/// The free chunks of a pool: a stack, which any thread takes from and gives back to by one exchange of its head. It
-/// costs the same in a pool of any size, however few are free.
+/// The free chunks of a pool: a stack. Any thread takes and gives back by one exchange of its head, at the same cost in
+/// a pool of any size.
 ///
-/// A take reads which chunk is second, then exchanges the head if it is unchanged. The count of takes shows whether it
-/// changed meanwhile. It misses a change only if others take exactly as many chunks as the count has values, or a
-/// multiple, while the thread stands still: 2^52 with a thousand chunks, which takes a year; 2^34 with the
-/// [most](Self::MOST), which takes minutes.
+/// A take reads which chunk is second, then exchanges the head if it is unchanged, as the count of takes shows. It
+/// misses a change only if others take exactly as many chunks as the count has values, or a multiple, while the thread
+/// stands still: 2^52 with a thousand chunks, which takes a year; 2^34 with the [most](Self::MOST), which takes
+/// minutes.
 pub(super) struct FreeChunks {
     head: AtomicU64,
     /// The bits of the head for the first free chunk.
     index: u64,
-    /// What a take adds to the head.
     take: u64,
     /// By chunk number, from 1. The first is the bottom of the stack.
     links: Box<[Link]>,
@@ -29,7 +28,6 @@ pub(super) struct FreeChunks {
     in_use: AtomicU32,
 }
 
-/// A free chunk's entry in the stack.
 struct Link {
     /// The chunk below it.
     next: AtomicU32,
@@ -63,7 +61,6 @@ impl FreeChunks {
         unsafe { self.links.get_unchecked(((head & self.index) >> FIRST) as usize) }
     }
 
-    /// How many chunks are free now.
     pub(super) fn count(&self) -> u32 {
         self.first(self.head.load(Ordering::Acquire)).depth.load(Ordering::Relaxed)
     }
@@ -122,9 +119,9 @@ impl FreeChunks {
             .map(drop)
     }
 
-    /// Gives a chunk back while tasks wait or the pool is orphaned. As long as tasks wait, and the pool is there,
-    /// `next` looks for one, until it has found one; the caller wakes it afterwards. True: the pool is the caller's
-    /// alone. Otherwise `this` may dangle.
+    /// Gives a chunk back while tasks wait or the pool is orphaned. As long as tasks wait, it calls `next` until that
+    /// has found one; the caller wakes it afterwards. True: the pool is the caller's alone. Otherwise `this` may
+    /// dangle.
     ///
     /// # Safety
     ///
@@ -176,7 +173,6 @@ impl FreeChunks {
         }
     }
 
-    /// Whether tasks wait.
     pub(super) fn is_waited_for(&self) -> bool {
         self.head.load(Ordering::Relaxed) & WAITED_FOR != 0
     }
@@ -209,7 +205,6 @@ mod tests {
             let taken: Vec<_> = std::iter::from_fn(|| free.take()).collect();
             assert!(taken.iter().copied().eq(0..chunks), "in their order");
             assert_eq!(free.count(), 0);
-            // The last that came back is taken first.
             for (index, chunk) in (1..).zip([chunks - 1, chunks / 3]).take(chunks.min(2) as usize) {
                 give_back(&free, chunk);
                 assert_eq!(free.count(), index);
@@ -257,7 +252,6 @@ mod tests {
         let mut asked = 0;
         let next = || {
             asked += 1;
-            // The first time, the tasks have left meanwhile, and another has come.
             asked == 2
         };
         // SAFETY: it is there, and the chunk was taken.

@@ -56,15 +56,13 @@ pub(super) struct Pool {
     pub(super) waiting: Waiting,
 }
 
-// SAFETY: only the buffer that has a chunk accesses it; everything else may be shared.
+// SAFETY: only the buffer that has a chunk accesses it; the other fields are `Send` and `Sync`.
 unsafe impl Send for Pool {}
 // SAFETY: as above.
 unsafe impl Sync for Pool {}
 
-/// What a buffer needs of its chunk and pool.
 pub(super) struct Chunk {
     pub(super) addr: u64,
-    /// The buffer's length.
     pub(super) kept: KeptLength,
     pub(super) lkey: u32,
     pub(super) index: u32,
@@ -73,16 +71,15 @@ pub(super) struct Chunk {
 
 /// A chunk of a [`BufferPool`](super::BufferPool), as an [`OwnedBuffer`]. Dropping it gives the chunk back.
 ///
-/// It is empty when taken. [`Write`] and [`extend_from_slice`](Self::extend_from_slice) append. What operations use of
-/// it:
+/// It is empty when taken. [`Write`] and [`extend_from_slice`](Self::extend_from_slice) append. Operations use:
 ///
-///  - A send or a write to the peer has the buffer's bytes.
-///  - A receive has the whole [capacity](Self::capacity), whatever the length, and sets the length to the message's. It
-///    leaves the length if it fails, or if a peer's write with an immediate completes it.
-///  - A read fills the buffer's length: [set](Self::set_len) it first.
+///  - to send, or write to the peer: the buffer's bytes.
+///  - to receive: the whole [capacity](Self::capacity). The length becomes the message's. It stays if the receive
+///    fails, or a peer's write with an immediate completes it.
+///  - to read: the buffer's length, so [set](Self::set_len) it first.
 ///
-/// The bytes of [`Shared`] memory are copied in by the same two and out by [`as_slice`](PooledBuffer::as_slice);
-/// [`remote`](PooledBuffer::remote) names them for peers.
+/// The bytes of [`Shared`] memory are read by [`as_slice`](PooledBuffer::as_slice); [`remote`](PooledBuffer::remote)
+/// names them for peers.
 pub struct PooledBuffer<M = Exclusive> {
     /// One word, since a buffer moves into and out of each operation.
     chunk: NonNull<Chunk>,
@@ -95,7 +92,6 @@ unsafe impl<M> Send for PooledBuffer<M> {}
 unsafe impl<M> Sync for PooledBuffer<M> {}
 
 impl Pool {
-    /// The buffer of a chunk that was taken for it.
     #[inline(always)]
     pub(super) fn buffer<M>(&self, index: u32) -> PooledBuffer<M> {
         // SAFETY: the caller took the index from the free chunks, so it is in range, and no other buffer has the chunk.

@@ -15,9 +15,7 @@ pub(super) struct Waiting {
 
 #[derive(Default)]
 struct Places {
-    /// The number of the next waiter.
     next: u64,
-    /// By ascending number.
     wakers: VecDeque<(u64, Waker)>,
 }
 
@@ -259,7 +257,6 @@ mod tests {
     /// If one is, this never ends.
     #[test]
     fn no_wake_up_is_lost() {
-        /// A thread is a task.
         struct Unparked(thread::Thread);
 
         impl Wake for Unparked {

@@ -18,7 +18,6 @@ use crate::state_error::StateError;
 
 /// How long the peer is silent before the kernel probes its host.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
-/// The time between two probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// The number of unanswered probes after which the peer counts as dead.
 const KEEPALIVE_PROBES: c_int = 4;
@@ -109,8 +108,8 @@ impl<'res> PreparedChannel<'res> {
     /// Connects to the peer that [accepts](Self::accept) at `address`. Returns the channel, ready on both sides, and
     /// the peer's private data.
     ///
-    /// Over TCP, both sides exchange their endpoints and up to [`MAX_PRIVATE_DATA`](crate::tcp::MAX_PRIVATE_DATA) bytes
-    /// of private data, and shake hands. The TCP stream stays open as long as the channel: see
+    /// Both sides exchange their endpoints and up to [`MAX_PRIVATE_DATA`](crate::tcp::MAX_PRIVATE_DATA) bytes of
+    /// private data over TCP, and shake hands. The TCP stream stays open as long as the channel: see
     /// [`Channel::peer_is_gone`].
     ///
     /// ```no_run
@@ -127,9 +126,8 @@ impl<'res> PreparedChannel<'res> {
     /// # }
     /// ```
     ///
-    /// The deadline bounds everything but two steps: the look-up of the host name, which a
-    /// [`SocketAddr`](std::net::SocketAddr) avoids, and the kernel's look-up of the peer's MAC address during the
-    /// handshake.
+    /// The deadline bounds everything but the look-up of a host name, which a [`SocketAddr`](std::net::SocketAddr)
+    /// avoids, and the kernel's look-up of the peer's MAC address.
     ///
     /// Neither this TCP traffic nor RDMA is encrypted or authenticated; [`connect_over`](Self::connect_over) takes a
     /// stream that is.
@@ -137,8 +135,7 @@ impl<'res> PreparedChannel<'res> {
     /// # Errors
     ///
     /// See [`ExchangeError`]. The peer is told, or sees the end of the stream. The channel comes back in the
-    /// [`StateError`] for another attempt; it was [reset](Channel::reset) if it had already gone through its own
-    /// handshake.
+    /// [`StateError`] for another attempt, [reset](Channel::reset) if its own handshake was done.
     pub fn connect(
         self,
         address: impl ToSocketAddrs,
@@ -152,10 +149,8 @@ impl<'res> PreparedChannel<'res> {
     /// Waits for a peer that [connects](Self::connect) to the listener, and connects to it.
     ///
     /// Several threads may wait at one listener if all use this method: it makes the listener non-blocking while it
-    /// accepts.
-    ///
-    /// A client that fails to connect makes this return an error. A server for arbitrary clients therefore accepts the
-    /// stream itself, on a thread that may wait, and calls [`accept_over`](Self::accept_over).
+    /// accepts. A client that fails to connect makes this return an error. So a server for arbitrary clients accepts
+    /// the stream itself, on a thread that may wait, and calls [`accept_over`](Self::accept_over).
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs a peer
@@ -235,9 +230,9 @@ impl<'res, T: Connected> PreparedQueuePair<'res, T> {
 
 /// The stream over which the channel was connected. It shows whether the peer is alive.
 impl Channel<'_> {
-    /// The TCP stream of [`connect`](PreparedChannel::connect) or [`accept`](PreparedChannel::accept), if one of them
-    /// made the channel. Nothing else reads or writes there, so the program may. The channel keeps it across a
-    /// [reset](Channel::reset) and the next [`handshake`](PreparedChannel::handshake).
+    /// The TCP stream of [`connect`](PreparedChannel::connect) or [`accept`](PreparedChannel::accept), for the
+    /// program's own use: nothing else reads or writes there. The channel keeps it across a [reset](Channel::reset) and
+    /// the next [`handshake`](PreparedChannel::handshake).
     pub fn stream(&self) -> Option<&TcpStream> {
         self.kept_stream()
     }
@@ -255,7 +250,7 @@ impl Channel<'_> {
     /// # Errors
     ///
     ///  - `NotConnected`: the channel has no stream.
-    ///  - `OutOfMemory`: the kernel has no memory left for the query.
+    ///  - Those of [`peer_has_closed`].
     pub fn peer_is_gone(&self) -> io::Result<bool> {
         peer_has_closed(self.required_stream()?)
     }
@@ -320,7 +315,6 @@ fn poll(file: BorrowedFd<'_>, events: i16, deadline: Instant) -> io::Result<bool
     }
 }
 
-/// Keeps the stream in the channel.
 fn keep<'res>(
     (mut channel, private_data, stream): (Channel<'res>, Vec<u8>, TcpStream),
 ) -> (Channel<'res>, Vec<u8>) {
@@ -397,7 +391,6 @@ fn dial(address: impl ToSocketAddrs, deadline: Instant) -> Result<TcpStream, Exc
     }))
 }
 
-/// Waits for the next client of the listener.
 fn next_client(listener: &TcpListener, deadline: Instant) -> Result<TcpStream, ExchangeError> {
     use io::ErrorKind as Kind;
 
@@ -418,8 +411,8 @@ fn next_client(listener: &TcpListener, deadline: Instant) -> Result<TcpStream, E
     }
 }
 
-/// Accepts a client that is waiting. Another thread may accept it first, so the listener must not block meanwhile. All
-/// threads share the socket's blocking mode, so they take turns to change it.
+/// Accepts a waiting client. Another thread may accept it first, so the listener must not block. All threads share the
+/// socket's blocking mode, and take turns to change it.
 fn accept_now(listener: &TcpListener) -> io::Result<TcpStream> {
     static TURN: Mutex<()> = Mutex::new(());
 

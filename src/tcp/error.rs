@@ -33,7 +33,7 @@ pub enum ExchangeError {
     Closed(ExchangeStage),
     /// The peer sent something else: it is another program, or a faulty one.
     Protocol(&'static str),
-    /// The peer uses another version of this crate, with another version of the exchange.
+    /// The peer's version of this crate has another version of the exchange.
     Version {
         /// Our version.
         ours: u8,

@@ -15,7 +15,6 @@ use crate::handshake::{Handshake, Step};
 use crate::queue_pair::QueuePairEndpoint;
 use crate::state_error::StateError;
 
-/// Which of the two sides begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
     Connects,
@@ -46,15 +45,12 @@ pub struct Exchange<P: Handshake> {
     part: usize,
 }
 
-/// What comes next.
 enum Stage<P: Handshake> {
     /// The first part of the peer's greeting.
     Header(P),
-    /// The rest of it.
     Greeting(P, wire::Header),
     /// Our handshake, once our greeting is sent.
     Handshake(P, QueuePairEndpoint, Vec<u8>),
-    /// The peer's verdict.
     Verdict(P::Shaken, Vec<u8>),
     /// Our verdict goes out, and then it is done.
     Ready(P::Shaken, Vec<u8>),
@@ -257,7 +253,6 @@ debug! {
     role: self.role, to_send: self.to_send().len(), wants: self.wants(), ..
 }
 
-/// Whole messages over a stream.
 pub(crate) trait Messages {
     fn read(&mut self, bytes: &mut [u8]) -> impl Future<Output = Result<(), ExchangeError>> + Send;
 

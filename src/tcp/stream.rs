@@ -18,8 +18,8 @@ pub trait DeadlineStream: Read + Write {
     /// Makes `read`, `write` and `flush` wait only until `deadline`, then fail with
     /// [`TimedOut`](io::ErrorKind::TimedOut) or [`WouldBlock`](io::ErrorKind::WouldBlock). `None` removes the deadline.
     ///
-    /// It is called before each of them, so a limit on the time of a single call is enough. If a stream ignores it,
-    /// `connect` and `accept` wait longer; nothing else depends on it.
+    /// It is called before each of them, so a time limit for a single call is enough. If a stream ignores it, `connect`
+    /// and `accept` wait longer.
     ///
     /// # Errors
     ///

@@ -18,7 +18,6 @@ const NAME: &[u8; 7] = b"ibverbs";
 /// The length of the first part, which holds the lengths of the rest.
 pub(super) const HEADER: usize = 12;
 
-/// The first part of a greeting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Header {
     pub(super) version: u8,
@@ -27,7 +26,6 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Parses the first part of a greeting of any version.
     pub(super) fn parse(bytes: &[u8; HEADER]) -> Result<Self, ExchangeError> {
         let [name @ .., version, e0, e1, d0, d1] = bytes;
         if name != NAME {
@@ -75,7 +73,6 @@ pub(super) fn greeting(
     Ok(bytes)
 }
 
-/// The endpoint of a greeting with this header.
 pub(super) fn endpoint(header: &Header, bytes: &[u8]) -> Result<QueuePairEndpoint, ExchangeError> {
     let read = QueuePairEndpoint::read(header.version, bytes);
     read.ok_or(ExchangeError::Protocol("its endpoint is not valid"))
@@ -92,7 +89,6 @@ pub(super) fn verdict(errno: Option<i32>) -> [u8; VERDICT] {
     [if errno.is_some() { FAILED } else { READY }, a, b, c, d]
 }
 
-/// Whether the peer is ready.
 pub(super) fn read_verdict(bytes: [u8; VERDICT]) -> Result<(), ExchangeError> {
     let [code, errno @ ..] = bytes;
     match (code, i32::from_be_bytes(errno)) {
