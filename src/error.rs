@@ -23,7 +23,6 @@ pub struct Error {
     detail: Detail,
 }
 
-/// What is known in addition to the errno value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Detail {
     None,
@@ -79,8 +78,8 @@ pub enum ErrorKind {
     /// An argument is wrong: out of range, of the wrong object, or not allowed in this state (`EINVAL`, `EFAULT`,
     /// `ERANGE`, `EMSGSIZE`).
     InvalidInput,
-    /// The machine or the device has run out of memory, locked memory, file descriptors or queue pairs (`ENOMEM`,
-    /// `EMFILE`, `ENFILE`, `ENOSPC`, `EAGAIN`).
+    /// Memory, locked memory, file descriptors or queue pairs have run out (`ENOMEM`, `EMFILE`, `ENFILE`, `ENOSPC`,
+    /// `EAGAIN`).
     Resource,
     /// The process may not do this (`EPERM`, `EACCES`).
     Permission,
@@ -114,7 +113,7 @@ impl Error {
         Self { verb, errno, detail: Detail::None }
     }
 
-    /// `EINVAL` with a reason, found before the verb was called.
+    /// `EINVAL`, found before the verb was called.
     #[inline]
     pub(crate) const fn invalid(verb: &'static str, reason: &'static str) -> Self {
         Self::with_reason(verb, libc::EINVAL, reason)
@@ -161,7 +160,7 @@ impl Error {
         Self { verb, errno: libc::EPROTONOSUPPORT, detail }
     }
 
-    /// The value that is out of range, if the error is about one.
+    /// The value that is out of range, if any.
     #[cold]
     pub(crate) fn excess(&self, about: &str) -> Option<u64> {
         match self.detail {
@@ -225,7 +224,7 @@ impl Error {
         Self { verb: "ibv_modify_qp", errno: libc::EINVAL, detail }
     }
 
-    /// A post that was refused with `errno`, because the queue pair is in `state`, and not yet in `needed`.
+    /// A post refused with `errno`: the queue pair is in `state`, and not yet in `needed`.
     #[cold]
     pub(crate) const fn wrong_state(
         verb: &'static str,
@@ -242,13 +241,12 @@ impl Error {
         Self { verb, errno: libc::EINVAL, detail: Detail::Holds { more_than, what } }
     }
 
-    /// The port's GID table has no entry with this index, or an empty one.
     #[cold]
     pub(crate) const fn no_gid(verb: &'static str, errno: i32, port: u8, index: u32) -> Self {
         Self { verb, errno, detail: Detail::GidIndex { index, port } }
     }
 
-    /// Adds the device that this process cannot use, if there is one: the errno has other causes too.
+    /// Adds the device that this process cannot use, if any: the errno has other causes too.
     #[cold]
     pub(crate) fn or_unusable(self, device: Option<Unusable>) -> Self {
         let Some(device) = device else { return self };
@@ -293,8 +291,7 @@ impl Error {
         self.verb
     }
 
-    /// The errno value, positive. It is always `Some`; the `Option` is as in [`std::io::Error`]. If the verb was not
-    /// called, it is usually `EINVAL`.
+    /// The errno value, positive. It is always `Some`, and usually `EINVAL` if the verb was not called.
     pub const fn raw_os_error(&self) -> Option<i32> {
         Some(self.errno)
     }
@@ -306,7 +303,7 @@ impl Error {
     /// The kind of failure.
     pub fn kind(&self) -> ErrorKind {
         match self.errno {
-            // The state is wrong even if the queue is full too: polling would not help.
+            // Even if the queue is full too: polling would not help.
             _ if matches!(self.detail, Detail::State { .. }) => ErrorKind::InvalidInput,
             libc::ENOMEM if self.verb.starts_with("ibv_post_") || self.verb == "ibv_bind_mw" => {
                 ErrorKind::QueueFull
@@ -336,7 +333,7 @@ impl Error {
             ("ibv_reg_mr" | "ibv_reg_mr_iova" | "ibv_rereg_mr", libc::ENOMEM) => {
                 "RLIMIT_MEMLOCK may be too low (ulimit -l), or the device has no region left"
             }
-            // What the kernel returns if the process may not lock a single page.
+            // For a process that may not lock a single page.
             (
                 "ibv_reg_mr" | "ibv_reg_mr_iova" | "ibv_rereg_mr" | "ibv_create_qp"
                 | "ibv_create_cq" | "ibv_create_srq",
@@ -466,7 +463,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// The text of `Display`: a `main` that returns an error prints its `Debug` form.
+/// The text of `Display`, because a `main` that returns an error prints `Debug`.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -476,7 +473,7 @@ impl fmt::Debug for Error {
 impl std::error::Error for Error {}
 
 impl From<Error> for io::Error {
-    /// A plain errno error if the errno value is all there is; otherwise wraps the error.
+    /// A plain errno error if there is only the errno value; otherwise wraps the error.
     fn from(error: Error) -> Self {
         match error.detail {
             Detail::None if error.hint().is_none() => Self::from_raw_os_error(error.errno),
@@ -485,19 +482,14 @@ impl From<Error> for io::Error {
     }
 }
 
-/// `Err(error)`, for an error from a function that is not inlined.
-///
-/// A result's discriminant lies within the error. The compiler does not know what such a function writes there, so it
-/// would compile the code after a success again, for an `Ok` from there. `black_box` keeps it from dropping the
-/// assumption too early as trivially true.
 /// The result of a verb.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// `Err(error)`, for an error from a function that is not inlined.
 ///
 /// A result's discriminant lies within the error. The compiler does not know what such a function writes there, so it
-/// would compile the code after a success a second time for an `Ok` from there, then merge the two. `black_box` keeps
-/// it from dropping the assumption too early as trivially true.
+/// would compile the code after a success again, for an `Ok` from there. `black_box` keeps it from dropping the
+/// assumption too early as trivially true.
 #[inline(always)]
 pub(crate) fn err_from_call<T, E>(error: E) -> Result<T, E> {
     let result = hint::black_box(Err(error));

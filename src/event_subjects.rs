@@ -16,7 +16,7 @@ use crate::ffi;
 
 static SUBJECTS: Mutex<Subjects> = Mutex::new(Subjects { ending: Vec::new(), reads: Vec::new() });
 
-/// A destroy verb has returned, or a read that destroy verbs wait for has ended.
+/// A destroy verb has returned, or a read that one waits for has ended.
 static CHANGED: Condvar = Condvar::new();
 
 /// Never locked while a verb runs.
@@ -43,7 +43,7 @@ fn wait(subjects: MutexGuard<'static, Subjects>) -> MutexGuard<'static, Subjects
     CHANGED.wait(subjects).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Calls the destroy verb, `name`, of an object that events are about.
+/// Calls the destroy verb `name`.
 pub(crate) fn destroy<T>(
     name: &'static str,
     object: *mut T,
@@ -73,10 +73,8 @@ pub(crate) fn destroy<T>(
     status
 }
 
-/// Notes that any object at this address is a new one, whose destroy verb has not failed.
-///
-/// A provider may free an object before its destroy verb fails. Another thread may then get the address for a new
-/// object before the verb returns.
+/// Notes that any object at this address is a new one, whose destroy verb has not failed. A provider may free an object
+/// before its destroy verb fails, and another thread may get the address before the verb returns.
 pub(crate) fn is_free<T>(object: *mut T) {
     subjects().ending.retain(|ending| ending.object != object.addr());
 }
@@ -95,8 +93,8 @@ pub(crate) struct EventFile {
 }
 
 impl EventFile {
-    /// The file of the events about objects that `verb` destroys, or about all. `apart`: an object of the context may
-    /// be freed without waiting for its events.
+    /// The file of the events about objects that `verb` destroys, or about all. `apart`: an object may be freed without
+    /// waiting for its events.
     pub(crate) fn new(
         context: *mut ffi::ibv_context,
         verb: Option<&'static str>,

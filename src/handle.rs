@@ -69,8 +69,7 @@ impl<T: Object> Handle<T> {
         self.object.as_ptr()
     }
 
-    /// Destroys the object, on the first call only. The caller does not use the object afterwards; on an error it leaks
-    /// the object's parents.
+    /// Destroys the object, on the first call. The caller does not use it afterwards; on an error it leaks its parents.
     pub(crate) fn destroy(&mut self) -> Result<()> {
         // SAFETY: `end` calls this once, and the handle owns the object, which is live until then.
         self.end(|object| ffi::status(T::DESTROY, unsafe { T::destroy(object) }))
@@ -144,7 +143,7 @@ impl<P: Leak> Leak for Option<P> {
 }
 
 /// Defines how a resource ends. Its C object, a `$object`, is in the field `$raw`, its parents are in `$parent`. `Drop`
-/// and `close` call the private method `destroy`; `close` returns its error, and has the given documentation.
+/// and `close` call the private `destroy`; `close` returns its error, with the given documentation.
 macro_rules! resource {
     ($(#[$close:meta])* $resource:ident<$($lifetime:lifetime),+>: $raw:ident of $object:ident $(, $parent:ident)*) => {
         impl<$($lifetime),+> Drop for $resource<$($lifetime),+> {
@@ -183,8 +182,8 @@ macro_rules! resource {
 
 pub(crate) use resource;
 
-/// Implements [`Object`] for a C struct whose destroy verb takes only a pointer to it. The third argument is
-/// `event_subjects` if events are about the object.
+/// Implements [`Object`] for a C struct whose destroy verb takes only a pointer. The third argument is `event_subjects`
+/// if events are about the object.
 macro_rules! object {
     ($object:ident, $destroy:ident $(, $events:ident)?) => {
         impl $crate::handle::Object for $crate::ffi::$object {
@@ -260,7 +259,7 @@ impl<T: ImportableObject> ImportableHandle<T> {
         Self { handle, imported: true }
     }
 
-    /// Treats the object as made by this process from now on.
+    /// Treats the object as made by this process.
     pub(crate) fn own(&mut self) {
         self.imported = false;
     }

@@ -13,15 +13,15 @@ use std::time::Instant;
 
 use crate::ffi;
 
-/// The functions of the process's one such provider, which may have any number of devices.
+/// The functions of the process's one such provider.
 #[derive(Debug)]
 pub struct Hooks {
     /// Returns the devices for [`devices`](crate::devices), each with a reference of its own.
     pub list: fn() -> Vec<NonNull<ffi::ibv_device>>,
     /// Gives back a reference that `list` took.
     pub put: unsafe fn(NonNull<ffi::ibv_device>),
-    /// Answers libibverbs' request to the kernel: the result, with `errno` set if it is -1. `None`: the file is not
-    /// this provider's, and the request goes to the kernel.
+    /// Answers libibverbs' request to the kernel: the result, with `errno` set if it is -1. `None`: the file is the
+    /// kernel's.
     pub ioctl: unsafe fn(c_int, u64, *mut c_void) -> Option<c_int>,
     /// Returns a port's P_Key at an index, in host byte order, or an errno value. `None`: the context is not this
     /// provider's.
@@ -41,7 +41,7 @@ pub struct Hooks {
     /// deadline has passed. The provider may let its devices work until then, or return at once.
     pub before_sleep: fn(&[c_int], Option<Instant>),
     /// As `before_sleep`, by a thread that polls a live completion queue, of any provider, before and after. True:
-    /// there may be completions, the queue is still armed, and no event of theirs is there to read.
+    /// there may be completions, without an event to read, and the queue is still armed.
     pub sleep_for: unsafe fn(*mut ffi::ibv_cq, &[c_int], Option<Instant>) -> bool,
     /// An event loop (a reactor, or a thread that waits for a `Loop`'s file) attends a live completion queue, of any
     /// provider: it sleeps until its own file is readable, then polls the queue until it is empty.
@@ -122,8 +122,7 @@ unsafe extern "C" fn ibverbs_bundled_ioctl(
     unsafe { libc::ioctl(fd, request, argument) }
 }
 
-/// librdmacm opens the connection manager (`src/c/manager.c`). Returns 1 if it is this provider's instead of the
-/// kernel's.
+/// librdmacm opens the connection manager (`src/c/manager.c`). Returns 1 if it is this provider's.
 ///
 /// # Safety
 ///
@@ -164,8 +163,7 @@ extern "C" fn ibverbs_bundled_manager_close(file: c_int) {
     }
 }
 
-/// The devices as librdmacm sees them: it takes them from C, and knows them by GUID. It is compiled with these names
-/// for three functions of libibverbs.
+/// The devices as librdmacm sees them, by GUID. It is compiled with these names for three functions of libibverbs.
 #[cfg(feature = "rdmacm")]
 mod of_librdmacm {
     use std::ffi::c_int;
@@ -188,9 +186,8 @@ mod of_librdmacm {
             return unsafe { ffi::ibv_get_device_list(count) };
         }
         let mut kernels: c_int = 0;
-        // SAFETY: `kernels` is a live variable. `all` has room for both lists and a null pointer after them; `calloc`
-        // made it, as C's `free` needs, and the old list came from C's `calloc`. The caller promises that `count` is
-        // writable or null.
+        // SAFETY: `kernels` is a live variable. `all` has room for both lists and a null pointer; C frees it, and frees
+        // the old list here, both from `calloc`. The caller promises that `count` is writable or null.
         unsafe {
             let list = ffi::ibv_get_device_list(&raw mut kernels);
             let kernels = if list.is_null() { 0 } else { usize::try_from(kernels).unwrap_or(0) };

@@ -54,7 +54,7 @@ enum Why {
     Abi(Abi),
 }
 
-/// The ABI version of a driver, and those that its provider knows.
+/// A driver's ABI version, and those that its provider knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Abi {
     found: u16,
@@ -81,14 +81,14 @@ unsafe extern "C" fn ibverbs_bundled_driver_abi(
     // SAFETY: the caller promises a string.
     let device = unsafe { CStr::from_ptr(device) }.to_string_lossy();
     let device = device.rsplit('/').next().unwrap_or_default().to_owned();
-    // It has at most as many entries as the kernel has devices.
+    // At most as many as the kernel has devices.
     let mut drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
     let number = |version: c_uint| u16::try_from(version).unwrap_or(u16::MAX);
     let abi = Abi { found: number(found), low: number(low), high: number(high) };
     drivers.insert(device, abi);
 }
 
-/// The beginning of a name. The kernel's have up to 63 bytes, and are rarely longer than 16.
+/// The beginning of a name. The kernel's are rarely longer than 16 of their 63 bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Name([u8; 24]);
 
@@ -123,7 +123,7 @@ impl Unusable {
         Self::in_folders(device, &devices_folder(), &verbs_folder(), Path::new(FILES))
     }
 
-    /// As [`of`](Self::of), for a device that the process could open but is not in the list.
+    /// As [`of`](Self::of), for a device that could be opened but is not in the list.
     pub(crate) fn without_provider(device: &str) -> Option<Self> {
         Self::of(device).or_else(|| {
             let verbs = verbs_folder();

@@ -161,8 +161,8 @@ impl<S: Share> PreparedAsyncChannel<S> {
     /// one. The channel hands the messages out by [`AsyncChannel::receive`], as if [`AsyncChannel::post_receive`] had
     /// posted them.
     ///
-    /// A failed handshake drops the buffers; post again for the next attempt. So does a post that fails though the
-    /// device may have it. If this is dropped unconnected, so are the buffers, when the device is done with them.
+    /// A failed handshake drops the buffers, and so does a post that fails though the device may have it; post again
+    /// for the next attempt. If this is dropped unconnected, so are the buffers, when the device is done with them.
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs a peer

@@ -69,7 +69,7 @@ impl<S: Share> Reactor<S> {
     where
         F: FnMut(&mut TaskContext<'_>) -> Poll<io::Result<()>>,
     {
-        // Stored before the turn, so that a stop after the turn wakes this task.
+        // First, so that a stop after the turn wakes this task.
         if self.set_runner(cx) {
             return Poll::Ready(Ok(()));
         }
@@ -99,7 +99,7 @@ impl<S: Share> Reactor<S> {
                 break;
             }
             running.gave_up();
-            // Polls once more: a completion from before arming raises no event.
+            // Polls again: a completion from before arming raises no event.
             self.arm()?;
             running.armed = true;
         }
@@ -249,7 +249,7 @@ impl<S: Share> Drop for Spawned<S> {
     }
 }
 
-/// Part of the future of [`run`](Reactor::run). It warns if that is dropped while operations wait.
+/// Warns if the future of [`run`](Reactor::run) is dropped while operations wait.
 struct Runner<'a, S: Share>(&'a Reactor<S>);
 
 impl<S: Share> Drop for Runner<'_, S> {
@@ -401,7 +401,7 @@ mod tests {
             sleeps
         };
         assert_eq!(sleeps(&mut running), 15, "it tries again");
-        // Each time that spinning does not help, the next try comes later.
+        // It tries later each time that spinning does not help.
         let pauses = [(); 8].map(|()| sleeps(&mut running));
         assert_eq!(pauses, [31, 63, 127, 255, 511, 1023, 1023, 1023]);
         // It helps: the next completion always comes after three turns.

@@ -31,11 +31,11 @@ pub trait Share: Clone + sealed::Share<Self::Buffer> {
 #[derive(Debug)]
 pub struct Local<B>(Rc<RefCell<State<B>>>);
 
-/// Tasks of any threads share the loop behind one lock. Each poll of a future and each turn takes it once.
+/// Tasks of any threads share the loop behind one lock, taken once by each turn and poll of a future.
 #[derive(Debug)]
 pub struct Locked<B>(Arc<Mutex<State<B>>>);
 
-/// A loop, and what its tasks need with it.
+/// A loop, with what its tasks need.
 pub struct State<B> {
     pub(super) core: Loop<'static, B>,
     pub(super) is_stopped: bool,
@@ -48,7 +48,7 @@ pub struct State<B> {
     pub(super) device_checked: Option<Instant>,
     /// When to check the connections, on a device that completes nothing when they end.
     pub(super) next_check: Option<Instant>,
-    /// An empty list with room for wakers, unless a thread that wakes tasks has taken it.
+    /// An empty list with room for wakers, unless a thread that wakes tasks has it.
     spare: Option<Box<Due>>,
 }
 

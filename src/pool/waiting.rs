@@ -24,7 +24,7 @@ impl Places {
         self.wakers.binary_search_by_key(&number, |&(number, _)| number).ok()
     }
 
-    /// Sets whether a task waits, for threads that give chunks back. Called under the lock.
+    /// Tells threads that give chunks back whether a task waits. Called under the lock.
     fn tell(&self, free: &FreeChunks) {
         free.set_waited_for(!self.wakers.is_empty());
     }
@@ -35,7 +35,7 @@ impl Places {
 pub(super) struct Place(Option<u64>);
 
 impl Waiting {
-    /// A chunk, or a place in the line. The task keeps its place until it is woken, as the first in line.
+    /// A chunk, or a place in the line, which the task keeps until it is woken as the first.
     pub(super) fn poll_take(
         &self,
         free: &FreeChunks,
@@ -121,7 +121,7 @@ impl Waiting {
     }
 }
 
-/// Wakes a task, and ends its waker's panic: a buffer may be dropped during a panic, and a second one would end the
+/// Wakes a task. Its waker's panic ends here: a buffer may be dropped during a panic, and a second one would end the
 /// process.
 pub(super) fn wake(woken: Option<Waker>) {
     if let Some(waker) = woken {
@@ -219,7 +219,7 @@ mod tests {
         world.give_back(1);
         assert_eq!(world.woken(), [1, 1, 0]);
         assert!(world.poll(1).is_some() && world.poll(0).is_some());
-        // The first to take left one free. The task that was woken for it may never come, so the next one looks too.
+        // The first to take left one free. Its task may never come, so the next one looks too.
         assert_eq!((world.poll(2), world.woken()), (None, [1, 1, 1]));
     }
 
