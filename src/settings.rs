@@ -211,7 +211,7 @@ impl Default for AckTimeout {
 }
 
 bounded! {
-    /// `sq_psn`, `rq_psn`: the 24-bit number of the first packet, the same at the sender and the receiver.
+    /// `sq_psn`, `rq_psn`: the 24-bit number of the first packet. A receiver's must equal its sender's.
     #[doc(alias = "sq_psn")]
     #[doc(alias = "rq_psn")]
     #[derive(Default)]

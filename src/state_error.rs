@@ -9,8 +9,8 @@ use crate::error::Error;
 /// ([`object`](Self::object)): the channel that could not be [reset](crate::Channel::reset), or what could not be
 /// [connected](crate::PreparedChannel::handshake).
 ///
-/// `?` drops the object and keeps the reason: it converts to [`Error`], [`TransportError`](crate::TransportError),
-/// `std::io::Error` and `Box<dyn std::error::Error>`. For other errors, write `.map_err(|failed| failed.error)?`.
+/// `?` drops the object and keeps the reason, as [`Error`], [`TransportError`](crate::TransportError), `std::io::Error`
+/// or `Box<dyn std::error::Error>`. For other errors, write `.map_err(|failed| failed.error)?`.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs a peer

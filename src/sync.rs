@@ -1,6 +1,5 @@
-//! The locks and flags that threads share: those of the standard library. Tests built with `--cfg ibverbs_loom` have
-//! loom's, and run in every order of the threads that any processor's memory allows: see the step "loom" of
-//! script/test.
+//! The locks and flags that threads share, from the standard library. Tests built with `--cfg ibverbs_loom` use loom's,
+//! and run in every order of the threads that a processor's memory allows: see the step "loom" of script/test.
 
 #[cfg(all(test, ibverbs_loom))]
 pub(crate) use loom::sync::{

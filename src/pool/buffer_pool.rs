@@ -220,7 +220,8 @@ impl<M: PoolMemory> BufferPool<M> {
     /// Waits for an empty buffer, in an async task. The future may be dropped at any time.
     ///
     /// Tasks are served in the order in which they began to wait, unless a later one finds a free chunk first. Only the
-    /// drop of a buffer wakes the future, so do not wait while the task itself holds the last chunk.
+    /// drop of a buffer wakes the future: do not wait while the task itself holds the last chunk, or while all chunks
+    /// wait for messages that may not come.
     ///
     /// A buffer that comes back wakes one task. If that task neither asks for it nor drops its future, such as a
     /// forgotten one, the others wait until another buffer comes back, or a later task takes this one and gives it

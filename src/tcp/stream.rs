@@ -11,7 +11,7 @@ use super::error::{ExchangeError, ExchangeStage};
 use crate::debug::debug;
 use crate::panics::catch;
 
-/// A stream over which two sides can connect, as its waits can have a deadline.
+/// A stream over which two sides can connect: its waits can have a deadline.
 ///
 /// [`TcpStream`] and [`UnixStream`] are such streams. For others, such as TLS over TCP, see [`StreamWithDeadline`].
 pub trait DeadlineStream: Read + Write {
