@@ -38,9 +38,12 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn new() -> Self {
-        let context = context();
-        let queue = CompletionQueue::new(&context, DEPTH).expect("a completion queue");
-        Self::build(&context, queue, None, SendOperations::empty(), false)
+        Self::on(&context())
+    }
+
+    pub(crate) fn on(context: &Arc<Context<'static>>) -> Self {
+        let queue = CompletionQueue::new(context, DEPTH).expect("a completion queue");
+        Self::build(context, queue, None, SendOperations::empty(), false)
     }
 
     /// A rig whose queue pair takes shared receives.

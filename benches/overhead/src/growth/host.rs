@@ -6,14 +6,16 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ibverbs::channel::PreparedChannel;
 use ibverbs::completion::CompletionFields;
 use ibverbs::{
-    Channel, CompletionQueue, MemoryRegion, PreparedQueuePair, PreparedRequest, ProtectionDomain,
-    QueuePair, Rc, SendWorkRequest, WorkCompletion,
+    Channel, CompletionQueue, Loop, MemoryRegion, PooledBuffer, PreparedQueuePair, PreparedRequest,
+    ProtectionDomain, QueuePair, Rc, SendWorkRequest, TransportError, WorkCompletion,
 };
 
+use crate::c::{Handles, c_tuned_w19};
 use crate::reactor::{ReactorRig, sends};
-use crate::rig::{LENGTH, WINDOW, context};
+use crate::rig::{LENGTH, Rig, WINDOW, context};
 use crate::{allocator, connection, doublings, point, queue_pairs, steps};
 
 /// How often each is measured. Those that are compared take turns, so that other work of the machine at some
@@ -24,6 +26,7 @@ pub(crate) fn measure() -> Result<(), Box<dyn Error>> {
     poll()?;
     outstanding()?;
     channels()?;
+    making()?;
     connections()
 }
 
@@ -234,6 +237,65 @@ fn channels() -> Result<(), Box<dyn Error>> {
     }
     by_channels.print("channels", "AsyncChannel::send, on one reactor");
     by_pairs.print("channels", "QueuePair::post_send, and one queue to poll");
+    Ok(())
+}
+
+/// The time to make one more channel, to connect it to itself and to close it, by the number that exist; beside it, the
+/// same verbs in C, by the number of queue pairs.
+fn making() -> Result<(), Box<dyn Error>> {
+    const PASSES: usize = 5;
+    const MORE: usize = 20;
+    const MOST: usize = 10_000;
+    let connected = |prepared: PreparedChannel<'static>| {
+        let itself = prepared.endpoint();
+        prepared.handshake(itself).map_err(|failed| failed.error)
+    };
+    let [mut in_c, mut alone, mut in_loop] = [const { Shortest(BTreeMap::new()) }; 3];
+    for _ in 0..PASSES {
+        let (context, context_of_pairs) = (context(), context());
+        let domain = Arc::new(ProtectionDomain::new(&context)?);
+        let make = || connected(Channel::builder(&domain).build()?);
+        // All its channels fit the largest completion queue.
+        let mut of: Loop<'static, PooledBuffer> = Loop::new(&context, 5 * (MOST as u32 + 1))?;
+        let add = |of: &mut Loop<'static, PooledBuffer>| {
+            let builder = of.create_channel(&domain).max_send_wr(2).max_recv_wr(2);
+            let channel = connected(builder.build()?)?;
+            Ok::<_, TransportError>(of.add(channel).map_err(|failed| failed.error)?)
+        };
+        let domain_of_pairs = Arc::new(ProtectionDomain::new(&context_of_pairs)?);
+        let mut rig = Rig::on(&context_of_pairs);
+        let mut handles = Handles::of(&mut rig);
+        let (mut pairs, mut channels) = (Vec::new(), Vec::new());
+        for count in steps(MOST) {
+            while pairs.len() < count {
+                pairs.push(queue_pair(&domain_of_pairs, &rig.queue, WINDOW)?);
+                channels.push(make()?);
+                add(&mut of)?;
+            }
+            for _ in 0..ROUNDS / PASSES {
+                let start = Instant::now();
+                // SAFETY: the rig lives on.
+                if unsafe { c_tuned_w19(&raw mut handles, MORE as u64) } < 0 {
+                    return Err("a verb has failed in C".into());
+                }
+                in_c.note(count, start.elapsed(), MORE * 1000);
+                let start = Instant::now();
+                for _ in 0..MORE {
+                    drop(make()?);
+                }
+                alone.note(count, start.elapsed(), MORE * 1000);
+                let start = Instant::now();
+                for _ in 0..MORE {
+                    let channel = add(&mut of)?;
+                    of.remove(channel)?;
+                }
+                in_loop.note(count, start.elapsed(), MORE * 1000);
+            }
+        }
+    }
+    in_c.print("making", "the verbs in C, a completion queue each");
+    alone.print("making", "Channel, with queues of 16");
+    in_loop.print("making", "a channel of a Loop, with queues of 2");
     Ok(())
 }
 

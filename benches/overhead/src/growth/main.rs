@@ -8,6 +8,9 @@
 //! disturbed least.
 
 mod allocator;
+#[path = "../c.rs"]
+#[allow(dead_code, reason = "shared with the contenders")]
+mod c;
 mod device;
 mod host;
 #[path = "../reactor.rs"]

@@ -48,6 +48,12 @@ const CHARTS: &[Chart] = &[
         y: ("ns per send, posted and completed", Scale::Decades),
     },
     Chart {
+        name: "making",
+        title: "Making, connecting and closing one more channel, by how many there are",
+        x: ("channels", Scale::Decades),
+        y: ("us per channel", Scale::Decades),
+    },
+    Chart {
         name: "queue-pair-time",
         title: "Making and connecting one more queue pair, by how many there are",
         x: ("queue pairs", Scale::Decades),
