@@ -1,7 +1,7 @@
 //! Connecting over TCP, and monitoring the peer through the TCP stream.
 
 use std::ffi::c_int;
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +12,7 @@ use super::exchange::{Exchange, Role, exchange};
 use super::stream::DeadlineStream;
 use super::wire::check_private_data;
 use crate::channel::{Channel, DetachedChannel, PreparedChannel};
-use crate::handshake::Handshake;
+use crate::handshake::{Handshake, Step};
 use crate::queue_pair::{Connected, PreparedQueuePair, QueuePair};
 use crate::state_error::StateError;
 
@@ -335,12 +335,52 @@ fn over<P: Handshake>(
         stream.set_nodelay(true).and_then(|()| watch_host(&stream)).map_err(ExchangeError::Io)?;
         Ok(stream)
     };
-    let mut stream = match stream.and_then(set_up) {
+    let stream = match stream.and_then(set_up) {
         Ok(stream) => stream,
         Err(error) => return Err(StateError::new(prepared, error)),
     };
-    let (connected, theirs) = exchange(prepared, role, &mut stream, private_data, deadline)?;
-    Ok((connected, theirs, stream))
+    let mut exchange = Exchange::new(prepared, role, private_data)?;
+    loop {
+        exchange = match exchange.step(&mut Ready(&stream))? {
+            Step::Done((connected, theirs)) => return Ok((connected, theirs, stream)),
+            Step::Pending(exchange) => exchange,
+        };
+        let events = if exchange.to_send().is_empty() { libc::POLLIN } else { libc::POLLOUT };
+        // A peer that sends byte by byte keeps the socket readable.
+        let error = match poll(stream.as_fd(), events, deadline) {
+            Ok(true) if Instant::now() < deadline => continue,
+            Ok(_) => io::ErrorKind::TimedOut.into(),
+            Err(error) => error,
+        };
+        return Err(exchange.fail(ExchangeError::from_stream(error)));
+    }
+}
+
+/// A socket that reads and writes what it can at once, though it blocks for others.
+struct Ready<'s>(&'s TcpStream);
+
+impl Read for Ready<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let start = bytes.as_mut_ptr().cast();
+        // SAFETY: the borrowed socket is open, and the kernel writes at most the length of `bytes`.
+        done(unsafe { libc::recv(self.0.as_raw_fd(), start, bytes.len(), libc::MSG_DONTWAIT) })
+    }
+}
+
+impl Write for Ready<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the borrowed socket is open, and the kernel reads at most the length of `bytes`.
+        done(unsafe { libc::send(self.0.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn done(returned: isize) -> io::Result<usize> {
+    usize::try_from(returned).map_err(|_| io::Error::last_os_error())
 }
 
 /// Lets the kernel detect a dead host even if nothing is sent.

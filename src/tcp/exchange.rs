@@ -49,11 +49,10 @@ enum Stage<P: Handshake> {
     /// The first part of the peer's greeting.
     Header(P),
     Greeting(P, wire::Header),
-    /// Our handshake, once our greeting is sent.
-    Handshake(P, QueuePairEndpoint, Vec<u8>),
-    Verdict(P::Shaken, Vec<u8>),
-    /// Our verdict goes out, and then it is done.
-    Ready(P::Shaken, Vec<u8>),
+    /// The side that connects waits for the verdict behind the peer's greeting.
+    Answered(P, QueuePairEndpoint, Vec<u8>),
+    /// Our handshake is done, and our verdict goes out. The side that accepts then waits for the peer's.
+    Shaken(P::Shaken, Vec<u8>),
     /// The peer is told why: our verdict, or our version.
     Failed(P, ExchangeError),
 }
@@ -162,16 +161,16 @@ impl<P: Handshake> Exchange<P> {
         match self.stage {
             Stage::Header(prepared)
             | Stage::Greeting(prepared, _)
-            | Stage::Handshake(prepared, ..)
+            | Stage::Answered(prepared, ..)
             | Stage::Failed(prepared, _) => prepared,
-            Stage::Verdict(shaken, _) | Stage::Ready(shaken, _) => P::take_back(shaken),
+            Stage::Shaken(shaken, _) => P::take_back(shaken),
         }
     }
 
-    fn fail(self, error: ExchangeError) -> StateError<P, ExchangeError> {
+    pub(super) fn fail(self, error: ExchangeError) -> StateError<P, ExchangeError> {
         let error = match self.stage {
-            Stage::Header(_) | Stage::Greeting(..) | Stage::Handshake(..) => error,
-            Stage::Verdict(..) | Stage::Ready(..) => error.of_peer(),
+            Stage::Header(_) | Stage::Greeting(..) => error,
+            Stage::Answered(..) | Stage::Shaken(..) => error.of_peer(),
             // The peer sees the end of the stream.
             Stage::Failed(prepared, error) => return StateError::new(prepared, error),
         };
@@ -207,45 +206,63 @@ impl<P: Handshake> Exchange<P> {
                 // Tell another version ours, and other programs nothing.
                 let answers = role == Role::Accepts
                     && matches!(checked, Ok(()) | Err(ExchangeError::Version { .. }));
-                let stage = match checked.and_then(|()| wire::endpoint(&header, &endpoint)) {
-                    Ok(remote) => Stage::Handshake(prepared, remote, private_data),
-                    Err(error) => Stage::Failed(prepared, error),
+                let answer = if answers { output } else { Vec::new() };
+                match checked.and_then(|()| wire::endpoint(&header, &endpoint)) {
+                    Err(error) => next(Stage::Failed(prepared, error), answer, 0),
+                    Ok(remote) if role == Role::Connects => {
+                        next(Stage::Answered(prepared, remote, private_data), answer, wire::VERDICT)
+                    }
+                    // If it fails, it reads the peer's verdict all the same.
+                    Ok(remote) => {
+                        let (stage, output) = shake(prepared, remote, private_data, answer);
+                        next(stage, output, wire::VERDICT)
+                    }
+                }
+            }
+            // Both sides try, so that each can say what does not fit.
+            Stage::Answered(prepared, remote, private_data) => {
+                let verdict = verdict_in(input);
+                let (stage, output) = shake(prepared, remote, private_data, Vec::new());
+                let stage = match (stage, verdict) {
+                    (Stage::Shaken(shaken, _), Err(error)) => {
+                        Stage::Failed(P::take_back(shaken), error)
+                    }
+                    (stage, _) => stage,
                 };
-                next(stage, if answers { output } else { Vec::new() }, 0)
+                next(stage, output, 0)
             }
-            Stage::Handshake(prepared, remote, private_data) => {
-                match prepared.handshake(remote) {
-                    Ok(shaken) => {
-                        let stage = Stage::Verdict(shaken, private_data);
-                        next(stage, ready_of(role == Role::Connects), wire::VERDICT)
-                    }
-                    Err(StateError { error, object }) => {
-                        let output = wire::verdict(Some(error.errno())).to_vec();
-                        // The accepting side reads the peer's verdict: closing a TCP socket with unread data may lose
-                        // our own.
-                        let part = if role == Role::Accepts { wire::VERDICT } else { 0 };
-                        next(Stage::Failed(object, error.into()), output, part)
-                    }
-                }
+            Stage::Shaken(shaken, private_data) => {
+                let verdict = if role == Role::Accepts { verdict_in(input) } else { Ok(()) };
+                Err(match verdict {
+                    Ok(()) => Ok((P::finish(shaken), private_data)),
+                    Err(error) => Err(StateError::new(P::take_back(shaken), error)),
+                })
             }
-            Stage::Verdict(shaken, private_data) => {
-                match wire::read_verdict(input.try_into().expect("as many as are wanted")) {
-                    Err(error) => Err(Err(StateError::new(P::take_back(shaken), error))),
-                    Ok(()) => {
-                        let stage = Stage::Ready(shaken, private_data);
-                        next(stage, ready_of(role == Role::Accepts), 0)
-                    }
-                }
-            }
-            Stage::Ready(shaken, private_data) => Err(Ok((P::finish(shaken), private_data))),
             Stage::Failed(prepared, error) => Err(Err(StateError::new(prepared, error))),
         }
     }
 }
 
-/// The verdict that this side is ready, if it is this side's turn.
-fn ready_of(is_ours: bool) -> Vec<u8> {
-    if is_ours { wire::verdict(None).to_vec() } else { Vec::new() }
+/// Calls the verbs that connect. Returns the next stage, and our verdict behind what else there is to send.
+fn shake<P: Handshake>(
+    prepared: P,
+    remote: QueuePairEndpoint,
+    private_data: Vec<u8>,
+    mut output: Vec<u8>,
+) -> (Stage<P>, Vec<u8>) {
+    let (stage, errno) = match prepared.handshake(remote) {
+        Ok(shaken) => (Stage::Shaken(shaken, private_data), None),
+        Err(StateError { error, object }) => {
+            let errno = error.errno();
+            (Stage::Failed(object, error.into()), Some(errno))
+        }
+    };
+    output.extend(wire::verdict(errno));
+    (stage, output)
+}
+
+fn verdict_in(input: Vec<u8>) -> Result<(), ExchangeError> {
+    wire::read_verdict(input.try_into().expect("as many as are wanted"))
 }
 
 debug! {

@@ -9,6 +9,9 @@
 //! | 12.. | the endpoint without its version, then the private data |
 //!
 //! A verdict has 5 bytes: a code, and an errno value (0 if ready).
+//!
+//! The side that connects sends its greeting, the other side its greeting and its verdict, the first its verdict: three
+//! messages, of which only one is under way at a time.
 
 use super::error::{ExchangeError, MAX_PRIVATE_DATA};
 use crate::queue_pair::{CREDITS_VERSION, QueuePairEndpoint, VERSION};

@@ -1,23 +1,39 @@
 //! Peers that violate the protocol, at every step of the exchange.
 
 use std::io::{Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpListener, TcpStream};
 
 use ibverbs_software::Verb;
 
 use super::*;
 
-/// Accepts a client that sends these bytes and then closes the connection, or stays silent.
-fn accepts(rig: &Rig, bytes: &[u8], then: Option<Shutdown>, until: Instant) -> ExchangeError {
-    let (mut client, mut server) = tcp_pair();
-    client.write_all(bytes).unwrap();
-    if let Some(how) = then {
-        client.shutdown(how).unwrap();
-    }
-    let reason = error(rig.prepared().accept_over(&mut server, b"ours", until));
+/// Accepts a client that sends these bytes and then closes the connection, or stays silent: over a stream of the program's,
+/// and from a listener.
+fn accepts(
+    rig: &Rig,
+    bytes: &[u8],
+    then: Option<Shutdown>,
+    until: fn() -> Instant,
+) -> ExchangeError {
+    let sends = |mut client: TcpStream| {
+        client.write_all(bytes).unwrap();
+        if let Some(how) = then {
+            client.shutdown(how).unwrap();
+        }
+        client
+    };
+    let (client, mut server) = tcp_pair();
+    let client = sends(client);
+    let of_stream = error(rig.prepared().accept_over(&mut server, b"ours", until()));
     drop((client, server));
+
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = sends(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+    let of_listener = error(rig.prepared().accept(&listener, b"ours", until()));
+    drop((client, listener));
+    assert_eq!(of_stream.to_string(), of_listener.to_string());
     rig.assert_nothing_left();
-    reason
+    of_stream
 }
 
 #[test]
@@ -28,13 +44,13 @@ fn a_peer_that_ends_in_the_middle_is_told_from_one_that_is_silent() {
     // The message cut at every byte, and the error of a message that lacks its very end.
     for len in 0..all.len() {
         for how in [Shutdown::Write, Shutdown::Both] {
-            let reason = accepts(&rig, &all[..len], Some(how), soon());
+            let reason = accepts(&rig, &all[..len], Some(how), soon);
             assert!(matches!(reason, ExchangeError::Closed(_)), "after {len} bytes: {reason}");
         }
     }
     for len in [0, 1, 11, 12, 30, all.len() - 6, all.len() - 1] {
         let start = Instant::now();
-        let reason = accepts(&rig, &all[..len], None, at_once());
+        let reason = accepts(&rig, &all[..len], None, at_once);
         assert!(matches!(reason, ExchangeError::TimedOut(_)), "after {len} bytes: {reason}");
         assert!(start.elapsed() >= Duration::from_millis(100));
     }
@@ -44,21 +60,30 @@ fn a_peer_that_ends_in_the_middle_is_told_from_one_that_is_silent() {
 fn a_peer_that_drips_does_not_get_more_time() {
     let rig = Rig::new();
     let (greeting, _) = recorded(&rig);
-    let (mut client, mut server) = tcp_pair();
-    thread::scope(|threads| {
-        threads.spawn(move || {
-            for byte in greeting {
+    let drips = |mut client: TcpStream| {
+        let mut bytes = greeting.iter().copied();
+        move || {
+            bytes.by_ref().try_for_each(|byte| {
                 thread::sleep(Duration::from_millis(20));
-                if client.write_all(&[byte]).is_err() {
-                    return;
-                }
-            }
-        });
-        let start = Instant::now();
-        let reason = error(rig.prepared().accept_over(&mut server, b"", at_once()));
+                client.write_all(&[byte]).ok()
+            });
+        }
+    };
+    let late = |reason: ExchangeError, start: Instant| {
         assert!(matches!(reason, ExchangeError::TimedOut(_)), "{reason}");
         assert!(start.elapsed() >= Duration::from_millis(100));
+    };
+    thread::scope(|threads| {
+        let (client, mut server) = tcp_pair();
+        threads.spawn(drips(client));
+        let start = Instant::now();
+        late(error(rig.prepared().accept_over(&mut server, b"", at_once())), start);
         drop(server);
+
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        threads.spawn(drips(TcpStream::connect(listener.local_addr().unwrap()).unwrap()));
+        let start = Instant::now();
+        late(error(rig.prepared().accept(&listener, b"", at_once())), start);
     });
     rig.assert_nothing_left();
 }
@@ -67,7 +92,7 @@ fn a_peer_that_drips_does_not_get_more_time() {
 fn other_programs_and_other_versions_are_told_by_name() {
     let rig = Rig::new();
     let (greeting, _) = recorded(&rig);
-    let reason = accepts(&rig, b"GET / HTTP/1.1\r\n\r\n", None, soon());
+    let reason = accepts(&rig, b"GET / HTTP/1.1\r\n\r\n", None, soon);
     assert!(matches!(reason, ExchangeError::Protocol(_)), "{reason}");
     assert!(reason.to_string().contains("first bytes are not \"ibverbs\""), "{reason}");
 
@@ -85,7 +110,7 @@ fn other_programs_and_other_versions_are_told_by_name() {
     let mut answer = Vec::new();
     client.read_to_end(&mut answer).unwrap();
     assert_eq!(&answer[..8], b"ibverbs\x01");
-    drop(client);
+    drop((client, listener));
 
     // The side that connects gets the same error.
     let (mut client, mut server) = tcp_pair();
@@ -101,11 +126,11 @@ fn a_false_verdict_is_refused() {
     let rig = Rig::new();
     let (greeting, _) = recorded(&rig);
     for verdict in [[0; 5], [1, 0, 0, 0, 1], [2, 0, 0, 0, 0], [2, 0x80, 0, 0, 0], [9; 5]] {
-        let reason = accepts(&rig, &[&greeting[..], &verdict].concat(), None, soon());
+        let reason = accepts(&rig, &[&greeting[..], &verdict].concat(), None, soon);
         assert!(matches!(reason, ExchangeError::Protocol(_)), "{verdict:?}: {reason}");
     }
     let failed = [&greeting[..], &[2, 0, 0, 0, 13]].concat();
-    let reason = accepts(&rig, &failed, None, soon());
+    let reason = accepts(&rig, &failed, None, soon);
     assert!(matches!(reason, ExchangeError::Peer { errno: libc::EACCES }), "{reason}");
 }
 
