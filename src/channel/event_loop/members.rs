@@ -1,4 +1,4 @@
-//! The channels of a loop: how they come, are connected and go.
+//! The channels of a loop: adding, connecting and removing them.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -24,19 +24,19 @@ use crate::state_error::StateError;
 
 /// See the [module](self).
 pub(super) struct Members<'res> {
-    /// Indexed by the channel's index.
+    /// Indexed by channel.
     pub(super) links: Vec<Option<Link<'res>>>,
     /// The shared receive queues.
     pub(super) shared: Vec<(ChannelId, Arc<SharedReceiveQueue<'res>>)>,
     pub(super) datagrams: HashMap<ChannelId, DatagramEnd<'res>>,
-    /// The number of completions that the queue holds, and how many of them no channel has reserved.
+    /// The number of completions that the queue holds. `room` is how many of them are not reserved.
     pub(super) capacity: u32,
     room: u32,
-    /// The indexes of channels that were removed, some of whose slots may still be in use.
+    /// Indexes of removed channels. Some of their slots may still be in use.
     retired: Vec<u32>,
-    /// Indexes that no channel has.
+    /// Indexes that are free.
     free: Vec<u32>,
-    /// Slots that no channel has, as ranges in order, no two of which touch.
+    /// Ranges of free slots, in order. No two touch.
     gaps: Vec<Range<u32>>,
 }
 
@@ -53,10 +53,10 @@ impl<'res> Members<'res> {
         self.shared.iter().find(|shared| shared.0 == receives).map(|(_, queue)| queue)
     }
 
-    /// Gives the room of a removed channel back.
+    /// Gives back the room of a removed channel.
     pub(super) fn give_back(&mut self, index: usize, depth: u32) {
         self.room += depth;
-        // There is room: see `place`.
+        // `place` has reserved memory for it.
         self.retired.push(index as u32);
     }
 
@@ -66,15 +66,14 @@ impl<'res> Members<'res> {
 }
 
 impl<'res, B> Loop<'res, B> {
-    /// Adds a channel that the loop has [created](Self::create_channel), and that is connected. From now on the loop owns
-    /// it.
+    /// Adds a connected channel that this loop has [created](Self::create_channel). The loop owns it from now on.
     ///
     /// # Errors
     ///
     /// The channel comes back in the [`StateError`].
     ///
-    ///  - `EINVAL`: the channel was not created by this loop, or was stopped; or the loop has not enough
-    ///    [room](Self::capacity) left.
+    ///  - `EINVAL`: another loop created the channel, or it was stopped; or the loop has not enough
+    ///    [room](Self::capacity).
     ///  - `ENOMEM`: out of memory.
     pub fn add(&mut self, channel: Channel<'res>) -> Result<ChannelId, StateError<Channel<'res>>> {
         let is_open = channel.core().table.is_open();
@@ -88,13 +87,12 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// `ibv_modify_qp`: adds a channel that the loop has created, and that is not connected, and takes it to INIT. Receives
-    /// can be posted from now on, so that not even the first message of the peer comes before its receive;
-    /// [`handshake`](Self::handshake) connects it.
+    /// `ibv_modify_qp`: adds a channel that is not connected yet, and takes it to INIT. Post its receives before
+    /// [`handshake`](Self::handshake) connects it: then even the peer's first message finds one.
     ///
     /// # Errors
     ///
-    /// As [`add`](Self::add), and
+    /// Those of [`add`](Self::add), and
     ///
     ///  - `EOPNOTSUPP`: on iWARP only the connection manager connects.
     ///  - The provider's errno value.
@@ -116,13 +114,14 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// `ibv_modify_qp`: connects a channel to the peer's, as [`PreparedChannel::handshake`] does. Afterwards everything can
+    /// `ibv_modify_qp`: connects a channel to the peer's, as [`PreparedChannel::handshake`] does. Then everything can
     /// be posted.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the loop has no such channel (any more), or it was connected before, or was
-    ///    [taken out](Self::take_out); or these are shared receives.
+    ///  - `EINVAL`: the loop has no such channel (any more), it is connected already, it is [taken
+    ///    out](Self::take_out), or the
+    ///    id is of shared receives.
     ///  - Those of [`PreparedQueuePair::handshake`](crate::PreparedQueuePair::handshake). What was posted ends with
     ///    [`Stopped`](TransportError::Stopped), and the handshake can be tried again.
     #[doc(alias = "ibv_modify_qp")]
@@ -149,7 +148,7 @@ impl<'res, B> Loop<'res, B> {
         connected
     }
 
-    /// Ends the operations of the channel, which a failed attempt to connect has ended on the device.
+    /// Ends the channel's operations in the table. A failed attempt to connect has ended them on the device.
     pub(super) fn end_attempt(&mut self, channel: ChannelId) {
         self.table.asides[channel.index()].has_failed = false;
         let entry = &mut self.table.entries[channel.index()];
@@ -158,33 +157,35 @@ impl<'res, B> Loop<'res, B> {
         self.table.end_without_completions(slots, STOPPED);
     }
 
-    /// The address of a channel, which its peer needs; `None` if the loop has no such channel (any more).
+    /// The address of a channel, which its peer needs. `None`: the loop has no such channel (any more).
     pub fn endpoint(&self, channel: ChannelId) -> Option<QueuePairEndpoint> {
         let entry = self.table.entries.get(channel.index())?;
         let link = self.members.links[channel.index()].as_ref();
         link.filter(|_| entry.generation == channel.generation).map(Link::endpoint)
     }
 
-    /// The number of the channel's operations that the device has.
+    /// The number of the channel's operations that the device still has.
     pub fn in_flight(&self, channel: ChannelId) -> usize {
         let entry = self.table.entries.get(channel.index());
         let entry = entry.filter(|entry| entry.generation == channel.generation);
         entry.map_or(0, |entry| self.table.in_flight(entry.slots()))
     }
 
-    /// `ibv_modify_qp`, `ibv_destroy_qp`: ends all operations of a channel and destroys it. The operations are still to
-    /// be asked for: they come from [`next_ended`](Self::next_ended) with their completions, or with
-    /// [`Closed`](TransportError::Closed).
+    /// `ibv_modify_qp`, `ibv_destroy_qp`: ends all operations of a channel and destroys it.
+    /// [`next_ended`](Self::next_ended)
+    /// still returns these operations, with their completions or with [`Closed`](TransportError::Closed).
     ///
-    /// If operations are in flight, it polls until the device has flushed them, for the channel's
-    /// [`settle_timeout`](crate::ChannelBuilder::settle_timeout) at most.
+    /// While operations are in flight, it polls until the device has flushed them, at most for the channel's
+    /// [`settle_timeout`](crate::ChannelBuilder::settle_timeout).
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: the loop has no such channel (any more), or it was [taken out](Self::take_out).
-    ///  - `EBUSY`: they are [shared receives](Self::add_shared_receives), and a channel or a builder uses them.
-    ///  - The provider's errno value. The channel is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that
-    ///    it was made from and the buffers of its operations in flight, which do not end. Its room is not given back.
+    ///  - `EBUSY`: these are [shared receives](Self::add_shared_receives) that a channel or a builder uses.
+    ///  - The provider's errno value. The channel is then
+    ///    [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with everything that it was made from
+    ///    and the buffers of
+    ///    its operations in flight. Those never end, and the room is not given back.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn remove(&mut self, channel: ChannelId) -> Result<()> {
         const VERB: &str = "ibv_destroy_qp";
@@ -200,7 +201,7 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// The error of a verb that needs the queue pair of a channel that is known, if the loop does not have it.
+    /// The error of a verb on a known id whose queue pair is not in the loop.
     #[cold]
     pub(super) fn without_link(&self, channel: ChannelId, verb: &'static str) -> Error {
         let reason = match self.members.shared_receives(channel) {
@@ -215,7 +216,7 @@ impl<'res, B> Loop<'res, B> {
         Error::invalid(verb, reason)
     }
 
-    /// The queue pair goes to ERR, where the device ends all that is in flight. If that fails, the channel's
+    /// Takes the queue pair to ERR, where the device ends all that is in flight. If that fails,
     /// [removal](Self::remove) ends it.
     #[cold]
     pub(super) fn to_error(&self, channel: ChannelId) {
@@ -224,11 +225,11 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// A place for a channel, none of whose queues may be posted to yet.
+    /// Makes a place for a channel. Nothing can be posted there before [`open`](Self::open).
     pub(super) fn place_for(&mut self, link: &Link<'res>, is_open: bool) -> Result<ChannelId> {
         const VERB: &str = "Loop::add";
         let core = &link.core;
-        // SAFETY: the link holds the queue pair, of which the completion queue is a parent.
+        // SAFETY: the link holds the queue pair, which keeps its completion queue.
         let queue = unsafe { (*core.queue_pair).send_cq };
         let reason = "the channel was not created by this loop: build it with create_channel of the same loop";
         Error::invalid_if(!core.of_loop || queue != self.table.queue, VERB, reason)?;
@@ -245,7 +246,7 @@ impl<'res, B> Loop<'res, B> {
         Ok(id)
     }
 
-    /// The place is for this queue pair: its first one, or after a reset another one.
+    /// Assigns the place to this queue pair: the channel's first, or another one after a reset.
     pub(super) fn assign(&mut self, id: ChannelId, core: &Core) {
         let (table, index) = (&mut self.table, id.index());
         let entry = &mut table.entries[index];
@@ -263,13 +264,13 @@ impl<'res, B> Loop<'res, B> {
         table.numbers.insert(core.number, index);
     }
 
-    /// The loop has the channel of this place from now on.
+    /// Puts the channel into its place.
     pub(super) fn attach_link(&mut self, id: ChannelId, link: Link<'res>) {
         self.table.asides[id.index()].core = Some(link.core.clone());
         self.members.links[id.index()] = Some(link);
     }
 
-    /// A place with free slots, none of whose queues may be posted to yet.
+    /// Makes a place with free slots. Nothing can be posted there before [`open`](Self::open).
     pub(super) fn take_place(
         &mut self,
         depths: [u32; 3],
@@ -303,7 +304,7 @@ impl<'res, B> Loop<'res, B> {
         Ok(id)
     }
 
-    /// Lets the program post to these queues, unless it could before, or the channel was stopped.
+    /// Allows posts to these queues. A channel that was stopped stays closed.
     pub(super) fn open(&mut self, channel: ChannelId, queues: &[Queue]) {
         if let Some(error) = self.table.why_stopped(channel) {
             self.table.asides[channel.index()].stopped = Some(error);
@@ -322,7 +323,7 @@ impl<'res, B> Loop<'res, B> {
 }
 
 impl Members<'_> {
-    /// Takes back the places of removed channels whose slots are all free by now.
+    /// Frees the places of removed channels whose slots are all free by now.
     fn take_back<B>(&mut self, table: &Table<B>) {
         let Self { retired, free, gaps, .. } = self;
         retired.retain(|&index| {
@@ -337,7 +338,7 @@ impl Members<'_> {
         });
     }
 
-    /// Where `depth` slots are free: in a gap, or from the last gap on, even beyond the `end` of all slots.
+    /// The first of `depth` free slots: in a gap, or at the end of the table, whose last gap may begin before `end`.
     fn find_slots(&self, depth: u32, end: u32) -> u32 {
         let is_enough = |gap: &&Range<u32>| gap.len() as u32 >= depth;
         let last = self.gaps.last().filter(|last| last.end == end);
@@ -345,7 +346,7 @@ impl Members<'_> {
     }
 }
 
-/// There is room: see [`place`].
+/// [`place`] has reserved memory for it.
 fn add_gap(gaps: &mut Vec<Range<u32>>, mut slots: Range<u32>) {
     if slots.start == slots.end {
         return;
@@ -362,7 +363,7 @@ fn add_gap(gaps: &mut Vec<Range<u32>>, mut slots: Range<u32>) {
     gaps.insert(at, slots);
 }
 
-/// Makes a place with free slots. It uses the slots of removed channels again, whatever their depths were.
+/// Makes a place with free slots. It may reuse slots of removed channels of any depth.
 pub(super) fn place<B>(
     table: &mut Table<B>,
     members: &mut Members<'_>,
@@ -384,7 +385,7 @@ pub(super) fn place<B>(
         if depths[2] > 0 {
             table.lacking.reserve(all)?;
         }
-        // Room for the indexes of all channels, so that removing them does not allocate.
+        // With memory for all indexes, removing a channel allocates nothing.
         members.retired.try_reserve(all - members.retired.len())?;
         members.free.try_reserve(all - members.free.len())?;
         members.gaps.try_reserve(all + 1 - members.gaps.len())
@@ -410,8 +411,7 @@ pub(super) fn place<B>(
         for index in from..from + depth {
             let slot = &mut table.slots[index as usize];
             slot.next = if index + 1 == from + depth { from } else { index + 1 };
-            // A receive of an earlier channel may have left the address of a length here, and this may become a slot
-            // for sends.
+            // An earlier channel's receive may have left an address here, and this slot may now be for sends.
             slot.kept = None;
             table.outcomes[index as usize].run = Run::none(slot);
         }

@@ -55,14 +55,16 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
 use crate::parent::Parent;
 
-/// The channels of a server's thread: one completion queue, from which each operation that has ended goes to the
-/// program, with its channel, its buffer and a number of the program's choice.
+/// Many channels on one thread, with one completion queue. Each operation that has ended comes back with its channel,
+/// its
+/// buffer and a number that the program chose.
 ///
 /// It is the cheapest way to serve many peers. A loop has one owner (`&mut self`), so nothing is locked, counted or
-/// allocated for an operation. A program with several threads has a loop on each, with the connections of that thread; a
-/// loop may move to another thread, a channel stays in its loop.
+/// allocated per operation. A program with several threads has a loop on each. A loop may move to another thread; a
+/// channel
+/// stays in its loop.
 ///
-/// `B` is the type of all buffers, such as [`PooledBuffer`](crate::PooledBuffer). A loop for buffers of several types is a
+/// `B` is the type of all buffers, such as [`PooledBuffer`](crate::PooledBuffer). For buffers of several types, use
 /// `Loop<AnyBuffer>`.
 ///
 /// ```no_run
@@ -108,8 +110,9 @@ use crate::parent::Parent;
 ///
 /// # In an event loop
 ///
-/// The [descriptor](AsFd) becomes readable when there is something. Before the program sleeps on it, it calls
-/// [`arm`](Self::arm), and then [`next_ended`](Self::next_ended) until that returns `None`. In this order no completion is
+/// The [descriptor](AsFd) becomes readable when an operation has ended. Before the program sleeps on it, it calls
+/// [`arm`](Self::arm), and then [`next_ended`](Self::next_ended) until that returns `None`. In this order no
+/// completion is
 /// missed, even if the descriptor is watched edge-triggered:
 ///
 /// ```
@@ -129,62 +132,68 @@ use crate::parent::Parent;
 /// # }
 /// ```
 ///
-/// `next_ended` returns operations for as long as there are any: a program that has other things to do bounds its turns.
+/// Under steady load `next_ended` may never return `None`: a program with other work bounds its turns.
 ///
 /// # Under a protocol
 ///
-/// A protocol whose own calls are polled (`poll_read`, `poll_write`) or block is built on a loop, and not on
-/// asynchronous channels, whose futures borrow them. Its threads and tasks share the loop behind a lock: they sleep
-/// with a [waiter](Self::waiter), or on the descriptor, and connect and destroy channels that are [taken out](Self::take_out). The
-/// crate `ibverbs-stream` is one.
+/// Build a protocol whose own calls are polled (`poll_read`, `poll_write`) or block on a loop: the futures of
+/// asynchronous
+/// channels borrow them. The protocol's threads and tasks share the loop behind a lock. They sleep with a
+/// [waiter](Self::waiter) or on the descriptor, and connect and destroy channels that are [taken
+/// out](Self::take_out).
+/// The crate `ibverbs-stream` is an example.
 ///
 /// # When it is dropped
 ///
-/// All channels are destroyed, and all buffers dropped. If a queue pair cannot be destroyed, the buffers that its device
-/// may use are [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from. A loop that is
-/// forgotten leaks everything.
+/// All channels are destroyed, and all buffers dropped. If a queue pair cannot be destroyed, the buffers that its
+/// device
+/// may use are [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with everything that it was made
+/// from.
+/// Forgetting a loop leaks everything.
 pub struct Loop<'res, B> {
     table: Table<B>,
     members: Members<'res>,
     queue: Arc<CompletionQueue<'res>>,
-    /// How many wakes its waits have ended with.
+    /// The number of [`LoopWaker`] wakes that its waits have returned for.
     wakes: u64,
 }
 
-// SAFETY: everything in it is owned, by the loop alone, and libibverbs may be called on any thread. Buffers go with it.
+// SAFETY: the loop alone owns everything in it, and libibverbs may be called on any thread. Buffers move along, so
+// `B` is
+// `Send`.
 unsafe impl<B: Send> Send for Loop<'_, B> {}
 
 impl<'res, B> Loop<'res, B> {
-    /// `ibv_create_comp_channel`, `ibv_create_cq`: a loop whose channels can have `entries` operations in flight, together.
+    /// `ibv_create_comp_channel`, `ibv_create_cq`: a loop whose channels together can have `entries` operations in
+    /// flight.
     ///
     /// # Errors
     ///
-    /// Those of [`CompletionQueue::new`] and [`CompletionChannel::new`](crate::CompletionChannel::new), and
-    ///
-    ///  - `EINVAL`: see [`from_queue`](Self::from_queue).
+    /// Those of [`CompletionQueue::new`], [`CompletionChannel::new`](crate::CompletionChannel::new) and
+    /// [`from_queue`](Self::from_queue).
     #[doc(alias = "ibv_create_cq")]
     pub fn new(context: impl Into<Parent<'res, Context<'res>>>, entries: u32) -> Result<Self> {
         Self::from_queue(CompletionQueue::builder(context, entries).own_channel().build()?)
     }
 
-    /// A loop on a completion queue that was made with other settings, such as a vector of its own.
+    /// A loop on a completion queue with settings of its own, such as its vector.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the queue has no [channel of its own](crate::CompletionQueueBuilder::own_channel), or wakes for solicited
+    ///  - `EINVAL`: the queue has no [channel of its own](crate::CompletionQueueBuilder::own_channel), or wakes for
+    ///    solicited
     ///    completions only, which the sends of a channel do not raise.
     pub fn from_queue(queue: CompletionQueue<'res>) -> Result<Self> {
         queue.own_channel()?;
         let reason = "the completion queue wakes for solicited completions only";
         Error::invalid_if(queue.is_solicited_only(), "ibv_req_notify_cq", reason)?;
-        // SAFETY: the loop owns the queue, which is live for as long as it polls.
+        // SAFETY: the loop owns the queue, so it is live whenever the table polls it.
         let table = unsafe { Table::new(queue.as_raw(), poll_cq_of(queue.as_raw())) };
         let members = Members::new(queue.capacity());
         Ok(Self { table, members, queue: Arc::new(queue), wakes: 0 })
     }
 
-    /// Starts to build a channel of the loop, which is to be [added](Self::add) when it is connected. Until then it can
-    /// post nothing.
+    /// Starts to build a channel of this loop. It can post nothing until it is connected and [added](Self::add).
     pub fn create_channel(
         &self,
         domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
@@ -192,15 +201,17 @@ impl<'res, B> Loop<'res, B> {
         ChannelBuilder::new(domain).of_loop(&self.queue, None)
     }
 
-    /// `ibv_poll_cq`: the next operation that has ended, or `None` if there is none at the moment. It never waits. The
-    /// operations of a queue come in the order in which they were posted.
+    /// `ibv_poll_cq`: the next operation that has ended, or `None`. It never waits. The operations of a queue come in
+    /// the order
+    /// in which they were posted.
     ///
     /// # Errors
     ///
     /// No operation is lost, and the next call goes on:
     ///
-    ///  - [`Verbs`](crate::TransportError::Verbs): polling failed, which ends nothing.
-    ///  - [`UnknownCompletion`](crate::TransportError::UnknownCompletion): the device has made a completion up. It has ended
+    ///  - [`Verbs`](crate::TransportError::Verbs): polling failed.
+    ///  - [`UnknownCompletion`](crate::TransportError::UnknownCompletion): a completion belongs to no operation. It
+    ///    ended
     ///    nothing.
     #[doc(alias = "ibv_poll_cq")]
     #[inline(always)]
@@ -208,8 +219,9 @@ impl<'res, B> Loop<'res, B> {
         self.table.next_ended()
     }
 
-    /// As [`next_ended`](Self::next_ended), and sleeps until there is one. Neither a signal nor a [`LoopWaker`] ends the wait.
-    /// The [descriptor](AsFd)'s events are read.
+    /// As [`next_ended`](Self::next_ended), but sleeps until an operation has ended. Neither a signal nor a
+    /// [`LoopWaker`] ends
+    /// the wait. It reads the events of the [descriptor](AsFd).
     ///
     /// # Errors
     ///
@@ -219,14 +231,15 @@ impl<'res, B> Loop<'res, B> {
         queue.sleep_until(None, || Ok(table.next_ended().transpose()))?
     }
 
-    /// As [`wait_ended`](Self::wait_ended), but returns `None` if the deadline passes first, if a [`LoopWaker`] has woken the
-    /// loop since it last returned that, or if [`next_credited`](Self::next_credited) has a channel.
+    /// As [`wait_ended`](Self::wait_ended), but returns `None` once the deadline has passed, a [`LoopWaker`] has
+    /// woken the loop
+    /// since the last such return, or [`next_credited`](Self::next_credited) has a channel.
     ///
     /// # Errors
     ///
-    /// As [`wait_ended`](Self::wait_ended).
+    /// Those of [`wait_ended`](Self::wait_ended).
     pub fn wait_ended_until(&mut self, deadline: Instant) -> TransportResult<Option<Ended<B>>> {
-        // First, so that a loop that always has something to do is woken too.
+        // Checked first, so that a wake reaches even a loop that always has completions.
         while !self.take_wake()? {
             let pause = self.credit_pause().and_then(|pause| Instant::now().checked_add(pause));
             let until = pause.map_or(deadline, |until| until.min(deadline));
@@ -234,7 +247,7 @@ impl<'res, B> Loop<'res, B> {
             let waiters = queue.own_channel()?.waiters();
             let is_woken = || waiters.wakes() != *wakes;
             let poll = || match table.next_ended() {
-                // Answers of peers are events, too: there may be one at each poll.
+                // Peers' answers about credit raise events too, and may keep each poll from sleeping.
                 Ok(None) if is_woken() || table.must_wait_end(pause.is_none(), until) => {
                     Ok(Some(Ok(None)))
                 }
@@ -255,10 +268,12 @@ impl<'res, B> Loop<'res, B> {
         Ok(None)
     }
 
-    /// `ibv_req_notify_cq`: from now on, the next completion makes the [descriptor](AsFd) readable. Until then it is not
-    /// readable: an earlier event is read. So is that of a [`LoopWaker`]: look at what it was for after this.
+    /// `ibv_req_notify_cq`: the next completion makes the [descriptor](AsFd) readable. Earlier events are read, so it
+    /// is not
+    /// readable until then. This also reads a [`LoopWaker`]'s event: check afterwards what the wake was for.
     ///
-    /// What is there already raises no event: call [`next_ended`](Self::next_ended) between this and sleeping, until that
+    /// Completions that are there already raise no event: before sleeping, call [`next_ended`](Self::next_ended)
+    /// until it
     /// returns `None`.
     ///
     /// # Errors
@@ -269,9 +284,11 @@ impl<'res, B> Loop<'res, B> {
         self.queue.rearm_own()
     }
 
-    /// The number of operations that its channels can have in flight together, and how many of these no channel has
-    /// reserved. A channel reserves [`max_send_wr`](ChannelBuilder::max_send_wr) and
-    /// [`max_recv_wr`](ChannelBuilder::max_recv_wr) from when it is added until it is removed.
+    /// The number of operations that all channels together can have in flight, and how many of these are not
+    /// reserved. A channel
+    /// reserves [`max_send_wr`](ChannelBuilder::max_send_wr) and [`max_recv_wr`](ChannelBuilder::max_recv_wr) from
+    /// when it is
+    /// added until it is removed.
     pub fn capacity(&self) -> (u32, u32) {
         (self.queue.capacity(), self.members.room())
     }
@@ -284,16 +301,18 @@ impl<'res, B> Loop<'res, B> {
 }
 
 impl<B> Loop<'_, B> {
-    /// The completion queue's C object. It is valid while the loop is. A completion that the caller polls is lost: its
-    /// operation ends when its channel is removed.
+    /// The completion queue's C object, valid as long as the loop. If the caller polls a completion, the loop never
+    /// sees it: its
+    /// operation ends when the channel is removed.
     pub fn as_raw(&self) -> *mut ffi::ibv_cq {
         self.queue.as_raw()
     }
 }
 
 impl<B> AsFd for Loop<'_, B> {
-    /// The file that is readable when there is an event, and may be readable without one. Only wait for it: [`arm`](Self::arm)
-    /// reads from it. It stays the same for as long as the loop lives.
+    /// The file that is readable when there is an event, and sometimes without one. Only wait for it:
+    /// [`arm`](Self::arm) reads
+    /// from it. It stays the same for the life of the loop.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.queue.ready_file().expect("checked when the loop was made")
     }

@@ -1,8 +1,10 @@
-//! Windows: several requests that are posted together, and have one completion.
+//! Windows: several requests that are posted together and have one completion.
 //!
-//! A window is one operation of the table. It takes one place in the ring for each request. The slot of the first place
-//! has the number of the last request, and keeps the window; the slots of the other places stay free, and a search for
-//! a free slot goes past them.
+//! A window is one operation of the table, with one place in the ring for each request. The slot of the first place
+//! keeps the
+//! window, and has the number of the last request. The slots of the other places stay free; a search for a free slot
+//! skips
+//! them.
 
 use super::Loop;
 use super::ended::{ChannelId, LoopBuffer, STOPPED};
@@ -17,26 +19,29 @@ use crate::channel::slot::{LEADERS, Member, member, upper_half};
 use crate::error::Error;
 use crate::ffi;
 
-/// Why a window was not posted, and which request is to blame.
+/// Why a window was not posted, and which request caused it.
 enum Failure {
     /// The device has not seen the window.
     Refused(TransportError, Option<usize>),
-    /// The window in this slot was not posted, or only its first requests were.
+    /// The device has none of the window in this slot, or only its first requests.
     NotPosted(u32, NotPosted),
 }
 
 impl<B> Loop<'_, B> {
     /// `ibv_post_send`: posts several requests together, with one doorbell and one completion.
-    /// [`next_ended`](Self::next_ended) gives the window back as one operation, with all its buffers: all were carried out, or
-    /// the error is that of the [first](super::Ended::request) that failed.
+    /// [`next_ended`](Self::next_ended) returns the window as one operation, with all its buffers. Its result is
+    /// success, or the
+    /// error of the [first](super::Ended::request) request that failed.
     ///
-    /// It is for a loop of windows that own their buffers (`Loop<PreparedWindow<[PooledBuffer; 16]>>`), or of
-    /// [`AnyBuffer`](crate::channel::AnyBuffer)s. A window takes a place in the queue for each of its requests, one behind the other.
+    /// The loop is one of windows that own their buffers (`Loop<PreparedWindow<[PooledBuffer; 16]>>`), or of
+    /// [`AnyBuffer`](crate::channel::AnyBuffer)s. A window takes a place in the queue for each of its requests, all
+    /// in a row.
     ///
     /// # Errors
     ///
-    /// Those of [`post`](Self::post); [`request`](WindowError::request) is the one that was refused. If the device may have seen
-    /// some requests, the window does not come back with the error: it ends.
+    /// Those of [`post`](Self::post); [`request`](WindowError::request) is the one that was refused. If the device
+    /// may have some
+    /// of the requests, the error does not contain the window: `next_ended` returns it.
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub fn post_window<C>(
@@ -51,7 +56,7 @@ impl<B> Loop<'_, B> {
         self.post_window_as(channel, window, State::Token, token).map(drop).map_err(Into::into)
     }
 
-    /// Posts a window whose slot gets this state. Returns its number.
+    /// Posts a window and gives its slot this state. Returns the window's number.
     #[inline(always)]
     pub(super) fn post_window_as<C>(
         &mut self,
@@ -63,8 +68,9 @@ impl<B> Loop<'_, B> {
     where
         B: LoopBuffer<PreparedWindow<C>>,
     {
-        // SAFETY: the window goes to the slot next, with nothing in between that unwinds, and leaves the slot when the device
-        // is done with it. Its buffers keep their memory until they are dropped: see `LoopBuffer`.
+        // SAFETY: the window moves into the slot below, nothing in between unwinds, and it stays there until the
+        // device is done
+        // with it. Its buffers keep their memory until they are dropped: see `LoopBuffer`.
         let posted = unsafe { self.table.post_list(channel, window.list(), state, token) };
         let (at, failure) = match posted {
             Ok(at) => (at, None),
@@ -75,7 +81,7 @@ impl<B> Loop<'_, B> {
                 }
             },
         };
-        // SAFETY: it is the index of a slot.
+        // SAFETY: `post_list` and `window_failed` return indexes of slots.
         let slot = unsafe { self.table.slots.get_unchecked_mut(at as usize) };
         slot.buffer.write(B::keep(window));
         let Some((error, index)) = failure else { return Ok(slot.number) };
@@ -86,8 +92,9 @@ impl<B> Loop<'_, B> {
         Err(Refused { error, request: None, index })
     }
 
-    /// The device has a part of a window, on a queue pair that is in ERR now. If the device carried that part out
-    /// before, no completion will say so: the queue pair is reset.
+    /// Ends a window of which the device has only a part. The queue pair is in ERR now. If the device carried that
+    /// part out
+    /// before, no completion will tell: then this resets the queue pair.
     #[cold]
     #[inline(never)]
     fn end_part(&mut self, channel: ChannelId, at: u32) {
@@ -97,7 +104,8 @@ impl<B> Loop<'_, B> {
         }
     }
 
-    /// The error of a window that was not posted, or only in part. In the second case also its slot.
+    /// The error of a window that was not posted, or only in part. The slot is returned if the device may have a
+    /// part.
     #[cold]
     #[inline(never)]
     fn window_failed(
@@ -129,7 +137,7 @@ impl<B> Loop<'_, B> {
         let entry = &mut table.entries[channel.index()];
         let (slot, outcome) =
             (&mut table.slots[index as usize], &mut table.outcomes[index as usize]);
-        // A future's window that has no number is not asked for.
+        // The future gets an error and no number, so it will not ask for the window.
         slot.state = if state == State::Task { State::Abandoned } else { state };
         outcome.run.generation = slot.generation();
         entry.next[0] = outcome.run.next;
@@ -153,11 +161,11 @@ impl<C> From<Refused<PreparedWindow<C>>> for WindowError<PreparedWindow<C>> {
 }
 
 impl<B> Table<B> {
-    /// Posts a window. Returns its slot, which is to get the window.
+    /// Posts a window. Returns its slot, where the caller puts the window.
     ///
     /// # Safety
     ///
-    /// The memory of the requests is valid, and exclusive as far as they write it, until the operation has ended; or until
+    /// The memory of the requests is valid, and exclusive where they write to it, until the operation has ended or
     /// [`window_failed`](Loop::window_failed) has said that the device has none of it.
     #[inline(always)]
     unsafe fn post_list(
@@ -174,19 +182,20 @@ impl<B> Table<B> {
             return Err(Failure::Refused(error, None));
         }
         let (index, places) = (entry.next[0], list.len() as u32);
-        // SAFETY: it is the index of a slot, as every value that is stored there, and all slots have outcomes.
+        // SAFETY: `next` of an entry is always the index of a slot, and each slot has an outcome.
         let (slot, outcome) = unsafe { self.slot_and_outcome(index) };
-        // As many as those of the window that was posted here last are free: nothing takes a place behind the slot of a window
-        // before it takes the slot, or `find_places` finds that place for another window.
+        // The places of this slot's last window are free again: nothing takes one of them before it takes this slot,
+        // except
+        // another window, for which `find_places` invalidates this run.
         let is_again =
             slot.state == State::Free && slot.is_of(outcome.run) && outcome.run.places == places;
         if !is_again && let Err(error) = self.find_places(channel, places) {
             return Err(Failure::Refused(error, None));
         }
-        // SAFETY: as above, and it is the entry of a channel.
+        // SAFETY: `entry` has found this channel above.
         let entry = unsafe { self.entries.get_unchecked_mut(channel.index()) };
         let (target, first) = (entry.target, entry.first_slot);
-        // SAFETY: as above.
+        // SAFETY: as for the same index above.
         let (slot, outcome) = unsafe { self.slot_and_outcome(index) };
         slot.number = slot.number.wrapping_add(ONE);
         slot.token = token;
@@ -200,24 +209,24 @@ impl<B> Table<B> {
         slot.state = state;
         outcome.run.generation = generation;
         let next = outcome.run.next;
-        // SAFETY: as above.
+        // SAFETY: as above: the entry exists.
         unsafe { self.entries.get_unchecked_mut(channel.index()) }.next[0] = next;
         Ok(index)
     }
 
     /// # Safety
     ///
-    /// It is the index of a slot.
+    /// `index` is that of a slot.
     #[inline(always)]
     unsafe fn slot_and_outcome(&mut self, index: u32) -> (&mut Slot<B>, &mut Outcome) {
-        // SAFETY: the caller vouches for it, and all slots have outcomes.
+        // SAFETY: the caller vouches for the index, and each slot has an outcome.
         unsafe {
             let slot = self.slots.get_unchecked_mut(index as usize);
             (slot, self.outcomes.get_unchecked_mut(index as usize))
         }
     }
 
-    /// Notes the places that a window will have, if the next places of the ring for sends are free.
+    /// Notes the places for a window. Fails if one of the next `places` slots of the ring is in use.
     #[inline(never)]
     fn find_places(&mut self, channel: ChannelId, places: u32) -> TransportResult<()> {
         let Self { entries, asides, slots, outcomes, .. } = self;
@@ -239,7 +248,8 @@ impl<B> Table<B> {
             if slot.state != State::Free {
                 return full();
             }
-            // A window that was here before is no longer the last one of these places. The post sets the new one.
+            // These places have a new window, so a run that was noted here is invalid. The post sets the new
+            // generation.
             outcomes[index as usize].run.generation = slot.begun;
             index = slot.next;
         }
@@ -248,8 +258,9 @@ impl<B> Table<B> {
         Ok(())
     }
 
-    /// Notes the failure of a request that is not the last of its window. If the last one was not posted, the window ends with
-    /// the last of those that were.
+    /// Handles a completion of a request that is not the last of its window. If the last one was not posted, the
+    /// window ends
+    /// with the last one that was.
     ///
     /// # Errors
     ///
@@ -262,7 +273,7 @@ impl<B> Table<B> {
         let Member { place, position, .. } = member;
         let its = self.numbers.get(queue_pair).filter(|&index| self.asides[index].core.is_some());
         let Some(index) = its else {
-            // Its channel was removed.
+            // The channel was removed.
             return Ok(());
         };
         let entry = &self.entries[index];
@@ -281,7 +292,7 @@ impl<B> Table<B> {
         }
         let failed = status != ffi::ibv_wc_status::IBV_WC_SUCCESS;
         match slot.state {
-            // The success of a request before the last says nothing: the last request is still in flight.
+            // A success before the last request means nothing yet: the last one is still in flight.
             State::Token | State::Task | State::Abandoned if position + 1 < places && failed => {
                 outcome.was = slot.state;
                 slot.state = State::FailedWindow;
