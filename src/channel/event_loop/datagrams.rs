@@ -1,4 +1,4 @@
-//! Datagram ends of a loop: members without a peer, whose sends name one.
+//! Datagram ends of a loop: members without a peer, where each send names its destination.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,20 +20,22 @@ use crate::queue_pair::{AddressHandle, AddressVector, GlobalRouteHeader, QueuePa
 use crate::state_error::StateError;
 
 impl<'res, B> Loop<'res, B> {
-    /// `ibv_create_qp`, `ibv_modify_qp`: adds a datagram end, which takes as much [room](Self::capacity) as a channel with the
-    /// same depths. It has an id as channels have, and is [removed](Self::remove) as they are.
+    /// `ibv_create_qp`, `ibv_modify_qp`: adds a datagram end. It takes [room](Self::capacity) and has an id as a
+    /// channel does, and
+    /// is [removed](Self::remove) in the same way.
     ///
-    /// Receives are [posted](Self::post) as on a channel. Each needs room for 40 bytes more than its message: see
-    /// [`DatagramBuffer`](crate::pool::DatagramBuffer). Sends are posted by [`send_to`](Self::send_to). A datagram for which
-    /// there is no receive, or that carries another Q_Key, is lost without a word, and so may any be. After a send or a
-    /// receive that has failed, remove the end, and add another one.
+    /// [Post](Self::post) its receives as on a channel, each with 40 bytes more than the message: see
+    /// [`DatagramBuffer`](crate::pool::DatagramBuffer). Send by [`send_to`](Self::send_to). Any datagram may be lost;
+    /// one that
+    /// finds no receive, or has another Q_Key, always is. After a send or receive has failed, remove the end and add
+    /// another.
     ///
     /// # Errors
     ///
     /// Those of [`QueuePairBuilder::build`](crate::QueuePairBuilder::build) and
     /// [`PreparedQueuePair::activate`](crate::PreparedQueuePair::activate), and
     ///
-    ///  - `EINVAL`: the loop has not enough [room](Self::capacity) left.
+    ///  - `EINVAL`: the loop has not enough [room](Self::capacity).
     ///  - `EOPNOTSUPP`: the device has no datagrams, as on iWARP.
     #[doc(alias = "ibv_create_qp")]
     pub fn add_datagrams(&mut self, builder: DatagramsBuilder<'res>) -> Result<ChannelId> {
@@ -41,7 +43,6 @@ impl<'res, B> Loop<'res, B> {
         self.add_end(channel, end).map_err(|failed| failed.error)
     }
 
-    /// Adds what was built.
     pub(crate) fn add_end(
         &mut self,
         channel: Channel<'res>,
@@ -55,18 +56,21 @@ impl<'res, B> Loop<'res, B> {
         Ok(id)
     }
 
-    /// `ibv_post_send`: sends a datagram, of at most the port's MTU, and keeps its buffer as [`post`](Self::post) does. The
-    /// address handle of the path is made when the path is used first, and kept for the next message
-    /// ([`address_handles`](DatagramsBuilder::address_handles)): on RoCE, the kernel may look up the peer's MAC address then.
+    /// `ibv_post_send`: sends a datagram of at most the port's MTU, and keeps its buffer as [`post`](Self::post)
+    /// does. The first
+    /// send to a path makes its address handle, for which the kernel may look up the peer's MAC address on RoCE. The
+    /// handle is
+    /// kept ([`address_handles`](DatagramsBuilder::address_handles)).
     ///
-    /// The send has ended when the datagram is on its way: nothing tells whether it arrives.
+    /// The send ends when the datagram is on its way. Nothing tells whether it arrives.
     ///
     /// # Errors
     ///
     /// Those of [`post`](Self::post), with the buffer, and
     ///
     ///  - [`Closed`](TransportError::Closed): the loop has no such datagram end (any more).
-    ///  - [`Verbs`](TransportError::Verbs): those of [`AddressHandle::new`]; `EINVAL`: the message is longer than the MTU, or
+    ///  - [`Verbs`](TransportError::Verbs): those of [`AddressHandle::new`]; `EINVAL`: the message is longer than the
+    ///    MTU, or
     ///    the path goes through another port.
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_create_ah")]
@@ -104,7 +108,7 @@ impl<'res, B> Loop<'res, B> {
         Ok(handle)
     }
 
-    /// Posts a send with this handle, which is one of the end's.
+    /// Posts a send with one of the end's handles.
     pub(super) fn post_to<R: WorkRequest>(
         &mut self,
         end: ChannelId,
@@ -138,8 +142,7 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// As [`send_to`](Self::send_to) with this handle, for a task that is woken when it has ended: see
-    /// [`post_task`](Self::post_task).
+    /// As [`send_to`](Self::send_to), with this handle and for a task: see [`post_task`](Self::post_task).
     #[cfg(feature = "async")]
     pub(crate) fn post_task_to<R: WorkRequest>(
         &mut self,
@@ -158,7 +161,6 @@ impl<'res, B> Loop<'res, B> {
         Ok(number)
     }
 
-    /// The state of a datagram end, if the loop has it.
     pub(crate) fn datagram_end(&mut self, id: ChannelId) -> Option<&mut DatagramEnd<'res>> {
         self.members.datagrams.get_mut(&id)
     }
@@ -169,8 +171,9 @@ impl<'res, B> Loop<'res, B> {
         end.map(|end| &*end.at).ok_or_else(|| Error::invalid(verb, reason))
     }
 
-    /// Where a datagram end of the peer's is, of which the peer has sent the [endpoint](Self::endpoint). It has the Q_Key of
-    /// this end; if the peer's is another one, change the field.
+    /// The destination of a peer's datagram end, from the [endpoint](Self::endpoint) that the peer has sent. Its
+    /// Q_Key is that of
+    /// this end: change the field if the peer's differs.
     ///
     /// # Errors
     ///
@@ -185,9 +188,11 @@ impl<'res, B> Loop<'res, B> {
         self.known_end(end, "ibv_create_ah")?.destination(peer)
     }
 
-    /// Who has sent a datagram: where an answer goes. `success` is the completion of its receive, and `header` what the
-    /// [buffer](crate::pool::DatagramBuffer::header) has in front of the message. The Q_Key is that of this end: no datagram
-    /// tells its sender's.
+    /// The sender of a datagram, as the destination of an answer. `success` is the completion of the receive, and
+    /// `header` what
+    /// the [buffer](crate::pool::DatagramBuffer::header) has in front of the message. The Q_Key is that of this end:
+    /// a datagram
+    /// does not carry its sender's.
     ///
     /// # Errors
     ///
@@ -204,24 +209,25 @@ impl<'res, B> Loop<'res, B> {
         self.known_end(end, "ibv_init_ah_from_wc")?.sender(success, header)
     }
 
-    /// Where a multicast group is, by its IP address, on RoCE. To send to it, no end needs to [join](Self::join) it. On
-    /// InfiniBand, `MulticastMembership` of feature `rdmacm` joins the group, and says where it is.
+    /// The destination of a multicast group, from its IP address, on RoCE. Sending to a group needs no
+    /// [join](Self::join). On
+    /// InfiniBand, use `MulticastMembership` of feature `rdmacm`, which joins the group.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the loop has no such datagram end (any more), or the address is not that of a group.
-    ///  - `EADDRNOTAVAIL`: the port has no GID of the same family of addresses.
-    ///  - `EOPNOTSUPP`: the port is one of InfiniBand.
+    ///  - `EINVAL`: the loop has no such datagram end (any more), or this is no multicast address.
+    ///  - `EADDRNOTAVAIL`: the port has no GID of the same address family.
+    ///  - `EOPNOTSUPP`: the port is an InfiniBand port.
     pub fn group(&self, end: ChannelId, group: IpAddr) -> Result<DatagramDestination> {
         self.known_end(end, "ibv_create_ah")?.group(group)
     }
 
-    /// `ibv_attach_mcast`: from now on, the end receives what is sent to the group, until it [leaves](Self::leave) or is removed.
+    /// `ibv_attach_mcast`: the end receives what is sent to the group, until it [leaves](Self::leave) or is removed.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: the loop has no such datagram end (any more), or the destination is no group.
-    ///  - `ENOMEM`: the device has no group left, or the group has no room left.
+    ///  - `ENOMEM`: the device has no room for another group, or the group none for another member.
     ///  - The provider's errno value.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn join(&mut self, end: ChannelId, group: &DatagramDestination) -> Result<()> {
@@ -232,7 +238,7 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// `ibv_detach_mcast`: leaves a group that the end has [joined](Self::join).
+    /// `ibv_detach_mcast`: leaves a [joined](Self::join) group.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Channels that are out of their loop, so that their slow verbs are called while the loop is not borrowed.
+//! Channels out of their loop, for slow verbs while the loop is not borrowed.
 
 use std::time::Instant;
 
@@ -17,25 +17,24 @@ use crate::handle::Leak;
 use crate::queue_pair::QueuePairEndpoint;
 use crate::state_error::StateError;
 
-/// A channel that was taken out of its loop. The loop keeps its place and its slots; requests that the device has
-/// complete there.
+/// A channel out of its loop. The loop keeps its place and slots, where requests that the device has complete.
 pub(crate) struct Detached<'res> {
     pub(crate) id: ChannelId,
     pub(crate) channel: PreparedChannel<'res>,
 }
 
-/// A channel that is about to be destroyed. Its id no longer names a channel.
+/// A channel about to be destroyed. Its id no longer names a channel.
 pub(crate) struct Doomed<'res> {
     pub(super) index: usize,
     pub(super) link: Link<'res>,
     pub(super) is_in_flight: bool,
-    /// Its receives are shared.
+    /// Whether it takes its receives from a shared queue.
     pub(super) shares: bool,
-    /// If it is a datagram end.
+    /// Its state as a datagram end, if it is one.
     pub(super) datagrams: Option<DatagramEnd<'res>>,
 }
 
-/// What has become of a channel.
+/// The result of destroying a channel.
 pub(crate) struct Destroyed {
     pub(super) index: usize,
     pub(super) number: u32,
@@ -44,17 +43,15 @@ pub(crate) struct Destroyed {
 }
 
 impl Detached<'_> {
-    /// `ibv_modify_qp`: lets receives be posted.
     pub(crate) fn open_receives(&mut self) -> (Result<()>, bool) {
         step(self.channel.link_mut(), Link::open_receives)
     }
 
-    /// `ibv_modify_qp`: connects the channel.
     pub(crate) fn connect(&mut self, remote: &QueuePairEndpoint) -> (Result<()>, bool) {
         step(self.channel.link_mut(), |link| link.connect(remote))
     }
 
-    /// The caller has taken the queue pair to INIT.
+    /// Notes that the caller has taken the queue pair to INIT.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn open_receives_of_init(&mut self) -> (Result<()>, bool) {
         step(self.channel.link_mut(), |link| {
@@ -63,16 +60,16 @@ impl Detached<'_> {
         })
     }
 
-    /// `ibv_modify_qp`, `ibv_create_qp`: gets it ready for another connection, with another queue pair. Returns whether
-    /// that was possible; if not, the next attempt to connect tries it again.
+    /// `ibv_modify_qp`, `ibv_create_qp`: makes it ready for another connection, with another queue pair. Returns
+    /// false if that
+    /// failed: the next attempt to connect tries it again.
     pub(crate) fn reset(&mut self) -> bool {
         let link = self.channel.link_mut();
         let _ = link.reset();
         link.is_reset()
     }
 
-    /// `ibv_modify_qp`: takes the queue pair to RESET, which ends all requests that the device has. Returns whether it
-    /// succeeded.
+    /// `ibv_modify_qp`: takes the queue pair to RESET, which ends all its requests. Returns whether it succeeded.
     pub(crate) fn try_reset(&self) -> bool {
         self.channel.core().try_reset()
     }
@@ -91,8 +88,9 @@ impl Detached<'_> {
     }
 }
 
-/// Takes one step towards a connection. Also returns whether this attempt, or one before it, has ended the requests
-/// that were posted earlier.
+/// Takes one step towards a connection. Also returns whether this attempt, or an earlier one, ended the requests that
+/// were
+/// posted before.
 pub(super) fn step<'res>(
     link: &mut Link<'res>,
     step: impl FnOnce(&mut Link<'res>) -> Result<()>,
@@ -104,14 +102,15 @@ pub(super) fn step<'res>(
 }
 
 impl Doomed<'_> {
-    /// `ibv_modify_qp`: before it is destroyed, takes the queue pair to ERR, where it takes no more shared receives.
-    /// Returns whether its messages are to be [taken](Loop::take_completions) then: a provider may drop completions of a
-    /// queue pair that is destroyed.
+    /// `ibv_modify_qp`: takes the queue pair to ERR, where it takes no more shared receives. If this returns true,
+    /// [take](Loop::take_completions) its messages before you destroy it: a provider may drop completions of a
+    /// destroyed queue
+    /// pair.
     pub(crate) fn stop_sharing(&self) -> bool {
         self.shares && self.link.core.modify(ffi::ibv_qp_state::IBV_QPS_ERR).is_ok()
     }
 
-    /// `ibv_modify_qp`, `ibv_destroy_qp`. Nothing else uses the queue pair.
+    /// `ibv_modify_qp`, `ibv_destroy_qp`: destroys the queue pair, which nothing else uses.
     pub(crate) fn destroy(self) -> Destroyed {
         let Self { index, link, is_in_flight, datagrams, .. } = self;
         let is_reset = is_in_flight && link.core.reset().is_ok();
@@ -126,7 +125,7 @@ impl Doomed<'_> {
 
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for futures
 impl<'res, B> Loop<'res, B> {
-    /// A place for a channel that is not connected yet. It stays detached until it is.
+    /// Makes a place for a channel that is not connected yet. The channel stays detached until it is.
     pub(crate) fn place(
         &mut self,
         mut channel: PreparedChannel<'res>,
@@ -137,30 +136,29 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// A receive may be posted before the channel is connected.
+    /// Allows receives before the channel is connected.
     pub(crate) fn open_for_receives(&mut self, detached: &Detached<'res>) {
         self.open(detached.id, &[Queue::Receive]);
     }
 
-    /// Called when an attempt to connect has failed: the receives that were posted have ended, and no task asks for
-    /// their results.
+    /// Called after a failed attempt to connect. The posted receives have ended, and no task asks for their results.
     pub(crate) fn forget_attempt(&mut self, channel: ChannelId) {
         self.end_attempt(channel);
         self.drop_messages(channel.index());
     }
 
-    /// The queue pair with this number was replaced by another one, and nothing is in flight.
+    /// Notes that another queue pair has replaced the one with this number. Nothing is in flight.
     pub(crate) fn renew(&mut self, detached: &Detached<'res>, number: u32) {
         self.replace(detached.id, number, detached.channel.core());
     }
 
-    /// Notes that the place has a new queue pair; `number` is that of the old one.
+    /// Notes the new queue pair of the place; `number` is that of the old one.
     pub(super) fn replace(&mut self, id: ChannelId, number: u32, core: &Core) {
         self.table.numbers.remove(number, id.index());
         self.assign(id, core);
     }
 
-    /// The channel is connected, or on its way there (not `is_connected`) and takes receives.
+    /// Puts a channel into the loop: connected, or connecting and ready for receives.
     pub(crate) fn attach(&mut self, detached: Detached<'res>, is_connected: bool) -> ChannelId {
         let Detached { id, channel } = detached;
         self.attach_link(id, channel.into_link());
@@ -171,7 +169,7 @@ impl<'res, B> Loop<'res, B> {
         id
     }
 
-    /// The queue pair of a channel that was attached before is in RTS.
+    /// Allows sends on an attached channel whose queue pair is now in RTS.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn establish(&mut self, channel: ChannelId) {
         let Some(core) = self.table.core(channel) else { return };
@@ -181,15 +179,17 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// Takes a channel out for verbs that change nothing but the queue pair's state: meanwhile its operations go on.
-    /// `None`: it is out already, or was removed.
+    /// Takes a channel out for verbs that change only the queue pair's state. Its operations go on meanwhile. `None`:
+    /// it is out
+    /// already, or was removed.
     pub(crate) fn borrow_out(&mut self, channel: ChannelId) -> Option<Detached<'res>> {
         self.table.entry(channel)?;
         let link = self.members.links[channel.index()].take()?;
         Some(Detached { id: channel, channel: PreparedChannel::from_link(link) })
     }
 
-    /// Refuses further posts with `error`, wakes all that wait, and takes the channel out, to be reset.
+    /// Refuses further posts with `error`, wakes all tasks that wait, and takes the channel out so that the caller
+    /// resets it.
     /// `None`: it is out already, or was removed.
     pub(crate) fn close(
         &mut self,
@@ -200,14 +200,13 @@ impl<'res, B> Loop<'res, B> {
         self.table.refuse(channel, error);
         let detached = self.borrow_out(channel);
         if detached.is_some() {
-            // Resetting changes the core.
+            // A reset changes the core.
             self.table.asides[channel.index()].core = None;
         }
         detached
     }
 
-    /// Ends all operations of a channel with [`Stopped`](TransportError::Stopped), without waiting, and refuses further
-    /// ones.
+    /// Ends all operations of a channel with [`Stopped`](TransportError::Stopped) at once, and refuses further ones.
     #[cold]
     pub(super) fn stop(&mut self, channel: ChannelId) {
         if let Some(closed) = self.close(channel, TransportError::Stopped) {
@@ -217,7 +216,7 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// Puts a channel back. If it was dropped meanwhile, it is returned, to be destroyed.
+    /// Puts a channel back. If it was dropped meanwhile, returns it for the caller to destroy.
     pub(crate) fn give_back(&mut self, detached: Detached<'res>) -> Option<Doomed<'res>> {
         if self.table.asides[detached.id.index()].is_dropped {
             return Some(self.give_up(detached));
@@ -226,8 +225,9 @@ impl<'res, B> Loop<'res, B> {
         None
     }
 
-    /// After [`close`](Self::close): what is in flight has ended if `is_reset`, and otherwise ends when the channel is
-    /// removed. Its tasks are woken.
+    /// Follows [`close`](Self::close). With `is_reset`, operations in flight end now; otherwise when the channel is
+    /// removed.
+    /// Wakes its tasks.
     pub(crate) fn end_closed(&mut self, channel: ChannelId, is_reset: bool) {
         let slots = self.table.entries[channel.index()].slots();
         if is_reset {
@@ -238,8 +238,9 @@ impl<'res, B> Loop<'res, B> {
         outcomes.iter_mut().for_each(|outcome| deferred.wake(&mut outcome.waker));
     }
 
-    /// Takes a channel out for ever. Its id no longer names a channel; its slots stay until [`discard`](Self::discard).
-    /// `None`: the channel is out, and `give_back` will return it.
+    /// Takes a channel out for good. Its id no longer names a channel; its slots stay until
+    /// [`discard`](Self::discard). `None`:
+    /// it is out at the moment, and `give_back` will return it.
     pub(crate) fn detach(&mut self, channel: ChannelId) -> Option<Doomed<'res>> {
         match self.members.links[channel.index()].take() {
             Some(link) => Some(self.doom(channel.index(), link)),
@@ -250,7 +251,7 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// As [`detach`](Self::detach), for a channel that is not in the loop.
+    /// As [`detach`](Self::detach), for a channel that is out of the loop.
     pub(crate) fn give_up(&mut self, detached: Detached<'res>) -> Doomed<'res> {
         self.doom(detached.id.index(), detached.channel.into_link())
     }
@@ -264,7 +265,7 @@ impl<'res, B> Loop<'res, B> {
     fn doom(&mut self, index: usize, link: Link<'res>) -> Doomed<'res> {
         let id = self.retire(index);
         let table = &mut self.table;
-        // The caller that destroys the queue pair changes the core.
+        // Destroying the queue pair changes the core.
         table.asides[index].core = None;
         let slots = table.entries[index].slots();
         let (is_in_flight, shares) = (table.in_flight(slots) > 0, table.asides[index].shares);
@@ -272,7 +273,7 @@ impl<'res, B> Loop<'res, B> {
         Doomed { index, link, is_in_flight, shares, datagrams }
     }
 
-    /// Makes the id of the channel, which is returned, name no channel.
+    /// Makes a channel's id name no channel, and returns that id.
     pub(super) fn retire(&mut self, index: usize) -> ChannelId {
         let table = &mut self.table;
         let generation = table.entries[index].generation;
@@ -283,14 +284,14 @@ impl<'res, B> Loop<'res, B> {
         id
     }
 
-    /// Gives the slots of a channel back, with the result of its end.
+    /// Gives back the slots of a destroyed channel.
     pub(super) fn end_doomed(&mut self, destroyed: Destroyed) -> Result<()> {
         let Destroyed { index, number, is_reset, result } = destroyed;
         let Self { table, members, .. } = self;
         let entry = &table.entries[index];
         let (slots, depth, credit_slot) =
             (entry.slots(), entry.depths.iter().sum::<u32>(), entry.credit_slot());
-        // If either succeeded, the device has no requests any more, whatever becomes of the queue pair.
+        // Either success proves that the device has no requests any more.
         if is_reset || result.is_ok() {
             table.end_without_completions(slots.clone(), REMOVED);
         }
@@ -303,18 +304,17 @@ impl<'res, B> Loop<'res, B> {
             table.leak(slots);
         }
         if table.asides[index].shares {
-            // A provider may still hold completions of messages that this queue pair took from the shared receives.
+            // A provider may still hold completions of messages that this queue pair took from shared receives.
             table.settle_all(members.capacity);
         }
         table.numbers.remove(number, index);
         result
     }
 
-    /// As [`end_doomed`](Self::end_doomed), and gives up the results that no task asks for any more, with their
-    /// wakers.
+    /// As [`end_doomed`](Self::end_doomed), and gives up results and wakers that no task asks for any more.
     pub(crate) fn discard(&mut self, destroyed: Destroyed) {
         let index = destroyed.index;
-        // If the queue pair could not be destroyed, it is leaked, and there is nobody to tell.
+        // A queue pair that could not be destroyed is leaked. Nobody is left to tell.
         let _ = self.end_doomed(destroyed);
         self.drop_messages(index);
         for slot in self.table.entries[index].slots() {
@@ -327,12 +327,12 @@ impl<'res, B> Loop<'res, B> {
         self.forget_lines(index);
     }
 
-    /// Polls until the queue is empty.
+    /// Polls until the completion queue is empty.
     pub(crate) fn take_completions(&mut self) {
         self.table.settle_all(self.members.capacity);
     }
 
-    /// Gives up the messages of a channel that were not taken.
+    /// Gives up the messages that no task has taken.
     fn drop_messages(&mut self, index: usize) {
         let mut messages = std::mem::take(&mut self.table.entries[index].tasks.messages);
         while let Some(slot) = self.table.slots.get(messages.first as usize) {
@@ -343,7 +343,7 @@ impl<'res, B> Loop<'res, B> {
 }
 
 impl<B> Table<B> {
-    /// Refuses further posts of a channel, and wakes all that wait for something of it.
+    /// Refuses further posts of a channel, and wakes all tasks in its lines.
     pub(super) fn refuse(&mut self, channel: ChannelId, error: TransportError) {
         let index = channel.index();
         self.entries[index].next = [NEVER_FREE; 2];
@@ -354,7 +354,6 @@ impl<B> Table<B> {
         }
     }
 
-    /// Why nothing can be posted on a channel any more.
     pub(super) fn why_stopped(&self, channel: ChannelId) -> Option<TransportError> {
         self.asides[channel.index()].stopped.or(self.stopped)
     }

@@ -1,13 +1,15 @@
 //! The table of a loop's operations.
 //!
-//! A request's number is the index of its slot and a generation, which counts the requests of the slot and is never
-//! reset. So a completion finds its operation by an index and three comparisons: the slot has this number, its request
-//! is in flight, and the queue pair is the slot's. A completion that fails one of them ends nothing.
+//! A request's number is the index of its slot and a generation, which counts the slot's requests and is never reset.
+//! A
+//! completion ends an operation only if the slot has this number, its request is in flight, and the queue pair is the
+//! slot's.
 //!
-//! `next_ended` takes an operation straight from the completions that were polled. An operation that ends in another
-//! way (its window has failed, its channel is removed) goes into a list. Before anything goes into that list, all
-//! polled completions go into it, so the program gets results in the order of their completions. The operations of
-//! tasks keep their results in their slots.
+//! `next_ended` takes an operation straight from the polled completions. An operation that ends in another way (its
+//! window
+//! failed, its channel is removed) goes into a list. All polled completions go there first, so the program gets
+//! results in
+//! the order of completions. The operations of tasks keep their results in their slots.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -28,13 +30,12 @@ use crate::ffi;
 #[repr(align(64))]
 pub(super) struct Entry {
     pub(super) target: Target,
-    /// The generation of the channel that has the place, or will have it next.
+    /// The generation of the place's channel, or of its next one.
     pub(super) generation: u32,
-    /// The slot of each queue that the next post tries first. If it is in use, the post searches the others.
+    /// The slot of each queue that a post tries before it searches the others.
     pub(super) next: [u32; 2],
     pub(super) limits: Limits,
-    /// The first of its slots: those for sends, then those for receives, then one for the reads of credits if it has
-    /// flow control.
+    /// The first of its slots. In order: for sends, for receives, and with flow control one for the reads of credits.
     pub(super) first_slot: u32,
     pub(super) depths: [u32; 3],
     pub(super) tasks: Tasks,
@@ -43,49 +44,45 @@ pub(super) struct Entry {
 /// The rest of a channel.
 #[derive(Default)]
 pub(super) struct Aside {
-    /// `None` once the channel was removed.
+    /// `None` once the channel is removed.
     pub(super) core: Option<Arc<Core>>,
-    /// The number of messages of the last post that was refused for lack of credit. 0: none waits.
+    /// The number of messages of the last post that was refused for lack of credit; 0: none is waiting.
     pub(super) lacks_credit: u32,
     /// Whether it takes its receives from a shared queue of the loop.
     pub(super) shares: bool,
-    /// Whether these are shared receives, and no channel.
+    /// Whether this is a queue of shared receives, not a channel.
     pub(super) is_shared: bool,
     /// Why nothing can be posted any more.
     pub(super) stopped: Option<TransportError>,
-    /// Whether the device has completed an operation with an error. `unposted` has the receives that were posted since.
+    /// Whether an operation has completed with an error. Receives posted since then are in `unposted`.
     pub(super) has_failed: bool,
     pub(super) unposted: List,
-    /// Whether it was dropped while it was out of the loop: it is destroyed when it comes back.
+    /// Whether it was dropped while out of the loop, which then destroys it when it comes back.
     pub(super) is_dropped: bool,
 }
 
 impl Aside {
-    /// Whether the loop takes receives of this channel without posting them to the device.
+    /// Whether the loop keeps new receives of this channel and does not post them to the device.
     pub(super) fn flushes(&self) -> bool {
         self.has_failed && self.stopped.is_none() && self.core.is_some()
     }
 }
 
 impl Entry {
-    /// Its slots.
     pub(super) fn slots(&self) -> std::ops::Range<u32> {
         self.first_slot..self.first_slot + self.depths.iter().sum::<u32>()
     }
 
-    /// The slots of its receives.
     pub(super) fn receives(&self) -> std::ops::Range<u32> {
         let first = self.first_slot + self.depths[0];
         first..first + self.depths[1]
     }
 
-    /// The slot of the reads of credits, if it has one.
     pub(super) fn credit_slot(&self) -> Option<u32> {
         let [sends, receives, own] = self.depths;
         (own > 0).then_some(self.first_slot + sends + receives)
     }
 
-    /// The first slot of a queue.
     pub(super) fn first_of(&self, queue: Queue) -> u32 {
         match queue {
             Queue::Send if self.depths[0] > 0 => self.first_slot,
@@ -95,7 +92,7 @@ impl Entry {
     }
 }
 
-/// The next [`Table::first_generation`]: an odd number of steps away from the one before.
+/// The next [`Table::first_generation`]. An odd step visits all values.
 static NEXT_GENERATION: AtomicU32 = AtomicU32::new(1);
 
 /// See the [module](self).
@@ -105,42 +102,43 @@ pub(super) struct Table<B> {
     pub(super) asides: Vec<Aside>,
     pub(super) batch: Polled,
     pub(super) poll_cq: PollCq,
-    /// It is live while anything is polled.
+    /// Live whenever the table polls.
     pub(super) queue: *mut ffi::ibv_cq,
-    /// One prepared request of each kind, owned. They name no queue pair, so a loop needs no more.
+    /// One prepared request of each kind, owned. They name no queue pair, so all channels share them.
     pub(super) prepared: NonNull<Templates>,
     /// Indexed by slot.
     pub(super) outcomes: Vec<Outcome>,
-    /// The operations that `next_ended` returns before it polls.
+    /// Operations that `next_ended` returns before it polls.
     pub(super) ended: List,
-    /// What must be done once the loop is no longer borrowed.
+    /// What to do once the loop is no longer borrowed.
     pub(super) deferred: Deferred,
-    /// The channels, by the numbers of their queue pairs.
+    /// Channels by queue pair number.
     pub(super) numbers: Numbers,
-    /// The tasks that wait for something of a channel.
+    /// The tasks in line.
     pub(super) waiters: Waiters,
-    /// The channels that lack credit.
     pub(super) lacking: Lacking,
-    /// The channels that have receives which were [not posted](State::Unposted).
+    /// Channels with receives that were [not posted](State::Unposted).
     pub(super) with_unposted: Vec<ChannelId>,
     /// The number of polls for tasks.
     pub(super) turns: u32,
-    /// Whether its owner calls slow verbs while the loop is not borrowed.
+    /// Whether a reactor owns the loop, and calls slow verbs while the loop is not borrowed.
     pub(super) is_of_tasks: bool,
-    /// Of the first channel in a place. Loops begin far from each other, so that none takes the id of another's channel for one of
-    /// its own.
+    /// The generation of the first channel in a place. Each loop has another one, so that it does not mistake another
+    /// loop's id
+    /// for one of its own.
     pub(super) first_generation: u32,
-    /// Why nothing can be posted on any channel any more.
+    /// Why no channel can post any more.
     pub(super) stopped: Option<TransportError>,
 }
 
 impl<B> Table<B> {
     /// # Safety
     ///
-    /// The function and the queue are a provider's, and live while something is polled. Nothing else polls it.
+    /// The queue is live whenever the table polls it, `poll_cq` is its provider's function, and nothing else polls
+    /// it.
     pub(super) unsafe fn new(queue: *mut ffi::ibv_cq, poll_cq: PollCq) -> Self {
         let prepared = NonNull::from(Box::leak(Box::new(Templates::new())));
-        // SAFETY: it does not move any more, and is accessed through copies of this pointer only.
+        // SAFETY: the box does not move any more, and only copies of this pointer access it.
         unsafe { Templates::set_piece_pointers(prepared.as_ptr()) };
         Self {
             slots: vec![Slot::new(NEVER_FREE, State::Leaked)],
@@ -164,14 +162,14 @@ impl<B> Table<B> {
         }
     }
 
-    /// What a channel of the loop posts with.
+    /// The entry of a channel, unless it was removed.
     #[inline(always)]
     pub(super) fn entry(&mut self, channel: ChannelId) -> Option<&mut Entry> {
         let entry = self.entries.get_mut(channel.index as usize);
         entry.filter(|entry| entry.generation == channel.generation)
     }
 
-    /// Searches a ring for a free slot, after `slot` was found in use.
+    /// Searches a ring for a free slot, beginning at `from`.
     #[cold]
     #[inline(never)]
     pub(super) fn search(&self, from: u32) -> Option<u32> {
@@ -181,7 +179,7 @@ impl<B> Table<B> {
             if slot.state == State::Free {
                 return Some(index);
             }
-            // Goes past the places of a window, whose slots are free.
+            // Skips the places of a window: their slots look free.
             for _ in 0..slot.places(self.outcomes[index as usize].run) {
                 index = self.slots[index as usize].next;
                 if index == from {
@@ -191,18 +189,19 @@ impl<B> Table<B> {
         }
     }
 
-    /// Polls, when all completions of the last poll are used up. Returns how many there were.
+    /// Polls once the last poll's completions are used up. Returns how many it found.
     #[inline(always)]
     pub(super) fn poll(&mut self) -> TransportResult<usize> {
         debug_assert!(self.batch.is_empty());
-        // SAFETY: the queue is live. There is room for that many completions, and no reference to them.
+        // SAFETY: the queue is live, by the contract of `new`. The batch has room for `BATCH` completions, and no
+        // reference to it exists.
         let found = unsafe { (self.poll_cq)(self.queue, BATCH as i32, self.batch.entries()) };
         let found = count(found)?;
         self.batch.keep(0, found);
         Ok(found)
     }
 
-    /// The next operation that has ended: see [`Loop::next_ended`](super::Loop::next_ended).
+    /// See [`Loop::next_ended`](super::Loop::next_ended).
     #[inline(always)]
     pub(super) fn next_ended(&mut self) -> TransportResult<Option<Ended<B>>> {
         loop {
@@ -217,10 +216,10 @@ impl<B> Table<B> {
                     continue;
                 }
             }
-            // SAFETY: the batch is not empty, so this points to an initialised entry, to which nothing writes before the
-            // next poll.
+            // SAFETY: the batch is not empty, so this is an initialised entry. Nothing writes to it before the next
+            // poll.
             let completion = unsafe { &*self.batch.head() };
-            // SAFETY: as above.
+            // SAFETY: the batch is not empty.
             unsafe { self.batch.advance_by(1) };
             if let Some(slot) = self.slots.get_mut(completion.wr_id as u32 as usize)
                 && slot.number == completion.wr_id
@@ -237,12 +236,12 @@ impl<B> Table<B> {
         }
     }
 
-    /// Ends the operation of a polled completion. If that puts something into the list, ends the operations of all
-    /// other polled completions too.
+    /// Ends the operation of a polled completion. If it goes into the list, so do those of all other polled
+    /// completions.
     ///
     /// # Errors
     ///
-    /// One of the completions is unknown. It ends nothing.
+    /// A completion is unknown. It ends nothing.
     #[cold]
     #[inline(never)]
     fn settle(&mut self, completion: ffi::ibv_wc) -> TransportResult<()> {
@@ -250,11 +249,11 @@ impl<B> Table<B> {
         if self.ended.is_empty() { settled } else { settled.and(self.settle_polled()) }
     }
 
-    /// Ends the operations of all completions that were polled.
+    /// Ends the operations of all polled completions.
     ///
     /// # Errors
     ///
-    /// One of the completions is unknown. It ends nothing.
+    /// A completion is unknown. It ends nothing.
     pub(super) fn settle_polled(&mut self) -> TransportResult<()> {
         let mut settled = Ok(());
         while !self.batch.is_empty() {
@@ -271,8 +270,8 @@ impl<B> Table<B> {
     ///
     /// # Errors
     ///
-    /// It is unknown: no operation in flight has its number and queue pair, and no operation of an earlier connection
-    /// had its number.
+    /// It is unknown: no operation in flight has its number and queue pair, and none of an earlier connection had its
+    /// number.
     pub(super) fn end(&mut self, completion: &ffi::ibv_wc) -> TransportResult<()> {
         let &ffi::ibv_wc { wr_id, qp_num: queue_pair, status, .. } = completion;
         let index = index_of(wr_id);
@@ -307,13 +306,13 @@ impl<B> Table<B> {
         }
     }
 
-    /// Gives the result of an operation to its owner. The device no longer has the operation.
+    /// Gives its owner the result of an operation that the device no longer has.
     pub(super) fn finish(&mut self, index: u32, completion: &ffi::ibv_wc) {
         let (slot, outcome) = (&mut self.slots[index as usize], &self.outcomes[index as usize]);
         if matches!(slot.state, State::FailedWindow | State::PartOfWindow | State::Unposted) {
             slot.state = outcome.was;
         }
-        // A destroyed queue pair has no number.
+        // A destroyed queue pair has no number in the table.
         let is_shared = self.slots[index as usize].is_shared();
         let shared_by = if is_shared { self.sharing(completion.qp_num) } else { None };
         if matches!(self.slots[index as usize].state, State::Task | State::Message) {
@@ -345,13 +344,13 @@ impl<B> Table<B> {
         self.ended.push(&mut self.slots, index);
     }
 
-    /// Drops the buffer of an operation that has ended and that no task asks for, once the loop is not borrowed.
+    /// Leaves an ended operation that no task asks for. Its buffer is dropped once the loop is not borrowed.
     pub(super) fn leave(&mut self, index: u32) {
         self.push_ended(index);
         self.deferred.is_left = true;
     }
 
-    /// Takes the operation of a slot, which has ended.
+    /// Takes the ended operation of a slot.
     #[inline(always)]
     pub(super) fn take(&mut self, index: u32) -> Ended<B> {
         let slot = &mut self.slots[index as usize];
@@ -361,14 +360,14 @@ impl<B> Table<B> {
         Ended {
             channel: outcome.channel.unwrap_or(slot.channel),
             token: slot.token,
-            // SAFETY: an operation that has ended has its buffer. The slot is free now.
+            // SAFETY: an ended operation still has its buffer. The slot is free from now on, so the buffer is read
+            // once.
             buffer: unsafe { slot.buffer.assume_init_read() },
             failed: Failed::of(&outcome.completion),
             completion: outcome.completion,
         }
     }
 
-    /// Takes the first operation out of the list.
     #[inline(never)]
     pub(super) fn pop_ended(&mut self) -> Option<Ended<B>> {
         let index = self.ended.first;
@@ -379,7 +378,7 @@ impl<B> Table<B> {
 
 impl<B> Drop for Table<B> {
     fn drop(&mut self) {
-        // SAFETY: it came from a box, in `new`, and nothing uses it any more.
+        // SAFETY: `new` made it from a box, and nothing uses it any more.
         drop(unsafe { Box::from_raw(self.prepared.as_ptr()) });
     }
 }
@@ -414,8 +413,7 @@ mod tests {
         0
     }
 
-    /// A place that was used before, all of whose slots are in use, while their generations pass the end and begin
-    /// again.
+    /// A reused place whose slots are all in use, while their generations wrap around.
     #[test]
     fn a_full_ring_is_found_to_be_full_whatever_its_generations_are() {
         // SAFETY: nothing is polled.

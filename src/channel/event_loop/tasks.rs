@@ -1,7 +1,8 @@
-//! What futures need of a loop: operations that keep their results, and messages that any task takes.
+//! What a loop does for futures: it keeps the results of their operations, and messages for any task.
 //!
-//! Nothing here runs code of the program: wakers and buffers that are no longer needed are returned, or put into
-//! `Deferred`, for the time when the loop is not borrowed.
+//! Nothing here runs code of the program. Wakers and buffers that are done with are returned, or put into `Deferred`
+//! until
+//! the loop is not borrowed.
 
 use std::task::Waker;
 use std::{mem, slice};
@@ -22,14 +23,14 @@ use crate::channel::slot::NO_SLOT;
 use crate::completion::WorkSuccess;
 use crate::ffi;
 
-/// One thing that must be done while a loop is not borrowed.
+/// One thing to do while a loop is not borrowed.
 pub(crate) enum Left<B> {
     Failed(ChannelId, Option<TransportError>),
     Woken(Waker),
     Dropped(B),
 }
 
-// Without futures some of it is unused.
+// Without futures, some of these are unused.
 #[cfg_attr(not(feature = "async"), allow(dead_code))]
 impl<B> Loop<'_, B> {
     /// A loop for a reactor, which calls slow verbs while the loop is not borrowed.
@@ -38,8 +39,9 @@ impl<B> Loop<'_, B> {
         self
     }
 
-    /// As [`post`](Self::post), for a task that is woken when the operation has ended. The waker is taken if it was
-    /// posted. Returns the number by which it is asked for.
+    /// As [`post`](Self::post), for a task. If it posts, it takes the waker, which it wakes when the operation has
+    /// ended.
+    /// Returns the operation's number.
     ///
     /// # Errors
     ///
@@ -78,12 +80,12 @@ impl<B> Loop<'_, B> {
         self.post_as(channel, request, State::Message, 0).map(drop)
     }
 
-    /// Whether a task's operation has ended and its result was not taken.
+    /// Whether a task's operation has ended, and its result is still here.
     pub(crate) fn is_done(&mut self, number: u64) -> bool {
         self.table.slot(number).is_some_and(|slot| slot.state == State::Done)
     }
 
-    /// The result of a task's operation, if it has ended. It wakes the first that waits for room to send.
+    /// Takes the result of a task's operation that has ended. Wakes the first task that waits for room to send.
     #[inline(always)]
     pub(crate) fn take_done(&mut self, number: u64) -> Option<Ended<B>> {
         let table = &mut self.table;
@@ -93,7 +95,8 @@ impl<B> Loop<'_, B> {
         Some(done)
     }
 
-    /// Whether a task's operation was carried out, and no task waits for its room: [`take_it`](Self::take_it) takes it.
+    /// Whether a task's operation has succeeded and no task waits for its room. If so, [`take_it`](Self::take_it)
+    /// takes it.
     #[inline(always)]
     pub(crate) fn is_success(&self, number: u64) -> bool {
         let Table { slots, outcomes, entries, .. } = &self.table;
@@ -106,8 +109,9 @@ impl<B> Loop<'_, B> {
             && line.first == NO_SLOT
     }
 
-    /// The slot of a channel's message, if it is the only message and the task at this place is the only one in line
-    /// and was woken for it. The task leaves the line, and takes the message [next](Self::take_it).
+    /// The slot of a channel's message, if it is the only one and the only task in line was woken for it. That task
+    /// leaves the
+    /// line, and takes the message by [`take_it`](Self::take_it).
     #[inline(always)]
     pub(crate) fn take_only_message(&mut self, channel: ChannelId, place: u32) -> Option<u64> {
         let Table { slots, outcomes, entries, waiters, .. } = &mut self.table;
@@ -130,14 +134,15 @@ impl<B> Loop<'_, B> {
         Some(index.into())
     }
 
-    /// Takes the operation of this slot or number, which the caller has found to be carried out.
+    /// Takes the operation of this slot or number. The caller has checked that it has succeeded.
     #[inline(always)]
     pub(crate) fn take_it(&mut self, number: u64) -> (B, WorkSuccess) {
         let index = number as u32 as usize;
         let slot = &mut self.table.slots[index];
         assert!(matches!(slot.state, State::Done | State::Arrived));
         slot.state = State::Free;
-        // SAFETY: an operation that has ended has its buffer. The slot is free now.
+        // SAFETY: an ended operation, as asserted, still has its buffer. The slot is free from now on, so the buffer
+        // is read once.
         let buffer = unsafe { slot.buffer.assume_init_read() };
         (buffer, WorkSuccess::from_raw(self.table.outcomes[index].completion))
     }
@@ -165,19 +170,20 @@ impl<B> Loop<'_, B> {
     #[inline(always)]
     pub(super) fn keep_waker(&mut self, number: u64, waker: &mut Option<Waker>) {
         let place = &mut self.table.outcomes[number as u32 as usize].waker;
-        // The outcome has no waker yet, so this drops nothing.
+        // The outcome had no waker, so this drops nothing.
         mem::forget(mem::replace(place, waker.take()));
     }
 
-    /// The waker of a task's operation that is in flight.
+    /// The waker of a task's operation in flight.
     #[inline]
     pub(crate) fn waker_of(&mut self, number: u64) -> Option<&mut Option<Waker>> {
         self.table.task_state(number)?;
         Some(&mut self.table.outcomes[number as u32 as usize].waker)
     }
 
-    /// Called when a task no longer asks for an operation. The caller drops what is returned while the loop is not
-    /// borrowed. If the device has the request, its buffer is [left](Self::take_left) when it has ended.
+    /// Gives up an operation whose task no longer asks for it. The caller drops what is returned while the loop is
+    /// not borrowed.
+    /// If the device has the request, its buffer is [left](Self::take_left) when it ends.
     pub(crate) fn abandon(&mut self, number: u64) -> (Option<Ended<B>>, Option<Waker>) {
         let waker = self.waker_of(number).and_then(Option::take);
         let done = self.take_done(number);
@@ -187,18 +193,17 @@ impl<B> Loop<'_, B> {
         (done, waker)
     }
 
-    /// The oldest message of a channel.
+    /// Takes the channel's oldest message.
     #[inline(always)]
     pub(crate) fn take_message(&mut self, channel: ChannelId) -> Option<Ended<B>> {
         self.table.pop_message(channel.index())
     }
 
-    /// Whether a channel has a message.
     pub(crate) fn has_message(&self, channel: ChannelId) -> bool {
         !self.table.entries[channel.index()].tasks.messages.is_empty()
     }
 
-    /// Wakes the first that waits for a message, if there is one for it.
+    /// Wakes the first task in line for a message, if there is a message.
     #[inline]
     pub(crate) fn wake_receiver(&mut self, channel: ChannelId) {
         let table = &mut self.table;
@@ -207,8 +212,9 @@ impl<B> Loop<'_, B> {
         }
     }
 
-    /// Called when a task has taken a message: wakes the next task, if there is a message for it, or all that have
-    /// buffers for which there is room now.
+    /// Called after a task took a message. Wakes the next task if there is another message, or all tasks if some hold
+    /// buffers
+    /// that there is room for now.
     #[inline]
     pub(crate) fn wake_after_message(&mut self, channel: ChannelId) {
         if self.receiving(channel).held > 0 {
@@ -218,29 +224,28 @@ impl<B> Loop<'_, B> {
         }
     }
 
-    /// The counts of a channel's receives.
     #[inline]
     pub(crate) fn receiving(&mut self, channel: ChannelId) -> &mut Receiving {
         &mut self.table.entries[channel.index()].tasks.receiving
     }
 
-    /// Polls once, unless something is left of what was polled, and gives all that was polled to its owners: tasks are
-    /// to be woken [later](Self::deferred). Returns how many completions there were.
+    /// Polls once, unless polled completions are left, and gives each result to its owner. The caller wakes the tasks
+    /// [later](Self::deferred). Returns the number of completions.
     ///
     /// # Errors
     ///
-    /// Polling failed, which ends nothing. Completions that the device made up are counted, and end nothing.
+    /// Polling failed. It ends nothing. Unknown completions are counted, and end nothing.
     #[inline(always)]
     pub(crate) fn turn(&mut self) -> TransportResult<usize> {
         self.begin_turn()?;
         Ok(self.end_turn())
     }
 
-    /// The poll of a turn. Returns whether there is nothing to do in the rest of it.
+    /// The first half of a turn: polls. Returns whether nothing is left to do.
     ///
     /// # Errors
     ///
-    /// Polling failed, which ends nothing.
+    /// Polling failed. It ends nothing.
     #[inline(always)]
     pub(crate) fn begin_turn(&mut self) -> TransportResult<bool> {
         let table = &mut self.table;
@@ -249,14 +254,14 @@ impl<B> Loop<'_, B> {
         Ok(found == 0 && table.with_unposted.is_empty() && table.deferred.is_empty())
     }
 
-    /// The rest of a turn. Returns the number of completions.
+    /// The second half of a turn. Returns the number of completions.
     #[inline(always)]
     pub(crate) fn end_turn(&mut self) -> usize {
         let table = &mut self.table;
         let found = table.batch.len();
-        // SAFETY: the batch has `found` completions, and nothing is polled before the loop below has ended.
+        // SAFETY: the batch has `found` completions, and nothing polls before the loop below ends.
         let polled = unsafe { slice::from_raw_parts(table.batch.head(), found) };
-        // SAFETY: as above.
+        // SAFETY: the batch has `found` completions.
         unsafe { table.batch.advance_by(found) };
         for completion in polled {
             if !table.end_for_task(completion) {
@@ -269,13 +274,13 @@ impl<B> Loop<'_, B> {
         found
     }
 
-    /// Whether a channel lacks credit.
+    /// Whether any channel lacks credit.
     #[inline]
     pub(crate) fn lacks_credit(&self) -> bool {
         self.table.lacking.any()
     }
 
-    /// Whether a queue of the channel has room for any operation at all.
+    /// Whether the channel was built with room for operations on this queue.
     #[cold]
     pub(crate) fn has_queue(&self, channel: ChannelId, queue: Queue) -> bool {
         self.table.entries[channel.index()].depths[queue_index(queue)] > 0
@@ -287,7 +292,7 @@ impl<B> Loop<'_, B> {
         self.table.why_stopped(channel)
     }
 
-    /// Refuses posts on channels that are attached later, and to shared receives.
+    /// Refuses posts to shared receives, and on channels that are attached later.
     #[cold]
     pub(crate) fn stop_adding(&mut self, error: TransportError) {
         let error = *self.table.stopped.get_or_insert(error);
@@ -296,13 +301,13 @@ impl<B> Loop<'_, B> {
         }
     }
 
-    /// The first channel whose index is not less than this.
+    /// The first channel from this index on.
     #[cold]
     pub(crate) fn next_channel(&self, index: usize) -> Option<ChannelId> {
         self.channels_from(index).next()
     }
 
-    /// As above, but of the channels of which the device has operations.
+    /// The first channel from this index on that has operations on the device.
     #[cold]
     pub(crate) fn next_busy(&self, index: usize) -> Option<ChannelId> {
         self.channels_from(index).find(|&channel| self.in_flight(channel) > 0)
@@ -330,29 +335,28 @@ impl<B> Loop<'_, B> {
         self.table.wake_all(channel.index(), Queue::Send);
     }
 
-    /// Whether connections of the device end without completions, as on iWARP.
+    /// Whether connections end without completions, as on iWARP.
     pub(crate) fn is_iwarp(&self) -> bool {
         self.queue.context().is_iwarp()
     }
 
-    /// Whether a channel refuses sends, and is not closed yet.
+    /// Whether a channel refuses sends but is not closed yet.
     pub(crate) fn is_draining(&self, channel: ChannelId) -> bool {
         self.table.entries[channel.index()].tasks.is_draining
     }
 
-    /// The number of the channel's sends, writes, reads and atomics that the device has.
+    /// The number of sends, writes, reads and atomics that the device has.
     pub(crate) fn sends_in_flight(&self, channel: ChannelId) -> usize {
         let entry = &self.table.entries[channel.index()];
         self.table.in_flight(entry.first_slot..entry.first_slot + entry.depths[0])
     }
 
-    /// What must be done while the loop is not borrowed.
     #[inline]
     pub(crate) fn deferred(&mut self) -> &mut Deferred {
         &mut self.table.deferred
     }
 
-    /// The next thing that must be done while the loop is not borrowed. Taking them one by one needs no memory.
+    /// Takes the next thing to do while the loop is not borrowed. One at a time, so it allocates nothing.
     #[cold]
     pub(crate) fn take_left(&mut self) -> Option<Left<B>> {
         let Table { deferred, outcomes, waiters, .. } = &mut self.table;
@@ -373,7 +377,7 @@ impl<B> Loop<'_, B> {
             }
         }
         if let Some(ended) = self.table.pop_ended() {
-            // Its place in the queue is free now: the first task that waits for room can go on.
+            // Its place in the queue is free: the first task that waits for room goes on.
             self.table.wake_first(ended.channel.index(), Queue::Send);
             return Some(Left::Dropped(ended.buffer));
         }
@@ -383,13 +387,13 @@ impl<B> Loop<'_, B> {
 }
 
 impl<B> Table<B> {
-    /// The slot of a request with this number, if it is the last one of its slot.
+    /// The slot whose latest request has this number.
     #[inline(always)]
     fn slot(&mut self, number: u64) -> Option<&mut Slot<B>> {
         self.slots.get_mut(number as u32 as usize).filter(|slot| slot.number == number)
     }
 
-    /// The state of a task's operation in flight; for a failed window, the state in which it will end.
+    /// The state of a task's operation in flight. For a failed window: the state in which it will end.
     fn task_state(&mut self, number: u64) -> Option<&mut State> {
         let Self { slots, outcomes, .. } = self;
         let slot = slots.get_mut(number as u32 as usize).filter(|slot| slot.number == number)?;
@@ -400,8 +404,9 @@ impl<B> Table<B> {
         Some(state).filter(|state| **state == State::Task)
     }
 
-    /// Ends the operation of this completion. Returns false, and does nothing, if it is not one of a future, or a message of
-    /// the channel itself, or has failed.
+    /// Ends a successful operation of a future, or a message that is not of shared receives. Returns false for any
+    /// other
+    /// completion, and does nothing.
     #[inline(always)]
     fn end_for_task(&mut self, completion: &ffi::ibv_wc) -> bool {
         let index = completion.wr_id as u32;
@@ -446,8 +451,9 @@ impl<B> Table<B> {
                     tasks.woken_in = *turns;
                     deferred.wake(&mut first.waker);
                 }
-                // The first was woken for an earlier message, and has not come. It may never come, so the next is
-                // woken.
+                // The first task was woken for an earlier message and has not come. Its future may be forgotten, so
+                // this wakes the
+                // next task.
                 Some(_) if tasks.woken_in != *turns => {
                     tasks.woken_in = *turns;
                     wake_next(waiters, deferred, first);
@@ -460,7 +466,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// Takes the oldest message of the channel with this index.
+    /// Takes the oldest message of a channel.
     #[inline(always)]
     pub(super) fn pop_message(&mut self, channel: usize) -> Option<Ended<B>> {
         let messages = &mut self.entries[channel].tasks.messages;
