@@ -1,4 +1,4 @@
-//! What a loop gives back: the operations that have ended.
+//! What a loop returns: the operations that have ended.
 
 use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::owned_buffer::{AnyBuffer, OwnedBuffer};
@@ -8,9 +8,9 @@ use crate::completion::{WorkCompletion, WorkSuccess};
 use crate::debug::debug;
 use crate::ffi;
 
-/// Names a channel of a [`Loop`](crate::Loop). Another loop does not know it: loops number their channels from different
-/// values on. Once its channel was removed it names no
-/// channel, even if another channel has taken the place.
+/// Names a channel of a [`Loop`](crate::Loop). After the channel was removed it names none, even if another channel
+/// takes
+/// the place. Other loops do not know the id: each numbers its channels from another value on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ChannelId {
     pub(super) index: u32,
@@ -18,8 +18,9 @@ pub struct ChannelId {
 }
 
 impl ChannelId {
-    /// An index for the program's own tables: less than the largest number of channels that the loop has had at one
-    /// time. The index of a removed channel is used again.
+    /// An index for the program's own tables, less than the largest number of channels that the loop had at one time.
+    /// A removed
+    /// channel's index is used again.
     pub fn index(self) -> usize {
         self.index as usize
     }
@@ -28,26 +29,28 @@ impl ChannelId {
 /// An operation of a [`Loop`](crate::Loop) that has ended.
 #[must_use = "dropping it drops the buffer"]
 pub struct Ended<B> {
-    /// The channel that it was posted on, which may be removed since.
+    /// The channel that it was posted on. It may be removed by now.
     pub channel: ChannelId,
     /// The number that the program posted it with.
     pub token: u64,
-    /// Its buffer. After a failure its contents are undefined where the operation writes it.
+    /// Its buffer. After a failure, the contents that the operation writes are undefined.
     pub buffer: B,
     pub(super) failed: Failed,
     pub(super) completion: ffi::ibv_wc,
 }
 
 impl<B> Ended<B> {
-    /// How it has ended.
+    /// The result of the operation.
     ///
     /// # Errors
     ///
-    ///  - [`Work`](TransportError::Work): the operation failed. All later ones of the channel then fail too.
-    ///  - [`Closed`](TransportError::Closed): the channel was removed before its completion was polled. It may or may
-    ///    not have been carried out.
-    ///  - [`Stopped`](TransportError::Stopped): it was not posted, or ended by force, because a
-    ///    [window](crate::Loop::post_window) or a handshake has failed.
+    ///  - [`Work`](TransportError::Work): it failed. All later ones of the channel then fail too.
+    ///  - [`Closed`](TransportError::Closed): the channel was removed before the completion was polled. The operation
+    ///    may have
+    ///    been carried out.
+    ///  - [`Stopped`](TransportError::Stopped): a [window](crate::Loop::post_window) or a handshake failed, so it was
+    ///    not posted
+    ///    or was ended by force.
     #[inline(always)]
     pub fn result(&self) -> TransportResult<WorkSuccess> {
         match self.failed.0 {
@@ -56,16 +59,17 @@ impl<B> Ended<B> {
         }
     }
 
-    /// Of a [window](crate::Loop::post_window) that has failed: the request that has failed first, counted from 0, unless it is
-    /// the last one.
+    /// For a [window](crate::Loop::post_window) that has failed: the first request that failed, counted from 0.
+    /// `None` if that
+    /// is the last one.
     pub fn request(&self) -> Option<usize> {
         member(self.completion.wr_id).map(|member| member.position)
     }
 }
 
-/// How the operation of a completion has ended.
-/// The status of a completion, and the vendor's error above it; 0 if it is a success. Not read from the completion: what is read
-/// of that together, the compiler keeps in memory.
+/// The result of a completion: 0 for success; otherwise its status, and the vendor's error in the upper half. It is a
+/// copy:
+/// code that reads it from the completion makes the compiler keep the completion in memory.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) struct Failed(u64);
 
@@ -94,12 +98,12 @@ pub(super) fn result(completion: &ffi::ibv_wc) -> TransportResult<WorkSuccess> {
     }
 }
 
-/// The status of an operation that has ended without a completion: its channel was removed.
+/// The status of an operation whose channel was removed before it completed.
 pub(super) const REMOVED: ffi::ibv_wc_status = ffi::ibv_wc_status(u32::MAX);
-/// The status of an operation that has ended without a completion: its window, or an attempt to connect, has failed.
+/// The status of an operation that a failed window or attempt to connect has ended.
 pub(super) const STOPPED: ffi::ibv_wc_status = ffi::ibv_wc_status(u32::MAX - 1);
 
-/// Takes the fields, not the completion: taking its address would keep the completion in memory.
+/// It takes the fields: with a reference to the completion, the compiler would keep that in memory.
 #[cold]
 #[inline(never)]
 fn failure(status: ffi::ibv_wc_status, vendor_err: u32) -> TransportError {
@@ -120,10 +124,10 @@ debug! {
     channel: self.channel, token: self.token, result: self.result(), ..
 }
 
-/// What a [`Loop`](crate::Loop) keeps buffers of type `K` as, and gives back: every [`OwnedBuffer`], or a [`PreparedWindow`]
-/// of them, as itself, which costs nothing, or any of these as an [`AnyBuffer`].
+/// The buffer type of a [`Loop`](crate::Loop) that keeps buffers of type `K`. Every [`OwnedBuffer`], and a
+/// [`PreparedWindow`] of them, is kept as itself at no cost, or as an [`AnyBuffer`].
 ///
-/// The trait is sealed: a buffer of the program's own is kept if it is an `OwnedBuffer`.
+/// The trait is sealed: a program's own buffer implements `OwnedBuffer` to be kept.
 #[diagnostic::on_unimplemented(
     message = "a `Loop<{Self}>` does not keep `{K}`",
     label = "the buffers of this loop are of another type",
@@ -135,7 +139,7 @@ pub trait LoopBuffer<K>: Keep<K> + Send + 'static {}
 impl<K, B: Keep<K> + Send + 'static> LoopBuffer<K> for B {}
 
 mod sealed {
-    /// No program has a say in it: the device has the request when a post calls it.
+    /// Sealed, since a post calls it when the device already has the request: no code of the program may run here.
     pub trait Keep<K> {
         fn keep(kept: K) -> Self;
     }

@@ -1,7 +1,10 @@
-//! How the operations of a channel end with it, and its receives after the connection has failed.
+//! How the operations of a channel end when the channel ends, and its receives after the connection has failed.
 //!
-//! The device flushes what it has. But Soft-RoCE looks at its receives only when something else happens on the queue pair:
-//! what is posted after the failure would stay there. So it does not get it, and what it has gets a push.
+//! The device flushes what it has. Soft-RoCE looks at its receives only when something else happens on the queue
+//! pair, so a
+//! receive that is posted after the failure would stay there. Therefore the loop does not post it, and takes the
+//! queue pair
+//! to ERR to have earlier receives flushed.
 
 use std::ops::Range;
 use std::thread;
@@ -20,16 +23,16 @@ use crate::memory::{GatherBuffer, keep};
 use crate::panics::catch;
 
 impl<B> Table<B> {
-    /// Counts the slots whose operations the device has.
     pub(super) fn in_flight(&self, slots: Range<u32>) -> usize {
         let slots = &self.slots[slots.start as usize..slots.end as usize];
         slots.iter().filter(|slot| slot.state.is_in_flight()).count()
     }
 
-    /// Moves a queue pair to ERR, and polls until the device has flushed all operations of its `slots`. A provider may
-    /// drop the completions of a queue pair that is destroyed, so this comes first.
+    /// Takes a queue pair to ERR, and polls until the device has flushed all operations in `slots`. Call it before
+    /// the queue
+    /// pair is destroyed: a provider may drop the completions of a destroyed one.
     pub(super) fn flush(&mut self, core: &Core, slots: Range<u32>, capacity: u32) {
-        // What was polled comes first. One that is unknown ends nothing.
+        // Polled completions come first. An unknown one ends nothing.
         let _ = self.settle_polled();
         let shares = !core.srq().is_null();
         if self.in_flight(slots.clone()) == 0 && !shares
@@ -48,8 +51,8 @@ impl<B> Table<B> {
                     failures = 0;
                     let _ = self.settle_polled();
                 }
-                // The kernel or a progress thread of the provider may have to do the flushing.
                 Ok(0) if self.end_unposted() => {}
+                // The kernel or the provider's progress thread may have to do the flushing.
                 Ok(0) => {
                     give_up.iter().for_each(|&at| core.clock.reach(at));
                     thread::yield_now();
@@ -63,7 +66,8 @@ impl<B> Table<B> {
         }
     }
 
-    /// Polls until the queue is empty, but no more than it holds: what comes beyond that, the device makes up.
+    /// Polls until the completion queue is empty, but not for more completions than it holds: a broken provider may
+    /// never stop.
     pub(super) fn settle_all(&mut self, capacity: u32) {
         let _ = self.settle_polled();
         for _ in 0..=capacity {
@@ -76,7 +80,8 @@ impl<B> Table<B> {
         }
     }
 
-    /// The queue pair of these slots could not be destroyed: the device may use what it has of them for ever.
+    /// Leaks the operations in these slots. Their queue pair could not be destroyed, so the device may use the
+    /// buffers forever.
     pub(super) fn leak(&mut self, slots: Range<u32>) {
         for index in slots {
             let slot = &mut self.slots[index as usize];
@@ -88,13 +93,13 @@ impl<B> Table<B> {
         }
     }
 
-    /// Ends all operations in these slots: the queue pair was reset or destroyed.
+    /// Ends all operations in these slots. The queue pair was reset or destroyed.
     pub(super) fn end_without_completions(
         &mut self,
         slots: Range<u32>,
         status: ffi::ibv_wc_status,
     ) {
-        // What was polled comes first. One that is unknown ends nothing.
+        // Polled completions come first. An unknown one ends nothing.
         let _ = self.settle_polled();
         self.end_connections(slots.clone());
         for index in slots {
@@ -110,7 +115,7 @@ impl<B> Table<B> {
         self.finish(index, &ffi::ibv_wc { status, ..Default::default() });
     }
 
-    /// Marks all numbers that these slots have had as those of an earlier connection.
+    /// Marks all numbers of these slots so far as those of an earlier connection.
     pub(super) fn end_connections(&mut self, slots: Range<u32>) {
         for slot in &mut self.slots[slots.start as usize..slots.end as usize] {
             if slot.state == State::Credits
@@ -125,7 +130,7 @@ impl<B> Table<B> {
 
 impl<B> Drop for Loop<'_, B> {
     fn drop(&mut self) {
-        // Polled completions count, whatever becomes of their queue pairs. An unknown one ends nothing.
+        // Polled completions end their operations before the queue pairs go. An unknown one ends nothing.
         let _ = self.table.settle_polled();
         for index in 0..self.members.links.len() {
             if let Some(link) = self.members.links[index].take() {
@@ -134,13 +139,13 @@ impl<B> Drop for Loop<'_, B> {
         }
         while let Some(&(receives, _)) = self.members.shared.last() {
             if self.remove_shared(receives).is_err() {
-                // A builder holds it, or the verb has failed: what is posted is leaked.
+                // A builder holds the queue, or the verb failed: leak what is posted.
                 if let Some((id, _)) = self.members.shared.pop_if(|shared| shared.0 == receives) {
                     self.table.leak(self.table.entries[id.index()].slots());
                 }
             }
         }
-        // The buffers of those that have ended.
+        // Drop the buffers of operations that have ended.
         for index in 0..self.table.slots.len() as u32 {
             let state = self.table.slots[index as usize].state;
             if matches!(state, State::Ended | State::Done | State::Arrived) {
@@ -151,7 +156,7 @@ impl<B> Drop for Loop<'_, B> {
 }
 
 impl<B> Table<B> {
-    /// The device has completed an operation of the channel with an error.
+    /// Notes that an operation of the channel has completed with an error.
     #[cold]
     pub(super) fn note_failure(&mut self, channel: ChannelId) {
         let index = channel.index();
@@ -161,7 +166,7 @@ impl<B> Table<B> {
         if entry.first_of(Queue::Receive) == NEVER_FREE || aside.stopped.is_some() {
             return;
         }
-        // From now on a post finds the queue full, and looks for the reason.
+        // With this, a post of a receive finds the queue full, and then looks for the reason.
         entry.next[1] = NEVER_FREE;
         let receives = entry.receives();
         if self.is_of_tasks {
@@ -174,7 +179,7 @@ impl<B> Table<B> {
             .iter()
             .any(|slot| slot.state.is_in_flight())
         {
-            // The owner of the loop alone uses the core.
+            // Only the owner of the loop uses the core.
             if !core.destroyed.get() {
                 let _ = core.modify(ffi::ibv_qp_state::IBV_QPS_ERR);
             }
@@ -182,7 +187,7 @@ impl<B> Table<B> {
         self.asides[index].has_failed = true;
     }
 
-    /// Finds a free slot for a receive of a channel whose connection has failed.
+    /// A free slot for a receive that is posted after the connection has failed.
     fn unposted_slot(&mut self, channel: ChannelId) -> Option<u32> {
         let aside = &self.asides[channel.index()];
         if !aside.flushes() {
@@ -194,7 +199,7 @@ impl<B> Table<B> {
         Some(free)
     }
 
-    /// Ends the receives that were not posted, once all receives before them have ended. Returns whether there was one.
+    /// Ends unposted receives once all receives before them have ended. Returns whether it ended one.
     #[cold]
     #[inline(never)]
     pub(super) fn end_unposted(&mut self) -> bool {
@@ -238,7 +243,7 @@ impl<B> Table<B> {
 }
 
 impl<B> Loop<'_, B> {
-    /// Takes a receive that will not be posted to the device. Returns its number, or the error that refuses it.
+    /// Keeps a receive that is not posted to the device. Returns its number, or the buffer if it cannot be kept.
     #[cold]
     #[inline(never)]
     pub(super) fn keep_unposted<R: WorkRequest>(
@@ -265,7 +270,7 @@ impl<B> Loop<'_, B> {
             table.with_unposted.push(channel);
         }
         unposted.push(&mut table.slots, index);
-        // The program gets those of a loop at its next poll; tasks get theirs at once.
+        // Tasks get these results at once. A program polls for them.
         if table.is_of_tasks {
             table.end_unposted();
         }

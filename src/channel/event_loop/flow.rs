@@ -1,4 +1,4 @@
-//! Flow control, and signs of life, of a loop's channels.
+//! Flow control and keep-alives of a loop's channels.
 
 use std::mem;
 use std::time::{Duration, Instant};
@@ -20,33 +20,35 @@ use crate::operation::WriteWorkRequest;
 use crate::operation::sealed::Request;
 
 impl<B> Loop<'_, B> {
-    /// The number of messages that a channel may send before it asks the peer again: see
-    /// [`Channel::credits`](crate::Channel::credits).
+    /// The number of messages that the channel may send: see [`Channel::credits`](crate::Channel::credits).
     pub fn credits(&self, channel: ChannelId) -> Option<u32> {
         self.table.core(channel)?.available_credits()
     }
 
-    /// A channel on which a post was refused with [`NoCredit`](TransportError::NoCredit), and that may now send as many
-    /// messages as that post wanted; or whose peer could not be asked, which the next post reports. Each is returned
-    /// once.
+    /// A channel that may send again after [`NoCredit`](TransportError::NoCredit). It has credit for all messages of
+    /// that post;
+    /// or its peer could not be asked, and the next post reports why. Each channel is returned once.
     ///
-    /// The answer of the peer is seen when completions are polled. So call this after [`next_ended`](Self::next_ended) has
-    /// returned `None`. Peers that had no new receives are asked again after a [pause](Self::credit_pause).
+    /// Polling sees the peer's answer, so call this after [`next_ended`](Self::next_ended) has returned `None`. A
+    /// peer that had
+    /// no new receives is asked again after a [pause](Self::credit_pause).
     pub fn next_credited(&mut self) -> Option<ChannelId> {
         let channel = self.table.credited()?;
         self.table.forget_credit(channel);
         Some(channel)
     }
 
-    /// How long to sleep at most before [`next_credited`](Self::next_credited) is called again, which asks peers. `None`:
-    /// what it waits for, if anything, makes the descriptor readable.
+    /// The longest time to sleep before the next call of [`next_credited`](Self::next_credited), which asks peers
+    /// again. `None`:
+    /// no pause is running, and a peer's answer makes the descriptor readable.
     pub fn credit_pause(&self) -> Option<Duration> {
         self.table.credit_pause()
     }
 
-    /// `ibv_post_send`: if no send, write, read or atomic of the channel is in flight, writes 0 bytes to the peer, as
-    /// [`Channel::keep_alive`](crate::Channel::keep_alive) does. If the peer is gone, everything in flight ends with
-    /// errors, and the next call reports it.
+    /// `ibv_post_send`: writes 0 bytes to the peer if no send, write, read or atomic of the channel is in flight: see
+    /// [`Channel::keep_alive`](crate::Channel::keep_alive). If the peer is gone, everything in flight ends with
+    /// errors, and the
+    /// next call reports it.
     ///
     /// # Errors
     ///
@@ -66,7 +68,7 @@ impl<B> Loop<'_, B> {
         Ok(checked?)
     }
 
-    /// As [`keep_alive`](Self::keep_alive), but if something is in flight it does nothing, and returns true.
+    /// As [`keep_alive`](Self::keep_alive), but if something is in flight, only returns true.
     pub(crate) fn sign_of_life(&mut self, channel: ChannelId) -> TransportResult<bool> {
         let core = self.table.core(channel).ok_or(TransportError::Closed)?;
         check_reliable(core)?;
@@ -77,7 +79,7 @@ impl<B> Loop<'_, B> {
             return Ok(true);
         }
         match self.probe(channel) {
-            // Results are there that the program has not taken: the peer has answered.
+            // The queue is full of results that the program has not taken: the peer has answered.
             Err(TransportError::QueueFull) => Ok(false),
             result => result.map(|()| false),
         }
@@ -96,12 +98,14 @@ impl<B> Loop<'_, B> {
         operation.check(&entry.limits, list.as_mut())?;
         let slot = &mut table.slots[index as usize];
         slot.number = slot.number.wrapping_add(ONE);
-        // SAFETY: as in `post_as`. There is no buffer.
+        // SAFETY: as in `post_as`: the channel was not removed, so its queue pair is live, and the loop owns the
+        // prepared requests.
+        // The write has no buffer.
         let returned = unsafe {
             operation.post(entry.target, table.prepared.as_ptr(), slot.number, list.as_mut())
         };
         let failed = (returned != 0).then(|| ffi::failed("ibv_post_send", returned));
-        // SAFETY: as above.
+        // SAFETY: the loop owns the prepared requests, which are borrowed exclusively.
         let is_posted = returned == 0
             || unsafe { Templates::may_be_posted(table.prepared.as_ptr(), Queue::Send) };
         if is_posted {
@@ -117,14 +121,14 @@ impl<B> Loop<'_, B> {
 }
 
 impl<B> Table<B> {
-    /// The core of a channel, unless the channel was removed or is out of the loop.
+    /// The core of a channel. `None`: the channel was removed or is out of the loop.
     pub(super) fn core(&self, channel: ChannelId) -> Option<&Core> {
         let entry = self.entries.get(channel.index())?;
         let aside = self.asides.get(channel.index())?;
         aside.core.as_deref().filter(|_| entry.generation == channel.generation)
     }
 
-    /// Handles the end of a read of the peer's word. Returns false if no such read is in flight.
+    /// Handles the completion of a credit read. Returns false if no such read is in flight.
     pub(super) fn take_credits(&mut self, channel: ChannelId, completion: &ffi::ibv_wc) -> bool {
         let is_taken = self.core(channel).is_some_and(|core| {
             core.credit_number() == Some(completion.wr_id)
@@ -136,8 +140,7 @@ impl<B> Table<B> {
         is_taken
     }
 
-    /// Returns a channel that has credit again. Asks the peers of the channels that lack it, if they have answered or
-    /// may be asked again.
+    /// A channel that has credit again. Asks the peers of others, if they have answered or their pause is over.
     pub(super) fn credited(&mut self) -> Option<ChannelId> {
         let Self { lacking, asides, .. } = self;
         let now = lacking.next_pause().map(|(_, index)| match &asides[index as usize].core {
@@ -160,8 +163,10 @@ impl<B> Table<B> {
         Some(ChannelId { index, generation: self.entries[index as usize].generation })
     }
 
-    /// Whether a wait until `until` must look again: a channel has credit, a pause has begun that the wait does not
-    /// know of (`any_pause`), or answers keep it from looking at the time.
+    /// Whether a wait until `until` must return to its caller. Either a channel has credit; or a pause runs of which
+    /// the wait
+    /// does not know (it passes `any_pause`); or the deadline has passed, which a wait that always finds answers does
+    /// not see.
     pub(super) fn must_wait_end(&mut self, any_pause: bool, until: Instant) -> bool {
         self.lacking.any()
             && (self.credited().is_some()
@@ -179,8 +184,7 @@ impl<B> Table<B> {
         Some(at.saturating_duration_since(now))
     }
 
-    /// Refuses a post of `messages` messages, for which the channel has no credit, and notes that the channel waits for
-    /// credit. Returns the error.
+    /// Refuses a post of `messages` messages and notes that the channel waits for credit for them. Returns the error.
     #[cold]
     #[inline(never)]
     pub(super) fn refuse_without_credit(
@@ -200,7 +204,7 @@ impl<B> Table<B> {
         TransportError::NoCredit
     }
 
-    /// Called when the channel has credit again, or is removed.
+    /// Called when the channel has credit again or is removed.
     pub(super) fn forget_credit(&mut self, channel: ChannelId) {
         let aside = self.asides.get_mut(channel.index());
         if aside.is_some_and(|aside| mem::take(&mut aside.lacks_credit) > 0) {

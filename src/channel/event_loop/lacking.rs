@@ -1,21 +1,21 @@
-//! Which channels of a loop lack credit, and which of them are worth a look.
+//! Which channels of a loop lack credit, and which of them to look at.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, TryReserveError, VecDeque};
 use std::mem;
 use std::time::Instant;
 
-/// The channels that lack credit. A look at one of them, which may ask its peer, changes something only when the peer has answered or a
-/// pause is over: so nothing here takes longer the more channels wait.
+/// The channels that lack credit. Looking at one, which may ask its peer, is useful only after the peer has answered
+/// or a
+/// pause is over. The table tracks these two events, so its cost does not grow with the number of channels that wait.
 #[derive(Default)]
 pub(super) struct Lacking {
-    /// The number of channels that lack credit.
     count: usize,
-    /// Channels to look at now. Some of them may have credit by now.
+    /// Channels to look at now. Some may have credit already.
     due: VecDeque<u32>,
-    /// Channels whose peers may be asked at the given time, the earliest first. Some of them may have credit by now.
+    /// Channels by the end of their pause, when their peers may be asked. Some may have credit already.
     pauses: BinaryHeap<Reverse<(Instant, u32)>>,
-    /// For each channel, which of the two lists above it is in.
+    /// For each channel, which of these two lists it is in.
     places: Vec<Places>,
 }
 
@@ -25,18 +25,17 @@ struct Places {
     pauses: bool,
 }
 
-/// The result of looking at a channel.
 pub(super) enum Look {
-    /// It has credit, or it failed.
+    /// It has credit, or has failed.
     Found,
-    /// A question is in flight, or nothing waits for credit any more.
+    /// A question is in flight, or nothing waits for credit.
     Leave,
     /// Its peer may be asked at that time.
     Pause(Instant),
 }
 
 impl Lacking {
-    /// Makes room for that many channels, so that nothing else allocates.
+    /// Reserves memory for that many channels, so that no other method allocates.
     pub(super) fn reserve(&mut self, channels: usize) -> Result<(), TryReserveError> {
         self.due.try_reserve(channels - self.due.len())?;
         self.pauses.try_reserve(channels - self.pauses.len())?;
@@ -49,17 +48,17 @@ impl Lacking {
         self.count > 0
     }
 
-    /// Whether there are channels to look at now.
+    /// Whether there is a channel to look at now.
     pub(super) fn is_due(&self) -> bool {
         self.any() && !self.due.is_empty()
     }
 
-    /// The end of the first pause, and whose it is.
+    /// The first pause's end and channel.
     pub(super) fn next_pause(&self) -> Option<(Instant, u32)> {
         self.pauses.peek().map(|pause| pause.0).filter(|_| self.any())
     }
 
-    /// A post was refused, on a channel that did not lack credit before (`is_new`).
+    /// Notes that a post was refused. `is_new`: the channel did not lack credit before.
     pub(super) fn refused(&mut self, channel: u32, is_new: bool, ask_at: Option<Instant>) {
         self.count += usize::from(is_new);
         if let Some(at) = ask_at {
@@ -67,7 +66,7 @@ impl Lacking {
         }
     }
 
-    /// The peer of a channel that lacks credit has answered.
+    /// Notes that the peer of a channel that lacks credit has answered.
     pub(super) fn answered(&mut self, channel: u32) {
         if let Some(places) = self.places.get_mut(channel as usize)
             && !mem::replace(&mut places.due, true)
@@ -93,7 +92,7 @@ impl Lacking {
         }
     }
 
-    /// The first channel that is [found](Look::Found): it stays the first until it is forgotten.
+    /// The first channel that is [found](Look::Found). Calls return the same one until it is forgotten.
     pub(super) fn next(
         &mut self,
         now: Option<Instant>,
@@ -153,7 +152,7 @@ mod tests {
             if channel == 3 { Look::Found } else { Look::Leave }
         });
         assert_eq!((found, looks), (Some(3), vec![7, 3]));
-        // It stays the first.
+        // It stays the first until it is forgotten.
         assert_eq!(lacking.next(None, |_| Look::Found), Some(3));
         lacking.forget(3);
         assert_eq!(lacking.next(None, |_| Look::Found), Some(50));
@@ -169,7 +168,7 @@ mod tests {
         let end = |channel| start + Duration::from_micros(u64::from(channel * 7919 % CHANNELS));
         for channel in 0..CHANNELS {
             lacking.refused(channel, true, Some(end(channel)));
-            // The second refusal before the pause is over adds nothing.
+            // A second refusal during the pause adds nothing.
             lacking.refused(channel, false, Some(end(channel)));
         }
         assert_eq!(lacking.next_pause().unwrap().0, start);
@@ -179,7 +178,7 @@ mod tests {
             let found = lacking.next(Some(now), |channel| {
                 looks += 1;
                 assert_eq!(end(channel), now);
-                // Every other peer is asked, the others pause once more.
+                // Half of the peers are asked, the others pause again.
                 if channel % 2 == 0 {
                     Look::Leave
                 } else {

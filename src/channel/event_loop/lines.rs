@@ -1,4 +1,4 @@
-//! Tasks that wait in line: for room to send, or for a message.
+//! Tasks in line for room to send, or for a message.
 
 use std::task::Waker;
 
@@ -12,11 +12,11 @@ use crate::channel::operation::Queue;
 use crate::channel::slot::NO_SLOT;
 
 impl<B> Loop<'_, B> {
-    /// Has a task wait for a message, or for room to send, behind those that wait already. Returns its place.
+    /// Adds a task to the end of a line: for a message, or for room to send. Returns its place.
     ///
     /// # Errors
     ///
-    ///  - `ENOMEM`: there is no memory for the place.
+    ///  - `ENOMEM`: out of memory.
     #[inline(always)]
     pub(crate) fn join_line(
         &mut self,
@@ -29,24 +29,22 @@ impl<B> Loop<'_, B> {
         Ok(waiters.join(&mut lines[queue_index(queue)], waker)?)
     }
 
-    /// Whether this is the first place of its line.
     pub(crate) fn is_first_in_line(&self, place: u32) -> bool {
         self.table.waiters.places[place as usize].before == NO_SLOT
     }
 
-    /// Whether the lines of the channel are empty.
     pub(crate) fn is_line_empty(&self, channel: ChannelId, queue: Queue) -> bool {
         let lines = &self.table.entries[channel.index()].tasks.lines;
         lines[queue_index(queue)].first == NO_SLOT
     }
 
-    /// The waker of this place in line.
     pub(crate) fn waker_in_line(&mut self, place: u32) -> &mut Option<Waker> {
         &mut self.table.waiters.places[place as usize].waker
     }
 
-    /// Gives a place in line up. Returns its waker, to be dropped when the loop is not borrowed. If the
-    /// task was to take something, the caller [wakes the next](Self::wake_line).
+    /// Removes a place from its line. The caller drops the returned waker while the loop is not borrowed. If the task
+    /// was woken
+    /// to take something, the caller [wakes the next](Self::wake_line).
     pub(crate) fn leave_line(
         &mut self,
         channel: ChannelId,
@@ -58,18 +56,18 @@ impl<B> Loop<'_, B> {
         waiters.leave(&mut lines[queue_index(queue)], place)
     }
 
-    /// Wakes the first of a line.
+    /// Wakes the first task in line.
     pub(crate) fn wake_line(&mut self, channel: ChannelId, queue: Queue) {
         self.table.wake_first(channel.index(), queue);
     }
 
-    /// Wakes all of a line.
+    /// Wakes all tasks in line.
     #[cold]
     pub(crate) fn wake_all_in_line(&mut self, channel: ChannelId, queue: Queue) {
         self.table.wake_all(channel.index(), queue);
     }
 
-    /// Empties the lines of a channel: no task waits in them any more.
+    /// Empties the lines of a channel.
     pub(super) fn forget_lines(&mut self, index: usize) {
         let Table { entries, waiters, deferred, .. } = &mut self.table;
         for line in &mut entries[index].tasks.lines {
@@ -83,7 +81,7 @@ impl<B> Loop<'_, B> {
 }
 
 impl<B> Table<B> {
-    /// Wakes all of a line of the channel with this index.
+    /// Wakes all tasks in a line of this channel.
     #[cold]
     pub(super) fn wake_all(&mut self, channel: usize, queue: Queue) {
         let Self { entries, waiters, deferred, .. } = self;
@@ -94,7 +92,8 @@ impl<B> Table<B> {
         }
     }
 
-    /// Wakes the first of a line of the channel with this index; all, if no more is posted and some wait for the end.
+    /// Wakes the first task in a line of this channel. While the channel drains, tasks wait for its end, and this
+    /// wakes all.
     #[inline(always)]
     pub(super) fn wake_first(&mut self, channel: usize, queue: Queue) {
         let first = self.entries[channel].tasks.lines[queue_index(queue)].first;
@@ -120,8 +119,9 @@ impl<B> Table<B> {
     }
 }
 
-/// Wakes the first task from this place on that was not woken yet. One that was woken may have been forgotten, and
-/// never come.
+/// Wakes the first task from this place on that was not woken yet. A task that was woken may never come: its future
+/// may be
+/// forgotten.
 #[cold]
 #[inline(never)]
 pub(super) fn wake_next(waiters: &mut Waiters, deferred: &mut Deferred, mut place: u32) {

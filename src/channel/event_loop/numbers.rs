@@ -3,16 +3,16 @@
 use super::slots::no_memory;
 use crate::error::Result;
 
-/// Finds channels by the numbers of their queue pairs: a hash table with linear probing, at most half
-/// full.
+/// A hash table from queue pair numbers to channels, with linear probing and at most half full.
 pub(super) struct Numbers {
-    /// A power of two of entries.
+    /// Their number is a power of two.
     entries: Vec<Option<(u32, u32)>>,
     len: usize,
 }
 
-/// Where the search for a number begins, in a table of that size. Devices number queue pairs in sequence or in steps of a power of
-/// two, which this spreads evenly (Fibonacci hashing).
+/// Where the search for a number begins, in a table of this size. Devices number queue pairs in steps of 1 or another
+/// power
+/// of two; Fibonacci hashing spreads these evenly.
 #[inline]
 fn start(number: u32, size: usize) -> usize {
     ((u64::from(number.wrapping_mul(0x9e37_79b1)) * size as u64) >> 32) as usize
@@ -32,7 +32,7 @@ impl Numbers {
     fn position(&self, number: u32) -> usize {
         let mask = self.entries.len() - 1;
         let mut at = start(number, self.entries.len());
-        // At least half of the entries are free, so this ends.
+        // This ends: at least half of the entries are free.
         while self.entries[at].is_some_and(|entry| entry.0 != number) {
             at = (at + 1) & mask;
         }
@@ -44,7 +44,7 @@ impl Numbers {
         self.entries[self.position(number)].map(|entry| entry.1 as usize)
     }
 
-    /// Makes room for `numbers` numbers, so that `insert` need not allocate.
+    /// Makes room for `numbers` numbers, so that `insert` does not allocate.
     ///
     /// # Errors
     ///
@@ -66,7 +66,7 @@ impl Numbers {
         Ok(())
     }
 
-    /// Sets the channel of a number, for which there is room.
+    /// Sets the channel of a number. There must be [room](Self::reserve) for it.
     pub(super) fn insert(&mut self, number: u32, channel: usize) {
         let at = self.position(number);
         if self.entries[at].replace((number, channel as u32)).is_none() {
@@ -74,14 +74,14 @@ impl Numbers {
         }
     }
 
-    /// Removes a number, if this channel has it: a queue pair that was made since may have the same.
+    /// Removes a number if it belongs to this channel: a newer queue pair may have got the same number.
     pub(super) fn remove(&mut self, number: u32, channel: usize) {
         let mut at = self.position(number);
         if self.entries[at].take_if(|entry| entry.1 as usize == channel).is_none() {
             return;
         }
         self.len -= 1;
-        // The removed number may have displaced the entries that follow: insert them again.
+        // The removed entry may have displaced those that follow, so insert them again.
         let mask = self.entries.len() - 1;
         loop {
             at = (at + 1) & mask;
@@ -133,7 +133,7 @@ mod tests {
                 numbers.insert(number, step);
                 model.insert(number, step);
             } else {
-                // Another channel's does not go.
+                // Another channel's number stays.
                 numbers.remove(number, usize::MAX);
                 numbers.remove(number, model.remove(&number).unwrap_or(0));
             }
