@@ -1,4 +1,4 @@
-//! Posting operations of a loop.
+//! Posts operations on a loop's channels.
 
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
@@ -18,32 +18,37 @@ use crate::ffi;
 use crate::memory::{GatherBuffer, keep};
 
 impl<B> Loop<'_, B> {
-    /// `ibv_post_send`, `ibv_post_recv`: posts any request on a channel, which then owns the request's buffer. When the
-    /// operation has ended, [`next_ended`](Self::next_ended) gives it back with `token`, a number of the program's
+    /// `ibv_post_send`, `ibv_post_recv`: posts any request on a channel, which then owns the request's buffer. When
+    /// the
+    /// operation has ended, [`next_ended`](Self::next_ended) returns both the buffer and `token`, a number of your
     /// choice.
     ///
-    /// The bytes of an [`Inline`](crate::Inline) request are copied: it keeps `()`, in a loop of
-    /// [`AnyBuffer`](crate::channel::AnyBuffer)s or of `()`.
+    /// An [`Inline`](crate::Inline) request copies its bytes and keeps `()`, so the loop is one of `()` or of
+    /// [`AnyBuffer`](crate::channel::AnyBuffer)s.
     ///
     /// # Errors
     ///
-    /// With the buffer, and the device has not seen the request:
+    /// With the buffer, if the device has not seen the request:
     ///
-    ///  - [`QueueFull`](TransportError::QueueFull): the queue has as many operations as the channel was built for. One that
-    ///    has ended counts until `next_ended` has returned it.
-    ///  - [`NotConnected`](TransportError::NotConnected): only receives can be posted before the
-    ///    [handshake](Self::handshake), and nothing while the channel is [taken out](Self::take_out).
-    ///  - [`NoCredit`](TransportError::NoCredit): the channel has [flow control](crate::ChannelBuilder::flow_control), and the
-    ///    peer has no receive for the message. [`next_credited`](Self::next_credited) returns the channel when it has one.
+    ///  - [`QueueFull`](TransportError::QueueFull): the queue has as many operations as the channel was built for. An
+    ///    operation
+    ///    counts until `next_ended` has returned it.
+    ///  - [`NotConnected`](TransportError::NotConnected): before the [handshake](Self::handshake) only receives can
+    ///    be posted,
+    ///    and nothing while the channel is [taken out](Self::take_out).
+    ///  - [`NoCredit`](TransportError::NoCredit): the channel has [flow
+    ///    control](crate::ChannelBuilder::flow_control), and the
+    ///    peer has no receive for the message. [`next_credited`](Self::next_credited) returns the channel when it
+    ///    has.
     ///  - [`Closed`](TransportError::Closed): the channel was removed.
-    ///  - [`Verbs`](TransportError::Verbs): `EINVAL`: what the request says is not possible, or it sends, and these are
-    ///    [shared receives](Self::add_shared_receives). Or the device refuses it, with
-    ///    the provider's errno value.
+    ///  - [`Verbs`](TransportError::Verbs): `EINVAL`: the request is not possible, or it is a send on
+    ///    [shared receives](Self::add_shared_receives); or the provider's errno value.
     ///
-    /// Without the buffer:
+    /// Without the buffer, if the device may have the request:
     ///
-    ///  - [`Verbs`](TransportError::Verbs): the post has failed, but the device may have the request. It counts as posted,
-    ///    and all operations of the channel, also this one, end with errors.
+    ///  - [`Verbs`](TransportError::Verbs): the post has failed. It counts as posted, and all operations of the
+    ///    channel,
+    ///    including this one, end with errors.
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
@@ -60,7 +65,7 @@ impl<B> Loop<'_, B> {
         self.post_as(channel, request, State::Token, token).map(drop)
     }
 
-    /// Posts an operation whose slot gets this state. Returns its number.
+    /// Posts an operation and gives its slot this state. Returns its number.
     #[inline(always)]
     pub(super) fn post_as<R: WorkRequest, E: From<Refused<R>>>(
         &mut self,
@@ -74,7 +79,7 @@ impl<B> Loop<'_, B> {
         B: LoopBuffer<R::Kept>,
     {
         let (operation, buffer) = request.split();
-        // Nothing below drops it.
+        // Each path below moves it on: it is never dropped here.
         let mut buffer = ManuallyDrop::new(buffer);
         let table = &mut self.table;
         let Some(entry) = table.entries.get_mut(channel.index as usize) else {
@@ -85,30 +90,32 @@ impl<B> Loop<'_, B> {
         }
         let queue = const { queue_index(R::Operation::QUEUE) };
         let index = entry.next[queue] as usize;
-        // SAFETY: it is the index of a slot, as every value that is stored there.
+        // SAFETY: `next` of an entry is always the index of a slot.
         let slot = unsafe { table.slots.as_mut_ptr().add(index) };
-        // SAFETY: as above.
+        // SAFETY: as above, and nothing else accesses the slot: the loop is borrowed exclusively.
         if unsafe { (*slot).state } != State::Free {
             let request = R::join(operation, ManuallyDrop::into_inner(buffer));
             return self.post_elsewhere(channel, request, state, token);
         }
-        // Read here, and not before: it would live beyond a call.
+        // Made here: if made earlier, it would live across a call.
         let mut list = match list_of::<R>(&entry.limits, &operation, &mut buffer) {
             Ok(list) => list,
             Err(error) => return Err(refused::<R, E>(error, operation, buffer)),
         };
-        // SAFETY: both are in range: see above. Nothing else has the slot's address.
+        // SAFETY: the entry and the slot exist, as found above, and no other reference to the slot does.
         let (entry, slot) =
             unsafe { (table.entries.get_unchecked_mut(channel.index as usize), &mut *slot) };
         let number = slot.number.wrapping_add(ONE);
         let kept = buffer.kept_length();
-        // SAFETY: the entry's channel was not removed, so its queue pair is live. The requests are the loop's, which is
-        // borrowed exclusively. An `OwnedBuffer` keeps its memory until it is dropped. It goes to the slot next, with
-        // nothing in between that unwinds, and leaves the slot when the device is done with it. What is not kept was
-        // copied by the post.
+        // SAFETY: the channel was not removed, so its queue pair is live. The loop owns the prepared requests, and is
+        // borrowed
+        // exclusively. An `OwnedBuffer` keeps its memory until it is dropped; it moves into the slot below, nothing
+        // in between
+        // unwinds, and it stays there until the device is done with it. Bytes that are not kept were copied by the
+        // post.
         let returned =
             unsafe { operation.post(entry.target, table.prepared.as_ptr(), number, list.as_mut()) };
-        // Also if it was refused: the next request has another number.
+        // Even after a refusal, so that the next request has another number.
         slot.number = number;
         slot.token = token;
         if R::Operation::QUEUE == Queue::Receive {
@@ -145,7 +152,7 @@ impl<B> Loop<'_, B> {
         }
         let (operation, buffer) = request.split();
         let mut buffer = ManuallyDrop::new(buffer);
-        // What is wrong with the request comes first.
+        // Errors of the request itself come first.
         let limits = &table.entries[channel.index()].limits;
         if let Err(error) = list_of::<R>(limits, &operation, &mut buffer) {
             return Err(refused::<R, E>(error, operation, buffer));
@@ -179,8 +186,7 @@ impl<B> Loop<'_, B> {
         B: LoopBuffer<R::Kept>,
     {
         let index = index_of(number) as usize;
-        // Made here and not by the caller: a value that lives across the call of the device would cost each post a move
-        // to the stack.
+        // Read here, not by the caller: a value that lives across the post would cost each post a move to the stack.
         let channel = self.table.slots[index].channel;
         if returned == NO_CREDIT && R::Operation::TAKES_RECEIVE {
             return refused::<R, E>(
@@ -194,12 +200,12 @@ impl<B> Loop<'_, B> {
             false => ffi::failed(R::Operation::VERB, returned).into(),
         };
         let prepared = self.table.prepared.as_ptr();
-        // SAFETY: as in `post_as`.
+        // SAFETY: the loop owns the prepared requests, and is borrowed exclusively.
         if !unsafe { Templates::may_be_posted(prepared, R::Operation::QUEUE) } {
             return refused::<R, E>(error, operation, buffer);
         }
         let slot = &mut self.table.slots[index];
-        // A future's operation that has no number is not asked for.
+        // The future gets an error and no number, so it will not ask for the operation.
         let is_of_task = matches!(state, State::Task | State::Message);
         slot.state = if is_of_task { State::Abandoned } else { state };
         slot.buffer.write(B::keep(keep(ManuallyDrop::into_inner(buffer))));
@@ -209,7 +215,7 @@ impl<B> Loop<'_, B> {
 }
 
 impl<B> Loop<'_, B> {
-    /// Called when a post has failed whose request the device may have: all operations of the channel end.
+    /// Ends all operations of a channel, after a failed post whose request the device may have.
     #[cold]
     pub(super) fn fail(&mut self, channel: ChannelId, error: TransportError) {
         if self.table.is_of_tasks && self.table.core(channel).is_some() {
@@ -224,7 +230,7 @@ impl<B> Loop<'_, B> {
     }
 }
 
-/// The index of a queue in arrays of both.
+/// The index of a queue in arrays like `next`.
 pub(super) const fn queue_index(queue: Queue) -> usize {
     match queue {
         Queue::Send => 0,
@@ -232,7 +238,7 @@ pub(super) const fn queue_index(queue: Queue) -> usize {
     }
 }
 
-/// The pieces of a request, which is checked.
+/// Checks a request. Returns its pieces.
 #[inline(always)]
 fn list_of<R: WorkRequest>(
     limits: &Limits,
@@ -249,7 +255,6 @@ fn list_of<R: WorkRequest>(
     }
 }
 
-/// The error of a request that the device has not seen.
 #[cold]
 #[inline(never)]
 fn refused<R: WorkRequest, E: From<Refused<R>>>(
@@ -264,7 +269,7 @@ impl<R: WorkRequest, B: LoopBuffer<R::Kept>> From<Refused<R>> for OperationError
 where
     R::Kept: OwnedBuffer,
 {
-    /// With the buffer alone.
+    /// Keeps only the buffer.
     #[cold]
     fn from(refused: Refused<R>) -> Self {
         let buffer = refused.request.map(|request| B::keep(keep(request.split().1)));
@@ -280,7 +285,7 @@ impl Entry {
         if let Some(error) = aside.stopped {
             return error;
         }
-        // The channel was opened, but this queue has no slots: it is full.
+        // An open channel whose queue has no slots is full, not closed.
         let is_closed = self.next[queue_index(queue)] == NEVER_FREE && !aside.flushes();
         if is_closed && self.first_of(queue) != NEVER_FREE {
             TransportError::NotConnected

@@ -1,8 +1,10 @@
 //! Receives that channels of a loop share.
 //!
-//! They have an entry and slots of their own, as a channel has, but no queue pair. A message names the queue pair that it
-//! came on, which a table of those channels finds. It leaves its slot when its completion was polled, or the shared queue
-//! was destroyed: the end of a channel gives none back, since it is not known which receives the device had taken for it.
+//! They have an entry and slots as a channel has, but no queue pair. A message names the queue pair that it came on,
+//! whose
+//! channel [`Table::sharing`] finds. A slot is freed when its completion is polled, or when the shared queue is
+//! destroyed.
+//! The end of a channel frees none, since nobody knows which receives the device had taken for it.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -24,21 +26,25 @@ use crate::queue_pair::MessageLimits;
 use crate::queue_pair::SharedReceiveQueue;
 
 impl<'res, B> Loop<'res, B> {
-    /// `ibv_create_srq`: adds a queue of receives that channels [share](Self::create_sharing_channel), at most `capacity` at
-    /// a time, which takes that much [room](Self::capacity).
+    /// `ibv_create_srq`: adds a queue of at most `capacity` receives that channels
+    /// [share](Self::create_sharing_channel). It
+    /// takes that much [room](Self::capacity).
     ///
-    /// Receives are [posted](Self::post) to it as to a channel. A message takes the next one, whichever channel it arrives
-    /// on, and [`next_ended`](Self::next_ended) returns it with that channel. So a server needs as many buffers as messages
-    /// arrive at a time, and not as many as it has peers times what each may send. Post a receive for each message: if
-    /// there is none, peers retry ([`max_rnr_retries`](ChannelBuilder::max_rnr_retries)), and then their connections fail.
+    /// [Post](Self::post) receives to it as to a channel. A message on any of these channels takes the next one, and
+    /// [`next_ended`](Self::next_ended) returns it with that channel. So a server needs buffers only for the messages
+    /// that
+    /// arrive at one time, however many peers it has. Post a new receive for each message: if there is none, peers
+    /// retry
+    /// ([`max_rnr_retries`](ChannelBuilder::max_rnr_retries)), and then their connections fail.
     ///
-    /// [`remove`](Self::remove) destroys it after its channels. A receive that the device had taken for a channel that was
-    /// removed stays posted until then, if its completion never came.
+    /// [`remove`](Self::remove) its channels first, then the queue. A receive that the device had taken for a removed
+    /// channel
+    /// may stay posted until the queue is removed.
     ///
     /// # Errors
     ///
     ///  - Those of [`SharedReceiveQueue::new`].
-    ///  - `EINVAL`: the loop has not enough room left, or the domain belongs to another context.
+    ///  - `EINVAL`: the loop has not enough room, or the domain belongs to another context.
     #[doc(alias = "ibv_create_srq")]
     pub fn add_shared_receives(
         &mut self,
@@ -49,7 +55,7 @@ impl<'res, B> Loop<'res, B> {
         self.place_shared(&queue, capacity)
     }
 
-    /// Adds a queue that has room for `capacity` receives, of one element each.
+    /// Adds a queue with room for `capacity` receives of one element each.
     pub(crate) fn place_shared(
         &mut self,
         queue: &Arc<SharedReceiveQueue<'res>>,
@@ -75,7 +81,7 @@ impl<'res, B> Loop<'res, B> {
         Ok(id)
     }
 
-    /// Whether these are receives of this loop.
+    /// Whether this id and this queue belong together in this loop.
     #[cfg(feature = "async")]
     pub(crate) fn shares(
         &self,
@@ -85,8 +91,8 @@ impl<'res, B> Loop<'res, B> {
         self.members.shared_receives(receives).is_some_and(|known| Arc::ptr_eq(known, queue))
     }
 
-    /// As [`create_channel`](Self::create_channel), for a channel that takes its receives from a queue of
-    /// [shared ones](Self::add_shared_receives) of the loop, and has none of its own.
+    /// As [`create_channel`](Self::create_channel), for a channel without receives of its own, which takes them from
+    /// [shared ones](Self::add_shared_receives).
     ///
     /// # Errors
     ///
@@ -101,13 +107,14 @@ impl<'res, B> Loop<'res, B> {
         Ok(ChannelBuilder::new(domain).of_loop(&self.queue, Some(queue.clone())))
     }
 
-    /// The queue of [shared receives](Self::add_shared_receives), for its [limit](SharedReceiveQueue::set_limit) and its
-    /// token; `None` if the loop has no such receives (any more). Do not post to it.
+    /// The queue of [shared receives](Self::add_shared_receives), for its [limit](SharedReceiveQueue::set_limit) and
+    /// its
+    /// token. `None`: the loop has no such receives (any more). Do not post to it.
     pub fn shared_receive_queue(&self, receives: ChannelId) -> Option<&SharedReceiveQueue<'res>> {
         self.members.shared_receives(receives).map(|queue| &**queue)
     }
 
-    /// Destroys shared receives, which no channel uses any more.
+    /// Destroys shared receives that no channel uses any more.
     #[cold]
     pub(super) fn remove_shared(&mut self, receives: ChannelId) -> Result<()> {
         const VERB: &str = "ibv_destroy_srq";
@@ -137,7 +144,7 @@ impl<'res, B> Loop<'res, B> {
     }
 }
 
-/// `ibv_create_srq`: receives for channels whose completions come to this queue.
+/// `ibv_create_srq`: receives for channels that complete on this queue.
 pub(crate) fn shared_queue<'res>(
     completions: &CompletionQueue<'res>,
     domain: Parent<'res, ProtectionDomain<'res>>,
@@ -148,7 +155,7 @@ pub(crate) fn shared_queue<'res>(
 }
 
 impl<B> Table<B> {
-    /// The channel with this queue pair, if it shares receives.
+    /// The channel with this queue pair, if it takes shared receives.
     #[inline]
     pub(super) fn sharing(&self, queue_pair: u32) -> Option<ChannelId> {
         let index = self.numbers.get(queue_pair).filter(|&index| self.asides[index].shares)?;
@@ -156,7 +163,7 @@ impl<B> Table<B> {
         Some(ChannelId { index: index as u32, generation })
     }
 
-    /// The message of this completion, if it is of shared receives and for `next_ended`.
+    /// Takes the message of a completion, if it is of shared receives and for `next_ended`.
     #[inline(never)]
     pub(super) fn take_shared(&mut self, completion: &ffi::ibv_wc) -> Option<Ended<B>> {
         let channel = self.sharing(completion.qp_num)?;
@@ -168,7 +175,7 @@ impl<B> Table<B> {
     }
 }
 
-/// Shared receives send nothing. No post gets here, since their ring for sends has no slot.
+/// Refuses a send on shared receives. No post gets here: their send queue has no slot.
 ///
 /// # Safety
 ///
@@ -178,12 +185,12 @@ unsafe extern "C" fn refuse_send(
     list: *mut ffi::ibv_send_wr,
     bad: *mut *mut ffi::ibv_send_wr,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: `bad` is valid by the caller's contract.
     unsafe { *bad = list };
     libc::EINVAL
 }
 
-/// As `ibv_post_recv`, whose first argument is a shared receive queue.
+/// As `ibv_post_recv`, with a shared receive queue as the first argument.
 ///
 /// # Safety
 ///
@@ -193,6 +200,7 @@ unsafe extern "C" fn post_srq_recv(
     list: *mut ffi::ibv_recv_wr,
     bad: *mut *mut ffi::ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the arguments are valid by the caller's contract. The queue is a shared receive queue, behind another
+    // type.
     unsafe { ffi::ibv_post_srq_recv(queue.cast(), list, bad) }
 }

@@ -1,4 +1,4 @@
-//! Room for the operations of a loop, one by one.
+//! Slots: room for one operation of a loop each.
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -11,88 +11,84 @@ use crate::error::Error;
 use crate::ffi;
 use crate::memory::KeptLength;
 
-/// The distance between the numbers of two generations.
+/// The step from a number to the next generation's.
 pub(in crate::channel) const ONE: u64 = 1 << 32;
 
-/// A bit of the numbers of shared receives. No slot has an index with it, so a completion of theirs is not taken for one
-/// of a queue pair.
+/// A bit in the numbers of shared receives. No slot index has it, so these numbers never match one of a queue pair.
 pub(super) const SHARED: u64 = 1 << 31;
 
-/// The most slots: an index has neither this bit of the numbers of requests in windows, nor that of shared receives.
+/// The most slots, so that an index has neither the bit of [`SHARED`] nor that of numbers in windows.
 pub(super) const MAX_SLOTS: usize = 1 << 30;
 
-/// The slot of a request with this number.
+/// The slot of the request with this number.
 #[inline(always)]
 pub(super) fn index_of(number: u64) -> u32 {
     (number & !SHARED) as u32
 }
 
-/// A slot that belongs to no channel and is never free: the next slot of a queue that has none, or that may not be
-/// posted to yet.
+/// A slot that is never free. It is the `next` of a queue that has no slots or is not open.
 pub(super) const NEVER_FREE: u32 = 0;
 
-/// The state of a slot and its operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u32)]
 pub(super) enum State {
-    /// The device has the request, and `next_ended` returns it.
+    /// The device has the request, and `next_ended` will return it.
     Token,
-    /// A request of the window before the last one has failed. The slot keeps that completion until the last one has ended.
+    /// A request of the window before the last one has failed. The slot keeps that completion until the last one has
+    /// ended.
     FailedWindow,
     /// The device has a part of a window, without the last request.
     PartOfWindow,
     /// The device has the request of a future.
     Task,
-    /// As above, but the future was dropped.
+    /// The device has a request whose future was dropped.
     Abandoned,
     /// The device has a receive. Any task of the channel takes its message.
     Message,
-    /// The device has a write without a buffer. Only its failure matters.
+    /// The device has a keep-alive: a write without a buffer. Only its failure matters.
     Probe,
-    /// A receive that was posted after the connection had failed. The device does not get it: it ends when those before it
-    /// have ended.
+    /// A receive that was posted after the connection failed. The device does not get it; it ends after those before
+    /// it.
     Unposted,
-    /// The reads of the peer's credits, one after the other: the channel's `Credits` have their number.
+    /// For the credit reads, one at a time. The number is in the channel's `Credits`.
     Credits,
-    /// It has ended, and is in the list that `next_ended` returns.
+    /// It has ended, and is in the list for `next_ended`.
     Ended,
     /// It has ended, and its future will take it.
     Done,
-    /// It has ended, and is in the list of its channel's messages.
+    /// It has ended, and is in its channel's list of messages.
     Arrived,
     #[default]
     Free,
-    /// The queue pair could not be destroyed: the device may use the buffer for ever.
+    /// The queue pair could not be destroyed: the device may use the buffer forever.
     Leaked,
 }
 
 impl State {
-    /// Whether the device may have the request.
     pub(super) fn is_in_flight(self) -> bool {
         self as u32 <= Self::Unposted as u32
     }
 }
 
-/// Room for one operation: a cache line, with a small buffer. In this order, so that [`Slot::awaits`] is one comparison.
+/// Room for one operation: a cache line if the buffer is small. The order lets [`Slot::awaits`] be one comparison.
 #[repr(C, align(64))]
 pub(super) struct Slot<B> {
-    /// The number of the request, or the last one.
+    /// The number of the latest request.
     pub(super) number: u64,
     pub(super) token: u64,
     pub(super) channel: ChannelId,
-    /// The number of its queue pair; for shared receives, which any of several queue pairs may take, it is not
-    /// compared.
+    /// The number of its queue pair. Not compared for shared receives, which several queue pairs take.
     pub(super) queue_pair: u32,
     pub(super) state: State,
-    /// The next slot in the ring of its queue.
+    /// The next slot in the queue's ring.
     pub(super) next: u32,
-    /// The next slot in a list of operations that have ended.
+    /// The next slot in a list of ended operations.
     pub(super) link: u32,
     /// Generations up to this one belong to earlier channels or connections.
     pub(super) begun: u32,
-    /// For a receive: the address of its buffer's length, if it keeps one.
+    /// For a receive: the address of its buffer's length, if the buffer keeps one.
     pub(super) kept: Option<NonNull<KeptLength>>,
-    /// It is there in all states but `Free`, `Probe` and `Credits`.
+    /// Initialised in all states but `Free`, `Probe` and `Credits`.
     pub(super) buffer: MaybeUninit<B>,
 }
 
@@ -112,35 +108,36 @@ impl<B> Slot<B> {
         }
     }
 
-    /// Whether its receives are shared ones.
+    /// Whether it is a slot of shared receives.
     pub(super) fn is_shared(&self) -> bool {
         self.number & SHARED != 0
     }
 
-    /// Whether its operation is one that `next_ended` returns, of this queue pair.
+    /// Whether the device has an operation here, of this queue pair, that `next_ended` returns.
     #[inline(always)]
     pub(super) fn awaits(&self, queue_pair: u32) -> bool {
         const { assert!(State::Token as u32 == 0) };
         u64::from(self.queue_pair) | u64::from(self.state as u32) << 32 == u64::from(queue_pair)
     }
 
-    /// Tells the buffer of the operation, which was in flight and has succeeded, how long its message is.
+    /// Tells the buffer of a successful operation how long its message is.
     #[inline(always)]
     pub(super) fn receive(&mut self, success: &ffi::ibv_wc) {
-        // First, since most operations have none.
+        // Checked first, since most operations have none.
         if let Some(kept) = self.kept
             && let Some(len) = message_len(success)
         {
-            // SAFETY: it is that of the slot's buffer, which is still there, and the device is done with it.
+            // SAFETY: it is the length of the slot's buffer, which is still in the slot, and the device is done with
+            // it.
             unsafe { KeptLength::receive(kept, len as usize) };
         }
     }
 
-    /// Takes the operation, which was in flight and has ended so.
+    /// Takes an operation that was in flight and ended with this completion.
     #[inline(always)]
     pub(super) fn take(&mut self, failed: Failed, completion: &ffi::ibv_wc) -> Ended<B> {
         debug_assert!(self.state.is_in_flight());
-        // Field by field: the compiler then keeps what the program reads, in registers.
+        // Copied field by field, so that the compiler keeps what the program reads in registers.
         let &ffi::ibv_wc {
             wr_id,
             status,
@@ -178,7 +175,9 @@ impl<B> Slot<B> {
         Ended {
             channel: ChannelId { ..self.channel },
             token: self.token,
-            // SAFETY: a slot in flight has its buffer, and the device is done with it. The slot is free now.
+            // SAFETY: a slot in flight has its buffer, and the device is done with it. The slot is free from now on,
+            // so the buffer is
+            // read once.
             buffer: unsafe { self.buffer.assume_init_read() },
             failed,
             completion,
@@ -190,7 +189,7 @@ impl<B> Slot<B> {
         (self.number >> 32) as u32
     }
 
-    /// Marks all its numbers as those of an earlier channel.
+    /// Marks all its numbers so far as earlier ones.
     pub(super) fn end_connection(&mut self) {
         self.begun = self.generation();
     }
@@ -202,11 +201,11 @@ impl<B> Slot<B> {
     }
 }
 
-/// A list through the slots of operations that have ended.
+/// A linked list of slots whose operations have ended.
 #[derive(Clone, Copy)]
 pub(super) struct List {
     pub(super) first: u32,
-    /// Unless there is none.
+    /// Valid unless the list is empty.
     last: u32,
 }
 
@@ -232,19 +231,17 @@ impl List {
     }
 }
 
-/// What a slot keeps beside the operation, for whoever asks for its result.
+/// The part of a slot for the operation's result.
 pub(super) struct Outcome {
-    /// The completion of an operation that has ended, or of the first request of a window that failed.
+    /// The completion of an ended operation, or of the first request of a window that failed.
     pub(super) completion: ffi::ibv_wc,
     pub(super) run: Run,
-    /// The number of requests that were posted, of a window that was posted in part.
+    /// For a window that was posted in part: how many of its requests were.
     pub(super) posted: u32,
-    /// The state that a slot returns to: of a failed window, of a window posted in part, or of a receive that was not
-    /// posted.
+    /// The state that `FailedWindow`, `PartOfWindow` or `Unposted` returns to.
     pub(super) was: State,
-    /// The channel that the message of a shared receive came on.
+    /// For shared receives: the channel that the message came on.
     pub(super) channel: Option<ChannelId>,
-    /// The waker of the task that waits for the operation.
     pub(super) waker: Option<Waker>,
 }
 
@@ -256,34 +253,33 @@ impl Outcome {
     }
 }
 
-/// The window that a slot had last.
+/// The places of the slot's latest window.
 #[derive(Clone, Copy)]
 pub(super) struct Run {
-    /// The slot's generation when it had the window.
+    /// The slot's generation for that window.
     pub(super) generation: u32,
-    /// The number of the window's places, from the slot on: never 0.
+    /// How many places, from the slot on; never 0.
     pub(super) places: u32,
     /// The slot behind these places in the ring.
     pub(super) next: u32,
 }
 
 impl Run {
-    /// The value of a slot that has had no window. It has one place, so nothing is wrong when the slot's generation
-    /// comes to this one again.
+    /// For a slot that had no window. With one place, it is right even when generations wrap around to this one.
     pub(super) fn none<B>(slot: &Slot<B>) -> Self {
         Self { generation: slot.generation(), places: 1, next: slot.next }
     }
 }
 
 impl<B> Slot<B> {
-    /// Whether `run` is the window that the slot has, or had last.
+    /// Whether `run` belongs to the slot's latest operation.
     #[inline(always)]
     pub(super) fn is_of(&self, run: Run) -> bool {
-        // The places behind a slot of an earlier connection may be anyone's.
+        // After a connection ends, others may use the places behind the slot.
         run.generation == self.generation() && run.generation != self.begun
     }
 
-    /// The number of places of its operation, or of the last one that it had.
+    /// How many places the slot's latest operation has.
     pub(super) fn places(&self, run: Run) -> u32 {
         if self.is_of(run) { run.places } else { 1 }
     }

@@ -1,4 +1,4 @@
-//! Channels that a program has taken out of its loop, for verbs that may take long.
+//! Channels that a program has taken out of its loop, for slow verbs.
 
 use std::sync::Arc;
 
@@ -17,40 +17,39 @@ use crate::ffi;
 use crate::queue_pair::QueuePairEndpoint;
 use crate::state_error::StateError;
 
-/// A channel that was [taken out](Loop::take_out) of its loop, to be connected or destroyed while the loop does other things.
+/// A channel [taken out](Loop::take_out) of its loop, to connect or destroy it while the loop does other things.
 ///
-/// Dropping it destroys the queue pair. The loop then loses the room of the channel, and the buffers that the device
-/// had.
+/// Dropping it destroys the queue pair. The loop then loses the channel's room, and the buffers that the device had.
 #[must_use]
 pub struct DetachedChannel<'res> {
     detached: Detached<'res>,
-    /// That of the loop.
+    /// The loop's queue.
     queue: Arc<CompletionQueue<'res>>,
-    /// The number of the queue pair when the channel was taken out, by which the loop finds it.
+    /// The queue pair's number when the channel was taken out, by which the loop finds it.
     number: u32,
     /// Whether the device had operations when the channel was taken out.
     is_in_flight: bool,
-    /// Whether an attempt to connect has ended the receives that were posted.
+    /// Whether an attempt to connect has ended the posted receives.
     has_ended: bool,
 }
 
-/// A channel whose queue pair was [destroyed](DetachedChannel::destroy) outside of its loop, which
-/// [ends](Loop::end_destroyed) its operations.
+/// A channel whose queue pair was [destroyed](DetachedChannel::destroy) outside of its loop. Pass it to
+/// [`Loop::end_destroyed`].
 #[must_use]
 pub struct DestroyedChannel<'res> {
     id: ChannelId,
-    /// That of the loop.
+    /// The loop's queue.
     queue: Arc<CompletionQueue<'res>>,
     destroyed: Destroyed,
 }
 
 impl<'res> DetachedChannel<'res> {
-    /// The channel's id, which is the same after it was [put back](Loop::put_back).
+    /// The channel's id, which it keeps when it is [put back](Loop::put_back).
     pub fn id(&self) -> ChannelId {
         self.detached.id
     }
 
-    /// The address of the channel, which its peer needs.
+    /// The channel's address, which its peer needs.
     pub fn endpoint(&self) -> QueuePairEndpoint {
         self.detached.channel.endpoint()
     }
@@ -60,7 +59,7 @@ impl<'res> DetachedChannel<'res> {
     /// # Errors
     ///
     /// Those of [`PreparedQueuePair::handshake`](crate::PreparedQueuePair::handshake). The channel comes back in the
-    /// [`StateError`], for another attempt. What was posted ends when it is [put back](Loop::put_back).
+    /// [`StateError`], for another attempt. What was posted ends when the channel is [put back](Loop::put_back).
     #[doc(alias = "ibv_modify_qp")]
     pub fn handshake(mut self, remote: QueuePairEndpoint) -> Result<Self, StateError<Self>> {
         let reason = "the channel is connected";
@@ -77,15 +76,17 @@ impl<'res> DetachedChannel<'res> {
         }
     }
 
-    /// Gets it ready for another connection: the peer has failed.
+    /// Prepares it for another connection, after the peer has failed.
     pub(crate) fn take_back(mut self) -> Self {
-        // If this fails, the next attempt to connect does it again.
+        // If this fails, the next attempt to connect tries it again.
         self.has_ended |= self.detached.reset();
         self
     }
 
-    /// `ibv_modify_qp`: takes the queue pair to ERR, where the device ends all that is in flight. The loop finds the completions,
-    /// until [`Loop::in_flight`] is 0: a provider may drop those of a queue pair that is destroyed.
+    /// `ibv_modify_qp`: takes the queue pair to ERR, where the device ends all that is in flight. Then poll the loop
+    /// until
+    /// [`Loop::in_flight`] is 0, before you destroy the channel: a provider may drop completions of a destroyed queue
+    /// pair.
     ///
     /// # Errors
     ///
@@ -95,7 +96,7 @@ impl<'res> DetachedChannel<'res> {
         self.core().modify(ffi::ibv_qp_state::IBV_QPS_ERR)
     }
 
-    /// `ibv_destroy_qp`: destroys the queue pair. How that went says [`Loop::end_destroyed`].
+    /// `ibv_destroy_qp`: destroys the queue pair. [`Loop::end_destroyed`] returns its error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> DestroyedChannel<'res> {
         let Self { detached: Detached { id, channel }, queue, number, is_in_flight, .. } = self;
@@ -120,10 +121,9 @@ impl<'res> DetachedChannel<'res> {
         &self.detached.channel
     }
 
-    /// See [`Detached::open_receives_of_init`].
     #[cfg(feature = "rdmacm")]
     pub(crate) fn open_receives_of_init(&mut self) {
-        // Nothing fails in it.
+        // This step never fails.
         let (_, has_ended) = self.detached.open_receives_of_init();
         self.has_ended |= has_ended;
     }
@@ -138,9 +138,11 @@ fn of_another_loop(verb: &'static str) -> Error {
 }
 
 impl<'res, B> Loop<'res, B> {
-    /// Takes a channel out, so that verbs on it are called while the loop does other things, on another thread too: to connect
-    /// or to destroy it. Until it is [put back](Self::put_back), nothing can be posted to it. What was posted goes on, and
-    /// [`next_ended`](Self::next_ended) returns what has ended.
+    /// Takes a channel out, to connect or destroy it while the loop does other things, even on another thread. Until
+    /// it is
+    /// [put back](Self::put_back), nothing can be posted to it. What was posted goes on, and
+    /// [`next_ended`](Self::next_ended)
+    /// returns it.
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs a peer
@@ -161,8 +163,9 @@ impl<'res, B> Loop<'res, B> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the loop has no such channel (any more), or it is out; or it is the name of shared receives, or of a
-    ///    datagram end, which has nothing to connect to.
+    ///  - `EINVAL`: the loop has no such channel (any more), it is out already, or the id is of shared receives or of
+    ///    a datagram
+    ///    end, which has no peer to connect to.
     pub fn take_out(&mut self, channel: ChannelId) -> Result<DetachedChannel<'res>> {
         const VERB: &str = "ibv_modify_qp";
         let Some(entry) = self.table.entry(channel) else { return Err(unknown(VERB)) };
@@ -173,7 +176,7 @@ impl<'res, B> Loop<'res, B> {
             return Err(self.without_link(channel, VERB));
         };
         self.table.entries[channel.index()].next = [NEVER_FREE; 2];
-        // The verbs change the core.
+        // The verbs will change the core.
         let core = self.table.asides[channel.index()].core.take();
         if let (Some(slot), Some(number)) =
             (credit_slot, core.and_then(|core| core.credit_number()))
@@ -189,8 +192,9 @@ impl<'res, B> Loop<'res, B> {
         })
     }
 
-    /// Puts a channel back that was [taken out](Self::take_out): what its state allows can be posted. If an attempt to connect
-    /// has failed, what was posted before ends with [`Stopped`](crate::TransportError::Stopped).
+    /// Puts back a channel that was [taken out](Self::take_out). If an attempt to connect has failed, what was posted
+    /// before ends
+    /// with [`Stopped`](crate::TransportError::Stopped).
     ///
     /// # Errors
     ///
@@ -219,12 +223,13 @@ impl<'res, B> Loop<'res, B> {
         Ok(id)
     }
 
-    /// Ends the operations of a channel that was [taken out](Self::take_out) and destroyed, as [`remove`](Self::remove) does.
-    /// Its name is of none any more.
+    /// Ends the operations of a channel that was [taken out](Self::take_out) and destroyed, as
+    /// [`remove`](Self::remove) does. Its
+    /// id no longer names a channel.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: it is of another loop. Its queue pair is destroyed; its own loop ends its operations when that is dropped.
+    ///  - `EINVAL`: it is of another loop, which ends its operations only when that loop is dropped.
     ///  - The provider's errno value: the queue pair could not be destroyed, see [`remove`](Self::remove).
     pub fn end_destroyed(&mut self, destroyed: DestroyedChannel<'res>) -> Result<()> {
         let DestroyedChannel { id, queue, destroyed } = destroyed;

@@ -1,4 +1,4 @@
-//! What a channel keeps for its tasks, and what is to be done for them when the loop is not borrowed.
+//! The waiting tasks of a loop's channels, and work deferred until the loop is not borrowed.
 
 use std::mem;
 use std::task::Waker;
@@ -9,16 +9,16 @@ use crate::channel::error::TransportError;
 use crate::channel::slot::NO_SLOT;
 use crate::error::{Error, Result};
 
-/// The receives of a channel beyond those of the tasks that wait.
+/// Counts of a channel's receives, beyond one for each task that waits.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Receiving {
-    /// The number of receives that tasks posted and then no longer waited for: the next tasks need not post theirs.
+    /// Receives whose tasks no longer wait. The next tasks need not post theirs.
     pub(crate) surplus: u32,
-    /// The number of tasks with buffers for which the queue had no room.
+    /// Tasks with buffers that the queue had no room for.
     pub(crate) held: u32,
 }
 
-/// See the [module](self).
+/// What a channel keeps for its tasks.
 #[derive(Default)]
 pub(super) struct Tasks {
     /// Messages that no task has taken.
@@ -26,13 +26,13 @@ pub(super) struct Tasks {
     /// The tasks that wait for room to send, and those that wait for a message.
     pub(super) lines: [Line; 2],
     pub(super) receiving: Receiving,
-    /// The last turn in which a task was woken for a message.
+    /// The last turn that woke a task for a message.
     pub(super) woken_in: u32,
-    /// Whether only sends are refused, and tasks wait for the end of those in flight.
+    /// Whether only sends are refused, and tasks wait until those in flight have ended.
     pub(super) is_draining: bool,
 }
 
-/// The places of the first and the last task that wait.
+/// The first and the last place of a line.
 #[derive(Clone, Copy)]
 pub(super) struct Line {
     pub(super) first: u32,
@@ -49,11 +49,11 @@ impl Default for Line {
 pub(super) struct Waiter {
     pub(super) waker: Option<Waker>,
     pub(super) before: u32,
-    /// The next place in the line. For a free place: the next free one.
+    /// The next place in the line, or in the list of free places.
     pub(super) after: u32,
 }
 
-/// All places, and the first of the free ones.
+/// All places, and the first free one.
 pub(super) struct Waiters {
     pub(super) places: Vec<Waiter>,
     pub(super) free: u32,
@@ -72,7 +72,7 @@ impl Waiters {
         let place = self.free;
         let waiter = &mut self.places[place as usize];
         self.free = waiter.after;
-        // The place has no waker yet, so this drops nothing.
+        // The place had no waker, so this drops nothing.
         mem::forget(mem::replace(&mut waiter.waker, waker.take()));
         (waiter.before, waiter.after) = (line.last, NO_SLOT);
         match self.places.get_mut(line.last as usize) {
@@ -99,7 +99,7 @@ impl Waiters {
         waker
     }
 
-    /// Makes a free place, when there is none.
+    /// Adds a free place, when there is none.
     #[cold]
     #[inline(never)]
     fn grow(&mut self) -> Result<()> {
@@ -114,33 +114,32 @@ impl Waiters {
     }
 }
 
-/// What must be done once a loop is no longer borrowed.
+/// What to do once the loop is not borrowed.
 #[derive(Default)]
 pub(crate) struct Due {
     pub(crate) woken: Vec<Waker>,
-    /// Channels to close with this error, because a post has failed whose request the device may have; without an
-    /// error: channels to flush.
+    /// With an error: channels to close, after a failed post whose request the device may have. Without: channels to
+    /// flush.
     pub(crate) failed: Vec<(ChannelId, Option<TransportError>)>,
 }
 
-/// What is due, and whether the table has [left](Loop::take_left) something beside it.
+/// What is due. `is_left`: there is more to [take](Loop::take_left).
 #[derive(Default)]
 pub(crate) struct Deferred {
-    /// In a box, which makes exchanging it cheap.
+    /// A box, so that exchanging it is cheap.
     pub(super) due: Box<Due>,
     pub(super) is_left: bool,
-    /// Set when there was no memory to note who must be woken: everyone from this place on is woken.
+    /// Set if there was no memory to note a waker: then all from this index on are woken.
     pub(super) unwoken: Option<usize>,
 }
 
 impl Deferred {
-    /// Whether nothing is due.
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
         self.due.woken.is_empty() && !self.is_left
     }
 
-    /// Takes the waker of a task to wake, if nothing else is due.
+    /// Takes a waker if it is all that is due.
     #[inline(always)]
     pub(crate) fn take_only(&mut self) -> Option<Waker> {
         let Due { woken, failed } = &mut *self.due;
@@ -148,14 +147,14 @@ impl Deferred {
         woken.pop_if(|_| is_all)
     }
 
-    /// Takes what is due, and leaves an empty list.
     #[inline(always)]
     pub(crate) fn exchange(&mut self, spare: Box<Due>) -> Box<Due> {
         mem::replace(&mut self.due, spare)
     }
 
-    /// Wakes a task once the loop is not borrowed. Without memory for the list, its waker stays where it is, and all
-    /// tasks are woken.
+    /// Wakes a task once the loop is not borrowed. Without memory for the list, its waker stays in place, and all
+    /// tasks are
+    /// woken.
     #[inline(always)]
     pub(super) fn wake(&mut self, place: &mut Option<Waker>) {
         if place.is_some()
@@ -166,8 +165,8 @@ impl Deferred {
         }
     }
 
-    /// Wakes a task whose operation was discarded, once the loop is not borrowed. Without memory for the list, its
-    /// waker is leaked.
+    /// Wakes a task whose operation was discarded, once the loop is not borrowed. Without memory for the list, leaks
+    /// its waker.
     pub(super) fn forget(&mut self, mut waker: Option<Waker>) {
         self.wake(&mut waker);
         mem::forget(waker);

@@ -1,4 +1,4 @@
-//! Sleeping until a loop has something, without borrowing it, and waking who sleeps.
+//! Sleeping for a loop without borrowing it, and waking its sleepers.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -11,24 +11,27 @@ use crate::error::{ErrorKind, Result};
 
 /// Wakes the thread that sleeps for a [`Loop`], from any thread: see [`Loop::waker`].
 ///
-/// It may outlive the loop; it then does nothing.
+/// It may outlive the loop, and then does nothing.
 #[derive(Clone)]
 pub struct LoopWaker(Arc<Waiters>);
 
 impl LoopWaker {
-    /// Wakes whoever sleeps for the loop: a [`Loop::wait_ended_until`], or else the next one, and every [`ArmedWaiter`]
-    /// that was armed before. Several calls before that count as one. It also makes the [descriptor](AsFd) readable.
+    /// Wakes the thread in [`Loop::wait_ended_until`], or else its next call, and each [`ArmedWaiter`] that was armed
+    /// before.
+    /// Several calls before a wake count as one. It also makes the [descriptor](AsFd) readable.
     ///
-    /// The woken thread sees everything that the caller did before this.
+    /// The woken thread sees all that the caller did before this call.
     pub fn wake(&self) {
         self.0.wake();
     }
 }
 
 impl AsFd for LoopWaker {
-    /// An eventfd that [`wake`](Self::wake) makes readable, for a program that watches several files and sleeps for this one
-    /// beside the loop's own. Only wait for it: [`Loop::arm`] reads from it. A `wake` before `arm` is therefore forgotten: look
-    /// between `arm` and sleeping at what it was for (a flag, a queue of jobs), not at whether this file was readable.
+    /// An eventfd that [`wake`](Self::wake) makes readable, to watch along with the loop's own descriptor. Only wait
+    /// for it:
+    /// [`Loop::arm`] reads from it, which forgets earlier wakes. So between `arm` and sleeping, check what the wake
+    /// was for (a
+    /// flag, a queue of jobs), not whether this file was readable.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.waker().expect("made with this").as_fd()
     }
@@ -36,13 +39,13 @@ impl AsFd for LoopWaker {
 
 debug! { LoopWaker, self, wakes: self.0.wakes(), .. }
 
-/// Sleeps until a [`Loop`] has something, without borrowing it: see [`Loop::waiter`].
+/// Sleeps for a [`Loop`] without borrowing it: see [`Loop::waiter`].
 #[derive(Clone)]
 pub struct LoopWaiter<'res>(Arc<CompletionQueue<'res>>);
 
 impl LoopWaiter<'_> {
-    /// `ibv_req_notify_cq`: the first half of sleeping. What is in the loop already wakes nobody: call
-    /// [`next_ended`](Loop::next_ended) after this until it returns `None`, and [`ArmedWaiter::wait_until`] then.
+    /// `ibv_req_notify_cq`: the first half of sleeping. Completions that are there already wake nobody: call
+    /// [`next_ended`](Loop::next_ended) until it returns `None`, and then [`ArmedWaiter::wait_until`].
     ///
     /// # Errors
     ///
@@ -50,7 +53,7 @@ impl LoopWaiter<'_> {
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&self) -> Result<ArmedWaiter<'_>> {
         let waiters = self.0.own_channel()?.waiters();
-        // Read first: the caller then looks at what those who wake have done.
+        // Read before the caller looks for work, so that a later wake is noticed.
         let wakes = waiters.wakes();
         Ok(ArmedWaiter { queue: &self.0, waiters, events: self.0.arm_own()?, wakes })
     }
@@ -68,8 +71,9 @@ pub struct ArmedWaiter<'w> {
 }
 
 impl ArmedWaiter<'_> {
-    /// Sleeps until an operation has ended since it was armed, or a [`LoopWaker`] has woken it. It does not sleep if that has
-    /// happened before. Another thread may find what has ended first.
+    /// Sleeps until an operation has ended, or a [`LoopWaker`] has woken it, since it was armed. Another thread may
+    /// take that
+    /// operation first.
     ///
     /// # Errors
     ///
@@ -79,11 +83,11 @@ impl ArmedWaiter<'_> {
         self.sleep(None)
     }
 
-    /// As [`wait`](Self::wait), but returns false when the deadline has passed.
+    /// As [`wait`](Self::wait), but returns false once the deadline has passed.
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait).
+    /// Those of [`wait`](Self::wait).
     #[doc(alias = "ibv_get_cq_event")]
     pub fn wait_until(self, deadline: Instant) -> Result<bool> {
         match self.sleep(Some(deadline)) {
@@ -101,8 +105,9 @@ impl ArmedWaiter<'_> {
 debug! { ArmedWaiter<'_>, self, queue: self.queue, .. }
 
 impl<'res, B> Loop<'res, B> {
-    /// A handle that wakes the thread that sleeps for the loop, from any thread: to give it work, or to stop it. The
-    /// first one makes an eventfd, which all handles of a loop share; a loop without one has none.
+    /// A handle that wakes the thread that sleeps for the loop, from any thread. The first call makes an eventfd,
+    /// which all
+    /// handles of the loop share.
     ///
     /// ```
     /// # use std::time::{Duration, Instant};
@@ -137,8 +142,9 @@ impl<'res, B> Loop<'res, B> {
         self.queue.wakeable().map(LoopWaker)
     }
 
-    /// A handle that sleeps for the loop without borrowing it, on any thread: so the loop can be behind a lock that
-    /// others take meanwhile, to post. Any number of threads may sleep; all of them are woken.
+    /// A handle that sleeps for the loop without borrowing it, on any thread. The loop can be behind a lock, which
+    /// others take
+    /// meanwhile to post. Any number of threads may sleep, and all are woken.
     ///
     /// ```
     /// # use std::time::Instant;
@@ -158,13 +164,13 @@ impl<'res, B> Loop<'res, B> {
     /// # }
     /// ```
     ///
-    /// While a channel with [flow control](crate::ChannelBuilder::flow_control) waits for its peer, the deadline is to be
-    /// [`credit_pause`](Loop::credit_pause) at most.
+    /// While a channel with [flow control](crate::ChannelBuilder::flow_control) waits for its peer, sleep at most for
+    /// [`credit_pause`](Loop::credit_pause).
     pub fn waiter(&self) -> LoopWaiter<'res> {
         LoopWaiter(self.queue.clone())
     }
 
-    /// Whether it was woken since the last call.
+    /// Whether the loop was woken since the last call.
     pub(super) fn take_wake(&mut self) -> Result<bool> {
         let wakes = self.queue.own_channel()?.waiters().wakes();
         Ok(std::mem::replace(&mut self.wakes, wakes) != wakes)
