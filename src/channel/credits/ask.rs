@@ -18,7 +18,7 @@ use crate::ffi;
 use crate::operation::destination::rdma;
 
 impl Core {
-    /// Handles the end of a read of the peer's word. Returns false if there is none in flight.
+    /// Handles the completion of a credit read. Returns false if none is in flight.
     #[cold]
     pub(in crate::channel) fn take_credits(&self, completion: &WorkCompletion) -> bool {
         let Some(credits) = &self.credits else { return false };
@@ -27,7 +27,7 @@ impl Core {
         }
         match completion.result() {
             Ok(_) => {
-                // SAFETY: the caller of `Core::new` vouches for the memory.
+                // SAFETY: the caller of `Core::new` guarantees that the words are valid.
                 let word = unsafe { &*credits.words.answer }.load(Ordering::Acquire);
                 let before = credits.available();
                 if let Some(count) = decode(word) {
@@ -42,12 +42,11 @@ impl Core {
         true
     }
 
-    /// Posts a read of the peer's word, unless one is in flight, or the last ones have found nothing and it is too
-    /// early for the next.
+    /// Posts a read of the peer's word, unless one is in flight or a pause is running.
     ///
     /// # Errors
     ///
-    /// Those of the verb. The device may have the read nevertheless: its buffer is the channel's.
+    /// Those of the verb. The device may have the read nevertheless, into the channel's own buffer.
     fn read_credits(&self, credits: &Credits) -> Result<()> {
         const VERB: &str = "ibv_post_send";
 
@@ -71,22 +70,22 @@ impl Core {
         };
         request.wr.rdma = rdma(&remote);
         let mut refused = ptr::null_mut();
-        // SAFETY: the callers have found the table open, or are called by its posts, so the queue pair is live.
-        // The request is one well-formed element of a list. The caller of `Core::new` vouches for the memory,
-        // which is read only when no read is in flight.
+        // SAFETY: the queue pair is live: a caller has found the table open, or is one of its posts. The list is one
+        // well-formed
+        // request. The caller of `Core::new` guarantees the memory, which is read only when no read is in flight.
         let returned =
             unsafe { ffi::ibv_post_send(self.queue_pair, &raw mut request, &raw mut refused) };
-        // If no request is named, the device may have it: see `Templates::may_be_posted`.
+        // If the verb names no refused request, the device may have it: see `Templates::may_be_posted`.
         credits.reading.set(returned == 0 || refused.is_null());
         ffi::status(VERB, returned)
     }
 
-    /// Checks that this number of messages may be sent. If there is too little credit, asks the peer for more.
+    /// Checks that this number of messages may be sent. If credit is short, asks the peer.
     ///
     /// # Errors
     ///
-    ///  - `NoCredit`: there is too little.
-    ///  - Those of the verb, and of an earlier question.
+    ///  - `NoCredit`: credit is short.
+    ///  - Those of the verb, and of an earlier credit read.
     pub(in crate::channel) fn require_credits(&self, messages: u32) -> TransportResult<()> {
         let Some(credits) = &self.credits else { return Ok(()) };
         if let Some(error) = credits.failed.get() {
@@ -99,12 +98,12 @@ impl Core {
         Err(TransportError::NoCredit)
     }
 
-    /// The error of a post of `messages` messages without credit.
+    /// The error of a post of `messages` messages that lacked credit.
     #[cold]
     #[inline(never)]
     pub(in crate::channel) fn refuse_without_credit(&self, messages: u32) -> TransportError {
         let Some(credits) = &self.credits else { return TransportError::NoCredit };
-        // A program may post again and again, and poll nothing meanwhile, as there is nothing in flight.
+        // A program with nothing in flight may post again and again without polling, so poll for the answer here.
         while credits.reading.get() {
             match self.settle() {
                 Ok(true) => {}
@@ -115,8 +114,9 @@ impl Core {
         self.require_credits(messages).err().unwrap_or(TransportError::NoCredit)
     }
 
-    /// Waits for the credit of a blocking operation. If the deadline passes, or the wait is cancelled, the channel is not
-    /// stopped, since nothing was posted.
+    /// Waits for a blocking operation's credit. A deadline or a cancellation does not stop the channel, since nothing
+    /// was
+    /// posted.
     #[cold]
     #[inline(never)]
     pub(in crate::channel) fn wait_for_blocking_credit(
@@ -124,12 +124,12 @@ impl Core {
         deadline: Option<Instant>,
     ) -> TransportResult<()> {
         self.wait_for_credit(deadline).inspect_err(|error| {
-            // As every other wait of a blocking operation that fails.
+            // As in other waits of blocking operations, other errors stop it.
             let stops = match error {
                 TransportError::NoCredit | TransportError::Cancelled | TransportError::Work(_) => {
                     false
                 }
-                // The peer's word is not known.
+                // `InvalidInput`: the peer's word is not known.
                 TransportError::Verbs(error) => error.kind() != ErrorKind::InvalidInput,
                 _ => true,
             };
@@ -139,30 +139,30 @@ impl Core {
         })
     }
 
-    /// The time of the clock by which peers are asked.
+    /// The time of the clock of credit reads.
     pub(in crate::channel) fn credit_now(&self) -> Instant {
         self.credits.as_deref().map_or_else(Instant::now, |credits| credits.clock.now())
     }
 
-    /// When the peer may be asked, by that clock. `None`: a question is in flight.
+    /// When the peer may be asked, by that clock. `None`: a read is in flight.
     pub(in crate::channel) fn credit_ask_at(&self) -> Option<Instant> {
         let credits = self.credits.as_deref().filter(|credits| !credits.reading.get())?;
         Some(credits.ask_at.get().unwrap_or_else(|| credits.clock.now()))
     }
 
-    /// How long a sender that was refused for lack of credit pauses before it asks. `None`: a question is in flight.
+    /// How long a sender without credit pauses before it asks. `None`: a read is in flight.
     pub(in crate::channel) fn credit_pause(&self) -> Option<Duration> {
         let credits = self.credits.as_deref().filter(|credits| !credits.reading.get())?;
-        // The pause may be over by now, and nothing was asked.
+        // The pause may have ended with nothing asked yet.
         Some(credits.pause().unwrap_or_default())
     }
 
-    /// The number of the last read of the peer's word, if the channel has flow control.
+    /// The number of the last credit read, if the channel has flow control.
     pub(in crate::channel) fn credit_number(&self) -> Option<u64> {
         self.credits.as_deref().map(|credits| credits.number.get())
     }
 
-    /// On a loop, the first read has the number after this one.
+    /// Sets the number before that of a loop's first credit read.
     pub(in crate::channel) fn set_credit_number(&self, number: u64) {
         if let Some(credits) = &self.credits {
             credits.number.set(number);
@@ -174,16 +174,16 @@ impl Core {
         self.credits.as_deref().map(Credits::available)
     }
 
-    /// Counts messages that were sent. If few credits are left, asks the peer for more.
+    /// Counts sent messages. If few credits are left, asks the peer.
     pub(super) fn use_credits(&self, credits: &Credits, messages: u32) {
         credits.sent.set(credits.sent.get().wrapping_add(messages));
         if credits.available() <= credits.most.get() / 2 {
-            // If it fails, it is tried again when there is no credit left.
+            // If this fails, it is tried again when no credit is left.
             let _ = self.read_credits(credits);
         }
     }
 
-    /// Waits until there is a credit, or the deadline has passed. Without flow control it returns at once.
+    /// Waits until there is credit or the deadline has passed. Without flow control, returns at once.
     pub(in crate::channel) fn wait_for_credit(
         &self,
         deadline: Option<Instant>,
@@ -203,7 +203,7 @@ impl Core {
             if self.settle()? {
                 continue;
             }
-            // Only the end of a read would wake a thread that sleeps.
+            // Sleep on the queue only with a read in flight: nothing else would wake the thread.
             if let Some(pause) = self.credit_pause() {
                 self.pause_for_credit(pause, deadline)?;
             } else {
@@ -215,7 +215,7 @@ impl Core {
         }
     }
 
-    /// Polls once, without waiting. Returns whether a message may be sent.
+    /// Polls once. Returns whether a message may be sent.
     pub(in crate::channel) fn poll_credit(&self) -> TransportResult<bool> {
         if self.credits.is_none() {
             return Ok(true);
@@ -230,7 +230,8 @@ impl Core {
         }
     }
 
-    /// A part of a pause: spins, or sleeps if the channel may. Virtual time passes by polling.
+    /// Pauses once: sleeps if the channel may, otherwise spins. On a virtual clock, returns so that polling passes
+    /// the time.
     fn pause_for_credit(&self, pause: Duration, deadline: Option<Instant>) -> TransportResult<()> {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         if left.is_some_and(|left| left.is_zero()) {
@@ -240,7 +241,7 @@ impl Core {
             return Err(TransportError::Cancelled);
         }
         match (&self.credits, self.sleep) {
-            // The next polls lead to that moment.
+            // The caller's polls move this clock on.
             (Some(credits), _) if credits.clock.is_virtual() => {}
             (_, Some(_)) => thread::sleep(left.map_or(pause, |left| left.min(pause))),
             (_, None) => hint::spin_loop(),
@@ -253,17 +254,18 @@ impl Core {
 ///
 /// For a channel that was built with [`flow_control`](crate::ChannelBuilder::flow_control).
 impl Channel<'_> {
-    /// The number of the peer's receives that are known to be free. The channel sends that many messages before it
-    /// asks the peer again, which may have posted more. `None`: the channel has no flow control.
+    /// The number of messages that may be sent before the channel asks the peer again: receives of the peer known to
+    /// be free.
+    /// `None`: the channel has no flow control.
     ///
-    /// It is 0 after the channel was connected. What asks the peer is a send, or
-    /// [`wait_for_credit`](Self::wait_for_credit); the answer is seen when completions are polled.
+    /// It begins with 0. A send or [`wait_for_credit`](Self::wait_for_credit) asks the peer, and polling for
+    /// completions sees
+    /// the answer.
     pub fn credits(&self) -> Option<u32> {
         self.core().available_credits()
     }
 
-    /// Waits until a message may be sent, however long that takes. A channel without flow control may always
-    /// send.
+    /// Waits without a time limit until a message may be sent. Without flow control, returns at once.
     ///
     /// ```
     /// # fn send(channel: &mut ibverbs::Channel<'_>, region: &ibverbs::MemoryRegion<'_, u8>) -> ibverbs::TransportResult<()> {
@@ -277,10 +279,11 @@ impl Channel<'_> {
     /// # Errors
     ///
     ///  - [`Work`](TransportError::Work): the peer could not be asked, and the connection has failed.
-    ///  - [`Verbs`](TransportError::Verbs), [`UnknownCompletion`](TransportError::UnknownCompletion): polling
-    ///    or posting failed.
-    ///  - [`Cancelled`](TransportError::Cancelled): a [`CancelHandle`](crate::channel::CancelHandle) has ended the wait.
-    ///    Nothing was stopped.
+    ///  - [`Verbs`](TransportError::Verbs), [`UnknownCompletion`](TransportError::UnknownCompletion): polling or
+    ///    posting failed.
+    ///  - [`Cancelled`](TransportError::Cancelled): a [`CancelHandle`](crate::channel::CancelHandle) ended the wait.
+    ///    The channel
+    ///    goes on.
     ///  - [`Stopped`](TransportError::Stopped), [`Closed`](TransportError::Closed): the channel is stopped.
     pub fn wait_for_credit(&mut self) -> TransportResult<()> {
         self.core().wait_for_credit(None)
@@ -292,7 +295,7 @@ impl Channel<'_> {
     ///
     /// Those of [`wait_for_credit`](Self::wait_for_credit), and
     ///
-    ///  - [`NoCredit`](TransportError::NoCredit): the deadline has passed. Nothing was stopped.
+    ///  - [`NoCredit`](TransportError::NoCredit): the deadline has passed. The channel goes on.
     pub fn wait_for_credit_until(&mut self, deadline: Instant) -> TransportResult<()> {
         self.core().wait_for_credit(Some(deadline))
     }
@@ -302,17 +305,17 @@ impl Channel<'_> {
 ///
 /// As for [a channel](Channel#flow-control).
 impl Scope<'_, '_> {
-    /// The number of messages that may be sent: see [`Channel::credits`].
+    /// See [`Channel::credits`].
     pub fn credits(&self) -> Option<u32> {
         self.core.available_credits()
     }
 
-    /// Polls once, without waiting: whether a message may be sent.
+    /// Polls once. Returns whether a message may be sent.
     pub(in crate::channel) fn poll_credit(&self) -> TransportResult<bool> {
         self.core.poll_credit()
     }
 
-    /// Waits until a message may be sent: see [`Channel::wait_for_credit`].
+    /// See [`Channel::wait_for_credit`].
     ///
     /// # Errors
     ///
@@ -321,7 +324,7 @@ impl Scope<'_, '_> {
         self.core.wait_for_credit(None)
     }
 
-    /// As [`wait_for_credit`](Self::wait_for_credit), but gives up at `deadline`.
+    /// See [`Channel::wait_for_credit_until`].
     ///
     /// # Errors
     ///

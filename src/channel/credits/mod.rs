@@ -1,14 +1,13 @@
 //! Flow control: a channel sends only what the peer has posted receives for.
 //!
-//! Each side counts the receives that it has posted since it was connected, in a word of memory that the peer
-//! may read. The peer counts the messages that it has sent. The difference is the number of its credits. When
-//! they run low, it reads the word again by an RDMA read, whose result takes effect when its completion is
-//! dispatched: see [`Core::take_credits`]. So the side that receives does nothing but count, and cannot forget
-//! to tell the last receives; and the side that sends waits for a completion, as for everything else, so it can
-//! sleep.
+//! Each side counts the receives that it posts on a connection, in a word of memory that the peer may read. Credits are
+//! this count less the messages sent. When they run low, the sender reads the word again by an RDMA read, the credit read;
+//! [`Core::take_credits`] handles its completion. So the receiver only counts, and need not announce anything. The sender
+//! waits for a completion as for everything else, so it can sleep.
 //!
-//! Nothing of the peer is believed. Whatever the word holds, at worst a message is sent that has no receive,
-//! as without flow control, or none is sent.
+//! The peer's word is not trusted. Whatever it holds, the worst is a message without a receive, as without flow
+//! control, or
+//! no message at all.
 
 mod ask;
 mod post;
@@ -28,28 +27,29 @@ use crate::queue_pair::QueuePairEndpoint;
 
 pub(super) use post::NO_CREDIT;
 
-/// Requests on the send queue beyond those of the program: the read of the peer's word.
+/// Requests on the send queue beyond the program's: the credit read.
 pub(super) const OWN_SENDS: u32 = 1;
 
-/// The indices of the words in their region: the count that the peer reads, and what was read from the peer.
-/// They are on different cache lines.
+/// Indices of words in the region: the count that the peer reads, and the answer read from the peer. They are on
+/// different
+/// cache lines.
 const COUNT: usize = 0;
 const ANSWER: usize = 8;
 const WORDS: usize = 16;
 
-/// The length of the word that a peer reads.
+/// The length in bytes of the word that a peer reads.
 pub(super) const WORD: u64 = size_of::<u64>() as u64;
 
-/// The memory that a channel with flow control needs.
+/// The memory of a channel's credit words.
 pub(super) type CreditRegion<'res> = SharedMemoryRegion<'res, u64>;
 
-/// The number of reads in a row without a new credit after which a wait pauses before the next one.
+/// How many reads in a row may find no new credit before a wait pauses.
 const READS_WITHOUT_PAUSE: u32 = 4;
 
 /// The longest pause is `1 << MAX_PAUSE` microseconds.
 const MAX_PAUSE: u32 = 10;
 
-/// Where the words of a channel are.
+/// The addresses of a channel's words.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CreditWords {
     count: *const AtomicU64,
@@ -57,13 +57,13 @@ pub(super) struct CreditWords {
     answer_element: ffi::ibv_sge,
 }
 
-/// The region of a channel's words.
+/// Registers a channel's words.
 pub(super) fn register<'res>(
     domain: crate::parent::Parent<'res, crate::domain::ProtectionDomain<'res>>,
 ) -> Result<CreditRegion<'res>> {
     let mut access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
     if domain.context().is_iwarp() {
-        // There the peer answers a read by writing.
+        // On iWARP, the answer to a read is a write by the peer.
         access |= AccessFlags::REMOTE_WRITE;
     }
     SharedMemoryRegion::new(domain, WORDS, access)
@@ -79,12 +79,12 @@ impl CreditWords {
     }
 }
 
-/// The part of the region that the peer needs to know.
+/// The part of the region that the peer reads.
 pub(super) fn word_for_peer(region: &CreditRegion<'_>) -> Option<RemoteMemoryRegion> {
     region.remote_range(COUNT..COUNT + 1).ok()
 }
 
-/// The capacities of the queue pair of a channel with or without flow control.
+/// Adds the channel's own sends to a queue pair's capacities, if it has flow control.
 pub(super) fn with_own_sends(
     mut capacities: ffi::ibv_qp_cap,
     flow_control: bool,
@@ -95,7 +95,7 @@ pub(super) fn with_own_sends(
     capacities
 }
 
-/// Sets the word of the peer, if both sides have flow control.
+/// Checks that both sides or neither have flow control, and keeps the peer's word.
 ///
 /// # Errors
 ///
@@ -118,11 +118,11 @@ pub(super) fn agree(ours: Option<&Credits>, theirs: Option<RemoteMemoryRegion>) 
     Err(Error::invalid("ibv_modify_qp", reason))
 }
 
-/// Each side reads the other's word, which takes an answer.
+/// Checks that both sides answer reads, which flow control needs.
 ///
 /// # Errors
 ///
-///  - `EINVAL`: one side answers no read.
+///  - `EINVAL`: a side answers none.
 pub(super) fn check_reads(ours: &QueuePairEndpoint, theirs: &QueuePairEndpoint) -> Result<()> {
     if theirs.credit_word().is_none() {
         return Ok(());
@@ -144,8 +144,9 @@ pub(super) fn check_reads(ours: &QueuePairEndpoint, theirs: &QueuePairEndpoint) 
     Ok(())
 }
 
-/// A count as it is in memory, in network order. The upper half is the complement of the lower one, so that a
-/// word that was read while it was written, or holds something else, is not taken for a count.
+/// A count as it is in memory, in network order. The upper half is the complement of the lower one. So a word that
+/// was read
+/// during a write, or holds something else, does not pass for a count.
 fn encode(count: u32) -> u64 {
     (u64::from(!count) << 32 | u64::from(count)).to_be()
 }
@@ -156,30 +157,30 @@ fn decode(word: u64) -> Option<u32> {
     (complement == !count).then_some(count)
 }
 
-/// The state of both directions. Counts begin at 0 with each connection, and wrap around.
+/// The state of both directions. Counts begin with 0 on each connection and wrap around.
 #[derive(Debug)]
 pub(super) struct Credits {
     words: CreditWords,
     clock: Clock,
-    /// The peer's word, if it is known.
+    /// The peer's word, if known.
     peer: Cell<Option<RemoteMemoryRegion>>,
-    /// The receives that we have posted.
+    /// The number of receives that we have posted.
     posted: Cell<u32>,
-    /// The messages that we have sent.
+    /// The number of messages that we have sent.
     sent: Cell<u32>,
-    /// The receives that the peer has posted, as far as we know.
+    /// The number of receives that the peer has posted, by its last answer.
     granted: Cell<u32>,
-    /// The most credits that there were at a time.
+    /// The most credits so far at one time.
     most: Cell<u32>,
-    /// The number of the last read of the peer's word.
+    /// The number of the last credit read.
     number: Cell<u64>,
-    /// Whether the device has it.
+    /// Whether that read is in flight.
     reading: Cell<bool>,
     /// How many reads in a row have found nothing new.
     vain: Cell<u32>,
     /// When the peer may be asked again.
     ask_at: Cell<Option<Instant>>,
-    /// A read has failed, and with it the connection.
+    /// Set when a read has failed, and the connection with it.
     failed: Cell<Option<WorkError>>,
 }
 
@@ -206,19 +207,19 @@ impl Credits {
     }
 
     fn publish(&self, word: u64) {
-        // SAFETY: the caller of `Core::new` vouches for the memory.
+        // SAFETY: the caller of `Core::new` guarantees that the words are valid.
         unsafe { &*self.words.count }.store(word, Ordering::Release);
     }
 
-    /// Begins to count the receives of a connection.
+    /// Begins to count, for a new connection.
     pub(super) fn open(&self) {
         self.close();
         self.publish(encode(0));
     }
 
-    /// Ends the counting: the queue pair was reset or destroyed.
+    /// Stops counting, after the queue pair was reset or destroyed.
     pub(super) fn close(&self) {
-        // Not a count.
+        // 0 is not a count.
         self.publish(0);
         self.posted.set(0);
         self.sent.set(0);
@@ -229,25 +230,25 @@ impl Credits {
         self.failed.set(None);
     }
 
-    /// There is no peer any more.
     pub(super) fn forget_peer(&self) {
         self.peer.set(None);
     }
 
-    /// The number of messages that may be sent. At most half of the range of the counters: more is not
-    /// possible, whatever a peer says.
+    /// The number of messages that may be sent. More than half of the counters' range is not possible and counts as
+    /// 0, whatever
+    /// the peer's word says.
     pub(super) fn available(&self) -> u32 {
         let available = self.granted.get().wrapping_sub(self.sent.get());
         if available > u32::MAX / 2 { 0 } else { available }
     }
 
-    /// Counts a receive that was posted.
+    /// Counts a posted receive.
     fn count_receive(&self) {
         self.posted.set(self.posted.get().wrapping_add(1));
         self.publish(encode(self.posted.get()));
     }
 
-    /// Decides when the peer may be asked again.
+    /// Sets when the peer may be asked again.
     fn note_answer(&self, has_news: bool) {
         let vain = if has_news { 0 } else { self.vain.get().saturating_add(1) };
         self.vain.set(vain);
@@ -256,7 +257,7 @@ impl Credits {
         }));
     }
 
-    /// How long to wait until the peer may be asked again. Virtual time passes by itself until then.
+    /// How long until the peer may be asked again. Virtual time passes by itself until then.
     fn pause(&self) -> Option<Duration> {
         if self.reading.get() {
             return None;
@@ -284,7 +285,7 @@ mod tests {
         assert_eq!(decode(0), None);
         assert_eq!(decode(u64::MAX), None);
         assert_eq!(encode(0x0102_0304).to_ne_bytes(), [0xfe, 0xfd, 0xfc, 0xfb, 1, 2, 3, 4]);
-        // Read while it changes from one count to the next, byte after byte, from either end.
+        // Words read during a change from one count to the next, byte by byte from either end.
         for (old, new) in [(0, 1), (255, 256), (0xffff, 0x1_0000), (u32::MAX, 0), (41, 42)] {
             let (old_word, new_word) = (encode(old).to_ne_bytes(), encode(new).to_ne_bytes());
             for done in 0..=8 {

@@ -8,12 +8,13 @@ use super::super::operation::Target;
 use crate::ffi;
 use crate::operation::takes_receive;
 
-/// What a channel with flow control returns for a message without credit. No provider returns it.
+/// The value that [`post_send`] returns for a message without credit. No provider returns it.
 pub(in crate::channel) const NO_CREDIT: c_int = c_int::MIN;
 
 impl Core {
-    /// If the channel has flow control, it posts with functions that count, whose first argument is the core. So a channel
-    /// without flow control does not even check whether it has any.
+    /// Lets a channel with flow control post with functions that count and get the core as first argument. So a
+    /// channel without
+    /// flow control pays nothing.
     pub(in crate::channel) fn count_credits(self: &Arc<Self>) {
         if self.credits.is_some() {
             let this = Arc::as_ptr(self).cast_mut().cast();
@@ -22,28 +23,28 @@ impl Core {
     }
 }
 
-/// As `ibv_post_send`, for messages that all have a credit.
+/// As `ibv_post_send`, but returns [`NO_CREDIT`] if credit is short for the list, or a credit read has failed.
 ///
 /// # Safety
 ///
-/// `core` points to the core of a live queue pair, with flow control, and the rest is as for `ibv_post_send`.
+/// `core` points to the core of a live queue pair with flow control. The rest is as for `ibv_post_send`.
 unsafe extern "C" fn post_send(
     core: *mut ffi::ibv_qp,
     request: *mut ffi::ibv_send_wr,
     refused: *mut *mut ffi::ibv_send_wr,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: `core` points to a core, by the caller's contract.
     let core = unsafe { &*core.cast_const().cast::<Core>() };
-    // SAFETY: as above.
+    // SAFETY: the list is well-formed, by the caller's contract.
     let messages = unsafe { messages(request) };
     let credits = core.credits.as_deref().filter(|_| messages > 0);
     if credits
         .is_some_and(|credits| credits.available() < messages || credits.failed.get().is_some())
     {
-        // `refused` stays as it is: what is left there would be taken for the provider's answer to a later request.
+        // Leave `refused` as it is: a value here would be taken for the provider's answer to a later request.
         return NO_CREDIT;
     }
-    // SAFETY: the caller vouches for everything.
+    // SAFETY: the queue pair is live and the arguments are valid, by the caller's contract.
     let returned = unsafe { ffi::ibv_post_send(core.queue_pair, request, refused) };
     if let (Some(credits), 0) = (credits, returned) {
         core.use_credits(credits, messages);
@@ -51,7 +52,7 @@ unsafe extern "C" fn post_send(
     returned
 }
 
-/// How many requests of the list use up a receive of the peer.
+/// How many requests of the list each take a receive of the peer.
 ///
 /// # Safety
 ///
@@ -59,7 +60,7 @@ unsafe extern "C" fn post_send(
 unsafe fn messages(mut request: *const ffi::ibv_send_wr) -> u32 {
     let mut messages = 0;
     while !request.is_null() {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the list is well-formed, so this is a valid request.
         let (opcode, next) = unsafe { ((*request).opcode, (*request).next) };
         messages += u32::from(takes_receive(opcode));
         request = next;
@@ -77,9 +78,9 @@ unsafe extern "C" fn post_recv(
     request: *mut ffi::ibv_recv_wr,
     refused: *mut *mut ffi::ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: `core` points to a core, by the caller's contract.
     let core = unsafe { &*core.cast_const().cast::<Core>() };
-    // SAFETY: the caller vouches for everything.
+    // SAFETY: the queue pair is live and the arguments are valid, by the caller's contract.
     let returned = unsafe { ffi::ibv_post_recv(core.queue_pair, request, refused) };
     if let (Some(credits), 0) = (&core.credits, returned) {
         credits.count_receive();

@@ -1,16 +1,15 @@
 //! The table of outstanding operations.
 //!
-//! The table has a fixed size: one slot for each work request that fits into the send queue, and one
-//! for each that fits into the receive queue. A slot is taken when a request is posted and released
-//! after its owner has taken the result. So a free slot means that the queue pair and the completion
-//! queue have room for one more request. Behind them are two slots for operations of the channel itself, of which
-//! there is one at a time: they are never free, and are not counted as in use.
+//! It has one slot for each request that fits into the send or the receive queue. A post takes a slot, which is
+//! released
+//! when the owner has taken the result. So a free slot means that the queue and the completion queue have room for a
+//! request. Two more slots are for the channel's own operations: they are never free, and not counted as in use.
 //!
-//! The slots of each queue form a ring, and the next slot of the ring is tried first. Operations
-//! mostly end in the order in which they were posted, so if any slot is free, the next one usually is.
-//! If it is not, the others are searched.
+//! The slots of each queue form a ring. A post tries the next slot first: operations mostly end in the order in which
+//! they
+//! were posted, so if any slot is free, it is usually that one. If not, it searches the others.
 //!
-//! Everything is a [`Cell`]: one thread at a time uses the table.
+//! All fields are [`Cell`]s: one thread at a time uses the table.
 
 mod connection;
 
@@ -27,42 +26,42 @@ const MAX_SLOTS: usize = 1 << 30;
 
 /// See the [module](self).
 pub(in crate::channel) struct InFlight {
-    /// Owned. First the slots for sends, then those for receives, then that of a blocking operation and that of the
-    /// read of credits. The one of the blocking operation is the next slot of a queue that has no slots, and of a
-    /// closed table.
+    /// Owned. In order: for sends, for receives, for the blocking operation, for the credit read. The slot of the
+    /// blocking
+    /// operation is also the next slot of a queue without slots, and of a closed table.
     slots: NonNull<Slot>,
-    /// Number of slots of both queues.
+    /// The number of slots of both queues.
     depth: u32,
-    /// Number of all slots, also of those of the channel itself: the second of these is that of the read of credits.
+    /// The number of all slots.
     all: u32,
-    /// Number of slots for sends.
+    /// The number of slots for sends.
     sends: u32,
     next_send: Cell<NonNull<Slot>>,
     next_receive: Cell<NonNull<Slot>>,
-    /// The number of slots in use: by operations in scopes, and by others.
+    /// The numbers of slots in use by operations in scopes, and by others.
     in_scope: Cell<u32>,
     others: Cell<u32>,
-    /// Which slots may be taken. All, from when the channel is connected until it is stopped.
+    /// Which slots may be taken.
     open: Cell<Open>,
-    /// The generations that the slots of the latest connection began with.
+    /// The first generations of the latest connection.
     begun: Cell<Generations>,
-    /// As above, or the generations of the next connection, if everything has ended without completions.
+    /// The same, or those of the next connection once all operations have ended without completions.
     generations: Cell<Generations>,
 }
 
-/// The slots that may be taken.
+/// Which slots may be taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Open {
     Nothing,
     Receives,
     Everything,
-    /// As `Everything`, but a blocking operation looks before it posts.
+    /// As `Everything`, but the channel takes shared receives.
     Sends,
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        // SAFETY: it came from a box, in `new`, and no reference into it outlives the table.
+        // SAFETY: `new` made it from a box of this length, and no reference into it outlives the table.
         drop(unsafe {
             Box::from_raw(std::ptr::slice_from_raw_parts_mut(
                 self.slots.as_ptr(),
@@ -72,11 +71,11 @@ impl Drop for InFlight {
     }
 }
 
-// SAFETY: the slots are owned, and nothing in them is tied to a thread.
+// SAFETY: the table owns the slots, and nothing in them is tied to a thread.
 unsafe impl Send for InFlight {}
 
 impl InFlight {
-    /// A closed table, of a channel with or without flow control.
+    /// A closed table.
     ///
     /// # Errors
     ///
@@ -114,28 +113,27 @@ impl InFlight {
     /// The slots of both queues.
     #[inline]
     pub(in crate::channel) fn slots(&self) -> &[Slot] {
-        // SAFETY: the slots live as long as the table, and are only reached by shared references.
+        // SAFETY: the slots live as long as the table, and are reached only by shared references.
         unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.depth as usize) }
     }
 
-    /// All slots, also those of the channel itself.
+    /// The slots of both queues, and the channel's own.
     #[inline]
     pub(in crate::channel) fn all_slots(&self) -> &[Slot] {
         // SAFETY: as in `slots`.
         unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.all as usize) }
     }
 
-    /// The slot of a blocking operation.
+    /// The slot of the blocking operation.
     pub(in crate::channel) fn blocking(&self) -> &Slot {
         &self.all_slots()[self.depth as usize]
     }
 
-    /// The slot of the read of the peer's credits, if the channel has flow control.
+    /// The slot of the credit read, if the channel has flow control.
     pub(in crate::channel) fn credit_read(&self) -> Option<&Slot> {
         self.all_slots().get(self.depth as usize + 1)
     }
 
-    /// The slots of one queue.
     pub(in crate::channel) fn of(&self, queue: Queue) -> &[Slot] {
         let (sends, receives) = self.slots().split_at(self.sends as usize);
         match queue {
@@ -144,55 +142,55 @@ impl InFlight {
         }
     }
 
-    /// The slot with this index, which is the lower half of a request's number.
+    /// The slot with this index, the lower half of a request's number.
     #[inline]
     pub(in crate::channel) fn slot(&self, index: usize) -> Option<&Slot> {
         self.slots().get(index)
     }
 
-    /// The slot of the request with this number, unless the request has ended and its slot is free since.
+    /// The slot whose latest request has this number.
     #[inline]
     pub(in crate::channel) fn slot_of(&self, wr_id: u64) -> Option<&Slot> {
         let slot = self.all_slots().get(wr_id as u32 as usize)?;
         (slot.wr_id() == wr_id).then_some(slot)
     }
 
-    /// A pointer to a slot, for as long as the table lives.
+    /// A pointer to a slot, valid as long as the table.
     fn pointer(&self, index: usize) -> NonNull<Slot> {
         assert!(index < self.all_slots().len());
-        // SAFETY: the index is that of a slot.
+        // SAFETY: the index is that of a slot, as asserted.
         unsafe { self.slots.add(index) }
     }
 
-    /// Whether there is a slot that is not free.
+    /// Whether any slot is in use.
     #[inline]
     pub(in crate::channel) fn any_in_use(&self) -> bool {
         self.in_scope.get() | self.others.get() != 0
     }
 
-    /// Whether there is a slot of an operation in a scope that is not free.
+    /// Whether an operation of a scope is in the table.
     #[inline]
     pub(in crate::channel) fn any_in_scope(&self) -> bool {
         self.in_scope.get() != 0
     }
 
-    /// Whether one operation of a scope is in the table.
+    /// Whether exactly one operation of a scope is in the table.
     pub(in crate::channel) fn has_one_in_scope(&self) -> bool {
         self.in_scope.get() == 1
     }
 
-    /// The number of slots that are not free.
+    /// The number of slots in use.
     pub(in crate::channel) fn in_use(&self) -> u32 {
         self.in_scope.get() + self.others.get()
     }
 
-    /// The count that the slots of this owner's operations are in.
+    /// The count of slots in use by this owner's kind.
     #[inline]
     fn count_of(&self, owner: Owner) -> &Cell<u32> {
         if matches!(owner, Owner::Scope | Owner::Lent) { &self.in_scope } else { &self.others }
     }
 
-    /// Whether there is room for one more request.
+    /// Whether one more request fits.
     pub(in crate::channel) fn has_room(&self, queue: Queue) -> bool {
         self.free_slot(queue).is_some()
     }
@@ -205,18 +203,18 @@ impl InFlight {
         }
     }
 
-    /// A free slot for a request that is about to be posted, if there is one.
+    /// A free slot for the next post.
     #[inline]
     pub(in crate::channel) fn free_slot(&self, queue: Queue) -> Option<&Slot> {
-        // SAFETY: it points to a slot of this table, as every value that is stored there does.
+        // SAFETY: the cell always points to a slot of this table.
         let slot = unsafe { self.next(queue).get().as_ref() };
         if slot.state() == State::Free { Some(slot) } else { self.search(queue) }
     }
 
-    /// Takes a [free slot](Self::free_slot) of this queue for a request that was posted.
+    /// Takes a [free slot](Self::free_slot) for a request that was posted.
     ///
-    /// Called after the post, because the compiler then knows the state, and need not load it when the handle is
-    /// dropped at once.
+    /// Call it after the post: then the compiler knows the state, and need not load it when the handle is dropped at
+    /// once.
     #[inline]
     pub(in crate::channel) fn take(&self, queue: Queue, slot: &Slot, owner: Owner) {
         self.next(queue).set(slot.next.get());
@@ -225,7 +223,7 @@ impl InFlight {
         slot.set_state(State::InFlight(owner));
     }
 
-    /// Searches for a free slot, when the next one of the ring is in use.
+    /// Searches for a free slot, after the ring's next one was found in use.
     #[inline(never)]
     fn search(&self, queue: Queue) -> Option<&Slot> {
         match (self.open.get(), queue) {
@@ -235,15 +233,14 @@ impl InFlight {
         self.free_places(queue).next()
     }
 
-    /// Frees a slot whose result was taken, or whose request was not posted: not that of a window.
+    /// Frees a slot after its result was taken or its request was refused. Not for windows.
     pub(in crate::channel) fn release(&self, slot: &Slot) {
         if let Some(owner) = slot.state().owner() {
             self.release_of(slot, owner);
         }
     }
 
-    /// As [`release`](Self::release), for a slot that is not free. The operation is of this owner, or neither is in a
-    /// scope.
+    /// As [`release`](Self::release), for a slot in use. If the operation or `owner` is of a scope, both are.
     #[inline]
     pub(in crate::channel) fn release_of(&self, slot: &Slot, owner: Owner) {
         slot.free();
@@ -257,25 +254,25 @@ impl InFlight {
         self.in_scope.set(self.in_scope.get() + 1);
     }
 
-    /// Called after a window took the slots up to this one: moves on in the ring.
+    /// Moves on in the ring, after a window has taken the slots up to this one.
     #[inline]
     pub(in crate::channel) fn set_next_send(&self, last: &Slot) {
         self.next_send.set(last.next.get());
     }
 
-    /// Counts this number of slots of operations in a scope as [free](Slot::free).
+    /// Uncounts slots of a scope's operations that were [freed](Slot::free).
     #[inline]
     pub(in crate::channel) fn count_released_in_scope(&self, slots: usize) {
         self.in_scope.set(self.in_scope.get().wrapping_sub(slots as u32));
     }
 
-    /// The number of requests that the device has, without the read of credits.
+    /// The number of requests that the device has, without the credit read.
     pub(in crate::channel) fn outstanding(&self) -> u32 {
         let slots = self.slots().iter().chain([self.blocking()]);
         slots.map(|slot| u32::from(slot.state().is_outstanding())).sum()
     }
 
-    /// The number of requests on the send queue that the device has.
+    /// The number of requests that the device has on the send queue.
     pub(in crate::channel) fn outstanding_sends(&self) -> u32 {
         let sends = self.of(Queue::Send).iter();
         sends.map(|slot| u32::from(slot.state().is_outstanding())).sum()
@@ -330,7 +327,7 @@ pub(in crate::channel) mod tests {
         for _ in 0..4 {
             take(&table, Queue::Send);
         }
-        // Out of order: the next one, 0, is taken.
+        // Out of order: the ring's next slot, 0, is in use.
         for free in [2, 1, 3, 0, 2] {
             release(&table, free);
             assert!(table.has_room(Queue::Send));
@@ -349,7 +346,7 @@ pub(in crate::channel) mod tests {
         assert_eq!(take(&opened(0, 0), Queue::Send), None);
     }
 
-    /// The end of a scope waits for the scope's own operations only.
+    /// The end of a scope waits only for the scope's own operations.
     #[test]
     fn operations_of_scopes_are_counted_apart() {
         let table = opened(2, 0);
