@@ -71,8 +71,8 @@ impl Core {
         request.wr.rdma = rdma(&remote);
         let mut refused = ptr::null_mut();
         // SAFETY: the queue pair is live: a caller has found the table open, or is one of its posts. The list is one
-        // well-formed
-        // request. The caller of `Core::new` guarantees the memory, which is read only when no read is in flight.
+        // well-formed request. The caller of `Core::new` guarantees the memory, which is read only when no read is in
+        // flight.
         let returned =
             unsafe { ffi::ibv_post_send(self.queue_pair, &raw mut request, &raw mut refused) };
         // If the verb names no refused request, the device may have it: see `Templates::may_be_posted`.
@@ -115,8 +115,7 @@ impl Core {
     }
 
     /// Waits for a blocking operation's credit. A deadline or a cancellation does not stop the channel, since nothing
-    /// was
-    /// posted.
+    /// was posted.
     #[cold]
     #[inline(never)]
     pub(in crate::channel) fn wait_for_blocking_credit(
@@ -254,13 +253,11 @@ impl Core {
 ///
 /// For a channel that was built with [`flow_control`](crate::ChannelBuilder::flow_control).
 impl Channel<'_> {
-    /// The number of messages that may be sent before the channel asks the peer again: receives of the peer known to
-    /// be free.
-    /// `None`: the channel has no flow control.
+    /// The number of messages that may be sent before the channel asks the peer again: receives of the peer known to be
+    /// free. `None`: the channel has no flow control.
     ///
     /// It begins with 0. A send or [`wait_for_credit`](Self::wait_for_credit) asks the peer, and polling for
-    /// completions sees
-    /// the answer.
+    /// completions sees the answer.
     pub fn credits(&self) -> Option<u32> {
         self.core().available_credits()
     }
@@ -282,8 +279,7 @@ impl Channel<'_> {
     ///  - [`Verbs`](TransportError::Verbs), [`UnknownCompletion`](TransportError::UnknownCompletion): polling or
     ///    posting failed.
     ///  - [`Cancelled`](TransportError::Cancelled): a [`CancelHandle`](crate::channel::CancelHandle) ended the wait.
-    ///    The channel
-    ///    goes on.
+    ///    The channel goes on.
     ///  - [`Stopped`](TransportError::Stopped), [`Closed`](TransportError::Closed): the channel is stopped.
     pub fn wait_for_credit(&mut self) -> TransportResult<()> {
         self.core().wait_for_credit(None)

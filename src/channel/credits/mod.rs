@@ -1,13 +1,12 @@
 //! Flow control: a channel sends only what the peer has posted receives for.
 //!
-//! Each side counts the receives that it posts on a connection, in a word of memory that the peer may read. Credits are
-//! this count less the messages sent. When they run low, the sender reads the word again by an RDMA read, the credit read;
-//! [`Core::take_credits`] handles its completion. So the receiver only counts, and need not announce anything. The sender
-//! waits for a completion as for everything else, so it can sleep.
+//! Each side counts the receives that it posts on a connection, in a word of memory that the peer may read. Credits
+//! are this count less the messages sent. When they run low, the sender reads the word again by an RDMA read, the
+//! credit read, whose completion [`Core::take_credits`] handles. So the receiver only counts, and need not announce
+//! anything. The sender waits for a completion as for everything else, so it can sleep.
 //!
 //! The peer's word is not trusted. Whatever it holds, the worst is a message without a receive, as without flow
-//! control, or
-//! no message at all.
+//! control, or no message at all.
 
 mod ask;
 mod post;
@@ -31,8 +30,7 @@ pub(super) use post::NO_CREDIT;
 pub(super) const OWN_SENDS: u32 = 1;
 
 /// Indices of words in the region: the count that the peer reads, and the answer read from the peer. They are on
-/// different
-/// cache lines.
+/// different cache lines.
 const COUNT: usize = 0;
 const ANSWER: usize = 8;
 const WORDS: usize = 16;
@@ -144,9 +142,8 @@ pub(super) fn check_reads(ours: &QueuePairEndpoint, theirs: &QueuePairEndpoint) 
     Ok(())
 }
 
-/// A count as it is in memory, in network order. The upper half is the complement of the lower one. So a word that
-/// was read
-/// during a write, or holds something else, does not pass for a count.
+/// A count as it is in memory, in network order. The upper half is the complement of the lower one. So a word that was
+/// read during a write, or holds something else, does not pass for a count.
 fn encode(count: u32) -> u64 {
     (u64::from(!count) << 32 | u64::from(count)).to_be()
 }
@@ -234,9 +231,8 @@ impl Credits {
         self.peer.set(None);
     }
 
-    /// The number of messages that may be sent. More than half of the counters' range is not possible and counts as
-    /// 0, whatever
-    /// the peer's word says.
+    /// The number of messages that may be sent. More than half of the counters' range is not possible and counts as 0,
+    /// whatever the peer's word says.
     pub(super) fn available(&self) -> u32 {
         let available = self.granted.get().wrapping_sub(self.sent.get());
         if available > u32::MAX / 2 { 0 } else { available }

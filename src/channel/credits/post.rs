@@ -12,9 +12,8 @@ use crate::operation::takes_receive;
 pub(in crate::channel) const NO_CREDIT: c_int = c_int::MIN;
 
 impl Core {
-    /// Lets a channel with flow control post with functions that count and get the core as first argument. So a
-    /// channel without
-    /// flow control pays nothing.
+    /// Lets a channel with flow control post with functions that count and get the core as first argument. So a channel
+    /// without flow control pays nothing.
     pub(in crate::channel) fn count_credits(self: &Arc<Self>) {
         if self.credits.is_some() {
             let this = Arc::as_ptr(self).cast_mut().cast();

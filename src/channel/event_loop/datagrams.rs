@@ -21,14 +21,12 @@ use crate::state_error::StateError;
 
 impl<'res, B> Loop<'res, B> {
     /// `ibv_create_qp`, `ibv_modify_qp`: adds a datagram end. It takes [room](Self::capacity) and has an id as a
-    /// channel does, and
-    /// is [removed](Self::remove) in the same way.
+    /// channel does, and is [removed](Self::remove) in the same way.
     ///
     /// [Post](Self::post) its receives as on a channel, each with 40 bytes more than the message: see
     /// [`DatagramBuffer`](crate::pool::DatagramBuffer). Send by [`send_to`](Self::send_to). Any datagram may be lost;
-    /// one that
-    /// finds no receive, or has another Q_Key, always is. After a send or receive has failed, remove the end and add
-    /// another.
+    /// one that finds no receive, or has another Q_Key, always is. After a send or receive has failed, remove the end
+    /// and add another.
     ///
     /// # Errors
     ///
@@ -56,11 +54,9 @@ impl<'res, B> Loop<'res, B> {
         Ok(id)
     }
 
-    /// `ibv_post_send`: sends a datagram of at most the port's MTU, and keeps its buffer as [`post`](Self::post)
-    /// does. The first
-    /// send to a path makes its address handle, for which the kernel may look up the peer's MAC address on RoCE. The
-    /// handle is
-    /// kept ([`address_handles`](DatagramsBuilder::address_handles)).
+    /// `ibv_post_send`: sends a datagram of at most the port's MTU, and keeps its buffer as [`post`](Self::post) does.
+    /// The first send to a path makes its address handle, for which the kernel may look up the peer's MAC address on
+    /// RoCE. The handle is kept ([`address_handles`](DatagramsBuilder::address_handles)).
     ///
     /// The send ends when the datagram is on its way. Nothing tells whether it arrives.
     ///
@@ -70,8 +66,7 @@ impl<'res, B> Loop<'res, B> {
     ///
     ///  - [`Closed`](TransportError::Closed): the loop has no such datagram end (any more).
     ///  - [`Verbs`](TransportError::Verbs): those of [`AddressHandle::new`]; `EINVAL`: the message is longer than the
-    ///    MTU, or
-    ///    the path goes through another port.
+    ///    MTU, or the path goes through another port.
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_create_ah")]
     pub fn send_to<M: IntoSend>(
@@ -171,9 +166,8 @@ impl<'res, B> Loop<'res, B> {
         end.map(|end| &*end.at).ok_or_else(|| Error::invalid(verb, reason))
     }
 
-    /// The destination of a peer's datagram end, from the [endpoint](Self::endpoint) that the peer has sent. Its
-    /// Q_Key is that of
-    /// this end: change the field if the peer's differs.
+    /// The destination of a peer's datagram end, from the [endpoint](Self::endpoint) that the peer has sent. Its Q_Key
+    /// is that of this end: change the field if the peer's differs.
     ///
     /// # Errors
     ///
@@ -189,10 +183,8 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// The sender of a datagram, as the destination of an answer. `success` is the completion of the receive, and
-    /// `header` what
-    /// the [buffer](crate::pool::DatagramBuffer::header) has in front of the message. The Q_Key is that of this end:
-    /// a datagram
-    /// does not carry its sender's.
+    /// `header` what the [buffer](crate::pool::DatagramBuffer::header) has in front of the message. The Q_Key is that
+    /// of this end: a datagram does not carry its sender's.
     ///
     /// # Errors
     ///
@@ -210,8 +202,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// The destination of a multicast group, from its IP address, on RoCE. Sending to a group needs no
-    /// [join](Self::join). On
-    /// InfiniBand, use `MulticastMembership` of feature `rdmacm`, which joins the group.
+    /// [join](Self::join). On InfiniBand, use `MulticastMembership` of feature `rdmacm`, which joins the group.
     ///
     /// # Errors
     ///

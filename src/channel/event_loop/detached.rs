@@ -60,9 +60,8 @@ impl Detached<'_> {
         })
     }
 
-    /// `ibv_modify_qp`, `ibv_create_qp`: makes it ready for another connection, with another queue pair. Returns
-    /// false if that
-    /// failed: the next attempt to connect tries it again.
+    /// `ibv_modify_qp`, `ibv_create_qp`: makes it ready for another connection, with another queue pair. Returns false
+    /// if that failed: the next attempt to connect tries it again.
     pub(crate) fn reset(&mut self) -> bool {
         let link = self.channel.link_mut();
         let _ = link.reset();
@@ -89,8 +88,7 @@ impl Detached<'_> {
 }
 
 /// Takes one step towards a connection. Also returns whether this attempt, or an earlier one, ended the requests that
-/// were
-/// posted before.
+/// were posted before.
 pub(super) fn step<'res>(
     link: &mut Link<'res>,
     step: impl FnOnce(&mut Link<'res>) -> Result<()>,
@@ -104,8 +102,7 @@ pub(super) fn step<'res>(
 impl Doomed<'_> {
     /// `ibv_modify_qp`: takes the queue pair to ERR, where it takes no more shared receives. If this returns true,
     /// [take](Loop::take_completions) its messages before you destroy it: a provider may drop completions of a
-    /// destroyed queue
-    /// pair.
+    /// destroyed queue pair.
     pub(crate) fn stop_sharing(&self) -> bool {
         self.shares && self.link.core.modify(ffi::ibv_qp_state::IBV_QPS_ERR).is_ok()
     }
@@ -180,8 +177,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// Takes a channel out for verbs that change only the queue pair's state. Its operations go on meanwhile. `None`:
-    /// it is out
-    /// already, or was removed.
+    /// it is out already, or was removed.
     pub(crate) fn borrow_out(&mut self, channel: ChannelId) -> Option<Detached<'res>> {
         self.table.entry(channel)?;
         let link = self.members.links[channel.index()].take()?;
@@ -189,8 +185,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// Refuses further posts with `error`, wakes all tasks that wait, and takes the channel out so that the caller
-    /// resets it.
-    /// `None`: it is out already, or was removed.
+    /// resets it. `None`: it is out already, or was removed.
     pub(crate) fn close(
         &mut self,
         channel: ChannelId,
@@ -226,8 +221,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// Follows [`close`](Self::close). With `is_reset`, operations in flight end now; otherwise when the channel is
-    /// removed.
-    /// Wakes its tasks.
+    /// removed. Wakes its tasks.
     pub(crate) fn end_closed(&mut self, channel: ChannelId, is_reset: bool) {
         let slots = self.table.entries[channel.index()].slots();
         if is_reset {
@@ -238,9 +232,8 @@ impl<'res, B> Loop<'res, B> {
         outcomes.iter_mut().for_each(|outcome| deferred.wake(&mut outcome.waker));
     }
 
-    /// Takes a channel out for good. Its id no longer names a channel; its slots stay until
-    /// [`discard`](Self::discard). `None`:
-    /// it is out at the moment, and `give_back` will return it.
+    /// Takes a channel out for good. Its id no longer names a channel; its slots stay until [`discard`](Self::discard).
+    /// `None`: it is out at the moment, and `give_back` will return it.
     pub(crate) fn detach(&mut self, channel: ChannelId) -> Option<Doomed<'res>> {
         match self.members.links[channel.index()].take() {
             Some(link) => Some(self.doom(channel.index(), link)),

@@ -9,8 +9,7 @@ use crate::debug::debug;
 use crate::ffi;
 
 /// Names a channel of a [`Loop`](crate::Loop). After the channel was removed it names none, even if another channel
-/// takes
-/// the place. Other loops do not know the id: each numbers its channels from another value on.
+/// takes the place. Other loops do not know the id: each numbers its channels from another value on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ChannelId {
     pub(super) index: u32,
@@ -18,9 +17,8 @@ pub struct ChannelId {
 }
 
 impl ChannelId {
-    /// An index for the program's own tables, less than the largest number of channels that the loop had at one time.
-    /// A removed
-    /// channel's index is used again.
+    /// An index for the program's own tables, less than the largest number of channels that the loop had at one time. A
+    /// removed channel's index is used again.
     pub fn index(self) -> usize {
         self.index as usize
     }
@@ -46,11 +44,9 @@ impl<B> Ended<B> {
     ///
     ///  - [`Work`](TransportError::Work): it failed. All later ones of the channel then fail too.
     ///  - [`Closed`](TransportError::Closed): the channel was removed before the completion was polled. The operation
-    ///    may have
-    ///    been carried out.
+    ///    may have been carried out.
     ///  - [`Stopped`](TransportError::Stopped): a [window](crate::Loop::post_window) or a handshake failed, so it was
-    ///    not posted
-    ///    or was ended by force.
+    ///    not posted or was ended by force.
     #[inline(always)]
     pub fn result(&self) -> TransportResult<WorkSuccess> {
         match self.failed.0 {
@@ -59,17 +55,15 @@ impl<B> Ended<B> {
         }
     }
 
-    /// For a [window](crate::Loop::post_window) that has failed: the first request that failed, counted from 0.
-    /// `None` if that
-    /// is the last one.
+    /// For a [window](crate::Loop::post_window) that has failed: the first request that failed, counted from 0. `None`
+    /// if that is the last one.
     pub fn request(&self) -> Option<usize> {
         member(self.completion.wr_id).map(|member| member.position)
     }
 }
 
 /// The result of a completion: 0 for success; otherwise its status, and the vendor's error in the upper half. It is a
-/// copy:
-/// code that reads it from the completion makes the compiler keep the completion in memory.
+/// copy: code that reads it from the completion makes the compiler keep the completion in memory.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) struct Failed(u64);
 

@@ -1,10 +1,8 @@
 //! How the operations of a channel end when the channel ends, and its receives after the connection has failed.
 //!
-//! The device flushes what it has. Soft-RoCE looks at its receives only when something else happens on the queue
-//! pair, so a
-//! receive that is posted after the failure would stay there. Therefore the loop does not post it, and takes the
-//! queue pair
-//! to ERR to have earlier receives flushed.
+//! The device flushes what it has. Soft-RoCE looks at its receives only when something else happens on the queue pair,
+//! so a receive that is posted after the failure would stay there. Therefore the loop does not post it, and takes the
+//! queue pair to ERR to have earlier receives flushed.
 
 use std::ops::Range;
 use std::thread;
@@ -28,9 +26,8 @@ impl<B> Table<B> {
         slots.iter().filter(|slot| slot.state.is_in_flight()).count()
     }
 
-    /// Takes a queue pair to ERR, and polls until the device has flushed all operations in `slots`. Call it before
-    /// the queue
-    /// pair is destroyed: a provider may drop the completions of a destroyed one.
+    /// Takes a queue pair to ERR, and polls until the device has flushed all operations in `slots`. Call it before the
+    /// queue pair is destroyed: a provider may drop the completions of a destroyed one.
     pub(super) fn flush(&mut self, core: &Core, slots: Range<u32>, capacity: u32) {
         // Polled completions come first. An unknown one ends nothing.
         let _ = self.settle_polled();

@@ -26,12 +26,10 @@ impl<B> Loop<'_, B> {
     }
 
     /// A channel that may send again after [`NoCredit`](TransportError::NoCredit). It has credit for all messages of
-    /// that post;
-    /// or its peer could not be asked, and the next post reports why. Each channel is returned once.
+    /// that post; or its peer could not be asked, and the next post reports why. Each channel is returned once.
     ///
-    /// Polling sees the peer's answer, so call this after [`next_ended`](Self::next_ended) has returned `None`. A
-    /// peer that had
-    /// no new receives is asked again after a [pause](Self::credit_pause).
+    /// Polling sees the peer's answer, so call this after [`next_ended`](Self::next_ended) has returned `None`. A peer
+    /// that had no new receives is asked again after a [pause](Self::credit_pause).
     pub fn next_credited(&mut self) -> Option<ChannelId> {
         let channel = self.table.credited()?;
         self.table.forget_credit(channel);
@@ -39,16 +37,14 @@ impl<B> Loop<'_, B> {
     }
 
     /// The longest time to sleep before the next call of [`next_credited`](Self::next_credited), which asks peers
-    /// again. `None`:
-    /// no pause is running, and a peer's answer makes the descriptor readable.
+    /// again. `None`: no pause is running, and a peer's answer makes the descriptor readable.
     pub fn credit_pause(&self) -> Option<Duration> {
         self.table.credit_pause()
     }
 
     /// `ibv_post_send`: writes 0 bytes to the peer if no send, write, read or atomic of the channel is in flight: see
-    /// [`Channel::keep_alive`](crate::Channel::keep_alive). If the peer is gone, everything in flight ends with
-    /// errors, and the
-    /// next call reports it.
+    /// [`Channel::keep_alive`](crate::Channel::keep_alive). If the peer is gone, everything in flight ends with errors,
+    /// and the next call reports it.
     ///
     /// # Errors
     ///
@@ -99,8 +95,7 @@ impl<B> Loop<'_, B> {
         let slot = &mut table.slots[index as usize];
         slot.number = slot.number.wrapping_add(ONE);
         // SAFETY: as in `post_as`: the channel was not removed, so its queue pair is live, and the loop owns the
-        // prepared requests.
-        // The write has no buffer.
+        // prepared requests. The write has no buffer.
         let returned = unsafe {
             operation.post(entry.target, table.prepared.as_ptr(), slot.number, list.as_mut())
         };
@@ -164,9 +159,8 @@ impl<B> Table<B> {
     }
 
     /// Whether a wait until `until` must return to its caller. Either a channel has credit; or a pause runs of which
-    /// the wait
-    /// does not know (it passes `any_pause`); or the deadline has passed, which a wait that always finds answers does
-    /// not see.
+    /// the wait does not know (it passes `any_pause`); or the deadline has passed, which a wait that always finds
+    /// answers does not see.
     pub(super) fn must_wait_end(&mut self, any_pause: bool, until: Instant) -> bool {
         self.lacking.any()
             && (self.credited().is_some()

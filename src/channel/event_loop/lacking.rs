@@ -5,9 +5,8 @@ use std::collections::{BinaryHeap, TryReserveError, VecDeque};
 use std::mem;
 use std::time::Instant;
 
-/// The channels that lack credit. Looking at one, which may ask its peer, is useful only after the peer has answered
-/// or a
-/// pause is over. The table tracks these two events, so its cost does not grow with the number of channels that wait.
+/// The channels that lack credit. Looking at one, which may ask its peer, is useful only after the peer has answered or
+/// a pause is over. The table tracks these two events, so its cost does not grow with the number of channels that wait.
 #[derive(Default)]
 pub(super) struct Lacking {
     count: usize,

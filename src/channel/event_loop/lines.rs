@@ -43,8 +43,7 @@ impl<B> Loop<'_, B> {
     }
 
     /// Removes a place from its line. The caller drops the returned waker while the loop is not borrowed. If the task
-    /// was woken
-    /// to take something, the caller [wakes the next](Self::wake_line).
+    /// was woken to take something, the caller [wakes the next](Self::wake_line).
     pub(crate) fn leave_line(
         &mut self,
         channel: ChannelId,
@@ -119,9 +118,8 @@ impl<B> Table<B> {
     }
 }
 
-/// Wakes the first task from this place on that was not woken yet. A task that was woken may never come: its future
-/// may be
-/// forgotten.
+/// Wakes the first task from this place on that was not woken yet. A task that was woken may never come: its future may
+/// be forgotten.
 #[cold]
 #[inline(never)]
 pub(super) fn wake_next(waiters: &mut Waiters, deferred: &mut Deferred, mut place: u32) {

@@ -120,8 +120,7 @@ impl<'res, B> Loop<'res, B> {
     /// # Errors
     ///
     ///  - `EINVAL`: the loop has no such channel (any more), it is connected already, it is [taken
-    ///    out](Self::take_out), or the
-    ///    id is of shared receives.
+    ///    out](Self::take_out), or the id is of shared receives.
     ///  - Those of [`PreparedQueuePair::handshake`](crate::PreparedQueuePair::handshake). What was posted ends with
     ///    [`Stopped`](TransportError::Stopped), and the handshake can be tried again.
     #[doc(alias = "ibv_modify_qp")]
@@ -172,8 +171,8 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// `ibv_modify_qp`, `ibv_destroy_qp`: ends all operations of a channel and destroys it.
-    /// [`next_ended`](Self::next_ended)
-    /// still returns these operations, with their completions or with [`Closed`](TransportError::Closed).
+    /// [`next_ended`](Self::next_ended) still returns these operations, with their completions or with
+    /// [`Closed`](TransportError::Closed).
     ///
     /// While operations are in flight, it polls until the device has flushed them, at most for the channel's
     /// [`settle_timeout`](crate::ChannelBuilder::settle_timeout).
@@ -183,9 +182,8 @@ impl<'res, B> Loop<'res, B> {
     ///  - `EINVAL`: the loop has no such channel (any more), or it was [taken out](Self::take_out).
     ///  - `EBUSY`: these are [shared receives](Self::add_shared_receives) that a channel or a builder uses.
     ///  - The provider's errno value. The channel is then
-    ///    [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with everything that it was made from
-    ///    and the buffers of
-    ///    its operations in flight. Those never end, and the room is not given back.
+    ///    [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with everything that it was made from and
+    ///    the buffers of its operations in flight. Those never end, and the room is not given back.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn remove(&mut self, channel: ChannelId) -> Result<()> {
         const VERB: &str = "ibv_destroy_qp";
@@ -216,8 +214,8 @@ impl<'res, B> Loop<'res, B> {
         Error::invalid(verb, reason)
     }
 
-    /// Takes the queue pair to ERR, where the device ends all that is in flight. If that fails,
-    /// [removal](Self::remove) ends it.
+    /// Takes the queue pair to ERR, where the device ends all that is in flight. If that fails, [removal](Self::remove)
+    /// ends it.
     #[cold]
     pub(super) fn to_error(&self, channel: ChannelId) {
         if let Some(Some(link)) = self.members.links.get(channel.index()) {

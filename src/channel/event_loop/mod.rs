@@ -56,13 +56,11 @@ use crate::ffi;
 use crate::parent::Parent;
 
 /// Many channels on one thread, with one completion queue. Each operation that has ended comes back with its channel,
-/// its
-/// buffer and a number that the program chose.
+/// its buffer and a number that the program chose.
 ///
 /// It is the cheapest way to serve many peers. A loop has one owner (`&mut self`), so nothing is locked, counted or
 /// allocated per operation. A program with several threads has a loop on each. A loop may move to another thread; a
-/// channel
-/// stays in its loop.
+/// channel stays in its loop.
 ///
 /// `B` is the type of all buffers, such as [`PooledBuffer`](crate::PooledBuffer). For buffers of several types, use
 /// `Loop<AnyBuffer>`.
@@ -111,9 +109,8 @@ use crate::parent::Parent;
 /// # In an event loop
 ///
 /// The [descriptor](AsFd) becomes readable when an operation has ended. Before the program sleeps on it, it calls
-/// [`arm`](Self::arm), and then [`next_ended`](Self::next_ended) until that returns `None`. In this order no
-/// completion is
-/// missed, even if the descriptor is watched edge-triggered:
+/// [`arm`](Self::arm), and then [`next_ended`](Self::next_ended) until that returns `None`. In this order no completion
+/// is missed, even if the descriptor is watched edge-triggered:
 ///
 /// ```
 /// # use std::os::fd::{AsFd, BorrowedFd};
@@ -137,19 +134,15 @@ use crate::parent::Parent;
 /// # Under a protocol
 ///
 /// Build a protocol whose own calls are polled (`poll_read`, `poll_write`) or block on a loop: the futures of
-/// asynchronous
-/// channels borrow them. The protocol's threads and tasks share the loop behind a lock. They sleep with a
-/// [waiter](Self::waiter) or on the descriptor, and connect and destroy channels that are [taken
-/// out](Self::take_out).
+/// asynchronous channels borrow them. The protocol's threads and tasks share the loop behind a lock. They sleep with a
+/// [waiter](Self::waiter) or on the descriptor, and connect and destroy channels that are [taken out](Self::take_out).
 /// The crate `ibverbs-stream` is an example.
 ///
 /// # When it is dropped
 ///
 /// All channels are destroyed, and all buffers dropped. If a queue pair cannot be destroyed, the buffers that its
-/// device
-/// may use are [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with everything that it was made
-/// from.
-/// Forgetting a loop leaks everything.
+/// device may use are [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with everything that it was
+/// made from. Forgetting a loop leaks everything.
 pub struct Loop<'res, B> {
     table: Table<B>,
     members: Members<'res>,
@@ -158,9 +151,8 @@ pub struct Loop<'res, B> {
     wakes: u64,
 }
 
-// SAFETY: the loop alone owns everything in it, and libibverbs may be called on any thread. Buffers move along, so
-// `B` is
-// `Send`.
+// SAFETY: the loop alone owns everything in it, and libibverbs may be called on any thread. Buffers move along, so `B`
+// is `Send`.
 unsafe impl<B: Send> Send for Loop<'_, B> {}
 
 impl<'res, B> Loop<'res, B> {
@@ -181,8 +173,7 @@ impl<'res, B> Loop<'res, B> {
     /// # Errors
     ///
     ///  - `EINVAL`: the queue has no [channel of its own](crate::CompletionQueueBuilder::own_channel), or wakes for
-    ///    solicited
-    ///    completions only, which the sends of a channel do not raise.
+    ///    solicited completions only, which the sends of a channel do not raise.
     pub fn from_queue(queue: CompletionQueue<'res>) -> Result<Self> {
         queue.own_channel()?;
         let reason = "the completion queue wakes for solicited completions only";
@@ -202,8 +193,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// `ibv_poll_cq`: the next operation that has ended, or `None`. It never waits. The operations of a queue come in
-    /// the order
-    /// in which they were posted.
+    /// the order in which they were posted.
     ///
     /// # Errors
     ///
@@ -211,8 +201,7 @@ impl<'res, B> Loop<'res, B> {
     ///
     ///  - [`Verbs`](crate::TransportError::Verbs): polling failed.
     ///  - [`UnknownCompletion`](crate::TransportError::UnknownCompletion): a completion belongs to no operation. It
-    ///    ended
-    ///    nothing.
+    ///    ended nothing.
     #[doc(alias = "ibv_poll_cq")]
     #[inline(always)]
     pub fn next_ended(&mut self) -> TransportResult<Option<Ended<B>>> {
@@ -220,8 +209,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// As [`next_ended`](Self::next_ended), but sleeps until an operation has ended. Neither a signal nor a
-    /// [`LoopWaker`] ends
-    /// the wait. It reads the events of the [descriptor](AsFd).
+    /// [`LoopWaker`] ends the wait. It reads the events of the [descriptor](AsFd).
     ///
     /// # Errors
     ///
@@ -231,9 +219,8 @@ impl<'res, B> Loop<'res, B> {
         queue.sleep_until(None, || Ok(table.next_ended().transpose()))?
     }
 
-    /// As [`wait_ended`](Self::wait_ended), but returns `None` once the deadline has passed, a [`LoopWaker`] has
-    /// woken the loop
-    /// since the last such return, or [`next_credited`](Self::next_credited) has a channel.
+    /// As [`wait_ended`](Self::wait_ended), but returns `None` once the deadline has passed, a [`LoopWaker`] has woken
+    /// the loop since the last such return, or [`next_credited`](Self::next_credited) has a channel.
     ///
     /// # Errors
     ///
@@ -269,12 +256,10 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// `ibv_req_notify_cq`: the next completion makes the [descriptor](AsFd) readable. Earlier events are read, so it
-    /// is not
-    /// readable until then. This also reads a [`LoopWaker`]'s event: check afterwards what the wake was for.
+    /// is not readable until then. This also reads a [`LoopWaker`]'s event: check afterwards what the wake was for.
     ///
-    /// Completions that are there already raise no event: before sleeping, call [`next_ended`](Self::next_ended)
-    /// until it
-    /// returns `None`.
+    /// Completions that are there already raise no event: before sleeping, call [`next_ended`](Self::next_ended) until
+    /// it returns `None`.
     ///
     /// # Errors
     ///
@@ -284,11 +269,9 @@ impl<'res, B> Loop<'res, B> {
         self.queue.rearm_own()
     }
 
-    /// The number of operations that all channels together can have in flight, and how many of these are not
-    /// reserved. A channel
-    /// reserves [`max_send_wr`](ChannelBuilder::max_send_wr) and [`max_recv_wr`](ChannelBuilder::max_recv_wr) from
-    /// when it is
-    /// added until it is removed.
+    /// The number of operations that all channels together can have in flight, and how many of these are not reserved.
+    /// A channel reserves [`max_send_wr`](ChannelBuilder::max_send_wr) and [`max_recv_wr`](ChannelBuilder::max_recv_wr)
+    /// from when it is added until it is removed.
     pub fn capacity(&self) -> (u32, u32) {
         (self.queue.capacity(), self.members.room())
     }
@@ -302,8 +285,7 @@ impl<'res, B> Loop<'res, B> {
 
 impl<B> Loop<'_, B> {
     /// The completion queue's C object, valid as long as the loop. If the caller polls a completion, the loop never
-    /// sees it: its
-    /// operation ends when the channel is removed.
+    /// sees it: its operation ends when the channel is removed.
     pub fn as_raw(&self) -> *mut ffi::ibv_cq {
         self.queue.as_raw()
     }
@@ -311,8 +293,7 @@ impl<B> Loop<'_, B> {
 
 impl<B> AsFd for Loop<'_, B> {
     /// The file that is readable when there is an event, and sometimes without one. Only wait for it:
-    /// [`arm`](Self::arm) reads
-    /// from it. It stays the same for the life of the loop.
+    /// [`arm`](Self::arm) reads from it. It stays the same for the life of the loop.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.queue.ready_file().expect("checked when the loop was made")
     }

@@ -11,8 +11,7 @@ pub(super) struct Numbers {
 }
 
 /// Where the search for a number begins, in a table of this size. Devices number queue pairs in steps of 1 or another
-/// power
-/// of two; Fibonacci hashing spreads these evenly.
+/// power of two; Fibonacci hashing spreads these evenly.
 #[inline]
 fn start(number: u32, size: usize) -> usize {
     ((u64::from(number.wrapping_mul(0x9e37_79b1)) * size as u64) >> 32) as usize

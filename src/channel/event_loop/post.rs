@@ -18,8 +18,7 @@ use crate::ffi;
 use crate::memory::{GatherBuffer, keep};
 
 impl<B> Loop<'_, B> {
-    /// `ibv_post_send`, `ibv_post_recv`: posts any request on a channel, which then owns the request's buffer. When
-    /// the
+    /// `ibv_post_send`, `ibv_post_recv`: posts any request on a channel, which then owns the request's buffer. When the
     /// operation has ended, [`next_ended`](Self::next_ended) returns both the buffer and `token`, a number of your
     /// choice.
     ///
@@ -31,15 +30,12 @@ impl<B> Loop<'_, B> {
     /// With the buffer, if the device has not seen the request:
     ///
     ///  - [`QueueFull`](TransportError::QueueFull): the queue has as many operations as the channel was built for. An
-    ///    operation
-    ///    counts until `next_ended` has returned it.
-    ///  - [`NotConnected`](TransportError::NotConnected): before the [handshake](Self::handshake) only receives can
-    ///    be posted,
-    ///    and nothing while the channel is [taken out](Self::take_out).
-    ///  - [`NoCredit`](TransportError::NoCredit): the channel has [flow
-    ///    control](crate::ChannelBuilder::flow_control), and the
-    ///    peer has no receive for the message. [`next_credited`](Self::next_credited) returns the channel when it
-    ///    has.
+    ///    operation counts until `next_ended` has returned it.
+    ///  - [`NotConnected`](TransportError::NotConnected): before the [handshake](Self::handshake) only receives can be
+    ///    posted, and nothing while the channel is [taken out](Self::take_out).
+    ///  - [`NoCredit`](TransportError::NoCredit): the channel has [flow control](crate::ChannelBuilder::flow_control),
+    ///    and the peer has no receive for the message. [`next_credited`](Self::next_credited) returns the channel when
+    ///    it has.
     ///  - [`Closed`](TransportError::Closed): the channel was removed.
     ///  - [`Verbs`](TransportError::Verbs): `EINVAL`: the request is not possible, or it is a send on
     ///    [shared receives](Self::add_shared_receives); or the provider's errno value.
@@ -47,8 +43,7 @@ impl<B> Loop<'_, B> {
     /// Without the buffer, if the device may have the request:
     ///
     ///  - [`Verbs`](TransportError::Verbs): the post has failed. It counts as posted, and all operations of the
-    ///    channel,
-    ///    including this one, end with errors.
+    ///    channel, including this one, end with errors.
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
@@ -108,11 +103,9 @@ impl<B> Loop<'_, B> {
         let number = slot.number.wrapping_add(ONE);
         let kept = buffer.kept_length();
         // SAFETY: the channel was not removed, so its queue pair is live. The loop owns the prepared requests, and is
-        // borrowed
-        // exclusively. An `OwnedBuffer` keeps its memory until it is dropped; it moves into the slot below, nothing
-        // in between
-        // unwinds, and it stays there until the device is done with it. Bytes that are not kept were copied by the
-        // post.
+        // borrowed exclusively. An `OwnedBuffer` keeps its memory until it is dropped; it moves into the slot below,
+        // nothing in between unwinds, and it stays there until the device is done with it. Bytes that are not kept were
+        // copied by the post.
         let returned =
             unsafe { operation.post(entry.target, table.prepared.as_ptr(), number, list.as_mut()) };
         // Even after a refusal, so that the next request has another number.

@@ -1,10 +1,8 @@
 //! Receives that channels of a loop share.
 //!
 //! They have an entry and slots as a channel has, but no queue pair. A message names the queue pair that it came on,
-//! whose
-//! channel [`Table::sharing`] finds. A slot is freed when its completion is polled, or when the shared queue is
-//! destroyed.
-//! The end of a channel frees none, since nobody knows which receives the device had taken for it.
+//! whose channel [`Table::sharing`] finds. A slot is freed when its completion is polled, or when the shared queue is
+//! destroyed. The end of a channel frees none, since nobody knows which receives the device had taken for it.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -27,19 +25,15 @@ use crate::queue_pair::SharedReceiveQueue;
 
 impl<'res, B> Loop<'res, B> {
     /// `ibv_create_srq`: adds a queue of at most `capacity` receives that channels
-    /// [share](Self::create_sharing_channel). It
-    /// takes that much [room](Self::capacity).
+    /// [share](Self::create_sharing_channel). It takes that much [room](Self::capacity).
     ///
     /// [Post](Self::post) receives to it as to a channel. A message on any of these channels takes the next one, and
     /// [`next_ended`](Self::next_ended) returns it with that channel. So a server needs buffers only for the messages
-    /// that
-    /// arrive at one time, however many peers it has. Post a new receive for each message: if there is none, peers
-    /// retry
-    /// ([`max_rnr_retries`](ChannelBuilder::max_rnr_retries)), and then their connections fail.
+    /// that arrive at one time, however many peers it has. Post a new receive for each message: if there is none, peers
+    /// retry ([`max_rnr_retries`](ChannelBuilder::max_rnr_retries)), and then their connections fail.
     ///
     /// [`remove`](Self::remove) its channels first, then the queue. A receive that the device had taken for a removed
-    /// channel
-    /// may stay posted until the queue is removed.
+    /// channel may stay posted until the queue is removed.
     ///
     /// # Errors
     ///
@@ -108,8 +102,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// The queue of [shared receives](Self::add_shared_receives), for its [limit](SharedReceiveQueue::set_limit) and
-    /// its
-    /// token. `None`: the loop has no such receives (any more). Do not post to it.
+    /// its token. `None`: the loop has no such receives (any more). Do not post to it.
     pub fn shared_receive_queue(&self, receives: ChannelId) -> Option<&SharedReceiveQueue<'res>> {
         self.members.shared_receives(receives).map(|queue| &**queue)
     }

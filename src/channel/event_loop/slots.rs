@@ -175,9 +175,8 @@ impl<B> Slot<B> {
         Ended {
             channel: ChannelId { ..self.channel },
             token: self.token,
-            // SAFETY: a slot in flight has its buffer, and the device is done with it. The slot is free from now on,
-            // so the buffer is
-            // read once.
+            // SAFETY: a slot in flight has its buffer, and the device is done with it. The slot is free from now on, so
+            // the buffer is read once.
             buffer: unsafe { self.buffer.assume_init_read() },
             failed,
             completion,

@@ -1,15 +1,12 @@
 //! The table of a loop's operations.
 //!
-//! A request's number is the index of its slot and a generation, which counts the slot's requests and is never reset.
-//! A
+//! A request's number is the index of its slot and a generation, which counts the slot's requests and is never reset. A
 //! completion ends an operation only if the slot has this number, its request is in flight, and the queue pair is the
 //! slot's.
 //!
 //! `next_ended` takes an operation straight from the polled completions. An operation that ends in another way (its
-//! window
-//! failed, its channel is removed) goes into a list. All polled completions go there first, so the program gets
-//! results in
-//! the order of completions. The operations of tasks keep their results in their slots.
+//! window failed, its channel is removed) goes into a list. All polled completions go there first, so the program gets
+//! results in the order of completions. The operations of tasks keep their results in their slots.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -124,8 +121,7 @@ pub(super) struct Table<B> {
     /// Whether a reactor owns the loop, and calls slow verbs while the loop is not borrowed.
     pub(super) is_of_tasks: bool,
     /// The generation of the first channel in a place. Each loop has another one, so that it does not mistake another
-    /// loop's id
-    /// for one of its own.
+    /// loop's id for one of its own.
     pub(super) first_generation: u32,
     /// Why no channel can post any more.
     pub(super) stopped: Option<TransportError>,

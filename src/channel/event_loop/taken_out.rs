@@ -84,9 +84,8 @@ impl<'res> DetachedChannel<'res> {
     }
 
     /// `ibv_modify_qp`: takes the queue pair to ERR, where the device ends all that is in flight. Then poll the loop
-    /// until
-    /// [`Loop::in_flight`] is 0, before you destroy the channel: a provider may drop completions of a destroyed queue
-    /// pair.
+    /// until [`Loop::in_flight`] is 0, before you destroy the channel: a provider may drop completions of a destroyed
+    /// queue pair.
     ///
     /// # Errors
     ///
@@ -138,11 +137,9 @@ fn of_another_loop(verb: &'static str) -> Error {
 }
 
 impl<'res, B> Loop<'res, B> {
-    /// Takes a channel out, to connect or destroy it while the loop does other things, even on another thread. Until
-    /// it is
-    /// [put back](Self::put_back), nothing can be posted to it. What was posted goes on, and
-    /// [`next_ended`](Self::next_ended)
-    /// returns it.
+    /// Takes a channel out, to connect or destroy it while the loop does other things, even on another thread. Until it
+    /// is [put back](Self::put_back), nothing can be posted to it. What was posted goes on, and
+    /// [`next_ended`](Self::next_ended) returns it.
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs a peer
@@ -163,9 +160,8 @@ impl<'res, B> Loop<'res, B> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the loop has no such channel (any more), it is out already, or the id is of shared receives or of
-    ///    a datagram
-    ///    end, which has no peer to connect to.
+    ///  - `EINVAL`: the loop has no such channel (any more), it is out already, or the id is of shared receives or of a
+    ///    datagram end, which has no peer to connect to.
     pub fn take_out(&mut self, channel: ChannelId) -> Result<DetachedChannel<'res>> {
         const VERB: &str = "ibv_modify_qp";
         let Some(entry) = self.table.entry(channel) else { return Err(unknown(VERB)) };
@@ -193,8 +189,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// Puts back a channel that was [taken out](Self::take_out). If an attempt to connect has failed, what was posted
-    /// before ends
-    /// with [`Stopped`](crate::TransportError::Stopped).
+    /// before ends with [`Stopped`](crate::TransportError::Stopped).
     ///
     /// # Errors
     ///
@@ -223,9 +218,8 @@ impl<'res, B> Loop<'res, B> {
         Ok(id)
     }
 
-    /// Ends the operations of a channel that was [taken out](Self::take_out) and destroyed, as
-    /// [`remove`](Self::remove) does. Its
-    /// id no longer names a channel.
+    /// Ends the operations of a channel that was [taken out](Self::take_out) and destroyed, as [`remove`](Self::remove)
+    /// does. Its id no longer names a channel.
     ///
     /// # Errors
     ///

@@ -1,8 +1,7 @@
 //! What a loop does for futures: it keeps the results of their operations, and messages for any task.
 //!
 //! Nothing here runs code of the program. Wakers and buffers that are done with are returned, or put into `Deferred`
-//! until
-//! the loop is not borrowed.
+//! until the loop is not borrowed.
 
 use std::task::Waker;
 use std::{mem, slice};
@@ -40,8 +39,7 @@ impl<B> Loop<'_, B> {
     }
 
     /// As [`post`](Self::post), for a task. If it posts, it takes the waker, which it wakes when the operation has
-    /// ended.
-    /// Returns the operation's number.
+    /// ended. Returns the operation's number.
     ///
     /// # Errors
     ///
@@ -110,8 +108,7 @@ impl<B> Loop<'_, B> {
     }
 
     /// The slot of a channel's message, if it is the only one and the only task in line was woken for it. That task
-    /// leaves the
-    /// line, and takes the message by [`take_it`](Self::take_it).
+    /// leaves the line, and takes the message by [`take_it`](Self::take_it).
     #[inline(always)]
     pub(crate) fn take_only_message(&mut self, channel: ChannelId, place: u32) -> Option<u64> {
         let Table { slots, outcomes, entries, waiters, .. } = &mut self.table;
@@ -181,9 +178,8 @@ impl<B> Loop<'_, B> {
         Some(&mut self.table.outcomes[number as u32 as usize].waker)
     }
 
-    /// Gives up an operation whose task no longer asks for it. The caller drops what is returned while the loop is
-    /// not borrowed.
-    /// If the device has the request, its buffer is [left](Self::take_left) when it ends.
+    /// Gives up an operation whose task no longer asks for it. The caller drops what is returned while the loop is not
+    /// borrowed. If the device has the request, its buffer is [left](Self::take_left) when it ends.
     pub(crate) fn abandon(&mut self, number: u64) -> (Option<Ended<B>>, Option<Waker>) {
         let waker = self.waker_of(number).and_then(Option::take);
         let done = self.take_done(number);
@@ -213,8 +209,7 @@ impl<B> Loop<'_, B> {
     }
 
     /// Called after a task took a message. Wakes the next task if there is another message, or all tasks if some hold
-    /// buffers
-    /// that there is room for now.
+    /// buffers that there is room for now.
     #[inline]
     pub(crate) fn wake_after_message(&mut self, channel: ChannelId) {
         if self.receiving(channel).held > 0 {
@@ -405,8 +400,7 @@ impl<B> Table<B> {
     }
 
     /// Ends a successful operation of a future, or a message that is not of shared receives. Returns false for any
-    /// other
-    /// completion, and does nothing.
+    /// other completion, and does nothing.
     #[inline(always)]
     fn end_for_task(&mut self, completion: &ffi::ibv_wc) -> bool {
         let index = completion.wr_id as u32;
@@ -452,8 +446,7 @@ impl<B> Table<B> {
                     deferred.wake(&mut first.waker);
                 }
                 // The first task was woken for an earlier message and has not come. Its future may be forgotten, so
-                // this wakes the
-                // next task.
+                // this wakes the next task.
                 Some(_) if tasks.woken_in != *turns => {
                     tasks.woken_in = *turns;
                     wake_next(waiters, deferred, first);

@@ -152,9 +152,8 @@ impl Deferred {
         mem::replace(&mut self.due, spare)
     }
 
-    /// Wakes a task once the loop is not borrowed. Without memory for the list, its waker stays in place, and all
-    /// tasks are
-    /// woken.
+    /// Wakes a task once the loop is not borrowed. Without memory for the list, its waker stays in place, and all tasks
+    /// are woken.
     #[inline(always)]
     pub(super) fn wake(&mut self, place: &mut Option<Waker>) {
         if place.is_some()

@@ -17,8 +17,7 @@ pub struct LoopWaker(Arc<Waiters>);
 
 impl LoopWaker {
     /// Wakes the thread in [`Loop::wait_ended_until`], or else its next call, and each [`ArmedWaiter`] that was armed
-    /// before.
-    /// Several calls before a wake count as one. It also makes the [descriptor](AsFd) readable.
+    /// before. Several calls before a wake count as one. It also makes the [descriptor](AsFd) readable.
     ///
     /// The woken thread sees all that the caller did before this call.
     pub fn wake(&self) {
@@ -28,10 +27,8 @@ impl LoopWaker {
 
 impl AsFd for LoopWaker {
     /// An eventfd that [`wake`](Self::wake) makes readable, to watch along with the loop's own descriptor. Only wait
-    /// for it:
-    /// [`Loop::arm`] reads from it, which forgets earlier wakes. So between `arm` and sleeping, check what the wake
-    /// was for (a
-    /// flag, a queue of jobs), not whether this file was readable.
+    /// for it: [`Loop::arm`] reads from it, which forgets earlier wakes. So between `arm` and sleeping, check what the
+    /// wake was for (a flag, a queue of jobs), not whether this file was readable.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.waker().expect("made with this").as_fd()
     }
@@ -72,8 +69,7 @@ pub struct ArmedWaiter<'w> {
 
 impl ArmedWaiter<'_> {
     /// Sleeps until an operation has ended, or a [`LoopWaker`] has woken it, since it was armed. Another thread may
-    /// take that
-    /// operation first.
+    /// take that operation first.
     ///
     /// # Errors
     ///
@@ -105,9 +101,8 @@ impl ArmedWaiter<'_> {
 debug! { ArmedWaiter<'_>, self, queue: self.queue, .. }
 
 impl<'res, B> Loop<'res, B> {
-    /// A handle that wakes the thread that sleeps for the loop, from any thread. The first call makes an eventfd,
-    /// which all
-    /// handles of the loop share.
+    /// A handle that wakes the thread that sleeps for the loop, from any thread. The first call makes an eventfd, which
+    /// all handles of the loop share.
     ///
     /// ```
     /// # use std::time::{Duration, Instant};
@@ -143,8 +138,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// A handle that sleeps for the loop without borrowing it, on any thread. The loop can be behind a lock, which
-    /// others take
-    /// meanwhile to post. Any number of threads may sleep, and all are woken.
+    /// others take meanwhile to post. Any number of threads may sleep, and all are woken.
     ///
     /// ```
     /// # use std::time::Instant;

@@ -1,10 +1,8 @@
 //! Windows: several requests that are posted together and have one completion.
 //!
 //! A window is one operation of the table, with one place in the ring for each request. The slot of the first place
-//! keeps the
-//! window, and has the number of the last request. The slots of the other places stay free; a search for a free slot
-//! skips
-//! them.
+//! keeps the window, and has the number of the last request. The slots of the other places stay free; a search for a
+//! free slot skips them.
 
 use super::Loop;
 use super::ended::{ChannelId, LoopBuffer, STOPPED};
@@ -30,8 +28,7 @@ enum Failure {
 impl<B> Loop<'_, B> {
     /// `ibv_post_send`: posts several requests together, with one doorbell and one completion.
     /// [`next_ended`](Self::next_ended) returns the window as one operation, with all its buffers. Its result is
-    /// success, or the
-    /// error of the [first](super::Ended::request) request that failed.
+    /// success, or the error of the [first](super::Ended::request) request that failed.
     ///
     /// The loop is one of windows that own their buffers (`Loop<PreparedWindow<[PooledBuffer; 16]>>`), or of
     /// [`AnyBuffer`](crate::channel::AnyBuffer)s. A window takes a place in the queue for each of its requests, all
@@ -39,9 +36,8 @@ impl<B> Loop<'_, B> {
     ///
     /// # Errors
     ///
-    /// Those of [`post`](Self::post); [`request`](WindowError::request) is the one that was refused. If the device
-    /// may have some
-    /// of the requests, the error does not contain the window: `next_ended` returns it.
+    /// Those of [`post`](Self::post); [`request`](WindowError::request) is the one that was refused. If the device may
+    /// have some of the requests, the error does not contain the window: `next_ended` returns it.
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub fn post_window<C>(
@@ -68,9 +64,8 @@ impl<B> Loop<'_, B> {
     where
         B: LoopBuffer<PreparedWindow<C>>,
     {
-        // SAFETY: the window moves into the slot below, nothing in between unwinds, and it stays there until the
-        // device is done
-        // with it. Its buffers keep their memory until they are dropped: see `LoopBuffer`.
+        // SAFETY: the window moves into the slot below, nothing in between unwinds, and it stays there until the device
+        // is done with it. Its buffers keep their memory until they are dropped: see `LoopBuffer`.
         let posted = unsafe { self.table.post_list(channel, window.list(), state, token) };
         let (at, failure) = match posted {
             Ok(at) => (at, None),
@@ -92,9 +87,8 @@ impl<B> Loop<'_, B> {
         Err(Refused { error, request: None, index })
     }
 
-    /// Ends a window of which the device has only a part. The queue pair is in ERR now. If the device carried that
-    /// part out
-    /// before, no completion will tell: then this resets the queue pair.
+    /// Ends a window of which the device has only a part. The queue pair is in ERR now. If the device carried that part
+    /// out before, no completion will tell: then this resets the queue pair.
     #[cold]
     #[inline(never)]
     fn end_part(&mut self, channel: ChannelId, at: u32) {
@@ -185,8 +179,7 @@ impl<B> Table<B> {
         // SAFETY: `next` of an entry is always the index of a slot, and each slot has an outcome.
         let (slot, outcome) = unsafe { self.slot_and_outcome(index) };
         // The places of this slot's last window are free again: nothing takes one of them before it takes this slot,
-        // except
-        // another window, for which `find_places` invalidates this run.
+        // except another window, for which `find_places` invalidates this run.
         let is_again =
             slot.state == State::Free && slot.is_of(outcome.run) && outcome.run.places == places;
         if !is_again && let Err(error) = self.find_places(channel, places) {
@@ -258,9 +251,8 @@ impl<B> Table<B> {
         Ok(())
     }
 
-    /// Handles a completion of a request that is not the last of its window. If the last one was not posted, the
-    /// window ends
-    /// with the last one that was.
+    /// Handles a completion of a request that is not the last of its window. If the last one was not posted, the window
+    /// ends with the last one that was.
     ///
     /// # Errors
     ///

@@ -97,9 +97,8 @@ impl InFlight {
         self.open.get() == Open::Nothing
     }
 
-    /// Ends all outstanding requests without completions, after the queue pair was reset or destroyed. Returns
-    /// whether the
-    /// program had dropped a handle of one.
+    /// Ends all outstanding requests without completions, after the queue pair was reset or destroyed. Returns whether
+    /// the program had dropped a handle of one.
     pub(in crate::channel) fn discard_outstanding(&self) -> bool {
         self.end_connection();
         for own in &self.all_slots()[self.depth as usize..] {

@@ -1,13 +1,11 @@
 //! The table of outstanding operations.
 //!
 //! It has one slot for each request that fits into the send or the receive queue. A post takes a slot, which is
-//! released
-//! when the owner has taken the result. So a free slot means that the queue and the completion queue have room for a
-//! request. Two more slots are for the channel's own operations: they are never free, and not counted as in use.
+//! released when the owner has taken the result. So a free slot means that the queue and the completion queue have room
+//! for a request. Two more slots are for the channel's own operations: they are never free, and not counted as in use.
 //!
 //! The slots of each queue form a ring. A post tries the next slot first: operations mostly end in the order in which
-//! they
-//! were posted, so if any slot is free, it is usually that one. If not, it searches the others.
+//! they were posted, so if any slot is free, it is usually that one. If not, it searches the others.
 //!
 //! All fields are [`Cell`]s: one thread at a time uses the table.
 
@@ -27,8 +25,7 @@ const MAX_SLOTS: usize = 1 << 30;
 /// See the [module](self).
 pub(in crate::channel) struct InFlight {
     /// Owned. In order: for sends, for receives, for the blocking operation, for the credit read. The slot of the
-    /// blocking
-    /// operation is also the next slot of a queue without slots, and of a closed table.
+    /// blocking operation is also the next slot of a queue without slots, and of a closed table.
     slots: NonNull<Slot>,
     /// The number of slots of both queues.
     depth: u32,

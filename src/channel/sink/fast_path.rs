@@ -1,9 +1,8 @@
-//! The shortcut of a wait whose completion is found first.
+//! The shortcut of a wait whose operation completes first.
 //!
-//! Operations mostly complete in the order in which they are waited for. So a wait looks first at the completion that
-//! comes next, of those that were polled, and takes it if it is a success of its own operation: it is not stored in
-//! the slot first. What is then left stays where it was polled to, for the next wait. Everything else takes the way
-//! of [`Core::settle`].
+//! Operations mostly complete in the order in which they are waited for. So a wait looks first at the next polled
+//! completion. If that is a success of its own operation, it takes it from there, and does not store it in the slot.
+//! The others stay in the batch for the next wait. Everything else goes through [`Core::settle`].
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -18,8 +17,8 @@ use crate::completion::WorkSuccess;
 use crate::ffi;
 
 impl Core {
-    /// The completion of the operation in this slot, if it is a success that is there or is found by one poll. The
-    /// slot is not free yet. If it is `None`, the caller goes on with [`settle_rest`](Self::settle_rest).
+    /// The completion of this slot's operation, if it is a success that is there or that one poll finds. The slot is
+    /// not free yet. After `None`, the caller goes on with [`settle_rest`](Self::settle_rest).
     #[inline(always)]
     pub(in crate::channel) fn success_now(&self, slot: &Slot) -> Option<NonNull<ffi::ibv_wc>> {
         let (wr_id, batch) = (slot.wr_id(), &self.sink.batch);
@@ -45,8 +44,8 @@ impl Core {
         NonNull::new(completion.cast_mut())
     }
 
-    /// Waits until the operation of a scope in this slot has ended, takes its result and frees the slot. If polling
-    /// fails, the slot is left abandoned.
+    /// Waits until a scope's operation has ended, takes its result and frees the slot. If polling fails, the slot stays
+    /// abandoned.
     #[inline(always)]
     pub(in crate::channel) fn wait(
         &self,
@@ -58,12 +57,12 @@ impl Core {
             None => self.wait_slow_path(slot, deadline)?,
         };
         self.table.release_of(slot, Owner::Scope);
-        // SAFETY: it points to an entry of the batch or into the slot, and is initialised; for the rest
-        // see `poll_raw`.
+        // SAFETY: it points to an initialised entry of the batch, or into the slot. Nothing writes to either meanwhile:
+        // one thread at a time uses the core.
         Ok(WorkSuccess::from_raw(unsafe { *completion.as_ptr() }))
     }
 
-    /// The slow part of `wait`. Returns the completion, which is a success. The slot is not free yet.
+    /// The slow part of `wait`. Returns the completion of a success. The slot is not free yet.
     #[cold]
     #[inline(never)]
     fn wait_slow_path(
@@ -79,7 +78,7 @@ impl Core {
                 Ok(true) => {}
                 Ok(false) => {
                     if let Err(error) = self.on_empty_poll(&mut wait) {
-                        // The result is the time-out, whatever the flushed completion says.
+                        // The result is the time-out, not what the flushed completion says.
                         self.stop();
                         self.release(slot);
                         return Err(error);
@@ -99,13 +98,13 @@ impl Core {
         Err(error.unwrap_or(TransportError::UnknownWork))
     }
 
-    /// As [`settle`](Self::settle), but first handles what the last poll found, if a shortcut has left it.
+    /// As [`settle`](Self::settle), but first handles what a shortcut has left of the last poll.
     pub(in crate::channel) fn settle_rest(&self) -> TransportResult<bool> {
         self.take_rest()?;
         self.settle()
     }
 
-    /// Puts the completions that a shortcut has left into the batch. Returns whether there are any.
+    /// Puts into the batch what a shortcut has left of the last poll. Returns whether the batch has completions.
     #[inline]
     pub(super) fn take_rest(&self) -> TransportResult<bool> {
         let found = self.sink.rest.take();
@@ -115,8 +114,8 @@ impl Core {
         Ok(!self.sink.is_empty())
     }
 
-    /// Polls, and frees the slots of operations whose handles were dropped. Returns true if the poll has found successes
-    /// of these alone. In every other case it leaves the rest to [`settle_rest`](Self::settle_rest), if there is any: see
+    /// Polls, and frees the slots of operations whose handles were dropped. Returns true if it found only successes of
+    /// these. Otherwise it leaves the rest to [`settle_rest`](Self::settle_rest): see
     /// [`Sink::has_rest`](super::Sink::has_rest).
     #[inline]
     pub(in crate::channel) fn settle_abandoned(&self) -> bool {
@@ -130,7 +129,7 @@ impl Core {
             self.sink.rest.set(polled);
             return false;
         }
-        // SAFETY: they are initialised, and nothing polls meanwhile.
+        // SAFETY: the poll has written `found` entries, and nothing polls meanwhile.
         let completions = unsafe { std::slice::from_raw_parts(batch.entries(), found) };
         let freed = self.release_abandoned(completions);
         if freed < found {
@@ -139,8 +138,8 @@ impl Core {
         freed == found
     }
 
-    /// As [`settle_abandoned`](Self::settle_abandoned), if nothing was polled before, and one operation is left of the scope: whether the
-    /// poll has found its success, and nothing else.
+    /// As [`settle_abandoned`](Self::settle_abandoned), for the last operation of a scope. `None`: others are left, or
+    /// there are polled completions.
     #[inline(always)]
     pub(in crate::channel) fn settle_last(&self) -> Option<bool> {
         if !self.table.has_one_in_scope() || !self.sink.is_empty() {
@@ -163,14 +162,13 @@ impl Core {
         Some(false)
     }
 
-    /// The common case of a poll that found several completions. Takes the one with this number, if that is the first
-    /// or the last. The others stay in the batch: of a receive and the send that was posted after it, whose completion
-    /// is waited for first, each is then taken by its own wait.
+    /// Takes the completion with this number from a poll that found several, if it is a success and the first or the
+    /// last one. The others stay in the batch for their own waits. Last is common: a program posts a receive, then a
+    /// send, and waits for the send first.
     ///
-    /// Returns `None`, and leaves the rest to [`settle_rest`](Self::settle_rest), in every other case: the poll failed, or
-    /// neither is a success with the number.
+    /// Otherwise, or if the poll failed, returns `None` and leaves all to [`settle_rest`](Self::settle_rest).
     ///
-    /// It calls no function, so that the compiler need not save any registers.
+    /// It calls no function, so the compiler need not save registers.
     #[inline(never)]
     fn take_from_poll(&self, found: c_int, wr_id: u64) -> Option<NonNull<ffi::ibv_wc>> {
         let (batch, polled) = (&self.sink.batch, found);
@@ -184,7 +182,7 @@ impl Core {
             batch.keep(1, found);
             return NonNull::new(first);
         }
-        // SAFETY: there are as many entries.
+        // SAFETY: the poll has written `found` entries, at least 2.
         let last = unsafe { first.add(found - 1) };
         if self.is_success(last, wr_id) {
             batch.keep(0, found - 1);
@@ -194,21 +192,20 @@ impl Core {
         None
     }
 
-    /// Polls for the blocking operation that was just posted under this number, with nothing else in flight. If it finds
-    /// the success of the operation, that is [there](Self::blocking_success).
+    /// Polls once for the blocking operation that was just posted, with nothing else in flight. After `Ok`, its success
+    /// is [there](Self::blocking_success).
     ///
     /// # Errors
     ///
-    /// The value that the poll returned, for [`wait_for_blocking`](Self::wait_for_blocking).
+    /// The poll's return value, for [`wait_for_blocking`](Self::wait_for_blocking).
     #[inline(always)]
     pub(in crate::channel) fn blocking_now(&self, wr_id: u64) -> Result<(), c_int> {
-        // One completion is enough.
         let found = self.poll_raw(1);
         if self.found_success(found, wr_id) { Ok(()) } else { Err(found) }
     }
 
-    /// Waits for the blocking operation, after a poll that returned `found`, or 0 if there was none. On success its
-    /// completion is [there](Self::blocking_success). If waiting fails, the channel is stopped.
+    /// Waits for the blocking operation, after a poll that returned `found`, or 0 without one. After `Ok`, its success
+    /// is [there](Self::blocking_success). If waiting fails, the channel is stopped.
     #[inline(never)]
     pub(in crate::channel) fn wait_for_blocking(
         &self,
@@ -241,18 +238,18 @@ impl Core {
     /// The success of the blocking operation that has just ended.
     #[inline(always)]
     pub(in crate::channel) fn blocking_success(&self) -> WorkSuccess {
-        // SAFETY: the entry is initialised; for the rest see `poll_raw`.
+        // SAFETY: the entry is initialised, and no poll writes to it meanwhile: one thread at a time uses the core.
         WorkSuccess::from_raw(unsafe { *self.sink.batch.entries() })
     }
 
-    /// Gives the blocking operation that was posted its slot, where its result goes.
+    /// Starts to use the blocking operation's slot, for its result.
     pub(in crate::channel) fn begin_blocking(&self) -> &Slot {
         let slot = self.table.blocking();
         slot.set_state(State::InFlight(Owner::Channel));
         slot
     }
 
-    /// The blocking operation has ended. The next one has another number.
+    /// Ends the blocking operation, and renumbers its slot for the next one.
     pub(in crate::channel) fn end_blocking(&self) {
         let slot = self.table.blocking();
         slot.set_state(State::Seen);
@@ -261,44 +258,41 @@ impl Core {
         self.update_fast_path();
     }
 
-    /// Whether a poll found exactly one completion: that of the request with this number, with status
-    /// success.
+    /// Whether a poll found exactly one completion, a success of this request.
     #[inline(always)]
     fn found_success(&self, found: c_int, wr_id: u64) -> bool {
         found == 1 && self.is_success(self.sink.batch.entries(), wr_id)
     }
 
-    /// Whether an entry of the batch is the completion of the request with this number, with status
-    /// success.
+    /// Whether an entry of the batch is a success of this request.
     #[inline(always)]
     fn is_success(&self, completion: *const ffi::ibv_wc, wr_id: u64) -> bool {
-        // SAFETY: it points to an entry, which is initialised; for the rest see `poll_raw`.
+        // SAFETY: it points to an initialised entry, and no poll writes to it meanwhile: one thread at a time uses
+        // the core.
         let completion = unsafe { &*completion };
-        // The status of a success is 0, so one comparison finds a wrong queue pair and a failure.
+        // Success is 0, so one comparison finds a wrong queue pair or a failure.
         const { assert!(ffi::ibv_wc_status::IBV_WC_SUCCESS.0 == 0) };
         completion.wr_id == wr_id && (completion.qp_num ^ self.number) | completion.status.0 == 0
     }
 }
 
-/// The most completions that are polled at a time.
+/// The most completions of one poll.
 pub(in crate::channel) const BATCH: usize = 16;
 
 /// `poll_cq` in `struct ibv_context_ops`.
 pub(in crate::channel) type PollCq =
     unsafe extern "C" fn(*mut ffi::ibv_cq, c_int, *mut ffi::ibv_wc) -> c_int;
 
-/// See the [module](self).
+/// The completions of the last poll.
 ///
-/// The entries are initialised once, because a provider need not write the fields that a completion
-/// leaves undefined. They are only accessed through pointers and short-lived references, none of which
-/// is held while a poll writes to them.
+/// All entries are initialised at the start, because a provider leaves some fields of a completion unwritten. They are
+/// accessed only through pointers and short-lived references, none of which exists while a poll writes.
 pub(in crate::channel) struct Polled {
-    /// Owned: `BATCH` completions.
+    /// Owned: `BATCH` entries.
     entries: NonNull<ffi::ibv_wc>,
-    /// The first completion that was not taken yet. It points to an entry, or is `end`.
+    /// The first completion that was not taken, or `end`.
     next: Cell<NonNull<ffi::ibv_wc>>,
-    /// The end of the completions that were polled and are not taken. It points to an entry or to the end of the
-    /// entries.
+    /// The end of the completions, in the entries or at their end.
     end: Cell<NonNull<ffi::ibv_wc>>,
 }
 
@@ -309,7 +303,6 @@ impl Polled {
         Self { entries, next: Cell::new(entries), end: Cell::new(entries) }
     }
 
-    /// A pointer to the first of the `BATCH` entries.
     #[inline]
     pub(in crate::channel) fn entries(&self) -> *mut ffi::ibv_wc {
         self.entries.as_ptr()
@@ -321,47 +314,47 @@ impl Polled {
         self.next.get() == self.end.get()
     }
 
-    /// How many completions were not taken yet.
+    /// How many completions were not taken.
     #[inline]
     pub(in crate::channel) fn len(&self) -> usize {
-        // SAFETY: both point to entries, or to their end, and `next` is not behind `end`.
+        // SAFETY: both point into the entries or to their end, and `next` is never behind `end`.
         unsafe { self.end.get().offset_from_unsigned(self.next.get()) }
     }
 
-    /// A pointer to the first completion that was not taken yet, if the batch is not empty. In any case
-    /// it points into the entries or to their end.
+    /// The first completion that was not taken. If there is none, it still points into the entries or to their end.
     #[inline]
     pub(in crate::channel) fn head(&self) -> *const ffi::ibv_wc {
         self.next.get().as_ptr()
     }
 
-    /// The completions that were not taken yet.
+    /// The completions that were not taken.
     ///
     /// # Safety
     ///
     /// Nothing writes to the entries while the reference exists.
     #[inline]
     pub(in crate::channel) unsafe fn rest(&self) -> &[ffi::ibv_wc] {
-        // SAFETY: from `next` to `end` there are initialised entries; the caller vouches for the rest.
+        // SAFETY: the entries from `next` to `end` are initialised. The caller guarantees that nothing writes to
+        // them.
         unsafe { std::slice::from_raw_parts(self.head(), self.len()) }
     }
 
-    /// Marks this number of completions as taken.
+    /// Takes this number of completions.
     ///
     /// # Safety
     ///
     /// The batch has as many.
     #[inline]
     pub(in crate::channel) unsafe fn advance_by(&self, count: usize) {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller guarantees that the batch has as many, so this is at most `end`.
         self.next.set(unsafe { self.next.get().add(count) });
     }
 
-    /// From now on, the entries from `first` to `end`, which a poll has written, are those that were not taken.
+    /// Makes the entries from `first` to `end`, which a poll has written, those that were not taken.
     #[inline]
     pub(in crate::channel) fn keep(&self, first: usize, end: usize) {
         assert!(first <= end && end <= BATCH);
-        // SAFETY: both are at most the number of entries.
+        // SAFETY: both are at most `BATCH`, as asserted.
         unsafe {
             self.next.set(self.entries.add(first));
             self.end.set(self.entries.add(end));
@@ -371,17 +364,17 @@ impl Polled {
     /// Overwrites the first entry, which was taken.
     pub(in crate::channel) fn set_first(&self, completion: ffi::ibv_wc) {
         debug_assert!(self.is_empty() || self.next.get() != self.entries);
-        // SAFETY: it points to an entry, and no reference to one is held.
+        // SAFETY: it points to an entry, and no reference to one exists.
         unsafe { self.entries().write(completion) };
     }
 }
 
 impl Drop for Polled {
     fn drop(&mut self) {
-        // SAFETY: it came from a box of this type, in `new`, and nothing uses the entries any more.
+        // SAFETY: `new` made it from a box of this type, and nothing uses the entries any more.
         drop(unsafe { Box::from_raw(self.entries.as_ptr().cast::<[ffi::ibv_wc; BATCH]>()) });
     }
 }
 
-// SAFETY: the entries are owned, and nothing in them is tied to a thread.
+// SAFETY: the batch owns the entries, and nothing in them is tied to a thread.
 unsafe impl Send for Polled {}

@@ -1,16 +1,16 @@
 //! Where completions are handled.
 //!
-//! [`Core::settle`] is the only function that handles them: it polls, and ends the operations of all completions that it
-//! found. The slot of an operation gets its result; a buffer that no handle asks for is dropped. A wait calls `settle` until
-//! the slot of its operation says that it has ended.
+//! Only [`Core::settle`] handles them. It polls, and ends the operations of all completions that it finds: it stores
+//! the results in their slots, and drops buffers that no handle asks for. A wait calls `settle` until its slot says
+//! that the operation has ended.
 //!
-//! [`fast_path`] is the one shortcut: a wait that finds the completion of its own operation first takes that from
-//! what was polled, without the way through the slot. It leaves the others for the next wait or the next `settle`.
+//! The one shortcut is [`fast_path`]. A wait that finds its own completion first takes it from the polled ones, without
+//! its slot, and leaves the others for the next wait or `settle`.
 //!
 //! # Which operation a completion belongs to
 //!
-//! A completion belongs to an operation if it names this queue pair, and has the number of a slot that is in flight:
-//! see [`generation`](super::generation). One with a number of an earlier connection is dropped. Any other is an
+//! A completion belongs to an operation if it names this queue pair and the number of a slot in flight: see
+//! [`generation`](super::generation). One with a number of an earlier connection is dropped. Any other is an
 //! [`UnknownCompletion`](TransportError::UnknownCompletion), and ends nothing.
 
 mod fast_path;
@@ -27,30 +27,29 @@ use super::wait::Wait;
 use crate::completion::WorkCompletion;
 use crate::ffi;
 
-/// What a channel polls with, and what it polled last.
+/// What a channel polls with, and the completions of its last poll.
 pub(super) struct Sink {
     batch: Polled,
-    /// The provider's function that polls, and the completion queue.
+    /// The provider's poll function, and the completion queue.
     poll_cq: PollCq,
     queue: *mut ffi::ibv_cq,
-    /// What the last poll of a [shortcut](fast_path) returned, if the shortcut left it to [`Core::settle_rest`].
-    /// Otherwise 0.
+    /// What the last poll returned, if a [shortcut](fast_path) left it to [`Core::settle_rest`]. Otherwise 0.
     rest: Cell<c_int>,
 }
 
 impl Sink {
-    /// Polls a completion queue. For a channel of a loop it polls nothing.
+    /// A sink for a completion queue. For a channel of a loop, it polls nothing.
     ///
     /// # Safety
     ///
     /// The completion queue is live.
     pub(super) unsafe fn new(queue: *mut ffi::ibv_cq, of_loop: bool) -> Self {
-        // SAFETY: the caller vouches for the queue.
+        // SAFETY: the queue is live, by the caller's contract.
         let poll_cq = if of_loop { poll_nothing } else { unsafe { poll_cq_of(queue) } };
         Self { batch: Polled::new(), poll_cq, queue, rest: Cell::new(0) }
     }
 
-    /// Whether all polled completions were dispatched.
+    /// Whether all polled completions were handled.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.batch.is_empty()
@@ -64,24 +63,24 @@ impl Sink {
 }
 
 impl Core {
-    /// Handles all completions that there are: what was polled before, or else what one poll finds. Returns whether
-    /// there were any.
+    /// Handles all completions: those polled before, or else those that one poll finds. Returns whether there were
+    /// any.
     ///
     /// # Errors
     ///
-    ///  - [`Verbs`](TransportError::Verbs): polling failed, which ends nothing.
-    ///  - [`UnknownCompletion`](TransportError::UnknownCompletion): the first completion belongs to no operation. What
-    ///    came before an unknown one was handled by an earlier call, and what comes after it is handled by the next.
+    ///  - [`Verbs`](TransportError::Verbs): polling failed. It ends nothing.
+    ///  - [`UnknownCompletion`](TransportError::UnknownCompletion): the first completion belongs to no operation. The
+    ///    next call handles those after it.
     #[inline]
     pub(super) fn settle(&self) -> TransportResult<bool> {
         self.poll_and_dispatch()
     }
 
-    /// Waits until `ended` returns something. It is asked each time that completions were handled.
+    /// Waits until `ended` returns something. Asks it again each time that completions were handled.
     ///
     /// # Errors
     ///
-    /// Those of [`settle`](Self::settle), and of [`Wait::on_empty_poll`]. Nothing was stopped.
+    /// Those of [`settle`](Self::settle) and [`Wait::on_empty_poll`]. The channel is not stopped.
     #[inline]
     pub(super) fn settle_until<R>(
         &self,
@@ -98,28 +97,27 @@ impl Core {
         }
     }
 
-    /// What a wait does after each `settle` that found nothing: see [`Wait::on_empty_poll`].
+    /// Called by a wait after each `settle` that found nothing: see [`Wait::on_empty_poll`].
     #[inline]
     pub(super) fn on_empty_poll(&self, wait: &mut Wait) -> TransportResult<()> {
         let cancel = self.cancel.get().map(|cancel| &**cancel);
         wait.on_empty_poll(self.sleep.as_ref(), cancel, || self.check_device())
     }
 
-    /// Polls at most `most` completions into the batch, which must be empty. Returns what the verb
-    /// returned. The batch is still empty after that: see [`absorb`](Self::absorb).
+    /// Polls at most `most` completions into the entries of the batch, which must be empty and stays so: see
+    /// [`absorb`](Self::absorb). Returns the verb's value.
     #[inline(always)]
     fn poll_raw(&self, most: usize) -> c_int {
         let Sink { batch, poll_cq, queue, .. } = &self.sink;
         debug_assert!(batch.is_empty() && most <= BATCH);
-        // SAFETY: the queue is live: it is a parent of the queue pair. Only the channel polls, which holds both; a handle
-        // that outlives it finds that out before it polls. There is
-        // room for `most` completions, and no reference to them: a function of the core that makes one
-        // drops it before it polls or returns, and one thread at a time uses the core.
+        // SAFETY: the queue is live, as a parent of the queue pair: only the channel polls, which holds both, and a
+        // handle that outlives it notices that before it polls. There is room for `most` completions, and no reference
+        // to them: each function of the core drops its references before it polls or returns, and one thread at a time
+        // uses the core.
         unsafe { poll_cq(*queue, most as c_int, batch.entries()) }
     }
 
-    /// Puts the completions that a poll found into the batch. Returns whether there are any. A poll that
-    /// failed completes nothing.
+    /// Puts the completions of a poll into the batch. Returns whether there are any.
     #[inline]
     fn absorb(&self, found: c_int) -> TransportResult<bool> {
         let found = count(found)?;
@@ -138,25 +136,25 @@ impl Core {
         self.dispatch_batch().map(|()| true)
     }
 
-    /// Dispatches all completions of the batch, which is not empty, up to the first unknown one.
+    /// Handles the completions of the batch, which is not empty, up to the first unknown one.
     ///
     /// # Errors
     ///
     /// The first completion is unknown. It was taken.
     #[inline(never)]
     fn dispatch_batch(&self) -> TransportResult<()> {
-        // SAFETY: nothing polls meanwhile.
+        // SAFETY: nothing polls while the reference exists.
         let completions = unsafe { self.sink.batch.rest() };
         for (dispatched, completion) in completions.iter().enumerate() {
             if let Err(unknown) = self.dispatch(completion) {
                 let is_first = dispatched == 0;
-                // SAFETY: the batch has as many.
+                // SAFETY: the batch has these: the completions before this one, or this one if it is the first.
                 unsafe { self.sink.batch.advance_by(dispatched + usize::from(is_first)) };
-                // Otherwise the next call returns the error.
+                // If it is not the first, the next call returns the error.
                 return if is_first { Err(unknown) } else { Ok(()) };
             }
         }
-        // SAFETY: these are all.
+        // SAFETY: the batch has exactly these.
         unsafe { self.sink.batch.advance_by(completions.len()) };
         Ok(())
     }
@@ -178,7 +176,7 @@ impl Core {
         self.dispatch_other(&(*completion).into())
     }
 
-    /// As [`dispatch`](Self::dispatch), for an operation whose result no owner will ask for.
+    /// As [`dispatch`](Self::dispatch), for an operation whose result no owner asks for.
     #[inline(never)]
     fn dispatch_other(&self, completion: &WorkCompletion) -> TransportResult<()> {
         let wr_id = completion.wr_id();
@@ -188,7 +186,7 @@ impl Core {
             }
             Some((slot, state @ (State::Abandoned | State::InFlight(Owner::Lent)))) => {
                 self.unreported.unpolled.set(true);
-                // An operation that was discarded has left its length in the slot.
+                // In an abandoned slot, this may be the length of an earlier operation, which was discarded.
                 let kept = slot.kept.take().filter(|_| state != State::Abandoned);
                 match (completion.result(), kept) {
                     (Err(error), _) => self.record_unreported(error.into()),
@@ -213,7 +211,7 @@ impl Core {
         Ok(())
     }
 
-    /// Keeps the first failure of an operation whose handle was dropped, for the end of the scope.
+    /// Keeps the first failure of an operation without a handle, for the end of the scope.
     #[cold]
     pub(super) fn record_unreported(&self, error: TransportError) {
         if self.unreported.error.get().is_none() {
@@ -221,19 +219,19 @@ impl Core {
         }
     }
 
-    /// Frees the slots of operations whose handles were dropped, and whose completions are successes. Returns the number
-    /// of these at the beginning of `completions`.
+    /// Frees the slots of successful operations whose handles were dropped, up to the first other completion. Returns
+    /// how many it freed.
     ///
-    /// It calls no function, so that the compiler keeps everything in registers.
+    /// It calls no function, so the compiler keeps everything in registers.
     #[inline(never)]
     fn release_abandoned(&self, completions: &[ffi::ibv_wc]) -> usize {
         const { assert!(ffi::ibv_wc_status::IBV_WC_SUCCESS.0 == 0) };
-        // Read once: the compiler assumes that each write to a slot changes them.
+        // Read once: otherwise the compiler reads them again after each write to a slot.
         let (number, slots) = (self.number, self.table.slots());
         let Some(mut likely) = slots.first() else { return 0 };
         let mut rest = completions;
         while let [completion, others @ ..] = rest {
-            // Requests mostly end in the order of the ring. Otherwise as `slot_of_completion`.
+            // Requests mostly end in the order of the ring. If not, look it up as `slot_of_completion` does.
             let slot = if likely.wr_id() == completion.wr_id {
                 likely
             } else {
@@ -256,7 +254,7 @@ impl Core {
         freed
     }
 
-    /// The slot of the request that a completion names, in whatever state.
+    /// The slot of the request that a completion names, in any state.
     #[inline(always)]
     fn slot_of_completion(&self, completion: &ffi::ibv_wc) -> Option<&Slot> {
         if completion.qp_num != self.number {
@@ -266,24 +264,24 @@ impl Core {
     }
 }
 
-/// The provider's function that polls.
+/// The provider's poll function.
 ///
 /// # Safety
 ///
 /// The completion queue is live.
 pub(super) unsafe fn poll_cq_of(queue: *mut ffi::ibv_cq) -> PollCq {
-    // SAFETY: the caller vouches for the queue, and with it for its context.
+    // SAFETY: the queue is live, by the caller's contract, and so is its context.
     let poll_cq = unsafe { (*(*queue).context).ops.poll_cq };
-    // libibverbs sets every operation of a context before it hands the context out.
+    // libibverbs sets every operation of a context before it returns the context.
     poll_cq.expect("libibverbs sets it")
 }
 
-/// That of a channel whose completions a [`Loop`](crate::Loop) polls.
+/// The poll function of a channel whose completions a [`Loop`](crate::Loop) polls.
 unsafe extern "C" fn poll_nothing(_: *mut ffi::ibv_cq, _: c_int, _: *mut ffi::ibv_wc) -> c_int {
     0
 }
 
-/// The number of completions that a poll found which returned `found`.
+/// The number of completions of a poll that returned `found`.
 #[inline]
 pub(super) fn count(found: c_int) -> TransportResult<usize> {
     match usize::try_from(found) {
@@ -294,7 +292,7 @@ pub(super) fn count(found: c_int) -> TransportResult<usize> {
 
 #[cold]
 fn poll_failed(found: c_int) -> TransportError {
-    // More completions than there was room for: the provider is broken.
+    // A provider that returns more completions than there is room for is broken.
     let found = if found > 0 { -libc::EIO } else { found };
     ffi::failed("ibv_poll_cq", found).into()
 }
