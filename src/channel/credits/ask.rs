@@ -156,7 +156,6 @@ impl Core {
         Some(credits.pause().unwrap_or_default())
     }
 
-    /// The number of the last credit read, if the channel has flow control.
     pub(in crate::channel) fn credit_number(&self) -> Option<u64> {
         self.credits.as_deref().map(|credits| credits.number.get())
     }
@@ -168,7 +167,6 @@ impl Core {
         }
     }
 
-    /// The number of credits, if the channel has flow control.
     pub(in crate::channel) fn available_credits(&self) -> Option<u32> {
         self.credits.as_deref().map(Credits::available)
     }

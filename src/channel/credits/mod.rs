@@ -38,7 +38,6 @@ const WORDS: usize = 16;
 /// The length in bytes of the word that a peer reads.
 pub(super) const WORD: u64 = size_of::<u64>() as u64;
 
-/// The memory of a channel's credit words.
 pub(super) type CreditRegion<'res> = SharedMemoryRegion<'res, u64>;
 
 /// How many reads in a row may find no new credit before a wait pauses.
@@ -47,7 +46,6 @@ const READS_WITHOUT_PAUSE: u32 = 4;
 /// The longest pause is `1 << MAX_PAUSE` microseconds.
 const MAX_PAUSE: u32 = 10;
 
-/// The addresses of a channel's words.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CreditWords {
     count: *const AtomicU64,
@@ -55,7 +53,6 @@ pub(super) struct CreditWords {
     answer_element: ffi::ibv_sge,
 }
 
-/// Registers a channel's words.
 pub(super) fn register<'res>(
     domain: crate::parent::Parent<'res, crate::domain::ProtectionDomain<'res>>,
 ) -> Result<CreditRegion<'res>> {
@@ -238,7 +235,6 @@ impl Credits {
         if available > u32::MAX / 2 { 0 } else { available }
     }
 
-    /// Counts a posted receive.
     fn count_receive(&self) {
         self.posted.set(self.posted.get().wrapping_add(1));
         self.publish(encode(self.posted.get()));

@@ -188,9 +188,7 @@ impl<'res, B> Loop<'res, B> {
     ///
     /// # Errors
     ///
-    /// Those of [`AddressVector::reply_to`], and
-    ///
-    ///  - `EINVAL`: the loop has no such datagram end (any more).
+    /// Those of [`AddressVector::reply_to`], and `EINVAL` as for [`destination`](Self::destination).
     #[doc(alias = "ibv_init_ah_from_wc")]
     pub fn sender(
         &self,

@@ -34,7 +34,6 @@ pub(crate) struct Doomed<'res> {
     pub(super) datagrams: Option<DatagramEnd<'res>>,
 }
 
-/// The result of destroying a channel.
 pub(crate) struct Destroyed {
     pub(super) index: usize,
     pub(super) number: u32,

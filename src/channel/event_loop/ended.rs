@@ -62,8 +62,8 @@ impl<B> Ended<B> {
     }
 }
 
-/// The result of a completion: 0 for success; otherwise its status, and the vendor's error in the upper half. It is a
-/// copy: code that reads it from the completion makes the compiler keep the completion in memory.
+/// The result of a completion: 0 for success, or its status with the vendor's error in the upper half. Being a copy, it
+/// spares the compiler from keeping the completion in memory.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) struct Failed(u64);
 
@@ -97,7 +97,7 @@ pub(super) const REMOVED: ffi::ibv_wc_status = ffi::ibv_wc_status(u32::MAX);
 /// The status of an operation that a failed window or attempt to connect has ended.
 pub(super) const STOPPED: ffi::ibv_wc_status = ffi::ibv_wc_status(u32::MAX - 1);
 
-/// It takes the fields: with a reference to the completion, the compiler would keep that in memory.
+/// With a reference to the completion as argument, the compiler would keep that in memory.
 #[cold]
 #[inline(never)]
 fn failure(status: ffi::ibv_wc_status, vendor_err: u32) -> TransportError {

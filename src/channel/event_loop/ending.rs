@@ -96,7 +96,7 @@ impl<B> Table<B> {
         slots: Range<u32>,
         status: ffi::ibv_wc_status,
     ) {
-        // Polled completions come first. An unknown one ends nothing.
+        // As in `flush`.
         let _ = self.settle_polled();
         self.end_connections(slots.clone());
         for index in slots {
@@ -142,7 +142,6 @@ impl<B> Drop for Loop<'_, B> {
                 }
             }
         }
-        // Drop the buffers of operations that have ended.
         for index in 0..self.table.slots.len() as u32 {
             let state = self.table.slots[index as usize].state;
             if matches!(state, State::Ended | State::Done | State::Arrived) {

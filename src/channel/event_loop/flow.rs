@@ -158,9 +158,8 @@ impl<B> Table<B> {
         Some(ChannelId { index, generation: self.entries[index as usize].generation })
     }
 
-    /// Whether a wait until `until` must return to its caller. Either a channel has credit; or a pause runs of which
-    /// the wait does not know (it passes `any_pause`); or the deadline has passed, which a wait that always finds
-    /// answers does not see.
+    /// Whether a wait must return to its caller: a channel has credit; or `any_pause`, and a pause has begun since the
+    /// wait chose its time-out; or `until` has passed, which a wait that finds answers at each poll never checks.
     pub(super) fn must_wait_end(&mut self, any_pause: bool, until: Instant) -> bool {
         self.lacking.any()
             && (self.credited().is_some()

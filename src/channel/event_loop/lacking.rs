@@ -47,7 +47,6 @@ impl Lacking {
         self.count > 0
     }
 
-    /// Whether there is a channel to look at now.
     pub(super) fn is_due(&self) -> bool {
         self.any() && !self.due.is_empty()
     }
@@ -151,7 +150,6 @@ mod tests {
             if channel == 3 { Look::Found } else { Look::Leave }
         });
         assert_eq!((found, looks), (Some(3), vec![7, 3]));
-        // It stays the first until it is forgotten.
         assert_eq!(lacking.next(None, |_| Look::Found), Some(3));
         lacking.forget(3);
         assert_eq!(lacking.next(None, |_| Look::Found), Some(50));

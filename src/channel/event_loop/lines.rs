@@ -55,18 +55,15 @@ impl<B> Loop<'_, B> {
         waiters.leave(&mut lines[queue_index(queue)], place)
     }
 
-    /// Wakes the first task in line.
     pub(crate) fn wake_line(&mut self, channel: ChannelId, queue: Queue) {
         self.table.wake_first(channel.index(), queue);
     }
 
-    /// Wakes all tasks in line.
     #[cold]
     pub(crate) fn wake_all_in_line(&mut self, channel: ChannelId, queue: Queue) {
         self.table.wake_all(channel.index(), queue);
     }
 
-    /// Empties the lines of a channel.
     pub(super) fn forget_lines(&mut self, index: usize) {
         let Table { entries, waiters, deferred, .. } = &mut self.table;
         for line in &mut entries[index].tasks.lines {
@@ -80,7 +77,7 @@ impl<B> Loop<'_, B> {
 }
 
 impl<B> Table<B> {
-    /// Wakes all tasks in a line of this channel.
+    /// Wakes all tasks in a line.
     #[cold]
     pub(super) fn wake_all(&mut self, channel: usize, queue: Queue) {
         let Self { entries, waiters, deferred, .. } = self;
@@ -91,8 +88,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// Wakes the first task in a line of this channel. While the channel drains, tasks wait for its end, and this
-    /// wakes all.
+    /// Wakes the first task in a line. While the channel drains, tasks wait for its end, and this wakes all.
     #[inline(always)]
     pub(super) fn wake_first(&mut self, channel: usize, queue: Queue) {
         let first = self.entries[channel].tasks.lines[queue_index(queue)].first;

@@ -26,7 +26,6 @@ use crate::state_error::StateError;
 pub(super) struct Members<'res> {
     /// Indexed by channel.
     pub(super) links: Vec<Option<Link<'res>>>,
-    /// The shared receive queues.
     pub(super) shared: Vec<(ChannelId, Arc<SharedReceiveQueue<'res>>)>,
     pub(super) datagrams: HashMap<ChannelId, DatagramEnd<'res>>,
     /// The number of completions that the queue holds. `room` is how many of them are not reserved.
@@ -53,7 +52,6 @@ impl<'res> Members<'res> {
         self.shared.iter().find(|shared| shared.0 == receives).map(|(_, queue)| queue)
     }
 
-    /// Gives back the room of a removed channel.
     pub(super) fn give_back(&mut self, index: usize, depth: u32) {
         self.room += depth;
         // `place` has reserved memory for it.
@@ -199,7 +197,7 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// The error of a verb on a known id whose queue pair is not in the loop.
+    /// The error of a verb on a channel that is out of the loop, or on shared receives.
     #[cold]
     pub(super) fn without_link(&self, channel: ChannelId, verb: &'static str) -> Error {
         let reason = match self.members.shared_receives(channel) {
@@ -262,7 +260,6 @@ impl<'res, B> Loop<'res, B> {
         table.numbers.insert(core.number, index);
     }
 
-    /// Puts the channel into its place.
     pub(super) fn attach_link(&mut self, id: ChannelId, link: Link<'res>) {
         self.table.asides[id.index()].core = Some(link.core.clone());
         self.members.links[id.index()] = Some(link);

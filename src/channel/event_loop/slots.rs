@@ -108,7 +108,6 @@ impl<B> Slot<B> {
         }
     }
 
-    /// Whether it is a slot of shared receives.
     pub(super) fn is_shared(&self) -> bool {
         self.number & SHARED != 0
     }

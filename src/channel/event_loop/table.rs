@@ -158,7 +158,6 @@ impl<B> Table<B> {
         }
     }
 
-    /// The entry of a channel, unless it was removed.
     #[inline(always)]
     pub(super) fn entry(&mut self, channel: ChannelId) -> Option<&mut Entry> {
         let entry = self.entries.get_mut(channel.index as usize);
@@ -232,8 +231,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// Ends the operation of a polled completion. If it goes into the list, so do those of all other polled
-    /// completions.
+    /// Ends the operation of a polled completion. If it goes into the list, so do all other polled ones.
     ///
     /// # Errors
     ///
@@ -346,7 +344,6 @@ impl<B> Table<B> {
         self.deferred.is_left = true;
     }
 
-    /// Takes the ended operation of a slot.
     #[inline(always)]
     pub(super) fn take(&mut self, index: u32) -> Ended<B> {
         let slot = &mut self.slots[index as usize];

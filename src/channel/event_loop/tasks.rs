@@ -171,7 +171,6 @@ impl<B> Loop<'_, B> {
         mem::forget(mem::replace(place, waker.take()));
     }
 
-    /// The waker of a task's operation in flight.
     #[inline]
     pub(crate) fn waker_of(&mut self, number: u64) -> Option<&mut Option<Waker>> {
         self.table.task_state(number)?;
@@ -281,7 +280,6 @@ impl<B> Loop<'_, B> {
         self.table.entries[channel.index()].depths[queue_index(queue)] > 0
     }
 
-    /// Why nothing can be posted on a channel any more.
     #[inline]
     pub(crate) fn why_stopped(&self, channel: ChannelId) -> Option<TransportError> {
         self.table.why_stopped(channel)

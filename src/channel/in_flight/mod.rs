@@ -19,7 +19,6 @@ use super::operation::Queue;
 use super::slot::{Generations, Owner, Slot, State};
 use crate::error::Result;
 
-/// The most slots of a table.
 const MAX_SLOTS: usize = 1 << 30;
 
 /// See the [module](self).
@@ -46,7 +45,6 @@ pub(in crate::channel) struct InFlight {
     generations: Cell<Generations>,
 }
 
-/// Which slots may be taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Open {
     Nothing,
@@ -159,19 +157,16 @@ impl InFlight {
         unsafe { self.slots.add(index) }
     }
 
-    /// Whether any slot is in use.
     #[inline]
     pub(in crate::channel) fn any_in_use(&self) -> bool {
         self.in_scope.get() | self.others.get() != 0
     }
 
-    /// Whether an operation of a scope is in the table.
     #[inline]
     pub(in crate::channel) fn any_in_scope(&self) -> bool {
         self.in_scope.get() != 0
     }
 
-    /// Whether exactly one operation of a scope is in the table.
     pub(in crate::channel) fn has_one_in_scope(&self) -> bool {
         self.in_scope.get() == 1
     }
@@ -181,13 +176,12 @@ impl InFlight {
         self.in_scope.get() + self.others.get()
     }
 
-    /// The count of slots in use by this owner's kind.
+    /// The count that includes this owner's slots.
     #[inline]
     fn count_of(&self, owner: Owner) -> &Cell<u32> {
         if matches!(owner, Owner::Scope | Owner::Lent) { &self.in_scope } else { &self.others }
     }
 
-    /// Whether one more request fits.
     pub(in crate::channel) fn has_room(&self, queue: Queue) -> bool {
         self.free_slot(queue).is_some()
     }

@@ -308,13 +308,11 @@ impl Polled {
         self.entries.as_ptr()
     }
 
-    /// Whether all completions were taken.
     #[inline]
     pub(in crate::channel) fn is_empty(&self) -> bool {
         self.next.get() == self.end.get()
     }
 
-    /// How many completions were not taken.
     #[inline]
     pub(in crate::channel) fn len(&self) -> usize {
         // SAFETY: both point into the entries or to their end, and `next` is never behind `end`.
