@@ -285,7 +285,7 @@ pub(in crate::channel) type PollCq =
 
 /// The completions of the last poll.
 ///
-/// All entries are initialised at the start, because a provider leaves some fields of a completion unwritten. They are
+/// All entries are initialised at the start, because a provider may leave fields of a completion unwritten. They are
 /// accessed only through pointers and short-lived references, none of which exists while a poll writes.
 pub(in crate::channel) struct Polled {
     /// Owned: `BATCH` entries.
