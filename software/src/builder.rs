@@ -237,7 +237,9 @@ impl Builder {
     /// `fe80::1` in front of the other addresses has such a table: it finds programs that take index 0 for granted.
     ///
     /// Multicast groups are joined where the device's first address of their family is. `::1` is no such place: Linux has
-    /// no route for groups of IPv6 there. A link-local address (`fe80::/10`) belongs to the first interface that has it.
+    /// no route for groups of IPv6 there. A link-local address (`fe80::/10`) belongs to the first interface that has it. A
+    /// device with addresses of IPv4 alone is in a group of IPv6 by a group of IPv4 (239.x.x.x) that stands for it: others of
+    /// software hear what it sends there, adapters do not.
     pub fn port(mut self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         self.settings.ports.push(addresses.into_iter().collect());
         self

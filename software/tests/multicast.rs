@@ -7,7 +7,7 @@ mod patience;
 
 use ibverbs_software::{Device, Network};
 
-use multicast::a_group_hears_what_is_sent_to_it;
+use multicast::{a_group_hears_what_is_sent_to_it, only_its_members_hear_a_group};
 
 #[test]
 fn a_group_of_ipv4_hears() {
@@ -29,10 +29,31 @@ fn a_group_of_ipv6_hears() {
     }
 }
 
-/// A device without an address of the group's family.
 #[test]
-fn a_group_of_the_other_family_is_refused() {
-    let context = Device::new().unwrap().open().unwrap();
+fn a_group_of_ipv6_hears_on_devices_of_ipv4() {
+    let network = Network::new();
+    let simulated =
+        [(); 2].map(|()| Device::builder().network(&network).build().unwrap().open().unwrap());
+    let real = [(); 2].map(|()| Device::new().unwrap().open().unwrap());
+    for contexts in [simulated, real] {
+        for group in ["ff02::1:2", "ff0e::1234"] {
+            a_group_hears_what_is_sent_to_it(&contexts, 0, group.parse().unwrap());
+        }
+    }
+}
+
+/// The same group of IPv4 stands for both of these: the last 24 bits of their CRC32 are equal.
+#[test]
+fn groups_that_share_a_stand_in_are_told_apart() {
+    let contexts = [(); 2].map(|()| Device::new().unwrap().open().unwrap());
+    only_its_members_hear_a_group(&contexts, ["ff0e::1234", "ff0e::189:92fb"]);
+}
+
+/// A device that has only addresses of IPv6.
+#[test]
+fn a_group_of_ipv4_is_refused_on_a_device_of_ipv6() {
+    let device = Device::builder().address("::1".parse().unwrap()).build().unwrap();
+    let context = device.open().unwrap();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(4).unwrap();
     let kind = ibverbs::Ud;
@@ -40,7 +61,8 @@ fn a_group_of_the_other_family_is_refused() {
     let mut queue_pair = queue_pair.activate().unwrap();
     // Again and again: the group has no member.
     for _ in 0..2 {
-        let error = queue_pair.attach_multicast("ff0e::1".parse().unwrap(), 0).unwrap_err();
+        let error =
+            queue_pair.attach_multicast("::ffff:239.1.2.3".parse().unwrap(), 0).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EADDRNOTAVAIL));
     }
 }

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::io;
 use std::mem::{size_of, zeroed};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -41,8 +41,18 @@ impl Socket {
 
     /// Where a packet to this address is sent.
     pub(super) fn destination(&self, to: IpAddr) -> SocketAddr {
-        on(to, self.interface)
+        match to {
+            IpAddr::V6(group) if self.address.is_ipv4() => on(stand_in(group).into(), 0),
+            _ => on(to, self.interface),
+        }
     }
+}
+
+/// The group of IPv4 by which devices with addresses of IPv4 reach those that are in a group of IPv6. Two groups may
+/// share it: the CRC tells them apart, as it covers the group's own address.
+fn stand_in(group: Ipv6Addr) -> Ipv4Addr {
+    let [_, b, c, d] = crc32fast::hash(&group.octets()).to_be_bytes();
+    Ipv4Addr::new(239, b, c, d)
 }
 
 pub(super) fn option(
@@ -170,7 +180,8 @@ pub(super) fn open_own(address: IpAddr, through_kernel: bool) -> io::Result<Arc<
 /// one at the same address.
 pub(super) fn open_group(group: IpAddr, own: &Socket) -> io::Result<UdpSocket> {
     use std::os::fd::FromRawFd;
-    let family = if group.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let to = own.destination(group);
+    let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     // SAFETY: a plain system call; what it returns is a new descriptor, ours alone.
     let socket = unsafe {
         match libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) {
@@ -182,12 +193,12 @@ pub(super) fn open_group(group: IpAddr, own: &Socket) -> io::Result<UdpSocket> {
     // SAFETY: all zeros is a valid address structure; the calls get its true size.
     unsafe {
         let mut address: libc::sockaddr_storage = zeroed();
-        let size = write_address(own.destination(group), &mut address);
+        let size = write_address(to, &mut address);
         if libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size) != 0 {
             return Err(io::Error::last_os_error());
         }
     }
-    match (group, own.address) {
+    match (to.ip(), own.address) {
         (IpAddr::V4(group), IpAddr::V4(own)) => socket.join_multicast_v4(&group, &own)?,
         (IpAddr::V6(group), _) => {
             option(&socket, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;

@@ -181,7 +181,9 @@ impl Link for UdpLink {
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
         let of_family = |own: &&Arc<Socket>| own.address.is_ipv4() == group.is_ipv4();
-        let own = self.own.iter().find(of_family).ok_or_else(not_available)?;
+        // A group of IPv6 has a stand-in of IPv4, but not the other way round.
+        let other = self.own.first().filter(|_| group.is_ipv6());
+        let own = self.own.iter().find(of_family).or(other).ok_or_else(not_available)?;
         let socket = Arc::new(Socket::new(group, open_group(group, own)?, own.interface));
         self.all.change(|all| all.push(socket));
         self.wake.wake();

@@ -289,8 +289,7 @@ fn check(
     let bth = Bth::parse(inside)?;
     let body = inside.get(Bth::SIZE..)?;
     let body = body.get(..body.len().checked_sub(bth.pad.into())?)?;
-    let same_family = from.0.is_ipv4() == to.is_ipv4();
-    let whole = inside.len() % 4 == 0 && same_family;
+    let whole = inside.len() % 4 == 0 && modify::is_way(from.0, to);
     let sent = u32::from_le_bytes(*sent);
     let intact = whole
         && match exact {

@@ -26,11 +26,17 @@ impl Core {
         }
         let (_, from) = *port.gids().get(usize::from(av.grh.sgid_index)).ok_or(libc::EINVAL)?;
         let to = address(&av.grh.dgid);
-        if to.is_ipv4() != from.is_ipv4() || to.is_unspecified() {
+        if !is_way(from, to) || to.is_unspecified() {
             return Err(libc::EINVAL);
         }
         Ok(Path { from, to })
     }
+}
+
+/// Whether packets go from one address to the other: both are of one family, or the other is a group of IPv6, which devices
+/// with addresses of IPv4 can be in too.
+pub(super) fn is_way(from: IpAddr, to: IpAddr) -> bool {
+    from.is_ipv4() == to.is_ipv4() || to.is_ipv6() && to.is_multicast()
 }
 
 /// The IP address of a RoCE v2 GID.

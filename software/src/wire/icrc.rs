@@ -15,7 +15,7 @@ use super::header::Bth;
 /// The size of the CRC at the end of each packet.
 pub(crate) const SIZE: usize = 4;
 
-/// The CRC of a packet from its BTH to its payload's padding. Both addresses are of one family.
+/// The CRC of a packet from its BTH to its payload's padding. With one address of IPv6, as of IPv6.
 pub(crate) fn compute(from: (IpAddr, u16), to: (IpAddr, u16), packet: &[u8]) -> u32 {
     let udp = (8 + packet.len() + SIZE) as u16;
     // Eight bytes of ones replace the local routing header.
@@ -65,7 +65,7 @@ fn v6(address: IpAddr) -> [u8; 16] {
 /// Whether `sent` is the CRC of the packet.
 pub(crate) fn matches(from: (IpAddr, u16), to: (IpAddr, u16), packet: &[u8], sent: u32) -> bool {
     let difference = compute(from, to, packet) ^ sent;
-    if difference == 0 || from.0.is_ipv6() {
+    if difference == 0 || from.0.is_ipv6() || to.0.is_ipv6() {
         return difference == 0;
     }
     // Behind the identification: 2 + 8 + 2 + 2 bytes of IP, UDP, and the packet.

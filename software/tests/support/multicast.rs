@@ -97,3 +97,27 @@ pub(crate) fn a_group_hears_what_is_sent_to_it(contexts: &[Context<'_>; 2], inde
         assert!(deaf.queue.poll(&mut [WorkCompletion::default()]).unwrap().is_empty());
     }
 }
+
+/// A member of each group, on the other device, hears what is sent to its group alone.
+#[allow(dead_code, reason = "tests of pairs of machines do not use it")]
+pub(crate) fn only_its_members_hear_a_group(contexts: &[Context<'_>; 2], groups: [&str; 2]) {
+    let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
+    let queues = [0, 1, 1].map(|at| (contexts[at].create_cq(8).unwrap(), &domains[at]));
+    let [mut sender, mut one, mut two] =
+        queues.each_ref().map(|(queue, domain)| Member::new(domain, queue));
+    let groups = groups.map(|group| group.parse::<Gid>().unwrap());
+    one.queue_pair.attach_multicast(groups[0], 0).unwrap();
+    two.queue_pair.attach_multicast(groups[1], 0).unwrap();
+    for number in 1..4 {
+        one.post_receive(number);
+        two.post_receive(number);
+        for ((group, text), member) in groups.iter().zip([b"first", b"other"]).zip([&one, &two]) {
+            let path = AddressVector::new(1, 0).global(*group, 0).hop_limit(1);
+            sender.send(&domains[0], &path, text);
+            member.hears(number, text);
+        }
+        for deaf in [&one, &two] {
+            assert!(deaf.queue.poll(&mut [WorkCompletion::default()]).unwrap().is_empty());
+        }
+    }
+}
