@@ -15,7 +15,7 @@
 use std::marker::PhantomData;
 use std::{mem, ptr};
 
-use super::collector::Collector;
+use super::encode::Collector;
 use super::explain::explain_batch;
 use crate::debug::debug;
 use crate::error::{Error, Result, err_from_call};

@@ -48,7 +48,6 @@
 mod agreement;
 mod batch;
 mod bind_window;
-mod collector;
 pub(crate) mod destination;
 pub(crate) mod encode;
 pub(crate) mod explain;

@@ -3,7 +3,9 @@
 use std::cell::UnsafeCell;
 use std::future::poll_fn;
 use std::marker::PhantomData;
-use std::ptr::{self, NonNull};
+use std::ops::RangeBounds;
+use std::ptr;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -12,11 +14,16 @@ use super::pooled_buffer::{
     ALIGNMENT, Chunk, Exclusive, Pool, PoolMemory, PooledBuffer, Shared, check_len,
 };
 use super::waiting::{Place, Waiting};
+use crate::channel::OwnedBuffer;
 use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
+use crate::ffi;
 use crate::foreign_enum::getters;
-use crate::memory::{AccessFlags, KeptLength, RegionOptions, ScatterBuffer, SharedMemoryRegion};
+use crate::memory::{
+    AccessFlags, Element, GatherBuffer, KeptLength, MemoryRegion, RegionOptions, ScatterBuffer,
+    SharedMemoryRegion, SharedMemorySlice,
+};
 use crate::parent::Parent;
 
 /// Equal chunks of one registered region. Any thread takes them and gives them back.
@@ -288,3 +295,172 @@ impl<M> Drop for PoolWaiter<M> {
 }
 
 debug! { impl[M: PoolMemory] PoolWaiter<M>, self, pool: self.pool, .. }
+
+// The memory of a pool: a region that it owns, of one process or shared with peers.
+
+// SAFETY: the region owns its memory, which does not move, is registered for local writes until it is dropped, and is
+// accessed only through the region.
+unsafe impl<T: Element> GatherBuffer for Box<MemoryRegion<'static, T>> {
+    type List = [ffi::ibv_sge; 1];
+    type Kept = Self;
+
+    fn gather(&self) -> Result<Self::List> {
+        self.slice(..)?.gather()
+    }
+}
+
+// SAFETY: as above. Any bytes are a valid `Element`.
+unsafe impl<T: Element> ScatterBuffer for Box<MemoryRegion<'static, T>> {
+    const PEERS_MAY_WRITE: bool = false;
+
+    fn scatter(&mut self) -> Result<Self::List> {
+        self.slice_mut(..)?.scatter()
+    }
+}
+
+// SAFETY: it borrows nothing, and is `Send` and `Sync`.
+unsafe impl<T: Element> OwnedBuffer for Box<MemoryRegion<'static, T>> {}
+
+/// A range of elements of an `Arc<SharedMemoryRegion<'static, T>>`: an [`OwnedBuffer`].
+///
+/// Ranges of one region may overlap, be in several operations at a time, and be accessed meanwhile: see
+/// [`SharedMemorySlice`].
+pub struct SharedMemoryRange<T: Element> {
+    region: Arc<SharedMemoryRegion<'static, T>>,
+    start: usize,
+    len: usize,
+}
+
+impl<T: Element> SharedMemoryRange<T> {
+    /// The elements in `range`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds.
+    pub fn new(
+        region: Arc<SharedMemoryRegion<'static, T>>,
+        range: impl RangeBounds<usize>,
+    ) -> Result<Self> {
+        use std::ops::Bound::{Excluded, Included, Unbounded};
+
+        let start = match range.start_bound() {
+            Included(&start) => start,
+            Excluded(&start) => start.saturating_add(1),
+            Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Included(&end) => end.saturating_add(1),
+            Excluded(&end) => end,
+            Unbounded => region.len(),
+        };
+        Error::invalid_if(start > end, "ibv_sge", "the range ends before it begins")?;
+        let len = region.slice(start..end)?.len();
+        Ok(Self { region, start, len })
+    }
+
+    /// The region.
+    pub fn region(&self) -> &Arc<SharedMemoryRegion<'static, T>> {
+        &self.region
+    }
+
+    /// The elements.
+    ///
+    /// # Errors
+    ///
+    /// None: the range was checked.
+    #[inline]
+    pub fn as_slice(&self) -> Result<SharedMemorySlice<'_, T>> {
+        self.region.slice(self.start..self.start + self.len)
+    }
+}
+
+// SAFETY: the region owns its memory, which does not move and is registered for local writes until the region is
+// dropped; this keeps the region. There are no references into the memory.
+unsafe impl<T: Element> GatherBuffer for SharedMemoryRange<T> {
+    type List = [ffi::ibv_sge; 1];
+    type Kept = Self;
+
+    #[inline]
+    fn gather(&self) -> Result<Self::List> {
+        self.as_slice()?.gather()
+    }
+}
+
+// SAFETY: as above. Any bytes are a valid `Element`.
+unsafe impl<T: Element> ScatterBuffer for SharedMemoryRange<T> {
+    fn scatter(&mut self) -> Result<Self::List> {
+        self.gather()
+    }
+}
+
+// SAFETY: it borrows nothing, and is `Send` and `Sync`.
+unsafe impl<T: Element> OwnedBuffer for SharedMemoryRange<T> {}
+
+debug! { impl[T: Element] SharedMemoryRange<T>, self, start: self.start, len: self.len, .. }
+
+// Buffers of a pool that one thread keeps.
+
+/// The most buffers that a cache keeps.
+const MOST: usize = 64;
+
+/// Free buffers of a [`BufferPool`] that one owner keeps, such as the thread of a [`Loop`](crate::Loop). Taking and
+/// giving back needs no atomic operation; the pool needs one for each.
+///
+/// It keeps up to 64 buffers, which others, also those that [wait](BufferPool::wait), get only when it is dropped: give
+/// a pool 64 more buffers for each cache. A buffer that is dropped, not [given back](Self::give_back), goes to the
+/// pool.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use ibverbs::pool::BufferCache;
+/// use ibverbs::{AccessFlags, BufferPool, ProtectionDomain};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
+/// let domain = Arc::new(ProtectionDomain::new(Arc::new(ibverbs::open("rxe0")?))?);
+/// let pool = BufferPool::new(&domain, 4096, 1024, AccessFlags::empty())?;
+/// let mut cache = BufferCache::new(&pool);
+/// let answer = cache.take().ok_or("all buffers are in use")?; // empty
+/// cache.give_back(answer); // when it is sent
+/// # Ok(())
+/// # }
+/// ```
+pub struct BufferCache<M = Exclusive> {
+    pool: BufferPool<M>,
+    /// It never grows. Without memory for it, the cache keeps nothing.
+    kept: Vec<PooledBuffer<M>>,
+}
+
+impl<M: PoolMemory> BufferCache<M> {
+    /// An empty cache.
+    pub fn new(pool: &BufferPool<M>) -> Self {
+        let mut kept = Vec::new();
+        let _ = kept.try_reserve_exact(MOST);
+        Self { pool: pool.clone(), kept }
+    }
+
+    /// An empty buffer, from the cache or else the pool. `None` if all are in use, or kept by others.
+    #[inline]
+    pub fn take(&mut self) -> Option<PooledBuffer<M>> {
+        if let Some(kept) = self.kept.pop() { Some(kept) } else { self.take_of_pool() }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_of_pool(&self) -> Option<PooledBuffer<M>> {
+        self.pool.take()
+    }
+
+    /// Keeps a buffer, emptied. If the cache is full, or the buffer of another pool, it goes to its pool.
+    #[inline]
+    pub fn give_back(&mut self, mut buffer: PooledBuffer<M>) {
+        if self.pool.has(&buffer) && self.kept.len() < self.kept.capacity() {
+            buffer.clear();
+            self.kept.push(buffer);
+        }
+    }
+}
+
+debug! { impl[M: PoolMemory] BufferCache<M>, self, pool: self.pool, kept: self.kept.len() }

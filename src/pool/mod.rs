@@ -27,17 +27,13 @@
 //! | `Box<MemoryRegion<'static, T>>` | a whole region |
 
 mod buffer_pool;
-mod cache;
 mod datagram_buffer;
 #[cfg(all(test, ibverbs_loom))]
 mod every_order;
 mod free_chunks;
-mod owned_region;
 mod pooled_buffer;
 mod waiting;
 
-pub use buffer_pool::{BufferPool, PoolWaiter};
-pub use cache::BufferCache;
+pub use buffer_pool::{BufferCache, BufferPool, PoolWaiter, SharedMemoryRange};
 pub use datagram_buffer::DatagramBuffer;
-pub use owned_region::SharedMemoryRange;
 pub use pooled_buffer::{Exclusive, PoolMemory, PooledBuffer, Shared};

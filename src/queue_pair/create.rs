@@ -3,13 +3,12 @@
 use std::ptr;
 use std::ptr::NonNull;
 
-use super::builder::QueuePairBuilder;
+use super::builder::{PreparedQueuePair, QueuePairBuilder};
 use super::connection_settings::{Answers, ConnectionSettings, first_psn};
-#[cfg(any(feature = "efa", feature = "mlx5"))]
-use super::driver::DriverTransport;
 use super::endpoint::QueuePairEndpoint;
 use super::message_limits::MessageLimits;
-use super::prepared::PreparedQueuePair;
+#[cfg(any(feature = "efa", feature = "mlx5"))]
+use super::transport::DriverTransport;
 use super::transport::Transport;
 use super::{Properties, QueuePair};
 use crate::device::{

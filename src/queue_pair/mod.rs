@@ -42,7 +42,6 @@ mod create;
 mod dc;
 #[cfg(feature = "mlx5")]
 mod dc_options;
-mod driver;
 mod endpoint;
 #[cfg(feature = "serde")]
 mod endpoint_wire;
@@ -53,7 +52,6 @@ mod message_limits;
 mod mlx5;
 mod modify;
 mod object;
-mod prepared;
 mod shared_receive_queue;
 #[cfg(feature = "efa")]
 mod srd;
@@ -66,7 +64,7 @@ mod transport;
 pub(crate) use address_vector::gid_like;
 pub use address_vector::{AddressHandle, AddressVector};
 pub use attributes::{AttributeMask, MigrationState, QueuePairAttributes};
-pub use builder::{CreateFlags, QueuePairBuilder};
+pub use builder::{CreateFlags, PreparedQueuePair, QueuePairBuilder};
 pub use connection_settings::ConnectionSettings;
 #[cfg(feature = "channel")]
 pub(crate) use connection_settings::connection_settings;
@@ -74,7 +72,6 @@ pub(crate) use connection_settings::connection_settings;
 pub use dc::DcTarget;
 #[cfg(feature = "mlx5")]
 pub use dc_options::DcStreams;
-use driver::DriverTransport;
 pub use endpoint::QueuePairEndpoint;
 #[cfg(feature = "channel")]
 pub(crate) use endpoint::{CREDITS_VERSION, VERSION};
@@ -84,7 +81,6 @@ pub use global_route_header::GlobalRouteHeader;
 pub(crate) use message_limits::{ALWAYS_SENT, LONGEST_MESSAGE, MessageLimits};
 pub use modify::{DataInOrder, EnhancedConnection, RateLimit, ResolvedEthernet};
 pub use object::OpenedQueuePair;
-pub use prepared::PreparedQueuePair;
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 #[cfg(feature = "efa")]
 pub use srd_options::SrdOptions;
@@ -94,6 +90,7 @@ pub use transition::StateTransition;
 pub(crate) use transport::Datagram;
 #[cfg(feature = "mlx5")]
 pub use transport::Dci;
+use transport::DriverTransport;
 #[cfg(feature = "efa")]
 pub use transport::Srd;
 pub(crate) use transport::{

@@ -3,9 +3,9 @@
 use super::QueuePair;
 use super::address_vector::AddressVector;
 use super::attributes::{AttributeMask, QueuePairAttributes};
+use super::builder::PreparedQueuePair;
 use super::endpoint::QueuePairEndpoint;
 use super::extended_operations::WorkRequestOpcode;
-use super::prepared::PreparedQueuePair;
 use super::transition::{StateTransition, rule};
 use super::transport::Transport;
 use crate::device::{Context, quirks};

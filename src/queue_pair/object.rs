@@ -3,12 +3,11 @@
 use super::QueuePair;
 use super::attributes::AttributeMask;
 use super::connection_settings::{Answers, ConnectionSettings};
-use super::driver::DriverTransport;
 use super::endpoint::QueuePairEndpoint;
 use super::message_limits::MessageLimits;
 use super::shared_receive_queue::SharedReceiveQueue;
 use super::transition::StateTransition;
-use super::transport::Transport;
+use super::transport::{DriverTransport, Transport};
 #[cfg(rdma_core_65)]
 use crate::completion::CompletionCounter;
 use crate::completion::CompletionQueue;

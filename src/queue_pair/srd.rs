@@ -2,9 +2,8 @@
 
 use super::address_vector::AddressHandle;
 use super::builder::QueuePairBuilder;
-use super::driver::DriverTransport;
 use super::srd_options::{CREATE, SrdOptions};
-use super::transport::{Srd, Transport};
+use super::transport::{DriverTransport, Srd, Transport};
 use crate::device::efa;
 use crate::device::efa::{EfaAttributes, EfaCapabilities};
 use crate::error::{Error, Result};

@@ -2,14 +2,23 @@
 //!
 //! What a transport can do is said by traits, so that the compiler rejects what it cannot do, and names the way out.
 
+pub(crate) use self::sealed::Addressed;
+
 use std::fmt;
 
 use super::QueuePair;
-use super::driver::DriverTransport;
+use super::attributes::AttributeMask;
+#[cfg(feature = "mlx5")]
+use super::dc_options as dc;
+#[cfg(feature = "mlx5")]
+use super::dc_options::DcStreams;
+#[cfg(feature = "efa")]
+use super::srd_options as srd;
 #[cfg(feature = "efa")]
 use super::srd_options::SrdOptions;
 use crate::error::{Error, Result};
-use crate::queue_pair_state::QueuePairType;
+use crate::ffi;
+use crate::queue_pair_state::{QueuePairState, QueuePairType};
 
 mod sealed {
     use super::{DriverTransport, QueuePair, QueuePairType};
@@ -37,8 +46,6 @@ mod sealed {
     /// The transport's requests have destinations of this type.
     pub trait Addressed<A> {}
 }
-
-pub(crate) use sealed::Addressed;
 
 /// The transport of a [`QueuePair`](crate::QueuePair): a type that is also a value, or a [`QueuePairType`].
 ///
@@ -328,3 +335,100 @@ at_run_time! {
 impl<A, T: Transport + Addressed<A>> AddressedBy<A> for T {}
 
 impl<A> Addressed<A> for QueuePairType {}
+
+// Transports that only a verb of their provider creates: SRD of EFA, DC of mlx5.
+
+/// The transport of a queue pair of type [`Driver`](crate::QueuePairType::Driver) that this crate creates.
+#[derive(Clone, Copy, Debug)]
+pub enum DriverTransport {
+    #[cfg(feature = "efa")]
+    Srd {
+        options: SrdOptions,
+        /// The device can be told how often to repeat a send that found no receive.
+        rnr_retry: bool,
+    },
+    #[cfg(feature = "mlx5")]
+    DcInitiator(Option<DcStreams>),
+    #[cfg(feature = "mlx5")]
+    DcTarget { access_key: u64 },
+}
+
+impl DriverTransport {
+    /// The verb that creates a queue pair.
+    pub(super) fn verb(self) -> &'static str {
+        match self {
+            #[cfg(feature = "efa")]
+            Self::Srd { .. } => srd::CREATE,
+            #[cfg(feature = "mlx5")]
+            Self::DcInitiator(_) | Self::DcTarget { .. } => dc::CREATE,
+        }
+    }
+
+    /// Whether it is mlx5's.
+    pub(super) fn is_dc(self) -> bool {
+        match self {
+            #[cfg(feature = "efa")]
+            Self::Srd { .. } => false,
+            #[cfg(feature = "mlx5")]
+            Self::DcInitiator(_) | Self::DcTarget { .. } => true,
+        }
+    }
+
+    /// Whether its requests can be divided into streams.
+    #[cfg(feature = "mlx5")]
+    pub(super) fn has_streams(self) -> bool {
+        matches!(self, Self::DcInitiator(Some(_)))
+    }
+
+    /// Calls the verb.
+    ///
+    /// # Safety
+    ///
+    /// `context` is live, as is all that `attributes` names.
+    pub(super) unsafe fn create(
+        self,
+        context: *mut ffi::ibv_context,
+        attributes: &mut ffi::ibv_qp_init_attr_ex,
+    ) -> *mut ffi::ibv_qp {
+        // With no such transport, there is nothing to create.
+        let _ = (context, &attributes);
+        match self {
+            #[cfg(feature = "efa")]
+            // SAFETY: the caller's guarantees are passed on, here and below.
+            Self::Srd { options, .. } => unsafe { srd::create(context, attributes, options) },
+            #[cfg(feature = "mlx5")]
+            Self::DcInitiator(streams) => {
+                // SAFETY: as above.
+                unsafe { dc::create(context, attributes, dc::initiator(streams)) }
+            }
+            #[cfg(feature = "mlx5")]
+            Self::DcTarget { access_key } => {
+                // SAFETY: as above.
+                unsafe { dc::create(context, attributes, dc::target(access_key)) }
+            }
+        }
+    }
+
+    /// The attributes that a step on the way up needs. The kernel does not know them: these are the rules of
+    /// the kernel's drivers.
+    pub(super) fn attributes(
+        self,
+        from: QueuePairState,
+        to: QueuePairState,
+        of_datagrams: AttributeMask,
+    ) -> AttributeMask {
+        let _ = (from, to, of_datagrams);
+        match self {
+            #[cfg(feature = "efa")]
+            Self::Srd { rnr_retry: true, .. } if to == QueuePairState::ReadyToSend => {
+                of_datagrams | AttributeMask::MAX_RNR_RETRIES
+            }
+            #[cfg(feature = "efa")]
+            Self::Srd { .. } => of_datagrams,
+            #[cfg(feature = "mlx5")]
+            Self::DcInitiator(_) => dc::initiator_attributes(from, to),
+            #[cfg(feature = "mlx5")]
+            Self::DcTarget { .. } => dc::target_attributes(from, to),
+        }
+    }
+}

@@ -9,10 +9,10 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 use std::{mem, ptr};
 
-use super::address::{RawAddress, socket_addr};
 use super::error::ConnectionError;
 use super::event::{Copied, EventChannel};
 use super::reach;
+use super::reach::{RawAddress, socket_addr};
 use crate::device::{Context, Device, TransportType, devices};
 use crate::error::{Error, Result};
 use crate::ffi;

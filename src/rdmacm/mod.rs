@@ -33,7 +33,6 @@
 //!
 //! On iWARP the kernel itself moves the queue pair from INIT to RTS, and both sides get ESTABLISHED.
 
-mod address;
 mod connectable;
 mod connecting;
 mod connection;
