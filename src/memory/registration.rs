@@ -408,8 +408,6 @@ mod tests {
         assert_eq!(Error::from(error).raw_os_error(), Some(libc::EIO));
     }
 
-    use super::*;
-
     const FIRST: &str = "         0          0 4294967295\n";
 
     fn limits(soft: &str) -> String {

@@ -280,8 +280,6 @@ mod tests {
         assert_eq!(check("127.0.0.1:7", true, true), Ok(()), "a device on the loopback interface");
     }
 
-    use super::*;
-
     #[test]
     fn addresses_go_to_c_and_back() {
         for text in ["10.77.0.1:7471", "0.0.0.0:0", "[fe80::1%3]:65535", "[2001:db8::7]:1"] {
