@@ -1,4 +1,4 @@
-//! Allocators of a domain, and domains of one thread.
+//! Allocators of queues, and domains of one thread.
 
 use std::alloc::Layout;
 use std::collections::HashMap;
@@ -17,36 +17,34 @@ use crate::{ffi, panics};
 /// Where providers take the memory of queues from: see
 /// [`ProtectionDomain::parent_domain_with_allocator`](crate::ProtectionDomain::parent_domain_with_allocator).
 ///
-/// mlx5 asks for the queues of queue pairs, completion queues and work queues, and for their doorbells.
-/// Verbs call the methods on the thread that creates or destroys an object. The methods must not call
-/// verbs of that device, nor what calls them (posts, polls, waits, turns of a reactor, destruction of objects):
-/// its provider may hold locks. This crate holds none, so everything else of it can be used, also of other devices.
+/// mlx5 calls it for queue pairs, completion queues and work queues, and their doorbells, on the thread that creates or
+/// destroys an object. The provider may hold locks: the methods must not call verbs of that device, nor what calls them
+/// (posts, polls, waits, turns of a reactor, destruction of objects). Everything else is allowed, also on other
+/// devices: this crate holds no locks.
 ///
 /// # Safety
 ///
-/// Memory that [`alloc`](Self::alloc) returns has the layout, is zeroed, and stays valid for reads and
-/// writes by the device and by any thread until [`free`](Self::free) is called with it: also after the
-/// allocator, and everything that it borrows, was dropped. `fork` does not copy it
-/// (`MADV_DONTFORK`, or shared memory).
+/// Memory that [`alloc`](Self::alloc) returns has the layout, is zeroed, and stays valid for reads and writes by the
+/// device and by any thread until [`free`](Self::free) is called with it: also after the allocator, and everything that
+/// it borrows, was dropped. `fork` does not copy it (`MADV_DONTFORK`, or shared memory).
 pub unsafe trait Allocator: Send + Sync {
-    /// Allocates memory. `resource_type` is the provider's own number of its use. If this panics, the
-    /// allocation fails.
+    /// Allocates memory. `resource_type` is the provider's number of its use. A panic fails the allocation.
     fn alloc(&self, layout: Layout, resource_type: u64) -> Allocation;
 
-    /// Frees memory of this layout. If this panics, the memory is leaked.
+    /// Frees memory. A panic leaks it.
     ///
     /// # Safety
     ///
-    /// `alloc` has returned the memory for this layout and type, and nothing uses it any more.
+    /// `alloc` returned the memory for this layout and type, and nothing uses it any more.
     unsafe fn free(&self, memory: NonNull<u8>, layout: Layout, resource_type: u64);
 }
 
-/// The answer of [`Allocator::alloc`].
+/// The result of [`Allocator::alloc`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Allocation {
     /// This memory.
     Memory(NonNull<u8>),
-    /// The provider's own allocator shall be used (`IBV_ALLOCATOR_USE_DEFAULT`).
+    /// Use the provider's allocator (`IBV_ALLOCATOR_USE_DEFAULT`).
     Default,
     /// There is no memory: creating the object fails with `ENOMEM`.
     Failed,
@@ -57,7 +55,7 @@ pub(super) struct Registered<'a>(Arc<Callee<'a>>);
 
 struct Callee<'a> {
     allocator: Box<dyn Allocator + 'a>,
-    /// The layout of each piece of memory that it has given, by its address: C does not pass it to `free`.
+    /// The layout of each allocation by address, which C does not pass to `free`.
     given: Mutex<HashMap<usize, Layout>>,
 }
 
@@ -66,7 +64,7 @@ impl Callee<'_> {
         self.given.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes the layout; false if there is no memory for that.
+    /// Notes the layout; false without memory.
     fn note(&self, memory: NonNull<u8>, layout: Layout) -> bool {
         let mut given = self.given();
         let is_room = given.try_reserve(1).is_ok();
@@ -82,7 +80,7 @@ impl<'a> Registered<'a> {
         Self(Arc::new(Callee { allocator: Box::new(allocator), given: Mutex::default() }))
     }
 
-    /// Makes a parent domain use it. It must outlive the domain.
+    /// Makes a parent domain use this allocator, which must outlive the domain.
     pub(super) fn register(&self, attributes: &mut ffi::ibv_parent_domain_init_attr) {
         use ffi::ibv_parent_domain_init_attr_mask as mask;
 
@@ -96,7 +94,7 @@ impl<'a> Registered<'a> {
 }
 
 impl Leak for Registered<'_> {
-    /// Keeps the allocator for ever: objects of the domain that are leaked may still free.
+    /// Keeps the allocator for ever: leaked objects of the domain may still free.
     fn leak(&self) {
         std::mem::forget(Arc::clone(&self.0));
     }
@@ -104,9 +102,9 @@ impl Leak for Registered<'_> {
 
 /// # Safety
 ///
-/// `context` is that of a registered allocator, which is live.
+/// `context` is that of a live registered allocator.
 unsafe fn callee<'a>(context: *mut c_void) -> &'a Callee<'a> {
-    // SAFETY: the caller vouches for the pointer. The lifetime of the box's content ends with the borrow.
+    // SAFETY: the caller vouches for the pointer. The borrow ends within the lifetime of the box's content.
     unsafe { &*context.cast::<Callee<'a>>() }
 }
 
@@ -130,7 +128,7 @@ unsafe extern "C" fn alloc(
             let _ = panics::catch(free);
             ptr::null_mut()
         }
-        // IBV_ALLOCATOR_USE_DEFAULT: a macro, which has no binding.
+        // IBV_ALLOCATOR_USE_DEFAULT, a macro without binding.
         Ok(Allocation::Default) => ptr::without_provenance_mut(usize::MAX),
         Ok(Allocation::Failed) | Err(_) => ptr::null_mut(),
     }
@@ -152,11 +150,8 @@ unsafe extern "C" fn free(
 
 object!(ibv_td, ibv_dealloc_td);
 
-/// `struct ibv_td`: a promise that one thread at a time uses the objects created with it, so that the
-/// provider need not lock.
-///
-/// It takes effect through
-/// [`ProtectionDomain::parent_domain`](crate::ProtectionDomain::parent_domain).
+/// `struct ibv_td`: a promise that one thread at a time uses the objects created with it, through
+/// [`ProtectionDomain::parent_domain`](crate::ProtectionDomain::parent_domain). The provider need not lock them.
 #[doc(alias = "ibv_td")]
 pub struct ThreadDomain<'ctx> {
     raw: Handle<ffi::ibv_td>,
@@ -164,26 +159,25 @@ pub struct ThreadDomain<'ctx> {
 }
 
 resource! {
-    /// `ibv_dealloc_td`: deallocates the domain, and returns the error if that fails, which
-    /// dropping cannot.
+    /// `ibv_dealloc_td`: deallocates the domain and reports a failure, which a drop ignores.
     ///
     /// # Errors
     ///
-    /// The domain is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// The domain is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its context.
     ///
-    ///  - `EBUSY`: something that was made with it still exists.
+    ///  - `EBUSY`: an object still uses it.
     #[doc(alias = "ibv_dealloc_td")]
     ThreadDomain<'ctx>: raw of ibv_td, context
 }
 
-// Threads may share it: what the promise is about, creating objects with it, is `unsafe`.
+// Threads may share it: creating objects with it, which the promise is about, is `unsafe`.
 
 impl<'ctx> ThreadDomain<'ctx> {
     /// `ibv_alloc_td`: allocates a thread domain.
     ///
     /// # Errors
     ///
-    ///  - `EOPNOTSUPP`: the device does not have thread domains.
+    ///  - `EOPNOTSUPP`: the device has no thread domains.
     ///  - `ENOMEM`: out of memory.
     #[doc(alias = "ibv_alloc_td")]
     pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>) -> Result<Self> {
@@ -197,16 +191,16 @@ impl<'ctx> ThreadDomain<'ctx> {
         Ok(Self { raw, context })
     }
 
-    /// Takes over a thread domain that was made elsewhere, such as by a C library.
+    /// Takes over a thread domain that other code allocated, such as a C library.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the pointer is null, or it is of another context.
+    ///  - `EINVAL`: the pointer is null, or of another context.
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live thread domain, and nothing else deallocates it. The objects made with it
-    /// are used as [`ProtectionDomain::parent_domain`](crate::ProtectionDomain::parent_domain) demands.
+    /// `raw` is null or a live thread domain that nothing else deallocates. Its objects are used as
+    /// [`ProtectionDomain::parent_domain`](crate::ProtectionDomain::parent_domain) demands.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_td,
         context: impl Into<Parent<'ctx, Context<'ctx>>>,

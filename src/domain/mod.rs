@@ -15,10 +15,10 @@
 //!
 //! | | |
 //! |---|---|
-//! | [`ProtectionDomain`] | memory, queue pairs and address handles that may be used together |
-//! | [`ThreadDomain`] | tells the provider that one thread at a time uses the objects made with it, so that it need not lock |
+//! | [`ProtectionDomain`] | memory, queue pairs and address handles that work together |
+//! | [`ThreadDomain`] | spares the provider locks: one thread at a time uses its objects |
 //! | [`Allocator`], [`Allocation`] | where a provider takes the memory of its queues from |
-//! | [`XrcDomain`], [`XrcDomainScope`] | ties XRC queue pairs and shared receive queues together, across processes if the domain belongs to a file |
+//! | [`XrcDomain`], [`XrcDomainScope`] | XRC queue pairs and shared receive queues that work together, across processes if it belongs to a file |
 
 mod allocator;
 mod protection_domain;

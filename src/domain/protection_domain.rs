@@ -14,8 +14,7 @@ use crate::parent::Parent;
 object!(ibv_pd, ibv_dealloc_pd);
 importable_object!(ibv_pd, ibv_unimport_pd);
 
-/// `struct ibv_pd`: a protection domain. Memory, queue pairs and address handles of one domain work
-/// together; those of different domains do not.
+/// `struct ibv_pd`: a protection domain. Memory, queue pairs and address handles work together only within one domain.
 pub struct ProtectionDomain<'ctx> {
     raw: ImportableHandle<ffi::ibv_pd>,
     /// The domains that a parent domain was made from.
@@ -24,20 +23,18 @@ pub struct ProtectionDomain<'ctx> {
 }
 
 resource! {
-    /// `ibv_dealloc_pd`: deallocates the domain, and returns the error if that fails, which
-    /// dropping cannot.
+    /// `ibv_dealloc_pd`: deallocates the domain and reports a failure, which a drop ignores.
     ///
     /// # Errors
     ///
-    /// The domain is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// The domain is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its parents.
     ///
-    ///  - `EBUSY`: something that was made from it still exists (because it was leaked, or could not
-    ///    be destroyed).
+    ///  - `EBUSY`: a leaked object still uses it.
     #[doc(alias = "ibv_dealloc_pd")]
     ProtectionDomain<'ctx>: raw of ibv_pd, base, context
 }
 
-/// The domains that a parent domain stands for, which must outlive it.
+/// The domains behind a parent domain, which must outlive it.
 struct Base<'ctx> {
     domain: Parent<'ctx, ProtectionDomain<'ctx>>,
     thread: Option<Parent<'ctx, ThreadDomain<'ctx>>>,
@@ -57,7 +54,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
     ///
     /// # Errors
     ///
-    ///  - `ENOMEM`: the device or the machine has run out of protection domains.
+    ///  - `ENOMEM`: the device or the machine has none left.
     #[doc(alias = "ibv_alloc_pd")]
     pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>) -> Result<Self> {
         let context = context.into();
@@ -66,21 +63,19 @@ impl<'ctx> ProtectionDomain<'ctx> {
         Ok(Self { raw: ImportableHandle::owned(raw), base: None, context })
     }
 
-    /// `ibv_alloc_parent_domain`: allocates a domain that stands for `base`: objects of the two domains
-    /// work together. The thread domain, if one is given, applies to objects created with the new
-    /// domain.
+    /// `ibv_alloc_parent_domain`: allocates a domain that stands for `base`: objects of both work together. A thread
+    /// domain applies to objects created with the new domain.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: the thread domain belongs to another context.
-    ///  - `EOPNOTSUPP`: the device does not have parent domains.
+    ///  - `EOPNOTSUPP`: the device has no parent domains.
     ///  - `ENOMEM`: out of memory.
     ///
     /// # Safety
     ///
-    /// If a thread domain is given: no two threads at a time use the objects that are created with the
-    /// new domain, completion queues among them, or with another domain that has the same thread domain, although their types are
-    /// `Sync`.
+    /// With a thread domain, only one thread at a time uses the objects, including completion queues, that are created
+    /// with the new domain or with any other domain of that thread domain, although their types are `Sync`.
     #[doc(alias = "ibv_alloc_parent_domain")]
     pub unsafe fn parent_domain(
         base: impl Into<Parent<'ctx, ProtectionDomain<'ctx>>>,
@@ -90,16 +85,14 @@ impl<'ctx> ProtectionDomain<'ctx> {
         unsafe { Self::stand_for(base.into(), thread, None) }
     }
 
-    /// `ibv_alloc_parent_domain`: as [`parent_domain`](Self::parent_domain), but the queues of objects that
-    /// are created with the new domain are in memory of `allocator`: in huge pages, or on a certain node.
+    /// `ibv_alloc_parent_domain`: as [`parent_domain`](Self::parent_domain), with an `allocator` for the queues of
+    /// objects created with the new domain: in huge pages, or on a certain node.
     ///
-    /// Of the providers of rdma-core, mlx5 asks the allocator; others do not have parent domains, or ignore
-    /// it.
+    /// Of rdma-core's providers, only mlx5 calls the allocator. Others have no parent domains, or ignore it.
     ///
     /// # Errors
     ///
-    /// Those of [`parent_domain`](Self::parent_domain), and `EOPNOTSUPP` or `EINVAL`: the device does not
-    /// take allocators.
+    /// Those of [`parent_domain`](Self::parent_domain), and `EOPNOTSUPP` or `EINVAL`: the device takes no allocators.
     ///
     /// # Safety
     ///
@@ -143,7 +136,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
         Ok(Self { raw: ImportableHandle::owned(raw), base, context })
     }
 
-    /// Takes over a protection domain that was allocated elsewhere.
+    /// Takes over a protection domain that other code allocated.
     ///
     /// # Errors
     ///
@@ -151,9 +144,9 @@ impl<'ctx> ProtectionDomain<'ctx> {
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live protection domain, and nothing else deallocates it. If it is a parent
-    /// domain, the domain that it stands for outlives it, and with a thread domain the condition of
-    /// [`parent_domain`](Self::parent_domain) holds.
+    /// `raw` is null or a live protection domain that nothing else deallocates. If it is a parent domain, the domain
+    /// that it stands for outlives it, and with a thread domain the condition of [`parent_domain`](Self::parent_domain)
+    /// holds.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_pd,
         context: impl Into<Parent<'ctx, Context<'ctx>>>,
@@ -167,25 +160,23 @@ impl<'ctx> ProtectionDomain<'ctx> {
         Ok(Self { raw: ImportableHandle::owned(raw), base: None, context })
     }
 
-    /// The domain that this one stands for, if it is a parent domain.
+    /// The domain that a parent domain stands for.
     pub fn base(&self) -> Option<&ProtectionDomain<'ctx>> {
         self.base.as_ref().map(|base| &*base.domain)
     }
 
-    /// `ibv_import_pd`: imports a domain that another process has allocated through the same file
-    /// descriptor of the device, by the kernel's [number](Self::handle) of it. Objects that either
-    /// process registers or creates in it work together.
+    /// `ibv_import_pd`: imports a domain that another process allocated through the same file descriptor of the device,
+    /// by its [number](Self::handle). The objects of both processes in it work together.
     ///
-    /// Dropping or closing it undoes the import, and leaves the domain itself alone
-    /// (`ibv_unimport_pd`); after [`own`](Self::own) it deallocates the domain, which only one of the
-    /// processes may do, when the others no longer use it.
+    /// A drop or `close` undoes the import (`ibv_unimport_pd`), and keeps the domain. Exactly one process may call
+    /// [`own`](Self::own), and deallocate the domain when the others no longer use it.
     ///
     /// # Errors
     ///
     ///  - `EOPNOTSUPP`: the device cannot import.
     ///  - `ENOMEM`: out of memory.
     ///
-    /// A wrong number is noticed only when the domain is used.
+    /// The first use of the domain, not this method, reports a wrong number.
     #[doc(alias = "ibv_import_pd")]
     #[doc(alias = "ibv_unimport_pd")]
     pub fn import(context: impl Into<Parent<'ctx, Context<'ctx>>>, handle: u32) -> Result<Self> {
@@ -196,14 +187,13 @@ impl<'ctx> ProtectionDomain<'ctx> {
         Ok(Self { raw: ImportableHandle::imported(raw), base: None, context })
     }
 
-    /// Makes an [imported](Self::import) domain this program's own: from now on dropping or closing it
-    /// deallocates it, for all processes.
+    /// Takes ownership of an [imported](Self::import) domain: a drop or `close` then deallocates it, for all processes.
     pub fn own(&mut self) {
         self.raw.own();
     }
 
-    /// The kernel's number of the domain, by which a process that shares the device's file descriptor
-    /// [imports](Self::import) it.
+    /// The kernel's number of the domain. A process that shares the device's file descriptor [imports](Self::import)
+    /// the domain by it.
     pub fn handle(&self) -> u32 {
         // SAFETY: the domain is live.
         unsafe { (*self.as_raw()).handle }
@@ -213,18 +203,15 @@ impl<'ctx> ProtectionDomain<'ctx> {
         /// The context that it was allocated from.
         context: &Context<'ctx> => &self.context;
 
-        /// The context, as the parent of another object: a domain that owns its context or shares it makes a
-        /// completion queue that does so too, as in
-        /// `CompletionQueue::new(domain.context_parent(), 64)`.
+        /// The context, as the parent of another object: `CompletionQueue::new(domain.context_parent(), 64)` owns or
+        /// shares the context as this domain does.
         context_parent: Parent<'ctx, Context<'ctx>> => self.context.clone();
     }
 }
 
 impl Context<'_> {
-    /// `ibv_alloc_pd`: allocates a protection domain that borrows this context. See
+    /// `ibv_alloc_pd`: allocates a protection domain that borrows this context. To own or share it, call
     /// [`ProtectionDomain::new`].
-    ///
-    /// For a value that leaves its function: `ProtectionDomain::new(context)`, with the context by value or in an `Arc`.
     ///
     /// # Errors
     ///
@@ -239,8 +226,8 @@ debug! { ProtectionDomain<'_>, self, device: self.context.name(), .. }
 
 object!(ibv_xrcd, ibv_close_xrcd);
 
-/// `struct ibv_xrcd`: an extended reliable connection domain, whose receiving queue pairs and shared
-/// receive queues work together, across processes if the domain belongs to a file.
+/// `struct ibv_xrcd`: an XRC (extended reliable connection) domain. Its receiving queue pairs and shared receive queues
+/// work together, across processes if it belongs to a file.
 #[doc(alias = "ibv_xrcd")]
 pub struct XrcDomain<'ctx> {
     raw: Handle<ffi::ibv_xrcd>,
@@ -248,26 +235,24 @@ pub struct XrcDomain<'ctx> {
 }
 
 resource! {
-    /// `ibv_close_xrcd`: closes the domain, and returns the error if that fails, which dropping
-    /// cannot.
+    /// `ibv_close_xrcd`: closes the domain and reports a failure, which a drop ignores.
     ///
     /// # Errors
     ///
-    /// The domain is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// The domain is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its context.
     ///
-    ///  - `EBUSY`: something that was made with it still exists.
+    ///  - `EBUSY`: an object still uses it.
     #[doc(alias = "ibv_close_xrcd")]
     XrcDomain<'ctx>: raw of ibv_xrcd, context
 }
 
-/// Which XRC domain [`XrcDomain::open`] opens.
+/// What [`XrcDomain::open`] opens.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum XrcDomainScope<'fd> {
     /// A domain of this context alone.
     Private,
-    /// The domain of the file, shared by every process that opens the file; it is created if the file
-    /// has none (`O_CREAT`).
+    /// The file's domain, shared by every process that opens the file, and created if missing (`O_CREAT`).
     File(BorrowedFd<'fd>),
     /// A new domain for the file, which must not have one yet (`O_CREAT | O_EXCL`).
     NewFile(BorrowedFd<'fd>),
@@ -280,9 +265,9 @@ impl<'ctx> XrcDomain<'ctx> {
     ///
     /// # Errors
     ///
-    ///  - `EOPNOTSUPP`, `ENOSYS`: the device does not have XRC domains.
-    ///  - `EINVAL`: the file has a domain already, and a new one was asked for.
-    ///  - `EAGAIN`: the file has no domain, and an existing one was asked for.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no XRC domains.
+    ///  - `EINVAL`: [`NewFile`](XrcDomainScope::NewFile), but the file has a domain.
+    ///  - `EAGAIN`: [`ExistingFile`](XrcDomainScope::ExistingFile), but the file has none.
     ///  - `ENOMEM`: the device has none left.
     #[doc(alias = "ibv_open_xrcd")]
     pub fn open(
@@ -316,15 +301,15 @@ impl<'ctx> XrcDomain<'ctx> {
         Ok(Self { raw, context })
     }
 
-    /// Takes over a domain that was made elsewhere, such as by a C library.
+    /// Takes over a domain that other code opened, such as a C library.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the pointer is null, or it is of another context.
+    ///  - `EINVAL`: the pointer is null, or of another context.
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live XRC domain, and nothing else closes it.
+    /// `raw` is null or a live XRC domain that nothing else closes.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_xrcd,
         context: impl Into<Parent<'ctx, Context<'ctx>>>,

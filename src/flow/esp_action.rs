@@ -1,4 +1,4 @@
-//! Encryption and decryption of IPsec packets by the device.
+//! IPsec encryption and decryption by the device.
 
 use std::ptr;
 
@@ -17,8 +17,8 @@ const CREATE: &str = "ibv_create_flow_action_esp";
 const MODIFY: &str = "ibv_modify_flow_action_esp";
 
 bitflags::bitflags! {
-    /// `enum ibv_flow_action_esp_flags`: how packets are processed. Without flags, the device decrypts
-    /// what it receives, in tunnel mode, and leaves the headers to the program.
+    /// `enum ibv_flow_action_esp_flags`: how to process packets. Without flags, the device decrypts what it receives,
+    /// in tunnel mode, and leaves the headers to the program.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct EspFlags: u32 {
         /// The device adds and removes the headers too.
@@ -32,7 +32,7 @@ bitflags::bitflags! {
     }
 }
 
-/// The keys and the settings of an [`EspAction`]: AES-GCM, with its initialisation vector in sequence.
+/// The keys and settings of an [`EspAction`]: AES-GCM, with a sequential initialisation vector.
 #[derive(Clone)]
 #[doc(alias = "ibv_flow_action_esp_attr")]
 #[must_use = "it is for an action"]
@@ -41,12 +41,12 @@ pub struct EspParameters {
     settings: ffi::ib_uverbs_flow_action_esp,
     replay_window: Option<u32>,
     sequence_high: Option<u32>,
-    /// The type of the outer header, and its bytes, in words so that they are aligned.
+    /// Type and bytes of the outer header, in words for alignment.
     encapsulation: Option<(ffi::ibv_flow_spec_type, u16, Vec<u64>)>,
 }
 
 impl EspParameters {
-    /// The key (16, 24 or 32 bytes), the salt and the initialisation vector of AES-GCM.
+    /// Key (16, 24 or 32 bytes), salt and initialisation vector of AES-GCM.
     ///
     /// # Errors
     ///
@@ -70,7 +70,7 @@ impl EspParameters {
         Ok(Self { keys, settings, replay_window: None, sequence_high: None, encapsulation: None })
     }
 
-    /// The length of the integrity check value in bytes: 8, 12 or 16 (16 unless set).
+    /// The bytes of the integrity check value: 8, 12 or 16 (16 unless set).
     ///
     /// # Errors
     ///
@@ -89,24 +89,24 @@ impl EspParameters {
         /// The sequence number of the next packet (0 unless set).
         sequence_number(number: u32) => self.settings.seq = number;
 
-        /// The length that traffic flow confidentiality pads packets to, in bytes (0, not, unless set).
+        /// The bytes to which traffic flow confidentiality pads packets (0, no padding, unless set).
         padding(length: u32) => self.settings.tfc_pad = length;
 
         /// After how many packets the action stops (0, never, unless set).
         packet_limit(packets: u64) => self.settings.hard_limit_pkts = packets;
 
-        /// How packets are processed (no flags unless set).
+        /// How to process packets (no flags unless set).
         flags(flags: EspFlags) => self.settings.flags = flags.bits();
 
-        /// Drops packets that arrive again, by a window of that many packets (not unless set).
+        /// Drops packets that arrive again, in a window of that many packets (not unless set).
         replay_window(packets: u32) => self.replay_window = Some(packets);
 
         /// The upper half of an extended sequence number (none unless set).
         extended_sequence_number(upper: u32) => self.sequence_high = Some(upper);
     }
 
-    /// The outer header of tunnel mode, which the device adds with
-    /// [`FULL_OFFLOAD`](EspFlags::FULL_OFFLOAD) (none unless set).
+    /// The outer header of tunnel mode, which the device adds with [`FULL_OFFLOAD`](EspFlags::FULL_OFFLOAD) (none
+    /// unless set).
     pub fn encapsulation(mut self, header: impl HeaderMatch) -> Self {
         let (kind, bytes) = header.value(); // no longer than 36 bytes
         let mut words = vec![0_u64; bytes.len().div_ceil(8)];
@@ -119,7 +119,6 @@ impl EspParameters {
         self
     }
 
-    /// Calls `verb` with the C struct.
     fn with_raw<T>(&self, verb: impl FnOnce(*mut ffi::ibv_flow_action_esp_attr) -> T) -> T {
         let (mut keys, mut settings) = (self.keys, self.settings);
         let mut window = ffi::ib_uverbs_flow_action_esp_replay_bmp::default();
@@ -146,7 +145,7 @@ impl EspParameters {
         if let Some((kind, length, words)) = &self.encapsulation {
             outer.__bindgen_anon_1.val_ptr = words.as_ptr().cast_mut().cast();
             outer.len = *length;
-            // The numbers of the types of headers are below 0x1004.
+            // Header types are below 0x1004.
             outer.type_ = kind.0 as u16;
             raw.esp_encap = &mut outer;
         }
@@ -157,8 +156,8 @@ impl EspParameters {
 // Without the key.
 debug! { EspParameters, self, settings: self.settings, replay_window: self.replay_window, .. }
 
-/// `struct ibv_flow_action`: encryption or decryption of the IPsec packets (ESP) of flows that
-/// [name it](crate::flow::Rule::action).
+/// `struct ibv_flow_action`: encrypts or decrypts the IPsec packets (ESP) of flows whose [rule names
+/// it](crate::flow::Rule::action).
 #[doc(alias = "ibv_flow_action")]
 pub struct EspAction<'ctx> {
     raw: Handle<ffi::ibv_flow_action>,
@@ -166,13 +165,13 @@ pub struct EspAction<'ctx> {
 }
 
 resource! {
-    /// `ibv_destroy_flow_action`: destroys the action and reports a failure. Dropping ignores a failure.
+    /// `ibv_destroy_flow_action`: destroys the action and reports a failure, which a drop ignores.
     ///
     /// # Errors
     ///
     /// The action is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its context.
     ///
-    ///  - `EBUSY`: a flow that names it still exists.
+    ///  - `EBUSY`: a flow still uses it.
     #[doc(alias = "ibv_destroy_flow_action")]
     EspAction<'ctx>: raw of ibv_flow_action, context
 }
@@ -182,8 +181,8 @@ impl<'ctx> EspAction<'ctx> {
     ///
     /// # Errors
     ///
-    ///  - `EOPNOTSUPP`, `ENOSYS`: the device does not encrypt, or not so.
-    ///  - `EINVAL`: a setting that the device does not have.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot encrypt, or not so.
+    ///  - `EINVAL`: the device does not support a setting.
     ///  - `ENOMEM`: the device has none left.
     #[doc(alias = "ibv_create_flow_action_esp")]
     pub fn new(
@@ -192,8 +191,8 @@ impl<'ctx> EspAction<'ctx> {
     ) -> Result<Self> {
         let context = context.into();
         let raw = parameters.with_raw(|attributes| {
-            // SAFETY: the context is live, the struct and what it points to are valid during the call; an
-            // action that comes back is ours alone.
+            // SAFETY: the context is live, the struct and its pointers are valid during the call; an action that comes
+            // back is ours alone.
             unsafe {
                 let raw = ffi::ibv_create_flow_action_esp(context.as_raw(), attributes);
                 Handle::new(CREATE, raw)
@@ -202,15 +201,15 @@ impl<'ctx> EspAction<'ctx> {
         Ok(Self { raw, context })
     }
 
-    /// `ibv_modify_flow_action_esp`: changes the keys and the settings.
+    /// `ibv_modify_flow_action_esp`: changes keys and settings.
     ///
     /// # Errors
     ///
     ///  - `EOPNOTSUPP`: the device cannot change an action, or not this setting.
-    ///  - `EINVAL`: a setting that the device does not have.
+    ///  - `EINVAL`: the device does not support a setting.
     #[doc(alias = "ibv_modify_flow_action_esp")]
     pub fn modify(&mut self, parameters: &EspParameters) -> Result<()> {
-        // SAFETY: the action is live, the struct and what it points to are valid during the call.
+        // SAFETY: the action is live, the struct and its pointers are valid during the call.
         let returned = parameters.with_raw(|attributes| unsafe {
             ffi::ibv_modify_flow_action_esp(self.as_raw(), attributes)
         });

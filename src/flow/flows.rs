@@ -12,12 +12,12 @@ use crate::queue_pair_state::QueuePairType;
 
 object!(ibv_flow, ibv_destroy_flow);
 
-/// `struct ibv_flow`: a flow of a queue pair, which owns it.
+/// `struct ibv_flow`: names a flow, which its queue pair owns.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "ibv_flow")]
 pub struct FlowId(u64);
 
-/// The flows of a queue pair, which it destroys before itself.
+/// The flows of a queue pair, destroyed before it.
 pub(crate) struct Flows<'res> {
     flows: Vec<Flow<'res>>,
 }
@@ -44,12 +44,10 @@ impl<'res> Flows<'res> {
         Self { flows: Vec::new() }
     }
 
-    /// Creates a flow.
-    ///
     /// # Safety
     ///
-    /// The queue pair is live, of that type and on that context. Its owner calls
-    /// [`destroy_all`](Self::destroy_all) before it destroys it.
+    /// The queue pair is live, of that type and on that context. Its owner calls [`destroy_all`](Self::destroy_all)
+    /// before it destroys it.
     pub(crate) unsafe fn create(
         &mut self,
         queue_pair: *mut ffi::ibv_qp,
@@ -68,8 +66,8 @@ impl<'res> Flows<'res> {
             return Err(Error::new(VERB, libc::ENOMEM));
         }
         let held = rule.held.clone();
-        // SAFETY: the caller vouches for the queue pair; the rule is well-formed, and the objects that it
-        // names are live, and kept by `held`; a flow that comes back is ours alone.
+        // SAFETY: the caller vouches for the queue pair; the rule is well-formed, and `held` keeps the objects that it
+        // names alive; a flow that comes back is ours alone.
         let raw =
             unsafe { Handle::new(VERB, ffi::ibv_create_flow(queue_pair, raw_rule.as_mut_ptr())) }?;
         let id = FlowId(NEXT.fetch_add(1, Ordering::Relaxed));
@@ -77,7 +75,7 @@ impl<'res> Flows<'res> {
         Ok(id)
     }
 
-    /// Destroys a flow. Calls `leak` if that fails: then the queue pair must not be destroyed either.
+    /// Destroys a flow. Calls `leak` if that fails, because then the queue pair must not be destroyed either.
     pub(crate) fn destroy(&mut self, id: FlowId, leak: impl FnOnce()) -> Result<()> {
         let Some(at) = self.flows.iter().position(|flow| flow.id == id) else {
             return Err(Error::invalid("ibv_destroy_flow", "the queue pair has no such flow"));
@@ -94,7 +92,6 @@ impl<'res> Flows<'res> {
         }
     }
 
-    /// Attaches counters to a flow that exists.
     pub(crate) fn attach(
         &mut self,
         id: FlowId,
@@ -109,8 +106,8 @@ impl<'res> Flows<'res> {
         if flow.held.try_reserve(1).is_err() {
             return Err(Error::new(VERB, libc::ENOMEM));
         }
-        // SAFETY: both are live and stay so: the flow keeps the counters. A failure may have taken
-        // effect, so they are kept in any case.
+        // SAFETY: both are live and stay so: the flow keeps the counters, even after a failure, which may have taken
+        // effect.
         let returned = unsafe { counters.attach_raw(counter, index, flow.raw.as_ptr()) };
         flow.held.push(Held::Counters(counters));
         returned

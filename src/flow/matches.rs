@@ -5,35 +5,31 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use crate::debug::debug;
 use crate::ffi;
 
-/// A header that a [`Rule`](crate::flow::Rule) matches.
-///
-/// The trait is sealed: only the headers of this crate have it.
+/// A header that a [`Rule`](crate::flow::Rule) matches. The trait is sealed.
 pub trait HeaderMatch: private::Header {}
 
 pub(crate) mod private {
     use crate::ffi;
 
-    /// What C has for a header, hidden from users.
+    /// C's form of a header.
     pub trait Header {
-        /// The specification, with its length, for `inner` headers of a tunnel or not.
+        /// Appends the specification, `inner` if for a tunnel's inner headers.
         fn append(&self, to: &mut Vec<u8>, inner: bool);
 
-        /// The type and the bytes of the value alone.
+        /// The type, and the bytes of the value alone.
         fn value(&self) -> (ffi::ibv_flow_spec_type, Vec<u8>);
     }
 }
 
-/// The bytes of a value without padding.
-///
 /// # Safety
 ///
-/// The type has no padding.
+/// `T` has no padding.
 unsafe fn bytes_of<T: Copy>(value: &T) -> &[u8] {
-    // SAFETY: the caller vouches for the bytes, which are borrowed as long as the value is.
+    // SAFETY: the caller vouches that all bytes are initialised; the result borrows the value.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
-/// Defines a header: a C filter as value and as mask, with two methods for each field.
+/// Defines a header: C's filter as value and mask, with two methods for each field.
 macro_rules! header {
     (
         $(#[$meta:meta])*
@@ -57,7 +53,7 @@ macro_rules! header {
                     self
                 }
 
-                /// The same, but only the bits that are set in `mask` count.
+                /// As the method without mask, for the bits in `mask` only.
                 pub fn $masked(self, value: $type, mask: $type) -> Self {
                     let mut this = self.$method(value);
                     let $value = mask;
@@ -81,7 +77,7 @@ macro_rules! header {
                 if inner {
                     spec.type_.0 |= ffi::ibv_flow_spec_type::IBV_FLOW_SPEC_INNER.0;
                 }
-                // Field by field, since padding has no value to copy.
+                // Field by field, since padding has no value.
                 let start = to.len();
                 to.resize(start + size_of::<ffi::$spec>(), 0);
                 let mut put = |at: usize, bytes: &[u8]| {
@@ -114,12 +110,11 @@ macro_rules! header {
     };
 }
 
-/// Implements `new` and `Default` for a header of one type.
 macro_rules! one_type {
     ($($name:ident: $kind:ident;)+) => {
         $(
             impl $name {
-                /// Matches every packet that has this header; the methods narrow it.
+                /// Matches every packet with this header; the methods narrow it.
                 pub fn new() -> Self {
                     Self::build(ffi::ibv_flow_spec_type::$kind)
                 }
@@ -134,8 +129,6 @@ macro_rules! one_type {
     };
 }
 
-/// A value whose bits are all set.
-///
 /// # Safety
 ///
 /// Any bits are a valid `T`.
@@ -241,10 +234,9 @@ header! {
 }
 
 header! {
-    /// `struct ibv_flow_spec_mpls`: an MPLS label. It stands in a rule where it stands in the packet.
+    /// `struct ibv_flow_spec_mpls`: an MPLS label, at its place among the headers.
     pub struct MplsMatch: ibv_flow_spec_mpls / ibv_flow_mpls_filter;
-    /// The whole entry: 20 bits of label, 3 of traffic class, 1 for the bottom of the stack, 8 of time to
-    /// live.
+    /// The entry: 20 bits of label, 3 of traffic class, 1 for the bottom of the stack, 8 of time to live.
     entry, entry_masked: u32 => label, |value| value.to_be();
 }
 

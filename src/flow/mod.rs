@@ -1,4 +1,4 @@
-//! Flow steering: which packets a queue pair receives, what is done with them, and how they are counted.
+//! Flow steering: which packets a queue pair receives, what the device does with them, and how it counts them.
 //!
 //! ```
 //! use ibverbs::flow::{EthernetMatch, Ipv4Match, Rule};
@@ -15,13 +15,13 @@
 //!
 //! | to | |
 //! |---|---|
-//! | say which packets, and what becomes of them | [`Rule`], [`RuleFlags`] |
+//! | choose packets, and their treatment | [`Rule`], [`RuleFlags`] |
 //! | match a header | [`EthernetMatch`], [`Ipv4Match`], [`Ipv6Match`], [`PortMatch`], [`VxlanMatch`], [`GreMatch`], [`MplsMatch`], [`EspMatch`]; all are a [`HeaderMatch`] |
-//! | count them | [`Counters`], [`Counter`] |
-//! | encrypt and decrypt them | [`EspAction`], [`EspParameters`], [`EspFlags`] |
+//! | count | [`Counters`], [`Counter`] |
+//! | encrypt and decrypt | [`EspAction`], [`EspParameters`], [`EspFlags`] |
 //! | end a flow before its queue pair | [`FlowId`] |
 //!
-//! A flow belongs to the queue pair that it was created on ([`QueuePair::create_flow`](crate::QueuePair::create_flow)).
+//! A flow belongs to the queue pair that created it ([`QueuePair::create_flow`](crate::QueuePair::create_flow)).
 
 mod esp_action;
 mod flows;

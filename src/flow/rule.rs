@@ -19,18 +19,17 @@ bitflags::bitflags! {
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     #[doc(alias = "ibv_flow_flags")]
     pub struct RuleFlags: u32 {
-        /// Packets that match go on to rules of lower priority too.
+        /// Matching packets also go on to rules of lower priority.
         const DONT_TRAP = ffi::ibv_flow_flags::IBV_FLOW_ATTR_FLAGS_DONT_TRAP.0;
-        /// The rule is about packets that are sent, not received.
+        /// The rule is about sent packets.
         const EGRESS = ffi::ibv_flow_flags::IBV_FLOW_ATTR_FLAGS_EGRESS.0;
     }
 }
 
-/// `struct ibv_flow_attr`: which packets a flow takes, and what is done with them.
+/// `struct ibv_flow_attr`: which packets a flow takes, and what the device does with them.
 ///
-/// Without actions, the queue pair that the flow is created on receives the packets
-/// ([`QueuePair::create_flow`](crate::QueuePair::create_flow)). The flow keeps the counters and actions that
-/// it names.
+/// Without actions, the queue pair of the flow receives them
+/// ([`QueuePair::create_flow`](crate::QueuePair::create_flow)). The flow keeps its counters and actions alive.
 ///
 /// ```
 /// use ibverbs::flow::{EthernetMatch, Rule, Ipv4Match, PortMatch};
@@ -56,7 +55,7 @@ pub struct Rule<'res> {
     pub(super) held: Vec<Held<'res>>,
 }
 
-/// What a flow refers to, and keeps.
+/// What a flow keeps alive.
 #[derive(Clone)]
 pub(super) enum Held<'res> {
     Counters(Parent<'res, Counters<'res>>),
@@ -96,7 +95,7 @@ impl<'res> Rule<'res> {
         }
     }
 
-    /// A rule for packets of this port whose headers [match](Self::matching). Ports count from 1.
+    /// A rule for packets of this port, counted from 1, whose headers [match](Self::matching).
     pub fn new(port: u8) -> Self {
         Self::of_kind(ffi::ibv_flow_attr_type::IBV_FLOW_ATTR_NORMAL, port)
     }
@@ -111,12 +110,12 @@ impl<'res> Rule<'res> {
         Self::of_kind(ffi::ibv_flow_attr_type::IBV_FLOW_ATTR_MC_DEFAULT, port)
     }
 
-    /// A rule for all packets of the port, whether or not another rule takes them too.
+    /// A rule for all packets of the port, even those that other rules take.
     pub fn sniffer(port: u8) -> Self {
         Self::of_kind(ffi::ibv_flow_attr_type::IBV_FLOW_ATTR_SNIFFER, port)
     }
 
-    /// Packets must have this header. The headers of a rule are named from the outermost on.
+    /// Packets must have this header. Add the headers of a rule from the outermost on.
     pub fn matching(mut self, header: impl HeaderMatch) -> Self {
         header.append(&mut self.headers, false);
         self.header_count += 1;
@@ -131,34 +130,33 @@ impl<'res> Rule<'res> {
     }
 
     setters! { self,
-        /// The rule's priority (0 unless set): of several rules that match, the one with the lowest number
-        /// applies.
+        /// The priority (0 unless set): of several matching rules, the one with the lowest number applies.
         priority(priority: u16) => self.priority = priority;
 
         /// Options (none unless set).
         flags(flags: RuleFlags) => self.flags = flags;
 
-        /// The completions of packets that match have this number
+        /// Completions of matching packets have this number
         /// ([`FLOW_TAG`](crate::completion::CompletionFields::FLOW_TAG)).
         tag(tag: u32) => self.tag = Some(tag);
 
-        /// Packets that match are dropped.
+        /// Drops matching packets.
         drop_packets() => self.drops = true;
     }
 
-    /// Packets that match are counted.
+    /// Counts matching packets.
     pub fn count(mut self, counters: impl Into<Parent<'res, Counters<'res>>>) -> Self {
         self.held.push(Held::Counters(counters.into()));
         self
     }
 
-    /// The action is applied to packets that match.
+    /// Applies the action to matching packets.
     pub fn action(mut self, action: impl Into<Parent<'res, EspAction<'res>>>) -> Self {
         self.held.push(Held::Action(action.into()));
         self
     }
 
-    /// The struct with its specifications, as C has them.
+    /// C's struct with its specifications.
     pub(super) fn to_raw(&self, context: &Context<'_>) -> Result<RawRule> {
         let ports = context.query_device()?.phys_port_cnt();
         Error::within(VERB, "the port", self.port, 1, ports)?;
@@ -207,7 +205,7 @@ impl<'res> Rule<'res> {
             let size = size_of::<ffi::ibv_flow_spec_action_drop>();
             specs.extend(header(ffi::ibv_flow_spec_type::IBV_FLOW_SPEC_ACTION_DROP, size));
         }
-        // The last one, since its length would misalign the pointers of those after it.
+        // The last one, since its length would misalign the pointers of later ones.
         if let Some(tag) = self.tag {
             let size = size_of::<ffi::ibv_flow_spec_action_tag>();
             let mut bytes = header(ffi::ibv_flow_spec_type::IBV_FLOW_SPEC_ACTION_TAG, size);
@@ -230,13 +228,13 @@ impl<'res> Rule<'res> {
     }
 }
 
-/// `struct ibv_flow_attr`, and what follows it, in memory of its own.
+/// `struct ibv_flow_attr` and its specifications.
 pub(super) struct RawRule {
     words: Vec<u64>,
 }
 
 impl RawRule {
-    /// The struct has 20 bytes; it begins so that the specifications after it are aligned to 8.
+    /// Begins the 20 bytes of the struct so that the specifications after it are aligned to 8.
     const START: usize =
         size_of::<ffi::ibv_flow_attr>().next_multiple_of(8) - size_of::<ffi::ibv_flow_attr>();
 
@@ -254,7 +252,7 @@ impl RawRule {
 
     pub(super) fn as_mut_ptr(&mut self) -> *mut ffi::ibv_flow_attr {
         const { assert!(Self::START % align_of::<ffi::ibv_flow_attr>() == 0) };
-        // SAFETY: there are more bytes than that.
+        // SAFETY: `words` has more bytes than `START`.
         unsafe { self.words.as_mut_ptr().cast::<u8>().add(Self::START).cast() }
     }
 }
@@ -283,8 +281,7 @@ foreign_enum! {
 
 /// `struct ibv_counters`: counters of the packets of flows.
 ///
-/// On mlx5 the counters are attached first, and then a flow is created that
-/// [counts](crate::flow::Rule::count) with them.
+/// On mlx5, attach the counters before you create a flow that [counts](crate::flow::Rule::count) with them.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: it has no flows
@@ -308,23 +305,23 @@ pub struct Counters<'ctx> {
 }
 
 resource! {
-    /// `ibv_destroy_counters`: destroys the counters and reports a failure. Dropping ignores a failure.
+    /// `ibv_destroy_counters`: destroys the counters and reports a failure, which a drop ignores.
     ///
     /// # Errors
     ///
     /// The counters are then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with their context.
     ///
-    ///  - `EBUSY`: a flow that counts with them still exists.
+    ///  - `EBUSY`: a flow still uses them.
     #[doc(alias = "ibv_destroy_counters")]
     Counters<'ctx>: raw of ibv_counters, context
 }
 
 impl<'ctx> Counters<'ctx> {
-    /// `ibv_create_counters`: creates an empty set of counters.
+    /// `ibv_create_counters`: creates an empty set.
     ///
     /// # Errors
     ///
-    ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no counters of flows.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no flow counters.
     ///  - `ENOMEM`: the device has none left.
     #[doc(alias = "ibv_create_counters")]
     pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>) -> Result<Self> {
@@ -338,18 +335,18 @@ impl<'ctx> Counters<'ctx> {
         Ok(Self { raw, context })
     }
 
-    /// `ibv_attach_counters_point_flow`: adds a counter for flows that are created later. The values that
-    /// are [read](Self::read) have it at `index`.
+    /// `ibv_attach_counters_point_flow`: adds a counter for flows created later, whose value is [read](Self::read) at
+    /// `index`.
     ///
     /// # Errors
     ///
     ///  - `EOPNOTSUPP`: the device does not count that.
-    ///  - `EBUSY`: a flow counts with the set already.
+    ///  - `EBUSY`: a flow already uses the set.
     ///  - `EINVAL`: the device has no such index.
     ///  - `ENOMEM`: out of memory.
     #[doc(alias = "ibv_attach_counters_point_flow")]
     pub fn attach(&self, counter: Counter, index: u32) -> Result<()> {
-        // SAFETY: without a flow nothing else is referred to.
+        // SAFETY: a null flow refers to nothing.
         unsafe { self.attach_raw(counter, index, ptr::null_mut()) }
     }
 
@@ -370,19 +367,18 @@ impl<'ctx> Counters<'ctx> {
         ffi::status(ATTACH, returned)
     }
 
-    /// `ibv_read_counters`: reads the counters at the first indices, as many as `values` has.
+    /// `ibv_read_counters`: reads the counters at the first indices into `values`.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: `values` is empty, no flow counts with the set yet, or the device has fewer counters.
+    ///  - `EINVAL`: `values` is empty or longer than the device's counters, or no flow uses the set yet.
     ///  - `EIO`, `ENODEV`: the device is gone.
     #[doc(alias = "ibv_read_counters")]
     pub fn read(&self, values: &mut [u64]) -> Result<()> {
         self.read_with(values, 0)
     }
 
-    /// `ibv_read_counters`: as [`read`](Self::read), but takes values that the driver has read before, if it
-    /// has.
+    /// `ibv_read_counters`: as [`read`](Self::read), but accepts values that the driver has cached.
     ///
     /// # Errors
     ///

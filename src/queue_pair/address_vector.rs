@@ -1,4 +1,4 @@
-//! How packets reach a peer.
+//! Paths to peers.
 
 use super::endpoint::QueuePairEndpoint;
 use super::global_route_header::GlobalRouteHeader;
@@ -13,13 +13,11 @@ use crate::handle::{Handle, object, resource};
 use crate::parent::Parent;
 use crate::settings::{FlowLabel, ServiceLevel, StaticRate};
 
-/// `struct ibv_ah_attr`: the path that packets take to a peer, for a connection or for an
-/// [`AddressHandle`](crate::AddressHandle).
+/// `struct ibv_ah_attr`: the path to a peer, for a connection or an [`AddressHandle`](crate::AddressHandle).
 ///
-/// [`to_peer`](Self::to_peer) is the path to a peer that has sent its [`QueuePairEndpoint`], and
-/// [`reply_to`](Self::reply_to) the path back to the sender of a datagram. [`new`](Self::new) names
-/// the peer's port; everything else has a default that works, but on RoCE [`global`](Self::global)
-/// is needed too.
+/// [`to_peer`](Self::to_peer) makes the path to a peer's [`QueuePairEndpoint`], [`reply_to`](Self::reply_to) the path
+/// back to the sender of a datagram. [`new`](Self::new) names the peer's port; RoCE needs [`global`](Self::global) too.
+/// Everything else has a default.
 ///
 /// ```
 /// use ibverbs::AddressVector;
@@ -48,7 +46,7 @@ pub struct AddressVector {
     route: Option<GlobalRoute>,
 }
 
-/// The contents of the global route header of each packet.
+/// The global route header of each packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct GlobalRoute {
     gid: Gid,
@@ -62,8 +60,7 @@ impl AddressVector {
     /// The default hop limit.
     pub const DEFAULT_HOP_LIMIT: u8 = 64;
 
-    /// The path to the port with the LID `lid` on the same InfiniBand subnet, through our port
-    /// `port`. Without [`global`](Self::global), packets have no global route header.
+    /// The path to the port `lid` of the same InfiniBand subnet, through our port `port`, without global route header.
     pub fn new(port: u8, lid: u16) -> Self {
         Self {
             lid,
@@ -75,12 +72,12 @@ impl AddressVector {
         }
     }
 
-    /// The path to a peer's queue pair, through our port `port`: with a global route header if the port
-    /// needs one, as all ports on RoCE do, between the best matching pair of our GIDs and the peer's.
+    /// The path to a peer's queue pair, through our port `port`. If the port needs a global route header, as on RoCE,
+    /// it takes the best matching pair of our GIDs and the peer's.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there is no such port, or the endpoint is of the other kind of network.
+    ///  - `EINVAL`: there is no such port, or the endpoint is of the other link layer.
     ///  - `ENODATA`: a port on RoCE has no GID.
     ///  - `EADDRNOTAVAIL`: no GID of ours fits one of the peer's. The error names both.
     pub fn to_peer(context: &Context<'_>, port: u8, peer: &QueuePairEndpoint) -> Result<Self> {
@@ -89,9 +86,8 @@ impl AddressVector {
         Self::to_endpoint("ibv_create_ah", context, &attributes, (port, None), &gids, peer, false)
     }
 
-    /// The path to a peer's queue pair, through a port and from one of our GIDs (that with the index, if
-    /// one is given). If no path exists, returns an error of `verb`. The path has a global route header if
-    /// the port needs one or `global` is set.
+    /// As [`to_peer`](Self::to_peer), from our GID at `gid_index`, if given. With `global` it always has a global route
+    /// header. Errors name `verb`.
     pub(super) fn to_endpoint(
         verb: &'static str,
         context: &Context<'_>,
@@ -115,19 +111,17 @@ impl AddressVector {
         Ok(path.global(theirs.gid, index))
     }
 
-    /// As `ibv_init_ah_from_wc`: the path back to the sender of a datagram, through our port `port`,
-    /// on which it came. C's verb has no path back to who has sent to a multicast group; here it is from our GID that is most
-    /// like the sender's.
+    /// As `ibv_init_ah_from_wc`: the path back to the sender of a datagram that came through our port `port`. C's verb
+    /// cannot answer a datagram to a multicast group; this method takes our GID most like the sender's.
     ///
     /// `received` is the completion of the receive, a [`WorkSuccess`](crate::WorkSuccess) or an
-    /// [`ExtendedSuccess`](crate::completion::ExtendedSuccess), and `header` the first 40 bytes of its buffer, which
-    /// matter only if `has_global_route` of the completion says so.
+    /// [`ExtendedSuccess`](crate::completion::ExtendedSuccess). `header` is the first 40 bytes of its buffer, used only
+    /// if the completion's `has_global_route` says so.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: the extended queue does not report `SOURCE_LID`, `SERVICE_LEVEL` and `DESTINATION_PATH_BITS`.
-    ///  - `ENOENT`: none of our GIDs is the one that the datagram was sent to, or `header` is not a
-    ///    global route header.
+    ///  - `ENOENT`: the datagram was sent to none of our GIDs, or `header` is not a global route header.
     #[doc(alias = "ibv_init_ah_from_wc")]
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn reply_to(
@@ -142,7 +136,7 @@ impl AddressVector {
         Self::reply_from(&gids, port, &completion, header)
     }
 
-    /// As [`reply_to`](Self::reply_to), from one of these GIDs of ours.
+    /// As [`reply_to`](Self::reply_to), from one of `gids`.
     pub(crate) fn reply_from(
         gids: &[GidEntry],
         port: u8,
@@ -173,8 +167,7 @@ impl AddressVector {
         route().ok_or(Error::with_reason("ibv_init_ah_from_wc", libc::ENOENT, reason))
     }
 
-    /// Sends each packet with a global route header to `gid`, from our GID at `source_gid_index`.
-    /// RoCE always needs it.
+    /// Adds a global route header to each packet, to `gid` from our GID at `source_gid_index`. RoCE needs it.
     pub fn global(mut self, gid: Gid, source_gid_index: u8) -> Self {
         self.route = Some(GlobalRoute {
             gid,
@@ -190,26 +183,25 @@ impl AddressVector {
         /// The service level.
         service_level(level: ServiceLevel) => self.service_level = level;
 
-        /// The low bits of our own LID, where the port has several (see
-        /// [`PortAttributes::lmc`](crate::device::PortAttributes::lmc)).
+        /// The low bits of our LID, where the port has several
+        /// ([`PortAttributes::lmc`](crate::device::PortAttributes::lmc)).
         source_path_bits(bits: u8) => self.source_path_bits = bits;
 
         /// The rate limit.
         static_rate(rate: StaticRate) => self.static_rate = rate;
 
-        /// The traffic class of the global route header; its upper six bits are the DSCP on RoCE v2. No effect
-        /// without such a header.
+        /// The traffic class; its upper six bits are the DSCP on RoCE v2. No effect without global route header.
         traffic_class(class: u8) => if let Some(route) = &mut self.route { route.traffic_class = class };
 
-        /// The flow label of the global route header. No effect without such a header.
+        /// The flow label. No effect without global route header.
         flow_label(label: FlowLabel) => if let Some(route) = &mut self.route { route.flow_label = label };
 
-        /// How many routers a packet may pass. No effect without a global route header.
+        /// How many routers a packet may pass. No effect without global route header.
         hop_limit(limit: u8) => if let Some(route) = &mut self.route { route.hop_limit = limit };
     }
 
-    /// Checks that the path has a global route if the port needs one, and that its GID index is that of
-    /// one of our GIDs. For errors of `verb`, which the kernel has refused.
+    /// After the kernel has refused `verb`: checks that the path has a global route if the port needs one, from a GID
+    /// of ours.
     pub(super) fn check_route(
         &self,
         verb: &'static str,
@@ -230,7 +222,7 @@ impl AddressVector {
             .map_err(|_| Error::no_gid(verb, libc::EINVAL, self.port, index.into()))
     }
 
-    /// Adds both ends of the path to an error that says that the kernel could not resolve it.
+    /// Adds both ends of the path to an error of resolving it.
     #[cold]
     pub(super) fn explain_unreachable(&self, context: &Context<'_>, error: Error) -> Error {
         let unreachable = [libc::ETIMEDOUT, libc::ENETUNREACH, libc::EHOSTUNREACH];
@@ -258,12 +250,12 @@ impl AddressVector {
         self.port
     }
 
-    /// The peer's GID, if packets have a global route header.
+    /// The peer's GID, with a global route header.
     pub fn gid(&self) -> Option<Gid> {
         self.route.map(|route| route.gid)
     }
 
-    /// The index of our own GID, if packets have a global route header.
+    /// The index of our GID, with a global route header.
     pub fn source_gid_index(&self) -> Option<u8> {
         self.route.map(|route| route.source_gid_index)
     }
@@ -274,8 +266,7 @@ impl AddressVector {
             dlid: self.lid,
             sl: self.service_level.value(),
             src_path_bits: self.source_path_bits,
-            // The field is 8 bits wide, and all rates fit. A value that does not fit becomes 255, which is
-            // not a rate.
+            // All rates fit into 8 bits. Another value becomes 255, which is not a rate.
             static_rate: u8::try_from(ffi::ibv_rate::from(self.static_rate).0).unwrap_or(u8::MAX),
             port_num: self.port,
             ..Default::default()
@@ -324,7 +315,7 @@ fn is_global(completion: &ffi::ibv_wc) -> bool {
     completion.wc_flags & ffi::ibv_wc_flags::IBV_WC_GRH.0 != 0
 }
 
-/// The index of the first of our GIDs that is of the same family as another one: if possible, also link-local as that is.
+/// The index of our first GID of the family of `gid`; preferably link-local if that is.
 pub(crate) fn gid_like<'g>(
     ours: impl Iterator<Item = &'g GidEntry> + Clone,
     gid: Gid,
@@ -338,9 +329,8 @@ pub(crate) fn gid_like<'g>(
 
 /// `struct ibv_ah`: the path to a peer, made ready for datagrams.
 ///
-/// A UD queue pair sends to any peer that it has an address handle for, together with the number and
-/// the Q_Key of the peer's queue pair: see [`SendWorkRequest::to`](crate::SendWorkRequest::to), and
-/// [Datagrams](crate::_guide::verbs#datagrams) for an example.
+/// A UD queue pair sends through it to any queue pair of that peer, named by number and Q_Key: see
+/// [`SendWorkRequest::to`](crate::SendWorkRequest::to) and [Datagrams](crate::_guide::verbs#datagrams).
 #[doc(alias = "ibv_ah")]
 pub struct AddressHandle<'pd> {
     raw: Handle<ffi::ibv_ah>,
@@ -348,27 +338,26 @@ pub struct AddressHandle<'pd> {
 }
 
 resource! {
-    /// `ibv_destroy_ah`: destroys the handle and reports a failure. Dropping ignores a failure.
+    /// `ibv_destroy_ah`: destroys the handle and reports a failure, which a drop ignores.
     ///
     /// # Errors
     ///
     /// The provider's errno value. The handle is then
-    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its domain.
     #[doc(alias = "ibv_destroy_ah")]
     AddressHandle<'pd>: raw of ibv_ah, domain
 }
 
 impl<'pd> AddressHandle<'pd> {
-    /// `ibv_create_ah`: creates the handle. The queue pair that sends through it must be of the same
-    /// domain.
+    /// `ibv_create_ah`: creates the handle. The queue pair that sends through it must be of the same domain.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the port, the index of our own GID or another part of the path is wrong for this
-    ///    device, or the path has no [global route](AddressVector::global), which RoCE needs.
-    ///  - `ETIMEDOUT`, `ENETUNREACH`, `EHOSTUNREACH`: on RoCE, the peer's MAC address could not be
-    ///    resolved, or there is no route to its GID. The error names both GIDs.
-    ///  - `ENOMEM`: the device has no address handle left, or the machine has no memory left.
+    ///  - `EINVAL`: a part of the path is wrong for this device, or lacks the [global route](AddressVector::global)
+    ///    that RoCE needs.
+    ///  - `ETIMEDOUT`: on RoCE, the peer's MAC address could not be resolved. The error names both GIDs.
+    ///  - `ENETUNREACH`, `EHOSTUNREACH`: on RoCE, there is no route to the peer's GID. The error names both.
+    ///  - `ENOMEM`: the device has no address handle left, or the machine no memory.
     #[doc(alias = "ibv_create_ah")]
     pub fn new(
         domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
@@ -376,7 +365,7 @@ impl<'pd> AddressHandle<'pd> {
     ) -> Result<Self> {
         let domain = domain.into();
         let mut attributes = path.to_raw();
-        // mlx5 fails without an errno value in some cases.
+        // mlx5 sometimes fails without an errno value.
         ffi::set_errno(0);
         // SAFETY: the domain is live; a handle that comes back is ours alone.
         let raw =
@@ -385,15 +374,15 @@ impl<'pd> AddressHandle<'pd> {
         Ok(Self { raw, domain })
     }
 
-    /// Takes over a handle that was created elsewhere, such as by a C library.
+    /// Takes over a handle that other code created, such as a C library.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the pointer is null, or it is of another domain.
+    ///  - `EINVAL`: the pointer is null, or of another domain.
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live address handle, and nothing else destroys it.
+    /// `raw` is null or a live address handle that nothing else destroys.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_ah,
         domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
@@ -412,7 +401,6 @@ impl<'pd> AddressHandle<'pd> {
     }
 }
 
-/// Finds the cause of an error, as far as possible.
 #[cold]
 fn explain(context: &Context<'_>, path: &AddressVector, error: Error) -> Error {
     let Ok(device) = context.query_device() else { return error };
@@ -420,7 +408,7 @@ fn explain(context: &Context<'_>, path: &AddressVector, error: Error) -> Error {
     if port == 0 || port > ports {
         return Error::out_of_range(VERB, "port number", port.into(), 1, ports.into());
     }
-    // mlx5 sets no errno value in some cases, which has become `EIO`.
+    // mlx5's failures without an errno value have become `EIO`.
     if !matches!(error.errno(), libc::EINVAL | libc::EIO) {
         return path.explain_unreachable(context, error);
     }
@@ -429,10 +417,8 @@ fn explain(context: &Context<'_>, path: &AddressVector, error: Error) -> Error {
 }
 
 impl ProtectionDomain<'_> {
-    /// `ibv_create_ah`: creates an address handle that borrows this domain. See
+    /// `ibv_create_ah`: creates an address handle that borrows this domain. To own or share it, call
     /// [`AddressHandle::new`].
-    ///
-    /// For a value that leaves its function: `AddressHandle::new(domain, ..)`, with the domain by value or in an `Arc`.
     ///
     /// # Errors
     ///

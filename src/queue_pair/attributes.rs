@@ -1,4 +1,4 @@
-//! The attributes of a queue pair: one table for their flags, for changes, and for what `ibv_query_qp` returns.
+//! The attributes of a queue pair: one table for flags, changes and the results of `ibv_query_qp`.
 
 use std::fmt;
 
@@ -16,18 +16,17 @@ foreign_enum! {
     /// `enum ibv_mig_state`: the state of a connection's migration to its alternate path.
     #[doc(alias = "ibv_mig_state")]
     pub enum MigrationState: ibv_mig_state(u32) {
-        /// It uses its current path: there is no alternate path, or it has migrated to it.
+        /// It uses its current path: it has no alternate path, or has migrated to it.
         Migrated = IBV_MIG_MIGRATED,
-        /// The peer is being told of the alternate path.
+        /// It tells the peer of the alternate path.
         Rearm = IBV_MIG_REARM,
         /// Both sides are ready to move to the alternate path.
         Armed = IBV_MIG_ARMED,
     }
 }
 
-/// A value as C's struct stores it.
 pub(super) trait Attribute<Raw>: Sized {
-    /// `None` if it is no value of the standard.
+    /// `None` if the standard has no such value.
     fn load(raw: Raw) -> Option<Self>;
     fn store(self) -> Raw;
 }
@@ -64,49 +63,49 @@ stored! {
     MaxRnrRetries: u8, |raw| Self::new(raw).ok(), |value| value.value();
 }
 
-/// The attributes: the flag, C's constant and field, the name and the type. Calls the macro `$define` with all of them.
+/// The attributes: flag, C's constant and field, name, type. Calls the macro `$define` with all of them.
 macro_rules! attribute_table {
     ($define:ident) => {
         $define! {
             set and queried {
-                /// The port. Ports count from 1.
+                /// The port, counted from 1.
                 PORT = IBV_QP_PORT, port_num, port: u8;
                 /// The index of the partition key.
                 PKEY_INDEX = IBV_QP_PKEY_INDEX, pkey_index, pkey_index: u16;
-                /// The operations that the peer may perform through the queue pair.
+                /// What the peer may do through the queue pair.
                 ACCESS = IBV_QP_ACCESS_FLAGS, qp_access_flags, access: AccessFlags;
-                /// The Q_Key of a UD queue pair: datagrams must carry it.
+                /// The Q_Key that datagrams to a UD queue pair must carry.
                 QKEY = IBV_QP_QKEY, qkey, qkey: u32;
                 /// The path to the peer.
                 PATH = IBV_QP_AV, ah_attr, path: AddressVector;
-                /// The MTU of the path. Both sides must use the same.
+                /// The path MTU, the same on both sides.
                 PATH_MTU = IBV_QP_PATH_MTU, path_mtu, path_mtu: MaximumTransferUnit;
                 /// The number of the peer's queue pair.
                 REMOTE_NUMBER = IBV_QP_DEST_QPN, dest_qp_num, remote_number: u32;
-                /// The number of the first packet that is received, the peer's `send_psn`; in a query, of the next one.
+                /// The number of the first packet that we receive, the peer's `send_psn`; in a query, of the next one.
                 RECEIVE_PSN = IBV_QP_RQ_PSN, rq_psn, receive_psn: PacketSequenceNumber;
-                /// The number of the first packet that is sent, the peer's `receive_psn`; in a query, of the next one.
+                /// The number of the first packet that we send, the peer's `receive_psn`; in a query, of the next one.
                 SEND_PSN = IBV_QP_SQ_PSN, sq_psn, send_psn: PacketSequenceNumber;
-                /// How many reads and atomics may be outstanding.
+                /// How many reads and atomics we may have outstanding.
                 MAX_RD_ATOMIC = IBV_QP_MAX_QP_RD_ATOMIC, max_rd_atomic, max_rd_atomic: u8;
-                /// How many reads and atomics of the peer are answered at a time.
+                /// How many reads and atomics of the peer we answer at a time.
                 MAX_DEST_RD_ATOMIC = IBV_QP_MAX_DEST_RD_ATOMIC, max_dest_rd_atomic, max_dest_rd_atomic: u8;
-                /// How long the peer waits before it retries a message that found no receive.
+                /// How long the peer waits before it resends a message that found no receive.
                 MIN_RNR_TIMER = IBV_QP_MIN_RNR_TIMER, min_rnr_timer, min_rnr_timer: MinRnrTimer;
                 /// How long the peer has to answer a packet.
                 ACK_TIMEOUT = IBV_QP_TIMEOUT, timeout, ack_timeout: AckTimeout;
-                /// How often an unanswered packet is sent again.
+                /// How often to resend an unanswered packet.
                 MAX_ACK_RETRIES = IBV_QP_RETRY_CNT, retry_cnt, max_ack_retries: MaxAckRetries;
-                /// How often a message that found no receive is sent again.
+                /// How often to resend a message that found no receive.
                 MAX_RNR_RETRIES = IBV_QP_RNR_RETRY, rnr_retry, max_rnr_retries: MaxRnrRetries;
                 /// The state of path migration.
                 MIGRATION_STATE = IBV_QP_PATH_MIG_STATE, path_mig_state, migration_state: MigrationState;
-                /// The limit of packet pacing in kilobits per second, of raw packet queue pairs; 0 for none. See
-                /// [`QueuePair::modify_rate_limit`](crate::QueuePair::modify_rate_limit) for other types.
+                /// The rate limit of a raw packet queue pair in kilobits per second; 0 for none. For other types see
+                /// [`QueuePair::modify_rate_limit`](crate::QueuePair::modify_rate_limit).
                 RATE_LIMIT = IBV_QP_RATE_LIMIT, rate_limit, rate_limit: u32;
             }
             set {
-                /// The state that the change starts from; it fails in any other. RTR, RTS, SQD or SQE.
+                /// The state that the change must start from: RTR, RTS, SQD or SQE.
                 CURRENT_STATE = IBV_QP_CUR_STATE, cur_qp_state, current_state: QueuePairState;
                 /// Whether an event reports that the send queue has drained.
                 DRAIN_NOTIFICATION = IBV_QP_EN_SQD_ASYNC_NOTIFY, en_sqd_async_notify, drain_notification: bool;
@@ -122,15 +121,15 @@ macro_rules! attribute_table {
             queried {
                 /// The state.
                 state: QueuePairState = STATE, qp_state;
-                /// Whether the send queue is still draining; in state SQD only.
+                /// Whether the send queue is still draining (state SQD).
                 is_draining: bool = STATE, sq_draining;
                 /// The index of the partition key on the alternate path.
                 alternate_pkey_index: u16 = ALTERNATE_PATH, alt_pkey_index;
                 /// How long the peer has to answer on the alternate path.
                 alternate_ack_timeout: AckTimeout = ALTERNATE_PATH, alt_timeout;
-                /// How many requests can be outstanding on the send queue.
+                /// How many requests the send queue holds.
                 max_send_wr: u32 = CAPACITIES, cap.max_send_wr;
-                /// How many requests can be outstanding on the receive queue.
+                /// How many requests the receive queue holds.
                 max_recv_wr: u32 = CAPACITIES, cap.max_recv_wr;
                 /// How many gather elements a request on the send queue can have.
                 max_send_sge: u32 = CAPACITIES, cap.max_send_sge;
@@ -144,7 +143,6 @@ macro_rules! attribute_table {
 }
 pub(super) use attribute_table;
 
-/// Defines the flags, and what [`QueuePairAttributes`] returns.
 macro_rules! attributes {
     (
         set and queried { $($(#[doc = $doc:literal])* $flag:ident = $constant:ident, $field:ident, $name:ident: $type:ty;)+ }
@@ -164,7 +162,7 @@ macro_rules! attributes {
         }
 
         impl AttributeMask {
-            /// C's name of the first of them, in C's order.
+            /// C's name of the first one, in C's order.
             pub(super) fn first_name(self) -> Option<&'static str> {
                 let names = [
                     $((Self::$other, stringify!($other_field)),)+
@@ -195,12 +193,10 @@ macro_rules! attributes {
 
 attribute_table!(attributes);
 
-/// `struct ibv_qp_attr`: the attributes of a queue pair at the time of
-/// [`QueuePair::query`](crate::QueuePair::query).
+/// `struct ibv_qp_attr`: the result of [`QueuePair::query`](crate::QueuePair::query).
 ///
-/// A getter returns `None` for an attribute that was not queried, or whose value is unknown to the
-/// standard. An attribute that was never set, or that the queue pair's type or state does not have, has
-/// whatever value the device stores.
+/// A getter returns `None` for an attribute that was not queried, or has a value unknown to the standard. An attribute
+/// that was never set, or that the type or state lacks, has whatever value the device stores.
 #[derive(Clone, Copy)]
 #[doc(alias = "ibv_qp_attr")]
 pub struct QueuePairAttributes {
@@ -209,7 +205,6 @@ pub struct QueuePairAttributes {
 }
 
 impl QueuePairAttributes {
-    /// The value of an attribute, if it was queried.
     fn of<Raw, T: Attribute<Raw>>(&self, flag: AttributeMask, raw: Raw) -> Option<T> {
         if self.mask.contains(flag) { T::load(raw) } else { None }
     }

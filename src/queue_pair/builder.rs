@@ -1,4 +1,4 @@
-//! The builder of queue pairs: all settings for creating and connecting one.
+//! The builder of queue pairs.
 
 use std::marker::PhantomData;
 
@@ -26,10 +26,8 @@ use crate::settings::{
 };
 use crate::state_error::StateError;
 
-/// The settings for creating and connecting a queue pair: see
-/// [`QueuePair::builder`](crate::QueuePair::builder).
-///
-/// Every setting has a default that works on RoCE, InfiniBand and Soft-RoCE; each method states it.
+/// Settings for creating and connecting a queue pair. Each method states its default, which works on RoCE, InfiniBand
+/// and Soft-RoCE.
 ///
 /// ```
 /// use ibverbs::{AccessFlags, Rc};
@@ -63,15 +61,14 @@ pub struct QueuePairBuilder<'res, T = Rc> {
     pub(super) create_flags: CreateFlags,
     pub(super) source_number: Option<u32>,
     pub(super) max_tso_header: u16,
-    /// The operations of the extended posting interface, and whether to build without them if they are
-    /// missing.
+    /// The extended operations, and whether to build without them if they are missing.
     pub(super) extended: Option<(SendOperations, bool)>,
-    /// Whether requests can set memory keys of mlx5.
+    /// Whether requests can set mlx5's memory keys.
     #[cfg(feature = "mlx5")]
     pub(super) memory_keys: bool,
     /// The provider's own transport, for type `Driver`.
     pub(super) driver: Option<DriverTransport>,
-    /// Whether a queue pair without inline data will do, where the device has no room for that much.
+    /// Builds without inline data if the device lacks room for that much.
     pub(super) inline_if_possible: bool,
     pub(super) settings: ConnectionSettings,
 }
@@ -81,14 +78,14 @@ bitflags::bitflags! {
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     #[doc(alias = "ibv_qp_create_flags")]
     pub struct CreateFlags: u32 {
-        /// A multicast datagram does not come back to the queue pairs of the context that sent it.
+        /// Queue pairs do not receive multicast datagrams that their context sent.
         const BLOCK_SELF_MULTICAST_LOOPBACK =
             ffi::ibv_qp_create_flags::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB.0;
-        /// The checksum of an Ethernet frame is received with it (raw packets).
+        /// Receives the checksum of an Ethernet frame with it (raw packets).
         const SCATTER_FCS = ffi::ibv_qp_create_flags::IBV_QP_CREATE_SCATTER_FCS.0;
-        /// The VLAN tag of an Ethernet frame is removed and reported in the completion (raw packets).
+        /// Removes the VLAN tag of an Ethernet frame, and reports it in the completion (raw packets).
         const CVLAN_STRIPPING = ffi::ibv_qp_create_flags::IBV_QP_CREATE_CVLAN_STRIPPING.0;
-        /// Writes to memory are padded to whole cache lines.
+        /// Pads writes to memory to whole cache lines.
         const PCI_WRITE_END_PADDING =
             ffi::ibv_qp_create_flags::IBV_QP_CREATE_PCI_WRITE_END_PADDING.0;
     }
@@ -96,10 +93,10 @@ bitflags::bitflags! {
 
 impl<T: Transport> QueuePairBuilder<'_, T> {
     setters! { self,
-        /// How many requests can be outstanding on the send queue (1 unless set).
+        /// How many requests the send queue must hold (1 unless set).
         max_send_wr(value: u32) => self.capacities.max_send_wr = value;
 
-        /// How many requests can be outstanding on the receive queue (1 unless set).
+        /// How many requests the receive queue must hold (1 unless set).
         max_recv_wr(value: u32) => self.capacities.max_recv_wr = value;
 
         /// How many gather elements a request on the send queue can have (1 unless set).
@@ -111,13 +108,13 @@ impl<T: Transport> QueuePairBuilder<'_, T> {
         /// How many bytes a request can carry inline (0 unless set); the device may allow more.
         max_inline_data(value: u32) => self.capacities.max_inline_data = value;
 
-        /// Whether every request on the send queue has a completion, signalled or not (not unless set).
+        /// Whether every request on the send queue has a completion (only signaled ones unless set).
         signal_all(value: bool) => self.signal_all = value;
 
         /// Options that few devices have (none unless set).
         create_flags(value: CreateFlags) => self.create_flags = value;
 
-        /// The sender's queue pair number in datagrams of a UD queue pair (its own number unless set).
+        /// The sender's queue pair number in datagrams of a UD queue pair (its own unless set).
         source_number(value: u32) => self.source_number = Some(value);
 
         /// How many bytes of headers a segmented send can have (0 unless set).
@@ -125,7 +122,6 @@ impl<T: Transport> QueuePairBuilder<'_, T> {
     }
 }
 
-/// Defines the methods for the settings of the connection, for the transports that have them.
 macro_rules! connection {
     (
         any peer { $($peer:tt)+ }
@@ -152,9 +148,8 @@ macro_rules! connection {
 connection_settings!(connection);
 
 impl<'res, T: Transport> QueuePairBuilder<'res, T> {
-    /// Begins a queue pair of this transport: [`Rc`](crate::Rc), [`Ud`](crate::Ud) .., or a [`QueuePairType`]
-    /// that is known at run time only. Its send and receive requests complete on the given queues, which may be
-    /// the same queue.
+    /// Begins a queue pair of this transport: [`Rc`](crate::Rc), [`Ud`](crate::Ud) .., or a [`QueuePairType`] known
+    /// only at run time. Sends and receives complete on the given queues, which may be the same.
     pub fn new(
         domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
         send_cq: impl Into<Parent<'res, CompletionQueue<'res>>>,
@@ -169,8 +164,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
                 srq: None,
                 xrc_domain: None,
             },
-            // Turns a number with a known name into that name, because all code that depends on the type
-            // compares names.
+            // Turns a known number into its name, because all code that depends on the type compares names.
             kind: ffi::ibv_qp_type::from(transport.queue_pair_type()).into(),
             capacities: ffi::ibv_qp_cap {
                 max_send_wr: 1,
@@ -193,7 +187,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         }
     }
 
-    /// Takes over the sizes that a channel was given.
+    /// Sets the sizes of a channel.
     pub(crate) fn capacities(
         mut self,
         capacities: ffi::ibv_qp_cap,
@@ -210,14 +204,14 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         self
     }
 
-    /// Lets the peer read and write, in addition to what [`access`](Self::access) allows.
+    /// Lets the peer read and write, in addition to [`access`](Self::access).
     pub fn allow_remote_rw(mut self) -> Self {
         self.settings = self.settings.allow_remote_rw();
         self
     }
 
-    /// Receives from a shared receive queue instead of the queue pair's own receive queue. No receives can
-    /// then be posted to the queue pair, and `max_recv_wr` and `max_recv_sge` have no effect.
+    /// Receives from a shared receive queue. Then the queue pair accepts no receives, and ignores `max_recv_wr` and
+    /// `max_recv_sge`.
     pub fn srq(mut self, queue: impl Into<Parent<'res, SharedReceiveQueue<'res>>>) -> Self
     where
         T: ReceiveQueue,
@@ -226,32 +220,28 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         self
     }
 
-    /// The domain of an [`XrcReceive`](QueuePairType::XrcReceive) queue pair, which requires one; other
-    /// types must not have one. Such a queue pair has no queues of its own.
+    /// The domain that an [`XrcReceive`](QueuePairType::XrcReceive) queue pair requires, and other types must not have.
     pub fn xrc_domain(mut self, domain: impl Into<Parent<'res, XrcDomain<'res>>>) -> Self {
         self.parents.xrc_domain = Some(domain.into());
         self
     }
 
     setters! { self,
-        /// Asks for the extended posting interface with these operations, for
+        /// Requires the extended posting interface with these operations, for
         /// [`QueuePair::batch`](crate::QueuePair::batch).
         ///
-        /// Building fails with `EOPNOTSUPP` if the device lacks the interface or one of the operations.
+        /// Building fails with `EOPNOTSUPP` if the device lacks one of them.
         extended(operations: SendOperations) => self.extended = Some((operations, false));
 
-        /// Like [`extended`](Self::extended), but if the device lacks the interface or one of the operations,
-        /// builds a queue pair without the interface.
+        /// As [`extended`](Self::extended), but builds without the interface if the device lacks one of the operations.
         /// [`QueuePair::extended_operations`](crate::QueuePair::extended_operations) shows the result.
         extended_if_available(operations: SendOperations) => self.extended = Some((operations, true));
     }
 }
 
 impl ProtectionDomain<'_> {
-    /// `ibv_create_qp`: begins a queue pair that borrows its parents. See [`QueuePairBuilder::new`].
-    ///
-    /// For a value that leaves its function: `QueuePair::builder(domain, send_cq, receive_cq, ..)`, with each parent by value
-    /// or in an `Arc`.
+    /// `ibv_create_qp`: begins a queue pair that borrows its parents. To own or share them, call
+    /// [`QueuePairBuilder::new`].
     #[doc(alias = "ibv_create_qp")]
     pub fn create_qp<'res, T: Transport>(
         &'res self,

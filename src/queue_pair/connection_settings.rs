@@ -1,5 +1,5 @@
-//! The settings of a connection, and what a new queue pair chooses: how many reads and atomics of peers it answers, and
-//! its first packet sequence number, which is unpredictable.
+//! The settings of a connection, and what a new queue pair chooses: how many reads and atomics it answers, and its
+//! unpredictable first packet number.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::process;
@@ -17,33 +17,31 @@ use crate::settings::{
 };
 use crate::{ffi, hooks};
 
-/// The settings: for which transports, the name, the type, how it is stored, and the default. Calls the macro `$define` with
-/// all of them.
+/// The settings: transports, name, type, stored type, default. Calls the macro `$define` with all of them.
 macro_rules! connection_settings {
     ($define:ident) => {
         $define! {
             any peer {
-                /// The port (1 unless set). Ports count from 1.
+                /// The port, counted from 1 (1 unless set).
                 [Transport] port: u8, u8 = 1;
-                /// The index of our own GID. Unless set, the handshake chooses the first class of address that both
-                /// sides have, in the order of [`Context::routable_gid`](crate::Context::routable_gid).
+                /// The index of our GID. Unless set, the handshake chooses the first class of address that both sides
+                /// have, in the order of [`Context::routable_gid`](crate::Context::routable_gid).
                 [Transport] gid_index: u8, Option<u8> = None;
                 /// The index of the partition key (0 unless set).
                 [Transport] pkey_index: u16, u16 = 0;
-                /// The operations that the peer may perform through the queue pair (only sends unless set). The memory
-                /// must allow them too.
+                /// What the peer may do through the queue pair (only send unless set). The memory must allow it too.
                 [Transport] access: AccessFlags, AccessFlags = AccessFlags::LOCAL_WRITE;
-                /// The largest MTU of the path (the active MTU of our port unless set). The handshake uses the smaller
-                /// one of both sides.
+                /// The largest path MTU (our port's active MTU unless set). The handshake uses the smaller one of both
+                /// sides.
                 [Transport] path_mtu: MaximumTransferUnit, Option<MaximumTransferUnit> = None;
-                /// The number of the first packet that we send (random unless set): the peer's `receive_psn`. The
-                /// endpoint contains it. It applies to the first connection only: after a reset the number is random
-                /// again, so that no packet of the old connection matches the new one.
+                /// The number of the first packet that we send, the peer's `receive_psn` (random unless set). The
+                /// endpoint contains it. After a reset the number is random again, so that no packet of the old
+                /// connection matches the new one.
                 [Transport] send_psn: PacketSequenceNumber, Option<PacketSequenceNumber> = None;
-                /// The number of the first packet that we receive, the peer's `send_psn` (taken from the peer's
-                /// endpoint unless set). It applies to the first connection only.
+                /// The number of the first packet that we receive, the peer's `send_psn` (from its endpoint unless
+                /// set). It applies to the first connection only.
                 [Transport] receive_psn: PacketSequenceNumber, Option<PacketSequenceNumber> = None;
-                /// How often a message that found no receive is sent again (6 unless set).
+                /// How often to resend a message that found no receive (6 unless set).
                 [Transport] max_rnr_retries: MaxRnrRetries, MaxRnrRetries = MaxRnrRetries::default();
                 /// The service level (0 unless set).
                 [Transport] service_level: ServiceLevel, ServiceLevel = ServiceLevel::default();
@@ -55,26 +53,26 @@ macro_rules! connection_settings {
                 [Transport] hop_limit: u8, u8 = AddressVector::DEFAULT_HOP_LIMIT;
                 /// The rate limit (none unless set).
                 [Transport] static_rate: StaticRate, StaticRate = StaticRate::Max;
-                /// Whether packets have a global route header on InfiniBand too (only where the port requires
-                /// it, unless set). On RoCE they always have one.
+                /// Whether packets have a global route header on InfiniBand too, as they always have on RoCE (where the
+                /// port requires it, unless set).
                 [Transport] global_route: bool, bool = false;
-                /// How many reads and atomics we may have outstanding (the device's maximum, but at most 16, unless
-                /// set). If the peer answers fewer at a time, the handshake uses that number.
+                /// How many reads and atomics we may have outstanding (the device's maximum, at most 16, unless set).
+                /// The handshake lowers it to what the peer answers at a time.
                 [Reliable] max_rd_atomic: u8, Option<u8> = None;
-                /// How many reads and atomics of the peer we answer at a time. Unless set: the device's maximum for a queue pair, but
-                /// at most 16, and at most half of what the other queue pairs of the context leave of the device's total
-                /// ([`max_res_rd_atom`](crate::device::DeviceAttributes::max_res_rd_atom)). If nothing is left, peers cannot read.
+                /// How many reads and atomics of the peer we answer at a time. Unless set: the device's maximum for a
+                /// queue pair, but at most 16, and at most half of what the context's other queue pairs leave of the
+                /// device's total ([`max_res_rd_atom`](crate::device::DeviceAttributes::max_res_rd_atom)). If nothing
+                /// is left, peers cannot read.
                 [Reliable] max_dest_rd_atomic: u8, Option<u8> = None;
-                /// How long the peer waits before it retries a message that found no receive (10.24 ms unless
-                /// set).
+                /// How long the peer waits before it resends a message that found no receive (10.24 ms unless set).
                 [Reliable] min_rnr_timer: MinRnrTimer, MinRnrTimer = MinRnrTimer::default();
                 /// How long the peer has to answer a packet (67.1 ms unless set).
                 [Reliable] ack_timeout: AckTimeout, AckTimeout = AckTimeout::default();
-                /// How often an unanswered packet is sent again (6 unless set).
+                /// How often to resend an unanswered packet (6 unless set).
                 [Reliable] max_ack_retries: MaxAckRetries, MaxAckRetries = MaxAckRetries::default();
             }
             datagrams {
-                /// The Q_Key of a UD queue pair: datagrams must carry it (0x11111111 unless set).
+                /// The Q_Key that datagrams to a UD queue pair must carry (0x11111111 unless set).
                 [Datagram] qkey: u32, u32 = 0x1111_1111;
             }
         }
@@ -82,18 +80,18 @@ macro_rules! connection_settings {
 }
 pub(crate) use connection_settings;
 
-/// Defines the value.
 macro_rules! value {
     (
         any peer { $($(#[$meta:meta])* [$bound:ident] $name:ident: $type:ty, $stored:ty = $default:expr;)+ }
         datagrams { $($(#[$datagram:meta])* [$of:ident] $key:ident: $key_type:ty, $key_stored:ty = $key_default:expr;)+ }
     ) => {
-        /// The settings of a connection, for the states from INIT to RTS: a program makes them once, and gives them to all
-        /// builders of [queue pairs](crate::QueuePairBuilder::connection_settings) and
+        /// The settings of a connection, applied from INIT to RTS. Pass one value to all builders of [queue
+        /// pairs](crate::QueuePairBuilder::connection_settings) and
         /// [channels](crate::ChannelBuilder::connection_settings).
         ///
-        /// Every setting has a default that works on RoCE, InfiniBand and Soft-RoCE; each method states it. What a transport
-        /// does not have, such as the acknowledgements of an unreliable one, has no effect there.
+        /// Each setting is a field to read and a method that sets it. The method states the default, which works on
+        /// RoCE, InfiniBand and Soft-RoCE; `None` leaves the choice to the queue pair. A setting that a transport lacks
+        /// has no effect.
         ///
         /// ```
         /// use ibverbs::{ConnectionSettings, MaxRnrRetries, Rc};
@@ -110,9 +108,6 @@ macro_rules! value {
         /// # Ok(())
         /// # }
         /// ```
-        ///
-        /// Each setting is a field, to be read, and a method, which sets it. `None`: the queue pair chooses it, as the method
-        /// says.
         #[derive(Clone, Copy, Debug)]
         #[non_exhaustive]
         #[must_use]
@@ -154,14 +149,14 @@ impl ConnectionSettings {
         Self::default()
     }
 
-    /// Lets the peer read and write, in addition to what [`access`](Self::access) allows. The memory must allow it too.
+    /// Lets the peer read and write, in addition to [`access`](Self::access). The memory must allow it too.
     pub fn allow_remote_rw(mut self) -> Self {
         self.access |= AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
         self
     }
 }
 
-/// The part of its device's `max_res_rd_atom` that a queue pair takes, as far as this context knows.
+/// The queue pair's part of the device's `max_res_rd_atom`, as far as this context knows.
 #[derive(Debug)]
 pub(super) struct Answers {
     taken: Arc<AtomicU32>,
@@ -169,8 +164,7 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    /// Takes `wanted`; or, if that is not set, as many as the device allows a queue pair, at most 16 and at most half of
-    /// what is left.
+    /// Takes `wanted`, or the default of `max_dest_rd_atomic`.
     pub(super) fn take(
         context: &Context<'_>,
         device: &DeviceAttributes,
@@ -178,7 +172,7 @@ impl Answers {
         wanted: Option<u8>,
     ) -> Self {
         let most = device.max_qp_rd_atom().min(16);
-        // Some devices report no total. Queue pairs of these types answer none.
+        // Some devices report no total. Queue pairs of these types answer no reads.
         let all = match kind {
             QueuePairType::UnreliableDatagram
             | QueuePairType::UnreliableConnected
@@ -206,7 +200,7 @@ impl Answers {
     }
 
     pub(super) fn count(&self) -> u8 {
-        // Either the caller's, or at most 16.
+        // The caller's, or at most 16.
         u8::try_from(self.count).unwrap_or(u8::MAX)
     }
 }
@@ -217,7 +211,7 @@ impl Drop for Answers {
     }
 }
 
-/// The first number of a queue pair: unpredictable, unless a provider that simulates a network chooses it.
+/// The first packet number: unpredictable, unless a provider that simulates a network chooses it.
 ///
 /// # Safety
 ///
@@ -236,9 +230,9 @@ pub(super) unsafe fn first_psn(qp: *mut ffi::ibv_qp, gids: &EndpointGids) -> Pac
 
 /// A random number for the queue pair `num`, different each time.
 ///
-/// The keys of [`RandomState`] are random numbers of the kernel (`getrandom`). Two virtual machines that
-/// were started from one saved state have the same keys, as does a process after a fork. So the hash also
-/// includes values that differ between machines (the best GID and the time), processes and calls.
+/// The keys of [`RandomState`] are random numbers of the kernel (`getrandom`). Virtual machines started from one saved
+/// state share them, as does a process after a fork. So the hash also includes values that differ between machines
+/// (best GID, time), processes and calls.
 fn random_psn(num: u32, gids: &EndpointGids) -> PacketSequenceNumber {
     static KEYS: OnceLock<RandomState> = OnceLock::new();
     static CALLS: AtomicU64 = AtomicU64::new(0);
@@ -266,8 +260,7 @@ mod tests {
         assert_eq!(settings.allow_remote_rw().access, all);
     }
 
-    /// All 24 bits vary, and each call gives another number (of 2000 random ones, about 0.1 pairs are
-    /// equal).
+    /// All 24 bits vary, and each call gives another number (among 2000, about 0.1 pairs are equal).
     #[test]
     fn every_bit_varies() {
         let gids = EndpointGids::default();

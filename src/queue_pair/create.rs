@@ -22,7 +22,7 @@ use crate::queue_pair_state::QueuePairType;
 
 const VERB: &str = "ibv_create_qp";
 
-/// What building looks up on the device and the port before it creates the queue pair.
+/// What building looks up before it creates the queue pair.
 struct LookedUp {
     lid: u16,
     gids: EndpointGids,
@@ -30,24 +30,22 @@ struct LookedUp {
     messages: MessageLimits,
     settings: ConnectionSettings,
     answers: Answers,
-    /// Whether the device is the kernel's Soft-RoCE.
     is_rxe: bool,
 }
 
 impl<'res, T: Transport> QueuePairBuilder<'res, T> {
-    /// `ibv_create_qp`: creates the queue pair and its endpoint, which a peer needs to connect to it.
+    /// `ibv_create_qp`: creates the queue pair and its endpoint.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: a depth, a number of elements or the port is more than the device has, the GID
-    ///    index is out of range, one of the queues or domains belongs to another context or domain, an
-    ///    XRC domain is missing or does not fit the type, or the device refuses the inline size, or grants less than was asked.
+    ///  - `EINVAL`: a depth, a number of elements or the port exceeds the device's limit; the GID index is out of
+    ///    range; a queue or domain belongs to another context or domain; an XRC domain is missing or does not fit the
+    ///    type; or the device refuses the inline size, or grants less than asked.
     ///  - `ENETDOWN`: the port is not active.
-    ///  - `ENODATA`: the port has no GID, though RoCE needs one.
+    ///  - `ENODATA`: the port has no GID, which RoCE needs.
     ///  - `ENOMEM`: the device has no queue pair left, or `RLIMIT_MEMLOCK` is too low.
-    ///  - `EOPNOTSUPP`, `ENOSYS`: the device does not have this type of queue pair, or one of the requested
-    ///    options or extended operations.
-    ///  - `EPERM`: the process may not create this type of queue pair.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device lacks this type, an option or an extended operation.
+    ///  - `EPERM`: the process may not create this type.
     #[doc(alias = "ibv_create_qp")]
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn build(mut self) -> Result<PreparedQueuePair<'res, T>> {
@@ -64,24 +62,23 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         Ok(self.finish(raw, operations, looked_up))
     }
 
-    /// Takes over a queue pair that was created elsewhere, such as by a provider's own verb. `self`
-    /// describes its parents, how to connect it, and whether it has the extended posting interface
-    /// ([`extended`](Self::extended)).
+    /// Takes over a queue pair in RESET that other code created, such as a provider's own verb. `self` describes its
+    /// parents, how to connect it, and whether it has the extended posting interface ([`extended`](Self::extended)).
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the pointer is null, or the queue pair's type, domain or completion queues are not
-    ///    those of the builder.
-    ///  - `EOPNOTSUPP`: it does not have all of the extended operations that the builder requires.
-    ///  - Those of [`build`](Self::build) that are about the port.
+    /// The caller then keeps the queue pair.
+    ///
+    ///  - `EINVAL`: the pointer is null, or type, domain or completion queues are not those of the builder.
+    ///  - `EOPNOTSUPP`: it lacks an extended operation that the builder requires.
+    ///  - Those of [`build`](Self::build) about the port.
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live queue pair in RESET that nothing else destroys or uses, and those of its
-    /// parents that the builder does not name outlive it. If the builder asks for extended operations,
-    /// available or not, the queue pair was created for some (`IBV_QP_INIT_ATTR_SEND_OPS_FLAGS`):
-    /// `ibv_qp_to_qp_ex` accesses fields that the queue pairs of many providers do not have. If this fails,
-    /// the caller keeps the queue pair.
+    /// `raw` is null or a live queue pair in RESET that nothing else destroys or uses, and parents that the builder
+    /// does not name outlive it. If the builder asks for extended operations, available or not, the queue pair was
+    /// created for some (`IBV_QP_INIT_ATTR_SEND_OPS_FLAGS`): `ibv_qp_to_qp_ex` accesses fields that other queue pairs
+    /// of many providers lack.
     pub unsafe fn adopt(mut self, raw: *mut ffi::ibv_qp) -> Result<PreparedQueuePair<'res, T>> {
         let looked_up = self.prepare()?;
         let parents = &self.parents;
@@ -115,7 +112,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         Ok(self.finish(raw, operations, looked_up))
     }
 
-    /// Checks everything, and looks up the values of settings that were not set.
+    /// Checks everything, and looks up settings that were not set.
     fn prepare(&mut self) -> Result<LookedUp> {
         let context = self.parents.domain.context();
         self.check_parents(context)?;
@@ -155,7 +152,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         Ok(LookedUp { lid: port.lid(), gids, pkey, messages, settings, answers, is_rxe })
     }
 
-    /// The longest message that the port sends. The inline data is known once the queue pair exists.
+    /// The limits of the port. The inline data is known once the queue pair exists.
     fn message_limits(&self, port: &PortAttributes) -> Result<MessageLimits> {
         let limits = MessageLimits::new(0, port.max_message_size());
         let limits = limits.of_domain(&self.parents.domain);
@@ -169,7 +166,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         })
     }
 
-    /// Whether the transport's own limits replace those of `ibv_query_device`, which are then checked here.
+    /// Whether the transport's own limits, checked here, replace those of `ibv_query_device`.
     fn prepare_driver(&mut self) -> Result<bool> {
         let Some(driver) = self.driver else { return Ok(false) };
         match driver {
@@ -184,7 +181,6 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         }
     }
 
-    /// Checks that the parents fit together.
     fn check_parents(&self, context: &Context<'_>) -> Result<()> {
         let parents = &self.parents;
         for queue in [&parents.send_cq, &parents.receive_cq] {
@@ -217,7 +213,6 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         Ok(())
     }
 
-    /// Compares the requested sizes with the device's limits.
     fn check(&self, device: &DeviceAttributes) -> Result<()> {
         let Self { capacities: c, settings: s, .. } = self;
         let own_receives = self.parents.srq.is_none();
@@ -247,7 +242,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         if there.contains(wanted) { Ok(raw) } else { Err(lacking()) }
     }
 
-    /// Calls the verb, and then stores the capacities that the device has granted.
+    /// Calls the verb, and stores the granted capacities.
     fn create(&mut self, operations: Option<SendOperations>) -> Result<Handle<ffi::ibv_qp>> {
         use ffi::ibv_qp_init_attr_mask as mask;
 
@@ -268,7 +263,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
             (attributes.cap.max_recv_wr, attributes.cap.max_recv_sge) = (0, 0);
         }
         if let Some(domain) = &parents.xrc_domain {
-            // It has neither queues nor a protection domain: those of its shared queues apply.
+            // An XRC receiver has neither queues nor a protection domain: those of the shared queues apply.
             attributes.comp_mask = mask::IBV_QP_INIT_ATTR_XRCD.0;
             attributes.xrcd = domain.as_raw();
             attributes.pd = ptr::null_mut();
@@ -291,8 +286,8 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
             attributes.comp_mask |= mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0;
         }
         let context = parents.domain.context().as_raw();
-        // SAFETY: domains and queues are live, as their holder `self` is; a queue pair that comes
-        // back is ours alone. Without extensions this is ibv_create_qp.
+        // SAFETY: `self` holds the domains and queues, so they are live; a queue pair that comes back is ours alone.
+        // Without extensions this is ibv_create_qp.
         let create = |attributes: &mut ffi::ibv_qp_init_attr_ex| unsafe {
             match self.driver {
                 #[cfg(feature = "mlx5")]
@@ -311,7 +306,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         let wanted = asked.max_inline_data;
         let raw = match with_inline(wanted) {
             Err(error) if error.errno() == libc::EINVAL && wanted > 0 => {
-                // All other values with a known limit are within it, so this one is to blame if it works without.
+                // All other limited values are in range, so this one is to blame if creation works without it.
                 let without = with_inline(0).map_err(|_| error)?;
                 if !self.inline_if_possible {
                     drop(without);
@@ -341,7 +336,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         Ok(raw)
     }
 
-    /// A device may grant more than was asked, and a broken one grants less.
+    /// A device may grant more than asked; a broken one grants less.
     fn check_granted(&self, asked: ffi::ibv_qp_cap) -> Result<()> {
         let granted = self.capacities;
         let mut sizes = vec![
@@ -445,8 +440,8 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
 ///
 /// # Safety
 ///
-/// The queue pair is live, and was created for extended operations: the memory of others may be shorter
-/// than the struct that `ibv_qp_to_qp_ex` returns.
+/// The queue pair is live, and was created for extended operations: others may be shorter than the struct that
+/// `ibv_qp_to_qp_ex` returns.
 unsafe fn extended_operations(raw: *mut ffi::ibv_qp) -> SendOperations {
     // SAFETY: the caller vouches for the queue pair.
     match NonNull::new(unsafe { ffi::ibv_qp_to_qp_ex(raw) }) {
@@ -461,7 +456,6 @@ fn lacking() -> Error {
     Error::with_reason(VERB, libc::EOPNOTSUPP, reason)
 }
 
-/// Whether to try again without extensions.
 fn is_unsupported(error: Error) -> bool {
     error.kind() == crate::error::ErrorKind::Unsupported
 }

@@ -10,19 +10,16 @@ use crate::queue_pair_state::QueuePairType;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 use std::fmt;
 
-/// The address of a queue pair, and the limits that its peer must respect. Both sides exchange their
-/// endpoints, over TCP or otherwise, before they connect.
+/// The address and limits of a queue pair. Both sides exchange their endpoints, over TCP or otherwise, before they
+/// connect.
 ///
-/// It contains the addresses for InfiniBand (LID) and RoCE (GIDs), so one exchange serves both; the number
-/// of the first packet; and two limits, of which the handshake takes the smaller one of both sides: the
-/// path MTU, and how many reads and atomics the queue pair answers at a time. A port that has several
-/// addresses has several GIDs here, and the handshake chooses the best matching pair. What has to be the same, or to fit, it
-/// compares: the transport, the partition, flow control.
+/// One exchange serves InfiniBand (LID) and RoCE (GIDs). The handshake chooses the best matching pair of GIDs; takes
+/// the smaller path MTU of both sides, and the smaller number of reads and atomics answered at a time; and checks that
+/// transport, partition and flow control fit. The endpoint also has the number of the first packet.
 ///
-/// [`to_bytes`](Self::to_bytes) has it in bytes, and with feature `serde` it can be serialised. Both forms have a version,
-/// and a peer with another version gets an error that names it. Programs that exchange addresses in a form of their own use
-/// [`new`](Self::new) and the `with_` methods; they must exchange the packet numbers too. The
-/// guide shows the ways to connect.
+/// [`to_bytes`](Self::to_bytes) and serde (feature `serde`) serialise it, with a version; a peer with another version
+/// gets an error that names it. Programs with their own format use [`new`](Self::new) and the `with_` methods, and must
+/// exchange the packet numbers too.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QueuePairEndpoint {
     pub(crate) num: u32,
@@ -30,20 +27,20 @@ pub struct QueuePairEndpoint {
     pub(crate) send_psn: Option<PacketSequenceNumber>,
     pub(crate) path_mtu: Option<MaximumTransferUnit>,
     pub(crate) max_dest_rd_atomic: Option<u8>,
-    /// The number of its type in C; 0 if unknown.
+    /// C's number of the type; 0 if unknown.
     pub(crate) transport: u8,
-    /// Of its partition; 0 if unknown.
+    /// 0 if unknown.
     pub(crate) pkey: u16,
     pub(crate) gids: EndpointGids,
     pub(crate) credit_word: Option<RemoteMemoryRegion>,
 }
 
 impl QueuePairEndpoint {
-    /// The endpoint of a peer that sends its address in a form of its own. `lid` is 0 on RoCE; `gid` may be
-    /// zero on InfiniBand.
+    /// The endpoint of a peer that sends its address in its own format. `lid` is 0 on RoCE; `gid` may be zero on
+    /// InfiniBand.
     ///
-    /// Its first packet has number 0, unless [`with_send_psn`](Self::with_send_psn) sets another. Its
-    /// limits are assumed to be no smaller than ours.
+    /// Its first packet has number 0, unless [`with_send_psn`](Self::with_send_psn) sets another. Its limits count as
+    /// no smaller than ours.
     ///
     /// # Errors
     ///
@@ -67,29 +64,29 @@ impl QueuePairEndpoint {
     }
 
     setters! { const self,
-        /// The same endpoint, whose first packet has this number.
+        /// Sets the number of the first packet that it sends.
         #[must_use]
         with_send_psn(psn: PacketSequenceNumber) => self.send_psn = Some(psn);
 
-        /// The same endpoint with this path MTU.
+        /// Sets the path MTU.
         #[must_use]
         with_path_mtu(mtu: MaximumTransferUnit) => self.path_mtu = Some(mtu);
 
-        /// The same endpoint, which answers this many reads and atomics at a time.
+        /// Sets how many reads and atomics it answers at a time.
         #[must_use]
         with_max_dest_rd_atomic(reads: u8) => self.max_dest_rd_atomic = Some(reads);
 
-        /// The same endpoint, with the P_Key of its partition. A peer in another one is refused.
+        /// Sets the P_Key of the partition. The handshake refuses a peer in another one.
         #[must_use]
         with_pkey(pkey: u16) => self.pkey = pkey;
 
-        /// The same endpoint, of a channel with [flow control](crate::ChannelBuilder::flow_control): where it counts
-        /// its receives, as [`credit_word`](Self::credit_word) told the peer.
+        /// Sets where a channel with [flow control](crate::ChannelBuilder::flow_control) counts its receives: its
+        /// [`credit_word`](Self::credit_word).
         #[must_use]
         with_credit_word(word: RemoteMemoryRegion) => self.credit_word = Some(word);
     }
 
-    /// The same endpoint, of a queue pair of this type. A peer whose type does not fit is refused.
+    /// Sets the type. The handshake refuses a peer whose type does not fit.
     #[must_use]
     pub fn with_transport(mut self, kind: QueuePairType) -> Self {
         self.transport = code_of(kind);
@@ -106,14 +103,13 @@ impl QueuePairEndpoint {
         self.lid
     }
 
-    /// The GID of its port: the best, if it has several.
+    /// The best GID of its port.
     pub const fn gid(&self) -> Gid {
         self.gids.first().gid
     }
 
-    /// All GIDs by which it can be reached, the best first: one for each kind of address and version of
-    /// RoCE that its port has, or only the one that [`gid_index`](crate::QueuePairBuilder::gid_index)
-    /// selects.
+    /// All GIDs that reach it, the best first: one for each kind of address and version of RoCE of its port, or only
+    /// that of [`gid_index`](crate::QueuePairBuilder::gid_index).
     pub fn gids(&self) -> impl ExactSizeIterator<Item = Gid> + '_ {
         self.gids.as_slice().iter().map(|gid| gid.gid)
     }
@@ -128,8 +124,8 @@ impl QueuePairEndpoint {
         /// How many reads and atomics of its peer it answers at a time, if known.
         max_dest_rd_atomic: Option<u8> => self.max_dest_rd_atomic;
 
-        /// Where a channel with [flow control](crate::ChannelBuilder::flow_control) counts its receives. The peer
-        /// reads it there.
+        /// Where a channel with [flow control](crate::ChannelBuilder::flow_control) counts its receives. The peer reads
+        /// it.
         credit_word: Option<RemoteMemoryRegion> => self.credit_word;
     }
 
@@ -143,8 +139,8 @@ impl QueuePairEndpoint {
         (self.pkey != 0).then_some(self.pkey)
     }
 
-    /// Checks what both sides must have in common, if both are known: a connection that lacks it carries nothing, and tells
-    /// neither side.
+    /// Checks what both sides must share, where known. Without it, a connection carries nothing, and tells neither
+    /// side.
     pub(super) fn check_agrees(&self, verb: &'static str, theirs: &Self) -> Result<()> {
         if let (Some(ours), Some(theirs)) = (self.transport(), theirs.transport()) {
             let fits = match ours {
@@ -165,7 +161,7 @@ impl QueuePairEndpoint {
         Ok(())
     }
 
-    /// Checks that a port with this link layer can reach it. If not, returns an error of `verb`.
+    /// Checks that a port with this link layer can reach it.
     pub(super) fn check(&self, verb: &'static str, link_layer: LinkLayer) -> Result<()> {
         match link_layer {
             LinkLayer::Ethernet if self.gids.is_empty() => Err(Error::invalid(
@@ -180,8 +176,7 @@ impl QueuePairEndpoint {
         }
     }
 
-    /// The pair of our GIDs and the peer's that a path between them uses. If none match, returns an error
-    /// of `verb`.
+    /// The best matching pair of our GIDs and the peer's.
     pub(super) fn choose_gids(
         verb: &'static str,
         ours: &EndpointGids,
@@ -195,7 +190,7 @@ impl QueuePairEndpoint {
     }
 }
 
-/// The type as a byte, which all numbers of C fit.
+/// C's number of the type, which fits in a byte.
 fn code_of(kind: QueuePairType) -> u8 {
     u8::try_from(ffi::ibv_qp_type::from(kind).0).unwrap_or(0)
 }
@@ -221,7 +216,7 @@ impl fmt::Display for QueuePairEndpoint {
         if let Some(pkey) = self.pkey() {
             write!(f, ", P_Key {pkey:#06x}")?;
         }
-        // Not the key: a log must not give its readers access to the memory.
+        // Without the key: a log must not give its readers access to the memory.
         f.write_str(if self.credit_word.is_some() { ", flow control" } else { "" })
     }
 }
@@ -232,25 +227,23 @@ impl fmt::Debug for QueuePairEndpoint {
     }
 }
 
-/// The versions of an endpoint's form, in bytes and in serde's. An endpoint is written in the oldest one that can tell
-/// all of it.
+/// The versions of an endpoint in bytes and in serde. It is written in the oldest that can hold it.
 pub(crate) const VERSION: u8 = 1;
-/// With the credit word, of a channel with flow control.
+/// The version with a credit word.
 pub(crate) const CREDITS_VERSION: u8 = 2;
 
-/// Number, LID, PSN, MTU, reads, type, P_Key, and the number of GIDs.
+/// Number, LID, PSN, MTU, reads, type, P_Key, number of GIDs.
 const FIXED: usize = 4 + 2 + 4 + 2 + 2 + 1 + 2 + 1;
-/// A class and the GID.
+/// Class and GID.
 const GID: usize = 1 + 16;
-/// A region.
 const CREDIT_WORD: usize = 20;
 
-/// Stands for an absent PSN or number of reads. It is larger than any valid one.
+/// An absent PSN or number of reads: larger than any valid one.
 const NO_PSN: u32 = u32::MAX;
 const NO_READS: u16 = u16::MAX;
 
 impl QueuePairEndpoint {
-    /// The endpoint in at most 141 bytes, of which the first is the version of their form. The peer gives all of them to
+    /// The endpoint in at most 141 bytes, the version first. The peer passes all of them to
     /// [`from_bytes`](Self::from_bytes).
     ///
     /// ```
@@ -293,11 +286,11 @@ impl QueuePairEndpoint {
         bytes
     }
 
-    /// The endpoint that was converted into these bytes by [`to_bytes`](Self::to_bytes).
+    /// The endpoint that [`to_bytes`](Self::to_bytes) serialised.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the bytes are of a version of the form that this crate does not read, or not an endpoint.
+    ///  - `EINVAL`: the bytes are not an endpoint, or have a version that this crate does not read.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         const VERB: &str = "ibv_modify_qp";
         let Some((&version, rest)) = bytes.split_first() else {
@@ -310,7 +303,7 @@ impl QueuePairEndpoint {
         Self::read(version, rest).ok_or(Error::invalid(VERB, "the bytes are not an endpoint"))
     }
 
-    /// The endpoint of the bytes after the version, which is one of the two.
+    /// The endpoint in the bytes after the version, which must be valid.
     pub(crate) fn read(version: u8, bytes: &[u8]) -> Option<Self> {
         if version < CREDITS_VERSION {
             return Self::read_plain(bytes);

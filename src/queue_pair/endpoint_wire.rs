@@ -1,8 +1,7 @@
-//! The serialised form of an endpoint (feature `serde`).
+//! The serde form of an endpoint (feature `serde`): a struct whose first field is the version.
 //!
-//! A struct whose first field is the version. In binary formats, which have no field names, the version is
-//! a number with [`MAGIC`] in its upper 24 bits. So this crate rejects other data at its first four bytes,
-//! and so do readers that expect a queue pair number there.
+//! In binary formats, which have no field names, the upper 24 bits of the version are [`MAGIC`]. So this crate rejects
+//! other data at its first four bytes, and so do readers that expect a queue pair number there.
 
 use std::fmt;
 
@@ -18,10 +17,10 @@ use crate::gid_class::GidClass;
 use crate::memory::RemoteMemoryRegion;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 
-/// "QPE": a number that begins with it is larger than any queue pair number.
+/// "QPE": numbers that begin with it exceed all queue pair numbers.
 const MAGIC: u32 = 0x5150_4500;
 
-/// Both versions: version 1 ends before the credit word.
+/// Version 1 ends before the credit word.
 #[derive(Serialize, Deserialize)]
 #[serde(rename = "QueuePairEndpoint")]
 struct Wire {
@@ -51,7 +50,7 @@ const FIELDS: &[&str] = &[
     "credit_word",
 ];
 
-/// Can only be deserialised if it is one of the two versions, with or without [`MAGIC`].
+/// Deserialises only from one of the two versions, with or without [`MAGIC`].
 struct Version(u8);
 
 impl Serialize for Version {
@@ -84,7 +83,6 @@ impl<'de> Deserialize<'de> for Version {
     }
 }
 
-/// One GID of the list.
 #[derive(Serialize, Deserialize)]
 struct WireGid {
     class: u8,
@@ -156,7 +154,6 @@ impl Serialize for QueuePairEndpoint {
     }
 }
 
-/// Reads both versions.
 struct AnyVersion;
 
 impl<'de> Visitor<'de> for AnyVersion {
@@ -238,7 +235,7 @@ mod tests {
         endpoint
     }
 
-    /// What a peer without a version in its form would have sent.
+    /// The form of a peer without version.
     #[derive(Serialize, Deserialize)]
     struct Unversioned {
         num: u32,
@@ -355,7 +352,7 @@ mod tests {
         let error = serde_json::from_str::<QueuePairEndpoint>(&text).unwrap_err().to_string();
         assert!(error.contains("missing field `version`"), "{error}");
 
-        // The other way round: its number is more than any queue pair's.
+        // Conversely, its number exceeds any queue pair's.
         let bytes = bincode::serde::encode_to_vec(endpoint(), binary()).unwrap();
         let (old, _): (Unversioned, _) =
             bincode::serde::decode_from_slice(&bytes, binary()).unwrap();

@@ -1,4 +1,4 @@
-//! Queue pairs: transports, states, addresses. What posts requests to them is in [`operation`](crate::operation).
+//! Queue pairs: transports, states, addresses. To post requests, see [`operation`](crate::operation).
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -23,13 +23,13 @@
 //! | choose a transport | [`Rc`], [`Uc`], [`Ud`], [`RawPacket`], [`XrcSend`], [`XrcReceive`]; by features `Srd` and `Dci`; [`Transport`] |
 //! | make a queue pair | [`QueuePairBuilder`], [`ConnectionSettings`], [`CreateFlags`], [`SendOperations`]; [`PreparedQueuePair`], then [`QueuePair`] |
 //! | connect it | [`QueuePairEndpoint`], [`AddressVector`]; step by step [`StateTransition`] |
-//! | ask about it | [`QueuePairAttributes`], [`AttributeMask`], [`DataInOrder`], [`EnhancedConnection`], [`ResolvedEthernet`] |
+//! | query it | [`QueuePairAttributes`], [`AttributeMask`], [`DataInOrder`], [`EnhancedConnection`], [`ResolvedEthernet`] |
 //! | send datagrams | [`AddressHandle`]; answer them with [`GlobalRouteHeader`] |
 //! | share receives | [`SharedReceiveQueue`], [`Tag`] |
 //! | share a queue pair with other processes | [`OpenedQueuePair`] |
 //! | write a function for several transports | [`marker`] |
 //!
-//! State changes are checked against the tables of `ibv_modify_qp(3)` before the kernel sees them.
+//! The crate checks state changes against the tables of `ibv_modify_qp(3)` before the kernel sees them.
 
 mod address_vector;
 mod attributes;
@@ -99,7 +99,7 @@ pub(crate) use transport::{
 };
 pub use transport::{RawPacket, Rc, Transport, Uc, Ud, XrcReceive, XrcSend};
 
-/// What a transport can do, as traits: bounds of the methods of a queue pair. A program does not implement them.
+/// What a transport can do, as traits that bound the methods of a queue pair.
 pub mod marker {
     pub use super::transport::{
         AddressedBy, Atomics, Connected, Datagram, FixedPeer, PostsRdma, Reads, ReceiveQueue,
@@ -128,15 +128,14 @@ use crate::state_error::StateError;
 
 /// `struct ibv_qp`: a queue pair, to which sends and receives are posted.
 ///
-/// The posting methods are thin: they hand the C request to the device. They are `unsafe` because
-/// nothing ties the memory to the request once they return. See [`Channel`](crate::Channel) for the
-/// safe layer.
+/// The posting methods are `unsafe`, because nothing ties the memory to a request once they return.
+/// [`Channel`](crate::Channel) is the safe layer.
 ///
 /// | To post | there is |
 /// |---|---|
 /// | a part of one region | [`post_send`](Self::post_send), [`post_receive`](Self::post_receive), [`post_write`](Self::post_write), [`post_read`](Self::post_read) |
-/// | any request, with all options | [`post`](Self::post) |
-/// | the same request again and again | [`post_prepared`](Self::post_prepared) |
+/// | any request | [`post`](Self::post) |
+/// | the same request repeatedly | [`post_prepared`](Self::post_prepared) |
 /// | many requests at once | [`post_list`](Self::post_list), and [`batch`](Self::batch) where the device has the extended interface |
 /// | from two threads | [`split`](Self::split) |
 ///
@@ -144,35 +143,34 @@ use crate::state_error::StateError;
 ///
 /// Every method that posts is `unsafe`, and has this contract:
 ///
-/// 1. Until a request has ended, the regions and the address handle that it names are not dropped. Memory
-///    that the device reads is not written, unless it is inline. Memory that the device writes is neither
-///    read nor written.
-/// 2. A request ends when the completion of its `wr_id` was polled (for an unsignaled one: the completion
-///    of a request that was posted later to the same queue), or when the queue pair was moved to RESET or
-///    destroyed. Only [`close`](Self::close) that returns `Ok` shows that it was destroyed: a `drop`
-///    ignores a failure. An error from polling ends nothing.
-/// 3. **An error of a post does not end it either**, unless the error was found before the verb was called
-///    (for example, a range that is out of bounds). Soft-RoCE and Soft-iWARP queue a request before they
-///    notify the kernel. If the kernel then refuses, with any errno value, the request stays in the queue.
-///    In RESET, INIT and RTR, Soft-RoCE returns `EINVAL`, and carries the request out once the queue pair
-///    is in RTS, with the contents that the memory has by then. Move the queue pair to RESET to take the
-///    request back. On other providers a refused request is not posted.
-/// 4. `wr_id` differs from the numbers of all other outstanding requests of the same completion queue.
-///    Otherwise the completion of one request could be taken for that of another.
-/// 5. On mlx4 and mthca no element of a [prepared](crate::PreparedRequest) request is empty: they interpret 0 bytes as
-///    2 GiB (mlx4 for memory that is written, mthca for any). All other methods leave empty elements out.
-/// 6. The queue pair is not of type [`XrcReceive`](QueuePairType::XrcReceive), which has no queues: mlx4 and
-///    mlx5 follow null pointers.
-/// 7. On a DC initiator of mlx5 (feature `mlx5`) every request is in a [`batch`](Self::batch): without, mlx5 posts
-///    it with no target.
+/// 1. Until a request has ended, nobody drops the regions and the address handle that it names. Nobody writes memory
+///    that the device reads, unless it is inline. Nobody reads or writes memory that the device writes.
+/// 2. A request ends when you have polled the completion of its `wr_id` (for an unsignaled one, the completion of a
+///    later request of the same queue), or when the queue pair was moved to RESET or destroyed. Only
+///    [`close`](Self::close) that returns `Ok` proves that it was destroyed: a `drop` ignores a failure. An error from
+///    polling ends nothing.
+/// 3. **An error of a post does not end it either**, unless the crate found it before it called the verb (a range out
+///    of bounds, for example). Soft-RoCE and Soft-iWARP queue a request before they notify the kernel. If the kernel
+///    then refuses, with any errno value, the request stays in the queue. In RESET, INIT and RTR, Soft-RoCE returns
+///    `EINVAL`, and carries the request out once the queue pair is in RTS, with the contents that the memory has by
+///    then. Move the queue pair to RESET to take the request back. Other providers do not post a request that they
+///    refuse.
+/// 4. `wr_id` differs from those of all outstanding requests of the same completion queue. Otherwise one completion
+///    could be taken for another.
+/// 5. On mlx4 and mthca no element of a [prepared](crate::PreparedRequest) request is empty: they read 0 bytes as 2 GiB
+///    (mlx4 for memory that is written, mthca for any). All other methods leave empty elements out.
+/// 6. The queue pair is not an [`XrcReceive`](QueuePairType::XrcReceive), which has no queues: mlx4 and mlx5 follow
+///    null pointers.
+/// 7. On a DC initiator of mlx5 (feature `mlx5`) every request is in a [`batch`](Self::batch): otherwise mlx5 posts it
+///    without a target.
 ///
-/// If the queue pair has its [transport](Transport) in its type, the compiler rejects requests of [`post`](Self::post)
-/// and [`batch`](Self::batch) that break 6 or 7. Both remain for prepared requests and lists, which know no transport,
-/// and for a queue pair whose transport is a [`QueuePairType`].
+/// If the [transport](Transport) is in the type of the queue pair, the compiler rejects requests of
+/// [`post`](Self::post) and [`batch`](Self::batch) that break 6 or 7. You must heed both for prepared requests and
+/// lists, and for a queue pair whose transport is a [`QueuePairType`].
 ///
-/// A thread must not post either while it holds a completion of an
-/// [`ExtendedPoller`](crate::completion::ExtendedPoller) of one of the completion queues, and must not poll within a
-/// [`batch`](Self::batch): that is not unsafe, but may wait for ever.
+/// Two things may block for ever: posting while the thread holds a completion of an
+/// [`ExtendedPoller`](crate::completion::ExtendedPoller) of one of the completion queues, and polling within a
+/// [`batch`](Self::batch).
 #[repr(transparent)]
 pub struct QueuePair<'res, T = Rc> {
     object: Object<'res>,
@@ -212,7 +210,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         QueuePairBuilder::new(domain, send_cq, receive_cq, transport)
     }
 
-    /// The same queue pair with its transport as a value, for programs that hold several kinds.
+    /// Moves the transport from the type to a value, so that a program can hold several kinds.
     pub fn erase(self) -> QueuePair<'res, QueuePairType> {
         QueuePair { object: self.object, transport: PhantomData }
     }
@@ -222,14 +220,14 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         &self.object.properties.messages
     }
 
-    /// As [`erase`](Self::erase), of a borrowed queue pair.
+    /// As [`erase`](Self::erase), for a borrowed queue pair.
     #[inline]
     pub(crate) fn erased(&self) -> &QueuePair<'res, QueuePairType> {
-        // SAFETY: both are transparent wrappers of the same struct.
+        // SAFETY: both are `repr(transparent)` wrappers of the same struct.
         unsafe { &*ptr::from_ref(self).cast() }
     }
 
-    /// Its number, by which peers address it.
+    /// The number by which peers address it.
     #[inline]
     pub fn number(&self) -> u32 {
         // SAFETY: the queue pair is live.
@@ -237,31 +235,29 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     }
 
     getters! { self,
-        /// Its address when the queue pair was built or last reset, which the peer needs.
+        /// The address that the peer needs, as of the creation or the last reset.
         endpoint: QueuePairEndpoint => self.object.properties.endpoint;
 
         /// Its type.
         queue_pair_type: QueuePairType => self.object.properties.kind;
 
-        /// How many requests can be outstanding on the send queue: at least as many as were asked for.
+        /// How many requests the send queue holds: at least as many as asked for, as for all sizes here.
         max_send_wr: u32 => self.object.properties.capacities.max_send_wr;
 
-        /// How many requests can be outstanding on the receive queue: at least as many as were asked
-        /// for.
+        /// How many requests the receive queue holds.
         max_recv_wr: u32 => self.object.properties.capacities.max_recv_wr;
 
-        /// How many gather elements a request on the send queue can have: at least as many as were asked
-        /// for.
+        /// How many gather elements a request on the send queue can have.
         max_send_sge: u32 => self.object.properties.capacities.max_send_sge;
 
-        /// How many scatter elements a receive can have: at least as many as were asked for.
+        /// How many scatter elements a receive can have.
         max_recv_sge: u32 => self.object.properties.capacities.max_recv_sge;
 
-        /// How many bytes a request can carry inline: at least as many as were asked for.
+        /// How many bytes a request can carry inline.
         max_inline_data: u32 => self.object.properties.capacities.max_inline_data;
 
-        /// The operations that [`batch`](Self::batch) can post: those that the queue pair was built for
-        /// ([`QueuePairBuilder::extended`]), or none without the extended posting interface.
+        /// The operations that [`batch`](Self::batch) can post, chosen by [`QueuePairBuilder::extended`]; none without
+        /// the extended posting interface.
         #[inline]
         extended_operations: SendOperations => self.object.properties.operations;
 
@@ -275,18 +271,18 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         receive_cq: &CompletionQueue<'res> => &self.object.parents.receive_cq;
     }
 
-    /// The shared receive queue that it receives from, if it has one.
+    /// The shared receive queue that it receives from, if any.
     pub fn shared_receive_queue(&self) -> Option<&SharedReceiveQueue<'res>> {
         self.object.parents.srq.as_deref()
     }
 
-    /// The C object. It is valid while the queue pair is.
+    /// The C object, valid while the queue pair is.
     #[inline]
     pub fn as_raw(&self) -> *mut ffi::ibv_qp {
         self.object.raw.as_ptr()
     }
 
-    /// The C object of the extended posting interface, if the queue pair was built with it.
+    /// The C object of the extended posting interface, if it was built with that.
     #[inline]
     pub fn as_raw_extended(&self) -> Option<NonNull<ffi::ibv_qp_ex>> {
         self.object.extended
@@ -302,7 +298,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         self.object.properties.functions
     }
 
-    /// Whether it has a provider's transport that is not DC.
+    /// Whether its transport is EFA's.
     pub(crate) fn is_srd(&self) -> bool {
         self.object.properties.driver.is_some_and(|driver| !driver.is_dc())
     }
@@ -311,20 +307,18 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         &self.object.properties.settings
     }
 
-    /// The context, and the type.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn place(&self) -> (*mut ffi::ibv_context, QueuePairType) {
         (self.protection_domain().context().as_raw(), self.queue_pair_type())
     }
 
-    /// The Q_Key and the partition of a UD queue pair, for its transition out of RESET.
+    /// Sets the Q_Key and the partition of a UD queue pair before it leaves RESET.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn set_partition(&mut self, qkey: u32, pkey_index: u16) {
         self.object.properties.settings.qkey = qkey;
         self.object.properties.settings.pkey_index = pkey_index;
     }
 
-    /// The number of the first packet that we send on the next connection.
     pub(crate) fn send_psn(&self) -> PacketSequenceNumber {
         self.object.properties.endpoint.send_psn.unwrap_or_default()
     }
@@ -354,8 +348,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         settings.receive_psn = None;
     }
 
-    /// Releases the C object without destroying it: the destroy verb was already called. If that failed,
-    /// the parents are leaked.
+    /// Releases the C object after the destroy verb was called elsewhere. If that failed, leaks the parents.
     pub(crate) fn disown(mut self, destroyed: bool) {
         self.object.raw.disown(destroyed);
         if !destroyed {
@@ -363,12 +356,12 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         }
     }
 
-    /// `ibv_destroy_qp`: destroys the queue pair and reports a failure. Dropping ignores a failure.
-    /// Outstanding requests end without completion.
+    /// `ibv_destroy_qp`: destroys the queue pair and reports a failure, which a drop ignores. Outstanding requests end
+    /// without completion.
     ///
     /// # Errors
     ///
-    /// The queue pair is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// The queue pair is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its parents.
     ///
     ///  - `EBUSY`: it is still attached to a multicast group, by means other than this crate.
     #[doc(alias = "ibv_destroy_qp")]
@@ -378,8 +371,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
 }
 
 impl<'res> QueuePair<'res, QueuePairType> {
-    /// Another queue pair of the same type with the same parents. It does not copy options that channels do
-    /// not use.
+    /// A queue pair with the same type and parents, without the options that channels do not use.
     pub(crate) fn another(
         &self,
         capacities: ffi::ibv_qp_cap,
@@ -398,7 +390,7 @@ impl<'res> QueuePair<'res, QueuePairType> {
             .into_queue_pair())
     }
 
-    /// The same queue pair with its transport in the type.
+    /// Moves the transport from a value to the type.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Changing a queue pair, and asking about it.
+//! Changes and queries of queue pairs.
 
 use super::QueuePair;
 use super::address_vector::AddressVector;
@@ -16,30 +16,29 @@ use crate::{ffi, trace};
 
 const VERB: &str = "ibv_modify_qp";
 
-/// The state of a queue pair, and its attributes.
+/// State and attributes.
 impl<'res, T: Transport> QueuePair<'res, T> {
-    /// `ibv_modify_qp`: changes the state, attributes, or both.
+    /// `ibv_modify_qp`: changes the state, attributes, or both. After an error nothing has changed.
     ///
-    /// Mistakes in the change are found before the kernel is called: the error names an attribute that is
-    /// missing or not allowed. If this fails, nothing has changed.
+    /// The crate checks the change before it calls the kernel, so the error names the wrong attribute.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there is no such transition from the queue pair's state, an attribute is missing or not
-    ///    allowed for it, or has a value that the device or the port does not support.
+    ///  - `EINVAL`: the state has no such transition; or an attribute is missing, not allowed, or has a value that the
+    ///    device or port does not support.
     ///  - `ETIMEDOUT`: on RoCE, the peer's MAC address could not be resolved.
     ///  - `ENETUNREACH`, `EHOSTUNREACH`: on RoCE, there is no route to the peer's GID.
     ///  - `ENOMEM`: the device has run out of a resource.
-    ///  - `EOPNOTSUPP`: the device does not have an attribute.
+    ///  - `EOPNOTSUPP`: the device lacks an attribute.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, transition: StateTransition) -> Result<()> {
         let (kind, before) = (self.queue_pair_type(), self.last_state());
         if transition.check(kind, before).is_err() {
-            // The state may have changed without a call since libibverbs last read it.
+            // The device may have changed the state since libibverbs last read it.
             transition.check(kind, self.state()?)?;
         }
         let (mut raw, mask) = transition.to_raw();
-        // SAFETY: the queue pair is live; the mask is made of the defined bits, which fit.
+        // SAFETY: the queue pair is live; the mask holds only defined bits, which fit.
         let returned = unsafe { ffi::ibv_modify_qp(self.as_raw(), &mut raw, mask.0 as i32) };
         match ffi::status(VERB, returned) {
             Ok(()) => {
@@ -53,30 +52,29 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         }
     }
 
-    /// After a change to RESET: does what the kernel's Soft-RoCE leaves undone.
+    /// Completes a change to RESET on the kernel's Soft-RoCE.
     ///
-    /// A reset there notes where the next send is, and then empties the queue, in this order (Linux 6.12). So
-    /// the next connection would begin with the emptied entries, which are RDMA writes of no data: the peer
-    /// refuses them if it allows no writes. Another reset finds the queue empty.
+    /// Soft-RoCE (Linux 6.12) notes the index of the next send before it empties the queue. The next connection would
+    /// begin with the emptied entries: RDMA writes of no data, which a peer may refuse. A second reset finds the queue
+    /// empty.
     pub(crate) fn complete_reset(&self) {
         let device = self.protection_domain().context().query_device();
         if device.is_ok_and(|device| quirks::is_rxe(&device)) {
             let (mut raw, mask) = StateTransition::to(QueuePairState::Reset).to_raw();
             // SAFETY: as in `modify`.
             let returned = unsafe { ffi::ibv_modify_qp(self.as_raw(), &mut raw, mask.0 as i32) };
-            // It fails only if the device is gone. Then the queue pair is of no more use anyway.
+            // It fails only if the device is gone. Then nobody can use the queue pair anyway.
             let _ = ffi::status(VERB, returned).inspect_err(trace::verb_failed);
         }
     }
 
-    /// The state that libibverbs has last read or set.
+    /// The state that libibverbs last read or set.
     fn last_state(&self) -> QueuePairState {
         // SAFETY: the queue pair is live.
         unsafe { (*self.as_raw()).state }.into()
     }
 
-    /// The state, if it is one before RTS. For errors of posts: connected queue pairs, on which posts
-    /// fail because the queue is full, are recognised without a system call.
+    /// The state, if it comes before RTS, to explain an error of a post. A connected queue pair costs no system call.
     #[cold]
     pub(crate) fn state_before_rts(&self) -> Option<QueuePairState> {
         use QueuePairState as S;
@@ -86,7 +84,6 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         Some(self.last_state()).filter(before).and_then(|_| self.state().ok()).filter(before)
     }
 
-    /// Finds the cause of an error, as far as possible.
     #[cold]
     fn explain(&self, error: Error, transition: &StateTransition) -> Error {
         if let Some(path) = transition.attributes().path() {
@@ -105,12 +102,12 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     }
 
     fn check_state(&self, transition: &StateTransition) -> Result<()> {
-        // If the state cannot be queried, the cause stays unknown.
+        // Without the state, the cause stays unknown.
         let Ok(state) = self.state() else { return Ok(()) };
         transition.check(self.queue_pair_type(), state)
     }
 
-    /// Compares the values with the limits of the device and the port.
+    /// Names the value that exceeds a limit of the device or port.
     fn check_values(&self, transition: &StateTransition) -> Result<()> {
         let context = self.protection_domain().context();
         let attributes = transition.attributes();
@@ -146,14 +143,13 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     ///
     /// # Errors
     ///
-    ///  - `ENOMEM`: out of memory.
-    ///  - `EIO`, `ENODEV`: the device is gone.
+    /// `ENOMEM`, `EIO` and `ENODEV` of [`query_attributes`](Self::query_attributes).
     #[doc(alias = "ibv_query_qp")]
     pub fn state(&self) -> Result<QueuePairState> {
         Ok(self.query_raw(AttributeMask::STATE)?.qp_state.into())
     }
 
-    /// `ibv_query_qp`: the attributes, as many as the device reports.
+    /// `ibv_query_qp`: all attributes that the device reports.
     ///
     /// # Errors
     ///
@@ -162,9 +158,9 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     pub fn query(&self) -> Result<QueuePairAttributes> {
         use AttributeMask as A;
 
-        // The first three apply to changes only; no queue pair stores them.
+        // The first three exist in changes only; no queue pair stores them.
         let usual = A::all() - A::CURRENT_STATE - A::DRAIN_NOTIFICATION - A::RATE_LIMIT;
-        // EFA rejects queries for more than these.
+        // EFA rejects queries for any others.
         let least = A::STATE | A::PORT | A::QKEY | A::SEND_PSN | A::CAPACITIES;
         match self.query_attributes(usual) {
             Err(error) if error.errno() == libc::EOPNOTSUPP => self.query_attributes(least),
@@ -188,15 +184,14 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         let mut raw = ffi::ibv_qp_attr::default();
         let mut created = ffi::ibv_qp_init_attr::default();
         let bits = mask.bits() as i32;
-        // SAFETY: the queue pair is live, both structs are writable, and the bits are defined ones,
-        // which fit.
+        // SAFETY: the queue pair is live, both structs are writable, and the bits are defined ones, which fit.
         let returned = unsafe { ffi::ibv_query_qp(self.as_raw(), &mut raw, bits, &mut created) };
         ffi::status("ibv_query_qp", returned)?;
         Ok(raw)
     }
 
-    /// `ibv_modify_qp`: moves the queue pair to ERR. Every outstanding request then completes as
-    /// [`Flushed`](crate::WorkStatus::Flushed), unless it had completed before.
+    /// `ibv_modify_qp`: moves the queue pair to ERR. Every outstanding request completes as
+    /// [`Flushed`](crate::WorkStatus::Flushed), unless it has completed before.
     ///
     /// # Errors
     ///
@@ -207,11 +202,11 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         self.modify(StateTransition::to(QueuePairState::Error))
     }
 
-    /// `ibv_modify_qp`: moves the queue pair from RTS to SQD. The device completes the sends that it has
-    /// begun; later ones wait until [`resume`](Self::resume).
+    /// `ibv_modify_qp`: moves the queue pair from RTS to SQD. The device completes the sends that it has begun; later
+    /// ones wait until [`resume`](Self::resume).
     ///
-    /// [`QueuePairAttributes::is_draining`] reports when that is done, as does an event
-    /// (`IBV_EVENT_SQ_DRAINED`) if `notify` is set.
+    /// [`QueuePairAttributes::is_draining`] turns false when they have completed. With `notify`, the device also raises
+    /// the event `IBV_EVENT_SQ_DRAINED`.
     ///
     /// # Errors
     ///
@@ -225,33 +220,29 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         self.modify(transition)
     }
 
-    /// `ibv_modify_qp`: moves the queue pair from SQD or SQE back to RTS. The device then carries out the
-    /// requests that were posted meanwhile (Soft-RoCE only after one more post).
+    /// `ibv_modify_qp`: moves the queue pair from SQD or SQE back to RTS. The device then carries out the requests
+    /// posted meanwhile; Soft-RoCE does so only after one more post.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the queue pair is in none of these states, or is still draining.
+    ///  - `EINVAL`: the queue pair is in neither state, or still draining.
     #[doc(alias = "ibv_modify_qp")]
     pub fn resume(&mut self) -> Result<()> {
         self.modify(StateTransition::to(QueuePairState::ReadyToSend))
     }
 
-    /// `ibv_modify_qp`: moves the queue pair to RESET, from which it can be connected again, to the same
-    /// peer or another.
+    /// `ibv_modify_qp`: moves the queue pair to RESET, from which it can connect again, to any peer.
     ///
-    /// Outstanding requests end without completions. Completions that are not polled yet may or may not be
-    /// lost, depending on the device. If they matter, poll until there are none (after
-    /// [`to_error`](Self::to_error), if requests are outstanding). The packet number of the next connection
-    /// is random again, so the endpoint changes.
+    /// Outstanding requests end without completions. The device may discard completions that you have not polled: if
+    /// they matter, call [`to_error`](Self::to_error) first and poll until there are none. The endpoint changes: it
+    /// gets a new random packet number.
     ///
-    /// The queue pair keeps its number, and packets do not name the queue pair that they come from. The
-    /// peer of the old connection does not notice the reset: it retransmits unacknowledged packets for as
-    /// long as its [`max_ack_retries`](crate::QueuePairBuilder::max_ack_retries) and
-    /// [`ack_timeout`](crate::QueuePairBuilder::ack_timeout) allow, often for seconds. Such packets reach
-    /// the next connection too. The random numbers keep almost all of its messages out (1 in 16 million
-    /// gets in), but not all late acknowledgements: Soft-RoCE treats one with a higher number as an
-    /// acknowledgement of everything before it. So reset both sides before either connects again, and then
-    /// wait until the old peer has given up; or create another queue pair, as
+    /// The queue pair keeps its number, and packets do not name their sender. The old peer does not notice the reset:
+    /// for as long as its [`max_ack_retries`](crate::QueuePairBuilder::max_ack_retries) and
+    /// [`ack_timeout`](crate::QueuePairBuilder::ack_timeout) allow, often seconds, its retransmissions reach the next
+    /// connection. The random numbers keep all but 1 in 16 million of its messages out, but not all late
+    /// acknowledgements: to Soft-RoCE one with a higher number acknowledges everything before it. So reset both sides
+    /// before either connects again, and wait until the old peer has given up; or create another queue pair, as
     /// [`Channel::reset`](crate::Channel::reset) does.
     ///
     /// # Errors
@@ -270,21 +261,21 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         }
     }
 
-    /// As [`reset`](Self::reset). If that fails, the next attempt to connect tries it again.
+    /// As [`reset`](Self::reset). After a failure, the next attempt to connect resets again.
     pub(crate) fn into_prepared(self) -> PreparedQueuePair<'res, T> {
         self.reset().unwrap_or_else(|failed| PreparedQueuePair::new(failed.object))
     }
 
-    /// Takes a queue pair that could not be connected back to RESET. If that fails, the next attempt to
-    /// connect tries it again.
+    /// Takes a queue pair that failed to connect back to RESET. After a failure, the next attempt to connect resets
+    /// again.
     pub(super) fn back_to_reset(&mut self) {
         if self.last_state() != QueuePairState::Reset {
             let _ = self.modify(StateTransition::to(QueuePairState::Reset));
         }
     }
 
-    /// Takes the queue pair from RESET to INIT, where receives can be posted. [`connect`](Self::connect)
-    /// goes on from there.
+    /// Takes the queue pair from RESET to INIT, where it accepts receives. [`connect`](Self::connect) continues from
+    /// there.
     pub(crate) fn initialize(&mut self) -> Result<()> {
         self.check_connects_by_hand()?;
         let early = self.early_attributes();
@@ -298,7 +289,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         Ok(())
     }
 
-    /// The attributes for the way to RTS, except those that depend on the peer.
+    /// The attributes on the way to RTS that do not depend on the peer.
     pub(super) fn early_attributes(&self) -> StateTransition {
         let s = self.settings();
         StateTransition::stay()
@@ -314,7 +305,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
             .max_rnr_retries(s.max_rnr_retries)
     }
 
-    /// The step from one state to another with those of `attributes` that it requires.
+    /// The step between two states, with the attributes that it requires.
     pub(super) fn step(
         &self,
         attributes: &StateTransition,
@@ -329,8 +320,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         attributes.part(required, to)
     }
 
-    /// The steps from RESET to RTS, with the settings that the queue pair was built with. Types that have a peer require
-    /// `remote`.
+    /// The steps from RESET to RTS, with the builder's settings. Types that have a peer require `remote`.
     pub(super) fn steps(&self, remote: Option<&QueuePairEndpoint>) -> Result<[StateTransition; 3]> {
         use QueuePairState as S;
 
@@ -383,7 +373,6 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         Ok(std::array::from_fn(|at| self.step(&all, states[at], states[at + 1])))
     }
 
-    /// Takes the queue pair from RESET or INIT to RTS.
     pub(crate) fn connect(&mut self, remote: Option<&QueuePairEndpoint>) -> Result<()> {
         use QueuePairState as S;
 
@@ -391,7 +380,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         let state = self.last_state();
         if state != S::Init {
             if state != S::Reset {
-                // An earlier attempt has failed half-way, and then to reset the queue pair.
+                // An earlier attempt failed half-way, and so did its reset.
                 self.modify(StateTransition::to(S::Reset))?;
             }
             self.modify(to_init)?;
@@ -400,7 +389,6 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         self.modify(to_send)
     }
 
-    /// Whether queue pairs of its type have a peer.
     fn is_connected_type(&self) -> bool {
         use QueuePairType as Q;
 
@@ -411,24 +399,24 @@ impl<'res, T: Transport> QueuePair<'res, T> {
 
 /// `struct ibv_ece`: options that two devices of one vendor agree on while they connect.
 ///
-/// Before connecting, one side sends the result of [`QueuePair::query_ece`] to the other. The other side
-/// passes it to [`QueuePair::set_ece`] of its queue pair, and answers with the options that it accepted.
+/// Before connecting, one side sends the result of [`QueuePair::query_ece`]. The other passes it to
+/// [`QueuePair::set_ece`], and answers with the options that it accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[doc(alias = "ibv_ece")]
 pub struct EnhancedConnection {
     /// The vendor that defines the options.
     pub vendor_id: u32,
-    /// The options, as the vendor defines them; 0 if there are none.
+    /// The options in the vendor's encoding; 0 for none.
     pub options: u32,
 }
 
 impl<T: Transport> QueuePair<'_, T> {
-    /// `ibv_query_ece`: the options that the queue pair has, or has accepted.
+    /// `ibv_query_ece`: the options that the queue pair offers or has accepted.
     ///
     /// # Errors
     ///
-    ///  - `EOPNOTSUPP`: the device does not have this.
+    ///  - `EOPNOTSUPP`: the device has no ECE.
     #[doc(alias = "ibv_query_ece")]
     pub fn query_ece(&self) -> Result<EnhancedConnection> {
         let mut raw = ffi::ibv_ece::default();
@@ -438,12 +426,11 @@ impl<T: Transport> QueuePair<'_, T> {
         Ok(EnhancedConnection { vendor_id: raw.vendor_id, options: raw.options })
     }
 
-    /// `ibv_set_ece`: sets the options to connect with. The queue pair must be in the RESET or INIT state.
+    /// `ibv_set_ece`: sets the options to connect with, in RESET or INIT.
     ///
     /// # Errors
     ///
-    ///  - `EOPNOTSUPP`: the device does not support this; or the vendor is 0, which means that the peer
-    ///    offers no options.
+    ///  - `EOPNOTSUPP`: the device has no ECE; or the vendor is 0: the peer offers no options.
     ///  - `EINVAL`: the options are another vendor's, or unknown.
     #[doc(alias = "ibv_set_ece")]
     pub fn set_ece(&mut self, ece: EnhancedConnection) -> Result<()> {
@@ -458,22 +445,21 @@ impl<T: Transport> QueuePair<'_, T> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[doc(alias = "ibv_qp_rate_limit_attr")]
 pub struct RateLimit {
-    /// The rate in kilobits per second; 0 for no limit.
+    /// Kilobits per second; 0 for no limit.
     pub rate: u32,
-    /// The largest burst in bytes; 0 for the device's default.
+    /// The largest burst, in bytes; 0 for the device's default.
     pub max_burst: u32,
-    /// The usual size of a packet in bytes, for a more exact rate; 0 for the device's default.
+    /// The usual packet size in bytes, which makes the rate more exact; 0 for the device's default.
     pub typical_packet: u16,
 }
 
 impl<T: Transport> QueuePair<'_, T> {
-    /// `ibv_modify_qp_rate_limit`: limits the rate at which the queue pair sends; it must be in RTS.
+    /// `ibv_modify_qp_rate_limit`: limits the rate at which a queue pair in RTS sends.
     ///
     /// # Errors
     ///
     ///  - `EOPNOTSUPP`: the device has no packet pacing.
-    ///  - `EINVAL`: the device does not support that rate, burst or packet size, or the queue pair is not
-    ///    in RTS.
+    ///  - `EINVAL`: the device does not support these values, or the queue pair is not in RTS.
     #[doc(alias = "ibv_modify_qp_rate_limit")]
     pub fn modify_rate_limit(&mut self, limit: RateLimit) -> Result<()> {
         let mut raw = ffi::ibv_qp_rate_limit_attr {
@@ -488,7 +474,7 @@ impl<T: Transport> QueuePair<'_, T> {
     }
 }
 
-/// The Ethernet address that packets to a GID go to.
+/// The Ethernet address to which packets for a GID go.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ResolvedEthernet {
     /// The MAC address of the next hop.
@@ -498,9 +484,8 @@ pub struct ResolvedEthernet {
 }
 
 impl AddressVector {
-    /// `ibv_resolve_eth_l2_from_gid`: finds the Ethernet address that packets of this path go to, as
-    /// providers do for address handles. It may send ARP or neighbour solicitations, and waits for the
-    /// answer: up to 3 seconds.
+    /// `ibv_resolve_eth_l2_from_gid`: finds the Ethernet address that packets of this path go to. It may send ARP or
+    /// neighbour solicitations, and blocks up to 3 seconds for the answer.
     ///
     /// # Errors
     ///
@@ -511,12 +496,12 @@ impl AddressVector {
     pub fn resolve_ethernet(&self, context: &Context<'_>) -> Result<ResolvedEthernet> {
         const VERB: &str = "ibv_resolve_eth_l2_from_gid";
         if cfg!(not(any(feature = "neigh", feature = "system"))) {
-            // Without libnl, the verb fails without a reason.
+            // Without libnl, the verb gives no reason.
             let reason = "resolving Ethernet addresses needs the feature `neigh` of this crate";
             return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
         }
         let (mut raw, mut mac, mut vlan) = (self.to_raw(), [0; 6], u16::MAX);
-        // SAFETY: the context is live, and the arguments are writable, the address for 6 bytes.
+        // SAFETY: the context is live; all arguments are writable, the address for 6 bytes.
         let returned = unsafe {
             ffi::ibv_resolve_eth_l2_from_gid(
                 context.as_raw(),
@@ -531,29 +516,28 @@ impl AddressVector {
 }
 
 bitflags::bitflags! {
-    /// `enum ibv_query_qp_data_in_order_caps`: the order in which the data of a message is written to
-    /// memory. See [`QueuePair::data_in_order`].
+    /// `enum ibv_query_qp_data_in_order_caps`: the result of [`QueuePair::data_in_order`].
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     #[doc(alias = "ibv_query_qp_data_in_order_caps")]
     pub struct DataInOrder: u32 {
-        /// The whole message is written in order: when its last byte is there, all of it is.
+        /// When the last byte of a message is in memory, all of it is.
         const WHOLE_MESSAGE =
             ffi::ibv_query_qp_data_in_order_caps::IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG.0;
-        /// The bytes within each aligned block of 128 are written in order.
+        /// The device writes each aligned block of 128 bytes in order.
         const ALIGNED_128_BYTES =
             ffi::ibv_query_qp_data_in_order_caps::IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES.0;
     }
 }
 
 impl<T: Transport> QueuePair<'_, T> {
-    /// `ibv_query_qp_data_in_order`: the order in which the data of an operation is written to memory. An
-    /// empty set guarantees nothing.
+    /// `ibv_query_qp_data_in_order`: the order in which the device writes an operation's data to memory. An empty set
+    /// guarantees nothing.
     #[doc(alias = "ibv_query_qp_data_in_order")]
     pub fn data_in_order(&self, operation: WorkRequestOpcode) -> DataInOrder {
         use ffi::ibv_query_qp_data_in_order_flags as query;
 
         let flags = query::IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS.0;
-        // SAFETY: the queue pair is live; any number is allowed as the operation.
+        // SAFETY: the queue pair is live; the verb accepts any number as operation.
         let found =
             unsafe { ffi::ibv_query_qp_data_in_order(self.as_raw(), operation.into(), flags) };
         DataInOrder::from_bits_truncate(u32::try_from(found).unwrap_or(0))

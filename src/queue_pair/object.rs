@@ -1,4 +1,4 @@
-//! The C object of a queue pair, and what belongs to it, whatever its transport: its flows and multicast groups too.
+//! The C object of a queue pair of any transport, with its flows and multicast groups.
 
 use super::QueuePair;
 use super::attributes::AttributeMask;
@@ -26,43 +26,39 @@ use std::ptr::NonNull;
 
 object!(ibv_qp, ibv_destroy_qp, event_subjects);
 
-/// A queue pair, with its transport as a value.
 pub(super) struct Object<'res> {
     pub(super) raw: Handle<ffi::ibv_qp>,
-    /// The C object's extended posting interface, if it has one.
     pub(super) extended: Option<NonNull<ffi::ibv_qp_ex>>,
     pub(super) properties: Properties,
     pub(super) parents: Parents<'res>,
-    /// The multicast groups that it is attached to, with their LIDs.
+    /// Multicast groups that it is attached to, with their LIDs.
     pub(super) groups: Vec<(Gid, u16)>,
-    /// What it receives, if it takes Ethernet frames.
     pub(super) flows: Flows<'res>,
-    /// What counts its operations.
     #[cfg(rdma_core_65)]
     pub(super) counters: Vec<Parent<'res, CompletionCounter<'res>>>,
-    /// Given back when it is destroyed.
+    /// Given back on destruction.
     pub(super) _answers: Answers,
 }
 
-/// The properties that do not change once the queue pair exists, except the settings.
+/// All except the settings and the endpoint stay the same once the queue pair exists.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Properties {
     pub(super) kind: QueuePairType,
-    /// Whether the queue pair has a fixed peer, so that requests do not name one.
+    /// Whether it has a fixed peer, which requests do not name.
     pub(super) has_peer: bool,
     pub(super) capacities: ffi::ibv_qp_cap,
     pub(super) messages: MessageLimits,
     pub(super) settings: ConnectionSettings,
     pub(super) endpoint: QueuePairEndpoint,
-    /// The operations of the extended posting interface; empty without the interface.
+    /// Those of the extended posting interface; empty without it.
     pub(super) operations: SendOperations,
-    /// The functions that the interface has.
+    /// The functions of that interface.
     pub(super) functions: u64,
     /// The provider's own transport, for type `Driver`.
     pub(super) driver: Option<DriverTransport>,
 }
 
-/// The parents of a queue pair, held so that they outlive it.
+/// Held so that they outlive the queue pair.
 #[derive(Clone)]
 pub(super) struct Parents<'res> {
     pub(super) domain: Parent<'res, ProtectionDomain<'res>>,
@@ -93,7 +89,7 @@ impl Object<'_> {
 }
 
 impl Object<'_> {
-    /// The device may use for ever what it was made from.
+    /// After a failed destruction the device may use them for ever.
     fn leak_parents(&self) {
         self.parents.leak();
         #[cfg(rdma_core_65)]
@@ -114,18 +110,17 @@ unsafe impl Sync for Object<'_> {}
 
 const VERB: &str = "ibv_open_qp";
 
-/// A receiving XRC queue pair that was opened by its number, such as one of another process whose XRC
-/// domain belongs to the same file.
+/// A receiving XRC queue pair, opened by its number: another process, whose XRC domain belongs to the same file, may
+/// have created it.
 ///
-/// Opening it keeps it alive: it is destroyed when every process that has created or opened it has closed
-/// it. Events about it come to all of them.
+/// The device destroys it when every process that created or opened it has closed it. Its events reach all of them.
 pub struct OpenedQueuePair<'res> {
     raw: Handle<ffi::ibv_qp>,
     domain: Parent<'res, XrcDomain<'res>>,
 }
 
 resource! {
-    /// `ibv_destroy_qp`: gives the queue pair up, and reports a failure. Dropping ignores a failure.
+    /// `ibv_destroy_qp`: closes the queue pair and reports a failure, which a drop ignores.
     ///
     /// # Errors
     ///
@@ -165,7 +160,7 @@ impl<'res> OpenedQueuePair<'res> {
         Ok(Self { raw, domain })
     }
 
-    /// `ibv_modify_qp`: changes the state, attributes, or both.
+    /// `ibv_modify_qp`, as [`QueuePair::modify`](crate::QueuePair::modify).
     ///
     /// # Errors
     ///
@@ -174,7 +169,7 @@ impl<'res> OpenedQueuePair<'res> {
     pub fn modify(&mut self, transition: StateTransition) -> Result<()> {
         transition.check(QueuePairType::XrcReceive, self.state()?)?;
         let (mut raw, mask) = transition.to_raw();
-        // SAFETY: the queue pair is live; the mask is made of the defined bits, which fit.
+        // SAFETY: the queue pair is live; the mask holds only defined bits, which fit.
         let returned = unsafe { ffi::ibv_modify_qp(self.as_raw(), &mut raw, mask.0 as i32) };
         ffi::status("ibv_modify_qp", returned)
     }
@@ -183,8 +178,7 @@ impl<'res> OpenedQueuePair<'res> {
     ///
     /// # Errors
     ///
-    ///  - `ENOMEM`: out of memory.
-    ///  - `EIO`, `ENODEV`: the device is gone.
+    /// Those of [`QueuePair::state`](crate::QueuePair::state).
     #[doc(alias = "ibv_query_qp")]
     pub fn state(&self) -> Result<QueuePairState> {
         let mut raw = ffi::ibv_qp_attr::default();
@@ -212,15 +206,15 @@ debug! { OpenedQueuePair<'_>, self, number: self.number(), .. }
 
 /// Flow steering, for raw packet and UD queue pairs.
 impl<'res, T: Transport> QueuePair<'res, T> {
-    /// `ibv_create_flow`: directs the packets that match `rule` to this queue pair. The flow ends with
-    /// [`destroy_flow`](Self::destroy_flow) or with the queue pair.
+    /// `ibv_create_flow`: directs the packets that match `rule` to this queue pair, until
+    /// [`destroy_flow`](Self::destroy_flow) or the end of the queue pair.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: this is neither a raw packet nor a UD queue pair; the device has no such port; a default
-    ///    rule or a sniffer matches headers; the rule's counters or action belong to another context, or have
-    ///    no counter attached; or the device does not support the headers, or not in this order.
-    ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no flows, or not these options or actions.
+    ///  - `EINVAL`: this is neither a raw packet nor a UD queue pair; the device has no such port; a default rule or a
+    ///    sniffer matches headers; the rule's counters or action belong to another context, or have no counter
+    ///    attached; or the device does not support these headers in this order.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no flows, or lacks an option or action.
     ///  - `EPERM`: the process may not receive raw packets (`CAP_NET_RAW`).
     ///  - `EEXIST`: the device has the same rule already.
     ///  - `EBUSY`: default rules and sniffers are taken.
@@ -237,10 +231,10 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the flow has ended already, or belongs to another queue pair.
+    ///  - `EINVAL`: the flow has ended, or belongs to another queue pair.
     ///
     /// If the device cannot destroy the flow, it is [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed),
-    /// with this queue pair and all that it was made from.
+    /// with this queue pair and its parents.
     #[doc(alias = "ibv_destroy_flow")]
     pub fn destroy_flow(&mut self, flow: FlowId) -> Result<()> {
         let (raw, parents) = (&self.object.raw, &self.object.parents);
@@ -250,15 +244,13 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         })
     }
 
-    /// `ibv_attach_counters_point_flow`: counts the packets of a flow that exists, at `index` of the
-    /// counters. See [`Counters::attach`] for flows that are created later, which is all that mlx5 can
-    /// do.
+    /// `ibv_attach_counters_point_flow`: counts the packets of an existing flow, at `index` of the counters. mlx5 can
+    /// only count flows created later, with [`Counters::attach`].
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the flow has ended already, or belongs to another queue pair, or the device has no such
-    ///    index.
-    ///  - `EOPNOTSUPP`: the device cannot attach counters to a flow that exists.
+    ///  - `EINVAL`: the flow has ended, or belongs to another queue pair, or the device has no such index.
+    ///  - `EOPNOTSUPP`: the device cannot attach counters to an existing flow.
     ///  - `ENOMEM`: out of memory.
     #[doc(alias = "ibv_attach_counters_point_flow")]
     pub fn attach_counters(
@@ -273,7 +265,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
 }
 
 impl Object<'_> {
-    /// Destroys all flows: the kernel refuses to destroy a queue pair that has one.
+    /// The kernel refuses to destroy a queue pair that has flows.
     pub(super) fn end_flows(&mut self) {
         let (raw, parents) = (&self.raw, &self.parents);
         self.flows.destroy_all(|| {
@@ -284,16 +276,16 @@ impl Object<'_> {
 }
 
 impl<T: Transport> QueuePair<'_, T> {
-    /// `ibv_attach_mcast`: lets a UD queue pair receive the messages to the multicast group `gid`.
+    /// `ibv_attach_mcast`: lets a UD queue pair receive the messages to the multicast group `gid`, until it is detached
+    /// or destroyed.
     ///
-    /// On InfiniBand, `lid` is the group's LID, and the port must have joined the group through the subnet
-    /// manager. On RoCE `lid` is 0, and `gid` is the group's IP address. Destroying a queue pair first
-    /// detaches it from its groups.
+    /// On InfiniBand, `lid` is the group's LID, and the port must have joined the group through the subnet manager. On
+    /// RoCE `lid` is 0, and `gid` is the group's IP address.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: it is not a UD queue pair, or `gid` is not a multicast GID.
-    ///  - `ENOMEM`: the device has no group left, or the group has no room left.
+    ///  - `ENOMEM`: the device has no group left, or the group no room.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_multicast(&mut self, gid: Gid, lid: u16) -> Result<()> {
         const VERB: &str = "ibv_attach_mcast";
@@ -301,14 +293,14 @@ impl<T: Transport> QueuePair<'_, T> {
         if self.object.groups.try_reserve(1).is_err() {
             return Err(Error::new(VERB, libc::ENOMEM));
         }
-        // SAFETY: the queue pair is live, and the GID is read during the call only.
+        // SAFETY: the queue pair is live, and the verb reads the GID during the call only.
         let returned = unsafe { ffi::ibv_attach_mcast(self.as_raw(), &gid.into(), lid) };
         ffi::status(VERB, returned)?;
         self.object.groups.push((gid, lid));
         Ok(())
     }
 
-    /// `ibv_detach_mcast`: leaves the multicast group again.
+    /// `ibv_detach_mcast`: leaves the multicast group.
     ///
     /// # Errors
     ///
@@ -326,7 +318,6 @@ impl<T: Transport> QueuePair<'_, T> {
         Ok(())
     }
 
-    /// Leaves all groups.
     #[cfg(feature = "channel")]
     pub(crate) fn leave_groups(&mut self) {
         self.object.leave_groups();
@@ -342,10 +333,10 @@ impl<T: Transport> QueuePair<'_, T> {
 }
 
 impl Object<'_> {
-    /// Leaves all groups: the kernel refuses to destroy a queue pair that is in one.
+    /// The kernel refuses to destroy a queue pair that is in a group.
     pub(super) fn leave_groups(&mut self) {
         for (gid, lid) in std::mem::take(&mut self.groups) {
-            // SAFETY: as in `attach_multicast`. If it fails, destroying fails too, and reports that.
+            // SAFETY: as in `attach_multicast`. If it fails, destroying reports the failure.
             let _ = unsafe { ffi::ibv_detach_mcast(self.raw.as_ptr(), &gid.into(), lid) };
         }
     }

@@ -13,11 +13,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 object!(ibv_srq, ibv_destroy_srq, event_subjects);
 
-/// `struct ibv_srq`: a receive queue that many queue pairs take their receives from.
+/// `struct ibv_srq`: a receive queue that many queue pairs share.
 ///
-/// Each arriving message takes the next request, whichever queue pair it arrives on. So a server needs
-/// memory for the messages of all its peers together instead of for each peer. A completion names the queue
-/// pair that the message arrived on.
+/// Each arriving message takes the next request, on any of the queue pairs, so a server needs no memory for each peer.
+/// The completion names the queue pair.
 ///
 /// ```
 /// use ibverbs::{QueuePairType, SharedReceiveQueue};
@@ -39,33 +38,31 @@ object!(ibv_srq, ibv_destroy_srq, event_subjects);
 #[doc(alias = "ibv_srq")]
 pub struct SharedReceiveQueue<'pd> {
     raw: Handle<ffi::ibv_srq>,
-    /// It changes when the queue is resized.
     max_wr: AtomicU32,
     max_sge: u32,
     domain: Parent<'pd, ProtectionDomain<'pd>>,
-    /// The additional fields of a queue with completions of its own.
+    /// The additional parents of a queue with its own completions.
     pub(super) extended: Option<Extended<'pd>>,
 }
 
 resource! {
-    /// `ibv_destroy_srq`: destroys the queue and reports a failure. Dropping ignores a failure. Outstanding
-    /// requests end without completion.
+    /// `ibv_destroy_srq`: destroys the queue and reports a failure, which a drop ignores. Outstanding requests end
+    /// without completion.
     ///
     /// # Errors
     ///
-    /// The queue is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// The queue is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its parents.
     ///
-    ///  - `EBUSY`: a queue pair that uses it still exists (because it was leaked, or could not be
-    ///    destroyed).
+    ///  - `EBUSY`: a leaked queue pair still uses it.
     #[doc(alias = "ibv_destroy_srq")]
     SharedReceiveQueue<'pd>: raw of ibv_srq, extended, domain
 }
 
-/// A queue for extended reliable connections has a domain, one with tag matching has none.
+/// XRC queues have a domain, tag matching queues have none.
 pub(super) struct Extended<'pd> {
     pub(super) domain: Option<Parent<'pd, XrcDomain<'pd>>>,
     pub(super) queue: Parent<'pd, CompletionQueue<'pd>>,
-    /// How many scatter elements a tagged receive can have.
+    /// Scatter elements of a tagged receive, at most.
     pub(super) max_tag_sge: u32,
 }
 
@@ -80,17 +77,17 @@ impl Leak for Extended<'_> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "ibv_srq_attr")]
 pub struct SharedReceiveQueueAttributes {
-    /// How many requests can be outstanding.
+    /// Outstanding requests, at most.
     pub max_wr: u32,
-    /// How many scatter elements a request can have.
+    /// Scatter elements of a request, at most.
     pub max_sge: u32,
-    /// If fewer requests than this are outstanding, the limit event is raised; 0 if it is not armed.
+    /// With fewer outstanding requests, the device raises the limit event; 0 if not armed.
     pub limit: u32,
 }
 
 impl<'pd> SharedReceiveQueue<'pd> {
-    /// `ibv_create_srq`: creates a shared receive queue for at least `max_wr` outstanding requests
-    /// of at least `max_sge` scatter elements each.
+    /// `ibv_create_srq`: creates a queue for at least `max_wr` outstanding requests of at least `max_sge` scatter
+    /// elements each.
     ///
     /// # Errors
     ///
@@ -119,9 +116,8 @@ impl<'pd> SharedReceiveQueue<'pd> {
         Ok(Self { raw, max_wr: max_wr.into(), max_sge, domain, extended: None })
     }
 
-    /// `ibv_create_srq_ex`: creates a shared receive queue for extended reliable connections. Senders name
-    /// it by its [`number`](Self::number). Its completions go to `queue`, independent of the receiving
-    /// queue pair of the XRC domain that the messages arrive on.
+    /// `ibv_create_srq_ex`: creates a queue for extended reliable connections (XRC). Senders name its
+    /// [`number`](Self::number). It completes on `queue`, whatever the completion queue of the receiving queue pair.
     ///
     /// # Errors
     ///
@@ -154,7 +150,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
         Self::create(domain, extended, max_wr, max_sge, attributes)
     }
 
-    /// `ibv_create_srq_ex`: what `attributes` says of its kind is right for `extended`, whose objects are of the domain's
+    /// `ibv_create_srq_ex`. The kind in `attributes` must suit `extended`, whose objects belong to the domain's
     /// context.
     pub(super) fn create(
         domain: Parent<'pd, ProtectionDomain<'pd>>,
@@ -170,8 +166,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
         attributes.attr = ffi::ibv_srq_attr { max_wr, max_sge, srq_limit: 0 };
         attributes.comp_mask |= fields.0;
         (attributes.pd, attributes.cq) = (domain.as_raw(), extended.queue.as_raw());
-        // SAFETY: context, domains and queue are live, and kept; a queue that comes back is ours
-        // alone.
+        // SAFETY: context, domains and queue are live, and kept; a queue that comes back is ours alone.
         let raw = unsafe {
             let raw = ffi::ibv_create_srq_ex(domain.context().as_raw(), &mut attributes);
             Handle::new("ibv_create_srq_ex", raw)
@@ -180,21 +175,20 @@ impl<'pd> SharedReceiveQueue<'pd> {
         Ok(Self { raw, max_wr: max_wr.into(), max_sge, domain, extended: Some(extended) })
     }
 
-    /// Takes over a queue that was created elsewhere, such as by a C library.
+    /// Takes over a queue that other code created, such as a C library.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the pointer is null, or it is of another domain.
-    ///  - those of [`query`](Self::query).
+    /// The caller then keeps the queue.
     ///
-    /// Then the caller keeps the queue.
+    ///  - `EINVAL`: the pointer is null, or the queue belongs to another domain.
+    ///  - Those of [`query`](Self::query).
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live shared receive queue, and nothing else destroys it. If it is for extended
-    /// reliable connections, its XRC domain and its completion queue outlive it. Its `srq_context` is the
-    /// [`token`](Self::token) from now on, and no code treats it as a pointer. The memory of receives that
-    /// are outstanding on it meets the contract of [`post`](Self::post).
+    /// `raw` is null or a live shared receive queue that nothing else destroys. If it is for XRC, its XRC domain and
+    /// completion queue outlive it. From now on its `srq_context` is the [`token`](Self::token), which no code treats
+    /// as a pointer. The memory of its outstanding receives meets the contract of [`post`](Self::post).
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_srq,
         domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
@@ -222,13 +216,13 @@ impl<'pd> SharedReceiveQueue<'pd> {
         unsafe { query(self.as_raw()) }
     }
 
-    /// `ibv_modify_srq`: arms the limit event. When fewer than `limit` requests are outstanding, the device
-    /// raises [`SRQ_LIMIT_REACHED`](ffi::ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED) once, and the event
-    /// must be armed again. 0 disarms it.
+    /// `ibv_modify_srq`: arms the limit event; 0 disarms it. When fewer than `limit` requests are outstanding, the
+    /// device raises [`SRQ_LIMIT_REACHED`](ffi::ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED) once. Arm it again for the
+    /// next one.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: `limit` is more than the queue has room for.
+    ///  - `EINVAL`: `limit` is more than the queue's depth.
     ///  - `EOPNOTSUPP`, `ENOSYS`: the device does not support this.
     #[doc(alias = "ibv_modify_srq")]
     pub fn set_limit(&self, limit: u32) -> Result<()> {
@@ -241,20 +235,20 @@ impl<'pd> SharedReceiveQueue<'pd> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: `max_wr` is 0, more than the device allows, or less than the number of outstanding
-    ///    requests or than the armed [limit](Self::set_limit).
-    ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot resize; or its provider may leave the queue without
-    ///    memory if resizing fails (`rxe`, `bnxt_re`, `hfi1verbs`, `ipathverbs`), so that the next post
-    ///    crashes: for those use [`resize_unchecked`](Self::resize_unchecked).
+    ///  - `EINVAL`: `max_wr` is 0, more than the device allows, or less than the outstanding requests or the armed
+    ///    [limit](Self::set_limit).
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot resize; or its provider (`rxe`, `bnxt_re`, `hfi1verbs`,
+    ///    `ipathverbs`) may free the queue's memory if resizing fails, so that the next post crashes. For those use
+    ///    [`resize_unchecked`](Self::resize_unchecked).
     ///  - `ENOMEM`: no memory.
     #[doc(alias = "ibv_modify_srq")]
     pub fn resize(&self, max_wr: u32) -> Result<()> {
         quirks::check_resize("ibv_modify_srq", &self.domain.context().query_device()?)?;
-        // SAFETY: the provider leaves the queue as it was if this fails.
+        // SAFETY: `check_resize` passed only providers that leave the queue as it was on failure.
         unsafe { self.resize_unchecked(max_wr) }
     }
 
-    /// As [`resize`](Self::resize), on any device, including Soft-RoCE.
+    /// As [`resize`](Self::resize), on any provider.
     ///
     /// # Errors
     ///
@@ -262,9 +256,8 @@ impl<'pd> SharedReceiveQueue<'pd> {
     ///
     /// # Safety
     ///
-    /// If the provider is `rxe`, `hfi1verbs`, `ipathverbs` or `bnxt_re`, and this fails with something
-    /// other than `EINVAL`: no thread uses the queue while this runs, nor after it. `EINVAL` leaves a
-    /// queue of `rxe` as it was.
+    /// If the provider is `rxe`, `hfi1verbs`, `ipathverbs` or `bnxt_re`, and this fails with anything but `EINVAL`, no
+    /// thread uses the queue during the call or after it. `EINVAL` leaves a queue of `rxe` as it was.
     #[doc(alias = "ibv_modify_srq")]
     pub unsafe fn resize_unchecked(&self, max_wr: u32) -> Result<()> {
         const VERB: &str = "ibv_modify_srq";
@@ -299,11 +292,11 @@ impl<'pd> SharedReceiveQueue<'pd> {
         ffi::status("ibv_modify_srq", returned)
     }
 
-    /// `ibv_get_srq_num`: its number, by which XRC senders address it.
+    /// `ibv_get_srq_num`: the number by which XRC senders address it.
     ///
     /// # Errors
     ///
-    ///  - `EOPNOTSUPP`: the device does not number them.
+    ///  - `EOPNOTSUPP`: the device does not number its queues.
     #[doc(alias = "ibv_get_srq_num")]
     pub fn number(&self) -> Result<u32> {
         let mut number = 0;
@@ -313,13 +306,13 @@ impl<'pd> SharedReceiveQueue<'pd> {
         Ok(number)
     }
 
-    /// How many requests can be outstanding: at least as many as were asked for.
+    /// How many requests can be outstanding: at least as many as asked for.
     pub fn max_wr(&self) -> u32 {
         self.max_wr.load(Ordering::Relaxed)
     }
 
     getters! { self,
-        /// How many scatter elements a request can have: at least as many as were asked for.
+        /// How many scatter elements a request can have: at least as many as asked for.
         max_sge: u32 => self.max_sge;
 
         /// The domain that it was created in.
@@ -327,7 +320,6 @@ impl<'pd> SharedReceiveQueue<'pd> {
     }
 }
 
-/// Checks the sizes against the limits of the device.
 pub(super) fn check(
     verb: &'static str,
     domain: &ProtectionDomain<'_>,
@@ -355,10 +347,8 @@ unsafe fn query(queue: *mut ffi::ibv_srq) -> Result<SharedReceiveQueueAttributes
 debug! { SharedReceiveQueue<'_>, self, max_wr: self.max_wr(), max_sge: self.max_sge, .. }
 
 impl ProtectionDomain<'_> {
-    /// `ibv_create_srq`: creates a shared receive queue that borrows this domain. See
+    /// `ibv_create_srq`: creates a shared receive queue that borrows this domain. To own or share it, call
     /// [`SharedReceiveQueue::new`].
-    ///
-    /// For a value that leaves its function: `SharedReceiveQueue::new(domain, ..)`, with the domain by value or in an `Arc`.
     ///
     /// # Errors
     ///
@@ -370,14 +360,14 @@ impl ProtectionDomain<'_> {
 }
 
 impl SharedReceiveQueue<'_> {
-    /// The number by which [`AsyncEvents`](crate::device::AsyncEvents) name this queue (0 unless set).
+    /// The number by which [`AsyncEvents`](crate::device::AsyncEvents) name this queue; 0 unless set.
     #[doc(alias = "srq_context")]
     pub fn token(&self) -> usize {
         // SAFETY: the queue is live.
         unsafe { token(self.as_raw()) }.load(Ordering::Relaxed) as usize
     }
 
-    /// Sets the number by which [`AsyncEvents`](crate::device::AsyncEvents) name this queue, for events that are read from now on.
+    /// Sets the [`token`](Self::token), for events that are read from now on.
     #[doc(alias = "srq_context")]
     pub fn set_token(&self, to: usize) {
         // SAFETY: the queue is live.

@@ -15,7 +15,7 @@ use crate::parent::Parent;
 const CREATE: &str = "ibv_create_srq_ex";
 const POST: &str = "ibv_post_srq_ops";
 
-/// `struct ibv_tm_cap`: the size of the list of tags of a shared receive queue.
+/// `struct ibv_tm_cap`: the size of the tag list of a shared receive queue.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "ibv_tm_cap")]
 pub struct TagListSize {
@@ -25,22 +25,20 @@ pub struct TagListSize {
     pub max_operations: u32,
 }
 
-/// A receive in the list of tags, by which it is removed
-/// ([`SharedReceiveQueue::post_tag_remove`](crate::SharedReceiveQueue::post_tag_remove)).
+/// A receive in the tag list, for [`SharedReceiveQueue::post_tag_remove`](crate::SharedReceiveQueue::post_tag_remove).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TagHandle(u32);
 
-/// A tag and the bits of it that count: a message matches if its tag has the same value in the bits of
-/// `mask`.
+/// A tag with a mask: a message matches if its tag has the same value in the bits of `mask`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Tag {
-    /// The value. Bits that are not in `mask` are 0.
+    /// The value; 0 outside `mask`.
     pub value: u64,
     /// The bits that count.
     pub mask: u64,
 }
 
-/// How an operation on the list of tags completes, and what it says to the device.
+/// The completion of an operation on the tag list, and what it tells the device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[must_use = "it is to be posted"]
 pub struct TagOperation {
@@ -50,17 +48,16 @@ pub struct TagOperation {
 }
 
 impl TagOperation {
-    /// An operation that completes under the number `wr_id`.
+    /// An operation that completes as `wr_id`.
     pub fn new(wr_id: u64) -> Self {
         Self { wr_id, signaled: true, unexpected: None }
     }
 
     setters! { self,
-        /// It has no completion.
+        /// The operation has no completion.
         unsignaled() => self.signaled = false;
 
-        /// Tells the device how many messages without a matching tag the program has handled so far, modulo
-        /// 2³².
+        /// Tells the device how many unexpected messages the program has handled so far, modulo 2³².
         synchronize(unexpected: u32) => self.unexpected = Some(unexpected);
     }
 
@@ -81,20 +78,19 @@ impl TagOperation {
 
 /// Tag matching: the device chooses the receive of a message by a tag in its header.
 ///
-/// A message that matches no tag goes to a receive that was posted with
-/// [`post`](SharedReceiveQueue::post), and is *unexpected*. The program tells the device how many of these
-/// it has handled. See `ibv_post_srq_ops(3)`, and
+/// A message that matches no tag is *unexpected*, and goes to a receive of [`post`](SharedReceiveQueue::post). The
+/// program tells the device how many of these it has handled. See `ibv_post_srq_ops(3)`, and
 /// [`DeviceAttributes::tag_matching`](crate::device::DeviceAttributes::tag_matching) for the limits.
 impl<'pd> SharedReceiveQueue<'pd> {
-    /// `ibv_create_srq_ex`: creates a shared receive queue with a list of tags. Its operations and its
-    /// messages complete on `queue`.
+    /// `ibv_create_srq_ex`: creates a shared receive queue with a tag list. Its operations and messages complete on
+    /// `queue`.
     ///
     /// # Errors
     ///
     /// Those of [`new`](Self::new), and
     ///
-    ///  - `EINVAL`: the completion queue belongs to another context, or a size of the list is 0 or more
-    ///    than the device allows.
+    ///  - `EINVAL`: the completion queue belongs to another context, or a size of the list is 0 or more than the device
+    ///    allows.
     ///  - `EOPNOTSUPP`: the device has no tag matching.
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn with_tag_matching(
@@ -123,21 +119,21 @@ impl<'pd> SharedReceiveQueue<'pd> {
         Self::create(domain, extended, max_wr, max_sge, attributes)
     }
 
-    /// `ibv_post_srq_ops` (`IBV_WR_TAG_ADD`): adds a receive to the list of tags. The message that matches
-    /// completes under the number `receive_wr_id`.
+    /// `ibv_post_srq_ops` (`IBV_WR_TAG_ADD`): adds a receive to the tag list. The message that matches completes as
+    /// `receive_wr_id`.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the queue has no list of tags, the tag has bits that are not in its mask, or there are
-    ///    more elements than the device allows.
+    ///  - `EINVAL`: the queue has no tag list, the tag has bits outside its mask, or there are more elements than the
+    ///    device allows.
     ///  - `ENOMEM`: the list is full, or too many operations are outstanding
     ///    ([`QueueFull`](crate::ErrorKind::QueueFull)).
     ///  - `EIO`: the device is gone.
     ///
     /// # Safety
     ///
-    /// [That of posting](crate::QueuePair#the-contract-of-posting), for the memory of `elements` until the
-    /// receive has completed or was removed, and for the numbers of the receive and of the operation.
+    /// [That of posting](crate::QueuePair#the-contract-of-posting), for the memory of `elements` until the receive has
+    /// completed or was removed, and for the numbers of the receive and of the operation.
     #[doc(alias = "ibv_post_srq_ops")]
     pub unsafe fn post_tag_add(
         &self,
@@ -156,25 +152,22 @@ impl<'pd> SharedReceiveQueue<'pd> {
         raw.tm.add.sg_list = elements.as_mut_ptr().cast();
         raw.tm.add.num_sge = c_int::try_from(elements.len()).unwrap_or(c_int::MAX);
         (raw.tm.add.tag, raw.tm.add.mask) = (tag.value, tag.mask);
-        // SAFETY: the elements are a list of C's, of that length; the caller keeps the memory.
+        // SAFETY: the elements are a C list of that length; the caller keeps the memory.
         unsafe { self.post_operation(&mut raw) }?;
         Ok(TagHandle(raw.tm.handle))
     }
 
-    /// `ibv_post_srq_ops` (`IBV_WR_TAG_DEL`): removes a receive from the list of tags. If a message has
-    /// taken it meanwhile, the operation completes with
-    /// [`TagMatching`](crate::WorkStatus::TagMatching).
+    /// `ibv_post_srq_ops` (`IBV_WR_TAG_DEL`): removes a receive from the tag list. If a message has taken it meanwhile,
+    /// the operation completes with [`TagMatching`](crate::WorkStatus::TagMatching).
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the queue has no list of tags.
-    ///  - `ENOMEM`: too many operations are outstanding ([`QueueFull`](crate::ErrorKind::QueueFull)).
-    ///  - `EIO`: the device is gone.
+    /// Those of [`post_tag_add`](Self::post_tag_add), except about tag and elements.
     ///
     /// # Safety
     ///
-    /// The handle is from [`post_tag_add`](Self::post_tag_add) of this queue. Neither the completion of its
-    /// receive was polled, nor was it removed before. The number of the operation is that of no other.
+    /// The handle is from [`post_tag_add`](Self::post_tag_add) of this queue. Its receive was not removed, and its
+    /// completion not polled. The operation's number differs from all that are outstanding.
     #[doc(alias = "ibv_post_srq_ops")]
     pub unsafe fn post_tag_remove(&self, handle: TagHandle, operation: TagOperation) -> Result<()> {
         self.max_tag_sge()?;
@@ -184,30 +177,29 @@ impl<'pd> SharedReceiveQueue<'pd> {
         unsafe { self.post_operation(&mut raw) }
     }
 
-    /// `ibv_post_srq_ops` (`IBV_WR_TAG_SYNC`): tells the device how many unexpected messages the program
-    /// has handled so far, and changes nothing in the list.
+    /// `ibv_post_srq_ops` (`IBV_WR_TAG_SYNC`): tells the device how many unexpected messages the program has handled,
+    /// and leaves the list as it is.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the queue has no list of tags, or the operation does not
-    ///    [synchronize](TagOperation::synchronize).
-    ///  - `ENOMEM`: too many operations are outstanding ([`QueueFull`](crate::ErrorKind::QueueFull)).
-    ///  - `EIO`: the device is gone.
+    /// Those of [`post_tag_add`](Self::post_tag_add), and
+    ///
+    ///  - `EINVAL`: the operation does not [synchronize](TagOperation::synchronize).
     ///
     /// # Safety
     ///
-    /// The number of the operation is that of no other one that is outstanding.
+    /// The operation's number differs from all that are outstanding.
     #[doc(alias = "ibv_post_srq_ops")]
     pub unsafe fn post_tag_sync(&self, operation: TagOperation) -> Result<()> {
         self.max_tag_sge()?;
         let reason = "the operation has no number of unexpected messages";
         Error::invalid_if(operation.unexpected.is_none(), POST, reason)?;
         let mut raw = operation.to_raw(ffi::ibv_ops_wr_opcode::IBV_WR_TAG_SYNC);
-        // SAFETY: it refers to nothing.
+        // SAFETY: the operation refers to no memory.
         unsafe { self.post_operation(&mut raw) }
     }
 
-    /// How many elements a tagged receive can have, if the queue has tags.
+    /// Elements of a tagged receive, at most; an error if the queue has no tags.
     fn max_tag_sge(&self) -> Result<u32> {
         match &self.extended {
             Some(Extended { domain: None, max_tag_sge, .. }) => Ok(*max_tag_sge),

@@ -1,6 +1,6 @@
-//! The transport of a queue pair as a type, or as a value if it is chosen at run time.
+//! The transport of a queue pair as a type, or as a value if chosen at run time.
 //!
-//! What a transport can do is said by traits, so that the compiler rejects what it cannot do, and names the way out.
+//! Traits say what a transport can do, so that the compiler rejects everything else, and names the alternative.
 
 pub(crate) use self::sealed::Addressed;
 
@@ -25,7 +25,7 @@ mod sealed {
     use crate::error::Result;
 
     pub trait Sealed {
-        /// The transport of a provider, which is its own verb's to create.
+        /// The transport of a provider, which only its own verb creates.
         fn driver(self) -> Option<DriverTransport>
         where
             Self: Sized,
@@ -33,17 +33,17 @@ mod sealed {
             None
         }
 
-        /// Finds out whether a queue pair has a fixed peer. For a type, the compiler has done that.
+        /// Checks at run time that the queue pair has a fixed peer, where the compiler could not.
         #[inline(always)]
         fn need_peer(_: &QueuePair<'_, QueuePairType>) -> Result<()> {
             Ok(())
         }
 
-        /// Whether a queue pair of that type, or of that transport of a provider, has this transport.
+        /// Whether a queue pair of that type, or provider's transport, has this transport.
         fn is(kind: QueuePairType, driver: Option<&DriverTransport>) -> bool;
     }
 
-    /// The transport's requests have destinations of this type.
+    /// The requests of the transport go to an `A`.
     pub trait Addressed<A> {}
 }
 
@@ -61,8 +61,7 @@ mod sealed {
 /// | [`Reliable`] | x | | | | x | x | | x | time-outs, retries, outstanding reads |
 /// | [`Datagram`] | | | x | | | | x | | [`qkey`](crate::QueuePairBuilder::qkey) |
 ///
-/// `Srd` exists with feature `efa`, `Dci` with feature `mlx5`. The type of the queue pair has the transport, and misuse
-/// does not compile:
+/// `Srd` exists with feature `efa`, `Dci` with feature `mlx5`. Misuse does not compile:
 ///
 /// ```compile_fail,E0277
 /// # fn f(domain: &ibverbs::ProtectionDomain<'_>, queue: &ibverbs::CompletionQueue<'_>) -> ibverbs::Result<()> {
@@ -72,9 +71,9 @@ mod sealed {
 /// # }
 /// ```
 ///
-/// A program that chooses at run time passes a [`QueuePairType`]. It has all of these traits, and what does not fit is
-/// found then, by an error. [`QueuePair::erase`](crate::QueuePair::erase) and
-/// [`QueuePair::typed`](crate::QueuePair::typed) turn one form into the other:
+/// A program that chooses at run time passes a [`QueuePairType`], which has all of these traits. Misuse is then an
+/// error at run time. [`QueuePair::erase`](crate::QueuePair::erase) and [`QueuePair::typed`](crate::QueuePair::typed)
+/// convert:
 ///
 /// ```
 /// use ibverbs::{QueuePair, QueuePairType, Rc, Ud};
@@ -96,9 +95,9 @@ mod sealed {
 /// # }
 /// ```
 ///
-/// The trait is sealed: the transports are those of rdma-core.
+/// The trait is sealed.
 pub trait Transport: sealed::Sealed + Copy + fmt::Debug + Send + Sync + 'static {
-    /// `enum ibv_qp_type`: the type that it has in C.
+    /// `enum ibv_qp_type`: its type in C.
     fn queue_pair_type(self) -> QueuePairType;
 }
 
@@ -116,7 +115,7 @@ pub trait Connected: Transport {}
 )]
 pub trait Unconnected: Transport {}
 
-/// It has one peer for all requests, which name no destination.
+/// All its requests go to one peer, and name no destination.
 #[diagnostic::on_unimplemented(
     message = "on a `{Self}` queue pair, each request needs a destination",
     label = "this request goes nowhere",
@@ -124,7 +123,7 @@ pub trait Unconnected: Transport {}
 )]
 pub trait FixedPeer: Transport {}
 
-/// Its requests name destinations of type `A`, by [`to`](crate::SendWorkRequest::to).
+/// Its requests name destinations of type `A`, with [`to`](crate::SendWorkRequest::to).
 #[diagnostic::on_unimplemented(
     message = "a request on a `{Self}` queue pair cannot go to a `{A}`",
     label = "the destination is of the wrong kind",
@@ -160,14 +159,14 @@ pub trait Reads: Transport {}
 )]
 pub trait Atomics: Transport {}
 
-/// `ibv_post_send` has its writes, reads and atomics, not only batches.
+/// `ibv_post_send` can post its writes, reads and atomics, not only batches.
 #[diagnostic::on_unimplemented(
     message = "on a `{Self}` queue pair, reads, writes and atomics are posted in a batch",
     note = "`queue_pair.batch(|batch| batch.add(..))`"
 )]
 pub trait PostsRdma: Transport {}
 
-/// It has a receive queue, or a shared one in place of it.
+/// It has a receive queue, or receives from a shared one.
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` queue pair has no receive queue",
     note = "`Dci` and `XrcSend` only send; what arrives at an `XrcReceive` goes to the shared receive queue that the sender names"
@@ -188,7 +187,6 @@ pub trait Reliable: Transport {}
 )]
 pub trait Datagram: Unconnected {}
 
-/// Defines the transports that are types.
 macro_rules! transports {
     ($($(#[$meta:meta])* $name:ident = $kind:ident $(($driver:pat = $new:expr))?: $($trait:ident),*;)+) => {$(
         $(#[$meta])*
@@ -224,16 +222,16 @@ macro_rules! transports {
 }
 
 transports! {
-    /// RC, reliable connected: sends, writes, reads and atomics, each acknowledged by the one peer. The usual one.
+    /// RC, reliable connected: acknowledged sends, writes, reads and atomics to one peer. The usual one.
     #[doc(alias = "IBV_QPT_RC")]
     Rc = ReliableConnected:
         Connected, FixedPeer, Sends, Writes, Reads, Atomics, PostsRdma, ReceiveQueue, Reliable;
 
-    /// UC, unreliable connected: sends and writes to one peer, of which some may be lost.
+    /// UC, unreliable connected: sends and writes to one peer, which may be lost.
     #[doc(alias = "IBV_QPT_UC")]
     Uc = UnreliableConnected: Connected, FixedPeer, Sends, Writes, PostsRdma, ReceiveQueue;
 
-    /// UD, unreliable datagram: messages of up to one packet, each to the destination that it names.
+    /// UD, unreliable datagram: messages of up to one packet; each names its destination.
     #[doc(alias = "IBV_QPT_UD")]
     Ud = UnreliableDatagram: Unconnected, Sends, ReceiveQueue, Datagram;
 
@@ -241,19 +239,19 @@ transports! {
     #[doc(alias = "IBV_QPT_RAW_PACKET")]
     RawPacket = RawPacket: Unconnected, FixedPeer, Sends, ReceiveQueue;
 
-    /// The sending side of an extended reliable connection (XRC): each request names the shared receive queue of the
-    /// peer that it is for.
+    /// The sending side of an extended reliable connection (XRC). Each request names a shared receive queue of the
+    /// peer.
     #[doc(alias = "IBV_QPT_XRC_SEND")]
     XrcSend = XrcSend: Connected, Sends, Writes, Reads, Atomics, PostsRdma, Reliable;
 
-    /// The receiving side of an extended reliable connection: it has no queues, and nothing is posted to it.
+    /// The receiving side of an XRC connection. It has no queues, and nothing is posted to it.
     #[doc(alias = "IBV_QPT_XRC_RECV")]
     XrcReceive = XrcReceive: Connected, Reliable;
 }
 
 #[cfg(feature = "efa")]
 transports! {
-    /// SRD, the scalable reliable datagram of EFA: see [`QueuePairBuilder::srd`](crate::QueuePairBuilder::srd).
+    /// SRD, EFA's scalable reliable datagram: see [`QueuePairBuilder::srd`](crate::QueuePairBuilder::srd).
     #[doc(alias = "EFADV_QP_DRIVER_TYPE_SRD")]
     Srd = Driver (DriverTransport::Srd { .. } = DriverTransport::Srd { options: SrdOptions::new(), rnr_retry: false }):
         Unconnected, Sends, Writes, Reads, ReceiveQueue, Datagram;
@@ -261,14 +259,14 @@ transports! {
 
 #[cfg(feature = "mlx5")]
 transports! {
-    /// The initiator of DC, the dynamically connected transport of mlx5: it only posts, and in each batch names the
+    /// The initiator of DC, mlx5's dynamically connected transport. It only posts, and each batch names the
     /// [target](crate::queue_pair::DcTarget).
     ///
-    /// [`build`](crate::QueuePairBuilder::build) calls `mlx5dv_create_qp`, whose man page is `mlx5dv_create_qp(3)`, and
-    /// fails with `EOPNOTSUPP` on other devices. [`activate`](crate::PreparedQueuePair::activate) makes the queue pair
-    /// ready. Each request says where it goes, by a [`DcPeer`](crate::operation::DcPeer): an
-    /// [`AddressHandle`](crate::AddressHandle), and the number and the access key of a target. Unless
-    /// [`extended`](crate::QueuePairBuilder::extended) is called, it gets sends, reads, writes and atomics.
+    /// [`build`](crate::QueuePairBuilder::build) calls `mlx5dv_create_qp` (`mlx5dv_create_qp(3)`), and fails with
+    /// `EOPNOTSUPP` on other devices. [`activate`](crate::PreparedQueuePair::activate) makes the queue pair ready. Each
+    /// request goes to a [`DcPeer`](crate::operation::DcPeer): an [`AddressHandle`](crate::AddressHandle), and the
+    /// number and access key of a target. Without [`extended`](crate::QueuePairBuilder::extended), it has sends, reads,
+    /// writes and atomics.
     ///
     /// ```no_run
     /// use ibverbs::operation::DcPeer;

@@ -1,13 +1,13 @@
 //! Work queues: receive queues that belong to no queue pair, and queue pairs that spread packets over them.
 //!
-//! [`ReceiveScalingQueuePair`] has a program.
+//! [`ReceiveScalingQueuePair`] has an example.
 //!
 //! | | |
 //! |---|---|
 //! | [`WorkQueue`], [`State`], [`Flags`] | takes receives, and completes them on a completion queue of its own |
 //! | [`IndirectionTable`] | lists work queues |
 //! | [`ReceiveScalingQueuePair`] | has a table instead of a receive queue |
-//! | [`ReceiveHash`], [`ReceiveHashFields`] | the hash of a packet's headers, which chooses the work queue: all packets of one connection go to the same one |
+//! | [`ReceiveHash`], [`ReceiveHashFields`] | hashes a packet's headers to choose the work queue, one for all packets of a connection |
 //!
 //! Flows ([`flow::Rule`](crate::flow::Rule)) choose the packets.
 

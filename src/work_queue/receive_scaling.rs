@@ -17,12 +17,10 @@ use crate::queue_pair_state::QueuePairType;
 
 const VERB: &str = "ibv_create_qp";
 
-/// A queue pair that spreads packets over the work queues of an [`IndirectionTable`] by a hash of their
-/// headers (RSS, receive-side scaling), so that several threads share the load, and the packets of one
-/// connection stay in order.
+/// A queue pair that spreads packets over the work queues of an [`IndirectionTable`], by a hash of their headers (RSS,
+/// receive-side scaling). Several threads share the load, and the packets of one connection stay in order.
 ///
-/// It has no queues of its own: nothing can be posted to it. Packets reach it through
-/// [flows](Self::create_flow). On mlx5 it works from the beginning, and has no states.
+/// It has no queues of its own: nothing can be posted to it. Packets reach it through [flows](Self::create_flow).
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: it has no work queues
@@ -78,16 +76,13 @@ impl Drop for ReceiveScalingQueuePair<'_> {
 }
 
 impl<'res> ReceiveScalingQueuePair<'res> {
-    /// `ibv_create_qp_ex`: creates a queue pair with a table and a hash instead of queues. Its type is
-    /// [`RawPacket`](QueuePairType::RawPacket), or
-    /// [`UnreliableDatagram`](QueuePairType::UnreliableDatagram) where the device has that.
+    /// `ibv_create_qp_ex`: creates a queue pair of type [`RawPacket`](QueuePairType::RawPacket), or
+    /// [`UnreliableDatagram`](QueuePairType::UnreliableDatagram) where the device can spread that.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the table belongs to another context, or the device does not take a key of that
-    ///    length.
-    ///  - `EOPNOTSUPP`, `ENOSYS`: the device does not spread packets of queue pairs of this type, or not by
-    ///    these fields.
+    ///  - `EINVAL`: the table belongs to another context, or the device rejects the length of the key.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device does not spread packets of this type, or not by these fields.
     ///  - `ENOMEM`: the device has no queue pair left.
     ///  - `EPERM`: the process may not receive raw packets (`CAP_NET_RAW`).
     #[doc(alias = "ibv_create_qp_ex")]
@@ -119,16 +114,15 @@ impl<'res> ReceiveScalingQueuePair<'res> {
             ..Default::default()
         };
         let attributes = ptr::from_mut(&mut attributes);
-        // SAFETY: context, domain and table are live, and kept; C reads the key during the call only; a
-        // queue pair that comes back is ours alone.
+        // SAFETY: context, domain and table are live, and kept; C reads the key during the call only; a queue pair that
+        // comes back is ours alone.
         let raw =
             unsafe { Handle::new(VERB, ffi::ibv_create_qp_ex(context.as_raw(), attributes)) }?;
         let parents = Parents { domain, table };
         Ok(Self { raw, kind: queue_pair_type, flows: Flows::new(), parents })
     }
 
-    /// `ibv_create_flow`: directs the packets that match `rule` to this queue pair. The flow ends with
-    /// [`destroy_flow`](Self::destroy_flow) or with the queue pair.
+    /// `ibv_create_flow`, as [`QueuePair::create_flow`](crate::QueuePair::create_flow).
     ///
     /// # Errors
     ///
@@ -154,12 +148,12 @@ impl<'res> ReceiveScalingQueuePair<'res> {
         })
     }
 
-    /// `ibv_modify_qp`: changes the state. On mlx4 the queue pair receives after it was moved from INIT,
-    /// with its port, to RTR; on mlx5 it receives from the beginning, and has no states.
+    /// `ibv_modify_qp`: changes the state. On mlx4 the queue pair receives once moved from INIT, with its port, to RTR;
+    /// on mlx5 it receives from the beginning, and has no states.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there is no such transition, or an attribute is missing or not allowed for it.
+    ///  - `EINVAL`: there is no such transition, or an attribute is missing or not allowed.
     ///  - `EOPNOTSUPP`: it has no states.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, transition: StateTransition) -> Result<()> {
@@ -167,7 +161,7 @@ impl<'res> ReceiveScalingQueuePair<'res> {
         let state = unsafe { (*self.as_raw()).state };
         transition.check(self.kind, state.into())?;
         let (mut raw, mask) = transition.to_raw();
-        // SAFETY: the queue pair is live; the mask is made of the defined bits, which fit.
+        // SAFETY: the queue pair is live; the mask holds only defined bits, which fit.
         let returned = unsafe { ffi::ibv_modify_qp(self.as_raw(), &mut raw, mask.0 as i32) };
         ffi::status("ibv_modify_qp", returned)
     }
@@ -188,17 +182,16 @@ impl<'res> ReceiveScalingQueuePair<'res> {
         /// The domain that it was created in.
         protection_domain: &ProtectionDomain<'res> => &self.parents.domain;
 
-        /// The C object. It is valid while the queue pair is. Nothing may be posted to it.
+        /// The C object, valid while the queue pair is. Nothing may be posted to it.
         as_raw: *mut ffi::ibv_qp => self.raw.as_ptr();
     }
 
-    /// `ibv_destroy_qp`: destroys the flows and the queue pair, and reports a failure. Dropping ignores a
-    /// failure.
+    /// `ibv_destroy_qp`: destroys the flows and the queue pair, and reports a failure, which a drop ignores.
     ///
     /// # Errors
     ///
     /// The provider's errno value. The queue pair is then
-    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its parents.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn close(mut self) -> Result<()> {
         self.destroy()
@@ -220,36 +213,36 @@ debug! {
 }
 
 bitflags::bitflags! {
-    /// `enum ibv_rx_hash_fields`: the fields of a packet's headers that are hashed.
+    /// `enum ibv_rx_hash_fields`: the header fields to hash.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     #[doc(alias = "ibv_rx_hash_fields")]
     pub struct ReceiveHashFields: u64 {
-        /// The source of IPv4.
+        /// The IPv4 source.
         const SOURCE_IPV4 = ffi::ibv_rx_hash_fields::IBV_RX_HASH_SRC_IPV4.0 as u64;
-        /// The destination of IPv4.
+        /// The IPv4 destination.
         const DESTINATION_IPV4 = ffi::ibv_rx_hash_fields::IBV_RX_HASH_DST_IPV4.0 as u64;
-        /// The source of IPv6.
+        /// The IPv6 source.
         const SOURCE_IPV6 = ffi::ibv_rx_hash_fields::IBV_RX_HASH_SRC_IPV6.0 as u64;
-        /// The destination of IPv6.
+        /// The IPv6 destination.
         const DESTINATION_IPV6 = ffi::ibv_rx_hash_fields::IBV_RX_HASH_DST_IPV6.0 as u64;
-        /// The source port of TCP.
+        /// The TCP source port.
         const SOURCE_PORT_TCP = ffi::ibv_rx_hash_fields::IBV_RX_HASH_SRC_PORT_TCP.0 as u64;
-        /// The destination port of TCP.
+        /// The TCP destination port.
         const DESTINATION_PORT_TCP = ffi::ibv_rx_hash_fields::IBV_RX_HASH_DST_PORT_TCP.0 as u64;
-        /// The source port of UDP.
+        /// The UDP source port.
         const SOURCE_PORT_UDP = ffi::ibv_rx_hash_fields::IBV_RX_HASH_SRC_PORT_UDP.0 as u64;
-        /// The destination port of UDP.
+        /// The UDP destination port.
         const DESTINATION_PORT_UDP = ffi::ibv_rx_hash_fields::IBV_RX_HASH_DST_PORT_UDP.0 as u64;
-        /// The security parameters index of IPsec.
+        /// IPsec's security parameters index.
         const IPSEC_SPI = ffi::ibv_rx_hash_fields::IBV_RX_HASH_IPSEC_SPI.0 as u64;
-        /// The fields are those of the inner headers of a tunnel.
+        /// Hashes the inner headers of a tunnel.
         const INNER = ffi::ibv_rx_hash_fields::IBV_RX_HASH_INNER.0 as u64;
         const _ = !0;
     }
 }
 
 /// `struct ibv_rx_hash_conf`: how a [`ReceiveScalingQueuePair`](crate::work_queue::ReceiveScalingQueuePair) hashes
-/// packets: with Toeplitz's function, the only one that devices have.
+/// packets. Devices have only Toeplitz's function.
 #[derive(Clone, PartialEq, Eq)]
 #[doc(alias = "ibv_rx_hash_conf")]
 pub struct ReceiveHash {
@@ -258,12 +251,12 @@ pub struct ReceiveHash {
 }
 
 impl ReceiveHash {
-    /// Toeplitz's hash of these fields with this key. mlx4 and mlx5 take keys of 40 bytes.
+    /// Toeplitz's hash of these fields with this key. mlx4 and mlx5 need 40 bytes.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the key is empty or longer than 255 bytes; no field is named; or fields of both IPv4
-    ///    and IPv6, or of both TCP and UDP, are.
+    ///  - `EINVAL`: the key is empty or longer than 255 bytes; there are no fields; or they include both IPv4 and IPv6,
+    ///    or both TCP and UDP.
     pub fn toeplitz(key: impl Into<Vec<u8>>, fields: ReceiveHashFields) -> Result<Self> {
         use ReceiveHashFields as F;
 
@@ -288,7 +281,7 @@ impl ReceiveHash {
         self.fields
     }
 
-    /// Compares it with what a device can do.
+    /// Checks it against the device.
     pub(super) fn check(&self, device: &ReceiveScalingCapabilities) -> Result<()> {
         let function = ffi::ibv_rx_hash_function_flags::IBV_RX_HASH_FUNC_TOEPLITZ.0;
         let reason = "the device does not have Toeplitz's hash function";
@@ -299,11 +292,11 @@ impl ReceiveHash {
         Ok(())
     }
 
-    /// The C struct, which points to the key. C reads it only.
+    /// The C struct, which points to the key. C only reads that.
     pub(super) fn to_raw(&self) -> ffi::ibv_rx_hash_conf {
         ffi::ibv_rx_hash_conf {
             rx_hash_function: ffi::ibv_rx_hash_function_flags::IBV_RX_HASH_FUNC_TOEPLITZ.0 as u8,
-            // `toeplitz` has checked that it fits.
+            // `toeplitz` has checked the length.
             rx_hash_key_len: self.key.len() as u8,
             rx_hash_key: self.key.as_ptr().cast_mut(),
             rx_hash_fields_mask: self.fields.bits(),
@@ -311,5 +304,5 @@ impl ReceiveHash {
     }
 }
 
-// Without the key: who knows it can direct all packets to one queue.
+// Without the key, which lets an attacker direct all packets to one queue.
 debug! { ReceiveHash, self, fields: self.fields, .. }

@@ -24,8 +24,8 @@ const POST: &str = "ibv_post_wq_recv";
 
 /// `struct ibv_wq`: a receive queue that belongs to no queue pair.
 ///
-/// Queue pairs reach it through an [`IndirectionTable`](crate::work_queue::IndirectionTable). Its completions name its
-/// [`number`](Self::number) instead of the number of a queue pair.
+/// Queue pairs reach it through an [`IndirectionTable`](crate::work_queue::IndirectionTable). Its completions have its
+/// [`number`](Self::number) in place of a queue pair's.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: it has no work queues
@@ -51,40 +51,38 @@ pub struct WorkQueue<'res> {
     raw: Handle<ffi::ibv_wq>,
     max_wr: u32,
     max_sge: u32,
-    /// Held while the state changes: mlx5 does not lock the queue then.
+    /// Held while the state changes, because mlx5 does not lock the queue then.
     changing: Mutex<()>,
     domain: Parent<'res, ProtectionDomain<'res>>,
     queue: Parent<'res, CompletionQueue<'res>>,
 }
 
 resource! {
-    /// `ibv_destroy_wq`: destroys the queue and reports a failure. Dropping ignores a failure. Outstanding
-    /// requests end without completion.
+    /// `ibv_destroy_wq`: destroys the queue and reports a failure, which a drop ignores. Outstanding requests end
+    /// without completion.
     ///
     /// # Errors
     ///
-    /// The queue is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made
-    /// from.
+    /// The queue is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its parents.
     ///
-    ///  - `EBUSY`: a table that lists it still exists (because it was leaked, or could not be destroyed).
+    ///  - `EBUSY`: a leaked table still lists it.
     #[doc(alias = "ibv_destroy_wq")]
     WorkQueue<'res>: raw of ibv_wq, domain, queue
 }
 
-// Threads may share it: providers lock it while they post, `modify` locks, and the contract of posting excludes a change of
-// state meanwhile.
+// Threads may share it: providers lock it while they post, `modify` locks, and the contract of posting excludes a
+// change of state meanwhile.
 
 impl<'res> WorkQueue<'res> {
-    /// `ibv_create_wq`: creates a receive queue for at least `max_wr` outstanding requests of at least
-    /// `max_sge` scatter elements each. It is in [`Reset`](State::Reset).
+    /// `ibv_create_wq`: creates a receive queue for at least `max_wr` outstanding requests of at least `max_sge`
+    /// scatter elements each, in [`Reset`](State::Reset).
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: one of the numbers is 0, or more than the device allows
+    ///  - `EINVAL`: a number is 0, or more than the device allows
     ///    ([`DeviceAttributes::max_qp_wr`](crate::device::DeviceAttributes::max_qp_wr),
-    ///    [`max_sge`](crate::device::DeviceAttributes::max_sge)), or the completion queue belongs to another
-    ///    context.
-    ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no work queues, or not these options.
+    ///    [`max_sge`](crate::device::DeviceAttributes::max_sge)), or the completion queue belongs to another context.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no work queues, or lacks an option.
     ///  - `ENOMEM`: the device has none left, or `RLIMIT_MEMLOCK` is too low.
     ///  - `EPERM`: the process may not receive raw packets (`CAP_NET_RAW`).
     #[doc(alias = "ibv_create_wq")]
@@ -116,24 +114,21 @@ impl<'res> WorkQueue<'res> {
             attributes.comp_mask = ffi::ibv_wq_init_attr_mask::IBV_WQ_INIT_ATTR_FLAGS.0;
             attributes.create_flags = flags.bits();
         }
-        // SAFETY: context, domain and completion queue are live, and kept; a queue that comes back is
-        // ours alone.
+        // SAFETY: context, domain and completion queue are live, and kept; a queue that comes back is ours alone.
         let raw =
             unsafe { Handle::new(CREATE, ffi::ibv_create_wq(context.as_raw(), &mut attributes)) }?;
         let ffi::ibv_wq_init_attr { max_wr, max_sge, .. } = attributes;
         Ok(Self { raw, max_wr, max_sge, changing: Mutex::new(()), domain, queue })
     }
 
-    /// `ibv_modify_wq`: moves the queue to another state.
+    /// `ibv_modify_wq`: changes the state.
     ///
-    /// A new queue goes to [`Ready`](State::Ready) before it receives. To
-    /// [`Reset`](State::Reset), outstanding requests end without completions; to
-    /// [`Error`](State::Error), they complete as flushed.
+    /// A new queue receives once it is in [`Ready`](State::Ready). Going to [`Reset`](State::Reset), outstanding
+    /// requests end without completions; to [`Error`](State::Error), they complete as flushed.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there is no such transition: a failed queue is reset before it is used again, and a
-    ///    queue in RESET does not fail.
+    ///  - `EINVAL`: there is no such transition. A failed queue must first be reset; one in RESET cannot fail.
     ///  - `EOPNOTSUPP`: the device has no work queues.
     ///  - `EIO`, `ENODEV`: the device is gone.
     #[doc(alias = "ibv_modify_wq")]
@@ -158,10 +153,9 @@ impl<'res> WorkQueue<'res> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: `flags` has options that are not in `mask`.
-    ///  - `EOPNOTSUPP`: the device does not have an option, or cannot change it (mlx5 changes
-    ///    [`CVLAN_STRIPPING`](Flags::CVLAN_STRIPPING) only, in
-    ///    [`Ready`](State::Ready)).
+    ///  - `EINVAL`: `flags` has options outside `mask`.
+    ///  - `EOPNOTSUPP`: the device lacks an option or cannot change it: mlx5 changes only
+    ///    [`CVLAN_STRIPPING`](Flags::CVLAN_STRIPPING), in [`Ready`](State::Ready).
     ///  - `EIO`, `ENODEV`: the device is gone.
     #[doc(alias = "ibv_modify_wq")]
     pub fn set_flags(&self, flags: Flags, mask: Flags) -> Result<()> {
@@ -186,27 +180,26 @@ impl<'res> WorkQueue<'res> {
         unsafe { (*self.as_raw()).state }.into()
     }
 
-    /// The state that the queue was moved to last. A device that moves a queue to ERR by itself raises
+    /// The state of the last change. A device that moves a queue to ERR raises
     /// [`WorkQueueFatal`](crate::device::AsyncEventKind::WorkQueueFatal).
     pub fn state(&self) -> State {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         self.last_state()
     }
 
-    /// `ibv_post_wq_recv`: posts a receive under the number `wr_id`.
+    /// `ibv_post_wq_recv`: posts a receive that completes as `wr_id`.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the request has more elements than the queue was created for.
+    ///  - `EINVAL`: the request has more elements than the queue allows.
     ///  - `ENOMEM`: the queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
     ///  - `EIO`: the device is gone.
     ///
     /// # Safety
     ///
-    /// [That of posting](crate::QueuePair#the-contract-of-posting). A request ends when its completion
-    /// was polled, or the queue was moved to [`Reset`](State::Reset) or destroyed
-    /// ([`close`](Self::close) has returned `Ok`). No other thread changes the state or the options of the
-    /// queue meanwhile.
+    /// [That of posting](crate::QueuePair#the-contract-of-posting). A request ends when its completion was polled, or
+    /// the queue was moved to [`Reset`](State::Reset) or destroyed ([`close`](Self::close) has returned `Ok`). No other
+    /// thread changes the state or options of the queue meanwhile.
     #[doc(alias = "ibv_post_wq_recv")]
     #[inline]
     pub unsafe fn post<D: ScatterBuffer>(
@@ -224,9 +217,9 @@ impl<'res> WorkQueue<'res> {
     ///
     /// # Errors
     ///
+    /// Those of [`post`](Self::post), and
+    ///
     ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
-    ///  - `ENOMEM`: the queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
-    ///  - `EIO`: the device is gone.
     ///
     /// # Safety
     ///
@@ -244,23 +237,23 @@ impl<'res> WorkQueue<'res> {
         unsafe { self.post(ReceiveWorkRequest::new(element), wr_id) }
     }
 
-    /// Its number, which its completions and [`AsyncEvents`](crate::device::AsyncEvents) have.
+    /// Its number in completions and [`AsyncEvents`](crate::device::AsyncEvents).
     pub fn number(&self) -> u32 {
         // SAFETY: the queue is live.
         unsafe { (*self.as_raw()).wq_num }
     }
 
     getters! { self,
-        /// How many requests can be outstanding: at least as many as were asked for.
+        /// How many requests can be outstanding: at least as many as asked for.
         max_wr: u32 => self.max_wr;
 
-        /// How many scatter elements a request can have: at least as many as were asked for.
+        /// How many scatter elements a request can have: at least as many as asked for.
         max_sge: u32 => self.max_sge;
 
         /// The domain that it was created in.
         protection_domain: &ProtectionDomain<'res> => &self.domain;
 
-        /// The queue that its receives complete on.
+        /// The queue on which its receives complete.
         completion_queue: &CompletionQueue<'res> => &self.queue;
     }
 }
@@ -274,7 +267,7 @@ foreign_enum! {
     /// `enum ibv_wq_state`: the state of a work queue.
     #[doc(alias = "ibv_wq_state")]
     pub enum State: ibv_wq_state(u32), "state" {
-        /// New, or reset: it receives nothing, and has no receives.
+        /// New, or reset: it has no receives, and receives nothing.
         Reset = IBV_WQS_RESET, "RESET";
         /// It receives.
         Ready = IBV_WQS_RDY, "RDY";
@@ -284,7 +277,7 @@ foreign_enum! {
 }
 
 impl State {
-    /// Whether a queue can go from this state to the other.
+    /// Whether a queue can go from this state to `to`.
     pub(super) fn leads_to(self, to: Self) -> bool {
         !matches!(
             (self, to),
@@ -301,13 +294,13 @@ bitflags::bitflags! {
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     #[doc(alias = "ibv_wq_flags")]
     pub struct Flags: u32 {
-        /// The VLAN tag of an Ethernet frame is removed and reported in the completion.
+        /// Removes the VLAN tag of an Ethernet frame, and reports it in the completion.
         const CVLAN_STRIPPING = ffi::ibv_wq_flags::IBV_WQ_FLAGS_CVLAN_STRIPPING.0;
-        /// The checksum of an Ethernet frame is received with it.
+        /// Receives the checksum of an Ethernet frame with it.
         const SCATTER_FCS = ffi::ibv_wq_flags::IBV_WQ_FLAGS_SCATTER_FCS.0;
-        /// A packet that finds no receive waits a while instead of being dropped.
+        /// A packet that finds no receive waits a while before the device drops it.
         const DELAY_DROP = ffi::ibv_wq_flags::IBV_WQ_FLAGS_DELAY_DROP.0;
-        /// Writes to memory are padded to whole cache lines.
+        /// Pads writes to memory to whole cache lines.
         const PCI_WRITE_END_PADDING = ffi::ibv_wq_flags::IBV_WQ_FLAGS_PCI_WRITE_END_PADDING.0;
     }
 }
@@ -316,7 +309,7 @@ object!(ibv_rwq_ind_table, ibv_destroy_rwq_ind_table);
 
 const VERB: &str = "ibv_create_rwq_ind_table";
 
-/// `struct ibv_rwq_ind_table`: a list of work queues, over which a
+/// `struct ibv_rwq_ind_table`: the work queues over which a
 /// [`ReceiveScalingQueuePair`](crate::work_queue::ReceiveScalingQueuePair) spreads packets.
 #[doc(alias = "ibv_rwq_ind_table")]
 pub struct IndirectionTable<'res> {
@@ -325,26 +318,25 @@ pub struct IndirectionTable<'res> {
 }
 
 resource! {
-    /// `ibv_destroy_rwq_ind_table`: destroys the table and reports a failure. Dropping ignores a failure.
+    /// `ibv_destroy_rwq_ind_table`: destroys the table and reports a failure, which a drop ignores.
     ///
     /// # Errors
     ///
     /// The table is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its queues.
     ///
-    ///  - `EBUSY`: a queue pair that uses it still exists (because it was leaked, or could not be
-    ///    destroyed).
+    ///  - `EBUSY`: a leaked queue pair still uses it.
     #[doc(alias = "ibv_destroy_rwq_ind_table")]
     IndirectionTable<'res>: raw of ibv_rwq_ind_table, queues
 }
 
 impl<'res> IndirectionTable<'res> {
-    /// `ibv_create_rwq_ind_table`: creates a table of these queues, in this order. Their number is a power
-    /// of two; a queue may stand in the table more than once.
+    /// `ibv_create_rwq_ind_table`: creates a table of these queues, in this order. Their number is a power of two; a
+    /// queue may appear more than once.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there are no queues, their number is not a power of two or more than the device allows
-    ///    ([`ReceiveScalingCapabilities::max_rwq_indirection_table_size`](crate::device::ReceiveScalingCapabilities::max_rwq_indirection_table_size)),
+    ///  - `EINVAL`: the number of queues is 0, no power of two, or more than the device allows
+    ///    ([`ReceiveScalingCapabilities::max_rwq_indirection_table_size`](crate::device::ReceiveScalingCapabilities::max_rwq_indirection_table_size));
     ///    or they belong to different contexts.
     ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no such tables.
     ///  - `ENOMEM`: the device has none left.
@@ -360,7 +352,7 @@ impl<'res> IndirectionTable<'res> {
         let device = first.protection_domain().context().query_device()?;
         let most = device.receive_scaling().max_rwq_indirection_table_size;
         let mut queues = vec![first];
-        // One more than there may be, of a list that may be endless.
+        // The list may be endless: take one more than allowed.
         queues.extend(list.take(most as usize));
         Error::within(VERB, "the number of work queues", queues.len() as u64, 1, most)?;
         let reason = "the number of work queues is not a power of two";
@@ -374,8 +366,8 @@ impl<'res> IndirectionTable<'res> {
             ind_tbl: raw.as_mut_ptr(),
             comp_mask: 0,
         };
-        // SAFETY: the context and the queues are live, and kept; the list has as many entries as the
-        // attributes say; a table that comes back is ours alone.
+        // SAFETY: context and queues are live, and kept; the list has as many entries as the attributes say; a table
+        // that comes back is ours alone.
         let raw = unsafe {
             Handle::new(
                 VERB,
