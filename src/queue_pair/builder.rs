@@ -259,9 +259,9 @@ debug! {
     extended: self.extended, settings: self.settings, ..
 }
 
-// A queue pair between its creation and its connection.
+// From creation to connection.
 
-/// A queue pair that is not connected: in the RESET state, with the address that a peer needs.
+/// A queue pair in RESET, not connected, with the address that a peer needs.
 #[derive(Debug)]
 #[must_use]
 pub struct PreparedQueuePair<'res, T = Rc> {
@@ -273,33 +273,32 @@ impl<'res, T: Transport> PreparedQueuePair<'res, T> {
         Self { queue_pair }
     }
 
-    /// The address of the queue pair, which the peer needs.
+    /// The address that the peer needs.
     pub fn endpoint(&self) -> QueuePairEndpoint {
         self.queue_pair.endpoint()
     }
 
-    /// The number of the first packet that we send. The [endpoint](Self::endpoint) contains it. A peer that
-    /// gets the number by other means passes it to its `receive_psn`.
+    /// The number of the first packet that we send. The [endpoint](Self::endpoint) contains it; otherwise the peer
+    /// passes it to `receive_psn`.
     pub fn send_psn(&self) -> PacketSequenceNumber {
         self.queue_pair.send_psn()
     }
 
     setters! { self,
-        /// Sets the number of the first packet that we send on the next connection, as
-        /// [`QueuePairBuilder::send_psn`](crate::QueuePairBuilder::send_psn) does.
+        /// Sets it for the next connection, as [`QueuePairBuilder::send_psn`](crate::QueuePairBuilder::send_psn) does.
         set_send_psn(psn: PacketSequenceNumber) => self.queue_pair.set_send_psn(psn);
 
         /// Sets the number of the first packet that we receive, as
-        /// [`QueuePairBuilder::receive_psn`](crate::QueuePairBuilder::receive_psn) does, if
-        /// the peer's endpoint does not contain it.
+        /// [`QueuePairBuilder::receive_psn`](crate::QueuePairBuilder::receive_psn) does, if the peer's endpoint lacks
+        /// it.
         receive_psn(psn: PacketSequenceNumber) => self.queue_pair.set_receive_psn(psn);
 
-        /// Sets the largest MTU of the path, as [`QueuePairBuilder::path_mtu`](crate::QueuePairBuilder::path_mtu) does.
-        /// The endpoint contains it too.
+        /// Sets the largest path MTU, also in the endpoint, as
+        /// [`QueuePairBuilder::path_mtu`](crate::QueuePairBuilder::path_mtu) does.
         path_mtu(mtu: MaximumTransferUnit) => self.queue_pair.set_path_mtu(mtu);
     }
 
-    /// The queue pair in the RESET state, to ask what it is.
+    /// The queue pair in RESET, for queries.
     pub fn queue_pair(&self) -> &QueuePair<'res, T> {
         &self.queue_pair
     }
@@ -309,47 +308,42 @@ impl<'res, T: Transport> PreparedQueuePair<'res, T> {
         &mut self.queue_pair
     }
 
-    /// The queue pair in the RESET state, for a caller that changes its state step by step with
-    /// [`QueuePair::modify`].
+    /// The queue pair in RESET, to change its state step by step with [`QueuePair::modify`].
     pub fn into_queue_pair(self) -> QueuePair<'res, T> {
         self.queue_pair
     }
 
-    /// `ibv_destroy_qp`: destroys the queue pair and reports a failure. Dropping ignores a failure.
+    /// `ibv_destroy_qp`, as [`QueuePair::close`].
     ///
     /// # Errors
     ///
-    /// The provider's errno value. The queue pair is then
-    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// Those of [`QueuePair::close`].
     #[doc(alias = "ibv_destroy_qp")]
     pub fn close(self) -> Result<()> {
         self.queue_pair.close()
     }
 
-    /// `ibv_modify_qp`: connects the queue pair to the peer's: RESET, INIT, RTR, RTS.
+    /// `ibv_modify_qp`: connects the queue pair to the peer's, through INIT and RTR to RTS.
     ///
-    /// Both sides derive the same parameters from the two endpoints: the smaller path MTU, at most as many
-    /// outstanding reads and atomics as the other side answers, the numbers of the first packets, and the
-    /// best matching pair of their GIDs.
+    /// Both sides derive the same parameters from the two endpoints: the smaller path MTU, at most as many outstanding
+    /// reads and atomics as the other side answers, the first packet numbers, and the best matching pair of GIDs.
     ///
-    /// The peer may call this earlier or later. The device retries what is sent before the peer is ready,
-    /// as often as the settings allow. For a queue pair that has no peer, such as a UD one, call
-    /// [`activate`](Self::activate) instead.
+    /// The two sides need not call this at the same time: the device resends what the peer is not ready for, as often
+    /// as the settings allow. A queue pair without a peer, such as a UD one, needs [`activate`](Self::activate)
+    /// instead.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: a setting is wrong for this device (the error names it if known), or the endpoint
-    ///    is of another type or partition (the error names both), or belongs to the other link layer.
-    ///  - `EADDRNOTAVAIL`: none of our GIDs matches one of the peer's (the error names both), or our GID
-    ///    was removed from the port's table meanwhile.
+    /// The queue pair comes back in the [`StateError`], in RESET and with the same endpoint, for another attempt.
+    ///
+    ///  - `EINVAL`: a setting is wrong for this device (the error names it if known), or the endpoint has another type
+    ///    or partition (the error names both), or another link layer.
+    ///  - `EADDRNOTAVAIL`: none of our GIDs matches one of the peer's (the error names both), or our GID has left the
+    ///    port's table.
     ///  - `ETIMEDOUT`: on RoCE, the peer's MAC address could not be resolved.
     ///  - `ENETUNREACH`, `EHOSTUNREACH`: on RoCE, there is no route to the peer's GID.
     ///  - `ENOMEM`: the device has run out of a resource.
-    ///  - `EOPNOTSUPP`: the device speaks iWARP, where only the connection manager can connect (feature
-    ///    `rdmacm`).
-    ///
-    /// The queue pair comes back in the [`StateError`], in RESET and with the same endpoint, for another
-    /// attempt.
+    ///  - `EOPNOTSUPP`: on iWARP only the connection manager can connect (feature `rdmacm`).
     #[doc(alias = "ibv_modify_qp")]
     pub fn handshake(
         self,
@@ -361,9 +355,8 @@ impl<'res, T: Transport> PreparedQueuePair<'res, T> {
         self.connected(Some(&remote))
     }
 
-    /// The three changes of state that [`handshake`](Self::handshake) makes with this peer: to INIT, RTR and RTS. A program
-    /// that needs them otherwise sets attributes of these values, and applies them to the
-    /// [queue pair](Self::into_queue_pair) in this order.
+    /// The changes to INIT, RTR and RTS that [`handshake`](Self::handshake) makes with this peer. A program can alter
+    /// them, and apply them to the [queue pair](Self::into_queue_pair) in this order.
     ///
     /// ```
     /// use ibverbs::{MinRnrTimer, Rc};
@@ -387,8 +380,7 @@ impl<'res, T: Transport> PreparedQueuePair<'res, T> {
     ///
     /// # Errors
     ///
-    /// Those of [`handshake`](Self::handshake) that are found before the first change: a setting is wrong for the port
-    /// (`EINVAL`), no GID of ours fits the peer's (`EADDRNOTAVAIL`), or the device speaks iWARP (`EOPNOTSUPP`).
+    /// `EINVAL`, `EADDRNOTAVAIL` and `EOPNOTSUPP` of [`handshake`](Self::handshake).
     pub fn transitions(&self, remote: &QueuePairEndpoint) -> Result<[StateTransition; 3]>
     where
         T: Connected,
@@ -396,12 +388,12 @@ impl<'res, T: Transport> PreparedQueuePair<'res, T> {
         self.queue_pair.steps(Some(remote))
     }
 
-    /// `ibv_modify_qp`: makes a queue pair that has no peer ready, such as a UD one: RESET, INIT, RTR, RTS.
-    /// Each send then names its destination.
+    /// `ibv_modify_qp`: makes a queue pair without a peer, such as a UD one, ready, through INIT and RTR to RTS. Each
+    /// send then names its destination.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: a setting is wrong for this device, or the type of the queue pair requires a peer.
+    ///  - `EINVAL`: a setting is wrong for this device, or the type requires a peer.
     ///
     /// The queue pair comes back in the [`StateError`], in RESET, for another attempt.
     #[doc(alias = "ibv_modify_qp")]

@@ -1,4 +1,4 @@
-//! Counters of what a queue pair completes.
+//! Completion counters of a queue pair.
 
 use super::QueuePair;
 use super::transport::Transport;
@@ -8,9 +8,9 @@ use crate::ffi;
 use crate::parent::Parent;
 
 impl<'res, T: Transport> QueuePair<'res, T> {
-    /// `ibv_qp_attach_comp_cntr`: counts these operations with `counter`, which the queue pair holds for as long as it
-    /// exists: borrowed, or in an `Arc`. Several counters can count different operations, and a counter can count for several
-    /// queue pairs. The queue pair must be in the state `RESET` or `INIT`. There since rdma-core 65.
+    /// `ibv_qp_attach_comp_cntr` (rdma-core 65 or later): counts these operations with `counter`, in RESET or INIT. The
+    /// queue pair holds the counter, borrowed or in an `Arc`, as long as it exists. A counter can count for several
+    /// queue pairs, and each operation can have its own counter.
     ///
     /// ```compile_fail,E0597
     /// # use ibverbs::completion::{CompletionCounter, CountedOperations};
@@ -24,7 +24,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// # Errors
     ///
     ///  - `EINVAL`: `operations` is empty, the counter is of another context, the queue pair is in another state, or a
-    ///    counter counts one of the operations already.
+    ///    counter already counts one of the operations.
     ///  - `EOPNOTSUPP`: the device has no counters, or none for one of the operations (see
     ///    [`CompletionCounterCapabilities::operations`](crate::completion::CompletionCounterCapabilities::operations)).
     ///  - `ENOMEM`: out of memory.
@@ -46,9 +46,9 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         let counters = &mut self.object.counters;
         let no_memory = |_| Error::with_reason(VERB, libc::ENOMEM, "no memory to hold the counter");
         counters.try_reserve(1).map_err(no_memory)?;
-        // Also if it fails: the device may count with it.
+        // Even after a failure the device may count with it.
         counters.push(counter.clone());
-        // SAFETY: the queue pair is live, and the counter is for as long as the queue pair, which holds it.
+        // SAFETY: the queue pair is live, and holds the counter, which so outlives it.
         let returned = unsafe {
             ffi::ibv_qp_attach_comp_cntr(self.as_raw(), counter.as_raw(), &mut attributes)
         };

@@ -1,8 +1,8 @@
 //! DC (feature `mlx5`): the dynamically connected transport of ConnectX and BlueField.
 //!
-//! One initiator reaches any number of targets, and connects to each for as long as it has requests for it.
-//! The initiator is a [`QueuePair`] that only posts, in batches, and names the target of its requests. The
-//! target only receives and answers: [`DcTarget`] has no posting methods.
+//! One initiator reaches any number of targets, and connects to each while it has requests for it. The initiator is a
+//! [`QueuePair`] that only posts, in batches, and names the target of its requests. A [`DcTarget`] only receives and
+//! answers.
 
 use super::QueuePair;
 use super::address_vector::AddressVector;
@@ -25,8 +25,8 @@ use crate::queue_pair_state::{QueuePairState, QueuePairType};
 use crate::settings::MaximumTransferUnit;
 
 impl QueuePairBuilder<'_, Dci> {
-    /// `struct mlx5dv_dci_streams`: divides the requests into streams (not unless set). A request names its stream
-    /// by [`DcPeer::stream`](crate::operation::DcPeer::stream).
+    /// `struct mlx5dv_dci_streams`: divides the requests into streams (not unless set). A request names its stream in
+    /// [`DcPeer::stream`](crate::operation::DcPeer::stream).
     #[doc(alias = "mlx5dv_dci_streams")]
     pub fn dc_streams(mut self, streams: DcStreams) -> Self {
         self.driver = Some(DriverTransport::DcInitiator(Some(streams)));
@@ -35,7 +35,7 @@ impl QueuePairBuilder<'_, Dci> {
 }
 
 impl<T: Transport> QueuePairBuilder<'_, T> {
-    /// Checks the streams against the device, and chooses what was not set.
+    /// Checks the streams against the device, and chooses settings that were not set.
     pub(super) fn prepare_dc_initiator(&mut self, streams: Option<DcStreams>) -> Result<()> {
         use SendOperations as S;
 
@@ -57,7 +57,7 @@ impl<T: Transport> QueuePairBuilder<'_, T> {
             | S::READ
             | S::COMPARE_SWAP
             | S::FETCH_ADD;
-        // It cannot do without: no other way of posting names a target.
+        // Required, because no other way of posting names a target.
         let wanted = self.extended.map_or(usual, |(wanted, _)| wanted);
         self.extended = Some((if wanted.is_empty() { usual } else { wanted }, false));
         Ok(())
@@ -72,13 +72,12 @@ impl<T: Transport> QueuePairBuilder<'_, T> {
 }
 
 impl<'res> QueuePairBuilder<'res, QueuePairType> {
-    /// `mlx5dv_create_qp`: creates a DC target with this access key, which initiators must name, and takes
-    /// it to RTR, its working state. It needs a [shared receive queue](Self::srq). The builder is one of type
-    /// [`Driver`](QueuePairType::Driver).
+    /// `mlx5dv_create_qp(3)`: creates a DC target, and takes it to RTR, its working state.
+    /// Initiators must name `access_key`. The builder is of type [`Driver`](QueuePairType::Driver), with a [shared
+    /// receive queue](Self::srq).
     ///
-    /// Of the builder's settings, the port, its GID and partition, [`access`](Self::access), `path_mtu`,
-    /// `min_rnr_timer`, `hop_limit`, `traffic_class`, `flow_label` and `service_level` apply. The man page is
-    /// `mlx5dv_create_qp(3)`.
+    /// These settings apply: port, GID, partition, [`access`](Self::access), `path_mtu`, `min_rnr_timer`, `hop_limit`,
+    /// `traffic_class`, `flow_label` and `service_level`.
     ///
     /// ```no_run
     /// use ibverbs::{QueuePairType, SharedReceiveQueue};
@@ -102,7 +101,7 @@ impl<'res> QueuePairBuilder<'res, QueuePairType> {
     ///
     ///  - `EOPNOTSUPP`: this is no mlx5 device, or it has no DC.
     ///  - `EINVAL`: there is no shared receive queue, or a setting is wrong for this device.
-    ///  - Those of [`build`](Self::build) that are about the port.
+    ///  - Those of [`build`](Self::build) about the port.
     #[doc(alias = "mlx5dv_create_qp")]
     pub fn build_dc_target(mut self, access_key: u64) -> Result<DcTarget<'res>> {
         self.kind = QueuePairType::Driver;
@@ -118,7 +117,7 @@ impl<'res> QueuePairBuilder<'res, QueuePairType> {
 }
 
 impl<T: Transport> QueuePair<'_, T> {
-    /// The attributes of a DC queue pair that its settings do not have as they are.
+    /// The attributes of a DC queue pair that differ from its settings.
     pub(super) fn dc_attributes(
         &self,
         all: StateTransition,
@@ -132,7 +131,7 @@ impl<T: Transport> QueuePair<'_, T> {
         }
     }
 
-    /// Takes a target from RESET to RTR. The device gives it its number then.
+    /// Takes a target from RESET to RTR, where the device gives it its number.
     fn start_dc_target(&mut self) -> Result<()> {
         use QueuePairState as S;
 
@@ -145,7 +144,7 @@ impl<T: Transport> QueuePair<'_, T> {
         };
         let index = u8::try_from(gid.index)
             .map_err(|_| Error::no_gid(CREATE, libc::EINVAL, s.port, gid.index))?;
-        // Only our end of the path counts: initiators differ.
+        // Only our end of the path counts, because initiators differ.
         let path = AddressVector::new(s.port, port.lid())
             .global(gid.gid, index)
             .service_level(s.service_level)
@@ -160,8 +159,8 @@ impl<T: Transport> QueuePair<'_, T> {
         Ok(())
     }
 
-    /// `mlx5dv_dci_stream_id_reset`: makes a stream of a DC initiator usable again after one of its requests
-    /// has failed. The man page is `mlx5dv_dci_stream_id_reset(3)`.
+    /// `mlx5dv_dci_stream_id_reset(3)`: makes a stream of a DC initiator usable again
+    /// after one of its requests has failed.
     ///
     /// # Errors
     ///
@@ -173,17 +172,17 @@ impl<T: Transport> QueuePair<'_, T> {
             let reason = "the queue pair is not a DC initiator with streams";
             return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
         }
-        // SAFETY: the queue pair is live, and of mlx5, since its verb has created it.
+        // SAFETY: the queue pair is live, and of mlx5, whose verb created it.
         let returned = unsafe { ffi::mlx5dv_dci_stream_id_reset(self.as_raw(), stream) };
         ffi::status(VERB, returned).map_err(|error| mlx5::explain(VERB, error))
     }
 }
 
-/// A DC target (DCT): it receives from the initiators that name its number and its access key, and answers
-/// their reads, writes and atomics. See [`QueuePairBuilder::build_dc_target`].
+/// A DC target (DCT): it receives from initiators that name its number and access key, and answers their reads, writes
+/// and atomics. See [`QueuePairBuilder::build_dc_target`].
 ///
-/// It has no queues of its own. Receives are posted to its shared receive queue, and complete on the
-/// completion queue for receives. It is in RTR from the beginning.
+/// It is in RTR from the beginning. Receives are posted to its shared receive queue, and complete on the receive
+/// completion queue.
 #[doc(alias = "DCT")]
 pub struct DcTarget<'res> {
     queue_pair: QueuePair<'res, QueuePairType>,
@@ -193,10 +192,10 @@ pub struct DcTarget<'res> {
 
 impl<'res> DcTarget<'res> {
     getters! { self,
-        /// Its number, by which initiators address it.
+        /// The number by which initiators address it.
         number: u32 => self.queue_pair.number();
 
-        /// Its address, which initiators need together with the access key.
+        /// The address that initiators need, with the access key.
         endpoint: QueuePairEndpoint => self.queue_pair.endpoint();
 
         /// The key that initiators must name.
@@ -211,16 +210,15 @@ impl<'res> DcTarget<'res> {
         /// The completion queue of its receives.
         receive_cq: &CompletionQueue<'res> => self.queue_pair.receive_cq();
 
-        /// The C object. It is valid while the target is.
+        /// The C object, valid while the target is.
         as_raw: *mut ffi::ibv_qp => self.queue_pair.as_raw();
     }
 
-    /// `ibv_destroy_qp`: destroys the target and reports a failure. Dropping ignores a failure.
+    /// `ibv_destroy_qp`, as [`QueuePair::close`].
     ///
     /// # Errors
     ///
-    /// The provider's errno value. The target is then
-    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// Those of [`QueuePair::close`].
     #[doc(alias = "ibv_destroy_qp")]
     pub fn close(self) -> Result<()> {
         self.queue_pair.close()
@@ -229,6 +227,6 @@ impl<'res> DcTarget<'res> {
 
 debug! {
     DcTarget<'_>, self,
-    // Without the key, which is a secret.
+    // Without the secret key.
     number: self.number(), ..
 }

@@ -1,4 +1,4 @@
-//! The options of a DC queue pair, the verb that creates one, and what it needs on its way up.
+//! The options of a DC queue pair, its verb, and the attributes on its way up.
 
 use super::attributes::AttributeMask;
 use crate::ffi;
@@ -6,10 +6,11 @@ use crate::queue_pair_state::QueuePairState;
 
 pub(super) const CREATE: &str = "mlx5dv_create_qp";
 
-/// `struct mlx5dv_dci_streams`: the streams of a DC initiator. See [`QueuePairBuilder::dc_streams`](crate::QueuePairBuilder::dc_streams).
+/// `struct mlx5dv_dci_streams`: the streams of a DC initiator. See
+/// [`QueuePairBuilder::dc_streams`](crate::QueuePairBuilder::dc_streams).
 ///
-/// The device carries out the requests of one stream in order; those of different streams may overtake each
-/// other, and an error of one stream does not stop the others. Both numbers are powers of two.
+/// The device carries out the requests of one stream in order. Those of different streams may overtake each other, and
+/// an error of one does not stop the others.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "mlx5dv_dci_streams")]
 pub struct DcStreams {
@@ -19,7 +20,6 @@ pub struct DcStreams {
     pub log_errored: u8,
 }
 
-/// The C struct for an initiator.
 pub(super) fn initiator(streams: Option<DcStreams>) -> ffi::mlx5dv_qp_init_attr {
     use ffi::mlx5dv_qp_init_attr_mask as mask;
 
@@ -38,7 +38,6 @@ pub(super) fn initiator(streams: Option<DcStreams>) -> ffi::mlx5dv_qp_init_attr 
     raw
 }
 
-/// The C struct for a target.
 pub(super) fn target(access_key: u64) -> ffi::mlx5dv_qp_init_attr {
     use ffi::mlx5dv_qp_init_attr_mask as mask;
 
@@ -51,7 +50,7 @@ pub(super) fn target(access_key: u64) -> ffi::mlx5dv_qp_init_attr {
     raw
 }
 
-/// `mlx5dv_create_qp`: creates a queue pair.
+/// `mlx5dv_create_qp`.
 ///
 /// # Safety
 ///
@@ -61,13 +60,13 @@ pub(super) unsafe fn create(
     attributes: &mut ffi::ibv_qp_init_attr_ex,
     mut direct: ffi::mlx5dv_qp_init_attr,
 ) -> *mut ffi::ibv_qp {
-    // The provider fails without an errno value in some cases.
+    // The provider sometimes fails without an errno value.
     ffi::set_errno(0);
     // SAFETY: the caller vouches for the context and the attributes.
     unsafe { ffi::mlx5dv_create_qp(context, attributes, &mut direct) }
 }
 
-/// What an initiator needs on its way up.
+/// The attributes of an initiator on its way up.
 pub(super) fn initiator_attributes(from: QueuePairState, to: QueuePairState) -> AttributeMask {
     use AttributeMask as A;
     use QueuePairState as S;
@@ -86,7 +85,7 @@ pub(super) fn initiator_attributes(from: QueuePairState, to: QueuePairState) -> 
     }
 }
 
-/// What a target needs on its way up, which ends in RTR.
+/// The attributes of a target on its way up, to RTR.
 pub(super) fn target_attributes(from: QueuePairState, to: QueuePairState) -> AttributeMask {
     use AttributeMask as A;
     use QueuePairState as S;

@@ -1,4 +1,4 @@
-//! The operations and functions of a queue pair's extended posting interface.
+//! The operations and functions of the extended posting interface.
 
 use std::ptr::NonNull;
 
@@ -7,11 +7,11 @@ use crate::foreign_enum::foreign_enum;
 use crate::queue_pair::DriverTransport;
 use crate::queue_pair_state::QueuePairType;
 
-/// Defines the operations together with the functions that they need.
+/// Defines the operations and their functions.
 macro_rules! operations {
     ($($(#[doc = $doc:literal])* $name:ident = $constant:ident, $function:ident;)+) => {
         bitflags::bitflags! {
-            /// `enum ibv_qp_create_send_ops_flags`: operations of the extended posting interface. See
+            /// `enum ibv_qp_create_send_ops_flags`: operations for
             /// [`QueuePairBuilder::extended`](crate::QueuePairBuilder::extended).
             #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
             #[doc(alias = "ibv_qp_create_send_ops_flags")]
@@ -33,7 +33,7 @@ macro_rules! operations {
                 // SAFETY: the caller vouches for it.
                 let raw = unsafe { queue_pair.as_ref() };
                 let mut found = Self::empty();
-                // Without these three there is no batch.
+                // A batch needs these three.
                 if raw.wr_start.is_some() && raw.wr_complete.is_some() && raw.wr_abort.is_some() {
                     $(if raw.$function.is_some() {
                         found |= Self::$name;
@@ -75,31 +75,31 @@ operations! {
 }
 
 bitflags::bitflags! {
-    /// `enum ibv_placement_type`: the guarantee that a flush gives for the written data.
+    /// `enum ibv_placement_type`: what a flush guarantees for the written data.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     #[doc(alias = "ibv_placement_type")]
     pub struct FlushPlacement: u8 {
         /// The data is visible to all.
         const GLOBAL = ffi::ibv_placement_type::IBV_FLUSH_GLOBAL.0 as u8;
-        /// The data survives a loss of power.
+        /// The data survives a power loss.
         const PERSISTENT = ffi::ibv_placement_type::IBV_FLUSH_PERSISTENT.0 as u8;
     }
 }
 
-/// The functions of a queue pair as bits: those of [`SendOperations`], and those below.
+/// The functions of a queue pair, as bits: those of [`SendOperations`], and those below.
 pub(crate) mod function {
     use super::*;
     use crate::error::Error;
 
-    /// Not a function: the queue pair has a fixed peer.
+    /// No function: the queue pair has a fixed peer.
     pub(crate) const READY: u64 = 1 << 63;
     pub(crate) const SET_SGE: u64 = 1 << 62;
     pub(crate) const SET_SGE_LIST: u64 = 1 << 61;
     pub(crate) const SET_INLINE: u64 = 1 << 60;
     pub(crate) const SET_UD_ADDRESS: u64 = 1 << 59;
     pub(crate) const SET_XRC_SRQ: u64 = 1 << 58;
-    /// Not a function: all elements of a list must have one length, because `ibv_wr_set_sge_list` of rxe in
-    /// rdma-core before 55.4 and 64 takes the first element's length for all.
+    /// No function: all elements of a list must have one length. In rdma-core before 55.4 and 64, `ibv_wr_set_sge_list`
+    /// of rxe takes the first element's length for all.
     pub(crate) const ONE_LENGTH: u64 = 1 << 57;
     #[cfg(feature = "mlx5")]
     pub(crate) const SET_DC_ADDRESS: u64 = 1 << 56;
@@ -108,7 +108,7 @@ pub(crate) mod function {
     #[cfg(feature = "mlx5")]
     pub(crate) const SET_MEMORY_KEY: u64 = 1 << 54;
 
-    /// The functions of a queue pair that was built for `operations`.
+    /// The functions of a queue pair built for `operations`.
     ///
     /// # Safety
     ///
@@ -139,7 +139,7 @@ pub(crate) mod function {
         }
         #[cfg(feature = "mlx5")]
         if driver.is_some_and(DriverTransport::is_dc) {
-            // SAFETY: the queue pair is live, and of an mlx5 device, which the builder has checked.
+            // SAFETY: the queue pair is live, and of an mlx5 device, as the builder has checked.
             let direct = unsafe { ffi::mlx5dv_qp_ex_from_ibv_qp_ex(queue_pair.as_ptr()).as_ref() };
             let has = |there: bool, function| if there { function } else { 0 };
             if let Some(direct) = direct {
@@ -158,7 +158,7 @@ pub(crate) mod function {
         matches!(kind, T::ReliableConnected | T::UnreliableConnected | T::XrcSend | T::RawPacket)
     }
 
-    /// The error for the first function that is missing.
+    /// The error for the first missing function.
     #[cold]
     pub(crate) fn lacking(missing: u64) -> Error {
         let unsupported = |verb, reason| Error::with_reason(verb, libc::EOPNOTSUPP, reason);
@@ -203,7 +203,7 @@ foreign_enum! {
     pub enum WorkRequestOpcode: ibv_wr_opcode(u32) {
         /// An RDMA write.
         Write = IBV_WR_RDMA_WRITE,
-        /// An RDMA write that consumes a receive, whose completion carries an immediate.
+        /// An RDMA write with an immediate, which consumes a receive.
         WriteWithImmediate = IBV_WR_RDMA_WRITE_WITH_IMM,
         /// A send.
         Send = IBV_WR_SEND,

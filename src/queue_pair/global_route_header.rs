@@ -1,4 +1,4 @@
-//! What a device puts in front of each datagram.
+//! The header in front of each datagram.
 
 use std::net::Ipv4Addr;
 
@@ -7,11 +7,11 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::settings::FlowLabel;
 
-/// `struct ibv_grh`: the 40 bytes that precede each message in the buffer of a UD receive. They say where it came from.
+/// `struct ibv_grh`: the 40 bytes before each message in the buffer of a UD receive. They name the sender.
 ///
-/// On RoCE over IPv4 the last 20 bytes are the IPv4 header, and the first 20 are undefined. The methods find out which
-/// header it is as `ibv_init_ah_from_wc` does. On InfiniBand all 40 bytes are undefined unless
-/// [`has_global_route`](crate::WorkSuccess::has_global_route) says that there is a header.
+/// On RoCE over IPv4 the last 20 bytes are the IPv4 header, and the first 20 are undefined. The methods detect this as
+/// `ibv_init_ah_from_wc` does. On InfiniBand all bytes are undefined unless
+/// [`has_global_route`](crate::WorkSuccess::has_global_route) is true. The getters return `None` if there is no header.
 ///
 /// ```
 /// use ibverbs::queue_pair::GlobalRouteHeader;
@@ -32,7 +32,7 @@ use crate::settings::FlowLabel;
 pub struct GlobalRouteHeader([u8; Self::LEN]);
 
 impl GlobalRouteHeader {
-    /// The bytes of a header: how much longer than the message the buffer of a UD receive must be.
+    /// The bytes of a header: add them to the buffer of each UD receive.
     pub const LEN: usize = size_of::<ffi::ibv_grh>();
 
     /// The header, from its bytes.
@@ -45,8 +45,8 @@ impl GlobalRouteHeader {
         self.0
     }
 
-    /// The header and the message of a UD receive: what its buffer has in the first
-    /// [`byte_len`](crate::WorkSuccess::byte_len) bytes.
+    /// Splits the first [`byte_len`](crate::WorkSuccess::byte_len) bytes of a UD receive's buffer into header and
+    /// message.
     ///
     /// # Errors
     ///
@@ -59,17 +59,17 @@ impl GlobalRouteHeader {
         Ok((Self(*header), message))
     }
 
-    /// The GID of the sender's port. On RoCE over IPv4 it is the mapped address. `None`: this is no header.
+    /// The GID of the sender's port; on RoCE over IPv4 the mapped address.
     pub fn source(&self) -> Option<Gid> {
         self.gid(12, 8)
     }
 
-    /// The GID that the datagram was sent to: that of our port, or of a multicast group. `None`: this is no header.
+    /// The GID that the datagram was sent to: that of our port, or of a multicast group.
     pub fn destination(&self) -> Option<Gid> {
         self.gid(16, 24)
     }
 
-    /// The traffic class; its upper six bits are the DSCP on RoCE v2. `None`: this is no header.
+    /// The traffic class; its upper six bits are the DSCP on RoCE v2.
     pub fn traffic_class(&self) -> Option<u8> {
         match self.version()? {
             Version::Ipv4 => Some(self.ipv4()[1]),
@@ -77,7 +77,7 @@ impl GlobalRouteHeader {
         }
     }
 
-    /// The flow label. `None`: there is none, as the datagram came over IPv4, or this is no header.
+    /// The flow label; `None` over IPv4 too.
     pub fn flow_label(&self) -> Option<FlowLabel> {
         match self.version()? {
             Version::Ipv4 => None,
@@ -88,7 +88,7 @@ impl GlobalRouteHeader {
         }
     }
 
-    /// How many routers the packet could still pass. `None`: this is no header.
+    /// How many routers the packet could still pass.
     pub fn hop_limit(&self) -> Option<u8> {
         match self.version()? {
             Version::Ipv4 => Some(self.ipv4()[8]),
@@ -96,7 +96,7 @@ impl GlobalRouteHeader {
         }
     }
 
-    /// Whether it precedes a UDP header: else the datagram came over InfiniBand or RoCE v1.
+    /// Whether a UDP header follows it. Otherwise the datagram came over InfiniBand or RoCE v1.
     pub(super) fn is_roce_v2(&self) -> bool {
         const NEXT_HEADER: usize = 6;
         matches!(self.version(), Some(Version::Ipv4))
@@ -118,8 +118,8 @@ impl GlobalRouteHeader {
         })
     }
 
-    /// As `get_grh_header_version` of libibverbs: what looks like a version 6 may be the undefined bytes in front of an
-    /// IPv4 header, if that has the right length and checksum.
+    /// As `get_grh_header_version` of libibverbs: a version 6 may be undefined bytes in front of an IPv4 header, if
+    /// that has the right length and checksum.
     fn version(&self) -> Option<Version> {
         let ipv4 = self.ipv4();
         if self.0[0] >> 4 != 6 {
@@ -132,17 +132,17 @@ impl GlobalRouteHeader {
     }
 }
 
-/// The header of what protocol it is. InfiniBand's is laid out as that of IPv6.
+/// The protocol of the header. InfiniBand's layout is that of IPv6.
 enum Version {
     Ipv4,
     Ipv6,
 }
 
-/// The sum of the 16-bit words in ones' complement, which is all ones for a header with the right checksum.
+/// The ones' complement sum of the 16-bit words: all ones if the checksum is right.
 fn checksum(header: &[u8; 20]) -> u16 {
     let words = header.as_chunks::<2>().0.iter();
     let sum: u32 = words.map(|&word| u32::from(u16::from_be_bytes(word))).sum();
-    // Twenty bytes carry at most once more.
+    // The sum of ten words carries at most once more.
     let sum = (sum & 0xffff) + (sum >> 16);
     (sum + (sum >> 16)) as u16
 }
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn an_ipv4_header_is_found_behind_any_bytes() {
-        // A 6 in front: the checksum decides. Anything else: the version does.
+        // After a leading 6, the checksum decides; otherwise the version.
         for (first, right) in [(0, true), (0x45, true), (0xff, false), (0x60, true)] {
             let header = with_ipv4(first, right);
             assert_eq!(header.source(), Some(Ipv4Addr::new(192, 168, 0, 104).into()), "{first:x}");

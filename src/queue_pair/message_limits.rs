@@ -1,5 +1,5 @@
-//! What messages are checked against before they are posted, on every layer. Several providers (mlx5, mlx4, rxe) leave it
-//! to the device, whose completion then says less, and comes after the connection has ended.
+//! The limits that every layer checks before it posts. mlx5, mlx4 and rxe leave the checks to the device: its
+//! completion says less, and the connection has ended.
 
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result, err_from_call};
@@ -14,31 +14,28 @@ const VERB: &str = "ibv_post_send";
 /// The longest message of the specification: 2 GiB.
 pub(crate) const LONGEST_MESSAGE: u32 = 1 << 31;
 
-/// The length of a message that every port can send.
+/// Every port can send messages of this length.
 pub(crate) const ALWAYS_SENT: u64 = 256;
 
-/// The limits of one queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageLimits {
     max_inline_data: u32,
-    /// The longest message: the port's `max_msg_sz`; for datagrams, its MTU.
+    /// The port's `max_msg_sz`; for datagrams, its MTU.
     longest: u32,
-    /// The longest read or write, which EFA limits for itself.
+    /// The longest read or write, which EFA limits separately.
     longest_rdma: u32,
-    /// The most pieces that a read fills (iWARP: often one).
+    /// The most pieces that a read fills; on iWARP often one.
     max_sge_rd: u32,
     is_datagram: bool,
-    /// That of the queue pair, if it is known.
     #[cfg(debug_assertions)]
     domain: Option<DomainId>,
 }
 
 impl MessageLimits {
-    /// Those of the specification, until the queue pair is known.
+    /// The specification's limits, until the queue pair is known.
     pub(crate) const UNKNOWN: Self = Self::new(u32::MAX, 0);
 
-    /// The limits of a queue pair with `max_inline_data` bytes of inline data, on a port whose longest message has
-    /// `max_msg_sz` bytes (0: the port does not say).
+    /// The limits on a port whose longest message has `max_msg_sz` bytes (0: unknown).
     pub(crate) const fn new(max_inline_data: u32, max_msg_sz: u32) -> Self {
         let longest = if max_msg_sz == 0 || max_msg_sz > LONGEST_MESSAGE {
             LONGEST_MESSAGE
@@ -57,7 +54,6 @@ impl MessageLimits {
         }
     }
 
-    /// Of a queue pair of this domain.
     pub(crate) fn of_domain(self, _domain: &ProtectionDomain<'_>) -> Self {
         Self {
             // SAFETY: the domain is live.
@@ -67,7 +63,7 @@ impl MessageLimits {
         }
     }
 
-    /// Checks that the memory is not registered in another domain. Only debug builds know.
+    /// Checks that no memory is registered in another domain. Only debug builds can.
     #[inline(always)]
     pub(crate) fn check_domain(&self, _verb: &'static str, _list: &[ffi::ibv_sge]) -> Result<()> {
         #[cfg(debug_assertions)]
@@ -79,12 +75,11 @@ impl MessageLimits {
         Ok(())
     }
 
-    /// A read fills no more pieces than that; 0 if the device does not say.
+    /// A read fills at most this many pieces; 0 if unknown.
     pub(crate) fn reads(self, max_sge_rd: u32) -> Self {
         Self { max_sge_rd: if max_sge_rd == 0 { u32::MAX } else { max_sge_rd }, ..self }
     }
 
-    /// With as much inline data as the queue pair has.
     pub(crate) fn inline(self, max_inline_data: u32) -> Self {
         Self { max_inline_data, ..self }
     }
@@ -96,7 +91,6 @@ impl MessageLimits {
         self
     }
 
-    /// Reads and writes have another limit.
     #[cfg(feature = "efa")]
     pub(crate) fn rdma(mut self, longest: u32) -> Self {
         self.longest_rdma = longest;
@@ -107,7 +101,7 @@ impl MessageLimits {
     #[inline(always)]
     pub(crate) fn check_length(&self, opcode: Opcode, length: u64) -> Result<()> {
         match Moves::by(opcode) {
-            // The first comparison is the compiler's where it knows the length.
+            // The compiler evaluates the first comparison where it knows the length.
             Some(moves) if length > ALWAYS_SENT && length > self.most(moves).into() => {
                 err_from_call(self.too_long(length, self.most(moves)))
             }
@@ -123,7 +117,6 @@ impl MessageLimits {
         }
     }
 
-    /// Checks how many pieces a read fills.
     #[inline]
     pub(crate) fn check_pieces_of_read(&self, count: usize) -> Result<()> {
         if count > self.max_sge_rd as usize {
@@ -132,13 +125,11 @@ impl MessageLimits {
         Ok(())
     }
 
-    /// Checks the longest of several messages.
     #[inline]
     pub(crate) fn check_message(&self, length: u64) -> Result<()> {
         self.check_length(Opcode::IBV_WR_SEND, length)
     }
 
-    /// Checks that the data fits inline.
     #[inline]
     pub(crate) fn check_inline(&self, length: u64) -> Result<()> {
         if length > self.max_inline_data.into() {
@@ -160,8 +151,7 @@ impl MessageLimits {
         Error::out_of_range(VERB, what, length, 0, most.into())
     }
 
-    /// The error of the buffer of a request. A piece that is too long for C is too long for a message too, and that limit
-    /// counts.
+    /// The error of a request's buffer. A piece too long for C exceeds the message limit too, and the error names that.
     #[cold]
     #[inline(never)]
     pub(crate) fn explain(&self, opcode: Opcode, error: Error) -> Error {
@@ -184,7 +174,7 @@ fn too_long_inline(length: u64, most: u32) -> Error {
     Error::out_of_range(VERB, what, length, 0, most.into())
 }
 
-/// What carries the data of a request whose length the device limits.
+/// How the data travels, where the device limits its length.
 #[derive(Clone, Copy)]
 enum Moves {
     Message,

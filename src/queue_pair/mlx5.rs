@@ -17,10 +17,10 @@ use crate::memory::DeviceMemory;
 
 impl QueuePairBuilder<'_, Rc> {
     /// `MLX5DV_QP_EX_WITH_MR_LIST`: as [`extended`](Self::extended) with these operations (at least one), and with
-    /// [`Batch::set_memory_key`](crate::operation::Batch::set_memory_key). The list of a key is inline data: 16 bytes for each piece
-    /// ([`max_inline_data`](Self::max_inline_data)).
+    /// [`Batch::set_memory_key`](crate::operation::Batch::set_memory_key). A key's list is inline data: 16 bytes for
+    /// each piece ([`max_inline_data`](Self::max_inline_data)).
     ///
-    /// Building fails with `EOPNOTSUPP` if this is no mlx5 device, or it has no such keys.
+    /// Building fails with `EOPNOTSUPP` if the device is not mlx5, or has no such keys.
     #[doc(alias = "MLX5DV_QP_EX_WITH_MR_LIST")]
     pub fn extended_with_memory_keys(mut self, operations: SendOperations) -> Self {
         self.memory_keys = true;
@@ -28,7 +28,7 @@ impl QueuePairBuilder<'_, Rc> {
     }
 }
 
-/// `mlx5dv_create_qp`, for a queue pair whose requests set memory keys.
+/// `mlx5dv_create_qp`, with requests that set memory keys.
 ///
 /// # Safety
 ///
@@ -47,7 +47,7 @@ pub(super) unsafe fn create(
         .map_err(|error| explain(dc_options::CREATE, error))
 }
 
-/// The functions that mlx5 adds to those of `ibv_qp_ex`.
+/// mlx5's additions to the functions of `ibv_qp_ex`.
 ///
 /// # Safety
 ///
@@ -58,8 +58,6 @@ pub(super) unsafe fn functions(queue_pair: NonNull<ffi::ibv_qp_ex>, memory_keys:
     if there { function::SET_MEMORY_KEY } else { 0 }
 }
 
-/// `mlx5dv_qp_ex_from_ibv_qp_ex`.
-///
 /// # Safety
 ///
 /// The queue pair is of mlx5.
@@ -69,8 +67,8 @@ unsafe fn direct(queue_pair: NonNull<ffi::ibv_qp_ex>) -> *mut ffi::mlx5dv_qp_ex 
 }
 
 impl<T: Transport> QueuePair<'_, T> {
-    /// `mlx5dv_qp_ex_from_ibv_qp_ex`: the C object of the posting interface that only mlx5 has, if this is an mlx5 device,
-    /// and the queue pair was built for the extended interface.
+    /// `mlx5dv_qp_ex_from_ibv_qp_ex`: the C object of mlx5's posting interface, if this is an mlx5 device and the queue
+    /// pair has the extended interface.
     #[doc(alias = "mlx5dv_qp_ex_from_ibv_qp_ex")]
     pub fn as_raw_mlx5(&self) -> Option<NonNull<ffi::mlx5dv_qp_ex>> {
         // SAFETY: the context is live.
@@ -84,13 +82,11 @@ impl<T: Transport> QueuePair<'_, T> {
     }
 }
 
-/// Defines the method of an object that `mlx5dv_init_obj` knows.
 macro_rules! known {
     ($($(#[$meta:meta])* $object:ty $(, $transport:ident)?: $field:ident, $raw:ident $(, $mask:expr)?;)+) => {$(
         impl$(<$transport: Transport>)? $object {
-            /// `mlx5dv_init_obj`: what mlx5 knows of the object, as C struct: addresses of queues and doorbells, numbers.
-            /// They are valid while the object is. Only those of its optional fields are valid whose bit is set in
-            /// `comp_mask`.
+            /// `mlx5dv_init_obj`: what mlx5 knows of the object, as C struct: numbers, and addresses of queues and
+            /// doorbells. They are valid while the object is; optional fields only if their bit is set in `comp_mask`.
             $(#[$meta])*
             ///
             /// # Errors
@@ -122,7 +118,7 @@ macro_rules! known {
 
 known! {
     QueuePair<'_, T>, T: qp, mlx5dv_qp, mlx5dv_qp_comp_mask(7);
-    /// From then on the program polls the queue by itself: destroying a queue pair leaves its completions in it.
+    /// After it the program polls the queue by itself: destroying a queue pair leaves its completions in it.
     CompletionQueue<'_>: cq, mlx5dv_cq;
     SharedReceiveQueue<'_>: srq, mlx5dv_srq, mlx5dv_srq_comp_mask::MLX5DV_SRQ_MASK_SRQN;
     DeviceMemory<'_>: dm, mlx5dv_dm, mlx5dv_dm_comp_mask::MLX5DV_DM_MASK_REMOTE_VA;

@@ -11,21 +11,23 @@ use crate::ffi;
 use crate::queue_pair::SendOperations;
 
 impl<'res> QueuePairBuilder<'res, Srd> {
-    /// The options of a queue pair of EFA's transport SRD (scalable reliable datagram), whose type is
-    /// [`Driver`](crate::QueuePairType::Driver). [`build`](Self::build) calls `efadv_create_qp_ex`, whose man
-    /// page is `efadv_create_qp_ex(3)`, and fails with `EOPNOTSUPP` on other devices.
+    /// Sets the options of EFA's SRD (scalable reliable datagram), of type [`Driver`](crate::QueuePairType::Driver).
+    /// [`build`](Self::build) calls `efadv_create_qp_ex(3)`, and fails with `EOPNOTSUPP` on
+    /// other devices.
     ///
-    /// Like a UD queue pair it has no peer: [`activate`](crate::PreparedQueuePair::activate) makes it ready,
-    /// and each request says where it goes, by a [`DatagramPeer`](crate::DatagramPeer). Unlike on UD, what is
-    /// sent arrives or its completion tells that it did not; messages arrive **in any order**; there is no
-    /// room for a global route header before a message; and reads and writes exist, where
-    /// [the device has them](crate::device::EfaAttributes::send_operations). There are no atomics, no shared receive
-    /// queues and no memory windows.
+    /// As on UD, there is no peer: [`activate`](crate::PreparedQueuePair::activate) makes the queue pair ready, and
+    /// each request goes to a [`DatagramPeer`](crate::DatagramPeer). Unlike UD:
     ///
-    /// Unless [`extended`](Self::extended) is called, the queue pair gets all operations that the device has
-    /// for [`batch`](crate::QueuePair::batch). [`post`](crate::QueuePair::post) can send, not read or write.
-    /// The sizes are checked against the limits of [`Context::query_efa`](crate::Context::query_efa), which
-    /// are higher than those of [`Context::query_device`](crate::Context::query_device).
+    /// - Each message arrives, or its completion reports the failure.
+    /// - Messages arrive **in any order**.
+    /// - No room for a global route header precedes a message.
+    /// - There are reads and writes, where [the device has them](crate::device::EfaAttributes::send_operations).
+    /// - There are no shared receive queues.
+    ///
+    /// There are no atomics and no memory windows. Without [`extended`](Self::extended), the queue pair gets all
+    /// operations that the device has for [`batch`](crate::QueuePair::batch). [`post`](crate::QueuePair::post) can only
+    /// send. The limits of the sizes are those of [`Context::query_efa`](crate::Context::query_efa), higher than those
+    /// of [`Context::query_device`](crate::Context::query_device).
     ///
     /// ```no_run
     /// use ibverbs::queue_pair::Srd;
@@ -60,7 +62,7 @@ impl<'res> QueuePairBuilder<'res, Srd> {
 }
 
 impl<T: Transport> QueuePairBuilder<'_, T> {
-    /// Looks up what the device has, and checks the sizes against it.
+    /// Queries the device, and checks the sizes against it.
     pub(super) fn prepare_srd(&mut self, options: SrdOptions) -> Result<()> {
         let device = self.parents.domain.context().query_efa()?;
         let c = &self.capacities;
@@ -90,10 +92,8 @@ impl<T: Transport> QueuePairBuilder<'_, T> {
 }
 
 impl AddressHandle<'_> {
-    /// `efadv_query_ah`: the number that the EFA device has given to this address handle. The completion of
-    /// a receive names the sender's by it ([`WorkSuccess::source_lid`](crate::WorkSuccess::source_lid)).
-    ///
-    /// The man page is `efadv_query_ah(3)`.
+    /// `efadv_query_ah(3)`: the EFA device's number of this address handle. The completion of a
+    /// receive names the sender's handle by it ([`WorkSuccess::source_lid`](crate::WorkSuccess::source_lid)).
     ///
     /// # Errors
     ///
@@ -111,8 +111,7 @@ impl AddressHandle<'_> {
 }
 
 impl EfaAttributes {
-    /// The operations of an SRD queue pair on this device: sends, and the reads and writes that the device
-    /// has. EFA has no atomics.
+    /// The operations of an SRD queue pair on this device: sends, and the reads and writes that it has.
     pub fn send_operations(&self) -> SendOperations {
         use SendOperations as S;
 

@@ -21,15 +21,14 @@ impl SrdOptions {
     }
 
     setters! { self,
-        /// Writes of a peer that carry an immediate do not consume a receive (they do, unless set). The device
-        /// must have
-        /// [`EfaCapabilities::UNSOLICITED_WRITE_RECEIVE`](crate::device::EfaCapabilities::UNSOLICITED_WRITE_RECEIVE), and
-        /// the completion queue must be one of `efadv_create_cq` ([`ffi`]) that can tell which completions have
-        /// no request.
+        /// Writes with an immediate from a peer consume no receive (they do, unless set). The device needs
+        /// [`EfaCapabilities::UNSOLICITED_WRITE_RECEIVE`](crate::device::EfaCapabilities::UNSOLICITED_WRITE_RECEIVE),
+        /// and the completion queue must be one of `efadv_create_cq` ([`ffi`]) that can mark completions without
+        /// request.
         #[doc(alias = "EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV")]
         unsolicited_write_receive(on: bool) => self.unsolicited_write_receive = on;
 
-        /// The service level of all traffic of the queue pair (0 unless set, which is the device's default).
+        /// The service level of all traffic (0, the device's default, unless set).
         service_level(level: u8) => self.service_level = level;
     }
 
@@ -45,7 +44,7 @@ impl SrdOptions {
     }
 }
 
-/// `efadv_create_qp_ex`: creates an SRD queue pair.
+/// `efadv_create_qp_ex`.
 ///
 /// # Safety
 ///

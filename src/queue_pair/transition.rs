@@ -15,11 +15,10 @@ use crate::settings::{
     PacketSequenceNumber,
 };
 
-/// A change of a queue pair's state, of its attributes, or of both, for
-/// [`QueuePair::modify`](crate::QueuePair::modify).
+/// A change of state, attributes, or both, for [`QueuePair::modify`](crate::QueuePair::modify).
 ///
-/// The states and the type of the queue pair determine the attributes that a change requires and allows:
-/// see the tables of `ibv_modify_qp(3)`. `modify` names the attribute that is wrong.
+/// States and type determine the attributes that a change requires and allows: see the tables of `ibv_modify_qp(3)`.
+/// `modify` names the wrong attribute.
 ///
 /// ```
 /// use ibverbs::queue_pair::StateTransition;
@@ -52,7 +51,6 @@ pub struct StateTransition {
     mask: AttributeMask,
 }
 
-/// Defines the methods that set an attribute.
 macro_rules! setters {
     (
         set and queried { $($(#[doc = $doc:literal])* $flag:ident = $constant:ident, $field:ident, $name:ident: $type:ty;)+ }
@@ -84,7 +82,7 @@ macro_rules! setters {
 attribute_table!(setters);
 
 impl StateTransition {
-    /// A change to this state. If the queue pair is already in it, only attributes change.
+    /// A change to this state; only of attributes if the queue pair is already in it.
     pub fn to(state: QueuePairState) -> Self {
         let raw = ffi::ibv_qp_attr { qp_state: state.into(), ..Default::default() };
         Self { raw, mask: AttributeMask::STATE }
@@ -95,8 +93,8 @@ impl StateTransition {
         Self { raw: ffi::ibv_qp_attr::default(), mask: AttributeMask::empty() }
     }
 
-    /// The path to the peer that is used if the first one fails, with the index of its partition key and
-    /// its own timeout. InfiniBand only. See also [`migration_state`](Self::migration_state).
+    /// The path to use if the first one fails, with its partition key index and timeout. InfiniBand only. See also
+    /// [`migration_state`](Self::migration_state).
     pub fn alternate_path(mut self, path: AddressVector, pkey_index: u16, t: AckTimeout) -> Self {
         self.raw.alt_ah_attr = path.to_raw();
         self.raw.alt_port_num = path.port();
@@ -111,31 +109,29 @@ impl StateTransition {
         self.mask
     }
 
-    /// The part of the attributes that is in `mask`, for a change to another state.
+    /// The attributes in `mask`, as a change to another state.
     pub(super) fn part(mut self, mask: AttributeMask, state: QueuePairState) -> Self {
         self.raw.qp_state = state.into();
         self.mask = (self.mask & mask) | AttributeMask::STATE;
         self
     }
 
-    /// A change from the C struct and its mask, for programs that fill the struct themselves or get it from
-    /// a C library. Bits without a name stay in the mask, and [`modify`](crate::QueuePair::modify) rejects
-    /// them.
+    /// A change from the C struct and its mask, for programs that fill the struct themselves or get it from a C
+    /// library. [`modify`](crate::QueuePair::modify) rejects mask bits without a name.
     pub fn from_raw(raw: ffi::ibv_qp_attr, mask: ffi::ibv_qp_attr_mask) -> Self {
         Self { raw, mask: AttributeMask::from_bits_retain(mask.0) }
     }
 
-    /// The C struct, and the mask of the attributes that are set in it.
+    /// The C struct, and the mask of its attributes.
     pub fn to_raw(&self) -> (ffi::ibv_qp_attr, ffi::ibv_qp_attr_mask) {
         (self.raw, ffi::ibv_qp_attr_mask(self.mask.bits()))
     }
 
-    /// The attributes of the change, for reading.
     pub(super) fn attributes(&self) -> QueuePairAttributes {
         QueuePairAttributes::new(self.raw, self.mask)
     }
 
-    /// Checks that this change is allowed for a queue pair of type `kind` in the state `from`.
+    /// Checks the change for a queue pair of type `kind` in state `from`.
     pub(crate) fn check(&self, kind: QueuePairType, from: QueuePairState) -> Result<()> {
         const VERB: &str = "ibv_modify_qp";
         if self.mask.contains(AttributeMask::REMOTE_NUMBER) && self.raw.dest_qp_num > 0xff_ffff {
@@ -158,18 +154,17 @@ impl fmt::Debug for StateTransition {
     }
 }
 
-/// The attributes that a transition requires, and those that it allows.
+/// The attributes that a transition requires and allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Rule {
     pub(super) required: AttributeMask,
     optional: AttributeMask,
 }
 
-/// The rule for a transition; `None` if there is no such transition.
+/// The rule for a transition, if there is one.
 ///
-/// It is the rule of the InfiniBand specification, in the kernel's version: the verb needs
-/// [`AttributeMask::STATE`] in addition. A provider's own transports are treated as datagrams, because
-/// EFA's are.
+/// It is that of the InfiniBand specification in the kernel's version: the verb also needs [`AttributeMask::STATE`].
+/// Provider's transports count as datagrams, because EFA's do.
 pub(super) fn rule(kind: QueuePairType, from: QueuePairState, to: QueuePairState) -> Option<Rule> {
     use AttributeMask as A;
     use QueuePairState as S;
@@ -190,7 +185,7 @@ pub(super) fn rule(kind: QueuePairType, from: QueuePairState, to: QueuePairState
     } else {
         A::PKEY_INDEX | A::PORT | A::QKEY
     };
-    // The attributes that can change while the queue pair stays in operation.
+    // What can change while the queue pair stays in operation.
     let running = if connected {
         A::CURRENT_STATE
             | A::ALTERNATE_PATH
@@ -250,15 +245,14 @@ pub(super) fn rule(kind: QueuePairType, from: QueuePairState, to: QueuePairState
     Some(Rule { required, optional })
 }
 
-/// Compares the attributes of a transition with its rule. `given` may or may not include
-/// [`AttributeMask::STATE`].
+/// Compares the attributes of a transition with its rule. `given` may include [`AttributeMask::STATE`].
 pub(super) fn check(
     kind: QueuePairType,
     from: QueuePairState,
     to: QueuePairState,
     given: AttributeMask,
 ) -> Result<(), TransitionError> {
-    // Only the provider knows which attributes its own transport requires.
+    // Only the provider knows what its own transport requires.
     if matches!(kind, QueuePairType::Driver | QueuePairType::Unknown(_)) {
         return Ok(());
     }
@@ -386,7 +380,6 @@ mod tests {
         T::XrcReceive,
     ];
 
-    /// The required attributes on the way up, as `ibv_modify_qp(3)` lists them.
     #[test]
     fn the_way_up_is_that_of_the_manual() {
         let path = A::PATH | A::PATH_MTU | A::REMOTE_NUMBER | A::RECEIVE_PSN;
@@ -424,8 +417,8 @@ mod tests {
         }
     }
 
-    /// For every transition of every transport: each missing attribute is named, each surplus one is named,
-    /// and the allowed attributes are accepted.
+    /// For every transition of every transport: missing and surplus attributes are named, and the allowed ones
+    /// accepted.
     #[test]
     fn every_missing_and_every_forbidden_attribute_is_named() {
         let mut transitions = 0;

@@ -262,7 +262,7 @@ transports! {
     /// The initiator of DC, mlx5's dynamically connected transport. It only posts, and each batch names the
     /// [target](crate::queue_pair::DcTarget).
     ///
-    /// [`build`](crate::QueuePairBuilder::build) calls `mlx5dv_create_qp` (`mlx5dv_create_qp(3)`), and fails with
+    /// [`build`](crate::QueuePairBuilder::build) calls `mlx5dv_create_qp(3)`, and fails with
     /// `EOPNOTSUPP` on other devices. [`activate`](crate::PreparedQueuePair::activate) makes the queue pair ready. Each
     /// request goes to a [`DcPeer`](crate::operation::DcPeer): an [`AddressHandle`](crate::AddressHandle), and the
     /// number and access key of a target. Without [`extended`](crate::QueuePairBuilder::extended), it has sends, reads,
@@ -336,13 +336,13 @@ impl<A> Addressed<A> for QueuePairType {}
 
 // Transports that only a verb of their provider creates: SRD of EFA, DC of mlx5.
 
-/// The transport of a queue pair of type [`Driver`](crate::QueuePairType::Driver) that this crate creates.
+/// The transport of a queue pair of type [`Driver`](crate::QueuePairType::Driver).
 #[derive(Clone, Copy, Debug)]
 pub enum DriverTransport {
     #[cfg(feature = "efa")]
     Srd {
         options: SrdOptions,
-        /// The device can be told how often to repeat a send that found no receive.
+        /// The device lets us set how often to resend what found no receive.
         rnr_retry: bool,
     },
     #[cfg(feature = "mlx5")]
@@ -352,7 +352,6 @@ pub enum DriverTransport {
 }
 
 impl DriverTransport {
-    /// The verb that creates a queue pair.
     pub(super) fn verb(self) -> &'static str {
         match self {
             #[cfg(feature = "efa")]
@@ -362,7 +361,6 @@ impl DriverTransport {
         }
     }
 
-    /// Whether it is mlx5's.
     pub(super) fn is_dc(self) -> bool {
         match self {
             #[cfg(feature = "efa")]
@@ -372,14 +370,12 @@ impl DriverTransport {
         }
     }
 
-    /// Whether its requests can be divided into streams.
+    /// Whether its requests can name streams.
     #[cfg(feature = "mlx5")]
     pub(super) fn has_streams(self) -> bool {
         matches!(self, Self::DcInitiator(Some(_)))
     }
 
-    /// Calls the verb.
-    ///
     /// # Safety
     ///
     /// `context` is live, as is all that `attributes` names.
@@ -388,11 +384,11 @@ impl DriverTransport {
         context: *mut ffi::ibv_context,
         attributes: &mut ffi::ibv_qp_init_attr_ex,
     ) -> *mut ffi::ibv_qp {
-        // With no such transport, there is nothing to create.
+        // Unused without any provider's transport.
         let _ = (context, &attributes);
         match self {
             #[cfg(feature = "efa")]
-            // SAFETY: the caller's guarantees are passed on, here and below.
+            // SAFETY: passes on the guarantees of the caller, here and below.
             Self::Srd { options, .. } => unsafe { srd::create(context, attributes, options) },
             #[cfg(feature = "mlx5")]
             Self::DcInitiator(streams) => {
@@ -407,8 +403,8 @@ impl DriverTransport {
         }
     }
 
-    /// The attributes that a step on the way up needs. The kernel does not know them: these are the rules of
-    /// the kernel's drivers.
+    /// The attributes that a step on the way up needs, as the kernel's drivers require them; the kernel's core has no
+    /// rule.
     pub(super) fn attributes(
         self,
         from: QueuePairState,
