@@ -168,15 +168,15 @@ impl<'ctx> ProtectionDomain<'ctx> {
     /// `ibv_import_pd`: imports a domain that another process allocated through the same file descriptor of the device,
     /// by its [number](Self::handle). The objects of both processes in it work together.
     ///
-    /// A drop or `close` undoes the import (`ibv_unimport_pd`), and keeps the domain. Exactly one process may call
-    /// [`own`](Self::own), and deallocate the domain when the others no longer use it.
+    /// A drop or `close` undoes the import (`ibv_unimport_pd`), and keeps the domain. One process calls
+    /// [`own`](Self::own), and deallocates the domain when the others no longer use it.
     ///
     /// # Errors
     ///
     ///  - `EOPNOTSUPP`: the device cannot import.
     ///  - `ENOMEM`: out of memory.
     ///
-    /// The first use of the domain, not this method, reports a wrong number.
+    /// Only the first use of the domain reports a wrong number.
     #[doc(alias = "ibv_import_pd")]
     #[doc(alias = "ibv_unimport_pd")]
     pub fn import(context: impl Into<Parent<'ctx, Context<'ctx>>>, handle: u32) -> Result<Self> {

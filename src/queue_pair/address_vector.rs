@@ -86,8 +86,7 @@ impl AddressVector {
         Self::to_endpoint("ibv_create_ah", context, &attributes, (port, None), &gids, peer, false)
     }
 
-    /// As [`to_peer`](Self::to_peer), from our GID at `gid_index`, if given. With `global` it always has a global route
-    /// header. Errors name `verb`.
+    /// As [`to_peer`](Self::to_peer), from our GID at `gid_index`, if given; with `global` on every port.
     pub(super) fn to_endpoint(
         verb: &'static str,
         context: &Context<'_>,
@@ -200,8 +199,7 @@ impl AddressVector {
         hop_limit(limit: u8) => if let Some(route) = &mut self.route { route.hop_limit = limit };
     }
 
-    /// After the kernel has refused `verb`: checks that the path has a global route if the port needs one, from a GID
-    /// of ours.
+    /// Explains a refusal of the kernel: the port needs a global route, or the GID index is not that of a GID of ours.
     pub(super) fn check_route(
         &self,
         verb: &'static str,
@@ -349,14 +347,14 @@ resource! {
 }
 
 impl<'pd> AddressHandle<'pd> {
-    /// `ibv_create_ah`: creates the handle. The queue pair that sends through it must be of the same domain.
+    /// `ibv_create_ah`: creates the handle, for queue pairs of the same domain.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: a part of the path is wrong for this device, or lacks the [global route](AddressVector::global)
     ///    that RoCE needs.
-    ///  - `ETIMEDOUT`: on RoCE, the peer's MAC address could not be resolved. The error names both GIDs.
-    ///  - `ENETUNREACH`, `EHOSTUNREACH`: on RoCE, there is no route to the peer's GID. The error names both.
+    ///  - `ETIMEDOUT`, `ENETUNREACH`, `EHOSTUNREACH`: as of [`QueuePair::modify`](crate::QueuePair::modify). The error
+    ///    names both GIDs.
     ///  - `ENOMEM`: the device has no address handle left, or the machine no memory.
     #[doc(alias = "ibv_create_ah")]
     pub fn new(

@@ -26,8 +26,7 @@ use crate::settings::{
 };
 use crate::state_error::StateError;
 
-/// Settings for creating and connecting a queue pair. Each method states its default, which works on RoCE, InfiniBand
-/// and Soft-RoCE.
+/// Builds a queue pair. Each method states its default, which works on RoCE, InfiniBand and Soft-RoCE.
 ///
 /// ```
 /// use ibverbs::{AccessFlags, Rc};
@@ -63,10 +62,8 @@ pub struct QueuePairBuilder<'res, T = Rc> {
     pub(super) max_tso_header: u16,
     /// The extended operations, and whether to build without them if they are missing.
     pub(super) extended: Option<(SendOperations, bool)>,
-    /// Whether requests can set mlx5's memory keys.
     #[cfg(feature = "mlx5")]
     pub(super) memory_keys: bool,
-    /// The provider's own transport, for type `Driver`.
     pub(super) driver: Option<DriverTransport>,
     /// Builds without inline data if the device lacks room for that much.
     pub(super) inline_if_possible: bool,
@@ -149,7 +146,7 @@ connection_settings!(connection);
 
 impl<'res, T: Transport> QueuePairBuilder<'res, T> {
     /// Begins a queue pair of this transport: [`Rc`](crate::Rc), [`Ud`](crate::Ud) .., or a [`QueuePairType`] known
-    /// only at run time. Sends and receives complete on the given queues, which may be the same.
+    /// only at run time. Both completion queues may be the same.
     pub fn new(
         domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
         send_cq: impl Into<Parent<'res, CompletionQueue<'res>>>,
@@ -164,7 +161,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
                 srq: None,
                 xrc_domain: None,
             },
-            // Turns a known number into its name, because all code that depends on the type compares names.
+            // A known number becomes its name, which all code compares.
             kind: ffi::ibv_qp_type::from(transport.queue_pair_type()).into(),
             capacities: ffi::ibv_qp_cap {
                 max_send_wr: 1,
@@ -187,7 +184,6 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         }
     }
 
-    /// Sets the sizes of a channel.
     pub(crate) fn capacities(
         mut self,
         capacities: ffi::ibv_qp_cap,
@@ -259,7 +255,6 @@ debug! {
     extended: self.extended, settings: self.settings, ..
 }
 
-// From creation to connection.
 
 /// A queue pair in RESET, not connected, with the address that a peer needs.
 #[derive(Debug)]
@@ -285,7 +280,8 @@ impl<'res, T: Transport> PreparedQueuePair<'res, T> {
     }
 
     setters! { self,
-        /// Sets it for the next connection, as [`QueuePairBuilder::send_psn`](crate::QueuePairBuilder::send_psn) does.
+        /// Sets the number of the first packet that we send next, as
+        /// [`QueuePairBuilder::send_psn`](crate::QueuePairBuilder::send_psn) does.
         set_send_psn(psn: PacketSequenceNumber) => self.queue_pair.set_send_psn(psn);
 
         /// Sets the number of the first packet that we receive, as
@@ -328,21 +324,17 @@ impl<'res, T: Transport> PreparedQueuePair<'res, T> {
     /// Both sides derive the same parameters from the two endpoints: the smaller path MTU, at most as many outstanding
     /// reads and atomics as the other side answers, the first packet numbers, and the best matching pair of GIDs.
     ///
-    /// The two sides need not call this at the same time: the device resends what the peer is not ready for, as often
-    /// as the settings allow. A queue pair without a peer, such as a UD one, needs [`activate`](Self::activate)
-    /// instead.
+    /// Either side may call this first: the device resends what the peer is not ready for, as often as the settings
+    /// allow. A queue pair without a peer, such as a UD one, needs [`activate`](Self::activate) instead.
     ///
     /// # Errors
     ///
     /// The queue pair comes back in the [`StateError`], in RESET and with the same endpoint, for another attempt.
     ///
-    ///  - `EINVAL`: a setting is wrong for this device (the error names it if known), or the endpoint has another type
-    ///    or partition (the error names both), or another link layer.
+    ///  - Those of [`QueuePair::modify`].
+    ///  - `EINVAL`: the endpoint has another type or partition (the error names both), or another link layer.
     ///  - `EADDRNOTAVAIL`: none of our GIDs matches one of the peer's (the error names both), or our GID has left the
     ///    port's table.
-    ///  - `ETIMEDOUT`: on RoCE, the peer's MAC address could not be resolved.
-    ///  - `ENETUNREACH`, `EHOSTUNREACH`: on RoCE, there is no route to the peer's GID.
-    ///  - `ENOMEM`: the device has run out of a resource.
     ///  - `EOPNOTSUPP`: on iWARP only the connection manager can connect (feature `rdmacm`).
     #[doc(alias = "ibv_modify_qp")]
     pub fn handshake(

@@ -60,9 +60,9 @@ macro_rules! connection_settings {
                 /// The handshake lowers it to what the peer answers at a time.
                 [Reliable] max_rd_atomic: u8, Option<u8> = None;
                 /// How many reads and atomics of the peer we answer at a time. Unless set: the device's maximum for a
-                /// queue pair, but at most 16, and at most half of what the context's other queue pairs leave of the
-                /// device's total ([`max_res_rd_atom`](crate::device::DeviceAttributes::max_res_rd_atom)). If nothing
-                /// is left, peers cannot read.
+                /// queue pair, at most 16, and at most half of what the context's other queue pairs leave of the total
+                /// ([`max_res_rd_atom`](crate::device::DeviceAttributes::max_res_rd_atom)). If nothing is left, peers
+                /// cannot read.
                 [Reliable] max_dest_rd_atomic: u8, Option<u8> = None;
                 /// How long the peer waits before it resends a message that found no receive (10.24 ms unless set).
                 [Reliable] min_rnr_timer: MinRnrTimer, MinRnrTimer = MinRnrTimer::default();

@@ -13,12 +13,12 @@ use std::fmt;
 /// The address and limits of a queue pair. Both sides exchange their endpoints, over TCP or otherwise, before they
 /// connect.
 ///
-/// One exchange serves InfiniBand (LID) and RoCE (GIDs). The handshake chooses the best matching pair of GIDs; takes
-/// the smaller path MTU of both sides, and the smaller number of reads and atomics answered at a time; and checks that
-/// transport, partition and flow control fit. The endpoint also has the number of the first packet.
+/// The same endpoint serves InfiniBand (LID) and RoCE (GIDs). From both endpoints the handshake takes the best matching
+/// pair of GIDs, the first packet numbers, and the smaller path MTU and number of reads and atomics answered at a time.
+/// It compares transport, partition and flow control.
 ///
-/// [`to_bytes`](Self::to_bytes) and serde (feature `serde`) serialise it, with a version; a peer with another version
-/// gets an error that names it. Programs with their own format use [`new`](Self::new) and the `with_` methods, and must
+/// [`to_bytes`](Self::to_bytes) and feature `serde` serialise it, with a version; a peer with another version gets an
+/// error that names it. Programs with their own format use [`new`](Self::new) and the `with_` methods, and must
 /// exchange the packet numbers too.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QueuePairEndpoint {
@@ -139,8 +139,7 @@ impl QueuePairEndpoint {
         (self.pkey != 0).then_some(self.pkey)
     }
 
-    /// Checks what both sides must share, where known. Without it, a connection carries nothing, and tells neither
-    /// side.
+    /// Checks what both sides must share, where known. Otherwise the connection would silently carry nothing.
     pub(super) fn check_agrees(&self, verb: &'static str, theirs: &Self) -> Result<()> {
         if let (Some(ours), Some(theirs)) = (self.transport(), theirs.transport()) {
             let fits = match ours {

@@ -26,10 +26,10 @@
 //! | query it | [`QueuePairAttributes`], [`AttributeMask`], [`DataInOrder`], [`EnhancedConnection`], [`ResolvedEthernet`] |
 //! | send datagrams | [`AddressHandle`]; answer them with [`GlobalRouteHeader`] |
 //! | share receives | [`SharedReceiveQueue`], [`Tag`] |
-//! | share a queue pair with other processes | [`OpenedQueuePair`] |
-//! | write a function for several transports | [`marker`] |
+//! | share it with other processes | [`OpenedQueuePair`] |
+//! | write generic functions | [`marker`] |
 //!
-//! The crate checks state changes against the tables of `ibv_modify_qp(3)` before the kernel sees them.
+//! The crate checks state changes against the tables of `ibv_modify_qp(3)` before it calls the kernel.
 
 mod address_vector;
 mod attributes;
@@ -128,7 +128,7 @@ use crate::state_error::StateError;
 
 /// `struct ibv_qp`: a queue pair, to which sends and receives are posted.
 ///
-/// The posting methods are `unsafe`, because nothing ties the memory to a request once they return.
+/// Posting is `unsafe`, because nothing ties the memory to a request once the method returns.
 /// [`Channel`](crate::Channel) is the safe layer.
 ///
 /// | To post | there is |
@@ -141,17 +141,16 @@ use crate::state_error::StateError;
 ///
 /// # The contract of posting
 ///
-/// Every method that posts is `unsafe`, and has this contract:
+/// Every method that posts has this contract:
 ///
-/// 1. Until a request has ended, nobody drops the regions and the address handle that it names. Nobody writes memory
-///    that the device reads, unless it is inline. Nobody reads or writes memory that the device writes.
-/// 2. A request ends when you have polled the completion of its `wr_id` (for an unsignaled one, the completion of a
-///    later request of the same queue), or when the queue pair was moved to RESET or destroyed. Only
-///    [`close`](Self::close) that returns `Ok` proves that it was destroyed: a `drop` ignores a failure. An error from
-///    polling ends nothing.
-/// 3. **An error of a post does not end it either**, unless the crate found it before it called the verb (a range out
-///    of bounds, for example). Soft-RoCE and Soft-iWARP queue a request before they notify the kernel. If the kernel
-///    then refuses, with any errno value, the request stays in the queue. In RESET, INIT and RTR, Soft-RoCE returns
+/// 1. Until a request ends, its regions and its address handle are not dropped. Memory that the device reads is not
+///    written, unless it is inline. Memory that the device writes is neither read nor written.
+/// 2. A request ends when you have polled the completion of its `wr_id` (if unsignaled, of a later request of the same
+///    queue), or when the queue pair was moved to RESET or destroyed. Only [`close`](Self::close) that returns `Ok`
+///    proves that it was destroyed: a `drop` ignores a failure. An error from polling ends nothing.
+/// 3. **An error of a post does not end it either**, unless the crate found it before it called the verb, such as a
+///    range out of bounds. Soft-RoCE and Soft-iWARP queue a request before they notify the kernel. If the kernel then
+///    refuses, with any errno value, the request stays in the queue. In RESET, INIT and RTR, Soft-RoCE returns
 ///    `EINVAL`, and carries the request out once the queue pair is in RTS, with the contents that the memory has by
 ///    then. Move the queue pair to RESET to take the request back. Other providers do not post a request that they
 ///    refuse.
@@ -161,15 +160,14 @@ use crate::state_error::StateError;
 ///    (mlx4 for memory that is written, mthca for any). All other methods leave empty elements out.
 /// 6. The queue pair is not an [`XrcReceive`](QueuePairType::XrcReceive), which has no queues: mlx4 and mlx5 follow
 ///    null pointers.
-/// 7. On a DC initiator of mlx5 (feature `mlx5`) every request is in a [`batch`](Self::batch): otherwise mlx5 posts it
-///    without a target.
+/// 7. On a DC initiator of mlx5 every request is in a [`batch`](Self::batch): otherwise mlx5 posts it without a target.
 ///
-/// If the [transport](Transport) is in the type of the queue pair, the compiler rejects requests of
-/// [`post`](Self::post) and [`batch`](Self::batch) that break 6 or 7. You must heed both for prepared requests and
-/// lists, and for a queue pair whose transport is a [`QueuePairType`].
+/// With the [transport](Transport) in the type of the queue pair, [`post`](Self::post) and [`batch`](Self::batch) that
+/// break 6 or 7 do not compile. Both remain for prepared requests and lists, and if the transport is a
+/// [`QueuePairType`].
 ///
-/// Two things may block for ever: posting while the thread holds a completion of an
-/// [`ExtendedPoller`](crate::completion::ExtendedPoller) of one of the completion queues, and polling within a
+/// Two things may block for ever: to post while the thread holds a completion of an
+/// [`ExtendedPoller`](crate::completion::ExtendedPoller) of one of the completion queues, and to poll within a
 /// [`batch`](Self::batch).
 #[repr(transparent)]
 pub struct QueuePair<'res, T = Rc> {
@@ -235,7 +233,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     }
 
     getters! { self,
-        /// The address that the peer needs, as of the creation or the last reset.
+        /// The address that the peer needs, from the creation or the last reset.
         endpoint: QueuePairEndpoint => self.object.properties.endpoint;
 
         /// Its type.
@@ -298,7 +296,6 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         self.object.properties.functions
     }
 
-    /// Whether its transport is EFA's.
     pub(crate) fn is_srd(&self) -> bool {
         self.object.properties.driver.is_some_and(|driver| !driver.is_dc())
     }
@@ -339,7 +336,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         self.object.properties.endpoint.path_mtu = Some(mtu);
     }
 
-    /// Chooses new packet numbers for the next connection, after a reset.
+    /// Chooses new packet numbers after a reset.
     pub(crate) fn renew_psns(&mut self) {
         let raw = self.as_raw();
         let Properties { settings, endpoint, .. } = &mut self.object.properties;

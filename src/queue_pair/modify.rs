@@ -16,16 +16,13 @@ use crate::{ffi, trace};
 
 const VERB: &str = "ibv_modify_qp";
 
-/// State and attributes.
 impl<'res, T: Transport> QueuePair<'res, T> {
     /// `ibv_modify_qp`: changes the state, attributes, or both. After an error nothing has changed.
-    ///
-    /// The crate checks the change before it calls the kernel, so the error names the wrong attribute.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: the state has no such transition; or an attribute is missing, not allowed, or has a value that the
-    ///    device or port does not support.
+    ///    device or port does not support. The error names it.
     ///  - `ETIMEDOUT`: on RoCE, the peer's MAC address could not be resolved.
     ///  - `ENETUNREACH`, `EHOSTUNREACH`: on RoCE, there is no route to the peer's GID.
     ///  - `ENOMEM`: the device has run out of a resource.
@@ -63,18 +60,17 @@ impl<'res, T: Transport> QueuePair<'res, T> {
             let (mut raw, mask) = StateTransition::to(QueuePairState::Reset).to_raw();
             // SAFETY: as in `modify`.
             let returned = unsafe { ffi::ibv_modify_qp(self.as_raw(), &mut raw, mask.0 as i32) };
-            // It fails only if the device is gone. Then nobody can use the queue pair anyway.
+            // Only a device that is gone refuses, and the queue pair with it.
             let _ = ffi::status(VERB, returned).inspect_err(trace::verb_failed);
         }
     }
 
-    /// The state that libibverbs last read or set.
     fn last_state(&self) -> QueuePairState {
         // SAFETY: the queue pair is live.
         unsafe { (*self.as_raw()).state }.into()
     }
 
-    /// The state, if it comes before RTS, to explain an error of a post. A connected queue pair costs no system call.
+    /// The state, if it comes before RTS, to explain an error of a post. In RTS it costs no system call.
     #[cold]
     pub(crate) fn state_before_rts(&self) -> Option<QueuePairState> {
         use QueuePairState as S;
@@ -102,12 +98,10 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     }
 
     fn check_state(&self, transition: &StateTransition) -> Result<()> {
-        // Without the state, the cause stays unknown.
         let Ok(state) = self.state() else { return Ok(()) };
         transition.check(self.queue_pair_type(), state)
     }
 
-    /// Names the value that exceeds a limit of the device or port.
     fn check_values(&self, transition: &StateTransition) -> Result<()> {
         let context = self.protection_domain().context();
         let attributes = transition.attributes();
@@ -158,7 +152,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     pub fn query(&self) -> Result<QueuePairAttributes> {
         use AttributeMask as A;
 
-        // The first three exist in changes only; no queue pair stores them.
+        // No queue pair stores the first three.
         let usual = A::all() - A::CURRENT_STATE - A::DRAIN_NOTIFICATION - A::RATE_LIMIT;
         // EFA rejects queries for any others.
         let least = A::STATE | A::PORT | A::QKEY | A::SEND_PSN | A::CAPACITIES;
@@ -190,12 +184,12 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         Ok(raw)
     }
 
-    /// `ibv_modify_qp`: moves the queue pair to ERR. Every outstanding request completes as
-    /// [`Flushed`](crate::WorkStatus::Flushed), unless it has completed before.
+    /// `ibv_modify_qp`: moves the queue pair to ERR. All outstanding requests complete as
+    /// [`Flushed`](crate::WorkStatus::Flushed).
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the queue pair is in RESET, where nothing is outstanding.
+    ///  - `EINVAL`: the queue pair is in RESET.
     ///  - `EIO`, `ENODEV`: the device is gone.
     #[doc(alias = "ibv_modify_qp")]
     pub fn to_error(&mut self) -> Result<()> {
@@ -205,12 +199,12 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// `ibv_modify_qp`: moves the queue pair from RTS to SQD. The device completes the sends that it has begun; later
     /// ones wait until [`resume`](Self::resume).
     ///
-    /// [`QueuePairAttributes::is_draining`] turns false when they have completed. With `notify`, the device also raises
-    /// the event `IBV_EVENT_SQ_DRAINED`.
+    /// [`QueuePairAttributes::is_draining`] tells when they have completed; with `notify` so does the event
+    /// `IBV_EVENT_SQ_DRAINED`.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the queue pair is not in RTS, or the device does not support SQD.
+    ///  - `EINVAL`: the queue pair is not in RTS, or the device has no SQD.
     #[doc(alias = "ibv_modify_qp")]
     pub fn drain(&mut self, notify: bool) -> Result<()> {
         let mut transition = StateTransition::to(QueuePairState::SendQueueDrained);
@@ -220,8 +214,8 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         self.modify(transition)
     }
 
-    /// `ibv_modify_qp`: moves the queue pair from SQD or SQE back to RTS. The device then carries out the requests
-    /// posted meanwhile; Soft-RoCE does so only after one more post.
+    /// `ibv_modify_qp`: moves the queue pair from SQD or SQE back to RTS. The device carries out the requests posted
+    /// meanwhile; Soft-RoCE only after one more post.
     ///
     /// # Errors
     ///
@@ -237,13 +231,13 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// they matter, call [`to_error`](Self::to_error) first and poll until there are none. The endpoint changes: it
     /// gets a new random packet number.
     ///
-    /// The queue pair keeps its number, and packets do not name their sender. The old peer does not notice the reset:
-    /// for as long as its [`max_ack_retries`](crate::QueuePairBuilder::max_ack_retries) and
-    /// [`ack_timeout`](crate::QueuePairBuilder::ack_timeout) allow, often seconds, its retransmissions reach the next
-    /// connection. The random numbers keep all but 1 in 16 million of its messages out, but not all late
-    /// acknowledgements: to Soft-RoCE one with a higher number acknowledges everything before it. So reset both sides
-    /// before either connects again, and wait until the old peer has given up; or create another queue pair, as
-    /// [`Channel::reset`](crate::Channel::reset) does.
+    /// The old peer does not notice. It retransmits for as long as its
+    /// [`max_ack_retries`](crate::QueuePairBuilder::max_ack_retries) and
+    /// [`ack_timeout`](crate::QueuePairBuilder::ack_timeout) allow, often seconds, and these packets reach the next
+    /// connection, because the queue pair keeps its number. The random packet numbers keep all but 1 in 16 million of
+    /// its messages out, but not all late acknowledgements: on Soft-RoCE one with a higher number acknowledges
+    /// everything before it. So reset both sides before either connects again, and wait until the old peer has given
+    /// up; or create another queue pair, as [`Channel::reset`](crate::Channel::reset) does.
     ///
     /// # Errors
     ///
@@ -261,21 +255,19 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         }
     }
 
-    /// As [`reset`](Self::reset). After a failure, the next attempt to connect resets again.
+    /// As [`reset`](Self::reset). If it fails, the next attempt to connect resets.
     pub(crate) fn into_prepared(self) -> PreparedQueuePair<'res, T> {
         self.reset().unwrap_or_else(|failed| PreparedQueuePair::new(failed.object))
     }
 
-    /// Takes a queue pair that failed to connect back to RESET. After a failure, the next attempt to connect resets
-    /// again.
+    /// Resets after a failed attempt to connect. If it fails, the next attempt resets.
     pub(super) fn back_to_reset(&mut self) {
         if self.last_state() != QueuePairState::Reset {
             let _ = self.modify(StateTransition::to(QueuePairState::Reset));
         }
     }
 
-    /// Takes the queue pair from RESET to INIT, where it accepts receives. [`connect`](Self::connect) continues from
-    /// there.
+    /// Moves from RESET to INIT, where receives can be posted.
     pub(crate) fn initialize(&mut self) -> Result<()> {
         self.check_connects_by_hand()?;
         let early = self.early_attributes();
@@ -289,7 +281,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         Ok(())
     }
 
-    /// The attributes on the way to RTS that do not depend on the peer.
+    /// The attributes that do not depend on the peer.
     pub(super) fn early_attributes(&self) -> StateTransition {
         let s = self.settings();
         StateTransition::stay()
@@ -305,7 +297,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
             .max_rnr_retries(s.max_rnr_retries)
     }
 
-    /// The step between two states, with the attributes that it requires.
+    /// One step, with those of `attributes` that it requires.
     pub(super) fn step(
         &self,
         attributes: &StateTransition,
@@ -320,7 +312,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         attributes.part(required, to)
     }
 
-    /// The steps from RESET to RTS, with the builder's settings. Types that have a peer require `remote`.
+    /// The steps from RESET to RTS. Types that have a peer require `remote`.
     pub(super) fn steps(&self, remote: Option<&QueuePairEndpoint>) -> Result<[StateTransition; 3]> {
         use QueuePairState as S;
 
@@ -380,7 +372,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         let state = self.last_state();
         if state != S::Init {
             if state != S::Reset {
-                // An earlier attempt failed half-way, and so did its reset.
+                // An earlier attempt failed, and so did its reset.
                 self.modify(StateTransition::to(S::Reset))?;
             }
             self.modify(to_init)?;
@@ -399,8 +391,8 @@ impl<'res, T: Transport> QueuePair<'res, T> {
 
 /// `struct ibv_ece`: options that two devices of one vendor agree on while they connect.
 ///
-/// Before connecting, one side sends the result of [`QueuePair::query_ece`]. The other passes it to
-/// [`QueuePair::set_ece`], and answers with the options that it accepted.
+/// One side sends the result of [`QueuePair::query_ece`]. The other passes it to [`QueuePair::set_ece`], and answers
+/// with what it accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[doc(alias = "ibv_ece")]
@@ -484,8 +476,8 @@ pub struct ResolvedEthernet {
 }
 
 impl AddressVector {
-    /// `ibv_resolve_eth_l2_from_gid`: finds the Ethernet address that packets of this path go to. It may send ARP or
-    /// neighbour solicitations, and blocks up to 3 seconds for the answer.
+    /// `ibv_resolve_eth_l2_from_gid`: finds the Ethernet address to which packets of this path go. It may send ARP or
+    /// neighbour solicitations, and blocks up to 3 seconds.
     ///
     /// # Errors
     ///
@@ -530,8 +522,8 @@ bitflags::bitflags! {
 }
 
 impl<T: Transport> QueuePair<'_, T> {
-    /// `ibv_query_qp_data_in_order`: the order in which the device writes an operation's data to memory. An empty set
-    /// guarantees nothing.
+    /// `ibv_query_qp_data_in_order`: the order in which the device writes an operation's data. An empty set guarantees
+    /// nothing.
     #[doc(alias = "ibv_query_qp_data_in_order")]
     pub fn data_in_order(&self, operation: WorkRequestOpcode) -> DataInOrder {
         use ffi::ibv_query_qp_data_in_order_flags as query;

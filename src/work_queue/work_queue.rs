@@ -70,8 +70,7 @@ resource! {
     WorkQueue<'res>: raw of ibv_wq, domain, queue
 }
 
-// Threads may share it: providers lock it while they post, `modify` locks, and the contract of posting excludes a
-// change of state meanwhile.
+// Threads may share it: providers and `modify` lock, and the contract of posting excludes a change of state meanwhile.
 
 impl<'res> WorkQueue<'res> {
     /// `ibv_create_wq`: creates a receive queue for at least `max_wr` outstanding requests of at least `max_sge`
