@@ -17,10 +17,10 @@ use crate::{ffi, panics};
 /// Where providers take the memory of queues from: see
 /// [`ProtectionDomain::parent_domain_with_allocator`](crate::ProtectionDomain::parent_domain_with_allocator).
 ///
-/// mlx5 calls it for queue pairs, completion queues and work queues, and their doorbells, on the thread that creates or
+/// mlx5 calls it for queue pairs, completion queues, work queues and their doorbells, on the thread that creates or
 /// destroys an object. The provider may hold locks: the methods must not call verbs of that device, nor what calls them
 /// (posts, polls, waits, turns of a reactor, destruction of objects). Everything else is allowed, also on other
-/// devices: this crate holds no locks.
+/// devices.
 ///
 /// # Safety
 ///
@@ -64,7 +64,7 @@ impl Callee<'_> {
         self.given.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes the layout; false without memory.
+    /// False without memory to note it.
     fn note(&self, memory: NonNull<u8>, layout: Layout) -> bool {
         let mut given = self.given();
         let is_room = given.try_reserve(1).is_ok();

@@ -17,7 +17,6 @@ importable_object!(ibv_pd, ibv_unimport_pd);
 /// `struct ibv_pd`: a protection domain. Memory, queue pairs and address handles work together only within one domain.
 pub struct ProtectionDomain<'ctx> {
     raw: ImportableHandle<ffi::ibv_pd>,
-    /// The domains that a parent domain was made from.
     base: Option<Base<'ctx>>,
     context: Parent<'ctx, Context<'ctx>>,
 }
@@ -29,7 +28,7 @@ resource! {
     ///
     /// The domain is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its parents.
     ///
-    ///  - `EBUSY`: a leaked object still uses it.
+    ///  - `EBUSY`: a leaked object uses it.
     #[doc(alias = "ibv_dealloc_pd")]
     ProtectionDomain<'ctx>: raw of ibv_pd, base, context
 }
@@ -75,7 +74,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
     /// # Safety
     ///
     /// With a thread domain, only one thread at a time uses the objects, including completion queues, that are created
-    /// with the new domain or with any other domain of that thread domain, although their types are `Sync`.
+    /// with the new domain or another one of that thread domain, although their types are `Sync`.
     #[doc(alias = "ibv_alloc_parent_domain")]
     pub unsafe fn parent_domain(
         base: impl Into<Parent<'ctx, ProtectionDomain<'ctx>>>,
@@ -86,9 +85,8 @@ impl<'ctx> ProtectionDomain<'ctx> {
     }
 
     /// `ibv_alloc_parent_domain`: as [`parent_domain`](Self::parent_domain), with an `allocator` for the queues of
-    /// objects created with the new domain: in huge pages, or on a certain node.
-    ///
-    /// Of rdma-core's providers, only mlx5 calls the allocator. Others have no parent domains, or ignore it.
+    /// objects created with the new domain: in huge pages, or on a certain node. Of rdma-core's providers, only mlx5
+    /// calls it.
     ///
     /// # Errors
     ///
@@ -192,8 +190,8 @@ impl<'ctx> ProtectionDomain<'ctx> {
         self.raw.own();
     }
 
-    /// The kernel's number of the domain. A process that shares the device's file descriptor [imports](Self::import)
-    /// the domain by it.
+    /// The kernel's number of the domain, for [`import`](Self::import) in a process that shares the device's file
+    /// descriptor.
     pub fn handle(&self) -> u32 {
         // SAFETY: the domain is live.
         unsafe { (*self.as_raw()).handle }
@@ -204,14 +202,13 @@ impl<'ctx> ProtectionDomain<'ctx> {
         context: &Context<'ctx> => &self.context;
 
         /// The context, as the parent of another object: `CompletionQueue::new(domain.context_parent(), 64)` owns or
-        /// shares the context as this domain does.
+        /// shares it as this domain does.
         context_parent: Parent<'ctx, Context<'ctx>> => self.context.clone();
     }
 }
 
 impl Context<'_> {
-    /// `ibv_alloc_pd`: allocates a protection domain that borrows this context. To own or share it, call
-    /// [`ProtectionDomain::new`].
+    /// `ibv_alloc_pd`: [`ProtectionDomain::new`], borrowing this context.
     ///
     /// # Errors
     ///
@@ -252,7 +249,7 @@ resource! {
 pub enum XrcDomainScope<'fd> {
     /// A domain of this context alone.
     Private,
-    /// The file's domain, shared by every process that opens the file, and created if missing (`O_CREAT`).
+    /// The file's domain, shared by all processes that open the file, and created if missing (`O_CREAT`).
     File(BorrowedFd<'fd>),
     /// A new domain for the file, which must not have one yet (`O_CREAT | O_EXCL`).
     NewFile(BorrowedFd<'fd>),

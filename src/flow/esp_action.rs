@@ -32,7 +32,7 @@ bitflags::bitflags! {
     }
 }
 
-/// The keys and settings of an [`EspAction`]: AES-GCM, with a sequential initialisation vector.
+/// Keys and settings of an [`EspAction`]: AES-GCM, with a sequential initialisation vector.
 #[derive(Clone)]
 #[doc(alias = "ibv_flow_action_esp_attr")]
 #[must_use = "it is for an action"]
@@ -41,7 +41,7 @@ pub struct EspParameters {
     settings: ffi::ib_uverbs_flow_action_esp,
     replay_window: Option<u32>,
     sequence_high: Option<u32>,
-    /// Type and bytes of the outer header, in words for alignment.
+    /// Type and bytes of the outer header, aligned.
     encapsulation: Option<(ffi::ibv_flow_spec_type, u16, Vec<u64>)>,
 }
 

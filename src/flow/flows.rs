@@ -17,7 +17,7 @@ object!(ibv_flow, ibv_destroy_flow);
 #[doc(alias = "ibv_flow")]
 pub struct FlowId(u64);
 
-/// The flows of a queue pair, destroyed before it.
+/// Their queue pair destroys them before itself.
 pub(crate) struct Flows<'res> {
     flows: Vec<Flow<'res>>,
 }
@@ -83,7 +83,6 @@ impl<'res> Flows<'res> {
         self.flows.swap_remove(at).destroy().inspect_err(|_| leak())
     }
 
-    /// Destroys all flows. Calls `leak` for each failure.
     pub(crate) fn destroy_all(&mut self, leak: impl Fn()) {
         for mut flow in self.flows.drain(..) {
             if flow.destroy().is_err() {

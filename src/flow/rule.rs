@@ -28,8 +28,8 @@ bitflags::bitflags! {
 
 /// `struct ibv_flow_attr`: which packets a flow takes, and what the device does with them.
 ///
-/// Without actions, the queue pair of the flow receives them
-/// ([`QueuePair::create_flow`](crate::QueuePair::create_flow)). The flow keeps its counters and actions alive.
+/// Without actions, the flow's queue pair receives them ([`QueuePair::create_flow`](crate::QueuePair::create_flow)).
+/// The flow keeps its counters and actions alive.
 ///
 /// ```
 /// use ibverbs::flow::{EthernetMatch, Rule, Ipv4Match, PortMatch};
@@ -100,17 +100,17 @@ impl<'res> Rule<'res> {
         Self::of_kind(ffi::ibv_flow_attr_type::IBV_FLOW_ATTR_NORMAL, port)
     }
 
-    /// A rule for all packets of the port that no other rule takes.
+    /// A rule for all packets that no other rule takes.
     pub fn all_default(port: u8) -> Self {
         Self::of_kind(ffi::ibv_flow_attr_type::IBV_FLOW_ATTR_ALL_DEFAULT, port)
     }
 
-    /// A rule for all multicast packets of the port that no other rule takes.
+    /// A rule for all multicast packets that no other rule takes.
     pub fn multicast_default(port: u8) -> Self {
         Self::of_kind(ffi::ibv_flow_attr_type::IBV_FLOW_ATTR_MC_DEFAULT, port)
     }
 
-    /// A rule for all packets of the port, even those that other rules take.
+    /// A rule for all packets, even those that other rules take.
     pub fn sniffer(port: u8) -> Self {
         Self::of_kind(ffi::ibv_flow_attr_type::IBV_FLOW_ATTR_SNIFFER, port)
     }
@@ -130,7 +130,7 @@ impl<'res> Rule<'res> {
     }
 
     setters! { self,
-        /// The priority (0 unless set): of several matching rules, the one with the lowest number applies.
+        /// The priority (0 unless set): of the matching rules, the one with the lowest number applies.
         priority(priority: u16) => self.priority = priority;
 
         /// Options (none unless set).
@@ -156,7 +156,6 @@ impl<'res> Rule<'res> {
         self
     }
 
-    /// C's struct with its specifications.
     pub(super) fn to_raw(&self, context: &Context<'_>) -> Result<RawRule> {
         let ports = context.query_device()?.phys_port_cnt();
         Error::within(VERB, "the port", self.port, 1, ports)?;
@@ -228,7 +227,7 @@ impl<'res> Rule<'res> {
     }
 }
 
-/// `struct ibv_flow_attr` and its specifications.
+/// With its specifications.
 pub(super) struct RawRule {
     words: Vec<u64>,
 }

@@ -1,5 +1,4 @@
-//! The settings of a connection, and what a new queue pair chooses: how many reads and atomics it answers, and its
-//! unpredictable first packet number.
+//! The settings of a connection, and the defaults that depend on the device or chance.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::process;
@@ -85,13 +84,13 @@ macro_rules! value {
         any peer { $($(#[$meta:meta])* [$bound:ident] $name:ident: $type:ty, $stored:ty = $default:expr;)+ }
         datagrams { $($(#[$datagram:meta])* [$of:ident] $key:ident: $key_type:ty, $key_stored:ty = $key_default:expr;)+ }
     ) => {
-        /// The settings of a connection, applied from INIT to RTS. Pass one value to all builders of [queue
+        /// The settings of a connection, for all builders of [queue
         /// pairs](crate::QueuePairBuilder::connection_settings) and
         /// [channels](crate::ChannelBuilder::connection_settings).
         ///
         /// Each setting is a field to read and a method that sets it. The method states the default, which works on
-        /// RoCE, InfiniBand and Soft-RoCE; `None` leaves the choice to the queue pair. A setting that a transport lacks
-        /// has no effect.
+        /// RoCE, InfiniBand and Soft-RoCE; `None` leaves the choice to the queue pair. A transport ignores settings
+        /// that it lacks.
         ///
         /// ```
         /// use ibverbs::{ConnectionSettings, MaxRnrRetries, Rc};

@@ -22,7 +22,6 @@ use crate::queue_pair_state::QueuePairType;
 
 const VERB: &str = "ibv_create_qp";
 
-/// What building looks up before it creates the queue pair.
 struct LookedUp {
     lid: u16,
     gids: EndpointGids,
@@ -112,7 +111,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         Ok(self.finish(raw, operations, looked_up))
     }
 
-    /// Checks everything, and looks up settings that were not set.
+    /// Checks everything, and completes the settings.
     fn prepare(&mut self) -> Result<LookedUp> {
         let context = self.parents.domain.context();
         self.check_parents(context)?;
@@ -152,7 +151,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         Ok(LookedUp { lid: port.lid(), gids, pkey, messages, settings, answers, is_rxe })
     }
 
-    /// The limits of the port. The inline data is known once the queue pair exists.
+    /// Without the inline data, which is known once the queue pair exists.
     fn message_limits(&self, port: &PortAttributes) -> Result<MessageLimits> {
         let limits = MessageLimits::new(0, port.max_message_size());
         let limits = limits.of_domain(&self.parents.domain);
@@ -242,7 +241,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         if there.contains(wanted) { Ok(raw) } else { Err(lacking()) }
     }
 
-    /// Calls the verb, and stores the granted capacities.
+    /// Calls the verb, and stores what it granted.
     fn create(&mut self, operations: Option<SendOperations>) -> Result<Handle<ffi::ibv_qp>> {
         use ffi::ibv_qp_init_attr_mask as mask;
 

@@ -1,4 +1,4 @@
-//! The C object of a queue pair of any transport, with its flows and multicast groups.
+//! The C object of a queue pair, with its flows and multicast groups.
 
 use super::QueuePair;
 use super::attributes::AttributeMask;
@@ -31,7 +31,7 @@ pub(super) struct Object<'res> {
     pub(super) extended: Option<NonNull<ffi::ibv_qp_ex>>,
     pub(super) properties: Properties,
     pub(super) parents: Parents<'res>,
-    /// Multicast groups that it is attached to, with their LIDs.
+    /// With their LIDs.
     pub(super) groups: Vec<(Gid, u16)>,
     pub(super) flows: Flows<'res>,
     #[cfg(rdma_core_65)]
@@ -40,21 +40,17 @@ pub(super) struct Object<'res> {
     pub(super) _answers: Answers,
 }
 
-/// All except the settings and the endpoint stay the same once the queue pair exists.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Properties {
     pub(super) kind: QueuePairType,
-    /// Whether it has a fixed peer, which requests do not name.
     pub(super) has_peer: bool,
     pub(super) capacities: ffi::ibv_qp_cap,
     pub(super) messages: MessageLimits,
     pub(super) settings: ConnectionSettings,
     pub(super) endpoint: QueuePairEndpoint,
-    /// Those of the extended posting interface; empty without it.
+    /// Empty without the extended posting interface.
     pub(super) operations: SendOperations,
-    /// The functions of that interface.
     pub(super) functions: u64,
-    /// The provider's own transport, for type `Driver`.
     pub(super) driver: Option<DriverTransport>,
 }
 
@@ -110,10 +106,10 @@ unsafe impl Sync for Object<'_> {}
 
 const VERB: &str = "ibv_open_qp";
 
-/// A receiving XRC queue pair, opened by its number: another process, whose XRC domain belongs to the same file, may
-/// have created it.
+/// A receiving XRC queue pair, opened by number, perhaps from another process whose XRC domain belongs to the same
+/// file.
 ///
-/// The device destroys it when every process that created or opened it has closed it. Its events reach all of them.
+/// The device destroys it when all processes that created or opened it have closed it. Its events reach all of them.
 pub struct OpenedQueuePair<'res> {
     raw: Handle<ffi::ibv_qp>,
     domain: Parent<'res, XrcDomain<'res>>,
@@ -211,9 +207,9 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: this is neither a raw packet nor a UD queue pair; the device has no such port; a default rule or a
-    ///    sniffer matches headers; the rule's counters or action belong to another context, or have no counter
-    ///    attached; or the device does not support these headers in this order.
+    ///  - `EINVAL`: this is no raw packet or UD queue pair; the device has no such port; a default rule or sniffer
+    ///    matches headers; the counters or action belong to another context; the counters have no counter attached; or
+    ///    the device does not support these headers in this order.
     ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no flows, or lacks an option or action.
     ///  - `EPERM`: the process may not receive raw packets (`CAP_NET_RAW`).
     ///  - `EEXIST`: the device has the same rule already.
@@ -244,13 +240,13 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         })
     }
 
-    /// `ibv_attach_counters_point_flow`: counts the packets of an existing flow, at `index` of the counters. mlx5 can
-    /// only count flows created later, with [`Counters::attach`].
+    /// `ibv_attach_counters_point_flow`: counts the packets of an existing flow, at `index` of the counters. mlx5 has
+    /// only [`Counters::attach`], for later flows.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: the flow has ended, or belongs to another queue pair, or the device has no such index.
-    ///  - `EOPNOTSUPP`: the device cannot attach counters to an existing flow.
+    ///  - `EOPNOTSUPP`: the device cannot count an existing flow.
     ///  - `ENOMEM`: out of memory.
     #[doc(alias = "ibv_attach_counters_point_flow")]
     pub fn attach_counters(
@@ -276,7 +272,7 @@ impl Object<'_> {
 }
 
 impl<T: Transport> QueuePair<'_, T> {
-    /// `ibv_attach_mcast`: lets a UD queue pair receive the messages to the multicast group `gid`, until it is detached
+    /// `ibv_attach_mcast`: receives the messages to the multicast group `gid` on a UD queue pair, until it is detached
     /// or destroyed.
     ///
     /// On InfiniBand, `lid` is the group's LID, and the port must have joined the group through the subnet manager. On

@@ -41,7 +41,6 @@ pub struct SharedReceiveQueue<'pd> {
     max_wr: AtomicU32,
     max_sge: u32,
     domain: Parent<'pd, ProtectionDomain<'pd>>,
-    /// The additional parents of a queue with its own completions.
     pub(super) extended: Option<Extended<'pd>>,
 }
 
@@ -53,16 +52,15 @@ resource! {
     ///
     /// The queue is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its parents.
     ///
-    ///  - `EBUSY`: a leaked queue pair still uses it.
+    ///  - `EBUSY`: a leaked queue pair uses it.
     #[doc(alias = "ibv_destroy_srq")]
     SharedReceiveQueue<'pd>: raw of ibv_srq, extended, domain
 }
 
-/// XRC queues have a domain, tag matching queues have none.
+/// XRC queues have a domain, tag matching queues none.
 pub(super) struct Extended<'pd> {
     pub(super) domain: Option<Parent<'pd, XrcDomain<'pd>>>,
     pub(super) queue: Parent<'pd, CompletionQueue<'pd>>,
-    /// Scatter elements of a tagged receive, at most.
     pub(super) max_tag_sge: u32,
 }
 
@@ -81,13 +79,12 @@ pub struct SharedReceiveQueueAttributes {
     pub max_wr: u32,
     /// Scatter elements of a request, at most.
     pub max_sge: u32,
-    /// With fewer outstanding requests, the device raises the limit event; 0 if not armed.
+    /// The device raises the limit event below this number of outstanding requests; 0 if not armed.
     pub limit: u32,
 }
 
 impl<'pd> SharedReceiveQueue<'pd> {
-    /// `ibv_create_srq`: creates a queue for at least `max_wr` outstanding requests of at least `max_sge` scatter
-    /// elements each.
+    /// `ibv_create_srq`: creates a queue for at least `max_wr` requests of at least `max_sge` scatter elements.
     ///
     /// # Errors
     ///
@@ -117,7 +114,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
     }
 
     /// `ibv_create_srq_ex`: creates a queue for extended reliable connections (XRC). Senders name its
-    /// [`number`](Self::number). It completes on `queue`, whatever the completion queue of the receiving queue pair.
+    /// [`number`](Self::number). It completes on `queue`, not on the completion queue of the receiving queue pair.
     ///
     /// # Errors
     ///
@@ -150,8 +147,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
         Self::create(domain, extended, max_wr, max_sge, attributes)
     }
 
-    /// `ibv_create_srq_ex`. The kind in `attributes` must suit `extended`, whose objects belong to the domain's
-    /// context.
+    /// `attributes` names the kind of queue that `extended` is for, with objects of the same context.
     pub(super) fn create(
         domain: Parent<'pd, ProtectionDomain<'pd>>,
         extended: Extended<'pd>,
@@ -216,9 +212,8 @@ impl<'pd> SharedReceiveQueue<'pd> {
         unsafe { query(self.as_raw()) }
     }
 
-    /// `ibv_modify_srq`: arms the limit event; 0 disarms it. When fewer than `limit` requests are outstanding, the
-    /// device raises [`SRQ_LIMIT_REACHED`](ffi::ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED) once. Arm it again for the
-    /// next one.
+    /// `ibv_modify_srq`: arms the limit event; 0 disarms it. Below `limit` outstanding requests, the device raises
+    /// [`SRQ_LIMIT_REACHED`](ffi::ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED) once.
     ///
     /// # Errors
     ///
@@ -237,8 +232,8 @@ impl<'pd> SharedReceiveQueue<'pd> {
     ///
     ///  - `EINVAL`: `max_wr` is 0, more than the device allows, or less than the outstanding requests or the armed
     ///    [limit](Self::set_limit).
-    ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot resize; or its provider (`rxe`, `bnxt_re`, `hfi1verbs`,
-    ///    `ipathverbs`) may free the queue's memory if resizing fails, so that the next post crashes. For those use
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot resize; or the provider (`rxe`, `bnxt_re`, `hfi1verbs`,
+    ///    `ipathverbs`) may free the queue's memory if it fails, so that the next post crashes: use
     ///    [`resize_unchecked`](Self::resize_unchecked).
     ///  - `ENOMEM`: no memory.
     #[doc(alias = "ibv_modify_srq")]
@@ -266,7 +261,6 @@ impl<'pd> SharedReceiveQueue<'pd> {
         let attributes = ffi::ibv_srq_attr { max_wr, ..Default::default() };
         self.modify(attributes, ffi::ibv_srq_attr_mask::IBV_SRQ_MAX_WR).map_err(|error| {
             match error.errno() {
-                // The device allows this number.
                 libc::EINVAL => match self.query() {
                     Ok(found) if max_wr < found.limit => {
                         let (value, low) = (max_wr.into(), found.limit);
@@ -347,8 +341,7 @@ unsafe fn query(queue: *mut ffi::ibv_srq) -> Result<SharedReceiveQueueAttributes
 debug! { SharedReceiveQueue<'_>, self, max_wr: self.max_wr(), max_sge: self.max_sge, .. }
 
 impl ProtectionDomain<'_> {
-    /// `ibv_create_srq`: creates a shared receive queue that borrows this domain. To own or share it, call
-    /// [`SharedReceiveQueue::new`].
+    /// `ibv_create_srq`: [`SharedReceiveQueue::new`], borrowing this domain.
     ///
     /// # Errors
     ///

@@ -18,9 +18,9 @@ use crate::queue_pair_state::QueuePairType;
 const VERB: &str = "ibv_create_qp";
 
 /// A queue pair that spreads packets over the work queues of an [`IndirectionTable`], by a hash of their headers (RSS,
-/// receive-side scaling). Several threads share the load, and the packets of one connection stay in order.
+/// receive-side scaling). Threads share the load, and the packets of a connection stay in order.
 ///
-/// It has no queues of its own: nothing can be posted to it. Packets reach it through [flows](Self::create_flow).
+/// Nothing can be posted to it. Packets reach it through [flows](Self::create_flow).
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: it has no work queues
@@ -134,7 +134,7 @@ impl<'res> ReceiveScalingQueuePair<'res> {
         unsafe { self.flows.create(self.raw.as_ptr(), self.kind, context, rule) }
     }
 
-    /// `ibv_destroy_flow`: ends a flow.
+    /// `ibv_destroy_flow`, as [`QueuePair::destroy_flow`](crate::QueuePair::destroy_flow).
     ///
     /// # Errors
     ///
@@ -148,8 +148,8 @@ impl<'res> ReceiveScalingQueuePair<'res> {
         })
     }
 
-    /// `ibv_modify_qp`: changes the state. On mlx4 the queue pair receives once moved from INIT, with its port, to RTR;
-    /// on mlx5 it receives from the beginning, and has no states.
+    /// `ibv_modify_qp`: changes the state. On mlx4 the queue pair receives once moved from INIT, with its port, to RTR.
+    /// On mlx5 it has no states, and always receives.
     ///
     /// # Errors
     ///
@@ -281,7 +281,6 @@ impl ReceiveHash {
         self.fields
     }
 
-    /// Checks it against the device.
     pub(super) fn check(&self, device: &ReceiveScalingCapabilities) -> Result<()> {
         let function = ffi::ibv_rx_hash_function_flags::IBV_RX_HASH_FUNC_TOEPLITZ.0;
         let reason = "the device does not have Toeplitz's hash function";
@@ -292,7 +291,7 @@ impl ReceiveHash {
         Ok(())
     }
 
-    /// The C struct, which points to the key. C only reads that.
+    /// C only reads the key that the struct points to.
     pub(super) fn to_raw(&self) -> ffi::ibv_rx_hash_conf {
         ffi::ibv_rx_hash_conf {
             rx_hash_function: ffi::ibv_rx_hash_function_flags::IBV_RX_HASH_FUNC_TOEPLITZ.0 as u8,

@@ -65,7 +65,7 @@ resource! {
     ///
     /// The queue is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its parents.
     ///
-    ///  - `EBUSY`: a leaked table still lists it.
+    ///  - `EBUSY`: a leaked table lists it.
     #[doc(alias = "ibv_destroy_wq")]
     WorkQueue<'res>: raw of ibv_wq, domain, queue
 }
@@ -73,8 +73,8 @@ resource! {
 // Threads may share it: providers and `modify` lock, and the contract of posting excludes a change of state meanwhile.
 
 impl<'res> WorkQueue<'res> {
-    /// `ibv_create_wq`: creates a receive queue for at least `max_wr` outstanding requests of at least `max_sge`
-    /// scatter elements each, in [`Reset`](State::Reset).
+    /// `ibv_create_wq`: creates a receive queue in [`Reset`](State::Reset), for at least `max_wr` requests of at least
+    /// `max_sge` scatter elements.
     ///
     /// # Errors
     ///
@@ -122,8 +122,8 @@ impl<'res> WorkQueue<'res> {
 
     /// `ibv_modify_wq`: changes the state.
     ///
-    /// A new queue receives once it is in [`Ready`](State::Ready). Going to [`Reset`](State::Reset), outstanding
-    /// requests end without completions; to [`Error`](State::Error), they complete as flushed.
+    /// In [`Ready`](State::Ready) the queue receives. In [`Reset`](State::Reset), outstanding requests end without
+    /// completions; in [`Error`](State::Error), they complete as flushed.
     ///
     /// # Errors
     ///
@@ -266,7 +266,7 @@ foreign_enum! {
     /// `enum ibv_wq_state`: the state of a work queue.
     #[doc(alias = "ibv_wq_state")]
     pub enum State: ibv_wq_state(u32), "state" {
-        /// New, or reset: it has no receives, and receives nothing.
+        /// New, or reset: it receives nothing.
         Reset = IBV_WQS_RESET, "RESET";
         /// It receives.
         Ready = IBV_WQS_RDY, "RDY";
@@ -276,7 +276,6 @@ foreign_enum! {
 }
 
 impl State {
-    /// Whether a queue can go from this state to `to`.
     pub(super) fn leads_to(self, to: Self) -> bool {
         !matches!(
             (self, to),
@@ -297,7 +296,7 @@ bitflags::bitflags! {
         const CVLAN_STRIPPING = ffi::ibv_wq_flags::IBV_WQ_FLAGS_CVLAN_STRIPPING.0;
         /// Receives the checksum of an Ethernet frame with it.
         const SCATTER_FCS = ffi::ibv_wq_flags::IBV_WQ_FLAGS_SCATTER_FCS.0;
-        /// A packet that finds no receive waits a while before the device drops it.
+        /// A packet that finds no receive waits before it is dropped.
         const DELAY_DROP = ffi::ibv_wq_flags::IBV_WQ_FLAGS_DELAY_DROP.0;
         /// Pads writes to memory to whole cache lines.
         const PCI_WRITE_END_PADDING = ffi::ibv_wq_flags::IBV_WQ_FLAGS_PCI_WRITE_END_PADDING.0;
@@ -323,14 +322,14 @@ resource! {
     ///
     /// The table is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its queues.
     ///
-    ///  - `EBUSY`: a leaked queue pair still uses it.
+    ///  - `EBUSY`: a leaked queue pair uses it.
     #[doc(alias = "ibv_destroy_rwq_ind_table")]
     IndirectionTable<'res>: raw of ibv_rwq_ind_table, queues
 }
 
 impl<'res> IndirectionTable<'res> {
     /// `ibv_create_rwq_ind_table`: creates a table of these queues, in this order. Their number is a power of two; a
-    /// queue may appear more than once.
+    /// queue may repeat.
     ///
     /// # Errors
     ///
@@ -351,7 +350,7 @@ impl<'res> IndirectionTable<'res> {
         let device = first.protection_domain().context().query_device()?;
         let most = device.receive_scaling().max_rwq_indirection_table_size;
         let mut queues = vec![first];
-        // The list may be endless: take one more than allowed.
+        // The list may be endless: one more than allowed is enough.
         queues.extend(list.take(most as usize));
         Error::within(VERB, "the number of work queues", queues.len() as u64, 1, most)?;
         let reason = "the number of work queues is not a power of two";
