@@ -86,7 +86,8 @@ impl AddressVector {
         Self::to_endpoint("ibv_create_ah", context, &attributes, (port, None), &gids, peer, false)
     }
 
-    /// As [`to_peer`](Self::to_peer), from our GID at `gid_index`, if given; with `global` on every port.
+    /// As [`to_peer`](Self::to_peer), from our GID at `gid_index`, if given. `global` adds a global route header on any
+    /// port.
     pub(super) fn to_endpoint(
         verb: &'static str,
         context: &Context<'_>,

@@ -22,7 +22,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// # Errors
     ///
     ///  - `EINVAL`: the state has no such transition; or an attribute is missing, not allowed, or has a value that the
-    ///    device or port does not support. The error names it.
+    ///    device or port does not support. The error names it if known.
     ///  - `ETIMEDOUT`: on RoCE, the peer's MAC address could not be resolved.
     ///  - `ENETUNREACH`, `EHOSTUNREACH`: on RoCE, there is no route to the peer's GID.
     ///  - `ENOMEM`: the device has run out of a resource.
@@ -60,7 +60,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
             let (mut raw, mask) = StateTransition::to(QueuePairState::Reset).to_raw();
             // SAFETY: as in `modify`.
             let returned = unsafe { ffi::ibv_modify_qp(self.as_raw(), &mut raw, mask.0 as i32) };
-            // Only a device that is gone refuses, and the queue pair with it.
+            // It fails only if the device is gone, and the queue pair with it.
             let _ = ffi::status(VERB, returned).inspect_err(trace::verb_failed);
         }
     }

@@ -15,8 +15,8 @@ object!(ibv_srq, ibv_destroy_srq, event_subjects);
 
 /// `struct ibv_srq`: a receive queue that many queue pairs share.
 ///
-/// Each arriving message takes the next request, on any of the queue pairs, so a server needs no memory for each peer.
-/// The completion names the queue pair.
+/// Each arriving message takes the next request, on any of the queue pairs. So a server needs memory for the messages
+/// of all peers together, not of each. The completion names the queue pair.
 ///
 /// ```
 /// use ibverbs::{QueuePairType, SharedReceiveQueue};
