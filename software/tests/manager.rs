@@ -3,6 +3,8 @@
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::UnixDatagram;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -137,6 +139,13 @@ impl File {
         self.command(20, &[&number(id), &[28, 0, 0, 0], &sockaddr(address)])
     }
 
+    /// `RDMA_OPTION_ID_AFONLY`.
+    fn set_ipv6_only(&self, id: u32) -> io::Result<()> {
+        let yes = 1_u32;
+        let at = (&raw const yes as u64).to_ne_bytes();
+        self.command(14, &[&at, &number(id), &number(0), &number(2), &number(4)])
+    }
+
     fn listen(&self, id: u32, address: SocketAddr) -> io::Result<()> {
         self.bind(id, address)?;
         self.command(7, &[&number(id), &number(0)])
@@ -255,15 +264,17 @@ fn a_client_finds_a_server_of_the_machine_by_its_port() {
     let device = Device::new().unwrap();
     device.register();
     let (server, client) = (File::open(), File::open());
-    for (any, name) in [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "127.0.0.1")] {
+    for (any, name, taken) in [
+        ("0.0.0.0", "127.0.0.1", libc::EADDRNOTAVAIL),
+        ("127.0.0.1", "127.0.0.1", libc::EADDRINUSE),
+    ] {
         let port = free_port(&server);
         let at = |address: &str| SocketAddr::new(address.parse().unwrap(), port);
         let listener = server.create(5);
         server.listen(listener, at(any)).unwrap();
         // The port is taken, for this process too.
         let other = client.create(8);
-        let taken = errno(client.bind(other, at(any)));
-        assert_eq!(taken, libc::EADDRINUSE);
+        assert_eq!(errno(client.bind(other, at(any))), taken);
         client.destroy(other).unwrap();
         let (active, passive) = connect_to(&server, &client, at(name));
         let [own, peer] = client.addresses(active);
@@ -281,6 +292,65 @@ fn a_client_finds_a_server_of_the_machine_by_its_port() {
         assert_eq!((server.destroy(passive).unwrap(), server.destroy(listener).unwrap()), (3, 1));
         assert_eq!(errno(server.destroy(listener)), libc::ENOENT);
     }
+}
+
+/// As `cma_check_port` of the kernel.
+#[test]
+fn a_port_that_is_taken_says_so_as_the_kernel_does() {
+    const TAKEN: Option<c_int> = Some(libc::EADDRINUSE);
+    const BY_ANY: Option<c_int> = Some(libc::EADDRNOTAVAIL);
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    device.register();
+    let file = File::open();
+    let own = device.address().to_string();
+    for (first, second, is_ipv6_only, expected) in [
+        ("0.0.0.0", "0.0.0.0", false, BY_ANY),
+        ("0.0.0.0", "127.0.0.1", false, BY_ANY),
+        ("127.0.0.1", "0.0.0.0", false, BY_ANY),
+        ("127.0.0.1", "127.0.0.1", false, TAKEN),
+        (&own, "0.0.0.0", false, BY_ANY),
+        ("0.0.0.0", &own, false, BY_ANY),
+        (&own, &own, false, TAKEN),
+        (&own, "127.0.0.1", false, None),
+        ("::", "::", false, BY_ANY),
+        ("::", "::", true, BY_ANY),
+        ("::", "0.0.0.0", false, BY_ANY),
+        ("0.0.0.0", "::", false, BY_ANY),
+        ("::", &own, false, BY_ANY),
+        ("::", "0.0.0.0", true, None),
+        ("0.0.0.0", "::", true, None),
+    ] {
+        let port = free_port(&file);
+        let bind = |address: &str| {
+            let id = file.create(1);
+            if is_ipv6_only && address.contains(':') {
+                file.set_ipv6_only(id).unwrap();
+            }
+            let bound = file.bind(id, SocketAddr::new(address.parse().unwrap(), port));
+            (id, bound.err().map(|e| e.raw_os_error().unwrap()))
+        };
+        let (one, result) = bind(first);
+        assert_eq!(result, None, "{first}");
+        let (two, result) = bind(second);
+        assert_eq!(result, expected, "{first}, then {second}, {is_ipv6_only}");
+        file.destroy(one).unwrap();
+        file.destroy(two).unwrap();
+    }
+    // Another process has it.
+    let port = free_port(&file);
+    let name = format!("ibverbs-cm/0106/{port}");
+    let name = std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap();
+    let elsewhere = UnixDatagram::bind_addr(&name).unwrap();
+    for (address, expected) in [
+        ("0.0.0.0", libc::EADDRNOTAVAIL),
+        ("::", libc::EADDRNOTAVAIL),
+        ("127.0.0.1", libc::EADDRINUSE),
+    ] {
+        let at = SocketAddr::new(address.parse().unwrap(), port);
+        assert_eq!(errno(file.bind(file.create(1), at)), expected, "{address}");
+    }
+    drop(elsewhere);
 }
 
 /// They are all asked for before one is answered, and all ended before one end is answered.

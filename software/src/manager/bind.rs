@@ -40,21 +40,30 @@ fn may_bind_low() -> bool {
 }
 
 impl Manager {
+    /// Whether it may have the port, as `cma_check_port` of the kernel says.
+    ///
     /// # Errors
     ///
-    /// `EADDRINUSE`, or `EADDRNOTAVAIL` if one address and all of them are in each other's way.
+    /// `EADDRNOTAVAIL`: it or another asks for all addresses. `EADDRINUSE`: another has the same one.
     fn is_free(&self, id: &Id, address: SocketAddr) -> Result<(), c_int> {
+        let is_of_one_family = |id: &Id, at: SocketAddr| at.is_ipv4() || id.is_ipv6_only;
         for other in self.ids.values() {
             let Some(source) = other.source else { continue };
-            let same = source.port() == address.port() && source.is_ipv4() == address.is_ipv4();
-            if other.space != id.space || !same || other.is_child || other.reuses && id.reuses {
+            let is_same = other.space == id.space && source.port() == address.port();
+            if !is_same || other.is_child || other.reuses && id.reuses {
                 continue;
             }
-            if source.ip() == address.ip() {
-                return Err(libc::EADDRINUSE);
+            let are_apart = source.is_ipv4() != address.is_ipv4()
+                && is_of_one_family(id, address)
+                && is_of_one_family(other, source);
+            if are_apart {
+                continue;
             }
             if source.ip().is_unspecified() || address.ip().is_unspecified() {
                 return Err(libc::EADDRNOTAVAIL);
+            }
+            if source.ip() == address.ip() {
+                return Err(libc::EADDRINUSE);
             }
         }
         Ok(())
@@ -82,7 +91,11 @@ impl Manager {
                             && other.source.is_some_and(|source| source.port() == address.port())
                     };
                     let is_shared = id.reuses || self.ids.values().any(of_process);
-                    id.names = names::publish((id.space, address.port()), &at, is_shared)?;
+                    let published = names::publish((id.space, address.port()), &at, is_shared);
+                    id.names = published.map_err(|errno| match errno {
+                        libc::EADDRINUSE if address.ip().is_unspecified() => libc::EADDRNOTAVAIL,
+                        errno => errno,
+                    })?;
                 }
             }
             id.source = Some(address);
