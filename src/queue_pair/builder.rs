@@ -255,7 +255,6 @@ debug! {
     extended: self.extended, settings: self.settings, ..
 }
 
-
 /// A queue pair in RESET, not connected, with the address that a peer needs.
 #[derive(Debug)]
 #[must_use]

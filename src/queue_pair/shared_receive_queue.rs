@@ -259,8 +259,8 @@ impl<'pd> SharedReceiveQueue<'pd> {
         let most = self.domain.context().query_device()?.max_srq_wr();
         Error::within(VERB, "max_wr", max_wr, 1, most)?;
         let attributes = ffi::ibv_srq_attr { max_wr, ..Default::default() };
-        self.modify(attributes, ffi::ibv_srq_attr_mask::IBV_SRQ_MAX_WR).map_err(|error| {
-            match error.errno() {
+        self.modify(attributes, ffi::ibv_srq_attr_mask::IBV_SRQ_MAX_WR).map_err(
+            |error| match error.errno() {
                 libc::EINVAL => match self.query() {
                     Ok(found) if max_wr < found.limit => {
                         let (value, low) = (max_wr.into(), found.limit);
@@ -269,8 +269,8 @@ impl<'pd> SharedReceiveQueue<'pd> {
                     _ => Error::holds_more(VERB, max_wr, "receives"),
                 },
                 _ => error,
-            }
-        })?;
+            },
+        )?;
         self.max_wr.store(self.query()?.max_wr, Ordering::Relaxed);
         Ok(())
     }
