@@ -1,4 +1,4 @@
-//! Datagram ends of loops: how they are built, where their peers are, and their address handles.
+//! Datagram ends of loops: how they are built, where their peers are, their address handles, and posts to them.
 
 use std::collections::HashMap;
 use std::ffi::c_int;

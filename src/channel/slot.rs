@@ -1,4 +1,4 @@
-//! Room for one operation, and the state of the operation in it.
+//! Room for one operation, its state, and the numbers of work requests.
 
 use std::cell::Cell;
 use std::ptr::NonNull;

@@ -1,4 +1,4 @@
-//! Ending all operations, so that the device no longer uses their buffers.
+//! Ending all operations, so that the device no longer uses their buffers; and the end of a scope.
 //!
 //! The program may use a buffer again once its completion was polled, or once the queue pair was
 //! successfully moved to RESET or destroyed. Nothing else counts, in particular not an error of

@@ -1,4 +1,4 @@
-//! Registering memory, and changing a registration.
+//! Registering memory, changing a registration, and how much the kernel lets the process pin.
 
 use std::{fmt, fs, io};
 

@@ -236,7 +236,7 @@ impl Kind for SegmentedSend<'_> {
     }
 }
 
-// The requests of a batch whose queue pair does not have the extended posting interface: they are collected, and posted as
+// A batch on a queue pair without the extended posting interface: its requests are collected, and posted as a list.
 
 const VERB: &str = "ibv_post_send";
 

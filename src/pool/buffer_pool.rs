@@ -1,4 +1,4 @@
-//! Pools of buffers: chunks of one registered region.
+//! Pools of buffers: chunks of one registered region, and the cache of one thread.
 
 use std::cell::UnsafeCell;
 use std::future::poll_fn;

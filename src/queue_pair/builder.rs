@@ -1,4 +1,4 @@
-//! The builder of queue pairs.
+//! The builder of queue pairs, and the queue pair that is not connected yet.
 
 use std::marker::PhantomData;
 
