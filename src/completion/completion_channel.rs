@@ -2,21 +2,17 @@
 //!
 //! # Acknowledging
 //!
-//! `ibv_destroy_cq` waits until every event of the queue that was read from a channel has been
-//! acknowledged; a program that forgets to acknowledge hangs there. So this module acknowledges an
-//! event in the call that reads it, before it returns the event's token, and callers never have to.
-//! Until the acknowledgement the queue cannot be destroyed, so the call may follow the event's pointer
-//! to it; after the acknowledgement it does not use the pointer. When a queue is destroyed, the kernel
-//! throws away its unread events (before libibverbs waits), so no event ever names a destroyed queue.
+//! `ibv_destroy_cq` blocks until every event of the queue that was read is acknowledged. So this module acknowledges an
+//! event in the call that reads it. Until then the queue cannot be destroyed, and the call may follow the event's
+//! pointer to it. When a queue is destroyed, the kernel discards its unread events before libibverbs waits, so no event
+//! names a destroyed queue.
 //!
 //! # The window between arming and sleeping
 //!
-//! A completion that arrives after a poll found the queue empty and before the queue was armed raises
-//! no event. So a thread that arms the queue must poll again before it goes to sleep.
-//! [`CompletionQueue::poll_or_arm`](crate::CompletionQueue::poll_or_arm) and
-//! [`CompletionQueue::wait`](crate::CompletionQueue::wait) do both.
-//!
-//! If many threads wait for one queue, more care is needed: see [`Waiters`].
+//! A completion that arrives after a poll found the queue empty, and before the queue is armed, raises no event. So a
+//! thread must poll again after arming, as [`CompletionQueue::poll_or_arm`](crate::CompletionQueue::poll_or_arm) and
+//! [`CompletionQueue::wait`](crate::CompletionQueue::wait) do. [`Waiters`] handles several threads that wait for one
+//! queue.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
@@ -39,27 +35,24 @@ const GET: &str = "ibv_get_cq_event";
 
 /// `struct ibv_comp_channel`: reports which of its completion queues have completions to poll.
 ///
-/// A queue that is made with [`CompletionQueueBuilder::channel`](crate::CompletionQueueBuilder::channel) and armed
-/// raises one event with the next completion. Any number of queues can share a channel; an event names its queue by
-/// the [`token`](CompletionEvent::token) that the queue was made with.
+/// Once armed, a queue made with [`CompletionQueueBuilder::channel`](crate::CompletionQueueBuilder::channel) raises one
+/// event with the next completion. Any number of queues can share a channel; an event names its queue by
+/// [`token`](CompletionEvent::token).
 ///
-/// To sleep until one queue has completions,
+/// A channel serves threads that wait for several queues, and event loops: it is [`AsFd`], readable when there is an
+/// event, and blocks only in [`wait`](Self::wait) and [`wait_until`](Self::wait_until). For one queue,
 /// [`CompletionQueueBuilder::own_channel`](crate::CompletionQueueBuilder::own_channel) and
-/// [`CompletionQueue::wait`](crate::CompletionQueue::wait) are simpler. A `CompletionChannel` is for waiting for
-/// several queues at once, and for event loops: it is [`AsFd`], readable when there is an event, and never blocks
-/// unless asked to.
+/// [`CompletionQueue::wait`](crate::CompletionQueue::wait) are simpler.
 ///
-/// Each event goes to exactly one of the threads that wait for it, and is acknowledged
-/// (`ibv_ack_cq_events`) before it is handed out: the caller need not acknowledge it, and a queue can
-/// be destroyed at any time. Dropping a queue discards its unread events.
+/// Each event goes to exactly one waiting thread, already acknowledged (`ibv_ack_cq_events`). So a queue can be
+/// destroyed at any time, which discards its unread events.
 ///
 /// # With an event loop
 ///
-/// When the channel is readable, and once at the start, take events until there are no more. For each
-/// event, poll its queue with [`poll_or_arm`](crate::CompletionQueue::poll_or_arm) until that returns an empty
-/// slice. It does so only when the queue is armed and a later completion will raise an event. So no
-/// completion is missed, even by an edge-triggered loop (`epoll` with `EPOLLET`, `mio`,
-/// `tokio::io::unix::AsyncFd`).
+/// At the start, and whenever the channel is readable, take events until there are none. For each event, call
+/// [`poll_or_arm`](crate::CompletionQueue::poll_or_arm) on its queue until that returns an empty slice: the queue is
+/// then armed, and a later completion raises an event. This misses no completion, even in an edge-triggered loop
+/// (`epoll` with `EPOLLET`, `mio`, `tokio::io::unix::AsyncFd`).
 ///
 /// ```
 /// # fn readable(_: &ibverbs::CompletionChannel<'_>) {}
@@ -100,39 +93,36 @@ pub struct CompletionChannel<'ctx> {
 }
 
 resource! {
-    /// `ibv_destroy_comp_channel`: destroys the channel, and returns the error if that fails, which
-    /// dropping cannot.
+    /// `ibv_destroy_comp_channel`: destroys the channel, and reports errors, which dropping cannot.
     ///
     /// # Errors
     ///
-    /// The channel is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// The channel is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was
+    /// made from.
     ///
-    ///  - `EBUSY`: a queue that uses it still exists (because it was leaked, or could not be
-    ///    destroyed).
+    ///  - `EBUSY`: a queue that uses it still exists, because it was leaked or could not be destroyed.
     #[doc(alias = "ibv_destroy_comp_channel")]
     CompletionChannel<'ctx>: raw of ibv_comp_channel, context
 }
 
-// Threads may share it: libibverbs guards its counters in the channel with the context's lock, and reads the file by one
+// Threads may share it: libibverbs guards the channel's counters with the context's lock, and reads the file by one
 // system call.
 
-/// An event of a [`CompletionChannel`]: a completion was added to a queue that was armed.
-///
-/// It is a copy: the event itself is already acknowledged.
+/// An event of a [`CompletionChannel`], already acknowledged: an armed queue got a completion.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CompletionEvent {
     token: usize,
 }
 
 impl CompletionEvent {
-    /// The token of the queue, set by [`CompletionQueueBuilder::token`](crate::CompletionQueueBuilder::token).
+    /// The queue's token, set by [`CompletionQueueBuilder::token`](crate::CompletionQueueBuilder::token).
     pub fn token(&self) -> usize {
         self.token
     }
 }
 
 impl<'ctx> CompletionChannel<'ctx> {
-    /// `ibv_create_comp_channel`: creates a channel. Its file is non-blocking.
+    /// `ibv_create_comp_channel`: creates a channel with a non-blocking file.
     ///
     /// # Errors
     ///
@@ -149,11 +139,9 @@ impl<'ctx> CompletionChannel<'ctx> {
         Self::nonblocking(raw, context)
     }
 
-    /// Takes over a channel that was created elsewhere, such as by a C library, and makes its file
-    /// non-blocking.
+    /// Takes over a channel created elsewhere, such as by a C library, and makes its file non-blocking.
     ///
-    /// For queues that this crate did not make, the token of an event is the queue's `cq_context`
-    /// pointer as a number.
+    /// The token in events of a queue that this crate did not make is the queue's `cq_context` pointer as a number.
     ///
     /// # Errors
     ///
@@ -161,8 +149,8 @@ impl<'ctx> CompletionChannel<'ctx> {
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live channel of `context`. Nothing else destroys it: dropping the
-    /// `CompletionChannel` does, once no queue uses it any more.
+    /// `raw` is null or a live channel of `context`. Nothing else destroys it: dropping the `CompletionChannel` does,
+    /// once no queue uses it any more.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_comp_channel,
         context: impl Into<Parent<'ctx, Context<'ctx>>>,
@@ -185,10 +173,9 @@ impl<'ctx> CompletionChannel<'ctx> {
         Ok(channel)
     }
 
-    /// `ibv_get_cq_event`: takes the oldest event, if there is one, and acknowledges it
-    /// (`ibv_ack_cq_events`). It never waits.
+    /// `ibv_get_cq_event`: takes the oldest event, if any, and acknowledges it (`ibv_ack_cq_events`). Never blocks.
     ///
-    /// The queue may be empty by then: a thread can arm and poll it before this call takes its event.
+    /// The queue may be empty by then: another thread can arm and poll it before this call takes its event.
     ///
     /// # Errors
     ///
@@ -199,14 +186,14 @@ impl<'ctx> CompletionChannel<'ctx> {
         self.take_event()
     }
 
-    /// Inlined into `wait`, where the event mostly is there: it is what every message costs.
+    /// Inlined into `wait`, where the event is mostly there: each message costs this.
     #[inline(always)]
     fn take_event(&self) -> Result<Option<CompletionEvent>> {
         let (mut queue, mut queue_context) = (ptr::null_mut(), ptr::null_mut());
         self.events.read(|| {
             let read = event_file::read_event(GET, || {
-                // SAFETY: the channel is live, and the two pointers are writable. The queue that the event names
-                // is live too: its destroy verb waits for the acknowledgement, or for the end of `EventFile::read`.
+                // SAFETY: the channel is live, and the two pointers are writable. The queue that the event names is
+                // live too: its destroy verb waits for the acknowledgement, or for the end of `EventFile::read`.
                 unsafe { ffi::ibv_get_cq_event(self.as_raw(), &mut queue, &mut queue_context) }
             })?;
             if !read {
@@ -218,7 +205,7 @@ impl<'ctx> CompletionChannel<'ctx> {
         })
     }
 
-    /// There is no event, or there will be none any more.
+    /// There is no event now, or there will never be one.
     #[cold]
     fn no_event(&self) -> Result<Option<CompletionEvent>> {
         match hooks::hooks() {
@@ -227,8 +214,7 @@ impl<'ctx> CompletionChannel<'ctx> {
         }
     }
 
-    /// [`next_event`](Self::next_event), sleeping until there is one. A signal does not end the wait
-    /// (`EINTR` is retried).
+    /// [`next_event`](Self::next_event), sleeping until there is one. Signals do not end the wait.
     ///
     /// # Errors
     ///
@@ -239,12 +225,11 @@ impl<'ctx> CompletionChannel<'ctx> {
         self.wait_with(None)
     }
 
-    /// [`wait`](Self::wait), but not after `deadline`.
+    /// [`wait`](Self::wait) until `deadline`.
     ///
     /// # Errors
     ///
-    ///  - `ETIMEDOUT`: there was no event before the deadline.
-    ///  - those of [`next_event`](Self::next_event).
+    /// Those of [`next_event`](Self::next_event), and `ETIMEDOUT`: there was no event before the deadline.
     #[doc(alias = "ibv_get_cq_event")]
     pub fn wait_until(&self, deadline: Instant) -> Result<CompletionEvent> {
         self.wait_with(Some(deadline))
@@ -263,7 +248,7 @@ impl<'ctx> CompletionChannel<'ctx> {
         event_file::take_before(GET, self.as_raw_fd(), deadline, || self.next_event())
     }
 
-    /// The context that it was created on.
+    /// The context it was created on.
     pub fn context(&self) -> &Context<'ctx> {
         &self.context
     }
@@ -277,10 +262,10 @@ impl AsRawFd for CompletionChannel<'_> {
 }
 
 impl AsFd for CompletionChannel<'_> {
-    /// The file that is readable when there is an event. Only wait for it:
-    /// [`next_event`](Self::next_event) alone may read from it.
+    /// The file that is readable when there is an event. Only wait for it: [`next_event`](Self::next_event) alone may
+    /// read it.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel closes its file when it is dropped, not before.
+        // SAFETY: only dropping the channel closes its file, and the result borrows the channel.
         unsafe { BorrowedFd::borrow_raw(self.as_raw_fd()) }
     }
 }
@@ -288,10 +273,9 @@ impl AsFd for CompletionChannel<'_> {
 debug! { CompletionChannel<'_>, self, device: self.context.name(), fd: self.as_raw_fd(), .. }
 
 impl Context<'_> {
-    /// `ibv_create_comp_channel`: creates a completion channel that borrows this context. See
-    /// [`CompletionChannel::new`].
+    /// `ibv_create_comp_channel`: [`CompletionChannel::new`], which borrows this context.
     ///
-    /// For a value that leaves its function: `CompletionChannel::new(context)`, with the context by value or in an `Arc`.
+    /// For a value that leaves its function, pass `CompletionChannel::new` the context by value or in an `Arc`.
     ///
     /// # Errors
     ///
@@ -306,13 +290,13 @@ impl Context<'_> {
 ///
 /// # Safety of the methods
 ///
-/// The queue that they get is the one that the channel serves, and live.
+/// `queue` is live, and the one that the channel serves.
 pub(crate) struct WaitChannel<'ctx> {
     channel: CompletionChannel<'ctx>,
     waiters: Arc<Waiters>,
-    /// What an event loop waits for beside the channel, if the provider has asked for it.
+    /// The other file that the provider asks an event loop to wait for, if any.
     attended: OnceLock<Option<RawFd>>,
-    /// Readable when either is.
+    /// A file that is readable when either is.
     ready: OnceLock<Option<OwnedFd>>,
 }
 
@@ -369,7 +353,7 @@ impl<'ctx> WaitChannel<'ctx> {
         self.waiters.wait(seen, deadline, cancelled, read)
     }
 
-    /// Reads an event, or wakes for another reason.
+    /// Sleeps until there is an event, which it reads, or another reason to wake.
     unsafe fn read(
         &self,
         queue: *mut ffi::ibv_cq,
@@ -393,28 +377,29 @@ impl<'ctx> WaitChannel<'ctx> {
         Ok(if read.is_some() { Read::Event } else { Read::Woken })
     }
 
-    /// An event loop waits for the channel, and polls when that is readable. Returns what it is to wait for as well.
+    /// The file that an event loop waits for as well as the channel, at the provider's request. It polls when either is
+    /// readable.
     pub(crate) unsafe fn attend(&self, queue: *mut ffi::ibv_cq) -> Option<BorrowedFd<'_>> {
         let attended = self.attended.get_or_init(|| {
             // SAFETY: the caller vouches for the queue.
             hooks::hooks().and_then(|hooks| unsafe { (hooks.attend)(queue) })
         });
-        // SAFETY: the provider keeps it open for as long as the queue is live, which is longer than this.
+        // SAFETY: the provider keeps it open while the queue lives, which is longer than the borrow of this channel.
         attended.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
-    /// The one file for an event loop that waits for the channel, and for what the provider has asked for.
+    /// One file for an event loop: readable when the channel is, or the file of [`attend`](Self::attend).
     pub(crate) unsafe fn ready(&self, queue: *mut ffi::ibv_cq) -> BorrowedFd<'_> {
         let ready = self.ready.get_or_init(|| {
             // SAFETY: the caller vouches for the queue.
             let attended = unsafe { self.attend(queue) }?;
-            // Where there is no descriptor left for it, the provider raises an event, later.
+            // If no descriptor is left for it, the channel's file must do: the provider raises an event, but later.
             event_file::any_of(&[self.channel.as_fd(), attended]).ok()
         });
         ready.as_ref().map_or(self.channel.as_fd(), OwnedFd::as_fd)
     }
 
-    /// See [`Waiters::make_wakeable`]. Returns the waiters.
+    /// Returns the waiters, after [`Waiters::make_wakeable`].
     pub(super) fn wakeable(&self) -> Result<Arc<Waiters>> {
         self.waiters.make_wakeable()?;
         Ok(self.waiters.clone())

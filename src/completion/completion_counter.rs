@@ -1,4 +1,4 @@
-//! Counters of completions, which the device keeps beside or instead of completion queues.
+//! Counters of completions, in addition to completion queues or instead of them.
 
 use crate::debug::debug;
 use crate::device::Context;
@@ -43,7 +43,7 @@ bitflags::bitflags! {
     }
 }
 
-/// `struct ibv_comp_cntr_caps`: what a device has of [`CompletionCounter`]s.
+/// `struct ibv_comp_cntr_caps`: the [`CompletionCounter`]s that a device supports.
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ibv_comp_cntr_caps")]
 pub struct CompletionCounterCapabilities(ffi::ibv_comp_cntr_caps);
@@ -54,22 +54,22 @@ impl CompletionCounterCapabilities {
         self.0.max_value
     }
 
-    /// The most counters that the device has.
+    /// The number of counters that the device has.
     pub fn max_counters(&self) -> u32 {
         self.0.max_counters
     }
 
-    /// The operations that a counter can count.
+    /// The operations that it can count.
     pub fn operations(&self) -> CountedOperations {
         CountedOperations::from_bits_truncate(self.0.supported_qp_attach_ops)
     }
 }
 
-/// `struct ibv_comp_cntr`: how many requests of queue pairs are finished: a count of those that succeeded, and one of
-/// those that failed. It tells less than a completion queue, and costs less.
+/// `struct ibv_comp_cntr`: counts the finished requests of queue pairs: successes, and failures. It tells less than a
+/// completion queue, and costs less. Since rdma-core 65.
 ///
-/// [`QueuePair::attach_completion_counter`](crate::QueuePair::attach_completion_counter) says which queue pairs and
-/// operations it counts. There since rdma-core 65.
+/// [`QueuePair::attach_completion_counter`](crate::QueuePair::attach_completion_counter) chooses the queue pairs and
+/// operations.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: it has no counters
@@ -89,11 +89,12 @@ pub struct CompletionCounter<'ctx> {
 }
 
 resource! {
-    /// `ibv_destroy_comp_cntr`: destroys the counter, and returns the error if that fails, which dropping cannot.
+    /// `ibv_destroy_comp_cntr`: destroys the counter, and reports errors, which dropping cannot.
     ///
     /// # Errors
     ///
-    /// The counter is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// The counter is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was
+    /// made from.
     ///
     ///  - `EBUSY`: a queue pair that it counts still exists.
     #[doc(alias = "ibv_destroy_comp_cntr")]
@@ -101,7 +102,7 @@ resource! {
 }
 
 impl<'ctx> CompletionCounter<'ctx> {
-    /// `ibv_create_comp_cntr`: creates a counter, which is 0.
+    /// `ibv_create_comp_cntr`: creates a counter at 0.
     ///
     /// # Errors
     ///
@@ -123,11 +124,11 @@ impl<'ctx> CompletionCounter<'ctx> {
         Ok(Self { raw, context })
     }
 
-    /// `ibv_read_comp_cntr`: how much was completed with success, in the counter's unit.
+    /// `ibv_read_comp_cntr`: the count of successes, in the counter's unit.
     ///
     /// # Errors
     ///
-    /// For this and for the other methods:
+    /// For this and the other methods:
     ///
     ///  - `EOPNOTSUPP`: the device cannot do that with such a counter.
     ///  - `EIO`, `ENODEV`: the device is gone.
@@ -136,7 +137,7 @@ impl<'ctx> CompletionCounter<'ctx> {
         self.read("ibv_read_comp_cntr", ffi::ibv_read_comp_cntr)
     }
 
-    /// `ibv_read_err_comp_cntr`: how much failed.
+    /// `ibv_read_err_comp_cntr`: the count of failures.
     ///
     /// # Errors
     ///
@@ -157,7 +158,7 @@ impl<'ctx> CompletionCounter<'ctx> {
         Ok(value)
     }
 
-    /// `ibv_set_comp_cntr`: sets the count of success. What the device counts at the same time may be lost.
+    /// `ibv_set_comp_cntr`: sets the count of successes. What the device counts at the same time may be lost.
     ///
     /// # Errors
     ///
@@ -181,7 +182,7 @@ impl<'ctx> CompletionCounter<'ctx> {
         ffi::status("ibv_set_err_comp_cntr", returned)
     }
 
-    /// `ibv_inc_comp_cntr`: adds to the count of success.
+    /// `ibv_inc_comp_cntr`: adds to the count of successes.
     ///
     /// # Errors
     ///
@@ -206,7 +207,7 @@ impl<'ctx> CompletionCounter<'ctx> {
 }
 
 impl Context<'_> {
-    /// `ibv_query_comp_cntr_caps`: what the device has of completion counters. There since rdma-core 65.
+    /// `ibv_query_comp_cntr_caps`: the completion counters that the device supports. Since rdma-core 65.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Threads that sleep for the events of a completion queue, and such as poll an extended one, in every order.
+//! Loom tests, in every order: threads that sleep for a queue's events, and threads that poll an extended queue.
 
 use loom::cell::UnsafeCell;
 use std::sync::PoisonError;
@@ -10,7 +10,7 @@ use crate::device::event_file;
 use crate::error::{ErrorKind, Result};
 use crate::sync::{Condvar, Mutex, MutexGuard, in_every_order};
 
-/// A completion queue with an event channel, as a provider and the kernel have them.
+/// A completion queue with an event channel, as provider and kernel have them.
 struct Device {
     queue: Mutex<Queue>,
     readable: Condvar,
@@ -22,9 +22,9 @@ struct Queue {
     completions: u32,
     armed: bool,
     events: u32,
-    /// What a device of software has not received: the thread that reads does so, or another.
+    /// Packets that a software device has not received yet: the reading thread receives them, or another.
     packets: u32,
-    /// What the threads have taken.
+    /// The completions that threads have taken.
     taken: u32,
 }
 
@@ -62,7 +62,7 @@ impl Device {
         Ok(())
     }
 
-    /// A packet comes, and wakes who waits.
+    /// A packet arrives, and wakes the sleepers.
     fn arrive(&self) {
         self.queue().packets += 1;
         self.readable.notify_all();
@@ -74,7 +74,7 @@ impl Device {
         (0..packets).for_each(|_| self.complete());
     }
 
-    /// With `give_up`, the deadline passes where there is nothing to read.
+    /// With `give_up`, times out if there is nothing to read.
     fn read(&self, give_up: bool) -> Result<Read> {
         let mut queue = self.queue();
         while queue.events == 0 {
@@ -98,7 +98,7 @@ impl Device {
     }
 }
 
-/// Two sleepers, a thread that only polls, and a device: no order of them loses a wake-up.
+/// No order of two sleepers, a thread that only polls, and a device loses a wake-up.
 #[test]
 fn no_wake_up_is_lost() {
     let sleeper = |device: &Device| device.sleep(false).unwrap();
@@ -113,7 +113,7 @@ fn no_wake_up_is_lost() {
     assert!(runs > 100, "{runs}");
 }
 
-/// The same if the thread that reads receives packets itself, while another may do so first.
+/// The same if the reading thread receives packets itself, while another may do so first.
 #[test]
 fn no_wake_up_is_lost_if_a_sleeper_receives() {
     let sleeper = |device: &Device| device.sleep(false).unwrap();
@@ -125,7 +125,7 @@ fn no_wake_up_is_lost_if_a_sleeper_receives() {
     assert!(runs > 100, "{runs}");
 }
 
-/// The same if a sleeper gives up, whether it was reading or not.
+/// The same if a sleeper gives up, reading or not.
 #[test]
 fn no_wake_up_is_lost_if_a_sleeper_gives_up() {
     let sleeper = |device: &Device| device.sleep(false).unwrap();
@@ -142,7 +142,7 @@ fn no_wake_up_is_lost_if_a_sleeper_gives_up() {
     assert!(runs > 100, "{runs}");
 }
 
-/// An extended queue, which its provider touches without a lock: loom finds two threads that do so at once.
+/// An extended queue, which its provider uses without a lock: loom reports two threads that do so at once.
 struct Extended {
     poller: OnePoller,
     polls: UnsafeCell<u32>,
@@ -151,7 +151,7 @@ struct Extended {
 // SAFETY: the number is used by the only poller.
 unsafe impl Sync for Extended {}
 
-/// A poller that is made in another thread after the first one's end sees all that was done for the first.
+/// A poller made in another thread, after the first has ended, sees all that was done for the first.
 #[test]
 fn pollers_come_one_after_the_other() {
     let new = || Extended { poller: OnePoller::default(), polls: UnsafeCell::new(0) };

@@ -21,12 +21,10 @@ pub struct ExtendedCompletion<'b> {
 }
 
 impl ExtendedCompletion<'_> {
-    /// The current completion of a queue.
-    ///
     /// # Safety
     ///
-    /// While the value is used, the queue is live, its poll is open at a completion, and the provider
-    /// has the functions for `fields`.
+    /// While the value is used, the queue is live, its poll is open at a completion, and the provider has the functions
+    /// for `fields`.
     #[inline]
     pub(super) unsafe fn new(raw: NonNull<ffi::ibv_cq_ex>, fields: CompletionFields) -> Self {
         Self { raw, fields, lent: PhantomData }
@@ -41,8 +39,8 @@ macro_rules! fields {
             #[inline]
             pub fn $name(&self) -> Option<$type> {
                 self.fields.contains(CompletionFields::$field).then(|| {
-                    // SAFETY: the poll is open at a completion, and creating the queue has checked that
-                    // the provider set the function for this field.
+                    // SAFETY: the poll is open at a completion, and creating the queue checked that the provider set
+                    // this field's function.
                     unsafe { (*self.raw.as_ptr()).$function.unwrap_unchecked()(self.raw.as_ptr()) }
                 })
             }
@@ -51,7 +49,7 @@ macro_rules! fields {
 }
 
 impl ExtendedCompletion<'_> {
-    /// The number that was given to the work request when it was posted.
+    /// The number that the request was posted under.
     #[inline]
     pub fn wr_id(&self) -> u64 {
         // SAFETY: the queue is live, and the poll is open at a completion.
@@ -69,8 +67,7 @@ impl ExtendedCompletion<'_> {
     ///
     /// # Errors
     ///
-    /// The request failed. Every request that was posted to the same queue after it fails too, most
-    /// of them with [`WorkStatus::Flushed`].
+    /// The request failed. So does every later request of the same queue, most of them with [`WorkStatus::Flushed`].
     #[inline]
     pub fn result(&self) -> Result<ExtendedSuccess<'_>, WorkError> {
         if self.is_success() {
@@ -83,7 +80,7 @@ impl ExtendedCompletion<'_> {
     #[doc(alias = "ibv_wc_read_vendor_err")]
     #[cold]
     fn error(&self) -> WorkError {
-        // SAFETY: as in `wr_id`. Creating the queue has checked that the provider set the function.
+        // SAFETY: as in `wr_id`. Creating the queue checked that the provider set the function.
         let (status, vendor_error) = unsafe {
             let queue = self.raw.as_ptr();
             ((*queue).status, (*queue).read_vendor_err.unwrap_unchecked()(queue))
@@ -108,7 +105,7 @@ impl ExtendedCompletion<'_> {
 
 debug! { ExtendedCompletion<'_>, self, wr_id: self.wr_id(), result: self.result(), .. }
 
-/// A work request that was carried out: the current completion of an extended queue.
+/// A request that was carried out: the current completion of an extended queue.
 ///
 /// Fields that the queue was not [made to report](crate::CompletionQueueBuilder::extended) are `None`.
 pub struct ExtendedSuccess<'b> {
@@ -123,21 +120,20 @@ pub struct ExtendedSuccess<'b> {
 pub struct TagMatch {
     /// The tag.
     pub tag: u64,
-    /// Private data that the application put beside the tag.
+    /// The application's data in addition to the tag.
     pub private_data: u32,
 }
 
 impl ExtendedSuccess<'_> {
-    /// `ibv_wc_read_opcode`: the operation that was carried out.
+    /// `ibv_wc_read_opcode`: the operation.
     #[doc(alias = "ibv_wc_read_opcode")]
     #[inline]
     pub fn opcode(&self) -> WorkOpcode {
-        // SAFETY: the poll is open at a completion, and creating the queue has checked that the
-        // provider set the function.
+        // SAFETY: the poll is open at a completion, and creating the queue checked that the provider set the function.
         unsafe { (*self.raw.as_ptr()).read_opcode.unwrap_unchecked()(self.raw.as_ptr()) }.into()
     }
 
-    /// `ibv_wc_read_wc_flags`: the flags as C has them: bits of `enum ibv_wc_flags`.
+    /// `ibv_wc_read_wc_flags`: bits of `enum ibv_wc_flags`.
     #[doc(alias = "ibv_wc_read_wc_flags")]
     #[inline]
     pub fn flags(&self) -> u32 {
@@ -150,7 +146,7 @@ impl ExtendedSuccess<'_> {
         self.flags() & flag.0 != 0
     }
 
-    /// `ibv_wc_read_imm_data`: the immediate data of the message, if it has any.
+    /// `ibv_wc_read_imm_data`: the immediate data of the message, if any.
     #[doc(alias = "ibv_wc_read_imm_data")]
     #[inline]
     pub fn immediate(&self) -> Option<u32> {
@@ -159,25 +155,23 @@ impl ExtendedSuccess<'_> {
             .flatten()
     }
 
-    /// `ibv_wc_read_invalidated_rkey`: the rkey that the peer invalidated with the message, if it did.
-    /// See [`WorkSuccess::invalidated_rkey`](crate::WorkSuccess::invalidated_rkey).
+    /// `ibv_wc_read_invalidated_rkey`: the rkey that the message invalidated, if any. See
+    /// [`WorkSuccess::invalidated_rkey`](crate::WorkSuccess::invalidated_rkey) for Soft-RoCE.
     #[doc(alias = "ibv_wc_read_invalidated_rkey")]
     #[inline]
     pub fn invalidated_rkey(&self) -> Option<u32> {
         self.flag(ffi::ibv_wc_flags::IBV_WC_WITH_INV).then(|| self.immediate_or_key()).flatten()
     }
 
-    /// Whether the first 40 bytes of a UD receive are a global route header. If not, their content is
-    /// undefined.
+    /// Whether the first 40 bytes of a UD receive are a global route header. If not, they are undefined.
     #[inline]
     pub fn has_global_route(&self) -> bool {
         self.flag(ffi::ibv_wc_flags::IBV_WC_GRH)
     }
 
     fields! {
-        /// `ibv_wc_read_byte_len`: the number of bytes that arrived, for a receive, a read or an
-        /// atomic; for other requests the device may leave any value here. For a UD receive it includes
-        /// the 40 bytes of the global route header.
+        /// `ibv_wc_read_byte_len`: the number of bytes that arrived, for a receive, a read or an atomic. Other requests
+        /// may leave any value here. For a UD receive it includes 40 bytes for the global route header.
         #[doc(alias = "ibv_wc_read_byte_len")]
         byte_len: u32 = read_byte_len if BYTE_LEN;
         /// `ibv_wc_read_src_qp`: the number of the peer's queue pair; for UD receives only.
@@ -189,8 +183,7 @@ impl ExtendedSuccess<'_> {
         /// `ibv_wc_read_sl`: the service level of the message; for UD receives only.
         #[doc(alias = "ibv_wc_read_sl")]
         service_level: u8 = read_sl if SERVICE_LEVEL;
-        /// `ibv_wc_read_dlid_path_bits`: the low bits of the local LID that the message was sent to;
-        /// for UD receives only.
+        /// `ibv_wc_read_dlid_path_bits`: the low bits of the local LID that received the message; for UD receives only.
         #[doc(alias = "ibv_wc_read_dlid_path_bits")]
         destination_path_bits: u8 = read_dlid_path_bits if DESTINATION_PATH_BITS;
         /// `ibv_wc_read_cvlan`: the VLAN tag of the packet; for raw packets only.
@@ -202,14 +195,14 @@ impl ExtendedSuccess<'_> {
         flow_tag: u32 = read_flow_tag if FLOW_TAG;
     }
 
-    /// `ibv_wc_read_tm_info`: the tag of the message; for queues with tag matching only.
+    /// `ibv_wc_read_tm_info`: the message's tag; for queues with tag matching only.
     #[doc(alias = "ibv_wc_read_tm_info")]
     #[inline]
     pub fn tag_matching(&self) -> Option<TagMatch> {
         self.fields.contains(CompletionFields::TAG_MATCHING).then(|| {
             let mut info = ffi::ibv_wc_tm_info::default();
-            // SAFETY: the poll is open at a completion, creating the queue has checked that the
-            // provider set the function for this field, and `info` is writable.
+            // SAFETY: the poll is open at a completion, creating the queue checked that the provider set this field's
+            // function, and `info` is writable.
             unsafe {
                 (*self.raw.as_ptr()).read_tm_info.unwrap_unchecked()(self.raw.as_ptr(), &mut info);
             }
@@ -223,8 +216,8 @@ impl ExtendedSuccess<'_> {
     #[inline]
     fn immediate_or_key(&self) -> Option<u32> {
         self.fields.contains(CompletionFields::IMMEDIATE).then(|| {
-            // SAFETY: the poll is open at a completion, and creating the queue has checked that the
-            // provider set the function for this field.
+            // SAFETY: the poll is open at a completion, and creating the queue checked that the provider set this
+            // field's function.
             unsafe { (*self.raw.as_ptr()).read_imm_data.unwrap_unchecked()(self.raw.as_ptr()) }
         })
     }
@@ -235,8 +228,8 @@ debug! {
     opcode: self.opcode(), byte_len: self.byte_len(), immediate: self.immediate(), ..
 }
 
-/// The completion of a UD receive, for [`AddressVector::reply_to`](crate::AddressVector::reply_to): a [`WorkSuccess`], or an
-/// [`ExtendedSuccess`] of a queue that reports the sender. The trait is sealed.
+/// The completion of a UD receive, for [`AddressVector::reply_to`](crate::AddressVector::reply_to). Sealed: a
+/// [`WorkSuccess`], or an [`ExtendedSuccess`] of a queue that reports the sender.
 pub trait ReceivedDatagram: sealed::Sender {}
 
 impl ReceivedDatagram for WorkSuccess {}
@@ -246,7 +239,7 @@ mod sealed {
     use super::*;
 
     pub trait Sender {
-        /// The fields that `ibv_init_ah_from_wc` reads. If they were not reported, returns an error of `verb`.
+        /// The fields that `ibv_init_ah_from_wc` reads; an error of `verb` if they were not reported.
         fn sender(&self, verb: &'static str) -> Result<ffi::ibv_wc>;
     }
 
@@ -266,7 +259,7 @@ mod sealed {
                 return Err(Error::invalid(verb, reason));
             };
             let flags = self.flags();
-            // Beyond 16 bits there is no LID of InfiniBand.
+            // LIDs of InfiniBand have 16 bits.
             Ok(ffi::ibv_wc {
                 wc_flags: flags,
                 slid: lid as u16,
@@ -279,11 +272,10 @@ mod sealed {
 }
 
 bitflags::bitflags! {
-    /// `enum ibv_create_cq_wc_flags`: the fields of a completion that an
-    /// [extended](crate::CompletionQueueBuilder::extended) queue reports in addition to `wr_id`, status,
-    /// opcode, vendor error and flags, which it always reports.
+    /// `enum ibv_create_cq_wc_flags`: the fields that an [extended](crate::CompletionQueueBuilder::extended) queue
+    /// reports in addition to `wr_id`, status, opcode, vendor error and flags.
     ///
-    /// Bits that have no name here are passed on.
+    /// Bits without a name here are passed on.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     #[doc(alias = "ibv_create_cq_wc_flags")]
     pub struct CompletionFields: u64 {
@@ -314,8 +306,7 @@ bitflags::bitflags! {
         const FLOW_TAG = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_FLOW_TAG);
         /// [`ExtendedSuccess::tag_matching`](crate::completion::ExtendedSuccess::tag_matching).
         const TAG_MATCHING = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_TM_INFO);
-        /// The fields of a [`WorkCompletion`](crate::WorkCompletion): every device with extended queues
-        /// reports them.
+        /// The fields of a [`WorkCompletion`](crate::WorkCompletion), which every extended queue can report.
         const STANDARD = Self::BYTE_LEN.bits()
             | Self::IMMEDIATE.bits()
             | Self::QUEUE_PAIR_NUMBER.bits()
@@ -331,7 +322,7 @@ const fn field(field: ffi::ibv_create_cq_wc_flags) -> u64 {
     field.0 as u64
 }
 
-/// The state that an extended completion queue has in addition.
+/// The additional state of an extended completion queue.
 pub(super) struct Extended {
     pub(super) fields: CompletionFields,
     /// Whether each completion is a poll of its own.
@@ -339,12 +330,12 @@ pub(super) struct Extended {
     pub(super) poller: OnePoller,
 }
 
-/// Whether a poller exists. What the provider does for one comes before what it does for the next.
+/// Whether a poller exists. All that the provider did for one poller is visible to the next.
 #[derive(Default)]
 pub(super) struct OnePoller(AtomicBool);
 
 impl OnePoller {
-    /// Returns false if there is one.
+    /// Returns false if a poller exists.
     pub(super) fn begin(&self) -> bool {
         self.0.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
@@ -368,8 +359,8 @@ impl Extended {
             "the device has no extended completion queues, or not with these fields or flags",
         );
         let fields = CompletionFields::from_bits_retain(attributes.wc_flags);
-        // SAFETY: the context and the channel are live; a queue that comes back is ours alone. An
-        // `ibv_cq_ex` begins with an `ibv_cq`, and may be used as one.
+        // SAFETY: the context and the channel are live; a queue that comes back is ours alone. An `ibv_cq_ex` begins
+        // with an `ibv_cq`, and may be used as one.
         let raw = unsafe {
             let raw = ffi::ibv_create_cq_ex(context.as_raw(), attributes);
             Handle::new(VERB, raw.cast::<ffi::ibv_cq>())
@@ -387,8 +378,7 @@ impl Extended {
     }
 }
 
-/// Whether the provider set all functions that are called for these fields. The other functions need
-/// not be null: mlx4 leaves them uninitialised.
+/// Whether the provider set all functions that these fields need. mlx4 leaves the others uninitialised.
 ///
 /// # Safety
 ///
@@ -396,8 +386,8 @@ impl Extended {
 unsafe fn has_functions(queue: *const ffi::ibv_cq_ex, fields: CompletionFields) -> bool {
     macro_rules! all {
         ($($function:ident $(if $field:ident)?,)+) => {
-            // SAFETY: the caller's queue is live; the functions are nullable pointers, and only those
-            // are read that the provider had to set.
+            // SAFETY: the caller's queue is live. The functions are nullable pointers, and only those that the provider
+            // had to set are read.
             unsafe {
                 $(($(!fields.contains(CompletionFields::$field) ||)? (*queue).$function.is_some()))&&+
             }

@@ -2,28 +2,23 @@
 //!
 //! # Why a closure
 //!
-//! Between `ibv_start_poll` and `ibv_end_poll` most providers hold the queue's spin lock. A guard
-//! object that ended the poll when dropped could be forgotten ([`std::mem::forget`] is safe), and then
-//! every other thread that needs the lock would spin for ever. So the completions are lent to a
-//! closure: the guard that ends the poll lives in the frame of [`ExtendedPoller::poll`], where no
-//! caller can forget it, and it also runs when the closure panics or returns early.
+//! Most providers hold the queue's spin lock between `ibv_start_poll` and `ibv_end_poll`. A guard object could be
+//! forgotten ([`std::mem::forget`] is safe), and other threads would spin for ever. So [`ExtendedPoller::poll`] lends
+//! the completions to a closure: the guard lives in its own frame, and ends the poll even if the closure panics.
 //!
-//! A completion is only a view of the queue's current one; moving on changes it. It borrows the
-//! [`ExtendedCompletions`] mutably, so the compiler does not let a caller keep it any longer.
+//! A completion is a view of the queue's current one. It borrows the [`ExtendedCompletions`] mutably, so no caller
+//! keeps it when the queue moves on.
 //!
 //! # Why a poller
 //!
-//! Two polls of one queue must not be nested: the second would wait for the first. Polling borrows the
-//! poller mutably, and a queue has one poller at a time. A forgotten poller holds no lock: it only
-//! means that the queue gets no other poller.
+//! A poll within a poll of the same queue would wait for it for ever. So a queue has one poller at a time, and polling
+//! borrows it mutably. Forgetting a poller holds no lock, but the queue gets no other.
 //!
 //! # Soft-RoCE
 //!
-//! In rdma-core before 61 the rxe provider releases its lock when `ibv_next_poll` finds nothing, and
-//! again in `ibv_end_poll`. In between another polling thread can take the lock; it then gets the last
-//! completion a second time, and loses the lock while it still works. With that provider this module
-//! never calls `ibv_next_poll`: each completion is a poll of its own, and the lock is never released
-//! twice.
+//! Before rdma-core 61, rxe releases its lock when `ibv_next_poll` finds nothing, and again in `ibv_end_poll`. A thread
+//! that takes the lock in between gets the last completion a second time, and loses the lock at work. So with rxe each
+//! completion is a poll of its own: this module never calls `ibv_next_poll`.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -36,12 +31,11 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::parent::Parent;
 
-/// Polls an [extended](crate::CompletionQueueBuilder::extended) completion queue (`struct ibv_cq_ex`) without
-/// copying its completions: it reads a field when the caller asks for it. Some of its fields are not in
-/// a [`WorkCompletion`](crate::WorkCompletion), such as timestamps.
+/// Polls an [extended](crate::CompletionQueueBuilder::extended) completion queue (`struct ibv_cq_ex`) without copying
+/// its completions.
 ///
-/// The queue is a [`CompletionQueue`] like any other: create queue pairs with it, wait for it, resize
-/// it; [`CompletionQueue::poll`] works too.
+/// It reads a field when the caller asks for it. Some fields, such as timestamps, are not in a
+/// [`WorkCompletion`](crate::WorkCompletion). The queue works like any other, [`CompletionQueue::poll`] included.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs time stamps
@@ -83,7 +77,7 @@ impl Drop for ExtendedPoller<'_> {
 }
 
 impl CompletionQueue<'_> {
-    /// Creates a poller for the queue, which must be an extended one: see [`ExtendedPoller::new`].
+    /// [`ExtendedPoller::new`], which borrows the queue.
     ///
     /// # Errors
     ///
@@ -94,7 +88,7 @@ impl CompletionQueue<'_> {
 }
 
 impl<'cq> ExtendedPoller<'cq> {
-    /// Creates a poller for `queue`, which was made with
+    /// Creates a poller for a queue made with
     /// [`CompletionQueueBuilder::extended`](crate::CompletionQueueBuilder::extended).
     ///
     /// # Errors
@@ -115,16 +109,17 @@ impl<'cq> ExtendedPoller<'cq> {
         Ok(Self { queue, fields, one_by_one })
     }
 
-    /// `ibv_start_poll`, `ibv_end_poll`: lends the queue's completions to `f`, one at a time. It never
-    /// waits. A completion leaves the queue when it is lent.
+    /// `ibv_start_poll`, `ibv_end_poll`: lends the queue's completions to `f`, one at a time. Never blocks. Lending a
+    /// completion removes it from the queue.
     ///
     /// # Deadlocks
     ///
-    /// While `f` has a completion, the provider may hold the queue's lock. Until `f` asks for the next
-    /// completion and gets none, or returns, it must not use the queue in any other way; nor post to a
-    /// queue pair that completes to this queue (mlx4, mlx5 and hns take the lock when the send queue is
-    /// full); nor destroy such a queue pair or shared receive queue, or change its state. Any of these
-    /// may wait for ever.
+    /// While `f` has a completion, the provider may hold the queue's lock. The following may then wait for ever, until
+    /// `f` returns or has asked for another completion and got none:
+    ///
+    ///  - any other use of the queue;
+    ///  - a post to a queue pair that completes to it (mlx4, mlx5 and hns take the lock when the send queue is full);
+    ///  - destroying such a queue pair or shared receive queue, or changing its state.
     #[doc(alias = "ibv_start_poll")]
     #[doc(alias = "ibv_end_poll")]
     #[inline]
@@ -132,27 +127,23 @@ impl<'cq> ExtendedPoller<'cq> {
         f(&mut self.completions())
     }
 
-    /// [`poll`](Self::poll), for a queue with a [channel of its
-    /// own](crate::CompletionQueueBuilder::own_channel): calls `f` repeatedly, sleeping in between, until `f`
-    /// was lent a completion or a poll failed. Otherwise it works like [`CompletionQueue::wait`].
+    /// [`poll`](Self::poll), repeated until `f` was lent a completion or a poll failed, and sleeping in between.
     ///
-    /// `f` must ask for a completion in every call.
+    /// The queue has a [channel of its own](crate::CompletionQueueBuilder::own_channel); sleeping works as in
+    /// [`CompletionQueue::wait`]. `f` must ask for a completion in every call.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the queue has no channel of its own.
-    ///  - `EOPNOTSUPP`: the device cannot arm a queue for solicited completions only.
-    ///  - `EIO`: the device is gone.
+    /// Those of [`CompletionQueue::sleep_until`], without a deadline.
     pub fn wait<R>(&mut self, f: impl FnMut(&mut ExtendedCompletions<'_>) -> R) -> Result<R> {
         self.wait_with(None, f)
     }
 
-    /// [`wait`](Self::wait), but not after `deadline`.
+    /// [`wait`](Self::wait) until `deadline`.
     ///
     /// # Errors
     ///
-    ///  - `ETIMEDOUT`: there was no completion before the deadline.
-    ///  - those of [`wait`](Self::wait).
+    /// Those of [`wait`](Self::wait), and `ETIMEDOUT`: there was no completion before the deadline.
     pub fn wait_until<R>(
         &mut self,
         deadline: Instant,
@@ -169,11 +160,11 @@ impl<'cq> ExtendedPoller<'cq> {
         self.queue.sleep_until(deadline, || Ok(self.attempt(&mut f)))
     }
 
-    /// [`poll`](Self::poll); if `f` was lent nothing, arms the queue and polls again. Returns `None` if
-    /// the second poll found nothing either: the next completion then raises an event on the queue's
-    /// channel. See [`CompletionQueue::poll_or_arm`].
+    /// [`poll`](Self::poll); if `f` was lent nothing, arms the queue and polls again. See
+    /// [`CompletionQueue::poll_or_arm`].
     ///
-    /// `f` must ask for a completion in every call.
+    /// Returns `None` if both polls found nothing: the next completion then raises an event. `f` must ask for a
+    /// completion in every call.
     ///
     /// # Errors
     ///
@@ -196,7 +187,7 @@ impl<'cq> ExtendedPoller<'cq> {
         completions.eventful.then_some(returned)
     }
 
-    /// Only one poll exists at a time, because the callers borrow the poller mutably.
+    /// One poll exists at a time: the callers borrow the poller mutably.
     #[inline]
     fn completions(&self) -> ExtendedCompletions<'_> {
         ExtendedCompletions {
@@ -215,7 +206,7 @@ impl<'cq> ExtendedPoller<'cq> {
         &self.queue
     }
 
-    /// The fields that it can read of a completion.
+    /// The fields that the queue reports.
     pub fn fields(&self) -> CompletionFields {
         self.fields
     }
@@ -223,9 +214,7 @@ impl<'cq> ExtendedPoller<'cq> {
 
 debug! { ExtendedPoller<'_>, self, queue: self.queue, fields: self.fields, .. }
 
-/// The completions in the queue, as [`ExtendedPoller::poll`] lends them.
-///
-/// They are lent one at a time: moving on changes the completion that the last view refers to.
+/// The completions that [`ExtendedPoller::poll`] lends, one at a time: moving on changes the one that a view refers to.
 ///
 /// ```compile_fail,E0499
 /// # fn f(poller: &mut ibverbs::completion::ExtendedPoller<'_>) -> ibverbs::Result<()> {
@@ -269,13 +258,13 @@ impl Drop for ExtendedCompletions<'_> {
 }
 
 impl ExtendedCompletions<'_> {
-    /// `ibv_start_poll`, `ibv_next_poll`: the next completion, valid until the next call; `None` if the
-    /// queue is empty. `None` ends the poll, and another call starts a new one.
+    /// `ibv_start_poll`, `ibv_next_poll`: the next completion, valid until the next call. `None` says that the queue is
+    /// empty, and ends the poll; another call starts a new one.
     ///
     /// # Errors
     ///
-    ///  - `EIO`, or the provider's errno value: the queue is broken. Such an error completes no
-    ///    request: the requests' buffers still belong to the device.
+    ///  - `EIO`, or the provider's errno value: the queue is broken. This completes no request: the buffers still
+    ///    belong to the device.
     #[allow(clippy::should_implement_trait, reason = "what is lent cannot be an Iterator's item")]
     #[doc(alias = "ibv_start_poll")]
     #[doc(alias = "ibv_next_poll")]
@@ -291,8 +280,7 @@ impl ExtendedCompletions<'_> {
             ("ibv_next_poll", unsafe { next_poll(self.raw.as_ptr()) })
         } else {
             let mut attributes = ffi::ibv_poll_cq_attr { comp_mask: 0 };
-            // SAFETY: no poll is open, since there is one poller, and it is borrowed. The provider set
-            // the function.
+            // SAFETY: no poll is open: there is one poller, and it is borrowed. The provider set the function.
             let start_poll = unsafe { (*self.raw.as_ptr()).start_poll.unwrap_unchecked() };
             // SAFETY: the queue is live.
             ("ibv_start_poll", unsafe { start_poll(self.raw.as_ptr(), &mut attributes) })
@@ -300,8 +288,7 @@ impl ExtendedCompletions<'_> {
         if returned == 0 {
             self.open = true;
             self.eventful = true;
-            // SAFETY: the poll is open at a completion until the borrow ends, and the functions were
-            // checked when the queue was made.
+            // SAFETY: the poll is open at a completion until the borrow ends. Creating the queue checked the functions.
             return Ok(Some(unsafe { ExtendedCompletion::new(self.raw, self.fields) }));
         }
         self.end();

@@ -1,4 +1,4 @@
-//! Completion queues: where the device reports which requests are finished, and how a thread waits.
+//! Completion queues: how the device reports finished requests, and how a thread waits for them.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

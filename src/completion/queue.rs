@@ -26,19 +26,16 @@ object!(ibv_cq, ibv_destroy_cq, event_subjects);
 
 /// `struct ibv_cq`: a queue to which the device adds the completions of work requests.
 ///
-/// One completion queue can serve the send and the receive queues of many queue pairs. It must have
-/// room for all completions that are not polled yet: a device that finds it full drops completions and
-/// raises [`CompletionQueueError`](crate::device::AsyncEventKind::CompletionQueueError).
+/// It can serve the send and receive queues of many queue pairs, and needs room for all completions that are not polled
+/// yet. A device that finds it full drops completions and raises
+/// [`CompletionQueueError`](crate::device::AsyncEventKind::CompletionQueueError).
 ///
-/// A program gets completions by
-///
-///  - polling: [`poll`](Self::poll);
-///  - sleeping until there are some: [`wait`](Self::wait), for a queue with a
-///    [channel of its own](crate::CompletionQueueBuilder::own_channel);
-///  - an event loop, or one thread for many queues: [`poll_or_arm`](Self::poll_or_arm), for queues
-///    with a [`CompletionChannel`];
-///  - reading only the fields that are needed, timestamps among them: [`ExtendedPoller`](crate::completion::ExtendedPoller), for an
-///    [extended](crate::CompletionQueueBuilder::extended) queue.
+/// | to get completions by | |
+/// |---|---|
+/// | polling | [`poll`](Self::poll) |
+/// | sleeping | [`wait`](Self::wait), with a [channel of its own](crate::CompletionQueueBuilder::own_channel) |
+/// | an event loop, or one thread for many queues | [`poll_or_arm`](Self::poll_or_arm), with a [`CompletionChannel`] |
+/// | reading only some fields, or timestamps | [`ExtendedPoller`](crate::completion::ExtendedPoller), on an [extended](crate::CompletionQueueBuilder::extended) queue |
 pub struct CompletionQueue<'ctx> {
     pub(super) raw: Handle<ffi::ibv_cq>,
     pub(super) notifier: Notifier<'ctx>,
@@ -49,15 +46,14 @@ pub struct CompletionQueue<'ctx> {
 }
 
 resource! {
-    /// `ibv_destroy_cq`: destroys the queue, and returns the error if that fails, which dropping
-    /// cannot.
+    /// `ibv_destroy_cq`: destroys the queue, and reports errors, which dropping cannot.
     ///
     /// # Errors
     ///
-    /// The queue is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    /// The queue is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made
+    /// from.
     ///
-    ///  - `EBUSY`: a queue pair that uses it still exists (because it was leaked, or could not be
-    ///    destroyed).
+    ///  - `EBUSY`: a queue pair that uses it still exists, because it was leaked or could not be destroyed.
     #[doc(alias = "ibv_destroy_cq")]
     CompletionQueue<'ctx>: raw of ibv_cq, notifier, domain, context
 }
@@ -88,22 +84,20 @@ impl Leak for Notifier<'_> {
 }
 
 impl<'ctx> CompletionQueue<'ctx> {
-    /// `ibv_create_cq`: creates a completion queue with room for at least `entries` completions, for
-    /// polling.
+    /// `ibv_create_cq`: creates a queue with room for at least `entries` completions, for polling.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: `entries` is 0 or more than the device allows
-    ///    ([`DeviceAttributes::max_cqe`](crate::device::DeviceAttributes::max_cqe)).
-    ///  - `ENOMEM`: the device or the machine has run out of memory or completion queues, or
-    ///    `RLIMIT_MEMLOCK` is too low.
+    ///  - `EINVAL`: `entries` is 0 or more than
+    ///    [`DeviceAttributes::max_cqe`](crate::device::DeviceAttributes::max_cqe).
+    ///  - `ENOMEM`: the device or the machine has run out of memory or completion queues, or `RLIMIT_MEMLOCK` is too
+    ///    low.
     #[doc(alias = "ibv_create_cq")]
     pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>, entries: u32) -> Result<Self> {
         Self::builder(context, entries).build()
     }
 
-    /// Takes over a queue that was created elsewhere, such as by a C library. It can be polled, but not
-    /// waited for.
+    /// Takes over a queue created elsewhere, such as by a C library. It can be polled, but not waited for.
     ///
     /// # Errors
     ///
@@ -111,9 +105,8 @@ impl<'ctx> CompletionQueue<'ctx> {
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live queue of `context`. Nothing else destroys it: dropping the
-    /// `CompletionQueue` does, and waits until all its events that were read are acknowledged. If it is
-    /// single-threaded, the conditions of
+    /// `raw` is null or a live queue of `context`. Nothing else destroys it: dropping the `CompletionQueue` does, and
+    /// waits until all its events that were read are acknowledged. If it is single-threaded, the conditions of
     /// [`CompletionQueueBuilder::single_threaded`](crate::CompletionQueueBuilder::single_threaded) hold.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_cq,
@@ -127,38 +120,36 @@ impl<'ctx> CompletionQueue<'ctx> {
         Ok(Self { raw, notifier, solicited_only: false, extended: None, domain: None, context })
     }
 
-    /// `ibv_poll_cq`: takes the oldest completions, at most as many as `completions` has room for, and
-    /// returns them. It never waits; if the queue is empty it returns an empty slice.
+    /// `ibv_poll_cq`: takes and returns the oldest completions that fit into `completions`. Never blocks.
     ///
-    /// Pass the same slice each time: this allocates nothing and clears nothing. If the returned slice
-    /// is shorter than `completions`, the queue is now empty.
+    /// Pass the same slice each time: this allocates nothing and clears nothing. If the result is shorter than
+    /// `completions`, the queue is empty.
     ///
     /// # Errors
     ///
-    /// The provider's errno value: the queue is broken. Such an error completes no request: the
-    /// requests' buffers still belong to the device.
+    /// The provider's errno value: the queue is broken. This completes no request: the buffers still belong to the
+    /// device.
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn poll<'c>(&self, completions: &'c mut [WorkCompletion]) -> Result<&'c [WorkCompletion]> {
         let room = c_int::try_from(completions.len()).unwrap_or(c_int::MAX);
-        // SAFETY: the queue is live, and `completions` has room for that many, in the layout of C.
+        // SAFETY: the queue is live, and `completions` has room for that many, in C's layout.
         let found =
             unsafe { ffi::ibv_poll_cq(self.as_raw(), room, completions.as_mut_ptr().cast()) };
-        // One comparison separates a number of completions from every other value.
+        // One comparison tells a number of completions from every other value.
         if (found as u32).wrapping_sub(1) < room as u32 {
             // SAFETY: `found` is at most `room`, which is at most the length of the slice.
             Ok(unsafe { completions.get_unchecked(..found as usize) })
         } else if found == 0 {
             Ok(&completions[..0])
         } else {
-            // A provider that claims more completions than it had room for is broken: return no
-            // completions.
+            // A provider that claims more completions than there was room for is broken: return none.
             let found = if found > 0 { -libc::EIO } else { found };
             Err(ffi::failed("ibv_poll_cq", found))
         }
     }
 
-    /// The channel that belongs to this queue alone.
+    /// The channel of this queue alone.
     pub(crate) fn own_channel(&self) -> Result<&WaitChannel<'ctx>> {
         match &self.notifier {
             Notifier::Own(channel) => Ok(channel),
@@ -170,25 +161,25 @@ impl<'ctx> CompletionQueue<'ctx> {
         }
     }
 
-    /// Whether arming the queue is for solicited completions only.
+    /// Whether arming is for solicited completions only.
     pub(crate) fn is_solicited_only(&self) -> bool {
         self.solicited_only
     }
 
-    /// The number of completions that it has room for: at least as many as were requested.
+    /// The number of completions that it has room for: at least the number requested.
     pub fn capacity(&self) -> u32 {
-        // SAFETY: the queue is live. Another thread may resize it meanwhile.
+        // SAFETY: the queue is live. The load is atomic because another thread may resize it.
         let entries = unsafe { AtomicI32::from_ptr(&raw mut (*self.as_raw()).cqe) };
         u32::try_from(entries.load(Ordering::Relaxed)).unwrap_or(0)
     }
 
-    /// The number by which events name it: see [`CompletionQueueBuilder::token`](crate::CompletionQueueBuilder::token).
+    /// The number that names it in events: see [`CompletionQueueBuilder::token`](crate::CompletionQueueBuilder::token).
     pub fn token(&self) -> usize {
         // SAFETY: the queue is live, and the token never changes.
         unsafe { (*self.as_raw()).cq_context as usize }
     }
 
-    /// The shared channel on which it raises its events, if it was made with one.
+    /// The shared channel on which it raises its events, if any.
     pub fn channel(&self) -> Option<&CompletionChannel<'ctx>> {
         match &self.notifier {
             Notifier::Shared(channel) => Some(channel),
@@ -200,25 +191,25 @@ impl<'ctx> CompletionQueue<'ctx> {
         self.extended.as_ref()
     }
 
-    /// The C object of the extended polling interface, if the queue was built with it. It is valid while
-    /// the queue is. Polling it is unsound while an [`ExtendedPoller`](crate::completion::ExtendedPoller) exists.
+    /// The C object of an extended queue, valid while the queue is.
+    ///
+    /// Polling it is unsound while an [`ExtendedPoller`](crate::completion::ExtendedPoller) exists.
     #[inline]
     pub fn as_raw_extended(&self) -> Option<NonNull<ffi::ibv_cq_ex>> {
         self.extended.as_ref()?;
         NonNull::new(self.as_raw().cast())
     }
 
-    /// The context that it was created on.
+    /// The context it was created on.
     pub fn context(&self) -> &Context<'ctx> {
         &self.context
     }
 }
 
 impl Context<'_> {
-    /// `ibv_create_cq`: creates a completion queue with room for at least `entries` completions
-    /// that borrows this context. See [`CompletionQueue::new`].
+    /// `ibv_create_cq`: [`CompletionQueue::new`], which borrows this context.
     ///
-    /// For a value that leaves its function: `CompletionQueue::new(context, ..)`, with the context by value or in an `Arc`.
+    /// For a value that leaves its function, pass `CompletionQueue::new` the context by value or in an `Arc`.
     ///
     /// # Errors
     ///
@@ -232,33 +223,27 @@ impl Context<'_> {
 debug! { CompletionQueue<'_>, self, device: self.context.name(), capacity: self.capacity(), .. }
 
 impl CompletionQueue<'_> {
-    /// `ibv_poll_cq`, for a queue with a [channel of its own](crate::CompletionQueueBuilder::own_channel):
-    /// sleeps until there is at least one completion, then takes the oldest, at most as many as
-    /// `completions` has room for.
+    /// `ibv_poll_cq`, for a queue with a [channel of its own](crate::CompletionQueueBuilder::own_channel): sleeps until
+    /// there is a completion, then [polls](Self::poll).
     ///
-    /// It takes completions that are in the queue already without sleeping. Otherwise it arms the
-    /// queue, polls again, and sleeps until the queue's event, so it misses no completion in between.
-    /// Any number of threads can wait for the same queue; an event wakes all of them, and those that
-    /// find nothing go back to sleep. A signal does not end the wait (`EINTR` is retried).
+    /// If there is none, it arms the queue, polls again, and sleeps until the queue's event, so it misses no
+    /// completion. Any number of threads can wait; an event wakes all of them, and those that find nothing sleep again.
+    /// Signals do not end the wait.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the queue has no channel of its own, or `completions` is empty.
-    ///  - `EOPNOTSUPP`: the device cannot arm a queue for solicited completions only.
-    ///  - `EIO`: the device is gone.
-    ///  - those of [`poll`](Self::poll).
+    /// Those of [`sleep_until`](Self::sleep_until) and [`poll`](Self::poll), and `EINVAL`: `completions` is empty.
     #[doc(alias = "ibv_req_notify_cq")]
     #[doc(alias = "ibv_get_cq_event")]
     pub fn wait<'c>(&self, completions: &'c mut [WorkCompletion]) -> Result<&'c [WorkCompletion]> {
         self.wait_with(completions, None)
     }
 
-    /// [`wait`](Self::wait), but not after `deadline`.
+    /// [`wait`](Self::wait) until `deadline`.
     ///
     /// # Errors
     ///
-    ///  - `ETIMEDOUT`: there was no completion before the deadline.
-    ///  - those of [`wait`](Self::wait).
+    /// Those of [`wait`](Self::wait), and `ETIMEDOUT`: there was no completion before the deadline.
     pub fn wait_until<'c>(
         &self,
         completions: &'c mut [WorkCompletion],
@@ -280,8 +265,9 @@ impl CompletionQueue<'_> {
         Ok(&completions[..found])
     }
 
-    /// Returns what `poll` finds; while it finds nothing, sleeps until the queue may have completions, and polls again. It is
-    /// [`wait_until`](Self::wait_until) for a program that polls in a way of its own. No lock is held while `poll` runs.
+    /// Returns what `poll` finds. While it finds nothing, sleeps until the queue may have completions, and polls again.
+    ///
+    /// This is [`wait_until`](Self::wait_until) for a program with its own way of polling. `poll` runs without a lock.
     ///
     /// ```no_run
     /// # // waits for a completion
@@ -298,11 +284,12 @@ impl CompletionQueue<'_> {
     ///
     /// # Errors
     ///
-    ///  - `ETIMEDOUT`: `poll` has found nothing before the deadline.
+    /// Those of `poll`, and:
+    ///
+    ///  - `ETIMEDOUT`: `poll` found nothing before the deadline.
     ///  - `EINVAL`: the queue has no channel of its own.
     ///  - `EOPNOTSUPP`: the device cannot arm a queue for solicited completions only.
     ///  - `EIO`: the device is gone.
-    ///  - those of `poll`.
     #[doc(alias = "ibv_req_notify_cq")]
     #[doc(alias = "ibv_get_cq_event")]
     pub fn sleep_until<R>(
@@ -313,8 +300,8 @@ impl CompletionQueue<'_> {
         self.sleep_until_found(deadline, poll, || false)
     }
 
-    /// As [`sleep_until`](Self::sleep_until), for a `poll` that also finds what the queue raises no event for. After
-    /// `is_found` becomes true of that, [`Waiters::wake_all`] must be called.
+    /// [`sleep_until`](Self::sleep_until), for a `poll` that also finds what raises no event of the queue. When there
+    /// is some, `is_found` returns true; after it becomes true, [`Waiters::wake_all`] must be called.
     pub(crate) fn sleep_until_found<R>(
         &self,
         deadline: Option<Instant>,
@@ -322,52 +309,52 @@ impl CompletionQueue<'_> {
         is_found: impl Fn() -> bool,
     ) -> Result<R> {
         let channel = self.own_channel()?;
-        // SAFETY: it is this queue's, which is live.
+        // SAFETY: the channel is this queue's, and the queue is live.
         unsafe { channel.sleep_until(self.as_raw(), deadline, poll, is_found, || self.arm()) }
     }
 
-    /// The first half of sleeping on the queue's own channel: arms the queue. If a poll finds nothing
-    /// after this, [`sleep`](Self::sleep) with the returned value misses no completion.
+    /// Arms the queue, before sleeping on its own channel. If a poll after this finds nothing, [`sleep`](Self::sleep)
+    /// with the returned value misses no completion.
     pub(crate) fn arm_own(&self) -> Result<u64> {
         self.own_channel()?.arm(|| self.arm())
     }
 
-    /// Arms the queue for a caller that sleeps until the queue's own channel is readable. Reads the event of
-    /// the last arming first.
+    /// Reads the event of the last arming, and arms the queue for a caller that sleeps until its own channel is
+    /// readable.
     pub(crate) fn rearm_own(&self) -> Result<()> {
-        // SAFETY: it is this queue's, which is live.
+        // SAFETY: the channel is this queue's, and the queue is live.
         unsafe { self.own_channel()?.rearm(self.as_raw(), || self.arm()) }
     }
 
-    /// The files that a reactor waits for: when one is readable, it polls, and calls [`rearm_own`](Self::rearm_own) before it
-    /// sleeps.
+    /// The files that a reactor waits for. When one is readable, it polls; before it sleeps, it calls
+    /// [`rearm_own`](Self::rearm_own).
     #[cfg(feature = "async")]
     pub(crate) fn files(&self) -> Result<[Option<BorrowedFd<'_>>; 2]> {
         let channel = self.own_channel()?;
-        // SAFETY: it is this queue's, which is live.
+        // SAFETY: the channel is this queue's, and the queue is live.
         Ok([Some(channel.channel().as_fd()), unsafe { channel.attend(self.as_raw()) }])
     }
 
-    /// The same as one file.
+    /// [`files`](Self::files) as one file.
     #[cfg(feature = "channel")]
     pub(crate) fn ready_file(&self) -> Result<BorrowedFd<'_>> {
-        // SAFETY: it is this queue's, which is live.
+        // SAFETY: the channel is this queue's, and the queue is live.
         Ok(unsafe { self.own_channel()?.ready(self.as_raw()) })
     }
 
-    /// The second half: sleeps until the queue has raised an event since it was armed, or until `cancelled`
-    /// returns true. After that becomes true, [`Waiters::wake_all`] must be called.
+    /// Sleeps until the queue has raised an event since [`arm_own`](Self::arm_own), or `cancelled` returns true. After
+    /// it becomes true, [`Waiters::wake_all`] must be called.
     pub(crate) fn sleep(
         &self,
         seen: u64,
         deadline: Option<Instant>,
         cancelled: impl Fn() -> bool,
     ) -> Result<()> {
-        // SAFETY: it is this queue's, which is live.
+        // SAFETY: the channel is this queue's, and the queue is live.
         unsafe { self.own_channel()?.wait(self.as_raw(), seen, deadline, cancelled) }
     }
 
-    /// Checks that the kernel still has the device, by a query that the kernel must then answer.
+    /// Checks that the kernel still has the device, by a query that only the kernel can answer.
     ///
     /// # Errors
     ///
@@ -380,22 +367,20 @@ impl CompletionQueue<'_> {
         }
     }
 
-    /// The threads that sleep on the queue's own channel. Those that begin to sleep after this call can be
-    /// woken.
+    /// The threads that sleep on the queue's own channel. Those that go to sleep after this call can be woken.
     pub(crate) fn wakeable(&self) -> Result<Arc<Waiters>> {
         self.own_channel()?.wakeable()
     }
 
-    /// `ibv_poll_cq`, then `ibv_req_notify_cq`: takes the oldest completions; if there are none, arms
-    /// the queue and polls again. If it returns an empty slice, the queue is armed and empty: the next
-    /// completion raises an event on the queue's channel.
+    /// `ibv_poll_cq`, then `ibv_req_notify_cq`: [polls](Self::poll); if there is nothing, arms the queue and polls
+    /// again.
     ///
-    /// An event loop calls this until it returns an empty slice; see [`CompletionChannel`](crate::CompletionChannel).
+    /// If it returns an empty slice, the next completion raises an event on the queue's channel. An event loop calls
+    /// this until then; see [`CompletionChannel`](crate::CompletionChannel).
     ///
     /// # Errors
     ///
-    ///  - those of [`poll`](Self::poll) and [`arm`](Self::arm).
-    ///  - `EINVAL`: `completions` is empty.
+    /// Those of [`poll`](Self::poll) and [`arm`](Self::arm), and `EINVAL`: `completions` is empty.
     #[doc(alias = "ibv_poll_cq")]
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn poll_or_arm<'c>(
@@ -412,11 +397,11 @@ impl CompletionQueue<'_> {
         self.poll(completions)
     }
 
-    /// `ibv_req_notify_cq`: arms the queue. The next completion that is added, or the next solicited
-    /// one if the queue is [for those](crate::CompletionQueueBuilder::solicited_only), raises one event.
+    /// `ibv_req_notify_cq`: arms the queue, which then raises one event for the next completion.
     ///
-    /// Completions that are already in the queue raise no event: poll after arming, before going to
-    /// sleep. [`poll_or_arm`](Self::poll_or_arm) does that.
+    /// On a [solicited-only](crate::CompletionQueueBuilder::solicited_only) queue, it is the next solicited one.
+    /// Completions already in the queue raise no event: poll after arming, before you sleep, as
+    /// [`poll_or_arm`](Self::poll_or_arm) does.
     ///
     /// # Errors
     ///

@@ -57,7 +57,7 @@ enum Channel<'ctx> {
 }
 
 impl<'ctx> CompletionQueue<'ctx> {
-    /// Builds a completion queue with more options: see [`CompletionQueueBuilder`].
+    /// A [`CompletionQueueBuilder`] for more options.
     pub fn builder(
         context: impl Into<Parent<'ctx, Context<'ctx>>>,
         entries: u32,
@@ -67,7 +67,7 @@ impl<'ctx> CompletionQueue<'ctx> {
 }
 
 impl<'ctx> CompletionQueueBuilder<'ctx> {
-    /// Creates a builder for a completion queue with room for at least `entries` completions.
+    /// Options for a queue with room for at least `entries` completions.
     pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>, entries: u32) -> Self {
         Self {
             context: context.into(),
@@ -82,75 +82,72 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
         }
     }
 
-    /// Gives the queue a completion channel of its own, so that [`CompletionQueue::wait`] can sleep
-    /// until there is something to poll. Replaces [`channel`](Self::channel).
+    /// Gives the queue a channel of its own, on which [`CompletionQueue::wait`] can sleep. Replaces
+    /// [`channel`](Self::channel).
     pub fn own_channel(mut self) -> Self {
         self.channel = Channel::Own;
         self
     }
 
-    /// Makes the queue raise its events on `channel`, which is of the same context, and which other
-    /// queues may use too. Replaces [`own_channel`](Self::own_channel).
+    /// Makes the queue raise its events on `channel`, of the same context, which other queues may share. Replaces
+    /// [`own_channel`](Self::own_channel).
     pub fn channel(mut self, channel: impl Into<Parent<'ctx, CompletionChannel<'ctx>>>) -> Self {
         self.channel = Channel::Shared(channel.into());
         self
     }
 
     setters! { self,
-        /// The number by which events name the queue (0 unless set): those of its channel
-        /// ([`CompletionEvent::token`](crate::completion::CompletionEvent::token)) and those of the device
+        /// The number (0 unless set) that names the queue in the events of its channel
+        /// ([`CompletionEvent::token`](crate::completion::CompletionEvent::token)) and of the device
         /// ([`AsyncEvent`](crate::device::AsyncEvent)).
         #[doc(alias = "cq_context")]
         token(token: usize) => self.token = token;
 
-        /// The index of the device's interrupt that serves the queue (0 unless set): less than
-        /// [`Context::completion_vectors`]. Queues with different vectors can be served by different
-        /// processors.
+        /// The device's interrupt that serves the queue: an index (0 unless set) below [`Context::completion_vectors`].
+        /// Different vectors let different processors serve queues.
         #[doc(alias = "comp_vector")]
         completion_vector(vector: u32) => self.completion_vector = Some(vector);
 
         /// Makes [`wait`](CompletionQueue::wait), [`arm`](CompletionQueue::arm) and
-        /// [`poll_or_arm`](CompletionQueue::poll_or_arm) wait for the arrival of a message that was sent
-        /// *solicited*, or for a request that fails: other completions raise no event. Polling still finds
-        /// all completions.
+        /// [`poll_or_arm`](CompletionQueue::poll_or_arm) wait for a message that was sent *solicited*, or a request
+        /// that fails. Other completions raise no event; polling still finds them.
         solicited_only() => self.solicited_only = true;
 
-        /// `ibv_create_cq_ex`: makes a queue that an [`ExtendedPoller`](crate::completion::ExtendedPoller) can poll
-        /// too, and which reports `fields` in each completion.
+        /// `ibv_create_cq_ex`: makes a queue that reports `fields`, and that an
+        /// [`ExtendedPoller`](crate::completion::ExtendedPoller) can poll too.
         #[doc(alias = "ibv_create_cq_ex")]
         #[doc(alias = "wc_flags")]
         extended(fields: CompletionFields) => self.fields = Some(fields);
     }
 
-    /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: when the queue is full, the device overwrites the oldest
-    /// completion and does not break the queue. Makes the queue an [`extended`](Self::extended) one.
+    /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: a full queue does not break: the device overwrites the oldest completion.
+    /// Makes the queue [`extended`](Self::extended).
     ///
-    /// Overwritten completions are lost, so the queue must still have room for everything that can be
-    /// outstanding; the option only saves the device a check.
+    /// Overwritten completions are lost, so the queue still needs room for all outstanding requests. The option only
+    /// saves the device a check.
     #[doc(alias = "IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN")]
     pub fn ignore_overrun(mut self) -> Self {
         self.flags |= ffi::ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
         self
     }
 
-    /// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`: the provider takes no lock. Makes the queue an
-    /// [`extended`](Self::extended) one.
+    /// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`: the provider takes no lock. Makes the queue [`extended`](Self::extended).
     ///
     /// # Safety
     ///
-    /// No two calls that concern the queue ever overlap: neither on two threads, nor one within the
-    /// closure of [`ExtendedPoller::poll`](crate::completion::ExtendedPoller::poll). Such calls are all methods of
-    /// the queue, of its poller, and of the channels that share it; and destroying a queue pair or
-    /// shared receive queue that completes to it, or changing its state.
+    /// No two calls that concern the queue overlap, on two threads or within the closure of
+    /// [`ExtendedPoller::poll`](crate::completion::ExtendedPoller::poll). Such calls are all methods of the queue, of
+    /// its poller, and of the channels that share it; and destroying a queue pair or shared receive queue that
+    /// completes to it, or changing its state.
     #[doc(alias = "IBV_CREATE_CQ_ATTR_SINGLE_THREADED")]
     pub unsafe fn single_threaded(mut self) -> Self {
         self.flags |= ffi::ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
         self
     }
 
-    /// `IBV_CQ_INIT_ATTR_MASK_PD`: creates the queue with a [parent domain](ProtectionDomain::parent_domain), whose allocator
-    /// and thread domain are then the queue's too. Makes the queue an [`extended`](Self::extended) one. Of the providers of
-    /// rdma-core, efa, hns, ionic and mlx5 have this.
+    /// `IBV_CQ_INIT_ATTR_MASK_PD`: makes the queue use the allocator and thread domain of a [parent
+    /// domain](ProtectionDomain::parent_domain). Makes it [`extended`](Self::extended). Only efa, hns, ionic and mlx5
+    /// have this.
     #[doc(alias = "IBV_CQ_INIT_ATTR_MASK_PD")]
     pub fn parent_domain(
         mut self,
@@ -160,18 +157,16 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
         self
     }
 
-    /// `ibv_create_cq`, or `ibv_create_cq_ex` for an [`extended`](Self::extended) queue: creates the
-    /// queue.
+    /// `ibv_create_cq`, or `ibv_create_cq_ex` for an [`extended`](Self::extended) queue: creates the queue.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the number of entries is 0 or more than the device allows
-    ///    ([`DeviceAttributes::max_cqe`](crate::device::DeviceAttributes::max_cqe)), the device has no such
-    ///    completion vector, or the channel or the domain belongs to another context; or the domain is no parent domain.
+    /// Those of [`CompletionQueue::new`], and:
+    ///
+    ///  - `EINVAL`: the device has no such completion vector; the channel or the domain belongs to another context; or
+    ///    the domain is no parent domain.
     ///  - `EOPNOTSUPP`: the device has no extended queues, or not with these fields or flags.
     ///  - `EMFILE`, `ENFILE`: too many files are open for a channel of its own.
-    ///  - `ENOMEM`: the device or the machine has run out of memory or completion queues, or
-    ///    `RLIMIT_MEMLOCK` is too low.
     #[doc(alias = "ibv_create_cq")]
     #[doc(alias = "ibv_create_cq_ex")]
     pub fn build(self) -> Result<CompletionQueue<'ctx>> {
@@ -244,7 +239,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
         Ok(CompletionQueue { raw, notifier, solicited_only, extended, domain, context })
     }
 
-    /// Checks the completion vector. A device without vectors still accepts the default.
+    /// Checks the completion vector. A device without vectors accepts the default.
     fn vector(&self, verb: &'static str) -> Result<c_int> {
         let Some(vector) = self.completion_vector else { return Ok(0) };
         let count = self.context.completion_vectors();
@@ -261,7 +256,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
 
 /// Checks a number of completions.
 pub(super) fn capacity(verb: &'static str, entries: u32, most: u32) -> Result<c_int> {
-    // The limit of a device is a C `int`.
+    // A device's limit is a C `int`.
     Error::within(verb, "the number of entries", entries, 1, most.min(c_int::MAX as u32))?;
     Ok(entries as c_int)
 }
@@ -276,16 +271,13 @@ debug! {
 const RESIZE: &str = "ibv_resize_cq";
 
 impl CompletionQueue<'_> {
-    /// `ibv_resize_cq`: changes the number of completions that the queue has room for, to at least
-    /// `entries`. Completions in the queue stay there.
+    /// `ibv_resize_cq`: changes the room of the queue to at least `entries` completions. It keeps its completions.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: `entries` is 0, more than the device allows, or less than the number of completions
-    ///    in the queue.
-    ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot resize; or its provider may leave the queue without
-    ///    memory if this fails (`rxe`, `bnxt_re`, `hfi1verbs`, `ipathverbs`), so that the next poll
-    ///    would crash: for those, use [`resize_unchecked`](Self::resize_unchecked).
+    ///  - `EINVAL`: `entries` is 0, more than the device allows, or less than the number of completions in the queue.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot resize; or a failure would make the next poll crash (`rxe`,
+    ///    `bnxt_re`, `hfi1verbs`, `ipathverbs`): see [`resize_unchecked`](Self::resize_unchecked).
     ///  - `EBUSY`: another resize is going on.
     ///  - `ENOMEM`: no memory.
     #[doc(alias = "ibv_resize_cq")]
@@ -303,17 +295,16 @@ impl CompletionQueue<'_> {
     ///
     /// # Safety
     ///
-    /// If the provider is `rxe`, `hfi1verbs`, `ipathverbs` or `bnxt_re`, and this fails with an error
-    /// other than `EINVAL`: no thread uses the queue during or after this call, and with `bnxt_re` the
-    /// queue is forgotten ([`std::mem::forget`]), not dropped. `EINVAL` leaves a queue of `rxe`
-    /// unchanged.
+    /// If this fails on `rxe`, `hfi1verbs`, `ipathverbs` or `bnxt_re`, other than with `EINVAL`: no thread uses the
+    /// queue during or after this call, and with `bnxt_re` the queue is forgotten ([`std::mem::forget`]), not dropped.
+    /// `EINVAL` leaves a queue of `rxe` unchanged.
     #[doc(alias = "ibv_resize_cq")]
     pub unsafe fn resize_unchecked(&self, entries: u32) -> Result<()> {
         let entries = capacity(RESIZE, entries, self.context().query_device()?.max_cqe())?;
         // SAFETY: the queue is live.
         let returned = unsafe { ffi::ibv_resize_cq(self.as_raw(), entries) };
         ffi::status(RESIZE, returned).map_err(|error| match error.errno() {
-            // The device supports the number, as was checked, so this is the only cause left.
+            // The number was checked, so this is the only cause left.
             libc::EINVAL => {
                 Error::holds_more(RESIZE, entries as u32, "completions: poll them first")
             }
@@ -321,16 +312,14 @@ impl CompletionQueue<'_> {
         })
     }
 
-    /// `ibv_modify_cq`: delays the event of an armed queue until it has `count` completions, or until
-    /// `period` has passed since the first of them. With zero for both, each event is raised
-    /// immediately.
+    /// `ibv_modify_cq`: delays the event of an armed queue until it has `count` completions, or until `period` has
+    /// passed since the first. Zero for both raises each event immediately.
     ///
-    /// The device counts in microseconds: a fraction of one is rounded up.
+    /// The device counts microseconds; fractions are rounded up.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the device does not support values that large; see
-    ///    [`DeviceAttributes::moderation`](crate::device::DeviceAttributes::moderation).
+    ///  - `EINVAL`: the values exceed [`DeviceAttributes::moderation`](crate::device::DeviceAttributes::moderation).
     ///  - `EOPNOTSUPP`: the device does not support moderation.
     #[doc(alias = "ibv_modify_cq")]
     #[doc(alias = "ibv_moderate_cq")]

@@ -1,29 +1,24 @@
 //! Several threads that sleep until one completion queue has something to poll.
 //!
-//! Only one thread reads an event. Suppose that two threads wait for the same queue, and the first
-//! reads the event that both wait for before the second is asleep: the second would go to sleep
-//! although the queue is no longer armed. So the events are counted: a thread that is about to sleep
-//! passes the count that it saw when the queue was armed, and does not sleep if the count has changed.
-//! One thread at a time reads; all others sleep on a condition variable, and each event wakes all of
-//! them. If the reader gives up, another thread takes its turn.
+//! One thread reads events at a time; the others sleep on a condition variable, and each event wakes all. If the reader
+//! gives up, another takes its turn. Events are counted: otherwise a thread could go to sleep for an event that another
+//! has read already, while the queue is no longer armed. A thread takes the count when the queue is armed, and sleeps
+//! only while the count is the same.
 //!
-//! Why no wake-up is lost: each thread polls after it saw, under the lock, that the queue is armed.
-//! There are three cases. The event of that arming is not raised yet: then a completion that comes
-//! after the poll raises it. It is raised and not read: then the thread that reads it wakes all threads
-//! that saw the old count. It has been read: then the count has changed.
+//! No wake-up is lost, because each thread polls after it saw, under the lock, that the queue is armed. The event of
+//! that arming is in one of three states. Not raised: a completion after the poll raises it. Raised but not read: the
+//! thread that reads it wakes all that saw the old count. Read: the count has changed.
 //!
-//! A queue that is armed already is not armed again. So there is never more than one unread event, even
-//! if every wait finds something in its second poll and no thread ever reads. Otherwise unread events
-//! would pile up in the kernel without limit.
+//! An armed queue is not armed again. So there is at most one unread event, even if every wait finds something in its
+//! second poll and no thread ever reads. Otherwise unread events would pile up in the kernel.
 //!
-//! A reader may also wake without an event, when its thread has done the device's work and found completions (see
-//! [`Read::Early`]). Then all threads poll, as after an event, and the queue stays armed.
+//! A reader may also wake without an event, when its thread did the device's work and found completions
+//! ([`Read::Early`]). Then all threads poll, and the queue stays armed.
 //!
-//! A wait can also be cancelled, by a flag that it checks under the lock before it sleeps. The thread that
-//! sets the flag then calls [`Waiters::wake_all`], which takes the lock: so the thread that waits has seen
-//! the flag, or sleeps on the condition variable, or reads. A reader that may be cancelled has a [`Waker`], whose file
-//! it polls beside that of the events. [`Waiters::wake`] is such a flag that has its number: of the threads that wait, it ends the
-//! waits that began before it, and all of them.
+//! A wait can be cancelled by a flag, which it checks under the lock before it sleeps. The thread that sets the flag
+//! then calls [`Waiters::wake_all`], which takes the lock: by then the waiter has seen the flag, sleeps on the
+//! condition variable, or reads. A reader that may be cancelled also polls the file of a [`Waker`]. [`Waiters::wake`]
+//! is such a flag with a number: it ends all waits that began before it.
 
 use crate::device::event_file;
 use crate::error::{Error, ErrorKind, Result};
@@ -33,14 +28,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{OnceLock, PoisonError};
 use std::time::Instant;
 
-/// How a thread that sleeps until there is an event has woken.
+/// Why a reading thread woke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Read {
     /// It has read an event.
     Event,
-    /// There may be completions, and the queue is armed still: no event of theirs is there to read.
+    /// There may be completions, but no event of theirs to read: the queue is still armed.
     Early,
-    /// The waker has woken it.
+    /// The waker woke it.
     Woken,
 }
 
@@ -49,7 +44,7 @@ pub(crate) struct Waiters {
     verb: &'static str,
     state: Mutex<State>,
     changed: Condvar,
-    /// Made for the first thread that may be cancelled, before it waits.
+    /// Made for the first wait that can be cancelled, before it begins.
     waker: OnceLock<Waker>,
     /// How often [`wake`](Self::wake) was called.
     wakes: AtomicU64,
@@ -57,33 +52,32 @@ pub(crate) struct Waiters {
 
 #[derive(Default)]
 struct State {
-    /// The number of events that were read so far.
+    /// The number of events read so far.
     events: u64,
-    /// Whether the queue was armed after the last event was read. Its event may be ready to read
-    /// already.
+    /// Whether the queue was armed after the last event was read. The next event may be there already.
     armed: bool,
     /// Whether a thread is reading.
     reading: bool,
-    /// How many threads sleep until another has read.
+    /// The number of threads that sleep until another has read.
     sleeping: usize,
 }
 
 impl Waiters {
-    /// Errors about a passed deadline name `verb`.
+    /// `verb` is named in errors about a passed deadline.
     pub(crate) fn new(verb: &'static str) -> Self {
         let (waker, wakes) = (OnceLock::new(), AtomicU64::new(0));
         Self { verb, state: Mutex::default(), changed: Condvar::new(), waker, wakes }
     }
 
-    /// Ignores poisoning: every change of the state is complete before anything can panic.
+    /// Ignores poisoning: nothing panics in the middle of a change.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Arms the queue with `arm`, unless it is armed already. Returns the number of events that were
-    /// read so far, to be passed to [`wait`](Self::wait); the caller polls in between.
+    /// Arms the queue with `arm`, unless it is armed. Returns the number of events read so far, for
+    /// [`wait`](Self::wait); the caller polls in between.
     ///
-    /// This holds the lock while it arms, so a thread that finds the queue armed can rely on it.
+    /// It holds the lock while it arms, so a thread that finds the queue armed can rely on it.
     pub(super) fn arm(&self, arm: impl FnOnce() -> Result<()>) -> Result<u64> {
         let mut state = self.state();
         if !state.armed {
@@ -93,16 +87,15 @@ impl Waiters {
         Ok(state.events)
     }
 
-    /// As [`arm`](Self::arm), for a caller that sleeps elsewhere, until there is an event to read. Reads the
-    /// event of the last arming first, if it is there: `read` reads one without waiting, and returns
-    /// whether there was one.
+    /// [`arm`](Self::arm), for a caller that sleeps elsewhere until there is an event. First reads the event of the
+    /// last arming: `read` never blocks, and returns whether there was one.
     pub(super) fn rearm(
         &self,
         read: impl FnOnce() -> Result<bool>,
         arm: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let mut state = self.state();
-        // A thread that is reading gets the event itself, and what wakes it.
+        // A thread that is reading takes the event, and drains the waker, itself.
         let has_read = !state.reading && state.armed && read()?;
         if has_read {
             state.events += 1;
@@ -122,9 +115,9 @@ impl Waiters {
         armed
     }
 
-    /// Returns what `poll` finds; while it finds nothing, arms the queue with `arm`, polls again, and sleeps
-    /// until its event, or until `poll` would find something else, as `cancelled` says. The latter and `read` are those
-    /// of [`wait`](Self::wait).
+    /// Returns what `poll` finds. While it finds nothing: arms the queue with `arm`, polls again, and
+    /// [waits](Self::wait) with `cancelled` and `read`. `cancelled` says that `poll` would find something without an
+    /// event.
     pub(crate) fn sleep_until<R>(
         &self,
         deadline: Option<Instant>,
@@ -142,7 +135,7 @@ impl Waiters {
                 return Ok(found);
             }
             match self.wait(seen, deadline, &cancelled, &read) {
-                // If the queue was armed for solicited completions, it may hold others by now.
+                // A queue that is armed for solicited completions may hold others by now.
                 Err(error) if error.kind() == ErrorKind::TimedOut => {
                     return poll()?.ok_or(error);
                 }
@@ -158,13 +151,13 @@ impl Waiters {
     ///  - Those of [`Waker::new`].
     pub(crate) fn make_wakeable(&self) -> Result<()> {
         if self.waker.get().is_none() {
-            // If another thread was faster, its waker is as good.
+            // If another thread was faster, its waker serves as well.
             let _ = self.waker.set(Waker::new()?);
         }
         Ok(())
     }
 
-    /// Makes all threads that wait check whether they were cancelled.
+    /// Makes all waiting threads check whether they were cancelled.
     pub(crate) fn wake_all(&self) {
         let state = self.state();
         if state.reading
@@ -176,19 +169,19 @@ impl Waiters {
         self.changed.notify_all();
     }
 
-    /// The file of those who wake, if there is one.
+    /// The file that wakes a reader, if there is one.
     pub(crate) fn waker(&self) -> Option<&Waker> {
         self.waker.get()
     }
 
-    /// How often [`wake`](Self::wake) was called: a wait that began with this number ends when there is another one.
+    /// How often [`wake`](Self::wake) was called. A wait that began with another number ends.
     pub(crate) fn wakes(&self) -> u64 {
         self.wakes.load(Ordering::SeqCst)
     }
 
-    /// Makes all threads that wait look at the number of [wakes](Self::wakes), and the waker's file readable.
+    /// Ends waits that watch the number of [wakes](Self::wakes), and makes the waker's file readable.
     pub(crate) fn wake(&self) {
-        // In this order: who drains the file, or has looked before the lock was taken here, sees the number.
+        // First the number: a thread that drains the file, or whose check is before the lock below, must see it.
         self.wakes.fetch_add(1, Ordering::SeqCst);
         if let Some(waker) = self.waker() {
             waker.wake();
@@ -197,9 +190,8 @@ impl Waiters {
         self.changed.notify_all();
     }
 
-    /// Sleeps until any thread has read another event after the first `seen` ones, or until `cancelled`
-    /// returns true. `read` reads one event, sleeping until there is one or `deadline` has passed, or wakes for another
-    /// reason.
+    /// Sleeps until any thread has read more than `seen` events, or `cancelled` returns true. `read` sleeps until it
+    /// has read an event, `deadline` has passed, or there is another reason to wake.
     pub(super) fn wait(
         &self,
         seen: u64,
@@ -255,7 +247,7 @@ impl Drop for Turn<'_> {
         state.reading = false;
         let must_wake = state.sleeping > 0;
         drop(state);
-        // All threads check the count; if it is unchanged, one of them becomes the reader.
+        // All threads check the count; if it is unchanged, one becomes the reader.
         if must_wake {
             self.0.changed.notify_all();
         }
@@ -287,7 +279,7 @@ mod tests {
         panic!("this is not to be called")
     }
 
-    /// A reader that reports each time it reads, and then waits to be told what to return.
+    /// A reader that reports each read, and waits to be told what to return.
     #[expect(clippy::type_complexity, reason = "three simple things")]
     fn reader() -> (impl Fn(Option<&Waker>) -> Result<Read>, Receiver<()>, Sender<Result<()>>) {
         let (reads, is_reading) = mpsc::channel();
@@ -309,7 +301,7 @@ mod tests {
         waiters.wait(late, None, NOT, never).unwrap();
     }
 
-    /// A thread that did the device's work wakes all, and the queue needs no further arming.
+    /// A thread that did the device's work wakes all; the queue needs no further arming.
     #[test]
     fn who_wakes_early_leaves_the_queue_armed() {
         let waiters = waiters();
@@ -429,7 +421,7 @@ mod tests {
         });
     }
 
-    /// Waits until this becomes true, for which another thread is on its way.
+    /// Waits for a condition that another thread is about to fulfil.
     fn until(condition: impl Fn() -> bool) {
         while !condition() {
             thread::yield_now();
@@ -462,7 +454,7 @@ mod tests {
                         waiters.wait(seen, None, || flag.load(Ordering::Acquire), read).unwrap();
                     };
                     let thread = scope.spawn(wait);
-                    // The first of them reads, the other one is asleep.
+                    // The first reads, the other sleeps.
                     until(|| waiters.state().reading);
                     thread
                 });
@@ -507,13 +499,13 @@ impl Waker {
         self.0.as_raw_fd()
     }
 
-    /// Makes the file readable. It fails only if it is readable already.
+    /// Makes the file readable; fails only if it is already.
     pub(crate) fn wake(&self) {
         // SAFETY: the file is open.
         unsafe { crate::linux::eventfd_write(self.fd(), 1) };
     }
 
-    /// Makes the file unreadable. It fails only if it is unreadable already.
+    /// Makes the file unreadable; fails only if it is already.
     pub(crate) fn drain(&self) {
         let mut count = 0;
         // SAFETY: the file is open, and the number is writable.

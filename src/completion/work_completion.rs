@@ -6,10 +6,9 @@ use crate::debug::debug;
 use crate::ffi;
 use crate::foreign_enum::{foreign_enum, getters};
 
-/// `struct ibv_wc`: the completion of a work request, as [`CompletionQueue::poll`] returns it.
+/// `struct ibv_wc`: the completion of a work request, as [`CompletionQueue::poll`] returns it, in C's layout.
 ///
-/// It has the layout of the C struct. [`wr_id`](Self::wr_id) identifies the request, and
-/// [`result`](Self::result) tells how it ended.
+/// [`wr_id`](Self::wr_id) identifies the request, and [`result`](Self::result) tells how it ended.
 ///
 /// [`CompletionQueue::poll`]: crate::CompletionQueue::poll
 #[derive(Clone, Copy, Default)]
@@ -18,7 +17,7 @@ use crate::foreign_enum::{foreign_enum, getters};
 pub struct WorkCompletion(ffi::ibv_wc);
 
 impl WorkCompletion {
-    /// The number that was given to the work request when it was posted.
+    /// The number that the request was posted under.
     #[inline]
     pub fn wr_id(&self) -> u64 {
         self.0.wr_id
@@ -40,8 +39,7 @@ impl WorkCompletion {
     ///
     /// # Errors
     ///
-    /// The request failed. Every request that was posted to the same queue after it fails too, most
-    /// of them with [`WorkStatus::Flushed`].
+    /// The request failed. So does every later request of the same queue, most of them with [`WorkStatus::Flushed`].
     #[inline]
     pub fn result(&self) -> WorkResult {
         if self.is_success() { Ok(WorkSuccess::from_raw(self.0)) } else { Err(self.error()) }
@@ -49,9 +47,8 @@ impl WorkCompletion {
 
     #[cold]
     fn error(&self) -> WorkError {
-        // SAFETY: it reads through a reference. The volatile read makes the compiler load the status
-        // again here. Otherwise it would keep the status that `is_success` compares, which costs every
-        // successful completion an instruction.
+        // SAFETY: it reads through a reference. The volatile read makes the compiler load the status again. It would
+        // otherwise keep the one that `is_success` compares, at the cost of an instruction per successful completion.
         let status = unsafe { ptr::read_volatile(&self.0.status) };
         WorkError::new(status.into(), self.0.vendor_err)
     }
@@ -83,7 +80,7 @@ pub struct WorkSuccess {
     _tag: Success,
 }
 
-/// See [`WorkSuccess::message_len`]: of a success.
+/// [`WorkSuccess::message_len`], of C's struct.
 #[cfg(feature = "channel")]
 #[inline(always)]
 pub(crate) fn message_len(success: &ffi::ibv_wc) -> Option<u32> {
@@ -91,8 +88,8 @@ pub(crate) fn message_len(success: &ffi::ibv_wc) -> Option<u32> {
     (success.opcode == ffi::ibv_wc_opcode::IBV_WC_RECV).then_some(success.byte_len)
 }
 
-/// Where a success is made, the one value of this type is a constant. A `Result` of a success keeps its
-/// discriminant in this field, so the compiler knows the discriminant and removes the match on it.
+/// Its one value is a constant where a success is made. A `Result` keeps its discriminant in this field, so the
+/// compiler knows it and removes the match on it.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 enum Success {
@@ -100,39 +97,37 @@ enum Success {
 }
 
 impl WorkSuccess {
-    /// From a completion whose status is success.
+    /// Takes a completion whose status is success.
     #[inline]
     pub(crate) fn from_raw(raw: ffi::ibv_wc) -> Self {
         Self { raw, _tag: Success::Success }
     }
 
-    /// How long the message is that was put into the receive's memory, if it is a receive of one.
+    /// The length of the message in the receive's memory, if this is a receive of one.
     #[cfg(feature = "channel")]
     #[inline(always)]
     pub(crate) fn message_len(&self) -> Option<u32> {
         message_len(&self.raw)
     }
 
-    /// The operation that was carried out.
+    /// The operation.
     #[inline]
     pub fn opcode(&self) -> WorkOpcode {
         self.raw.opcode.into()
     }
 
-    /// The number of bytes that arrived, for a receive, a read or an atomic; for other requests the
-    /// device may leave any value here. For a UD receive it includes the 40 bytes of the global route
-    /// header.
+    /// The number of bytes that arrived, for a receive, a read or an atomic.
     ///
-    /// For a receive that was completed by an RDMA write with immediate
-    /// ([`ReceiveWriteWithImmediate`](WorkOpcode::ReceiveWriteWithImmediate)) it is the length of the
-    /// write, which did not go to the receive's memory and may be longer than that memory. If peers may
-    /// write, check the opcode before using this as a length within the buffer.
+    /// Other requests may leave any value here. For a UD receive it includes 40 bytes for the global route header. If
+    /// peers may write, check the opcode before you use it as a length within the buffer: for
+    /// [`ReceiveWriteWithImmediate`](WorkOpcode::ReceiveWriteWithImmediate) it is the length of the write, which went
+    /// elsewhere and may be longer than the receive's memory.
     #[inline]
     pub fn byte_len(&self) -> u32 {
         self.raw.byte_len
     }
 
-    /// The immediate data of the message, if it has any.
+    /// The immediate data of the message, if any.
     #[inline]
     pub fn immediate(&self) -> Option<u32> {
         // SAFETY: both arms of the union are 32 plain bits.
@@ -140,11 +135,10 @@ impl WorkSuccess {
             .then(|| u32::from_be(unsafe { self.raw.__bindgen_anon_1.imm_data }))
     }
 
-    /// The rkey that the peer invalidated with the message, if it did.
+    /// The rkey that the message invalidated, if any.
     ///
-    /// Not on Soft-RoCE: instead of `IBV_WC_WITH_INV` (8) it passes on a flag of the kernel (4), which
-    /// libibverbs takes for a correct checksum. The key is invalidated, but the completion does not
-    /// report it.
+    /// Not on Soft-RoCE: it invalidates the key, but passes on a flag of the kernel (4), which libibverbs takes for a
+    /// correct checksum, instead of `IBV_WC_WITH_INV` (8).
     #[inline]
     pub fn invalidated_rkey(&self) -> Option<u32> {
         // SAFETY: both arms of the union are 32 plain bits.
@@ -158,8 +152,7 @@ impl WorkSuccess {
         self.raw.src_qp
     }
 
-    /// Whether the first 40 bytes of a UD receive are a global route header. If not, their content is
-    /// undefined.
+    /// Whether the first 40 bytes of a UD receive are a global route header. If not, they are undefined.
     #[inline]
     pub fn has_global_route(&self) -> bool {
         self.flag(ffi::ibv_wc_flags::IBV_WC_GRH)
@@ -178,11 +171,11 @@ impl WorkSuccess {
         #[inline]
         pkey_index: u16 => self.raw.pkey_index;
 
-        /// The low bits of the local LID that the message was sent to; for UD receives only.
+        /// The low bits of the local LID that received the message; for UD receives only.
         #[inline]
         destination_path_bits: u8 => self.raw.dlid_path_bits;
 
-        /// The flags as C has them: bits of `enum ibv_wc_flags`.
+        /// Bits of `enum ibv_wc_flags`.
         #[inline]
         flags: u32 => self.raw.wc_flags;
 
@@ -252,7 +245,7 @@ foreign_enum! {
     /// `enum ibv_wc_status`: why a work request failed.
     #[doc(alias = "ibv_wc_status")]
     pub enum WorkStatus: ibv_wc_status(u32) {
-        /// The work request did not fail.
+        /// It did not fail.
         Success = IBV_WC_SUCCESS,
         /// A message did not fit into the receive, or was longer than the device can send.
         LocalLength = IBV_WC_LOC_LEN_ERR,
@@ -276,11 +269,9 @@ foreign_enum! {
         RemoteAccess = IBV_WC_REM_ACCESS_ERR,
         /// The peer could not carry out the request.
         RemoteOperation = IBV_WC_REM_OP_ERR,
-        /// The peer did not answer in time, although the packet was sent again as often as `retry_cnt`
-        /// allows.
+        /// The peer did not answer in time, although the packet was sent again `retry_cnt` times.
         RetryExceeded = IBV_WC_RETRY_EXC_ERR,
-        /// The peer had no receive posted, although the message was sent again as often as `rnr_retry`
-        /// allows.
+        /// The peer had no receive posted, although the message was sent again `rnr_retry` times.
         RnrRetryExceeded = IBV_WC_RNR_RETRY_EXC_ERR,
         /// A reliable datagram domain was violated.
         LocalRddViolation = IBV_WC_LOC_RDD_VIOL_ERR,
@@ -322,7 +313,7 @@ pub enum WorkErrorClass {
     Remote,
     /// In reaching the peer: the peer or the network is gone, or too slow.
     Transport,
-    /// In an earlier failure: the request was not carried out because the queue pair had stopped.
+    /// In an earlier failure that stopped the queue pair before this request.
     Flushed,
     /// In the device.
     Device,
@@ -338,7 +329,7 @@ impl WorkError {
         self.status
     }
 
-    /// The vendor's own number for the cause.
+    /// The vendor's number for the cause.
     pub fn vendor_error(&self) -> u32 {
         self.vendor_error
     }
@@ -407,8 +398,7 @@ impl fmt::Display for WorkError {
     }
 }
 
-/// The same text as `Display`: a `main` that returns an error prints its `Debug` form, and readers need
-/// the words.
+/// The same text as `Display`: a `main` that returns an error prints its `Debug` form.
 impl fmt::Debug for WorkError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
