@@ -1,4 +1,4 @@
-//! Each operation of the table says the same in both interfaces: what `fill` writes to an `ibv_send_wr`, and what `emit`
+//! Checks that both interfaces get the same of each operation: what `fill` writes to an `ibv_send_wr`, and what `emit`
 //! passes to the functions of `ibv_qp_ex`.
 
 use std::cell::Cell;
@@ -10,7 +10,7 @@ use crate::ffi::ibv_wr_opcode as Opcode;
 use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair::FlushPlacement;
 
-/// A value of each type that the table has fields of. No two are alike where they could be taken for each other.
+/// A value for each type of field in the table. Values that could be mixed up differ.
 pub(super) trait Sample {
     fn sample(at: u64) -> Self;
 }
@@ -36,7 +36,7 @@ sample! {
     Invalidate = |_at| Invalidate(0x0bad_cafe);
 }
 
-/// What both interfaces say: the opcode, the peer's memory, the numbers of an atomic, and the immediate or key.
+/// What both interfaces get: the opcode, the peer's memory, the numbers of an atomic, and the immediate or key.
 type Said = (Opcode, [u64; 4], u32);
 
 thread_local! {
@@ -58,7 +58,7 @@ macro_rules! functions {
     )+};
 }
 
-/// A queue pair that notes what it is told.
+/// A queue pair that notes its arguments.
 fn noting() -> ffi::ibv_qp_ex {
     let mut queue_pair = ffi::ibv_qp_ex::default();
     functions! { queue_pair:
@@ -74,10 +74,10 @@ fn noting() -> ffi::ibv_qp_ex {
             IBV_WR_ATOMIC_CMP_AND_SWP [rkey.into(), to, compare, swap], 0;
         wr_atomic_fetch_add(rkey: u32, to: u64, add: u64) =
             IBV_WR_ATOMIC_FETCH_AND_ADD [rkey.into(), to, add, 0], 0;
-        // The value is an argument of the extended interface alone.
+        // Only the extended interface has the value.
         wr_atomic_write(rkey: u32, to: u64, value: *const std::ffi::c_void) =
             IBV_WR_ATOMIC_WRITE [rkey.into(), to, 0, 0], u32::from(value.is_null());
-        // So are the length and what is flushed.
+        // Nor has `ibv_send_wr` the length and what is flushed.
         wr_flush(rkey: u32, to: u64, length: usize, placement: u8, whole: u8) =
             IBV_WR_FLUSH [rkey.into(), to, 0, 0],
             u32::from((length, placement, whole) != (64, FlushPlacement::PERSISTENT.bits(), 1));
@@ -85,10 +85,10 @@ fn noting() -> ffi::ibv_qp_ex {
     queue_pair
 }
 
-/// What a request in C's form says.
+/// What a C request says.
 fn said_by(request: &ffi::ibv_send_wr) -> Said {
-    // SAFETY: the request was zeroed before it was filled. What an operation fills is the form that is read of it here; where
-    // it fills none, the zeros are.
+    // SAFETY: the request was zeroed before it was filled, so each form of the union is initialised. The form read here
+    // is the one that the operation fills, or zeros.
     let numbers = unsafe {
         match request.opcode {
             Opcode::IBV_WR_ATOMIC_CMP_AND_SWP | Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD => {
@@ -115,7 +115,7 @@ impl Compared {
         // SAFETY: it is a request.
         unsafe { kind.fill(&raw mut request) };
         let mut queue_pair = noting();
-        // SAFETY: it has all functions, which only note their arguments.
+        // SAFETY: it has all functions, and they only note their arguments.
         unsafe { kind.emit(&raw mut queue_pair) };
         let said = SAID.take().expect("it was told");
         assert_eq!(said, said_by(&request), "by ibv_wr_*, and in the request");
@@ -128,7 +128,7 @@ impl Compared {
 fn both_interfaces_say_the_same_of_each_operation_of_the_table() {
     let mut compared = Compared::default();
     super::requests::for_each_operation(&mut compared);
-    // Nothing of the table is missing, and the extras were tried.
+    // Every entry of the table was compared, with its extras.
     let mut opcodes: Vec<_> = compared.0.iter().map(|opcode| opcode.0).collect();
     opcodes.sort_unstable();
     opcodes.dedup();

@@ -1,16 +1,14 @@
 //! Batches of the extended posting interface: many requests with one doorbell, or none of them.
 //!
-//! C brackets a batch between `ibv_wr_start` and `ibv_wr_complete` or `ibv_wr_abort`, and most providers
-//! hold the lock of the send queue in between. A guard object could be forgotten, and every later post
-//! would wait for ever. So there is no guard: [`QueuePair::batch`] calls a closure with a [`Batch`] that
-//! lives only during the call, and ends the bracket however the closure returns.
+//! C brackets a batch between `ibv_wr_start` and `ibv_wr_complete` or `ibv_wr_abort`. Most providers lock the send
+//! queue in between. A forgotten guard object would block every later post for ever, so [`QueuePair::batch`] calls a
+//! closure instead, and ends the bracket however the closure returns.
 //!
-//! The module avoids two more traps of C. The setters (`ibv_wr_set_sge` ..) change the request that was
-//! added last, so no method calls a setter alone. And a function that a provider lacks is a null pointer in
-//! C. So the set of available functions is determined once, when the queue pair is built, and each request
-//! checks its functions against this set before it calls any of them.
+//! Two traps of C are closed. The setters (`ibv_wr_set_sge` ..) change the request that was added last: no method calls
+//! a setter alone. A function that a provider lacks is a null pointer: the queue pair stores the set of its functions
+//! when it is built, and each request is checked against this set before it calls any.
 //!
-//! A batch of a queue pair without the interface has none of the functions: what lacks one goes to its [`Collector`].
+//! Without the interface a batch has no functions: its requests go to its [`Collector`].
 
 use std::marker::PhantomData;
 use std::{mem, ptr};
@@ -26,11 +24,11 @@ use crate::operation::{Adds, INLINE, SIGNALED, check};
 use crate::queue_pair::{MessageLimits, QueuePair, Rc, SendOperations, Transport, function};
 use crate::queue_pair_state::QueuePairType;
 
-/// Requests that are about to be posted together: see [`QueuePair::batch`].
+/// Requests that are posted together: see [`QueuePair::batch`].
 pub struct Batch<'q, T = Rc> {
     /// Null if there is a collector.
     raw: *mut ffi::ibv_qp_ex,
-    /// The functions that are available: none if there is a collector.
+    /// The functions that the queue pair has: none if there is a collector.
     available: u64,
     /// The current value of `wr_flags`.
     flags: u32,
@@ -47,8 +45,7 @@ impl Drop for Abort {
     #[inline]
     fn drop(&mut self) {
         if !self.0.is_null() {
-            // SAFETY: the queue pair is live and in a batch, and a queue pair of this interface has the
-            // function.
+            // SAFETY: the queue pair is live and in a batch, and queue pairs of this interface have the function.
             unsafe { (*self.0).wr_abort.unwrap_unchecked()(self.0) }
         }
     }
@@ -74,7 +71,7 @@ impl<T: Transport> Batch<'_, T> {
                 (ptr::null_mut(), 0)
             }
         };
-        // One call of `build` for both, so that the compiler inlines it.
+        // One call of `build` for both cases, so that the compiler inlines it.
         let mut batch = Batch::<'_, T> {
             raw,
             available,
@@ -86,7 +83,7 @@ impl<T: Transport> Batch<'_, T> {
         };
         let abort = Abort(raw);
         if !raw.is_null() {
-            // SAFETY: the queue pair is live, and one of this interface has the function.
+            // SAFETY: the queue pair is live, and queue pairs of this interface have the function.
             unsafe {
                 (*raw).wr_start.unwrap_unchecked()(raw);
                 (*raw).wr_flags = batch.flags;
@@ -104,19 +101,19 @@ impl<T: Transport> Batch<'_, T> {
         if returned == 0 { Ok(value) } else { Err(explain_batch(queue_pair, returned).into()) }
     }
 
-    /// `ibv_wr_send`, `ibv_wr_rdma_write` .., `ibv_wr_set_sge` ..: adds a request under the number `wr_id`. It has a
-    /// completion unless it is [`unsignaled`](crate::SendWorkRequest::unsignaled). If this fails, it adds nothing, and the
-    /// other requests can still be posted.
+    /// `ibv_wr_send`, `ibv_wr_rdma_write` .., `ibv_wr_set_sge` ..: adds a request under the number `wr_id`.
+    ///
+    /// It has a completion unless it is [`unsignaled`](crate::SendWorkRequest::unsignaled). If this fails, nothing is
+    /// added, and the other requests can still be posted.
     ///
     /// # Errors
     ///
-    ///  - `EOPNOTSUPP`: the queue pair was not built for the operation; or its provider takes no data in that form; or, on
-    ///    Soft-RoCE, the pieces of a list differ in length, for which rxe of v55.0 would send a wrong length.
-    ///  - `EINVAL`: there are more pieces or more inline data than the queue pair was built for, or more bytes than the port
-    ///    sends as one message; the peer's memory is too
-    ///    short, or not aligned for an atomic; the request needs a [destination](crate::SendWorkRequest::to) and has
-    ///    none.
-    ///  - `ENOMEM`, on a queue pair without the extended interface: as many requests were added as the send queue holds
+    ///  - `EOPNOTSUPP`: the queue pair was not built for the operation; its provider takes no data in that form; or, on
+    ///    Soft-RoCE, the pieces of a list differ in length (rxe of v55.0 would send a wrong length).
+    ///  - `EINVAL`: there are more pieces or more inline data than the queue pair was built for, or more bytes than the
+    ///    port sends as one message; the peer's memory is too short, or not aligned for an atomic; the request lacks
+    ///    the [destination](crate::SendWorkRequest::to) that it needs.
+    ///  - `ENOMEM`, without the extended interface: the send queue holds no more requests
     ///    ([`QueueFull`](crate::ErrorKind::QueueFull)), or there is no memory.
     #[doc(alias = "ibv_wr_send")]
     #[doc(alias = "ibv_wr_rdma_write")]
@@ -156,15 +153,15 @@ impl<T: Transport> Batch<'_, T> {
         let flags = SIGNALED ^ kind.flags();
         self.begin(wr_id, flags);
         let raw = self.raw;
-        // SAFETY: the queue pair is live, in a batch, and has the functions. The buffer lives until the end of this
-        // function; the caller of `run` vouches for what the device uses later.
+        // SAFETY: the queue pair is live, in a batch, and has the functions. The buffer lives until this function
+        // returns; the caller of `run` vouches for what the device uses later.
         unsafe {
             kind.emit(raw);
             kind.emit_destination(raw);
             match list {
                 _ if !R::Operation::HAS_DATA => {}
                 [one] if flags & INLINE == 0 => {
-                    // Read again: what was read before the calls would have been stored meanwhile.
+                    // Listed again: keeping the first list across the calls would store it in memory.
                     let mut again = <R as Request>::list(&mut buffer);
                     let one = again
                         .as_mut()
@@ -183,7 +180,7 @@ impl<T: Transport> Batch<'_, T> {
         Ok(())
     }
 
-    /// Checks what only concerns several pieces.
+    /// Checks that concern several pieces only.
     #[inline]
     fn check_list<K: Kind>(&self, kind: &K, list: &[ffi::ibv_sge]) -> Result<()> {
         if kind.flags() & INLINE != 0 {
@@ -201,8 +198,7 @@ impl<T: Transport> Batch<'_, T> {
     ///
     /// # Safety
     ///
-    /// The window and the region in `info` are live and of the domain of the queue pair, and stay live
-    /// until the completion was polled.
+    /// The window and the region in `info` are of the queue pair's domain, and live until the completion was polled.
     pub(super) unsafe fn bind_raw(
         &mut self,
         wr_id: u64,
@@ -228,9 +224,9 @@ impl<T: Transport> Batch<'_, T> {
         Ok(())
     }
 
-    /// `mlx5dv_wr_mr_list`: lets `key` name these pieces, one behind the other, with this access; the first byte
-    /// has address 0. Later requests of this queue pair can name the key. The queue pair was built
-    /// [for it](crate::QueuePairBuilder::extended_with_memory_keys).
+    /// `mlx5dv_wr_mr_list`: lets `key` name these pieces, one behind the other, with this access; the first byte has
+    /// address 0. Later requests of this queue pair can use the key. The queue pair was built [for
+    /// it](crate::QueuePairBuilder::extended_with_memory_keys).
     ///
     /// # Errors
     ///
@@ -240,8 +236,8 @@ impl<T: Transport> Batch<'_, T> {
     /// # Safety
     ///
     /// While the key names the pieces, they stay registered, and their memory fulfils the conditions of
-    /// [`RawMemoryRegion::new`](crate::memory::RawMemoryRegion::new) under this access. The key lives until the completion was
-    /// polled.
+    /// [`RawMemoryRegion::new`](crate::memory::RawMemoryRegion::new) under this access. The key lives until the
+    /// completion was polled.
     #[cfg(feature = "mlx5")]
     #[doc(alias = "mlx5dv_wr_mr_list")]
     pub unsafe fn set_memory_key(
@@ -262,8 +258,8 @@ impl<T: Transport> Batch<'_, T> {
         };
         // The list is a part of the request.
         self.begin(wr_id, SIGNALED | INLINE);
-        // SAFETY: the queue pair is live, in a batch, and has the function, so it is one of mlx5; the caller vouches for
-        // key and pieces, which are only read.
+        // SAFETY: the queue pair is live, in a batch, and has the function, so it is one of mlx5. The caller vouches
+        // for key and pieces, which are only read.
         unsafe {
             let direct = ffi::mlx5dv_qp_ex_from_ibv_qp_ex(self.raw);
             let set = (*direct).wr_mr_list.unwrap_unchecked();
@@ -277,7 +273,7 @@ impl<T: Transport> Batch<'_, T> {
     fn begin(&mut self, wr_id: u64, flags: u32) {
         // SAFETY: the queue pair is live, and nothing else accesses it during a batch.
         unsafe { (*self.raw).wr_id = wr_id };
-        // Mostly all requests have the same flags, and then the compiler stores them only once.
+        // Most batches use the same flags throughout, and then the compiler stores them only once.
         if self.flags != flags {
             self.flags = flags;
             // SAFETY: as above.
@@ -286,8 +282,8 @@ impl<T: Transport> Batch<'_, T> {
     }
 }
 
-/// Adds a request for which the queue pair lacks functions of the extended interface. It gets no reference to the batch,
-/// which would keep the batch in memory.
+/// Adds a request for which the queue pair lacks functions of the extended interface. It takes no reference to the
+/// batch, which would keep the batch in memory.
 #[cold]
 #[inline(never)]
 fn add_otherwise<K: Kind>(
@@ -362,8 +358,8 @@ unsafe fn set_inline(raw: *mut ffi::ibv_qp_ex, bytes: &ffi::ibv_sge) {
     }
 }
 
-/// As [`set_inline`], of several pieces. `ibv_wr_set_inline_data_list` is not used: before rdma-core 64, rxe sends nothing
-/// with it.
+/// As [`set_inline`], for several pieces. `ibv_wr_set_inline_data_list` is not used: rxe sends nothing with it before
+/// rdma-core 64.
 ///
 /// # Safety
 ///
@@ -375,7 +371,7 @@ unsafe fn set_inline_list(raw: *mut ffi::ibv_qp_ex, list: &[ffi::ibv_sge]) {
         // SAFETY: the caller vouches for the bytes.
         unsafe { std::slice::from_raw_parts(bytes, piece.length as usize) }
     });
-    // No device takes more inline data than fit there: `check` has compared it with the queue pair's limit.
+    // All inline data fits there: `check` has compared it with the queue pair's limit, and no device has a higher one.
     if let Ok(mut gathered) = Gathered::new(pieces) {
         for bytes in gathered.as_mut() {
             // SAFETY: the caller vouches for the queue pair; the bytes are here.

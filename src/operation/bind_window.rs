@@ -1,4 +1,4 @@
-//! The memory that a window is bound to, and the requests that bind and invalidate a window.
+//! Requests that bind and invalidate memory windows, and the memory that a window is bound to.
 
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
@@ -19,11 +19,10 @@ use crate::memory::{
 use crate::queue_pair::{QueuePair, Transport};
 use crate::queue_pair_state::QueuePairType;
 
-/// Registered memory that a window can be bound to, if it was registered with
-/// [`AccessFlags::MW_BIND`].
+/// Registered memory that a window can be bound to, if it was registered with [`AccessFlags::MW_BIND`].
 ///
-/// The trait is sealed: [`SharedMemoryRegion`](crate::SharedMemoryRegion) and
-/// [`RawMemoryRegion`](crate::memory::RawMemoryRegion) have it.
+/// Sealed: [`SharedMemoryRegion`](crate::SharedMemoryRegion) and [`RawMemoryRegion`](crate::memory::RawMemoryRegion)
+/// have it.
 pub trait WindowMemory: private::Sealed + Leak + Send + Sync {
     /// The region, its access flags, and the address and length in bytes of `range`.
     #[doc(hidden)]
@@ -50,9 +49,8 @@ impl<M: InMemory + Peers + Send + Sync> WindowMemory for Region<'_, M> {
 
 /// `struct ibv_mw_bind_info`: the memory that a window will be bound to, and the access it will allow.
 ///
-/// It holds the region. A borrowed region limits the life of the window to `'res`. A shared region is kept
-/// alive by the window (the window keeps the region of its current binding and of the one before, until it
-/// is deallocated).
+/// The window's life cannot exceed that of a borrowed region (`'res`). It keeps a shared region alive: until it is
+/// deallocated, it holds the regions of its current binding and of the one before.
 #[must_use]
 #[doc(alias = "ibv_mw_bind_info")]
 pub struct WindowBinding<'res> {
@@ -70,12 +68,13 @@ unsafe impl Sync for WindowBinding<'_> {}
 const VERB: &str = "ibv_bind_mw";
 
 impl<'res> WindowBinding<'res> {
-    /// The elements (or bytes, for a [`RawMemoryRegion`](crate::memory::RawMemoryRegion)) of `region` in `range`, for `access`: remote
-    /// read, write and atomic, and [`ZERO_BASED`](AccessFlags::ZERO_BASED) if peers will address the window
-    /// from 0 on and the device supports that.
+    /// Binds `range` of `region` for `access`.
     ///
-    /// The region stays borrowed for as long as the window lives. For windows that live longer, use
-    /// [`shared`](Self::shared).
+    /// The range is in elements, or in bytes for a [`RawMemoryRegion`](crate::memory::RawMemoryRegion). The access is
+    /// remote read, write and atomic, and [`ZERO_BASED`](AccessFlags::ZERO_BASED) if the device supports it and peers
+    /// will address the window from 0.
+    ///
+    /// The region stays borrowed while the window lives; [`shared`](Self::shared) avoids that.
     ///
     /// ```compile_fail,E0505
     /// # use ibverbs::memory::MemoryWindow;
@@ -96,14 +95,13 @@ impl<'res> WindowBinding<'res> {
     /// # }
     /// ```
     ///
-    /// An empty range closes a window of type 1, but the region may continue to count as bound until the
-    /// window is deallocated.
+    /// An empty range closes a window of type 1, but the region may count as bound until the window is deallocated.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the range is out of bounds; `access` has other flags; or the region was not registered
-    ///    with [`MW_BIND`](AccessFlags::MW_BIND), or not with [`LOCAL_WRITE`](AccessFlags::LOCAL_WRITE),
-    ///    which remote write and atomic access require.
+    ///  - `EINVAL`: the range is out of bounds; `access` has other flags; or the region was not registered with
+    ///    [`MW_BIND`](AccessFlags::MW_BIND), or not with [`LOCAL_WRITE`](AccessFlags::LOCAL_WRITE), which remote write
+    ///    and atomic access require.
     pub fn new(
         region: &'res impl WindowMemory,
         range: impl RangeBounds<usize>,
@@ -112,7 +110,7 @@ impl<'res> WindowBinding<'res> {
         Self::of(region.window(range)?, access)
     }
 
-    /// As [`new`](Self::new), for a region that the window keeps alive from now on.
+    /// [`new`](Self::new), for a region that the window keeps alive.
     ///
     /// # Errors
     ///
@@ -153,12 +151,11 @@ impl<'res> WindowBinding<'res> {
     }
 
     setters! { self,
-        /// `IBV_SEND_FENCE`: the device begins the binding only when all earlier reads and atomics have
-        /// completed.
+        /// `IBV_SEND_FENCE`: the device begins the binding when all earlier reads and atomics have completed.
         #[doc(alias = "IBV_SEND_FENCE")]
         fence() => self.flags |= ffi::ibv_send_flags::IBV_SEND_FENCE.0;
 
-        /// A successful binding has no completion, on a queue pair that does not signal all requests.
+        /// A successful binding has no completion, unless the queue pair signals all requests.
         unsignaled() => self.flags &= !ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
     }
 
@@ -188,13 +185,13 @@ fn check(window: &MemoryWindow<'_>, info: &ffi::ibv_mw_bind_info) -> Result<()> 
     Ok(())
 }
 
-/// The key that the next binding of a type 2 window gives it.
+/// The rkey that the next binding gives a type 2 window.
 fn next_rkey(window: &MemoryWindow<'_>) -> u32 {
     // SAFETY: it only computes.
     unsafe { ffi::ibv_inc_rkey(window.rkey()) }
 }
 
-/// After a binding was posted: holds the region, and returns the memory that the peer can access.
+/// Holds the region of a posted binding, and returns the memory that the peer can access.
 fn posted<'w>(window: &mut MemoryWindow<'w>, binding: WindowBinding<'w>) -> RemoteMemoryRegion {
     window.hold(binding.shared);
     let zero_based = AccessFlags::ZERO_BASED.bits() & binding.info.mw_access_flags != 0;
@@ -206,7 +203,7 @@ fn posted<'w>(window: &mut MemoryWindow<'w>, binding: WindowBinding<'w>) -> Remo
 ///
 /// # Safety
 ///
-/// As there; and the caller is the only one to post to the send queue.
+/// As there; and nothing else posts to the send queue meanwhile.
 unsafe fn bind<'w>(
     queue_pair: &QueuePair<'_, QueuePairType>,
     window: &mut MemoryWindow<'w>,
@@ -245,7 +242,7 @@ unsafe fn bind<'w>(
 ///
 /// # Safety
 ///
-/// As there; and the caller is the only one to post to the send queue.
+/// As there; and nothing else posts to the send queue meanwhile.
 unsafe fn invalidate(
     queue_pair: &QueuePair<'_, QueuePairType>,
     window: &mut MemoryWindow<'_>,
@@ -271,26 +268,25 @@ unsafe fn invalidate(
 /// The methods that bind and invalidate windows.
 macro_rules! window_methods {
     () => {
-        /// `ibv_bind_mw`, or `ibv_post_send` of a request to bind (`IBV_WR_BIND_MW`), depending on the type of
-        /// the window: binds `window`. Returns the remote region that a peer needs to access it.
+        /// `ibv_bind_mw` (type 1), `ibv_post_send` with `IBV_WR_BIND_MW` (type 2): posts a request to bind `window`.
+        /// Returns the remote region that a peer needs to access it.
         ///
-        /// This only posts the request. The result may be sent to the peer over this queue pair immediately,
-        /// since the device carries out later requests after this one. It may be sent by other means once the
-        /// completion was polled. If the completion reports a failure, the window is unchanged: [set its key
-        /// back](MemoryWindow::set_rkey) before binding it again.
+        /// The result may be sent over this queue pair immediately, since the device carries out later requests after
+        /// this one; by other means, once the completion was polled. If the binding fails, the window is unchanged:
+        /// [set its key back](MemoryWindow::set_rkey) before you bind it again.
         ///
         /// # Errors
         ///
-        ///  - `EINVAL`: queue pairs of this type cannot bind; the window is of type 2, and the range empty; or
-        ///    the device does not support that access for windows.
+        ///  - `EINVAL`: queue pairs of this type cannot bind; the window is of type 2, and the range empty; or the
+        ///    device does not support that access for windows.
         ///  - `EPERM`: window and region are of different protection domains.
         ///  - `EOPNOTSUPP`: the device has no windows, or none of this length (mlx5: 2 GiB).
         ///  - `ENOMEM`: the send queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
         ///
         /// # Safety
         ///
-        /// `wr_id` differs from the numbers of all other outstanding requests. Otherwise the completion of this
-        /// one could be taken for theirs, and so for a sign that their memory may be touched.
+        /// `wr_id` differs from the numbers of all other outstanding requests. Otherwise this completion could be taken
+        /// for that of another request, whose memory the device still uses.
         #[doc(alias = "ibv_bind_mw")]
         #[doc(alias = "ibv_mw_bind")]
         #[doc(alias = "ibv_inc_rkey")]
@@ -301,13 +297,14 @@ macro_rules! window_methods {
             binding: WindowBinding<'w>,
             wr_id: u64,
         ) -> Result<RemoteMemoryRegion> {
-            // SAFETY: the caller vouches for the number; the queue pair or its one send half is borrowed exclusively.
+            // SAFETY: the caller vouches for the number. The queue pair, or its one send half, is borrowed exclusively.
             unsafe { bind(self.queue_pair().erased(), window, binding, wr_id) }
         }
 
-        /// `ibv_post_send` of a request to invalidate (`IBV_WR_LOCAL_INV`): closes a window of type 2. Once it
-        /// is carried out, the peer has no access any more, and the window can be bound again. (To close a
-        /// window of type 1, bind it to other memory or deallocate it.)
+        /// `ibv_post_send` with `IBV_WR_LOCAL_INV`: posts a request to close a window of type 2.
+        ///
+        /// After its completion the peer has no access, and the window can be bound again. To close a window of type 1,
+        /// bind it to other memory or deallocate it.
         ///
         /// # Errors
         ///
@@ -323,7 +320,7 @@ macro_rules! window_methods {
             window: &mut MemoryWindow<'_>,
             wr_id: u64,
         ) -> Result<()> {
-            // SAFETY: the caller vouches for the number; the queue pair or its one send half is borrowed exclusively.
+            // SAFETY: as in `post_bind_mw`: the number is the caller's promise, and the borrow is exclusive.
             unsafe { invalidate(self.queue_pair().erased(), window, wr_id) }
         }
     };
@@ -338,9 +335,9 @@ impl<T: Transport> SendHalf<'_, '_, T> {
 }
 
 impl<T: Transport> Batch<'_, T> {
-    /// `ibv_wr_bind_mw`: binds a window of type 2. Returns the remote region that a peer needs to access
-    /// it. See [`QueuePair::post_bind_mw`]. If the batch is not posted in the end, [set the window's key
-    /// back](MemoryWindow::set_rkey).
+    /// `ibv_wr_bind_mw`: binds a window of type 2: see [`QueuePair::post_bind_mw`].
+    ///
+    /// If the batch is not posted in the end, [set the window's key back](MemoryWindow::set_rkey).
     ///
     /// # Errors
     ///
@@ -365,8 +362,8 @@ impl<T: Transport> Batch<'_, T> {
         }
         check(window, &binding.info)?;
         let rkey = next_rkey(window);
-        // SAFETY: the binding holds the region, and the caller the window. Both have the same domain; the
-        // device checks that it is the queue pair's.
+        // SAFETY: the binding holds the region, and the caller the window. Both are of one domain; the device checks
+        // that it is the queue pair's.
         unsafe { self.bind_raw(wr_id, binding.flags, window.as_raw(), rkey, &binding.info) }?;
         window.set_rkey(rkey);
         Ok(posted(window, binding))

@@ -1,7 +1,7 @@
-//! Where requests go, on queue pairs without a fixed peer; and the rules for requests that access the peer's memory: its bounds, and the size and alignment of atomics.
+//! Where requests go on queue pairs without a fixed peer, and the checks of the peer's memory: bounds, and the size and
+//! alignment of atomics.
 //!
-//! Work requests, batches and channels all use these checks, so the same mistake has the same message
-//! everywhere.
+//! Work requests, batches and channels share these checks, so the same mistake has the same message everywhere.
 
 use super::sealed::{AddedOn, Kind, Post, Posted, PostedOn, Request};
 use super::{Adds, Posts};
@@ -18,7 +18,7 @@ use crate::queue_pair::{
 
 /// Where a request goes: see [`SendWorkRequest::to`](crate::SendWorkRequest::to).
 ///
-/// The trait is sealed: [`DatagramPeer`], [`XrcPeer`] and, with feature `mlx5`, `DcPeer` have it.
+/// Sealed: [`DatagramPeer`], [`XrcPeer`] and, with feature `mlx5`, `DcPeer` have it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a destination",
     label = "a `DatagramPeer`, a `DcPeer` or an `XrcPeer` is needed here"
@@ -58,8 +58,7 @@ pub(super) mod sealed {
     }
 }
 
-/// The destination of a datagram: the path, and the number and the Q_Key of the peer's queue pair. Requests on UD and SRD
-/// queue pairs need it. The contract of posting covers the address handle too.
+/// The destination of a datagram, on UD and SRD queue pairs. The contract of posting covers the address handle too.
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ibv_wr_set_ud_addr")]
 pub struct DatagramPeer<'p> {
@@ -72,14 +71,16 @@ pub struct DatagramPeer<'p> {
 }
 
 impl<'p> DatagramPeer<'p> {
-    /// All members of the multicast group that this path leads to: number 0xffffff.
+    /// All members of the multicast group at the end of this path: number 0xffffff.
     pub fn group(path: &'p AddressHandle<'p>, qkey: u32) -> Self {
         Self { path, number: DatagramDestination::MEMBERS, qkey }
     }
 }
 
-/// `struct rdma_ud_param`: the same as a value, which a program keeps, compares and passes on. [`Loop::send_to`](crate::Loop::send_to)
-/// and [`AsyncDatagrams::send_to`](crate::AsyncDatagrams::send_to) take it, and find the address handle themselves.
+/// `struct rdma_ud_param`: a [`DatagramPeer`] as a value, to keep, compare and pass on.
+///
+/// [`Loop::send_to`](crate::Loop::send_to) and [`AsyncDatagrams::send_to`](crate::AsyncDatagrams::send_to) take it, and
+/// find the address handle themselves.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "rdma_ud_param")]
 pub struct DatagramDestination {
@@ -101,16 +102,18 @@ impl DatagramDestination {
     }
 }
 
-/// The number of the peer's shared receive queue ([`SharedReceiveQueue::number`](crate::SharedReceiveQueue::number)), which
-/// requests on sending XRC queue pairs need. A write, read or atomic may reach the memory of that queue's protection
-/// domain.
+/// The number of the peer's shared receive queue ([`SharedReceiveQueue::number`](crate::SharedReceiveQueue::number)),
+/// for requests on sending XRC queue pairs.
+///
+/// A write, read or atomic may reach the memory of that queue's protection domain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[doc(alias = "ibv_wr_set_xrc_srqn")]
 pub struct XrcPeer(pub u32);
 
-/// `mlx5dv_wr_set_dc_addr`: the destination of a request on a DC initiator
-/// ([`Dci`](crate::queue_pair::Dci)): the path, and the number and the access key of a
-/// [`DcTarget`](crate::queue_pair::DcTarget) of the peer. The contract of posting covers the address handle too.
+/// `mlx5dv_wr_set_dc_addr`: the destination of a request on a DC initiator ([`Dci`](crate::queue_pair::Dci)): a
+/// [`DcTarget`](crate::queue_pair::DcTarget) of the peer.
+///
+/// The contract of posting covers the address handle too.
 #[cfg(feature = "mlx5")]
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "mlx5dv_wr_set_dc_addr")]
@@ -122,11 +125,11 @@ pub struct DcPeer<'p> {
     pub number: u32,
     /// The access key of the target.
     pub access_key: u64,
-    /// One of the initiator's [streams](crate::queue_pair::DcStreams), whose requests the device carries out in order.
+    /// One of the initiator's [streams](crate::queue_pair::DcStreams). The device carries out its requests in order.
     pub stream: Option<u16>,
 }
 
-/// Checks that it is the number of a queue pair.
+/// Checks the number of a queue pair.
 #[inline]
 fn check_number(number: u32) -> Result<()> {
     if number > 0xff_ffff {
@@ -212,13 +215,13 @@ impl sealed::Destination for DcPeer<'_> {
 
     #[inline(always)]
     unsafe fn fill(&self, _: *mut ffi::ibv_send_wr) {
-        // `ibv_send_wr` has no such destination, and a DC initiator is not built without the extended interface.
+        // `ibv_send_wr` has no such destination. A DC initiator always has the extended interface.
     }
 
     #[inline]
     unsafe fn emit(&self, queue_pair: *mut ffi::ibv_qp_ex) {
         let (path, number, key) = (self.path.as_raw(), self.number, self.access_key);
-        // SAFETY: the caller vouches for the queue pair and its function: one with it is a DC initiator of mlx5.
+        // SAFETY: the caller vouches for the queue pair and its function. Only DC initiators of mlx5 have it.
         unsafe {
             let direct = ffi::mlx5dv_qp_ex_from_ibv_qp_ex(queue_pair);
             match self.stream {
@@ -351,7 +354,7 @@ impl Addressed<DcPeer<'_>> for Dci {}
 
 const VERB: &str = "ibv_post_send";
 
-/// The length in bytes of an atomic, on both sides.
+/// The length of an atomic in bytes, on both sides.
 const ATOMIC: u64 = 8;
 
 /// Checks that the peer's memory has room for `length` bytes.
@@ -390,7 +393,7 @@ fn not_atomic(remote: &RemoteMemoryRegion, local: u64) -> Error {
     }
 }
 
-/// The part of a read's or write's C struct that describes the peer's memory.
+/// The peer's memory in C's struct of a read or write.
 #[inline]
 pub(crate) fn rdma(remote: &RemoteMemoryRegion) -> ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
     ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
@@ -399,7 +402,7 @@ pub(crate) fn rdma(remote: &RemoteMemoryRegion) -> ffi::ibv_send_wr__bindgen_ty_
     }
 }
 
-/// The part of an atomic's C struct that describes the peer's memory.
+/// The peer's memory in C's struct of an atomic.
 #[inline]
 pub(crate) fn atomic(
     remote: &RemoteMemoryRegion,

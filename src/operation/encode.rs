@@ -1,4 +1,4 @@
-//! From requests to C's structures, and lists that a provider takes piece by piece.
+//! From requests to C's structures, and to lists that a provider takes piece by piece.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -18,8 +18,8 @@ use crate::queue_pair::{
 };
 use crate::queue_pair_state::QueuePairType;
 
-/// The C struct of a request. Fields that the opcode does not have stay uninitialised: zeroing them would dominate the
-/// cost. Empty pieces are left out of the list.
+/// The C struct of a request, without empty pieces. Fields that the opcode does not have stay uninitialised: zeroing
+/// them would dominate the cost.
 #[inline(always)]
 pub(crate) fn encode<K: Kind>(
     kind: &K,
@@ -32,11 +32,11 @@ pub(crate) fn encode<K: Kind>(
     request
 }
 
-/// As [`encode`], where `request` points to.
+/// [`encode`] in place.
 ///
 /// # Safety
 ///
-/// The pointer is to a request, which may be uninitialised.
+/// `request` points to a request, which may be uninitialised.
 #[inline(always)]
 pub(crate) unsafe fn encode_at<K: Kind>(
     request: *mut ffi::ibv_send_wr,
@@ -60,7 +60,7 @@ pub(crate) unsafe fn encode_at<K: Kind>(
     }
 }
 
-/// Checks a request of the send queue before it is posted: its length, and what else is wrong on whatever queue pair.
+/// Checks a request of the send queue before it is posted, on any queue pair.
 #[inline(always)]
 pub(crate) fn check<K: Kind>(
     limits: &MessageLimits,
@@ -85,7 +85,7 @@ pub(crate) const fn is_read<K: Kind>() -> bool {
     matches!(K::OPCODE, ffi::ibv_wr_opcode::IBV_WR_RDMA_READ)
 }
 
-/// Checks that a receive of several pieces is not longer than a message. A single piece is left to the device.
+/// Checks that a receive of several pieces is not longer than a message. The device checks a single piece.
 #[inline(always)]
 pub(crate) fn check_receive(limits: &MessageLimits, list: &[ffi::ibv_sge]) -> Result<()> {
     if list.len() > 1 && total(list) > MAX_MESSAGE_LENGTH {
@@ -122,7 +122,7 @@ impl<K: Posted> Post for K {
         list: &mut [ffi::ibv_sge],
     ) -> c_int {
         let mut request = encode(&self, wr_id, list);
-        // Only a list needs to know where the verb stopped; ignoring it here avoids clearing it.
+        // Only a list needs to know where the verb stopped. Leaving this uninitialised avoids clearing it.
         let mut bad = MaybeUninit::uninit();
         // SAFETY: the caller vouches for the queue pair and the memory; the request is well-formed; `bad` is
         // writable.
@@ -140,8 +140,8 @@ impl<K: Posted> Post for K {
     }
 }
 
-/// `ibv_wr_send_tso`: sends data as several messages, each of which begins with a copy of a header that the device
-/// updates. In batches only: see [`Batch::add`](crate::operation::Batch::add).
+/// `ibv_wr_send_tso`: sends data as several messages, each after a copy of a header that the device updates. [In
+/// batches](crate::operation::Batch::add) only.
 #[doc(alias = "ibv_wr_send_tso")]
 #[must_use = "a request does nothing until it is posted"]
 #[derive(Clone, Copy, Debug)]
@@ -151,7 +151,7 @@ pub struct SegmentedSendWorkRequest<'h, D> {
 }
 
 impl<'h, D: GatherBuffer> SegmentedSendWorkRequest<'h, D> {
-    /// Sends `data` in messages of at most `segment` bytes after the header, which has at most 65535 bytes.
+    /// Sends `data` in messages of at most `segment` bytes after the header. The header has at most 65535 bytes.
     pub fn new(data: D, header: &'h [u8], segment: u16) -> Self {
         Self { buffer: data, operation: SegmentedSend { flags: 0, header, segment } }
     }
@@ -223,7 +223,7 @@ impl Kind for SegmentedSend<'_> {
     }
 
     unsafe fn fill(&self, _: *mut ffi::ibv_send_wr) {
-        // It is in the extended interface alone.
+        // Only the extended interface has it.
     }
 
     unsafe fn emit(&self, queue_pair: *mut ffi::ibv_qp_ex) {

@@ -1,5 +1,5 @@
-//! Why a post was refused. Each provider reports the same mistake in a different way, so an error is
-//! explained by comparing the request with the queue pair, after the post has failed.
+//! Why a post was refused. Providers report the same mistake in different ways, so after a failed post the request is
+//! compared with the queue pair.
 
 use std::ffi::c_int;
 
@@ -24,9 +24,8 @@ pub(super) fn explain_request(
     explain_send(queue_pair, elements, request.send_flags, returned)
 }
 
-/// The error for the return value of posting a request with these elements and flags. It names the limit of the queue
-/// pair that the request exceeds, or the state that does not allow it. A value of 0 stands for a refusal without a
-/// value.
+/// The error for the return value of posting a request with these elements and flags. It names the limit that the
+/// request exceeds, or the state that does not allow it. 0 is a refusal without a value.
 #[cold]
 pub(crate) fn explain_send(
     queue_pair: &QueuePair<'_, QueuePairType>,
@@ -75,7 +74,7 @@ pub(crate) fn explain_receive(
     explain_state(queue_pair, ffi::failed(RECEIVE, returned))
 }
 
-/// Adds to the error of a post what the queue pair's depth and state say.
+/// Adds what the queue pair's depth and state say to the error of a post.
 fn explain_state(queue_pair: &QueuePair<'_, QueuePairType>, error: Error) -> Error {
     let errno = error.errno();
     // What providers return for a wrong state and for a full queue.

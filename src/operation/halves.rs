@@ -31,7 +31,7 @@ macro_rules! half {
             whole: PhantomData<&'q mut ()>,
         }
 
-        // SAFETY: a queue pair can be used from any thread, and its two queues at the same time: providers lock each
+        // SAFETY: any thread may use a queue pair, and two threads its two queues: providers lock each queue
         // separately.
         unsafe impl<T: Transport> Send for $half<'_, '_, T> {}
         // SAFETY: as above; methods that post take `&mut self`.
@@ -76,7 +76,7 @@ half! {
 }
 
 impl<'res, T: Transport> QueuePair<'res, T> {
-    /// The send half and the receive half, for use by two threads.
+    /// Splits the queue pair into a send half and a receive half, for two threads.
     ///
     /// ```
     /// # use ibverbs::{Inline, Rc, SendWorkRequest};
@@ -109,7 +109,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
 }
 
 impl<T: Transport> SendHalf<'_, '_, T> {
-    /// `ibv_post_send`: posts a request under the number `wr_id`. See [`QueuePair::post`].
+    /// `ibv_post_send`: [`QueuePair::post`] to the send queue.
     ///
     /// # Errors
     ///
@@ -129,7 +129,7 @@ impl<T: Transport> SendHalf<'_, '_, T> {
         unsafe { post(self.queue_pair, self.raw, request, wr_id) }
     }
 
-    /// `ibv_post_send`: posts a request that was prepared. See [`QueuePair::post_prepared`].
+    /// `ibv_post_send`: [`QueuePair::post_prepared`] to the send queue.
     ///
     /// # Errors
     ///
@@ -156,7 +156,7 @@ impl<T: Transport> SendHalf<'_, '_, T> {
 }
 
 impl<T: Transport> ReceiveHalf<'_, '_, T> {
-    /// `ibv_post_recv`: posts a receive under the number `wr_id`. See [`QueuePair::post`].
+    /// `ibv_post_recv`: [`QueuePair::post`] to the receive queue.
     ///
     /// # Errors
     ///
@@ -179,7 +179,7 @@ impl<T: Transport> ReceiveHalf<'_, '_, T> {
         unsafe { post(self.queue_pair, self.raw, request, wr_id) }
     }
 
-    /// `ibv_post_recv`: posts a receive that was prepared. See [`QueuePair::post_prepared`].
+    /// `ibv_post_recv`: [`QueuePair::post_prepared`] to the receive queue.
     ///
     /// # Errors
     ///
@@ -205,26 +205,22 @@ impl<T: Transport> ReceiveHalf<'_, '_, T> {
     receive_methods!();
 }
 
-/// 32 bits for the completion of the peer's receive: the parameter of a request with
-/// [`immediate`](crate::SendWorkRequest::immediate).
+/// 32 bits for the completion of the peer's receive: see [`immediate`](crate::SendWorkRequest::immediate).
 #[derive(Clone, Copy, Debug)]
 pub struct Immediate(pub(super) u32);
 
-/// An rkey of the peer that a message invalidates: the parameter of a request with
-/// [`invalidate`](crate::SendWorkRequest::invalidate).
+/// An rkey of the peer that a message invalidates: see [`invalidate`](crate::SendWorkRequest::invalidate).
 #[derive(Clone, Copy, Debug)]
 pub struct Invalidate(pub(super) u32);
 
-/// What a message carries beside its data: `()`, [`Immediate`] or [`Invalidate`].
-///
-/// The trait is sealed: no other type has it.
+/// What a message carries in addition to its data: `()`, [`Immediate`] or [`Invalidate`]. Sealed.
 pub trait Extra: sealed::Extra {}
 
 impl Extra for () {}
 impl Extra for Immediate {}
 impl Extra for Invalidate {}
 
-/// What a write carries beside its data: `()` or [`Immediate`].
+/// What a write carries in addition to its data: `()` or [`Immediate`].
 pub trait WriteExtra: sealed::WriteExtra {}
 
 impl WriteExtra for () {}

@@ -11,9 +11,8 @@ use crate::queue_pair::{MessageLimits, Rc};
 
 /// Requests that are posted with one call: [`SendList`] or [`ReceiveList`].
 ///
-/// The entries belong to the caller, in an array or a vector. Making a list links them in place, once, and
-/// posting it costs what posting a linked list costs in C. The same list can be posted repeatedly, under
-/// the same numbers or others.
+/// The entries belong to the caller, in an array or a vector. Making a list links them in place, once. Posting it then
+/// costs what a linked list costs in C, and may be repeated, under the same numbers or others.
 ///
 /// ```
 /// use ibverbs::operation::SendList;
@@ -45,25 +44,23 @@ use crate::queue_pair::{MessageLimits, Rc};
 /// # }
 /// ```
 pub struct WorkRequestList<'list, R, T> {
-    /// All entries, of which the first `len` are linked.
+    /// All entries. The first `len` are linked.
     first: *mut Prepared<'list, R, T>,
     capacity: usize,
     len: usize,
-    /// Whether a request needs a fixed peer.
+    /// Whether a request needs a queue pair with a fixed peer.
     pub(super) needs_peer: bool,
     /// Whether there is a message that not every port can send.
     pub(super) has_long: bool,
     entries: PhantomData<&'list mut R>,
 }
 
-/// Requests of the send queue that are posted with one call:
-/// [`QueuePair::post_list`](crate::QueuePair::post_list).
+/// Requests of the send queue for [`QueuePair::post_list`](crate::QueuePair::post_list).
 pub type SendList<'list, T = Rc> = WorkRequestList<'list, ffi::ibv_send_wr, T>;
-/// Receives that are posted with one call:
-/// [`QueuePair::post_receive_list`](crate::QueuePair::post_receive_list).
+/// Receives for [`QueuePair::post_receive_list`](crate::QueuePair::post_receive_list).
 pub type ReceiveList<'list> = WorkRequestList<'list, ffi::ibv_recv_wr, ()>;
 
-// SAFETY: it borrows entries exclusively, and the entries are `Send`.
+// SAFETY: it borrows its entries exclusively, and they are `Send`.
 unsafe impl<R: RawRequest, T> Send for WorkRequestList<'_, R, T> {}
 // SAFETY: a shared list exposes only numbers.
 unsafe impl<R: RawRequest, T> Sync for WorkRequestList<'_, R, T> {}
@@ -92,7 +89,7 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
         Ok(list)
     }
 
-    /// Limits the list to the first `len` entries for the following posts. It can be made longer again.
+    /// Limits the following posts to the first `len` entries. A later call can make the list longer again.
     ///
     /// # Errors
     ///
@@ -113,23 +110,22 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
         Ok(())
     }
 
-    /// How many requests it posts.
+    /// The number of requests that it posts.
     #[expect(clippy::len_without_is_empty, reason = "a list is never empty")]
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Gives the requests numbers, from `first` on.
+    /// Numbers the requests from `first` on.
     #[inline]
     pub fn set_wr_ids(&mut self, first: u64) {
-        // SAFETY: the list borrows its entries exclusively, and there are at least `len`.
+        // SAFETY: the list borrows its entries exclusively, and has at least `len`.
         let entries = unsafe { std::slice::from_raw_parts_mut(self.first, self.len) };
-        // Eight at a time, so that the loop itself costs next to nothing.
+        // Eight at a time, so that the loop costs next to nothing.
         let (eights, rest) = entries.as_chunks_mut::<8>();
-        // A compiler that knows the low bits of the first number makes the others from it by `or`,
-        // which on some processors takes two instructions where an addition takes one. `black_box`
-        // hides them.
+        // A compiler that knows the low bits of the first number makes the others by `or`, which on some processors
+        // takes two instructions where an addition takes one. `black_box` hides them.
         let mut wr_id = std::hint::black_box(first);
         for eight in eights {
             for (offset, entry) in (0..).zip(eight) {
@@ -142,7 +138,7 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
         }
     }
 
-    /// Gives the request at `index` a number (0 unless set).
+    /// Numbers the request at `index` (0 unless set).
     ///
     /// # Errors
     ///
@@ -165,7 +161,7 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
         entries.iter().map(|entry| entry.length.into()).max().unwrap_or(0)
     }
 
-    /// Checks that no request has memory of another domain. Only debug builds know.
+    /// Checks that no request has memory of another domain, in debug builds.
     ///
     /// # Safety
     ///
@@ -184,14 +180,14 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
         Ok(())
     }
 
-    /// The list in C's form: its first request, and where the verb stores the request that was not posted.
+    /// The list in C's form: its first request, and where the verb stores the first request that it did not post.
     #[inline]
     pub(super) fn as_raw(&mut self) -> (*mut R, *mut *mut R) {
         // SAFETY: a list has at least one entry, which it borrows.
         unsafe { (&raw mut (*self.first).raw, &raw mut (*self.first).bad) }
     }
 
-    /// The number of requests that were posted, and the request at which the verb stopped.
+    /// The number of posted requests, and the request at which the verb stopped.
     #[inline]
     pub(super) fn failed(&mut self) -> (usize, &R) {
         // SAFETY: the list borrows at least that many entries.
@@ -211,7 +207,7 @@ fn no_index(verb: &'static str, index: usize, len: usize) -> Error {
     Error::out_of_range(verb, "the index", index as u64, 0, len as u64 - 1)
 }
 
-/// How many requests of a list of `len` were posted when the verb stopped.
+/// The number of posted requests of a list of `len`, after the verb stopped.
 ///
 /// # Safety
 ///
@@ -224,25 +220,24 @@ unsafe fn position<R, T>(first: *mut Prepared<'_, R, T>, len: usize) -> usize {
     let index = offset / size_of::<Prepared<'_, R, T>>();
     match index {
         _ if index < len => index,
-        // rxe and siw store no request if they have queued all but could not notify the kernel.
+        // rxe and siw store no request if they queued all but could not notify the kernel.
         _ if bad.is_null() => len,
-        // If a provider points to anything else, assume that it has posted nothing.
+        // The provider points elsewhere: assume that it posted nothing.
         _ => 0,
     }
 }
 
 debug! { impl[R, T] WorkRequestList<'_, R, T>, self, len: self.len, .. }
 
-/// A post of a list that stopped before its end.
+/// A list that was not posted to its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ListError {
     /// Why the first request that was not posted was refused.
     pub error: Error,
-    /// How many requests were posted, counted from the beginning of the list. They are carried out as if
-    /// they were the whole list.
+    /// The number of requests, from the beginning of the list, that were posted. They are carried out.
     ///
-    /// On Soft-RoCE and Soft-iWARP this may be the whole list: all requests are queued, but the kernel
-    /// could not be notified (see [`QueuePair::post`](crate::QueuePair::post)).
+    /// On Soft-RoCE and Soft-iWARP this may be the whole list: all requests are queued, but the kernel could not be
+    /// notified (see [`QueuePair::post`](crate::QueuePair::post)).
     pub posted: usize,
     /// The length of the list.
     len: usize,
@@ -272,7 +267,7 @@ impl fmt::Display for ListError {
     }
 }
 
-/// The text says everything: an error has no source.
+/// Without a source, since the text says everything.
 impl std::error::Error for ListError {}
 
 impl From<ListError> for Error {

@@ -1,7 +1,7 @@
-//! Work requests: what a device is to do, as values; and what posts them to queue pairs.
+//! Work requests: the operations of a device, as values, and what posts them to queue pairs.
 //!
-//! A request is an operation and a buffer. The same request goes to a [`Channel`](crate::Channel), a [`Loop`](crate::Loop), a
-//! future or a queue pair: [`SendWorkRequest`] has a program for each.
+//! A request is an operation and a buffer. The same request goes to a [`Channel`](crate::Channel), a
+//! [`Loop`](crate::Loop), a future or a queue pair: [`SendWorkRequest`] has an example of each.
 //!
 //! ```
 //! # fn main() -> ibverbs::TransportResult<()> {
@@ -36,13 +36,12 @@
 //! | post one by one | [`QueuePair::post`](crate::QueuePair::post) and its short forms; from two threads [`SendHalf`] and [`ReceiveHalf`] |
 //! | post many at once | [`SendList`], [`ReceiveList`]; a [`Batch`] on the device's own queue |
 //! | post the same again | [`PreparedRequest`], [`PreparedReceive`] |
+// `sealed::Request::split` takes a request apart: the operation is `Copy`, so the cold paths get it by value. A
+// reference to the whole request would force it from registers into memory on the hot path.
 //
-// `sealed::Request::split` takes a request apart: the operation is `Copy`, so the cold paths get it by value. A reference to
-// the whole request would keep the request in memory, where the hot path has it in registers.
-//
-// Each operation of the send queue is defined once, in the table of `requests`: its fields, its opcode, what it is checked
-// against, and how it is written: `fill` for `ibv_send_wr`, `emit` for `ibv_wr_*`. Three ways to post use the entry:
-// channels, whose requests are prepared (`channel/operation.rs`), queue pairs (`encode`, `post`), and batches (`batch`).
+// The table of `requests` defines each operation of the send queue once: its fields, opcode and checks, and how it is
+// written: `fill` for `ibv_send_wr`, `emit` for `ibv_wr_*`. Channels (`channel/operation.rs`), queue pairs (`encode`,
+// `post`) and batches (`batch`) all use the entry.
 
 #[cfg(test)]
 mod agreement;
@@ -80,7 +79,7 @@ pub use requests::{
 use crate::ffi;
 use crate::queue_pair::{LONGEST_MESSAGE, Transport};
 
-/// The longest message that a request can carry: 2 GiB. The limit of a port may be lower:
+/// The longest message that a request can carry: 2 GiB. A port may have a lower limit:
 /// [`PortAttributes::max_message_size`](crate::device::PortAttributes::max_message_size).
 pub const MAX_MESSAGE_LENGTH: u64 = LONGEST_MESSAGE as u64;
 
@@ -106,7 +105,7 @@ pub(crate) mod sealed {
 
         fn split(self) -> (Self::Operation, Self::Buffer);
 
-        /// Puts a request together again that was not posted.
+        /// Rebuilds a request that was not posted.
         fn join(operation: Self::Operation, buffer: Self::Buffer) -> Self;
 
         /// The elements of the buffer, in the direction of the operation.
@@ -118,7 +117,7 @@ pub(crate) mod sealed {
         const OPCODE: ffi::ibv_wr_opcode;
         /// The operation in the extended interface.
         const EXTENDED: SendOperations;
-        /// Whether it has data, which a batch sets by a function of its own.
+        /// Whether it has data, which a batch sets by a separate function.
         const HAS_DATA: bool;
         /// Whether the queue pair must have a fixed peer.
         const NEEDS_PEER: bool;
@@ -127,17 +126,17 @@ pub(crate) mod sealed {
         /// Whether it needs a reliable connection.
         const RELIABLE: bool;
 
-        /// The bits of `ibv_send_flags` that differ from those of a request with a completion.
+        /// The bits of `ibv_send_flags` in which it differs from a request with a completion.
         fn flags(&self) -> u32;
 
-        /// Whether the transport has it. `private_reads`: reads may fill memory that peers may not write, which is not
-        /// so on iWARP.
+        /// Whether the transport has it. `private_reads`: reads may fill memory that peers may not write (not on
+        /// iWARP).
         #[inline(always)]
         fn is_allowed(&self, reliable: bool, _private_reads: bool) -> bool {
             !Self::RELIABLE || reliable
         }
 
-        /// Checks the request for `bytes` bytes of data, such as the bounds of the peer's memory.
+        /// Checks the request with `bytes` bytes of data, such as the bounds of the peer's memory.
         fn fits(&self, bytes: u64) -> Result<()>;
 
         /// Writes the fields beyond the common ones.
@@ -154,8 +153,8 @@ pub(crate) mod sealed {
         /// The queue pair is live, in a batch, and has the functions of [`EXTENDED`](Self::EXTENDED).
         unsafe fn emit(&self, queue_pair: *mut ffi::ibv_qp_ex);
 
-        /// The function that sets the destination, and [`READY`](crate::queue_pair::function::READY) if
-        /// the queue pair must have a peer.
+        /// The function that sets the destination, and [`READY`](crate::queue_pair::function::READY) if the queue pair
+        /// must have a peer.
         #[inline(always)]
         fn destination_function(&self) -> u64 {
             if Self::NEEDS_PEER { crate::queue_pair::function::READY } else { 0 }
@@ -170,16 +169,16 @@ pub(crate) mod sealed {
         unsafe fn emit_destination(&self, _queue_pair: *mut ffi::ibv_qp_ex) {}
     }
 
-    /// `ibv_post_send` has it, not the extended interface alone.
+    /// An operation that `ibv_post_send` has too, not only the extended interface.
     pub trait Posted: Kind {}
 
-    /// The transport has the operation, if the request says where it goes.
+    /// The transport has the operation; the request names its destination where one is needed.
     pub trait AddedOn<T> {}
 
-    /// `ibv_post_send` of the transport has the operation, too.
+    /// `ibv_post_send` of the transport has the operation too.
     pub trait PostedOn<T> {}
 
-    /// It has no destination, so that a channel, which has one peer, can carry it out.
+    /// An operation without a destination: a channel, which has one peer, can carry it out.
     #[cfg_attr(
         not(feature = "channel"),
         expect(unreachable_pub, reason = "only channels have it in their bounds")
@@ -232,10 +231,8 @@ pub(crate) mod sealed {
 
 use sealed::{Kind, Post, Request};
 
-/// A request that [`QueuePair::post`](crate::QueuePair::post) posts to a queue pair of this
-/// [transport](crate::queue_pair::Transport), to the send or to the receive queue: `ibv_post_send` or `ibv_post_recv` has it.
-///
-/// The trait is sealed: only the requests of this crate have it.
+/// A request that [`QueuePair::post`](crate::QueuePair::post) posts on this [transport](crate::queue_pair::Transport):
+/// `ibv_post_send` or `ibv_post_recv` has it. Sealed.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be posted alone",
     label = "a request is needed here, such as `SendWorkRequest::new(buffer)`",
@@ -243,19 +240,15 @@ use sealed::{Kind, Post, Request};
 )]
 pub trait Posts<T: Transport>: Request<Operation: Post> {}
 
-/// A request that [`Batch::add`](crate::operation::Batch::add) adds to a batch of a queue pair of this
-/// [transport](crate::queue_pair::Transport): `ibv_wr_*` has it.
-///
-/// The trait is sealed: only the requests of this crate have it.
+/// A request that [`Batch::add`](crate::operation::Batch::add) adds on this [transport](crate::queue_pair::Transport):
+/// `ibv_wr_*` has it. Sealed.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be added to a batch",
     label = "a batch has requests of the send queue, such as `SendWorkRequest::new(buffer)`"
 )]
 pub trait Adds<T: Transport>: SendQueueRequest {}
 
-/// A request of the send queue.
-///
-/// The trait is sealed: only the requests of this crate have it.
+/// A request of the send queue. Sealed.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a request of the send queue",
     label = "a request of the send queue is needed here, such as `SendWorkRequest::new(buffer)`"
@@ -265,7 +258,7 @@ pub trait SendQueueRequest: Request<Operation: Kind> {}
 #[diagnostic::do_not_recommend]
 impl<R: Request<Operation: Kind>> SendQueueRequest for R {}
 
-/// The number of bytes of all elements together.
+/// The length of all elements in bytes.
 #[inline]
 pub(crate) fn total(list: &[ffi::ibv_sge]) -> u64 {
     list.iter().map(|element| u64::from(element.length)).sum()
@@ -273,8 +266,8 @@ pub(crate) fn total(list: &[ffi::ibv_sge]) -> u64 {
 
 /// Moves the pieces that are not empty to the front, and returns their number.
 ///
-/// No list may have empty pieces: mlx4 and mthca take a length of 0 for 2 GiB. They would write the peer's
-/// data from the beginning of the piece to the end of its region, and mthca would also send from there.
+/// mlx4 and mthca take a length of 0 for 2 GiB: they would write the peer's data from the beginning of the piece to the
+/// end of its region, and mthca would also send from there.
 #[inline]
 pub(crate) fn without_empty(list: &mut [ffi::ibv_sge]) -> usize {
     let mut count = 0;
@@ -287,7 +280,7 @@ pub(crate) fn without_empty(list: &mut [ffi::ibv_sge]) -> usize {
     count
 }
 
-/// Whether a request with this opcode uses up a receive of the peer.
+/// Whether this opcode uses up a receive of the peer.
 pub(crate) const fn takes_receive(opcode: ffi::ibv_wr_opcode) -> bool {
     use ffi::ibv_wr_opcode as Opcode;
 

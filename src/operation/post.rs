@@ -1,4 +1,4 @@
-//! Posting to queue pairs: the methods, which a queue pair and its halves share, and the function under them.
+//! Posting to queue pairs: the methods that a queue pair shares with its halves, and the function under them.
 
 use std::ffi::c_int;
 use std::ops::RangeBounds;
@@ -24,25 +24,24 @@ use crate::queue_pair::{
 };
 
 impl<T: Transport> QueuePair<'_, T> {
-    /// `ibv_post_send`, `ibv_post_recv`: posts a request to the queue that it is for, under the number
-    /// `wr_id`.
+    /// `ibv_post_send`, `ibv_post_recv`: posts a request, under the number `wr_id`, to the queue that it is for.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the request has more pieces or more inline data than the queue pair was built for, or is longer than the port's
-    ///    [`max_message_size`](crate::device::PortAttributes::max_message_size) (a datagram: than its MTU, as it was when the
-    ///    queue pair was built); the peer's memory is too short, or not aligned for an atomic; the queue pair has no fixed peer (UD, XRC), and the request no
-    ///    [destination](crate::SendWorkRequest::to); or the queue pair's state does not allow it, or the queue pair
-    ///    does not have the operation.
+    ///  - `EINVAL`: the request
+    ///    has more pieces or more inline data than the queue pair was built for; is longer than the port's
+    ///    [`max_message_size`](crate::device::PortAttributes::max_message_size), or a datagram than its MTU at the time
+    /// the queue pair was built; names memory of the peer that is too short, or not aligned for an atomic; lacks a
+    /// [destination](crate::SendWorkRequest::to) where the queue pair has no fixed peer (UD, XRC); or is not allowed by
+    /// the queue pair's type or state.
     ///  - `ENOMEM`: the queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
     ///  - `EIO`: the device is gone.
-    ///  - `EACCES` (Soft-RoCE and Soft-iWARP): the process has changed its credentials since it opened
-    ///    the device.
+    ///  - `EACCES` (Soft-RoCE and Soft-iWARP): the process changed its credentials after it opened the device.
     ///
     /// # Safety
     ///
     /// [That of posting](QueuePair#the-contract-of-posting). A [destination](crate::SendWorkRequest::to) is of the kind
-    /// that queue pairs of this type need.
+    /// that this type of queue pair needs.
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
@@ -51,7 +50,7 @@ impl<T: Transport> QueuePair<'_, T> {
         unsafe { post(self, self.as_raw(), request, wr_id) }
     }
 
-    /// `ibv_post_send`, `ibv_post_recv`: posts a request that was prepared, under the number `wr_id`.
+    /// `ibv_post_send`, `ibv_post_recv`: posts a prepared request under the number `wr_id`.
     ///
     /// # Errors
     ///
@@ -59,8 +58,8 @@ impl<T: Transport> QueuePair<'_, T> {
     ///
     /// # Safety
     ///
-    /// That of [`post`](Self::post). The request was never an entry of a [list](crate::operation::WorkRequestList), which links it
-    /// to the next one.
+    /// That of [`post`](Self::post). The request was never an entry of a [list](crate::operation::WorkRequestList),
+    /// which links it to the next one.
     ///
     /// The elements and the request itself may be dropped immediately.
     #[doc(alias = "ibv_post_send")]
@@ -91,7 +90,7 @@ impl<T: Transport> QueuePair<'_, T> {
 ///
 /// # Safety
 ///
-/// `raw` is that of the queue pair, and the caller keeps the contract of posting.
+/// `raw` is that of `queue_pair`, and the caller keeps the contract of posting.
 #[inline(always)]
 pub(super) unsafe fn post<T: Transport, R: Posts<T>>(
     queue_pair: &QueuePair<'_, T>,
@@ -110,24 +109,21 @@ pub(super) unsafe fn post<T: Transport, R: Posts<T>>(
     };
     let list = list.as_mut();
     operation.check(limits, list)?;
-    // SAFETY: the queue pair is live; the buffer lives during the call, and then the caller keeps its memory.
+    // SAFETY: the queue pair is live. The buffer lives during the call; the caller keeps its memory after that.
     let returned = unsafe { operation.post(raw, wr_id, list) };
     if returned == 0 { Ok(()) } else { Err(operation.explain(queue_pair.erased(), list, returned)) }
 }
 
-/// The methods of the send side, which a queue pair and its [`SendHalf`] share. Both store the pointer
-/// directly, and reach the queue pair for what is needed less often.
+/// The send methods of a queue pair and its [`SendHalf`]. Both store the pointer directly, and reach the queue pair
+/// only for what is needed less often.
 macro_rules! send_methods {
     () => {
-        /// `ibv_post_send`: sends the elements of `region` in `range` as one message, with a
-        /// completion: [`post`](Self::post) of a [`SendWorkRequest`](crate::SendWorkRequest).
+        /// `ibv_post_send`: sends `range` of `region` as one message, with a completion: [`post`](Self::post) of a
+        /// [`SendWorkRequest`](crate::SendWorkRequest).
         ///
         /// # Errors
         ///
-        ///  - `EINVAL`: the range is out of bounds, or longer than the port's
-        ///    [`max_message_size`](crate::device::PortAttributes::max_message_size), or the queue pair is not connected, or has no fixed peer (UD, XRC).
-        ///  - `ENOMEM`: the send queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
-        ///  - `EIO`: the device is gone.
+        /// Those of [`post`](Self::post), and `EINVAL`: the range is out of bounds.
         ///
         /// # Safety
         ///
@@ -148,12 +144,12 @@ macro_rules! send_methods {
             unsafe { self.post(SendWorkRequest::new(element), wr_id) }
         }
 
-        /// `ibv_post_send`: writes the elements of `region` in `range` to the beginning of `remote`,
-        /// with a completion: [`post`](Self::post) of a [`WriteWorkRequest`](crate::WriteWorkRequest).
+        /// `ibv_post_send`: writes `range` of `region` to the beginning of `remote`, with a completion:
+        /// [`post`](Self::post) of a [`WriteWorkRequest`](crate::WriteWorkRequest).
         ///
         /// # Errors
         ///
-        /// Those of [`post_send`](Self::post_send), and `EINVAL`: the remote region is shorter.
+        /// Those of [`post_send`](Self::post_send).
         ///
         /// # Safety
         ///
@@ -175,12 +171,12 @@ macro_rules! send_methods {
             unsafe { self.post(WriteWorkRequest::new(element, remote), wr_id) }
         }
 
-        /// `ibv_post_send`: fills the elements of `region` in `range` from the beginning of `remote`, with a
-        /// completion: [`post`](Self::post) of a [`ReadWorkRequest`](crate::ReadWorkRequest).
+        /// `ibv_post_send`: reads the beginning of `remote` into `range` of `region`, with a completion:
+        /// [`post`](Self::post) of a [`ReadWorkRequest`](crate::ReadWorkRequest).
         ///
         /// # Errors
         ///
-        /// Those of [`post_write`](Self::post_write).
+        /// Those of [`post_send`](Self::post_send).
         ///
         /// # Safety
         ///
@@ -206,12 +202,8 @@ macro_rules! send_methods {
         ///
         /// # Errors
         ///
-        /// [`ListError::posted`] requests were posted; the one after them was refused:
-        ///
-        ///  - `EINVAL`: it has more elements or more inline data than the queue pair was built for, or the
-        ///    queue pair is not connected, or does not have the operation.
-        ///  - `ENOMEM`: the send queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
-        ///  - `EIO`: the device is gone.
+        /// Those of [`post`](Self::post), for the first request that was refused. The [`ListError::posted`] requests
+        /// before it were posted.
         ///
         /// # Safety
         ///
@@ -234,12 +226,11 @@ macro_rules! send_methods {
             // SAFETY: the caller keeps the memory until the completions were polled.
             unsafe { list.check_domain(self.queue_pair().message_limits())? };
             let (first, bad) = list.as_raw();
-            // SAFETY: the queue pair is live, the list is well-formed, and the caller keeps the
-            // memory until the completions were polled.
+            // SAFETY: the queue pair is live, the list is well-formed, and the caller keeps the memory until the
+            // completions were polled.
             let returned = unsafe { ffi::ibv_post_send(self.as_raw(), first, bad) };
-            // If siw has posted a part of a list and refuses the rest, it returns 0, but names the first request
-            // that it has refused.
-            // SAFETY: the list owns the pointer, which was null before the call.
+            // If siw posts a part of a list and refuses the rest, it returns 0, but names the first request that it
+            // refused. SAFETY: the list owns the pointer, which was null before the call.
             if returned == 0 && unsafe { (*bad).is_null() } {
                 return Ok(());
             }
@@ -248,20 +239,18 @@ macro_rules! send_methods {
             Err(ListError::new(error, posted, list.len()))
         }
 
-        /// `ibv_wr_start`, `ibv_wr_complete`: posts all requests that `build` adds to a [`Batch`], or none
-        /// of them, through the extended posting interface if the queue pair was built with it
-        /// ([`QueuePairBuilder::extended`](crate::QueuePairBuilder::extended)).
+        /// `ibv_wr_start`, `ibv_wr_complete`: posts all requests that `build` adds to a [`Batch`], or none of them.
         ///
-        /// On other queue pairs, the requests are collected, which allocates memory, and posted as one list by
-        /// `ibv_post_send`. All operations are there but segmented sends, flushes and atomic writes. If the
-        /// device then refuses a request, those before it were posted.
+        /// A queue pair [built for it](crate::QueuePairBuilder::extended) uses the extended posting interface. Other
+        /// queue pairs collect the requests, which allocates memory, and post them as one list by `ibv_post_send`,
+        /// without segmented sends, flushes and atomic writes. If the device then refuses a request, those before it
+        /// were posted.
         ///
-        /// Nothing is posted if `build` fails or panics. If the device refuses one of the requests, none is
-        /// posted on most devices; on Soft-RoCE all may be queued (see
-        /// [the contract](QueuePair#the-contract-of-posting)).
+        /// If `build` fails or panics, nothing is posted. If the device refuses a request of the extended interface,
+        /// most devices post none; Soft-RoCE may queue all (see [the contract](QueuePair#the-contract-of-posting)).
         ///
-        /// While `build` runs, the queue pair's send queue is locked, and on EFA also its completion
-        /// queues: `build` must neither poll them nor post to this queue pair, as that may wait for ever.
+        /// While `build` runs, the send queue is locked, and on EFA the completion queues too. If `build` polls them or
+        /// posts to this queue pair, it may wait for ever.
         ///
         /// ```
         /// use ibverbs::queue_pair::SendOperations;
@@ -299,18 +288,16 @@ macro_rules! send_methods {
         /// # Errors
         ///
         ///  - `EOPNOTSUPP`, from [`Batch::add`]: the queue pair was not built for the operation.
-        ///  - `ENOMEM`: the send queue has no room for all of them
-        ///    ([`QueueFull`](crate::ErrorKind::QueueFull)).
+        ///  - `ENOMEM`: the send queue has no room for all of them ([`QueueFull`](crate::ErrorKind::QueueFull)).
         ///  - `EINVAL`: the device refuses one of them.
-        ///  - `EACCES`, `EIO` (Soft-RoCE): the process has changed its credentials since it opened the
-        ///    device, or the device is gone.
-        ///  - The error that `build` returns: any type that an [`Error`](crate::Error) converts to, so that
-        ///    an error of the program's own aborts the batch too.
+        ///  - `EACCES`, `EIO` (Soft-RoCE): the process changed its credentials after it opened the device, or the
+        ///    device is gone.
+        ///  - The error that `build` returns. It may be any type that an [`Error`](crate::Error) converts to.
         ///
         /// # Safety
         ///
-        /// [That of posting](QueuePair#the-contract-of-posting), for each request, even if this fails after
-        /// `build` has returned `Ok`.
+        /// [That of posting](QueuePair#the-contract-of-posting), for each request, even if this fails after `build` has
+        /// returned `Ok`.
         #[doc(alias = "ibv_wr_start")]
         #[doc(alias = "ibv_wr_complete")]
         #[doc(alias = "ibv_wr_abort")]
@@ -327,18 +314,16 @@ macro_rules! send_methods {
 
 pub(super) use send_methods;
 
-/// The methods of the receive side, which a queue pair and its [`ReceiveHalf`] share.
+/// The receive methods of a queue pair and its [`ReceiveHalf`].
 macro_rules! receive_methods {
     () => {
-        /// `ibv_post_recv`: receives one message into the elements of `region` in `range`: [`post`](Self::post) of a
+        /// `ibv_post_recv`: receives one message into `range` of `region`: [`post`](Self::post) of a
         /// [`ReceiveWorkRequest`](crate::ReceiveWorkRequest).
         ///
         /// # Errors
         ///
-        ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes, or the queue pair
-        ///    is in RESET or has a shared receive queue. The error says which.
-        ///  - `ENOMEM`: the receive queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
-        ///  - `EIO`: the device is gone.
+        /// Those of [`post`](Self::post), and `EINVAL`, which says the cause: the range is out of bounds, or longer
+        /// than 4 GiB - 1 bytes; the queue pair is in RESET or has a shared receive queue.
         ///
         /// # Safety
         ///
@@ -363,17 +348,12 @@ macro_rules! receive_methods {
         ///
         /// # Errors
         ///
-        /// [`ListError::posted`] receives were posted; the one after them was refused:
-        ///
-        ///  - `EINVAL`: it has more elements than the queue pair was built for, or the queue pair is in
-        ///    RESET or has a shared receive queue.
-        ///  - `ENOMEM`: the receive queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
-        ///  - `EIO`: the device is gone.
+        /// Those of [`post_receive`](Self::post_receive), for the first receive that was refused. The
+        /// [`ListError::posted`] receives before it were posted.
         ///
         /// # Safety
         ///
-        /// [That of posting](QueuePair#the-contract-of-posting), for each receive of the list, even if this
-        /// fails.
+        /// [That of posting](QueuePair#the-contract-of-posting), for each receive of the list, even if this fails.
         #[doc(alias = "ibv_post_recv")]
         #[inline]
         pub unsafe fn post_receive_list(
@@ -386,8 +366,8 @@ macro_rules! receive_methods {
             // SAFETY: the caller keeps the memory until the completions were polled.
             unsafe { list.check_domain(self.queue_pair().message_limits())? };
             let (first, bad) = list.as_raw();
-            // SAFETY: the queue pair is live, the list is well-formed, and the caller keeps the
-            // memory until the completions were polled.
+            // SAFETY: the queue pair is live, the list is well-formed, and the caller keeps the memory until the
+            // completions were polled.
             let returned = unsafe { ffi::ibv_post_recv(self.as_raw(), first, bad) };
             if returned == 0 {
                 return Ok(());
@@ -399,14 +379,12 @@ macro_rules! receive_methods {
 
         /// `ibv_post_recv`: posts receives, each under its own number, with one call and in order.
         ///
-        /// This allocates a vector for the list. To avoid that, keep a [`ReceiveList`] and post it with
+        /// This allocates a vector. To avoid that, keep a [`ReceiveList`] for
         /// [`post_receive_list`](Self::post_receive_list).
         ///
         /// # Errors
         ///
-        /// Those of [`post_receive_list`](Self::post_receive_list), and:
-        ///
-        ///  - `EINVAL`: there are no receives.
+        /// Those of [`post_receive_list`](Self::post_receive_list), and `EINVAL`: there are no receives.
         ///
         /// # Safety
         ///
@@ -432,8 +410,8 @@ pub(super) use receive_methods;
 
 const POST: &str = "ibv_post_srq_recv";
 
-/// Posts a receive to a queue of the domain, of at most `most` elements a request, by the verb. The request is well-formed; the buffer lives
-/// during the call, and then the caller keeps its memory.
+/// Posts a receive by the verb to a queue of the domain that takes `most` elements a request. The request is
+/// well-formed; the buffer lives during the call, and the caller keeps its memory after that.
 #[inline]
 pub(crate) fn post_by<D: ScatterBuffer>(
     verb: &'static str,
@@ -470,9 +448,9 @@ impl SharedReceiveQueue<'_> {
     ///
     /// # Safety
     ///
-    /// [That of posting](crate::QueuePair#the-contract-of-posting). A request ends when its completion
-    /// was polled, or the shared receive queue was destroyed ([`close`](Self::close) has returned `Ok`).
-    /// Destroying a queue pair does not end it.
+    /// [That of posting](crate::QueuePair#the-contract-of-posting). A request ends when its completion was polled, or
+    /// the shared receive queue was destroyed ([`close`](Self::close) has returned `Ok`). Destroying a queue pair does
+    /// not end it.
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
     pub unsafe fn post<D: ScatterBuffer>(
@@ -486,14 +464,11 @@ impl SharedReceiveQueue<'_> {
         post_by(POST, post, self.protection_domain(), self.max_sge(), request, wr_id)
     }
 
-    /// `ibv_post_srq_recv`: receives one message, from any of the queue pairs, into the elements of
-    /// `region` in `range`.
+    /// `ibv_post_srq_recv`: receives one message, from any of the queue pairs, into `range` of `region`.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
-    ///  - `ENOMEM`: the queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
-    ///  - `EIO`: the device is gone.
+    /// Those of [`post`](Self::post), and `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
     ///
     /// # Safety
     ///

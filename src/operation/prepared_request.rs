@@ -1,4 +1,4 @@
-//! Requests in C's form, which are prepared once and posted any number of times, alone or in a list.
+//! Requests in C's form, prepared once and posted any number of times, alone or in a list.
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
@@ -82,7 +82,7 @@ macro_rules! raw_request {
 
             #[inline(always)]
             unsafe fn post(&mut self, queue_pair: *mut ffi::ibv_qp) -> c_int {
-                // Only a list needs to know where the verb stopped; ignoring it here avoids clearing it.
+                // Only a list needs to know where the verb stopped. Leaving this uninitialised avoids clearing it.
                 let mut bad = MaybeUninit::uninit();
                 // SAFETY: the caller vouches for the queue pair and the request; `bad` is writable.
                 unsafe { ffi::$verb(queue_pair, self, bad.as_mut_ptr()) }
@@ -121,10 +121,8 @@ raw_request!(ibv_recv_wr, ibv_post_recv, |_request| false, |request, queue_pair,
     explain_receive(queue_pair, request.num_sge as usize, returned)
 });
 
-/// A buffer that is itself a list of C's elements, so that a prepared request can point to it: a reference to elements,
-/// or `()`.
-///
-/// The trait is sealed: only types of this crate have it.
+/// A buffer that is itself a list of C's elements, to which a prepared request can point: a reference to elements, or
+/// `()`. Sealed.
 #[diagnostic::on_unimplemented(
     message = "a prepared request needs a reference to elements, and `{Self}` is none",
     label = "for example `&elements`, of `let elements = [region.gather_element(..)?]`"
@@ -135,7 +133,7 @@ mod elements {
     use crate::ffi;
 
     pub trait Elements {
-        /// The elements. They may be written only if this is an exclusive reference, and no request writes them.
+        /// The elements. They may be written only through an exclusive reference, while no request writes them.
         fn raw(&self) -> *const [ffi::ibv_sge];
     }
 }
@@ -174,19 +172,21 @@ element_slice! {
 #[must_use = "it is to be posted"]
 pub struct Prepared<'wr, R, T> {
     pub(super) raw: R,
-    /// In the first entry of a list, the verb stores the request at which it stopped; null unless it did.
-    /// Keeping it here avoids clearing it on each call.
+    /// In the first entry of a list: the request at which the verb stopped, or null. Keeping it here avoids clearing it
+    /// on each call.
     pub(super) bad: *mut R,
-    /// Whether the queue pair must have a fixed peer. A transport that is a type has it, or the request was refused.
+    /// Whether the queue pair must have a fixed peer. Only set for a transport known at run time: others were checked
+    /// when the request was prepared.
     pub(super) needs_peer: bool,
     /// The length of a message that not every port can send; else 0.
     pub(super) length: u32,
     borrows: PhantomData<(&'wr (), T)>,
 }
 
-/// `struct ibv_send_wr`: a request of the send queue in C's form, which borrows its elements for `'wr`. It is checked and
-/// written once, and posted any number of times, each at the cost of C: by
-/// [`post_prepared`](crate::QueuePair::post_prepared), or as an entry of a [`SendList`](crate::operation::SendList).
+/// `struct ibv_send_wr`: a request of the send queue in C's form, which borrows its elements for `'wr`.
+///
+/// It is checked and written once, and posted any number of times at the cost of C: by
+/// [`post_prepared`](crate::QueuePair::post_prepared), or in a [`SendList`](crate::operation::SendList).
 ///
 /// ```
 /// use ibverbs::{PreparedRequest, Rc, SendWorkRequest};
@@ -215,7 +215,8 @@ pub struct Prepared<'wr, R, T> {
 /// # }
 /// ```
 ///
-/// It is for queue pairs of one [transport](crate::queue_pair::Transport), whose operations and destinations were checked then.
+/// It is for queue pairs of one [transport](crate::queue_pair::Transport), for which its operation and destination were
+/// checked.
 #[doc(alias = "ibv_send_wr")]
 pub type PreparedRequest<'wr, T = Rc> = Prepared<'wr, ffi::ibv_send_wr, T>;
 
@@ -234,21 +235,23 @@ impl<'wr, R, T> Prepared<'wr, R, T> {
         Self { raw, bad: ptr::null_mut(), needs_peer, length, borrows: PhantomData }
     }
 
-    /// The C struct. In a list, its link to the next request is meaningless outside of the list.
+    /// The C struct. Its link to the next request has a meaning only within a list.
     pub fn as_raw(&self) -> &R {
         &self.raw
     }
 }
 
 impl<'wr, T: Transport> PreparedRequest<'wr, T> {
-    /// Checks the request and brings it into C's form. `max_inline_data` is that of the queue pair
-    /// ([`QueuePair::max_inline_data`]), and only used for an [inline](crate::SendWorkRequest::inline) request.
+    /// Checks the request and brings it into C's form.
+    ///
+    /// `max_inline_data` is that of the queue pair ([`QueuePair::max_inline_data`]), and only used for an
+    /// [inline](crate::SendWorkRequest::inline) request.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there are more elements than C's `int` can count, or they have more than
-    ///    [`MAX_MESSAGE_LENGTH`](crate::operation::MAX_MESSAGE_LENGTH) bytes; the peer's memory is too short, or not aligned for an
-    ///    atomic; there is more inline data than fits; a destination's number has more than 24 bits.
+    ///  - `EINVAL`: there are more elements than C's `int` can count, or more bytes than
+    ///    [`MAX_MESSAGE_LENGTH`](crate::operation::MAX_MESSAGE_LENGTH); the peer's memory is too short, or not aligned
+    ///    for an atomic; there is more inline data than fits; a destination's number has more than 24 bits.
     #[inline]
     pub fn new<Q>(request: Q, max_inline_data: u32) -> Result<Self>
     where
@@ -261,7 +264,7 @@ impl<'wr, T: Transport> PreparedRequest<'wr, T> {
         let elements = unsafe { &*list };
         check(&MessageLimits::new(max_inline_data, 0), &kind, elements)?;
         let length = if kind.flags() & INLINE == 0 { total(elements) } else { 0 };
-        // `check` has compared it with a limit that is less.
+        // It fits: `check` has compared it with a lower limit.
         let length = if length > ALWAYS_SENT { length as u32 } else { 0 };
         let num_sge = count("ibv_post_send", elements.len())?;
         let mut raw = ffi::ibv_send_wr::default();
@@ -304,7 +307,7 @@ fn count(verb: &'static str, elements: usize) -> Result<c_int> {
     })
 }
 
-/// A request that queue pairs of transport `T` post, once it is prepared.
+/// A prepared request that queue pairs of transport `T` post.
 pub trait PostedBy<T>: RawRequest {
     /// The parameter of [`Prepared`].
     type For;
@@ -318,8 +321,8 @@ impl<T: ReceiveQueue> PostedBy<T> for ffi::ibv_recv_wr {
     type For = ();
 }
 
-/// Queue pairs of this transport take requests that were prepared for `F`: only for itself. `F` is the trait's parameter and
-/// not the type that has it, so that the compiler infers it.
+/// Queue pairs of this transport take requests that were prepared for `F`: only for itself. The compiler infers `F`
+/// because it is the trait's parameter, not the implementing type.
 #[diagnostic::on_unimplemented(
     message = "the request was prepared for `{F}`, and the queue pair's transport is `{Self}`",
     label = "of another transport than the queue pair",

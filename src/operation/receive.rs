@@ -14,13 +14,12 @@ use crate::memory::{GatherBuffer, ScatterBuffer};
 use crate::queue_pair::{MessageLimits, QueuePair, ReceiveQueue};
 use crate::queue_pair_state::QueuePairType;
 
-/// `struct ibv_recv_wr`: receives one message, whose length its completion has
-/// ([`WorkSuccess::byte_len`](crate::WorkSuccess::byte_len)). A message that is longer than the buffer is an error on both
+/// `struct ibv_recv_wr`: receives one message. Its completion has the length
+/// ([`WorkSuccess::byte_len`](crate::WorkSuccess::byte_len)). A message longer than the buffer is an error on both
 /// sides.
 ///
-/// If the peer may write, a write with an immediate also completes a receive: check the
-/// [opcode](crate::WorkSuccess::opcode). The buffer is then unchanged, and the length is that of the write, which can
-/// exceed the buffer.
+/// If the peer may write, check the [opcode](crate::WorkSuccess::opcode): a write with an immediate also completes a
+/// receive. It leaves the buffer unchanged, and its length can exceed the buffer.
 ///
 /// ```
 /// use ibverbs::{Rc, ReceiveWorkRequest};
@@ -55,7 +54,7 @@ pub struct ReceiveWorkRequest<D> {
 }
 
 impl<D: ScatterBuffer> ReceiveWorkRequest<D> {
-    /// Receives into `buffer`, which may be `()`, for messages without data.
+    /// Receives into `buffer`; `()` is for messages without data.
     #[inline(always)]
     pub fn new(buffer: D) -> Self {
         Self { buffer }
@@ -89,7 +88,7 @@ impl<D: ScatterBuffer> Request for ReceiveWorkRequest<D> {
 impl<D: ScatterBuffer, T: ReceiveQueue> Posts<T> for ReceiveWorkRequest<D> {}
 
 impl Receive {
-    /// The C struct for the list, of which empty pieces are left out.
+    /// The C struct of a receive, without the list's empty pieces.
     #[inline(always)]
     pub(crate) fn encode(wr_id: u64, list: &mut [ffi::ibv_sge]) -> ffi::ibv_recv_wr {
         let num_sge = match list {

@@ -16,7 +16,7 @@ use crate::queue_pair::{
     Transport, Writes,
 };
 
-/// Calls a function of the extended interface. Only in `Kind::emit`, whose caller vouches for the queue pair and the
+/// Calls a function of the extended interface. For `Kind::emit` only, whose caller vouches for the queue pair and the
 /// function.
 macro_rules! call {
     ($queue_pair:ident.$function:ident($($argument:expr),*)) => {
@@ -24,11 +24,16 @@ macro_rules! call {
     };
 }
 
-/// The table of operations: for each the request, with its fields beside the buffer; the opcode, and the operation in
-/// the extended interface; whether it has data, whether the queue pair must have a fixed peer, whether the device writes
-/// the buffer, and whether it needs a reliable connection; whether `ibv_post_send` has it (`posted`), or the extended
-/// interface alone (`batch`); the trait of transports on which it needs no destination, that of transports that have it
-/// (and that of those whose `ibv_post_send` has it too); what it is checked against; and how it is written in both interfaces.
+/// The table of operations. An entry has, in this order:
+///
+///  - the request, and its fields other than the buffer;
+///  - the opcode, and the operation in the extended interface;
+///  - whether it has data, needs a queue pair with a fixed peer, lets the device write the buffer, needs a reliable
+///    connection;
+///  - `posted` if `ibv_post_send` has it, `batch` if only the extended interface does;
+///  - the trait of transports on which it needs no destination, of those that have it, and of those whose
+///    `ibv_post_send` has it;
+///  - its checks, and how both interfaces write it.
 macro_rules! work_requests {
     ($(
         $(#[$meta:meta])*
@@ -52,9 +57,9 @@ macro_rules! work_requests {
         }
 
         impl<$d $(, $x)?> $name<$d $(, $x)?> {
-            /// On a queue pair: the request has no completion of its own if it succeeds, unless the queue pair was built
-            /// with [`signal_all`](crate::QueuePairBuilder::signal_all). It holds its place in the queue until a later
-            /// request completes. On a channel this has no effect.
+            /// On a queue pair, success has no completion, unless the queue pair was built with
+            /// [`signal_all`](crate::QueuePairBuilder::signal_all). The request holds its place in the queue until a
+            /// later one completes. On a channel this has no effect.
             #[doc(alias = "IBV_SEND_SIGNALED")]
             #[inline(always)]
             pub fn unsignaled(mut self) -> Self {
@@ -70,9 +75,9 @@ macro_rules! work_requests {
                 self
             }
 
-            /// Where it goes, on a queue pair without a fixed peer: a [`DatagramPeer`](crate::DatagramPeer) on UD and SRD, an
-            /// [`XrcPeer`](crate::operation::XrcPeer) on a sending XRC queue pair, a `DcPeer` on a DC initiator. It is the last thing
-            /// to be said about a request.
+            /// Where it goes, on a queue pair without a fixed peer: a [`DatagramPeer`](crate::DatagramPeer) on UD and
+            /// SRD, an [`XrcPeer`](crate::operation::XrcPeer) on a sending XRC queue pair, a `DcPeer` on a DC
+            /// initiator. Call this last.
             #[inline(always)]
             pub fn to<A: Destination>(self, destination: A) -> To<Self, A> {
                 To::new(self, destination)
@@ -154,7 +159,7 @@ macro_rules! work_requests {
         impl<$d: $bound $(, $x: $xbound)?, T: $has + $peer_trait> Adds<T> for $name<$d $(, $x)?> {}
     )+
 
-    /// Compares what each operation says in both interfaces.
+    /// Compares both interfaces for each operation.
     #[cfg(test)]
     pub(super) fn for_each_operation(compared: &mut super::agreement::Compared) {
         $(compare! { compared $operation [$($field)*] $($xbound)? })+
@@ -167,7 +172,7 @@ macro_rules! work_requests {
         $(
             #[derive(Clone, Copy, Debug)]
             pub struct $operation $(<$x>)? {
-                /// The bits of `ibv_send_flags` that differ from those of a request with a completion.
+                /// The bits of `ibv_send_flags` in which it differs from a request with a completion.
                 pub(super) flags: u32,
                 $(pub(super) $field: $type,)*
             }
@@ -175,7 +180,7 @@ macro_rules! work_requests {
     }};
 }
 
-/// Compares an operation, with everything that a message may carry.
+/// Compares an operation with each extra that a message may carry.
 #[cfg(test)]
 macro_rules! compare {
     ($compared:ident $operation:ident $fields:tt Extra) => {
@@ -217,10 +222,10 @@ macro_rules! posted_by {
 }
 
 work_requests! {
-    /// `struct ibv_send_wr`: sends one message to a receive of the peer. On a reliable connection it has ended when the peer
-    /// has acknowledged it.
+    /// `struct ibv_send_wr`: sends one message to a receive of the peer. On a reliable connection it ends when the peer
+    /// acknowledges it.
     ///
-    /// The same request goes to everything that posts. What takes it says who keeps the buffer, and who waits:
+    /// The same request goes to everything that posts. These differ in who keeps the buffer, and who waits:
     ///
     /// ```
     /// use std::time::Instant;
@@ -316,7 +321,7 @@ work_requests! {
 
     /// `struct ibv_send_wr`: an RDMA write: copies to the peer's memory without notifying the peer.
     ///
-    /// With an [`immediate`](Self::immediate) it notifies the peer: the write then consumes a receive.
+    /// With an [`immediate`](Self::immediate) it consumes a receive of the peer, and so notifies it.
     WriteWorkRequest<D: GatherBuffer, X: WriteExtra = ()> { remote: RemoteMemoryRegion, extra: X } as Write:
         X::WRITE, X::EXTENDED_WRITE, data true, peer true, writes false, reliable false, gather, posted,
         on FixedPeer, Writes + PostsRdma,
@@ -330,12 +335,11 @@ work_requests! {
     /// `struct ibv_send_wr`: an RDMA read: copies from the peer's memory without notifying the peer. On reliable
     /// connections only.
     ///
-    /// If the answer is lost, the device reads again, and then finds what later requests of this queue pair have
+    /// If the answer is lost, the device reads again. It may then find what later requests of this queue pair have
     /// written, unless they carry a [fence](WriteWorkRequest::fence).
     ///
-    /// On iWARP the buffer must be memory that peers may write (a slice of a
-    /// [`SharedMemoryRegion`](crate::SharedMemoryRegion) with
-    /// [`REMOTE_WRITE`](crate::AccessFlags::REMOTE_WRITE)), because the peer answers a read by writing.
+    /// On iWARP the peer answers a read by writing, so the buffer must be memory that peers may write: a slice of a
+    /// [`SharedMemoryRegion`](crate::SharedMemoryRegion) with [`REMOTE_WRITE`](crate::AccessFlags::REMOTE_WRITE).
     ReadWorkRequest<D: ScatterBuffer> { remote: RemoteMemoryRegion, shared: bool } as Read:
         Opcode::IBV_WR_RDMA_READ, Extended::READ, data true, peer true, writes true, reliable true, scatter, posted,
         on FixedPeer, Reads + PostsRdma,
@@ -344,11 +348,11 @@ work_requests! {
         fill |this, request| (*request).wr.rdma = rdma(&this.remote),
         emit |this, queue_pair| call!(queue_pair.wr_rdma_read(this.remote.rkey, this.remote.address));
 
-    /// `struct ibv_send_wr`: a compare-and-swap: replaces the aligned 64-bit number in the peer's memory if it equals a
-    /// given value, atomically, and returns its previous value. On reliable connections only.
+    /// `struct ibv_send_wr`: a compare-and-swap: atomically replaces an aligned 64-bit number of the peer if it equals
+    /// a given value, and returns its previous value. On reliable connections only.
     ///
-    /// It is atomic with respect to other atomics of the same device. It is atomic with respect to the
-    /// peer's CPU only on devices that report so: see [`AtomicCapability`](crate::device::AtomicCapability).
+    /// It is atomic with respect to other atomics of the same device, and to the peer's CPU only where
+    /// [`AtomicCapability`](crate::device::AtomicCapability) says so.
     CompareSwapWorkRequest<D: ScatterBuffer> { remote: RemoteMemoryRegion, compare: u64, swap: u64 } as CompareSwap:
         Opcode::IBV_WR_ATOMIC_CMP_AND_SWP, Extended::COMPARE_SWAP, data true, peer true, writes true, reliable true,
         scatter, posted,
@@ -359,8 +363,8 @@ work_requests! {
             this.remote.rkey, this.remote.address, this.compare, this.swap
         ));
 
-    /// `struct ibv_send_wr`: a fetch-and-add: adds to the aligned 64-bit number in the peer's memory, atomically, and
-    /// returns its previous value. On reliable connections only. See [`CompareSwapWorkRequest`].
+    /// `struct ibv_send_wr`: a fetch-and-add: adds to an aligned 64-bit number of the peer, and returns its previous
+    /// value. Where it works, and what it is atomic to: see [`CompareSwapWorkRequest`].
     FetchAddWorkRequest<D: ScatterBuffer> { remote: RemoteMemoryRegion, add: u64 } as FetchAdd:
         Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, Extended::FETCH_ADD, data true, peer true, writes true, reliable true,
         scatter, posted,
@@ -369,8 +373,8 @@ work_requests! {
         fill |this, request| (*request).wr.atomic = atomic(&this.remote, this.add, 0),
         emit |this, queue_pair| call!(queue_pair.wr_atomic_fetch_add(this.remote.rkey, this.remote.address, this.add));
 
-    /// `ibv_wr_atomic_write`: sets 8 bytes of the peer's memory, all at once. In batches only: see
-    /// [`Batch::add`](crate::operation::Batch::add).
+    /// `ibv_wr_atomic_write`: sets 8 bytes of the peer's memory at once. [In batches](crate::operation::Batch::add)
+    /// only.
     #[doc(alias = "ibv_wr_atomic_write")]
     AtomicWriteWorkRequest<D: GatherBuffer> { remote: RemoteMemoryRegion, value: u64 } as AtomicWrite:
         Opcode::IBV_WR_ATOMIC_WRITE, Extended::ATOMIC_WRITE, data false, peer true, writes false, reliable true,
@@ -382,8 +386,8 @@ work_requests! {
             this.remote.rkey, this.remote.address, (&raw const this.value).cast()
         ));
 
-    /// `ibv_wr_flush`: makes earlier writes to the peer's memory visible or persistent before it completes. In batches
-    /// only: see [`Batch::add`](crate::operation::Batch::add).
+    /// `ibv_wr_flush`: completes when earlier writes to the peer's memory are visible or persistent. [In
+    /// batches](crate::operation::Batch::add) only.
     #[doc(alias = "ibv_wr_flush")]
     FlushWorkRequest<D: GatherBuffer>
         { remote: RemoteMemoryRegion, placement: FlushPlacement, whole_region: bool } as Flush:
@@ -396,8 +400,8 @@ work_requests! {
             u8::from(this.whole_region)
         ));
 
-    /// `struct ibv_send_wr`: invalidates a local key, so that requests of this program and of peers can no longer use it:
-    /// that of a type 2 memory window, or of a region that was registered by a request.
+    /// `struct ibv_send_wr`: invalidates a local key, of a type 2 memory window or of a region registered by a request.
+    /// Neither this program nor peers can use the key after that.
     LocalInvalidateWorkRequest<D: GatherBuffer> { rkey: u32 } as LocalInvalidate:
         Opcode::IBV_WR_LOCAL_INV, Extended::LOCAL_INVALIDATE, data false, peer false, writes false, reliable false,
         gather, posted,
@@ -417,14 +421,14 @@ fn check_flush(remote: &RemoteMemoryRegion) -> Result<()> {
 }
 
 impl<D: GatherBuffer> SendWorkRequest<D> {
-    /// Sends `message`, which may be `()`, for a message without data.
+    /// Sends `message`; `()` is a message without data.
     #[inline(always)]
     pub fn new(message: D) -> Self {
         Self { buffer: message, operation: op::Send { flags: 0, extra: () } }
     }
 }
 
-// The modifiers have no bounds: what is wrong with a buffer was said at `new`.
+// The modifiers have no bounds: `new` already reports a wrong buffer.
 impl<D, X> SendWorkRequest<D, X> {
     #[inline(always)]
     fn with<Y>(self, extra: Y) -> SendWorkRequest<D, Y> {
@@ -432,17 +436,16 @@ impl<D, X> SendWorkRequest<D, X> {
         SendWorkRequest { buffer: self.buffer, operation: op::Send { flags, extra } }
     }
 
-    /// Sends 32 bits for the completion of the receive
-    /// ([`WorkSuccess::immediate`](crate::WorkSuccess::immediate)). Replaces
-    /// [`invalidate`](Self::invalidate).
+    /// Sends 32 bits for the completion of the receive ([`WorkSuccess::immediate`](crate::WorkSuccess::immediate)).
+    /// Replaces [`invalidate`](Self::invalidate).
     #[doc(alias = "ibv_wr_send_imm")]
     #[inline(always)]
     pub fn immediate(self, immediate: u32) -> SendWorkRequest<D, Immediate> {
         self.with(Immediate(immediate))
     }
 
-    /// Invalidates an rkey of the peer: that of a type 2 memory window, which must then be bound again.
-    /// Replaces [`immediate`](Self::immediate).
+    /// Invalidates the peer's rkey of a type 2 memory window, which must be bound again to be used. Replaces
+    /// [`immediate`](Self::immediate).
     #[doc(alias = "ibv_wr_send_inv")]
     #[inline(always)]
     pub fn invalidate(self, rkey: u32) -> SendWorkRequest<D, Invalidate> {
@@ -450,13 +453,13 @@ impl<D, X> SendWorkRequest<D, X> {
     }
 
     setters! { self,
-        /// Raises an event at the peer, if the peer waits for solicited events only.
+        /// Raises an event at a peer that waits for solicited events only.
         #[doc(alias = "IBV_SEND_SOLICITED")]
         #[inline(always)]
         solicited() => self.operation.flags |= ffi::ibv_send_flags::IBV_SEND_SOLICITED.0;
 
-        /// Makes the device compute the checksums of IPv4 and of TCP or UDP, on UD and raw packet queue pairs
-        /// of devices that support it.
+        /// Makes the device compute the checksums of IPv4, TCP and UDP, on UD and raw packet queue pairs of devices
+        /// that can.
         #[doc(alias = "IBV_SEND_IP_CSUM")]
         #[inline(always)]
         ip_checksum() => self.operation.flags |= ffi::ibv_send_flags::IBV_SEND_IP_CSUM.0;
@@ -466,8 +469,8 @@ impl<D, X> SendWorkRequest<D, X> {
 macro_rules! inline {
     ($($name:ident),+) => {$(
         impl<D, X> $name<D, X> {
-            /// The post copies the data, as of [`Inline`](crate::Inline), although the buffer is registered memory. The
-            /// memory may then be reused immediately.
+            /// Makes the post copy the registered memory, as [`Inline`](crate::Inline) does. The memory may be reused
+            /// immediately.
             #[doc(alias = "IBV_SEND_INLINE")]
             #[inline(always)]
             pub fn inline(mut self) -> Self {
@@ -481,7 +484,7 @@ macro_rules! inline {
 inline!(SendWorkRequest, WriteWorkRequest);
 
 impl<D: GatherBuffer> WriteWorkRequest<D> {
-    /// Writes `data` to the beginning of `remote`, which has at least as many bytes.
+    /// Writes `data` to the beginning of `remote`, which is at least as long.
     #[inline(always)]
     pub fn new(data: D, remote: impl Into<RemoteMemoryRegion>) -> Self {
         Self { buffer: data, operation: op::Write { flags: 0, remote: remote.into(), extra: () } }
@@ -501,7 +504,7 @@ impl<D, X> WriteWorkRequest<D, X> {
 }
 
 impl<D> WriteWorkRequest<D, Immediate> {
-    /// Raises an event at the peer, if the peer waits for solicited events only. Only a write with an immediate has a
+    /// Raises an event at a peer that waits for solicited events only. Needs an immediate: other writes have no
     /// completion there.
     #[doc(alias = "IBV_SEND_SOLICITED")]
     #[inline(always)]
@@ -512,7 +515,7 @@ impl<D> WriteWorkRequest<D, Immediate> {
 }
 
 impl<D: ScatterBuffer> ReadWorkRequest<D> {
-    /// Fills `buffer` from the beginning of `remote`, which has at least as many bytes.
+    /// Fills `buffer` from the beginning of `remote`, which is at least as long.
     #[inline(always)]
     pub fn new(buffer: D, remote: impl Into<RemoteMemoryRegion>) -> Self {
         let operation = op::Read { flags: 0, remote: remote.into(), shared: D::PEERS_MAY_WRITE };
@@ -522,7 +525,7 @@ impl<D: ScatterBuffer> ReadWorkRequest<D> {
 
 impl<D: ScatterBuffer> CompareSwapWorkRequest<D> {
     /// Sets the first 8 bytes of `remote`, whose address is a multiple of 8, to `swap` if they equal `compare`. Stores
-    /// their previous value in `result`, which has 8 bytes, in the byte order of this machine.
+    /// their previous value, in this machine's byte order, in the 8 bytes of `result`.
     #[inline(always)]
     pub fn new(result: D, remote: impl Into<RemoteMemoryRegion>, compare: u64, swap: u64) -> Self {
         let operation = op::CompareSwap { flags: 0, remote: remote.into(), compare, swap };
@@ -531,8 +534,8 @@ impl<D: ScatterBuffer> CompareSwapWorkRequest<D> {
 }
 
 impl<D: ScatterBuffer> FetchAddWorkRequest<D> {
-    /// Adds `add` to the first 8 bytes of `remote`, whose address is a multiple of 8, wrapping around. Stores their
-    /// previous value in `result`, which has 8 bytes, in the byte order of this machine.
+    /// Adds `add`, wrapping around, to the first 8 bytes of `remote`, whose address is a multiple of 8. Stores their
+    /// previous value, in this machine's byte order, in the 8 bytes of `result`.
     #[inline(always)]
     pub fn new(result: D, remote: impl Into<RemoteMemoryRegion>, add: u64) -> Self {
         Self { buffer: result, operation: op::FetchAdd { flags: 0, remote: remote.into(), add } }
