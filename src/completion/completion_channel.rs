@@ -353,7 +353,7 @@ impl<'ctx> WaitChannel<'ctx> {
         self.waiters.wait(seen, deadline, cancelled, read)
     }
 
-    /// Sleeps until there is an event, which it reads, or another reason to wake.
+    /// Sleeps until an event, which it reads, or another reason to wake.
     unsafe fn read(
         &self,
         queue: *mut ffi::ibv_cq,

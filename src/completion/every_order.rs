@@ -10,7 +10,7 @@ use crate::device::event_file;
 use crate::error::{ErrorKind, Result};
 use crate::sync::{Condvar, Mutex, MutexGuard, in_every_order};
 
-/// A completion queue with an event channel, as provider and kernel have them.
+/// A completion queue and its channel, as provider and kernel have them.
 struct Device {
     queue: Mutex<Queue>,
     readable: Condvar,
@@ -68,7 +68,6 @@ impl Device {
         self.readable.notify_all();
     }
 
-    /// Another thread receives.
     fn receive(&self) {
         let packets = std::mem::take(&mut self.queue().packets);
         (0..packets).for_each(|_| self.complete());

@@ -31,7 +31,6 @@ impl ExtendedCompletion<'_> {
     }
 }
 
-/// Defines methods that read a field.
 macro_rules! fields {
     ($($(#[$meta:meta])* $name:ident: $type:ty = $function:ident if $field:ident;)+) => {
         $(
@@ -322,7 +321,6 @@ const fn field(field: ffi::ibv_create_cq_wc_flags) -> u64 {
     field.0 as u64
 }
 
-/// The additional state of an extended completion queue.
 pub(super) struct Extended {
     pub(super) fields: CompletionFields,
     /// Whether each completion is a poll of its own.
@@ -346,7 +344,6 @@ impl OnePoller {
 }
 
 impl Extended {
-    /// `ibv_create_cq_ex`.
     pub(super) fn create(
         context: &Context<'_>,
         attributes: &mut ffi::ibv_cq_init_attr_ex,

@@ -243,9 +243,8 @@ pub struct ExtendedCompletions<'p> {
     raw: NonNull<ffi::ibv_cq_ex>,
     fields: CompletionFields,
     one_by_one: bool,
-    /// Whether a poll was started and not yet ended.
     open: bool,
-    /// Whether a poll has found a completion, or failed.
+    /// Whether a poll found a completion, or failed.
     eventful: bool,
     poller: PhantomData<&'p mut ()>,
 }

@@ -58,7 +58,6 @@ resource! {
     CompletionQueue<'ctx>: raw of ibv_cq, notifier, domain, context
 }
 
-/// The channel on which a queue raises its events.
 pub(super) enum Notifier<'ctx> {
     None,
     Own(WaitChannel<'ctx>),
@@ -149,7 +148,6 @@ impl<'ctx> CompletionQueue<'ctx> {
         }
     }
 
-    /// The channel of this queue alone.
     pub(crate) fn own_channel(&self) -> Result<&WaitChannel<'ctx>> {
         match &self.notifier {
             Notifier::Own(channel) => Ok(channel),
@@ -161,7 +159,6 @@ impl<'ctx> CompletionQueue<'ctx> {
         }
     }
 
-    /// Whether arming is for solicited completions only.
     pub(crate) fn is_solicited_only(&self) -> bool {
         self.solicited_only
     }

@@ -254,7 +254,6 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
     }
 }
 
-/// Checks a number of completions.
 pub(super) fn capacity(verb: &'static str, entries: u32, most: u32) -> Result<c_int> {
     // A device's limit is a C `int`.
     Error::within(verb, "the number of entries", entries, 1, most.min(c_int::MAX as u32))?;

@@ -31,34 +31,28 @@ use std::time::Instant;
 /// Why a reading thread woke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Read {
-    /// It has read an event.
     Event,
     /// There may be completions, but no event of theirs to read: the queue is still armed.
     Early,
-    /// The waker woke it.
     Woken,
 }
 
-/// The threads that wait for one queue.
 pub(crate) struct Waiters {
     verb: &'static str,
     state: Mutex<State>,
     changed: Condvar,
     /// Made for the first wait that can be cancelled, before it begins.
     waker: OnceLock<Waker>,
-    /// How often [`wake`](Self::wake) was called.
     wakes: AtomicU64,
 }
 
 #[derive(Default)]
 struct State {
-    /// The number of events read so far.
     events: u64,
     /// Whether the queue was armed after the last event was read. The next event may be there already.
     armed: bool,
-    /// Whether a thread is reading.
     reading: bool,
-    /// The number of threads that sleep until another has read.
+    /// How many threads sleep until another has read.
     sleeping: usize,
 }
 
@@ -169,7 +163,6 @@ impl Waiters {
         self.changed.notify_all();
     }
 
-    /// The file that wakes a reader, if there is one.
     pub(crate) fn waker(&self) -> Option<&Waker> {
         self.waker.get()
     }
@@ -268,7 +261,6 @@ mod tests {
     const SOON: Duration = Duration::from_millis(50);
     const LATE: Duration = Duration::from_secs(60);
 
-    /// Is never cancelled.
     const NOT: fn() -> bool = || false;
 
     fn waiters() -> Waiters {

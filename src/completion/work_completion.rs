@@ -97,7 +97,6 @@ enum Success {
 }
 
 impl WorkSuccess {
-    /// Takes a completion whose status is success.
     #[inline]
     pub(crate) fn from_raw(raw: ffi::ibv_wc) -> Self {
         Self { raw, _tag: Success::Success }

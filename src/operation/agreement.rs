@@ -85,7 +85,6 @@ fn noting() -> ffi::ibv_qp_ex {
     queue_pair
 }
 
-/// What a C request says.
 fn said_by(request: &ffi::ibv_send_wr) -> Said {
     // SAFETY: the request was zeroed before it was filled, so each form of the union is initialised. The form read here
     // is the one that the operation fills, or zeros.
@@ -105,7 +104,6 @@ fn said_by(request: &ffi::ibv_send_wr) -> Said {
     (request.opcode, numbers, unsafe { request.__bindgen_anon_1.imm_data })
 }
 
-/// The operations that were compared.
 #[derive(Default)]
 pub(super) struct Compared(Vec<Opcode>);
 

@@ -30,7 +30,6 @@ pub struct Batch<'q, T = Rc> {
     raw: *mut ffi::ibv_qp_ex,
     /// The functions that the queue pair has: none if there is a collector.
     available: u64,
-    /// The current value of `wr_flags`.
     flags: u32,
     max_sge: u32,
     limits: &'q MessageLimits,
@@ -38,7 +37,6 @@ pub struct Batch<'q, T = Rc> {
     queue_pair: PhantomData<(&'q mut (), T)>,
 }
 
-/// Aborts a batch unless it is forgotten.
 struct Abort(*mut ffi::ibv_qp_ex);
 
 impl Drop for Abort {
@@ -180,7 +178,6 @@ impl<T: Transport> Batch<'_, T> {
         Ok(())
     }
 
-    /// Checks that concern several pieces only.
     #[inline]
     fn check_list<K: Kind>(&self, kind: &K, list: &[ffi::ibv_sge]) -> Result<()> {
         if kind.flags() & INLINE != 0 {
@@ -268,7 +265,6 @@ impl<T: Transport> Batch<'_, T> {
         Ok(())
     }
 
-    /// Stores the number and the flags of the next request.
     #[inline(always)]
     fn begin(&mut self, wr_id: u64, flags: u32) {
         // SAFETY: the queue pair is live, and nothing else accesses it during a batch.
@@ -302,7 +298,6 @@ fn add_otherwise<K: Kind>(
     collector.add(&kind, wr_id, list)
 }
 
-/// The functions that a request needs.
 #[inline(always)]
 fn functions_of<K: Kind>(kind: &K, list: &[ffi::ibv_sge]) -> u64 {
     let data = match list.len() {
@@ -314,7 +309,6 @@ fn functions_of<K: Kind>(kind: &K, list: &[ffi::ibv_sge]) -> u64 {
     K::EXTENDED.bits() | kind.destination_function() | data
 }
 
-/// Checks that all these functions are available.
 #[inline]
 fn need(available: u64, functions: u64) -> Result<()> {
     if available & functions != functions {

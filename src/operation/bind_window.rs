@@ -171,7 +171,6 @@ debug! {
     access: AccessFlags::from_bits_retain(self.info.mw_access_flags), ..
 }
 
-/// Checks that the window can be bound to that memory.
 fn check(window: &MemoryWindow<'_>, info: &ffi::ibv_mw_bind_info) -> Result<()> {
     // SAFETY: the binding holds the region.
     if unsafe { (*info.mr).pd } != window.protection_domain().as_raw() {
@@ -265,7 +264,6 @@ unsafe fn invalidate(
     ffi::status(VERB, unsafe { request.post(queue_pair.as_raw()) })
 }
 
-/// The methods that bind and invalidate windows.
 macro_rules! window_methods {
     () => {
         /// `ibv_bind_mw` (type 1), `ibv_post_send` with `IBV_WR_BIND_MW` (type 2): posts a request to bind `window`.

@@ -129,7 +129,6 @@ pub struct DcPeer<'p> {
     pub stream: Option<u16>,
 }
 
-/// Checks the number of a queue pair.
 #[inline]
 fn check_number(number: u32) -> Result<()> {
     if number > 0xff_ffff {

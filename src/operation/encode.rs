@@ -80,7 +80,6 @@ pub(crate) fn check<K: Kind>(
     }
 }
 
-/// Whether it is an RDMA read.
 pub(crate) const fn is_read<K: Kind>() -> bool {
     matches!(K::OPCODE, ffi::ibv_wr_opcode::IBV_WR_RDMA_READ)
 }

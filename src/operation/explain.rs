@@ -51,13 +51,11 @@ pub(crate) fn explain_send(
     explain_state(queue_pair, ffi::failed(SEND, returned))
 }
 
-/// The error for the return value of `ibv_wr_complete`.
 #[cold]
 pub(super) fn explain_batch(queue_pair: &QueuePair<'_, QueuePairType>, returned: c_int) -> Error {
     explain_state(queue_pair, ffi::failed("ibv_wr_complete", returned))
 }
 
-/// The error for the return value of posting a receive with that many elements.
 #[cold]
 pub(crate) fn explain_receive(
     queue_pair: &QueuePair<'_, QueuePairType>,

@@ -21,7 +21,6 @@ use crate::queue_pair::{
     Transport, Writes,
 };
 
-/// Defines a half of a queue pair.
 macro_rules! half {
     ($(#[$meta:meta])* $half:ident) => {
         $(#[$meta])*

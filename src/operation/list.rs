@@ -239,7 +239,6 @@ pub struct ListError {
     /// On Soft-RoCE and Soft-iWARP this may be the whole list: all requests are queued, but the kernel could not be
     /// notified (see [`QueuePair::post`](crate::QueuePair::post)).
     pub posted: usize,
-    /// The length of the list.
     len: usize,
 }
 

@@ -36,6 +36,7 @@
 //! | post one by one | [`QueuePair::post`](crate::QueuePair::post) and its short forms; from two threads [`SendHalf`] and [`ReceiveHalf`] |
 //! | post many at once | [`SendList`], [`ReceiveList`]; a [`Batch`] on the device's own queue |
 //! | post the same again | [`PreparedRequest`], [`PreparedReceive`] |
+//
 // `sealed::Request::split` takes a request apart: the operation is `Copy`, so the cold paths get it by value. A
 // reference to the whole request would force it from registers into memory on the hot path.
 //
@@ -83,7 +84,6 @@ use crate::queue_pair::{LONGEST_MESSAGE, Transport};
 /// [`PortAttributes::max_message_size`](crate::device::PortAttributes::max_message_size).
 pub const MAX_MESSAGE_LENGTH: u64 = LONGEST_MESSAGE as u64;
 
-/// The flag of a request with a completion.
 pub(crate) const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
 /// The flag of a request whose data the post copies.
 pub(crate) const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
@@ -202,7 +202,7 @@ pub(crate) mod sealed {
         ///  - `EINVAL`: the peer's memory is too short, or not aligned for an atomic; there is too much data.
         fn check(&self, limits: &MessageLimits, list: &[ffi::ibv_sge]) -> Result<()>;
 
-        /// The error of the request's buffer, in terms of the queue pair's limits.
+        /// The buffer's error, in terms of the queue pair's limits.
         fn explain_buffer(_limits: &MessageLimits, error: Error) -> Error {
             error
         }
@@ -219,7 +219,6 @@ pub(crate) mod sealed {
             list: &mut [ffi::ibv_sge],
         ) -> c_int;
 
-        /// The error for the return value of a post.
         fn explain(
             self,
             queue_pair: &QueuePair<'_, QueuePairType>,

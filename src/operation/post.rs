@@ -28,12 +28,11 @@ impl<T: Transport> QueuePair<'_, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the request
-    ///    has more pieces or more inline data than the queue pair was built for; is longer than the port's
-    ///    [`max_message_size`](crate::device::PortAttributes::max_message_size), or a datagram than its MTU at the time
-    /// the queue pair was built; names memory of the peer that is too short, or not aligned for an atomic; lacks a
-    /// [destination](crate::SendWorkRequest::to) where the queue pair has no fixed peer (UD, XRC); or is not allowed by
-    /// the queue pair's type or state.
+    ///  - `EINVAL`: the request has more pieces or more inline data than the queue pair was built for, or is longer
+    ///    than the port's [`max_message_size`](crate::device::PortAttributes::max_message_size) (a datagram: than the
+    ///    MTU when the queue pair was built); the peer's memory is too short, or not aligned for an atomic; the queue
+    ///    pair has no fixed peer (UD, XRC), and the request no [destination](crate::SendWorkRequest::to); or the queue
+    ///    pair's type or state does not allow it.
     ///  - `ENOMEM`: the queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
     ///  - `EIO`: the device is gone.
     ///  - `EACCES` (Soft-RoCE and Soft-iWARP): the process changed its credentials after it opened the device.
@@ -230,7 +229,8 @@ macro_rules! send_methods {
             // completions were polled.
             let returned = unsafe { ffi::ibv_post_send(self.as_raw(), first, bad) };
             // If siw posts a part of a list and refuses the rest, it returns 0, but names the first request that it
-            // refused. SAFETY: the list owns the pointer, which was null before the call.
+            // refused.
+            // SAFETY: the list owns the pointer, which was null before the call.
             if returned == 0 && unsafe { (*bad).is_null() } {
                 return Ok(());
             }

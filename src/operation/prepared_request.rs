@@ -53,7 +53,6 @@ pub trait RawRequest: Default {
         limits.check_domain(Self::VERB, unsafe { self.registered() })
     }
 
-    /// The error for the return value of a post.
     fn explain(&self, queue_pair: &QueuePair<'_, QueuePairType>, returned: c_int) -> Error;
 }
 
@@ -175,8 +174,8 @@ pub struct Prepared<'wr, R, T> {
     /// In the first entry of a list: the request at which the verb stopped, or null. Keeping it here avoids clearing it
     /// on each call.
     pub(super) bad: *mut R,
-    /// Whether the queue pair must have a fixed peer. Only set for a transport known at run time: others were checked
-    /// when the request was prepared.
+    /// Whether the queue pair must have a fixed peer. Checked only for [`QueuePairType`]: other
+    /// transports ensure it by their type.
     pub(super) needs_peer: bool,
     /// The length of a message that not every port can send; else 0.
     pub(super) length: u32,
@@ -298,7 +297,6 @@ impl<'wr> PreparedReceive<'wr> {
     }
 }
 
-/// The number of elements as C counts them.
 #[inline]
 fn count(verb: &'static str, elements: usize) -> Result<c_int> {
     c_int::try_from(elements).map_err(|_| {
@@ -405,7 +403,6 @@ impl<R: RawRequest, F> Prepared<'_, R, F> {
 }
 
 impl PreparedReceive<'_> {
-    /// Receives with their numbers.
     pub(super) fn collect<'wr>(
         receives: impl IntoIterator<Item = (u64, PreparedReceive<'wr>)>,
     ) -> Vec<PreparedReceive<'wr>> {

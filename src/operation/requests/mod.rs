@@ -159,13 +159,11 @@ macro_rules! work_requests {
         impl<$d: $bound $(, $x: $xbound)?, T: $has + $peer_trait> Adds<T> for $name<$d $(, $x)?> {}
     )+
 
-    /// Compares both interfaces for each operation.
     #[cfg(test)]
     pub(super) fn for_each_operation(compared: &mut super::agreement::Compared) {
         $(compare! { compared $operation [$($field)*] $($xbound)? })+
     }
 
-    /// The operations without their buffers.
     pub(crate) mod op {
         use super::*;
 
@@ -364,7 +362,7 @@ work_requests! {
         ));
 
     /// `struct ibv_send_wr`: a fetch-and-add: adds to an aligned 64-bit number of the peer, and returns its previous
-    /// value. Where it works, and what it is atomic to: see [`CompareSwapWorkRequest`].
+    /// value. It has the limits of [`CompareSwapWorkRequest`].
     FetchAddWorkRequest<D: ScatterBuffer> { remote: RemoteMemoryRegion, add: u64 } as FetchAdd:
         Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, Extended::FETCH_ADD, data true, peer true, writes true, reliable true,
         scatter, posted,
