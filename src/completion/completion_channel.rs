@@ -4,15 +4,14 @@
 //!
 //! `ibv_destroy_cq` blocks until every event of the queue that was read is acknowledged. So this module acknowledges an
 //! event in the call that reads it. Until then the queue cannot be destroyed, and the call may follow the event's
-//! pointer to it. When a queue is destroyed, the kernel discards its unread events before libibverbs waits, so no event
-//! names a destroyed queue.
+//! pointer to it. The kernel discards a queue's unread events before libibverbs waits, so no event names a destroyed
+//! queue.
 //!
 //! # The window between arming and sleeping
 //!
 //! A completion that arrives after a poll found the queue empty, and before the queue is armed, raises no event. So a
 //! thread must poll again after arming, as [`CompletionQueue::poll_or_arm`](crate::CompletionQueue::poll_or_arm) and
-//! [`CompletionQueue::wait`](crate::CompletionQueue::wait) do. [`Waiters`] handles several threads that wait for one
-//! queue.
+//! [`CompletionQueue::wait`](crate::CompletionQueue::wait) do. [`Waiters`] handles several threads.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
@@ -39,20 +38,18 @@ const GET: &str = "ibv_get_cq_event";
 /// event with the next completion. Any number of queues can share a channel; an event names its queue by
 /// [`token`](CompletionEvent::token).
 ///
-/// A channel serves threads that wait for several queues, and event loops: it is [`AsFd`], readable when there is an
+/// A channel serves event loops, and threads that wait for several queues: it is [`AsFd`], readable when there is an
 /// event, and blocks only in [`wait`](Self::wait) and [`wait_until`](Self::wait_until). For one queue,
-/// [`CompletionQueueBuilder::own_channel`](crate::CompletionQueueBuilder::own_channel) and
-/// [`CompletionQueue::wait`](crate::CompletionQueue::wait) are simpler.
+/// [`CompletionQueue::wait`](crate::CompletionQueue::wait) is simpler.
 ///
-/// Each event goes to exactly one waiting thread, already acknowledged (`ibv_ack_cq_events`). So a queue can be
-/// destroyed at any time, which discards its unread events.
+/// Each event goes to exactly one waiting thread, already acknowledged (`ibv_ack_cq_events`). A queue can be destroyed
+/// at any time, which discards its unread events.
 ///
 /// # With an event loop
 ///
 /// At the start, and whenever the channel is readable, take events until there are none. For each event, call
-/// [`poll_or_arm`](crate::CompletionQueue::poll_or_arm) on its queue until that returns an empty slice: the queue is
-/// then armed, and a later completion raises an event. This misses no completion, even in an edge-triggered loop
-/// (`epoll` with `EPOLLET`, `mio`, `tokio::io::unix::AsyncFd`).
+/// [`poll_or_arm`](crate::CompletionQueue::poll_or_arm) on its queue until that returns an empty slice. This misses no
+/// completion, even in an edge-triggered loop (`epoll` with `EPOLLET`, `mio`, `tokio::io::unix::AsyncFd`).
 ///
 /// ```
 /// # fn readable(_: &ibverbs::CompletionChannel<'_>) {}
@@ -97,8 +94,7 @@ resource! {
     ///
     /// # Errors
     ///
-    /// The channel is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was
-    /// made from.
+    /// The channel is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed).
     ///
     ///  - `EBUSY`: a queue that uses it still exists, because it was leaked or could not be destroyed.
     #[doc(alias = "ibv_destroy_comp_channel")]
@@ -192,8 +188,8 @@ impl<'ctx> CompletionChannel<'ctx> {
         let (mut queue, mut queue_context) = (ptr::null_mut(), ptr::null_mut());
         self.events.read(|| {
             let read = event_file::read_event(GET, || {
-                // SAFETY: the channel is live, and the two pointers are writable. The queue that the event names is
-                // live too: its destroy verb waits for the acknowledgement, or for the end of `EventFile::read`.
+                // SAFETY: the channel is live, and the two pointers are writable. So is the event's queue: its destroy
+                // verb waits for the acknowledgement, or for the end of `EventFile::read`.
                 unsafe { ffi::ibv_get_cq_event(self.as_raw(), &mut queue, &mut queue_context) }
             })?;
             if !read {
@@ -275,7 +271,7 @@ debug! { CompletionChannel<'_>, self, device: self.context.name(), fd: self.as_r
 impl Context<'_> {
     /// `ibv_create_comp_channel`: [`CompletionChannel::new`], which borrows this context.
     ///
-    /// For a value that leaves its function, pass `CompletionChannel::new` the context by value or in an `Arc`.
+    /// For a channel that leaves the function, pass `new` the context by value or in an `Arc`.
     ///
     /// # Errors
     ///
@@ -377,7 +373,7 @@ impl<'ctx> WaitChannel<'ctx> {
         Ok(if read.is_some() { Read::Event } else { Read::Woken })
     }
 
-    /// The file that an event loop waits for as well as the channel, at the provider's request. It polls when either is
+    /// The other file that an event loop waits for, at the provider's request. It polls when this or the channel is
     /// readable.
     pub(crate) unsafe fn attend(&self, queue: *mut ffi::ibv_cq) -> Option<BorrowedFd<'_>> {
         let attended = self.attended.get_or_init(|| {

@@ -65,10 +65,10 @@ impl CompletionCounterCapabilities {
     }
 }
 
-/// `struct ibv_comp_cntr`: counts the finished requests of queue pairs: successes, and failures. It tells less than a
+/// `struct ibv_comp_cntr`: counts the successes and the failures of queue pairs' requests. It tells less than a
 /// completion queue, and costs less. Since rdma-core 65.
 ///
-/// [`QueuePair::attach_completion_counter`](crate::QueuePair::attach_completion_counter) chooses the queue pairs and
+/// [`QueuePair::attach_completion_counter`](crate::QueuePair::attach_completion_counter) chooses queue pairs and
 /// operations.
 ///
 /// ```no_run
@@ -93,8 +93,7 @@ resource! {
     ///
     /// # Errors
     ///
-    /// The counter is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was
-    /// made from.
+    /// The counter is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed).
     ///
     ///  - `EBUSY`: a queue pair that it counts still exists.
     #[doc(alias = "ibv_destroy_comp_cntr")]

@@ -170,7 +170,7 @@ impl ExtendedSuccess<'_> {
 
     fields! {
         /// `ibv_wc_read_byte_len`: the number of bytes that arrived, for a receive, a read or an atomic. Other requests
-        /// may leave any value here. For a UD receive it includes 40 bytes for the global route header.
+        /// may leave any value here. In UD receives it includes 40 bytes for the global route header.
         #[doc(alias = "ibv_wc_read_byte_len")]
         byte_len: u32 = read_byte_len if BYTE_LEN;
         /// `ibv_wc_read_src_qp`: the number of the peer's queue pair; for UD receives only.
@@ -357,7 +357,7 @@ impl Extended {
         );
         let fields = CompletionFields::from_bits_retain(attributes.wc_flags);
         // SAFETY: the context and the channel are live; a queue that comes back is ours alone. An `ibv_cq_ex` begins
-        // with an `ibv_cq`, and may be used as one.
+        // with an `ibv_cq`, so it can be used as one.
         let raw = unsafe {
             let raw = ffi::ibv_create_cq_ex(context.as_raw(), attributes);
             Handle::new(VERB, raw.cast::<ffi::ibv_cq>())
@@ -383,8 +383,8 @@ impl Extended {
 unsafe fn has_functions(queue: *const ffi::ibv_cq_ex, fields: CompletionFields) -> bool {
     macro_rules! all {
         ($($function:ident $(if $field:ident)?,)+) => {
-            // SAFETY: the caller's queue is live. The functions are nullable pointers, and only those that the provider
-            // had to set are read.
+            // SAFETY: the caller's queue is live. The functions are nullable pointers; only those that the provider had
+            // to set are read.
             unsafe {
                 $(($(!fields.contains(CompletionFields::$field) ||)? (*queue).$function.is_some()))&&+
             }

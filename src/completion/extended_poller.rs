@@ -4,21 +4,21 @@
 //!
 //! Most providers hold the queue's spin lock between `ibv_start_poll` and `ibv_end_poll`. A guard object could be
 //! forgotten ([`std::mem::forget`] is safe), and other threads would spin for ever. So [`ExtendedPoller::poll`] lends
-//! the completions to a closure: the guard lives in its own frame, and ends the poll even if the closure panics.
+//! the completions to a closure. The guard lives in its own frame, and ends the poll even if the closure panics.
 //!
 //! A completion is a view of the queue's current one. It borrows the [`ExtendedCompletions`] mutably, so no caller
 //! keeps it when the queue moves on.
 //!
 //! # Why a poller
 //!
-//! A poll within a poll of the same queue would wait for it for ever. So a queue has one poller at a time, and polling
-//! borrows it mutably. Forgetting a poller holds no lock, but the queue gets no other.
+//! A poll within a poll of the same queue would never return. So a queue has one poller at a time, and polling borrows
+//! it mutably. A forgotten poller holds no lock, but the queue gets no other.
 //!
 //! # Soft-RoCE
 //!
 //! Before rdma-core 61, rxe releases its lock when `ibv_next_poll` finds nothing, and again in `ibv_end_poll`. A thread
-//! that takes the lock in between gets the last completion a second time, and loses the lock at work. So with rxe each
-//! completion is a poll of its own: this module never calls `ibv_next_poll`.
+//! that takes the lock in between gets the last completion a second time, and loses the lock at work. So with rxe this
+//! module never calls `ibv_next_poll`: each completion is a poll of its own.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;

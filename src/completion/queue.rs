@@ -30,7 +30,7 @@ object!(ibv_cq, ibv_destroy_cq, event_subjects);
 /// yet. A device that finds it full drops completions and raises
 /// [`CompletionQueueError`](crate::device::AsyncEventKind::CompletionQueueError).
 ///
-/// | to get completions by | |
+/// | get completions by | |
 /// |---|---|
 /// | polling | [`poll`](Self::poll) |
 /// | sleeping | [`wait`](Self::wait), with a [channel of its own](crate::CompletionQueueBuilder::own_channel) |
@@ -50,8 +50,7 @@ resource! {
     ///
     /// # Errors
     ///
-    /// The queue is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made
-    /// from.
+    /// The queue is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed).
     ///
     ///  - `EBUSY`: a queue pair that uses it still exists, because it was leaked or could not be destroyed.
     #[doc(alias = "ibv_destroy_cq")]
@@ -163,7 +162,7 @@ impl<'ctx> CompletionQueue<'ctx> {
         self.solicited_only
     }
 
-    /// The number of completions that it has room for: at least the number requested.
+    /// The number of completions it has room for: at least the number requested.
     pub fn capacity(&self) -> u32 {
         // SAFETY: the queue is live. The load is atomic because another thread may resize it.
         let entries = unsafe { AtomicI32::from_ptr(&raw mut (*self.as_raw()).cqe) };
@@ -206,7 +205,7 @@ impl<'ctx> CompletionQueue<'ctx> {
 impl Context<'_> {
     /// `ibv_create_cq`: [`CompletionQueue::new`], which borrows this context.
     ///
-    /// For a value that leaves its function, pass `CompletionQueue::new` the context by value or in an `Arc`.
+    /// For a queue that leaves the function, pass `new` the context by value or in an `Arc`.
     ///
     /// # Errors
     ///
@@ -223,9 +222,8 @@ impl CompletionQueue<'_> {
     /// `ibv_poll_cq`, for a queue with a [channel of its own](crate::CompletionQueueBuilder::own_channel): sleeps until
     /// there is a completion, then [polls](Self::poll).
     ///
-    /// If there is none, it arms the queue, polls again, and sleeps until the queue's event, so it misses no
-    /// completion. Any number of threads can wait; an event wakes all of them, and those that find nothing sleep again.
-    /// Signals do not end the wait.
+    /// It polls again after arming, so it misses no completion. Any number of threads can wait; an event wakes all of
+    /// them, and those that find nothing sleep again. Signals do not end the wait.
     ///
     /// # Errors
     ///
@@ -297,8 +295,8 @@ impl CompletionQueue<'_> {
         self.sleep_until_found(deadline, poll, || false)
     }
 
-    /// [`sleep_until`](Self::sleep_until), for a `poll` that also finds what raises no event of the queue. When there
-    /// is some, `is_found` returns true; after it becomes true, [`Waiters::wake_all`] must be called.
+    /// [`sleep_until`](Self::sleep_until), for a `poll` that also finds what raises no event. `is_found` returns true
+    /// when there is some; after that, [`Waiters::wake_all`] must be called.
     pub(crate) fn sleep_until_found<R>(
         &self,
         deadline: Option<Instant>,
@@ -332,15 +330,15 @@ impl CompletionQueue<'_> {
         Ok([Some(channel.channel().as_fd()), unsafe { channel.attend(self.as_raw()) }])
     }
 
-    /// [`files`](Self::files) as one file.
+    /// The files that a reactor waits for, as one file.
     #[cfg(feature = "channel")]
     pub(crate) fn ready_file(&self) -> Result<BorrowedFd<'_>> {
         // SAFETY: the channel is this queue's, and the queue is live.
         Ok(unsafe { self.own_channel()?.ready(self.as_raw()) })
     }
 
-    /// Sleeps until the queue has raised an event since [`arm_own`](Self::arm_own), or `cancelled` returns true. After
-    /// it becomes true, [`Waiters::wake_all`] must be called.
+    /// Sleeps until the queue has raised an event since [`arm_own`](Self::arm_own), or `cancelled` returns true; after
+    /// that, [`Waiters::wake_all`] must be called.
     pub(crate) fn sleep(
         &self,
         seen: u64,
@@ -394,9 +392,9 @@ impl CompletionQueue<'_> {
         self.poll(completions)
     }
 
-    /// `ibv_req_notify_cq`: arms the queue, which then raises one event for the next completion.
+    /// `ibv_req_notify_cq`: arms the queue, which then raises one event for the next completion, or the next solicited
+    /// one ([`solicited_only`](crate::CompletionQueueBuilder::solicited_only)).
     ///
-    /// On a [solicited-only](crate::CompletionQueueBuilder::solicited_only) queue, it is the next solicited one.
     /// Completions already in the queue raise no event: poll after arming, before you sleep, as
     /// [`poll_or_arm`](Self::poll_or_arm) does.
     ///

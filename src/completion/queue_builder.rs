@@ -97,13 +97,13 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
     }
 
     setters! { self,
-        /// The number (0 unless set) that names the queue in the events of its channel
+        /// The number (0 unless set) that names the queue in events of its channel
         /// ([`CompletionEvent::token`](crate::completion::CompletionEvent::token)) and of the device
         /// ([`AsyncEvent`](crate::device::AsyncEvent)).
         #[doc(alias = "cq_context")]
         token(token: usize) => self.token = token;
 
-        /// The device's interrupt that serves the queue: an index (0 unless set) below [`Context::completion_vectors`].
+        /// The interrupt that serves the queue: an index (0 unless set) below [`Context::completion_vectors`].
         /// Different vectors let different processors serve queues.
         #[doc(alias = "comp_vector")]
         completion_vector(vector: u32) => self.completion_vector = Some(vector);
@@ -120,8 +120,8 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
         extended(fields: CompletionFields) => self.fields = Some(fields);
     }
 
-    /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: a full queue does not break: the device overwrites the oldest completion.
-    /// Makes the queue [`extended`](Self::extended).
+    /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: the device overwrites the oldest completion of a full queue, which does not
+    /// break. Makes the queue [`extended`](Self::extended).
     ///
     /// Overwritten completions are lost, so the queue still needs room for all outstanding requests. The option only
     /// saves the device a check.
@@ -137,8 +137,8 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
     ///
     /// No two calls that concern the queue overlap, on two threads or within the closure of
     /// [`ExtendedPoller::poll`](crate::completion::ExtendedPoller::poll). Such calls are all methods of the queue, of
-    /// its poller, and of the channels that share it; and destroying a queue pair or shared receive queue that
-    /// completes to it, or changing its state.
+    /// its poller, and of channels that share it; and destroying a queue pair or shared receive queue that completes to
+    /// it, or changing its state.
     #[doc(alias = "IBV_CREATE_CQ_ATTR_SINGLE_THREADED")]
     pub unsafe fn single_threaded(mut self) -> Self {
         self.flags |= ffi::ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED;

@@ -1,16 +1,15 @@
 //! Several threads that sleep until one completion queue has something to poll.
 //!
-//! One thread reads events at a time; the others sleep on a condition variable, and each event wakes all. If the reader
-//! gives up, another takes its turn. Events are counted: otherwise a thread could go to sleep for an event that another
-//! has read already, while the queue is no longer armed. A thread takes the count when the queue is armed, and sleeps
-//! only while the count is the same.
+//! One thread at a time reads events; the others sleep on a condition variable, and each event wakes all. If the reader
+//! gives up, another takes its turn. Events are counted, so that no thread goes to sleep for an event that another has
+//! read already. A thread takes the count when the queue is armed, and sleeps only while the count is the same.
 //!
 //! No wake-up is lost, because each thread polls after it saw, under the lock, that the queue is armed. The event of
 //! that arming is in one of three states. Not raised: a completion after the poll raises it. Raised but not read: the
 //! thread that reads it wakes all that saw the old count. Read: the count has changed.
 //!
-//! An armed queue is not armed again. So there is at most one unread event, even if every wait finds something in its
-//! second poll and no thread ever reads. Otherwise unread events would pile up in the kernel.
+//! An armed queue is not armed again. Otherwise unread events would pile up in the kernel if every wait finds something
+//! in its second poll and no thread reads.
 //!
 //! A reader may also wake without an event, when its thread did the device's work and found completions
 //! ([`Read::Early`]). Then all threads poll, and the queue stays armed.
@@ -184,7 +183,7 @@ impl Waiters {
     }
 
     /// Sleeps until any thread has read more than `seen` events, or `cancelled` returns true. `read` sleeps until it
-    /// has read an event, `deadline` has passed, or there is another reason to wake.
+    /// has read an event, `deadline` has passed, or something else wakes it.
     pub(super) fn wait(
         &self,
         seen: u64,

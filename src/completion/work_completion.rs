@@ -47,8 +47,8 @@ impl WorkCompletion {
 
     #[cold]
     fn error(&self) -> WorkError {
-        // SAFETY: it reads through a reference. The volatile read makes the compiler load the status again. It would
-        // otherwise keep the one that `is_success` compares, at the cost of an instruction per successful completion.
+        // SAFETY: it reads through a reference. The volatile read makes the compiler load the status again, instead of
+        // keeping the one that `is_success` compares at the cost of an instruction per successful completion.
         let status = unsafe { ptr::read_volatile(&self.0.status) };
         WorkError::new(status.into(), self.0.vendor_err)
     }
@@ -117,8 +117,8 @@ impl WorkSuccess {
 
     /// The number of bytes that arrived, for a receive, a read or an atomic.
     ///
-    /// Other requests may leave any value here. For a UD receive it includes 40 bytes for the global route header. If
-    /// peers may write, check the opcode before you use it as a length within the buffer: for
+    /// Other requests may leave any value here. In UD receives it includes 40 bytes for the global route header. If
+    /// peers may write, check the opcode before you use it as a length within the buffer: in a
     /// [`ReceiveWriteWithImmediate`](WorkOpcode::ReceiveWriteWithImmediate) it is the length of the write, which went
     /// elsewhere and may be longer than the receive's memory.
     #[inline]
@@ -136,8 +136,8 @@ impl WorkSuccess {
 
     /// The rkey that the message invalidated, if any.
     ///
-    /// Not on Soft-RoCE: it invalidates the key, but passes on a flag of the kernel (4), which libibverbs takes for a
-    /// correct checksum, instead of `IBV_WC_WITH_INV` (8).
+    /// On Soft-RoCE, always `None`, although the key is invalidated: it passes on a flag of the kernel (4), which
+    /// libibverbs takes for a correct checksum, instead of `IBV_WC_WITH_INV` (8).
     #[inline]
     pub fn invalidated_rkey(&self) -> Option<u32> {
         // SAFETY: both arms of the union are 32 plain bits.

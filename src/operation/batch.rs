@@ -1,12 +1,12 @@
 //! Batches of the extended posting interface: many requests with one doorbell, or none of them.
 //!
 //! C brackets a batch between `ibv_wr_start` and `ibv_wr_complete` or `ibv_wr_abort`. Most providers lock the send
-//! queue in between. A forgotten guard object would block every later post for ever, so [`QueuePair::batch`] calls a
-//! closure instead, and ends the bracket however the closure returns.
+//! queue in between. A forgotten guard object would block later posts for ever, so [`QueuePair::batch`] calls a
+//! closure, and ends the bracket however that returns.
 //!
-//! Two traps of C are closed. The setters (`ibv_wr_set_sge` ..) change the request that was added last: no method calls
-//! a setter alone. A function that a provider lacks is a null pointer: the queue pair stores the set of its functions
-//! when it is built, and each request is checked against this set before it calls any.
+//! This closes two traps of C. The setters (`ibv_wr_set_sge` ..) change the request that was added last: no method
+//! calls a setter alone. A function that a provider lacks is a null pointer: each request is first checked against the
+//! queue pair's set of functions, stored when it was built.
 //!
 //! Without the interface a batch has no functions: its requests go to its [`Collector`].
 
@@ -43,7 +43,7 @@ impl Drop for Abort {
     #[inline]
     fn drop(&mut self) {
         if !self.0.is_null() {
-            // SAFETY: the queue pair is live and in a batch, and queue pairs of this interface have the function.
+            // SAFETY: the queue pair is live and in a batch; those of this interface have the function.
             unsafe { (*self.0).wr_abort.unwrap_unchecked()(self.0) }
         }
     }
@@ -81,7 +81,7 @@ impl<T: Transport> Batch<'_, T> {
         };
         let abort = Abort(raw);
         if !raw.is_null() {
-            // SAFETY: the queue pair is live, and queue pairs of this interface have the function.
+            // SAFETY: the queue pair is live; those of this interface have the function.
             unsafe {
                 (*raw).wr_start.unwrap_unchecked()(raw);
                 (*raw).wr_flags = batch.flags;
@@ -101,17 +101,17 @@ impl<T: Transport> Batch<'_, T> {
 
     /// `ibv_wr_send`, `ibv_wr_rdma_write` .., `ibv_wr_set_sge` ..: adds a request under the number `wr_id`.
     ///
-    /// It has a completion unless it is [`unsignaled`](crate::SendWorkRequest::unsignaled). If this fails, nothing is
-    /// added, and the other requests can still be posted.
+    /// It has a completion unless it is [`unsignaled`](crate::SendWorkRequest::unsignaled). If this fails, nothing is added,
+    /// and the other requests can still be posted.
     ///
     /// # Errors
     ///
     ///  - `EOPNOTSUPP`: the queue pair was not built for the operation; its provider takes no data in that form; or, on
     ///    Soft-RoCE, the pieces of a list differ in length (rxe of v55.0 would send a wrong length).
     ///  - `EINVAL`: there are more pieces or more inline data than the queue pair was built for, or more bytes than the
-    ///    port sends as one message; the peer's memory is too short, or not aligned for an atomic; the request lacks
-    ///    the [destination](crate::SendWorkRequest::to) that it needs.
-    ///  - `ENOMEM`, without the extended interface: the send queue holds no more requests
+    ///    port sends as one message; the peer's memory is too short, or not aligned for an atomic; the
+    ///    [destination](crate::SendWorkRequest::to) is missing.
+    ///  - `ENOMEM`, without the extended interface: the send queue is full
     ///    ([`QueueFull`](crate::ErrorKind::QueueFull)), or there is no memory.
     #[doc(alias = "ibv_wr_send")]
     #[doc(alias = "ibv_wr_rdma_write")]
@@ -221,8 +221,9 @@ impl<T: Transport> Batch<'_, T> {
         Ok(())
     }
 
-    /// `mlx5dv_wr_mr_list`: lets `key` name these pieces, one behind the other, with this access; the first byte has
-    /// address 0. Later requests of this queue pair can use the key. The queue pair was built [for
+    /// `mlx5dv_wr_mr_list`: lets `key` name these pieces, one behind the other from address 0, with this access.
+    ///
+    /// Later requests of this queue pair can use the key. The queue pair was built [for
     /// it](crate::QueuePairBuilder::extended_with_memory_keys).
     ///
     /// # Errors
@@ -278,8 +279,8 @@ impl<T: Transport> Batch<'_, T> {
     }
 }
 
-/// Adds a request for which the queue pair lacks functions of the extended interface. It takes no reference to the
-/// batch, which would keep the batch in memory.
+/// Adds a request for which the queue pair lacks functions of the extended interface. Without a reference to the batch,
+/// which would keep the batch in memory.
 #[cold]
 #[inline(never)]
 fn add_otherwise<K: Kind>(
@@ -346,7 +347,7 @@ fn different_lengths() -> Error {
 #[inline(always)]
 unsafe fn set_inline(raw: *mut ffi::ibv_qp_ex, bytes: &ffi::ibv_sge) {
     let address = ptr::with_exposed_provenance_mut(bytes.addr as usize);
-    // SAFETY: the caller vouches for the queue pair and for the function, which only reads the bytes.
+    // SAFETY: the caller vouches for the queue pair and the function, which only reads the bytes.
     unsafe {
         (*raw).wr_set_inline_data.unwrap_unchecked()(raw, address, bytes.length as usize);
     }

@@ -49,8 +49,8 @@ impl<M: InMemory + Peers + Send + Sync> WindowMemory for Region<'_, M> {
 
 /// `struct ibv_mw_bind_info`: the memory that a window will be bound to, and the access it will allow.
 ///
-/// The window's life cannot exceed that of a borrowed region (`'res`). It keeps a shared region alive: until it is
-/// deallocated, it holds the regions of its current binding and of the one before.
+/// The window cannot outlive a borrowed region (`'res`). It keeps shared regions alive: those of its current and its
+/// previous binding, until it is deallocated.
 #[must_use]
 #[doc(alias = "ibv_mw_bind_info")]
 pub struct WindowBinding<'res> {
@@ -71,10 +71,9 @@ impl<'res> WindowBinding<'res> {
     /// Binds `range` of `region` for `access`.
     ///
     /// The range is in elements, or in bytes for a [`RawMemoryRegion`](crate::memory::RawMemoryRegion). The access is
-    /// remote read, write and atomic, and [`ZERO_BASED`](AccessFlags::ZERO_BASED) if the device supports it and peers
-    /// will address the window from 0.
-    ///
-    /// The region stays borrowed while the window lives; [`shared`](Self::shared) avoids that.
+    /// remote read, write and atomic, and [`ZERO_BASED`](AccessFlags::ZERO_BASED) if peers address the window from 0,
+    /// which not all devices support. The region stays borrowed while the window lives; [`shared`](Self::shared) avoids
+    /// that.
     ///
     /// ```compile_fail,E0505
     /// # use ibverbs::memory::MemoryWindow;
@@ -99,9 +98,9 @@ impl<'res> WindowBinding<'res> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the range is out of bounds; `access` has other flags; or the region was not registered with
-    ///    [`MW_BIND`](AccessFlags::MW_BIND), or not with [`LOCAL_WRITE`](AccessFlags::LOCAL_WRITE), which remote write
-    ///    and atomic access require.
+    ///  - `EINVAL`: the range is out of bounds; `access` has other flags; or the region lacks
+    ///    [`MW_BIND`](AccessFlags::MW_BIND), or [`LOCAL_WRITE`](AccessFlags::LOCAL_WRITE), which remote write and
+    ///    atomic access require.
     pub fn new(
         region: &'res impl WindowMemory,
         range: impl RangeBounds<usize>,
@@ -270,8 +269,8 @@ macro_rules! window_methods {
         /// Returns the remote region that a peer needs to access it.
         ///
         /// The result may be sent over this queue pair immediately, since the device carries out later requests after
-        /// this one; by other means, once the completion was polled. If the binding fails, the window is unchanged:
-        /// [set its key back](MemoryWindow::set_rkey) before you bind it again.
+        /// this one; by other means, once the completion was polled. A failed binding leaves the window unchanged: [set
+        /// its key back](MemoryWindow::set_rkey) before you bind it again.
         ///
         /// # Errors
         ///

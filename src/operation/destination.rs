@@ -1,7 +1,5 @@
-//! Where requests go on queue pairs without a fixed peer, and the checks of the peer's memory: bounds, and the size and
-//! alignment of atomics.
-//!
-//! Work requests, batches and channels share these checks, so the same mistake has the same message everywhere.
+//! Where requests go on queue pairs without a fixed peer, and the checks of the peer's memory: its bounds, and the size
+//! and alignment of atomics.
 
 use super::sealed::{AddedOn, Kind, Post, Posted, PostedOn, Request};
 use super::{Adds, Posts};
@@ -79,8 +77,8 @@ impl<'p> DatagramPeer<'p> {
 
 /// `struct rdma_ud_param`: a [`DatagramPeer`] as a value, to keep, compare and pass on.
 ///
-/// [`Loop::send_to`](crate::Loop::send_to) and [`AsyncDatagrams::send_to`](crate::AsyncDatagrams::send_to) take it, and
-/// find the address handle themselves.
+/// [`Loop::send_to`](crate::Loop::send_to) and [`AsyncDatagrams::send_to`](crate::AsyncDatagrams::send_to) find the
+/// address handle themselves.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "rdma_ud_param")]
 pub struct DatagramDestination {
@@ -168,7 +166,7 @@ impl sealed::Destination for DatagramPeer<'_> {
 
     #[inline(always)]
     unsafe fn emit(&self, queue_pair: *mut ffi::ibv_qp_ex) {
-        // SAFETY: the caller vouches for the queue pair and its function.
+        // SAFETY: the caller vouches for queue pair and function.
         unsafe {
             let set = (*queue_pair).wr_set_ud_addr.unwrap_unchecked();
             set(queue_pair, self.path.as_raw(), self.number, self.qkey);
@@ -195,7 +193,7 @@ impl sealed::Destination for XrcPeer {
 
     #[inline(always)]
     unsafe fn emit(&self, queue_pair: *mut ffi::ibv_qp_ex) {
-        // SAFETY: the caller vouches for the queue pair and its function.
+        // SAFETY: the caller vouches for queue pair and function.
         unsafe { (*queue_pair).wr_set_xrc_srqn.unwrap_unchecked()(queue_pair, self.0) }
     }
 }
@@ -220,7 +218,7 @@ impl sealed::Destination for DcPeer<'_> {
     #[inline]
     unsafe fn emit(&self, queue_pair: *mut ffi::ibv_qp_ex) {
         let (path, number, key) = (self.path.as_raw(), self.number, self.access_key);
-        // SAFETY: the caller vouches for the queue pair and its function. Only DC initiators of mlx5 have it.
+        // SAFETY: the caller vouches for queue pair and function. Only DC initiators of mlx5 have it.
         unsafe {
             let direct = ffi::mlx5dv_qp_ex_from_ibv_qp_ex(queue_pair);
             match self.stream {

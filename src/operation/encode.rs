@@ -123,8 +123,7 @@ impl<K: Posted> Post for K {
         let mut request = encode(&self, wr_id, list);
         // Only a list needs to know where the verb stopped. Leaving this uninitialised avoids clearing it.
         let mut bad = MaybeUninit::uninit();
-        // SAFETY: the caller vouches for the queue pair and the memory; the request is well-formed; `bad` is
-        // writable.
+        // SAFETY: the caller vouches for queue pair and memory; the request is well-formed; `bad` is writable.
         unsafe { ffi::ibv_post_send(queue_pair, request.as_mut_ptr(), bad.as_mut_ptr()) }
     }
 
@@ -150,7 +149,7 @@ pub struct SegmentedSendWorkRequest<'h, D> {
 }
 
 impl<'h, D: GatherBuffer> SegmentedSendWorkRequest<'h, D> {
-    /// Sends `data` in messages of at most `segment` bytes after the header. The header has at most 65535 bytes.
+    /// Sends `data` in messages of at most `segment` bytes after the header, which has at most 65535.
     pub fn new(data: D, header: &'h [u8], segment: u16) -> Self {
         Self { buffer: data, operation: SegmentedSend { flags: 0, header, segment } }
     }
@@ -235,11 +234,11 @@ impl Kind for SegmentedSend<'_> {
     }
 }
 
-// A batch on a queue pair without the extended posting interface: its requests are collected, and posted as a list.
+// A batch on a queue pair without the extended posting interface: collects the requests, and posts them as a list.
 
 const VERB: &str = "ibv_post_send";
 
-/// What `ibv_post_send` has too, and a batch without the extended interface can do.
+/// The operations of `ibv_post_send`, which such a batch can do.
 const OPERATIONS: SendOperations = SendOperations::WRITE
     .union(SendOperations::WRITE_WITH_IMMEDIATE)
     .union(SendOperations::SEND)
@@ -251,20 +250,19 @@ const OPERATIONS: SendOperations = SendOperations::WRITE
     .union(SendOperations::LOCAL_INVALIDATE)
     .union(SendOperations::BIND_MEMORY_WINDOW);
 
-/// The data of a collected request, in vectors that may move until all requests are there.
+/// The data of a collected request: a range, since the vectors may move until all requests are there.
 enum Data {
     Elements(Range<usize>),
     Inline(Range<usize>),
 }
 
 pub(super) struct Collector {
-    /// The functions of the extended interface that the requests stand for.
+    /// The functions of the extended interface for which it collects requests.
     available: u64,
     requests: Vec<ffi::ibv_send_wr>,
     data: Vec<Data>,
     elements: Vec<ffi::ibv_sge>,
     bytes: Vec<u8>,
-    /// The depth of the send queue.
     most: usize,
 }
 
@@ -281,7 +279,6 @@ impl Collector {
         })
     }
 
-    /// The functions that a batch of the queue pair can use.
     #[inline]
     pub(super) fn available(&self) -> u64 {
         self.available
@@ -300,8 +297,8 @@ impl Collector {
                 let length = piece.length as usize;
                 self.bytes.try_reserve(length).map_err(no_memory)?;
                 let bytes = ptr::with_exposed_provenance::<u8>(piece.addr as usize);
-                // SAFETY: the buffer of the request is live, and its bytes can be read: it is inline, or registered
-                // memory whose address is the program's own.
+                // SAFETY: the request's buffer is live, and its bytes can be read: it is inline, or registered memory
+                // whose address is the program's own.
                 self.bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(bytes, length) });
             }
             Data::Inline(start..self.bytes.len())
@@ -318,7 +315,6 @@ impl Collector {
         self.push(request, data)
     }
 
-    /// Adds a request without data.
     pub(super) fn add_raw(&mut self, request: ffi::ibv_send_wr) -> Result<()> {
         self.push(request, Data::Elements(0..0))
     }
@@ -334,7 +330,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Posts all that was collected.
+    /// Posts all requests.
     ///
     /// # Safety
     ///
@@ -370,7 +366,7 @@ impl Collector {
         let mut bad = ptr::null_mut();
         // SAFETY: the list and its elements live until the call returns; the caller vouches for the rest.
         let returned = unsafe { ffi::ibv_post_send(queue_pair.as_raw(), first, &mut bad) };
-        // If siw has posted a part of a list and refuses the rest, it returns 0, but names the first request that it has
+        // If siw posts a part of a list and refuses the rest, it returns 0, but names the first request that it
         // refused.
         if returned == 0 && bad.is_null() {
             return Ok(());
@@ -381,10 +377,10 @@ impl Collector {
     }
 }
 
-/// The functions that a batch of the queue pair can use.
+/// The functions of the extended interface that a batch of the queue pair can use.
 fn functions(queue_pair: &QueuePair<'_, QueuePairType>) -> u64 {
     let kind = queue_pair.queue_pair_type();
-    // A DC initiator has the interface: it is not built without. SRD reads and writes by the interface alone.
+    // A DC initiator always has the interface. SRD reads and writes only by it.
     let (operations, datagrams) = if queue_pair.is_srd() {
         (SendOperations::SEND | SendOperations::SEND_WITH_IMMEDIATE, true)
     } else {

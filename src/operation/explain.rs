@@ -1,5 +1,5 @@
-//! Why a post was refused. Providers report the same mistake in different ways, so after a failed post the request is
-//! compared with the queue pair.
+//! Why a post was refused. Providers report the same mistake in different ways, so a request that failed is compared
+//! with the queue pair.
 
 use std::ffi::c_int;
 
@@ -12,7 +12,7 @@ use crate::queue_pair_state::{QueuePairState, QueuePairType};
 const SEND: &str = "ibv_post_send";
 const RECEIVE: &str = "ibv_post_recv";
 
-/// The error for the return value of posting `request`, whose list is still borrowed.
+/// The error for the return value of posting `request`.
 #[cold]
 pub(super) fn explain_request(
     queue_pair: &QueuePair<'_, QueuePairType>,
@@ -24,8 +24,8 @@ pub(super) fn explain_request(
     explain_send(queue_pair, elements, request.send_flags, returned)
 }
 
-/// The error for the return value of posting a request with these elements and flags. It names the limit that the
-/// request exceeds, or the state that does not allow it. 0 is a refusal without a value.
+/// The error for the return value of posting a request with these elements and flags: names the limit that it exceeds,
+/// or the state that does not allow it. 0 is a refusal without a value.
 #[cold]
 pub(crate) fn explain_send(
     queue_pair: &QueuePair<'_, QueuePairType>,

@@ -269,7 +269,7 @@ impl sealed::Extra for () {
 
     #[inline(always)]
     unsafe fn send(self, queue_pair: *mut ffi::ibv_qp_ex) {
-        // SAFETY: the caller vouches for the queue pair and its function.
+        // SAFETY: the caller vouches for queue pair and function.
         unsafe { (*queue_pair).wr_send.unwrap_unchecked()(queue_pair) }
     }
 }
@@ -300,7 +300,7 @@ impl sealed::Extra for Immediate {
 
     #[inline(always)]
     unsafe fn send(self, queue_pair: *mut ffi::ibv_qp_ex) {
-        // SAFETY: the caller vouches for the queue pair and its function.
+        // SAFETY: the caller vouches for queue pair and function.
         unsafe { (*queue_pair).wr_send_imm.unwrap_unchecked()(queue_pair, self.0.to_be()) }
     }
 }
@@ -331,7 +331,7 @@ impl sealed::Extra for Invalidate {
 
     #[inline(always)]
     unsafe fn send(self, queue_pair: *mut ffi::ibv_qp_ex) {
-        // SAFETY: the caller vouches for the queue pair and its function.
+        // SAFETY: the caller vouches for queue pair and function.
         unsafe { (*queue_pair).wr_send_inv.unwrap_unchecked()(queue_pair, self.0) }
     }
 }

@@ -11,8 +11,8 @@ use crate::queue_pair::{MessageLimits, Rc};
 
 /// Requests that are posted with one call: [`SendList`] or [`ReceiveList`].
 ///
-/// The entries belong to the caller, in an array or a vector. Making a list links them in place, once. Posting it then
-/// costs what a linked list costs in C, and may be repeated, under the same numbers or others.
+/// The caller owns the entries, in an array or a vector. Making a list links them in place, once. Posting it costs what
+/// a linked list costs in C, and may be repeated, under the same numbers or others.
 ///
 /// ```
 /// use ibverbs::operation::SendList;
@@ -89,7 +89,7 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
         Ok(list)
     }
 
-    /// Limits the following posts to the first `len` entries. A later call can make the list longer again.
+    /// Limits the following posts to the first `len` entries. It can be made longer again.
     ///
     /// # Errors
     ///
@@ -124,8 +124,8 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
         let entries = unsafe { std::slice::from_raw_parts_mut(self.first, self.len) };
         // Eight at a time, so that the loop costs next to nothing.
         let (eights, rest) = entries.as_chunks_mut::<8>();
-        // A compiler that knows the low bits of the first number makes the others by `or`, which on some processors
-        // takes two instructions where an addition takes one. `black_box` hides them.
+        // `black_box` hides the low bits of the first number. A compiler that knows them makes the other numbers by
+        // `or`, which some processors do in two instructions where an addition takes one.
         let mut wr_id = std::hint::black_box(first);
         for eight in eights {
             for (offset, entry) in (0..).zip(eight) {
@@ -180,7 +180,7 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
         Ok(())
     }
 
-    /// The list in C's form: its first request, and where the verb stores the first request that it did not post.
+    /// C's form: the first request, and where the verb stores the first request that it did not post.
     #[inline]
     pub(super) fn as_raw(&mut self) -> (*mut R, *mut *mut R) {
         // SAFETY: a list has at least one entry, which it borrows.
@@ -234,9 +234,9 @@ debug! { impl[R, T] WorkRequestList<'_, R, T>, self, len: self.len, .. }
 pub struct ListError {
     /// Why the first request that was not posted was refused.
     pub error: Error,
-    /// The number of requests, from the beginning of the list, that were posted. They are carried out.
+    /// The number of requests that were posted, from the beginning of the list. They are carried out.
     ///
-    /// On Soft-RoCE and Soft-iWARP this may be the whole list: all requests are queued, but the kernel could not be
+    /// On Soft-RoCE and Soft-iWARP it may be the whole list: all requests are queued, but the kernel could not be
     /// notified (see [`QueuePair::post`](crate::QueuePair::post)).
     pub posted: usize,
     len: usize,

@@ -37,12 +37,12 @@
 //! | post many at once | [`SendList`], [`ReceiveList`]; a [`Batch`] on the device's own queue |
 //! | post the same again | [`PreparedRequest`], [`PreparedReceive`] |
 //
-// `sealed::Request::split` takes a request apart: the operation is `Copy`, so the cold paths get it by value. A
-// reference to the whole request would force it from registers into memory on the hot path.
+// `sealed::Request::split` takes a request apart. The operation is `Copy`, so the cold paths get it by value: a
+// reference to the request would force it from registers into memory on the hot path.
 //
-// The table of `requests` defines each operation of the send queue once: its fields, opcode and checks, and how it is
-// written: `fill` for `ibv_send_wr`, `emit` for `ibv_wr_*`. Channels (`channel/operation.rs`), queue pairs (`encode`,
-// `post`) and batches (`batch`) all use the entry.
+// The table of `requests` defines each operation of the send queue once: fields, opcode, checks, and how it is written:
+// `fill` for `ibv_send_wr`, `emit` for `ibv_wr_*`. Channels (`channel/operation.rs`), queue pairs (`encode`, `post`)
+// and batches (`batch`) use the entry.
 
 #[cfg(test)]
 mod agreement;

@@ -113,8 +113,8 @@ pub(super) unsafe fn post<T: Transport, R: Posts<T>>(
     if returned == 0 { Ok(()) } else { Err(operation.explain(queue_pair.erased(), list, returned)) }
 }
 
-/// The send methods of a queue pair and its [`SendHalf`]. Both store the pointer directly, and reach the queue pair
-/// only for what is needed less often.
+/// The send methods of a queue pair and its [`SendHalf`]. Both store the pointer directly; the queue pair has what is
+/// needed less often.
 macro_rules! send_methods {
     () => {
         /// `ibv_post_send`: sends `range` of `region` as one message, with a completion: [`post`](Self::post) of a
@@ -225,7 +225,7 @@ macro_rules! send_methods {
             // SAFETY: the caller keeps the memory until the completions were polled.
             unsafe { list.check_domain(self.queue_pair().message_limits())? };
             let (first, bad) = list.as_raw();
-            // SAFETY: the queue pair is live, the list is well-formed, and the caller keeps the memory until the
+            // SAFETY: the queue pair is live, the list well-formed, and the caller keeps the memory until the
             // completions were polled.
             let returned = unsafe { ffi::ibv_post_send(self.as_raw(), first, bad) };
             // If siw posts a part of a list and refuses the rest, it returns 0, but names the first request that it
@@ -366,7 +366,7 @@ macro_rules! receive_methods {
             // SAFETY: the caller keeps the memory until the completions were polled.
             unsafe { list.check_domain(self.queue_pair().message_limits())? };
             let (first, bad) = list.as_raw();
-            // SAFETY: the queue pair is live, the list is well-formed, and the caller keeps the memory until the
+            // SAFETY: the queue pair is live, the list well-formed, and the caller keeps the memory until the
             // completions were polled.
             let returned = unsafe { ffi::ibv_post_recv(self.as_raw(), first, bad) };
             if returned == 0 {

@@ -28,11 +28,9 @@ macro_rules! call {
 ///
 ///  - the request, and its fields other than the buffer;
 ///  - the opcode, and the operation in the extended interface;
-///  - whether it has data, needs a queue pair with a fixed peer, lets the device write the buffer, needs a reliable
-///    connection;
+///  - whether it has data, needs a fixed peer, lets the device write the buffer, needs a reliable connection;
 ///  - `posted` if `ibv_post_send` has it, `batch` if only the extended interface does;
-///  - the trait of transports on which it needs no destination, of those that have it, and of those whose
-///    `ibv_post_send` has it;
+///  - the transports on which it needs no destination, those that have it, and those whose `ibv_post_send` has it;
 ///  - its checks, and how both interfaces write it.
 macro_rules! work_requests {
     ($(
@@ -122,7 +120,7 @@ macro_rules! work_requests {
             #[inline(always)]
             unsafe fn emit(&self, $queue_pair: *mut ffi::ibv_qp_ex) {
                 let $ethis = self;
-                // SAFETY: the caller vouches for the queue pair and the function.
+                // SAFETY: the caller vouches for queue pair and function.
                 unsafe { $emit }
             }
         }
