@@ -90,6 +90,8 @@ pub(crate) struct Member {
     pub(crate) lifeline: Option<Lifeline>,
     /// The reader was dropped with something that it had not read.
     pub(crate) has_unread: bool,
+    /// Buffers of messages that came while the channel was being connected. They receive again when it is.
+    early: Vec<PooledBuffer>,
 }
 
 /// The token of a receive; those of sends say what was sent.
@@ -473,6 +475,7 @@ impl State {
             writer: None,
             lifeline: None,
             has_unread: false,
+            early: Vec::new(),
         });
         self.count += 1;
         for _ in 0..self.config.own_receives() {
@@ -575,10 +578,24 @@ impl State {
             self.recycle(buffer);
         } else if let Some(member) = self.member(id)
             && member.conn.failure().is_none()
-            && let Err(error) = self.post_receive(id, buffer)
+            && let Err(failed) = self.lp.post(id, ReceiveWorkRequest::new(buffer), RECEIVE)
         {
-            self.has_failed(id, Some(error));
+            match (self.member(id), failed.error, failed.buffer) {
+                (Some(member), TransportError::NotConnected, Some(buffer)) => {
+                    member.early.push(buffer);
+                }
+                (_, error, _) => self.has_failed(id, Some(error)),
+            }
         }
+    }
+
+    /// The two sides are connected.
+    pub(crate) fn begins(&mut self, id: ChannelId) {
+        let early = self.member(id).map(|member| std::mem::take(&mut member.early));
+        for buffer in early.into_iter().flatten() {
+            self.receive_again(id, buffer);
+        }
+        self.pump(id);
     }
 
     /// Posts what a stream has to send, and wakes whom that concerns.

@@ -48,7 +48,7 @@ impl Place {
         begin(&mut member.conn);
         // With the lock held: what has ended already is looked at when the member has it.
         self.hub.sockets.add(member.lifeline.insert(lifeline), self.id.index())?;
-        state.pump(self.id);
+        state.begins(self.id);
         drop(state);
         self.is_kept = true;
         Ok(Handle::new(self.hub.clone(), self.id, addresses))

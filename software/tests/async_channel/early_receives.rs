@@ -69,31 +69,31 @@ fn errors_give_the_buffer_back_and_a_drop_all_buffers() {
     assert_eq!(side.pool.available(), CHUNKS);
 }
 
-/// A stream that gives nothing after its second write, until it is told to go on.
+/// A stream whose second write has gone out, and is not ready until it is told to go on.
 struct Held {
     stream: TcpStream,
     writes: usize,
-    go_on: Option<oneshot::Receiver<()>>,
+    go_on: oneshot::Receiver<()>,
     held: Option<oneshot::Sender<()>>,
 }
 
 impl AsyncStream for Held {
     fn poll_read(&mut self, cx: &mut Context<'_>, bytes: &mut [u8]) -> Poll<io::Result<usize>> {
-        if self.writes == 2
-            && let Some(go_on) = &mut self.go_on
-        {
-            self.held.take().map(|held| held.send(()));
-            std::task::ready!(Pin::new(go_on).poll(cx)).unwrap();
-            self.go_on = None;
-        }
         AsyncStream::poll_read(&mut self.stream, cx, bytes)
     }
 
     fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let written = std::task::ready!(AsyncStream::poll_write(&mut self.stream, cx, bytes))?;
-        assert_eq!(written, bytes.len());
-        self.writes += 1;
-        Poll::Ready(Ok(written))
+        if self.writes < 2 {
+            let written = std::task::ready!(AsyncStream::poll_write(&mut self.stream, cx, bytes))?;
+            assert_eq!(written, bytes.len());
+            self.writes += 1;
+            if self.writes < 2 {
+                return Poll::Ready(Ok(written));
+            }
+            self.held.take().map(|held| held.send(()));
+        }
+        std::task::ready!(Pin::new(&mut self.go_on).poll(cx)).unwrap();
+        Poll::Ready(Ok(bytes.len()))
     }
 }
 
@@ -114,8 +114,7 @@ fn a_message_that_comes_before_the_future_of_connecting_ends_is_kept() {
         let client = one.clone();
         let connecting = tokio::spawn(async move {
             let stream = TcpStream::connect(address).await.unwrap();
-            let (go_on, held) = (Some(go_on), Some(held));
-            let mut stream = Held { stream, writes: 0, go_on, held };
+            let mut stream = Held { stream, writes: 0, go_on, held: Some(held) };
             prepare(&client, 4).connect(&mut stream, b"").await.unwrap().0
         });
         let theirs = accepting.await.unwrap();
