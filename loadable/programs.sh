@@ -134,7 +134,8 @@ managed_rpings() {
 	done
 	managed "rping -P" "$(port 7174)" "rping -s -P" "rping -c -a 127.0.0.1 -C 10" stays &&
 		managed udaddy ibverbs-cm/0111/7174 "udaddy -c 5" "udaddy -c 5 -s 127.0.0.1" &&
-		managed mckey 'joined dgid.*' "stdbuf -oL mckey -m 239.1.2.3 -b 127.0.0.1" "mckey -m 239.1.2.3 -b 127.0.0.1 -s"
+		managed mckey 'joined dgid.*' "stdbuf -oL mckey -m 239.1.2.3 -b 127.0.0.1" "mckey -m 239.1.2.3 -b 127.0.0.1 -s" &&
+		managed 'mckey, IPv6' 'joined dgid.*' "stdbuf -oL mckey -m ff02::1:2" "mckey -m ff02::1:2 -s"
 }
 managed_connections() {
 	local to="-s 127.0.0.1" kind

@@ -238,7 +238,7 @@ impl Builder {
     ///
     /// Multicast groups are joined where the device's first address of their family is. `::1` is no such place: Linux has
     /// no route for groups of IPv6 there. A link-local address (`fe80::/10`) belongs to the first interface that has it. A
-    /// device with addresses of IPv4 alone is in a group of IPv6 by a group of IPv4 (239.x.x.x) that stands for it: others of
+    /// device with addresses of IPv4 is in a group of IPv6 by a group of IPv4 (239.x.x.x) that stands for it: others of
     /// software hear what it sends there, adapters do not.
     pub fn port(mut self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         self.settings.ports.push(addresses.into_iter().collect());

@@ -43,6 +43,7 @@ const REJECTED: u32 = 8;
 const ESTABLISHED: u32 = 9;
 const DISCONNECTED: u32 = 10;
 const REMOVAL: u32 = 11;
+const MULTICAST_JOIN: u32 = 12;
 const ADDRESS_CHANGE: u32 = 14;
 const TIMEWAIT_EXIT: u32 = 15;
 
@@ -464,6 +465,35 @@ fn without_a_listener_a_client_is_refused_at_once() {
     let id = client.create(1);
     assert_eq!(errno(client.bind(id, "192.0.2.1:7".parse().unwrap())), libc::EADDRNOTAVAIL);
     assert_eq!(errno(client.bind(id, "[::1]:7".parse().unwrap())), libc::ENODEV);
+}
+
+/// As `mckey -m ff02::1:2` asks for it.
+#[test]
+fn a_group_of_ipv6_is_joined_on_a_device_of_ipv4() {
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    device.register();
+    let file = File::open();
+    let group = SocketAddr::new("ff02::1:2".parse().unwrap(), 0);
+    for is_bound in [false, true] {
+        // An identifier of the port space of UDP.
+        let kind = [0x11, 0x01, 4, 0, 0, 0, 0, 0];
+        let id = file.ask(0, &1_u64.to_ne_bytes(), &[&kind], 4).unwrap();
+        let id = u32::from_ne_bytes(id.try_into().unwrap());
+        if is_bound {
+            file.bind(id, SocketAddr::new(device.address(), 0)).unwrap();
+        }
+        file.resolve(id, group).unwrap();
+        file.expect(1, ADDRESS_RESOLVED, 0);
+        let [own, _] = file.addresses(id);
+        assert_eq!(own[4..8], sockaddr(SocketAddr::new(device.address(), 0))[4..8]);
+        let body: [&[u8]; 4] =
+            [&2_u64.to_ne_bytes(), &number(id), &[28, 0, 0, 0], &sockaddr(group)];
+        file.ask(22, &[], &body, 4).unwrap();
+        let joined = file.expect(2, MULTICAST_JOIN, 0);
+        assert_eq!(joined.qpn, 0xff_ffff);
+        file.destroy(id).unwrap();
+    }
 }
 
 #[test]

@@ -34,7 +34,8 @@ struct Control {
     length: [u8; 8],
 }
 
-/// Whether datagrams to this address may be sent as one message.
+/// Whether datagrams to this address may be sent as one message. If a group of IPv4 stands for one of IPv6, the CRC does not
+/// cover the identification.
 fn allows_segments(to: IpAddr) -> bool {
     to.is_ipv6() || to.is_loopback()
 }

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::io;
 use std::mem::{size_of, zeroed};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -41,18 +41,20 @@ impl Socket {
 
     /// Where a packet to this address is sent.
     pub(super) fn destination(&self, to: IpAddr) -> SocketAddr {
-        match to {
-            IpAddr::V6(group) if self.address.is_ipv4() => on(stand_in(group).into(), 0),
-            _ => on(to, self.interface),
-        }
+        on(on_network(self.address, to), self.interface)
     }
 }
 
-/// The group of IPv4 by which devices with addresses of IPv4 reach those that are in a group of IPv6. Two groups may
-/// share it: the CRC tells them apart, as it covers the group's own address.
-fn stand_in(group: Ipv6Addr) -> Ipv4Addr {
-    let [_, b, c, d] = crc32fast::hash(&group.octets()).to_be_bytes();
-    Ipv4Addr::new(239, b, c, d)
+/// The address that the network sees of a destination. Devices with addresses of IPv4 reach those that are in a group of IPv6
+/// by a group of IPv4. Two groups may share it: the CRC tells them apart, as it covers the group's own address.
+pub(super) fn on_network(from: IpAddr, to: IpAddr) -> IpAddr {
+    match (from, to) {
+        (IpAddr::V4(_), IpAddr::V6(group)) if group.is_multicast() => {
+            let [_, b, c, d] = crc32fast::hash(&group.octets()).to_be_bytes();
+            IpAddr::from([239, b, c, d])
+        }
+        _ => to,
+    }
 }
 
 pub(super) fn option(

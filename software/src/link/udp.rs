@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::machine::let_in;
 use super::neighbours::{Inbox, Place};
-use super::socket::{Socket, not_available, open_group, open_own};
+use super::socket::{Socket, not_available, on_network, open_group, open_own};
 use super::{BUFFER_FACTOR, Gate, LITTLE_ROOM, Link, MUCH_ROOM, OneSided, send, unread};
 use crate::files::Waker;
 use crate::wire::Packet;
@@ -165,7 +165,7 @@ impl Link for UdpLink {
     }
 
     fn is_unread(&mut self, from: IpAddr, to: IpAddr) -> bool {
-        self.place.is_unread(from, to).unwrap_or_else(|| unread::is_unread(to))
+        self.place.is_unread(from, to).unwrap_or_else(|| unread::is_unread(on_network(from, to)))
     }
 
     fn gate(&self) -> Option<Arc<Gate>> {
@@ -180,12 +180,18 @@ impl Link for UdpLink {
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
-        let of_family = |own: &&Arc<Socket>| own.address.is_ipv4() == group.is_ipv4();
-        // A group of IPv6 has a stand-in of IPv4, but not the other way round.
-        let other = self.own.first().filter(|_| group.is_ipv6());
-        let own = self.own.iter().find(of_family).or(other).ok_or_else(not_available)?;
-        let socket = Arc::new(Socket::new(group, open_group(group, own)?, own.interface));
-        self.all.change(|all| all.push(socket));
+        let of_family = |is_ipv4| self.own.iter().find(|own| own.address.is_ipv4() == is_ipv4);
+        // What is sent to a group of IPv6 comes from addresses of both families.
+        let v6 = if group.is_ipv6() { of_family(false) } else { None };
+        let socket = |own: &Arc<Socket>| {
+            Ok(Arc::new(Socket::new(group, open_group(group, own)?, own.interface)))
+        };
+        let sockets = v6.into_iter().chain(of_family(true)).map(socket);
+        let sockets = sockets.collect::<io::Result<Vec<_>>>()?;
+        if sockets.is_empty() {
+            return Err(not_available());
+        }
+        self.all.change(|all| all.extend(sockets));
         self.wake.wake();
         Ok(())
     }
@@ -264,17 +270,40 @@ mod tests {
 
     #[test]
     fn who_leaves_a_group_keeps_its_own_addresses() {
-        let (own, group) = (own_address(41), IpAddr::from([239, 1, 2, 3]));
-        let mut link = UdpLink::new(&[own], true).unwrap();
-        let sockets = link.sockets();
-        let addresses = || {
-            let (_, all) = sockets.newer_than(0).unwrap();
-            all.iter().map(|socket| socket.address).collect::<Vec<_>>()
-        };
-        link.join(group).unwrap();
-        assert_eq!(addresses(), [own, group]);
-        link.leave(group);
-        assert_eq!(addresses(), [own]);
+        let (v4, v6) = (own_address(41), "::1".parse().unwrap());
+        let groups: [IpAddr; 2] = [[239, 1, 2, 3].into(), "ff0e::1".parse().unwrap()];
+        for own in [&[v4][..], &[v4, v6]] {
+            let Ok(mut link) = UdpLink::new(own, true) else {
+                assert_eq!(own.len(), 2);
+                eprintln!("NOT CHECKED: no IPv6, or another test of this machine has ::1");
+                continue;
+            };
+            let sockets = link.sockets();
+            let addresses = || {
+                let (_, all) = sockets.newer_than(0).unwrap();
+                all.iter().map(|socket| socket.address).collect::<Vec<_>>()
+            };
+            // In a group of IPv6, what comes from each family is received.
+            for (group, times) in [(groups[0], 1), (groups[1], own.len())] {
+                link.join(group).unwrap();
+                assert_eq!(addresses(), [own, &vec![group; times]].concat());
+                link.leave(group);
+                assert_eq!(addresses(), own);
+            }
+        }
+    }
+
+    /// The address of a peer that is no group has nothing to do with any group.
+    #[test]
+    fn only_groups_of_ipv6_have_one_of_ipv4_that_stands_for_them() {
+        let (own, peer) = (own_address(41), "fd00::1".parse().unwrap());
+        assert_eq!(on_network(own, peer), peer);
+        let group = on_network(own, "ff0e::1".parse().unwrap());
+        assert!(group.is_ipv4() && group.is_multicast() && on_network(own, group) == group);
+        assert_eq!(
+            on_network(peer, "ff0e::1".parse().unwrap()),
+            "ff0e::1".parse::<IpAddr>().unwrap()
+        );
     }
 
     /// Lets the loopback interface send a packet each second, or all at once. Returns whether that worked.

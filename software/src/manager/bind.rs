@@ -224,7 +224,11 @@ impl Manager {
             let place = own.or(routed).or_else(|| candidates.clone().find(near));
             let place = place.or_else(|| candidates.clone().find(same_machine));
             // A simulated network has no routes: its devices reach each other.
-            id.place = place.or_else(|| candidates.find(|place| place.is_simulated())).cloned();
+            let place = place.or_else(|| candidates.find(|place| place.is_simulated()));
+            // Devices with addresses of IPv4 are in groups of IPv6 too.
+            let is_group = peer.is_ipv6() && peer.is_multicast();
+            let joins = |place: &&Place| is_group && place.address.is_ipv4();
+            id.place = place.or_else(|| places.iter().find(joins)).cloned();
             if id.place.is_none() {
                 let errno = route.err().and_then(|e| e.raw_os_error()).unwrap_or(libc::ENODEV);
                 id.tell(Kind::AddressError, -errno);

@@ -15,14 +15,14 @@ const ROUTE: usize = 40;
 /// The number of the send.
 const SENT: u64 = 99;
 
-struct Member<'a> {
+pub(crate) struct Member<'a> {
     queue: &'a CompletionQueue<'a>,
-    queue_pair: QueuePair<'a, Ud>,
+    pub(crate) queue_pair: QueuePair<'a, Ud>,
     region: MemoryRegion<'a, u8>,
 }
 
 impl<'a> Member<'a> {
-    fn new(domain: &'a ProtectionDomain<'a>, queue: &'a CompletionQueue<'a>) -> Self {
+    pub(crate) fn new(domain: &'a ProtectionDomain<'a>, queue: &'a CompletionQueue<'a>) -> Self {
         let queue_pair = domain
             .create_qp(queue, queue, Ud)
             .max_send_wr(4)
@@ -34,7 +34,7 @@ impl<'a> Member<'a> {
         Self { queue, queue_pair: queue_pair.activate().unwrap(), region }
     }
 
-    fn post_receive(&mut self, number: u64) {
+    pub(crate) fn post_receive(&mut self, number: u64) {
         // SAFETY: the region is not touched before the completion was polled.
         unsafe { self.queue_pair.post_receive(&mut self.region, 8.., number) }.unwrap();
     }
@@ -48,14 +48,27 @@ impl<'a> Member<'a> {
         found[0]
     }
 
-    fn hears(&self, number: u64, text: &[u8]) {
+    pub(crate) fn hears(&self, number: u64, text: &[u8], group: Gid) {
         let heard = self.completion();
         assert_eq!(heard.wr_id(), number);
-        assert_eq!(heard.result().unwrap().byte_len() as usize, ROUTE + text.len());
-        assert_eq!(&self.region[8 + ROUTE..][..text.len()], text);
+        let success = heard.result().unwrap();
+        assert_eq!(success.byte_len() as usize, ROUTE + text.len());
+        let (route, payload) = self.region[8..].split_at(ROUTE);
+        assert_eq!(&payload[..text.len()], text);
+        // Of IPv4: behind 20 bytes without meaning, the header that ends with the address.
+        let is_ipv4 = route[0] == 0;
+        let (header, address) = if is_ipv4 { (&route[20..], 4) } else { (route, 16) };
+        let (version, service_level) = if is_ipv4 { (4, 2) } else { (6, 1) };
+        assert_eq!((header[0] >> 4, success.service_level()), (version, service_level));
+        assert_eq!(header[header.len() - address..], group.to_bytes()[16 - address..]);
     }
 
-    fn send(&mut self, domain: &ProtectionDomain<'_>, path: &AddressVector, text: &[u8]) {
+    pub(crate) fn send(
+        &mut self,
+        domain: &ProtectionDomain<'_>,
+        path: &AddressVector,
+        text: &[u8],
+    ) {
         let handle = domain.create_ah(path).unwrap();
         self.region[..text.len()].copy_from_slice(text);
         let elements = [self.region.gather_element(..text.len()).unwrap()];
@@ -83,15 +96,15 @@ pub(crate) fn a_group_hears_what_is_sent_to_it(contexts: &[Context<'_>; 2], inde
             member.post_receive(number);
         }
         sender.send(&domains[0], &path, text);
-        near.hears(number, text);
-        far.hears(number, text);
+        near.hears(number, text, group);
+        far.hears(number, text, group);
     }
     // Once the last member has left, nobody on that device hears anything.
     far.queue_pair.detach_multicast(group, 0).unwrap();
     far.post_receive(3);
     near.post_receive(3);
     sender.send(&domains[0], &path, b"some");
-    near.hears(3, b"some");
+    near.hears(3, b"some", group);
     for deaf in [&far, &left] {
         std::thread::sleep(Duration::from_millis(1));
         assert!(deaf.queue.poll(&mut [WorkCompletion::default()]).unwrap().is_empty());
@@ -114,7 +127,7 @@ pub(crate) fn only_its_members_hear_a_group(contexts: &[Context<'_>; 2], groups:
         for ((group, text), member) in groups.iter().zip([b"first", b"other"]).zip([&one, &two]) {
             let path = AddressVector::new(1, 0).global(*group, 0).hop_limit(1);
             sender.send(&domains[0], &path, text);
-            member.hears(number, text);
+            member.hears(number, text, *group);
         }
         for deaf in [&one, &two] {
             assert!(deaf.queue.poll(&mut [WorkCompletion::default()]).unwrap().is_empty());
