@@ -129,6 +129,8 @@ pub(crate) struct Conn<B> {
     owed: u32,
     fin_in: bool,
     closed_in: bool,
+    /// What was gathered was thrown away, as the peer had closed.
+    lost: bool,
     // What goes out.
     /// What is gathered.
     tail: Option<B>,
@@ -159,6 +161,7 @@ impl<B: Chunk> Conn<B> {
             owed: 0,
             fin_in: false,
             closed_in: false,
+            lost: false,
             tail: None,
             credits: 0,
             in_flight: 0,
@@ -262,7 +265,7 @@ impl<B: Chunk> Conn<B> {
         self.fin_in |= header.fin;
         if header.closed {
             self.closed_in = true;
-            self.tail = None;
+            self.lost = self.tail.take().is_some();
         }
         Ok(data.len())
     }
@@ -451,13 +454,15 @@ impl<B: Chunk> Conn<B> {
         }
     }
 
-    /// Whether the peer has all that was written, and knows that nothing follows.
+    /// Whether the peer's device has all that was written, and the peer knows that nothing follows, or has closed.
     pub(crate) fn is_shut_down(&self) -> Result<bool, StreamError> {
         match self.failure {
             _ if self.fin == Saying::Arrived => Ok(true),
             Some(error) => Err(error),
-            None if self.closed_in => Err(StreamError::BrokenPipe),
-            None => Ok(false),
+            None if self.lost || self.closed_in && self.in_flight > 0 => {
+                Err(StreamError::BrokenPipe)
+            }
+            None => Ok(self.closed_in),
         }
     }
 

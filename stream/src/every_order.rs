@@ -47,6 +47,8 @@ struct Side {
     /// Of those, what has arrived at the peer.
     delivered: usize,
     written: u8,
+    /// Of those, what has arrived at the peer's device.
+    reached: u8,
     has_shut_down: bool,
     is_closed: bool,
     has_read_end: bool,
@@ -68,6 +70,7 @@ impl Side {
             unread: VecDeque::new(),
             delivered: 0,
             written: 0,
+            reached: 0,
             has_shut_down: false,
             is_closed: false,
             has_read_end: false,
@@ -164,6 +167,7 @@ fn happens(world: &mut World, index: usize, event: Event) -> bool {
                 return true;
             }
             side.arrived.push_back(sent);
+            side.reached += (bytes.len() - HEADER) as u8;
             let keeps = bytes.len() % 2 == 0;
             let before = peer.conn.can_read();
             let returned = peer.conn.on_message(Plain::of(&bytes), keeps);
@@ -197,6 +201,9 @@ fn happens(world: &mut World, index: usize, event: Event) -> bool {
     side.pump();
     for side in [&mut *side, &mut *peer] {
         side.is_removed |= side.is_closed && side.conn.is_over();
+    }
+    if !side.is_closed && side.conn.is_shut_down() == Ok(true) {
+        assert_eq!(side.reached, side.written, "the peer's device has not everything");
     }
     if side.conn.is_shut_down() == Ok(true) && !peer.is_closed && peer.conn.failure().is_none() {
         assert_eq!(side.delivered, side.unread.len(), "the peer has not everything");

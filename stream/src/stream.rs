@@ -247,7 +247,7 @@ impl Stream {
     /// # Errors
     ///
     ///  - `WouldBlock`: the [timeout](Self::set_write_timeout) has passed. It goes on without waiting.
-    ///  - `BrokenPipe`: the peer has dropped its stream first, and may not have everything.
+    ///  - `BrokenPipe`: the peer has dropped its stream first, and its device may not have everything.
     ///  - Those of the [stream](StreamError).
     pub fn shutdown(&mut self, how: Shutdown) -> io::Result<()> {
         if how != Shutdown::Write {

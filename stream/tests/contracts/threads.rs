@@ -144,6 +144,20 @@ fn what_was_written_arrives_though_the_stream_is_dropped() {
             two.read_to_string(&mut got).unwrap();
             assert_eq!(got, "the last words");
         });
+        // All that was written has arrived: there is nothing.
+        two.shutdown(Shutdown::Write).unwrap();
+    }
+}
+
+#[test]
+fn what_a_peer_that_is_gone_does_not_take_is_an_error() {
+    let hosts = [Host::new(), Host::new()];
+    for _ in 0..10 {
+        let (one, mut two) = pair(&hosts[0], &hosts[1]);
+        thread::scope(|threads| {
+            threads.spawn(|| drop(one));
+            assert_eq!(two.read(&mut [0; 8]).unwrap(), 0);
+        });
         // It reads no more.
         let refused = loop {
             if let Err(error) = two.write(b"into the void") {
