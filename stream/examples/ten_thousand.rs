@@ -1,7 +1,10 @@
-//! Ten thousand streams on shared receives: `ulimit -n 30000; ten_thousand [STREAMS]` connects them, measures what an idle end
-//! takes of memory, sends a message there and back on each, and closes them.
+//! Ten thousand streams between two processes, on shared receives: `ulimit -n 11000; ten_thousand [STREAMS]` starts a server,
+//! connects them, measures what an idle end takes of memory, sends a message there and back on each, all at once, and closes
+//! them.
 
 use std::error::Error;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -23,24 +26,72 @@ fn resident() -> Result<usize> {
     Ok(kib * 1024)
 }
 
+/// The KiB that each of so many ends has taken since then.
+fn idle_end(before: usize, count: usize) -> Result<f64> {
+    let kib = resident()?.saturating_sub(before) as f64 / count as f64 / 1024.0;
+    // What the process has once does not count with many.
+    assert!(count < 1000 || kib <= 8.0, "an idle end has {kib:.1} KiB, more than 8");
+    Ok(kib)
+}
+
+fn hub(device: &Device, count: usize) -> Result<Hub> {
+    let builder = Hub::builder(&Arc::new(device.open()?)).chunk(4096).receives(4).sends(2);
+    Ok(builder.shared_receives(512).max_connections(count as u32).build()?)
+}
+
+/// Says where it listens, takes so many streams, says what an idle end has, and echoes until all have ended.
+async fn serve(count: usize) -> Result<()> {
+    let device = Device::new()?;
+    let hub = hub(&device, count)?;
+    let mut listener = Listener::bind(&hub, "127.0.0.1:0").await?;
+    say(listener.local_addr()?)?;
+    let before = resident()?;
+    let mut accepted = Vec::with_capacity(count);
+    while accepted.len() < count {
+        accepted.push(listener.accept().await?.0);
+    }
+    say(format_args!("{:.1}", idle_end(before, count)?))?;
+    let echoes: Vec<_> = accepted
+        .into_iter()
+        .map(|mut stream| {
+            tokio::spawn(async move {
+                let mut bytes = [0; 64];
+                while let len @ 1.. = stream.read(&mut bytes).await? {
+                    stream.write_all(&bytes[..len]).await?;
+                }
+                stream.shutdown().await
+            })
+        })
+        .collect();
+    for echo in echoes {
+        echo.await??;
+    }
+    Ok(())
+}
+
+/// Writes a line, at once also to a pipe.
+fn say(line: impl std::fmt::Display) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}")?;
+    out.flush()
+}
+
 #[tokio::main]
 async fn main() -> Result<()> {
-    let count = std::env::args().nth(1).map_or(Ok(10_000), |count| count.parse())?;
-    let devices = [Device::new()?, Device::new()?];
-    let hub = |device: &Device| -> Result<Hub> {
-        let builder = Hub::builder(&Arc::new(device.open()?)).chunk(4096).receives(4).sends(2);
-        Ok(builder.shared_receives(512).max_connections(count as u32).build()?)
-    };
-    let (server, client) = (hub(&devices[0])?, hub(&devices[1])?);
-    let mut listener = Listener::bind(&server, "127.0.0.1:0").await?;
-    let address = listener.local_addr()?;
-    let accepts = tokio::spawn(async move {
-        let mut accepted = Vec::new();
-        while accepted.len() < count {
-            accepted.push(listener.accept().await?.0);
-        }
-        std::io::Result::Ok(accepted)
-    });
+    let mut arguments = std::env::args().skip(1).peekable();
+    let serves = arguments.next_if(|argument| argument == "serve").is_some();
+    let count = arguments.next().map_or(Ok(10_000), |count| count.parse())?;
+    if serves {
+        return serve(count).await;
+    }
+    let program = std::env::current_exe()?;
+    let mut server =
+        Command::new(program).args(["serve", &count.to_string()]).stdout(Stdio::piped()).spawn()?;
+    let mut said = BufReader::new(server.stdout.take().ok_or("no pipe")?).lines();
+    let address: std::net::SocketAddr = said.next().ok_or("the server has ended")??.parse()?;
+
+    let device = Device::new()?;
+    let client = hub(&device, count)?;
     let (start, before) = (Instant::now(), resident()?);
     let mut streams = Vec::with_capacity(count);
     while streams.len() < count {
@@ -55,23 +106,13 @@ async fn main() -> Result<()> {
             streams.push(connected.await??);
         }
     }
-    let accepted = accepts.await??;
     let elapsed = start.elapsed();
-    let idle = (resident()? - before) as f64 / (2 * count) as f64 / 1024.0;
-    println!(
-        "{count} streams in {elapsed:?}, {:?} each; an idle end has {idle:.1} KiB",
-        elapsed / count as u32
-    );
+    let idle = idle_end(before, count)?;
+    let of_server = said.next().ok_or("the server has ended")??;
+    println!("{count} streams in {elapsed:?}, {:?} each", elapsed / count as u32);
+    println!("an idle end has {idle:.1} KiB, one of the server {of_server} KiB");
+
     let start = Instant::now();
-    for mut stream in accepted {
-        tokio::spawn(async move {
-            let mut bytes = [0; 64];
-            while let Ok(len @ 1..) = stream.read(&mut bytes).await {
-                stream.write_all(&bytes[..len]).await?;
-            }
-            std::io::Result::Ok(())
-        });
-    }
     let trips: Vec<_> = streams
         .into_iter()
         .enumerate()
@@ -89,10 +130,11 @@ async fn main() -> Result<()> {
         trip.await??;
     }
     println!("a message there and back on each, all at once: {:?}", start.elapsed());
-    while [&server, &client].iter().any(|hub| hub.stats().connections > 0) {
+    while client.stats().connections > 0 {
         tokio::task::yield_now().await;
     }
+    let status = server.wait()?;
+    assert!(status.success(), "the server: {status}");
     println!("all closed after {:?}", start.elapsed());
-    assert!(idle <= 8.0, "an idle end has more than 8 KiB");
     Ok(())
 }
