@@ -107,8 +107,10 @@ fn cases(long: bool, loss: u32) -> Vec<Case> {
         for (number, play) in plays.into_iter().enumerate() {
             for family in families.clone() {
                 for serves in [false, true] {
-                    // In the short table IPv6 has one of the two directions, in turns.
-                    if long || family == 0 || serves == number.is_multiple_of(2) {
+                    // In the short table IPv6 has one of the two directions, in turns; so have the slow programs.
+                    let is_slow = matches!(play, Play::Managed(program) if !program.is_ours);
+                    let has_both = long || family == 0 && !is_slow;
+                    if has_both || serves == (number + family).is_multiple_of(2) {
                         cases.push(Case { play, family, serves });
                     }
                 }

@@ -16,7 +16,7 @@ fn whoever_is_between_breaks_nothing_else() {
         frames_between(input);
     }
     let seeds = std::env::var("IBVERBS_RAILS_SEEDS").ok().map(|seeds| seeds.parse().unwrap());
-    let seeds = seeds.unwrap_or(100_u64);
+    let seeds = seeds.unwrap_or(50_u64);
     let mut connected = 0;
     for seed in 0..seeds {
         let mut random = fastrand::Rng::with_seed(seed);
