@@ -123,8 +123,8 @@ beside() { # FUNCTION..
 	return $status
 }
 
-# The name of a port of TCP's port space.
-port() { printf 'ibverbs-cm/0106/%s' "$1"; }
+# The name of a port of TCP's port space, for addresses of IPv4.
+port() { printf 'ibverbs-cm/0106/%s/Ipv4' "$1"; }
 
 # rdma-core's own programs of librdmacm, and perftest by it.
 managed_rpings() {
@@ -133,7 +133,7 @@ managed_rpings() {
 		managed "rping $kind" "$(port 7174)" "rping -s -C 10 $kind" "rping -c -a 127.0.0.1 -C 10 $kind" || return
 	done
 	managed "rping -P" "$(port 7174)" "rping -s -P" "rping -c -a 127.0.0.1 -C 10" stays &&
-		managed udaddy ibverbs-cm/0111/7174 "udaddy -c 5" "udaddy -c 5 -s 127.0.0.1" &&
+		managed udaddy ibverbs-cm/0111/7174/Ipv4 "udaddy -c 5" "udaddy -c 5 -s 127.0.0.1" &&
 		managed mckey 'joined dgid.*' "stdbuf -oL mckey -m 239.1.2.3 -b 127.0.0.1" "mckey -m 239.1.2.3 -b 127.0.0.1 -s" &&
 		managed 'mckey, IPv6' 'joined dgid.*' "stdbuf -oL mckey -m ff02::1:2" "mckey -m ff02::1:2 -s"
 }

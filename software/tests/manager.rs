@@ -338,20 +338,28 @@ fn a_port_that_is_taken_says_so_as_the_kernel_does() {
         file.destroy(one).unwrap();
         file.destroy(two).unwrap();
     }
-    // Another process has it.
-    let port = free_port(&file);
-    let name = format!("ibverbs-cm/0106/{port}");
-    let name = std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap();
-    let elsewhere = UnixDatagram::bind_addr(&name).unwrap();
-    for (address, expected) in [
-        ("0.0.0.0", libc::EADDRNOTAVAIL),
-        ("::", libc::EADDRNOTAVAIL),
-        ("127.0.0.1", libc::EADDRINUSE),
+    // Another process has it, for one family of addresses.
+    for (family, address, is_ipv6_only, expected) in [
+        ("Ipv4", "0.0.0.0", false, BY_ANY),
+        ("Ipv4", "::", false, BY_ANY),
+        ("Ipv4", "127.0.0.1", false, TAKEN),
+        ("Ipv4", "::", true, None),
+        ("Ipv6", "::", false, BY_ANY),
+        ("Ipv6", "0.0.0.0", false, None),
     ] {
-        let at = SocketAddr::new(address.parse().unwrap(), port);
-        assert_eq!(errno(file.bind(file.create(1), at)), expected, "{address}");
+        let port = free_port(&file);
+        let name = format!("ibverbs-cm/0106/{port}/{family}");
+        let name = std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap();
+        let _elsewhere = UnixDatagram::bind_addr(&name).unwrap();
+        let id = file.create(1);
+        if is_ipv6_only {
+            file.set_ipv6_only(id).unwrap();
+        }
+        let bound = file.bind(id, SocketAddr::new(address.parse().unwrap(), port));
+        let errno = bound.err().map(|e| e.raw_os_error().unwrap());
+        assert_eq!(errno, expected, "{family} is taken: {address}, {is_ipv6_only}");
+        file.destroy(id).unwrap();
     }
-    drop(elsewhere);
 }
 
 /// They are all asked for before one is answered, and all ended before one end is answered.

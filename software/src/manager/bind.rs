@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::abi::{Address, Kind, PS_IB, transport};
 use super::id::{Id, State};
+use super::names::Family;
 use super::places::{Place, devices, is_of_machine, places, source_to};
 use super::{Manager, names};
 use crate::driver::Shared;
@@ -46,17 +47,13 @@ impl Manager {
     ///
     /// `EADDRNOTAVAIL`: it or another asks for all addresses. `EADDRINUSE`: another has the same one.
     fn is_free(&self, id: &Id, address: SocketAddr) -> Result<(), c_int> {
-        let is_of_one_family = |id: &Id, at: SocketAddr| at.is_ipv4() || id.is_ipv6_only;
         for other in self.ids.values() {
             let Some(source) = other.source else { continue };
             let is_same = other.space == id.space && source.port() == address.port();
             if !is_same || other.is_child || other.reuses && id.reuses {
                 continue;
             }
-            let are_apart = source.is_ipv4() != address.is_ipv4()
-                && is_of_one_family(id, address)
-                && is_of_one_family(other, source);
-            if are_apart {
+            if !id.families(address).iter().any(|of| other.families(source).contains(of)) {
                 continue;
             }
             if source.ip().is_unspecified() || address.ip().is_unspecified() {
@@ -75,23 +72,24 @@ impl Manager {
             self.is_free(id, address)?;
             if is_named {
                 let places = places();
-                let mut at: Vec<IpAddr> = Vec::new();
-                for is_ipv4 in [true, false] {
+                let device = |&family: &Family| {
                     let fits = |place: &&Place| {
-                        place.address.is_ipv4() == is_ipv4 && !place.is_simulated()
+                        place.address.is_ipv4() == (family == Family::Ipv4) && !place.is_simulated()
                     };
-                    let own = id.place.as_ref().filter(fits);
-                    at.extend(own.or(places.iter().find(fits)).map(|place| place.address));
-                }
+                    let own = id.place.as_ref().filter(fits).or(places.iter().find(fits));
+                    (family, own.map(|place| place.address))
+                };
+                let families: Vec<_> = id.families(address).iter().map(device).collect();
                 // Simulated devices are of no other process.
-                if !at.is_empty() {
+                if families.iter().any(|(_, device)| device.is_some()) {
                     let of_process = |other: &Id| {
                         other.space == id.space
                             && !other.names.is_empty()
                             && other.source.is_some_and(|source| source.port() == address.port())
                     };
                     let is_shared = id.reuses || self.ids.values().any(of_process);
-                    let published = names::publish((id.space, address.port()), &at, is_shared);
+                    let port = (id.space, address.port());
+                    let published = names::publish(port, &families, is_shared);
                     id.names = published.map_err(|errno| match errno {
                         libc::EADDRINUSE if address.ip().is_unspecified() => libc::EADDRNOTAVAIL,
                         errno => errno,
@@ -270,6 +268,15 @@ impl Manager {
 }
 
 impl Id {
+    /// Whose connections it takes at this address.
+    fn families(&self, at: SocketAddr) -> &'static [Family] {
+        match at {
+            SocketAddr::V4(_) => &[Family::Ipv4],
+            SocketAddr::V6(_) if self.is_ipv6_only => &[Family::Ipv6],
+            SocketAddr::V6(_) => &[Family::Ipv4, Family::Ipv6],
+        }
+    }
+
     /// On its device, or on all if it has none.
     pub(super) fn listen_everywhere(&self) {
         match &self.place {

@@ -1,6 +1,6 @@
 //! The ports of wildcard addresses, and of addresses that no device has, are the machine's: whoever binds to one takes an
-//! abstract name of Unix sockets, which the kernel gives to one process only, and frees when that ends. A second name says
-//! at which address the device is.
+//! abstract name of Unix sockets for each family of addresses, which the kernel gives to one process only, and frees when that
+//! ends. A second name says at which address the device is.
 //!
 //! A name is a hint, which anybody may take: at worst a client asks a device that refuses it.
 
@@ -10,30 +10,40 @@ use std::net::IpAddr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Family {
+    Ipv4,
+    Ipv6,
+}
+
 fn name(space: u16, port: u16) -> String {
     format!("ibverbs-cm/{space:04x}/{port}")
 }
 
-/// Takes the port. The names are given back when they are dropped.
+/// Takes the port for these families of addresses, of which there is a device or not. The names are given back when they are
+/// dropped.
 ///
 /// # Errors
 ///
 /// `EADDRINUSE`: another process has it, unless `is_shared`.
 pub(super) fn publish(
     (space, port): (u16, u16),
-    devices: &[IpAddr],
+    families: &[(Family, Option<IpAddr>)],
     is_shared: bool,
 ) -> Result<Vec<UnixDatagram>, c_int> {
     let take = |name: &str| UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name)?);
     let name = name(space, port);
     let mut taken = Vec::new();
-    match take(&name) {
-        Ok(socket) => taken.push(socket),
-        Err(e) if e.kind() == io::ErrorKind::AddrInUse && is_shared => {}
-        Err(e) if e.kind() == io::ErrorKind::AddrInUse => return Err(libc::EADDRINUSE),
-        Err(e) => return Err(e.raw_os_error().unwrap_or(libc::ENOMEM)),
+    for (family, _) in families {
+        match take(&format!("{name}/{family:?}")) {
+            Ok(socket) => taken.push(socket),
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse && is_shared => {}
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => return Err(libc::EADDRINUSE),
+            Err(e) => return Err(e.raw_os_error().unwrap_or(libc::ENOMEM)),
+        }
     }
-    taken.extend(devices.iter().filter_map(|address| take(&format!("{name}/{address}")).ok()));
+    let devices = families.iter().filter_map(|(_, device)| *device);
+    taken.extend(devices.filter_map(|address| take(&format!("{name}/{address}")).ok()));
     Ok(taken)
 }
 
@@ -57,14 +67,35 @@ mod tests {
         let space = 0xffff;
         assert_eq!(find(space, port, true), None);
         let here = [IpAddr::from([127, 3, 2, 1]), "fd00::1".parse().unwrap()];
-        let taken = publish((space, port), &here, false).unwrap();
+        let both = [(Family::Ipv4, Some(here[0])), (Family::Ipv6, Some(here[1]))];
+        let taken = publish((space, port), &both, false).unwrap();
         assert_eq!(find(space, port, true), Some(here[0]));
         assert_eq!(find(space, port, false), Some(here[1]));
         assert_eq!(find(space, port.wrapping_add(1), true), None);
-        assert_eq!(publish((space, port), &[], false).err(), Some(libc::EADDRINUSE));
-        assert!(publish((space, port), &[], true).unwrap().is_empty());
+        for one in both {
+            assert_eq!(publish((space, port), &[one], false).err(), Some(libc::EADDRINUSE));
+            assert!(publish((space, port), &[one], true).unwrap().is_empty());
+        }
         drop(taken);
         assert_eq!(find(space, port, true), None);
-        assert!(publish((space, port), &[], false).is_ok());
+        assert!(publish((space, port), &both, false).is_ok());
+    }
+
+    #[test]
+    fn each_family_is_taken_for_itself() {
+        let (space, port) = (0xfffe, std::process::id() as u16);
+        let [one, other] = [Family::Ipv4, Family::Ipv6].map(|family| [(family, None)]);
+        let _one = publish((space, port), &one, false).unwrap();
+        let other_taken = publish((space, port), &other, false).unwrap();
+        assert_eq!(
+            publish((space, port), &[one[0], other[0]], false).err(),
+            Some(libc::EADDRINUSE)
+        );
+        drop(other_taken);
+        assert_eq!(
+            publish((space, port), &[other[0], one[0]], false).err(),
+            Some(libc::EADDRINUSE)
+        );
+        assert!(publish((space, port), &other, false).is_ok(), "a failure keeps nothing");
     }
 }
