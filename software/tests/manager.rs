@@ -86,6 +86,10 @@ fn parameters(qpn: u32, data: &[u8], is_valid: bool) -> Vec<u8> {
     bytes
 }
 
+/// `RDMA_OPTION_ID_REUSEADDR` and `RDMA_OPTION_ID_AFONLY`.
+const REUSE_ADDRESS: u32 = 1;
+const ONLY_IPV6: u32 = 2;
+
 impl File {
     fn open() -> Self {
         let file = (hooks().unwrap().manager_open)().expect("a device is registered");
@@ -141,14 +145,18 @@ impl File {
     }
 
     /// `RDMA_OPTION_ID_AFONLY`.
-    fn set_ipv6_only(&self, id: u32) -> io::Result<()> {
+    fn set(&self, id: u32, option: u32) -> io::Result<()> {
         let yes = 1_u32;
         let at = (&raw const yes as u64).to_ne_bytes();
-        self.command(14, &[&at, &number(id), &number(0), &number(2), &number(4)])
+        self.command(14, &[&at, &number(id), &number(0), &number(option), &number(4)])
     }
 
     fn listen(&self, id: u32, address: SocketAddr) -> io::Result<()> {
         self.bind(id, address)?;
+        self.listen_bound(id)
+    }
+
+    fn listen_bound(&self, id: u32) -> io::Result<()> {
         self.command(7, &[&number(id), &number(0)])
     }
 
@@ -326,7 +334,7 @@ fn a_port_that_is_taken_says_so_as_the_kernel_does() {
         let bind = |address: &str| {
             let id = file.create(1);
             if is_ipv6_only && address.contains(':') {
-                file.set_ipv6_only(id).unwrap();
+                file.set(id, ONLY_IPV6).unwrap();
             }
             let bound = file.bind(id, SocketAddr::new(address.parse().unwrap(), port));
             (id, bound.err().map(|e| e.raw_os_error().unwrap()))
@@ -338,6 +346,22 @@ fn a_port_that_is_taken_says_so_as_the_kernel_does() {
         file.destroy(one).unwrap();
         file.destroy(two).unwrap();
     }
+    // Those that reuse a port share it until one listens, which takes that they are gone.
+    let at = SocketAddr::new(device.address(), free_port(&file));
+    let [one, two, three] = [(); 3].map(|()| {
+        let id = file.create(1);
+        file.set(id, REUSE_ADDRESS).unwrap();
+        id
+    });
+    file.bind(one, at).unwrap();
+    file.bind(two, at).unwrap();
+    assert_eq!(errno(file.listen_bound(one)), libc::EADDRINUSE);
+    file.destroy(two).unwrap();
+    file.listen_bound(one).unwrap();
+    assert_eq!(errno(file.bind(three, at)), libc::EADDRINUSE, "one listens");
+    file.destroy(one).unwrap();
+    file.listen(three, at).unwrap();
+    file.destroy(three).unwrap();
     // Another process has it, for one family of addresses.
     for (family, address, is_ipv6_only, expected) in [
         ("Ipv4", "0.0.0.0", false, BY_ANY),
@@ -353,7 +377,7 @@ fn a_port_that_is_taken_says_so_as_the_kernel_does() {
         let _elsewhere = UnixDatagram::bind_addr(&name).unwrap();
         let id = file.create(1);
         if is_ipv6_only {
-            file.set_ipv6_only(id).unwrap();
+            file.set(id, ONLY_IPV6).unwrap();
         }
         let bound = file.bind(id, SocketAddr::new(address.parse().unwrap(), port));
         let errno = bound.err().map(|e| e.raw_os_error().unwrap());

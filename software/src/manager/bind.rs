@@ -251,13 +251,19 @@ impl Manager {
 
     /// # Errors
     ///
-    /// `EINVAL`: it does not fit its state. Else as `bind`.
+    /// `EINVAL`: it does not fit its state. Else as `bind`, also if it shares its port: one that listens has it alone.
     pub(super) fn listen(&self, id: &mut Id, backlog: u32) -> Result<(), c_int> {
         if id.state == State::Idle {
             self.bind(id, Address::Inet((Ipv4Addr::UNSPECIFIED, 0).into()))?;
         }
-        if id.state != State::Bound || id.source.is_none() {
+        let Some(source) = id.source.filter(|_| id.state == State::Bound) else {
             return Err(libc::EINVAL);
+        };
+        if std::mem::take(&mut id.reuses)
+            && let Err(errno) = self.is_free(id, source)
+        {
+            id.reuses = true;
+            return Err(errno);
         }
         let backlog = if backlog as i32 <= 0 { MOST_WAITING } else { backlog.min(MOST_WAITING) };
         id.room.store(backlog, Ordering::Relaxed);
