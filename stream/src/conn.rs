@@ -419,6 +419,7 @@ impl<B: Chunk> Conn<B> {
         self.flushes = self.tail.is_some();
         match self.failure {
             Some(error) => Err(error),
+            None if self.lost => Err(StreamError::BrokenPipe),
             None => Ok(self.tail.is_none()),
         }
     }

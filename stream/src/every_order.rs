@@ -130,7 +130,12 @@ fn happens(world: &mut World, index: usize, event: Event) -> bool {
             }
         }
         Event::Flush if !side.is_closed => {
-            let _ = side.conn.flush();
+            if side.conn.flush() == Ok(true) {
+                let posted: usize =
+                    side.on_the_way.iter().map(|(bytes, _)| bytes.len() - HEADER).sum();
+                let posted = posted as u8 + side.reached;
+                assert_eq!(posted, side.written, "what was flushed is not posted");
+            }
             side.pump();
         }
         Event::Read if !side.is_closed => match side.conn.take_piece() {
