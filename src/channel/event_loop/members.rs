@@ -430,3 +430,41 @@ pub(super) fn place<B>(
 pub(super) fn unknown(verb: &'static str) -> Error {
     Error::invalid(verb, "the loop has no such channel (any more)")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns each order of these.
+    fn orders(of: &[Range<u32>]) -> Vec<Vec<Range<u32>>> {
+        if of.is_empty() {
+            return vec![Vec::new()];
+        }
+        let mut all = Vec::new();
+        for at in 0..of.len() {
+            let mut rest = of.to_vec();
+            let first = rest.remove(at);
+            all.extend(orders(&rest).into_iter().map(|rest| [vec![first.clone()], rest].concat()));
+        }
+        all
+    }
+
+    #[test]
+    fn gaps_are_in_order_and_merged_whichever_comes_first() {
+        for order in orders(&[0..1, 1..3, 4..5, 5..9, 9..10, 12..13]) {
+            let (mut gaps, mut is_free) = (Vec::new(), [false; 14]);
+            for slots in order {
+                is_free[slots.start as usize..slots.end as usize].fill(true);
+                add_gap(&mut gaps, slots);
+                let mut expected: Vec<Range<u32>> = Vec::new();
+                for at in (0..14).filter(|&at| is_free[at as usize]) {
+                    match expected.last_mut().filter(|gap| gap.end == at) {
+                        Some(gap) => gap.end += 1,
+                        None => expected.push(at..at + 1),
+                    }
+                }
+                assert_eq!(gaps, expected);
+            }
+        }
+    }
+}
