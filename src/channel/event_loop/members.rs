@@ -232,8 +232,7 @@ impl<'res, B> Loop<'res, B> {
         Error::invalid_if(core.destroyed.get() || !is_open, VERB, "the channel was stopped")?;
         let shares = self.members.shared.iter().find(|(_, queue)| queue.as_raw() == core.srq());
         let shares = shares.map(|&(receives, _)| receives);
-        let numbers = self.table.numbers.len() + 1;
-        self.table.numbers.reserve(numbers)?;
+        self.table.numbers.reserve()?;
         let [sends, receives] = link.depths();
         let depths = [sends, receives, u32::from(core.credits.is_some())];
         let id = self.take_place(depths, core.target.get(), core.limits, core.number)?;

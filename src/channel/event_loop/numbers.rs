@@ -22,10 +22,6 @@ impl Numbers {
         Self { entries: vec![None; 8], len: 0 }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
     /// The index of the number's entry, or of the free entry where it would go.
     #[inline]
     fn position(&self, number: u32) -> usize {
@@ -43,17 +39,14 @@ impl Numbers {
         self.entries[self.position(number)].map(|entry| entry.1 as usize)
     }
 
-    /// Makes room for `numbers` numbers, so that `insert` does not allocate.
+    /// Makes room for another number, so that `insert` does not allocate.
     ///
     /// # Errors
     ///
     ///  - `ENOMEM`: out of memory.
-    pub(super) fn reserve(&mut self, numbers: usize) -> Result<()> {
-        let mut size = self.entries.len();
-        while numbers * 2 > size {
-            size *= 2;
-        }
-        if size > self.entries.len() {
+    pub(super) fn reserve(&mut self) -> Result<()> {
+        if (self.len + 1) * 2 > self.entries.len() {
+            let size = self.entries.len() * 2;
             let mut entries = Vec::new();
             entries.try_reserve_exact(size).map_err(|_| no_memory())?;
             entries.resize(size, None);
@@ -102,7 +95,7 @@ mod tests {
             let mut numbers = Numbers::new();
             let of = |channel: usize| 0x1234 + channel as u32 * step;
             for channel in 0..channels {
-                numbers.reserve(channel + 1).unwrap();
+                numbers.reserve().unwrap();
                 numbers.insert(of(channel), channel);
             }
             let mask = numbers.entries.len() - 1;
@@ -128,7 +121,7 @@ mod tests {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             let number = (state >> 16) % 16 + ((state >> 24) % 8) * 1024;
             if state & 0x800 == 0 {
-                numbers.reserve(numbers.len + 1).unwrap();
+                numbers.reserve().unwrap();
                 numbers.insert(number, step);
                 model.insert(number, step);
             } else {
