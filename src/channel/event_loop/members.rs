@@ -449,6 +449,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "numbers alone; it takes minutes")]
     fn gaps_are_in_order_and_merged_whichever_comes_first() {
         for order in orders(&[0..1, 1..3, 4..5, 5..9, 9..10, 12..13]) {
             let (mut gaps, mut is_free) = (Vec::new(), [false; 14]);
