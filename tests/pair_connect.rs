@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use ibverbs::tcp::ExchangeError;
-use ibverbs::{Channel, PreparedChannel, ProtectionDomain};
+use ibverbs::{AckTimeout, Channel, PreparedChannel, ProtectionDomain};
 use two_machines::{PATIENCE, assert_nothing_left, pair, pattern, report, role};
 
 const PORT: u16 = 18515;
@@ -51,7 +51,8 @@ fn without_power() {
 }
 
 fn prepare<'pd>(domain: &'pd ProtectionDomain<'pd>) -> PreparedChannel<'pd> {
-    Channel::builder(domain).build().unwrap()
+    // A machine that gets no processor for some seconds is not gone.
+    Channel::builder(domain).ack_timeout(AckTimeout::new(20).unwrap()).build().unwrap()
 }
 
 fn numbers(message: u64) -> impl Iterator<Item = u64> {
