@@ -369,6 +369,7 @@ fn a_port_that_is_taken_says_so_as_the_kernel_does() {
         ("Ipv4", "127.0.0.1", false, TAKEN),
         ("Ipv4", "::", true, None),
         ("Ipv6", "::", false, BY_ANY),
+        ("Ipv6", "::", true, BY_ANY),
         ("Ipv6", "0.0.0.0", false, None),
     ] {
         let port = free_port(&file);
@@ -384,6 +385,16 @@ fn a_port_that_is_taken_says_so_as_the_kernel_does() {
         assert_eq!(errno, expected, "{family} is taken: {address}, {is_ipv6_only}");
         file.destroy(id).unwrap();
     }
+    // This process has it for the other family, which does not share this one.
+    let port = free_port(&file);
+    let [ours, refused] = [(); 2].map(|()| file.create(1));
+    file.set(ours, ONLY_IPV6).unwrap();
+    file.bind(ours, SocketAddr::new("::".parse().unwrap(), port)).unwrap();
+    let name = format!("ibverbs-cm/0106/{port}/Ipv4");
+    let name = std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap();
+    let _elsewhere = UnixDatagram::bind_addr(&name).unwrap();
+    let at = SocketAddr::new("0.0.0.0".parse().unwrap(), port);
+    assert_eq!(errno(file.bind(refused, at)), libc::EADDRNOTAVAIL);
 }
 
 /// They are all asked for before one is answered, and all ended before one end is answered.

@@ -74,20 +74,24 @@ impl Manager {
                 let places = places();
                 let device = |&family: &Family| {
                     let fits = |place: &&Place| {
-                        place.address.is_ipv4() == (family == Family::Ipv4) && !place.is_simulated()
+                        Family::of(place.address) == family && !place.is_simulated()
                     };
                     let own = id.place.as_ref().filter(fits).or(places.iter().find(fits));
                     (family, own.map(|place| place.address))
                 };
                 let families: Vec<_> = id.families(address).iter().map(device).collect();
                 // Simulated devices are of no other process.
-                if families.iter().any(|(_, device)| device.is_some()) {
-                    let of_process = |other: &Id| {
+                if places.iter().any(|place| !place.is_simulated()) {
+                    let has_it = |other: &Id, family| {
                         other.space == id.space
                             && !other.names.is_empty()
-                            && other.source.is_some_and(|source| source.port() == address.port())
+                            && other.source.is_some_and(|source| {
+                                source.port() == address.port()
+                                    && other.families(source).contains(&family)
+                            })
                     };
-                    let is_shared = id.reuses || self.ids.values().any(of_process);
+                    let is_shared =
+                        |family| id.reuses || self.ids.values().any(|other| has_it(other, family));
                     let port = (id.space, address.port());
                     let published = names::publish(port, &families, is_shared);
                     id.names = published.map_err(|errno| match errno {
@@ -176,7 +180,7 @@ impl Manager {
             let own = listener.place.as_ref().filter(fits).map(|place| place.address);
             return own.or_else(|| places().iter().find(fits).map(|place| place.address));
         }
-        names::find(id.space, to.port(), to.is_ipv4())
+        names::find(id.space, to.port(), Family::of(to.ip()))
     }
 
     /// # Errors

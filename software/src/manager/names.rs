@@ -16,6 +16,12 @@ pub(super) enum Family {
     Ipv6,
 }
 
+impl Family {
+    pub(super) fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::Ipv4 } else { Self::Ipv6 }
+    }
+}
+
 fn name(space: u16, port: u16) -> String {
     format!("ibverbs-cm/{space:04x}/{port}")
 }
@@ -25,19 +31,19 @@ fn name(space: u16, port: u16) -> String {
 ///
 /// # Errors
 ///
-/// `EADDRINUSE`: another process has it, unless `is_shared`.
+/// `EADDRINUSE`: another process has it, for a family that is not shared.
 pub(super) fn publish(
     (space, port): (u16, u16),
     families: &[(Family, Option<IpAddr>)],
-    is_shared: bool,
+    is_shared: impl Fn(Family) -> bool,
 ) -> Result<Vec<UnixDatagram>, c_int> {
     let take = |name: &str| UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name)?);
     let name = name(space, port);
     let mut taken = Vec::new();
-    for (family, _) in families {
+    for &(family, _) in families {
         match take(&format!("{name}/{family:?}")) {
             Ok(socket) => taken.push(socket),
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse && is_shared => {}
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse && is_shared(family) => {}
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => return Err(libc::EADDRINUSE),
             Err(e) => return Err(e.raw_os_error().unwrap_or(libc::ENOMEM)),
         }
@@ -48,12 +54,12 @@ pub(super) fn publish(
 }
 
 /// The address of the device that listens on a port of the machine.
-pub(super) fn find(space: u16, port: u16, is_ipv4: bool) -> Option<IpAddr> {
+pub(super) fn find(space: u16, port: u16, family: Family) -> Option<IpAddr> {
     let all = std::fs::read_to_string("/proc/net/unix").ok()?;
     let prefix = format!("@{}/", name(space, port));
     all.lines().find_map(|line| {
         let address: IpAddr = line.rsplit(' ').next()?.strip_prefix(&prefix)?.parse().ok()?;
-        (address.is_ipv4() == is_ipv4).then_some(address)
+        (Family::of(address) == family).then_some(address)
     })
 }
 
@@ -65,37 +71,37 @@ mod tests {
     fn a_name_is_one_process_and_says_where_the_device_is() {
         let port = std::process::id() as u16;
         let space = 0xffff;
-        assert_eq!(find(space, port, true), None);
+        assert_eq!(find(space, port, Family::Ipv4), None);
         let here = [IpAddr::from([127, 3, 2, 1]), "fd00::1".parse().unwrap()];
         let both = [(Family::Ipv4, Some(here[0])), (Family::Ipv6, Some(here[1]))];
-        let taken = publish((space, port), &both, false).unwrap();
-        assert_eq!(find(space, port, true), Some(here[0]));
-        assert_eq!(find(space, port, false), Some(here[1]));
-        assert_eq!(find(space, port.wrapping_add(1), true), None);
+        let taken = publish((space, port), &both, |_| false).unwrap();
+        assert_eq!(find(space, port, Family::Ipv4), Some(here[0]));
+        assert_eq!(find(space, port, Family::Ipv6), Some(here[1]));
+        assert_eq!(find(space, port.wrapping_add(1), Family::Ipv4), None);
         for one in both {
-            assert_eq!(publish((space, port), &[one], false).err(), Some(libc::EADDRINUSE));
-            assert!(publish((space, port), &[one], true).unwrap().is_empty());
+            assert_eq!(publish((space, port), &[one], |_| false).err(), Some(libc::EADDRINUSE));
+            assert!(publish((space, port), &[one], |_| true).unwrap().is_empty());
         }
         drop(taken);
-        assert_eq!(find(space, port, true), None);
-        assert!(publish((space, port), &both, false).is_ok());
+        assert_eq!(find(space, port, Family::Ipv4), None);
+        assert!(publish((space, port), &both, |_| false).is_ok());
     }
 
     #[test]
     fn each_family_is_taken_for_itself() {
         let (space, port) = (0xfffe, std::process::id() as u16);
         let [one, other] = [Family::Ipv4, Family::Ipv6].map(|family| [(family, None)]);
-        let _one = publish((space, port), &one, false).unwrap();
-        let other_taken = publish((space, port), &other, false).unwrap();
+        let _one = publish((space, port), &one, |_| false).unwrap();
+        let other_taken = publish((space, port), &other, |_| false).unwrap();
         assert_eq!(
-            publish((space, port), &[one[0], other[0]], false).err(),
+            publish((space, port), &[one[0], other[0]], |_| false).err(),
             Some(libc::EADDRINUSE)
         );
         drop(other_taken);
         assert_eq!(
-            publish((space, port), &[other[0], one[0]], false).err(),
+            publish((space, port), &[other[0], one[0]], |_| false).err(),
             Some(libc::EADDRINUSE)
         );
-        assert!(publish((space, port), &other, false).is_ok(), "a failure keeps nothing");
+        assert!(publish((space, port), &other, |_| false).is_ok(), "a failure keeps nothing");
     }
 }
