@@ -4,7 +4,7 @@
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ fn resident() -> Result<usize> {
     Ok(kib * 1024)
 }
 
-/// The KiB that each of so many ends has taken since then.
+/// How many KiB of memory an idle end has: what the process has taken since it had `before` bytes, divided by `count`.
 fn idle_end(before: usize, count: usize) -> Result<f64> {
     let kib = resident()?.saturating_sub(before) as f64 / count as f64 / 1024.0;
     // What the process has once does not count with many.
@@ -39,7 +39,8 @@ fn hub(device: &Device, count: usize) -> Result<Hub> {
     Ok(builder.shared_receives(512).max_connections(count as u32).build()?)
 }
 
-/// Says where it listens, takes so many streams, says what an idle end has, and echoes until all have ended.
+/// The server's process. It prints its address, accepts `count` streams, prints the memory of an idle end, and echoes until every
+/// client has shut down.
 async fn serve(count: usize) -> Result<()> {
     let device = Device::new()?;
     let hub = hub(&device, count)?;
@@ -76,6 +77,16 @@ fn say(line: impl std::fmt::Display) -> std::io::Result<()> {
     out.flush()
 }
 
+/// Ends the server when the client fails.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[tokio::main]
 async fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1).peekable();
@@ -85,9 +96,10 @@ async fn main() -> Result<()> {
         return serve(count).await;
     }
     let program = std::env::current_exe()?;
-    let mut server =
-        Command::new(program).args(["serve", &count.to_string()]).stdout(Stdio::piped()).spawn()?;
-    let mut said = BufReader::new(server.stdout.take().ok_or("no pipe")?).lines();
+    let mut command = Command::new(program);
+    let server = command.args(["serve", &count.to_string()]).stdout(Stdio::piped()).spawn()?;
+    let mut server = Server(server);
+    let mut said = BufReader::new(server.0.stdout.take().ok_or("no pipe")?).lines();
     let address: std::net::SocketAddr = said.next().ok_or("the server has ended")??.parse()?;
 
     let device = Device::new()?;
@@ -133,7 +145,7 @@ async fn main() -> Result<()> {
     while client.stats().connections > 0 {
         tokio::task::yield_now().await;
     }
-    let status = server.wait()?;
+    let status = server.0.wait()?;
     assert!(status.success(), "the server: {status}");
     println!("all closed after {:?}", start.elapsed());
     Ok(())
