@@ -29,7 +29,7 @@ impl<S: Share> Object for PreparedAsyncChannel<S> {
 }
 
 impl<S: Share> AsyncChannel<S> {
-    /// Calls `f` with the channel, which is out of the loop meanwhile.
+    /// Takes the channel out of the loop while `f` runs.
     fn with_detached<R>(&self, f: impl FnOnce(&mut Detached<'static>) -> R) -> R {
         let mut detached = loop {
             let mut guard = self.share.lock();
@@ -37,7 +37,7 @@ impl<S: Share> AsyncChannel<S> {
             guard.unlock();
             match out {
                 Some(detached) => break detached,
-                // Another thread calls one of its verbs.
+                // Another thread has taken it out to call a verb.
                 None => thread::yield_now(),
             }
         };
@@ -69,7 +69,7 @@ impl<S: Share> Connected for AsyncChannel<S> {
 
     /// The channel cannot be used again. Its futures return [`Stopped`](TransportError::Stopped).
     fn end(&mut self) {
-        // A waker's panic must not keep the caller from telling the peer, or from releasing a removed device.
+        // The caller must still tell the peer, or release a removed device, if a waker panics.
         let _ = catch(|| stop(&self.share, self.id, TransportError::Stopped));
     }
 }

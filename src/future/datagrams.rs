@@ -59,7 +59,7 @@ impl<S: Share> Reactor<S> {
         let mut guard = self.share.lock();
         let added = guard.core.add_end(channel, end);
         drop(guard);
-        // An error destroys the queue pair here.
+        // An error destroys the queue pair, outside the lock.
         let id = added.map_err(|failed| failed.error)?;
         let share = self.share.clone();
         Ok(AsyncDatagrams { channel: AsyncChannel { share, id, number }, at })
@@ -190,7 +190,7 @@ impl<S: Share> AsyncDatagrams<S> {
         self.outside("ibv_detach_mcast", |link| link.leave(&group.path))
     }
 
-    /// Calls a verb on the queue pair, while the loop is not borrowed.
+    /// Calls a verb on the queue pair without the lock.
     fn outside(
         &self,
         verb: &'static str,

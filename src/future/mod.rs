@@ -321,7 +321,7 @@ impl<S: Share> AsyncChannel<S> {
                 return Poll::Ready(());
             }
             if place.wait(guard, waker).is_err() {
-                // No memory for a waiter: it looks again.
+                // No memory for a waiter: poll again.
                 cx.waker().wake_by_ref();
             }
             Poll::Pending

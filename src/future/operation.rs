@@ -32,13 +32,12 @@ pub struct AsyncOperation<'a, R, S: Share> {
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     New,
-    /// Its place in the line for room in the queue, or credit.
+    /// Its place in the line.
     InLine(u32),
     Posted(u64),
     Over,
 }
 
-// Nothing in it is pinned.
 impl<R, S: Share> Unpin for AsyncOperation<'_, R, S> {}
 
 type Output<R, S> =
@@ -121,7 +120,6 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         polled
     }
 
-    /// Posts it, if there is room.
     #[inline(never)]
     fn post(&mut self, waker: &Waker) -> Poll<Output<R, S>> {
         let Some(request) = self.request.take() else {
@@ -140,7 +138,6 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         }
     }
 
-    /// As above, from this place in line.
     #[cold]
     #[inline(never)]
     fn post_from_line(&mut self, place: u32, waker: &Waker) -> Poll<Output<R, S>> {
@@ -159,7 +156,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         }
     }
 
-    /// The operation was posted: there may be room for another one.
+    /// There may be room for another one.
     #[cold]
     fn leave_line(&self, mut guard: Guard<'_, S>, place: u32) {
         let waker = guard.core.leave_line(self.channel.id, Queue::Send, place);
@@ -183,7 +180,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
             TransportError::NoCredit => true,
             _ => false,
         };
-        // Others may wait, although nothing will be posted any more.
+        // Nothing would wake it on a stopped channel.
         let stopped = guard.core.why_stopped(*id).filter(|_| waits);
         let (waits, error) = (waits && stopped.is_none(), stopped.unwrap_or(refused.error));
         let joined = match place {
@@ -217,7 +214,6 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
     }
 }
 
-/// Posts a request, unless earlier tasks wait for room.
 #[inline(always)]
 fn post<B, R: AsyncRequest<B>>(
     state: &mut State<B>,
@@ -236,7 +232,6 @@ fn post<B, R: AsyncRequest<B>>(
     request.post(&mut state.core, channel, waker)
 }
 
-/// The result of an operation on a channel that may be stopped. `failed` makes the error.
 #[inline(never)]
 pub(super) fn result_of<B, E>(
     ended: Ended<B>,
@@ -289,7 +284,7 @@ fn give_up<S: Share>(channel: &AsyncChannel<S>, stage: Stage) {
         Stage::Posted(number) => guard.core.abandon(number),
         Stage::InLine(place) => {
             let waker = guard.core.leave_line(channel.id, Queue::Send, place);
-            // It may have been woken for room: the next in line takes that.
+            // The next in line takes the room that it may have been woken for.
             guard.core.wake_line(channel.id, Queue::Send);
             (None, waker)
         }
@@ -301,7 +296,7 @@ fn give_up<S: Share>(channel: &AsyncChannel<S>, stage: Stage) {
 
 debug! { impl[R, S: Share] AsyncOperation<'_, R, S>, self, stage: self.stage, .. }
 
-/// A place in a line. Dropping it gives the place up.
+/// A place in a line, given up on drop.
 pub(super) struct InLine<'a, S: Share> {
     channel: &'a AsyncChannel<S>,
     queue: Queue,
@@ -313,8 +308,6 @@ impl<'a, S: Share> InLine<'a, S> {
         Self { channel, queue, place: None }
     }
 
-    /// Registers the task, to be woken at its turn.
-    ///
     /// # Errors
     ///
     ///  - `ENOMEM`: there is no memory for its place.
@@ -342,7 +335,7 @@ impl<S: Share> Drop for InLine<'_, S> {
         let AsyncChannel { share, id, .. } = self.channel;
         let mut guard = share.lock();
         let waker = guard.core.leave_line(*id, self.queue, place);
-        // It may have been woken: the next in line takes what it was woken for.
+        // The next in line takes what it may have been woken for.
         match self.queue {
             Queue::Receive => guard.core.wake_receiver(*id),
             Queue::Send => guard.core.wake_line(*id, Queue::Send),

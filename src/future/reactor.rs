@@ -20,8 +20,7 @@ use crate::parent::Parent;
 use crate::pool::PooledBuffer;
 use crate::queue_pair::SharedReceiveQueue;
 
-/// How many turns without a completion pass between readings of the clock. Few, because a program may sleep between
-/// turns.
+/// Turns without a completion between readings of the clock. Few, because a program may sleep between turns.
 const TURNS_PER_CLOCK_READING: u32 = 64;
 
 /// Drives the [`AsyncChannel`](crate::AsyncChannel)s of one completion queue, within any runtime or event loop.
@@ -77,7 +76,7 @@ pub struct Reactor<S: Share = Locked<PooledBuffer>> {
     pub(super) share: S,
     pub(super) queue: Arc<CompletionQueue<'static>>,
     timer: Arc<Timer>,
-    /// The set number of turns; `None`: it adapts.
+    /// `None`: it adapts.
     pub(super) spin: Option<u32>,
     idle_turns: AtomicU32,
 }
@@ -244,7 +243,7 @@ impl<S: Share> Reactor<S> {
         }
     }
 
-    /// A removed device completes nothing, so now and then an idle turn asks the kernel about it.
+    /// A removed device completes nothing, so some idle turns ask the kernel about it.
     #[inline]
     fn count_idle_turn(&self) -> Result<()> {
         // Turns on two threads may count as one.
@@ -267,7 +266,6 @@ impl<S: Share> Reactor<S> {
         self.queue.check_device()
     }
 
-    /// Ends channels whose connections ended without a completion.
     #[cold]
     fn check_connections(&self) {
         let now = Instant::now();
@@ -357,7 +355,6 @@ impl<B> State<B> {
         must_check
     }
 
-    /// Makes the descriptor readable when it is time to ask peers for credit again.
     #[cold]
     pub(super) fn set_credit_alarm(&mut self) {
         if let Some(pause) = self.core.credit_pause() {
@@ -365,7 +362,7 @@ impl<B> State<B> {
         }
     }
 
-    /// A channel was connected. On iWARP, connections end without a completion, so they must be checked.
+    /// On iWARP, connections end without a completion, so they must be checked.
     pub(super) fn connected(&mut self) {
         if self.next_check.is_none() && self.core.is_iwarp() {
             let next = Instant::now() + DEVICE_CHECK_PERIOD;

@@ -29,7 +29,7 @@ use crate::queue_pair::SharedReceiveQueue;
 #[must_use = "futures do nothing unless polled"]
 pub struct AsyncReceive<'a, D, S: Share> {
     channel: &'a AsyncChannel<S>,
-    /// The buffer, until it is posted: in line too, if the queue had no room.
+    /// `None` once posted.
     request: Option<ReceiveWorkRequest<D>>,
     stage: Stage,
     waits: Waits,
@@ -55,7 +55,7 @@ where
         Self { channel, request, stage: Stage::New, waits: Waits::default() }
     }
 
-    /// Posts the receive and waits, unless a receive that another task left serves.
+    /// Posts the receive, unless a receive that another task left serves.
     #[inline(never)]
     fn post(&mut self, waker: &Waker) -> Poll<OwnedResult<S::Buffer>> {
         let AsyncChannel { share, id, .. } = self.channel;
@@ -94,7 +94,6 @@ where
         }
     }
 
-    /// Goes on once its receive is posted, or not needed.
     #[inline(never)]
     fn poll_posted(
         &mut self,
@@ -130,7 +129,7 @@ where
         Poll::Ready(Err(Refused::new(error, request).into()))
     }
 
-    /// The first poll, when there is a receive that another task left.
+    /// The first poll, when another task has left a receive.
     #[cold]
     #[inline(never)]
     fn poll_unposted(
@@ -140,7 +139,7 @@ where
         waker: Waker,
     ) -> Poll<OwnedResult<S::Buffer>> {
         let id = self.channel.id;
-        // Messages that arrived before are still there.
+        // Messages that arrived before the stop are still there.
         let stopped = guard.core.why_stopped(id).filter(|_| !guard.core.has_message(id));
         if let Some(error) = stopped {
             drop(guard);
@@ -154,7 +153,6 @@ where
         polled
     }
 
-    /// Waits for room if the queue is full.
     #[cold]
     #[inline(never)]
     fn refused(
@@ -165,7 +163,7 @@ where
     ) -> Poll<OwnedResult<S::Buffer>> {
         let id = &self.channel.id;
         if guard.core.why_stopped(*id).is_some() && guard.core.has_message(*id) {
-            // Messages that arrived before are still there.
+            // As in `poll_unposted`.
             let polled = self.poll_posted(guard, waker);
             drop(refused);
             return polled;
@@ -181,7 +179,6 @@ where
         self.poll_posted(guard, waker)
     }
 
-    /// Takes the message, if there is one.
     #[inline(never)]
     fn take(&mut self, place: u32, waker: &Waker) -> Poll<OwnedResult<S::Buffer>> {
         let AsyncChannel { share, id, .. } = self.channel;
@@ -256,7 +253,6 @@ where
         Poll::Ready(result_of(message, stopped, failed))
     }
 
-    /// Posts its receive if the queue has room by now.
     fn post_held(&mut self, guard: &mut Guard<'_, S>) {
         if let Some(request) = self.request.take() {
             self.post_held_request(guard, request);
@@ -288,7 +284,6 @@ where
 {
     type Output = OwnedResult<S::Buffer>;
 
-    // As for `AsyncOperation`.
     #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.stage {
@@ -308,7 +303,7 @@ impl<D, S: Share> Drop for AsyncReceive<'_, D, S> {
     }
 }
 
-/// Leaves the line. The next task gets its receive, if posted.
+/// The next task gets its receive, if posted.
 #[cold]
 #[inline(never)]
 fn give_up<S: Share>(channel: &AsyncChannel<S>, place: u32, is_held: bool) {

@@ -127,7 +127,7 @@ pub(super) mod sealed {
 #[must_use]
 pub struct PreparedAsyncChannel<S: Share = Locked<PooledBuffer>> {
     share: S,
-    /// `None` once it is connected.
+    /// `None` once connected.
     detached: Option<Detached<'static>>,
 }
 
@@ -139,7 +139,7 @@ impl<S: Share> PreparedAsyncChannel<S> {
         guard.unlock();
         match placed {
             Ok(detached) => Ok(Self { share: share.clone(), detached: Some(detached) }),
-            // This destroys the queue pair.
+            // Destroys the queue pair, outside the lock.
             Err(failed) => Err(failed.error),
         }
     }
@@ -217,7 +217,6 @@ impl<S: Share> PreparedAsyncChannel<S> {
         done
     }
 
-    /// The posted receives have ended.
     fn forget(&mut self) {
         let id = self.detached_mut().id;
         let mut guard = self.share.lock();
@@ -269,7 +268,6 @@ impl<S: Share> PreparedAsyncChannel<S> {
         self.exchange(Role::Accepts, stream, private_data)
     }
 
-    /// Hands the channel to the reactor.
     fn attach(mut self, is_connected: bool) -> AsyncChannel<S> {
         let number = self.endpoint().num();
         let detached = self.detached.take().expect("not connected");
@@ -297,7 +295,7 @@ type Connected<S> =
 
 impl<S: Share> Handshake for PreparedAsyncChannel<S> {
     type Connected = AsyncChannel<S>;
-    /// The channel is attached once the peer has connected too.
+    /// Attached once the peer has connected too.
     type Shaken = Self;
 
     fn endpoint(&self) -> QueuePairEndpoint {

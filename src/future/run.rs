@@ -103,12 +103,10 @@ impl<S: Share> Reactor<S> {
             self.arm()?;
             running.armed = true;
         }
-        // Lets other tasks run.
         cx.waker().wake_by_ref();
         Poll::Pending
     }
 
-    /// Returns whether the reactor was stopped.
     fn set_runner(&self, cx: &TaskContext<'_>) -> bool {
         let guard = self.share.lock();
         let is_same = guard.runner.as_ref().is_some_and(|own| own.will_wake(cx.waker()));
@@ -151,7 +149,7 @@ impl<S: Share> Reactor<S> {
     {
         let reactor = Arc::new(self);
         let spawned = Spawned(reactor.clone());
-        // The task owns `spawned` even if it never runs.
+        // Moved now, so that it is dropped even if the task never runs.
         let task = Some(tokio::spawn(async move { spawned.0.run_on_tokio().await }));
         SpawnedReactor { reactor, task, ended: Ok(()) }
     }
@@ -234,7 +232,7 @@ const TASK_GONE: Error = Error::with_reason(
     "the task of spawn_on_tokio has ended, with its runtime or by the panic of a waker",
 );
 
-/// What the task of [`spawn_on_tokio`](Reactor::spawn_on_tokio) owns. It stops the reactor however the task ends.
+/// Stops the reactor however the spawned task ends.
 #[cfg(feature = "tokio")]
 struct Spawned<S: Share>(Arc<Reactor<S>>);
 
@@ -266,12 +264,12 @@ impl<S: Share> Drop for Runner<'_, S> {
 /// The most turns without a completion before the reactor sleeps, if its [`spin`](Reactor::spin) adapts.
 const MOST: u32 = 64;
 
-/// After how many sleeps without spinning the reactor tries to spin again: the least, doubled each time that it does
-/// not help, and the most.
+/// Sleeps before the reactor tries to spin again: the least, doubled each time that spinning does not help, and the
+/// most.
 const SLEEPS: [u32; 2] = [16, 1024];
 
-/// The same, after the scheduler took the processor from a spinning reactor. A sleeper gets a processor when it is
-/// woken; one that has spun waits some milliseconds for its turn.
+/// The same, after the scheduler took the processor from a spinning reactor. A sleeper gets a processor when woken; one
+/// that has spun waits some milliseconds for its turn.
 const SLEEPS_WHEN_CROWDED: u32 = 65_536;
 
 /// Longer than [`MOST`] turns take on a processor of their own.
@@ -281,16 +279,16 @@ const ASLEEP: u32 = u32::MAX;
 
 struct Running {
     now: fn() -> Instant,
-    /// Turns in a row that found nothing, or [`ASLEEP`].
+    /// Idle turns in a row, or [`ASLEEP`].
     idle: u32,
     /// When the first of them was, if `spin` adapts.
     since: Instant,
-    /// How many such turns it makes before it sleeps, if `spin` adapts.
+    /// The most idle turns before it sleeps, if `spin` adapts.
     limit: u32,
-    /// How many sleeps are to begin with a limit of 0, and how many have.
+    /// How many sleeps begin with a limit of 0, and how many have.
     pause: u32,
     sleeps: u32,
-    /// Whether the queue was armed since a turn last found something.
+    /// No turn has found anything since the queue was armed.
     armed: bool,
     woken: bool,
 }
@@ -310,7 +308,6 @@ impl Running {
         }
     }
 
-    /// Whether to make another turn after one that found nothing.
     fn spins(&mut self, spin: Option<u32>) -> bool {
         let spins = self.idle < spin.unwrap_or(self.limit);
         if spins {
@@ -348,7 +345,7 @@ impl Running {
         self.idle = ASLEEP;
     }
 
-    /// A spin has ended. If something else had the processor meanwhile, the reactor does not spin for a long time.
+    /// If something else had the processor during the spin, the reactor does not spin for a long time.
     fn backs_off(&mut self) -> bool {
         let crowded = (self.now)().saturating_duration_since(self.since) > CROWDED;
         if crowded {
@@ -401,10 +398,9 @@ mod tests {
             sleeps
         };
         assert_eq!(sleeps(&mut running), 15, "it tries again");
-        // It tries later each time that spinning does not help.
         let pauses = [(); 8].map(|()| sleeps(&mut running));
         assert_eq!(pauses, [31, 63, 127, 255, 511, 1023, 1023, 1023]);
-        // It helps: the next completion always comes after three turns.
+        // The next completion always comes after three turns.
         for _ in 0..100 {
             running.found();
             running.idle = 3;
@@ -432,7 +428,7 @@ mod tests {
             assert!(running.spins(None));
             PASSED.set(PASSED.get() + CROWDED + Duration::from_nanos(1));
         };
-        // It has found what it waited for, late.
+        // It found its completion, late.
         let mut running = Running::new(now);
         lose(&mut running);
         running.found();

@@ -40,15 +40,15 @@ pub struct State<B> {
     pub(super) core: Loop<'static, B>,
     pub(super) is_stopped: bool,
     pub(super) runner: Option<Waker>,
-    /// When the reactor must look at the clock although nothing completes.
+    /// When to look at the clock although nothing completes.
     pub(super) alarm: Option<Instant>,
     pub(super) timer: Arc<Timer>,
     pub(super) watch: Watch,
     /// When the kernel was last asked about the device, or first should have been.
     pub(super) device_checked: Option<Instant>,
-    /// When to check the connections, on a device that completes nothing when they end.
+    /// When to check the connections; set only on iWARP.
     pub(super) next_check: Option<Instant>,
-    /// An empty list with room for wakers, unless a thread that wakes tasks has it.
+    /// Room for wakers, unless a thread that wakes tasks has it.
     spare: Option<Box<Due>>,
 }
 
@@ -66,7 +66,6 @@ impl<B> State<B> {
         }
     }
 
-    /// Makes the descriptor readable at this time, or earlier.
     #[cold]
     pub(super) fn set_alarm(&mut self, at: Instant) {
         if self.alarm.is_none_or(|set| at < set) {
@@ -78,11 +77,11 @@ impl<B> State<B> {
 
 debug! { impl[B] State<B>, self, core: self.core, .. }
 
-/// Borrows the loop. Its drop does what is due: it wakes tasks, stops channels on which a post has failed, drops
-/// buffers that no task asks for, and emits the events for `tracing`.
+/// Borrows the loop. Its drop wakes tasks, stops channels on which a post has failed, drops buffers that no task asks
+/// for, and emits the events for `tracing`.
 pub(super) struct Guard<'a, S: Share> {
     share: &'a S,
-    /// `None` after [`end`](Self::end).
+    /// Taken by [`end`](Self::end).
     state: ManuallyDrop<S::State<'a>>,
     events: ManuallyDrop<trace::Hold>,
 }
@@ -98,18 +97,16 @@ pub(super) trait Lock: Share {
 impl<S: Share> Lock for S {}
 
 impl<S: Share> Guard<'_, S> {
-    /// Gives the loop back when nothing is due, or when another guard that is dropped later does what is due.
+    /// For when nothing is due, or a later guard does it.
     #[inline(always)]
     pub(super) fn unlock(self) {
         // SAFETY: `self` is consumed and its drop does not run, so this is the only call.
         unsafe { ManuallyDrop::new(self).end() }
     }
 
-    /// Gives the loop back.
-    ///
     /// # Safety
     ///
-    /// It is called once, and nothing uses the guard afterwards.
+    /// Called once, and nothing uses the guard afterwards.
     #[inline(always)]
     unsafe fn end(&mut self) {
         // SAFETY: the caller ends it once, so the state was not taken before.
@@ -137,7 +134,7 @@ impl<S: Share> DerefMut for Guard<'_, S> {
 }
 
 impl<S: Share> Drop for Guard<'_, S> {
-    /// A waker that panics does so here, unless something has panicked already.
+    /// A waker's panic goes on from here, unless the thread unwinds already.
     #[inline(always)]
     fn drop(&mut self) {
         if self.core.deferred().is_empty() {
@@ -177,7 +174,6 @@ impl<S: Share> Guard<'_, S> {
     }
 }
 
-/// Does what is due: all at once, or one by one without memory for the list.
 #[inline(never)]
 fn wake_all<S: Share>(share: &S, due: Option<Box<Due>>) {
     if due.is_none() {
@@ -259,7 +255,7 @@ impl<B: Send + 'static> sealed::Share<B> for Locked<B> {
     }
 }
 
-/// The rest of what is due. It is done even when a waker has panicked.
+/// Done even when a waker has panicked.
 struct Rest<'a, S: Share> {
     share: &'a S,
     due: Option<Box<Due>>,
@@ -283,8 +279,8 @@ impl<S: Share> Drop for Rest<'_, S> {
     }
 }
 
-/// [`wake_all`] one by one: without memory, while others wake tasks, and for buffers that no task asks for. Returns
-/// their panics.
+/// [`wake_all`] one by one: without memory for the list, while others wake tasks, and for buffers that no task asks
+/// for.
 #[cold]
 #[inline(never)]
 fn release_left<S: Share>(share: &S) -> Panics {
@@ -304,12 +300,11 @@ fn release_left<S: Share>(share: &S) -> Panics {
     }
 }
 
-/// Gives the loop back in a drop: panics end here.
+/// For drops: panics end here.
 pub(super) fn release_quietly<S: Share>(guard: Guard<'_, S>) {
     let _ = catch(|| drop(guard));
 }
 
-/// Stops a channel on which a post has failed, or has the device flush it.
 #[cold]
 fn end_failed<S: Share>(share: &S, channel: ChannelId, error: Option<TransportError>) {
     if let Some(error) = error {
@@ -333,7 +328,7 @@ pub(super) fn stop<S: Share>(share: &S, channel: ChannelId, error: TransportErro
     put_back(share, closed, Some(is_reset));
 }
 
-/// Puts a channel back that was taken out. If it was closed, with or without a reset, its operations in flight end.
+/// `is_reset` is set if the channel was closed: then its operations in flight end.
 pub(super) fn put_back<S: Share>(share: &S, detached: Detached<'static>, is_reset: Option<bool>) {
     let id = detached.id;
     let mut guard = share.lock();

@@ -10,7 +10,6 @@ use std::time::Instant;
 use crate::device::event_file::{self, descriptor};
 use crate::error::Result;
 
-/// A timer of the kernel, and the file that a reactor sleeps on.
 pub(super) struct Timer {
     timer: OwnedFd,
     /// An epoll instance: readable when the timer or the completion queue's file is.
@@ -35,20 +34,19 @@ impl Timer {
         self.ready.as_fd()
     }
 
-    /// Makes the timer readable at `at`, and not before, or never.
+    /// Not readable before `at`, nor ever for `None`.
     pub(super) fn set(&self, at: Option<Instant>) {
         let nothing = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         let left = at.map_or(nothing, |at| {
             // Zero would stop the timer.
             let left = at.saturating_duration_since(Instant::now());
             let nanos = libc::c_long::from(left.subsec_nanos().cast_signed());
-            // 68 years at most.
             let seconds = i32::try_from(left.as_secs()).unwrap_or(i32::MAX).into();
             let nanos = if seconds == 0 { nanos.max(1) } else { nanos };
             libc::timespec { tv_sec: seconds, tv_nsec: nanos }
         });
         let value = crate::linux::itimerspec { it_interval: nothing, it_value: left };
-        // SAFETY: the descriptor is open, and the value is valid, so this does not fail.
+        // SAFETY: the descriptor is open and the value valid, so this does not fail.
         unsafe {
             crate::linux::timerfd_settime(self.timer.as_raw_fd(), 0, &value, ptr::null_mut())
         };

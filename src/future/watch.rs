@@ -14,14 +14,13 @@ mod watching {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     static ALL: Mutex<Vec<Weak<Watched>>> = Mutex::new(Vec::new());
 
-    /// What the watching thread knows of a reactor.
     #[derive(Default, Debug)]
     struct Watched {
         waiting: AtomicUsize,
-        /// It was armed, no turn has found anything since, and the task that armed it still exists.
+        /// Armed, no turn has found anything since, and the task that armed it still exists.
         sleeps: AtomicBool,
         is_told: AtomicBool,
-        /// Its last turn, or when a future began to wait, in milliseconds.
+        /// Milliseconds: its last turn, or when a future began to wait.
         since: AtomicU64,
     }
 
