@@ -1,7 +1,7 @@
 //! `Debug` of structs that show named values.
 
-/// `debug! { Name<'_>, self, field: self.value(), .. }` implements `Debug` for the struct; `..` says that it has more
-/// than it shows. Type parameters come first, in brackets: `impl[T: Element] Name<'_, T>`.
+/// Implements `Debug`: `debug! { Name<'_>, self, field: self.value(), .. }`. `..` says that the struct has more fields.
+/// Type parameters come first: `impl[T: Element] Name<'_, T>`.
 macro_rules! debug {
     (impl[$($parameter:tt)*] $name:ident $(<$($argument:tt),*>)?, $self:ident,
      $($field:ident: $value:expr),+, ..) => {

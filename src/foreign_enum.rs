@@ -1,10 +1,9 @@
 //! Tables of similar items: typed views of numbers from the kernel, a provider or a peer, and methods that only read or
 //! store a field.
 
-/// Defines an enum over a C enumeration. Every number without a name is `Unknown(n)`, so that none is undefined
-/// behaviour. It converts in both directions without loss.
+/// Defines an enum over a C enumeration. Numbers without a name are `Unknown(n)`, so none is undefined behaviour.
 macro_rules! foreign_enum {
-    // With words for `Display`; other numbers are shown behind `$unknown`.
+    // With words for `Display`.
     (
         $(#[$outer:meta])*
         pub enum $name:ident: $raw:ident($repr:ty), $unknown:literal {
@@ -54,7 +53,6 @@ macro_rules! foreign_enum {
 
 pub(crate) use foreign_enum;
 
-/// The words for the values of an enum with an `Unknown(n)` variant.
 macro_rules! words {
     ($name:ident, $unknown:literal: $($variant:ident, $words:literal;)+) => {
         impl std::fmt::Display for $name {
@@ -70,7 +68,7 @@ macro_rules! words {
 
 pub(crate) use words;
 
-/// Methods that return a field: `getters! { self, name: Type => self.field; }`, or with `const self`.
+/// `getters! { self, name: Type => self.field; }`, or with `const self`.
 macro_rules! getters {
     (const $self:ident, $($(#[$meta:meta])* $name:ident: $type:ty => $value:expr;)+) => {$(
         $(#[$meta])*
@@ -88,8 +86,7 @@ macro_rules! getters {
 
 pub(crate) use getters;
 
-/// Methods of a builder that store a value: `setters! { self, name(value: Type) => self.field = Some(value); }`, or
-/// with `const self`.
+/// `setters! { self, name(value: Type) => self.field = Some(value); }`, or with `const self`.
 macro_rules! setters {
     (const $self:ident, $($(#[$meta:meta])* $name:ident($($value:ident: $type:ty)?) => $store:expr;)+) => {$(
         $(#[$meta])*

@@ -1,6 +1,5 @@
 //! The classes of GIDs, for endpoints and errors.
 
-/// The class of a GID, as far as the endpoint tells.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) enum GidClass {
     /// The peer sent the GID without a class.
@@ -15,7 +14,7 @@ impl GidClass {
     pub(crate) const ALL: [Self; 4] =
         [Self::Unspecified, Self::InfiniBand, Self::RoceV1, Self::RoceV2];
 
-    /// The class's number in every serialised form.
+    /// The number in every serialised form.
     pub(crate) const fn code(self) -> u8 {
         self as u8
     }
@@ -33,7 +32,7 @@ impl GidClass {
         }
     }
 
-    /// Whether packets can go between GIDs of the two classes.
+    /// Whether packets can go between the two classes.
     pub(crate) fn fits(self, other: Self) -> bool {
         self == other || self == Self::Unspecified || other == Self::Unspecified
     }

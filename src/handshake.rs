@@ -45,11 +45,10 @@ pub trait Handshake: Sized {
     #[cfg(feature = "channel")]
     fn finish(shaken: Self::Shaken) -> Self::Connected;
 
-    /// The context and the type of the queue pair.
     #[cfg(feature = "rdmacm")]
     fn place(&self) -> (*mut ffi::ibv_context, QueuePairType);
 
-    /// Converts the object once the connection manager has taken its queue pair to INIT.
+    /// Called once the connection manager has taken the queue pair to INIT.
     #[cfg(feature = "rdmacm")]
     fn into_connected(self) -> Self::Connected;
 }

@@ -22,7 +22,6 @@ pub fn endpoint(
 mod tests {
     use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
-    /// Tries the committed corpus, and changed copies of its members.
     fn try_all(name: &str, property: fn(&[u8])) {
         let corpus = format!("{}/fuzz/corpus/{name}", env!("CARGO_MANIFEST_DIR"));
         let files = std::fs::read_dir(&corpus).unwrap_or_else(|error| panic!("{corpus}: {error}"));

@@ -49,7 +49,6 @@ mod elsewhere {
         pub(crate) it_value: libc::timespec,
     }
 
-    /// Defines functions that fail; `unsafe` as C's.
     macro_rules! missing {
         ($($name:ident($($type:ty),*);)+) => {$(
             pub(crate) unsafe fn $name($(_: $type),*) -> c_int {

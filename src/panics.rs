@@ -8,9 +8,7 @@ use std::mem::ManuallyDrop;
 use std::panic::resume_unwind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// A panic of the program's code.
-///
-/// Dropping this ends the panic, which was printed when it began. The payload is forgotten: its drop may panic again.
+/// Dropping it ends the panic, which was printed when it began. The payload is forgotten: its drop may panic again.
 pub(crate) struct Panic(ManuallyDrop<Box<dyn Any + Send>>);
 
 impl Panic {
@@ -20,15 +18,15 @@ impl Panic {
     }
 }
 
-/// Calls `f` and catches its panic. Afterwards, nothing of ours that `f` could have changed is used.
+/// Afterwards, nothing of ours that `f` could have changed is used.
 pub(crate) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Panic> {
     catch_unwind(AssertUnwindSafe(f)).map_err(|payload| Panic(ManuallyDrop::new(payload)))
 }
 
 /// The first panic of several calls.
 ///
-/// A waker that panics must take no wake-up from other tasks. So its panic is kept here until the others are woken. In
-/// a drop it then ends: a second panic during a panic ends the process.
+/// A waker that panics must take no wake-up from other tasks. So its panic is kept here until the others are woken. A
+/// drop ends it: a second panic during a panic ends the process.
 #[cfg(any(feature = "async", test))]
 #[derive(Default)]
 #[must_use]
@@ -36,7 +34,6 @@ pub(crate) struct Panics(Option<Panic>);
 
 #[cfg(any(feature = "async", test))]
 impl Panics {
-    /// Calls `f`, and keeps its panic.
     pub(crate) fn catch(&mut self, f: impl FnOnce()) {
         if let Err(thrown) = catch(f) {
             self.add(Self(Some(thrown)));
@@ -56,7 +53,6 @@ impl Panics {
         }
     }
 
-    /// Ends the panic, if there is one.
     pub(crate) fn forget(self) {}
 }
 

@@ -54,8 +54,7 @@ enum Inner<'a, P> {
 
 impl<P> Drop for Parent<'_, P> {
     /// Empty, but makes drop check keep the parent alive until the child's destroy verb has run. Dropping a reference
-    /// or an `Arc` is no use of the parent, and the code that destroys the child has no lifetime, so the compiler would
-    /// else allow dropping the parent first.
+    /// or an `Arc` is no use of the parent, so the compiler would else allow dropping the parent first.
     #[inline]
     fn drop(&mut self) {}
 }

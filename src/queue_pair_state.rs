@@ -28,7 +28,7 @@ foreign_enum! {
 }
 
 impl QueuePairType {
-    /// The type before "queue pair", in the text of an error.
+    /// The words before "queue pair" in an error.
     pub(crate) const fn named(self) -> &'static str {
         match self {
             Self::ReliableConnected => "an RC",
@@ -79,7 +79,7 @@ impl QueuePairState {
     ];
 }
 
-/// The mistake in a transition. Small, because an [`Error`](crate::Error) holds it.
+/// Small, because an [`Error`](crate::Error) holds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TransitionError {
     problem: Problem,

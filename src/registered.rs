@@ -34,7 +34,7 @@ mod known {
 
     use crate::ffi;
 
-    /// A protection domain, the same for all parent domains made from it.
+    /// The same for all parent domains made from one domain.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub(crate) struct DomainId {
         context: usize,
@@ -59,14 +59,14 @@ mod known {
         domain: DomainId,
     }
 
-    /// In order of keys, so that a post looks at few.
+    /// Sorted by key, so that a post looks at few.
     static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
 
     fn known() -> MutexGuard<'static, Vec<Known>> {
         KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The region is live. Without memory for its entry, posts do not refuse its memory.
+    /// Without memory for the entry, posts do not refuse the region's memory.
     pub(crate) fn add(region: *mut ffi::ibv_mr) {
         // SAFETY: the callers have a live region, and with it its domain.
         let known_region = unsafe {
@@ -96,7 +96,7 @@ mod known {
         }
     }
 
-    /// Whether a piece is of memory that is registered in another domain, and not in this one.
+    /// Whether a piece is of memory registered in another domain, and not in this one.
     #[inline(never)]
     pub(crate) fn is_foreign(domain: DomainId, list: &[ffi::ibv_sge]) -> bool {
         let known = known();

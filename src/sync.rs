@@ -1,5 +1,5 @@
-//! The locks and flags that threads share, from the standard library. Tests built with `--cfg ibverbs_loom` use loom's,
-//! and run in every order of the threads that a processor's memory allows: see the step "loom" of script/test.
+//! The standard library's locks and flags. Tests built with `--cfg ibverbs_loom` use loom's, and run in every order of
+//! the threads that a processor's memory allows: see the step "loom" of script/test.
 
 #[cfg(all(test, ibverbs_loom))]
 pub(crate) use loom::sync::{
@@ -14,8 +14,8 @@ pub(crate) use std::sync::{
 
 /// Runs `threads` on what `new` returns, in every order, and `check` after each run. Returns the number of runs.
 ///
-/// A thread that could continue is interrupted twice at most, or `LOOM_MAX_PREEMPTIONS` times. That shows nearly all
-/// defects; without a limit there are too many orders. A lost wake-up fails the test, because no thread can continue.
+/// A thread that could continue is interrupted at most twice, or `LOOM_MAX_PREEMPTIONS` times: without a limit there
+/// are too many orders. A lost wake-up fails the test, because no thread can continue.
 #[cfg(all(test, ibverbs_loom))]
 pub(crate) fn in_every_order<W: Send + Sync + 'static, const N: usize>(
     new: fn() -> W,

@@ -46,13 +46,12 @@ mod events {
         }
     }
 
-    /// Runs the program's subscriber and catches its panics: the code after it may have to stop a device that still
-    /// uses a buffer.
+    /// Catches the subscriber's panics: the code after it may have to stop a device that still uses a buffer.
     fn run(event: impl FnOnce()) {
         let _ = panics::catch(event);
     }
 
-    /// Runs the event, or queues it. Only queueing allocates.
+    /// Only queueing allocates.
     fn emit(event: impl FnOnce() + 'static) {
         let mut event = Some(event);
         if HELD.try_with(Cell::get).is_ok_and(|held| held > 0) {

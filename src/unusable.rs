@@ -9,7 +9,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// Where the kernel shows its devices, also those that this process cannot open.
+/// Also has devices that this process cannot open.
 pub(crate) fn devices_folder() -> PathBuf {
     sysfs().join("class/infiniband")
 }
@@ -18,7 +18,7 @@ fn verbs_folder() -> PathBuf {
     sysfs().join("class/infiniband_verbs")
 }
 
-/// Where libibverbs looks, too.
+/// As libibverbs does.
 fn sysfs() -> PathBuf {
     // SAFETY: the functions have no preconditions.
     let is_own = unsafe { libc::getuid() == libc::geteuid() };
@@ -26,7 +26,7 @@ fn sysfs() -> PathBuf {
     path.map_or_else(|| PathBuf::from("/sys"), PathBuf::from)
 }
 
-/// The version of the kernel's interface, if it has devices.
+/// `None` if the kernel has no device.
 pub(crate) fn abi_of_verbs() -> Option<u32> {
     let text = fs::read_to_string(verbs_folder().join("abi_version")).ok()?;
     text.trim().parse().ok().filter(|_| !names(&devices_folder()).is_empty())
@@ -34,7 +34,6 @@ pub(crate) fn abi_of_verbs() -> Option<u32> {
 
 pub(crate) const FILES: &str = "/dev/infiniband";
 
-/// A device of the kernel, and why it is of no use.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unusable {
     device: Name,
@@ -43,12 +42,12 @@ pub(crate) struct Unusable {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Why {
-    /// The module `ib_uverbs` is missing.
+    /// Module `ib_uverbs` is missing.
     NoVerbs,
-    /// The file `uverbs*` of this number is missing, or may not be opened.
+    /// The number of the file `uverbs*`.
     NoFile(u16),
     NotAllowed(u16),
-    /// No provider of this build takes it. The number is its driver's ABI, if the kernel says.
+    /// The driver's ABI, or 0 if the kernel does not tell.
     NoProvider(u16),
     /// This build's provider does not know its driver's ABI.
     Abi(Abi),
@@ -62,10 +61,10 @@ struct Abi {
     high: u16,
 }
 
-/// What libibverbs has said about drivers, by device name.
+/// By device name, from libibverbs.
 static DRIVERS: Mutex<BTreeMap<String, Abi>> = Mutex::new(BTreeMap::new());
 
-/// A driver has an ABI that its provider does not know: see `src/c/messages.c`.
+/// Called for a driver whose ABI its provider does not know: see `src/c/messages.c`.
 ///
 /// # Safety
 ///
@@ -88,7 +87,7 @@ unsafe extern "C" fn ibverbs_bundled_driver_abi(
     drivers.insert(device, abi);
 }
 
-/// The beginning of a name. The kernel's are rarely longer than 16 of their 63 bytes.
+/// The beginning of a name. The kernel's have up to 63 bytes, but rarely more than 16.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Name([u8; 24]);
 
@@ -112,13 +111,12 @@ impl fmt::Display for Name {
 }
 
 impl Unusable {
-    /// The first of the kernel's devices that this process cannot open.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn first() -> Option<Self> {
         names(&devices_folder()).iter().find_map(|device| Self::of(device))
     }
 
-    /// Why this process cannot open the device, if the kernel has it.
+    /// `None` also if the kernel does not have the device.
     pub(crate) fn of(device: &str) -> Option<Self> {
         Self::in_folders(device, &devices_folder(), &verbs_folder(), Path::new(FILES))
     }
@@ -153,7 +151,6 @@ impl Unusable {
         }
     }
 
-    /// Whether only the rights are missing.
     pub(crate) fn is_denied(&self) -> bool {
         matches!(self.why, Why::NotAllowed(_))
     }
@@ -265,7 +262,7 @@ mod tests {
         }
         let mut text = std::ptr::null_mut();
         let mut length = 0;
-        // SAFETY: the pointers are live variables; the format is libibverbs' own, with its arguments, and another one.
+        // SAFETY: the pointers are live variables; the formats match their arguments.
         let printed = unsafe {
             let file = libc::open_memstream(&raw mut text, &raw mut length);
             let format = c"libibverbs: Warning: Driver %s does not support the kernel ABI of %u (supports %u to %u) \

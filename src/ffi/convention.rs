@@ -15,13 +15,12 @@ pub(crate) fn set_errno(errno: c_int) {
     unsafe { *crate::linux::__errno_location() = errno }
 }
 
-/// For verbs that make an object: a pointer, or null with `errno`.
+/// For verbs that return a pointer, or null with `errno`.
 pub(crate) fn object<T>(verb: &'static str, pointer: *mut T) -> Result<NonNull<T>, Error> {
     NonNull::new(pointer).ok_or_else(|| Error::new(verb, errno()))
 }
 
-/// For verbs that return a status: 0 or the errno value. A few providers return the negated value, or -1 with
-/// `errno`.
+/// For verbs that return 0 or the errno value. A few providers return the negated value, or -1 with `errno`.
 #[inline]
 pub(crate) fn status(verb: &'static str, returned: c_int) -> Result<(), Error> {
     if returned == 0 { Ok(()) } else { Err(failed(verb, returned)) }
@@ -46,8 +45,6 @@ pub(crate) unsafe fn new_fd(verb: &'static str, fd: c_int) -> Result<std::os::fd
     Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) })
 }
 
-/// The error for a status that is not 0.
-///
 /// Inlined, so that the compiler sees an error, and a loop around a verb does not check twice.
 #[inline]
 pub(crate) fn failed(verb: &'static str, returned: c_int) -> Error {

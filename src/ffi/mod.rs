@@ -23,7 +23,6 @@ mod convention;
 pub(crate) use convention::new_fd;
 pub(crate) use convention::{count, errno, failed, object, set_errno, status};
 
-/// A module of generated code, without lints.
 macro_rules! generated {
     ($(#[$meta:meta])* mod $module:ident { $($content:tt)+ }) => {
         $(#[$meta])*
@@ -64,7 +63,7 @@ mod elsewhere {
 #[allow(ambiguous_glob_reexports, reason = "see `direct_verbs`")]
 pub use bindings::*;
 
-/// A provider's direct verbs, in a module of their own: bindgen numbers unnamed types from 1 in each header.
+/// Each in a module of its own: bindgen numbers unnamed types from 1 in each header.
 macro_rules! direct_verbs {
     ($($feature:literal: $module:ident, $file:literal;)+) => {$(
         generated! {
@@ -92,14 +91,14 @@ direct_verbs! {
     "mlx5": mlx5dv, "/bindings_mlx5.rs";
 }
 
-/// A statically linked libibverbs knows a provider only if its object file, with the registering constructor,
-/// is linked.
+/// A statically linked libibverbs knows a provider only if its object file, with the registering constructor, is
+/// linked.
 #[cfg(all(not(feature = "system"), target_os = "linux"))]
 mod providers {
     use std::ffi::c_void;
 
     unsafe extern "C" {
-        /// The enabled providers, null-terminated, from `build.rs`.
+        /// Null-terminated, from `build.rs`.
         static ibverbs_bundled_providers: [*const c_void; 1];
     }
 
@@ -141,8 +140,8 @@ pub unsafe fn ibv_post_send(
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: the caller's `qp` is live, so its context is. libibverbs sets every operation of a context, to
-    // a failing default where the provider has none.
+    // SAFETY: the caller's `qp` is live, so its context is. libibverbs sets every operation of a context, to a failing
+    // default where the provider has none.
     unsafe { (*(*qp).context).ops.post_send.unwrap_unchecked()(qp, wr, bad_wr) }
 }
 
@@ -203,7 +202,6 @@ pub(crate) type QueryPkey = unsafe fn(*mut ibv_context, u8, c_int) -> Option<Res
 
 static QUERY_PKEY: OnceLock<QueryPkey> = OnceLock::new();
 
-/// Makes `answer` come before libibverbs.
 pub(crate) fn answer_query_pkey(answer: QueryPkey) {
     QUERY_PKEY.get_or_init(|| answer);
 }
