@@ -1,5 +1,4 @@
-//! Checks that both interfaces get the same of each operation: what `fill` writes to an `ibv_send_wr`, and what `emit`
-//! passes to the functions of `ibv_qp_ex`.
+//! Checks that `fill` and `emit` of each operation pass the same values to both interfaces.
 
 use std::cell::Cell;
 
@@ -10,7 +9,7 @@ use crate::ffi::ibv_wr_opcode as Opcode;
 use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair::FlushPlacement;
 
-/// A value for each type of field in the table. Values that could be mixed up differ.
+/// A value for each type of field in the table. Values of different fields differ.
 pub(super) trait Sample {
     fn sample(at: u64) -> Self;
 }
@@ -36,7 +35,7 @@ sample! {
     Invalidate = |_at| Invalidate(0x0bad_cafe);
 }
 
-/// What both interfaces get: the opcode, the peer's memory, the numbers of an atomic, and the immediate or key.
+/// The opcode, the peer's memory with the numbers of an atomic, and the immediate or key.
 type Said = (Opcode, [u64; 4], u32);
 
 thread_local! {
@@ -58,7 +57,6 @@ macro_rules! functions {
     )+};
 }
 
-/// A queue pair that notes its arguments.
 fn noting() -> ffi::ibv_qp_ex {
     let mut queue_pair = ffi::ibv_qp_ex::default();
     functions! { queue_pair:
@@ -74,10 +72,10 @@ fn noting() -> ffi::ibv_qp_ex {
             IBV_WR_ATOMIC_CMP_AND_SWP [rkey.into(), to, compare, swap], 0;
         wr_atomic_fetch_add(rkey: u32, to: u64, add: u64) =
             IBV_WR_ATOMIC_FETCH_AND_ADD [rkey.into(), to, add, 0], 0;
-        // Only the extended interface has the value.
+        // `ibv_send_wr` has no value.
         wr_atomic_write(rkey: u32, to: u64, value: *const std::ffi::c_void) =
             IBV_WR_ATOMIC_WRITE [rkey.into(), to, 0, 0], u32::from(value.is_null());
-        // Nor has `ibv_send_wr` the length and what is flushed.
+        // `ibv_send_wr` has no length, placement and kind.
         wr_flush(rkey: u32, to: u64, length: usize, placement: u8, whole: u8) =
             IBV_WR_FLUSH [rkey.into(), to, 0, 0],
             u32::from((length, placement, whole) != (64, FlushPlacement::PERSISTENT.bits(), 1));
@@ -86,8 +84,7 @@ fn noting() -> ffi::ibv_qp_ex {
 }
 
 fn said_by(request: &ffi::ibv_send_wr) -> Said {
-    // SAFETY: the request was zeroed before it was filled, so each form of the union is initialised. The form read here
-    // is the one that the operation fills, or zeros.
+    // SAFETY: the request was zeroed before it was filled, so each form of the union is initialised.
     let numbers = unsafe {
         match request.opcode {
             Opcode::IBV_WR_ATOMIC_CMP_AND_SWP | Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD => {
@@ -126,7 +123,6 @@ impl Compared {
 fn both_interfaces_say_the_same_of_each_operation_of_the_table() {
     let mut compared = Compared::default();
     super::requests::for_each_operation(&mut compared);
-    // Every entry of the table was compared, with its extras.
     let mut opcodes: Vec<_> = compared.0.iter().map(|opcode| opcode.0).collect();
     opcodes.sort_unstable();
     opcodes.dedup();

@@ -1,14 +1,14 @@
-//! Batches of the extended posting interface: many requests with one doorbell, or none of them.
+//! Batches of the extended posting interface.
 //!
-//! C brackets a batch between `ibv_wr_start` and `ibv_wr_complete` or `ibv_wr_abort`. Most providers lock the send
-//! queue in between. A forgotten guard object would block later posts for ever, so [`QueuePair::batch`] calls a
-//! closure, and ends the bracket however that returns.
+//! Most providers lock the send queue between `ibv_wr_start` and `ibv_wr_complete` or `ibv_wr_abort`. A forgotten guard
+//! object would block later posts for ever. So [`QueuePair::batch`] calls a closure, and ends the bracket however that
+//! returns.
 //!
-//! This closes two traps of C. The setters (`ibv_wr_set_sge` ..) change the request that was added last: no method
-//! calls a setter alone. A function that a provider lacks is a null pointer: each request is first checked against the
-//! queue pair's set of functions, stored when it was built.
+//! Two traps of C are closed. The setters (`ibv_wr_set_sge` ..) change the request that was added last: no method calls
+//! a setter alone. A function that a provider lacks is a null pointer: each request is checked against the queue pair's
+//! set of functions.
 //!
-//! Without the interface a batch has no functions: its requests go to its [`Collector`].
+//! Without the interface, requests go to the batch's [`Collector`].
 
 use std::marker::PhantomData;
 use std::{mem, ptr};
@@ -26,9 +26,8 @@ use crate::queue_pair_state::QueuePairType;
 
 /// Requests that are posted together: see [`QueuePair::batch`].
 pub struct Batch<'q, T = Rc> {
-    /// Null if there is a collector.
     raw: *mut ffi::ibv_qp_ex,
-    /// The functions that the queue pair has: none if there is a collector.
+    /// None if there is a collector, and then `raw` is null.
     available: u64,
     flags: u32,
     max_sge: u32,
@@ -50,8 +49,6 @@ impl Drop for Abort {
 }
 
 impl<T: Transport> Batch<'_, T> {
-    /// Posts the requests that `build` adds.
-    ///
     /// # Safety
     ///
     /// Nothing else posts sends to `queue_pair` meanwhile, and the caller keeps the contract of
@@ -69,7 +66,7 @@ impl<T: Transport> Batch<'_, T> {
                 (ptr::null_mut(), 0)
             }
         };
-        // One call of `build` for both cases, so that the compiler inlines it.
+        // One call of `build` for both cases: the compiler inlines it.
         let mut batch = Batch::<'_, T> {
             raw,
             available,
@@ -191,7 +188,7 @@ impl<T: Transport> Batch<'_, T> {
         Ok(())
     }
 
-    /// `ibv_wr_bind_mw`: binds a type 2 memory window to a part of a region, under a new rkey. The flags are C's.
+    /// `ibv_wr_bind_mw`. The flags are C's.
     ///
     /// # Safety
     ///
@@ -254,7 +251,6 @@ impl<T: Transport> Batch<'_, T> {
             let (what, count) = ("the number of pieces", pieces.len() as u64);
             return Err(Error::out_of_range(VERB, what, count, 1, most.into()));
         };
-        // The list is a part of the request.
         self.begin(wr_id, SIGNALED | INLINE);
         // SAFETY: the queue pair is live, in a batch, and has the function, so it is one of mlx5. The caller vouches
         // for key and pieces, which are only read.
@@ -270,7 +266,7 @@ impl<T: Transport> Batch<'_, T> {
     fn begin(&mut self, wr_id: u64, flags: u32) {
         // SAFETY: the queue pair is live, and nothing else accesses it during a batch.
         unsafe { (*self.raw).wr_id = wr_id };
-        // Most batches use the same flags throughout, and then the compiler stores them only once.
+        // Most batches keep the same flags, and the compiler then stores them once.
         if self.flags != flags {
             self.flags = flags;
             // SAFETY: as above.
@@ -279,8 +275,7 @@ impl<T: Transport> Batch<'_, T> {
     }
 }
 
-/// Adds a request for which the queue pair lacks functions of the extended interface. Without a reference to the batch,
-/// which would keep the batch in memory.
+/// Adds a request whose functions the queue pair lacks. A reference to the batch would keep it in memory.
 #[cold]
 #[inline(never)]
 fn add_otherwise<K: Kind>(
@@ -339,8 +334,6 @@ fn different_lengths() -> Error {
     Error::with_reason("ibv_wr_set_sge_list", libc::EOPNOTSUPP, reason)
 }
 
-/// Sets the data of the request that was just added.
-///
 /// # Safety
 ///
 /// The queue pair is live, in a batch, and has the function. The bytes can be read.
@@ -353,8 +346,7 @@ unsafe fn set_inline(raw: *mut ffi::ibv_qp_ex, bytes: &ffi::ibv_sge) {
     }
 }
 
-/// As [`set_inline`], for several pieces. `ibv_wr_set_inline_data_list` is not used: rxe sends nothing with it before
-/// rdma-core 64.
+/// `ibv_wr_set_inline_data_list` is not used: rxe sends nothing with it before rdma-core 64.
 ///
 /// # Safety
 ///
@@ -366,7 +358,7 @@ unsafe fn set_inline_list(raw: *mut ffi::ibv_qp_ex, list: &[ffi::ibv_sge]) {
         // SAFETY: the caller vouches for the bytes.
         unsafe { std::slice::from_raw_parts(bytes, piece.length as usize) }
     });
-    // All inline data fits there: `check` has compared it with the queue pair's limit, and no device has a higher one.
+    // It fits: `check` has compared the length with the queue pair's limit, and no device has a higher one.
     if let Ok(mut gathered) = Gathered::new(pieces) {
         for bytes in gathered.as_mut() {
             // SAFETY: the caller vouches for the queue pair; the bytes are here.

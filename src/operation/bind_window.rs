@@ -1,5 +1,3 @@
-//! Requests that bind and invalidate memory windows, and the memory that a window is bound to.
-
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::sync::Arc;
@@ -24,7 +22,6 @@ use crate::queue_pair_state::QueuePairType;
 /// Sealed: [`SharedMemoryRegion`](crate::SharedMemoryRegion) and [`RawMemoryRegion`](crate::memory::RawMemoryRegion)
 /// have it.
 pub trait WindowMemory: private::Sealed + Leak + Send + Sync {
-    /// The region, its access flags, and the address and length in bytes of `range`.
     #[doc(hidden)]
     fn window(&self, range: impl RangeBounds<usize>) -> Result<WindowPart>;
 }
@@ -183,13 +180,11 @@ fn check(window: &MemoryWindow<'_>, info: &ffi::ibv_mw_bind_info) -> Result<()> 
     Ok(())
 }
 
-/// The rkey that the next binding gives a type 2 window.
 fn next_rkey(window: &MemoryWindow<'_>) -> u32 {
     // SAFETY: it only computes.
     unsafe { ffi::ibv_inc_rkey(window.rkey()) }
 }
 
-/// Holds the region of a posted binding, and returns the memory that the peer can access.
 fn posted<'w>(window: &mut MemoryWindow<'w>, binding: WindowBinding<'w>) -> RemoteMemoryRegion {
     window.hold(binding.shared);
     let zero_based = AccessFlags::ZERO_BASED.bits() & binding.info.mw_access_flags != 0;

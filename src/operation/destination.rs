@@ -1,5 +1,4 @@
-//! Where requests go on queue pairs without a fixed peer, and the checks of the peer's memory: its bounds, and the size
-//! and alignment of atomics.
+//! Destinations of requests, and checks of the peer's memory.
 
 use super::sealed::{AddedOn, Kind, Post, Posted, PostedOn, Request};
 use super::{Adds, Posts};
@@ -32,7 +31,7 @@ pub(super) mod sealed {
     use super::*;
 
     pub trait Destination: Copy {
-        /// The function that sets it.
+        /// The bit of the setter in the extended interface.
         fn function(&self) -> u64;
 
         /// # Errors
@@ -40,15 +39,11 @@ pub(super) mod sealed {
         ///  - `EINVAL`: the number has more than 24 bits.
         fn check(&self) -> Result<()>;
 
-        /// Writes it to the request.
-        ///
         /// # Safety
         ///
         /// The pointer is to a request, which may be uninitialised.
         unsafe fn fill(&self, request: *mut ffi::ibv_send_wr);
 
-        /// Sets the destination of the request that was just added.
-        ///
         /// # Safety
         ///
         /// As for `Kind::emit`, with [`function`](Self::function).
@@ -212,7 +207,7 @@ impl sealed::Destination for DcPeer<'_> {
 
     #[inline(always)]
     unsafe fn fill(&self, _: *mut ffi::ibv_send_wr) {
-        // `ibv_send_wr` has no such destination. A DC initiator always has the extended interface.
+        // No such field: a DC initiator always has the extended interface.
     }
 
     #[inline]
@@ -351,10 +346,9 @@ impl Addressed<DcPeer<'_>> for Dci {}
 
 const VERB: &str = "ibv_post_send";
 
-/// The length of an atomic in bytes, on both sides.
+/// In bytes, on both sides.
 const ATOMIC: u64 = 8;
 
-/// Checks that the peer's memory has room for `length` bytes.
 #[inline]
 pub(crate) fn check_remote(remote: &RemoteMemoryRegion, length: u64) -> Result<()> {
     if length > remote.length() {
@@ -369,7 +363,6 @@ fn too_small(remote: &RemoteMemoryRegion, length: u64) -> Error {
     Error::out_of_range(VERB, what, length, 0, remote.length())
 }
 
-/// Checks that an atomic can access the peer's memory (8 bytes, aligned) and return `local` bytes.
 #[inline]
 pub(crate) fn check_atomic(remote: &RemoteMemoryRegion, local: u64) -> Result<()> {
     if local != ATOMIC || remote.length() < ATOMIC || !remote.address().is_multiple_of(ATOMIC) {
@@ -390,7 +383,6 @@ fn not_atomic(remote: &RemoteMemoryRegion, local: u64) -> Error {
     }
 }
 
-/// The peer's memory in C's struct of a read or write.
 #[inline]
 pub(crate) fn rdma(remote: &RemoteMemoryRegion) -> ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
     ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
@@ -399,7 +391,6 @@ pub(crate) fn rdma(remote: &RemoteMemoryRegion) -> ffi::ibv_send_wr__bindgen_ty_
     }
 }
 
-/// The peer's memory in C's struct of an atomic.
 #[inline]
 pub(crate) fn atomic(
     remote: &RemoteMemoryRegion,

@@ -1,4 +1,4 @@
-//! From requests to C's structures, and to lists that a provider takes piece by piece.
+//! Requests in C's form, and batches without the extended interface.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -18,7 +18,7 @@ use crate::queue_pair::{
 };
 use crate::queue_pair_state::QueuePairType;
 
-/// The C struct of a request, without empty pieces. Fields that the opcode does not have stay uninitialised: zeroing
+/// The C struct of a request, without empty pieces. Fields that the opcode does not use stay uninitialised: zeroing
 /// them would dominate the cost.
 #[inline(always)]
 pub(crate) fn encode<K: Kind>(
@@ -32,8 +32,6 @@ pub(crate) fn encode<K: Kind>(
     request
 }
 
-/// [`encode`] in place.
-///
 /// # Safety
 ///
 /// `request` points to a request, which may be uninitialised.
@@ -60,7 +58,6 @@ pub(crate) unsafe fn encode_at<K: Kind>(
     }
 }
 
-/// Checks a request of the send queue before it is posted, on any queue pair.
 #[inline(always)]
 pub(crate) fn check<K: Kind>(
     limits: &MessageLimits,
@@ -84,7 +81,7 @@ pub(crate) const fn is_read<K: Kind>() -> bool {
     matches!(K::OPCODE, ffi::ibv_wr_opcode::IBV_WR_RDMA_READ)
 }
 
-/// Checks that a receive of several pieces is not longer than a message. The device checks a single piece.
+/// The device checks a single piece itself.
 #[inline(always)]
 pub(crate) fn check_receive(limits: &MessageLimits, list: &[ffi::ibv_sge]) -> Result<()> {
     if list.len() > 1 && total(list) > MAX_MESSAGE_LENGTH {
@@ -121,7 +118,7 @@ impl<K: Posted> Post for K {
         list: &mut [ffi::ibv_sge],
     ) -> c_int {
         let mut request = encode(&self, wr_id, list);
-        // Only a list needs to know where the verb stopped. Leaving this uninitialised avoids clearing it.
+        // Left uninitialised: only a list needs to know where the verb stopped.
         let mut bad = MaybeUninit::uninit();
         // SAFETY: the caller vouches for queue pair and memory; the request is well-formed; `bad` is writable.
         unsafe { ffi::ibv_post_send(queue_pair, request.as_mut_ptr(), bad.as_mut_ptr()) }
@@ -234,11 +231,10 @@ impl Kind for SegmentedSend<'_> {
     }
 }
 
-// A batch on a queue pair without the extended posting interface: collects the requests, and posts them as a list.
+// Batches without the extended interface: requests are collected, and posted as a list.
 
 const VERB: &str = "ibv_post_send";
 
-/// The operations of `ibv_post_send`, which such a batch can do.
 const OPERATIONS: SendOperations = SendOperations::WRITE
     .union(SendOperations::WRITE_WITH_IMMEDIATE)
     .union(SendOperations::SEND)
@@ -250,14 +246,13 @@ const OPERATIONS: SendOperations = SendOperations::WRITE
     .union(SendOperations::LOCAL_INVALIDATE)
     .union(SendOperations::BIND_MEMORY_WINDOW);
 
-/// The data of a collected request: a range, since the vectors may move until all requests are there.
+/// The data of a collected request: a range, since the vectors grow.
 enum Data {
     Elements(Range<usize>),
     Inline(Range<usize>),
 }
 
 pub(super) struct Collector {
-    /// The functions of the extended interface for which it collects requests.
     available: u64,
     requests: Vec<ffi::ibv_send_wr>,
     data: Vec<Data>,
@@ -284,7 +279,6 @@ impl Collector {
         self.available
     }
 
-    /// Adds a request that was checked.
     pub(super) fn add<K: Kind>(
         &mut self,
         kind: &K,
@@ -330,8 +324,6 @@ impl Collector {
         Ok(())
     }
 
-    /// Posts all requests.
-    ///
     /// # Safety
     ///
     /// Nothing else posts sends to the queue pair meanwhile, and the caller keeps the contract of posting.
@@ -366,8 +358,7 @@ impl Collector {
         let mut bad = ptr::null_mut();
         // SAFETY: the list and its elements live until the call returns; the caller vouches for the rest.
         let returned = unsafe { ffi::ibv_post_send(queue_pair.as_raw(), first, &mut bad) };
-        // If siw posts a part of a list and refuses the rest, it returns 0, but names the first request that it
-        // refused.
+        // siw returns 0 when it posts a part of a list, but names the first refused request.
         if returned == 0 && bad.is_null() {
             return Ok(());
         }
@@ -377,10 +368,10 @@ impl Collector {
     }
 }
 
-/// The functions of the extended interface that a batch of the queue pair can use.
+/// The operations that a batch of the queue pair can use, as bits of the extended interface.
 fn functions(queue_pair: &QueuePair<'_, QueuePairType>) -> u64 {
     let kind = queue_pair.queue_pair_type();
-    // A DC initiator always has the interface. SRD reads and writes only by it.
+    // A DC initiator always has the interface; SRD has reads and writes only there.
     let (operations, datagrams) = if queue_pair.is_srd() {
         (SendOperations::SEND | SendOperations::SEND_WITH_IMMEDIATE, true)
     } else {

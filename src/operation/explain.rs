@@ -1,5 +1,5 @@
-//! Why a post was refused. Providers report the same mistake in different ways, so a request that failed is compared
-//! with the queue pair.
+//! Why a post was refused. Providers report the same mistake differently, so the request is compared with the queue
+//! pair.
 
 use std::ffi::c_int;
 
@@ -12,7 +12,6 @@ use crate::queue_pair_state::{QueuePairState, QueuePairType};
 const SEND: &str = "ibv_post_send";
 const RECEIVE: &str = "ibv_post_recv";
 
-/// The error for the return value of posting `request`.
 #[cold]
 pub(super) fn explain_request(
     queue_pair: &QueuePair<'_, QueuePairType>,
@@ -24,8 +23,8 @@ pub(super) fn explain_request(
     explain_send(queue_pair, elements, request.send_flags, returned)
 }
 
-/// The error for the return value of posting a request with these elements and flags: names the limit that it exceeds,
-/// or the state that does not allow it. 0 is a refusal without a value.
+/// Names the limit that the request exceeds, or the state that does not allow it. `returned` 0: a refusal without a
+/// value.
 #[cold]
 pub(crate) fn explain_send(
     queue_pair: &QueuePair<'_, QueuePairType>,
@@ -72,10 +71,9 @@ pub(crate) fn explain_receive(
     explain_state(queue_pair, ffi::failed(RECEIVE, returned))
 }
 
-/// Adds what the queue pair's depth and state say to the error of a post.
 fn explain_state(queue_pair: &QueuePair<'_, QueuePairType>, error: Error) -> Error {
     let errno = error.errno();
-    // What providers return for a wrong state and for a full queue.
+    // Providers return these for a wrong state and for a full queue.
     if !matches!(errno, libc::EINVAL | libc::ENOMEM | libc::ENOSPC) {
         return error;
     }
@@ -100,8 +98,6 @@ fn explain_state(queue_pair: &QueuePair<'_, QueuePairType>, error: Error) -> Err
     }
 }
 
-/// The list that a request was made from.
-///
 /// # Safety
 ///
 /// `sg_list` and `num_sge` are those of a slice that is still borrowed.

@@ -30,8 +30,7 @@ macro_rules! half {
             whole: PhantomData<&'q mut ()>,
         }
 
-        // SAFETY: any thread may use a queue pair, and two threads its two queues: providers lock each queue
-        // separately.
+        // SAFETY: any thread may use a queue pair, and two its two queues: providers lock each separately.
         unsafe impl<T: Transport> Send for $half<'_, '_, T> {}
         // SAFETY: as above; methods that post take `&mut self`.
         unsafe impl<T: Transport> Sync for $half<'_, '_, T> {}
@@ -232,15 +231,11 @@ pub(super) mod sealed {
         const SEND: Opcode;
         const EXTENDED_SEND: Extended;
 
-        /// Writes it to the request.
-        ///
         /// # Safety
         ///
         /// The pointer is to a request, which may be uninitialised.
         unsafe fn fill(self, request: *mut ffi::ibv_send_wr);
 
-        /// Adds a send to a batch.
-        ///
         /// # Safety
         ///
         /// As for `Kind::emit`.
@@ -251,8 +246,6 @@ pub(super) mod sealed {
         const WRITE: Opcode;
         const EXTENDED_WRITE: Extended;
 
-        /// Adds a write to a batch.
-        ///
         /// # Safety
         ///
         /// As for `Kind::emit`.

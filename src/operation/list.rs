@@ -1,5 +1,3 @@
-//! Lists of work requests: many requests with one call, and one doorbell.
-
 use std::marker::PhantomData;
 use std::{fmt, mem, ptr};
 
@@ -48,9 +46,9 @@ pub struct WorkRequestList<'list, R, T> {
     first: *mut Prepared<'list, R, T>,
     capacity: usize,
     len: usize,
-    /// Whether a request needs a queue pair with a fixed peer.
+    /// A request needs a queue pair with a fixed peer.
     pub(super) needs_peer: bool,
-    /// Whether there is a message that not every port can send.
+    /// A message is longer than every port can send.
     pub(super) has_long: bool,
     entries: PhantomData<&'list mut R>,
 }
@@ -122,10 +120,10 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
     pub fn set_wr_ids(&mut self, first: u64) {
         // SAFETY: the list borrows its entries exclusively, and has at least `len`.
         let entries = unsafe { std::slice::from_raw_parts_mut(self.first, self.len) };
-        // Eight at a time, so that the loop costs next to nothing.
+        // Eight at a time: the loop then costs next to nothing.
         let (eights, rest) = entries.as_chunks_mut::<8>();
-        // `black_box` hides the low bits of the first number. A compiler that knows them makes the other numbers by
-        // `or`, which some processors do in two instructions where an addition takes one.
+        // `black_box` hides the low bits of the first number. A compiler that knows them makes the others by `or`,
+        // which some processors do in two instructions, and an addition in one.
         let mut wr_id = std::hint::black_box(first);
         for eight in eights {
             for (offset, entry) in (0..).zip(eight) {
@@ -161,7 +159,7 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
         entries.iter().map(|entry| entry.length.into()).max().unwrap_or(0)
     }
 
-    /// Checks that no request has memory of another domain, in debug builds.
+    /// In debug builds, checks that no request has memory of another domain.
     ///
     /// # Safety
     ///
@@ -180,14 +178,14 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
         Ok(())
     }
 
-    /// C's form: the first request, and where the verb stores the first request that it did not post.
+    /// The first request, and where the verb stores the first one that it did not post.
     #[inline]
     pub(super) fn as_raw(&mut self) -> (*mut R, *mut *mut R) {
         // SAFETY: a list has at least one entry, which it borrows.
         unsafe { (&raw mut (*self.first).raw, &raw mut (*self.first).bad) }
     }
 
-    /// The number of posted requests, and the request at which the verb stopped.
+    /// The number of posted requests, and the one at which the verb stopped.
     #[inline]
     pub(super) fn failed(&mut self) -> (usize, &R) {
         // SAFETY: the list borrows at least that many entries.
@@ -207,8 +205,6 @@ fn no_index(verb: &'static str, index: usize, len: usize) -> Error {
     Error::out_of_range(verb, "the index", index as u64, 0, len as u64 - 1)
 }
 
-/// The number of posted requests of a list of `len`, after the verb stopped.
-///
 /// # Safety
 ///
 /// `first` is the first of at least one entry.
@@ -220,9 +216,9 @@ unsafe fn position<R, T>(first: *mut Prepared<'_, R, T>, len: usize) -> usize {
     let index = offset / size_of::<Prepared<'_, R, T>>();
     match index {
         _ if index < len => index,
-        // rxe and siw store no request if they queued all but could not notify the kernel.
+        // rxe and siw store nothing if they queued all but could not notify the kernel.
         _ if bad.is_null() => len,
-        // The provider points elsewhere: assume that it posted nothing.
+        // The provider points elsewhere: take all for not posted.
         _ => 0,
     }
 }

@@ -40,9 +40,8 @@
 // `sealed::Request::split` takes a request apart. The operation is `Copy`, so the cold paths get it by value: a
 // reference to the request would force it from registers into memory on the hot path.
 //
-// The table of `requests` defines each operation of the send queue once: fields, opcode, checks, and how it is written:
-// `fill` for `ibv_send_wr`, `emit` for `ibv_wr_*`. Channels (`channel/operation.rs`), queue pairs (`encode`, `post`)
-// and batches (`batch`) use the entry.
+// The table in `requests` defines each operation of the send queue once. Channels (`channel/operation.rs`), queue pairs
+// (`encode`, `post`) and batches (`batch`) use it.
 
 #[cfg(test)]
 mod agreement;
@@ -85,10 +84,9 @@ use crate::queue_pair::{LONGEST_MESSAGE, Transport};
 pub const MAX_MESSAGE_LENGTH: u64 = LONGEST_MESSAGE as u64;
 
 pub(crate) const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
-/// The flag of a request whose data the post copies.
+/// The post copies the data.
 pub(crate) const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
 
-/// The parts of requests, hidden from users.
 pub(crate) mod sealed {
     use std::ffi::c_int;
 
@@ -98,7 +96,6 @@ pub(crate) mod sealed {
     use crate::queue_pair::{MessageLimits, QueuePair, SendOperations};
     use crate::queue_pair_state::QueuePairType;
 
-    /// A request: an operation and a buffer.
     pub trait Request: Sized {
         type Operation: Copy;
         type Buffer: GatherBuffer;
@@ -108,60 +105,53 @@ pub(crate) mod sealed {
         /// Rebuilds a request that was not posted.
         fn join(operation: Self::Operation, buffer: Self::Buffer) -> Self;
 
-        /// The elements of the buffer, in the direction of the operation.
+        /// Elements in the direction of the operation.
         fn list(buffer: &mut Self::Buffer) -> Result<<Self::Buffer as GatherBuffer>::List>;
     }
 
-    /// An operation of the send queue.
     pub trait Kind: Copy {
         const OPCODE: ffi::ibv_wr_opcode;
-        /// The operation in the extended interface.
+        /// In the extended interface.
         const EXTENDED: SendOperations;
-        /// Whether it has data, which a batch sets by a separate function.
+        /// A batch sets the data by a separate function.
         const HAS_DATA: bool;
-        /// Whether the queue pair must have a fixed peer.
+        /// The queue pair must have a fixed peer.
         const NEEDS_PEER: bool;
-        /// Whether the device writes the memory.
+        /// The device writes the memory.
         const WRITES: bool;
-        /// Whether it needs a reliable connection.
+        /// Only on a reliable connection.
         const RELIABLE: bool;
 
-        /// The bits of `ibv_send_flags` in which it differs from a request with a completion.
+        /// The bits of `ibv_send_flags` that differ from those of a request with a completion.
         fn flags(&self) -> u32;
 
-        /// Whether the transport has it. `private_reads`: reads may fill memory that peers may not write (not on
-        /// iWARP).
+        /// `private_reads`: reads may fill memory that peers may not write (not on iWARP).
         #[inline(always)]
         fn is_allowed(&self, reliable: bool, _private_reads: bool) -> bool {
             !Self::RELIABLE || reliable
         }
 
-        /// Checks the request with `bytes` bytes of data, such as the bounds of the peer's memory.
+        /// Checks the peer's memory, for `bytes` bytes of data.
         fn fits(&self, bytes: u64) -> Result<()>;
 
-        /// Writes the fields beyond the common ones.
+        /// Writes the fields that are not common to all operations.
         ///
         /// # Safety
         ///
         /// The pointer is to a request, which may be uninitialised.
         unsafe fn fill(&self, request: *mut ffi::ibv_send_wr);
 
-        /// Adds the request to a batch.
-        ///
         /// # Safety
         ///
         /// The queue pair is live, in a batch, and has the functions of [`EXTENDED`](Self::EXTENDED).
         unsafe fn emit(&self, queue_pair: *mut ffi::ibv_qp_ex);
 
-        /// The function that sets the destination, and [`READY`](crate::queue_pair::function::READY) if the queue pair
-        /// must have a peer.
+        /// The bit of the setter, or [`READY`](crate::queue_pair::function::READY) if the queue pair must have a peer.
         #[inline(always)]
         fn destination_function(&self) -> u64 {
             if Self::NEEDS_PEER { crate::queue_pair::function::READY } else { 0 }
         }
 
-        /// Sets the destination of the request that was just added.
-        ///
         /// # Safety
         ///
         /// As for [`emit`](Self::emit), with [`destination_function`](Self::destination_function).
@@ -169,30 +159,27 @@ pub(crate) mod sealed {
         unsafe fn emit_destination(&self, _queue_pair: *mut ffi::ibv_qp_ex) {}
     }
 
-    /// An operation that `ibv_post_send` has too, not only the extended interface.
     pub trait Posted: Kind {}
 
-    /// The transport has the operation; the request names its destination where one is needed.
+    /// The transport has the operation, with a destination where it needs one.
     pub trait AddedOn<T> {}
 
-    /// `ibv_post_send` of the transport has the operation too.
+    /// `ibv_post_send` of the transport has the operation.
     pub trait PostedOn<T> {}
 
-    /// An operation without a destination: a channel, which has one peer, can carry it out.
+    /// An operation without a destination, for channels.
     #[cfg_attr(
         not(feature = "channel"),
         expect(unreachable_pub, reason = "only channels have it in their bounds")
     )]
     pub trait Undirected: Posted {}
 
-    /// An operation that a queue pair posts by `ibv_post_send` or `ibv_post_recv`.
     #[diagnostic::on_unimplemented(
         message = "on a `Dci` queue pair, every request is posted in a batch",
         label = "this request is for a batch",
         note = "`queue_pair.batch(|batch| batch.add(..))`"
     )]
     pub trait Post: Copy {
-        /// Whether the queue pair must have a fixed peer.
         const NEEDS_PEER: bool;
 
         /// Finds errors before the device sees the request.
@@ -202,12 +189,12 @@ pub(crate) mod sealed {
         ///  - `EINVAL`: the peer's memory is too short, or not aligned for an atomic; there is too much data.
         fn check(&self, limits: &MessageLimits, list: &[ffi::ibv_sge]) -> Result<()>;
 
-        /// The buffer's error, in terms of the queue pair's limits.
+        /// Adds the queue pair's limits to the buffer's error.
         fn explain_buffer(_limits: &MessageLimits, error: Error) -> Error {
             error
         }
 
-        /// Posts the request. Returns the verb's return value.
+        /// Returns the verb's return value.
         ///
         /// # Safety
         ///
@@ -257,7 +244,6 @@ pub trait SendQueueRequest: Request<Operation: Kind> {}
 #[diagnostic::do_not_recommend]
 impl<R: Request<Operation: Kind>> SendQueueRequest for R {}
 
-/// The length of all elements in bytes.
 #[inline]
 pub(crate) fn total(list: &[ffi::ibv_sge]) -> u64 {
     list.iter().map(|element| u64::from(element.length)).sum()
@@ -265,8 +251,8 @@ pub(crate) fn total(list: &[ffi::ibv_sge]) -> u64 {
 
 /// Moves the pieces that are not empty to the front, and returns their number.
 ///
-/// mlx4 and mthca take a length of 0 for 2 GiB: they would write the peer's data from the beginning of the piece to the
-/// end of its region, and mthca would also send from there.
+/// mlx4 and mthca take a length of 0 for 2 GiB: the peer's data would overwrite the rest of the region, and mthca would
+/// also send that much.
 #[inline]
 pub(crate) fn without_empty(list: &mut [ffi::ibv_sge]) -> usize {
     let mut count = 0;
@@ -279,7 +265,6 @@ pub(crate) fn without_empty(list: &mut [ffi::ibv_sge]) -> usize {
     count
 }
 
-/// Whether this opcode uses up a receive of the peer.
 pub(crate) const fn takes_receive(opcode: ffi::ibv_wr_opcode) -> bool {
     use ffi::ibv_wr_opcode as Opcode;
 

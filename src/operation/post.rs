@@ -1,5 +1,3 @@
-//! Posting to queue pairs: the methods that a queue pair shares with its halves, and the function under them.
-
 use std::ffi::c_int;
 use std::ops::RangeBounds;
 use std::ptr;
@@ -85,8 +83,6 @@ impl<T: Transport> QueuePair<'_, T> {
     }
 }
 
-/// Posts a request.
-///
 /// # Safety
 ///
 /// `raw` is that of `queue_pair`, and the caller keeps the contract of posting.
@@ -113,8 +109,7 @@ pub(super) unsafe fn post<T: Transport, R: Posts<T>>(
     if returned == 0 { Ok(()) } else { Err(operation.explain(queue_pair.erased(), list, returned)) }
 }
 
-/// The send methods of a queue pair and its [`SendHalf`]. Both store the pointer directly; the queue pair has what is
-/// needed less often.
+/// For a queue pair and its [`SendHalf`]. Both store the pointer directly; the queue pair has the rest.
 macro_rules! send_methods {
     () => {
         /// `ibv_post_send`: sends `range` of `region` as one message, with a completion: [`post`](Self::post) of a
@@ -228,8 +223,7 @@ macro_rules! send_methods {
             // SAFETY: the queue pair is live, the list well-formed, and the caller keeps the memory until the
             // completions were polled.
             let returned = unsafe { ffi::ibv_post_send(self.as_raw(), first, bad) };
-            // If siw posts a part of a list and refuses the rest, it returns 0, but names the first request that it
-            // refused.
+            // siw returns 0 when it posts a part of a list, but names the first refused request.
             // SAFETY: the list owns the pointer, which was null before the call.
             if returned == 0 && unsafe { (*bad).is_null() } {
                 return Ok(());
@@ -314,7 +308,6 @@ macro_rules! send_methods {
 
 pub(super) use send_methods;
 
-/// The receive methods of a queue pair and its [`ReceiveHalf`].
 macro_rules! receive_methods {
     () => {
         /// `ibv_post_recv`: receives one message into `range` of `region`: [`post`](Self::post) of a
@@ -410,8 +403,8 @@ pub(super) use receive_methods;
 
 const POST: &str = "ibv_post_srq_recv";
 
-/// Posts a receive by the verb to a queue of the domain that takes `most` elements a request. The request is
-/// well-formed; the buffer lives during the call, and the caller keeps its memory after that.
+/// `verb` posts to a queue of the domain that takes `most` elements a request. It gets a well-formed request; the
+/// buffer lives during the call, and the caller keeps its memory after that.
 #[inline]
 pub(crate) fn post_by<D: ScatterBuffer>(
     verb: &'static str,

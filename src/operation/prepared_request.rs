@@ -1,4 +1,4 @@
-//! Requests in C's form, prepared once and posted any number of times, alone or in a list.
+//! Requests in C's form, prepared once and posted any number of times.
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
@@ -28,14 +28,12 @@ pub trait RawRequest: Default {
     fn is_last(&self) -> bool;
     fn set_wr_id(&mut self, wr_id: u64);
 
-    /// Posts it, without telling where the verb stopped.
-    ///
     /// # Safety
     ///
     /// The queue pair is live, and the caller keeps the contract of posting.
     unsafe fn post(&mut self, queue_pair: *mut ffi::ibv_qp) -> c_int;
 
-    /// Its pieces of registered memory.
+    /// Empty for inline data.
     ///
     /// # Safety
     ///
@@ -81,7 +79,7 @@ macro_rules! raw_request {
 
             #[inline(always)]
             unsafe fn post(&mut self, queue_pair: *mut ffi::ibv_qp) -> c_int {
-                // Only a list needs to know where the verb stopped. Leaving this uninitialised avoids clearing it.
+                // Left uninitialised: only a list needs to know where the verb stopped.
                 let mut bad = MaybeUninit::uninit();
                 // SAFETY: the caller vouches for the queue pair and the request; `bad` is writable.
                 unsafe { ffi::$verb(queue_pair, self, bad.as_mut_ptr()) }
@@ -132,7 +130,7 @@ mod elements {
     use crate::ffi;
 
     pub trait Elements {
-        /// The elements. They may be written only through an exclusive reference, while no request writes them.
+        /// Written only through an exclusive reference, and while no request writes them.
         fn raw(&self) -> *const [ffi::ibv_sge];
     }
 }
@@ -171,13 +169,13 @@ element_slice! {
 #[must_use = "it is to be posted"]
 pub struct Prepared<'wr, R, T> {
     pub(super) raw: R,
-    /// In the first entry of a list: the request at which the verb stopped, or null. Keeping it here avoids clearing it
-    /// on each call.
+    /// In the first entry of a list: the request at which the verb stopped, or null. Here it is not cleared on each
+    /// call.
     pub(super) bad: *mut R,
-    /// Whether the queue pair must have a fixed peer. Checked only for [`QueuePairType`]: other
-    /// transports ensure it by their type.
+    /// The queue pair must have a fixed peer. Checked only for [`QueuePairType`]: other transports ensure it by their
+    /// type.
     pub(super) needs_peer: bool,
-    /// The length of a message that not every port can send; else 0.
+    /// The length, if not every port can send it; else 0.
     pub(super) length: u32,
     borrows: PhantomData<(&'wr (), T)>,
 }
@@ -331,8 +329,6 @@ pub trait TakesPrepared<F> {}
 impl<T> TakesPrepared<T> for T {}
 
 impl<R: RawRequest, F> Prepared<'_, R, F> {
-    /// Posts the request under a number.
-    ///
     /// # Errors
     ///
     /// Those of [`QueuePair::post`].
@@ -361,7 +357,7 @@ impl<R: RawRequest, F> Prepared<'_, R, F> {
         unsafe { self.post_unchecked(queue_pair, raw, wr_id) }
     }
 
-    /// Posts a request that may be too long for the port.
+    /// The request may be too long for the port.
     ///
     /// # Safety
     ///
@@ -379,7 +375,7 @@ impl<R: RawRequest, F> Prepared<'_, R, F> {
         unsafe { self.post_unchecked(queue_pair, raw, wr_id) }
     }
 
-    /// Posts a request whose length is right.
+    /// The length was checked.
     ///
     /// # Safety
     ///

@@ -1,5 +1,3 @@
-//! Receives.
-
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -88,7 +86,6 @@ impl<D: ScatterBuffer> Request for ReceiveWorkRequest<D> {
 impl<D: ScatterBuffer, T: ReceiveQueue> Posts<T> for ReceiveWorkRequest<D> {}
 
 impl Receive {
-    /// The C struct of a receive, without the list's empty pieces.
     #[inline(always)]
     pub(crate) fn encode(wr_id: u64, list: &mut [ffi::ibv_sge]) -> ffi::ibv_recv_wr {
         let num_sge = match list {

@@ -1,5 +1,3 @@
-//! The requests of the send queue.
-
 use super::destination::{Destination, To};
 use super::destination::{atomic, check_atomic, check_remote, rdma};
 use super::halves::{Extra, WriteExtra};
@@ -16,8 +14,7 @@ use crate::queue_pair::{
     Transport, Writes,
 };
 
-/// Calls a function of the extended interface. For `Kind::emit` only, whose caller vouches for the queue pair and the
-/// function.
+/// For `Kind::emit` only, whose caller vouches for the queue pair and the function.
 macro_rules! call {
     ($queue_pair:ident.$function:ident($($argument:expr),*)) => {
         (*$queue_pair).$function.unwrap_unchecked()($queue_pair $(, $argument)*)
@@ -168,7 +165,6 @@ macro_rules! work_requests {
         $(
             #[derive(Clone, Copy, Debug)]
             pub struct $operation $(<$x>)? {
-                /// The bits of `ibv_send_flags` in which it differs from a request with a completion.
                 pub(super) flags: u32,
                 $(pub(super) $field: $type,)*
             }
@@ -176,7 +172,7 @@ macro_rules! work_requests {
     }};
 }
 
-/// Compares an operation with each extra that a message may carry.
+/// Compares an operation with each of its extras.
 #[cfg(test)]
 macro_rules! compare {
     ($compared:ident $operation:ident $fields:tt Extra) => {
@@ -407,7 +403,7 @@ work_requests! {
         emit |this, queue_pair| call!(queue_pair.wr_local_inv(this.rkey));
 }
 
-/// Checks that C can name the length.
+/// C's length is a `size_t`.
 #[inline]
 fn check_flush(remote: &RemoteMemoryRegion) -> Result<()> {
     if usize::try_from(remote.length).is_err() {
@@ -424,7 +420,7 @@ impl<D: GatherBuffer> SendWorkRequest<D> {
     }
 }
 
-// The modifiers have no bounds: `new` already reports a wrong buffer.
+// No bounds on the modifiers: `new` already reports a wrong buffer.
 impl<D, X> SendWorkRequest<D, X> {
     #[inline(always)]
     fn with<Y>(self, extra: Y) -> SendWorkRequest<D, Y> {
