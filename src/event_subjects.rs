@@ -1,13 +1,12 @@
 //! The objects that events are about, while they are destroyed.
 //!
 //! libibverbs follows an event's pointer to its object when the event is read and acknowledged. A destroy verb waits
-//! until the events that were read are acknowledged, so it may run while others read events, and must not block them.
-//! No lock is held over either.
+//! until the events that were read are acknowledged. It must not block threads that read events, so no lock is held
+//! over either.
 //!
-//! In two cases a destroy verb frees the object without waiting: with the environment variable
-//! `RDMAV_ALLOW_DISASSOC_DESTROY`, libibverbs takes `EIO`, the kernel's answer for a device that is gone, for success;
-//! and ocrdma frees a queue pair whose destroy verb failed. There, [`EventFile`] makes reads of the context's events
-//! and its destroy verbs wait for each other.
+//! In two cases a destroy verb frees the object without waiting: with `RDMAV_ALLOW_DISASSOC_DESTROY` in the
+//! environment, libibverbs takes `EIO`, the kernel's answer for a removed device, for success; and ocrdma frees a queue
+//! pair whose destroy verb failed. [`EventFile`] then keeps destroy verbs and reads of the context's events apart.
 
 use std::ffi::c_int;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -23,7 +22,7 @@ static CHANGED: Condvar = Condvar::new();
 struct Subjects {
     /// Objects whose destroy verb runs or has failed.
     ending: Vec<Ending>,
-    /// Contexts whose events are being read, if destroy verbs wait for that.
+    /// Contexts whose events are being read, where destroy verbs wait for that.
     reads: Vec<usize>,
 }
 
@@ -43,7 +42,6 @@ fn wait(subjects: MutexGuard<'static, Subjects>) -> MutexGuard<'static, Subjects
     CHANGED.wait(subjects).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Calls the destroy verb `name`.
 pub(crate) fn destroy<T>(
     name: &'static str,
     object: *mut T,
@@ -63,7 +61,7 @@ pub(crate) fn destroy<T>(
         is_free(object);
     } else {
         let mut subjects = self::subjects();
-        // Another thread may have got the address for a new object.
+        // The address may already belong to a new object of another thread.
         let ending = subjects.ending.iter_mut().find(|ending| ending.object == object.addr());
         if let Some(ending) = ending {
             ending.failed = true;
@@ -73,8 +71,8 @@ pub(crate) fn destroy<T>(
     status
 }
 
-/// Notes that any object at this address is a new one, whose destroy verb has not failed. A provider may free an object
-/// before its destroy verb fails, and another thread may get the address before the verb returns.
+/// Forgets the object at this address. A provider may free an object before its destroy verb fails, and another thread
+/// may get the address before the verb returns.
 pub(crate) fn is_free<T>(object: *mut T) {
     subjects().ending.retain(|ending| ending.object != object.addr());
 }
@@ -83,18 +81,16 @@ pub(crate) fn failed_to_destroy(object: usize) -> bool {
     subjects().ending.iter().any(|ending| ending.failed && ending.object == object)
 }
 
-/// How the events of a file are read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EventFile {
-    /// The context, if its events are not read while a destroy verb runs.
+    /// The context, where its events are not read while a destroy verb runs.
     apart: Option<usize>,
-    /// The verb that destroys the objects of the events. `None`: all.
+    /// The verb that destroys the objects of the events. `None`: any.
     verb: Option<&'static str>,
 }
 
 impl EventFile {
-    /// The file of the events about objects that `verb` destroys, or about all. `apart`: an object may be freed without
-    /// waiting for its events.
+    /// `apart`: an object may be freed without waiting for its events.
     pub(crate) fn new(
         context: *mut ffi::ibv_context,
         verb: Option<&'static str>,
@@ -111,7 +107,6 @@ impl EventFile {
     }
 }
 
-/// Keeps destroy verbs of the context from beginning.
 struct Reading {
     context: usize,
 }

@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub(crate) trait Object {
     const DESTROY: &'static str;
 
-    /// A verb has made this object.
     fn is_made(_object: *mut Self) {}
 
     /// Calls the destroy verb; returns 0 or an errno value.
@@ -21,21 +20,17 @@ pub(crate) trait Object {
     /// The object is live, and is not used again, whatever this returns.
     unsafe fn destroy(object: *mut Self) -> c_int;
 
-    /// How many objects of this type the process holds.
     fn live() -> &'static AtomicUsize;
 }
 
-/// The owner of a C object, which alone destroys it.
-///
-/// It calls the destroy verb once. If the verb fails, the object's state is unknown: siw has unmapped its queues by
-/// then, ocrdma has freed it. So the object is leaked, with everything that it was made from, which the device may
-/// still need: see [`Leak`].
+/// The owner of a C object. It calls the destroy verb once. If that fails, the object's state is unknown: siw has
+/// unmapped its queues by then, ocrdma has freed it. So the object is leaked, with its parents: see [`Leak`].
 #[derive(Debug)]
 pub(crate) struct Handle<T: Object> {
     object: NonNull<T>,
-    /// The destroy verb was called, here or by other code.
+    /// The destroy verb was called, here or elsewhere.
     gone: bool,
-    /// An object made from this one could not be destroyed.
+    /// An object made from this one was leaked.
     leaked: AtomicBool,
 }
 
@@ -69,7 +64,7 @@ impl<T: Object> Handle<T> {
         self.object.as_ptr()
     }
 
-    /// Destroys the object, on the first call. The caller does not use it afterwards; on an error it leaks its parents.
+    /// Destroys the object on the first call. On an error the caller leaks the parents.
     pub(crate) fn destroy(&mut self) -> Result<()> {
         // SAFETY: `end` calls this once, and the handle owns the object, which is live until then.
         self.end(|object| ffi::status(T::DESTROY, unsafe { T::destroy(object) }))
@@ -89,32 +84,30 @@ impl<T: Object> Handle<T> {
         Ok(())
     }
 
-    /// Whether the destroy verb was called, or never will be.
+    /// True also if the destroy verb will never be called.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone
     }
 
-    /// Gives up the object: other code has destroyed it or, if not `destroyed`, has tried to.
+    /// Gives up the object, which other code has destroyed or, if not `destroyed`, failed to destroy.
     pub(crate) fn disown(&mut self, destroyed: bool) {
         if !std::mem::replace(&mut self.gone, true) && destroyed {
             T::live().fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Keeps the object from ever being destroyed.
     pub(crate) fn leak(&self) {
         self.leaked.store(true, Ordering::Relaxed);
     }
 }
 
-/// An object that others are made from.
+/// An object that others are made from. It is leaked when one of those cannot be destroyed.
 ///
-/// When an object's destroy verb fails, its parents are leaked, borrowed or shared. The kernel may keep the object
-/// alive, and the device may use its parents' memory, such as doorbell records that closing the context would free. The
-/// kernel refuses to destroy most parents, but closes a context, and some providers take a parent apart before they ask
-/// the kernel.
+/// The kernel may keep that one alive, and the device may use its parents' memory, such as doorbell records that
+/// closing the context would free. The kernel refuses to destroy most parents, but closes a context, and some providers
+/// take a parent apart before they ask it.
 pub trait Leak {
-    /// Keeps this, and everything that it was made from, from ever being destroyed.
+    /// Keeps this and its parents from ever being destroyed.
     fn leak(&self);
 }
 
@@ -142,8 +135,8 @@ impl<P: Leak> Leak for Option<P> {
     }
 }
 
-/// Defines how a resource ends. Its C object, a `$object`, is in the field `$raw`, its parents are in `$parent`. `Drop`
-/// and `close` call the private `destroy`; `close` returns its error, with the given documentation.
+/// Defines `Drop`, `close` and `Leak` of a resource. Its C object, a `$object`, is in the field `$raw`, its parents are
+/// in `$parent`. `close` gets the given documentation.
 macro_rules! resource {
     ($(#[$close:meta])* $resource:ident<$($lifetime:lifetime),+>: $raw:ident of $object:ident $(, $parent:ident)*) => {
         impl<$($lifetime),+> Drop for $resource<$($lifetime),+> {
@@ -182,8 +175,8 @@ macro_rules! resource {
 
 pub(crate) use resource;
 
-/// Implements [`Object`] for a C struct whose destroy verb takes only a pointer. The third argument is `event_subjects`
-/// if events are about the object.
+/// Implements [`Object`] for a C struct whose destroy verb takes only a pointer. The third argument, `event_subjects`,
+/// is for objects that have events.
 macro_rules! object {
     ($object:ident, $destroy:ident $(, $events:ident)?) => {
         impl $crate::handle::Object for $crate::ffi::$object {
@@ -216,7 +209,7 @@ macro_rules! object {
 pub(crate) use object;
 
 pub(crate) trait ImportableObject: Object {
-    /// Frees the result of an import, and leaves the object itself alone.
+    /// Frees the result of an import, not the object.
     ///
     /// # Safety
     ///
@@ -259,12 +252,10 @@ impl<T: ImportableObject> ImportableHandle<T> {
         Self { handle, imported: true }
     }
 
-    /// Treats the object as made by this process.
     pub(crate) fn own(&mut self) {
         self.imported = false;
     }
 
-    /// Destroys or unimports the object, as [`Handle::destroy`] does.
     pub(crate) fn destroy(&mut self) -> Result<()> {
         if !self.imported {
             return self.handle.destroy();

@@ -88,13 +88,12 @@ pub unsafe fn install(hooks: &'static Hooks) -> bool {
     installed
 }
 
-/// The installed hooks, if any.
+/// The installed hooks.
 #[inline]
 pub fn hooks() -> Option<&'static Hooks> {
     HOOKS.get().copied()
 }
 
-/// The C library's type of a request number.
 #[cfg(not(target_env = "musl"))]
 type Request = std::ffi::c_ulong;
 #[cfg(target_env = "musl")]
@@ -122,7 +121,7 @@ unsafe extern "C" fn ibverbs_bundled_ioctl(
     unsafe { libc::ioctl(fd, request, argument) }
 }
 
-/// librdmacm opens the connection manager (`src/c/manager.c`). Returns 1 if it is this provider's.
+/// librdmacm opens the connection manager (`src/c/manager.c`). Returns 1 if the provider answers.
 ///
 /// # Safety
 ///
@@ -135,7 +134,7 @@ unsafe extern "C" fn ibverbs_bundled_manager_open(file: *mut c_int) -> c_int {
     1
 }
 
-/// librdmacm writes to a file. Returns 1 if it is this provider's.
+/// librdmacm writes to a file. Returns 1 if the file is the provider's.
 ///
 /// # Safety
 ///
@@ -155,7 +154,6 @@ unsafe extern "C" fn ibverbs_bundled_manager_write(
     1
 }
 
-/// librdmacm is about to close a file.
 #[unsafe(no_mangle)]
 extern "C" fn ibverbs_bundled_manager_close(file: c_int) {
     if let Some(hooks) = hooks() {
@@ -163,7 +161,7 @@ extern "C" fn ibverbs_bundled_manager_close(file: c_int) {
     }
 }
 
-/// The devices as librdmacm sees them, by GUID. It is compiled with these names for three functions of libibverbs.
+/// The devices for librdmacm, which is compiled with these names for three functions of libibverbs.
 #[cfg(feature = "rdmacm")]
 mod of_librdmacm {
     use std::ffi::c_int;
