@@ -19,7 +19,6 @@ pub trait Connectable: Handshake<Connected: sealed::Connected> + sealed::Object 
 impl Connectable for PreparedQueuePair<'_, Rc> {}
 impl Connectable for PreparedQueuePair<'_, QueuePairType> {}
 
-/// The connected form of a [`Connectable`].
 pub(super) type Connected<P> = <P as Handshake>::Connected;
 
 pub(crate) mod sealed {
@@ -38,8 +37,7 @@ pub(crate) mod sealed {
     }
 
     impl Settings {
-        /// How many of the peer's reads and atomics it answers at a time, and how many of its own are in
-        /// flight.
+        /// Reads and atomics: of the peer's, how many it answers at a time; of its own, how many are in flight.
         pub(in crate::rdmacm) fn reads(&self) -> (u8, u8) {
             let ConnectionSettings { max_dest_rd_atomic, max_rd_atomic, .. } = self.connection;
             (max_dest_rd_atomic.unwrap_or(1), max_rd_atomic.unwrap_or(1))
@@ -54,8 +52,7 @@ pub(crate) mod sealed {
         /// Ends what is in flight, as far as possible.
         fn end(&mut self);
 
-        /// Drops it and the identifier on iWARP, before the connection is established. Either drop may wait
-        /// for the peer.
+        /// For iWARP, before the connection is established: either drop may wait for the peer.
         fn give_up(self, id: impl Send + 'static) {
             drop((self, id));
         }
@@ -63,20 +60,18 @@ pub(crate) mod sealed {
 
     /// Holds a queue pair.
     pub trait Object {
-        /// The settings of the queue pair.
         fn settings(&self) -> Settings;
 
         /// Takes the peer's credit word. Fails if only one side has flow control.
         fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()>;
 
-        /// `ibv_modify_qp`.
         fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()>;
     }
 }
 
 use sealed::{Object, Settings};
 
-/// The attributes that libibverbs knows.
+/// What libibverbs knows.
 const KNOWN: u32 = crate::queue_pair::AttributeMask::all().bits();
 
 impl<T: Transport> Object for QueuePair<'_, T> {
@@ -178,10 +173,8 @@ pub(super) fn check(id: &Id, prepared: &impl Connectable) -> Result<(), Connecti
     id.check(context, prepared.settings().connection.port)
 }
 
-/// Takes the queue pair to `state`, with the connection manager's attributes: path, queue pair and packet
-/// numbers, MTU and outstanding reads, on which both sides have agreed.
-///
-/// Access rights, time-outs and retry counts are those that the queue pair was built with.
+/// Both sides have agreed on the connection manager's attributes: path, queue pair and packet numbers, MTU and
+/// outstanding reads. Access rights, time-outs and retry counts are those that the queue pair was built with.
 pub(super) fn advance(id: &mut Id, object: &mut impl Object, state: QueuePairState) -> Result<()> {
     let settings = object.settings();
     let (answered, in_flight) = settings.reads();

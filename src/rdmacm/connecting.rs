@@ -22,14 +22,13 @@ use crate::handshake::Handshake;
 use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair_state::QueuePairState;
 
-/// The peer's request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Offer {
     /// How many of the peer's reads and atomics we answer at a time.
     pub(super) responder_resources: u8,
     /// How many reads and atomics we may have in flight.
     pub(super) initiator_depth: u8,
-    /// Where it counts its receives, with flow control.
+    /// Where the peer counts its receives, with flow control.
     pub(super) credit_word: Option<RemoteMemoryRegion>,
 }
 
@@ -43,7 +42,7 @@ pub struct PendingConnection<Q> {
     object: Q,
     id: Id,
     iwarp: bool,
-    /// The peer's request. `None` on the side that connects.
+    /// `None` on the side that connects.
     offer: Option<Offer>,
 }
 
@@ -137,7 +136,6 @@ pub struct PendingAccept {
 }
 
 impl PendingAccept {
-    /// [`PendingConnection::new`] for the side that accepts.
     #[expect(clippy::type_complexity, reason = "what is given back is simply all there was")]
     pub(super) fn new<P: Connectable>(
         id: Id,
@@ -315,7 +313,6 @@ debug! {
     object: *self.attempt.object, active: self.active, ..
 }
 
-/// All steps, within one deadline.
 pub(super) fn connect<P: Connectable>(
     id: Id,
     prepared: P,
@@ -327,24 +324,23 @@ pub(super) fn connect<P: Connectable>(
     pending.start(private_data)?.finish(deadline)
 }
 
-/// The time until `deadline`, for the kernel's time-outs.
+/// For the kernel's time-outs.
 pub(super) fn time_left(deadline: Instant) -> Result<Duration, ConnectionError> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(event_file::timed_out(WAIT).into()) } else { Ok(left) }
 }
 
-/// A queue pair or channel and its identifier during the handshake. On iWARP, destroying either waits as in
-/// [`Connecting`].
+/// Owns both during the handshake. On iWARP, destroying either may wait for the peer.
 #[derive(Debug)]
 pub(super) struct Attempt<Q: sealed::Connected> {
     pub(super) object: ManuallyDrop<Q>,
     pub(super) id: ManuallyDrop<Id>,
     pub(super) iwarp: bool,
-    /// How to drop both on iWARP, where either may wait for the peer.
+    /// Drops both on iWARP.
     give_up: fn(Q, Id),
 }
 
-/// A new thread waits for the peer, not the caller or the reactor that gets the queue pair.
+/// Lets a new thread wait for the peer, not the caller or the reactor.
 #[cfg(feature = "tokio")]
 fn in_a_thread<Q: Send + 'static, I: Send + 'static>(object: Q, id: I) {
     let in_this_order = (id, object);
@@ -358,7 +354,6 @@ impl<Q: sealed::Connected> Attempt<Q> {
         Self { object, id, iwarp, give_up: Q::give_up }
     }
 
-    /// Keeps the caller's thread from waiting for the peer.
     #[cfg(feature = "tokio")]
     pub(super) fn give_up_elsewhere(&mut self)
     where
@@ -367,7 +362,6 @@ impl<Q: sealed::Connected> Attempt<Q> {
         self.give_up = in_a_thread;
     }
 
-    /// Both, for an established connection.
     pub(super) fn into_parts(self) -> (Q, Id) {
         // SAFETY: it is forgotten, and not used again.
         unsafe { ManuallyDrop::new(self).take() }

@@ -148,7 +148,7 @@ debug! { impl[Q: fmt::Debug] Connection<Q>, self, object: self.object, control: 
 pub struct ConnectionControl {
     id: Id,
     iwarp: bool,
-    /// Whether an event reported the end.
+    /// An event reported the end.
     ended: bool,
     private_data: PrivateData,
 }

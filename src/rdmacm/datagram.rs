@@ -18,7 +18,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
-/// Takes a UD queue pair to RTS, with the connection manager's Q_Key and partition.
+/// Takes the queue pair to RTS, with the connection manager's Q_Key and partition.
 pub(super) fn activate<'res, T: Datagram>(
     id: &mut Id,
     mut prepared: PreparedQueuePair<'res, T>,

@@ -47,7 +47,7 @@ pub enum ConnectionError {
 }
 
 impl Copied {
-    /// What the event means for a caller that waits for a connection.
+    /// What the event means to a caller that waits for a connection.
     pub(super) fn error(&self) -> ConnectionError {
         use ConnectionEventKind as Kind;
 
@@ -194,7 +194,7 @@ impl fmt::Display for ConnectionError {
     }
 }
 
-/// The reasons of a REJ (InfiniBand specification, volume 1, section 12.6.7.2).
+/// InfiniBand specification, volume 1, section 12.6.7.2.
 fn in_words(reason: i32) -> &'static str {
     match reason {
         1 => "it has no queue pair left",
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(io::Error::from(rejected(28)).kind(), io::ErrorKind::ConnectionRefused);
     }
 
-    /// For an unreachable peer, a number above 0 is a status of InfiniBand.
+    /// For an unreachable peer, a positive number is a status of InfiniBand.
     #[test]
     fn only_numbers_of_the_system_are_errno_values() {
         let errno = |error: ConnectionError| error.raw_os_error();

@@ -91,7 +91,7 @@ impl ConnectionEvent {
 #[derive(Clone, Copy)]
 pub(super) struct Copied {
     pub(super) public: ConnectionEvent,
-    /// The identifier of a request. The reader of the event owns it.
+    /// A request's identifier, owned by the reader of the event.
     pub(super) request: Option<NonNull<ffi::rdma_cm_id>>,
     /// Set for connections.
     pub(super) responder_resources: u8,
@@ -103,15 +103,13 @@ pub(super) struct Copied {
 }
 
 impl Copied {
-    /// Copies an event.
-    ///
     /// # Safety
     ///
     /// The event was read and is not acknowledged yet.
     pub(super) unsafe fn of(event: *const ffi::rdma_cm_event) -> Self {
         use ConnectionEventKind as Kind;
 
-        // SAFETY: the caller has not acknowledged the event, so the event and its identifier are live.
+        // SAFETY: the caller has not acknowledged the event, so it and its identifier are live.
         let (event, port_space) = unsafe { (&*event, (*(*event).id).ps) };
         let kind = Kind::from(event.event);
         let multicast = matches!(kind, Kind::MulticastJoined | Kind::MulticastError);
@@ -172,11 +170,10 @@ impl Copied {
     }
 }
 
-/// The file of the kernel module `rdma_ucm`.
+/// From the kernel module `rdma_ucm`.
 const FILE: &str = "/dev/infiniband/rdma_cm";
 
-/// `struct rdma_event_channel`: the file with one identifier's events. A listener's also has the requests,
-/// until each moves to its own channel.
+/// One identifier's events. A listener's also has the requests, until each moves to its own channel.
 #[derive(Debug)]
 pub(super) struct EventChannel {
     raw: NonNull<ffi::rdma_event_channel>,
@@ -189,14 +186,13 @@ unsafe impl Sync for EventChannel {}
 
 impl Drop for EventChannel {
     fn drop(&mut self) {
-        // SAFETY: the channel is live, and no identifier uses it: each owns its channel, and is destroyed
-        // first.
+        // SAFETY: the channel is live, and no identifier uses it: each owns its channel, and is destroyed first.
         unsafe { ffi::rdma_destroy_event_channel(self.raw.as_ptr()) }
     }
 }
 
 impl EventChannel {
-    /// Opens a channel whose reads do not block.
+    /// Reads do not block.
     ///
     /// # Errors
     ///
@@ -228,13 +224,12 @@ impl EventChannel {
         unsafe { (*self.raw.as_ptr()).fd }
     }
 
-    /// `rdma_get_cm_event`, `rdma_ack_cm_event`: takes an event, if any, and acknowledges it at once, because
-    /// destroying an identifier waits for that.
+    /// Takes an event, if any, and acknowledges it at once, because destroying an identifier waits for that.
     pub(super) fn next(&mut self) -> Result<Option<Copied>> {
         const VERB: &str = "rdma_get_cm_event";
         let mut event = ptr::null_mut();
-        // SAFETY: the channel is live, and the pointer is ours. `self` is borrowed exclusively, so nothing
-        // else reads or destroys an event's identifier meanwhile.
+        // SAFETY: the channel is live, and the pointer is ours. `self` is borrowed exclusively, so nothing else reads
+        // or destroys an event's identifier meanwhile.
         let read = || unsafe { ffi::rdma_get_cm_event(self.raw.as_ptr(), &mut event) };
         if !event_file::read_event(VERB, read)? {
             return Ok(None);
@@ -246,7 +241,7 @@ impl EventChannel {
         Ok(Some(copied))
     }
 
-    /// `next`, waiting until `deadline`, or forever without one.
+    /// Waits forever without a deadline.
     ///
     /// # Errors
     ///
@@ -317,7 +312,7 @@ mod tests {
         }
     }
 
-    /// Events of each kind and port space, as librdmacm or another kernel version makes them.
+    /// As librdmacm or another kernel version makes them.
     #[test]
     fn what_is_read_of_an_event_is_what_its_kind_has() {
         let mut id = ffi::rdma_cm_id::default();

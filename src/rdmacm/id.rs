@@ -21,9 +21,9 @@ use crate::queue_pair_state::QueuePairState;
 
 /// `struct rdma_cm_id`, with its own channel for events.
 ///
-/// Events are read through `&mut self`, and acknowledged before the read returns, so destroying never waits
-/// for one. librdmacm's own context and domain (`id->verbs`, `id->pd`) are never handed out. `id->qp` is
-/// null: the identifier only knows the number of the program's queue pair.
+/// Events are read through `&mut self`, and acknowledged before the read returns, so destroying never waits for one.
+/// librdmacm's own context and domain (`id->verbs`, `id->pd`) are never handed out. `id->qp` is null: the identifier
+/// only knows the number of the program's queue pair.
 #[derive(Debug)]
 pub(super) struct Id {
     /// Null once destroyed or leaked.
@@ -44,7 +44,6 @@ impl Drop for Id {
 }
 
 impl Id {
-    /// `rdma_create_id`, with a new channel.
     pub(super) fn new(port_space: ffi::rdma_port_space) -> Result<Self> {
         let channel = EventChannel::new()?;
         let mut raw = ptr::null_mut();
@@ -55,13 +54,12 @@ impl Id {
         Ok(Self { raw, channel })
     }
 
-    /// `rdma_migrate_id`: takes over a request and moves it to `channel`. A failure destroys the request and
-    /// tells the peer.
+    /// Takes over a request and moves it to `channel`. A failure destroys the request and tells the peer.
     ///
     /// # Safety
     ///
-    /// `raw` is live and owned by nothing else, all of its events are acknowledged, and its current channel
-    /// is live during the call.
+    /// `raw` is live and owned by nothing else, all of its events are acknowledged, and its current channel is live
+    /// during the call.
     pub(super) unsafe fn migrate(
         raw: NonNull<ffi::rdma_cm_id>,
         channel: EventChannel,
@@ -74,18 +72,17 @@ impl Id {
         Ok(id)
     }
 
-    /// `rdma_destroy_id`; leaks the identifier on failure.
+    /// Leaks the identifier on failure.
     pub(super) fn destroy(&mut self) -> Result<()> {
         let raw = mem::replace(&mut self.raw, ptr::null_mut());
         if raw.is_null() {
             return Ok(());
         }
-        // SAFETY: the identifier is live and not used again. Its events that were read are acknowledged, and
-        // `&mut self` keeps others from reading, so this does not wait for one.
+        // SAFETY: the identifier is live and not used again. Its events that were read are acknowledged, and `&mut
+        // self` keeps others from reading, so this does not wait for one.
         ffi::status("rdma_destroy_id", unsafe { ffi::rdma_destroy_id(raw) })
     }
 
-    /// The identifier, unless it is gone.
     fn live(&self, verb: &'static str) -> Result<*mut ffi::rdma_cm_id> {
         if self.raw.is_null() {
             let reason = "the device was removed, and the connection with it";
@@ -102,7 +99,7 @@ impl Id {
         ffi::status(verb, function(self.live(verb)?))
     }
 
-    /// The C object, or null once it is gone.
+    /// Null once destroyed or leaked.
     pub(super) fn as_ptr(&self) -> *mut ffi::rdma_cm_id {
         self.raw
     }
@@ -154,7 +151,7 @@ impl Id {
         .map_err(reach::explain)
     }
 
-    /// `rdma_resolve_addrinfo`: asks for a name's addresses. An event reports them.
+    /// An event reports the addresses.
     #[cfg(rdma_core_65)]
     pub(super) fn resolve_name(&mut self, node: &CStr, service: &CStr) -> Result<()> {
         const VERB: &str = "rdma_resolve_addrinfo";
@@ -171,7 +168,7 @@ impl Id {
         })
     }
 
-    /// `rdma_query_addrinfo`, `rdma_resolve_addr`: goes on with the first address.
+    /// Goes on with the first address of the name.
     #[cfg(rdma_core_65)]
     pub(super) fn resolve_found(
         &mut self,
@@ -219,8 +216,8 @@ impl Id {
         const VERB: &str = "rdma_connect";
         let raw = self.live(VERB)?;
         self.device()?;
-        // SAFETY: the identifier is live and has the device that librdmacm accesses. The call keeps no
-        // pointer to the parameters or the private data.
+        // SAFETY: the identifier is live and has the device that librdmacm accesses. The call keeps no pointer to the
+        // parameters or the private data.
         ffi::status(VERB, unsafe { ffi::rdma_connect(raw, parameters) })
     }
 
@@ -264,7 +261,7 @@ impl Id {
         })
     }
 
-    /// `rdma_init_qp_attr`: the attributes and their mask for a transition to `state`.
+    /// For a transition to `state`.
     pub(super) fn queue_pair_attributes(
         &mut self,
         state: QueuePairState,
@@ -292,7 +289,6 @@ impl Id {
         Ok(EnhancedConnection { vendor_id: ece.vendor_id, options: ece.options })
     }
 
-    /// `rdma_join_multicast_ex`.
     pub(super) fn join_multicast(&mut self, address: SocketAddr, send_only: bool) -> Result<()> {
         use ffi::{rdma_cm_join_mc_attr_mask as mask, rdma_cm_mc_join_flags as flags};
 
@@ -314,17 +310,16 @@ impl Id {
         })
     }
 
-    /// `rdma_leave_multicast`. Call it before destroying the identifier, even if it fails.
+    /// Call it before destroying the identifier, even if it fails.
     pub(super) fn leave_multicast(&mut self, address: SocketAddr) -> Result<()> {
         let mut address = RawAddress::from(address);
-        // SAFETY: the identifier is live. The group's events that were read are acknowledged, so this does
-        // not wait.
+        // SAFETY: the identifier is live. The group's events that were read are acknowledged, so this does not wait.
         self.call("rdma_leave_multicast", |raw| unsafe {
             ffi::rdma_leave_multicast(raw, address.as_mut_ptr())
         })
     }
 
-    /// Our own address, once bound or resolved.
+    /// `None` until bound or resolved.
     pub(super) fn local_addr(&self) -> Option<SocketAddr> {
         if self.raw.is_null() {
             return None;
@@ -412,8 +407,8 @@ impl AsFd for Id {
     }
 }
 
-/// Compares two devices by the kernel's numbers, or by name if it gives none. A device that was removed and
-/// added again has a new `struct ibv_device` and a new number.
+/// Compares the kernel's numbers, or the names if it gives none. A device that was removed and added again has a new
+/// `struct ibv_device` and a new number.
 fn same(one: *mut ffi::ibv_device, other: *mut ffi::ibv_device) -> bool {
     if one == other {
         return true;
@@ -425,7 +420,6 @@ fn same(one: *mut ffi::ibv_device, other: *mut ffi::ibv_device) -> bool {
     }
 }
 
-/// Translates the resolver's negative number.
 #[cfg(rdma_core_65)]
 #[cold]
 fn unresolved(verb: &'static str, code: i32) -> Error {
@@ -442,7 +436,7 @@ fn unresolved(verb: &'static str, code: i32) -> Error {
     Error::with_reason(verb, errno, reason)
 }
 
-/// In milliseconds, for C. Never 0, which some kernels take for no time-out.
+/// Never 0, which some kernels take for no time-out.
 fn milliseconds(timeout: Duration) -> i32 {
     i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX).max(1)
 }

@@ -171,11 +171,10 @@ impl AsFd for Listener {
 
 debug! { Listener, self, local_addr: self.local_addr(), .. }
 
-/// The requests to an address. Each moves to a channel of its own.
+/// Each request moves to a channel of its own.
 pub(super) struct Requests {
     pub(super) id: Id,
-    /// The channel of the next request. It is opened before the request is read, so none is lost when files
-    /// run out.
+    /// For the next request. It is opened before the request is read, so none is lost when files run out.
     spare: Option<EventChannel>,
 }
 
@@ -218,11 +217,10 @@ impl Requests {
         self.spare.take().map_or_else(EventChannel::new, Ok)
     }
 
-    /// Moves the event's request to `spare`, if it is one.
     fn take(&mut self, event: Copied, spare: EventChannel) -> Result<Option<(Id, Copied)>> {
         if let Some(raw) = event.request {
-            // SAFETY: nothing else knows the identifier, which came with the event. The event is
-            // acknowledged, and the identifier is on our live channel.
+            // SAFETY: nothing else knows the identifier, which came with the event. The event is acknowledged, and the
+            // identifier is on our live channel.
             let id = unsafe { Id::migrate(raw, spare) }?;
             return Ok(Some((id, event)));
         }

@@ -65,5 +65,5 @@ pub use private_data::PrivateData;
 pub use private_data::private_data;
 pub use route::{Route, RouteBuilder, RouteResolution};
 
-/// The verb in the error of an expired wait.
+/// Marks an expired wait.
 const WAIT: &str = "rdma_get_cm_event";

@@ -30,7 +30,7 @@ async fn finish<P: AsFd, D>(
     }
 }
 
-/// Waits until `take` finds something. Other tasks get their turn.
+/// Other tasks get their turn.
 async fn next<P: AsFd, T>(source: &mut P, take: impl Fn(&mut P) -> Result<Option<T>>) -> Result<T> {
     loop {
         consume_budget().await;

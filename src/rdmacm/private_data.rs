@@ -22,13 +22,13 @@ pub struct PrivateData {
 /// Marks a credit word.
 const MARK: [u8; 4] = [0xfc, b'c', b'r', 1];
 
-/// The length of a credit word with its mark.
+/// A credit word with its mark.
 const FRONT: u8 = MARK.len() as u8 + 20;
 
 impl PrivateData {
     pub(super) const EMPTY: Self = Self { len: 0, bytes: [0; 255] };
 
-    /// A copy of the first 255 bytes, the most that a message has.
+    /// Keeps the first 255 bytes, the most that a message has.
     pub(super) fn new(bytes: &[u8]) -> Self {
         let len = u8::try_from(bytes.len()).unwrap_or(u8::MAX);
         let mut data = Self { len, ..Self::EMPTY };
@@ -37,7 +37,7 @@ impl PrivateData {
         data
     }
 
-    /// Splits the private data into the peer's credit word, if any, and the program's bytes.
+    /// The peer's credit word, if any, and the program's bytes.
     pub(super) fn split(self) -> (Option<RemoteMemoryRegion>, Self) {
         let word = || {
             let (front, rest) = self.split_at_checked(FRONT.into())?;
@@ -75,7 +75,6 @@ impl fmt::Debug for PrivateData {
     }
 }
 
-/// The messages, each with room for some bytes of private data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Message {
     Request,
@@ -86,8 +85,8 @@ pub(super) enum Message {
 }
 
 impl Message {
-    /// How many bytes the message takes. A request loses 36 bytes to the IP addresses. On iWARP it is the
-    /// limit of the kernel's interface, minus what some devices put in front.
+    /// In bytes. A request loses 36 to the IP addresses. On iWARP: the limit of the kernel's interface, minus what some
+    /// devices put in front.
     pub(super) fn limit(self, iwarp: bool) -> u8 {
         match self {
             _ if iwarp => 252,
@@ -99,8 +98,6 @@ impl Message {
         }
     }
 
-    /// The length for C.
-    ///
     /// # Errors
     ///
     ///  - `EINVAL`: `data` is too long.
@@ -174,7 +171,7 @@ mod tests {
                 assert_eq!(all.len(), 24 + len);
                 let (found, rest) = all.split();
                 assert_eq!((found, &rest[..]), (Some(word), &vec![3; len][..]));
-                // Padded, as on InfiniBand and RoCE.
+                // As on InfiniBand and RoCE.
                 let mut padded = [0; 255];
                 padded[..all.len()].copy_from_slice(&all);
                 let (found, rest) = PrivateData::new(&padded).split();

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::unusable::{Unusable, devices_folder, names};
 use crate::{device, ffi, hooks};
 
-/// Checks an address to listen at, or a peer's.
+/// `peer`: the address is a peer's, not one to listen at.
 ///
 /// # Errors
 ///
@@ -47,7 +47,7 @@ fn check_with(
     Ok(())
 }
 
-/// Whether a kernel's device is on `lo`, or this process brings devices, which may have any address.
+/// A kernel's device may be on `lo`. The devices of [`hooks`] may have any address.
 fn loopback_has_device() -> bool {
     hooks::hooks().is_some()
         || names(&devices_folder()).iter().any(|device| {
@@ -62,7 +62,7 @@ fn loopback_has_device() -> bool {
         })
 }
 
-/// Adds the addresses that devices have to the error.
+/// Adds the addresses of the kernel's devices.
 #[cold]
 fn with_addresses(
     verb: &'static str,
@@ -78,7 +78,7 @@ fn with_addresses(
     Error::with_text(verb, errno, text, reason)
 }
 
-/// The IP addresses of the kernel's devices, with their names; at most 16.
+/// With the devices' names; at most 16.
 fn addresses(class: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for device in names(class) {
@@ -100,12 +100,11 @@ fn addresses(class: &Path) -> Vec<String> {
     found
 }
 
-/// Whether the connection manager reports a device that this process cannot use in this way.
+/// The connection manager reports a device that this process cannot use like this.
 pub(super) fn may_be_unusable(errno: i32) -> bool {
     matches!(errno, libc::ENODEV | libc::EACCES | libc::EPERM)
 }
 
-/// The error for a device that this process cannot open, if there is one.
 #[cold]
 pub(super) fn unopened(error: Error) -> Option<Error> {
     if let Some(device) = Unusable::first() {
@@ -124,7 +123,6 @@ pub(super) fn unopened(error: Error) -> Option<Error> {
     })
 }
 
-/// Explains a kernel's error if this process cannot use the device of the address.
 #[cold]
 pub(super) fn explain(error: Error) -> Error {
     match error.errno() {
@@ -140,7 +138,6 @@ pub(super) fn explain(error: Error) -> Error {
     }
 }
 
-// IP addresses in C's form.
 
 /// A socket address in C's form.
 pub(super) struct RawAddress(libc::sockaddr_storage);
@@ -188,7 +185,7 @@ impl RawAddress {
     }
 }
 
-/// The IP address at `raw`, if it is one.
+/// `None` for other families.
 ///
 /// # Safety
 ///
