@@ -46,7 +46,6 @@ pub struct AddressVector {
     route: Option<GlobalRoute>,
 }
 
-/// The global route header of each packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct GlobalRoute {
     gid: Gid,
@@ -200,7 +199,7 @@ impl AddressVector {
         hop_limit(limit: u8) => if let Some(route) = &mut self.route { route.hop_limit = limit };
     }
 
-    /// Explains a refusal of the kernel: the port needs a global route, or the GID index is not that of a GID of ours.
+    /// Explains a refusal of the kernel: the port needs a global route, or we have no GID of that index.
     pub(super) fn check_route(
         &self,
         verb: &'static str,
@@ -221,7 +220,7 @@ impl AddressVector {
             .map_err(|_| Error::no_gid(verb, libc::EINVAL, self.port, index.into()))
     }
 
-    /// Adds both ends of the path to an error of resolving it.
+    /// Names both ends of the path.
     #[cold]
     pub(super) fn explain_unreachable(&self, context: &Context<'_>, error: Error) -> Error {
         let unreachable = [libc::ETIMEDOUT, libc::ENETUNREACH, libc::EHOSTUNREACH];
@@ -314,7 +313,7 @@ fn is_global(completion: &ffi::ibv_wc) -> bool {
     completion.wc_flags & ffi::ibv_wc_flags::IBV_WC_GRH.0 != 0
 }
 
-/// The index of our first GID of the family of `gid`; preferably link-local if that is.
+/// Our first GID of the family of `gid`; preferably link-local if that is.
 pub(crate) fn gid_like<'g>(
     ours: impl Iterator<Item = &'g GidEntry> + Clone,
     gid: Gid,

@@ -63,7 +63,7 @@ stored! {
     MaxRnrRetries: u8, |raw| Self::new(raw).ok(), |value| value.value();
 }
 
-/// The attributes: flag, C's constant and field, name, type. Calls the macro `$define` with all of them.
+/// Calls the macro `$define` with all attributes: flag, C's constant and field, name, type.
 macro_rules! attribute_table {
     ($define:ident) => {
         $define! {
@@ -162,7 +162,7 @@ macro_rules! attributes {
         }
 
         impl AttributeMask {
-            /// C's name of the first one, in C's order.
+            /// C's name of the first flag, in C's order.
             pub(super) fn first_name(self) -> Option<&'static str> {
                 let names = [
                     $((Self::$other, stringify!($other_field)),)+

@@ -60,7 +60,7 @@ pub struct QueuePairBuilder<'res, T = Rc> {
     pub(super) create_flags: CreateFlags,
     pub(super) source_number: Option<u32>,
     pub(super) max_tso_header: u16,
-    /// The extended operations, and whether to build without them if they are missing.
+    /// `true`: builds without them if they are missing.
     pub(super) extended: Option<(SendOperations, bool)>,
     #[cfg(feature = "mlx5")]
     pub(super) memory_keys: bool,

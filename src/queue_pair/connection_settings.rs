@@ -16,7 +16,7 @@ use crate::settings::{
 };
 use crate::{ffi, hooks};
 
-/// The settings: transports, name, type, stored type, default. Calls the macro `$define` with all of them.
+/// Calls the macro `$define` with all settings: transports, name, type, stored type, default.
 macro_rules! connection_settings {
     ($define:ident) => {
         $define! {
@@ -155,7 +155,7 @@ impl ConnectionSettings {
     }
 }
 
-/// The queue pair's part of the device's `max_res_rd_atom`, as far as this context knows.
+/// The queue pair's part of `max_res_rd_atom`, as far as this context knows.
 #[derive(Debug)]
 pub(super) struct Answers {
     taken: Arc<AtomicU32>,
@@ -210,7 +210,7 @@ impl Drop for Answers {
     }
 }
 
-/// The first packet number: unpredictable, unless a provider that simulates a network chooses it.
+/// Unpredictable, unless a provider that simulates a network chooses it.
 ///
 /// # Safety
 ///
@@ -227,11 +227,9 @@ pub(super) unsafe fn first_psn(qp: *mut ffi::ibv_qp, gids: &EndpointGids) -> Pac
     random_psn(unsafe { (*qp).qp_num }, gids)
 }
 
-/// A random number for the queue pair `num`, different each time.
-///
 /// The keys of [`RandomState`] are random numbers of the kernel (`getrandom`). Virtual machines started from one saved
-/// state share them, as does a process after a fork. So the hash also includes values that differ between machines
-/// (best GID, time), processes and calls.
+/// state share them, as does a process after a fork. So the hash includes values that differ between machines (best
+/// GID, time), processes and calls.
 fn random_psn(num: u32, gids: &EndpointGids) -> PacketSequenceNumber {
     static KEYS: OnceLock<RandomState> = OnceLock::new();
     static CALLS: AtomicU64 = AtomicU64::new(0);
@@ -259,7 +257,7 @@ mod tests {
         assert_eq!(settings.allow_remote_rw().access, all);
     }
 
-    /// All 24 bits vary, and each call gives another number (among 2000, about 0.1 pairs are equal).
+    /// All 24 bits vary, and calls differ (among 2000, about 0.1 pairs are equal).
     #[test]
     fn every_bit_varies() {
         let gids = EndpointGids::default();

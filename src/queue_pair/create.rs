@@ -100,8 +100,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         self.capacities = attributes.cap;
         let operations = match self.extended.filter(|(wanted, _)| !wanted.is_empty()) {
             None => SendOperations::empty(),
-            // SAFETY: the queue pair is live, and the caller vouches for the operations it was created
-            // with.
+            // SAFETY: the queue pair is live, and the caller vouches for the operations it was created with.
             Some((wanted, _)) if unsafe { extended_operations(raw) }.contains(wanted) => wanted,
             Some((_, true)) => SendOperations::empty(),
             Some((_, false)) => return Err(lacking()),
@@ -111,7 +110,6 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         Ok(self.finish(raw, operations, looked_up))
     }
 
-    /// Checks everything, and completes the settings.
     fn prepare(&mut self) -> Result<LookedUp> {
         let context = self.parents.domain.context();
         self.check_parents(context)?;
@@ -241,7 +239,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         if there.contains(wanted) { Ok(raw) } else { Err(lacking()) }
     }
 
-    /// Calls the verb, and stores what it granted.
+    /// Also stores what the verb granted.
     fn create(&mut self, operations: Option<SendOperations>) -> Result<Handle<ffi::ibv_qp>> {
         use ffi::ibv_qp_init_attr_mask as mask;
 
@@ -435,8 +433,6 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
     }
 }
 
-/// The extended operations that a queue pair has.
-///
 /// # Safety
 ///
 /// The queue pair is live, and was created for extended operations: others may be shorter than the struct that

@@ -35,7 +35,7 @@ impl QueuePairBuilder<'_, Dci> {
 }
 
 impl<T: Transport> QueuePairBuilder<'_, T> {
-    /// Checks the streams against the device, and chooses settings that were not set.
+    /// Also chooses settings that were not set.
     pub(super) fn prepare_dc_initiator(&mut self, streams: Option<DcStreams>) -> Result<()> {
         use SendOperations as S;
 
@@ -117,7 +117,7 @@ impl<'res> QueuePairBuilder<'res, QueuePairType> {
 }
 
 impl<T: Transport> QueuePair<'_, T> {
-    /// The attributes of a DC queue pair that differ from its settings.
+    /// Those that differ from the settings.
     pub(super) fn dc_attributes(
         &self,
         all: StateTransition,
@@ -131,7 +131,7 @@ impl<T: Transport> QueuePair<'_, T> {
         }
     }
 
-    /// Takes a target from RESET to RTR, where the device gives it its number.
+    /// In RTR the device gives the target its number.
     fn start_dc_target(&mut self) -> Result<()> {
         use QueuePairState as S;
 

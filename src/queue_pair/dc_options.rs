@@ -50,8 +50,6 @@ pub(super) fn target(access_key: u64) -> ffi::mlx5dv_qp_init_attr {
     raw
 }
 
-/// `mlx5dv_create_qp`.
-///
 /// # Safety
 ///
 /// `context` is live, as is all that the attributes name.
@@ -66,7 +64,6 @@ pub(super) unsafe fn create(
     unsafe { ffi::mlx5dv_create_qp(context, attributes, &mut direct) }
 }
 
-/// The attributes of an initiator on its way up.
 pub(super) fn initiator_attributes(from: QueuePairState, to: QueuePairState) -> AttributeMask {
     use AttributeMask as A;
     use QueuePairState as S;
@@ -85,7 +82,7 @@ pub(super) fn initiator_attributes(from: QueuePairState, to: QueuePairState) -> 
     }
 }
 
-/// The attributes of a target on its way up, to RTR.
+/// Up to RTR.
 pub(super) fn target_attributes(from: QueuePairState, to: QueuePairState) -> AttributeMask {
     use AttributeMask as A;
     use QueuePairState as S;

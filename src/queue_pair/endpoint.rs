@@ -27,7 +27,7 @@ pub struct QueuePairEndpoint {
     pub(crate) send_psn: Option<PacketSequenceNumber>,
     pub(crate) path_mtu: Option<MaximumTransferUnit>,
     pub(crate) max_dest_rd_atomic: Option<u8>,
-    /// C's number of the type; 0 if unknown.
+    /// C's number; 0 if unknown.
     pub(crate) transport: u8,
     /// 0 if unknown.
     pub(crate) pkey: u16,
@@ -175,7 +175,7 @@ impl QueuePairEndpoint {
         }
     }
 
-    /// The best matching pair of our GIDs and the peer's.
+    /// The best pair that matches.
     pub(super) fn choose_gids(
         verb: &'static str,
         ours: &EndpointGids,
@@ -189,7 +189,7 @@ impl QueuePairEndpoint {
     }
 }
 
-/// C's number of the type, which fits in a byte.
+/// It fits in a byte.
 fn code_of(kind: QueuePairType) -> u8 {
     u8::try_from(ffi::ibv_qp_type::from(kind).0).unwrap_or(0)
 }
@@ -226,9 +226,9 @@ impl fmt::Debug for QueuePairEndpoint {
     }
 }
 
-/// The versions of an endpoint in bytes and in serde. It is written in the oldest that can hold it.
+/// The version in bytes and in serde. An endpoint is written in the oldest that can hold it.
 pub(crate) const VERSION: u8 = 1;
-/// The version with a credit word.
+/// With a credit word.
 pub(crate) const CREDITS_VERSION: u8 = 2;
 
 /// Number, LID, PSN, MTU, reads, type, P_Key, number of GIDs.
@@ -237,7 +237,7 @@ const FIXED: usize = 4 + 2 + 4 + 2 + 2 + 1 + 2 + 1;
 const GID: usize = 1 + 16;
 const CREDIT_WORD: usize = 20;
 
-/// An absent PSN or number of reads: larger than any valid one.
+/// Larger than any valid one.
 const NO_PSN: u32 = u32::MAX;
 const NO_READS: u16 = u16::MAX;
 
@@ -267,7 +267,7 @@ impl QueuePairEndpoint {
         bytes.extend_from_slice(&self.lid.to_be_bytes());
         let psn = self.send_psn.map_or(NO_PSN, PacketSequenceNumber::value);
         bytes.extend_from_slice(&psn.to_be_bytes());
-        // All are at most 4096.
+        // At most 4096.
         let mtu = self.path_mtu.map_or(0, |mtu| mtu.bytes() as u16);
         bytes.extend_from_slice(&mtu.to_be_bytes());
         let reads = self.max_dest_rd_atomic.map_or(NO_READS, u16::from);
@@ -302,7 +302,7 @@ impl QueuePairEndpoint {
         Self::read(version, rest).ok_or(Error::invalid(VERB, "the bytes are not an endpoint"))
     }
 
-    /// The endpoint in the bytes after the version, which must be valid.
+    /// The bytes after the version, which must be valid.
     pub(crate) fn read(version: u8, bytes: &[u8]) -> Option<Self> {
         if version < CREDITS_VERSION {
             return Self::read_plain(bytes);

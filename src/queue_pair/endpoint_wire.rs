@@ -17,7 +17,7 @@ use crate::gid_class::GidClass;
 use crate::memory::RemoteMemoryRegion;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 
-/// "QPE": numbers that begin with it exceed all queue pair numbers.
+/// "QPE": larger than any queue pair number.
 const MAGIC: u32 = 0x5150_4500;
 
 /// Version 1 ends before the credit word.
@@ -50,7 +50,7 @@ const FIELDS: &[&str] = &[
     "credit_word",
 ];
 
-/// Deserialises only from one of the two versions, with or without [`MAGIC`].
+/// One of the two versions, with or without [`MAGIC`].
 struct Version(u8);
 
 impl Serialize for Version {
@@ -235,7 +235,6 @@ mod tests {
         endpoint
     }
 
-    /// The form of a peer without version.
     #[derive(Serialize, Deserialize)]
     struct Unversioned {
         num: u32,
@@ -318,7 +317,6 @@ mod tests {
         let tail = r#""credit_word":{"address":1234605616436508552,"length":8,"rkey":2578103244}}"#;
         assert!(text.ends_with(tail), "{text}");
         assert_eq!(serde_json::from_str::<QueuePairEndpoint>(&text).unwrap(), with);
-        // Each version has its own fields.
         for wrong in [
             text.replace(r#""version":2"#, r#""version":1"#),
             serde_json::to_string(&endpoint()).unwrap().replace(r#""version":1"#, r#""version":2"#),
@@ -352,7 +350,7 @@ mod tests {
         let error = serde_json::from_str::<QueuePairEndpoint>(&text).unwrap_err().to_string();
         assert!(error.contains("missing field `version`"), "{error}");
 
-        // Conversely, its number exceeds any queue pair's.
+        // The number of a versioned form exceeds any queue pair's.
         let bytes = bincode::serde::encode_to_vec(endpoint(), binary()).unwrap();
         let (old, _): (Unversioned, _) =
             bincode::serde::decode_from_slice(&bytes, binary()).unwrap();

@@ -7,7 +7,6 @@ use crate::foreign_enum::foreign_enum;
 use crate::queue_pair::DriverTransport;
 use crate::queue_pair_state::QueuePairType;
 
-/// Defines the operations and their functions.
 macro_rules! operations {
     ($($(#[doc = $doc:literal])* $name:ident = $constant:ident, $function:ident;)+) => {
         bitflags::bitflags! {
@@ -24,7 +23,7 @@ macro_rules! operations {
         }
 
         impl SendOperations {
-            /// The operations whose functions a queue pair has.
+            /// Those whose functions are set.
             ///
             /// # Safety
             ///
@@ -86,7 +85,7 @@ bitflags::bitflags! {
     }
 }
 
-/// The functions of a queue pair, as bits: those of [`SendOperations`], and those below.
+/// Bits: those of [`SendOperations`], and those below.
 pub(crate) mod function {
     use super::*;
     use crate::error::Error;
@@ -108,8 +107,6 @@ pub(crate) mod function {
     #[cfg(feature = "mlx5")]
     pub(crate) const SET_MEMORY_KEY: u64 = 1 << 54;
 
-    /// The functions of a queue pair built for `operations`.
-    ///
     /// # Safety
     ///
     /// The queue pair is live, and has `operations`.
@@ -158,7 +155,7 @@ pub(crate) mod function {
         matches!(kind, T::ReliableConnected | T::UnreliableConnected | T::XrcSend | T::RawPacket)
     }
 
-    /// The error for the first missing function.
+    /// Names the first missing function.
     #[cold]
     pub(crate) fn lacking(missing: u64) -> Error {
         let unsupported = |verb, reason| Error::with_reason(verb, libc::EOPNOTSUPP, reason);

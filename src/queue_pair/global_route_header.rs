@@ -96,7 +96,7 @@ impl GlobalRouteHeader {
         }
     }
 
-    /// Whether a UDP header follows it. Otherwise the datagram came over InfiniBand or RoCE v1.
+    /// A UDP header follows it. Otherwise the datagram came over InfiniBand or RoCE v1.
     pub(super) fn is_roce_v2(&self) -> bool {
         const NEXT_HEADER: usize = 6;
         matches!(self.version(), Some(Version::Ipv4))
@@ -107,7 +107,7 @@ impl GlobalRouteHeader {
         self.0.last_chunk().expect("there are 40 bytes")
     }
 
-    /// The address at this offset of the IPv4 header, or of the 40 bytes.
+    /// `ipv4` is the offset in the IPv4 header, `ipv6` in the 40 bytes.
     fn gid(&self, ipv4: usize, ipv6: usize) -> Option<Gid> {
         Some(match self.version()? {
             Version::Ipv4 => {
@@ -132,13 +132,13 @@ impl GlobalRouteHeader {
     }
 }
 
-/// The protocol of the header. InfiniBand's layout is that of IPv6.
+/// InfiniBand's layout is that of IPv6.
 enum Version {
     Ipv4,
     Ipv6,
 }
 
-/// The ones' complement sum of the 16-bit words: all ones if the checksum is right.
+/// All ones if the checksum is right.
 fn checksum(header: &[u8; 20]) -> u16 {
     let words = header.as_chunks::<2>().0.iter();
     let sum: u32 = words.map(|&word| u32::from(u16::from_be_bytes(word))).sum();

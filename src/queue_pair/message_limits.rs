@@ -11,7 +11,7 @@ use crate::registered::{DomainId, is_foreign};
 
 const VERB: &str = "ibv_post_send";
 
-/// The longest message of the specification: 2 GiB.
+/// 2 GiB, by the specification.
 pub(crate) const LONGEST_MESSAGE: u32 = 1 << 31;
 
 /// Every port can send messages of this length.
@@ -22,7 +22,7 @@ pub struct MessageLimits {
     max_inline_data: u32,
     /// The port's `max_msg_sz`; for datagrams, its MTU.
     longest: u32,
-    /// The longest read or write, which EFA limits separately.
+    /// EFA limits reads and writes separately.
     longest_rdma: u32,
     /// The most pieces that a read fills; on iWARP often one.
     max_sge_rd: u32,
@@ -32,10 +32,10 @@ pub struct MessageLimits {
 }
 
 impl MessageLimits {
-    /// The specification's limits, until the queue pair is known.
+    /// Until the queue pair is known.
     pub(crate) const UNKNOWN: Self = Self::new(u32::MAX, 0);
 
-    /// The limits on a port whose longest message has `max_msg_sz` bytes (0: unknown).
+    /// `max_msg_sz` is 0 if unknown.
     pub(crate) const fn new(max_inline_data: u32, max_msg_sz: u32) -> Self {
         let longest = if max_msg_sz == 0 || max_msg_sz > LONGEST_MESSAGE {
             LONGEST_MESSAGE
@@ -63,7 +63,7 @@ impl MessageLimits {
         }
     }
 
-    /// Checks that no memory is registered in another domain. Only debug builds can.
+    /// No memory may be registered in another domain. Only debug builds can check.
     #[inline(always)]
     pub(crate) fn check_domain(&self, _verb: &'static str, _list: &[ffi::ibv_sge]) -> Result<()> {
         #[cfg(debug_assertions)]
@@ -75,7 +75,7 @@ impl MessageLimits {
         Ok(())
     }
 
-    /// A read fills at most this many pieces; 0 if unknown.
+    /// `max_sge_rd` is 0 if unknown.
     pub(crate) fn reads(self, max_sge_rd: u32) -> Self {
         Self { max_sge_rd: if max_sge_rd == 0 { u32::MAX } else { max_sge_rd }, ..self }
     }
@@ -84,7 +84,6 @@ impl MessageLimits {
         Self { max_inline_data, ..self }
     }
 
-    /// Each message is one packet.
     pub(crate) fn datagram(mut self, mtu: u32) -> Self {
         self.longest = self.longest.min(mtu);
         self.is_datagram = true;
@@ -97,7 +96,7 @@ impl MessageLimits {
         self
     }
 
-    /// Checks the length of a request that is not inline.
+    /// For requests that are not inline.
     #[inline(always)]
     pub(crate) fn check_length(&self, opcode: Opcode, length: u64) -> Result<()> {
         match Moves::by(opcode) {
@@ -151,7 +150,7 @@ impl MessageLimits {
         Error::out_of_range(VERB, what, length, 0, most.into())
     }
 
-    /// The error of a request's buffer. A piece too long for C exceeds the message limit too, and the error names that.
+    /// A piece too long for C exceeds the message limit too, and the error names that.
     #[cold]
     #[inline(never)]
     pub(crate) fn explain(&self, opcode: Opcode, error: Error) -> Error {
@@ -174,7 +173,6 @@ fn too_long_inline(length: u64, most: u32) -> Error {
     Error::out_of_range(VERB, what, length, 0, most.into())
 }
 
-/// How the data travels, where the device limits its length.
 #[derive(Clone, Copy)]
 enum Moves {
     Message,
@@ -182,7 +180,7 @@ enum Moves {
 }
 
 impl Moves {
-    /// Not atomics, which have 8 bytes, and not segmented sends, which become many messages.
+    /// Not atomics, which have 8 bytes, nor segmented sends, which become many messages.
     const fn by(opcode: Opcode) -> Option<Self> {
         match opcode {
             Opcode::IBV_WR_SEND | Opcode::IBV_WR_SEND_WITH_IMM | Opcode::IBV_WR_SEND_WITH_INV => {

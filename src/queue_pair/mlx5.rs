@@ -28,7 +28,7 @@ impl QueuePairBuilder<'_, Rc> {
     }
 }
 
-/// `mlx5dv_create_qp`, with requests that set memory keys.
+/// For requests that set memory keys.
 ///
 /// # Safety
 ///

@@ -218,7 +218,6 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         &self.object.properties.messages
     }
 
-    /// As [`erase`](Self::erase), for a borrowed queue pair.
     #[inline]
     pub(crate) fn erased(&self) -> &QueuePair<'res, QueuePairType> {
         // SAFETY: both are `repr(transparent)` wrappers of the same struct.
@@ -309,7 +308,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         (self.protection_domain().context().as_raw(), self.queue_pair_type())
     }
 
-    /// Sets the Q_Key and the partition of a UD queue pair before it leaves RESET.
+    /// Call it in RESET.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn set_partition(&mut self, qkey: u32, pkey_index: u16) {
         self.object.properties.settings.qkey = qkey;
@@ -320,23 +319,19 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         self.object.properties.endpoint.send_psn.unwrap_or_default()
     }
 
-    /// See [`PreparedQueuePair::set_send_psn`].
     pub(crate) fn set_send_psn(&mut self, psn: PacketSequenceNumber) {
         self.object.properties.endpoint.send_psn = Some(psn);
     }
 
-    /// See [`PreparedQueuePair::receive_psn`].
     pub(crate) fn set_receive_psn(&mut self, psn: PacketSequenceNumber) {
         self.object.properties.settings.receive_psn = Some(psn);
     }
 
-    /// See [`PreparedQueuePair::path_mtu`].
     pub(crate) fn set_path_mtu(&mut self, mtu: MaximumTransferUnit) {
         self.object.properties.settings.path_mtu = Some(mtu);
         self.object.properties.endpoint.path_mtu = Some(mtu);
     }
 
-    /// Chooses new packet numbers after a reset.
     pub(crate) fn renew_psns(&mut self) {
         let raw = self.as_raw();
         let Properties { settings, endpoint, .. } = &mut self.object.properties;
@@ -345,7 +340,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         settings.receive_psn = None;
     }
 
-    /// Releases the C object after the destroy verb was called elsewhere. If that failed, leaks the parents.
+    /// For an object whose destroy verb was called elsewhere. If that failed, leaks the parents.
     pub(crate) fn disown(mut self, destroyed: bool) {
         self.object.raw.disown(destroyed);
         if !destroyed {
@@ -368,7 +363,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
 }
 
 impl<'res> QueuePair<'res, QueuePairType> {
-    /// A queue pair with the same type and parents, without the options that channels do not use.
+    /// Same type and parents, without the options that channels do not use.
     pub(crate) fn another(
         &self,
         capacities: ffi::ibv_qp_cap,

@@ -60,7 +60,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
             let (mut raw, mask) = StateTransition::to(QueuePairState::Reset).to_raw();
             // SAFETY: as in `modify`.
             let returned = unsafe { ffi::ibv_modify_qp(self.as_raw(), &mut raw, mask.0 as i32) };
-            // It fails only if the device is gone, and the queue pair with it.
+            // Fails only if the device is gone, and the queue pair with it.
             let _ = ffi::status(VERB, returned).inspect_err(trace::verb_failed);
         }
     }
@@ -70,7 +70,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         unsafe { (*self.as_raw()).state }.into()
     }
 
-    /// The state, if it comes before RTS, to explain an error of a post. In RTS it costs no system call.
+    /// To explain an error of a post. In RTS it costs no system call.
     #[cold]
     pub(crate) fn state_before_rts(&self) -> Option<QueuePairState> {
         use QueuePairState as S;
@@ -152,7 +152,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     pub fn query(&self) -> Result<QueuePairAttributes> {
         use AttributeMask as A;
 
-        // No queue pair stores the first three.
+        // No queue pair stores these three.
         let usual = A::all() - A::CURRENT_STATE - A::DRAIN_NOTIFICATION - A::RATE_LIMIT;
         // EFA rejects queries for any others.
         let least = A::STATE | A::PORT | A::QKEY | A::SEND_PSN | A::CAPACITIES;
@@ -255,19 +255,18 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         }
     }
 
-    /// As [`reset`](Self::reset). If it fails, the next attempt to connect resets.
+    /// If it fails, the next attempt to connect resets.
     pub(crate) fn into_prepared(self) -> PreparedQueuePair<'res, T> {
         self.reset().unwrap_or_else(|failed| PreparedQueuePair::new(failed.object))
     }
 
-    /// Resets after a failed attempt to connect. If it fails, the next attempt resets.
+    /// After a failed attempt to connect. If it fails, the next attempt resets.
     pub(super) fn back_to_reset(&mut self) {
         if self.last_state() != QueuePairState::Reset {
             let _ = self.modify(StateTransition::to(QueuePairState::Reset));
         }
     }
 
-    /// Moves from RESET to INIT, where receives can be posted.
     pub(crate) fn initialize(&mut self) -> Result<()> {
         self.check_connects_by_hand()?;
         let early = self.early_attributes();
@@ -281,7 +280,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         Ok(())
     }
 
-    /// The attributes that do not depend on the peer.
+    /// Those that do not depend on the peer.
     pub(super) fn early_attributes(&self) -> StateTransition {
         let s = self.settings();
         StateTransition::stay()
@@ -297,7 +296,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
             .max_rnr_retries(s.max_rnr_retries)
     }
 
-    /// One step, with those of `attributes` that it requires.
+    /// Takes from `attributes` what the step requires.
     pub(super) fn step(
         &self,
         attributes: &StateTransition,
@@ -312,7 +311,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         attributes.part(required, to)
     }
 
-    /// The steps from RESET to RTS. Types that have a peer require `remote`.
+    /// Types that have a peer require `remote`.
     pub(super) fn steps(&self, remote: Option<&QueuePairEndpoint>) -> Result<[StateTransition; 3]> {
         use QueuePairState as S;
 

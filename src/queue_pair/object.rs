@@ -54,7 +54,7 @@ pub(super) struct Properties {
     pub(super) driver: Option<DriverTransport>,
 }
 
-/// Held so that they outlive the queue pair.
+/// They outlive the queue pair.
 #[derive(Clone)]
 pub(super) struct Parents<'res> {
     pub(super) domain: Parent<'res, ProtectionDomain<'res>>,
@@ -332,7 +332,7 @@ impl Object<'_> {
     /// The kernel refuses to destroy a queue pair that is in a group.
     pub(super) fn leave_groups(&mut self) {
         for (gid, lid) in std::mem::take(&mut self.groups) {
-            // SAFETY: as in `attach_multicast`. If it fails, destroying reports the failure.
+            // SAFETY: as in `attach_multicast`. Destroying reports a failure.
             let _ = unsafe { ffi::ibv_detach_mcast(self.raw.as_ptr(), &gid.into(), lid) };
         }
     }

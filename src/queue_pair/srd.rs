@@ -62,7 +62,6 @@ impl<'res> QueuePairBuilder<'res, Srd> {
 }
 
 impl<T: Transport> QueuePairBuilder<'_, T> {
-    /// Queries the device, and checks the sizes against it.
     pub(super) fn prepare_srd(&mut self, options: SrdOptions) -> Result<()> {
         let device = self.parents.domain.context().query_efa()?;
         let c = &self.capacities;

@@ -44,8 +44,6 @@ impl SrdOptions {
     }
 }
 
-/// `efadv_create_qp_ex`.
-///
 /// # Safety
 ///
 /// `context` is live, as is all that `attributes` names.

@@ -199,7 +199,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
         unsafe { self.post_operation(&mut raw) }
     }
 
-    /// Elements of a tagged receive, at most; an error if the queue has no tags.
+    /// An error if the queue has no tags.
     fn max_tag_sge(&self) -> Result<u32> {
         match &self.extended {
             Some(Extended { domain: None, max_tag_sge, .. }) => Ok(*max_tag_sge),

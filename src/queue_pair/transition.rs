@@ -109,7 +109,6 @@ impl StateTransition {
         self.mask
     }
 
-    /// The attributes in `mask`, as a change to another state.
     pub(super) fn part(mut self, mask: AttributeMask, state: QueuePairState) -> Self {
         self.raw.qp_state = state.into();
         self.mask = (self.mask & mask) | AttributeMask::STATE;
@@ -131,7 +130,6 @@ impl StateTransition {
         QueuePairAttributes::new(self.raw, self.mask)
     }
 
-    /// Checks the change for a queue pair of type `kind` in state `from`.
     pub(crate) fn check(&self, kind: QueuePairType, from: QueuePairState) -> Result<()> {
         const VERB: &str = "ibv_modify_qp";
         if self.mask.contains(AttributeMask::REMOTE_NUMBER) && self.raw.dest_qp_num > 0xff_ffff {
@@ -154,17 +152,14 @@ impl fmt::Debug for StateTransition {
     }
 }
 
-/// The attributes that a transition requires and allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Rule {
     pub(super) required: AttributeMask,
     optional: AttributeMask,
 }
 
-/// The rule for a transition, if there is one.
-///
-/// It is that of the InfiniBand specification in the kernel's version: the verb also needs [`AttributeMask::STATE`].
-/// Provider's transports count as datagrams, because EFA's do.
+/// The InfiniBand specification's, in the kernel's version: the verb also needs [`AttributeMask::STATE`]. Providers'
+/// transports count as datagrams, because EFA's do.
 pub(super) fn rule(kind: QueuePairType, from: QueuePairState, to: QueuePairState) -> Option<Rule> {
     use AttributeMask as A;
     use QueuePairState as S;
@@ -245,7 +240,7 @@ pub(super) fn rule(kind: QueuePairType, from: QueuePairState, to: QueuePairState
     Some(Rule { required, optional })
 }
 
-/// Compares the attributes of a transition with its rule. `given` may include [`AttributeMask::STATE`].
+/// `given` may include [`AttributeMask::STATE`].
 pub(super) fn check(
     kind: QueuePairType,
     from: QueuePairState,
@@ -417,8 +412,6 @@ mod tests {
         }
     }
 
-    /// For every transition of every transport: missing and surplus attributes are named, and the allowed ones
-    /// accepted.
     #[test]
     fn every_missing_and_every_forbidden_attribute_is_named() {
         let mut transitions = 0;
@@ -447,7 +440,7 @@ mod tests {
                 }
             }
         }
-        // 7 ways to RESET, 6 to ERR, and 9 others, for each transport.
+        // 7 to RESET, 6 to ERR, and 9 others, for each transport.
         assert_eq!(transitions, 6 * 22);
     }
 

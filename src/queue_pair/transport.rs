@@ -25,7 +25,7 @@ mod sealed {
     use crate::error::Result;
 
     pub trait Sealed {
-        /// The transport of a provider, which only its own verb creates.
+        /// Only the provider's own verb creates it.
         fn driver(self) -> Option<DriverTransport>
         where
             Self: Sized,
@@ -39,7 +39,6 @@ mod sealed {
             Ok(())
         }
 
-        /// Whether a queue pair of that type, or provider's transport, has this transport.
         fn is(kind: QueuePairType, driver: Option<&DriverTransport>) -> bool;
     }
 
@@ -334,7 +333,6 @@ impl<A, T: Transport + Addressed<A>> AddressedBy<A> for T {}
 
 impl<A> Addressed<A> for QueuePairType {}
 
-// Transports that only a verb of their provider creates: SRD of EFA, DC of mlx5.
 
 /// The transport of a queue pair of type [`Driver`](crate::QueuePairType::Driver).
 #[derive(Clone, Copy, Debug)]
@@ -342,7 +340,7 @@ pub enum DriverTransport {
     #[cfg(feature = "efa")]
     Srd {
         options: SrdOptions,
-        /// The device lets us set how often to resend what found no receive.
+        /// The device lets us set how often to resend a message that found no receive.
         rnr_retry: bool,
     },
     #[cfg(feature = "mlx5")]
@@ -370,7 +368,6 @@ impl DriverTransport {
         }
     }
 
-    /// Whether its requests can name streams.
     #[cfg(feature = "mlx5")]
     pub(super) fn has_streams(self) -> bool {
         matches!(self, Self::DcInitiator(Some(_)))
@@ -403,8 +400,7 @@ impl DriverTransport {
         }
     }
 
-    /// The attributes that a step on the way up needs, as the kernel's drivers require them; the kernel's core has no
-    /// rule.
+    /// As the kernel's drivers require them; the kernel's core has no rule.
     pub(super) fn attributes(
         self,
         from: QueuePairState,
