@@ -1,12 +1,9 @@
-//! Asynchronous events: what a device reports by itself.
+//! Asynchronous events.
 //!
-//! # Acknowledging
-//!
-//! Destroying a queue pair, completion queue, shared receive queue or work queue waits until each event that
-//! was read about it is acknowledged. So the call that reads an event copies what identifies the object,
-//! which cannot go away yet, then acknowledges the event, and does not touch the pointer again. The kernel
-//! discards unread events about a destroyed object. Nothing that this module hands out can make a destroy
-//! wait.
+//! Destroying a queue pair, completion queue, shared receive queue or work queue waits until each event that was read
+//! about it is acknowledged. So the call that reads an event copies the object's number or token, acknowledges the
+//! event, and does not touch the pointer again. Nothing that this module hands out can make a destroy wait. The kernel
+//! discards unread events about a destroyed object.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -113,8 +110,6 @@ impl AsyncEvent {
         self.subject
     }
 
-    /// Copies the event.
-    ///
     /// # Safety
     ///
     /// If the event is about an object, the object is live.
@@ -123,9 +118,8 @@ impl AsyncEvent {
 
         let kind = Kind::from(raw.event_type);
         let element = &raw.element;
-        // SAFETY: `ibv_get_async_event` sets the union's member for this type of event, and the caller
-        // vouches for the object. Another thread may change a shared receive queue's token meanwhile, hence
-        // the atomic load.
+        // SAFETY: `ibv_get_async_event` sets the union's member for this type of event, and the caller vouches for the
+        // object. The load is atomic because another thread may change a shared receive queue's token.
         let subject = unsafe {
             match kind {
                 Kind::CompletionQueueError => {
@@ -252,15 +246,15 @@ impl<'ctx> AsyncEvents<'ctx> {
             if !read {
                 return Ok(None);
             }
-            // SAFETY: every member of the union is a number or a pointer, so its bytes are a number: the
-            // object's address, or a port's number, which is no object's address.
+            // SAFETY: every member of the union is a number or a pointer, so its bytes are a number: an object's
+            // address, or a port's number, which is no address.
             let address = unsafe { raw.element.qp }.addr();
             if event_subjects::failed_to_destroy(address) {
                 // Acknowledging would write to the object, and nothing waits for it.
                 continue;
             }
-            // SAFETY: the event's object, if any, is live. Its destroy verb has not failed, and waits for the
-            // acknowledgement, which happens once, here, or for the end of `EventFile::read`.
+            // SAFETY: the event's object, if any, is live: its destroy verb has not failed, and waits for this one
+            // acknowledgement or for the end of `EventFile::read`.
             unsafe {
                 let event = AsyncEvent::read(&raw);
                 ffi::ibv_ack_async_event(&mut raw);
@@ -329,7 +323,7 @@ impl Context<'_> {
     }
 }
 
-/// The token of a shared receive queue, a field that libibverbs does not use.
+/// A field that libibverbs does not use.
 ///
 /// # Safety
 ///

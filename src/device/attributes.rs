@@ -1,5 +1,3 @@
-//! The limits and capabilities of a device.
-
 use std::ffi::c_int;
 
 use super::capabilities::{
@@ -27,7 +25,7 @@ impl From<ffi::ibv_device_attr_ex> for DeviceAttributes {
     }
 }
 
-/// A limit, which C stores as an `int`; never negative.
+/// C's `int` is never negative.
 fn limit(value: c_int) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }

@@ -1,5 +1,3 @@
-//! Optional capabilities of a device.
-
 use crate::ffi;
 use crate::queue_pair_state::QueuePairType;
 

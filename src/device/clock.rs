@@ -1,5 +1,3 @@
-//! The device's clock.
-
 #[cfg(feature = "channel")]
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -12,8 +10,8 @@ use crate::ffi;
 #[cfg(feature = "channel")]
 use crate::hooks;
 
-/// The time by which the crate decides *when to post*: virtual time on a simulated network, so that the same
-/// calls give the same packets, else the machine's. Callers' deadlines are always the machine's.
+/// The time by which the crate decides *when to post*: virtual time on a simulated network, so that the same calls give
+/// the same packets. Callers' deadlines are always the machine's.
 #[cfg(feature = "channel")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
@@ -23,8 +21,6 @@ pub(crate) struct Clock {
 
 #[cfg(feature = "channel")]
 impl Clock {
-    /// The clock of the context's device.
-    ///
     /// # Safety
     ///
     /// The context is null, or live while the clock is used.
@@ -47,7 +43,7 @@ impl Clock {
         self.virtual_time(None).is_some()
     }
 
-    /// Makes virtual time reach `at` by itself, and sleeping threads return then.
+    /// Virtual time reaches `at` by itself, and sleeping threads then return.
     pub(crate) fn reach(self, at: Instant) {
         self.virtual_time(Some(at));
     }
@@ -72,7 +68,7 @@ impl Context<'_> {
         let returned = unsafe { ffi::ibv_query_rt_values_ex(self.as_raw(), &mut raw) };
         ffi::status(VERB, returned)?;
         Error::unsupported_if(raw.comp_mask & wanted == 0, VERB, "the device has no raw clock")?;
-        // The C fields are shorter on 32-bit machines.
+        // C's fields are shorter on 32-bit machines.
         #[allow(clippy::useless_conversion)]
         let (seconds, nanoseconds) = (raw.raw_clock.tv_sec.into(), raw.raw_clock.tv_nsec.into());
         Ok(RawClock { seconds, nanoseconds })

@@ -1,5 +1,3 @@
-//! An open device.
-
 use std::ffi::{CStr, OsStr};
 use std::fs::File;
 use std::marker::PhantomData;
@@ -39,7 +37,7 @@ const NO_GID: Error = Error::with_reason(
 pub struct Context<'a> {
     raw: Handle<ffi::ibv_context>,
     from: PhantomData<&'a ()>,
-    /// How many of the peers' reads and atomics its queue pairs together answer at a time.
+    /// The peers' reads and atomics that its queue pairs together answer at a time.
     answers_taken: Arc<AtomicU32>,
     limits: OnceLock<Box<DeviceAttributes>>,
 }
@@ -142,7 +140,7 @@ impl<'a> Context<'a> {
         Ok(DeviceAttributes::from(raw))
     }
 
-    /// [`query_device`](Self::query_device), from the first query that succeeded.
+    /// From the first query that succeeded.
     pub(crate) fn limits(&self) -> Result<&DeviceAttributes> {
         match self.limits.get() {
             Some(limits) => Ok(limits),
@@ -236,13 +234,12 @@ impl<'a> Context<'a> {
         self.with_gid_table(|entries| entries.collect())
     }
 
-    /// Calls `f` with the entries of [`gid_table`](Self::gid_table).
     fn with_gid_table<R>(
         &self,
         f: impl FnOnce(&mut dyn Iterator<Item = GidEntry>) -> R,
     ) -> Result<R> {
-        // Most ports have few GIDs in a table of hundreds, and the kernel clears and copies all the room that
-        // it gets. So the first try gives little; EINVAL: there are more GIDs.
+        // Most ports have few GIDs in a table of hundreds, and the kernel clears and copies all the room that it gets.
+        // So try with little room first; EINVAL: there are more GIDs.
         let mut few = [ffi::ibv_gid_entry::default(); 16];
         match self.fill_gid_table(&mut few) {
             Err(error) if error.errno() == libc::EINVAL => {}
@@ -260,7 +257,7 @@ impl<'a> Context<'a> {
         Ok(f(&mut table.into_iter().map(GidEntry::from)))
     }
 
-    /// Fills the beginning of `table`, and returns the number of GIDs.
+    /// Returns the number of GIDs.
     fn fill_gid_table(&self, table: &mut [ffi::ibv_gid_entry]) -> Result<usize> {
         let (room, size) = (table.len(), size_of::<ffi::ibv_gid_entry>());
         // SAFETY: the context is live, and the table has this many entries.
@@ -289,8 +286,8 @@ impl<'a> Context<'a> {
         entries.min_by_key(|e| (e.preference(), e.index)).ok_or(NO_GID)
     }
 
-    /// The GIDs by which a peer can reach a port: the best of each class, first that of
-    /// [`routable_gid`](Self::routable_gid). An InfiniBand port may have none.
+    /// The best GID of each class, first that of [`routable_gid`](Self::routable_gid). An InfiniBand port may have
+    /// none.
     pub(crate) fn endpoint_gids(&self, port: &PortAttributes, number: u8) -> Result<EndpointGids> {
         if port.link_layer() == LinkLayer::InfiniBand {
             let gid = self.query_gid(number, 0).map_or(Gid::ZERO, |entry| entry.gid);
@@ -302,7 +299,7 @@ impl<'a> Context<'a> {
         if gids.is_empty() { Err(NO_GID) } else { Ok(gids) }
     }
 
-    /// The index of our own GID in a port's table. It changes when an address is removed and comes back.
+    /// The index changes when an address is removed and comes back.
     pub(crate) fn index_of_gid(&self, port: u8, gid: &EndpointGid) -> Result<u8> {
         let entry = self.with_gid_table(|entries| {
             let entries = entries.filter(|e| e.port == port && EndpointGid::from(e) == *gid);
@@ -352,8 +349,8 @@ impl<'a> Context<'a> {
     }
 }
 
-/// When libibverbs cannot open the device file, it tries another of udev, and reports that one missing. This
-/// finds the first file's error.
+/// When libibverbs cannot open the device file, it tries another of udev, and reports that one missing. This finds the
+/// error of the first.
 fn explain(error: Error, file: &CStr) -> Error {
     if error.errno() != libc::ENOENT {
         return error;

@@ -1,5 +1,3 @@
-//! The counters of a device, and the resources of this process.
-
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -10,11 +8,9 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Object;
 
-/// Stands for a verb in the errors here.
 const VERB: &str = "counters";
 
-/// Defines the counters: words, and the drivers' names with the units of one count. The first name that
-/// exists is used.
+/// Defines the counters: words, and the drivers' names with the units of one count. The first existing name counts.
 macro_rules! counters {
     ($($(#[$meta:meta])* $counter:ident, $words:literal: $(($name:literal, $unit:literal)),+;)+) => {
         /// A counter under one name, whatever each driver calls it.
@@ -149,7 +145,7 @@ impl Counters {
         Self { values: moved.collect() }
     }
 
-    /// Adds the counters of a sysfs folder, if it exists. Earlier values stay.
+    /// Earlier values stay. The folder may be missing.
     fn read(&mut self, folder: &Path) -> Result<()> {
         let files = match fs::read_dir(folder) {
             Ok(files) => files,
@@ -159,11 +155,11 @@ impl Counters {
         for file in files {
             let file = file.map_err(|error| failed(&error))?;
             let Ok(name) = file.file_name().into_string() else { continue };
-            // A setting: how long, in ms, the kernel caches the values.
+            // Not a counter: how long, in ms, the kernel caches the values.
             if name == "lifespan" {
                 continue;
             }
-            // Some drivers have files for counters that this device lacks: reading fails or gives text.
+            // Some drivers have files for counters that this device lacks: they cannot be read, or are text.
             let text = fs::read_to_string(file.path()).unwrap_or_default();
             if let Ok(value) = text.trim_end().parse() {
                 self.values.entry(name).or_insert(value);
@@ -291,7 +287,7 @@ fn live<T: Object>() -> usize {
     T::live().load(Ordering::Relaxed)
 }
 
-/// `VmPin`, in bytes. Only kernel threads lack it.
+/// In bytes. Only kernel threads lack it.
 fn pinned(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
     let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());

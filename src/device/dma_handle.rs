@@ -1,5 +1,3 @@
-//! Hints on the PCI bus for the device's access to memory.
-
 use crate::debug::debug;
 use crate::device::Context;
 use crate::error::Result;
@@ -80,7 +78,7 @@ impl<'ctx> DmaHandle<'ctx> {
             attributes.comp_mask |= mask::IBV_DMAH_INIT_ATTR_MASK_PH.0;
         }
         if let Some(memory) = hints.memory {
-            // The field has 8 bits. What does not fit becomes a number that no device knows.
+            // The field has 8 bits; a larger number becomes one that no device knows.
             attributes.tph_mem_type =
                 u8::try_from(ffi::ibv_tph_mem_type::from(memory).0).unwrap_or(u8::MAX);
             attributes.comp_mask |= mask::IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE.0;

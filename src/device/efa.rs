@@ -87,7 +87,6 @@ impl Context<'_> {
     }
 }
 
-/// Says why an EFA verb failed on another provider's device.
 #[cold]
 pub(crate) fn explain(verb: &'static str, error: Error) -> Error {
     match error.errno() {

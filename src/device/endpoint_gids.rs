@@ -1,8 +1,8 @@
-//! The GIDs of a queue pair, and the choice of the two that a connection uses.
+//! The choice of the two GIDs that a connection uses.
 //!
-//! A RoCE port has a RoCE v1 and a RoCE v2 GID for each address, and packets only go between GIDs of the same
-//! version and IP family. So an endpoint carries the best GID of each class. Both sides compare the same
-//! lists in the same order, and choose the same pair.
+//! A RoCE port has a RoCE v1 and a RoCE v2 GID for each address, and packets only go between GIDs of the same version
+//! and IP family. So an endpoint carries the best GID of each class. Both sides compare the same lists in the same
+//! order, and choose the same pair.
 
 use std::net::Ipv6Addr;
 
@@ -20,7 +20,6 @@ impl From<GidType> for GidClass {
     }
 }
 
-/// Families of addresses that reach each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Family {
     Ipv4,
@@ -41,7 +40,7 @@ impl From<&GidEntry> for EndpointGid {
 }
 
 impl EndpointGid {
-    /// The class and address, for errors.
+    /// For errors.
     pub(crate) const fn named(self) -> (GidClass, Ipv6Addr) {
         (self.class, self.gid.to_ipv6())
     }
@@ -56,7 +55,7 @@ impl EndpointGid {
         }
     }
 
-    /// Whether packets can go between the two, and how directly (0: best).
+    /// `None`: no packets go between the two. 0: the most direct way.
     fn distance(&self, other: &Self) -> Option<u8> {
         if !self.class.fits(other.class) {
             return None;
@@ -67,26 +66,26 @@ impl EndpointGid {
                 Some(0)
             }
             (one, two) if one == two => Some(0),
-            // On one link, the kernel reaches one from the other.
+            // The kernel reaches one from the other on the same link.
             (Family::Ipv6, Family::LinkLocal) | (Family::LinkLocal, Family::Ipv6) => Some(1),
             _ => None,
         }
     }
 }
 
-/// Two versions of RoCE, three kinds of addresses.
+/// Two versions of RoCE, three families.
 pub(crate) const MAX_GIDS: usize = 6;
 
-/// The GIDs of an endpoint, the best first.
+/// The best first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct EndpointGids {
-    /// Those beyond `len` are zero.
+    /// Zero from `len` on.
     list: [EndpointGid; MAX_GIDS],
     len: u8,
 }
 
 impl EndpointGids {
-    /// One GID, or none if it is zero.
+    /// None if it is zero.
     pub(crate) const fn one(gid: Gid, class: GidClass) -> Self {
         const NONE: EndpointGid = EndpointGid { gid: Gid::ZERO, class: GidClass::Unspecified };
         let mut list = [NONE; MAX_GIDS];
@@ -97,7 +96,7 @@ impl EndpointGids {
         Self { list, len: 1 }
     }
 
-    /// Adds a GID unless it is zero. Returns whether there was room.
+    /// Skips a zero GID. Returns whether there was room.
     pub(crate) fn push(&mut self, gid: EndpointGid) -> bool {
         if gid.gid.is_zero() {
             return true;
@@ -112,8 +111,8 @@ impl EndpointGids {
         }
     }
 
-    /// The best GID of each class and family in a port's table, the best class first. Types that this crate
-    /// does not know count only if there are no others.
+    /// The best GID of each class and family in a port's table, the best class first. Types that this crate does not
+    /// know count only if there are no others.
     pub(crate) fn of_table(entries: impl IntoIterator<Item = GidEntry>) -> Self {
         const FAMILIES: usize = 3;
         let mut best = [None; FAMILIES * GidClass::ALL.len()];
@@ -131,7 +130,7 @@ impl EndpointGids {
         let mut gids = Self::default();
         for (_, gid) in best.into_iter().flatten() {
             if gid.class != GidClass::Unspecified || gids.is_empty() {
-                // What does not fit is least preferred.
+                // There is room for the preferred ones.
                 gids.push(gid);
             }
         }
@@ -150,7 +149,7 @@ impl EndpointGids {
         self.len == 0
     }
 
-    /// Our and their GID for a connection, if two match. The other side chooses the same.
+    /// Our and their GID. The other side chooses the same.
     pub(crate) fn choose(&self, theirs: &Self) -> Option<(EndpointGid, EndpointGid)> {
         let pairs = self.as_slice().iter().flat_map(|ours| {
             theirs
@@ -158,7 +157,7 @@ impl EndpointGids {
                 .iter()
                 .filter_map(move |theirs| Some((ours.distance(theirs)?, *ours, *theirs)))
         });
-        // Among equal distances, the first: the best of ours.
+        // `min_by_key` takes the first among equals: the best of ours.
         let (_, ours, theirs) = pairs.min_by_key(|pair| pair.0)?;
         Some((ours, theirs))
     }
@@ -214,7 +213,6 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "safe code, and thousands of rounds")]
     fn both_sides_choose_the_same_two() {
-        // Every pair of subsets of two hosts' GIDs.
         let all = |i: usize| {
             [
                 (IPV4[i], V2),

@@ -1,13 +1,9 @@
-//! Waiting for the kernel's event files.
-
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::{ffi, hooks};
 
-/// Takes over a system call's result.
-///
 /// # Safety
 ///
 /// `fd` is negative, or a descriptor that nothing else owns.
@@ -39,7 +35,6 @@ pub(crate) fn any_of(files: &[BorrowedFd<'_>]) -> Result<OwnedFd> {
     Ok(any)
 }
 
-/// Makes reads from `fd` return at once.
 pub(crate) fn set_nonblocking(verb: &'static str, fd: RawFd) -> Result<()> {
     // SAFETY: no memory is involved; a closed descriptor is an error.
     let done = unsafe {
@@ -49,10 +44,8 @@ pub(crate) fn set_nonblocking(verb: &'static str, fd: RawFd) -> Result<()> {
     if done { Ok(()) } else { Err(Error::new(verb, ffi::errno())) }
 }
 
-/// Returns what `take` gives. While that is nothing, sleeps until `fd` is readable. Tries once even after the
-/// deadline.
-///
-/// `fd` is non-blocking, and several threads may wait on it. A signal does not end the wait.
+/// Returns what `take` gives. While that is nothing, sleeps until `fd`, which is non-blocking, is readable. Tries once
+/// even after the deadline. Several threads may wait; a signal does not end the wait.
 pub(crate) fn take_before<T>(
     verb: &'static str,
     fd: RawFd,
@@ -68,7 +61,7 @@ pub(crate) fn take_before<T>(
     }
 }
 
-/// [`take_before`], but `None` once `waker` is readable.
+/// `None` once `waker` is readable.
 pub(crate) fn take_before_or_woken<T>(
     verb: &'static str,
     fd: RawFd,
@@ -86,10 +79,10 @@ pub(crate) fn take_before_or_woken<T>(
     Ok(None)
 }
 
-/// Sleeps until a file is readable, or has an error that the next read reports.
+/// Sleeps until a file is readable, or has an error that the next read reports. The file of the events comes last.
 ///
-/// Returns the index of the first such file, and whether the deadline has passed. The next call, with
-/// `is_last`, then fails even if a file is readable that yields nothing. The file of the events comes last.
+/// Returns the index of the first such file, and whether the deadline has passed. If so, the next call, with `is_last`,
+/// fails even if a file is readable that yields nothing.
 fn wait_readable<const N: usize>(
     verb: &'static str,
     files: [RawFd; N],
@@ -133,7 +126,7 @@ pub(crate) fn timed_out(verb: &'static str) -> Error {
     Error::with_reason(verb, libc::ETIMEDOUT, "the deadline has passed")
 }
 
-/// Calls a verb that reads an event and returns 0, or -1 with `errno`. Returns whether there was one.
+/// `read` returns 0, or -1 with `errno`. False: there was no event.
 #[inline]
 pub(crate) fn read_event(verb: &'static str, mut read: impl FnMut() -> i32) -> Result<bool> {
     loop {

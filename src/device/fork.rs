@@ -1,5 +1,3 @@
-//! Using RDMA in a program that forks.
-
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
@@ -21,15 +19,14 @@ foreign_enum! {
     }
 }
 
-/// Whether this process has opened a device. `ibv_fork_init` takes no lock: a thread that registers memory
-/// meanwhile would walk a tree that does not exist yet.
+/// Whether this process has opened a device. `ibv_fork_init` takes no lock: a thread that registers memory at the same
+/// time would walk a tree that does not exist yet.
 static OPENED: Mutex<bool> = Mutex::new(false);
 
 /// Excludes other calls that concern forks.
 ///
-/// To open a device, record that in it, and then open without the guard. To list devices, hold it: libibverbs
-/// reads the environment (`RDMAV_FORK_SAFE`) and may call `ibv_fork_init`, which reads files of the kernel
-/// and calls no verb.
+/// To open a device, set it, drop the guard, and open. To list devices, hold it: libibverbs may call `ibv_fork_init`
+/// (`RDMAV_FORK_SAFE`), which reads files of the kernel and calls no verb.
 pub(crate) fn exclusive() -> MutexGuard<'static, bool> {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -64,7 +61,7 @@ pub fn is_fork_initialized() -> ForkStatus {
 }
 
 fn status() -> ForkStatus {
-    // SAFETY: it only reads, and the callers hold the lock that keeps writers out.
+    // SAFETY: it only reads, and the callers hold the lock that excludes writers.
     unsafe { ffi::ibv_is_fork_initialized() }.into()
 }
 

@@ -1,5 +1,3 @@
-//! Global identifiers of ports ([`Gid`]) and devices ([`Guid`]).
-
 use std::ffi::CStr;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -158,7 +156,7 @@ impl From<ffi::ibv_gid_entry> for GidEntry {
         Self {
             gid: raw.gid.into(),
             index: raw.gid_index,
-            // Port numbers are 8 bits elsewhere in verbs.
+            // A port number has 8 bits elsewhere in verbs.
             port: raw.port_num as u8,
             gid_type: ffi::ibv_gid_type(raw.gid_type).into(),
             interface_index: (raw.ndev_ifindex != 0).then_some(raw.ndev_ifindex),
@@ -183,7 +181,7 @@ impl GidEntry {
         Some(name.to_string_lossy().into_owned())
     }
 
-    /// Ranks the entry for a peer in another network: smaller is better.
+    /// For a peer in another network: smaller is better.
     pub(crate) fn preference(&self) -> u32 {
         match (self.gid_type, self.gid.to_ipv4().is_some(), self.gid.is_link_local()) {
             (GidType::RoceV2, true, _) => 0,
@@ -196,7 +194,7 @@ impl GidEntry {
         }
     }
 
-    /// The index in 8 bits, as in queue pair attributes.
+    /// As in queue pair attributes.
     pub(super) fn short_index(&self) -> crate::error::Result<u8> {
         u8::try_from(self.index).map_err(|_| {
             let (what, value) = ("the index of the routable GID", self.index.into());
@@ -224,7 +222,7 @@ impl Guid {
         self.0
     }
 
-    /// `ibv_get_device_guid`, which knows only the kernel's devices, or the answer of the device's provider.
+    /// libibverbs knows only the GUIDs of the kernel's devices, so a provider in this process is asked first.
     ///
     /// # Safety
     ///

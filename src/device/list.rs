@@ -1,5 +1,3 @@
-//! The list of devices, and opening one by name.
-
 use std::iter::FusedIterator;
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -12,8 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::unusable::{FILES, Unusable, abi_of_verbs, devices_folder, names};
 use crate::{ffi, hooks};
 
-/// The versions of the kernel's interface that libibverbs knows (`IB_USER_VERBS_MIN_ABI_VERSION` and
-/// `.._MAX_..`).
+/// What libibverbs supports (`IB_USER_VERBS_MIN_ABI_VERSION`, `.._MAX_..`).
 const KERNEL_ABI: RangeInclusive<u32> = 3..=6;
 
 /// `ibv_get_device_list`: the RDMA devices that this process sees and has a provider for.
@@ -46,7 +43,7 @@ pub fn devices() -> Result<DeviceList> {
     const VERB: &str = "ibv_get_device_list";
     let registered = Registered::list();
     let mut count = 0;
-    // The first call of libibverbs would print this and list nothing; the second would go on.
+    // libibverbs would print this at the first call and list nothing, and go on at the second.
     let listed = match abi_of_verbs().filter(|found| !KERNEL_ABI.contains(found)) {
         Some(found) => Err(Error::unknown_abi(VERB, found, KERNEL_ABI)),
         None => {
@@ -57,7 +54,7 @@ pub fn devices() -> Result<DeviceList> {
         }
     };
     let listed = match listed {
-        // A provider in this process may have registered devices, even without RDMA in the kernel.
+        // A provider in this process needs no RDMA in the kernel.
         Err(error) if error.kind() == ErrorKind::Unsupported && !registered.0.is_empty() => None,
         listed => Some(listed?),
     };
@@ -79,11 +76,11 @@ pub fn devices() -> Result<DeviceList> {
     Ok(list)
 }
 
-/// The error if the kernel has devices but this process has no device files.
+/// The kernel has devices, but this process has no device files.
 #[cold]
 fn without_device_files(class: &Path, files: &Path) -> Option<Error> {
     let there = fs::read_dir(class).is_ok_and(|mut devices| devices.next().is_some());
-    // A folder that this process may not read exists.
+    // A folder that this process may not read counts as there.
     let missing = fs::metadata(files).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
     (there && missing).then_some(Error::with_reason(
         "ibv_get_device_list",
@@ -93,7 +90,7 @@ fn without_device_files(class: &Path, files: &Path) -> Option<Error> {
     ))
 }
 
-/// The devices that a provider in this process has registered, with a reference to each.
+/// Devices of a provider in this process, with a reference to each.
 struct Registered(Vec<NonNull<ffi::ibv_device>>);
 
 impl Registered {
@@ -112,15 +109,13 @@ impl Drop for Registered {
     }
 }
 
-/// The error if no file descriptor was left. libibverbs reports `ENOSYS`, or leaves out devices that it
-/// cannot open.
+/// The error if no file descriptor is left: libibverbs then reports `ENOSYS`, or leaves out devices.
 #[cold]
 fn out_of_files(verb: &'static str) -> Option<Error> {
-    /// One more than listing has open at a time.
+    /// Listing has one less open at a time.
     const NEEDED: usize = 4;
     let mut files = [const { None }; NEEDED];
     for file in &mut files {
-        // This opens whenever any file can be.
         match std::fs::File::open("/") {
             Ok(opened) => *file = Some(opened),
             Err(error) => {
@@ -197,7 +192,7 @@ fn no_device(verb: &'static str, reason: &'static str) -> Error {
     out_of_files("ibv_get_device_list").unwrap_or(Error::with_reason(verb, libc::ENODEV, reason))
 }
 
-/// The error of `verb`, which needs a device, when the list may be empty.
+/// For a verb that needs a device: why the list is empty.
 #[cfg(feature = "rdmacm")]
 #[cold]
 pub(crate) fn no_device_for(verb: &'static str) -> Error {
@@ -328,7 +323,6 @@ impl FusedIterator for DeviceListIter<'_> {}
 mod tests {
     use super::*;
 
-    /// As in a container: devices in sysfs without device files.
     #[test]
     #[cfg_attr(miri, ignore = "uses the file system")]
     fn devices_without_files_are_an_error_that_says_so() {

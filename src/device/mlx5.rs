@@ -72,8 +72,8 @@ impl Context<'_> {
     pub fn query_mlx5(&self) -> Result<Mlx5Attributes> {
         use ffi::mlx5dv_context_comp_mask as M;
 
-        // What the methods show, and is in the struct of every release. The provider clears the bits of what
-        // the device lacks.
+        // What the methods show, and is in the struct of every release. The provider clears the bits of missing
+        // features.
         let wanted = M::MLX5DV_CONTEXT_MASK_CQE_COMPRESION
             | M::MLX5DV_CONTEXT_MASK_SWP
             | M::MLX5DV_CONTEXT_MASK_STRIDING_RQ
@@ -98,7 +98,6 @@ impl Context<'_> {
     }
 }
 
-/// Says why an mlx5 verb failed on another provider's device.
 #[cold]
 pub(crate) fn explain(verb: &'static str, error: Error) -> Error {
     match error.errno() {

@@ -125,10 +125,8 @@ impl<'list> Device<'list> {
         unsafe { Context::open(self.raw.as_ptr()) }
     }
 
-    /// Opens the device without borrowing the list.
     fn open_alone(&self) -> Result<Context<'static>> {
-        // SAFETY: the list holds the device. The context takes its own reference to it
-        // (`verbs_init_context`), so it may outlive the list.
+        // SAFETY: the list holds the device. The context takes its own reference to it (`verbs_init_context`).
         unsafe { Context::open(self.raw.as_ptr()) }
     }
 
@@ -190,7 +188,6 @@ impl<'list> Device<'list> {
     }
 }
 
-/// Kernel names are ASCII.
 fn text(text: Option<&CStr>) -> Option<&str> {
     text.and_then(|text| text.to_str().ok())
 }

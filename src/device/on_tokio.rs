@@ -1,5 +1,3 @@
-//! Waiting for the kernel's files on tokio.
-
 use std::os::fd::BorrowedFd;
 
 use tokio::io::Interest;
@@ -10,20 +8,17 @@ use crate::error::{Error, Result};
 /// The files of a removed device have an error, and are not readable.
 pub(crate) const EVENTS: Interest = Interest::READABLE.add(Interest::ERROR);
 
-/// Registers a file with the runtime.
-///
 /// # Panics
 ///
 /// Outside of a tokio runtime with I/O.
 pub(crate) fn register(file: BorrowedFd<'_>) -> Result<AsyncFd<BorrowedFd<'_>>> {
-    // The borrow keeps this descriptor open until the `AsyncFd` is dropped or forgotten, as the unsafe
-    // successor of this function demands. That is newer than tokio's LTS release.
+    // The borrow keeps this descriptor open until the `AsyncFd` is dropped or forgotten, as the unsafe successor of
+    // this function demands, which is newer than tokio's LTS release.
     #[allow(deprecated)]
     let registered = AsyncFd::with_interest(file, EVENTS);
     registered.map_err(|error| Error::new("epoll_ctl", error.raw_os_error().unwrap_or(libc::EIO)))
 }
 
-/// Waits until the file is readable or has an error.
 #[cfg(feature = "rdmacm")]
 pub(crate) async fn readable(file: BorrowedFd<'_>) -> Result<()> {
     match register(file)?.ready(EVENTS).await {

@@ -1,5 +1,3 @@
-//! A device's PCI function and place in the machine, from sysfs.
-
 use crate::foreign_enum::getters;
 use std::ffi::c_void;
 use std::path::Path;
@@ -103,7 +101,7 @@ pub enum PciDistance {
 pub struct PciFunction {
     address: PciAddress,
     bridges: Vec<PciAddress>,
-    /// The root complex, such as `pci0000:5d`.
+    /// Such as `pci0000:5d`.
     root: String,
     numa_node: Option<u32>,
     processors: Option<Vec<u32>>,
@@ -212,8 +210,8 @@ impl PciFunction {
             .map(|i| memory.as_ptr().cast::<c_void>().wrapping_byte_add(i * step))
             .collect();
         let mut nodes = vec![-1i32; pages.len()];
-        // SAFETY: both arrays have this many elements. Without a list of nodes no page moves: the kernel only
-        // writes each page's node, or a negative error number, into the second array.
+        // SAFETY: both arrays have this many elements. Without a list of nodes no page moves: the kernel only writes
+        // each page's node, or a negative error number, into the second array.
         let result = unsafe {
             libc::syscall(
                 crate::linux::SYS_move_pages,
@@ -237,9 +235,9 @@ fn name(path: &Path) -> Option<&str> {
     path.file_name()?.to_str()
 }
 
-/// The numbers of a list like `0-3,8,10-11`.
+/// A list like `0-3,8,10-11`.
 fn processors(list: &str) -> Option<Vec<u32>> {
-    /// More than any kernel is built for, so that a broken file takes no memory.
+    /// More than any kernel is built for. A broken file must not take memory.
     const MOST: u32 = 1 << 16;
     let mut numbers = Vec::new();
     for range in list.split(',') {
@@ -250,7 +248,7 @@ fn processors(list: &str) -> Option<Vec<u32>> {
     Some(numbers)
 }
 
-/// `32.0 GT/s PCIe` in millions of transfers per second; `None` for `Unknown`.
+/// From `32.0 GT/s PCIe`; `None` for `Unknown`.
 fn megatransfers(text: &str) -> Option<u32> {
     let (number, unit) = text.trim().split_once(' ')?;
     let (whole, tenths) = number.split_once('.').unwrap_or((number, "0"));

@@ -1,5 +1,3 @@
-//! The attributes of a port.
-
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::foreign_enum::{foreign_enum, getters, words};
@@ -48,7 +46,7 @@ impl PortAttributes {
         self.0.pkey_tbl_len
     }
 
-    /// Checks `index`, because drivers report an unspecific error or none.
+    /// Drivers report an unspecific error or none.
     pub(crate) fn check_pkey_index(&self, verb: &'static str, index: u16) -> Result<()> {
         let length = self.pkey_table_len();
         if index < length {
@@ -58,7 +56,6 @@ impl PortAttributes {
         Err(Error::out_of_range(verb, "pkey_index", index.into(), low, high))
     }
 
-    /// Checks the MTU of a path, for the same reason.
     pub(crate) fn check_path_mtu(
         &self,
         verb: &'static str,
@@ -169,7 +166,6 @@ foreign_enum! {
     }
 }
 
-/// An enum over a number without an enumeration in C.
 macro_rules! number_enum {
     ($(#[$outer:meta])* pub enum $name:ident: $repr:ty, $unknown:literal { $($(#[$inner:meta])* $variant:ident = $n:literal, $words:literal;)+ }) => {
         $(#[$outer])*

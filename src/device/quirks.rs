@@ -1,31 +1,29 @@
-//! Quirks of providers, recognised by vendor and part numbers, as libibverbs does not name a device's
-//! provider. The software device has its own numbers, so no adapter's quirk applies to it.
+//! Quirks of providers. libibverbs does not name a device's provider, so vendor and part numbers tell. The software
+//! device has its own numbers and no quirks.
 
 use super::attributes::DeviceAttributes;
 use crate::error::{Error, Result};
 
-/// The kernel's Soft-RoCE: vendor and model.
 const RXE: (u32, u32) = (0xff_ffff, 0);
 
-/// `hfi1verbs` and `ipathverbs`: an OUI of QLogic.
+/// `hfi1verbs`, `ipathverbs`.
 const QLOGIC: u32 = 0x1175;
 
 /// `bnxt_re`.
 const BROADCOM: u32 = 0x14e4;
 
-/// `ocrdma`: Emulex.
+/// `ocrdma`.
 const EMULEX: u32 = 0x10df;
 
-/// `mlx4` and `mlx5`.
+/// `mlx4`, `mlx5`.
 const MELLANOX: u32 = 0x02c9;
 
-/// Whether the provider itself may copy short messages and results of reads or atomics to the address in the
-/// request.
+/// The provider itself may copy short messages and results of reads or atomics to the address in the request.
 pub(crate) fn copies_results(device: &DeviceAttributes) -> bool {
     device.vendor_id() == MELLANOX
 }
 
-/// Whether the provider frees an object when its destroy verb fails, though the kernel keeps it.
+/// The provider frees an object when its destroy verb fails, though the kernel keeps it.
 pub(super) fn frees_what_it_keeps(device: &DeviceAttributes) -> bool {
     device.vendor_id() == EMULEX
 }
@@ -34,8 +32,7 @@ pub(crate) fn is_rxe(device: &DeviceAttributes) -> bool {
     (device.vendor_id(), device.vendor_part_id()) == RXE
 }
 
-/// Refuses a resize where the provider may free the queue's memory on failure. Other threads may be using the
-/// queue then, so the crate could not repair that.
+/// Refuses a resize where the provider may free the queue's memory on failure: other threads may be using the queue.
 pub(crate) fn check_resize(verb: &'static str, device: &DeviceAttributes) -> Result<()> {
     let reason = match device.vendor_id() {
         BROADCOM => "the provider bnxt_re frees the queue if its driver refuses",
