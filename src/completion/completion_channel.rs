@@ -1,17 +1,12 @@
-//! Completion channels: how a completion queue wakes the threads that wait for it.
+//! Completion channels.
 //!
-//! # Acknowledging
+//! `ibv_destroy_cq` blocks until every event of the queue that was read is acknowledged. So the call that reads an
+//! event acknowledges it. Until then the queue cannot be destroyed, and the call may follow the event's pointer to it.
+//! The kernel discards a queue's unread events before libibverbs waits, so no event names a destroyed queue.
 //!
-//! `ibv_destroy_cq` blocks until every event of the queue that was read is acknowledged. So this module acknowledges an
-//! event in the call that reads it. Until then the queue cannot be destroyed, and the call may follow the event's
-//! pointer to it. The kernel discards a queue's unread events before libibverbs waits, so no event names a destroyed
-//! queue.
-//!
-//! # The window between arming and sleeping
-//!
-//! A completion that arrives after a poll found the queue empty, and before the queue is armed, raises no event. So a
-//! thread must poll again after arming, as [`CompletionQueue::poll_or_arm`](crate::CompletionQueue::poll_or_arm) and
-//! [`CompletionQueue::wait`](crate::CompletionQueue::wait) do. [`Waiters`] handles several threads.
+//! A completion that arrives between an empty poll and the arming raises no event. So a thread must poll again after
+//! arming, as [`CompletionQueue::poll_or_arm`](crate::CompletionQueue::poll_or_arm) and
+//! [`CompletionQueue::wait`](crate::CompletionQueue::wait) do.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
@@ -188,8 +183,8 @@ impl<'ctx> CompletionChannel<'ctx> {
         let (mut queue, mut queue_context) = (ptr::null_mut(), ptr::null_mut());
         self.events.read(|| {
             let read = event_file::read_event(GET, || {
-                // SAFETY: the channel is live, and the two pointers are writable. So is the event's queue: its destroy
-                // verb waits for the acknowledgement, or for the end of `EventFile::read`.
+                // SAFETY: the channel is live, and the two pointers are writable. The event's queue is live: its
+                // destroy verb waits for the acknowledgement, or for the end of `EventFile::read`.
                 unsafe { ffi::ibv_get_cq_event(self.as_raw(), &mut queue, &mut queue_context) }
             })?;
             if !read {
@@ -282,7 +277,7 @@ impl Context<'_> {
     }
 }
 
-/// The channel of one completion queue, on which any number of threads can wait.
+/// The channel of one completion queue, for any number of threads.
 ///
 /// # Safety of the methods
 ///
@@ -290,9 +285,8 @@ impl Context<'_> {
 pub(crate) struct WaitChannel<'ctx> {
     channel: CompletionChannel<'ctx>,
     waiters: Arc<Waiters>,
-    /// The other file that the provider asks an event loop to wait for, if any.
+    /// The file of [`attend`](Self::attend).
     attended: OnceLock<Option<RawFd>>,
-    /// A file that is readable when either is.
     ready: OnceLock<Option<OwnedFd>>,
 }
 
@@ -303,12 +297,10 @@ impl<'ctx> WaitChannel<'ctx> {
         Self { channel, waiters, attended: OnceLock::new(), ready: OnceLock::new() }
     }
 
-    /// See [`Waiters::arm`].
     pub(super) fn arm(&self, arm: impl FnOnce() -> Result<()>) -> Result<u64> {
         self.waiters.arm(arm)
     }
 
-    /// See [`Waiters::rearm`].
     pub(super) unsafe fn rearm(
         &self,
         queue: *mut ffi::ibv_cq,
@@ -322,7 +314,6 @@ impl<'ctx> WaitChannel<'ctx> {
         self.waiters.rearm(|| Ok(has_event && self.channel.next_event()?.is_some()), arm)
     }
 
-    /// See [`Waiters::sleep_until`].
     pub(super) unsafe fn sleep_until<R>(
         &self,
         queue: *mut ffi::ibv_cq,
@@ -336,7 +327,6 @@ impl<'ctx> WaitChannel<'ctx> {
         self.waiters.sleep_until(deadline, poll, cancelled, arm, read)
     }
 
-    /// See [`Waiters::wait`].
     pub(super) unsafe fn wait(
         &self,
         queue: *mut ffi::ibv_cq,
@@ -349,7 +339,7 @@ impl<'ctx> WaitChannel<'ctx> {
         self.waiters.wait(seen, deadline, cancelled, read)
     }
 
-    /// Sleeps until an event, which it reads, or another reason to wake.
+    /// Sleeps until it has read an event, or has another reason to wake.
     unsafe fn read(
         &self,
         queue: *mut ffi::ibv_cq,
@@ -373,29 +363,29 @@ impl<'ctx> WaitChannel<'ctx> {
         Ok(if read.is_some() { Read::Event } else { Read::Woken })
     }
 
-    /// The other file that an event loop waits for, at the provider's request. It polls when this or the channel is
+    /// At the provider's request, an event loop waits for this file too, and polls when this or the channel is
     /// readable.
     pub(crate) unsafe fn attend(&self, queue: *mut ffi::ibv_cq) -> Option<BorrowedFd<'_>> {
         let attended = self.attended.get_or_init(|| {
             // SAFETY: the caller vouches for the queue.
             hooks::hooks().and_then(|hooks| unsafe { (hooks.attend)(queue) })
         });
-        // SAFETY: the provider keeps it open while the queue lives, which is longer than the borrow of this channel.
+        // SAFETY: the provider keeps it open while the queue lives, longer than the borrow of this channel.
         attended.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
-    /// One file for an event loop: readable when the channel is, or the file of [`attend`](Self::attend).
+    /// Readable when the channel or the file of [`attend`](Self::attend) is.
     pub(crate) unsafe fn ready(&self, queue: *mut ffi::ibv_cq) -> BorrowedFd<'_> {
         let ready = self.ready.get_or_init(|| {
             // SAFETY: the caller vouches for the queue.
             let attended = unsafe { self.attend(queue) }?;
-            // If no descriptor is left for it, the channel's file must do: the provider raises an event, but later.
+            // If no descriptor is left, the channel's file must do: the provider raises an event, but later.
             event_file::any_of(&[self.channel.as_fd(), attended]).ok()
         });
         ready.as_ref().map_or(self.channel.as_fd(), OwnedFd::as_fd)
     }
 
-    /// Returns the waiters, after [`Waiters::make_wakeable`].
+    /// See [`Waiters::make_wakeable`].
     pub(super) fn wakeable(&self) -> Result<Arc<Waiters>> {
         self.waiters.make_wakeable()?;
         Ok(self.waiters.clone())

@@ -1,5 +1,3 @@
-//! Counters of completions, in addition to completion queues or instead of them.
-
 use crate::debug::debug;
 use crate::device::Context;
 use crate::error::Result;

@@ -1,4 +1,4 @@
-//! Loom tests, in every order: threads that sleep for a queue's events, and threads that poll an extended queue.
+//! Loom tests of threads that sleep for a queue's events, and of threads that poll an extended queue.
 
 use loom::cell::UnsafeCell;
 use std::sync::PoisonError;
@@ -10,7 +10,7 @@ use crate::device::event_file;
 use crate::error::{ErrorKind, Result};
 use crate::sync::{Condvar, Mutex, MutexGuard, in_every_order};
 
-/// A completion queue and its channel, as provider and kernel have them.
+/// Completion queue and channel, as provider and kernel have them.
 struct Device {
     queue: Mutex<Queue>,
     readable: Condvar,
@@ -22,7 +22,7 @@ struct Queue {
     completions: u32,
     armed: bool,
     events: u32,
-    /// Packets that a software device has not received yet: the reading thread receives them, or another.
+    /// Packets of a software device, for any thread to receive.
     packets: u32,
     /// The completions that threads have taken.
     taken: u32,
@@ -62,7 +62,7 @@ impl Device {
         Ok(())
     }
 
-    /// A packet arrives, and wakes the sleepers.
+    /// Wakes the sleepers.
     fn arrive(&self) {
         self.queue().packets += 1;
         self.readable.notify_all();
@@ -97,7 +97,7 @@ impl Device {
     }
 }
 
-/// No order of two sleepers, a thread that only polls, and a device loses a wake-up.
+/// Two sleepers, a thread that only polls, and a device.
 #[test]
 fn no_wake_up_is_lost() {
     let sleeper = |device: &Device| device.sleep(false).unwrap();
@@ -112,7 +112,7 @@ fn no_wake_up_is_lost() {
     assert!(runs > 100, "{runs}");
 }
 
-/// The same if the reading thread receives packets itself, while another may do so first.
+/// The reading thread receives packets itself, and another may do so first.
 #[test]
 fn no_wake_up_is_lost_if_a_sleeper_receives() {
     let sleeper = |device: &Device| device.sleep(false).unwrap();
@@ -124,7 +124,6 @@ fn no_wake_up_is_lost_if_a_sleeper_receives() {
     assert!(runs > 100, "{runs}");
 }
 
-/// The same if a sleeper gives up, reading or not.
 #[test]
 fn no_wake_up_is_lost_if_a_sleeper_gives_up() {
     let sleeper = |device: &Device| device.sleep(false).unwrap();
@@ -141,7 +140,7 @@ fn no_wake_up_is_lost_if_a_sleeper_gives_up() {
     assert!(runs > 100, "{runs}");
 }
 
-/// An extended queue, which its provider uses without a lock: loom reports two threads that do so at once.
+/// Its provider takes no lock: loom reports two threads that use it at once.
 struct Extended {
     poller: OnePoller,
     polls: UnsafeCell<u32>,
@@ -150,7 +149,7 @@ struct Extended {
 // SAFETY: the number is used by the only poller.
 unsafe impl Sync for Extended {}
 
-/// A poller made in another thread, after the first has ended, sees all that was done for the first.
+/// The next poller sees all that was done for the one before.
 #[test]
 fn pollers_come_one_after_the_other() {
     let new = || Extended { poller: OnePoller::default(), polls: UnsafeCell::new(0) };

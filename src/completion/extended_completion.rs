@@ -1,5 +1,3 @@
-//! Reading the fields of an extended queue's completions.
-
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
@@ -128,7 +126,7 @@ impl ExtendedSuccess<'_> {
     #[doc(alias = "ibv_wc_read_opcode")]
     #[inline]
     pub fn opcode(&self) -> WorkOpcode {
-        // SAFETY: the poll is open at a completion, and creating the queue checked that the provider set the function.
+        // SAFETY: the poll is open at a completion, and creating the queue checked the function.
         unsafe { (*self.raw.as_ptr()).read_opcode.unwrap_unchecked()(self.raw.as_ptr()) }.into()
     }
 
@@ -200,8 +198,8 @@ impl ExtendedSuccess<'_> {
     pub fn tag_matching(&self) -> Option<TagMatch> {
         self.fields.contains(CompletionFields::TAG_MATCHING).then(|| {
             let mut info = ffi::ibv_wc_tm_info::default();
-            // SAFETY: the poll is open at a completion, creating the queue checked that the provider set this field's
-            // function, and `info` is writable.
+            // SAFETY: the poll is open at a completion, creating the queue checked the function, and `info` is
+            // writable.
             unsafe {
                 (*self.raw.as_ptr()).read_tm_info.unwrap_unchecked()(self.raw.as_ptr(), &mut info);
             }
@@ -210,13 +208,12 @@ impl ExtendedSuccess<'_> {
     }
 }
 
-/// Immediate data and invalidated rkey: C has one field for both.
+/// C has one field for immediate data and the invalidated rkey.
 impl ExtendedSuccess<'_> {
     #[inline]
     fn immediate_or_key(&self) -> Option<u32> {
         self.fields.contains(CompletionFields::IMMEDIATE).then(|| {
-            // SAFETY: the poll is open at a completion, and creating the queue checked that the provider set this
-            // field's function.
+            // SAFETY: as in `opcode`.
             unsafe { (*self.raw.as_ptr()).read_imm_data.unwrap_unchecked()(self.raw.as_ptr()) }
         })
     }
@@ -238,7 +235,7 @@ mod sealed {
     use super::*;
 
     pub trait Sender {
-        /// The fields that `ibv_init_ah_from_wc` reads; an error of `verb` if they were not reported.
+        /// What `ibv_init_ah_from_wc` reads; an error of `verb` if the queue does not report it.
         fn sender(&self, verb: &'static str) -> Result<ffi::ibv_wc>;
     }
 
@@ -258,7 +255,7 @@ mod sealed {
                 return Err(Error::invalid(verb, reason));
             };
             let flags = self.flags();
-            // LIDs of InfiniBand have 16 bits.
+            // InfiniBand's LIDs have 16 bits.
             Ok(ffi::ibv_wc {
                 wc_flags: flags,
                 slid: lid as u16,
@@ -323,17 +320,17 @@ const fn field(field: ffi::ibv_create_cq_wc_flags) -> u64 {
 
 pub(super) struct Extended {
     pub(super) fields: CompletionFields,
-    /// Whether each completion is a poll of its own.
+    /// Each completion is a poll of its own.
     pub(super) one_by_one: bool,
     pub(super) poller: OnePoller,
 }
 
-/// Whether a poller exists. All that the provider did for one poller is visible to the next.
+/// Whether a poller exists. What the provider did for one poller is visible to the next.
 #[derive(Default)]
 pub(super) struct OnePoller(AtomicBool);
 
 impl OnePoller {
-    /// Returns false if a poller exists.
+    /// False if there is one.
     pub(super) fn begin(&self) -> bool {
         self.0.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
@@ -357,7 +354,7 @@ impl Extended {
         );
         let fields = CompletionFields::from_bits_retain(attributes.wc_flags);
         // SAFETY: the context and the channel are live; a queue that comes back is ours alone. An `ibv_cq_ex` begins
-        // with an `ibv_cq`, so it can be used as one.
+        // with an `ibv_cq`.
         let raw = unsafe {
             let raw = ffi::ibv_create_cq_ex(context.as_raw(), attributes);
             Handle::new(VERB, raw.cast::<ffi::ibv_cq>())
@@ -375,7 +372,7 @@ impl Extended {
     }
 }
 
-/// Whether the provider set all functions that these fields need. mlx4 leaves the others uninitialised.
+/// Reads only the functions that these fields need: mlx4 leaves the others uninitialised.
 ///
 /// # Safety
 ///

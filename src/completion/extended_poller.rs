@@ -2,12 +2,12 @@
 //!
 //! # Why a closure
 //!
-//! Most providers hold the queue's spin lock between `ibv_start_poll` and `ibv_end_poll`. A guard object could be
-//! forgotten ([`std::mem::forget`] is safe), and other threads would spin for ever. So [`ExtendedPoller::poll`] lends
-//! the completions to a closure. The guard lives in its own frame, and ends the poll even if the closure panics.
+//! Most providers hold the queue's spin lock between `ibv_start_poll` and `ibv_end_poll`. If a guard object were
+//! forgotten, other threads would spin for ever. So [`ExtendedPoller::poll`] keeps the guard in its own frame, lends
+//! the completions to a closure, and ends the poll even if the closure panics.
 //!
-//! A completion is a view of the queue's current one. It borrows the [`ExtendedCompletions`] mutably, so no caller
-//! keeps it when the queue moves on.
+//! A completion is a view of the queue's current one. It borrows the [`ExtendedCompletions`] mutably, so it ends when
+//! the queue moves on.
 //!
 //! # Why a poller
 //!
@@ -17,8 +17,8 @@
 //! # Soft-RoCE
 //!
 //! Before rdma-core 61, rxe releases its lock when `ibv_next_poll` finds nothing, and again in `ibv_end_poll`. A thread
-//! that takes the lock in between gets the last completion a second time, and loses the lock at work. So with rxe this
-//! module never calls `ibv_next_poll`: each completion is a poll of its own.
+//! that takes the lock in between gets the last completion a second time, and loses the lock. So on rxe each completion
+//! is a poll of its own.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -180,14 +180,14 @@ impl<'cq> ExtendedPoller<'cq> {
         Ok(self.attempt(&mut f))
     }
 
-    /// Polls once. Returns the result of `f` if it was lent a completion or a poll failed.
+    /// `None`: `f` was lent no completion, and no poll failed.
     fn attempt<R>(&self, f: &mut impl FnMut(&mut ExtendedCompletions<'_>) -> R) -> Option<R> {
         let mut completions = self.completions();
         let returned = f(&mut completions);
         completions.eventful.then_some(returned)
     }
 
-    /// One poll exists at a time: the callers borrow the poller mutably.
+    /// One exists at a time: the callers borrow the poller mutably.
     #[inline]
     fn completions(&self) -> ExtendedCompletions<'_> {
         ExtendedCompletions {
@@ -244,7 +244,7 @@ pub struct ExtendedCompletions<'p> {
     fields: CompletionFields,
     one_by_one: bool,
     open: bool,
-    /// Whether a poll found a completion, or failed.
+    /// A poll found a completion, or failed.
     eventful: bool,
     poller: PhantomData<&'p mut ()>,
 }

@@ -1,5 +1,3 @@
-//! Completion queues.
-
 use std::ffi::c_int;
 #[cfg(feature = "async")]
 use std::os::fd::AsFd;
@@ -141,7 +139,7 @@ impl<'ctx> CompletionQueue<'ctx> {
         } else if found == 0 {
             Ok(&completions[..0])
         } else {
-            // A provider that claims more completions than there was room for is broken: return none.
+            // A provider that claims more than there was room for is broken: return none.
             let found = if found > 0 { -libc::EIO } else { found };
             Err(ffi::failed("ibv_poll_cq", found))
         }
@@ -295,8 +293,8 @@ impl CompletionQueue<'_> {
         self.sleep_until_found(deadline, poll, || false)
     }
 
-    /// [`sleep_until`](Self::sleep_until), for a `poll` that also finds what raises no event. `is_found` returns true
-    /// when there is some; after that, [`Waiters::wake_all`] must be called.
+    /// For a `poll` that also finds what raises no event. `is_found` returns true when there is some. Whatever makes it
+    /// true calls [`Waiters::wake_all`].
     pub(crate) fn sleep_until_found<R>(
         &self,
         deadline: Option<Instant>,
@@ -308,21 +306,18 @@ impl CompletionQueue<'_> {
         unsafe { channel.sleep_until(self.as_raw(), deadline, poll, is_found, || self.arm()) }
     }
 
-    /// Arms the queue, before sleeping on its own channel. If a poll after this finds nothing, [`sleep`](Self::sleep)
-    /// with the returned value misses no completion.
+    /// If a poll after this finds nothing, [`sleep`](Self::sleep) with the returned value misses no completion.
     pub(crate) fn arm_own(&self) -> Result<u64> {
         self.own_channel()?.arm(|| self.arm())
     }
 
-    /// Reads the event of the last arming, and arms the queue for a caller that sleeps until its own channel is
-    /// readable.
+    /// Reads the event of the last arming, and arms the queue. The caller sleeps until its own channel is readable.
     pub(crate) fn rearm_own(&self) -> Result<()> {
         // SAFETY: the channel is this queue's, and the queue is live.
         unsafe { self.own_channel()?.rearm(self.as_raw(), || self.arm()) }
     }
 
-    /// The files that a reactor waits for. When one is readable, it polls; before it sleeps, it calls
-    /// [`rearm_own`](Self::rearm_own).
+    /// For a reactor: when one is readable, it polls; before it sleeps, it calls [`rearm_own`](Self::rearm_own).
     #[cfg(feature = "async")]
     pub(crate) fn files(&self) -> Result<[Option<BorrowedFd<'_>>; 2]> {
         let channel = self.own_channel()?;
@@ -330,15 +325,15 @@ impl CompletionQueue<'_> {
         Ok([Some(channel.channel().as_fd()), unsafe { channel.attend(self.as_raw()) }])
     }
 
-    /// The files that a reactor waits for, as one file.
+    /// [`files`](Self::files) as one.
     #[cfg(feature = "channel")]
     pub(crate) fn ready_file(&self) -> Result<BorrowedFd<'_>> {
         // SAFETY: the channel is this queue's, and the queue is live.
         Ok(unsafe { self.own_channel()?.ready(self.as_raw()) })
     }
 
-    /// Sleeps until the queue has raised an event since [`arm_own`](Self::arm_own), or `cancelled` returns true; after
-    /// that, [`Waiters::wake_all`] must be called.
+    /// Sleeps until the queue has raised an event since [`arm_own`](Self::arm_own), or `cancelled` returns true.
+    /// Whatever makes `cancelled` true calls [`Waiters::wake_all`].
     pub(crate) fn sleep(
         &self,
         seen: u64,
@@ -349,7 +344,7 @@ impl CompletionQueue<'_> {
         unsafe { self.own_channel()?.wait(self.as_raw(), seen, deadline, cancelled) }
     }
 
-    /// Checks that the kernel still has the device, by a query that only the kernel can answer.
+    /// Asks the kernel, by a query that libibverbs cannot answer itself.
     ///
     /// # Errors
     ///
@@ -362,7 +357,7 @@ impl CompletionQueue<'_> {
         }
     }
 
-    /// The threads that sleep on the queue's own channel. Those that go to sleep after this call can be woken.
+    /// Threads that go to sleep after this call can be woken.
     pub(crate) fn wakeable(&self) -> Result<Arc<Waiters>> {
         self.own_channel()?.wakeable()
     }

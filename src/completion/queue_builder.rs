@@ -1,5 +1,3 @@
-//! Building completion queues.
-
 use std::ffi::c_int;
 use std::time::Duration;
 
@@ -196,8 +194,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
         let cq_context = std::ptr::without_provenance_mut(self.token);
         let (raw, extended) = match fields {
             None => {
-                // SAFETY: the context and the channel are live; a queue that comes back is ours
-                // alone.
+                // SAFETY: the context and the channel are live; a queue that comes back is ours alone.
                 let raw = unsafe {
                     let raw = ffi::ibv_create_cq(
                         self.context.as_raw(),
@@ -239,7 +236,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
         Ok(CompletionQueue { raw, notifier, solicited_only, extended, domain, context })
     }
 
-    /// Checks the completion vector. A device without vectors accepts the default.
+    /// A device without vectors accepts the default.
     fn vector(&self, verb: &'static str) -> Result<c_int> {
         let Some(vector) = self.completion_vector else { return Ok(0) };
         let count = self.context.completion_vectors();
@@ -303,7 +300,7 @@ impl CompletionQueue<'_> {
         // SAFETY: the queue is live.
         let returned = unsafe { ffi::ibv_resize_cq(self.as_raw(), entries) };
         ffi::status(RESIZE, returned).map_err(|error| match error.errno() {
-            // The number was checked, so this is the only cause left.
+            // The number was checked: no other cause is left.
             libc::EINVAL => {
                 Error::holds_more(RESIZE, entries as u32, "completions: poll them first")
             }

@@ -1,23 +1,22 @@
 //! Several threads that sleep until one completion queue has something to poll.
 //!
 //! One thread at a time reads events; the others sleep on a condition variable, and each event wakes all. If the reader
-//! gives up, another takes its turn. Events are counted, so that no thread goes to sleep for an event that another has
-//! read already. A thread takes the count when the queue is armed, and sleeps only while the count is the same.
+//! gives up, another takes its turn. A thread takes the count of events when the queue is armed, and sleeps only while
+//! the count is the same.
 //!
-//! No wake-up is lost, because each thread polls after it saw, under the lock, that the queue is armed. The event of
-//! that arming is in one of three states. Not raised: a completion after the poll raises it. Raised but not read: the
-//! thread that reads it wakes all that saw the old count. Read: the count has changed.
+//! No wake-up is lost, because each thread polls after it saw, under the lock, that the queue is armed. If the event of
+//! that arming is not raised yet, a completion after the poll raises it. If it is raised, its reader wakes all that saw
+//! the old count. If it was read, the count has changed.
 //!
-//! An armed queue is not armed again. Otherwise unread events would pile up in the kernel if every wait finds something
-//! in its second poll and no thread reads.
+//! An armed queue is not armed again: unread events would pile up in the kernel if every wait found something in its
+//! second poll and no thread read.
 //!
-//! A reader may also wake without an event, when its thread did the device's work and found completions
-//! ([`Read::Early`]). Then all threads poll, and the queue stays armed.
+//! A reader may also wake without an event ([`Read::Early`]), when its thread did the device's work and found
+//! completions. All threads then poll, and the queue stays armed.
 //!
 //! A wait can be cancelled by a flag, which it checks under the lock before it sleeps. The thread that sets the flag
 //! then calls [`Waiters::wake_all`], which takes the lock: by then the waiter has seen the flag, sleeps on the
-//! condition variable, or reads. A reader that may be cancelled also polls the file of a [`Waker`]. [`Waiters::wake`]
-//! is such a flag with a number: it ends all waits that began before it.
+//! condition variable, or reads. A reader that may be cancelled also polls the file of a [`Waker`].
 
 use crate::device::event_file;
 use crate::error::{Error, ErrorKind, Result};
@@ -27,11 +26,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{OnceLock, PoisonError};
 use std::time::Instant;
 
-/// Why a reading thread woke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Read {
     Event,
-    /// There may be completions, but no event of theirs to read: the queue is still armed.
+    /// There may be completions, but no event to read: the queue is still armed.
     Early,
     Woken,
 }
@@ -40,7 +38,7 @@ pub(crate) struct Waiters {
     verb: &'static str,
     state: Mutex<State>,
     changed: Condvar,
-    /// Made for the first wait that can be cancelled, before it begins.
+    /// Made before the first wait that can be cancelled.
     waker: OnceLock<Waker>,
     wakes: AtomicU64,
 }
@@ -48,29 +46,26 @@ pub(crate) struct Waiters {
 #[derive(Default)]
 struct State {
     events: u64,
-    /// Whether the queue was armed after the last event was read. The next event may be there already.
+    /// Armed since the last event was read. The next event may be there already.
     armed: bool,
     reading: bool,
-    /// How many threads sleep until another has read.
+    /// Threads that sleep until another has read.
     sleeping: usize,
 }
 
 impl Waiters {
-    /// `verb` is named in errors about a passed deadline.
     pub(crate) fn new(verb: &'static str) -> Self {
         let (waker, wakes) = (OnceLock::new(), AtomicU64::new(0));
         Self { verb, state: Mutex::default(), changed: Condvar::new(), waker, wakes }
     }
 
-    /// Ignores poisoning: nothing panics in the middle of a change.
+    /// Poisoning is ignored: nothing panics in the middle of a change.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Arms the queue with `arm`, unless it is armed. Returns the number of events read so far, for
-    /// [`wait`](Self::wait); the caller polls in between.
-    ///
-    /// It holds the lock while it arms, so a thread that finds the queue armed can rely on it.
+    /// Arms the queue unless it is armed. Returns the number of events read so far, for [`wait`](Self::wait); the
+    /// caller polls in between. Holds the lock while it arms, so a thread that finds the queue armed can rely on it.
     pub(super) fn arm(&self, arm: impl FnOnce() -> Result<()>) -> Result<u64> {
         let mut state = self.state();
         if !state.armed {
@@ -80,15 +75,15 @@ impl Waiters {
         Ok(state.events)
     }
 
-    /// [`arm`](Self::arm), for a caller that sleeps elsewhere until there is an event. First reads the event of the
-    /// last arming: `read` never blocks, and returns whether there was one.
+    /// For a caller that sleeps elsewhere. First reads the event of the last arming: `read` never blocks, and returns
+    /// whether there was one.
     pub(super) fn rearm(
         &self,
         read: impl FnOnce() -> Result<bool>,
         arm: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let mut state = self.state();
-        // A thread that is reading takes the event, and drains the waker, itself.
+        // A reading thread takes the event, and drains the waker, itself.
         let has_read = !state.reading && state.armed && read()?;
         if has_read {
             state.events += 1;
@@ -101,16 +96,14 @@ impl Waiters {
         state.armed = armed.is_ok();
         let must_wake = has_read && state.sleeping > 0;
         drop(state);
-        // Threads that saw the old count do not sleep.
         if must_wake {
             self.changed.notify_all();
         }
         armed
     }
 
-    /// Returns what `poll` finds. While it finds nothing: arms the queue with `arm`, polls again, and
-    /// [waits](Self::wait) with `cancelled` and `read`. `cancelled` says that `poll` would find something without an
-    /// event.
+    /// Returns what `poll` finds. While it finds nothing: arms the queue, polls again, and [waits](Self::wait).
+    /// `cancelled`: `poll` would find something that has no event.
     pub(crate) fn sleep_until<R>(
         &self,
         deadline: Option<Instant>,
@@ -128,7 +121,7 @@ impl Waiters {
                 return Ok(found);
             }
             match self.wait(seen, deadline, &cancelled, &read) {
-                // A queue that is armed for solicited completions may hold others by now.
+                // A queue armed for solicited completions may hold others by now.
                 Err(error) if error.kind() == ErrorKind::TimedOut => {
                     return poll()?.ok_or(error);
                 }
@@ -137,20 +130,20 @@ impl Waiters {
         }
     }
 
-    /// Lets waits that begin after this be cancelled.
+    /// For waits that begin after this.
     ///
     /// # Errors
     ///
     ///  - Those of [`Waker::new`].
     pub(crate) fn make_wakeable(&self) -> Result<()> {
         if self.waker.get().is_none() {
-            // If another thread was faster, its waker serves as well.
+            // If another thread was faster, its waker serves.
             let _ = self.waker.set(Waker::new()?);
         }
         Ok(())
     }
 
-    /// Makes all waiting threads check whether they were cancelled.
+    /// Makes waiting threads check whether they were cancelled.
     pub(crate) fn wake_all(&self) {
         let state = self.state();
         if state.reading
@@ -166,14 +159,14 @@ impl Waiters {
         self.waker.get()
     }
 
-    /// How often [`wake`](Self::wake) was called. A wait that began with another number ends.
+    /// How often [`wake`](Self::wake) was called. It ends waits that began with another number.
     pub(crate) fn wakes(&self) -> u64 {
         self.wakes.load(Ordering::SeqCst)
     }
 
-    /// Ends waits that watch the number of [wakes](Self::wakes), and makes the waker's file readable.
+    /// Also makes the waker's file readable.
     pub(crate) fn wake(&self) {
-        // First the number: a thread that drains the file, or whose check is before the lock below, must see it.
+        // First the number: a thread that drains the file, or checks before the lock below, must see it.
         self.wakes.fetch_add(1, Ordering::SeqCst);
         if let Some(waker) = self.waker() {
             waker.wake();
@@ -230,7 +223,7 @@ impl Waiters {
     }
 }
 
-/// Marks this thread as the reader until it is dropped.
+/// This thread is the reader until it drops this.
 struct Turn<'a>(&'a Waiters);
 
 impl Drop for Turn<'_> {
@@ -239,7 +232,7 @@ impl Drop for Turn<'_> {
         state.reading = false;
         let must_wake = state.sleeping > 0;
         drop(state);
-        // All threads check the count; if it is unchanged, one becomes the reader.
+        // All check the count; if it is unchanged, one becomes the reader.
         if must_wake {
             self.0.changed.notify_all();
         }
@@ -270,7 +263,7 @@ mod tests {
         panic!("this is not to be called")
     }
 
-    /// A reader that reports each read, and waits to be told what to return.
+    /// Reports each read, and waits to be told the result.
     #[expect(clippy::type_complexity, reason = "three simple things")]
     fn reader() -> (impl Fn(Option<&Waker>) -> Result<Read>, Receiver<()>, Sender<Result<()>>) {
         let (reads, is_reading) = mpsc::channel();
@@ -292,7 +285,7 @@ mod tests {
         waiters.wait(late, None, NOT, never).unwrap();
     }
 
-    /// A thread that did the device's work wakes all; the queue needs no further arming.
+    /// A thread that did the device's work wakes all.
     #[test]
     fn who_wakes_early_leaves_the_queue_armed() {
         let waiters = waiters();
@@ -412,7 +405,6 @@ mod tests {
         });
     }
 
-    /// Waits for a condition that another thread is about to fulfil.
     fn until(condition: impl Fn() -> bool) {
         while !condition() {
             thread::yield_now();
@@ -462,7 +454,7 @@ mod tests {
     }
 }
 
-/// An eventfd: readable from [`wake`](Self::wake) until [`drain`](Self::drain).
+/// An eventfd, readable from [`wake`](Self::wake) until [`drain`](Self::drain).
 pub(crate) struct Waker(OwnedFd);
 
 impl Waker {
@@ -490,13 +482,13 @@ impl Waker {
         self.0.as_raw_fd()
     }
 
-    /// Makes the file readable; fails only if it is already.
+    /// Fails only if the file is readable already.
     pub(crate) fn wake(&self) {
         // SAFETY: the file is open.
         unsafe { crate::linux::eventfd_write(self.fd(), 1) };
     }
 
-    /// Makes the file unreadable; fails only if it is already.
+    /// Fails only if the file is not readable.
     pub(crate) fn drain(&self) {
         let mut count = 0;
         // SAFETY: the file is open, and the number is writable.

@@ -1,5 +1,3 @@
-//! Completions: how a work request ended.
-
 use std::{fmt, ptr};
 
 use crate::debug::debug;
@@ -47,8 +45,8 @@ impl WorkCompletion {
 
     #[cold]
     fn error(&self) -> WorkError {
-        // SAFETY: it reads through a reference. The volatile read makes the compiler load the status again, instead of
-        // keeping the one that `is_success` compares at the cost of an instruction per successful completion.
+        // SAFETY: it reads through a reference. The volatile read loads the status again: keeping the one that
+        // `is_success` compares would cost an instruction per successful completion.
         let status = unsafe { ptr::read_volatile(&self.0.status) };
         WorkError::new(status.into(), self.0.vendor_err)
     }
@@ -80,7 +78,7 @@ pub struct WorkSuccess {
     _tag: Success,
 }
 
-/// [`WorkSuccess::message_len`], of C's struct.
+/// For C's struct.
 #[cfg(feature = "channel")]
 #[inline(always)]
 pub(crate) fn message_len(success: &ffi::ibv_wc) -> Option<u32> {
@@ -88,8 +86,8 @@ pub(crate) fn message_len(success: &ffi::ibv_wc) -> Option<u32> {
     (success.opcode == ffi::ibv_wc_opcode::IBV_WC_RECV).then_some(success.byte_len)
 }
 
-/// Its one value is a constant where a success is made. A `Result` keeps its discriminant in this field, so the
-/// compiler knows it and removes the match on it.
+/// Its one value is a constant where a success is made. A `Result` keeps its discriminant here, so the compiler knows
+/// it and removes the match.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 enum Success {
@@ -445,7 +443,6 @@ mod tests {
         assert_eq!(odd.opcode(), WorkOpcode::Unknown(99));
     }
 
-    /// Soft-RoCE reports a receive that is too short for its message with the status of a bad request.
     #[test]
     fn each_field_is_its_own() {
         let completion = completion(|wc| {
