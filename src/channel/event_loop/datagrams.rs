@@ -103,7 +103,6 @@ impl<'res, B> Loop<'res, B> {
         Ok(handle)
     }
 
-    /// Posts a send with one of the end's handles.
     pub(super) fn post_to<R: WorkRequest>(
         &mut self,
         end: ChannelId,
@@ -137,7 +136,7 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// As [`send_to`](Self::send_to), with this handle and for a task: see [`post_task`](Self::post_task).
+    /// As [`send_to`](Self::send_to), for a task: see [`post_task`](Self::post_task).
     #[cfg(feature = "async")]
     pub(crate) fn post_task_to<R: WorkRequest>(
         &mut self,

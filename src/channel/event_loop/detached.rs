@@ -17,7 +17,7 @@ use crate::handle::Leak;
 use crate::queue_pair::QueuePairEndpoint;
 use crate::state_error::StateError;
 
-/// A channel out of its loop. The loop keeps its place and slots, where requests that the device has complete.
+/// A channel out of its loop, which keeps its place and slots: requests that the device has still complete.
 pub(crate) struct Detached<'res> {
     pub(crate) id: ChannelId,
     pub(crate) channel: PreparedChannel<'res>,
@@ -28,9 +28,8 @@ pub(crate) struct Doomed<'res> {
     pub(super) index: usize,
     pub(super) link: Link<'res>,
     pub(super) is_in_flight: bool,
-    /// Whether it takes its receives from a shared queue.
+    /// It takes its receives from a shared queue.
     pub(super) shares: bool,
-    /// Its state as a datagram end, if it is one.
     pub(super) datagrams: Option<DatagramEnd<'res>>,
 }
 
@@ -59,20 +58,20 @@ impl Detached<'_> {
         })
     }
 
-    /// `ibv_modify_qp`, `ibv_create_qp`: makes it ready for another connection, with another queue pair. Returns false
-    /// if that failed: the next attempt to connect tries it again.
+    /// `ibv_modify_qp`, `ibv_create_qp`: replaces the queue pair. Returns false if that failed: the next attempt to
+    /// connect tries it again.
     pub(crate) fn reset(&mut self) -> bool {
         let link = self.channel.link_mut();
         let _ = link.reset();
         link.is_reset()
     }
 
-    /// `ibv_modify_qp`: takes the queue pair to RESET, which ends all its requests. Returns whether it succeeded.
+    /// `ibv_modify_qp`: takes the queue pair to RESET, which ends all its requests. True: it did.
     pub(crate) fn try_reset(&self) -> bool {
         self.channel.core().try_reset()
     }
 
-    /// `ibv_modify_qp`: takes the queue pair to ERR, where the device flushes its requests.
+    /// `ibv_modify_qp`: takes the queue pair to ERR.
     pub(crate) fn flush(&self) {
         let core = self.channel.core();
         if !core.destroyed.get() {
@@ -80,14 +79,12 @@ impl Detached<'_> {
         }
     }
 
-    /// `ibv_query_qp`: see [`Core::check_device_if_due`].
     pub(crate) fn check(&self, now: Instant) -> Result<()> {
         self.channel.core().check_device_if_due(now)
     }
 }
 
-/// Takes one step towards a connection. Also returns whether this attempt, or an earlier one, ended the requests that
-/// were posted before.
+/// Takes one step towards a connection. True: this attempt, or an earlier one, ended the requests posted before.
 pub(super) fn step<'res>(
     link: &mut Link<'res>,
     step: impl FnOnce(&mut Link<'res>) -> Result<()>,
@@ -99,14 +96,13 @@ pub(super) fn step<'res>(
 }
 
 impl Doomed<'_> {
-    /// `ibv_modify_qp`: takes the queue pair to ERR, where it takes no more shared receives. If this returns true,
-    /// [take](Loop::take_completions) its messages before you destroy it: a provider may drop completions of a
-    /// destroyed queue pair.
+    /// `ibv_modify_qp`: takes the queue pair to ERR, where it takes no more shared receives. True:
+    /// [take](Loop::take_completions) its messages before you destroy it, since a provider may drop completions then.
     pub(crate) fn stop_sharing(&self) -> bool {
         self.shares && self.link.core.modify(ffi::ibv_qp_state::IBV_QPS_ERR).is_ok()
     }
 
-    /// `ibv_modify_qp`, `ibv_destroy_qp`: destroys the queue pair, which nothing else uses.
+    /// `ibv_modify_qp`, `ibv_destroy_qp`
     pub(crate) fn destroy(self) -> Destroyed {
         let Self { index, link, is_in_flight, datagrams, .. } = self;
         let is_reset = is_in_flight && link.core.reset().is_ok();
@@ -121,7 +117,7 @@ impl Doomed<'_> {
 
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for futures
 impl<'res, B> Loop<'res, B> {
-    /// Makes a place for a channel that is not connected yet. The channel stays detached until it is.
+    /// Makes a place for a channel, which stays detached until it is connected.
     pub(crate) fn place(
         &mut self,
         mut channel: PreparedChannel<'res>,
@@ -132,29 +128,28 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// Allows receives before the channel is connected.
     pub(crate) fn open_for_receives(&mut self, detached: &Detached<'res>) {
         self.open(detached.id, &[Queue::Receive]);
     }
 
-    /// Called after a failed attempt to connect. The posted receives have ended, and no task asks for their results.
+    /// Follows a failed attempt to connect, which has ended the posted receives. No task asks for their results.
     pub(crate) fn forget_attempt(&mut self, channel: ChannelId) {
         self.end_attempt(channel);
         self.drop_messages(channel.index());
     }
 
-    /// Notes that another queue pair has replaced the one with this number. Nothing is in flight.
+    /// Replaces the queue pair of this number, which has nothing in flight.
     pub(crate) fn renew(&mut self, detached: &Detached<'res>, number: u32) {
         self.replace(detached.id, number, detached.channel.core());
     }
 
-    /// Notes the new queue pair of the place; `number` is that of the old one.
+    /// `number` is that of the old queue pair.
     pub(super) fn replace(&mut self, id: ChannelId, number: u32, core: &Core) {
         self.table.numbers.remove(number, id.index());
         self.assign(id, core);
     }
 
-    /// Puts a channel into the loop: connected, or connecting and ready for receives.
+    /// Puts back a channel that is connected, or ready for receives.
     pub(crate) fn attach(&mut self, detached: Detached<'res>, is_connected: bool) -> ChannelId {
         let Detached { id, channel } = detached;
         self.attach_link(id, channel.into_link());
@@ -165,7 +160,7 @@ impl<'res, B> Loop<'res, B> {
         id
     }
 
-    /// Allows sends on an attached channel whose queue pair is now in RTS.
+    /// The queue pair of this attached channel is now in RTS.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn establish(&mut self, channel: ChannelId) {
         let Some(core) = self.table.core(channel) else { return };
@@ -175,16 +170,16 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// Takes a channel out for verbs that change only the queue pair's state. Its operations go on meanwhile. `None`:
-    /// it is out already, or was removed.
+    /// Takes a channel out for verbs that change only the queue pair's state. Its operations go on. `None`: it is out,
+    /// or was removed.
     pub(crate) fn borrow_out(&mut self, channel: ChannelId) -> Option<Detached<'res>> {
         self.table.entry(channel)?;
         let link = self.members.links[channel.index()].take()?;
         Some(Detached { id: channel, channel: PreparedChannel::from_link(link) })
     }
 
-    /// Refuses further posts with `error`, wakes all tasks that wait, and takes the channel out so that the caller
-    /// resets it. `None`: it is out already, or was removed.
+    /// Refuses further posts with `error`, wakes all waiting tasks, and takes the channel out for a reset. `None`: it
+    /// is out, or was removed.
     pub(crate) fn close(
         &mut self,
         channel: ChannelId,
@@ -200,7 +195,7 @@ impl<'res, B> Loop<'res, B> {
         detached
     }
 
-    /// Ends all operations of a channel with [`Stopped`](TransportError::Stopped) at once, and refuses further ones.
+    /// Ends all operations with [`Stopped`](TransportError::Stopped) at once.
     #[cold]
     pub(super) fn stop(&mut self, channel: ChannelId) {
         if let Some(closed) = self.close(channel, TransportError::Stopped) {
@@ -210,7 +205,7 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// Puts a channel back. If it was dropped meanwhile, returns it for the caller to destroy.
+    /// Returns the channel for the caller to destroy if it was dropped meanwhile.
     pub(crate) fn give_back(&mut self, detached: Detached<'res>) -> Option<Doomed<'res>> {
         if self.table.asides[detached.id.index()].is_dropped {
             return Some(self.give_up(detached));
@@ -219,8 +214,7 @@ impl<'res, B> Loop<'res, B> {
         None
     }
 
-    /// Follows [`close`](Self::close). With `is_reset`, operations in flight end now; otherwise when the channel is
-    /// removed. Wakes its tasks.
+    /// Follows [`close`](Self::close). Without `is_reset`, operations in flight end when the channel is removed.
     pub(crate) fn end_closed(&mut self, channel: ChannelId, is_reset: bool) {
         let slots = self.table.entries[channel.index()].slots();
         if is_reset {
@@ -231,8 +225,8 @@ impl<'res, B> Loop<'res, B> {
         outcomes.iter_mut().for_each(|outcome| deferred.wake(&mut outcome.waker));
     }
 
-    /// Takes a channel out for good. Its id no longer names a channel; its slots stay until [`discard`](Self::discard).
-    /// `None`: it is out at the moment, and `give_back` will return it.
+    /// Takes a channel out for good. Its slots stay until [`discard`](Self::discard). `None`: it is out, and
+    /// `give_back` returns it.
     pub(crate) fn detach(&mut self, channel: ChannelId) -> Option<Doomed<'res>> {
         match self.members.links[channel.index()].take() {
             Some(link) => Some(self.doom(channel.index(), link)),
@@ -243,12 +237,10 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// As [`detach`](Self::detach), for a channel that is out of the loop.
     pub(crate) fn give_up(&mut self, detached: Detached<'res>) -> Doomed<'res> {
         self.doom(detached.id.index(), detached.channel.into_link())
     }
 
-    /// Destroys a channel. Its id no longer names a channel.
     pub(super) fn end(&mut self, index: usize, link: Link<'res>) -> Result<()> {
         let doomed = self.doom(index, link);
         self.end_doomed(doomed.destroy())
@@ -265,7 +257,7 @@ impl<'res, B> Loop<'res, B> {
         Doomed { index, link, is_in_flight, shares, datagrams }
     }
 
-    /// Makes a channel's id name no channel, and returns that id.
+    /// Makes the channel's id invalid, and returns it.
     pub(super) fn retire(&mut self, index: usize) -> ChannelId {
         let table = &mut self.table;
         let generation = table.entries[index].generation;
@@ -276,14 +268,13 @@ impl<'res, B> Loop<'res, B> {
         id
     }
 
-    /// Gives back the slots of a destroyed channel.
     pub(super) fn end_doomed(&mut self, destroyed: Destroyed) -> Result<()> {
         let Destroyed { index, number, is_reset, result } = destroyed;
         let Self { table, members, .. } = self;
         let entry = &table.entries[index];
         let (slots, depth, credit_slot) =
             (entry.slots(), entry.depths.iter().sum::<u32>(), entry.credit_slot());
-        // Either success proves that the device has no requests any more.
+        // Either success proves that the device has no requests.
         if is_reset || result.is_ok() {
             table.end_without_completions(slots.clone(), REMOVED);
         }
@@ -296,17 +287,17 @@ impl<'res, B> Loop<'res, B> {
             table.leak(slots);
         }
         if table.asides[index].shares {
-            // A provider may still hold completions of messages that this queue pair took from shared receives.
+            // A provider may still hold completions of messages that it took from shared receives.
             table.settle_all(members.capacity);
         }
         table.numbers.remove(number, index);
         result
     }
 
-    /// As [`end_doomed`](Self::end_doomed), and gives up results and wakers that no task asks for any more.
+    /// As [`end_doomed`](Self::end_doomed), and drops results and wakers that no task asks for.
     pub(crate) fn discard(&mut self, destroyed: Destroyed) {
         let index = destroyed.index;
-        // A queue pair that could not be destroyed is leaked. Nobody is left to tell.
+        // A queue pair that could not be destroyed is leaked.
         let _ = self.end_doomed(destroyed);
         self.drop_messages(index);
         for slot in self.table.entries[index].slots() {
@@ -319,12 +310,11 @@ impl<'res, B> Loop<'res, B> {
         self.forget_lines(index);
     }
 
-    /// Polls until the completion queue is empty.
     pub(crate) fn take_completions(&mut self) {
         self.table.settle_all(self.members.capacity);
     }
 
-    /// Gives up the messages that no task has taken.
+    /// Drops messages that no task has taken.
     fn drop_messages(&mut self, index: usize) {
         let mut messages = std::mem::take(&mut self.table.entries[index].tasks.messages);
         while let Some(slot) = self.table.slots.get(messages.first as usize) {
@@ -335,7 +325,7 @@ impl<'res, B> Loop<'res, B> {
 }
 
 impl<B> Table<B> {
-    /// Refuses further posts of a channel, and wakes all tasks in its lines.
+    /// Refuses further posts, and wakes all tasks in the lines.
     pub(super) fn refuse(&mut self, channel: ChannelId, error: TransportError) {
         let index = channel.index();
         self.entries[index].next = [NEVER_FREE; 2];

@@ -62,8 +62,8 @@ impl<B> Ended<B> {
     }
 }
 
-/// The result of a completion: 0 for success, or its status with the vendor's error in the upper half. Being a copy, it
-/// spares the compiler from keeping the completion in memory.
+/// 0 for success, or the status with the vendor's error in the upper half. As a copy, it spares the compiler from
+/// keeping the completion in memory.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) struct Failed(u64);
 
@@ -92,9 +92,9 @@ pub(super) fn result(completion: &ffi::ibv_wc) -> TransportResult<WorkSuccess> {
     }
 }
 
-/// The status of an operation whose channel was removed before it completed.
+/// Status of an operation whose channel was removed first.
 pub(super) const REMOVED: ffi::ibv_wc_status = ffi::ibv_wc_status(u32::MAX);
-/// The status of an operation that a failed window or attempt to connect has ended.
+/// Status of an operation that a failed window or attempt to connect has ended.
 pub(super) const STOPPED: ffi::ibv_wc_status = ffi::ibv_wc_status(u32::MAX - 1);
 
 /// With a reference to the completion as argument, the compiler would keep that in memory.
@@ -133,7 +133,7 @@ pub trait LoopBuffer<K>: Keep<K> + Send + 'static {}
 impl<K, B: Keep<K> + Send + 'static> LoopBuffer<K> for B {}
 
 mod sealed {
-    /// Sealed, since a post calls it when the device already has the request: no code of the program may run here.
+    /// A post calls it when the device already has the request: no code of the program may run here.
     pub trait Keep<K> {
         fn keep(kept: K) -> Self;
     }

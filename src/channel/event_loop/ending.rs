@@ -1,8 +1,7 @@
-//! How the operations of a channel end when the channel ends, and its receives after the connection has failed.
+//! Ends the operations of a channel that ends, and receives after a failure.
 //!
-//! The device flushes what it has. Soft-RoCE looks at its receives only when something else happens on the queue pair,
-//! so a receive that is posted after the failure would stay there. Therefore the loop does not post it, and takes the
-//! queue pair to ERR to have earlier receives flushed.
+//! Soft-RoCE flushes its receives only when something else happens on the queue pair, so a receive posted after the
+//! failure would stay. The loop does not post it, and takes the queue pair to ERR to have earlier ones flushed.
 
 use std::ops::Range;
 use std::thread;
@@ -26,10 +25,10 @@ impl<B> Table<B> {
         slots.iter().filter(|slot| slot.state.is_in_flight()).count()
     }
 
-    /// Takes a queue pair to ERR, and polls until the device has flushed all operations in `slots`. Call it before the
-    /// queue pair is destroyed: a provider may drop the completions of a destroyed one.
+    /// Takes a queue pair to ERR, and polls until the device has flushed `slots`. Call it before the queue pair is
+    /// destroyed: a provider may drop the completions of a destroyed one.
     pub(super) fn flush(&mut self, core: &Core, slots: Range<u32>, capacity: u32) {
-        // Polled completions come first. An unknown one ends nothing.
+        // An unknown completion ends nothing.
         let _ = self.settle_polled();
         let shares = !core.srq().is_null();
         if self.in_flight(slots.clone()) == 0 && !shares
@@ -49,7 +48,7 @@ impl<B> Table<B> {
                     let _ = self.settle_polled();
                 }
                 Ok(0) if self.end_unposted() => {}
-                // The kernel or the provider's progress thread may have to do the flushing.
+                // The kernel or the provider's progress thread may do the flushing.
                 Ok(0) => {
                     give_up.iter().for_each(|&at| core.clock.reach(at));
                     thread::yield_now();
@@ -63,8 +62,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// Polls until the completion queue is empty, but not for more completions than it holds: a broken provider may
-    /// never stop.
+    /// Polls until the completion queue is empty. Bounded, since a broken provider may never stop.
     pub(super) fn settle_all(&mut self, capacity: u32) {
         let _ = self.settle_polled();
         for _ in 0..=capacity {
@@ -77,8 +75,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// Leaks the operations in these slots. Their queue pair could not be destroyed, so the device may use the
-    /// buffers forever.
+    /// Leaks the operations of a queue pair that could not be destroyed: the device may use the buffers forever.
     pub(super) fn leak(&mut self, slots: Range<u32>) {
         for index in slots {
             let slot = &mut self.slots[index as usize];
@@ -90,13 +87,12 @@ impl<B> Table<B> {
         }
     }
 
-    /// Ends all operations in these slots. The queue pair was reset or destroyed.
+    /// Ends the operations of a queue pair that was reset or destroyed.
     pub(super) fn end_without_completions(
         &mut self,
         slots: Range<u32>,
         status: ffi::ibv_wc_status,
     ) {
-        // As in `flush`.
         let _ = self.settle_polled();
         self.end_connections(slots.clone());
         for index in slots {
@@ -112,7 +108,7 @@ impl<B> Table<B> {
         self.finish(index, &ffi::ibv_wc { status, ..Default::default() });
     }
 
-    /// Marks all numbers of these slots so far as those of an earlier connection.
+    /// From now on, all numbers of these slots so far are those of an earlier connection.
     pub(super) fn end_connections(&mut self, slots: Range<u32>) {
         for slot in &mut self.slots[slots.start as usize..slots.end as usize] {
             if slot.state == State::Credits
@@ -127,7 +123,7 @@ impl<B> Table<B> {
 
 impl<B> Drop for Loop<'_, B> {
     fn drop(&mut self) {
-        // Polled completions end their operations before the queue pairs go. An unknown one ends nothing.
+        // Polled completions end their operations before the queue pairs go.
         let _ = self.table.settle_polled();
         for index in 0..self.members.links.len() {
             if let Some(link) = self.members.links[index].take() {
@@ -136,7 +132,7 @@ impl<B> Drop for Loop<'_, B> {
         }
         while let Some(&(receives, _)) = self.members.shared.last() {
             if self.remove_shared(receives).is_err() {
-                // A builder holds the queue, or the verb failed: leak what is posted.
+                // A builder holds the queue, or the verb failed.
                 if let Some((id, _)) = self.members.shared.pop_if(|shared| shared.0 == receives) {
                     self.table.leak(self.table.entries[id.index()].slots());
                 }
@@ -152,7 +148,7 @@ impl<B> Drop for Loop<'_, B> {
 }
 
 impl<B> Table<B> {
-    /// Notes that an operation of the channel has completed with an error.
+    /// An operation of the channel has completed with an error.
     #[cold]
     pub(super) fn note_failure(&mut self, channel: ChannelId) {
         let index = channel.index();
@@ -162,7 +158,7 @@ impl<B> Table<B> {
         if entry.first_of(Queue::Receive) == NEVER_FREE || aside.stopped.is_some() {
             return;
         }
-        // With this, a post of a receive finds the queue full, and then looks for the reason.
+        // A post of a receive then finds the queue full and looks for the reason.
         entry.next[1] = NEVER_FREE;
         let receives = entry.receives();
         if self.is_of_tasks {
@@ -183,7 +179,7 @@ impl<B> Table<B> {
         self.asides[index].has_failed = true;
     }
 
-    /// A free slot for a receive that is posted after the connection has failed.
+    /// A free slot for a receive after the connection has failed.
     fn unposted_slot(&mut self, channel: ChannelId) -> Option<u32> {
         let aside = &self.asides[channel.index()];
         if !aside.flushes() {
@@ -195,7 +191,7 @@ impl<B> Table<B> {
         Some(free)
     }
 
-    /// Ends unposted receives once all receives before them have ended. Returns whether it ended one.
+    /// Ends unposted receives once all before them have ended. True: it ended one.
     #[cold]
     #[inline(never)]
     pub(super) fn end_unposted(&mut self) -> bool {
@@ -239,7 +235,7 @@ impl<B> Table<B> {
 }
 
 impl<B> Loop<'_, B> {
-    /// Keeps a receive that is not posted to the device. Returns its number, or the buffer if it cannot be kept.
+    /// Keeps a receive without posting it. Returns its number.
     #[cold]
     #[inline(never)]
     pub(super) fn keep_unposted<R: WorkRequest>(
@@ -266,7 +262,7 @@ impl<B> Loop<'_, B> {
             table.with_unposted.push(channel);
         }
         unposted.push(&mut table.slots, index);
-        // Tasks get these results at once. A program polls for them.
+        // Tasks get these results at once; a program polls for them.
         if table.is_of_tasks {
             table.end_unposted();
         }

@@ -64,7 +64,7 @@ impl<B> Loop<'_, B> {
         Ok(checked?)
     }
 
-    /// As [`keep_alive`](Self::keep_alive), but if something is in flight, only returns true.
+    /// As [`keep_alive`](Self::keep_alive), but returns true if something is in flight.
     pub(crate) fn sign_of_life(&mut self, channel: ChannelId) -> TransportResult<bool> {
         let core = self.table.core(channel).ok_or(TransportError::Closed)?;
         check_reliable(core)?;
@@ -75,7 +75,7 @@ impl<B> Loop<'_, B> {
             return Ok(true);
         }
         match self.probe(channel) {
-            // The queue is full of results that the program has not taken: the peer has answered.
+            // Full of results that the program has not taken: the peer has answered.
             Err(TransportError::QueueFull) => Ok(false),
             result => result.map(|()| false),
         }
@@ -94,13 +94,13 @@ impl<B> Loop<'_, B> {
         operation.check(&entry.limits, list.as_mut())?;
         let slot = &mut table.slots[index as usize];
         slot.number = slot.number.wrapping_add(ONE);
-        // SAFETY: as in `post_as`: the channel was not removed, so its queue pair is live, and the loop owns the
-        // prepared requests. The write has no buffer.
+        // SAFETY: as in `post_as`: the queue pair is live, and the loop owns the prepared requests. The write has no
+        // buffer.
         let returned = unsafe {
             operation.post(entry.target, table.prepared.as_ptr(), slot.number, list.as_mut())
         };
         let failed = (returned != 0).then(|| ffi::failed("ibv_post_send", returned));
-        // SAFETY: the loop owns the prepared requests, which are borrowed exclusively.
+        // SAFETY: the loop owns the prepared requests, and is borrowed exclusively.
         let is_posted = returned == 0
             || unsafe { Templates::may_be_posted(table.prepared.as_ptr(), Queue::Send) };
         if is_posted {
@@ -116,14 +116,14 @@ impl<B> Loop<'_, B> {
 }
 
 impl<B> Table<B> {
-    /// The core of a channel. `None`: the channel was removed or is out of the loop.
+    /// `None`: the channel was removed or is out of the loop.
     pub(super) fn core(&self, channel: ChannelId) -> Option<&Core> {
         let entry = self.entries.get(channel.index())?;
         let aside = self.asides.get(channel.index())?;
         aside.core.as_deref().filter(|_| entry.generation == channel.generation)
     }
 
-    /// Handles the completion of a credit read. Returns false if no such read is in flight.
+    /// Handles the completion of a credit read. False: no such read is in flight.
     pub(super) fn take_credits(&mut self, channel: ChannelId, completion: &ffi::ibv_wc) -> bool {
         let is_taken = self.core(channel).is_some_and(|core| {
             core.credit_number() == Some(completion.wr_id)
@@ -135,7 +135,7 @@ impl<B> Table<B> {
         is_taken
     }
 
-    /// A channel that has credit again. Asks the peers of others, if they have answered or their pause is over.
+    /// A channel that has credit again. Asks the peers of others when they have answered or their pause is over.
     pub(super) fn credited(&mut self) -> Option<ChannelId> {
         let Self { lacking, asides, .. } = self;
         let now = lacking.next_pause().map(|(_, index)| match &asides[index as usize].core {
@@ -158,8 +158,8 @@ impl<B> Table<B> {
         Some(ChannelId { index, generation: self.entries[index as usize].generation })
     }
 
-    /// Whether a wait must return to its caller: a channel has credit; or `any_pause`, and a pause has begun since the
-    /// wait chose its time-out; or `until` has passed, which a wait that finds answers at each poll never checks.
+    /// Whether a wait must return: a channel has credit; a pause has begun since the wait chose its time-out
+    /// (`any_pause`); or `until` has passed, which a wait that finds answers at each poll never checks.
     pub(super) fn must_wait_end(&mut self, any_pause: bool, until: Instant) -> bool {
         self.lacking.any()
             && (self.credited().is_some()
@@ -177,7 +177,7 @@ impl<B> Table<B> {
         Some(at.saturating_duration_since(now))
     }
 
-    /// Refuses a post of `messages` messages and notes that the channel waits for credit for them. Returns the error.
+    /// Refuses a post and notes that the channel waits for credit for `messages` messages.
     #[cold]
     #[inline(never)]
     pub(super) fn refuse_without_credit(
@@ -197,7 +197,6 @@ impl<B> Table<B> {
         TransportError::NoCredit
     }
 
-    /// Called when the channel has credit again or is removed.
     pub(super) fn forget_credit(&mut self, channel: ChannelId) {
         let aside = self.asides.get_mut(channel.index());
         if aside.is_some_and(|aside| mem::take(&mut aside.lacks_credit) > 0) {

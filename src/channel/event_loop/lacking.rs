@@ -1,20 +1,20 @@
-//! Which channels of a loop lack credit, and which of them to look at.
+//! Channels of a loop that lack credit.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, TryReserveError, VecDeque};
 use std::mem;
 use std::time::Instant;
 
-/// The channels that lack credit. Looking at one, which may ask its peer, is useful only after the peer has answered or
-/// a pause is over. The table tracks these two events, so its cost does not grow with the number of channels that wait.
+/// Looking at a channel, which may ask its peer, is useful only after the peer has answered or a pause is over. This
+/// tracks both events, so its cost does not grow with the number of channels that wait.
 #[derive(Default)]
 pub(super) struct Lacking {
     count: usize,
     /// Channels to look at now. Some may have credit already.
     due: VecDeque<u32>,
-    /// Channels by the end of their pause, when their peers may be asked. Some may have credit already.
+    /// Ends of pauses, when peers may be asked. Some channels may have credit already.
     pauses: BinaryHeap<Reverse<(Instant, u32)>>,
-    /// For each channel, which of these two lists it is in.
+    /// For each channel, the lists that it is in.
     places: Vec<Places>,
 }
 
@@ -29,12 +29,12 @@ pub(super) enum Look {
     Found,
     /// A question is in flight, or nothing waits for credit.
     Leave,
-    /// Its peer may be asked at that time.
+    /// Its peer may be asked then.
     Pause(Instant),
 }
 
 impl Lacking {
-    /// Reserves memory for that many channels, so that no other method allocates.
+    /// No other method allocates.
     pub(super) fn reserve(&mut self, channels: usize) -> Result<(), TryReserveError> {
         self.due.try_reserve(channels - self.due.len())?;
         self.pauses.try_reserve(channels - self.pauses.len())?;
@@ -51,12 +51,11 @@ impl Lacking {
         self.any() && !self.due.is_empty()
     }
 
-    /// The first pause's end and channel.
     pub(super) fn next_pause(&self) -> Option<(Instant, u32)> {
         self.pauses.peek().map(|pause| pause.0).filter(|_| self.any())
     }
 
-    /// Notes that a post was refused. `is_new`: the channel did not lack credit before.
+    /// A post was refused. `is_new`: the channel did not lack credit before.
     pub(super) fn refused(&mut self, channel: u32, is_new: bool, ask_at: Option<Instant>) {
         self.count += usize::from(is_new);
         if let Some(at) = ask_at {
@@ -64,7 +63,6 @@ impl Lacking {
         }
     }
 
-    /// Notes that the peer of a channel that lacks credit has answered.
     pub(super) fn answered(&mut self, channel: u32) {
         if let Some(places) = self.places.get_mut(channel as usize)
             && !mem::replace(&mut places.due, true)
@@ -81,7 +79,6 @@ impl Lacking {
         }
     }
 
-    /// Called when a channel has credit again.
     pub(super) fn forget(&mut self, channel: u32) {
         self.count -= 1;
         if self.due.front() == Some(&channel) {
@@ -90,7 +87,7 @@ impl Lacking {
         }
     }
 
-    /// The first channel that is [found](Look::Found). Calls return the same one until it is forgotten.
+    /// The first [found](Look::Found) channel. Returns the same one until it is forgotten.
     pub(super) fn next(
         &mut self,
         now: Option<Instant>,
@@ -165,7 +162,6 @@ mod tests {
         let end = |channel| start + Duration::from_micros(u64::from(channel * 7919 % CHANNELS));
         for channel in 0..CHANNELS {
             lacking.refused(channel, true, Some(end(channel)));
-            // A second refusal during the pause adds nothing.
             lacking.refused(channel, false, Some(end(channel)));
         }
         assert_eq!(lacking.next_pause().unwrap().0, start);
@@ -175,7 +171,6 @@ mod tests {
             let found = lacking.next(Some(now), |channel| {
                 looks += 1;
                 assert_eq!(end(channel), now);
-                // Half of the peers are asked, the others pause again.
                 if channel % 2 == 0 {
                     Look::Leave
                 } else {

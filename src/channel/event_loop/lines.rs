@@ -12,7 +12,7 @@ use crate::channel::operation::Queue;
 use crate::channel::slot::NO_SLOT;
 
 impl<B> Loop<'_, B> {
-    /// Adds a task to the end of a line: for a message, or for room to send. Returns its place.
+    /// Adds a task to the end of a line. Returns its place.
     ///
     /// # Errors
     ///
@@ -42,8 +42,8 @@ impl<B> Loop<'_, B> {
         &mut self.table.waiters.places[place as usize].waker
     }
 
-    /// Removes a place from its line. The caller drops the returned waker while the loop is not borrowed. If the task
-    /// was woken to take something, the caller [wakes the next](Self::wake_line).
+    /// The caller drops the returned waker while the loop is not borrowed. If the task was woken to take something, it
+    /// [wakes the next](Self::wake_line).
     pub(crate) fn leave_line(
         &mut self,
         channel: ChannelId,
@@ -77,7 +77,6 @@ impl<B> Loop<'_, B> {
 }
 
 impl<B> Table<B> {
-    /// Wakes all tasks in a line.
     #[cold]
     pub(super) fn wake_all(&mut self, channel: usize, queue: Queue) {
         let Self { entries, waiters, deferred, .. } = self;
@@ -88,7 +87,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// Wakes the first task in a line. While the channel drains, tasks wait for its end, and this wakes all.
+    /// While the channel drains, tasks wait for its end, and this wakes all.
     #[inline(always)]
     pub(super) fn wake_first(&mut self, channel: usize, queue: Queue) {
         let first = self.entries[channel].tasks.lines[queue_index(queue)].first;
@@ -114,8 +113,8 @@ impl<B> Table<B> {
     }
 }
 
-/// Wakes the first task from this place on that was not woken yet. A task that was woken may never come: its future may
-/// be forgotten.
+/// Wakes the first task from this place on that was not woken yet. A woken task may never come: its future may be
+/// forgotten.
 #[cold]
 #[inline(never)]
 pub(super) fn wake_next(waiters: &mut Waiters, deferred: &mut Deferred, mut place: u32) {

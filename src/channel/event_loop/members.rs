@@ -22,20 +22,18 @@ use crate::ffi;
 use crate::queue_pair::{QueuePairEndpoint, SharedReceiveQueue};
 use crate::state_error::StateError;
 
-/// See the [module](self).
 pub(super) struct Members<'res> {
     /// Indexed by channel.
     pub(super) links: Vec<Option<Link<'res>>>,
     pub(super) shared: Vec<(ChannelId, Arc<SharedReceiveQueue<'res>>)>,
     pub(super) datagrams: HashMap<ChannelId, DatagramEnd<'res>>,
-    /// The number of completions that the queue holds. `room` is how many of them are not reserved.
+    /// Completions that the queue holds. `room` of them are not reserved.
     pub(super) capacity: u32,
     room: u32,
-    /// Indexes of removed channels. Some of their slots may still be in use.
+    /// Indexes of removed channels. Some of their slots may be in use.
     retired: Vec<u32>,
-    /// Indexes that are free.
     free: Vec<u32>,
-    /// Ranges of free slots, in order. No two touch.
+    /// Free slots, in order. No two ranges touch.
     gaps: Vec<Range<u32>>,
 }
 
@@ -54,7 +52,7 @@ impl<'res> Members<'res> {
 
     pub(super) fn give_back(&mut self, index: usize, depth: u32) {
         self.room += depth;
-        // `place` has reserved memory for it.
+        // `place` has reserved memory.
         self.retired.push(index as u32);
     }
 
@@ -145,7 +143,7 @@ impl<'res, B> Loop<'res, B> {
         connected
     }
 
-    /// Ends the channel's operations in the table. A failed attempt to connect has ended them on the device.
+    /// A failed attempt to connect has ended the operations on the device.
     pub(super) fn end_attempt(&mut self, channel: ChannelId) {
         self.table.asides[channel.index()].has_failed = false;
         let entry = &mut self.table.entries[channel.index()];
@@ -197,7 +195,7 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// The error of a verb on a channel that is out of the loop, or on shared receives.
+    /// The error for a channel that is out of the loop, or for shared receives.
     #[cold]
     pub(super) fn without_link(&self, channel: ChannelId, verb: &'static str) -> Error {
         let reason = match self.members.shared_receives(channel) {
@@ -212,8 +210,7 @@ impl<'res, B> Loop<'res, B> {
         Error::invalid(verb, reason)
     }
 
-    /// Takes the queue pair to ERR, where the device ends all that is in flight. If that fails, [removal](Self::remove)
-    /// ends it.
+    /// Takes the queue pair to ERR. If that fails, [removal](Self::remove) ends its operations.
     #[cold]
     pub(super) fn to_error(&self, channel: ChannelId) {
         if let Some(Some(link)) = self.members.links.get(channel.index()) {
@@ -221,7 +218,7 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// Makes a place for a channel. Nothing can be posted there before [`open`](Self::open).
+    /// Nothing can be posted in the new place before [`open`](Self::open).
     pub(super) fn place_for(&mut self, link: &Link<'res>, is_open: bool) -> Result<ChannelId> {
         const VERB: &str = "Loop::add";
         let core = &link.core;
@@ -241,7 +238,7 @@ impl<'res, B> Loop<'res, B> {
         Ok(id)
     }
 
-    /// Assigns the place to this queue pair: the channel's first, or another one after a reset.
+    /// Assigns the place to a queue pair: its first, or another one after a reset.
     pub(super) fn assign(&mut self, id: ChannelId, core: &Core) {
         let (table, index) = (&mut self.table, id.index());
         let entry = &mut table.entries[index];
@@ -264,7 +261,6 @@ impl<'res, B> Loop<'res, B> {
         self.members.links[id.index()] = Some(link);
     }
 
-    /// Makes a place with free slots. Nothing can be posted there before [`open`](Self::open).
     pub(super) fn take_place(
         &mut self,
         depths: [u32; 3],
@@ -298,7 +294,7 @@ impl<'res, B> Loop<'res, B> {
         Ok(id)
     }
 
-    /// Allows posts to these queues. A channel that was stopped stays closed.
+    /// Allows posts to these queues, unless the channel was stopped.
     pub(super) fn open(&mut self, channel: ChannelId, queues: &[Queue]) {
         if let Some(error) = self.table.why_stopped(channel) {
             self.table.asides[channel.index()].stopped = Some(error);
@@ -317,7 +313,7 @@ impl<'res, B> Loop<'res, B> {
 }
 
 impl Members<'_> {
-    /// Frees the places of removed channels whose slots are all free by now.
+    /// Frees the places of removed channels whose slots are all free.
     fn take_back<B>(&mut self, table: &Table<B>) {
         let Self { retired, free, gaps, .. } = self;
         retired.retain(|&index| {
@@ -332,7 +328,7 @@ impl Members<'_> {
         });
     }
 
-    /// The first of `depth` free slots: in a gap, or at the end of the table, whose last gap may begin before `end`.
+    /// The first of `depth` free slots: in a gap or at the table's end, where the last gap may begin before `end`.
     fn find_slots(&self, depth: u32, end: u32) -> u32 {
         let is_enough = |gap: &&Range<u32>| gap.len() as u32 >= depth;
         let last = self.gaps.last().filter(|last| last.end == end);
@@ -340,7 +336,7 @@ impl Members<'_> {
     }
 }
 
-/// [`place`] has reserved memory for it.
+/// [`place`] has reserved memory.
 fn add_gap(gaps: &mut Vec<Range<u32>>, mut slots: Range<u32>) {
     if slots.start == slots.end {
         return;
@@ -357,7 +353,7 @@ fn add_gap(gaps: &mut Vec<Range<u32>>, mut slots: Range<u32>) {
     gaps.insert(at, slots);
 }
 
-/// Makes a place with free slots. It may reuse slots of removed channels of any depth.
+/// Makes a place, which may reuse slots of removed channels of any depth.
 pub(super) fn place<B>(
     table: &mut Table<B>,
     members: &mut Members<'_>,
@@ -379,7 +375,7 @@ pub(super) fn place<B>(
         if depths[2] > 0 {
             table.lacking.reserve(all)?;
         }
-        // With memory for all indexes, removing a channel allocates nothing.
+        // Then removing a channel allocates nothing.
         members.retired.try_reserve(all - members.retired.len())?;
         members.free.try_reserve(all - members.free.len())?;
         members.gaps.try_reserve(all + 1 - members.gaps.len())
@@ -405,7 +401,7 @@ pub(super) fn place<B>(
         for index in from..from + depth {
             let slot = &mut table.slots[index as usize];
             slot.next = if index + 1 == from + depth { from } else { index + 1 };
-            // An earlier channel's receive may have left an address here, and this slot may now be for sends.
+            // An earlier channel's receive may have left an address in a slot that is for sends now.
             slot.kept = None;
             table.outcomes[index as usize].run = Run::none(slot);
         }
@@ -434,7 +430,6 @@ pub(super) fn unknown(verb: &'static str) -> Error {
 mod tests {
     use super::*;
 
-    /// Returns each order of these.
     fn orders(of: &[Range<u32>]) -> Vec<Vec<Range<u32>>> {
         if of.is_empty() {
             return vec![Vec::new()];

@@ -147,7 +147,7 @@ pub struct Loop<'res, B> {
     table: Table<B>,
     members: Members<'res>,
     queue: Arc<CompletionQueue<'res>>,
-    /// The number of [`LoopWaker`] wakes that its waits have returned for.
+    /// [`LoopWaker`] wakes that its waits have returned for.
     wakes: u64,
 }
 
@@ -226,7 +226,7 @@ impl<'res, B> Loop<'res, B> {
     ///
     /// Those of [`wait_ended`](Self::wait_ended).
     pub fn wait_ended_until(&mut self, deadline: Instant) -> TransportResult<Option<Ended<B>>> {
-        // Checked first, so that a wake reaches even a loop that always has completions.
+        // First, so that a wake reaches even a loop that always has completions.
         while !self.take_wake()? {
             let pause = self.credit_pause().and_then(|pause| Instant::now().checked_add(pause));
             let until = pause.map_or(deadline, |until| until.min(deadline));

@@ -1,17 +1,17 @@
-//! Finds the channel of a completion by the number of its queue pair.
+//! Channels by queue pair number.
 
 use super::slots::no_memory;
 use crate::error::Result;
 
-/// A hash table from queue pair numbers to channels, with linear probing and at most half full.
+/// A hash table with linear probing, at most half full.
 pub(super) struct Numbers {
-    /// Their number is a power of two.
+    /// A power of two in length.
     entries: Vec<Option<(u32, u32)>>,
     len: usize,
 }
 
-/// Where the search for a number begins, in a table of this size. Devices number queue pairs in steps of 1 or another
-/// power of two; Fibonacci hashing spreads these evenly.
+/// Where a search begins. Devices number queue pairs in steps of 1 or another power of two; Fibonacci hashing spreads
+/// these evenly.
 #[inline]
 fn start(number: u32, size: usize) -> usize {
     ((u64::from(number.wrapping_mul(0x9e37_79b1)) * size as u64) >> 32) as usize
@@ -22,7 +22,7 @@ impl Numbers {
         Self { entries: vec![None; 8], len: 0 }
     }
 
-    /// The index of the number's entry, or of the free entry where it would go.
+    /// The number's entry, or the free one where it would go.
     #[inline]
     fn position(&self, number: u32) -> usize {
         let mask = self.entries.len() - 1;
@@ -39,7 +39,7 @@ impl Numbers {
         self.entries[self.position(number)].map(|entry| entry.1 as usize)
     }
 
-    /// Makes room for another number, so that `insert` does not allocate.
+    /// `insert` then does not allocate.
     ///
     /// # Errors
     ///
@@ -58,7 +58,7 @@ impl Numbers {
         Ok(())
     }
 
-    /// Sets the channel of a number. There must be [room](Self::reserve) for it.
+    /// Needs [room](Self::reserve).
     pub(super) fn insert(&mut self, number: u32, channel: usize) {
         let at = self.position(number);
         if self.entries[at].replace((number, channel as u32)).is_none() {
@@ -66,14 +66,14 @@ impl Numbers {
         }
     }
 
-    /// Removes a number if it belongs to this channel: a newer queue pair may have got the same number.
+    /// Does nothing if the number belongs to another channel: a newer queue pair may have got it.
     pub(super) fn remove(&mut self, number: u32, channel: usize) {
         let mut at = self.position(number);
         if self.entries[at].take_if(|entry| entry.1 as usize == channel).is_none() {
             return;
         }
         self.len -= 1;
-        // The removed entry may have displaced those that follow, so insert them again.
+        // The removed entry may have displaced those that follow.
         let mask = self.entries.len() - 1;
         loop {
             at = (at + 1) & mask;
@@ -125,7 +125,6 @@ mod tests {
                 numbers.insert(number, step);
                 model.insert(number, step);
             } else {
-                // Another channel's number stays.
                 numbers.remove(number, usize::MAX);
                 numbers.remove(number, model.remove(&number).unwrap_or(0));
             }

@@ -1,4 +1,4 @@
-//! Posts operations on a loop's channels.
+//! Posting to a loop's channels.
 
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
@@ -60,7 +60,7 @@ impl<B> Loop<'_, B> {
         self.post_as(channel, request, State::Token, token).map(drop)
     }
 
-    /// Posts an operation and gives its slot this state. Returns its number.
+    /// Posts an operation in this state. Returns its number.
     #[inline(always)]
     pub(super) fn post_as<R: WorkRequest, E: From<Refused<R>>>(
         &mut self,
@@ -74,7 +74,7 @@ impl<B> Loop<'_, B> {
         B: LoopBuffer<R::Kept>,
     {
         let (operation, buffer) = request.split();
-        // Each path below moves it on: it is never dropped here.
+        // Each path below moves it on.
         let mut buffer = ManuallyDrop::new(buffer);
         let table = &mut self.table;
         let Some(entry) = table.entries.get_mut(channel.index as usize) else {
@@ -92,7 +92,7 @@ impl<B> Loop<'_, B> {
             let request = R::join(operation, ManuallyDrop::into_inner(buffer));
             return self.post_elsewhere(channel, request, state, token);
         }
-        // Made here: if made earlier, it would live across a call.
+        // Made earlier, it would live across a call.
         let mut list = match list_of::<R>(&entry.limits, &operation, &mut buffer) {
             Ok(list) => list,
             Err(error) => return Err(refused::<R, E>(error, operation, buffer)),
@@ -103,9 +103,9 @@ impl<B> Loop<'_, B> {
         let number = slot.number.wrapping_add(ONE);
         let kept = buffer.kept_length();
         // SAFETY: the channel was not removed, so its queue pair is live. The loop owns the prepared requests, and is
-        // borrowed exclusively. An `OwnedBuffer` keeps its memory until it is dropped; it moves into the slot below,
-        // nothing in between unwinds, and it stays there until the device is done with it. Bytes that are not kept were
-        // copied by the post.
+        // borrowed exclusively. An `OwnedBuffer` keeps its memory until it is dropped. It moves into the slot below,
+        // where it stays until the device is done; nothing in between unwinds. Bytes that are not kept were copied by
+        // the post.
         let returned =
             unsafe { operation.post(entry.target, table.prepared.as_ptr(), number, list.as_mut()) };
         // Even after a refusal, so that the next request has another number.
@@ -123,7 +123,6 @@ impl<B> Loop<'_, B> {
         Ok(number)
     }
 
-    /// As [`post_as`](Self::post_as), when the next slot of the queue is in use.
     #[cold]
     #[inline(never)]
     fn post_elsewhere<R: WorkRequest, E: From<Refused<R>>>(
@@ -145,7 +144,7 @@ impl<B> Loop<'_, B> {
         }
         let (operation, buffer) = request.split();
         let mut buffer = ManuallyDrop::new(buffer);
-        // Errors of the request itself come first.
+        // The request's own errors come first.
         let limits = &table.entries[channel.index()].limits;
         if let Err(error) = list_of::<R>(limits, &operation, &mut buffer) {
             return Err(refused::<R, E>(error, operation, buffer));
@@ -163,7 +162,7 @@ impl<B> Loop<'_, B> {
         Err(refused::<R, E>(error, operation, buffer))
     }
 
-    /// The error of a post with this number, whose slot is still free.
+    /// The post failed, and the slot of this number is still free.
     #[cold]
     #[inline(never)]
     fn post_failed<R: WorkRequest, E: From<Refused<R>>>(
@@ -179,7 +178,7 @@ impl<B> Loop<'_, B> {
         B: LoopBuffer<R::Kept>,
     {
         let index = index_of(number) as usize;
-        // Read here, not by the caller: a value that lives across the post would cost each post a move to the stack.
+        // Read here: a value that lives across the post would cost each post a move to the stack.
         let channel = self.table.slots[index].channel;
         if returned == NO_CREDIT && R::Operation::TAKES_RECEIVE {
             return refused::<R, E>(
@@ -198,7 +197,7 @@ impl<B> Loop<'_, B> {
             return refused::<R, E>(error, operation, buffer);
         }
         let slot = &mut self.table.slots[index];
-        // The future gets an error and no number, so it will not ask for the operation.
+        // The future gets an error and no number: it will not ask for the operation.
         let is_of_task = matches!(state, State::Task | State::Message);
         slot.state = if is_of_task { State::Abandoned } else { state };
         slot.buffer.write(B::keep(keep(ManuallyDrop::into_inner(buffer))));
@@ -208,7 +207,7 @@ impl<B> Loop<'_, B> {
 }
 
 impl<B> Loop<'_, B> {
-    /// Ends all operations of a channel, after a failed post whose request the device may have.
+    /// Follows a failed post whose request the device may have: ends all operations of the channel.
     #[cold]
     pub(super) fn fail(&mut self, channel: ChannelId, error: TransportError) {
         if self.table.is_of_tasks && self.table.core(channel).is_some() {
@@ -223,7 +222,6 @@ impl<B> Loop<'_, B> {
     }
 }
 
-/// The index of a queue in arrays like `next`.
 pub(super) const fn queue_index(queue: Queue) -> usize {
     match queue {
         Queue::Send => 0,
@@ -262,7 +260,6 @@ impl<R: WorkRequest, B: LoopBuffer<R::Kept>> From<Refused<R>> for OperationError
 where
     R::Kept: OwnedBuffer,
 {
-    /// Keeps only the buffer.
     #[cold]
     fn from(refused: Refused<R>) -> Self {
         let buffer = refused.request.map(|request| B::keep(keep(request.split().1)));
@@ -271,7 +268,6 @@ where
 }
 
 impl Entry {
-    /// Why a queue has no free slot.
     #[cold]
     #[inline(never)]
     pub(super) fn why_full(&self, aside: &Aside, queue: Queue) -> TransportError {

@@ -1,8 +1,8 @@
 //! Receives that channels of a loop share.
 //!
-//! They have an entry and slots as a channel has, but no queue pair. A message names the queue pair that it came on,
-//! whose channel [`Table::sharing`] finds. A slot is freed when its completion is polled, or when the shared queue is
-//! destroyed. The end of a channel frees none, since nobody knows which receives the device had taken for it.
+//! They have an entry and slots as a channel has, but no queue pair. A message names the queue pair that it came on. A
+//! slot is freed when its completion is polled or the shared queue is destroyed. The end of a channel frees none:
+//! nobody knows which receives the device had taken for it.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl<'res, B> Loop<'res, B> {
         self.place_shared(&queue, capacity)
     }
 
-    /// Adds a queue with room for `capacity` receives of one element each.
+    /// Each of the `capacity` receives has one element.
     pub(crate) fn place_shared(
         &mut self,
         queue: &Arc<SharedReceiveQueue<'res>>,
@@ -75,7 +75,7 @@ impl<'res, B> Loop<'res, B> {
         Ok(id)
     }
 
-    /// Whether this id and this queue belong together in this loop.
+    /// Whether this id is that of this queue.
     #[cfg(feature = "async")]
     pub(crate) fn shares(
         &self,
@@ -107,7 +107,6 @@ impl<'res, B> Loop<'res, B> {
         self.members.shared_receives(receives).map(|queue| &**queue)
     }
 
-    /// Destroys shared receives that no channel uses any more.
     #[cold]
     pub(super) fn remove_shared(&mut self, receives: ChannelId) -> Result<()> {
         const VERB: &str = "ibv_destroy_srq";
@@ -137,7 +136,7 @@ impl<'res, B> Loop<'res, B> {
     }
 }
 
-/// `ibv_create_srq`: receives for channels that complete on this queue.
+/// `ibv_create_srq`
 pub(crate) fn shared_queue<'res>(
     completions: &CompletionQueue<'res>,
     domain: Parent<'res, ProtectionDomain<'res>>,
@@ -168,7 +167,7 @@ impl<B> Table<B> {
     }
 }
 
-/// Refuses a send on shared receives. No post gets here: their send queue has no slot.
+/// No post gets here: the send queue of shared receives has no slot.
 ///
 /// # Safety
 ///
@@ -183,7 +182,7 @@ unsafe extern "C" fn refuse_send(
     libc::EINVAL
 }
 
-/// As `ibv_post_recv`, with a shared receive queue as the first argument.
+/// `ibv_post_recv` on a shared receive queue.
 ///
 /// # Safety
 ///

@@ -11,22 +11,21 @@ use crate::error::Error;
 use crate::ffi;
 use crate::memory::KeptLength;
 
-/// The step from a number to the next generation's.
+/// From a number to the next generation's.
 pub(in crate::channel) const ONE: u64 = 1 << 32;
 
-/// A bit in the numbers of shared receives. No slot index has it, so these numbers never match one of a queue pair.
+/// A bit in the numbers of shared receives, but in no slot index: these numbers never match one of a queue pair.
 pub(super) const SHARED: u64 = 1 << 31;
 
-/// The most slots, so that an index has neither the bit of [`SHARED`] nor that of numbers in windows.
+/// An index has neither the bit of [`SHARED`] nor that of numbers in windows.
 pub(super) const MAX_SLOTS: usize = 1 << 30;
 
-/// The slot of the request with this number.
 #[inline(always)]
 pub(super) fn index_of(number: u64) -> u32 {
     (number & !SHARED) as u32
 }
 
-/// A slot that is never free. It is the `next` of a queue that has no slots or is not open.
+/// The `next` of a queue that has no slots or is not open. This slot is never free.
 pub(super) const NEVER_FREE: u32 = 0;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -34,29 +33,27 @@ pub(super) const NEVER_FREE: u32 = 0;
 pub(super) enum State {
     /// The device has the request, and `next_ended` will return it.
     Token,
-    /// A request of the window before the last one has failed. The slot keeps that completion until the last one has
-    /// ended.
+    /// A request before the window's last one has failed. The slot keeps that completion until the last one has ended.
     FailedWindow,
-    /// The device has a part of a window, without the last request.
+    /// The device has some first requests of a window.
     PartOfWindow,
     /// The device has the request of a future.
     Task,
     /// The device has a request whose future was dropped.
     Abandoned,
-    /// The device has a receive. Any task of the channel takes its message.
+    /// The device has a receive whose message any task of the channel takes.
     Message,
-    /// The device has a keep-alive: a write without a buffer. Only its failure matters.
+    /// The device has a keep-alive, a write without a buffer. Only its failure matters.
     Probe,
-    /// A receive that was posted after the connection failed. The device does not get it; it ends after those before
-    /// it.
+    /// A receive after the connection failed. It is not posted, and ends after those before it.
     Unposted,
-    /// For the credit reads, one at a time. The number is in the channel's `Credits`.
+    /// For credit reads, one at a time. The number is in the channel's `Credits`.
     Credits,
-    /// It has ended, and is in the list for `next_ended`.
+    /// In the list for `next_ended`.
     Ended,
-    /// It has ended, and its future will take it.
+    /// Its future will take it.
     Done,
-    /// It has ended, and is in its channel's list of messages.
+    /// In its channel's list of messages.
     Arrived,
     #[default]
     Free,
@@ -70,23 +67,23 @@ impl State {
     }
 }
 
-/// Room for one operation: a cache line if the buffer is small. The order lets [`Slot::awaits`] be one comparison.
+/// A cache line if the buffer is small. The order lets [`Slot::awaits`] be one comparison.
 #[repr(C, align(64))]
 pub(super) struct Slot<B> {
-    /// The number of the latest request.
+    /// That of the latest request.
     pub(super) number: u64,
     pub(super) token: u64,
     pub(super) channel: ChannelId,
-    /// The number of its queue pair. Not compared for shared receives, which several queue pairs take.
+    /// Not compared for shared receives, which several queue pairs take.
     pub(super) queue_pair: u32,
     pub(super) state: State,
-    /// The next slot in the queue's ring.
+    /// The next slot in the ring.
     pub(super) next: u32,
-    /// The next slot in a list of ended operations.
+    /// The next slot in a [`List`].
     pub(super) link: u32,
     /// Generations up to this one belong to earlier channels or connections.
     pub(super) begun: u32,
-    /// For a receive: the address of its buffer's length, if the buffer keeps one.
+    /// The buffer's length, for a receive whose buffer keeps one.
     pub(super) kept: Option<NonNull<KeptLength>>,
     /// Initialised in all states but `Free`, `Probe` and `Credits`.
     pub(super) buffer: MaybeUninit<B>,
@@ -112,17 +109,17 @@ impl<B> Slot<B> {
         self.number & SHARED != 0
     }
 
-    /// Whether the device has an operation here, of this queue pair, that `next_ended` returns.
+    /// Whether the device has an operation of this queue pair here that `next_ended` returns.
     #[inline(always)]
     pub(super) fn awaits(&self, queue_pair: u32) -> bool {
         const { assert!(State::Token as u32 == 0) };
         u64::from(self.queue_pair) | u64::from(self.state as u32) << 32 == u64::from(queue_pair)
     }
 
-    /// Tells the buffer of a successful operation how long its message is.
+    /// Stores the message's length in the buffer.
     #[inline(always)]
     pub(super) fn receive(&mut self, success: &ffi::ibv_wc) {
-        // Checked first, since most operations have none.
+        // First, since most operations have none.
         if let Some(kept) = self.kept
             && let Some(len) = message_len(success)
         {
@@ -132,7 +129,7 @@ impl<B> Slot<B> {
         }
     }
 
-    /// Takes an operation that was in flight and ended with this completion.
+    /// Takes an operation in flight that ended with this completion.
     #[inline(always)]
     pub(super) fn take(&mut self, failed: Failed, completion: &ffi::ibv_wc) -> Ended<B> {
         debug_assert!(self.state.is_in_flight());
@@ -187,19 +184,19 @@ impl<B> Slot<B> {
         (self.number >> 32) as u32
     }
 
-    /// Marks all its numbers so far as earlier ones.
+    /// All numbers so far are now those of an earlier connection.
     pub(super) fn end_connection(&mut self) {
         self.begun = self.generation();
     }
 
-    /// Whether a request with this number was posted before the present connection.
+    /// Whether the request was posted before the present connection.
     pub(super) fn is_earlier(&self, number: u64) -> bool {
         let ago = self.begun.wrapping_sub((number >> 32) as u32);
         ago < self.begun.min(1 << 31)
     }
 }
 
-/// A linked list of slots whose operations have ended.
+/// Slots whose operations have ended.
 #[derive(Clone, Copy)]
 pub(super) struct List {
     pub(super) first: u32,
@@ -229,16 +226,15 @@ impl List {
     }
 }
 
-/// The part of a slot for the operation's result.
 pub(super) struct Outcome {
-    /// The completion of an ended operation, or of the first request of a window that failed.
+    /// Of the ended operation, or of a window's first request that failed.
     pub(super) completion: ffi::ibv_wc,
     pub(super) run: Run,
-    /// For a window that was posted in part: how many of its requests were.
+    /// Requests of a window that was posted in part.
     pub(super) posted: u32,
-    /// The state that `FailedWindow`, `PartOfWindow` or `Unposted` returns to.
+    /// What `FailedWindow`, `PartOfWindow` or `Unposted` returns to.
     pub(super) was: State,
-    /// For shared receives: the channel that the message came on.
+    /// For shared receives: where the message came on.
     pub(super) channel: Option<ChannelId>,
     pub(super) waker: Option<Waker>,
 }
@@ -254,30 +250,29 @@ impl Outcome {
 /// The places of the slot's latest window.
 #[derive(Clone, Copy)]
 pub(super) struct Run {
-    /// The slot's generation for that window.
+    /// The slot's, for that window.
     pub(super) generation: u32,
-    /// How many places, from the slot on; never 0.
+    /// From the slot on; never 0.
     pub(super) places: u32,
-    /// The slot behind these places in the ring.
+    /// The slot behind these places.
     pub(super) next: u32,
 }
 
 impl Run {
-    /// For a slot that had no window. With one place, it is right even when generations wrap around to this one.
+    /// With one place, it is right even when generations wrap around to this one.
     pub(super) fn none<B>(slot: &Slot<B>) -> Self {
         Self { generation: slot.generation(), places: 1, next: slot.next }
     }
 }
 
 impl<B> Slot<B> {
-    /// Whether `run` belongs to the slot's latest operation.
     #[inline(always)]
     pub(super) fn is_of(&self, run: Run) -> bool {
         // After a connection ends, others may use the places behind the slot.
         run.generation == self.generation() && run.generation != self.begun
     }
 
-    /// How many places the slot's latest operation has.
+    /// The places of the latest operation.
     pub(super) fn places(&self, run: Run) -> u32 {
         if self.is_of(run) { run.places } else { 1 }
     }

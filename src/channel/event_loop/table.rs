@@ -1,12 +1,11 @@
 //! The table of a loop's operations.
 //!
-//! A request's number is the index of its slot and a generation, which counts the slot's requests and is never reset. A
-//! completion ends an operation only if the slot has this number, its request is in flight, and the queue pair is the
-//! slot's.
+//! A request's number is its slot's index and a generation, which counts the slot's requests and is never reset. A
+//! completion ends an operation only if number and queue pair are the slot's, and the request is in flight.
 //!
-//! `next_ended` takes an operation straight from the polled completions. An operation that ends in another way (its
-//! window failed, its channel is removed) goes into a list. All polled completions go there first, so the program gets
-//! results in the order of completions. The operations of tasks keep their results in their slots.
+//! `next_ended` takes an operation straight from the polled completions. One that ends in another way (its window
+//! failed, its channel is removed) goes into a list. All polled completions go there first, so results keep the order
+//! of completions. Operations of tasks keep their results in their slots.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -23,43 +22,42 @@ use crate::channel::operation::{Limits, Queue, Target, Templates};
 use crate::channel::sink::{BATCH, PollCq, Polled, count};
 use crate::ffi;
 
-/// The part of a channel that a post needs.
+/// What a post needs of a channel.
 #[repr(align(64))]
 pub(super) struct Entry {
     pub(super) target: Target,
-    /// The generation of the place's channel, or of its next one.
+    /// Of the place's channel, or of its next one.
     pub(super) generation: u32,
-    /// The slot of each queue that a post tries before it searches the others.
+    /// The slot of each queue that a post tries before it searches.
     pub(super) next: [u32; 2],
     pub(super) limits: Limits,
-    /// The first of its slots. In order: for sends, for receives, and with flow control one for the reads of credits.
+    /// The first slot of: sends, receives, and with flow control one for the reads of credits.
     pub(super) first_slot: u32,
     pub(super) depths: [u32; 3],
     pub(super) tasks: Tasks,
 }
 
-/// The rest of a channel.
 #[derive(Default)]
 pub(super) struct Aside {
-    /// `None` once the channel is removed.
+    /// `None` once the channel is removed or out of the loop.
     pub(super) core: Option<Arc<Core>>,
-    /// The number of messages of the last post that was refused for lack of credit; 0: none is waiting.
+    /// Messages of the last post that was refused for lack of credit. 0: none waits.
     pub(super) lacks_credit: u32,
-    /// Whether it takes its receives from a shared queue of the loop.
+    /// It takes its receives from a shared queue of the loop.
     pub(super) shares: bool,
-    /// Whether this is a queue of shared receives, not a channel.
+    /// These are shared receives, not a channel.
     pub(super) is_shared: bool,
-    /// Why nothing can be posted any more.
+    /// Why nothing can be posted.
     pub(super) stopped: Option<TransportError>,
-    /// Whether an operation has completed with an error. Receives posted since then are in `unposted`.
+    /// An operation has completed with an error. Receives posted since then are in `unposted`.
     pub(super) has_failed: bool,
     pub(super) unposted: List,
-    /// Whether it was dropped while out of the loop, which then destroys it when it comes back.
+    /// It was dropped while out of the loop, which destroys it when it comes back.
     pub(super) is_dropped: bool,
 }
 
 impl Aside {
-    /// Whether the loop keeps new receives of this channel and does not post them to the device.
+    /// The loop keeps new receives without posting them.
     pub(super) fn flushes(&self) -> bool {
         self.has_failed && self.stopped.is_none() && self.core.is_some()
     }
@@ -92,7 +90,6 @@ impl Entry {
 /// The next [`Table::first_generation`]. An odd step visits all values.
 static NEXT_GENERATION: AtomicU32 = AtomicU32::new(1);
 
-/// See the [module](self).
 pub(super) struct Table<B> {
     pub(super) slots: Vec<Slot<B>>,
     pub(super) entries: Vec<Entry>,
@@ -107,23 +104,20 @@ pub(super) struct Table<B> {
     pub(super) outcomes: Vec<Outcome>,
     /// Operations that `next_ended` returns before it polls.
     pub(super) ended: List,
-    /// What to do once the loop is no longer borrowed.
     pub(super) deferred: Deferred,
-    /// Channels by queue pair number.
     pub(super) numbers: Numbers,
-    /// The tasks in line.
     pub(super) waiters: Waiters,
     pub(super) lacking: Lacking,
-    /// Channels with receives that were [not posted](State::Unposted).
+    /// Channels with [unposted](State::Unposted) receives.
     pub(super) with_unposted: Vec<ChannelId>,
-    /// The number of polls for tasks.
+    /// Polls for tasks.
     pub(super) turns: u32,
-    /// Whether a reactor owns the loop, and calls slow verbs while the loop is not borrowed.
+    /// A reactor owns the loop, and calls slow verbs while the loop is not borrowed.
     pub(super) is_of_tasks: bool,
-    /// The generation of the first channel in a place. Each loop has another one, so that it does not mistake another
-    /// loop's id for one of its own.
+    /// The generation of a place's first channel. It differs per loop, so a loop does not mistake another one's id for
+    /// its own.
     pub(super) first_generation: u32,
-    /// Why no channel can post any more.
+    /// Why no channel can post.
     pub(super) stopped: Option<TransportError>,
 }
 
@@ -164,7 +158,7 @@ impl<B> Table<B> {
         entry.filter(|entry| entry.generation == channel.generation)
     }
 
-    /// Searches a ring for a free slot, beginning at `from`.
+    /// The first free slot of a ring, from `from` on.
     #[cold]
     #[inline(never)]
     pub(super) fn search(&self, from: u32) -> Option<u32> {
@@ -174,7 +168,7 @@ impl<B> Table<B> {
             if slot.state == State::Free {
                 return Some(index);
             }
-            // Skips the places of a window: their slots look free.
+            // The slots of a window's other places look free.
             for _ in 0..slot.places(self.outcomes[index as usize].run) {
                 index = self.slots[index as usize].next;
                 if index == from {
@@ -184,7 +178,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// Polls once the last poll's completions are used up. Returns how many it found.
+    /// Polls once the last poll's completions are used up.
     #[inline(always)]
     pub(super) fn poll(&mut self) -> TransportResult<usize> {
         debug_assert!(self.batch.is_empty());
@@ -196,7 +190,6 @@ impl<B> Table<B> {
         Ok(found)
     }
 
-    /// See [`Loop::next_ended`](super::Loop::next_ended).
     #[inline(always)]
     pub(super) fn next_ended(&mut self) -> TransportResult<Option<Ended<B>>> {
         loop {
@@ -231,7 +224,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// Ends the operation of a polled completion. If it goes into the list, so do all other polled ones.
+    /// Ends the operation of a polled completion. If it goes into the list, all other polled ones follow.
     ///
     /// # Errors
     ///
@@ -243,7 +236,7 @@ impl<B> Table<B> {
         if self.ended.is_empty() { settled } else { settled.and(self.settle_polled()) }
     }
 
-    /// Ends the operations of all polled completions.
+    /// As [`end`](Self::end), for all polled completions.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Channels that a program has taken out of its loop, for slow verbs.
+//! Channels that a program takes out of its loop, for slow verbs.
 
 use std::sync::Arc;
 
@@ -23,13 +23,12 @@ use crate::state_error::StateError;
 #[must_use]
 pub struct DetachedChannel<'res> {
     detached: Detached<'res>,
-    /// The loop's queue.
     queue: Arc<CompletionQueue<'res>>,
-    /// The queue pair's number when the channel was taken out, by which the loop finds it.
+    /// The queue pair's when the channel was taken out, by which the loop finds it.
     number: u32,
-    /// Whether the device had operations when the channel was taken out.
+    /// The device had operations when the channel was taken out.
     is_in_flight: bool,
-    /// Whether an attempt to connect has ended the posted receives.
+    /// An attempt to connect has ended the posted receives.
     has_ended: bool,
 }
 
@@ -38,7 +37,6 @@ pub struct DetachedChannel<'res> {
 #[must_use]
 pub struct DestroyedChannel<'res> {
     id: ChannelId,
-    /// The loop's queue.
     queue: Arc<CompletionQueue<'res>>,
     destroyed: Destroyed,
 }
@@ -76,7 +74,7 @@ impl<'res> DetachedChannel<'res> {
         }
     }
 
-    /// Prepares it for another connection, after the peer has failed.
+    /// Prepares it for another connection.
     pub(crate) fn take_back(mut self) -> Self {
         // If this fails, the next attempt to connect tries it again.
         self.has_ended |= self.detached.reset();

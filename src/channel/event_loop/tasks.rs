@@ -1,7 +1,5 @@
-//! What a loop does for futures: it keeps the results of their operations, and messages for any task.
-//!
-//! Nothing here runs code of the program. Wakers and buffers that are done with are returned, or put into `Deferred`
-//! until the loop is not borrowed.
+//! What a loop does for futures. Nothing here runs code of the program: wakers and buffers that are done with are
+//! returned, or put into `Deferred` until the loop is not borrowed.
 
 use std::task::Waker;
 use std::{mem, slice};
@@ -22,7 +20,6 @@ use crate::channel::slot::NO_SLOT;
 use crate::completion::WorkSuccess;
 use crate::ffi;
 
-/// One thing to do while a loop is not borrowed.
 pub(crate) enum Left<B> {
     Failed(ChannelId, Option<TransportError>),
     Woken(Waker),
@@ -32,14 +29,13 @@ pub(crate) enum Left<B> {
 // Without futures, some of these are unused.
 #[cfg_attr(not(feature = "async"), allow(dead_code))]
 impl<B> Loop<'_, B> {
-    /// A loop for a reactor, which calls slow verbs while the loop is not borrowed.
+    /// A reactor's loop, which calls slow verbs while the loop is not borrowed.
     pub(crate) fn of_tasks(mut self) -> Self {
         self.table.is_of_tasks = true;
         self
     }
 
-    /// As [`post`](Self::post), for a task. If it posts, it takes the waker, which it wakes when the operation has
-    /// ended. Returns the operation's number.
+    /// As [`post`](Self::post), for a task. A successful post takes the waker. Returns the operation's number.
     ///
     /// # Errors
     ///
@@ -78,12 +74,11 @@ impl<B> Loop<'_, B> {
         self.post_as(channel, request, State::Message, 0).map(drop)
     }
 
-    /// Whether a task's operation has ended, and its result is still here.
     pub(crate) fn is_done(&mut self, number: u64) -> bool {
         self.table.slot(number).is_some_and(|slot| slot.state == State::Done)
     }
 
-    /// Takes the result of a task's operation that has ended. Wakes the first task that waits for room to send.
+    /// Takes a task's result. Wakes the first task that waits for room to send.
     #[inline(always)]
     pub(crate) fn take_done(&mut self, number: u64) -> Option<Ended<B>> {
         let table = &mut self.table;
@@ -93,8 +88,7 @@ impl<B> Loop<'_, B> {
         Some(done)
     }
 
-    /// Whether a task's operation has succeeded and no task waits for its room. If so, [`take_it`](Self::take_it)
-    /// takes it.
+    /// Whether a task's operation has succeeded, for [`take_it`](Self::take_it), and no task waits for its room.
     #[inline(always)]
     pub(crate) fn is_success(&self, number: u64) -> bool {
         let Table { slots, outcomes, entries, .. } = &self.table;
@@ -107,8 +101,8 @@ impl<B> Loop<'_, B> {
             && line.first == NO_SLOT
     }
 
-    /// The slot of a channel's message, if it is the only one and the only task in line was woken for it. That task
-    /// leaves the line, and takes the message by [`take_it`](Self::take_it).
+    /// A channel's message for [`take_it`](Self::take_it), if it is the only one and the only task in line was woken
+    /// for it. That task leaves the line.
     #[inline(always)]
     pub(crate) fn take_only_message(&mut self, channel: ChannelId, place: u32) -> Option<u64> {
         let Table { slots, outcomes, entries, waiters, .. } = &mut self.table;
@@ -131,7 +125,7 @@ impl<B> Loop<'_, B> {
         Some(index.into())
     }
 
-    /// Takes the operation of this slot or number. The caller has checked that it has succeeded.
+    /// Takes the operation of this slot or number, which has succeeded.
     #[inline(always)]
     pub(crate) fn take_it(&mut self, number: u64) -> (B, WorkSuccess) {
         let index = number as u32 as usize;
@@ -177,8 +171,8 @@ impl<B> Loop<'_, B> {
         Some(&mut self.table.outcomes[number as u32 as usize].waker)
     }
 
-    /// Gives up an operation whose task no longer asks for it. The caller drops what is returned while the loop is not
-    /// borrowed. If the device has the request, its buffer is [left](Self::take_left) when it ends.
+    /// Gives up an operation. The caller drops what is returned while the loop is not borrowed. If the device has the
+    /// request, its buffer is [left](Self::take_left) when it ends.
     pub(crate) fn abandon(&mut self, number: u64) -> (Option<Ended<B>>, Option<Waker>) {
         let waker = self.waker_of(number).and_then(Option::take);
         let done = self.take_done(number);
@@ -188,7 +182,7 @@ impl<B> Loop<'_, B> {
         (done, waker)
     }
 
-    /// Takes the channel's oldest message.
+    /// Takes the oldest message.
     #[inline(always)]
     pub(crate) fn take_message(&mut self, channel: ChannelId) -> Option<Ended<B>> {
         self.table.pop_message(channel.index())
@@ -198,7 +192,7 @@ impl<B> Loop<'_, B> {
         !self.table.entries[channel.index()].tasks.messages.is_empty()
     }
 
-    /// Wakes the first task in line for a message, if there is a message.
+    /// Wakes the first task in line if there is a message.
     #[inline]
     pub(crate) fn wake_receiver(&mut self, channel: ChannelId) {
         let table = &mut self.table;
@@ -207,8 +201,8 @@ impl<B> Loop<'_, B> {
         }
     }
 
-    /// Called after a task took a message. Wakes the next task if there is another message, or all tasks if some hold
-    /// buffers that there is room for now.
+    /// Follows the take of a message. Wakes the next task if there is another message, or all if some hold buffers that
+    /// there is room for now.
     #[inline]
     pub(crate) fn wake_after_message(&mut self, channel: ChannelId) {
         if self.receiving(channel).held > 0 {
@@ -228,18 +222,18 @@ impl<B> Loop<'_, B> {
     ///
     /// # Errors
     ///
-    /// Polling failed. It ends nothing. Unknown completions are counted, and end nothing.
+    /// Polling failed. Unknown completions are counted, and end nothing.
     #[inline(always)]
     pub(crate) fn turn(&mut self) -> TransportResult<usize> {
         self.begin_turn()?;
         Ok(self.end_turn())
     }
 
-    /// The first half of a turn: polls. Returns whether nothing is left to do.
+    /// Polls, as the first half of a turn. True: nothing is left to do.
     ///
     /// # Errors
     ///
-    /// Polling failed. It ends nothing.
+    /// Polling failed.
     #[inline(always)]
     pub(crate) fn begin_turn(&mut self) -> TransportResult<bool> {
         let table = &mut self.table;
@@ -268,13 +262,12 @@ impl<B> Loop<'_, B> {
         found
     }
 
-    /// Whether any channel lacks credit.
     #[inline]
     pub(crate) fn lacks_credit(&self) -> bool {
         self.table.lacking.any()
     }
 
-    /// Whether the channel was built with room for operations on this queue.
+    /// The channel was built with room for operations on this queue.
     #[cold]
     pub(crate) fn has_queue(&self, channel: ChannelId, queue: Queue) -> bool {
         self.table.entries[channel.index()].depths[queue_index(queue)] > 0
@@ -294,7 +287,6 @@ impl<B> Loop<'_, B> {
         }
     }
 
-    /// The first channel from this index on.
     #[cold]
     pub(crate) fn next_channel(&self, index: usize) -> Option<ChannelId> {
         self.channels_from(index).next()
@@ -315,7 +307,7 @@ impl<B> Loop<'_, B> {
         })
     }
 
-    /// Refuses further sends, writes, reads and atomics of a channel with [`Stopped`](TransportError::Stopped).
+    /// Refuses sends, writes, reads and atomics with [`Stopped`](TransportError::Stopped).
     #[cold]
     pub(crate) fn refuse_sends(&mut self, channel: ChannelId) {
         if self.table.why_stopped(channel).is_some() {
@@ -328,17 +320,17 @@ impl<B> Loop<'_, B> {
         self.table.wake_all(channel.index(), Queue::Send);
     }
 
-    /// Whether connections end without completions, as on iWARP.
+    /// Connections end without completions.
     pub(crate) fn is_iwarp(&self) -> bool {
         self.queue.context().is_iwarp()
     }
 
-    /// Whether a channel refuses sends but is not closed yet.
+    /// The channel refuses sends but is not closed yet.
     pub(crate) fn is_draining(&self, channel: ChannelId) -> bool {
         self.table.entries[channel.index()].tasks.is_draining
     }
 
-    /// The number of sends, writes, reads and atomics that the device has.
+    /// Sends, writes, reads and atomics that the device has.
     pub(crate) fn sends_in_flight(&self, channel: ChannelId) -> usize {
         let entry = &self.table.entries[channel.index()];
         self.table.in_flight(entry.first_slot..entry.first_slot + entry.depths[0])
@@ -349,7 +341,7 @@ impl<B> Loop<'_, B> {
         &mut self.table.deferred
     }
 
-    /// Takes the next thing to do while the loop is not borrowed. One at a time, so it allocates nothing.
+    /// The next thing to do while the loop is not borrowed. One at a time, so it allocates nothing.
     #[cold]
     pub(crate) fn take_left(&mut self) -> Option<Left<B>> {
         let Table { deferred, outcomes, waiters, .. } = &mut self.table;
@@ -370,7 +362,7 @@ impl<B> Loop<'_, B> {
             }
         }
         if let Some(ended) = self.table.pop_ended() {
-            // Its place in the queue is free: the first task that waits for room goes on.
+            // Its place in the queue is free.
             self.table.wake_first(ended.channel.index(), Queue::Send);
             return Some(Left::Dropped(ended.buffer));
         }
@@ -380,13 +372,12 @@ impl<B> Loop<'_, B> {
 }
 
 impl<B> Table<B> {
-    /// The slot whose latest request has this number.
     #[inline(always)]
     fn slot(&mut self, number: u64) -> Option<&mut Slot<B>> {
         self.slots.get_mut(number as u32 as usize).filter(|slot| slot.number == number)
     }
 
-    /// The state of a task's operation in flight. For a failed window: the state in which it will end.
+    /// The state of a task's operation in flight, or the one in which a failed window will end.
     fn task_state(&mut self, number: u64) -> Option<&mut State> {
         let Self { slots, outcomes, .. } = self;
         let slot = slots.get_mut(number as u32 as usize).filter(|slot| slot.number == number)?;
@@ -397,8 +388,8 @@ impl<B> Table<B> {
         Some(state).filter(|state| **state == State::Task)
     }
 
-    /// Ends a successful operation of a future, or a message that is not of shared receives. Returns false for any
-    /// other completion, and does nothing.
+    /// Ends a successful operation of a future, or a message that is not of shared receives. False: neither, and it did
+    /// nothing.
     #[inline(always)]
     fn end_for_task(&mut self, completion: &ffi::ibv_wc) -> bool {
         let index = completion.wr_id as u32;
@@ -414,7 +405,6 @@ impl<B> Table<B> {
         true
     }
 
-    /// As [`finish`](Self::finish), for the operation of a future, or a message.
     #[inline(always)]
     pub(super) fn finish_for_task(
         &mut self,
@@ -443,8 +433,7 @@ impl<B> Table<B> {
                     tasks.woken_in = *turns;
                     deferred.wake(&mut first.waker);
                 }
-                // The first task was woken for an earlier message and has not come. Its future may be forgotten, so
-                // this wakes the next task.
+                // The first task was woken for an earlier message and has not come. Its future may be forgotten.
                 Some(_) if tasks.woken_in != *turns => {
                     tasks.woken_in = *turns;
                     wake_next(waiters, deferred, first);
@@ -457,7 +446,6 @@ impl<B> Table<B> {
         }
     }
 
-    /// Takes the oldest message of a channel.
     #[inline(always)]
     pub(super) fn pop_message(&mut self, channel: usize) -> Option<Ended<B>> {
         let messages = &mut self.entries[channel].tasks.messages;

@@ -1,4 +1,4 @@
-//! The waiting tasks of a loop's channels, and work deferred until the loop is not borrowed.
+//! Waiting tasks, and work deferred until the loop is not borrowed.
 
 use std::mem;
 use std::task::Waker;
@@ -9,30 +9,28 @@ use crate::channel::error::TransportError;
 use crate::channel::slot::NO_SLOT;
 use crate::error::{Error, Result};
 
-/// Counts of a channel's receives, beyond one for each task that waits.
+/// A channel's receives, beyond one for each task that waits.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Receiving {
-    /// Receives whose tasks no longer wait. The next tasks need not post theirs.
+    /// Their tasks no longer wait: the next tasks need not post theirs.
     pub(crate) surplus: u32,
     /// Tasks with buffers that the queue had no room for.
     pub(crate) held: u32,
 }
 
-/// What a channel keeps for its tasks.
 #[derive(Default)]
 pub(super) struct Tasks {
     /// Messages that no task has taken.
     pub(super) messages: List,
-    /// The tasks that wait for room to send, and those that wait for a message.
+    /// Tasks that wait for room to send, and for a message.
     pub(super) lines: [Line; 2],
     pub(super) receiving: Receiving,
     /// The last turn that woke a task for a message.
     pub(super) woken_in: u32,
-    /// Whether only sends are refused, and tasks wait until those in flight have ended.
+    /// Only sends are refused, and tasks wait until those in flight have ended.
     pub(super) is_draining: bool,
 }
 
-/// The first and the last place of a line.
 #[derive(Clone, Copy)]
 pub(super) struct Line {
     pub(super) first: u32,
@@ -45,15 +43,14 @@ impl Default for Line {
     }
 }
 
-/// A place in a line.
 pub(super) struct Waiter {
     pub(super) waker: Option<Waker>,
     pub(super) before: u32,
-    /// The next place in the line, or in the list of free places.
+    /// In the line, or in the list of free places.
     pub(super) after: u32,
 }
 
-/// All places, and the first free one.
+/// `free` is the first free place.
 pub(super) struct Waiters {
     pub(super) places: Vec<Waiter>,
     pub(super) free: u32,
@@ -99,7 +96,6 @@ impl Waiters {
         waker
     }
 
-    /// Adds a free place, when there is none.
     #[cold]
     #[inline(never)]
     fn grow(&mut self) -> Result<()> {
@@ -114,22 +110,21 @@ impl Waiters {
     }
 }
 
-/// What to do once the loop is not borrowed.
+/// To do once the loop is not borrowed.
 #[derive(Default)]
 pub(crate) struct Due {
     pub(crate) woken: Vec<Waker>,
-    /// With an error: channels to close, after a failed post whose request the device may have. Without: channels to
-    /// flush.
+    /// With an error: to close, after a failed post whose request the device may have. Without: to flush.
     pub(crate) failed: Vec<(ChannelId, Option<TransportError>)>,
 }
 
-/// What is due. `is_left`: there is more to [take](Loop::take_left).
+/// `is_left`: there is more to [take](Loop::take_left).
 #[derive(Default)]
 pub(crate) struct Deferred {
-    /// A box, so that exchanging it is cheap.
+    /// Boxed, so that exchanging it is cheap.
     pub(super) due: Box<Due>,
     pub(super) is_left: bool,
-    /// Set if there was no memory to note a waker: then all from this index on are woken.
+    /// There was no memory to note a waker: all from this index on are woken.
     pub(super) unwoken: Option<usize>,
 }
 
@@ -139,7 +134,7 @@ impl Deferred {
         self.due.woken.is_empty() && !self.is_left
     }
 
-    /// Takes a waker if it is all that is due.
+    /// A waker that is all that is due.
     #[inline(always)]
     pub(crate) fn take_only(&mut self) -> Option<Waker> {
         let Due { woken, failed } = &mut *self.due;
@@ -152,8 +147,7 @@ impl Deferred {
         mem::replace(&mut self.due, spare)
     }
 
-    /// Wakes a task once the loop is not borrowed. Without memory for the list, its waker stays in place, and all tasks
-    /// are woken.
+    /// Without memory for the list, the waker stays in place, and all tasks are woken.
     #[inline(always)]
     pub(super) fn wake(&mut self, place: &mut Option<Waker>) {
         if place.is_some()
@@ -164,8 +158,7 @@ impl Deferred {
         }
     }
 
-    /// Wakes a task whose operation was discarded, once the loop is not borrowed. Without memory for the list, leaks
-    /// its waker.
+    /// Wakes a task whose operation was discarded. Without memory for the list, leaks its waker.
     pub(super) fn forget(&mut self, mut waker: Option<Waker>) {
         self.wake(&mut waker);
         mem::forget(waker);

@@ -1,4 +1,4 @@
-//! Sleeping for a loop without borrowing it, and waking its sleepers.
+//! Sleeping for a loop without borrowing it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl LoopWaiter<'_> {
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&self) -> Result<ArmedWaiter<'_>> {
         let waiters = self.0.own_channel()?.waiters();
-        // Read before the caller looks for work, so that a later wake is noticed.
+        // Before the caller looks for work, so that a later wake is noticed.
         let wakes = waiters.wakes();
         Ok(ArmedWaiter { queue: &self.0, waiters, events: self.0.arm_own()?, wakes })
     }
@@ -164,7 +164,7 @@ impl<'res, B> Loop<'res, B> {
         LoopWaiter(self.queue.clone())
     }
 
-    /// Whether the loop was woken since the last call.
+    /// The loop was woken since the last call.
     pub(super) fn take_wake(&mut self) -> Result<bool> {
         let wakes = self.queue.own_channel()?.waiters().wakes();
         Ok(std::mem::replace(&mut self.wakes, wakes) != wakes)

@@ -1,8 +1,7 @@
-//! Windows: several requests that are posted together and have one completion.
+//! Windows: requests that are posted together and have one completion.
 //!
-//! A window is one operation of the table, with one place in the ring for each request. The slot of the first place
-//! keeps the window, and has the number of the last request. The slots of the other places stay free; a search for a
-//! free slot skips them.
+//! A window is one operation with a place in the ring for each request. The slot of the first place keeps the window,
+//! under the last request's number. The other slots stay free; a search for a free slot skips them.
 
 use super::Loop;
 use super::ended::{ChannelId, LoopBuffer, STOPPED};
@@ -17,9 +16,8 @@ use crate::channel::slot::{LEADERS, Member, member, upper_half};
 use crate::error::Error;
 use crate::ffi;
 
-/// Why a window was not posted, and which request caused it.
 enum Failure {
-    /// The device has not seen the window.
+    /// The device has not seen the window. The index is that of the request to blame.
     Refused(TransportError, Option<usize>),
     /// The device has none of the window in this slot, or only its first requests.
     NotPosted(u32, NotPosted),
@@ -52,7 +50,7 @@ impl<B> Loop<'_, B> {
         self.post_window_as(channel, window, State::Token, token).map(drop).map_err(Into::into)
     }
 
-    /// Posts a window and gives its slot this state. Returns the window's number.
+    /// Posts a window in this state. Returns its number.
     #[inline(always)]
     pub(super) fn post_window_as<C>(
         &mut self,
@@ -64,8 +62,8 @@ impl<B> Loop<'_, B> {
     where
         B: LoopBuffer<PreparedWindow<C>>,
     {
-        // SAFETY: the window moves into the slot below, nothing in between unwinds, and it stays there until the device
-        // is done with it. Its buffers keep their memory until they are dropped: see `LoopBuffer`.
+        // SAFETY: the window moves into the slot below, where it stays until the device is done; nothing in between
+        // unwinds. Its buffers keep their memory until they are dropped: see `LoopBuffer`.
         let posted = unsafe { self.table.post_list(channel, window.list(), state, token) };
         let (at, failure) = match posted {
             Ok(at) => (at, None),
@@ -87,8 +85,8 @@ impl<B> Loop<'_, B> {
         Err(Refused { error, request: None, index })
     }
 
-    /// Ends a window of which the device has only a part. The queue pair is in ERR now. If the device carried that part
-    /// out before, no completion will tell: then this resets the queue pair.
+    /// Ends a window of which the device has only a part. The queue pair is in ERR. If the device carried that part out
+    /// before, no completion will tell: then this resets the queue pair.
     #[cold]
     #[inline(never)]
     fn end_part(&mut self, channel: ChannelId, at: u32) {
@@ -98,8 +96,7 @@ impl<B> Loop<'_, B> {
         }
     }
 
-    /// The error of a window that was not posted, or only in part. The slot is returned if the device may have a
-    /// part.
+    /// The error of a window that was not posted in full. The slot is returned if the device may have a part.
     #[cold]
     #[inline(never)]
     fn window_failed(
@@ -131,7 +128,7 @@ impl<B> Loop<'_, B> {
         let entry = &mut table.entries[channel.index()];
         let (slot, outcome) =
             (&mut table.slots[index as usize], &mut table.outcomes[index as usize]);
-        // The future gets an error and no number, so it will not ask for the window.
+        // The future gets an error and no number: it will not ask for the window.
         slot.state = if state == State::Task { State::Abandoned } else { state };
         outcome.run.generation = slot.generation();
         entry.next[0] = outcome.run.next;
@@ -155,7 +152,7 @@ impl<C> From<Refused<PreparedWindow<C>>> for WindowError<PreparedWindow<C>> {
 }
 
 impl<B> Table<B> {
-    /// Posts a window. Returns its slot, where the caller puts the window.
+    /// Posts a window. The caller puts it into the returned slot.
     ///
     /// # Safety
     ///
@@ -178,8 +175,8 @@ impl<B> Table<B> {
         let (index, places) = (entry.next[0], list.len() as u32);
         // SAFETY: `next` of an entry is always the index of a slot, and each slot has an outcome.
         let (slot, outcome) = unsafe { self.slot_and_outcome(index) };
-        // The places of this slot's last window are free again: nothing takes one of them before it takes this slot,
-        // except another window, for which `find_places` invalidates this run.
+        // The places of this slot's last window are free again: nothing takes one before it takes this slot, except
+        // another window, for which `find_places` invalidates this run.
         let is_again =
             slot.state == State::Free && slot.is_of(outcome.run) && outcome.run.places == places;
         if !is_again && let Err(error) = self.find_places(channel, places) {
@@ -194,7 +191,7 @@ impl<B> Table<B> {
         slot.token = token;
         let generation = slot.generation();
         let upper = upper_half(index - first, generation);
-        // SAFETY: the entry's channel was not removed, so its queue pair is live. The caller vouches for the memory.
+        // SAFETY: the channel was not removed, so its queue pair is live. The caller vouches for the memory.
         let posted = unsafe { list.post(target, slot.number, upper) };
         if let Err(failure) = posted {
             return Err(Failure::NotPosted(index, failure));
@@ -202,7 +199,7 @@ impl<B> Table<B> {
         slot.state = state;
         outcome.run.generation = generation;
         let next = outcome.run.next;
-        // SAFETY: as above: the entry exists.
+        // SAFETY: as above.
         unsafe { self.entries.get_unchecked_mut(channel.index()) }.next[0] = next;
         Ok(index)
     }
@@ -219,7 +216,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// Notes the places for a window. Fails if one of the next `places` slots of the ring is in use.
+    /// Notes a window's places: the next `places` slots of the ring, if all are free.
     #[inline(never)]
     fn find_places(&mut self, channel: ChannelId, places: u32) -> TransportResult<()> {
         let Self { entries, asides, slots, outcomes, .. } = self;
@@ -241,8 +238,7 @@ impl<B> Table<B> {
             if slot.state != State::Free {
                 return full();
             }
-            // These places have a new window, so a run that was noted here is invalid. The post sets the new
-            // generation.
+            // A run that was noted here is invalid now. The post sets the new generation.
             outcomes[index as usize].run.generation = slot.begun;
             index = slot.next;
         }
@@ -251,12 +247,12 @@ impl<B> Table<B> {
         Ok(())
     }
 
-    /// Handles a completion of a request that is not the last of its window. If the last one was not posted, the window
-    /// ends with the last one that was.
+    /// Handles a completion of a request before the last of its window. If the last one was not posted, the window ends
+    /// with the last one that was.
     ///
     /// # Errors
     ///
-    /// The completion belongs to no such request.
+    /// There is no such request.
     #[cold]
     pub(super) fn end_member(&mut self, completion: &ffi::ibv_wc) -> TransportResult<()> {
         let &ffi::ibv_wc { wr_id, qp_num: queue_pair, status, .. } = completion;
@@ -284,7 +280,7 @@ impl<B> Table<B> {
         }
         let failed = status != ffi::ibv_wc_status::IBV_WC_SUCCESS;
         match slot.state {
-            // A success before the last request means nothing yet: the last one is still in flight.
+            // A success before the last request means nothing yet.
             State::Token | State::Task | State::Abandoned if position + 1 < places && failed => {
                 outcome.was = slot.state;
                 slot.state = State::FailedWindow;
