@@ -18,7 +18,7 @@ use crate::ffi;
 use crate::operation::destination::rdma;
 
 impl Core {
-    /// Handles the completion of a credit read. Returns false if none is in flight.
+    /// Handles the completion of a credit read. False: none is in flight.
     #[cold]
     pub(in crate::channel) fn take_credits(&self, completion: &WorkCompletion) -> bool {
         let Some(credits) = &self.credits else { return false };
@@ -42,11 +42,11 @@ impl Core {
         true
     }
 
-    /// Posts a read of the peer's word, unless one is in flight or a pause is running.
+    /// Reads the peer's word, unless a read is in flight or a pause is running.
     ///
     /// # Errors
     ///
-    /// Those of the verb. The device may have the read nevertheless, into the channel's own buffer.
+    /// The verb's. The device may have the read nevertheless, into the channel's own buffer.
     fn read_credits(&self, credits: &Credits) -> Result<()> {
         const VERB: &str = "ibv_post_send";
 
@@ -71,7 +71,7 @@ impl Core {
         request.wr.rdma = rdma(&remote);
         let mut refused = ptr::null_mut();
         // SAFETY: the queue pair is live: a caller has found the table open, or is one of its posts. The list is one
-        // well-formed request. The caller of `Core::new` guarantees the memory, which is read only when no read is in
+        // well-formed request. The caller of `Core::new` guarantees the memory, which is read only with no read in
         // flight.
         let returned =
             unsafe { ffi::ibv_post_send(self.queue_pair, &raw mut request, &raw mut refused) };
@@ -80,7 +80,7 @@ impl Core {
         ffi::status(VERB, returned)
     }
 
-    /// Checks that this number of messages may be sent. If credit is short, asks the peer.
+    /// Checks that `messages` may be sent. If credit is short, asks the peer.
     ///
     /// # Errors
     ///
@@ -98,12 +98,12 @@ impl Core {
         Err(TransportError::NoCredit)
     }
 
-    /// The error of a post of `messages` messages that lacked credit.
+    /// A post of `messages` messages lacked credit.
     #[cold]
     #[inline(never)]
     pub(in crate::channel) fn refuse_without_credit(&self, messages: u32) -> TransportError {
         let Some(credits) = &self.credits else { return TransportError::NoCredit };
-        // A program with nothing in flight may post again and again without polling, so poll for the answer here.
+        // A program may post again and again without polling, so poll for the answer here.
         while credits.reading.get() {
             match self.settle() {
                 Ok(true) => {}
@@ -114,8 +114,7 @@ impl Core {
         self.require_credits(messages).err().unwrap_or(TransportError::NoCredit)
     }
 
-    /// Waits for a blocking operation's credit. A deadline or a cancellation does not stop the channel, since nothing
-    /// was posted.
+    /// A deadline or a cancellation does not stop the channel, since nothing was posted.
     #[cold]
     #[inline(never)]
     pub(in crate::channel) fn wait_for_blocking_credit(
@@ -123,12 +122,11 @@ impl Core {
         deadline: Option<Instant>,
     ) -> TransportResult<()> {
         self.wait_for_credit(deadline).inspect_err(|error| {
-            // As in other waits of blocking operations, other errors stop it.
             let stops = match error {
                 TransportError::NoCredit | TransportError::Cancelled | TransportError::Work(_) => {
                     false
                 }
-                // `InvalidInput`: the peer's word is not known.
+                // The peer's word is not known.
                 TransportError::Verbs(error) => error.kind() != ErrorKind::InvalidInput,
                 _ => true,
             };
@@ -138,7 +136,7 @@ impl Core {
         })
     }
 
-    /// The time of the clock of credit reads.
+    /// By the clock of credit reads.
     pub(in crate::channel) fn credit_now(&self) -> Instant {
         self.credits.as_deref().map_or_else(Instant::now, |credits| credits.clock.now())
     }
@@ -149,7 +147,7 @@ impl Core {
         Some(credits.ask_at.get().unwrap_or_else(|| credits.clock.now()))
     }
 
-    /// How long a sender without credit pauses before it asks. `None`: a read is in flight.
+    /// Until the peer may be asked. `None`: a read is in flight.
     pub(in crate::channel) fn credit_pause(&self) -> Option<Duration> {
         let credits = self.credits.as_deref().filter(|credits| !credits.reading.get())?;
         // The pause may have ended with nothing asked yet.
@@ -180,7 +178,7 @@ impl Core {
         }
     }
 
-    /// Waits until there is credit or the deadline has passed. Without flow control, returns at once.
+    /// Waits for credit, if there is flow control.
     pub(in crate::channel) fn wait_for_credit(
         &self,
         deadline: Option<Instant>,
@@ -212,7 +210,7 @@ impl Core {
         }
     }
 
-    /// Polls once. Returns whether a message may be sent.
+    /// Polls once. True: a message may be sent.
     pub(in crate::channel) fn poll_credit(&self) -> TransportResult<bool> {
         if self.credits.is_none() {
             return Ok(true);
@@ -227,8 +225,7 @@ impl Core {
         }
     }
 
-    /// Pauses once: sleeps if the channel may, otherwise spins. On a virtual clock, returns so that polling passes
-    /// the time.
+    /// Sleeps if the channel may, otherwise spins once. A virtual clock moves on with the caller's polls.
     fn pause_for_credit(&self, pause: Duration, deadline: Option<Instant>) -> TransportResult<()> {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         if left.is_some_and(|left| left.is_zero()) {
@@ -238,7 +235,6 @@ impl Core {
             return Err(TransportError::Cancelled);
         }
         match (&self.credits, self.sleep) {
-            // The caller's polls move this clock on.
             (Some(credits), _) if credits.clock.is_virtual() => {}
             (_, Some(_)) => thread::sleep(left.map_or(pause, |left| left.min(pause))),
             (_, None) => hint::spin_loop(),
@@ -304,7 +300,6 @@ impl Scope<'_, '_> {
         self.core.available_credits()
     }
 
-    /// Polls once. Returns whether a message may be sent.
     pub(in crate::channel) fn poll_credit(&self) -> TransportResult<bool> {
         self.core.poll_credit()
     }

@@ -29,18 +29,17 @@ pub(super) use post::NO_CREDIT;
 /// Requests on the send queue beyond the program's: the credit read.
 pub(super) const OWN_SENDS: u32 = 1;
 
-/// Indices of words in the region: the count that the peer reads, and the answer read from the peer. They are on
-/// different cache lines.
+/// The word that the peer reads, and the answer read from the peer, on different cache lines.
 const COUNT: usize = 0;
 const ANSWER: usize = 8;
 const WORDS: usize = 16;
 
-/// The length in bytes of the word that a peer reads.
+/// Bytes of the word that a peer reads.
 pub(super) const WORD: u64 = size_of::<u64>() as u64;
 
 pub(super) type CreditRegion<'res> = SharedMemoryRegion<'res, u64>;
 
-/// How many reads in a row may find no new credit before a wait pauses.
+/// Reads in a row that may find no new credit before a wait pauses.
 const READS_WITHOUT_PAUSE: u32 = 4;
 
 /// The longest pause is `1 << MAX_PAUSE` microseconds.
@@ -74,12 +73,10 @@ impl CreditWords {
     }
 }
 
-/// The part of the region that the peer reads.
 pub(super) fn word_for_peer(region: &CreditRegion<'_>) -> Option<RemoteMemoryRegion> {
     region.remote_range(COUNT..COUNT + 1).ok()
 }
 
-/// Adds the channel's own sends to a queue pair's capacities, if it has flow control.
 pub(super) fn with_own_sends(
     mut capacities: ffi::ibv_qp_cap,
     flow_control: bool,
@@ -90,11 +87,11 @@ pub(super) fn with_own_sends(
     capacities
 }
 
-/// Checks that both sides or neither have flow control, and keeps the peer's word.
+/// Both sides or neither have flow control. Keeps the peer's word.
 ///
 /// # Errors
 ///
-///  - `EINVAL`: only one side has flow control, or the word is too short.
+///  - `EINVAL`: only one side has it, or the word is too short.
 pub(super) fn agree(ours: Option<&Credits>, theirs: Option<RemoteMemoryRegion>) -> Result<()> {
     let reason = match (ours, theirs) {
         (None, None) => return Ok(()),
@@ -113,7 +110,7 @@ pub(super) fn agree(ours: Option<&Credits>, theirs: Option<RemoteMemoryRegion>) 
     Err(Error::invalid("ibv_modify_qp", reason))
 }
 
-/// Checks that both sides answer reads, which flow control needs.
+/// Flow control needs both sides to answer reads.
 ///
 /// # Errors
 ///
@@ -139,8 +136,8 @@ pub(super) fn check_reads(ours: &QueuePairEndpoint, theirs: &QueuePairEndpoint) 
     Ok(())
 }
 
-/// A count as it is in memory, in network order. The upper half is the complement of the lower one. So a word that was
-/// read during a write, or holds something else, does not pass for a count.
+/// Network order. The upper half is the complement of the lower one, so a word that was read during a write does not
+/// pass for a count.
 fn encode(count: u32) -> u64 {
     (u64::from(!count) << 32 | u64::from(count)).to_be()
 }
@@ -151,30 +148,29 @@ fn decode(word: u64) -> Option<u32> {
     (complement == !count).then_some(count)
 }
 
-/// The state of both directions. Counts begin with 0 on each connection and wrap around.
+/// Counts begin with 0 on each connection and wrap around.
 #[derive(Debug)]
 pub(super) struct Credits {
     words: CreditWords,
     clock: Clock,
-    /// The peer's word, if known.
     peer: Cell<Option<RemoteMemoryRegion>>,
-    /// The number of receives that we have posted.
+    /// Our receives.
     posted: Cell<u32>,
-    /// The number of messages that we have sent.
+    /// Our messages.
     sent: Cell<u32>,
-    /// The number of receives that the peer has posted, by its last answer.
+    /// The peer's receives, by its last answer.
     granted: Cell<u32>,
-    /// The most credits so far at one time.
+    /// The most credits so far.
     most: Cell<u32>,
-    /// The number of the last credit read.
+    /// Of the last credit read.
     number: Cell<u64>,
-    /// Whether that read is in flight.
+    /// That read is in flight.
     reading: Cell<bool>,
-    /// How many reads in a row have found nothing new.
+    /// Reads in a row that found nothing new.
     vain: Cell<u32>,
     /// When the peer may be asked again.
     ask_at: Cell<Option<Instant>>,
-    /// Set when a read has failed, and the connection with it.
+    /// A read has failed, and the connection with it.
     failed: Cell<Option<WorkError>>,
 }
 
@@ -205,13 +201,12 @@ impl Credits {
         unsafe { &*self.words.count }.store(word, Ordering::Release);
     }
 
-    /// Begins to count, for a new connection.
     pub(super) fn open(&self) {
         self.close();
         self.publish(encode(0));
     }
 
-    /// Stops counting, after the queue pair was reset or destroyed.
+    /// The queue pair was reset or destroyed.
     pub(super) fn close(&self) {
         // 0 is not a count.
         self.publish(0);
@@ -228,8 +223,7 @@ impl Credits {
         self.peer.set(None);
     }
 
-    /// The number of messages that may be sent. More than half of the counters' range is not possible and counts as 0,
-    /// whatever the peer's word says.
+    /// Messages that may be sent. More than half of the counters' range counts as 0, whatever the peer's word says.
     pub(super) fn available(&self) -> u32 {
         let available = self.granted.get().wrapping_sub(self.sent.get());
         if available > u32::MAX / 2 { 0 } else { available }
@@ -240,7 +234,6 @@ impl Credits {
         self.publish(encode(self.posted.get()));
     }
 
-    /// Sets when the peer may be asked again.
     fn note_answer(&self, has_news: bool) {
         let vain = if has_news { 0 } else { self.vain.get().saturating_add(1) };
         self.vain.set(vain);
@@ -249,7 +242,7 @@ impl Credits {
         }));
     }
 
-    /// How long until the peer may be asked again. Virtual time passes by itself until then.
+    /// Until the peer may be asked again. Virtual time passes by itself until then.
     fn pause(&self) -> Option<Duration> {
         if self.reading.get() {
             return None;
@@ -277,7 +270,7 @@ mod tests {
         assert_eq!(decode(0), None);
         assert_eq!(decode(u64::MAX), None);
         assert_eq!(encode(0x0102_0304).to_ne_bytes(), [0xfe, 0xfd, 0xfc, 0xfb, 1, 2, 3, 4]);
-        // Words read during a change from one count to the next, byte by byte from either end.
+        // Reads during a change, byte by byte from either end.
         for (old, new) in [(0, 1), (255, 256), (0xffff, 0x1_0000), (u32::MAX, 0), (41, 42)] {
             let (old_word, new_word) = (encode(old).to_ne_bytes(), encode(new).to_ne_bytes());
             for done in 0..=8 {

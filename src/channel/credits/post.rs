@@ -1,4 +1,4 @@
-//! The functions that a channel with flow control posts with.
+//! How a channel with flow control posts.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use super::super::operation::Target;
 use crate::ffi;
 use crate::operation::takes_receive;
 
-/// The value that [`post_send`] returns for a message without credit. No provider returns it.
+/// A message has no credit. No provider returns this value.
 pub(in crate::channel) const NO_CREDIT: c_int = c_int::MIN;
 
 impl Core {
-    /// Lets a channel with flow control post with functions that count and get the core as first argument. So a channel
-    /// without flow control pays nothing.
+    /// With flow control, posts call functions that count and get the core as first argument. Without, they pay
+    /// nothing.
     pub(in crate::channel) fn count_credits(self: &Arc<Self>) {
         if self.credits.is_some() {
             let this = Arc::as_ptr(self).cast_mut().cast();
@@ -40,7 +40,7 @@ unsafe extern "C" fn post_send(
     if credits
         .is_some_and(|credits| credits.available() < messages || credits.failed.get().is_some())
     {
-        // Leave `refused` as it is: a value here would be taken for the provider's answer to a later request.
+        // A value in `refused` would be taken for the provider's answer to a later request.
         return NO_CREDIT;
     }
     // SAFETY: the queue pair is live and the arguments are valid, by the caller's contract.
@@ -51,7 +51,7 @@ unsafe extern "C" fn post_send(
     returned
 }
 
-/// How many requests of the list each take a receive of the peer.
+/// Requests of the list that take a receive of the peer.
 ///
 /// # Safety
 ///
@@ -67,7 +67,7 @@ unsafe fn messages(mut request: *const ffi::ibv_send_wr) -> u32 {
     messages
 }
 
-/// As `ibv_post_recv`, and counts the receive.
+/// Counts the receive.
 ///
 /// # Safety
 ///

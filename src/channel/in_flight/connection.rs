@@ -1,10 +1,10 @@
-//! Beginning and ending a connection: which slots may be taken, and which numbers are of earlier connections.
+//! Beginning and ending a connection.
 
 use super::{InFlight, MAX_SLOTS, Open};
 use crate::channel::slot::{Generations, Owner, Slot, State, member};
 
 impl InFlight {
-    /// Whether a request with this number was posted before the present connection.
+    /// The request was posted before the present connection.
     pub(in crate::channel) fn is_earlier(&self, wr_id: u64) -> bool {
         let generation = match member(wr_id) {
             Some(member) => match self.slot(member.place as usize) {
@@ -17,7 +17,7 @@ impl InFlight {
         self.generations.get().is_earlier(generation)
     }
 
-    /// Marks all numbers so far as earlier ones. Returns the generations that begin now.
+    /// All numbers so far are now earlier ones. Returns the generations that begin.
     pub(in crate::channel) fn end_connection(&self) -> Generations {
         let reached = self.all_slots().iter().map(Slot::generation);
         let generations = self.begun.get().after(reached);
@@ -25,7 +25,7 @@ impl InFlight {
         generations
     }
 
-    /// Sets the first generation of all slots, before anything is posted.
+    /// Before anything is posted.
     pub(in crate::channel) fn begin(&self, generations: Generations) {
         self.begun.set(generations);
         self.generations.set(generations);
@@ -34,7 +34,7 @@ impl InFlight {
         }
     }
 
-    /// Begins a connection: frees all slots of both queues. Slots for receives may be taken.
+    /// Begins a connection: frees all slots. Those for receives may be taken.
     pub(in crate::channel) fn open_receives(&self) {
         let (sends, depth) = (self.sends as usize, self.depth as usize);
         self.begin(self.end_connection());
@@ -51,26 +51,25 @@ impl InFlight {
             slot.next.set(self.pointer(next));
         }
         self.next_send.set(self.pointer(depth));
-        // If there are no slots for receives, this is a slot that is never free.
+        // Without slots for receives, this is one that is never free.
         self.next_receive.set(self.pointer(sends));
         self.in_scope.set(0);
         self.others.set(0);
         self.open.set(Open::Receives);
     }
 
-    /// Lets slots for sends be taken too.
     pub(in crate::channel) fn open_sends(&self) {
         self.next_send.set(self.pointer(if self.sends > 0 { 0 } else { self.depth as usize }));
         self.open.set(Open::Everything);
     }
 
-    /// As [`open_sends`](Self::open_sends), for a channel that takes shared receives.
+    /// For a channel that takes shared receives.
     pub(in crate::channel) fn open_sends_only(&self) {
         self.open_sends();
         self.open.set(Open::Sends);
     }
 
-    /// Lets no slot be taken until the table is opened again.
+    /// No slot may be taken until the table is opened again.
     pub(in crate::channel) fn close(&self) {
         let never_free = self.pointer(self.depth as usize);
         self.next_send.set(never_free);
@@ -78,17 +77,15 @@ impl InFlight {
         self.open.set(Open::Nothing);
     }
 
-    /// Whether slots for sends may be taken.
     pub(in crate::channel) fn is_open(&self) -> bool {
         matches!(self.open.get(), Open::Everything | Open::Sends)
     }
 
-    /// Whether the channel is open and posts its own receives.
+    /// The channel is open and posts its own receives.
     pub(in crate::channel) fn is_open_for_all(&self) -> bool {
         self.open.get() == Open::Everything
     }
 
-    /// Whether only slots for receives may be taken.
     pub(in crate::channel) fn is_open_for_receives(&self) -> bool {
         self.open.get() == Open::Receives
     }
@@ -97,8 +94,8 @@ impl InFlight {
         self.open.get() == Open::Nothing
     }
 
-    /// Ends all outstanding requests without completions, after the queue pair was reset or destroyed. Returns whether
-    /// the program had dropped a handle of one.
+    /// Ends all requests without completions, after the queue pair was reset or destroyed. True: the program had
+    /// dropped a handle of one.
     pub(in crate::channel) fn discard_outstanding(&self) -> bool {
         self.end_connection();
         for own in &self.all_slots()[self.depth as usize..] {
@@ -112,7 +109,7 @@ impl InFlight {
                     any_abandoned = true;
                     self.release_window(slot);
                 }
-                // The failure has been reported to the program.
+                // The program knows of the failure.
                 State::InFlight(Owner::FailedWindow) => {
                     slot.set_state(State::Done(Owner::FailedWindow));
                 }
@@ -176,7 +173,6 @@ mod tests {
         assert_eq!((table.in_use(), table.outstanding()), (2, 0));
     }
 
-    /// No number comes twice, even over several connections.
     #[test]
     fn no_number_comes_twice() {
         let table = opened(2, 1);
@@ -191,7 +187,7 @@ mod tests {
                 assert!(seen.insert(number), "{number:#x}");
                 assert!(table.slot_of(number).is_some() && !table.is_earlier(number));
                 numbers.push(number);
-                // In the last round, the request is still in flight when the connection ends.
+                // In the last round, the connection ends with the request in flight.
                 if round < connection + 2 {
                     table.release(slot);
                     assert!(table.slot_of(number).is_none(), "its completion comes again");

@@ -1,13 +1,13 @@
 //! The table of outstanding operations.
 //!
-//! It has one slot for each request that fits into the send or the receive queue. A post takes a slot, which is
-//! released when the owner has taken the result. So a free slot means that the queue and the completion queue have room
-//! for a request. Two more slots are for the channel's own operations: they are never free, and not counted as in use.
+//! It has a slot for each request that fits into the queues. A post takes one, and the owner releases it with the
+//! result: a free slot means that the queue and the completion queue have room. Two more slots are for the channel's
+//! own operations: they are never free, and not counted as in use.
 //!
-//! The slots of each queue form a ring. A post tries the next slot first: operations mostly end in the order in which
-//! they were posted, so if any slot is free, it is usually that one. If not, it searches the others.
+//! The slots of each queue form a ring. Operations mostly end in the order of posts, so if any slot is free, it is
+//! usually the next one.
 //!
-//! All fields are [`Cell`]s: one thread at a time uses the table.
+//! The fields are [`Cell`]s: one thread at a time uses the table.
 
 mod connection;
 
@@ -21,25 +21,21 @@ use crate::error::Result;
 
 const MAX_SLOTS: usize = 1 << 30;
 
-/// See the [module](self).
 pub(in crate::channel) struct InFlight {
-    /// Owned. In order: for sends, for receives, for the blocking operation, for the credit read. The slot of the
-    /// blocking operation is also the next slot of a queue without slots, and of a closed table.
+    /// Owned. For sends, for receives, for the blocking operation, for the credit read. The blocking operation's slot
+    /// is also the next one of a queue without slots, and of a closed table.
     slots: NonNull<Slot>,
-    /// The number of slots of both queues.
+    /// Slots of both queues.
     depth: u32,
-    /// The number of all slots.
     all: u32,
-    /// The number of slots for sends.
     sends: u32,
     next_send: Cell<NonNull<Slot>>,
     next_receive: Cell<NonNull<Slot>>,
-    /// The numbers of slots in use by operations in scopes, and by others.
+    /// Slots in use by operations in scopes. `others`: by other ones.
     in_scope: Cell<u32>,
     others: Cell<u32>,
-    /// Which slots may be taken.
     open: Cell<Open>,
-    /// The first generations of the latest connection.
+    /// First generations of the latest connection.
     begun: Cell<Generations>,
     /// The same, or those of the next connection once all operations have ended without completions.
     generations: Cell<Generations>,
@@ -50,7 +46,7 @@ enum Open {
     Nothing,
     Receives,
     Everything,
-    /// As `Everything`, but the channel takes shared receives.
+    /// The channel takes shared receives.
     Sends,
 }
 
@@ -105,26 +101,25 @@ impl InFlight {
         Ok(table)
     }
 
-    /// The slots of both queues.
+    /// Of both queues.
     #[inline]
     pub(in crate::channel) fn slots(&self) -> &[Slot] {
         // SAFETY: the slots live as long as the table, and are reached only by shared references.
         unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.depth as usize) }
     }
 
-    /// The slots of both queues, and the channel's own.
+    /// Of both queues, and the channel's own.
     #[inline]
     pub(in crate::channel) fn all_slots(&self) -> &[Slot] {
         // SAFETY: as in `slots`.
         unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.all as usize) }
     }
 
-    /// The slot of the blocking operation.
     pub(in crate::channel) fn blocking(&self) -> &Slot {
         &self.all_slots()[self.depth as usize]
     }
 
-    /// The slot of the credit read, if the channel has flow control.
+    /// `None` without flow control.
     pub(in crate::channel) fn credit_read(&self) -> Option<&Slot> {
         self.all_slots().get(self.depth as usize + 1)
     }
@@ -137,20 +132,18 @@ impl InFlight {
         }
     }
 
-    /// The slot with this index, the lower half of a request's number.
+    /// The index is the lower half of a request's number.
     #[inline]
     pub(in crate::channel) fn slot(&self, index: usize) -> Option<&Slot> {
         self.slots().get(index)
     }
 
-    /// The slot whose latest request has this number.
     #[inline]
     pub(in crate::channel) fn slot_of(&self, wr_id: u64) -> Option<&Slot> {
         let slot = self.all_slots().get(wr_id as u32 as usize)?;
         (slot.wr_id() == wr_id).then_some(slot)
     }
 
-    /// A pointer to a slot, valid as long as the table.
     fn pointer(&self, index: usize) -> NonNull<Slot> {
         assert!(index < self.all_slots().len());
         // SAFETY: the index is that of a slot, as asserted.
@@ -171,12 +164,10 @@ impl InFlight {
         self.in_scope.get() == 1
     }
 
-    /// The number of slots in use.
     pub(in crate::channel) fn in_use(&self) -> u32 {
         self.in_scope.get() + self.others.get()
     }
 
-    /// The count that includes this owner's slots.
     #[inline]
     fn count_of(&self, owner: Owner) -> &Cell<u32> {
         if matches!(owner, Owner::Scope | Owner::Lent) { &self.in_scope } else { &self.others }
@@ -194,7 +185,6 @@ impl InFlight {
         }
     }
 
-    /// A free slot for the next post.
     #[inline]
     pub(in crate::channel) fn free_slot(&self, queue: Queue) -> Option<&Slot> {
         // SAFETY: the cell always points to a slot of this table.
@@ -202,10 +192,8 @@ impl InFlight {
         if slot.state() == State::Free { Some(slot) } else { self.search(queue) }
     }
 
-    /// Takes a [free slot](Self::free_slot) for a request that was posted.
-    ///
-    /// Call it after the post: then the compiler knows the state, and need not load it when the handle is dropped at
-    /// once.
+    /// Takes a [free slot](Self::free_slot). Call it after the post: then the compiler knows the state, and need not
+    /// load it when the handle is dropped at once.
     #[inline]
     pub(in crate::channel) fn take(&self, queue: Queue, slot: &Slot, owner: Owner) {
         self.next(queue).set(slot.next.get());
@@ -214,7 +202,6 @@ impl InFlight {
         slot.set_state(State::InFlight(owner));
     }
 
-    /// Searches for a free slot, after the ring's next one was found in use.
     #[inline(never)]
     fn search(&self, queue: Queue) -> Option<&Slot> {
         match (self.open.get(), queue) {
@@ -224,14 +211,14 @@ impl InFlight {
         self.free_places(queue).next()
     }
 
-    /// Frees a slot after its result was taken or its request was refused. Not for windows.
+    /// Frees a slot after its result was taken or its request refused. Not for windows.
     pub(in crate::channel) fn release(&self, slot: &Slot) {
         if let Some(owner) = slot.state().owner() {
             self.release_of(slot, owner);
         }
     }
 
-    /// As [`release`](Self::release), for a slot in use. If the operation or `owner` is of a scope, both are.
+    /// For a slot in use. If the operation or `owner` is of a scope, both are.
     #[inline]
     pub(in crate::channel) fn release_of(&self, slot: &Slot, owner: Owner) {
         slot.free();
@@ -239,31 +226,30 @@ impl InFlight {
         count.set(count.get().wrapping_sub(1));
     }
 
-    /// Counts a slot that a window has taken.
+    /// A window has taken a slot.
     #[inline]
     pub(in crate::channel) fn count_taken_in_scope(&self) {
         self.in_scope.set(self.in_scope.get() + 1);
     }
 
-    /// Moves on in the ring, after a window has taken the slots up to this one.
+    /// A window has taken the slots up to this one.
     #[inline]
     pub(in crate::channel) fn set_next_send(&self, last: &Slot) {
         self.next_send.set(last.next.get());
     }
 
-    /// Uncounts slots of a scope's operations that were [freed](Slot::free).
+    /// Slots of a scope's operations were [freed](Slot::free).
     #[inline]
     pub(in crate::channel) fn count_released_in_scope(&self, slots: usize) {
         self.in_scope.set(self.in_scope.get().wrapping_sub(slots as u32));
     }
 
-    /// The number of requests that the device has, without the credit read.
+    /// Requests that the device has, without the credit read.
     pub(in crate::channel) fn outstanding(&self) -> u32 {
         let slots = self.slots().iter().chain([self.blocking()]);
         slots.map(|slot| u32::from(slot.state().is_outstanding())).sum()
     }
 
-    /// The number of requests that the device has on the send queue.
     pub(in crate::channel) fn outstanding_sends(&self) -> u32 {
         let sends = self.of(Queue::Send).iter();
         sends.map(|slot| u32::from(slot.state().is_outstanding())).sum()
@@ -318,7 +304,7 @@ pub(in crate::channel) mod tests {
         for _ in 0..4 {
             take(&table, Queue::Send);
         }
-        // Out of order: the ring's next slot, 0, is in use.
+        // The ring's next slot, 0, is in use.
         for free in [2, 1, 3, 0, 2] {
             release(&table, free);
             assert!(table.has_room(Queue::Send));
@@ -337,7 +323,7 @@ pub(in crate::channel) mod tests {
         assert_eq!(take(&opened(0, 0), Queue::Send), None);
     }
 
-    /// The end of a scope waits only for the scope's own operations.
+    /// The end of a scope waits only for its own operations.
     #[test]
     fn operations_of_scopes_are_counted_apart() {
         let table = opened(2, 0);

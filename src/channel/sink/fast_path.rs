@@ -1,8 +1,8 @@
 //! The shortcut of a wait whose operation completes first.
 //!
-//! Operations mostly complete in the order in which they are waited for. So a wait looks first at the next polled
-//! completion. If that is a success of its own operation, it takes it from there, and does not store it in the slot.
-//! The others stay in the batch for the next wait. Everything else goes through [`Core::settle`].
+//! Operations mostly complete in the order of waits. If the next polled completion is a success of a wait's own
+//! operation, the wait takes it from there, and does not store it in the slot. The others stay in the batch. Everything
+//! else goes through [`Core::settle`].
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -17,8 +17,8 @@ use crate::completion::WorkSuccess;
 use crate::ffi;
 
 impl Core {
-    /// The completion of this slot's operation, if it is a success that is there or that one poll finds. The slot is
-    /// not free yet. After `None`, the caller goes on with [`settle_rest`](Self::settle_rest).
+    /// The success of this slot's operation, if it is there or one poll finds it. The slot is not free yet. After
+    /// `None`, the caller goes on with [`settle_rest`](Self::settle_rest).
     #[inline(always)]
     pub(in crate::channel) fn success_now(&self, slot: &Slot) -> Option<NonNull<ffi::ibv_wc>> {
         let (wr_id, batch) = (slot.wr_id(), &self.sink.batch);
@@ -44,8 +44,7 @@ impl Core {
         NonNull::new(completion.cast_mut())
     }
 
-    /// Waits until a scope's operation has ended, takes its result and frees the slot. If polling fails, the slot stays
-    /// abandoned.
+    /// Waits for a scope's operation, takes its result and frees the slot. If polling fails, the slot stays abandoned.
     #[inline(always)]
     pub(in crate::channel) fn wait(
         &self,
@@ -57,12 +56,12 @@ impl Core {
             None => self.wait_slow_path(slot, deadline)?,
         };
         self.table.release_of(slot, Owner::Scope);
-        // SAFETY: it points to an initialised entry of the batch, or into the slot. Nothing writes to either meanwhile:
-        // one thread at a time uses the core.
+        // SAFETY: it points to an initialised entry of the batch, or into the slot. Nothing writes to either: one
+        // thread at a time uses the core.
         Ok(WorkSuccess::from_raw(unsafe { *completion.as_ptr() }))
     }
 
-    /// The slow part of `wait`. Returns the completion of a success. The slot is not free yet.
+    /// Returns the completion of a success. The slot is not free yet.
     #[cold]
     #[inline(never)]
     fn wait_slow_path(
@@ -72,13 +71,13 @@ impl Core {
     ) -> TransportResult<NonNull<ffi::ibv_wc>> {
         let mut settled = self.settle_rest();
         let mut wait = Wait::new(deadline);
-        // An operation that has ended keeps its result, even if polling fails now.
+        // An operation that has ended keeps its result, even if polling fails.
         while slot.state().is_outstanding() {
             match settled {
                 Ok(true) => {}
                 Ok(false) => {
                     if let Err(error) = self.on_empty_poll(&mut wait) {
-                        // The result is the time-out, not what the flushed completion says.
+                        // The result is the time-out, not the flushed completion.
                         self.stop();
                         self.release(slot);
                         return Err(error);
@@ -98,13 +97,13 @@ impl Core {
         Err(error.unwrap_or(TransportError::UnknownWork))
     }
 
-    /// As [`settle`](Self::settle), but first handles what a shortcut has left of the last poll.
+    /// As [`settle`](Self::settle), but first [takes the rest](Self::take_rest).
     pub(in crate::channel) fn settle_rest(&self) -> TransportResult<bool> {
         self.take_rest()?;
         self.settle()
     }
 
-    /// Puts into the batch what a shortcut has left of the last poll. Returns whether the batch has completions.
+    /// Puts into the batch what a shortcut has left of the last poll. True: the batch has completions.
     #[inline]
     pub(super) fn take_rest(&self) -> TransportResult<bool> {
         let found = self.sink.rest.take();
@@ -114,9 +113,8 @@ impl Core {
         Ok(!self.sink.is_empty())
     }
 
-    /// Polls, and frees the slots of operations whose handles were dropped. Returns true if it found only successes of
-    /// these. Otherwise it leaves the rest to [`settle_rest`](Self::settle_rest): see
-    /// [`Sink::has_rest`](super::Sink::has_rest).
+    /// Polls, and frees the slots of operations whose handles were dropped. True: it found only successes of these.
+    /// False: the rest is left for [`settle_rest`](Self::settle_rest).
     #[inline]
     pub(in crate::channel) fn settle_abandoned(&self) -> bool {
         let batch = &self.sink.batch;
@@ -138,8 +136,7 @@ impl Core {
         freed == found
     }
 
-    /// As [`settle_abandoned`](Self::settle_abandoned), for the last operation of a scope. `None`: others are left, or
-    /// there are polled completions.
+    /// For the last operation of a scope. `None`: others are left, or there are polled completions.
     #[inline(always)]
     pub(in crate::channel) fn settle_last(&self) -> Option<bool> {
         if !self.table.has_one_in_scope() || !self.sink.is_empty() {
@@ -162,11 +159,9 @@ impl Core {
         Some(false)
     }
 
-    /// Takes the completion with this number from a poll that found several, if it is a success and the first or the
-    /// last one. The others stay in the batch for their own waits. Last is common: a program posts a receive, then a
-    /// send, and waits for the send first.
-    ///
-    /// Otherwise, or if the poll failed, returns `None` and leaves all to [`settle_rest`](Self::settle_rest).
+    /// Takes this number's success from a poll that found several, if it is the first or the last one. Last is common:
+    /// a program posts a receive, then a send, and waits for the send first. `None`: all is left to
+    /// [`settle_rest`](Self::settle_rest).
     ///
     /// It calls no function, so the compiler need not save registers.
     #[inline(never)]
@@ -192,20 +187,20 @@ impl Core {
         None
     }
 
-    /// Polls once for the blocking operation that was just posted, with nothing else in flight. After `Ok`, its success
-    /// is [there](Self::blocking_success).
+    /// Polls once for the blocking operation that was just posted, with nothing else in flight. Its success is then
+    /// [there](Self::blocking_success).
     ///
     /// # Errors
     ///
-    /// The poll's return value, for [`wait_for_blocking`](Self::wait_for_blocking).
+    /// The poll's value, for [`wait_for_blocking`](Self::wait_for_blocking).
     #[inline(always)]
     pub(in crate::channel) fn blocking_now(&self, wr_id: u64) -> Result<(), c_int> {
         let found = self.poll_raw(1);
         if self.found_success(found, wr_id) { Ok(()) } else { Err(found) }
     }
 
-    /// Waits for the blocking operation, after a poll that returned `found`, or 0 without one. After `Ok`, its success
-    /// is [there](Self::blocking_success). If waiting fails, the channel is stopped.
+    /// Follows a poll that returned `found`, or 0 without one. The blocking operation's success is then
+    /// [there](Self::blocking_success). If waiting fails, the channel is stopped.
     #[inline(never)]
     pub(in crate::channel) fn wait_for_blocking(
         &self,
@@ -235,21 +230,18 @@ impl Core {
         Ok(completion.result().map(drop)?)
     }
 
-    /// The success of the blocking operation that has just ended.
     #[inline(always)]
     pub(in crate::channel) fn blocking_success(&self) -> WorkSuccess {
-        // SAFETY: the entry is initialised, and no poll writes to it meanwhile: one thread at a time uses the core.
+        // SAFETY: the entry is initialised, and no poll writes to it: one thread at a time uses the core.
         WorkSuccess::from_raw(unsafe { *self.sink.batch.entries() })
     }
 
-    /// Starts to use the blocking operation's slot, for its result.
     pub(in crate::channel) fn begin_blocking(&self) -> &Slot {
         let slot = self.table.blocking();
         slot.set_state(State::InFlight(Owner::Channel));
         slot
     }
 
-    /// Ends the blocking operation, and renumbers its slot for the next one.
     pub(in crate::channel) fn end_blocking(&self) {
         let slot = self.table.blocking();
         slot.set_state(State::Seen);
@@ -258,17 +250,15 @@ impl Core {
         self.update_fast_path();
     }
 
-    /// Whether a poll found exactly one completion, a success of this request.
+    /// A poll found one completion, a success of this request.
     #[inline(always)]
     fn found_success(&self, found: c_int, wr_id: u64) -> bool {
         found == 1 && self.is_success(self.sink.batch.entries(), wr_id)
     }
 
-    /// Whether an entry of the batch is a success of this request.
     #[inline(always)]
     fn is_success(&self, completion: *const ffi::ibv_wc, wr_id: u64) -> bool {
-        // SAFETY: it points to an initialised entry, and no poll writes to it meanwhile: one thread at a time uses
-        // the core.
+        // SAFETY: it points to an initialised entry, and no poll writes to it: one thread at a time uses the core.
         let completion = unsafe { &*completion };
         // Success is 0, so one comparison finds a wrong queue pair or a failure.
         const { assert!(ffi::ibv_wc_status::IBV_WC_SUCCESS.0 == 0) };
@@ -276,7 +266,6 @@ impl Core {
     }
 }
 
-/// The most completions of one poll.
 pub(in crate::channel) const BATCH: usize = 16;
 
 /// `poll_cq` in `struct ibv_context_ops`.
@@ -285,14 +274,13 @@ pub(in crate::channel) type PollCq =
 
 /// The completions of the last poll.
 ///
-/// All entries are initialised at the start, because a provider may leave fields of a completion unwritten. They are
-/// accessed only through pointers and short-lived references, none of which exists while a poll writes.
+/// All entries are initialised at the start, since a provider may leave fields unwritten. They are accessed only
+/// through pointers and short-lived references, none of which exists while a poll writes.
 pub(in crate::channel) struct Polled {
     /// Owned: `BATCH` entries.
     entries: NonNull<ffi::ibv_wc>,
     /// The first completion that was not taken, or `end`.
     next: Cell<NonNull<ffi::ibv_wc>>,
-    /// The end of the completions, in the entries or at their end.
     end: Cell<NonNull<ffi::ibv_wc>>,
 }
 
@@ -319,7 +307,7 @@ impl Polled {
         unsafe { self.end.get().offset_from_unsigned(self.next.get()) }
     }
 
-    /// The first completion that was not taken. If there is none, it still points into the entries or to their end.
+    /// The first completion that was not taken, or the end.
     #[inline]
     pub(in crate::channel) fn head(&self) -> *const ffi::ibv_wc {
         self.next.get().as_ptr()
@@ -332,12 +320,11 @@ impl Polled {
     /// Nothing writes to the entries while the reference exists.
     #[inline]
     pub(in crate::channel) unsafe fn rest(&self) -> &[ffi::ibv_wc] {
-        // SAFETY: the entries from `next` to `end` are initialised. The caller guarantees that nothing writes to
-        // them.
+        // SAFETY: the entries from `next` to `end` are initialised. The caller guarantees that nothing writes to them.
         unsafe { std::slice::from_raw_parts(self.head(), self.len()) }
     }
 
-    /// Takes this number of completions.
+    /// Takes completions.
     ///
     /// # Safety
     ///
@@ -348,7 +335,7 @@ impl Polled {
         self.next.set(unsafe { self.next.get().add(count) });
     }
 
-    /// Makes the entries from `first` to `end`, which a poll has written, those that were not taken.
+    /// A poll has written the entries from `first` to `end`.
     #[inline]
     pub(in crate::channel) fn keep(&self, first: usize, end: usize) {
         assert!(first <= end && end <= BATCH);

@@ -1,13 +1,8 @@
 //! Where completions are handled.
 //!
-//! Only [`Core::settle`] handles them. It polls, and ends the operations of all completions that it finds: it stores
-//! the results in their slots, and drops buffers that no handle asks for. A wait calls `settle` until its slot says
-//! that the operation has ended.
-//!
-//! The one shortcut is [`fast_path`]. A wait that finds its own completion first takes it from the polled ones, without
-//! its slot, and leaves the others for the next wait or `settle`.
-//!
-//! # Which operation a completion belongs to
+//! [`Core::settle`] polls, and ends the operations of all completions that it finds: it stores the results in their
+//! slots, and drops buffers that no handle asks for. A wait calls it until its slot says that the operation has ended.
+//! The one shortcut is [`fast_path`].
 //!
 //! A completion belongs to an operation if it names this queue pair and the number of a slot in flight: see
 //! [`generation`](super::generation). One with a number of an earlier connection is dropped. Any other is an
@@ -27,10 +22,8 @@ use super::wait::Wait;
 use crate::completion::WorkCompletion;
 use crate::ffi;
 
-/// What a channel polls with, and the completions of its last poll.
 pub(super) struct Sink {
     batch: Polled,
-    /// The provider's poll function, and the completion queue.
     poll_cq: PollCq,
     queue: *mut ffi::ibv_cq,
     /// What the last poll returned, if a [shortcut](fast_path) left it to [`Core::settle_rest`]. Otherwise 0.
@@ -38,7 +31,7 @@ pub(super) struct Sink {
 }
 
 impl Sink {
-    /// A sink for a completion queue. For a channel of a loop, it polls nothing.
+    /// `of_loop`: it polls nothing.
     ///
     /// # Safety
     ///
@@ -49,13 +42,13 @@ impl Sink {
         Self { batch: Polled::new(), poll_cq, queue, rest: Cell::new(0) }
     }
 
-    /// Whether all polled completions were handled.
+    /// All polled completions were handled.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.batch.is_empty()
     }
 
-    /// Whether polled completions are left, or the last poll has failed.
+    /// Polled completions are left, or the last poll has failed.
     #[inline]
     pub(super) fn has_rest(&self) -> bool {
         self.rest.get() != 0 || !self.is_empty()
@@ -63,12 +56,11 @@ impl Sink {
 }
 
 impl Core {
-    /// Handles all completions: those polled before, or else those that one poll finds. Returns whether there were
-    /// any.
+    /// Handles all polled completions, or else those that one poll finds. True: there were any.
     ///
     /// # Errors
     ///
-    ///  - [`Verbs`](TransportError::Verbs): polling failed. It ends nothing.
+    ///  - [`Verbs`](TransportError::Verbs): polling failed.
     ///  - [`UnknownCompletion`](TransportError::UnknownCompletion): the first completion belongs to no operation. The
     ///    next call handles those after it.
     #[inline]
@@ -76,7 +68,7 @@ impl Core {
         self.poll_and_dispatch()
     }
 
-    /// Waits until `ended` returns something. Asks it again each time that completions were handled.
+    /// Waits until `ended` returns something, which it asks after completions were handled.
     ///
     /// # Errors
     ///
@@ -97,27 +89,26 @@ impl Core {
         }
     }
 
-    /// Called by a wait after each `settle` that found nothing: see [`Wait::on_empty_poll`].
+    /// A `settle` found nothing: see [`Wait::on_empty_poll`].
     #[inline]
     pub(super) fn on_empty_poll(&self, wait: &mut Wait) -> TransportResult<()> {
         let cancel = self.cancel.get().map(|cancel| &**cancel);
         wait.on_empty_poll(self.sleep.as_ref(), cancel, || self.check_device())
     }
 
-    /// Polls at most `most` completions into the entries of the batch, which must be empty and stays so: see
-    /// [`absorb`](Self::absorb). Returns the verb's value.
+    /// Polls into the batch, which must be empty and stays so: see [`absorb`](Self::absorb).
     #[inline(always)]
     fn poll_raw(&self, most: usize) -> c_int {
         let Sink { batch, poll_cq, queue, .. } = &self.sink;
         debug_assert!(batch.is_empty() && most <= BATCH);
         // SAFETY: the queue is live, as a parent of the queue pair: only the channel polls, which holds both, and a
-        // handle that outlives it notices that before it polls. There is room for `most` completions, and no reference
-        // to them: each function of the core drops its references before it polls or returns, and one thread at a time
-        // uses the core.
+        // handle that outlives it notices that first. There is room for `most` completions. No reference to them
+        // exists: each function of the core drops its references before it polls or returns, and one thread at a time
+        // uses it.
         unsafe { poll_cq(*queue, most as c_int, batch.entries()) }
     }
 
-    /// Puts the completions of a poll into the batch. Returns whether there are any.
+    /// Puts the completions of a poll into the batch. True: there are any.
     #[inline]
     fn absorb(&self, found: c_int) -> TransportResult<bool> {
         let found = count(found)?;
@@ -136,7 +127,7 @@ impl Core {
         self.dispatch_batch().map(|()| true)
     }
 
-    /// Handles the completions of the batch, which is not empty, up to the first unknown one.
+    /// Handles the batch, which is not empty, up to the first unknown completion.
     ///
     /// # Errors
     ///
@@ -150,7 +141,7 @@ impl Core {
                 let is_first = dispatched == 0;
                 // SAFETY: the batch has these: the completions before this one, or this one if it is the first.
                 unsafe { self.sink.batch.advance_by(dispatched + usize::from(is_first)) };
-                // If it is not the first, the next call returns the error.
+                // The next call returns the error.
                 return if is_first { Err(unknown) } else { Ok(()) };
             }
         }
@@ -159,11 +150,11 @@ impl Core {
         Ok(())
     }
 
-    /// Ends the operation that a completion belongs to.
+    /// Ends the operation of a completion.
     ///
     /// # Errors
     ///
-    /// The completion belongs to no operation in flight.
+    /// There is none in flight.
     #[inline]
     fn dispatch(&self, completion: &ffi::ibv_wc) -> TransportResult<()> {
         if let Some(slot) = self.slot_of_completion(completion)
@@ -176,7 +167,7 @@ impl Core {
         self.dispatch_other(&(*completion).into())
     }
 
-    /// As [`dispatch`](Self::dispatch), for an operation whose result no owner asks for.
+    /// For an operation whose result no owner asks for.
     #[inline(never)]
     fn dispatch_other(&self, completion: &WorkCompletion) -> TransportResult<()> {
         let wr_id = completion.wr_id();
@@ -186,7 +177,7 @@ impl Core {
             }
             Some((slot, state @ (State::Abandoned | State::InFlight(Owner::Lent)))) => {
                 self.unreported.unpolled.set(true);
-                // In an abandoned slot, this may be the length of an earlier operation, which was discarded.
+                // In an abandoned slot, this may be the length of an earlier operation.
                 let kept = slot.kept.take().filter(|_| state != State::Abandoned);
                 match (completion.result(), kept) {
                     (Err(error), _) => self.record_unreported(error.into()),
@@ -211,7 +202,7 @@ impl Core {
         Ok(())
     }
 
-    /// Keeps the first failure of an operation without a handle, for the end of the scope.
+    /// Keeps the first failure without a handle for the end of the scope.
     #[cold]
     pub(super) fn record_unreported(&self, error: TransportError) {
         if self.unreported.error.get().is_none() {
@@ -220,18 +211,16 @@ impl Core {
     }
 
     /// Frees the slots of successful operations whose handles were dropped, up to the first other completion. Returns
-    /// how many it freed.
-    ///
-    /// It calls no function, so the compiler keeps everything in registers.
+    /// how many. It calls no function, so the compiler keeps everything in registers.
     #[inline(never)]
     fn release_abandoned(&self, completions: &[ffi::ibv_wc]) -> usize {
         const { assert!(ffi::ibv_wc_status::IBV_WC_SUCCESS.0 == 0) };
-        // Read once: otherwise the compiler reads them again after each write to a slot.
+        // Read once: the compiler would read them again after each write to a slot.
         let (number, slots) = (self.number, self.table.slots());
         let Some(mut likely) = slots.first() else { return 0 };
         let mut rest = completions;
         while let [completion, others @ ..] = rest {
-            // Requests mostly end in the order of the ring. If not, look it up as `slot_of_completion` does.
+            // Requests mostly end in the order of the ring.
             let slot = if likely.wr_id() == completion.wr_id {
                 likely
             } else {
@@ -254,7 +243,7 @@ impl Core {
         freed
     }
 
-    /// The slot of the request that a completion names, in any state.
+    /// In any state.
     #[inline(always)]
     fn slot_of_completion(&self, completion: &ffi::ibv_wc) -> Option<&Slot> {
         if completion.qp_num != self.number {
@@ -264,7 +253,7 @@ impl Core {
     }
 }
 
-/// The provider's poll function.
+/// The provider's `poll_cq`.
 ///
 /// # Safety
 ///
@@ -272,16 +261,16 @@ impl Core {
 pub(super) unsafe fn poll_cq_of(queue: *mut ffi::ibv_cq) -> PollCq {
     // SAFETY: the queue is live, by the caller's contract, and so is its context.
     let poll_cq = unsafe { (*(*queue).context).ops.poll_cq };
-    // libibverbs sets every operation of a context before it returns the context.
+    // libibverbs sets every operation before it returns the context.
     poll_cq.expect("libibverbs sets it")
 }
 
-/// The poll function of a channel whose completions a [`Loop`](crate::Loop) polls.
+/// For a channel whose completions a [`Loop`](crate::Loop) polls.
 unsafe extern "C" fn poll_nothing(_: *mut ffi::ibv_cq, _: c_int, _: *mut ffi::ibv_wc) -> c_int {
     0
 }
 
-/// The number of completions of a poll that returned `found`.
+/// The completions of a poll that returned `found`.
 #[inline]
 pub(super) fn count(found: c_int) -> TransportResult<usize> {
     match usize::try_from(found) {
@@ -292,7 +281,7 @@ pub(super) fn count(found: c_int) -> TransportResult<usize> {
 
 #[cold]
 fn poll_failed(found: c_int) -> TransportError {
-    // A provider that returns more completions than there is room for is broken.
+    // A provider that returns more than there is room for is broken.
     let found = if found > 0 { -libc::EIO } else { found };
     ffi::failed("ibv_poll_cq", found).into()
 }
