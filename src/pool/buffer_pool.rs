@@ -1,4 +1,4 @@
-//! Pools of buffers: chunks of one registered region, and the cache of one thread.
+//! Pools of buffers, and the cache of one thread.
 
 use std::cell::UnsafeCell;
 use std::future::poll_fn;
@@ -62,7 +62,7 @@ impl<M> Clone for BufferPool<M> {
     }
 }
 
-/// The reference to a pool that its clones share. Buffers have none: the pool stays while a chunk is in use.
+/// The clones' reference to a pool. Buffers have none: the pool stays while a chunk is in use.
 struct Owner(NonNull<Pool>);
 
 impl Owner {
@@ -296,7 +296,7 @@ impl<M> Drop for PoolWaiter<M> {
 
 debug! { impl[M: PoolMemory] PoolWaiter<M>, self, pool: self.pool, .. }
 
-// The memory of a pool: a region that it owns, of one process or shared with peers.
+// The memory of a pool.
 
 // SAFETY: the region owns its memory, which does not move, is registered for local writes until it is dropped, and is
 // accessed only through the region.
@@ -398,9 +398,8 @@ unsafe impl<T: Element> OwnedBuffer for SharedMemoryRange<T> {}
 
 debug! { impl[T: Element] SharedMemoryRange<T>, self, start: self.start, len: self.len, .. }
 
-// Buffers of a pool that one thread keeps.
+// A cache.
 
-/// The most buffers that a cache keeps.
 const MOST: usize = 64;
 
 /// Free buffers of a [`BufferPool`] that one owner keeps, such as the thread of a [`Loop`](crate::Loop). Taking and

@@ -54,7 +54,7 @@ impl DatagramBuffer {
         Ok(message)
     }
 
-    /// Makes sure that there is a header to write behind: zeros, not what an earlier user of the chunk left.
+    /// Makes a header of zeros to write behind, not what an earlier user of the chunk left.
     fn begin(&mut self) -> Result<()> {
         let Some(lacking) = HEADER.checked_sub(self.whole.len()) else { return Ok(()) };
         let reason = "a chunk for datagrams has 40 bytes more than the longest message";
@@ -163,7 +163,6 @@ unsafe impl ScatterBuffer for DatagramBuffer {
 unsafe impl OwnedBuffer for DatagramBuffer {}
 
 impl Keep<DatagramBuffer> for PooledBuffer {
-    /// A loop of pooled buffers keeps both kinds.
     #[inline(always)]
     fn keep(kept: DatagramBuffer) -> Self {
         kept.whole

@@ -5,7 +5,7 @@ use loom::cell::UnsafeCell;
 use super::free_chunks::FreeChunks;
 use crate::sync::{AtomicBool, Ordering, in_every_order};
 
-/// Chunks, each a number that only its user touches: loom finds two users.
+/// Only a chunk's user touches its number: loom finds two users.
 struct Chunks<const N: usize> {
     free: FreeChunks,
     chunks: [UnsafeCell<u32>; N],
@@ -40,7 +40,6 @@ impl<const N: usize> Chunks<N> {
 
     fn end(&self) {
         assert!(!self.has_ended.swap(true, Ordering::Relaxed), "it ends once");
-        // All use of the chunks happened before.
         for chunk in &self.chunks {
             // SAFETY: no other thread touches it: loom checks that.
             chunk.with_mut(|number| unsafe { *number += 0 });
@@ -53,19 +52,17 @@ impl<const N: usize> Chunks<N> {
         true
     }
 
-    /// Uses a chunk that was taken, and gives it back.
     fn use_taken(&self, index: u32) {
         // SAFETY: nothing else has taken it.
         self.chunks[index as usize].with_mut(|number| unsafe { *number += 1 });
         self.give_back(index);
     }
 
-    /// Uses a chunk, of which there is one for each thread.
+    /// There is a chunk for each thread.
     fn must_use(&self) {
         assert!(self.try_to_use());
     }
 
-    /// Every chunk is back, and they were used this often in all.
     fn check(&self, free: usize, uses: u32) {
         assert_eq!(self.free.count() as usize, free);
         assert_eq!(self.uses(), uses);
@@ -85,8 +82,8 @@ fn a_chunk_has_one_user_at_a_time() {
     assert!(runs > 10, "{runs}");
 }
 
-/// Two threads take and give back. Between them, another takes the first chunk, which becomes the first again. The
-/// second chunk is not lost, and has one user.
+/// Two threads take and give back. In between, another takes the first chunk, which becomes the first again. The second
+/// one is not lost, and has one user.
 #[test]
 fn a_head_that_is_as_it_was_is_not_taken_for_the_same() {
     let once = |chunks: &Chunks<3>| chunks.must_use();
@@ -112,7 +109,7 @@ fn who_finds_no_chunk_does_not_wait_for_one() {
     });
 }
 
-/// A thread that sees no chunk after it says that it waits is seen by the thread that gives one back.
+/// A thread that sees no chunk after it says that it waits is seen by the one that gives a chunk back.
 #[test]
 fn no_wake_up_is_lost() {
     let waits = |chunks: &Chunks<1>| {

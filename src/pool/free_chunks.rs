@@ -1,45 +1,43 @@
-//! Which chunks of a pool are free, and how long the pool lives.
+//! The free chunks of a pool, and the pool's life.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// A bit of the head: tasks wait.
+/// Tasks wait.
 const WAITED_FOR: u64 = 1;
-/// A bit of the head: the owner is gone, and nothing takes a chunk any more.
+/// The owner is gone: nothing takes a chunk.
 const ORPHANED: u64 = 2;
-/// Where the head has the number of the first free chunk, from 1 (0: none), with as many bits as needed. The rest
-/// counts takes.
+/// Where the head has the number of the first free chunk, from 1 (0: none), in as many bits as needed. The bits above
+/// count takes.
 const FIRST: u32 = 2;
 
-/// The free chunks of a pool: a stack. Any thread takes and gives back by one exchange of its head, at the same cost in
-/// a pool of any size.
+/// A stack. Any thread takes and gives back by one exchange of its head, in a pool of any size.
 ///
-/// A take reads which chunk is second, then exchanges the head if it is unchanged, as the count of takes shows. It
-/// misses a change only if others take exactly as many chunks as the count has values, or a multiple, while the thread
-/// stands still: 2^52 with a thousand chunks, which takes a year; 2^34 with the [most](Self::MOST), which takes
-/// minutes.
+/// A take reads which chunk is second, then exchanges the head if it is unchanged, which the count of takes shows. It
+/// misses a change only if others meanwhile take as many chunks as the count has values, or a multiple: 2^52 with a
+/// thousand chunks, which takes a year; 2^34 with the [most](Self::MOST), which takes minutes.
 pub(super) struct FreeChunks {
     head: AtomicU64,
-    /// The bits of the head for the first free chunk.
+    /// Bits of the head for the first free chunk.
     index: u64,
     take: u64,
-    /// By chunk number, from 1. The first is the bottom of the stack.
+    /// By chunk number, from 1. Entry 0 is the bottom of the stack.
     links: Box<[Link]>,
-    /// How many chunks are in use, if the pool is orphaned.
+    /// Chunks in use, if the pool is orphaned.
     in_use: AtomicU32,
 }
 
 struct Link {
     /// The chunk below it.
     next: AtomicU32,
-    /// How many chunks are free with this on top.
+    /// Free chunks with this on top.
     depth: AtomicU32,
 }
 
 impl FreeChunks {
-    /// The most chunks a pool can have.
+    /// The most chunks of a pool.
     pub(super) const MOST: u32 = (1 << 28) - 1;
 
-    /// `chunks` free chunks, or `None` without memory for them.
+    /// `None`: out of memory.
     pub(super) fn new(chunks: u32) -> Option<Self> {
         let mut links = Vec::new();
         links.try_reserve_exact(chunks as usize + 1).ok()?;
@@ -54,7 +52,6 @@ impl FreeChunks {
         Some(Self { head, index, take, links: links.into(), in_use })
     }
 
-    /// The first free chunk's link, for this head.
     #[inline(always)]
     fn first(&self, head: u64) -> &Link {
         // SAFETY: a head holds the number of a chunk, or 0; `links` has an entry for each.
@@ -65,7 +62,7 @@ impl FreeChunks {
         self.first(self.head.load(Ordering::Acquire)).depth.load(Ordering::Relaxed)
     }
 
-    /// Takes a chunk, unless all are in use. What its last user did to it happens before.
+    /// What a chunk's last user did to it happens before.
     #[inline(always)]
     pub(super) fn take(&self) -> Option<u32> {
         let mut head = self.head.load(Ordering::Acquire);
@@ -84,15 +81,15 @@ impl FreeChunks {
         }
     }
 
-    /// Gives a taken chunk back and returns true: `this` may then dangle. False: tasks wait, or the pool is orphaned;
-    /// the caller still has the chunk, and [gives it back slowly](Self::give_back_slowly).
+    /// Gives a chunk back and returns true: `this` may then dangle. False: tasks wait, or the pool is orphaned. The
+    /// caller still has the chunk, and [gives it back slowly](Self::give_back_slowly).
     ///
     /// # Safety
     ///
     /// `this` is valid while the caller has the chunk.
     #[inline(always)]
     pub(super) unsafe fn give_back(this: *const Self, chunk: u32) -> bool {
-        // SAFETY: valid, as the caller has the chunk until the head is exchanged.
+        // SAFETY: the caller has the chunk until the head is exchanged.
         let free = unsafe { &*this };
         let mut seen = free.head.load(Ordering::Acquire);
         while seen & (WAITED_FOR | ORPHANED) == 0 {
@@ -104,7 +101,7 @@ impl FreeChunks {
         false
     }
 
-    /// Puts a chunk on top, if the head is still the one seen.
+    /// Fails if the head is no longer `seen`.
     #[inline(always)]
     fn push(&self, chunk: u32, seen: u64) -> Result<(), u64> {
         let own = u64::from(chunk) + 1;
@@ -119,9 +116,8 @@ impl FreeChunks {
             .map(drop)
     }
 
-    /// Gives a chunk back while tasks wait or the pool is orphaned. As long as tasks wait, it calls `next` until that
-    /// has found one; the caller wakes it afterwards. True: the pool is the caller's alone. Otherwise `this` may
-    /// dangle.
+    /// Gives a chunk back while tasks wait or the pool is orphaned. While tasks wait, it calls `next` until that has
+    /// found one, which the caller wakes afterwards. True: the pool is the caller's alone. False: `this` may dangle.
     ///
     /// # Safety
     ///
@@ -131,7 +127,7 @@ impl FreeChunks {
         chunk: u32,
         mut next: impl FnMut() -> bool,
     ) -> bool {
-        // SAFETY: valid, as the caller has the chunk until the head is exchanged, or `in_use` has counted it out.
+        // SAFETY: the caller has the chunk until the head is exchanged, or `in_use` has counted it out.
         let free = unsafe { &*this };
         let mut has_next = false;
         loop {
@@ -147,8 +143,8 @@ impl FreeChunks {
         }
     }
 
-    /// Marks the owner as gone: nothing takes a chunk any more. True: no chunk is in use, and the pool is the caller's
-    /// alone. False: `this` may dangle.
+    /// The owner is gone: nothing takes a chunk. True: no chunk is in use, and the pool is the caller's alone. False:
+    /// `this` may dangle.
     ///
     /// # Safety
     ///
@@ -177,8 +173,8 @@ impl FreeChunks {
         self.head.load(Ordering::Relaxed) & WAITED_FOR != 0
     }
 
-    /// Sets whether tasks wait, of which one is to be woken when a chunk comes back. Afterwards [`take`](Self::take)
-    /// finds the chunks that came back before.
+    /// If tasks wait, one is woken when a chunk comes back. [`take`](Self::take) finds the chunks that came back before
+    /// this call.
     pub(super) fn set_waited_for(&self, waited_for: bool) {
         if waited_for {
             self.head.fetch_or(WAITED_FOR, Ordering::AcqRel);

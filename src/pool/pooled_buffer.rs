@@ -1,4 +1,4 @@
-//! Buffers of a pool, and the memory under them.
+//! Buffers of a pool.
 
 use std::cell::UnsafeCell;
 use std::io::Write;
@@ -18,7 +18,7 @@ use crate::memory::{
     SharedMemorySlice,
 };
 
-/// Chunks begin at multiples of this, so that no two share a cache line.
+/// Chunks begin at multiples of this: no two share a cache line.
 pub(super) const ALIGNMENT: usize = 64;
 
 /// Memory that peers do not access: a [`PooledBuffer`] dereferences to its bytes.
@@ -119,8 +119,7 @@ impl<M> Drop for PooledBuffer<M> {
     }
 }
 
-/// Gives a chunk back. It takes the buffer's field, because passing the buffer's address would keep the buffer in
-/// memory.
+/// Takes the buffer's field, because the buffer's address would keep the buffer in memory.
 ///
 /// # Safety
 ///
@@ -211,7 +210,7 @@ impl<M> PooledBuffer<M> {
         self.shared().write(len, bytes)
     }
 
-    /// Its bytes, which others may access too.
+    /// Others may access the bytes too.
     fn shared(&self) -> SharedMemorySlice<'_, u8> {
         let &Chunk { index, pool, ref kept, .. } = self.chunk();
         // SAFETY: the pool is alive, as at `chunk`.
@@ -221,7 +220,6 @@ impl<M> PooledBuffer<M> {
         bytes.expect("chunks are within the region")
     }
 
-    /// The work request's view of it, with this length.
     #[inline(always)]
     fn piece(&self, length: u32) -> [ffi::ibv_sge; 1] {
         let &Chunk { addr, lkey, .. } = self.chunk();
@@ -279,8 +277,7 @@ impl Deref for PooledBuffer {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the chunk is a part of the region, which is initialised and lives as long as the pool. It is this
-        // buffer's alone from take to drop. Peers have no access, and the device has only while an operation owns the
-        // buffer.
+        // buffer's alone until its drop. Peers have no access, and the device has only while an operation owns it.
         unsafe { slice::from_raw_parts(self.data(), self.chunk().kept.get() as usize) }
     }
 }

@@ -35,7 +35,7 @@ impl Places {
 pub(super) struct Place(Option<u64>);
 
 impl Waiting {
-    /// A chunk, or a place in the line, which the task keeps until it is woken as the first.
+    /// A chunk, or a place in the line until the task is woken as the first.
     pub(super) fn poll_take(
         &self,
         free: &FreeChunks,
@@ -44,7 +44,7 @@ impl Waiting {
     ) -> Poll<u32> {
         let taken = free.take().or_else(|| {
             self.keep(free, place, cx);
-            // Again: a chunk that came back before it had a place woke no task.
+            // A chunk that came back before it had a place woke no task.
             free.take()
         });
         let Some(taken) = taken else { return Poll::Pending };
@@ -62,7 +62,7 @@ impl Waiting {
         wake(self.next(free));
     }
 
-    /// Takes the task out that has waited longest.
+    /// Takes out the task that has waited longest.
     pub(super) fn next(&self, free: &FreeChunks) -> Option<Waker> {
         let mut places = self.lock();
         let first = places.wakers.pop_front();
@@ -95,15 +95,14 @@ impl Waiting {
         drop(places);
     }
 
-    /// Gives a place up.
     pub(super) fn leave(&self, free: &FreeChunks, place: &mut Place) {
         if self.remove(free, place) && free.count() > 0 {
-            // It was woken for a chunk that it does not take: the next one looks.
+            // It was woken for a chunk that it does not take.
             self.wake_one(free);
         }
     }
 
-    /// Removes a place. Returns whether it had one, and was woken since.
+    /// True: it had a place, and was woken since.
     fn remove(&self, free: &FreeChunks, place: &mut Place) -> bool {
         let Some(own) = place.0.take() else { return false };
         let mut places = self.lock();
@@ -121,8 +120,7 @@ impl Waiting {
     }
 }
 
-/// Wakes a task. Its waker's panic ends here: a buffer may be dropped during a panic, and a second one would end the
-/// process.
+/// Catches the waker's panic: a buffer may be dropped during a panic, and a second one would end the process.
 pub(super) fn wake(woken: Option<Waker>) {
     if let Some(waker) = woken {
         let _ = panics::catch(|| waker.wake());
@@ -149,7 +147,6 @@ mod tests {
         }
     }
 
-    /// A pool, and tasks that wait for its chunks.
     struct World<const N: usize> {
         free: FreeChunks,
         waiting: Waiting,
@@ -158,7 +155,6 @@ mod tests {
     }
 
     impl<const N: usize> World<N> {
-        /// All chunks are in use.
         fn new(chunks: u32) -> Self {
             let free = FreeChunks::new(chunks).unwrap();
             while free.take().is_some() {}
@@ -193,7 +189,6 @@ mod tests {
         }
     }
 
-    /// As a buffer's drop does.
     fn give_back(free: &FreeChunks, waiting: &Waiting, chunk: u32) {
         // SAFETY: `free` is borrowed, and the chunk was taken.
         if !unsafe { FreeChunks::give_back(free, chunk) } {
@@ -212,7 +207,6 @@ mod tests {
     fn tasks_are_woken_one_by_one_in_their_order() {
         let mut world = World::<3>::new(2);
         assert_eq!((world.poll(0), world.poll(1)), (None, None));
-        // It keeps its place, though it is polled in between.
         assert_eq!((world.poll(0), world.poll(2)), (None, None));
         world.give_back(0);
         assert_eq!(world.woken(), [1, 0, 0]);
@@ -228,7 +222,7 @@ mod tests {
         let mut world = World::<2>::new(1);
         assert_eq!((world.poll(0), world.poll(1)), (None, None));
         world.give_back(0);
-        // The second one comes first. It takes no wake-up with it.
+        // The second one takes no wake-up with it.
         assert_eq!(world.poll(1), Some(0));
         assert_eq!((world.poll(0), world.is_waited_for()), (None, true));
         world.give_back(0);
