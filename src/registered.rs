@@ -96,7 +96,7 @@ mod known {
         }
     }
 
-    /// Whether a piece is of memory registered in another domain, and not in this one.
+    /// Whether a piece is registered in another domain, and not in this one.
     #[inline(never)]
     pub(crate) fn is_foreign(domain: DomainId, list: &[ffi::ibv_sge]) -> bool {
         let known = known();

@@ -15,7 +15,7 @@ mod events {
     type Event = Box<dyn FnOnce()>;
 
     thread_local! {
-        /// How many locks this thread holds that the subscriber may need.
+        /// Locks that this thread holds, and that the subscriber may need.
         static HELD: Cell<usize> = const { Cell::new(0) };
         static QUEUE: RefCell<Vec<Event>> = const { RefCell::new(Vec::new()) };
     }
@@ -46,7 +46,7 @@ mod events {
         }
     }
 
-    /// Catches the subscriber's panics: the code after it may have to stop a device that still uses a buffer.
+    /// Catches panics: the code after it may have to stop a device that still uses a buffer.
     fn run(event: impl FnOnce()) {
         let _ = panics::catch(event);
     }

@@ -53,7 +53,6 @@ enum Why {
     Abi(Abi),
 }
 
-/// A driver's ABI version, and those that its provider knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Abi {
     found: u16,
@@ -64,7 +63,7 @@ struct Abi {
 /// By device name, from libibverbs.
 static DRIVERS: Mutex<BTreeMap<String, Abi>> = Mutex::new(BTreeMap::new());
 
-/// Called for a driver whose ABI its provider does not know: see `src/c/messages.c`.
+/// For a driver whose ABI its provider does not know: see `src/c/messages.c`.
 ///
 /// # Safety
 ///
@@ -80,14 +79,14 @@ unsafe extern "C" fn ibverbs_bundled_driver_abi(
     // SAFETY: the caller promises a string.
     let device = unsafe { CStr::from_ptr(device) }.to_string_lossy();
     let device = device.rsplit('/').next().unwrap_or_default().to_owned();
-    // At most as many as the kernel has devices.
+    // Bounded by the kernel's devices.
     let mut drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
     let number = |version: c_uint| u16::try_from(version).unwrap_or(u16::MAX);
     let abi = Abi { found: number(found), low: number(low), high: number(high) };
     drivers.insert(device, abi);
 }
 
-/// The beginning of a name. The kernel's have up to 63 bytes, but rarely more than 16.
+/// Cut off: the kernel's have up to 63 bytes, but rarely more than 16.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Name([u8; 24]);
 
@@ -116,12 +115,11 @@ impl Unusable {
         names(&devices_folder()).iter().find_map(|device| Self::of(device))
     }
 
-    /// `None` also if the kernel does not have the device.
     pub(crate) fn of(device: &str) -> Option<Self> {
         Self::in_folders(device, &devices_folder(), &verbs_folder(), Path::new(FILES))
     }
 
-    /// As [`of`](Self::of), for a device that could be opened but is not in the list.
+    /// For a device that could be opened but is not in the list.
     pub(crate) fn without_provider(device: &str) -> Option<Self> {
         Self::of(device).or_else(|| {
             let verbs = verbs_folder();
@@ -248,7 +246,7 @@ mod tests {
         fs::remove_dir_all(folder).unwrap();
     }
 
-    /// What libibverbs would print goes into errors. Nothing else that it prints is lost.
+    /// What else libibverbs prints is not lost.
     #[test]
     #[cfg(not(feature = "system"))]
     #[cfg_attr(miri, ignore = "calls C")]

@@ -15,23 +15,23 @@ pub(crate) fn set_errno(errno: c_int) {
     unsafe { *crate::linux::__errno_location() = errno }
 }
 
-/// For verbs that return a pointer, or null with `errno`.
+/// For a pointer, or null with `errno`.
 pub(crate) fn object<T>(verb: &'static str, pointer: *mut T) -> Result<NonNull<T>, Error> {
     NonNull::new(pointer).ok_or_else(|| Error::new(verb, errno()))
 }
 
-/// For verbs that return 0 or the errno value. A few providers return the negated value, or -1 with `errno`.
+/// For 0 or the errno value. A few providers return the negated value, or -1 with `errno`.
 #[inline]
 pub(crate) fn status(verb: &'static str, returned: c_int) -> Result<(), Error> {
     if returned == 0 { Ok(()) } else { Err(failed(verb, returned)) }
 }
 
-/// For verbs that return a count, negative on failure.
+/// For a count, negative on failure.
 pub(crate) fn count(verb: &'static str, returned: isize) -> Result<usize, Error> {
     usize::try_from(returned).map_err(|_| failed(verb, c_int::try_from(returned).unwrap_or(-1)))
 }
 
-/// For verbs that return a descriptor, negative on failure.
+/// For a descriptor, negative on failure.
 ///
 /// # Safety
 ///

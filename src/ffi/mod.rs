@@ -91,8 +91,7 @@ direct_verbs! {
     "mlx5": mlx5dv, "/bindings_mlx5.rs";
 }
 
-/// A statically linked libibverbs knows a provider only if its object file, with the registering constructor, is
-/// linked.
+/// A static libibverbs knows a provider only if its object file, with the registering constructor, is linked.
 #[cfg(all(not(feature = "system"), target_os = "linux"))]
 mod providers {
     use std::ffi::c_void;
@@ -102,7 +101,7 @@ mod providers {
         static ibverbs_bundled_providers: [*const c_void; 1];
     }
 
-    /// Makes the linker keep them, even if nothing names them.
+    /// Makes the linker keep them.
     #[used]
     static KEEP: Keep = Keep(&raw const ibverbs_bundled_providers);
 

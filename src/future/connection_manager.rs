@@ -29,7 +29,6 @@ impl<S: Share> Object for PreparedAsyncChannel<S> {
 }
 
 impl<S: Share> AsyncChannel<S> {
-    /// Takes the channel out of the loop while `f` runs.
     fn with_detached<R>(&self, f: impl FnOnce(&mut Detached<'static>) -> R) -> R {
         let mut detached = loop {
             let mut guard = self.share.lock();
@@ -69,7 +68,7 @@ impl<S: Share> Connected for AsyncChannel<S> {
 
     /// The channel cannot be used again. Its futures return [`Stopped`](TransportError::Stopped).
     fn end(&mut self) {
-        // The caller must still tell the peer, or release a removed device, if a waker panics.
+        // If a waker panics, the caller must still tell the peer, or release a removed device.
         let _ = catch(|| stop(&self.share, self.id, TransportError::Stopped));
     }
 }

@@ -156,7 +156,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         }
     }
 
-    /// There may be room for another one.
+    /// There may be room for another operation.
     #[cold]
     fn leave_line(&self, mut guard: Guard<'_, S>, place: u32) {
         let waker = guard.core.leave_line(self.channel.id, Queue::Send, place);
@@ -296,7 +296,7 @@ fn give_up<S: Share>(channel: &AsyncChannel<S>, stage: Stage) {
 
 debug! { impl[R, S: Share] AsyncOperation<'_, R, S>, self, stage: self.stage, .. }
 
-/// A place in a line, given up on drop.
+/// Given up on drop.
 pub(super) struct InLine<'a, S: Share> {
     channel: &'a AsyncChannel<S>,
     queue: Queue,

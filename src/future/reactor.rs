@@ -20,7 +20,7 @@ use crate::parent::Parent;
 use crate::pool::PooledBuffer;
 use crate::queue_pair::SharedReceiveQueue;
 
-/// Turns without a completion between readings of the clock. Few, because a program may sleep between turns.
+/// Few, because a program may sleep between turns.
 const TURNS_PER_CLOCK_READING: u32 = 64;
 
 /// Drives the [`AsyncChannel`](crate::AsyncChannel)s of one completion queue, within any runtime or event loop.
@@ -243,7 +243,7 @@ impl<S: Share> Reactor<S> {
         }
     }
 
-    /// A removed device completes nothing, so some idle turns ask the kernel about it.
+    /// A removed device completes nothing, so some idle turns ask the kernel.
     #[inline]
     fn count_idle_turn(&self) -> Result<()> {
         // Turns on two threads may count as one.
@@ -332,7 +332,7 @@ impl<S: Share> Reactor<S> {
 }
 
 impl<B> State<B> {
-    /// Wakes tasks whose channels have credit again. Returns whether to check the connections.
+    /// Returns whether to check the connections.
     #[cold]
     fn look_at_clock(&mut self) -> bool {
         let mut must_check = false;
@@ -362,7 +362,7 @@ impl<B> State<B> {
         }
     }
 
-    /// On iWARP, connections end without a completion, so they must be checked.
+    /// iWARP connections end without a completion.
     pub(super) fn connected(&mut self) {
         if self.next_check.is_none() && self.core.is_iwarp() {
             let next = Instant::now() + DEVICE_CHECK_PERIOD;

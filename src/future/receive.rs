@@ -55,7 +55,7 @@ where
         Self { channel, request, stage: Stage::New, waits: Waits::default() }
     }
 
-    /// Posts the receive, unless a receive that another task left serves.
+    /// A receive that another task left may serve.
     #[inline(never)]
     fn post(&mut self, waker: &Waker) -> Poll<OwnedResult<S::Buffer>> {
         let AsyncChannel { share, id, .. } = self.channel;
@@ -129,7 +129,7 @@ where
         Poll::Ready(Err(Refused::new(error, request).into()))
     }
 
-    /// The first poll, when another task has left a receive.
+    /// Another task has left a receive.
     #[cold]
     #[inline(never)]
     fn poll_unposted(

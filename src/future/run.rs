@@ -247,7 +247,7 @@ impl<S: Share> Drop for Spawned<S> {
     }
 }
 
-/// Warns if the future of [`run`](Reactor::run) is dropped while operations wait.
+/// Warns if `run`'s future is dropped while operations wait.
 struct Runner<'a, S: Share>(&'a Reactor<S>);
 
 impl<S: Share> Drop for Runner<'_, S> {
@@ -261,11 +261,10 @@ impl<S: Share> Drop for Runner<'_, S> {
     }
 }
 
-/// The most turns without a completion before the reactor sleeps, if its [`spin`](Reactor::spin) adapts.
+/// The most idle turns before the reactor sleeps, if [`spin`](Reactor::spin) adapts.
 const MOST: u32 = 64;
 
-/// Sleeps before the reactor tries to spin again: the least, doubled each time that spinning does not help, and the
-/// most.
+/// Sleeps before the reactor spins again: the least, doubled each time that it does not help, and the most.
 const SLEEPS: [u32; 2] = [16, 1024];
 
 /// The same, after the scheduler took the processor from a spinning reactor. A sleeper gets a processor when woken; one
@@ -283,12 +282,12 @@ struct Running {
     idle: u32,
     /// When the first of them was, if `spin` adapts.
     since: Instant,
-    /// The most idle turns before it sleeps, if `spin` adapts.
+    /// The most idle turns, if `spin` adapts.
     limit: u32,
     /// How many sleeps begin with a limit of 0, and how many have.
     pause: u32,
     sleeps: u32,
-    /// No turn has found anything since the queue was armed.
+    /// No turn has found anything since.
     armed: bool,
     woken: bool,
 }
@@ -345,7 +344,7 @@ impl Running {
         self.idle = ASLEEP;
     }
 
-    /// If something else had the processor during the spin, the reactor does not spin for a long time.
+    /// Does not spin for a long time if something else had the processor.
     fn backs_off(&mut self) -> bool {
         let crowded = (self.now)().saturating_duration_since(self.since) > CROWDED;
         if crowded {

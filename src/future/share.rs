@@ -48,7 +48,7 @@ pub struct State<B> {
     pub(super) device_checked: Option<Instant>,
     /// When to check the connections; set only on iWARP.
     pub(super) next_check: Option<Instant>,
-    /// Room for wakers, unless a thread that wakes tasks has it.
+    /// Room for wakers. A thread that wakes tasks takes it.
     spare: Option<Box<Due>>,
 }
 
@@ -59,7 +59,7 @@ impl<B> State<B> {
         Self { core, is_stopped, runner, alarm, timer, watch, device_checked, next_check, spare }
     }
 
-    /// A future was dropped while it waited. A reactor that has run has set `device_checked`.
+    /// A reactor that has run has set `device_checked`.
     pub(super) fn note_given_up(&self) {
         if self.device_checked.is_none() {
             trace::reactor_stands("it has never run, and an operation was given up");
@@ -78,7 +78,7 @@ impl<B> State<B> {
 debug! { impl[B] State<B>, self, core: self.core, .. }
 
 /// Borrows the loop. Its drop wakes tasks, stops channels on which a post has failed, drops buffers that no task asks
-/// for, and emits the events for `tracing`.
+/// for, and emits events for `tracing`.
 pub(super) struct Guard<'a, S: Share> {
     share: &'a S,
     /// Taken by [`end`](Self::end).
@@ -255,7 +255,6 @@ impl<B: Send + 'static> sealed::Share<B> for Locked<B> {
     }
 }
 
-/// Done even when a waker has panicked.
 struct Rest<'a, S: Share> {
     share: &'a S,
     due: Option<Box<Due>>,
@@ -279,8 +278,7 @@ impl<S: Share> Drop for Rest<'_, S> {
     }
 }
 
-/// [`wake_all`] one by one: without memory for the list, while others wake tasks, and for buffers that no task asks
-/// for.
+/// [`wake_all`] without memory for the list, while others wake tasks, and for buffers that no task asks for.
 #[cold]
 #[inline(never)]
 fn release_left<S: Share>(share: &S) -> Panics {
@@ -318,7 +316,7 @@ fn end_failed<S: Share>(share: &S, channel: ChannelId, error: Option<TransportEr
     put_back(share, out, None);
 }
 
-/// Ends all operations of a channel, without waiting. Later ones fail with `error`.
+/// Does not wait. Later operations fail with `error`.
 pub(super) fn stop<S: Share>(share: &S, channel: ChannelId, error: TransportError) {
     let mut guard = share.lock();
     let Some(closed) = guard.core.close(channel, error) else { return };
@@ -328,7 +326,7 @@ pub(super) fn stop<S: Share>(share: &S, channel: ChannelId, error: TransportErro
     put_back(share, closed, Some(is_reset));
 }
 
-/// `is_reset` is set if the channel was closed: then its operations in flight end.
+/// `is_reset` is set if the channel was closed: its operations in flight end.
 pub(super) fn put_back<S: Share>(share: &S, detached: Detached<'static>, is_reset: Option<bool>) {
     let id = detached.id;
     let mut guard = share.lock();

@@ -17,10 +17,10 @@ mod watching {
     #[derive(Default, Debug)]
     struct Watched {
         waiting: AtomicUsize,
-        /// Armed, no turn has found anything since, and the task that armed it still exists.
+        /// Armed, nothing found since, and the task that armed it still exists.
         sleeps: AtomicBool,
         is_told: AtomicBool,
-        /// Milliseconds: its last turn, or when a future began to wait.
+        /// In milliseconds: its last turn, or when a future began to wait.
         since: AtomicU64,
     }
 
@@ -61,7 +61,6 @@ mod watching {
             Self(watched)
         }
 
-        /// A turn that finds nothing leaves an armed reactor asleep.
         pub(in crate::future) fn turned(&self, found: bool) {
             if found {
                 self.0.sleeps.store(false, Ordering::Relaxed);

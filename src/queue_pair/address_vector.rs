@@ -85,8 +85,7 @@ impl AddressVector {
         Self::to_endpoint("ibv_create_ah", context, &attributes, (port, None), &gids, peer, false)
     }
 
-    /// As [`to_peer`](Self::to_peer), from our GID at `gid_index`, if given. `global` adds a global route header on any
-    /// port.
+    /// From our GID at `gid_index`, if given. `global` adds a global route header on any port.
     pub(super) fn to_endpoint(
         verb: &'static str,
         context: &Context<'_>,
@@ -199,7 +198,7 @@ impl AddressVector {
         hop_limit(limit: u8) => if let Some(route) = &mut self.route { route.hop_limit = limit };
     }
 
-    /// Explains a refusal of the kernel: the port needs a global route, or we have no GID of that index.
+    /// The kernel refuses a path without the global route that the port needs, or without a GID of that index.
     pub(super) fn check_route(
         &self,
         verb: &'static str,
@@ -220,7 +219,6 @@ impl AddressVector {
             .map_err(|_| Error::no_gid(verb, libc::EINVAL, self.port, index.into()))
     }
 
-    /// Names both ends of the path.
     #[cold]
     pub(super) fn explain_unreachable(&self, context: &Context<'_>, error: Error) -> Error {
         let unreachable = [libc::ETIMEDOUT, libc::ENETUNREACH, libc::EHOSTUNREACH];
@@ -264,7 +262,7 @@ impl AddressVector {
             dlid: self.lid,
             sl: self.service_level.value(),
             src_path_bits: self.source_path_bits,
-            // All rates fit into 8 bits. Another value becomes 255, which is not a rate.
+            // All rates fit into 8 bits; 255 is not a rate.
             static_rate: u8::try_from(ffi::ibv_rate::from(self.static_rate).0).unwrap_or(u8::MAX),
             port_num: self.port,
             ..Default::default()
@@ -313,7 +311,7 @@ fn is_global(completion: &ffi::ibv_wc) -> bool {
     completion.wc_flags & ffi::ibv_wc_flags::IBV_WC_GRH.0 != 0
 }
 
-/// Our first GID of the family of `gid`; preferably link-local if that is.
+/// Our first GID of the same family; preferably both are link-local or neither.
 pub(crate) fn gid_like<'g>(
     ours: impl Iterator<Item = &'g GidEntry> + Clone,
     gid: Gid,
@@ -406,7 +404,7 @@ fn explain(context: &Context<'_>, path: &AddressVector, error: Error) -> Error {
     if port == 0 || port > ports {
         return Error::out_of_range(VERB, "port number", port.into(), 1, ports.into());
     }
-    // mlx5's failures without an errno value have become `EIO`.
+    // A failure without an errno value has become `EIO`.
     if !matches!(error.errno(), libc::EINVAL | libc::EIO) {
         return path.explain_unreachable(context, error);
     }

@@ -63,7 +63,7 @@ stored! {
     MaxRnrRetries: u8, |raw| Self::new(raw).ok(), |value| value.value();
 }
 
-/// Calls the macro `$define` with all attributes: flag, C's constant and field, name, type.
+/// Calls `$define` with all attributes: flag, C's constant and field, name, type.
 macro_rules! attribute_table {
     ($define:ident) => {
         $define! {

@@ -65,7 +65,6 @@ pub struct QueuePairBuilder<'res, T = Rc> {
     #[cfg(feature = "mlx5")]
     pub(super) memory_keys: bool,
     pub(super) driver: Option<DriverTransport>,
-    /// Builds without inline data if the device lacks room for that much.
     pub(super) inline_if_possible: bool,
     pub(super) settings: ConnectionSettings,
 }

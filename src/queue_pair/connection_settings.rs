@@ -16,7 +16,7 @@ use crate::settings::{
 };
 use crate::{ffi, hooks};
 
-/// Calls the macro `$define` with all settings: transports, name, type, stored type, default.
+/// Calls `$define` with all settings: transports, name, type, stored type, default.
 macro_rules! connection_settings {
     ($define:ident) => {
         $define! {
@@ -155,7 +155,7 @@ impl ConnectionSettings {
     }
 }
 
-/// The queue pair's part of `max_res_rd_atom`, as far as this context knows.
+/// A part of `max_res_rd_atom`, as far as this context knows.
 #[derive(Debug)]
 pub(super) struct Answers {
     taken: Arc<AtomicU32>,
@@ -163,7 +163,6 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    /// Takes `wanted`, or the default of `max_dest_rd_atomic`.
     pub(super) fn take(
         context: &Context<'_>,
         device: &DeviceAttributes,
@@ -199,7 +198,6 @@ impl Answers {
     }
 
     pub(super) fn count(&self) -> u8 {
-        // The caller's, or at most 16.
         u8::try_from(self.count).unwrap_or(u8::MAX)
     }
 }
@@ -227,9 +225,8 @@ pub(super) unsafe fn first_psn(qp: *mut ffi::ibv_qp, gids: &EndpointGids) -> Pac
     random_psn(unsafe { (*qp).qp_num }, gids)
 }
 
-/// The keys of [`RandomState`] are random numbers of the kernel (`getrandom`). Virtual machines started from one saved
-/// state share them, as does a process after a fork. So the hash includes values that differ between machines (best
-/// GID, time), processes and calls.
+/// The keys of [`RandomState`] come from the kernel (`getrandom`). Virtual machines started from one saved state share
+/// them, as does a process after a fork. So the hash includes the best GID, the time, the process and a count.
 fn random_psn(num: u32, gids: &EndpointGids) -> PacketSequenceNumber {
     static KEYS: OnceLock<RandomState> = OnceLock::new();
     static CALLS: AtomicU64 = AtomicU64::new(0);
@@ -257,7 +254,7 @@ mod tests {
         assert_eq!(settings.allow_remote_rw().access, all);
     }
 
-    /// All 24 bits vary, and calls differ (among 2000, about 0.1 pairs are equal).
+    /// Among 2000 calls, about 0.1 pairs are equal.
     #[test]
     fn every_bit_varies() {
         let gids = EndpointGids::default();

@@ -81,7 +81,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
     pub unsafe fn adopt(mut self, raw: *mut ffi::ibv_qp) -> Result<PreparedQueuePair<'res, T>> {
         let looked_up = self.prepare()?;
         let parents = &self.parents;
-        // SAFETY: the caller vouches for a pointer that is not null.
+        // SAFETY: the caller vouches for the pointer if it is not null.
         let fits = unsafe {
             !raw.is_null()
                 && (*raw).pd == parents.domain.as_raw()
@@ -100,7 +100,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         self.capacities = attributes.cap;
         let operations = match self.extended.filter(|(wanted, _)| !wanted.is_empty()) {
             None => SendOperations::empty(),
-            // SAFETY: the queue pair is live, and the caller vouches for the operations it was created with.
+            // SAFETY: the queue pair is live, and the caller vouches for the operations.
             Some((wanted, _)) if unsafe { extended_operations(raw) }.contains(wanted) => wanted,
             Some((_, true)) => SendOperations::empty(),
             Some((_, false)) => return Err(lacking()),
@@ -149,7 +149,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         Ok(LookedUp { lid: port.lid(), gids, pkey, messages, settings, answers, is_rxe })
     }
 
-    /// Without the inline data, which is known once the queue pair exists.
+    /// Without inline data, whose limit only the queue pair tells.
     fn message_limits(&self, port: &PortAttributes) -> Result<MessageLimits> {
         let limits = MessageLimits::new(0, port.max_message_size());
         let limits = limits.of_domain(&self.parents.domain);
@@ -163,7 +163,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         })
     }
 
-    /// Whether the transport's own limits, checked here, replace those of `ibv_query_device`.
+    /// Whether the transport has its own limits, checked here, in place of `ibv_query_device`'s.
     fn prepare_driver(&mut self) -> Result<bool> {
         let Some(driver) = self.driver else { return Ok(false) };
         match driver {
@@ -239,7 +239,6 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         if there.contains(wanted) { Ok(raw) } else { Err(lacking()) }
     }
 
-    /// Also stores what the verb granted.
     fn create(&mut self, operations: Option<SendOperations>) -> Result<Handle<ffi::ibv_qp>> {
         use ffi::ibv_qp_init_attr_mask as mask;
 
@@ -260,7 +259,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
             (attributes.cap.max_recv_wr, attributes.cap.max_recv_sge) = (0, 0);
         }
         if let Some(domain) = &parents.xrc_domain {
-            // An XRC receiver has neither queues nor a protection domain: those of the shared queues apply.
+            // An XRC receiver has neither queues nor a protection domain.
             attributes.comp_mask = mask::IBV_QP_INIT_ATTR_XRCD.0;
             attributes.xrcd = domain.as_raw();
             attributes.pd = ptr::null_mut();
@@ -303,7 +302,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         let wanted = asked.max_inline_data;
         let raw = match with_inline(wanted) {
             Err(error) if error.errno() == libc::EINVAL && wanted > 0 => {
-                // All other limited values are in range, so this one is to blame if creation works without it.
+                // All other values are in range, so inline data is to blame if creation works without it.
                 let without = with_inline(0).map_err(|_| error)?;
                 if !self.inline_if_possible {
                     drop(without);
@@ -333,7 +332,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         Ok(raw)
     }
 
-    /// A device may grant more than asked; a broken one grants less.
+    /// A broken device grants less than asked.
     fn check_granted(&self, asked: ffi::ibv_qp_cap) -> Result<()> {
         let granted = self.capacities;
         let mut sizes = vec![
@@ -435,8 +434,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
 
 /// # Safety
 ///
-/// The queue pair is live, and was created for extended operations: others may be shorter than the struct that
-/// `ibv_qp_to_qp_ex` returns.
+/// The queue pair is live, and was created for extended operations: others may be shorter than `ibv_qp_ex`.
 unsafe fn extended_operations(raw: *mut ffi::ibv_qp) -> SendOperations {
     // SAFETY: the caller vouches for the queue pair.
     match NonNull::new(unsafe { ffi::ibv_qp_to_qp_ex(raw) }) {

@@ -35,7 +35,6 @@ impl QueuePairBuilder<'_, Dci> {
 }
 
 impl<T: Transport> QueuePairBuilder<'_, T> {
-    /// Also chooses settings that were not set.
     pub(super) fn prepare_dc_initiator(&mut self, streams: Option<DcStreams>) -> Result<()> {
         use SendOperations as S;
 
@@ -57,7 +56,7 @@ impl<T: Transport> QueuePairBuilder<'_, T> {
             | S::READ
             | S::COMPARE_SWAP
             | S::FETCH_ADD;
-        // Required, because no other way of posting names a target.
+        // No other way of posting names a target.
         let wanted = self.extended.map_or(usual, |(wanted, _)| wanted);
         self.extended = Some((if wanted.is_empty() { usual } else { wanted }, false));
         Ok(())
@@ -117,7 +116,6 @@ impl<'res> QueuePairBuilder<'res, QueuePairType> {
 }
 
 impl<T: Transport> QueuePair<'_, T> {
-    /// Those that differ from the settings.
     pub(super) fn dc_attributes(
         &self,
         all: StateTransition,
@@ -131,7 +129,6 @@ impl<T: Transport> QueuePair<'_, T> {
         }
     }
 
-    /// In RTR the device gives the target its number.
     fn start_dc_target(&mut self) -> Result<()> {
         use QueuePairState as S;
 
@@ -144,7 +141,7 @@ impl<T: Transport> QueuePair<'_, T> {
         };
         let index = u8::try_from(gid.index)
             .map_err(|_| Error::no_gid(CREATE, libc::EINVAL, s.port, gid.index))?;
-        // Only our end of the path counts, because initiators differ.
+        // Initiators differ, so only our end of the path counts.
         let path = AddressVector::new(s.port, port.lid())
             .global(gid.gid, index)
             .service_level(s.service_level)

@@ -139,7 +139,7 @@ impl QueuePairEndpoint {
         (self.pkey != 0).then_some(self.pkey)
     }
 
-    /// Checks what both sides must share, where known. Otherwise the connection would silently carry nothing.
+    /// Checks what both sides must share. Otherwise the connection would silently carry nothing.
     pub(super) fn check_agrees(&self, verb: &'static str, theirs: &Self) -> Result<()> {
         if let (Some(ours), Some(theirs)) = (self.transport(), theirs.transport()) {
             let fits = match ours {
@@ -160,7 +160,6 @@ impl QueuePairEndpoint {
         Ok(())
     }
 
-    /// Checks that a port with this link layer can reach it.
     pub(super) fn check(&self, verb: &'static str, link_layer: LinkLayer) -> Result<()> {
         match link_layer {
             LinkLayer::Ethernet if self.gids.is_empty() => Err(Error::invalid(
@@ -175,7 +174,6 @@ impl QueuePairEndpoint {
         }
     }
 
-    /// The best pair that matches.
     pub(super) fn choose_gids(
         verb: &'static str,
         ours: &EndpointGids,
@@ -189,7 +187,6 @@ impl QueuePairEndpoint {
     }
 }
 
-/// It fits in a byte.
 fn code_of(kind: QueuePairType) -> u8 {
     u8::try_from(ffi::ibv_qp_type::from(kind).0).unwrap_or(0)
 }
@@ -226,7 +223,7 @@ impl fmt::Debug for QueuePairEndpoint {
     }
 }
 
-/// The version in bytes and in serde. An endpoint is written in the oldest that can hold it.
+/// An endpoint is written in the oldest version that can hold it.
 pub(crate) const VERSION: u8 = 1;
 /// With a credit word.
 pub(crate) const CREDITS_VERSION: u8 = 2;
@@ -302,7 +299,7 @@ impl QueuePairEndpoint {
         Self::read(version, rest).ok_or(Error::invalid(VERB, "the bytes are not an endpoint"))
     }
 
-    /// The bytes after the version, which must be valid.
+    /// `bytes`: those after the version, which must be valid.
     pub(crate) fn read(version: u8, bytes: &[u8]) -> Option<Self> {
         if version < CREDITS_VERSION {
             return Self::read_plain(bytes);

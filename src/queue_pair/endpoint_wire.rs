@@ -350,7 +350,7 @@ mod tests {
         let error = serde_json::from_str::<QueuePairEndpoint>(&text).unwrap_err().to_string();
         assert!(error.contains("missing field `version`"), "{error}");
 
-        // The number of a versioned form exceeds any queue pair's.
+        // A versioned form's number exceeds any queue pair's.
         let bytes = bincode::serde::encode_to_vec(endpoint(), binary()).unwrap();
         let (old, _): (Unversioned, _) =
             bincode::serde::decode_from_slice(&bytes, binary()).unwrap();

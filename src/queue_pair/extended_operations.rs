@@ -23,8 +23,6 @@ macro_rules! operations {
         }
 
         impl SendOperations {
-            /// Those whose functions are set.
-            ///
             /// # Safety
             ///
             /// The queue pair is live.
@@ -97,8 +95,8 @@ pub(crate) mod function {
     pub(crate) const SET_INLINE: u64 = 1 << 60;
     pub(crate) const SET_UD_ADDRESS: u64 = 1 << 59;
     pub(crate) const SET_XRC_SRQ: u64 = 1 << 58;
-    /// No function: all elements of a list must have one length. In rdma-core before 55.4 and 64, `ibv_wr_set_sge_list`
-    /// of rxe takes the first element's length for all.
+    /// No function: all elements of a list must have one length. In rdma-core before 55.4 and 64, rxe's
+    /// `ibv_wr_set_sge_list` takes the first element's length for all.
     pub(crate) const ONE_LENGTH: u64 = 1 << 57;
     #[cfg(feature = "mlx5")]
     pub(crate) const SET_DC_ADDRESS: u64 = 1 << 56;
@@ -136,7 +134,7 @@ pub(crate) mod function {
         }
         #[cfg(feature = "mlx5")]
         if driver.is_some_and(DriverTransport::is_dc) {
-            // SAFETY: the queue pair is live, and of an mlx5 device, as the builder has checked.
+            // SAFETY: the queue pair is live, and the builder has checked that the device is mlx5.
             let direct = unsafe { ffi::mlx5dv_qp_ex_from_ibv_qp_ex(queue_pair.as_ptr()).as_ref() };
             let has = |there: bool, function| if there { function } else { 0 };
             if let Some(direct) = direct {
@@ -155,7 +153,6 @@ pub(crate) mod function {
         matches!(kind, T::ReliableConnected | T::UnreliableConnected | T::XrcSend | T::RawPacket)
     }
 
-    /// Names the first missing function.
     #[cold]
     pub(crate) fn lacking(missing: u64) -> Error {
         let unsupported = |verb, reason| Error::with_reason(verb, libc::EOPNOTSUPP, reason);

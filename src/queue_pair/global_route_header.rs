@@ -96,7 +96,7 @@ impl GlobalRouteHeader {
         }
     }
 
-    /// A UDP header follows it. Otherwise the datagram came over InfiniBand or RoCE v1.
+    /// A UDP header follows it, unlike on InfiniBand or RoCE v1.
     pub(super) fn is_roce_v2(&self) -> bool {
         const NEXT_HEADER: usize = 6;
         matches!(self.version(), Some(Version::Ipv4))
@@ -118,8 +118,8 @@ impl GlobalRouteHeader {
         })
     }
 
-    /// As `get_grh_header_version` of libibverbs: a version 6 may be undefined bytes in front of an IPv4 header, if
-    /// that has the right length and checksum.
+    /// As libibverbs' `get_grh_header_version`: a version 6 may be undefined bytes in front of an IPv4 header, if that
+    /// has the right length and checksum.
     fn version(&self) -> Option<Version> {
         let ipv4 = self.ipv4();
         if self.0[0] >> 4 != 6 {
@@ -142,7 +142,7 @@ enum Version {
 fn checksum(header: &[u8; 20]) -> u16 {
     let words = header.as_chunks::<2>().0.iter();
     let sum: u32 = words.map(|&word| u32::from(u16::from_be_bytes(word))).sum();
-    // The sum of ten words carries at most once more.
+    // Ten words carry at most once more.
     let sum = (sum & 0xffff) + (sum >> 16);
     (sum + (sum >> 16)) as u16
 }
@@ -179,7 +179,6 @@ mod tests {
 
     #[test]
     fn an_ipv4_header_is_found_behind_any_bytes() {
-        // After a leading 6, the checksum decides; otherwise the version.
         for (first, right) in [(0, true), (0x45, true), (0xff, false), (0x60, true)] {
             let header = with_ipv4(first, right);
             assert_eq!(header.source(), Some(Ipv4Addr::new(192, 168, 0, 104).into()), "{first:x}");

@@ -11,10 +11,9 @@ use crate::registered::{DomainId, is_foreign};
 
 const VERB: &str = "ibv_post_send";
 
-/// 2 GiB, by the specification.
 pub(crate) const LONGEST_MESSAGE: u32 = 1 << 31;
 
-/// Every port can send messages of this length.
+/// Bytes that every port can send.
 pub(crate) const ALWAYS_SENT: u64 = 256;
 
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +23,7 @@ pub struct MessageLimits {
     longest: u32,
     /// EFA limits reads and writes separately.
     longest_rdma: u32,
-    /// The most pieces that a read fills; on iWARP often one.
+    /// On iWARP often 1.
     max_sge_rd: u32,
     is_datagram: bool,
     #[cfg(debug_assertions)]
@@ -63,7 +62,7 @@ impl MessageLimits {
         }
     }
 
-    /// No memory may be registered in another domain. Only debug builds can check.
+    /// Only debug builds check.
     #[inline(always)]
     pub(crate) fn check_domain(&self, _verb: &'static str, _list: &[ffi::ibv_sge]) -> Result<()> {
         #[cfg(debug_assertions)]
@@ -96,7 +95,6 @@ impl MessageLimits {
         self
     }
 
-    /// For requests that are not inline.
     #[inline(always)]
     pub(crate) fn check_length(&self, opcode: Opcode, length: u64) -> Result<()> {
         match Moves::by(opcode) {
@@ -150,7 +148,7 @@ impl MessageLimits {
         Error::out_of_range(VERB, what, length, 0, most.into())
     }
 
-    /// A piece too long for C exceeds the message limit too, and the error names that.
+    /// A piece too long for C exceeds the message limit too: the error names that.
     #[cold]
     #[inline(never)]
     pub(crate) fn explain(&self, opcode: Opcode, error: Error) -> Error {
@@ -180,7 +178,7 @@ enum Moves {
 }
 
 impl Moves {
-    /// Not atomics, which have 8 bytes, nor segmented sends, which become many messages.
+    /// Atomics have 8 bytes; segmented sends become many messages.
     const fn by(opcode: Opcode) -> Option<Self> {
         match opcode {
             Opcode::IBV_WR_SEND | Opcode::IBV_WR_SEND_WITH_IMM | Opcode::IBV_WR_SEND_WITH_INV => {

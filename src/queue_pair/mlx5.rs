@@ -28,8 +28,6 @@ impl QueuePairBuilder<'_, Rc> {
     }
 }
 
-/// For requests that set memory keys.
-///
 /// # Safety
 ///
 /// `context` is live, as is all that the attributes name.
@@ -47,8 +45,6 @@ pub(super) unsafe fn create(
         .map_err(|error| explain(dc_options::CREATE, error))
 }
 
-/// mlx5's additions to the functions of `ibv_qp_ex`.
-///
 /// # Safety
 ///
 /// The queue pair is live; with memory keys, `create` has made it.

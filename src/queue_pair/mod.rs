@@ -340,7 +340,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         settings.receive_psn = None;
     }
 
-    /// For an object whose destroy verb was called elsewhere. If that failed, leaks the parents.
+    /// The destroy verb was called elsewhere. If that failed, leaks the parents.
     pub(crate) fn disown(mut self, destroyed: bool) {
         self.object.raw.disown(destroyed);
         if !destroyed {
@@ -363,7 +363,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
 }
 
 impl<'res> QueuePair<'res, QueuePairType> {
-    /// Same type and parents, without the options that channels do not use.
+    /// Without the options that channels do not use.
     pub(crate) fn another(
         &self,
         capacities: ffi::ibv_qp_cap,

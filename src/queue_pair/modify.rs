@@ -49,11 +49,11 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         }
     }
 
-    /// Completes a change to RESET on the kernel's Soft-RoCE.
+    /// Resets again on Soft-RoCE.
     ///
-    /// Soft-RoCE (Linux 6.12) notes the index of the next send before it empties the queue. The next connection would
-    /// begin with the emptied entries: RDMA writes of no data, which a peer may refuse. A second reset finds the queue
-    /// empty.
+    /// The kernel's Soft-RoCE (Linux 6.12) notes the index of the next send before it empties the queue. The next
+    /// connection would begin with the emptied entries: RDMA writes of no data, which a peer may refuse. A second reset
+    /// finds the queue empty.
     pub(crate) fn complete_reset(&self) {
         let device = self.protection_domain().context().query_device();
         if device.is_ok_and(|device| quirks::is_rxe(&device)) {
@@ -70,7 +70,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         unsafe { (*self.as_raw()).state }.into()
     }
 
-    /// To explain an error of a post. In RTS it costs no system call.
+    /// In RTS it costs no system call.
     #[cold]
     pub(crate) fn state_before_rts(&self) -> Option<QueuePairState> {
         use QueuePairState as S;
@@ -260,7 +260,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         self.reset().unwrap_or_else(|failed| PreparedQueuePair::new(failed.object))
     }
 
-    /// After a failed attempt to connect. If it fails, the next attempt resets.
+    /// If it fails, the next attempt to connect resets.
     pub(super) fn back_to_reset(&mut self) {
         if self.last_state() != QueuePairState::Reset {
             let _ = self.modify(StateTransition::to(QueuePairState::Reset));
@@ -280,7 +280,6 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         Ok(())
     }
 
-    /// Those that do not depend on the peer.
     pub(super) fn early_attributes(&self) -> StateTransition {
         let s = self.settings();
         StateTransition::stay()
@@ -296,7 +295,6 @@ impl<'res, T: Transport> QueuePair<'res, T> {
             .max_rnr_retries(s.max_rnr_retries)
     }
 
-    /// Takes from `attributes` what the step requires.
     pub(super) fn step(
         &self,
         attributes: &StateTransition,

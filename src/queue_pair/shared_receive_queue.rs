@@ -147,7 +147,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
         Self::create(domain, extended, max_wr, max_sge, attributes)
     }
 
-    /// `attributes` names the kind of queue that `extended` is for, with objects of the same context.
+    /// `attributes` names `extended`'s kind of queue, with objects of the same context.
     pub(super) fn create(
         domain: Parent<'pd, ProtectionDomain<'pd>>,
         extended: Extended<'pd>,

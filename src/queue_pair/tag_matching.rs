@@ -199,7 +199,6 @@ impl<'pd> SharedReceiveQueue<'pd> {
         unsafe { self.post_operation(&mut raw) }
     }
 
-    /// An error if the queue has no tags.
     fn max_tag_sge(&self) -> Result<u32> {
         match &self.extended {
             Some(Extended { domain: None, max_tag_sge, .. }) => Ok(*max_tag_sge),

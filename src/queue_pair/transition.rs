@@ -180,7 +180,6 @@ pub(super) fn rule(kind: QueuePairType, from: QueuePairState, to: QueuePairState
     } else {
         A::PKEY_INDEX | A::PORT | A::QKEY
     };
-    // What can change while the queue pair stays in operation.
     let running = if connected {
         A::CURRENT_STATE
             | A::ALTERNATE_PATH

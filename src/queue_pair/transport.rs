@@ -33,7 +33,7 @@ mod sealed {
             None
         }
 
-        /// Checks at run time that the queue pair has a fixed peer, where the compiler could not.
+        /// Where the compiler could not check it.
         #[inline(always)]
         fn need_peer(_: &QueuePair<'_, QueuePairType>) -> Result<()> {
             Ok(())
@@ -340,7 +340,7 @@ pub enum DriverTransport {
     #[cfg(feature = "efa")]
     Srd {
         options: SrdOptions,
-        /// The device lets us set how often to resend a message that found no receive.
+        /// Whether `max_rnr_retries` can be set.
         rnr_retry: bool,
     },
     #[cfg(feature = "mlx5")]
@@ -400,7 +400,7 @@ impl DriverTransport {
         }
     }
 
-    /// As the kernel's drivers require them; the kernel's core has no rule.
+    /// As the kernel's drivers require them; its core has no rule.
     pub(super) fn attributes(
         self,
         from: QueuePairState,

@@ -37,7 +37,7 @@ pub(crate) mod sealed {
     }
 
     impl Settings {
-        /// Reads and atomics: of the peer's, how many it answers at a time; of its own, how many are in flight.
+        /// How many reads and atomics: of the peer at a time, and of its own in flight.
         pub(in crate::rdmacm) fn reads(&self) -> (u8, u8) {
             let ConnectionSettings { max_dest_rd_atomic, max_rd_atomic, .. } = self.connection;
             (max_dest_rd_atomic.unwrap_or(1), max_rd_atomic.unwrap_or(1))
@@ -46,7 +46,7 @@ pub(crate) mod sealed {
 
     /// A queue pair in RTS or on its way there.
     pub trait Connected: Object + Sized {
-        /// Allows every post: the queue pair is in RTS. May be called more than once.
+        /// The queue pair is in RTS: allows every post. May be called more than once.
         fn established(&mut self);
 
         /// Ends what is in flight, as far as possible.
@@ -173,8 +173,8 @@ pub(super) fn check(id: &Id, prepared: &impl Connectable) -> Result<(), Connecti
     id.check(context, prepared.settings().connection.port)
 }
 
-/// Both sides have agreed on the connection manager's attributes: path, queue pair and packet numbers, MTU and
-/// outstanding reads. Access rights, time-outs and retry counts are those that the queue pair was built with.
+/// Sets what both sides have agreed on: path, queue pair and packet numbers, MTU, outstanding reads. Access rights,
+/// time-outs and retry counts are the queue pair's own.
 pub(super) fn advance(id: &mut Id, object: &mut impl Object, state: QueuePairState) -> Result<()> {
     let settings = object.settings();
     let (answered, in_flight) = settings.reads();

@@ -24,9 +24,9 @@ use crate::queue_pair_state::QueuePairState;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Offer {
-    /// How many of the peer's reads and atomics we answer at a time.
+    /// The peer's reads and atomics that we answer at a time.
     pub(super) responder_resources: u8,
-    /// How many reads and atomics we may have in flight.
+    /// Our reads and atomics in flight.
     pub(super) initiator_depth: u8,
     /// Where the peer counts its receives, with flow control.
     pub(super) credit_word: Option<RemoteMemoryRegion>,
@@ -47,7 +47,7 @@ pub struct PendingConnection<Q> {
 }
 
 impl<Q: sealed::Connected> PendingConnection<Q> {
-    /// Takes the queue pair to INIT. A failure changes nothing.
+    /// A failure changes nothing.
     pub(super) fn new<P: Connectable + Handshake<Connected = Q>>(
         mut id: Id,
         mut prepared: P,
@@ -146,7 +146,7 @@ impl PendingAccept {
             .map_err(|(id, prepared, error)| (id, Some(prepared), error))?;
         let PendingConnection { mut object, mut id, iwarp, offer } = pending;
         if iwarp {
-            // The kernel makes it ready when the answer is sent; the object is elsewhere by then.
+            // The kernel makes it ready after our answer; the object is elsewhere by then.
             object.established();
         } else if let Err(error) = make_ready(&mut id, &mut object) {
             return Err((id, None, error.into()));
@@ -292,7 +292,7 @@ impl<Q: sealed::Connected> Connecting<Q> {
     }
 
     fn established(self, event: &Copied) -> Connection<Q> {
-        // The side that accepts has the peer's data in the request.
+        // The side that accepts has it in the request.
         let private_data =
             if self.active { event.public.private_data.split().1 } else { PrivateData::EMPTY };
         let iwarp = self.attempt.iwarp;
@@ -330,7 +330,7 @@ pub(super) fn time_left(deadline: Instant) -> Result<Duration, ConnectionError> 
     if left.is_zero() { Err(event_file::timed_out(WAIT).into()) } else { Ok(left) }
 }
 
-/// Owns both during the handshake. On iWARP, destroying either may wait for the peer.
+/// On iWARP, destroying either may wait for the peer.
 #[derive(Debug)]
 pub(super) struct Attempt<Q: sealed::Connected> {
     pub(super) object: ManuallyDrop<Q>,
@@ -340,7 +340,7 @@ pub(super) struct Attempt<Q: sealed::Connected> {
     give_up: fn(Q, Id),
 }
 
-/// Lets a new thread wait for the peer, not the caller or the reactor.
+/// For callers and reactors that must not wait for the peer.
 #[cfg(feature = "tokio")]
 fn in_a_thread<Q: Send + 'static, I: Send + 'static>(object: Q, id: I) {
     let in_this_order = (id, object);

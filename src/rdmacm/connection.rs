@@ -148,7 +148,6 @@ debug! { impl[Q: fmt::Debug] Connection<Q>, self, object: self.object, control: 
 pub struct ConnectionControl {
     id: Id,
     iwarp: bool,
-    /// An event reported the end.
     ended: bool,
     private_data: PrivateData,
 }

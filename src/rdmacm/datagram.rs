@@ -18,7 +18,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
-/// Takes the queue pair to RTS, with the connection manager's Q_Key and partition.
+/// To RTS, with the connection manager's Q_Key and partition.
 pub(super) fn activate<'res, T: Datagram>(
     id: &mut Id,
     mut prepared: PreparedQueuePair<'res, T>,
@@ -228,7 +228,7 @@ pub struct DatagramRequest {
 impl Drop for DatagramRequest {
     fn drop(&mut self) {
         if !self.answered {
-            // A failure does not matter: the identifier is destroyed next.
+            // The identifier is destroyed next.
             let _ = self.id.reject(&[]);
         }
     }
@@ -321,7 +321,7 @@ pub struct MulticastMembership {
 impl Drop for MulticastMembership {
     fn drop(&mut self) {
         if self.joined {
-            // On a failure, destroying the identifier leaves the group.
+            // Destroying the identifier leaves the group too.
             let _ = self.id.leave_multicast(self.group);
         }
     }

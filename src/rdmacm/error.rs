@@ -47,7 +47,7 @@ pub enum ConnectionError {
 }
 
 impl Copied {
-    /// What the event means to a caller that waits for a connection.
+    /// For a caller that waits for a connection.
     pub(super) fn error(&self) -> ConnectionError {
         use ConnectionEventKind as Kind;
 

@@ -91,7 +91,7 @@ impl ConnectionEvent {
 #[derive(Clone, Copy)]
 pub(super) struct Copied {
     pub(super) public: ConnectionEvent,
-    /// A request's identifier, owned by the reader of the event.
+    /// Of a request; the reader of the event owns it.
     pub(super) request: Option<NonNull<ffi::rdma_cm_id>>,
     /// Set for connections.
     pub(super) responder_resources: u8,
@@ -113,7 +113,7 @@ impl Copied {
         let (event, port_space) = unsafe { (&*event, (*(*event).id).ps) };
         let kind = Kind::from(event.event);
         let multicast = matches!(kind, Kind::MulticastJoined | Kind::MulticastError);
-        // librdmacm fills in `conn` for rejections and disconnections of every port space.
+        // librdmacm fills in `conn` for these in every port space.
         let of_connection = matches!(kind, Kind::Rejected | Kind::Disconnected);
         let datagram = !of_connection
             && matches!(
@@ -135,7 +135,6 @@ impl Copied {
             queue_pair: 0,
         };
         if let Kind::NameResolved | Kind::NameError | Kind::User = kind {
-            // A user event has a number in place of the peer's data.
             #[cfg(rdma_core_65)]
             if kind == Kind::User {
                 // SAFETY: librdmacm has filled it in.
@@ -173,7 +172,7 @@ impl Copied {
 /// From the kernel module `rdma_ucm`.
 const FILE: &str = "/dev/infiniband/rdma_cm";
 
-/// One identifier's events. A listener's also has the requests, until each moves to its own channel.
+/// A listener's channel also has the requests, until each moves to its own.
 #[derive(Debug)]
 pub(super) struct EventChannel {
     raw: NonNull<ffi::rdma_event_channel>,
@@ -224,12 +223,12 @@ impl EventChannel {
         unsafe { (*self.raw.as_ptr()).fd }
     }
 
-    /// Takes an event, if any, and acknowledges it at once, because destroying an identifier waits for that.
+    /// Acknowledges the event at once, because destroying an identifier waits for that.
     pub(super) fn next(&mut self) -> Result<Option<Copied>> {
         const VERB: &str = "rdma_get_cm_event";
         let mut event = ptr::null_mut();
-        // SAFETY: the channel is live, and the pointer is ours. `self` is borrowed exclusively, so nothing else reads
-        // or destroys an event's identifier meanwhile.
+        // SAFETY: the channel is live, and the pointer is ours. `&mut self` keeps others from reading or destroying an
+        // event's identifier.
         let read = || unsafe { ffi::rdma_get_cm_event(self.raw.as_ptr(), &mut event) };
         if !event_file::read_event(VERB, read)? {
             return Ok(None);
@@ -312,7 +311,6 @@ mod tests {
         }
     }
 
-    /// As librdmacm or another kernel version makes them.
     #[test]
     fn what_is_read_of_an_event_is_what_its_kind_has() {
         let mut id = ffi::rdma_cm_id::default();

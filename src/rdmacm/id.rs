@@ -21,9 +21,9 @@ use crate::queue_pair_state::QueuePairState;
 
 /// `struct rdma_cm_id`, with its own channel for events.
 ///
-/// Events are read through `&mut self`, and acknowledged before the read returns, so destroying never waits for one.
-/// librdmacm's own context and domain (`id->verbs`, `id->pd`) are never handed out. `id->qp` is null: the identifier
-/// only knows the number of the program's queue pair.
+/// Events are acknowledged before the read returns, so destroying never waits for one. librdmacm's own context and
+/// domain (`id->verbs`, `id->pd`) are never handed out. `id->qp` is null: the identifier only knows the number of the
+/// program's queue pair.
 #[derive(Debug)]
 pub(super) struct Id {
     /// Null once destroyed or leaked.
@@ -38,7 +38,7 @@ unsafe impl Sync for Id {}
 
 impl Drop for Id {
     fn drop(&mut self) {
-        // The channel is a field, so it is dropped after this.
+        // The channel is dropped after this.
         let _ = self.destroy();
     }
 }
@@ -54,7 +54,7 @@ impl Id {
         Ok(Self { raw, channel })
     }
 
-    /// Takes over a request and moves it to `channel`. A failure destroys the request and tells the peer.
+    /// A failure destroys the request and tells the peer.
     ///
     /// # Safety
     ///
@@ -79,7 +79,7 @@ impl Id {
             return Ok(());
         }
         // SAFETY: the identifier is live and not used again. Its events that were read are acknowledged, and `&mut
-        // self` keeps others from reading, so this does not wait for one.
+        // self` keeps others from reading, so this does not wait.
         ffi::status("rdma_destroy_id", unsafe { ffi::rdma_destroy_id(raw) })
     }
 
@@ -99,7 +99,6 @@ impl Id {
         ffi::status(verb, function(self.live(verb)?))
     }
 
-    /// Null once destroyed or leaked.
     pub(super) fn as_ptr(&self) -> *mut ffi::rdma_cm_id {
         self.raw
     }
@@ -168,7 +167,7 @@ impl Id {
         })
     }
 
-    /// Goes on with the first address of the name.
+    /// Takes the first address of the name.
     #[cfg(rdma_core_65)]
     pub(super) fn resolve_found(
         &mut self,
@@ -203,7 +202,6 @@ impl Id {
         })
     }
 
-    /// Only after the address was resolved.
     pub(super) fn resolve_route(&mut self, timeout: Duration) -> Result<()> {
         const VERB: &str = "rdma_resolve_route";
         let raw = self.live(VERB)?;
@@ -216,8 +214,7 @@ impl Id {
         const VERB: &str = "rdma_connect";
         let raw = self.live(VERB)?;
         self.device()?;
-        // SAFETY: the identifier is live and has the device that librdmacm accesses. The call keeps no pointer to the
-        // parameters or the private data.
+        // SAFETY: as in `resolve_route`. The call keeps no pointer to the parameters or the private data.
         ffi::status(VERB, unsafe { ffi::rdma_connect(raw, parameters) })
     }
 
@@ -229,7 +226,7 @@ impl Id {
         ffi::status(VERB, unsafe { ffi::rdma_accept(raw, parameters) })
     }
 
-    /// The caller has checked that `data` has at most 255 bytes.
+    /// `data` has at most 255 bytes.
     pub(super) fn reject(&mut self, data: &[u8]) -> Result<()> {
         let len = u8::try_from(data.len()).unwrap_or(u8::MAX);
         // SAFETY: the identifier is live, and `data` has at least `len` bytes.
@@ -261,7 +258,6 @@ impl Id {
         })
     }
 
-    /// For a transition to `state`.
     pub(super) fn queue_pair_attributes(
         &mut self,
         state: QueuePairState,
@@ -310,7 +306,7 @@ impl Id {
         })
     }
 
-    /// Call it before destroying the identifier, even if it fails.
+    /// Call it before the destroy, even if it fails.
     pub(super) fn leave_multicast(&mut self, address: SocketAddr) -> Result<()> {
         let mut address = RawAddress::from(address);
         // SAFETY: the identifier is live. The group's events that were read are acknowledged, so this does not wait.

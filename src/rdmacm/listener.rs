@@ -174,7 +174,7 @@ debug! { Listener, self, local_addr: self.local_addr(), .. }
 /// Each request moves to a channel of its own.
 pub(super) struct Requests {
     pub(super) id: Id,
-    /// For the next request. It is opened before the request is read, so none is lost when files run out.
+    /// Opened before the next request is read, so none is lost when files run out.
     spare: Option<EventChannel>,
 }
 
@@ -219,8 +219,8 @@ impl Requests {
 
     fn take(&mut self, event: Copied, spare: EventChannel) -> Result<Option<(Id, Copied)>> {
         if let Some(raw) = event.request {
-            // SAFETY: nothing else knows the identifier, which came with the event. The event is acknowledged, and the
-            // identifier is on our live channel.
+            // SAFETY: nothing else knows the identifier, which came with the event. The event is acknowledged, and its
+            // channel is ours and live.
             let id = unsafe { Id::migrate(raw, spare) }?;
             return Ok(Some((id, event)));
         }
@@ -245,7 +245,7 @@ pub struct ConnectionRequest {
 impl Drop for ConnectionRequest {
     fn drop(&mut self) {
         if let Some(id) = &mut self.id {
-            // A failure does not matter: the identifier is destroyed next.
+            // The identifier is destroyed next.
             let _ = id.reject(&[]);
         }
     }

@@ -22,7 +22,6 @@ pub struct PrivateData {
 /// Marks a credit word.
 const MARK: [u8; 4] = [0xfc, b'c', b'r', 1];
 
-/// A credit word with its mark.
 const FRONT: u8 = MARK.len() as u8 + 20;
 
 impl PrivateData {
@@ -37,7 +36,6 @@ impl PrivateData {
         data
     }
 
-    /// The peer's credit word, if any, and the program's bytes.
     pub(super) fn split(self) -> (Option<RemoteMemoryRegion>, Self) {
         let word = || {
             let (front, rest) = self.split_at_checked(FRONT.into())?;

@@ -47,7 +47,7 @@ fn check_with(
     Ok(())
 }
 
-/// A kernel's device may be on `lo`. The devices of [`hooks`] may have any address.
+/// Also for the devices of [`hooks`], which may have any address.
 fn loopback_has_device() -> bool {
     hooks::hooks().is_some()
         || names(&devices_folder()).iter().any(|device| {
@@ -62,7 +62,6 @@ fn loopback_has_device() -> bool {
         })
 }
 
-/// Adds the addresses of the kernel's devices.
 #[cold]
 fn with_addresses(
     verb: &'static str,
@@ -78,7 +77,7 @@ fn with_addresses(
     Error::with_text(verb, errno, text, reason)
 }
 
-/// With the devices' names; at most 16.
+/// At most 16, with the devices' names.
 fn addresses(class: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for device in names(class) {
@@ -100,7 +99,7 @@ fn addresses(class: &Path) -> Vec<String> {
     found
 }
 
-/// The connection manager reports a device that this process cannot use like this.
+/// The connection manager's errors for a device that this process cannot use.
 pub(super) fn may_be_unusable(errno: i32) -> bool {
     matches!(errno, libc::ENODEV | libc::EACCES | libc::EPERM)
 }
@@ -115,7 +114,7 @@ pub(super) fn unopened(error: Error) -> Option<Error> {
     {
         return Some(Error::new(error.verb(), errno));
     }
-    // librdmacm silently leaves out a device that it cannot open, whatever the file's rights say.
+    // librdmacm leaves out a device that it cannot open, whatever the file's rights say.
     names(&devices_folder()).iter().find_map(|device| {
         let cause = device::open(device).err()?;
         let text = format!("the device {device} cannot be opened: {cause}");
@@ -179,7 +178,7 @@ impl From<SocketAddr> for RawAddress {
 }
 
 impl RawAddress {
-    /// `*mut`, because some C functions take that, although they only read.
+    /// Some C functions take `*mut`, although they only read.
     pub(super) fn as_mut_ptr(&mut self) -> *mut ffi::sockaddr {
         (&raw mut self.0).cast()
     }
