@@ -9,7 +9,7 @@ use crate::ffi::ibv_wr_opcode as Opcode;
 use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair::FlushPlacement;
 
-/// A value for each type of field in the table. Values of different fields differ.
+/// Different fields get different values.
 pub(super) trait Sample {
     fn sample(at: u64) -> Self;
 }
@@ -35,7 +35,7 @@ sample! {
     Invalidate = |_at| Invalidate(0x0bad_cafe);
 }
 
-/// The opcode, the peer's memory with the numbers of an atomic, and the immediate or key.
+/// Opcode, peer's memory with an atomic's numbers, immediate or key.
 type Said = (Opcode, [u64; 4], u32);
 
 thread_local! {
@@ -110,7 +110,7 @@ impl Compared {
         // SAFETY: it is a request.
         unsafe { kind.fill(&raw mut request) };
         let mut queue_pair = noting();
-        // SAFETY: it has all functions, and they only note their arguments.
+        // SAFETY: it has all functions, which only note their arguments.
         unsafe { kind.emit(&raw mut queue_pair) };
         let said = SAID.take().expect("it was told");
         assert_eq!(said, said_by(&request), "by ibv_wr_*, and in the request");

@@ -1,14 +1,11 @@
-//! Batches of the extended posting interface.
-//!
 //! Most providers lock the send queue between `ibv_wr_start` and `ibv_wr_complete` or `ibv_wr_abort`. A forgotten guard
 //! object would block later posts for ever. So [`QueuePair::batch`] calls a closure, and ends the bracket however that
 //! returns.
 //!
-//! Two traps of C are closed. The setters (`ibv_wr_set_sge` ..) change the request that was added last: no method calls
-//! a setter alone. A function that a provider lacks is a null pointer: each request is checked against the queue pair's
-//! set of functions.
+//! The setters (`ibv_wr_set_sge` ..) change the request that was added last: no method calls a setter alone. A function
+//! that a provider lacks is a null pointer: each request is checked against the queue pair's set of functions.
 //!
-//! Without the interface, requests go to the batch's [`Collector`].
+//! Without the interface, requests go to the [`Collector`].
 
 use std::marker::PhantomData;
 use std::{mem, ptr};
@@ -27,7 +24,7 @@ use crate::queue_pair_state::QueuePairType;
 /// Requests that are posted together: see [`QueuePair::batch`].
 pub struct Batch<'q, T = Rc> {
     raw: *mut ffi::ibv_qp_ex,
-    /// None if there is a collector, and then `raw` is null.
+    /// 0 if there is a collector, and then `raw` is null.
     available: u64,
     flags: u32,
     max_sge: u32,
@@ -42,7 +39,7 @@ impl Drop for Abort {
     #[inline]
     fn drop(&mut self) {
         if !self.0.is_null() {
-            // SAFETY: the queue pair is live and in a batch; those of this interface have the function.
+            // SAFETY: the queue pair is live and in a batch, so it has the function.
             unsafe { (*self.0).wr_abort.unwrap_unchecked()(self.0) }
         }
     }
@@ -51,8 +48,7 @@ impl Drop for Abort {
 impl<T: Transport> Batch<'_, T> {
     /// # Safety
     ///
-    /// Nothing else posts sends to `queue_pair` meanwhile, and the caller keeps the contract of
-    /// `QueuePair::post`.
+    /// Nothing else posts sends to `queue_pair`, and the caller keeps the contract of `QueuePair::post`.
     #[inline]
     pub(super) unsafe fn run<V, E: From<Error>>(
         queue_pair: &QueuePair<'_, QueuePairType>,
@@ -66,7 +62,7 @@ impl<T: Transport> Batch<'_, T> {
                 (ptr::null_mut(), 0)
             }
         };
-        // One call of `build` for both cases: the compiler inlines it.
+        // One call for both cases: the compiler inlines it.
         let mut batch = Batch::<'_, T> {
             raw,
             available,
@@ -78,7 +74,7 @@ impl<T: Transport> Batch<'_, T> {
         };
         let abort = Abort(raw);
         if !raw.is_null() {
-            // SAFETY: the queue pair is live; those of this interface have the function.
+            // SAFETY: the queue pair is live and has the interface.
             unsafe {
                 (*raw).wr_start.unwrap_unchecked()(raw);
                 (*raw).wr_flags = batch.flags;
@@ -148,15 +144,15 @@ impl<T: Transport> Batch<'_, T> {
         let flags = SIGNALED ^ kind.flags();
         self.begin(wr_id, flags);
         let raw = self.raw;
-        // SAFETY: the queue pair is live, in a batch, and has the functions. The buffer lives until this function
-        // returns; the caller of `run` vouches for what the device uses later.
+        // SAFETY: the queue pair is live, in a batch, and has the functions. The buffer lives until this returns; the
+        // caller of `run` vouches for later.
         unsafe {
             kind.emit(raw);
             kind.emit_destination(raw);
             match list {
                 _ if !R::Operation::HAS_DATA => {}
                 [one] if flags & INLINE == 0 => {
-                    // Listed again: keeping the first list across the calls would store it in memory.
+                    // Keeping the first list across the calls would store it in memory.
                     let mut again = <R as Request>::list(&mut buffer);
                     let one = again
                         .as_mut()
@@ -252,8 +248,8 @@ impl<T: Transport> Batch<'_, T> {
             return Err(Error::out_of_range(VERB, what, count, 1, most.into()));
         };
         self.begin(wr_id, SIGNALED | INLINE);
-        // SAFETY: the queue pair is live, in a batch, and has the function, so it is one of mlx5. The caller vouches
-        // for key and pieces, which are only read.
+        // SAFETY: the queue pair is live, in a batch, and of mlx5, as it has the function. The caller vouches for key
+        // and pieces, which are only read.
         unsafe {
             let direct = ffi::mlx5dv_qp_ex_from_ibv_qp_ex(self.raw);
             let set = (*direct).wr_mr_list.unwrap_unchecked();
@@ -264,9 +260,9 @@ impl<T: Transport> Batch<'_, T> {
 
     #[inline(always)]
     fn begin(&mut self, wr_id: u64, flags: u32) {
-        // SAFETY: the queue pair is live, and nothing else accesses it during a batch.
+        // SAFETY: the queue pair is live, and in this batch.
         unsafe { (*self.raw).wr_id = wr_id };
-        // Most batches keep the same flags, and the compiler then stores them once.
+        // With the same flags throughout, the compiler stores them once.
         if self.flags != flags {
             self.flags = flags;
             // SAFETY: as above.
@@ -275,7 +271,7 @@ impl<T: Transport> Batch<'_, T> {
     }
 }
 
-/// Adds a request whose functions the queue pair lacks. A reference to the batch would keep it in memory.
+/// Takes no reference to the batch, which would then be kept in memory.
 #[cold]
 #[inline(never)]
 fn add_otherwise<K: Kind>(
@@ -358,7 +354,7 @@ unsafe fn set_inline_list(raw: *mut ffi::ibv_qp_ex, list: &[ffi::ibv_sge]) {
         // SAFETY: the caller vouches for the bytes.
         unsafe { std::slice::from_raw_parts(bytes, piece.length as usize) }
     });
-    // It fits: `check` has compared the length with the queue pair's limit, and no device has a higher one.
+    // `check` has compared the length with the queue pair's limit; no device has a higher one.
     if let Ok(mut gathered) = Gathered::new(pieces) {
         for bytes in gathered.as_mut() {
             // SAFETY: the caller vouches for the queue pair; the bytes are here.

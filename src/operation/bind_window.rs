@@ -289,7 +289,7 @@ macro_rules! window_methods {
             binding: WindowBinding<'w>,
             wr_id: u64,
         ) -> Result<RemoteMemoryRegion> {
-            // SAFETY: the caller vouches for the number. The queue pair, or its one send half, is borrowed exclusively.
+            // SAFETY: the caller vouches for the number. The queue pair, or its send half, is borrowed exclusively.
             unsafe { bind(self.queue_pair().erased(), window, binding, wr_id) }
         }
 
@@ -312,7 +312,7 @@ macro_rules! window_methods {
             window: &mut MemoryWindow<'_>,
             wr_id: u64,
         ) -> Result<()> {
-            // SAFETY: as in `post_bind_mw`: the number is the caller's promise, and the borrow is exclusive.
+            // SAFETY: as in `post_bind_mw`.
             unsafe { invalidate(self.queue_pair().erased(), window, wr_id) }
         }
     };
@@ -354,8 +354,8 @@ impl<T: Transport> Batch<'_, T> {
         }
         check(window, &binding.info)?;
         let rkey = next_rkey(window);
-        // SAFETY: the binding holds the region, and the caller the window. Both are of one domain; the device checks
-        // that it is the queue pair's.
+        // SAFETY: the binding holds the region, and the caller the window, both of one domain. The device checks the
+        // queue pair's.
         unsafe { self.bind_raw(wr_id, binding.flags, window.as_raw(), rkey, &binding.info) }?;
         window.set_rkey(rkey);
         Ok(posted(window, binding))

@@ -1,5 +1,3 @@
-//! Destinations of requests, and checks of the peer's memory.
-
 use super::sealed::{AddedOn, Kind, Post, Posted, PostedOn, Request};
 use super::{Adds, Posts};
 use crate::error::{Error, Result, err_from_call};
@@ -31,7 +29,7 @@ pub(super) mod sealed {
     use super::*;
 
     pub trait Destination: Copy {
-        /// The bit of the setter in the extended interface.
+        /// The setter's bit in the extended interface.
         fn function(&self) -> u64;
 
         /// # Errors
@@ -207,13 +205,13 @@ impl sealed::Destination for DcPeer<'_> {
 
     #[inline(always)]
     unsafe fn fill(&self, _: *mut ffi::ibv_send_wr) {
-        // No such field: a DC initiator always has the extended interface.
+        // A DC initiator always has the extended interface.
     }
 
     #[inline]
     unsafe fn emit(&self, queue_pair: *mut ffi::ibv_qp_ex) {
         let (path, number, key) = (self.path.as_raw(), self.number, self.access_key);
-        // SAFETY: the caller vouches for queue pair and function. Only DC initiators of mlx5 have it.
+        // SAFETY: the caller vouches for queue pair and function, which is one of mlx5.
         unsafe {
             let direct = ffi::mlx5dv_qp_ex_from_ibv_qp_ex(queue_pair);
             match self.stream {

@@ -1,5 +1,3 @@
-//! Requests in C's form, and batches without the extended interface.
-
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -18,8 +16,8 @@ use crate::queue_pair::{
 };
 use crate::queue_pair_state::QueuePairType;
 
-/// The C struct of a request, without empty pieces. Fields that the opcode does not use stay uninitialised: zeroing
-/// them would dominate the cost.
+/// Leaves out empty pieces. Fields that the opcode does not use stay uninitialised: zeroing them would dominate the
+/// cost.
 #[inline(always)]
 pub(crate) fn encode<K: Kind>(
     kind: &K,
@@ -34,7 +32,7 @@ pub(crate) fn encode<K: Kind>(
 
 /// # Safety
 ///
-/// `request` points to a request, which may be uninitialised.
+/// `request` points to a request, maybe uninitialised.
 #[inline(always)]
 pub(crate) unsafe fn encode_at<K: Kind>(
     request: *mut ffi::ibv_send_wr,
@@ -120,7 +118,7 @@ impl<K: Posted> Post for K {
         let mut request = encode(&self, wr_id, list);
         // Left uninitialised: only a list needs to know where the verb stopped.
         let mut bad = MaybeUninit::uninit();
-        // SAFETY: the caller vouches for queue pair and memory; the request is well-formed; `bad` is writable.
+        // SAFETY: the caller vouches for queue pair and memory; `bad` is writable.
         unsafe { ffi::ibv_post_send(queue_pair, request.as_mut_ptr(), bad.as_mut_ptr()) }
     }
 
@@ -246,7 +244,7 @@ const OPERATIONS: SendOperations = SendOperations::WRITE
     .union(SendOperations::LOCAL_INVALIDATE)
     .union(SendOperations::BIND_MEMORY_WINDOW);
 
-/// The data of a collected request: a range, since the vectors grow.
+/// A range, since the vectors grow.
 enum Data {
     Elements(Range<usize>),
     Inline(Range<usize>),
@@ -291,15 +289,14 @@ impl Collector {
                 let length = piece.length as usize;
                 self.bytes.try_reserve(length).map_err(no_memory)?;
                 let bytes = ptr::with_exposed_provenance::<u8>(piece.addr as usize);
-                // SAFETY: the request's buffer is live, and its bytes can be read: it is inline, or registered memory
-                // whose address is the program's own.
+                // SAFETY: the buffer is live, and its bytes can be read: inline, or registered memory of the program.
                 self.bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(bytes, length) });
             }
             Data::Inline(start..self.bytes.len())
         } else {
             let start = self.elements.len();
             self.elements.try_reserve(list.len()).map_err(no_memory)?;
-            // Some devices take a length of 0 for 2 GiB.
+            // See [`without_empty`].
             self.elements.extend(list.iter().filter(|element| element.length != 0));
             Data::Elements(start..self.elements.len())
         };
@@ -368,7 +365,6 @@ impl Collector {
     }
 }
 
-/// The operations that a batch of the queue pair can use, as bits of the extended interface.
 fn functions(queue_pair: &QueuePair<'_, QueuePairType>) -> u64 {
     let kind = queue_pair.queue_pair_type();
     // A DC initiator always has the interface; SRD has reads and writes only there.

@@ -1,5 +1,4 @@
-//! Why a post was refused. Providers report the same mistake differently, so the request is compared with the queue
-//! pair.
+//! Providers report the same mistake differently, so the request is compared with the queue pair.
 
 use std::ffi::c_int;
 
@@ -23,8 +22,7 @@ pub(super) fn explain_request(
     explain_send(queue_pair, elements, request.send_flags, returned)
 }
 
-/// Names the limit that the request exceeds, or the state that does not allow it. `returned` 0: a refusal without a
-/// value.
+/// `returned` 0: a refusal without a value.
 #[cold]
 pub(crate) fn explain_send(
     queue_pair: &QueuePair<'_, QueuePairType>,
@@ -43,7 +41,6 @@ pub(crate) fn explain_send(
         }
     }
     if returned == 0 {
-        // siw, after a part of a list.
         let reason = "the provider does not say why: the queue is full, or the device does not have this operation";
         return Error::with_reason(SEND, libc::ENOMEM, reason);
     }

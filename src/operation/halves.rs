@@ -1,5 +1,3 @@
-//! The two halves of a queue pair, for use by two threads.
-
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;

@@ -46,7 +46,6 @@ pub struct WorkRequestList<'list, R, T> {
     first: *mut Prepared<'list, R, T>,
     capacity: usize,
     len: usize,
-    /// A request needs a queue pair with a fixed peer.
     pub(super) needs_peer: bool,
     /// A message is longer than every port can send.
     pub(super) has_long: bool,
@@ -120,10 +119,10 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
     pub fn set_wr_ids(&mut self, first: u64) {
         // SAFETY: the list borrows its entries exclusively, and has at least `len`.
         let entries = unsafe { std::slice::from_raw_parts_mut(self.first, self.len) };
-        // Eight at a time: the loop then costs next to nothing.
+        // Eight at a time, which costs next to nothing.
         let (eights, rest) = entries.as_chunks_mut::<8>();
-        // `black_box` hides the low bits of the first number. A compiler that knows them makes the others by `or`,
-        // which some processors do in two instructions, and an addition in one.
+        // A compiler that knows the low bits of the first number makes the others by `or`, which some processors do in
+        // two instructions, and an addition in one.
         let mut wr_id = std::hint::black_box(first);
         for eight in eights {
             for (offset, entry) in (0..).zip(eight) {
@@ -151,7 +150,7 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
         Ok(())
     }
 
-    /// The length of the longest message that not every port can send.
+    /// Among those that not every port can send.
     #[cold]
     pub(super) fn longest(&self) -> u64 {
         // SAFETY: as above.
@@ -159,7 +158,7 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
         entries.iter().map(|entry| entry.length.into()).max().unwrap_or(0)
     }
 
-    /// In debug builds, checks that no request has memory of another domain.
+    /// In debug builds only.
     ///
     /// # Safety
     ///
@@ -178,14 +177,12 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
         Ok(())
     }
 
-    /// The first request, and where the verb stores the first one that it did not post.
     #[inline]
     pub(super) fn as_raw(&mut self) -> (*mut R, *mut *mut R) {
         // SAFETY: a list has at least one entry, which it borrows.
         unsafe { (&raw mut (*self.first).raw, &raw mut (*self.first).bad) }
     }
 
-    /// The number of posted requests, and the one at which the verb stopped.
     #[inline]
     pub(super) fn failed(&mut self) -> (usize, &R) {
         // SAFETY: the list borrows at least that many entries.
@@ -218,7 +215,7 @@ unsafe fn position<R, T>(first: *mut Prepared<'_, R, T>, len: usize) -> usize {
         _ if index < len => index,
         // rxe and siw store nothing if they queued all but could not notify the kernel.
         _ if bad.is_null() => len,
-        // The provider points elsewhere: take all for not posted.
+        // The provider points elsewhere: nothing counts as posted.
         _ => 0,
     }
 }

@@ -84,7 +84,6 @@ use crate::queue_pair::{LONGEST_MESSAGE, Transport};
 pub const MAX_MESSAGE_LENGTH: u64 = LONGEST_MESSAGE as u64;
 
 pub(crate) const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
-/// The post copies the data.
 pub(crate) const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
 
 pub(crate) mod sealed {
@@ -102,10 +101,8 @@ pub(crate) mod sealed {
 
         fn split(self) -> (Self::Operation, Self::Buffer);
 
-        /// Rebuilds a request that was not posted.
         fn join(operation: Self::Operation, buffer: Self::Buffer) -> Self;
 
-        /// Elements in the direction of the operation.
         fn list(buffer: &mut Self::Buffer) -> Result<<Self::Buffer as GatherBuffer>::List>;
     }
 
@@ -115,7 +112,6 @@ pub(crate) mod sealed {
         const EXTENDED: SendOperations;
         /// A batch sets the data by a separate function.
         const HAS_DATA: bool;
-        /// The queue pair must have a fixed peer.
         const NEEDS_PEER: bool;
         /// The device writes the memory.
         const WRITES: bool;
@@ -131,11 +127,9 @@ pub(crate) mod sealed {
             !Self::RELIABLE || reliable
         }
 
-        /// Checks the peer's memory, for `bytes` bytes of data.
+        /// Checks the peer's memory.
         fn fits(&self, bytes: u64) -> Result<()>;
 
-        /// Writes the fields that are not common to all operations.
-        ///
         /// # Safety
         ///
         /// The pointer is to a request, which may be uninitialised.
@@ -146,7 +140,7 @@ pub(crate) mod sealed {
         /// The queue pair is live, in a batch, and has the functions of [`EXTENDED`](Self::EXTENDED).
         unsafe fn emit(&self, queue_pair: *mut ffi::ibv_qp_ex);
 
-        /// The bit of the setter, or [`READY`](crate::queue_pair::function::READY) if the queue pair must have a peer.
+        /// The setter, or [`READY`](crate::queue_pair::function::READY) if the queue pair must have a peer.
         #[inline(always)]
         fn destination_function(&self) -> u64 {
             if Self::NEEDS_PEER { crate::queue_pair::function::READY } else { 0 }
@@ -182,14 +176,11 @@ pub(crate) mod sealed {
     pub trait Post: Copy {
         const NEEDS_PEER: bool;
 
-        /// Finds errors before the device sees the request.
-        ///
         /// # Errors
         ///
         ///  - `EINVAL`: the peer's memory is too short, or not aligned for an atomic; there is too much data.
         fn check(&self, limits: &MessageLimits, list: &[ffi::ibv_sge]) -> Result<()>;
 
-        /// Adds the queue pair's limits to the buffer's error.
         fn explain_buffer(_limits: &MessageLimits, error: Error) -> Error {
             error
         }
@@ -249,8 +240,6 @@ pub(crate) fn total(list: &[ffi::ibv_sge]) -> u64 {
     list.iter().map(|element| u64::from(element.length)).sum()
 }
 
-/// Moves the pieces that are not empty to the front, and returns their number.
-///
 /// mlx4 and mthca take a length of 0 for 2 GiB: the peer's data would overwrite the rest of the region, and mthca would
 /// also send that much.
 #[inline]

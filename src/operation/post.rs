@@ -104,12 +104,12 @@ pub(super) unsafe fn post<T: Transport, R: Posts<T>>(
     };
     let list = list.as_mut();
     operation.check(limits, list)?;
-    // SAFETY: the queue pair is live. The buffer lives during the call; the caller keeps its memory after that.
+    // SAFETY: the queue pair is live. The buffer lives during the call; the caller keeps its memory.
     let returned = unsafe { operation.post(raw, wr_id, list) };
     if returned == 0 { Ok(()) } else { Err(operation.explain(queue_pair.erased(), list, returned)) }
 }
 
-/// For a queue pair and its [`SendHalf`]. Both store the pointer directly; the queue pair has the rest.
+/// Both store the pointer directly; the queue pair has the rest.
 macro_rules! send_methods {
     () => {
         /// `ibv_post_send`: sends `range` of `region` as one message, with a completion: [`post`](Self::post) of a
@@ -217,11 +217,10 @@ macro_rules! send_methods {
                 let refused = |error| ListError::new(error, 0, list.len());
                 limits.check_message(list.longest()).map_err(refused)?;
             }
-            // SAFETY: the caller keeps the memory until the completions were polled.
+            // SAFETY: the caller keeps the memory until completion.
             unsafe { list.check_domain(self.queue_pair().message_limits())? };
             let (first, bad) = list.as_raw();
-            // SAFETY: the queue pair is live, the list well-formed, and the caller keeps the memory until the
-            // completions were polled.
+            // SAFETY: the queue pair is live, the list well-formed; the caller keeps the memory until completion.
             let returned = unsafe { ffi::ibv_post_send(self.as_raw(), first, bad) };
             // siw returns 0 when it posts a part of a list, but names the first refused request.
             // SAFETY: the list owns the pointer, which was null before the call.
@@ -356,11 +355,10 @@ macro_rules! receive_methods {
         where
             T: ReceiveQueue,
         {
-            // SAFETY: the caller keeps the memory until the completions were polled.
+            // SAFETY: the caller keeps the memory until completion.
             unsafe { list.check_domain(self.queue_pair().message_limits())? };
             let (first, bad) = list.as_raw();
-            // SAFETY: the queue pair is live, the list well-formed, and the caller keeps the memory until the
-            // completions were polled.
+            // SAFETY: the queue pair is live, the list well-formed; the caller keeps the memory until completion.
             let returned = unsafe { ffi::ibv_post_recv(self.as_raw(), first, bad) };
             if returned == 0 {
                 return Ok(());
@@ -403,8 +401,7 @@ pub(super) use receive_methods;
 
 const POST: &str = "ibv_post_srq_recv";
 
-/// `verb` posts to a queue of the domain that takes `most` elements a request. It gets a well-formed request; the
-/// buffer lives during the call, and the caller keeps its memory after that.
+/// `verb` gets a well-formed request; the buffer lives during the call, and the caller keeps its memory after that.
 #[inline]
 pub(crate) fn post_by<D: ScatterBuffer>(
     verb: &'static str,

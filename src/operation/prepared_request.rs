@@ -1,5 +1,3 @@
-//! Requests in C's form, prepared once and posted any number of times.
-
 use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -33,15 +31,11 @@ pub trait RawRequest: Default {
     /// The queue pair is live, and the caller keeps the contract of posting.
     unsafe fn post(&mut self, queue_pair: *mut ffi::ibv_qp) -> c_int;
 
-    /// Empty for inline data.
-    ///
     /// # Safety
     ///
     /// Its list is live.
     unsafe fn registered(&self) -> &[ffi::ibv_sge];
 
-    /// As [`MessageLimits::check_domain`].
-    ///
     /// # Safety
     ///
     /// Its list is live.
@@ -169,13 +163,11 @@ element_slice! {
 #[must_use = "it is to be posted"]
 pub struct Prepared<'wr, R, T> {
     pub(super) raw: R,
-    /// In the first entry of a list: the request at which the verb stopped, or null. Here it is not cleared on each
-    /// call.
+    /// In the first entry of a list: where the verb stopped, or null. Here it is not cleared on each call.
     pub(super) bad: *mut R,
-    /// The queue pair must have a fixed peer. Checked only for [`QueuePairType`]: other transports ensure it by their
-    /// type.
+    /// The queue pair must have a fixed peer. Checked only for [`QueuePairType`]; other types ensure it.
     pub(super) needs_peer: bool,
-    /// The length, if not every port can send it; else 0.
+    /// 0 if every port can send it.
     pub(super) length: u32,
     borrows: PhantomData<(&'wr (), T)>,
 }
@@ -221,7 +213,7 @@ pub type PreparedRequest<'wr, T = Rc> = Prepared<'wr, ffi::ibv_send_wr, T>;
 #[doc(alias = "ibv_recv_wr")]
 pub type PreparedReceive<'wr> = Prepared<'wr, ffi::ibv_recv_wr, ()>;
 
-// SAFETY: its pointers are borrows of elements, which are plain numbers, and of objects that any thread may use.
+// SAFETY: it borrows elements, which are plain numbers, and objects that any thread may use.
 unsafe impl<R: RawRequest, T> Send for Prepared<'_, R, T> {}
 // SAFETY: as above, and a shared request is only read.
 unsafe impl<R: RawRequest, T> Sync for Prepared<'_, R, T> {}
@@ -261,7 +253,7 @@ impl<'wr, T: Transport> PreparedRequest<'wr, T> {
         let elements = unsafe { &*list };
         check(&MessageLimits::new(max_inline_data, 0), &kind, elements)?;
         let length = if kind.flags() & INLINE == 0 { total(elements) } else { 0 };
-        // It fits: `check` has compared it with a lower limit.
+        // `check` has compared it with a lower limit.
         let length = if length > ALWAYS_SENT { length as u32 } else { 0 };
         let num_sge = count("ibv_post_send", elements.len())?;
         let mut raw = ffi::ibv_send_wr::default();
@@ -357,8 +349,6 @@ impl<R: RawRequest, F> Prepared<'_, R, F> {
         unsafe { self.post_unchecked(queue_pair, raw, wr_id) }
     }
 
-    /// The request may be too long for the port.
-    ///
     /// # Safety
     ///
     /// That of [`post`](Self::post).
@@ -375,8 +365,6 @@ impl<R: RawRequest, F> Prepared<'_, R, F> {
         unsafe { self.post_unchecked(queue_pair, raw, wr_id) }
     }
 
-    /// The length was checked.
-    ///
     /// # Safety
     ///
     /// That of [`post`](Self::post).

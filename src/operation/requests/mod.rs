@@ -172,7 +172,6 @@ macro_rules! work_requests {
     }};
 }
 
-/// Compares an operation with each of its extras.
 #[cfg(test)]
 macro_rules! compare {
     ($compared:ident $operation:ident $fields:tt Extra) => {
