@@ -1,9 +1,6 @@
-//! Asynchronous events.
-//!
 //! Destroying a queue pair, completion queue, shared receive queue or work queue waits until each event that was read
 //! about it is acknowledged. So the call that reads an event copies the object's number or token, acknowledges the
-//! event, and does not touch the pointer again. Nothing that this module hands out can make a destroy wait. The kernel
-//! discards unread events about a destroyed object.
+//! event, and does not touch the pointer again. The kernel discards unread events about a destroyed object.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -118,8 +115,8 @@ impl AsyncEvent {
 
         let kind = Kind::from(raw.event_type);
         let element = &raw.element;
-        // SAFETY: `ibv_get_async_event` sets the union's member for this type of event, and the caller vouches for the
-        // object. The load is atomic because another thread may change a shared receive queue's token.
+        // SAFETY: `ibv_get_async_event` sets the union's member for this type, and the caller vouches for the object.
+        // The load is atomic because another thread may change a shared receive queue's token.
         let subject = unsafe {
             match kind {
                 Kind::CompletionQueueError => {
@@ -246,15 +243,14 @@ impl<'ctx> AsyncEvents<'ctx> {
             if !read {
                 return Ok(None);
             }
-            // SAFETY: every member of the union is a number or a pointer, so its bytes are a number: an object's
-            // address, or a port's number, which is no address.
+            // SAFETY: every member of the union is a number or a pointer. A port's number is no object's address.
             let address = unsafe { raw.element.qp }.addr();
             if event_subjects::failed_to_destroy(address) {
                 // Acknowledging would write to the object, and nothing waits for it.
                 continue;
             }
-            // SAFETY: the event's object, if any, is live: its destroy verb has not failed, and waits for this one
-            // acknowledgement or for the end of `EventFile::read`.
+            // SAFETY: an object is live: its destroy verb has not failed, and waits for this acknowledgement or for the
+            // end of `EventFile::read`.
             unsafe {
                 let event = AsyncEvent::read(&raw);
                 ffi::ibv_ack_async_event(&mut raw);

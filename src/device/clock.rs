@@ -10,8 +10,8 @@ use crate::ffi;
 #[cfg(feature = "channel")]
 use crate::hooks;
 
-/// The time by which the crate decides *when to post*: virtual time on a simulated network, so that the same calls give
-/// the same packets. Callers' deadlines are always the machine's.
+/// The time for *when to post*: virtual on a simulated network, so that the same calls give the same packets. Callers'
+/// deadlines are always the machine's.
 #[cfg(feature = "channel")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
@@ -38,7 +38,7 @@ impl Clock {
         self.virtual_time(None).unwrap_or_else(Instant::now)
     }
 
-    /// Whether time passes by polling, not by sleeping.
+    /// Time passes by polling, not by sleeping.
     pub(crate) fn is_virtual(self) -> bool {
         self.virtual_time(None).is_some()
     }

@@ -133,7 +133,7 @@ impl<'a> Context<'a> {
     #[doc(alias = "ibv_query_device_ex")]
     pub fn query_device(&self) -> Result<DeviceAttributes> {
         let mut raw = ffi::ibv_device_attr_ex::default();
-        // SAFETY: the context is live and `raw` is writable; no input is asked for.
+        // SAFETY: the context is live and `raw` is writable.
         let returned =
             unsafe { ffi::ibv_query_device_ex(self.as_raw(), std::ptr::null(), &mut raw) };
         ffi::status("ibv_query_device", returned)?;
@@ -238,8 +238,8 @@ impl<'a> Context<'a> {
         &self,
         f: impl FnOnce(&mut dyn Iterator<Item = GidEntry>) -> R,
     ) -> Result<R> {
-        // Most ports have few GIDs in a table of hundreds, and the kernel clears and copies all the room that it gets.
-        // So try with little room first; EINVAL: there are more GIDs.
+        // Most ports have few GIDs in a table of hundreds, and the kernel clears and copies all the room. EINVAL: there
+        // are more GIDs.
         let mut few = [ffi::ibv_gid_entry::default(); 16];
         match self.fill_gid_table(&mut few) {
             Err(error) if error.errno() == libc::EINVAL => {}
@@ -257,7 +257,6 @@ impl<'a> Context<'a> {
         Ok(f(&mut table.into_iter().map(GidEntry::from)))
     }
 
-    /// Returns the number of GIDs.
     fn fill_gid_table(&self, table: &mut [ffi::ibv_gid_entry]) -> Result<usize> {
         let (room, size) = (table.len(), size_of::<ffi::ibv_gid_entry>());
         // SAFETY: the context is live, and the table has this many entries.
@@ -286,8 +285,7 @@ impl<'a> Context<'a> {
         entries.min_by_key(|e| (e.preference(), e.index)).ok_or(NO_GID)
     }
 
-    /// The best GID of each class, first that of [`routable_gid`](Self::routable_gid). An InfiniBand port may have
-    /// none.
+    /// First that of [`routable_gid`](Self::routable_gid). An InfiniBand port may have none.
     pub(crate) fn endpoint_gids(&self, port: &PortAttributes, number: u8) -> Result<EndpointGids> {
         if port.link_layer() == LinkLayer::InfiniBand {
             let gid = self.query_gid(number, 0).map_or(Gid::ZERO, |entry| entry.gid);
@@ -299,7 +297,7 @@ impl<'a> Context<'a> {
         if gids.is_empty() { Err(NO_GID) } else { Ok(gids) }
     }
 
-    /// The index changes when an address is removed and comes back.
+    /// It changes when an address is removed and comes back.
     pub(crate) fn index_of_gid(&self, port: u8, gid: &EndpointGid) -> Result<u8> {
         let entry = self.with_gid_table(|entries| {
             let entries = entries.filter(|e| e.port == port && EndpointGid::from(e) == *gid);
@@ -349,8 +347,7 @@ impl<'a> Context<'a> {
     }
 }
 
-/// When libibverbs cannot open the device file, it tries another of udev, and reports that one missing. This finds the
-/// error of the first.
+/// libibverbs reports the last file that it tried, one of udev; this finds the first file's error.
 fn explain(error: Error, file: &CStr) -> Error {
     if error.errno() != libc::ENOENT {
         return error;

@@ -10,7 +10,7 @@ use crate::handle::Object;
 
 const VERB: &str = "counters";
 
-/// Defines the counters: words, and the drivers' names with the units of one count. The first existing name counts.
+/// Words, and the drivers' names with the units of one count. The first existing name counts.
 macro_rules! counters {
     ($($(#[$meta:meta])* $counter:ident, $words:literal: $(($name:literal, $unit:literal)),+;)+) => {
         /// A counter under one name, whatever each driver calls it.
@@ -155,11 +155,11 @@ impl Counters {
         for file in files {
             let file = file.map_err(|error| failed(&error))?;
             let Ok(name) = file.file_name().into_string() else { continue };
-            // Not a counter: how long, in ms, the kernel caches the values.
+            // For how long, in ms, the kernel caches the values.
             if name == "lifespan" {
                 continue;
             }
-            // Some drivers have files for counters that this device lacks: they cannot be read, or are text.
+            // Drivers have files, unreadable or with text, for counters that the device lacks.
             let text = fs::read_to_string(file.path()).unwrap_or_default();
             if let Ok(value) = text.trim_end().parse() {
                 self.values.entry(name).or_insert(value);

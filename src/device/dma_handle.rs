@@ -78,7 +78,7 @@ impl<'ctx> DmaHandle<'ctx> {
             attributes.comp_mask |= mask::IBV_DMAH_INIT_ATTR_MASK_PH.0;
         }
         if let Some(memory) = hints.memory {
-            // The field has 8 bits; a larger number becomes one that no device knows.
+            // C's field has 8 bits. No device knows the last number.
             attributes.tph_mem_type =
                 u8::try_from(ffi::ibv_tph_mem_type::from(memory).0).unwrap_or(u8::MAX);
             attributes.comp_mask |= mask::IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE.0;

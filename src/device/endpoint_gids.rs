@@ -1,5 +1,3 @@
-//! The choice of the two GIDs that a connection uses.
-//!
 //! A RoCE port has a RoCE v1 and a RoCE v2 GID for each address, and packets only go between GIDs of the same version
 //! and IP family. So an endpoint carries the best GID of each class. Both sides compare the same lists in the same
 //! order, and choose the same pair.
@@ -40,7 +38,6 @@ impl From<&GidEntry> for EndpointGid {
 }
 
 impl EndpointGid {
-    /// For errors.
     pub(crate) const fn named(self) -> (GidClass, Ipv6Addr) {
         (self.class, self.gid.to_ipv6())
     }
@@ -55,18 +52,18 @@ impl EndpointGid {
         }
     }
 
-    /// `None`: no packets go between the two. 0: the most direct way.
+    /// 0 is the best. `None`: no packets can go between the two.
     fn distance(&self, other: &Self) -> Option<u8> {
         if !self.class.fits(other.class) {
             return None;
         }
         match (self.family(), other.family()) {
-            // An InfiniBand GID is a prefix and a GUID, even if it looks like an IP address.
+            // An InfiniBand GID may look like an IP address.
             _ if self.class == GidClass::InfiniBand || other.class == GidClass::InfiniBand => {
                 Some(0)
             }
             (one, two) if one == two => Some(0),
-            // The kernel reaches one from the other on the same link.
+            // On one link.
             (Family::Ipv6, Family::LinkLocal) | (Family::LinkLocal, Family::Ipv6) => Some(1),
             _ => None,
         }
@@ -85,7 +82,6 @@ pub(crate) struct EndpointGids {
 }
 
 impl EndpointGids {
-    /// None if it is zero.
     pub(crate) const fn one(gid: Gid, class: GidClass) -> Self {
         const NONE: EndpointGid = EndpointGid { gid: Gid::ZERO, class: GidClass::Unspecified };
         let mut list = [NONE; MAX_GIDS];
@@ -96,7 +92,7 @@ impl EndpointGids {
         Self { list, len: 1 }
     }
 
-    /// Skips a zero GID. Returns whether there was room.
+    /// Skips a zero GID. False: no room.
     pub(crate) fn push(&mut self, gid: EndpointGid) -> bool {
         if gid.gid.is_zero() {
             return true;
@@ -111,8 +107,7 @@ impl EndpointGids {
         }
     }
 
-    /// The best GID of each class and family in a port's table, the best class first. Types that this crate does not
-    /// know count only if there are no others.
+    /// Of each class and family, the best class first. Unknown types count only if there are no others.
     pub(crate) fn of_table(entries: impl IntoIterator<Item = GidEntry>) -> Self {
         const FAMILIES: usize = 3;
         let mut best = [None; FAMILIES * GidClass::ALL.len()];
@@ -130,7 +125,7 @@ impl EndpointGids {
         let mut gids = Self::default();
         for (_, gid) in best.into_iter().flatten() {
             if gid.class != GidClass::Unspecified || gids.is_empty() {
-                // There is room for the preferred ones.
+                // Only the least preferred do not fit.
                 gids.push(gid);
             }
         }
@@ -149,7 +144,7 @@ impl EndpointGids {
         self.len == 0
     }
 
-    /// Our and their GID. The other side chooses the same.
+    /// The other side chooses the same.
     pub(crate) fn choose(&self, theirs: &Self) -> Option<(EndpointGid, EndpointGid)> {
         let pairs = self.as_slice().iter().flat_map(|ours| {
             theirs
@@ -157,7 +152,7 @@ impl EndpointGids {
                 .iter()
                 .filter_map(move |theirs| Some((ours.distance(theirs)?, *ours, *theirs)))
         });
-        // `min_by_key` takes the first among equals: the best of ours.
+        // The first among equals: the best of ours.
         let (_, ours, theirs) = pairs.min_by_key(|pair| pair.0)?;
         Some((ours, theirs))
     }

@@ -15,7 +15,7 @@ pub(crate) unsafe fn descriptor(call: &'static str, fd: RawFd) -> Result<OwnedFd
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// An epoll instance, readable when one of the files is.
+/// Readable when one of the files is.
 pub(crate) fn any_of(files: &[BorrowedFd<'_>]) -> Result<OwnedFd> {
     // SAFETY: the call makes a new descriptor and takes no memory.
     let any = unsafe {
@@ -44,8 +44,8 @@ pub(crate) fn set_nonblocking(verb: &'static str, fd: RawFd) -> Result<()> {
     if done { Ok(()) } else { Err(Error::new(verb, ffi::errno())) }
 }
 
-/// Returns what `take` gives. While that is nothing, sleeps until `fd`, which is non-blocking, is readable. Tries once
-/// even after the deadline. Several threads may wait; a signal does not end the wait.
+/// Returns what `take` gives. While that is nothing, sleeps until `fd` (non-blocking) is readable. Tries once even
+/// after the deadline. Several threads may wait; a signal does not end the wait.
 pub(crate) fn take_before<T>(
     verb: &'static str,
     fd: RawFd,
@@ -107,7 +107,7 @@ fn wait_readable<const N: usize>(
         let is_over = left.is_some_and(|left| left.tv_sec == 0 && left.tv_nsec == 0);
         let left = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         let count = N as libc::nfds_t;
-        // SAFETY: there are `count` files, and the time is null or valid; the signal mask is left alone.
+        // SAFETY: there are `count` files, and the time is null or valid.
         match unsafe { crate::linux::ppoll(files.as_mut_ptr(), count, left, std::ptr::null()) } {
             0 => return Err(timed_out(verb)),
             1.. => {
@@ -126,7 +126,7 @@ pub(crate) fn timed_out(verb: &'static str) -> Error {
     Error::with_reason(verb, libc::ETIMEDOUT, "the deadline has passed")
 }
 
-/// `read` returns 0, or -1 with `errno`. False: there was no event.
+/// `read` returns 0, or -1 with `errno`. False: no event.
 #[inline]
 pub(crate) fn read_event(verb: &'static str, mut read: impl FnMut() -> i32) -> Result<bool> {
     loop {

@@ -19,12 +19,10 @@ foreign_enum! {
     }
 }
 
-/// Whether this process has opened a device. `ibv_fork_init` takes no lock: a thread that registers memory at the same
-/// time would walk a tree that does not exist yet.
+/// A device was opened. `ibv_fork_init` takes no lock: a thread that registers memory would walk a tree that does not
+/// exist yet.
 static OPENED: Mutex<bool> = Mutex::new(false);
 
-/// Excludes other calls that concern forks.
-///
 /// To open a device, set it, drop the guard, and open. To list devices, hold it: libibverbs may call `ibv_fork_init`
 /// (`RDMAV_FORK_SAFE`), which reads files of the kernel and calls no verb.
 pub(crate) fn exclusive() -> MutexGuard<'static, bool> {
@@ -48,8 +46,8 @@ pub fn fork_init() -> Result<()> {
     let opened = exclusive();
     let reason = "call fork_init before any device is opened";
     Error::invalid_if(*opened && status() == ForkStatus::Disabled, VERB, reason)?;
-    // SAFETY: no device was opened, so no thread registers memory meanwhile; or fork support is on or
-    // unneeded, and this changes nothing.
+    // SAFETY: no device was opened, so no thread registers memory; or fork support is on or unneeded, and this does
+    // nothing.
     ffi::status(VERB, unsafe { ffi::ibv_fork_init() })
 }
 
@@ -61,7 +59,7 @@ pub fn is_fork_initialized() -> ForkStatus {
 }
 
 fn status() -> ForkStatus {
-    // SAFETY: it only reads, and the callers hold the lock that excludes writers.
+    // SAFETY: it only reads, and the callers hold the lock.
     unsafe { ffi::ibv_is_fork_initialized() }.into()
 }
 

@@ -156,7 +156,6 @@ impl From<ffi::ibv_gid_entry> for GidEntry {
         Self {
             gid: raw.gid.into(),
             index: raw.gid_index,
-            // A port number has 8 bits elsewhere in verbs.
             port: raw.port_num as u8,
             gid_type: ffi::ibv_gid_type(raw.gid_type).into(),
             interface_index: (raw.ndev_ifindex != 0).then_some(raw.ndev_ifindex),
@@ -194,7 +193,6 @@ impl GidEntry {
         }
     }
 
-    /// As in queue pair attributes.
     pub(super) fn short_index(&self) -> crate::error::Result<u8> {
         u8::try_from(self.index).map_err(|_| {
             let (what, value) = ("the index of the routable GID", self.index.into());
@@ -222,7 +220,7 @@ impl Guid {
         self.0
     }
 
-    /// libibverbs knows only the GUIDs of the kernel's devices, so a provider in this process is asked first.
+    /// libibverbs does not know the GUIDs of this process's provider.
     ///
     /// # Safety
     ///
@@ -235,7 +233,6 @@ impl Guid {
         answer.map_or_else(asked, |guid| Self(guid.to_be_bytes()))
     }
 
-    /// From C's big-endian number.
     pub(super) const fn from_be(raw: u64) -> Self {
         Self(raw.to_ne_bytes())
     }

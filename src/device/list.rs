@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::unusable::{FILES, Unusable, abi_of_verbs, devices_folder, names};
 use crate::{ffi, hooks};
 
-/// What libibverbs supports (`IB_USER_VERBS_MIN_ABI_VERSION`, `.._MAX_..`).
+/// libibverbs' `IB_USER_VERBS_MIN_ABI_VERSION` and `.._MAX_..`.
 const KERNEL_ABI: RangeInclusive<u32> = 3..=6;
 
 /// `ibv_get_device_list`: the RDMA devices that this process sees and has a provider for.
@@ -43,7 +43,7 @@ pub fn devices() -> Result<DeviceList> {
     const VERB: &str = "ibv_get_device_list";
     let registered = Registered::list();
     let mut count = 0;
-    // libibverbs would print this at the first call and list nothing, and go on at the second.
+    // libibverbs would print this at the first call, and go on at the second.
     let listed = match abi_of_verbs().filter(|found| !KERNEL_ABI.contains(found)) {
         Some(found) => Err(Error::unknown_abi(VERB, found, KERNEL_ABI)),
         None => {
@@ -76,11 +76,10 @@ pub fn devices() -> Result<DeviceList> {
     Ok(list)
 }
 
-/// The kernel has devices, but this process has no device files.
 #[cold]
 fn without_device_files(class: &Path, files: &Path) -> Option<Error> {
     let there = fs::read_dir(class).is_ok_and(|mut devices| devices.next().is_some());
-    // A folder that this process may not read counts as there.
+    // A folder that this process may not read is there.
     let missing = fs::metadata(files).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
     (there && missing).then_some(Error::with_reason(
         "ibv_get_device_list",
@@ -90,7 +89,7 @@ fn without_device_files(class: &Path, files: &Path) -> Option<Error> {
     ))
 }
 
-/// Devices of a provider in this process, with a reference to each.
+/// With a reference to each device.
 struct Registered(Vec<NonNull<ffi::ibv_device>>);
 
 impl Registered {
@@ -109,10 +108,10 @@ impl Drop for Registered {
     }
 }
 
-/// The error if no file descriptor is left: libibverbs then reports `ENOSYS`, or leaves out devices.
+/// libibverbs then reports `ENOSYS`, or leaves out devices.
 #[cold]
 fn out_of_files(verb: &'static str) -> Option<Error> {
-    /// Listing has one less open at a time.
+    /// One more than listing opens.
     const NEEDED: usize = 4;
     let mut files = [const { None }; NEEDED];
     for file in &mut files {
@@ -192,7 +191,6 @@ fn no_device(verb: &'static str, reason: &'static str) -> Error {
     out_of_files("ibv_get_device_list").unwrap_or(Error::with_reason(verb, libc::ENODEV, reason))
 }
 
-/// For a verb that needs a device: why the list is empty.
 #[cfg(feature = "rdmacm")]
 #[cold]
 pub(crate) fn no_device_for(verb: &'static str) -> Error {
@@ -244,7 +242,7 @@ impl Drop for DeviceList {
     }
 }
 
-// SAFETY: nothing writes the finished list, and libibverbs counts references to devices under a lock.
+// SAFETY: nothing writes the finished list, and libibverbs counts references under a lock.
 unsafe impl Send for DeviceList {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceList {}

@@ -15,7 +15,7 @@ const VERB: &str = "mlx5dv_query_device";
 #[doc(alias = "mlx5dv_context")]
 pub struct Mlx5Attributes(ffi::mlx5dv_context);
 
-// SAFETY: its pointers to registers are only handed out, and using them is unsafe.
+// SAFETY: its pointers to registers are only handed out.
 unsafe impl Send for Mlx5Attributes {}
 // SAFETY: as above.
 unsafe impl Sync for Mlx5Attributes {}
@@ -72,8 +72,7 @@ impl Context<'_> {
     pub fn query_mlx5(&self) -> Result<Mlx5Attributes> {
         use ffi::mlx5dv_context_comp_mask as M;
 
-        // What the methods show, and is in the struct of every release. The provider clears the bits of missing
-        // features.
+        // In the struct of every release. The provider clears the bits of missing features.
         let wanted = M::MLX5DV_CONTEXT_MASK_CQE_COMPRESION
             | M::MLX5DV_CONTEXT_MASK_SWP
             | M::MLX5DV_CONTEXT_MASK_STRIDING_RQ

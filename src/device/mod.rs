@@ -100,7 +100,7 @@ pub struct Device<'list> {
     list: PhantomData<&'list DeviceList>,
 }
 
-// SAFETY: the fields that are read do not change while the list lives.
+// SAFETY: the fields do not change while the list lives.
 unsafe impl Send for Device<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Device<'_> {}
@@ -126,7 +126,7 @@ impl<'list> Device<'list> {
     }
 
     fn open_alone(&self) -> Result<Context<'static>> {
-        // SAFETY: the list holds the device. The context takes its own reference to it (`verbs_init_context`).
+        // SAFETY: the list holds the device, and the context takes its own reference (`verbs_init_context`).
         unsafe { Context::open(self.raw.as_ptr()) }
     }
 
@@ -176,8 +176,7 @@ impl<'list> Device<'list> {
     /// The device's folder in sysfs, such as `/sys/class/infiniband/mlx5_0`.
     #[doc(alias = "ibdev_path")]
     pub fn sysfs_path(&self) -> &'list Path {
-        // SAFETY: the device is live; the path is a null-terminated array in it that lives as long as the
-        // list.
+        // SAFETY: the device is live; the path is a null-terminated array in it that lives as long as the list.
         let path = unsafe { CStr::from_ptr((&raw const (*self.raw.as_ptr()).ibdev_path).cast()) };
         Path::new(OsStr::from_bytes(path.to_bytes()))
     }

@@ -139,11 +139,11 @@ impl PciFunction {
             address: name(folder)?.parse().ok()?,
             bridges,
             root: root?.to_owned(),
-            // -1 where the firmware does not say.
+            // -1: the firmware does not say.
             numa_node: read("numa_node").and_then(|text| text.trim().parse().ok()),
             processors: read("local_cpulist").and_then(|text| processors(text.trim())),
             link_speed: read("current_link_speed").and_then(|text| megatransfers(&text)),
-            // 0 without a link, as in a virtual machine.
+            // 0: no link, as in a virtual machine.
             link_width: read("current_link_width")
                 .and_then(|text| text.trim().parse().ok())
                 .filter(|&width| width > 0),
@@ -210,8 +210,8 @@ impl PciFunction {
             .map(|i| memory.as_ptr().cast::<c_void>().wrapping_byte_add(i * step))
             .collect();
         let mut nodes = vec![-1i32; pages.len()];
-        // SAFETY: both arrays have this many elements. Without a list of nodes no page moves: the kernel only writes
-        // each page's node, or a negative error number, into the second array.
+        // SAFETY: both arrays have this many elements. Without a list of nodes the kernel only writes each page's node,
+        // or a negative error number, into the second.
         let result = unsafe {
             libc::syscall(
                 crate::linux::SYS_move_pages,
@@ -237,7 +237,7 @@ fn name(path: &Path) -> Option<&str> {
 
 /// A list like `0-3,8,10-11`.
 fn processors(list: &str) -> Option<Vec<u32>> {
-    /// More than any kernel is built for. A broken file must not take memory.
+    /// More than any kernel has: a broken file must not take memory.
     const MOST: u32 = 1 << 16;
     let mut numbers = Vec::new();
     for range in list.split(',') {

@@ -34,17 +34,17 @@ impl Context<'_> {
         if !file.metadata().map_err(errno)?.file_type().is_char_device() {
             return Err(Error::invalid(VERB, "the file is not that of a device"));
         }
-        // `ibv_import_device` lists the devices, and a process's first list may call `ibv_fork_init`. So list here, and
-        // open without the lock.
+        // The verb lists the devices, and a process's first list may call `ibv_fork_init`. So list first, and open
+        // without the lock.
         drop(devices());
         *fork::exclusive() = true;
-        // SAFETY: the descriptor is open and given away: the context closes it. After a failure C may have closed it,
-        // and closing it again could hit another file.
+        // SAFETY: the descriptor is open and given away. After a failure C may have closed it, and closing it again
+        // could hit another file.
         let raw = unsafe { ffi::ibv_import_device(file.into_raw_fd()) };
         if raw.is_null() {
             return Err(Error::new(VERB, ffi::errno()));
         }
-        // SAFETY: the context is live and ours alone, and depends on nothing else.
+        // SAFETY: the context is live and ours alone.
         unsafe { Context::from_raw(raw) }
     }
 

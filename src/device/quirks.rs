@@ -1,5 +1,4 @@
-//! Quirks of providers. libibverbs does not name a device's provider, so vendor and part numbers tell. The software
-//! device has its own numbers and no quirks.
+//! libibverbs does not name a device's provider, so vendor and part numbers tell. The software device has its own.
 
 use super::attributes::DeviceAttributes;
 use crate::error::{Error, Result};
@@ -18,7 +17,7 @@ const EMULEX: u32 = 0x10df;
 /// `mlx4`, `mlx5`.
 const MELLANOX: u32 = 0x02c9;
 
-/// The provider itself may copy short messages and results of reads or atomics to the address in the request.
+/// Short messages, and results of reads or atomics, may be copied by the provider to the request's address.
 pub(crate) fn copies_results(device: &DeviceAttributes) -> bool {
     device.vendor_id() == MELLANOX
 }
@@ -32,7 +31,7 @@ pub(crate) fn is_rxe(device: &DeviceAttributes) -> bool {
     (device.vendor_id(), device.vendor_part_id()) == RXE
 }
 
-/// Refuses a resize where the provider may free the queue's memory on failure: other threads may be using the queue.
+/// The provider may free the queue's memory on failure while other threads use the queue.
 pub(crate) fn check_resize(verb: &'static str, device: &DeviceAttributes) -> Result<()> {
     let reason = match device.vendor_id() {
         BROADCOM => "the provider bnxt_re frees the queue if its driver refuses",
