@@ -1,12 +1,9 @@
-//! Completion channels.
-//!
 //! `ibv_destroy_cq` blocks until every event of the queue that was read is acknowledged. So the call that reads an
-//! event acknowledges it. Until then the queue cannot be destroyed, and the call may follow the event's pointer to it.
-//! The kernel discards a queue's unread events before libibverbs waits, so no event names a destroyed queue.
+//! event acknowledges it, and may follow the event's pointer to the queue until then. The kernel discards a queue's
+//! unread events before libibverbs waits, so no event names a destroyed queue.
 //!
-//! A completion that arrives between an empty poll and the arming raises no event. So a thread must poll again after
-//! arming, as [`CompletionQueue::poll_or_arm`](crate::CompletionQueue::poll_or_arm) and
-//! [`CompletionQueue::wait`](crate::CompletionQueue::wait) do.
+//! A completion that arrives between an empty poll and the arming raises no event. So a thread polls again after
+//! arming.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
@@ -96,8 +93,7 @@ resource! {
     CompletionChannel<'ctx>: raw of ibv_comp_channel, context
 }
 
-// Threads may share it: libibverbs guards the channel's counters with the context's lock, and reads the file by one
-// system call.
+// Threads may share it: libibverbs guards its counters with the context's lock, and reads the file by one system call.
 
 /// An event of a [`CompletionChannel`], already acknowledged: an armed queue got a completion.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -177,14 +173,14 @@ impl<'ctx> CompletionChannel<'ctx> {
         self.take_event()
     }
 
-    /// Inlined into `wait`, where the event is mostly there: each message costs this.
+    /// Inlined into `wait`: each message costs this.
     #[inline(always)]
     fn take_event(&self) -> Result<Option<CompletionEvent>> {
         let (mut queue, mut queue_context) = (ptr::null_mut(), ptr::null_mut());
         self.events.read(|| {
             let read = event_file::read_event(GET, || {
-                // SAFETY: the channel is live, and the two pointers are writable. The event's queue is live: its
-                // destroy verb waits for the acknowledgement, or for the end of `EventFile::read`.
+                // SAFETY: the channel is live, and the two pointers are writable. The queue's destroy verb waits for
+                // the acknowledgement, or for the end of `EventFile::read`.
                 unsafe { ffi::ibv_get_cq_event(self.as_raw(), &mut queue, &mut queue_context) }
             })?;
             if !read {
@@ -196,7 +192,7 @@ impl<'ctx> CompletionChannel<'ctx> {
         })
     }
 
-    /// There is no event now, or there will never be one.
+    /// There is no event now, or there are no more.
     #[cold]
     fn no_event(&self) -> Result<Option<CompletionEvent>> {
         match hooks::hooks() {
@@ -277,15 +273,12 @@ impl Context<'_> {
     }
 }
 
-/// The channel of one completion queue, for any number of threads.
-///
 /// # Safety of the methods
 ///
 /// `queue` is live, and the one that the channel serves.
 pub(crate) struct WaitChannel<'ctx> {
     channel: CompletionChannel<'ctx>,
     waiters: Arc<Waiters>,
-    /// The file of [`attend`](Self::attend).
     attended: OnceLock<Option<RawFd>>,
     ready: OnceLock<Option<OwnedFd>>,
 }
@@ -339,7 +332,7 @@ impl<'ctx> WaitChannel<'ctx> {
         self.waiters.wait(seen, deadline, cancelled, read)
     }
 
-    /// Sleeps until it has read an event, or has another reason to wake.
+    /// Also returns for another reason than an event.
     unsafe fn read(
         &self,
         queue: *mut ffi::ibv_cq,
@@ -363,8 +356,7 @@ impl<'ctx> WaitChannel<'ctx> {
         Ok(if read.is_some() { Read::Event } else { Read::Woken })
     }
 
-    /// At the provider's request, an event loop waits for this file too, and polls when this or the channel is
-    /// readable.
+    /// A file that the provider asks an event loop to wait for, in addition to the channel's.
     pub(crate) unsafe fn attend(&self, queue: *mut ffi::ibv_cq) -> Option<BorrowedFd<'_>> {
         let attended = self.attended.get_or_init(|| {
             // SAFETY: the caller vouches for the queue.
@@ -379,13 +371,12 @@ impl<'ctx> WaitChannel<'ctx> {
         let ready = self.ready.get_or_init(|| {
             // SAFETY: the caller vouches for the queue.
             let attended = unsafe { self.attend(queue) }?;
-            // If no descriptor is left, the channel's file must do: the provider raises an event, but later.
+            // If no descriptor is left, the channel's file must do: its event comes later.
             event_file::any_of(&[self.channel.as_fd(), attended]).ok()
         });
         ready.as_ref().map_or(self.channel.as_fd(), OwnedFd::as_fd)
     }
 
-    /// See [`Waiters::make_wakeable`].
     pub(super) fn wakeable(&self) -> Result<Arc<Waiters>> {
         self.waiters.make_wakeable()?;
         Ok(self.waiters.clone())

@@ -10,7 +10,7 @@ use crate::device::event_file;
 use crate::error::{ErrorKind, Result};
 use crate::sync::{Condvar, Mutex, MutexGuard, in_every_order};
 
-/// Completion queue and channel, as provider and kernel have them.
+/// As provider and kernel have them.
 struct Device {
     queue: Mutex<Queue>,
     readable: Condvar,
@@ -22,9 +22,9 @@ struct Queue {
     completions: u32,
     armed: bool,
     events: u32,
-    /// Packets of a software device, for any thread to receive.
+    /// Of a software device: any thread receives them.
     packets: u32,
-    /// The completions that threads have taken.
+    /// By all threads.
     taken: u32,
 }
 
@@ -62,7 +62,6 @@ impl Device {
         Ok(())
     }
 
-    /// Wakes the sleepers.
     fn arrive(&self) {
         self.queue().packets += 1;
         self.readable.notify_all();
@@ -97,7 +96,6 @@ impl Device {
     }
 }
 
-/// Two sleepers, a thread that only polls, and a device.
 #[test]
 fn no_wake_up_is_lost() {
     let sleeper = |device: &Device| device.sleep(false).unwrap();
@@ -112,7 +110,7 @@ fn no_wake_up_is_lost() {
     assert!(runs > 100, "{runs}");
 }
 
-/// The reading thread receives packets itself, and another may do so first.
+/// Another thread may receive the packets first.
 #[test]
 fn no_wake_up_is_lost_if_a_sleeper_receives() {
     let sleeper = |device: &Device| device.sleep(false).unwrap();
@@ -140,7 +138,7 @@ fn no_wake_up_is_lost_if_a_sleeper_gives_up() {
     assert!(runs > 100, "{runs}");
 }
 
-/// Its provider takes no lock: loom reports two threads that use it at once.
+/// Without a lock of the provider: loom reports two threads that use it at once.
 struct Extended {
     poller: OnePoller,
     polls: UnsafeCell<u32>,
@@ -149,7 +147,6 @@ struct Extended {
 // SAFETY: the number is used by the only poller.
 unsafe impl Sync for Extended {}
 
-/// The next poller sees all that was done for the one before.
 #[test]
 fn pollers_come_one_after_the_other() {
     let new = || Extended { poller: OnePoller::default(), polls: UnsafeCell::new(0) };

@@ -21,8 +21,8 @@ pub struct ExtendedCompletion<'b> {
 impl ExtendedCompletion<'_> {
     /// # Safety
     ///
-    /// While the value is used, the queue is live, its poll is open at a completion, and the provider has the functions
-    /// for `fields`.
+    /// While the value is used, the queue's poll is open at a completion, and the provider has the functions for
+    /// `fields`.
     #[inline]
     pub(super) unsafe fn new(raw: NonNull<ffi::ibv_cq_ex>, fields: CompletionFields) -> Self {
         Self { raw, fields, lent: PhantomData }
@@ -36,8 +36,7 @@ macro_rules! fields {
             #[inline]
             pub fn $name(&self) -> Option<$type> {
                 self.fields.contains(CompletionFields::$field).then(|| {
-                    // SAFETY: the poll is open at a completion, and creating the queue checked that the provider set
-                    // this field's function.
+                    // SAFETY: the poll is open at a completion, and creating the queue checked this field's function.
                     unsafe { (*self.raw.as_ptr()).$function.unwrap_unchecked()(self.raw.as_ptr()) }
                 })
             }
@@ -77,7 +76,7 @@ impl ExtendedCompletion<'_> {
     #[doc(alias = "ibv_wc_read_vendor_err")]
     #[cold]
     fn error(&self) -> WorkError {
-        // SAFETY: as in `wr_id`. Creating the queue checked that the provider set the function.
+        // SAFETY: as in `wr_id`. Creating the queue checked the function.
         let (status, vendor_error) = unsafe {
             let queue = self.raw.as_ptr();
             ((*queue).status, (*queue).read_vendor_err.unwrap_unchecked()(queue))
@@ -198,8 +197,7 @@ impl ExtendedSuccess<'_> {
     pub fn tag_matching(&self) -> Option<TagMatch> {
         self.fields.contains(CompletionFields::TAG_MATCHING).then(|| {
             let mut info = ffi::ibv_wc_tm_info::default();
-            // SAFETY: the poll is open at a completion, creating the queue checked the function, and `info` is
-            // writable.
+            // SAFETY: as in `opcode`; `info` is writable.
             unsafe {
                 (*self.raw.as_ptr()).read_tm_info.unwrap_unchecked()(self.raw.as_ptr(), &mut info);
             }
@@ -208,7 +206,6 @@ impl ExtendedSuccess<'_> {
     }
 }
 
-/// C has one field for immediate data and the invalidated rkey.
 impl ExtendedSuccess<'_> {
     #[inline]
     fn immediate_or_key(&self) -> Option<u32> {
@@ -235,7 +232,7 @@ mod sealed {
     use super::*;
 
     pub trait Sender {
-        /// What `ibv_init_ah_from_wc` reads; an error of `verb` if the queue does not report it.
+        /// Fails with `verb` if the queue does not report what `ibv_init_ah_from_wc` reads.
         fn sender(&self, verb: &'static str) -> Result<ffi::ibv_wc>;
     }
 
@@ -325,12 +322,11 @@ pub(super) struct Extended {
     pub(super) poller: OnePoller,
 }
 
-/// Whether a poller exists. What the provider did for one poller is visible to the next.
+/// What the provider did for one poller is visible to the next.
 #[derive(Default)]
 pub(super) struct OnePoller(AtomicBool);
 
 impl OnePoller {
-    /// False if there is one.
     pub(super) fn begin(&self) -> bool {
         self.0.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
@@ -372,7 +368,7 @@ impl Extended {
     }
 }
 
-/// Reads only the functions that these fields need: mlx4 leaves the others uninitialised.
+/// mlx4 leaves functions uninitialised that these fields do not need.
 ///
 /// # Safety
 ///
@@ -380,8 +376,7 @@ impl Extended {
 unsafe fn has_functions(queue: *const ffi::ibv_cq_ex, fields: CompletionFields) -> bool {
     macro_rules! all {
         ($($function:ident $(if $field:ident)?,)+) => {
-            // SAFETY: the caller's queue is live. The functions are nullable pointers; only those that the provider had
-            // to set are read.
+            // SAFETY: the caller's queue is live. Only functions that the provider had to set are read.
             unsafe {
                 $(($(!fields.contains(CompletionFields::$field) ||)? (*queue).$function.is_some()))&&+
             }

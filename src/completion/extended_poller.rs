@@ -1,7 +1,3 @@
-//! Polling extended completion queues.
-//!
-//! # Why a closure
-//!
 //! Most providers hold the queue's spin lock between `ibv_start_poll` and `ibv_end_poll`. If a guard object were
 //! forgotten, other threads would spin for ever. So [`ExtendedPoller::poll`] keeps the guard in its own frame, lends
 //! the completions to a closure, and ends the poll even if the closure panics.
@@ -9,12 +5,8 @@
 //! A completion is a view of the queue's current one. It borrows the [`ExtendedCompletions`] mutably, so it ends when
 //! the queue moves on.
 //!
-//! # Why a poller
-//!
 //! A poll within a poll of the same queue would never return. So a queue has one poller at a time, and polling borrows
-//! it mutably. A forgotten poller holds no lock, but the queue gets no other.
-//!
-//! # Soft-RoCE
+//! it mutably. After a forgotten poller the queue gets no other.
 //!
 //! Before rdma-core 61, rxe releases its lock when `ibv_next_poll` finds nothing, and again in `ibv_end_poll`. A thread
 //! that takes the lock in between gets the last completion a second time, and loses the lock. So on rxe each completion
@@ -180,14 +172,14 @@ impl<'cq> ExtendedPoller<'cq> {
         Ok(self.attempt(&mut f))
     }
 
-    /// `None`: `f` was lent no completion, and no poll failed.
+    /// `None`: no completion, no failure.
     fn attempt<R>(&self, f: &mut impl FnMut(&mut ExtendedCompletions<'_>) -> R) -> Option<R> {
         let mut completions = self.completions();
         let returned = f(&mut completions);
         completions.eventful.then_some(returned)
     }
 
-    /// One exists at a time: the callers borrow the poller mutably.
+    /// The callers borrow the poller mutably, so one exists at a time.
     #[inline]
     fn completions(&self) -> ExtendedCompletions<'_> {
         ExtendedCompletions {
@@ -273,13 +265,13 @@ impl ExtendedCompletions<'_> {
             self.end();
         }
         let (verb, returned) = if self.open {
-            // SAFETY: the poll was started, and not ended. The provider set the function.
+            // SAFETY: the poll is open. The provider set the function.
             let next_poll = unsafe { (*self.raw.as_ptr()).next_poll.unwrap_unchecked() };
             // SAFETY: the queue is live.
             ("ibv_next_poll", unsafe { next_poll(self.raw.as_ptr()) })
         } else {
             let mut attributes = ffi::ibv_poll_cq_attr { comp_mask: 0 };
-            // SAFETY: no poll is open: there is one poller, and it is borrowed. The provider set the function.
+            // SAFETY: no poll is open: the one poller is borrowed. The provider set the function.
             let start_poll = unsafe { (*self.raw.as_ptr()).start_poll.unwrap_unchecked() };
             // SAFETY: the queue is live.
             ("ibv_start_poll", unsafe { start_poll(self.raw.as_ptr(), &mut attributes) })
@@ -287,7 +279,7 @@ impl ExtendedCompletions<'_> {
         if returned == 0 {
             self.open = true;
             self.eventful = true;
-            // SAFETY: the poll is open at a completion until the borrow ends. Creating the queue checked the functions.
+            // SAFETY: the poll is open until the borrow ends. Creating the queue checked the functions.
             return Ok(Some(unsafe { ExtendedCompletion::new(self.raw, self.fields) }));
         }
         self.end();
@@ -295,14 +287,14 @@ impl ExtendedCompletions<'_> {
             return Ok(None);
         }
         self.eventful = true;
-        // mlx5 and hns return negative numbers of their own.
+        // mlx5 and hns return negative numbers.
         Err(Error::new(verb, returned.max(0)))
     }
 
     #[inline]
     fn end(&mut self) {
         if std::mem::take(&mut self.open) {
-            // SAFETY: the poll was started, and not ended. The provider set the function.
+            // SAFETY: the poll is open. The provider set the function.
             let end_poll = unsafe { (*self.raw.as_ptr()).end_poll.unwrap_unchecked() };
             // SAFETY: the queue is live.
             unsafe { end_poll(self.raw.as_ptr()) }

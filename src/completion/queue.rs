@@ -129,17 +129,17 @@ impl<'ctx> CompletionQueue<'ctx> {
     #[inline]
     pub fn poll<'c>(&self, completions: &'c mut [WorkCompletion]) -> Result<&'c [WorkCompletion]> {
         let room = c_int::try_from(completions.len()).unwrap_or(c_int::MAX);
-        // SAFETY: the queue is live, and `completions` has room for that many, in C's layout.
+        // SAFETY: the queue is live, and `completions` has room for that many.
         let found =
             unsafe { ffi::ibv_poll_cq(self.as_raw(), room, completions.as_mut_ptr().cast()) };
         // One comparison tells a number of completions from every other value.
         if (found as u32).wrapping_sub(1) < room as u32 {
-            // SAFETY: `found` is at most `room`, which is at most the length of the slice.
+            // SAFETY: `found` is at most the length of the slice.
             Ok(unsafe { completions.get_unchecked(..found as usize) })
         } else if found == 0 {
             Ok(&completions[..0])
         } else {
-            // A provider that claims more than there was room for is broken: return none.
+            // A provider that claims more than there was room for is broken.
             let found = if found > 0 { -libc::EIO } else { found };
             Err(ffi::failed("ibv_poll_cq", found))
         }
@@ -293,8 +293,7 @@ impl CompletionQueue<'_> {
         self.sleep_until_found(deadline, poll, || false)
     }
 
-    /// For a `poll` that also finds what raises no event. `is_found` returns true when there is some. Whatever makes it
-    /// true calls [`Waiters::wake_all`].
+    /// `poll` also finds what raises no event. `is_found` then returns true, and [`Waiters::wake_all`] must be called.
     pub(crate) fn sleep_until_found<R>(
         &self,
         deadline: Option<Instant>,
@@ -306,18 +305,18 @@ impl CompletionQueue<'_> {
         unsafe { channel.sleep_until(self.as_raw(), deadline, poll, is_found, || self.arm()) }
     }
 
-    /// If a poll after this finds nothing, [`sleep`](Self::sleep) with the returned value misses no completion.
+    /// If the next poll finds nothing, [`sleep`](Self::sleep) with the returned value misses no completion.
     pub(crate) fn arm_own(&self) -> Result<u64> {
         self.own_channel()?.arm(|| self.arm())
     }
 
-    /// Reads the event of the last arming, and arms the queue. The caller sleeps until its own channel is readable.
+    /// First reads the event of the last arming. The caller sleeps until its own channel is readable.
     pub(crate) fn rearm_own(&self) -> Result<()> {
         // SAFETY: the channel is this queue's, and the queue is live.
         unsafe { self.own_channel()?.rearm(self.as_raw(), || self.arm()) }
     }
 
-    /// For a reactor: when one is readable, it polls; before it sleeps, it calls [`rearm_own`](Self::rearm_own).
+    /// For a reactor, which calls [`rearm_own`](Self::rearm_own) before it sleeps.
     #[cfg(feature = "async")]
     pub(crate) fn files(&self) -> Result<[Option<BorrowedFd<'_>>; 2]> {
         let channel = self.own_channel()?;
@@ -332,8 +331,8 @@ impl CompletionQueue<'_> {
         Ok(unsafe { self.own_channel()?.ready(self.as_raw()) })
     }
 
-    /// Sleeps until the queue has raised an event since [`arm_own`](Self::arm_own), or `cancelled` returns true.
-    /// Whatever makes `cancelled` true calls [`Waiters::wake_all`].
+    /// Until an event since [`arm_own`](Self::arm_own), or `cancelled`: after that turns true, [`Waiters::wake_all`]
+    /// must be called.
     pub(crate) fn sleep(
         &self,
         seen: u64,
@@ -344,7 +343,7 @@ impl CompletionQueue<'_> {
         unsafe { self.own_channel()?.wait(self.as_raw(), seen, deadline, cancelled) }
     }
 
-    /// Asks the kernel, by a query that libibverbs cannot answer itself.
+    /// By a query that only the kernel can answer.
     ///
     /// # Errors
     ///
@@ -352,12 +351,11 @@ impl CompletionQueue<'_> {
     pub(crate) fn check_device(&self) -> Result<()> {
         match self.context().query_device() {
             Err(error) if matches!(error.errno(), libc::EIO | libc::ENODEV) => Err(error),
-            // Other failures do not concern the device.
             _ => Ok(()),
         }
     }
 
-    /// Threads that go to sleep after this call can be woken.
+    /// For threads that go to sleep after this call.
     pub(crate) fn wakeable(&self) -> Result<Arc<Waiters>> {
         self.own_channel()?.wakeable()
     }

@@ -252,7 +252,6 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
 }
 
 pub(super) fn capacity(verb: &'static str, entries: u32, most: u32) -> Result<c_int> {
-    // A device's limit is a C `int`.
     Error::within(verb, "the number of entries", entries, 1, most.min(c_int::MAX as u32))?;
     Ok(entries as c_int)
 }

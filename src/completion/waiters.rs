@@ -11,12 +11,9 @@
 //! An armed queue is not armed again: unread events would pile up in the kernel if every wait found something in its
 //! second poll and no thread read.
 //!
-//! A reader may also wake without an event ([`Read::Early`]), when its thread did the device's work and found
-//! completions. All threads then poll, and the queue stays armed.
-//!
-//! A wait can be cancelled by a flag, which it checks under the lock before it sleeps. The thread that sets the flag
-//! then calls [`Waiters::wake_all`], which takes the lock: by then the waiter has seen the flag, sleeps on the
-//! condition variable, or reads. A reader that may be cancelled also polls the file of a [`Waker`].
+//! A wait checks under the lock, before it sleeps, whether it is cancelled. The thread that cancels it then calls
+//! [`Waiters::wake_all`], which takes the lock: by then the waiter has seen it, sleeps on the condition variable, or
+//! reads. A reader that may be cancelled also polls the file of a [`Waker`].
 
 use crate::device::event_file;
 use crate::error::{Error, ErrorKind, Result};
@@ -46,10 +43,10 @@ pub(crate) struct Waiters {
 #[derive(Default)]
 struct State {
     events: u64,
-    /// Armed since the last event was read. The next event may be there already.
+    /// Since the last event was read. The next may be there already.
     armed: bool,
     reading: bool,
-    /// Threads that sleep until another has read.
+    /// While another thread reads.
     sleeping: usize,
 }
 
@@ -59,13 +56,13 @@ impl Waiters {
         Self { verb, state: Mutex::default(), changed: Condvar::new(), waker, wakes }
     }
 
-    /// Poisoning is ignored: nothing panics in the middle of a change.
+    /// Nothing panics in the middle of a change, so poisoning does not matter.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Arms the queue unless it is armed. Returns the number of events read so far, for [`wait`](Self::wait); the
-    /// caller polls in between. Holds the lock while it arms, so a thread that finds the queue armed can rely on it.
+    /// Returns the number of events read so far, for [`wait`](Self::wait); the caller polls in between. Holds the lock
+    /// while it arms, so a thread that finds the queue armed can rely on it.
     pub(super) fn arm(&self, arm: impl FnOnce() -> Result<()>) -> Result<u64> {
         let mut state = self.state();
         if !state.armed {
@@ -75,8 +72,7 @@ impl Waiters {
         Ok(state.events)
     }
 
-    /// For a caller that sleeps elsewhere. First reads the event of the last arming: `read` never blocks, and returns
-    /// whether there was one.
+    /// For a caller that sleeps elsewhere. `read` takes the event of the last arming, if any, and never blocks.
     pub(super) fn rearm(
         &self,
         read: impl FnOnce() -> Result<bool>,
@@ -102,8 +98,8 @@ impl Waiters {
         armed
     }
 
-    /// Returns what `poll` finds. While it finds nothing: arms the queue, polls again, and [waits](Self::wait).
-    /// `cancelled`: `poll` would find something that has no event.
+    /// Polls, arms, polls again and [waits](Self::wait) until `poll` finds something. `cancelled` says that it would
+    /// without an event.
     pub(crate) fn sleep_until<R>(
         &self,
         deadline: Option<Instant>,
@@ -121,7 +117,7 @@ impl Waiters {
                 return Ok(found);
             }
             match self.wait(seen, deadline, &cancelled, &read) {
-                // A queue armed for solicited completions may hold others by now.
+                // Queues armed for solicited completions may hold others by now.
                 Err(error) if error.kind() == ErrorKind::TimedOut => {
                     return poll()?.ok_or(error);
                 }
@@ -137,13 +133,12 @@ impl Waiters {
     ///  - Those of [`Waker::new`].
     pub(crate) fn make_wakeable(&self) -> Result<()> {
         if self.waker.get().is_none() {
-            // If another thread was faster, its waker serves.
             let _ = self.waker.set(Waker::new()?);
         }
         Ok(())
     }
 
-    /// Makes waiting threads check whether they were cancelled.
+    /// Waiting threads check whether they are cancelled.
     pub(crate) fn wake_all(&self) {
         let state = self.state();
         if state.reading
@@ -159,7 +154,7 @@ impl Waiters {
         self.waker.get()
     }
 
-    /// How often [`wake`](Self::wake) was called. It ends waits that began with another number.
+    /// [Wakes](Self::wake) so far. A wait that began with another number ends.
     pub(crate) fn wakes(&self) -> u64 {
         self.wakes.load(Ordering::SeqCst)
     }
@@ -175,8 +170,8 @@ impl Waiters {
         self.changed.notify_all();
     }
 
-    /// Sleeps until any thread has read more than `seen` events, or `cancelled` returns true. `read` sleeps until it
-    /// has read an event, `deadline` has passed, or something else wakes it.
+    /// Sleeps until threads have read more than `seen` events, or `cancelled`. `read` returns after an event, at the
+    /// deadline, or when woken.
     pub(super) fn wait(
         &self,
         seen: u64,
@@ -223,7 +218,7 @@ impl Waiters {
     }
 }
 
-/// This thread is the reader until it drops this.
+/// This thread reads until it drops this.
 struct Turn<'a>(&'a Waiters);
 
 impl Drop for Turn<'_> {
@@ -232,7 +227,7 @@ impl Drop for Turn<'_> {
         state.reading = false;
         let must_wake = state.sleeping > 0;
         drop(state);
-        // All check the count; if it is unchanged, one becomes the reader.
+        // One becomes the reader if the count is unchanged.
         if must_wake {
             self.0.changed.notify_all();
         }
@@ -263,7 +258,7 @@ mod tests {
         panic!("this is not to be called")
     }
 
-    /// Reports each read, and waits to be told the result.
+    /// Reports each read, and waits for its result.
     #[expect(clippy::type_complexity, reason = "three simple things")]
     fn reader() -> (impl Fn(Option<&Waker>) -> Result<Read>, Receiver<()>, Sender<Result<()>>) {
         let (reads, is_reading) = mpsc::channel();
@@ -285,7 +280,6 @@ mod tests {
         waiters.wait(late, None, NOT, never).unwrap();
     }
 
-    /// A thread that did the device's work wakes all.
     #[test]
     fn who_wakes_early_leaves_the_queue_armed() {
         let waiters = waiters();
@@ -437,7 +431,6 @@ mod tests {
                         waiters.wait(seen, None, || flag.load(Ordering::Acquire), read).unwrap();
                     };
                     let thread = scope.spawn(wait);
-                    // The first reads, the other sleeps.
                     until(|| waiters.state().reading);
                     thread
                 });
@@ -482,13 +475,11 @@ impl Waker {
         self.0.as_raw_fd()
     }
 
-    /// Fails only if the file is readable already.
     pub(crate) fn wake(&self) {
         // SAFETY: the file is open.
         unsafe { crate::linux::eventfd_write(self.fd(), 1) };
     }
 
-    /// Fails only if the file is not readable.
     pub(crate) fn drain(&self) {
         let mut count = 0;
         // SAFETY: the file is open, and the number is writable.

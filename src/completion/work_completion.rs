@@ -45,8 +45,8 @@ impl WorkCompletion {
 
     #[cold]
     fn error(&self) -> WorkError {
-        // SAFETY: it reads through a reference. The volatile read loads the status again: keeping the one that
-        // `is_success` compares would cost an instruction per successful completion.
+        // SAFETY: it reads through a reference. The volatile read loads the status again: keeping what `is_success`
+        // compares would cost an instruction per successful completion.
         let status = unsafe { ptr::read_volatile(&self.0.status) };
         WorkError::new(status.into(), self.0.vendor_err)
     }
@@ -78,7 +78,6 @@ pub struct WorkSuccess {
     _tag: Success,
 }
 
-/// For C's struct.
 #[cfg(feature = "channel")]
 #[inline(always)]
 pub(crate) fn message_len(success: &ffi::ibv_wc) -> Option<u32> {
@@ -86,8 +85,7 @@ pub(crate) fn message_len(success: &ffi::ibv_wc) -> Option<u32> {
     (success.opcode == ffi::ibv_wc_opcode::IBV_WC_RECV).then_some(success.byte_len)
 }
 
-/// Its one value is a constant where a success is made. A `Result` keeps its discriminant here, so the compiler knows
-/// it and removes the match.
+/// A constant where a success is made. A `Result` keeps its discriminant here, so the compiler removes the match.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 enum Success {
@@ -100,7 +98,7 @@ impl WorkSuccess {
         Self { raw, _tag: Success::Success }
     }
 
-    /// The length of the message in the receive's memory, if this is a receive of one.
+    /// `None`: no receive, or one that a write with an immediate consumed.
     #[cfg(feature = "channel")]
     #[inline(always)]
     pub(crate) fn message_len(&self) -> Option<u32> {
