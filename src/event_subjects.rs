@@ -1,5 +1,3 @@
-//! The objects that events are about, while they are destroyed.
-//!
 //! libibverbs follows an event's pointer to its object when the event is read and acknowledged. A destroy verb waits
 //! until the events that were read are acknowledged. It must not block threads that read events, so no lock is held
 //! over either.
@@ -15,14 +13,14 @@ use crate::ffi;
 
 static SUBJECTS: Mutex<Subjects> = Mutex::new(Subjects { ending: Vec::new(), reads: Vec::new() });
 
-/// A destroy verb has returned, or a read that one waits for has ended.
+/// A destroy verb or a read has ended.
 static CHANGED: Condvar = Condvar::new();
 
 /// Never locked while a verb runs.
 struct Subjects {
     /// Objects whose destroy verb runs or has failed.
     ending: Vec<Ending>,
-    /// Contexts whose events are being read, where destroy verbs wait for that.
+    /// Contexts whose events are being read: destroy verbs wait.
     reads: Vec<usize>,
 }
 
@@ -30,7 +28,7 @@ struct Ending {
     object: usize,
     context: usize,
     verb: &'static str,
-    /// The kernel may still raise events about the object, and the provider may have freed it.
+    /// The kernel may still raise events; the provider may have freed it.
     failed: bool,
 }
 
@@ -61,7 +59,7 @@ pub(crate) fn destroy<T>(
         is_free(object);
     } else {
         let mut subjects = self::subjects();
-        // The address may already belong to a new object of another thread.
+        // Another thread may have the address by now.
         let ending = subjects.ending.iter_mut().find(|ending| ending.object == object.addr());
         if let Some(ending) = ending {
             ending.failed = true;
@@ -71,8 +69,8 @@ pub(crate) fn destroy<T>(
     status
 }
 
-/// Forgets the object at this address. A provider may free an object before its destroy verb fails, and another thread
-/// may get the address before the verb returns.
+/// Forgets the address. A provider may free an object before its destroy verb fails, and another thread may get the
+/// address before the verb returns.
 pub(crate) fn is_free<T>(object: *mut T) {
     subjects().ending.retain(|ending| ending.object != object.addr());
 }
@@ -83,14 +81,14 @@ pub(crate) fn failed_to_destroy(object: usize) -> bool {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EventFile {
-    /// The context, where its events are not read while a destroy verb runs.
+    /// The context, if destroy verbs and reads exclude each other.
     apart: Option<usize>,
-    /// The verb that destroys the objects of the events. `None`: any.
+    /// What destroys the objects of the events. `None`: any.
     verb: Option<&'static str>,
 }
 
 impl EventFile {
-    /// `apart`: an object may be freed without waiting for its events.
+    /// `apart`: objects may be freed without waiting for events.
     pub(crate) fn new(
         context: *mut ffi::ibv_context,
         verb: Option<&'static str>,
@@ -139,7 +137,7 @@ impl Drop for Reading {
     }
 }
 
-/// Whether libibverbs takes `EIO` of a destroy verb for success.
+/// libibverbs takes `EIO` of a destroy verb for success.
 fn destroys_without_waiting() -> bool {
     static ALLOWED: OnceLock<bool> = OnceLock::new();
     // As libibverbs reads it.

@@ -1,5 +1,3 @@
-//! Ownership of one C object, which may be shared with another process.
-
 use crate::error::{Error, Result};
 use crate::{ffi, trace};
 
@@ -13,7 +11,7 @@ pub(crate) trait Object {
 
     fn is_made(_object: *mut Self) {}
 
-    /// Calls the destroy verb; returns 0 or an errno value.
+    /// Returns 0 or an errno value.
     ///
     /// # Safety
     ///
@@ -23,19 +21,18 @@ pub(crate) trait Object {
     fn live() -> &'static AtomicUsize;
 }
 
-/// The owner of a C object. It calls the destroy verb once. If that fails, the object's state is unknown: siw has
-/// unmapped its queues by then, ocrdma has freed it. So the object is leaked, with its parents: see [`Leak`].
+/// Calls the destroy verb once. If that fails, the object's state is unknown: siw has unmapped its queues by then,
+/// ocrdma has freed it. So the object is leaked, with its parents: see [`Leak`].
 #[derive(Debug)]
 pub(crate) struct Handle<T: Object> {
     object: NonNull<T>,
     /// The destroy verb was called, here or elsewhere.
     gone: bool,
-    /// An object made from this one was leaked.
+    /// Something made from this object was leaked.
     leaked: AtomicBool,
 }
 
-// SAFETY: libibverbs allows every verb on an object, also its destruction, from any thread. Providers lock what they
-// post to and poll.
+// SAFETY: libibverbs allows every verb on an object, also its destruction, from any thread. Providers lock queues.
 unsafe impl<T: Object> Send for Handle<T> {}
 // SAFETY: as above. Methods whose verbs must not overlap take `&mut self`, lock, or are `unsafe`.
 unsafe impl<T: Object> Sync for Handle<T> {}
@@ -47,7 +44,7 @@ impl<T: Object> Drop for Handle<T> {
 }
 
 impl<T: Object> Handle<T> {
-    /// Takes ownership of the result of `verb`: an object, or null with `errno`.
+    /// `pointer`: what `verb` returned, null with `errno`.
     ///
     /// # Safety
     ///
@@ -64,13 +61,13 @@ impl<T: Object> Handle<T> {
         self.object.as_ptr()
     }
 
-    /// Destroys the object on the first call. On an error the caller leaks the parents.
+    /// On an error the caller leaks the parents.
     pub(crate) fn destroy(&mut self) -> Result<()> {
         // SAFETY: `end` calls this once, and the handle owns the object, which is live until then.
         self.end(|object| ffi::status(T::DESTROY, unsafe { T::destroy(object) }))
     }
 
-    /// As [`destroy`](Self::destroy), with `end` instead of the destroy verb.
+    /// `end` replaces the destroy verb.
     pub(crate) fn end(&mut self, end: impl FnOnce(*mut T) -> Result<()>) -> Result<()> {
         if std::mem::replace(&mut self.gone, true) {
             return Ok(());
@@ -89,7 +86,7 @@ impl<T: Object> Handle<T> {
         self.gone
     }
 
-    /// Gives up the object, which other code has destroyed or, if not `destroyed`, failed to destroy.
+    /// Other code has destroyed the object or, if not `destroyed`, failed to.
     pub(crate) fn disown(&mut self, destroyed: bool) {
         if !std::mem::replace(&mut self.gone, true) && destroyed {
             T::live().fetch_sub(1, Ordering::Relaxed);
@@ -135,8 +132,8 @@ impl<P: Leak> Leak for Option<P> {
     }
 }
 
-/// Defines `Drop`, `close` and `Leak` of a resource. Its C object, a `$object`, is in the field `$raw`, its parents are
-/// in `$parent`. `close` gets the given documentation.
+/// `Drop`, `close` (with the given documentation) and `Leak` of a resource with its C object, a `$object`, in `$raw`
+/// and its parents in `$parent`.
 macro_rules! resource {
     ($(#[$close:meta])* $resource:ident<$($lifetime:lifetime),+>: $raw:ident of $object:ident $(, $parent:ident)*) => {
         impl<$($lifetime),+> Drop for $resource<$($lifetime),+> {
@@ -175,8 +172,7 @@ macro_rules! resource {
 
 pub(crate) use resource;
 
-/// Implements [`Object`] for a C struct whose destroy verb takes only a pointer. The third argument, `event_subjects`,
-/// is for objects that have events.
+/// For a C struct whose destroy verb takes only a pointer. `event_subjects`: the object has events.
 macro_rules! object {
     ($object:ident, $destroy:ident $(, $events:ident)?) => {
         impl $crate::handle::Object for $crate::ffi::$object {
@@ -230,7 +226,7 @@ macro_rules! importable_object {
 
 pub(crate) use importable_object;
 
-/// A [`Handle`] that unimports an imported object instead of destroying it.
+/// Unimports an imported object instead of destroying it.
 #[derive(Debug)]
 pub(crate) struct ImportableHandle<T: ImportableObject> {
     handle: Handle<T>,

@@ -2,9 +2,9 @@
 //!
 //! Not part of the stable interface: only for `ibverbs-software` of the same version.
 //!
-//! libibverbs finds devices in sysfs, asks the kernel for completion channels and GIDs, and reads GUIDs and P_Keys from
-//! sysfs. The provider answers that here. It also hears of threads that are about to sleep, and tells the time to those
-//! that pause. Without a provider each hook costs one load; none is on the data path.
+//! libibverbs finds devices, GUIDs and P_Keys in sysfs, and asks the kernel for completion channels and GIDs. The
+//! provider answers instead. It also hears of threads that are about to sleep, and tells the time. Without a provider
+//! each hook costs one load; none is on the data path.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -111,7 +111,7 @@ unsafe extern "C" fn ibverbs_bundled_ioctl(
     argument: *mut c_void,
 ) -> c_int {
     if let Some(hooks) = hooks() {
-        // SAFETY: the caller promises what `ioctl` needs, and `install` that the hook needs no more.
+        // SAFETY: the caller promises what `ioctl` needs; by `install` the hook needs no more.
         #[allow(clippy::cast_sign_loss, clippy::unnecessary_cast)]
         if let Some(answer) = unsafe { (hooks.ioctl)(fd, request as u64, argument) } {
             return answer;
@@ -134,7 +134,7 @@ unsafe extern "C" fn ibverbs_bundled_manager_open(file: *mut c_int) -> c_int {
     1
 }
 
-/// librdmacm writes to a file. Returns 1 if the file is the provider's.
+/// Returns 1 if the file is the provider's.
 ///
 /// # Safety
 ///
@@ -184,8 +184,8 @@ mod of_librdmacm {
             return unsafe { ffi::ibv_get_device_list(count) };
         }
         let mut kernels: c_int = 0;
-        // SAFETY: `kernels` is a live variable. `all` has room for both lists and a null pointer; C frees it, and frees
-        // the old list here, both from `calloc`. The caller promises that `count` is writable or null.
+        // SAFETY: `kernels` is live. `all` has room for both lists and a null pointer; C frees both lists, from
+        // `calloc`. The caller promises that `count` is writable or null.
         unsafe {
             let list = ffi::ibv_get_device_list(&raw mut kernels);
             let kernels = if list.is_null() { 0 } else { usize::try_from(kernels).unwrap_or(0) };
