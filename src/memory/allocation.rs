@@ -1,5 +1,3 @@
-//! Buffers of regions: whole pages, huge ones on request.
-
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +5,6 @@ use std::{panic, ptr, thread};
 
 use crate::error::{Error, Result};
 
-/// Owns zeroed memory.
 #[derive(Debug)]
 pub(super) struct Allocation {
     data: NonNull<u8>,
@@ -21,8 +18,7 @@ enum Source {
 }
 
 impl Drop for Allocation {
-    /// Clears heap memory: contents of registered memory must not appear in other allocations of this program.
-    /// The kernel clears pages before it reuses them.
+    /// Registered contents must not reach other allocations of this program. The kernel clears pages itself.
     fn drop(&mut self) {
         match self.source {
             // SAFETY: the memory was allocated with this layout, and nothing uses it any more.
@@ -48,13 +44,11 @@ unsafe impl Send for Allocation {}
 // SAFETY: as above; a shared reference gives out only the address.
 unsafe impl Sync for Allocation {}
 
-/// From this size on, memory comes from the kernel: its pages are zero without being touched, and the kernel
-/// clears them when they are freed.
+/// From this size on, the kernel gives pages: zero without being touched, and cleared when they are freed.
 const PAGES_FROM: usize = 1 << 20;
 
 impl Allocation {
-    /// Allocates `layout.size()` zeroed bytes (not 0), aligned as `layout` says. With `whole_pages`, no other
-    /// allocation shares their pages.
+    /// `layout.size()` is not 0. With `whole_pages`, no other allocation shares their pages.
     pub(super) fn zeroed(
         verb: &'static str,
         layout: Layout,
@@ -98,8 +92,7 @@ impl Allocation {
         }
         let start = start.cast::<u8>();
         let lead = start.align_offset(align);
-        // SAFETY: the aligned part lies within the mapping, and nothing uses the surplus on both sides, which
-        // is multiples of the page size.
+        // SAFETY: all parts lie within the mapping; nothing uses the surplus, which is whole pages.
         let data = unsafe {
             let data = start.add(lead);
             if lead > 0 {
@@ -112,7 +105,7 @@ impl Allocation {
         };
         let pages = Self { data, source: Source::Pages { mapped } };
         if huge_pages == Some(HugePages::Transparent) {
-            // SAFETY: the advice is about our own mapping, and changes no contents.
+            // SAFETY: the mapping is ours, and the advice changes no contents.
             let returned =
                 unsafe { libc::madvise(data.as_ptr().cast(), mapped, crate::linux::MADV_HUGEPAGE) };
             Error::unsupported_if(returned != 0, verb, "the kernel has no transparent huge pages")?;
@@ -120,14 +113,14 @@ impl Allocation {
         Ok(pages)
     }
 
-    /// Brings in the pages of an allocation that has its own. Calls `progress` with the bytes that are in.
+    /// `progress` gets the bytes that are in. An allocation without its own pages is left alone.
     pub(super) fn populate(
         &mut self,
         verb: &'static str,
         threads: usize,
         progress: &(dyn Fn(usize) + Sync),
     ) -> Result<()> {
-        /// The bytes of a part. It begins on a page of any size but 1 GiB, where it does not matter.
+        /// In bytes: a multiple of all page sizes but 1 GiB, where it does not matter.
         const PART: usize = 64 << 20;
         let Source::Pages { mapped } = self.source else { return Ok(()) };
         let (parts, start) = (mapped.div_ceil(PART), self.data.as_ptr() as usize);
@@ -146,7 +139,7 @@ impl Allocation {
             progress(done.fetch_add(len, Ordering::Relaxed) + len);
         };
         thread::scope(|scope| {
-            // If there is no thread, the others do its part.
+            // Without a thread, the others do its part.
             let spawn = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
             let others: Vec<_> = (1..threads.min(parts)).map_while(spawn).collect();
             let own = work();
@@ -166,22 +159,19 @@ const NO_MEMORY: &str = "no memory for the region's buffer, of its size and alig
 
 const NO_PAGES: &str = "no memory for the region's pages, or not enough huge pages are free";
 
-/// Brings in the pages of writable memory, without a change to its contents.
-///
 /// # Safety
 ///
-/// They are whole pages of a mapping, and nothing else uses them meanwhile.
+/// They are whole, writable pages of a mapping, and nothing else uses them meanwhile.
 unsafe fn bring_in(start: *mut u8, len: usize) -> std::result::Result<(), i32> {
     // SAFETY: the advice changes no contents.
     if unsafe { libc::madvise(start.cast(), len, crate::linux::MADV_POPULATE_WRITE) } == 0 {
         return Ok(());
     }
     match crate::ffi::errno() {
-        // Before Linux 5.14: a write to each page does the same.
+        // Before Linux 5.14: a write to each page.
         libc::EINVAL => {
             for page in (0..len).step_by(page_size()) {
-                // SAFETY: the byte is within the memory, which is initialised and which the caller lets us
-                // write.
+                // SAFETY: the byte is within initialised memory that the caller lets us write.
                 unsafe {
                     let byte = start.add(page);
                     byte.write_volatile(byte.read_volatile());
@@ -193,7 +183,6 @@ unsafe fn bring_in(start: *mut u8, len: usize) -> std::result::Result<(), i32> {
     }
 }
 
-/// Explains why the kernel gave no memory.
 #[cold]
 fn no_pages(verb: &'static str, huge_pages: Option<HugePages>) -> Error {
     let huge = matches!(huge_pages, Some(HugePages::Size2MiB | HugePages::Size1GiB));
@@ -211,7 +200,6 @@ fn no_pages(verb: &'static str, huge_pages: Option<HugePages>) -> Error {
     }
 }
 
-/// The size of a page in bytes.
 pub(super) fn page_size() -> usize {
     // SAFETY: it only asks.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
@@ -233,7 +221,7 @@ pub enum HugePages {
 }
 
 impl HugePages {
-    /// The size of a page in bytes, as a power of 2.
+    /// The page size in bytes, as a power of 2.
     pub(super) const fn shift(self) -> u32 {
         match self {
             Self::Transparent | Self::Size2MiB => 21,
@@ -303,7 +291,6 @@ mod tests {
         // SAFETY: the memory is of this size, and ours.
         let bytes = unsafe { std::slice::from_raw_parts(memory.data().as_ptr(), SIZE) };
         assert!(bytes.iter().all(|&byte| byte == 0));
-        // Heap memory has no pages of its own.
         zeroed(100, 64, false).populate("madvise", 2, &|_| panic!()).unwrap();
     }
 
@@ -316,7 +303,7 @@ mod tests {
         assert!(matches!(zeroed(PAGES_FROM, 64, false).source, Source::Pages { .. }));
     }
 
-    /// 64 GiB are allocated untouched, on a machine that has less memory.
+    /// On a machine that has less memory.
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no huge pages and no lazy memory")]
     fn large_memory_is_not_touched() {
@@ -349,7 +336,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no huge pages and no lazy memory")]
     fn huge_pages_that_nobody_set_aside_are_a_typed_error() {
-        // More than any machine has; the sum is beyond what mmap takes.
+        // The sum is beyond what mmap takes.
         let layout = Layout::from_size_align(1 << 46, 64).unwrap();
         for huge in [HugePages::Size2MiB, HugePages::Size1GiB] {
             let error = Allocation::zeroed("ibv_reg_mr", layout, false, Some(huge)).unwrap_err();

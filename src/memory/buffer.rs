@@ -1,8 +1,3 @@
-//! The memory that a request reads or writes.
-//!
-//! [`GatherBuffer`] is read, [`ScatterBuffer`] is written; [`BorrowedBuffer`] says for how long. The post
-//! copies [`Inline`] bytes, which need not be registered.
-
 use super::scatter_gather::{Element, GatherElement, ScatterElement, private, sge};
 use super::slice::{MemorySlice, MemorySliceMut};
 use crate::debug::debug;
@@ -136,7 +131,6 @@ pub unsafe trait ScatterBuffer: GatherBuffer {
     }
 }
 
-/// The bytes of all pieces.
 fn bytes_of<B: GatherBuffer>(buffer: &B) -> usize {
     let lengths = |mut list: B::List| list.as_mut().iter().map(|piece| piece.length as usize).sum();
     buffer.gather().map_or(0, lengths)
@@ -155,7 +149,6 @@ fn bytes_of<B: GatherBuffer>(buffer: &B) -> usize {
 )]
 pub unsafe trait BorrowedBuffer {}
 
-/// What an operation in flight keeps of its buffer.
 #[inline(always)]
 pub(crate) fn keep<B: GatherBuffer>(buffer: B) -> B::Kept {
     private::Kept::keep(buffer)
@@ -163,7 +156,7 @@ pub(crate) fn keep<B: GatherBuffer>(buffer: B) -> B::Kept {
 
 pub(super) type One = [ffi::ibv_sge; 1];
 
-/// A list of elements that can be copied: it does not contain what they name.
+/// A list that does not contain what it names, so that it can be copied.
 #[cfg(feature = "channel")]
 #[diagnostic::on_unimplemented(
     message = "this buffer cannot be in a window",
@@ -178,8 +171,8 @@ impl<const N: usize> PlainList for [ffi::ibv_sge; N] {}
 impl<T> private::Sealed for MemorySlice<'_, T> {}
 impl<T> private::Sealed for MemorySliceMut<'_, T> {}
 
-// SAFETY: the slice borrows, for its lifetime, a region that is registered until it is dropped. Meanwhile
-// nothing writes the memory: an `Element` has no interior mutability.
+// SAFETY: the slice borrows a region that is registered until it is dropped. An `Element` has no interior
+// mutability, so nothing writes the memory meanwhile.
 unsafe impl<T: Element> GatherBuffer for MemorySlice<'_, T> {
     type List = One;
     type Kept = Self;
@@ -216,9 +209,8 @@ unsafe impl<T> BorrowedBuffer for MemorySlice<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T> BorrowedBuffer for MemorySliceMut<'_, T> {}
 
-// SAFETY: for its lifetime the element borrows registered memory, which this program writes by atomic accesses
-// only: that of a region or slice, or memory for which the caller of an `unsafe` function vouches. Its address
-// is the program's own, or such a caller has said that it need not be.
+// SAFETY: the element borrows registered memory, which this program writes by atomic accesses only: that of a
+// region or slice, or memory for which the caller of an `unsafe` function vouches, as for its address.
 unsafe impl GatherBuffer for GatherElement<'_> {
     type List = One;
     type Kept = Self;
@@ -240,8 +232,8 @@ unsafe impl GatherBuffer for ScatterElement<'_> {
     }
 }
 
-// SAFETY: for its lifetime the element borrows memory that nothing else refers to, or accesses by atomic
-// accesses only. Any bytes are valid there.
+// SAFETY: the element borrows memory that nothing else refers to, or that is accessed atomically only. Any bytes
+// are valid there.
 unsafe impl ScatterBuffer for ScatterElement<'_> {
     #[inline]
     fn scatter(&mut self) -> Result<One> {
@@ -276,8 +268,7 @@ unsafe impl ScatterBuffer for () {
 // SAFETY: there is no memory.
 unsafe impl BorrowedBuffer for () {}
 
-// SAFETY: while the reference lives, the buffer lives, and the program changes neither it nor its memory
-// through another reference.
+// SAFETY: while the reference lives, the buffer lives, and no other reference changes it or its memory.
 #[diagnostic::do_not_recommend]
 unsafe impl<B: GatherBuffer> GatherBuffer for &B {
     type List = B::List;
@@ -332,8 +323,7 @@ unsafe impl<B: ScatterBuffer> ScatterBuffer for &mut B {
     }
 }
 
-// SAFETY: the buffer is borrowed for the lifetime of the type: until then it is neither dropped nor changed,
-// even if the reference is forgotten.
+// SAFETY: the buffer is borrowed for the lifetime of the type: until then it is neither dropped nor changed.
 unsafe impl<B: GatherBuffer> BorrowedBuffer for &B {}
 // SAFETY: as above.
 unsafe impl<B: GatherBuffer> BorrowedBuffer for &mut B {}
@@ -373,7 +363,7 @@ impl private::Kept<Inline<'_>> for () {
 // SAFETY: the bytes are borrowed for the lifetime of the type.
 unsafe impl BorrowedBuffer for Inline<'_> {}
 
-/// The size of the buffer for gathering: more than any provider takes inline.
+/// In bytes: more than any provider takes inline.
 const GATHERED: usize = 2048;
 
 /// Pieces that were gathered, as one element.
@@ -385,17 +375,15 @@ pub struct Gathered {
 }
 
 impl Gathered {
-    /// Copies the pieces.
-    ///
     /// # Errors
     ///
-    ///  - `EINVAL`: they are more than fit.
+    ///  - `EINVAL`: the pieces are more than fit.
     pub(crate) fn new<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Result<Self> {
         let mut bytes = [MaybeUninit::uninit(); GATHERED];
         let mut length = 0_usize;
         for piece in pieces {
             let end = length.saturating_add(piece.len());
-            // What does not fit is only counted, for the error.
+            // The rest is only counted, for the error.
             for (to, from) in bytes.iter_mut().skip(length).zip(piece) {
                 to.write(*from);
             }
@@ -416,7 +404,7 @@ impl Gathered {
 }
 
 impl AsMut<[ffi::ibv_sge]> for Gathered {
-    /// The element, valid until this is moved.
+    /// Valid until `self` is moved.
     fn as_mut(&mut self) -> &mut [ffi::ibv_sge] {
         self.element.addr = self.bytes.as_ptr() as u64;
         std::slice::from_mut(&mut self.element)
@@ -484,7 +472,7 @@ impl KeptLength {
         self.len = self.capacity;
     }
 
-    /// A message of `bytes` bytes has come. Returns how many of them go to the next piece.
+    /// Returns how many of the `bytes` received go to the next piece.
     ///
     /// # Safety
     ///

@@ -1,5 +1,3 @@
-//! Memory of the device, and its regions.
-
 use std::ops::RangeBounds;
 use std::ptr;
 use zerocopy::IntoBytes;
@@ -202,8 +200,7 @@ impl<'ctx> DeviceMemory<'ctx> {
         for (at, part) in from.chunks(BLOCK).enumerate().map(|(i, part)| (i * BLOCK, part)) {
             block.0[..part.len()].copy_from_slice(part);
             let (offset, data) = ((offset + at) as u64, block.0.as_ptr().cast());
-            // SAFETY: the memory is live, and `check` has found it long enough; the block is as long as the
-            // part.
+            // SAFETY: the memory is live and, says `check`, long enough; the block is as long as the part.
             let returned =
                 unsafe { ffi::ibv_memcpy_to_dm(self.as_raw(), offset, data, part.len()) };
             ffi::status(VERB, returned).map_err(|error| explain(error, offset, part.len()))?;
@@ -236,7 +233,7 @@ impl<'ctx> DeviceMemory<'ctx> {
         Ok(())
     }
 
-    /// Checks the bounds of a copy: providers compute its end without regard to overflow.
+    /// Providers compute the end of a copy without regard to overflow.
     fn check(&self, verb: &'static str, offset: usize, bytes: usize) -> Result<()> {
         let (offset, bytes, most) = (offset as u64, bytes as u64, self.bytes as u64);
         Error::within(verb, "the offset", offset, 0, most)?;
@@ -258,10 +255,10 @@ impl<'ctx> DeviceMemory<'ctx> {
     }
 }
 
-/// The bytes copied at a time.
+/// In bytes.
 const BLOCK: usize = 1024;
 
-/// Explains the refusal of a device that copies words only.
+/// For a device that copies words only.
 #[cold]
 fn explain(error: Error, offset: u64, bytes: usize) -> Error {
     if error.errno() != libc::EINVAL || (offset.is_multiple_of(4) && bytes.is_multiple_of(4)) {
@@ -323,7 +320,7 @@ pub type DeviceMemoryRegion<'pd> = Region<'pd, OnDevice<'pd>>;
 #[derive(Debug)]
 pub struct OnDevice<'pd> {
     memory: Parent<'pd, DeviceMemory<'pd>>,
-    /// Whether the provider itself copies results to the address that a request names.
+    /// Whether the provider itself copies results to the request's address.
     copies: bool,
 }
 
@@ -369,8 +366,8 @@ impl AsMut<[ffi::ibv_sge]> for Whole {
 
 impl private::List for Whole {}
 
-// SAFETY: the memory is registered until the region is dropped. It is not this program's, and only the device
-// reads it, because what is posted is not inline.
+// SAFETY: the memory is registered until the region is dropped. Only the device reads it: no post of it is
+// inline.
 unsafe impl GatherBuffer for DeviceMemoryRegion<'_> {
     type List = Whole;
     type Kept = Self;
@@ -381,7 +378,7 @@ unsafe impl GatherBuffer for DeviceMemoryRegion<'_> {
     }
 }
 
-// SAFETY: as above. Only the device writes it, which `sge_mut` has checked, and no references to it exist.
+// SAFETY: as above. Only the device writes it (`sge_mut` has checked); no references to it exist.
 unsafe impl ScatterBuffer for DeviceMemoryRegion<'_> {
     #[inline]
     fn scatter(&mut self) -> Result<Whole> {
@@ -417,8 +414,7 @@ impl<'pd> DeviceMemoryRegion<'pd> {
         Error::invalid_if(domain.context().as_raw() != memory.context().as_raw(), VERB, reason)?;
         check_access(VERB, &domain, access)?;
         let copies = copies_results(&domain.context().query_device()?);
-        // SAFETY: domain and memory are live, and of one context; no reference to memory of the device can
-        // exist.
+        // SAFETY: domain and memory are live and of one context; no references to device memory exist.
         let raw = unsafe {
             let (domain, offset) = (domain.as_raw(), range.start as u64);
             let raw = ffi::ibv_reg_dm_mr(domain, memory.as_raw(), offset, bytes, access.bits());

@@ -1,5 +1,3 @@
-//! mlx5 (feature `mlx5`): memory keys that name pieces of several regions.
-
 use crate::debug::debug;
 use crate::device::mlx5;
 use crate::domain::ProtectionDomain;

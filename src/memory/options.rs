@@ -1,5 +1,3 @@
-//! How memory is registered: access, advice and other options.
-
 use std::alloc::Layout;
 
 use super::allocation::{Allocation, HugePages, page_size};
@@ -10,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::foreign_enum::{foreign_enum, setters};
 
-/// Access that involves peers. The program must have no references to a region with any of these flags.
+/// The program must have no references to a region with any of these flags.
 const REMOTE: AccessFlags = AccessFlags::REMOTE_WRITE
     .union(AccessFlags::REMOTE_READ)
     .union(AccessFlags::REMOTE_ATOMIC)
@@ -139,7 +137,6 @@ impl RegionOptions {
         self.iova(0)
     }
 
-    /// Checks that the options are for local access, and returns them.
     pub(super) fn local(self, verb: &'static str) -> Result<Self> {
         check_local(verb, self.access)?;
         if self.iova.is_some() || self.access.contains(AccessFlags::ZERO_BASED) {
@@ -154,7 +151,6 @@ impl RegionOptions {
         self.access
     }
 
-    /// Allocates `len` elements of `T`.
     pub(super) fn allocate<T>(self, verb: &'static str, len: usize) -> Result<Allocation> {
         let (iova, access) = self.addressing(verb)?;
         let reason = "the alignment is not a power of 2";
@@ -174,8 +170,7 @@ impl RegionOptions {
         Allocation::zeroed(verb, layout, whole_pages, self.huge_pages)
     }
 
-    /// The region's iova, if it is not the buffer's address, and the access without `ZERO_BASED`, which the
-    /// iova replaces.
+    /// The iova, unless it is the buffer's address, and the access without `ZERO_BASED`, which the iova replaces.
     pub(super) fn addressing(self, verb: &'static str) -> Result<(Option<u64>, AccessFlags)> {
         match (self.access.contains(AccessFlags::ZERO_BASED), self.iova) {
             (true, Some(1..)) => {
@@ -187,15 +182,13 @@ impl RegionOptions {
     }
 }
 
-/// Checks that the access excludes peers, so that the program may have references to the memory.
+/// Without peers, the program may have references to the memory.
 pub(super) fn check_local(verb: &'static str, access: AccessFlags) -> Result<()> {
     let reason = "this region is for local access only: peers need a SharedMemoryRegion";
     Error::invalid_if(access.intersects(REMOTE), verb, reason)?;
     Ok(())
 }
 
-/// Checks that the access flags are consistent, and that the device supports on-demand paging if they include
-/// it.
 pub(super) fn check_access(
     verb: &'static str,
     domain: &ProtectionDomain<'_>,
@@ -214,7 +207,6 @@ pub(super) fn check_access(
     Ok(())
 }
 
-/// Checks that memory with this offset in its page can be registered at `iova`.
 pub(super) fn check_iova(
     verb: &'static str,
     iova: u64,
@@ -329,8 +321,7 @@ impl ProtectionDomain<'_> {
         let flags = if flush { FLUSH } else { 0 };
         // The list is only read.
         let list = GatherElement::raw_list(elements).as_ptr().cast_mut();
-        // SAFETY: the domain is live, and the list has that many elements. The call brings pages in, without a
-        // change to their contents.
+        // SAFETY: the domain is live, and the list has that many elements. The call changes no contents.
         let returned =
             unsafe { ffi::ibv_advise_mr(self.as_raw(), advice.into(), flags, list, count) };
         ffi::status(VERB, returned)

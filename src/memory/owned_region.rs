@@ -1,5 +1,3 @@
-//! Regions that own or borrow their memory.
-
 use std::marker::PhantomData;
 use std::ptr;
 
@@ -48,13 +46,12 @@ impl<T: Element> Addressed for Owned<T> {}
 impl<T: Element> InMemory for Owned<T> {}
 impl<T: Element> Writable for Owned<T> {}
 
-// SAFETY: the buffer keeps the elements, zeroed at first, until it is dropped. `with_options` and `rereg` allow
-// local access only.
+// SAFETY: the buffer keeps the zeroed elements until it is dropped. `with_options` and `rereg` allow local access
+// only.
 unsafe impl<T: Element> Local for Owned<T> {}
 
 /// Memory that was allocated for its region.
 pub trait Allocated: Addressed + From<RegionBuffer<Self::Item>> {
-    /// Whether peers may have access.
     const PEERS: bool;
 
     fn buffer(&self) -> &RegionBuffer<Self::Item>;
@@ -82,7 +79,6 @@ impl<T> From<RegionBuffer<T>> for Owned<T> {
 }
 
 impl<'pd, M: Allocated> Region<'pd, M> {
-    /// Allocates `len` zeroed elements and registers them.
     pub(super) fn allocate(
         domain: Parent<'pd, ProtectionDomain<'pd>>,
         len: usize,
@@ -93,7 +89,6 @@ impl<'pd, M: Allocated> Region<'pd, M> {
         Self::register_buffer(domain, RegionBuffer::of(memory, len).into(), options)
     }
 
-    /// Registers memory that is allocated already.
     pub(super) fn register_buffer(
         domain: Parent<'pd, ProtectionDomain<'pd>>,
         memory: M,
@@ -107,8 +102,8 @@ impl<'pd, M: Allocated> Region<'pd, M> {
         if iova.is_some() {
             check_iova(VERB, base, address as usize % page_size(), bytes)?;
         }
-        // SAFETY: the memory has this length until the region is deregistered. Its elements accept any bytes
-        // that the device writes, and there are no references to what a peer may write.
+        // SAFETY: the memory has this length until the region is deregistered. Its elements accept any bytes, and
+        // no references to what a peer may write exist.
         let raw = unsafe { registration::register(VERB, &domain, address, bytes, base, access) }?;
         let parts = Parts { base, ..Parts::at(raw, address, len, access) };
         Ok(Self::from_parts(parts, memory, domain))
@@ -154,8 +149,8 @@ impl<'pd, M: Allocated> Region<'pd, M> {
             }
             *access |= AccessFlags::LOCAL_WRITE;
         }
-        // SAFETY: the region owns the memory, and frees it only once it is deregistered. The access fits the
-        // kind of region: without `PEERS` it was checked to be local.
+        // SAFETY: the region frees its memory only once deregistered. Without `PEERS`, the access was checked to
+        // be local.
         unsafe { self.reregister(change, None) }
     }
 }
@@ -283,12 +278,10 @@ impl<T: Element> InMemory for ReadOnly<'_, T> {}
 // SAFETY: the address is that of the slice, whose borrow outlives the region.
 unsafe impl<T: Element> Local for ReadOnly<'_, T> {}
 
-/// Registers a slice for local access.
-///
 /// # Safety
 ///
-/// With local write access, the slice is borrowed exclusively. Requests name the memory only by elements that
-/// are borrowed from the region (see the module `region`).
+/// With local write access, the slice is borrowed exclusively. Requests name it only by elements borrowed from
+/// the region (see the module `region`).
 unsafe fn register_slice<T: Element>(
     domain: &ProtectionDomain<'_>,
     slice: *mut [T],
@@ -303,8 +296,7 @@ unsafe fn register_slice<T: Element>(
     Error::invalid_if(bytes == 0, VERB, "the region is empty")?;
     check_access(VERB, domain, access)?;
     let address = slice.cast::<u8>();
-    // SAFETY: the slice lives as long as elements can be made from the region. Without local write access the
-    // device does not write it.
+    // SAFETY: the slice outlives all elements of the region. Without local write access the device only reads it.
     let raw = unsafe { register(VERB, domain, address, bytes, address as u64, access) }?;
     Ok(Parts::at(raw, address, slice.len(), access))
 }
@@ -377,8 +369,7 @@ impl<'pd, 'buf, T: Element> ReadOnlyMemoryRegion<'pd, 'buf, T> {
         let reason = "memory that is borrowed for reading cannot be written";
         Error::invalid_if(access.contains(AccessFlags::LOCAL_WRITE), VERB, reason)?;
         let slice = ptr::from_ref(memory).cast_mut();
-        // SAFETY: the slice is borrowed for `'buf`, which is part of the region's type; the device gets no
-        // write access.
+        // SAFETY: the region's type includes the borrow `'buf`; the device gets no write access.
         let parts = unsafe { register_slice(&domain, slice, access) }?;
         Ok(Self::from_parts(parts, ReadOnly(PhantomData), domain))
     }

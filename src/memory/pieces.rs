@@ -1,6 +1,3 @@
-//! Buffers of several pieces that are one message: arrays, tuples, and lists of run-time length. Whole regions
-//! too.
-
 use std::ops::{Range, RangeBounds};
 
 #[cfg(feature = "channel")]
@@ -74,7 +71,7 @@ enum Elements {
     Many(Vec<ffi::ibv_sge>),
 }
 
-/// The number of elements stored without an allocation.
+/// Stored without an allocation.
 const FEW: usize = 32;
 
 impl ElementList {
@@ -202,7 +199,6 @@ unsafe impl<B: GatherBuffer> BorrowedBuffer for &[B] {}
 // SAFETY: as above.
 unsafe impl<B: GatherBuffer> BorrowedBuffer for &mut [B] {}
 
-/// Implements the traits for a tuple of single pieces.
 macro_rules! tuple {
     ($count:literal: $($piece:ident $index:tt),+) => {
         // SAFETY: what holds for each piece holds for all.
@@ -210,7 +206,7 @@ macro_rules! tuple {
             type List = [ffi::ibv_sge; $count];
             type Kept = Self;
 
-            // One inline piece makes all inline: the post copies registered memory as well.
+            // One inline piece makes all inline: the post copies registered memory too.
             const INLINE: bool = $($piece::INLINE)||+;
             const KEEPS_LENGTH: bool = $($piece::KEEPS_LENGTH)||+;
 
@@ -251,13 +247,12 @@ tuple!(2: A 0, B 1);
 tuple!(3: A 0, B 1, C 2);
 tuple!(4: A 0, B 1, C 2, D 3);
 
-/// Whole regions: a request takes `&region`, or `&mut region` if it writes. The literal says whether peers may
-/// write them.
+/// The literal says whether peers may write the region.
 macro_rules! regions {
     ($($region:ident: $peers_may_write:literal;)+) => {
         $(
-            // SAFETY: the region's memory is registered until it is dropped, at this program's addresses. This
-            // program writes it through the region only: exclusively, or by atomic accesses if it is shared.
+            // SAFETY: the memory is registered until the region is dropped, at this program's addresses. This
+            // program writes it through the region only: exclusively, or atomically if it is shared.
             unsafe impl<T: Element> GatherBuffer for $region<'_, T> {
                 type List = One;
                 type Kept = Self;
@@ -286,7 +281,6 @@ regions! {
     SharedMemoryRegion: true;
 }
 
-/// Resolves the ranges within `len` elements, and checks that no two overlap.
 fn disjoint<const N: usize>(
     ranges: [impl RangeBounds<usize>; N],
     len: usize,
@@ -303,7 +297,7 @@ fn disjoint<const N: usize>(
     Ok(resolved)
 }
 
-/// The elements of a request that writes the ranges, which do not overlap.
+/// The ranges do not overlap.
 fn elements<'buf, const N: usize>(
     memory: &'buf impl LocalMemoryMut,
     ranges: [Range<usize>; N],
@@ -442,7 +436,6 @@ mod tests {
         let error = whole.scatter_elements([0..4, 8..10, 3..5]).unwrap_err();
         assert!(error.to_string().contains("two of the ranges overlap"), "{error}");
         assert!(whole.scatter_elements([0..4, 8..11]).is_err());
-        // An empty range overlaps nothing.
         assert!(whole.scatter_elements([0..4, 2..2, 4..10]).is_ok());
         assert!(whole.reborrow().slices([0..1, 0..1]).is_err());
         let [mut head, mut tail] = whole.slices([0..=3, 4..=9]).unwrap();

@@ -1,5 +1,3 @@
-//! Where a region's memory comes from: a buffer that it owns, or one of a provider.
-
 use std::marker::PhantomData;
 use std::num::NonZero;
 use std::ops::{Deref, DerefMut};
@@ -46,7 +44,7 @@ impl<T: Element> RegionBuffer<T> {
         Ok(Self::of(memory, len))
     }
 
-    /// The memory is aligned for `T`, has `len` initialised elements, and no device knows it.
+    /// `memory` is aligned for `T`, has `len` initialised elements, and no device knows it.
     pub(super) fn of(memory: Allocation, len: usize) -> Self {
         Self { memory, len, elements: PhantomData }
     }
@@ -71,7 +69,6 @@ impl<T: Element> RegionBuffer<T> {
         self.memory.populate("madvise", threads.get(), &progress)
     }
 
-    /// Its address, and the number of its elements.
     pub(super) fn raw_parts(&self) -> (*mut u8, usize) {
         (self.memory.data().as_ptr(), self.len)
     }
@@ -81,8 +78,8 @@ impl<T: Element> Deref for RegionBuffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the memory is ours alone, aligned, and has that many elements, for which all bytes are valid:
-        // `new` asks for it.
+        // SAFETY: the memory is ours alone; `new` asks that it is aligned and has that many elements. All bytes
+        // are valid.
         unsafe { slice::from_raw_parts(self.memory.data().cast().as_ptr(), self.len) }
     }
 }
@@ -96,7 +93,7 @@ impl<T: Element> DerefMut for RegionBuffer<T> {
 
 debug! { impl[T] RegionBuffer<T>, self, len: self.len, .. }
 
-/// `struct ibv_buf`. It holds its own domain: `rereg` may move its region to another.
+/// Holds its own domain: `rereg` may move its region to another.
 #[derive(Debug)]
 pub(super) struct ProviderBuffer<'pd> {
     #[cfg(rdma_core_65)]
@@ -127,7 +124,6 @@ impl Drop for ProviderBuffer<'_> {
 
 #[cfg(rdma_core_65)]
 impl<'pd> ProviderBuffer<'pd> {
-    /// `ibv_alloc_buf`: allocates zeroed bytes.
     pub(super) fn new(domain: Parent<'pd, ProtectionDomain<'pd>>, bytes: usize) -> Result<Self> {
         const VERB: &str = "ibv_alloc_buf";
         let mut raw = ptr::null_mut();

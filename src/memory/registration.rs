@@ -1,5 +1,3 @@
-//! Registering memory, changing a registration, and how much the kernel lets the process pin.
-
 use std::{fmt, fs, io};
 
 use super::options::{AccessFlags, check_access};
@@ -15,11 +13,11 @@ use crate::registered;
 
 object!(ibv_mr, ibv_dereg_mr, registered);
 
-/// Registers `bytes` bytes at `address`, which requests name from `iova` on.
+/// Requests name the memory from `iova` on.
 ///
 /// # Safety
 ///
-/// The device's accesses to the memory under `access` are sound until the region is deregistered.
+/// The device's accesses under `access` are sound until the region is deregistered.
 pub(super) unsafe fn register(
     verb: &'static str,
     domain: &ProtectionDomain<'_>,
@@ -28,8 +26,7 @@ pub(super) unsafe fn register(
     iova: u64,
     access: AccessFlags,
 ) -> Result<Handle<ffi::ibv_mr>> {
-    // Both functions of the public API end in this one, which drops optional flags that the kernel does not
-    // know.
+    // C's public functions end in this one, which drops optional flags that the kernel does not know.
     // SAFETY: the domain is live; the caller vouches for the memory.
     let registered = unsafe {
         let (address, access) = (address.cast(), access.bits());
@@ -45,7 +42,7 @@ pub(super) unsafe fn register(
     })
 }
 
-/// Checks that a region that was registered elsewhere is of this domain.
+/// The region must be of this domain.
 ///
 /// # Safety
 ///
@@ -61,8 +58,6 @@ pub(super) unsafe fn check_foreign(
     Ok(())
 }
 
-/// Takes over a region that was registered elsewhere, if it is of this domain.
-///
 /// # Safety
 ///
 /// `raw` is null or a live region, and nothing else deregisters it.
@@ -78,7 +73,6 @@ pub(super) unsafe fn adopt(
     }
 }
 
-/// The error for a registration that failed because of its length.
 #[cold]
 fn too_long(verb: &'static str, domain: &ProtectionDomain<'_>, bytes: usize) -> Option<Error> {
     let longest = domain.context().query_device().ok()?.max_mr_size();
@@ -154,12 +148,11 @@ pub struct ReregisterError {
 }
 
 impl ReregisterError {
-    /// An error found before the verb was called.
+    /// Found before the verb was called.
     pub(super) fn unchanged(error: Error) -> Self {
         Self { error, state: ReregisteredState::Unchanged }
     }
 
-    /// The error for a status of C other than 0, with its `errno`.
     #[cold]
     fn from_c(returned: i32, errno: i32) -> Self {
         use ffi::ibv_rereg_mr_err_code as code;
@@ -169,7 +162,7 @@ impl ReregisterError {
                 ReregisteredState::Unchanged
             }
             code::IBV_REREG_MR_ERR_DO_FORK_OLD => ReregisteredState::Changed,
-            // The device or the kernel lacks the operation, so nothing has changed.
+            // Device or kernel lacks the operation: nothing has changed.
             _ if matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS) => ReregisteredState::Unchanged,
             _ => ReregisteredState::Lost,
         };
@@ -208,13 +201,13 @@ impl From<ReregisterError> for io::Error {
 
 const VERB: &str = "ibv_rereg_mr";
 
-/// `ibv_rereg_mr`: changes `region`, and replaces `domain` if the change includes it.
+/// Replaces `domain` if the change includes it.
 ///
 /// # Safety
 ///
-/// The device's accesses are sound until the region is deregistered or changed again: to the memory of
-/// `translation`, else to the present memory, under the new access, else under the present `access`. If this
-/// fails, accesses to the present memory under the present access stay sound too.
+/// Until the region is deregistered or changed again, the device's accesses are sound: to the memory of
+/// `translation`, else to the present memory, under the new access, else under `access`. If this fails, accesses
+/// to the present memory under `access` stay sound too.
 pub(super) unsafe fn reregister<'pd>(
     region: &Handle<ffi::ibv_mr>,
     domain: &mut Parent<'pd, ProtectionDomain<'pd>>,
@@ -256,8 +249,8 @@ pub(super) unsafe fn reregister<'pd>(
     let new_access = change.access.unwrap_or(AccessFlags::empty());
     #[cfg(debug_assertions)]
     registered::remove(region.as_ptr());
-    // SAFETY: `errno` is the calling thread's. The region and the domains are live, the flags are defined ones,
-    // which fit, and the caller vouches for the memory.
+    // SAFETY: `errno` is the calling thread's. Region and domains are live, the flags are defined and fit, and
+    // the caller vouches for the memory.
     let (returned, errno) = unsafe {
         // Not every provider sets `errno`.
         *crate::linux::__errno_location() = 0;
@@ -283,8 +276,6 @@ pub(super) unsafe fn reregister<'pd>(
     }
     result
 }
-
-// How much memory the kernel lets this process pin.
 
 /// How much memory this process has pinned for devices, and how much the kernel lets it pin.
 ///
@@ -315,7 +306,7 @@ impl PinnedMemory {
 
     fn read(limits: &str, status: &str, user_ids: &str) -> Option<Self> {
         const CAP_IPC_LOCK: u64 = 1 << 14;
-        // The soft limit, which holds, then the hard one.
+        // The first is the soft limit, which holds.
         let limit = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
         let limit = match limit.split_whitespace().next()? {
             "unlimited" => None,
@@ -324,7 +315,7 @@ impl PinnedMemory {
         let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let kib = field("VmPin:")?.strip_suffix("kB")?.trim().parse::<u64>().ok()?;
         let capabilities = u64::from_str_radix(field("CapEff:")?, 16).ok()?;
-        // The kernel here ignores capabilities of any user namespace but the first.
+        // The kernel ignores capabilities of other user namespaces here.
         let first_namespace = user_ids.split_whitespace().eq(["0", "0", "4294967295"]);
         let exempt = capabilities & CAP_IPC_LOCK != 0 && first_namespace;
         Some(Self { bytes: kib.saturating_mul(1024), limit: limit.filter(|_| !exempt) })
@@ -360,7 +351,6 @@ impl PinnedMemory {
         Self::refusal("ibv_reg_mr", domain, bytes).map_or(Ok(()), Err)
     }
 
-    /// The error for a registration that this limit refuses.
     #[cold]
     pub(super) fn refusal(
         verb: &'static str,
@@ -375,7 +365,7 @@ impl PinnedMemory {
     }
 }
 
-/// Whether the device is a software device of this process, which pins nothing.
+/// One of this process pins nothing.
 fn is_software(domain: &ProtectionDomain<'_>) -> bool {
     let guid = |hooks: &Hooks| {
         // SAFETY: the context is live, and with it the device.

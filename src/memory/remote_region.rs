@@ -1,5 +1,3 @@
-//! The description of a peer's region.
-
 use std::ops::{Bound, RangeBounds};
 
 use super::scatter_gather::Element;
@@ -34,7 +32,6 @@ pub struct RemoteMemoryRegion {
     pub(crate) rkey: u32,
 }
 
-/// The serialised form.
 #[cfg(feature = "serde")]
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(rename = "RemoteMemoryRegion")]

@@ -1,5 +1,3 @@
-//! A peer's region with a type for its elements, so that the compiler counts the offsets of fields.
-
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
@@ -73,7 +71,7 @@ macro_rules! field {
     ($struct:ty, $($field:tt).+) => {
         $crate::memory::Field::<$struct, _>::__new(
             ::core::mem::offset_of!($struct, $($field).+),
-            // Only for its type; nothing calls it.
+            // For its type; nothing calls it.
             |value: &$struct| &raw const value.$($field).+,
         )
     };

@@ -1,5 +1,3 @@
-//! The pieces of registered memory that a work request names.
-
 use std::marker::PhantomData;
 use std::ops::{Bound, Range, RangeBounds};
 
@@ -57,10 +55,8 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static> Elemen
 /// The most bytes that a scatter/gather element can name: 4 GiB - 1.
 pub const MAX_SGE_LENGTH: usize = u32::MAX as usize;
 
-/// The subject of the error for a piece that is too long.
 pub(crate) const PIECE: &str = "the length in bytes";
 
-/// Resolves `range` within `len` elements.
 #[inline]
 pub(crate) fn resolve(range: impl RangeBounds<usize>, len: usize) -> Result<Range<usize>> {
     let start = match range.start_bound() {
@@ -84,8 +80,8 @@ pub(crate) fn resolve(range: impl RangeBounds<usize>, len: usize) -> Result<Rang
 
 /// A value that is too large, with its maximum.
 ///
-/// Each function of the data path makes its error from this value itself, so that the compiler sees that the
-/// path ends in an error. It would check again the result of a function that it does not inline.
+/// Functions of the data path make their error from it themselves: the compiler would check again the result of a
+/// function that it does not inline.
 struct Excess {
     what: &'static str,
     value: u64,
@@ -103,7 +99,6 @@ fn out_of_bounds(start: Option<usize>, end: Option<usize>, len: usize) -> Excess
     }
 }
 
-/// The C struct for `bytes` bytes at `address`.
 #[inline]
 pub(crate) fn sge(address: u64, bytes: usize, lkey: u32) -> Result<ffi::ibv_sge> {
     match u32::try_from(bytes) {
@@ -115,11 +110,11 @@ pub(crate) fn sge(address: u64, bytes: usize, lkey: u32) -> Result<ffi::ibv_sge>
     }
 }
 
-/// The C struct for `bytes` bytes at `address`, of a region that requests address from `iova` on.
+/// Of a region that requests address from `iova` on.
 ///
 /// Providers access the addresses of elements themselves: to copy inline data, and (mlx5, hns) to deliver short
-/// messages and results that arrive within the completion. So making an element whose address is not this
-/// program's own is `unsafe`, and an error here.
+/// messages and results within the completion. So an element at an address that is not this program's own is
+/// `unsafe` to make, and an error here.
 #[inline]
 pub(super) fn sge_at(address: u64, iova: u64, bytes: usize, lkey: u32) -> Result<ffi::ibv_sge> {
     if address != iova {
@@ -227,11 +222,9 @@ pub struct GatherElement<'buf>(ffi::ibv_sge, PhantomData<&'buf [u8]>);
 #[repr(transparent)]
 pub struct ScatterElement<'buf>(ffi::ibv_sge, PhantomData<&'buf mut [u8]>);
 
-/// Defines the methods of an element, with the conditions of `from_raw`.
 macro_rules! element {
     ($(#[$conditions:meta])* $element:ident) => {
         impl $element<'_> {
-            /// The elements as the list that C takes.
             #[inline]
             pub(crate) fn raw_list(elements: &[Self]) -> &[ffi::ibv_sge] {
                 // SAFETY: an element is a transparent wrapper of the C struct.

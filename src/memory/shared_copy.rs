@@ -1,19 +1,19 @@
 //! Copies to and from memory that a peer, or another thread, may write or read at the same time.
 //!
-//! Only atomic operations may access such memory: a read during a concurrent write then has an unspecified
-//! result, but is not undefined behaviour. The unit of access is the alignment of the element, up to the
-//! machine's word: a `u32` is copied by 4-byte accesses, a `[u8; 16]` byte by byte.
+//! Only atomic accesses to such memory are defined: one during a concurrent write has an unspecified result. The
+//! unit of access is the alignment of the element, up to the machine's word: a `u32` is copied by 4-byte
+//! accesses, a `[u8; 16]` byte by byte.
 //!
-//! Compilers do not merge atomic accesses, and byte-wise copies would be slow. So each access is one
-//! instruction of assembly, as wide as the machine has. It counts as one access to each unit in it, because no
-//! processor splits an aligned word (Go's `memmove` relies on that too): x86-64 splits at 8-byte boundaries at
-//! most, and aarch64 accesses each aligned register of a pair at once. The accesses at the ends of a copy may
-//! overlap: they read a unit twice, or write it twice with the same value.
+//! Compilers do not merge atomic accesses, and byte-wise copies would be slow. So each access is one instruction
+//! of assembly, as wide as the machine has. It counts as one access to each unit in it, because no processor
+//! splits an aligned word (Go's `memmove` relies on that too): x86-64 splits at 8-byte boundaries at most, and
+//! aarch64 accesses each aligned register of a pair at once. The accesses at the ends of a copy may overlap: they
+//! read a unit twice, or write it twice with the same value.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicUsize, Ordering};
 
-/// The size of one access for elements of `T`, in bytes: a power of 2, up to the word.
+/// In bytes: a power of 2, up to the word.
 const fn unit<T>() -> usize {
     if align_of::<T>() < size_of::<usize>() { align_of::<T>() } else { size_of::<usize>() }
 }
@@ -44,14 +44,12 @@ pub unsafe fn store<T>(from: *const T, to: *mut T, count: usize) {
     unsafe { copy::<T>(Store, from.cast(), to.cast(), count * size_of::<T>()) }
 }
 
-/// Writes `value` to `count` elements of shared memory.
-///
 /// # Safety
 ///
 /// As [`store`].
 pub(crate) unsafe fn fill<T: Copy>(value: T, to: *mut T, count: usize) {
     const BLOCK: usize = 64;
-    // SAFETY: all are among the elements that the caller vouches for. A unit has no padding.
+    // SAFETY: the caller vouches for all elements. A unit has no padding.
     unsafe {
         if size_of::<T>() == unit::<T>() {
             let mut units = [0_u8; WORD];
@@ -61,7 +59,7 @@ pub(crate) unsafe fn fill<T: Copy>(value: T, to: *mut T, count: usize) {
             let way = Fill(usize::from_ne_bytes(units));
             return copy::<T>(way, ptr::null(), to.cast(), count * size_of::<T>());
         }
-        // Small elements are copied many at a time.
+        // Copies many small elements at a time.
         let block = [value; BLOCK];
         let at_once = if size_of::<T>() <= BLOCK { BLOCK } else { 1 };
         for at in (0..count).step_by(at_once) {
@@ -74,15 +72,14 @@ pub(crate) unsafe fn fill<T: Copy>(value: T, to: *mut T, count: usize) {
 trait Way: Copy {
     /// # Safety
     ///
-    /// The shared side is as [`load`] or [`store`] says, and as aligned as `P` needs; the other side may be unaligned.
+    /// The shared side is as [`load`] or [`store`] says, and aligned for `P`; the other side may be unaligned.
     unsafe fn one<P: Piece>(self, from: *const u8, to: *mut u8);
 
-    /// The shared side.
     fn shared(self, _: *const u8, to: *mut u8) -> *const u8 {
         to
     }
 
-    /// The word that is written repeatedly, without a source.
+    /// For a way without a source.
     #[allow(dead_code, reason = "used on x86-64 only")]
     fn word(self) -> Option<usize> {
         None
@@ -149,7 +146,7 @@ trait Piece: Copy {
     fn of(word: usize) -> Self;
 }
 
-/// A unit, aligned to its size.
+/// Aligned to its size.
 #[derive(Clone, Copy)]
 struct Unit<U>(U);
 
@@ -185,7 +182,7 @@ units! {
 
 /// # Safety
 ///
-/// As [`load`] or [`store`], whose elements have that many bytes together.
+/// As [`load`] or [`store`], of elements of that many bytes together.
 #[inline(always)]
 unsafe fn copy<T>(way: impl Way, from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: the caller vouches for it.
@@ -196,7 +193,7 @@ unsafe fn copy<T>(way: impl Way, from: *const u8, to: *mut u8, bytes: usize) {
         if wide::any_address(unit::<T>()) {
             return wide::copy(way, from, to, bytes);
         }
-        // Units up to the first aligned word, then words, then the remaining units.
+        // Units up to the first aligned word, words, and the remaining units.
         let head = ((way.shared(from, to) as usize).wrapping_neg() % WORD).min(bytes);
         let words = (bytes - head) / WORD * WORD;
         copy_units::<T>(way, from, to, head);
@@ -225,7 +222,6 @@ unsafe fn copy_units<T>(way: impl Way, from: *const u8, to: *mut u8, bytes: usiz
     }
 }
 
-/// Accesses of several units.
 #[cfg(all(
     any(target_arch = "x86_64", target_arch = "aarch64"),
     target_pointer_width = "64",
@@ -238,8 +234,8 @@ mod wide {
 
     pub(super) const HERE: bool = true;
 
-    /// Whether accesses may begin at any multiple of the unit. On aarch64, an access to an unaligned word is
-    /// one to each of its bytes.
+    /// Whether accesses may begin at any multiple of the unit. On aarch64, an access to an unaligned word is one
+    /// to each of its bytes.
     pub(super) const fn any_address(unit: usize) -> bool {
         cfg!(target_arch = "x86_64") || unit == 1 || unit == 8
     }
@@ -341,7 +337,7 @@ mod wide {
         }
     }
 
-    /// The first piece and the last, which may overlap or be the same.
+    /// The two may overlap or be the same.
     ///
     /// # Safety
     ///
@@ -404,7 +400,6 @@ mod wide {
         }
     }
 
-    /// Whether the processor accesses four words at once.
     fn have_quads() -> bool {
         #[cfg(target_arch = "x86_64")]
         return is_x86_feature_detected!("avx");
@@ -423,8 +418,8 @@ mod wide {
             return unsafe { fill(word, to, bytes) };
         }
         if bytes <= 256 {
-            // SAFETY: the caller vouches for the first and the last 64 or 128 bytes. It changes only its
-            // operands, the registers named and the flags.
+            // SAFETY: the caller vouches for the first and last 64 or 128 bytes. Only operands, named registers
+            // and flags change.
             unsafe {
                 asm!(
                     "vmovups ymm0, ymmword ptr [{from}]",
@@ -508,9 +503,8 @@ mod wide {
         /// From here on, the processor's own loop is faster.
         const LONG: usize = 4096;
         let head = 32 - to as usize % 32;
-        // SAFETY: the caller vouches for the first 32 bytes, and for the bytes from the head on, which is at
-        // most 32. The direction flag is clear, as everywhere in Rust. Both change only their operands, the
-        // registers named and the flags.
+        // SAFETY: the caller vouches for the first 32 bytes, and for those from the head on, which is at most 32.
+        // The direction flag is clear, as everywhere in Rust. Only operands, named registers and flags change.
         unsafe {
             if bytes >= LONG {
                 for at in [0, 16] {
@@ -606,10 +600,9 @@ mod wide {
 mod tests {
     use super::*;
 
-    /// Copies to and from memory to whose elements no reference exists, like that of regions, and checks the
-    /// result.
+    /// Copies to and from memory to whose elements no reference exists, like that of regions.
     fn check<T: Copy + PartialEq + std::fmt::Debug>(value: impl Fn(usize) -> T) {
-        // Miri takes a hundred times as long; a few words and their edges suffice.
+        // Miri takes a hundred times as long.
         const LEN: usize = if cfg!(miri) { 14 } else { 70 };
         let mut shared = [value(0); LEN];
         let shared = shared.as_mut_ptr();
@@ -647,8 +640,8 @@ mod tests {
         check(|i| [i as u64, 1, 2]);
     }
 
-    /// Calls `copy(shared, private, back, length)` in every alignment to 64, which is to copy `private` to
-    /// `shared` and that to `back`. Checks that it did, and changed nothing else.
+    /// `copy(shared, private, back, length)` is to copy `private` to `shared` and that to `back`. Runs it in
+    /// every alignment to 64, and checks that it changes nothing else.
     pub(super) fn in_every_alignment(
         lengths: impl Iterator<Item = usize> + Clone,
         mut copy: impl FnMut(*mut u8, *const u8, *mut u8, usize),
@@ -701,9 +694,7 @@ mod tests {
         });
     }
 
-    /// Fills memory, and checks every element.
     fn fills<T: Copy + PartialEq + std::fmt::Debug>(value: T, other: T) {
-        // Miri took ten minutes.
         const LEN: usize = if cfg!(miri) { 20 } else { 1100 };
         const ROOM: usize = LEN + if cfg!(miri) { 4 } else { 70 };
         const STEP: usize = if cfg!(miri) { 3 } else { 1 };

@@ -1,5 +1,3 @@
-//! Registered memory that peers access too.
-
 use std::ops::{Index, RangeBounds};
 use std::ptr::NonNull;
 use std::sync::{Arc, atomic};
@@ -180,8 +178,8 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     #[inline]
     pub fn as_slice(&self) -> SharedMemorySlice<'_, T> {
         let (address, base) = (self.address().cast(), self.base());
-        // SAFETY: the memory holds that many elements, initialised (zeroed, and any bytes are valid for an
-        // `Element`), aligned to at least 64 bytes, while the region is borrowed. Only such slices access them.
+        // SAFETY: while the region is borrowed, the memory holds that many initialised elements, aligned to at
+        // least 64 bytes. Any bytes are valid for an `Element`, and only such slices access them.
         unsafe {
             let data = NonNull::new_unchecked(address);
             SharedMemorySlice::new(data, self.len(), base, self.lkey(), self.rkey())
@@ -358,8 +356,8 @@ impl<'buf, T: AtomicElement> SharedMemorySlice<'buf, T> {
     #[inline]
     pub fn atomic(&self, index: usize) -> Result<&'buf T::Atomic> {
         let range = resolve(index..index.saturating_add(1), self.len())?;
-        // SAFETY: the element is within the slice, whose caller of `new` vouches for accesses by atomic
-        // operations of this size only. The atomic form has the size of the integer.
+        // SAFETY: the element is within the slice. The caller of `new` vouches for atomic accesses of this size
+        // only, and the atomic form has the size of the integer.
         Ok(unsafe { &*self.as_ptr().add(range.start).cast::<T::Atomic>() })
     }
 
@@ -379,7 +377,6 @@ mod tests {
 
     use super::*;
 
-    /// A slice over memory that nothing else accesses.
     fn slice<T: Element>(memory: &[UnsafeCell<T>]) -> SharedMemorySlice<'_, T> {
         let data = NonNull::new(memory.as_ptr().cast::<T>().cast_mut()).unwrap();
         // SAFETY: the cells are borrowed for as long, aligned, and accessed through slices only.

@@ -1,5 +1,3 @@
-//! Parts of registered memory that peers access too.
-
 use std::marker::PhantomData;
 use std::ops::{Index, RangeBounds};
 use std::ptr::NonNull;
@@ -50,7 +48,6 @@ pub struct SharedMemorySlice<'buf, T> {
             `slice(..)` is the slice"
 )]
 pub trait Indexes {
-    /// It is never called.
     fn never(&self) -> !;
 }
 
@@ -77,13 +74,13 @@ unsafe impl<T: Send + Sync> Send for SharedMemorySlice<'_, T> {}
 unsafe impl<T: Send + Sync> Sync for SharedMemorySlice<'_, T> {}
 
 impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
-    /// The part of a region that begins at `data`, which requests name from `base` on.
+    /// Requests name the part from `base` on.
     ///
     /// # Safety
     ///
-    /// For `'buf`, `data` is valid for reads and writes of `len` initialised elements, aligned to the element
-    /// and to what its integer type's atomic form needs, and accessed only by atomic operations of the unit of
-    /// `T` and from outside of the program.
+    /// For `'buf`, `data` is valid for reads and writes of `len` initialised elements, aligned to the element and
+    /// to its integer type's atomic form, and accessed only by atomic operations of the unit of `T` and from
+    /// outside of the program.
     #[inline]
     pub(super) unsafe fn new(
         data: NonNull<T>,
@@ -155,8 +152,8 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
     #[inline]
     pub fn read(&self, index: usize, to: &mut [T]) -> Result<()> {
         let range = resolve(index..index.saturating_add(to.len()), self.len)?;
-        // SAFETY: the elements are within the slice, which `new` vouches for; `to` is exclusive and takes any
-        // bytes.
+        // SAFETY: the elements are within the slice, for which the caller of `new` vouches; `to` is exclusive and
+        // takes any bytes.
         unsafe { load(self.data.as_ptr().add(range.start), to.as_mut_ptr(), to.len()) };
         Ok(())
     }
@@ -176,8 +173,8 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
     /// Copies all elements.
     pub fn to_vec(&self) -> Vec<T> {
         let mut copy = Vec::with_capacity(self.len);
-        // SAFETY: `new` vouches for the elements, and the vector has room for them; any bytes are valid
-        // elements.
+        // SAFETY: the caller of `new` vouches for the elements; the vector has room for them, and any bytes are
+        // valid.
         unsafe {
             load(self.data.as_ptr(), copy.as_mut_ptr(), self.len);
             copy.set_len(self.len);
@@ -314,8 +311,8 @@ impl<T: Element> LocalMemory for SharedMemorySlice<'_, T> {
     }
 }
 
-// SAFETY: the slice borrows, for its lifetime, a region that is registered until it is dropped. This program
-// accesses it by atomic accesses only.
+// SAFETY: the slice borrows a region that is registered until it is dropped. This program accesses it atomically
+// only.
 unsafe impl<T: Element> GatherBuffer for SharedMemorySlice<'_, T> {
     type List = [ffi::ibv_sge; 1];
     type Kept = Self;
@@ -345,7 +342,6 @@ mod tests {
 
     use super::*;
 
-    /// A slice over memory that nothing else accesses.
     fn slice<T: Element>(memory: &[UnsafeCell<T>]) -> SharedMemorySlice<'_, T> {
         slice_at(memory, memory.as_ptr() as u64)
     }

@@ -1,5 +1,3 @@
-//! Borrowed parts of a region: a slice together with the region's key.
-
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range, RangeBounds};
 use std::ptr::NonNull;
@@ -86,8 +84,6 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
         unsafe { Self::from_raw(NonNull::from(data), lkey) }
     }
 
-    /// A slice of the memory behind a pointer.
-    ///
     /// # Safety
     ///
     /// For `'buf` the elements are valid, and nothing else in this program accesses them.
@@ -96,7 +92,7 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
         Self { data, lkey, borrow: PhantomData }
     }
 
-    /// The pointer to the elements in `range`, which is within bounds.
+    /// `range` is within bounds.
     #[inline]
     pub(super) fn pointer(&self, range: Range<usize>) -> NonNull<[T]> {
         debug_assert!(range.start <= range.end && range.end <= self.data.len());
@@ -105,12 +101,11 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
         NonNull::slice_from_raw_parts(start, range.len())
     }
 
-    /// The elements in `range`, which is within bounds.
+    /// `range` is within bounds.
     ///
     /// # Safety
     ///
-    /// For `'buf`, nothing else uses these elements: the caller gives `self` up, or uses it for other elements
-    /// only.
+    /// For `'buf`, nothing else uses these elements: the caller gives `self` up, or uses only others of it.
     #[inline]
     pub(super) unsafe fn subslice(&self, range: Range<usize>) -> Self {
         // SAFETY: the elements are part of this slice, and the caller vouches that they are used once.

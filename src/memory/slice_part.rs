@@ -1,5 +1,3 @@
-//! Posting a message that is shorter than its buffer.
-
 use std::ops::{Deref, DerefMut, Range, RangeBounds};
 
 use super::buffer::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
@@ -31,7 +29,7 @@ use crate::ffi;
 /// ```
 pub struct MemorySlicePart<'buf, T> {
     whole: MemorySliceMut<'buf, T>,
-    /// The range within the whole slice.
+    /// Within the whole slice.
     range: Range<usize>,
 }
 
@@ -64,8 +62,7 @@ impl<'buf, T> MemorySlicePart<'buf, T> {
 
 impl<T> private::Sealed for MemorySlicePart<'_, T> {}
 
-// SAFETY: the elements are those of the contained slice, which borrows their region exclusively for its
-// lifetime.
+// SAFETY: the contained slice borrows its region exclusively for its lifetime.
 unsafe impl<T: Element> GatherBuffer for MemorySlicePart<'_, T> {
     type List = [ffi::ibv_sge; 1];
     type Kept = Self;

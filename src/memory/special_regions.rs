@@ -1,5 +1,3 @@
-//! Regions without memory of their own: the null region, and the whole address space (on-demand paging).
-
 use std::ptr;
 
 use super::options::AccessFlags;
@@ -41,8 +39,7 @@ impl Backing for Null {
     const NAME: &'static str = "NullMemoryRegion";
 }
 
-/// Zeros for inline sends: more than any device sends inline. Longer requests are refused before their data is
-/// read.
+/// More than any device sends inline. Longer requests are refused before their data is read.
 static ZEROS: [u8; 4096] = [0; 4096];
 
 impl<'pd> NullMemoryRegion<'pd> {
@@ -87,7 +84,7 @@ impl<'pd> NullMemoryRegion<'pd> {
     ///  - `EINVAL`: `bytes` is more than 4 GiB - 1.
     #[inline]
     pub fn gather_element(&self, bytes: usize) -> Result<GatherElement<'_>> {
-        // The device ignores the address; a provider that sends inline reads it.
+        // The device ignores the address; a provider reads it to send inline.
         sge(ZEROS.as_ptr() as u64, bytes, self.lkey()).map(GatherElement::new)
     }
 
@@ -98,8 +95,7 @@ impl<'pd> NullMemoryRegion<'pd> {
     ///  - `EINVAL`: `bytes` is more than 4 GiB - 1.
     #[inline]
     pub fn scatter_element(&self, bytes: usize) -> Result<ScatterElement<'_>> {
-        // A provider that copies short messages to their destination itself recognises the key, and copies
-        // nothing.
+        // Providers that copy short messages themselves recognise the key, and copy nothing.
         sge(0, bytes, self.lkey()).map(ScatterElement::new)
     }
 }

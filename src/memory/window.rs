@@ -1,12 +1,11 @@
-//! Memory windows: access for a peer to a part of a region, given and taken back by work requests.
+//! Memory windows.
 //!
 //! # How a region outlives the windows bound to it
 //!
-//! While a window is bound, its region has to stay registered. C allows deregistering it: depending on the
-//! device that fails (rxe: `EINVAL`, others: `EBUSY`) or leaves a window that leads nowhere. Neither is
-//! unsound: no device accesses memory that was deregistered, and memory whose deregistration failed is leaked.
-//! To prevent the leak, a [`WindowBinding`](crate::operation::WindowBinding) holds the region: borrowed while
-//! the window lives, or shared.
+//! C allows deregistering a region while a window is bound to it. That fails (rxe: `EINVAL`, others: `EBUSY`), or
+//! leaves a window that leads nowhere. Both are sound: no device accesses deregistered memory, and memory whose
+//! deregistration failed is leaked. To prevent the leak, a [`WindowBinding`](crate::operation::WindowBinding)
+//! holds the region: borrowed while the window lives, or shared.
 
 use std::sync::Arc;
 
@@ -64,8 +63,8 @@ foreign_enum! {
 pub struct MemoryWindow<'res> {
     raw: Handle<ffi::ibv_mw>,
     window_type: MemoryWindowType,
-    // The regions of the latest binding and of the one before: until the device has carried out the latest, the
-    // window is bound to the earlier region.
+    // Those of the latest two bindings: until the device has carried out the latest, the window is bound to the
+    // earlier region.
     regions: [Option<Arc<dyn Leak + Send + Sync + 'res>>; 2],
     domain: Parent<'res, ProtectionDomain<'res>>,
 }
@@ -99,8 +98,7 @@ impl<'res> MemoryWindow<'res> {
             let raw = ffi::ibv_alloc_mw(domain.as_raw(), window_type);
             Handle::new("ibv_alloc_mw", raw)
         }?;
-        // Converts the type back, so that it is stored under its name if it has one: requests for the window
-        // depend on it.
+        // Stores the type under its name, if it has one: requests for the window depend on it.
         Ok(Self { raw, window_type: window_type.into(), regions: [None, None], domain })
     }
 
@@ -151,7 +149,7 @@ impl<'res> MemoryWindow<'res> {
         unsafe { (*self.as_raw()).rkey = rkey }
     }
 
-    /// Holds the region of a posted binding, and releases the one before the last.
+    /// Releases the region of the binding before the last.
     pub(crate) fn hold(&mut self, region: Option<Arc<dyn Leak + Send + Sync + 'res>>) {
         let [latest, before] = &mut self.regions;
         *before = latest.take();

@@ -1,5 +1,3 @@
-//! Memory that the provider allocates, and its dma-buf.
-
 use super::{Raw, RawMemoryRegion};
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
@@ -38,8 +36,7 @@ impl<'pd> RawMemoryRegion<'pd> {
         Error::invalid_if(access.contains(AccessFlags::ZERO_BASED), VERB, reason)?;
         let buffer = ProviderBuffer::new(domain.clone(), bytes)?;
         let (address, flags) = (buffer.address(), access.bits() as i32);
-        // SAFETY: domain and buffer are live. The region owns the buffer, and frees it only once it is
-        // deregistered.
+        // SAFETY: domain and buffer are live. The region frees the buffer only once it is deregistered.
         let raw = unsafe {
             let (domain, buffer) = (domain.as_raw(), buffer.as_raw());
             Handle::new(VERB, ffi::ibv_reg_buf_mr(domain, buffer, address.cast(), bytes, flags))

@@ -1,5 +1,3 @@
-//! Registered memory that this crate does not own: mapped files and devices, dma-bufs, imported regions.
-
 #[cfg(rdma_core_65)]
 mod by_provider;
 
@@ -238,7 +236,7 @@ impl<'pd> RawMemoryRegion<'pd> {
         check_access(VERB, &domain, access)?;
         check_iova(VERB, iova, (offset % page_size() as u64) as usize, bytes)?;
         // SAFETY: the domain is live. The kernel checks the descriptor and takes a reference to the dma-buf,
-        // whose memory all its holders share.
+        // which its holders share.
         let raw = unsafe {
             let (fd, access) = (dmabuf.as_raw_fd(), access.bits() as i32);
             let raw = ffi::ibv_reg_dmabuf_mr(domain.as_raw(), offset, bytes, iova, fd, access);
@@ -442,7 +440,6 @@ impl ProtectionDomain<'_> {
     }
 }
 
-/// Checks that memory of this length can exist at the address.
 fn check_memory(verb: &'static str, address: *mut u8, bytes: usize) -> Result<()> {
     Error::invalid_if(address.is_null(), verb, "the address is null")?;
     Error::invalid_if(bytes == 0, verb, "the region is empty")?;

@@ -1,15 +1,15 @@
-//! Registered memory: what all regions have in common.
+//! What all regions have in common.
 //!
 //! # Why regions for local access are safe
 //!
 //! If a region is forgotten, or its deregistration fails, the device still knows memory that has another owner.
-//! That does no harm, because a device accesses memory only for a request that names it:
+//! That is harmless, because a device accesses memory only for a request that names it:
 //!
 //!  - Peers cannot name it: the region has no remote access, and no window can be bound to it.
-//!  - This program's requests name it by elements that are borrowed from the region. The code that posts keeps
-//!    the memory alive until the completion, and no element can be made after the borrow.
+//!  - Requests of this program name it by elements borrowed from the region. The code that posts keeps the memory
+//!    alive until the completion, and after the borrow no element can be made.
 //!
-//! So a forgotten region costs only pinned memory, and a protection domain that cannot be deallocated.
+//! The cost is pinned memory, and a protection domain that cannot be deallocated.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut, RangeBounds};
@@ -59,11 +59,10 @@ importable_object!(ibv_mr, ibv_unimport_mr);
 #[doc(alias = "ibv_mr")]
 pub struct Region<'pd, M: Backing> {
     raw: ImportableHandle<ffi::ibv_mr>,
-    /// Its address in this program; null if it has none, or it is unknown.
+    /// Null if there is none, or it is unknown.
     address: *mut u8,
-    /// The number of elements.
     len: usize,
-    /// The address by which requests name its first byte.
+    /// By which requests name the first byte.
     base: u64,
     access: AccessFlags,
     /// Dropped once the device no longer knows it; else leaked.
@@ -73,10 +72,8 @@ pub struct Region<'pd, M: Backing> {
 
 /// What a region is made of.
 pub trait Backing {
-    /// The type of its elements.
     type Item;
 
-    /// The name of such a region.
     const NAME: &'static str;
 
     /// Leaks what it was made from.
@@ -102,7 +99,6 @@ pub unsafe trait Local: InMemory {}
 
 /// Memory that requests of this program write.
 pub trait Writable: Addressed {
-    /// Checks that requests may write it.
     #[inline]
     fn check_write(&self, _access: AccessFlags) -> Result<()> {
         Ok(())
@@ -117,7 +113,6 @@ pub trait Writable: Addressed {
 )]
 pub trait Peers: Writable {}
 
-/// The result of a registration.
 pub(in crate::memory) struct Parts {
     pub(in crate::memory) raw: ImportableHandle<ffi::ibv_mr>,
     pub(in crate::memory) address: *mut u8,
@@ -127,7 +122,7 @@ pub(in crate::memory) struct Parts {
 }
 
 impl Parts {
-    /// A region of `len` elements that requests name by their address in this program.
+    /// Requests name it by its address in this program.
     pub(in crate::memory) fn at(
         raw: Handle<ffi::ibv_mr>,
         address: *mut u8,
@@ -138,7 +133,6 @@ impl Parts {
         Self { raw, address, len, base: address as u64, access }
     }
 
-    /// A region without elements.
     pub(in crate::memory) fn whole(raw: Handle<ffi::ibv_mr>, access: AccessFlags) -> Self {
         Self::at(raw, ptr::null_mut(), 0, access)
     }
@@ -158,8 +152,8 @@ impl<M: Backing> Leak for Region<'_, M> {
     }
 }
 
-// SAFETY: libibverbs allows every verb on a region from any thread. `M` says whether another thread may follow
-// the address.
+// SAFETY: libibverbs allows all verbs on a region from any thread. `M` says whether others may follow the
+// address.
 unsafe impl<M: Backing + Send> Send for Region<'_, M> {}
 // SAFETY: as above.
 unsafe impl<M: Backing + Sync> Sync for Region<'_, M> {}
@@ -174,19 +168,19 @@ impl<'pd, M: Backing> Region<'pd, M> {
         Self { raw, address, len, base, access, memory: ManuallyDrop::new(memory), domain }
     }
 
-    /// Deregisters the memory, unless that was done, and frees it; leaks it on failure.
+    /// Leaks the memory on failure. Does nothing if that was done.
     fn destroy(&mut self) -> Result<()> {
         if self.raw.handle().is_gone() {
             return Ok(());
         }
         self.deregister()?;
-        // SAFETY: the device no longer knows the memory, and nothing borrows it. This runs once: afterwards the
-        // handle is gone.
+        // SAFETY: the device no longer knows the memory, and nothing borrows it. This runs once: the handle is
+        // gone afterwards.
         unsafe { ManuallyDrop::drop(&mut self.memory) };
         Ok(())
     }
 
-    /// Deregisters the memory. On failure, leaks what it was made from.
+    /// On failure, leaks what it was made from.
     fn deregister(&mut self) -> Result<()> {
         self.raw.destroy().inspect_err(|_| {
             self.memory.leak();
@@ -194,7 +188,7 @@ impl<'pd, M: Backing> Region<'pd, M> {
         })
     }
 
-    /// Deregisters the memory and returns it; leaks it on failure.
+    /// Leaks the memory on failure.
     pub(in crate::memory) fn into_memory(mut self) -> Result<M> {
         self.deregister()?;
         // SAFETY: taken once: the handle is gone now, so `drop` does nothing.
@@ -251,7 +245,7 @@ impl<'pd, M: Backing> Region<'pd, M> {
         self.raw.own();
     }
 
-    /// Changes the registration; `memory` is the address and the element count of other memory.
+    /// `memory` is the address and the element count of other memory.
     ///
     /// # Safety
     ///
@@ -280,7 +274,7 @@ impl<M: Addressed> Region<'_, M> {
         self.len
     }
 
-    /// Names the elements in `range` by the address that requests use, whatever that is.
+    /// By the address that requests use, whatever that is.
     #[inline]
     fn sge_by_iova(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
         let range = resolve(range, self.len)?;
@@ -391,9 +385,9 @@ impl<M: Local> Deref for Region<'_, M> {
 
     #[inline]
     fn deref(&self) -> &[M::Item] {
-        // SAFETY: there are that many elements (`Local`), initialised, for which any bytes are valid. The
-        // device writes only elements that were posted; the caller of the post, or the element's exclusive
-        // borrow, keeps references away from them. Peers have no access.
+        // SAFETY: that many initialised elements exist (`Local`), and any bytes are valid. The device writes only
+        // elements that were posted; the caller of the post, or the element's exclusive borrow, keeps references
+        // away. Peers have no access.
         unsafe { std::slice::from_raw_parts(self.address.cast(), self.len) }
     }
 }
@@ -406,8 +400,6 @@ impl<M: Local + Writable> DerefMut for Region<'_, M> {
     }
 }
 
-/// Checks that requests of this program may write a region of this access.
-///
 /// Providers that copy short messages to their destination themselves do not check it.
 #[inline]
 pub(in crate::memory) fn check_writable(access: AccessFlags) -> Result<()> {
