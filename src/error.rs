@@ -1,5 +1,3 @@
-//! The errors of verbs.
-
 use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
 use std::ops::RangeInclusive;
@@ -43,22 +41,20 @@ enum Detail {
         ours: QueuePairType,
         theirs: QueuePairType,
     },
-    /// P_Keys of two partitions, or of two limited members.
+    /// Two partitions, or two limited members.
     Partitions {
         ours: u16,
         theirs: u16,
     },
-    /// A post that the queue pair's state does not allow, and the first state that does.
+    /// The queue pair's state, and the first state that allows the post.
     State {
         state: QueuePairState,
         needed: QueuePairState,
     },
-    /// A queue cannot become as small as this.
     Holds {
         more_than: u32,
         what: &'static str,
     },
-    /// No GID of ours has this index.
     GidIndex {
         index: u32,
         port: u8,
@@ -113,7 +109,7 @@ impl Error {
         Self { verb, errno, detail: Detail::None }
     }
 
-    /// `EINVAL`, found before the verb was called.
+    /// Found before the verb was called.
     #[inline]
     pub(crate) const fn invalid(verb: &'static str, reason: &'static str) -> Self {
         Self::with_reason(verb, libc::EINVAL, reason)
@@ -124,7 +120,7 @@ impl Error {
         Self { verb, errno, detail: Detail::Reason(reason) }
     }
 
-    /// `EINVAL` because `value` is not within `low..=high`.
+    /// `EINVAL`: not within `low..=high`.
     #[inline]
     pub(crate) const fn out_of_range(
         verb: &'static str,
@@ -150,7 +146,7 @@ impl Error {
         if is_so { Err(Self::with_reason(verb, libc::EOPNOTSUPP, reason)) } else { Ok(()) }
     }
 
-    /// `EPROTONOSUPPORT`: libibverbs does not know this version of the kernel's interface.
+    /// `EPROTONOSUPPORT`: the kernel's interface has a version unknown to libibverbs.
     #[cold]
     pub(crate) fn unknown_abi(verb: &'static str, found: u32, known: RangeInclusive<u32>) -> Self {
         let what =
@@ -160,7 +156,6 @@ impl Error {
         Self { verb, errno: libc::EPROTONOSUPPORT, detail }
     }
 
-    /// The value that is out of range, if any.
     #[cold]
     pub(crate) fn excess(&self, about: &str) -> Option<u64> {
         match self.detail {
@@ -183,7 +178,7 @@ impl Error {
         Err(Self::out_of_range(verb, what, value, low, high))
     }
 
-    /// `ENOMEM`: the kernel does not let the process pin `bytes` more.
+    /// `ENOMEM`: the process may not pin `bytes` more.
     #[cold]
     pub(crate) const fn beyond_memlock(verb: &'static str, bytes: u64, room: u64) -> Self {
         let what =
@@ -192,8 +187,7 @@ impl Error {
         Self { verb, errno: libc::ENOMEM, detail }
     }
 
-    /// `EADDRNOTAVAIL`: no GID of this side can reach a GID of the peer. The arguments are the best GID of each side,
-    /// with its class.
+    /// `EADDRNOTAVAIL`: no GIDs of the two sides fit. Takes each side's best, with its class.
     pub(crate) const fn gids_do_not_fit(
         verb: &'static str,
         ours: (GidClass, Ipv6Addr),
@@ -224,7 +218,7 @@ impl Error {
         Self { verb: "ibv_modify_qp", errno: libc::EINVAL, detail }
     }
 
-    /// A post refused with `errno`: the queue pair is in `state`, and not yet in `needed`.
+    /// The queue pair is in `state`, not yet in `needed`.
     #[cold]
     pub(crate) const fn wrong_state(
         verb: &'static str,
@@ -235,7 +229,7 @@ impl Error {
         Self { verb, errno, detail: Detail::State { state, needed } }
     }
 
-    /// `EINVAL`: a queue holds more entries than it would have room for.
+    /// `EINVAL`: the queue would have no room for its entries.
     #[cold]
     pub(crate) const fn holds_more(verb: &'static str, more_than: u32, what: &'static str) -> Self {
         Self { verb, errno: libc::EINVAL, detail: Detail::Holds { more_than, what } }
@@ -246,7 +240,7 @@ impl Error {
         Self { verb, errno, detail: Detail::GidIndex { index, port } }
     }
 
-    /// Adds the device that this process cannot use, if any: the errno has other causes too.
+    /// Adds the device that this process cannot use, if any. The errno has other causes too.
     #[cold]
     pub(crate) fn or_unusable(self, device: Option<Unusable>) -> Self {
         let Some(device) = device else { return self };
@@ -254,9 +248,8 @@ impl Error {
         Self { verb: self.verb, errno, detail: Detail::Device(device) }
     }
 
-    /// An error with a text that is made when it happens. Each text stays in memory, since an error is `Copy`: one for
-    /// each different mistake of the process. Once they are so numerous that it must be guessing, `otherwise` takes
-    /// their place.
+    /// The text is made when the error happens, and stays in memory, since an error is `Copy`: one for each
+    /// different mistake of the process. Beyond `MOST`, `otherwise` takes their place.
     #[cold]
     pub(crate) fn with_text(
         verb: &'static str,
@@ -280,7 +273,7 @@ impl Error {
         Self::with_reason(verb, errno, reason)
     }
 
-    /// Adds the two ends of a path that could not be resolved.
+    /// Adds the ends of a path that could not be resolved.
     #[cold]
     pub(crate) const fn on_path(self, ours: Ipv6Addr, index: u8, theirs: Ipv6Addr) -> Self {
         Self { detail: Detail::Path { ours, index, theirs }, ..self }
@@ -327,13 +320,12 @@ impl Error {
         }
     }
 
-    /// The usual remedy, if known.
     fn hint(&self) -> Option<&'static str> {
         Some(match (self.verb, self.errno) {
             ("ibv_reg_mr" | "ibv_reg_mr_iova" | "ibv_rereg_mr", libc::ENOMEM) => {
                 "RLIMIT_MEMLOCK may be too low (ulimit -l), or the device has no region left"
             }
-            // For a process that may not lock a single page.
+            // The process may not lock a single page.
             (
                 "ibv_reg_mr" | "ibv_reg_mr_iova" | "ibv_rereg_mr" | "ibv_create_qp"
                 | "ibv_create_cq" | "ibv_create_srq",
@@ -372,7 +364,7 @@ impl Error {
             ("ibv_alloc_dmah" | "ibv_reg_mr_ex", _) if self.kind() == ErrorKind::Unsupported => {
                 "the device cannot, or the kernel is older than Linux 6.17"
             }
-            // Soft-RoCE and Soft-iWARP queue a request before they tell the kernel.
+            // Soft-RoCE and Soft-iWARP queue the request before they tell the kernel.
             ("ibv_post_send" | "ibv_post_recv", libc::EPERM | libc::EACCES) => {
                 "the process has changed its credentials, and the request may still be carried out: keep \
                  its memory until the queue pair was reset or destroyed, which a channel has done"
@@ -463,7 +455,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// The text of `Display`, because a `main` that returns an error prints `Debug`.
+/// A `main` that returns an error prints `Debug`.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -473,7 +465,7 @@ impl fmt::Debug for Error {
 impl std::error::Error for Error {}
 
 impl From<Error> for io::Error {
-    /// A plain errno error if there is only the errno value; otherwise wraps the error.
+    /// A plain errno error if there is no more to say; otherwise wraps the error.
     fn from(error: Error) -> Self {
         match error.detail {
             Detail::None if error.hint().is_none() => Self::from_raw_os_error(error.errno),
@@ -485,10 +477,10 @@ impl From<Error> for io::Error {
 /// The result of a verb.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// `Err(error)`, for an error from a function that is not inlined.
+/// For an error from a function that is not inlined.
 ///
-/// A result's discriminant lies within the error. The compiler does not know what such a function writes there, so it
-/// would compile the code after a success again, for an `Ok` from there. `black_box` keeps it from dropping the
+/// A result's discriminant lies within the error. The compiler does not know what such a function writes there,
+/// so it would compile the success path again, for an `Ok` from there. `black_box` keeps it from dropping the
 /// assumption too early as trivially true.
 #[inline(always)]
 pub(crate) fn err_from_call<T, E>(error: E) -> Result<T, E> {

@@ -1,5 +1,3 @@
-//! Allocators of queues, and domains of one thread.
-
 use std::alloc::Layout;
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -50,12 +48,11 @@ pub enum Allocation {
     Failed,
 }
 
-/// An allocator that C calls.
 pub(super) struct Registered<'a>(Arc<Callee<'a>>);
 
 struct Callee<'a> {
     allocator: Box<dyn Allocator + 'a>,
-    /// The layout of each allocation by address, which C does not pass to `free`.
+    /// By address: C does not pass the layout to `free`.
     given: Mutex<HashMap<usize, Layout>>,
 }
 
@@ -64,7 +61,7 @@ impl Callee<'_> {
         self.given.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// False without memory to note it.
+    /// False if there is no memory for the note.
     fn note(&self, memory: NonNull<u8>, layout: Layout) -> bool {
         let mut given = self.given();
         let is_room = given.try_reserve(1).is_ok();
@@ -80,7 +77,7 @@ impl<'a> Registered<'a> {
         Self(Arc::new(Callee { allocator: Box::new(allocator), given: Mutex::default() }))
     }
 
-    /// Makes a parent domain use this allocator, which must outlive the domain.
+    /// The allocator must outlive the domain.
     pub(super) fn register(&self, attributes: &mut ffi::ibv_parent_domain_init_attr) {
         use ffi::ibv_parent_domain_init_attr_mask as mask;
 
@@ -94,7 +91,7 @@ impl<'a> Registered<'a> {
 }
 
 impl Leak for Registered<'_> {
-    /// Keeps the allocator for ever: leaked objects of the domain may still free.
+    /// Leaked objects of the domain may still free.
     fn leak(&self) {
         std::mem::forget(Arc::clone(&self.0));
     }
@@ -104,7 +101,7 @@ impl Leak for Registered<'_> {
 ///
 /// `context` is that of a live registered allocator.
 unsafe fn callee<'a>(context: *mut c_void) -> &'a Callee<'a> {
-    // SAFETY: the caller vouches for the pointer. The borrow ends within the lifetime of the box's content.
+    // SAFETY: the caller vouches for the pointer, and the borrow ends before the box's content.
     unsafe { &*context.cast::<Callee<'a>>() }
 }
 

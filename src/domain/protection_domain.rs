@@ -1,5 +1,3 @@
-//! Protection domains.
-
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::allocator::{Allocator, Registered, ThreadDomain};
@@ -33,7 +31,7 @@ resource! {
     ProtectionDomain<'ctx>: raw of ibv_pd, base, context
 }
 
-/// The domains behind a parent domain, which must outlive it.
+/// They must outlive the parent domain.
 struct Base<'ctx> {
     domain: Parent<'ctx, ProtectionDomain<'ctx>>,
     thread: Option<Parent<'ctx, ThreadDomain<'ctx>>>,

@@ -1,5 +1,3 @@
-//! IPsec encryption and decryption by the device.
-
 use std::ptr;
 
 use super::matches::HeaderMatch;
@@ -41,7 +39,7 @@ pub struct EspParameters {
     settings: ffi::ib_uverbs_flow_action_esp,
     replay_window: Option<u32>,
     sequence_high: Option<u32>,
-    /// Type and bytes of the outer header, aligned.
+    /// Type and aligned bytes of the outer header.
     encapsulation: Option<(ffi::ibv_flow_spec_type, u16, Vec<u64>)>,
 }
 
@@ -191,8 +189,8 @@ impl<'ctx> EspAction<'ctx> {
     ) -> Result<Self> {
         let context = context.into();
         let raw = parameters.with_raw(|attributes| {
-            // SAFETY: the context is live, the struct and its pointers are valid during the call; an action that comes
-            // back is ours alone.
+            // SAFETY: the context is live, the struct and its pointers are valid during the call; the action is
+            // ours alone.
             unsafe {
                 let raw = ffi::ibv_create_flow_action_esp(context.as_raw(), attributes);
                 Handle::new(CREATE, raw)

@@ -1,5 +1,3 @@
-//! The flows of a queue pair.
-
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::rule::{Counter, Counters, Held, Rule, VERB};
@@ -17,7 +15,7 @@ object!(ibv_flow, ibv_destroy_flow);
 #[doc(alias = "ibv_flow")]
 pub struct FlowId(u64);
 
-/// Their queue pair destroys them before itself.
+/// The queue pair destroys them before itself.
 pub(crate) struct Flows<'res> {
     flows: Vec<Flow<'res>>,
 }
@@ -46,8 +44,8 @@ impl<'res> Flows<'res> {
 
     /// # Safety
     ///
-    /// The queue pair is live, of that type and on that context. Its owner calls [`destroy_all`](Self::destroy_all)
-    /// before it destroys it.
+    /// The queue pair is live, of that type and on that context. Its owner calls
+    /// [`destroy_all`](Self::destroy_all) before it destroys it.
     pub(crate) unsafe fn create(
         &mut self,
         queue_pair: *mut ffi::ibv_qp,
@@ -66,8 +64,8 @@ impl<'res> Flows<'res> {
             return Err(Error::new(VERB, libc::ENOMEM));
         }
         let held = rule.held.clone();
-        // SAFETY: the caller vouches for the queue pair; the rule is well-formed, and `held` keeps the objects that it
-        // names alive; a flow that comes back is ours alone.
+        // SAFETY: the caller vouches for the queue pair; the rule is well-formed, and `held` keeps what it names;
+        // the flow is ours alone.
         let raw =
             unsafe { Handle::new(VERB, ffi::ibv_create_flow(queue_pair, raw_rule.as_mut_ptr())) }?;
         let id = FlowId(NEXT.fetch_add(1, Ordering::Relaxed));
@@ -75,7 +73,7 @@ impl<'res> Flows<'res> {
         Ok(id)
     }
 
-    /// Destroys a flow. Calls `leak` if that fails, because then the queue pair must not be destroyed either.
+    /// Calls `leak` on failure: then the queue pair must not be destroyed either.
     pub(crate) fn destroy(&mut self, id: FlowId, leak: impl FnOnce()) -> Result<()> {
         let Some(at) = self.flows.iter().position(|flow| flow.id == id) else {
             return Err(Error::invalid("ibv_destroy_flow", "the queue pair has no such flow"));
@@ -105,8 +103,8 @@ impl<'res> Flows<'res> {
         if flow.held.try_reserve(1).is_err() {
             return Err(Error::new(VERB, libc::ENOMEM));
         }
-        // SAFETY: both are live and stay so: the flow keeps the counters, even after a failure, which may have taken
-        // effect.
+        // SAFETY: both are live and stay so: the flow keeps the counters even after a failure, which may have
+        // taken effect.
         let returned = unsafe { counters.attach_raw(counter, index, flow.raw.as_ptr()) };
         flow.held.push(Held::Counters(counters));
         returned

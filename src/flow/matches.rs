@@ -1,5 +1,3 @@
-//! The headers that a flow matches.
-
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::debug::debug;
@@ -13,10 +11,10 @@ pub(crate) mod private {
 
     /// C's form of a header.
     pub trait Header {
-        /// Appends the specification, `inner` if for a tunnel's inner headers.
+        /// `inner`: for a tunnel's inner headers.
         fn append(&self, to: &mut Vec<u8>, inner: bool);
 
-        /// The type, and the bytes of the value alone.
+        /// The bytes are those of the value alone.
         fn value(&self) -> (ffi::ibv_flow_spec_type, Vec<u8>);
     }
 }
@@ -29,7 +27,7 @@ unsafe fn bytes_of<T: Copy>(value: &T) -> &[u8] {
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
-/// Defines a header: C's filter as value and mask, with two methods for each field.
+/// C's filter as value and mask; each field gets two methods.
 macro_rules! header {
     (
         $(#[$meta:meta])*
@@ -77,7 +75,7 @@ macro_rules! header {
                 if inner {
                     spec.type_.0 |= ffi::ibv_flow_spec_type::IBV_FLOW_SPEC_INNER.0;
                 }
-                // Field by field, since padding has no value.
+                // Padding has no value.
                 let start = to.len();
                 to.resize(start + size_of::<ffi::$spec>(), 0);
                 let mut put = |at: usize, bytes: &[u8]| {

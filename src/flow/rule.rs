@@ -1,5 +1,3 @@
-//! The rules of flows.
-
 use std::ptr;
 
 use super::esp_action::EspAction;
@@ -55,7 +53,6 @@ pub struct Rule<'res> {
     pub(super) held: Vec<Held<'res>>,
 }
 
-/// What a flow keeps alive.
 #[derive(Clone)]
 pub(super) enum Held<'res> {
     Counters(Parent<'res, Counters<'res>>),
@@ -204,7 +201,7 @@ impl<'res> Rule<'res> {
             let size = size_of::<ffi::ibv_flow_spec_action_drop>();
             specs.extend(header(ffi::ibv_flow_spec_type::IBV_FLOW_SPEC_ACTION_DROP, size));
         }
-        // The last one, since its length would misalign the pointers of later ones.
+        // Last, since its length would misalign the pointers of later ones.
         if let Some(tag) = self.tag {
             let size = size_of::<ffi::ibv_flow_spec_action_tag>();
             let mut bytes = header(ffi::ibv_flow_spec_type::IBV_FLOW_SPEC_ACTION_TAG, size);
@@ -227,13 +224,12 @@ impl<'res> Rule<'res> {
     }
 }
 
-/// With its specifications.
 pub(super) struct RawRule {
     words: Vec<u64>,
 }
 
 impl RawRule {
-    /// Begins the 20 bytes of the struct so that the specifications after it are aligned to 8.
+    /// Aligns the specifications after the struct's 20 bytes to 8.
     const START: usize =
         size_of::<ffi::ibv_flow_attr>().next_multiple_of(8) - size_of::<ffi::ibv_flow_attr>();
 

@@ -1,5 +1,3 @@
-//! Connecting over TCP, and monitoring the peer through the TCP stream.
-
 use std::ffi::c_int;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
@@ -16,13 +14,12 @@ use crate::handshake::{Handshake, Step};
 use crate::queue_pair::{Connected, PreparedQueuePair, QueuePair};
 use crate::state_error::StateError;
 
-/// How long the peer is silent before the kernel probes its host.
+/// The peer is silent for as long before the kernel probes its host.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// The number of unanswered probes after which the peer counts as dead.
+/// After as many unanswered probes, the peer counts as dead.
 const KEEPALIVE_PROBES: c_int = 4;
 
-/// Defines the methods that connect over a stream of the program's own.
 macro_rules! over_a_stream {
     ($connected:ty) => {
         /// [Connects](PreparedChannel::connect) over a stream that is already connected: a Unix socket, TLS, or a
@@ -292,11 +289,11 @@ pub fn wait_until_peer_closes(stream: impl AsFd, deadline: Instant) -> io::Resul
     poll(stream.as_fd(), crate::linux::POLLRDHUP, deadline)
 }
 
-/// Waits until the deadline for events on a file, or its failure. Returns whether there were any.
+/// Returns whether there were events, or a failure, before the deadline.
 fn poll(file: BorrowedFd<'_>, events: i16, deadline: Instant) -> io::Result<bool> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        // Rounded up, so that the last round does not spin. A wait that is too long for a C int is split.
+        // Rounded up, so that the last round does not spin. Longer than a C int: waits again.
         let millis = left.as_nanos().div_ceil(1_000_000);
         let millis = c_int::try_from(millis).unwrap_or(c_int::MAX);
         let mut entry = libc::pollfd { fd: file.as_raw_fd(), events, revents: 0 };
@@ -322,7 +319,7 @@ fn keep<'res>(
     (channel, private_data)
 }
 
-/// Connects over a TCP stream, if there is one, and returns the stream.
+/// An `Err` for the stream becomes the exchange's.
 #[expect(clippy::type_complexity, reason = "what `Exchanged` has, and the stream")]
 fn over<P: Handshake>(
     prepared: P,
@@ -356,7 +353,7 @@ fn over<P: Handshake>(
     }
 }
 
-/// A socket that reads and writes what it can at once, though it blocks for others.
+/// Never blocks, though the socket may for others.
 struct Ready<'s>(&'s TcpStream);
 
 impl Read for Ready<'_> {
@@ -383,7 +380,7 @@ fn done(returned: isize) -> io::Result<usize> {
     usize::try_from(returned).map_err(|_| io::Error::last_os_error())
 }
 
-/// Lets the kernel detect a dead host even if nothing is sent.
+/// Finds a dead host even if nothing is sent.
 fn watch_host(stream: &TcpStream) -> io::Result<()> {
     let seconds = |time: Duration| c_int::try_from(time.as_secs()).unwrap_or(c_int::MAX);
     for (level, option, value) in [
@@ -394,8 +391,7 @@ fn watch_host(stream: &TcpStream) -> io::Result<()> {
     ] {
         let length = size_of::<c_int>() as libc::socklen_t;
         let value: *const c_int = &value;
-        // SAFETY: the borrowed socket is open; each of these options takes an int, and `value` points to one of
-        // `length` bytes.
+        // SAFETY: the borrowed socket is open; each option takes an int, and `value` points to `length` bytes.
         let returned =
             unsafe { libc::setsockopt(stream.as_raw_fd(), level, option, value.cast(), length) };
         if returned != 0 {
@@ -405,7 +401,7 @@ fn watch_host(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Tries the addresses of the name in turn until one answers. Each gets its share of the time that is left.
+/// Tries the name's addresses in turn. Each gets its share of the time that is left.
 fn dial(address: impl ToSocketAddrs, deadline: Instant) -> Result<TcpStream, ExchangeError> {
     let addresses = address.to_socket_addrs().map_err(|error| {
         let text = format!("{error} (the address is HOST:PORT, such as \"server:18515\")");
@@ -440,7 +436,7 @@ fn next_client(listener: &TcpListener, deadline: Instant) -> Result<TcpStream, E
         }
         match accept_now(listener) {
             Ok(stream) => return Ok(stream),
-            // The client has left, or another thread has accepted it.
+            // The client has left, or another thread has it.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -451,8 +447,8 @@ fn next_client(listener: &TcpListener, deadline: Instant) -> Result<TcpStream, E
     }
 }
 
-/// Accepts a waiting client. Another thread may accept it first, so the listener must not block. All threads share the
-/// socket's blocking mode, and take turns to change it.
+/// Another thread may accept the client first, so the listener must not block. All threads share the socket's
+/// blocking mode, and take turns to change it.
 fn accept_now(listener: &TcpListener) -> io::Result<TcpStream> {
     static TURN: Mutex<()> = Mutex::new(());
 

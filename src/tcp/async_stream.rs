@@ -1,5 +1,3 @@
-//! Streams whose reads and writes are polled.
-
 use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll};
@@ -28,10 +26,9 @@ pub trait AsyncStream {
     fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>>;
 }
 
-/// Whole messages over such a stream.
 pub(crate) struct Polled<'s, S>(pub(crate) &'s mut S);
 
-/// A stream's result: 0 bytes mean its end.
+/// 0 bytes mean the stream's end.
 fn done(result: io::Result<usize>) -> Result<usize, ExchangeError> {
     match result {
         Ok(0) => Err(ExchangeError::Closed(ExchangeStage::Addresses)),
@@ -45,7 +42,7 @@ impl<S: AsyncStream + Send> Messages for Polled<'_, S> {
         let mut left = bytes;
         while !left.is_empty() {
             let read = done(poll_fn(|cx| self.0.poll_read(cx, left)).await)?;
-            // A stream that returns a wrong number must not lead out of bounds.
+            // A wrong number from the stream must not lead out of bounds.
             left = left.get_mut(read..).unwrap_or_default();
         }
         Ok(())
@@ -67,7 +64,7 @@ mod on_tokio {
 
     use super::*;
 
-    /// Implements the trait for a stream of tokio, by its non-blocking calls.
+    /// By tokio's non-blocking calls.
     macro_rules! streams {
         ($($stream:ty),+) => {$(
             impl AsyncStream for $stream {

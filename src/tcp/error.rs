@@ -1,5 +1,3 @@
-//! Why two sides did not connect.
-
 use std::net::SocketAddr;
 use std::{fmt, io};
 
@@ -82,7 +80,7 @@ impl ExchangeError {
         }
     }
 
-    /// The same error, at the last stage.
+    /// The peer's failure: the last stage.
     pub(super) fn of_peer(self) -> Self {
         match self {
             Self::TimedOut(_) => Self::TimedOut(ExchangeStage::Peer),

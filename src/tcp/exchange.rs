@@ -1,5 +1,4 @@
-//! The exchange between two sides: one state machine, fed with bytes, for streams that block, are polled or are
-//! stepped.
+//! One state machine, fed with bytes: for streams that block, are polled or are stepped.
 
 use std::future::Future;
 use std::io::{self, Read, Write};
@@ -21,7 +20,7 @@ pub(crate) enum Role {
     Accepts,
 }
 
-/// The connected object and the peer's private data, or the object that is not connected.
+/// Or the object that is not connected.
 pub(crate) type Exchanged<P> =
     Result<(<P as Handshake>::Connected, Vec<u8>), StateError<P, ExchangeError>>;
 
@@ -37,23 +36,22 @@ pub(crate) type Exchanged<P> =
 pub struct Exchange<P: Handshake> {
     role: Role,
     stage: Stage<P>,
-    /// The bytes to send, and how many were sent.
+    /// To send; `sent` bytes are out.
     output: Vec<u8>,
     sent: usize,
-    /// The bytes of the next part so far, and its length.
+    /// The next part so far, of `part` bytes.
     input: Vec<u8>,
     part: usize,
 }
 
 enum Stage<P: Handshake> {
-    /// The first part of the peer's greeting.
     Header(P),
     Greeting(P, wire::Header),
-    /// The side that connects waits for the verdict behind the peer's greeting.
+    /// The side that connects waits for the verdict.
     Answered(P, QueuePairEndpoint, Vec<u8>),
-    /// Our handshake is done, and our verdict goes out. The side that accepts then waits for the peer's.
+    /// Our verdict goes out. The side that accepts then waits for the peer's.
     Shaken(P::Shaken, Vec<u8>),
-    /// The peer is told why: our verdict, or our version.
+    /// Tells the peer our verdict, or our version.
     Failed(P, ExchangeError),
 }
 
@@ -67,7 +65,7 @@ impl<P: Handshake> Exchange<P> {
             Ok(greeting) => greeting,
             Err(error) => return Err(StateError::new(prepared, error)),
         };
-        // The side that accepts sends only after it has read.
+        // The side that accepts reads first.
         let sent = if role == Role::Accepts { output.len() } else { 0 };
         let (stage, input) = (Stage::Header(prepared), Vec::new());
         Ok(Self { role, stage, output, sent, input, part: wire::HEADER })
@@ -177,10 +175,10 @@ impl<P: Handshake> Exchange<P> {
         StateError::new(self.into_object(), error)
     }
 
-    /// One step of [`advance`](Self::advance), with everything there that the stage waits for.
+    /// The input that the stage waits for is complete.
     fn next_stage(self) -> Result<Self, Exchanged<P>> {
         let Self { role, stage, output, input, .. } = self;
-        // All output was sent.
+        // All output is out.
         let next = |stage, output, part| {
             Ok(Self { role, stage, output, sent: 0, input: Vec::new(), part })
         };
@@ -189,7 +187,7 @@ impl<P: Handshake> Exchange<P> {
                 match wire::Header::parse(&input.try_into().expect("as many as are wanted")) {
                     Ok(header) => {
                         let part = header.endpoint + header.private_data;
-                        // Kept until the peer's greeting is read.
+                        // Kept until the greeting is read.
                         let mut greeted = next(Stage::Greeting(prepared, header), output, part)?;
                         greeted.sent = greeted.output.len();
                         Ok(greeted)
@@ -197,13 +195,13 @@ impl<P: Handshake> Exchange<P> {
                     Err(error) => Err(Err(StateError::new(prepared, error))),
                 }
             }
-            // Read to its end even if it is refused: closing a TCP socket with unread data may lose the last data sent
+            // Read to its end even if refused: closing a TCP socket with unread data may lose the last data sent
             // to the peer.
             Stage::Greeting(prepared, header) => {
                 let mut endpoint = input;
                 let private_data = endpoint.split_off(header.endpoint);
                 let checked = header.check();
-                // Tell another version ours, and other programs nothing.
+                // Another version learns ours, other programs nothing.
                 let answers = role == Role::Accepts
                     && matches!(checked, Ok(()) | Err(ExchangeError::Version { .. }));
                 let answer = if answers { output } else { Vec::new() };
@@ -212,7 +210,7 @@ impl<P: Handshake> Exchange<P> {
                     Ok(remote) if role == Role::Connects => {
                         next(Stage::Answered(prepared, remote, private_data), answer, wire::VERDICT)
                     }
-                    // If it fails, it reads the peer's verdict all the same.
+                    // After a failure too, it reads the peer's verdict.
                     Ok(remote) => {
                         let (stage, output) = shake(prepared, remote, private_data, answer);
                         next(stage, output, wire::VERDICT)
@@ -243,7 +241,7 @@ impl<P: Handshake> Exchange<P> {
     }
 }
 
-/// Calls the verbs that connect. Returns the next stage, and our verdict behind what else there is to send.
+/// Connects. Returns our verdict behind the bytes that must go first.
 fn shake<P: Handshake>(
     prepared: P,
     remote: QueuePairEndpoint,
@@ -298,7 +296,7 @@ pub(super) fn exchange<P: Handshake, S: DeadlineStream + ?Sized>(
     let mut stream = Blocking(Timed::new(&mut stream, deadline));
     let mut exchanging = pin!(exchange_over(prepared, role, &mut stream, private_data));
     loop {
-        // Ready at once, because each read and write blocks until it is done.
+        // Ready at once: all reads and writes block.
         let polled = exchanging.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         if let Poll::Ready(exchanged) = polled {
             return exchanged;

@@ -1,5 +1,3 @@
-//! Streams whose waits have a deadline.
-
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -27,12 +25,12 @@ pub trait DeadlineStream: Read + Write {
     fn set_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()>;
 }
 
-/// The time until the deadline, as the timeout of one call.
+/// For one call.
 fn timeout(deadline: Option<Instant>) -> io::Result<Option<Duration>> {
     let Some(deadline) = deadline else { return Ok(None) };
     match deadline.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
-        // The kernel counts microseconds, and 0 would mean for ever.
+        // The kernel counts microseconds; 0 would mean for ever.
         left => Ok(Some(left.max(Duration::from_millis(1)))),
     }
 }
@@ -136,7 +134,6 @@ where
 
 debug! { impl[S: fmt::Debug, F] StreamWithDeadline<S, F>, self, stream: self.stream, .. }
 
-/// Reads and writes whole messages until a deadline.
 pub(super) struct Timed<'s, S: DeadlineStream> {
     stream: &'s mut S,
     deadline: Instant,
@@ -150,7 +147,7 @@ impl<'s, S: DeadlineStream> Timed<'s, S> {
     pub(super) fn read(&mut self, mut bytes: &mut [u8]) -> Result<(), ExchangeError> {
         while !bytes.is_empty() {
             let read = self.once(|stream| stream.read(bytes))?;
-            // A stream that returns a wrong number must not lead out of bounds.
+            // A wrong number from the stream must not lead out of bounds.
             bytes = bytes.get_mut(read..).unwrap_or_default();
         }
         Ok(())
@@ -164,7 +161,7 @@ impl<'s, S: DeadlineStream> Timed<'s, S> {
         self.once(|stream| stream.flush().map(|()| 1)).map(drop)
     }
 
-    /// Calls the stream until it does something or the deadline passes. 0 is the end of the stream.
+    /// Until it does something or the deadline passes. 0 is the end of the stream.
     fn once(
         &mut self,
         mut call: impl FnMut(&mut S) -> io::Result<usize>,
@@ -181,7 +178,7 @@ impl<'s, S: DeadlineStream> Timed<'s, S> {
                     if !matches!(error, ExchangeError::TimedOut(_)) || left.is_zero() {
                         return Err(error);
                     }
-                    // The stream does not block, or its clock is coarser.
+                    // It does not block, or its clock is coarser.
                     thread::sleep(left.min(Duration::from_millis(1)));
                 }
             }
@@ -190,7 +187,7 @@ impl<'s, S: DeadlineStream> Timed<'s, S> {
 }
 
 impl<S: DeadlineStream> Drop for Timed<'_, S> {
-    /// Removes the deadline, for the caller. If that fails, the caller's next use of the stream reports it.
+    /// The caller's next use of the stream reports a failure.
     fn drop(&mut self) {
         // The program's code, and its error's drop, may panic during a panic.
         let _ = catch(|| drop(self.stream.set_deadline(None)));

@@ -1,4 +1,4 @@
-//! The messages of the exchange, in bytes. All numbers are in network order.
+//! The messages of the exchange. All numbers are in network order.
 //!
 //! | bytes of a greeting | |
 //! |---|---|
@@ -10,15 +10,15 @@
 //!
 //! A verdict has 5 bytes: a code, and an errno value (0 if ready).
 //!
-//! The side that connects sends its greeting, the other side its greeting and its verdict, the first its verdict: three
-//! messages, of which only one is under way at a time.
+//! Three messages, one under way at a time: the connecting side's greeting, the other's greeting and verdict, the
+//! first's verdict.
 
 use super::error::{ExchangeError, MAX_PRIVATE_DATA};
 use crate::queue_pair::{CREDITS_VERSION, QueuePairEndpoint, VERSION};
 
 const NAME: &[u8; 7] = b"ibverbs";
 
-/// The length of the first part, which holds the lengths of the rest.
+/// The first part, which holds the lengths of the rest.
 pub(super) const HEADER: usize = 12;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,7 +39,7 @@ impl Header {
         Ok(Self { version: *version, endpoint: length(*e0, *e1), private_data: length(*d0, *d1) })
     }
 
-    /// Checks our version and our limits.
+    /// Compares with our version and limits.
     pub(super) fn check(&self) -> Result<(), ExchangeError> {
         if !(VERSION..=CREDITS_VERSION).contains(&self.version) {
             return Err(ExchangeError::Version { ours: CREDITS_VERSION, theirs: self.version });
@@ -51,7 +51,6 @@ impl Header {
     }
 }
 
-/// The length, as it is sent.
 pub(super) fn check_private_data(private_data: &[u8]) -> Result<u16, ExchangeError> {
     let length = u16::try_from(private_data.len());
     let length = length.ok().filter(|&length| usize::from(length) <= MAX_PRIVATE_DATA);
@@ -68,7 +67,7 @@ pub(super) fn greeting(
     let mut bytes = Vec::with_capacity(HEADER + endpoint.len() + private_data.len());
     bytes.extend_from_slice(NAME);
     bytes.push(*version);
-    // At most 140: it fits.
+    // At most 140.
     bytes.extend_from_slice(&(endpoint.len() as u16).to_be_bytes());
     bytes.extend_from_slice(&length.to_be_bytes());
     bytes.extend_from_slice(endpoint);
@@ -86,7 +85,7 @@ pub(super) const VERDICT: usize = 5;
 const READY: u8 = 1;
 const FAILED: u8 = 2;
 
-/// How this side's handshake went: ready, or failed with an errno value.
+/// An errno value means that the handshake failed.
 pub(super) fn verdict(errno: Option<i32>) -> [u8; VERDICT] {
     let [a, b, c, d] = errno.unwrap_or(0).to_be_bytes();
     [if errno.is_some() { FAILED } else { READY }, a, b, c, d]

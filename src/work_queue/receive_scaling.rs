@@ -1,5 +1,3 @@
-//! Queue pairs that spread packets over work queues.
-
 use std::ptr;
 
 use super::work_queue::IndirectionTable;
@@ -114,8 +112,8 @@ impl<'res> ReceiveScalingQueuePair<'res> {
             ..Default::default()
         };
         let attributes = ptr::from_mut(&mut attributes);
-        // SAFETY: context, domain and table are live, and kept; C reads the key during the call only; a queue pair that
-        // comes back is ours alone.
+        // SAFETY: context, domain and table are live, and kept; C reads the key during the call only; the queue
+        // pair is ours alone.
         let raw =
             unsafe { Handle::new(VERB, ffi::ibv_create_qp_ex(context.as_raw(), attributes)) }?;
         let parents = Parents { domain, table };
@@ -291,7 +289,7 @@ impl ReceiveHash {
         Ok(())
     }
 
-    /// C only reads the key that the struct points to.
+    /// C only reads the key.
     pub(super) fn to_raw(&self) -> ffi::ibv_rx_hash_conf {
         ffi::ibv_rx_hash_conf {
             rx_hash_function: ffi::ibv_rx_hash_function_flags::IBV_RX_HASH_FUNC_TOEPLITZ.0 as u8,

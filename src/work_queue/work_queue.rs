@@ -1,5 +1,3 @@
-//! Work queues.
-
 use std::ops::RangeBounds;
 use std::sync::{Mutex, PoisonError};
 use std::{fmt, ptr};
@@ -51,7 +49,7 @@ pub struct WorkQueue<'res> {
     raw: Handle<ffi::ibv_wq>,
     max_wr: u32,
     max_sge: u32,
-    /// Held while the state changes, because mlx5 does not lock the queue then.
+    /// Held while the state changes: mlx5 does not lock then.
     changing: Mutex<()>,
     domain: Parent<'res, ProtectionDomain<'res>>,
     queue: Parent<'res, CompletionQueue<'res>>,
@@ -70,7 +68,7 @@ resource! {
     WorkQueue<'res>: raw of ibv_wq, domain, queue
 }
 
-// Threads may share it: providers and `modify` lock, and the contract of posting excludes a change of state meanwhile.
+// Threads may share it: providers and `modify` lock, and callers of `post` exclude a change of state meanwhile.
 
 impl<'res> WorkQueue<'res> {
     /// `ibv_create_wq`: creates a receive queue in [`Reset`](State::Reset), for at least `max_wr` requests of at least
@@ -350,7 +348,7 @@ impl<'res> IndirectionTable<'res> {
         let device = first.protection_domain().context().query_device()?;
         let most = device.receive_scaling().max_rwq_indirection_table_size;
         let mut queues = vec![first];
-        // The list may be endless: one more than allowed is enough.
+        // The list may be endless.
         queues.extend(list.take(most as usize));
         Error::within(VERB, "the number of work queues", queues.len() as u64, 1, most)?;
         let reason = "the number of work queues is not a power of two";
@@ -364,8 +362,8 @@ impl<'res> IndirectionTable<'res> {
             ind_tbl: raw.as_mut_ptr(),
             comp_mask: 0,
         };
-        // SAFETY: context and queues are live, and kept; the list has as many entries as the attributes say; a table
-        // that comes back is ours alone.
+        // SAFETY: context and queues are live, and kept; the list has the length that the attributes say; the
+        // table is ours alone.
         let raw = unsafe {
             Handle::new(
                 VERB,
