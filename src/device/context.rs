@@ -140,7 +140,7 @@ impl<'a> Context<'a> {
         Ok(DeviceAttributes::from(raw))
     }
 
-    /// From the first query that succeeded.
+    /// The attributes of the first query that succeeded.
     pub(crate) fn limits(&self) -> Result<&DeviceAttributes> {
         match self.limits.get() {
             Some(limits) => Ok(limits),

@@ -17,7 +17,7 @@ const EMULEX: u32 = 0x10df;
 /// `mlx4`, `mlx5`.
 const MELLANOX: u32 = 0x02c9;
 
-/// Short messages, and results of reads or atomics, may be copied by the provider to the request's address.
+/// The provider itself may copy short messages, and results of reads or atomics, to the request's address.
 pub(crate) fn copies_results(device: &DeviceAttributes) -> bool {
     device.vendor_id() == MELLANOX
 }
