@@ -150,7 +150,7 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
         Ok(())
     }
 
-    /// Among those that not every port can send.
+    /// The longest of those that not every port can send, else 0.
     #[cold]
     pub(super) fn longest(&self) -> u64 {
         // SAFETY: as above.
