@@ -332,7 +332,7 @@ impl<'ctx> WaitChannel<'ctx> {
         self.waiters.wait(seen, deadline, cancelled, read)
     }
 
-    /// Also returns for another reason than an event.
+    /// Sleeps until it has read an event, or is woken for another reason.
     unsafe fn read(
         &self,
         queue: *mut ffi::ibv_cq,

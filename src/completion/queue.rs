@@ -293,7 +293,8 @@ impl CompletionQueue<'_> {
         self.sleep_until_found(deadline, poll, || false)
     }
 
-    /// `poll` also finds what raises no event. `is_found` then returns true, and [`Waiters::wake_all`] must be called.
+    /// For a `poll` that also finds what raises no event. Once there is some, `is_found` returns true, and the finder calls
+    /// [`Waiters::wake_all`].
     pub(crate) fn sleep_until_found<R>(
         &self,
         deadline: Option<Instant>,
@@ -316,7 +317,7 @@ impl CompletionQueue<'_> {
         unsafe { self.own_channel()?.rearm(self.as_raw(), || self.arm()) }
     }
 
-    /// For a reactor, which calls [`rearm_own`](Self::rearm_own) before it sleeps.
+    /// A reactor waits for these, and calls [`rearm_own`](Self::rearm_own) before it sleeps.
     #[cfg(feature = "async")]
     pub(crate) fn files(&self) -> Result<[Option<BorrowedFd<'_>>; 2]> {
         let channel = self.own_channel()?;
@@ -331,8 +332,8 @@ impl CompletionQueue<'_> {
         Ok(unsafe { self.own_channel()?.ready(self.as_raw()) })
     }
 
-    /// Until an event since [`arm_own`](Self::arm_own), or `cancelled`: after that turns true, [`Waiters::wake_all`]
-    /// must be called.
+    /// Sleeps until an event after [`arm_own`](Self::arm_own), or until `cancelled` returns true. The thread that cancels
+    /// then calls [`Waiters::wake_all`].
     pub(crate) fn sleep(
         &self,
         seen: u64,
@@ -343,7 +344,7 @@ impl CompletionQueue<'_> {
         unsafe { self.own_channel()?.wait(self.as_raw(), seen, deadline, cancelled) }
     }
 
-    /// By a query that only the kernel can answer.
+    /// Asks the kernel whether it still has the device.
     ///
     /// # Errors
     ///
@@ -355,7 +356,7 @@ impl CompletionQueue<'_> {
         }
     }
 
-    /// For threads that go to sleep after this call.
+    /// Threads that go to sleep after this call can be woken.
     pub(crate) fn wakeable(&self) -> Result<Arc<Waiters>> {
         self.own_channel()?.wakeable()
     }

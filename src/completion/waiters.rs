@@ -43,10 +43,10 @@ pub(crate) struct Waiters {
 #[derive(Default)]
 struct State {
     events: u64,
-    /// Since the last event was read. The next may be there already.
+    /// The queue is armed since the last event was read. The next event may be there already.
     armed: bool,
     reading: bool,
-    /// While another thread reads.
+    /// Threads that sleep while another reads.
     sleeping: usize,
 }
 
@@ -126,7 +126,7 @@ impl Waiters {
         }
     }
 
-    /// For waits that begin after this.
+    /// Waits that begin after this can be cancelled.
     ///
     /// # Errors
     ///
@@ -138,7 +138,7 @@ impl Waiters {
         Ok(())
     }
 
-    /// Waiting threads check whether they are cancelled.
+    /// Makes waiting threads check whether they are cancelled.
     pub(crate) fn wake_all(&self) {
         let state = self.state();
         if state.reading
@@ -154,7 +154,7 @@ impl Waiters {
         self.waker.get()
     }
 
-    /// [Wakes](Self::wake) so far. A wait that began with another number ends.
+    /// The number of [`wake`](Self::wake) calls. A wait ends when it changes.
     pub(crate) fn wakes(&self) -> u64 {
         self.wakes.load(Ordering::SeqCst)
     }
@@ -218,7 +218,7 @@ impl Waiters {
     }
 }
 
-/// This thread reads until it drops this.
+/// Makes this thread the reader until it is dropped.
 struct Turn<'a>(&'a Waiters);
 
 impl Drop for Turn<'_> {
