@@ -21,8 +21,8 @@ pub(crate) trait Object {
     fn live() -> &'static AtomicUsize;
 }
 
-/// Calls the destroy verb once. If that fails, the object's state is unknown: siw has unmapped its queues by then,
-/// ocrdma has freed it. So the object is leaked, with its parents: see [`Leak`].
+/// Owns a C object, and calls its destroy verb once. If that fails, the object's state is unknown: siw has unmapped its
+/// queues by then, ocrdma has freed it. So the object is leaked, with its parents: see [`Leak`].
 #[derive(Debug)]
 pub(crate) struct Handle<T: Object> {
     object: NonNull<T>,
@@ -44,7 +44,7 @@ impl<T: Object> Drop for Handle<T> {
 }
 
 impl<T: Object> Handle<T> {
-    /// `pointer`: what `verb` returned, null with `errno`.
+    /// Takes over the result of `verb`: an object, or null with `errno`.
     ///
     /// # Safety
     ///
