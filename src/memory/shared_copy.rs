@@ -1,8 +1,8 @@
 //! Copies to and from memory that a peer, or another thread, may write or read at the same time.
 //!
-//! Only atomic accesses to such memory are defined: one during a concurrent write has an unspecified result. The
-//! unit of access is the alignment of the element, up to the machine's word: a `u32` is copied by 4-byte
-//! accesses, a `[u8; 16]` byte by byte.
+//! Only atomic operations may access such memory: a read during a concurrent write then has an unspecified result,
+//! but is not undefined behaviour. The unit of access is the alignment of the element, up to the machine's word:
+//! a `u32` is copied by 4-byte accesses, a `[u8; 16]` byte by byte.
 //!
 //! Compilers do not merge atomic accesses, and byte-wise copies would be slow. So each access is one instruction
 //! of assembly, as wide as the machine has. It counts as one access to each unit in it, because no processor

@@ -14,10 +14,10 @@ use crate::handshake::{Handshake, Step};
 use crate::queue_pair::{Connected, PreparedQueuePair, QueuePair};
 use crate::state_error::StateError;
 
-/// The peer is silent for as long before the kernel probes its host.
+/// The silence after which the kernel probes the peer's host.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// After as many unanswered probes, the peer counts as dead.
+/// Unanswered probes after which the peer counts as dead.
 const KEEPALIVE_PROBES: c_int = 4;
 
 macro_rules! over_a_stream {
@@ -319,7 +319,7 @@ fn keep<'res>(
     (channel, private_data)
 }
 
-/// An `Err` for the stream becomes the exchange's.
+/// Without a stream, returns its error.
 #[expect(clippy::type_complexity, reason = "what `Exchanged` has, and the stream")]
 fn over<P: Handshake>(
     prepared: P,
