@@ -293,8 +293,8 @@ impl CompletionQueue<'_> {
         self.sleep_until_found(deadline, poll, || false)
     }
 
-    /// For a `poll` that also finds what raises no event. Once there is some, `is_found` returns true, and the finder calls
-    /// [`Waiters::wake_all`].
+    /// For a `poll` that also finds what raises no event. Once there is some, `is_found` returns true, and then
+    /// [`Waiters::wake_all`] must be called.
     pub(crate) fn sleep_until_found<R>(
         &self,
         deadline: Option<Instant>,
