@@ -332,8 +332,8 @@ impl CompletionQueue<'_> {
         Ok(unsafe { self.own_channel()?.ready(self.as_raw()) })
     }
 
-    /// Sleeps until an event after [`arm_own`](Self::arm_own), or until `cancelled` returns true. The thread that cancels
-    /// then calls [`Waiters::wake_all`].
+    /// Sleeps until an event after [`arm_own`](Self::arm_own), or until `cancelled` returns true. The thread that
+    /// cancels then calls [`Waiters::wake_all`].
     pub(crate) fn sleep(
         &self,
         seen: u64,
