@@ -62,7 +62,7 @@ impl<M> Clone for BufferPool<M> {
     }
 }
 
-/// The clones' reference to a pool. Buffers have none: the pool stays while a chunk is in use.
+/// The clones share it. Buffers have none: the pool stays while a chunk is in use.
 struct Owner(NonNull<Pool>);
 
 impl Owner {
@@ -157,7 +157,7 @@ impl<M: PoolMemory> BufferPool<M> {
             let what = "the number of chunks";
             return Err(Error::out_of_range(VERB, what, chunks as u64, 1, most));
         }
-        // Shorter than 2^33, so it does not overflow.
+        // Shorter than 2^33.
         let stride = chunk_len.next_multiple_of(ALIGNMENT);
         let Some(len) = stride.checked_mul(chunks) else {
             return Err(Error::invalid(VERB, "the chunks are more than memory can hold"));
@@ -296,8 +296,6 @@ impl<M> Drop for PoolWaiter<M> {
 
 debug! { impl[M: PoolMemory] PoolWaiter<M>, self, pool: self.pool, .. }
 
-// The memory of a pool.
-
 // SAFETY: the region owns its memory, which does not move, is registered for local writes until it is dropped, and is
 // accessed only through the region.
 unsafe impl<T: Element> GatherBuffer for Box<MemoryRegion<'static, T>> {
@@ -398,7 +396,7 @@ unsafe impl<T: Element> OwnedBuffer for SharedMemoryRange<T> {}
 
 debug! { impl[T: Element] SharedMemoryRange<T>, self, start: self.start, len: self.len, .. }
 
-// A cache.
+// The most buffers of a cache.
 
 const MOST: usize = 64;
 
@@ -428,7 +426,7 @@ const MOST: usize = 64;
 /// ```
 pub struct BufferCache<M = Exclusive> {
     pool: BufferPool<M>,
-    /// It never grows. Without memory for it, the cache keeps nothing.
+    /// It never grows.
     kept: Vec<PooledBuffer<M>>,
 }
 

@@ -54,7 +54,7 @@ impl DatagramBuffer {
         Ok(message)
     }
 
-    /// Makes a header of zeros to write behind, not what an earlier user of the chunk left.
+    /// The header must not be what an earlier user of the chunk left.
     fn begin(&mut self) -> Result<()> {
         let Some(lacking) = HEADER.checked_sub(self.whole.len()) else { return Ok(()) };
         let reason = "a chunk for datagrams has 40 bytes more than the longest message";

@@ -58,7 +58,6 @@ impl<const N: usize> Chunks<N> {
         self.give_back(index);
     }
 
-    /// There is a chunk for each thread.
     fn must_use(&self) {
         assert!(self.try_to_use());
     }
@@ -82,8 +81,7 @@ fn a_chunk_has_one_user_at_a_time() {
     assert!(runs > 10, "{runs}");
 }
 
-/// Two threads take and give back. In between, another takes the first chunk, which becomes the first again. The second
-/// one is not lost, and has one user.
+/// Between two takes, another thread takes the first chunk, which becomes the first again.
 #[test]
 fn a_head_that_is_as_it_was_is_not_taken_for_the_same() {
     let once = |chunks: &Chunks<3>| chunks.must_use();
@@ -109,7 +107,7 @@ fn who_finds_no_chunk_does_not_wait_for_one() {
     });
 }
 
-/// A thread that sees no chunk after it says that it waits is seen by the one that gives a chunk back.
+/// Who sees no chunk after it says that it waits is seen by who gives one back.
 #[test]
 fn no_wake_up_is_lost() {
     let waits = |chunks: &Chunks<1>| {

@@ -1,20 +1,19 @@
-//! The free chunks of a pool, and the pool's life.
+//! Free chunks, and the pool's life.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Tasks wait.
 const WAITED_FOR: u64 = 1;
-/// The owner is gone: nothing takes a chunk.
+/// The owner is gone.
 const ORPHANED: u64 = 2;
-/// Where the head has the number of the first free chunk, from 1 (0: none), in as many bits as needed. The bits above
-/// count takes.
+/// Where the head has the number of the first free chunk, from 1 (0: none). The bits above count takes.
 const FIRST: u32 = 2;
 
-/// A stack. Any thread takes and gives back by one exchange of its head, in a pool of any size.
+/// A stack, with one exchange of its head for each take.
 ///
-/// A take reads which chunk is second, then exchanges the head if it is unchanged, which the count of takes shows. It
-/// misses a change only if others meanwhile take as many chunks as the count has values, or a multiple: 2^52 with a
-/// thousand chunks, which takes a year; 2^34 with the [most](Self::MOST), which takes minutes.
+/// A take reads which chunk is second, then exchanges the head if the count of takes is the same. It misses a change
+/// only if others meanwhile take as many chunks as the count has values, or a multiple: 2^52 with a thousand chunks,
+/// which takes a year; 2^34 with the [most](Self::MOST), which takes minutes.
 pub(super) struct FreeChunks {
     head: AtomicU64,
     /// Bits of the head for the first free chunk.
@@ -22,7 +21,7 @@ pub(super) struct FreeChunks {
     take: u64,
     /// By chunk number, from 1. Entry 0 is the bottom of the stack.
     links: Box<[Link]>,
-    /// Chunks in use, if the pool is orphaned.
+    /// Chunks in use. Set when the pool is orphaned.
     in_use: AtomicU32,
 }
 
@@ -34,14 +33,11 @@ struct Link {
 }
 
 impl FreeChunks {
-    /// The most chunks of a pool.
     pub(super) const MOST: u32 = (1 << 28) - 1;
 
-    /// `None`: out of memory.
     pub(super) fn new(chunks: u32) -> Option<Self> {
         let mut links = Vec::new();
         links.try_reserve_exact(chunks as usize + 1).ok()?;
-        // The first is on top.
         links.extend((0..=chunks).map(|chunk| Link {
             next: AtomicU32::new(if chunk < chunks { chunk + 1 } else { 0 }),
             depth: AtomicU32::new(if chunk == 0 { 0 } else { chunks - chunk + 1 }),
@@ -81,8 +77,8 @@ impl FreeChunks {
         }
     }
 
-    /// Gives a chunk back and returns true: `this` may then dangle. False: tasks wait, or the pool is orphaned. The
-    /// caller still has the chunk, and [gives it back slowly](Self::give_back_slowly).
+    /// True: the chunk is back, and `this` may dangle. False: tasks wait, or the pool is orphaned. Then the caller
+    /// [gives it back slowly](Self::give_back_slowly).
     ///
     /// # Safety
     ///
@@ -116,8 +112,8 @@ impl FreeChunks {
             .map(drop)
     }
 
-    /// Gives a chunk back while tasks wait or the pool is orphaned. While tasks wait, it calls `next` until that has
-    /// found one, which the caller wakes afterwards. True: the pool is the caller's alone. False: `this` may dangle.
+    /// While tasks wait, it calls `next` until that has found one, which the caller wakes afterwards. True: the pool is
+    /// the caller's alone. False: `this` may dangle.
     ///
     /// # Safety
     ///
@@ -143,8 +139,8 @@ impl FreeChunks {
         }
     }
 
-    /// The owner is gone: nothing takes a chunk. True: no chunk is in use, and the pool is the caller's alone. False:
-    /// `this` may dangle.
+    /// Nothing takes a chunk from now on. True: no chunk is in use, and the pool is the caller's alone. False: `this`
+    /// may dangle.
     ///
     /// # Safety
     ///
@@ -173,8 +169,7 @@ impl FreeChunks {
         self.head.load(Ordering::Relaxed) & WAITED_FOR != 0
     }
 
-    /// If tasks wait, one is woken when a chunk comes back. [`take`](Self::take) finds the chunks that came back before
-    /// this call.
+    /// [`take`](Self::take) finds the chunks that came back before this call; later ones wake a task.
     pub(super) fn set_waited_for(&self, waited_for: bool) {
         if waited_for {
             self.head.fetch_or(WAITED_FOR, Ordering::AcqRel);
@@ -211,7 +206,7 @@ mod tests {
         }
     }
 
-    /// The head is as it was, except for the count of takes.
+    /// Only the count of takes has changed.
     #[test]
     fn takes_are_counted_up_to_the_end_and_from_the_beginning_again() {
         let free = FreeChunks::new(2).unwrap();

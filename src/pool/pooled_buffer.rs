@@ -119,7 +119,7 @@ impl<M> Drop for PooledBuffer<M> {
     }
 }
 
-/// Takes the buffer's field, because the buffer's address would keep the buffer in memory.
+/// Takes the buffer's field: the buffer's address would keep it in memory.
 ///
 /// # Safety
 ///

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use super::free_chunks::FreeChunks;
 use crate::panics;
 
-/// The waiting tasks, in order. A wake-up says that a chunk may be there.
+/// In order. A wake-up says that a chunk may be there.
 #[derive(Default)]
 pub(super) struct Waiting {
     places: Mutex<Places>,
@@ -24,18 +24,18 @@ impl Places {
         self.wakers.binary_search_by_key(&number, |&(number, _)| number).ok()
     }
 
-    /// Tells threads that give chunks back whether a task waits. Called under the lock.
+    /// Called under the lock.
     fn tell(&self, free: &FreeChunks) {
         free.set_waited_for(!self.wakers.is_empty());
     }
 }
 
-/// A place in the line, or none. Its holder [leaves](Waiting::leave) when it stops waiting.
+/// Its holder [leaves](Waiting::leave) when it stops waiting.
 #[derive(Default)]
 pub(super) struct Place(Option<u64>);
 
 impl Waiting {
-    /// A chunk, or a place in the line until the task is woken as the first.
+    /// Without a chunk, the task has a place until it is woken as the first.
     pub(super) fn poll_take(
         &self,
         free: &FreeChunks,
@@ -79,7 +79,7 @@ impl Waiting {
             Some(own) => Some(std::mem::replace(&mut places.wakers[own].1, waker)),
             None if places.wakers.try_reserve(1).is_err() => {
                 drop(places);
-                // No memory for a place: it asks again.
+                // No memory for a place.
                 waker.wake();
                 return;
             }
@@ -120,7 +120,7 @@ impl Waiting {
     }
 }
 
-/// Catches the waker's panic: a buffer may be dropped during a panic, and a second one would end the process.
+/// Catches the waker's panic: a buffer may be dropped during another, which a second one would turn into an abort.
 pub(super) fn wake(woken: Option<Waker>) {
     if let Some(waker) = woken {
         let _ = panics::catch(|| waker.wake());

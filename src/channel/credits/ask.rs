@@ -18,7 +18,7 @@ use crate::ffi;
 use crate::operation::destination::rdma;
 
 impl Core {
-    /// Handles the completion of a credit read. False: none is in flight.
+    /// False: no credit read is in flight.
     #[cold]
     pub(in crate::channel) fn take_credits(&self, completion: &WorkCompletion) -> bool {
         let Some(credits) = &self.credits else { return false };
@@ -42,7 +42,7 @@ impl Core {
         true
     }
 
-    /// Reads the peer's word, unless a read is in flight or a pause is running.
+    /// Does nothing while a read is in flight or a pause is running.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ impl Core {
         ffi::status(VERB, returned)
     }
 
-    /// Checks that `messages` may be sent. If credit is short, asks the peer.
+    /// If credit is short, asks the peer.
     ///
     /// # Errors
     ///
@@ -98,12 +98,11 @@ impl Core {
         Err(TransportError::NoCredit)
     }
 
-    /// A post of `messages` messages lacked credit.
     #[cold]
     #[inline(never)]
     pub(in crate::channel) fn refuse_without_credit(&self, messages: u32) -> TransportError {
         let Some(credits) = &self.credits else { return TransportError::NoCredit };
-        // A program may post again and again without polling, so poll for the answer here.
+        // A program may post again and again without polling.
         while credits.reading.get() {
             match self.settle() {
                 Ok(true) => {}
@@ -114,7 +113,7 @@ impl Core {
         self.require_credits(messages).err().unwrap_or(TransportError::NoCredit)
     }
 
-    /// A deadline or a cancellation does not stop the channel, since nothing was posted.
+    /// A time-out or cancellation does not stop the channel, since nothing was posted.
     #[cold]
     #[inline(never)]
     pub(in crate::channel) fn wait_for_blocking_credit(
@@ -147,10 +146,9 @@ impl Core {
         Some(credits.ask_at.get().unwrap_or_else(|| credits.clock.now()))
     }
 
-    /// Until the peer may be asked. `None`: a read is in flight.
+    /// Until the peer may be asked, or 0. `None`: a read is in flight.
     pub(in crate::channel) fn credit_pause(&self) -> Option<Duration> {
         let credits = self.credits.as_deref().filter(|credits| !credits.reading.get())?;
-        // The pause may have ended with nothing asked yet.
         Some(credits.pause().unwrap_or_default())
     }
 
@@ -158,7 +156,7 @@ impl Core {
         self.credits.as_deref().map(|credits| credits.number.get())
     }
 
-    /// Sets the number before that of a loop's first credit read.
+    /// The number before a loop's first credit read.
     pub(in crate::channel) fn set_credit_number(&self, number: u64) {
         if let Some(credits) = &self.credits {
             credits.number.set(number);
@@ -169,16 +167,16 @@ impl Core {
         self.credits.as_deref().map(Credits::available)
     }
 
-    /// Counts sent messages. If few credits are left, asks the peer.
+    /// If few credits are left, asks the peer.
     pub(super) fn use_credits(&self, credits: &Credits, messages: u32) {
         credits.sent.set(credits.sent.get().wrapping_add(messages));
         if credits.available() <= credits.most.get() / 2 {
-            // If this fails, it is tried again when no credit is left.
+            // It is tried again when no credit is left.
             let _ = self.read_credits(credits);
         }
     }
 
-    /// Waits for credit, if there is flow control.
+    /// Returns at once without flow control.
     pub(in crate::channel) fn wait_for_credit(
         &self,
         deadline: Option<Instant>,
@@ -198,7 +196,7 @@ impl Core {
             if self.settle()? {
                 continue;
             }
-            // Sleep on the queue only with a read in flight: nothing else would wake the thread.
+            // Without a read in flight, nothing would wake the thread.
             if let Some(pause) = self.credit_pause() {
                 self.pause_for_credit(pause, deadline)?;
             } else {
@@ -210,7 +208,6 @@ impl Core {
         }
     }
 
-    /// Polls once. True: a message may be sent.
     pub(in crate::channel) fn poll_credit(&self) -> TransportResult<bool> {
         if self.credits.is_none() {
             return Ok(true);
@@ -225,7 +222,7 @@ impl Core {
         }
     }
 
-    /// Sleeps if the channel may, otherwise spins once. A virtual clock moves on with the caller's polls.
+    /// Sleeps if the channel may, or spins once. The caller's polls move a virtual clock on.
     fn pause_for_credit(&self, pause: Duration, deadline: Option<Instant>) -> TransportResult<()> {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         if left.is_some_and(|left| left.is_zero()) {

@@ -1,9 +1,8 @@
 //! Flow control: a channel sends only what the peer has posted receives for.
 //!
-//! Each side counts the receives that it posts on a connection, in a word of memory that the peer may read. Credits
-//! are this count less the messages sent. When they run low, the sender reads the word again by an RDMA read, the
-//! credit read, whose completion [`Core::take_credits`] handles. So the receiver only counts, and need not announce
-//! anything. The sender waits for a completion as for everything else, so it can sleep.
+//! Each side counts the receives that it posts on a connection, in a word that the peer may read. Credits are this
+//! count less the messages sent. When they run low, the sender reads the word by an RDMA read, the credit read. So the
+//! receiver announces nothing, and the sender can sleep on its completion queue.
 //!
 //! The peer's word is not trusted. Whatever it holds, the worst is a message without a receive, as without flow
 //! control, or no message at all.
@@ -26,23 +25,23 @@ use crate::queue_pair::QueuePairEndpoint;
 
 pub(super) use post::NO_CREDIT;
 
-/// Requests on the send queue beyond the program's: the credit read.
+/// The credit read.
 pub(super) const OWN_SENDS: u32 = 1;
 
-/// The word that the peer reads, and the answer read from the peer, on different cache lines.
+/// The word for the peer, and the answer read from it, on different cache lines.
 const COUNT: usize = 0;
 const ANSWER: usize = 8;
 const WORDS: usize = 16;
 
-/// Bytes of the word that a peer reads.
+/// Bytes.
 pub(super) const WORD: u64 = size_of::<u64>() as u64;
 
 pub(super) type CreditRegion<'res> = SharedMemoryRegion<'res, u64>;
 
-/// Reads in a row that may find no new credit before a wait pauses.
+/// Reads in a row without new credit, before a wait pauses.
 const READS_WITHOUT_PAUSE: u32 = 4;
 
-/// The longest pause is `1 << MAX_PAUSE` microseconds.
+/// The longest is `1 << MAX_PAUSE` microseconds.
 const MAX_PAUSE: u32 = 10;
 
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +86,7 @@ pub(super) fn with_own_sends(
     capacities
 }
 
-/// Both sides or neither have flow control. Keeps the peer's word.
+/// Keeps the peer's word.
 ///
 /// # Errors
 ///
@@ -136,8 +135,7 @@ pub(super) fn check_reads(ours: &QueuePairEndpoint, theirs: &QueuePairEndpoint) 
     Ok(())
 }
 
-/// Network order. The upper half is the complement of the lower one, so a word that was read during a write does not
-/// pass for a count.
+/// Network order. The complement in the upper half shows a word that was read during a write.
 fn encode(count: u32) -> u64 {
     (u64::from(!count) << 32 | u64::from(count)).to_be()
 }
@@ -158,15 +156,14 @@ pub(super) struct Credits {
     posted: Cell<u32>,
     /// Our messages.
     sent: Cell<u32>,
-    /// The peer's receives, by its last answer.
+    /// By the peer's last answer.
     granted: Cell<u32>,
-    /// The most credits so far.
+    /// So far.
     most: Cell<u32>,
     /// Of the last credit read.
     number: Cell<u64>,
     /// That read is in flight.
     reading: Cell<bool>,
-    /// Reads in a row that found nothing new.
     vain: Cell<u32>,
     /// When the peer may be asked again.
     ask_at: Cell<Option<Instant>>,
@@ -223,7 +220,7 @@ impl Credits {
         self.peer.set(None);
     }
 
-    /// Messages that may be sent. More than half of the counters' range counts as 0, whatever the peer's word says.
+    /// More than half of the counters' range counts as 0, whatever the peer's word says.
     pub(super) fn available(&self) -> u32 {
         let available = self.granted.get().wrapping_sub(self.sent.get());
         if available > u32::MAX / 2 { 0 } else { available }
@@ -242,7 +239,7 @@ impl Credits {
         }));
     }
 
-    /// Until the peer may be asked again. Virtual time passes by itself until then.
+    /// Virtual time passes by itself until then.
     fn pause(&self) -> Option<Duration> {
         if self.reading.get() {
             return None;

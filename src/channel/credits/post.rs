@@ -12,8 +12,7 @@ use crate::operation::takes_receive;
 pub(in crate::channel) const NO_CREDIT: c_int = c_int::MIN;
 
 impl Core {
-    /// With flow control, posts call functions that count and get the core as first argument. Without, they pay
-    /// nothing.
+    /// Posts then count credits, and get the core as first argument. Without flow control, they pay nothing.
     pub(in crate::channel) fn count_credits(self: &Arc<Self>) {
         if self.credits.is_some() {
             let this = Arc::as_ptr(self).cast_mut().cast();
@@ -22,7 +21,7 @@ impl Core {
     }
 }
 
-/// As `ibv_post_send`, but returns [`NO_CREDIT`] if credit is short for the list, or a credit read has failed.
+/// Returns [`NO_CREDIT`] if credit is short for the list, or a credit read has failed.
 ///
 /// # Safety
 ///
@@ -51,7 +50,7 @@ unsafe extern "C" fn post_send(
     returned
 }
 
-/// Requests of the list that take a receive of the peer.
+/// Requests that take a receive of the peer.
 ///
 /// # Safety
 ///

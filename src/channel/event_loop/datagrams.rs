@@ -1,4 +1,4 @@
-//! Datagram ends of a loop: members without a peer, where each send names its destination.
+//! Datagram ends: members of a loop without a peer.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -136,7 +136,6 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// As [`send_to`](Self::send_to), for a task: see [`post_task`](Self::post_task).
     #[cfg(feature = "async")]
     pub(crate) fn post_task_to<R: WorkRequest>(
         &mut self,

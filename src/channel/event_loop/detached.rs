@@ -17,18 +17,18 @@ use crate::handle::Leak;
 use crate::queue_pair::QueuePairEndpoint;
 use crate::state_error::StateError;
 
-/// A channel out of its loop, which keeps its place and slots: requests that the device has still complete.
+/// A channel out of its loop, which keeps its place and slots: requests in flight complete there.
 pub(crate) struct Detached<'res> {
     pub(crate) id: ChannelId,
     pub(crate) channel: PreparedChannel<'res>,
 }
 
-/// A channel about to be destroyed. Its id no longer names a channel.
+/// Its id no longer names a channel.
 pub(crate) struct Doomed<'res> {
     pub(super) index: usize,
     pub(super) link: Link<'res>,
     pub(super) is_in_flight: bool,
-    /// It takes its receives from a shared queue.
+    /// Takes shared receives.
     pub(super) shares: bool,
     pub(super) datagrams: Option<DatagramEnd<'res>>,
 }
@@ -49,7 +49,7 @@ impl Detached<'_> {
         step(self.channel.link_mut(), |link| link.connect(remote))
     }
 
-    /// Notes that the caller has taken the queue pair to INIT.
+    /// The caller has taken the queue pair to INIT.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn open_receives_of_init(&mut self) -> (Result<()>, bool) {
         step(self.channel.link_mut(), |link| {
@@ -58,20 +58,19 @@ impl Detached<'_> {
         })
     }
 
-    /// `ibv_modify_qp`, `ibv_create_qp`: replaces the queue pair. Returns false if that failed: the next attempt to
-    /// connect tries it again.
+    /// `ibv_modify_qp`, `ibv_create_qp`: replaces the queue pair. False: the next attempt to connect tries it again.
     pub(crate) fn reset(&mut self) -> bool {
         let link = self.channel.link_mut();
         let _ = link.reset();
         link.is_reset()
     }
 
-    /// `ibv_modify_qp`: takes the queue pair to RESET, which ends all its requests. True: it did.
+    /// `ibv_modify_qp`: to RESET, which ends all its requests.
     pub(crate) fn try_reset(&self) -> bool {
         self.channel.core().try_reset()
     }
 
-    /// `ibv_modify_qp`: takes the queue pair to ERR.
+    /// `ibv_modify_qp`: to ERR.
     pub(crate) fn flush(&self) {
         let core = self.channel.core();
         if !core.destroyed.get() {
@@ -84,7 +83,7 @@ impl Detached<'_> {
     }
 }
 
-/// Takes one step towards a connection. True: this attempt, or an earlier one, ended the requests posted before.
+/// One step towards a connection. True: requests posted before have ended, in this attempt or an earlier one.
 pub(super) fn step<'res>(
     link: &mut Link<'res>,
     step: impl FnOnce(&mut Link<'res>) -> Result<()>,
@@ -96,13 +95,12 @@ pub(super) fn step<'res>(
 }
 
 impl Doomed<'_> {
-    /// `ibv_modify_qp`: takes the queue pair to ERR, where it takes no more shared receives. True:
-    /// [take](Loop::take_completions) its messages before you destroy it, since a provider may drop completions then.
+    /// `ibv_modify_qp`: to ERR, where it takes no more shared receives. True: [take](Loop::take_completions) its
+    /// messages before you destroy it, since a provider may drop completions then.
     pub(crate) fn stop_sharing(&self) -> bool {
         self.shares && self.link.core.modify(ffi::ibv_qp_state::IBV_QPS_ERR).is_ok()
     }
 
-    /// `ibv_modify_qp`, `ibv_destroy_qp`
     pub(crate) fn destroy(self) -> Destroyed {
         let Self { index, link, is_in_flight, datagrams, .. } = self;
         let is_reset = is_in_flight && link.core.reset().is_ok();
@@ -117,7 +115,7 @@ impl Doomed<'_> {
 
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for futures
 impl<'res, B> Loop<'res, B> {
-    /// Makes a place for a channel, which stays detached until it is connected.
+    /// The channel stays detached until it is connected.
     pub(crate) fn place(
         &mut self,
         mut channel: PreparedChannel<'res>,
@@ -132,24 +130,23 @@ impl<'res, B> Loop<'res, B> {
         self.open(detached.id, &[Queue::Receive]);
     }
 
-    /// Follows a failed attempt to connect, which has ended the posted receives. No task asks for their results.
+    /// A failed attempt to connect has ended the posted receives. No task asks for their results.
     pub(crate) fn forget_attempt(&mut self, channel: ChannelId) {
         self.end_attempt(channel);
         self.drop_messages(channel.index());
     }
 
-    /// Replaces the queue pair of this number, which has nothing in flight.
+    /// Nothing is in flight. `number` is that of the old queue pair, as in `replace`.
     pub(crate) fn renew(&mut self, detached: &Detached<'res>, number: u32) {
         self.replace(detached.id, number, detached.channel.core());
     }
 
-    /// `number` is that of the old queue pair.
     pub(super) fn replace(&mut self, id: ChannelId, number: u32, core: &Core) {
         self.table.numbers.remove(number, id.index());
         self.assign(id, core);
     }
 
-    /// Puts back a channel that is connected, or ready for receives.
+    /// The channel is connected, or ready for receives.
     pub(crate) fn attach(&mut self, detached: Detached<'res>, is_connected: bool) -> ChannelId {
         let Detached { id, channel } = detached;
         self.attach_link(id, channel.into_link());
@@ -160,7 +157,7 @@ impl<'res, B> Loop<'res, B> {
         id
     }
 
-    /// The queue pair of this attached channel is now in RTS.
+    /// The queue pair is now in RTS.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn establish(&mut self, channel: ChannelId) {
         let Some(core) = self.table.core(channel) else { return };
@@ -170,16 +167,15 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// Takes a channel out for verbs that change only the queue pair's state. Its operations go on. `None`: it is out,
-    /// or was removed.
+    /// For verbs that change only the queue pair's state. Operations go on. `None`: the channel is out, or was removed.
     pub(crate) fn borrow_out(&mut self, channel: ChannelId) -> Option<Detached<'res>> {
         self.table.entry(channel)?;
         let link = self.members.links[channel.index()].take()?;
         Some(Detached { id: channel, channel: PreparedChannel::from_link(link) })
     }
 
-    /// Refuses further posts with `error`, wakes all waiting tasks, and takes the channel out for a reset. `None`: it
-    /// is out, or was removed.
+    /// Refuses further posts, wakes all waiting tasks, and takes the channel out for a reset. `None`: it is out, or was
+    /// removed.
     pub(crate) fn close(
         &mut self,
         channel: ChannelId,
@@ -195,7 +191,6 @@ impl<'res, B> Loop<'res, B> {
         detached
     }
 
-    /// Ends all operations with [`Stopped`](TransportError::Stopped) at once.
     #[cold]
     pub(super) fn stop(&mut self, channel: ChannelId) {
         if let Some(closed) = self.close(channel, TransportError::Stopped) {
@@ -205,7 +200,7 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// Returns the channel for the caller to destroy if it was dropped meanwhile.
+    /// Returns a channel that was dropped meanwhile: the caller destroys it.
     pub(crate) fn give_back(&mut self, detached: Detached<'res>) -> Option<Doomed<'res>> {
         if self.table.asides[detached.id.index()].is_dropped {
             return Some(self.give_up(detached));
@@ -214,7 +209,7 @@ impl<'res, B> Loop<'res, B> {
         None
     }
 
-    /// Follows [`close`](Self::close). Without `is_reset`, operations in flight end when the channel is removed.
+    /// Without `is_reset`, operations in flight end when the channel is removed.
     pub(crate) fn end_closed(&mut self, channel: ChannelId, is_reset: bool) {
         let slots = self.table.entries[channel.index()].slots();
         if is_reset {
@@ -225,8 +220,7 @@ impl<'res, B> Loop<'res, B> {
         outcomes.iter_mut().for_each(|outcome| deferred.wake(&mut outcome.waker));
     }
 
-    /// Takes a channel out for good. Its slots stay until [`discard`](Self::discard). `None`: it is out, and
-    /// `give_back` returns it.
+    /// Slots stay until [`discard`](Self::discard). `None`: the channel is out, and `give_back` returns it.
     pub(crate) fn detach(&mut self, channel: ChannelId) -> Option<Doomed<'res>> {
         match self.members.links[channel.index()].take() {
             Some(link) => Some(self.doom(channel.index(), link)),
@@ -257,7 +251,7 @@ impl<'res, B> Loop<'res, B> {
         Doomed { index, link, is_in_flight, shares, datagrams }
     }
 
-    /// Makes the channel's id invalid, and returns it.
+    /// Makes the channel's id invalid.
     pub(super) fn retire(&mut self, index: usize) -> ChannelId {
         let table = &mut self.table;
         let generation = table.entries[index].generation;
@@ -294,7 +288,7 @@ impl<'res, B> Loop<'res, B> {
         result
     }
 
-    /// As [`end_doomed`](Self::end_doomed), and drops results and wakers that no task asks for.
+    /// Also drops results and wakers that no task asks for.
     pub(crate) fn discard(&mut self, destroyed: Destroyed) {
         let index = destroyed.index;
         // A queue pair that could not be destroyed is leaked.
@@ -314,7 +308,6 @@ impl<'res, B> Loop<'res, B> {
         self.table.settle_all(self.members.capacity);
     }
 
-    /// Drops messages that no task has taken.
     fn drop_messages(&mut self, index: usize) {
         let mut messages = std::mem::take(&mut self.table.entries[index].tasks.messages);
         while let Some(slot) = self.table.slots.get(messages.first as usize) {

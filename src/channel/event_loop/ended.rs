@@ -62,8 +62,8 @@ impl<B> Ended<B> {
     }
 }
 
-/// 0 for success, or the status with the vendor's error in the upper half. As a copy, it spares the compiler from
-/// keeping the completion in memory.
+/// 0, or the status with the vendor's error in the upper half. A copy spares the compiler from keeping the completion
+/// in memory.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) struct Failed(u64);
 
@@ -92,9 +92,9 @@ pub(super) fn result(completion: &ffi::ibv_wc) -> TransportResult<WorkSuccess> {
     }
 }
 
-/// Status of an operation whose channel was removed first.
+/// The channel was removed before the operation completed.
 pub(super) const REMOVED: ffi::ibv_wc_status = ffi::ibv_wc_status(u32::MAX);
-/// Status of an operation that a failed window or attempt to connect has ended.
+/// A failed window or attempt to connect has ended the operation.
 pub(super) const STOPPED: ffi::ibv_wc_status = ffi::ibv_wc_status(u32::MAX - 1);
 
 /// With a reference to the completion as argument, the compiler would keep that in memory.

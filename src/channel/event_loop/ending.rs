@@ -1,7 +1,7 @@
-//! Ends the operations of a channel that ends, and receives after a failure.
+//! How operations end with their channel, and receives after a failure.
 //!
-//! Soft-RoCE flushes its receives only when something else happens on the queue pair, so a receive posted after the
-//! failure would stay. The loop does not post it, and takes the queue pair to ERR to have earlier ones flushed.
+//! Soft-RoCE flushes receives only when something else happens on the queue pair. The loop does not post receives after
+//! a failure, and takes the queue pair to ERR to have earlier ones flushed.
 
 use std::ops::Range;
 use std::thread;
@@ -25,8 +25,8 @@ impl<B> Table<B> {
         slots.iter().filter(|slot| slot.state.is_in_flight()).count()
     }
 
-    /// Takes a queue pair to ERR, and polls until the device has flushed `slots`. Call it before the queue pair is
-    /// destroyed: a provider may drop the completions of a destroyed one.
+    /// Takes a queue pair to ERR, and polls until `slots` are flushed. A provider may drop the completions of a
+    /// destroyed queue pair, so call it before.
     pub(super) fn flush(&mut self, core: &Core, slots: Range<u32>, capacity: u32) {
         // An unknown completion ends nothing.
         let _ = self.settle_polled();
@@ -75,7 +75,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// Leaks the operations of a queue pair that could not be destroyed: the device may use the buffers forever.
+    /// The queue pair could not be destroyed: the device may use the buffers forever.
     pub(super) fn leak(&mut self, slots: Range<u32>) {
         for index in slots {
             let slot = &mut self.slots[index as usize];
@@ -87,7 +87,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// Ends the operations of a queue pair that was reset or destroyed.
+    /// The queue pair was reset or destroyed.
     pub(super) fn end_without_completions(
         &mut self,
         slots: Range<u32>,
@@ -108,7 +108,7 @@ impl<B> Table<B> {
         self.finish(index, &ffi::ibv_wc { status, ..Default::default() });
     }
 
-    /// From now on, all numbers of these slots so far are those of an earlier connection.
+    /// All numbers so far are now those of an earlier connection.
     pub(super) fn end_connections(&mut self, slots: Range<u32>) {
         for slot in &mut self.slots[slots.start as usize..slots.end as usize] {
             if slot.state == State::Credits
@@ -123,7 +123,7 @@ impl<B> Table<B> {
 
 impl<B> Drop for Loop<'_, B> {
     fn drop(&mut self) {
-        // Polled completions end their operations before the queue pairs go.
+        // Polled completions end their operations first.
         let _ = self.table.settle_polled();
         for index in 0..self.members.links.len() {
             if let Some(link) = self.members.links[index].take() {
@@ -148,7 +148,6 @@ impl<B> Drop for Loop<'_, B> {
 }
 
 impl<B> Table<B> {
-    /// An operation of the channel has completed with an error.
     #[cold]
     pub(super) fn note_failure(&mut self, channel: ChannelId) {
         let index = channel.index();
@@ -179,7 +178,6 @@ impl<B> Table<B> {
         self.asides[index].has_failed = true;
     }
 
-    /// A free slot for a receive after the connection has failed.
     fn unposted_slot(&mut self, channel: ChannelId) -> Option<u32> {
         let aside = &self.asides[channel.index()];
         if !aside.flushes() {
@@ -191,7 +189,7 @@ impl<B> Table<B> {
         Some(free)
     }
 
-    /// Ends unposted receives once all before them have ended. True: it ended one.
+    /// Ends unposted receives once all before them have ended.
     #[cold]
     #[inline(never)]
     pub(super) fn end_unposted(&mut self) -> bool {
@@ -235,7 +233,7 @@ impl<B> Table<B> {
 }
 
 impl<B> Loop<'_, B> {
-    /// Keeps a receive without posting it. Returns its number.
+    /// Keeps a receive without posting it.
     #[cold]
     #[inline(never)]
     pub(super) fn keep_unposted<R: WorkRequest>(

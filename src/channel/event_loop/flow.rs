@@ -64,7 +64,7 @@ impl<B> Loop<'_, B> {
         Ok(checked?)
     }
 
-    /// As [`keep_alive`](Self::keep_alive), but returns true if something is in flight.
+    /// As [`keep_alive`](Self::keep_alive). True: something is in flight, so it did nothing.
     pub(crate) fn sign_of_life(&mut self, channel: ChannelId) -> TransportResult<bool> {
         let core = self.table.core(channel).ok_or(TransportError::Closed)?;
         check_reliable(core)?;
@@ -75,7 +75,7 @@ impl<B> Loop<'_, B> {
             return Ok(true);
         }
         match self.probe(channel) {
-            // Full of results that the program has not taken: the peer has answered.
+            // Full of results that the program has not taken.
             Err(TransportError::QueueFull) => Ok(false),
             result => result.map(|()| false),
         }
@@ -123,7 +123,7 @@ impl<B> Table<B> {
         aside.core.as_deref().filter(|_| entry.generation == channel.generation)
     }
 
-    /// Handles the completion of a credit read. False: no such read is in flight.
+    /// False: no credit read is in flight.
     pub(super) fn take_credits(&mut self, channel: ChannelId, completion: &ffi::ibv_wc) -> bool {
         let is_taken = self.core(channel).is_some_and(|core| {
             core.credit_number() == Some(completion.wr_id)
@@ -135,7 +135,7 @@ impl<B> Table<B> {
         is_taken
     }
 
-    /// A channel that has credit again. Asks the peers of others when they have answered or their pause is over.
+    /// Asks peers that have answered or whose pause is over.
     pub(super) fn credited(&mut self) -> Option<ChannelId> {
         let Self { lacking, asides, .. } = self;
         let now = lacking.next_pause().map(|(_, index)| match &asides[index as usize].core {
@@ -158,8 +158,8 @@ impl<B> Table<B> {
         Some(ChannelId { index, generation: self.entries[index as usize].generation })
     }
 
-    /// Whether a wait must return: a channel has credit; a pause has begun since the wait chose its time-out
-    /// (`any_pause`); or `until` has passed, which a wait that finds answers at each poll never checks.
+    /// A channel has credit; or `any_pause`, and a pause has begun since the wait chose its time-out; or `until` has
+    /// passed, which a wait that finds answers at each poll never checks.
     pub(super) fn must_wait_end(&mut self, any_pause: bool, until: Instant) -> bool {
         self.lacking.any()
             && (self.credited().is_some()
@@ -177,7 +177,6 @@ impl<B> Table<B> {
         Some(at.saturating_duration_since(now))
     }
 
-    /// Refuses a post and notes that the channel waits for credit for `messages` messages.
     #[cold]
     #[inline(never)]
     pub(super) fn refuse_without_credit(

@@ -5,16 +5,14 @@ use std::collections::{BinaryHeap, TryReserveError, VecDeque};
 use std::mem;
 use std::time::Instant;
 
-/// Looking at a channel, which may ask its peer, is useful only after the peer has answered or a pause is over. This
-/// tracks both events, so its cost does not grow with the number of channels that wait.
+/// Looking at a channel is useful only after its peer has answered or a pause is over. This tracks both, so its cost
+/// does not grow with the number of channels that wait.
 #[derive(Default)]
 pub(super) struct Lacking {
     count: usize,
-    /// Channels to look at now. Some may have credit already.
+    /// To look at now. Some may have credit already, as in `pauses`.
     due: VecDeque<u32>,
-    /// Ends of pauses, when peers may be asked. Some channels may have credit already.
     pauses: BinaryHeap<Reverse<(Instant, u32)>>,
-    /// For each channel, the lists that it is in.
     places: Vec<Places>,
 }
 
@@ -25,11 +23,9 @@ struct Places {
 }
 
 pub(super) enum Look {
-    /// It has credit, or has failed.
     Found,
     /// A question is in flight, or nothing waits for credit.
     Leave,
-    /// Its peer may be asked then.
     Pause(Instant),
 }
 
@@ -55,7 +51,7 @@ impl Lacking {
         self.pauses.peek().map(|pause| pause.0).filter(|_| self.any())
     }
 
-    /// A post was refused. `is_new`: the channel did not lack credit before.
+    /// `is_new`: the channel did not lack credit before.
     pub(super) fn refused(&mut self, channel: u32, is_new: bool, ask_at: Option<Instant>) {
         self.count += usize::from(is_new);
         if let Some(at) = ask_at {
@@ -87,7 +83,7 @@ impl Lacking {
         }
     }
 
-    /// The first [found](Look::Found) channel. Returns the same one until it is forgotten.
+    /// Returns the same channel until it is forgotten.
     pub(super) fn next(
         &mut self,
         now: Option<Instant>,

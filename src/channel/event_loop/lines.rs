@@ -12,7 +12,7 @@ use crate::channel::operation::Queue;
 use crate::channel::slot::NO_SLOT;
 
 impl<B> Loop<'_, B> {
-    /// Adds a task to the end of a line. Returns its place.
+    /// Returns the place in line.
     ///
     /// # Errors
     ///
@@ -42,8 +42,8 @@ impl<B> Loop<'_, B> {
         &mut self.table.waiters.places[place as usize].waker
     }
 
-    /// The caller drops the returned waker while the loop is not borrowed. If the task was woken to take something, it
-    /// [wakes the next](Self::wake_line).
+    /// The caller drops the waker while the loop is not borrowed. If the task was woken to take something, it [wakes
+    /// the next](Self::wake_line).
     pub(crate) fn leave_line(
         &mut self,
         channel: ChannelId,
@@ -113,8 +113,7 @@ impl<B> Table<B> {
     }
 }
 
-/// Wakes the first task from this place on that was not woken yet. A woken task may never come: its future may be
-/// forgotten.
+/// Wakes the next task that was not woken yet. A woken one may never come: its future may be forgotten.
 #[cold]
 #[inline(never)]
 pub(super) fn wake_next(waiters: &mut Waiters, deferred: &mut Deferred, mut place: u32) {

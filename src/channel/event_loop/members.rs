@@ -27,7 +27,7 @@ pub(super) struct Members<'res> {
     pub(super) links: Vec<Option<Link<'res>>>,
     pub(super) shared: Vec<(ChannelId, Arc<SharedReceiveQueue<'res>>)>,
     pub(super) datagrams: HashMap<ChannelId, DatagramEnd<'res>>,
-    /// Completions that the queue holds. `room` of them are not reserved.
+    /// Completions that the queue holds. `room` are not reserved.
     pub(super) capacity: u32,
     room: u32,
     /// Indexes of removed channels. Some of their slots may be in use.
@@ -143,7 +143,7 @@ impl<'res, B> Loop<'res, B> {
         connected
     }
 
-    /// A failed attempt to connect has ended the operations on the device.
+    /// A failed attempt to connect has ended the operations.
     pub(super) fn end_attempt(&mut self, channel: ChannelId) {
         self.table.asides[channel.index()].has_failed = false;
         let entry = &mut self.table.entries[channel.index()];
@@ -195,7 +195,6 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// The error for a channel that is out of the loop, or for shared receives.
     #[cold]
     pub(super) fn without_link(&self, channel: ChannelId, verb: &'static str) -> Error {
         let reason = match self.members.shared_receives(channel) {
@@ -210,7 +209,7 @@ impl<'res, B> Loop<'res, B> {
         Error::invalid(verb, reason)
     }
 
-    /// Takes the queue pair to ERR. If that fails, [removal](Self::remove) ends its operations.
+    /// If this fails, [removal](Self::remove) ends its operations.
     #[cold]
     pub(super) fn to_error(&self, channel: ChannelId) {
         if let Some(Some(link)) = self.members.links.get(channel.index()) {
@@ -238,7 +237,7 @@ impl<'res, B> Loop<'res, B> {
         Ok(id)
     }
 
-    /// Assigns the place to a queue pair: its first, or another one after a reset.
+    /// The channel's first queue pair, or another one after a reset.
     pub(super) fn assign(&mut self, id: ChannelId, core: &Core) {
         let (table, index) = (&mut self.table, id.index());
         let entry = &mut table.entries[index];
@@ -294,7 +293,7 @@ impl<'res, B> Loop<'res, B> {
         Ok(id)
     }
 
-    /// Allows posts to these queues, unless the channel was stopped.
+    /// Allows posts, unless the channel was stopped.
     pub(super) fn open(&mut self, channel: ChannelId, queues: &[Queue]) {
         if let Some(error) = self.table.why_stopped(channel) {
             self.table.asides[channel.index()].stopped = Some(error);
@@ -313,7 +312,7 @@ impl<'res, B> Loop<'res, B> {
 }
 
 impl Members<'_> {
-    /// Frees the places of removed channels whose slots are all free.
+    /// Frees removed channels' places whose slots are all free.
     fn take_back<B>(&mut self, table: &Table<B>) {
         let Self { retired, free, gaps, .. } = self;
         retired.retain(|&index| {
@@ -328,7 +327,7 @@ impl Members<'_> {
         });
     }
 
-    /// The first of `depth` free slots: in a gap or at the table's end, where the last gap may begin before `end`.
+    /// In a gap, or at the table's end, where the last gap may begin before `end`.
     fn find_slots(&self, depth: u32, end: u32) -> u32 {
         let is_enough = |gap: &&Range<u32>| gap.len() as u32 >= depth;
         let last = self.gaps.last().filter(|last| last.end == end);
@@ -353,7 +352,7 @@ fn add_gap(gaps: &mut Vec<Range<u32>>, mut slots: Range<u32>) {
     gaps.insert(at, slots);
 }
 
-/// Makes a place, which may reuse slots of removed channels of any depth.
+/// May reuse slots of removed channels of any depth.
 pub(super) fn place<B>(
     table: &mut Table<B>,
     members: &mut Members<'_>,
@@ -401,7 +400,7 @@ pub(super) fn place<B>(
         for index in from..from + depth {
             let slot = &mut table.slots[index as usize];
             slot.next = if index + 1 == from + depth { from } else { index + 1 };
-            // An earlier channel's receive may have left an address in a slot that is for sends now.
+            // An earlier channel's receive may have left an address here.
             slot.kept = None;
             table.outcomes[index as usize].run = Run::none(slot);
         }

@@ -234,7 +234,7 @@ impl<'res, B> Loop<'res, B> {
             let waiters = queue.own_channel()?.waiters();
             let is_woken = || waiters.wakes() != *wakes;
             let poll = || match table.next_ended() {
-                // Peers' answers about credit raise events too, and may keep each poll from sleeping.
+                // Peers' answers about credit raise events too.
                 Ok(None) if is_woken() || table.must_wait_end(pause.is_none(), until) => {
                     Ok(Some(Ok(None)))
                 }

@@ -10,8 +10,7 @@ pub(super) struct Numbers {
     len: usize,
 }
 
-/// Where a search begins. Devices number queue pairs in steps of 1 or another power of two; Fibonacci hashing spreads
-/// these evenly.
+/// Devices number queue pairs in steps of a power of two; Fibonacci hashing spreads these evenly.
 #[inline]
 fn start(number: u32, size: usize) -> usize {
     ((u64::from(number.wrapping_mul(0x9e37_79b1)) * size as u64) >> 32) as usize
@@ -22,12 +21,12 @@ impl Numbers {
         Self { entries: vec![None; 8], len: 0 }
     }
 
-    /// The number's entry, or the free one where it would go.
+    /// The number's entry, or the free one for it.
     #[inline]
     fn position(&self, number: u32) -> usize {
         let mask = self.entries.len() - 1;
         let mut at = start(number, self.entries.len());
-        // This ends: at least half of the entries are free.
+        // At least half of the entries are free.
         while self.entries[at].is_some_and(|entry| entry.0 != number) {
             at = (at + 1) & mask;
         }
@@ -58,7 +57,6 @@ impl Numbers {
         Ok(())
     }
 
-    /// Needs [room](Self::reserve).
     pub(super) fn insert(&mut self, number: u32, channel: usize) {
         let at = self.position(number);
         if self.entries[at].replace((number, channel as u32)).is_none() {
@@ -66,7 +64,7 @@ impl Numbers {
         }
     }
 
-    /// Does nothing if the number belongs to another channel: a newer queue pair may have got it.
+    /// A newer queue pair may have got the number: then this does nothing.
     pub(super) fn remove(&mut self, number: u32, channel: usize) {
         let mut at = self.position(number);
         if self.entries[at].take_if(|entry| entry.1 as usize == channel).is_none() {

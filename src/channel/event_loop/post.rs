@@ -60,7 +60,7 @@ impl<B> Loop<'_, B> {
         self.post_as(channel, request, State::Token, token).map(drop)
     }
 
-    /// Posts an operation in this state. Returns its number.
+    /// Returns the operation's number.
     #[inline(always)]
     pub(super) fn post_as<R: WorkRequest, E: From<Refused<R>>>(
         &mut self,
@@ -178,7 +178,7 @@ impl<B> Loop<'_, B> {
         B: LoopBuffer<R::Kept>,
     {
         let index = index_of(number) as usize;
-        // Read here: a value that lives across the post would cost each post a move to the stack.
+        // Read here: living across the post would cost a move to the stack.
         let channel = self.table.slots[index].channel;
         if returned == NO_CREDIT && R::Operation::TAKES_RECEIVE {
             return refused::<R, E>(
@@ -197,7 +197,7 @@ impl<B> Loop<'_, B> {
             return refused::<R, E>(error, operation, buffer);
         }
         let slot = &mut self.table.slots[index];
-        // The future gets an error and no number: it will not ask for the operation.
+        // The future gets an error and no number.
         let is_of_task = matches!(state, State::Task | State::Message);
         slot.state = if is_of_task { State::Abandoned } else { state };
         slot.buffer.write(B::keep(keep(ManuallyDrop::into_inner(buffer))));
@@ -207,7 +207,7 @@ impl<B> Loop<'_, B> {
 }
 
 impl<B> Loop<'_, B> {
-    /// Follows a failed post whose request the device may have: ends all operations of the channel.
+    /// The device may have the request of a failed post: ends all operations of the channel.
     #[cold]
     pub(super) fn fail(&mut self, channel: ChannelId, error: TransportError) {
         if self.table.is_of_tasks && self.table.core(channel).is_some() {
@@ -229,7 +229,6 @@ pub(super) const fn queue_index(queue: Queue) -> usize {
     }
 }
 
-/// Checks a request. Returns its pieces.
 #[inline(always)]
 fn list_of<R: WorkRequest>(
     limits: &Limits,

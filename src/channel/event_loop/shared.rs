@@ -1,8 +1,8 @@
 //! Receives that channels of a loop share.
 //!
-//! They have an entry and slots as a channel has, but no queue pair. A message names the queue pair that it came on. A
-//! slot is freed when its completion is polled or the shared queue is destroyed. The end of a channel frees none:
-//! nobody knows which receives the device had taken for it.
+//! They have an entry and slots, but no queue pair: a message names the one that it came on. A slot is freed when its
+//! completion is polled or the shared queue is destroyed, not with a channel: nobody knows which receives the device
+//! had taken for it.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl<'res, B> Loop<'res, B> {
         self.place_shared(&queue, capacity)
     }
 
-    /// Each of the `capacity` receives has one element.
+    /// Receives have one element each.
     pub(crate) fn place_shared(
         &mut self,
         queue: &Arc<SharedReceiveQueue<'res>>,
@@ -75,7 +75,6 @@ impl<'res, B> Loop<'res, B> {
         Ok(id)
     }
 
-    /// Whether this id is that of this queue.
     #[cfg(feature = "async")]
     pub(crate) fn shares(
         &self,
@@ -147,7 +146,7 @@ pub(crate) fn shared_queue<'res>(
 }
 
 impl<B> Table<B> {
-    /// The channel with this queue pair, if it takes shared receives.
+    /// The channel with this queue pair, if it shares receives.
     #[inline]
     pub(super) fn sharing(&self, queue_pair: u32) -> Option<ChannelId> {
         let index = self.numbers.get(queue_pair).filter(|&index| self.asides[index].shares)?;
@@ -155,7 +154,7 @@ impl<B> Table<B> {
         Some(ChannelId { index: index as u32, generation })
     }
 
-    /// Takes the message of a completion, if it is of shared receives and for `next_ended`.
+    /// Takes a message of shared receives that is for `next_ended`.
     #[inline(never)]
     pub(super) fn take_shared(&mut self, completion: &ffi::ibv_wc) -> Option<Ended<B>> {
         let channel = self.sharing(completion.qp_num)?;
@@ -167,7 +166,7 @@ impl<B> Table<B> {
     }
 }
 
-/// No post gets here: the send queue of shared receives has no slot.
+/// Never called: the send queue of shared receives has no slot.
 ///
 /// # Safety
 ///

@@ -11,10 +11,9 @@ use crate::error::Error;
 use crate::ffi;
 use crate::memory::KeptLength;
 
-/// From a number to the next generation's.
 pub(in crate::channel) const ONE: u64 = 1 << 32;
 
-/// A bit in the numbers of shared receives, but in no slot index: these numbers never match one of a queue pair.
+/// Marks numbers of shared receives, so that they never match one of a queue pair. No slot index has this bit.
 pub(super) const SHARED: u64 = 1 << 31;
 
 /// An index has neither the bit of [`SHARED`] nor that of numbers in windows.
@@ -25,29 +24,29 @@ pub(super) fn index_of(number: u64) -> u32 {
     (number & !SHARED) as u32
 }
 
-/// The `next` of a queue that has no slots or is not open. This slot is never free.
+/// `next` of a queue that has no slots or is not open.
 pub(super) const NEVER_FREE: u32 = 0;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u32)]
 pub(super) enum State {
-    /// The device has the request, and `next_ended` will return it.
+    /// In flight, for `next_ended`.
     Token,
-    /// A request before the window's last one has failed. The slot keeps that completion until the last one has ended.
+    /// In flight. A request before the last one has failed, and the slot keeps that completion.
     FailedWindow,
-    /// The device has some first requests of a window.
+    /// The device has a window's first requests, not the last.
     PartOfWindow,
-    /// The device has the request of a future.
+    /// In flight, for a future.
     Task,
-    /// The device has a request whose future was dropped.
+    /// In flight. The future was dropped.
     Abandoned,
-    /// The device has a receive whose message any task of the channel takes.
+    /// A receive in flight, whose message any task of the channel takes.
     Message,
-    /// The device has a keep-alive, a write without a buffer. Only its failure matters.
+    /// A keep-alive in flight: a write without a buffer.
     Probe,
     /// A receive after the connection failed. It is not posted, and ends after those before it.
     Unposted,
-    /// For credit reads, one at a time. The number is in the channel's `Credits`.
+    /// For credit reads. The number is in the channel's `Credits`.
     Credits,
     /// In the list for `next_ended`.
     Ended,
@@ -67,23 +66,23 @@ impl State {
     }
 }
 
-/// A cache line if the buffer is small. The order lets [`Slot::awaits`] be one comparison.
+/// The order lets [`Slot::awaits`] be one comparison.
 #[repr(C, align(64))]
 pub(super) struct Slot<B> {
-    /// That of the latest request.
+    /// Of the latest request.
     pub(super) number: u64,
     pub(super) token: u64,
     pub(super) channel: ChannelId,
     /// Not compared for shared receives, which several queue pairs take.
     pub(super) queue_pair: u32,
     pub(super) state: State,
-    /// The next slot in the ring.
+    /// In the ring.
     pub(super) next: u32,
-    /// The next slot in a [`List`].
+    /// In a [`List`].
     pub(super) link: u32,
     /// Generations up to this one belong to earlier channels or connections.
     pub(super) begun: u32,
-    /// The buffer's length, for a receive whose buffer keeps one.
+    /// Where a receive's buffer keeps its length.
     pub(super) kept: Option<NonNull<KeptLength>>,
     /// Initialised in all states but `Free`, `Probe` and `Credits`.
     pub(super) buffer: MaybeUninit<B>,
@@ -109,14 +108,13 @@ impl<B> Slot<B> {
         self.number & SHARED != 0
     }
 
-    /// Whether the device has an operation of this queue pair here that `next_ended` returns.
+    /// The operation is of this queue pair, in flight, and for `next_ended`.
     #[inline(always)]
     pub(super) fn awaits(&self, queue_pair: u32) -> bool {
         const { assert!(State::Token as u32 == 0) };
         u64::from(self.queue_pair) | u64::from(self.state as u32) << 32 == u64::from(queue_pair)
     }
 
-    /// Stores the message's length in the buffer.
     #[inline(always)]
     pub(super) fn receive(&mut self, success: &ffi::ibv_wc) {
         // First, since most operations have none.
@@ -129,7 +127,6 @@ impl<B> Slot<B> {
         }
     }
 
-    /// Takes an operation in flight that ended with this completion.
     #[inline(always)]
     pub(super) fn take(&mut self, failed: Failed, completion: &ffi::ibv_wc) -> Ended<B> {
         debug_assert!(self.state.is_in_flight());
@@ -184,19 +181,17 @@ impl<B> Slot<B> {
         (self.number >> 32) as u32
     }
 
-    /// All numbers so far are now those of an earlier connection.
     pub(super) fn end_connection(&mut self) {
         self.begun = self.generation();
     }
 
-    /// Whether the request was posted before the present connection.
+    /// The number is of an earlier connection.
     pub(super) fn is_earlier(&self, number: u64) -> bool {
         let ago = self.begun.wrapping_sub((number >> 32) as u32);
         ago < self.begun.min(1 << 31)
     }
 }
 
-/// Slots whose operations have ended.
 #[derive(Clone, Copy)]
 pub(super) struct List {
     pub(super) first: u32,
@@ -227,14 +222,14 @@ impl List {
 }
 
 pub(super) struct Outcome {
-    /// Of the ended operation, or of a window's first request that failed.
+    /// For a failed window: that of the first request that failed.
     pub(super) completion: ffi::ibv_wc,
     pub(super) run: Run,
     /// Requests of a window that was posted in part.
     pub(super) posted: u32,
     /// What `FailedWindow`, `PartOfWindow` or `Unposted` returns to.
     pub(super) was: State,
-    /// For shared receives: where the message came on.
+    /// The channel that a message of shared receives came on.
     pub(super) channel: Option<ChannelId>,
     pub(super) waker: Option<Waker>,
 }
@@ -250,7 +245,6 @@ impl Outcome {
 /// The places of the slot's latest window.
 #[derive(Clone, Copy)]
 pub(super) struct Run {
-    /// The slot's, for that window.
     pub(super) generation: u32,
     /// From the slot on; never 0.
     pub(super) places: u32,
@@ -272,7 +266,6 @@ impl<B> Slot<B> {
         run.generation == self.generation() && run.generation != self.begun
     }
 
-    /// The places of the latest operation.
     pub(super) fn places(&self, run: Run) -> u32 {
         if self.is_of(run) { run.places } else { 1 }
     }

@@ -3,9 +3,8 @@
 //! A request's number is its slot's index and a generation, which counts the slot's requests and is never reset. A
 //! completion ends an operation only if number and queue pair are the slot's, and the request is in flight.
 //!
-//! `next_ended` takes an operation straight from the polled completions. One that ends in another way (its window
-//! failed, its channel is removed) goes into a list. All polled completions go there first, so results keep the order
-//! of completions. Operations of tasks keep their results in their slots.
+//! `next_ended` takes an operation straight from the polled completions. One that ends in another way goes into a list,
+//! after all polled ones, so results keep the order of completions. Results of tasks stay in their slots.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -26,12 +25,12 @@ use crate::ffi;
 #[repr(align(64))]
 pub(super) struct Entry {
     pub(super) target: Target,
-    /// Of the place's channel, or of its next one.
+    /// Of the channel, or the place's next one.
     pub(super) generation: u32,
-    /// The slot of each queue that a post tries before it searches.
+    /// The slot of each queue that a post tries first.
     pub(super) next: [u32; 2],
     pub(super) limits: Limits,
-    /// The first slot of: sends, receives, and with flow control one for the reads of credits.
+    /// Slots are for sends, for receives, and with flow control one for credit reads.
     pub(super) first_slot: u32,
     pub(super) depths: [u32; 3],
     pub(super) tasks: Tasks,
@@ -41,18 +40,17 @@ pub(super) struct Entry {
 pub(super) struct Aside {
     /// `None` once the channel is removed or out of the loop.
     pub(super) core: Option<Arc<Core>>,
-    /// Messages of the last post that was refused for lack of credit. 0: none waits.
+    /// Messages of the last post that was refused. 0: none waits.
     pub(super) lacks_credit: u32,
-    /// It takes its receives from a shared queue of the loop.
+    /// Takes shared receives.
     pub(super) shares: bool,
     /// These are shared receives, not a channel.
     pub(super) is_shared: bool,
-    /// Why nothing can be posted.
     pub(super) stopped: Option<TransportError>,
-    /// An operation has completed with an error. Receives posted since then are in `unposted`.
+    /// An operation has failed. Receives posted since then are in `unposted`.
     pub(super) has_failed: bool,
     pub(super) unposted: List,
-    /// It was dropped while out of the loop, which destroys it when it comes back.
+    /// Dropped while out of the loop, which destroys it when it comes back.
     pub(super) is_dropped: bool,
 }
 
@@ -87,7 +85,7 @@ impl Entry {
     }
 }
 
-/// The next [`Table::first_generation`]. An odd step visits all values.
+/// An odd step visits all values.
 static NEXT_GENERATION: AtomicU32 = AtomicU32::new(1);
 
 pub(super) struct Table<B> {
@@ -98,11 +96,11 @@ pub(super) struct Table<B> {
     pub(super) poll_cq: PollCq,
     /// Live whenever the table polls.
     pub(super) queue: *mut ffi::ibv_cq,
-    /// One prepared request of each kind, owned. They name no queue pair, so all channels share them.
+    /// Owned. They name no queue pair, so all channels share them.
     pub(super) prepared: NonNull<Templates>,
     /// Indexed by slot.
     pub(super) outcomes: Vec<Outcome>,
-    /// Operations that `next_ended` returns before it polls.
+    /// For `next_ended`, before it polls.
     pub(super) ended: List,
     pub(super) deferred: Deferred,
     pub(super) numbers: Numbers,
@@ -110,14 +108,13 @@ pub(super) struct Table<B> {
     pub(super) lacking: Lacking,
     /// Channels with [unposted](State::Unposted) receives.
     pub(super) with_unposted: Vec<ChannelId>,
-    /// Polls for tasks.
+    /// Number of polls for tasks.
     pub(super) turns: u32,
-    /// A reactor owns the loop, and calls slow verbs while the loop is not borrowed.
+    /// A reactor calls slow verbs while the loop is not borrowed.
     pub(super) is_of_tasks: bool,
-    /// The generation of a place's first channel. It differs per loop, so a loop does not mistake another one's id for
-    /// its own.
+    /// The first channel in a place has it. It differs per loop, so a loop does not mistake another one's id for its
+    /// own.
     pub(super) first_generation: u32,
-    /// Why no channel can post.
     pub(super) stopped: Option<TransportError>,
 }
 
@@ -158,7 +155,7 @@ impl<B> Table<B> {
         entry.filter(|entry| entry.generation == channel.generation)
     }
 
-    /// The first free slot of a ring, from `from` on.
+    /// The first free slot of the ring, from `from` on.
     #[cold]
     #[inline(never)]
     pub(super) fn search(&self, from: u32) -> Option<u32> {
@@ -178,7 +175,6 @@ impl<B> Table<B> {
         }
     }
 
-    /// Polls once the last poll's completions are used up.
     #[inline(always)]
     pub(super) fn poll(&mut self) -> TransportResult<usize> {
         debug_assert!(self.batch.is_empty());
@@ -224,7 +220,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// Ends the operation of a polled completion. If it goes into the list, all other polled ones follow.
+    /// If the operation goes into the list, all other polled ones follow.
     ///
     /// # Errors
     ///
@@ -236,7 +232,7 @@ impl<B> Table<B> {
         if self.ended.is_empty() { settled } else { settled.and(self.settle_polled()) }
     }
 
-    /// As [`end`](Self::end), for all polled completions.
+    /// Ends the operations of all polled completions.
     ///
     /// # Errors
     ///
@@ -253,7 +249,7 @@ impl<B> Table<B> {
         settled
     }
 
-    /// Ends the operation of a completion.
+    /// Ends the completion's operation.
     ///
     /// # Errors
     ///
@@ -293,7 +289,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// Gives its owner the result of an operation that the device no longer has.
+    /// Gives its owner a result. The device no longer has the operation.
     pub(super) fn finish(&mut self, index: u32, completion: &ffi::ibv_wc) {
         let (slot, outcome) = (&mut self.slots[index as usize], &self.outcomes[index as usize]);
         if matches!(slot.state, State::FailedWindow | State::PartOfWindow | State::Unposted) {
@@ -331,7 +327,7 @@ impl<B> Table<B> {
         self.ended.push(&mut self.slots, index);
     }
 
-    /// Leaves an ended operation that no task asks for. Its buffer is dropped once the loop is not borrowed.
+    /// No task asks for the operation. Its buffer is dropped once the loop is not borrowed.
     pub(super) fn leave(&mut self, index: u32) {
         self.push_ended(index);
         self.deferred.is_left = true;

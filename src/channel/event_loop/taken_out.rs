@@ -1,4 +1,4 @@
-//! Channels that a program takes out of its loop, for slow verbs.
+//! Channels out of their loop, for slow verbs of the program.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub struct DetachedChannel<'res> {
     queue: Arc<CompletionQueue<'res>>,
     /// The queue pair's when the channel was taken out, by which the loop finds it.
     number: u32,
-    /// The device had operations when the channel was taken out.
+    /// The device had operations then.
     is_in_flight: bool,
     /// An attempt to connect has ended the posted receives.
     has_ended: bool,
@@ -74,9 +74,8 @@ impl<'res> DetachedChannel<'res> {
         }
     }
 
-    /// Prepares it for another connection.
     pub(crate) fn take_back(mut self) -> Self {
-        // If this fails, the next attempt to connect tries it again.
+        // The next attempt to connect tries it again.
         self.has_ended |= self.detached.reset();
         self
     }

@@ -1,5 +1,5 @@
-//! What a loop does for futures. Nothing here runs code of the program: wakers and buffers that are done with are
-//! returned, or put into `Deferred` until the loop is not borrowed.
+//! A loop for futures. No code of the program runs here: wakers and buffers that are done with are returned, or put
+//! into `Deferred` until the loop is not borrowed.
 
 use std::task::Waker;
 use std::{mem, slice};
@@ -29,13 +29,13 @@ pub(crate) enum Left<B> {
 // Without futures, some of these are unused.
 #[cfg_attr(not(feature = "async"), allow(dead_code))]
 impl<B> Loop<'_, B> {
-    /// A reactor's loop, which calls slow verbs while the loop is not borrowed.
+    /// For a reactor, which calls slow verbs while the loop is not borrowed.
     pub(crate) fn of_tasks(mut self) -> Self {
         self.table.is_of_tasks = true;
         self
     }
 
-    /// As [`post`](Self::post), for a task. A successful post takes the waker. Returns the operation's number.
+    /// A successful post takes the waker. Returns the operation's number.
     ///
     /// # Errors
     ///
@@ -56,7 +56,7 @@ impl<B> Loop<'_, B> {
         Ok(number)
     }
 
-    /// As [`post`](Self::post), for a receive whose message [any task takes](Self::take_message).
+    /// For a receive whose message [any task takes](Self::take_message).
     ///
     /// # Errors
     ///
@@ -78,7 +78,7 @@ impl<B> Loop<'_, B> {
         self.table.slot(number).is_some_and(|slot| slot.state == State::Done)
     }
 
-    /// Takes a task's result. Wakes the first task that waits for room to send.
+    /// Wakes the first task that waits for room to send.
     #[inline(always)]
     pub(crate) fn take_done(&mut self, number: u64) -> Option<Ended<B>> {
         let table = &mut self.table;
@@ -88,7 +88,7 @@ impl<B> Loop<'_, B> {
         Some(done)
     }
 
-    /// Whether a task's operation has succeeded, for [`take_it`](Self::take_it), and no task waits for its room.
+    /// The operation has succeeded, for [`take_it`](Self::take_it), and no task waits for its room.
     #[inline(always)]
     pub(crate) fn is_success(&self, number: u64) -> bool {
         let Table { slots, outcomes, entries, .. } = &self.table;
@@ -101,8 +101,8 @@ impl<B> Loop<'_, B> {
             && line.first == NO_SLOT
     }
 
-    /// A channel's message for [`take_it`](Self::take_it), if it is the only one and the only task in line was woken
-    /// for it. That task leaves the line.
+    /// The channel's message, if there is one only, and the only task in line was woken for it. That task leaves the
+    /// line and calls [`take_it`](Self::take_it).
     #[inline(always)]
     pub(crate) fn take_only_message(&mut self, channel: ChannelId, place: u32) -> Option<u64> {
         let Table { slots, outcomes, entries, waiters, .. } = &mut self.table;
@@ -125,7 +125,7 @@ impl<B> Loop<'_, B> {
         Some(index.into())
     }
 
-    /// Takes the operation of this slot or number, which has succeeded.
+    /// The operation of this slot or number has succeeded.
     #[inline(always)]
     pub(crate) fn take_it(&mut self, number: u64) -> (B, WorkSuccess) {
         let index = number as u32 as usize;
@@ -171,8 +171,8 @@ impl<B> Loop<'_, B> {
         Some(&mut self.table.outcomes[number as u32 as usize].waker)
     }
 
-    /// Gives up an operation. The caller drops what is returned while the loop is not borrowed. If the device has the
-    /// request, its buffer is [left](Self::take_left) when it ends.
+    /// Gives up an operation. The caller drops what is returned while the loop is not borrowed. A buffer that the
+    /// device has is [left](Self::take_left) when the request ends.
     pub(crate) fn abandon(&mut self, number: u64) -> (Option<Ended<B>>, Option<Waker>) {
         let waker = self.waker_of(number).and_then(Option::take);
         let done = self.take_done(number);
@@ -182,7 +182,6 @@ impl<B> Loop<'_, B> {
         (done, waker)
     }
 
-    /// Takes the oldest message.
     #[inline(always)]
     pub(crate) fn take_message(&mut self, channel: ChannelId) -> Option<Ended<B>> {
         self.table.pop_message(channel.index())
@@ -201,8 +200,7 @@ impl<B> Loop<'_, B> {
         }
     }
 
-    /// Follows the take of a message. Wakes the next task if there is another message, or all if some hold buffers that
-    /// there is room for now.
+    /// Wakes the next task if there is another message, or all if some hold buffers that there is room for now.
     #[inline]
     pub(crate) fn wake_after_message(&mut self, channel: ChannelId) {
         if self.receiving(channel).held > 0 {
@@ -217,7 +215,7 @@ impl<B> Loop<'_, B> {
         &mut self.table.entries[channel.index()].tasks.receiving
     }
 
-    /// Polls once, unless polled completions are left, and gives each result to its owner. The caller wakes the tasks
+    /// Polls once, unless polled completions are left, and gives each result to its owner. Tasks are woken
     /// [later](Self::deferred). Returns the number of completions.
     ///
     /// # Errors
@@ -229,7 +227,7 @@ impl<B> Loop<'_, B> {
         Ok(self.end_turn())
     }
 
-    /// Polls, as the first half of a turn. True: nothing is left to do.
+    /// Polls. True: the turn has nothing left to do.
     ///
     /// # Errors
     ///
@@ -242,7 +240,7 @@ impl<B> Loop<'_, B> {
         Ok(found == 0 && table.with_unposted.is_empty() && table.deferred.is_empty())
     }
 
-    /// The second half of a turn. Returns the number of completions.
+    /// Returns the number of completions.
     #[inline(always)]
     pub(crate) fn end_turn(&mut self) -> usize {
         let table = &mut self.table;
@@ -267,7 +265,6 @@ impl<B> Loop<'_, B> {
         self.table.lacking.any()
     }
 
-    /// The channel was built with room for operations on this queue.
     #[cold]
     pub(crate) fn has_queue(&self, channel: ChannelId, queue: Queue) -> bool {
         self.table.entries[channel.index()].depths[queue_index(queue)] > 0
@@ -278,7 +275,7 @@ impl<B> Loop<'_, B> {
         self.table.why_stopped(channel)
     }
 
-    /// Refuses posts to shared receives, and on channels that are attached later.
+    /// For shared receives, and channels that are attached later.
     #[cold]
     pub(crate) fn stop_adding(&mut self, error: TransportError) {
         let error = *self.table.stopped.get_or_insert(error);
@@ -292,7 +289,7 @@ impl<B> Loop<'_, B> {
         self.channels_from(index).next()
     }
 
-    /// The first channel from this index on that has operations on the device.
+    /// The first channel from this index on with operations on the device.
     #[cold]
     pub(crate) fn next_busy(&self, index: usize) -> Option<ChannelId> {
         self.channels_from(index).find(|&channel| self.in_flight(channel) > 0)
@@ -307,7 +304,7 @@ impl<B> Loop<'_, B> {
         })
     }
 
-    /// Refuses sends, writes, reads and atomics with [`Stopped`](TransportError::Stopped).
+    /// With [`Stopped`](TransportError::Stopped).
     #[cold]
     pub(crate) fn refuse_sends(&mut self, channel: ChannelId) {
         if self.table.why_stopped(channel).is_some() {
@@ -320,17 +317,17 @@ impl<B> Loop<'_, B> {
         self.table.wake_all(channel.index(), Queue::Send);
     }
 
-    /// Connections end without completions.
+    /// On iWARP, connections end without completions.
     pub(crate) fn is_iwarp(&self) -> bool {
         self.queue.context().is_iwarp()
     }
 
-    /// The channel refuses sends but is not closed yet.
+    /// It refuses sends but is not closed yet.
     pub(crate) fn is_draining(&self, channel: ChannelId) -> bool {
         self.table.entries[channel.index()].tasks.is_draining
     }
 
-    /// Sends, writes, reads and atomics that the device has.
+    /// Also writes, reads and atomics.
     pub(crate) fn sends_in_flight(&self, channel: ChannelId) -> usize {
         let entry = &self.table.entries[channel.index()];
         self.table.in_flight(entry.first_slot..entry.first_slot + entry.depths[0])
@@ -341,7 +338,7 @@ impl<B> Loop<'_, B> {
         &mut self.table.deferred
     }
 
-    /// The next thing to do while the loop is not borrowed. One at a time, so it allocates nothing.
+    /// Takes one thing to do at a time, so it allocates nothing.
     #[cold]
     pub(crate) fn take_left(&mut self) -> Option<Left<B>> {
         let Table { deferred, outcomes, waiters, .. } = &mut self.table;
@@ -377,7 +374,7 @@ impl<B> Table<B> {
         self.slots.get_mut(number as u32 as usize).filter(|slot| slot.number == number)
     }
 
-    /// The state of a task's operation in flight, or the one in which a failed window will end.
+    /// Of a failed window: the state in which it will end.
     fn task_state(&mut self, number: u64) -> Option<&mut State> {
         let Self { slots, outcomes, .. } = self;
         let slot = slots.get_mut(number as u32 as usize).filter(|slot| slot.number == number)?;
@@ -388,8 +385,7 @@ impl<B> Table<B> {
         Some(state).filter(|state| **state == State::Task)
     }
 
-    /// Ends a successful operation of a future, or a message that is not of shared receives. False: neither, and it did
-    /// nothing.
+    /// Ends a success of a future, or a message that is not of shared receives. False: it is neither.
     #[inline(always)]
     fn end_for_task(&mut self, completion: &ffi::ibv_wc) -> bool {
         let index = completion.wr_id as u32;

@@ -9,10 +9,10 @@ use crate::channel::error::TransportError;
 use crate::channel::slot::NO_SLOT;
 use crate::error::{Error, Result};
 
-/// A channel's receives, beyond one for each task that waits.
+/// Beyond one receive for each task that waits.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Receiving {
-    /// Their tasks no longer wait: the next tasks need not post theirs.
+    /// Receives whose tasks no longer wait: the next tasks need not post theirs.
     pub(crate) surplus: u32,
     /// Tasks with buffers that the queue had no room for.
     pub(crate) held: u32,
@@ -20,14 +20,13 @@ pub(crate) struct Receiving {
 
 #[derive(Default)]
 pub(super) struct Tasks {
-    /// Messages that no task has taken.
     pub(super) messages: List,
-    /// Tasks that wait for room to send, and for a message.
+    /// For room to send, and for a message.
     pub(super) lines: [Line; 2],
     pub(super) receiving: Receiving,
     /// The last turn that woke a task for a message.
     pub(super) woken_in: u32,
-    /// Only sends are refused, and tasks wait until those in flight have ended.
+    /// Sends are refused, and tasks wait until those in flight have ended.
     pub(super) is_draining: bool,
 }
 
@@ -50,7 +49,6 @@ pub(super) struct Waiter {
     pub(super) after: u32,
 }
 
-/// `free` is the first free place.
 pub(super) struct Waiters {
     pub(super) places: Vec<Waiter>,
     pub(super) free: u32,
@@ -114,7 +112,7 @@ impl Waiters {
 #[derive(Default)]
 pub(crate) struct Due {
     pub(crate) woken: Vec<Waker>,
-    /// With an error: to close, after a failed post whose request the device may have. Without: to flush.
+    /// With an error: to close, as the device may have the request of a failed post. Without: to flush.
     pub(crate) failed: Vec<(ChannelId, Option<TransportError>)>,
 }
 
@@ -124,7 +122,7 @@ pub(crate) struct Deferred {
     /// Boxed, so that exchanging it is cheap.
     pub(super) due: Box<Due>,
     pub(super) is_left: bool,
-    /// There was no memory to note a waker: all from this index on are woken.
+    /// Without memory to note a waker: all from this index on are woken.
     pub(super) unwoken: Option<usize>,
 }
 
@@ -134,7 +132,7 @@ impl Deferred {
         self.due.woken.is_empty() && !self.is_left
     }
 
-    /// A waker that is all that is due.
+    /// A waker, if nothing else is due.
     #[inline(always)]
     pub(crate) fn take_only(&mut self) -> Option<Waker> {
         let Due { woken, failed } = &mut *self.due;
@@ -147,7 +145,7 @@ impl Deferred {
         mem::replace(&mut self.due, spare)
     }
 
-    /// Without memory for the list, the waker stays in place, and all tasks are woken.
+    /// Without memory, the waker stays in place, and all tasks are woken.
     #[inline(always)]
     pub(super) fn wake(&mut self, place: &mut Option<Waker>) {
         if place.is_some()
@@ -158,7 +156,7 @@ impl Deferred {
         }
     }
 
-    /// Wakes a task whose operation was discarded. Without memory for the list, leaks its waker.
+    /// The operation was discarded. Without memory, leaks the waker.
     pub(super) fn forget(&mut self, mut waker: Option<Waker>) {
         self.wake(&mut waker);
         mem::forget(waker);

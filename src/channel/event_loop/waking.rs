@@ -164,7 +164,6 @@ impl<'res, B> Loop<'res, B> {
         LoopWaiter(self.queue.clone())
     }
 
-    /// The loop was woken since the last call.
     pub(super) fn take_wake(&mut self) -> Result<bool> {
         let wakes = self.queue.own_channel()?.waiters().wakes();
         Ok(std::mem::replace(&mut self.wakes, wakes) != wakes)

@@ -1,7 +1,7 @@
 //! Windows: requests that are posted together and have one completion.
 //!
-//! A window is one operation with a place in the ring for each request. The slot of the first place keeps the window,
-//! under the last request's number. The other slots stay free; a search for a free slot skips them.
+//! A window is one operation with a place in the ring for each request. The first place's slot keeps it, under the last
+//! request's number. The other slots stay free; a search skips them.
 
 use super::Loop;
 use super::ended::{ChannelId, LoopBuffer, STOPPED};
@@ -17,9 +17,9 @@ use crate::error::Error;
 use crate::ffi;
 
 enum Failure {
-    /// The device has not seen the window. The index is that of the request to blame.
+    /// The device has not seen the window. The index is that of the refused request.
     Refused(TransportError, Option<usize>),
-    /// The device has none of the window in this slot, or only its first requests.
+    /// The device has none of the window in this slot, or its first requests.
     NotPosted(u32, NotPosted),
 }
 
@@ -50,7 +50,7 @@ impl<B> Loop<'_, B> {
         self.post_window_as(channel, window, State::Token, token).map(drop).map_err(Into::into)
     }
 
-    /// Posts a window in this state. Returns its number.
+    /// Returns the window's number.
     #[inline(always)]
     pub(super) fn post_window_as<C>(
         &mut self,
@@ -85,8 +85,8 @@ impl<B> Loop<'_, B> {
         Err(Refused { error, request: None, index })
     }
 
-    /// Ends a window of which the device has only a part. The queue pair is in ERR. If the device carried that part out
-    /// before, no completion will tell: then this resets the queue pair.
+    /// The device has a part of the window, and the queue pair is in ERR. If that part was carried out before, no
+    /// completion will tell: then this resets the queue pair.
     #[cold]
     #[inline(never)]
     fn end_part(&mut self, channel: ChannelId, at: u32) {
@@ -96,7 +96,7 @@ impl<B> Loop<'_, B> {
         }
     }
 
-    /// The error of a window that was not posted in full. The slot is returned if the device may have a part.
+    /// Returns the slot if the device may have a part.
     #[cold]
     #[inline(never)]
     fn window_failed(
@@ -128,7 +128,7 @@ impl<B> Loop<'_, B> {
         let entry = &mut table.entries[channel.index()];
         let (slot, outcome) =
             (&mut table.slots[index as usize], &mut table.outcomes[index as usize]);
-        // The future gets an error and no number: it will not ask for the window.
+        // The future gets an error and no number.
         slot.state = if state == State::Task { State::Abandoned } else { state };
         outcome.run.generation = slot.generation();
         entry.next[0] = outcome.run.next;
@@ -152,7 +152,7 @@ impl<C> From<Refused<PreparedWindow<C>>> for WindowError<PreparedWindow<C>> {
 }
 
 impl<B> Table<B> {
-    /// Posts a window. The caller puts it into the returned slot.
+    /// Returns the slot for the window.
     ///
     /// # Safety
     ///
@@ -175,8 +175,8 @@ impl<B> Table<B> {
         let (index, places) = (entry.next[0], list.len() as u32);
         // SAFETY: `next` of an entry is always the index of a slot, and each slot has an outcome.
         let (slot, outcome) = unsafe { self.slot_and_outcome(index) };
-        // The places of this slot's last window are free again: nothing takes one before it takes this slot, except
-        // another window, for which `find_places` invalidates this run.
+        // The places of this slot's last window are free again: only another window can have taken one before this slot
+        // is taken, and for that `find_places` invalidates this run.
         let is_again =
             slot.state == State::Free && slot.is_of(outcome.run) && outcome.run.places == places;
         if !is_again && let Err(error) = self.find_places(channel, places) {
@@ -216,7 +216,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// Notes a window's places: the next `places` slots of the ring, if all are free.
+    /// Notes the next `places` slots of the ring, if all are free.
     #[inline(never)]
     fn find_places(&mut self, channel: ChannelId, places: u32) -> TransportResult<()> {
         let Self { entries, asides, slots, outcomes, .. } = self;
@@ -238,7 +238,7 @@ impl<B> Table<B> {
             if slot.state != State::Free {
                 return full();
             }
-            // A run that was noted here is invalid now. The post sets the new generation.
+            // This run is invalid now. The post sets the new generation.
             outcomes[index as usize].run.generation = slot.begun;
             index = slot.next;
         }
@@ -247,8 +247,8 @@ impl<B> Table<B> {
         Ok(())
     }
 
-    /// Handles a completion of a request before the last of its window. If the last one was not posted, the window ends
-    /// with the last one that was.
+    /// The request is not the last of its window. If the last one was not posted, the window ends with the last that
+    /// was.
     ///
     /// # Errors
     ///

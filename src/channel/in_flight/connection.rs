@@ -4,7 +4,6 @@ use super::{InFlight, MAX_SLOTS, Open};
 use crate::channel::slot::{Generations, Owner, Slot, State, member};
 
 impl InFlight {
-    /// The request was posted before the present connection.
     pub(in crate::channel) fn is_earlier(&self, wr_id: u64) -> bool {
         let generation = match member(wr_id) {
             Some(member) => match self.slot(member.place as usize) {
@@ -17,7 +16,7 @@ impl InFlight {
         self.generations.get().is_earlier(generation)
     }
 
-    /// All numbers so far are now earlier ones. Returns the generations that begin.
+    /// All numbers so far are now earlier ones.
     pub(in crate::channel) fn end_connection(&self) -> Generations {
         let reached = self.all_slots().iter().map(Slot::generation);
         let generations = self.begun.get().after(reached);
@@ -34,7 +33,7 @@ impl InFlight {
         }
     }
 
-    /// Begins a connection: frees all slots. Those for receives may be taken.
+    /// Frees all slots. Those for receives may be taken.
     pub(in crate::channel) fn open_receives(&self) {
         let (sends, depth) = (self.sends as usize, self.depth as usize);
         self.begin(self.end_connection());
@@ -51,7 +50,7 @@ impl InFlight {
             slot.next.set(self.pointer(next));
         }
         self.next_send.set(self.pointer(depth));
-        // Without slots for receives, this is one that is never free.
+        // Without slots for receives, this one is never free.
         self.next_receive.set(self.pointer(sends));
         self.in_scope.set(0);
         self.others.set(0);
@@ -63,13 +62,12 @@ impl InFlight {
         self.open.set(Open::Everything);
     }
 
-    /// For a channel that takes shared receives.
+    /// For a channel with shared receives.
     pub(in crate::channel) fn open_sends_only(&self) {
         self.open_sends();
         self.open.set(Open::Sends);
     }
 
-    /// No slot may be taken until the table is opened again.
     pub(in crate::channel) fn close(&self) {
         let never_free = self.pointer(self.depth as usize);
         self.next_send.set(never_free);
@@ -81,7 +79,7 @@ impl InFlight {
         matches!(self.open.get(), Open::Everything | Open::Sends)
     }
 
-    /// The channel is open and posts its own receives.
+    /// Open, and the channel posts its own receives.
     pub(in crate::channel) fn is_open_for_all(&self) -> bool {
         self.open.get() == Open::Everything
     }
@@ -94,8 +92,7 @@ impl InFlight {
         self.open.get() == Open::Nothing
     }
 
-    /// Ends all requests without completions, after the queue pair was reset or destroyed. True: the program had
-    /// dropped a handle of one.
+    /// The queue pair was reset or destroyed. True: the program had dropped a handle of a request.
     pub(in crate::channel) fn discard_outstanding(&self) -> bool {
         self.end_connection();
         for own in &self.all_slots()[self.depth as usize..] {
@@ -187,7 +184,6 @@ mod tests {
                 assert!(seen.insert(number), "{number:#x}");
                 assert!(table.slot_of(number).is_some() && !table.is_earlier(number));
                 numbers.push(number);
-                // In the last round, the connection ends with the request in flight.
                 if round < connection + 2 {
                     table.release(slot);
                     assert!(table.slot_of(number).is_none(), "its completion comes again");

@@ -1,13 +1,12 @@
 //! The table of outstanding operations.
 //!
 //! It has a slot for each request that fits into the queues. A post takes one, and the owner releases it with the
-//! result: a free slot means that the queue and the completion queue have room. Two more slots are for the channel's
-//! own operations: they are never free, and not counted as in use.
+//! result: a free slot means that the queue and the completion queue have room. Two more slots, for the channel's own
+//! operations, are never free, and not counted as in use.
 //!
-//! The slots of each queue form a ring. Operations mostly end in the order of posts, so if any slot is free, it is
-//! usually the next one.
+//! The slots of each queue form a ring. Operations mostly end in the order of posts, so the next slot is usually free.
 //!
-//! The fields are [`Cell`]s: one thread at a time uses the table.
+//! One thread at a time uses the table, so its fields are [`Cell`]s.
 
 mod connection;
 
@@ -22,8 +21,8 @@ use crate::error::Result;
 const MAX_SLOTS: usize = 1 << 30;
 
 pub(in crate::channel) struct InFlight {
-    /// Owned. For sends, for receives, for the blocking operation, for the credit read. The blocking operation's slot
-    /// is also the next one of a queue without slots, and of a closed table.
+    /// Owned: sends, receives, the blocking operation, the credit read. The blocking operation's slot is also the next
+    /// one of a queue without slots, and of a closed table.
     slots: NonNull<Slot>,
     /// Slots of both queues.
     depth: u32,
@@ -31,11 +30,11 @@ pub(in crate::channel) struct InFlight {
     sends: u32,
     next_send: Cell<NonNull<Slot>>,
     next_receive: Cell<NonNull<Slot>>,
-    /// Slots in use by operations in scopes. `others`: by other ones.
+    /// Slots in use by operations in scopes, and by `others`.
     in_scope: Cell<u32>,
     others: Cell<u32>,
     open: Cell<Open>,
-    /// First generations of the latest connection.
+    /// Of the latest connection.
     begun: Cell<Generations>,
     /// The same, or those of the next connection once all operations have ended without completions.
     generations: Cell<Generations>,
@@ -66,7 +65,7 @@ impl Drop for InFlight {
 unsafe impl Send for InFlight {}
 
 impl InFlight {
-    /// A closed table.
+    /// Closed.
     ///
     /// # Errors
     ///
@@ -101,14 +100,13 @@ impl InFlight {
         Ok(table)
     }
 
-    /// Of both queues.
     #[inline]
     pub(in crate::channel) fn slots(&self) -> &[Slot] {
         // SAFETY: the slots live as long as the table, and are reached only by shared references.
         unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.depth as usize) }
     }
 
-    /// Of both queues, and the channel's own.
+    /// Also the channel's own.
     #[inline]
     pub(in crate::channel) fn all_slots(&self) -> &[Slot] {
         // SAFETY: as in `slots`.
@@ -119,7 +117,6 @@ impl InFlight {
         &self.all_slots()[self.depth as usize]
     }
 
-    /// `None` without flow control.
     pub(in crate::channel) fn credit_read(&self) -> Option<&Slot> {
         self.all_slots().get(self.depth as usize + 1)
     }
@@ -192,8 +189,8 @@ impl InFlight {
         if slot.state() == State::Free { Some(slot) } else { self.search(queue) }
     }
 
-    /// Takes a [free slot](Self::free_slot). Call it after the post: then the compiler knows the state, and need not
-    /// load it when the handle is dropped at once.
+    /// Call it after the post: then the compiler knows the state, and need not load it when the handle is dropped at
+    /// once.
     #[inline]
     pub(in crate::channel) fn take(&self, queue: Queue, slot: &Slot, owner: Owner) {
         self.next(queue).set(slot.next.get());
@@ -211,14 +208,14 @@ impl InFlight {
         self.free_places(queue).next()
     }
 
-    /// Frees a slot after its result was taken or its request refused. Not for windows.
+    /// The result was taken or the request refused. Not for windows.
     pub(in crate::channel) fn release(&self, slot: &Slot) {
         if let Some(owner) = slot.state().owner() {
             self.release_of(slot, owner);
         }
     }
 
-    /// For a slot in use. If the operation or `owner` is of a scope, both are.
+    /// The slot is in use. If the operation or `owner` is of a scope, both are.
     #[inline]
     pub(in crate::channel) fn release_of(&self, slot: &Slot, owner: Owner) {
         slot.free();
@@ -232,19 +229,19 @@ impl InFlight {
         self.in_scope.set(self.in_scope.get() + 1);
     }
 
-    /// A window has taken the slots up to this one.
+    /// A window has taken the slots up to `last`.
     #[inline]
     pub(in crate::channel) fn set_next_send(&self, last: &Slot) {
         self.next_send.set(last.next.get());
     }
 
-    /// Slots of a scope's operations were [freed](Slot::free).
+    /// The slots were [freed](Slot::free).
     #[inline]
     pub(in crate::channel) fn count_released_in_scope(&self, slots: usize) {
         self.in_scope.set(self.in_scope.get().wrapping_sub(slots as u32));
     }
 
-    /// Requests that the device has, without the credit read.
+    /// Without the credit read.
     pub(in crate::channel) fn outstanding(&self) -> u32 {
         let slots = self.slots().iter().chain([self.blocking()]);
         slots.map(|slot| u32::from(slot.state().is_outstanding())).sum()
@@ -304,7 +301,6 @@ pub(in crate::channel) mod tests {
         for _ in 0..4 {
             take(&table, Queue::Send);
         }
-        // The ring's next slot, 0, is in use.
         for free in [2, 1, 3, 0, 2] {
             release(&table, free);
             assert!(table.has_room(Queue::Send));

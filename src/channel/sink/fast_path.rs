@@ -1,8 +1,7 @@
 //! The shortcut of a wait whose operation completes first.
 //!
-//! Operations mostly complete in the order of waits. If the next polled completion is a success of a wait's own
-//! operation, the wait takes it from there, and does not store it in the slot. The others stay in the batch. Everything
-//! else goes through [`Core::settle`].
+//! Operations mostly complete in the order of waits. A wait takes its own success straight from the polled completions
+//! if it comes next. The others stay in the batch. Everything else goes through [`Core::settle`].
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -17,8 +16,8 @@ use crate::completion::WorkSuccess;
 use crate::ffi;
 
 impl Core {
-    /// The success of this slot's operation, if it is there or one poll finds it. The slot is not free yet. After
-    /// `None`, the caller goes on with [`settle_rest`](Self::settle_rest).
+    /// This slot's success, if it is there or one poll finds it. The slot is not free yet. After `None`, the caller
+    /// goes on with [`settle_rest`](Self::settle_rest).
     #[inline(always)]
     pub(in crate::channel) fn success_now(&self, slot: &Slot) -> Option<NonNull<ffi::ibv_wc>> {
         let (wr_id, batch) = (slot.wr_id(), &self.sink.batch);
@@ -44,7 +43,7 @@ impl Core {
         NonNull::new(completion.cast_mut())
     }
 
-    /// Waits for a scope's operation, takes its result and frees the slot. If polling fails, the slot stays abandoned.
+    /// Takes the result of a scope's operation and frees the slot. If polling fails, the slot stays abandoned.
     #[inline(always)]
     pub(in crate::channel) fn wait(
         &self,
@@ -61,7 +60,7 @@ impl Core {
         Ok(WorkSuccess::from_raw(unsafe { *completion.as_ptr() }))
     }
 
-    /// Returns the completion of a success. The slot is not free yet.
+    /// The slot is not free yet.
     #[cold]
     #[inline(never)]
     fn wait_slow_path(
@@ -71,7 +70,7 @@ impl Core {
     ) -> TransportResult<NonNull<ffi::ibv_wc>> {
         let mut settled = self.settle_rest();
         let mut wait = Wait::new(deadline);
-        // An operation that has ended keeps its result, even if polling fails.
+        // An ended operation keeps its result, even if polling fails.
         while slot.state().is_outstanding() {
             match settled {
                 Ok(true) => {}
@@ -97,13 +96,12 @@ impl Core {
         Err(error.unwrap_or(TransportError::UnknownWork))
     }
 
-    /// As [`settle`](Self::settle), but first [takes the rest](Self::take_rest).
     pub(in crate::channel) fn settle_rest(&self) -> TransportResult<bool> {
         self.take_rest()?;
         self.settle()
     }
 
-    /// Puts into the batch what a shortcut has left of the last poll. True: the batch has completions.
+    /// Takes into the batch what a shortcut has left. True: the batch has completions.
     #[inline]
     pub(super) fn take_rest(&self) -> TransportResult<bool> {
         let found = self.sink.rest.take();
@@ -113,8 +111,8 @@ impl Core {
         Ok(!self.sink.is_empty())
     }
 
-    /// Polls, and frees the slots of operations whose handles were dropped. True: it found only successes of these.
-    /// False: the rest is left for [`settle_rest`](Self::settle_rest).
+    /// Polls, and frees slots whose handles were dropped. True: it found only their successes. False: the rest is for
+    /// [`settle_rest`](Self::settle_rest).
     #[inline]
     pub(in crate::channel) fn settle_abandoned(&self) -> bool {
         let batch = &self.sink.batch;
@@ -136,7 +134,7 @@ impl Core {
         freed == found
     }
 
-    /// For the last operation of a scope. `None`: others are left, or there are polled completions.
+    /// `None`: this is not a scope's last operation, or there are polled completions.
     #[inline(always)]
     pub(in crate::channel) fn settle_last(&self) -> Option<bool> {
         if !self.table.has_one_in_scope() || !self.sink.is_empty() {
@@ -159,9 +157,8 @@ impl Core {
         Some(false)
     }
 
-    /// Takes this number's success from a poll that found several, if it is the first or the last one. Last is common:
-    /// a program posts a receive, then a send, and waits for the send first. `None`: all is left to
-    /// [`settle_rest`](Self::settle_rest).
+    /// Takes this number's success from several completions, if it is the first or the last. Last is common: a program
+    /// posts a receive, then a send, and waits for the send. `None`: all is left to [`settle_rest`](Self::settle_rest).
     ///
     /// It calls no function, so the compiler need not save registers.
     #[inline(never)]
@@ -187,7 +184,7 @@ impl Core {
         None
     }
 
-    /// Polls once for the blocking operation that was just posted, with nothing else in flight. Its success is then
+    /// Polls once for the blocking operation, with nothing else in flight. Its success is then
     /// [there](Self::blocking_success).
     ///
     /// # Errors
@@ -199,8 +196,8 @@ impl Core {
         if self.found_success(found, wr_id) { Ok(()) } else { Err(found) }
     }
 
-    /// Follows a poll that returned `found`, or 0 without one. The blocking operation's success is then
-    /// [there](Self::blocking_success). If waiting fails, the channel is stopped.
+    /// A poll has returned `found`; 0 without one. The success is then [there](Self::blocking_success). If waiting
+    /// fails, the channel is stopped.
     #[inline(never)]
     pub(in crate::channel) fn wait_for_blocking(
         &self,
@@ -250,7 +247,6 @@ impl Core {
         self.update_fast_path();
     }
 
-    /// A poll found one completion, a success of this request.
     #[inline(always)]
     fn found_success(&self, found: c_int, wr_id: u64) -> bool {
         found == 1 && self.is_success(self.sink.batch.entries(), wr_id)
@@ -272,14 +268,14 @@ pub(in crate::channel) const BATCH: usize = 16;
 pub(in crate::channel) type PollCq =
     unsafe extern "C" fn(*mut ffi::ibv_cq, c_int, *mut ffi::ibv_wc) -> c_int;
 
-/// The completions of the last poll.
+/// The last poll's completions.
 ///
-/// All entries are initialised at the start, since a provider may leave fields unwritten. They are accessed only
-/// through pointers and short-lived references, none of which exists while a poll writes.
+/// A provider may leave fields unwritten, so all entries are initialised at the start. No reference to one exists while
+/// a poll writes.
 pub(in crate::channel) struct Polled {
     /// Owned: `BATCH` entries.
     entries: NonNull<ffi::ibv_wc>,
-    /// The first completion that was not taken, or `end`.
+    /// The first that was not taken, or `end`.
     next: Cell<NonNull<ffi::ibv_wc>>,
     end: Cell<NonNull<ffi::ibv_wc>>,
 }
@@ -307,13 +303,12 @@ impl Polled {
         unsafe { self.end.get().offset_from_unsigned(self.next.get()) }
     }
 
-    /// The first completion that was not taken, or the end.
     #[inline]
     pub(in crate::channel) fn head(&self) -> *const ffi::ibv_wc {
         self.next.get().as_ptr()
     }
 
-    /// The completions that were not taken.
+    /// Those that were not taken.
     ///
     /// # Safety
     ///
@@ -335,7 +330,7 @@ impl Polled {
         self.next.set(unsafe { self.next.get().add(count) });
     }
 
-    /// A poll has written the entries from `first` to `end`.
+    /// A poll has written these entries.
     #[inline]
     pub(in crate::channel) fn keep(&self, first: usize, end: usize) {
         assert!(first <= end && end <= BATCH);

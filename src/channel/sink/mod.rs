@@ -1,11 +1,10 @@
 //! Where completions are handled.
 //!
-//! [`Core::settle`] polls, and ends the operations of all completions that it finds: it stores the results in their
-//! slots, and drops buffers that no handle asks for. A wait calls it until its slot says that the operation has ended.
-//! The one shortcut is [`fast_path`].
+//! [`Core::settle`] stores each result in its slot, and drops buffers that no handle asks for. A wait calls it until
+//! its slot says that the operation has ended. The one shortcut is [`fast_path`].
 //!
 //! A completion belongs to an operation if it names this queue pair and the number of a slot in flight: see
-//! [`generation`](super::generation). One with a number of an earlier connection is dropped. Any other is an
+//! [`generation`](super::generation). One of an earlier connection is dropped. Any other is an
 //! [`UnknownCompletion`](TransportError::UnknownCompletion), and ends nothing.
 
 mod fast_path;
@@ -26,7 +25,7 @@ pub(super) struct Sink {
     batch: Polled,
     poll_cq: PollCq,
     queue: *mut ffi::ibv_cq,
-    /// What the last poll returned, if a [shortcut](fast_path) left it to [`Core::settle_rest`]. Otherwise 0.
+    /// The last poll's value, if a [shortcut](fast_path) left it to [`Core::settle_rest`]. Otherwise 0.
     rest: Cell<c_int>,
 }
 
@@ -42,13 +41,12 @@ impl Sink {
         Self { batch: Polled::new(), poll_cq, queue, rest: Cell::new(0) }
     }
 
-    /// All polled completions were handled.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.batch.is_empty()
     }
 
-    /// Polled completions are left, or the last poll has failed.
+    /// Also true if the last poll has failed.
     #[inline]
     pub(super) fn has_rest(&self) -> bool {
         self.rest.get() != 0 || !self.is_empty()
@@ -56,7 +54,7 @@ impl Sink {
 }
 
 impl Core {
-    /// Handles all polled completions, or else those that one poll finds. True: there were any.
+    /// Handles all polled completions, or those of one poll. True: there were any.
     ///
     /// # Errors
     ///
@@ -68,7 +66,7 @@ impl Core {
         self.poll_and_dispatch()
     }
 
-    /// Waits until `ended` returns something, which it asks after completions were handled.
+    /// Asks `ended` again each time that completions were handled.
     ///
     /// # Errors
     ///
@@ -89,14 +87,13 @@ impl Core {
         }
     }
 
-    /// A `settle` found nothing: see [`Wait::on_empty_poll`].
     #[inline]
     pub(super) fn on_empty_poll(&self, wait: &mut Wait) -> TransportResult<()> {
         let cancel = self.cancel.get().map(|cancel| &**cancel);
         wait.on_empty_poll(self.sleep.as_ref(), cancel, || self.check_device())
     }
 
-    /// Polls into the batch, which must be empty and stays so: see [`absorb`](Self::absorb).
+    /// The batch must be empty and stays so: see [`absorb`](Self::absorb).
     #[inline(always)]
     fn poll_raw(&self, most: usize) -> c_int {
         let Sink { batch, poll_cq, queue, .. } = &self.sink;
@@ -108,7 +105,7 @@ impl Core {
         unsafe { poll_cq(*queue, most as c_int, batch.entries()) }
     }
 
-    /// Puts the completions of a poll into the batch. True: there are any.
+    /// Puts a poll's completions into the batch. True: there are any.
     #[inline]
     fn absorb(&self, found: c_int) -> TransportResult<bool> {
         let found = count(found)?;
@@ -127,7 +124,7 @@ impl Core {
         self.dispatch_batch().map(|()| true)
     }
 
-    /// Handles the batch, which is not empty, up to the first unknown completion.
+    /// Stops at the first unknown completion.
     ///
     /// # Errors
     ///
@@ -150,7 +147,7 @@ impl Core {
         Ok(())
     }
 
-    /// Ends the operation of a completion.
+    /// Ends the completion's operation.
     ///
     /// # Errors
     ///
@@ -167,7 +164,7 @@ impl Core {
         self.dispatch_other(&(*completion).into())
     }
 
-    /// For an operation whose result no owner asks for.
+    /// No owner asks for the result.
     #[inline(never)]
     fn dispatch_other(&self, completion: &WorkCompletion) -> TransportResult<()> {
         let wr_id = completion.wr_id();
@@ -202,7 +199,7 @@ impl Core {
         Ok(())
     }
 
-    /// Keeps the first failure without a handle for the end of the scope.
+    /// Keeps the first failure for the end of the scope.
     #[cold]
     pub(super) fn record_unreported(&self, error: TransportError) {
         if self.unreported.error.get().is_none() {
@@ -210,8 +207,8 @@ impl Core {
         }
     }
 
-    /// Frees the slots of successful operations whose handles were dropped, up to the first other completion. Returns
-    /// how many. It calls no function, so the compiler keeps everything in registers.
+    /// Frees slots of successes whose handles were dropped, up to the first other completion. It calls no function, so
+    /// the compiler keeps everything in registers.
     #[inline(never)]
     fn release_abandoned(&self, completions: &[ffi::ibv_wc]) -> usize {
         const { assert!(ffi::ibv_wc_status::IBV_WC_SUCCESS.0 == 0) };
@@ -265,12 +262,11 @@ pub(super) unsafe fn poll_cq_of(queue: *mut ffi::ibv_cq) -> PollCq {
     poll_cq.expect("libibverbs sets it")
 }
 
-/// For a channel whose completions a [`Loop`](crate::Loop) polls.
+/// The [`Loop`](crate::Loop) polls.
 unsafe extern "C" fn poll_nothing(_: *mut ffi::ibv_cq, _: c_int, _: *mut ffi::ibv_wc) -> c_int {
     0
 }
 
-/// The completions of a poll that returned `found`.
 #[inline]
 pub(super) fn count(found: c_int) -> TransportResult<usize> {
     match usize::try_from(found) {
