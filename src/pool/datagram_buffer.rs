@@ -54,7 +54,7 @@ impl DatagramBuffer {
         Ok(message)
     }
 
-    /// The header must not be what an earlier user of the chunk left.
+    /// Makes a header of zeros, not of what an earlier user of the chunk left.
     fn begin(&mut self) -> Result<()> {
         let Some(lacking) = HEADER.checked_sub(self.whole.len()) else { return Ok(()) };
         let reason = "a chunk for datagrams has 40 bytes more than the longest message";

@@ -107,7 +107,7 @@ fn who_finds_no_chunk_does_not_wait_for_one() {
     });
 }
 
-/// Who sees no chunk after it says that it waits is seen by who gives one back.
+/// A thread that sees no chunk after it says that it waits is seen by the one that gives a chunk back.
 #[test]
 fn no_wake_up_is_lost() {
     let waits = |chunks: &Chunks<1>| {

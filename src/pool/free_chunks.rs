@@ -19,7 +19,7 @@ pub(super) struct FreeChunks {
     /// Bits of the head for the first free chunk.
     index: u64,
     take: u64,
-    /// By chunk number, from 1. Entry 0 is the bottom of the stack.
+    /// Entries go by chunk number, from 1. Entry 0 is the bottom of the stack.
     links: Box<[Link]>,
     /// Chunks in use. Set when the pool is orphaned.
     in_use: AtomicU32,
@@ -58,7 +58,7 @@ impl FreeChunks {
         self.first(self.head.load(Ordering::Acquire)).depth.load(Ordering::Relaxed)
     }
 
-    /// What a chunk's last user did to it happens before.
+    /// Takes a chunk. What its last user did to it happens before.
     #[inline(always)]
     pub(super) fn take(&self) -> Option<u32> {
         let mut head = self.head.load(Ordering::Acquire);
@@ -77,8 +77,8 @@ impl FreeChunks {
         }
     }
 
-    /// True: the chunk is back, and `this` may dangle. False: tasks wait, or the pool is orphaned. Then the caller
-    /// [gives it back slowly](Self::give_back_slowly).
+    /// Returns true if the chunk is back: `this` may then dangle. Otherwise tasks wait, or the pool is orphaned, and
+    /// the caller [gives it back slowly](Self::give_back_slowly).
     ///
     /// # Safety
     ///
@@ -112,8 +112,8 @@ impl FreeChunks {
             .map(drop)
     }
 
-    /// While tasks wait, it calls `next` until that has found one, which the caller wakes afterwards. True: the pool is
-    /// the caller's alone. False: `this` may dangle.
+    /// Calls `next`, while tasks wait, until it has found one, which the caller wakes afterwards. Returns true if the
+    /// pool is the caller's alone. Otherwise `this` may dangle.
     ///
     /// # Safety
     ///
@@ -139,8 +139,8 @@ impl FreeChunks {
         }
     }
 
-    /// Nothing takes a chunk from now on. True: no chunk is in use, and the pool is the caller's alone. False: `this`
-    /// may dangle.
+    /// Marks the owner as gone: nothing takes a chunk. Returns true if no chunk is in use, and the pool is the caller's
+    /// alone. Otherwise `this` may dangle.
     ///
     /// # Safety
     ///
@@ -169,7 +169,8 @@ impl FreeChunks {
         self.head.load(Ordering::Relaxed) & WAITED_FOR != 0
     }
 
-    /// [`take`](Self::take) finds the chunks that came back before this call; later ones wake a task.
+    /// Sets whether tasks wait. [`take`](Self::take) then finds the chunks that came back before; later ones wake a
+    /// task.
     pub(super) fn set_waited_for(&self, waited_for: bool) {
         if waited_for {
             self.head.fetch_or(WAITED_FOR, Ordering::AcqRel);

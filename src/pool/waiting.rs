@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use super::free_chunks::FreeChunks;
 use crate::panics;
 
-/// In order. A wake-up says that a chunk may be there.
+/// The waiting tasks, in order. A wake-up says that a chunk may be there.
 #[derive(Default)]
 pub(super) struct Waiting {
     places: Mutex<Places>,
@@ -24,7 +24,7 @@ impl Places {
         self.wakers.binary_search_by_key(&number, |&(number, _)| number).ok()
     }
 
-    /// Called under the lock.
+    /// Is called under the lock.
     fn tell(&self, free: &FreeChunks) {
         free.set_waited_for(!self.wakers.is_empty());
     }
@@ -35,7 +35,7 @@ impl Places {
 pub(super) struct Place(Option<u64>);
 
 impl Waiting {
-    /// Without a chunk, the task has a place until it is woken as the first.
+    /// Gives the task a chunk, or a place until it is woken as the first.
     pub(super) fn poll_take(
         &self,
         free: &FreeChunks,
@@ -102,7 +102,7 @@ impl Waiting {
         }
     }
 
-    /// True: it had a place, and was woken since.
+    /// Returns whether it had a place, and was woken since.
     fn remove(&self, free: &FreeChunks, place: &mut Place) -> bool {
         let Some(own) = place.0.take() else { return false };
         let mut places = self.lock();
@@ -114,7 +114,7 @@ impl Waiting {
         at.is_none()
     }
 
-    /// What is behind the lock is always consistent.
+    /// Ignores poison: what is behind the lock is always consistent.
     fn lock(&self) -> MutexGuard<'_, Places> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }

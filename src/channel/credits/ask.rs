@@ -18,7 +18,7 @@ use crate::ffi;
 use crate::operation::destination::rdma;
 
 impl Core {
-    /// False: no credit read is in flight.
+    /// Returns false if no credit read is in flight.
     #[cold]
     pub(in crate::channel) fn take_credits(&self, completion: &WorkCompletion) -> bool {
         let Some(credits) = &self.credits else { return false };
@@ -80,7 +80,7 @@ impl Core {
         ffi::status(VERB, returned)
     }
 
-    /// If credit is short, asks the peer.
+    /// Asks the peer if credit is short.
     ///
     /// # Errors
     ///
@@ -113,7 +113,7 @@ impl Core {
         self.require_credits(messages).err().unwrap_or(TransportError::NoCredit)
     }
 
-    /// A time-out or cancellation does not stop the channel, since nothing was posted.
+    /// Does not stop the channel at a time-out or cancellation, since nothing was posted.
     #[cold]
     #[inline(never)]
     pub(in crate::channel) fn wait_for_blocking_credit(
@@ -135,18 +135,18 @@ impl Core {
         })
     }
 
-    /// By the clock of credit reads.
+    /// Reads the clock of credit reads.
     pub(in crate::channel) fn credit_now(&self) -> Instant {
         self.credits.as_deref().map_or_else(Instant::now, |credits| credits.clock.now())
     }
 
-    /// When the peer may be asked, by that clock. `None`: a read is in flight.
+    /// Returns when the peer may be asked, by that clock. `None`: a read is in flight.
     pub(in crate::channel) fn credit_ask_at(&self) -> Option<Instant> {
         let credits = self.credits.as_deref().filter(|credits| !credits.reading.get())?;
         Some(credits.ask_at.get().unwrap_or_else(|| credits.clock.now()))
     }
 
-    /// Until the peer may be asked, or 0. `None`: a read is in flight.
+    /// Returns how long until the peer may be asked. `None`: a read is in flight.
     pub(in crate::channel) fn credit_pause(&self) -> Option<Duration> {
         let credits = self.credits.as_deref().filter(|credits| !credits.reading.get())?;
         Some(credits.pause().unwrap_or_default())
@@ -156,7 +156,7 @@ impl Core {
         self.credits.as_deref().map(|credits| credits.number.get())
     }
 
-    /// The number before a loop's first credit read.
+    /// Sets the number before a loop's first credit read.
     pub(in crate::channel) fn set_credit_number(&self, number: u64) {
         if let Some(credits) = &self.credits {
             credits.number.set(number);
@@ -167,7 +167,7 @@ impl Core {
         self.credits.as_deref().map(Credits::available)
     }
 
-    /// If few credits are left, asks the peer.
+    /// Asks the peer if few credits are left.
     pub(super) fn use_credits(&self, credits: &Credits, messages: u32) {
         credits.sent.set(credits.sent.get().wrapping_add(messages));
         if credits.available() <= credits.most.get() / 2 {

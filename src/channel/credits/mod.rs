@@ -109,7 +109,7 @@ pub(super) fn agree(ours: Option<&Credits>, theirs: Option<RemoteMemoryRegion>) 
     Err(Error::invalid("ibv_modify_qp", reason))
 }
 
-/// Flow control needs both sides to answer reads.
+/// Checks that both sides answer reads.
 ///
 /// # Errors
 ///
@@ -135,7 +135,7 @@ pub(super) fn check_reads(ours: &QueuePairEndpoint, theirs: &QueuePairEndpoint) 
     Ok(())
 }
 
-/// Network order. The complement in the upper half shows a word that was read during a write.
+/// Puts a count into network order. The complement in the upper half shows a word that was read during a write.
 fn encode(count: u32) -> u64 {
     (u64::from(!count) << 32 | u64::from(count)).to_be()
 }
@@ -156,11 +156,11 @@ pub(super) struct Credits {
     posted: Cell<u32>,
     /// Our messages.
     sent: Cell<u32>,
-    /// By the peer's last answer.
+    /// The peer's receives, by its last answer.
     granted: Cell<u32>,
-    /// So far.
+    /// The most credits so far.
     most: Cell<u32>,
-    /// Of the last credit read.
+    /// The number of the last credit read.
     number: Cell<u64>,
     /// That read is in flight.
     reading: Cell<bool>,
@@ -203,7 +203,7 @@ impl Credits {
         self.publish(encode(0));
     }
 
-    /// The queue pair was reset or destroyed.
+    /// Stops after the queue pair was reset or destroyed.
     pub(super) fn close(&self) {
         // 0 is not a count.
         self.publish(0);
@@ -220,7 +220,7 @@ impl Credits {
         self.peer.set(None);
     }
 
-    /// More than half of the counters' range counts as 0, whatever the peer's word says.
+    /// Counts more than half of the range as 0, whatever the peer's word says.
     pub(super) fn available(&self) -> u32 {
         let available = self.granted.get().wrapping_sub(self.sent.get());
         if available > u32::MAX / 2 { 0 } else { available }
@@ -239,7 +239,7 @@ impl Credits {
         }));
     }
 
-    /// Virtual time passes by itself until then.
+    /// Returns how long until the peer may be asked. Virtual time passes by itself until then.
     fn pause(&self) -> Option<Duration> {
         if self.reading.get() {
             return None;

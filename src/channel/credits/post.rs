@@ -12,7 +12,7 @@ use crate::operation::takes_receive;
 pub(in crate::channel) const NO_CREDIT: c_int = c_int::MIN;
 
 impl Core {
-    /// Posts then count credits, and get the core as first argument. Without flow control, they pay nothing.
+    /// Makes posts count credits, with the core as first argument. Without flow control, they pay nothing.
     pub(in crate::channel) fn count_credits(self: &Arc<Self>) {
         if self.credits.is_some() {
             let this = Arc::as_ptr(self).cast_mut().cast();
@@ -50,7 +50,7 @@ unsafe extern "C" fn post_send(
     returned
 }
 
-/// Requests that take a receive of the peer.
+/// Counts requests that take a receive of the peer.
 ///
 /// # Safety
 ///

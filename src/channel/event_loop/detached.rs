@@ -28,7 +28,7 @@ pub(crate) struct Doomed<'res> {
     pub(super) index: usize,
     pub(super) link: Link<'res>,
     pub(super) is_in_flight: bool,
-    /// Takes shared receives.
+    /// It takes shared receives.
     pub(super) shares: bool,
     pub(super) datagrams: Option<DatagramEnd<'res>>,
 }
@@ -49,7 +49,7 @@ impl Detached<'_> {
         step(self.channel.link_mut(), |link| link.connect(remote))
     }
 
-    /// The caller has taken the queue pair to INIT.
+    /// Continues after the caller has taken the queue pair to INIT.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn open_receives_of_init(&mut self) -> (Result<()>, bool) {
         step(self.channel.link_mut(), |link| {
@@ -58,19 +58,20 @@ impl Detached<'_> {
         })
     }
 
-    /// `ibv_modify_qp`, `ibv_create_qp`: replaces the queue pair. False: the next attempt to connect tries it again.
+    /// `ibv_modify_qp`, `ibv_create_qp`: replaces the queue pair. If this returns false, the next attempt to connect
+    /// tries it again.
     pub(crate) fn reset(&mut self) -> bool {
         let link = self.channel.link_mut();
         let _ = link.reset();
         link.is_reset()
     }
 
-    /// `ibv_modify_qp`: to RESET, which ends all its requests.
+    /// `ibv_modify_qp`: takes the queue pair to RESET, which ends all its requests.
     pub(crate) fn try_reset(&self) -> bool {
         self.channel.core().try_reset()
     }
 
-    /// `ibv_modify_qp`: to ERR.
+    /// `ibv_modify_qp`: takes the queue pair to ERR.
     pub(crate) fn flush(&self) {
         let core = self.channel.core();
         if !core.destroyed.get() {
@@ -83,7 +84,8 @@ impl Detached<'_> {
     }
 }
 
-/// One step towards a connection. True: requests posted before have ended, in this attempt or an earlier one.
+/// Takes one step towards a connection. Also returns whether this attempt, or an earlier one, ended the requests posted
+/// before.
 pub(super) fn step<'res>(
     link: &mut Link<'res>,
     step: impl FnOnce(&mut Link<'res>) -> Result<()>,
@@ -95,8 +97,8 @@ pub(super) fn step<'res>(
 }
 
 impl Doomed<'_> {
-    /// `ibv_modify_qp`: to ERR, where it takes no more shared receives. True: [take](Loop::take_completions) its
-    /// messages before you destroy it, since a provider may drop completions then.
+    /// `ibv_modify_qp`: takes the queue pair to ERR, where it takes no more shared receives. If this returns true,
+    /// [take](Loop::take_completions) its messages before you destroy it: a provider may drop completions then.
     pub(crate) fn stop_sharing(&self) -> bool {
         self.shares && self.link.core.modify(ffi::ibv_qp_state::IBV_QPS_ERR).is_ok()
     }
@@ -115,7 +117,7 @@ impl Doomed<'_> {
 
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for futures
 impl<'res, B> Loop<'res, B> {
-    /// The channel stays detached until it is connected.
+    /// Makes a place. The channel stays detached until it is connected.
     pub(crate) fn place(
         &mut self,
         mut channel: PreparedChannel<'res>,
@@ -130,13 +132,14 @@ impl<'res, B> Loop<'res, B> {
         self.open(detached.id, &[Queue::Receive]);
     }
 
-    /// A failed attempt to connect has ended the posted receives. No task asks for their results.
+    /// Cleans up after an attempt to connect that has failed and ended the posted receives. No task asks for their
+    /// results.
     pub(crate) fn forget_attempt(&mut self, channel: ChannelId) {
         self.end_attempt(channel);
         self.drop_messages(channel.index());
     }
 
-    /// Nothing is in flight. `number` is that of the old queue pair, as in `replace`.
+    /// Notes the new queue pair, which has nothing in flight. `number` is that of the old one, as in `replace`.
     pub(crate) fn renew(&mut self, detached: &Detached<'res>, number: u32) {
         self.replace(detached.id, number, detached.channel.core());
     }
@@ -146,7 +149,7 @@ impl<'res, B> Loop<'res, B> {
         self.assign(id, core);
     }
 
-    /// The channel is connected, or ready for receives.
+    /// Puts in a channel that is connected, or ready for receives.
     pub(crate) fn attach(&mut self, detached: Detached<'res>, is_connected: bool) -> ChannelId {
         let Detached { id, channel } = detached;
         self.attach_link(id, channel.into_link());
@@ -157,7 +160,7 @@ impl<'res, B> Loop<'res, B> {
         id
     }
 
-    /// The queue pair is now in RTS.
+    /// Allows sends, since the queue pair is now in RTS.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn establish(&mut self, channel: ChannelId) {
         let Some(core) = self.table.core(channel) else { return };
@@ -167,7 +170,8 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// For verbs that change only the queue pair's state. Operations go on. `None`: the channel is out, or was removed.
+    /// Takes a channel out for verbs that change only the queue pair's state. Operations go on. `None`: it is out, or
+    /// was removed.
     pub(crate) fn borrow_out(&mut self, channel: ChannelId) -> Option<Detached<'res>> {
         self.table.entry(channel)?;
         let link = self.members.links[channel.index()].take()?;
@@ -209,7 +213,7 @@ impl<'res, B> Loop<'res, B> {
         None
     }
 
-    /// Without `is_reset`, operations in flight end when the channel is removed.
+    /// Ends operations in flight, but without `is_reset` only when the channel is removed.
     pub(crate) fn end_closed(&mut self, channel: ChannelId, is_reset: bool) {
         let slots = self.table.entries[channel.index()].slots();
         if is_reset {
@@ -220,7 +224,8 @@ impl<'res, B> Loop<'res, B> {
         outcomes.iter_mut().for_each(|outcome| deferred.wake(&mut outcome.waker));
     }
 
-    /// Slots stay until [`discard`](Self::discard). `None`: the channel is out, and `give_back` returns it.
+    /// Takes a channel out for good. Slots stay until [`discard`](Self::discard). `None`: it is out, and `give_back`
+    /// returns it.
     pub(crate) fn detach(&mut self, channel: ChannelId) -> Option<Doomed<'res>> {
         match self.members.links[channel.index()].take() {
             Some(link) => Some(self.doom(channel.index(), link)),
@@ -288,7 +293,7 @@ impl<'res, B> Loop<'res, B> {
         result
     }
 
-    /// Also drops results and wakers that no task asks for.
+    /// Ends a channel, and drops results and wakers that no task asks for.
     pub(crate) fn discard(&mut self, destroyed: Destroyed) {
         let index = destroyed.index;
         // A queue pair that could not be destroyed is leaked.

@@ -62,7 +62,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// Polls until the completion queue is empty. Bounded, since a broken provider may never stop.
+    /// Polls until the completion queue is empty, at most its capacity: a broken provider may never stop.
     pub(super) fn settle_all(&mut self, capacity: u32) {
         let _ = self.settle_polled();
         for _ in 0..=capacity {
@@ -75,7 +75,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// The queue pair could not be destroyed: the device may use the buffers forever.
+    /// Leaks the operations of a queue pair that could not be destroyed: the device may use the buffers forever.
     pub(super) fn leak(&mut self, slots: Range<u32>) {
         for index in slots {
             let slot = &mut self.slots[index as usize];
@@ -87,7 +87,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// The queue pair was reset or destroyed.
+    /// Ends the operations of a queue pair that was reset or destroyed.
     pub(super) fn end_without_completions(
         &mut self,
         slots: Range<u32>,
@@ -108,7 +108,7 @@ impl<B> Table<B> {
         self.finish(index, &ffi::ibv_wc { status, ..Default::default() });
     }
 
-    /// All numbers so far are now those of an earlier connection.
+    /// Assigns all numbers so far to an earlier connection.
     pub(super) fn end_connections(&mut self, slots: Range<u32>) {
         for slot in &mut self.slots[slots.start as usize..slots.end as usize] {
             if slot.state == State::Credits

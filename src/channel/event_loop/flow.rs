@@ -64,7 +64,7 @@ impl<B> Loop<'_, B> {
         Ok(checked?)
     }
 
-    /// As [`keep_alive`](Self::keep_alive). True: something is in flight, so it did nothing.
+    /// As [`keep_alive`](Self::keep_alive), but returns true if something is in flight.
     pub(crate) fn sign_of_life(&mut self, channel: ChannelId) -> TransportResult<bool> {
         let core = self.table.core(channel).ok_or(TransportError::Closed)?;
         check_reliable(core)?;
@@ -116,14 +116,14 @@ impl<B> Loop<'_, B> {
 }
 
 impl<B> Table<B> {
-    /// `None`: the channel was removed or is out of the loop.
+    /// Returns `None` if the channel was removed or is out of the loop.
     pub(super) fn core(&self, channel: ChannelId) -> Option<&Core> {
         let entry = self.entries.get(channel.index())?;
         let aside = self.asides.get(channel.index())?;
         aside.core.as_deref().filter(|_| entry.generation == channel.generation)
     }
 
-    /// False: no credit read is in flight.
+    /// Returns false if no credit read is in flight.
     pub(super) fn take_credits(&mut self, channel: ChannelId, completion: &ffi::ibv_wc) -> bool {
         let is_taken = self.core(channel).is_some_and(|core| {
             core.credit_number() == Some(completion.wr_id)
@@ -158,8 +158,8 @@ impl<B> Table<B> {
         Some(ChannelId { index, generation: self.entries[index as usize].generation })
     }
 
-    /// A channel has credit; or `any_pause`, and a pause has begun since the wait chose its time-out; or `until` has
-    /// passed, which a wait that finds answers at each poll never checks.
+    /// Returns true if a channel has credit; if a pause has begun since the wait chose its time-out, and `any_pause`;
+    /// or if `until` has passed, which a wait that finds answers at each poll never checks.
     pub(super) fn must_wait_end(&mut self, any_pause: bool, until: Instant) -> bool {
         self.lacking.any()
             && (self.credited().is_some()

@@ -10,7 +10,7 @@ use std::time::Instant;
 #[derive(Default)]
 pub(super) struct Lacking {
     count: usize,
-    /// To look at now. Some may have credit already, as in `pauses`.
+    /// Channels to look at now. Some may have credit already, as in `pauses`.
     due: VecDeque<u32>,
     pauses: BinaryHeap<Reverse<(Instant, u32)>>,
     places: Vec<Places>,
@@ -30,7 +30,7 @@ pub(super) enum Look {
 }
 
 impl Lacking {
-    /// No other method allocates.
+    /// Allocates all memory that the other methods need.
     pub(super) fn reserve(&mut self, channels: usize) -> Result<(), TryReserveError> {
         self.due.try_reserve(channels - self.due.len())?;
         self.pauses.try_reserve(channels - self.pauses.len())?;
@@ -51,7 +51,7 @@ impl Lacking {
         self.pauses.peek().map(|pause| pause.0).filter(|_| self.any())
     }
 
-    /// `is_new`: the channel did not lack credit before.
+    /// Notes a refused post. `is_new`: the channel did not lack credit before.
     pub(super) fn refused(&mut self, channel: u32, is_new: bool, ask_at: Option<Instant>) {
         self.count += usize::from(is_new);
         if let Some(at) = ask_at {

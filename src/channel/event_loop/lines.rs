@@ -42,8 +42,8 @@ impl<B> Loop<'_, B> {
         &mut self.table.waiters.places[place as usize].waker
     }
 
-    /// The caller drops the waker while the loop is not borrowed. If the task was woken to take something, it [wakes
-    /// the next](Self::wake_line).
+    /// Returns the waker, which the caller drops while the loop is not borrowed. If the task was woken to take
+    /// something, the caller [wakes the next](Self::wake_line).
     pub(crate) fn leave_line(
         &mut self,
         channel: ChannelId,
@@ -87,7 +87,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// While the channel drains, tasks wait for its end, and this wakes all.
+    /// Wakes all if the channel drains: then tasks wait for its end.
     #[inline(always)]
     pub(super) fn wake_first(&mut self, channel: usize, queue: Queue) {
         let first = self.entries[channel].tasks.lines[queue_index(queue)].first;

@@ -143,7 +143,7 @@ impl<'res, B> Loop<'res, B> {
         connected
     }
 
-    /// A failed attempt to connect has ended the operations.
+    /// Ends operations that a failed attempt to connect has ended on the device.
     pub(super) fn end_attempt(&mut self, channel: ChannelId) {
         self.table.asides[channel.index()].has_failed = false;
         let entry = &mut self.table.entries[channel.index()];
@@ -209,7 +209,7 @@ impl<'res, B> Loop<'res, B> {
         Error::invalid(verb, reason)
     }
 
-    /// If this fails, [removal](Self::remove) ends its operations.
+    /// Takes the queue pair to ERR. If that fails, [removal](Self::remove) ends its operations.
     #[cold]
     pub(super) fn to_error(&self, channel: ChannelId) {
         if let Some(Some(link)) = self.members.links.get(channel.index()) {
@@ -217,7 +217,7 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// Nothing can be posted in the new place before [`open`](Self::open).
+    /// Makes a place, where nothing can be posted before [`open`](Self::open).
     pub(super) fn place_for(&mut self, link: &Link<'res>, is_open: bool) -> Result<ChannelId> {
         const VERB: &str = "Loop::add";
         let core = &link.core;
@@ -237,7 +237,7 @@ impl<'res, B> Loop<'res, B> {
         Ok(id)
     }
 
-    /// The channel's first queue pair, or another one after a reset.
+    /// Assigns the place to the channel's first queue pair, or another one after a reset.
     pub(super) fn assign(&mut self, id: ChannelId, core: &Core) {
         let (table, index) = (&mut self.table, id.index());
         let entry = &mut table.entries[index];
@@ -327,7 +327,7 @@ impl Members<'_> {
         });
     }
 
-    /// In a gap, or at the table's end, where the last gap may begin before `end`.
+    /// Finds free slots in a gap, or at the table's end, where the last gap may begin before `end`.
     fn find_slots(&self, depth: u32, end: u32) -> u32 {
         let is_enough = |gap: &&Range<u32>| gap.len() as u32 >= depth;
         let last = self.gaps.last().filter(|last| last.end == end);
@@ -335,7 +335,7 @@ impl Members<'_> {
     }
 }
 
-/// [`place`] has reserved memory.
+/// Allocates nothing: [`place`] has reserved memory.
 fn add_gap(gaps: &mut Vec<Range<u32>>, mut slots: Range<u32>) {
     if slots.start == slots.end {
         return;
@@ -352,7 +352,7 @@ fn add_gap(gaps: &mut Vec<Range<u32>>, mut slots: Range<u32>) {
     gaps.insert(at, slots);
 }
 
-/// May reuse slots of removed channels of any depth.
+/// Makes a place, which may reuse slots of removed channels of any depth.
 pub(super) fn place<B>(
     table: &mut Table<B>,
     members: &mut Members<'_>,

@@ -10,7 +10,8 @@ pub(super) struct Numbers {
     len: usize,
 }
 
-/// Devices number queue pairs in steps of a power of two; Fibonacci hashing spreads these evenly.
+/// Returns where a search begins. Devices number queue pairs in steps of a power of two; Fibonacci hashing spreads
+/// these evenly.
 #[inline]
 fn start(number: u32, size: usize) -> usize {
     ((u64::from(number.wrapping_mul(0x9e37_79b1)) * size as u64) >> 32) as usize
@@ -21,12 +22,12 @@ impl Numbers {
         Self { entries: vec![None; 8], len: 0 }
     }
 
-    /// The number's entry, or the free one for it.
+    /// Finds the number's entry, or the free one for it.
     #[inline]
     fn position(&self, number: u32) -> usize {
         let mask = self.entries.len() - 1;
         let mut at = start(number, self.entries.len());
-        // At least half of the entries are free.
+        // This ends: at least half of the entries are free.
         while self.entries[at].is_some_and(|entry| entry.0 != number) {
             at = (at + 1) & mask;
         }
@@ -38,7 +39,7 @@ impl Numbers {
         self.entries[self.position(number)].map(|entry| entry.1 as usize)
     }
 
-    /// `insert` then does not allocate.
+    /// Makes room, so that `insert` does not allocate.
     ///
     /// # Errors
     ///
@@ -64,7 +65,7 @@ impl Numbers {
         }
     }
 
-    /// A newer queue pair may have got the number: then this does nothing.
+    /// Does nothing if a newer queue pair has got the number.
     pub(super) fn remove(&mut self, number: u32, channel: usize) {
         let mut at = self.position(number);
         if self.entries[at].take_if(|entry| entry.1 as usize == channel).is_none() {

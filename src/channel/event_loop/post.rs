@@ -162,7 +162,7 @@ impl<B> Loop<'_, B> {
         Err(refused::<R, E>(error, operation, buffer))
     }
 
-    /// The post failed, and the slot of this number is still free.
+    /// Returns the error of a failed post. The slot of its number is still free.
     #[cold]
     #[inline(never)]
     fn post_failed<R: WorkRequest, E: From<Refused<R>>>(
@@ -207,7 +207,7 @@ impl<B> Loop<'_, B> {
 }
 
 impl<B> Loop<'_, B> {
-    /// The device may have the request of a failed post: ends all operations of the channel.
+    /// Ends all operations of the channel, since the device may have the request of a failed post.
     #[cold]
     pub(super) fn fail(&mut self, channel: ChannelId, error: TransportError) {
         if self.table.is_of_tasks && self.table.core(channel).is_some() {

@@ -49,7 +49,7 @@ impl<'res, B> Loop<'res, B> {
         self.place_shared(&queue, capacity)
     }
 
-    /// Receives have one element each.
+    /// Makes a place for receives of one element each.
     pub(crate) fn place_shared(
         &mut self,
         queue: &Arc<SharedReceiveQueue<'res>>,
@@ -135,7 +135,7 @@ impl<'res, B> Loop<'res, B> {
     }
 }
 
-/// `ibv_create_srq`
+/// `ibv_create_srq`: makes receives for channels that complete on this queue.
 pub(crate) fn shared_queue<'res>(
     completions: &CompletionQueue<'res>,
     domain: Parent<'res, ProtectionDomain<'res>>,
@@ -146,7 +146,7 @@ pub(crate) fn shared_queue<'res>(
 }
 
 impl<B> Table<B> {
-    /// The channel with this queue pair, if it shares receives.
+    /// Finds the channel with this queue pair, if it shares receives.
     #[inline]
     pub(super) fn sharing(&self, queue_pair: u32) -> Option<ChannelId> {
         let index = self.numbers.get(queue_pair).filter(|&index| self.asides[index].shares)?;
@@ -166,7 +166,7 @@ impl<B> Table<B> {
     }
 }
 
-/// Never called: the send queue of shared receives has no slot.
+/// Is never called: the send queue of shared receives has no slot.
 ///
 /// # Safety
 ///
@@ -181,7 +181,7 @@ unsafe extern "C" fn refuse_send(
     libc::EINVAL
 }
 
-/// `ibv_post_recv` on a shared receive queue.
+/// `ibv_post_srq_recv`, under the type of `ibv_post_recv`.
 ///
 /// # Safety
 ///

@@ -30,15 +30,15 @@ pub(super) const NEVER_FREE: u32 = 0;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u32)]
 pub(super) enum State {
-    /// In flight, for `next_ended`.
+    /// The device has the request. `next_ended` returns it.
     Token,
-    /// In flight. A request before the last one has failed, and the slot keeps that completion.
+    /// A request of the window before the last one has failed. The slot keeps that completion.
     FailedWindow,
     /// The device has a window's first requests, not the last.
     PartOfWindow,
-    /// In flight, for a future.
+    /// The device has the request of a future.
     Task,
-    /// In flight. The future was dropped.
+    /// The device has the request of a dropped future.
     Abandoned,
     /// A receive in flight, whose message any task of the channel takes.
     Message,
@@ -46,13 +46,13 @@ pub(super) enum State {
     Probe,
     /// A receive after the connection failed. It is not posted, and ends after those before it.
     Unposted,
-    /// For credit reads. The number is in the channel's `Credits`.
+    /// The slot is for credit reads. Their number is in the channel's `Credits`.
     Credits,
-    /// In the list for `next_ended`.
+    /// The operation is in the list for `next_ended`.
     Ended,
     /// Its future will take it.
     Done,
-    /// In its channel's list of messages.
+    /// The operation is in its channel's list of messages.
     Arrived,
     #[default]
     Free,
@@ -69,16 +69,16 @@ impl State {
 /// The order lets [`Slot::awaits`] be one comparison.
 #[repr(C, align(64))]
 pub(super) struct Slot<B> {
-    /// Of the latest request.
+    /// The number of the latest request.
     pub(super) number: u64,
     pub(super) token: u64,
     pub(super) channel: ChannelId,
-    /// Not compared for shared receives, which several queue pairs take.
+    /// Shared receives do not compare it: several queue pairs take them.
     pub(super) queue_pair: u32,
     pub(super) state: State,
-    /// In the ring.
+    /// The next slot in the ring.
     pub(super) next: u32,
-    /// In a [`List`].
+    /// The next slot in a [`List`].
     pub(super) link: u32,
     /// Generations up to this one belong to earlier channels or connections.
     pub(super) begun: u32,
@@ -108,7 +108,7 @@ impl<B> Slot<B> {
         self.number & SHARED != 0
     }
 
-    /// The operation is of this queue pair, in flight, and for `next_ended`.
+    /// Returns whether the device has an operation of this queue pair here, for `next_ended`.
     #[inline(always)]
     pub(super) fn awaits(&self, queue_pair: u32) -> bool {
         const { assert!(State::Token as u32 == 0) };
@@ -185,7 +185,7 @@ impl<B> Slot<B> {
         self.begun = self.generation();
     }
 
-    /// The number is of an earlier connection.
+    /// Returns whether the number is of an earlier connection.
     pub(super) fn is_earlier(&self, number: u64) -> bool {
         let ago = self.begun.wrapping_sub((number >> 32) as u32);
         ago < self.begun.min(1 << 31)
@@ -222,7 +222,7 @@ impl List {
 }
 
 pub(super) struct Outcome {
-    /// For a failed window: that of the first request that failed.
+    /// A failed window keeps that of its first request that failed.
     pub(super) completion: ffi::ibv_wc,
     pub(super) run: Run,
     /// Requests of a window that was posted in part.
@@ -246,14 +246,14 @@ impl Outcome {
 #[derive(Clone, Copy)]
 pub(super) struct Run {
     pub(super) generation: u32,
-    /// From the slot on; never 0.
+    /// How many places, from the slot on; never 0.
     pub(super) places: u32,
     /// The slot behind these places.
     pub(super) next: u32,
 }
 
 impl Run {
-    /// With one place, it is right even when generations wrap around to this one.
+    /// Makes a run of one place, which is right even when generations wrap around to this one.
     pub(super) fn none<B>(slot: &Slot<B>) -> Self {
         Self { generation: slot.generation(), places: 1, next: slot.next }
     }

@@ -25,7 +25,7 @@ use crate::ffi;
 #[repr(align(64))]
 pub(super) struct Entry {
     pub(super) target: Target,
-    /// Of the channel, or the place's next one.
+    /// The generation of the place's channel, or of its next one.
     pub(super) generation: u32,
     /// The slot of each queue that a post tries first.
     pub(super) next: [u32; 2],
@@ -42,7 +42,7 @@ pub(super) struct Aside {
     pub(super) core: Option<Arc<Core>>,
     /// Messages of the last post that was refused. 0: none waits.
     pub(super) lacks_credit: u32,
-    /// Takes shared receives.
+    /// It takes shared receives.
     pub(super) shares: bool,
     /// These are shared receives, not a channel.
     pub(super) is_shared: bool,
@@ -50,12 +50,12 @@ pub(super) struct Aside {
     /// An operation has failed. Receives posted since then are in `unposted`.
     pub(super) has_failed: bool,
     pub(super) unposted: List,
-    /// Dropped while out of the loop, which destroys it when it comes back.
+    /// It was dropped while out of the loop, which destroys it when it comes back.
     pub(super) is_dropped: bool,
 }
 
 impl Aside {
-    /// The loop keeps new receives without posting them.
+    /// Returns whether the loop keeps new receives without posting them.
     pub(super) fn flushes(&self) -> bool {
         self.has_failed && self.stopped.is_none() && self.core.is_some()
     }
@@ -96,11 +96,11 @@ pub(super) struct Table<B> {
     pub(super) poll_cq: PollCq,
     /// Live whenever the table polls.
     pub(super) queue: *mut ffi::ibv_cq,
-    /// Owned. They name no queue pair, so all channels share them.
+    /// Owned requests of each kind. They name no queue pair, so all channels share them.
     pub(super) prepared: NonNull<Templates>,
     /// Indexed by slot.
     pub(super) outcomes: Vec<Outcome>,
-    /// For `next_ended`, before it polls.
+    /// Operations that `next_ended` returns before it polls.
     pub(super) ended: List,
     pub(super) deferred: Deferred,
     pub(super) numbers: Numbers,
@@ -155,7 +155,7 @@ impl<B> Table<B> {
         entry.filter(|entry| entry.generation == channel.generation)
     }
 
-    /// The first free slot of the ring, from `from` on.
+    /// Finds the first free slot of the ring, from `from` on.
     #[cold]
     #[inline(never)]
     pub(super) fn search(&self, from: u32) -> Option<u32> {
@@ -220,7 +220,7 @@ impl<B> Table<B> {
         }
     }
 
-    /// If the operation goes into the list, all other polled ones follow.
+    /// Ends a polled operation. If it goes into the list, all other polled ones follow.
     ///
     /// # Errors
     ///
@@ -327,7 +327,7 @@ impl<B> Table<B> {
         self.ended.push(&mut self.slots, index);
     }
 
-    /// No task asks for the operation. Its buffer is dropped once the loop is not borrowed.
+    /// Lists an operation that no task asks for. Its buffer is dropped once the loop is not borrowed.
     pub(super) fn leave(&mut self, index: u32) {
         self.push_ended(index);
         self.deferred.is_left = true;

@@ -29,13 +29,13 @@ pub(crate) enum Left<B> {
 // Without futures, some of these are unused.
 #[cfg_attr(not(feature = "async"), allow(dead_code))]
 impl<B> Loop<'_, B> {
-    /// For a reactor, which calls slow verbs while the loop is not borrowed.
+    /// Makes it the loop of a reactor, which calls slow verbs while the loop is not borrowed.
     pub(crate) fn of_tasks(mut self) -> Self {
         self.table.is_of_tasks = true;
         self
     }
 
-    /// A successful post takes the waker. Returns the operation's number.
+    /// Returns the operation's number. A successful post takes the waker.
     ///
     /// # Errors
     ///
@@ -56,7 +56,7 @@ impl<B> Loop<'_, B> {
         Ok(number)
     }
 
-    /// For a receive whose message [any task takes](Self::take_message).
+    /// Posts a receive whose message [any task takes](Self::take_message).
     ///
     /// # Errors
     ///
@@ -88,7 +88,7 @@ impl<B> Loop<'_, B> {
         Some(done)
     }
 
-    /// The operation has succeeded, for [`take_it`](Self::take_it), and no task waits for its room.
+    /// Returns whether the operation has succeeded, for [`take_it`](Self::take_it), and no task waits for its room.
     #[inline(always)]
     pub(crate) fn is_success(&self, number: u64) -> bool {
         let Table { slots, outcomes, entries, .. } = &self.table;
@@ -101,8 +101,8 @@ impl<B> Loop<'_, B> {
             && line.first == NO_SLOT
     }
 
-    /// The channel's message, if there is one only, and the only task in line was woken for it. That task leaves the
-    /// line and calls [`take_it`](Self::take_it).
+    /// Returns the channel's message if it is the only one, and the only task in line was woken for it. That task
+    /// leaves the line and calls [`take_it`](Self::take_it).
     #[inline(always)]
     pub(crate) fn take_only_message(&mut self, channel: ChannelId, place: u32) -> Option<u64> {
         let Table { slots, outcomes, entries, waiters, .. } = &mut self.table;
@@ -125,7 +125,7 @@ impl<B> Loop<'_, B> {
         Some(index.into())
     }
 
-    /// The operation of this slot or number has succeeded.
+    /// Takes the operation of this slot or number, which has succeeded.
     #[inline(always)]
     pub(crate) fn take_it(&mut self, number: u64) -> (B, WorkSuccess) {
         let index = number as u32 as usize;
@@ -227,7 +227,7 @@ impl<B> Loop<'_, B> {
         Ok(self.end_turn())
     }
 
-    /// Polls. True: the turn has nothing left to do.
+    /// Polls. Returns true if the turn has nothing left to do.
     ///
     /// # Errors
     ///
@@ -275,7 +275,7 @@ impl<B> Loop<'_, B> {
         self.table.why_stopped(channel)
     }
 
-    /// For shared receives, and channels that are attached later.
+    /// Refuses posts to shared receives, and on channels that are attached later.
     #[cold]
     pub(crate) fn stop_adding(&mut self, error: TransportError) {
         let error = *self.table.stopped.get_or_insert(error);
@@ -289,7 +289,7 @@ impl<B> Loop<'_, B> {
         self.channels_from(index).next()
     }
 
-    /// The first channel from this index on with operations on the device.
+    /// Finds a channel from this index on with operations on the device.
     #[cold]
     pub(crate) fn next_busy(&self, index: usize) -> Option<ChannelId> {
         self.channels_from(index).find(|&channel| self.in_flight(channel) > 0)
@@ -304,7 +304,7 @@ impl<B> Loop<'_, B> {
         })
     }
 
-    /// With [`Stopped`](TransportError::Stopped).
+    /// Refuses sends with [`Stopped`](TransportError::Stopped).
     #[cold]
     pub(crate) fn refuse_sends(&mut self, channel: ChannelId) {
         if self.table.why_stopped(channel).is_some() {
@@ -317,17 +317,17 @@ impl<B> Loop<'_, B> {
         self.table.wake_all(channel.index(), Queue::Send);
     }
 
-    /// On iWARP, connections end without completions.
+    /// Returns whether connections end without completions.
     pub(crate) fn is_iwarp(&self) -> bool {
         self.queue.context().is_iwarp()
     }
 
-    /// It refuses sends but is not closed yet.
+    /// Returns whether it refuses sends but is not closed yet.
     pub(crate) fn is_draining(&self, channel: ChannelId) -> bool {
         self.table.entries[channel.index()].tasks.is_draining
     }
 
-    /// Also writes, reads and atomics.
+    /// Counts also writes, reads and atomics.
     pub(crate) fn sends_in_flight(&self, channel: ChannelId) -> usize {
         let entry = &self.table.entries[channel.index()];
         self.table.in_flight(entry.first_slot..entry.first_slot + entry.depths[0])
@@ -374,7 +374,7 @@ impl<B> Table<B> {
         self.slots.get_mut(number as u32 as usize).filter(|slot| slot.number == number)
     }
 
-    /// Of a failed window: the state in which it will end.
+    /// Returns the state of an operation in flight. For a failed window: the state in which it will end.
     fn task_state(&mut self, number: u64) -> Option<&mut State> {
         let Self { slots, outcomes, .. } = self;
         let slot = slots.get_mut(number as u32 as usize).filter(|slot| slot.number == number)?;
@@ -385,7 +385,7 @@ impl<B> Table<B> {
         Some(state).filter(|state| **state == State::Task)
     }
 
-    /// Ends a success of a future, or a message that is not of shared receives. False: it is neither.
+    /// Ends a success of a future, or a message that is not of shared receives. Returns false for anything else.
     #[inline(always)]
     fn end_for_task(&mut self, completion: &ffi::ibv_wc) -> bool {
         let index = completion.wr_id as u32;

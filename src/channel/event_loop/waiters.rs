@@ -9,7 +9,7 @@ use crate::channel::error::TransportError;
 use crate::channel::slot::NO_SLOT;
 use crate::error::{Error, Result};
 
-/// Beyond one receive for each task that waits.
+/// Counts of a channel's receives, beyond one for each task that waits.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Receiving {
     /// Receives whose tasks no longer wait: the next tasks need not post theirs.
@@ -21,7 +21,7 @@ pub(crate) struct Receiving {
 #[derive(Default)]
 pub(super) struct Tasks {
     pub(super) messages: List,
-    /// For room to send, and for a message.
+    /// Tasks wait for room to send, or for a message.
     pub(super) lines: [Line; 2],
     pub(super) receiving: Receiving,
     /// The last turn that woke a task for a message.
@@ -45,7 +45,7 @@ impl Default for Line {
 pub(super) struct Waiter {
     pub(super) waker: Option<Waker>,
     pub(super) before: u32,
-    /// In the line, or in the list of free places.
+    /// The next place in the line, or in the list of free places.
     pub(super) after: u32,
 }
 
@@ -108,11 +108,12 @@ impl Waiters {
     }
 }
 
-/// To do once the loop is not borrowed.
+/// Work for when the loop is not borrowed.
 #[derive(Default)]
 pub(crate) struct Due {
     pub(crate) woken: Vec<Waker>,
-    /// With an error: to close, as the device may have the request of a failed post. Without: to flush.
+    /// Channels with an error are to be closed: the device may have the request of a failed post. Others are to be
+    /// flushed.
     pub(crate) failed: Vec<(ChannelId, Option<TransportError>)>,
 }
 
@@ -122,7 +123,7 @@ pub(crate) struct Deferred {
     /// Boxed, so that exchanging it is cheap.
     pub(super) due: Box<Due>,
     pub(super) is_left: bool,
-    /// Without memory to note a waker: all from this index on are woken.
+    /// There was no memory to note a waker: all from this index on are woken.
     pub(super) unwoken: Option<usize>,
 }
 
@@ -132,7 +133,7 @@ impl Deferred {
         self.due.woken.is_empty() && !self.is_left
     }
 
-    /// A waker, if nothing else is due.
+    /// Takes a waker if nothing else is due.
     #[inline(always)]
     pub(crate) fn take_only(&mut self) -> Option<Waker> {
         let Due { woken, failed } = &mut *self.due;
@@ -145,7 +146,7 @@ impl Deferred {
         mem::replace(&mut self.due, spare)
     }
 
-    /// Without memory, the waker stays in place, and all tasks are woken.
+    /// Wakes a task later. Without memory, the waker stays in place, and all tasks are woken.
     #[inline(always)]
     pub(super) fn wake(&mut self, place: &mut Option<Waker>) {
         if place.is_some()
@@ -156,7 +157,7 @@ impl Deferred {
         }
     }
 
-    /// The operation was discarded. Without memory, leaks the waker.
+    /// Wakes the task of a discarded operation. Without memory, leaks the waker.
     pub(super) fn forget(&mut self, mut waker: Option<Waker>) {
         self.wake(&mut waker);
         mem::forget(waker);

@@ -85,7 +85,7 @@ impl<B> Loop<'_, B> {
         Err(Refused { error, request: None, index })
     }
 
-    /// The device has a part of the window, and the queue pair is in ERR. If that part was carried out before, no
+    /// Ends a window of which the device has a part. The queue pair is in ERR. If that part was carried out before, no
     /// completion will tell: then this resets the queue pair.
     #[cold]
     #[inline(never)]
@@ -247,8 +247,8 @@ impl<B> Table<B> {
         Ok(())
     }
 
-    /// The request is not the last of its window. If the last one was not posted, the window ends with the last that
-    /// was.
+    /// Handles a request that is not the last of its window. If the last one was not posted, the window ends with the
+    /// last that was.
     ///
     /// # Errors
     ///

@@ -16,7 +16,7 @@ impl InFlight {
         self.generations.get().is_earlier(generation)
     }
 
-    /// All numbers so far are now earlier ones.
+    /// Makes all numbers so far earlier ones.
     pub(in crate::channel) fn end_connection(&self) -> Generations {
         let reached = self.all_slots().iter().map(Slot::generation);
         let generations = self.begun.get().after(reached);
@@ -24,7 +24,7 @@ impl InFlight {
         generations
     }
 
-    /// Before anything is posted.
+    /// Is called before anything is posted.
     pub(in crate::channel) fn begin(&self, generations: Generations) {
         self.begun.set(generations);
         self.generations.set(generations);
@@ -62,7 +62,7 @@ impl InFlight {
         self.open.set(Open::Everything);
     }
 
-    /// For a channel with shared receives.
+    /// Opens a channel with shared receives.
     pub(in crate::channel) fn open_sends_only(&self) {
         self.open_sends();
         self.open.set(Open::Sends);
@@ -79,7 +79,7 @@ impl InFlight {
         matches!(self.open.get(), Open::Everything | Open::Sends)
     }
 
-    /// Open, and the channel posts its own receives.
+    /// Returns whether the channel is open and posts its own receives.
     pub(in crate::channel) fn is_open_for_all(&self) -> bool {
         self.open.get() == Open::Everything
     }
@@ -92,7 +92,8 @@ impl InFlight {
         self.open.get() == Open::Nothing
     }
 
-    /// The queue pair was reset or destroyed. True: the program had dropped a handle of a request.
+    /// Ends all requests after the queue pair was reset or destroyed. Returns whether the program had dropped a handle
+    /// of one.
     pub(in crate::channel) fn discard_outstanding(&self) -> bool {
         self.end_connection();
         for own in &self.all_slots()[self.depth as usize..] {

@@ -21,8 +21,8 @@ use crate::error::Result;
 const MAX_SLOTS: usize = 1 << 30;
 
 pub(in crate::channel) struct InFlight {
-    /// Owned: sends, receives, the blocking operation, the credit read. The blocking operation's slot is also the next
-    /// one of a queue without slots, and of a closed table.
+    /// The table owns them: sends, receives, the blocking operation, the credit read. The blocking operation's slot is
+    /// also the next one of a queue without slots, and of a closed table.
     slots: NonNull<Slot>,
     /// Slots of both queues.
     depth: u32,
@@ -34,7 +34,7 @@ pub(in crate::channel) struct InFlight {
     in_scope: Cell<u32>,
     others: Cell<u32>,
     open: Cell<Open>,
-    /// Of the latest connection.
+    /// First generations of the latest connection.
     begun: Cell<Generations>,
     /// The same, or those of the next connection once all operations have ended without completions.
     generations: Cell<Generations>,
@@ -65,7 +65,7 @@ impl Drop for InFlight {
 unsafe impl Send for InFlight {}
 
 impl InFlight {
-    /// Closed.
+    /// Makes a closed table.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ impl InFlight {
         unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.depth as usize) }
     }
 
-    /// Also the channel's own.
+    /// Includes the channel's own slots.
     #[inline]
     pub(in crate::channel) fn all_slots(&self) -> &[Slot] {
         // SAFETY: as in `slots`.
@@ -129,7 +129,7 @@ impl InFlight {
         }
     }
 
-    /// The index is the lower half of a request's number.
+    /// Finds a slot by the lower half of a request's number.
     #[inline]
     pub(in crate::channel) fn slot(&self, index: usize) -> Option<&Slot> {
         self.slots().get(index)
@@ -189,8 +189,8 @@ impl InFlight {
         if slot.state() == State::Free { Some(slot) } else { self.search(queue) }
     }
 
-    /// Call it after the post: then the compiler knows the state, and need not load it when the handle is dropped at
-    /// once.
+    /// Takes a slot after the post: then the compiler knows the state, and need not load it when the handle is dropped
+    /// at once.
     #[inline]
     pub(in crate::channel) fn take(&self, queue: Queue, slot: &Slot, owner: Owner) {
         self.next(queue).set(slot.next.get());
@@ -208,14 +208,14 @@ impl InFlight {
         self.free_places(queue).next()
     }
 
-    /// The result was taken or the request refused. Not for windows.
+    /// Frees a slot whose result was taken or request refused. Not for windows.
     pub(in crate::channel) fn release(&self, slot: &Slot) {
         if let Some(owner) = slot.state().owner() {
             self.release_of(slot, owner);
         }
     }
 
-    /// The slot is in use. If the operation or `owner` is of a scope, both are.
+    /// Frees a slot in use. If the operation or `owner` is of a scope, both are.
     #[inline]
     pub(in crate::channel) fn release_of(&self, slot: &Slot, owner: Owner) {
         slot.free();
@@ -223,25 +223,25 @@ impl InFlight {
         count.set(count.get().wrapping_sub(1));
     }
 
-    /// A window has taken a slot.
+    /// Counts a slot that a window has taken.
     #[inline]
     pub(in crate::channel) fn count_taken_in_scope(&self) {
         self.in_scope.set(self.in_scope.get() + 1);
     }
 
-    /// A window has taken the slots up to `last`.
+    /// Moves on after a window has taken the slots up to `last`.
     #[inline]
     pub(in crate::channel) fn set_next_send(&self, last: &Slot) {
         self.next_send.set(last.next.get());
     }
 
-    /// The slots were [freed](Slot::free).
+    /// Uncounts slots that were [freed](Slot::free).
     #[inline]
     pub(in crate::channel) fn count_released_in_scope(&self, slots: usize) {
         self.in_scope.set(self.in_scope.get().wrapping_sub(slots as u32));
     }
 
-    /// Without the credit read.
+    /// Counts without the credit read.
     pub(in crate::channel) fn outstanding(&self) -> u32 {
         let slots = self.slots().iter().chain([self.blocking()]);
         slots.map(|slot| u32::from(slot.state().is_outstanding())).sum()

@@ -60,7 +60,7 @@ impl Core {
         Ok(WorkSuccess::from_raw(unsafe { *completion.as_ptr() }))
     }
 
-    /// The slot is not free yet.
+    /// Does not free the slot.
     #[cold]
     #[inline(never)]
     fn wait_slow_path(
@@ -101,7 +101,7 @@ impl Core {
         self.settle()
     }
 
-    /// Takes into the batch what a shortcut has left. True: the batch has completions.
+    /// Takes into the batch what a shortcut has left. Returns whether the batch has completions.
     #[inline]
     pub(super) fn take_rest(&self) -> TransportResult<bool> {
         let found = self.sink.rest.take();
@@ -111,8 +111,8 @@ impl Core {
         Ok(!self.sink.is_empty())
     }
 
-    /// Polls, and frees slots whose handles were dropped. True: it found only their successes. False: the rest is for
-    /// [`settle_rest`](Self::settle_rest).
+    /// Polls, and frees slots whose handles were dropped. Returns true if it found only their successes. Otherwise the
+    /// rest is for [`settle_rest`](Self::settle_rest).
     #[inline]
     pub(in crate::channel) fn settle_abandoned(&self) -> bool {
         let batch = &self.sink.batch;
@@ -134,7 +134,7 @@ impl Core {
         freed == found
     }
 
-    /// `None`: this is not a scope's last operation, or there are polled completions.
+    /// Returns `None` if this is not a scope's last operation, or there are polled completions.
     #[inline(always)]
     pub(in crate::channel) fn settle_last(&self) -> Option<bool> {
         if !self.table.has_one_in_scope() || !self.sink.is_empty() {
@@ -196,8 +196,8 @@ impl Core {
         if self.found_success(found, wr_id) { Ok(()) } else { Err(found) }
     }
 
-    /// A poll has returned `found`; 0 without one. The success is then [there](Self::blocking_success). If waiting
-    /// fails, the channel is stopped.
+    /// Waits after a poll that returned `found`, or 0 without one. The success is then [there](Self::blocking_success).
+    /// If waiting fails, the channel is stopped.
     #[inline(never)]
     pub(in crate::channel) fn wait_for_blocking(
         &self,
@@ -273,7 +273,7 @@ pub(in crate::channel) type PollCq =
 /// A provider may leave fields unwritten, so all entries are initialised at the start. No reference to one exists while
 /// a poll writes.
 pub(in crate::channel) struct Polled {
-    /// Owned: `BATCH` entries.
+    /// `BATCH` entries, which it owns.
     entries: NonNull<ffi::ibv_wc>,
     /// The first that was not taken, or `end`.
     next: Cell<NonNull<ffi::ibv_wc>>,
@@ -308,7 +308,7 @@ impl Polled {
         self.next.get().as_ptr()
     }
 
-    /// Those that were not taken.
+    /// Returns the completions that were not taken.
     ///
     /// # Safety
     ///
@@ -330,7 +330,7 @@ impl Polled {
         self.next.set(unsafe { self.next.get().add(count) });
     }
 
-    /// A poll has written these entries.
+    /// Keeps these entries, which a poll has written.
     #[inline]
     pub(in crate::channel) fn keep(&self, first: usize, end: usize) {
         assert!(first <= end && end <= BATCH);

@@ -30,7 +30,7 @@ pub(super) struct Sink {
 }
 
 impl Sink {
-    /// `of_loop`: it polls nothing.
+    /// Makes a sink. With `of_loop`, it polls nothing.
     ///
     /// # Safety
     ///
@@ -46,7 +46,7 @@ impl Sink {
         self.batch.is_empty()
     }
 
-    /// Also true if the last poll has failed.
+    /// Returns true also if the last poll has failed.
     #[inline]
     pub(super) fn has_rest(&self) -> bool {
         self.rest.get() != 0 || !self.is_empty()
@@ -54,7 +54,7 @@ impl Sink {
 }
 
 impl Core {
-    /// Handles all polled completions, or those of one poll. True: there were any.
+    /// Handles all polled completions, or those of one poll. Returns whether there were any.
     ///
     /// # Errors
     ///
@@ -93,7 +93,7 @@ impl Core {
         wait.on_empty_poll(self.sleep.as_ref(), cancel, || self.check_device())
     }
 
-    /// The batch must be empty and stays so: see [`absorb`](Self::absorb).
+    /// Polls into the batch, which must be empty and stays so: see [`absorb`](Self::absorb).
     #[inline(always)]
     fn poll_raw(&self, most: usize) -> c_int {
         let Sink { batch, poll_cq, queue, .. } = &self.sink;
@@ -105,7 +105,7 @@ impl Core {
         unsafe { poll_cq(*queue, most as c_int, batch.entries()) }
     }
 
-    /// Puts a poll's completions into the batch. True: there are any.
+    /// Puts a poll's completions into the batch. Returns whether there are any.
     #[inline]
     fn absorb(&self, found: c_int) -> TransportResult<bool> {
         let found = count(found)?;
@@ -164,7 +164,7 @@ impl Core {
         self.dispatch_other(&(*completion).into())
     }
 
-    /// No owner asks for the result.
+    /// Ends an operation whose result no owner asks for.
     #[inline(never)]
     fn dispatch_other(&self, completion: &WorkCompletion) -> TransportResult<()> {
         let wr_id = completion.wr_id();
@@ -240,7 +240,7 @@ impl Core {
         freed
     }
 
-    /// In any state.
+    /// Finds a slot in any state.
     #[inline(always)]
     fn slot_of_completion(&self, completion: &ffi::ibv_wc) -> Option<&Slot> {
         if completion.qp_num != self.number {
@@ -250,7 +250,7 @@ impl Core {
     }
 }
 
-/// The provider's `poll_cq`.
+/// Returns the provider's `poll_cq`.
 ///
 /// # Safety
 ///
@@ -262,7 +262,7 @@ pub(super) unsafe fn poll_cq_of(queue: *mut ffi::ibv_cq) -> PollCq {
     poll_cq.expect("libibverbs sets it")
 }
 
-/// The [`Loop`](crate::Loop) polls.
+/// Leaves polling to the [`Loop`](crate::Loop).
 unsafe extern "C" fn poll_nothing(_: *mut ffi::ibv_cq, _: c_int, _: *mut ffi::ibv_wc) -> c_int {
     0
 }
