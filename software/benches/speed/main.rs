@@ -20,7 +20,7 @@ use ibverbs::{
 };
 use ibverbs_software::Device;
 
-use cost::{idle, outstanding, queue_pairs};
+use cost::{idle, outstanding, queue_pairs, used};
 use servers::{SERVER, servers};
 use two::{Way, child, two_processes};
 
@@ -28,9 +28,13 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const CHILD: &str = "IBVERBS_SOFTWARE_BENCH_CHILD";
 /// What is measured between two processes, unless some are named.
-const WORK: [&str; 3] = ["polling", "sleeping", "stream"];
+const WORK: [&str; 4] = ["polling", "sleeping", "stream", PROCESSOR];
+/// The processor's time of both processes for bytes that one writes to the other.
+const PROCESSOR: &str = "processor";
 /// The part of packets through the kernel.
 const SOCKETS: &str = "sockets";
+/// The part of writes that the initiator carries out.
+const ONE_SIDED: &str = "one-sided";
 /// Leaves out what the device is compared with.
 const ALONE: &str = "alone";
 
@@ -100,15 +104,16 @@ fn stream(
     sends: &CompletionQueue<'_>,
     memory: &Memory<'_>,
     remote: RemoteMemoryRegion,
-    writes: usize,
+    (writes, size): (usize, usize),
+    wait: impl Fn(&CompletionQueue<'_>) -> Result<()>,
 ) -> Result<()> {
     for posted in 0..writes + WINDOW {
         if posted >= WINDOW {
-            poll(sends)?;
+            wait(sends)?;
         }
         if posted < writes {
             // SAFETY: nobody reads the memory, and it outlives the queue pair.
-            unsafe { queue_pair.post_write(&memory.region, ..LARGE, remote, 0)? };
+            unsafe { queue_pair.post_write(&memory.region, ..size, remote, 0)? };
         }
     }
     Ok(())
@@ -139,7 +144,7 @@ fn beside(what: &str, unit: &str, other: &str, device: &[f64], base: &[f64]) {
     }
     let ratios: Vec<f64> = device.iter().zip(base).map(|(a, b)| a / b).collect();
     // Times are best if short, rates if high.
-    let choose = if unit == "us" { f64::min } else { f64::max };
+    let choose = if unit.starts_with("us") { f64::min } else { f64::max };
     let best = |values: &[f64]| values.iter().copied().reduce(choose).unwrap_or(f64::NAN);
     let (value, other_value, ratio) = (median(device), median(base), median(&ratios));
     let (best, other_best) = (best(device), best(base));
@@ -173,7 +178,8 @@ fn one_process() -> Result<()> {
     let (from, mut to) = (vec![3_u8; LARGE], vec![0_u8; LARGE]);
     for _ in 0..rounds() {
         let start = Instant::now();
-        stream(&mut one, &queues[0], &memory[0], remote, WRITES)?;
+        let once = |queue: &CompletionQueue<'_>| poll(queue).map(drop);
+        stream(&mut one, &queues[0], &memory[0], remote, (WRITES, LARGE), once)?;
         let writes = WRITES as f64 / start.elapsed().as_secs_f64();
         let start = Instant::now();
         for _ in 0..WRITES {
@@ -189,17 +195,21 @@ fn one_process() -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    let way = if asked(SOCKETS) { Way::Sockets } else { Way::Memory };
+    let way = match (asked(SOCKETS), asked(ONE_SIDED)) {
+        (true, _) => Way::Sockets,
+        (_, true) => Way::OneSided,
+        _ => Way::Memory,
+    };
     match std::env::var(CHILD) {
         Ok(words) if words.starts_with(SERVER) => return servers::child(&words),
         Ok(_) => return child(way),
         Err(_) => {}
     }
     // Parts by name, or all but the servers.
-    let parts = ["two", SOCKETS, "one", "growth", "idle", "servers"];
+    let parts = ["two", SOCKETS, ONE_SIDED, "one", "growth", "idle", "servers"];
     let all = !parts.iter().any(|part| asked(part));
     let wanted = |name: &str| all || asked(name);
-    if ["two", SOCKETS, "one"].into_iter().any(wanted) {
+    if ["two", SOCKETS, ONE_SIDED, "one"].into_iter().any(wanted) {
         println!(
             "| what | the device | without it | ratio | best rounds |\n|---|---:|---:|---:|---:|"
         );
@@ -210,6 +220,10 @@ fn main() -> Result<()> {
     if wanted(SOCKETS) {
         println!("| through the kernel's sockets: | | | | |");
         two_processes(Way::Sockets)?;
+    }
+    if wanted(ONE_SIDED) {
+        println!("| writes that the initiator carries out: | | | | |");
+        two_processes(Way::OneSided)?;
     }
     if wanted("one") {
         one_process()?;

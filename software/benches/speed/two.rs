@@ -12,8 +12,8 @@ use ibverbs::{
 use ibverbs_software::Device;
 
 use super::{
-    ALONE, CHILD, LARGE, Memory, Result, SMALL, SOCKETS, TRIPS, WORK, WRITES, asked, beside, poll,
-    prepare, rounds, stream,
+    ALONE, CHILD, LARGE, Memory, ONE_SIDED, PROCESSOR, Result, SMALL, SOCKETS, TRIPS, WORK, WRITES,
+    asked, beside, poll, prepare, rounds, stream, used,
 };
 
 #[derive(Clone, Copy, PartialEq)]
@@ -21,6 +21,9 @@ enum Waiting {
     Polling,
     Sleeping,
 }
+
+/// Of the writes whose processor's time is measured.
+const SIZES: [(usize, &str); 2] = [(64 << 10, "64 KiB"), (LARGE, "1 MiB")];
 
 const WAITINGS: [(Waiting, &str); 2] =
     [(Waiting::Polling, "polling"), (Waiting::Sleeping, "sleeping")];
@@ -32,6 +35,8 @@ pub(crate) enum Way {
     Memory,
     /// Through the kernel's sockets, as between two machines.
     Sockets,
+    /// The initiator of a write accesses the memory of the other.
+    OneSided,
 }
 
 fn wait(queue: &CompletionQueue<'_>, how: Waiting) -> Result<()> {
@@ -114,25 +119,54 @@ impl End<'_> {
     /// MiB per second of writes to the peer's memory.
     fn device_stream(&mut self) -> Result<f64> {
         let start = Instant::now();
-        stream(&mut self.queue_pair, self.sends, &self.memory, self.remote, WRITES)?;
+        self.device_writes(LARGE, Waiting::Polling)?;
         Ok(WRITES as f64 / start.elapsed().as_secs_f64())
+    }
+
+    fn device_writes(&mut self, size: usize, how: Waiting) -> Result<()> {
+        let writes = (WRITES * LARGE / size, size);
+        let once = |queue: &CompletionQueue<'_>| wait(queue, how);
+        stream(&mut self.queue_pair, self.sends, &self.memory, self.remote, writes, once)
     }
 
     /// The same over TCP. The reader says when it has all.
     fn tcp_stream(&mut self, bytes: &[u8]) -> Result<f64> {
         let start = Instant::now();
-        for _ in 0..WRITES {
-            self.tcp.write_all(bytes)?;
-        }
-        self.tcp.read_exact(&mut [0])?;
+        self.tcp_writes(bytes)?;
         Ok(WRITES as f64 / start.elapsed().as_secs_f64())
     }
 
+    fn tcp_writes(&mut self, bytes: &[u8]) -> Result<()> {
+        for _ in 0..WRITES * LARGE / bytes.len() {
+            self.tcp.write_all(bytes)?;
+        }
+        Ok(self.tcp.read_exact(&mut [0])?)
+    }
+
     fn tcp_read(&mut self, bytes: &mut [u8]) -> Result<()> {
-        for _ in 0..WRITES {
+        for _ in 0..WRITES * LARGE / bytes.len() {
             self.tcp.read_exact(bytes)?;
         }
         Ok(self.tcp.write_all(&[1])?)
+    }
+
+    /// The processor's time of both processes in microseconds per MiB. The other one is in [`Self::tells_its_time`].
+    fn time_of_both(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<f64> {
+        let before = used();
+        work(self)?;
+        let own = used() - before;
+        self.tcp.write_all(&[0])?;
+        let mut other = [0; 8];
+        self.tcp.read_exact(&mut other)?;
+        Ok((own.as_micros() as u64 + u64::from_ne_bytes(other)) as f64 / WRITES as f64)
+    }
+
+    fn tells_its_time(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        let before = used();
+        work(self)?;
+        // Sleeps while the parent writes to its memory.
+        self.tcp.read_exact(&mut [0])?;
+        Ok(self.tcp.write_all(&((used() - before).as_micros() as u64).to_ne_bytes())?)
     }
 }
 
@@ -151,10 +185,13 @@ fn with_end(
     mut exchange: impl FnMut(&str) -> Result<String>,
     work: impl FnOnce(End<'_>) -> Result<()>,
 ) -> Result<()> {
-    let device = Device::builder().through_kernel(way == Way::Sockets).build()?;
+    let device = Device::builder()
+        .through_kernel(way == Way::Sockets)
+        .one_sided(way == Way::OneSided)
+        .build()?;
     let context = device.open()?;
     let domain = context.alloc_pd()?;
-    let sends = context.create_cq(64)?;
+    let sends = CompletionQueue::builder(&context, 64).own_channel().build()?;
     let receives = CompletionQueue::builder(&context, 64).own_channel().build()?;
     let prepared = prepare(&domain, &sends, &receives, 32)?;
     let memory = Memory::new(&domain, LARGE)?;
@@ -211,6 +248,12 @@ pub(crate) fn child(way: Way) -> Result<()> {
                     end.tcp_read(&mut bytes)?;
                 }
             }
+            for (size, _) in SIZES.into_iter().filter(|_| asked(PROCESSOR)) {
+                end.tells_its_time(|_| Ok(()))?;
+                if !asked(ALONE) {
+                    end.tells_its_time(|end| end.tcp_read(&mut bytes[..size]))?;
+                }
+            }
         }
         Ok(())
     })
@@ -219,6 +262,7 @@ pub(crate) fn child(way: Way) -> Result<()> {
 pub(crate) fn two_processes(way: Way) -> Result<()> {
     let mut words: Vec<&str> = [ALONE].into_iter().chain(WORK).filter(|word| asked(word)).collect();
     words.extend((way == Way::Sockets).then_some(SOCKETS));
+    words.extend((way == Way::OneSided).then_some(ONE_SIDED));
     let mut process = Command::new(std::env::current_exe()?)
         .env(CHILD, words.join(" "))
         .stdin(Stdio::piped())
@@ -235,6 +279,7 @@ pub(crate) fn two_processes(way: Way) -> Result<()> {
     };
     let mut trips = [(); 4].map(|()| Vec::new());
     let mut streams = [(); 2].map(|()| Vec::new());
+    let mut times = [(); 4].map(|()| Vec::new());
     with_end(false, way, exchange, |mut end| {
         let bytes = vec![7; LARGE];
         for _ in 0..rounds() {
@@ -253,6 +298,14 @@ pub(crate) fn two_processes(way: Way) -> Result<()> {
                     streams[1].push(end.tcp_stream(&bytes)?);
                 }
             }
+            for (i, (size, _)) in SIZES.into_iter().enumerate().filter(|_| asked(PROCESSOR)) {
+                let ours = |end: &mut End<'_>| end.device_writes(size, Waiting::Sleeping);
+                times[2 * i].push(end.time_of_both(ours)?);
+                if !asked(ALONE) {
+                    let tcp = |end: &mut End<'_>| end.tcp_writes(&bytes[..size]);
+                    times[2 * i + 1].push(end.time_of_both(tcp)?);
+                }
+            }
         }
         Ok(())
     })?;
@@ -262,5 +315,9 @@ pub(crate) fn two_processes(way: Way) -> Result<()> {
         beside(&name, "us", "UDP", &trips[2 * i], &trips[2 * i + 1]);
     }
     beside("writes of 1 MiB, two processes", "MiB/s", "TCP", &streams[0], &streams[1]);
+    for (i, (_, size)) in SIZES.into_iter().enumerate() {
+        let name = format!("writes of {size}, two processes, sleeping, processors' time");
+        beside(&name, "us a MiB", "TCP", &times[2 * i], &times[2 * i + 1]);
+    }
     Ok(())
 }
