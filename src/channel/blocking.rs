@@ -1,5 +1,3 @@
-//! Blocking operations: each call posts one request and waits until it has ended.
-
 use std::time::Instant;
 
 use super::Channel;
@@ -11,7 +9,6 @@ use crate::error::err_from_call;
 use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::operation::{ReadWorkRequest, WriteWorkRequest};
 
-/// The operations that are used most, in the words of libibverbs: a line each, of `run`.
 macro_rules! words {
     () => {
         /// `ibv_post_send`: sends one message, a buffer or a [`SendWorkRequest`](crate::SendWorkRequest), and waits until
@@ -149,8 +146,8 @@ impl<'res> Channel<'res> {
                 return err_from_call(R::Operation::explain_buffer(&core.limits, error).into());
             }
         };
-        // SAFETY: the buffer lives until the end of this function, which does not access it meanwhile. A buffer keeps its
-        // memory valid and exclusive until then.
+        // SAFETY: the buffer keeps its memory valid and exclusive. It lives until the end of this function, which
+        // does not access it meanwhile.
         let ended = unsafe { core.run(operation, list.as_mut(), deadline) };
         if const { matches!(<R::Operation as Operation>::QUEUE, Queue::Receive) }
             && let Ok(success) = &ended

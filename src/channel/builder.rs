@@ -1,5 +1,3 @@
-//! Making and connecting channels.
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -62,18 +60,14 @@ pub struct ChannelBuilder<'res> {
 
 const VERB: &str = "ibv_create_qp";
 
-/// The bytes of inline data that a channel has unless told otherwise, where the device can.
 const DEFAULT_INLINE: u32 = 64;
 
-/// Where the completions of a channel come.
 enum Completions<'res> {
     Own,
-    /// The completion queue of a [`Loop`](crate::Loop), which also posts; and the loop's receives, if the channel
-    /// shares them.
+    /// The queue of a [`Loop`](crate::Loop), which also posts, and its receives if the channel shares them.
     OfLoop(Arc<CompletionQueue<'res>>, Option<Arc<SharedReceiveQueue<'res>>>),
 }
 
-/// Defines the methods for the sizes and for the settings of the connection.
 macro_rules! settings {
     (
         any peer { $($(#[$meta:meta])* [$bound:ident] $name:ident: $type:ty, $stored:ty = $default:expr;)+ }
@@ -157,7 +151,7 @@ impl<'res> ChannelBuilder<'res> {
         self
     }
 
-    /// For a loop, whose completion queue this is, and whose receives if they are shared.
+    /// The channel takes its receives from `shared`, if any.
     pub(crate) fn of_loop(
         mut self,
         queue: &Arc<CompletionQueue<'res>>,
@@ -221,7 +215,6 @@ impl<'res> ChannelBuilder<'res> {
         matches!(self.completions, Completions::OfLoop(_, Some(_)))
     }
 
-    /// Checks what flow control needs.
     fn check_flow_control(&self, verb: &'static str) -> Result<()> {
         let ConnectionSettings { max_rd_atomic, max_dest_rd_atomic, .. } = self.connection;
         let reason = if self.queue_pair_type != QueuePairType::ReliableConnected {
@@ -259,7 +252,6 @@ impl<'res> ChannelBuilder<'res> {
         self.build_link().map(PreparedChannel::from_link)
     }
 
-    /// The queue pair, of any type that has no peer, or one.
     pub(super) fn build_link(self) -> Result<Link<'res>> {
         let reliable = self.queue_pair_type == QueuePairType::ReliableConnected;
         let (mut capacities, mut connection) = (self.capacities, self.connection);
@@ -296,7 +288,7 @@ impl<'res> ChannelBuilder<'res> {
             Completions::OfLoop(_, Some(shared)) => builder.srq(shared),
             _ => builder,
         };
-        // The queue has room for both depths, so they are numbers that a device has.
+        // The completion queue has room for both depths, so they are within the device's limits.
         let (sends, receives) = if of_loop { (0, 0) } else { (max_send_wr, max_recv_wr) };
         let own_reads = self.flow_control && !of_loop;
         let table = InFlight::new(sends, receives, own_reads)?;
@@ -308,12 +300,11 @@ impl<'res> ChannelBuilder<'res> {
             .connection_settings(connection)
             .build()?;
         let queue_pair = prepared.into_queue_pair();
-        // A queue pair that replaces this one is to have the same.
+        // For the queue pairs of later resets.
         if self.inline_if_possible {
             capacities.max_inline_data = DEFAULT_INLINE.min(queue_pair.max_inline_data());
         }
-        // The depths and lists are limited to what was asked for, even if the device grants more: the
-        // completion queue and the table have no room for more.
+        // Even if the device grants more: the queue and the table have no room for it.
         let limits = Limits {
             max_send_sge: capacities.max_send_sge,
             max_recv_sge: capacities.max_recv_sge,
@@ -334,7 +325,6 @@ impl<'res> ChannelBuilder<'res> {
     }
 }
 
-/// Checks that what is made from this domain can complete on the queue of this loop.
 pub(super) fn check_context(
     verb: &'static str,
     domain: &ProtectionDomain<'_>,
@@ -345,7 +335,7 @@ pub(super) fn check_context(
     Error::invalid_if(queue.context().as_raw() != domain.context().as_raw(), verb, reason)
 }
 
-/// If no completion queue is as long, an error that says why it has to be.
+/// Says why the queue has to be so long.
 #[cold]
 fn too_deep(context: &Context<'_>, depth: u32) -> Option<Error> {
     let most = context.query_device().ok()?.max_cqe();

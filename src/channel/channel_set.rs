@@ -1,5 +1,3 @@
-//! Channels to many peers, used together.
-
 use std::fmt;
 use std::time::Instant;
 
@@ -155,7 +153,7 @@ impl<'res> ChannelSet<'res> {
         self.each(rooms, deadline, |_| Ok(true), |scope, room| scope.post_receive(room))
     }
 
-    /// Posts one operation for each peer, as soon as it is ready for it, and waits for all of them.
+    /// Posts to each peer as soon as it is ready, and waits for all.
     fn each<'env, B: GatherBuffer + 'env>(
         &mut self,
         buffers: Vec<B>,
@@ -239,11 +237,11 @@ impl<'res> ChannelSet<'res> {
         let scope = SetScope {
             scopes: self.channels.iter().map(|channel| Scope::begin(channel.core())).collect(),
         };
-        // As in `Channel::scope`: even if `f` panics, the operations are ended below.
+        // The operations end below even if `f` panics.
         let result = panics::catch(|| f(&scope));
         let succeeded = matches!(result, Ok(Ok(_)));
         for channel in &self.channels {
-            // There is room: this does not allocate.
+            // This does not allocate: there is room.
             let exit = if succeeded { ScopeExit::Wait(deadline) } else { ScopeExit::Stop };
             ended.push(channel.core().end_scope(exit));
         }

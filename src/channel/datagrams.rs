@@ -1,5 +1,3 @@
-//! Datagram ends of loops: how they are built, where their peers are, their address handles, and posts to them.
-
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::mem;
@@ -114,7 +112,7 @@ impl<'res> DatagramsBuilder<'res> {
         Self { channel: self.channel.settle_timeout(value), ..self }
     }
 
-    /// `ibv_create_qp`, `ibv_modify_qp`: the queue pair, in RTS, on this completion queue of a loop.
+    /// The queue pair is then in RTS.
     pub(crate) fn build(
         mut self,
         queue: &Arc<CompletionQueue<'res>>,
@@ -141,7 +139,7 @@ impl<'res> DatagramsBuilder<'res> {
 
 debug! { DatagramsBuilder<'_>, self, channel: self.channel, address_handles: self.address_handles }
 
-/// Where a datagram end is: what it takes to say where its peers are.
+/// Tells the addresses of peers.
 pub(crate) struct DatagramPort<'res> {
     pub(crate) domain: Parent<'res, ProtectionDomain<'res>>,
     #[cfg_attr(
@@ -151,11 +149,10 @@ pub(crate) struct DatagramPort<'res> {
     pub(crate) endpoint: QueuePairEndpoint,
     port: u8,
     qkey: u32,
-    /// Those of the port, when it was built.
+    /// Those of the port at the time of `build`.
     gids: Vec<GidEntry>,
 }
 
-/// What a datagram end has beside its queue pair.
 pub(crate) struct DatagramEnd<'res> {
     pub(crate) at: Arc<DatagramPort<'res>>,
     handles: Handles<'res>,
@@ -164,26 +161,25 @@ pub(crate) struct DatagramEnd<'res> {
 type Shared<'res> = Arc<AddressHandle<'res>>;
 
 struct Handles<'res> {
-    /// By their paths, with the number of the last use.
+    /// With the number of the last use.
     known: HashMap<AddressVector, (Shared<'res>, u64)>,
     uses: u64,
     most: usize,
-    /// By the places of sends: that of the last one that was posted there, which the device may still use.
+    /// By the place of the send. The device may still use it.
     in_flight: Vec<Option<Shared<'res>>>,
-    /// Those of sends that were refused, though the device may have them: until the queue pair is destroyed.
+    /// Of refused sends that the device may have.
     held: Vec<Shared<'res>>,
-    /// To be dropped while the loop is not borrowed: that calls a verb.
+    /// Dropping calls a verb, so it waits until the loop is not borrowed.
     spent: Vec<Shared<'res>>,
 }
 
 impl DatagramPort<'_> {
-    /// Where a datagram end of a peer's is.
     pub(crate) fn destination(&self, peer: &QueuePairEndpoint) -> Result<DatagramDestination> {
         let path = AddressVector::to_peer(self.domain.context(), self.port, peer)?;
         Ok(DatagramDestination { path, number: peer.num(), qkey: self.qkey })
     }
 
-    /// The address of a multicast group on RoCE.
+    /// RoCE only.
     pub(crate) fn group(&self, group: IpAddr) -> Result<DatagramDestination> {
         const VERB: &str = "ibv_create_ah";
         Error::invalid_if(
@@ -209,7 +205,6 @@ impl DatagramPort<'_> {
         Ok(DatagramDestination { path, number: DatagramDestination::MEMBERS, qkey: self.qkey })
     }
 
-    /// Who has sent a datagram.
     pub(crate) fn sender(
         &self,
         success: &WorkSuccess,
@@ -217,15 +212,13 @@ impl DatagramPort<'_> {
     ) -> Result<DatagramDestination> {
         let Self { domain, port, gids, .. } = self;
         let path = AddressVector::reply_from(gids, *port, success.as_raw(), header)
-            // The port may have other GIDs by now.
+            // The GIDs of the port may have changed.
             .or_else(|_| AddressVector::reply_to(domain.context(), *port, success, header))?;
         Ok(DatagramDestination { path, number: success.source_queue_pair(), qkey: self.qkey })
     }
 }
 
 impl<'res> DatagramEnd<'res> {
-    /// The handle of a path, if it is known.
-    ///
     /// # Errors
     ///
     ///  - `EINVAL`: the path goes through another port.
@@ -243,7 +236,7 @@ impl<'res> DatagramEnd<'res> {
         }))
     }
 
-    /// Keeps the handle of a path. Returns what is to be dropped while the loop is not borrowed.
+    /// Returns what the caller drops while the loop is not borrowed.
     pub(crate) fn keep(
         &mut self,
         path: &AddressVector,
@@ -263,7 +256,6 @@ impl<'res> DatagramEnd<'res> {
         [oldest.map(|(handle, _)| handle), before.map(|(handle, _)| handle)]
     }
 
-    /// The send in this place was posted.
     pub(super) fn posted(&mut self, place: usize, handle: Shared<'res>) {
         if let Some(in_flight) = self.handles.in_flight.get_mut(place)
             && let Some(before) = in_flight.replace(handle)
@@ -274,7 +266,7 @@ impl<'res> DatagramEnd<'res> {
         }
     }
 
-    /// Keeps a handle until the queue pair is destroyed: the device may have a send with it, and in which place is not known.
+    /// The device may have a send with it, in an unknown place.
     pub(super) fn hold(&mut self, handle: Shared<'res>) {
         match self.handles.held.try_reserve(1) {
             Ok(()) => self.handles.held.push(handle),
@@ -282,14 +274,14 @@ impl<'res> DatagramEnd<'res> {
         }
     }
 
-    /// What nobody uses any more, to be dropped while the loop is not borrowed.
+    /// To be dropped while the loop is not borrowed.
     pub(crate) fn take_spent(&mut self) -> Vec<Shared<'res>> {
         mem::take(&mut self.handles.spent)
     }
 }
 
 impl Leak for DatagramEnd<'_> {
-    /// The queue pair could not be destroyed: the device may use the handles for ever.
+    /// The device may use the handles for ever.
     fn leak(&self) {
         let Handles { known, in_flight, held, .. } = &self.handles;
         let known = known.values().map(|(handle, _)| handle);
@@ -299,9 +291,8 @@ impl Leak for DatagramEnd<'_> {
     }
 }
 
-// Posting to a queue pair without a peer: each send names its destination.
+// Posting without a peer: each send names its destination.
 
-/// A request with its destination.
 pub(crate) struct Directed<R> {
     request: R,
     peer: Peer,
@@ -330,7 +321,6 @@ impl<R> Directed<R> {
     }
 }
 
-/// The operation of a request with its destination.
 #[derive(Clone, Copy)]
 pub(crate) struct DirectedOperation<O>(O, Peer);
 
@@ -377,22 +367,19 @@ impl<O: Operation> Operation for DirectedOperation<O> {
     ) -> c_int {
         let mut addressed = Addressed { queue_pair: target.queue_pair(), peer: self.1 };
         let this = (&raw mut addressed).cast();
-        // SAFETY: the caller vouches for the rest; the function takes what it is given here.
+        // SAFETY: `send_to` gets its `Addressed`; the caller vouches for the rest.
         unsafe { self.0.post(Target::with(this, send_to, post_receive), prepared, wr_id, list) }
     }
 }
 
-/// What [`send_to`] posts to.
 struct Addressed {
     queue_pair: *mut ffi::ibv_qp,
     peer: Peer,
 }
 
-/// As `ibv_post_send`, of one request, to a peer.
-///
 /// # Safety
 ///
-/// `this` is an [`Addressed`], whose queue pair and handle are live. The rest is as for `ibv_post_send`.
+/// `this` is an [`Addressed`] with a live queue pair and handle. The rest is as for `ibv_post_send`.
 unsafe extern "C" fn send_to(
     this: *mut ffi::ibv_qp,
     request: *mut ffi::ibv_send_wr,
@@ -417,8 +404,6 @@ unsafe extern "C" fn send_to(
     }
 }
 
-/// Refuses what has no destination.
-///
 /// # Safety
 ///
 /// As for `ibv_post_send`.
@@ -432,7 +417,7 @@ pub(super) unsafe extern "C" fn refuse_send(
     libc::EDESTADDRREQ
 }
 
-/// As `ibv_post_recv`, of one request that has room for what precedes the message.
+/// Refuses a receive without room for the 40 bytes that precede the message.
 ///
 /// # Safety
 ///
@@ -456,7 +441,7 @@ pub(super) unsafe extern "C" fn post_receive(
     unsafe { ffi::ibv_post_recv(queue_pair, request, refused) }
 }
 
-/// The error of a post that has failed, with what the functions above mean.
+/// For errors of the functions above.
 #[cold]
 pub(super) fn explain(verb: &'static str, returned: c_int) -> TransportError {
     let reason = match returned {

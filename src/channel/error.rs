@@ -1,5 +1,3 @@
-//! What can go wrong on a channel.
-
 use std::fmt;
 
 use crate::completion::{WorkError, WorkErrorClass, WorkSuccess};
@@ -197,7 +195,7 @@ impl fmt::Debug for TransportError {
     }
 }
 
-/// The text says everything: an error has no source.
+/// No source: the text says everything.
 impl std::error::Error for TransportError {}
 
 impl From<Error> for TransportError {
@@ -297,7 +295,6 @@ where
     }
 }
 
-/// The error when there is no memory for the table of a channel's operations.
 #[cold]
 pub(super) fn no_memory() -> Error {
     let reason = "no memory for the channel's table of operations";
@@ -357,7 +354,7 @@ pub struct Refused<R> {
     pub(crate) error: TransportError,
     /// `None` if the device may have it.
     pub(crate) request: Option<R>,
-    /// Of a window: which of its requests is wrong, or has failed.
+    /// The wrong or failed request of a window.
     pub(crate) index: Option<usize>,
 }
 

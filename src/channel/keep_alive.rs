@@ -1,5 +1,3 @@
-//! Noticing that an idle peer is gone.
-
 use std::time::Instant;
 
 use super::Channel;
@@ -9,12 +7,11 @@ use crate::error::{Error, Result};
 use crate::memory::RemoteMemoryRegion;
 use crate::operation::WriteWorkRequest;
 
-/// The place of a write that has no bytes. The peer does not look at the key.
+/// For a write without bytes: the peer does not look at the key.
 pub(crate) fn nowhere() -> RemoteMemoryRegion {
     RemoteMemoryRegion::new(0, 0, 0).expect("nothing overflows")
 }
 
-/// Checks that the peer's device answers.
 pub(super) fn check_reliable(core: &Core) -> Result<()> {
     if core.is_reliable() {
         return Ok(());
@@ -81,20 +78,20 @@ impl Channel<'_> {
         if self.core().table.outstanding_sends() > 0 {
             return self.check_silent_device();
         }
-        // SAFETY: it has no memory.
+        // SAFETY: there is no memory.
         match unsafe { self.post_unpolled(WriteWorkRequest::new((), nowhere())) } {
             Ok(probe) => {
                 self.probe = Some(probe);
                 Ok(())
             }
-            // The program has not taken the results of what was in flight: it has heard from the peer.
+            // The program has not taken results yet, so it has heard from the peer.
             Err(error) if error.is_queue_full() => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Something is in flight, whose result will tell how the peer is; but Soft-iWARP completes nothing that was posted
-    /// after the end of a connection.
+    /// Soft-iWARP completes nothing that was posted after the end of a connection, so this also checks the queue
+    /// pair.
     fn check_silent_device(&self) -> TransportResult<()> {
         let core = self.core();
         let checked = core.check_device_if_due(Instant::now());

@@ -1,5 +1,3 @@
-//! The owner of a channel's queue pair, connected or not.
-
 use std::mem;
 use std::mem::ManuallyDrop;
 use std::net::TcpStream;
@@ -21,39 +19,32 @@ use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 use crate::state_error::StateError;
 use crate::{ffi, trace};
 
-/// Owns the queue pair and the core that uses it.
 pub(crate) struct Link<'res> {
     pub(super) core: Arc<Core>,
-    /// If `core.destroyed` is set, the destroy verb was called on its C object. Either way it keeps its
-    /// parents alive.
+    /// Keeps its parents alive, also after the destroy verb (`core.destroyed`).
     queue_pair: ManuallyDrop<QueuePair<'res, QueuePairType>>,
-    /// The destroy verb failed.
     leaked: bool,
-    /// The TCP stream over which the two sides have connected, if they used one. It is closed after the
-    /// queue pair is destroyed.
+    /// Closed after the queue pair is destroyed.
     pub(super) stream: Option<TcpStream>,
     template: QueuePairSettings,
     known: KnownState,
-    /// The words of the flow control, which the device may access until the queue pair is destroyed. The core
-    /// points to them. Boxed, since few channels have flow control.
+    /// The device may access it until the queue pair is destroyed. Boxed, since few channels have flow control.
     credit_region: Option<Box<CreditRegion<'res>>>,
 }
 
-/// The state of the queue pair, as far as it is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum KnownState {
-    /// It is in RESET, with nothing in flight and nothing in the completion queue.
+    /// RESET, with nothing in flight and an empty completion queue.
     Reset,
-    /// It is in INIT, unless the core was stopped. The core accepts receives.
+    /// INIT, unless the core was stopped. The core accepts receives.
     Receiving,
-    /// It is in any state, or gone.
+    /// Any state, or destroyed.
     Used,
 }
 
-/// The settings for a channel's queue pairs: the first one, and one for each reset.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QueuePairSettings {
-    /// What the program asked for.
+    /// As the program asked.
     pub(super) capacities: ffi::ibv_qp_cap,
     pub(super) connection: ConnectionSettings,
 }
@@ -72,8 +63,7 @@ impl Drop for Link<'_> {
 }
 
 impl<'res> Link<'res> {
-    /// The link of a queue pair in the RESET state. Its send and receive completion queues are one queue,
-    /// which only this link uses, or a loop.
+    /// The queue pair is in RESET. It has one completion queue, which only this link or a loop uses.
     pub(super) fn new(
         queue_pair: QueuePair<'res, QueuePairType>,
         template: QueuePairSettings,
@@ -81,8 +71,8 @@ impl<'res> Link<'res> {
         table: InFlight,
         credit_region: Option<CreditRegion<'res>>,
     ) -> Self {
-        // SAFETY: the queue pair is live. The link owns it, and destroys it through the core only. It owns the
-        // region of the credit words too, and leaks it if destroying the queue pair fails.
+        // SAFETY: the link owns the live queue pair, and destroys it through the core only. It owns the region of the
+        // credit words, and leaks it if the destroy verb fails.
         let core = unsafe { Core::new(queue_pair.as_raw(), settings, table, None) };
         core.count_credits();
         Self {
@@ -100,33 +90,28 @@ impl<'res> Link<'res> {
         QueuePairEndpoint { credit_word: self.credit_word(), ..self.queue_pair.endpoint() }
     }
 
-    /// Where the peer finds how many receives the channel has posted, if it has flow control.
     pub(crate) fn credit_word(&self) -> Option<RemoteMemoryRegion> {
         self.credit_region.as_deref().and_then(credits::word_for_peer)
     }
 
-    /// Sets where the peer's count of receives is.
     pub(crate) fn set_peer_credit_word(&self, word: Option<RemoteMemoryRegion>) -> Result<()> {
         credits::agree(self.core.credits.as_deref(), word)
     }
 
-    /// The queue pair. Only the core may post to it and change its state.
+    /// Only the core may post to it and change its state.
     pub(crate) fn queue_pair(&self) -> &QueuePair<'res, QueuePairType> {
         &self.queue_pair
     }
 
-    /// How many requests the two queues have room for.
     pub(super) fn depths(&self) -> [u32; 2] {
         let ffi::ibv_qp_cap { max_send_wr, max_recv_wr, .. } = self.template.capacities;
         [max_send_wr, max_recv_wr]
     }
 
-    /// The queue pair, for changing the settings of the next connection.
     pub(super) fn queue_pair_mut(&mut self) -> &mut QueuePair<'res, QueuePairType> {
         &mut self.queue_pair
     }
 
-    /// The queue pair, unless its C object was destroyed.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res, QueuePairType>> {
         let reason = "the queue pair had to be destroyed";
@@ -134,7 +119,7 @@ impl<'res> Link<'res> {
         Ok(&mut self.queue_pair)
     }
 
-    /// Takes the queue pair from RESET to INIT, if it is not there yet, so that receives can be posted.
+    /// From RESET to INIT, unless it is there.
     pub(super) fn open_receives(&mut self) -> Result<()> {
         if !self.is_receiving() {
             self.ensure_reset()?;
@@ -146,18 +131,15 @@ impl<'res> Link<'res> {
         Ok(())
     }
 
-    /// Whether the queue pair is in RESET, with nothing in flight.
     pub(super) fn is_reset(&self) -> bool {
         self.known == KnownState::Reset
     }
 
-    /// Whether the queue pair is in INIT, where receives may be in flight.
     pub(super) fn is_receiving(&self) -> bool {
         self.known == KnownState::Receiving && self.core.table.is_open_for_receives()
     }
 
-    /// Takes the queue pair from RESET or INIT to RTS, with nothing in flight but receives. After a failure
-    /// it goes back to RESET, as far as possible, and nothing is in flight.
+    /// From RESET or INIT to RTS. After a failure it goes back to RESET if possible, and nothing is in flight.
     pub(super) fn connect(&mut self, remote: &QueuePairEndpoint) -> Result<()> {
         if !self.is_receiving() {
             self.ensure_reset()?;
@@ -175,17 +157,15 @@ impl<'res> Link<'res> {
         Ok(())
     }
 
-    /// Lets it receive what is sent to the group that this path leads to.
     pub(crate) fn join(&mut self, path: &AddressVector) -> Result<()> {
         self.queue_pair.attach_multicast(path.gid().unwrap_or(Gid::ZERO), path.lid())
     }
 
-    /// Leaves that group.
     pub(crate) fn leave(&mut self, path: &AddressVector) -> Result<()> {
         self.queue_pair.detach_multicast(path.gid().unwrap_or(Gid::ZERO), path.lid())
     }
 
-    /// Takes a queue pair that has no peer from RESET to RTS.
+    /// From RESET to RTS, without a peer.
     pub(super) fn activate(&mut self) -> Result<()> {
         self.known = KnownState::Used;
         self.queue_pair.connect(None)?;
@@ -193,20 +173,17 @@ impl<'res> Link<'res> {
         Ok(())
     }
 
-    /// Takes the queue pair to RESET, with nothing in flight and nothing in the completion queue, and
-    /// replaces it by another one.
+    /// Goes to RESET, and takes another queue pair.
     ///
-    /// A packet names the queue pair that it is for, but not the one that it comes from. If the new queue
-    /// pair had the old one's number, it would receive what the peer of the old connection still sends.
-    /// Waiting on this side would not help, because the peer decides how long it retries. Random packet
-    /// numbers alone would not help either, because a late acknowledgement counts for all packets before
-    /// its number.
+    /// A packet names only the queue pair that it is for, so one with the old number would receive what the old peer
+    /// still sends. The peer decides how long it retries: no wait here helps. Nor do random packet numbers alone: a
+    /// late acknowledgement counts for all packets before its number.
     pub(super) fn reset(&mut self) -> Result<()> {
         self.known = KnownState::Used;
         self.ensure_reset()?;
         trace::channel_reset(self.core.number);
         match self.replace_queue_pair() {
-            // The device has no room for a second one. The first has random packet numbers at least.
+            // The device has no room for a second one. The first gets random packet numbers at least.
             Err(error) if error.kind() == ErrorKind::Resource => {
                 self.queue_pair.complete_reset();
                 self.queue_pair.renew_psns();
@@ -216,7 +193,6 @@ impl<'res> Link<'res> {
         }
     }
 
-    /// Takes the queue pair to RESET, with nothing in flight and nothing in the completion queue.
     fn ensure_reset(&mut self) -> Result<()> {
         let reason = "the queue pair had to be destroyed";
         Error::invalid_if(self.core.destroyed.get(), "ibv_modify_qp", reason)?;
@@ -232,8 +208,7 @@ impl<'res> Link<'res> {
         Ok(())
     }
 
-    /// For a caller that has taken the queue pair to INIT, where it may have been before: lets receives be
-    /// posted. The caller then calls [`Core::open_unless_stopped`], when the queue pair is in RTS.
+    /// The caller has taken the queue pair to INIT, and calls [`Core::open_unless_stopped`] once it is in RTS.
     #[cfg(feature = "rdmacm")]
     pub(super) fn open_receives_of_init(&mut self) {
         if !self.is_receiving() {
@@ -242,7 +217,7 @@ impl<'res> Link<'res> {
         self.known = KnownState::Used;
     }
 
-    /// Creates another queue pair of the same kind, and destroys the present one, which is in RESET.
+    /// The present one is in RESET.
     fn replace_queue_pair(&mut self) -> Result<()> {
         let QueuePairSettings { capacities, mut connection } = self.template;
         // The caller chose these numbers for the first connection only.
@@ -265,14 +240,12 @@ impl<'res> Link<'res> {
         destroyed
     }
 
-    /// Destroys the queue pair and reports a failure.
     pub(super) fn close(mut self) -> Result<()> {
         self.destroy()
     }
 
-    /// The destroy verb is called only once, even if it fails. So operations with borrowed buffers must not
-    /// depend on it to end: unpolled ones may be in flight, and the program may free their buffers next.
-    /// Operations that own their buffers may depend on it: if it fails, the buffers are leaked.
+    /// The destroy verb is called once, even if it fails. So operations with borrowed buffers end before it: the
+    /// program may free the buffers of unpolled ones next. Owned buffers are leaked if it fails.
     fn destroy(&mut self) -> Result<()> {
         if !self.core.destroyed.get()
             && self.core.table.outstanding() > 0
@@ -290,8 +263,6 @@ impl<'res> Link<'res> {
 
 debug! { Link<'_>, self, endpoint: self.endpoint(), core: self.core, .. }
 
-// Channels that are not connected yet.
-
 /// A channel that is not connected, with the address that the peer needs.
 #[derive(Debug)]
 #[must_use]
@@ -300,7 +271,6 @@ pub struct PreparedChannel<'res> {
 }
 
 impl<'res> PreparedChannel<'res> {
-    /// A channel that is new, or was connected before.
     pub(super) fn from_link(link: Link<'res>) -> Self {
         Self { link }
     }
@@ -368,8 +338,7 @@ impl<'res> PreparedChannel<'res> {
         }
     }
 
-    /// Makes the channel of a queue pair that the caller has taken to INIT. It takes receives alone until
-    /// [`Channel::allow_sends`].
+    /// The caller has taken the queue pair to INIT. The channel takes receives alone until [`Channel::allow_sends`].
     #[cfg(feature = "rdmacm")]
     pub(crate) fn into_receiving(mut self) -> Channel<'res> {
         self.link.open_receives_of_init();

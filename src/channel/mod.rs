@@ -194,7 +194,7 @@ use crate::state_error::StateError;
 /// [`SharedMemorySlice`]: crate::SharedMemorySlice
 pub struct Channel<'res> {
     link: Link<'res>,
-    /// The write that `keep_alive` has posted last.
+    /// The last write of `keep_alive`.
     probe: Option<PendingWork>,
 }
 
@@ -220,25 +220,22 @@ impl<'res> Channel<'res> {
         Self { link, probe: None }
     }
 
-    /// What the connection manager connects.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn link(&self) -> &Link<'res> {
         &self.link
     }
 
-    /// As [`link`](Self::link).
     #[cfg(feature = "rdmacm")]
     pub(crate) fn link_mut(&mut self) -> &mut Link<'res> {
         &mut self.link
     }
 
-    /// Lets everything be posted, unless the channel was stopped. The caller has taken the queue pair to RTS.
+    /// The caller has taken the queue pair to RTS.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn allow_sends(&self) {
         self.core().open_unless_stopped();
     }
 
-    /// Ends all that is in flight, if that is possible.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn try_end(&self) -> bool {
         self.core().try_stop()
@@ -249,7 +246,7 @@ impl<'res> Channel<'res> {
         &self.link.core
     }
 
-    /// The TCP stream over which the channel was connected. Only `connect` uses this.
+    /// Only `connect` uses this.
     pub(crate) fn kept_stream(&self) -> Option<&TcpStream> {
         self.link.stream.as_ref()
     }
@@ -306,7 +303,7 @@ impl<'res> Channel<'res> {
         }
     }
 
-    /// As [`reset`](Self::reset). If that fails, the next attempt to connect tries it again.
+    /// A failed reset is tried again by the next attempt to connect.
     pub(crate) fn into_prepared(mut self) -> PreparedChannel<'res> {
         let _ = self.link.reset();
         PreparedChannel::from_link(self.link)
@@ -326,7 +323,7 @@ impl<'res> Channel<'res> {
     #[doc(alias = "ibv_destroy_qp")]
     pub fn close(self) -> Result<ChannelClosed> {
         let core = self.core();
-        // If polling fails, the rest is counted as outstanding below.
+        // If polling fails, the rest counts as outstanding.
         while core.table.outstanding() > 0 && core.settle() == Ok(true) {}
         let left = core.table.outstanding();
         if left > 0 {

@@ -1,5 +1,4 @@
-//! The operations that a channel can post. Each kind is a type, so that the compiler makes a separate
-//! function for each, without branches on the kind.
+//! Each kind of operation is a type, so the compiler makes a function for each, without branches on the kind.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -15,7 +14,6 @@ use crate::operation::{
 };
 use crate::queue_pair::{ALWAYS_SENT, MessageLimits};
 
-/// The opcodes that a channel has a prepared request for.
 const OPCODES: [ffi::ibv_wr_opcode; 7] = {
     use ffi::ibv_wr_opcode as Opcode;
 
@@ -30,9 +28,8 @@ const OPCODES: [ffi::ibv_wr_opcode; 7] = {
     ]
 };
 
-/// The place in [`OPCODES`] of the prepared request for an operation. The rare invalidations have none of their own, which
-/// would be 128 bytes in each channel: a post lends them that of sends with an immediate, whose field they use. In a
-/// constant, a missing opcode is an error of the compiler.
+/// The rare invalidations borrow the request of sends with an immediate, whose field they use: their own would cost
+/// 128 bytes a channel. In a constant, a missing opcode does not compile.
 const fn index_of(opcode: ffi::ibv_wr_opcode) -> usize {
     use ffi::ibv_wr_opcode as Opcode;
 
@@ -47,7 +44,7 @@ const fn index_of(opcode: ffi::ibv_wr_opcode) -> usize {
     index
 }
 
-/// Whether a post must set the opcode of the prepared request, and then restore it.
+/// A post then sets the opcode, and restores it.
 const fn borrows<K: Kind>() -> bool {
     OPCODES[index_of(K::OPCODE)].0 != K::OPCODE.0
 }
@@ -61,30 +58,24 @@ pub enum Queue {
 
 /// An operation that a channel can post.
 pub trait Operation: Copy {
-    /// The queue that it is posted to.
     const QUEUE: Queue;
 
-    /// Whether the device writes the memory.
+    /// The device writes the memory.
     const WRITES: bool;
 
-    /// Whether it uses up a receive of the peer.
+    /// It uses up a receive of the peer.
     const TAKES_RECEIVE: bool;
 
-    /// Finds errors before the device sees the request.
     fn check(&self, limits: &Limits, list: &[ffi::ibv_sge]) -> TransportResult<()>;
 
-    /// The error of the request's buffer, in terms of these limits.
     fn explain_buffer(_limits: &Limits, error: Error) -> Error {
         error
     }
 
-    /// Posts the request under this number. Returns the verb's return value.
-    ///
     /// # Safety
     ///
-    /// The target is live, and nothing else accesses `prepared` meanwhile. Until the
-    /// request has ended, the memory in `list` is valid, nothing writes it, and if the operation writes
-    /// it, nothing reads it either.
+    /// The target is live, and nothing else accesses `prepared` meanwhile. Until the request has ended, the memory in
+    /// `list` is valid, nothing writes it, and if the operation writes it, nothing reads it.
     unsafe fn post(
         self,
         target: Target,
@@ -93,7 +84,6 @@ pub trait Operation: Copy {
         list: &mut [ffi::ibv_sge],
     ) -> c_int;
 
-    /// The verb that posts it.
     const VERB: &'static str;
 }
 
@@ -103,16 +93,14 @@ pub struct Limits {
     pub(super) max_send_sge: u32,
     pub(super) max_recv_sge: u32,
     pub(super) messages: MessageLimits,
-    /// Whether the transport is a reliable connection.
     pub(super) reliable: bool,
-    /// Whether reads may fill memory that peers may not write, which is not so on iWARP.
+    /// Reads may fill memory that peers may not write: not on iWARP.
     pub(super) private_reads: bool,
 }
 
-/// What requests need of the channel that posts them.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Needs {
-    /// More than every channel has.
+    /// Something that not every channel has.
     any: bool,
     reliable: bool,
     private_reads: bool,
@@ -123,11 +111,9 @@ pub(super) struct Needs {
 }
 
 impl Needs {
-    /// Adds what a request needs.
-    ///
     /// # Errors
     ///
-    ///  - `EINVAL`: what it says is not possible, on whatever channel.
+    ///  - `EINVAL`: no channel can do it.
     #[inline(always)]
     pub(super) fn add<K: Kind>(
         &mut self,
@@ -157,7 +143,6 @@ impl Needs {
         Ok(())
     }
 
-    /// As [`Operation::check`], for all requests.
     #[inline(always)]
     pub(super) fn check(&self, limits: &Limits) -> TransportResult<()> {
         if self.any { self.check_all(limits) } else { Ok(()) }
@@ -183,9 +168,9 @@ impl Needs {
 pub struct Templates {
     sends: [ffi::ibv_send_wr; OPCODES.len()],
     receive: ffi::ibv_recv_wr,
-    /// The requests point here. A post with a single piece copies it here.
+    /// All requests point here.
     piece: ffi::ibv_sge,
-    /// Set by the provider if a post failed: the request that it did not take.
+    /// The provider sets it if a post fails.
     bad_send: *mut ffi::ibv_send_wr,
     bad_receive: *mut ffi::ibv_recv_wr,
 }
@@ -206,19 +191,17 @@ impl Target {
     ///
     /// The queue pair is live.
     pub(super) unsafe fn new(queue_pair: *mut ffi::ibv_qp) -> Self {
-        // SAFETY: the caller vouches for the queue pair, and with it for its context.
+        // SAFETY: the caller vouches for the queue pair.
         let ops = unsafe { &(*(*queue_pair).context).ops };
         Self {
             queue_pair,
-            // libibverbs sets every operation of a context before it hands the context out, and
-            // none afterwards.
+            // libibverbs sets all operations before it hands the context out, and none later.
             post_send: ops.post_send.expect("libibverbs sets it"),
             post_recv: ops.post_recv.expect("libibverbs sets it"),
         }
     }
 
-    /// Other functions, which do what the provider's do, and whose first argument is then `queue_pair`, whatever that
-    /// is.
+    /// For functions with the same contract, but their own first argument.
     pub(super) fn with(
         queue_pair: *mut ffi::ibv_qp,
         post_send: PostSend,
@@ -227,16 +210,13 @@ impl Target {
         Self { queue_pair, post_send, post_recv }
     }
 
-    /// The first argument of the functions.
     pub(super) fn queue_pair(self) -> *mut ffi::ibv_qp {
         self.queue_pair
     }
 
-    /// `ibv_post_send`.
-    ///
     /// # Safety
     ///
-    /// As for the function. The target is live.
+    /// As for `ibv_post_send`. The target is live.
     #[inline(always)]
     pub(super) unsafe fn post_send(
         self,
@@ -262,8 +242,6 @@ type PostRecv = unsafe extern "C" fn(
 debug! { Templates, self, piece: self.piece, .. }
 
 impl Templates {
-    /// Requests whose pointer to the piece is not set: see
-    /// [`set_piece_pointers`](Self::set_piece_pointers).
     pub(super) fn new() -> Self {
         let mut send = ffi::ibv_send_wr {
             num_sge: 1,
@@ -283,11 +261,11 @@ impl Templates {
         }
     }
 
-    /// Whether the device may have the request although posting it has just failed.
+    /// Whether the device may have the request of a failed post.
     ///
-    /// A provider names the request that it did not take. rxe and siw name none if the request is already
-    /// in the queue that the kernel reads, and only the system call that notifies the kernel failed. That
-    /// call fails after the process has changed its credentials. The kernel may still find the request.
+    /// A provider names the request that it did not take. rxe and siw name none if only the system call that notifies
+    /// the kernel failed, as it does after the process has changed its credentials. The request is in the queue, and
+    /// the kernel may still find it.
     ///
     /// # Safety
     ///
@@ -305,11 +283,10 @@ impl Templates {
         }
     }
 
-    /// Makes the requests point to their piece. The caller does so once `this` no longer moves.
-    ///
     /// # Safety
     ///
-    /// The pointer is valid, and from here on all accesses go through copies of it.
+    /// The pointer is valid. What is there does not move any more, and all later accesses go through copies of the
+    /// pointer.
     pub(super) unsafe fn set_piece_pointers(this: *mut Self) {
         // SAFETY: the caller vouches for the pointer.
         unsafe {
@@ -342,19 +319,18 @@ impl Operation for Receive {
         wr_id: u64,
         list: &mut [ffi::ibv_sge],
     ) -> c_int {
-        // SAFETY: the caller vouches for the pointer, and that it is the only way to what is there;
-        // for the queue pair and the memory; the request is one well-formed element of a list.
+        // SAFETY: the caller vouches for all pointers and the memory. The request is a well-formed list of one.
         unsafe {
             let request = &raw mut (*prepared).receive;
             (*request).wr_id = wr_id;
-            // Fields that a post changes are restored after it; the compiler knows which ones.
+            // A post restores what it changes.
             if let [piece] = list {
                 if piece.length == 0 {
                     return post_empty_receive(target, prepared);
                 }
                 (*prepared).piece = *piece;
             } else {
-                // The pointer last: any use of `list` after it would invalidate it.
+                // The pointer last: any later use of `list` would invalidate it.
                 (*request).num_sge = without_empty(list) as c_int;
                 (*request).sg_list = list.as_mut_ptr();
             }
@@ -369,7 +345,7 @@ impl Operation for Receive {
     }
 }
 
-/// Posts the receive without its piece, which is empty: see [`without_empty`].
+/// See [`without_empty`].
 ///
 /// # Safety
 ///
@@ -421,7 +397,6 @@ impl<K: Undirected> Operation for K {
         unsafe {
             let request = &raw mut (*prepared).sends[const { index_of(K::OPCODE) }];
             (*request).wr_id = wr_id;
-            // As for receives.
             if let [piece] = list {
                 if piece.length == 0 {
                     return post_empty(self, target, prepared);
@@ -457,14 +432,14 @@ impl<K: Undirected> Operation for K {
     }
 }
 
-/// The flags that differ from those of the prepared request. Every request of a channel has a completion, since the
-/// channel learns of its end in no other way: `unsignaled` has no effect.
+/// Compared with the prepared request. `unsignaled` has no effect: only a completion tells the channel that a request
+/// ended.
 #[inline(always)]
 fn changes<K: Kind>(kind: &K) -> u32 {
     kind.flags() & !SIGNALED
 }
 
-/// Posts the request without its piece, which is empty: see [`without_empty`].
+/// See [`without_empty`].
 ///
 /// # Safety
 ///
@@ -491,7 +466,7 @@ unsafe fn post_empty<K: Kind>(kind: K, target: Target, prepared: *mut Templates)
 
 #[inline]
 fn elements(verb: &'static str, list: &[ffi::ibv_sge], most: u32) -> TransportResult<()> {
-    // Every channel has room for one piece; for a list of known length the compiler decides this.
+    // Every channel has room for one piece. The compiler decides this for a list of known length.
     if list.len() > 1 && list.len() > most as usize {
         return Err(too_many(verb, list.len(), most).into());
     }

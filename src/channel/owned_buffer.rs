@@ -1,8 +1,6 @@
-//! Buffers that an operation owns while it is in flight, and the lengths that receives give them.
-//!
-//! A buffer is moved into its operation's slot when it is posted. It leaves the slot when the operation has ended: to the
-//! caller, or by being dropped. No allocation: an [`AnyBuffer`] has room for any type that [`OwnedBuffer`] admits, with a
-//! pointer to a table that knows the type.
+//! A post moves the buffer into its operation's slot. When the operation has ended, it goes to the caller or is
+//! dropped. Nothing allocates: an [`AnyBuffer`] has room for any [`OwnedBuffer`], and a pointer to a table for its
+//! type.
 
 use std::any::TypeId;
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -39,20 +37,19 @@ pub unsafe trait OwnedBuffer: ScatterBuffer<Kept = Self> + Send + 'static {}
 // SAFETY: there is no memory.
 unsafe impl OwnedBuffer for () {}
 
-/// The most words that a buffer may have.
 const WORDS: usize = 4;
 
 struct BufferType {
     id: fn() -> TypeId,
     /// # Safety
     ///
-    /// The pointer is to a value of this type, which is not used any more.
+    /// The pointer is to a value of this type, which is not used again.
     drop: unsafe fn(*mut ()),
 }
 
 /// # Safety
 ///
-/// The pointer is to a `B`, which is not used any more.
+/// The pointer is to a `B`, which is not used again.
 unsafe fn drop_buffer<B>(buffer: *mut ()) {
     // SAFETY: the caller vouches for it.
     unsafe { buffer.cast::<B>().drop_in_place() }
@@ -71,7 +68,7 @@ impl<B: 'static> TypeOf<B> {
 
 /// A buffer of a type that is not known statically, for a [`Loop`](crate::Loop) whose buffers are of several types.
 pub struct AnyBuffer {
-    /// It holds a value of the type `held`, which is `Send`. A shared reference gives no access to it.
+    /// Holds a value of the type `held`, which is `Send`. A shared reference gives no access to it.
     storage: MaybeUninit<[usize; WORDS]>,
     held: &'static BufferType,
 }
@@ -84,7 +81,7 @@ impl AnyBuffer {
             assert!(align_of::<B>() <= align_of::<usize>());
         }
         let mut storage: MaybeUninit<[usize; WORDS]> = MaybeUninit::uninit();
-        // SAFETY: there is room for a `B`, as checked above.
+        // SAFETY: there is room for a `B` (the assertions).
         unsafe { storage.as_mut_ptr().cast::<B>().write(buffer) };
         Self { storage, held: &TypeOf::<B>::BUFFER_TYPE }
     }
@@ -96,7 +93,7 @@ impl AnyBuffer {
     /// The buffer is of another type.
     #[inline]
     pub fn downcast<B: Send + 'static>(self) -> Result<B, Self> {
-        // The same pointer: the same type, without a call. Another pointer may be of the same type too.
+        // Equal pointers save the call. One type may have several tables.
         if !ptr::eq(self.held, &TypeOf::<B>::BUFFER_TYPE) && !is_of_type::<B>(self.held) {
             return Err(self);
         }
@@ -120,7 +117,6 @@ impl fmt::Debug for AnyBuffer {
 }
 
 impl WorkSuccess {
-    /// If a message was received: tells its buffer how long it is.
     #[inline(always)]
     pub(super) fn tell_buffer<B: GatherBuffer>(&self, buffer: &mut B) {
         if B::KEEPS_LENGTH
@@ -130,11 +126,9 @@ impl WorkSuccess {
         }
     }
 
-    /// As above, for a buffer of which only the address of its length is known.
-    ///
     /// # Safety
     ///
-    /// The buffer still exists, and nothing else accesses it.
+    /// The buffer of this length still exists, and nothing else accesses it.
     pub(super) unsafe fn tell(&self, kept: NonNull<KeptLength>) {
         if let Some(len) = self.message_len() {
             // SAFETY: the caller vouches for it.

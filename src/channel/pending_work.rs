@@ -1,5 +1,3 @@
-//! Unpolled operations: posted by `unsafe` methods, without a scope.
-
 use std::time::Instant;
 
 use super::Channel;
@@ -27,9 +25,9 @@ use crate::operation::{ReadWorkRequest, WriteWorkRequest};
 #[must_use = "the buffer is in use until the work was polled"]
 pub struct PendingWork {
     wr_id: u64,
-    /// Names the channel that it was posted on.
+    /// That of the channel that posted it.
     identity: u64,
-    /// Whether the result was returned; the slot may then have another owner.
+    /// The result was returned. The slot may then have another owner.
     taken: bool,
 }
 
@@ -38,7 +36,6 @@ impl PendingWork {
         Self { wr_id, identity: core.identity, taken: false }
     }
 
-    /// Checks that the table of this channel holds the operation.
     fn check(&self, core: &Core) -> TransportResult<()> {
         if self.taken || self.identity != core.identity {
             return Err(TransportError::UnknownWork);
@@ -72,7 +69,6 @@ impl PendingWork {
         self.ended(core).or_else(|| settled.err().map(Err))
     }
 
-    /// The result, if the operation has ended.
     fn ended(&mut self, core: &Core) -> Option<TransportResult<WorkSuccess>> {
         let Some(slot) = core.table.slot_of(self.wr_id) else {
             // The table is that of a later connection.

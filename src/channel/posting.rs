@@ -1,5 +1,3 @@
-//! What channels take, and how it is posted: with a slot, or as the one blocking operation that is waited for at once.
-
 use std::ffi::c_int;
 use std::time::Instant;
 
@@ -15,21 +13,18 @@ use crate::memory::{GatherBuffer, ScatterBuffer};
 use crate::operation::sealed::Request;
 use crate::operation::{Extra, ReceiveWorkRequest, SendWorkRequest};
 
-/// Why an operation was not posted.
 pub(super) enum PostFailure<'a> {
     /// The device has not seen it.
     Refused(TransportError),
-    /// The verb has returned this for the request of this slot, which is still free.
+    /// The verb returned this. The slot is still free.
     Failed(&'a Slot, c_int),
 }
 
 impl Core {
-    /// Posts an operation whose result `owner` will ask for. Returns its slot.
-    ///
     /// # Safety
     ///
-    /// Until the state of the slot says that the operation has ended, the memory in `list` is valid.
-    /// Meanwhile nothing writes it, and if the operation writes it, nothing reads it either.
+    /// Until the state of the slot says that the operation has ended, the memory in `list` is valid. Meanwhile
+    /// nothing writes it, and if the operation writes it, nothing reads it.
     #[inline(always)]
     pub(super) unsafe fn post<O: Operation>(
         &self,
@@ -47,8 +42,6 @@ impl Core {
         }
     }
 
-    /// As [`post`](Self::post), for a caller that deals with a failure of the verb.
-    ///
     /// # Safety
     ///
     /// As for [`post`](Self::post), until [`post_failed`](Self::post_failed) was called after a failure.
@@ -64,15 +57,14 @@ impl Core {
         let Some(slot) = slot else {
             return Err(PostFailure::Refused(self.refusal(O::QUEUE)));
         };
-        // SAFETY: slots are given out only while the queue pair is live; the caller vouches for the
-        // memory.
+        // SAFETY: a free slot means that the queue pair is live; the caller vouches for the memory.
         let returned = unsafe { self.post_raw(operation, slot.wr_id(), list) };
         if returned != 0 {
             return Err(PostFailure::Failed(slot, returned));
         }
         self.table.take(O::QUEUE, slot, owner);
         if owner != Owner::Scope {
-            // As `update_fast_path`: a slot is in use.
+            // As `update_fast_path` does.
             self.fast_path.set(false);
         }
         Ok(slot)
@@ -88,17 +80,17 @@ impl Core {
         wr_id: u64,
         list: &mut [ffi::ibv_sge],
     ) -> c_int {
-        // SAFETY: the caller vouches for the queue pair and the memory. Only this function accesses the
-        // requests; it does not call itself, and one thread at a time uses the core.
+        // SAFETY: the caller vouches for the queue pair and the memory. Only this function accesses the requests, one
+        // thread at a time.
         unsafe { operation.post(self.target.get(), self.prepared.get(), wr_id, list) }
     }
 
-    /// Posts an operation and waits until it has ended. If waiting fails, the channel is stopped.
+    /// If the wait fails, the channel is stopped.
     ///
     /// # Safety
     ///
-    /// For the duration of the call, the memory in `list` is valid, nothing writes it, and if the
-    /// operation writes it, nothing reads it either.
+    /// During the call, the memory in `list` is valid, nothing writes it, and if the operation writes it, nothing
+    /// reads it.
     #[inline(always)]
     pub(super) unsafe fn run<O: Operation>(
         &self,
@@ -108,8 +100,7 @@ impl Core {
     ) -> TransportResult<WorkSuccess> {
         operation.check(&self.limits, list)?;
         if !self.fast_path.get() {
-            // Pass a copy of a single piece: if the original's address went to a function that is not
-            // inlined, the compiler could not keep it in registers on the fast path either.
+            // Passing a copy keeps the original in registers on the fast path: its address goes to no function.
             let mut only;
             let list = match list {
                 [piece] => {
@@ -134,7 +125,7 @@ impl Core {
         Ok(self.blocking_success())
     }
 
-    /// As `run`, with all checks. On success the completion is [there](Self::blocking_success).
+    /// [`blocking_success`](Self::blocking_success) then has the completion.
     ///
     /// # Safety
     ///
@@ -152,7 +143,7 @@ impl Core {
         if O::TAKES_RECEIVE && self.credits.is_some() {
             self.wait_for_blocking_credit(deadline)?;
         }
-        // SAFETY: there is a free slot, so the queue pair is live; the caller vouches for the memory.
+        // SAFETY: a free slot means that the queue pair is live; the caller vouches for the memory.
         let returned = unsafe { self.post_raw(operation, self.blocking_id.get(), list) };
         if returned != 0 {
             return Err(self.blocking_failed::<O>(returned));
@@ -160,22 +151,18 @@ impl Core {
         self.wait_for_blocking(0, deadline)
     }
 
-    /// The error of a blocking operation that could not be posted.
     #[cold]
     #[inline(never)]
     fn blocking_failed<O: Operation>(&self, returned: c_int) -> TransportError {
         self.ensure_not_posted::<O>(None);
         if self.table.of(O::QUEUE).is_empty() {
-            // The channel was built without this queue, which the fast path does not look at.
+            // The channel has no such queue. The fast path does not check that.
             return TransportError::QueueFull;
         }
         ffi::failed(O::VERB, returned).into()
     }
 
-    /// Deals with a post to this slot that failed. Returns the error.
-    ///
-    /// If the device may still have the request, and the operation owns its buffer, the slot stays in flight, without
-    /// an owner. The caller then gives it the buffer.
+    /// The slot is free afterwards. The device may still read the buffer, but not write it: see [`stop`](super::stop).
     #[cold]
     #[inline(never)]
     pub(super) fn post_failed<O: Operation>(
@@ -195,8 +182,7 @@ impl Core {
         error
     }
 
-    /// After a post that failed: makes sure that the device does not have the request, of this owner or of a blocking
-    /// operation (`None`). Returns false if it may still have it. That is so only if the operation owns its buffer.
+    /// Stops the channel if the device may have the request. `owner` is `None` for a blocking operation.
     #[cold]
     #[inline(never)]
     fn ensure_not_posted<O: Operation>(&self, owner: Option<Owner>) {
@@ -208,7 +194,7 @@ impl Core {
             self.begin_blocking();
         }
         let has_ended = self.try_stop();
-        // A buffer that the device only reads can be given back even if it may still read it.
+        // A buffer that the device only reads is given back even if it may still read it.
         if !has_ended && O::WRITES {
             self.stop();
         }
@@ -328,7 +314,5 @@ mod sealed {
     impl<D> Room for ReceiveWorkRequest<D> {}
 }
 
-/// What [`IntoSend`] makes of a message keeps in flight.
 pub(crate) type KeptSend<M> = <<M as IntoSend>::Request as WorkRequest>::Kept;
-/// What [`IntoReceive`] makes of room keeps in flight.
 pub(crate) type KeptReceive<M> = <<M as IntoReceive>::Request as WorkRequest>::Kept;

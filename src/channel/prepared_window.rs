@@ -1,7 +1,5 @@
-//! Prepared windows: their requests in C's form, which one call posts, and their buffers.
-//!
-//! A list is made once, and then posted any number of times. The requests before the last complete only if they fail. Half
-//! of their number says which window they are of: a post writes that half alone.
+//! A list is made once, in C's form, and posted any number of times. Requests before the last complete only if they
+//! fail. The upper half of their number names the window: a post writes that half alone.
 
 use std::ffi::c_int;
 use std::ops::DerefMut;
@@ -56,7 +54,6 @@ pub struct PreparedWindow<C>(Box<Parts<C>>);
 
 struct Parts<C> {
     list: WindowList,
-    /// Those of the list's requests, one for each.
     buffers: C,
 }
 
@@ -89,7 +86,7 @@ impl<C> PreparedWindow<C> {
         }
         only.push(Parts { list, buffers });
         let only = Box::into_raw(only.into_boxed_slice());
-        // SAFETY: it is a box of one value, whose memory has the layout of that value.
+        // SAFETY: it is a box of one value, with the layout of that value.
         Ok(Self(unsafe { Box::from_raw(only.cast()) }))
     }
 
@@ -141,7 +138,7 @@ impl<C> PreparedWindow<C> {
         C: AsMut<[B]>,
         B: GatherBuffer + DerefMut<Target = [T]> + 'a,
     {
-        // Memory only, never the buffer itself, whose address and length are in the list.
+        // Memory only, never the buffer itself: the list has its address and length.
         self.0.buffers.as_mut().get_mut(request).map(|buffer| &mut **buffer)
     }
 
@@ -200,35 +197,32 @@ fn no_request(index: usize, len: usize) -> Error {
 
 debug! { impl[C] PreparedWindow<C>, self, requests: self.0.list.len(), .. }
 
-/// How many requests get their numbers at a time.
+/// A post numbers the requests in groups of this.
 const EIGHT: usize = 8;
 
-/// See the [module](self).
 pub(super) struct WindowList {
     /// A multiple of [`EIGHT`]. The first `len` are linked.
     requests: Vec<ffi::ibv_send_wr>,
-    /// As many for each of those.
+    /// `pieces_each` for each request.
     #[expect(dead_code, reason = "the requests point to them")]
     pieces: Vec<ffi::ibv_sge>,
     len: usize,
     pieces_each: usize,
     needs: Needs,
-    /// Whether the device writes the memory of one.
+    /// The device writes the memory of at least one.
     pub(super) writes: bool,
-    /// Whether one uses up a receive of the peer.
+    /// At least one uses up a receive of the peer.
     pub(super) takes_receives: bool,
 }
 
-// SAFETY: its pointers are to its own vectors, and to memory that may be used on any thread that has the buffers.
+// SAFETY: its pointers are to its own vectors, and to memory that any thread with the buffers may use.
 unsafe impl Send for WindowList {}
 // SAFETY: a shared reference gives access to numbers only.
 unsafe impl Sync for WindowList {}
 
-/// A list that the verb has not posted, or not as a whole.
 pub(super) struct NotPosted {
-    /// What the verb has returned.
     pub(super) returned: c_int,
-    /// How many requests were posted: all of them if the provider does not say which one it has refused.
+    /// All of them if the provider does not name the refused one.
     pub(super) posted: usize,
 }
 
@@ -245,11 +239,9 @@ impl NotPosted {
 }
 
 impl WindowList {
-    /// A list of `len` requests, which are to be [set](Self::set), with at most `pieces_each` pieces each.
-    ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there are none, or more than a window can have.
+    ///  - `EINVAL`: `len` is 0, or more than a window can have.
     ///  - `ENOMEM`: out of memory.
     pub(super) fn new(len: usize, pieces_each: usize) -> Result<Self> {
         if !(1..=MAX_WINDOW).contains(&len) {
@@ -275,23 +267,20 @@ impl WindowList {
         Ok(Self { requests, pieces, len, pieces_each, needs, writes, takes_receives })
     }
 
-    /// How many requests it has.
     #[inline(always)]
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Sets a request, unless it is wrong.
-    ///
     /// # Safety
     ///
-    /// The list has as many requests.
+    /// `index` is less than the length.
     ///
     /// # Errors
     ///
     /// Those of the request's buffer, and
     ///
-    ///  - `EINVAL`: what it says is not possible, on whatever channel; or it has more pieces than each request has room for.
+    ///  - `EINVAL`: no channel can do it, or it has more than `pieces_each` pieces.
     #[inline(always)]
     pub(super) unsafe fn set<R>(
         &mut self,
@@ -306,7 +295,6 @@ impl WindowList {
             MessageLimits::UNKNOWN.explain(<R::Operation as Kind>::OPCODE, error)
         })?;
         let pieces = pieces.as_mut();
-        // Every request has room for one.
         if pieces.len() > 1 && pieces.len() > self.pieces_each {
             return Err(too_many("ibv_post_send", pieces.len(), self.pieces_each as u32).into());
         }
@@ -314,7 +302,7 @@ impl WindowList {
         self.writes |= <R::Operation as Kind>::WRITES;
         self.takes_receives |= const { takes_receive(<R::Operation as Kind>::OPCODE) };
         let signaled = if index + 1 == self.len { SIGNALED } else { 0 };
-        // SAFETY: the caller vouches for the request, and there is room for its pieces.
+        // SAFETY: the caller vouches for the index, and there is room for the pieces.
         unsafe {
             let request = self.requests.as_mut_ptr().add(index);
             (*request).opcode = <R::Operation as Kind>::OPCODE;
@@ -332,7 +320,6 @@ impl WindowList {
         Ok(())
     }
 
-    /// Finds out whether a channel with these limits has what the requests need.
     #[inline(always)]
     pub(super) fn check(&self, limits: &Limits) -> TransportResult<()> {
         if cfg!(debug_assertions) {
@@ -344,11 +331,11 @@ impl WindowList {
         self.needs.check(limits)
     }
 
-    /// Posts the window, which completes by the number `last`. The others have numbers with this upper half.
+    /// `upper` is for all numbers but the last.
     ///
     /// # Safety
     ///
-    /// The target is live. The memory of all requests, which were set, is valid, as for
+    /// The target is live, all requests were set, and their memory is valid, as for
     /// [`Operation::post`](super::operation::Operation::post).
     #[inline(always)]
     pub(super) unsafe fn post(
@@ -371,8 +358,7 @@ impl WindowList {
             }
             (*end.sub(1)).wr_id = last;
             let returned = target.post_send(first, &mut refused);
-            // If siw has posted a part of a list and refuses the rest, it returns 0, but names the first request that
-            // it has refused.
+            // If siw posts a part of a list, it returns 0, and names the first request that it has refused.
             if returned == 0 && refused.is_null() {
                 return Ok(());
             }
@@ -384,13 +370,12 @@ impl WindowList {
     #[inline(never)]
     fn not_posted(&self, returned: c_int, refused: *const ffi::ibv_send_wr) -> NotPosted {
         let offset = (refused as usize).wrapping_sub(self.requests.as_ptr() as usize);
-        // A pointer to anything else names no request: none counts as refused.
+        // A pointer to anything else names no request.
         let posted = (offset / size_of::<ffi::ibv_send_wr>()).min(self.len);
         NotPosted { returned, posted }
     }
 }
 
-/// As many of these.
 fn room<T: Clone>(len: usize, one: T) -> Result<Vec<T>> {
     let mut list = Vec::new();
     list.try_reserve_exact(len).map_err(|_| no_memory())?;
@@ -420,7 +405,7 @@ pub(super) mod sealed {
 
         fn count(&self) -> usize;
 
-        /// Sets each request in turn, and returns their buffers. Without a list, it sets nothing.
+        /// Without a list, it sets nothing.
         fn fill(self, filling: Option<&mut Filling>) -> Self::All;
     }
 }
@@ -433,7 +418,7 @@ where
 {
     let (operation, mut buffer) = request.split();
     if let Some(Filling { list, set, error }) = filling {
-        // SAFETY: there are as many requests (the contract of `Requests`).
+        // SAFETY: `Requests` promises as many.
         if let Err(reason) = unsafe { list.set::<R>(*set, &operation, &mut buffer) } {
             error.get_or_insert((*set, reason));
         }
@@ -442,7 +427,7 @@ where
     buffer
 }
 
-/// How many pieces a request has: its list is an array.
+/// The list is an array.
 const fn pieces<R: Request>() -> usize {
     size_of::<<R::Buffer as GatherBuffer>::List>() / size_of::<ffi::ibv_sge>()
 }
@@ -498,7 +483,7 @@ where
     }
 
     fn fill(self, mut filling: Option<&mut Filling>) -> Vec<R::Buffer> {
-        // In place, where the buffers have room in the memory of the requests.
+        // In place, if the buffers fit into the memory of the requests.
         self.into_iter().map(|request| add(&mut filling, request)).collect()
     }
 }

@@ -1,5 +1,3 @@
-//! Scopes: many operations in flight, all of which have ended when the scope ends.
-
 use std::marker::PhantomData;
 use std::mem;
 use std::time::Instant;
@@ -49,15 +47,14 @@ use crate::operation::{ReadWorkRequest, WriteWorkRequest};
 ///    connection yet.
 pub struct Scope<'scope, 'env: 'scope> {
     pub(super) core: &'scope Core,
-    /// Makes both lifetimes invariant: if either could be shortened, a buffer that is local to the
-    /// closure would be accepted.
+    /// Makes both lifetimes invariant. Shortened, they would admit a buffer that is local to the closure.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
     _one_thread: OneThread,
 }
 
 impl<'scope> Scope<'scope, '_> {
-    /// Begins a scope. The caller ends it with [`Core::end_scope`] before `'scope` ends, whatever happens.
+    /// The caller calls [`Core::end_scope`] before `'scope` ends.
     pub(super) fn begin(core: &'scope Core) -> Self {
         debug_assert!(!core.unreported.unpolled.get());
         Self { core, scope: PhantomData, env: PhantomData, _one_thread: OneThread::default() }
@@ -155,9 +152,9 @@ impl<'scope> Scope<'scope, '_> {
                 );
             }
         };
-        // SAFETY: what is kept of the buffer has its memory valid and exclusive for its lifetime, which contains
-        // `'scope`, even if the value is moved or forgotten. `Core::end_scope` ends the operation before
-        // `'scope` ends. What is not kept was copied by the post.
+        // SAFETY: what is kept of the buffer has its memory valid and exclusive for its lifetime, even if it is moved
+        // or forgotten. That contains `'scope`, before whose end `Core::end_scope` ends the operation. The post
+        // copied the rest.
         let slot = unsafe { self.core.post(operation, list.as_mut(), Owner::Scope) }?;
         Ok(ScopedPendingWork::new(self.core, slot, keep(buffer)))
     }
@@ -395,7 +392,7 @@ impl Channel<'_> {
         let core = self.core();
         let result = run_in_scope(core, f);
         let unpolled = core.has_unpolled();
-        // An operation that was not polled is a mistake of the caller: it is not waited for.
+        // An unpolled operation is a mistake of the caller.
         let _ = core.end_scope(ScopeExit::Stop);
         assert!(
             result.is_err() || !unpolled,
@@ -405,14 +402,13 @@ impl Channel<'_> {
     }
 }
 
-/// Calls `f` with a scope. If `f` panics, all operations of the scope are ended. If it returns, the caller ends them with
-/// [`Core::end_scope`] before anything else.
+/// If `f` panics, this ends the scope. Otherwise the caller calls [`Core::end_scope`] before anything else.
 #[inline]
 fn run_in_scope<'env, T, F>(core: &Core, f: F) -> T
 where
     F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> T,
 {
-    /// It is on the stack of this function alone, so no code can forget it.
+    /// Only on this function's stack, so no code can forget it.
     struct EndOnPanic<'a>(&'a Core);
 
     impl Drop for EndOnPanic<'_> {

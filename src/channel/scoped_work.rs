@@ -1,5 +1,3 @@
-//! The handles of a scope's operations.
-
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::NonNull;
 use std::time::Instant;
@@ -22,22 +20,20 @@ use crate::memory::{GatherBuffer, KeptLength};
 /// buffer's address and sets no length: the buffer keeps the one that it had, and the bytes are the message's.
 pub struct ScopedPendingWork<'scope, B: GatherBuffer> {
     core: &'scope Core,
-    /// A slot of the core's table, taken for this operation.
     slot: &'scope Slot,
-    /// `MaybeUninit`, because the buffer may be an exclusive reference: the compiler must not assume
-    /// that nothing else accesses the memory while the device does.
+    /// `MaybeUninit`: the buffer may be an exclusive reference, and the compiler must not assume that only it
+    /// accesses the memory.
     buffer: MaybeUninit<B>,
     _one_thread: OneThread,
 }
 
 impl<B: GatherBuffer> Drop for ScopedPendingWork<'_, B> {
-    /// Leaves the operation to the scope. Soundness does not depend on this call.
+    /// Soundness does not depend on this call.
     ///
-    /// Inlined, and the rest is a function of the slot: a function that got the handle's address would keep the handle
-    /// in memory.
+    /// Inlined, with functions that get the slot only: one with the handle's address would keep the handle in memory.
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: as below. The length is in no memory that the device writes.
+        // SAFETY: as below. The device does not write the length.
         let buffer = unsafe { self.buffer.assume_init_mut() };
         let kept = buffer.kept_length();
         if B::KEEPS_LENGTH
@@ -47,9 +43,8 @@ impl<B: GatherBuffer> Drop for ScopedPendingWork<'_, B> {
             buffer.received(len);
         }
         if std::mem::needs_drop::<B>() {
-            // SAFETY: `new` initialised it, and `wait_with` reads it only from a value that is not
-            // dropped. A buffer that owns something owns a list of slices; dropping that list does not
-            // touch registered memory (the contract of `GatherBuffer`).
+            // SAFETY: `new` initialised it, and `wait_with` drops no value that it reads from. A buffer owns at most
+            // a list of slices: dropping it does not touch registered memory (the contract of `GatherBuffer`).
             unsafe { self.buffer.assume_init_drop() };
         }
         match kept {
@@ -60,7 +55,6 @@ impl<B: GatherBuffer> Drop for ScopedPendingWork<'_, B> {
 }
 
 impl Core {
-    /// The handle of the operation was dropped.
     #[inline]
     fn leave_to_scope(&self, slot: &Slot) {
         match slot.state() {
@@ -69,7 +63,7 @@ impl Core {
         }
     }
 
-    /// As [`leave_to_scope`](Self::leave_to_scope), of an operation whose buffer keeps a length. It is borrowed for the scope.
+    /// The buffer keeps a length, and stays borrowed for the scope.
     #[inline(never)]
     fn lend_to_scope(&self, slot: &Slot, kept: NonNull<KeptLength>) {
         if let State::InFlight(_) = slot.state() {
@@ -83,9 +77,8 @@ impl Core {
         self.leave_ended_to_scope(slot);
     }
 
-    /// The handle of an operation with several pieces is dropped, some of which keep a length: how long their message is, or
-    /// nothing if it is none. One that is still to come is not told to them, so they are empty: nobody takes an earlier message
-    /// for it.
+    /// Of the message, for a buffer of several pieces. 0 for a receive in flight: nothing tells the pieces its length
+    /// later, and nobody must take an earlier message for this one.
     #[inline(never)]
     fn length_for_pieces(&self, slot: &Slot) -> Option<usize> {
         if let State::InFlight(_) = slot.state() {
@@ -95,7 +88,6 @@ impl Core {
         self.result(slot).ok()?.message_len().map(|len| len as usize)
     }
 
-    /// The handle was dropped of an operation that has ended.
     #[inline(never)]
     fn leave_ended_to_scope(&self, slot: &Slot) {
         match slot.state() {
@@ -141,7 +133,6 @@ impl<'scope, B: GatherBuffer> ScopedPendingWork<'scope, B> {
         Some(self.seen())
     }
 
-    /// The result of an operation that has ended.
     fn seen(&mut self) -> TransportResult<WorkSuccess> {
         if self.slot.state() == State::Done(Owner::Scope) {
             self.slot.set_state(State::Seen);
@@ -199,7 +190,8 @@ impl<'scope, B: GatherBuffer> ScopedPendingWork<'scope, B> {
     fn wait_with(self, deadline: Option<Instant>) -> TransportResult<(B, WorkSuccess)> {
         let this = ManuallyDrop::new(self);
         let success = this.core.wait(this.slot, deadline)?;
-        // SAFETY: `new` initialised it, and it is read once: `this` is consumed and not dropped. The completion was seen, so the device no longer uses the memory.
+        // SAFETY: `new` initialised it. It is read once: `this` is not dropped. The completion was seen, so the
+        // device no longer uses the memory.
         let mut buffer = unsafe { this.buffer.assume_init_read() };
         success.tell_buffer(&mut buffer);
         Ok((buffer, success))

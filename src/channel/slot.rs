@@ -1,5 +1,3 @@
-//! Room for one operation, its state, and the numbers of work requests.
-
 use std::cell::Cell;
 use std::ptr::NonNull;
 
@@ -7,59 +5,49 @@ use crate::completion::WorkCompletion;
 use crate::ffi;
 use crate::memory::KeptLength;
 
-/// The owner of an operation, which will ask for its result.
+/// Who asks for the result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Owner {
     /// A handle within a scope, or the scope itself.
     Scope,
-    /// A `PendingWork`, which may outlive the scope that it was posted in.
+    /// May outlive its scope.
     Token,
-    /// A `ScopedWindow`.
     Window,
-    /// The channel itself, for the two operations that have slots of their own: the blocking one, and the read of the
-    /// peer's credits.
+    /// The channel: the blocking operation and the read of the peer's credits have slots of their own.
     Channel,
-    /// As `Window`, but a request before the last one has failed. The slot holds the completion of the first that did.
+    /// A request before the last one has failed. The slot holds the first such completion.
     FailedWindow,
-    /// As `Window`, but the handle was dropped: nobody will ask for the result.
+    /// The handle of the window was dropped.
     LostWindow,
-    /// The scope itself: the handle of a receive was dropped. Its buffer keeps a length, whose address the slot has.
+    /// The handle of a receive was dropped. The slot has the address of its buffer's length.
     Lent,
 }
 
-/// The state of a slot and its operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
-    /// There is no operation.
     Free,
-    /// The device has the request, and the owner will ask for its result.
     InFlight(Owner),
-    /// As `InFlight(Owner::Scope)`, but the handle was dropped: nobody will ask for the result.
+    /// As `InFlight(Owner::Scope)`, but the handle was dropped.
     Abandoned,
-    /// The operation has completed, and the slot holds the completion.
     Done(Owner),
-    /// As `Done(Owner::Scope)`, and the handle has returned the result. Or the place belongs to the window of another
-    /// slot.
+    /// The handle has returned the result. Or the place belongs to another slot's window.
     Seen,
-    /// The queue pair was reset or destroyed before the completion was polled. No completion will
-    /// come, and the device no longer uses the buffer.
+    /// The queue pair was reset or destroyed first. No completion will come.
     Discarded(Owner),
 }
 
 impl Owner {
-    /// Whether the operation is a window.
     #[inline]
     pub(super) fn is_window(self) -> bool {
         matches!(self, Self::Window | Self::FailedWindow | Self::LostWindow)
     }
 
-    /// Whether a scope waits for the operation.
     #[inline]
     pub(super) fn is_of_scope(self) -> bool {
         matches!(self, Self::Scope | Self::Lent) || self.is_window()
     }
 
-    /// Whether a completion is kept for the owner, and nothing else is left to do.
+    /// Nothing is to do but to keep the completion.
     #[inline]
     pub(super) fn awaits_completion(self) -> bool {
         // One comparison.
@@ -74,7 +62,6 @@ impl State {
         matches!(self, Self::InFlight(_) | Self::Abandoned)
     }
 
-    /// Whether the device may still use the buffer, and a scope waits for that.
     #[inline]
     pub(super) fn is_outstanding_in_scope(self) -> bool {
         match self {
@@ -83,7 +70,6 @@ impl State {
         }
     }
 
-    /// The owner of the operation, if there is one.
     #[inline]
     pub(super) fn owner(self) -> Option<Owner> {
         match self {
@@ -94,7 +80,6 @@ impl State {
     }
 }
 
-/// A [`State`] without the owner.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Free,
@@ -105,7 +90,7 @@ enum Phase {
     Discarded,
 }
 
-/// The halves of a request's number, in the order that the whole has them: it is loaded as one.
+/// In the order of the whole number, which is loaded as one.
 #[repr(C, align(8))]
 struct RequestNumber {
     #[cfg(target_endian = "little")]
@@ -115,35 +100,30 @@ struct RequestNumber {
     index: u32,
 }
 
-/// Room for one operation.
 pub(super) struct Slot {
-    /// The number under which its operation is posted, or the next one will be: see
-    /// [`generation`](super::generation).
+    /// While the slot is free: of the next operation.
     number: RequestNumber,
-    /// The next slot of the ring.
+    /// In the ring.
     pub(super) next: Cell<NonNull<Slot>>,
-    /// The state. As a single cell, the compiler would not notice that the write of a post is overwritten if the handle is
-    /// dropped at once.
+    /// Two cells: with one, the compiler keeps the write of a post that a dropped handle overwrites at once.
     phase: Cell<Phase>,
     owner: Cell<Owner>,
-    /// For places of a window that are not in a row: the index of the next one.
+    /// The next place of a window, of those not in a row.
     pub(super) next_ended: Cell<u32>,
-    /// For a window: the number of slots in a row that it has from this one on. They are free themselves, and are not
-    /// taken.
+    /// How many slots in a row a window has from here on. The others are `Free`, but nothing takes them.
     pub(super) run: Cell<u16>,
-    /// The generation of the latest window.
+    /// Of the latest window.
     pub(super) run_generation: Cell<u32>,
-    /// For an operation of [`Owner::Lent`]: the address of its buffer's length.
+    /// The address of the buffer's length, for [`Owner::Lent`].
     pub(super) kept: Cell<Option<NonNull<KeptLength>>>,
     completion: Cell<WorkCompletion>,
 }
 
-// SAFETY: a slot is reached through the core that its table is part of, and through the handle of its
-// operation. Both are used by one thread at a time: see `Core` and `OneThread`.
+// SAFETY: one thread at a time uses the core of the table and the handle of the operation: see `Core`, `OneThread`.
 unsafe impl Sync for Slot {}
 
 impl Slot {
-    /// A slot that is not free, until the table is opened.
+    /// Not free until the table is opened.
     pub(super) fn new(index: u32, generation: u32) -> Self {
         Self {
             number: RequestNumber { index, generation: Cell::new(generation) },
@@ -152,22 +132,21 @@ impl Slot {
             owner: Cell::new(Owner::Scope),
             next_ended: Cell::new(NO_SLOT),
             run: Cell::new(1),
-            // Not that of the request before the first one.
+            // Not one less, so no window has been here.
             run_generation: Cell::new(generation),
             kept: Cell::new(None),
             completion: Cell::new(WorkCompletion::default()),
         }
     }
 
-    /// The number under which its operation is posted. If it is free: under which the next one will be.
+    /// While the slot is free: the number of the next operation.
     #[inline]
     pub(super) fn wr_id(&self) -> u64 {
         const { assert!(size_of::<RequestNumber>() == size_of::<u64>()) };
-        // SAFETY: the halves are all of it, and initialised. As one load, the compiler keeps the number whole.
+        // SAFETY: the halves are all of it, and initialised. One load keeps the number whole.
         unsafe { (&raw const self.number).cast::<u64>().read() }
     }
 
-    /// The index in its table.
     #[inline]
     pub(super) fn index(&self) -> u32 {
         self.number.index
@@ -178,25 +157,21 @@ impl Slot {
         self.number.generation.get()
     }
 
-    /// A new connection begins.
     pub(super) fn set_generation(&self, generation: u32) {
         self.number.generation.set(generation);
     }
 
-    /// Gives the slot a number that no handle and no completion has.
     #[inline]
     pub(super) fn renumber(&self) {
         self.number.generation.set(self.number.generation.get().wrapping_add(1));
     }
 
-    /// Frees the slot: the number of its operation now belongs to none.
     #[inline]
     pub(super) fn free(&self) {
         self.set_state(State::Free);
         self.renumber();
     }
 
-    /// The state of the operation.
     #[inline]
     pub(super) fn state(&self) -> State {
         let owner = self.owner.get();
@@ -226,33 +201,29 @@ impl Slot {
         }
     }
 
-    /// The completion, if it is done.
     pub(super) fn completion(&self) -> WorkCompletion {
         self.completion.get()
     }
 
-    /// Whether the completion is a success. The operation must be done.
+    /// The operation must be done.
     #[inline]
     pub(super) fn has_success(&self) -> bool {
-        // SAFETY: it is initialised, and nothing writes to it while this reference exists: it is a cell
-        // that one thread at a time uses.
+        // SAFETY: it is initialised, and one thread at a time uses the cell.
         unsafe { &*self.completion.as_ptr() }.is_success()
     }
 
-    /// Whether the operation is done, and a success that its owner has not seen.
     #[inline]
     pub(super) fn is_success(&self) -> bool {
         matches!(self.state(), State::Done(_)) && self.has_success()
     }
 
-    /// A pointer to the completion, which is initialised from the beginning.
+    /// Always initialised.
     #[inline]
     pub(super) fn completion_pointer(&self) -> NonNull<ffi::ibv_wc> {
         // `WorkCompletion` is a transparent wrapper.
         NonNull::from(&self.completion).cast()
     }
 
-    /// Stores the completion, for the owner to ask for.
     #[inline]
     pub(super) fn complete(&self, owner: Owner, completion: &ffi::ibv_wc) {
         self.completion.set((*completion).into());
@@ -260,30 +231,27 @@ impl Slot {
     }
 }
 
-/// No slot has this index.
 pub(super) const NO_SLOT: u32 = u32::MAX;
 
-// The numbers of work requests, which distinguish each request from all others that may still complete.
+// The numbers of work requests: unique among all that may still complete.
 
-/// In the lower half of a number: the request is not the last of its window. No slot has an index with these bits, nor has
-/// a shared receive. The rest of the half is the position of the request, and the upper half says which window it is.
+/// Bits of the lower half: not the last request of its window. Slots and shared receives have no such index. The rest
+/// of the half is the position in the window; the upper half names the window.
 const NOT_LAST: u32 = 3 << 30;
-/// The bits of the upper half that have the place of the window in its queue. The others have its generation.
+/// Of the upper half, for the place. The others have the generation.
 const PLACE_BITS: u32 = 20;
 
-/// The most requests of a window.
 pub(super) const MAX_WINDOW: usize = (1 << 15) - 1;
 
-/// The places of a queue that a window can complete by.
+/// The places that a window can complete by.
 pub(super) const LEADERS: u32 = 1 << PLACE_BITS;
 
-/// The lower half of the number of the request at this position of a window, not the last.
 #[inline(always)]
 pub(super) fn lower_half(position: usize) -> u32 {
     NOT_LAST | position as u32
 }
 
-/// The upper half of the numbers of all requests, without the last, of a window that completes by the slot at this place.
+/// `place` is the slot that the window completes by.
 #[inline(always)]
 pub(super) fn upper_half(place: u32, generation: u32) -> u32 {
     generation << PLACE_BITS | place
@@ -292,15 +260,14 @@ pub(super) fn upper_half(place: u32, generation: u32) -> u32 {
 /// A request that is not the last of its window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Member {
-    /// The slot by which its window completes, counted among the slots of the queue.
+    /// The slot that the window completes by, counted within its queue.
     pub(super) place: u32,
-    /// As many bits as there is room for.
+    /// Its lowest bits.
     generation: u32,
-    /// The position of the request in its window.
     pub(super) position: usize,
 }
 
-/// `None`: the number is of another kind.
+/// `None` for another kind of number.
 pub(super) fn member(wr_id: u64) -> Option<Member> {
     let (lower, upper) = (wr_id as u32, (wr_id >> 32) as u32);
     let (place, generation) = (upper % LEADERS, upper >> PLACE_BITS);
@@ -309,30 +276,29 @@ pub(super) fn member(wr_id: u64) -> Option<Member> {
 }
 
 impl Member {
-    /// Its generation, if that of the slot has come to `reached` by now.
+    /// The whole generation, if the slot has come to `reached` by now.
     pub(super) fn generation(self, reached: u32) -> u32 {
         reached.wrapping_sub(reached.wrapping_sub(self.generation) % (1 << (32 - PLACE_BITS)))
     }
 }
 
-/// Where the generations of a connection begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Generations {
-    /// The generation of every slot when the connection began.
+    /// That of every slot when the connection began.
     first: u32,
-    /// How many generations before `first` are of earlier connections. The others before it were not used yet.
+    /// How many before `first` earlier connections used.
     earlier: u32,
 }
 
 impl Generations {
-    /// Those of the first connection of a completion queue. No request has the number 0.
+    /// No request has the number 0.
     pub(super) const NEW: Self = Self { first: 1, earlier: 0 };
 
     pub(super) fn first(self) -> u32 {
         self.first
     }
 
-    /// Those that begin behind slots that have come to these generations, from the first of these on.
+    /// `reached` has the generations of the slots.
     pub(super) fn after(self, reached: impl Iterator<Item = u32>) -> Self {
         let most = reached.map(|generation| generation.wrapping_sub(self.first)).max();
         self.advance(u64::from(most.unwrap_or(0)) + 1)
@@ -346,7 +312,6 @@ impl Generations {
         }
     }
 
-    /// Whether a request of this generation was posted before the connection began.
     pub(super) fn is_earlier(self, generation: u32) -> bool {
         self.first.wrapping_sub(generation).wrapping_sub(1) < self.earlier
     }
@@ -392,7 +357,7 @@ mod tests {
                 assert_ne!(found.generation(generation.wrapping_add(4096)), generation);
             }
         }
-        // Those of slots, and of shared receives.
+        // Slots and shared receives.
         for last in [0, 7, 5 << 32 | 3, u64::MAX << 32 | 0xffff, 9 << 32 | 1 << 31 | 0xffff] {
             assert_eq!(member(last), None);
         }

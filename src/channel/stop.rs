@@ -1,22 +1,19 @@
-//! Ending all operations, so that the device no longer uses their buffers; and the end of a scope.
+//! Ending all operations, and the end of a scope.
 //!
-//! The program may use a buffer again once its completion was polled, or once the queue pair was
-//! successfully moved to RESET or destroyed. Nothing else counts, in particular not an error of
-//! `ibv_poll_cq`. [`Core::stop`] ends all operations in steps of growing force:
+//! The program may use a buffer again once its completion was polled, or the queue pair was moved to RESET or
+//! destroyed. An error of `ibv_poll_cq` does not count. [`Core::stop`] takes these steps until one succeeds:
 //!
-//! 1. move the queue pair to ERR, and poll the completions of all flushed operations, for a bounded time;
+//! 1. move the queue pair to ERR, and poll the flushed completions, for a bounded time;
 //! 2. move it to RESET: the device releases everything, without completions;
 //! 3. destroy it;
-//! 4. abort the process: the device may continue to write to memory that the caller is about to use for
-//!    something else, and nothing else can prevent it.
+//! 4. abort the process: nothing else keeps the device from writing to memory that is about to be reused.
 //!
-//! There is one exception. If a post fails although the provider may have queued the request, a buffer that
-//! the device only reads is given back after the first two steps, even if both fail. At worst the device
-//! sends the peer what the buffer holds by then. Without this exception, each send on an unplugged device
-//! would abort the process.
+//! One exception: if a post fails but may be queued, a buffer that the device only reads is given back after step 2
+//! in any case. At worst the device sends later contents. Otherwise each send on an unplugged device would abort the
+//! process.
 //!
-//! A device that is unplugged while work is in flight gets to the last step, unless libibverbs was told to
-//! treat destroying as successful: see [`AsyncEvents`](crate::device::AsyncEvents#when-the-device-goes).
+//! A device that is unplugged with work in flight gets to step 4, unless libibverbs treats destroying as successful:
+//! see [`AsyncEvents`](crate::device::AsyncEvents#when-the-device-goes).
 
 use std::ffi::c_int;
 use std::io::Write;
@@ -31,12 +28,11 @@ use crate::error::{Error, Result};
 use crate::handle::Object;
 use crate::{ffi, trace};
 
-/// Failed polls in a row after which `flush` and `discard` give up.
+/// In a row.
 pub(super) const POLL_FAILURES: u32 = 16;
 
 impl Core {
-    /// Ends everything that is in flight, and prevents further posts until the channel is reset. When it
-    /// returns, the device uses no buffer of this channel any more.
+    /// Afterwards the device uses no buffer of the channel.
     #[cold]
     pub(super) fn stop(&self) {
         if !self.try_stop() {
@@ -44,8 +40,8 @@ impl Core {
         }
     }
 
-    /// As `stop`, if the device has requests that have no completion of their own: a part of a window. If it only reads
-    /// their memory (not `writes`), it stops after the first two steps: see the [module](self).
+    /// For a part of a window, whose requests have no completions of their own. Without `writes` only steps 1 and 2
+    /// are taken: see the [module](self).
     #[cold]
     pub(super) fn stop_unsignaled(&self, writes: bool) {
         if self.destroyed.get() {
@@ -53,7 +49,7 @@ impl Core {
         }
         self.close();
         let outstanding = self.table.outstanding();
-        // What else is in flight ends as it has ended. Of the part, the completions prove nothing.
+        // The other operations get their own results. Only a reset ends the part.
         self.flush();
         let reset = self.reset();
         trace::channel_stopped(self.number, outstanding, reset.is_ok());
@@ -62,7 +58,7 @@ impl Core {
         }
     }
 
-    /// The last two steps.
+    /// Steps 3 and 4.
     fn destroy_or_abort(&self) {
         if self.destroyed.get() || self.destroy().is_err() {
             // `eprintln` would panic if writing to stderr fails.
@@ -77,8 +73,7 @@ impl Core {
         }
     }
 
-    /// As `stop`, but takes the first two steps only. Returns false if both fail. Operations may then still
-    /// be in flight.
+    /// Steps 1 and 2. If both fail, operations may still be in flight.
     pub(super) fn try_stop(&self) -> bool {
         if self.destroyed.get() {
             return true;
@@ -90,7 +85,7 @@ impl Core {
         complete
     }
 
-    /// As `try_stop`, without waiting for completions.
+    /// Step 2.
     pub(super) fn try_reset(&self) -> bool {
         if self.destroyed.get() {
             return true;
@@ -102,7 +97,7 @@ impl Core {
         complete
     }
 
-    /// Moves the queue pair to ERR and polls until nothing is in flight; returns whether all operations have ended.
+    /// Step 1.
     fn flush(&self) -> bool {
         if self.modify(ffi::ibv_qp_state::IBV_QPS_ERR).is_err() {
             return false;
@@ -112,14 +107,14 @@ impl Core {
         let (mut failures, mut vain) = (0, 0_u32);
         while outstanding > 0 {
             match self.settle() {
-                // The kernel or a progress thread of the provider may have to do the flushing.
+                // The kernel or a thread of the provider may have to flush.
                 Ok(false) => {
                     give_up.iter().for_each(|&at| self.clock.reach(at));
                     thread::yield_now();
                 }
                 Err(TransportError::Verbs(_)) if failures == POLL_FAILURES => return false,
                 Err(TransportError::Verbs(_)) => failures += 1,
-                // A completion that is unknown or of an earlier connection ends nothing.
+                // An unknown completion, or one of an earlier connection, ends nothing.
                 Ok(true) | Err(_) => failures = 0,
             }
             let left = self.table.outstanding();
@@ -135,14 +130,13 @@ impl Core {
         true
     }
 
-    /// Checks that the kernel still has the device, by a query that the kernel must then answer, and that the
-    /// connection has not ended long ago. A wait calls it about once a second while its polls find nothing.
+    /// A wait calls it about once a second while its polls find nothing.
     ///
     /// # Errors
     ///
-    ///  - `EIO`, `ENODEV`: the device is gone.
-    ///  - `ENOTCONN`: the queue pair was in ERR at the last check too. Since then the device had time to flush
-    ///    what was posted. Soft-iWARP never flushes what is posted in ERR.
+    ///  - `EIO`, `ENODEV`: the device is gone. The kernel answers the query, not the provider.
+    ///  - `ENOTCONN`: the queue pair was in ERR at the last check too, so the device had time to flush. Soft-iWARP
+    ///    never flushes what is posted in ERR.
     pub(super) fn check_device(&self) -> Result<()> {
         let failed = self.query_state()? == Some(ffi::ibv_qp_state::IBV_QPS_ERR);
         if self.found_in_error.replace(failed) && failed {
@@ -153,7 +147,7 @@ impl Core {
         Ok(())
     }
 
-    /// [Checks](Self::check_device) at most once in [`DEVICE_CHECK_PERIOD`].
+    /// At most once in [`DEVICE_CHECK_PERIOD`].
     ///
     /// # Errors
     ///
@@ -167,7 +161,6 @@ impl Core {
         self.check_device()
     }
 
-    /// The state of the queue pair, if it can be known.
     #[cold]
     #[inline(never)]
     fn query_state(&self) -> Result<Option<ffi::ibv_qp_state>> {
@@ -176,8 +169,7 @@ impl Core {
         }
         let (mut attributes, mut initial) = Default::default();
         let mask = ffi::ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int;
-        // SAFETY: the destroy verb was not called, whatever it would have returned, so the queue pair is
-        // live; both structs are writable.
+        // SAFETY: the destroy verb was not called, so the queue pair is live; both structs are writable.
         let returned =
             unsafe { ffi::ibv_query_qp(self.queue_pair, &mut attributes, mask, &mut initial) };
         match ffi::status("ibv_query_qp", returned) {
@@ -188,30 +180,26 @@ impl Core {
         }
     }
 
-    /// Moves the queue pair to RESET. Nothing is in flight any more, and completions of earlier requests
-    /// that are polled later are dropped.
+    /// Later completions of earlier requests are dropped.
     pub(super) fn reset(&self) -> Result<()> {
         self.modify(ffi::ibv_qp_state::IBV_QPS_RESET)?;
         self.mark_all_ended();
         Ok(())
     }
 
-    /// Destroys the queue pair, after which nothing is in flight any more. If that fails, the operations
-    /// stay in flight, and the verb is not called again: the state of the queue pair is unknown.
-    ///
-    /// The caller has checked `destroyed`, so this was not called before.
+    /// The caller has checked `destroyed`. After a failure the operations stay in flight, and the state of the queue
+    /// pair is unknown: the verb is not called again.
     pub(super) fn destroy(&self) -> Result<()> {
         self.close();
         self.destroyed.set(true);
-        // SAFETY: the queue pair is live, since the verb is called once: the caller has looked at `destroyed`,
-        // which prevents any use of it after this, also if the verb fails.
+        // SAFETY: the caller has checked `destroyed`, so the queue pair is live. The flag prevents any later use,
+        // also if the verb fails.
         let returned = unsafe { ffi::ibv_qp::destroy(self.queue_pair) };
         ffi::status("ibv_destroy_qp", returned).inspect_err(trace::object_leaked)?;
         self.mark_all_ended();
         Ok(())
     }
 
-    /// Ends all operations without completions: the queue pair was reset or destroyed.
     fn mark_all_ended(&self) {
         if self.table.discard_outstanding() {
             self.unreported.unpolled.set(true);
@@ -228,22 +216,21 @@ impl Core {
         }
         let mut attributes = ffi::ibv_qp_attr { qp_state: state, ..Default::default() };
         let mask = ffi::ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int;
-        // SAFETY: the destroy verb was not called: `destroyed` is set before the call. So the queue pair is live.
+        // SAFETY: the destroy verb was not called, since `destroyed` is set before. So the queue pair is live.
         let returned = unsafe { ffi::ibv_modify_qp(self.queue_pair, &mut attributes, mask) };
         ffi::status("ibv_modify_qp", returned).inspect_err(trace::verb_failed)
     }
 
-    /// Empties the completion queue of a queue pair that was reset, so that there is room for new
-    /// completions.
+    /// Makes room for new completions after a reset.
     ///
     /// # Errors
     ///
     /// The completion queue cannot be polled, or does not become empty.
     pub(super) fn discard(&self) -> Result<()> {
-        // SAFETY: the queue pair was reset, so it is there, and so is its completion queue.
+        // SAFETY: the queue pair was reset, so it and its completion queue are live.
         let mut left = unsafe { (*(*self.queue_pair).send_cq).cqe };
         let mut failures = 0;
-        // What comes beyond what the queue can hold, the device makes up.
+        // Only a faulty device has more completions than the queue can hold.
         while left >= 0 {
             match self.settle() {
                 Ok(false) => return Ok(()),
@@ -251,7 +238,7 @@ impl Core {
                     return Err(error);
                 }
                 Err(TransportError::Verbs(_)) => failures += 1,
-                // They are of the earlier connection, or unknown.
+                // They are unknown or of the earlier connection.
                 Ok(true) | Err(_) => (failures, left) = (0, left - 1),
             }
         }
@@ -260,19 +247,15 @@ impl Core {
     }
 }
 
-// The end of a scope: waiting for its operations, and ending those that are left.
-
-/// How the operations of a scope are ended.
 #[derive(Clone, Copy)]
 pub(super) enum ScopeExit {
-    /// By waiting, until this deadline at the latest. What is in flight then is ended by stopping the channel.
+    /// After this deadline it stops the channel.
     Wait(Option<Instant>),
-    /// By stopping the channel, if any is in flight.
+    /// Stops the channel if any is in flight.
     Stop,
 }
 
 impl Core {
-    /// Whether there is an operation of the scope whose result was not seen.
     pub(super) fn has_unpolled(&self) -> bool {
         let unseen = |state| match state {
             State::Abandoned => true,
@@ -284,10 +267,8 @@ impl Core {
                 && self.table.slots().iter().any(|slot| unseen(slot.state()))
     }
 
-    /// Ends all operations of the scope. Returns the first failure that no handle has reported.
-    ///
-    /// When it returns, no operation of the scope is in flight, and all its slots are free. It does not
-    /// panic.
+    /// Returns the first failure that no handle has reported. Then nothing of the scope is in flight, and its slots
+    /// are free. It does not panic.
     #[inline(always)]
     pub(super) fn end_scope(&self, exit: ScopeExit) -> TransportResult<()> {
         let mut result = Ok(());
@@ -298,13 +279,11 @@ impl Core {
         result
     }
 
-    /// Whether there is nothing to do at the end of a scope.
     #[inline]
     fn is_scope_over(&self) -> bool {
         !self.table.any_in_scope() && !self.unreported.unpolled.get()
     }
 
-    /// As `end_scope`, if something is left.
     #[inline(never)]
     fn poll_and_end_scope(&self, exit: ScopeExit) -> TransportResult<()> {
         let mut polled = Ok(());
@@ -321,7 +300,6 @@ impl Core {
         self.end_scope_on(exit, polled)
     }
 
-    /// The rest of `end_scope`, after polls with this result.
     #[inline(never)]
     fn end_scope_on(&self, exit: ScopeExit, polled: TransportResult<()>) -> TransportResult<()> {
         let mut result = match exit {
@@ -337,7 +315,6 @@ impl Core {
         result.and(self.take_unreported())
     }
 
-    /// Waits until all operations of the scope have ended.
     fn wait_for_scope(&self, deadline: Option<Instant>) -> TransportResult<()> {
         let mut wait = Wait::new(deadline);
         for slot in self.table.slots() {
@@ -350,7 +327,6 @@ impl Core {
         Ok(())
     }
 
-    /// Waits until all operations of the scope have ended, and reports what no handle has seen.
     #[inline]
     pub(super) fn wait_for_all(&self, deadline: Option<Instant>) -> TransportResult<()> {
         self.settle_scope()?;
@@ -360,7 +336,6 @@ impl Core {
         self.wait_for_all_on(deadline)
     }
 
-    /// The rest of `wait_for_all`.
     #[inline(never)]
     fn wait_for_all_on(&self, deadline: Option<Instant>) -> TransportResult<()> {
         let mut wait = Wait::new(deadline);
@@ -368,7 +343,7 @@ impl Core {
             if !self.table.any_in_scope() {
                 break;
             }
-            // A slot in use may belong to an operation that has ended and whose handle still exists.
+            // A slot in use may be of an ended operation whose handle still exists.
             if !self.settle()? {
                 if !self.is_scope_outstanding() {
                     break;
@@ -382,16 +357,15 @@ impl Core {
         self.take_unreported()
     }
 
-    /// The first failure of an operation whose handle was dropped, since the last call.
     fn take_unreported(&self) -> TransportResult<()> {
-        // False if there is no error.
+        // If false, there is no error.
         if !self.unreported.unpolled.replace(false) {
             return Ok(());
         }
         self.unreported.error.take().map_or(Ok(()), Err)
     }
 
-    /// Settles what there is while anything of the scope is in use, without waiting.
+    /// Does not wait.
     #[inline]
     fn settle_scope(&self) -> TransportResult<()> {
         while self.table.any_in_scope() {
@@ -403,7 +377,6 @@ impl Core {
         Ok(())
     }
 
-    /// The rest of `settle_scope`.
     #[inline(never)]
     fn settle_scope_on(&self) -> TransportResult<()> {
         let mut settled = self.sink.has_rest();
@@ -418,7 +391,6 @@ impl Core {
             && self.table.slots().iter().any(|slot| slot.state().is_outstanding_in_scope())
     }
 
-    /// Frees the slots of the scope. Returns the first failure that no handle has reported.
     fn release_scope_slots(&self) -> TransportResult<()> {
         let mut result = Ok(());
         for slot in self.table.slots() {

@@ -1,5 +1,3 @@
-//! The actions of a wait after each poll that found nothing, and ending it from another thread.
-
 use std::hint;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,45 +9,37 @@ use crate::completion::{CompletionQueue, Waiters};
 use crate::debug::debug;
 use crate::error::{ErrorKind, Result};
 
-/// Empty polls between two readings of the clock, which cost about as much as a poll each.
+/// A reading of the clock costs about as much as a poll.
 const POLLS_PER_CLOCK_READING: u32 = 64;
 
-/// Empty polls between two checks whether [`DEVICE_CHECK_PERIOD`] has passed.
+/// In polls, how often `DEVICE_CHECK_PERIOD` is looked at.
 const POLLS_PER_DEVICE_CHECK: u32 = 1 << 14;
 
-/// Time between two device-liveness checks of one wait. An unplugged device completes nothing any
-/// more: without the checks, a wait without a deadline would never end.
+/// An unplugged device completes nothing: without checks, a wait without a deadline would never end.
 pub(crate) const DEVICE_CHECK_PERIOD: Duration = Duration::from_secs(1);
 
-/// How a channel sleeps when polling finds nothing for a while.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sleep {
-    /// Empty polls before it sleeps.
+    /// Empty polls.
     pub(super) after: u32,
-    /// The channel's completion queue, which has a completion channel of its own. Valid for as long as
-    /// the core that this is part of: the parents of the core's queue pair hold the queue.
+    /// It has its own completion channel. It lives as long as the core, whose queue pair holds it.
     pub(super) queue: *const CompletionQueue<'static>,
 }
 
 impl Sleep {
-    /// The threads that sleep on the queue.
     pub(super) fn wakeable(&self) -> Result<Arc<Waiters>> {
-        // SAFETY: the core that this is part of is alive, and the queue lives as long as the core.
+        // SAFETY: the queue lives as long as the core that this is part of.
         unsafe { &*self.queue }.wakeable()
     }
 }
 
-/// The state of one wait.
 #[derive(Debug)]
 pub(super) struct Wait {
-    /// `None`: no time limit.
     deadline: Option<Instant>,
-    /// Empty polls in a row.
     empty_polls: u32,
-    /// Set if the completion queue was armed before the latest poll. The value is the queue's count of
-    /// events at that time.
+    /// The count of the queue's events when it was armed, before the latest poll.
     armed: Option<u64>,
-    /// When the device was last checked, or when the first check was due.
+    /// The last check, or the time when the first was due.
     device_checked: Option<Instant>,
 }
 
@@ -58,9 +48,6 @@ impl Wait {
         Self { deadline, empty_polls: 0, armed: None, device_checked: None }
     }
 
-    /// After each poll that found nothing: spins or sleeps, and from time to time reads
-    /// the clock and checks the device.
-    ///
     /// # Errors
     ///
     ///  - [`TimedOut`](TransportError::TimedOut): the deadline has passed.
@@ -73,7 +60,7 @@ impl Wait {
         cancel: Option<&Cancel>,
         check_device: impl FnOnce() -> Result<()>,
     ) -> TransportResult<()> {
-        // The first empty poll reads the clock too: the deadline may have passed before the wait.
+        // The first empty poll too: the deadline may have passed before the wait.
         if self.empty_polls.is_multiple_of(POLLS_PER_CLOCK_READING) {
             if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Err(TransportError::TimedOut);
@@ -112,11 +99,10 @@ impl Wait {
         Ok(())
     }
 
-    /// Arms the completion queue. The next call, which comes if the poll after arming found nothing
-    /// either, sleeps until the queue's event.
+    /// The first call arms. If the next poll finds nothing either, the second sleeps.
     #[cold]
     fn arm_or_sleep(&mut self, sleep: &Sleep, cancel: Option<&Cancel>) -> TransportResult<()> {
-        // SAFETY: the core that lends its `Sleep` is alive, and the queue lives as long as the core.
+        // SAFETY: the queue lives as long as the core that lends its `Sleep`.
         let queue = unsafe { &*sleep.queue };
         match self.armed.take() {
             None => self.armed = Some(queue.arm_own()?),
@@ -137,20 +123,19 @@ impl Wait {
     }
 }
 
-/// What a channel and its cancel handles share.
 pub(super) struct Cancel {
     cancelled: AtomicBool,
-    /// The threads that sleep on the channel's completion queue, if the channel sleeps at all.
+    /// `None` if the channel never sleeps.
     waiters: Option<Arc<Waiters>>,
 }
 
 impl Cancel {
-    /// Whether the channel was cancelled and no wait has reported it yet.
+    /// No wait has reported it yet.
     pub(super) fn is_pending(&self) -> bool {
         self.cancelled.load(Ordering::Acquire)
     }
 
-    /// As `is_pending`, for the wait that then returns `Cancelled`.
+    /// For the wait that then returns `Cancelled`.
     pub(super) fn take(&self) -> bool {
         self.is_pending() && self.cancelled.swap(false, Ordering::AcqRel)
     }

@@ -1,9 +1,8 @@
-//! Windows: several requests of a scope with one doorbell and one completion.
+//! Windows: several requests with one doorbell and one completion.
 //!
-//! A window completes by the slot of its last request. The places of the others are slots too: those behind the first,
-//! as far as they are free ([`Slot::run`]), and else any, which are linked. The device completes the last request, and
-//! those that fail or are flushed: a failure ends the window when the last one has completed, since only then the device
-//! has let go of all buffers.
+//! A window completes by the slot of its last request. Its other places are the free slots behind that
+//! ([`Slot::run`]), and if they are too few, any others, linked. The device completes the last request, and those
+//! that fail or are flushed. Only the last completion ends a window: then the device has let go of all buffers.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -29,16 +28,15 @@ use crate::ffi;
 #[must_use = "dropping it leaves the window to the scope"]
 pub struct ScopedWindow<'scope, C> {
     core: &'scope Core,
-    /// The slot that the window completes by.
     slot: &'scope Slot,
-    /// In a box: the compiler does not assume that the device has no access to the memory.
+    /// In a box, so the compiler does not assume that the device has no access to the memory.
     window: PreparedWindow<C>,
     _one_thread: OneThread,
 }
 
 impl<C> Drop for ScopedWindow<'_, C> {
-    /// Leaves the window to the scope. Soundness does not depend on this call. The buffers are borrowed: dropping them does
-    /// not touch registered memory (the contract of `BorrowedBuffer`).
+    /// Soundness does not depend on this. Dropping the borrowed buffers does not touch registered memory
+    /// (`BorrowedBuffer`).
     fn drop(&mut self) {
         self.core.leave_window(self.slot);
     }
@@ -96,16 +94,15 @@ impl<'scope, C> ScopedWindow<'scope, C> {
 
 debug! { impl[C] ScopedWindow<'_, C>, self, state: self.slot.state(), .. }
 
-/// Why a wait for a window has failed.
 struct Failure {
     error: TransportError,
     request: Option<usize>,
-    /// Whether the device has let go of the buffers.
+    /// The device has let go of the buffers.
     ended: bool,
 }
 
 impl InFlight {
-    /// The free slots of a queue that are no places of a window.
+    /// Not places of a window.
     pub(super) fn free_places(&self, queue: Queue) -> impl Iterator<Item = &Slot> {
         let slots = self.of(queue);
         let mut index = 0;
@@ -124,13 +121,12 @@ impl InFlight {
         })
     }
 
-    /// Places for a window of `count` requests, if there are as many: the slot that it completes by. That says how many slots
-    /// the window gets from there on. The others may be any.
+    /// The slot that the window completes by, if there are enough places. Its `run` is then set.
     #[inline(always)]
     fn find_window(&self, count: usize) -> Option<&Slot> {
         let leader = self.free_slot(Queue::Send)?;
-        // As many as those of the window that was posted here last are free: nothing takes a place behind the slot of a window
-        // before it takes the slot, or `find_run` finds that place for another window.
+        // The places of the last window here are free: nothing takes one of them before it takes this slot, or
+        // `find_run` gives it to another window.
         let is_again = usize::from(leader.run.get()) == count
             && leader.run_generation.get().wrapping_add(1) == leader.generation();
         if is_again { Some(leader) } else { self.find_run(count, leader) }
@@ -141,18 +137,18 @@ impl InFlight {
         if leader.index() >= LEADERS {
             leader = self.free_places(Queue::Send).find(|slot| slot.index() < LEADERS)?;
         }
-        // A free slot behind a place that is free is no place of a window: runs begin with a slot that is not free.
+        // A free slot behind a free place is no place of a window: runs begin with a slot that is not free.
         let behind = &self.of(Queue::Send)[leader.index() as usize..];
         let is_free = |slot: &&Slot| slot.state() == State::Free;
         let free = behind.iter().take(count).take_while(is_free);
-        // A window from there on is not the last one any more that these places have.
+        // A window that began at one of these places is then no longer the last one there.
         let run = free.inspect(|slot| slot.run_generation.set(slot.generation())).count();
         leader.run.set(run as u16);
         let is_enough = run == count || self.free_places(Queue::Send).take(count).count() == count;
         is_enough.then_some(leader)
     }
 
-    /// Takes the places that were found for a window of `count` requests, which was posted.
+    /// For the slot that `find_window` found, after the post.
     #[inline(always)]
     fn take_window(&self, leader: &Slot, count: usize) {
         let run = usize::from(leader.run.get());
@@ -170,7 +166,7 @@ impl InFlight {
     #[inline(never)]
     fn take_others(&self, leader: &Slot, others: usize) {
         for _ in 0..others {
-            // A slot that was taken is not found again.
+            // A taken slot is not found again.
             let Some(slot) = self.free_places(Queue::Send).next() else { break };
             slot.next_ended.set(leader.next_ended.replace(slot.index()));
             slot.set_state(State::Seen);
@@ -178,7 +174,6 @@ impl InFlight {
         }
     }
 
-    /// Frees all places of a window that has ended.
     #[inline(always)]
     pub(super) fn release_window(&self, leader: &Slot) {
         let mut other = leader.next_ended.get();
@@ -196,12 +191,12 @@ impl InFlight {
 }
 
 impl Core {
-    /// Posts a window. Returns its slot, or why not, and which request is to blame.
+    /// On failure, names the request to blame.
     ///
     /// # Safety
     ///
-    /// Until the state of the slot says that the window has ended, the memory of its requests is valid. Meanwhile nothing
-    /// writes it, and if a request writes it, nothing reads it either.
+    /// Until the state of the slot says that the window has ended, the memory of its requests is valid. Meanwhile
+    /// nothing writes it, and if a request writes it, nothing reads it.
     #[inline(always)]
     pub(super) unsafe fn post_window(
         &self,
@@ -214,8 +209,8 @@ impl Core {
             return Err((self.refusal(Queue::Send), None));
         };
         let upper = upper_half(leader.index(), leader.generation());
-        // SAFETY: there is a free slot, so the queue pair is live, and the functions were given for it. The list has requests.
-        // The caller vouches for their memory.
+        // SAFETY: a free slot means that the queue pair is live; the target is for it. The caller vouches for the
+        // memory.
         match unsafe { list.post(self.target.get(), leader.wr_id(), upper) } {
             Ok(()) => {
                 self.table.take_window(leader, list.len());
@@ -225,7 +220,7 @@ impl Core {
         }
     }
 
-    /// The error of a window that was not posted, or not as a whole. The device has none of its requests any more.
+    /// The device may still read the buffers, but not write them: see [`stop`](super::stop).
     #[cold]
     #[inline(never)]
     fn window_refused(
@@ -254,8 +249,7 @@ impl Core {
         (error, None)
     }
 
-    /// Waits until the window of this slot has ended, takes its result and frees its places. If polling fails, it is left
-    /// to the scope.
+    /// If polling fails, the window is left to the scope.
     #[inline(always)]
     fn wait_for_window(
         &self,
@@ -269,7 +263,7 @@ impl Core {
             }
             now => self.wait_for_window_slowly(slot, now.is_some(), deadline)?,
         };
-        // SAFETY: it points to an entry of the batch or into the slot, and is initialised; for the rest see `poll_raw`.
+        // SAFETY: it points to an initialised entry of the batch, or into the slot; for the rest see `poll_raw`.
         Ok(WorkSuccess::from_raw(unsafe { *completion.as_ptr() }))
     }
 
@@ -282,7 +276,7 @@ impl Core {
         deadline: Option<Instant>,
     ) -> Result<NonNull<ffi::ibv_wc>, Failure> {
         if is_now {
-            // A device has completed the last request after another one has failed.
+            // A device completed the last request after another one had failed.
             slot.set_state(State::Done(Owner::FailedWindow));
         }
         let mut settled = self.settle_rest();
@@ -311,27 +305,24 @@ impl Core {
         }
     }
 
-    /// Takes the result of a window that has ended, and frees its places.
     pub(super) fn take_window_result(&self, slot: &Slot) -> TransportResult<WorkSuccess> {
         let result = self.result(slot);
         self.free_window(slot);
         result
     }
 
-    /// As [`Core::release`], for a window.
     fn free_window(&self, slot: &Slot) {
         self.table.release_window(slot);
         self.update_fast_path();
     }
 
-    /// Which request of a window that is done has failed, if one has.
+    /// The window is done.
     fn failed_request(&self, slot: &Slot) -> usize {
         let completion = slot.completion();
         member(completion.wr_id())
             .map_or_else(|| self.window_len(slot) - 1, |member| member.position)
     }
 
-    /// The number of requests of a window.
     fn window_len(&self, slot: &Slot) -> usize {
         let (mut len, mut other) = (usize::from(slot.run.get()), slot.next_ended.get());
         while let Some(slot) = self.table.slot(other as usize) {
@@ -340,7 +331,7 @@ impl Core {
         len
     }
 
-    /// The last request of a window has completed, of which one has failed, or whose handle was dropped.
+    /// A request has failed, or the handle was dropped.
     pub(super) fn end_window(&self, slot: &Slot, owner: Owner, completion: &WorkCompletion) {
         if owner == Owner::FailedWindow {
             slot.set_state(State::Done(owner));
@@ -353,7 +344,7 @@ impl Core {
         self.free_window(slot);
     }
 
-    /// Stores the failure of a request that is not the last of its window. Returns false if the completion is not of one.
+    /// False if it is not a completion of a request before the last.
     pub(super) fn take_window_failure(&self, completion: &WorkCompletion) -> bool {
         let Some(member) = member(completion.wr_id()) else { return false };
         let Some(slot) = self.table.slot(member.place as usize) else { return false };
@@ -379,7 +370,6 @@ impl Core {
         true
     }
 
-    /// The handle of a window was dropped.
     fn leave_window(&self, slot: &Slot) {
         let failure = || slot.completion().result().err();
         match slot.state() {
