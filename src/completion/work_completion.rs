@@ -471,6 +471,7 @@ mod tests {
         assert_eq!((all, hints.len()), (13, 13));
     }
 
+    /// Soft-RoCE reports a receive that is too short for its message with this status.
     #[test]
     fn the_hint_of_a_bad_request_is_right_for_a_receive_too() {
         let status = ffi::ibv_wc_status::IBV_WC_LOC_QP_OP_ERR;
