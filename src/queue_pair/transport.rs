@@ -333,7 +333,6 @@ impl<A, T: Transport + Addressed<A>> AddressedBy<A> for T {}
 
 impl<A> Addressed<A> for QueuePairType {}
 
-
 /// The transport of a queue pair of type [`Driver`](crate::QueuePairType::Driver).
 #[derive(Clone, Copy, Debug)]
 pub enum DriverTransport {

@@ -137,7 +137,6 @@ pub(super) fn explain(error: Error) -> Error {
     }
 }
 
-
 /// A socket address in C's form.
 pub(super) struct RawAddress(libc::sockaddr_storage);
 
