@@ -1,7 +1,7 @@
 //! The device is pulled out: no completion comes any more, and whoever runs the reactor learns that from its file.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -20,6 +20,13 @@ fn poll_readable(reactor: &Reactor) -> Poll<io::Result<()>> {
         1 => Poll::Ready(Ok(())),
         _ => Poll::Ready(Err(io::Error::last_os_error())),
     }
+}
+
+#[test]
+fn a_reactor_has_one_file() {
+    let rig = Rig::<Locked<PooledBuffer>>::new();
+    assert_eq!(rig.reactor.as_raw_fd(), rig.reactor.as_fd().as_raw_fd());
+    rig.finish();
 }
 
 fn assert_gone(error: Error) {
