@@ -290,7 +290,8 @@ mod tests {
         assert_eq!((told.len(), told[3]), (4, SIZE));
         // SAFETY: the memory is of this size, and ours.
         let bytes = unsafe { std::slice::from_raw_parts(memory.data().as_ptr(), SIZE) };
-        assert!(bytes.iter().all(|&byte| byte == 0));
+        let zeros = [0; 4096];
+        assert!(bytes.chunks(4096).all(|page| page == zeros));
         zeroed(100, 64, false).populate("madvise", 2, &|_| panic!()).unwrap();
     }
 
