@@ -77,8 +77,8 @@ impl Core {
         self.leave_ended_to_scope(slot);
     }
 
-    /// Of the message, for a buffer of several pieces. 0 for a receive in flight: nothing tells the pieces its length
-    /// later, and nobody must take an earlier message for this one.
+    /// The length of the message, for a buffer of several pieces. A receive in flight has 0: its pieces are not told a
+    /// length later, and would otherwise keep that of an earlier message.
     #[inline(never)]
     fn length_for_pieces(&self, slot: &Slot) -> Option<usize> {
         if let State::InFlight(_) = slot.state() {

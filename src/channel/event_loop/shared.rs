@@ -1,8 +1,8 @@
 //! Receives that channels of a loop share.
 //!
 //! They have an entry and slots, but no queue pair: a message names the one that it came on. A slot is freed when its
-//! completion is polled or the shared queue is destroyed, not with a channel: nobody knows which receives the device
-//! had taken for it.
+//! completion is polled, or when the shared queue is destroyed. Removing a channel frees none, because the device does
+//! not say which receives it has taken for that channel.
 
 use std::ffi::c_int;
 use std::sync::Arc;

@@ -3,9 +3,9 @@
 //! [`Core::settle`] stores each result in its slot, and drops buffers that no handle asks for. A wait calls it until
 //! its slot says that the operation has ended. The one shortcut is [`fast_path`].
 //!
-//! A completion belongs to an operation if it names this queue pair and the number of a slot in flight: see
-//! [`generation`](super::generation). One of an earlier connection is dropped. Any other is an
-//! [`UnknownCompletion`](TransportError::UnknownCompletion), and ends nothing.
+//! A completion belongs to an operation if it names this queue pair and the number of a slot in flight. One of an
+//! earlier connection is dropped. Any other is an [`UnknownCompletion`](TransportError::UnknownCompletion), and ends
+//! nothing.
 
 mod fast_path;
 
