@@ -119,8 +119,10 @@ pub(crate) struct Conn<B> {
     /// The peer, from the moment on when it has sent something.
     awaited: Option<Hello>,
     failure: Option<StreamError>,
-    /// Something has arrived or was acknowledged since this was last asked.
+    /// Something has arrived or was acknowledged since the last tick.
     moved: bool,
+    /// At the last tick, something was to arrive or to be acknowledged.
+    was_busy: bool,
     // What comes in.
     ready: VecDeque<Piece<B>>,
     /// How many messages with data the peer may send.
@@ -156,6 +158,7 @@ impl<B: Chunk> Conn<B> {
             awaited: None,
             failure: None,
             moved: false,
+            was_busy: false,
             ready: VecDeque::new(),
             granted: settings.receives,
             owed: 0,
@@ -414,6 +417,11 @@ impl<B: Chunk> Conn<B> {
         self.tail.is_some()
     }
 
+    /// Whether what was gathered may have been thrown away, and its buffer is another stream's to take.
+    pub(crate) fn has_dropped(&self) -> bool {
+        self.failure.is_some() || self.closed_in || self.resets
+    }
+
     /// Asks for gathered bytes to be posted at the next turn. Returns whether none are left.
     pub(crate) fn flush(&mut self) -> Result<bool, StreamError> {
         self.flushes = self.tail.is_some();
@@ -498,8 +506,9 @@ impl<B: Chunk> Conn<B> {
     pub(crate) fn tick(&mut self) -> bool {
         let has_moved = std::mem::take(&mut self.moved);
         let is_busy = self.in_flight + self.controls > 0 || self.awaited.is_some();
-        self.pings = !is_busy && !has_moved && self.closing == Saying::No;
-        is_busy && !has_moved
+        self.pings = self.peer.is_some() && !is_busy && !has_moved && self.closing == Saying::No;
+        let was_busy = std::mem::replace(&mut self.was_busy, is_busy || self.pings);
+        was_busy && is_busy && !has_moved
     }
 
     pub(crate) fn failure(&self) -> Option<StreamError> {
@@ -560,5 +569,70 @@ impl<'a> Cursor<'a> {
 
     pub(crate) fn is_at_end(&mut self) -> bool {
         self.bytes().is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::Plain;
+
+    const PEER: Hello = Hello { chunk: 64, receives: 4, keep_alive: 1, shares: false };
+
+    fn conn() -> Conn<Plain> {
+        Conn::new(Settings { receives: 4, sends: 2, gather_at: 1 })
+    }
+
+    fn post(conn: &mut Conn<Plain>) -> Sent {
+        match conn.next_post() {
+            Some(Post::Data(_, sent) | Post::Control(_, sent)) => sent,
+            None => panic!("nothing is sent"),
+        }
+    }
+
+    fn write(conn: &mut Conn<Plain>) -> Sent {
+        conn.fill(&mut Cursor::new(&[IoSlice::new(b"x")]), || Some(Plain::new(64))).unwrap();
+        post(conn)
+    }
+
+    #[test]
+    fn what_is_sent_just_before_a_tick_has_a_whole_period_to_arrive() {
+        let mut conn = conn();
+        conn.connected(PEER);
+        let mut sent = write(&mut conn);
+        for _ in 0..3 {
+            assert!(!conn.tick());
+            conn.on_sent(sent);
+            assert!(!conn.tick());
+            // It was idle until now.
+            sent = write(&mut conn);
+        }
+        assert!(!conn.tick());
+        assert!(conn.tick(), "it has not arrived for a whole period");
+    }
+
+    #[test]
+    fn a_ping_has_a_whole_period_to_arrive() {
+        let mut conn = conn();
+        assert!(!conn.tick(), "it is being connected");
+        conn.connected(PEER);
+        assert!(!conn.tick());
+        let ping = post(&mut conn);
+        conn.on_sent(ping);
+        assert!(!conn.tick() && conn.next_post().is_none(), "the peer was heard");
+        assert!(!conn.tick());
+        let _ping = post(&mut conn);
+        assert!(conn.tick());
+    }
+
+    #[test]
+    fn a_client_that_was_just_accepted_has_a_whole_period_to_speak() {
+        let mut conn = conn();
+        conn.awaits(PEER);
+        assert!(!conn.tick());
+        let mut other = conn.clone();
+        assert!(other.tick(), "it says nothing");
+        assert!(conn.on_message(Plain::of(&[0; HEADER]), true).is_some());
+        assert!(!conn.tick());
     }
 }
