@@ -48,18 +48,34 @@ impl Hub {
     pub async fn run_on_tokio(&self) -> io::Result<()> {
         self.inner.drivers().fetch_add(1, Ordering::SeqCst);
         let started = Started(Arc::downgrade(&self.inner));
-        drive(&started.0, files(&self.inner)?, self.inner.sockets.clone()).await
+        drive(&started.0, Files::new(&self.inner)?).await
     }
 }
 
-/// One descriptor for all that a hub polls for.
-fn files(inner: &Inner) -> io::Result<OwnedFd> {
-    let all = epoll::create(CreateFlags::CLOEXEC)?;
-    let state = inner.lock();
-    for file in [state.lp.as_fd(), inner.waker.as_fd()] {
-        epoll::add(&all, file, EventData::new_u64(0), EventFlags::IN)?;
+/// What a hub's task sleeps on.
+struct Files {
+    /// One descriptor for all that the hub polls for.
+    polled: AsyncFd<OwnedFd>,
+    ends: AsyncFd<OwnedFd>,
+    /// They tell that the hub is gone.
+    _sockets: Arc<Sockets>,
+}
+
+impl Files {
+    fn new(inner: &Inner) -> io::Result<Self> {
+        let all = epoll::create(CreateFlags::CLOEXEC)?;
+        let state = inner.lock();
+        for file in [state.lp.as_fd(), inner.waker.as_fd()] {
+            epoll::add(&all, file, EventData::new_u64(0), EventFlags::IN)?;
+        }
+        drop(state);
+        let ends = inner.sockets.as_fd().try_clone_to_owned()?;
+        Ok(Self {
+            polled: AsyncFd::with_interest(all, Interest::READABLE)?,
+            ends: AsyncFd::with_interest(ends, Interest::READABLE)?,
+            _sockets: inner.sockets.clone(),
+        })
     }
-    Ok(all)
 }
 
 /// Starts a task that serves the hub, if nothing does.
@@ -68,10 +84,11 @@ fn ensure_driven(inner: &Arc<Inner>) -> io::Result<()> {
         return Ok(());
     }
     let started = Started(Arc::downgrade(inner));
-    let (file, sockets) = (files(inner)?, inner.sockets.clone());
+    // Before it is a task, whose error nobody would hear.
+    let files = Files::new(inner)?;
     ::tokio::spawn(async move {
         // The streams have its errors.
-        let _ = drive(&started.0, file, sockets).await;
+        let _ = drive(&started.0, files).await;
     });
     Ok(())
 }
@@ -87,10 +104,8 @@ impl Drop for Started {
     }
 }
 
-/// Serves a hub. It keeps what tells that the hub is gone.
-async fn drive(hub: &Weak<Inner>, file: OwnedFd, sockets: Arc<Sockets>) -> io::Result<()> {
-    let file = AsyncFd::with_interest(file, Interest::READABLE)?;
-    let ends = AsyncFd::with_interest(sockets.as_fd().try_clone_to_owned()?, Interest::READABLE)?;
+/// Serves a hub.
+async fn drive(hub: &Weak<Inner>, files: Files) -> io::Result<()> {
     let (mut idle, mut may_have_ended) = (0, true);
     let mut at = now();
     let mut sleep = pin!(::tokio::time::sleep_until(at.into()));
@@ -114,8 +129,8 @@ async fn drive(hub: &Weak<Inner>, file: OwnedFd, sockets: Arc<Sockets>) -> io::R
         }
         may_have_ended = poll_fn(|cx| {
             // They are cleared before they are looked at: what happens from now on is told again.
-            let ended = ends.poll_read_ready(cx).map_ok(|mut ready| ready.clear_ready())?;
-            let found = file.poll_read_ready(cx).map_ok(|mut ready| ready.clear_ready())?;
+            let ended = files.ends.poll_read_ready(cx).map_ok(|mut ready| ready.clear_ready())?;
+            let found = files.polled.poll_read_ready(cx).map_ok(|mut ready| ready.clear_ready())?;
             let is_due = sleep.as_mut().poll(cx);
             if ended.is_ready() || found.is_ready() || is_due.is_ready() {
                 return Poll::Ready(io::Result::Ok(ended.is_ready()));

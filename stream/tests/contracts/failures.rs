@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use ibverbs::{AccessFlags, BufferPool, Channel, MaxRnrRetries, ProtectionDomain};
 use ibverbs_software::Device;
 use ibverbs_stream::{Hub, HubBuilder, Listener, Role, Stream, StreamError};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::{Host, data, soon};
+use super::{Host, PATIENCE, data, soon};
 
 /// A hello, as bytes.
 fn hello(chunk: u32, receives: u16) -> Vec<u8> {
@@ -292,6 +293,61 @@ fn a_peer_that_is_killed_resets_its_streams() {
             assert_eq!(stream.take_error(), Some(StreamError::Reset));
         });
     }
+}
+
+/// With few descriptors left for a stream of a task, and for what serves it: it works, or fails.
+async fn with_few_files(address: std::net::SocketAddr) {
+    let (mut left, mut works) = (0, false);
+    while !works {
+        // What serves the hub is new each time.
+        let host = Host::new();
+        let mut files = Vec::new();
+        while let Ok(file) = std::fs::File::open("/dev/null") {
+            files.push(file);
+        }
+        files.truncate(files.len() - left);
+        let used = async {
+            let mut stream = ibverbs_stream::tokio::Stream::connect(&host.hub, address).await?;
+            stream.write_all(b"x").await?;
+            stream.read_u8().await
+        };
+        let used = tokio::time::timeout(PATIENCE, used).await.expect("it never ends");
+        works = used.is_ok_and(|byte| byte == b'x');
+        left += 1;
+    }
+    assert!(left > 3, "{left}");
+}
+
+/// This test is the client, too: it runs itself with a limit.
+#[test]
+fn a_limit_on_files_is_an_error_and_no_stream_that_hangs() {
+    const ADDRESS: &str = "IBVERBS_STREAM_FEW_FILES";
+    if let Ok(address) = std::env::var(ADDRESS) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        return runtime.block_on(with_few_files(address.parse().unwrap()));
+    }
+    let host = Host::new();
+    let listener = Listener::bind(&host.hub, "127.0.0.1:0").unwrap();
+    let test = "failures::a_limit_on_files_is_an_error_and_no_stream_that_hangs";
+    let mut client = std::process::Command::new("sh")
+        .args(["-c", "ulimit -n 100; exec \"$0\" \"$@\""])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(ADDRESS, listener.local_addr().unwrap().to_string())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let status = loop {
+        listener.set_deadline(Some(Instant::now() + Duration::from_millis(5)));
+        if let Ok((mut stream, _)) = listener.accept() {
+            let mut got = [0; 1];
+            let _ = stream.read_exact(&mut got).and_then(|()| stream.write_all(&got));
+        }
+        if let Some(status) = client.try_wait().unwrap() {
+            break status;
+        }
+    };
+    assert!(status.success());
 }
 
 /// Both ends in this process, connected over a stream that only the test has.
