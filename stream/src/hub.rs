@@ -351,6 +351,7 @@ impl Inner {
         // It is leaked then, with its buffers.
         let _ = state.lp.end_destroyed(destroyed);
         state.turn();
+        state.count = state.count.saturating_sub(1);
         debug_assert_eq!(state.lp.in_flight(id), 0);
     }
 }
@@ -612,8 +613,11 @@ impl State {
         {
             self.woken.extend(member.writer.take());
         }
+        let has_dropped = member.conn.has_dropped();
         if member.conn.is_over() {
             self.remove(id);
+        } else if has_dropped {
+            self.feed();
         }
     }
 
@@ -717,10 +721,11 @@ impl State {
         let left: Vec<_> = member.conn.drain().collect();
         left.into_iter().for_each(|buffer| self.recycle(buffer));
         self.feed();
-        self.count = self.count.saturating_sub(1);
-        // A channel that was taken out is destroyed by the caller that took it.
-        if let Ok(channel) = self.lp.take_out(id) {
-            self.ended.push((channel, member.lifeline));
+        match self.lp.take_out(id) {
+            // Its place is free when it is destroyed.
+            Ok(channel) => self.ended.push((channel, member.lifeline)),
+            // A channel that was taken out is destroyed by the caller that took it.
+            Err(_) => self.count = self.count.saturating_sub(1),
         }
     }
 

@@ -188,6 +188,8 @@ pub(crate) fn channel(hub: &Inner) -> io::Result<ChannelBuilder<'static>> {
 fn prepare(hub: &Inner) -> io::Result<DetachedChannel<'static>> {
     let prepared = channel(hub)?.build()?;
     let mut state = hub.lock();
+    // Another stream may have come since.
+    state.has_room()?;
     let id = state.lp.add_prepared(prepared)?;
     let added = state.add(id);
     let channel = state.lp.take_out(id)?;

@@ -282,6 +282,43 @@ async fn a_hundred_streams_share_few_buffers() {
     .await;
 }
 
+/// What a stream has gathered, and its peer will not take any more, is room for the others.
+#[tokio::test]
+async fn a_buffer_of_a_stream_that_has_failed_goes_to_who_waits_for_one() {
+    ends(async {
+        let set = |hub: ibverbs_stream::HubBuilder| hub.chunk(64).receives(1).shared_receives(2);
+        let hosts = [Host::with(set), Host::with(|hub| hub.receives(1))];
+        let mut streams = Vec::new();
+        for _ in 0..3 {
+            streams.push(pair(&hosts[0], &hosts[1]).await);
+        }
+        let noop = Waker::noop();
+        // Until their peers take no more, and each has a buffer that is not on its way.
+        for (one, _) in &mut streams[..2] {
+            let mut idle = 0;
+            while idle < 50 {
+                idle += 1;
+                if poll_write(one, noop, &[1; 64]).is_ready() {
+                    idle = 0;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            }
+        }
+        let woken = Arc::new(Woken::default());
+        let waits = poll_write(&mut streams[2].0, &woken.clone().into(), b"x");
+        assert!(waits.is_pending(), "there is a buffer");
+        let (one, two) = streams.remove(0);
+        // With something unread.
+        drop(two);
+        while one.take_error().is_none() {
+            tokio::task::yield_now().await;
+        }
+        assert!(woken.0.load(Ordering::SeqCst) > 0, "nobody says that there is a buffer now");
+        streams[1].0.write_all(b"x").await.unwrap();
+    })
+    .await;
+}
+
 /// More clients than the hub has places: they say nothing, or begin to and do not go on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_say_too_little_take_no_place_of_others() {

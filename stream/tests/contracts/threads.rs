@@ -328,3 +328,27 @@ fn several_threads_accept_and_each_keeps_to_its_deadline() {
         drop(silent);
     });
 }
+
+/// Another thread sees to the end of the streams.
+#[test]
+fn a_place_that_is_free_can_be_taken_at_once() {
+    let hosts = [Host::with(|hub| hub.max_connections(1)), Host::new()];
+    let listener = Listener::bind(&hosts[1].hub, "127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut result = Ok(());
+    thread::scope(|threads| {
+        hosts.iter().for_each(|host| drop(threads.spawn(|| host.hub.run().unwrap())));
+        threads.spawn(|| while listener.accept().is_ok() {});
+        for _ in 0..200 {
+            result = Stream::connect(&hosts[0].hub, address, soon()).map(drop);
+            if result.is_err() {
+                break;
+            }
+            while hosts[0].hub.stats().connections > 0 {
+                thread::yield_now();
+            }
+        }
+        hosts.iter().for_each(|host| host.hub.stop());
+    });
+    result.unwrap();
+}
