@@ -7,7 +7,7 @@ use std::mem;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Instant;
 
@@ -190,9 +190,7 @@ impl AsyncRails {
     ///  - Those of [`Rails::connect`].
     ///  - [`Control`](RailsError::Control): the driver has ended.
     pub async fn connect_over(&self, stream: impl ControlStream + 'static) -> Result<PeerId> {
-        let _attempt = Attempt(self);
-        self.ask(|rails, answers, sender| answers.connection(rails.connect_over(stream), sender))
-            .await?
+        self.attempt(|rails| rails.connect_over(stream)).await
     }
 
     /// [`Rails::accept_over`], and the connection's result. Dropping the future ends the attempt.
@@ -202,9 +200,7 @@ impl AsyncRails {
     ///  - Those of [`Rails::accept`].
     ///  - [`Control`](RailsError::Control): the driver has ended.
     pub async fn accept_over(&self, stream: impl ControlStream + 'static) -> Result<PeerId> {
-        let _attempt = Attempt(self);
-        self.ask(|rails, answers, sender| answers.connection(rails.accept_over(stream), sender))
-            .await?
+        self.attempt(|rails| rails.accept_over(stream)).await
     }
 
     /// The next event that no other future of these handles waits for: not those of the transfers, messages and
@@ -271,6 +267,27 @@ impl AsyncRails {
         Ok(event)
     }
 
+    /// Begins a connection, and waits for its result.
+    async fn attempt(
+        &self,
+        begin: impl FnOnce(&mut Rails) -> Result<PeerId> + Send + 'static,
+    ) -> Result<PeerId> {
+        let mut attempt = Attempt { rails: self, peer: Arc::default(), is_over: false };
+        let begun = attempt.peer.clone();
+        let connected = self
+            .ask(move |rails, answers, sender| {
+                let peer = begin(rails);
+                if let Ok(peer) = peer {
+                    // It is the first one.
+                    let _ = begun.set(peer);
+                }
+                answers.connection(peer, sender);
+            })
+            .await;
+        attempt.is_over = true;
+        connected?
+    }
+
     fn tell(&self, call: impl FnOnce(&mut Rails) + Send + 'static) -> Result<()> {
         let call: Call = Box::new(move |rails, _| call(rails));
         self.calls.unbounded_send(call).map_err(|_| ended())
@@ -302,27 +319,33 @@ impl Drop for Place<'_> {
     }
 }
 
-/// A task that waits for a connection. If the task is dropped first, the driver removes the peer, whose name the program never got.
-struct Attempt<'a>(&'a AsyncRails);
+/// A task that waits for a connection. If it is dropped before it has the result, the driver removes the peer, whose name the
+/// program never got.
+struct Attempt<'a> {
+    rails: &'a AsyncRails,
+    peer: Arc<OnceLock<PeerId>>,
+    is_over: bool,
+}
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        let call: Call = Box::new(|rails, answers| answers.drop_attempts(rails));
+        if self.is_over {
+            return;
+        }
+        let peer = self.peer.clone();
+        // After the call that begins it.
+        let call: Call = Box::new(move |rails, answers| {
+            if let Some(&peer) = peer.get() {
+                answers.connections.remove(&peer);
+                rails.remove(peer);
+            }
+        });
         // If the driver has ended, so have its peers.
-        let _ = self.0.calls.unbounded_send(call);
+        let _ = self.rails.calls.unbounded_send(call);
     }
 }
 
 impl Answers {
-    /// Removes the peers whose waiting tasks were dropped.
-    fn drop_attempts(&mut self, rails: &mut Rails) {
-        let dropped = self.connections.iter().filter(|(_, sender)| sender.is_canceled());
-        for peer in dropped.map(|(&peer, _)| peer).collect::<Vec<_>>() {
-            self.connections.remove(&peer);
-            rails.remove(peer);
-        }
-    }
-
     fn end(&mut self, posted: Result<TransferId>, sender: oneshot::Sender<Result<()>>) {
         match posted {
             Ok(id) => drop(self.ends.insert(id, sender)),

@@ -184,6 +184,24 @@ fn a_connection_that_is_dropped_ends() {
     });
 }
 
+/// Also if its result is there, and the task was dropped before it has seen that.
+#[test]
+fn a_connection_whose_result_nobody_takes_ends() {
+    run(|[(one, _), (two, _)]| async move {
+        let (stream, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        [&stream, &far].into_iter().for_each(|stream| stream.set_nonblocking(true).unwrap());
+        let mut future = Box::pin(one.connect_over(Unix(stream)));
+        assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        let peer = two.accept_over(Unix(far)).await.unwrap();
+        // The other side is connected, and this one was when it answers.
+        two.send(peer, [1]).await.unwrap();
+        one.with(|_| ()).await.unwrap();
+        drop(future);
+        let error = two.receive(peer).await.unwrap_err();
+        assert!(matches!(error, RailsError::UnknownPeer), "{error}");
+    });
+}
+
 struct Unix(std::os::unix::net::UnixStream);
 
 impl Read for Unix {
