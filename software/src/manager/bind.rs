@@ -47,12 +47,10 @@ impl Manager {
     ///
     /// `EADDRNOTAVAIL`: it or another asks for all addresses. `EADDRINUSE`: another has the same one.
     fn is_free(&self, id: &Id, address: SocketAddr) -> Result<(), c_int> {
-        for other in self.ids.values() {
-            let Some(source) = other.source else { continue };
-            let is_same = other.space == id.space && source.port() == address.port();
-            if !is_same || other.is_child || other.reuses && id.reuses {
+        for other in self.at_port(id.space, address.port()) {
+            let Some(source) = other.source.filter(|_| !(other.reuses && id.reuses)) else {
                 continue;
-            }
+            };
             if !id.families(address).iter().any(|of| other.families(source).contains(of)) {
                 continue;
             }
@@ -83,16 +81,13 @@ impl Manager {
                 // Simulated devices are of no other process.
                 if places.iter().any(|place| !place.is_simulated()) {
                     let has_it = |other: &Id, family| {
-                        other.space == id.space
-                            && !other.names.is_empty()
-                            && other.source.is_some_and(|source| {
-                                source.port() == address.port()
-                                    && other.families(source).contains(&family)
-                            })
+                        let source = other.source.filter(|_| !other.names.is_empty());
+                        source.is_some_and(|source| other.families(source).contains(&family))
                     };
-                    let is_shared =
-                        |family| id.reuses || self.ids.values().any(|other| has_it(other, family));
                     let port = (id.space, address.port());
+                    let is_shared = |family| {
+                        id.reuses || self.at_port(port.0, port.1).any(|other| has_it(other, family))
+                    };
                     let published = names::publish(port, &families, is_shared);
                     id.names = published.map_err(|errno| match errno {
                         libc::EADDRINUSE if address.ip().is_unspecified() => libc::EADDRNOTAVAIL,
@@ -168,15 +163,11 @@ impl Manager {
     /// The address of the device of who listens at an address of the machine that no device has.
     pub(super) fn device_of_name(&self, id: &Id, to: SocketAddr) -> Option<IpAddr> {
         let service = |other: &&Id| {
-            other.space == id.space
-                && other.state == State::Listening
-                && other.source.is_some_and(|source| {
-                    source.port() == to.port()
-                        && (source.ip() == to.ip() || source.ip().is_unspecified())
-                })
+            let is_here = |own: SocketAddr| own.ip() == to.ip() || own.ip().is_unspecified();
+            other.state == State::Listening && other.source.is_some_and(is_here)
         };
         let fits = |place: &&Place| place.address.is_ipv4() == to.is_ipv4();
-        if let Some(listener) = self.ids.values().find(service) {
+        if let Some(listener) = self.at_port(id.space, to.port()).find(service) {
             let own = listener.place.as_ref().filter(fits).map(|place| place.address);
             return own.or_else(|| places().iter().find(fits).map(|place| place.address));
         }

@@ -88,6 +88,12 @@ impl Id {
         }
     }
 
+    /// The port that it has for itself: its space, the port, the identifier.
+    pub(super) fn port(&self) -> Option<(u16, u16, u32)> {
+        let source = self.source.filter(|_| !self.is_child)?;
+        Some((self.space, source.port(), self.handle))
+    }
+
     pub(super) fn is_datagram(&self) -> bool {
         self.kind == 4
     }

@@ -13,7 +13,7 @@ mod id;
 mod names;
 mod places;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -43,6 +43,8 @@ struct Manager {
     /// The files of the parent process, by their numbers, with what tells them from others.
     inherited: BTreeMap<c_int, u64>,
     ids: BTreeMap<u32, Id>,
+    /// The identifiers that have a port: its space, the port, the identifier.
+    ports: BTreeSet<(u16, u16, u32)>,
     groups: BTreeMap<u32, Group>,
     last: u32,
 }
@@ -52,6 +54,7 @@ static MANAGER: Mutex<Manager> = Mutex::new(Manager {
     files: BTreeMap::new(),
     inherited: BTreeMap::new(),
     ids: BTreeMap::new(),
+    ports: BTreeSet::new(),
     groups: BTreeMap::new(),
     last: 0,
 });
@@ -65,6 +68,7 @@ fn manager() -> MutexGuard<'static, Manager> {
         manager.inherited = files.iter().map(|(file, queue)| (*file, queue.inode())).collect();
         // The parent's locks may be held forever here.
         std::mem::forget((std::mem::take(&mut manager.ids), files));
+        manager.ports.clear();
         manager.groups.clear();
         manager.process = process;
     }
@@ -276,6 +280,12 @@ impl Manager {
         Ok(id)
     }
 
+    /// The identifiers that have a port.
+    fn at_port(&self, space: u16, port: u16) -> impl Iterator<Item = &Id> {
+        let handles = self.ports.range((space, port, 0)..=(space, port, u32::MAX));
+        handles.filter_map(|(.., handle)| self.ids.get(handle))
+    }
+
     /// Runs something on an identifier that looks at the others.
     fn with(
         &mut self,
@@ -286,6 +296,7 @@ impl Manager {
         self.id(queue, handle)?;
         let mut id = self.ids.remove(&handle).ok_or(libc::ENOENT)?;
         let result = run(self, &mut id);
+        self.ports.extend(id.port());
         self.ids.insert(handle, id);
         result.map(|()| Answer::nothing())
     }
@@ -381,6 +392,7 @@ impl Manager {
     /// Returns how many events of it were read.
     fn destroy(&mut self, handle: u32) -> u32 {
         let Some(id) = self.ids.remove(&handle) else { return 0 };
+        id.port().iter().for_each(|port| _ = self.ports.remove(port));
         id.abandon();
         if id.state == State::Listening {
             for device in places::devices() {
@@ -407,7 +419,9 @@ impl Manager {
     }
 
     fn forget_file(&mut self, file: c_int) {
-        if let Some(queue) = self.files.remove(&file) {
+        if let Some(queue) = self.files.remove(&file)
+            && Arc::strong_count(&queue) > 1
+        {
             let of = |id: &&Id| Arc::ptr_eq(&id.queue, &queue);
             let handles: Vec<u32> = self.ids.values().filter(of).map(|id| id.handle).collect();
             for handle in handles {
@@ -478,6 +492,8 @@ impl Id {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::FromRawFd as _;
+
     use super::*;
 
     #[test]
@@ -489,6 +505,41 @@ mod tests {
         // SAFETY: the file is this test's.
         unsafe { libc::close(file) };
         assert_eq!(next_event(&queue).err(), Some(libc::EBADF));
+    }
+
+    /// So that who asks for one of thousands of ports looks at nobody else's.
+    #[test]
+    fn identifiers_are_found_by_their_port() {
+        let queue = Queue::new().unwrap();
+        // SAFETY: the file is new, and this test's alone.
+        let _file = unsafe { OwnedFd::from_raw_fd(queue.file()) };
+        let mut manager = Manager {
+            process: std::process::id(),
+            files: BTreeMap::new(),
+            inherited: BTreeMap::new(),
+            ids: BTreeMap::new(),
+            ports: BTreeSet::new(),
+            groups: BTreeMap::new(),
+            last: 0,
+        };
+        let all = Command::Bind(abi::Address::Inet("0.0.0.0:0".parse().unwrap()));
+        let mut ports = BTreeSet::new();
+        for id in 1..=50 {
+            let create = Command::Create { uid: 1, space: abi::PS_TCP, kind: 2 };
+            for (id, command) in [(0, create), (id, all)] {
+                let request = Request { command, id, response: 0, room: 0 };
+                assert!(manager.answer(&queue, &request).is_ok());
+            }
+            let port = manager.ids[&id].source.unwrap().port();
+            assert!(ports.insert(port));
+            let found = manager.at_port(abi::PS_TCP, port).map(|id| id.handle);
+            assert_eq!(found.collect::<Vec<_>>(), [id]);
+            assert_eq!(manager.at_port(abi::PS_IB, port).count(), 0);
+        }
+        for id in 1..=50 {
+            manager.destroy(id);
+        }
+        assert!(manager.ports.is_empty());
     }
 
     #[test]
