@@ -225,7 +225,9 @@ impl<'res> Link<'res> {
         let flow_control = self.credit_region.is_some();
         let ffi::ibv_qp_cap { max_send_wr, max_recv_wr, .. } = capacities;
         let (sends, receives) = if self.core.of_loop { (0, 0) } else { (max_send_wr, max_recv_wr) };
-        let table = InFlight::new(sends, receives, flow_control)?;
+        // The credit reads of a loop's channel have numbers of the loop.
+        let own_reads = flow_control && !self.core.of_loop;
+        let table = InFlight::new(sends, receives, own_reads)?;
         let capacities = credits::with_own_sends(capacities, flow_control);
         let fresh = self.queue_pair.another(capacities, connection)?;
         let mut settings = self.core.settings();

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use ibverbs::channel::{LoopBuffer, PreparedWindow};
 use ibverbs::{
-    ChannelId, MaxRnrRetries, PooledBuffer, ReceiveWorkRequest, SendWorkRequest, TransportError,
-    WriteWorkRequest,
+    Channel, ChannelId, MaxRnrRetries, PooledBuffer, ReceiveWorkRequest, SendWorkRequest,
+    TransportError, WriteWorkRequest,
 };
 use ibverbs_function_device::FunctionDevice;
 
@@ -13,12 +13,16 @@ use crate::loops::{Loops, next};
 use crate::software::Software;
 
 /// Two channels with flow control, which do not survive a message without a receive.
-fn connect<B: LoopBuffer<PooledBuffer>>(loops: &mut Loops<Software, B>) -> (ChannelId, ChannelId) {
+fn connected<B: LoopBuffer<PooledBuffer>>(loops: &Loops<Software, B>) -> [Channel<'static>; 2] {
     let with = |builder: ibverbs::ChannelBuilder<'static>| {
         builder.flow_control(true).max_rnr_retries(MaxRnrRetries::NONE)
     };
     let (here, there) = (loops.prepare(&loops.here), loops.prepare(&loops.peers));
-    let (one, two) = crate::pair::connect(with(here), with(there));
+    crate::pair::connect(with(here), with(there)).into()
+}
+
+fn connect<B: LoopBuffer<PooledBuffer>>(loops: &mut Loops<Software, B>) -> (ChannelId, ChannelId) {
+    let [one, two] = connected(loops);
     (loops.here.add(one).unwrap(), loops.peers.add(two).unwrap())
 }
 
@@ -73,6 +77,25 @@ fn a_channel_sends_what_its_peer_has_receives_for() {
         let empty = loops.pool.take().unwrap();
         loops.here.post(channel, WriteWorkRequest::new(empty, nowhere), 7).unwrap();
         assert_eq!(next(&mut loops.here).token, 7);
+    }
+    loops.finish();
+}
+
+/// A reset takes another queue pair. The numbers of its questions, too, are those of the loop's slot for them.
+#[test]
+fn a_channel_that_was_reset_asks_for_credit() {
+    let mut loops = Loops::on(Software::new());
+    let [one, two] = connected(&loops).map(|channel| channel.reset().unwrap());
+    let endpoints = [one.endpoint(), two.endpoint()];
+    let (one, two) = (one.handshake(endpoints[1]).unwrap(), two.handshake(endpoints[0]).unwrap());
+    let (channel, peer) = (loops.here.add(one).unwrap(), loops.peers.add(two).unwrap());
+    for round in 0..3 {
+        lacks_credit(&mut loops, channel);
+        loops.receive(peer, round);
+        assert_eq!(credited(&mut loops), channel);
+        loops.send(channel, 1, round);
+        assert_eq!(next(&mut loops.here).token, round);
+        assert_eq!(next(&mut loops.peers).token, round);
     }
     loops.finish();
 }
