@@ -111,7 +111,7 @@ impl<'res> Handshake for PreparedChannel<'res> {
 
     #[cfg(feature = "rdmacm")]
     fn place(&self) -> (*mut ffi::ibv_context, QueuePairType) {
-        self.link().queue_pair().place()
+        self.link.queue_pair().place()
     }
 
     #[cfg(feature = "rdmacm")]
@@ -143,7 +143,7 @@ impl Handshake for DetachedChannel<'_> {
 
     #[cfg(feature = "rdmacm")]
     fn place(&self) -> (*mut ffi::ibv_context, QueuePairType) {
-        self.channel().link().queue_pair().place()
+        self.detached.channel.link.queue_pair().place()
     }
 
     #[cfg(feature = "rdmacm")]

@@ -143,7 +143,8 @@ impl<'res> Channel<'res> {
         let mut list = match R::list(&mut buffer) {
             Ok(list) => list,
             Err(error) => {
-                return err_from_call(R::Operation::explain_buffer(&core.limits, error).into());
+                let limits = &core.settings.limits;
+                return err_from_call(R::Operation::explain_buffer(limits, error).into());
             }
         };
         // SAFETY: the buffer keeps its memory valid and exclusive. It lives until the end of this function, which

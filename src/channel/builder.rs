@@ -47,12 +47,14 @@ use crate::settings::{
 /// ```
 #[must_use]
 pub struct ChannelBuilder<'res> {
-    domain: Parent<'res, ProtectionDomain<'res>>,
-    completions: Completions<'res>,
+    pub(super) domain: Parent<'res, ProtectionDomain<'res>>,
+    /// The queue of a [`Loop`](crate::Loop), which also posts.
+    of_loop: Option<Arc<CompletionQueue<'res>>>,
+    shared_receives: Option<Arc<SharedReceiveQueue<'res>>>,
     queue_pair_type: QueuePairType,
-    capacities: ffi::ibv_qp_cap,
+    pub(super) capacities: ffi::ibv_qp_cap,
     inline_if_possible: bool,
-    connection: ConnectionSettings,
+    pub(super) connection: ConnectionSettings,
     settle_timeout: Duration,
     sleep_after: Option<u32>,
     flow_control: bool,
@@ -61,12 +63,6 @@ pub struct ChannelBuilder<'res> {
 const VERB: &str = "ibv_create_qp";
 
 const DEFAULT_INLINE: u32 = 64;
-
-enum Completions<'res> {
-    Own,
-    /// The queue of a [`Loop`](crate::Loop), which also posts, and its receives if the channel shares them.
-    OfLoop(Arc<CompletionQueue<'res>>, Option<Arc<SharedReceiveQueue<'res>>>),
-}
 
 macro_rules! settings {
     (
@@ -104,7 +100,8 @@ impl<'res> ChannelBuilder<'res> {
     pub fn new(domain: impl Into<Parent<'res, ProtectionDomain<'res>>>) -> Self {
         Self {
             domain: domain.into(),
-            completions: Completions::Own,
+            of_loop: None,
+            shared_receives: None,
             queue_pair_type: QueuePairType::ReliableConnected,
             capacities: ffi::ibv_qp_cap {
                 max_send_wr: 16,
@@ -157,7 +154,7 @@ impl<'res> ChannelBuilder<'res> {
         queue: &Arc<CompletionQueue<'res>>,
         shared: Option<Arc<SharedReceiveQueue<'res>>>,
     ) -> Self {
-        self.completions = Completions::OfLoop(queue.clone(), shared);
+        (self.of_loop, self.shared_receives) = (Some(queue.clone()), shared);
         self
     }
 
@@ -203,19 +200,11 @@ impl<'res> ChannelBuilder<'res> {
         flow_control(value: bool) => self.flow_control = value;
     }
 
-    pub(super) fn parts(&mut self) -> (&mut ffi::ibv_qp_cap, &mut ConnectionSettings) {
-        (&mut self.capacities, &mut self.connection)
-    }
-
-    pub(super) fn domain(&self) -> &Parent<'res, ProtectionDomain<'res>> {
-        &self.domain
-    }
-
     pub(crate) fn shares_receives(&self) -> bool {
-        matches!(self.completions, Completions::OfLoop(_, Some(_)))
+        self.shared_receives.is_some()
     }
 
-    fn check_flow_control(&self, verb: &'static str) -> Result<()> {
+    fn check_flow_control(&self) -> Result<()> {
         let ConnectionSettings { max_rd_atomic, max_dest_rd_atomic, .. } = self.connection;
         let reason = if self.queue_pair_type != QueuePairType::ReliableConnected {
             "flow control needs a reliable connection: elsewhere messages are lost, and credits with them"
@@ -227,7 +216,7 @@ impl<'res> ChannelBuilder<'res> {
         } else {
             return Ok(());
         };
-        Err(Error::invalid(verb, reason))
+        Err(Error::invalid(VERB, reason))
     }
 
     /// `ibv_create_qp`: creates the queue pair, and its completion queue unless that is a loop's.
@@ -249,33 +238,32 @@ impl<'res> ChannelBuilder<'res> {
         );
         let reason = "a channel is of type RC or UC; for datagrams there is Loop::add_datagrams";
         Error::invalid_if(!is_connected, VERB, reason)?;
-        self.build_link().map(PreparedChannel::from_link)
+        Ok(PreparedChannel { link: self.build_link()? })
     }
 
     pub(super) fn build_link(self) -> Result<Link<'res>> {
         let reliable = self.queue_pair_type == QueuePairType::ReliableConnected;
         let (mut capacities, mut connection) = (self.capacities, self.connection);
         if self.flow_control {
-            self.check_flow_control(VERB)?;
+            self.check_flow_control()?;
             connection.access |= AccessFlags::REMOTE_READ;
         }
-        let of_loop = matches!(self.completions, Completions::OfLoop(..));
+        let of_loop = self.of_loop.is_some();
         let reason = "a channel of a loop does not sleep itself: leave sleep_after out";
         Error::invalid_if(of_loop && self.sleep_after.is_some(), VERB, reason)?;
-        if let Completions::OfLoop(queue, _) = &self.completions {
-            check_context(VERB, &self.domain, queue)?;
-        }
         if self.shares_receives() {
             capacities.max_recv_wr = 0;
         }
-        let ffi::ibv_qp_cap { max_send_wr, max_recv_wr, .. } = capacities;
-        let own_sends = if self.flow_control { credits::OWN_SENDS } else { 0 };
-        let depth = max_send_wr.saturating_add(max_recv_wr).saturating_add(own_sends);
         capacities.max_send_sge = capacities.max_send_sge.max(1);
         capacities.max_recv_sge = capacities.max_recv_sge.max(1);
-        let queue = match &self.completions {
-            Completions::OfLoop(queue, _) => queue.clone(),
-            Completions::Own => {
+        let with_own = credits::with_own_sends(capacities, self.flow_control);
+        let queue = match self.of_loop {
+            Some(queue) => {
+                check_context(VERB, &self.domain, &queue)?;
+                queue
+            }
+            None => {
+                let depth = with_own.max_send_wr.saturating_add(with_own.max_recv_wr);
                 let queue = CompletionQueue::builder(self.domain.context_parent(), depth);
                 let queue = if self.sleep_after.is_some() { queue.own_channel() } else { queue };
                 let context = self.domain.context();
@@ -284,17 +272,14 @@ impl<'res> ChannelBuilder<'res> {
         };
         let domain = self.flow_control.then(|| self.domain.clone());
         let builder = QueuePairBuilder::new(self.domain, &queue, &queue, self.queue_pair_type);
-        let builder = match &self.completions {
-            Completions::OfLoop(_, Some(shared)) => builder.srq(shared),
-            _ => builder,
+        let builder = match &self.shared_receives {
+            Some(shared) => builder.srq(shared),
+            None => builder,
         };
         // The completion queue has room for both depths, so they are within the device's limits.
-        let (sends, receives) = if of_loop { (0, 0) } else { (max_send_wr, max_recv_wr) };
-        let own_reads = self.flow_control && !of_loop;
-        let table = InFlight::new(sends, receives, own_reads)?;
+        let table = InFlight::of_channel(&capacities, self.flow_control, of_loop)?;
         let credit_region = domain.map(credits::register).transpose()?;
         let credit_words = credit_region.as_ref().map(CreditWords::new).transpose()?;
-        let with_own = credits::with_own_sends(capacities, self.flow_control);
         let prepared = builder
             .capacities(with_own, self.inline_if_possible)
             .connection_settings(connection)
@@ -317,11 +302,10 @@ impl<'res> ChannelBuilder<'res> {
             settle_timeout: self.settle_timeout,
             // The queue pair holds the queue in an `Arc`, so its address stays the same.
             sleep: self.sleep_after.map(|after| Sleep { after, queue: Arc::as_ptr(&queue).cast() }),
-            credit_words,
             of_loop,
         };
         let template = QueuePairSettings { capacities, connection };
-        Ok(Link::new(queue_pair, template, &settings, table, credit_region))
+        Ok(Link::new(queue_pair, template, settings, credit_words, table, credit_region))
     }
 }
 

@@ -133,7 +133,7 @@ impl<'res> ChannelSet<'res> {
         parts: impl IntoIterator<Item = B>,
         deadline: Instant,
     ) -> PeerResults<WorkSuccess> {
-        let parts: Vec<_> = parts.into_iter().collect();
+        let parts = parts.into_iter().map(Some).collect();
         self.each(parts, deadline, |scope| scope.poll_credit(), |scope, part| scope.post_send(part))
     }
 
@@ -149,14 +149,14 @@ impl<'res> ChannelSet<'res> {
         rooms: impl IntoIterator<Item = B>,
         deadline: Instant,
     ) -> PeerResults<WorkSuccess> {
-        let rooms: Vec<_> = rooms.into_iter().collect();
+        let rooms = rooms.into_iter().map(Some).collect();
         self.each(rooms, deadline, |_| Ok(true), |scope, room| scope.post_receive(room))
     }
 
     /// Posts to each peer as soon as it is ready, and waits for all.
     fn each<'env, B: GatherBuffer + 'env>(
         &mut self,
-        buffers: Vec<B>,
+        mut left: Vec<Option<B>>,
         deadline: Instant,
         is_ready: impl for<'scope> Fn(&Scope<'scope, 'env>) -> TransportResult<bool>,
         post: impl for<'scope> Fn(
@@ -164,8 +164,7 @@ impl<'res> ChannelSet<'res> {
             B,
         ) -> TransportResult<ScopedPendingWork<'scope, B>>,
     ) -> PeerResults<WorkSuccess> {
-        let run = |scope: &SetScope<'_, 'env>| {
-            let mut left: Vec<_> = buffers.into_iter().map(Some).collect();
+        let mut run = |scope: &SetScope<'_, 'env>| {
             let mut posted: Vec<_> = scope.peers().iter().zip(&left).map(|_| None).collect();
             let mut in_time = true;
             while posted.iter().any(Option::is_none) {

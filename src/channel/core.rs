@@ -36,11 +36,9 @@ pub(super) struct Core {
     pub(super) fast_path: Cell<bool>,
     pub(super) sink: Sink,
     pub(super) table: InFlight,
-    pub(super) limits: Limits,
+    pub(super) settings: CoreSettings,
     /// Boxed, since few channels have flow control.
     pub(super) credits: Option<Box<Credits>>,
-    /// `None`: waits spin.
-    pub(super) sleep: Option<Sleep>,
     pub(super) cancel: OnceCell<Arc<Cancel>>,
     /// The destroy verb was called. Nothing uses the queue pair any more.
     pub(super) destroyed: Cell<bool>,
@@ -48,9 +46,6 @@ pub(super) struct Core {
     pub(super) found_in_error: Cell<bool>,
     /// By `check_device_if_due`.
     pub(super) checked_at: Cell<Option<Instant>>,
-    pub(super) settle_timeout: Duration,
-    /// A [`Loop`](crate::Loop) posts and polls, not the channel.
-    pub(super) of_loop: bool,
     pub(super) clock: Clock,
     pub(super) unreported: Unreported,
 }
@@ -92,8 +87,9 @@ pub(super) struct OneThread(PhantomData<*const ()>);
 pub(super) struct CoreSettings {
     pub(super) limits: Limits,
     pub(super) settle_timeout: Duration,
+    /// `None`: waits spin.
     pub(super) sleep: Option<Sleep>,
-    pub(super) credit_words: Option<CreditWords>,
+    /// A [`Loop`](crate::Loop) posts and polls, not the channel.
     pub(super) of_loop: bool,
 }
 
@@ -106,11 +102,12 @@ impl Core {
     ///
     /// The queue pair is live, and only [`destroy`](Self::destroy) destroys it while the core is used. Only this core
     /// posts to it and polls its completions, or a loop does both. `settings.sleep` has its completion queue. The
-    /// memory of `settings.credit_words` stays registered while the core is used, and until the queue pair was reset
+    /// memory of `credit_words` stays registered while the core is used, and until the queue pair was reset
     /// or destroyed; nothing else accesses it.
     pub(super) unsafe fn new(
         queue_pair: *mut ffi::ibv_qp,
-        settings: &CoreSettings,
+        settings: CoreSettings,
+        credit_words: Option<CreditWords>,
         table: InFlight,
         earlier: Option<&Self>,
     ) -> Arc<Self> {
@@ -136,15 +133,12 @@ impl Core {
             fast_path: Cell::new(false),
             sink,
             table,
-            limits: settings.limits,
-            credits: settings.credit_words.map(|words| Box::new(Credits::new(words, clock))),
-            sleep: settings.sleep,
+            settings,
+            credits: credit_words.map(|words| Box::new(Credits::new(words, clock))),
             cancel: earlier.map_or_else(OnceCell::new, |earlier| earlier.cancel.clone()),
             destroyed: Cell::new(false),
             found_in_error: Cell::new(false),
             checked_at: Cell::new(None),
-            settle_timeout: settings.settle_timeout,
-            of_loop: settings.of_loop,
             clock,
             unreported: Unreported::default(),
         });
@@ -153,25 +147,10 @@ impl Core {
         core
     }
 
-    pub(super) fn settings(&self) -> CoreSettings {
-        let Self { limits, settle_timeout, sleep, of_loop, .. } = *self;
-        let credit_words = self.credits.as_deref().map(Credits::words);
-        CoreSettings { limits, settle_timeout, sleep, credit_words, of_loop }
-    }
-
-    pub(super) fn is_reliable(&self) -> bool {
-        self.limits.reliable
-    }
-
     /// The queue pair is live.
     pub(super) fn srq(&self) -> *mut ffi::ibv_srq {
         // SAFETY: the callers have not destroyed it.
         unsafe { (*self.queue_pair).srq }
-    }
-
-    #[inline]
-    pub(super) fn queue_pair(&self) -> *mut ffi::ibv_qp {
-        self.queue_pair
     }
 
     /// The queue pair is in INIT, and nothing is in flight.
@@ -189,12 +168,8 @@ impl Core {
         if !self.table.is_open_for_receives() {
             self.open_receives();
         }
-        if self.credits.is_none() && !self.of_loop {
-            self.table.open_sends();
-        } else {
-            // No fast path: a loop alone posts, or sends need credit.
-            self.table.open_sends_only();
-        }
+        // Else no fast path: a loop alone posts, or sends need credit.
+        self.table.open_sends(self.credits.is_none() && !self.settings.of_loop);
         self.update_fast_path();
     }
 
@@ -213,7 +188,7 @@ impl Core {
 
     #[inline]
     pub(super) fn update_fast_path(&self) {
-        let idle = self.table.is_open_for_all() && !self.table.any_in_use();
+        let idle = self.table.has_fast_path() && !self.table.any_in_use();
         self.fast_path.set(idle && self.sink.is_empty());
     }
 
@@ -225,7 +200,7 @@ impl Core {
             TransportError::Stopped
         } else if queue == Queue::Send && self.table.is_open_for_receives() {
             TransportError::NotConnected
-        } else if self.of_loop {
+        } else if self.settings.of_loop {
             TransportError::OfLoop
         } else {
             TransportError::QueueFull

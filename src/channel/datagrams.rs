@@ -16,7 +16,7 @@ use crate::device::{Gid, GidEntry, GidType};
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::ffi::ibv_wr_opcode as Opcode;
+use crate::ffi::{ibv_send_wr__bindgen_ty_2__bindgen_ty_3 as Peer, ibv_wr_opcode as Opcode};
 use crate::foreign_enum::setters;
 use crate::handle::Leak;
 use crate::memory::GatherBuffer;
@@ -80,46 +80,42 @@ impl<'res> DatagramsBuilder<'res> {
     setters! { self,
         /// The Q_Key (0x11111111 unless set): a datagram that carries another one is dropped by the device. One whose highest bit
         /// is set is for privileged programs.
-        qkey(value: u32) => self.channel.parts().1.qkey = value;
+        qkey(value: u32) => self.channel.connection.qkey = value;
 
         /// The port (1 unless set). Ports count from 1.
-        port(value: u8) => self.channel.parts().1.port = value;
+        port(value: u8) => self.channel.connection.port = value;
 
         /// The index of the partition key (0 unless set).
-        pkey_index(value: u16) => self.channel.parts().1.pkey_index = value;
+        pkey_index(value: u16) => self.channel.connection.pkey_index = value;
 
         /// The most sends that can be in flight (16 unless set).
-        max_send_wr(value: u32) => self.channel.parts().0.max_send_wr = value;
+        max_send_wr(value: u32) => self.channel.capacities.max_send_wr = value;
 
         /// The most receives that can be in flight (16 unless set). The device drops a datagram for which there is none.
-        max_recv_wr(value: u32) => self.channel.parts().0.max_recv_wr = value;
+        max_recv_wr(value: u32) => self.channel.capacities.max_recv_wr = value;
 
         /// How many pieces a message that is sent can have (1 unless set).
-        max_send_sge(value: u32) => self.channel.parts().0.max_send_sge = value;
+        max_send_sge(value: u32) => self.channel.capacities.max_send_sge = value;
 
         /// How many address handles are kept for the next message to the same path (64 unless set, 1 at least). The one that was
         /// not used for longest makes room. Each send in flight has one beside these.
         address_handles(value: usize) => self.address_handles = value.max(1);
-    }
 
-    /// As [`ChannelBuilder::max_inline_data`].
-    pub fn max_inline_data(self, value: u32) -> Self {
-        Self { channel: self.channel.max_inline_data(value), ..self }
-    }
+        /// As [`ChannelBuilder::max_inline_data`].
+        max_inline_data(value: u32) => self.channel = self.channel.max_inline_data(value);
 
-    /// As [`ChannelBuilder::settle_timeout`].
-    pub fn settle_timeout(self, value: Duration) -> Self {
-        Self { channel: self.channel.settle_timeout(value), ..self }
+        /// As [`ChannelBuilder::settle_timeout`].
+        settle_timeout(value: Duration) => self.channel = self.channel.settle_timeout(value);
     }
 
     /// The queue pair is then in RTS.
     pub(crate) fn build(
-        mut self,
+        self,
         queue: &Arc<CompletionQueue<'res>>,
     ) -> Result<(Channel<'res>, DatagramEnd<'res>)> {
-        let domain = self.channel.domain().clone();
-        let ConnectionSettings { port, qkey, .. } = *self.channel.parts().1;
-        let sends = self.channel.parts().0.max_send_wr;
+        let domain = self.channel.domain.clone();
+        let ConnectionSettings { port, qkey, .. } = self.channel.connection;
+        let sends = self.channel.capacities.max_send_wr;
         let mut link = self.channel.of_loop(queue, None).build_link()?;
         link.activate()?;
         let core = &link.core;
@@ -129,11 +125,11 @@ impl<'res> DatagramsBuilder<'res> {
         let mut in_flight = Vec::new();
         in_flight.try_reserve(sends as usize).map_err(|_| super::error::no_memory())?;
         in_flight.resize(sends as usize, None);
-        let (known, uses, most) = (HashMap::new(), 0, self.address_handles);
-        let (held, spent) = Default::default();
-        let handles = Handles { known, uses, most, in_flight, held, spent };
+        let (known, uses, held, spent) = Default::default();
         let at = Arc::new(DatagramPort { domain, endpoint: link.endpoint(), port, qkey, gids });
-        Ok((Channel::connected(link), DatagramEnd { at, handles }))
+        let most = self.address_handles;
+        let end = DatagramEnd { at, known, uses, most, in_flight, held, spent };
+        Ok((Channel::connected(link), end))
     }
 }
 
@@ -155,12 +151,6 @@ pub(crate) struct DatagramPort<'res> {
 
 pub(crate) struct DatagramEnd<'res> {
     pub(crate) at: Arc<DatagramPort<'res>>,
-    handles: Handles<'res>,
-}
-
-type Shared<'res> = Arc<AddressHandle<'res>>;
-
-struct Handles<'res> {
     /// With the number of the last use.
     known: HashMap<AddressVector, (Shared<'res>, u64)>,
     uses: u64,
@@ -172,6 +162,8 @@ struct Handles<'res> {
     /// Dropping calls a verb, so it waits until the loop is not borrowed.
     spent: Vec<Shared<'res>>,
 }
+
+type Shared<'res> = Arc<AddressHandle<'res>>;
 
 impl DatagramPort<'_> {
     pub(crate) fn destination(&self, peer: &QueuePairEndpoint) -> Result<DatagramDestination> {
@@ -227,11 +219,10 @@ impl<'res> DatagramEnd<'res> {
             let reason = "the path goes through another port than that of the datagram end";
             return Err(Error::invalid("ibv_create_ah", reason));
         }
-        let handles = &mut self.handles;
-        handles.uses += 1;
-        let known = handles.known.get_mut(path);
+        self.uses += 1;
+        let known = self.known.get_mut(path);
         Ok(known.map(|(handle, last)| {
-            *last = handles.uses;
+            *last = self.uses;
             handle.clone()
         }))
     }
@@ -242,48 +233,46 @@ impl<'res> DatagramEnd<'res> {
         path: &AddressVector,
         handle: &Shared<'res>,
     ) -> [Option<Shared<'res>>; 2] {
-        let Handles { known, uses, most, .. } = &mut self.handles;
+        let Self { known, uses, most, .. } = self;
         let mut oldest = None;
         if known.len() >= *most && !known.contains_key(path) {
             let oldest_path =
                 known.iter().min_by_key(|(_, (_, last))| *last).map(|(path, _)| *path);
             oldest = oldest_path.and_then(|path| known.remove(&path));
         }
-        if known.try_reserve(1).is_err() {
-            return [oldest.map(|(handle, _)| handle), None];
-        }
-        let before = known.insert(*path, (handle.clone(), *uses));
-        [oldest.map(|(handle, _)| handle), before.map(|(handle, _)| handle)]
+        let room = known.try_reserve(1).ok();
+        let before = room.and_then(|()| known.insert(*path, (handle.clone(), *uses)));
+        [oldest, before].map(|replaced| replaced.map(|(handle, _)| handle))
     }
 
     pub(super) fn posted(&mut self, place: usize, handle: Shared<'res>) {
-        if let Some(in_flight) = self.handles.in_flight.get_mut(place)
+        if let Some(in_flight) = self.in_flight.get_mut(place)
             && let Some(before) = in_flight.replace(handle)
             && Arc::strong_count(&before) == 1
-            && self.handles.spent.try_reserve(1).is_ok()
+            && self.spent.try_reserve(1).is_ok()
         {
-            self.handles.spent.push(before);
+            self.spent.push(before);
         }
     }
 
     /// The device may have a send with it, in an unknown place.
     pub(super) fn hold(&mut self, handle: Shared<'res>) {
-        match self.handles.held.try_reserve(1) {
-            Ok(()) => self.handles.held.push(handle),
+        match self.held.try_reserve(1) {
+            Ok(()) => self.held.push(handle),
             Err(_) => mem::forget(handle),
         }
     }
 
     /// To be dropped while the loop is not borrowed.
     pub(crate) fn take_spent(&mut self) -> Vec<Shared<'res>> {
-        mem::take(&mut self.handles.spent)
+        mem::take(&mut self.spent)
     }
 }
 
 impl Leak for DatagramEnd<'_> {
     /// The device may use the handles for ever.
     fn leak(&self) {
-        let Handles { known, in_flight, held, .. } = &self.handles;
+        let Self { known, in_flight, held, .. } = self;
         let known = known.values().map(|(handle, _)| handle);
         for handle in known.chain(in_flight.iter().flatten()).chain(held) {
             mem::forget(handle.clone());
@@ -298,13 +287,6 @@ pub(crate) struct Directed<R> {
     peer: Peer,
 }
 
-#[derive(Clone, Copy)]
-struct Peer {
-    handle: *mut ffi::ibv_ah,
-    number: u32,
-    qkey: u32,
-}
-
 impl<R> Directed<R> {
     /// The caller keeps the handle while the device has the request.
     pub(super) fn new(
@@ -313,7 +295,8 @@ impl<R> Directed<R> {
         destination: &DatagramDestination,
     ) -> Self {
         let &DatagramDestination { number, qkey, .. } = destination;
-        Self { request, peer: Peer { handle: handle.as_raw(), number, qkey } }
+        let peer = Peer { ah: handle.as_raw(), remote_qpn: number, remote_qkey: qkey };
+        Self { request, peer }
     }
 
     pub(super) fn into_request(self) -> R {
@@ -350,7 +333,7 @@ impl<O: Operation> Operation for DirectedOperation<O> {
 
     fn check(&self, limits: &Limits, list: &[ffi::ibv_sge]) -> TransportResult<()> {
         let what = "the number of the remote queue pair";
-        Error::within(O::VERB, what, self.1.number, 0, DatagramDestination::MEMBERS)?;
+        Error::within(O::VERB, what, self.1.remote_qpn, 0, DatagramDestination::MEMBERS)?;
         self.0.check(limits, list)
     }
 
@@ -393,13 +376,9 @@ unsafe extern "C" fn send_to(
             *refused = request;
             return libc::EOPNOTSUPP;
         }
-        (*request).wr.ud = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
-            ah: peer.handle,
-            remote_qpn: peer.number,
-            remote_qkey: peer.qkey,
-        };
+        (*request).wr.ud = peer;
         let returned = ffi::ibv_post_send(queue_pair, request, refused);
-        (*request).wr.ud = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_3::default();
+        (*request).wr.ud = Peer::default();
         returned
     }
 }

@@ -75,9 +75,7 @@ impl TransportError {
             Self::QueueFull | Self::NoCredit => ErrorKind::QueueFull,
             Self::TimedOut => ErrorKind::TimedOut,
             Self::Cancelled => ErrorKind::Interrupted,
-            Self::Work(error) if error.class() == WorkErrorClass::Transport => {
-                ErrorKind::Unreachable
-            }
+            Self::Work(_) if self.is_peer_gone() => ErrorKind::Unreachable,
             Self::Work(_)
             | Self::UnknownCompletion { .. }
             | Self::Stopped
@@ -232,9 +230,7 @@ impl From<TransportError> for std::io::Error {
             TransportError::Stopped | TransportError::ReactorGone | TransportError::Closed => {
                 Self::new(Kind::NotConnected, error)
             }
-            TransportError::Work(work) if work.class() == WorkErrorClass::Transport => {
-                Self::new(Kind::ConnectionAborted, error)
-            }
+            _ if error.is_peer_gone() => Self::new(Kind::ConnectionAborted, error),
             _ => Self::other(error),
         }
     }
@@ -277,19 +273,13 @@ impl From<ScopeError<TransportError>> for TransportError {
     }
 }
 
-impl<E> From<TransportError> for ScopeError<E>
-where
-    E: From<TransportError>,
-{
+impl<E: From<TransportError>> From<TransportError> for ScopeError<E> {
     fn from(error: TransportError) -> Self {
         Self::Closure(error.into())
     }
 }
 
-impl<E> From<Error> for ScopeError<E>
-where
-    E: From<Error>,
-{
+impl<E: From<Error>> From<Error> for ScopeError<E> {
     fn from(error: Error) -> Self {
         Self::Closure(error.into())
     }

@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::core::{Core, CoreSettings};
-use super::credits::CreditRegion;
+use super::credits::{CreditRegion, CreditWords};
 use super::in_flight::InFlight;
 use super::{Channel, credits};
 use crate::debug::debug;
@@ -25,7 +25,7 @@ pub(crate) struct Link<'res> {
     queue_pair: ManuallyDrop<QueuePair<'res, QueuePairType>>,
     leaked: bool,
     /// Closed after the queue pair is destroyed.
-    pub(super) stream: Option<TcpStream>,
+    pub(crate) stream: Option<TcpStream>,
     template: QueuePairSettings,
     known: KnownState,
     /// The device may access it until the queue pair is destroyed. Boxed, since few channels have flow control.
@@ -67,13 +67,14 @@ impl<'res> Link<'res> {
     pub(super) fn new(
         queue_pair: QueuePair<'res, QueuePairType>,
         template: QueuePairSettings,
-        settings: &CoreSettings,
+        settings: CoreSettings,
+        credit_words: Option<CreditWords>,
         table: InFlight,
         credit_region: Option<CreditRegion<'res>>,
     ) -> Self {
         // SAFETY: the link owns the live queue pair, and destroys it through the core only. It owns the region of the
         // credit words, and leaks it if the destroy verb fails.
-        let core = unsafe { Core::new(queue_pair.as_raw(), settings, table, None) };
+        let core = unsafe { Core::new(queue_pair.as_raw(), settings, credit_words, table, None) };
         core.count_credits();
         Self {
             core,
@@ -108,10 +109,6 @@ impl<'res> Link<'res> {
         [max_send_wr, max_recv_wr]
     }
 
-    pub(super) fn queue_pair_mut(&mut self) -> &mut QueuePair<'res, QueuePairType> {
-        &mut self.queue_pair
-    }
-
     #[cfg(feature = "rdmacm")]
     pub(crate) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res, QueuePairType>> {
         let reason = "the queue pair had to be destroyed";
@@ -120,7 +117,7 @@ impl<'res> Link<'res> {
     }
 
     /// From RESET to INIT, unless it is there.
-    pub(super) fn open_receives(&mut self) -> Result<()> {
+    pub(crate) fn open_receives(&mut self) -> Result<()> {
         if !self.is_receiving() {
             self.ensure_reset()?;
             self.known = KnownState::Used;
@@ -140,7 +137,7 @@ impl<'res> Link<'res> {
     }
 
     /// From RESET or INIT to RTS. After a failure it goes back to RESET if possible, and nothing is in flight.
-    pub(super) fn connect(&mut self, remote: &QueuePairEndpoint) -> Result<()> {
+    pub(crate) fn connect(&mut self, remote: &QueuePairEndpoint) -> Result<()> {
         if !self.is_receiving() {
             self.ensure_reset()?;
         }
@@ -210,7 +207,7 @@ impl<'res> Link<'res> {
 
     /// The caller has taken the queue pair to INIT, and calls [`Core::open_unless_stopped`] once it is in RTS.
     #[cfg(feature = "rdmacm")]
-    pub(super) fn open_receives_of_init(&mut self) {
+    pub(crate) fn open_receives_of_init(&mut self) {
         if !self.is_receiving() {
             self.core.open_receives();
         }
@@ -223,17 +220,14 @@ impl<'res> Link<'res> {
         // The caller chose these numbers for the first connection only.
         (connection.send_psn, connection.receive_psn) = (None, None);
         let flow_control = self.credit_region.is_some();
-        let ffi::ibv_qp_cap { max_send_wr, max_recv_wr, .. } = capacities;
-        let (sends, receives) = if self.core.of_loop { (0, 0) } else { (max_send_wr, max_recv_wr) };
-        // The credit reads of a loop's channel have numbers of the loop.
-        let own_reads = flow_control && !self.core.of_loop;
-        let table = InFlight::new(sends, receives, own_reads)?;
+        let table = InFlight::of_channel(&capacities, flow_control, self.core.settings.of_loop)?;
         let capacities = credits::with_own_sends(capacities, flow_control);
         let fresh = self.queue_pair.another(capacities, connection)?;
-        let mut settings = self.core.settings();
+        let mut settings = self.core.settings;
         settings.limits.messages = *fresh.message_limits();
+        let words = self.core.credits.as_deref().map(|credits| credits.words);
         // SAFETY: as in `new`. The old core is used no more when the new one begins to count credits.
-        let core = unsafe { Core::new(fresh.as_raw(), &settings, table, Some(&*self.core)) };
+        let core = unsafe { Core::new(fresh.as_raw(), settings, words, table, Some(&self.core)) };
         core.count_credits();
         let old_core = mem::replace(&mut self.core, core);
         let old = mem::replace(&mut self.queue_pair, ManuallyDrop::new(fresh));
@@ -269,14 +263,10 @@ debug! { Link<'_>, self, endpoint: self.endpoint(), core: self.core, .. }
 #[derive(Debug)]
 #[must_use]
 pub struct PreparedChannel<'res> {
-    link: Link<'res>,
+    pub(crate) link: Link<'res>,
 }
 
 impl<'res> PreparedChannel<'res> {
-    pub(super) fn from_link(link: Link<'res>) -> Self {
-        Self { link }
-    }
-
     /// The address of the channel, which the peer needs. A [reset](Channel::reset) changes it, so ask again
     /// after one.
     pub fn endpoint(&self) -> QueuePairEndpoint {
@@ -292,32 +282,15 @@ impl<'res> PreparedChannel<'res> {
     setters! { self,
         /// Sets the number of the first packet that we send on the next connection, as
         /// [`ChannelBuilder::send_psn`](crate::ChannelBuilder::send_psn) does.
-        set_send_psn(psn: PacketSequenceNumber) => self.link.queue_pair_mut().set_send_psn(psn);
+        set_send_psn(psn: PacketSequenceNumber) => self.link.queue_pair.set_send_psn(psn);
 
         /// Sets the number of the first packet that we receive, as [`ChannelBuilder::receive_psn`](crate::ChannelBuilder::receive_psn) does, if the
         /// peer's endpoint does not contain it.
-        receive_psn(psn: PacketSequenceNumber) => self.link.queue_pair_mut().set_receive_psn(psn);
+        receive_psn(psn: PacketSequenceNumber) => self.link.queue_pair.set_receive_psn(psn);
 
         /// Sets the largest MTU of the path, as [`ChannelBuilder::path_mtu`](crate::ChannelBuilder::path_mtu) does. The endpoint contains it
         /// too.
-        path_mtu(mtu: MaximumTransferUnit) => self.link.queue_pair_mut().set_path_mtu(mtu);
-    }
-
-    #[cfg(feature = "rdmacm")]
-    pub(crate) fn link(&self) -> &Link<'res> {
-        &self.link
-    }
-
-    pub(crate) fn link_mut(&mut self) -> &mut Link<'res> {
-        &mut self.link
-    }
-
-    pub(super) fn into_link(self) -> Link<'res> {
-        self.link
-    }
-
-    pub(super) fn core(&self) -> &Core {
-        &self.link.core
+        path_mtu(mtu: MaximumTransferUnit) => self.link.queue_pair.set_path_mtu(mtu);
     }
 
     /// `ibv_modify_qp`: connects the channel to the peer's.

@@ -46,7 +46,6 @@ mod datagrams;
 mod error;
 mod event_loop;
 mod in_flight;
-mod keep_alive;
 mod link;
 mod operation;
 mod owned_buffer;
@@ -75,7 +74,7 @@ pub use event_loop::{
     LoopWaker,
 };
 #[cfg(feature = "async")]
-pub(crate) use event_loop::{Detached, Doomed, Due, Left, shared_queue};
+pub(crate) use event_loop::{Detached, Doomed, Due, Left, shared_queue, step};
 pub use link::PreparedChannel;
 #[cfg(feature = "async")]
 pub(crate) use operation::Queue;
@@ -91,15 +90,17 @@ pub use wait::CancelHandle;
 pub(crate) use wait::DEVICE_CHECK_PERIOD;
 pub use window::ScopedWindow;
 
-use std::net::TcpStream;
+use std::time::Instant;
 
 use self::core::Core;
 pub(crate) use self::link::Link;
 
 use crate::debug::debug;
 use crate::domain::ProtectionDomain;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ffi;
+use crate::memory::RemoteMemoryRegion;
+use crate::operation::WriteWorkRequest;
 use crate::parent::Parent;
 use crate::queue_pair::QueuePairEndpoint;
 use crate::state_error::StateError;
@@ -193,7 +194,7 @@ use crate::state_error::StateError;
 /// [`MemorySliceMut`]: crate::MemorySliceMut
 /// [`SharedMemorySlice`]: crate::SharedMemorySlice
 pub struct Channel<'res> {
-    link: Link<'res>,
+    pub(crate) link: Link<'res>,
     /// The last write of `keep_alive`.
     probe: Option<PendingWork>,
 }
@@ -220,16 +221,6 @@ impl<'res> Channel<'res> {
         Self { link, probe: None }
     }
 
-    #[cfg(feature = "rdmacm")]
-    pub(crate) fn link(&self) -> &Link<'res> {
-        &self.link
-    }
-
-    #[cfg(feature = "rdmacm")]
-    pub(crate) fn link_mut(&mut self) -> &mut Link<'res> {
-        &mut self.link
-    }
-
     /// The caller has taken the queue pair to RTS.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn allow_sends(&self) {
@@ -246,15 +237,6 @@ impl<'res> Channel<'res> {
         &self.link.core
     }
 
-    /// Only `connect` uses this.
-    pub(crate) fn kept_stream(&self) -> Option<&TcpStream> {
-        self.link.stream.as_ref()
-    }
-
-    pub(crate) fn kept_stream_mut(&mut self) -> &mut Option<TcpStream> {
-        &mut self.link.stream
-    }
-
     /// The number of the queue pair.
     pub fn number(&self) -> u32 {
         self.core().number
@@ -269,7 +251,7 @@ impl<'res> Channel<'res> {
     /// unless a later call returns [`Closed`](crate::TransportError::Closed). Do not post to it and do not
     /// poll its completion queue: the channel would lose count of the operations in flight.
     pub fn as_raw(&self) -> *mut ffi::ibv_qp {
-        if self.core().destroyed.get() { std::ptr::null_mut() } else { self.core().queue_pair() }
+        if self.core().destroyed.get() { std::ptr::null_mut() } else { self.core().queue_pair }
     }
 
     /// `ibv_modify_qp`, `ibv_create_qp`: makes the channel ready to be connected again, to the same peer
@@ -298,7 +280,7 @@ impl<'res> Channel<'res> {
     #[doc(alias = "ibv_modify_qp")]
     pub fn reset(mut self) -> Result<PreparedChannel<'res>, StateError<Self>> {
         match self.link.reset() {
-            Ok(()) => Ok(PreparedChannel::from_link(self.link)),
+            Ok(()) => Ok(PreparedChannel { link: self.link }),
             Err(error) => Err(StateError::new(self, error)),
         }
     }
@@ -306,7 +288,7 @@ impl<'res> Channel<'res> {
     /// A failed reset is tried again by the next attempt to connect.
     pub(crate) fn into_prepared(mut self) -> PreparedChannel<'res> {
         let _ = self.link.reset();
-        PreparedChannel::from_link(self.link)
+        PreparedChannel { link: self.link }
     }
 
     /// `ibv_destroy_qp`: ends all operations, destroys the queue pair, and reports how the operations
@@ -331,6 +313,101 @@ impl<'res> Channel<'res> {
         }
         self.link.close()?;
         Ok(if left == 0 { ChannelClosed::Drained } else { ChannelClosed::Flushed(left) })
+    }
+}
+
+/// For a write without bytes: the peer does not look at the key.
+pub(crate) fn nowhere() -> RemoteMemoryRegion {
+    RemoteMemoryRegion::new(0, 0, 0).expect("nothing overflows")
+}
+
+fn check_reliable(core: &Core) -> Result<()> {
+    if core.settings.limits.reliable {
+        return Ok(());
+    }
+    let reason = "only the peer of a reliable connection acknowledges a write";
+    Err(Error::with_reason("ibv_post_send", libc::EOPNOTSUPP, reason))
+}
+
+/// # Signs of life
+impl Channel<'_> {
+    /// `ibv_post_send`: if the connection is idle, writes 0 bytes to the peer, whose device acknowledges that without
+    /// the peer's program. If the device does not answer, the connection fails, and a later call says so. It
+    /// never waits.
+    ///
+    /// Without it, it goes unnoticed that the peer of an idle connection has lost its power or its network. Call this
+    /// from a timer: a dead peer is then noticed within the period of the timer, plus the time that the device
+    /// retries ([`ack_timeout`](crate::ChannelBuilder::ack_timeout),
+    /// [`max_ack_retries`](crate::ChannelBuilder::max_ack_retries)), plus the period again, as the next call reports
+    /// it. Receives that are posted end at once when the connection fails.
+    ///
+    /// If a send, write, read or atomic is in flight, its result will show it, and nothing is written. Otherwise
+    /// this costs one place in the send queue, and one packet in each direction.
+    ///
+    /// The peer's channel must be built with
+    /// [`access`](crate::ChannelBuilder::access) [`REMOTE_WRITE`](crate::AccessFlags::REMOTE_WRITE), although no
+    /// memory is written: its device ends the connection otherwise.
+    ///
+    /// ```no_run
+    /// # // not on Soft-RoCE alone: needs peers
+    /// # fn tick(channels: &mut Vec<ibverbs::Channel<'static>>) {
+    /// // Every second:
+    /// channels.retain_mut(|channel| match channel.keep_alive() {
+    ///     Ok(()) => true,
+    ///     Err(error) => {
+    ///         eprintln!("the peer of {:#x} is gone: {error}", channel.number());
+    ///         false
+    ///     }
+    /// });
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    ///  - [`Work`](crate::TransportError::Work): the peer did not answer, or the connection had failed before.
+    ///  - [`Stopped`](crate::TransportError::Stopped), [`Closed`](crate::TransportError::Closed): the channel is
+    ///    stopped.
+    ///  - [`Verbs`](crate::TransportError::Verbs): `EOPNOTSUPP`, the connection is not reliable, so the peer
+    ///    acknowledges nothing; `ENOTCONN`, the connection has ended, and the device does not complete what is in
+    ///    flight (iWARP), so the channel was stopped; or polling or posting failed.
+    #[doc(alias = "ibv_post_send")]
+    pub fn keep_alive(&mut self) -> TransportResult<()> {
+        check_reliable(self.core())?;
+        let core = self.core();
+        while core.settle()? {}
+        if let Some(mut probe) = self.probe.take() {
+            match probe.poll(self) {
+                None => {
+                    self.probe = Some(probe);
+                    return self.check_silent_device();
+                }
+                Some(ended) => drop(ended?),
+            }
+        }
+        if self.core().table.outstanding_sends() > 0 {
+            return self.check_silent_device();
+        }
+        // SAFETY: there is no memory.
+        match unsafe { self.post_unpolled(WriteWorkRequest::new((), nowhere())) } {
+            Ok(probe) => {
+                self.probe = Some(probe);
+                Ok(())
+            }
+            // The program has not taken results yet, so it has heard from the peer.
+            Err(error) if error.is_queue_full() => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Soft-iWARP completes nothing that was posted after the end of a connection, so this also checks the queue
+    /// pair.
+    fn check_silent_device(&self) -> TransportResult<()> {
+        let core = self.core();
+        let checked = core.check_device_if_due(Instant::now());
+        if checked.is_err() && core.table.is_open() {
+            core.stop();
+        }
+        Ok(checked?)
     }
 }
 

@@ -326,7 +326,7 @@ impl Operation for Receive {
             // A post restores what it changes.
             if let [piece] = list {
                 if piece.length == 0 {
-                    return post_empty_receive(target, prepared);
+                    return post_empty(self, target, prepared, wr_id);
                 }
                 (*prepared).piece = *piece;
             } else {
@@ -342,25 +342,6 @@ impl Operation for Receive {
             }
             returned
         }
-    }
-}
-
-/// See [`without_empty`].
-///
-/// # Safety
-///
-/// As for [`post`](Operation::post).
-#[cold]
-#[inline(never)]
-unsafe fn post_empty_receive(target: Target, prepared: *mut Templates) -> c_int {
-    // SAFETY: as in `post`.
-    unsafe {
-        let request = &raw mut (*prepared).receive;
-        (*request).num_sge = 0;
-        let returned =
-            (target.post_recv)(target.queue_pair, request, &raw mut (*prepared).bad_receive);
-        (*request).num_sge = 1;
-        returned
     }
 }
 
@@ -399,7 +380,7 @@ impl<K: Undirected> Operation for K {
             (*request).wr_id = wr_id;
             if let [piece] = list {
                 if piece.length == 0 {
-                    return post_empty(self, target, prepared);
+                    return post_empty(self, target, prepared, wr_id);
                 }
                 (*prepared).piece = *piece;
             } else {
@@ -439,29 +420,21 @@ fn changes<K: Kind>(kind: &K) -> u32 {
     kind.flags() & !SIGNALED
 }
 
-/// See [`without_empty`].
+/// Posts without the empty piece: see [`without_empty`].
 ///
 /// # Safety
 ///
 /// As for [`post`](Operation::post).
 #[cold]
 #[inline(never)]
-unsafe fn post_empty<K: Kind>(kind: K, target: Target, prepared: *mut Templates) -> c_int {
-    // SAFETY: as in `post`.
-    unsafe {
-        let request = &raw mut (*prepared).sends[const { index_of(K::OPCODE) }];
-        let flags = (*request).send_flags;
-        (*request).num_sge = 0;
-        (*request).send_flags = flags ^ changes(&kind);
-        (*request).opcode = K::OPCODE;
-        kind.fill(request);
-        let returned =
-            (target.post_send)(target.queue_pair, request, &raw mut (*prepared).bad_send);
-        (*request).num_sge = 1;
-        (*request).send_flags = flags;
-        (*request).opcode = const { OPCODES[index_of(K::OPCODE)] };
-        returned
-    }
+unsafe fn post_empty<O: Operation>(
+    operation: O,
+    target: Target,
+    prepared: *mut Templates,
+    wr_id: u64,
+) -> c_int {
+    // SAFETY: the caller keeps the contract, and there is no memory.
+    unsafe { operation.post(target, prepared, wr_id, &mut []) }
 }
 
 #[inline]

@@ -3,12 +3,10 @@ use std::time::Instant;
 use super::Channel;
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
-use super::operation::Operation;
-use super::posting::{IntoReceive, IntoSend, WorkRequest};
+use super::posting::{IntoReceive, IntoSend, WorkRequest, list_of};
 use super::slot::{Owner, State};
 use super::wait::Wait;
 use crate::completion::WorkSuccess;
-use crate::error::err_from_call;
 use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::operation::{ReadWorkRequest, WriteWorkRequest};
 
@@ -32,10 +30,6 @@ pub struct PendingWork {
 }
 
 impl PendingWork {
-    fn new(core: &Core, wr_id: u64) -> Self {
-        Self { wr_id, identity: core.identity, taken: false }
-    }
-
     fn check(&self, core: &Core) -> TransportResult<()> {
         if self.taken || self.identity != core.identity {
             return Err(TransportError::UnknownWork);
@@ -183,15 +177,10 @@ impl Channel<'_> {
     ) -> TransportResult<PendingWork> {
         let core = self.core();
         let (operation, mut buffer) = request.split();
-        let mut list = match R::list(&mut buffer) {
-            Ok(list) => list,
-            Err(error) => {
-                return err_from_call(R::Operation::explain_buffer(&core.limits, error).into());
-            }
-        };
+        let mut list = list_of::<R>(&core.settings.limits, &mut buffer)?;
         // SAFETY: the caller keeps the memory until the operation has ended.
         let slot = unsafe { core.post(operation, list.as_mut(), Owner::Token) }?;
-        Ok(PendingWork::new(core, slot.wr_id()))
+        Ok(PendingWork { wr_id: slot.wr_id(), identity: core.identity, taken: false })
     }
 
     /// `ibv_post_send`: posts a send. See [`post_unpolled`](Self::post_unpolled).

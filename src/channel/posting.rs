@@ -4,7 +4,7 @@ use std::time::Instant;
 use super::core::Core;
 use super::credits::NO_CREDIT;
 use super::error::{TransportError, TransportResult};
-use super::operation::{Operation, Templates};
+use super::operation::{Limits, Operation, Templates};
 use super::slot::{Owner, Slot};
 use crate::completion::WorkSuccess;
 use crate::error::err_from_call;
@@ -13,7 +13,7 @@ use crate::memory::{GatherBuffer, ScatterBuffer};
 use crate::operation::sealed::Request;
 use crate::operation::{Extra, ReceiveWorkRequest, SendWorkRequest};
 
-pub(super) enum PostFailure<'a> {
+enum PostFailure<'a> {
     /// The device has not seen it.
     Refused(TransportError),
     /// The verb returned this. The slot is still free.
@@ -46,13 +46,13 @@ impl Core {
     ///
     /// As for [`post`](Self::post), until [`post_failed`](Self::post_failed) was called after a failure.
     #[inline(always)]
-    pub(super) unsafe fn try_post<O: Operation>(
+    unsafe fn try_post<O: Operation>(
         &self,
         operation: O,
         list: &mut [ffi::ibv_sge],
         owner: Owner,
     ) -> Result<&Slot, PostFailure<'_>> {
-        operation.check(&self.limits, list).map_err(PostFailure::Refused)?;
+        operation.check(&self.settings.limits, list).map_err(PostFailure::Refused)?;
         let slot = self.table.free_slot(O::QUEUE);
         let Some(slot) = slot else {
             return Err(PostFailure::Refused(self.refusal(O::QUEUE)));
@@ -98,7 +98,7 @@ impl Core {
         list: &mut [ffi::ibv_sge],
         deadline: Option<Instant>,
     ) -> TransportResult<WorkSuccess> {
-        operation.check(&self.limits, list)?;
+        operation.check(&self.settings.limits, list)?;
         if !self.fast_path.get() {
             // Passing a copy keeps the original in registers on the fast path: its address goes to no function.
             let mut only;
@@ -201,6 +201,18 @@ impl Core {
         if owner.is_none() {
             self.end_blocking();
         }
+    }
+}
+
+/// The elements of a request's buffer.
+#[inline(always)]
+pub(super) fn list_of<R: WorkRequest>(
+    limits: &Limits,
+    buffer: &mut R::Buffer,
+) -> TransportResult<<R::Buffer as GatherBuffer>::List> {
+    match R::list(buffer) {
+        Ok(list) => Ok(list),
+        Err(error) => err_from_call(R::Operation::explain_buffer(limits, error).into()),
     }
 }
 

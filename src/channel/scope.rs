@@ -147,9 +147,8 @@ impl<'scope> Scope<'scope, '_> {
         let mut list = match R::list(&mut buffer) {
             Ok(list) => list,
             Err(error) => {
-                return err_from_call(
-                    R::Operation::explain_buffer(&self.core.limits, error).into(),
-                );
+                let limits = &self.core.settings.limits;
+                return err_from_call(R::Operation::explain_buffer(limits, error).into());
             }
         };
         // SAFETY: what is kept of the buffer has its memory valid and exclusive for its lifetime, even if it is moved

@@ -93,9 +93,7 @@ impl Core {
         match slot.state() {
             State::Done(_) => {
                 self.unreported.unpolled.set(true);
-                if let Err(error) = slot.completion().result() {
-                    self.record_unreported(error.into());
-                }
+                self.report_failure(&slot.completion());
                 self.table.release_of(slot, Owner::Scope);
             }
             State::Seen | State::Discarded(_) => self.table.release_of(slot, Owner::Scope),

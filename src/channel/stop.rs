@@ -44,16 +44,12 @@ impl Core {
     /// are taken: see the [module](self).
     #[cold]
     pub(super) fn stop_unsignaled(&self, writes: bool) {
-        if self.destroyed.get() {
-            return;
-        }
-        self.close();
-        let outstanding = self.table.outstanding();
-        // The other operations get their own results. Only a reset ends the part.
-        self.flush();
-        let reset = self.reset();
-        trace::channel_stopped(self.number, outstanding, reset.is_ok());
-        if reset.is_err() && writes {
+        let has_ended = self.end_all(|| {
+            // The other operations get their own results. Only a reset ends the part.
+            self.flush();
+            self.reset().is_ok()
+        });
+        if !has_ended && writes {
             self.destroy_or_abort();
         }
     }
@@ -75,24 +71,22 @@ impl Core {
 
     /// Steps 1 and 2. If both fail, operations may still be in flight.
     pub(super) fn try_stop(&self) -> bool {
-        if self.destroyed.get() {
-            return true;
-        }
-        self.close();
-        let outstanding = self.table.outstanding();
-        let complete = self.flush() || self.reset().is_ok();
-        trace::channel_stopped(self.number, outstanding, complete);
-        complete
+        self.end_all(|| self.flush() || self.reset().is_ok())
     }
 
     /// Step 2.
     pub(super) fn try_reset(&self) -> bool {
+        self.end_all(|| self.reset().is_ok())
+    }
+
+    /// Refuses posts, and takes these steps unless the queue pair was destroyed. Returns whether all operations ended.
+    fn end_all(&self, steps: impl FnOnce() -> bool) -> bool {
         if self.destroyed.get() {
             return true;
         }
         self.close();
         let outstanding = self.table.outstanding();
-        let complete = self.reset().is_ok();
+        let complete = steps();
         trace::channel_stopped(self.number, outstanding, complete);
         complete
     }
@@ -102,7 +96,7 @@ impl Core {
         if self.modify(ffi::ibv_qp_state::IBV_QPS_ERR).is_err() {
             return false;
         }
-        let give_up = self.clock.now().checked_add(self.settle_timeout);
+        let give_up = self.clock.now().checked_add(self.settings.settle_timeout);
         let mut outstanding = self.table.outstanding();
         let (mut failures, mut vain) = (0, 0_u32);
         while outstanding > 0 {
@@ -339,19 +333,13 @@ impl Core {
     #[inline(never)]
     fn wait_for_all_on(&self, deadline: Option<Instant>) -> TransportResult<()> {
         let mut wait = Wait::new(deadline);
-        loop {
-            if !self.table.any_in_scope() {
-                break;
-            }
+        while self.table.any_in_scope() {
             // A slot in use may be of an ended operation whose handle still exists.
             if !self.settle()? {
                 if !self.is_scope_outstanding() {
                     break;
                 }
-                if let Err(error) = self.on_empty_poll(&mut wait) {
-                    self.stop();
-                    return Err(error);
-                }
+                self.on_empty_poll(&mut wait).inspect_err(|_| self.stop())?;
             }
         }
         self.take_unreported()

@@ -88,13 +88,10 @@ impl Wait {
         check_device: impl FnOnce() -> Result<()>,
     ) -> TransportResult<()> {
         let now = Instant::now();
-        match self.device_checked {
-            Some(checked) if now.saturating_duration_since(checked) >= DEVICE_CHECK_PERIOD => {
-                check_device()?;
-                self.device_checked = Some(now);
-            }
-            Some(_) => {}
-            None => self.device_checked = Some(now),
+        let checked = *self.device_checked.get_or_insert(now);
+        if now.saturating_duration_since(checked) >= DEVICE_CHECK_PERIOD {
+            check_device()?;
+            self.device_checked = Some(now);
         }
         Ok(())
     }
@@ -214,7 +211,7 @@ impl Channel<'_> {
         if let Some(cancel) = core.cancel.get() {
             return Ok(CancelHandle(cancel.clone()));
         }
-        let waiters = core.sleep.map(|sleep| sleep.wakeable()).transpose()?;
+        let waiters = core.settings.sleep.map(|sleep| sleep.wakeable()).transpose()?;
         let cancel = Arc::new(Cancel { cancelled: AtomicBool::new(false), waiters });
         Ok(CancelHandle(core.cancel.get_or_init(|| cancel).clone()))
     }

@@ -16,7 +16,6 @@ use super::in_flight::InFlight;
 use super::operation::Queue;
 use super::prepared_window::{NotPosted, PreparedWindow, WindowError, WindowList};
 use super::slot::{LEADERS, NO_SLOT, Owner, Slot, State, member, upper_half};
-use super::wait::Wait;
 use crate::completion::{WorkCompletion, WorkSuccess};
 use crate::debug::debug;
 use crate::ffi;
@@ -202,7 +201,7 @@ impl Core {
         &self,
         list: &mut WindowList,
     ) -> Result<&Slot, (TransportError, Option<usize>)> {
-        if let Err(error) = list.check(&self.limits) {
+        if let Err(error) = list.check(&self.settings.limits) {
             return Err((error, None));
         }
         let Some(leader) = self.table.find_window(list.len()) else {
@@ -279,24 +278,14 @@ impl Core {
             // A device completed the last request after another one had failed.
             slot.set_state(State::Done(Owner::FailedWindow));
         }
-        let mut settled = self.settle_rest();
-        let mut wait = Wait::new(deadline);
-        while slot.state().is_outstanding() {
-            match settled {
-                Ok(true) => {}
-                Ok(false) => {
-                    if let Err(error) = self.on_empty_poll(&mut wait) {
-                        self.stop();
-                        self.free_window(slot);
-                        return Err(Failure { error, request: None, ended: true });
-                    }
-                }
-                Err(error) => {
-                    self.leave_window(slot);
-                    return Err(Failure { error, request: None, ended: false });
-                }
+        if let Err(error) = self.wait_for_end(slot, deadline) {
+            let ended = !slot.state().is_outstanding();
+            if ended {
+                self.free_window(slot);
+            } else {
+                self.leave_window(slot);
             }
-            settled = self.settle();
+            return Err(Failure { error, request: None, ended });
         }
         let failed = matches!(slot.state(), State::Done(_)).then(|| self.failed_request(slot));
         match self.take_window_result(slot) {
@@ -338,9 +327,7 @@ impl Core {
             return;
         }
         self.unreported.unpolled.set(true);
-        if let Err(error) = completion.result() {
-            self.record_unreported(error.into());
-        }
+        self.report_failure(completion);
         self.free_window(slot);
     }
 
@@ -356,36 +343,29 @@ impl Core {
         {
             return false;
         }
-        // A success says nothing: the last one is to come.
-        if let Err(error) = completion.result() {
-            match owner {
-                Owner::Window => {
-                    slot.complete(owner, completion.as_raw());
-                    slot.set_state(State::InFlight(Owner::FailedWindow));
-                }
-                Owner::LostWindow => self.record_unreported(error.into()),
-                _ => {}
+        match owner {
+            // A success says nothing: the last one is to come.
+            Owner::Window if !completion.is_success() => {
+                slot.complete(owner, completion.as_raw());
+                slot.set_state(State::InFlight(Owner::FailedWindow));
             }
+            Owner::LostWindow => self.report_failure(completion),
+            _ => {}
         }
         true
     }
 
     fn leave_window(&self, slot: &Slot) {
-        let failure = || slot.completion().result().err();
         match slot.state() {
             State::InFlight(owner) => {
-                if owner == Owner::FailedWindow
-                    && let Some(error) = failure()
-                {
-                    self.record_unreported(error.into());
+                if owner == Owner::FailedWindow {
+                    self.report_failure(&slot.completion());
                 }
                 slot.set_state(State::InFlight(Owner::LostWindow));
             }
             State::Done(_) => {
                 self.unreported.unpolled.set(true);
-                if let Some(error) = failure() {
-                    self.record_unreported(error.into());
-                }
+                self.report_failure(&slot.completion());
                 self.table.release_window(slot);
             }
             State::Discarded(_) => self.table.release_window(slot),

@@ -204,7 +204,7 @@ impl<S: Share> AsyncDatagrams<S> {
             let reason = "another task joins or leaves a group at the moment";
             return Err(Error::with_reason(verb, libc::EBUSY, reason));
         };
-        let called = call(out.channel.link_mut());
+        let called = call(&mut out.channel.link);
         put_back(share, out, None);
         called
     }

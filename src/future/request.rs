@@ -5,8 +5,8 @@ use std::future::Future;
 use super::AsyncChannel;
 use super::share::{Lock, Locked, Share, destroy, release_quietly};
 use crate::channel::{
-    ChannelBuilder, Detached, LoopBuffer, OperationError, OwnedBuffer, OwnedResult,
-    PreparedChannel, PreparedWindow, Refused, TransportError, WindowError, WorkRequest,
+    ChannelBuilder, Detached, Link, LoopBuffer, OperationError, OwnedBuffer, OwnedResult,
+    PreparedChannel, PreparedWindow, Refused, TransportError, WindowError, WorkRequest, step,
 };
 use crate::debug::debug;
 use crate::error::Result;
@@ -190,7 +190,7 @@ impl<S: Share> PreparedAsyncChannel<S> {
         S::Buffer: LoopBuffer<D::Kept>,
     {
         let request = ReceiveWorkRequest::new(buffer);
-        if let Err(error) = self.advance(Detached::open_receives) {
+        if let Err(error) = self.advance(Link::open_receives) {
             return Err(Refused::new(error.into(), Some(request)).into());
         }
         let Self { share, detached } = self;
@@ -206,11 +206,8 @@ impl<S: Share> PreparedAsyncChannel<S> {
         Ok(posted?)
     }
 
-    fn advance(
-        &mut self,
-        step: impl FnOnce(&mut Detached<'static>) -> (Result<()>, bool),
-    ) -> Result<()> {
-        let (done, has_ended) = step(self.detached_mut());
+    fn advance(&mut self, next: impl FnOnce(&mut Link<'static>) -> Result<()>) -> Result<()> {
+        let (done, has_ended) = step(&mut self.detached_mut().channel.link, next);
         if has_ended {
             self.forget();
         }
@@ -303,7 +300,7 @@ impl<S: Share> Handshake for PreparedAsyncChannel<S> {
     }
 
     fn handshake(mut self, remote: QueuePairEndpoint) -> Result<Self, StateError<Self>> {
-        match self.advance(|detached| detached.connect(&remote)) {
+        match self.advance(|link| link.connect(&remote)) {
             Ok(()) => Ok(self),
             Err(error) => Err(StateError::new(self, error)),
         }
@@ -325,13 +322,16 @@ impl<S: Share> Handshake for PreparedAsyncChannel<S> {
 
     #[cfg(feature = "rdmacm")]
     fn place(&self) -> (*mut ffi::ibv_context, QueuePairType) {
-        self.channel().link().queue_pair().place()
+        self.channel().link.queue_pair().place()
     }
 
     #[cfg(feature = "rdmacm")]
     fn into_connected(mut self) -> AsyncChannel<S> {
         // Nothing in it fails.
-        let _ = self.advance(Detached::open_receives_of_init);
+        let _ = self.advance(|link| {
+            link.open_receives_of_init();
+            Ok(())
+        });
         self.attach(false)
     }
 }

@@ -137,16 +137,16 @@ mod channels {
         ($($channel:ident)+) => {
             $(impl Object for $channel<'_> {
                 fn settings(&self) -> Settings {
-                    let link = self.link();
+                    let link = &self.link;
                     Settings { credit_word: link.credit_word(), ..Object::settings(link.queue_pair()) }
                 }
 
                 fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()> {
-                    self.link().set_peer_credit_word(theirs)
+                    self.link.set_peer_credit_word(theirs)
                 }
 
                 fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()> {
-                    Object::modify(self.link_mut().live_queue_pair()?, attributes, mask)
+                    Object::modify(self.link.live_queue_pair()?, attributes, mask)
                 }
             })+
         };

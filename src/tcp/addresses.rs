@@ -231,12 +231,12 @@ impl Channel<'_> {
     /// program's own use: nothing else reads or writes there. The channel keeps it across a [reset](Channel::reset) and
     /// the next [`handshake`](PreparedChannel::handshake).
     pub fn stream(&self) -> Option<&TcpStream> {
-        self.kept_stream()
+        self.link.stream.as_ref()
     }
 
     /// Takes the TCP stream out of the channel.
     pub fn take_stream(&mut self) -> Option<TcpStream> {
-        self.kept_stream_mut().take()
+        self.link.stream.take()
     }
 
     /// Asks the kernel, without waiting, whether the peer has closed its end of the [stream](Self::stream): it dropped
@@ -315,7 +315,7 @@ fn poll(file: BorrowedFd<'_>, events: i16, deadline: Instant) -> io::Result<bool
 fn keep<'res>(
     (mut channel, private_data, stream): (Channel<'res>, Vec<u8>, TcpStream),
 ) -> (Channel<'res>, Vec<u8>) {
-    *channel.kept_stream_mut() = Some(stream);
+    channel.link.stream = Some(stream);
     (channel, private_data)
 }
 

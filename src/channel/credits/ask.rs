@@ -1,5 +1,7 @@
-//! Asking the peer for credits, and waiting for them.
+//! How a channel with flow control posts, asks the peer for credits, and waits for them.
 
+use std::ffi::c_int;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use std::{hint, ptr, thread};
@@ -8,16 +10,25 @@ use super::super::Channel;
 use super::super::core::Core;
 use super::super::error::{TransportError, TransportResult};
 use super::super::event_loop::ONE;
-use super::super::operation::Queue;
+use super::super::operation::{Queue, Target};
 use super::super::scope::Scope;
 use super::super::wait::Wait;
-use super::{Credits, decode};
+use super::{Credits, NO_CREDIT, decode};
 use crate::completion::WorkCompletion;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
 use crate::operation::destination::rdma;
+use crate::operation::takes_receive;
 
 impl Core {
+    /// Makes posts count credits, with the core as first argument. Without flow control, they pay nothing.
+    pub(in crate::channel) fn count_credits(self: &Arc<Self>) {
+        if self.credits.is_some() {
+            let this = Arc::as_ptr(self).cast_mut().cast();
+            self.target.set(Target::with(this, post_send, post_recv));
+        }
+    }
+
     /// Returns false if no credit read is in flight.
     #[cold]
     pub(in crate::channel) fn take_credits(&self, completion: &WorkCompletion) -> bool {
@@ -168,7 +179,7 @@ impl Core {
     }
 
     /// Asks the peer if few credits are left.
-    pub(super) fn use_credits(&self, credits: &Credits, messages: u32) {
+    fn use_credits(&self, credits: &Credits, messages: u32) {
         credits.sent.set(credits.sent.get().wrapping_add(messages));
         if credits.available() <= credits.most.get() / 2 {
             // It is tried again when no credit is left.
@@ -231,13 +242,78 @@ impl Core {
         if self.cancel.get().is_some_and(|cancel| cancel.take()) {
             return Err(TransportError::Cancelled);
         }
-        match (&self.credits, self.sleep) {
+        match (&self.credits, self.settings.sleep) {
             (Some(credits), _) if credits.clock.is_virtual() => {}
             (_, Some(_)) => thread::sleep(left.map_or(pause, |left| left.min(pause))),
             (_, None) => hint::spin_loop(),
         }
         Ok(())
     }
+}
+
+/// Returns [`NO_CREDIT`] if credit is short for the list, or a credit read has failed.
+///
+/// # Safety
+///
+/// `core` points to the core of a live queue pair with flow control. The rest is as for `ibv_post_send`.
+unsafe extern "C" fn post_send(
+    core: *mut ffi::ibv_qp,
+    request: *mut ffi::ibv_send_wr,
+    refused: *mut *mut ffi::ibv_send_wr,
+) -> c_int {
+    // SAFETY: `core` points to a core, by the caller's contract.
+    let core = unsafe { &*core.cast_const().cast::<Core>() };
+    // SAFETY: the list is well-formed, by the caller's contract.
+    let messages = unsafe { messages(request) };
+    let credits = core.credits.as_deref().filter(|_| messages > 0);
+    if credits
+        .is_some_and(|credits| credits.available() < messages || credits.failed.get().is_some())
+    {
+        // A value in `refused` would be taken for the provider's answer to a later request.
+        return NO_CREDIT;
+    }
+    // SAFETY: the queue pair is live and the arguments are valid, by the caller's contract.
+    let returned = unsafe { ffi::ibv_post_send(core.queue_pair, request, refused) };
+    if let (Some(credits), 0) = (credits, returned) {
+        core.use_credits(credits, messages);
+    }
+    returned
+}
+
+/// Counts requests that take a receive of the peer.
+///
+/// # Safety
+///
+/// The list is well-formed.
+unsafe fn messages(mut request: *const ffi::ibv_send_wr) -> u32 {
+    let mut messages = 0;
+    while !request.is_null() {
+        // SAFETY: the list is well-formed, so this is a valid request.
+        let (opcode, next) = unsafe { ((*request).opcode, (*request).next) };
+        messages += u32::from(takes_receive(opcode));
+        request = next;
+    }
+    messages
+}
+
+/// Counts the receive.
+///
+/// # Safety
+///
+/// As for [`post_send`].
+unsafe extern "C" fn post_recv(
+    core: *mut ffi::ibv_qp,
+    request: *mut ffi::ibv_recv_wr,
+    refused: *mut *mut ffi::ibv_recv_wr,
+) -> c_int {
+    // SAFETY: `core` points to a core, by the caller's contract.
+    let core = unsafe { &*core.cast_const().cast::<Core>() };
+    // SAFETY: the queue pair is live and the arguments are valid, by the caller's contract.
+    let returned = unsafe { ffi::ibv_post_recv(core.queue_pair, request, refused) };
+    if let (Some(credits), 0) = (&core.credits, returned) {
+        credits.count_receive();
+    }
+    returned
 }
 
 /// # Flow control

@@ -8,9 +8,9 @@
 //! control, or no message at all.
 
 mod ask;
-mod post;
 
 use std::cell::Cell;
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -23,10 +23,8 @@ use crate::ffi;
 use crate::memory::{AccessFlags, LocalMemory, RemoteMemoryRegion, SharedMemoryRegion};
 use crate::queue_pair::QueuePairEndpoint;
 
-pub(super) use post::NO_CREDIT;
-
-/// The credit read.
-pub(super) const OWN_SENDS: u32 = 1;
+/// A message has no credit. No provider returns this value.
+pub(super) const NO_CREDIT: c_int = c_int::MIN;
 
 /// The word for the peer, and the answer read from it, on different cache lines.
 const COUNT: usize = 0;
@@ -76,12 +74,13 @@ pub(super) fn word_for_peer(region: &CreditRegion<'_>) -> Option<RemoteMemoryReg
     region.remote_range(COUNT..COUNT + 1).ok()
 }
 
+/// With room for the credit read.
 pub(super) fn with_own_sends(
     mut capacities: ffi::ibv_qp_cap,
     flow_control: bool,
 ) -> ffi::ibv_qp_cap {
     if flow_control {
-        capacities.max_send_wr = capacities.max_send_wr.saturating_add(OWN_SENDS);
+        capacities.max_send_wr = capacities.max_send_wr.saturating_add(1);
     }
     capacities
 }
@@ -149,7 +148,7 @@ fn decode(word: u64) -> Option<u32> {
 /// Counts begin with 0 on each connection and wrap around.
 #[derive(Debug)]
 pub(super) struct Credits {
-    words: CreditWords,
+    pub(super) words: CreditWords,
     clock: Clock,
     peer: Cell<Option<RemoteMemoryRegion>>,
     /// Our receives.
@@ -187,10 +186,6 @@ impl Credits {
             ask_at: Cell::new(None),
             failed: Cell::new(None),
         }
-    }
-
-    pub(super) fn words(&self) -> CreditWords {
-        self.words
     }
 
     fn publish(&self, word: u64) {

@@ -7,10 +7,12 @@ use std::task::Waker;
 
 use super::Loop;
 use super::ended::{ChannelId, LoopBuffer};
+use super::members::unknown;
 use super::slots::{State, index_of, no_memory};
 use crate::channel::Channel;
 use crate::channel::datagrams::{DatagramEnd, DatagramPort, DatagramsBuilder, Directed};
 use crate::channel::error::{OperationError, Refused, TransportError};
+use crate::channel::link::Link;
 use crate::channel::owned_buffer::OwnedBuffer;
 use crate::channel::posting::{IntoSend, KeptSend, WorkRequest};
 use crate::completion::WorkSuccess;
@@ -164,6 +166,11 @@ impl<'res, B> Loop<'res, B> {
         end.map(|end| &*end.at).ok_or_else(|| Error::invalid(verb, reason))
     }
 
+    fn known_link(&mut self, id: ChannelId, verb: &'static str) -> Result<&mut Link<'res>> {
+        self.known_end(id, verb)?;
+        self.members.links[id.index()].as_mut().ok_or_else(|| unknown(verb))
+    }
+
     /// The destination of a peer's datagram end, from the [endpoint](Self::endpoint) that the peer has sent. Its Q_Key
     /// is that of this end: change the field if the peer's differs.
     ///
@@ -218,11 +225,7 @@ impl<'res, B> Loop<'res, B> {
     ///  - The provider's errno value.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn join(&mut self, end: ChannelId, group: &DatagramDestination) -> Result<()> {
-        self.known_end(end, "ibv_attach_mcast")?;
-        match &mut self.members.links[end.index()] {
-            Some(link) => link.join(&group.path),
-            None => Err(super::members::unknown("ibv_attach_mcast")),
-        }
+        self.known_link(end, "ibv_attach_mcast")?.join(&group.path)
     }
 
     /// `ibv_detach_mcast`: leaves a [joined](Self::join) group.
@@ -232,10 +235,6 @@ impl<'res, B> Loop<'res, B> {
     ///  - `EINVAL`: the loop has no such datagram end (any more), or it is not in the group.
     #[doc(alias = "ibv_detach_mcast")]
     pub fn leave(&mut self, end: ChannelId, group: &DatagramDestination) -> Result<()> {
-        self.known_end(end, "ibv_detach_mcast")?;
-        match &mut self.members.links[end.index()] {
-            Some(link) => link.leave(&group.path),
-            None => Err(super::members::unknown("ibv_detach_mcast")),
-        }
+        self.known_link(end, "ibv_detach_mcast")?.leave(&group.path)
     }
 }

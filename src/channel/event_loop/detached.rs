@@ -14,7 +14,6 @@ use crate::channel::operation::Queue;
 use crate::error::Result;
 use crate::ffi;
 use crate::handle::Leak;
-use crate::queue_pair::QueuePairEndpoint;
 use crate::state_error::StateError;
 
 /// A channel out of its loop, which keeps its place and slots: requests in flight complete there.
@@ -41,52 +40,32 @@ pub(crate) struct Destroyed {
 }
 
 impl Detached<'_> {
-    pub(crate) fn open_receives(&mut self) -> (Result<()>, bool) {
-        step(self.channel.link_mut(), Link::open_receives)
-    }
-
-    pub(crate) fn connect(&mut self, remote: &QueuePairEndpoint) -> (Result<()>, bool) {
-        step(self.channel.link_mut(), |link| link.connect(remote))
-    }
-
-    /// Continues after the caller has taken the queue pair to INIT.
-    #[cfg(feature = "rdmacm")]
-    pub(crate) fn open_receives_of_init(&mut self) -> (Result<()>, bool) {
-        step(self.channel.link_mut(), |link| {
-            link.open_receives_of_init();
-            Ok(())
-        })
-    }
-
     /// `ibv_modify_qp`, `ibv_create_qp`: replaces the queue pair. If this returns false, the next attempt to connect
     /// tries it again.
     pub(crate) fn reset(&mut self) -> bool {
-        let link = self.channel.link_mut();
+        let link = &mut self.channel.link;
         let _ = link.reset();
         link.is_reset()
     }
 
     /// `ibv_modify_qp`: takes the queue pair to RESET, which ends all its requests.
     pub(crate) fn try_reset(&self) -> bool {
-        self.channel.core().try_reset()
+        self.channel.link.core.try_reset()
     }
 
     /// `ibv_modify_qp`: takes the queue pair to ERR.
     pub(crate) fn flush(&self) {
-        let core = self.channel.core();
-        if !core.destroyed.get() {
-            let _ = core.modify(ffi::ibv_qp_state::IBV_QPS_ERR);
-        }
+        let _ = self.channel.link.core.modify(ffi::ibv_qp_state::IBV_QPS_ERR);
     }
 
     pub(crate) fn check(&self, now: Instant) -> Result<()> {
-        self.channel.core().check_device_if_due(now)
+        self.channel.link.core.check_device_if_due(now)
     }
 }
 
 /// Takes one step towards a connection. Also returns whether this attempt, or an earlier one, ended the requests posted
 /// before.
-pub(super) fn step<'res>(
+pub(crate) fn step<'res>(
     link: &mut Link<'res>,
     step: impl FnOnce(&mut Link<'res>) -> Result<()>,
 ) -> (Result<()>, bool) {
@@ -120,16 +99,16 @@ impl<'res, B> Loop<'res, B> {
     /// Makes a place. The channel stays detached until it is connected.
     pub(crate) fn place(
         &mut self,
-        mut channel: PreparedChannel<'res>,
+        channel: PreparedChannel<'res>,
     ) -> Result<Detached<'res>, StateError<PreparedChannel<'res>>> {
-        match self.place_for(channel.link_mut(), true) {
+        match self.place_for(&channel.link, true) {
             Ok(id) => Ok(Detached { id, channel }),
             Err(error) => Err(StateError::new(channel, error)),
         }
     }
 
     pub(crate) fn open_for_receives(&mut self, detached: &Detached<'res>) {
-        self.open(detached.id, &[Queue::Receive]);
+        self.open(detached.id, false);
     }
 
     /// Cleans up after an attempt to connect that has failed and ended the posted receives. No task asks for their
@@ -141,7 +120,7 @@ impl<'res, B> Loop<'res, B> {
 
     /// Notes the new queue pair, which has nothing in flight. `number` is that of the old one, as in `replace`.
     pub(crate) fn renew(&mut self, detached: &Detached<'res>, number: u32) {
-        self.replace(detached.id, number, detached.channel.core());
+        self.replace(detached.id, number, &detached.channel.link.core);
     }
 
     pub(super) fn replace(&mut self, id: ChannelId, number: u32, core: &Core) {
@@ -152,11 +131,8 @@ impl<'res, B> Loop<'res, B> {
     /// Puts in a channel that is connected, or ready for receives.
     pub(crate) fn attach(&mut self, detached: Detached<'res>, is_connected: bool) -> ChannelId {
         let Detached { id, channel } = detached;
-        self.attach_link(id, channel.into_link());
-        self.open(
-            id,
-            if is_connected { &[Queue::Send, Queue::Receive] } else { &[Queue::Receive] },
-        );
+        self.attach_link(id, channel.link);
+        self.open(id, is_connected);
         id
     }
 
@@ -166,7 +142,7 @@ impl<'res, B> Loop<'res, B> {
         let Some(core) = self.table.core(channel) else { return };
         core.open_unless_stopped();
         if core.table.is_open() {
-            self.open(channel, &[Queue::Send, Queue::Receive]);
+            self.open(channel, true);
         }
     }
 
@@ -175,7 +151,7 @@ impl<'res, B> Loop<'res, B> {
     pub(crate) fn borrow_out(&mut self, channel: ChannelId) -> Option<Detached<'res>> {
         self.table.entry(channel)?;
         let link = self.members.links[channel.index()].take()?;
-        Some(Detached { id: channel, channel: PreparedChannel::from_link(link) })
+        Some(Detached { id: channel, channel: PreparedChannel { link } })
     }
 
     /// Refuses further posts, wakes all waiting tasks, and takes the channel out for a reset. `None`: it is out, or was
@@ -209,7 +185,7 @@ impl<'res, B> Loop<'res, B> {
         if self.table.asides[detached.id.index()].is_dropped {
             return Some(self.give_up(detached));
         }
-        self.attach_link(detached.id, detached.channel.into_link());
+        self.attach_link(detached.id, detached.channel.link);
         None
     }
 
@@ -237,7 +213,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     pub(crate) fn give_up(&mut self, detached: Detached<'res>) -> Doomed<'res> {
-        self.doom(detached.id.index(), detached.channel.into_link())
+        self.doom(detached.id.index(), detached.channel.link)
     }
 
     pub(super) fn end(&mut self, index: usize, link: Link<'res>) -> Result<()> {
@@ -271,8 +247,7 @@ impl<'res, B> Loop<'res, B> {
         let Destroyed { index, number, is_reset, result } = destroyed;
         let Self { table, members, .. } = self;
         let entry = &table.entries[index];
-        let (slots, depth, credit_slot) =
-            (entry.slots(), entry.depths.iter().sum::<u32>(), entry.credit_slot());
+        let (slots, credit_slot) = (entry.slots(), entry.credit_slot());
         // Either success proves that the device has no requests.
         if is_reset || result.is_ok() {
             table.end_without_completions(slots.clone(), REMOVED);
@@ -281,7 +256,7 @@ impl<'res, B> Loop<'res, B> {
             if let Some(slot) = credit_slot {
                 table.slots[slot as usize].state = State::Free;
             }
-            members.give_back(index, depth);
+            members.give_back(index, slots.len() as u32);
         } else {
             table.leak(slots);
         }

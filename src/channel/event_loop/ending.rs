@@ -39,7 +39,7 @@ impl<B> Table<B> {
         if shares {
             self.settle_all(capacity);
         }
-        let give_up = core.clock.now().checked_add(core.settle_timeout);
+        let give_up = core.clock.now().checked_add(core.settings.settle_timeout);
         let mut failures = 0;
         while self.in_flight(slots.clone()) > 0 {
             match self.poll() {
@@ -119,39 +119,11 @@ impl<B> Table<B> {
             slot.end_connection();
         }
     }
-}
 
-impl<B> Drop for Loop<'_, B> {
-    fn drop(&mut self) {
-        // Polled completions end their operations first.
-        let _ = self.table.settle_polled();
-        for index in 0..self.members.links.len() {
-            if let Some(link) = self.members.links[index].take() {
-                let _ = self.end(index, link);
-            }
-        }
-        while let Some(&(receives, _)) = self.members.shared.last() {
-            if self.remove_shared(receives).is_err() {
-                // A builder holds the queue, or the verb failed.
-                if let Some((id, _)) = self.members.shared.pop_if(|shared| shared.0 == receives) {
-                    self.table.leak(self.table.entries[id.index()].slots());
-                }
-            }
-        }
-        for index in 0..self.table.slots.len() as u32 {
-            let state = self.table.slots[index as usize].state;
-            if matches!(state, State::Ended | State::Done | State::Arrived) {
-                let _ = catch(|| drop(self.table.take(index)));
-            }
-        }
-    }
-}
-
-impl<B> Table<B> {
     #[cold]
     pub(super) fn note_failure(&mut self, channel: ChannelId) {
         let index = channel.index();
-        let aside = &mut self.asides[index];
+        let aside = &self.asides[index];
         let Some(core) = aside.core.as_ref().filter(|_| !aside.has_failed) else { return };
         let entry = &mut self.entries[index];
         if entry.first_of(Queue::Receive) == NEVER_FREE || aside.stopped.is_some() {
@@ -161,19 +133,10 @@ impl<B> Table<B> {
         entry.next[1] = NEVER_FREE;
         let receives = entry.receives();
         if self.is_of_tasks {
-            let deferred = &mut self.deferred;
-            if deferred.due.failed.try_reserve(1).is_ok() {
-                deferred.due.failed.push((channel, None));
-                deferred.is_left = true;
-            }
-        } else if self.slots[receives.start as usize..receives.end as usize]
-            .iter()
-            .any(|slot| slot.state.is_in_flight())
-        {
+            self.deferred.fail(channel, None);
+        } else if self.in_flight(receives) > 0 {
             // Only the owner of the loop uses the core.
-            if !core.destroyed.get() {
-                let _ = core.modify(ffi::ibv_qp_state::IBV_QPS_ERR);
-            }
+            let _ = core.modify(ffi::ibv_qp_state::IBV_QPS_ERR);
         }
         self.asides[index].has_failed = true;
     }
@@ -228,6 +191,32 @@ impl<B> Table<B> {
             };
             self.finish(index, &flushed);
             list.first = next;
+        }
+    }
+}
+
+impl<B> Drop for Loop<'_, B> {
+    fn drop(&mut self) {
+        // Polled completions end their operations first.
+        let _ = self.table.settle_polled();
+        for index in 0..self.members.links.len() {
+            if let Some(link) = self.members.links[index].take() {
+                let _ = self.end(index, link);
+            }
+        }
+        while let Some(&(receives, _)) = self.members.shared.last() {
+            if self.remove_shared(receives).is_err() {
+                // A builder holds the queue, or the verb failed.
+                if let Some((id, _)) = self.members.shared.pop_if(|shared| shared.0 == receives) {
+                    self.table.leak(self.table.entries[id.index()].slots());
+                }
+            }
+        }
+        for index in 0..self.table.slots.len() as u32 {
+            let state = self.table.slots[index as usize].state;
+            if matches!(state, State::Ended | State::Done | State::Arrived) {
+                let _ = catch(|| drop(self.table.take(index)));
+            }
         }
     }
 }

@@ -11,9 +11,8 @@ use super::slots::{ONE, State};
 use super::table::Table;
 use crate::channel::core::Core;
 use crate::channel::error::{TransportError, TransportResult};
-use crate::channel::keep_alive::{check_reliable, nowhere};
-use crate::channel::operation::Queue;
-use crate::channel::operation::{Operation, Templates};
+use crate::channel::operation::{Operation, Queue, Templates};
+use crate::channel::{check_reliable, nowhere};
 use crate::completion::WorkCompletion;
 use crate::ffi;
 use crate::operation::WriteWorkRequest;
@@ -118,9 +117,8 @@ impl<B> Loop<'_, B> {
 impl<B> Table<B> {
     /// Returns `None` if the channel was removed or is out of the loop.
     pub(super) fn core(&self, channel: ChannelId) -> Option<&Core> {
-        let entry = self.entries.get(channel.index())?;
-        let aside = self.asides.get(channel.index())?;
-        aside.core.as_deref().filter(|_| entry.generation == channel.generation)
+        self.entry(channel)?;
+        self.asides[channel.index()].core.as_deref()
     }
 
     /// Returns false if no credit read is in flight.

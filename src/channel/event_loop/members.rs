@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::Loop;
 use super::detached::step;
 use super::ended::{ChannelId, STOPPED};
+use super::post::queue_index;
 use super::slots::{MAX_SLOTS, NEVER_FREE, Outcome, Run, SHARED, Slot, State, no_memory};
 use super::table::{Aside, Entry, Table};
 use super::waiters::Tasks;
@@ -29,7 +30,7 @@ pub(super) struct Members<'res> {
     pub(super) datagrams: HashMap<ChannelId, DatagramEnd<'res>>,
     /// Completions that the queue holds. `room` are not reserved.
     pub(super) capacity: u32,
-    room: u32,
+    pub(super) room: u32,
     /// Indexes of removed channels. Some of their slots may be in use.
     retired: Vec<u32>,
     free: Vec<u32>,
@@ -55,10 +56,6 @@ impl<'res> Members<'res> {
         // `place` has reserved memory.
         self.retired.push(index as u32);
     }
-
-    pub(super) fn room(&self) -> u32 {
-        self.room
-    }
 }
 
 impl<'res, B> Loop<'res, B> {
@@ -76,7 +73,7 @@ impl<'res, B> Loop<'res, B> {
         match self.place_for(&channel.link, is_open) {
             Ok(id) => {
                 self.attach_link(id, channel.link);
-                self.open(id, &[Queue::Send, Queue::Receive]);
+                self.open(id, true);
                 Ok(id)
             }
             Err(error) => Err(StateError::new(channel, error)),
@@ -97,13 +94,13 @@ impl<'res, B> Loop<'res, B> {
         &mut self,
         mut channel: PreparedChannel<'res>,
     ) -> Result<ChannelId, StateError<PreparedChannel<'res>>> {
-        if let Err(error) = channel.link_mut().open_receives() {
+        if let Err(error) = channel.link.open_receives() {
             return Err(StateError::new(channel, error));
         }
-        match self.place_for(channel.link_mut(), true) {
+        match self.place_for(&channel.link, true) {
             Ok(id) => {
-                self.attach_link(id, channel.into_link());
-                self.open(id, &[Queue::Receive]);
+                self.attach_link(id, channel.link);
+                self.open(id, false);
                 Ok(id)
             }
             Err(error) => Err(StateError::new(channel, error)),
@@ -138,7 +135,7 @@ impl<'res, B> Loop<'res, B> {
             self.end_attempt(channel);
         }
         if connected.is_ok() {
-            self.open(channel, &[Queue::Send, Queue::Receive]);
+            self.open(channel, true);
         }
         connected
     }
@@ -154,16 +151,13 @@ impl<'res, B> Loop<'res, B> {
 
     /// The address of a channel, which its peer needs. `None`: the loop has no such channel (any more).
     pub fn endpoint(&self, channel: ChannelId) -> Option<QueuePairEndpoint> {
-        let entry = self.table.entries.get(channel.index())?;
-        let link = self.members.links[channel.index()].as_ref();
-        link.filter(|_| entry.generation == channel.generation).map(Link::endpoint)
+        self.table.entry(channel)?;
+        self.members.links[channel.index()].as_ref().map(Link::endpoint)
     }
 
     /// The number of the channel's operations that the device still has.
     pub fn in_flight(&self, channel: ChannelId) -> usize {
-        let entry = self.table.entries.get(channel.index());
-        let entry = entry.filter(|entry| entry.generation == channel.generation);
-        entry.map_or(0, |entry| self.table.in_flight(entry.slots()))
+        self.table.entry(channel).map_or(0, |entry| self.table.in_flight(entry.slots()))
     }
 
     /// `ibv_modify_qp`, `ibv_destroy_qp`: ends all operations of a channel and destroys it.
@@ -224,15 +218,14 @@ impl<'res, B> Loop<'res, B> {
         // SAFETY: the link holds the queue pair, which keeps its completion queue.
         let queue = unsafe { (*core.queue_pair).send_cq };
         let reason = "the channel was not created by this loop: build it with create_channel of the same loop";
-        Error::invalid_if(!core.of_loop || queue != self.table.queue, VERB, reason)?;
+        Error::invalid_if(!core.settings.of_loop || queue != self.table.queue, VERB, reason)?;
         Error::invalid_if(core.destroyed.get() || !is_open, VERB, "the channel was stopped")?;
-        let shares = self.members.shared.iter().find(|(_, queue)| queue.as_raw() == core.srq());
-        let shares = shares.map(|&(receives, _)| receives);
+        let shares = self.members.shared.iter().any(|(_, queue)| queue.as_raw() == core.srq());
         self.table.numbers.reserve()?;
         let [sends, receives] = link.depths();
         let depths = [sends, receives, u32::from(core.credits.is_some())];
-        let id = self.take_place(depths, core.target.get(), core.limits, core.number)?;
-        self.table.asides[id.index()] = Aside { shares: shares.is_some(), ..Aside::default() };
+        let id = self.take_place(depths, core.target.get(), core.settings.limits)?;
+        self.table.asides[id.index()].shares = shares;
         self.assign(id, core);
         Ok(id)
     }
@@ -242,7 +235,7 @@ impl<'res, B> Loop<'res, B> {
         let (table, index) = (&mut self.table, id.index());
         let entry = &mut table.entries[index];
         entry.target = core.target.get();
-        entry.limits = core.limits;
+        entry.limits = core.settings.limits;
         let (slots, credit_slot) = (entry.slots(), entry.credit_slot());
         for slot in &mut table.slots[slots.start as usize..slots.end as usize] {
             slot.queue_pair = core.number;
@@ -265,7 +258,6 @@ impl<'res, B> Loop<'res, B> {
         depths: [u32; 3],
         target: Target,
         limits: Limits,
-        queue_pair: u32,
     ) -> Result<ChannelId> {
         let Self { table, members, .. } = self;
         let depth = depths.iter().fold(0, |sum: u32, &depth| sum.saturating_add(depth));
@@ -287,25 +279,24 @@ impl<'res, B> Loop<'res, B> {
             let slot = &mut table.slots[slot as usize];
             slot.channel = id;
             slot.number &= !SHARED;
-            slot.queue_pair = queue_pair;
         }
         members.room -= depth;
         Ok(id)
     }
 
-    /// Allows posts, unless the channel was stopped.
-    pub(super) fn open(&mut self, channel: ChannelId, queues: &[Queue]) {
+    /// Allows receives, and if it is connected, sends, unless the channel was stopped.
+    pub(super) fn open(&mut self, channel: ChannelId, is_connected: bool) {
         if let Some(error) = self.table.why_stopped(channel) {
             self.table.asides[channel.index()].stopped = Some(error);
             return;
         }
         let has_failed = self.table.asides[channel.index()].has_failed;
         let entry = &mut self.table.entries[channel.index()];
-        for &queue in queues.iter().filter(|&&queue| !has_failed || queue == Queue::Send) {
-            let next = entry.first_of(queue);
-            let opened = &mut entry.next[super::post::queue_index(queue)];
-            if *opened == NEVER_FREE {
-                *opened = next;
+        for (queue, opens) in [(Queue::Send, is_connected), (Queue::Receive, !has_failed)] {
+            let first = entry.first_of(queue);
+            let next = &mut entry.next[queue_index(queue)];
+            if opens && *next == NEVER_FREE {
+                *next = first;
             }
         }
     }

@@ -7,8 +7,6 @@ mod ended;
 mod ending;
 mod flow;
 mod lacking;
-#[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
-mod lines;
 mod members;
 mod numbers;
 mod post;
@@ -33,7 +31,7 @@ pub use taken_out::{DestroyedChannel, DetachedChannel};
 pub use waking::{ArmedWaiter, LoopWaiter, LoopWaker};
 
 #[cfg(feature = "async")]
-pub(crate) use detached::{Detached, Doomed};
+pub(crate) use detached::{Detached, Doomed, step};
 use members::Members;
 #[cfg(feature = "async")]
 pub(crate) use shared::shared_queue;
@@ -273,17 +271,13 @@ impl<'res, B> Loop<'res, B> {
     /// A channel reserves [`max_send_wr`](ChannelBuilder::max_send_wr) and [`max_recv_wr`](ChannelBuilder::max_recv_wr)
     /// from when it is added until it is removed.
     pub fn capacity(&self) -> (u32, u32) {
-        (self.queue.capacity(), self.members.room())
+        (self.queue.capacity(), self.members.room)
     }
-}
 
-impl<'res, B> Loop<'res, B> {
     pub(crate) fn queue(&self) -> &Arc<CompletionQueue<'res>> {
         &self.queue
     }
-}
 
-impl<B> Loop<'_, B> {
     /// The completion queue's C object, valid as long as the loop. If the caller polls a completion, the loop never
     /// sees it: its operation ends when the channel is removed.
     pub fn as_raw(&self) -> *mut ffi::ibv_cq {
@@ -299,4 +293,4 @@ impl<B> AsFd for Loop<'_, B> {
     }
 }
 
-debug! { impl[B] Loop<'_, B>, self, queue: self.queue, available: self.members.room(), .. }
+debug! { impl[B] Loop<'_, B>, self, queue: self.queue, available: self.members.room, .. }

@@ -12,7 +12,7 @@ use crate::channel::datagrams::explain;
 use crate::channel::error::{OperationError, Refused, TransportError};
 use crate::channel::operation::{Limits, Operation, Queue, Templates};
 use crate::channel::owned_buffer::OwnedBuffer;
-use crate::channel::posting::WorkRequest;
+use crate::channel::posting::{WorkRequest, list_of};
 use crate::error::Error;
 use crate::ffi;
 use crate::memory::{GatherBuffer, keep};
@@ -77,12 +77,10 @@ impl<B> Loop<'_, B> {
         // Each path below moves it on.
         let mut buffer = ManuallyDrop::new(buffer);
         let table = &mut self.table;
-        let Some(entry) = table.entries.get_mut(channel.index as usize) else {
+        let entry = table.entries.get_mut(channel.index as usize);
+        let Some(entry) = entry.filter(|entry| entry.generation == channel.generation) else {
             return Err(refused::<R, E>(TransportError::Closed, operation, buffer));
         };
-        if entry.generation != channel.generation {
-            return Err(refused::<R, E>(TransportError::Closed, operation, buffer));
-        }
         let queue = const { queue_index(R::Operation::QUEUE) };
         let index = entry.next[queue] as usize;
         // SAFETY: `next` of an entry is always the index of a slot.
@@ -93,7 +91,7 @@ impl<B> Loop<'_, B> {
             return self.post_elsewhere(channel, request, state, token);
         }
         // Made earlier, it would live across a call.
-        let mut list = match list_of::<R>(&entry.limits, &operation, &mut buffer) {
+        let mut list = match checked_list::<R>(&entry.limits, &operation, &mut buffer) {
             Ok(list) => list,
             Err(error) => return Err(refused::<R, E>(error, operation, buffer)),
         };
@@ -146,7 +144,7 @@ impl<B> Loop<'_, B> {
         let mut buffer = ManuallyDrop::new(buffer);
         // The request's own errors come first.
         let limits = &table.entries[channel.index()].limits;
-        if let Err(error) = list_of::<R>(limits, &operation, &mut buffer) {
+        if let Err(error) = checked_list::<R>(limits, &operation, &mut buffer) {
             return Err(refused::<R, E>(error, operation, buffer));
         }
         if R::Operation::QUEUE == Queue::Receive {
@@ -204,18 +202,14 @@ impl<B> Loop<'_, B> {
         self.fail(channel, error);
         Refused::new(error, None).into()
     }
-}
 
-impl<B> Loop<'_, B> {
     /// Ends all operations of the channel, since the device may have the request of a failed post.
     #[cold]
     pub(super) fn fail(&mut self, channel: ChannelId, error: TransportError) {
         if self.table.is_of_tasks && self.table.core(channel).is_some() {
             self.table.refuse(channel, error);
-            let deferred = &mut self.table.deferred;
-            if deferred.due.failed.try_reserve(1).is_ok() {
-                deferred.is_left = true;
-                return deferred.due.failed.push((channel, Some(error)));
+            if self.table.deferred.fail(channel, Some(error)) {
+                return;
             }
         }
         self.to_error(channel);
@@ -230,19 +224,14 @@ pub(super) const fn queue_index(queue: Queue) -> usize {
 }
 
 #[inline(always)]
-fn list_of<R: WorkRequest>(
+fn checked_list<R: WorkRequest>(
     limits: &Limits,
     operation: &R::Operation,
     buffer: &mut R::Buffer,
 ) -> Result<<R::Buffer as GatherBuffer>::List, TransportError> {
-    let mut list = match R::list(buffer) {
-        Ok(list) => list,
-        Err(error) => return Err(R::Operation::explain_buffer(limits, error).into()),
-    };
-    match operation.check(limits, list.as_mut()) {
-        Ok(()) => Ok(list),
-        Err(error) => Err(error),
-    }
+    let mut list = list_of::<R>(limits, buffer)?;
+    operation.check(limits, list.as_mut())?;
+    Ok(list)
 }
 
 #[cold]

@@ -13,15 +13,14 @@ use super::members::unknown;
 use super::slots::{SHARED, State, index_of, no_memory};
 use super::table::Table;
 use crate::channel::builder::{ChannelBuilder, check_context};
-use crate::channel::operation::Queue;
+use crate::channel::datagrams::refuse_send;
 use crate::channel::operation::{Limits, Target};
 use crate::completion::CompletionQueue;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::parent::Parent;
-use crate::queue_pair::MessageLimits;
-use crate::queue_pair::SharedReceiveQueue;
+use crate::queue_pair::{MessageLimits, SharedReceiveQueue};
 
 impl<'res, B> Loop<'res, B> {
     /// `ibv_create_srq`: adds a queue of at most `capacity` receives that channels
@@ -55,6 +54,7 @@ impl<'res, B> Loop<'res, B> {
         queue: &Arc<SharedReceiveQueue<'res>>,
         capacity: u32,
     ) -> Result<ChannelId> {
+        // No send is posted: that queue has no slot.
         let target = Target::with(queue.as_raw().cast(), refuse_send, post_srq_recv);
         let limits = Limits {
             max_send_sge: 1,
@@ -65,12 +65,14 @@ impl<'res, B> Loop<'res, B> {
         };
         let shared = &mut self.members.shared;
         shared.try_reserve(1).map_err(|_| no_memory())?;
-        let id = self.take_place([0, capacity, 0], target, limits, 0)?;
+        let id = self.take_place([0, capacity, 0], target, limits)?;
         for index in self.table.entries[id.index()].slots() {
-            self.table.slots[index as usize].number |= SHARED;
+            let slot = &mut self.table.slots[index as usize];
+            slot.number |= SHARED;
+            slot.queue_pair = 0;
         }
         self.table.asides[id.index()].is_shared = true;
-        self.open(id, &[Queue::Receive]);
+        self.open(id, false);
         self.members.shared.push((id, queue.clone()));
         Ok(id)
     }
@@ -123,11 +125,11 @@ impl<'res, B> Loop<'res, B> {
         };
         let entry = &mut table.entries[id.index()];
         entry.generation = entry.generation.wrapping_add(1);
-        let (slots, depth) = (entry.slots(), entry.depths[1]);
+        let slots = entry.slots();
         let destroyed = queue.close();
         if destroyed.is_ok() {
+            members.give_back(id.index(), slots.len() as u32);
             table.end_without_completions(slots, REMOVED);
-            members.give_back(id.index(), depth);
         } else {
             table.leak(slots);
         }
@@ -164,21 +166,6 @@ impl<B> Table<B> {
         }
         Some(Ended { channel, ..slot.take(Failed::of(completion), completion) })
     }
-}
-
-/// Is never called: the send queue of shared receives has no slot.
-///
-/// # Safety
-///
-/// As for `ibv_post_send`.
-unsafe extern "C" fn refuse_send(
-    _: *mut ffi::ibv_qp,
-    list: *mut ffi::ibv_send_wr,
-    bad: *mut *mut ffi::ibv_send_wr,
-) -> c_int {
-    // SAFETY: `bad` is valid by the caller's contract.
-    unsafe { *bad = list };
-    libc::EINVAL
 }
 
 /// `ibv_post_srq_recv`, under the type of `ibv_post_recv`.

@@ -190,13 +190,24 @@ impl<B> Slot<B> {
         let ago = self.begun.wrapping_sub((number >> 32) as u32);
         ago < self.begun.min(1 << 31)
     }
+
+    #[inline(always)]
+    pub(super) fn is_of(&self, run: Run) -> bool {
+        // After a connection ends, others may use the places behind the slot.
+        run.generation == self.generation() && run.generation != self.begun
+    }
+
+    pub(super) fn places(&self, run: Run) -> u32 {
+        if self.is_of(run) { run.places } else { 1 }
+    }
 }
 
+/// The ends of a list of slots, or of a line of tasks.
 #[derive(Clone, Copy)]
 pub(super) struct List {
     pub(super) first: u32,
-    /// Valid unless the list is empty.
-    last: u32,
+    /// Of a list of slots: valid unless the list is empty.
+    pub(super) last: u32,
 }
 
 impl Default for List {
@@ -256,18 +267,6 @@ impl Run {
     /// Makes a run of one place, which is right even when generations wrap around to this one.
     pub(super) fn none<B>(slot: &Slot<B>) -> Self {
         Self { generation: slot.generation(), places: 1, next: slot.next }
-    }
-}
-
-impl<B> Slot<B> {
-    #[inline(always)]
-    pub(super) fn is_of(&self, run: Run) -> bool {
-        // After a connection ends, others may use the places behind the slot.
-        run.generation == self.generation() && run.generation != self.begun
-    }
-
-    pub(super) fn places(&self, run: Run) -> u32 {
-        if self.is_of(run) { run.places } else { 1 }
     }
 }
 

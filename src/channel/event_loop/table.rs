@@ -150,8 +150,8 @@ impl<B> Table<B> {
     }
 
     #[inline(always)]
-    pub(super) fn entry(&mut self, channel: ChannelId) -> Option<&mut Entry> {
-        let entry = self.entries.get_mut(channel.index as usize);
+    pub(super) fn entry(&self, channel: ChannelId) -> Option<&Entry> {
+        let entry = self.entries.get(channel.index as usize);
         entry.filter(|entry| entry.generation == channel.generation)
     }
 

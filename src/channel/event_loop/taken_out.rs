@@ -7,9 +7,7 @@ use super::detached::{Destroyed, Detached, Doomed, step};
 use super::ended::ChannelId;
 use super::members::unknown;
 use super::slots::NEVER_FREE;
-use crate::channel::core::Core;
 use crate::channel::link::PreparedChannel;
-use crate::channel::operation::Queue;
 use crate::completion::CompletionQueue;
 use crate::debug::debug;
 use crate::error::{Error, Result};
@@ -22,7 +20,7 @@ use crate::state_error::StateError;
 /// Dropping it destroys the queue pair. The loop then loses the channel's room, and the buffers that the device had.
 #[must_use]
 pub struct DetachedChannel<'res> {
-    detached: Detached<'res>,
+    pub(crate) detached: Detached<'res>,
     queue: Arc<CompletionQueue<'res>>,
     /// The queue pair's when the channel was taken out, by which the loop finds it.
     number: u32,
@@ -61,13 +59,17 @@ impl<'res> DetachedChannel<'res> {
     #[doc(alias = "ibv_modify_qp")]
     pub fn handshake(mut self, remote: QueuePairEndpoint) -> Result<Self, StateError<Self>> {
         let reason = "the channel is connected";
-        let connected = Error::invalid_if(self.core().table.is_open(), "ibv_modify_qp", reason)
-            .and_then(|()| {
-                let link = self.detached.channel.link_mut();
-                let (connected, has_ended) = step(link, |link| link.connect(&remote));
-                self.has_ended |= has_ended;
-                connected
-            });
+        let connected = Error::invalid_if(
+            self.detached.channel.link.core.table.is_open(),
+            "ibv_modify_qp",
+            reason,
+        )
+        .and_then(|()| {
+            let link = &mut self.detached.channel.link;
+            let (connected, has_ended) = step(link, |link| link.connect(&remote));
+            self.has_ended |= has_ended;
+            connected
+        });
         match connected {
             Ok(()) => Ok(self),
             Err(error) => Err(StateError::new(self, error)),
@@ -89,7 +91,7 @@ impl<'res> DetachedChannel<'res> {
     /// The provider's errno value.
     #[doc(alias = "ibv_modify_qp")]
     pub fn stop(&self) -> Result<()> {
-        self.core().modify(ffi::ibv_qp_state::IBV_QPS_ERR)
+        self.detached.channel.link.core.modify(ffi::ibv_qp_state::IBV_QPS_ERR)
     }
 
     /// `ibv_destroy_qp`: destroys the queue pair. [`Loop::end_destroyed`] returns its error.
@@ -98,7 +100,7 @@ impl<'res> DetachedChannel<'res> {
         let Self { detached: Detached { id, channel }, queue, number, is_in_flight, .. } = self;
         let doomed = Doomed {
             index: id.index(),
-            link: channel.into_link(),
+            link: channel.link,
             is_in_flight,
             shares: false,
             datagrams: None,
@@ -108,19 +110,12 @@ impl<'res> DetachedChannel<'res> {
         DestroyedChannel { id, queue, destroyed }
     }
 
-    fn core(&self) -> &Core {
-        self.detached.channel.core()
-    }
-
-    #[cfg(feature = "rdmacm")]
-    pub(crate) fn channel(&self) -> &PreparedChannel<'res> {
-        &self.detached.channel
-    }
-
     #[cfg(feature = "rdmacm")]
     pub(crate) fn open_receives_of_init(&mut self) {
-        // This step never fails.
-        let (_, has_ended) = self.detached.open_receives_of_init();
+        let (_, has_ended) = step(&mut self.detached.channel.link, |link| {
+            link.open_receives_of_init();
+            Ok(())
+        });
         self.has_ended |= has_ended;
     }
 }
@@ -181,7 +176,7 @@ impl<'res, B> Loop<'res, B> {
             is_in_flight: self.table.in_flight(slots) > 0,
             has_ended: false,
             queue: self.queue().clone(),
-            detached: Detached { id: channel, channel: PreparedChannel::from_link(link) },
+            detached: Detached { id: channel, channel: PreparedChannel { link } },
         })
     }
 
@@ -200,18 +195,16 @@ impl<'res, B> Loop<'res, B> {
         }
         let DetachedChannel { detached: Detached { id, channel }, number, has_ended, .. } =
             detached;
-        let link = channel.into_link();
+        let link = channel.link;
         if has_ended {
             self.end_attempt(id);
             self.replace(id, number, &link.core);
         }
-        let open: &[Queue] = match (link.core.table.is_open(), link.is_receiving()) {
-            (true, _) => &[Queue::Send, Queue::Receive],
-            (false, true) => &[Queue::Receive],
-            (false, false) => &[],
-        };
+        let (is_connected, is_receiving) = (link.core.table.is_open(), link.is_receiving());
         self.attach_link(id, link);
-        self.open(id, open);
+        if is_connected || is_receiving {
+            self.open(id, is_connected);
+        }
         Ok(id)
     }
 

@@ -6,11 +6,10 @@ use std::{mem, slice};
 
 use super::Loop;
 use super::ended::{ChannelId, Ended, LoopBuffer};
-use super::lines::wake_next;
 use super::post::queue_index;
-use super::slots::{NEVER_FREE, Slot, State};
-use super::table::Table;
-use super::waiters::{Deferred, Line, Receiving};
+use super::slots::{List, NEVER_FREE, Slot, State};
+use super::table::{Aside, Table};
+use super::waiters::{Deferred, Receiving, Tasks};
 use crate::channel::error::{Refused, TransportError, TransportResult};
 use crate::channel::operation::Queue;
 use crate::channel::owned_buffer::OwnedBuffer;
@@ -120,7 +119,7 @@ impl<B> Loop<'_, B> {
             return None;
         }
         tasks.messages.first = NO_SLOT;
-        *line = Line::default();
+        *line = List::default();
         waiter.after = mem::replace(&mut waiters.free, place);
         Some(index.into())
     }
@@ -184,7 +183,10 @@ impl<B> Loop<'_, B> {
 
     #[inline(always)]
     pub(crate) fn take_message(&mut self, channel: ChannelId) -> Option<Ended<B>> {
-        self.table.pop_message(channel.index())
+        let messages = &mut self.table.entries[channel.index()].tasks.messages;
+        let index = messages.first;
+        messages.first = self.table.slots.get(index as usize)?.link;
+        Some(self.table.take(index))
     }
 
     pub(crate) fn has_message(&self, channel: ChannelId) -> bool {
@@ -194,9 +196,8 @@ impl<B> Loop<'_, B> {
     /// Wakes the first task in line if there is a message.
     #[inline]
     pub(crate) fn wake_receiver(&mut self, channel: ChannelId) {
-        let table = &mut self.table;
-        if !table.entries[channel.index()].tasks.messages.is_empty() {
-            table.wake_first(channel.index(), Queue::Receive);
+        if self.has_message(channel) {
+            self.table.wake_first(channel.index(), Queue::Receive);
         }
     }
 
@@ -204,7 +205,7 @@ impl<B> Loop<'_, B> {
     #[inline]
     pub(crate) fn wake_after_message(&mut self, channel: ChannelId) {
         if self.receiving(channel).held > 0 {
-            self.wake_all_in_line(channel, Queue::Receive);
+            self.table.wake_all(channel.index(), Queue::Receive);
         } else {
             self.wake_receiver(channel);
         }
@@ -366,6 +367,64 @@ impl<B> Loop<'_, B> {
         self.table.deferred.is_left = false;
         None
     }
+
+    /// Returns the place in line.
+    ///
+    /// # Errors
+    ///
+    ///  - `ENOMEM`: out of memory.
+    #[inline(always)]
+    pub(crate) fn join_line(
+        &mut self,
+        channel: ChannelId,
+        queue: Queue,
+        waker: &mut Option<Waker>,
+    ) -> TransportResult<u32> {
+        let Table { entries, waiters, .. } = &mut self.table;
+        let lines = &mut entries[channel.index()].tasks.lines;
+        Ok(waiters.join(&mut lines[queue_index(queue)], waker)?)
+    }
+
+    pub(crate) fn is_first_in_line(&self, place: u32) -> bool {
+        self.table.waiters.places[place as usize].before == NO_SLOT
+    }
+
+    pub(crate) fn is_line_empty(&self, channel: ChannelId, queue: Queue) -> bool {
+        let lines = &self.table.entries[channel.index()].tasks.lines;
+        lines[queue_index(queue)].first == NO_SLOT
+    }
+
+    pub(crate) fn waker_in_line(&mut self, place: u32) -> &mut Option<Waker> {
+        &mut self.table.waiters.places[place as usize].waker
+    }
+
+    /// Returns the waker, which the caller drops while the loop is not borrowed. If the task was woken to take
+    /// something, the caller [wakes the next](Self::wake_line).
+    pub(crate) fn leave_line(
+        &mut self,
+        channel: ChannelId,
+        queue: Queue,
+        place: u32,
+    ) -> Option<Waker> {
+        let Table { entries, waiters, .. } = &mut self.table;
+        let lines = &mut entries[channel.index()].tasks.lines;
+        waiters.leave(&mut lines[queue_index(queue)], place)
+    }
+
+    pub(crate) fn wake_line(&mut self, channel: ChannelId, queue: Queue) {
+        self.table.wake_first(channel.index(), queue);
+    }
+
+    pub(super) fn forget_lines(&mut self, index: usize) {
+        let Table { entries, waiters, deferred, .. } = &mut self.table;
+        for line in &mut entries[index].tasks.lines {
+            while line.first != NO_SLOT {
+                deferred.forget(waiters.leave(line, line.first));
+            }
+        }
+        entries[index].tasks = Tasks::default();
+        self.table.asides[index] = Aside::default();
+    }
 }
 
 impl<B> Table<B> {
@@ -432,7 +491,7 @@ impl<B> Table<B> {
                 // The first task was woken for an earlier message and has not come. Its future may be forgotten.
                 Some(_) if tasks.woken_in != *turns => {
                     tasks.woken_in = *turns;
-                    wake_next(waiters, deferred, first);
+                    waiters.wake_next(deferred, first);
                 }
                 _ => {}
             }
@@ -442,11 +501,38 @@ impl<B> Table<B> {
         }
     }
 
+    #[cold]
+    pub(super) fn wake_all(&mut self, channel: usize, queue: Queue) {
+        let Self { entries, waiters, deferred, .. } = self;
+        let mut place = entries[channel].tasks.lines[queue_index(queue)].first;
+        while let Some(waiter) = waiters.places.get_mut(place as usize) {
+            deferred.wake(&mut waiter.waker);
+            place = waiter.after;
+        }
+    }
+
+    /// Wakes all if the channel drains: then tasks wait for its end.
     #[inline(always)]
-    pub(super) fn pop_message(&mut self, channel: usize) -> Option<Ended<B>> {
-        let messages = &mut self.entries[channel].tasks.messages;
-        let index = messages.first;
-        messages.first = self.slots.get(index as usize)?.link;
-        Some(self.take(index))
+    pub(super) fn wake_first(&mut self, channel: usize, queue: Queue) {
+        let first = self.entries[channel].tasks.lines[queue_index(queue)].first;
+        if first != NO_SLOT {
+            self.wake_place(channel, queue, first);
+        }
+    }
+
+    #[inline(never)]
+    fn wake_place(&mut self, channel: usize, queue: Queue, first: u32) {
+        if self.entries[channel].tasks.is_draining {
+            return self.wake_all(channel, queue);
+        }
+        match queue {
+            Queue::Receive => self.waiters.wake_next(&mut self.deferred, first),
+            // Only the first in line may post.
+            Queue::Send => {
+                if let Some(waiter) = self.waiters.places.get_mut(first as usize) {
+                    self.deferred.wake(&mut waiter.waker);
+                }
+            }
+        }
     }
 }

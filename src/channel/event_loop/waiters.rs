@@ -22,24 +22,12 @@ pub(crate) struct Receiving {
 pub(super) struct Tasks {
     pub(super) messages: List,
     /// Tasks wait for room to send, or for a message.
-    pub(super) lines: [Line; 2],
+    pub(super) lines: [List; 2],
     pub(super) receiving: Receiving,
     /// The last turn that woke a task for a message.
     pub(super) woken_in: u32,
     /// Sends are refused, and tasks wait until those in flight have ended.
     pub(super) is_draining: bool,
-}
-
-#[derive(Clone, Copy)]
-pub(super) struct Line {
-    pub(super) first: u32,
-    pub(super) last: u32,
-}
-
-impl Default for Line {
-    fn default() -> Self {
-        Self { first: NO_SLOT, last: NO_SLOT }
-    }
 }
 
 pub(super) struct Waiter {
@@ -60,7 +48,7 @@ impl Waiters {
     }
 
     #[inline(always)]
-    pub(super) fn join(&mut self, line: &mut Line, waker: &mut Option<Waker>) -> Result<u32> {
+    pub(super) fn join(&mut self, line: &mut List, waker: &mut Option<Waker>) -> Result<u32> {
         if self.free == NO_SLOT {
             self.grow()?;
         }
@@ -79,7 +67,7 @@ impl Waiters {
     }
 
     #[inline(always)]
-    pub(super) fn leave(&mut self, line: &mut Line, place: u32) -> Option<Waker> {
+    pub(super) fn leave(&mut self, line: &mut List, place: u32) -> Option<Waker> {
         let waiter = &mut self.places[place as usize];
         let (waker, before, after) = (waiter.waker.take(), waiter.before, waiter.after);
         waiter.after = mem::replace(&mut self.free, place);
@@ -92,6 +80,18 @@ impl Waiters {
             None => line.last = before,
         }
         waker
+    }
+
+    /// Wakes the next task that was not woken yet. A woken one may never come: its future may be forgotten.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn wake_next(&mut self, deferred: &mut Deferred, mut place: u32) {
+        while let Some(waiter) = self.places.get_mut(place as usize) {
+            if waiter.waker.is_some() {
+                return deferred.wake(&mut waiter.waker);
+            }
+            place = waiter.after;
+        }
     }
 
     #[cold]
@@ -131,6 +131,16 @@ impl Deferred {
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
         self.due.woken.is_empty() && !self.is_left
+    }
+
+    /// Closes the channel later, if there is an error, or flushes it. Without memory, returns false.
+    pub(super) fn fail(&mut self, channel: ChannelId, error: Option<TransportError>) -> bool {
+        let has_room = self.due.failed.try_reserve(1).is_ok();
+        if has_room {
+            self.due.failed.push((channel, error));
+            self.is_left = true;
+        }
+        has_room
     }
 
     /// Takes a waker if nothing else is due.

@@ -17,8 +17,8 @@ use crate::error::Error;
 use crate::ffi;
 
 enum Failure {
-    /// The device has not seen the window. The index is that of the refused request.
-    Refused(TransportError, Option<usize>),
+    /// The device has not seen the window.
+    Refused(TransportError),
     /// The device has none of the window in this slot, or its first requests.
     NotPosted(u32, NotPosted),
 }
@@ -107,7 +107,7 @@ impl<B> Loop<'_, B> {
         failure: Failure,
     ) -> (TransportError, Option<usize>, Option<u32>) {
         let (index, failure) = match failure {
-            Failure::Refused(error, request) => return (error, request, None),
+            Failure::Refused(error) => return (error, None, None),
             Failure::NotPosted(index, failure) => (index, failure),
         };
         if failure.returned == NO_CREDIT && list.takes_receives {
@@ -136,8 +136,7 @@ impl<B> Loop<'_, B> {
             outcome.was = slot.state;
             slot.state = State::PartOfWindow;
             outcome.posted = failure.posted as u32;
-            let completion = ffi::ibv_wc { status: STOPPED, ..Default::default() };
-            outcome.completion = completion;
+            outcome.completion = ffi::ibv_wc { status: STOPPED, ..Default::default() };
         }
         (error, request, Some(index))
     }
@@ -167,10 +166,10 @@ impl<B> Table<B> {
         token: u64,
     ) -> Result<u32, Failure> {
         let Some(entry) = self.entry(channel) else {
-            return Err(Failure::Refused(TransportError::Closed, None));
+            return Err(Failure::Refused(TransportError::Closed));
         };
         if let Err(error) = list.check(&entry.limits) {
-            return Err(Failure::Refused(error, None));
+            return Err(Failure::Refused(error));
         }
         let (index, places) = (entry.next[0], list.len() as u32);
         // SAFETY: `next` of an entry is always the index of a slot, and each slot has an outcome.
@@ -180,7 +179,7 @@ impl<B> Table<B> {
         let is_again =
             slot.state == State::Free && slot.is_of(outcome.run) && outcome.run.places == places;
         if !is_again && let Err(error) = self.find_places(channel, places) {
-            return Err(Failure::Refused(error, None));
+            return Err(Failure::Refused(error));
         }
         // SAFETY: `entry` has found this channel above.
         let entry = unsafe { self.entries.get_unchecked_mut(channel.index()) };

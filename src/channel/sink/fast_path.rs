@@ -8,6 +8,7 @@ use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::time::Instant;
 
+use super::count;
 use crate::channel::core::Core;
 use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::slot::{Owner, Slot, State};
@@ -68,32 +69,44 @@ impl Core {
         slot: &Slot,
         deadline: Option<Instant>,
     ) -> TransportResult<NonNull<ffi::ibv_wc>> {
-        let mut settled = self.settle_rest();
-        let mut wait = Wait::new(deadline);
-        // An ended operation keeps its result, even if polling fails.
-        while slot.state().is_outstanding() {
-            match settled {
-                Ok(true) => {}
-                Ok(false) => {
-                    if let Err(error) = self.on_empty_poll(&mut wait) {
-                        // The result is the time-out, not the flushed completion.
-                        self.stop();
-                        self.release(slot);
-                        return Err(error);
-                    }
-                }
-                Err(error) => {
-                    slot.set_state(State::Abandoned);
-                    return Err(error);
-                }
+        if let Err(error) = self.wait_for_end(slot, deadline) {
+            if slot.state().is_outstanding() {
+                slot.set_state(State::Abandoned);
+            } else {
+                // The result is the time-out, not the flushed completion.
+                self.release(slot);
             }
-            settled = self.settle();
+            return Err(error);
         }
         if matches!(slot.state(), State::Done(_) | State::Seen) && slot.has_success() {
             return Ok(slot.completion_pointer());
         }
         let error = self.take_result(slot).err();
         Err(error.unwrap_or(TransportError::UnknownWork))
+    }
+
+    /// Goes on after a shortcut, until the slot's operation has ended.
+    ///
+    /// # Errors
+    ///
+    /// Polling has failed, and the operation is outstanding; or the wait was in vain, so the channel was stopped, and
+    /// nothing is outstanding.
+    #[inline(always)]
+    pub(in crate::channel) fn wait_for_end(
+        &self,
+        slot: &Slot,
+        deadline: Option<Instant>,
+    ) -> TransportResult<()> {
+        let mut settled = self.settle_rest();
+        let mut wait = Wait::new(deadline);
+        // An ended operation keeps its result, even if polling fails.
+        while slot.state().is_outstanding() {
+            if !settled? {
+                self.on_empty_poll(&mut wait).inspect_err(|_| self.stop())?;
+            }
+            settled = self.settle();
+        }
+        Ok(())
     }
 
     pub(in crate::channel) fn settle_rest(&self) -> TransportResult<bool> {
@@ -106,7 +119,7 @@ impl Core {
     pub(super) fn take_rest(&self) -> TransportResult<bool> {
         let found = self.sink.rest.take();
         if found != 0 {
-            self.absorb(found)?;
+            self.sink.batch.keep(0, count(found)?);
         }
         Ok(!self.sink.is_empty())
     }
@@ -206,20 +219,12 @@ impl Core {
     ) -> TransportResult<()> {
         let slot = self.begin_blocking();
         self.sink.rest.set(found);
-        let mut settled = self.settle_rest();
-        let mut wait = Wait::new(deadline);
-        while slot.state().is_outstanding() {
-            let waited = match settled {
-                Ok(true) => Ok(()),
-                Ok(false) => self.on_empty_poll(&mut wait),
-                Err(error) => Err(error),
-            };
-            if let Err(error) = waited {
+        if let Err(error) = self.wait_for_end(slot, deadline) {
+            if slot.state().is_outstanding() {
                 self.stop();
-                self.end_blocking();
-                return Err(error);
             }
-            settled = self.settle();
+            self.end_blocking();
+            return Err(error);
         }
         let completion = slot.completion();
         self.sink.batch.set_first(*completion.as_raw());

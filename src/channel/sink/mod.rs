@@ -63,7 +63,13 @@ impl Core {
     ///    next call handles those after it.
     #[inline]
     pub(super) fn settle(&self) -> TransportResult<bool> {
-        self.poll_and_dispatch()
+        if self.settle_abandoned() {
+            return Ok(true);
+        }
+        if !self.take_rest()? {
+            return Ok(false);
+        }
+        self.dispatch_batch().map(|()| true)
     }
 
     /// Asks `ended` again each time that completions were handled.
@@ -90,10 +96,10 @@ impl Core {
     #[inline]
     pub(super) fn on_empty_poll(&self, wait: &mut Wait) -> TransportResult<()> {
         let cancel = self.cancel.get().map(|cancel| &**cancel);
-        wait.on_empty_poll(self.sleep.as_ref(), cancel, || self.check_device())
+        wait.on_empty_poll(self.settings.sleep.as_ref(), cancel, || self.check_device())
     }
 
-    /// Polls into the batch, which must be empty and stays so: see [`absorb`](Self::absorb).
+    /// Polls into the batch, which must be empty and stays so: see [`take_rest`](Self::take_rest).
     #[inline(always)]
     fn poll_raw(&self, most: usize) -> c_int {
         let Sink { batch, poll_cq, queue, .. } = &self.sink;
@@ -103,25 +109,6 @@ impl Core {
         // exists: each function of the core drops its references before it polls or returns, and one thread at a time
         // uses it.
         unsafe { poll_cq(*queue, most as c_int, batch.entries()) }
-    }
-
-    /// Puts a poll's completions into the batch. Returns whether there are any.
-    #[inline]
-    fn absorb(&self, found: c_int) -> TransportResult<bool> {
-        let found = count(found)?;
-        self.sink.batch.keep(0, found);
-        Ok(found > 0)
-    }
-
-    #[inline]
-    fn poll_and_dispatch(&self) -> TransportResult<bool> {
-        if self.settle_abandoned() {
-            return Ok(true);
-        }
-        if !self.take_rest()? {
-            return Ok(false);
-        }
-        self.dispatch_batch().map(|()| true)
     }
 
     /// Stops at the first unknown completion.
@@ -197,6 +184,13 @@ impl Core {
             }
         }
         Ok(())
+    }
+
+    /// Leaves a failure to the end of the scope.
+    pub(super) fn report_failure(&self, completion: &WorkCompletion) {
+        if let Err(error) = completion.result() {
+            self.record_unreported(error.into());
+        }
     }
 
     /// Keeps the first failure for the end of the scope.

@@ -8,19 +8,18 @@
 //!
 //! One thread at a time uses the table, so its fields are [`Cell`]s.
 
-mod connection;
-
 use std::cell::Cell;
 use std::ptr::NonNull;
 
 use super::error::no_memory;
 use super::operation::Queue;
-use super::slot::{Generations, Owner, Slot, State};
+use super::slot::{Generations, Owner, Slot, State, member};
 use crate::error::Result;
+use crate::ffi;
 
 const MAX_SLOTS: usize = 1 << 30;
 
-pub(in crate::channel) struct InFlight {
+pub(super) struct InFlight {
     /// The table owns them: sends, receives, the blocking operation, the credit read. The blocking operation's slot is
     /// also the next one of a queue without slots, and of a closed table.
     slots: NonNull<Slot>,
@@ -45,8 +44,8 @@ enum Open {
     Nothing,
     Receives,
     Everything,
-    /// The channel takes shared receives.
-    Sends,
+    /// The same, but blocking operations need checks.
+    WithoutFastPath,
 }
 
 impl Drop for InFlight {
@@ -65,12 +64,28 @@ impl Drop for InFlight {
 unsafe impl Send for InFlight {}
 
 impl InFlight {
+    /// Makes the closed table of a channel. A loop has one for all its channels: theirs have no slots.
+    ///
+    /// # Errors
+    ///
+    ///  - `ENOMEM`: out of memory.
+    pub(super) fn of_channel(
+        capacities: &ffi::ibv_qp_cap,
+        flow_control: bool,
+        of_loop: bool,
+    ) -> Result<Self> {
+        if of_loop {
+            return Self::new(0, 0, false);
+        }
+        Self::new(capacities.max_send_wr, capacities.max_recv_wr, flow_control)
+    }
+
     /// Makes a closed table.
     ///
     /// # Errors
     ///
     ///  - `ENOMEM`: out of memory.
-    pub(in crate::channel) fn new(sends: u32, receives: u32, flow_control: bool) -> Result<Self> {
+    fn new(sends: u32, receives: u32, flow_control: bool) -> Result<Self> {
         let depth = sends as usize + receives as usize;
         let all = depth + 1 + usize::from(flow_control);
         if all > MAX_SLOTS {
@@ -101,27 +116,27 @@ impl InFlight {
     }
 
     #[inline]
-    pub(in crate::channel) fn slots(&self) -> &[Slot] {
+    pub(super) fn slots(&self) -> &[Slot] {
         // SAFETY: the slots live as long as the table, and are reached only by shared references.
         unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.depth as usize) }
     }
 
     /// Includes the channel's own slots.
     #[inline]
-    pub(in crate::channel) fn all_slots(&self) -> &[Slot] {
+    pub(super) fn all_slots(&self) -> &[Slot] {
         // SAFETY: as in `slots`.
         unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.all as usize) }
     }
 
-    pub(in crate::channel) fn blocking(&self) -> &Slot {
+    pub(super) fn blocking(&self) -> &Slot {
         &self.all_slots()[self.depth as usize]
     }
 
-    pub(in crate::channel) fn credit_read(&self) -> Option<&Slot> {
+    pub(super) fn credit_read(&self) -> Option<&Slot> {
         self.all_slots().get(self.depth as usize + 1)
     }
 
-    pub(in crate::channel) fn of(&self, queue: Queue) -> &[Slot] {
+    pub(super) fn of(&self, queue: Queue) -> &[Slot] {
         let (sends, receives) = self.slots().split_at(self.sends as usize);
         match queue {
             Queue::Send => sends,
@@ -131,12 +146,12 @@ impl InFlight {
 
     /// Finds a slot by the lower half of a request's number.
     #[inline]
-    pub(in crate::channel) fn slot(&self, index: usize) -> Option<&Slot> {
+    pub(super) fn slot(&self, index: usize) -> Option<&Slot> {
         self.slots().get(index)
     }
 
     #[inline]
-    pub(in crate::channel) fn slot_of(&self, wr_id: u64) -> Option<&Slot> {
+    pub(super) fn slot_of(&self, wr_id: u64) -> Option<&Slot> {
         let slot = self.all_slots().get(wr_id as u32 as usize)?;
         (slot.wr_id() == wr_id).then_some(slot)
     }
@@ -148,20 +163,20 @@ impl InFlight {
     }
 
     #[inline]
-    pub(in crate::channel) fn any_in_use(&self) -> bool {
+    pub(super) fn any_in_use(&self) -> bool {
         self.in_scope.get() | self.others.get() != 0
     }
 
     #[inline]
-    pub(in crate::channel) fn any_in_scope(&self) -> bool {
+    pub(super) fn any_in_scope(&self) -> bool {
         self.in_scope.get() != 0
     }
 
-    pub(in crate::channel) fn has_one_in_scope(&self) -> bool {
+    pub(super) fn has_one_in_scope(&self) -> bool {
         self.in_scope.get() == 1
     }
 
-    pub(in crate::channel) fn in_use(&self) -> u32 {
+    pub(super) fn in_use(&self) -> u32 {
         self.in_scope.get() + self.others.get()
     }
 
@@ -170,7 +185,7 @@ impl InFlight {
         if matches!(owner, Owner::Scope | Owner::Lent) { &self.in_scope } else { &self.others }
     }
 
-    pub(in crate::channel) fn has_room(&self, queue: Queue) -> bool {
+    pub(super) fn has_room(&self, queue: Queue) -> bool {
         self.free_slot(queue).is_some()
     }
 
@@ -183,7 +198,7 @@ impl InFlight {
     }
 
     #[inline]
-    pub(in crate::channel) fn free_slot(&self, queue: Queue) -> Option<&Slot> {
+    pub(super) fn free_slot(&self, queue: Queue) -> Option<&Slot> {
         // SAFETY: the cell always points to a slot of this table.
         let slot = unsafe { self.next(queue).get().as_ref() };
         if slot.state() == State::Free { Some(slot) } else { self.search(queue) }
@@ -192,7 +207,7 @@ impl InFlight {
     /// Takes a slot after the post: then the compiler knows the state, and need not load it when the handle is dropped
     /// at once.
     #[inline]
-    pub(in crate::channel) fn take(&self, queue: Queue, slot: &Slot, owner: Owner) {
+    pub(super) fn take(&self, queue: Queue, slot: &Slot, owner: Owner) {
         self.next(queue).set(slot.next.get());
         let count = self.count_of(owner);
         count.set(count.get() + 1);
@@ -202,14 +217,14 @@ impl InFlight {
     #[inline(never)]
     fn search(&self, queue: Queue) -> Option<&Slot> {
         match (self.open.get(), queue) {
-            (Open::Everything | Open::Sends, _) | (Open::Receives, Queue::Receive) => {}
+            (Open::Everything | Open::WithoutFastPath, _) | (Open::Receives, Queue::Receive) => {}
             _ => return None,
         }
         self.free_places(queue).next()
     }
 
     /// Frees a slot whose result was taken or request refused. Not for windows.
-    pub(in crate::channel) fn release(&self, slot: &Slot) {
+    pub(super) fn release(&self, slot: &Slot) {
         if let Some(owner) = slot.state().owner() {
             self.release_of(slot, owner);
         }
@@ -217,7 +232,7 @@ impl InFlight {
 
     /// Frees a slot in use. If the operation or `owner` is of a scope, both are.
     #[inline]
-    pub(in crate::channel) fn release_of(&self, slot: &Slot, owner: Owner) {
+    pub(super) fn release_of(&self, slot: &Slot, owner: Owner) {
         slot.free();
         let count = self.count_of(owner);
         count.set(count.get().wrapping_sub(1));
@@ -225,56 +240,167 @@ impl InFlight {
 
     /// Counts a slot that a window has taken.
     #[inline]
-    pub(in crate::channel) fn count_taken_in_scope(&self) {
+    pub(super) fn count_taken_in_scope(&self) {
         self.in_scope.set(self.in_scope.get() + 1);
     }
 
     /// Moves on after a window has taken the slots up to `last`.
     #[inline]
-    pub(in crate::channel) fn set_next_send(&self, last: &Slot) {
+    pub(super) fn set_next_send(&self, last: &Slot) {
         self.next_send.set(last.next.get());
     }
 
     /// Uncounts slots that were [freed](Slot::free).
     #[inline]
-    pub(in crate::channel) fn count_released_in_scope(&self, slots: usize) {
+    pub(super) fn count_released_in_scope(&self, slots: usize) {
         self.in_scope.set(self.in_scope.get().wrapping_sub(slots as u32));
     }
 
     /// Counts without the credit read.
-    pub(in crate::channel) fn outstanding(&self) -> u32 {
+    pub(super) fn outstanding(&self) -> u32 {
         let slots = self.slots().iter().chain([self.blocking()]);
         slots.map(|slot| u32::from(slot.state().is_outstanding())).sum()
     }
 
-    pub(in crate::channel) fn outstanding_sends(&self) -> u32 {
+    pub(super) fn outstanding_sends(&self) -> u32 {
         let sends = self.of(Queue::Send).iter();
         sends.map(|slot| u32::from(slot.state().is_outstanding())).sum()
+    }
+
+    pub(super) fn is_earlier(&self, wr_id: u64) -> bool {
+        let generation = match member(wr_id) {
+            Some(member) => match self.slot(member.place as usize) {
+                Some(slot) => member.generation(slot.generation()),
+                None => return false,
+            },
+            None if (wr_id as u32 as usize) < MAX_SLOTS => (wr_id >> 32) as u32,
+            None => return false,
+        };
+        self.generations.get().is_earlier(generation)
+    }
+
+    /// Makes all numbers so far earlier ones.
+    pub(super) fn end_connection(&self) -> Generations {
+        let reached = self.all_slots().iter().map(Slot::generation);
+        let generations = self.begun.get().after(reached);
+        self.generations.set(generations);
+        generations
+    }
+
+    /// Is called before anything is posted.
+    pub(super) fn begin(&self, generations: Generations) {
+        self.begun.set(generations);
+        self.generations.set(generations);
+        for slot in self.all_slots() {
+            slot.set_generation(generations.first());
+        }
+    }
+
+    /// Frees all slots. Those for receives may be taken.
+    pub(super) fn open_receives(&self) {
+        let (sends, depth) = (self.sends as usize, self.depth as usize);
+        self.begin(self.end_connection());
+        for slot in self.all_slots() {
+            slot.set_state(State::Seen);
+        }
+        for (index, slot) in self.slots().iter().enumerate() {
+            slot.set_state(State::Free);
+            let next = match index + 1 {
+                next if next == sends => 0,
+                next if next == depth => sends,
+                next => next,
+            };
+            slot.next.set(self.pointer(next));
+        }
+        self.next_send.set(self.pointer(depth));
+        // Without slots for receives, this one is never free.
+        self.next_receive.set(self.pointer(sends));
+        self.in_scope.set(0);
+        self.others.set(0);
+        self.open.set(Open::Receives);
+    }
+
+    pub(super) fn open_sends(&self, has_fast_path: bool) {
+        self.next_send.set(self.pointer(if self.sends > 0 { 0 } else { self.depth as usize }));
+        self.open.set(if has_fast_path { Open::Everything } else { Open::WithoutFastPath });
+    }
+
+    pub(super) fn close(&self) {
+        let never_free = self.pointer(self.depth as usize);
+        self.next_send.set(never_free);
+        self.next_receive.set(never_free);
+        self.open.set(Open::Nothing);
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.open.get(), Open::Everything | Open::WithoutFastPath)
+    }
+
+    pub(super) fn has_fast_path(&self) -> bool {
+        self.open.get() == Open::Everything
+    }
+
+    pub(super) fn is_open_for_receives(&self) -> bool {
+        self.open.get() == Open::Receives
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.open.get() == Open::Nothing
+    }
+
+    /// Ends all requests after the queue pair was reset or destroyed. Returns whether the program had dropped a handle
+    /// of one.
+    pub(super) fn discard_outstanding(&self) -> bool {
+        self.end_connection();
+        for own in &self.all_slots()[self.depth as usize..] {
+            own.set_state(State::Seen);
+            own.renumber();
+        }
+        let mut any_abandoned = false;
+        for slot in self.slots() {
+            match slot.state() {
+                State::InFlight(Owner::LostWindow) => {
+                    any_abandoned = true;
+                    self.release_window(slot);
+                }
+                // The program knows of the failure.
+                State::InFlight(Owner::FailedWindow) => {
+                    slot.set_state(State::Done(Owner::FailedWindow));
+                }
+                State::InFlight(Owner::Lent) | State::Abandoned => {
+                    any_abandoned = true;
+                    self.release_of(slot, Owner::Scope);
+                }
+                State::InFlight(owner) => slot.set_state(State::Discarded(owner)),
+                _ => {}
+            }
+        }
+        any_abandoned
     }
 }
 
 #[cfg(test)]
-pub(in crate::channel) mod tests {
+mod tests {
     use super::*;
 
-    pub(in crate::channel) fn opened(sends: u32, receives: u32) -> InFlight {
+    fn opened(sends: u32, receives: u32) -> InFlight {
         let table = InFlight::new(sends, receives, true).unwrap();
         open(&table);
         table
     }
 
-    pub(in crate::channel) fn open(table: &InFlight) {
+    fn open(table: &InFlight) {
         table.open_receives();
-        table.open_sends();
+        table.open_sends(true);
     }
 
-    pub(in crate::channel) fn take(table: &InFlight, queue: Queue) -> Option<u32> {
+    fn take(table: &InFlight, queue: Queue) -> Option<u32> {
         let slot = table.free_slot(queue)?;
         table.take(queue, slot, Owner::Scope);
         Some(slot.index())
     }
 
-    pub(in crate::channel) fn release(table: &InFlight, index: usize) {
+    fn release(table: &InFlight, index: usize) {
         table.release(table.slot(index).unwrap());
     }
 
@@ -344,6 +470,78 @@ pub(in crate::channel) mod tests {
         let first = table.slot(0).unwrap().wr_id();
         for index in [4, 1 << 30, 1 << 31, u64::from(u32::MAX)] {
             assert!(table.slot_of(first | index).is_none(), "{index:#x}");
+        }
+    }
+
+    #[test]
+    fn a_closed_table_gives_nothing_out_but_takes_back() {
+        let table = InFlight::new(1, 1, false).unwrap();
+        assert_eq!(take(&table, Queue::Send), None);
+        open(&table);
+        take(&table, Queue::Send).unwrap();
+        table.close();
+        release(&table, 0);
+        assert!(!table.has_room(Queue::Send) && !table.is_open());
+        assert_eq!(take(&table, Queue::Send), None);
+        assert_eq!(table.in_use(), 0);
+        open(&table);
+        assert_eq!(take(&table, Queue::Send), Some(0));
+    }
+
+    #[test]
+    fn receives_come_first_and_stay_when_sends_may_be_posted() {
+        let table = InFlight::new(2, 2, false).unwrap();
+        table.open_receives();
+        assert!(table.is_open_for_receives() && !table.is_open());
+        assert!(!table.has_room(Queue::Send) && table.has_room(Queue::Receive));
+        assert_eq!((take(&table, Queue::Send), take(&table, Queue::Receive)), (None, Some(2)));
+        table.open_sends(true);
+        assert!(table.is_open() && !table.is_open_for_receives());
+        assert_eq!((take(&table, Queue::Send), take(&table, Queue::Receive)), (Some(0), Some(3)));
+        assert_eq!((table.in_use(), table.outstanding()), (3, 3));
+    }
+
+    #[test]
+    fn discarded_requests_are_no_longer_outstanding() {
+        let table = opened(3, 0);
+        for _ in 0..3 {
+            table.take(Queue::Send, table.free_slot(Queue::Send).unwrap(), Owner::Scope);
+        }
+        table.slot(0).unwrap().set_state(State::Abandoned);
+        table.slot(1).unwrap().complete(Owner::Scope, &crate::ffi::ibv_wc::default());
+        assert!(table.discard_outstanding());
+        let states = [State::Free, State::Done(Owner::Scope), State::Discarded(Owner::Scope)];
+        assert_eq!([0, 1, 2].map(|index| table.slot(index).unwrap().state()), states);
+        assert_eq!((table.in_use(), table.outstanding()), (2, 0));
+    }
+
+    #[test]
+    fn no_number_comes_twice() {
+        let table = opened(2, 1);
+        let mut seen = std::collections::HashSet::new();
+        let mut connections = Vec::new();
+        for connection in 0..4 {
+            let mut numbers = Vec::new();
+            for round in 0..connection + 3 {
+                let slot = table.free_slot(Queue::Send).unwrap();
+                table.take(Queue::Send, slot, Owner::Scope);
+                let number = slot.wr_id();
+                assert!(seen.insert(number), "{number:#x}");
+                assert!(table.slot_of(number).is_some() && !table.is_earlier(number));
+                numbers.push(number);
+                if round < connection + 2 {
+                    table.release(slot);
+                    assert!(table.slot_of(number).is_none(), "its completion comes again");
+                }
+            }
+            connections.push(numbers);
+            table.close();
+            table.discard_outstanding();
+            let all = connections.iter().flatten();
+            assert!(all.clone().all(|&number| table.is_earlier(number)));
+            open(&table);
+            assert!(all.clone().all(|&number| table.is_earlier(number)));
+            assert!(all.clone().all(|&number| table.slot_of(number).is_none()));
         }
     }
 }
