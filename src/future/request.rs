@@ -9,7 +9,7 @@ use crate::channel::{
     PreparedChannel, PreparedWindow, Refused, TransportError, WindowError, WorkRequest, step,
 };
 use crate::debug::debug;
-use crate::error::Result;
+use crate::error::{Result, StateError};
 #[cfg(feature = "rdmacm")]
 use crate::ffi;
 use crate::handshake::Handshake;
@@ -19,8 +19,7 @@ use crate::pool::PooledBuffer;
 use crate::queue_pair::QueuePairEndpoint;
 #[cfg(feature = "rdmacm")]
 use crate::queue_pair_state::QueuePairType;
-use crate::state_error::StateError;
-use crate::tcp::{AsyncStream, ExchangeError, Polled, Role, exchange_over};
+use crate::tcp::{AsyncStream, ExchangeError, Role, exchange_over};
 
 /// What an [`AsyncChannel`](crate::AsyncChannel) carries out as one operation: a request of the send queue that owns
 /// its buffer, or a [`PreparedWindow`] of them. `B` is what its reactor keeps. Sealed.
@@ -283,7 +282,7 @@ impl<S: Share> PreparedAsyncChannel<S> {
         private_data: &[u8],
     ) -> impl Future<Output = Connected<S>> + use<'a, S, T> {
         let private_data = private_data.to_vec();
-        async move { exchange_over(self, role, &mut Polled(stream), &private_data).await }
+        async move { exchange_over(self, role, stream, &private_data).await }
     }
 }
 

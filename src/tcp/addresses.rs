@@ -6,13 +6,13 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::error::{ExchangeError, ExchangeStage};
-use super::exchange::{Exchange, Role, exchange};
-use super::stream::DeadlineStream;
+use super::exchange::{Exchange, Role};
+use super::stream::{DeadlineStream, exchange};
 use super::wire::check_private_data;
 use crate::channel::{Channel, DetachedChannel, PreparedChannel};
+use crate::error::StateError;
 use crate::handshake::{Handshake, Step};
 use crate::queue_pair::{Connected, PreparedQueuePair, QueuePair};
-use crate::state_error::StateError;
 
 /// The silence after which the kernel probes the peer's host.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);

@@ -2,8 +2,9 @@ use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll};
 
-use super::error::{ExchangeError, ExchangeStage};
-use super::exchange::Messages;
+use super::error::{ExchangeError, ExchangeStage, MAX_PRIVATE_DATA};
+use super::exchange::{Exchange, Exchanged, Role};
+use crate::handshake::{Handshake, Step};
 
 /// A stream of bytes of an asynchronous runtime, over which two sides can connect.
 ///
@@ -26,35 +27,36 @@ pub trait AsyncStream {
     fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>>;
 }
 
-pub(crate) struct Polled<'s, S>(pub(crate) &'s mut S);
-
-/// 0 bytes mean the stream's end.
-fn done(result: io::Result<usize>) -> Result<usize, ExchangeError> {
-    match result {
-        Ok(0) => Err(ExchangeError::Closed(ExchangeStage::Addresses)),
-        Ok(done) => Ok(done),
-        Err(error) => Err(ExchangeError::from_stream(error)),
-    }
-}
-
-impl<S: AsyncStream + Send> Messages for Polled<'_, S> {
-    async fn read(&mut self, bytes: &mut [u8]) -> Result<(), ExchangeError> {
-        let mut left = bytes;
-        while !left.is_empty() {
-            let read = done(poll_fn(|cx| self.0.poll_read(cx, left)).await)?;
-            // A wrong number from the stream must not lead out of bounds.
-            left = left.get_mut(read..).unwrap_or_default();
-        }
-        Ok(())
-    }
-
-    async fn write(&mut self, bytes: &[u8]) -> Result<(), ExchangeError> {
-        let mut left = bytes;
-        while !left.is_empty() {
-            let written = done(poll_fn(|cx| self.0.poll_write(cx, left)).await)?;
-            left = left.get(written..).unwrap_or_default();
-        }
-        Ok(())
+pub(crate) async fn exchange_over<P: Handshake>(
+    prepared: P,
+    role: Role,
+    stream: &mut (impl AsyncStream + Send),
+    private_data: &[u8],
+) -> Exchanged<P> {
+    let mut exchange = Exchange::new(prepared, role, private_data)?;
+    loop {
+        exchange = match exchange.advance()? {
+            Step::Done(connected) => return Ok(connected),
+            Step::Pending(pending) => pending,
+        };
+        let done = match exchange.to_send() {
+            [] => {
+                let mut bytes = vec![0; exchange.wants().min(MAX_PRIVATE_DATA)];
+                let read = poll_fn(|cx| stream.poll_read(cx, &mut bytes)).await;
+                // A wrong number from the stream must not lead out of bounds.
+                read.map(|read| exchange.received(&bytes[..read.min(bytes.len())]))
+            }
+            bytes => {
+                let sent = poll_fn(|cx| stream.poll_write(cx, bytes)).await;
+                sent.inspect(|&sent| exchange.sent(sent))
+            }
+        };
+        let error = match done {
+            Ok(0) => ExchangeError::Closed(ExchangeStage::Addresses),
+            Ok(_) => continue,
+            Err(error) => ExchangeError::from_stream(error),
+        };
+        return Err(exchange.fail(error));
     }
 }
 

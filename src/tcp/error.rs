@@ -1,8 +1,7 @@
 use std::net::SocketAddr;
 use std::{fmt, io};
 
-use crate::error::{Error, ErrorKind};
-use crate::state_error::StateError;
+use crate::error::{Error, ErrorKind, StateError};
 
 /// The most private data that [`PreparedChannel::connect`](crate::PreparedChannel::connect) and similar methods
 /// exchange: 8 KiB.

@@ -1,18 +1,13 @@
 //! One state machine, fed with bytes: for streams that block, are polled or are stepped.
 
-use std::future::Future;
 use std::io::{self, Read, Write};
-use std::pin::pin;
-use std::task::{Context, Poll, Waker};
-use std::time::Instant;
 
 use super::error::{ExchangeError, ExchangeStage};
-use super::stream::{DeadlineStream, Timed};
 use super::wire;
 use crate::debug::debug;
+use crate::error::StateError;
 use crate::handshake::{Handshake, Step};
 use crate::queue_pair::QueuePairEndpoint;
-use crate::state_error::StateError;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
@@ -131,7 +126,7 @@ impl<P: Handshake> Exchange<P> {
             };
             let done = match self.to_send() {
                 [] => {
-                    let mut bytes = [0; 256];
+                    let mut bytes = [0; 1024];
                     let most = self.wants().min(bytes.len());
                     let read = stream.read(&mut bytes[..most]);
                     read.map(|read| self.received(&bytes[..read.min(most)]))
@@ -266,71 +261,4 @@ fn verdict_in(input: Vec<u8>) -> Result<(), ExchangeError> {
 debug! {
     impl[P: Handshake] Exchange<P>, self,
     role: self.role, to_send: self.to_send().len(), wants: self.wants(), ..
-}
-
-pub(crate) trait Messages {
-    fn read(&mut self, bytes: &mut [u8]) -> impl Future<Output = Result<(), ExchangeError>> + Send;
-
-    fn write(&mut self, bytes: &[u8]) -> impl Future<Output = Result<(), ExchangeError>> + Send;
-}
-
-struct Blocking<'s, S: DeadlineStream>(Timed<'s, S>);
-
-impl<S: DeadlineStream> Messages for Blocking<'_, S> {
-    fn read(&mut self, bytes: &mut [u8]) -> impl Future<Output = Result<(), ExchangeError>> + Send {
-        std::future::ready(self.0.read(bytes))
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> impl Future<Output = Result<(), ExchangeError>> + Send {
-        std::future::ready(self.0.write(bytes))
-    }
-}
-
-pub(super) fn exchange<P: Handshake, S: DeadlineStream + ?Sized>(
-    prepared: P,
-    role: Role,
-    mut stream: &mut S,
-    private_data: &[u8],
-    deadline: Instant,
-) -> Exchanged<P> {
-    let mut stream = Blocking(Timed::new(&mut stream, deadline));
-    let mut exchanging = pin!(exchange_over(prepared, role, &mut stream, private_data));
-    loop {
-        // Ready at once: all reads and writes block.
-        let polled = exchanging.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        if let Poll::Ready(exchanged) = polled {
-            return exchanged;
-        }
-    }
-}
-
-pub(crate) async fn exchange_over<P: Handshake, S: Messages>(
-    prepared: P,
-    role: Role,
-    stream: &mut S,
-    private_data: &[u8],
-) -> Exchanged<P> {
-    let mut exchange = Exchange::new(prepared, role, private_data)?;
-    loop {
-        exchange = match exchange.advance()? {
-            Step::Done(connected) => return Ok(connected),
-            Step::Pending(pending) => pending,
-        };
-        let carried = match exchange.to_send() {
-            [] => {
-                let mut bytes = vec![0; exchange.wants()];
-                let read = stream.read(&mut bytes).await;
-                read.map(|()| {
-                    exchange.received(&bytes);
-                })
-            }
-            bytes => {
-                let sent = stream.write(bytes).await.map(|()| bytes.len());
-                sent.map(|len| exchange.sent(len))
-            }
-        };
-        if let Err(error) = carried {
-            return Err(exchange.fail(error));
-        }
-    }
 }

@@ -33,9 +33,9 @@
 //! ```
 //!
 //! - `wire`: the messages as bytes, and the checks of received bytes.
-//! - `stream`: streams whose waits have a deadline.
-//! - `async_stream`: streams whose reads and writes are polled.
-//! - `exchange`: the exchange, as a state machine, and over any such stream.
+//! - `exchange`: the exchange, as a state machine.
+//! - `stream`: the exchange over streams whose waits have a deadline.
+//! - `async_stream`: the exchange over streams whose reads and writes are polled.
 //! - `addresses`: TCP: `connect` and `accept`, and monitoring the peer through the stream.
 //!
 //! The first 12 bytes of a greeting contain its version, and have the same form in all versions. A side of another
@@ -54,11 +54,11 @@ pub use addresses::{peer_has_closed, wait_until_peer_closes};
 #[cfg(feature = "async")]
 pub use async_stream::AsyncStream;
 #[cfg(feature = "async")]
-pub(crate) use async_stream::Polled;
+pub(crate) use async_stream::exchange_over;
 pub use error::{ExchangeError, ExchangeStage, MAX_PRIVATE_DATA};
 pub use exchange::Exchange;
 #[cfg(feature = "async")]
-pub(crate) use exchange::{Role, exchange_over};
+pub(crate) use exchange::Role;
 pub use stream::{DeadlineStream, StreamWithDeadline};
 #[cfg(any(test, fuzzing))]
 pub use wire::exchanged_bytes;

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
 use super::error::{ExchangeError, ExchangeStage};
-
+use super::exchange::{Exchange, Exchanged, Role};
 use crate::debug::debug;
+use crate::handshake::{Handshake, Step};
 use crate::panics::catch;
 
 /// A stream over which two sides can connect: its waits can have a deadline.
@@ -134,55 +135,49 @@ where
 
 debug! { impl[S: fmt::Debug, F] StreamWithDeadline<S, F>, self, stream: self.stream, .. }
 
-pub(super) struct Timed<'s, S: DeadlineStream> {
+struct Timed<'s, S: DeadlineStream> {
     stream: &'s mut S,
     deadline: Instant,
 }
 
-impl<'s, S: DeadlineStream> Timed<'s, S> {
-    pub(super) fn new(stream: &'s mut S, deadline: Instant) -> Self {
-        Self { stream, deadline }
-    }
+impl<S: DeadlineStream> Timed<'_, S> {
+    /// Until it does something or the deadline passes.
+    fn once<R>(&mut self, mut call: impl FnMut(&mut S) -> io::Result<R>) -> io::Result<R> {
+        use io::ErrorKind as Kind;
 
-    pub(super) fn read(&mut self, mut bytes: &mut [u8]) -> Result<(), ExchangeError> {
-        while !bytes.is_empty() {
-            let read = self.once(|stream| stream.read(bytes))?;
-            // A wrong number from the stream must not lead out of bounds.
-            bytes = bytes.get_mut(read..).unwrap_or_default();
-        }
-        Ok(())
-    }
-
-    pub(super) fn write(&mut self, mut bytes: &[u8]) -> Result<(), ExchangeError> {
-        while !bytes.is_empty() {
-            let written = self.once(|stream| stream.write(bytes))?;
-            bytes = bytes.get(written..).unwrap_or_default();
-        }
-        self.once(|stream| stream.flush().map(|()| 1)).map(drop)
-    }
-
-    /// Until it does something or the deadline passes. 0 is the end of the stream.
-    fn once(
-        &mut self,
-        mut call: impl FnMut(&mut S) -> io::Result<usize>,
-    ) -> Result<usize, ExchangeError> {
         loop {
-            self.stream.set_deadline(Some(self.deadline)).map_err(ExchangeError::from_stream)?;
-            match call(self.stream) {
-                Ok(0) => return Err(ExchangeError::Closed(ExchangeStage::Addresses)),
-                Ok(done) => return Ok(done),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    let error = ExchangeError::from_stream(error);
-                    let left = self.deadline.saturating_duration_since(Instant::now());
-                    if !matches!(error, ExchangeError::TimedOut(_)) || left.is_zero() {
-                        return Err(error);
-                    }
-                    // It does not block, or its clock is coarser.
+            self.stream.set_deadline(Some(self.deadline))?;
+            let done = call(self.stream);
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            match done.as_ref().map_err(io::Error::kind) {
+                Err(Kind::Interrupted) => {}
+                // It does not block, or its clock is coarser.
+                Err(Kind::TimedOut | Kind::WouldBlock) if !left.is_zero() => {
                     thread::sleep(left.min(Duration::from_millis(1)));
                 }
+                _ => return done,
             }
         }
+    }
+}
+
+impl<S: DeadlineStream> Read for Timed<'_, S> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.once(|stream| stream.read(bytes))
+    }
+}
+
+impl<S: DeadlineStream> Write for Timed<'_, S> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.once(|stream| stream.write(bytes))?;
+        if written > 0 {
+            self.flush()?;
+        }
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.once(|stream| stream.flush())
     }
 }
 
@@ -191,5 +186,22 @@ impl<S: DeadlineStream> Drop for Timed<'_, S> {
     fn drop(&mut self) {
         // The program's code, and its error's drop, may panic during a panic.
         let _ = catch(|| drop(self.stream.set_deadline(None)));
+    }
+}
+
+pub(super) fn exchange<P: Handshake, S: DeadlineStream + ?Sized>(
+    prepared: P,
+    role: Role,
+    mut stream: &mut S,
+    private_data: &[u8],
+    deadline: Instant,
+) -> Exchanged<P> {
+    let mut stream = Timed { stream: &mut stream, deadline };
+    match Exchange::new(prepared, role, private_data)?.step(&mut stream)? {
+        Step::Done(connected) => Ok(connected),
+        // It would block, and the deadline has passed.
+        Step::Pending(exchange) => {
+            Err(exchange.fail(ExchangeError::TimedOut(ExchangeStage::Addresses)))
+        }
     }
 }
