@@ -74,8 +74,8 @@ impl<Q: sealed::Connected> Connection<Q> {
     #[doc(alias = "rdma_get_cm_event")]
     #[doc(alias = "rdma_ack_cm_event")]
     pub fn event(&mut self) -> Result<Option<ConnectionEvent>> {
-        let Some(copied) = self.control.id.next()? else { return Ok(None) };
-        self.ended(copied.public)
+        let copied = self.control.id.next()?;
+        Ok(copied.map(|copied| self.note(copied.public)))
     }
 
     /// Waits for an [`event`](Self::event), not after `deadline`.
@@ -86,15 +86,14 @@ impl<Q: sealed::Connected> Connection<Q> {
     #[doc(alias = "rdma_get_cm_event")]
     pub fn event_until(&mut self, deadline: Instant) -> Result<ConnectionEvent> {
         let copied = self.control.id.next_before(Some(deadline))?;
-        Ok(self.ended(copied.public)?.unwrap_or(copied.public))
+        Ok(self.note(copied.public))
     }
 
-    fn ended(&mut self, event: ConnectionEvent) -> Result<Option<ConnectionEvent>> {
+    fn note(&mut self, event: ConnectionEvent) -> ConnectionEvent {
         if event.kind() == ConnectionEventKind::DeviceRemoved {
             self.object.end();
         }
-        self.control.note(event);
-        Ok(Some(event))
+        self.control.note(event)
     }
 
     /// `rdma_disconnect`: ends the connection and everything in flight, and tells the peer. Both sides get
@@ -160,11 +159,8 @@ impl ConnectionControl {
     /// Those of [`Connection::event`].
     #[doc(alias = "rdma_get_cm_event")]
     pub fn event(&mut self) -> Result<Option<ConnectionEvent>> {
-        let event = self.id.next()?.map(|copied| copied.public);
-        if let Some(event) = event {
-            self.note(event);
-        }
-        Ok(event)
+        let copied = self.id.next()?;
+        Ok(copied.map(|copied| self.note(copied.public)))
     }
 
     /// [`Connection::event_until`].
@@ -174,9 +170,8 @@ impl ConnectionControl {
     /// Those of [`Connection::event_until`].
     #[doc(alias = "rdma_get_cm_event")]
     pub fn event_until(&mut self, deadline: Instant) -> Result<ConnectionEvent> {
-        let event = self.id.next_before(Some(deadline))?.public;
-        self.note(event);
-        Ok(event)
+        let copied = self.id.next_before(Some(deadline))?;
+        Ok(self.note(copied.public))
     }
 
     /// `rdma_disconnect`: ends the connection, and tells the peer. The queue pair runs until it is stopped or
@@ -243,7 +238,7 @@ impl ConnectionControl {
         as_raw: *mut crate::ffi::rdma_cm_id => self.id.as_ptr();
     }
 
-    fn note(&mut self, event: ConnectionEvent) {
+    fn note(&mut self, event: ConnectionEvent) -> ConnectionEvent {
         match event.kind() {
             ConnectionEventKind::Disconnected | ConnectionEventKind::Rejected => self.ended = true,
             ConnectionEventKind::DeviceRemoved => {
@@ -252,6 +247,7 @@ impl ConnectionControl {
             }
             _ => {}
         }
+        event
     }
 }
 

@@ -100,14 +100,7 @@ impl DatagramRoute {
         check(&self.id, queue_pair)?;
         let len = Message::DatagramRequest.check("rdma_connect", private_data, false)?;
         self.id.connect(&mut parameters(private_data, len, queue_pair.number()))?;
-        loop {
-            let event = self.id.next_before(Some(deadline))?;
-            match event.kind() {
-                ConnectionEventKind::Established => return Ok(DatagramAddress::new(&event)),
-                ConnectionEventKind::AddressChanged | ConnectionEventKind::Unknown(_) => {}
-                _ => return Err(event.error()),
-            }
-        }
+        DatagramAddress::with_event(&mut self.id, ConnectionEventKind::Established, deadline)
     }
 }
 
@@ -134,12 +127,26 @@ pub struct DatagramAddress {
 }
 
 impl DatagramAddress {
-    pub(super) fn new(event: &Copied) -> Self {
-        Self {
-            path: event.path.into(),
-            number: event.queue_pair,
-            qkey: event.qkey,
-            private_data: event.public.private_data,
+    /// Waits for the event of this kind, with which the address comes.
+    fn with_event(
+        id: &mut Id,
+        kind: ConnectionEventKind,
+        deadline: Instant,
+    ) -> Result<Self, ConnectionError> {
+        loop {
+            let event = id.next_before(Some(deadline))?;
+            match event.kind() {
+                found if found == kind => {
+                    return Ok(Self {
+                        path: event.path.into(),
+                        number: event.queue_pair,
+                        qkey: event.qkey,
+                        private_data: event.public.private_data,
+                    });
+                }
+                ConnectionEventKind::AddressChanged | ConnectionEventKind::Unknown(_) => {}
+                _ => return Err(event.error()),
+            }
         }
     }
 
@@ -373,24 +380,11 @@ impl MulticastMembership {
         let mut id = Id::new(ffi::rdma_port_space::RDMA_PS_UDP)?;
         id.bind(SocketAddr::new(local, 0))?;
         id.join_multicast(group, send_only)?;
-        loop {
-            let event = match id.next_before(Some(deadline)) {
-                Ok(event) => event,
-                Err(error) => {
-                    let _ = id.leave_multicast(group);
-                    return Err(error.into());
-                }
-            };
-            match event.kind() {
-                ConnectionEventKind::MulticastJoined => {
-                    let peer = DatagramAddress::new(&event);
-                    return Ok(Self { id, group, peer, joined: true });
-                }
-                ConnectionEventKind::AddressChanged | ConnectionEventKind::Unknown(_) => {}
-                _ => {
-                    let _ = id.leave_multicast(group);
-                    return Err(event.error());
-                }
+        match DatagramAddress::with_event(&mut id, ConnectionEventKind::MulticastJoined, deadline) {
+            Ok(peer) => Ok(Self { id, group, peer, joined: true }),
+            Err(error) => {
+                let _ = id.leave_multicast(group);
+                Err(error)
             }
         }
     }

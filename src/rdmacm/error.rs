@@ -5,8 +5,7 @@ use std::{fmt, io};
 use super::event::{ConnectionEvent, ConnectionEventKind, Copied};
 use super::private_data::PrivateData;
 use super::reach;
-use crate::error::{Error, ErrorKind};
-use crate::state_error::StateError;
+use crate::error::{Error, ErrorKind, StateError};
 
 /// Why a connection was not established.
 ///

@@ -206,10 +206,9 @@ impl EventChannel {
             *opened = true;
             ffi::set_errno(0);
             // SAFETY: no requirements.
-            NonNull::new(unsafe { ffi::rdma_create_event_channel() })
+            ffi::object(VERB, unsafe { ffi::rdma_create_event_channel() })
         };
-        let raw = raw.ok_or_else(|| explain(Error::new(VERB, ffi::errno())))?;
-        let channel = Self { raw };
+        let channel = Self { raw: raw.map_err(explain)? };
         event_file::set_nonblocking(VERB, channel.fd())?;
         Ok(channel)
     }

@@ -175,9 +175,9 @@ impl Id {
         timeout: Duration,
     ) -> Result<()> {
         const VERB: &str = "rdma_query_addrinfo";
-        let (raw, mut found) = (self.live(VERB)?, ptr::null_mut());
+        let mut found = ptr::null_mut();
         // SAFETY: the identifier is live, and the pointer is ours.
-        ffi::status(VERB, unsafe { ffi::rdma_query_addrinfo(raw, &mut found) })?;
+        self.call(VERB, |raw| unsafe { ffi::rdma_query_addrinfo(raw, &mut found) })?;
         // SAFETY: the list is live; an address in it has the length of its family.
         let address = unsafe {
             let first = found.as_ref().filter(|first| !first.ai_dst_addr.is_null());
@@ -192,11 +192,10 @@ impl Id {
     #[cfg(rdma_core_65)]
     pub(super) fn write_event(&self, status: i32, argument: u64) -> Result<()> {
         const VERB: &str = "rdma_write_cm_event";
-        let raw = self.live(VERB)?;
         let kind = ffi::rdma_cm_event_type::RDMA_CM_EVENT_USER;
         // SAFETY: the identifier is live.
-        let returned = unsafe { ffi::rdma_write_cm_event(raw, kind, status, argument) };
-        ffi::status(VERB, returned).map_err(|error| match error.errno() {
+        let write = |raw| unsafe { ffi::rdma_write_cm_event(raw, kind, status, argument) };
+        self.call(VERB, write).map_err(|error| match error.errno() {
             libc::EINVAL => Error::with_reason(VERB, libc::EOPNOTSUPP, NEEDS_WRITTEN_EVENTS),
             _ => error,
         })
@@ -249,8 +248,7 @@ impl Id {
         self.call("rdma_notify", |raw| unsafe { ffi::rdma_notify(raw, event) })
     }
 
-    pub(super) fn set_option<T: Copy>(&mut self, option: u32, value: T) -> Result<()> {
-        let mut value = value;
+    pub(super) fn set_option<T: Copy>(&mut self, option: u32, mut value: T) -> Result<()> {
         let (level, option) = (ffi::RDMA_OPTION_ID.0 as i32, option as i32);
         // SAFETY: the identifier is live, and the call keeps no pointer to the value.
         self.call("rdma_set_option", |raw| unsafe {
@@ -317,19 +315,13 @@ impl Id {
 
     /// `None` until bound or resolved.
     pub(super) fn local_addr(&self) -> Option<SocketAddr> {
-        if self.raw.is_null() {
-            return None;
-        }
-        // SAFETY: the identifier is live, and the address is as large as a `sockaddr_storage`.
-        unsafe { socket_addr((&raw const (*self.raw).route.addr.__bindgen_anon_1).cast()) }
+        // SAFETY: the identifier is live if it is not null, and the address is as large as a `sockaddr_storage`.
+        unsafe { socket_addr((&raw const self.raw.as_ref()?.route.addr.__bindgen_anon_1).cast()) }
     }
 
     pub(super) fn peer_addr(&self) -> Option<SocketAddr> {
-        if self.raw.is_null() {
-            return None;
-        }
         // SAFETY: as above.
-        unsafe { socket_addr((&raw const (*self.raw).route.addr.__bindgen_anon_2).cast()) }
+        unsafe { socket_addr((&raw const self.raw.as_ref()?.route.addr.__bindgen_anon_2).cast()) }
     }
 
     fn device(&self) -> Result<*mut ffi::ibv_device> {

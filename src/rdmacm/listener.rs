@@ -1,10 +1,9 @@
 //! Waiting for peers that want to connect.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::time::Instant;
 
-use super::Connectable;
 use super::connectable::Connected;
 use super::connecting::{Offer, PendingAccept, PendingConnection, connect};
 use super::connection::Connection;
@@ -12,11 +11,12 @@ use super::error::ConnectionError;
 use super::event::{ConnectionEventKind, Copied, EventChannel};
 use super::id::Id;
 use super::private_data::{Message, PrivateData};
+use super::{Connectable, WAIT};
 use crate::debug::debug;
-use crate::device::Context;
+use crate::device::{Context, event_file};
 use crate::error::Result;
 use crate::ffi;
-use crate::foreign_enum::setters;
+use crate::foreign_enum::{getters, setters};
 use crate::queue_pair::EnhancedConnection;
 
 /// The options of a [`Listener`].
@@ -180,25 +180,13 @@ pub(super) struct Requests {
 
 impl Requests {
     pub(super) fn next_before(&mut self, deadline: Option<Instant>) -> Result<(Id, Copied)> {
-        loop {
-            let spare = self.take_spare()?;
-            match self.id.next_before(deadline) {
-                Ok(event) => {
-                    if let Some(request) = self.take(event, spare)? {
-                        return Ok(request);
-                    }
-                }
-                Err(error) => {
-                    self.spare = Some(spare);
-                    return Err(error);
-                }
-            }
-        }
+        let fd = self.id.as_fd().as_raw_fd();
+        event_file::take_before(WAIT, fd, deadline, || self.try_next())
     }
 
     pub(super) fn try_next(&mut self) -> Result<Option<(Id, Copied)>> {
         loop {
-            let spare = self.take_spare()?;
+            let spare = self.spare.take().map_or_else(EventChannel::new, Ok)?;
             match self.id.next() {
                 Ok(Some(event)) => {
                     if let Some(request) = self.take(event, spare)? {
@@ -211,10 +199,6 @@ impl Requests {
                 }
             }
         }
-    }
-
-    fn take_spare(&mut self) -> Result<EventChannel> {
-        self.spare.take().map_or_else(EventChannel::new, Ok)
     }
 
     fn take(&mut self, event: Copied, spare: EventChannel) -> Result<Option<(Id, Copied)>> {
@@ -236,7 +220,7 @@ impl Requests {
 /// A peer that waits for an answer. Dropping it rejects the peer.
 #[must_use = "dropping it rejects the peer"]
 pub struct ConnectionRequest {
-    /// `None` once answered.
+    /// `None` once answered, which consumes the request.
     id: Option<Id>,
     offer: Offer,
     private_data: PrivateData,
@@ -256,60 +240,51 @@ impl ConnectionRequest {
         Self { id: Some(id), offer, private_data }
     }
 
-    /// The private data of the request.
-    pub fn private_data(&self) -> &PrivateData {
-        &self.private_data
+    fn id(&self) -> &Id {
+        self.id.as_ref().expect("not answered")
     }
 
-    /// The address of the peer.
-    #[doc(alias = "rdma_get_peer_addr")]
-    #[doc(alias = "rdma_get_dst_port")]
-    pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.id.as_ref()?.peer_addr()
+    fn take_id(&mut self) -> Id {
+        self.id.take().expect("not answered")
     }
 
-    /// The local address that the peer connects to.
-    #[doc(alias = "rdma_get_local_addr")]
-    #[doc(alias = "rdma_get_src_port")]
-    pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.id.as_ref()?.local_addr()
-    }
+    getters! { self,
+        /// The private data of the request.
+        private_data: &PrivateData => &self.private_data;
 
-    /// Opens the request's device. An open context of that device serves as well.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Device::open`](crate::Device::open).
-    pub fn open_device(&self) -> Result<Context<'static>> {
-        match &self.id {
-            Some(id) => id.open_device(),
-            None => Err(answered()),
-        }
-    }
+        /// The address of the peer.
+        #[doc(alias = "rdma_get_peer_addr")]
+        #[doc(alias = "rdma_get_dst_port")]
+        peer_addr: Option<SocketAddr> => self.id().peer_addr();
 
-    /// The name of the request's device.
-    pub fn device_name(&self) -> Option<String> {
-        self.id.as_ref()?.device_name()
-    }
+        /// The local address that the peer connects to.
+        #[doc(alias = "rdma_get_local_addr")]
+        #[doc(alias = "rdma_get_src_port")]
+        local_addr: Option<SocketAddr> => self.id().local_addr();
 
-    /// The request's port, with which to [build](crate::QueuePairBuilder::port) the queue pair.
-    pub fn port(&self) -> u8 {
-        self.id.as_ref().map_or(0, Id::port)
-    }
+        /// Opens the request's device. An open context of that device serves as well.
+        ///
+        /// # Errors
+        ///
+        /// Those of [`Device::open`](crate::Device::open).
+        open_device: Result<Context<'static>> => self.id().open_device();
 
-    /// Whether the device speaks iWARP. There an RDMA read's target must be memory that the peer may write.
-    pub fn is_iwarp(&self) -> bool {
-        self.id.as_ref().is_some_and(Id::is_iwarp)
-    }
+        /// The name of the request's device.
+        device_name: Option<String> => self.id().device_name();
 
-    /// `rdma_get_remote_ece`: the peer's enhanced connection options.
-    ///
-    /// # Errors
-    ///
-    /// None is known.
-    #[doc(alias = "rdma_get_remote_ece")]
-    pub fn remote_ece(&self) -> Result<EnhancedConnection> {
-        self.id.as_ref().ok_or_else(answered)?.remote_ece()
+        /// The request's port, with which to [build](crate::QueuePairBuilder::port) the queue pair.
+        port: u8 => self.id().port();
+
+        /// Whether the device speaks iWARP. There an RDMA read's target must be memory that the peer may write.
+        is_iwarp: bool => self.id().is_iwarp();
+
+        /// `rdma_get_remote_ece`: the peer's enhanced connection options.
+        ///
+        /// # Errors
+        ///
+        /// None is known.
+        #[doc(alias = "rdma_get_remote_ece")]
+        remote_ece: Result<EnhancedConnection> => self.id().remote_ece();
     }
 
     /// `rdma_set_local_ece`: answers the peer with these enhanced connection options.
@@ -319,7 +294,7 @@ impl ConnectionRequest {
     ///  - `EINVAL`: the options name no vendor.
     #[doc(alias = "rdma_set_local_ece")]
     pub fn set_local_ece(&mut self, ece: EnhancedConnection) -> Result<()> {
-        self.id.as_mut().ok_or_else(answered)?.set_local_ece(ece)
+        self.id.as_mut().expect("not answered").set_local_ece(ece)
     }
 
     /// `rdma_accept`: accepts the peer and waits until the connection is established, not after `deadline`.
@@ -341,8 +316,7 @@ impl ConnectionRequest {
         private_data: &[u8],
         deadline: Instant,
     ) -> Result<Connection<Connected<P>>, ConnectionError> {
-        let id = self.id.take().ok_or_else(answered)?;
-        connect(id, prepared, Some(self.offer), private_data, deadline)
+        connect(self.take_id(), prepared, Some(self.offer), private_data, deadline)
     }
 
     /// The first step of [`accept`](Self::accept): takes the queue pair to INIT, where it accepts receives.
@@ -357,8 +331,7 @@ impl ConnectionRequest {
         mut self,
         prepared: P,
     ) -> Result<PendingConnection<Connected<P>>, (Self, P, ConnectionError)> {
-        let Some(id) = self.id.take() else { return Err((self, prepared, answered().into())) };
-        let offer = self.offer;
+        let (id, offer) = (self.take_id(), self.offer);
         PendingConnection::new(id, prepared, Some(offer)).map_err(|(id, prepared, error)| {
             self.id = Some(id);
             (self, prepared, error)
@@ -403,10 +376,8 @@ impl ConnectionRequest {
         mut self,
         prepared: P,
     ) -> Result<(Connected<P>, PendingAccept), (Self, Option<P>, ConnectionError)> {
-        let Some(id) = self.id.take() else {
-            return Err((self, Some(prepared), answered().into()));
-        };
-        PendingAccept::new(id, prepared, self.offer).map_err(|(id, prepared, error)| {
+        let (id, offer) = (self.take_id(), self.offer);
+        PendingAccept::new(id, prepared, offer).map_err(|(id, prepared, error)| {
             self.id = Some(id);
             (self, prepared, error)
         })
@@ -421,17 +392,8 @@ impl ConnectionRequest {
     #[doc(alias = "rdma_reject")]
     pub fn reject(mut self, private_data: &[u8]) -> Result<()> {
         Message::Reject.check("rdma_reject", private_data, self.is_iwarp())?;
-        match self.id.take() {
-            Some(mut id) => id.reject(private_data),
-            None => Err(answered()),
-        }
+        self.take_id().reject(private_data)
     }
-}
-
-/// Cannot happen: an answer consumes the request.
-#[cold]
-fn answered() -> crate::error::Error {
-    crate::error::Error::invalid("rdma_accept", "the request was answered already")
 }
 
 debug! {
