@@ -30,96 +30,95 @@ fn limit(value: c_int) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }
 
-macro_rules! limits {
-    ($($(#[$meta:meta])* $name:ident: $field:ident,)+) => {
-        impl DeviceAttributes {
-            $($(#[$meta])* pub fn $name(&self) -> u32 { limit(self.0.orig_attr.$field) })+
-        }
-    };
-}
-
-limits! {
-    /// The most queue pairs.
-    max_qp: max_qp,
-    /// The most work requests outstanding on a queue.
-    max_qp_wr: max_qp_wr,
-    /// The most elements of a work request.
-    max_sge: max_sge,
-    /// The most scatter elements of an RDMA read.
-    max_sge_rd: max_sge_rd,
-    /// The most completion queues.
-    max_cq: max_cq,
-    /// The most entries of a completion queue.
-    max_cqe: max_cqe,
-    /// The most memory regions.
-    max_mr: max_mr,
-    /// The most protection domains.
-    max_pd: max_pd,
-    /// The most reads and atomics that a queue pair answers at a time.
-    max_qp_rd_atom: max_qp_rd_atom,
-    /// The most reads and atomics that all queue pairs together answer at a time.
-    max_res_rd_atom: max_res_rd_atom,
-    /// The most reads and atomics that a queue pair has outstanding.
-    max_qp_init_rd_atom: max_qp_init_rd_atom,
-    /// The most EE contexts (reliable datagrams; no device has them).
-    max_ee: max_ee,
-    /// The most reads and atomics that an EE context answers at a time.
-    max_ee_rd_atom: max_ee_rd_atom,
-    /// The most reads and atomics that an EE context has outstanding.
-    max_ee_init_rd_atom: max_ee_init_rd_atom,
-    /// The most reliable datagram domains.
-    max_rdd: max_rdd,
-    /// The most raw IPv6 queue pairs.
-    max_raw_ipv6_qp: max_raw_ipv6_qp,
-    /// The most raw Ethertype queue pairs.
-    max_raw_ethy_qp: max_raw_ethy_qp,
-    /// The most memory windows.
-    max_mw: max_mw,
-    /// The most multicast groups.
-    max_mcast_grp: max_mcast_grp,
-    /// The most queue pairs in a multicast group.
-    max_mcast_qp_attach: max_mcast_qp_attach,
-    /// The most queue pairs in all multicast groups together.
-    max_total_mcast_qp_attach: max_total_mcast_qp_attach,
-    /// The most address handles.
-    max_ah: max_ah,
-    /// The most fast memory regions (no longer in the kernel).
-    max_fmr: max_fmr,
-    /// The most maps of a fast memory region.
-    max_map_per_fmr: max_map_per_fmr,
-    /// The most shared receive queues.
-    max_srq: max_srq,
-    /// The most requests of a shared receive queue.
-    max_srq_wr: max_srq_wr,
-    /// The most scatter elements of a request on a shared receive queue.
-    max_srq_sge: max_srq_sge,
-}
-
 impl DeviceAttributes {
-    /// The firmware version, as the vendor writes it.
-    pub fn firmware_version(&self) -> String {
-        let bytes: Vec<u8> = self
-            .0
-            .orig_attr
-            .fw_ver
-            .iter()
-            .map(|&c| c.to_ne_bytes()[0])
-            .take_while(|&c| c != 0)
-            .collect();
-        String::from_utf8_lossy(&bytes).into_owned()
-    }
-
-    /// The device's GUID as a node of the fabric.
-    pub fn node_guid(&self) -> Guid {
-        Guid::from_be(self.0.orig_attr.node_guid)
-    }
-
-    /// The GUID of the device's system.
-    pub fn system_image_guid(&self) -> Guid {
-        Guid::from_be(self.0.orig_attr.sys_image_guid)
-    }
-
     getters! { self,
+        /// The most queue pairs.
+        max_qp: u32 => limit(self.0.orig_attr.max_qp);
+
+        /// The most work requests outstanding on a queue.
+        max_qp_wr: u32 => limit(self.0.orig_attr.max_qp_wr);
+
+        /// The most elements of a work request.
+        max_sge: u32 => limit(self.0.orig_attr.max_sge);
+
+        /// The most scatter elements of an RDMA read.
+        max_sge_rd: u32 => limit(self.0.orig_attr.max_sge_rd);
+
+        /// The most completion queues.
+        max_cq: u32 => limit(self.0.orig_attr.max_cq);
+
+        /// The most entries of a completion queue.
+        max_cqe: u32 => limit(self.0.orig_attr.max_cqe);
+
+        /// The most memory regions.
+        max_mr: u32 => limit(self.0.orig_attr.max_mr);
+
+        /// The most protection domains.
+        max_pd: u32 => limit(self.0.orig_attr.max_pd);
+
+        /// The most reads and atomics that a queue pair answers at a time.
+        max_qp_rd_atom: u32 => limit(self.0.orig_attr.max_qp_rd_atom);
+
+        /// The most reads and atomics that all queue pairs together answer at a time.
+        max_res_rd_atom: u32 => limit(self.0.orig_attr.max_res_rd_atom);
+
+        /// The most reads and atomics that a queue pair has outstanding.
+        max_qp_init_rd_atom: u32 => limit(self.0.orig_attr.max_qp_init_rd_atom);
+
+        /// The most EE contexts (reliable datagrams; no device has them).
+        max_ee: u32 => limit(self.0.orig_attr.max_ee);
+
+        /// The most reads and atomics that an EE context answers at a time.
+        max_ee_rd_atom: u32 => limit(self.0.orig_attr.max_ee_rd_atom);
+
+        /// The most reads and atomics that an EE context has outstanding.
+        max_ee_init_rd_atom: u32 => limit(self.0.orig_attr.max_ee_init_rd_atom);
+
+        /// The most reliable datagram domains.
+        max_rdd: u32 => limit(self.0.orig_attr.max_rdd);
+
+        /// The most raw IPv6 queue pairs.
+        max_raw_ipv6_qp: u32 => limit(self.0.orig_attr.max_raw_ipv6_qp);
+
+        /// The most raw Ethertype queue pairs.
+        max_raw_ethy_qp: u32 => limit(self.0.orig_attr.max_raw_ethy_qp);
+
+        /// The most memory windows.
+        max_mw: u32 => limit(self.0.orig_attr.max_mw);
+
+        /// The most multicast groups.
+        max_mcast_grp: u32 => limit(self.0.orig_attr.max_mcast_grp);
+
+        /// The most queue pairs in a multicast group.
+        max_mcast_qp_attach: u32 => limit(self.0.orig_attr.max_mcast_qp_attach);
+
+        /// The most queue pairs in all multicast groups together.
+        max_total_mcast_qp_attach: u32 => limit(self.0.orig_attr.max_total_mcast_qp_attach);
+
+        /// The most address handles.
+        max_ah: u32 => limit(self.0.orig_attr.max_ah);
+
+        /// The most fast memory regions (no longer in the kernel).
+        max_fmr: u32 => limit(self.0.orig_attr.max_fmr);
+
+        /// The most maps of a fast memory region.
+        max_map_per_fmr: u32 => limit(self.0.orig_attr.max_map_per_fmr);
+
+        /// The most shared receive queues.
+        max_srq: u32 => limit(self.0.orig_attr.max_srq);
+
+        /// The most requests of a shared receive queue.
+        max_srq_wr: u32 => limit(self.0.orig_attr.max_srq_wr);
+
+        /// The most scatter elements of a request on a shared receive queue.
+        max_srq_sge: u32 => limit(self.0.orig_attr.max_srq_sge);
+
+        /// The device's GUID as a node of the fabric.
+        node_guid: Guid => Guid::from_be(self.0.orig_attr.node_guid);
+
+        /// The GUID of the device's system.
+        system_image_guid: Guid => Guid::from_be(self.0.orig_attr.sys_image_guid);
+
         /// The largest region, in bytes.
         max_mr_size: u64 => self.0.orig_attr.max_mr_size;
 
@@ -146,6 +145,25 @@ impl DeviceAttributes {
 
         /// What the device's atomics are atomic with respect to.
         atomic_capability: AtomicCapability => self.0.orig_attr.atomic_cap.into();
+
+        /// The most receive work queues.
+        max_wq_type_rq: u32 => self.0.max_wq_type_rq;
+
+        /// The device memory that programs can allocate, in bytes.
+        max_device_memory: u64 => self.0.max_dm_size;
+
+        /// The valid bits of a completion's time stamp; 0 if there are none.
+        completion_timestamp_mask: u64 => self.0.completion_timestamp_mask;
+
+        /// The frequency of the device's clock in kHz; 0 if it cannot be read.
+        core_clock: u64 => self.0.hca_core_clock;
+    }
+
+    /// The firmware version, as the vendor writes it.
+    pub fn firmware_version(&self) -> String {
+        let text = self.0.orig_attr.fw_ver.map(|c| c.to_ne_bytes()[0]);
+        let end = text.iter().position(|&c| c == 0).unwrap_or(text.len());
+        String::from_utf8_lossy(&text[..end]).into_owned()
     }
 
     /// The capability flags.
@@ -167,16 +185,6 @@ impl DeviceAttributes {
         }
     }
 
-    /// The valid bits of a completion's time stamp; 0 if there are none.
-    pub fn completion_timestamp_mask(&self) -> u64 {
-        self.0.completion_timestamp_mask
-    }
-
-    /// The frequency of the device's clock in kHz; 0 if it cannot be read.
-    pub fn core_clock(&self) -> u64 {
-        self.0.hca_core_clock
-    }
-
     /// TCP segmentation offload.
     pub fn segmentation(&self) -> SegmentationCapabilities {
         let raw = &self.0.tso_caps;
@@ -196,11 +204,6 @@ impl DeviceAttributes {
             rx_hash_fields_mask: raw.rx_hash_fields_mask,
             rx_hash_function: raw.rx_hash_function,
         }
-    }
-
-    /// The most receive work queues.
-    pub fn max_wq_type_rq(&self) -> u32 {
-        self.0.max_wq_type_rq
     }
 
     /// Packet pacing: rate limits of single queue pairs.
@@ -234,11 +237,6 @@ impl DeviceAttributes {
     pub fn moderation(&self) -> ModerationCapabilities {
         let raw = &self.0.cq_mod_caps;
         ModerationCapabilities { max_count: raw.max_cq_count, max_period: raw.max_cq_period }
-    }
-
-    /// The device memory that programs can allocate, in bytes.
-    pub fn max_device_memory(&self) -> u64 {
-        self.0.max_dm_size
     }
 
     /// The sizes of atomic operations over PCI.

@@ -11,7 +11,7 @@ use super::attributes::DeviceAttributes;
 use super::endpoint_gids::{EndpointGid, EndpointGids};
 use super::gid::{Gid, GidEntry, Guid};
 use super::port::{LinkLayer, PortAttributes};
-use super::{TransportType, fork};
+use super::{Device, TransportType, fork};
 use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -94,11 +94,15 @@ impl<'a> Context<'a> {
         &self.answers_taken
     }
 
+    pub(super) fn device(&self) -> Device<'_> {
+        // SAFETY: a live context holds its device.
+        let raw = unsafe { NonNull::new_unchecked((*self.as_raw()).device) };
+        Device { raw, list: PhantomData }
+    }
+
     /// The kernel's name of the device, such as `mlx5_0`.
     pub fn name(&self) -> &str {
-        // SAFETY: a live context holds its device, whose name is an array in it.
-        let name = unsafe { CStr::from_ptr((&raw const (*self.raw_device()).name).cast()) };
-        name.to_str().unwrap_or("")
+        self.device().name()
     }
 
     pub(crate) fn is_iwarp(&self) -> bool {
@@ -108,19 +112,12 @@ impl<'a> Context<'a> {
     /// `ibv_get_device_guid`: the vendor's GUID of the device; zero if it has none.
     #[doc(alias = "ibv_get_device_guid")]
     pub fn guid(&self) -> Guid {
-        // SAFETY: a live context holds its device.
-        unsafe { Guid::of(self.raw_device()) }
+        self.device().guid()
     }
 
     /// The transport protocol. For RoCE it is InfiniBand; [`PortAttributes::link_layer`] tells them apart.
     pub fn transport_type(&self) -> TransportType {
-        // SAFETY: a live context holds its device.
-        unsafe { (*self.raw_device()).transport_type }.into()
-    }
-
-    fn raw_device(&self) -> *mut ffi::ibv_device {
-        // SAFETY: the context is live.
-        unsafe { (*self.as_raw()).device }
+        self.device().transport_type()
     }
 
     /// `ibv_query_device`: the device's limits and capabilities.
@@ -163,10 +160,7 @@ impl<'a> Context<'a> {
         // SAFETY: the context is live and `raw` is writable.
         let returned = unsafe { ffi::___ibv_query_port(self.as_raw(), port, &mut raw) };
         if returned != 0 {
-            let ports = self.query_device()?.phys_port_cnt();
-            if port == 0 || port > ports {
-                return Err(Error::out_of_range(VERB, "port number", port.into(), 1, ports.into()));
-            }
+            Error::within(VERB, "port number", port, 1, self.query_device()?.phys_port_cnt())?;
         }
         ffi::status(VERB, returned)?;
         Ok(PortAttributes::from(raw))

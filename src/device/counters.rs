@@ -225,7 +225,7 @@ impl Context<'_> {
     ///
     /// Those of [`Device::port_counters`].
     pub fn port_counters(&self, port: u8) -> Result<Counters> {
-        device(self)?.port_counters(port)
+        self.device().port_counters(port)
     }
 
     /// [`Device::counters`].
@@ -234,14 +234,8 @@ impl Context<'_> {
     ///
     /// Those of [`Device::counters`].
     pub fn counters(&self) -> Result<Counters> {
-        device(self)?.counters()
+        self.device().counters()
     }
-}
-
-pub(super) fn device<'a>(context: &'a Context<'_>) -> Result<Device<'a>> {
-    // SAFETY: a live context holds its device.
-    let device = unsafe { (*context.as_raw()).device };
-    Device::new(device).ok_or(Error::new(VERB, libc::ENODEV))
 }
 
 /// What this process holds, over all devices: see [`process_resources`].

@@ -55,16 +55,12 @@ impl EfaAttributes {
         /// The most bytes of one read or write; 0 if the device has neither. For *messages* see
         /// [`PortAttributes::max_message_size`](crate::device::PortAttributes::max_message_size).
         max_rdma_size: u32 => self.0.max_rdma_size;
-    }
 
-    /// What the device can do.
-    pub fn capabilities(&self) -> EfaCapabilities {
-        EfaCapabilities::from_bits_retain(self.0.device_caps)
-    }
+        /// What the device can do.
+        capabilities: EfaCapabilities => EfaCapabilities::from_bits_retain(self.0.device_caps);
 
-    /// The C struct.
-    pub fn as_raw(&self) -> &ffi::efadv_device_attr {
-        &self.0
+        /// The C struct.
+        as_raw: &ffi::efadv_device_attr => &self.0;
     }
 }
 

@@ -1,25 +1,14 @@
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::{ffi, hooks};
 
-/// # Safety
-///
-/// `fd` is negative, or a descriptor that nothing else owns.
-pub(crate) unsafe fn descriptor(call: &'static str, fd: RawFd) -> Result<OwnedFd> {
-    if fd < 0 {
-        return Err(Error::new(call, ffi::errno()));
-    }
-    // SAFETY: the caller vouches for it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
 /// Readable when one of the files is.
 pub(crate) fn any_of(files: &[BorrowedFd<'_>]) -> Result<OwnedFd> {
     // SAFETY: the call makes a new descriptor and takes no memory.
     let any = unsafe {
-        descriptor("epoll_create1", crate::linux::epoll_create1(crate::linux::EPOLL_CLOEXEC))?
+        ffi::new_fd("epoll_create1", crate::linux::epoll_create1(crate::linux::EPOLL_CLOEXEC))?
     };
     for file in files {
         let mut event = crate::linux::epoll_event { events: crate::linux::EPOLLIN as u32, u64: 0 };
@@ -28,9 +17,7 @@ pub(crate) fn any_of(files: &[BorrowedFd<'_>]) -> Result<OwnedFd> {
             let (any, file) = (any.as_raw_fd(), file.as_raw_fd());
             crate::linux::epoll_ctl(any, crate::linux::EPOLL_CTL_ADD, file, &mut event)
         };
-        if done != 0 {
-            return Err(Error::new("epoll_ctl", ffi::errno()));
-        }
+        ffi::status("epoll_ctl", done)?;
     }
     Ok(any)
 }

@@ -62,13 +62,7 @@ impl Gid {
 
     /// Whether it is a multicast group (`ff00::/8`, or a mapped IPv4 multicast address).
     pub const fn is_multicast(self) -> bool {
-        if self.0[0] == 0xff {
-            return true;
-        }
-        match self.to_ipv4() {
-            Some(address) => address.is_multicast(),
-            None => false,
-        }
+        self.0[0] == 0xff || matches!(self.to_ipv4(), Some(address) if address.is_multicast())
     }
 }
 

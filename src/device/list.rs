@@ -1,5 +1,7 @@
 use std::iter::FusedIterator;
 use std::ops::RangeInclusive;
+use std::os::fd::{BorrowedFd, IntoRawFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::{fmt, fs, io};
@@ -41,7 +43,7 @@ const KERNEL_ABI: RangeInclusive<u32> = 3..=6;
 #[doc(alias = "ibv_get_device_list")]
 pub fn devices() -> Result<DeviceList> {
     const VERB: &str = "ibv_get_device_list";
-    let registered = Registered::list();
+    let registered = Registered(hooks::hooks().map_or_else(Vec::new, |hooks| (hooks.list)()));
     let mut count = 0;
     // libibverbs would print this at the first call, and go on at the second.
     let listed = match abi_of_verbs().filter(|found| !KERNEL_ABI.contains(found)) {
@@ -66,12 +68,11 @@ pub fn devices() -> Result<DeviceList> {
         // SAFETY: `ibv_get_device_list` gave `count` pointers, which live as long as the list.
         list.devices.extend(unsafe { std::slice::from_raw_parts(listed.as_ptr(), count) });
     }
-    if list.is_empty() {
-        let (class, files) = (devices_folder(), Path::new(FILES));
-        match out_of_files(VERB).or_else(|| without_device_files(&class, files)) {
-            Some(error) => return Err(error),
-            None => return Ok(list),
-        }
+    let missing = || without_device_files(&devices_folder(), Path::new(FILES));
+    if list.is_empty()
+        && let Some(error) = out_of_files(VERB).or_else(missing)
+    {
+        return Err(error);
     }
     Ok(list)
 }
@@ -92,17 +93,11 @@ fn without_device_files(class: &Path, files: &Path) -> Option<Error> {
 /// With a reference to each device.
 struct Registered(Vec<NonNull<ffi::ibv_device>>);
 
-impl Registered {
-    fn list() -> Self {
-        Self(hooks::hooks().map_or_else(Vec::new, |hooks| (hooks.list)()))
-    }
-}
-
 impl Drop for Registered {
     fn drop(&mut self) {
         let Some(hooks) = hooks::hooks() else { return };
         for &device in &self.0 {
-            // SAFETY: `list` took this reference, which is given back once.
+            // SAFETY: `devices` took this reference, which is given back once.
             unsafe { (hooks.put)(device) };
         }
     }
@@ -164,6 +159,53 @@ pub fn open_first() -> Result<Context<'static>> {
     match list.iter().next() {
         Some(device) => device.open_alone(),
         None => Err(no_devices(OPEN, &devices_folder())),
+    }
+}
+
+impl Context<'_> {
+    /// `ibv_import_device`: imports a device by the [file descriptor](Context::command_fd) that another
+    /// process has passed (`SCM_RIGHTS`).
+    ///
+    /// To use an object in both processes, make it in one, and import it in the other by the kernel's number
+    /// of it: [`ProtectionDomain::import`](crate::ProtectionDomain::import),
+    /// [`RawMemoryRegion::import`](crate::memory::RawMemoryRegion::import),
+    /// [`DeviceMemory::import`](crate::memory::DeviceMemory::import).
+    ///
+    /// The caller keeps its descriptor: this duplicates it. After a failure the duplicate may stay open, as
+    /// libibverbs does not report whether it closed it.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the descriptor is not a device's.
+    ///  - `ENODEV`: there is no such RDMA device.
+    ///  - `EOPNOTSUPP`: the device cannot be imported; in v55.0 only mlx5 can.
+    ///  - `EMFILE`: the process has no descriptor left.
+    ///  - `EIO`: the device is gone.
+    #[doc(alias = "ibv_import_device")]
+    pub fn import(command: BorrowedFd<'_>) -> Result<Context<'static>> {
+        const VERB: &str = "ibv_import_device";
+        let errno = |error: io::Error| Error::new(VERB, error.raw_os_error().unwrap_or(libc::EIO));
+        let file = fs::File::from(command.try_clone_to_owned().map_err(errno)?);
+        if !file.metadata().map_err(errno)?.file_type().is_char_device() {
+            return Err(Error::invalid(VERB, "the file is not that of a device"));
+        }
+        // The verb lists the devices, and a process's first list may call `ibv_fork_init`. So list first, and open
+        // without the lock.
+        drop(devices());
+        *fork::exclusive() = true;
+        // SAFETY: the descriptor is open and given away. After a failure C may have closed it, and closing it again
+        // could hit another file.
+        let raw = unsafe { ffi::ibv_import_device(file.into_raw_fd()) };
+        let raw = ffi::object(VERB, raw)?;
+        // SAFETY: the context is live and ours alone.
+        unsafe { Context::from_raw(raw.as_ptr()) }
+    }
+
+    /// The descriptor of the kernel's verbs, which another process needs to [import](Context::import) the
+    /// device.
+    pub fn command_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context is live, and keeps its descriptor open for as long.
+        unsafe { BorrowedFd::borrow_raw((*self.as_raw()).cmd_fd) }
     }
 }
 
@@ -319,7 +361,21 @@ impl FusedIterator for DeviceListIter<'_> {}
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "calls libibverbs")]
+    fn what_is_no_rdma_device_is_not_imported() {
+        let file = fs::File::open("Cargo.toml").unwrap();
+        let error = Context::import(file.as_fd()).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+        let null = fs::File::open("/dev/null").unwrap();
+        let error = Context::import(null.as_fd()).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV), "{error}");
+        assert!(null.metadata().is_ok(), "it is still open");
+    }
 
     #[test]
     #[cfg_attr(miri, ignore = "uses the file system")]

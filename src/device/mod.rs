@@ -46,7 +46,6 @@ pub(crate) mod mlx5;
 pub(crate) mod on_tokio;
 mod pci;
 mod port;
-mod process_sharing;
 pub(crate) mod quirks;
 
 pub(crate) use async_event::token;
@@ -133,15 +132,9 @@ impl<'list> Device<'list> {
     /// `ibv_get_device_name`: the kernel's name, such as `mlx5_0`; unique on the machine.
     #[doc(alias = "ibv_get_device_name")]
     pub fn name(&self) -> &'list str {
-        text(self.raw_name()).unwrap_or("")
-    }
-
-    fn raw_name(&self) -> Option<&'list CStr> {
-        // SAFETY: the device is live; the name is an array in it that lives as long as the list.
-        unsafe {
-            let name = ffi::ibv_get_device_name(self.raw.as_ptr());
-            (!name.is_null()).then(|| CStr::from_ptr(name))
-        }
+        // SAFETY: the device is live; the name is a null-terminated array in it that lives as long as the list.
+        let name = unsafe { CStr::from_ptr((&raw const (*self.raw.as_ptr()).name).cast()) };
+        name.to_str().unwrap_or("")
     }
 
     /// `ibv_get_device_guid`: the vendor's GUID; zero if there is none.
@@ -185,10 +178,6 @@ impl<'list> Device<'list> {
     pub fn as_raw(&self) -> *mut ffi::ibv_device {
         self.raw.as_ptr()
     }
-}
-
-fn text(text: Option<&CStr>) -> Option<&str> {
-    text.and_then(|text| text.to_str().ok())
 }
 
 debug! {

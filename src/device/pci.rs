@@ -6,7 +6,6 @@ use std::{fmt, fs};
 
 use super::Device;
 use super::context::Context;
-use super::counters::device;
 
 /// The address of a PCI function, such as `0000:5e:00.0` (also in `lspci -D`, sysfs, CUDA and NVMe tools).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -267,7 +266,7 @@ impl Device<'_> {
 impl Context<'_> {
     /// [`Device::pci_function`].
     pub fn pci_function(&self) -> Option<PciFunction> {
-        device(self).ok()?.pci_function()
+        self.device().pci_function()
     }
 }
 

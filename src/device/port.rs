@@ -16,36 +16,6 @@ impl From<ffi::ibv_port_attr> for PortAttributes {
 }
 
 impl PortAttributes {
-    /// The logical state. Only an [`Active`](PortState::Active) port carries traffic.
-    pub fn state(&self) -> PortState {
-        self.0.state.into()
-    }
-
-    /// InfiniBand or Ethernet.
-    pub fn link_layer(&self) -> LinkLayer {
-        LinkLayer::from_raw(self.0.link_layer)
-    }
-
-    /// The largest MTU that the port supports.
-    pub fn max_mtu(&self) -> Option<MaximumTransferUnit> {
-        MaximumTransferUnit::from_raw(self.0.max_mtu)
-    }
-
-    /// The MTU in use, the largest of a path through the port.
-    pub fn active_mtu(&self) -> Option<MaximumTransferUnit> {
-        MaximumTransferUnit::from_raw(self.0.active_mtu)
-    }
-
-    /// The length of its GID table.
-    pub fn gid_table_len(&self) -> u32 {
-        u32::try_from(self.0.gid_tbl_len).unwrap_or(0)
-    }
-
-    /// The length of its P_Key table.
-    pub fn pkey_table_len(&self) -> u16 {
-        self.0.pkey_tbl_len
-    }
-
     /// Drivers report an unspecific error or none.
     pub(crate) fn check_pkey_index(&self, verb: &'static str, index: u16) -> Result<()> {
         let length = self.pkey_table_len();
@@ -66,6 +36,27 @@ impl PortAttributes {
     }
 
     getters! { self,
+        /// The logical state. Only an [`Active`](PortState::Active) port carries traffic.
+        state: PortState => self.0.state.into();
+
+        /// The physical state.
+        physical_state: PhysicalState => PhysicalState::from_raw(self.0.phys_state);
+
+        /// InfiniBand or Ethernet.
+        link_layer: LinkLayer => LinkLayer::from_raw(self.0.link_layer);
+
+        /// The largest MTU that the port supports.
+        max_mtu: Option<MaximumTransferUnit> => MaximumTransferUnit::from_raw(self.0.max_mtu);
+
+        /// The MTU in use, the largest of a path through the port.
+        active_mtu: Option<MaximumTransferUnit> => MaximumTransferUnit::from_raw(self.0.active_mtu);
+
+        /// The length of its GID table.
+        gid_table_len: u32 => u32::try_from(self.0.gid_tbl_len).unwrap_or(0);
+
+        /// The length of its P_Key table.
+        pkey_table_len: u16 => self.0.pkey_tbl_len;
+
         /// The LID from the subnet manager; 0 on Ethernet.
         lid: u16 => self.0.lid;
 
@@ -95,11 +86,18 @@ impl PortAttributes {
 
         /// The subnet manager's reply to the initialisation that the port asked for.
         init_type_reply: u8 => self.0.init_type_reply;
-    }
 
-    /// The physical state.
-    pub fn physical_state(&self) -> PhysicalState {
-        PhysicalState::from_raw(self.0.phys_state)
+        /// Capabilities: bits of `enum ibv_port_cap_flags`.
+        capability_flags: u32 => self.0.port_cap_flags;
+
+        /// Further capabilities: bits of `enum ibv_port_cap_flags2`.
+        capability_flags2: u16 => self.0.port_cap_flags2;
+
+        /// Flags such as `IBV_QPF_GRH_REQUIRED`.
+        flags: u8 => self.0.flags;
+
+        /// The C struct.
+        as_raw: &ffi::ibv_port_attr => &self.0;
     }
 
     /// The number of lanes, or `None` for an unknown value.
@@ -122,26 +120,10 @@ impl PortAttributes {
         }
     }
 
-    getters! { self,
-        /// Capabilities: bits of `enum ibv_port_cap_flags`.
-        capability_flags: u32 => self.0.port_cap_flags;
-
-        /// Further capabilities: bits of `enum ibv_port_cap_flags2`.
-        capability_flags2: u16 => self.0.port_cap_flags2;
-
-        /// Flags such as `IBV_QPF_GRH_REQUIRED`.
-        flags: u8 => self.0.flags;
-    }
-
     /// Whether every packet needs a global route header: always on Ethernet and EFA, and on some InfiniBand
     /// fabrics.
     pub fn grh_required(&self) -> bool {
         self.link_layer() != LinkLayer::InfiniBand || self.0.flags & GRH_REQUIRED != 0
-    }
-
-    /// The C struct.
-    pub fn as_raw(&self) -> &ffi::ibv_port_attr {
-        &self.0
     }
 }
 

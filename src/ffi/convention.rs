@@ -1,6 +1,7 @@
 //! How C reports that a verb failed.
 
 use std::ffi::c_int;
+use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::ptr::NonNull;
 
 use crate::error::Error;
@@ -36,13 +37,12 @@ pub(crate) fn count(verb: &'static str, returned: isize) -> Result<usize, Error>
 /// # Safety
 ///
 /// `fd` is negative, or nothing else owns it.
-#[cfg(rdma_core_65)]
-pub(crate) unsafe fn new_fd(verb: &'static str, fd: c_int) -> Result<std::os::fd::OwnedFd, Error> {
+pub(crate) unsafe fn new_fd(verb: &'static str, fd: c_int) -> Result<OwnedFd, Error> {
     if fd < 0 {
         return Err(failed(verb, fd));
     }
     // SAFETY: the caller vouches for it.
-    Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) })
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Inlined, so that the compiler sees an error, and a loop around a verb does not check twice.

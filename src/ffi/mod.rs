@@ -19,9 +19,7 @@ use std::sync::OnceLock;
 
 mod convention;
 
-#[cfg(rdma_core_65)]
-pub(crate) use convention::new_fd;
-pub(crate) use convention::{count, errno, failed, object, set_errno, status};
+pub(crate) use convention::{count, errno, failed, new_fd, object, set_errno, status};
 
 macro_rules! generated {
     ($(#[$meta:meta])* mod $module:ident { $($content:tt)+ }) => {

@@ -7,8 +7,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::time::Instant;
 
-use crate::device::event_file::{self, descriptor};
+use crate::device::event_file;
 use crate::error::Result;
+use crate::ffi;
 
 pub(super) struct Timer {
     timer: OwnedFd,
@@ -23,7 +24,7 @@ impl Timer {
         let timer = unsafe {
             let flags = crate::linux::TFD_NONBLOCK | crate::linux::TFD_CLOEXEC;
             let timer = crate::linux::timerfd_create(libc::CLOCK_MONOTONIC, flags);
-            descriptor("timerfd_create", timer)?
+            ffi::new_fd("timerfd_create", timer)?
         };
         let files: Vec<_> = queue.into_iter().flatten().chain([timer.as_fd()]).collect();
         let ready = event_file::any_of(&files)?;

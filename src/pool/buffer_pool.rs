@@ -147,16 +147,8 @@ impl<M: PoolMemory> BufferPool<M> {
         options: RegionOptions,
     ) -> Result<Self> {
         const VERB: &str = "ibv_reg_mr";
-        let most = u64::from(u32::MAX);
-        if chunk_len == 0 || chunk_len as u64 > most {
-            let what = "the length of a chunk";
-            return Err(Error::out_of_range(VERB, what, chunk_len as u64, 1, most));
-        }
-        let most = u64::from(FreeChunks::MOST);
-        if chunks == 0 || chunks as u64 > most {
-            let what = "the number of chunks";
-            return Err(Error::out_of_range(VERB, what, chunks as u64, 1, most));
-        }
+        Error::within(VERB, "the length of a chunk", chunk_len as u64, 1, u32::MAX)?;
+        Error::within(VERB, "the number of chunks", chunks as u64, 1, FreeChunks::MOST)?;
         // Shorter than 2^33.
         let stride = chunk_len.next_multiple_of(ALIGNMENT);
         let Some(len) = stride.checked_mul(chunks) else {
