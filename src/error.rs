@@ -4,6 +4,7 @@ use std::ops::RangeInclusive;
 use std::sync::{Mutex, PoisonError};
 use std::{fmt, hint, io};
 
+use crate::debug::debug;
 use crate::gid_class::GidClass;
 use crate::queue_pair_state::{QueuePairState, QueuePairType, TransitionError};
 use crate::unusable::Unusable;
@@ -389,68 +390,54 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.verb)?;
+        let system = io::Error::from_raw_os_error(self.errno);
         match self.detail {
-            Detail::Reason(reason) => return f.write_str(reason),
+            Detail::None => match self.hint() {
+                Some(hint) => write!(f, "{system}; {hint}"),
+                None => system.fmt(f),
+            },
+            Detail::Reason(reason) => f.write_str(reason),
             Detail::Range { what, value, low, high } if u64::from(low) > high => {
-                return write!(f, "{what} is {value}, but there are none");
+                write!(f, "{what} is {value}, but there are none")
             }
             Detail::Range { what, value, low, high } => {
-                return write!(f, "{what} is {value}, and must be within {low}..={high}");
+                write!(f, "{what} is {value}, and must be within {low}..={high}")
             }
-            Detail::Transition(reason) => return reason.fmt(f),
-            Detail::Gids { ours, theirs } => {
-                return write!(
-                    f,
-                    "no packet goes between our {} {} and the peer's {} {}: both sides need an address \
-                     of the same family, and the same version of RoCE",
-                    ours.0.name(),
-                    ours.1,
-                    theirs.0.name(),
-                    theirs.1
-                );
-            }
-            Detail::Types { ours, theirs } => {
-                return write!(
-                    f,
-                    "ours is {} queue pair, and the peer's {} one: they cannot be connected",
-                    ours.named(),
-                    theirs.named()
-                );
-            }
-            Detail::Partitions { ours, theirs } => {
-                return write!(
-                    f,
-                    "our P_Key is {ours:#06x}, and the peer's {theirs:#06x}: both need the same lower 15 bits, and one \
-                     of them the upper bit (pkey_index chooses it from the port's table)"
-                );
-            }
-            Detail::State { state, needed } => {
-                return write!(
-                    f,
-                    "the queue pair is in {state}, and must be in {needed} before this is posted: \
-                     connect it first"
-                );
-            }
+            Detail::Transition(reason) => reason.fmt(f),
+            Detail::Gids { ours: (our_class, ours), theirs: (their_class, theirs) } => write!(
+                f,
+                "no packet goes between our {} {ours} and the peer's {} {theirs}: both sides need an address \
+                 of the same family, and the same version of RoCE",
+                our_class.name(),
+                their_class.name()
+            ),
+            Detail::Types { ours, theirs } => write!(
+                f,
+                "ours is {} queue pair, and the peer's {} one: they cannot be connected",
+                ours.named(),
+                theirs.named()
+            ),
+            Detail::Partitions { ours, theirs } => write!(
+                f,
+                "our P_Key is {ours:#06x}, and the peer's {theirs:#06x}: both need the same lower 15 bits, and one \
+                 of them the upper bit (pkey_index chooses it from the port's table)"
+            ),
+            Detail::State { state, needed } => write!(
+                f,
+                "the queue pair is in {state}, and must be in {needed} before this is posted: \
+                 connect it first"
+            ),
             Detail::Holds { more_than, what } => {
-                return write!(f, "the queue holds more than {more_than} {what}");
+                write!(f, "the queue holds more than {more_than} {what}")
             }
             Detail::GidIndex { index, port } => {
-                return write!(f, "the GID table of port {port} is empty at index {index}");
+                write!(f, "the GID table of port {port} is empty at index {index}")
             }
-            Detail::Path { ours, index, theirs } => {
-                return write!(
-                    f,
-                    "no path from our GID {ours} (index {index}) to the peer's GID {theirs}: {}",
-                    io::Error::from_raw_os_error(self.errno)
-                );
-            }
-            Detail::Device(device) => return device.fmt(f),
-            Detail::None => {}
-        }
-        write!(f, "{}", io::Error::from_raw_os_error(self.errno))?;
-        match self.hint() {
-            Some(hint) => write!(f, "; {hint}"),
-            None => Ok(()),
+            Detail::Path { ours, index, theirs } => write!(
+                f,
+                "no path from our GID {ours} (index {index}) to the peer's GID {theirs}: {system}"
+            ),
+            Detail::Device(device) => device.fmt(f),
         }
     }
 }
@@ -476,6 +463,88 @@ impl From<Error> for io::Error {
 
 /// The result of a verb.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a method that changes an object's state failed ([`error`](Self::error)), with the object for further use
+/// ([`object`](Self::object)): the channel that could not be [reset](crate::Channel::reset), or what could not be
+/// [connected](crate::PreparedChannel::handshake).
+///
+/// `?` drops the object and keeps the reason, as [`Error`], [`TransportError`](crate::TransportError), `std::io::Error`
+/// or `Box<dyn std::error::Error>`. For other errors, write `.map_err(|failed| failed.error)?`.
+///
+/// ```no_run
+/// # // not on Soft-RoCE alone: needs a peer
+/// use std::time::{Duration, Instant};
+/// use ibverbs::tcp::ExchangeError;
+/// use ibverbs::Channel;
+///
+/// /// Connects again after a failure, for a minute at most. The channel survives failed attempts.
+/// fn reconnect(failed: Channel<'_>) -> Result<Channel<'_>, ExchangeError> {
+///     let deadline = Instant::now() + Duration::from_secs(60);
+///     let mut prepared = failed.reset()?;
+///     loop {
+///         let soon = Instant::now() + Duration::from_secs(1);
+///         match prepared.connect("server:18515", b"", soon) {
+///             Ok((channel, _)) => return Ok(channel),
+///             Err(failed) if Instant::now() < deadline => prepared = failed.object,
+///             Err(failed) => return Err(failed.error),
+///         }
+///     }
+/// }
+/// ```
+///
+/// It does not implement `std::error::Error`, because the object borrows.
+pub struct StateError<T, E = Error> {
+    /// The reason.
+    pub error: E,
+    /// The object, as before the call unless the method says otherwise.
+    pub object: T,
+}
+
+impl<T, E> StateError<T, E> {
+    /// The error of a method that gives back what it consumed.
+    pub fn new(object: T, error: E) -> Self {
+        Self { error, object }
+    }
+}
+
+debug! { impl[T, E: fmt::Debug] StateError<T, E>, self, error: self.error, .. }
+
+impl<T, E: fmt::Display> fmt::Display for StateError<T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T> From<StateError<T>> for Error {
+    /// Drops the object.
+    fn from(failed: StateError<T>) -> Self {
+        failed.error
+    }
+}
+
+impl<T, E: Into<Self>> From<StateError<T, E>> for io::Error {
+    /// Drops the object.
+    fn from(failed: StateError<T, E>) -> Self {
+        failed.error.into()
+    }
+}
+
+impl<T, E: std::error::Error + 'static> From<StateError<T, E>> for Box<dyn std::error::Error> {
+    /// Drops the object.
+    fn from(failed: StateError<T, E>) -> Self {
+        failed.error.into()
+    }
+}
+
+impl<T, E> From<StateError<T, E>> for Box<dyn std::error::Error + Send + Sync>
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
+    /// Drops the object.
+    fn from(failed: StateError<T, E>) -> Self {
+        failed.error.into()
+    }
+}
 
 /// For an error from a function that is not inlined.
 ///

@@ -2,15 +2,12 @@
 
 #[cfg(feature = "channel")]
 use crate::channel::{Channel, DetachedChannel, PreparedChannel};
+use crate::error::StateError;
 #[cfg(feature = "rdmacm")]
 use crate::ffi;
-#[cfg(feature = "channel")]
-use crate::queue_pair::QueuePairEndpoint;
-use crate::queue_pair::{Connected, PreparedQueuePair, QueuePair};
+use crate::queue_pair::{Connected, PreparedQueuePair, QueuePair, QueuePairEndpoint};
 #[cfg(feature = "rdmacm")]
 use crate::queue_pair_state::QueuePairType;
-#[cfg(feature = "channel")]
-use crate::state_error::StateError;
 
 /// The result of a step.
 #[derive(Debug)]
@@ -30,19 +27,15 @@ pub trait Handshake: Sized {
     type Shaken;
 
     /// The address that the peer needs.
-    #[cfg(feature = "channel")]
     fn endpoint(&self) -> QueuePairEndpoint;
 
     /// Takes the queue pair to RTS.
-    #[cfg(feature = "channel")]
     fn handshake(self, remote: QueuePairEndpoint) -> Result<Self::Shaken, StateError<Self>>;
 
     /// Takes it back to RESET, because the peer has failed.
-    #[cfg(feature = "channel")]
     fn take_back(shaken: Self::Shaken) -> Self;
 
     /// Both sides are ready.
-    #[cfg(feature = "channel")]
     fn finish(shaken: Self::Shaken) -> Self::Connected;
 
     #[cfg(feature = "rdmacm")]
@@ -57,22 +50,18 @@ impl<'res, T: Connected> Handshake for PreparedQueuePair<'res, T> {
     type Connected = QueuePair<'res, T>;
     type Shaken = QueuePair<'res, T>;
 
-    #[cfg(feature = "channel")]
     fn endpoint(&self) -> QueuePairEndpoint {
         self.endpoint()
     }
 
-    #[cfg(feature = "channel")]
     fn handshake(self, remote: QueuePairEndpoint) -> Result<QueuePair<'res, T>, StateError<Self>> {
         self.handshake(remote)
     }
 
-    #[cfg(feature = "channel")]
     fn take_back(shaken: QueuePair<'res, T>) -> Self {
         shaken.into_prepared()
     }
 
-    #[cfg(feature = "channel")]
     fn finish(shaken: QueuePair<'res, T>) -> QueuePair<'res, T> {
         shaken
     }

@@ -61,7 +61,6 @@ mod queue_pair_state;
 pub mod rdmacm;
 mod registered;
 pub mod settings;
-mod state_error;
 mod sync;
 #[cfg(feature = "channel")]
 pub mod tcp;
@@ -84,45 +83,36 @@ pub use channel::{
     TransportError, TransportResult,
 };
 #[doc(inline)]
-pub use completion::{
-    CompletionChannel, CompletionQueue, CompletionQueueBuilder, WorkCompletion, WorkError,
-    WorkErrorClass, WorkStatus, WorkSuccess,
-};
-#[doc(inline)]
-pub use device::{Context, Device, Gid, devices, open, open_first};
-#[doc(inline)]
-pub use domain::ProtectionDomain;
-#[doc(inline)]
-pub use error::{Error, ErrorKind, Result};
-#[doc(inline)]
 #[cfg(feature = "async")]
 pub use future::{AsyncChannel, AsyncDatagrams, Reactor};
-#[doc(inline)]
-pub use memory::{
-    AccessFlags, GatherElement, Inline, MemoryRegion, MemorySlice, MemorySliceMut, RegionOptions,
-    RemoteMemoryRegion, ScatterElement, SharedMemoryRegion, SharedMemorySlice,
-};
-#[doc(inline)]
-pub use operation::{
-    CompareSwapWorkRequest, DatagramDestination, DatagramPeer, FetchAddWorkRequest,
-    PreparedRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
-};
-#[doc(inline)]
-pub use parent::Parent;
 #[doc(inline)]
 #[cfg(feature = "channel")]
 pub use pool::{BufferPool, PooledBuffer};
 #[doc(inline)]
-pub use queue_pair::{
-    AddressHandle, AddressVector, ConnectionSettings, PreparedQueuePair, QueuePair,
-    QueuePairBuilder, QueuePairEndpoint, Rc, SharedReceiveQueue, Uc, Ud,
+pub use {
+    completion::{
+        CompletionChannel, CompletionQueue, CompletionQueueBuilder, WorkCompletion, WorkError,
+        WorkErrorClass, WorkStatus, WorkSuccess,
+    },
+    device::{Context, Device, Gid, devices, open, open_first},
+    domain::ProtectionDomain,
+    error::{Error, ErrorKind, Result, StateError},
+    memory::{
+        AccessFlags, GatherElement, Inline, MemoryRegion, MemorySlice, MemorySliceMut,
+        RegionOptions, RemoteMemoryRegion, ScatterElement, SharedMemoryRegion, SharedMemorySlice,
+    },
+    operation::{
+        CompareSwapWorkRequest, DatagramDestination, DatagramPeer, FetchAddWorkRequest,
+        PreparedRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
+    },
+    parent::Parent,
+    queue_pair::{
+        AddressHandle, AddressVector, ConnectionSettings, PreparedQueuePair, QueuePair,
+        QueuePairBuilder, QueuePairEndpoint, Rc, SharedReceiveQueue, Uc, Ud,
+    },
+    queue_pair_state::{QueuePairState, QueuePairType},
+    settings::{
+        AckTimeout, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
+        PacketSequenceNumber,
+    },
 };
-#[doc(inline)]
-pub use queue_pair_state::{QueuePairState, QueuePairType};
-#[doc(inline)]
-pub use settings::{
-    AckTimeout, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
-    PacketSequenceNumber,
-};
-#[doc(inline)]
-pub use state_error::StateError;

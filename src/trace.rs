@@ -3,14 +3,16 @@
 //! All events have the target `ibverbs`. They tell what was set up, has changed or has failed, not what was posted or
 //! completed. A subscriber is the program's code: while a [`Hold`] lives, events wait.
 
-#[cfg(feature = "tracing")]
-mod events {
-    use std::cell::{Cell, RefCell};
-    use std::fmt;
+use std::fmt;
 
-    use crate::error::Error;
+use crate::error::Error;
+use crate::queue_pair_state::QueuePairState;
+
+#[cfg(feature = "tracing")]
+mod held {
+    use std::cell::{Cell, RefCell};
+
     use crate::panics;
-    use crate::queue_pair_state::QueuePairState;
 
     type Event = Box<dyn FnOnce()>;
 
@@ -52,7 +54,7 @@ mod events {
     }
 
     /// Only queueing allocates.
-    fn emit(event: impl FnOnce() + 'static) {
+    pub(super) fn emit(event: impl FnOnce() + 'static) {
         let mut event = Some(event);
         if HELD.try_with(Cell::get).is_ok_and(|held| held > 0) {
             let boxed = |event| Box::new(event) as Event;
@@ -60,8 +62,45 @@ mod events {
         }
         event.into_iter().for_each(run);
     }
+}
 
-    #[cold]
+#[cfg(not(feature = "tracing"))]
+mod held {
+    #[derive(Debug)]
+    pub(crate) struct Hold(());
+
+    impl Hold {
+        #[inline(always)]
+        pub(crate) fn new() -> Self {
+            Self(())
+        }
+    }
+}
+
+pub(crate) use held::Hold;
+#[cfg(feature = "tracing")]
+use held::emit;
+
+/// The functions; without the feature, they are empty.
+#[cfg(feature = "tracing")]
+macro_rules! events {
+    ($($(#[$meta:meta])* pub(crate) fn $name:ident($($argument:ident: $type:ty),+) $body:block)+) => {$(
+        $(#[$meta])*
+        #[cold]
+        pub(crate) fn $name($($argument: $type),+) $body
+    )+};
+}
+
+#[cfg(not(feature = "tracing"))]
+macro_rules! events {
+    ($($(#[$meta:meta])* pub(crate) fn $name:ident($($argument:ident: $type:ty),+) $body:block)+) => {$(
+        $(#[$meta])*
+        #[inline(always)]
+        pub(crate) fn $name($(_: $type),+) {}
+    )+};
+}
+
+events! {
     pub(crate) fn verb_failed(error: &Error) {
         let error = *error;
         emit(move || {
@@ -69,7 +108,6 @@ mod events {
         });
     }
 
-    #[cold]
     pub(crate) fn object_leaked(error: &Error) {
         let error = *error;
         emit(move || {
@@ -78,22 +116,18 @@ mod events {
         });
     }
 
-    #[cold]
     pub(crate) fn state_changed(queue_pair: u32, from: QueuePairState, to: QueuePairState) {
         emit(move || tracing::debug!(target: "ibverbs", queue_pair, ?from, ?to, "state changed"));
     }
 
-    #[cold]
     pub(crate) fn channel_connected(queue_pair: u32, remote: u32) {
         emit(move || tracing::info!(target: "ibverbs", queue_pair, remote, "channel connected"));
     }
 
-    #[cold]
     pub(crate) fn channel_reset(queue_pair: u32) {
         emit(move || tracing::info!(target: "ibverbs", queue_pair, "channel reset"));
     }
 
-    #[cold]
     pub(crate) fn channel_stopped(queue_pair: u32, outstanding: u32, complete: bool) {
         emit(move || {
             tracing::warn!(target: "ibverbs", queue_pair, outstanding, complete, "channel stopped");
@@ -101,18 +135,16 @@ mod events {
     }
 
     #[cfg(feature = "async")]
-    #[cold]
     pub(crate) fn reactor_stands(why: &'static str) {
         emit(move || {
             tracing::warn!(target: "ibverbs", "no task runs the reactor, so no future ends: {why}");
         });
     }
 
-    #[cold]
     pub(crate) fn work_failed(
         flushed: bool,
         status: impl fmt::Debug + Copy + 'static,
-        error: impl fmt::Display + Copy + 'static,
+        error: impl fmt::Display + Copy + 'static
     ) {
         emit(move || {
             if flushed {
@@ -123,53 +155,10 @@ mod events {
         });
     }
 
-    #[cold]
     pub(crate) fn async_event(
         kind: impl fmt::Debug + Copy + 'static,
-        subject: impl fmt::Debug + Copy + 'static,
+        subject: impl fmt::Debug + Copy + 'static
     ) {
         emit(move || tracing::info!(target: "ibverbs", ?kind, ?subject, "event of the device"));
     }
 }
-
-#[cfg(feature = "tracing")]
-pub(crate) use events::*;
-
-#[cfg(not(feature = "tracing"))]
-mod nothing {
-    use crate::error::Error;
-    use crate::queue_pair_state::QueuePairState;
-
-    #[derive(Debug)]
-    pub(crate) struct Hold(());
-
-    impl Hold {
-        #[inline(always)]
-        pub(crate) fn new() -> Self {
-            Self(())
-        }
-    }
-
-    #[inline(always)]
-    pub(crate) fn verb_failed(_: &Error) {}
-    #[inline(always)]
-    pub(crate) fn object_leaked(_: &Error) {}
-    #[inline(always)]
-    pub(crate) fn state_changed(_: u32, _: QueuePairState, _: QueuePairState) {}
-    #[inline(always)]
-    pub(crate) fn channel_connected(_: u32, _: u32) {}
-    #[inline(always)]
-    pub(crate) fn channel_reset(_: u32) {}
-    #[inline(always)]
-    pub(crate) fn channel_stopped(_: u32, _: u32, _: bool) {}
-    #[cfg(feature = "async")]
-    #[inline(always)]
-    pub(crate) fn reactor_stands(_: &'static str) {}
-    #[inline(always)]
-    pub(crate) fn work_failed<S, E>(_: bool, _: S, _: E) {}
-    #[inline(always)]
-    pub(crate) fn async_event<K, S>(_: K, _: S) {}
-}
-
-#[cfg(not(feature = "tracing"))]
-pub(crate) use nothing::*;

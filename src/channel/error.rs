@@ -2,8 +2,7 @@ use std::fmt;
 
 use crate::completion::{WorkError, WorkErrorClass, WorkSuccess};
 use crate::debug::debug;
-use crate::error::{Error, ErrorKind};
-use crate::state_error::StateError;
+use crate::error::{Error, ErrorKind, StateError};
 use crate::trace;
 
 /// Why an operation on a [`Channel`](crate::Channel) failed, or may have failed.

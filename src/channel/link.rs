@@ -9,14 +9,13 @@ use super::in_flight::InFlight;
 use super::{Channel, credits};
 use crate::debug::debug;
 use crate::device::Gid;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, StateError};
 use crate::foreign_enum::setters;
 use crate::handle::Leak;
 use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair::{AddressVector, ConnectionSettings, QueuePair, QueuePairEndpoint};
 use crate::queue_pair_state::QueuePairType;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
-use crate::state_error::StateError;
 use crate::{ffi, trace};
 
 pub(crate) struct Link<'res> {

@@ -97,13 +97,12 @@ pub(crate) use self::link::Link;
 
 use crate::debug::debug;
 use crate::domain::ProtectionDomain;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError};
 use crate::ffi;
 use crate::memory::RemoteMemoryRegion;
 use crate::operation::WriteWorkRequest;
 use crate::parent::Parent;
 use crate::queue_pair::QueuePairEndpoint;
-use crate::state_error::StateError;
 
 /// A connection to one peer over which data is moved without `unsafe`: by sends and receives, and by
 /// reads, writes and atomics on the peer's memory.

@@ -14,7 +14,7 @@ use super::{QueuePair, SendOperations};
 use crate::completion::CompletionQueue;
 use crate::debug::debug;
 use crate::domain::{ProtectionDomain, XrcDomain};
-use crate::error::Result;
+use crate::error::{Result, StateError};
 use crate::ffi;
 use crate::foreign_enum::setters;
 use crate::memory::AccessFlags;
@@ -24,7 +24,6 @@ use crate::settings::{
     AckTimeout, FlowLabel, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
     PacketSequenceNumber, ServiceLevel, StaticRate,
 };
-use crate::state_error::StateError;
 
 /// Builds a queue pair. Each method states its default, which works on RoCE, InfiniBand and Soft-RoCE.
 ///

@@ -116,7 +116,7 @@ use object::{Object, Parents, Properties};
 use crate::completion::CompletionQueue;
 use crate::debug::debug;
 use crate::domain::ProtectionDomain;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError};
 use crate::ffi;
 use crate::flow::Flows;
 use crate::foreign_enum::getters;
@@ -124,7 +124,6 @@ use crate::handle::{Handle, Leak};
 use crate::parent::Parent;
 use crate::queue_pair_state::QueuePairType;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
-use crate::state_error::StateError;
 
 /// `struct ibv_qp`: a queue pair, to which sends and receives are posted.
 ///

@@ -9,9 +9,8 @@ use super::extended_operations::WorkRequestOpcode;
 use super::transition::{StateTransition, rule};
 use super::transport::Transport;
 use crate::device::{Context, quirks};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError};
 use crate::queue_pair_state::{QueuePairState, QueuePairType};
-use crate::state_error::StateError;
 use crate::{ffi, trace};
 
 const VERB: &str = "ibv_modify_qp";

@@ -16,10 +16,9 @@ use crate::channel::link::Link;
 use crate::channel::owned_buffer::OwnedBuffer;
 use crate::channel::posting::{IntoSend, KeptSend, WorkRequest};
 use crate::completion::WorkSuccess;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError};
 use crate::operation::DatagramDestination;
 use crate::queue_pair::{AddressHandle, AddressVector, GlobalRouteHeader, QueuePairEndpoint};
-use crate::state_error::StateError;
 
 impl<'res, B> Loop<'res, B> {
     /// `ibv_create_qp`, `ibv_modify_qp`: adds a datagram end. It takes [room](Self::capacity) and has an id as a

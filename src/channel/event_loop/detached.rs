@@ -11,10 +11,9 @@ use crate::channel::datagrams::DatagramEnd;
 use crate::channel::error::TransportError;
 use crate::channel::link::{Link, PreparedChannel};
 use crate::channel::operation::Queue;
-use crate::error::Result;
+use crate::error::{Result, StateError};
 use crate::ffi;
 use crate::handle::Leak;
-use crate::state_error::StateError;
 
 /// A channel out of its loop, which keeps its place and slots: requests in flight complete there.
 pub(crate) struct Detached<'res> {

@@ -18,10 +18,9 @@ use crate::channel::core::Core;
 use crate::channel::datagrams::DatagramEnd;
 use crate::channel::link::{Link, PreparedChannel};
 use crate::channel::operation::{Limits, Queue, Target};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError};
 use crate::ffi;
 use crate::queue_pair::{QueuePairEndpoint, SharedReceiveQueue};
-use crate::state_error::StateError;
 
 pub(super) struct Members<'res> {
     /// Indexed by channel.

@@ -10,10 +10,9 @@ use super::slots::NEVER_FREE;
 use crate::channel::link::PreparedChannel;
 use crate::completion::CompletionQueue;
 use crate::debug::debug;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError};
 use crate::ffi;
 use crate::queue_pair::QueuePairEndpoint;
-use crate::state_error::StateError;
 
 /// A channel [taken out](Loop::take_out) of its loop, to connect or destroy it while the loop does other things.
 ///
