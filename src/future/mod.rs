@@ -312,7 +312,7 @@ impl<S: Share> AsyncChannel<S> {
     /// arrived can still be [received](Self::receive). The peer is not told. If this is dropped early, operations in
     /// flight go on, and no new ones are posted.
     pub async fn shutdown(&self) {
-        self.begin_shutdown();
+        self.share.lock().core.refuse_sends(self.id);
         let mut place = InLine::new(self, Queue::Send);
         poll_fn(|cx| {
             let waker = cx.waker().clone();
@@ -327,14 +327,6 @@ impl<S: Share> AsyncChannel<S> {
             Poll::Pending
         })
         .await;
-        self.end_shutdown();
-    }
-
-    fn begin_shutdown(&self) {
-        self.share.lock().core.refuse_sends(self.id);
-    }
-
-    fn end_shutdown(&self) {
         // Keeps messages that arrived before the last send ended.
         let _ = self.share.lock().core.turn();
         stop(&self.share, self.id, TransportError::Stopped);

@@ -389,18 +389,25 @@ impl MulticastMembership {
         }
     }
 
-    /// Opens the group's device.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Device::open`](crate::Device::open).
-    pub fn open_device(&self) -> Result<Context<'static>> {
-        self.id.open_device()
-    }
+    getters! { self,
+        /// Opens the group's device.
+        ///
+        /// # Errors
+        ///
+        /// Those of [`Device::open`](crate::Device::open).
+        open_device: Result<Context<'static>> => self.id.open_device();
 
-    /// The port through which the group was joined.
-    pub fn port(&self) -> u8 {
-        self.id.port()
+        /// The port through which the group was joined.
+        port: u8 => self.id.port();
+
+        /// The group's path, queue pair number and Q_Key, for sending.
+        peer: &DatagramAddress => &self.peer;
+
+        /// The GID of the group, for [`QueuePair::attach_multicast`].
+        gid: Gid => self.peer.path().gid().unwrap_or(Gid::ZERO);
+
+        /// The LID of the group, for [`QueuePair::attach_multicast`]; 0 on RoCE.
+        lid: u16 => self.peer.path().lid();
     }
 
     /// [`DatagramRoute::activate`](crate::rdmacm::DatagramRoute::activate), with the group's Q_Key.
@@ -413,21 +420,6 @@ impl MulticastMembership {
         prepared: PreparedQueuePair<'res, T>,
     ) -> Result<QueuePair<'res, T>, ConnectionError> {
         activate(&mut self.id, prepared)
-    }
-
-    /// The group's path, queue pair number and Q_Key, for sending.
-    pub fn peer(&self) -> &DatagramAddress {
-        &self.peer
-    }
-
-    /// The GID of the group, for [`QueuePair::attach_multicast`].
-    pub fn gid(&self) -> Gid {
-        self.peer.path().gid().unwrap_or(Gid::ZERO)
-    }
-
-    /// The LID of the group, for [`QueuePair::attach_multicast`]; 0 on RoCE.
-    pub fn lid(&self) -> u16 {
-        self.peer.path().lid()
     }
 
     /// `rdma_leave_multicast`: leaves the group. Detach queue pairs first. Dropping ignores a failure.

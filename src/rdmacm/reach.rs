@@ -124,16 +124,16 @@ pub(super) fn unopened(error: Error) -> Option<Error> {
 
 #[cold]
 pub(super) fn explain(error: Error) -> Error {
-    match error.errno() {
-        errno if may_be_unusable(errno) => match unopened(error) {
-            Some(error) => error,
-            None if errno == libc::ENODEV => {
-                let text = "no RDMA device has the address, or leads to it";
-                with_addresses(error.verb(), libc::ENODEV, text, &addresses(&devices_folder()))
-            }
-            None => error,
-        },
-        _ => error,
+    if !may_be_unusable(error.errno()) {
+        return error;
+    }
+    match unopened(error) {
+        Some(error) => error,
+        None if error.errno() == libc::ENODEV => {
+            let text = "no RDMA device has the address, or leads to it";
+            with_addresses(error.verb(), libc::ENODEV, text, &addresses(&devices_folder()))
+        }
+        None => error,
     }
 }
 

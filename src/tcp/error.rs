@@ -175,8 +175,7 @@ impl fmt::Display for ExchangeError {
             ),
             Self::PrivateDataTooLong(length) => write!(
                 f,
-                "the private data has {length} bytes, and must not have more than {}",
-                MAX_PRIVATE_DATA
+                "the private data has {length} bytes, and must not have more than {MAX_PRIVATE_DATA}"
             ),
             Self::Io(error) => error.fmt(f),
         }
