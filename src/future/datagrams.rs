@@ -57,12 +57,15 @@ impl<S: Share> Reactor<S> {
         let (channel, end) = builder.build(&self.queue)?;
         let (number, at) = (channel.number(), end.at.clone());
         let mut guard = self.share.lock();
-        let added = guard.core.add_end(channel, end);
+        let share = self.share.clone();
+        // Made before the guard is dropped: a waker that panics then must not lose the end.
+        let added = guard
+            .core
+            .add_end(channel, end)
+            .map(|id| AsyncDatagrams { channel: AsyncChannel { share, id, number }, at });
         drop(guard);
         // An error destroys the queue pair, outside the lock.
-        let id = added.map_err(|failed| failed.error)?;
-        let share = self.share.clone();
-        Ok(AsyncDatagrams { channel: AsyncChannel { share, id, number }, at })
+        added.map_err(|failed| failed.error)
     }
 }
 
@@ -198,12 +201,12 @@ impl<S: Share> AsyncDatagrams<S> {
     ) -> Result<()> {
         let AsyncChannel { share, id, .. } = &self.channel;
         let mut guard = share.lock();
-        let out = guard.core.borrow_out(*id);
-        drop(guard);
-        let Some(mut out) = out else {
+        let Some(mut out) = guard.core.borrow_out(*id) else {
             let reason = "another task joins or leaves a group at the moment";
             return Err(Error::with_reason(verb, libc::EBUSY, reason));
         };
+        // The tasks are woken once the queue pair is back: a waker that panics would destroy it under the loop.
+        guard.unlock();
         let called = call(&mut out.channel.link);
         put_back(share, out, None);
         called

@@ -275,7 +275,8 @@ impl<S: Share> Reactor<S> {
             let Some(channel) = guard.core.next_busy(index) else { break };
             index = channel.index() + 1;
             let out = guard.core.borrow_out(channel);
-            panics.catch(|| drop(guard));
+            // The tasks are woken once it is back, as some use it.
+            guard.unlock();
             // The thread that has taken it out checks it.
             let Some(out) = out else { continue };
             let checked = out.check(now);

@@ -1,5 +1,6 @@
 //! Datagram ends as futures: messages to any peer and to groups, futures that are dropped, and a reactor that is.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -12,7 +13,9 @@ use ibverbs::{
 };
 use ibverbs_software::{LiveObjects, Network, Verb};
 
+use crate::by_hand::poll_with;
 use crate::sides::{Side, on_both};
+use crate::wakers::{on_wake, panics};
 
 const LEN: usize = 64;
 
@@ -219,6 +222,54 @@ fn an_end_outlives_its_reactor() {
         assert_eq!(failed.error, TransportError::ReactorGone);
     }
     drop((one, two));
+    assert_eq!(pool.available(), pool.chunks());
+    drop((pool, domain, network));
+    assert_eq!(device.live_objects(), LiveObjects::default());
+}
+
+/// Another task's waker panics while a task joins a group, which it does when it is woken.
+#[test]
+fn a_waker_that_panics_destroys_no_end_that_joins() {
+    let slow = Slow::new();
+    let to = slow.to(0);
+    let Slow { ends, reactor, pool, domain, device, network } = slow;
+    let builder = DatagramsBuilder::new(&domain).max_send_wr(4).address_handles(1);
+    let (one, reactor) = (Arc::new(reactor.datagrams(builder).unwrap()), Arc::new(reactor));
+    let group = one.group("239.7.7.7".parse().unwrap()).unwrap();
+    let idle =
+        |network: &Network| assert!(network.run_until_idle(std::time::Duration::from_secs(9)));
+    {
+        let mut sends = [(); 4].map(|()| Box::pin(one.send_to(message(&pool, b"sent"), &to)));
+        let serve = {
+            let (reactor, network) = (reactor.clone(), network.clone());
+            move || {
+                idle(&network);
+                let _ = reactor.turn();
+            }
+        };
+        let join = {
+            let (one, group) = (one.clone(), group);
+            move || one.join(&group).unwrap()
+        };
+        // The first two are woken together, and that serves the other two.
+        for (send, waker) in sends.iter_mut().zip([on_wake(serve), Waker::noop().clone()]) {
+            assert!(poll_with(send, &waker).is_none());
+        }
+        idle(&network);
+        for (send, waker) in sends[2..].iter_mut().zip([panics(), on_wake(join)]) {
+            assert!(poll_with(send, &waker).is_none());
+        }
+        assert!(catch_unwind(AssertUnwindSafe(|| reactor.turn())).is_err());
+        assert_eq!(device.live_objects().queue_pairs, 3);
+        assert!(sends.iter_mut().all(|send| poll(send.as_mut()).is_ready()));
+        one.leave(&group).unwrap();
+        let mut send = pin!(one.send_to(message(&pool, b"more"), &to));
+        assert!(poll(send.as_mut()).is_pending());
+        idle(&network);
+        reactor.turn().unwrap();
+        assert!(matches!(poll(send), Poll::Ready(Ok(_))));
+    }
+    drop((one, ends, reactor));
     assert_eq!(pool.available(), pool.chunks());
     drop((pool, domain, network));
     assert_eq!(device.live_objects(), LiveObjects::default());

@@ -27,6 +27,10 @@ type Call = Mutex<Option<Box<dyn FnOnce() + Send>>>;
 /// Calls a function when it is woken for the first time.
 struct OnWake(Call);
 
+pub(crate) fn on_wake(call: impl FnOnce() + Send + 'static) -> Waker {
+    Waker::from(Arc::new(OnWake(Mutex::new(Some(Box::new(call))))))
+}
+
 impl Wake for OnWake {
     fn wake(self: Arc<Self>) {
         let call = self.0.lock().unwrap().take();
@@ -51,7 +55,7 @@ impl Drop for OnDrop {
     }
 }
 
-fn panics() -> Waker {
+pub(crate) fn panics() -> Waker {
     Waker::from(Arc::new(Panics))
 }
 
