@@ -48,7 +48,6 @@ pub unsafe fn store<T>(from: *const T, to: *mut T, count: usize) {
 ///
 /// As [`store`].
 pub(crate) unsafe fn fill<T: Copy>(value: T, to: *mut T, count: usize) {
-    const BLOCK: usize = 64;
     // SAFETY: the caller vouches for all elements. A unit has no padding.
     unsafe {
         if size_of::<T>() == unit::<T>() {
@@ -57,14 +56,30 @@ pub(crate) unsafe fn fill<T: Copy>(value: T, to: *mut T, count: usize) {
                 unit.as_mut_ptr().cast::<T>().write_unaligned(value);
             }
             let way = Fill(usize::from_ne_bytes(units));
-            return copy::<T>(way, ptr::null(), to.cast(), count * size_of::<T>());
+            copy::<T>(way, ptr::null(), to.cast(), count * size_of::<T>());
+        } else if size_of::<T>() <= BLOCK {
+            fill_by_blocks(value, to, count);
+        } else {
+            for at in 0..count {
+                store(&raw const value, to.add(at), 1);
+            }
         }
-        // Copies many small elements at a time.
-        let block = [value; BLOCK];
-        let at_once = if size_of::<T>() <= BLOCK { BLOCK } else { 1 };
-        for at in (0..count).step_by(at_once) {
-            store(block.as_ptr(), to.add(at), at_once.min(count - at));
-        }
+    }
+}
+
+const BLOCK: usize = 64;
+
+/// Copies many small elements at a time. Not inlined: a block of large elements would overflow the stack.
+///
+/// # Safety
+///
+/// As [`store`].
+#[inline(never)]
+unsafe fn fill_by_blocks<T: Copy>(value: T, to: *mut T, count: usize) {
+    let block = [value; BLOCK];
+    for at in (0..count).step_by(BLOCK) {
+        // SAFETY: the caller vouches for all elements.
+        unsafe { store(block.as_ptr(), to.add(at), BLOCK.min(count - at)) };
     }
 }
 
@@ -725,6 +740,18 @@ mod tests {
         fills([1_u16, 2, 3], [0; 3]);
         const LONG: usize = if cfg!(miri) { 20 } else { 100 };
         fills([9_u8; LONG], [0; LONG]);
+    }
+
+    #[test]
+    fn a_fill_with_large_elements_needs_little_stack() {
+        const LEN: usize = if cfg!(miri) { 300 } else { 1 << 16 };
+        let thread = std::thread::Builder::new().stack_size(LEN * 16).spawn(|| {
+            let mut shared = vec![[0_u8; LEN]; 2];
+            // SAFETY: the elements are in the vector, and ours alone.
+            unsafe { fill([7; LEN], shared.as_mut_ptr(), 2) };
+            assert!(shared.iter().flatten().all(|byte| *byte == 7));
+        });
+        thread.unwrap().join().unwrap();
     }
 
     #[test]
