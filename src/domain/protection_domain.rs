@@ -208,6 +208,8 @@ impl<'ctx> ProtectionDomain<'ctx> {
 impl Context<'_> {
     /// `ibv_alloc_pd`: [`ProtectionDomain::new`], borrowing this context.
     ///
+    /// For a domain that leaves the function, pass `new` the context by value or in an `Arc`.
+    ///
     /// # Errors
     ///
     /// Those of [`ProtectionDomain::new`].

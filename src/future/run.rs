@@ -29,7 +29,7 @@ impl<S: Share> Reactor<S> {
     /// Runs the reactor: polls, spins for the [set number of turns](Self::spin), then arms the queue and sleeps. It
     /// returns when the reactor is [stopped](Self::stop), or after an error, which ends all operations of all channels.
     ///
-    /// `poll_readable` waits for the descriptor ([`AsFd`]) in the runtime's way. It returns [`Poll::Ready`] if the
+    /// `poll_readable` waits for the descriptor ([`AsFd`](std::os::fd::AsFd)) in the runtime's way. It returns [`Poll::Ready`] if the
     /// descriptor may have become readable, or failed, since the last call; otherwise it has the task woken then. The
     /// descriptor fails when the device is pulled out; the reactor then ends with `EIO`.
     ///
@@ -181,7 +181,8 @@ impl<S: Share> Reactor<S> {
     }
 }
 
-/// A reactor in a task of tokio: see [`Reactor::spawn_on_tokio`]. Dropping it stops the reactor.
+/// A reactor in a task of tokio: see [`Reactor::spawn_on_tokio`]. Dropping it stops the reactor, so tasks that all make
+/// channels of it share it in an [`Arc`](std::sync::Arc).
 #[cfg(feature = "tokio")]
 #[derive(Debug)]
 #[must_use = "dropping it stops the reactor"]

@@ -17,7 +17,10 @@ use std::ptr::NonNull;
 /// | [`SharedMemorySlice`](crate::SharedMemorySlice) | a part of a region that peers access too |
 /// | [`MemoryRegion`](crate::MemoryRegion), [`SharedMemoryRegion`](crate::SharedMemoryRegion) | all of a region, as `&region` |
 /// | [`GatherElement`], [`ScatterElement`] | one C `ibv_sge` |
-/// | every [`OwnedBuffer`](crate::channel::OwnedBuffer) | memory that the value owns, such as a [`PooledBuffer`](crate::PooledBuffer) |
+#[cfg_attr(
+    feature = "channel",
+    doc = "| every [`OwnedBuffer`](crate::channel::OwnedBuffer) | memory that the value owns, such as a [`PooledBuffer`](crate::PooledBuffer) |"
+)]
 /// | `&B`, `&mut B` | any of these, lent |
 /// | `[B; N]`, `(A, B)` … | several, in this order |
 /// | `Vec<B>`, `&[B]`, `&mut [B]` | several, counted at run time |
@@ -25,8 +28,72 @@ use std::ptr::NonNull;
 /// | `()` | a message without content |
 ///
 /// A program may implement it for memory of its own, such as a
-/// [`RawMemoryRegion`](crate::memory::RawMemoryRegion). A receive, a read or an atomic needs [`ScatterBuffer`]
-/// too; a loop or a future needs [`OwnedBuffer`](crate::channel::OwnedBuffer).
+/// [`RawMemoryRegion`](crate::memory::RawMemoryRegion). A receive, a read or an atomic needs [`ScatterBuffer`] too.
+#[cfg_attr(
+    feature = "channel",
+    doc = "A loop or a future needs [`OwnedBuffer`](crate::channel::OwnedBuffer)."
+)]
+///
+/// ```
+/// use std::sync::Arc;
+/// use ibverbs::memory::{GatherBuffer, RawMemoryRegion, ScatterBuffer};
+/// use ibverbs::{AccessFlags, SendWorkRequest, TransportError, ffi};
+///
+/// /// A part of memory that lives as long as the process, such as an arena of the program's own.
+/// struct Message {
+///     region: Arc<RawMemoryRegion<'static>>, // registered while a message is there
+///     address: *mut u8,
+///     len: u32,
+/// }
+///
+/// impl Message {
+///     fn element(&self) -> ffi::ibv_sge {
+///         ffi::ibv_sge { addr: self.address as u64, length: self.len, lkey: self.region.lkey() }
+///     }
+/// }
+///
+/// // SAFETY: the memory is never freed, and each byte belongs to one message, which has no method that writes it. Each
+/// // call names the same part.
+/// unsafe impl GatherBuffer for Message {
+///     type List = [ffi::ibv_sge; 1];
+///     type Kept = Self;
+///
+///     fn gather(&self) -> ibverbs::Result<Self::List> {
+///         Ok([self.element()])
+///     }
+/// }
+///
+/// // SAFETY: as above. The region is registered with `LOCAL_WRITE`.
+/// unsafe impl ScatterBuffer for Message {
+///     fn scatter(&mut self) -> ibverbs::Result<Self::List> {
+///         Ok([self.element()])
+///     }
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
+/// # let domain = Arc::new(ibverbs::ProtectionDomain::new(ibverbs::open("rxe0")?)?);
+/// # let prepared = domain.create_channel().build()?;
+/// # let itself = prepared.endpoint();
+/// # let mut channel = prepared.handshake(itself)?;
+/// let arena: *mut u8 = Box::leak(Box::new(*b"hello.....")).as_mut_ptr();
+/// // SAFETY: the memory is never freed, and nothing else uses it.
+/// let region = unsafe { RawMemoryRegion::new(&domain, arena.cast(), 10, AccessFlags::LOCAL_WRITE) }?;
+/// let region = Arc::new(region);
+/// let message = Message { region: region.clone(), address: arena, len: 5 };
+/// let mut room = Message { region, address: arena.wrapping_add(5), len: 5 };
+/// channel.scope(|scope| {
+///     let receive = scope.post_receive(&mut room)?;
+///     scope.post(SendWorkRequest::new(&message))?.wait()?;
+///     receive.wait()?;
+///     Ok::<_, TransportError>(())
+/// })?;
+/// // SAFETY: no operation is in flight.
+/// assert_eq!(unsafe { std::slice::from_raw_parts(room.address, 5) }, b"hello");
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Safety
 ///
@@ -94,9 +161,8 @@ pub unsafe trait GatherBuffer: Sized {
 /// order.
 ///
 /// Implemented for [`MemorySliceMut`], [`MemorySlicePart`](crate::memory::MemorySlicePart),
-/// [`SharedMemorySlice`](crate::SharedMemorySlice), [`ScatterElement`], every
-/// [`OwnedBuffer`](crate::channel::OwnedBuffer), `&mut` to any of them, and arrays, tuples, vectors and `&mut`
-/// slices of them.
+/// [`SharedMemorySlice`](crate::SharedMemorySlice), [`ScatterElement`], every buffer that owns its memory, `&mut` to any
+/// of them, and arrays, tuples, vectors and `&mut` slices of them.
 ///
 /// # Safety
 ///
@@ -136,7 +202,7 @@ fn bytes_of<B: GatherBuffer>(buffer: &B) -> usize {
     buffer.gather().map_or(0, lengths)
 }
 
-/// A buffer that can be lent to a [scope](crate::Scope): its memory outlives the value.
+/// A buffer that can be lent to a `Scope`: its memory outlives the value.
 ///
 /// # Safety
 ///
@@ -330,11 +396,9 @@ unsafe impl<B: GatherBuffer> BorrowedBuffer for &mut B {}
 
 /// Bytes that the post copies: they need not be registered, and can be used again at once.
 ///
-/// A request has room for `max_inline_data` bytes: see [`ChannelBuilder::max_inline_data`] and
-/// [`QueuePairBuilder::max_inline_data`].
-///
-/// [`ChannelBuilder::max_inline_data`]: crate::ChannelBuilder::max_inline_data
-/// [`QueuePairBuilder::max_inline_data`]: crate::QueuePairBuilder::max_inline_data
+/// A request has room for `max_inline_data` bytes: see
+/// [`QueuePairBuilder::max_inline_data`](crate::QueuePairBuilder::max_inline_data), and the same method of the builder of
+/// channels.
 #[derive(Clone, Copy, Debug)]
 pub struct Inline<'a>(pub &'a [u8]);
 
@@ -431,7 +495,7 @@ impl private::Kept<InlineList<'_, '_>> for () {
 
 /// How many bytes of a buffer are in use: a send takes them, and a receive sets the number when it has ended.
 ///
-/// A [`PooledBuffer`](crate::PooledBuffer) keeps one, and so may a buffer of the program's own: see
+/// A `PooledBuffer` keeps one, and so may a buffer of the program's own: see
 /// [`GatherBuffer::kept_length`](crate::memory::GatherBuffer::kept_length).
 pub struct KeptLength {
     len: u32,

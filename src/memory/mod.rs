@@ -16,7 +16,10 @@
 //! | layer | what names the memory | who keeps it alive |
 //! |---|---|---|
 //! | posting, `unsafe` | [`GatherBuffer`], [`ScatterBuffer`]: C's elements, slices, and arrays and tuples of them | the caller, until the completion was polled |
-//! | channels, safe | the same, as a [`BorrowedBuffer`] or an [`OwnedBuffer`](crate::channel::OwnedBuffer) | the borrow of the region, or the channel |
+#![cfg_attr(
+    feature = "channel",
+    doc = "| channels, safe | the same, as a [`BorrowedBuffer`] or an [`OwnedBuffer`](crate::channel::OwnedBuffer) | the borrow of the region, or the channel |"
+)]
 //!
 //! Files: `options` and `allocation` obtain memory, `registration` registers it; `region` has what all regions
 //! share, and `owned_region` to `special_regions` have the kinds.

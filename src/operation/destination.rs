@@ -69,9 +69,12 @@ impl<'p> DatagramPeer<'p> {
 }
 
 /// `struct rdma_ud_param`: a [`DatagramPeer`] as a value, to keep, compare and pass on.
-///
-/// [`Loop::send_to`](crate::Loop::send_to) and [`AsyncDatagrams::send_to`](crate::AsyncDatagrams::send_to) find the
-/// address handle themselves.
+#[cfg_attr(
+    feature = "async",
+    doc = "
+[`Loop::send_to`](crate::Loop::send_to) and [`AsyncDatagrams::send_to`](crate::AsyncDatagrams::send_to) find the
+address handle themselves."
+)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "rdma_ud_param")]
 pub struct DatagramDestination {

@@ -1,7 +1,11 @@
 //! Work requests: the operations of a device, as values, and what posts them to queue pairs.
 //!
-//! A request is an operation and a buffer. The same request goes to a [`Channel`](crate::Channel), a
-//! [`Loop`](crate::Loop), a future or a queue pair: [`SendWorkRequest`] has an example of each.
+//! A request is an operation and a buffer.
+#![cfg_attr(
+    feature = "channel",
+    doc = "The same request goes to a [`Channel`](crate::Channel), a
+[`Loop`](crate::Loop), a future or a queue pair: [`SendWorkRequest`] has an example of each."
+)]
 //!
 //! ```
 //! # fn main() -> ibverbs::TransportResult<()> {

@@ -193,7 +193,11 @@ impl<M: PoolMemory> BufferPool<M> {
         self.owner.pool()
     }
 
-    /// An empty buffer, or `None` if all are in use.
+    /// An empty buffer, or `None` if all are in use. It never waits.
+    ///
+    /// A thread that finds none lets its operations end, which gives buffers back:
+    /// [`Loop::wait_ended_until`](crate::Loop::wait_ended_until). If other threads
+    /// have them, the future of [`wait`](Self::wait) waits in a thread too, by the `block_on` of any executor.
     pub fn take(&self) -> Option<PooledBuffer<M>> {
         let pool = self.pool();
         Some(pool.buffer(pool.free.take()?))

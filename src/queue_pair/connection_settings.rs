@@ -85,8 +85,7 @@ macro_rules! value {
         datagrams { $($(#[$datagram:meta])* [$of:ident] $key:ident: $key_type:ty, $key_stored:ty = $key_default:expr;)+ }
     ) => {
         /// The settings of a connection, for all builders of [queue
-        /// pairs](crate::QueuePairBuilder::connection_settings) and
-        /// [channels](crate::ChannelBuilder::connection_settings).
+        /// pairs](crate::QueuePairBuilder::connection_settings) and channels, whose method has the same name.
         ///
         /// Each setting is a field to read and a method that sets it. The method states the default, which works on
         /// RoCE, InfiniBand and Soft-RoCE; `None` leaves the choice to the queue pair. A transport ignores settings

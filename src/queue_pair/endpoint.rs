@@ -80,7 +80,7 @@ impl QueuePairEndpoint {
         #[must_use]
         with_pkey(pkey: u16) => self.pkey = pkey;
 
-        /// Sets where a channel with [flow control](crate::ChannelBuilder::flow_control) counts its receives: its
+        /// Sets where a channel with flow control counts its receives: its
         /// [`credit_word`](Self::credit_word).
         #[must_use]
         with_credit_word(word: RemoteMemoryRegion) => self.credit_word = Some(word);
@@ -124,8 +124,7 @@ impl QueuePairEndpoint {
         /// How many reads and atomics of its peer it answers at a time, if known.
         max_dest_rd_atomic: Option<u8> => self.max_dest_rd_atomic;
 
-        /// Where a channel with [flow control](crate::ChannelBuilder::flow_control) counts its receives. The peer reads
-        /// it.
+        /// Where a channel with flow control counts its receives. The peer reads it.
         credit_word: Option<RemoteMemoryRegion> => self.credit_word;
     }
 

@@ -128,7 +128,7 @@ use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 /// `struct ibv_qp`: a queue pair, to which sends and receives are posted.
 ///
 /// Posting is `unsafe`, because nothing ties the memory to a request once the method returns.
-/// [`Channel`](crate::Channel) is the safe layer.
+#[cfg_attr(feature = "channel", doc = "[`Channel`](crate::Channel) is the safe layer.")]
 ///
 /// | To post | there is |
 /// |---|---|

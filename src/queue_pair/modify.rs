@@ -236,7 +236,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// connection, because the queue pair keeps its number. The random packet numbers keep all but 1 in 16 million of
     /// its messages out, but not all late acknowledgements: on Soft-RoCE one with a higher number acknowledges
     /// everything before it. So reset both sides before either connects again, and wait until the old peer has given
-    /// up; or create another queue pair, as [`Channel::reset`](crate::Channel::reset) does.
+    /// up; or create another queue pair, as `Channel::reset` does.
     ///
     /// # Errors
     ///

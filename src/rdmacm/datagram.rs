@@ -190,7 +190,7 @@ impl ListenerBuilder {
 }
 
 impl DatagramListener {
-    /// The address, with the port that the kernel has chosen.
+    /// The address, with the port that the kernel has chosen. `None` if it is neither IPv4 nor IPv6.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.requests.id.local_addr()
     }

@@ -117,7 +117,7 @@ impl Listener {
         Self::builder(address).bind()
     }
 
-    /// The address, with the port that the kernel has chosen.
+    /// The address, with the port that the kernel has chosen. `None` if it is neither IPv4 nor IPv6.
     #[doc(alias = "rdma_get_local_addr")]
     #[doc(alias = "rdma_get_src_port")]
     pub fn local_addr(&self) -> Option<SocketAddr> {
