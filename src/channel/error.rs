@@ -264,6 +264,15 @@ impl<E: std::error::Error + 'static> std::error::Error for ScopeError<E> {
     }
 }
 
+impl<E: Into<Self>> From<ScopeError<E>> for std::io::Error {
+    fn from(error: ScopeError<E>) -> Self {
+        match error {
+            ScopeError::Closure(error) => error.into(),
+            ScopeError::Exit(error) => error.into(),
+        }
+    }
+}
+
 impl From<ScopeError<TransportError>> for TransportError {
     fn from(error: ScopeError<TransportError>) -> Self {
         match error {

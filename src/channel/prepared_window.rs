@@ -183,6 +183,13 @@ impl<B> From<TransportError> for WindowError<B> {
     }
 }
 
+impl<B> From<WindowError<B>> for std::io::Error {
+    /// Drops the buffers.
+    fn from(error: WindowError<B>) -> Self {
+        error.error.into()
+    }
+}
+
 impl<B> From<WindowError<B>> for TransportError {
     /// Drops the buffers.
     fn from(error: WindowError<B>) -> Self {

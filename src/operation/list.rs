@@ -262,6 +262,12 @@ impl fmt::Display for ListError {
 /// Without a source, since the text says everything.
 impl std::error::Error for ListError {}
 
+impl From<ListError> for std::io::Error {
+    fn from(error: ListError) -> Self {
+        error.error.into()
+    }
+}
+
 impl From<ListError> for Error {
     fn from(error: ListError) -> Self {
         error.error

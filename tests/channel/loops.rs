@@ -564,10 +564,17 @@ fn errors_name_what_was_called_and_what_to_change() {
 }
 
 #[test]
-fn an_error_of_an_owned_operation_converts_into_one_of_io() {
+fn errors_that_give_something_back_convert_into_those_of_io() {
     let error = ibverbs::OperationError::<PooledBuffer>::from(TransportError::TimedOut);
     let io = std::io::Error::from(error);
     assert_eq!(io.kind(), std::io::ErrorKind::TimedOut);
+    let window = ibverbs::channel::WindowError::<()>::from(TransportError::TimedOut);
+    assert_eq!(std::io::Error::from(window).kind(), std::io::ErrorKind::TimedOut);
+    use ibverbs::channel::ScopeError;
+    let exit = ScopeError::<TransportError>::Exit(TransportError::TimedOut);
+    assert_eq!(std::io::Error::from(exit).kind(), std::io::ErrorKind::TimedOut);
+    let closure = ScopeError::Closure(std::io::Error::from(std::io::ErrorKind::NotFound));
+    assert_eq!(std::io::Error::from(closure).kind(), std::io::ErrorKind::NotFound);
     assert!(TransportError::QueueFull.is_retryable() && !TransportError::Closed.is_retryable());
     assert!(TransportError::NoCredit.is_retryable() && !TransportError::NoCredit.is_peer_gone());
 }
