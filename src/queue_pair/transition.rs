@@ -246,11 +246,12 @@ pub(super) fn check(
     to: QueuePairState,
     given: AttributeMask,
 ) -> Result<(), TransitionError> {
-    // Only the provider knows what its own transport requires.
-    if matches!(kind, QueuePairType::Driver | QueuePairType::Unknown(_)) {
-        return Ok(());
-    }
+    const NO_NAME: &str = "an attribute that has no name";
+    let is_providers = matches!(kind, QueuePairType::Driver | QueuePairType::Unknown(_));
     let problem = match rule(kind, from, to) {
+        // Only the provider knows what its own transport requires.
+        _ if is_providers && AttributeMask::all().contains(given) => return Ok(()),
+        _ if is_providers => Problem::NotAllowed(NO_NAME),
         None => Problem::Impossible,
         Some(Rule { required, optional }) => {
             let allowed = required | optional | AttributeMask::STATE;
@@ -260,7 +261,7 @@ pub(super) fn check(
                 return Ok(());
             } else {
                 let name = (given - allowed).first_name();
-                Problem::NotAllowed(name.unwrap_or("an attribute that has no name"))
+                Problem::NotAllowed(name.unwrap_or(NO_NAME))
             }
         }
     };
@@ -335,7 +336,10 @@ mod tests {
         assert!(change.check(kind, QueuePairState::Reset).is_ok());
         let unknown = ffi::ibv_qp_attr_mask(mask.0 | 1 << 31);
         let change = StateTransition::from_raw(attr, unknown);
-        assert!(change.check(kind, QueuePairState::Reset).is_err());
+        for kind in [kind, QueuePairType::Driver, QueuePairType::Unknown(77)] {
+            let error = change.check(kind, QueuePairState::Reset).unwrap_err();
+            assert!(error.to_string().contains("an attribute that has no name"), "{error}");
+        }
     }
 
     #[test]
