@@ -146,10 +146,11 @@ impl<S: DeadlineStream> Timed<'_, S> {
         use io::ErrorKind as Kind;
 
         loop {
-            self.stream.set_deadline(Some(self.deadline))?;
-            let done = call(self.stream);
+            let limited = self.stream.set_deadline(Some(self.deadline));
+            let done = limited.and_then(|()| call(self.stream));
             let left = self.deadline.saturating_duration_since(Instant::now());
             match done.as_ref().map_err(io::Error::kind) {
+                Err(Kind::Interrupted) if left.is_zero() => return Err(Kind::TimedOut.into()),
                 Err(Kind::Interrupted) => {}
                 // It does not block, or its clock is coarser.
                 Err(Kind::TimedOut | Kind::WouldBlock) if !left.is_zero() => {

@@ -180,3 +180,39 @@ fn an_error_of_the_stream_is_handed_on() {
     drop(two);
     rig.assert_nothing_left();
 }
+
+/// Neither its calls nor its deadline ever do anything but report a signal.
+struct Interrupted;
+
+impl Read for Interrupted {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::Interrupted.into())
+    }
+}
+
+impl Write for Interrupted {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::Interrupted.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_stream_that_is_always_interrupted_ends_by_its_deadline() {
+    let rig = Rig::new();
+    for sets_it in [true, false] {
+        let mut stream = StreamWithDeadline::new(Interrupted, |_: &mut Interrupted, _| {
+            if sets_it { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
+        });
+        for reason in [
+            error(rig.prepared().connect_over(&mut stream, b"", at_once())),
+            error(rig.prepared().accept_over(&mut stream, b"", at_once())),
+        ] {
+            assert!(matches!(reason, ExchangeError::TimedOut(_)), "{reason}");
+        }
+    }
+    rig.assert_nothing_left();
+}
