@@ -465,8 +465,7 @@ impl From<Error> for io::Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a method that changes an object's state failed ([`error`](Self::error)), with the object for further use
-/// ([`object`](Self::object)): the channel that could not be reset, or what could not be
-/// connected.
+/// ([`object`](Self::object)): the channel that could not be reset, or what could not be connected.
 ///
 /// `?` drops the object and keeps the reason, as [`Error`], `TransportError`, `std::io::Error`
 /// or `Box<dyn std::error::Error>`. For other errors, write `.map_err(|failed| failed.error)?`.

@@ -162,7 +162,8 @@ impl AsyncEvent {
 /// When a device is pulled out or its driver unloaded, each context gets one
 /// [`DeviceFatal`](AsyncEventKind::DeviceFatal), its last event. All verbs then fail with `EIO`. Threads that
 /// sleep for completions wake with `EIO`. A thread that spins on a `Channel` notices within
-/// about a second, as the channel asks the kernel from time to time. A `Reactor` asks too, asleep or not, and its futures fail with `EIO`.
+/// about a second, as the channel asks the kernel from time to time. A `Reactor` asks too,
+/// asleep or not, and its futures fail with `EIO`.
 ///
 /// A channel gives back a buffer in flight only after its queue pair was destroyed. The kernel has done that
 /// by then, but answers the destroy verb with `EIO`, which proves nothing. A channel with work in flight then

@@ -75,8 +75,7 @@ impl RemoteMemoryRegion {
 
     /// The region as 20 bytes: address, length and rkey, in network order.
     ///
-    /// They serve to send it without feature `serde`, such as in the private data of
-    /// a connection.
+    /// They serve to send it without feature `serde`, such as in the private data of a connection.
     pub fn to_bytes(&self) -> [u8; 20] {
         let mut bytes = [0; 20];
         bytes[..8].copy_from_slice(&self.address.to_be_bytes());

@@ -9,9 +9,8 @@ use crate::ffi;
 
 /// A part of a [`MemorySliceMut`] that is posted alone, and keeps the rest of the slice with it.
 ///
-/// It derefs to the part's elements. Use it for a buffer that is used
-/// again for messages of different lengths: the operation gives the
-/// whole buffer back. A plain [`slice`](MemorySliceMut::slice) comes back as short as it was posted.
+/// It derefs to the part's elements. Use it for a buffer that is used again for messages of different lengths: the
+/// operation gives the whole buffer back. A plain [`slice`](MemorySliceMut::slice) comes back as short as it was posted.
 ///
 /// ```
 /// use ibverbs::{MemorySliceMut, Scope, TransportError};

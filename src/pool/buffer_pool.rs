@@ -196,8 +196,8 @@ impl<M: PoolMemory> BufferPool<M> {
     /// An empty buffer, or `None` if all are in use. It never waits.
     ///
     /// A thread that finds none lets its operations end, which gives buffers back:
-    /// [`Loop::wait_ended_until`](crate::Loop::wait_ended_until). If other threads
-    /// have them, the future of [`wait`](Self::wait) waits in a thread too, by the `block_on` of any executor.
+    /// [`Loop::wait_ended_until`](crate::Loop::wait_ended_until). If other threads have them, it waits for the future of
+    /// [`wait`](Self::wait), by the `block_on` of any executor.
     pub fn take(&self) -> Option<PooledBuffer<M>> {
         let pool = self.pool();
         Some(pool.buffer(pool.free.take()?))

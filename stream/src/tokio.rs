@@ -84,7 +84,7 @@ fn ensure_driven(inner: &Arc<Inner>) -> io::Result<()> {
         return Ok(());
     }
     let started = Started(Arc::downgrade(inner));
-    // Before it is a task, whose error nobody would hear.
+    // Made here, since the caller gets an error, and nobody would get the task's.
     let files = Files::new(inner)?;
     ::tokio::spawn(async move {
         // The streams have its errors.

@@ -49,15 +49,7 @@ struct Manager {
     last: u32,
 }
 
-static MANAGER: Mutex<Manager> = Mutex::new(Manager {
-    process: 0,
-    files: BTreeMap::new(),
-    inherited: BTreeMap::new(),
-    ids: BTreeMap::new(),
-    ports: BTreeSet::new(),
-    groups: BTreeMap::new(),
-    last: 0,
-});
+static MANAGER: Mutex<Manager> = Mutex::new(Manager::new(0));
 
 /// A child of `fork` begins with nothing: the devices are its parent's.
 fn manager() -> MutexGuard<'static, Manager> {
@@ -256,6 +248,18 @@ fn at_exit() {
 }
 
 impl Manager {
+    const fn new(process: u32) -> Self {
+        Self {
+            process,
+            files: BTreeMap::new(),
+            inherited: BTreeMap::new(),
+            ids: BTreeMap::new(),
+            ports: BTreeSet::new(),
+            groups: BTreeMap::new(),
+            last: 0,
+        }
+    }
+
     fn next_handle(&mut self) -> u32 {
         loop {
             self.last = self.last.wrapping_add(1);
@@ -507,21 +511,13 @@ mod tests {
         assert_eq!(next_event(&queue).err(), Some(libc::EBADF));
     }
 
-    /// So that who asks for one of thousands of ports looks at nobody else's.
+    /// A bind among thousands of identifiers looks only at those that have its port.
     #[test]
     fn identifiers_are_found_by_their_port() {
         let queue = Queue::new().unwrap();
         // SAFETY: the file is new, and this test's alone.
         let _file = unsafe { OwnedFd::from_raw_fd(queue.file()) };
-        let mut manager = Manager {
-            process: std::process::id(),
-            files: BTreeMap::new(),
-            inherited: BTreeMap::new(),
-            ids: BTreeMap::new(),
-            ports: BTreeSet::new(),
-            groups: BTreeMap::new(),
-            last: 0,
-        };
+        let mut manager = Manager::new(std::process::id());
         let all = Command::Bind(abi::Address::Inet("0.0.0.0:0".parse().unwrap()));
         let mut ports = BTreeSet::new();
         for id in 1..=50 {
