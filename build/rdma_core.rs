@@ -30,7 +30,7 @@ macro(add_subdirectory folder)
     if("${folder}" STREQUAL "libibverbs") # src/c/messages.c
       target_compile_definitions(ibverbs-static PRIVATE fprintf=ibverbs_bundled_message)
     endif()
-    if("${folder}" STREQUAL "librdmacm") # src/hooks.rs
+    if("${folder}" STREQUAL "librdmacm") # src/base/hooks.rs
       target_sources(rdmacm-static PRIVATE "${BUNDLED_C}/manager.c")
       target_compile_definitions(rdmacm-static PRIVATE IBVERBS_BUNDLED
         open_cdev=ibverbs_manager_open write=ibverbs_manager_write close=ibverbs_manager_close
@@ -157,7 +157,7 @@ fn configure(
         .profile("Release")
         .generator("Unix Makefiles")
         .init_cxx_cfg(no_cxx)
-        .cflag("-Dioctl=ibverbs_bundled_ioctl") // src/hooks.rs
+        .cflag("-Dioctl=ibverbs_bundled_ioctl") // src/base/hooks.rs
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("LDFLAGS", "") // no program is made, but the compiler is tried with them
         .define("BUNDLED_LAST_FLAGS", last_flags.join(";"))

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::channel::LoopWaker;
+use ibverbs::event_loop::LoopWaker;
 use ibverbs::tcp::{Exchange, Step};
 use ibverbs::{
     AccessFlags, BufferPool, Context, Loop, PooledBuffer, PreparedChannel, ProtectionDomain,

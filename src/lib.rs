@@ -30,61 +30,48 @@ The [guide](_guide) has a page for each thing that a program does first. Each mo
     allow(rustdoc::broken_intra_doc_links)
 )]
 
+#[path = "guide/mod.rs"]
 pub mod _guide;
+mod base;
 #[cfg(feature = "channel")]
 pub mod channel;
-pub mod completion;
-mod debug;
-pub mod device;
-pub mod domain;
-mod error;
-mod event_subjects;
-pub mod ffi;
-pub mod flow;
-mod foreign_enum;
-#[cfg(feature = "async")]
-pub mod future;
-mod gid_class;
-mod handle;
-#[cfg(any(feature = "channel", feature = "rdmacm"))]
-mod handshake;
+#[cfg(any(feature = "channel", feature = "rdmacm", test, fuzzing))]
+mod connect;
+#[cfg(feature = "channel")]
+mod serve;
+mod verbs;
+
+pub use base::ffi;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
-pub mod harness;
-mod hooks;
-mod linux;
-pub mod memory;
-pub mod operation;
-mod panics;
-mod parent;
-#[cfg(feature = "channel")]
-pub mod pool;
-pub mod queue_pair;
-mod queue_pair_state;
+pub use connect::harness;
 #[cfg(feature = "rdmacm")]
-pub mod rdmacm;
-mod registered;
-pub mod settings;
-mod sync;
+pub use connect::rdmacm;
 #[cfg(feature = "channel")]
-pub mod tcp;
-mod trace;
-mod unusable;
-pub mod work_queue;
+pub use connect::tcp;
+#[cfg(feature = "channel")]
+pub use serve::event_loop::{self, ChannelId, Ended, Loop};
+#[cfg(feature = "async")]
+pub use serve::future;
+#[cfg(feature = "channel")]
+pub use serve::pool;
+pub use verbs::{
+    completion, device, domain, flow, memory, operation, queue_pair, settings, work_queue,
+};
 
 /// The hooks for a device of software, and what it needs of this crate. Not part of the stable interface.
 #[doc(hidden)]
 pub mod provider {
-    pub use crate::device::open_pointer as open;
-    pub use crate::hooks::*;
-    pub use crate::memory::shared_copy::{load, store};
+    pub use crate::base::hooks::*;
+    pub use crate::verbs::device::open_pointer as open;
+    pub use crate::verbs::memory::shared_copy::{load, store};
 }
 
 #[doc(inline)]
 #[cfg(feature = "channel")]
 pub use channel::{
-    Channel, ChannelBuilder, ChannelId, Ended, Loop, OperationError, PreparedChannel, Scope,
-    TransportError, TransportResult,
+    Channel, ChannelBuilder, OperationError, PreparedChannel, Scope, TransportError,
+    TransportResult,
 };
 #[doc(inline)]
 #[cfg(feature = "async")]
@@ -94,13 +81,15 @@ pub use future::{AsyncChannel, AsyncDatagrams, Reactor};
 pub use pool::{BufferPool, PooledBuffer};
 #[doc(inline)]
 pub use {
+    base::error::{Error, ErrorKind, Result, StateError},
+    base::parent::Parent,
+    base::queue_pair_state::{QueuePairState, QueuePairType},
     completion::{
         CompletionChannel, CompletionQueue, CompletionQueueBuilder, WorkCompletion, WorkError,
         WorkErrorClass, WorkStatus, WorkSuccess,
     },
     device::{Context, Device, Gid, devices, open, open_first},
     domain::ProtectionDomain,
-    error::{Error, ErrorKind, Result, StateError},
     memory::{
         AccessFlags, GatherElement, Inline, MemoryRegion, MemorySlice, MemorySliceMut,
         RegionOptions, RemoteMemoryRegion, ScatterElement, SharedMemoryRegion, SharedMemorySlice,
@@ -109,12 +98,10 @@ pub use {
         CompareSwapWorkRequest, DatagramDestination, DatagramPeer, FetchAddWorkRequest,
         PreparedRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
     },
-    parent::Parent,
     queue_pair::{
         AddressHandle, AddressVector, ConnectionSettings, PreparedQueuePair, QueuePair,
         QueuePairBuilder, QueuePairEndpoint, Rc, SharedReceiveQueue, Uc, Ud,
     },
-    queue_pair_state::{QueuePairState, QueuePairType},
     settings::{
         AckTimeout, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
         PacketSequenceNumber,

@@ -1,6 +1,6 @@
 /*
  * What librdmacm calls in place of open_cdev, write and close: compiled with it, which has these names by definitions of its
- * target alone. Devices of software answer its commands by three functions of src/hooks.rs; else they are the kernel's.
+ * target alone. Devices of software answer its commands by three functions of src/base/hooks.rs; else they are the kernel's.
  */
 #undef open_cdev
 #undef write

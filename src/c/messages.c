@@ -1,7 +1,7 @@
 /*
  * What libibverbs calls in place of fprintf: compiled with it, which has this name by a definition. That a driver of the kernel
- * has another interface than its provider knows goes to src/unusable.rs, and from there into errors; that the kernel's own
- * interface is another one is said by src/device/list.rs before libibverbs can. The rest is printed.
+ * has another interface than its provider knows goes to src/base/unusable.rs, and from there into errors; that the kernel's own
+ * interface is another one is said by src/verbs/device/list.rs before libibverbs can. The rest is printed.
  */
 #include <stdarg.h>
 #include <stdio.h>

@@ -4,10 +4,10 @@ use super::Channel;
 use super::error::TransportResult;
 use super::operation::{Operation, Queue};
 use super::posting::{IntoReceive, IntoSend, WorkRequest};
-use crate::completion::WorkSuccess;
-use crate::error::err_from_call;
-use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
-use crate::operation::{ReadWorkRequest, WriteWorkRequest};
+use crate::base::error::err_from_call;
+use crate::verbs::completion::WorkSuccess;
+use crate::verbs::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
+use crate::verbs::operation::{ReadWorkRequest, WriteWorkRequest};
 
 macro_rules! words {
     () => {

@@ -7,20 +7,20 @@ use super::in_flight::InFlight;
 use super::link::{Link, PreparedChannel, QueuePairSettings};
 use super::operation::Limits;
 use super::wait::Sleep;
-use crate::completion::CompletionQueue;
-use crate::debug::debug;
-use crate::device::Context;
-use crate::domain::ProtectionDomain;
-use crate::error::{Error, Result};
-use crate::ffi;
-use crate::foreign_enum::setters;
-use crate::memory::AccessFlags;
-use crate::parent::Parent;
-use crate::queue_pair::{
+use crate::base::debug::debug;
+use crate::base::error::{Error, Result};
+use crate::base::ffi;
+use crate::base::foreign_enum::setters;
+use crate::base::parent::Parent;
+use crate::base::queue_pair_state::QueuePairType;
+use crate::verbs::completion::CompletionQueue;
+use crate::verbs::device::Context;
+use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::memory::AccessFlags;
+use crate::verbs::queue_pair::{
     ConnectionSettings, QueuePairBuilder, SharedReceiveQueue, connection_settings,
 };
-use crate::queue_pair_state::QueuePairType;
-use crate::settings::{
+use crate::verbs::settings::{
     AckTimeout, FlowLabel, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
     PacketSequenceNumber, ServiceLevel, StaticRate,
 };
@@ -309,7 +309,7 @@ impl<'res> ChannelBuilder<'res> {
     }
 }
 
-pub(super) fn check_context(
+pub(crate) fn check_context(
     verb: &'static str,
     domain: &ProtectionDomain<'_>,
     queue: &CompletionQueue<'_>,

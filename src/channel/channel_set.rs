@@ -6,9 +6,9 @@ use super::error::{TransportError, TransportResult};
 use super::scope::Scope;
 use super::scoped_work::ScopedPendingWork;
 use super::stop::ScopeExit;
-use crate::completion::WorkSuccess;
-use crate::memory::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
-use crate::panics;
+use crate::base::panics;
+use crate::verbs::completion::WorkSuccess;
+use crate::verbs::memory::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
 
 /// Channels to any number of peers, to which one thread sends at once and from which it receives at once.
 ///

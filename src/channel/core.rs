@@ -16,47 +16,47 @@ use super::operation::{Limits, Queue, Target, Templates};
 use super::sink::Sink;
 use super::slot::{Slot, State};
 use super::wait::{Cancel, Sleep};
-use crate::completion::WorkSuccess;
-use crate::debug::debug;
-use crate::device::Clock;
-use crate::ffi;
+use crate::base::debug::debug;
+use crate::base::ffi;
+use crate::verbs::completion::WorkSuccess;
+use crate::verbs::device::Clock;
 
 /// See the [module](self).
-pub(super) struct Core {
-    pub(super) queue_pair: *mut ffi::ibv_qp,
+pub(crate) struct Core {
+    pub(crate) queue_pair: *mut ffi::ibv_qp,
     /// Still valid after the queue pair was destroyed.
-    pub(super) number: u32,
+    pub(crate) number: u32,
     /// Unique in the process. A reset keeps it.
     pub(super) identity: u64,
-    pub(super) target: Cell<Target>,
+    pub(crate) target: Cell<Target>,
     /// Accessed through pointers only, never by reference.
     pub(super) prepared: UnsafeCell<Templates>,
     pub(super) blocking_id: Cell<u64>,
     /// Blocking operations need no checks: the channel is open, nothing is in flight, the sink is empty.
     pub(super) fast_path: Cell<bool>,
     pub(super) sink: Sink,
-    pub(super) table: InFlight,
-    pub(super) settings: CoreSettings,
+    pub(crate) table: InFlight,
+    pub(crate) settings: CoreSettings,
     /// Boxed, since few channels have flow control.
-    pub(super) credits: Option<Box<Credits>>,
+    pub(crate) credits: Option<Box<Credits>>,
     pub(super) cancel: OnceCell<Arc<Cancel>>,
     /// The destroy verb was called. Nothing uses the queue pair any more.
-    pub(super) destroyed: Cell<bool>,
+    pub(crate) destroyed: Cell<bool>,
     /// At the last `check_device`.
     pub(super) found_in_error: Cell<bool>,
     /// By `check_device_if_due`.
     pub(super) checked_at: Cell<Option<Instant>>,
-    pub(super) clock: Clock,
-    pub(super) unreported: Unreported,
+    pub(crate) clock: Clock,
+    pub(crate) unreported: Unreported,
 }
 
 /// For the end of a scope to report: no handle has seen it.
 #[derive(Debug, Default)]
-pub(super) struct Unreported {
+pub(crate) struct Unreported {
     /// An operation has ended whose handle was dropped before.
     pub(super) unpolled: Cell<bool>,
     /// The first failure among those.
-    pub(super) error: Cell<Option<TransportError>>,
+    pub(crate) error: Cell<Option<TransportError>>,
 }
 
 // SAFETY: libibverbs locks the queue pair and the completion queue, so any thread may use them. The link owns the
@@ -84,13 +84,13 @@ static NEXT_IDENTITY: AtomicU64 = AtomicU64::new(0);
 pub(super) struct OneThread(PhantomData<*const ()>);
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct CoreSettings {
-    pub(super) limits: Limits,
-    pub(super) settle_timeout: Duration,
+pub(crate) struct CoreSettings {
+    pub(crate) limits: Limits,
+    pub(crate) settle_timeout: Duration,
     /// `None`: waits spin.
     pub(super) sleep: Option<Sleep>,
     /// A [`Loop`](crate::Loop) posts and polls, not the channel.
-    pub(super) of_loop: bool,
+    pub(crate) of_loop: bool,
 }
 
 impl Core {
@@ -148,7 +148,7 @@ impl Core {
     }
 
     /// The queue pair is live.
-    pub(super) fn srq(&self) -> *mut ffi::ibv_srq {
+    pub(crate) fn srq(&self) -> *mut ffi::ibv_srq {
         // SAFETY: the callers have not destroyed it.
         unsafe { (*self.queue_pair).srq }
     }
@@ -175,7 +175,7 @@ impl Core {
 
     /// Does nothing if a failure has stopped the channel since its receives were opened.
     #[cfg(feature = "rdmacm")]
-    pub(super) fn open_unless_stopped(&self) {
+    pub(crate) fn open_unless_stopped(&self) {
         if self.table.is_open_for_receives() {
             self.open();
         }

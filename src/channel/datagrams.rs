@@ -10,24 +10,24 @@ use super::builder::ChannelBuilder;
 use super::error::{TransportError, TransportResult};
 use super::operation::{Limits, Operation, Queue, Target, Templates};
 use super::posting::WorkRequest;
-use crate::completion::{CompletionQueue, WorkSuccess};
-use crate::debug::debug;
-use crate::device::{Gid, GidEntry, GidType};
-use crate::domain::ProtectionDomain;
-use crate::error::{Error, Result};
-use crate::ffi;
-use crate::ffi::{ibv_send_wr__bindgen_ty_2__bindgen_ty_3 as Peer, ibv_wr_opcode as Opcode};
-use crate::foreign_enum::setters;
-use crate::handle::Leak;
-use crate::memory::GatherBuffer;
-use crate::operation::DatagramDestination;
-use crate::operation::sealed::Request;
-use crate::parent::Parent;
-use crate::queue_pair::{
+use crate::base::debug::debug;
+use crate::base::error::{Error, Result};
+use crate::base::ffi;
+use crate::base::ffi::{ibv_send_wr__bindgen_ty_2__bindgen_ty_3 as Peer, ibv_wr_opcode as Opcode};
+use crate::base::foreign_enum::setters;
+use crate::base::handle::Leak;
+use crate::base::parent::Parent;
+use crate::base::queue_pair_state::QueuePairType;
+use crate::verbs::completion::{CompletionQueue, WorkSuccess};
+use crate::verbs::device::{Gid, GidEntry, GidType};
+use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::memory::GatherBuffer;
+use crate::verbs::operation::DatagramDestination;
+use crate::verbs::operation::sealed::Request;
+use crate::verbs::queue_pair::{
     AddressHandle, AddressVector, ConnectionSettings, GlobalRouteHeader, QueuePairEndpoint,
     gid_like,
 };
-use crate::queue_pair_state::QueuePairType;
 
 /// The settings of a datagram end: a UD queue pair of a [`Loop`](crate::Loop::add_datagrams) or a
 /// [`Reactor`](crate::Reactor::datagrams), which sends to any peer and receives from all.
@@ -245,7 +245,7 @@ impl<'res> DatagramEnd<'res> {
         [oldest, before].map(|replaced| replaced.map(|(handle, _)| handle))
     }
 
-    pub(super) fn posted(&mut self, place: usize, handle: Shared<'res>) {
+    pub(crate) fn posted(&mut self, place: usize, handle: Shared<'res>) {
         if let Some(in_flight) = self.in_flight.get_mut(place)
             && let Some(before) = in_flight.replace(handle)
             && Arc::strong_count(&before) == 1
@@ -256,7 +256,7 @@ impl<'res> DatagramEnd<'res> {
     }
 
     /// The device may have a send with it, in an unknown place.
-    pub(super) fn hold(&mut self, handle: Shared<'res>) {
+    pub(crate) fn hold(&mut self, handle: Shared<'res>) {
         match self.held.try_reserve(1) {
             Ok(()) => self.held.push(handle),
             Err(_) => mem::forget(handle),
@@ -289,7 +289,7 @@ pub(crate) struct Directed<R> {
 
 impl<R> Directed<R> {
     /// The caller keeps the handle while the device has the request.
-    pub(super) fn new(
+    pub(crate) fn new(
         request: R,
         handle: &AddressHandle<'_>,
         destination: &DatagramDestination,
@@ -299,7 +299,7 @@ impl<R> Directed<R> {
         Self { request, peer }
     }
 
-    pub(super) fn into_request(self) -> R {
+    pub(crate) fn into_request(self) -> R {
         self.request
     }
 }
@@ -386,7 +386,7 @@ unsafe extern "C" fn send_to(
 /// # Safety
 ///
 /// As for `ibv_post_send`.
-pub(super) unsafe extern "C" fn refuse_send(
+pub(crate) unsafe extern "C" fn refuse_send(
     _: *mut ffi::ibv_qp,
     request: *mut ffi::ibv_send_wr,
     refused: *mut *mut ffi::ibv_send_wr,
@@ -422,7 +422,7 @@ pub(super) unsafe extern "C" fn post_receive(
 
 /// For errors of the functions above.
 #[cold]
-pub(super) fn explain(verb: &'static str, returned: c_int) -> TransportError {
+pub(crate) fn explain(verb: &'static str, returned: c_int) -> TransportError {
     let reason = match returned {
         libc::EDESTADDRREQ => {
             "a datagram names its destination: send each with send_to; a datagram end has no windows, writes and reads"

@@ -1,9 +1,9 @@
 use std::fmt;
 
-use crate::completion::{WorkError, WorkErrorClass, WorkSuccess};
-use crate::debug::debug;
-use crate::error::{Error, ErrorKind, StateError};
-use crate::trace;
+use crate::base::debug::debug;
+use crate::base::error::{Error, ErrorKind, StateError};
+use crate::base::trace;
+use crate::verbs::completion::{WorkError, WorkErrorClass, WorkSuccess};
 
 /// Why an operation on a [`Channel`](crate::Channel) failed, or may have failed.
 ///
@@ -369,7 +369,7 @@ mod tests {
     #[test]
     fn a_result_is_small() {
         assert!(size_of::<TransportResult<()>>() <= 72);
-        assert!(size_of::<TransportResult<crate::completion::WorkSuccess>>() <= 72);
+        assert!(size_of::<TransportResult<crate::verbs::completion::WorkSuccess>>() <= 72);
     }
 
     #[test]

@@ -14,12 +14,12 @@ use std::ptr::NonNull;
 use super::error::no_memory;
 use super::operation::Queue;
 use super::slot::{Generations, Owner, Slot, State, member};
-use crate::error::Result;
-use crate::ffi;
+use crate::base::error::Result;
+use crate::base::ffi;
 
 const MAX_SLOTS: usize = 1 << 30;
 
-pub(super) struct InFlight {
+pub(crate) struct InFlight {
     /// The table owns them: sends, receives, the blocking operation, the credit read. The blocking operation's slot is
     /// also the next one of a queue without slots, and of a closed table.
     slots: NonNull<Slot>,
@@ -332,7 +332,7 @@ impl InFlight {
         self.open.set(Open::Nothing);
     }
 
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         matches!(self.open.get(), Open::Everything | Open::WithoutFastPath)
     }
 
@@ -508,7 +508,7 @@ mod tests {
             table.take(Queue::Send, table.free_slot(Queue::Send).unwrap(), Owner::Scope);
         }
         table.slot(0).unwrap().set_state(State::Abandoned);
-        table.slot(1).unwrap().complete(Owner::Scope, &crate::ffi::ibv_wc::default());
+        table.slot(1).unwrap().complete(Owner::Scope, &crate::base::ffi::ibv_wc::default());
         assert!(table.discard_outstanding());
         let states = [State::Free, State::Done(Owner::Scope), State::Discarded(Owner::Scope)];
         assert_eq!([0, 1, 2].map(|index| table.slot(index).unwrap().state()), states);

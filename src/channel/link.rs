@@ -7,19 +7,20 @@ use super::core::{Core, CoreSettings};
 use super::credits::{CreditRegion, CreditWords};
 use super::in_flight::InFlight;
 use super::{Channel, credits};
-use crate::debug::debug;
-use crate::device::Gid;
-use crate::error::{Error, ErrorKind, Result, StateError};
-use crate::foreign_enum::setters;
-use crate::handle::Leak;
-use crate::memory::RemoteMemoryRegion;
-use crate::queue_pair::{AddressVector, ConnectionSettings, QueuePair, QueuePairEndpoint};
-use crate::queue_pair_state::QueuePairType;
-use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
-use crate::{ffi, trace};
+use crate::base::debug::debug;
+use crate::base::error::{Error, ErrorKind, Result, StateError};
+use crate::base::ffi;
+use crate::base::foreign_enum::setters;
+use crate::base::handle::Leak;
+use crate::base::queue_pair_state::QueuePairType;
+use crate::base::trace;
+use crate::verbs::device::Gid;
+use crate::verbs::memory::RemoteMemoryRegion;
+use crate::verbs::queue_pair::{AddressVector, ConnectionSettings, QueuePair, QueuePairEndpoint};
+use crate::verbs::settings::{MaximumTransferUnit, PacketSequenceNumber};
 
 pub(crate) struct Link<'res> {
-    pub(super) core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
     /// Keeps its parents alive, also after the destroy verb (`core.destroyed`).
     queue_pair: ManuallyDrop<QueuePair<'res, QueuePairType>>,
     leaked: bool,
@@ -103,7 +104,7 @@ impl<'res> Link<'res> {
         &self.queue_pair
     }
 
-    pub(super) fn depths(&self) -> [u32; 2] {
+    pub(crate) fn depths(&self) -> [u32; 2] {
         let ffi::ibv_qp_cap { max_send_wr, max_recv_wr, .. } = self.template.capacities;
         [max_send_wr, max_recv_wr]
     }
@@ -127,11 +128,11 @@ impl<'res> Link<'res> {
         Ok(())
     }
 
-    pub(super) fn is_reset(&self) -> bool {
+    pub(crate) fn is_reset(&self) -> bool {
         self.known == KnownState::Reset
     }
 
-    pub(super) fn is_receiving(&self) -> bool {
+    pub(crate) fn is_receiving(&self) -> bool {
         self.known == KnownState::Receiving && self.core.table.is_open_for_receives()
     }
 
@@ -174,7 +175,7 @@ impl<'res> Link<'res> {
     /// A packet names only the queue pair that it is for, so one with the old number would receive what the old peer
     /// still sends. The peer decides how long it retries: no wait here helps. Nor do random packet numbers alone: a
     /// late acknowledgement counts for all packets before its number.
-    pub(super) fn reset(&mut self) -> Result<()> {
+    pub(crate) fn reset(&mut self) -> Result<()> {
         self.known = KnownState::Used;
         self.ensure_reset()?;
         trace::channel_reset(self.core.number);
@@ -235,7 +236,7 @@ impl<'res> Link<'res> {
         destroyed
     }
 
-    pub(super) fn close(mut self) -> Result<()> {
+    pub(crate) fn close(mut self) -> Result<()> {
         self.destroy()
     }
 

@@ -44,11 +44,11 @@ mod core;
 mod credits;
 mod datagrams;
 mod error;
-mod event_loop;
 mod in_flight;
 mod link;
 mod operation;
 mod owned_buffer;
+pub(crate) mod parts;
 mod pending_work;
 mod posting;
 mod prepared_window;
@@ -63,46 +63,31 @@ mod window;
 pub use blocking::ChannelUntil;
 pub use builder::ChannelBuilder;
 pub use channel_set::{ChannelSet, PeerResults, SetScope};
-#[cfg(feature = "async")]
-pub(crate) use datagrams::DatagramPort;
 pub use datagrams::DatagramsBuilder;
-pub(crate) use error::Refused;
 pub use error::{OperationError, OwnedResult, ScopeError, TransportError, TransportResult};
-pub(crate) use event_loop::Keep;
-pub use event_loop::{
-    ArmedWaiter, ChannelId, DestroyedChannel, DetachedChannel, Ended, Loop, LoopBuffer, LoopWaiter,
-    LoopWaker,
-};
-#[cfg(feature = "async")]
-pub(crate) use event_loop::{Detached, Doomed, Due, Left, shared_queue, step};
 pub use link::PreparedChannel;
-#[cfg(feature = "async")]
-pub(crate) use operation::Queue;
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};
 pub use pending_work::PendingWork;
-#[cfg(feature = "async")]
-pub(crate) use posting::KeptSend;
 pub use posting::{IntoReceive, IntoSend, WorkRequest};
 pub use prepared_window::{PreparedWindow, WindowError, WindowRequests};
 pub use scope::Scope;
 pub use scoped_work::ScopedPendingWork;
 pub use wait::CancelHandle;
-pub(crate) use wait::DEVICE_CHECK_PERIOD;
 pub use window::ScopedWindow;
 
 use std::time::Instant;
 
 use self::core::Core;
-pub(crate) use self::link::Link;
+use self::link::Link;
 
-use crate::debug::debug;
-use crate::domain::ProtectionDomain;
-use crate::error::{Error, Result, StateError};
-use crate::ffi;
-use crate::memory::RemoteMemoryRegion;
-use crate::operation::WriteWorkRequest;
-use crate::parent::Parent;
-use crate::queue_pair::QueuePairEndpoint;
+use crate::base::debug::debug;
+use crate::base::error::{Error, Result, StateError};
+use crate::base::ffi;
+use crate::base::parent::Parent;
+use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::memory::RemoteMemoryRegion;
+use crate::verbs::operation::WriteWorkRequest;
+use crate::verbs::queue_pair::QueuePairEndpoint;
 
 /// A connection to one peer over which data is moved without `unsafe`: by sends and receives, and by
 /// reads, writes and atomics on the peer's memory.
@@ -232,7 +217,7 @@ impl<'res> Channel<'res> {
     }
 
     #[inline]
-    fn core(&self) -> &Core {
+    pub(crate) fn core(&self) -> &Core {
         &self.link.core
     }
 
@@ -320,7 +305,7 @@ pub(crate) fn nowhere() -> RemoteMemoryRegion {
     RemoteMemoryRegion::new(0, 0, 0).expect("nothing overflows")
 }
 
-fn check_reliable(core: &Core) -> Result<()> {
+pub(crate) fn check_reliable(core: &Core) -> Result<()> {
     if core.settings.limits.reliable {
         return Ok(());
     }

@@ -4,15 +4,15 @@ use std::ffi::c_int;
 use std::ptr;
 
 use super::error::TransportResult;
-use crate::debug::debug;
-use crate::error::Error;
-use crate::ffi;
-use crate::operation::encode::is_read;
-use crate::operation::sealed::{Kind, Undirected};
-use crate::operation::{
+use crate::base::debug::debug;
+use crate::base::error::Error;
+use crate::base::ffi;
+use crate::verbs::operation::encode::is_read;
+use crate::verbs::operation::sealed::{Kind, Undirected};
+use crate::verbs::operation::{
     INLINE, Receive, SIGNALED, check, check_receive, takes_receive, total, without_empty,
 };
-use crate::queue_pair::{ALWAYS_SENT, MessageLimits};
+use crate::verbs::queue_pair::{ALWAYS_SENT, MessageLimits};
 
 const OPCODES: [ffi::ibv_wr_opcode; 7] = {
     use ffi::ibv_wr_opcode as Opcode;
@@ -90,12 +90,12 @@ pub trait Operation: Copy {
 /// What every operation is checked against.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    pub(super) max_send_sge: u32,
-    pub(super) max_recv_sge: u32,
-    pub(super) messages: MessageLimits,
-    pub(super) reliable: bool,
+    pub(crate) max_send_sge: u32,
+    pub(crate) max_recv_sge: u32,
+    pub(crate) messages: MessageLimits,
+    pub(crate) reliable: bool,
     /// Reads may fill memory that peers may not write: not on iWARP.
-    pub(super) private_reads: bool,
+    pub(crate) private_reads: bool,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -202,7 +202,7 @@ impl Target {
     }
 
     /// For functions with the same contract, but their own first argument.
-    pub(super) fn with(
+    pub(crate) fn with(
         queue_pair: *mut ffi::ibv_qp,
         post_send: PostSend,
         post_recv: PostRecv,
@@ -242,7 +242,7 @@ type PostRecv = unsafe extern "C" fn(
 debug! { Templates, self, piece: self.piece, .. }
 
 impl Templates {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut send = ffi::ibv_send_wr {
             num_sge: 1,
             send_flags: ffi::ibv_send_flags::IBV_SEND_SIGNALED.0,
@@ -271,7 +271,7 @@ impl Templates {
     ///
     /// The pointer is valid, and nothing else accesses what is there meanwhile.
     #[cold]
-    pub(super) unsafe fn may_be_posted(this: *mut Self, queue: Queue) -> bool {
+    pub(crate) unsafe fn may_be_posted(this: *mut Self, queue: Queue) -> bool {
         // SAFETY: the caller vouches for the pointer.
         unsafe {
             let named = match queue {
@@ -287,7 +287,7 @@ impl Templates {
     ///
     /// The pointer is valid. What is there does not move any more, and all later accesses go through copies of the
     /// pointer.
-    pub(super) unsafe fn set_piece_pointers(this: *mut Self) {
+    pub(crate) unsafe fn set_piece_pointers(this: *mut Self) {
         // SAFETY: the caller vouches for the pointer.
         unsafe {
             let piece = &raw mut (*this).piece;

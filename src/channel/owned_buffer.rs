@@ -7,8 +7,8 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::NonNull;
 use std::{fmt, ptr};
 
-use crate::completion::WorkSuccess;
-use crate::memory::{GatherBuffer, KeptLength, ScatterBuffer};
+use crate::verbs::completion::WorkSuccess;
+use crate::verbs::memory::{GatherBuffer, KeptLength, ScatterBuffer};
 
 /// Registered memory that an operation can own while it is in flight: see
 /// [`Loop::post`](crate::Loop::post).
@@ -75,7 +75,7 @@ pub struct AnyBuffer {
 
 impl AnyBuffer {
     #[inline(always)]
-    pub(super) fn new<B: Send + 'static>(buffer: B) -> Self {
+    pub(crate) fn new<B: Send + 'static>(buffer: B) -> Self {
         const {
             assert!(size_of::<B>() <= size_of::<[usize; WORDS]>());
             assert!(align_of::<B>() <= align_of::<usize>());

@@ -6,9 +6,9 @@ use super::error::{TransportError, TransportResult};
 use super::posting::{IntoReceive, IntoSend, WorkRequest, list_of};
 use super::slot::{Owner, State};
 use super::wait::Wait;
-use crate::completion::WorkSuccess;
-use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
-use crate::operation::{ReadWorkRequest, WriteWorkRequest};
+use crate::verbs::completion::WorkSuccess;
+use crate::verbs::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
+use crate::verbs::operation::{ReadWorkRequest, WriteWorkRequest};
 
 /// An operation that was posted by one of the `unsafe` methods of [`Channel`], such as
 /// [`send_unpolled`](Channel::send_unpolled).

@@ -6,12 +6,12 @@ use super::credits::NO_CREDIT;
 use super::error::{TransportError, TransportResult};
 use super::operation::{Limits, Operation, Templates};
 use super::slot::{Owner, Slot};
-use crate::completion::WorkSuccess;
-use crate::error::err_from_call;
-use crate::ffi;
-use crate::memory::{GatherBuffer, ScatterBuffer};
-use crate::operation::sealed::Request;
-use crate::operation::{Extra, ReceiveWorkRequest, SendWorkRequest};
+use crate::base::error::err_from_call;
+use crate::base::ffi;
+use crate::verbs::completion::WorkSuccess;
+use crate::verbs::memory::{GatherBuffer, ScatterBuffer};
+use crate::verbs::operation::sealed::Request;
+use crate::verbs::operation::{Extra, ReceiveWorkRequest, SendWorkRequest};
 
 enum PostFailure<'a> {
     /// The device has not seen it.
@@ -206,7 +206,7 @@ impl Core {
 
 /// The elements of a request's buffer.
 #[inline(always)]
-pub(super) fn list_of<R: WorkRequest>(
+pub(crate) fn list_of<R: WorkRequest>(
     limits: &Limits,
     buffer: &mut R::Buffer,
 ) -> TransportResult<<R::Buffer as GatherBuffer>::List> {

@@ -9,13 +9,15 @@ use super::error::{OperationError, TransportError, TransportResult, no_memory};
 use super::operation::{Limits, Needs, Target, too_many};
 use super::posting::WorkRequest;
 use super::slot::{MAX_WINDOW, lower_half};
-use crate::debug::debug;
-use crate::error::{Error, Result};
-use crate::ffi;
-use crate::memory::{Element, GatherBuffer, PlainList};
-use crate::operation::sealed::{Kind, Request};
-use crate::operation::{RawRequest, SIGNALED, SendQueueRequest, takes_receive, without_empty};
-use crate::queue_pair::MessageLimits;
+use crate::base::debug::debug;
+use crate::base::error::{Error, Result};
+use crate::base::ffi;
+use crate::verbs::memory::{Element, GatherBuffer, PlainList};
+use crate::verbs::operation::sealed::{Kind, Request};
+use crate::verbs::operation::{
+    RawRequest, SIGNALED, SendQueueRequest, takes_receive, without_empty,
+};
+use crate::verbs::queue_pair::MessageLimits;
 
 /// Requests of the send queue that are posted together, with one doorbell and one completion, which is what most devices
 /// need the least time for: by [`Scope::post_window`](crate::Scope::post_window), or
@@ -143,7 +145,7 @@ impl<C> PreparedWindow<C> {
     }
 
     #[inline(always)]
-    pub(super) fn list(&mut self) -> &mut WindowList {
+    pub(crate) fn list(&mut self) -> &mut WindowList {
         &mut self.0.list
     }
 }
@@ -207,7 +209,7 @@ debug! { impl[C] PreparedWindow<C>, self, requests: self.0.list.len(), .. }
 /// A post numbers the requests in groups of this.
 const EIGHT: usize = 8;
 
-pub(super) struct WindowList {
+pub(crate) struct WindowList {
     /// A multiple of [`EIGHT`]. The first `len` are linked.
     requests: Vec<ffi::ibv_send_wr>,
     /// `pieces_each` for each request.
@@ -219,7 +221,7 @@ pub(super) struct WindowList {
     /// The device writes the memory of at least one.
     pub(super) writes: bool,
     /// At least one uses up a receive of the peer.
-    pub(super) takes_receives: bool,
+    pub(crate) takes_receives: bool,
 }
 
 // SAFETY: its pointers are to its own vectors, and to memory that any thread with the buffers may use.
@@ -227,14 +229,14 @@ unsafe impl Send for WindowList {}
 // SAFETY: a shared reference gives access to numbers only.
 unsafe impl Sync for WindowList {}
 
-pub(super) struct NotPosted {
-    pub(super) returned: c_int,
+pub(crate) struct NotPosted {
+    pub(crate) returned: c_int,
     /// All of them if the provider does not name the refused one.
-    pub(super) posted: usize,
+    pub(crate) posted: usize,
 }
 
 impl NotPosted {
-    pub(super) fn error(&self) -> Error {
+    pub(crate) fn error(&self) -> Error {
         const VERB: &str = "ibv_post_send";
         if self.returned == 0 {
             // siw, after a part of a list.
@@ -275,7 +277,7 @@ impl WindowList {
     }
 
     #[inline(always)]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
@@ -328,7 +330,7 @@ impl WindowList {
     }
 
     #[inline(always)]
-    pub(super) fn check(&self, limits: &Limits) -> TransportResult<()> {
+    pub(crate) fn check(&self, limits: &Limits) -> TransportResult<()> {
         if cfg!(debug_assertions) {
             for request in &self.requests[..self.len] {
                 // SAFETY: its list is in `pieces`.
@@ -345,7 +347,7 @@ impl WindowList {
     /// The target is live, all requests were set, and their memory is valid, as for
     /// [`Operation::post`](super::operation::Operation::post).
     #[inline(always)]
-    pub(super) unsafe fn post(
+    pub(crate) unsafe fn post(
         &mut self,
         target: Target,
         last: u64,

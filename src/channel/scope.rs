@@ -12,10 +12,10 @@ use super::scoped_work::ScopedPendingWork;
 use super::slot::Owner;
 use super::stop::ScopeExit;
 use super::window::ScopedWindow;
-use crate::debug::debug;
-use crate::error::err_from_call;
-use crate::memory::{BorrowedBuffer, GatherBuffer, RemoteMemoryRegion, ScatterBuffer, keep};
-use crate::operation::{ReadWorkRequest, WriteWorkRequest};
+use crate::base::debug::debug;
+use crate::base::error::err_from_call;
+use crate::verbs::memory::{BorrowedBuffer, GatherBuffer, RemoteMemoryRegion, ScatterBuffer, keep};
+use crate::verbs::operation::{ReadWorkRequest, WriteWorkRequest};
 
 /// Posts operations that end with the scope at the latest: see [`Channel::scope`](crate::Channel::scope).
 ///

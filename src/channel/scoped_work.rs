@@ -7,9 +7,9 @@ use super::error::TransportResult;
 use super::operation::Queue;
 use super::slot::{Owner, Slot, State};
 use super::wait::Wait;
-use crate::completion::WorkSuccess;
-use crate::debug::debug;
-use crate::memory::{GatherBuffer, KeptLength};
+use crate::base::debug::debug;
+use crate::verbs::completion::WorkSuccess;
+use crate::verbs::memory::{GatherBuffer, KeptLength};
 
 /// An operation that was posted in a [`Scope`](crate::Scope), and its buffer.
 ///

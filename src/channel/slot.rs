@@ -1,9 +1,9 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 
-use crate::completion::WorkCompletion;
-use crate::ffi;
-use crate::memory::KeptLength;
+use crate::base::ffi;
+use crate::verbs::completion::WorkCompletion;
+use crate::verbs::memory::KeptLength;
 
 /// Who asks for the result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -231,7 +231,10 @@ impl Slot {
     }
 }
 
-pub(super) const NO_SLOT: u32 = u32::MAX;
+/// One generation, in a request's number.
+pub(crate) const ONE: u64 = 1 << 32;
+
+pub(crate) const NO_SLOT: u32 = u32::MAX;
 
 // The numbers of work requests: unique among all that may still complete.
 
@@ -244,7 +247,7 @@ const PLACE_BITS: u32 = 20;
 pub(super) const MAX_WINDOW: usize = (1 << 15) - 1;
 
 /// The places that a window can complete by.
-pub(super) const LEADERS: u32 = 1 << PLACE_BITS;
+pub(crate) const LEADERS: u32 = 1 << PLACE_BITS;
 
 #[inline(always)]
 pub(super) fn lower_half(position: usize) -> u32 {
@@ -253,22 +256,22 @@ pub(super) fn lower_half(position: usize) -> u32 {
 
 /// `place` is the slot that the window completes by.
 #[inline(always)]
-pub(super) fn upper_half(place: u32, generation: u32) -> u32 {
+pub(crate) fn upper_half(place: u32, generation: u32) -> u32 {
     generation << PLACE_BITS | place
 }
 
 /// A request that is not the last of its window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Member {
+pub(crate) struct Member {
     /// The slot that the window completes by, counted within its queue.
-    pub(super) place: u32,
+    pub(crate) place: u32,
     /// Its lowest bits.
     generation: u32,
-    pub(super) position: usize,
+    pub(crate) position: usize,
 }
 
 /// `None` for another kind of number.
-pub(super) fn member(wr_id: u64) -> Option<Member> {
+pub(crate) fn member(wr_id: u64) -> Option<Member> {
     let (lower, upper) = (wr_id as u32, (wr_id >> 32) as u32);
     let (place, generation) = (upper % LEADERS, upper >> PLACE_BITS);
     let position = (lower & !NOT_LAST) as usize;
@@ -277,7 +280,7 @@ pub(super) fn member(wr_id: u64) -> Option<Member> {
 
 impl Member {
     /// The whole generation, if the slot has come to `reached` by now.
-    pub(super) fn generation(self, reached: u32) -> u32 {
+    pub(crate) fn generation(self, reached: u32) -> u32 {
         reached.wrapping_sub(reached.wrapping_sub(self.generation) % (1 << (32 - PLACE_BITS)))
     }
 }

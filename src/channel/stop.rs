@@ -24,12 +24,13 @@ use super::core::Core;
 use super::error::{TransportError, TransportResult};
 use super::slot::{Owner, State};
 use super::wait::{DEVICE_CHECK_PERIOD, Wait};
-use crate::error::{Error, Result};
-use crate::handle::Object;
-use crate::{ffi, trace};
+use crate::base::error::{Error, Result};
+use crate::base::ffi;
+use crate::base::handle::Object;
+use crate::base::trace;
 
 /// In a row.
-pub(super) const POLL_FAILURES: u32 = 16;
+pub(crate) const POLL_FAILURES: u32 = 16;
 
 impl Core {
     /// Afterwards the device uses no buffer of the channel.
@@ -75,7 +76,7 @@ impl Core {
     }
 
     /// Step 2.
-    pub(super) fn try_reset(&self) -> bool {
+    pub(crate) fn try_reset(&self) -> bool {
         self.end_all(|| self.reset().is_ok())
     }
 
@@ -146,7 +147,7 @@ impl Core {
     /// # Errors
     ///
     /// Those of `check_device`.
-    pub(super) fn check_device_if_due(&self, now: Instant) -> Result<()> {
+    pub(crate) fn check_device_if_due(&self, now: Instant) -> Result<()> {
         let is_due = |at: Instant| now.saturating_duration_since(at) >= DEVICE_CHECK_PERIOD;
         if !self.checked_at.get().is_none_or(is_due) {
             return Ok(());
@@ -175,7 +176,7 @@ impl Core {
     }
 
     /// Later completions of earlier requests are dropped.
-    pub(super) fn reset(&self) -> Result<()> {
+    pub(crate) fn reset(&self) -> Result<()> {
         self.modify(ffi::ibv_qp_state::IBV_QPS_RESET)?;
         self.mark_all_ended();
         Ok(())
@@ -204,7 +205,7 @@ impl Core {
         }
     }
 
-    pub(super) fn modify(&self, state: ffi::ibv_qp_state) -> Result<()> {
+    pub(crate) fn modify(&self, state: ffi::ibv_qp_state) -> Result<()> {
         if self.destroyed.get() {
             return Err(Error::invalid("ibv_modify_qp", "the channel's queue pair was destroyed"));
         }

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use super::Channel;
 use super::error::{TransportError, TransportResult};
-use crate::completion::{CompletionQueue, Waiters};
-use crate::debug::debug;
-use crate::error::{ErrorKind, Result};
+use crate::base::debug::debug;
+use crate::base::error::{ErrorKind, Result};
+use crate::verbs::completion::{CompletionQueue, Waiters};
 
 /// A reading of the clock costs about as much as a poll.
 const POLLS_PER_CLOCK_READING: u32 = 64;
@@ -177,7 +177,7 @@ impl Channel<'_> {
     /// A cancelled wait returns [`Cancelled`](crate::TransportError::Cancelled), and does what it does when its deadline
     /// passes: a wait for [credit](crate::ChannelBuilder::flow_control), also that of a blocking operation, which was not posted
     /// then, leaves everything in flight, and can be called again. All others (blocking operations that were posted,
-    /// scopes, unpolled operations) lend memory to the device that must come back, so they stop the channel. (A [`Loop`](crate::Loop) owns its buffers: its [`LoopWaker`](crate::channel::LoopWaker) stops nothing.) A
+    /// scopes, unpolled operations) lend memory to the device that must come back, so they stop the channel. (A [`Loop`](crate::Loop) owns its buffers: its [`LoopWaker`](crate::event_loop::LoopWaker) stops nothing.) A
     /// channel without a handle pays nothing: only a wait that has found nothing for a while looks.
     ///
     /// ```no_run

@@ -16,9 +16,9 @@ use super::in_flight::InFlight;
 use super::operation::Queue;
 use super::prepared_window::{NotPosted, PreparedWindow, WindowError, WindowList};
 use super::slot::{LEADERS, NO_SLOT, Owner, Slot, State, member, upper_half};
-use crate::completion::{WorkCompletion, WorkSuccess};
-use crate::debug::debug;
-use crate::ffi;
+use crate::base::debug::debug;
+use crate::base::ffi;
+use crate::verbs::completion::{WorkCompletion, WorkSuccess};
 
 /// A window that was posted by [`Scope::post_window`](crate::Scope::post_window).
 ///

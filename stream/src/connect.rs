@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ibverbs::channel::DetachedChannel;
+use ibverbs::event_loop::DetachedChannel;
 #[cfg(feature = "rdmacm")]
 use ibverbs::rdmacm;
 use ibverbs::tcp::{DeadlineStream, Exchange, Step};

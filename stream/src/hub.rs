@@ -17,7 +17,7 @@ use std::task::Waker;
 use std::time::Instant;
 use std::{fmt, io, mem, thread};
 
-use ibverbs::channel::{DetachedChannel, LoopWaiter, LoopWaker};
+use ibverbs::event_loop::{DetachedChannel, LoopWaiter, LoopWaker};
 use ibverbs::{
     AccessFlags, BufferPool, ChannelId, Context, Ended, Loop, PooledBuffer, ProtectionDomain,
     ReceiveWorkRequest, SendWorkRequest, TransportError,

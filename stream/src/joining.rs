@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
 use ibverbs::ChannelBuilder;
-use ibverbs::channel::DetachedChannel;
+use ibverbs::event_loop::DetachedChannel;
 use ibverbs::tcp::{Exchange, ExchangeError, Step};
 use ibverbs::{ChannelId, MaxRnrRetries, PooledBuffer};
 

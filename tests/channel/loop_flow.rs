@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use ibverbs::channel::{LoopBuffer, PreparedWindow};
+use ibverbs::channel::PreparedWindow;
+use ibverbs::event_loop::LoopBuffer;
 use ibverbs::{
     Channel, ChannelId, MaxRnrRetries, PooledBuffer, ReceiveWorkRequest, SendWorkRequest,
     TransportError, WriteWorkRequest,

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::channel::{AnyBuffer, LoopBuffer, PreparedWindow};
+use ibverbs::channel::{AnyBuffer, PreparedWindow};
+use ibverbs::event_loop::LoopBuffer;
 use ibverbs::{
     AccessFlags, BufferPool, Channel, ChannelBuilder, ChannelId, Ended, ErrorKind, Inline, Loop,
     PooledBuffer, ProtectionDomain, ReceiveWorkRequest, SendWorkRequest, TransportError,

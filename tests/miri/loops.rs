@@ -4,7 +4,8 @@ use std::mem::forget;
 use std::sync::Arc;
 use std::thread;
 
-use ibverbs::channel::{AnyBuffer, LoopBuffer, PreparedWindow};
+use ibverbs::channel::{AnyBuffer, PreparedWindow};
+use ibverbs::event_loop::LoopBuffer;
 use ibverbs::pool::SharedMemoryRange;
 use ibverbs::{
     AccessFlags, BufferPool, ChannelId, CompareSwapWorkRequest, Ended, FetchAddWorkRequest, Inline,

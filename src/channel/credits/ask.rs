@@ -9,16 +9,16 @@ use std::{hint, ptr, thread};
 use super::super::Channel;
 use super::super::core::Core;
 use super::super::error::{TransportError, TransportResult};
-use super::super::event_loop::ONE;
 use super::super::operation::{Queue, Target};
 use super::super::scope::Scope;
+use super::super::slot::ONE;
 use super::super::wait::Wait;
 use super::{Credits, NO_CREDIT, decode};
-use crate::completion::WorkCompletion;
-use crate::error::{Error, ErrorKind, Result};
-use crate::ffi;
-use crate::operation::destination::rdma;
-use crate::operation::takes_receive;
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::ffi;
+use crate::verbs::completion::WorkCompletion;
+use crate::verbs::operation::destination::rdma;
+use crate::verbs::operation::takes_receive;
 
 impl Core {
     /// Makes posts count credits, with the core as first argument. Without flow control, they pay nothing.
@@ -31,7 +31,7 @@ impl Core {
 
     /// Returns false if no credit read is in flight.
     #[cold]
-    pub(in crate::channel) fn take_credits(&self, completion: &WorkCompletion) -> bool {
+    pub(crate) fn take_credits(&self, completion: &WorkCompletion) -> bool {
         let Some(credits) = &self.credits else { return false };
         if !credits.reading.replace(false) {
             return false;
@@ -97,7 +97,7 @@ impl Core {
     ///
     ///  - `NoCredit`: credit is short.
     ///  - Those of the verb, and of an earlier credit read.
-    pub(in crate::channel) fn require_credits(&self, messages: u32) -> TransportResult<()> {
+    pub(crate) fn require_credits(&self, messages: u32) -> TransportResult<()> {
         let Some(credits) = &self.credits else { return Ok(()) };
         if let Some(error) = credits.failed.get() {
             return Err(TransportError::Work(error));
@@ -147,12 +147,12 @@ impl Core {
     }
 
     /// Reads the clock of credit reads.
-    pub(in crate::channel) fn credit_now(&self) -> Instant {
+    pub(crate) fn credit_now(&self) -> Instant {
         self.credits.as_deref().map_or_else(Instant::now, |credits| credits.clock.now())
     }
 
     /// Returns when the peer may be asked, by that clock. `None`: a read is in flight.
-    pub(in crate::channel) fn credit_ask_at(&self) -> Option<Instant> {
+    pub(crate) fn credit_ask_at(&self) -> Option<Instant> {
         let credits = self.credits.as_deref().filter(|credits| !credits.reading.get())?;
         Some(credits.ask_at.get().unwrap_or_else(|| credits.clock.now()))
     }
@@ -163,18 +163,18 @@ impl Core {
         Some(credits.pause().unwrap_or_default())
     }
 
-    pub(in crate::channel) fn credit_number(&self) -> Option<u64> {
+    pub(crate) fn credit_number(&self) -> Option<u64> {
         self.credits.as_deref().map(|credits| credits.number.get())
     }
 
     /// Sets the number before a loop's first credit read.
-    pub(in crate::channel) fn set_credit_number(&self, number: u64) {
+    pub(crate) fn set_credit_number(&self, number: u64) {
         if let Some(credits) = &self.credits {
             credits.number.set(number);
         }
     }
 
-    pub(in crate::channel) fn available_credits(&self) -> Option<u32> {
+    pub(crate) fn available_credits(&self) -> Option<u32> {
         self.credits.as_deref().map(Credits::available)
     }
 

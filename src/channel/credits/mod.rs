@@ -16,15 +16,15 @@ use std::time::{Duration, Instant};
 
 #[cfg(doc)]
 use super::core::Core;
-use crate::completion::WorkError;
-use crate::device::Clock;
-use crate::error::{Error, Result};
-use crate::ffi;
-use crate::memory::{AccessFlags, LocalMemory, RemoteMemoryRegion, SharedMemoryRegion};
-use crate::queue_pair::QueuePairEndpoint;
+use crate::base::error::{Error, Result};
+use crate::base::ffi;
+use crate::verbs::completion::WorkError;
+use crate::verbs::device::Clock;
+use crate::verbs::memory::{AccessFlags, LocalMemory, RemoteMemoryRegion, SharedMemoryRegion};
+use crate::verbs::queue_pair::QueuePairEndpoint;
 
 /// A message has no credit. No provider returns this value.
-pub(super) const NO_CREDIT: c_int = c_int::MIN;
+pub(crate) const NO_CREDIT: c_int = c_int::MIN;
 
 /// The word for the peer, and the answer read from it, on different cache lines.
 const COUNT: usize = 0;
@@ -50,7 +50,7 @@ pub(super) struct CreditWords {
 }
 
 pub(super) fn register<'res>(
-    domain: crate::parent::Parent<'res, crate::domain::ProtectionDomain<'res>>,
+    domain: crate::base::parent::Parent<'res, crate::verbs::domain::ProtectionDomain<'res>>,
 ) -> Result<CreditRegion<'res>> {
     let mut access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
     if domain.context().is_iwarp() {
@@ -147,7 +147,7 @@ fn decode(word: u64) -> Option<u32> {
 
 /// Counts begin with 0 on each connection and wrap around.
 #[derive(Debug)]
-pub(super) struct Credits {
+pub(crate) struct Credits {
     pub(super) words: CreditWords,
     clock: Clock,
     peer: Cell<Option<RemoteMemoryRegion>>,

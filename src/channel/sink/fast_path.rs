@@ -9,12 +9,12 @@ use std::ptr::NonNull;
 use std::time::Instant;
 
 use super::count;
+use crate::base::ffi;
 use crate::channel::core::Core;
 use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::slot::{Owner, Slot, State};
 use crate::channel::wait::Wait;
-use crate::completion::WorkSuccess;
-use crate::ffi;
+use crate::verbs::completion::WorkSuccess;
 
 impl Core {
     /// This slot's success, if it is there or one poll finds it. The slot is not free yet. After `None`, the caller
@@ -267,17 +267,16 @@ impl Core {
     }
 }
 
-pub(in crate::channel) const BATCH: usize = 16;
+pub(crate) const BATCH: usize = 16;
 
 /// `poll_cq` in `struct ibv_context_ops`.
-pub(in crate::channel) type PollCq =
-    unsafe extern "C" fn(*mut ffi::ibv_cq, c_int, *mut ffi::ibv_wc) -> c_int;
+pub(crate) type PollCq = unsafe extern "C" fn(*mut ffi::ibv_cq, c_int, *mut ffi::ibv_wc) -> c_int;
 
 /// The last poll's completions.
 ///
 /// A provider may leave fields unwritten, so all entries are initialised at the start. No reference to one exists while
 /// a poll writes.
-pub(in crate::channel) struct Polled {
+pub(crate) struct Polled {
     /// `BATCH` entries, which it owns.
     entries: NonNull<ffi::ibv_wc>,
     /// The first that was not taken, or `end`.
@@ -286,30 +285,30 @@ pub(in crate::channel) struct Polled {
 }
 
 impl Polled {
-    pub(in crate::channel) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let entries = Box::new([ffi::ibv_wc::default(); BATCH]);
         let entries = NonNull::from(Box::leak(entries)).cast();
         Self { entries, next: Cell::new(entries), end: Cell::new(entries) }
     }
 
     #[inline]
-    pub(in crate::channel) fn entries(&self) -> *mut ffi::ibv_wc {
+    pub(crate) fn entries(&self) -> *mut ffi::ibv_wc {
         self.entries.as_ptr()
     }
 
     #[inline]
-    pub(in crate::channel) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.next.get() == self.end.get()
     }
 
     #[inline]
-    pub(in crate::channel) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         // SAFETY: both point into the entries or to their end, and `next` is never behind `end`.
         unsafe { self.end.get().offset_from_unsigned(self.next.get()) }
     }
 
     #[inline]
-    pub(in crate::channel) fn head(&self) -> *const ffi::ibv_wc {
+    pub(crate) fn head(&self) -> *const ffi::ibv_wc {
         self.next.get().as_ptr()
     }
 
@@ -330,14 +329,14 @@ impl Polled {
     ///
     /// The batch has as many.
     #[inline]
-    pub(in crate::channel) unsafe fn advance_by(&self, count: usize) {
+    pub(crate) unsafe fn advance_by(&self, count: usize) {
         // SAFETY: the caller guarantees that the batch has as many, so this is at most `end`.
         self.next.set(unsafe { self.next.get().add(count) });
     }
 
     /// Keeps these entries, which a poll has written.
     #[inline]
-    pub(in crate::channel) fn keep(&self, first: usize, end: usize) {
+    pub(crate) fn keep(&self, first: usize, end: usize) {
         assert!(first <= end && end <= BATCH);
         // SAFETY: both are at most `BATCH`, as asserted.
         unsafe {

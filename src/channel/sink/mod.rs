@@ -9,7 +9,7 @@
 
 mod fast_path;
 
-pub(super) use fast_path::{BATCH, PollCq, Polled};
+pub(crate) use fast_path::{BATCH, PollCq, Polled};
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -18,8 +18,8 @@ use super::core::Core;
 use super::error::{TransportError, TransportResult};
 use super::slot::{Owner, Slot, State};
 use super::wait::Wait;
-use crate::completion::WorkCompletion;
-use crate::ffi;
+use crate::base::ffi;
+use crate::verbs::completion::WorkCompletion;
 
 pub(super) struct Sink {
     batch: Polled,
@@ -195,7 +195,7 @@ impl Core {
 
     /// Keeps the first failure for the end of the scope.
     #[cold]
-    pub(super) fn record_unreported(&self, error: TransportError) {
+    pub(crate) fn record_unreported(&self, error: TransportError) {
         if self.unreported.error.get().is_none() {
             self.unreported.error.set(Some(error));
         }
@@ -249,7 +249,7 @@ impl Core {
 /// # Safety
 ///
 /// The completion queue is live.
-pub(super) unsafe fn poll_cq_of(queue: *mut ffi::ibv_cq) -> PollCq {
+pub(crate) unsafe fn poll_cq_of(queue: *mut ffi::ibv_cq) -> PollCq {
     // SAFETY: the queue is live, by the caller's contract, and so is its context.
     let poll_cq = unsafe { (*(*queue).context).ops.poll_cq };
     // libibverbs sets every operation before it returns the context.
@@ -262,7 +262,7 @@ unsafe extern "C" fn poll_nothing(_: *mut ffi::ibv_cq, _: c_int, _: *mut ffi::ib
 }
 
 #[inline]
-pub(super) fn count(found: c_int) -> TransportResult<usize> {
+pub(crate) fn count(found: c_int) -> TransportResult<usize> {
     match usize::try_from(found) {
         Ok(found) if found <= BATCH => Ok(found),
         _ => Err(poll_failed(found)),

@@ -1,0 +1,17 @@
+//! What loops, futures, pools and the connection manager take of this room, beside its public types. Nothing else of it is
+//! visible to them.
+
+pub(crate) use super::builder::check_context;
+pub(crate) use super::core::Core;
+pub(crate) use super::credits::NO_CREDIT;
+pub(crate) use super::datagrams::{DatagramEnd, DatagramPort, Directed, explain, refuse_send};
+pub(crate) use super::error::Refused;
+pub(crate) use super::link::Link;
+pub(crate) use super::operation::{Limits, Operation, Queue, Target, Templates};
+pub(crate) use super::posting::{KeptSend, list_of};
+pub(crate) use super::prepared_window::{NotPosted, WindowList};
+pub(crate) use super::sink::{BATCH, PollCq, Polled, count, poll_cq_of};
+pub(crate) use super::slot::{LEADERS, Member, NO_SLOT, ONE, member, upper_half};
+pub(crate) use super::stop::POLL_FAILURES;
+pub(crate) use super::wait::DEVICE_CHECK_PERIOD;
+pub(crate) use super::{check_reliable, nowhere};

@@ -1,0 +1,244 @@
+//! Datagram ends: members of a loop without a peer.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+#[cfg(feature = "async")]
+use std::task::Waker;
+
+use super::Loop;
+use super::ended::{ChannelId, LoopBuffer};
+use super::members::unknown;
+use super::slots::{State, index_of, no_memory};
+use crate::base::error::{Error, Result, StateError};
+use crate::channel::Channel;
+use crate::channel::DatagramsBuilder;
+use crate::channel::OwnedBuffer;
+use crate::channel::parts::KeptSend;
+use crate::channel::parts::Link;
+use crate::channel::parts::Refused;
+use crate::channel::parts::{DatagramEnd, DatagramPort, Directed};
+use crate::channel::{IntoSend, WorkRequest};
+use crate::channel::{OperationError, TransportError};
+use crate::verbs::completion::WorkSuccess;
+use crate::verbs::operation::DatagramDestination;
+use crate::verbs::queue_pair::{
+    AddressHandle, AddressVector, GlobalRouteHeader, QueuePairEndpoint,
+};
+
+impl<'res, B> Loop<'res, B> {
+    /// `ibv_create_qp`, `ibv_modify_qp`: adds a datagram end. It takes [room](Self::capacity) and has an id as a
+    /// channel does, and is [removed](Self::remove) in the same way.
+    ///
+    /// [Post](Self::post) its receives as on a channel, each with 40 bytes more than the message: see
+    /// [`DatagramBuffer`](crate::pool::DatagramBuffer). Send by [`send_to`](Self::send_to). Any datagram may be lost;
+    /// one that finds no receive, or has another Q_Key, always is. After a send or receive has failed, remove the end
+    /// and add another.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePairBuilder::build`](crate::QueuePairBuilder::build) and
+    /// [`PreparedQueuePair::activate`](crate::PreparedQueuePair::activate), and
+    ///
+    ///  - `EINVAL`: the loop has not enough [room](Self::capacity).
+    ///  - `EOPNOTSUPP`: the device has no datagrams, as on iWARP.
+    #[doc(alias = "ibv_create_qp")]
+    pub fn add_datagrams(&mut self, builder: DatagramsBuilder<'res>) -> Result<ChannelId> {
+        let (channel, end) = builder.build(&self.queue)?;
+        self.add_end(channel, end).map_err(|failed| failed.error)
+    }
+
+    pub(crate) fn add_end(
+        &mut self,
+        channel: Channel<'res>,
+        end: DatagramEnd<'res>,
+    ) -> Result<ChannelId, StateError<Channel<'res>>> {
+        if self.members.datagrams.try_reserve(1).is_err() {
+            return Err(StateError::new(channel, no_memory()));
+        }
+        let id = self.add(channel)?;
+        self.members.datagrams.insert(id, end);
+        Ok(id)
+    }
+
+    /// `ibv_post_send`: sends a datagram of at most the port's MTU, and keeps its buffer as [`post`](Self::post) does.
+    /// The first send to a path makes its address handle, for which the kernel may look up the peer's MAC address on
+    /// RoCE. The handle is kept ([`address_handles`](DatagramsBuilder::address_handles)).
+    ///
+    /// The send ends when the datagram is on its way. Nothing tells whether it arrives.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`post`](Self::post), with the buffer, and
+    ///
+    ///  - [`Closed`](TransportError::Closed): the loop has no such datagram end (any more).
+    ///  - [`Verbs`](TransportError::Verbs): those of [`AddressHandle::new`]; `EINVAL`: the message is longer than the
+    ///    MTU, or the path goes through another port.
+    #[doc(alias = "ibv_post_send")]
+    #[doc(alias = "ibv_create_ah")]
+    pub fn send_to<M: IntoSend>(
+        &mut self,
+        end: ChannelId,
+        message: M,
+        destination: &DatagramDestination,
+        token: u64,
+    ) -> Result<(), OperationError<B>>
+    where
+        KeptSend<M>: OwnedBuffer,
+        B: LoopBuffer<KeptSend<M>>,
+    {
+        let request = message.into_send();
+        let posted = match self.handle_to(end, &destination.path) {
+            Ok(handle) => self.post_to(end, request, destination, &handle, State::Token, token),
+            Err(error) => Err(Refused::new(error, Some(request))),
+        };
+        Ok(posted.map(drop)?)
+    }
+
+    fn handle_to(
+        &mut self,
+        end: ChannelId,
+        path: &AddressVector,
+    ) -> Result<Arc<AddressHandle<'res>>, TransportError> {
+        let end = self.datagram_end(end).ok_or(TransportError::Closed)?;
+        drop(end.take_spent());
+        if let Some(handle) = end.known(path)? {
+            return Ok(handle);
+        }
+        let handle = Arc::new(AddressHandle::new(end.at.domain.clone(), path)?);
+        drop(end.keep(path, &handle));
+        Ok(handle)
+    }
+
+    pub(super) fn post_to<R: WorkRequest>(
+        &mut self,
+        end: ChannelId,
+        request: R,
+        destination: &DatagramDestination,
+        handle: &Arc<AddressHandle<'res>>,
+        state: State,
+        token: u64,
+    ) -> Result<u64, Refused<R>>
+    where
+        R::Kept: OwnedBuffer,
+        B: LoopBuffer<R::Kept>,
+    {
+        let directed = Directed::new(request, handle, destination);
+        let posted = self.post_as::<_, Refused<Directed<R>>>(end, directed, state, token);
+        let first = self.table.entries.get(end.index()).map_or(0, |entry| entry.first_slot);
+        let of_end = self.datagram_end(end);
+        match posted {
+            Ok(number) => {
+                if let Some(of_end) = of_end {
+                    of_end.posted((index_of(number) - first) as usize, handle.clone());
+                }
+                Ok(number)
+            }
+            Err(Refused { error, request, index }) => {
+                if let (Some(of_end), None) = (of_end, &request) {
+                    of_end.hold(handle.clone());
+                }
+                Err(Refused { error, request: request.map(Directed::into_request), index })
+            }
+        }
+    }
+
+    #[cfg(feature = "async")]
+    pub(crate) fn post_task_to<R: WorkRequest>(
+        &mut self,
+        end: ChannelId,
+        request: R,
+        destination: &DatagramDestination,
+        handle: &Arc<AddressHandle<'res>>,
+        waker: &mut Option<Waker>,
+    ) -> Result<u64, Refused<R>>
+    where
+        R::Kept: OwnedBuffer,
+        B: LoopBuffer<R::Kept>,
+    {
+        let number = self.post_to(end, request, destination, handle, State::Task, 0)?;
+        self.keep_waker(number, waker);
+        Ok(number)
+    }
+
+    pub(crate) fn datagram_end(&mut self, id: ChannelId) -> Option<&mut DatagramEnd<'res>> {
+        self.members.datagrams.get_mut(&id)
+    }
+
+    fn known_end(&self, id: ChannelId, verb: &'static str) -> Result<&DatagramPort<'res>> {
+        let reason = "the loop has no such datagram end (any more)";
+        let end = self.members.datagrams.get(&id);
+        end.map(|end| &*end.at).ok_or_else(|| Error::invalid(verb, reason))
+    }
+
+    fn known_link(&mut self, id: ChannelId, verb: &'static str) -> Result<&mut Link<'res>> {
+        self.known_end(id, verb)?;
+        self.members.links[id.index()].as_mut().ok_or_else(|| unknown(verb))
+    }
+
+    /// The destination of a peer's datagram end, from the [endpoint](Self::endpoint) that the peer has sent. Its Q_Key
+    /// is that of this end: change the field if the peer's differs.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`AddressVector::to_peer`], and
+    ///
+    ///  - `EINVAL`: the loop has no such datagram end (any more).
+    pub fn destination(
+        &self,
+        end: ChannelId,
+        peer: &QueuePairEndpoint,
+    ) -> Result<DatagramDestination> {
+        self.known_end(end, "ibv_create_ah")?.destination(peer)
+    }
+
+    /// The sender of a datagram, as the destination of an answer. `success` is the completion of the receive, and
+    /// `header` what the [buffer](crate::pool::DatagramBuffer::header) has in front of the message. The Q_Key is that
+    /// of this end: a datagram does not carry its sender's.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`AddressVector::reply_to`], and `EINVAL` as for [`destination`](Self::destination).
+    #[doc(alias = "ibv_init_ah_from_wc")]
+    pub fn sender(
+        &self,
+        end: ChannelId,
+        success: &WorkSuccess,
+        header: &GlobalRouteHeader,
+    ) -> Result<DatagramDestination> {
+        self.known_end(end, "ibv_init_ah_from_wc")?.sender(success, header)
+    }
+
+    /// The destination of a multicast group, from its IP address, on RoCE. Sending to a group needs no
+    /// [join](Self::join). On InfiniBand, use `MulticastMembership` of feature `rdmacm`, which joins the group.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the loop has no such datagram end (any more), or this is no multicast address.
+    ///  - `EADDRNOTAVAIL`: the port has no GID of the same address family.
+    ///  - `EOPNOTSUPP`: the port is an InfiniBand port.
+    pub fn group(&self, end: ChannelId, group: IpAddr) -> Result<DatagramDestination> {
+        self.known_end(end, "ibv_create_ah")?.group(group)
+    }
+
+    /// `ibv_attach_mcast`: the end receives what is sent to the group, until it [leaves](Self::leave) or is removed.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the loop has no such datagram end (any more), or the destination is no group.
+    ///  - `ENOMEM`: the device has no room for another group, or the group none for another member.
+    ///  - The provider's errno value.
+    #[doc(alias = "ibv_attach_mcast")]
+    pub fn join(&mut self, end: ChannelId, group: &DatagramDestination) -> Result<()> {
+        self.known_link(end, "ibv_attach_mcast")?.join(&group.path)
+    }
+
+    /// `ibv_detach_mcast`: leaves a [joined](Self::join) group.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the loop has no such datagram end (any more), or it is not in the group.
+    #[doc(alias = "ibv_detach_mcast")]
+    pub fn leave(&mut self, end: ChannelId, group: &DatagramDestination) -> Result<()> {
+        self.known_link(end, "ibv_detach_mcast")?.leave(&group.path)
+    }
+}

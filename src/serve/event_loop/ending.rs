@@ -1,0 +1,258 @@
+//! How operations end with their channel, and receives after a failure.
+//!
+//! Soft-RoCE flushes receives only when something else happens on the queue pair. The loop does not post receives after
+//! a failure, and takes the queue pair to ERR to have earlier ones flushed.
+
+use std::ops::Range;
+use std::thread;
+
+use super::Loop;
+use super::ended::{ChannelId, LoopBuffer, REMOVED};
+use super::slots::{List, NEVER_FREE, ONE, State};
+use super::table::Table;
+use crate::base::ffi;
+use crate::base::panics::catch;
+use crate::channel::OwnedBuffer;
+use crate::channel::WorkRequest;
+pub(crate) use crate::channel::parts::Core;
+pub(crate) use crate::channel::parts::POLL_FAILURES;
+use crate::channel::parts::Queue;
+use crate::verbs::memory::{GatherBuffer, keep};
+
+impl<B> Table<B> {
+    pub(super) fn in_flight(&self, slots: Range<u32>) -> usize {
+        let slots = &self.slots[slots.start as usize..slots.end as usize];
+        slots.iter().filter(|slot| slot.state.is_in_flight()).count()
+    }
+
+    /// Takes a queue pair to ERR, and polls until `slots` are flushed. A provider may drop the completions of a
+    /// destroyed queue pair, so call it before.
+    pub(super) fn flush(&mut self, core: &Core, slots: Range<u32>, capacity: u32) {
+        // An unknown completion ends nothing.
+        let _ = self.settle_polled();
+        let shares = !core.srq().is_null();
+        if self.in_flight(slots.clone()) == 0 && !shares
+            || core.modify(ffi::ibv_qp_state::IBV_QPS_ERR).is_err()
+        {
+            return;
+        }
+        if shares {
+            self.settle_all(capacity);
+        }
+        let give_up = core.clock.now().checked_add(core.settings.settle_timeout);
+        let mut failures = 0;
+        while self.in_flight(slots.clone()) > 0 {
+            match self.poll() {
+                Ok(1..) => {
+                    failures = 0;
+                    let _ = self.settle_polled();
+                }
+                Ok(0) if self.end_unposted() => {}
+                // The kernel or the provider's progress thread may do the flushing.
+                Ok(0) => {
+                    give_up.iter().for_each(|&at| core.clock.reach(at));
+                    thread::yield_now();
+                }
+                Err(_) if failures == POLL_FAILURES => return,
+                Err(_) => failures += 1,
+            }
+            if give_up.is_some_and(|at| core.clock.now() >= at) {
+                return;
+            }
+        }
+    }
+
+    /// Polls until the completion queue is empty, at most its capacity: a broken provider may never stop.
+    pub(super) fn settle_all(&mut self, capacity: u32) {
+        let _ = self.settle_polled();
+        for _ in 0..=capacity {
+            match self.poll() {
+                Ok(1..) => {
+                    let _ = self.settle_polled();
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// Leaks the operations of a queue pair that could not be destroyed: the device may use the buffers forever.
+    pub(super) fn leak(&mut self, slots: Range<u32>) {
+        for index in slots {
+            let slot = &mut self.slots[index as usize];
+            match slot.state {
+                State::Unposted => self.end_removed(index, REMOVED),
+                state if state.is_in_flight() => slot.state = State::Leaked,
+                _ => {}
+            }
+        }
+    }
+
+    /// Ends the operations of a queue pair that was reset or destroyed.
+    pub(super) fn end_without_completions(
+        &mut self,
+        slots: Range<u32>,
+        status: ffi::ibv_wc_status,
+    ) {
+        let _ = self.settle_polled();
+        self.end_connections(slots.clone());
+        for index in slots {
+            if self.slots[index as usize].state.is_in_flight() {
+                self.end_removed(index, status);
+            }
+        }
+    }
+
+    fn end_removed(&mut self, index: u32, status: ffi::ibv_wc_status) {
+        let channel = self.slots[index as usize].channel;
+        self.asides[channel.index()].unposted = List::default();
+        self.finish(index, &ffi::ibv_wc { status, ..Default::default() });
+    }
+
+    /// Assigns all numbers so far to an earlier connection.
+    pub(super) fn end_connections(&mut self, slots: Range<u32>) {
+        for slot in &mut self.slots[slots.start as usize..slots.end as usize] {
+            if slot.state == State::Credits
+                && let Some(core) = &self.asides[slot.channel.index()].core
+            {
+                slot.number = core.credit_number().unwrap_or(slot.number);
+            }
+            slot.end_connection();
+        }
+    }
+
+    #[cold]
+    pub(super) fn note_failure(&mut self, channel: ChannelId) {
+        let index = channel.index();
+        let aside = &self.asides[index];
+        let Some(core) = aside.core.as_ref().filter(|_| !aside.has_failed) else { return };
+        let entry = &mut self.entries[index];
+        if entry.first_of(Queue::Receive) == NEVER_FREE || aside.stopped.is_some() {
+            return;
+        }
+        // A post of a receive then finds the queue full and looks for the reason.
+        entry.next[1] = NEVER_FREE;
+        let receives = entry.receives();
+        if self.is_of_tasks {
+            self.deferred.fail(channel, None);
+        } else if self.in_flight(receives) > 0 {
+            // Only the owner of the loop uses the core.
+            let _ = core.modify(ffi::ibv_qp_state::IBV_QPS_ERR);
+        }
+        self.asides[index].has_failed = true;
+    }
+
+    fn unposted_slot(&mut self, channel: ChannelId) -> Option<u32> {
+        let aside = &self.asides[channel.index()];
+        if !aside.flushes() {
+            return None;
+        }
+        let first = self.entries[channel.index()].first_of(Queue::Receive);
+        let free = self.search(first)?;
+        self.with_unposted.try_reserve(1).ok()?;
+        Some(free)
+    }
+
+    /// Ends unposted receives once all before them have ended.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn end_unposted(&mut self) -> bool {
+        let mut any = false;
+        let mut at = 0;
+        while let Some(&channel) = self.with_unposted.get(at) {
+            let slots = self.entries[channel.index()].receives();
+            let of_it = &self.slots[slots.start as usize..slots.end as usize];
+            let is_current = self.entries[channel.index()].generation == channel.generation;
+            if is_current
+                && of_it
+                    .iter()
+                    .any(|slot| slot.state.is_in_flight() && slot.state != State::Unposted)
+            {
+                at += 1;
+                continue;
+            }
+            self.with_unposted.swap_remove(at);
+            if is_current {
+                any = true;
+                self.flush_unposted(channel);
+            }
+        }
+        any
+    }
+
+    fn flush_unposted(&mut self, channel: ChannelId) {
+        let mut list = std::mem::take(&mut self.asides[channel.index()].unposted);
+        while let Some(slot) = self.slots.get(list.first as usize) {
+            let (index, next) = (list.first, slot.link);
+            let flushed = ffi::ibv_wc {
+                wr_id: slot.number,
+                qp_num: slot.queue_pair,
+                status: ffi::ibv_wc_status::IBV_WC_WR_FLUSH_ERR,
+                ..Default::default()
+            };
+            self.finish(index, &flushed);
+            list.first = next;
+        }
+    }
+}
+
+impl<B> Drop for Loop<'_, B> {
+    fn drop(&mut self) {
+        // Polled completions end their operations first.
+        let _ = self.table.settle_polled();
+        for index in 0..self.members.links.len() {
+            if let Some(link) = self.members.links[index].take() {
+                let _ = self.end(index, link);
+            }
+        }
+        while let Some(&(receives, _)) = self.members.shared.last() {
+            if self.remove_shared(receives).is_err() {
+                // A builder holds the queue, or the verb failed.
+                if let Some((id, _)) = self.members.shared.pop_if(|shared| shared.0 == receives) {
+                    self.table.leak(self.table.entries[id.index()].slots());
+                }
+            }
+        }
+        for index in 0..self.table.slots.len() as u32 {
+            let state = self.table.slots[index as usize].state;
+            if matches!(state, State::Ended | State::Done | State::Arrived) {
+                let _ = catch(|| drop(self.table.take(index)));
+            }
+        }
+    }
+}
+
+impl<B> Loop<'_, B> {
+    /// Keeps a receive without posting it.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn keep_unposted<R: WorkRequest>(
+        &mut self,
+        channel: ChannelId,
+        state: State,
+        token: u64,
+        mut buffer: R::Buffer,
+    ) -> Result<u64, R::Buffer>
+    where
+        R::Kept: OwnedBuffer,
+        B: LoopBuffer<R::Kept>,
+    {
+        let table = &mut self.table;
+        let Some(index) = table.unposted_slot(channel) else { return Err(buffer) };
+        let slot = &mut table.slots[index as usize];
+        slot.number = slot.number.wrapping_add(ONE);
+        (slot.token, slot.state, slot.kept) = (token, State::Unposted, buffer.kept_length());
+        slot.buffer.write(B::keep(keep(buffer)));
+        table.outcomes[index as usize].was = state;
+        let number = slot.number;
+        let unposted = &mut table.asides[channel.index()].unposted;
+        if unposted.is_empty() {
+            table.with_unposted.push(channel);
+        }
+        unposted.push(&mut table.slots, index);
+        // Tasks get these results at once; a program polls for them.
+        if table.is_of_tasks {
+            table.end_unposted();
+        }
+        Ok(number)
+    }
+}

@@ -1,0 +1,203 @@
+//! Flow control and keep-alives of a loop's channels.
+
+use std::mem;
+use std::time::{Duration, Instant};
+
+use super::Loop;
+use super::ended::ChannelId;
+use super::lacking::Look;
+use super::post::queue_index;
+use super::slots::{ONE, State};
+use super::table::Table;
+use crate::base::ffi;
+pub(crate) use crate::channel::parts::Core;
+use crate::channel::parts::{Operation, Queue, Templates};
+use crate::channel::parts::{check_reliable, nowhere};
+use crate::channel::{TransportError, TransportResult};
+use crate::verbs::completion::WorkCompletion;
+use crate::verbs::operation::WriteWorkRequest;
+use crate::verbs::operation::sealed::Request;
+
+impl<B> Loop<'_, B> {
+    /// The number of messages that the channel may send: see [`Channel::credits`](crate::Channel::credits).
+    pub fn credits(&self, channel: ChannelId) -> Option<u32> {
+        self.table.core(channel)?.available_credits()
+    }
+
+    /// A channel that may send again after [`NoCredit`](TransportError::NoCredit). It has credit for all messages of
+    /// that post; or its peer could not be asked, and the next post reports why. Each channel is returned once.
+    ///
+    /// Polling sees the peer's answer, so call this after [`next_ended`](Self::next_ended) has returned `None`. A peer
+    /// that had no new receives is asked again after a [pause](Self::credit_pause).
+    pub fn next_credited(&mut self) -> Option<ChannelId> {
+        let channel = self.table.credited()?;
+        self.table.forget_credit(channel);
+        Some(channel)
+    }
+
+    /// The longest time to sleep before the next call of [`next_credited`](Self::next_credited), which asks peers
+    /// again. `None`: no pause is running, and a peer's answer makes the descriptor readable.
+    pub fn credit_pause(&self) -> Option<Duration> {
+        self.table.credit_pause()
+    }
+
+    /// `ibv_post_send`: writes 0 bytes to the peer if no send, write, read or atomic of the channel is in flight: see
+    /// [`Channel::keep_alive`](crate::Channel::keep_alive). If the peer is gone, everything in flight ends with errors,
+    /// and the next call reports it.
+    ///
+    /// # Errors
+    ///
+    ///  - Those of [`Channel::keep_alive`](crate::Channel::keep_alive).
+    ///  - [`NotConnected`](TransportError::NotConnected): the channel is not connected yet.
+    ///  - [`Closed`](TransportError::Closed): it was removed.
+    #[doc(alias = "ibv_post_send")]
+    pub fn keep_alive(&mut self, channel: ChannelId) -> TransportResult<()> {
+        if !self.sign_of_life(channel)? {
+            return Ok(());
+        }
+        let core = self.table.core(channel).ok_or(TransportError::Closed)?;
+        let checked = core.check_device_if_due(Instant::now());
+        if checked.is_err() {
+            self.stop(channel);
+        }
+        Ok(checked?)
+    }
+
+    /// As [`keep_alive`](Self::keep_alive), but returns true if something is in flight.
+    pub(crate) fn sign_of_life(&mut self, channel: ChannelId) -> TransportResult<bool> {
+        let core = self.table.core(channel).ok_or(TransportError::Closed)?;
+        check_reliable(core)?;
+        if let Some(error) = core.unreported.error.take() {
+            return Err(error);
+        }
+        if self.sends_in_flight(channel) > 0 {
+            return Ok(true);
+        }
+        match self.probe(channel) {
+            // Full of results that the program has not taken.
+            Err(TransportError::QueueFull) => Ok(false),
+            result => result.map(|()| false),
+        }
+    }
+
+    fn probe(&mut self, channel: ChannelId) -> TransportResult<()> {
+        let table = &mut self.table;
+        let entry = &table.entries[channel.index()];
+        let next = entry.next[queue_index(Queue::Send)];
+        let is_free = table.slots[next as usize].state == State::Free;
+        let Some(index) = Some(next).filter(|_| is_free).or_else(|| table.search(next)) else {
+            return Err(entry.why_full(&table.asides[channel.index()], Queue::Send));
+        };
+        let (operation, mut buffer) = WriteWorkRequest::new((), nowhere()).split();
+        let mut list = WriteWorkRequest::<()>::list(&mut buffer)?;
+        operation.check(&entry.limits, list.as_mut())?;
+        let slot = &mut table.slots[index as usize];
+        slot.number = slot.number.wrapping_add(ONE);
+        // SAFETY: as in `post_as`: the queue pair is live, and the loop owns the prepared requests. The write has no
+        // buffer.
+        let returned = unsafe {
+            operation.post(entry.target, table.prepared.as_ptr(), slot.number, list.as_mut())
+        };
+        let failed = (returned != 0).then(|| ffi::failed("ibv_post_send", returned));
+        // SAFETY: the loop owns the prepared requests, and is borrowed exclusively.
+        let is_posted = returned == 0
+            || unsafe { Templates::may_be_posted(table.prepared.as_ptr(), Queue::Send) };
+        if is_posted {
+            slot.state = State::Probe;
+            table.entries[channel.index()].next[queue_index(Queue::Send)] = slot.next;
+        }
+        let Some(error) = failed else { return Ok(()) };
+        if is_posted {
+            self.fail(channel, error.into());
+        }
+        Err(error.into())
+    }
+}
+
+impl<B> Table<B> {
+    /// Returns `None` if the channel was removed or is out of the loop.
+    pub(super) fn core(&self, channel: ChannelId) -> Option<&Core> {
+        self.entry(channel)?;
+        self.asides[channel.index()].core.as_deref()
+    }
+
+    /// Returns false if no credit read is in flight.
+    pub(super) fn take_credits(&mut self, channel: ChannelId, completion: &ffi::ibv_wc) -> bool {
+        let is_taken = self.core(channel).is_some_and(|core| {
+            core.credit_number() == Some(completion.wr_id)
+                && core.take_credits(&WorkCompletion::from(*completion))
+        });
+        if is_taken && self.asides[channel.index()].lacks_credit > 0 {
+            self.lacking.answered(channel.index);
+        }
+        is_taken
+    }
+
+    /// Asks peers that have answered or whose pause is over.
+    pub(super) fn credited(&mut self) -> Option<ChannelId> {
+        let Self { lacking, asides, .. } = self;
+        let now = lacking.next_pause().map(|(_, index)| match &asides[index as usize].core {
+            Some(core) => core.credit_now(),
+            None => Instant::now(),
+        });
+        let index = lacking.next(now, |index| {
+            let aside = &asides[index as usize];
+            match &aside.core {
+                _ if aside.lacks_credit == 0 => Look::Leave,
+                Some(core)
+                    if core.require_credits(aside.lacks_credit)
+                        == Err(TransportError::NoCredit) =>
+                {
+                    core.credit_ask_at().map_or(Look::Leave, Look::Pause)
+                }
+                _ => Look::Found,
+            }
+        })?;
+        Some(ChannelId { index, generation: self.entries[index as usize].generation })
+    }
+
+    /// Returns true if a channel has credit; if a pause has begun since the wait chose its time-out, and `any_pause`;
+    /// or if `until` has passed, which a wait that finds answers at each poll never checks.
+    pub(super) fn must_wait_end(&mut self, any_pause: bool, until: Instant) -> bool {
+        self.lacking.any()
+            && (self.credited().is_some()
+                || any_pause && self.credit_pause().is_some()
+                || Instant::now() >= until)
+    }
+
+    pub(super) fn credit_pause(&self) -> Option<Duration> {
+        if self.lacking.is_due() {
+            return Some(Duration::ZERO);
+        }
+        let (at, index) = self.lacking.next_pause()?;
+        let core = self.asides[index as usize].core.as_deref();
+        let now = core.map_or(at, Core::credit_now);
+        Some(at.saturating_duration_since(now))
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn refuse_without_credit(
+        &mut self,
+        channel: ChannelId,
+        messages: u32,
+    ) -> TransportError {
+        let required = self.core(channel).map(|core| core.require_credits(messages));
+        match required {
+            Some(Err(error)) if error != TransportError::NoCredit => return error,
+            _ => {}
+        }
+        let aside = &mut self.asides[channel.index()];
+        let ask_at = aside.core.as_deref().and_then(Core::credit_ask_at);
+        self.lacking.refused(channel.index, aside.lacks_credit == 0, ask_at);
+        aside.lacks_credit = messages;
+        TransportError::NoCredit
+    }
+
+    pub(super) fn forget_credit(&mut self, channel: ChannelId) {
+        let aside = self.asides.get_mut(channel.index());
+        if aside.is_some_and(|aside| mem::take(&mut aside.lacks_credit) > 0) {
+            self.lacking.forget(channel.index);
+        }
+    }
+}

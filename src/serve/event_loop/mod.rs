@@ -1,0 +1,295 @@
+//! Many channels on one thread: one completion queue, one table of operations, one owner.
+
+mod datagrams;
+#[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for futures
+mod detached;
+mod ended;
+mod ending;
+mod flow;
+mod lacking;
+mod members;
+mod numbers;
+mod post;
+mod shared;
+mod slots;
+mod table;
+mod taken_out;
+#[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
+mod tasks;
+#[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
+mod waiters;
+mod waking;
+mod window;
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+pub(crate) use ended::Keep;
+pub use ended::{ChannelId, Ended, LoopBuffer};
+pub use taken_out::{DestroyedChannel, DetachedChannel};
+pub use waking::{ArmedWaiter, LoopWaiter, LoopWaker};
+
+#[cfg(feature = "async")]
+pub(crate) use detached::{Detached, Doomed, step};
+use members::Members;
+#[cfg(feature = "async")]
+pub(crate) use shared::shared_queue;
+use table::Table;
+#[cfg(feature = "async")]
+pub(crate) use tasks::Left;
+#[cfg(feature = "async")]
+pub(crate) use waiters::Due;
+
+use crate::base::debug::debug;
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::ffi;
+use crate::base::parent::Parent;
+use crate::channel::ChannelBuilder;
+use crate::channel::TransportResult;
+pub(crate) use crate::channel::parts::poll_cq_of;
+use crate::verbs::completion::CompletionQueue;
+use crate::verbs::device::Context;
+use crate::verbs::domain::ProtectionDomain;
+
+/// Many channels on one thread, with one completion queue. Each operation that has ended comes back with its channel,
+/// its buffer and a number that the program chose.
+///
+/// It is the cheapest way to serve many peers. A loop has one owner (`&mut self`), so nothing is locked, counted or
+/// allocated per operation. A program with several threads has a loop on each. A loop may move to another thread; a
+/// channel stays in its loop.
+///
+/// `B` is the type of all buffers, such as [`PooledBuffer`](crate::PooledBuffer). For buffers of several types, use
+/// `Loop<AnyBuffer>`.
+///
+/// ```no_run
+/// # // not on Soft-RoCE alone: needs peers
+/// use std::net::TcpListener;
+/// use std::sync::Arc;
+/// use std::time::{Duration, Instant};
+///
+/// use ibverbs::{
+///     AccessFlags, BufferPool, Loop, PooledBuffer, ProtectionDomain, ReceiveWorkRequest, SendWorkRequest,
+/// };
+///
+/// const RECEIVE: u64 = 0;
+/// const SEND: u64 = 1;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let context = Arc::new(ibverbs::open("rxe0")?);
+/// let domain = Arc::new(ProtectionDomain::new(&context)?);
+/// let pool = BufferPool::new(&domain, 4096, 256, AccessFlags::empty())?;
+/// let mut server = Loop::<PooledBuffer>::new(&context, 1024)?;
+/// let listener = TcpListener::bind("[::]:18515")?;
+/// for _ in 0..4 {
+///     let deadline = Instant::now() + Duration::from_secs(10);
+///     let prepared = server.create_channel(&domain).build()?;
+///     let channel = server.add(prepared.accept(&listener, b"", deadline)?.0)?;
+///     let buffer = pool.take().ok_or("all buffers are in use")?;
+///     server.post(channel, ReceiveWorkRequest::new(buffer), RECEIVE)?;
+/// }
+/// loop {
+///     let ended = server.wait_ended()?; // sleeps until there is something
+///     if let Err(error) = ended.result() {
+///         eprintln!("{error}");
+///         // What is in flight ends with errors, too. The first of them removes the channel.
+///         let _ = server.remove(ended.channel);
+///     } else if ended.token == RECEIVE {
+///         server.post(ended.channel, SendWorkRequest::new(ended.buffer), SEND)?; // the answer
+///     } else {
+///         server.post(ended.channel, ReceiveWorkRequest::new(ended.buffer), RECEIVE)?;
+///     }
+/// }
+/// # }
+/// ```
+///
+/// # In an event loop
+///
+/// The [descriptor](AsFd) becomes readable when an operation has ended. Before the program sleeps on it, it calls
+/// [`arm`](Self::arm), and then [`next_ended`](Self::next_ended) until that returns `None`. In this order no completion
+/// is missed, even if the descriptor is watched edge-triggered:
+///
+/// ```
+/// # use std::os::fd::{AsFd, BorrowedFd};
+/// # fn sleep_until_readable(_: BorrowedFd<'_>) {}
+/// # fn serve(_: &mut ibverbs::Loop<'_, ibverbs::PooledBuffer>, _: ibverbs::Ended<ibverbs::PooledBuffer>) {}
+/// # fn run(server: &mut ibverbs::Loop<'_, ibverbs::PooledBuffer>) -> ibverbs::TransportResult<()> {
+/// loop {
+///     server.arm()?;
+///     while let Some(ended) = server.next_ended()? {
+///         serve(server, ended);
+///     }
+///     sleep_until_readable(server.as_fd());
+///     # break;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Under steady load `next_ended` may never return `None`: a program with other work bounds its turns.
+///
+/// # Under a protocol
+///
+/// Build a protocol whose own calls are polled (`poll_read`, `poll_write`) or block on a loop: the futures of
+/// asynchronous channels borrow them. The protocol's threads and tasks share the loop behind a lock. They sleep with a
+/// [waiter](Self::waiter) or on the descriptor, and connect and destroy channels that are [taken out](Self::take_out).
+/// The crate `ibverbs-stream` is an example.
+///
+/// # When it is dropped
+///
+/// All channels are destroyed, and all buffers dropped. If a queue pair cannot be destroyed, the buffers that its
+/// device may use are [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with everything that it was
+/// made from. Forgetting a loop leaks everything.
+pub struct Loop<'res, B> {
+    table: Table<B>,
+    members: Members<'res>,
+    queue: Arc<CompletionQueue<'res>>,
+    /// [`LoopWaker`] wakes that its waits have returned for.
+    wakes: u64,
+}
+
+// SAFETY: the loop alone owns everything in it, and libibverbs may be called on any thread. Buffers move along, so `B`
+// is `Send`.
+unsafe impl<B: Send> Send for Loop<'_, B> {}
+
+impl<'res, B> Loop<'res, B> {
+    /// `ibv_create_comp_channel`, `ibv_create_cq`: a loop whose channels together can have `entries` operations in
+    /// flight.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`CompletionQueue::new`], [`CompletionChannel::new`](crate::CompletionChannel::new) and
+    /// [`from_queue`](Self::from_queue).
+    #[doc(alias = "ibv_create_cq")]
+    pub fn new(context: impl Into<Parent<'res, Context<'res>>>, entries: u32) -> Result<Self> {
+        Self::from_queue(CompletionQueue::builder(context, entries).own_channel().build()?)
+    }
+
+    /// A loop on a completion queue with settings of its own, such as its vector.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the queue has no [channel of its own](crate::CompletionQueueBuilder::own_channel), or wakes for
+    ///    solicited completions only, which the sends of a channel do not raise.
+    pub fn from_queue(queue: CompletionQueue<'res>) -> Result<Self> {
+        queue.own_channel()?;
+        let reason = "the completion queue wakes for solicited completions only";
+        Error::invalid_if(queue.is_solicited_only(), "ibv_req_notify_cq", reason)?;
+        // SAFETY: the loop owns the queue, so it is live whenever the table polls it.
+        let table = unsafe { Table::new(queue.as_raw(), poll_cq_of(queue.as_raw())) };
+        let members = Members::new(queue.capacity());
+        Ok(Self { table, members, queue: Arc::new(queue), wakes: 0 })
+    }
+
+    /// Starts to build a channel of this loop. It can post nothing until it is connected and [added](Self::add).
+    pub fn create_channel(
+        &self,
+        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
+    ) -> ChannelBuilder<'res> {
+        ChannelBuilder::new(domain).of_loop(&self.queue, None)
+    }
+
+    /// `ibv_poll_cq`: the next operation that has ended, or `None`. It never waits. The operations of a queue come in
+    /// the order in which they were posted.
+    ///
+    /// # Errors
+    ///
+    /// No operation is lost, and the next call goes on:
+    ///
+    ///  - [`Verbs`](crate::TransportError::Verbs): polling failed.
+    ///  - [`UnknownCompletion`](crate::TransportError::UnknownCompletion): a completion belongs to no operation. It
+    ///    ended nothing.
+    #[doc(alias = "ibv_poll_cq")]
+    #[inline(always)]
+    pub fn next_ended(&mut self) -> TransportResult<Option<Ended<B>>> {
+        self.table.next_ended()
+    }
+
+    /// As [`next_ended`](Self::next_ended), but sleeps until an operation has ended. Neither a signal nor a
+    /// [`LoopWaker`] ends the wait. It reads the events of the [descriptor](AsFd).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`next_ended`](Self::next_ended) and [`arm`](Self::arm).
+    pub fn wait_ended(&mut self) -> TransportResult<Ended<B>> {
+        let Self { table, queue, .. } = self;
+        queue.sleep_until(None, || Ok(table.next_ended().transpose()))?
+    }
+
+    /// As [`wait_ended`](Self::wait_ended), but returns `None` once the deadline has passed, a [`LoopWaker`] has woken
+    /// the loop since the last such return, or [`next_credited`](Self::next_credited) has a channel.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`wait_ended`](Self::wait_ended).
+    pub fn wait_ended_until(&mut self, deadline: Instant) -> TransportResult<Option<Ended<B>>> {
+        // First, so that a wake reaches even a loop that always has completions.
+        while !self.take_wake()? {
+            let pause = self.credit_pause().and_then(|pause| Instant::now().checked_add(pause));
+            let until = pause.map_or(deadline, |until| until.min(deadline));
+            let Self { table, queue, wakes, .. } = self;
+            let waiters = queue.own_channel()?.waiters();
+            let is_woken = || waiters.wakes() != *wakes;
+            let poll = || match table.next_ended() {
+                // Peers' answers about credit raise events too.
+                Ok(None) if is_woken() || table.must_wait_end(pause.is_none(), until) => {
+                    Ok(Some(Ok(None)))
+                }
+                ended => Ok(ended.transpose().map(|ended| ended.map(Some))),
+            };
+            let slept = queue.sleep_until_found(Some(until), poll, is_woken);
+            match slept {
+                Err(error) if error.kind() != ErrorKind::TimedOut => return Err(error.into()),
+                Ok(Ok(Some(ended))) => return Ok(Some(ended)),
+                Ok(Err(error)) => return Err(error),
+                Ok(Ok(None)) | Err(_) => {
+                    if self.table.credited().is_some() || Instant::now() >= deadline {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// `ibv_req_notify_cq`: the next completion makes the [descriptor](AsFd) readable. Earlier events are read, so it
+    /// is not readable until then. This also reads a [`LoopWaker`]'s event: check afterwards what the wake was for.
+    ///
+    /// Completions that are there already raise no event: before sleeping, call [`next_ended`](Self::next_ended) until
+    /// it returns `None`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EIO`: the device is gone.
+    #[doc(alias = "ibv_req_notify_cq")]
+    pub fn arm(&self) -> Result<()> {
+        self.queue.rearm_own()
+    }
+
+    /// The number of operations that all channels together can have in flight, and how many of these are not reserved.
+    /// A channel reserves [`max_send_wr`](ChannelBuilder::max_send_wr) and [`max_recv_wr`](ChannelBuilder::max_recv_wr)
+    /// from when it is added until it is removed.
+    pub fn capacity(&self) -> (u32, u32) {
+        (self.queue.capacity(), self.members.room)
+    }
+
+    pub(crate) fn queue(&self) -> &Arc<CompletionQueue<'res>> {
+        &self.queue
+    }
+
+    /// The completion queue's C object, valid as long as the loop. If the caller polls a completion, the loop never
+    /// sees it: its operation ends when the channel is removed.
+    pub fn as_raw(&self) -> *mut ffi::ibv_cq {
+        self.queue.as_raw()
+    }
+}
+
+impl<B> AsFd for Loop<'_, B> {
+    /// The file that is readable when there is an event, and sometimes without one. Only wait for it:
+    /// [`arm`](Self::arm) reads from it. It stays the same for the life of the loop.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.queue.ready_file().expect("checked when the loop was made")
+    }
+}
+
+debug! { impl[B] Loop<'_, B>, self, queue: self.queue, available: self.members.room, .. }

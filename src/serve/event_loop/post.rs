@@ -1,0 +1,281 @@
+//! Posting to a loop's channels.
+
+use std::ffi::c_int;
+use std::mem::ManuallyDrop;
+
+use super::Loop;
+use super::ended::{ChannelId, LoopBuffer};
+use super::slots::{NEVER_FREE, ONE, State, index_of};
+use super::table::{Aside, Entry};
+use crate::base::error::Error;
+use crate::base::ffi;
+use crate::channel::OwnedBuffer;
+use crate::channel::WorkRequest;
+pub(crate) use crate::channel::parts::NO_CREDIT;
+use crate::channel::parts::Refused;
+pub(crate) use crate::channel::parts::explain;
+pub(crate) use crate::channel::parts::list_of;
+use crate::channel::parts::{Limits, Operation, Queue, Templates};
+use crate::channel::{OperationError, TransportError};
+use crate::verbs::memory::{GatherBuffer, keep};
+
+impl<B> Loop<'_, B> {
+    /// `ibv_post_send`, `ibv_post_recv`: posts any request on a channel, which then owns the request's buffer. When the
+    /// operation has ended, [`next_ended`](Self::next_ended) returns both the buffer and `token`, a number of your
+    /// choice.
+    ///
+    /// An [`Inline`](crate::Inline) request copies its bytes and keeps `()`, so the loop is one of `()` or of
+    /// [`AnyBuffer`](crate::channel::AnyBuffer)s.
+    ///
+    /// # Errors
+    ///
+    /// With the buffer, if the device has not seen the request:
+    ///
+    ///  - [`QueueFull`](TransportError::QueueFull): the queue has as many operations as the channel was built for. An
+    ///    operation counts until `next_ended` has returned it.
+    ///  - [`NotConnected`](TransportError::NotConnected): before the [handshake](Self::handshake) only receives can be
+    ///    posted, and nothing while the channel is [taken out](Self::take_out).
+    ///  - [`NoCredit`](TransportError::NoCredit): the channel has [flow control](crate::ChannelBuilder::flow_control),
+    ///    and the peer has no receive for the message. [`next_credited`](Self::next_credited) returns the channel when
+    ///    it has.
+    ///  - [`Closed`](TransportError::Closed): the channel was removed.
+    ///  - [`Verbs`](TransportError::Verbs): `EINVAL`: the request is not possible, or it is a send on
+    ///    [shared receives](Self::add_shared_receives); or the provider's errno value.
+    ///
+    /// Without the buffer, if the device may have the request:
+    ///
+    ///  - [`Verbs`](TransportError::Verbs): the post has failed. It counts as posted, and all operations of the
+    ///    channel, including this one, end with errors.
+    #[doc(alias = "ibv_post_send")]
+    #[doc(alias = "ibv_post_recv")]
+    #[inline(always)]
+    pub fn post<R: WorkRequest>(
+        &mut self,
+        channel: ChannelId,
+        request: R,
+        token: u64,
+    ) -> Result<(), OperationError<B>>
+    where
+        R::Kept: OwnedBuffer,
+        B: LoopBuffer<R::Kept>,
+    {
+        self.post_as(channel, request, State::Token, token).map(drop)
+    }
+
+    /// Returns the operation's number.
+    #[inline(always)]
+    pub(super) fn post_as<R: WorkRequest, E: From<Refused<R>>>(
+        &mut self,
+        channel: ChannelId,
+        request: R,
+        state: State,
+        token: u64,
+    ) -> Result<u64, E>
+    where
+        R::Kept: OwnedBuffer,
+        B: LoopBuffer<R::Kept>,
+    {
+        let (operation, buffer) = request.split();
+        // Each path below moves it on.
+        let mut buffer = ManuallyDrop::new(buffer);
+        let table = &mut self.table;
+        let entry = table.entries.get_mut(channel.index as usize);
+        let Some(entry) = entry.filter(|entry| entry.generation == channel.generation) else {
+            return Err(refused::<R, E>(TransportError::Closed, operation, buffer));
+        };
+        let queue = const { queue_index(R::Operation::QUEUE) };
+        let index = entry.next[queue] as usize;
+        // SAFETY: `next` of an entry is always the index of a slot.
+        let slot = unsafe { table.slots.as_mut_ptr().add(index) };
+        // SAFETY: as above, and nothing else accesses the slot: the loop is borrowed exclusively.
+        if unsafe { (*slot).state } != State::Free {
+            let request = R::join(operation, ManuallyDrop::into_inner(buffer));
+            return self.post_elsewhere(channel, request, state, token);
+        }
+        // Made earlier, it would live across a call.
+        let mut list = match checked_list::<R>(&entry.limits, &operation, &mut buffer) {
+            Ok(list) => list,
+            Err(error) => return Err(refused::<R, E>(error, operation, buffer)),
+        };
+        // SAFETY: the entry and the slot exist, as found above, and no other reference to the slot does.
+        let (entry, slot) =
+            unsafe { (table.entries.get_unchecked_mut(channel.index as usize), &mut *slot) };
+        let number = slot.number.wrapping_add(ONE);
+        let kept = buffer.kept_length();
+        // SAFETY: the channel was not removed, so its queue pair is live. The loop owns the prepared requests, and is
+        // borrowed exclusively. An `OwnedBuffer` keeps its memory until it is dropped. It moves into the slot below,
+        // where it stays until the device is done; nothing in between unwinds. Bytes that are not kept were copied by
+        // the post.
+        let returned =
+            unsafe { operation.post(entry.target, table.prepared.as_ptr(), number, list.as_mut()) };
+        // Even after a refusal, so that the next request has another number.
+        slot.number = number;
+        slot.token = token;
+        if R::Operation::QUEUE == Queue::Receive {
+            slot.kept = kept;
+        }
+        if returned != 0 {
+            return Err(self.post_failed::<R, E>(number, state, returned, operation, buffer));
+        }
+        entry.next[queue] = slot.next;
+        slot.state = state;
+        slot.buffer.write(B::keep(keep(ManuallyDrop::into_inner(buffer))));
+        Ok(number)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn post_elsewhere<R: WorkRequest, E: From<Refused<R>>>(
+        &mut self,
+        channel: ChannelId,
+        request: R,
+        state: State,
+        token: u64,
+    ) -> Result<u64, E>
+    where
+        R::Kept: OwnedBuffer,
+        B: LoopBuffer<R::Kept>,
+    {
+        let queue = const { queue_index(R::Operation::QUEUE) };
+        let table = &mut self.table;
+        if let Some(free) = table.search(table.entries[channel.index()].next[queue]) {
+            table.entries[channel.index()].next[queue] = free;
+            return self.post_as(channel, request, state, token);
+        }
+        let (operation, buffer) = request.split();
+        let mut buffer = ManuallyDrop::new(buffer);
+        // The request's own errors come first.
+        let limits = &table.entries[channel.index()].limits;
+        if let Err(error) = checked_list::<R>(limits, &operation, &mut buffer) {
+            return Err(refused::<R, E>(error, operation, buffer));
+        }
+        if R::Operation::QUEUE == Queue::Receive {
+            let whole = ManuallyDrop::into_inner(buffer);
+            match self.keep_unposted::<R>(channel, state, token, whole) {
+                Ok(number) => return Ok(number),
+                Err(whole) => buffer = ManuallyDrop::new(whole),
+            }
+        }
+        let table = &self.table;
+        let aside = &table.asides[channel.index()];
+        let error = table.entries[channel.index()].why_full(aside, R::Operation::QUEUE);
+        Err(refused::<R, E>(error, operation, buffer))
+    }
+
+    /// Returns the error of a failed post. The slot of its number is still free.
+    #[cold]
+    #[inline(never)]
+    fn post_failed<R: WorkRequest, E: From<Refused<R>>>(
+        &mut self,
+        number: u64,
+        state: State,
+        returned: c_int,
+        operation: R::Operation,
+        buffer: ManuallyDrop<R::Buffer>,
+    ) -> E
+    where
+        R::Kept: OwnedBuffer,
+        B: LoopBuffer<R::Kept>,
+    {
+        let index = index_of(number) as usize;
+        // Read here: living across the post would cost a move to the stack.
+        let channel = self.table.slots[index].channel;
+        if returned == NO_CREDIT && R::Operation::TAKES_RECEIVE {
+            return refused::<R, E>(
+                self.table.refuse_without_credit(channel, 1),
+                operation,
+                buffer,
+            );
+        }
+        let error = match self.members.datagrams.contains_key(&channel) {
+            true => explain(R::Operation::VERB, returned),
+            false => ffi::failed(R::Operation::VERB, returned).into(),
+        };
+        let prepared = self.table.prepared.as_ptr();
+        // SAFETY: the loop owns the prepared requests, and is borrowed exclusively.
+        if !unsafe { Templates::may_be_posted(prepared, R::Operation::QUEUE) } {
+            return refused::<R, E>(error, operation, buffer);
+        }
+        let slot = &mut self.table.slots[index];
+        // The future gets an error and no number.
+        let is_of_task = matches!(state, State::Task | State::Message);
+        slot.state = if is_of_task { State::Abandoned } else { state };
+        slot.buffer.write(B::keep(keep(ManuallyDrop::into_inner(buffer))));
+        self.fail(channel, error);
+        Refused::new(error, None).into()
+    }
+
+    /// Ends all operations of the channel, since the device may have the request of a failed post.
+    #[cold]
+    pub(super) fn fail(&mut self, channel: ChannelId, error: TransportError) {
+        if self.table.is_of_tasks && self.table.core(channel).is_some() {
+            self.table.refuse(channel, error);
+            if self.table.deferred.fail(channel, Some(error)) {
+                return;
+            }
+        }
+        self.to_error(channel);
+    }
+}
+
+pub(super) const fn queue_index(queue: Queue) -> usize {
+    match queue {
+        Queue::Send => 0,
+        Queue::Receive => 1,
+    }
+}
+
+#[inline(always)]
+fn checked_list<R: WorkRequest>(
+    limits: &Limits,
+    operation: &R::Operation,
+    buffer: &mut R::Buffer,
+) -> Result<<R::Buffer as GatherBuffer>::List, TransportError> {
+    let mut list = list_of::<R>(limits, buffer)?;
+    operation.check(limits, list.as_mut())?;
+    Ok(list)
+}
+
+#[cold]
+#[inline(never)]
+fn refused<R: WorkRequest, E: From<Refused<R>>>(
+    error: TransportError,
+    operation: R::Operation,
+    buffer: ManuallyDrop<R::Buffer>,
+) -> E {
+    Refused::new(error, Some(R::join(operation, ManuallyDrop::into_inner(buffer)))).into()
+}
+
+impl<R: WorkRequest, B: LoopBuffer<R::Kept>> From<Refused<R>> for OperationError<B>
+where
+    R::Kept: OwnedBuffer,
+{
+    #[cold]
+    fn from(refused: Refused<R>) -> Self {
+        let buffer = refused.request.map(|request| B::keep(keep(request.split().1)));
+        Self { error: refused.error, buffer }
+    }
+}
+
+impl Entry {
+    #[cold]
+    #[inline(never)]
+    pub(super) fn why_full(&self, aside: &Aside, queue: Queue) -> TransportError {
+        if let Some(error) = aside.stopped {
+            return error;
+        }
+        // An open channel whose queue has no slots is full, not closed.
+        let is_closed = self.next[queue_index(queue)] == NEVER_FREE && !aside.flushes();
+        if is_closed && self.first_of(queue) != NEVER_FREE {
+            TransportError::NotConnected
+        } else if queue == Queue::Send && aside.is_shared {
+            let reason =
+                "shared receives send nothing: post to one of the channels that share them";
+            Error::invalid("ibv_post_send", reason).into()
+        } else if queue == Queue::Receive && aside.shares {
+            TransportError::ReceivesAreShared
+        } else {
+            TransportError::QueueFull
+        }
+    }
+}

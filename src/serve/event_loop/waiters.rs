@@ -1,0 +1,186 @@
+//! Waiting tasks, and work deferred until the loop is not borrowed.
+
+use std::mem;
+use std::task::Waker;
+
+use super::ended::ChannelId;
+use super::slots::List;
+use crate::base::error::{Error, Result};
+use crate::channel::TransportError;
+pub(crate) use crate::channel::parts::NO_SLOT;
+
+/// Counts of a channel's receives, beyond one for each task that waits.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Receiving {
+    /// Receives whose tasks no longer wait: the next tasks need not post theirs.
+    pub(crate) surplus: u32,
+    /// Tasks with buffers that the queue had no room for.
+    pub(crate) held: u32,
+}
+
+#[derive(Default)]
+pub(super) struct Tasks {
+    pub(super) messages: List,
+    /// Tasks wait for room to send, or for a message.
+    pub(super) lines: [List; 2],
+    pub(super) receiving: Receiving,
+    /// The last turn that woke a task for a message.
+    pub(super) woken_in: u32,
+    /// Sends are refused, and tasks wait until those in flight have ended.
+    pub(super) is_draining: bool,
+}
+
+pub(super) struct Waiter {
+    pub(super) waker: Option<Waker>,
+    pub(super) before: u32,
+    /// The next place in the line, or in the list of free places.
+    pub(super) after: u32,
+}
+
+pub(super) struct Waiters {
+    pub(super) places: Vec<Waiter>,
+    pub(super) free: u32,
+}
+
+impl Waiters {
+    pub(super) fn new() -> Self {
+        Self { places: Vec::new(), free: NO_SLOT }
+    }
+
+    #[inline(always)]
+    pub(super) fn join(&mut self, line: &mut List, waker: &mut Option<Waker>) -> Result<u32> {
+        if self.free == NO_SLOT {
+            self.grow()?;
+        }
+        let place = self.free;
+        let waiter = &mut self.places[place as usize];
+        self.free = waiter.after;
+        // The place had no waker, so this drops nothing.
+        mem::forget(mem::replace(&mut waiter.waker, waker.take()));
+        (waiter.before, waiter.after) = (line.last, NO_SLOT);
+        match self.places.get_mut(line.last as usize) {
+            Some(before) => before.after = place,
+            None => line.first = place,
+        }
+        line.last = place;
+        Ok(place)
+    }
+
+    #[inline(always)]
+    pub(super) fn leave(&mut self, line: &mut List, place: u32) -> Option<Waker> {
+        let waiter = &mut self.places[place as usize];
+        let (waker, before, after) = (waiter.waker.take(), waiter.before, waiter.after);
+        waiter.after = mem::replace(&mut self.free, place);
+        match self.places.get_mut(before as usize) {
+            Some(before) => before.after = after,
+            None => line.first = after,
+        }
+        match self.places.get_mut(after as usize) {
+            Some(after) => after.before = before,
+            None => line.last = before,
+        }
+        waker
+    }
+
+    /// Wakes the next task that was not woken yet. A woken one may never come: its future may be forgotten.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn wake_next(&mut self, deferred: &mut Deferred, mut place: u32) {
+        while let Some(waiter) = self.places.get_mut(place as usize) {
+            if waiter.waker.is_some() {
+                return deferred.wake(&mut waiter.waker);
+            }
+            place = waiter.after;
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self) -> Result<()> {
+        let place = u32::try_from(self.places.len()).ok().filter(|&place| place != NO_SLOT);
+        let (Some(place), Ok(())) = (place, self.places.try_reserve(1)) else {
+            let reason = "no memory for the place of a task that waits";
+            return Err(Error::with_reason("ibv_req_notify_cq", libc::ENOMEM, reason));
+        };
+        self.places.push(Waiter { waker: None, before: NO_SLOT, after: NO_SLOT });
+        self.free = place;
+        Ok(())
+    }
+}
+
+/// Work for when the loop is not borrowed.
+#[derive(Default)]
+pub(crate) struct Due {
+    pub(crate) woken: Vec<Waker>,
+    /// Channels with an error are to be closed: the device may have the request of a failed post. Others are to be
+    /// flushed.
+    pub(crate) failed: Vec<(ChannelId, Option<TransportError>)>,
+}
+
+/// `is_left`: there is more to [take](Loop::take_left).
+#[derive(Default)]
+pub(crate) struct Deferred {
+    /// Boxed, so that exchanging it is cheap.
+    pub(super) due: Box<Due>,
+    pub(super) is_left: bool,
+    /// There was no memory to note a waker: all from this index on are woken.
+    pub(super) unwoken: Option<usize>,
+}
+
+impl Deferred {
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.due.woken.is_empty() && !self.is_left
+    }
+
+    /// Closes the channel later, if there is an error, or flushes it. Without memory, returns false.
+    pub(super) fn fail(&mut self, channel: ChannelId, error: Option<TransportError>) -> bool {
+        let has_room = self.due.failed.try_reserve(1).is_ok();
+        if has_room {
+            self.due.failed.push((channel, error));
+            self.is_left = true;
+        }
+        has_room
+    }
+
+    /// Takes a waker if nothing else is due.
+    #[inline(always)]
+    pub(crate) fn take_only(&mut self) -> Option<Waker> {
+        let Due { woken, failed } = &mut *self.due;
+        let is_all = woken.len() == 1 && failed.is_empty() && !self.is_left;
+        woken.pop_if(|_| is_all)
+    }
+
+    #[inline(always)]
+    pub(crate) fn exchange(&mut self, spare: Box<Due>) -> Box<Due> {
+        mem::replace(&mut self.due, spare)
+    }
+
+    /// Wakes a task later. Without memory, the waker stays in place, and all tasks are woken.
+    #[inline(always)]
+    pub(super) fn wake(&mut self, place: &mut Option<Waker>) {
+        if place.is_some()
+            && (self.due.woken.len() < self.due.woken.capacity() || self.grow())
+            && let Some(waker) = place.take()
+        {
+            self.due.woken.push(waker);
+        }
+    }
+
+    /// Wakes the task of a discarded operation. Without memory, leaks the waker.
+    pub(super) fn forget(&mut self, mut waker: Option<Waker>) {
+        self.wake(&mut waker);
+        mem::forget(waker);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self) -> bool {
+        let has_grown = self.due.woken.try_reserve(1).is_ok();
+        if !has_grown {
+            self.unwoken = Some(0);
+            self.is_left = true;
+        }
+        has_grown
+    }
+}

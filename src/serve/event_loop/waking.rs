@@ -1,0 +1,171 @@
+//! Sleeping for a loop without borrowing it.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Loop;
+use crate::base::debug::debug;
+use crate::base::error::{ErrorKind, Result};
+use crate::verbs::completion::{CompletionQueue, Waiters};
+
+/// Wakes the thread that sleeps for a [`Loop`], from any thread: see [`Loop::waker`].
+///
+/// It may outlive the loop, and then does nothing.
+#[derive(Clone)]
+pub struct LoopWaker(Arc<Waiters>);
+
+impl LoopWaker {
+    /// Wakes the thread in [`Loop::wait_ended_until`], or else its next call, and each [`ArmedWaiter`] that was armed
+    /// before. Several calls before a wake count as one. It also makes the [descriptor](AsFd) readable.
+    ///
+    /// The woken thread sees all that the caller did before this call.
+    pub fn wake(&self) {
+        self.0.wake();
+    }
+}
+
+impl AsFd for LoopWaker {
+    /// An eventfd that [`wake`](Self::wake) makes readable, to watch along with the loop's own descriptor. Only wait
+    /// for it: [`Loop::arm`] reads from it, which forgets earlier wakes. So between `arm` and sleeping, check what the
+    /// wake was for (a flag, a queue of jobs), not whether this file was readable.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.waker().expect("made with this").as_fd()
+    }
+}
+
+debug! { LoopWaker, self, wakes: self.0.wakes(), .. }
+
+/// Sleeps for a [`Loop`] without borrowing it: see [`Loop::waiter`].
+#[derive(Clone)]
+pub struct LoopWaiter<'res>(Arc<CompletionQueue<'res>>);
+
+impl LoopWaiter<'_> {
+    /// `ibv_req_notify_cq`: the first half of sleeping. Completions that are there already wake nobody: call
+    /// [`next_ended`](Loop::next_ended) until it returns `None`, and then [`ArmedWaiter::wait_until`].
+    ///
+    /// # Errors
+    ///
+    ///  - `EIO`: the device is gone.
+    #[doc(alias = "ibv_req_notify_cq")]
+    pub fn arm(&self) -> Result<ArmedWaiter<'_>> {
+        let waiters = self.0.own_channel()?.waiters();
+        // Before the caller looks for work, so that a later wake is noticed.
+        let wakes = waiters.wakes();
+        Ok(ArmedWaiter { queue: &self.0, waiters, events: self.0.arm_own()?, wakes })
+    }
+}
+
+debug! { LoopWaiter<'_>, self, queue: self.0, .. }
+
+/// A thread that is about to sleep: see [`LoopWaiter::arm`].
+#[must_use]
+pub struct ArmedWaiter<'w> {
+    queue: &'w CompletionQueue<'w>,
+    waiters: &'w Waiters,
+    events: u64,
+    wakes: u64,
+}
+
+impl ArmedWaiter<'_> {
+    /// Sleeps until an operation has ended, or a [`LoopWaker`] has woken it, since it was armed. Another thread may
+    /// take that operation first.
+    ///
+    /// # Errors
+    ///
+    ///  - `EIO`: the device is gone.
+    #[doc(alias = "ibv_get_cq_event")]
+    pub fn wait(self) -> Result<()> {
+        self.sleep(None)
+    }
+
+    /// As [`wait`](Self::wait), but returns false once the deadline has passed.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`wait`](Self::wait).
+    #[doc(alias = "ibv_get_cq_event")]
+    pub fn wait_until(self, deadline: Instant) -> Result<bool> {
+        match self.sleep(Some(deadline)) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::TimedOut => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn sleep(self, deadline: Option<Instant>) -> Result<()> {
+        self.queue.sleep(self.events, deadline, || self.waiters.wakes() != self.wakes)
+    }
+}
+
+debug! { ArmedWaiter<'_>, self, queue: self.queue, .. }
+
+impl<'res, B> Loop<'res, B> {
+    /// A handle that wakes the thread that sleeps for the loop, from any thread. The first call makes an eventfd, which
+    /// all handles of the loop share.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build()?;
+    /// # let _rxe0 = rxe0.register();
+    /// # let context = ibverbs::open("rxe0")?;
+    /// use std::sync::mpsc;
+    ///
+    /// let mut server = ibverbs::Loop::<ibverbs::PooledBuffer>::new(&context, 1024)?;
+    /// let (jobs, work) = mpsc::channel();
+    /// let waker = server.waker()?;
+    /// std::thread::spawn(move || {
+    ///     jobs.send("shut down").unwrap();
+    ///     waker.wake();
+    /// });
+    /// let deadline = Instant::now() + Duration::from_secs(60);
+    /// while let Some(ended) = server.wait_ended_until(deadline)? {
+    ///     // serve it
+    /// #   drop(ended);
+    /// }
+    /// assert_eq!(work.try_recv()?, "shut down");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    ///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open.
+    ///  - `ENOMEM`: out of memory.
+    pub fn waker(&self) -> Result<LoopWaker> {
+        self.queue.wakeable().map(LoopWaker)
+    }
+
+    /// A handle that sleeps for the loop without borrowing it, on any thread. The loop can be behind a lock, which
+    /// others take meanwhile to post. Any number of threads may sleep, and all are woken.
+    ///
+    /// ```
+    /// # use std::time::Instant;
+    /// # use ibverbs::event_loop::LoopWaiter;
+    /// # use ibverbs::{Loop, PooledBuffer};
+    /// # fn sleep(server: &std::sync::Mutex<Loop<'_, PooledBuffer>>, waiter: &LoopWaiter<'_>, deadline: Instant) -> Result<(), Box<dyn std::error::Error>> {
+    /// loop {
+    ///     let armed = waiter.arm()?;
+    ///     while let Some(ended) = server.lock().unwrap().next_ended()? {
+    ///         // serve it
+    /// #       drop(ended);
+    ///     }
+    ///     if !armed.wait_until(deadline)? {
+    ///         break Ok(());
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// While a channel with [flow control](crate::ChannelBuilder::flow_control) waits for its peer, sleep at most for
+    /// [`credit_pause`](Loop::credit_pause).
+    pub fn waiter(&self) -> LoopWaiter<'res> {
+        LoopWaiter(self.queue.clone())
+    }
+
+    pub(super) fn take_wake(&mut self) -> Result<bool> {
+        let wakes = self.queue.own_channel()?.waiters().wakes();
+        Ok(std::mem::replace(&mut self.wakes, wakes) != wakes)
+    }
+}

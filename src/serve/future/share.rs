@@ -1,0 +1,353 @@
+//! How tasks share a loop.
+//!
+//! The loop is borrowed while something is posted or polled, and never while the program's code runs: wakers are cloned
+//! before, and woken and dropped after; events for `tracing` wait.
+
+use std::cell::{RefCell, RefMut};
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::rc::Rc;
+use std::sync::{Arc, PoisonError};
+use std::task::Waker;
+use std::thread;
+use std::time::Instant;
+
+use super::timer::Timer;
+use super::watch::Watch;
+use crate::base::debug::debug;
+use crate::base::panics::{Panics, catch};
+use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::trace;
+use crate::channel::TransportError;
+use crate::serve::event_loop::{ChannelId, Detached, Doomed, Due, Left, Loop};
+
+/// How the tasks of a [`Reactor`](crate::Reactor) share its loop: [`Local`], on one thread, or [`Locked`], on any.
+/// Sealed.
+pub trait Share: Clone + sealed::Share<Self::Buffer> {
+    /// The type of the loop's buffers, as in [`Loop`].
+    type Buffer: Send + 'static;
+}
+
+/// Tasks of one thread share the loop, without a lock. Its channels and futures are not `Send`.
+#[derive(Debug)]
+pub struct Local<B>(Rc<RefCell<State<B>>>);
+
+/// Tasks of any threads share the loop behind one lock, taken once by each turn and poll of a future.
+#[derive(Debug)]
+pub struct Locked<B>(Arc<Mutex<State<B>>>);
+
+/// A loop, with what its tasks need.
+pub struct State<B> {
+    pub(super) core: Loop<'static, B>,
+    pub(super) is_stopped: bool,
+    pub(super) runner: Option<Waker>,
+    /// When to look at the clock although nothing completes.
+    pub(super) alarm: Option<Instant>,
+    pub(super) timer: Arc<Timer>,
+    pub(super) watch: Watch,
+    /// When the kernel was last asked about the device, or first should have been.
+    pub(super) device_checked: Option<Instant>,
+    /// When to check the connections; set only on iWARP.
+    pub(super) next_check: Option<Instant>,
+    /// Room for wakers. A thread that wakes tasks takes it.
+    spare: Option<Box<Due>>,
+}
+
+impl<B> State<B> {
+    pub(super) fn new(core: Loop<'static, B>, timer: Arc<Timer>) -> Self {
+        let (runner, alarm, device_checked, next_check) = Default::default();
+        let (spare, watch, is_stopped) = (Some(Box::default()), Watch::new(), false);
+        Self { core, is_stopped, runner, alarm, timer, watch, device_checked, next_check, spare }
+    }
+
+    /// A reactor that has run has set `device_checked`.
+    pub(super) fn note_given_up(&self) {
+        if self.device_checked.is_none() {
+            trace::reactor_stands("it has never run, and an operation was given up");
+        }
+    }
+
+    #[cold]
+    pub(super) fn set_alarm(&mut self, at: Instant) {
+        if self.alarm.is_none_or(|set| at < set) {
+            self.alarm = Some(at);
+            self.timer.set(self.alarm);
+        }
+    }
+}
+
+debug! { impl[B] State<B>, self, core: self.core, .. }
+
+/// Borrows the loop. Its drop wakes tasks, stops channels on which a post has failed, drops buffers that no task asks
+/// for, and emits events for `tracing`.
+pub(super) struct Guard<'a, S: Share> {
+    share: &'a S,
+    /// Taken by [`end`](Self::end).
+    state: ManuallyDrop<S::State<'a>>,
+    events: ManuallyDrop<trace::Hold>,
+}
+
+pub(super) trait Lock: Share {
+    #[inline(always)]
+    fn lock(&self) -> Guard<'_, Self> {
+        let events = ManuallyDrop::new(trace::Hold::new());
+        Guard { share: self, state: ManuallyDrop::new(self.borrow()), events }
+    }
+}
+
+impl<S: Share> Lock for S {}
+
+impl<S: Share> Guard<'_, S> {
+    /// For when nothing is due, or a later guard does it.
+    #[inline(always)]
+    pub(super) fn unlock(self) {
+        // SAFETY: `self` is consumed and its drop does not run, so this is the only call.
+        unsafe { ManuallyDrop::new(self).end() }
+    }
+
+    /// # Safety
+    ///
+    /// Called once, and nothing uses the guard afterwards.
+    #[inline(always)]
+    unsafe fn end(&mut self) {
+        // SAFETY: the caller ends it once, so the state was not taken before.
+        unsafe {
+            ManuallyDrop::drop(&mut self.state);
+            ManuallyDrop::drop(&mut self.events);
+        }
+    }
+}
+
+impl<S: Share> Deref for Guard<'_, S> {
+    type Target = State<S::Buffer>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Self::Target {
+        &self.state
+    }
+}
+
+impl<S: Share> DerefMut for Guard<'_, S> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.state
+    }
+}
+
+impl<S: Share> Drop for Guard<'_, S> {
+    /// A waker's panic goes on from here, unless the thread unwinds already.
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.core.deferred().is_empty() {
+            // SAFETY: a drop runs once, and this branch makes the only call.
+            unsafe { self.end() };
+        } else {
+            // SAFETY: as above.
+            unsafe { self.end_and_wake() };
+        }
+    }
+}
+
+impl<S: Share> Guard<'_, S> {
+    /// # Safety
+    ///
+    /// As for [`end`](Self::end).
+    #[inline(never)]
+    unsafe fn end_and_wake(&mut self) {
+        let only = self.core.deferred().take_only();
+        let mut rest = None;
+        if only.is_none() {
+            let state = &mut **self;
+            rest = state.spare.take().map(|spare| state.core.deferred().exchange(spare));
+        }
+        // SAFETY: the caller promises that this is the only call.
+        unsafe { self.end() };
+        let share = self.share;
+        let wake = || match only {
+            Some(only) => only.wake(),
+            None => wake_all(share, rest),
+        };
+        if thread::panicking() {
+            let _ = catch(wake);
+        } else {
+            wake();
+        }
+    }
+}
+
+#[inline(never)]
+fn wake_all<S: Share>(share: &S, due: Option<Box<Due>>) {
+    if due.is_none() {
+        return release_left(share).resume();
+    }
+    let mut rest = Rest { share, due };
+    let Some(due) = &mut rest.due else { return };
+    while let Some((channel, error)) = due.failed.pop() {
+        end_failed(share, channel, error);
+    }
+    while let Some(waker) = due.woken.pop() {
+        waker.wake();
+    }
+}
+
+pub(super) mod sealed {
+    use std::ops::DerefMut;
+
+    use super::State;
+
+    pub trait Share<B> {
+        type State<'a>: DerefMut<Target = State<B>>
+        where
+            Self: 'a;
+
+        fn new(state: State<B>) -> Self;
+
+        /// Only [`lock`](super::Lock::lock) calls it.
+        fn borrow(&self) -> Self::State<'_>;
+    }
+}
+
+impl<B> Clone for Local<B> {
+    #[inline]
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<B> Clone for Locked<B> {
+    #[inline]
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<B: Send + 'static> Share for Local<B> {
+    type Buffer = B;
+}
+
+impl<B: Send + 'static> Share for Locked<B> {
+    type Buffer = B;
+}
+
+impl<B: Send + 'static> sealed::Share<B> for Local<B> {
+    type State<'a> = RefMut<'a, State<B>>;
+
+    fn new(state: State<B>) -> Self {
+        Self(Rc::new(RefCell::new(state)))
+    }
+
+    #[inline(always)]
+    fn borrow(&self) -> Self::State<'_> {
+        self.0.borrow_mut()
+    }
+}
+
+impl<B: Send + 'static> sealed::Share<B> for Locked<B> {
+    type State<'a> = MutexGuard<'a, State<B>>;
+
+    fn new(state: State<B>) -> Self {
+        Self(Arc::new(Mutex::new(state)))
+    }
+
+    #[inline(always)]
+    fn borrow(&self) -> Self::State<'_> {
+        // What is behind the lock is always consistent.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Rest<'a, S: Share> {
+    share: &'a S,
+    due: Option<Box<Due>>,
+}
+
+impl<S: Share> Drop for Rest<'_, S> {
+    #[inline]
+    fn drop(&mut self) {
+        let mut panics = Panics::default();
+        let woken = self.due.iter_mut().flat_map(|due| due.woken.drain(..));
+        woken.for_each(|waker| panics.catch(|| waker.wake()));
+        let mut guard = self.share.lock();
+        guard.spare = self.due.take();
+        let is_empty = guard.core.deferred().is_empty();
+        guard.unlock();
+        if !is_empty {
+            panics.add(release_left(self.share));
+        }
+        // The thread already unwinds, or a buffer's drop has panicked.
+        panics.forget();
+    }
+}
+
+/// [`wake_all`] without memory for the list, while others wake tasks, and for buffers that no task asks for.
+#[cold]
+#[inline(never)]
+fn release_left<S: Share>(share: &S) -> Panics {
+    let mut panics = Panics::default();
+    loop {
+        let mut guard = share.lock();
+        let left = guard.core.take_left();
+        guard.unlock();
+        match left {
+            Some(Left::Failed(channel, error)) => {
+                panics.catch(|| end_failed(share, channel, error))
+            }
+            Some(Left::Woken(waker)) => panics.catch(|| waker.wake()),
+            Some(Left::Dropped(buffer)) => panics.catch(|| drop(buffer)),
+            None => return panics,
+        }
+    }
+}
+
+/// For drops: panics end here.
+pub(super) fn release_quietly<S: Share>(guard: Guard<'_, S>) {
+    let _ = catch(|| drop(guard));
+}
+
+#[cold]
+fn end_failed<S: Share>(share: &S, channel: ChannelId, error: Option<TransportError>) {
+    if let Some(error) = error {
+        return stop(share, channel, error);
+    }
+    let mut guard = share.lock();
+    // If it is out, it is about to be stopped, or was not connected.
+    let Some(out) = guard.core.borrow_out(channel) else { return };
+    guard.unlock();
+    out.flush();
+    put_back(share, out, None);
+}
+
+/// Does not wait. Later operations fail with `error`.
+pub(super) fn stop<S: Share>(share: &S, channel: ChannelId, error: TransportError) {
+    let mut guard = share.lock();
+    let Some(closed) = guard.core.close(channel, error) else { return };
+    // The tasks are woken once the channel is back.
+    guard.unlock();
+    let is_reset = closed.try_reset();
+    put_back(share, closed, Some(is_reset));
+}
+
+/// `is_reset` is set if the channel was closed: its operations in flight end.
+pub(super) fn put_back<S: Share>(share: &S, detached: Detached<'static>, is_reset: Option<bool>) {
+    let id = detached.id;
+    let mut guard = share.lock();
+    if let Some(dropped) = guard.core.give_back(detached) {
+        guard.unlock();
+        return destroy(share, dropped);
+    }
+    if let Some(is_reset) = is_reset {
+        guard.core.end_closed(id, is_reset);
+    }
+}
+
+pub(super) fn destroy<S: Share>(share: &S, doomed: Doomed<'static>) {
+    if doomed.stop_sharing() {
+        let mut guard = share.lock();
+        guard.core.take_completions();
+        release_quietly(guard);
+    }
+    let destroyed = doomed.destroy();
+    let mut guard = share.lock();
+    guard.core.discard(destroyed);
+    release_quietly(guard);
+}

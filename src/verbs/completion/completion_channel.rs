@@ -1,0 +1,393 @@
+//! `ibv_destroy_cq` blocks until every event of the queue that was read is acknowledged. So the call that reads an
+//! event acknowledges it, and may follow the event's pointer to the queue until then. The kernel discards a queue's
+//! unread events before libibverbs waits, so no event names a destroyed queue.
+//!
+//! A completion that arrives between an empty poll and the arming raises no event. So a thread polls again after
+//! arming.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use super::waiters::Waker;
+use super::waiters::{Read, Waiters};
+use crate::base::debug::debug;
+use crate::base::error::{Error, Result};
+use crate::base::event_subjects::EventFile;
+use crate::base::ffi;
+use crate::base::handle::{Handle, Object, object, resource};
+use crate::base::hooks;
+use crate::base::parent::Parent;
+use crate::verbs::device::{Context, event_file};
+
+object!(ibv_comp_channel, ibv_destroy_comp_channel);
+
+const GET: &str = "ibv_get_cq_event";
+
+/// `struct ibv_comp_channel`: reports which of its completion queues have completions to poll.
+///
+/// Once armed, a queue made with [`CompletionQueueBuilder::channel`](crate::CompletionQueueBuilder::channel) raises one
+/// event with the next completion. Any number of queues can share a channel; an event names its queue by
+/// [`token`](CompletionEvent::token).
+///
+/// A channel serves event loops, and threads that wait for several queues: it is [`AsFd`], readable when there is an
+/// event, and blocks only in [`wait`](Self::wait) and [`wait_until`](Self::wait_until). For one queue,
+/// [`CompletionQueue::wait`](crate::CompletionQueue::wait) is simpler.
+///
+/// Each event goes to exactly one waiting thread, already acknowledged (`ibv_ack_cq_events`). A queue can be destroyed
+/// at any time, which discards its unread events.
+///
+/// # With an event loop
+///
+/// At the start, and whenever the channel is readable, take events until there are none. For each event, call
+/// [`poll_or_arm`](crate::CompletionQueue::poll_or_arm) on its queue until that returns an empty slice. This misses no
+/// completion, even in an edge-triggered loop (`epoll` with `EPOLLET`, `mio`, `tokio::io::unix::AsyncFd`).
+///
+/// ```
+/// # fn readable(_: &ibverbs::CompletionChannel<'_>) {}
+/// use ibverbs::{CompletionChannel, CompletionQueue, WorkCompletion};
+///
+/// # fn main() -> ibverbs::Result<()> {
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
+/// let context = ibverbs::open("rxe0")?;
+/// let channel = CompletionChannel::new(&context)?;
+/// let queues = (0..4)
+///     .map(|token| CompletionQueue::builder(&context, 128).channel(&channel).token(token).build())
+///     .collect::<Result<Vec<_>, _>>()?;
+///
+/// let mut completions = [WorkCompletion::default(); 16];
+/// let mut drain = |queue: &CompletionQueue<'_>| loop {
+///     match queue.poll_or_arm(&mut completions)? {
+///         [] => break Ok::<_, ibverbs::Error>(()),
+///         found => found.iter().for_each(|completion| println!("{completion:?}")),
+///     }
+/// };
+/// queues.iter().try_for_each(&mut drain)?;
+/// loop {
+///     readable(&channel); // the event loop, with channel.as_fd()
+///     while let Some(event) = channel.next_event()? {
+///         drain(&queues[event.token()])?;
+///     }
+///     # break;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias = "ibv_comp_channel")]
+pub struct CompletionChannel<'ctx> {
+    raw: Handle<ffi::ibv_comp_channel>,
+    events: EventFile,
+    context: Parent<'ctx, Context<'ctx>>,
+}
+
+resource! {
+    /// `ibv_destroy_comp_channel`: destroys the channel, and reports errors, which dropping cannot.
+    ///
+    /// # Errors
+    ///
+    /// The channel is then [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed).
+    ///
+    ///  - `EBUSY`: a queue that uses it still exists, because it was leaked or could not be destroyed.
+    #[doc(alias = "ibv_destroy_comp_channel")]
+    CompletionChannel<'ctx>: raw of ibv_comp_channel, context
+}
+
+// Threads may share it: libibverbs guards its counters with the context's lock, and reads the file by one system call.
+
+/// An event of a [`CompletionChannel`], already acknowledged: an armed queue got a completion.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct CompletionEvent {
+    token: usize,
+}
+
+impl CompletionEvent {
+    /// The queue's token, set by [`CompletionQueueBuilder::token`](crate::CompletionQueueBuilder::token).
+    pub fn token(&self) -> usize {
+        self.token
+    }
+}
+
+impl<'ctx> CompletionChannel<'ctx> {
+    /// `ibv_create_comp_channel`: creates a channel with a non-blocking file.
+    ///
+    /// # Errors
+    ///
+    ///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open.
+    ///  - `ENOMEM`: out of memory.
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>) -> Result<Self> {
+        let context = context.into();
+        // SAFETY: the context is live; a channel that comes back is ours alone.
+        let raw = unsafe {
+            let raw = ffi::ibv_create_comp_channel(context.as_raw());
+            Handle::new("ibv_create_comp_channel", raw)
+        }?;
+        Self::nonblocking(raw, context)
+    }
+
+    /// Takes over a channel created elsewhere, such as by a C library, and makes its file non-blocking.
+    ///
+    /// The token in events of a queue that this crate did not make is the queue's `cq_context` pointer as a number.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the pointer is null.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null or a live channel of `context`. Nothing else destroys it: dropping the `CompletionChannel` does,
+    /// once no queue uses it any more.
+    pub unsafe fn from_raw(
+        raw: *mut ffi::ibv_comp_channel,
+        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_create_comp_channel";
+        Error::invalid_if(raw.is_null(), VERB, "the channel is null")?;
+        // SAFETY: the caller hands over a live channel.
+        let raw = unsafe { Handle::new(VERB, raw) }?;
+        Self::nonblocking(raw, context.into())
+    }
+
+    fn nonblocking(
+        raw: Handle<ffi::ibv_comp_channel>,
+        context: Parent<'ctx, Context<'ctx>>,
+    ) -> Result<Self> {
+        let events =
+            EventFile::new(context.as_raw(), Some(<ffi::ibv_cq as Object>::DESTROY), false);
+        let channel = Self { raw, events, context };
+        event_file::set_nonblocking("ibv_create_comp_channel", channel.as_raw_fd())?;
+        Ok(channel)
+    }
+
+    /// `ibv_get_cq_event`: takes the oldest event, if any, and acknowledges it (`ibv_ack_cq_events`). Never blocks.
+    ///
+    /// The queue may be empty by then: another thread can arm and poll it before this call takes its event.
+    ///
+    /// # Errors
+    ///
+    ///  - `EIO`: the device is gone.
+    #[doc(alias = "ibv_get_cq_event")]
+    #[doc(alias = "ibv_ack_cq_events")]
+    pub fn next_event(&self) -> Result<Option<CompletionEvent>> {
+        self.take_event()
+    }
+
+    /// Inlined into `wait`: each message costs this.
+    #[inline(always)]
+    fn take_event(&self) -> Result<Option<CompletionEvent>> {
+        let (mut queue, mut queue_context) = (ptr::null_mut(), ptr::null_mut());
+        self.events.read(|| {
+            let read = event_file::read_event(GET, || {
+                // SAFETY: the channel is live, and the two pointers are writable. The queue's destroy verb waits for
+                // the acknowledgement, or for the end of `EventFile::read`.
+                unsafe { ffi::ibv_get_cq_event(self.as_raw(), &mut queue, &mut queue_context) }
+            })?;
+            if !read {
+                return self.no_event();
+            }
+            // SAFETY: as above; this is the acknowledgement.
+            unsafe { ffi::ibv_ack_cq_events(queue, 1) };
+            Ok(Some(CompletionEvent { token: queue_context as usize }))
+        })
+    }
+
+    /// There is no event now, or there are no more.
+    #[cold]
+    fn no_event(&self) -> Result<Option<CompletionEvent>> {
+        match hooks::hooks() {
+            Some(hooks) if (hooks.is_ended)(self.as_raw_fd()) => Err(Error::new(GET, libc::EIO)),
+            _ => Ok(None),
+        }
+    }
+
+    /// [`next_event`](Self::next_event), sleeping until there is one. Signals do not end the wait.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`next_event`](Self::next_event).
+    #[doc(alias = "ibv_get_cq_event")]
+    #[inline]
+    pub fn wait(&self) -> Result<CompletionEvent> {
+        self.wait_with(None)
+    }
+
+    /// [`wait`](Self::wait) until `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`next_event`](Self::next_event), and `ETIMEDOUT`: there was no event before the deadline.
+    #[doc(alias = "ibv_get_cq_event")]
+    pub fn wait_until(&self, deadline: Instant) -> Result<CompletionEvent> {
+        self.wait_with(Some(deadline))
+    }
+
+    #[inline(always)]
+    fn wait_with(&self, deadline: Option<Instant>) -> Result<CompletionEvent> {
+        match self.take_event()? {
+            Some(event) => Ok(event),
+            None => self.sleep_until(deadline),
+        }
+    }
+
+    #[cold]
+    fn sleep_until(&self, deadline: Option<Instant>) -> Result<CompletionEvent> {
+        event_file::take_before(GET, self.as_raw_fd(), deadline, || self.next_event())
+    }
+
+    /// The context it was created on.
+    pub fn context(&self) -> &Context<'ctx> {
+        &self.context
+    }
+}
+
+impl AsRawFd for CompletionChannel<'_> {
+    fn as_raw_fd(&self) -> RawFd {
+        // SAFETY: the channel is live.
+        unsafe { (*self.as_raw()).fd }
+    }
+}
+
+impl AsFd for CompletionChannel<'_> {
+    /// The file that is readable when there is an event. Only wait for it: [`next_event`](Self::next_event) alone may
+    /// read it.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: only dropping the channel closes its file, and the result borrows the channel.
+        unsafe { BorrowedFd::borrow_raw(self.as_raw_fd()) }
+    }
+}
+
+debug! { CompletionChannel<'_>, self, device: self.context.name(), fd: self.as_raw_fd(), .. }
+
+impl Context<'_> {
+    /// `ibv_create_comp_channel`: [`CompletionChannel::new`], which borrows this context.
+    ///
+    /// For a channel that leaves the function, pass `new` the context by value or in an `Arc`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`CompletionChannel::new`].
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn create_comp_channel(&self) -> Result<CompletionChannel<'_>> {
+        CompletionChannel::new(self)
+    }
+}
+
+/// # Safety of the methods
+///
+/// `queue` is live, and the one that the channel serves.
+pub(crate) struct WaitChannel<'ctx> {
+    channel: CompletionChannel<'ctx>,
+    waiters: Arc<Waiters>,
+    attended: OnceLock<Option<RawFd>>,
+    ready: OnceLock<Option<OwnedFd>>,
+}
+
+impl<'ctx> WaitChannel<'ctx> {
+    /// `channel` serves no other queue.
+    pub(super) fn new(channel: CompletionChannel<'ctx>) -> Self {
+        let waiters = Arc::new(Waiters::new(GET));
+        Self { channel, waiters, attended: OnceLock::new(), ready: OnceLock::new() }
+    }
+
+    pub(super) fn arm(&self, arm: impl FnOnce() -> Result<()>) -> Result<u64> {
+        self.waiters.arm(arm)
+    }
+
+    pub(super) unsafe fn rearm(
+        &self,
+        queue: *mut ffi::ibv_cq,
+        arm: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let has_event = match (self.attended.get(), hooks::hooks()) {
+            // SAFETY: the queue is live, and `attend` has returned a file.
+            (Some(Some(_)), Some(hooks)) => unsafe { (hooks.rest)(queue) },
+            _ => true,
+        };
+        self.waiters.rearm(|| Ok(has_event && self.channel.next_event()?.is_some()), arm)
+    }
+
+    pub(super) unsafe fn sleep_until<R>(
+        &self,
+        queue: *mut ffi::ibv_cq,
+        deadline: Option<Instant>,
+        poll: impl FnMut() -> Result<Option<R>>,
+        cancelled: impl Fn() -> bool,
+        arm: impl Fn() -> Result<()>,
+    ) -> Result<R> {
+        // SAFETY: the caller vouches for the queue.
+        let read = |waker: Option<&Waker>| unsafe { self.read(queue, waker, deadline) };
+        self.waiters.sleep_until(deadline, poll, cancelled, arm, read)
+    }
+
+    pub(super) unsafe fn wait(
+        &self,
+        queue: *mut ffi::ibv_cq,
+        seen: u64,
+        deadline: Option<Instant>,
+        cancelled: impl Fn() -> bool,
+    ) -> Result<()> {
+        // SAFETY: the caller vouches for the queue.
+        let read = |waker: Option<&Waker>| unsafe { self.read(queue, waker, deadline) };
+        self.waiters.wait(seen, deadline, cancelled, read)
+    }
+
+    /// Sleeps until it has read an event, or is woken for another reason.
+    unsafe fn read(
+        &self,
+        queue: *mut ffi::ibv_cq,
+        waker: Option<&Waker>,
+        deadline: Option<Instant>,
+    ) -> Result<Read> {
+        let fd = self.channel.as_raw_fd();
+        if let Some(hooks) = hooks::hooks() {
+            let files = [waker.map_or(fd, Waker::fd), fd];
+            let files = if waker.is_some() { &files[..] } else { &files[1..] };
+            // SAFETY: the caller vouches for the queue.
+            if unsafe { (hooks.sleep_for)(queue, files, deadline) } {
+                return Ok(Read::Early);
+            }
+        }
+        let Some(waker) = waker else {
+            return self.channel.wait_with(deadline).map(|_| Read::Event);
+        };
+        let next = || self.channel.next_event();
+        let read = event_file::take_before_or_woken(GET, fd, waker.fd(), deadline, next)?;
+        Ok(if read.is_some() { Read::Event } else { Read::Woken })
+    }
+
+    /// A file that the provider asks an event loop to wait for, in addition to the channel's.
+    pub(crate) unsafe fn attend(&self, queue: *mut ffi::ibv_cq) -> Option<BorrowedFd<'_>> {
+        let attended = self.attended.get_or_init(|| {
+            // SAFETY: the caller vouches for the queue.
+            hooks::hooks().and_then(|hooks| unsafe { (hooks.attend)(queue) })
+        });
+        // SAFETY: the provider keeps it open while the queue lives, longer than the borrow of this channel.
+        attended.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
+    }
+
+    /// Readable when the channel or the file of [`attend`](Self::attend) is.
+    pub(crate) unsafe fn ready(&self, queue: *mut ffi::ibv_cq) -> BorrowedFd<'_> {
+        let ready = self.ready.get_or_init(|| {
+            // SAFETY: the caller vouches for the queue.
+            let attended = unsafe { self.attend(queue) }?;
+            // If no descriptor is left, the channel's file must do: its event comes later.
+            event_file::any_of(&[self.channel.as_fd(), attended]).ok()
+        });
+        ready.as_ref().map_or(self.channel.as_fd(), OwnedFd::as_fd)
+    }
+
+    pub(super) fn wakeable(&self) -> Result<Arc<Waiters>> {
+        self.waiters.make_wakeable()?;
+        Ok(self.waiters.clone())
+    }
+
+    pub(crate) fn channel(&self) -> &CompletionChannel<'ctx> {
+        &self.channel
+    }
+
+    pub(crate) fn waiters(&self) -> &Waiters {
+        &self.waiters
+    }
+}

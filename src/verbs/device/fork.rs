@@ -1,0 +1,77 @@
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::base::error::{Error, Result};
+use crate::base::ffi;
+use crate::base::foreign_enum::foreign_enum;
+
+foreign_enum! {
+    /// `enum ibv_fork_status`: whether a program that uses RDMA may fork.
+    #[doc(alias = "ibv_fork_status")]
+    pub enum ForkStatus: ibv_fork_status(u32) {
+        /// [`fork_init`] was not called. After a fork, the parent's writes to registered memory may go to
+        /// pages that the device does not see.
+        Disabled = IBV_FORK_DISABLED,
+        /// The child does not get registered memory: touching it kills the child, not the parent.
+        Enabled = IBV_FORK_ENABLED,
+        /// The kernel (5.12 and later) copies pinned pages for the child. Parent and device keep sharing
+        /// memory, also for requests in flight.
+        Unneeded = IBV_FORK_UNNEEDED,
+    }
+}
+
+/// A device was opened. `ibv_fork_init` takes no lock: a thread that registers memory would walk a tree that does not
+/// exist yet.
+static OPENED: Mutex<bool> = Mutex::new(false);
+
+/// To open a device, set it, drop the guard, and open. To list devices, hold it: libibverbs may call `ibv_fork_init`
+/// (`RDMAV_FORK_SAFE`), which reads files of the kernel and calls no verb.
+pub(crate) fn exclusive() -> MutexGuard<'static, bool> {
+    OPENED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `ibv_fork_init`: makes `fork` safe for the parent, on kernels that need it.
+///
+/// Call it before opening a device; nothing calls it implicitly, as it slows down registering and
+/// deregistering. A child that touches a registered page, or other data on that page, is killed. It must
+/// never use an object of this crate, and should soon call `exec`.
+///
+/// # Errors
+///
+///  - `EINVAL`: a device was opened already.
+///  - `ENOSYS`: the kernel lacks `madvise(MADV_DONTFORK)`.
+///  - `ENOMEM`: out of memory.
+#[doc(alias = "ibv_fork_init")]
+pub fn fork_init() -> Result<()> {
+    const VERB: &str = "ibv_fork_init";
+    let opened = exclusive();
+    let reason = "call fork_init before any device is opened";
+    Error::invalid_if(*opened && status() == ForkStatus::Disabled, VERB, reason)?;
+    // SAFETY: no device was opened, so no thread registers memory; or fork support is on or unneeded, and this does
+    // nothing.
+    ffi::status(VERB, unsafe { ffi::ibv_fork_init() })
+}
+
+/// `ibv_is_fork_initialized`: whether this program may fork while memory is registered.
+#[doc(alias = "ibv_is_fork_initialized")]
+pub fn is_fork_initialized() -> ForkStatus {
+    let _alone = exclusive();
+    status()
+}
+
+fn status() -> ForkStatus {
+    // SAFETY: it only reads, and the callers hold the lock.
+    unsafe { ffi::ibv_is_fork_initialized() }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "calls libibverbs")]
+    fn the_status_is_a_known_one() {
+        let status = is_fork_initialized();
+        assert!(!matches!(status, ForkStatus::Unknown(_)), "{status:?}");
+        assert_eq!(ForkStatus::from(ffi::ibv_fork_status(9)), ForkStatus::Unknown(9));
+    }
+}

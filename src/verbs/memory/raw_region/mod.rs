@@ -1,0 +1,452 @@
+#[cfg(rdma_core_65)]
+mod by_provider;
+
+use std::ops::RangeBounds;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+
+use crate::base::error::{Error, Result};
+use crate::base::ffi;
+use crate::base::handle::{Handle, ImportableHandle, Leak as _};
+use crate::base::parent::Parent;
+use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::memory::allocation::page_size;
+use crate::verbs::memory::options::{AccessFlags, check_access, check_iova};
+use crate::verbs::memory::region::{
+    Addressed, Backing, InMemory, Parts, Peers, Region, Writable, check_writable,
+};
+use crate::verbs::memory::region_buffer::ProviderBuffer;
+use crate::verbs::memory::registration::{
+    ReregisterError, Reregistration, check_foreign, register,
+};
+use crate::verbs::memory::scatter_gather::{LocalMemoryMut, ScatterElement};
+
+/// `struct ibv_mr`: registered memory that something else owns, as bytes.
+///
+/// It is for memory that no Rust reference covers: mapped files and devices, memory of a GPU or of another
+/// library, dma-bufs, regions of other processes. A slice needs no `unsafe`: see
+/// [`BorrowedMemoryRegion`](crate::memory::BorrowedMemoryRegion).
+#[doc(alias = "ibv_mr")]
+pub type RawMemoryRegion<'pd> = Region<'pd, Raw<'pd>>;
+
+/// Memory that something else owns, or that the provider has allocated.
+#[derive(Debug)]
+pub struct Raw<'pd>(Option<ProviderBuffer<'pd>>);
+
+impl Backing for Raw<'_> {
+    type Item = u8;
+
+    const NAME: &'static str = "RawMemoryRegion";
+
+    fn leak(&self) {
+        self.0.leak();
+    }
+}
+
+impl Addressed for Raw<'_> {
+    const HAS_IOVA: bool = true;
+}
+
+impl InMemory for Raw<'_> {}
+impl Peers for Raw<'_> {}
+
+impl Writable for Raw<'_> {
+    #[inline]
+    fn check_write(&self, access: AccessFlags) -> Result<()> {
+        check_writable(access)
+    }
+}
+
+impl<'pd> RawMemoryRegion<'pd> {
+    /// `ibv_reg_mr`: registers `bytes` bytes at `address`.
+    ///
+    /// With [`ZERO_BASED`](AccessFlags::ZERO_BASED), requests and peers address the region from 0 on.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the address is null; `bytes` is 0, or more than the address space or the device allows;
+    ///    remote write or atomic access without local write access.
+    ///  - `EFAULT`: the memory is not mapped, or it is read-only and the access includes writing.
+    ///  - `EOPNOTSUPP`: the device does not have that access.
+    ///  - `ENOMEM`: no region left on the device, or `RLIMIT_MEMLOCK` is too low.
+    ///
+    /// # Safety
+    ///
+    /// From now until the region is deregistered (by [`close`](Self::close), or by a drop that succeeds; never
+    /// if it is forgotten):
+    ///
+    ///  - The memory is not unmapped, freed or given to another owner.
+    ///  - The device may read the memory at any time, and with write access write any bytes to it. So may the
+    ///    CPU, because providers carry out some small transfers themselves. Unless it is known that neither
+    ///    this program nor a peer has such a request outstanding, no code relies on the contents, and no
+    ///    reference exists that these accesses conflict with.
+    #[doc(alias = "ibv_reg_mr")]
+    pub unsafe fn new(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        address: *mut u8,
+        bytes: usize,
+        access: AccessFlags,
+    ) -> Result<Self> {
+        let zero_based = access.contains(AccessFlags::ZERO_BASED);
+        let iova = if zero_based { 0 } else { address as u64 };
+        // SAFETY: the caller vouches for the memory.
+        unsafe { Self::register("ibv_reg_mr", domain.into(), address, bytes, iova, access) }
+    }
+
+    /// `ibv_reg_mr_iova`: [`new`](Self::new), but requests and peers address the region from `iova` on.
+    ///
+    /// `address` and `iova` must have the same offset in a page.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Self::new), and:
+    ///
+    ///  - `EINVAL`: the offsets in the page differ; the last byte is beyond the last iova; or
+    ///    [`ZERO_BASED`](AccessFlags::ZERO_BASED) with an iova other than 0.
+    ///
+    /// # Safety
+    ///
+    /// As [`new`](Self::new).
+    #[doc(alias = "ibv_reg_mr_iova")]
+    #[doc(alias = "ibv_reg_mr_iova2")]
+    pub unsafe fn with_iova(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        address: *mut u8,
+        bytes: usize,
+        iova: u64,
+        access: AccessFlags,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_reg_mr_iova";
+        let reason = "ZERO_BASED and another iova exclude each other";
+        Error::invalid_if(access.contains(AccessFlags::ZERO_BASED) && iova != 0, VERB, reason)?;
+        // SAFETY: the caller vouches for the memory.
+        unsafe { Self::register(VERB, domain.into(), address, bytes, iova, access) }
+    }
+
+    /// # Safety
+    ///
+    /// As [`new`](Self::new).
+    unsafe fn register(
+        verb: &'static str,
+        domain: Parent<'pd, ProtectionDomain<'pd>>,
+        address: *mut u8,
+        bytes: usize,
+        iova: u64,
+        access: AccessFlags,
+    ) -> Result<Self> {
+        check_memory(verb, address, bytes)?;
+        check_access(verb, &domain, access)?;
+        check_iova(verb, iova, address as usize % page_size(), bytes)?;
+        // An iova of 0 has the same effect, and every device supports it.
+        let access = access.difference(AccessFlags::ZERO_BASED);
+        // SAFETY: the caller vouches for the memory.
+        let raw = unsafe { register(verb, &domain, address, bytes, iova, access) }?;
+        let parts = Parts { base: iova, ..Parts::at(raw, address, bytes, access) };
+        Ok(Self::from_parts(parts, Raw(None), domain))
+    }
+
+    /// `ibv_reg_mr_ex`: [`new`](Self::new), and the device accesses the memory with the hints of `handle`.
+    /// Since rdma-core 65.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Self::new), and:
+    ///
+    ///  - `EINVAL`: the handle is of another context, or the access includes
+    ///    [`ZERO_BASED`](AccessFlags::ZERO_BASED).
+    ///  - `EOPNOTSUPP`: the device, or the kernel, has no such handles.
+    ///
+    /// # Safety
+    ///
+    /// As [`new`](Self::new).
+    #[cfg(rdma_core_65)]
+    #[doc(alias = "ibv_reg_mr_ex")]
+    pub unsafe fn with_dma_handle(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        address: *mut u8,
+        bytes: usize,
+        access: AccessFlags,
+        handle: &'pd crate::verbs::device::DmaHandle<'_>,
+    ) -> Result<Self> {
+        use ffi::ibv_mr_init_attr_mask as mask;
+
+        const VERB: &str = "ibv_reg_mr_ex";
+        let domain = domain.into();
+        check_memory(VERB, address, bytes)?;
+        check_access(VERB, &domain, access)?;
+        let reason = "a region with a DMA handle begins at its address";
+        Error::invalid_if(access.contains(AccessFlags::ZERO_BASED), VERB, reason)?;
+        // SAFETY: both objects are live.
+        if unsafe { (*handle.as_raw()).context != (*domain.as_raw()).context } {
+            return Err(Error::invalid(VERB, "the DMA handle is of another context"));
+        }
+        let fields = mask::IBV_REG_MR_MASK_ADDR.0
+            | mask::IBV_REG_MR_MASK_IOVA.0
+            | mask::IBV_REG_MR_MASK_DMAH.0;
+        let mut attributes = ffi::ibv_mr_init_attr {
+            length: bytes,
+            access: access.bits() as i32,
+            comp_mask: fields.into(),
+            iova: address as u64,
+            addr: address.cast(),
+            dmah: handle.as_raw(),
+            ..Default::default()
+        };
+        // SAFETY: the domain is live, and the region borrows the handle; the caller vouches for the memory.
+        let raw =
+            unsafe { Handle::new(VERB, ffi::ibv_reg_mr_ex(domain.as_raw(), &mut attributes)) }?;
+        Ok(Self::from_parts(Parts::at(raw, address, bytes, access), Raw(None), domain))
+    }
+
+    /// `ibv_reg_dmabuf_mr`: registers `bytes` bytes of a dma-buf (such as memory of a GPU), from `offset` on.
+    ///
+    /// Requests and peers address it from `iova` on. `offset` and `iova` must have the same offset in a page.
+    ///
+    /// The region keeps the dma-buf alive: you may close the file descriptor, and the exporter may go away.
+    /// This is safe because a dma-buf is shared memory: code that maps it must expect others to write it.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: `bytes` is 0; the offsets in the page differ; the end is beyond the last offset or iova;
+    ///    the access includes flags other than local write, remote and relaxed ordering, or includes remote
+    ///    write or atomic access without local write access; or the file is not a dma-buf.
+    ///  - `EBADF`: the file is not a dma-buf, on some kernels.
+    ///  - `EOPNOTSUPP`: the device, or the kernel, cannot register dma-bufs.
+    ///  - `ENOMEM`: no region left on the device.
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
+    pub fn from_dmabuf(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        dmabuf: BorrowedFd<'_>,
+        offset: u64,
+        bytes: usize,
+        iova: u64,
+        access: AccessFlags,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_reg_dmabuf_mr";
+        const ALLOWED: AccessFlags = AccessFlags::LOCAL_WRITE
+            .union(AccessFlags::REMOTE_WRITE)
+            .union(AccessFlags::REMOTE_READ)
+            .union(AccessFlags::REMOTE_ATOMIC)
+            .union(AccessFlags::RELAXED_ORDERING);
+        let domain = domain.into();
+        Error::invalid_if(bytes == 0, VERB, "the region is empty")?;
+        let reason = "the region ends beyond the last offset";
+        Error::invalid_if(offset.checked_add(bytes as u64).is_none(), VERB, reason)?;
+        let reason = "a dma-buf can be registered for local write, remote read, write and \
+                 atomic access, and relaxed ordering only";
+        Error::invalid_if(!ALLOWED.contains(access), VERB, reason)?;
+        check_access(VERB, &domain, access)?;
+        check_iova(VERB, iova, (offset % page_size() as u64) as usize, bytes)?;
+        // SAFETY: the domain is live. The kernel checks the descriptor and takes a reference to the dma-buf,
+        // which its holders share.
+        let raw = unsafe {
+            let (fd, access) = (dmabuf.as_raw_fd(), access.bits() as i32);
+            let raw = ffi::ibv_reg_dmabuf_mr(domain.as_raw(), offset, bytes, iova, fd, access);
+            Handle::new(VERB, raw)
+        }?;
+        let parts = Parts { base: iova, ..Parts::at(raw, ptr::null_mut(), bytes, access) };
+        Ok(Self::from_parts(parts, Raw(None), domain))
+    }
+
+    /// `ibv_import_mr`: imports a region that another process has registered through the same file descriptor
+    /// of the device.
+    ///
+    /// `handle` is the kernel's [number](Self::handle) of it. Requests address it from `base` on, as in the
+    /// other process (see [`remote`](Self::remote) there). Dropping or closing it undoes the import
+    /// (`ibv_unimport_mr`) and leaves the region alone; after [`own`](Self::own), deregisters it.
+    ///
+    /// # Errors
+    ///
+    ///  - `ENOENT`, `EINVAL`: the domain's context has no region of that number.
+    ///  - `EINVAL`: its end would be beyond the last address.
+    ///  - `EOPNOTSUPP`: the device cannot import.
+    ///
+    /// # Safety
+    ///
+    ///  - While this value is used, the memory of the region may be accessed as [`new`](Self::new) says, under
+    ///    the access that the region was registered with.
+    ///  - Only one of the processes deregisters it, when the others no longer use it.
+    #[doc(alias = "ibv_import_mr")]
+    #[doc(alias = "ibv_unimport_mr")]
+    pub unsafe fn import(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        handle: u32,
+        base: u64,
+        access: AccessFlags,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_import_mr";
+        let domain = domain.into();
+        // SAFETY: the domain is live; the import that comes back is ours.
+        let raw = unsafe { Handle::new(VERB, ffi::ibv_import_mr(domain.as_raw(), handle)) }?;
+        let raw = ImportableHandle::imported(raw);
+        // SAFETY: the region is live, and the import has set its length.
+        let len = unsafe { (*raw.as_ptr()).length };
+        let reason = "the region ends beyond the last address";
+        Error::invalid_if(base.checked_add(len as u64).is_none(), VERB, reason)?;
+        let parts = Parts { raw, address: ptr::null_mut(), len, base, access };
+        Ok(Self::from_parts(parts, Raw(None), domain))
+    }
+
+    /// Takes over any `struct ibv_mr` registered elsewhere, such as by a C library.
+    ///
+    /// The C object does not store `base`, the address by which requests and peers name its first byte (its
+    /// iova, or else its address), nor the `access` that it was registered with.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the pointer is null, or it is of another domain; or its end would be beyond the last
+    ///    address.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null or a live region, `base` and `access` are right for it, and nothing else deregisters it.
+    /// The conditions of [`new`](Self::new) hold for its memory.
+    pub unsafe fn from_raw(
+        raw: *mut ffi::ibv_mr,
+        base: u64,
+        access: AccessFlags,
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_reg_mr";
+        let domain = domain.into();
+        // SAFETY: the caller vouches for a pointer that is not null.
+        unsafe { check_foreign(VERB, raw, &domain) }?;
+        // SAFETY: the region is live.
+        let (address, bytes) = unsafe { ((*raw).addr.cast(), (*raw).length) };
+        let reason = "the region ends beyond the last address";
+        Error::invalid_if(base.checked_add(bytes as u64).is_none(), VERB, reason)?;
+        // SAFETY: the caller hands over a live region.
+        let raw = unsafe { Handle::new(VERB, raw) }?;
+        let parts = Parts { base, ..Parts::at(raw, address, bytes, access) };
+        Ok(Self::from_parts(parts, Raw(None), domain))
+    }
+
+    /// Makes an [imported](Self::import) region this program's own: its drop or close deregisters it, for all
+    /// processes.
+    pub fn own(&mut self) {
+        self.own_raw();
+    }
+
+    /// `ibv_rereg_mr`: changes the region's access, its protection domain, or both. Its keys may change.
+    ///
+    /// # Errors
+    ///
+    /// [`ReregisterError::state`] tells which state the region is in.
+    ///
+    ///  - `EINVAL`: `change` is empty; the domain is of another context; the access flags contradict each
+    ///    other, or change `ZERO_BASED`, `ON_DEMAND` or `HUGETLB`; the region is of a dma-buf or imported; or a
+    ///    window is bound to it.
+    ///  - `EOPNOTSUPP`: the device cannot do that.
+    ///
+    /// # Safety
+    ///
+    /// No request that names the region is outstanding. The conditions of [`new`](Self::new) hold for the new
+    /// access too.
+    #[doc(alias = "ibv_rereg_mr")]
+    pub unsafe fn rereg(&mut self, change: Reregistration<'pd>) -> Result<(), ReregisterError> {
+        // SAFETY: the caller vouches for the memory under the new access.
+        unsafe { self.reregister(change, None) }
+    }
+
+    /// `ibv_rereg_mr`: moves the region to other memory, by whose address requests and peers name it.
+    ///
+    /// Unless `change` is empty, applies it too, as [`rereg`](Self::rereg) does.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`rereg`](Self::rereg), and:
+    ///
+    ///  - `EINVAL`: the address is null; or `bytes` is 0, or more than the address space allows.
+    ///  - `EFAULT`: the memory is not mapped, or it is read-only and the access includes writing.
+    ///
+    /// # Safety
+    ///
+    /// No request that names the region is outstanding. The conditions of [`new`](Self::new) hold for the new
+    /// memory from now on. For the former memory they hold until this returns `Ok`, or if it fails until the
+    /// region is deregistered.
+    #[doc(alias = "ibv_rereg_mr")]
+    pub unsafe fn rereg_memory(
+        &mut self,
+        address: *mut u8,
+        bytes: usize,
+        change: Reregistration<'pd>,
+    ) -> Result<(), ReregisterError> {
+        check_memory("ibv_rereg_mr", address, bytes).map_err(ReregisterError::unchanged)?;
+        // SAFETY: the caller vouches for both memories.
+        unsafe { self.reregister(change, Some((address, bytes))) }
+    }
+
+    /// The bytes in `range`, for a work request that writes them.
+    ///
+    /// Any number of requests may write the same bytes; their contents are then unspecified.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`gather_element`](Self::gather_element), and:
+    ///
+    ///  - `EINVAL`: the region was registered without [`LOCAL_WRITE`](AccessFlags::LOCAL_WRITE).
+    ///
+    /// If requests do not address the region by its own address, use
+    /// [`scatter_element_by_iova`](Self::scatter_element_by_iova).
+    #[inline]
+    pub fn scatter_element(&self, range: impl RangeBounds<usize>) -> Result<ScatterElement<'_>> {
+        self.sge_mut(range).map(ScatterElement::new)
+    }
+
+    /// The address of the memory; null for a dma-buf and an imported region.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.address()
+    }
+}
+
+impl ProtectionDomain<'_> {
+    /// `ibv_reg_mr`: [`RawMemoryRegion::new`], borrowing this domain.
+    ///
+    /// To return the region from a function, call that with the domain by value or in an `Arc`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RawMemoryRegion::new`].
+    ///
+    /// # Safety
+    ///
+    /// That of [`RawMemoryRegion::new`].
+    #[doc(alias = "ibv_reg_mr")]
+    pub unsafe fn register_raw(
+        &self,
+        address: *mut u8,
+        bytes: usize,
+        access: AccessFlags,
+    ) -> Result<RawMemoryRegion<'_>> {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { RawMemoryRegion::new(self, address, bytes, access) }
+    }
+
+    /// `ibv_reg_dmabuf_mr`: [`RawMemoryRegion::from_dmabuf`], borrowing this domain.
+    ///
+    /// To return the region from a function, call that with the domain by value or in an `Arc`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RawMemoryRegion::from_dmabuf`].
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
+    pub fn register_dmabuf(
+        &self,
+        dmabuf: BorrowedFd<'_>,
+        offset: u64,
+        bytes: usize,
+        iova: u64,
+        access: AccessFlags,
+    ) -> Result<RawMemoryRegion<'_>> {
+        RawMemoryRegion::from_dmabuf(self, dmabuf, offset, bytes, iova, access)
+    }
+}
+
+fn check_memory(verb: &'static str, address: *mut u8, bytes: usize) -> Result<()> {
+    Error::invalid_if(address.is_null(), verb, "the address is null")?;
+    Error::invalid_if(bytes == 0, verb, "the region is empty")?;
+    match (address as usize).checked_add(bytes) {
+        Some(_) => Ok(()),
+        None => Err(Error::invalid(verb, "the region ends beyond the last address")),
+    }
+}

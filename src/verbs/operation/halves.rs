@@ -1,0 +1,328 @@
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::RangeBounds;
+
+use super::post::{post, receive_methods, send_methods};
+use super::prepared_request::{RawRequest, TakesPrepared};
+use crate::base::error::{Error, Result};
+use crate::base::ffi;
+use crate::base::ffi::ibv_wr_opcode as Opcode;
+use crate::verbs::memory::{
+    GatherElement, LocalMemory, LocalMemoryMut, RemoteMemoryRegion, ScatterBuffer, ScatterElement,
+};
+use crate::verbs::operation::{
+    Batch, ListError, Posts, PreparedReceive, PreparedRequest, ReadWorkRequest, ReceiveList,
+    ReceiveWorkRequest, SendList, SendQueueRequest, SendWorkRequest, WriteWorkRequest,
+};
+use crate::verbs::queue_pair::{
+    FixedPeer, PostsRdma, QueuePair, Rc, Reads, ReceiveQueue, SendOperations as Extended, Sends,
+    Transport, Writes,
+};
+
+macro_rules! half {
+    ($(#[$meta:meta])* $half:ident) => {
+        $(#[$meta])*
+        pub struct $half<'q, 'res, T = Rc> {
+            raw: *mut ffi::ibv_qp,
+            queue_pair: &'q QueuePair<'res, T>,
+            whole: PhantomData<&'q mut ()>,
+        }
+
+        // SAFETY: any thread may use a queue pair, and two its two queues: providers lock each separately.
+        unsafe impl<T: Transport> Send for $half<'_, '_, T> {}
+        // SAFETY: as above; methods that post take `&mut self`.
+        unsafe impl<T: Transport> Sync for $half<'_, '_, T> {}
+
+        impl<'q, 'res, T: Transport> $half<'q, 'res, T> {
+            /// The caller creates at most one send half and one receive half.
+            #[inline]
+            fn new(queue_pair: &'q QueuePair<'res, T>) -> Self {
+                Self { raw: queue_pair.as_raw(), queue_pair, whole: PhantomData }
+            }
+
+            /// The whole queue pair, for queries.
+            #[inline]
+            pub fn queue_pair(&self) -> &QueuePair<'res, T> {
+                self.queue_pair
+            }
+
+            /// The C object.
+            #[inline]
+            pub fn as_raw(&self) -> *mut ffi::ibv_qp {
+                self.raw
+            }
+        }
+
+        impl<T> fmt::Debug for $half<'_, '_, T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_tuple(stringify!($half)).field(self.queue_pair).finish()
+            }
+        }
+    };
+}
+
+half! {
+    /// The send side of a queue pair: see [`QueuePair::split`].
+    SendHalf
+}
+
+half! {
+    /// The receive side of a queue pair: see [`QueuePair::split`].
+    ReceiveHalf
+}
+
+impl<'res, T: Transport> QueuePair<'res, T> {
+    /// Splits the queue pair into a send half and a receive half, for two threads.
+    ///
+    /// ```
+    /// # use ibverbs::{Inline, Rc, SendWorkRequest};
+    /// # fn main() -> ibverbs::Result<()> {
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
+    /// # let context = ibverbs::open("rxe0")?;
+    /// # let domain = context.alloc_pd()?;
+    /// # let queue = context.create_cq(16)?;
+    /// let mut region = domain.allocate::<u8>(16)?;
+    /// # let prepared = domain.create_qp(&queue, &queue, Rc)
+    /// #     .max_inline_data(16).build()?;
+    /// # let remote = prepared.endpoint();
+    /// let mut queue_pair = prepared.handshake(remote)?;
+    /// let (mut send, mut receive) = queue_pair.split();
+    /// std::thread::scope(|scope| {
+    ///     // SAFETY: no other request is outstanding under 1.
+    ///     scope.spawn(move || unsafe { send.post(SendWorkRequest::new(Inline(b"hello")), 1) });
+    ///     // SAFETY: the region is not touched until the completion of 2 was polled, and dropped after
+    ///     // the queue pair.
+    ///     unsafe { receive.post_receive(&mut region, .., 2) }
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    pub fn split(&mut self) -> (SendHalf<'_, 'res, T>, ReceiveHalf<'_, 'res, T>) {
+        (SendHalf::new(self), ReceiveHalf::new(self))
+    }
+}
+
+impl<T: Transport> SendHalf<'_, '_, T> {
+    /// `ibv_post_send`: [`QueuePair::post`] to the send queue.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePair::post`].
+    ///
+    /// # Safety
+    ///
+    /// That of [`QueuePair::post`].
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub unsafe fn post<R: Posts<T> + SendQueueRequest>(
+        &mut self,
+        request: R,
+        wr_id: u64,
+    ) -> Result<()> {
+        // SAFETY: the queue pair is live, and the caller keeps the contract.
+        unsafe { post(self.queue_pair, self.raw, request, wr_id) }
+    }
+
+    /// `ibv_post_send`: [`QueuePair::post_prepared`] to the send queue.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePair::post`].
+    ///
+    /// # Safety
+    ///
+    /// That of [`QueuePair::post_prepared`].
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub unsafe fn post_prepared<F>(
+        &mut self,
+        request: &mut PreparedRequest<'_, F>,
+        wr_id: u64,
+    ) -> Result<()>
+    where
+        T: TakesPrepared<F>,
+    {
+        // SAFETY: the caller keeps the contract.
+        unsafe { request.post(self.queue_pair, self.raw, wr_id) }
+    }
+
+    send_methods!();
+}
+
+impl<T: Transport> ReceiveHalf<'_, '_, T> {
+    /// `ibv_post_recv`: [`QueuePair::post`] to the receive queue.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePair::post`].
+    ///
+    /// # Safety
+    ///
+    /// That of [`QueuePair::post`].
+    #[doc(alias = "ibv_post_recv")]
+    #[inline]
+    pub unsafe fn post<D: ScatterBuffer>(
+        &mut self,
+        request: ReceiveWorkRequest<D>,
+        wr_id: u64,
+    ) -> Result<()>
+    where
+        T: ReceiveQueue,
+    {
+        // SAFETY: the queue pair is live, and the caller keeps the contract.
+        unsafe { post(self.queue_pair, self.raw, request, wr_id) }
+    }
+
+    /// `ibv_post_recv`: [`QueuePair::post_prepared`] to the receive queue.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePair::post`].
+    ///
+    /// # Safety
+    ///
+    /// That of [`QueuePair::post_prepared`].
+    #[doc(alias = "ibv_post_recv")]
+    #[inline]
+    pub unsafe fn post_prepared(
+        &mut self,
+        request: &mut PreparedReceive<'_>,
+        wr_id: u64,
+    ) -> Result<()>
+    where
+        T: ReceiveQueue,
+    {
+        // SAFETY: the caller keeps the contract.
+        unsafe { request.post(self.queue_pair, self.raw, wr_id) }
+    }
+
+    receive_methods!();
+}
+
+/// 32 bits for the completion of the peer's receive: see [`immediate`](crate::SendWorkRequest::immediate).
+#[derive(Clone, Copy, Debug)]
+pub struct Immediate(pub(super) u32);
+
+/// An rkey of the peer that a message invalidates: see [`invalidate`](crate::SendWorkRequest::invalidate).
+#[derive(Clone, Copy, Debug)]
+pub struct Invalidate(pub(super) u32);
+
+/// What a message carries in addition to its data: `()`, [`Immediate`] or [`Invalidate`]. Sealed.
+pub trait Extra: sealed::Extra {}
+
+impl Extra for () {}
+impl Extra for Immediate {}
+impl Extra for Invalidate {}
+
+/// What a write carries in addition to its data: `()` or [`Immediate`].
+pub trait WriteExtra: sealed::WriteExtra {}
+
+impl WriteExtra for () {}
+impl WriteExtra for Immediate {}
+
+pub(super) mod sealed {
+    use super::*;
+
+    pub trait Extra: Copy {
+        const SEND: Opcode;
+        const EXTENDED_SEND: Extended;
+
+        /// # Safety
+        ///
+        /// The pointer is to a request, which may be uninitialised.
+        unsafe fn fill(self, request: *mut ffi::ibv_send_wr);
+
+        /// # Safety
+        ///
+        /// As for `Kind::emit`.
+        unsafe fn send(self, queue_pair: *mut ffi::ibv_qp_ex);
+    }
+
+    pub trait WriteExtra: Extra {
+        const WRITE: Opcode;
+        const EXTENDED_WRITE: Extended;
+
+        /// # Safety
+        ///
+        /// As for `Kind::emit`.
+        unsafe fn write(self, queue_pair: *mut ffi::ibv_qp_ex, remote: &RemoteMemoryRegion);
+    }
+}
+
+impl sealed::Extra for () {
+    const SEND: Opcode = Opcode::IBV_WR_SEND;
+    const EXTENDED_SEND: Extended = Extended::SEND;
+
+    #[inline(always)]
+    unsafe fn fill(self, _: *mut ffi::ibv_send_wr) {}
+
+    #[inline(always)]
+    unsafe fn send(self, queue_pair: *mut ffi::ibv_qp_ex) {
+        // SAFETY: the caller vouches for queue pair and function.
+        unsafe { (*queue_pair).wr_send.unwrap_unchecked()(queue_pair) }
+    }
+}
+
+impl sealed::WriteExtra for () {
+    const WRITE: Opcode = Opcode::IBV_WR_RDMA_WRITE;
+    const EXTENDED_WRITE: Extended = Extended::WRITE;
+
+    #[inline(always)]
+    unsafe fn write(self, queue_pair: *mut ffi::ibv_qp_ex, remote: &RemoteMemoryRegion) {
+        // SAFETY: as for `send`.
+        unsafe {
+            let write = (*queue_pair).wr_rdma_write.unwrap_unchecked();
+            write(queue_pair, remote.rkey, remote.address);
+        }
+    }
+}
+
+impl sealed::Extra for Immediate {
+    const SEND: Opcode = Opcode::IBV_WR_SEND_WITH_IMM;
+    const EXTENDED_SEND: Extended = Extended::SEND_WITH_IMMEDIATE;
+
+    #[inline(always)]
+    unsafe fn fill(self, request: *mut ffi::ibv_send_wr) {
+        // SAFETY: the caller vouches for the pointer.
+        unsafe { (*request).__bindgen_anon_1.imm_data = self.0.to_be() };
+    }
+
+    #[inline(always)]
+    unsafe fn send(self, queue_pair: *mut ffi::ibv_qp_ex) {
+        // SAFETY: the caller vouches for queue pair and function.
+        unsafe { (*queue_pair).wr_send_imm.unwrap_unchecked()(queue_pair, self.0.to_be()) }
+    }
+}
+
+impl sealed::WriteExtra for Immediate {
+    const WRITE: Opcode = Opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
+    const EXTENDED_WRITE: Extended = Extended::WRITE_WITH_IMMEDIATE;
+
+    #[inline(always)]
+    unsafe fn write(self, queue_pair: *mut ffi::ibv_qp_ex, remote: &RemoteMemoryRegion) {
+        // SAFETY: as for `send`.
+        unsafe {
+            let write = (*queue_pair).wr_rdma_write_imm.unwrap_unchecked();
+            write(queue_pair, remote.rkey, remote.address, self.0.to_be());
+        }
+    }
+}
+
+impl sealed::Extra for Invalidate {
+    const SEND: Opcode = Opcode::IBV_WR_SEND_WITH_INV;
+    const EXTENDED_SEND: Extended = Extended::SEND_WITH_INVALIDATE;
+
+    #[inline(always)]
+    unsafe fn fill(self, request: *mut ffi::ibv_send_wr) {
+        // SAFETY: the caller vouches for the pointer.
+        unsafe { (*request).__bindgen_anon_1.invalidate_rkey = self.0 };
+    }
+
+    #[inline(always)]
+    unsafe fn send(self, queue_pair: *mut ffi::ibv_qp_ex) {
+        // SAFETY: the caller vouches for queue pair and function.
+        unsafe { (*queue_pair).wr_send_inv.unwrap_unchecked()(queue_pair, self.0) }
+    }
+}

@@ -1,0 +1,339 @@
+//! The C object of a queue pair, with its flows and multicast groups.
+
+use super::QueuePair;
+use super::attributes::AttributeMask;
+use super::connection_settings::{Answers, ConnectionSettings};
+use super::endpoint::QueuePairEndpoint;
+use super::message_limits::MessageLimits;
+use super::shared_receive_queue::SharedReceiveQueue;
+use super::transition::StateTransition;
+use super::transport::{DriverTransport, Transport};
+use crate::base::debug::debug;
+use crate::base::error::{Error, Result};
+use crate::base::ffi;
+use crate::base::handle::{Handle, Leak, object, resource};
+use crate::base::parent::Parent;
+use crate::base::queue_pair_state::{QueuePairState, QueuePairType};
+#[cfg(rdma_core_65)]
+use crate::verbs::completion::CompletionCounter;
+use crate::verbs::completion::CompletionQueue;
+use crate::verbs::device::Gid;
+use crate::verbs::domain::{ProtectionDomain, XrcDomain};
+use crate::verbs::flow::{Counter, Counters, FlowId, Flows, Rule};
+use crate::verbs::queue_pair::SendOperations;
+
+use std::ptr::NonNull;
+
+object!(ibv_qp, ibv_destroy_qp, event_subjects);
+
+pub(super) struct Object<'res> {
+    pub(super) raw: Handle<ffi::ibv_qp>,
+    pub(super) extended: Option<NonNull<ffi::ibv_qp_ex>>,
+    pub(super) properties: Properties,
+    pub(super) parents: Parents<'res>,
+    /// With their LIDs.
+    pub(super) groups: Vec<(Gid, u16)>,
+    pub(super) flows: Flows<'res>,
+    #[cfg(rdma_core_65)]
+    pub(super) counters: Vec<Parent<'res, CompletionCounter<'res>>>,
+    /// Given back on destruction.
+    pub(super) _answers: Answers,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Properties {
+    pub(super) kind: QueuePairType,
+    pub(super) has_peer: bool,
+    pub(super) capacities: ffi::ibv_qp_cap,
+    pub(super) messages: MessageLimits,
+    pub(super) settings: ConnectionSettings,
+    pub(super) endpoint: QueuePairEndpoint,
+    /// Empty without the extended posting interface.
+    pub(super) operations: SendOperations,
+    pub(super) functions: u64,
+    pub(super) driver: Option<DriverTransport>,
+}
+
+/// They outlive the queue pair.
+#[derive(Clone)]
+pub(super) struct Parents<'res> {
+    pub(super) domain: Parent<'res, ProtectionDomain<'res>>,
+    pub(super) send_cq: Parent<'res, CompletionQueue<'res>>,
+    pub(super) receive_cq: Parent<'res, CompletionQueue<'res>>,
+    pub(super) srq: Option<Parent<'res, SharedReceiveQueue<'res>>>,
+    pub(super) xrc_domain: Option<Parent<'res, XrcDomain<'res>>>,
+}
+
+impl Leak for Parents<'_> {
+    fn leak(&self) {
+        self.domain.leak();
+        self.send_cq.leak();
+        self.receive_cq.leak();
+        self.srq.leak();
+        self.xrc_domain.leak();
+    }
+}
+
+impl Object<'_> {
+    pub(super) fn destroy(&mut self) -> Result<()> {
+        if !self.raw.is_gone() {
+            self.leave_groups();
+            self.end_flows();
+        }
+        self.raw.destroy().inspect_err(|_| self.leak_parents())
+    }
+}
+
+impl Object<'_> {
+    /// After a failed destruction the device may use them for ever.
+    fn leak_parents(&self) {
+        self.parents.leak();
+        #[cfg(rdma_core_65)]
+        Leak::leak(&self.counters);
+    }
+}
+
+impl Drop for Object<'_> {
+    fn drop(&mut self) {
+        let _ = self.destroy();
+    }
+}
+
+// SAFETY: libibverbs allows every verb on a queue pair from any thread.
+unsafe impl Send for Object<'_> {}
+// SAFETY: as above; methods that change the queue pair or post to it take `&mut self`.
+unsafe impl Sync for Object<'_> {}
+
+const VERB: &str = "ibv_open_qp";
+
+/// A receiving XRC queue pair, opened by number, perhaps from another process whose XRC domain belongs to the same
+/// file.
+///
+/// The device destroys it when all processes that created or opened it have closed it. Its events reach all of them.
+pub struct OpenedQueuePair<'res> {
+    raw: Handle<ffi::ibv_qp>,
+    domain: Parent<'res, XrcDomain<'res>>,
+}
+
+resource! {
+    /// `ibv_destroy_qp`: closes the queue pair and reports a failure, which a drop ignores.
+    ///
+    /// # Errors
+    ///
+    /// The provider's errno value. The queue pair is then
+    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with its domain.
+    #[doc(alias = "ibv_destroy_qp")]
+    OpenedQueuePair<'res>: raw of ibv_qp, domain
+}
+
+impl<'res> OpenedQueuePair<'res> {
+    /// `ibv_open_qp`: opens the receiving XRC queue pair of this number.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the domain has no such queue pair, or the number has more than 24 bits.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no extended reliable connections.
+    ///  - `ENOMEM`: out of memory.
+    #[doc(alias = "ibv_open_qp")]
+    pub fn open(domain: impl Into<Parent<'res, XrcDomain<'res>>>, number: u32) -> Result<Self> {
+        use ffi::ibv_qp_open_attr_mask as mask;
+
+        let domain = domain.into();
+        Error::within(VERB, "the number of the queue pair", number, 0, 0xff_ffff_u32)?;
+        let fields =
+            mask::IBV_QP_OPEN_ATTR_NUM | mask::IBV_QP_OPEN_ATTR_XRCD | mask::IBV_QP_OPEN_ATTR_TYPE;
+        let mut attributes = ffi::ibv_qp_open_attr {
+            comp_mask: fields.0,
+            qp_num: number,
+            xrcd: domain.as_raw(),
+            qp_type: ffi::ibv_qp_type::IBV_QPT_XRC_RECV,
+            ..Default::default()
+        };
+        // SAFETY: context and domain are live, and kept; a queue pair that comes back is ours alone.
+        let raw = unsafe {
+            Handle::new(VERB, ffi::ibv_open_qp(domain.context().as_raw(), &mut attributes))
+        }?;
+        Ok(Self { raw, domain })
+    }
+
+    /// `ibv_modify_qp`, as [`QueuePair::modify`](crate::QueuePair::modify).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePair::modify`](crate::QueuePair::modify).
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn modify(&mut self, transition: StateTransition) -> Result<()> {
+        transition.check(QueuePairType::XrcReceive, self.state()?)?;
+        let (mut raw, mask) = transition.to_raw();
+        // SAFETY: the queue pair is live; the mask holds only defined bits, which fit.
+        let returned = unsafe { ffi::ibv_modify_qp(self.as_raw(), &mut raw, mask.0 as i32) };
+        ffi::status("ibv_modify_qp", returned)
+    }
+
+    /// `ibv_query_qp`: the state.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePair::state`](crate::QueuePair::state).
+    #[doc(alias = "ibv_query_qp")]
+    pub fn state(&self) -> Result<QueuePairState> {
+        let mut raw = ffi::ibv_qp_attr::default();
+        let mut created = ffi::ibv_qp_init_attr::default();
+        let mask = AttributeMask::STATE.bits() as i32;
+        // SAFETY: the queue pair is live, and both structs are writable.
+        let returned = unsafe { ffi::ibv_query_qp(self.as_raw(), &mut raw, mask, &mut created) };
+        ffi::status("ibv_query_qp", returned)?;
+        Ok(raw.qp_state.into())
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        // SAFETY: the queue pair is live.
+        unsafe { (*self.as_raw()).qp_num }
+    }
+
+    /// The domain that it was opened in.
+    pub fn xrc_domain(&self) -> &XrcDomain<'res> {
+        &self.domain
+    }
+}
+
+debug! { OpenedQueuePair<'_>, self, number: self.number(), .. }
+
+/// Flow steering, for raw packet and UD queue pairs.
+impl<'res, T: Transport> QueuePair<'res, T> {
+    /// `ibv_create_flow`: directs the packets that match `rule` to this queue pair, until
+    /// [`destroy_flow`](Self::destroy_flow) or the end of the queue pair.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: this is no raw packet or UD queue pair; the device has no such port; a default rule or sniffer
+    ///    matches headers; the counters or action belong to another context; the counters have no counter attached; or
+    ///    the device does not support these headers in this order.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no flows, or lacks an option or action.
+    ///  - `EPERM`: the process may not receive raw packets (`CAP_NET_RAW`).
+    ///  - `EEXIST`: the device has the same rule already.
+    ///  - `EBUSY`: default rules and sniffers are taken.
+    ///  - `ENOMEM`: the device has no flow left.
+    #[doc(alias = "ibv_create_flow")]
+    pub fn create_flow(&mut self, rule: &Rule<'res>) -> Result<FlowId> {
+        let (raw, kind) = (self.as_raw(), self.queue_pair_type());
+        let context = self.object.parents.domain.context();
+        // SAFETY: the queue pair is live, of that type, and destroys its flows before itself.
+        unsafe { self.object.flows.create(raw, kind, context, rule) }
+    }
+
+    /// `ibv_destroy_flow`: ends a flow.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the flow has ended, or belongs to another queue pair.
+    ///
+    /// If the device cannot destroy the flow, it is [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed),
+    /// with this queue pair and its parents.
+    #[doc(alias = "ibv_destroy_flow")]
+    pub fn destroy_flow(&mut self, flow: FlowId) -> Result<()> {
+        let (raw, parents) = (&self.object.raw, &self.object.parents);
+        self.object.flows.destroy(flow, || {
+            raw.leak();
+            parents.leak();
+        })
+    }
+
+    /// `ibv_attach_counters_point_flow`: counts the packets of an existing flow, at `index` of the counters. mlx5 has
+    /// only [`Counters::attach`], for later flows.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the flow has ended, or belongs to another queue pair, or the device has no such index.
+    ///  - `EOPNOTSUPP`: the device cannot count an existing flow.
+    ///  - `ENOMEM`: out of memory.
+    #[doc(alias = "ibv_attach_counters_point_flow")]
+    pub fn attach_counters(
+        &mut self,
+        flow: FlowId,
+        counters: impl Into<Parent<'res, Counters<'res>>>,
+        counter: Counter,
+        index: u32,
+    ) -> Result<()> {
+        self.object.flows.attach(flow, counters.into(), counter, index)
+    }
+}
+
+impl Object<'_> {
+    /// The kernel refuses to destroy a queue pair that has flows.
+    pub(super) fn end_flows(&mut self) {
+        let (raw, parents) = (&self.raw, &self.parents);
+        self.flows.destroy_all(|| {
+            raw.leak();
+            parents.leak();
+        });
+    }
+}
+
+impl<T: Transport> QueuePair<'_, T> {
+    /// `ibv_attach_mcast`: receives the messages to the multicast group `gid` on a UD queue pair, until it is detached
+    /// or destroyed.
+    ///
+    /// On InfiniBand, `lid` is the group's LID, and the port must have joined the group through the subnet manager. On
+    /// RoCE `lid` is 0, and `gid` is the group's IP address.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it is not a UD queue pair, or `gid` is not a multicast GID.
+    ///  - `ENOMEM`: the device has no group left, or the group no room.
+    #[doc(alias = "ibv_attach_mcast")]
+    pub fn attach_multicast(&mut self, gid: Gid, lid: u16) -> Result<()> {
+        const VERB: &str = "ibv_attach_mcast";
+        self.check_multicast(VERB, gid)?;
+        if self.object.groups.try_reserve(1).is_err() {
+            return Err(Error::new(VERB, libc::ENOMEM));
+        }
+        // SAFETY: the queue pair is live, and the verb reads the GID during the call only.
+        let returned = unsafe { ffi::ibv_attach_mcast(self.as_raw(), &gid.into(), lid) };
+        ffi::status(VERB, returned)?;
+        self.object.groups.push((gid, lid));
+        Ok(())
+    }
+
+    /// `ibv_detach_mcast`: leaves the multicast group.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the queue pair is not attached to that group.
+    #[doc(alias = "ibv_detach_mcast")]
+    pub fn detach_multicast(&mut self, gid: Gid, lid: u16) -> Result<()> {
+        const VERB: &str = "ibv_detach_mcast";
+        self.check_multicast(VERB, gid)?;
+        // SAFETY: as in `attach_multicast`.
+        let returned = unsafe { ffi::ibv_detach_mcast(self.as_raw(), &gid.into(), lid) };
+        ffi::status(VERB, returned)?;
+        if let Some(at) = self.object.groups.iter().position(|&group| group == (gid, lid)) {
+            self.object.groups.swap_remove(at);
+        }
+        Ok(())
+    }
+
+    #[cfg(feature = "channel")]
+    pub(crate) fn leave_groups(&mut self) {
+        self.object.leave_groups();
+    }
+
+    fn check_multicast(&self, verb: &'static str, gid: Gid) -> Result<()> {
+        if self.queue_pair_type() != QueuePairType::UnreliableDatagram {
+            return Err(Error::invalid(verb, "only UD queue pairs receive multicast"));
+        }
+        Error::invalid_if(!gid.is_multicast(), verb, "the GID is not a multicast GID")?;
+        Ok(())
+    }
+}
+
+impl Object<'_> {
+    /// The kernel refuses to destroy a queue pair that is in a group.
+    pub(super) fn leave_groups(&mut self) {
+        for (gid, lid) in std::mem::take(&mut self.groups) {
+            // SAFETY: as in `attach_multicast`. Destroying reports a failure.
+            let _ = unsafe { ffi::ibv_detach_mcast(self.raw.as_ptr(), &gid.into(), lid) };
+        }
+    }
+}
