@@ -31,3 +31,8 @@ pub(crate) use private::{
     device_hold, device_put, dofork_range, dontfork_range, init_and_alloc_context, verbs_set_ops,
     verbs_uninit_context,
 };
+
+pub(crate) fn set_errno(errno: std::ffi::c_int) {
+    // SAFETY: the location is valid for the calling thread.
+    unsafe { *libc::__errno_location() = errno };
+}

@@ -111,8 +111,10 @@ mod inspect;
 mod link;
 mod manager;
 mod network;
+mod partitions;
 mod port;
 mod provider;
+mod random;
 mod register;
 mod settings;
 #[cfg(any(test, feature = "tokio"))]

@@ -2,11 +2,11 @@
 
 use std::io;
 
-use super::completions::MadeUpCompletion;
 use super::verbs::{Verb, When};
 use crate::device::Device;
 use crate::ffi::ibv_event_type;
 use crate::manager;
+use crate::transport::completion_faults::MadeUpCompletion;
 
 /// Faults, for tests: at any time, while programs use the device.
 impl Device {

@@ -76,7 +76,7 @@ pub(crate) fn open() -> Option<c_int> {
     let queue = match Queue::new() {
         Ok(queue) => queue,
         Err(e) => {
-            crate::provider::set_errno(e.raw_os_error().unwrap_or(libc::EMFILE));
+            crate::ffi::set_errno(e.raw_os_error().unwrap_or(libc::EMFILE));
             return Some(-1);
         }
     };
@@ -108,7 +108,7 @@ pub(crate) unsafe fn write(file: c_int, bytes: *const c_void, length: usize) -> 
                 manager.inherited.remove(&file);
                 return None;
             }
-            crate::provider::set_errno(libc::EBADF);
+            crate::ffi::set_errno(libc::EBADF);
             return Some(-1);
         }
         let queue = manager.files.get(&file)?.clone();
@@ -150,7 +150,7 @@ pub(crate) unsafe fn write(file: c_int, bytes: *const c_void, length: usize) -> 
     Some(match done {
         Ok(()) => length as isize,
         Err(errno) => {
-            crate::provider::set_errno(errno);
+            crate::ffi::set_errno(errno);
             -1
         }
     })

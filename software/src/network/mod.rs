@@ -21,13 +21,11 @@ pub use self::builder::NetworkBuilder;
 pub(crate) use self::clock::START;
 pub(crate) use self::clock::nanoseconds;
 pub use self::conditions::Conditions;
-pub(crate) use self::conditions::Random;
 pub(crate) use self::link::NetworkLink;
 pub(crate) use self::member::Member;
 pub(crate) use self::simulation::{Membership, Simulation};
 pub use self::sleep::BackgroundDriver;
 pub use self::trace::{PacketFate, Trace, TracedPacket};
-use crate::device::Device;
 
 /// A simulated network between devices of this process, in virtual time.
 ///
@@ -130,45 +128,9 @@ impl Network {
         self.0.state().conditions
     }
 
-    /// Changes how packets from one device to another are treated that are sent from now on, until one of the two is gone.
-    ///
-    /// Does nothing for a device that is not on this network; so do the methods of partitions.
-    pub fn set_conditions_between(&self, from: &Device, to: &Device, conditions: Conditions) {
-        if let (Some(from), Some(to)) = (self.member(from), self.member(to)) {
-            self.0.set_between(from, to, conditions);
-        }
-    }
-
-    /// Cuts two devices off from each other, in both directions. Packets between them that are under way are lost.
-    pub fn partition(&self, one: &Device, other: &Device) {
-        self.partition_one_way(one, other);
-        self.partition_one_way(other, one);
-    }
-
-    /// Loses all packets from one device to another, and none in the other direction.
-    pub fn partition_one_way(&self, from: &Device, to: &Device) {
-        self.set_cut(from, to, true);
-    }
-
-    /// Ends every partition between two devices.
-    pub fn heal(&self, one: &Device, other: &Device) {
-        self.set_cut(one, other, false);
-        self.set_cut(other, one, false);
-    }
-
-    fn set_cut(&self, from: &Device, to: &Device, is_cut: bool) {
-        if let (Some(from), Some(to)) = (self.member(from), self.member(to)) {
-            self.0.set_cut(from, to, is_cut);
-        }
-    }
-
     /// Ends every partition.
     pub fn heal_all(&self) {
         self.0.state().cut.clear();
-    }
-
-    fn member(&self, device: &Device) -> Option<u64> {
-        device.membership().filter(|member| Arc::ptr_eq(&member.network, &self.0)).map(|m| m.number)
     }
 
     /// The packets that were sent so far: as many of the last ones as

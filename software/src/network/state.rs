@@ -6,11 +6,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Weak};
 
 use super::clock::{duration, nanoseconds};
-use super::conditions::{Conditions, Random};
+use super::conditions::Conditions;
 use super::member::Member as Device;
 use super::settings::Settings;
 use super::trace::{PacketFate, Trace};
 use crate::link::Time;
+use crate::random::Random;
 
 /// The headers in front of each packet: Ethernet, IPv4 and UDP. They count for the bandwidth.
 const HEADERS: u64 = 14 + 20 + 8;

@@ -46,10 +46,7 @@ unsafe fn shared<'a>(context: *mut ibv_context) -> &'a Arc<Shared> {
     unsafe { (*(*context).device.cast::<RawDevice>()).shared() }
 }
 
-pub(crate) fn set_errno(errno: c_int) {
-    // SAFETY: the location is valid for the calling thread.
-    unsafe { *libc::__errno_location() = errno };
-}
+pub(crate) use crate::ffi::set_errno;
 
 /// Converts a result for verbs that return an object.
 fn object<T>(made: Result<*mut T, c_int>) -> *mut T {

@@ -10,7 +10,8 @@ use super::process::Process;
 use super::wire::Wire;
 use crate::device::Device;
 use crate::link::Time;
-use crate::network::{Conditions, Network, Random, nanoseconds};
+use crate::network::{Conditions, Network, nanoseconds};
+use crate::random::Random;
 
 pub(super) struct Inner {
     pub(super) network: Network,

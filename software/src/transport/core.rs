@@ -15,10 +15,10 @@ use super::table::{Table, Tag};
 use super::timers::{Timer, Timers};
 use super::work::{Completion, Path};
 use super::xrc_domains::XrcDomains;
-use crate::faults::completions::CompletionFaults;
 use crate::ffi::ibv_event_type;
 use crate::link::{Clock, Gate, Link, Time};
 use crate::settings::Settings;
+use crate::transport::completion_faults::CompletionFaults;
 use crate::wire::header::Bth;
 use crate::wire::{Packet, icrc};
 

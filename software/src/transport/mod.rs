@@ -4,6 +4,7 @@
 //! [`Clock`]. With a socket, a thread drives it; with virtual time, the test does.
 
 pub(crate) mod completer;
+pub(crate) mod completion_faults;
 pub(crate) mod connection;
 pub(crate) mod core;
 pub(crate) mod counters;

@@ -209,7 +209,7 @@ impl Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::network::Random;
+    use crate::random::Random;
 
     fn ring() -> (Writer, Reader) {
         let (writer, file) = Writer::create().unwrap();

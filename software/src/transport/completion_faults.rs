@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use ibverbs::WorkStatus;
 
 use crate::ffi::{ibv_wc_opcode, ibv_wc_status};
-use crate::network::Random;
+use crate::random::Random;
 use crate::transport::work::{Completion, Release};
 
 /// A completion that no request has.
