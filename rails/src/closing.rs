@@ -50,7 +50,7 @@ impl Rails {
         }
         let channels = std::mem::take(&mut it.lanes);
         self.destroy(device, &channels);
-        // What has ended comes now, also what was in flight.
+        // Every operation has ended now, those in flight too.
         self.drain(device);
         channels.into_iter().for_each(|channel| self.end_leaked(device, channel));
         if was_up {
@@ -112,7 +112,7 @@ impl Rails {
     /// may have been told that it has arrived.
     pub(crate) fn lose(&mut self, id: PeerId, error: RailsError) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        // It may still read.
+        // The peer may still read.
         let _ = peer.control.flush();
         let lanes: Vec<_> = (peer.pairs.iter_mut())
             .map(|pair| (pair.ours, std::mem::take(&mut pair.lanes)))

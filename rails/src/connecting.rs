@@ -88,7 +88,7 @@ impl Rails {
         // A peer that gives up makes `accept` wait for the next one, hence the mode.
         listener.set_nonblocking(true)?;
         self.wait_until(deadline, Some(listener.as_fd()), |rails| {
-            // As many as there is place for, and no more than those that came by now.
+            // Takes the streams that have come by now, as far as there is room.
             for _ in rails.accepting.len()..rails.most_accepting {
                 match listener.accept() {
                     Ok((stream, _)) => {
@@ -112,7 +112,7 @@ impl Rails {
         })?
     }
 
-    /// As [`connect`](Self::connect), over a stream of the program's, and without waiting:
+    /// Begins to [`connect`](Self::connect) over a stream of the program's, without waiting:
     /// [`Event::Connected`] or [`Event::Disconnected`] follows.
     ///
     /// # Errors
@@ -130,7 +130,7 @@ impl Rails {
         Ok(peer)
     }
 
-    /// As [`accept`](Self::accept), over a stream of the program's, and without waiting:
+    /// Begins to [`accept`](Self::accept) over a stream of the program's, without waiting:
     /// [`Event::Connected`] or [`Event::Disconnected`] follows.
     ///
     /// # Errors
@@ -152,7 +152,7 @@ impl Rails {
         }
     }
 
-    /// Of the peers, one that is connected now, or why one of them is not.
+    /// One of the peers that is connected now, or the reason why one is not.
     pub(crate) fn take_connected(&mut self, peers: &[PeerId]) -> Option<(PeerId, Result<PeerId>)> {
         let event = self.take_event(|event| match event {
             Event::Connected(peer) | Event::Disconnected { peer, .. } => peers.contains(peer),

@@ -15,7 +15,7 @@ use crate::pairing::Facts;
 pub(crate) const VERSION: u32 = 3;
 /// A longer frame is not from such a peer.
 const MAX_FRAME: usize = 128 << 10;
-/// What a peer may leave unread before it counts as gone.
+/// Bytes that a peer may leave unread before it counts as gone.
 const MAX_UNREAD: usize = 4 * MAX_FRAME;
 /// The bytes of a name, which Linux limits to 64.
 pub(crate) const LONGEST_NAME: usize = 64;
@@ -30,7 +30,7 @@ pub(crate) const MAX_ADDRESSES: usize = 4096;
 /// `read` and `write` never wait: they fail with [`WouldBlock`](io::ErrorKind::WouldBlock), and 0 bytes read mean that
 /// the peer has closed.
 pub trait ControlStream: Read + Write + Send {
-    /// What becomes readable when there is something to read. `None`: the program itself knows when to call
+    /// The descriptor that becomes readable when there is something to read. `None`: the program itself knows when to call
     /// [`Rails::turn`](crate::Rails::turn).
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }
@@ -41,7 +41,7 @@ impl ControlStream for TcpStream {
     }
 }
 
-/// What one side says to the other. A pair has another epoch each time that it is opened.
+/// A frame of the control stream. A pair has another epoch each time that it is opened.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Frame {
     /// First, from the side that connects.
@@ -60,7 +60,7 @@ pub(crate) enum Frame {
         version: u32,
         reason: String,
     },
-    /// From the side that connected: the pair is to be opened.
+    /// Asks to open the pair. The side that connected sends it.
     Open {
         pair: u8,
         epoch: u32,
@@ -76,7 +76,7 @@ pub(crate) enum Frame {
         epoch: u32,
         reason: String,
     },
-    /// From the side that connected: data has gone over the pair.
+    /// Says that data has gone over the pair. The side that connected sends it.
     Up {
         pair: u8,
         epoch: u32,
@@ -89,7 +89,7 @@ pub(crate) enum Frame {
         epoch: u32,
         reason: String,
     },
-    /// The same, as the answer.
+    /// Answers [`Down`](Self::Down).
     DownSeen {
         pair: u8,
         epoch: u32,
@@ -146,7 +146,7 @@ impl Control {
         let start = self.output.len();
         self.output.extend([0; 4]);
         let config = bincode::config::standard();
-        // It writes to memory, and all of it can be serialised.
+        // Writing to memory does not fail, and every part of a frame can be serialised.
         let written = bincode::serde::encode_into_std_write(frame, &mut self.output, config);
         match written.ok().and_then(|length| u32::try_from(length).ok()) {
             Some(length) => self.output[start..start + 4].copy_from_slice(&length.to_be_bytes()),

@@ -31,7 +31,7 @@ pub(crate) struct Device {
     pub(crate) facts: Facts,
     /// Dropped before the domain and the context.
     pub(crate) engine: Loop<'static, SharedMemoryRange<u8>>,
-    /// By the index of the channel in the loop.
+    /// The lanes, by the index of their channel in the loop.
     pub(crate) lanes: Vec<Lane>,
     pub(crate) scratch: Arc<SharedMemoryRegion<'static, u8>>,
     pub(crate) domain: Arc<ProtectionDomain<'static>>,
@@ -39,7 +39,7 @@ pub(crate) struct Device {
     settings: Settings,
 }
 
-/// What a request of a send queue is for.
+/// The purpose of a request in a send queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Work {
     Piece(TransferId, Piece),
@@ -97,7 +97,7 @@ impl Device {
         self.lanes[channel.index()] = Lane { peer, pair, is_open: true, sends };
     }
 
-    /// Of these queue pairs, the one with the least to do, if it can have more.
+    /// The queue pair among these that has the least to do, if it can have more.
     #[inline]
     pub(crate) fn least_busy(&self, channels: &[ChannelId]) -> Option<ChannelId> {
         let (mut best, mut least) = (None, SENDS as usize);
@@ -178,7 +178,7 @@ impl RailsBuilder {
             peers: 16,
             longest_message: 4096,
             ack_timeout: AckTimeout::new(14).expect("within the limits"),
-            // Of 7, Soft-RoCE makes an endless number.
+            // Soft-RoCE takes 7 for an endless number.
             max_ack_retries: MaxAckRetries::new(6).expect("within the limits"),
         }
     }
@@ -189,13 +189,13 @@ impl RailsBuilder {
         self
     }
 
-    /// Of the devices, takes only those nearest to this PCI function: a GPU, or a disk.
+    /// Keeps only the devices nearest to this PCI function: a GPU, or a disk.
     pub fn near(mut self, function: PciAddress) -> Self {
         self.nearest = Some(Place::Function(function));
         self
     }
 
-    /// Of the devices, takes only those of this NUMA node.
+    /// Keeps only the devices of this NUMA node.
     pub fn numa_node(mut self, node: u32) -> Self {
         self.nearest = Some(Place::Node(node));
         self

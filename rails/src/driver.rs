@@ -72,7 +72,7 @@ pub struct RailsDriver {
     shared: Ends,
 }
 
-/// What tasks wait for.
+/// The answers and events that tasks wait for.
 #[derive(Default, Debug)]
 struct Answers {
     ends: HashMap<TransferId, oneshot::Sender<Result<()>>>,
@@ -82,7 +82,7 @@ struct Answers {
 /// How many calls of handles come before the rails' next turn.
 const CALLS_PER_TURN: usize = 256;
 
-/// What a handle asks for.
+/// A call that a handle asks the driver to make.
 type Call = Box<dyn FnOnce(&mut Rails, &mut Answers) + Send>;
 
 /// The events that no answer is for.
@@ -135,7 +135,7 @@ impl AsyncRails {
     ) -> Result<T> {
         let answer = self.ask(|rails, _, sender| {
             let answer = catch_unwind(AssertUnwindSafe(|| call(rails)));
-            // Nobody waits for it. Dropping the answer, or what the panic has left, is the program's code, too.
+            // The caller is gone. Dropping the answer, or the payload of a panic, runs the program's code, too.
             if let Err(answer) = sender.send(answer)
                 && let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(answer)))
             {
@@ -278,7 +278,7 @@ impl AsyncRails {
             .ask(move |rails, answers, sender| {
                 let peer = begin(rails);
                 if let Ok(peer) = peer {
-                    // It is the first one.
+                    // Each slot is set once, so this cannot fail.
                     let _ = begun.set(peer);
                 }
                 answers.connection(peer, sender);
@@ -503,7 +503,7 @@ fn wake_all(waiting: Vec<Waker>) {
 }
 
 fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
-    // What it guards is whole at any time.
+    // A panic leaves nothing half done, so a poisoned lock is as good as another.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -2,7 +2,7 @@
 
 use ibverbs::{ChannelId, Ended, TransportError, WorkErrorClass, WorkStatus};
 
-use crate::agreeing::nonsense;
+use crate::negotiate::nonsense;
 use crate::devices::Work;
 use crate::error::{RailsError, Result};
 use crate::event::{self, Event, PeerId, TransferId};
@@ -33,7 +33,7 @@ impl Rails {
             match self.devices[device].engine.next_ended() {
                 Ok(Some(ended)) => self.ended(device, &ended),
                 Ok(None) => return false,
-                // It has ended nothing.
+                // Such a completion has ended no operation.
                 Err(TransportError::UnknownCompletion { .. }) => {}
                 Err(error) => {
                     self.fail_device(device, &error.to_string());
@@ -46,7 +46,7 @@ impl Rails {
 
     /// Looks at all completions that a device has now. Those that come meanwhile wait for the next turn.
     pub(crate) fn drain(&mut self, device: usize) {
-        // Those in the queue, and those that were found when queue pairs were destroyed.
+        // The completions in the queue, and those that were found when queue pairs were destroyed.
         let most = 2 * self.devices[device].engine.capacity().0 as usize;
         for _ in 0..=most / COMPLETIONS_PER_TURN {
             if !self.poll(device) {
@@ -141,7 +141,7 @@ impl Rails {
         if is_of_transfer(&error) {
             active.fail(place.pair, error);
         } else {
-            // It was cut before all that waits.
+            // This transfer comes before all that wait.
             if !active.has_unposted() {
                 peer.queue.push_front(id);
             }
@@ -167,7 +167,7 @@ impl Rails {
     fn receive_ended(&mut self, place: Place, ended: &Ended<Buffer>) {
         match ended.result() {
             Ok(success) => {
-                // It counts even if the pair was closed since.
+                // The piece counts even if the pair was closed since.
                 if let Some(number) = success.immediate()
                     && let Err(error) = self.arrived(place.peer, number, success.byte_len())
                 {

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors.
 
 use std::sync::Arc;
 use std::{error, fmt, io};
@@ -22,7 +22,7 @@ pub enum RailsError {
     NoPair {
         /// Each device of this side, with its addresses.
         ours: Vec<String>,
-        /// Those of the other side.
+        /// The devices of the other side.
         theirs: Vec<String>,
     },
     /// The peer refused the connection, with these words.
@@ -37,7 +37,7 @@ pub enum RailsError {
         /// The error.
         error: TransportError,
     },
-    /// There is no such peer (any more).
+    /// The peer is unknown, or gone.
     UnknownPeer,
     /// The deadline has passed. A transfer goes on.
     TimedOut,
@@ -56,7 +56,7 @@ impl RailsError {
         Self::Verbs { device: device.into(), error }
     }
 
-    /// Of a range of memory that does not fit.
+    /// The error for a range of memory that does not fit.
     pub(crate) fn range(error: ibverbs::Error) -> Self {
         Self::InvalidInput(error.to_string())
     }

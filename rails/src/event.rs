@@ -1,4 +1,4 @@
-//! What happens, and the names of whom it happens to.
+//! Events, and the names of the peers and transfers that they are about.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ new_key_type! {
     pub struct TransferId;
 }
 
-/// What has happened.
+/// An event of a peer or a transfer.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {

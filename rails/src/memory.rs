@@ -22,7 +22,7 @@ use crate::error::{RailsError, Result};
 /// [region](Self::region) of any device copies bytes in and out.
 #[derive(Clone, Debug)]
 pub struct RailMemory {
-    /// By device.
+    /// A region of each device.
     regions: Arc<[Arc<SharedMemoryRegion<'static, u8>>]>,
 }
 
@@ -101,7 +101,7 @@ impl RailMemory {
         self.regions[0].write(offset, from).map_err(RailsError::range)
     }
 
-    /// What a peer needs to read and write this memory, as far as its access allows. The program sends it over.
+    /// The keys that a peer needs to read and write this memory, as far as its access allows. The program sends them over.
     pub fn remote(&self) -> RemoteRailMemory {
         RemoteRailMemory::new(self.regions.iter().map(|region| region.remote()))
     }
@@ -170,14 +170,14 @@ impl RailSlice {
 /// memory since.
 #[derive(Clone, Debug)]
 pub struct RemoteRailMemory {
-    /// By device; the memory is a part of each.
+    /// A region of each device; the memory is a part of each.
     regions: Arc<[RemoteMemoryRegion]>,
     start: u64,
     len: u64,
 }
 
 impl RemoteRailMemory {
-    /// By device.
+    /// Takes a region of each device.
     fn new(regions: impl IntoIterator<Item = RemoteMemoryRegion>) -> Self {
         let regions = regions.into_iter().collect::<Arc<[_]>>();
         let len = regions.iter().map(RemoteMemoryRegion::length).min().unwrap_or(0);
@@ -246,7 +246,7 @@ impl RemoteRailMemory {
 
     /// The part, as each device knows it.
     fn parts(&self) -> impl Iterator<Item = RemoteMemoryRegion> {
-        // It is within each region, so none is left out.
+        // The part is within each region, so none is left out.
         self.regions.iter().filter_map(|region| region.sub_region(self.start, self.len).ok())
     }
 }

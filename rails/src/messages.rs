@@ -14,7 +14,7 @@ use crate::notify::MESSAGE_SLOT;
 
 /// How many messages of a direction may be under way, or wait for the program that receives them.
 pub(crate) const SLOTS: u64 = 32;
-/// So many more were taken when the sender is told.
+/// The receiver tells the sender each time that it has taken this many more.
 const TELL_EVERY: u64 = SLOTS / 4;
 /// A slot begins with the length of its message.
 pub(crate) const HEADER: usize = 4;
@@ -30,9 +30,9 @@ pub(crate) struct Messages {
     longest: usize,
     /// The peer's slots, and the longest message that it takes.
     theirs: Option<(RemoteRailMemory, usize)>,
-    /// Those that have no slot yet.
+    /// Messages that have no slot yet.
     waiting: VecDeque<(TransferId, Vec<u8>)>,
-    /// Those that have a slot, in their order: the first one's number, and all.
+    /// Messages that have a slot, in their order: the first one's number, and all.
     first: u64,
     sent: VecDeque<Sent>,
     /// The peer's program has taken all below.
@@ -170,7 +170,7 @@ impl Messages {
         Some(Outgoing { number, memory: &self.outbox, start, remote, remote_start, len })
     }
 
-    /// What was begun has arrived in the peer's memory, or goes again. Returns the messages whose end the program is to be
+    /// Notes that a message has arrived in the peer's memory, or goes again. Returns the messages whose end the program is to be
     /// told: all before them have arrived, too, so the peer gives them to its program.
     pub(crate) fn ended(&mut self, number: u64, has_arrived: bool) -> Vec<TransferId> {
         let place = number.checked_sub(self.first).and_then(|place| usize::try_from(place).ok());
@@ -223,7 +223,7 @@ impl Messages {
         let ahead = u64::from(immediate.wrapping_sub(self.next as u32) & NUMBER);
         let mut messages = Vec::new();
         if ahead > u64::from(NUMBER) - SLOTS {
-            // It came before, by another pair.
+            // The message came before, by another pair.
             return Some(messages);
         }
         let number = self.next + ahead;

@@ -11,10 +11,10 @@ pub(crate) const WINDOW: u64 = 48;
 pub(crate) const MESSAGE_SLOT: u8 = 63;
 /// The most pieces of a notified transfer.
 pub(crate) const MAX_PIECES: usize = 512;
-/// So many more have ended when the receiver confirms them.
+/// The receiver confirms transfers each time that this many more have ended.
 const CONFIRM_EVERY: u64 = 16;
 
-/// What the immediate number of a piece says.
+/// The meaning of a piece's immediate number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Mark {
     /// The number of the transfer, modulo [`WINDOW`].
@@ -96,7 +96,7 @@ impl Incoming {
         self.taken += 1;
     }
 
-    /// What the sender has to be told, now and then: all transfers below are complete, and their places free.
+    /// The number to tell the sender, now and then: all transfers below it are complete, and their places free.
     pub(crate) fn confirm(&mut self) -> Option<u64> {
         let due = self.told + CONFIRM_EVERY;
         let is_complete = |number: u64| self.open[(number % WINDOW) as usize].is_complete;

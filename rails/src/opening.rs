@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{ChannelId, QueuePairEndpoint, ReadWorkRequest, RemoteMemoryRegion, TransportError};
 
-use crate::agreeing::nonsense;
+use crate::negotiate::nonsense;
 use crate::control::{Ends, Frame};
 use crate::devices::{RECEIVES, Work};
 use crate::error::{RailsError, Result};

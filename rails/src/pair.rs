@@ -50,7 +50,7 @@ pub(crate) enum State {
     },
     /// The other side was asked to open it.
     Opening,
-    /// So many queue pairs have not carried a probe yet. On the other side: it waits to be told.
+    /// This number of queue pairs has not carried a probe yet. The side that accepted waits to be told.
     Probing(usize),
     Up,
     /// Closed here. The other side has yet to say so.
@@ -94,7 +94,7 @@ impl Pair {
         has_lane && self.in_flight + len <= self.rate.ahead.max(len)
     }
 
-    /// So many requests were posted, whose pieces have these bytes.
+    /// Notes requests that were posted, and the bytes of their pieces.
     pub(crate) fn takes(&mut self, requests: u32, bytes: usize, now: Instant) {
         self.requests += requests;
         self.in_flight += bytes;
@@ -172,7 +172,7 @@ impl Rate {
         self.ahead = ((per_second * AHEAD.as_secs_f64()) as usize).max(LEAST_IN_FLIGHT);
     }
 
-    /// So much was carried until now, and more is under way, or not.
+    /// Measures the rate: the bytes that were carried until now, and whether more are under way.
     fn measure(&mut self, carried: u64, now: Instant, more: bool) {
         let Some((since, before)) = self.since else { return };
         let span =

@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 
 use serde::{Deserialize, Serialize};
 
-/// What the sides tell each other of a device's port.
+/// A device's port, as the sides describe it to each other.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Facts {
     pub(crate) name: String,
@@ -71,7 +71,7 @@ pub(crate) fn pair(ours: &[Facts], theirs: &[Facts]) -> Vec<(u8, u8)> {
         }
     }
     edges.sort_unstable();
-    // By their device: ours.
+    // Our device for each of theirs.
     let mut partner = vec![None; theirs.len()];
     let mut paired = vec![false; ours.len()];
     for &(.., i, j) in &edges {
@@ -79,7 +79,7 @@ pub(crate) fn pair(ours: &[Facts], theirs: &[Facts]) -> Vec<(u8, u8)> {
             (paired[i], partner[j]) = (true, Some(i));
         }
     }
-    // Who is left over may get a place if others change theirs.
+    // A device that is left over may get a place if others change theirs.
     for (i, _) in paired.iter().enumerate().filter(|&(_, &is_paired)| !is_paired) {
         find_place(i, &edges, &mut partner, &mut vec![false; theirs.len()]);
     }

@@ -37,7 +37,7 @@ pub(crate) struct Peer {
     pub(crate) is_held: bool,
     /// Whether there may be something to read.
     pub(crate) is_readable: bool,
-    /// What the stream is watched for.
+    /// The readiness that the stream is watched for.
     pub(crate) watched: Option<Interest>,
     /// Whether there may be something to post.
     pub(crate) is_ready: bool,

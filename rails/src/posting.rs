@@ -25,11 +25,11 @@ pub(crate) const SEND: u64 = 1;
 
 pub(crate) type Buffer = SharedMemoryRange<u8>;
 
-/// What is to be done before more pieces are posted.
+/// Work that comes before more pieces are posted.
 enum Stop {
     /// The pair is to be closed.
     Refused(usize, OperationError<Buffer>),
-    /// It has failed before a piece of it was posted.
+    /// The transfer failed before a piece of it was posted.
     Complete(TransferId),
 }
 
@@ -40,7 +40,7 @@ impl Rails {
         peer.is_ready = false;
         peer.pairs.iter_mut().for_each(|pair| pair.measure(now));
         if !peer.outgoing.abandoned.is_empty() {
-            // What arrives of a transfer comes before the word that no more does.
+            // The pieces of a transfer arrive before the frame that says that no more come.
             let is_failing = self.failed.iter().any(|failed| failed.peer == id)
                 || peer.pairs.iter().any(|pair| pair.state == State::Closing);
             if !is_failing {

@@ -51,7 +51,7 @@ pub struct Rails {
 /// How many more connections than peers a listener accepts at a time, since some of them never become peers.
 const MORE_ACCEPTING: usize = 64;
 
-/// What is under way.
+/// The transfers that are under way.
 #[derive(Debug)]
 pub(crate) enum Task {
     Transfer(Active),
@@ -130,7 +130,7 @@ impl Rails {
         self.allocate_with_progress(len, options, |_, _| {})
     }
 
-    /// As [`allocate`](Self::allocate). `progress` is told the bytes that are done, and all that are to be done: each byte
+    /// [Allocates](Self::allocate), and tells `progress` the bytes that are done, and all that are to be done: each byte
     /// counts when it is in memory, and once more on each device. It is called on several threads.
     ///
     /// # Errors

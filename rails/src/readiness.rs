@@ -23,7 +23,7 @@ pub(crate) struct Readiness {
     timer: OwnedFd,
 }
 
-/// What a peer's stream is watched for.
+/// The readiness that a peer's stream is watched for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Interest {
     pub(crate) reads: bool,
@@ -67,7 +67,7 @@ impl Readiness {
     }
 
     pub(crate) fn forget(&self, stream: BorrowedFd<'_>) {
-        // It was watched, and if that cannot be undone, it is when the stream is closed.
+        // If this fails, closing the stream ends the watch.
         let _ = epoll::delete(&self.epoll, stream);
     }
 

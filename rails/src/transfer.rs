@@ -128,7 +128,7 @@ pub(crate) struct Piece {
     pub(crate) is_last: bool,
 }
 
-/// What the immediate numbers of a transfer's pieces have in common.
+/// The part that the immediate numbers of a transfer's pieces share.
 #[derive(Clone, Copy)]
 pub(crate) struct Marks {
     slot: u8,
@@ -147,7 +147,7 @@ pub(crate) struct Active {
     pub(crate) transfer: Transfer,
     /// The number of a notified transfer that has begun.
     pub(crate) number: Option<u64>,
-    /// What is not cut yet.
+    /// The part that is not cut yet.
     part: usize,
     offset: usize,
     uncut: usize,
@@ -192,7 +192,7 @@ impl Active {
         self.again.clear();
     }
 
-    /// What the immediate numbers of its pieces have in common, if it is notified.
+    /// The part that the immediate numbers of its pieces share, if the peer is notified.
     pub(crate) fn marks(&self) -> Option<Marks> {
         Some(Marks { slot: (self.number? % WINDOW) as u8, tag: self.transfer.tag? })
     }

@@ -1,4 +1,4 @@
-//! What the two sides say to each other.
+//! Negotiation: the frames that the two sides exchange over their control stream.
 
 use std::io::{self, ErrorKind};
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::pairing::{self, Facts};
 use crate::peer::Stage;
 use crate::rails::{Failed, Rails};
 
-/// What a peer can say in one turn: frames, and reads of 4 KiB. No peer keeps the others waiting.
+/// Frames, and reads of 4 KiB, that one peer gets in a turn, so that no peer keeps the others waiting.
 const STEPS_PER_TURN: u32 = 64;
 
 impl Rails {
@@ -91,14 +91,14 @@ impl Rails {
             }
             Frame::Refused { reason, .. } => Err(RailsError::Refused(reason)),
             Frame::Ready if !peer.opens && peer.stage == Stage::Opening => self.connected(id),
-            // What it has sent has come before its word.
+            // The peer's messages arrive before its `Ready`.
             Frame::Ready if !peer.opens && peer.stage == Stage::Connected => Ok(()),
             Frame::Confirmed { below } if peer.outgoing.confirm(below) => {
                 peer.is_ready = true;
                 Ok(())
             }
             Frame::Abandoned { number } => {
-                // What has arrived of it counts before.
+                // Pieces that have arrived count before the transfer is given up.
                 (0..self.devices.len()).for_each(|device| self.drain(device));
                 let Some(peer) = self.peers.get_mut(id) else { return Ok(()) };
                 if !peer.incoming.abandon(number) {
@@ -135,7 +135,7 @@ impl Rails {
             Frame::Opened { pair, epoch, ends } if peer.opens => {
                 let it = pair_of(&mut peer.pairs, pair)?;
                 if it.epoch != epoch || it.state != State::Opening {
-                    // It was closed since.
+                    // The pair was closed meanwhile.
                     return Ok(());
                 }
                 let pair = pair.into();
