@@ -2,10 +2,10 @@
 
 use ibverbs::{ChannelId, Ended, TransportError, WorkErrorClass, WorkStatus};
 
-use crate::negotiate::nonsense;
 use crate::devices::Work;
 use crate::error::{RailsError, Result};
 use crate::event::{self, Event, PeerId, TransferId};
+use crate::negotiate::nonsense;
 use crate::notify::{MESSAGE_SLOT, Mark};
 use crate::pair::State;
 use crate::peer::Stage;

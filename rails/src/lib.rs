@@ -55,7 +55,6 @@
 //! another peer, if it knows the address and guesses the key of 32 bits. Give peers that do not trust each other a `Rails` each.
 //! Nothing is encrypted, and no peer has to prove who it is.
 
-mod negotiate;
 mod closing;
 mod connecting;
 mod control;
@@ -66,6 +65,7 @@ mod error;
 mod event;
 mod memory;
 mod messages;
+mod negotiate;
 mod notify;
 mod opening;
 mod pair;

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{ChannelId, QueuePairEndpoint, ReadWorkRequest, RemoteMemoryRegion, TransportError};
 
-use crate::negotiate::nonsense;
 use crate::control::{Ends, Frame};
 use crate::devices::{RECEIVES, Work};
 use crate::error::{RailsError, Result};
 use crate::event::{self, Event, PeerId};
+use crate::negotiate::nonsense;
 use crate::pair::{Pair, State};
 use crate::peer::{Peer, Stage};
 use crate::posting::{Buffer, SEND};
