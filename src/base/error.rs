@@ -80,7 +80,7 @@ pub enum ErrorKind {
     Resource,
     /// The process may not do this (`EPERM`, `EACCES`).
     Permission,
-    /// There is no such device, port or entry (`ENOENT`, `ENODEV`, `ENXIO`, `ENODATA`).
+    /// The device, port or entry does not exist (`ENOENT`, `ENODEV`, `ENXIO`, `ENODATA`).
     NotFound,
     /// The device, its provider or the kernel does not support this (`EOPNOTSUPP`, `ENOSYS`,
     /// `EPROTONOSUPPORT`).

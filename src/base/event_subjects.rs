@@ -83,7 +83,7 @@ pub(crate) fn failed_to_destroy(object: usize) -> bool {
 pub(crate) struct EventFile {
     /// The context, if destroy verbs and reads exclude each other.
     apart: Option<usize>,
-    /// What destroys the objects of the events. `None`: any.
+    /// The verb that destroys the objects of the events. `None`: any.
     verb: Option<&'static str>,
 }
 
@@ -140,7 +140,7 @@ impl Drop for Reading {
 /// libibverbs takes `EIO` of a destroy verb for success.
 fn destroys_without_waiting() -> bool {
     static ALLOWED: OnceLock<bool> = OnceLock::new();
-    // As libibverbs reads it.
+    // libibverbs reads the variable in the same way.
     *ALLOWED.get_or_init(|| {
         std::env::var_os("RDMAV_ALLOW_DISASSOC_DESTROY").is_some_and(|value| value != "0")
     })

@@ -1,4 +1,4 @@
-//! What this crate calls of Linux. Elsewhere it only compiles, for editors: every call fails with `ENOSYS`, as
+//! The calls of Linux that this crate makes. Elsewhere it only compiles, for editors: every call fails with `ENOSYS`, as
 //! rdma-core's do there (`build/elsewhere.rs`).
 
 #[cfg(target_os = "linux")]

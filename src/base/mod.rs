@@ -1,4 +1,4 @@
-//! What every room stands on: the C interface, and how resources, panics, locks and traces are handled.
+//! The base of every room: the C interface, and how resources, panics, locks and traces are handled.
 
 pub(crate) mod debug;
 pub(crate) mod error;

@@ -34,7 +34,7 @@ mod known {
 
     use crate::base::ffi;
 
-    /// The same for all parent domains made from one domain.
+    /// Identifies a domain and all parent domains made from it.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub(crate) struct DomainId {
         context: usize,

@@ -18,7 +18,7 @@ fn verbs_folder() -> PathBuf {
     sysfs().join("class/infiniband_verbs")
 }
 
-/// As libibverbs does.
+/// The folder of sysfs, which libibverbs finds in the same way.
 fn sysfs() -> PathBuf {
     // SAFETY: the functions have no preconditions.
     let is_own = unsafe { libc::getuid() == libc::geteuid() };
@@ -60,7 +60,7 @@ struct Abi {
     high: u16,
 }
 
-/// By device name, from libibverbs.
+/// The drivers that libibverbs reported, by device name.
 static DRIVERS: Mutex<BTreeMap<String, Abi>> = Mutex::new(BTreeMap::new());
 
 /// For a driver whose ABI its provider does not know: see `src/c/messages.c`.
@@ -246,7 +246,7 @@ mod tests {
         fs::remove_dir_all(folder).unwrap();
     }
 
-    /// What else libibverbs prints is not lost.
+    /// Everything else that libibverbs prints is kept.
     #[test]
     #[cfg(not(feature = "system"))]
     #[cfg_attr(miri, ignore = "calls C")]

@@ -1,4 +1,4 @@
-//! What can be connected, over a stream or by the connection manager.
+//! The objects that can be connected, over a stream or by the connection manager.
 
 use crate::base::error::StateError;
 #[cfg(feature = "rdmacm")]
@@ -13,9 +13,9 @@ use crate::verbs::queue_pair::{Connected, PreparedQueuePair, QueuePair, QueuePai
 #[derive(Debug)]
 #[must_use]
 pub enum Step<D, P> {
-    /// It is done, with this result.
+    /// The handshake is done, with this result.
     Done(D),
-    /// It waits for the peer: continue with this when its file or its stream is ready.
+    /// The handshake waits for the peer: continue with this when its file or its stream is ready.
     Pending(P),
 }
 
@@ -23,7 +23,7 @@ pub enum Step<D, P> {
 pub trait Handshake: Sized {
     /// The connected form.
     type Connected;
-    /// The same, while its peer may still fail to connect.
+    /// The connected object while its peer may still fail to connect.
     type Shaken;
 
     /// The address that the peer needs.

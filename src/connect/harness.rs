@@ -29,7 +29,7 @@ mod tests {
             files.map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect();
         assert!(inputs.len() >= 3, "{corpus}");
         inputs.iter().for_each(|input| property(input));
-        // The same in each run.
+        // Each run has the same numbers.
         let random = |number: usize| {
             BuildHasherDefault::<DefaultHasher>::default().hash_one(number) as usize
         };

@@ -122,7 +122,7 @@ bounded! {
     pub struct MinRnrTimer(u8) <= 31, "ibv_modify_qp", "min_rnr_timer"
 }
 
-/// By encoding, in units of 10 µs.
+/// The times of the encodings, in units of 10 µs.
 const RNR_TIMES: [u32; 32] = [
     65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
     2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152,

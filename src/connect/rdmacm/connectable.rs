@@ -11,7 +11,7 @@ use crate::connect::handshake::Handshake;
 use crate::verbs::memory::RemoteMemoryRegion;
 use crate::verbs::queue_pair::{PreparedQueuePair, QueuePair, Rc, Transport};
 
-/// What the connection manager can connect, all of type RC: [`PreparedQueuePair`] (becomes a [`QueuePair`]),
+/// The objects that the connection manager can connect, all of type RC: [`PreparedQueuePair`] (becomes a [`QueuePair`]),
 /// [`PreparedChannel`](crate::PreparedChannel) ([`Channel`](crate::Channel)) and
 /// [`PreparedAsyncChannel`](crate::future::PreparedAsyncChannel) ([`AsyncChannel`](crate::AsyncChannel)).
 pub trait Connectable: Handshake<Connected: sealed::Connected> + sealed::Object {}
@@ -27,7 +27,7 @@ pub(crate) mod sealed {
     use crate::verbs::memory::RemoteMemoryRegion;
     use crate::verbs::queue_pair::ConnectionSettings;
 
-    /// What the connection manager needs of a queue pair.
+    /// The facts of a queue pair that the connection manager needs.
     #[derive(Clone, Copy, Debug)]
     pub struct Settings {
         pub(in crate::connect::rdmacm) number: u32,
@@ -71,7 +71,7 @@ pub(crate) mod sealed {
 
 use sealed::{Object, Settings};
 
-/// What libibverbs knows.
+/// The attributes that libibverbs knows.
 const KNOWN: u32 = crate::verbs::queue_pair::AttributeMask::all().bits();
 
 impl<T: Transport> Object for QueuePair<'_, T> {

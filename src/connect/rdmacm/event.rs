@@ -73,7 +73,7 @@ pub struct ConnectionEvent {
 
 impl ConnectionEvent {
     getters! { self,
-        /// What happened.
+        /// The kind of the event.
         kind: ConnectionEventKind => self.kind;
 
         /// The status: 0, a negative errno value, or a reason code of the InfiniBand specification.
@@ -91,7 +91,7 @@ impl ConnectionEvent {
 #[derive(Clone, Copy)]
 pub(super) struct Copied {
     pub(super) public: ConnectionEvent,
-    /// Of a request; the reader of the event owns it.
+    /// The identifier of a request; the reader of the event owns it.
     pub(super) request: Option<NonNull<ffi::rdma_cm_id>>,
     /// Set for connections.
     pub(super) responder_resources: u8,
@@ -169,7 +169,7 @@ impl Copied {
     }
 }
 
-/// From the kernel module `rdma_ucm`.
+/// The file of the kernel module `rdma_ucm`.
 const FILE: &str = "/dev/infiniband/rdma_cm";
 
 /// A listener's channel also has the requests, until each moves to its own.

@@ -169,7 +169,7 @@ mod tests {
                 assert_eq!(all.len(), 24 + len);
                 let (found, rest) = all.split();
                 assert_eq!((found, &rest[..]), (Some(word), &vec![3; len][..]));
-                // As on InfiniBand and RoCE.
+                // InfiniBand and RoCE pad the data.
                 let mut padded = [0; 255];
                 padded[..all.len()].copy_from_slice(&all);
                 let (found, rest) = PrivateData::new(&padded).split();

@@ -66,7 +66,7 @@ mod on_tokio {
 
     use super::*;
 
-    /// By tokio's non-blocking calls.
+    /// Implements the stream by tokio's non-blocking calls.
     macro_rules! streams {
         ($($stream:ty),+) => {$(
             impl AsyncStream for $stream {

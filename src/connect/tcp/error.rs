@@ -47,9 +47,9 @@ pub enum ExchangeError {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ExchangeStage {
-    /// It waited for the stream.
+    /// The exchange waited for the stream.
     Stream,
-    /// It exchanged the addresses of both queue pairs.
+    /// The sides exchanged the addresses of both queue pairs.
     Addresses,
     /// Its queue pair was ready, and it waited for the peer's.
     Peer,
@@ -182,7 +182,7 @@ impl fmt::Display for ExchangeError {
     }
 }
 
-/// As `Display`: `main` prints the `Debug` form of its error.
+/// Writes the text of `Display`: `main` prints the `Debug` form of its error.
 impl fmt::Debug for ExchangeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -141,7 +141,7 @@ struct Timed<'s, S: DeadlineStream> {
 }
 
 impl<S: DeadlineStream> Timed<'_, S> {
-    /// Until it does something or the deadline passes.
+    /// Calls until the stream does something or the deadline passes.
     fn once<R>(&mut self, mut call: impl FnMut(&mut S) -> io::Result<R>) -> io::Result<R> {
         use io::ErrorKind as Kind;
 
@@ -152,7 +152,7 @@ impl<S: DeadlineStream> Timed<'_, S> {
             match done.as_ref().map_err(io::Error::kind) {
                 Err(Kind::Interrupted) if left.is_zero() => return Err(Kind::TimedOut.into()),
                 Err(Kind::Interrupted) => {}
-                // It does not block, or its clock is coarser.
+                // The stream does not block, or its clock is coarser.
                 Err(Kind::TimedOut | Kind::WouldBlock) if !left.is_zero() => {
                     thread::sleep(left.min(Duration::from_millis(1)));
                 }
@@ -200,7 +200,7 @@ pub(crate) fn exchange<P: Handshake, S: DeadlineStream + ?Sized>(
     let mut stream = Timed { stream: &mut stream, deadline };
     match Exchange::new(prepared, role, private_data)?.step(&mut stream)? {
         Step::Done(connected) => Ok(connected),
-        // It would block, and the deadline has passed.
+        // The stream would block, and the deadline has passed.
         Step::Pending(exchange) => {
             Err(exchange.fail(ExchangeError::TimedOut(ExchangeStage::Addresses)))
         }

@@ -193,7 +193,7 @@ impl<'ctx> CompletionChannel<'ctx> {
         })
     }
 
-    /// There is no event now, or there are no more.
+    /// Says that no event is there now, or that there will be none.
     #[cold]
     fn no_event(&self) -> Result<Option<CompletionEvent>> {
         match hooks::hooks() {

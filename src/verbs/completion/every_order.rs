@@ -10,7 +10,7 @@ use crate::base::error::{ErrorKind, Result};
 use crate::base::sync::{Condvar, Mutex, MutexGuard, in_every_order};
 use crate::verbs::device::event_file;
 
-/// As provider and kernel have them.
+/// The state that provider and kernel have.
 struct Device {
     queue: Mutex<Queue>,
     readable: Condvar,
@@ -22,9 +22,9 @@ struct Queue {
     completions: u32,
     armed: bool,
     events: u32,
-    /// Of a software device: any thread receives them.
+    /// Packets of a software device, which any thread receives.
     packets: u32,
-    /// By all threads.
+    /// The completions that all threads have taken.
     taken: u32,
 }
 

@@ -26,7 +26,7 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Read {
     Event,
-    /// There may be completions, but no event to read: the queue is still armed.
+    /// Completions may be there, but no event to read: the queue is still armed.
     Early,
     Woken,
 }
@@ -35,7 +35,7 @@ pub(crate) struct Waiters {
     verb: &'static str,
     state: Mutex<State>,
     changed: Condvar,
-    /// Made before the first wait that can be cancelled.
+    /// The waker, which the first wait that can be cancelled makes.
     waker: OnceLock<Waker>,
     wakes: AtomicU64,
 }

@@ -240,7 +240,7 @@ foreign_enum! {
     /// `enum ibv_wc_status`: why a work request failed.
     #[doc(alias = "ibv_wc_status")]
     pub enum WorkStatus: ibv_wc_status(u32) {
-        /// It did not fail.
+        /// The request did not fail.
         Success = IBV_WC_SUCCESS,
         /// A message did not fit into the receive, or was longer than the device can send.
         LocalLength = IBV_WC_LOC_LEN_ERR,
@@ -274,7 +274,7 @@ foreign_enum! {
         RemoteInvalidReadRequest = IBV_WC_REM_INV_RD_REQ_ERR,
         /// The peer aborted.
         RemoteAborted = IBV_WC_REM_ABORT_ERR,
-        /// There is no EE context of that number.
+        /// No EE context has this number.
         InvalidEecNumber = IBV_WC_INV_EECN_ERR,
         /// An EE context is in the wrong state.
         InvalidEecState = IBV_WC_INV_EEC_STATE_ERR,
@@ -393,7 +393,7 @@ impl fmt::Display for WorkError {
     }
 }
 
-/// The same text as `Display`: a `main` that returns an error prints its `Debug` form.
+/// Writes the text of `Display`: a `main` that returns an error prints its `Debug` form.
 impl fmt::Debug for WorkError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -77,7 +77,7 @@ pub struct AsyncEvent {
     subject: AsyncEventSubject,
 }
 
-/// What an [`AsyncEvent`] is about.
+/// The object that an [`AsyncEvent`] is about.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum AsyncEventSubject {
@@ -98,7 +98,7 @@ pub enum AsyncEventSubject {
 }
 
 impl AsyncEvent {
-    /// What happened.
+    /// The kind of the event.
     pub fn kind(&self) -> AsyncEventKind {
         self.kind
     }

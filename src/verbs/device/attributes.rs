@@ -143,7 +143,7 @@ impl DeviceAttributes {
         /// The longest time to an answer, encoded: 4.096 µs · 2ⁿ.
         local_ca_ack_delay: u8 => self.0.orig_attr.local_ca_ack_delay;
 
-        /// What the device's atomics are atomic with respect to.
+        /// The accesses that the device's atomics are atomic with respect to.
         atomic_capability: AtomicCapability => self.0.orig_attr.atomic_cap.into();
 
         /// The most receive work queues.

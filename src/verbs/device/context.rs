@@ -291,7 +291,7 @@ impl<'a> Context<'a> {
         if gids.is_empty() { Err(NO_GID) } else { Ok(gids) }
     }
 
-    /// It changes when an address is removed and comes back.
+    /// Finds the index of a GID, which changes when an address is removed and comes back.
     pub(crate) fn index_of_gid(&self, port: u8, gid: &EndpointGid) -> Result<u8> {
         let entry = self.with_gid_table(|entries| {
             let entries = entries.filter(|e| e.port == port && EndpointGid::from(e) == *gid);

@@ -238,7 +238,7 @@ impl Context<'_> {
     }
 }
 
-/// What this process holds, over all devices: see [`process_resources`].
+/// The objects that this process holds, over all devices: see [`process_resources`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ProcessResources {

@@ -56,7 +56,7 @@ impl EfaAttributes {
         /// [`PortAttributes::max_message_size`](crate::device::PortAttributes::max_message_size).
         max_rdma_size: u32 => self.0.max_rdma_size;
 
-        /// What the device can do.
+        /// The device's capabilities.
         capabilities: EfaCapabilities => EfaCapabilities::from_bits_retain(self.0.device_caps);
 
         /// The C struct.

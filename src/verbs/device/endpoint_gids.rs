@@ -107,7 +107,7 @@ impl EndpointGids {
         }
     }
 
-    /// Of each class and family, the best class first. Unknown types count only if there are no others.
+    /// Takes the best entry of each class and family, the best class first. Unknown types count only if there are no others.
     pub(crate) fn of_table(entries: impl IntoIterator<Item = GidEntry>) -> Self {
         const FAMILIES: usize = 3;
         let mut best = [None; FAMILIES * GidClass::ALL.len()];

@@ -21,7 +21,7 @@ impl Gid {
     /// The GID that names no port.
     pub const ZERO: Self = Self([0; 16]);
 
-    /// From bytes in network order.
+    /// Makes it from bytes in network order.
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
@@ -204,7 +204,7 @@ impl GidEntry {
 pub struct Guid([u8; 8]);
 
 impl Guid {
-    /// From bytes in network order.
+    /// Makes it from bytes in network order.
     pub const fn from_bytes(bytes: [u8; 8]) -> Self {
         Self(bytes)
     }

@@ -247,7 +247,7 @@ fn processors(list: &str) -> Option<Vec<u32>> {
     Some(numbers)
 }
 
-/// From `32.0 GT/s PCIe`; `None` for `Unknown`.
+/// Reads `32.0 GT/s PCIe`; `None` for `Unknown`.
 fn megatransfers(text: &str) -> Option<u32> {
     let (number, unit) = text.trim().split_once(' ')?;
     let (whole, tenths) = number.split_once('.').unwrap_or((number, "0"));

@@ -45,7 +45,7 @@ pub enum Allocation {
     Memory(NonNull<u8>),
     /// Use the provider's allocator (`IBV_ALLOCATOR_USE_DEFAULT`).
     Default,
-    /// There is no memory: creating the object fails with `ENOMEM`.
+    /// Memory is used up: creating the object fails with `ENOMEM`.
     Failed,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Registered<'a>(Arc<Callee<'a>>);
 
 struct Callee<'a> {
     allocator: Box<dyn Allocator + 'a>,
-    /// By address: C does not pass the layout to `free`.
+    /// The layouts of what was given, by address: C does not pass the layout to `free`.
     given: Mutex<HashMap<usize, Layout>>,
 }
 

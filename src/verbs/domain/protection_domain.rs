@@ -31,7 +31,7 @@ resource! {
     ProtectionDomain<'ctx>: raw of ibv_pd, base, context
 }
 
-/// They must outlive the parent domain.
+/// The parents, which must outlive the parent domain.
 struct Base<'ctx> {
     domain: Parent<'ctx, ProtectionDomain<'ctx>>,
     thread: Option<Parent<'ctx, ThreadDomain<'ctx>>>,
@@ -243,7 +243,7 @@ resource! {
     XrcDomain<'ctx>: raw of ibv_xrcd, context
 }
 
-/// What [`XrcDomain::open`] opens.
+/// The domain that [`XrcDomain::open`] opens.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum XrcDomainScope<'fd> {

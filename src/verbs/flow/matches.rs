@@ -51,7 +51,7 @@ macro_rules! header {
                     self
                 }
 
-                /// As the method without mask, for the bits in `mask` only.
+                /// Matches the bits in `mask` only.
                 pub fn $masked(self, value: $type, mask: $type) -> Self {
                     let mut this = self.$method(value);
                     let $value = mask;

@@ -44,7 +44,7 @@ unsafe impl Send for Allocation {}
 // SAFETY: as above; a shared reference gives out only the address.
 unsafe impl Sync for Allocation {}
 
-/// From this size on, the kernel gives pages: zero without being touched, and cleared when they are freed.
+/// The size from which on the kernel gives pages: zero without being touched, and cleared when they are freed.
 const PAGES_FROM: usize = 1 << 20;
 
 impl Allocation {

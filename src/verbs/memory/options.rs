@@ -267,11 +267,11 @@ foreign_enum! {
     /// `enum ibv_advise_mr_advice`: how memory that is paged on demand will be used.
     #[doc(alias = "ibv_advise_mr_advice")]
     pub enum MemoryAdvice: ib_uverbs_advise_mr_advice(u32) {
-        /// It will be read: bring it in.
+        /// Bring the memory in: it will be read.
         Prefetch = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH,
-        /// It will be written: bring it in, writable.
+        /// Bring the memory in, writable: it will be written.
         PrefetchWrite = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE,
-        /// It will be read: map the pages that are in memory anyway, and bring in no others.
+        /// Map the pages that are in memory anyway, and bring in no others: they will be read.
         PrefetchNoFault = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
     }
 }

@@ -48,7 +48,7 @@ use crate::base::ffi;
 )]
 pub trait Element: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static {}
 
-// Else the compiler's message would be about the traits of `zerocopy`.
+// Without this, the compiler's message would be about the traits of `zerocopy`.
 #[diagnostic::do_not_recommend]
 impl<T: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static> Element for T {}
 

@@ -145,7 +145,7 @@ impl Way for Fill {
     }
 }
 
-/// What is accessed at once.
+/// A word that one access reads or writes.
 trait Piece: Copy {
     /// # Safety
     ///
@@ -515,7 +515,7 @@ mod wide {
     /// As [`quads`], on a processor that has them.
     #[cfg(target_arch = "x86_64")]
     unsafe fn fill(word: usize, to: *mut u8, bytes: usize) {
-        /// From here on, the processor's own loop is faster.
+        /// The length from which on the processor's own loop is faster.
         const LONG: usize = 4096;
         let head = 32 - to as usize % 32;
         // SAFETY: the caller vouches for the first 32 bytes, and for those from the head on, which is at most 32.
@@ -574,7 +574,7 @@ mod wide {
         use super::super::{Fill, Load, Store};
         use super::*;
 
-        /// What [`longer`] chooses on a processor without [`quads`].
+        /// Tests the choice that [`longer`] makes on a processor without [`quads`].
         #[test]
         fn doubles_copy_and_fill_in_every_alignment() {
             in_every_alignment(65..200, |shared, private, back, length| {

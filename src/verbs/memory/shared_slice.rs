@@ -40,7 +40,7 @@ pub struct SharedMemorySlice<'buf, T> {
     memory: PhantomData<&'buf T>,
 }
 
-/// What indexes shared memory: nothing. The trait exists for the compiler's message.
+/// No type indexes shared memory. The trait exists for the compiler's message.
 #[diagnostic::on_unimplemented(
     message = "shared memory cannot be indexed: a peer may write it at any time",
     label = "copy the elements out: `slice.read_one(index)`, or `slice.read(index, &mut elements)`",

@@ -112,14 +112,14 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
         unsafe { Self::from_raw(self.pointer(range), self.lkey) }
     }
 
-    /// The same part, borrowed for a shorter time.
+    /// Borrows the part for a shorter time.
     #[inline]
     pub fn reborrow(&mut self) -> MemorySliceMut<'_, T> {
         // SAFETY: `self` cannot be used while the new slice lives.
         unsafe { MemorySliceMut::from_raw(self.data, self.lkey) }
     }
 
-    /// The same part, to read only.
+    /// Borrows the part to read only.
     #[inline]
     pub fn as_slice(&self) -> MemorySlice<'_, T> {
         MemorySlice { data: self, lkey: self.lkey }

@@ -63,7 +63,7 @@ foreign_enum! {
 pub struct MemoryWindow<'res> {
     raw: Handle<ffi::ibv_mw>,
     window_type: MemoryWindowType,
-    // Those of the latest two bindings: until the device has carried out the latest, the window is bound to the
+    // The regions of the latest two bindings: until the device has carried out the latest, the window is bound to the
     // earlier region.
     regions: [Option<Arc<dyn Leak + Send + Sync + 'res>>; 2],
     domain: Parent<'res, ProtectionDomain<'res>>,

@@ -246,7 +246,7 @@ impl fmt::Display for ListError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { error, posted, len } = self;
         match len {
-            // There is no list.
+            // The request has no list.
             0 => error.fmt(f),
             _ if posted < len => {
                 write!(f, "request {} of {len} was refused, counted from 1: {error}", posted + 1)

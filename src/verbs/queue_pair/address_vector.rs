@@ -87,7 +87,7 @@ impl AddressVector {
         Self::to_endpoint("ibv_create_ah", context, &attributes, (port, None), &gids, peer, false)
     }
 
-    /// From our GID at `gid_index`, if given. `global` adds a global route header on any port.
+    /// Makes the vector from our GID at `gid_index`, if given. `global` adds a global route header on any port.
     pub(super) fn to_endpoint(
         verb: &'static str,
         context: &Context<'_>,
@@ -111,7 +111,7 @@ impl AddressVector {
         Ok(path.global(theirs.gid, index))
     }
 
-    /// As `ibv_init_ah_from_wc`: the path back to the sender of a datagram that came through our port `port`. C's verb
+    /// `ibv_init_ah_from_wc`: the path back to the sender of a datagram that came through our port `port`. C's verb
     /// cannot answer a datagram to a multicast group; this method takes our GID most like the sender's.
     ///
     /// `received` is the completion of the receive, a [`WorkSuccess`](crate::WorkSuccess) or an
@@ -136,7 +136,7 @@ impl AddressVector {
         Self::reply_from(&gids, port, &completion, header)
     }
 
-    /// As [`reply_to`](Self::reply_to), from one of `gids`.
+    /// [Replies](Self::reply_to) from one of `gids`.
     pub(crate) fn reply_from(
         gids: &[GidEntry],
         port: u8,

@@ -16,9 +16,9 @@ foreign_enum! {
     /// `enum ibv_mig_state`: the state of a connection's migration to its alternate path.
     #[doc(alias = "ibv_mig_state")]
     pub enum MigrationState: ibv_mig_state(u32) {
-        /// It uses its current path: it has no alternate path, or has migrated to it.
+        /// The queue pair uses its current path: it has no alternate path, or has migrated to it.
         Migrated = IBV_MIG_MIGRATED,
-        /// It tells the peer of the alternate path.
+        /// The queue pair tells the peer of the alternate path.
         Rearm = IBV_MIG_REARM,
         /// Both sides are ready to move to the alternate path.
         Armed = IBV_MIG_ARMED,
@@ -72,7 +72,7 @@ macro_rules! attribute_table {
                 PORT = IBV_QP_PORT, port_num, port: u8;
                 /// The index of the partition key.
                 PKEY_INDEX = IBV_QP_PKEY_INDEX, pkey_index, pkey_index: u16;
-                /// What the peer may do through the queue pair.
+                /// The peer's rights through the queue pair.
                 ACCESS = IBV_QP_ACCESS_FLAGS, qp_access_flags, access: AccessFlags;
                 /// The Q_Key that datagrams to a UD queue pair must carry.
                 QKEY = IBV_QP_QKEY, qkey, qkey: u32;

@@ -29,7 +29,7 @@ macro_rules! connection_settings {
                 [Transport] gid_index: u8, Option<u8> = None;
                 /// The index of the partition key (0 unless set).
                 [Transport] pkey_index: u16, u16 = 0;
-                /// What the peer may do through the queue pair (only send unless set). The memory must allow it too.
+                /// The peer's rights through the queue pair (only to send unless set). The memory must allow it too.
                 [Transport] access: AccessFlags, AccessFlags = AccessFlags::LOCAL_WRITE;
                 /// The largest path MTU (our port's active MTU unless set). The handshake uses the smaller one of both
                 /// sides.

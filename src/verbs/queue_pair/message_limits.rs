@@ -31,7 +31,7 @@ pub struct MessageLimits {
 }
 
 impl MessageLimits {
-    /// Until the queue pair is known.
+    /// The limits while the queue pair is not known yet.
     pub(crate) const UNKNOWN: Self = Self::new(u32::MAX, 0);
 
     /// `max_msg_sz` is 0 if unknown.

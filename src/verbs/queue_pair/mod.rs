@@ -99,7 +99,7 @@ pub(crate) use transport::{
 };
 pub use transport::{RawPacket, Rc, Transport, Uc, Ud, XrcReceive, XrcSend};
 
-/// What a transport can do, as traits that bound the methods of a queue pair.
+/// The abilities of transports, as traits that bound the methods of a queue pair.
 pub mod marker {
     pub use super::transport::{
         AddressedBy, Atomics, Connected, Datagram, FixedPeer, PostsRdma, Reads, ReceiveQueue,

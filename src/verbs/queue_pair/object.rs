@@ -54,7 +54,7 @@ pub(super) struct Properties {
     pub(super) driver: Option<DriverTransport>,
 }
 
-/// They outlive the queue pair.
+/// The objects that outlive the queue pair.
 #[derive(Clone)]
 pub(super) struct Parents<'res> {
     pub(super) domain: Parent<'res, ProtectionDomain<'res>>,

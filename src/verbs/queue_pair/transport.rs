@@ -100,14 +100,14 @@ pub trait Transport: sealed::Sealed + Copy + fmt::Debug + Send + Sync + 'static 
     fn queue_pair_type(self) -> QueuePairType;
 }
 
-/// It has one peer, with which [`handshake`](crate::PreparedQueuePair::handshake) connects it.
+/// A transport with one peer, with which [`handshake`](crate::PreparedQueuePair::handshake) connects it.
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` queue pair has no connection",
     note = "`activate` makes it ready, without a peer; then each request of `Ud`, `Srd` and `Dci` says where it goes"
 )]
 pub trait Connected: Transport {}
 
-/// It becomes ready without a peer, by [`activate`](crate::PreparedQueuePair::activate).
+/// A transport that becomes ready without a peer, by [`activate`](crate::PreparedQueuePair::activate).
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` queue pair is connected with a peer",
     note = "`handshake(endpoint)` connects it; so do `connect` and `accept`, over TCP"
@@ -130,28 +130,28 @@ pub trait FixedPeer: Transport {}
 )]
 pub trait AddressedBy<A>: Transport + Addressed<A> {}
 
-/// It sends messages.
+/// A transport that sends messages.
 #[diagnostic::on_unimplemented(
     message = "nothing can be sent on a `{Self}` queue pair",
     note = "an XrcReceive queue pair has no queues"
 )]
 pub trait Sends: Transport {}
 
-/// It has RDMA writes.
+/// A transport with RDMA writes.
 #[diagnostic::on_unimplemented(
     message = "transport `{Self}` has no RDMA writes",
     note = "Rc, Uc, XrcSend, Srd and Dci have them"
 )]
 pub trait Writes: Transport {}
 
-/// It has RDMA reads.
+/// A transport with RDMA reads.
 #[diagnostic::on_unimplemented(
     message = "transport `{Self}` has no RDMA reads",
     note = "Rc, XrcSend, Srd and Dci have them"
 )]
 pub trait Reads: Transport {}
 
-/// It has atomics, flushes and atomic writes.
+/// A transport with atomics, flushes and atomic writes.
 #[diagnostic::on_unimplemented(
     message = "transport `{Self}` has no atomics",
     note = "Rc, XrcSend and Dci have them"
@@ -165,14 +165,14 @@ pub trait Atomics: Transport {}
 )]
 pub trait PostsRdma: Transport {}
 
-/// It has a receive queue, or receives from a shared one.
+/// A transport with a receive queue, its own or a shared one.
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` queue pair has no receive queue",
     note = "`Dci` and `XrcSend` only send; what arrives at an `XrcReceive` goes to the shared receive queue that the sender names"
 )]
 pub trait ReceiveQueue: Transport {}
 
-/// It has acknowledgements, with time-outs and retries.
+/// A transport with acknowledgements, time-outs and retries.
 #[diagnostic::on_unimplemented(
     message = "transport `{Self}` has no acknowledgements, so no time-outs, retries and outstanding reads to set",
     note = "`Rc`, `XrcSend`, `XrcReceive` and `Dci` have them"
@@ -399,7 +399,7 @@ impl DriverTransport {
         }
     }
 
-    /// As the kernel's drivers require them; its core has no rule.
+    /// The attributes that the kernel's drivers require; its core has no rule.
     pub(super) fn attributes(
         self,
         from: QueuePairState,

@@ -266,7 +266,7 @@ foreign_enum! {
     pub enum State: ibv_wq_state(u32), "state" {
         /// New, or reset: it receives nothing.
         Reset = IBV_WQS_RESET, "RESET";
-        /// It receives.
+        /// The work queue receives.
         Ready = IBV_WQS_RDY, "RDY";
         /// Failed, or moved here: receives complete as [`Flushed`](crate::WorkStatus::Flushed).
         Error = IBV_WQS_ERR, "ERR";

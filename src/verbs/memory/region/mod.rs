@@ -1,4 +1,4 @@
-//! What all regions have in common.
+//! The common part of all regions.
 //!
 //! # Why regions for local access are safe
 //!
@@ -64,7 +64,7 @@ pub struct Region<'pd, M: Backing> {
     /// Null if there is none, or it is unknown.
     address: *mut u8,
     len: usize,
-    /// By which requests name the first byte.
+    /// The address by which requests name the first byte.
     base: u64,
     access: AccessFlags,
     /// Dropped once the device no longer knows it; else leaked.
@@ -72,7 +72,7 @@ pub struct Region<'pd, M: Backing> {
     domain: Parent<'pd, ProtectionDomain<'pd>>,
 }
 
-/// What a region is made of.
+/// The memory that a region is made of.
 pub trait Backing {
     type Item;
 
@@ -301,7 +301,7 @@ impl<M: InMemory> Region<'_, M> {
 
 impl<M: Backing> private::Sealed for Region<'_, M> {}
 
-// Else the compiler's message would be about the kind of memory.
+// Without this, the compiler's message would be about the kind of memory.
 #[diagnostic::do_not_recommend]
 impl<M: Addressed> LocalMemory for Region<'_, M> {
     #[inline]
