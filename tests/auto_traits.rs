@@ -102,7 +102,7 @@ fn direct_objects_cross_threads() {
     send_and_sync::<SrdOptions>();
 }
 
-/// What belongs to a reactor, on a runtime that moves tasks from thread to thread.
+/// Futures of a reactor may run on a runtime that moves tasks from thread to thread.
 #[test]
 fn futures_cross_threads() {
     send_and_sync::<Reactor>();

@@ -65,7 +65,7 @@ impl Machine {
         let target = target().replace("-gnu", "-musl");
         machine.script.env("TARGET", &target).envs(target_configuration(&target));
         if let Some(pattern) = pattern {
-            // It is asked whether headers are there by `-E -`, and what compiler it is by `-E FILE`.
+            // The build script tests for headers with `-E -`, and identifies the compiler with `-E FILE`.
             let compiler = machine.folder.join("bin/compiler");
             let text = format!(
                 "#!/bin/sh\nfor last; do :; done\n[ \"$last\" = - ] || exec cc \"$@\"\n\
@@ -160,7 +160,7 @@ fn target() -> String {
     host.to_owned()
 }
 
-/// What cargo tells a build script about the target, and `cc` reads.
+/// The variables by which cargo describes the target to a build script, and which `cc` reads.
 fn target_configuration(target: &str) -> Vec<(String, String)> {
     let arch = target.split('-').next().unwrap_or_default();
     let env = target.rsplit('-').next().unwrap_or_default();
@@ -337,7 +337,7 @@ fn musl_kernel_headers() {
     assert_names(&errors, "linux/types.h is missing", "linux-libc-dev", "kernel-headers");
 }
 
-/// The same compiler, which finds all headers: nothing is missing but what is taken away.
+/// The compiler for musl finds all headers here, so the only error is the missing `make`.
 #[test]
 #[cfg(not(feature = "system"))]
 fn musl_complete() {

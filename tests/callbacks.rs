@@ -27,7 +27,7 @@ use tracing::{Event, Metadata, Subscriber};
 /// For what must not wait. Long, since the machine may be slow.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What callbacks use.
+/// The objects that callbacks use.
 struct World {
     device: Software,
     context: Arc<Context<'static>>,
@@ -70,7 +70,7 @@ impl World {
         channel
     }
 
-    /// They are dropped without the lock, as callbacks take it.
+    /// Empties the list under its lock. The caller drops the channels without it, since callbacks take it.
     fn take_channels(&self) -> Vec<Arc<AsyncChannel>> {
         std::mem::take(&mut self.channels.lock().unwrap())
     }
@@ -119,7 +119,7 @@ fn callback(world: &World) {
     }
 }
 
-/// Of a task, or of a subscriber.
+/// A waker of a task, or a subscriber of `tracing`, that calls back into the world.
 #[derive(Clone)]
 struct Calls(Arc<OnceLock<Arc<World>>>);
 
@@ -272,14 +272,14 @@ fn what_is_told_with_a_lock_held_is_told_afterwards() {
     });
 }
 
-/// What an allocator uses: everything of another device, and of its own device all that calls no verb.
+/// An allocator that calls everything of another device, and of its own device all that calls no verb.
 struct Allocator {
     world: Arc<World>,
     own: Arc<Mutex<Option<Arc<Own>>>>,
     calls: Arc<AtomicUsize>,
 }
 
-/// Of the device whose verbs call the allocator.
+/// The objects of the device whose verbs call the allocator.
 struct Own {
     reactor: Reactor,
     pool: BufferPool,
@@ -348,7 +348,7 @@ fn an_allocator_finds_no_lock_held() {
         drop(channel);
         reactor.turn().unwrap();
         assert_eq!(calls.load(Ordering::Relaxed), 2 * queue_pairs);
-        // It has the domain, which has the allocator.
+        // `own` keeps the domain, which keeps the allocator, which keeps `own`: clearing it breaks the cycle.
         *own.lock().unwrap() = None;
         assert_eq!(device.violations().0, 0, "{}", device.violations().1);
     });

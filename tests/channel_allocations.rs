@@ -101,7 +101,7 @@ fn nothing_is_allocated_per_operation() {
                     *receive = Some(two.post_receive(part)?);
                 }
                 one.scope(|one| {
-                    // They complete in any order, and the table keeps them.
+                    // The program waits for the sends in reverse order: the table keeps the other completions.
                     let sends = [(); 8].map(|()| one.post_send(Inline(&[7; 8])).unwrap());
                     for send in sends.into_iter().rev() {
                         send.wait()?;
@@ -189,7 +189,7 @@ fn nothing_is_left_of_a_channel_and_its_loop() {
         event_loop.post(channel, receive, 1).unwrap();
         drop((one, two, event_loop));
     };
-    // What is made once per process.
+    // The first round makes what the process needs once.
     round();
     let before = BYTES.with(Cell::get);
     round();

@@ -31,7 +31,7 @@ fn bindings_of_librdmacm() {
     compare(BINDINGS, "inline_functions_rdmacm.c");
 }
 
-/// Those of the direct verbs of each provider that has any.
+/// Compares the bindings of the direct verbs of each provider that has any.
 macro_rules! direct_verbs {
     ($($feature:literal: $test:ident;)+) => {$(
         #[cfg(feature = $feature)]

@@ -281,7 +281,7 @@ fn a_poll_that_fails_is_over() {
         assert_eq!((error.verb(), error.raw_os_error()), ("ibv_next_poll", Some(libc::EINVAL)));
         assert_eq!(rest(completions), [2, 3, 4]);
     });
-    // What mlx5 and hns return for a broken queue is no errno value.
+    // For a broken queue, mlx5 and hns return a value that is no errno.
     unsafe extern "C" fn broken(_: *mut ffi::ibv_cq_ex, _: *mut ffi::ibv_poll_cq_attr) -> i32 {
         -2
     }
@@ -415,7 +415,7 @@ fn on_soft_roce_each_completion_is_a_poll_of_its_own() {
     assert_eq!(device.violations().0, 0, "{}", device.violations().1);
 }
 
-/// What answers a datagram reads the same of both kinds of completions.
+/// A program answers a datagram in the same way after either kind of completion.
 #[test]
 fn a_datagram_is_answered_by_what_an_extended_completion_says() {
     let device = FunctionDevice::model();

@@ -70,7 +70,7 @@ fn a_region_without_memory_is_a_typed_error() {
     });
     assert_eq!(device.calls("reg_mr"), 0);
     domain.allocate::<u8>(size).unwrap().close().unwrap();
-    // Nobody has memory at a multiple of these: addresses of a process are below 2^47.
+    // Memory at a multiple of these cannot exist: addresses of a process are below 2^47.
     for alignment in [1 << 48, 1 << 56, 1 << 62] {
         for size in [8, 1 << 20] {
             refused(MemoryRegion::<u8>::with_options(
@@ -113,7 +113,7 @@ fn a_pool_without_memory_is_a_typed_error() {
     // Below 1 MiB, the chunks come from the heap.
     with_less_than((1 << 20) - 64, || refused(new(64, (1 << 14) - 1)));
     assert_eq!(device.calls("reg_mr"), 0);
-    // Of many chunks, only what tells the free ones does.
+    // A pool of many chunks takes only its list of the free chunks from the heap.
     let chunks = 1 << 16;
     with_less_than(chunks / 8, || refused(new(64, chunks)));
     assert_eq!((device.calls("reg_mr"), device.calls("dereg_mr")), (1, 1));
@@ -220,7 +220,7 @@ fn a_task_without_memory_for_its_place_in_line_gets_an_error_and_its_buffer() {
     assert!(poll_in(&mut next, &rig.count).is_none());
     assert_eq!(rig.channel.in_flight(), TASKS + 1);
     with_less_than(64, || {
-        // There is a place: that for the receive has made room for a few.
+        // `next` has made the list of waiting tasks grow by several entries, so this task needs no memory.
         assert!(poll_in(&mut pin!(rig.channel.next_message()), &rig.count).is_none());
     });
     rig.device.run();

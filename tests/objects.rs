@@ -317,7 +317,7 @@ fn tags_of_a_shared_receive_queue_are_added_removed_and_synchronized() {
         [(1, WorkOpcode::TagAdd), (4, WorkOpcode::TagDelete), (5, WorkOpcode::TagSync)]
     );
 
-    // What is refused before the device sees it.
+    // These requests are refused before the device sees them.
     let calls = device.calls("post_srq_ops");
     let plain = domain.create_srq(4, 1).unwrap();
     let mut more = domain.allocate::<u8>(8).unwrap();

@@ -89,8 +89,8 @@ fn connect(round: usize, peer: &mut Peer) {
     let mut connection =
         route.connect(prepared, &[round as u8], Instant::now() + PATIENCE).unwrap();
     assert!(connection.private_data().starts_with(b"welcome"));
-    // What arrives while Soft-iWARP finishes accepting is not read before more arrives: see
-    // script/vm.d/README.md. Nobody sends more here, so wait until the peer says that it has accepted.
+    // Soft-iWARP does not read what arrives while it finishes accepting before more arrives: see
+    // script/vm.d/README.md. The peer sends nothing more here, so wait until it says that it has accepted.
     peer.meet_again();
     let (question, room) = region.slice_mut(..).unwrap().split_at(QUESTION.len()).unwrap();
     connection

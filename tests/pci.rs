@@ -150,7 +150,7 @@ fn two_sockets() {
     assert_eq!(nic.distance_to_node(1), Some(OtherNode));
 }
 
-/// What a container or a virtual machine hides is `None`, and so is what depends on it.
+/// A fact that a container or a virtual machine hides is `None`, and so is what depends on it.
 #[test]
 fn hidden_facts() {
     let machine = Machine::new(

@@ -11,7 +11,8 @@ use ibverbs_function_device::FunctionDevice;
 /// Long enough that a thread that does not wait would have gone on.
 const WHILE: Duration = Duration::from_millis(100);
 
-/// As a program that must survive starts. This file has its own process for it.
+/// Sets the variable that a program sets at its start to survive a removal. This file has its own
+/// process for it.
 fn allow() {
     static ONCE: Once = Once::new();
     // SAFETY: each test calls this first, so no thread reads the environment meanwhile.
@@ -33,7 +34,7 @@ fn a_destroy_verb_waits_for_events_that_are_read() {
             assert!(!reader.is_finished(), "there is no event");
             thread::yield_now();
         }
-        // From here on, no destroy verb waits for an acknowledgement.
+        // After the removal, no destroy verb waits for an acknowledgement.
         device.remove();
         let destroyer = threads.spawn(|| drop(queue));
         thread::sleep(WHILE);

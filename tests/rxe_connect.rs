@@ -121,7 +121,7 @@ fn sides_of_two_address_families_are_told_both_gids() {
     nothing_is_left(sides);
 }
 
-/// Nobody has the address behind the peer's GID, or no network leads there.
+/// No machine has the address behind the peer's GID, or no network leads there.
 #[test]
 #[ignore = "Soft-RoCE: the GIDs and the neighbours of a network interface"]
 fn an_unreachable_peer_is_named_with_our_gid_and_its_index() {

@@ -75,7 +75,7 @@ fn transfer(
     assert_eq!(source[..], sink[..]);
 }
 
-/// From opening the devices to closing them.
+/// Opens the devices, uses them, and closes them.
 fn cycle(number: usize) {
     let sides = sides();
     let (mut one, mut two) = connect(sides.0.builder(), sides.1.builder());

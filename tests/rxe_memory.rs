@@ -331,7 +331,7 @@ fn not_imported(context: &Context<'_>) -> ibverbs::Error {
     error
 }
 
-/// What Soft-RoCE does not support gives an error and has no other effect.
+/// A verb that Soft-RoCE does not support fails and has no other effect.
 #[test]
 #[ignore = "Soft-RoCE: what it lacks"]
 fn what_is_not_there_is_unsupported() {
@@ -388,7 +388,7 @@ fn locked_memory_is_limited() {
         let error = domain.allocate::<u8>(2 << 20).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOMEM));
         assert!(error.to_string().contains("RLIMIT_MEMLOCK"), "{error}");
-        // It can be asked for before, with the same answer.
+        // `PinnedMemory::check` gives the same error beforehand.
         assert_eq!(PinnedMemory::check(&domain, 2 << 20), Err(error));
         PinnedMemory::check(&domain, 64 << 10).unwrap();
         domain.allocate::<u8>(64 << 10).unwrap();

@@ -16,7 +16,7 @@ const AWAY: &str = "/dev/infiniband-away";
 const NOBODY: u32 = 65534;
 const FILES_USED_UP: &str = "RLIMIT_NOFILE";
 
-/// What listening at an address and resolving another one says.
+/// The errors of listening at one address and of resolving another one.
 fn errors(own: &str, peer: &str) -> [String; 2] {
     let [own, peer] = [own, peer].map(|address| address.parse::<SocketAddr>().unwrap());
     let bound = Listener::bind(own).map(drop).map_err(|error| error.to_string());

@@ -144,7 +144,7 @@ fn a_queue_pair_holds_its_counters() {
             device.fail("destroy_qp").errno(libc::EBUSY).times(1);
         }
         assert_eq!(pair.close().is_err(), fails);
-        // What the device may still count with is leaked.
+        // A counter that the device may still use is leaked.
         assert_eq!(device.calls("destroy_comp_cntr"), u64::from(!fails));
     }
 }
@@ -201,7 +201,7 @@ fn memory_that_the_provider_allocates() {
     drop(region);
     assert_eq!(device.calls("free_buf"), 3, "{moved:?}");
 
-    // What the device may still access is not freed.
+    // Memory that the device may still access is not freed.
     let region = allocate(8, access).unwrap();
     device.fail("dereg_mr").errno(libc::EBUSY).times(1);
     assert_eq!(errno(region.close()), libc::EBUSY);

@@ -212,7 +212,7 @@ fn refusals_and_deadlines() {
         let error = connect(address, &[0; 253]).err().unwrap();
         assert!(error.to_string().contains("is 253"), "{error}");
 
-        // Nobody answers within the deadline.
+        // The peer does not answer before the deadline.
         let device = Device::first();
         let route = Route::resolve(address, Instant::now() + TIME).unwrap();
         let start = Instant::now();

@@ -48,7 +48,7 @@ struct Side {
     domain: Arc<ProtectionDomain<'static>>,
     queue: Arc<CompletionQueue<'static>>,
     reactor: Reactor,
-    /// Of the reactor, and its own peer.
+    /// A channel of the reactor that is its own peer.
     channel: AsyncChannel,
     doomed: AsyncChannel,
     pool: BufferPool,

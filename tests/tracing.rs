@@ -20,7 +20,7 @@ struct Events {
     panics: bool,
 }
 
-/// What a broken subscriber throws. It must be forgotten: dropping it panics again.
+/// The payload of a broken subscriber's panic. The crate must forget it: dropping it panics again.
 struct Bomb;
 
 impl Drop for Bomb {

@@ -172,7 +172,7 @@ fn an_unreliable_connection_writes_but_does_not_read() {
     let target = pair.shared(1);
     let mut region = pair.region(8, 3);
     pair.one.write(region.slice(..).unwrap(), target.remote()).unwrap();
-    // It has been sent, and may still be on its way.
+    // The write has been sent, and may still be on its way.
     pair.device.run();
     assert_eq!(target.read_one(0).unwrap().to_ne_bytes(), region[..]);
     let posts = pair.device.calls(Verb::PostSend);
@@ -366,7 +366,7 @@ fn on_iwarp_peers_may_write_the_words_that_they_answer_reads_with() {
     }
 }
 
-/// There the peer answers a read by a write to the memory, whose rkey it is told.
+/// On iWARP the peer answers a read by a write to the memory, whose rkey it is told.
 #[test]
 fn on_iwarp_a_read_fills_only_memory_that_peers_may_write() {
     let device = FunctionDevice::model();

@@ -120,7 +120,7 @@ fn a_peer_that_fails_fails_alone() {
     let message = rig.region(4);
     break_queue_pair(&rig.set.channels()[1]);
     let sent = rig.set.broadcast(message.slice(..0).unwrap(), late());
-    // Nobody receives: the others wait until the deadline, and each is stopped.
+    // No peer receives: the other sends wait until the deadline, and each is stopped.
     let classes = sent.map_errors();
     assert_eq!(classes, [None, Some(WorkErrorClass::Flushed), None]);
     drop(message);

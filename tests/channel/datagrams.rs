@@ -67,7 +67,7 @@ impl Ends {
         self.here.send_to(end, message, to, 99).unwrap();
     }
 
-    /// What comes next: who has it, and from whom.
+    /// Returns the token and buffer of the next operation that ends and, if it is a receive, the sender.
     #[track_caller]
     fn next(&mut self) -> (u64, DatagramBuffer, Option<DatagramDestination>) {
         let ended = next(&mut self.here);
@@ -190,7 +190,7 @@ fn a_message_goes_to_its_peer_and_the_answer_back() {
         let sender = sender.unwrap();
         assert_eq!(sender.path.gid(), to_two.path.gid());
         assert_eq!((sender.number, sender.qkey), (ends.here.endpoint(one).unwrap().num(), QKEY));
-        // What was received is sent back as it is, without its header.
+        // The receiver sends the message back as it is, without its header.
         ends.here.send_to(two, message, &sender, 99).unwrap();
         assert_eq!(ends.next().0, 99);
         let (token, message, _) = ends.next();
@@ -259,7 +259,7 @@ fn members_of_a_group_hear_what_is_sent_to_it() {
     assert_eq!(heard, [1, 2, 99]);
     let answers: Vec<_> = (0..3).map(|_| ends.next().0).collect();
     assert_eq!(answers.iter().filter(|&&token| token == 3).count(), 1, "{answers:?}");
-    // Who has left, or was removed, does not hear any more.
+    // An end that has left the group does not hear it any more.
     ends.here.leave(far, &group).unwrap();
     ends.receive(far, 4);
     ends.receive(near, 5);
@@ -279,7 +279,7 @@ fn members_of_a_group_hear_what_is_sent_to_it() {
     ends.finish();
 }
 
-/// As many handles as the end may keep, and one for each send in flight; they go with the end.
+/// An end keeps as many address handles as it may, and one for each send in flight. They go with the end.
 #[test]
 fn address_handles_are_kept_by_their_paths_and_no_more_than_said() {
     let mut ends = Ends::new();
@@ -383,7 +383,7 @@ fn what_is_wrong_is_refused_before_the_device_sees_it() {
     ends.here.post(two, ReceiveWorkRequest::new(exact.take().unwrap()), 1).unwrap();
     ends.send(one, b"", &to);
     assert_eq!([ends.next().0, ends.next().0], [99, 1]);
-    // What was refused has used up no place of the queue.
+    // The refused operations have taken no place of the queue.
     for _ in 0..4 {
         ends.send(one, b"", &to);
     }

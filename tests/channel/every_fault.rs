@@ -144,7 +144,7 @@ impl Case {
             InFlight::Unpolled => unreachable!("they drop the channel"),
         };
         result.unwrap_err();
-        // From here on, the region is the program's again.
+        // The operation has ended, so the region is the program's again.
         region.fill(0xee);
         let (sends, receives) = match pair.one.as_raw().is_null() {
             true => (0, 0),
@@ -158,7 +158,7 @@ impl Case {
             pair.device.hold_completions(queue(&pair.one), 0, false);
         }
         let refused = pair.one.send(()).unwrap_err();
-        // What the peer sends does not reach the buffer.
+        // A message of the peer does not reach the buffer.
         let text = pair.region(8, 0x55);
         let sent = pair.two.until(soon()).send(text.slice(..).unwrap());
         assert!(sent.is_err(), "nothing receives it");
@@ -203,7 +203,7 @@ impl Case {
         assert_eq!(peek(address, 8), [0xee; 8], "written after it was given back");
         assert_eq!(device.violations().0, 0, "{}", device.violations().1);
         drop((region, two));
-        // There is a way out: other channels of the domain work.
+        // The program can go on: other channels of the domain work.
         let (one, two) =
             crate::pair::connect(crate::pair::builder(&domain), crate::pair::builder(&domain));
         let mut pair = Pair { one, two, domain, device };

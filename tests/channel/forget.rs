@@ -15,7 +15,7 @@ fn relentless() -> FunctionDevice {
     device
 }
 
-/// What the test may forget, one bit each.
+/// The objects that the test may forget, one bit each.
 const HANDLES: u32 = 1;
 const CHANNEL: u32 = 2;
 const REGION: u32 = 4;

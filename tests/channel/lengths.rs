@@ -199,8 +199,8 @@ fn the_buffers_of_one_receive_have_its_parts() {
     pair.finish();
 }
 
-/// Nobody is told how long the message is that comes after the handle was dropped: so the buffers are empty, and not as long as an
-/// earlier message. One that is sent keeps its length.
+/// The program does not learn the length of a message that comes after the handle was dropped. Its buffers are then empty, and not
+/// as long as an earlier message. A buffer that is sent keeps its length.
 #[test]
 fn the_buffers_of_a_dropped_handle_have_no_earlier_length() {
     let mut pair = Pair::new();
@@ -214,7 +214,7 @@ fn the_buffers_of_a_dropped_handle_have_no_earlier_length() {
     })
     .unwrap();
     assert!(early.iter().all(|buffer| buffer.is_empty()), "{early:?}");
-    // It has come.
+    // This message comes before the handle is dropped.
     let mut come = early.map(|mut buffer| {
         buffer.extend_from_slice(b"it was longer").unwrap();
         buffer
@@ -228,7 +228,7 @@ fn the_buffers_of_a_dropped_handle_have_no_earlier_length() {
     })
     .unwrap();
     assert_eq!([&come[0][..], &come[1][..]], [&b"come"[..], b""]);
-    // What is sent stays as it is.
+    // A buffer that is sent keeps its contents.
     let mut room = pool.take().unwrap();
     two.scope(|s| -> TransportResult<()> {
         let receive = s.post_receive(&mut room)?;
@@ -276,7 +276,8 @@ fn a_loop_sets_the_length_of_what_it_gives_back() {
         assert_eq!(buffer[..], *b"any");
         drop(sent);
     }
-    // What ends with its channel stays as it was, whether or not a part of a message has come.
+    // A buffer whose receive ends with the channel keeps its length, whether or not a part of a
+    // message has come.
     loops.peers.post(peer, ReceiveWorkRequest::new(buffer), 8).unwrap();
     loops.peers.remove(peer).unwrap();
     assert_eq!(next(&mut loops.peers).buffer[..], *b"any");

@@ -10,7 +10,7 @@ use ibverbs_function_device::FunctionDevice;
 
 use crate::pair::{ModelPair, connect, domain};
 
-/// What the port can send, and messages that are longer: one, and one that C cannot describe.
+/// The port's limit, a message that is longer, and one whose length C cannot describe.
 const MOST: usize = 512;
 const LONG: usize = 513;
 const HUGE: usize = (5 << 30) + 7;
@@ -66,7 +66,7 @@ fn every_operation_of_a_channel_refuses_them_with_the_ports_limit() {
     .unwrap();
     assert_eq!(pair.device.calls("post_send"), posted);
     assert_eq!(pool.available(), 8, "no buffer is kept");
-    // What fits goes.
+    // A message of the greatest length goes.
     one.write(region.slice(..MOST).unwrap(), remote).unwrap();
     pair.exchange();
     drop((region, target, local, pool));

@@ -22,7 +22,7 @@ fn completions_that_are_made_up_end_nothing() {
     let mut loops = Loops::with_windows(device);
     let (channel, peer) = loops.connect();
     let number = loops.here.endpoint(channel).unwrap().num();
-    // So that there are earlier requests of the slot.
+    // Earlier requests use the slot.
     for _ in 0..9 {
         loops.receive(peer, 0);
         loops.send(channel, 1, 0);
@@ -65,7 +65,7 @@ fn completions_that_are_made_up_end_nothing() {
     assert_eq!(next(&mut loops.here).token, 10);
     assert!(loops.here.next_ended().is_err());
     assert_eq!(next(&mut loops.here).token, 11);
-    // Of a channel that was there before: it is late, and no error.
+    // A completion of a channel that was removed is late, and no error.
     loops.here.remove(channel).unwrap();
     loops.device.inject(queue, &again);
     assert!(loops.here.next_ended().unwrap().is_none());
@@ -91,7 +91,7 @@ fn a_channel_that_is_removed_waits_for_its_completions() {
     thread::scope(|scope| {
         scope.spawn(move || {
             let queue = queue.load(Ordering::Relaxed);
-            // It has found nothing several times, or has given up.
+            // Waits until `remove` has polled in vain several times, or has given up.
             while device.calls("poll_cq") < polled + 5 && device.calls("destroy_qp") == 0 {
                 thread::yield_now();
             }
@@ -178,7 +178,7 @@ fn no_buffer_comes_back_while_the_device_may_use_it() {
             drop((pool, domain));
             continue;
         }
-        // It has ended, or is leaked.
+        // The receive has ended, or its buffer is leaked.
         let flushed = !error_fails && !poll_fails && !held;
         if destroy_fails && reset_fails && !flushed {
             assert_eq!((loops.out(), loops.here.capacity().1), (1, 48), "{bits:b}");
@@ -189,7 +189,7 @@ fn no_buffer_comes_back_while_the_device_may_use_it() {
             assert!(ended.result().unwrap_err().is_consequence());
             let mut buffer = ended.buffer;
             buffer.fill(0xee);
-            // What the peer sends now does not reach it.
+            // A message that the peer sends now does not reach the buffer.
             let message = SendWorkRequest::new(loops.filled(0x55));
             let _ = loops.peers.post(peer, message, 0);
             device.run();

@@ -62,7 +62,7 @@ fn a_channel_sends_what_its_peer_has_receives_for() {
             loops.receive(peer, n);
         }
         assert_eq!(credited(&mut loops), channel);
-        // It is told once, and the other one has nothing.
+        // The loop reports the channel once, and the other channel has no credit.
         assert_eq!(loops.here.next_credited(), None);
         for n in 0..receives {
             while loops.here.credits(channel) == Some(0) {

@@ -104,7 +104,7 @@ fn the_buffer_comes_back_once_the_queue_pair_was_flushed_or_reset() {
     }
 }
 
-/// What ends the wait for a buffer that the loop has kept.
+/// How the wait for a buffer that the loop has kept ends.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum End {
     /// The device carries the request out, and its completion is polled.
@@ -113,7 +113,7 @@ enum End {
     Removed,
     /// The loop is dropped.
     Dropped,
-    /// The same, but the queue pair cannot be destroyed.
+    /// The loop is dropped, but its queue pair cannot be destroyed.
     Left,
 }
 
@@ -154,7 +154,7 @@ fn the_loop_keeps_the_buffer_while_the_queue_pair_can_be_neither_flushed_nor_res
                     let Loops { here, peers, pool, domain, device } = loops;
                     drop(here);
                     assert_eq!(pool.available(), pool.chunks() - 1, "the device may still use it");
-                    // It is carried out late, in memory that is still there.
+                    // The device carries the request out late, in memory that is still there.
                     device.clear_faults();
                     device.run();
                     drop((peers, target, pool, domain));

@@ -185,7 +185,7 @@ fn a_loop_that_is_dropped_ends_its_shared_receives() {
     for n in 0..4 {
         loops.receive(receives, n);
     }
-    // Those of another loop are not its own.
+    // Another loop refuses the shared receives of this one.
     let other = Loop::<PooledBuffer>::new(loops.domain.context_parent(), 8).unwrap();
     assert!(other.create_sharing_channel(&loops.domain, receives).is_err());
     assert!(other.shared_receive_queue(receives).is_none());

@@ -7,7 +7,7 @@ use crate::loops::{Loops, next};
 use crate::pair::TestDevice;
 use crate::software::Software;
 
-/// What the peer sends first is there when the channel is put back.
+/// The peer's first message is there when the channel is put back.
 #[test]
 fn a_channel_connects_outside_of_its_loop() {
     let mut loops = Loops::on(FunctionDevice::make());
@@ -56,7 +56,7 @@ fn receives_that_were_posted_before_get_the_first_message() {
     let detached = detached.handshake(remote).unwrap();
     loops.send(channel, 7, 1);
     assert_eq!(next(&mut loops.here).token, 1);
-    // It has arrived while the channel is out.
+    // The message has arrived while the channel is out of its loop.
     let ended = next(&mut loops.peers);
     assert_eq!((ended.channel, ended.token, ended.buffer[0]), (peer, 5, 7));
     drop(ended);

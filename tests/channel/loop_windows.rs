@@ -208,7 +208,7 @@ fn a_window_that_is_posted_in_part_ends_as_a_whole() {
             if removed {
                 loops.here.remove(channel).unwrap();
             }
-            // Otherwise what was posted is flushed, and that is enough.
+            // If the channel stays, the posted requests are flushed, and that is enough.
             let ended = next(&mut loops.here);
             assert_eq!((ended.token, ended.request()), (7, None));
             assert_eq!(ended.result().unwrap_err(), TransportError::Stopped);
@@ -225,7 +225,7 @@ fn bytes_of_next<D: TestDevice>(loops: &mut Loops<D, AnyBuffer>) -> [u8; 4] {
     bytes(next(&mut loops.here))
 }
 
-/// As rxe and siw: all requests are queued, and the kernel could not be told.
+/// The provider queues all requests but fails to tell the kernel, as rxe and siw may.
 #[test]
 fn a_window_that_may_be_posted_ends() {
     let mut loops = Loops::with_windows(manual());
@@ -288,7 +288,8 @@ fn made_up_completions_of_windows_end_nothing() {
     while loops.peers.next_ended().unwrap().is_some() {}
     let member = window(&mut loops);
     assert_ne!(earlier, member);
-    // Of an earlier window, of its last and behind it, of another place, of another window.
+    // Completions of an earlier window, of requests behind the last one, of another place and of
+    // another window are unknown.
     for wr_id in
         [earlier, member + 1, member | 0x7fff, member + (1 << 32), member ^ 1 << 53, u64::MAX]
     {
@@ -298,7 +299,8 @@ fn made_up_completions_of_windows_end_nothing() {
             assert_eq!(loops.here.next_ended().unwrap_err(), unknown, "{wr_id:x} {member:x}");
         }
     }
-    // Of a queue pair that is none of the loop's, and the success of one that is not the last.
+    // A completion of a queue pair that is not the loop's ends nothing, nor does the success of a
+    // request that is not the last.
     made_up(&loops, member, number + 1000, flushed);
     made_up(&loops, member, number, success);
     assert!(loops.here.next_ended().unwrap().is_none());
@@ -311,7 +313,7 @@ fn made_up_completions_of_windows_end_nothing() {
     let ended = next(&mut loops.here);
     assert_eq!((ended.request(), ended.result().is_err()), (Some(1), true));
     assert_eq!(bytes(ended), [1, 2, 3]);
-    // Of a single operation, which is no window; and of a channel that was there before.
+    // A window's number for a single operation is unknown. One of a channel that was removed is late.
     loops.send(channel, 1, 0);
     made_up(&loops, member & !0xffff_ffff | 3 << 30 | 3 << 32, number, flushed);
     assert!(loops.here.next_ended().is_err());
@@ -373,7 +375,7 @@ thread_local! {
     static DEVICE: std::cell::RefCell<Option<FunctionDevice>> = const { std::cell::RefCell::new(None) };
 }
 
-/// From now on, the device carries out what this thread posts within the post, if it is in `DEVICE`.
+/// Makes the device in `DEVICE`, if any, carry out what this thread posts within the post.
 fn run_after_posts<B>(loops: &Loops<FunctionDevice, B>) {
     let context = loops.domain.context_parent().as_raw();
     // SAFETY: the context is live, and nothing posts yet.
@@ -393,7 +395,7 @@ unsafe extern "C" fn post_and_run(
     returned
 }
 
-/// It has no place of its own in the table.
+/// A channel without depths has no place of its own in the table.
 #[test]
 fn a_channel_without_depths_hides_no_failure_of_another() {
     let mut loops = Loops::with_windows(manual());

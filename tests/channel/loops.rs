@@ -107,7 +107,7 @@ impl<D: TestDevice, B: LoopBuffer<PooledBuffer>> Loops<D, B> {
     }
 }
 
-/// What ends next, while other things happen.
+/// Polls until an operation ends.
 #[track_caller]
 pub(crate) fn next<B>(of: &mut Loop<'static, B>) -> Ended<B> {
     for _ in 0..100_000 {
@@ -197,7 +197,7 @@ fn a_loop_takes_only_channels_of_its_own_and_as_many_as_fit() {
     drop((refused, peer));
     let (mut one, two) =
         crate::pair::connect(loops.prepare(&loops.here), loops.prepare(&loops.here));
-    // Nobody but the loop posts and polls.
+    // Only the loop may post and poll.
     assert_eq!(one.send(()).unwrap_err(), TransportError::OfLoop);
     // SAFETY: there is no memory.
     assert_eq!(unsafe { one.send_unpolled(()) }.unwrap_err(), TransportError::OfLoop);
@@ -403,7 +403,7 @@ fn a_wait_sleeps_until_something_ends_or_the_deadline() {
     assert_eq!(loops.pool.available(), loops.pool.chunks());
 }
 
-/// What the program forgets is leaked: the device may write there for ever.
+/// The loop leaks what the program forgets, since the device may write there for ever.
 #[test]
 fn a_loop_may_be_forgotten_and_so_may_what_it_gives_back() {
     let device = FunctionDevice::make();
@@ -478,7 +478,7 @@ fn places_are_bounded_by_the_channels_that_live() {
             let (one, two) = crate::pair::connect(builder(&loops.here), builder(&loops.peers));
             let (one, two) = (loops.here.add(one).unwrap(), loops.peers.add(two).unwrap());
             assert_eq!((one.index(), two.index()), (1, 1));
-            // What is in flight when it goes keeps its place until it was taken.
+            // A receive in flight keeps its place after the channel was removed, until the program takes it.
             if receives > 0 {
                 loops.receive(two, 3);
                 if sends > 0 {
@@ -528,7 +528,7 @@ fn a_receive_after_the_connection_has_failed_is_flushed() {
     }
     assert!(loops.here.next_ended().unwrap().is_none());
     assert_eq!(loops.device.calls("post_recv"), posts);
-    // What was not taken when the channel goes comes back as well.
+    // A receive that the program has not taken before the channel is removed comes back as well.
     post(&mut loops, 8).unwrap();
     loops.here.remove(channel).unwrap();
     assert_eq!(next(&mut loops.here).token, 8);

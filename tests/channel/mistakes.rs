@@ -1,4 +1,4 @@
-//! What beginners do wrong: each error names what they called, and what to change.
+//! Mistakes of beginners: each error names what they called, and what to change.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::loops::{LEN, Loops};
 use crate::pair::{Pair, builder, connect, domain};
 use crate::software::Software;
 
-/// What is said has all of these words.
+/// Asserts that the error's text has all of these words.
 #[track_caller]
 fn says<T>(result: Result<T, impl std::fmt::Display>, words: &[&str]) {
     let said = result.err().expect("it is refused").to_string();
@@ -104,7 +104,7 @@ fn memory_of_another_domain_is_refused_before_the_post() {
     pair.finish();
 }
 
-/// The same for what is posted together, was prepared, or is shared.
+/// Windows, lists, prepared requests and shared receives refuse memory of another domain, too.
 #[test]
 #[cfg_attr(not(debug_assertions), ignore = "only debug builds know where memory is registered")]
 fn windows_lists_and_shared_receives_refuse_memory_of_another_domain() {
@@ -126,7 +126,7 @@ fn windows_lists_and_shared_receives_refuse_memory_of_another_domain() {
         };
         let scoped = pair.one.scope(|s| -> TransportResult<()> {
             says(s.post_window(window()).map(drop), WORDS);
-            // What is inline is copied.
+            // Inline data is copied, so its domain does not matter.
             let inline = WriteWorkRequest::new(region.slice(..8)?, target.remote()).inline();
             s.post_window(PreparedWindow::new([inline])?)?.wait().map(drop)?;
             Ok(())
@@ -151,7 +151,7 @@ fn windows_lists_and_shared_receives_refuse_memory_of_another_domain() {
         says(receives.post(take()), WORDS);
         assert_eq!(pool.available(), 4);
         drop((receives, channel, reactor, _peer, here, pool));
-        // By hand, with and without the extended interface.
+        // Queue pairs of the verbs layer, with and without the extended interface, refuse it too.
         let queue = domain.context().create_cq(16).unwrap();
         for extended in [None, Some(SendOperations::SEND)] {
             let to_build = domain.create_qp(&queue, &queue, Rc).max_send_wr(4).max_recv_wr(4);
@@ -245,7 +245,7 @@ fn a_channel_that_was_taken_out_is_named_so() {
     let refused = loops.here.post(here, receive, 0).unwrap_err();
     says(Err::<(), _>(refused.error), &["taken out of its loop", "until it is put back"]);
     drop(refused);
-    // Of another loop.
+    // Another loop refuses the channel.
     let refused = loops.peers.put_back(detached).unwrap_err();
     says(Err::<(), _>(refused.error), &["taken out of another loop"]);
     let destroyed = refused.object.destroy();
@@ -364,7 +364,7 @@ fn who_is_called_and_with_what_is_looked_at_first() {
     let domain = domain(&device);
     let prepared = builder(&domain).build().unwrap();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(9);
-    // Nobody listens there: the private data are looked at before.
+    // Nothing listens there: the private data is checked before that is noticed.
     let failed = prepared.connect("127.0.0.1:1", &vec![0; 1 << 20], deadline).unwrap_err();
     assert_eq!(
         failed.error.to_string(),
@@ -379,7 +379,7 @@ fn who_is_called_and_with_what_is_looked_at_first() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let failed = failed.object.accept(&listener, &[0; 8193], deadline).unwrap_err();
     says(Err::<(), _>(&failed.error), &["8193 bytes"]);
-    // Who has come and gone.
+    // This client closes its connection at once.
     drop(std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap());
     let failed = failed.object.accept(&listener, b"", deadline).unwrap_err();
     assert!(failed.error.is_retryable() && failed.error.is_peer_gone(), "{}", failed.error);
@@ -412,7 +412,7 @@ fn a_domain_of_another_device_and_a_queue_that_was_not_built_are_named() {
     other.assert_clean();
 }
 
-/// What the device refuses names the setting of the side that has to change.
+/// If the device refuses access, the error names the setting to change and its side.
 #[test]
 fn rights_that_were_not_given_are_named() {
     let mut pair = Pair::new();

@@ -12,7 +12,7 @@ use ibverbs_function_device::FunctionDevice;
 
 use crate::software::Software;
 
-/// What a pair needs of its device.
+/// A device on which a pair can run.
 pub(crate) trait TestDevice: Clone {
     fn make() -> Self;
     fn open(&self) -> Context<'static>;

@@ -41,7 +41,7 @@ impl Both {
         self.event_loop.post(self.one, request, 1).unwrap();
     }
 
-    /// What ends next is of this channel, and has a buffer of this type.
+    /// Returns the buffer of the next operation that ends. It must have this token, and a buffer of this type.
     #[track_caller]
     fn ended<B: OwnedBuffer>(&mut self, token: u64) -> (B, WorkSuccess) {
         let ended = next(&mut self.event_loop);
@@ -57,7 +57,7 @@ impl Both {
         self.ended(1).0
     }
 
-    /// What the two ends of a message give back, which may end in either order.
+    /// Returns the buffers of the send and of the receive of a message, which may end in either order.
     #[track_caller]
     fn message<S: OwnedBuffer, R: OwnedBuffer>(&mut self) -> (S, R, WorkSuccess) {
         let mut both = [next(&mut self.event_loop), next(&mut self.event_loop)];
@@ -149,7 +149,7 @@ fn a_region_that_moves_into_an_operation_is_written_by_a_receive_and_by_a_read()
     assert_eq!(received.as_ptr(), address, "it is the same memory");
     let mut read = both.run(ReadWorkRequest::new(sent, target.remote()));
     assert_eq!(read[..], [3, 4]);
-    // It is the program's own again.
+    // The memory is the program's own again.
     read[0] = 5;
     let read = both.run(WriteWorkRequest::new(read, target.remote()));
     assert_eq!(target.to_vec(), [5, 4]);

@@ -71,7 +71,7 @@ thread_local! {
     static FAILS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// As a provider that names no request, and leaves the place for it alone.
+/// Queues the request and fails like a provider that names no request, and leaves the place for it alone.
 unsafe extern "C" fn queue_and_fail(
     queue_pair: *mut ffi::ibv_qp,
     request: *mut ffi::ibv_send_wr,
@@ -137,7 +137,7 @@ fn an_invalidation_leaves_the_request_of_messages_with_an_immediate_as_it_was() 
     pair.finish();
 }
 
-/// What is refused for lack of credit does not reach the provider, and is no answer of its.
+/// A send that is refused for lack of credit does not reach the provider, so its error is not the provider's.
 #[test]
 fn no_request_is_left_with_the_device_though_a_send_was_refused_before_for_lack_of_credit() {
     let device = FunctionDevice::model();
@@ -251,7 +251,7 @@ fn the_device_is_given_nothing_empty() {
     assert_eq!(lengths(&pair), []);
     pair.one.read(&mut local.slice_mut(..8).unwrap(), remote).unwrap();
     assert_eq!(lengths(&pair), [8]);
-    // The same for reading: mthca would send 2 GiB.
+    // Elements without bytes are left out of writes, too: mthca would send 2 GiB.
     pair.one.write(local.slice(3..3).unwrap(), remote).unwrap();
     assert_eq!(lengths(&pair), []);
     pair.one.write([local.slice(3..3).unwrap(), local.slice(..2).unwrap()], remote).unwrap();

@@ -183,7 +183,7 @@ fn channel_waits() -> (u32, Duration) {
             assert_gone(error);
             let verbs = ["ibv_query_qp", "ibv_get_cq_event", "ibv_req_notify_cq"];
             assert!(verbs.contains(&error.verb()), "{error}");
-            // There was no completion, and RESET failed: the queue pair was destroyed before the buffer was
+            // No completion came and RESET failed, so the queue pair was destroyed before the buffer was
             // given back.
             assert_eq!((device.live(Kind::QueuePair), device.violations().0), (1, 0));
             assert_ne!(pair.two.number(), number);

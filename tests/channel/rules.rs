@@ -51,7 +51,7 @@ fn a_poll_error_within_a_scope_releases_nothing() {
     pair.finish();
 }
 
-/// The same if every poll fails: the scope stops the channel, and ends with nothing in flight.
+/// If every poll fails, the scope stops the channel, and ends with nothing in flight.
 #[test]
 fn a_queue_that_cannot_be_polled_is_reset() {
     let mut pair = Pair::new();

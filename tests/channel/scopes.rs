@@ -58,7 +58,8 @@ fn pieces_of_run_time_number_are_one_message() {
     })
     .unwrap();
     assert_eq!(whole(&sink), message);
-    // By value. The handle of the send is dropped at once; the vector is freed.
+    // Here the scope gets the buffers by value. The handle of the send is dropped at once, and the
+    // vector is freed.
     sink.iter_mut().for_each(|part| part.fill(0));
     one.scope(|one| {
         two.scope(|two| {
@@ -75,7 +76,7 @@ fn pieces_of_run_time_number_are_one_message() {
     pair.finish();
 }
 
-/// As many as the channel has been built for, and one more, in each direction.
+/// A message may have as many pieces as the channel was built for in each direction, and not one more.
 #[test]
 fn a_message_has_at_most_the_pieces_of_its_channel() {
     let mut pair = Pair::new();

@@ -18,7 +18,7 @@ fn force(pair: &mut Pair) -> Result<(), ScopeError<&'static str>> {
         std::mem::forget(s.post_receive(region.slice_mut(..).unwrap()).unwrap());
         Err("give up")
     });
-    // From here on, nothing accesses the region.
+    // The scope has ended, so nothing accesses the region any more.
     assert_eq!(pair.device.violations().0, 0);
     result
 }

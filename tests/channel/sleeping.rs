@@ -25,7 +25,7 @@ fn a_receive_sleeps_until_the_message_is_there() {
                     assert!(start.elapsed() < Duration::from_secs(60), "it never slept");
                     thread::yield_now();
                 }
-                // Who does not sleep polls a thousand times meanwhile.
+                // A receiver that does not sleep polls a thousand times meanwhile.
                 thread::sleep(Duration::from_millis(20));
                 one.run(SendWorkRequest::new(&()).immediate(9)).unwrap();
             });

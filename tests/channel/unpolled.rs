@@ -33,7 +33,7 @@ fn work_outlives_scopes_and_blocking_calls() {
     pair.two.manual_scope(|_| Ok::<_, ()>(())).unwrap();
     pair.one.send(outgoing.slice(..4).unwrap()).unwrap();
     pair.one.send(outgoing.slice(..).unwrap()).unwrap();
-    // It finds the completion of the first, too.
+    // This poll finds the completion of the first receive, too.
     assert!(two.poll(&mut pair.two).unwrap().is_ok());
     let result = one.poll(&mut pair.two).unwrap().unwrap();
     assert_eq!((result.byte_len(), result.opcode()), (4, WorkOpcode::Receive));
@@ -172,7 +172,7 @@ fn a_stopped_channel_has_flushed_its_work() {
     let mut pair = pair.reconnect();
     // SAFETY: there is no memory.
     let mut new = unsafe { pair.one.receive_unpolled(()) }.unwrap();
-    // It uses the same slot.
+    // The new work uses the same slot.
     assert_eq!(work.poll(&mut pair.one).unwrap().unwrap_err(), TransportError::Stopped);
     assert!(new.poll(&mut pair.one).is_none());
     pair.two.send(()).unwrap();

@@ -140,7 +140,7 @@ fn without_room_for_all_nothing_is_posted() {
             assert_eq!((error, request), (TransportError::QueueFull, None));
             assert_eq!(buffers.unwrap().into_buffers().map(|part| part.len()), [8; 4]);
             assert_eq!(device.outstanding(number), (1, 0));
-            // As many as there is room for.
+            // The queue has room for three requests.
             let [a, b, c, _] = window;
             let window = s.post_window(prepared([a, b, c]))?;
             assert!(!s.can_post_send());
@@ -237,7 +237,7 @@ fn a_refused_request_is_named_and_all_buffers_come_back() {
         let remote = target.remote();
         let (device, number) = (pair.device.clone(), pair.one.number());
         let result = pair.one.scope(|s| {
-            // What else is in flight ends as it ends.
+            // `other` succeeds if nothing of the window was posted, and is stopped with the window otherwise.
             let other = s.post_write((), remote)?;
             device.fail("post_send").errno(libc::EINVAL).skip(refused).times(1);
             if silent {
@@ -279,7 +279,7 @@ fn a_refused_request_is_named_and_all_buffers_come_back() {
     }
 }
 
-/// As above, and the queue pair cannot be reset: what the device may write needs the last step.
+/// A request is refused and the queue pair cannot be reset: only destroying it keeps the device from writing.
 #[test]
 fn a_refused_request_whose_queue_pair_cannot_be_reset() {
     for reads in [false, true] {
@@ -309,7 +309,7 @@ fn a_refused_request_whose_queue_pair_cannot_be_reset() {
     }
 }
 
-/// As rxe and siw: all requests are queued, and the kernel could not be told.
+/// The provider queues all requests but fails to tell the kernel, as rxe and siw may.
 #[test]
 fn a_window_that_may_be_posted_is_taken_back() {
     for reads in [false, true] {
@@ -538,7 +538,8 @@ fn made_up_completions_end_nothing() {
                 let completion = ffi::ibv_wc { wr_id, qp_num, status, ..Default::default() };
                 device.inject(completions, &completion);
             };
-            // Of an earlier window, of a position behind its last, of no window, of another queue pair.
+            // Completions of an earlier window, of a position behind the last, of no window and of another
+            // queue pair are unknown.
             for (wr_id, of) in [
                 (earlier, number),
                 (member | 0x7fff, number),

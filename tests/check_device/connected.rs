@@ -205,7 +205,7 @@ fn say_when_a_queue_is_full() {
     });
 }
 
-/// By `ibv_wr_*`, into an extended completion queue.
+/// Posts with `ibv_wr_*`, and polls an extended completion queue.
 #[test]
 fn take_batches() {
     with_device("batches", |domain, _| {

@@ -55,7 +55,7 @@ pub(crate) fn is_iwarp(context: &Context<'_>) -> bool {
     context.transport_type() == TransportType::Iwarp
 }
 
-/// What the device or its provider does not have is said so, by an error of its kind.
+/// Returns what was made, or reports that the device or its provider lacks it. Other errors fail the test.
 pub(crate) fn supported<T>(what: &str, result: Result<T, Error>) -> Option<T> {
     match result {
         Ok(made) => Some(made),

@@ -56,7 +56,7 @@ fn of_messages() {
     let (mut posts, mut polls) = (0, 0);
     let mut found = [WorkCompletion::default(); 1];
     let began = Instant::now();
-    // From one to two, then from two to one.
+    // Messages go from one to two, then from two to one.
     let mut rounds = 0;
     while rounds < MOST && began.elapsed() < LONG {
         let (near, far) = if rounds % 2 == 0 { (&mut one, &mut two) } else { (&mut two, &mut one) };
@@ -90,7 +90,7 @@ fn of_messages() {
     let average = |sum: u64, times: u32| sum as f64 / f64::from(times);
     match counter {
         Ok(mut counter) => {
-            // What reading the counter itself costs.
+            // Reading the counter itself costs instructions.
             let (first, second) = (count(&mut counter), count(&mut counter));
             let own = (second - first) as f64;
             let (post, poll) = (average(posts, rounds) - own, average(polls, 2 * rounds) - own);

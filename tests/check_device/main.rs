@@ -1,6 +1,6 @@
-//! What `script/check-device` runs on an RDMA device of any kind: what differs by device (addresses, limits, operations,
-//! the way to connect) is asked of the device. Each test is run alone, in a process of its own, so that a crash or a hang is
-//! an outcome of that test only.
+//! The tests that `script/check-device` runs on an RDMA device of any kind. They ask the device for what differs (addresses,
+//! limits, operations, the way to connect). Each test runs alone, in a process of its own, so that a crash or a hang is an
+//! outcome of that test only.
 //!
 //! A test that the device has no way to pass prints a line that begins with [`unsupported`]'s words and says what is
 //! missing, and a fault that is the device's own one of [`fault`]. Lines of [`figure`] go into the report.

@@ -15,7 +15,7 @@ use crate::vm::PATIENCE;
 /// Both sides are on the device.
 pub(crate) static DEVICES: LazyLock<[&'static str; 2]> = LazyLock::new(|| [*NAME; 2]);
 
-/// What is connected, with what keeps it so.
+/// An end of a connection, with the control that keeps it connected.
 pub(crate) struct Link<Q> {
     end: Q,
     control: Option<ConnectionControl>,
@@ -35,7 +35,8 @@ impl<Q> DerefMut for Link<Q> {
     }
 }
 
-/// Those addresses of this machine, which `script/check-device` lists, that the connection manager finds on this device.
+/// The first address of this machine, of those that `script/check-device` lists, that the connection manager finds on
+/// this device.
 pub(crate) fn address() -> Option<IpAddr> {
     let all = std::env::var("IBVERBS_CHECK_ADDRESSES").unwrap_or_default();
     all.split_whitespace().map(|address| address.parse().expect("an address")).find(|&address| {

@@ -102,7 +102,7 @@ fn one_each(waiters: u64, rounds: u64) {
                     start.wait();
                     spin(round * waiter * 7919 % 400);
                     if let Err(error) = queue.wait_until(&mut room, Instant::now() + LATE) {
-                        // Otherwise the other threads would wait for this one without end.
+                        // Without the abort, the other threads would wait for this one without end.
                         eprintln!("round {round}: a wake-up was lost: {error}");
                         std::process::abort();
                     }

@@ -153,7 +153,7 @@ fn a_side_whose_handshake_fails_reads_the_verdict_of_the_peer() {
     rig.assert_nothing_left();
 }
 
-/// What walks the sources of an error prints each reason once.
+/// A program that walks the sources of an error prints each reason once.
 #[test]
 fn an_error_says_everything_once() {
     use std::error::Error as _;

@@ -52,7 +52,7 @@ fn bytes_are_carried_by_whoever_has_them_and_in_any_pieces() {
         let (mut one, mut two) = (Side::Going(Box::new(one)), Side::Going(Box::new(two)));
         while !matches!((&one, &two), (Side::Done(_), Side::Done(_))) {
             (one, two) = (one.advance(), two.advance());
-            // Who accepts may be done when its last bytes are sent, which the other then has.
+            // The accepting side may be done when its last bytes are sent, which the other side then has.
             one.takes(&mut two, most);
             two.takes(&mut one, most);
         }
@@ -79,7 +79,7 @@ fn over_a_stream_that_does_not_block_a_step_never_waits() {
     thread::scope(|threads| {
         let connects = threads.spawn(move || {
             let connected = prepared.connect_over(&mut client, b"theirs", soon()).unwrap();
-            // It belongs to the program: the exchange does not read it.
+            // These bytes are the program's: the exchange does not read them.
             client.write_all(b"and more").unwrap();
             (connected, client)
         });
@@ -122,7 +122,7 @@ fn a_peer_that_is_gone_ends_a_step_with_the_stage_and_the_channel() {
             "after {len} bytes: {}",
             failed.error
         );
-        // It can be tried again, over another stream.
+        // The prepared channel can connect over another stream.
         let (mut ours, mut theirs) = tcp_pair();
         let (one, two) = (failed.object, rig.prepared());
         thread::scope(|threads| {

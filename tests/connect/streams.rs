@@ -40,7 +40,7 @@ fn unix_sockets_and_tcp_streams_wait_as_before_afterwards() {
     drop((one, two));
     let (one, two) = tcp_pair();
     drop(connects_over(&rig, one, two));
-    // The same for streams that do not block.
+    // Streams that do not block work as well.
     let (one, two) = tcp_pair();
     one.set_nonblocking(true).unwrap();
     drop(connects_over(&rig, one, two));

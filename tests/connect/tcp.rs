@@ -144,7 +144,7 @@ fn attempts_that_fail_lose_no_channel() {
     let (one, two) = connected(&rig);
     let (one, two) = (one.reset().unwrap(), two.reset().unwrap());
     let numbers = [&one, &two].map(|prepared| prepared.endpoint().num());
-    // Nobody listens; nobody comes; the peer closes at once.
+    // Attempts fail since nothing listens, no client comes, or the peer closes at once.
     let one = one.connect(free, b"", soon()).unwrap_err();
     assert!(matches!(one.error, ExchangeError::NoConnection { .. }), "{one}");
     let doors = listener();
@@ -173,7 +173,7 @@ fn attempts_that_fail_lose_no_channel() {
     let errno = Some(libc::ENETUNREACH);
     assert!(reasons.contains(&(true, errno)) && reasons.contains(&(false, errno)), "{reasons:?}");
 
-    // The same two at last.
+    // Both channels connect at last.
     let address = doors.local_addr().unwrap();
     let (mut one, mut two) = thread::scope(|threads| {
         let client = threads.spawn(|| one.object.connect(address, b"", soon()).unwrap().0);
@@ -224,7 +224,7 @@ fn nobody_there_is_an_error_in_time() {
     let reason = error(rig.prepared().accept(&listener, b"", at_once()));
     assert!(matches!(reason, ExchangeError::TimedOut(ExchangeStage::Stream)), "{reason}");
     assert!(start.elapsed() >= Duration::from_millis(100));
-    // Nobody accepts: the kernel completes the TCP connection, but no greeting comes.
+    // The listener does not accept: the kernel completes the TCP connection, but no greeting comes.
     let address = listener.local_addr().unwrap();
     let reason = error(rig.prepared().connect(address, b"", at_once()));
     assert!(matches!(reason, ExchangeError::TimedOut(ExchangeStage::Addresses)), "{reason}");
@@ -341,7 +341,7 @@ fn both_sides_can_send_first() {
     rig.assert_nothing_left();
 }
 
-/// What a connection needs on both sides, and would not carry anything without.
+/// Both sides refuse a connection that would not carry anything, for lack of what it needs on both sides.
 #[test]
 fn what_does_not_fit_is_refused_on_both_sides_with_both_values() {
     let rig = Rig::new();

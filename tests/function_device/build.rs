@@ -71,7 +71,7 @@ fn main() {
     if major.parse().is_ok_and(|major: u32| major >= 65) {
         c.define("RDMA_CORE_65", None);
     }
-    // What the kernel would have in /sys for each port that a device can have.
+    // The kernel would have these files in /sys for each port that a device can have.
     let sysfs = out.join("sysfs");
     for port in 1..=4 {
         let keys = sysfs.join(format!("ports/{port}/pkeys"));

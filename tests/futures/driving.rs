@@ -1,4 +1,4 @@
-//! Who drives a reactor: a task of tokio, or no one.
+//! A task of tokio drives a reactor, or nothing does.
 
 use std::process::{Command, Stdio};
 use std::task::Poll;
@@ -38,7 +38,7 @@ fn a_task_of_tokio_drives_a_reactor_until_its_guard_is_dropped() {
             }
         };
         tokio::time::timeout(Duration::from_secs(120), run).await.expect("it is driven");
-        // It ends with an error for all: what waits is told.
+        // Stopping the reactor ends it for all, with an error: a waiting receive gets that.
         let waiting = two.receive(pool.take().unwrap());
         let stopping = async {
             tokio::task::yield_now().await;

@@ -109,7 +109,7 @@ both! {
         }
     }
 
-    /// Those that were there, and those that take its place, go on.
+    /// Channels that were connected before the failure, and after it, go on.
     fn others_go_on_when_a_channel_cannot_be_destroyed() -> R {
         let R::<S> { one, two, reactor, pool, domain, device } = R::<S>::new();
         let number = one.number();
@@ -137,7 +137,8 @@ both! {
                 assert_eq!(poll(&mut receive).unwrap().unwrap().0[..], [byte; LEN]);
             }
         }
-        // What the one that is gone had in flight is carried out, and its completions are nobody's.
+        // The device carries out the sends of the channel that is gone. Their completions end
+        // nothing of other channels.
         let receives = [(); 2].map(|()| posted(two.receive(filled(&pool, 0))));
         let mut own = fresh.each_ref().map(|channel| posted(channel.receive(filled(&pool, 0))));
         serve();

@@ -131,7 +131,7 @@ both! {
             rig.serve();
             poll(&mut first[0]).unwrap().unwrap();
             assert_eq!(counts.each_ref().map(|count| count.get()), [1, 0, 0]);
-            // It was woken, or not.
+            // The dropped send was woken (0) or not (1, 2); 3 drops none.
             if dropped < 3 {
                 line[dropped] = None;
             }
@@ -178,7 +178,7 @@ both! {
             assert_eq!(rig.out(), if ended { 1 } else { 3 });
             rig.serve();
             assert_eq!(rig.out(), 1, "the message of the receive");
-            // Nobody has taken it: it is for the next one, whose buffer is not needed.
+            // The message was not taken, so the next receive gets it, and does not need its own buffer.
             let (message, _) = poll(&mut rig.two.receive(rig.buffer(0))).unwrap().unwrap();
             assert_eq!((message[..].to_vec(), rig.out()), (vec![1; LEN], 1));
             drop((message, target));
@@ -227,7 +227,7 @@ both! {
             poll(&mut send).unwrap().unwrap();
             let message = poll(&mut waiting.remove(0)).expect("it has arrived").unwrap().0;
             assert_eq!(message[0], round);
-            // They are woken, and post theirs.
+            // The waiting tasks are woken, and post their receives.
             waiting.iter_mut().for_each(|receive| assert!(poll(receive).is_none()));
             assert_eq!(rig.two.in_flight(), 4.min(waiting.len() + 2));
         }
@@ -239,7 +239,7 @@ both! {
         rig.finish();
     }
 
-    /// Who takes a message without posting a receive makes room for the one of another task.
+    /// A task that takes a message without posting a receive makes room for the receive of another task.
     fn who_takes_a_message_wakes_who_waits_for_room() -> R {
         let rig = R::<S>::with(|builder| builder.max_recv_wr(1));
         let count = Arc::new(Count::default());
@@ -319,7 +319,7 @@ both! {
         rig.finish();
     }
 
-    /// The same, of a task that waits: it is woken, and told.
+    /// If the held receive is of a task that waits, that task is woken and gets the error.
     fn a_held_receive_of_a_task_that_waits_fails_and_is_told() -> R {
         let rig = R::<S>::new();
         let mut first = posted(rig.two.receive(rig.buffer(0)));
@@ -347,7 +347,8 @@ both! {
         rig.finish();
     }
 
-    /// As a future that is in no task any more: others are woken for what comes later.
+    /// A task that is woken and never polls its receive again costs others no wake-up: they are
+    /// woken for later messages.
     fn a_receive_that_was_woken_and_does_not_come_takes_no_wake_up_from_others() -> R {
         for forgotten in [false, true] {
             let rig = R::<S>::new();
@@ -393,7 +394,7 @@ both! {
         rig.device.break_qp(rig.one.number());
         while rig.reactor.turn().unwrap() > 0 {}
         poll(&mut send).unwrap().unwrap_err();
-        // In order, and the device gets nothing any more.
+        // The receives end in order, and the device gets none of them.
         let posts = rig.device.calls("post_recv");
         let [first, second] = [(); 2].map(|()| Arc::new(Count::default()));
         let (mut one, mut two) = (rig.one.receive(rig.buffer(3)), rig.one.receive(rig.buffer(4)));
@@ -428,7 +429,7 @@ both! {
         rig.finish();
     }
 
-    /// What wakers do is their own affair: they are cloned, woken and dropped while nothing is borrowed.
+    /// Wakers may do as they like: they are cloned, woken and dropped while nothing is borrowed.
     fn wakers_use_the_channel() -> R {
         thread_local! {
             static CALLS: RefCell<usize> = const { RefCell::new(0) };
@@ -567,7 +568,8 @@ both! {
                 };
                 assert_eq!(failed.error.raw_os_error(), Some(libc::EACCES), "{which}");
                 assert!(failed.buffer.is_none(), "the device may have it");
-                // Nobody else would wake them: the device completes nothing of theirs.
+                // The failed post wakes both operations of the channel, since the device completes
+                // nothing of theirs.
                 assert_eq!((count.get(), untouched.get()), (2, 0), "{which}");
                 let late = poll(&mut one.send(rig.buffer(5))).unwrap().unwrap_err();
                 assert_eq!((late.error, late.buffer.is_some()), (failed.error, true));
@@ -590,7 +592,7 @@ both! {
                     rig.finish();
                     continue;
                 }
-                // It can be destroyed later, which takes all back.
+                // The queue pair can be destroyed later, which gives all buffers back.
                 let R::<S> { one, two, reactor, pool, domain, device } = rig;
                 drop((one, two));
                 assert_eq!(pool.available(), CHUNKS, "{which}");
@@ -600,7 +602,7 @@ both! {
         }
     }
 
-    /// What the device has made up ends no future.
+    /// A completion that the device has made up ends no future.
     fn strangers() -> R {
         let rig = R::<S>::new();
         let mut receive = posted(rig.one.receive(rig.buffer(9)));
@@ -624,7 +626,7 @@ both! {
                 assert_eq!(rig.out(), 2);
             }
         }
-        // The same completion twice.
+        // The device repeats a completion.
         let mut there = posted(rig.two.receive(rig.buffer(0)));
         rig.serve();
         poll(&mut send).unwrap().unwrap();
@@ -710,7 +712,7 @@ both! {
         assert_eq!(device.violations().0, 0, "{}", device.violations().1);
     }
 
-    /// They are found again, and given back, when the channel goes.
+    /// A channel that is dropped finds its forgotten operations, and gives their buffers back.
     fn forgotten_futures_leak_until_their_channel_is_dropped() -> R {
         let rig = R::<S>::new();
         let count = Arc::new(Count::default());
@@ -729,7 +731,7 @@ both! {
             drop((one, two));
             assert_eq!(rig.reactor.capacity(), (64, 48));
         }
-        // Those in line were not posted, so they are lost.
+        // The buffers of the sends in line are lost, since those were not posted.
         assert_eq!((rig.out(), Arc::strong_count(&count)), (2, 1));
         let R::<S> { one, two, reactor, pool, .. } = rig;
         drop((one, two, pool));
@@ -789,7 +791,7 @@ fn tasks_of_several_threads() {
                 let unpark = Waker::from(Arc::new(Unpark(thread::current())));
                 for n in 0..MESSAGES {
                     if n % 3 == 1 {
-                        // It takes no message with it.
+                        // A receive that is dropped takes no message with it.
                         let mut dropped = rig.two.receive(rig.buffer(0));
                         if let Some(message) = poll_with(&mut dropped, &unpark) {
                             assert_eq!(message.unwrap().0[..], [1; LEN]);

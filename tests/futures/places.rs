@@ -13,7 +13,7 @@ use ibverbs_function_device::FunctionDevice;
 
 use crate::rig::{ALL, LEN, filled, poll_with};
 
-/// What makes a channel.
+/// The objects that a channel is made of.
 struct World {
     reactor: Reactor<Locked<PooledBuffer>>,
     domain: Arc<ProtectionDomain<'static>>,
@@ -35,7 +35,8 @@ impl World {
         self.is_of(ffi::ibv_transport_type::IBV_TRANSPORT_IB);
         prepared.post_receive(buffer).unwrap();
         let endpoint = prepared.endpoint();
-        // Otherwise only the connection manager would connect it.
+        // The device is an InfiniBand one until the handshake has begun: on iWARP, only the
+        // connection manager would connect the channel.
         self.device.hold_verb("modify_qp", true);
         thread::scope(|threads| {
             let connecting = threads.spawn(move || prepared.handshake(endpoint).unwrap());

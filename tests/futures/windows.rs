@@ -175,7 +175,7 @@ both! {
         }
     }
 
-    /// As rxe and siw: all requests are queued, and the kernel could not be told.
+    /// The provider queues all requests but fails to tell the kernel, as rxe and siw may.
     fn a_window_that_may_be_posted_ends() -> Rig {
         let rig = Rig::<S>::new();
         rig.device.fail("ring_doorbell").errno(libc::EACCES).times(1);

@@ -18,7 +18,7 @@ use std::process::Command;
 
 use ibverbs::ffi::*;
 
-/// What is compared: a C expression and its value in Rust.
+/// C expressions, and their values in Rust.
 type Values = Vec<(String, i128)>;
 
 fn value(number: usize) -> i128 {
@@ -55,7 +55,7 @@ fn assert_agrees(name: &str, rust: Values) {
     assert_agrees_with("verbs.h", name, rust);
 }
 
-/// The same for a header beside `verbs.h`.
+/// Lets the C compiler evaluate the same expressions with a header beside `verbs.h`.
 #[track_caller]
 fn assert_agrees_with(header: &str, name: &str, rust: Values) {
     let c = values_in_c(header, name, &rust);

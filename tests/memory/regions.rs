@@ -120,7 +120,7 @@ fn a_region_longer_than_the_device_allows_says_so() {
     device.fail("reg_mr").errno(libc::ENOMEM).times(1);
     let error = domain.allocate::<u8>(1 << 20).unwrap_err();
     assert!(error.to_string().contains("RLIMIT_MEMLOCK"), "{error}");
-    // What the kernel says if the limit is 0.
+    // The kernel returns EPERM if the limit is 0.
     device.fail("reg_mr").errno(libc::EPERM).times(1);
     let error = domain.allocate::<u8>(1 << 20).unwrap_err();
     assert!(error.to_string().contains("RLIMIT_MEMLOCK may be 0 (ulimit -l)"), "{error}");
@@ -143,7 +143,7 @@ fn regions_of_more_than_4_gib_are_legal() {
     assert!(error.to_string().contains("must be within 0..=4294967295"), "{error}");
     assert!(region.gather_element(..MAX_SGE_LENGTH + 1).is_err());
     assert_eq!(region.gather_element(7..MAX_SGE_LENGTH + 7).unwrap().len(), u32::MAX);
-    // It ends where it should.
+    // The written bytes end where the region does.
     region.write(8, b"the end").unwrap();
     let (from, to) = (region.gather_element(8..15).unwrap(), region.remote_range(size - 7..));
     assert_eq!(write(&mut queue_pair, &[from], to.unwrap()), WorkStatus::Success);

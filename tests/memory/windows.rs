@@ -237,7 +237,8 @@ fn a_window_keeps_what_it_is_bound_to() {
     drop(window);
     assert_eq!(device.live(Kind::MemoryRegion), 0);
 
-    // Otherwise the device would be asked, and memory that it still knows stays allocated.
+    // A binding by reference does not keep the region: the device refuses to deregister it while
+    // the forgotten window lives, and its memory stays allocated.
     let region = SharedMemoryRegion::<u8>::new(&domain, 8, options).unwrap();
     let region = std::mem::ManuallyDrop::new(region);
     let mut window = domain.alloc_mw(MemoryWindowType::Type2).unwrap();

@@ -22,7 +22,7 @@ static STATE: Mutex<State> = Mutex::new(State::new());
 static EAGER: AtomicBool = AtomicBool::new(false);
 static POLLS_FAIL: AtomicU32 = AtomicU32::new(0);
 
-/// From now on a post executes what can be executed; otherwise only polls do.
+/// Sets whether a post executes what can be executed; otherwise only polls do.
 pub(crate) fn eager(on: bool) {
     EAGER.store(on, Ordering::SeqCst);
 }

@@ -168,7 +168,7 @@ fn the_device_writes_one_chunk_of_a_pool_while_the_program_writes_others() {
         let mut sent = next(&mut loops.one).buffer;
         sent.set_len(3).unwrap();
         sent.fill(9);
-        // They go round.
+        // Both buffers are posted again.
         loops.two.post(peer, ReceiveWorkRequest::new(received.buffer), 0).unwrap();
         loops.one.post(first, SendWorkRequest::new(sent), 0).unwrap();
         let received = next(&mut loops.two);
@@ -239,7 +239,7 @@ fn forgotten_loops_leak_and_dangle_nowhere() {
         forget(next(&mut loops.two));
         let Loops { mut one, two, pool, .. } = loops;
         forget(two);
-        // It lands in the buffer that the forgotten loop still has.
+        // The message lands in the buffer that the forgotten loop still has.
         one.post(first, SendWorkRequest::new(pool.take().unwrap()), 0).unwrap();
         drop((next(&mut one), one, pool));
     });

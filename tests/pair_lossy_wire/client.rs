@@ -18,13 +18,13 @@ const WRITES: u64 = 1 << 30;
 /// More errors than this in a round cannot be chance.
 const TOO_MANY: u32 = 50;
 
-/// What is done many times in a row.
+/// An operation that the client does many times in a row.
 #[derive(Clone, Copy)]
 enum Operation {
     Send,
-    /// From this memory to the parts of the server's.
+    /// Writes from the client's memory to the parts of the server's.
     Write(RemoteMemoryRegion),
-    /// From the parts of the server's memory.
+    /// Reads from the parts of the server's memory.
     Read(RemoteMemoryRegion),
 }
 

@@ -62,7 +62,7 @@ fn receive(
             }
             let (buffer, completion) = flying.pop_front().unwrap().wait_until(deadline())?;
             if completion.byte_len() == 0 {
-                // Of the kernel's own: see "empty message" in script/vm.d/README.md.
+                // The kernel sends this message of its own: see "empty message" in script/vm.d/README.md.
                 println!("an empty message, which the peer has not posted");
                 idle.push(buffer);
                 continue;

@@ -208,7 +208,7 @@ fn over_verbs(
     (progress, posted, start.elapsed())
 }
 
-/// As [`over_verbs`], with a channel.
+/// Does the same as [`over_verbs`], with a channel.
 fn over_channel(
     domain: &ProtectionDomain<'_>,
     source: &mut MemoryRegion<'_, u64>,

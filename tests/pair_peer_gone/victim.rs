@@ -13,7 +13,7 @@ use ibverbs::{
 use crate::two_machines::{Peer, pattern};
 use crate::{ACK_RETRIES, ACK_TIMEOUT, ENOUGH, LENGTH, RECEIVES, SLOTS};
 
-/// What was received stays there when the process is gone.
+/// The received messages stay in this file when the process is gone.
 const RECEIVED: &str = "/dev/shm/received";
 const BYTES: usize = LENGTH * size_of::<u64>();
 

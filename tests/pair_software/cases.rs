@@ -29,7 +29,7 @@ enum Play {
     Managed(Managed),
 }
 
-/// What meets by librdmacm: with both families, and with IPv4 only.
+/// Programs that meet by librdmacm: with both families, and with IPv4 only.
 const MANAGED: [&[Managed]; 2] = [
     &[
         theirs("rping", "-s -a @ -C 5 -v", "-c -a @ -C 5 -v"),
@@ -99,7 +99,7 @@ fn cases(long: bool, loss: u32) -> Vec<Case> {
         both.extend(tests.map(|test| move_(test, 65536, 200)));
         both.push(move_(Test::FetchAdd, 8, 1000));
     } else if loss > 0 {
-        // What IPv6 does differently has nothing to do with losses.
+        // IPv6 differs in nothing that has to do with losses.
         one = both.split_off(0);
     }
     let mut cases = Vec::new();

@@ -78,7 +78,7 @@ impl Managed {
                 }
                 (false, false) => self.name.into(),
             };
-            // What is killed has no child that lives on.
+            // Our server is killed, and must leave no child behind.
             let limit = if self.is_ours { "" } else { "timeout 60" };
             Ok::<_, Box<dyn std::error::Error>>(format!("exec {limit} {program} {arguments}"))
         };

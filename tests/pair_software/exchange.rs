@@ -19,7 +19,7 @@ pub(crate) struct Exchange {
     client: bool,
 }
 
-/// What both kinds of programs tell of a queue pair.
+/// The address of a queue pair, which both kinds of programs exchange.
 #[derive(Clone, Copy)]
 pub(crate) struct Address {
     pub(crate) number: u32,
@@ -27,7 +27,7 @@ pub(crate) struct Address {
     pub(crate) gid: Gid,
 }
 
-/// What perftest tells of a queue pair and of its memory.
+/// The address of a queue pair and the keys of its memory, which perftest exchanges.
 #[derive(Clone, Copy)]
 pub(crate) struct Keys {
     pub(crate) address: Address,
@@ -131,7 +131,7 @@ impl Address {
         Ok(QueuePairEndpoint::new(self.number, 0, self.gid)?)
     }
 
-    /// As `ibv_*_pingpong` has it: LID, number, first packet, GID.
+    /// Writes the address as `ibv_*_pingpong` does: LID, number, first packet, GID.
     pub(crate) fn to_ping_pong(self) -> [u8; Self::LENGTH] {
         let gid = u128::from_be_bytes(self.gid.to_bytes());
         padded(&format!("0000:{:06x}:{:06x}:{gid:032x}", self.number, self.psn.value()))
@@ -153,8 +153,8 @@ impl Address {
 impl Keys {
     const LENGTH: usize = 108;
 
-    /// As perftest has it, if it was started with a GID index: LID, reads, number, first packet, key,
-    /// address of the memory, the bytes of the GID, number of the shared receive queue.
+    /// Writes the keys as perftest does with a GID index: LID, reads, number, first packet, key, address of
+    /// the memory, the bytes of the GID, number of the shared receive queue.
     pub(crate) fn to_perftest(self) -> [u8; Self::LENGTH] {
         let Self { address: Address { number, psn, gid }, reads, rkey, start } = self;
         let gid: String = gid.to_bytes().iter().map(|byte| format!("{byte:02x}:")).collect();

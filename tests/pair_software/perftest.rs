@@ -16,7 +16,7 @@ use crate::memory::{Memory, Messages, Result, compare, next};
 /// The version of the exchange that we say, with room for 15 characters and a null.
 const VERSION: &[u8; 16] = b"6.06\0\0\0\0\0\0\0\0\0\0\0\0";
 
-/// Those of Debian 12 and 13, which exchange the same.
+/// The versions of Debian 12 and 13, which exchange the same.
 const VERSIONS: [&str; 2] = ["6.06", "6.24"];
 
 /// perftest's unit of buffers, its distance of atomic operations in it, and what it adds.

@@ -32,7 +32,7 @@ pub(crate) struct PingPong {
     pub(crate) rounds: usize,
 }
 
-/// What each queue pair is doing.
+/// The state of one queue pair.
 struct Player<'a> {
     queue_pair: QueuePair<'a, QueuePairType>,
     /// Where datagrams go.

@@ -30,7 +30,7 @@ impl FakeDevice {
     }
 }
 
-/// What the fake kernel offers.
+/// The interface that the fake kernel offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interface {
     /// RDMA netlink. Of sysfs only the files that name the PCI device.

@@ -81,7 +81,7 @@ fn sysfs_lists_one_device_per_enabled_provider_that_it_can_tell() {
     assert_eq!(listed(Interface::Sysfs), expected.map(FakeDevice::line).collect());
 }
 
-/// What a child process lists.
+/// The devices that a child process lists.
 fn listed(interface: Interface) -> BTreeSet<String> {
     let sysfs = fake_kernel::Sysfs::create(interface, DEVICES);
     let output = Command::new(env::current_exe().expect("a test has a path"))

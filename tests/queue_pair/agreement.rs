@@ -63,7 +63,7 @@ fn the_first_packet_has_a_random_number_that_the_peer_is_told() {
     let count = numbers.len();
     numbers.sort_unstable();
     numbers.dedup();
-    // Of 52 random numbers of 24 bits, two are equal once in 12000 runs.
+    // Two of 52 random numbers of 24 bits are equal once in 12000 runs.
     assert!(numbers.len() >= count - 1, "{numbers:?}");
 }
 

@@ -213,7 +213,7 @@ fn registered_memory_is_inline_on_request() {
     }
 }
 
-/// The same default in both ways of posting: a request has a completion unless it is unsignaled.
+/// In both ways of posting, a request has a completion unless it is unsignaled.
 #[test]
 fn a_request_has_a_completion_unless_it_says_otherwise() {
     for operations in [SendOperations::empty(), SendOperations::SEND] {

@@ -71,7 +71,7 @@ fn the_extended_interface_is_there_or_not() {
     // SAFETY: nothing is posted.
     unsafe { plain.batch(|_| Ok::<_, ibverbs::Error>(())) }.unwrap();
     device.clear_faults();
-    // It announces TSO, but has no function for it.
+    // The device announces TSO, but has no function for it.
     let all = SendOperations::SEND | SendOperations::TSO;
     let error = new().extended(all).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
@@ -254,7 +254,7 @@ fn a_type_that_has_a_name_is_known_by_it() {
     assert!(error.to_string().contains("a UD queue pair has no windows"), "{error}");
 }
 
-/// As an emulated adapter did, which set the inline data to 0 and succeeded: messages would wait for ever.
+/// An emulated adapter set the inline data to 0 and succeeded: messages would wait for ever.
 #[test]
 fn a_device_that_grants_less_than_was_asked_is_refused() {
     let device = FunctionDevice::model();

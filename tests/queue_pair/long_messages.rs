@@ -5,7 +5,7 @@ use ibverbs::operation::SendList;
 use ibverbs::queue_pair::SendOperations;
 use ibverbs::{DatagramPeer, ReadWorkRequest, SendWorkRequest, WriteWorkRequest};
 
-/// What the port can send, and a message that is longer.
+/// The port's limit, and a message that is longer.
 const MOST: u32 = 512;
 const LONG: usize = 513;
 
@@ -63,7 +63,7 @@ fn every_way_to_post_refuses_them_with_the_ports_limit() {
             let mut list = SendList::new(&mut entries).unwrap();
             refused(queue_pair.post_list(&mut list));
             assert_eq!(device.calls("post_send"), posted);
-            // What is not posted does not count, and what fits goes.
+            // A request that is not posted does not count, and one that fits goes.
             list.truncate(1).unwrap();
             queue_pair.post_list(&mut list).unwrap();
             queue_pair.post_send(&region, ..MOST as usize, 2).unwrap();

@@ -16,8 +16,8 @@ use ibverbs::queue_pair::marker::Connected;
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 
-/// What most tests build: room for a few requests, some of it inline, and a peer that may do
-/// everything.
+/// A queue pair as most tests need it: room for a few requests, some of it inline, and a peer that
+/// may do everything.
 fn builder<'a, T: Transport>(
     domain: &'a ProtectionDomain<'a>,
     queue: &'a CompletionQueue<'a>,

@@ -1,4 +1,4 @@
-//! What the error of a refused verb says: the state, the path, the index or the depth that is wrong.
+//! The error of a refused verb names the state, the path, the index or the depth that is wrong.
 
 use super::*;
 use ibverbs::operation::{Batch, SendList};

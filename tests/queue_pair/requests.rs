@@ -338,7 +338,7 @@ fn a_list_that_fails_says_how_far_it_came() {
         assert_eq!((error.posted, error.error.kind()), (1, ErrorKind::QueueFull));
         assert!(error.to_string().contains("the provider does not say why"), "{error}");
         assert_eq!(successes(&queue), [1]);
-        // What is left can be posted: the failure has no later effect.
+        // The rest of the list can be posted: the failure has no later effect.
         list.truncate(2).unwrap();
         device.fail("post_send").errno(libc::ENOMEM).times(1);
         // SAFETY: as above.

@@ -96,7 +96,7 @@ fn the_transitions_of_a_handshake_can_be_made_by_hand() {
         assert_eq!(device.call_before("modify_qp", 0).unwrap().qp_attr.sq_psn, psn.value());
         assert_eq!(queue_pair.state().unwrap(), QueuePairState::ReadyToSend);
     }
-    // What the port does not have is found before the first step.
+    // A P_Key index that the port does not have is found before the first step.
     let calls = device.calls("modify_qp");
     let wrong = builder(&domain, &queue, Rc).pkey_index(0x7000).build().unwrap();
     let error = wrong.transitions(&wrong.endpoint()).unwrap_err();
@@ -327,7 +327,7 @@ fn what_a_device_does_not_have_is_a_typed_error() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let mut queue_pair = to_itself(builder(&domain, &queue, Rc));
-    // It has no packet pacing.
+    // The device has no packet pacing.
     let error = queue_pair.modify_rate_limit(RateLimit { rate: 1000, ..Default::default() });
     assert_eq!(error.unwrap_err().kind(), ErrorKind::Unsupported);
     // The device reports no ordering, so none is promised.

@@ -393,7 +393,7 @@ fn mckey_hears_us() {
     let _alone = alone("mckey hears", 120);
     prepare_group();
     let listener = tool(&format!("mckey -m {GROUP} -b 10.77.0.2 -c 1 -C {MESSAGES} -S {LENGTH}"));
-    // It prints nothing when it is ready, so it may miss the first messages.
+    // `mckey` prints nothing when it is ready, so it may miss the first messages.
     for _ in 0..100 {
         thread::sleep(Duration::from_millis(200));
         if listener.is_finished() {

@@ -34,7 +34,7 @@ fn a_peer_can_be_rejected_with_a_word() {
         drop(listener.next_until(Instant::now() + TIME).unwrap());
         assert_eq!(reason(&one.join().unwrap()), RejectReason::Refused);
 
-        // So is one that was prepared to be accepted.
+        // A request that was prepared and then dropped is rejected, too.
         let one = scope.spawn(move || connect(address, b"").err().unwrap());
         let device = Device::named("rxe0");
         let request = listener.next_until(Instant::now() + TIME).unwrap();
@@ -140,7 +140,7 @@ fn a_full_backlog_makes_peers_wait() {
         let before = requests();
         let peers: Vec<_> =
             (0..2).map(|_| scope.spawn(move || connect(address, b"").unwrap())).collect();
-        // Nobody reads the first, so there is no room for the second, which comes a second time.
+        // The first request stays unread, so there is no room for the second, which comes a second time.
         let start = Instant::now();
         while requests().saturating_sub(before) < 3 {
             assert!(start.elapsed() < TIME, "{} requests, {before} before", requests());
@@ -165,13 +165,13 @@ fn deadlines_end_every_step_and_leave_nothing() {
         let took = start.elapsed();
         assert!(took < Duration::from_secs(10), "{took:?}");
     };
-    // Nobody has this address, so its hardware address cannot be resolved.
+    // No machine has this address, so its hardware address cannot be resolved.
     let start = Instant::now();
     let error =
         Route::resolve("10.77.0.99:7471".parse().unwrap(), Instant::now() + short).unwrap_err();
     assert!(matches!(error, ConnectionError::TimedOut | ConnectionError::NoAddress(_)), "{error}");
     within(start);
-    // There is no route to this network.
+    // No route leads to this network.
     let error =
         Route::resolve("203.0.113.1:7471".parse().unwrap(), Instant::now() + short).unwrap_err();
     // A device of software asks the machine, which may have one that leads to no device.

@@ -52,7 +52,7 @@ impl Way<'_> {
 struct Relay<'a> {
     sides: [Connection<QueuePair<'a>>; 2],
     queues: &'a [CompletionQueue<'a>; 2],
-    /// From the client, and from the server.
+    /// The direction from the client, and the one from the server.
     ways: [Way<'a>; 2],
 }
 
@@ -97,7 +97,7 @@ impl<'a> Relay<'a> {
         let start = Instant::now();
         loop {
             assert!(start.elapsed() < 2 * TIME, "the tools do not end");
-            // What has arrived from a side that has ended the connection is passed on before.
+            // Messages that came from a side before it ended the connection are passed on first.
             let ended = self.sides.each_mut().map(|side| match side.event().unwrap() {
                 None => false,
                 Some(event) => {

@@ -27,8 +27,8 @@ static FILE: AtomicI32 = AtomicI32::new(-1);
 static EVENT: AtomicU32 = AtomicU32::new(0);
 static OF: AtomicU64 = AtomicU64::new(0);
 
-/// What librdmacm writes to the file: `struct ucma_abi_create_id` and `struct ucma_abi_get_event` begin
-/// like this.
+/// The beginning of `struct ucma_abi_create_id` and `struct ucma_abi_get_event`, which librdmacm writes to
+/// the file.
 #[repr(C)]
 struct Command {
     command: u32,

@@ -75,10 +75,10 @@ pub(crate) fn connect_soon<T>(mut connect: impl FnMut() -> Result<T, ConnectionE
 /// How large the pings are: rping's default.
 const PING: usize = 64;
 const PINGS: u64 = 10;
-/// What rping may do with our memory.
+/// The access of rping to our memory.
 const REMOTE: AccessFlags = AccessFlags::REMOTE_READ.union(AccessFlags::REMOTE_WRITE);
 
-/// What the two sides of rping tell each other: where to read from or to write to.
+/// A message of one side of rping to the other: where to read from or to write to.
 struct Note([u8; 16]);
 
 impl Note {
@@ -236,7 +236,7 @@ fn we_connect_to_ucmatose() {
     nothing_is_left();
 }
 
-/// It answers without a credit word.
+/// `rping` answers without a credit word.
 #[test]
 #[ignore = "Soft-RoCE: a program of rdma-core is the other side, which asks the kernel"]
 fn rping_has_no_flow_control() {

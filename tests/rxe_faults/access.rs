@@ -35,7 +35,7 @@ use Request::*;
 
 const EVERY: [Request; 5] = [Write, WriteWithImmediate, Read, FetchAdd, CompareSwap];
 
-/// What happens to a receive that the passive side has posted.
+/// The possible outcomes of a receive that the passive side has posted.
 const PASSIVE: [WorkStatus; 3] =
     [WorkStatus::Flushed, WorkStatus::LocalAccess, WorkStatus::RemoteAccess];
 
@@ -299,7 +299,7 @@ fn a_region_allows_what_it_was_registered_for() {
                 trial.refuse(what, request, memory.at(0, REGION as u64), status, &memory);
             }
         }
-        // What is allowed works, with the same key.
+        // Access that the region grants works, with the same key.
         if access.contains(read) {
             let (one, _) = trial.channels.as_mut().unwrap();
             let mut back = MemoryRegion::<u8>::new(&trial.sides.0.domain, REGION).unwrap();

@@ -121,7 +121,7 @@ impl ControlGroup {
         Self
     }
 
-    /// What is in use.
+    /// The resources in use.
     fn current() -> String {
         fs::read_to_string(format!("{ROOT}/limited/rdma.current")).unwrap()
     }

@@ -373,8 +373,8 @@ fn a_reset_takes_back_what_a_failed_post_has_queued() {
     });
 }
 
-/// What a reset has taken back is no part of the next connection. Linux 6.12 goes on with the cleared entries
-/// of its queue, which are RDMA writes without data, and this peer refuses writes.
+/// Requests that a reset has taken back are no part of the next connection. Linux 6.12 goes on with the
+/// cleared entries of its queue, which are RDMA writes without data, and this peer refuses writes.
 #[test]
 fn a_reset_leaves_no_trace_in_the_next_connection() {
     with_rxe0(|_, domain, queue| {

@@ -169,7 +169,7 @@ fn an_event_names_the_work_queue() {
     unsafe { device.raise_about(context.as_raw(), fatal, queue.as_raw()) };
     let event = events.next_event().unwrap().unwrap();
     assert_eq!(event.subject(), AsyncEventSubject::WorkQueue(queue.number()));
-    // It was acknowledged: nothing waits.
+    // The event was acknowledged: nothing waits.
     queue.close().unwrap();
 }
 

@@ -44,7 +44,7 @@ pub fn first_device() -> &'static str {
 /// Waits until nothing of this program is left but the device that librdmacm keeps open. The kernel destroys
 /// some objects a little later.
 pub fn nothing_is_left() {
-    // Those of the kernel itself.
+    // The kernel itself has these.
     let own = if is_iwarp() { [0; 6] } else { [1, 1, 1, 0, 0, 0] };
     let start = Instant::now();
     loop {

@@ -85,7 +85,7 @@ pub(crate) fn error<T>(result: Result<T, impl Into<ExchangeError>>) -> ExchangeE
     result.err().expect("it fails").into()
 }
 
-/// What a client sends whose queue pair will be the next one: a greeting, and that it is ready.
+/// The bytes of a client whose queue pair will be the next one: a greeting, and that it is ready.
 pub(crate) fn recorded(rig: &Rig) -> (Vec<u8>, Vec<u8>) {
     let prepared = rig.prepared();
     let (mut ours, mut theirs) = tcp_pair();

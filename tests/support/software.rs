@@ -23,7 +23,7 @@ impl Software {
         Self::with(|builder| builder)
     }
 
-    /// What is posted is carried out by [`run`](Self::run) only.
+    /// Makes a device that carries out posted requests only in [`run`](Self::run).
     pub(crate) fn manual() -> Self {
         Self::on(Network::builder().manual(), |builder| builder)
     }
@@ -62,7 +62,7 @@ impl Software {
         assert!(self.network().run_until_idle(Duration::from_secs(1000)));
     }
 
-    /// From now on, as long as the result lives, what is posted is carried out at once.
+    /// Carries out posted requests at once, as long as the result lives.
     pub(crate) fn drive(&self) -> BackgroundDriver {
         self.network().drive_in_background().unwrap()
     }

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// What the program and plug-ins have open on one device.
+/// The objects that the program or a plug-in has open on one device.
 #[derive(Debug)]
 struct User {
     queue: Arc<CompletionQueue<'static>>,
@@ -105,7 +105,7 @@ impl User {
     }
 }
 
-/// What C gets for a result: 0, or -1 after a message.
+/// Turns a result into C's: 0, or -1 after a message.
 fn status(what: &str, outcome: Outcome<()>) -> c_int {
     match outcome {
         Ok(()) => 0,

@@ -139,7 +139,7 @@ fn fork(memory: &Memory) -> Outcome<()> {
     if child < 0 || unsafe { libc::waitpid(child, &mut how, 0) } != child {
         return Err(std::io::Error::last_os_error().into());
     }
-    // It has a copy, or, with a kernel before 5.12, no such memory.
+    // The child has a copy of the memory or, with a kernel before 5.12, none.
     let copy = libc::WIFEXITED(how) && libc::WEXITSTATUS(how) == 0;
     let none = libc::WIFSIGNALED(how) && libc::WTERMSIG(how) == libc::SIGSEGV;
     if !copy && !none {

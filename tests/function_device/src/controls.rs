@@ -21,13 +21,13 @@ impl Fault<'_> {
         self
     }
 
-    /// So many calls still go through (0).
+    /// Lets this many calls through first (0).
     pub fn skip(mut self, calls: u32) -> Self {
         self.skip = calls;
         self
     }
 
-    /// So many calls fail; 0 takes the verb's fault away.
+    /// Lets this many calls fail; 0 takes the verb's fault away.
     ///
     /// # Panics
     ///
@@ -111,7 +111,7 @@ impl FunctionDevice {
         unsafe { raw::device_removed(self.as_raw()) }
     }
 
-    /// What a failing `poll_cq` returns: any negative number (-1; mlx5 has -2).
+    /// Sets what a failing `poll_cq` returns: any negative number (-1; mlx5 has -2).
     pub fn poll_error(&self, value: i32) {
         // SAFETY: the handle is valid.
         unsafe { raw::device_set_poll_error(self.as_raw(), value) }

@@ -213,7 +213,7 @@ impl FunctionDevice {
     }
 }
 
-/// What device.h returns when it does not know a handle: an error in the test itself.
+/// Asserts that device.h knows the handle. An unknown one is an error in the test itself.
 #[track_caller]
 fn known(error: i32, what: &str) {
     assert_eq!(error, 0, "the function device does not know this {what}");

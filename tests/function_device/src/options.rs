@@ -56,7 +56,7 @@ impl Builder {
         }
     }
 
-    /// Of a [lean](Self::lean) device: receives, at most this many, wait for
+    /// Lets receives of a [lean](Self::lean) device, at most this many, wait for
     /// [`deliver`](FunctionDevice::deliver). A queue pair must not be destroyed before its receives have ended.
     pub fn held_receives(mut self, most: u32) -> Self {
         self.options.held_receives = most;

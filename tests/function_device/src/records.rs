@@ -170,8 +170,9 @@ impl FunctionDevice {
         })
     }
 
-    /// What no correct program does (a region deregistered under an outstanding request, a post
-    /// within a batch, `next_poll` without `start_poll` ..): how often, and the latest in words.
+    /// How often the program has done what no correct program does (deregister a region under an
+    /// outstanding request, post within a batch, call `next_poll` without `start_poll` ..), and the
+    /// latest case in words.
     pub fn violations(&self) -> (u32, String) {
         let mut text = [0; 200];
         // SAFETY: the handle is valid; the text is written within its size, NUL-terminated.

@@ -106,7 +106,7 @@ fn attempts(name: &str, of: &Trait) -> Vec<String> {
     all
 }
 
-/// The same for a buffer of the program's, which has the traits that are open, on which others build.
+/// The attempt for a buffer of the program's, which has the open traits that others build on.
 fn attempt_for_a_buffer(name: &str, of: &Trait) -> String {
     let parameters = vec!["Buffer"; of.parameters].join(", ");
     let parameters = if parameters.is_empty() { parameters } else { format!("<{parameters}>") };
@@ -142,7 +142,7 @@ macro_rules! stream {
 
 ";
 
-/// What the compiler says about each of these lines, alone in a program: the codes of its errors.
+/// Compiles each of these lines apart from the others, and returns the codes of its errors.
 fn compile(lines: &[String]) -> Vec<BTreeSet<String>> {
     let target =
         env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
@@ -220,7 +220,7 @@ fn every_public_trait_is_sealed_or_implemented_here() {
     ] {
         assert!(traits.contains_key(known), "{known} was not found");
     }
-    // Those that no program can name are not public.
+    // A trait that no program can name is not public.
     let names: Vec<_> = traits.keys().collect();
     let named =
         compile(&names.iter().map(|name| format!("use {name} as _Named;")).collect::<Vec<_>>());
@@ -244,7 +244,7 @@ fn every_public_trait_is_sealed_or_implemented_here() {
     lines.extend(for_buffers);
     let mut open = BTreeMap::new();
     for ((name, line), codes) in lines.iter().zip(&codes) {
-        // What has the name is not the trait, but a type.
+        // E0404 means that the name is that of a type, and not of the trait.
         let is_type = codes.contains("E0404");
         if !is_type && !codes.iter().any(|code| REFUSED.contains(&&**code)) {
             open.entry(*name).or_insert_with(Vec::new).push(line.clone());

@@ -33,7 +33,7 @@ const AREA: usize = 8;
 const SLOTS: usize = AREA + LONGEST;
 const WORDS: usize = SLOTS + RECEIVES * LONGEST;
 
-/// What both ends of a connection know of each other.
+/// The state that both ends of a connection share.
 #[derive(Default)]
 struct Between {
     /// The number of receives that each side has posted so far.

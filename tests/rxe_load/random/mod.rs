@@ -16,7 +16,7 @@ use crate::{Random, alone};
 struct Tally {
     /// Requests that were posted: sends, writes, reads, atomics and receives.
     posted: u64,
-    /// Those whose completion was seen, and said success.
+    /// Requests whose completion was seen, and said success.
     completed: u64,
     /// Requests that were flushed, or that ended with a scope that was left early.
     flushed: u64,

@@ -24,7 +24,7 @@ enum Request {
     Receive(usize),
     Send,
     Write,
-    /// What was written as this number: the count of words, and the slot.
+    /// Reads the write of this number: the count of words, and the slot.
     Read(u64, usize, usize),
 }
 
@@ -36,7 +36,7 @@ struct End<'a> {
     outgoing: &'a mut MemoryRegion<'static, u64>,
     incoming: &'a mut MemoryRegion<'static, u64>,
     read: &'a mut MemoryRegion<'static, u64>,
-    /// What the peer writes to.
+    /// The memory that the peer writes to.
     area: &'a SharedMemoryRegion<'static, u64>,
     /// Requests that have not ended, by number.
     outstanding: BTreeMap<u64, Request>,
@@ -257,7 +257,7 @@ pub(crate) fn connection(sides: &(Side, Side), mut random: Random, until: Instan
         }
         one.queue_pair.close().unwrap();
         two.queue_pair.close().unwrap();
-        // There is no completion that belongs to no request.
+        // Every completion belonged to a request, so none is left.
         for queue in &queues {
             assert!(queue.poll(&mut [WorkCompletion::default()]).unwrap().is_empty());
         }

@@ -31,7 +31,7 @@ const RECEIVES: usize = 4;
 
 pub(crate) type Managed = Connection<AsyncChannel>;
 
-/// What a program has once: its device, a reactor that runs, and buffers.
+/// The objects that a program has once: its device, a reactor that runs, and buffers.
 pub(crate) struct Program {
     domain: Arc<ProtectionDomain<'static>>,
     reactor: Arc<Reactor>,
@@ -321,7 +321,7 @@ fn a_server_of_clients_some_of_which_give_up() {
         let server = tokio::spawn(async move {
             let mut served = tokio::task::JoinSet::new();
             loop {
-                // It gives up waiting again and again, and loses no request by that.
+                // The server gives up waiting again and again, and loses no request by that.
                 let request = tokio::select! {
                     biased;
                     request = listener.next_on_tokio() => request.unwrap(),
@@ -395,14 +395,15 @@ fn a_server_of_clients_some_of_which_give_up() {
 fn refusals_and_time_limits_of_the_program() {
     let _alone = alone("refusals", 240);
     on_both(|program| async move {
-        // Nobody listens.
+        // The listener is gone.
         let listener = Listener::bind(here(0)).unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);
         let error = program.connect(address).await.unwrap_err();
         assert!(matches!(error, ConnectionError::Rejected(_)), "{error}");
 
-        // Nobody answers: the program gives up when it likes, and the peer hears of it when it accepts.
+        // The listener does not answer: the program gives up when it likes, and the peer hears of it when it
+        // accepts.
         let (mut listener, address) = listen();
         let request = tokio::select! {
             _ = program.connect(address) => panic!("nobody has answered"),
@@ -414,7 +415,7 @@ fn refusals_and_time_limits_of_the_program() {
             Ok(late) => ends(late).await,
         }
 
-        // Nobody comes.
+        // No client comes.
         let limit = Duration::from_millis(10);
         assert!(timeout(limit, listener.next_on_tokio()).await.is_err());
         assert!(listener.try_next().unwrap().is_none());

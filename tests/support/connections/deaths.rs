@@ -144,7 +144,7 @@ fn the_client_is_killed_in_each_state() {
         );
     }
 
-    // It has sent its request. Whether we accept before or after it dies, the connection fails.
+    // The client has sent its request. Whether we accept before or after it dies, the connection fails.
     for late in [false, true] {
         let mut client = Other::start("client asking", address);
         client.says("ready");
@@ -173,7 +173,7 @@ fn the_client_is_killed_in_each_state() {
         );
     }
 
-    // It has our answer, but does not read it.
+    // The client has our answer, but does not read it.
     let mut client = Other::start("client asking", address);
     client.says("ready");
     let request = listener.next_until(Instant::now() + TIME).unwrap();
@@ -229,7 +229,7 @@ fn the_server_is_killed_in_each_state() {
         server.kill();
         let start = Instant::now();
         match connecting.finish(Instant::now() + TIME) {
-            // It had answered before it died, so the end of the connection is reported.
+            // The server had answered before it died, so the end of the connection is reported.
             Ok(mut connection) if role == "server answering" => {
                 expect(&mut connection, Kind::Disconnected);
             }
@@ -243,7 +243,7 @@ fn the_server_is_killed_in_each_state() {
     server.says("ready");
     server.kill();
     expect(&mut connection, Kind::Disconnected);
-    // What is posted from then on ends with an error, and does not hang.
+    // An operation that is posted from then on ends with an error, and does not hang.
     let mut region = connected_device.domain.allocate::<u8>(8).unwrap();
     connection.disconnect().unwrap();
     let mut room = region.slice_mut(..).unwrap();

@@ -9,7 +9,7 @@ use crate::vm;
 
 pub(crate) const DEVICES: [&str; 2] = ["rxe0", "rxe1"];
 
-/// What is connected, with everything that keeps it so.
+/// A connected channel or queue pair, which needs nothing else to stay connected.
 pub(crate) type Link<Q> = Q;
 
 pub(crate) fn channels<'res>(

@@ -12,7 +12,7 @@ use crate::managed::{self, TIME, listen};
 
 pub(crate) const DEVICES: [&str; 2] = ["siw0", "siw0"];
 
-/// What is connected, with everything that keeps it so.
+/// A connected channel or queue pair, with the identifier that keeps it connected.
 pub(crate) type Link<Q> = Connection<Q>;
 
 /// Connects `one` to `two`, which are two channels or two queue pairs.

@@ -22,7 +22,7 @@ use crate::transport::{self, Link, close, nothing_is_left};
 use crate::vm::channels::{Side, deadline};
 use crate::vm::{PATIENCE, alone};
 
-/// What peers may do with the memory of these tests.
+/// The access of peers to the memory of these tests.
 const ACCESS: AccessFlags =
     AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_READ).union(AccessFlags::REMOTE_WRITE);
 
@@ -258,7 +258,7 @@ fn memory_is_written_and_read_from_afar() {
         let pieces = (local.slice(2..3).unwrap(), local.slice(100..101).unwrap());
         let part = remote.sub_region(160, 16).unwrap();
         one.until(deadline()).write(pieces, part).unwrap();
-        // Until a read returns, a completed write may be on its way.
+        // A completed write may be on its way until a read returns.
         local.zero();
         one.until(deadline()).read(&mut all(), remote).unwrap();
         assert_eq!(local.to_vec(), target.to_vec());

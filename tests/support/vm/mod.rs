@@ -36,7 +36,7 @@ pub fn one_at_a_time() -> MutexGuard<'static, ()> {
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`one_at_a_time`], for a test that must end within `seconds`, which is many times its usual duration.
+/// Like [`one_at_a_time`], for a test that must end within `seconds`, which is many times its usual duration.
 pub fn alone(test: &'static str, seconds: u64) -> (Watchdog, MutexGuard<'static, ()>) {
     let lock = one_at_a_time();
     (Watchdog::new(test, Duration::from_secs(seconds)), lock)
@@ -75,7 +75,7 @@ pub fn gid_index() -> u8 {
 /// Asserts that the kernel has only its own protection domain, completion queue and queue pair.
 pub const BASELINE: &str = "pd 1 cq 1 qp 1 cm_id 0 mr 0 ctx 0 srq 0";
 
-/// What the kernel counts on a device, in the order of [`BASELINE`].
+/// The kernel's counts of the objects of a device, in the order of [`BASELINE`].
 pub fn resources(device: &str) -> String {
     if let Some(devices) = software() {
         let device = devices.iter().find(|one| one.name() == device).expect("rxe0 or rxe1");

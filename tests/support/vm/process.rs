@@ -30,7 +30,7 @@ pub fn pinned_kib() -> u64 {
     kib("/proc/self/status", "VmPin:")
 }
 
-/// What the kernel itself holds that it cannot give back, in KiB.
+/// The memory that the kernel itself holds and cannot give back, in KiB.
 pub fn kernel_kib() -> u64 {
     kib("/proc/meminfo", "SUnreclaim:")
 }

@@ -9,7 +9,7 @@ use ibverbs::queue_pair::{DcStreams, Dci, SendOperations};
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 
-/// What the played device is, and what it was asked for.
+/// The settings of the played device, and the calls that it got.
 #[derive(Default)]
 pub(crate) struct Mlx5 {
     streams: Option<(u8, u8)>,

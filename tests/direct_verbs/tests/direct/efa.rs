@@ -9,13 +9,13 @@ use ibverbs::queue_pair::{SendOperations, Srd, SrdOptions};
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 
-/// What the played device is, and what it was asked for.
+/// The settings of the played device, and the calls that it got.
 #[derive(Default)]
 struct Efa {
     attributes: efadv_device_attr,
-    /// What `efadv_create_qp_ex` fails with.
+    /// The error with which `efadv_create_qp_ex` fails.
     refuses: i32,
-    /// It has no extended posting interface.
+    /// The device has no extended posting interface.
     lacks_operations: bool,
     created: Vec<(usize, ibv_qp_init_attr_ex, efadv_qp_init_attr, u32)>,
     queried: Vec<(usize, u32)>,

@@ -153,7 +153,7 @@ fn a_request_sets_what_a_key_names() {
     let inline = ibv_send_flags::IBV_SEND_INLINE | ibv_send_flags::IBV_SEND_SIGNALED;
     assert_eq!((raw.wr_id, raw.wr_flags), (5, inline.0), "the list is inline data");
 
-    // What is refused, before the provider sees it.
+    // These lists are refused before the provider sees them.
     let mut refused = |pieces: &[GatherElement<'_>]| {
         // SAFETY: nothing is posted.
         let result: Result<()> =

@@ -21,7 +21,7 @@ struct Manager {
     /// The address of the name; without, `rdma_query_addrinfo` finds none.
     found: Option<libc::sockaddr_in>,
     list: rdma_addrinfo,
-    /// What `rdma_resolve_addrinfo` leaves in `errno`.
+    /// The value that `rdma_resolve_addrinfo` leaves in `errno`.
     refuses: Option<c_int>,
     calls: Vec<String>,
 }
@@ -179,7 +179,7 @@ unsafe extern "C" fn __wrap_rdma_resolve_addr(
     let address = unsafe { *address.cast::<libc::sockaddr_in>() };
     let ip = u32::from_be(address.sin_addr.s_addr).to_be_bytes();
     let call = format!("resolve_addr {ip:?} {}", u16::from_be(address.sin_port));
-    // As on a kernel without a device for the address: the test ends there.
+    // A kernel without a device for the address answers so. The test ends there.
     done(call, rdma_cm_event_type::RDMA_CM_EVENT_ADDR_ERROR)
 }
 
@@ -220,7 +220,7 @@ fn names_that_are_not_known() {
     assert_eq!(errno("without").0, libc::ENOENT, "the list has no address");
     let freed = manager(|m| m.calls.iter().filter(|call| *call == "freeaddrinfo").count());
     assert_eq!(freed, 1);
-    // As librdmacm leaves them: the number of the resolver, and what is no number at all.
+    // librdmacm leaves the number of the resolver in `errno`, or one that is no number at all.
     manager(|m| m.refuses = Some(libc::EAI_NONAME));
     assert_eq!(errno("nobody").0, libc::ENOENT);
     manager(|m| m.refuses = Some(libc::EAI_SERVICE));

@@ -38,7 +38,7 @@ enum Mood {
     PanicsWhenDropped,
 }
 
-/// What a buffer owns. Fields are dropped in order.
+/// The parts of a buffer. Fields are dropped in order.
 struct Parts {
     region: RawMemoryRegion<'static>,
     memory: Memory,
@@ -182,7 +182,7 @@ unsafe impl ScatterBuffer for Counted {
 // SAFETY: nothing but a drop ends what it promises.
 unsafe impl OwnedBuffer for Counted {}
 
-/// The same, borrowed: what is lent to a scope by value.
+/// A borrowed buffer, which is lent to a scope by value.
 struct Lent<'a>(&'a mut Own);
 
 // SAFETY: as for what it borrows, for the lifetime of the borrow.
@@ -275,7 +275,7 @@ fn a_loop_owns_a_programs_buffers() {
         drop(ended);
         assert_eq!(rig.dropped(), 2);
     }
-    // Those in flight end with the loop.
+    // A receive in flight ends with the loop.
     all.post(two, ReceiveWorkRequest::new(Own::new(&rig, 0)), 1).unwrap();
     drop(all);
     assert_eq!(rig.dropped(), 1);

@@ -1,4 +1,4 @@
-//! What a program implements of the public traits: as it should be, and as badly as safe code can.
+//! A program implements the public traits: as it should, and as badly as safe code can.
 
 mod allocators;
 mod buffers;

@@ -15,7 +15,7 @@ use serde_json::{Number, Value, json};
 use crate::mutation::{mutated, mutations};
 use crate::property_tests;
 
-/// What must hold for every value of a type, whatever it was read from.
+/// A type whose values must be valid, whatever they were read from.
 pub(crate) trait Checked: Copy + PartialEq + Debug + Serialize + DeserializeOwned {
     fn is_valid(&self) -> bool;
 }
@@ -51,7 +51,7 @@ impl Checked for Guid {
     }
 }
 
-/// Any endpoint that can exist: with GIDs of every class, with and without the optional parts.
+/// Endpoints with GIDs of every class, with and without the optional parts.
 pub(crate) fn endpoint() -> impl Strategy<Value = QueuePairEndpoint> {
     let gids = vec((0..4_u8, 1..=u128::MAX), 0..=6);
     let limits = (
@@ -247,7 +247,8 @@ proptest! {
         prop_assert_eq!(endpoint.is_some(), num < 1 << 24);
     }
 
-    /// What peers sent before the form had a version, and other input that begins with a queue pair number.
+    /// An endpoint of the form without a version is refused, and so is other input that begins with a queue
+    /// pair number.
     #[test]
     fn nothing_without_a_version_is_an_endpoint(num in 0..1_u32 << 24, rest in vec(any::<u8>(), 0..150)) {
         let bytes = [&num.to_le_bytes()[..], &rest].concat();

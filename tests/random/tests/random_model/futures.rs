@@ -38,7 +38,7 @@ enum Step {
     Shutdown(usize),
     /// The channels end, and others take their places.
     Replace([How; 2]),
-    /// The same, with the reactor.
+    /// The reactor and its channels end, and others take their places.
     ReplaceReactor,
 }
 
@@ -87,7 +87,7 @@ fn poll<F: Future + ?Sized>(future: &mut Pin<Box<F>>) -> Option<F::Output> {
 }
 
 struct World<S: Share + 'static> {
-    /// From boxes, since the futures borrow them. Dropped by [`World::drop_channel`].
+    /// The channels are leaked boxes, since the futures borrow them. [`World::drop_channel`] drops them.
     channels: Vec<&'static AsyncChannel<S>>,
     futures: Vec<Operation>,
     reactor: Option<Reactor<S>>,
@@ -286,7 +286,7 @@ proptest! {
         bed.device.assert_clean();
     }
 
-    /// What is forgotten, or cannot be destroyed, is leaked with what the device may use.
+    /// A reactor leaks what is forgotten or cannot be destroyed, with what the device may use.
     #[test]
     fn forgotten_futures_in_any_order(steps in program(true), stale: bool, local: bool) {
         run(&steps, &Model::new(stale), local)?;

@@ -14,7 +14,7 @@ pub(crate) const LEN: usize = 16;
 pub(crate) struct Ledger {
     pub(crate) device: FunctionDevice,
     pool: BufferPool,
-    /// Of receives of datagrams.
+    /// The pool for receives of datagrams.
     datagrams: BufferPool,
     /// The numbers of all queue pairs that there have been.
     numbers: Vec<u32>,
@@ -72,7 +72,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// What has arrived is a message.
+    /// Checks that a received buffer has the length of a message, and equal bytes.
     pub(crate) fn check_message(buffer: &[u8]) -> Result<(), TestCaseError> {
         prop_assert_eq!(buffer.len(), LEN);
         prop_assert!(buffer.iter().all(|&byte| byte == buffer[0]), "{:?}", buffer);
@@ -90,7 +90,7 @@ impl Ledger {
             1 => (wr_id - (1 << 32), number),
             2 => (wr_id | 0x7fff_ffff, number),
             3 => (u64::from(which), number),
-            // As of a window, in the first places and generations.
+            // This number is that of a window, in the first places and generations.
             4 => (u64::from(which) << 50 | 3 << 30 | u64::from(which % 4), number),
             _ => (wr_id ^ (1 << 63), number),
         };

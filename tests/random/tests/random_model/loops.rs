@@ -28,7 +28,7 @@ enum Step {
     /// With so many requests.
     Window(Index, usize, usize),
     Take(usize),
-    /// As above, but the program forgets what it gets.
+    /// Takes what has ended, and forgets it.
     Forget(usize),
     Run,
     Stranger(Index, usize, u8),
@@ -37,7 +37,7 @@ enum Step {
     /// Both ends, or one.
     Remove(Index, Option<usize>),
     End(usize),
-    /// From one datagram end to another one, which may be gone by then; or to a group.
+    /// Sends from one datagram end to another one, which may be gone by then.
     SendTo(Index, Index),
     SendToGroup(Index),
     ReceiveAt(Index),
@@ -117,7 +117,7 @@ impl World {
         if self.pairs.is_empty() { None } else { self.pairs[at.index(self.pairs.len())][side] }
     }
 
-    /// What ends next: a message, or something else.
+    /// Takes what ends next: a message, or another buffer.
     fn take(
         &mut self,
         side: usize,
@@ -299,7 +299,7 @@ proptest! {
         bed.device.assert_clean();
     }
 
-    /// What is forgotten, or cannot be destroyed, is leaked with what the device may use.
+    /// A loop leaks what is forgotten or cannot be destroyed, with what the device may use.
     #[test]
     fn forgotten_loops_in_any_order(steps in program(true), stale: bool) {
         run(&steps, &Model::new(stale))?;

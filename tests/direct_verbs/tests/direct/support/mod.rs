@@ -1,5 +1,5 @@
-//! What the replaced functions share: a record of the calls, and a queue pair of the device made of functions
-//! whose posting functions are recorded.
+//! A record of the calls of the replaced functions, and a queue pair of the device made of functions whose
+//! posting functions are recorded.
 //!
 //! Each test has a thread, and the record belongs to it. A thread that has not begun a record calls the
 //! provider's own functions.

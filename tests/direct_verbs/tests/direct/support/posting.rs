@@ -74,7 +74,7 @@ macro_rules! recorded {
     )+};
 }
 
-// Of all: the crate calls them for the queue pair whose functions were replaced, and the device's own
+// The crate calls each of these for the queue pair whose functions were replaced, and the device's own
 // functions take the same arguments.
 recorded! {
     start() |ex| {

@@ -83,12 +83,12 @@ impl Queue {
     }
 }
 
-/// What is known of one queue pair.
+/// The record of one queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct Books {
     pub(crate) sends: Queue,
     pub(crate) receives: Queue,
-    /// What the peer has sent on this connection and was not received yet.
+    /// Messages that the peer has sent on this connection and that were not received yet.
     pub(crate) incoming: VecDeque<Vec<u8>>,
     /// The number of sends and receives that were posted on this connection.
     pub(crate) sent: usize,

@@ -20,7 +20,7 @@ use super::operations::How;
 use super::scoped::{Hand, SLOT, SLOTS, Step};
 use super::world::Outcome;
 
-/// What both ends know of the operations since they were connected.
+/// The record of both ends: the operations since they were connected.
 #[derive(Debug, Default)]
 pub(crate) struct Books {
     /// The messages that each side has sent, in order.
@@ -271,7 +271,7 @@ impl<B: Bed> World<'_, B> {
         Ok(())
     }
 
-    /// What was posted in a scope has ended with the scope.
+    /// Checks that the operations of a scope have ended with the scope.
     fn only_loose_work_is_in_flight(&self) -> Outcome {
         for side in &self.sides {
             let channel = side.channel.as_ref().expect("it is there between episodes");

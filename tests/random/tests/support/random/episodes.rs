@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::operations::How;
 use super::scoped::{SLOTS, Step};
 
-/// What happens between two scopes, or within one.
+/// A scope with its steps, or an operation between two scopes.
 #[derive(Clone, Debug)]
 pub(crate) enum Episode {
     Scope {
@@ -44,7 +44,7 @@ pub(crate) enum Episode {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Exit {
     Success,
-    /// The same, after waiting for everything.
+    /// Succeeds after it has waited for everything.
     Manual,
     Failure,
     Panic,

@@ -23,7 +23,7 @@ struct Node {
     side: usize,
     parents: Vec<Member>,
     held: bool,
-    /// It could not be destroyed: it is held without end, and so are its parents.
+    /// The object could not be destroyed: it is held without end, and so are its parents.
     leaked: bool,
 }
 

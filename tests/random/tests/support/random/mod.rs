@@ -33,7 +33,7 @@ pub(crate) trait Bed {
     /// Whether [`disturb`](Self::disturb) does anything.
     fn can_fail(&self) -> bool;
 
-    /// They succeed again.
+    /// Lets the calls of verbs succeed again.
     fn calm(&self);
 
     /// The number of requests in flight on a queue pair, if the device can tell.

@@ -88,7 +88,7 @@ pub(crate) enum Operation {
     },
 }
 
-/// What is ended.
+/// The kind of object that is ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum What {
     Context,

@@ -137,7 +137,7 @@ impl<B: Bed> World<'_, B> {
 
     pub(crate) fn read(&mut self, end: usize, region: usize, block: usize) -> Outcome {
         let Some(remote) = self.block(end, block) else { return Ok(()) };
-        // It is executed after all writes that were posted before it.
+        // The device executes the read after all writes that were posted before it.
         let kind = Kind::Read { expected: self.ends[end ^ 1].written[block].clone() };
         self.post(end, region, kind, true, |pair, memory, wr_id| {
             let mut elements = [memory.scatter_element(..BLOCK)?];
@@ -161,7 +161,7 @@ impl<B: Bed> World<'_, B> {
         let queue = if receive { &mut at.books.receives } else { &mut at.books.sends };
         let ended = queue.end(completion, at.troubled)?;
         if !ended.success {
-            // It is not known which of the writes took effect.
+            // The failure does not tell which of the writes took effect.
             self.ends[end ^ 1].written = Default::default();
         }
         for posted in &ended.requests {
