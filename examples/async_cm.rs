@@ -99,7 +99,8 @@ async fn connect(address: SocketAddr, messages: &[String]) -> Outcome {
 async fn listen(address: SocketAddr) -> Outcome {
     let mut listener = Listener::bind(address)?;
     println!("listening at {}", listener.local_addr().unwrap_or(address));
-    // Of the device on which the first client comes. A server on several devices would keep one for each.
+    // The objects of the device on which the first client comes. A server on several devices would keep some
+    // for each.
     let mut side: Option<Arc<Side>> = None;
     loop {
         let request = listener.next_on_tokio().await?;

@@ -41,7 +41,7 @@ pub(crate) fn run(client: &Context<'_>, server: &Context<'_>) -> Result {
         let clients: Vec<_> = clients.collect();
         clients.into_iter().try_for_each(|one| one.join().map_err(|_| "a client has panicked")?)
     })?;
-    // Nobody uses the memory any more; the region still only allows reading it by copies, not by reference.
+    // The clients have ended, but the region still only allows reading it by copies, not by reference.
     match memory.to_vec()[..] {
         [0, total] if total == CLIENTS * ROUNDS => {
             println!("{CLIENTS} clients have counted to {total}");

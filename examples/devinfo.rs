@@ -447,7 +447,7 @@ fn field(name: &str, value: impl Display) {
     println!("\t{name}:{}{value}", tabs(8 + name.len() + 1, 40));
 }
 
-/// The same for the values of a port.
+/// A line whose value is in the column for the values of a port.
 fn port_field(name: &str, value: impl Display) {
     println!("\t\t\t{name}:{}{value}", tabs(24 + name.len() + 1, 48));
 }

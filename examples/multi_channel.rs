@@ -68,7 +68,7 @@ fn to_and_from_each(domain: &ProtectionDomain<'_>, channels: &mut ChannelSet<'_>
         }
         Ok::<_, TransportError>(())
     })?;
-    // Of each channel: a failure of one does not concern the others.
+    // Each channel has its own result: a failure of one does not concern the others.
     for (channel, ended) in ended.into_iter().enumerate() {
         ended.map_err(|error| format!("channel {channel}: {error}"))?;
     }

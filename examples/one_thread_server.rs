@@ -35,7 +35,7 @@ struct Server {
     pool: BufferPool,
     listener: TcpListener,
     guests: Vec<Guest>,
-    /// They are kept: the end of one is that of the client.
+    /// The streams of the clients. A stream ends when its client does.
     streams: Vec<TcpStream>,
     answers: usize,
 }
@@ -126,7 +126,7 @@ impl Server {
     }
 }
 
-/// So many clients, each of which asks once when all have connected.
+/// Connects this many clients, each of which asks once when all have connected.
 fn ask(context: &Arc<Context<'static>>, address: SocketAddr, clients: usize) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(60);
     let domain = Arc::new(ProtectionDomain::new(context)?);

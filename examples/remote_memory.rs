@@ -33,12 +33,11 @@ fn main() -> Result<()> {
         let region = domain.allocate_shared::<u64>(LENGTH, everything)?;
         let (channel, told) = options.connect(prepared, &region.remote().to_bytes())?;
         let rounds = u64::from_be_bytes(told[..].try_into()?);
-        // From here on this process only waits until the client has finished, and has closed its channel.
+        // This process only waits until the client has finished, and has closed its channel.
         if !channel.wait_until_peer_is_gone(deadline())? {
             return Err("the client takes too long".into());
         }
-        // Nobody uses the memory any more. The region still only allows reading it by copies, not by
-        // reference.
+        // The client is gone, but the region still only allows reading it by copies, not by reference.
         let memory = region.to_vec();
         let right = memory[DATA..].iter().enumerate().all(|(i, &n)| n == pattern(rounds - 1, i));
         if (memory[LOCK], memory[COUNTER], right) != (0, rounds, true) {

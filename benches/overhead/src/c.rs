@@ -24,7 +24,7 @@ pub(crate) struct Handles {
 }
 
 impl Handles {
-    /// Those that a server uses; valid as long as they are.
+    /// The objects that a server uses; valid as long as they are.
     pub(crate) fn of_server(
         queue: *mut ffi::ibv_cq,
         channel: *mut ffi::ibv_comp_channel,
@@ -105,7 +105,7 @@ pub(crate) struct Rpc {
 }
 
 unsafe extern "C" {
-    /// As `server_open`, with this many receives for each connection.
+    /// Like `server_open`, with this many receives for each connection.
     pub(crate) fn rpc_open(
         handles: *const Handles,
         device: *mut raw::function_device,
@@ -152,6 +152,6 @@ contenders!(c_tuned_w7 c_tuned_w8 c_tuned_w13 c_tuned_w17 c_tuned_w18 c_tuned_w1
 contenders!(c_plain_w21 c_tuned_w21 c_tuned_w22 c_tuned_w24);
 
 unsafe extern "C" {
-    /// As those, of two threads.
+    /// Runs two threads, each with handles of its own.
     pub(crate) fn c_tuned_w23(one: *mut Handles, two: *mut Handles, operations: u64) -> i64;
 }

@@ -104,7 +104,7 @@ pub(crate) fn one_completion(rig: &mut WindowRig, operations: u64) -> Result<u64
     windows(rig, operations, |_, _| Ok(()))
 }
 
-/// The same, and the requests are new ones each time.
+/// Does the sends of [`one_completion`] with new requests each time.
 #[inline(never)]
 pub(crate) fn other_requests(rig: &mut WindowRig, operations: u64) -> Result<u64, TransportError> {
     windows(rig, operations, |window, messages| {
@@ -316,7 +316,7 @@ pub(crate) fn reads(rig: &mut PagesRig, operations: u64) -> Result<u64, Transpor
     Ok(sum)
 }
 
-/// What channels are made from.
+/// A rig that makes channels.
 pub(crate) struct DomainRig {
     domain: Arc<ProtectionDomain<'static>>,
     of: Loop<'static, PooledBuffer>,
@@ -341,7 +341,7 @@ pub(crate) fn made(rig: &mut DomainRig, operations: u64) -> Result<u64, Transpor
     Ok(operations * LENGTH as u64)
 }
 
-/// The same on a loop.
+/// Makes channels of a loop.
 #[inline(never)]
 pub(crate) fn made_for_loop(rig: &mut DomainRig, operations: u64) -> Result<u64, TransportError> {
     let DomainRig { domain, of } = rig;

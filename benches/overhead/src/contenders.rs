@@ -26,7 +26,7 @@ pub(crate) struct Contender {
     pub(crate) make: fn() -> Body,
 }
 
-/// What a contender adds up, to prove that it saw every completion.
+/// The sum of a contender, which proves that it saw every completion.
 pub(crate) enum Sum {
     /// The number of each operation, once for each of its completions.
     Numbers(u64),
@@ -225,7 +225,7 @@ pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
         in_c!("W5x", "C plain", 1, Rig::extended(), c_plain_w5_ex),
         in_c!("W5x", "C tuned", 1, Rig::extended(), c_tuned_w5_ex),
         ours!("W5x", "verbs", Numbers(1), Rig::extended(), prepared::w5_extended),
-        // The same as W1, in safe code.
+        // W6 is W1 in safe code.
         in_c!("W6", "C plain", 1, Rig::new(), c_plain_w1),
         in_c!("W6", "C tuned", 1, Rig::new(), c_tuned_w1),
         ours!("W6", "channel blocking", Bytes, ChannelRig::new(), channel::w6),

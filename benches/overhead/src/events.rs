@@ -4,7 +4,7 @@ use ibverbs::{Result, WorkCompletion};
 
 use crate::rig::{LENGTH, Rig};
 
-/// As in C: arm, post, take the event, poll until the queue is empty.
+/// Does as the contender in C: arm, post, take the event, poll until the queue is empty.
 #[inline(never)]
 pub(crate) fn w8(rig: &mut Rig, operations: u64) -> Result<u64> {
     let Rig { queue_pair, queue, region, channel, .. } = rig;

@@ -68,7 +68,7 @@ impl WindowRig {
     }
 }
 
-/// What ends next, which has.
+/// Polls until an operation ends.
 #[inline(always)]
 pub(crate) fn next<B>(of: &mut Loop<'static, B>) -> TransportResult<Ended<B>> {
     loop {
@@ -149,7 +149,7 @@ pub(crate) fn window(rig: &mut WindowRig, operations: u64) -> TransportResult<u6
     Ok(sum)
 }
 
-/// The same, and the buffers are others each time.
+/// Does the sends of [`window`] with other buffers each time.
 #[inline(never)]
 pub(crate) fn other_buffers(rig: &mut WindowRig, operations: u64) -> TransportResult<u64> {
     let WindowRig { of, channel, window: place, other } = rig;

@@ -88,7 +88,7 @@ pub(crate) fn two_threads(rig: &mut TwoRig, operations: u64) -> TransportResult<
     })
 }
 
-/// The same in C, with a list for each thread.
+/// Two threads in C, each with a rig of its own.
 pub(crate) struct CTwoRig {
     rigs: [Rig; 2],
 }

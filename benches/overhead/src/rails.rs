@@ -15,7 +15,7 @@ use ibverbs_rails::{Event, PeerId, Rails, RailsError, Transfer};
 use crate::c;
 use crate::rig::{LENGTH, WINDOW};
 
-/// Those of `contenders.h`.
+/// The values of `contenders.h`.
 const RAILS: usize = 2;
 const LANES: usize = 2;
 const PARTS: usize = 512;
@@ -25,7 +25,7 @@ const DEPTH: u32 = 32;
 /// The devices of both sides: what is posted completes, and goes nowhere.
 static DEVICES: OnceLock<[FunctionDevice; RAILS]> = OnceLock::new();
 
-/// They live as long as the program.
+/// The hooks of the devices, which live as long as the program.
 static HOOKS: Hooks = Hooks {
     list: || DEVICES.get().into_iter().flatten().map(FunctionDevice::listed).collect(),
     put: |_| {},
@@ -49,7 +49,7 @@ pub(crate) struct RailsRig {
     writer: Rails,
     reader: Rails,
     peer: PeerId,
-    /// Of [`PARTS`] parts, and of [`WINDOW`].
+    /// Transfers of [`PARTS`] parts, and of [`WINDOW`].
     transfers: [(u64, Transfer); 2],
     /// The time stands still: no speed is measured, so that the pieces of each device are the same in each run.
     now: Instant,
@@ -91,7 +91,7 @@ impl RailsRig {
         };
         let transfers = [transfer(PARTS), transfer(WINDOW)];
         let mut rig = Self { writer, reader, peer, transfers, now };
-        // What grows does so.
+        // Lists grow to their size here.
         pieces(&mut rig, (PARTS + WINDOW) as u64).expect("it works");
         rig
     }
@@ -130,7 +130,7 @@ pub(crate) fn pieces(rig: &mut RailsRig, operations: u64) -> Result<u64, RailsEr
     Ok(done * LENGTH as u64)
 }
 
-/// The same objects for C. Fields are dropped in order.
+/// The objects of the rails in C. Fields are dropped in order.
 pub(crate) struct CRig {
     rails: NonNull<c::Rails>,
     _queue_pairs: Vec<QueuePair<'static>>,

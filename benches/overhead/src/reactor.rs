@@ -26,7 +26,7 @@ pub(crate) fn channel<S: Share<Buffer = PooledBuffer>>(
     channel_of(reactor, domain, 1)
 }
 
-/// As above, with this number of operations at a time.
+/// A channel that is its own peer, with this number of operations at a time.
 pub(crate) fn channel_of<S: Share<Buffer = PooledBuffer>>(
     reactor: &Reactor<S>,
     domain: &Arc<ProtectionDomain<'static>>,
@@ -47,7 +47,7 @@ pub(crate) struct ReactorRig {
     sent: Rc<Sent>,
 }
 
-/// What all tasks have sent.
+/// The sends of all tasks.
 #[derive(Default)]
 struct Sent {
     messages: Cell<u64>,
@@ -82,7 +82,7 @@ impl ReactorRig {
         };
         let tasks = (0..channels).map(task).collect();
         let mut rig = Self { reactor, tasks, next: 0, sent };
-        // From here on, each turn of a task ends one send and begins another. Lists get their size too.
+        // After this, each turn of a task ends one send and begins another. Lists get their size too.
         rig.poll(channels, &mut Context::from_waker(Waker::noop())).expect("they are posted");
         while rig.reactor.turn().expect("it works") > 0 {}
         sends(&mut rig, 2 * channels as u64).expect("it works");

@@ -127,7 +127,7 @@ pub(crate) fn context() -> Arc<Context<'static>> {
     Arc::new(FunctionDevice::lean().context())
 }
 
-/// What `epoll_of` and `sleep_in` of `contenders.h` do, which the contenders in C use too.
+/// Calls the function of `contenders.h`, as the contenders in C do.
 pub(crate) fn epoll_of(file: BorrowedFd<'_>) -> OwnedFd {
     unsafe extern "C" {
         safe fn epoll_of(file: c_int) -> c_int;

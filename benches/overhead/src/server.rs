@@ -22,7 +22,7 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    /// Those of this number of connections, and a context of their device.
+    /// The peers of this number of connections, and a context of their device.
     pub(crate) fn new(connections: usize) -> (Self, Arc<Context<'static>>) {
         let device = Builder::lean().held_receives(connections as u32).build();
         let context = Arc::new(device.context());
@@ -104,7 +104,7 @@ impl Drop for CRig {
     }
 }
 
-/// What C answers, as here.
+/// Turns what C returns into a result.
 fn answered(bytes: i64) -> TransportResult<u64> {
     bytes.try_into().map_err(|_| TransportError::UnknownWork)
 }

@@ -21,7 +21,7 @@ use crate::server::Peers;
 thread_local! {
     /// The tasks that were woken.
     static WOKEN: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
-    /// What all tasks have answered, and its bytes.
+    /// The number of answers of all tasks, and their bytes.
     static ANSWERED: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 

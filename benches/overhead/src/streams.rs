@@ -1,6 +1,6 @@
-//! What a byte stream costs a program: `streams [--check|--write FILE]` counts, with callgrind, the instructions of `ibverbs-stream`
-//! and `ibverbs-bundled` that one side spends on a round trip: 64 bytes written, and 64 read. Those of the device, of tokio and of
-//! the system are not in it. All is in virtual time, so the numbers repeat.
+//! The cost of a byte stream: `streams [--check|--write FILE]` counts, with callgrind, the instructions of `ibverbs-stream` and
+//! `ibverbs-bundled` that one side spends on a round trip: 64 bytes written, and 64 read. Those of the device, of tokio and of the
+//! system are not in it. All is in virtual time, so the numbers repeat.
 //!
 //! `--write` writes them to a file, and `--check` fails if one is more than 2 % above that.
 
@@ -134,7 +134,7 @@ fn is_own(name: &str) -> bool {
         && !name.contains("ibverbs_software")
 }
 
-/// What one side spends on a round trip, by function.
+/// The instructions that one side spends on a round trip, by function.
 fn own(form: &str) -> Result<Vec<(String, f64)>> {
     let (few, many) = (counted(form, TRIPS)?, counted(form, 3 * TRIPS)?);
     let each = many.into_iter().filter(|(name, _)| is_own(name)).map(|(name, count)| {

@@ -46,7 +46,7 @@ pub(crate) fn message((buffer, _): (AnyBuffer, WorkSuccess)) -> Result<PooledBuf
     buffer.downcast().map_err(|_| "that is no buffer for messages".into())
 }
 
-/// What both sides find each other by: TCP, or streams of a simulated network in tests.
+/// A byte stream by which both sides find each other: TCP, or one of a simulated network in tests.
 pub trait Stream: AsyncStream + AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 
 impl<S: AsyncStream + AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for S {}

@@ -1,4 +1,5 @@
-//! The same store over TCP, for comparison: a header, the key, and the value, whatever its length.
+//! The key-value store over TCP, for comparison: a message is a header, the key, and the value,
+//! whatever its length.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use crate::Result;
 use crate::protocol::{MAX_KEY, MAX_VALUE};
 use crate::store::{Store, Value};
 
-/// What a message is: a request, or an answer.
+/// The kinds of messages: requests, and answers.
 const GET: u8 = 0;
 const PUT: u8 = 1;
 const NOTHING: u8 = 2;

@@ -21,10 +21,10 @@ pub const MAX_VALUE: usize = 1 << 20;
 /// The longest message.
 pub const MAX_MESSAGE: usize = 2 + MAX_KEY + MAX_SMALL;
 
-/// What is said about a value.
+/// The value that a message carries or refers to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Body<'a> {
-    /// There is no value.
+    /// The key has no value.
     Nothing,
     /// The value.
     Small(&'a [u8]),

@@ -40,7 +40,7 @@ pub(crate) fn builder(domain: &Arc<ProtectionDomain<'static>>) -> ChannelBuilder
         .access(AccessFlags::REMOTE_READ)
 }
 
-/// What all sessions share.
+/// The state that all sessions share.
 pub(crate) struct Shared {
     pub(crate) domain: Arc<ProtectionDomain<'static>>,
     pub(crate) store: Store,
@@ -67,7 +67,7 @@ impl Core {
         Ok(Arc::new(Self { reactor, pool, runtime, clients: AtomicUsize::new(0) }))
     }
 
-    /// There is one, unless the device keeps those of clients that have left.
+    /// Takes a buffer. One is free, unless the device keeps those of clients that have left.
     pub(crate) fn buffer(&self) -> Result<PooledBuffer> {
         Ok(self.pool.take().ok_or("all buffers are in use")?)
     }
@@ -165,7 +165,7 @@ pub async fn run(
         others.spawn(administrate(shared.clone(), admin, stop.clone()));
     }
     let ended = loop {
-        // What comes first in this list is first: the order is not to depend on chance in a simulation.
+        // The first branch that is ready wins: the order is not to depend on chance in a simulation.
         tokio::select! {
             biased;
             accepted = clients.accept() => {

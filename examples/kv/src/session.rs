@@ -67,7 +67,7 @@ async fn has_stopped(stopping: &mut watch::Receiver<bool>) {
 struct Session {
     shared: Arc<Shared>,
     channel: AsyncChannel<Share>,
-    /// What the client may be reading, until its next request.
+    /// The region that the client may be reading, until its next request.
     offered: Option<Arc<SharedMemoryRegion<'static, u8>>>,
 }
 

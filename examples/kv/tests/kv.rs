@@ -44,7 +44,7 @@ impl Server {
         Client::new(Device::new().unwrap().open().unwrap(), self.clients).unwrap()
     }
 
-    /// What the admin socket answers.
+    /// The answer of the admin socket.
     async fn admin(&self, line: &str) -> String {
         let mut stream = TcpStream::connect(self.admin).await.unwrap();
         stream.write_all(format!("{line}\n").as_bytes()).await.unwrap();
@@ -188,7 +188,7 @@ async fn a_client_connects_again_to_a_server_that_was_restarted() {
     let address = server.clients.to_string();
     let mut client = server.client();
     client.put(b"key", Some(b"value")).await.unwrap();
-    // It waits for the client's session, which is idle.
+    // The server waits for the client's session, which is idle.
     server.stop().await;
     let server = server_at(&address).await;
     drop(starting);

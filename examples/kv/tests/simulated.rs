@@ -27,7 +27,7 @@ impl Accept for Listener {
     }
 }
 
-/// From one host to the server's.
+/// Connects one host to the server's.
 struct Way(Host, Host);
 
 impl Connect for Way {
@@ -44,8 +44,8 @@ fn serve(host: &Host) {
     host.start(server::run(context, listener, None, Arc::new(Notify::new()), 8, 0));
 }
 
-/// What the store may say of each key: the last value that it has acknowledged, and those that were on their way since.
-/// `None`: it may have no value.
+/// The values that the store may return for each key: the last one that it has acknowledged, and those that were on
+/// their way since. `None`: it may have no value.
 #[derive(Clone, Default)]
 struct Model(Arc<Mutex<Values>>);
 
@@ -100,7 +100,7 @@ async fn client(world: World, host: Host, server: Host, model: Model) {
                 let value = (kind > 2).then(|| vec![byte; length]);
                 model.begin(&key, &value);
                 let put = client.put(&key, value.as_deref()).await;
-                // What failed may have been done.
+                // A put that failed may have been carried out.
                 if put.is_ok() {
                     model.done(&key, &value);
                 }

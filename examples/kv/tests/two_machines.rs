@@ -8,7 +8,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What both machines run first.
+/// The commands that both machines run first.
 const PRELUDE: &str = "set -eu; kv() { timeout 200 \"$KV\" -d rxe1 \"$@\"; }; server=10.78.0.1; \
     admin() ( exec 3<>/dev/tcp/$server/7001; echo \"$1\" >&3; IFS= read -r line <&3; echo \"$line\" ); \
     listening() { until admin stats >/dev/null 2>&1; do sleep 0.2; done; }; \

@@ -1,4 +1,4 @@
-//! The same loops on the channel layer, without a line of unsafe code.
+//! The loops of the verbs layer on the channel layer, without a line of unsafe code.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -49,7 +49,7 @@ fn post<'scope, 'a: 'scope>(
 }
 
 impl Safe<'_> {
-    /// As on the verbs layer. Calls `ready` as soon as messages may arrive.
+    /// Plays ping-pong as the verbs layer does. Calls `ready` as soon as messages may arrive.
     pub(crate) fn ping_pong(
         &mut self,
         size: u32,
@@ -98,7 +98,7 @@ impl Safe<'_> {
         })
     }
 
-    /// As on the verbs layer, by the blocking operations.
+    /// Does one blocking operation after the other.
     pub(crate) fn one_by_one(
         &mut self,
         size: u32,
@@ -139,7 +139,7 @@ impl Safe<'_> {
         Ok(before - start)
     }
 
-    /// As on the verbs layer: waits for the oldest operation in flight before it posts the next.
+    /// Posts as the verbs layer does: waits for the oldest operation in flight before it posts the next.
     pub(crate) fn flood(
         &mut self,
         size: u32,
@@ -171,7 +171,7 @@ impl Safe<'_> {
         })
     }
 
-    /// As on the verbs layer.
+    /// Receives what the peer floods. Calls `ready` when the first receives are posted.
     pub(crate) fn drain(
         &mut self,
         size: u32,

@@ -208,7 +208,7 @@ mod tests {
         display.refresh(&progress.state, SHORT);
         let shown = lines.take();
         assert!(shown.contains(" 25 %") && shown.contains(" left"), "{shown}");
-        // It does not go back when a stretch ends early.
+        // The bar does not go back when a stretch ends early.
         progress.at(80);
         display.refresh(&progress.state, 2 * SHORT);
         progress.stretch(0.3, 1.0, 100);

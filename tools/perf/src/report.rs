@@ -24,7 +24,7 @@ const MOMENTS: usize = 1 << 16;
 
 impl Samples {
     pub(crate) fn new() -> Result<Self> {
-        // From 1 ns to more than the longest wait.
+        // The histogram holds 1 ns to more than the longest wait.
         let histogram = hdrhistogram::Histogram::new_with_bounds(1, 100_000_000_000, 3)?;
         Ok(Self { histogram, moments: Vec::with_capacity(MOMENTS) })
     }
@@ -95,7 +95,7 @@ pub(crate) struct Bandwidth {
     pub(crate) mib_per_second: f64,
     pub(crate) million_packets_per_second: f64,
     pub(crate) seconds: f64,
-    /// Of UC and UD sends: messages that did not arrive.
+    /// Messages of UC and UD sends that did not arrive.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) lost: Option<u64>,
 }
@@ -123,7 +123,7 @@ impl Row {
         Self { size, iterations: histogram.len(), figures }
     }
 
-    /// From the number of messages, the time, and the number of messages that arrived.
+    /// A row of the number of messages, the time, and the number of messages that arrived.
     pub(crate) fn of_bandwidth(
         plan: &Plan,
         size: u32,

@@ -148,7 +148,7 @@ impl Wire {
         if length > MAX_LENGTH {
             return Err(WireError::TooLong(length));
         }
-        // As one segment: the peer would otherwise wait for two.
+        // Length and message go as one segment: the peer would otherwise wait for two.
         Ok(self.0.write_all(&[&length.to_be_bytes(), bytes.as_slice()].concat())?)
     }
 

@@ -1,4 +1,4 @@
-//! What callgrind writes: <https://valgrind.org/docs/manual/cl-format.html>.
+//! Reads the output of callgrind: <https://valgrind.org/docs/manual/cl-format.html>.
 
 use std::collections::{HashMap, HashSet};
 

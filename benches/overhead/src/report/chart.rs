@@ -24,7 +24,7 @@ enum Scale {
     Decades,
     /// Logarithmic, with ticks at powers of 2.
     Doublings,
-    /// The same, for numbers of bytes.
+    /// Logarithmic, with ticks at powers of 2, for numbers of bytes.
     Bytes,
 }
 

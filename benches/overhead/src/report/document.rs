@@ -148,7 +148,7 @@ fn cell<'r>(rows: &'r [Row], workload: &str, layer: &str) -> Result<&'r Row, Str
     rows.iter().find(is_it).ok_or_else(|| format!("no {workload} {layer}"))
 }
 
-/// What one pays beside C, by layer.
+/// The cost of each layer beside C.
 fn glance(rows: &[Row]) -> Result<String, String> {
     let mut table =
         format!("| instructions, and their ratio to C's | C | {} |", LAYERS.join(" | "));
@@ -168,7 +168,7 @@ fn glance(rows: &[Row]) -> Result<String, String> {
     Ok(table)
 }
 
-/// The same ratios, each with its name.
+/// The ratios of [`glance`], each with its name.
 fn bars(rows: &[Row]) -> Result<Vec<(String, f64)>, String> {
     let mut bars = Vec::new();
     for (what, _, layers) in GLANCE {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-/// By how much a layer's instructions may grow, or else their ratio to C.
+/// A layer is worse if its instructions and their ratio to C both grow by more than this share.
 const TOLERANCE: f64 = 0.02;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -80,7 +80,7 @@ pub(crate) fn check(file: &Path, rows: &[Row]) -> Result<(), String> {
     }
 }
 
-/// What is worse or missing, and what is better than expected.
+/// Lists the rows that are worse or missing, and those that are better than expected.
 fn differences(expected: &[Row], rows: &[Row]) -> (String, String) {
     let (mut worse, mut better) = (String::new(), String::new());
     let line = |out: &mut String, row: &Row, what: &str| {

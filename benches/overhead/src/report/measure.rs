@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::callgrind::{self, Cost};
 
-/// By how many operations the two runs of a contender differ.
+/// The difference of the two runs of a contender, in operations.
 const OPERATIONS: u64 = 2048;
 /// The sources of the device.
 const DEVICE: &str = "tests/function_device/";

@@ -1,4 +1,4 @@
-//! What `growth` prints: a point of a chart on each line.
+//! Reads the output of `growth`: a point of a chart on each line.
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Point {
