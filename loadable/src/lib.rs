@@ -16,7 +16,7 @@ struct Made {
     process: u32,
     #[expect(dead_code, reason = "it keeps the devices alive, until the process ends")]
     devices: Vec<Device>,
-    /// The same devices as C sees them. The last is null.
+    /// The devices as C sees them. The last is null.
     list: Vec<*const ibv_device>,
 }
 

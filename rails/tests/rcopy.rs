@@ -114,12 +114,12 @@ fn memory_is_copied_as_files_are() {
     assert!(sender.status.success(), "{}", text(&sender));
     assert!(text(&receiver).contains("20480000 bytes are there"), "{}", text(&receiver));
 
-    // From memory to a file.
+    // Copying from memory to a file works.
     let [receiver, sender] = programs.run(":", &["copy"], &ends);
     assert!(receiver.status.success() && sender.status.success(), "{}", text(&receiver));
     assert_eq!(fs::metadata(file("copy")).unwrap().len(), 20_480_000);
 
-    // From a file to memory, for which there is no room.
+    // Copying from a file to memory fails without room for it.
     let [receiver, sender] = programs.run(":", &["-m", "1M"], &["copy"]);
     assert!(!receiver.status.success() && !sender.status.success());
     assert!(text(&receiver).contains("there is room for 1048576"), "{}", text(&receiver));

@@ -89,7 +89,7 @@ fn a_thousand_peers_at_once() {
                     assert!(missing.remove(&number), "{number} came twice");
                     silent.remove(&peer);
                 }
-                // It has closed, since it was told that its message has arrived.
+                // The peer has closed, since it was told that its message has arrived.
                 Event::Disconnected { peer, error } if silent.contains(&peer) => {
                     panic!("the message of {peer:?} is lost, one of {missing:?}: {error}");
                 }
@@ -117,7 +117,7 @@ fn who_comes_before_the_listener_tries_again() {
             let peer = rails.connect(address, deadline()).unwrap();
             rails.receive(peer, deadline()).unwrap()
         });
-        // It may have tried by then, or not: both are right.
+        // The client may have tried by then, or not: both are right.
         thread::sleep(Duration::from_millis(50));
         let listener = TcpListener::bind(address).unwrap();
         let mut rails = rails();
@@ -126,7 +126,7 @@ fn who_comes_before_the_listener_tries_again() {
         rails.wait(sent, deadline()).unwrap();
         assert_eq!(early.join().unwrap(), b"welcome");
     });
-    // Nobody comes: the last failure, and not later than was asked for.
+    // Without a listener, the last failure is returned, no later than was asked for.
     let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let error = rails().connect(gone, Instant::now() + Duration::from_millis(30)).unwrap_err();
     assert!(error.to_string().contains("the control stream"), "{error}");

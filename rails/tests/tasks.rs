@@ -120,7 +120,7 @@ fn a_panic_in_a_call_ends_no_other_task() {
         let task = tokio::spawn(async move { clone.with(|_| panic!("in the call")).await });
         let panicked = task.await.unwrap_err().into_panic();
         assert_eq!(panicked.downcast_ref::<&str>(), Some(&"in the call"));
-        // Nobody waits for the answer, nor for what the panic has left.
+        // The task waits neither for the answer, nor for what the panic has left.
         for panics in [true, false] {
             let call = move |_: &Rails| {
                 if panics {
@@ -158,7 +158,7 @@ fn a_dropped_future_leaves_nothing_behind() {
                 }
             } else {
                 let mut future = Box::pin(one.next_event());
-                // What its connection has left may still be there.
+                // Events of the connection may still be there.
                 let _ = future.as_mut().poll(&mut cx);
             }
         }

@@ -6,8 +6,9 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What both machines run first. The two devices have links of their own on the one wire to the other machine, and
-/// neither answers for the other's address. Their random numbers are the same, and so would be the links' own addresses.
+/// The commands that both machines run first. The two devices have links of their own on the one wire to the other
+/// machine, and neither answers for the other's address. Their random numbers are the same, and so would be the links'
+/// own addresses.
 const PRELUDE: &str = "set -eu; node=$IBVERBS_VM_NODE; \
     for file in arp_ignore arp_announce; do echo 2 >/proc/sys/net/ipv4/conf/all/$file; done; \
     ip link add link eth0 name rail1 address 52:54:00:79:00:0$node type macvlan mode bridge; ip addr add 10.79.0.$node/24 dev rail1; \

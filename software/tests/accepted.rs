@@ -1,4 +1,5 @@
-//! What the kernel and its drivers accept or refuse, of what the safe interface never asks for: rdma-core's own tests do.
+//! The safe interface never makes these calls, but rdma-core's own tests do: the device accepts or refuses them as the
+//! kernel and its drivers do.
 
 use std::mem::zeroed;
 

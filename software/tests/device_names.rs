@@ -1,4 +1,4 @@
-//! What a program is told that opens a device which is not there. One test, since the list of devices is the process's.
+//! The errors of opening a device that is not there. One test, since the list of devices is the process's.
 
 use ibverbs_software::{Device, register_if_none};
 

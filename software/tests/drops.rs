@@ -1,4 +1,5 @@
-//! What the device drops without an answer is counted by kind, and in strict mode told once per kind and queue pair.
+//! The device counts by kind what it drops without an answer, and in strict mode reports it once per kind and queue
+//! pair.
 
 #[path = "support/patience.rs"]
 mod patience;

@@ -1,5 +1,5 @@
-//! What a test learns from a device: objects that are left, calls of verbs, requests in flight, memory that was
-//! deregistered too early; and events that are made up.
+//! A test learns from a device which objects are left, the calls of verbs, requests in flight, and memory that
+//! was deregistered too early; and it makes up events.
 
 use std::io::ErrorKind;
 use std::ptr::null_mut;

@@ -63,7 +63,7 @@ fn a_dead_idle_peer_is_noticed_and_a_live_one_is_not_disturbed() {
     assert_eq!(status(error), WorkStatus::RetryExceeded);
     // The receive has ended too.
     assert_eq!(status(receive.wait(&mut one).err().unwrap()), WorkStatus::Flushed);
-    // It stays failed.
+    // The channel stays failed.
     let again = (0..10).find_map(|_| one.keep_alive().err()).expect("an error");
     assert_eq!(status(again), WorkStatus::Flushed);
 }

@@ -66,7 +66,7 @@ fn memory_is_not_touched_after_it_was_deregistered() {
                 std::thread::yield_now();
             }
             target.close().unwrap();
-            // What is allocated now may well lie where the region was.
+            // New memory may well lie where the region was.
             let again: Vec<Vec<u8>> = (0..8).map(|_| vec![0; LENGTH]).collect();
             std::thread::sleep(Duration::from_millis(2));
             assert!(again.iter().flatten().all(|&byte| byte == 0));
@@ -98,7 +98,7 @@ fn a_channel_may_go_while_its_peer_writes() {
             let writer = scope.spawn(|| hammer(&mut one, &from, remote, &stop));
             std::thread::sleep(Duration::from_millis(3));
             drop(other);
-            // It is not answered any more, and gives up.
+            // The writer gets no answers any more, and gives up.
             writer.join().unwrap();
         });
     }
@@ -118,7 +118,7 @@ fn an_address_is_free_when_its_device_is_gone() {
 
 #[test]
 fn devices_on_ipv6_work_too() {
-    // There is one such address only: the two queue pairs are of one device.
+    // Only one such address exists, so the two queue pairs are of one device.
     let device = match Device::builder().address("::1".parse().unwrap()).build() {
         Err(e) if e.kind() == std::io::ErrorKind::AddrNotAvailable => {
             eprintln!("NOT CHECKED: this machine has no IPv6");

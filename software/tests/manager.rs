@@ -303,7 +303,7 @@ fn a_client_finds_a_server_of_the_machine_by_its_port() {
     }
 }
 
-/// As `cma_check_port` of the kernel.
+/// The kernel's `cma_check_port` gives the same answers.
 #[test]
 fn a_port_that_is_taken_says_so_as_the_kernel_does() {
     const TAKEN: Option<c_int> = Some(libc::EADDRINUSE);
@@ -346,7 +346,7 @@ fn a_port_that_is_taken_says_so_as_the_kernel_does() {
         file.destroy(one).unwrap();
         file.destroy(two).unwrap();
     }
-    // Those that reuse a port share it until one listens, which takes that they are gone.
+    // Identifiers that reuse a port share it until one listens, which fails while others are bound.
     let at = SocketAddr::new(device.address(), free_port(&file));
     let [one, two, three] = [(); 3].map(|()| {
         let id = file.create(1);
@@ -397,7 +397,7 @@ fn a_port_that_is_taken_says_so_as_the_kernel_does() {
     assert_eq!(errno(file.bind(refused, at)), libc::EADDRNOTAVAIL);
 }
 
-/// They are all asked for before one is answered, and all ended before one end is answered.
+/// The client asks for all connections before one is answered, and ends all before one end is answered.
 #[test]
 fn a_thousand_connections_at_once_come_and_go() {
     const COUNT: u32 = 1000;
@@ -510,7 +510,7 @@ fn without_a_listener_a_client_is_refused_at_once() {
     assert_eq!(errno(client.bind(id, "[::1]:7".parse().unwrap())), libc::ENODEV);
 }
 
-/// As `mckey -m ff02::1:2` asks for it.
+/// `mckey -m ff02::1:2` asks for a group in this way.
 #[test]
 fn a_group_of_ipv6_is_joined_on_a_device_of_ipv4() {
     let _alone = alone();
@@ -586,7 +586,7 @@ fn identifiers_learn_that_their_device_is_removed_or_has_moved() {
     assert_eq!(errno(file.disconnect(kept)), libc::EINVAL, "it has no device");
 }
 
-/// As with librdmacm, which has the device open.
+/// The program has the dropped device open, as librdmacm does.
 #[test]
 fn a_dropped_device_lives_while_it_is_open_and_then_both_sides_learn_that_it_is_gone() {
     let _alone = alone();
@@ -771,7 +771,7 @@ fn strangers_and_copies_end_no_connection() {
         for mad in every(LOCAL, theirs) {
             stranger.send(&mad);
         }
-        // Who gives up asking does not know the device's number, but its own GUID.
+        // A peer that gives up asking does not know the device's number, but its own GUID.
         stranger.send(&to(REJ, LOCAL, 0, &[0, 8 << 1, 0, 4, 7, 7, 7, 7, 7, 7, 7, 7]));
         let [answer] = stranger.answers().try_into().unwrap();
         assert_eq!(
@@ -788,7 +788,7 @@ fn strangers_and_copies_end_no_connection() {
             let [answer] = peer.answers().try_into().unwrap();
             assert_eq!((answer.attribute, answer.numbers), (DREP, [theirs, own]));
         }
-        // Of another queue pair; copies.
+        // A DREQ of another queue pair, and copies, end nothing.
         peer.send(&to(DREQ, LOCAL, theirs, &[0, 2, 0x23]));
         peer.send(&request);
         if is_established {
@@ -838,7 +838,7 @@ fn on_a_network_that_loses_packets_connections_come_and_go_in_virtual_time() {
             client.destroy(active).unwrap();
             server.destroy(passive).unwrap();
         }
-        // Nobody hears a client that is cut off: 16 repetitions, in no time.
+        // A client that is cut off gets no answer: 16 repetitions, in virtual time.
         network.partition(&one, &other);
         let id = client.create(6);
         client.bind(id, SocketAddr::new(other.address(), 0)).unwrap();

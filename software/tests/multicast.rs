@@ -18,7 +18,7 @@ use child::{Process, is_child, parent};
 use multicast::{Member, a_group_hears_what_is_sent_to_it, only_its_members_hear_a_group};
 use patience::deadline;
 
-/// Of IPv4 and of IPv6. Groups are the machine's: each test of each process has its own.
+/// A group of IPv4, and two of IPv6. Groups are the machine's: each test of each process has its own.
 fn groups(test: u8, process: u16) -> [Gid; 3] {
     let [high, low] = process.to_be_bytes();
     [
@@ -38,7 +38,7 @@ fn a_group_of_ipv4_hears() {
     let contexts = [(); 2].map(|()| Device::new().unwrap().open().unwrap());
     let [group, ..] = own_groups(13);
     a_group_hears_what_is_sent_to_it(&contexts, 0, group);
-    // As the connection manager writes it.
+    // The connection manager writes the group in this form.
     let mut bytes = group.to_bytes();
     bytes[..2].copy_from_slice(&[0xff, 0x0e]);
     a_group_hears_what_is_sent_to_it(&contexts, 0, Gid::from_bytes(bytes));
@@ -110,7 +110,7 @@ fn groups_are_those_of_all_processes_of_the_machine() {
     child.wait_for("all heard");
 }
 
-/// The same group of IPv4 stands for both of these: the last 24 bits of their CRC32 are equal.
+/// One group of IPv4 stands in for both of these: the last 24 bits of their CRC32 are equal.
 #[test]
 fn groups_that_share_a_stand_in_are_told_apart() {
     let contexts = [(); 2].map(|()| Device::new().unwrap().open().unwrap());

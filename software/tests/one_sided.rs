@@ -44,7 +44,7 @@ fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().zip(1..).map(|(&byte, at)| u64::from(byte) * at).sum()
 }
 
-/// What the initiator tells the target to do, by messages, which come after the WRITEs before them.
+/// Messages by which the initiator tells the target what to do. They come after the WRITEs before them.
 const TELL_SUM: u8 = 0;
 const DEREGISTER: u8 = 1;
 const REMOVE: u8 = 2;
@@ -180,7 +180,7 @@ fn a_target_that_is_stopped_is_written_and_read() {
     let after = it.device.counters();
     assert_eq!(after.one_sided - before.one_sided, operations);
     assert_eq!(after.packets_sent, before.packets_sent);
-    // What is sent afterwards comes afterwards.
+    // A message that is sent after a WRITE comes after it.
     it.memory.iter_mut().zip(0_u64..).for_each(|(to, at)| *to = (at * at) as u8);
     let written = sum(&it.memory);
     it.write(0..LENGTH).unwrap();
@@ -264,7 +264,7 @@ fn goes_by_packets() {
     println!("went by packets");
 }
 
-/// From now on, the kernel refuses `process_vm_readv` and `process_vm_writev` to this process, as in a container.
+/// Makes the kernel refuse `process_vm_readv` and `process_vm_writev` to this process, as in a container.
 fn refuse() {
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const EQUALS: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;

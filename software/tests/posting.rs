@@ -302,7 +302,7 @@ fn a_request_is_one_statement() {
         queue_pair.post(CompareSwapWorkRequest::new(swapped, at(0), 5, 7), 14).unwrap();
         let added = region.scatter_element(2..3).unwrap();
         queue_pair.post(FetchAddWorkRequest::new(added, at(1), 2), 15).unwrap();
-        // What does not fit is refused before anything is posted.
+        // Inline data that does not fit is refused before anything is posted.
         assert!(queue_pair.post(WriteWorkRequest::new(Inline(&[0; 9]), at(1)), 16).is_err());
         assert!(
             queue_pair.post(WriteWorkRequest::new(Inline(&[0; 65]), shared.remote()), 16).is_err()
@@ -331,7 +331,7 @@ fn a_request_is_one_statement() {
 #[test]
 fn a_message_that_is_too_long_is_refused_with_the_limit() {
     let mut loopback = Loopback::new();
-    // It gets pages when the device needs them, which is never.
+    // The region gets pages when the device needs them, which is never.
     let on_demand = RegionOptions::new().on_demand();
     let long =
         MemoryRegion::<u8>::with_options(&loopback.domain, (2 << 30) + 1, on_demand).unwrap();

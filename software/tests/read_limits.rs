@@ -27,7 +27,7 @@ fn queue_pairs_share_what_the_device_has() {
         channels.push(prepared.handshake(own).unwrap());
     }
     assert_eq!(limits, [8, 4, 2, 1, 1, 0]);
-    // What a queue pair gives back, the next one gets.
+    // The next queue pair gets what the dropped ones have given back.
     drop(channels);
     assert_eq!(endpoint_limit(&Channel::builder(&domain).build().unwrap()), 8);
 }

@@ -20,7 +20,7 @@ const ENTRIES: usize = 12;
 const LENGTH: usize = 10_000;
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// What a host has on its disk: the numbers of the entries, which outlast a crash.
+/// The disk of a host: the numbers of the entries, which outlast a crash.
 type Disk = Arc<Mutex<Vec<u64>>>;
 
 /// The RDMA side of a program.
@@ -81,7 +81,7 @@ async fn follow(host: Host, disk: Disk) -> Result {
     }
 }
 
-/// What the leader knows.
+/// The state of the leader.
 struct Leader {
     disk: Disk,
     /// How many entries each follower has on its disk.

@@ -10,7 +10,7 @@ mod partition;
 #[path = "testing_page/unit.rs"]
 mod unit;
 
-/// What the page shows is what is compiled and run here.
+/// The programs that the page shows are compiled and run here.
 #[test]
 fn the_page_shows_these_programs() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/testing.md");

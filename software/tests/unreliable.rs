@@ -66,7 +66,7 @@ fn connected<'a>(
 }
 
 fn receiver(mut stream: TcpStream) {
-    // As in a release build: without CRCs.
+    // Strict mode is off, and with it CRCs, as in a release build.
     let device = Device::builder().strict(false).build().unwrap();
     let context = device.open().unwrap();
     let domain = context.alloc_pd().unwrap();
@@ -103,7 +103,7 @@ fn receiver(mut stream: TcpStream) {
 }
 
 fn sender(mut stream: TcpStream) {
-    // As in a release build: without CRCs.
+    // Strict mode is off, and with it CRCs, as in a release build.
     let device = Device::builder().strict(false).build().unwrap();
     let context = device.open().unwrap();
     let domain = context.alloc_pd().unwrap();

@@ -147,7 +147,7 @@ fn a_port_has_a_speed() {
 
 type Imported<'a> = ibverbs::Result<RawMemoryRegion<'a>>;
 
-/// What one context of a device has made, another one of the same process uses by its number.
+/// A context uses, by its number, an object that another context of the device has made in this process.
 #[test]
 fn objects_are_imported_by_their_numbers() {
     let device = Device::new().unwrap();

@@ -44,7 +44,7 @@ fn hub(set: fn(HubBuilder) -> HubBuilder) -> Hub {
     set(Hub::builder(&context()).max_connections(8)).build().unwrap()
 }
 
-/// That of the device, with this port.
+/// The address of the device, with this port.
 fn address(port: u16) -> SocketAddr {
     let address = software().map_or(IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1)), Device::address);
     SocketAddr::new(address, port)
@@ -84,7 +84,7 @@ fn threads_connect_by_an_address_of_the_device() {
         let mut places = vec![(address(0).ip(), address(0).ip())];
         places.push((IpAddr::V4(Ipv4Addr::UNSPECIFIED), address(0).ip()));
         if software().is_some() {
-            // What no device of the kernel's has.
+            // No device of the kernel has this address.
             places.push((IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::LOCALHOST)));
         }
         for (bound, asked) in places {
@@ -196,7 +196,7 @@ async fn tasks_connect_by_an_address_of_the_device() {
     tokio::time::timeout(PATIENCE, test).await.expect("it never ends");
 }
 
-/// What is refused costs nothing: the hub has its room and its buffers afterwards.
+/// A client that is refused costs nothing: the hub has its room and its buffers afterwards.
 #[test]
 fn who_is_refused_hears_of_it_and_leaves_nothing() {
     let hubs = [hub(|hub| hub), hub(|hub| hub.max_connections(1))];
@@ -214,7 +214,7 @@ fn who_is_refused_hears_of_it_and_leaves_nothing() {
     assert_eq!(late.kind(), ErrorKind::TimedOut);
     let (one, two) = pair(&hubs[0], &listener, to);
     thread::scope(|threads| {
-        // There is no room for a second one, and another program is no stream.
+        // The hub has no room for a second stream, and another program's connection is no stream.
         let refused = threads.spawn(|| {
             for _ in 0..3 {
                 let error = Stream::connect_rdmacm(&hubs[0], to, soon()).unwrap_err();

@@ -20,7 +20,7 @@ fn byte(index: usize) -> u8 {
     (index * 7 + index / 251) as u8
 }
 
-/// What one side of a stream has seen.
+/// One side's view of a stream.
 #[derive(Clone, Default, Debug)]
 struct Seen {
     written: usize,
@@ -103,7 +103,7 @@ async fn serve(host: Host, plan: Plan, log: Log) -> io::Result<()> {
         let shut = stream.shutdown().await.map_err(|error| error.kind());
         seen(&log).shut = Some(shut);
     }
-    // What was read is to be looked at.
+    // The host lives on until the test has looked at what was read.
     drop(stream);
     sleep(LONG).await;
     Ok(())
@@ -112,7 +112,7 @@ async fn serve(host: Host, plan: Plan, log: Log) -> io::Result<()> {
 async fn ask(host: Host, to: Host, plan: Plan, log: Log) -> io::Result<()> {
     let hub = hub(&host, plan);
     let stream = loop {
-        // It does not listen yet.
+        // The server may not listen yet.
         match host.connect((to.address(), PORT)).await {
             Ok(stream) => break stream,
             Err(_) => sleep(Duration::from_millis(1)).await,
@@ -124,7 +124,7 @@ async fn ask(host: Host, to: Host, plan: Plan, log: Log) -> io::Result<()> {
     while at < plan.len {
         let end = (at + 1 + at * 31 % plan.piece).min(plan.len);
         let bytes: Vec<u8> = (at..end).map(byte).collect();
-        // What is given up is not sent, or it would be there twice.
+        // A write that is given up is not sent, or its bytes would be there twice.
         match timeout(Duration::from_micros(plan.patience), write.write(&bytes)).await {
             Ok(Ok(len)) => {
                 at += len;
@@ -217,7 +217,7 @@ async fn run(world: World) -> Trace {
     if asked.end == Some(Ok(())) {
         assert_eq!(asked.read, plan.len, "an end that was not sent: {context}");
     }
-    // What was shut down is with the peer, as long as that lives.
+    // All bytes before a shutdown are with the peer, unless it has crashed.
     if asked.shut == Some(Ok(())) && fault != Fault::ServerCrashes {
         assert_eq!(served.read, plan.len, "{context}");
     }
@@ -228,7 +228,7 @@ async fn run(world: World) -> Trace {
     {
         assert!(is_gone(kind), "{kind}: {context}");
     }
-    // Nobody waits for one who is gone.
+    // Neither side waits for a peer that is gone.
     let is_connected = served.read + asked.read > 0;
     if is_connected && fault != Fault::ServerCrashes {
         assert!(served.end.is_some(), "the server waits: {context}");

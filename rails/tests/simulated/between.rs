@@ -16,7 +16,7 @@ use super::support::{Pipe, Queue, World};
 const STEPS: usize = 120;
 const INBOX: u8 = 10;
 
-/// What is done to one direction.
+/// The frames of one direction, and what the attacker does to them.
 #[derive(Default)]
 struct Direction {
     /// Bytes that are no whole frame yet.
@@ -67,7 +67,7 @@ fn word(input: &mut &[u8]) -> Frame {
 
 /// The one between.
 struct Between {
-    /// By the side that speaks: what it says, what the other hears, and what is done to that.
+    /// For each side: what it says, what the other hears, and what is done to that.
     lines: [(Queue, Queue, Direction); 2],
     /// All frames that went past.
     seen: Vec<Vec<u8>>,
@@ -173,12 +173,12 @@ impl Between {
     }
 }
 
-/// What one side's program sees of a connection.
+/// One side's view of a connection.
 #[derive(Default)]
 struct Seen {
     messages: Vec<u16>,
     tags: Vec<u16>,
-    /// By what was posted: whether it is a message, its number, and how it has ended.
+    /// For each transfer: whether it is a message, its number, and how it has ended.
     posted: HashMap<TransferId, (bool, u16, Option<bool>)>,
     is_connected: bool,
     is_gone: bool,
@@ -224,7 +224,7 @@ fn peer_of(event: &Event) -> PeerId {
 /// Both sides' programs.
 struct Programs {
     world: World,
-    /// By side and connection. The attacker is on the first connection only.
+    /// The peers by side and connection. The attacker is on the first connection only.
     peers: [[PeerId; 2]; 2],
     seen: [[Seen; 2]; 2],
     memory: [RailMemory; 2],
@@ -327,12 +327,12 @@ pub(crate) fn frames_between(mut input: &[u8]) -> bool {
         }
     }
 
-    // Nobody is between them any more, and all rails work.
+    // The attacker is gone, and all rails work.
     programs.world.network.heal_all();
     between.lines.iter_mut().for_each(|(.., direction)| *direction = Direction::default());
     programs.world.step = Duration::from_millis(1);
     let is_over = |seen: &Seen| seen.posted.values().all(|(.., end)| end.is_some());
-    // What the sender was told has arrived has. What has failed with all rails may have.
+    // A transfer that succeeded has arrived. One that failed with all rails may have.
     let has_all = |programs: &Programs, place: usize| {
         let [one, two] = [&programs.seen[0][place], &programs.seen[1][place]];
         let has_got = |got: &Seen, sent: &Seen| {

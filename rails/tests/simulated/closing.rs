@@ -21,7 +21,7 @@ struct Sender {
     memory: RailMemory,
 }
 
-/// What the sender was told has arrived: messages, in their order, and the numbers of notified writes.
+/// Messages in their order, and numbers of notified writes, that the sender was told have arrived.
 type Arrived = (Vec<Vec<u8>>, Vec<u16>);
 
 impl Sender {
@@ -54,7 +54,7 @@ impl Sender {
             });
             posted.push(self.rails.post(peer, Transfer::write_list(parts).notify(tag)).unwrap());
         }
-        // Of what the other side has no receives left for, some is still under way when this one closes.
+        // The other side has too few receives left, so some transfers are still under way when this one closes.
         let (mut ended, mut idle) = (Vec::new(), 0);
         while ended.len() < posted.len() && idle < 20 {
             self.network.advance(Duration::from_micros(100));
@@ -163,7 +163,7 @@ fn what_was_acknowledged_comes_before_the_end() {
                 }
             }
         }
-        // What has arrived without the sender's knowledge may come, too.
+        // A transfer that has arrived without the sender's knowledge may come, too.
         let arrived = arrived.lock().unwrap();
         assert!(
             got.0.starts_with(&arrived.0),

@@ -1,4 +1,4 @@
-//! What the two sides say to each other, as a peer that is not this crate's would write it.
+//! The frames of the two sides, as a peer that is not this crate's would write them.
 
 use std::net::Ipv6Addr;
 
@@ -27,7 +27,7 @@ pub(crate) enum Frame {
     Abandoned { number: u64 },
 }
 
-/// What is told of a device.
+/// A description of a device, for the peer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Facts {
     pub(crate) name: String,

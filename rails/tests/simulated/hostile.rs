@@ -290,7 +290,7 @@ fn rails_that_change_fill_no_memory() {
             while world.sides[0].rails_up(peer)[0] != up {
                 world.step = Duration::from_millis(1);
                 steps_without_the_program(&mut world, 1);
-                // What the other side sends is taken.
+                // The other side takes the messages.
                 while world.sides[1].receive(world.peers[1], world.now()).is_ok() {}
                 steps += 1;
                 assert!(steps < 100_000);

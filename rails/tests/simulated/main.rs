@@ -17,7 +17,7 @@ use ibverbs_software::{Network, Verb, When};
 use support::World;
 
 const SECOND: Duration = Duration::from_secs(1);
-/// What each rail carries, in bytes per second.
+/// The bandwidth of each rail, in bytes per second.
 const BANDWIDTH: u64 = 1_250_000_000;
 
 fn network() -> Network {
@@ -200,7 +200,7 @@ fn a_rail_that_dies_costs_no_transfer_and_returns() {
         assert_eq!(world.sides[0].rails_up(peer), [false, true]);
         world.network.heal_all();
         world.until(20 * SECOND, |world| world.sides[0].rails_up(peer) == [true, true]);
-        // It carries again.
+        // The rail carries data again.
         world.step = Duration::from_micros(5);
         world.sides[0].post(peer, whole_write(&ours, &theirs).notify(8)).unwrap();
         world.until(SECOND, |world| world.ended() == [true, true] && world.notified() == [7, 8]);
@@ -393,7 +393,7 @@ fn a_transfer_that_the_peer_does_not_allow_fails_alone() {
     world.until(20 * SECOND, |world| world.sides[0].rails_up(peer) == [true, true]);
 }
 
-/// The same seed numbers packets in the same way in two networks: the second packet of a long piece in one comes where the
+/// Two networks of the same seed number packets in the same way: the second packet of a long piece in one comes where the
 /// peer expects a first one in the other, as from a device that has lost its place.
 #[test]
 fn what_a_broken_rail_sends_goes_over_another() {
@@ -447,7 +447,7 @@ fn notified_writes_that_fail_hold_no_place() {
     world.until(100 * SECOND, |world| world.ended().len() == 61 && world.notified() == [2]);
     assert_eq!(world.ended().iter().filter(|&&is_ok| is_ok).count(), 1);
 
-    // The same when all rails are down.
+    // Transfers that fail since all rails are down hold no place either.
     for round in 0..2 {
         for _ in 0..40 {
             world.sides[0].post(peer, whole_write(&ours, &theirs).notify(3)).unwrap();

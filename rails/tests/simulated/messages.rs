@@ -57,7 +57,7 @@ fn a_message_that_nobody_takes_holds_back_the_others() {
         world.network.advance(world.step);
         let now = world.now();
         world.sides.iter_mut().for_each(|side| side.turn(now));
-        // What waits is given out in its order, however seldom it is asked for.
+        // Waiting messages are given out in their order, however seldom the program asks.
         if let Some(Event::Message { bytes, .. }) = world.sides[1].next_event() {
             taken.push(bytes);
         }
@@ -97,7 +97,7 @@ fn rails_that_die_cost_no_message() {
         world.network.heal_all();
         world.step = Duration::from_micros(500);
         world.until(60 * SECOND, |world| world.sides[0].rails_up(peer) == vec![true; rails]);
-        // Those that failed before they had a slot stay away. No other is lost, and none comes twice.
+        // Messages that failed before they had a slot stay away. No other is lost, and none comes twice.
         let last = world.sides[0].send(peer, message(ids.len())).unwrap();
         ids.push(last);
         world.until(10 * SECOND, |world| world.ended().len() == ids.len());

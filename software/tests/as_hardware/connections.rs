@@ -65,7 +65,7 @@ fn more_reads_than_the_peer_answers_at_a_time_end_the_connection() {
     }
 }
 
-/// Of a completion with an error, C defines four members only.
+/// C defines only four members of a completion with an error.
 #[test]
 fn a_failed_completion_tells_no_opcode_and_no_length() {
     let network = Network::new();
@@ -127,7 +127,7 @@ fn the_first_message_is_an_event_until_the_receiver_can_send() {
         one.post_send(&from, .., 1).unwrap();
         one.post_send(&from, .., 2).unwrap();
     }
-    // Nobody polls.
+    // No completion is polled here.
     let event = events.wait_until(deadline()).unwrap();
     assert_eq!(event.kind(), AsyncEventKind::CommunicationEstablished);
     assert!(network.run_until_idle(Duration::from_secs(100)));

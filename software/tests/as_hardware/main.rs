@@ -1,4 +1,5 @@
-//! What hardware and the kernel's Soft-RoCE refuse, report or leave open: the device is no kinder than they are.
+//! The device refuses, reports or leaves open the same as hardware and the kernel's Soft-RoCE: it is no kinder
+//! than they are.
 
 mod connections;
 mod datagrams;

@@ -13,7 +13,7 @@ fn each_device_has_a_guid_of_its_own() {
         let attributes = context.query_device().unwrap();
         assert_eq!(context.guid(), attributes.node_guid());
         assert_eq!(context.guid(), attributes.system_image_guid());
-        // It stays when the addresses change.
+        // The GUID stays when the addresses change.
         let (before, old) = (context.guid(), device.address());
         device.set_addresses(1, ["10.9.9.9".parse().unwrap()]).unwrap();
         assert_eq!(context.guid(), before);
@@ -32,7 +32,8 @@ fn each_device_has_a_guid_of_its_own() {
     assert_eq!(listed.guid(), guids[0]);
 }
 
-/// As hardware and Soft-RoCE number them: who takes index 0 for granted does not reach a peer's IPv4 address.
+/// Hardware and Soft-RoCE number GIDs so: a program that takes index 0 for granted does not reach a peer's
+/// IPv4 address.
 #[test]
 fn gid_0_may_be_link_local() {
     let network = Network::new();

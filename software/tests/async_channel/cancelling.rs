@@ -97,14 +97,14 @@ enum Posted {
     Surely,
 }
 
-/// What a task knows about the operations of its channel, which has the task's futures only, one at a time.
+/// A task's record of the operations of its channel, which has the task's futures only, one at a time.
 #[derive(Default)]
 struct Account {
     /// How many may have been posted after the last one whose result is known: they end in order.
     in_flight: usize,
     /// The messages, each with its number.
     sends: Vec<(u64, Posted)>,
-    /// What was written into the peer's first word.
+    /// The values written into the peer's first word.
     writes: Vec<(u64, Posted)>,
     /// How many times the peer's second word was incremented: at least, at most.
     added: [u64; 2],
@@ -135,7 +135,7 @@ impl Account {
         }
     }
 
-    /// What the first word may be, once everything that was posted so far has ended.
+    /// Whether the first word may have this value, once everything that was posted so far has ended.
     fn may_have_written(&self, word: u64) -> bool {
         let writes = self.writes.iter().rev();
         let mut last = writes.scan(false, |over, &(number, posted)| {
@@ -205,7 +205,7 @@ fn random_cancelling_under_load_loses_no_buffer_and_no_message_and_keeps_the_ord
                             account.added[1] += u64::from(posted != Posted::No);
                         }
                         3 => {
-                            // It changes nothing, and tells what is there.
+                            // The swap changes nothing, and tells what is there.
                             let swap =
                                 ours.run(CompareSwapWorkRequest::new(short(n), sum, u64::MAX, 0));
                             let swapped = account.attempt(swap, polls).await.1;
@@ -307,7 +307,7 @@ fn connecting_and_shutting_down_may_be_cancelled_at_random() {
                     _ => attempt += 1,
                 }
             };
-            // There is room for all of them, so the first poll posts. The peer has a receive for one.
+            // The queue has room for all of them, so the first poll posts. The peer has a receive for one.
             let count = 2 + random.below(SENDS as u64 - 1);
             let mut sends: Vec<_> = (0..count).map(|n| ours.send(one.buffer(n))).collect();
             for send in &mut sends {
@@ -373,7 +373,7 @@ fn a_place_in_line_that_is_given_up_is_the_next_ones() {
     on_both(|[one, other]| async move {
         let [ours, theirs] = connect(&one, &other);
         let ours = Arc::new(ours);
-        // Nobody receives: eight are in flight, the others wait for room.
+        // The peer has no receive: eight sends are in flight, the others wait for room.
         let mut first = Vec::new();
         for n in 0..8 {
             let mut send = ours.send(one.buffer(n));
@@ -423,7 +423,7 @@ fn a_forgotten_future_leaves_the_channel_working_and_leaks_until_that_is_dropped
             ours.shutdown().await;
             assert_eq!(one.pool.available(), CHUNKS - 4);
         });
-        // They were the channel's.
+        // The channel had the four buffers.
         one.all_buffers_are_back();
         other.all_buffers_are_back();
     }

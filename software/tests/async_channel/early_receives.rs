@@ -120,7 +120,7 @@ fn a_message_that_comes_before_the_future_of_connecting_ends_is_kept() {
         let theirs = accepting.await.unwrap();
         is_held.await.unwrap();
         send(&other, &theirs, 0..4).await;
-        // Until the reactor has had the completions.
+        // Turn until the reactor has had the completions.
         while one.reactor.turn().unwrap() > 0 {}
         tell.send(()).unwrap();
         let ours = connecting.await.unwrap();

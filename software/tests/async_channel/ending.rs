@@ -103,7 +103,7 @@ fn a_runtime_that_is_shut_down_in_mid_flight_leaves_everything_usable() {
         }
         runtime.block_on(async { tokio::time::sleep(Duration::from_millis(50)).await });
         drop(runtime);
-        // The same channels run on another runtime. What was in flight before is delivered first.
+        // The channels run on another runtime. What was in flight before is delivered first.
         let runtime = make();
         let _tasks = [one.run(&runtime), other.run(&runtime)];
         runtime.block_on(async {
@@ -212,7 +212,7 @@ fn two_sides_connect_over_tcp() {
             let prepared = other.reactor.prepare(other.builder()).unwrap();
             let error = prepared.accept(&mut wrong, b"").await.unwrap_err();
             assert!(matches!(error.error, ibverbs::tcp::ExchangeError::Protocol(_)), "{error}");
-            // What is not connected comes back, for the next client.
+            // The prepared channel comes back, for the next client.
             let (mut stream, _) = listener.accept().await.unwrap();
             let (channel, _) = error.object.accept(&mut stream, b"").await.unwrap();
             let (buffer, _) = channel.receive(other.buffer(0)).await.unwrap();

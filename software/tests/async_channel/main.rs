@@ -146,7 +146,7 @@ fn receives_can_be_posted_before_anyone_waits() {
                 let (buffer, _) = theirs.receive(other.buffer(0)).await.unwrap();
                 assert_eq!(number(&buffer), round * 8 + n);
             }
-            // As many are posted as in the beginning.
+            // The channel keeps as many receives posted as in the beginning.
             assert_eq!(other.pool.available(), sides::CHUNKS - 8);
         }
     });

@@ -48,7 +48,7 @@ fn on_tokio(runtime: &Runtime, spin: u32) {
 fn a_reactor_on_tokio_ends_when_its_device_is_pulled_out() {
     for runtime in [current_thread(), multi_thread()] {
         on_tokio(&runtime, 0);
-        // It does not sleep.
+        // This reactor does not sleep.
         on_tokio(&runtime, u32::MAX);
     }
 }

@@ -79,7 +79,7 @@ fn dropping_a_future_does_not_panic() {
     let [ours, _theirs] = connect(&one, &other);
     let [_posted, mut waiting] = line(&ours, &one);
     let first = waiting.remove(0);
-    // It wakes the next one in line.
+    // Dropping the first future wakes the next one in line.
     assert!(catch_unwind(AssertUnwindSafe(|| drop(first))).is_ok());
 }
 

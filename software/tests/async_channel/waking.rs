@@ -1,4 +1,4 @@
-//! Who is woken, without a runtime: the test calls the reactor itself.
+//! The reactor wakes tasks without a runtime: the test calls it itself.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -133,7 +133,7 @@ fn a_waker_that_panics_takes_no_wake_up_from_other_tasks() {
         let turn = std::panic::AssertUnwindSafe(|| serve(&one.reactor));
         panics += usize::from(std::panic::catch_unwind(turn).is_err());
     }
-    // Those of one turn are one.
+    // Several panics of one turn become one.
     assert!((1..=3).contains(&panics) && thrower.0.get() == 3, "each wakes once");
     for (number, (send, count)) in sends.iter_mut().zip(&counts).enumerate() {
         assert_eq!(count.get(), usize::from(number % 5 != 0));

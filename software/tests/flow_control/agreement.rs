@@ -132,7 +132,7 @@ fn a_peer_that_lies_gets_no_more_than_a_message_without_a_receive() {
     one.wait_for_credit_until(deadline()).unwrap();
     assert_eq!(one.credits(), Some(3));
     let receive = kept::receive(&mut other, sides[1].buffer(0)).unwrap();
-    // It takes back what it has promised.
+    // The peer takes back what it has promised.
     word.write_one(0, claim(0)).unwrap();
     one.until(deadline()).send(sides[0].buffer(1)).unwrap();
     assert_eq!(received(&mut other, receive), 1);
@@ -142,7 +142,7 @@ fn a_peer_that_lies_gets_no_more_than_a_message_without_a_receive() {
         match one.wait_for_credit_until(soon) {
             Err(TransportError::NoCredit) => left = 0,
             result => {
-                // It had the credit before the peer took it back. There is no receive.
+                // The sender had the credit before the peer took it back. The peer has no receive.
                 result.unwrap();
                 let mut sending = kept::send(&mut one, sides[0].buffer(1)).unwrap();
                 assert!(sending.wait(&mut one).err().unwrap().work_error().is_some());

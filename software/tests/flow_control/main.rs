@@ -28,7 +28,7 @@ use patience::{PATIENCE, deadline};
 use side::{Side, connect, handshake, simulated};
 
 impl Side {
-    /// Of channels that do not survive a single message without a receive.
+    /// Builds channels that do not survive a single message without a receive.
     fn builder(&self) -> ChannelBuilder<'static> {
         Channel::builder(&self.domain)
             .access(AccessFlags::empty())

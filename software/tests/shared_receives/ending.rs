@@ -24,7 +24,7 @@ fn messages_that_nobody_takes_go_with_their_channel() {
         drop(second.0);
         assert_eq!(server.receives.posted(), 2);
         assert_eq!(server.side.pool.available(), CHUNKS - 2 - 3);
-        // What comes next hears its own messages only.
+        // A channel that connects later hears its own messages only.
         let (next, mut peer) = server.connect(&clients);
         send(&mut peer, &clients, 7);
         assert_eq!(server.hears(&next), 7);

@@ -128,7 +128,7 @@ fn what_is_wrong_gets_a_typed_error() {
     assert!(full.error.is_queue_full());
     assert_eq!(number(&full.buffer.unwrap()), 99);
 
-    // Those of another reactor.
+    // Another reactor refuses these shared receives.
     let others = Reactor::new(&side.context, 64).unwrap();
     let error = others.prepare_sharing(side.builder(), receives).unwrap_err();
     assert!(error.to_string().contains("another reactor"), "{error}");

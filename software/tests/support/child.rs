@@ -18,7 +18,7 @@ impl Process {
         Self::spawn(test, address, &mut Command::new(std::env::current_exe().unwrap()))
     }
 
-    /// As another user, who need not have access to the folder of this program.
+    /// Runs as another user, who need not have access to the folder of this program.
     #[allow(dead_code, reason = "not every program needs it")]
     pub(crate) fn run_as(user: u32, test: &str, address: SocketAddr) -> Self {
         Self::spawn(test, address, Command::new("/proc/self/exe").uid(user))

@@ -55,7 +55,7 @@ impl<'a> Member<'a> {
         assert_eq!(success.byte_len() as usize, ROUTE + text.len());
         let (route, payload) = self.region[8..].split_at(ROUTE);
         assert_eq!(&payload[..text.len()], text);
-        // Of IPv4: behind 20 bytes without meaning, the header that ends with the address.
+        // A route of IPv4 has 20 bytes without meaning, then the header that ends with the address.
         let is_ipv4 = route[0] == 0;
         let (header, address) = if is_ipv4 { (&route[20..], 4) } else { (route, 16) };
         let (version, service_level) = if is_ipv4 { (4, 2) } else { (6, 1) };

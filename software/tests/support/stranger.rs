@@ -13,7 +13,7 @@ pub(crate) const DREQ: u16 = 0x15;
 pub(crate) const DREP: u16 = 0x16;
 
 const PORT: u16 = 4791;
-/// Of the headers before a datagram: BTH and DETH.
+/// The length of the headers before a datagram: BTH and DETH.
 const HEADERS: usize = 20;
 
 pub(crate) struct Stranger {
@@ -29,7 +29,7 @@ pub(crate) struct Answer {
     pub(crate) attribute: u16,
     /// The device's number of the connection, and the stranger's.
     pub(crate) numbers: [u32; 2],
-    /// Of a REJ.
+    /// The reason of a REJ.
     pub(crate) reason: u16,
 }
 
@@ -85,7 +85,7 @@ impl Stranger {
         let ip = (20 + 8 + packet.len() as u16 + 4).to_be_bytes();
         let port = PORT.to_be_bytes();
         let mut hasher = Hasher::new();
-        // What routers change counts as ones.
+        // Fields that routers change count as ones.
         hasher.update(&[0xff; 8]);
         hasher.update(&[0x45, 0xff, ip[0], ip[1], 0, 0, 0x40, 0, 0xff, 17, 0xff, 0xff]);
         hasher.update(&self.own.octets());

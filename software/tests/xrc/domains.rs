@@ -54,7 +54,7 @@ fn a_file_has_one_domain_while_a_handle_of_it_is_open() {
     assert_eq!(XrcDomain::open(&second, scope).unwrap_err().raw_os_error(), Some(libc::EAGAIN));
     XrcDomain::open(&second, XrcDomainScope::NewFile(one.as_fd())).unwrap();
 
-    // Of another device it is another domain.
+    // Another device has another domain for the same file.
     let stranger = Device::new().unwrap().open().unwrap();
     let _domain = XrcDomain::open(&context, XrcDomainScope::File(one.as_fd())).unwrap();
     let scope = XrcDomainScope::ExistingFile(one.as_fd());

@@ -142,7 +142,7 @@ fn a_message_that_is_too_long_or_may_not_be_written_fails_both_sides() {
         (&foreign, WorkStatus::LocalProtection, WorkStatus::RemoteOperation),
     ] {
         let (mut sending, _receiving) = connect(&one, &other);
-        // By C's call: debug builds of the crate refuse memory of another domain.
+        // C's call is used, since debug builds of the crate refuse memory of another domain.
         let mut piece = *memory.scatter_element(0..1).unwrap().as_raw();
         let mut receive =
             ffi::ibv_recv_wr { wr_id: 1, sg_list: &mut piece, num_sge: 1, ..Default::default() };

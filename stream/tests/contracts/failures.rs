@@ -101,13 +101,13 @@ fn a_hostile_peer_loses_its_own_stream_alone() {
                 let mut peer = Hostile::connect(address, &hello(4096, 8));
                 attack(&mut peer);
                 attacks.send(()).unwrap();
-                // It stays, so that nothing else ends the stream.
+                // The peer stays, so that nothing else ends the stream.
                 let _ = is_done.recv();
             });
             let (mut stream, _) = listener.accept().unwrap();
             // Before it reads, which would give credits.
             attacked.recv().unwrap();
-            // It says something only if it looks.
+            // The stream notices the fault only when it is read.
             let error = loop {
                 match stream.read(&mut [0; 64]) {
                     Ok(0) => stream.set_read_timeout(Some(Duration::from_millis(1))),
@@ -150,7 +150,7 @@ fn a_client_that_is_no_stream_is_no_error_of_the_listener() {
     let silent = TcpStream::connect(address).unwrap();
     TcpStream::connect(address).unwrap().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     thread::scope(|threads| {
-        // They have no stream, whatever their side says of it.
+        // These clients get no stream, whatever their own side says.
         let others = [b"something else".to_vec(), hello(4096, 0)]
             .map(|hello| threads.spawn(move || drop(Hostile::connect(address, &hello))));
         while others.iter().any(|other| !other.is_finished()) {
@@ -299,7 +299,7 @@ fn a_peer_that_is_killed_resets_its_streams() {
 async fn with_few_files(address: std::net::SocketAddr) {
     let (mut left, mut works) = (0, false);
     while !works {
-        // What serves the hub is new each time.
+        // Each round has a new hub, and so a new task that serves it.
         let host = Host::new();
         let mut files = Vec::new();
         while let Ok(file) = std::fs::File::open("/dev/null") {

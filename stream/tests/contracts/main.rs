@@ -1,4 +1,4 @@
-//! What the traits promise, and what a peer can rely on, on devices of software.
+//! The promises of the traits to programs, and of the crate to peers, on devices of software.
 
 mod failures;
 mod tasks;
@@ -27,7 +27,7 @@ impl Host {
         Self { hub: set(builder).build().unwrap(), device }
     }
 
-    /// Of streams that have both ends here: every packet that the device has sent has come back to it.
+    /// Waits until every packet that the device has sent has come back to it, for streams with both ends here.
     fn wait_until_all_has_arrived(&self) {
         loop {
             let counters = self.device.counters();
@@ -46,7 +46,7 @@ fn soon() -> Instant {
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// So many bytes that differ.
+/// This many bytes that differ.
 fn data(len: usize) -> Vec<u8> {
     (0..len).map(|index| (index * 7 + index / 251) as u8).collect()
 }

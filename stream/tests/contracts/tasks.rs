@@ -99,7 +99,7 @@ async fn half_close_lines_and_pieces() {
     .await;
 }
 
-/// What was not taken is not sent; other bytes that come after it are.
+/// Bytes that a write has not taken are not sent, and those of later writes are.
 #[tokio::test]
 async fn a_call_that_is_given_up_leaves_nothing_behind() {
     ends(async {
@@ -107,7 +107,7 @@ async fn a_call_that_is_given_up_leaves_nothing_behind() {
         let (mut one, mut two) = pair(&hosts[0], &hosts[1]).await;
         let (all, mut sent) = (data(20_000), 0);
         let noop = Waker::noop();
-        // Until the peer takes no more, whatever its device has acknowledged.
+        // Write until the peer takes no more, whatever its device has acknowledged.
         let mut idle = 0;
         while idle < 50 {
             match poll_write(&mut one, noop, &all[sent..sent + 100]) {
@@ -282,7 +282,7 @@ async fn a_hundred_streams_share_few_buffers() {
     .await;
 }
 
-/// What a stream has gathered, and its peer will not take any more, is room for the others.
+/// A buffer that a failed stream has gathered, and its peer will not take any more, is room for the others.
 #[tokio::test]
 async fn a_buffer_of_a_stream_that_has_failed_goes_to_who_waits_for_one() {
     ends(async {
@@ -293,7 +293,7 @@ async fn a_buffer_of_a_stream_that_has_failed_goes_to_who_waits_for_one() {
             streams.push(pair(&hosts[0], &hosts[1]).await);
         }
         let noop = Waker::noop();
-        // Until their peers take no more, and each has a buffer that is not on its way.
+        // Write until the peers take no more, and each stream has a buffer that is not on its way.
         for (one, _) in &mut streams[..2] {
             let mut idle = 0;
             while idle < 50 {
@@ -379,7 +379,7 @@ async fn they_connect_over_any_stream_and_see_its_end() {
         assert_eq!(one.peer_addr().unwrap_err().kind(), ErrorKind::Unsupported);
         two.write_all(b"last").await.unwrap();
         one.read_exact(&mut [0; 4]).await.unwrap();
-        // It says nothing any more.
+        // The stopped side sends nothing any more.
         hosts[1].hub.stop();
         drop(two);
         let error = one.read(&mut [0; 4]).await.unwrap_err();

@@ -158,7 +158,7 @@ fn what_a_peer_that_is_gone_does_not_take_is_an_error() {
             threads.spawn(|| drop(one));
             assert_eq!(two.read(&mut [0; 8]).unwrap(), 0);
         });
-        // It reads no more.
+        // The peer reads no more.
         let refused = loop {
             if let Err(error) = two.write(b"into the void") {
                 break error;
@@ -189,7 +189,7 @@ fn a_peer_that_drops_what_it_has_not_read_resets() {
     });
 }
 
-/// Nobody has polled since it arrived: whoever drops the stream has not read it all the same.
+/// The stream has not polled since the bytes arrived: dropping it leaves them unread all the same.
 #[test]
 fn what_has_arrived_unseen_is_unread() {
     let host = Host::new();
@@ -259,7 +259,7 @@ fn a_hub_that_is_run_gathers_small_writes() {
     assert!(matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::ConnectionAborted));
 }
 
-/// As a `TcpStream` in an `Arc`.
+/// Threads share a `TcpStream` in an `Arc` in the same way.
 #[test]
 fn two_threads_share_a_stream_by_reference() {
     let hosts = [(); 2].map(|()| Host::new());
@@ -280,7 +280,7 @@ fn two_threads_share_a_stream_by_reference() {
             });
         }
     });
-    // What was not consumed is there for the other form.
+    // Bytes that were not consumed are there for the other form.
     let (mut one, two) = (one, two);
     (&two).write_all(b"some more").unwrap();
     assert_eq!(one.fill_buf().unwrap()[..1], b"s"[..]);
@@ -314,7 +314,7 @@ fn several_threads_accept_and_each_keeps_to_its_deadline() {
             }
         };
         let waits = [(); 3].map(|()| threads.spawn(accept));
-        // As long as the others wait, for ever, or for clients that say nothing.
+        // This call keeps to its deadline while the others wait for ever, and a client says nothing.
         let silent = std::net::TcpStream::connect(address).unwrap();
         listener.set_deadline(Some(std::time::Instant::now() + Duration::from_millis(20)));
         assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
