@@ -1,5 +1,5 @@
 //! `rcopy` between two machines with Soft-RoCE, over two rails. One of them goes down in the middle of the copy and comes
-//! up again. `script/test rails` runs it.
+//! up again. `script/soak pair` runs it.
 
 #![forbid(unsafe_code)]
 
