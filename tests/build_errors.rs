@@ -27,7 +27,7 @@ impl Drop for Machine {
 }
 
 impl Machine {
-    /// With all tools but `missing`, and the default features.
+    /// Makes a machine with all tools but `missing`, and the default features.
     fn without(test: &str, missing: &[&str]) -> Self {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("build errors {test}"));
         let _ = fs::remove_dir_all(&folder);
@@ -58,8 +58,8 @@ impl Machine {
         Self { folder, script }
     }
 
-    /// For the musl target of this processor, whose compiler is a script that lacks the headers that match `pattern`.
-    /// Without a pattern there is no compiler.
+    /// Takes the musl target of this processor. Its compiler is a script that lacks the headers that match `pattern`;
+    /// without a pattern there is none.
     fn for_musl(test: &str, pattern: Option<&str>) -> Self {
         let mut machine = Self::without(test, &[]);
         let target = target().replace("-gnu", "-musl");
@@ -176,7 +176,7 @@ fn target_configuration(target: &str) -> Vec<(String, String)> {
     .to_vec()
 }
 
-/// One line, which names the missing tool and the packages of Debian and Fedora.
+/// Asserts that the error is one line, which names the missing tool and the packages of Debian and Fedora.
 #[track_caller]
 fn assert_names(errors: &[String], what: &str, debian: &str, fedora: &str) {
     assert_eq!(errors.len(), 1, "{errors:#?}");
@@ -240,7 +240,7 @@ fn c_library_headers() {
     assert!(errors[0].contains("no include path in which to search for stdlib.h"), "{errors:?}");
 }
 
-/// One line, which says what the tool says, and not that something is missing.
+/// Asserts that the error is one line, which says what the tool says, and not that something is missing.
 #[track_caller]
 fn assert_says(errors: &[String], what: &str, said: &str) {
     assert_eq!(errors.len(), 1, "{errors:#?}");
@@ -278,7 +278,7 @@ fn a_c_compiler_makes_plain_objects() {
     }
 }
 
-/// One line, which names the character and the folder.
+/// The error is one line, which names the character and the folder.
 #[cfg(not(feature = "system"))]
 #[test]
 fn a_path_that_cmake_or_make_misreads() {

@@ -24,7 +24,7 @@ use software::Software;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// For what must not wait. Long, since the machine may be slow.
+/// The limit of what must not wait. It is long, since the machine may be slow.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The objects that callbacks use.
@@ -189,7 +189,7 @@ fn use_channels(world: &Arc<World>, calls: &Calls) {
     for _ in 0..3 {
         let buffer = world.pool.take_from(&[0; 64]).unwrap().unwrap();
         finish(world, calls, channel.send(buffer)).unwrap();
-        // Not awaited: a callback may have taken the message.
+        // The test does not await this: a callback may have taken the message.
         let mut receive = channel.receive(world.pool.take().unwrap());
         let waker = Waker::from(Arc::new(calls.clone()));
         let _ = Pin::new(&mut receive).poll(&mut TaskContext::from_waker(&waker));
@@ -254,7 +254,7 @@ fn callbacks_find_no_lock_held() {
     });
 }
 
-/// That no task runs the reactor is found out with its lock held, and told afterwards.
+/// The crate finds out with a lock held that no task runs the reactor, and tells it afterwards.
 #[test]
 fn what_is_told_with_a_lock_held_is_told_afterwards() {
     finds_no_lock_held(|| {

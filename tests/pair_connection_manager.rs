@@ -14,7 +14,7 @@ use ibverbs::{Channel, TransportError};
 use two_machines::{PATIENCE, Peer, pair, report, role};
 
 const PORT: u16 = 7471;
-/// Where the machines meet over TCP. Soft-iWARP's listener takes the port of that number too.
+/// The port where the machines meet over TCP. Soft-iWARP's listener takes the port of that number too.
 const MEETING: u16 = PORT + 1;
 /// How many connections are made, one after the other.
 const CONNECTIONS: usize = 5;

@@ -31,7 +31,7 @@ const ACK_RETRIES: MaxAckRetries = match MaxAckRetries::new(6) {
     Err(_) => unreachable!(),
 };
 
-/// For how long the link is down, and the settings of the sender.
+/// How long the link is down, and the settings of the sender.
 struct Outage {
     down: Duration,
     ack_timeout: AckTimeout,

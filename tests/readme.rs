@@ -23,7 +23,7 @@ fn its_program_is_the_example_and_short() {
     assert!(program.lines().count() <= 26, "{} lines", program.lines().count());
 }
 
-/// Its second program is one of the guide, whose programs are compiled.
+/// The README's second program is one of the guide, whose programs are compiled.
 #[test]
 fn its_program_that_leaves_its_function_is_that_of_the_guide() {
     let readme = read("README.md");

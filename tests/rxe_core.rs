@@ -106,7 +106,7 @@ fn the_gid_table_is_that_of_the_network_interface() {
     assert_eq!(table[1].gid.to_ipv4(), Some(Ipv4Addr::new(10, 77, 0, 1)));
 }
 
-/// More GIDs than the first query has room for.
+/// The device has more GIDs than the first query has room for.
 #[test]
 #[ignore = "Soft-RoCE: the GIDs of a network interface"]
 fn a_long_gid_table_is_read_whole() {

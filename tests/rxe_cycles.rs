@@ -42,7 +42,7 @@ impl Held {
         now.resident > self.resident + 1024
     }
 
-    /// Nothing has grown since `self`, except for what an allocator cannot give back.
+    /// Asserts that nothing has grown since `self`, except for what an allocator cannot give back.
     fn assert_flat(self, what: &str) -> String {
         let now = Self::now();
         assert_eq!((now.files, now.pinned), (self.files, self.pinned), "{what}");

@@ -176,7 +176,7 @@ fn transfer(
     )
 }
 
-/// One message each way.
+/// Sends one message each way.
 fn works(channels: (&mut Channel<'_>, &mut Channel<'_>), domains: &[ProtectionDomain<'_>; 2]) {
     let mut source = domains[0].allocate::<u64>(LENGTH).unwrap();
     let mut sink = domains[1].allocate::<u64>(LENGTH).unwrap();

@@ -206,7 +206,7 @@ fn unlimited_tries_end_at_the_deadline() {
         let unlimited = MaxRnrRetries::UNLIMITED.value();
         let prepare = |side: usize| builder(&domains[side], unlimited).build().unwrap();
         let (mut one, mut two) = handshake(prepare(0), prepare(1));
-        // More retries than any finite count allows.
+        // The receive comes later than any finite count of retries allows.
         let long = configured(unlimited + 2);
         let waited = late(&domains, &mut one, &mut two, long);
         assert!(waited >= long);

@@ -74,7 +74,7 @@ fn what_cannot_be_used_is_named() {
     check(None, rxe0, rxe1, FILES_USED_UP);
     let files: Vec<_> = fs::read_dir(FILES).unwrap().map(|file| file.unwrap().path()).collect();
     let uverbs = || files.iter().filter(|path| path.to_string_lossy().contains("uverbs"));
-    // Without rights.
+    // The process may not open the devices' files.
     for path in uverbs() {
         fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
     }
@@ -84,7 +84,7 @@ fn what_cannot_be_used_is_named() {
         rxe1,
         "may not open /dev/infiniband/uverbs0, the file of the device rxe0",
     );
-    // With the connection manager's file alone.
+    // The process sees the connection manager's file alone.
     fs::create_dir(AWAY).unwrap();
     for path in uverbs() {
         fs::rename(path, format!("{AWAY}/{}", path.file_name().unwrap().display())).unwrap();
@@ -95,7 +95,7 @@ fn what_cannot_be_used_is_named() {
         rxe1,
         "the device rxe0, but this process sees no file /dev/infiniband/uverbs0",
     );
-    // Without the folder.
+    // The folder is missing.
     fs::rename(FILES, format!("{FILES}-all")).unwrap();
     check(None, rxe0, rxe1, "sees no /dev/infiniband");
     // All of it again, as it was.

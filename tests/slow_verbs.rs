@@ -13,10 +13,10 @@ use ibverbs::memory::{MemoryWindow, MemoryWindowType};
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 
-/// For waits that end because nothing comes.
+/// The limit of waits that end because nothing comes.
 const SOON: Duration = Duration::from_millis(5);
 
-/// For what must not wait. Long, since the machine may be slow.
+/// The limit of what must not wait. It is long, since the machine may be slow.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const KIND: Rc = Rc;
@@ -187,7 +187,7 @@ fn during(
             let _ = done.send(());
         });
         let waited = is_done.recv_timeout(PATIENCE);
-        // Before anything else: the scope waits for all threads.
+        // The verb is let go first: the scope waits for all threads.
         device.hold_verb(verb, false);
         assert_ne!(waited, Err(mpsc::RecvTimeoutError::Timeout), "something waits for {verb}");
         others.join().unwrap_or_else(|_| panic!("during {verb}"));

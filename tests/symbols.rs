@@ -119,7 +119,7 @@ fn the_archives_are_those_of_rdma_cores_own_script() {
         "--objcopy",
         "objcopy",
     ]);
-    // Not all providers: the script is slow.
+    // The script is slow, so it takes some providers only.
     let taken = ["libibverbs.a", "librdmacm.a", "libmlx5.a", "libefa.a"];
     let statics = build.join("lib/statics");
     for archive in taken.iter().filter(|name| statics.join(name).exists()) {

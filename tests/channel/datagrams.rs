@@ -46,7 +46,7 @@ impl Ends {
         self.here.add_datagrams(builder).unwrap()
     }
 
-    /// Where `to` is, for `from`.
+    /// The destination of `to` for sends from `from`.
     fn way(&self, from: ChannelId, to: ChannelId) -> DatagramDestination {
         self.here.destination(from, &self.here.endpoint(to).unwrap()).unwrap()
     }
@@ -79,7 +79,7 @@ impl Ends {
         (ended.token, message, sender.transpose().unwrap())
     }
 
-    /// Nothing more comes.
+    /// Asserts that nothing more comes.
     #[track_caller]
     fn is_quiet(&mut self) {
         self.device.run();
@@ -251,7 +251,7 @@ fn members_of_a_group_hear_what_is_sent_to_it() {
         if let Some(from) = from {
             assert_eq!(message[..], *b"all");
             assert_eq!(message.header().destination(), group.path.gid());
-            // To the sender alone, though the message came to a group.
+            // The answer goes to the sender alone, though the message came to a group.
             ends.here.send_to(near, message, &from, 99).unwrap();
         }
     }
@@ -362,7 +362,7 @@ fn what_is_wrong_is_refused_before_the_device_sees_it() {
     let refused =
         text(ends.here.send_to(one, whole(), &DatagramDestination { path: port, ..to }, 0));
     assert!(refused.contains("another port"), "{refused}");
-    // Without a destination.
+    // These sends have no destination.
     let refused = text(ends.here.post(one, SendWorkRequest::new(whole()), 0));
     assert!(refused.contains("by the port's MTU"), "{refused}");
     let small = ends.pool.take_from(b"hello").unwrap().unwrap();

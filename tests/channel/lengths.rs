@@ -88,7 +88,7 @@ fn a_write_and_a_read_have_the_length_of_the_buffer() {
     pair.finish();
 }
 
-/// One that is short takes a longer message; one that was long is shortened.
+/// A short buffer takes a longer message; a long one is shortened.
 #[test]
 fn a_blocking_receive_sets_the_length() {
     let mut pair = Pair::new();
@@ -118,7 +118,7 @@ fn a_blocking_receive_sets_the_length() {
     pair.finish();
 }
 
-/// With a handle that was waited for, that was dropped before the message came, and after it.
+/// The handle was waited for, or was dropped before the message came, or after it.
 #[test]
 fn a_scope_sets_the_length_whoever_asks_for_the_result() {
     let mut pair = Pair::new();

@@ -12,7 +12,7 @@ use ibverbs_function_device::{FunctionDevice, Progress};
 use crate::loops::{Loops, next};
 use crate::pair::{TestDevice, peek};
 
-/// For what never comes.
+/// The limit of a wait for what never comes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
@@ -53,7 +53,7 @@ fn completions_that_are_made_up_end_nothing() {
     loops.device.inject(queue, &again);
     assert_eq!(next(&mut loops.here).token, 9);
     assert!(loops.here.next_ended().is_err());
-    // One between two real ones, of which the first is the end of a window.
+    // A made-up completion comes between two real ones, the first of which ends a window.
     loops.receive(peer, 0);
     loops.receive(peer, 0);
     loops.receive(peer, 0);

@@ -20,7 +20,7 @@ type Post = fn(
     RemoteMemoryRegion,
 ) -> Result<(), OperationError<PooledBuffer>>;
 
-/// With the verb that posts it.
+/// The ways to post, each with its verb.
 const POSTS: [(&str, Post); 7] = [
     ("ibv_post_recv", |of, at, buffer, _| of.post(at, ReceiveWorkRequest::new(buffer), 7)),
     ("ibv_post_send", |of, at, buffer, to| of.post(at, ReadWorkRequest::new(buffer, to), 7)),
@@ -43,8 +43,8 @@ struct Rig {
 }
 
 impl Rig {
-    /// On a device that executes requests when the test says so, and then accesses the memory that they name whether or
-    /// not it still exists.
+    /// Uses a device that executes requests when the test says so, and then accesses the memory that they name whether
+    /// or not it still exists.
     fn new() -> Self {
         let device = FunctionDevice::make();
         device.progress(Progress::Manual);
@@ -73,7 +73,7 @@ impl Rig {
     }
 }
 
-/// With others in flight.
+/// Other requests are in flight meanwhile.
 #[test]
 fn the_buffer_comes_back_once_the_queue_pair_was_flushed_or_reset() {
     for failing in [None, Some("modify_to_err")] {

@@ -75,7 +75,7 @@ fn a_message_of_a_queue_pair_that_shares_no_receives_is_unknown() {
         loops.device.inject(queue, &ffi::ibv_wc { wr_id, qp_num, ..Default::default() });
         let error = loops.peers.next_ended().unwrap_err();
         assert_eq!(error, TransportError::UnknownCompletion { queue_pair: qp_num, wr_id });
-        // Also where not `next_ended` has polled it.
+        // `remove` polls the completion here, and not `next_ended`.
         loops.device.inject(queue, &ffi::ibv_wc { wr_id, qp_num, ..Default::default() });
         loops.peers.remove(peer).err();
         assert_eq!(loops.peers.in_flight(receives), 1);
@@ -97,7 +97,7 @@ fn the_end_of_a_channel_leaves_the_receives_to_the_others() {
     for n in 0..4 {
         loops.receive(receives, n);
     }
-    // One message that nobody has asked for when its channel goes.
+    // The channel goes before anybody has asked for this message.
     loops.send(first.0, 1, 0);
     let _ = next(&mut loops.here);
     let busy = loops.peers.remove(receives).unwrap_err();

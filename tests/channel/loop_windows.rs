@@ -404,7 +404,7 @@ fn a_channel_without_depths_hides_no_failure_of_another() {
     let (empty, kept) = crate::pair::connect(empty, peer);
     let number = empty.number();
     let empty = loops.here.add(empty).unwrap();
-    // Also of its own, there are none.
+    // The channel itself has no requests that these completions could end.
     let status = ffi::ibv_wc_status::IBV_WC_WR_FLUSH_ERR;
     for wr_id in [0, 1 << 32, 1 << 31, 3 << 30 | 1 << 32, u64::MAX] {
         let made_up = ffi::ibv_wc { wr_id, qp_num: number, status, ..Default::default() };

@@ -554,7 +554,7 @@ fn errors_name_what_was_called_and_what_to_change() {
     let buffer = loops.filled(1);
     let refused = loops.here.post(there, SendWorkRequest::new(buffer), 0).unwrap_err();
     assert!(refused.to_string().contains("was never in it"), "{refused}");
-    // Too few entries for a channel.
+    // The loop has too few entries for a channel.
     let mut small = Loop::<PooledBuffer>::new(loops.domain.context_parent(), 4).unwrap();
     let (one, _two) = crate::pair::connect(
         small.create_channel(&loops.domain),

@@ -18,7 +18,7 @@ pub(crate) trait TestDevice: Clone {
     fn open(&self) -> Context<'static>;
     /// The sends and receives of a queue pair that the device still owns.
     fn in_flight(&self, queue_pair: u32) -> (u32, u32);
-    /// Nothing is left, and no memory was taken from the device too early.
+    /// Asserts that nothing is left, and that no memory was taken from the device too early.
     #[track_caller]
     fn assert_clean(&self);
 }
@@ -78,7 +78,8 @@ pub(crate) struct PairOn<D> {
 
 pub(crate) type Pair = PairOn<Software>;
 
-/// For what only the model can do: carry requests out one by one, write late, put any completion into a queue.
+/// A pair on the model, which alone can carry requests out one by one, write late, and put any completion into
+/// a queue.
 pub(crate) type ModelPair = PairOn<FunctionDevice>;
 
 /// Ends the process if a test hangs: what a defect breaks is often that a wait ends.
@@ -177,7 +178,7 @@ impl<D: TestDevice> PairOn<D> {
         assert_eq!(to[8..], from_one[..]);
     }
 
-    /// Nothing is left of the pair, and no memory was taken from the device too early.
+    /// Asserts that nothing is left of the pair, and that no memory was taken from the device too early.
     #[track_caller]
     pub(crate) fn finish(self) {
         let Self { one, two, domain, device } = self;

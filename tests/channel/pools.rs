@@ -299,7 +299,7 @@ fn a_cache_keeps_what_is_given_back_to_it_as_far_as_it_may() {
     assert_eq!(pool.available(), 69, "the pool does not have it");
     let mut again = cache.take().unwrap();
     assert_eq!((again.len(), again.spare_capacity_mut().as_ptr()), (0, chunk.wrapping_sub(6)));
-    // One of another pool, which may have another length, is not kept.
+    // A chunk of another pool, which may have another length, is not kept.
     cache.give_back(other.take().unwrap());
     assert_eq!((other.available(), cache.take().is_some()), (70, true));
     // Nor are more than 64.

@@ -90,7 +90,8 @@ fn an_old_queue_pair_that_cannot_be_destroyed_is_an_error() {
     drop(domain);
 }
 
-/// In each of its three steps: the channel keeps its address, and the next attempt succeeds.
+/// The handshake fails in each of its three steps: the channel keeps its address, and the next
+/// attempt succeeds.
 #[test]
 fn a_handshake_that_fails_gives_the_channel_back() {
     for step in 0..3 {

@@ -276,7 +276,7 @@ fn a_completion_that_comes_twice_ends_no_operation_of_a_scope() {
     pair.finish();
 }
 
-/// On a device that leaves completions in the queue when a queue pair is reset.
+/// The device leaves completions in the queue when a queue pair is reset.
 #[test]
 fn what_an_earlier_connection_left_is_not_heeded() {
     let mut pair = Pair::new();

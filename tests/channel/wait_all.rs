@@ -20,7 +20,7 @@ fn all_have_ended_and_handles_have_their_results() {
     pair.one
         .scope(|s| {
             s.wait_all()?;
-            // More than twice as many as there is room for.
+            // The scope posts more than twice as many as there is room for.
             for round in 0..3 {
                 let at = |index: u64| target.remote().sub_region(index * 8, 8);
                 let kept = s.post_write(region.slice(..)?, at(0)?)?;

@@ -169,7 +169,7 @@ fn without_room_for_all_nothing_is_posted() {
     let error = PreparedWindow::new(window).unwrap_err();
     assert_eq!((error.request, error.buffers.is_some()), (Some(1), true));
     assert!(error.to_string().starts_with("request 2 of the window, counted from 1:"), "{error}");
-    // Or when it is replaced: then the window is as it was.
+    // The window refuses it as a replacement too, and stays as it was.
     let wrong = window[1];
     window[1] = window[0];
     let mut window = prepared(window);
@@ -214,7 +214,7 @@ fn places_need_not_be_neighbours() {
             device.hold_completions(completions, 0, false);
             device.release_all(completions);
             b.wait()?;
-            // Its place alone is free.
+            // Only the place of `b` is free.
             s.post(write())?.wait()?;
             window.wait()?;
             s.post_window(prepared([write(); 4]))?.wait()?;
@@ -653,7 +653,7 @@ fn a_request_with_too_many_pieces_is_refused_before_it_is_written() {
         let [one, other, long] = refused.buffers.unwrap();
         assert_eq!((one.len(), other.len(), long.len()), (1, 1, count));
     }
-    // And where a request is replaced.
+    // A replacement with too many pieces is refused, too.
     let mut window = prepared([SendWorkRequest::new(pieces(1)), SendWorkRequest::new(pieces(2))]);
     let refused = window.set(0, SendWorkRequest::new(pieces(100))).unwrap_err();
     assert_eq!(refused.buffer.unwrap().len(), 100);

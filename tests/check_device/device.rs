@@ -11,7 +11,8 @@ use ibverbs_software::Device;
 
 use crate::{figure, unsupported};
 
-/// Its name. If `IBVERBS_SOFTWARE` names devices of software, they are made first; "odd0" is one with odd limits.
+/// The name of the device. If `IBVERBS_SOFTWARE` names devices of software, they are made first; "odd0" is one
+/// with odd limits.
 pub(crate) static NAME: LazyLock<&'static str> = LazyLock::new(|| {
     let name =
         std::env::var("IBVERBS_CHECK_DEVICE").expect("IBVERBS_CHECK_DEVICE names the device");
@@ -44,7 +45,7 @@ pub(crate) fn open() -> Context<'static> {
     ibverbs::open(*NAME).unwrap()
 }
 
-/// Its port: the first one that is up.
+/// The first port that is up.
 pub(crate) fn port(context: &Context<'_>) -> u8 {
     let ports = 1..=context.query_device().unwrap().phys_port_cnt();
     let up = |port: &u8| context.query_port(*port).unwrap().state() == PortState::Active;

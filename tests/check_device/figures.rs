@@ -38,7 +38,7 @@ fn count(counter: &mut File) -> u64 {
 
 #[test]
 fn of_messages() {
-    /// That many, or fewer where a message takes long.
+    /// The most messages to send; they are fewer where one takes long.
     const MOST: u32 = 2000;
     const LONG: Duration = Duration::from_secs(5);
     let _alone = alone("figures", 240);

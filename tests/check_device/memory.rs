@@ -53,7 +53,7 @@ fn beyond_the_limit_is_refused() {
     let context = open();
     let domain = context.alloc_pd().unwrap();
     let longest = context.query_device().unwrap().max_mr_size();
-    // More than anybody has, and more than the device takes.
+    // Memory of this size is more than anybody has, and more than the device takes.
     let error = domain.allocate::<u8>(usize::MAX / 4).map(drop).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Resource | ErrorKind::InvalidInput), "{error}");
     if longest < 1 << 30 {

@@ -11,7 +11,7 @@ use ibverbs_function_device::FunctionDevice;
 
 use super::{LATE, SOON, completion};
 
-/// One completion at a time, and the next one comes only when a thread has found it. If a wake-up were lost,
+/// Completions come one at a time, each only when a thread has found the one before. If a wake-up were lost,
 /// a wait would end by its deadline.
 fn ping_pong(waiters: usize, rounds: u64, extended: bool) {
     let device = FunctionDevice::model();
@@ -50,7 +50,7 @@ fn ping_pong(waiters: usize, rounds: u64, extended: bool) {
                 thread::yield_now();
                 assert!(start.elapsed() < LATE, "round {round} was lost");
             }
-            // Now and then late enough that all threads are asleep.
+            // Some completions come late enough that all threads are asleep.
             if round % 64 == 0 {
                 thread::sleep(Duration::from_millis(1));
             }

@@ -19,7 +19,7 @@ use ibverbs::{Channel, Inline, MemoryRegion};
 use rig::{Rig, error, listener, recorded, soon, tcp_pair};
 
 impl Rig {
-    /// One message each way.
+    /// Sends one message each way.
     fn talk(&self, one: &mut Channel<'_>, two: &mut Channel<'_>) {
         self.tell(one, two);
         self.tell(two, one);

@@ -113,7 +113,7 @@ fn bindings(include: &Path, out: &Path) {
     if let Some(kernel) = env::var_os("DEP_IBVERBS_KERNEL_HEADERS") {
         clang.push(format!("-I{}", PathBuf::from(kernel).display()));
     }
-    // When cross compiling, where the C library's headers are.
+    // A cross compiler finds the C library's headers in these folders.
     let system = env::var_os("DEP_IBVERBS_SYSTEM_HEADERS").unwrap_or_default();
     for folder in env::split_paths(&system).filter(|folder| folder.is_absolute()) {
         clang.extend(["-isystem".to_owned(), folder.display().to_string()]);

@@ -97,7 +97,7 @@ fn a_removed_device() {
         let (mut about, mut token) = (null_mut(), null_mut());
         let channel_address = channel as usize;
         std::thread::scope(|scope| {
-            // One that sleeps in the kernel already, in a read that blocks.
+            // This thread sleeps in the kernel already, in a read that blocks.
             let sleeper = scope.spawn(move || {
                 let (mut cq, mut token) = (null_mut(), null_mut());
                 ibv_get_cq_event(channel_address as *mut _, &mut cq, &mut token)

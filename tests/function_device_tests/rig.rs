@@ -159,7 +159,7 @@ impl Side {
     }
 }
 
-/// To port 1 of the device itself, as RoCE v2 over IPv4.
+/// The route to port 1 of the device itself, as RoCE v2 over IPv4.
 pub(crate) fn route() -> ibv_ah_attr {
     let mut attr = ibv_ah_attr { is_global: 1, port_num: 1, ..Default::default() };
     attr.grh.sgid_index = 3;

@@ -112,7 +112,7 @@ both! {
         rig.finish();
     }
 
-    /// In the order of their first polls, and whichever of them are dropped meanwhile.
+    /// Operations go in the order of their first polls, whichever of them are dropped meanwhile.
     fn operations_wait_for_room_in_line() -> R {
         for dropped in 0..4_usize {
             let rig = R::<S>::new();
@@ -231,7 +231,7 @@ both! {
             waiting.iter_mut().for_each(|receive| assert!(poll(receive).is_none()));
             assert_eq!(rig.two.in_flight(), 4.min(waiting.len() + 2));
         }
-        // Still two more than there are tasks.
+        // Two more receives are still posted than there are tasks.
         assert_eq!((rig.two.in_flight(), rig.out()), (2, 2));
         rig.exchange(9);
         assert_eq!(rig.two.in_flight(), 2);
@@ -374,7 +374,7 @@ both! {
             assert_eq!(counts.each_ref().map(|count| count.get()), [1, 0, 0]);
             message(2);
             assert_eq!(counts.each_ref().map(|count| count.get()), [1, 1, 0]);
-            // Which takes the first message, and wakes the next for the other.
+            // The second task takes the first message, and wakes the third for the other.
             assert_eq!(poll_in(&mut second, &counts[1]).unwrap().unwrap().0[0], 1);
             assert_eq!(counts.each_ref().map(|count| count.get()), [1, 1, 1]);
             assert_eq!(poll_in(&mut third, &counts[2]).unwrap().unwrap().0[0], 2);
@@ -533,8 +533,8 @@ both! {
         rig.finish();
     }
 
-    /// One that may have been queued ends all of its channel, and none of others: with its error, and with the buffers if
-    /// the device can be made to give them back.
+    /// A post that may have been queued ends all of its channel, and none of others: with its error, and with the buffers
+    /// if the device can be made to give them back.
     fn posts_that_may_have_been_queued() -> R {
         for which in 0..5 {
             for can_be_taken_back in [true, false] {

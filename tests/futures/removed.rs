@@ -82,7 +82,7 @@ fn every_future_ends_when_the_device_is_pulled_out() {
             }
             let ended = poll(&mut receive).expect("it has ended").unwrap_err();
             assert!(ended.buffer.is_none(), "{ended}");
-            // One that comes later ends at once.
+            // A receive or send that comes later ends at once.
             let late = poll(&mut rig.two.send(rig.buffer(3))).expect("it has ended").unwrap_err();
             let TransportError::Verbs(error) = late.error else { panic!("{late}") };
             assert_gone(error);

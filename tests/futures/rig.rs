@@ -31,7 +31,7 @@ pub(crate) struct Rig<S: Share> {
 }
 
 impl<S: Share> Rig<S> {
-    /// On a device that executes requests when the test says so.
+    /// Uses a device that executes requests when the test says so.
     pub(crate) fn new() -> Self {
         Self::with(|builder| builder)
     }
@@ -67,7 +67,7 @@ impl<S: Share> Rig<S> {
         CHUNKS - self.pool.available()
     }
 
-    /// Nothing is left, and no memory was taken from the device too early.
+    /// Asserts that nothing is left, and that no memory was taken from the device too early.
     #[track_caller]
     pub(crate) fn finish(self) {
         let Self { one, two, reactor, pool, domain, device } = self;

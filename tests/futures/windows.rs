@@ -151,7 +151,7 @@ both! {
         receive(&rig, &[LEN; 1]);
         rig.serve();
         assert_eq!(bytes(poll(&mut waits).unwrap().unwrap().0), [3, 4, 5]);
-        // One that is longer than the queue would wait for ever.
+        // A window that is longer than the queue would wait for ever.
         let refused = poll(&mut rig.one.run(window(&rig, &[0; 5]))).unwrap().unwrap_err();
         let text = refused.to_string();
         assert!(text.contains("the requests of a window") && text.contains("1..=4"), "{text}");

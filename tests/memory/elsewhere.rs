@@ -290,7 +290,7 @@ fn device_memory_is_allocated_copied_and_registered() {
     assert_eq!((attributes.length, attributes.log_align_req, attributes.comp_mask), (4096, 6, 0));
     assert_eq!(memory.len(), 4096);
 
-    // More than is copied at a time, and unaligned on our side.
+    // The pattern is longer than what is copied at a time, and unaligned on our side.
     let pattern: Vec<u8> = (0..4001_u32).map(|i| (i * 7 % 251) as u8).collect();
     memory.write(4, &pattern[1..]).unwrap();
     let mut back = vec![0_u8; 4001];

@@ -161,7 +161,7 @@ fn one_sided_operations_use_shared_memory() {
         let range = |range| SharedMemoryRange::new(local.clone(), range).unwrap();
         local.write(0, &[1, 2, 3, 4]).unwrap();
         let write = posted(rig.one.write(range(0..2), target.remote_range(2..).unwrap()));
-        // A neighbour, while the device reads.
+        // The program writes a neighbour while the device reads.
         local.write(3, &[5]).unwrap();
         rig.run(write).unwrap();
         let word = target.remote_range(3..).unwrap();

@@ -188,7 +188,7 @@ fn every_operation_and_every_kind_of_buffer() {
         let range = |range| SharedMemoryRange::new(shared.clone(), range).unwrap();
         let read = ReadWorkRequest::new(range(0..2), target.remote_range(2..).unwrap());
         loops.one.post(first, read, 0).unwrap();
-        // A neighbour, while the device writes.
+        // The program writes a neighbour while the device writes.
         shared.write(3, &[8]).unwrap();
         let read_back = next(&mut loops.one).buffer.downcast::<SharedMemoryRange<u64>>().unwrap();
         assert_eq!(read_back.as_slice().unwrap().to_vec(), [3, 4]);

@@ -42,7 +42,7 @@ pub(crate) fn connect<'res>(domain: &'res ProtectionDomain<'_>, peer: &mut Peer)
     channel
 }
 
-/// Both sides connect again.
+/// Connects both sides again.
 pub(crate) fn reconnect<'res>(channel: Channel<'res>, peer: &mut Peer) -> Channel<'res> {
     let prepared = channel.reset().unwrap();
     // Neither is ready before the other has reset its channel.

@@ -224,7 +224,7 @@ pub(crate) fn run(table: &str, loss: u32, part: u32) {
     let mut cases = cases(long, loss);
     if long {
         let mut number = 0..;
-        // In turns: neighbours in the table are alike, and take as long.
+        // The parts take cases in turns: neighbours in the table are alike, and take as long.
         cases.retain(|_| number.next().is_some_and(|number: u32| number % PARTS == part));
     }
     for (number, case) in cases.iter().enumerate() {

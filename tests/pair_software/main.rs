@@ -64,7 +64,7 @@ fn machines(table: &str, losses: &str, part: u32) -> Vec<String> {
         "short" => "",
         _ => "echo 8388608 >/proc/sys/net/core/rmem_max",
     };
-    // With a user's rights only. An rxe device would keep UDP port 4791 to itself.
+    // The program has a user's rights only. An rxe device would keep UDP port 4791 to itself.
     let software = format!(
         "rdma link delete rxe0; rdma link delete rxe1; rmmod rdma_rxe
         {buffers}

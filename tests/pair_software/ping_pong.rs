@@ -35,7 +35,7 @@ pub(crate) struct PingPong {
 /// The state of one queue pair.
 struct Player<'a> {
     queue_pair: QueuePair<'a, QueuePairType>,
-    /// Where datagrams go.
+    /// The destination of datagrams.
     destination: Option<(AddressHandle<'a>, u32)>,
     sent: u64,
     received: u64,

@@ -150,7 +150,7 @@ fn answers(request: &[u8], devices: &[FakeDevice]) -> Vec<Vec<u8>> {
     assert_eq!(kind >> 10, RDMA_NL_NLDEV);
     match kind & 0x3ff {
         CMD_GET => {
-            // A dump, in two datagrams.
+            // The kernel answers with a dump in two datagrams.
             let mut parts =
                 devices.iter().enumerate().map(|(i, d)| device_message(kind, sequence, i, d));
             let first: Vec<u8> = parts.by_ref().take(5).flatten().collect();

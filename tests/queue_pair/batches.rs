@@ -313,7 +313,7 @@ fn a_request_that_is_refused_adds_nothing() {
     let region = domain.allocate::<u64>(8).unwrap();
     let shared = domain.allocate_shared::<u64>(8, AccessFlags::REMOTE_WRITE).unwrap();
     let there = remote(&shared);
-    // With its transport as a value: the compiler does not look at destinations.
+    // The transport is a value here: the compiler does not look at destinations.
     let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
     let mut queue_pair = to_itself(builder.extended(everything()));
     let element = region.gather_element(..).unwrap();
@@ -381,7 +381,7 @@ fn datagrams_need_a_destination() {
     let mut region = domain.allocate::<u8>(256).unwrap();
     let builder = builder(&domain, &queue, Ud);
     let prepared = builder.qkey(5).extended(SendOperations::SEND).build().unwrap();
-    // With its transport as a value: a request that goes nowhere compiles, and is refused.
+    // The transport is a value here: a request that goes nowhere compiles, and is refused.
     let mut queue_pair = prepared.activate().unwrap().erase();
     let number = queue_pair.number();
     let path = AddressVector::new(1, 0).global(queue_pair.endpoint().gid(), 1);

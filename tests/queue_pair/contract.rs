@@ -30,8 +30,8 @@ fn completions_of_one_number_cannot_be_told_apart() {
     assert_eq!(lost.status(), WorkStatus::Flushed);
 }
 
-/// Its completion queues are null, which mlx4 and mlx5 follow. Sends that name no peer are refused before
-/// the provider is called.
+/// The completion queues of the queue pair are null, which mlx4 and mlx5 follow. Sends that name no peer are
+/// refused before the provider is called.
 #[test]
 fn a_receiving_xrc_queue_pair_has_no_queues() {
     let device = FunctionDevice::model();

@@ -107,7 +107,7 @@ impl Drop for Stop<'_> {
 
 #[test]
 fn two_threads_that_poll_an_extended_queue_find_each_completion_once() {
-    /// At least; more until both threads have found some.
+    /// The least number of messages; there are more until both threads have found some.
     const MESSAGES: u64 = 1000;
     let _lock = one_at_a_time();
     let context = ibverbs::open("rxe0").unwrap();

@@ -1,5 +1,5 @@
-//! Events, waiting, extended polling and asynchronous events on Soft-RoCE. To be run by
-//! `script/test rxe`, in the machine that `script/vm` starts.
+//! Tests of events, waiting, extended polling and asynchronous events on Soft-RoCE. `script/test
+//! rxe` runs them in the machine that `script/vm` starts.
 
 mod async_events;
 mod extended;

@@ -365,7 +365,7 @@ fn we_hear_mckey() {
             .spawn();
         mckey = Some(command.unwrap());
     });
-    // Its input ends here.
+    // The input of `mckey` ends here.
     let output = mckey.unwrap().wait_with_output().unwrap();
     assert!(output.status.success(), "mckey: {}", output.status);
     nothing_is_left();

@@ -33,7 +33,7 @@ static OF: AtomicU64 = AtomicU64::new(0);
 struct Command {
     command: u32,
     sizes: [u16; 2],
-    /// For CREATE_ID where the identifier is, for GET_EVENT where the answer goes.
+    /// The place of the identifier for CREATE_ID, and of the answer for GET_EVENT.
     word: u64,
 }
 

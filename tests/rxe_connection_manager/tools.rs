@@ -98,7 +98,8 @@ impl Note {
     }
 }
 
-/// Where a note of the peer's goes. It is posted before the peer can send: Linux 5.10 gives up early where a receive is missing.
+/// The buffer for a note of the peer's. It is posted before the peer can send: Linux 5.10 gives up early where a receive is
+/// missing.
 type Room = MemoryRegion<'static, u8>;
 
 fn receive(channel: &mut Channel<'_>, device: &Device) -> Kept<Room> {

@@ -41,7 +41,7 @@ const PASSIVE: [WorkStatus; 3] =
 
 /// The memory of the passive side. Only volatile reads access it, since a device may write to it.
 struct Memory {
-    /// Before the bytes, so that it is dropped first.
+    /// The region comes before the bytes, so that it is dropped first.
     region: RawMemoryRegion<'static>,
     bytes: Box<[u8]>,
 }
@@ -220,7 +220,7 @@ fn a_wrong_rkey_opens_nothing() {
     trial.finish("wrong-rkey", "RemoteAccess at the active side", vec![memory]);
 }
 
-/// Before the region, behind it, over its edges, and all around it.
+/// The peer asks for memory before the region, behind it, over its edges, and all around it.
 #[test]
 fn beyond_a_region_there_is_nothing() {
     let _alone = alone("out of bounds", 250);

@@ -44,14 +44,14 @@ fn assert_out_of_files(error: Error) -> &'static str {
     error.verb()
 }
 
-/// One more descriptor each time, until there are enough.
+/// The limit grows by one descriptor each time, until there are enough.
 #[test]
 #[ignore = "Soft-RoCE: listing its devices opens files"]
 fn out_of_file_descriptors() {
     const CHILD: &str = "IBVERBS_TEST_FEW_FILES";
     let _alone = alone("file descriptors", 250);
     if let Ok(room) = env::var(CHILD) {
-        // In a process that has not listed the devices before.
+        // This process has not listed the devices before.
         let limit = highest_file() + room.parse::<u64>().unwrap();
         let _limit = Limit::new(libc::RLIMIT_NOFILE, limit);
         match all_that_opens_files() {

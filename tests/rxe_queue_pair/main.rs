@@ -34,7 +34,7 @@ fn builder<'a, T: Transport>(
         .access(everything)
 }
 
-/// One of type RC, which retries for as long as it takes.
+/// A queue pair of type RC, which retries for as long as it takes.
 fn reliable<'a>(
     domain: &'a ProtectionDomain<'a>,
     queue: &'a CompletionQueue<'a>,

@@ -228,7 +228,7 @@ fn counters_count_what_a_flow_takes() {
     let error = counters.read(&mut []).unwrap_err();
     assert_eq!((error.verb(), error.kind()), ("ibv_read_counters", ErrorKind::InvalidInput));
     assert_eq!(counters.attach(Counter::Bytes, 2).unwrap_err().kind(), ErrorKind::Busy);
-    // To a flow that exists: as mlx5, this device refuses it. The flow keeps the counters all the same.
+    // This device, like mlx5, refuses counters for a flow that exists. The flow keeps those that it has.
     let late = Arc::new(Counters::new(&context).unwrap());
     let error = pair.attach_counters(flow, &late, Counter::Packets, 3).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);

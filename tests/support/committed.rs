@@ -53,7 +53,7 @@ fn generated(path: &Path) -> String {
     kept + rest
 }
 
-/// Without comments, white space, and commas at the end of a list, which rustfmt adds.
+/// The text without comments, white space, and commas at the end of a list, which rustfmt adds.
 fn normal(text: &str) -> String {
     let mut code = String::new();
     for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {

@@ -13,7 +13,7 @@ pub(crate) fn figure(row: &str, outcome: &str) {
     if of_soft_roce && std::env::var_os("IBVERBS_VM").is_none() {
         return;
     }
-    // One write, so that lines of tests that run in parallel stay whole.
+    // Print with one write, so that lines of tests that run in parallel stay whole.
     let line = format!("reliability\t{row}\t{outcome}\n");
     std::io::stdout().write_all(line.as_bytes()).expect("standard output");
 }

@@ -24,7 +24,7 @@ pub(crate) fn fail_next_receive() {
     FAILS.set(true);
 }
 
-/// To be called before anything is made on the context.
+/// Call this before anything is made on the context.
 pub(crate) fn prepare(context: &Context<'_>) {
     // SAFETY: the context is live, and nobody else uses it yet.
     let real = unsafe { (*context.as_raw()).ops.post_recv.replace(post_receive) };

@@ -134,7 +134,7 @@ pub fn pair() -> [(Managed, Device); 2] {
     })
 }
 
-/// One message from one to the other. The receive is posted before the message is sent.
+/// Sends one message from one to the other. The receive is posted before the message is sent.
 pub fn transfer(from: &mut (Managed, Device), to: &mut (Managed, Device), text: &[u8]) {
     let mut sent = from.1.domain.allocate::<u8>(text.len()).unwrap();
     sent.copy_from_slice(text);

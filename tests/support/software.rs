@@ -28,7 +28,7 @@ impl Software {
         Self::on(Network::builder().manual(), |builder| builder)
     }
 
-    /// With limits, for example.
+    /// Makes a device with limits, for example.
     pub(crate) fn with(set: impl FnOnce(Builder) -> Builder) -> Self {
         Self::on(Network::builder(), set)
     }
@@ -39,7 +39,8 @@ impl Software {
         Self::observed(device, Some(network))
     }
 
-    /// With a thread of its own, in real time: for waits that something else than the device may end.
+    /// Makes a device with a thread of its own, in real time: for waits that something else than the device
+    /// may end.
     pub(crate) fn on_sockets() -> Self {
         Self::observed(Device::new().unwrap(), None)
     }
@@ -77,7 +78,7 @@ impl Software {
         self.device.fail(verb, errno, When::Before, u32::MAX);
     }
 
-    /// Nothing is left, and no memory was deregistered under a request.
+    /// Asserts that nothing is left, and that no memory was deregistered under a request.
     #[track_caller]
     pub(crate) fn assert_clean(&self) {
         assert_eq!(self.device.live_objects(), LiveObjects::default());

@@ -105,7 +105,7 @@ pub fn soak_seconds() -> u64 {
     seconds.map_or(0, |text| text.parse().expect("IBVERBS_SOAK_SECONDS is a number"))
 }
 
-/// In a machine: sends a message to the test.
+/// Sends a message from a machine to the test.
 pub fn report(text: &str) {
     println!("{REPORT}{text}");
 }

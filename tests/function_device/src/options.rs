@@ -5,11 +5,11 @@ use crate::{FunctionDevice, raw};
 /// When the model executes posted work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// In [`FunctionDevice::step`] only.
+    /// Work is executed in [`FunctionDevice::step`] only.
     Manual,
-    /// Also in each poll, and in each request for notification.
+    /// Work is executed also in each poll, and in each request for notification.
     OnPoll,
-    /// Also in each post: what can be done is done when the post returns.
+    /// Work is executed also in each post: what can be done is done when the post returns.
     OnPost,
 }
 
@@ -63,7 +63,7 @@ impl Builder {
         self
     }
 
-    /// When posted work is executed ([`Progress::OnPoll`]).
+    /// Sets when posted work is executed ([`Progress::OnPoll`]).
     pub fn progress(mut self, progress: Progress) -> Self {
         self.options.progress = progress.to_raw();
         self

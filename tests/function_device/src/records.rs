@@ -82,7 +82,7 @@ impl Kind {
 pub struct Posted {
     /// The queue pair or the work queue; 0 for a shared receive queue.
     pub qp_num: u32,
-    /// A receive, or a send of some kind.
+    /// Whether it is a receive, and not a send of some kind.
     pub receive: bool,
     /// The caller's number.
     pub wr_id: u64,
@@ -90,7 +90,7 @@ pub struct Posted {
     pub list: Vec<(u64, u32, u32)>,
     /// The bytes, if they were sent inline.
     pub inline: Vec<u8>,
-    /// For sends: opcode, flags, immediate, remote address .. Its pointers to lists are null.
+    /// The request of a send: opcode, flags, immediate, remote address .. Its pointers to lists are null.
     pub send: ffi::ibv_send_wr,
 }
 
@@ -115,7 +115,7 @@ impl FunctionDevice {
         unsafe { raw::device_live(self.as_raw(), kind.to_raw()) }
     }
 
-    /// Nothing is left, and no rule was broken.
+    /// Asserts that nothing is left, and that no rule was broken.
     ///
     /// # Panics
     ///

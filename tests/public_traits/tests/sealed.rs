@@ -11,7 +11,7 @@ use std::{env, fs};
 struct Trait {
     is_unsafe: bool,
     parameters: usize,
-    /// Its associated types.
+    /// The names of its associated types.
     types: Vec<String>,
 }
 
@@ -285,7 +285,7 @@ fn every_public_trait_is_sealed_or_implemented_here() {
         missing.is_empty(),
         "neither sealed nor implemented in tests/implementations: {missing:#?}"
     );
-    // And what is there is open, or it would test nothing.
+    // These traits must be open, or the test would test nothing.
     for name in ["GatherBuffer", "BorrowedBuffer", "Allocator", "AsyncStream", "DeadlineStream"] {
         assert!(open.contains_key(name), "{name} is not open any more");
     }

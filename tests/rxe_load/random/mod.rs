@@ -46,7 +46,7 @@ fn word(stream: u64, number: u64, index: usize) -> u64 {
     (stream << 48 ^ number << 20 ^ index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// For how long: `IBVERBS_SOAK_SECONDS`, or 15 s.
+/// The duration of a run: `IBVERBS_SOAK_SECONDS`, or 15 s.
 fn duration() -> Duration {
     let seconds = std::env::var("IBVERBS_SOAK_SECONDS").ok();
     let seconds = seconds.map(|text| text.parse().expect("IBVERBS_SOAK_SECONDS is a number"));

@@ -304,7 +304,7 @@ fn a_waker_that_panics_keeps_nobody_from_disconnecting() {
         let waker = Waker::from(Arc::new(Panics));
         let polled = std::pin::Pin::new(&mut receive).poll(&mut Context::from_waker(&waker));
         assert!(polled.is_pending());
-        // Its waker stays.
+        // The waker of the forgotten receive stays.
         std::mem::forget(receive);
         one.disconnect().unwrap();
         ends(two).await;

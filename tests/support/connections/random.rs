@@ -163,7 +163,7 @@ fn in_any_order() {
             two: Vec::new(),
             moved: 0,
         };
-        // More on a busy host, where connecting takes more of them.
+        // A busy host takes more steps, since connecting takes more of them.
         for step in 0.. {
             if step >= 150 && world.moved > 0 {
                 break;

@@ -61,7 +61,7 @@ fn pass<T: ScatterBuffer<Kept = T> + BorrowedBuffer>(
     .unwrap()
 }
 
-/// One message each way.
+/// Sends one message each way.
 fn exchange(sides: &(Side, Side), (one, two): &mut Ends) {
     let (mut near, mut far) = (sides.0.region(100), sides.1.region(100));
     for (index, number) in near.iter_mut().enumerate() {
@@ -159,10 +159,10 @@ fn messages_of_all_forms_arrive_whole() {
     for (index, number) in near.iter_mut().enumerate() {
         *number = 7 * index as u64;
     }
-    // More than one segment of any transport.
+    // The message is longer than one segment of any transport.
     let (length, _) = pass(one, &near.slice(..).unwrap(), two, far.slice_mut(..).unwrap());
     assert_eq!((length as usize, &far[..]), (8 * LONG, &near[..]));
-    // Nothing, pieces into pieces, and bytes of the program itself.
+    // Messages may be empty, go from pieces into pieces, or be bytes of the program itself.
     assert_eq!(pass(one, &(), two, far.slice_mut(..1).unwrap()).0, 0);
     let pieces = [near.slice(1..2).unwrap(), near.slice(5..8).unwrap(), near.slice(3..4).unwrap()];
     let (low, high) = far.slice_mut(..6).unwrap().split_at(2).unwrap();

@@ -118,7 +118,7 @@ pub fn software() -> Option<&'static [Device; 2]> {
     DEVICES.get_or_init(make).as_ref()
 }
 
-/// Nothing of ours is left on a device. The kernel destroys some objects a little later.
+/// Waits until nothing of ours is left on a device. The kernel destroys some objects a little later.
 pub fn assert_nothing_left(device: &str) {
     let start = Instant::now();
     while resources(device) != BASELINE {

@@ -206,7 +206,7 @@ fn a_queue_pair_has_the_operations_of_the_device() {
         let queue_pair = domain.create_qp(&queue, &queue, Srd).build().unwrap().into_queue_pair();
         assert_eq!(created().1.send_ops_flags, operations.bits());
         assert_eq!(queue_pair.extended_operations(), operations);
-        // Fewer, if the program says so.
+        // The queue pair has fewer, if the program says so.
         let builder = domain.create_qp(&queue, &queue, Srd).extended(S::SEND);
         assert_eq!(builder.build().unwrap().into_queue_pair().extended_operations(), S::SEND);
         assert_eq!(created().1.send_ops_flags, S::SEND.bits());
@@ -339,7 +339,7 @@ fn a_request_needs_a_destination_and_an_operation() {
     play_efa(EfaCapabilities::empty());
     let prepared = domain.create_qp(&queue, &queue, Srd).build().unwrap();
     let peer = prepared.endpoint();
-    // With its transport as a value: the compiler does not look at its requests.
+    // The transport is a value here: the compiler does not look at the requests.
     let mut queue_pair = prepared.activate().unwrap().erase();
     let mut region = domain.allocate::<u8>(64).unwrap();
     let path = AddressVector::to_peer(&context, 1, &peer).unwrap();
@@ -401,7 +401,7 @@ fn sizes_are_compared_with_efas_own_limits() {
     let error = new().srq(&shared).build().unwrap_err();
     assert!(error.to_string().contains("EFA has no shared receive queues"), "{error}");
     assert!(EFA.with_borrow(|efa| efa.created.is_empty()), "the provider was not called");
-    // More than ibv_query_device says, which has the smaller one of both queues.
+    // The queue takes more than ibv_query_device says, which has the smaller one of both queues.
     let most = device_limit(&context);
     assert!(most < 32768);
     drop(new().max_recv_wr(32768).build().unwrap());

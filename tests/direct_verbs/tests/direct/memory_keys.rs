@@ -186,7 +186,7 @@ fn what_mlx5_knows_of_its_objects() {
     let memory = context.alloc_dm(64).unwrap();
     let gid = context.routable_gid(1).unwrap();
     let path = domain.create_ah(&AddressVector::new(1, 0).global(gid.gid, 0)).unwrap();
-    // On other devices.
+    // Other devices refuse these calls.
     for error in [
         pair.query_mlx5().map(drop).unwrap_err(),
         queue.query_mlx5().map(drop).unwrap_err(),

@@ -122,7 +122,7 @@ unsafe impl ScatterBuffer for Own {
 // SAFETY: nothing but a drop ends what it promises.
 unsafe impl OwnedBuffer for Own {}
 
-/// One that keeps a length, in memory that stays where it is when the buffer moves.
+/// A buffer that keeps a length, in memory that stays where it is when the buffer moves.
 struct Counted {
     own: Own,
     len: NonNull<KeptLength>,
@@ -380,12 +380,12 @@ fn futures_own_a_programs_buffers() {
     while poll(&mut send).is_none() {
         reactor.turn().unwrap();
     }
-    // One whose operation ends after its future, and panics where it is dropped: others are not harmed.
+    // An operation ends after its future, and its buffer panics where it is dropped: others are not harmed.
     for _ in 0..2 {
         let mut dropped = one.send(Own::with(&rig, Mood::PanicsWhenDropped));
         assert!(poll(&mut dropped).is_none());
     }
-    // One that panics while it is posted.
+    // A buffer panics while it is posted.
     let mut panics = one.send(Own::with(&rig, Mood::PanicsWhenAsked));
     assert!(catch_unwind(AssertUnwindSafe(|| poll(&mut panics))).is_err());
     let refused = poll(&mut one.send(Own::with(&rig, Mood::Refuses))).unwrap().unwrap_err();

@@ -22,7 +22,7 @@ enum Mood {
     PanicsInRead,
     PanicsInWrite,
     PanicsInDeadline,
-    /// Its error panics where it is dropped.
+    /// The error of the stream panics where it is dropped.
     ThrowsBombs,
 }
 

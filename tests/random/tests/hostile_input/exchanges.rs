@@ -37,8 +37,8 @@ impl DeadlineStream for Recorded {
     }
 }
 
-/// Both roles with a peer that sends these bytes: they connect, or end with a typed error, and leave nothing
-/// behind.
+/// Lets both roles meet a peer that sends these bytes: they connect, or end with a typed error, and leave
+/// nothing behind.
 fn meets(rig: &Rig, bytes: &[u8]) {
     for connects in [false, true] {
         let mut stream = Recorded { bytes: io::Cursor::new(bytes.to_vec()) };

@@ -49,7 +49,7 @@ enum How {
     Forget,
 }
 
-/// With failing destroy verbs, forgotten channels and futures, or without.
+/// Programs with failing destroy verbs, forgotten channels and futures, or without.
 fn program(leaking: bool) -> impl Strategy<Value = Vec<Step>> {
     let side = || 0..2_usize;
     let at = any::<Index>;
@@ -209,7 +209,7 @@ impl<S: Share<Buffer = PooledBuffer> + 'static> World<S> {
         Ok(())
     }
 
-    /// Before their channels end.
+    /// Ends all futures, before their channels end.
     fn end_futures(&mut self, forgotten: bool) {
         let futures = std::mem::take(&mut self.futures);
         if forgotten {

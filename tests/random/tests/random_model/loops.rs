@@ -25,7 +25,7 @@ type Outcome = Result<(), TestCaseError>;
 enum Step {
     Send(Index, usize),
     Receive(Index, usize),
-    /// With so many requests.
+    /// Posts a window of this many requests.
     Window(Index, usize, usize),
     Take(usize),
     /// Takes what has ended, and forgets it.
@@ -34,7 +34,7 @@ enum Step {
     Stranger(Index, usize, u8),
     Fail(&'static str, u32),
     Connect,
-    /// Both ends, or one.
+    /// Removes both ends, or one.
     Remove(Index, Option<usize>),
     End(usize),
     /// Sends from one datagram end to another one, which may be gone by then.
@@ -43,12 +43,12 @@ enum Step {
     ReceiveAt(Index),
     Join(Index),
     Leave(Index),
-    /// A window, or a send without a destination.
+    /// Posts a window, or a send without a destination.
     Misuse(Index, bool),
     RemoveEnd(Index),
 }
 
-/// With destroy verbs that fail, and things that are forgotten; or without.
+/// Programs with destroy verbs that fail, and things that are forgotten; or without.
 fn program(leaking: bool) -> impl Strategy<Value = Vec<Step>> {
     let side = || 0..2_usize;
     let at = any::<Index>;

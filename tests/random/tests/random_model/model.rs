@@ -8,7 +8,7 @@ use proptest::test_runner::TestCaseError;
 use crate::random::Bed;
 use crate::random::family::Counts;
 
-/// Both sides on one device.
+/// A model device, which both sides use.
 pub(crate) struct Model {
     pub(crate) device: FunctionDevice,
 }

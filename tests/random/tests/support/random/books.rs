@@ -19,7 +19,7 @@ pub(crate) struct Posted {
 
 #[derive(Debug)]
 pub(crate) enum Kind {
-    /// Its number on its connection.
+    /// A send, with its number on its connection.
     Send {
         nth: usize,
     },

@@ -93,7 +93,7 @@ impl Books {
 }
 
 struct Side {
-    /// Before the memory: it is dropped first.
+    /// The channel comes before the memory, so that it is dropped first.
     channel: Option<Channel<'static>>,
     pending: Vec<(PendingWork, Ask, usize)>,
     /// Work of earlier connections and channels, which can have no results any more.
@@ -337,7 +337,7 @@ impl<B: Bed> World<'_, B> {
                         }
                         Exit::Panic => {
                             books.troubled |= !(left.is_empty() && right.is_empty());
-                            // Without the text that `panic!` prints.
+                            // `resume_unwind` does not print the text that `panic!` does.
                             resume_unwind(Box::new("oh"))
                         }
                     }
@@ -453,7 +453,7 @@ impl<B: Bed> World<'_, B> {
                     self.forgotten[side].1 += 1;
                     self.forgotten[side].2 += u32::from(!channel.as_raw().is_null());
                     forget(channel);
-                    // Its operations stay in flight without end.
+                    // The operations of a forgotten channel stay in flight without end.
                     let at = &mut self.sides[side];
                     let other = MemoryRegion::new(&at.domain, SLOT * SLOTS).unwrap();
                     forget(std::mem::replace(&mut at.loose, other));

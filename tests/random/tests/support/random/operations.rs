@@ -56,11 +56,11 @@ pub(crate) enum Operation {
     },
     /// Lets the devices execute requests.
     Run,
-    /// To RESET.
+    /// Takes the queue pair to RESET.
     Reset {
         end: Index,
     },
-    /// To ERR.
+    /// Takes the queue pair to ERR.
     Fail {
         end: Index,
     },

@@ -52,7 +52,7 @@ impl<'scope, 'env, 'buf: 'scope> Hand<'scope, 'env, 'buf> {
         Self { side, scope, free: free.collect(), flying: vec![], left: vec![] }
     }
 
-    /// Nothing is in flight, as far as the program can know.
+    /// Whether nothing is in flight, as far as the program can know.
     pub(crate) fn is_empty(&self) -> bool {
         self.flying.is_empty() && self.left.is_empty()
     }

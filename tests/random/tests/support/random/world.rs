@@ -126,7 +126,7 @@ pub(crate) fn run(program: &Program, bed: &impl Bed) -> Outcome {
 }
 
 impl<B: Bed> World<'_, B> {
-    /// One link, and a few regions on either side.
+    /// Makes one link, and a few regions on either side.
     fn begin(&mut self) -> Outcome {
         for side in 0..2 {
             self.context(side)?;
