@@ -65,7 +65,7 @@ fn allocate<'d>(domain: &'d ProtectionDomain<'d>) -> Result<MemoryRegion<'d, u64
             println!("the region lies on huge pages that were set aside");
             Ok(region)
         }
-        // To set pages aside: echo 4 >/proc/sys/vm/nr_hugepages
+        // This command sets pages aside: echo 4 >/proc/sys/vm/nr_hugepages
         Err(error) => {
             println!("{error}: transparent huge pages instead");
             let options = options.huge_pages(HugePages::Transparent);

@@ -28,14 +28,14 @@ pub(crate) fn run(sender: &Context<'_>, receiver: &Context<'_>) -> Result {
     let (sender, receiver) = (sender.alloc_pd()?, receiver.alloc_pd()?);
     let (mut out, mut incoming) = connect(
         sender.create_channel(),
-        // One receive for each buffer of the ring.
+        // The receive queue has room for each buffer of the ring.
         receiver.create_channel().max_recv_wr(RING as u32),
     )?;
     both(|| receive(&receiver, &mut incoming), || send(&sender, &mut out))
 }
 
 fn receive(domain: &ProtectionDomain<'_>, channel: &mut Channel<'_>) -> Result {
-    // One region: registering is expensive, splitting it costs nothing.
+    // One region holds the ring: registering is expensive, splitting it costs nothing.
     let mut region = domain.allocate::<u8>(RING * ROOM)?;
     let buffers = region.slice_mut(..)?.chunks(ROOM)?;
     channel.manual_scope(|scope| {
@@ -50,7 +50,7 @@ fn receive(domain: &ProtectionDomain<'_>, channel: &mut Channel<'_>) -> Result {
             if text != format!("message {expected}") {
                 return Err(format!("instead of message {expected} came: {text}").into());
             }
-            // Not for the last messages: no message would fill the buffer.
+            // The last buffers are not posted again: no message would fill them.
             if expected + (RING as u64) < MESSAGES {
                 ring.push_back(scope.post_receive(buffer)?);
             }

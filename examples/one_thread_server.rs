@@ -23,7 +23,7 @@ const SEND: u64 = 1;
 /// The bytes of a question, and of its answer.
 const LEN: usize = 8;
 
-/// One that connects, in steps that do not wait.
+/// A client that connects, in steps that do not wait.
 struct Guest {
     stream: TcpStream,
     exchange: Exchange<PreparedChannel<'static>>,
@@ -59,8 +59,8 @@ impl Server {
     /// Serves until another thread has set `is_over` and woken it.
     fn run(&mut self, waker: &LoopWaker, is_over: &AtomicBool) -> Result<()> {
         loop {
-            // In this order: from here on, the files below become readable for what ends and for who wakes. `arm` forgets
-            // earlier wake-ups, so the server looks at what they were for after it.
+            // The order matters: from here on, the files below become readable for what ends and for who wakes. `arm`
+            // forgets earlier wake-ups, so the server looks at what they were for after it.
             self.channels.arm()?;
             if is_over.load(Ordering::Acquire) {
                 return Ok(());

@@ -71,7 +71,7 @@ pub(crate) fn patient(builder: ChannelBuilder<'_>) -> ChannelBuilder<'_> {
         // A message that arrives before its receive is posted is retried soon, and without limit.
         .min_rnr_timer(MinRnrTimer::SHORTEST)
         .max_rnr_retries(MaxRnrRetries::UNLIMITED)
-        // One second for each answer.
+        // The peer has one second for each answer.
         .ack_timeout(AckTimeout::new(18).expect("at most 31"))
 }
 

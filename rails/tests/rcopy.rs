@@ -37,7 +37,7 @@ impl Programs {
 
     /// Starts one of them, by a shell that does something before.
     fn start(&self, side: u8, before: &str, arguments: &[&str]) -> Child {
-        // Beside the folder of this program.
+        // The example is beside the folder of this program.
         let program = std::env::current_exe().unwrap();
         let program = program.parent().and_then(Path::parent).unwrap().join("examples/rcopy");
         assert!(program.exists(), "cargo build --example rcopy");

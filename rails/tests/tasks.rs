@@ -29,7 +29,7 @@ fn rails(network: &Network, side: u8, count: u8) -> (Rails, Vec<Device>) {
     (builder.build().unwrap(), devices)
 }
 
-/// Both sides in tasks of one thread.
+/// Runs both sides in tasks of one thread.
 fn run<F: Future<Output = ()>>(test: impl FnOnce([(AsyncRails, PeerId); 2]) -> F) {
     run_over(2, test);
 }
@@ -184,7 +184,7 @@ fn a_connection_that_is_dropped_ends() {
     });
 }
 
-/// Also if its result is there, and the task was dropped before it has seen that.
+/// The connection ends also if its result is there, and the task was dropped before it has seen that.
 #[test]
 fn a_connection_whose_result_nobody_takes_ends() {
     run(|[(one, _), (two, _)]| async move {

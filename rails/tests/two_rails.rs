@@ -17,7 +17,7 @@ const PRELUDE: &str = "set -eu; node=$IBVERBS_VM_NODE; \
     rcopy() { timeout 900 \"$RCOPY\" \"$1\" -d rxe1 -d rxe2 \"${@:2}\"; }; ";
 
 fn example() -> String {
-    // Beside the folder of this program.
+    // The example is beside the folder of this program.
     let program = std::env::current_exe().unwrap();
     let folder = program.parent().and_then(Path::parent).unwrap();
     folder.join("examples/rcopy").to_str().unwrap().to_owned()

@@ -23,7 +23,7 @@ fn the_error_names_the_device_and_those_that_there_are() {
     // The mistake.
     let _ = register_if_none().unwrap();
     says(ibverbs::open_first(), kept);
-    // And what is right.
+    // A guard that is kept is right.
     let software = register_if_none().unwrap();
     assert_eq!(software.len(), 1);
     drop(ibverbs::open_first().unwrap());

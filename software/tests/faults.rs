@@ -12,7 +12,7 @@ use ibverbs::{
 };
 use ibverbs_software::{Device, MadeUpCompletion, Network, Verb, When};
 
-/// In virtual time.
+/// A limit in virtual time.
 const LONG: Duration = Duration::from_secs(1000);
 
 /// Two connected queue pairs with a completion queue each.

@@ -12,7 +12,7 @@ use ibverbs::memory::{MemoryWindow, MemoryWindowType};
 use ibverbs::{AddressVector, CompletionQueue, ProtectionDomain, Rc, WorkCompletion};
 use ibverbs_software::{Device, EventSubject, LiveObjects, Network, Verb, When};
 
-/// In virtual time.
+/// A limit in virtual time.
 const LONG: Duration = Duration::from_secs(1000);
 
 #[test]

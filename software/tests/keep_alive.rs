@@ -20,7 +20,7 @@ use side::{Side, connect, simulated};
 impl Side {
     fn builder(&self) -> ChannelBuilder<'static> {
         let builder = Channel::builder(&self.domain).access(AccessFlags::REMOTE_WRITE);
-        // For completions that are held for ever.
+        // Some completions are held for ever.
         let builder = builder.settle_timeout(Duration::from_millis(10));
         builder
             .ack_timeout(AckTimeout::new(12).unwrap())

@@ -762,7 +762,7 @@ fn strangers_and_copies_end_no_connection() {
     let every = |own: u32, theirs: u32| {
         [MRA, REJ, REP, RTU, DREQ, DREP].map(|attribute| to(attribute, own, theirs, &qpn))
     };
-    // In each state: before the RTU, and after it.
+    // The messages come in each state: before the RTU, and after it.
     for is_established in [false, true] {
         if is_established {
             peer.send(&to(RTU, LOCAL, theirs, &[]));

@@ -142,7 +142,7 @@ fn a_group_of_ipv4_is_refused_on_a_device_of_ipv6() {
     let kind = ibverbs::Ud;
     let queue_pair = domain.create_qp(&queue, &queue, kind).qkey(1).build().unwrap();
     let mut queue_pair = queue_pair.activate().unwrap();
-    // Again and again: the group has no member.
+    // The error comes again and again: the group has no member.
     for _ in 0..2 {
         let error =
             queue_pair.attach_multicast("::ffff:239.1.2.3".parse().unwrap(), 0).unwrap_err();

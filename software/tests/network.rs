@@ -242,7 +242,7 @@ fn a_partition_ends_in_an_error_after_all_retries() {
     let began = Instant::now();
     let error = one.until(deadline()).send(from.slice(..).unwrap()).unwrap_err();
     assert_eq!(error.work_error().unwrap().status(), WorkStatus::RetryExceeded, "{error}");
-    // One try and seven more, each of 4.096 us * 2^17 = 0.54 s.
+    // The device tries once and seven times more, each for 4.096 us * 2^17 = 0.54 s.
     assert_eq!(network.now(), 8 * Duration::from_nanos(4096 << 17));
     assert!(began.elapsed() < PATIENCE);
     let trace = network.trace();

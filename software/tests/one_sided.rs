@@ -101,7 +101,7 @@ struct Initiator<'a> {
 }
 
 impl<'a> Initiator<'a> {
-    /// Its first WRITEs go by packets, until the target has let it in.
+    /// Makes an initiator, whose first WRITEs go by packets, until the target has let it in.
     fn new(device: &'a Device, domain: &'a ProtectionDomain<'a>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let target = Process::run("lets_its_peer_in", listener.local_addr().unwrap());
@@ -196,7 +196,7 @@ fn what_the_target_does_not_allow_fails_as_by_packets() {
     let device = device();
     let context = device.open().unwrap();
     let domain = context.alloc_pd().unwrap();
-    // Behind the end, by the key of another region, and in a region that was deregistered.
+    // The target refuses access behind the end, by the key of another region, and to a deregistered region.
     let mut it = Initiator::new(&device, &domain);
     it.remote =
         RemoteMemoryRegion::new(it.remote.address() + 1, LENGTH as u64, it.remote.rkey()).unwrap();
@@ -226,7 +226,7 @@ fn a_target_that_is_killed_is_gone() {
     assert_eq!(status(it.write(0..8)), WorkStatus::RetryExceeded);
 }
 
-/// Its memory and its process are there still, and its port has come up again.
+/// The target's memory and its process are there still, and its port has come up again.
 #[test]
 fn a_target_whose_device_is_removed_is_gone() {
     let device = device();

@@ -37,7 +37,7 @@ fn successes(queue: &CompletionQueue<'_>, count: usize) -> Vec<(u64, WorkSuccess
     all
 }
 
-/// Their numbers.
+/// The numbers of this many successes.
 fn succeeded(queue: &CompletionQueue<'_>, count: usize) -> Vec<u64> {
     successes(queue, count).into_iter().map(|(wr_id, _)| wr_id).collect()
 }

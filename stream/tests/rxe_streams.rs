@@ -117,7 +117,7 @@ fn threads_connect_by_an_address_of_the_device() {
     }
 }
 
-/// Where there is no connection manager, or no address that it knows.
+/// This test needs no connection manager, and no address that it knows.
 #[test]
 fn threads_connect_over_tcp() {
     let hubs = [hub(|hub| hub), hub(|hub| hub)];
@@ -246,8 +246,8 @@ fn who_is_refused_hears_of_it_and_leaves_nothing() {
     nothing_is_left(&[&hubs[0], &hubs[1]]);
 }
 
-/// One has begun and does not go on; one is connected and says nothing. They keep nobody waiting, and the second one, of whom
-/// it would not be known whether it receives, is given up.
+/// One client has begun and does not go on; one is connected and says nothing. They keep nobody waiting, and the second one,
+/// of which it would not be known whether it receives, is given up.
 #[test]
 fn a_silent_client_costs_its_own_stream_alone() {
     let set = |hub: HubBuilder| hub.keep_alive(Duration::from_millis(50));
@@ -271,14 +271,14 @@ fn a_silent_client_costs_its_own_stream_alone() {
         let accepted = listener.accept().unwrap().0;
         (finishes.join().unwrap(), accepted)
     });
-    // Its receives are not known to be there.
+    // The silent client has not said that its receives are there.
     accepted.write_all(b"waits").unwrap_err();
     let error = accepted.read(&mut [0; 8]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     assert_eq!(accepted.take_error(), Some(StreamError::TimedOut));
     (&one).write_all(b"honest").unwrap();
     two.read_exact(&mut [0; 6]).unwrap();
-    // One that gives up leaves its place.
+    // A client that gives up leaves its place.
     drop((stands_still, accepted));
     let until = soon();
     while hubs[1].stats().connections > 1 {

@@ -44,7 +44,7 @@ struct Plan {
     shared: u32,
     len: usize,
     piece: usize,
-    /// After so many microseconds a write is given up.
+    /// The time after which a write is given up, in microseconds.
     patience: u64,
 }
 
@@ -148,7 +148,7 @@ async fn ask(host: Host, to: Host, plan: Plan, log: Log) -> io::Result<()> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
     Nothing,
-    /// For a time in which devices try again.
+    /// The network is cut for a time in which devices try again.
     ShortCut,
     Cut,
     ServerCrashes,

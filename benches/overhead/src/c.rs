@@ -44,7 +44,7 @@ impl Handles {
         }
     }
 
-    /// Only the memory; valid as long as it is.
+    /// The memory alone; valid as long as it is.
     pub(crate) fn of_memory(
         region: &mut MemoryRegion<'static, u8>,
         remote: &RemoteMemoryRegion,
@@ -86,7 +86,7 @@ pub(crate) struct Server {
 }
 
 unsafe extern "C" {
-    /// Its connections use the queue pairs, and it the other objects. Null: it failed.
+    /// The connections of the server use the queue pairs, and the server the other objects. Null: it failed.
     pub(crate) fn server_open(
         handles: *const Handles,
         device: *mut raw::function_device,

@@ -18,7 +18,7 @@ pub(crate) struct SendsRig {
 }
 
 impl SendsRig {
-    /// With this number of channels, of which one is used.
+    /// A rig with this number of channels, of which one is used.
     pub(crate) fn new(channels: u32) -> Self {
         let (of, channel, domain) = make(channels);
         let pool = BufferPool::new(&domain, LENGTH, WINDOW, AccessFlags::empty()).expect("a pool");

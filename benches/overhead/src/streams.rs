@@ -19,7 +19,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Between two runs, of which one has three times as many as the other.
+/// The round trips of the shorter one of two runs. The other one has three times as many.
 const TRIPS: usize = 1000;
 
 fn of_threads(trips: usize) -> Result<()> {

@@ -27,7 +27,7 @@ const USAGE: &str = "usage: kv [-d DEVICE] [--clients NUMBER] serve ADDRESS ADMI
 async fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    // Where the machine has no RDMA device.
+    // A machine without an RDMA device gets one of software.
     let _software = ibverbs_software::register_if_none()?;
     let (device, arguments) = match &arguments[..] {
         ["-d", device, rest @ ..] => (Some(*device), rest),

@@ -28,7 +28,7 @@ pub enum Body<'a> {
     Nothing,
     /// The value.
     Small(&'a [u8]),
-    /// Where the value can be read, until the next message.
+    /// The memory where the value can be read, until the next message.
     Large(RemoteMemoryRegion),
 }
 

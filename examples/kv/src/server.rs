@@ -170,7 +170,7 @@ pub async fn run(
             biased;
             accepted = clients.accept() => {
                 let Ok((mut stream, address)) = accepted else { continue };
-                // Only here it grows.
+                // The count grows only here.
                 if shared.clients.load(Ordering::Relaxed) >= most_clients as usize {
                     eprintln!("{address}: refused: there are {most_clients} clients already");
                     sessions.spawn(async move { drop(stream.write_all(&[FULL]).await) });
@@ -187,7 +187,7 @@ pub async fn run(
                     if let Err(error) = serving.await {
                         eprintln!("{address}: {error}");
                     }
-                    // Its core has room before another one is accepted.
+                    // The core has room before another client is accepted.
                     for count in [&core.clients, &shared.clients] {
                         count.fetch_sub(1, Ordering::Relaxed);
                     }

@@ -14,7 +14,7 @@ const CAPACITY: usize = 256 << 20;
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     Small(Arc<[u8]>),
-    /// In memory that clients can read.
+    /// The value is in memory that clients can read.
     Large(Arc<SharedMemoryRegion<'static, u8>>),
 }
 

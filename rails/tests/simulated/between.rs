@@ -21,7 +21,7 @@ const INBOX: u8 = 10;
 struct Direction {
     /// Bytes that are no whole frame yet.
     rest: Vec<u8>,
-    /// To the next frames, in this order.
+    /// Acts on the next frames, in this order.
     acts: VecDeque<Act>,
     /// Goes behind the next frame.
     held: Option<Vec<u8>>,

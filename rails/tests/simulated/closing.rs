@@ -134,7 +134,8 @@ fn what_was_acknowledged_comes_before_the_end() {
                 }
             }
         }
-        // Before the receiver looks again at all, or between its looks at the device and at the stream.
+        // The sender acts before the receiver looks again at all, or between its looks at the device and at
+        // the stream.
         let arrived = Arc::new(Mutex::new(Arrived::default()));
         let mut send = {
             let (sender, arrived, theirs) = (sender.clone(), arrived.clone(), theirs.clone());

@@ -49,7 +49,7 @@ pub(crate) struct Ends {
 }
 
 impl Frame {
-    /// With its length in front.
+    /// The bytes of the frame, with its length in front.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let config = bincode::config::standard();
         let frame = bincode::serde::encode_to_vec(self, config).unwrap();

@@ -79,7 +79,7 @@ fn names_addresses_and_reasons_are_cut() {
         }
         other => panic!("{other:?}"),
     }
-    // More devices than anybody has, and more addresses.
+    // The peer names more devices than anybody has, or more addresses.
     let many = Facts { gids: vec!["fd00::1".parse().unwrap(); 4097], ..facts("many") };
     for rails in [vec![facts("x"); 256], vec![many]] {
         let (mut world, [said, _], pipe) = alone(1);
@@ -167,7 +167,7 @@ fn a_peer_that_says_nothing_is_dropped() {
     let mut far = Vec::new();
     for (number, [near, other]) in lines.into_iter().enumerate() {
         world.sides[0].accept_over(near).unwrap();
-        // One says its devices, and then nothing.
+        // One peer says its devices, and then nothing.
         if number == 0 {
             let hello =
                 Frame::Hello { version: VERSION, queue_pairs: 1, rails: vec![facts("one")] };

@@ -495,7 +495,7 @@ fn progress_is_told_of_memory_and_of_each_device() {
     assert_eq!(memory.unwrap().len() as u64, LEN);
     let mut told = told.into_inner().unwrap();
     told.sort_unstable();
-    // In memory, then on each device.
+    // Progress is told in memory first, then on each device.
     assert_eq!(told, [LEN, 2 * LEN, 3 * LEN, 4 * LEN]);
 }
 

@@ -313,7 +313,7 @@ fn connecting_and_shutting_down_may_be_cancelled_at_random() {
             for send in &mut sends {
                 assert!(poll_once(send).await.is_none());
             }
-            // Some results are asked for, the others not.
+            // The program asks for some results, and not for the others.
             sends.truncate(random.below(count + 1) as usize);
             let over = give_up_after(ours.shutdown(), 1 + random.below(20)).await;
             assert_eq!(over, None, "there are sends in flight");

@@ -138,7 +138,7 @@ fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// At each point of a send and a receive, with more paths than handles are kept.
+/// Futures are dropped at each point of a send and a receive, with more paths than handles are kept.
 #[test]
 fn futures_are_dropped_at_any_point() {
     let slow = Slow::new();
@@ -154,7 +154,7 @@ fn futures_are_dropped_at_any_point() {
         assert_eq!(one.in_flight(), 2);
         let mut receive = pin!(two.recv_from(slow.pool.take().unwrap()));
         assert!(poll(receive.as_mut()).is_pending());
-        // Not polled, waiting, and in flight.
+        // Three sends are dropped: one not polled, one waiting, and one in flight.
         drop(one.send_to(message(&slow.pool, b"never"), &to[0]));
         drop(sends.pop());
         drop(sends.remove(0));

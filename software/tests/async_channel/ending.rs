@@ -32,7 +32,7 @@ fn dropping_a_channel_destroys_its_queue_pair_at_once() {
     assert_eq!(one.pool.available(), CHUNKS - 2);
     drop(ours);
     assert_eq!((one.room(), one.pool.available()), (unused, CHUNKS));
-    // Also when nobody drives it any more.
+    // The queue pair is destroyed also when nothing drives the reactor any more.
     let [ours, _theirs] = connect(&one, &other);
     let mut receive = ours.receive(one.buffer(2));
     assert!(poll(&mut receive).is_none());

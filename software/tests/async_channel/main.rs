@@ -110,7 +110,7 @@ fn more_operations_than_there_is_room_for_wait_in_line() {
             let (ours, buffer, notify) = (ours.clone(), one.buffer(n), started.clone());
             sends.spawn(async move {
                 let mut send = ours.send(buffer);
-                // In line from here on.
+                // The send waits in line from here on.
                 std::future::poll_fn(|cx| {
                     let polled = std::pin::Pin::new(&mut send).poll(cx);
                     notify.notify_one();

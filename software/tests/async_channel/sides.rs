@@ -28,7 +28,7 @@ impl Side {
         Self::spinning(device, 0)
     }
 
-    /// With a reactor that spins for this number of turns.
+    /// A side with a reactor that spins for this number of turns.
     pub(crate) fn spinning(device: &Device, turns: u32) -> Self {
         let context = Arc::new(device.open().unwrap());
         let domain = Arc::new(ProtectionDomain::new(&context).unwrap());

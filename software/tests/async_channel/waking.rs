@@ -115,7 +115,7 @@ fn a_waker_that_panics_takes_no_wake_up_from_other_tasks() {
     let thrower = Arc::new(Panics::default());
     let waker = Waker::from(thrower.clone());
     let counts = [(); 12].map(|()| Arc::new(Count::default()));
-    // On each of three channels, four sends in flight: one of them has the waker, another one on each.
+    // Each of three channels has four sends in flight. One of them has the waker, another one on each channel.
     let mut sends: Vec<_> = (0..12).map(|n| pairs[n / 4][0].send(one.buffer(n as u64))).collect();
     for (number, (send, count)) in sends.iter_mut().zip(&counts).enumerate() {
         if number % 5 == 0 {

@@ -1,4 +1,4 @@
-//! Both sides must have flow control, and where it is not possible, that is said.
+//! Both sides must have flow control. Where it is not possible, an error says so.
 
 use std::net::TcpListener;
 

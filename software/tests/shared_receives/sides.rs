@@ -57,7 +57,7 @@ impl Side {
     }
 }
 
-/// Its reactor is called by the test.
+/// A server whose reactor the test calls.
 pub(crate) struct Server {
     pub(crate) side: Side,
     pub(crate) receives: SharedReceives,
@@ -65,7 +65,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// With so many receives posted.
+    /// Makes a server with this many receives posted.
     pub(crate) fn new(posted: usize) -> Self {
         let side = Side::new();
         let reactor = Reactor::new(&side.context, 256).unwrap();

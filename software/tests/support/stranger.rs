@@ -19,7 +19,7 @@ const HEADERS: usize = 20;
 pub(crate) struct Stranger {
     socket: UdpSocket,
     own: Ipv4Addr,
-    /// Whom it talks to.
+    /// The address of the device to which the stranger talks.
     device: Ipv4Addr,
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn message(attribute: u16, fields: &[(usize, &[u8])]) -> [u8; 256] {
 }
 
 impl Stranger {
-    /// At an address of 127.0.0.0/8 that is free.
+    /// Makes a stranger at an address of 127.0.0.0/8 that is free.
     pub(crate) fn new(device: IpAddr) -> Self {
         let IpAddr::V4(device) = device else { panic!("{device} is not of IPv4") };
         let mut addresses = (1..=250).map(|last| Ipv4Addr::new(127, 250, 250, last));

@@ -21,7 +21,8 @@ pub(crate) fn channels<'a>(
     [one.handshake(endpoints.1).unwrap(), other.handshake(endpoints.0).unwrap()]
 }
 
-/// On two devices, whose packets pass [through the kernel](ibverbs_software::Builder::through_kernel), or not.
+/// Contexts of two devices, whose packets pass [through the
+/// kernel](ibverbs_software::Builder::through_kernel), or not.
 pub(crate) fn contexts(through_kernel: bool) -> [Context<'static>; 2] {
     let device = || Device::builder().through_kernel(through_kernel).build();
     [(); 2].map(|()| device().unwrap().open().unwrap())

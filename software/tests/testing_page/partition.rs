@@ -20,7 +20,7 @@ fn a_peer_that_is_gone_is_noticed() -> Result<(), Box<dyn Error>> {
     network.partition(&devices[0], &devices[1]);
     let error = one.send(()).unwrap_err();
     assert_eq!(error.work_error().map(|error| error.status()), Some(WorkStatus::RetryExceeded));
-    // One try and seven more: more than four seconds, which have passed in microseconds.
+    // The device tries once and seven times more: more than four seconds, which have passed in microseconds.
     assert_eq!(network.trace().packets().len(), 8);
     assert!(network.now() > Duration::from_secs(4));
     Ok(())

@@ -41,7 +41,7 @@ struct Side {
     context: Arc<Context<'static>>,
     domain: Arc<ProtectionDomain<'static>>,
     xrc: Arc<XrcDomain<'static>>,
-    /// For the sends, and for the receives.
+    /// The completion queue of the sends, and that of the receives.
     sent: Arc<CompletionQueue<'static>>,
     received: Arc<CompletionQueue<'static>>,
 }

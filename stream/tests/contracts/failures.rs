@@ -105,7 +105,7 @@ fn a_hostile_peer_loses_its_own_stream_alone() {
                 let _ = is_done.recv();
             });
             let (mut stream, _) = listener.accept().unwrap();
-            // Before it reads, which would give credits.
+            // The attack ends before the stream reads, which would give credits.
             attacked.recv().unwrap();
             // The stream notices the fault only when it is read.
             let error = loop {
@@ -146,7 +146,7 @@ fn a_client_that_is_no_stream_is_no_error_of_the_listener() {
     let hosts = [Host::new(), Host::new()];
     let listener = Listener::bind(&hosts[0].hub, "127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    // One is silent, one another program, one has another hello.
+    // One client is silent, one is another program, one has another hello.
     let silent = TcpStream::connect(address).unwrap();
     TcpStream::connect(address).unwrap().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     thread::scope(|threads| {
@@ -295,7 +295,7 @@ fn a_peer_that_is_killed_resets_its_streams() {
     }
 }
 
-/// With few descriptors left for a stream of a task, and for what serves it: it works, or fails.
+/// A stream of a task works or fails with few descriptors left for it, and for what serves it.
 async fn with_few_files(address: std::net::SocketAddr) {
     let (mut left, mut works) = (0, false);
     while !works {
@@ -350,7 +350,7 @@ fn a_limit_on_files_is_an_error_and_no_stream_that_hangs() {
     assert!(status.success());
 }
 
-/// Both ends in this process, connected over a stream that only the test has.
+/// Connects two ends in this process, over a stream that only the test has.
 fn over_unix(one: &Hub, two: &Hub) -> (Stream, Stream) {
     let (first, second) = std::os::unix::net::UnixStream::pair().unwrap();
     thread::scope(|threads| {

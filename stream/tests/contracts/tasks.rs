@@ -308,7 +308,7 @@ async fn a_buffer_of_a_stream_that_has_failed_goes_to_who_waits_for_one() {
         let waits = poll_write(&mut streams[2].0, &woken.clone().into(), b"x");
         assert!(waits.is_pending(), "there is a buffer");
         let (one, two) = streams.remove(0);
-        // With something unread.
+        // The dropped end has unread bytes.
         drop(two);
         while one.take_error().is_none() {
             tokio::task::yield_now().await;

@@ -220,7 +220,7 @@ fn reading_can_be_shut_down() {
     thread::scope(|threads| {
         let hub = &hosts[1].hub;
         threads.spawn(|| hub.run().unwrap());
-        // More than there are receives for: what arrives is thrown away.
+        // The peer sends more than there are receives for: what arrives is thrown away.
         one.write_all(&data(10_000)).unwrap();
         one.shutdown(Shutdown::Write).unwrap();
         assert_eq!(two.read(&mut [0; 8]).unwrap(), 0);
@@ -306,7 +306,7 @@ fn several_threads_accept_and_each_keeps_to_its_deadline() {
     let listener = Listener::bind(&hosts[1].hub, "127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     thread::scope(|threads| {
-        // One that begins after the deadline was set begins again.
+        // An accept that begins after the deadline was set begins again.
         let accept = || loop {
             match listener.accept() {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => thread::yield_now(),

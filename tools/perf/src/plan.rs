@@ -112,7 +112,7 @@ pub(crate) struct Plan {
     pub(crate) measure: Measure,
     pub(crate) transport: Transport,
     pub(crate) layer: Layer,
-    /// In bytes.
+    /// The sizes of messages, in bytes.
     pub(crate) sizes: Vec<u32>,
     pub(crate) length: Length,
     /// Iterations on each queue pair that come first and do not count.
@@ -128,7 +128,7 @@ pub(crate) struct Plan {
     pub(crate) moderation: u32,
     /// The largest message, in bytes, that is sent inline.
     pub(crate) inline: u32,
-    /// In bytes; `None`: the smaller MTU of the two ports.
+    /// The path MTU in bytes; `None`: the smaller one of the two ports.
     pub(crate) mtu: Option<u32>,
     /// The number of reads and atomics that a queue pair may have outstanding.
     pub(crate) outstanding: u8,

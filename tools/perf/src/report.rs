@@ -63,7 +63,7 @@ impl Samples {
 
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
-    /// In bytes.
+    /// The size of the messages, in bytes.
     pub(crate) size: u32,
     /// The total of all queue pairs.
     pub(crate) iterations: u64,
@@ -148,7 +148,7 @@ impl Row {
 pub(crate) struct Report<'a> {
     pub(crate) device: &'a str,
     pub(crate) port: u8,
-    /// In bytes.
+    /// The path MTU, in bytes.
     pub(crate) mtu: u32,
     #[serde(flatten)]
     pub(crate) plan: &'a Plan,

@@ -76,7 +76,7 @@ fn access(plan: &Plan) -> AccessFlags {
 pub(crate) struct Memory<'a> {
     /// The source of sends and writes, and the memory that the peer reads.
     pub(crate) source: SharedMemorySlice<'a, u8>,
-    /// Where messages arrive, and the results of reads and atomics.
+    /// The memory for messages that arrive, and for the results of reads and atomics.
     pub(crate) target: SharedMemorySlice<'a, u8>,
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct Peer<'a> {
     memory: RemoteMemoryRegion,
     half: u64,
     pub(crate) number: u32,
-    /// Its address handle, for datagrams.
+    /// The address handle of the peer, for datagrams.
     pub(crate) path: Option<AddressHandle<'a>>,
 }
 

@@ -308,7 +308,7 @@ fn connections() -> Result<(), Box<dyn Error>> {
         [THE_CRATE, "the crate"],
         1,
         || queue_pair(&domain, &queue, 16),
-        // Its bytes on the heap, if any, and its own size.
+        // The size of the objects on the heap, if any, and their own.
         |count| Ok((allocator::bytes() + count * size_of::<QueuePair<'static>>()) as f64),
     )?;
     connection(THE_CRATE, || prepared(&domain, &queue, 16))?;

@@ -77,7 +77,7 @@ fn queue_pairs<'a>(
     const ROUNDS: usize = 5;
     const MORE: usize = 60;
     let counts: Vec<_> = steps(MOST).collect();
-    // With room for all, because the heap is measured.
+    // The lists have room for all, because the heap is measured.
     let room = |len| counts.iter().map(|_| Vec::with_capacity(len)).collect::<Vec<_>>();
     let (mut took, mut bytes) = (room(ROUNDS * MORE), room(ROUNDS));
     // The first one also takes what is allocated once.

@@ -298,7 +298,7 @@ fn draw_on(
     Ok(())
 }
 
-/// On the left, at the top or the bottom: where there are fewer points.
+/// Puts the legend on the left, at the top or the bottom: where there are fewer points.
 fn legend(series: &[Series], x: &Axis, y: &Axis) -> SeriesLabelPosition {
     let places = series.iter().flat_map(|one| &one.points);
     let places = places.map(|(a, b)| (x.map(a, (0, 100)), y.map(b, (0, 100))));
