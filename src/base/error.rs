@@ -5,9 +5,9 @@ use std::sync::{Mutex, PoisonError};
 use std::{fmt, hint, io};
 
 use crate::base::debug::debug;
+use crate::base::device_access::Unusable;
 use crate::base::gid_class::GidClass;
 use crate::base::queue_pair_state::{QueuePairState, QueuePairType, TransitionError};
-use crate::base::unusable::Unusable;
 
 /// A verb that failed, or was not called because its input was wrong.
 ///

@@ -173,7 +173,7 @@ macro_rules! resource {
 
 pub(crate) use resource;
 
-/// For a C struct whose destroy verb takes only a pointer. `event_subjects`: the object has events.
+/// For a C struct whose destroy verb takes only a pointer. `event_acks`: the object has events.
 macro_rules! object {
     ($object:ident, $destroy:ident $(, $events:ident)?) => {
         impl $crate::base::handle::Object for $crate::base::ffi::$object {

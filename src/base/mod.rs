@@ -1,18 +1,18 @@
 //! The base of every room: the C interface, and how resources, panics, locks and traces are handled.
 
+pub(crate) mod c_enum;
 pub(crate) mod debug;
+pub(crate) mod device_access;
 pub(crate) mod error;
-pub(crate) mod event_subjects;
+pub(crate) mod event_acks;
 pub mod ffi;
-pub(crate) mod foreign_enum;
 pub(crate) mod gid_class;
 pub(crate) mod handle;
 pub(crate) mod hooks;
 pub(crate) mod linux;
+pub(crate) mod mr_tracker;
 pub(crate) mod panics;
 pub(crate) mod parent;
 pub(crate) mod queue_pair_state;
-pub(crate) mod registered;
 pub(crate) mod sync;
 pub(crate) mod trace;
-pub(crate) mod unusable;

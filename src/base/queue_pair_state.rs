@@ -2,10 +2,10 @@
 
 use std::fmt;
 
+use crate::base::c_enum::c_enum;
 use crate::base::ffi;
-use crate::base::foreign_enum::foreign_enum;
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_qp_type`: the transport service of a queue pair.
     #[doc(alias = "ibv_qp_type")]
     pub enum QueuePairType: ibv_qp_type(u32) {
@@ -42,7 +42,7 @@ impl QueuePairType {
     }
 }
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_qp_state`: the state of a queue pair.
     ///
     /// [`PreparedQueuePair::handshake`](crate::PreparedQueuePair::handshake) takes a queue pair from

@@ -1,6 +1,6 @@
 /*
  * What libibverbs calls in place of fprintf: compiled with it, which has this name by a definition. That a driver of the kernel
- * has another interface than its provider knows goes to src/base/unusable.rs, and from there into errors; that the kernel's own
+ * has another interface than its provider knows goes to src/base/device_access.rs, and from there into errors; that the kernel's own
  * interface is another one is said by src/verbs/device/list.rs before libibverbs can. The rest is printed.
  */
 #include <stdarg.h>

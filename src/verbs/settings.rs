@@ -22,9 +22,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::base::c_enum::c_enum;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::foreign_enum::foreign_enum;
 
 /// A number with an upper limit.
 macro_rules! bounded {
@@ -281,7 +281,7 @@ impl MaximumTransferUnit {
     }
 }
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_rate`: a limit on the rate of a connection's packets.
     #[doc(alias = "ibv_rate")]
     #[derive(Default)]

@@ -2,9 +2,9 @@
 
 use std::{fmt, io};
 
+use super::diagnose;
 use super::event::{ConnectionEvent, ConnectionEventKind, Copied};
 use super::private_data::PrivateData;
-use super::reach;
 use crate::base::error::{Error, ErrorKind, StateError};
 
 /// Why a connection was not established.
@@ -53,8 +53,8 @@ impl Copied {
         let ConnectionEvent { kind, status, private_data, .. } = self.public;
         match kind {
             // To the connection manager, a device that this process cannot use does not exist.
-            Kind::AddressError if reach::may_be_unusable(-status) => {
-                reach::unopened(Error::new("rdma_resolve_addr", -status))
+            Kind::AddressError if diagnose::may_be_unusable(-status) => {
+                diagnose::unopened(Error::new("rdma_resolve_addr", -status))
                     .map_or(ConnectionError::NoAddress(status), ConnectionError::Verbs)
             }
             Kind::AddressError | Kind::NameError => ConnectionError::NoAddress(status),

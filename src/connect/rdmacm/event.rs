@@ -10,12 +10,12 @@ use std::{fs, io, ptr, slice};
 
 use super::WAIT;
 use super::private_data::PrivateData;
+use crate::base::c_enum::{c_enum, getters};
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::foreign_enum::{foreign_enum, getters};
 use crate::verbs::device::{event_file, fork, no_device_for};
 
-foreign_enum! {
+c_enum! {
     /// `enum rdma_cm_event_type`: the kind of an event.
     #[doc(alias = "rdma_cm_event_type")]
     #[doc(alias = "rdma_event_str")]

@@ -9,10 +9,10 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 use std::{mem, ptr};
 
+use super::diagnose;
+use super::diagnose::{RawAddress, socket_addr};
 use super::error::ConnectionError;
 use super::event::{Copied, EventChannel};
-use super::reach;
-use super::reach::{RawAddress, socket_addr};
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
 use crate::base::queue_pair_state::QueuePairState;
@@ -115,11 +115,11 @@ impl Id {
 
     pub(super) fn bind(&mut self, address: SocketAddr) -> Result<()> {
         const VERB: &str = "rdma_bind_addr";
-        reach::check(VERB, address, false)?;
+        diagnose::check(VERB, address, false)?;
         let mut raw_address = RawAddress::from(address);
         // SAFETY: the identifier is live, and the address is one.
         self.call(VERB, |raw| unsafe { ffi::rdma_bind_addr(raw, raw_address.as_mut_ptr()) })
-            .map_err(reach::explain)
+            .map_err(diagnose::explain)
     }
 
     pub(super) fn listen(&mut self, backlog: u32) -> Result<()> {
@@ -136,9 +136,9 @@ impl Id {
     ) -> Result<()> {
         const VERB: &str = "rdma_resolve_addr";
         if let Some(source) = source {
-            reach::check(VERB, source, false)?;
+            diagnose::check(VERB, source, false)?;
         }
-        reach::check(VERB, destination, true)?;
+        diagnose::check(VERB, destination, true)?;
         let mut source = source.map(RawAddress::from);
         let mut destination = RawAddress::from(destination);
         let source = source.as_mut().map_or(ptr::null_mut(), RawAddress::as_mut_ptr);
@@ -147,7 +147,7 @@ impl Id {
         self.call(VERB, |raw| unsafe {
             ffi::rdma_resolve_addr(raw, source, destination, milliseconds(timeout))
         })
-        .map_err(reach::explain)
+        .map_err(diagnose::explain)
     }
 
     /// An event reports the addresses.

@@ -37,6 +37,7 @@ mod connectable;
 mod connecting;
 mod connection;
 mod datagram;
+mod diagnose;
 mod error;
 mod event;
 mod id;
@@ -44,7 +45,6 @@ mod listener;
 #[cfg(feature = "tokio")]
 mod on_tokio;
 mod private_data;
-mod reach;
 mod route;
 
 pub use crate::connect::handshake::Step;

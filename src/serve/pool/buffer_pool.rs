@@ -14,10 +14,10 @@ use super::pooled_buffer::{
     ALIGNMENT, Chunk, Exclusive, Pool, PoolMemory, PooledBuffer, Shared, check_len,
 };
 use super::waiting::{Place, Waiting};
+use crate::base::c_enum::getters;
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::foreign_enum::getters;
 use crate::base::parent::Parent;
 use crate::channel::OwnedBuffer;
 use crate::verbs::domain::ProtectionDomain;

@@ -14,7 +14,7 @@ use super::waiters::Waker;
 use super::waiters::{Read, Waiters};
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
-use crate::base::event_subjects::EventFile;
+use crate::base::event_acks::EventFile;
 use crate::base::ffi;
 use crate::base::handle::{Handle, Object, object, resource};
 use crate::base::hooks;

@@ -1,14 +1,14 @@
+use crate::base::c_enum::c_enum;
 use crate::base::debug::debug;
 use crate::base::error::Result;
 use crate::base::ffi;
-use crate::base::foreign_enum::foreign_enum;
 use crate::base::handle::{Handle, object, resource};
 use crate::base::parent::Parent;
 use crate::verbs::device::Context;
 
 object!(ibv_comp_cntr, ibv_destroy_comp_cntr);
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_comp_cntr_type`: what a [`CompletionCounter`] counts.
     #[doc(alias = "ibv_comp_cntr_type")]
     pub enum CompletionCounterUnit: ibv_comp_cntr_type(u32) {

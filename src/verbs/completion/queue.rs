@@ -20,7 +20,7 @@ use crate::base::parent::Parent;
 use crate::verbs::device::Context;
 use crate::verbs::domain::ProtectionDomain;
 
-object!(ibv_cq, ibv_destroy_cq, event_subjects);
+object!(ibv_cq, ibv_destroy_cq, event_acks);
 
 /// `struct ibv_cq`: a queue to which the device adds the completions of work requests.
 ///

@@ -1,8 +1,8 @@
 use std::{fmt, ptr};
 
+use crate::base::c_enum::{c_enum, getters};
 use crate::base::debug::debug;
 use crate::base::ffi;
-use crate::base::foreign_enum::{foreign_enum, getters};
 
 /// `struct ibv_wc`: the completion of a work request, as [`CompletionQueue::poll`] returns it, in C's layout.
 ///
@@ -189,7 +189,7 @@ debug! {
     opcode: self.opcode(), byte_len: self.byte_len(), immediate: self.immediate(), ..
 }
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_wc_opcode`: the operation of a completed work request.
     #[doc(alias = "ibv_wc_opcode")]
     pub enum WorkOpcode: ibv_wc_opcode(u32) {
@@ -236,7 +236,7 @@ foreign_enum! {
     }
 }
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_wc_status`: why a work request failed.
     #[doc(alias = "ibv_wc_status")]
     pub enum WorkStatus: ibv_wc_status(u32) {

@@ -8,17 +8,17 @@ use std::time::Instant;
 
 use super::context::Context;
 use super::{event_file, quirks};
+use crate::base::c_enum::c_enum;
 use crate::base::debug::debug;
 use crate::base::error::Result;
-use crate::base::event_subjects::{self, EventFile};
+use crate::base::event_acks::{self, EventFile};
 use crate::base::ffi;
-use crate::base::foreign_enum::foreign_enum;
 use crate::base::parent::Parent;
 use crate::base::trace;
 
 const GET: &str = "ibv_get_async_event";
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_event_type`: what happened.
     #[doc(alias = "ibv_event_type")]
     pub enum AsyncEventKind: ibv_event_type(u32) {
@@ -246,7 +246,7 @@ impl<'ctx> AsyncEvents<'ctx> {
             }
             // SAFETY: every member of the union is a number or a pointer. A port's number is no object's address.
             let address = unsafe { raw.element.qp }.addr();
-            if event_subjects::failed_to_destroy(address) {
+            if event_acks::failed_to_destroy(address) {
                 // Acknowledging would write to the object, and nothing waits for it.
                 continue;
             }

@@ -7,9 +7,9 @@ use super::capabilities::{
     TagMatchingCapabilities, TagMatchingFlags,
 };
 use super::gid::Guid;
+use crate::base::c_enum::{c_enum, getters};
 use crate::base::debug::debug;
 use crate::base::ffi;
-use crate::base::foreign_enum::{foreign_enum, getters};
 
 /// `struct ibv_device_attr_ex`: the limits and capabilities of a device.
 ///
@@ -262,7 +262,7 @@ debug! {
     phys_port_cnt: self.phys_port_cnt(), ..
 }
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_atomic_cap`: what a device's atomics are atomic with.
     #[doc(alias = "ibv_atomic_cap")]
     pub enum AtomicCapability: ibv_atomic_cap(u32) {

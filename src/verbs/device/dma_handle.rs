@@ -1,14 +1,14 @@
+use crate::base::c_enum::c_enum;
 use crate::base::debug::debug;
 use crate::base::error::Result;
 use crate::base::ffi;
-use crate::base::foreign_enum::foreign_enum;
 use crate::base::handle::{Handle, object, resource};
 use crate::base::parent::Parent;
 use crate::verbs::device::Context;
 
 object!(ibv_dmah, ibv_dealloc_dmah);
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_tph_mem_type`: the kind of memory.
     #[doc(alias = "ibv_tph_mem_type")]
     pub enum HintedMemory: ibv_tph_mem_type(u32) {

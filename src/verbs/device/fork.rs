@@ -1,10 +1,10 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::base::c_enum::c_enum;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::foreign_enum::foreign_enum;
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_fork_status`: whether a program that uses RDMA may fork.
     #[doc(alias = "ibv_fork_status")]
     pub enum ForkStatus: ibv_fork_status(u32) {

@@ -3,8 +3,8 @@ use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
+use crate::base::c_enum::c_enum;
 use crate::base::ffi;
-use crate::base::foreign_enum::foreign_enum;
 use crate::base::hooks::hooks;
 
 /// `union ibv_gid`: the 128-bit address of a port, in the form of an IPv6 address.
@@ -118,7 +118,7 @@ impl fmt::Debug for Gid {
     }
 }
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_gid_type`: the protocol of a GID.
     pub enum GidType: ibv_gid_type(u32) {
         /// InfiniBand.

@@ -8,10 +8,10 @@ use std::{fmt, fs, io};
 
 use super::context::Context;
 use super::{Device, fork};
+use crate::base::device_access::{FILES, Unusable, abi_of_verbs, devices_folder, names};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::ffi;
 use crate::base::hooks;
-use crate::base::unusable::{FILES, Unusable, abi_of_verbs, devices_folder, names};
 
 /// libibverbs' `IB_USER_VERBS_MIN_ABI_VERSION` and `.._MAX_..`.
 const KERNEL_ABI: RangeInclusive<u32> = 3..=6;

@@ -87,10 +87,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::NonNull;
 
+use crate::base::c_enum::c_enum;
 use crate::base::debug::debug;
 use crate::base::error::Result;
 use crate::base::ffi;
-use crate::base::foreign_enum::foreign_enum;
 
 /// `struct ibv_device`: a device in a [`DeviceList`].
 #[derive(Clone, Copy)]
@@ -186,7 +186,7 @@ debug! {
     transport_type: self.transport_type()
 }
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_node_type`: the kind of a device.
     #[doc(alias = "ibv_node_type")]
     pub enum NodeType: ibv_node_type(i32) {
@@ -207,7 +207,7 @@ foreign_enum! {
     }
 }
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_transport_type`: the transport protocol of a device.
     #[doc(alias = "ibv_transport_type")]
     pub enum TransportType: ibv_transport_type(i32) {

@@ -1,4 +1,4 @@
-use crate::base::foreign_enum::getters;
+use crate::base::c_enum::getters;
 use std::ffi::c_void;
 use std::path::Path;
 use std::str::FromStr;

@@ -1,6 +1,6 @@
+use crate::base::c_enum::{c_enum, display_texts, getters};
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::foreign_enum::{foreign_enum, getters, words};
 use crate::verbs::settings::MaximumTransferUnit;
 
 /// `struct ibv_port_attr`: a port's attributes when [`Context::query_port`](crate::Context::query_port)
@@ -129,7 +129,7 @@ impl PortAttributes {
 
 const GRH_REQUIRED: u8 = 1;
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_port_state`: the logical state of a port.
     #[doc(alias = "ibv_port_state")]
     pub enum PortState: ibv_port_state(u32) {
@@ -168,7 +168,7 @@ macro_rules! number_enum {
             }
         }
 
-        words! { $name, $unknown: $($variant, $words;)+ }
+        display_texts! { $name, $unknown: $($variant, $words;)+ }
     };
 }
 

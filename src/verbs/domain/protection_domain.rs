@@ -1,10 +1,10 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::allocator::{Allocator, Registered, ThreadDomain};
+use crate::base::c_enum::getters;
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::foreign_enum::getters;
 use crate::base::handle::{Handle, ImportableHandle, Leak, importable_object, object, resource};
 use crate::base::parent::Parent;
 use crate::verbs::device::Context;

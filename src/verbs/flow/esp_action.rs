@@ -1,10 +1,10 @@
 use std::ptr;
 
 use super::matches::HeaderMatch;
+use crate::base::c_enum::setters;
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::foreign_enum::setters;
 use crate::base::handle::{Handle, object, resource};
 use crate::base::parent::Parent;
 use crate::verbs::device::Context;

@@ -2,10 +2,10 @@ use std::ptr;
 
 use super::esp_action::EspAction;
 use super::matches::HeaderMatch;
+use crate::base::c_enum::{c_enum, setters};
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::foreign_enum::{foreign_enum, setters};
 use crate::base::handle::{Handle, Leak, object, resource};
 use crate::base::parent::Parent;
 use crate::verbs::device::Context;
@@ -263,7 +263,7 @@ object!(ibv_counters, ibv_destroy_counters);
 const ATTACH: &str = "ibv_attach_counters_point_flow";
 const READ: &str = "ibv_read_counters";
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_counter_description`: what a counter counts.
     #[doc(alias = "ibv_counter_description")]
     pub enum Counter: ibv_counter_description(u32) {

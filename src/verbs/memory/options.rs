@@ -2,9 +2,9 @@ use std::alloc::Layout;
 
 use super::allocation::{Allocation, HugePages, page_size};
 use super::scatter_gather::GatherElement;
+use crate::base::c_enum::{c_enum, setters};
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::foreign_enum::{foreign_enum, setters};
 use crate::verbs::device::OnDemandPaging;
 use crate::verbs::domain::ProtectionDomain;
 
@@ -263,7 +263,7 @@ impl Default for AccessFlags {
     }
 }
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_advise_mr_advice`: how memory that is paged on demand will be used.
     #[doc(alias = "ibv_advise_mr_advice")]
     pub enum MemoryAdvice: ib_uverbs_advise_mr_advice(u32) {

@@ -6,12 +6,12 @@ use crate::base::error::{Error, Result};
 use crate::base::ffi;
 use crate::base::handle::{Handle, object};
 use crate::base::hooks::{Hooks, hooks};
-use crate::base::parent::Parent;
 #[cfg(debug_assertions)]
-use crate::base::registered;
+use crate::base::mr_tracker;
+use crate::base::parent::Parent;
 use crate::verbs::domain::ProtectionDomain;
 
-object!(ibv_mr, ibv_dereg_mr, registered);
+object!(ibv_mr, ibv_dereg_mr, mr_tracker);
 
 /// Requests name the memory from `iova` on.
 ///
@@ -248,7 +248,7 @@ pub(super) unsafe fn reregister<'pd>(
     }
     let new_access = change.access.unwrap_or(AccessFlags::empty());
     #[cfg(debug_assertions)]
-    registered::remove(region.as_ptr());
+    mr_tracker::remove(region.as_ptr());
     // SAFETY: `errno` is the calling thread's. Region and domains are live, the flags are defined and fit, and
     // the caller vouches for the memory.
     let (returned, errno) = unsafe {
@@ -265,7 +265,7 @@ pub(super) unsafe fn reregister<'pd>(
         (returned, ffi::errno())
     };
     #[cfg(debug_assertions)]
-    registered::add(region.as_ptr());
+    mr_tracker::add(region.as_ptr());
     let result = match returned {
         0 => Ok(()),
         n => Err(ReregisterError::from_c(n, errno)),

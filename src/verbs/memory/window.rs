@@ -9,17 +9,17 @@
 
 use std::sync::Arc;
 
+use crate::base::c_enum::c_enum;
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::foreign_enum::foreign_enum;
 use crate::base::handle::{Handle, Leak, object, resource};
 use crate::base::parent::Parent;
 use crate::verbs::domain::ProtectionDomain;
 
 object!(ibv_mw, ibv_dealloc_mw);
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_mw_type`: how a window is bound.
     #[doc(alias = "ibv_mw_type")]
     pub enum MemoryWindowType: ibv_mw_type(u32) {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use super::batch::Batch;
 use super::halves::SendHalf;
 use super::prepared_request::RawRequest;
+use crate::base::c_enum::setters;
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::foreign_enum::setters;
 use crate::base::handle::Leak;
 use crate::base::queue_pair_state::QueuePairType;
 use crate::verbs::memory::{

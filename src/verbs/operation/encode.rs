@@ -7,9 +7,9 @@ use super::destination::{Destination, To};
 use super::explain::{explain_request, explain_send};
 use super::sealed::{AddedOn, Kind, Post, Posted, Request};
 use super::{Adds, INLINE, MAX_MESSAGE_LENGTH, SIGNALED, total, without_empty};
+use crate::base::c_enum::setters;
 use crate::base::error::{Error, Result, err_from_call};
 use crate::base::ffi;
-use crate::base::foreign_enum::setters;
 use crate::base::queue_pair_state::QueuePairType;
 use crate::verbs::memory::GatherBuffer;
 use crate::verbs::queue_pair::{

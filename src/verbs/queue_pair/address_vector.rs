@@ -2,10 +2,10 @@
 
 use super::endpoint::QueuePairEndpoint;
 use super::global_route_header::GlobalRouteHeader;
+use crate::base::c_enum::setters;
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::foreign_enum::setters;
 use crate::base::handle::{Handle, object, resource};
 use crate::base::parent::Parent;
 use crate::verbs::completion::ReceivedDatagram;

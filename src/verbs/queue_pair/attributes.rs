@@ -3,8 +3,8 @@
 use std::fmt;
 
 use super::address_vector::AddressVector;
+use crate::base::c_enum::c_enum;
 use crate::base::ffi;
-use crate::base::foreign_enum::foreign_enum;
 use crate::base::queue_pair_state::QueuePairState;
 use crate::verbs::memory::AccessFlags;
 use crate::verbs::settings::{
@@ -12,7 +12,7 @@ use crate::verbs::settings::{
     PacketSequenceNumber,
 };
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_mig_state`: the state of a connection's migration to its alternate path.
     #[doc(alias = "ibv_mig_state")]
     pub enum MigrationState: ibv_mig_state(u32) {

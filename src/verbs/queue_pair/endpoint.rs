@@ -1,8 +1,8 @@
 //! The address and limits of a queue pair, which its peer needs to connect.
 
+use crate::base::c_enum::{getters, setters};
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::foreign_enum::{getters, setters};
 use crate::base::gid_class::GidClass;
 use crate::base::queue_pair_state::QueuePairType;
 use crate::verbs::device::{EndpointGid, EndpointGids, Gid, LinkLayer};

@@ -2,8 +2,8 @@
 
 use std::ptr::NonNull;
 
+use crate::base::c_enum::c_enum;
 use crate::base::ffi;
-use crate::base::foreign_enum::foreign_enum;
 use crate::base::queue_pair_state::QueuePairType;
 use crate::verbs::queue_pair::DriverTransport;
 
@@ -191,7 +191,7 @@ pub(crate) mod function {
     }
 }
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_wr_opcode`: the operation of a request on the send queue.
     #[doc(alias = "ibv_wr_opcode")]
     pub enum WorkRequestOpcode: ibv_wr_opcode(u32) {

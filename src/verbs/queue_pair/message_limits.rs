@@ -5,7 +5,7 @@ use crate::base::error::{Error, Result, err_from_call};
 use crate::base::ffi;
 use crate::base::ffi::ibv_wr_opcode as Opcode;
 #[cfg(debug_assertions)]
-use crate::base::registered::{DomainId, is_foreign};
+use crate::base::mr_tracker::{DomainId, is_foreign};
 use crate::verbs::domain::ProtectionDomain;
 use crate::verbs::memory::PIECE;
 

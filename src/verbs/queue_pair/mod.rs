@@ -113,10 +113,10 @@ use std::ptr::{self, NonNull};
 use connection_settings::{Answers, first_psn};
 use object::{Object, Parents, Properties};
 
+use crate::base::c_enum::getters;
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result, StateError};
 use crate::base::ffi;
-use crate::base::foreign_enum::getters;
 use crate::base::handle::{Handle, Leak};
 use crate::base::parent::Parent;
 use crate::base::queue_pair_state::QueuePairType;

@@ -24,7 +24,7 @@ use crate::verbs::queue_pair::SendOperations;
 
 use std::ptr::NonNull;
 
-object!(ibv_qp, ibv_destroy_qp, event_subjects);
+object!(ibv_qp, ibv_destroy_qp, event_acks);
 
 pub(super) struct Object<'res> {
     pub(super) raw: Handle<ffi::ibv_qp>,

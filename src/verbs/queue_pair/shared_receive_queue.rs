@@ -1,9 +1,9 @@
 //! Shared receive queues.
 
+use crate::base::c_enum::getters;
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::foreign_enum::getters;
 use crate::base::handle::{Handle, Leak, object, resource};
 use crate::base::parent::Parent;
 use crate::verbs::completion::CompletionQueue;
@@ -11,7 +11,7 @@ use crate::verbs::device::{quirks, token};
 use crate::verbs::domain::{ProtectionDomain, XrcDomain};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-object!(ibv_srq, ibv_destroy_srq, event_subjects);
+object!(ibv_srq, ibv_destroy_srq, event_acks);
 
 /// `struct ibv_srq`: a receive queue that many queue pairs share.
 ///

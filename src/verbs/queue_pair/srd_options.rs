@@ -1,7 +1,7 @@
 //! The options of an SRD queue pair, and the verb that creates one.
 
+use crate::base::c_enum::setters;
 use crate::base::ffi;
-use crate::base::foreign_enum::setters;
 
 pub(super) const CREATE: &str = "efadv_create_qp_ex";
 

@@ -1,10 +1,10 @@
 use std::ptr;
 
 use super::work_queue::IndirectionTable;
+use crate::base::c_enum::getters;
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::foreign_enum::getters;
 use crate::base::handle::{Handle, Leak};
 use crate::base::parent::Parent;
 use crate::base::queue_pair_state::QueuePairType;

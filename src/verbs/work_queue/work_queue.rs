@@ -2,10 +2,10 @@ use std::ops::RangeBounds;
 use std::sync::{Mutex, PoisonError};
 use std::{fmt, ptr};
 
+use crate::base::c_enum::{c_enum, getters};
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::foreign_enum::{foreign_enum, getters};
 use crate::base::handle::{Handle, object, resource};
 use crate::base::parent::Parent;
 use crate::verbs::completion::CompletionQueue;
@@ -14,7 +14,7 @@ use crate::verbs::domain::ProtectionDomain;
 use crate::verbs::memory::{LocalMemoryMut, ScatterBuffer, ScatterElement};
 use crate::verbs::operation::{ReceiveWorkRequest, post_by};
 
-object!(ibv_wq, ibv_destroy_wq, event_subjects);
+object!(ibv_wq, ibv_destroy_wq, event_acks);
 
 const CREATE: &str = "ibv_create_wq";
 const MODIFY: &str = "ibv_modify_wq";
@@ -260,7 +260,7 @@ debug! {
     number: self.number(), max_wr: self.max_wr, max_sge: self.max_sge, ..
 }
 
-foreign_enum! {
+c_enum! {
     /// `enum ibv_wq_state`: the state of a work queue.
     #[doc(alias = "ibv_wq_state")]
     pub enum State: ibv_wq_state(u32), "state" {

@@ -16,9 +16,9 @@ use std::ops::{Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
 use std::{fmt, ptr};
 
+use crate::base::c_enum::getters;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::foreign_enum::getters;
 use crate::base::handle::{Handle, ImportableHandle, Leak, importable_object};
 use crate::base::parent::Parent;
 use crate::verbs::domain::ProtectionDomain;

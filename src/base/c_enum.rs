@@ -2,7 +2,7 @@
 //! store a field.
 
 /// Defines an enum over a C enumeration. Numbers without a name are `Unknown(n)`, so none is undefined behaviour.
-macro_rules! foreign_enum {
+macro_rules! c_enum {
     // With words for `Display`.
     (
         $(#[$outer:meta])*
@@ -10,11 +10,11 @@ macro_rules! foreign_enum {
             $($(#[$inner:meta])* $variant:ident = $constant:ident, $words:literal;)+
         }
     ) => {
-        $crate::base::foreign_enum::foreign_enum! {
+        $crate::base::c_enum::c_enum! {
             $(#[$outer])*
             pub enum $name: $raw($repr) { $($(#[$inner])* $variant = $constant,)+ }
         }
-        $crate::base::foreign_enum::words! { $name, $unknown: $($variant, $words;)+ }
+        $crate::base::c_enum::display_texts! { $name, $unknown: $($variant, $words;)+ }
     };
     (
         $(#[$outer:meta])*
@@ -51,9 +51,9 @@ macro_rules! foreign_enum {
     };
 }
 
-pub(crate) use foreign_enum;
+pub(crate) use c_enum;
 
-macro_rules! words {
+macro_rules! display_texts {
     ($name:ident, $unknown:literal: $($variant:ident, $words:literal;)+) => {
         impl std::fmt::Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -66,7 +66,7 @@ macro_rules! words {
     };
 }
 
-pub(crate) use words;
+pub(crate) use display_texts;
 
 /// `getters! { self, name: Type => self.field; }`, or with `const self`.
 macro_rules! getters {
