@@ -98,7 +98,7 @@ fn threaded(mut settings: Settings, name: String) -> io::Result<Made> {
         UdpLink::new(&settings.ports.concat(), settings.through_kernel)?
     };
     if settings.one_sided {
-        link.open_gate()?;
+        link.open_direct_access()?;
     }
     let driver = Driver::threaded(&link)?;
     let engine = Engine::new(settings, Arc::new(RealClock::new()), Box::new(link));

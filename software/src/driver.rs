@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::backoff::{Backoff, PAUSE};
 use crate::faults::verbs::Failures;
 use crate::files::{Epoll, Waker, wait, wait_for};
 use crate::forks::forks;
@@ -17,7 +18,6 @@ use crate::link::udp::UdpLink;
 use crate::link::{Link as _, Time};
 use crate::network::{Member, Membership, sleep};
 use crate::transport::{Engine, events};
-use crate::turns::{PAUSE, Turns};
 
 /// A program counts as polling all the time once it has polled empty queues this often without arming one.
 const MANY_POLLS: u32 = 64;
@@ -41,7 +41,7 @@ const MANY_RECEIVES: u32 = 64;
 /// After so many packets there may be more that were not read.
 const MANY_PACKETS: usize = 64;
 
-/// How many loops wait for the bell at most. The kernel counts in how many ways a file wakes sleepers through nested epoll
+/// How many loops wait for the wake-up descriptor at most. The kernel counts in how many ways a file wakes sleepers through nested epoll
 /// instances, and refuses the `epoll_ctl` that would make more than 100 ways of length three with `EINVAL`.
 const MOST_LOOPS: u32 = 64;
 
@@ -172,15 +172,15 @@ pub(crate) enum Driver {
 
 /// A thread of the device's own, with sockets.
 ///
-/// Packets of this machine ring a bell if someone has asked for it ([`Receiver::may_sleep`]). Whoever waits for the bell
-/// receives: a thread of the program that sleeps until a completion queue has something ([stands in](Self::stand_in)), or a
-/// loop of the program that waits for the bell beside its own files ([attaches](Self::attach)). While they come again and
+/// A packet of this machine writes to `wake_fd` if someone has asked for it ([`Receiver::may_sleep`]). Whoever waits for it
+/// receives: a helper, which is a thread of the program that sleeps until a completion queue has something
+/// ([`help`](Self::help)), or a loop of the program that waits for it beside its own files ([attaches](Self::attach)). While they come again and
 /// again, the device's thread only looks, from time to time, whether they still do.
 #[derive(Debug)]
 pub(crate) struct Threaded {
     /// Taken before the engine's lock, never after it.
     receiver: Mutex<Receiver>,
-    bell: Arc<Waker>,
+    wake_fd: Arc<Waker>,
     /// Readable when a process that sends to this device has ended.
     ends: Arc<Epoll>,
     waker: Arc<Waker>,
@@ -193,21 +193,21 @@ pub(crate) struct Threaded {
     polled: AtomicBool,
     /// Empty polls in a row since the program last found something, or went to sleep.
     in_vain: AtomicU32,
-    turns: Turns,
+    backoff: Backoff,
     /// How many threads pause, since there is no processor for all who poll.
     pausing: AtomicU32,
     /// Whether one of them waits for packets.
     watched: AtomicBool,
-    /// Whether a thread of the program stands in, and whether one has begun to since the device's thread last looked, and
-    /// may be expected back.
-    stands_in: AtomicBool,
-    stood_in: AtomicBool,
+    /// Whether a thread of the program helps, and whether one has begun to since the device's thread last looked, and may
+    /// be expected back.
+    helps: AtomicBool,
+    helped: AtomicBool,
     /// How long the device's thread leaves the packets to them before it looks: twice as long after each look in vain.
     leaves_for: AtomicU64,
-    /// How many loops of the program hear the bell, and whether one has received since the device's thread last looked.
+    /// Event loops of the program on `wake_fd`, and whether one has received since the device's thread last looked.
     loops: AtomicU32,
     looped: AtomicBool,
-    /// The version of the sockets that who stands in waits for.
+    /// The version of the sockets that the helper waits for.
     attended: AtomicU32,
     /// An acknowledgement may be held back.
     holds: AtomicBool,
@@ -224,15 +224,17 @@ pub(crate) struct Simulated {
     connections_due: AtomicU64,
     /// A program is to decide about a connection.
     decides: AtomicBool,
-    turns: Turns,
+    backoff: Backoff,
 }
 
 impl Driver {
     pub(crate) fn threaded(link: &UdpLink) -> io::Result<Self> {
         let mut receiver = Receiver::new(link.sockets(), link.inbox())?;
-        link.gate().into_iter().for_each(|gate| receiver.set_gate(gate));
+        link.direct_access()
+            .into_iter()
+            .for_each(|direct_access| receiver.set_direct_access(direct_access));
         Ok(Self::Thread(Box::new(Threaded {
-            bell: receiver.bell().clone(),
+            wake_fd: receiver.wake_fd().clone(),
             ends: receiver.ends().clone(),
             receiver: Mutex::new(receiver),
             waker: link.waker(),
@@ -240,11 +242,11 @@ impl Driver {
             polls: AtomicU32::new(0),
             polled: AtomicBool::new(false),
             in_vain: AtomicU32::new(0),
-            turns: Turns::new(),
+            backoff: Backoff::new(),
             pausing: AtomicU32::new(0),
             watched: AtomicBool::new(false),
-            stands_in: AtomicBool::new(false),
-            stood_in: AtomicBool::new(false),
+            helps: AtomicBool::new(false),
+            helped: AtomicBool::new(false),
             leaves_for: AtomicU64::new(POLLED_FOR),
             loops: AtomicU32::new(0),
             looped: AtomicBool::new(false),
@@ -261,7 +263,7 @@ impl Driver {
             due: never(),
             connections_due: never(),
             decides: AtomicBool::new(false),
-            turns: Turns::new(),
+            backoff: Backoff::new(),
         })
     }
 
@@ -299,7 +301,7 @@ impl Driver {
                     return;
                 }
                 if network.is_manual() || !network.step(Time::MAX) {
-                    simulated.turns.give(|| std::thread::sleep(PAUSE));
+                    simulated.backoff.give(|| std::thread::sleep(PAUSE));
                 }
             }
         }
@@ -310,7 +312,7 @@ impl Driver {
     pub(crate) fn sleep(&self, shared: &Shared, files: &[c_int], deadline: Option<Instant>) {
         match self {
             Self::Thread(threaded) => {
-                threaded.stand_in(shared, files, deadline, None);
+                threaded.help(shared, files, deadline, None);
             }
             Self::Network(simulated) => {
                 sleep::drive_until(&simulated.membership.network, files, deadline)
@@ -331,7 +333,7 @@ impl Driver {
         if !shared.lock().begin_sleep(queue) {
             return true;
         }
-        let early = threaded.stand_in(shared, files, deadline, Some(queue)).unwrap_or_else(|| {
+        let early = threaded.help(shared, files, deadline, Some(queue)).unwrap_or_else(|| {
             let mut files: Vec<_> = files.iter().copied().map(wait_for).collect();
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             wait(&mut files, left);
@@ -352,7 +354,7 @@ impl Driver {
             is_attached.store(false, Ordering::Relaxed);
             return None;
         }
-        Some(threaded.bell.fd())
+        Some(threaded.wake_fd.fd())
     }
 
     /// The loop is gone.
@@ -451,7 +453,7 @@ impl Threaded {
         }
         if count >= MANY_PACKETS && self.loops.load(Ordering::Relaxed) > 0 {
             // There may be more: nobody rings for what is there.
-            self.bell.wake();
+            self.wake_fd.wake();
         }
         count
     }
@@ -490,14 +492,14 @@ impl Threaded {
         self.release_answers(shared);
         match self.in_vain.fetch_add(1, Ordering::Relaxed) {
             ..LOOKS => {}
-            LOOKS..SPINS => self.turns.give(std::thread::yield_now),
+            LOOKS..SPINS => self.backoff.give(std::thread::yield_now),
             _ => {
                 let mut paused = false;
-                self.turns.give(|| {
+                self.backoff.give(|| {
                     self.pause();
                     paused = true;
                 });
-                // This may have heard a bell that was for others.
+                // This may have consumed a wake-up that was for others.
                 if paused && self.receive_at_poll(shared, queue) > 0 {
                     self.in_vain.store(LOOKS, Ordering::Relaxed);
                 }
@@ -507,7 +509,7 @@ impl Threaded {
 
     fn receive_at_poll(&self, shared: &Shared, queue: u32) -> usize {
         let Ok(mut receiver) = self.receiver.try_lock() else { return 0 };
-        let comes_again = [&self.polled, &self.stood_in, &self.looped];
+        let comes_again = [&self.polled, &self.helped, &self.looped];
         let holds = comes_again.iter().any(|flag| flag.load(Ordering::Relaxed))
             || self.loops.load(Ordering::Relaxed) > 0;
         self.receive_for_program(shared, &mut receiver, holds, Some((queue, false)))
@@ -538,7 +540,7 @@ impl Threaded {
         match found {
             Ok((_, false)) => {}
             Ok((sources, true)) => {
-                let mut files: Vec<_> = sources.sockets().chain(self.bell_file()).collect();
+                let mut files: Vec<_> = sources.sockets().chain(self.wake_file()).collect();
                 if wait(&mut files, Some(PAUSE)) {
                     self.receiver().expect_datagrams();
                 }
@@ -547,32 +549,32 @@ impl Threaded {
         }
     }
 
-    /// A thread that sleeps until there is an event stands in for the device's own meanwhile: it receives what other
+    /// A thread that sleeps until there is an event helps the device's own meanwhile: it receives what other
     /// devices and machines send. So a message wakes one thread, not two. For any thread but the first, this returns `None`
     /// at once. `queue`: the thread polls this completion queue afterwards. If this returns true, it has received a
     /// completion of that queue, which was armed, and has raised no event.
     ///
     /// If it comes back within `leaves_for`, again and again, nobody is woken for these packets in between either, unless
     /// a completion queue is armed when it leaves whose program does not receive: then others wait for events.
-    fn stand_in(
+    fn help(
         &self,
         shared: &Shared,
         files: &[c_int],
         deadline: Option<Instant>,
         queue: Option<u32>,
     ) -> Option<bool> {
-        if self.stands_in.swap(true, Ordering::Acquire) {
+        if self.helps.swap(true, Ordering::Acquire) {
             return None;
         }
         let _place = Place { threaded: self, shared };
-        self.stood_in.store(true, Ordering::Relaxed);
+        self.helped.store(true, Ordering::Relaxed);
         self.count_no_polls();
         let sources = self.receiver().sources();
         self.attended.store(sources.version(), Ordering::Relaxed);
         let own = files.len();
-        let others = sources.sockets().chain(self.bell_file());
+        let others = sources.sockets().chain(self.wake_file());
         let mut files: Vec<_> = files.iter().copied().map(wait_for).chain(others).collect();
-        let bell = files.len() - 1;
+        let wake_fd = files.len() - 1;
         loop {
             self.release_answers(shared);
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -581,7 +583,7 @@ impl Threaded {
             let is_readable = |file: &libc::pollfd| file.revents != 0;
             if !is_idle || files[own..].iter().any(is_readable) {
                 let mut receiver = self.receiver();
-                if files[own..bell].iter().any(is_readable) {
+                if files[own..wake_fd].iter().any(is_readable) {
                     receiver.expect_datagrams();
                 }
                 let before = events::written();
@@ -614,9 +616,9 @@ impl Threaded {
         }
     }
 
-    /// To wait for the bell.
-    fn bell_file(&self) -> [libc::pollfd; 1] {
-        [wait_for(self.bell.fd())]
+    /// To wait for `wake_fd`.
+    fn wake_file(&self) -> [libc::pollfd; 1] {
+        [wait_for(self.wake_fd.fd())]
     }
 
     /// Receives what has arrived, for as long as a timer is due: an answer that is here is not overdue. Returns whether there
@@ -647,14 +649,13 @@ impl Threaded {
     fn run(&self, shared: &Shared) {
         let mut sleeps_until: Time = 0;
         let (mut files, mut ready) = (Vec::new(), Vec::new());
-        // A loop of the program has heard the bell too.
+        // A loop of the program was woken too.
         let mut is_left = false;
         while !self.stop.load(Ordering::Acquire) {
-            // Who has stood in a moment ago, or received, will soon do so again.
-            let stood_in = self.stood_in.swap(false, Ordering::Relaxed);
-            let recently = stood_in
-                | self.looped.swap(false, Ordering::Relaxed)
-                | std::mem::take(&mut is_left);
+            // A helper of a moment ago, or a loop that has received, will soon be back.
+            let helped = self.helped.swap(false, Ordering::Relaxed);
+            let recently =
+                helped | self.looped.swap(false, Ordering::Relaxed) | std::mem::take(&mut is_left);
             let received = {
                 let mut receiver = self.receiver();
                 receiver.attend(&ready);
@@ -664,7 +665,7 @@ impl Threaded {
             if received > 0 || recently {
                 waited |= self.receive_before_timers(shared);
             }
-            let (polled, stands_in);
+            let (polled, helps);
             let timeout = {
                 let gone = self.receiver().take_gone();
                 let mut engine = shared.lock();
@@ -679,7 +680,7 @@ impl Threaded {
                 engine.settle();
                 let now = engine.core.now();
                 polled = self.look_at_polls();
-                stands_in = self.stands_in.load(Ordering::Relaxed);
+                helps = self.helps.load(Ordering::Relaxed);
                 // Its look takes a processor from those who exchange messages: it looks less often while that is in vain.
                 let leaves_for = match self.leaves_for.load(Ordering::Relaxed) {
                     before if recently && !waited => (2 * before).min(LEFT_FOR),
@@ -698,7 +699,7 @@ impl Threaded {
                 self.sleeps_until.store(sleeps_until, Ordering::Relaxed);
                 (sleeps_until != Time::MAX).then(|| sleeps_until.saturating_sub(now))
             };
-            let others_hear = polled || recently || stands_in;
+            let others_hear = polled || recently || helps;
             let (sources, is_idle) = {
                 let mut receiver = self.receiver();
                 // What came while others attended to the packets has woken nobody.
@@ -709,12 +710,12 @@ impl Threaded {
             files.push(wait_for(self.waker.fd()));
             files.push(wait_for(self.ends.fd()));
             if !others_hear {
-                files.extend(self.bell_file());
+                files.extend(self.wake_file());
             }
             let first = files.len();
-            files.extend(sources.doors());
-            let stood_for = sources.version() == self.attended.load(Ordering::Relaxed);
-            if !(polled || (stood_in || stands_in) && stood_for) {
+            files.extend(sources.listeners());
+            let helped_for = sources.version() == self.attended.load(Ordering::Relaxed);
+            if !(polled || (helped || helps) && helped_for) {
                 files.extend(sources.sockets());
             }
             wait(&mut files, timeout.map(Duration::from_nanos));
@@ -740,7 +741,7 @@ impl Threaded {
     }
 }
 
-/// The place of a thread that stands in.
+/// The place of a helper.
 struct Place<'a> {
     threaded: &'a Threaded,
     shared: &'a Shared,
@@ -749,12 +750,12 @@ struct Place<'a> {
 impl Drop for Place<'_> {
     /// Makes sure that the device's thread looks soon, or at once if others wait for events.
     fn drop(&mut self) {
-        let Threaded { stands_in, stood_in, sleeps_until, waker, .. } = self.threaded;
+        let Threaded { helps, helped, sleeps_until, waker, .. } = self.threaded;
         // The thread looks, and says how long it sleeps, with this lock held.
         let engine = self.shared.lock();
-        stands_in.store(false, Ordering::Release);
+        helps.store(false, Ordering::Release);
         if engine.core.armed > 0 {
-            stood_in.store(false, Ordering::Relaxed);
+            helped.store(false, Ordering::Relaxed);
             if sleeps_until.load(Ordering::Relaxed) != 0 {
                 sleeps_until.store(0, Ordering::Relaxed);
                 waker.wake();

@@ -2,8 +2,8 @@
 //! coverage leads to.
 
 pub use crate::transport::connection::hostile::device_messages;
+pub use crate::transport::fuzz_target::device_packets;
 pub use crate::transport::table::model::device_objects;
-pub use crate::transport::victim::device_packets;
 pub use crate::wire::header::property::device_headers;
 
 #[cfg(test)]

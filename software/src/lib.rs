@@ -95,6 +95,7 @@
 //!
 //! [page]: https://github.com/ibverbs-bundled/ibverbs-bundled/blob/main/docs/testing.md
 
+mod backoff;
 mod builder;
 mod device;
 mod driver;
@@ -121,7 +122,6 @@ mod settings;
 mod simulate;
 mod threads;
 mod transport;
-mod turns;
 mod wire;
 
 pub use builder::Builder;

@@ -37,7 +37,11 @@ impl Device {
                 ibv_event_type::IBV_EVENT_PORT_ERR
             };
             let all_up = engine.core.ports.iter().all(|port| port.active);
-            engine.core.gate().into_iter().for_each(|gate| gate.set_open(all_up));
+            engine
+                .core
+                .direct_access()
+                .into_iter()
+                .for_each(|direct_access| direct_access.set_open(all_up));
             engine.core.raise_in_all_contexts(event, port.into());
         }
         Ok(())

@@ -1,16 +1,16 @@
 //! The interfaces that the engine uses: a link that sends packets, and a clock.
 
 pub(crate) mod clock;
-mod machine;
 mod namespace;
 pub(crate) mod neighbours;
 pub(crate) mod receive;
+mod same_host;
 mod send;
 pub(crate) mod socket;
 pub(crate) mod udp;
 mod unread;
 
-pub(crate) use self::machine::{Gate, OneSided};
+pub(crate) use self::same_host::{DirectAccess, OneSided};
 
 use std::fmt::Debug;
 use std::hash::{BuildHasher, RandomState};
@@ -81,7 +81,7 @@ pub(crate) trait Link: Debug + Send {
     }
 
     /// What lets peers of this machine into this process's memory.
-    fn gate(&self) -> Option<Arc<Gate>> {
+    fn direct_access(&self) -> Option<Arc<DirectAccess>> {
         None
     }
 

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, TryLo
 use std::time::Duration;
 
 use super::OneSided;
-use super::machine::Ways;
 use super::namespace::{Namespace, namespace};
+use super::same_host::Senders;
 use crate::files::Waker;
 use crate::wire::Packet;
 
@@ -26,7 +26,7 @@ const SPARE: usize = 256;
 pub(crate) struct Inbox {
     contents: Mutex<Contents>,
     /// Wakes who waits for packets.
-    bell: Arc<Waker>,
+    wake_fd: Arc<Waker>,
     /// Someone has asked to be woken for the next packet.
     is_rung: AtomicBool,
 }
@@ -39,12 +39,12 @@ struct Contents {
 }
 
 impl Inbox {
-    pub(super) fn new(bell: Arc<Waker>) -> Self {
-        Self { contents: Mutex::default(), bell, is_rung: AtomicBool::new(false) }
+    pub(super) fn new(wake_fd: Arc<Waker>) -> Self {
+        Self { contents: Mutex::default(), wake_fd, is_rung: AtomicBool::new(false) }
     }
 
-    pub(crate) fn bell(&self) -> &Arc<Waker> {
-        &self.bell
+    pub(crate) fn wake_fd(&self) -> &Arc<Waker> {
+        &self.wake_fd
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
@@ -65,7 +65,7 @@ impl Inbox {
         }
         // Who asks to be woken looks here afterwards: either it finds the packets, or this wakes it.
         if self.is_rung.load(Ordering::Relaxed) && self.is_rung.swap(false, Ordering::Relaxed) {
-            self.bell.wake();
+            self.wake_fd.wake();
         }
     }
 
@@ -153,20 +153,20 @@ pub(super) struct Place {
     /// The last destination, and its inbox, of this version of the neighbours.
     last: Option<(u32, IpAddr, Option<Arc<Inbox>>)>,
     /// To devices of other processes. `None`: as above.
-    ways: Option<Ways>,
+    senders: Option<Senders>,
 }
 
 impl Place {
     /// Without `joins`, its packets pass through the kernel.
     pub(super) fn new(inbox: Arc<Inbox>, joins: bool) -> Self {
         let namespace = if joins { namespace() } else { None };
-        let ways = namespace.map(Ways::new);
-        Self { inbox, namespace, addresses: Vec::new(), last: None, ways }
+        let senders = namespace.map(Senders::new);
+        Self { inbox, namespace, addresses: Vec::new(), last: None, senders }
     }
 
     /// Whether packets from and to this device pass through the kernel.
     pub(super) fn is_alone(&self) -> bool {
-        self.ways.is_none()
+        self.senders.is_none()
     }
 
     pub(super) fn inbox(&self) -> &Arc<Inbox> {
@@ -175,8 +175,8 @@ impl Place {
 
     /// From now on, neighbours find the device at these addresses, whose sockets it has.
     pub(super) fn set_addresses(&mut self, addresses: &[IpAddr]) {
-        if let Some(ways) = &mut self.ways {
-            ways.clear();
+        if let Some(senders) = &mut self.senders {
+            senders.clear();
         }
         let Some(namespace) = self.namespace else { return };
         let before = std::mem::take(&mut self.addresses);
@@ -219,7 +219,8 @@ impl Place {
 
     /// Whether packets from one address to the other do not pass through the kernel.
     pub(super) fn is_near(&mut self, from: IpAddr, to: IpAddr) -> bool {
-        self.neighbour(to).is_some() || self.ways.as_ref().is_some_and(|ways| ways.has(from, to))
+        self.neighbour(to).is_some()
+            || self.senders.as_ref().is_some_and(|senders| senders.has(from, to))
     }
 
     /// Whether there are packets from one address to the other that the other device has not received; `None`: they pass
@@ -228,33 +229,33 @@ impl Place {
         if let Some(inbox) = self.neighbour(to) {
             return Some(!inbox.is_empty());
         }
-        self.ways.as_mut()?.is_unread(from, to)
+        self.senders.as_mut()?.is_unread(from, to)
     }
 
     /// Whether packets from one address to the other wait for the other device to receive others.
     pub(super) fn is_full(&mut self, from: IpAddr, to: IpAddr) -> bool {
         match self.neighbour(to) {
             Some(inbox) => inbox.is_full(),
-            None => self.ways.as_ref().is_some_and(|ways| ways.is_full(from, to)),
+            None => self.senders.as_ref().is_some_and(|senders| senders.is_full(from, to)),
         }
     }
 
     /// Sends what rings had no room for. Returns whether nothing is left to do.
     pub(super) fn send_rest(&mut self) -> bool {
-        self.ways.as_mut().is_none_or(Ways::send_rest)
+        self.senders.as_mut().is_none_or(Senders::send_rest)
     }
 
     pub(super) fn is_done(&self) -> bool {
-        self.ways.as_ref().is_none_or(Ways::is_done)
+        self.senders.as_ref().is_none_or(Senders::is_done)
     }
 
     pub(super) fn drop_rest(&mut self, from: &[IpAddr]) {
-        self.ways.iter_mut().for_each(|ways| ways.drop_rest(from));
+        self.senders.iter_mut().for_each(|senders| senders.drop_rest(from));
     }
 
     /// Packets that are to go through the kernel's network, before all others.
     pub(super) fn take_refused(&mut self) -> Vec<Packet> {
-        let mut refused = self.ways.as_mut().map_or_else(Vec::new, Ways::take_refused);
+        let mut refused = self.senders.as_mut().map_or_else(Vec::new, Senders::take_refused);
         refused.iter_mut().for_each(Packet::seal);
         refused
     }
@@ -274,7 +275,9 @@ impl Place {
             return false;
         }
         // SAFETY: as the caller says.
-        self.ways.as_mut().is_some_and(|ways| unsafe { ways.carry_out(to, request, local) })
+        self.senders
+            .as_mut()
+            .is_some_and(|senders| unsafe { senders.carry_out(to, request, local) })
     }
 
     /// Splits off the first packets, as many as go the same way, and sends them if that is not through the kernel.
@@ -294,14 +297,14 @@ impl Place {
                 }
                 break;
             }
-            if let Some(ways) = &mut self.ways
-                && let Some(ring) = ways.ring(from, to)
+            if let Some(senders) = &mut self.senders
+                && let Some(ring) = senders.ring(from, to)
             {
                 if count > 0 {
                     break;
                 }
                 if !ring.send(&mut packets[..same]) {
-                    ways.forget(from, to);
+                    senders.forget(from, to);
                 }
                 return (same, true);
             }
@@ -348,11 +351,11 @@ mod tests {
         numbers
     }
 
-    /// Whether the bell of a device has rung, which is forgotten.
+    /// Whether a device was woken, which is forgotten.
     fn has_rung(link: &UdpLink) -> bool {
-        let bell = link.inbox().bell().clone();
-        let rung = wait(&mut [wait_for(bell.fd())], Some(Duration::ZERO));
-        bell.clear();
+        let wake_fd = link.inbox().wake_fd().clone();
+        let rung = wait(&mut [wait_for(wake_fd.fd())], Some(Duration::ZERO));
+        wake_fd.clear();
         rung
     }
 
@@ -363,11 +366,11 @@ mod tests {
         let _files = no_process_starts();
         let (mut one, other) = (link(2, false), link(3, false));
         let mut receiver = Receiver::new(other.sockets(), other.inbox()).unwrap();
-        let bell = other.inbox().bell().clone();
-        let rings = || wait(&mut [wait_for(bell.fd())], Some(Duration::ZERO));
+        let wake_fd = other.inbox().wake_fd().clone();
+        let rings = || wait(&mut [wait_for(wake_fd.fd())], Some(Duration::ZERO));
 
         assert!(receiver.may_sleep() && !rings());
-        bell.wake();
+        wake_fd.wake();
         assert!(rings() && received(&mut receiver).is_empty());
         assert!(receiver.may_sleep() && !rings());
 
@@ -376,7 +379,7 @@ mod tests {
         assert!(rings() && !receiver.may_sleep() && !rings());
         assert_eq!(received(&mut receiver), [1]);
         assert!(receiver.may_sleep() && !rings());
-        bell.wake();
+        wake_fd.wake();
         assert!(received(&mut receiver).is_empty() && receiver.may_sleep() && !rings());
         one.send(&mut [packet(2, 3, 2)]);
         assert!(rings());
@@ -392,7 +395,7 @@ mod tests {
         assert_eq!(room[0], MUCH_ROOM);
         assert!(room[1] >= LITTLE_ROOM);
 
-        // In order, with their addresses; the bell rings once, for who has asked for it.
+        // In order, with their addresses; one wake-up for one request.
         assert!(other.inbox().may_sleep());
         for few in (0..200).collect::<Vec<_>>().chunks(64) {
             let mut packets: Vec<_> = few.iter().map(|&n| packet(2, 3, n)).collect();

@@ -8,8 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use super::machine::{Gate, Senders};
 use super::neighbours::Inbox;
+use super::same_host::{DirectAccess, Receivers};
 use super::socket::{Socket, UDP_GRO, read_address};
 use super::udp::Sockets;
 use crate::files::{Epoll, Waker, wait_for};
@@ -47,7 +47,7 @@ pub(crate) struct Receiver {
     inbox: Arc<Inbox>,
     /// Packets from the inbox.
     packets: VecDeque<Packet>,
-    senders: Senders,
+    receivers: Receivers,
     /// How many times in a row the sockets were left out, because there were packets elsewhere.
     without_sockets: u32,
     /// Whoever waits was told that it may sleep, and no packet was received since then.
@@ -81,11 +81,11 @@ impl Receiver {
     pub(crate) fn new(all: Arc<Sockets>, inbox: Arc<Inbox>) -> io::Result<Self> {
         // SAFETY: all zeros is a valid value of these C structures.
         let (headers, parts, names, controls) = unsafe { (zeroed(), zeroed(), zeroed(), zeroed()) };
-        let bell = inbox.bell().clone();
+        let wake_fd = inbox.wake_fd().clone();
         let mut receiver = Self {
             inbox,
             packets: VecDeque::new(),
-            senders: Senders::new(bell)?,
+            receivers: Receivers::new(wake_fd)?,
             without_sockets: 0,
             told_to_sleep: false,
             empty_turns: EMPTY_TURNS,
@@ -116,18 +116,18 @@ impl Receiver {
     }
 
     /// Peers of this machine may use this process's memory.
-    pub(crate) fn set_gate(&mut self, gate: Arc<Gate>) {
-        self.senders.set_gate(gate);
+    pub(crate) fn set_direct_access(&mut self, direct_access: Arc<DirectAccess>) {
+        self.receivers.set_direct_access(direct_access);
     }
 
     /// What wakes who waits for packets of this machine.
-    pub(crate) fn bell(&self) -> &Arc<Waker> {
-        self.inbox.bell()
+    pub(crate) fn wake_fd(&self) -> &Arc<Waker> {
+        self.inbox.wake_fd()
     }
 
     /// Readable when a process that writes to a ring has ended.
     pub(crate) fn ends(&self) -> &Arc<Epoll> {
-        self.senders.ends()
+        self.receivers.ends()
     }
 
     /// The current sockets.
@@ -135,51 +135,51 @@ impl Receiver {
         if let Some((version, sockets)) = self.all.newer_than(self.version) {
             (self.version, self.sockets) = (version, sockets);
             let sockets = &self.sockets;
-            self.senders.keep(|address| sockets.iter().any(|socket| socket.address == address));
+            self.receivers.keep(|address| sockets.iter().any(|socket| socket.address == address));
         }
         &self.sockets
     }
 
-    /// What to wait for until there are packets, beside the [bell](Self::bell).
+    /// What to wait for until there are packets, beside [`wake_fd`](Self::wake_fd).
     pub(crate) fn sources(&mut self) -> Sources {
         let sockets = self.sockets().to_vec();
-        let doors = self.senders.looks_at_doors();
-        let guests = self.senders.guests().cloned().collect();
-        Sources { version: self.version, sockets, doors, guests }
+        let listeners = self.receivers.looks_at_listeners();
+        let pending = self.receivers.pending().cloned().collect();
+        Sources { version: self.version, sockets, listeners, pending }
     }
 
-    /// From now on, the next packet of this machine rings the bell. Returns false if there are packets already. Who calls
-    /// this either receives afterwards, or waits for the bell: it may have rung for others, and is silent now.
+    /// From now on, the next packet of this machine writes to `wake_fd`. Returns false if there are packets already. Who calls
+    /// this either receives afterwards, or waits for `wake_fd`: it may have woken others, and is silent now.
     pub(crate) fn may_sleep(&mut self) -> bool {
         // If all are to ring, none has rung, and nothing need be cleared. But a sender decides to ring first and rings then:
-        // if it was interrupted in between, the bell rings for a packet that was received long ago. Then who was to sleep is
+        // if it was interrupted in between, `wake_fd` is readable for a packet that was received long ago. Then who was to sleep is
         // here again, without a packet.
-        if self.told_to_sleep || !(self.inbox.is_rung() && self.senders.all_ring()) {
-            self.bell().clear();
+        if self.told_to_sleep || !(self.inbox.is_rung() && self.receivers.all_ring()) {
+            self.wake_fd().clear();
         }
-        self.told_to_sleep = self.senders.may_sleep() & self.inbox.may_sleep();
+        self.told_to_sleep = self.receivers.may_sleep() & self.inbox.may_sleep();
         self.told_to_sleep
     }
 
     /// Attends to other processes who come and go; `ready` are the files of `Sources` and `ends` that are readable.
     pub(crate) fn attend(&mut self, ready: &[c_int]) {
-        let all_doors = self.senders.stop_waiting();
-        if ready.is_empty() && !all_doors {
+        let all_listeners = self.receivers.stop_waiting();
+        if ready.is_empty() && !all_listeners {
             return;
         }
         for socket in &self.sockets {
-            if let Some(door) = &socket.door
-                && (all_doors || ready.contains(&door.as_raw_fd()))
+            if let Some(listener) = &socket.listener
+                && (all_listeners || ready.contains(&listener.as_raw_fd()))
             {
-                self.senders.open(socket.address, door);
+                self.receivers.open(socket.address, listener);
             }
         }
-        self.senders.attend(|fd| ready.contains(&fd));
+        self.receivers.attend(|fd| ready.contains(&fd));
     }
 
     /// The addresses of other processes that have ended since the last call.
     pub(crate) fn take_gone(&mut self) -> Vec<IpAddr> {
-        self.senders.take_gone()
+        self.receivers.take_gone()
     }
 
     /// Receives the packets that have arrived, without blocking, and passes on each with its source and
@@ -206,7 +206,7 @@ impl Receiver {
     ) -> usize {
         self.sockets();
         let mut count = self.receive_from_inbox(&mut each);
-        count += self.senders.receive(|(from, is_sealed), to, packet| {
+        count += self.receivers.receive(|(from, is_sealed), to, packet| {
             each(Source { address: SocketAddr::new(from, PORT), is_sealed }, to, packet);
         });
         self.empty_turns = if count > 0 { 0 } else { (self.empty_turns + 1).min(EMPTY_TURNS) };
@@ -293,8 +293,8 @@ impl Receiver {
 pub(crate) struct Sources {
     version: u32,
     sockets: Vec<Arc<Socket>>,
-    doors: bool,
-    guests: Vec<Arc<OwnedFd>>,
+    listeners: bool,
+    pending: Vec<Arc<OwnedFd>>,
 }
 
 impl Sources {
@@ -304,10 +304,10 @@ impl Sources {
     }
 
     /// Those that tell of processes that come.
-    pub(crate) fn doors(&self) -> impl Iterator<Item = libc::pollfd> {
-        let doors = self.sockets.iter().filter_map(|socket| socket.door.as_ref());
-        let doors = doors.filter(|_| self.doors).map(AsRawFd::as_raw_fd);
-        doors.chain(self.guests.iter().map(AsRawFd::as_raw_fd)).map(wait_for)
+    pub(crate) fn listeners(&self) -> impl Iterator<Item = libc::pollfd> {
+        let listeners = self.sockets.iter().filter_map(|socket| socket.listener.as_ref());
+        let listeners = listeners.filter(|_| self.listeners).map(AsRawFd::as_raw_fd);
+        listeners.chain(self.pending.iter().map(AsRawFd::as_raw_fd)).map(wait_for)
     }
 
     /// Those that packets are received from.

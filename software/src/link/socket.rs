@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::machine;
+use super::same_host;
 use crate::wire::PORT;
 
 // Missing in some C libraries' headers.
@@ -28,7 +28,7 @@ pub(crate) struct Socket {
     /// The kernel cuts a message into datagrams, until it refuses to.
     pub(crate) segments: AtomicBool,
     /// Where other processes of this machine hand over rings.
-    pub(super) door: Option<OwnedFd>,
+    pub(super) listener: Option<OwnedFd>,
 }
 
 impl Socket {
@@ -36,7 +36,7 @@ impl Socket {
         // Without it the kernel cuts them before it hands them over: no error.
         let _ = option(&socket, libc::IPPROTO_UDP, UDP_GRO, 1);
         let buffer = receive_buffer(&socket);
-        Self { address, socket, interface, buffer, segments: AtomicBool::new(true), door: None }
+        Self { address, socket, interface, buffer, segments: AtomicBool::new(true), listener: None }
     }
 
     /// Where a packet to this address is sent.
@@ -160,7 +160,7 @@ pub(super) fn not_available() -> io::Error {
     io::Error::from_raw_os_error(libc::EADDRNOTAVAIL)
 }
 
-/// Opens the socket of one of the device's addresses; `through_kernel`: without a door.
+/// Opens the socket of one of the device's addresses; `through_kernel`: without a listener.
 pub(super) fn open_own(address: IpAddr, through_kernel: bool) -> io::Result<Arc<Socket>> {
     let at = |e: io::Error| io::Error::new(e.kind(), format!("{address}: {e}"));
     let interface = match address {
@@ -173,7 +173,7 @@ pub(super) fn open_own(address: IpAddr, through_kernel: bool) -> io::Result<Arc<
     let socket = open(address, interface).map_err(at)?;
     let mut socket = Socket::new(address, socket, interface);
     if !through_kernel {
-        socket.door = machine::door(address);
+        socket.listener = same_host::listener(address);
     }
     Ok(Arc::new(socket))
 }

@@ -7,10 +7,10 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::machine::let_in;
 use super::neighbours::{Inbox, Place};
+use super::same_host::let_in;
 use super::socket::{Socket, not_available, on_network, open_group, open_own};
-use super::{BUFFER_FACTOR, Gate, LITTLE_ROOM, Link, MUCH_ROOM, OneSided, send, unread};
+use super::{BUFFER_FACTOR, DirectAccess, LITTLE_ROOM, Link, MUCH_ROOM, OneSided, send, unread};
 use crate::files::Waker;
 use crate::wire::Packet;
 
@@ -52,7 +52,7 @@ pub(crate) struct UdpLink {
     all: Arc<Sockets>,
     /// Wakes the device's thread.
     wake: Arc<Waker>,
-    gate: Option<Arc<Gate>>,
+    direct_access: Option<Arc<DirectAccess>>,
 }
 
 impl UdpLink {
@@ -63,17 +63,17 @@ impl UdpLink {
         let all = Mutex::new(own.clone());
         let all = Arc::new(Sockets { all, version: AtomicU32::new(1) });
         let wake = Arc::new(Waker::new()?);
-        let bell = Arc::new(Waker::new()?);
-        let mut place = Place::new(Arc::new(Inbox::new(bell)), !through_kernel);
+        let wake_fd = Arc::new(Waker::new()?);
+        let mut place = Place::new(Arc::new(Inbox::new(wake_fd)), !through_kernel);
         place.set_addresses(addresses);
-        Ok(Self { place, waiting: VecDeque::new(), own, all, wake, gate: None })
+        Ok(Self { place, waiting: VecDeque::new(), own, all, wake, direct_access: None })
     }
 
     /// Lets processes of the user into this one's memory, and goes into theirs.
-    pub(crate) fn open_gate(&mut self) -> io::Result<()> {
+    pub(crate) fn open_direct_access(&mut self) -> io::Result<()> {
         if !self.place.is_alone() {
             let_in();
-            self.gate = Some(Gate::new()?);
+            self.direct_access = Some(DirectAccess::new()?);
         }
         Ok(())
     }
@@ -168,15 +168,15 @@ impl Link for UdpLink {
         self.place.is_unread(from, to).unwrap_or_else(|| unread::is_unread(on_network(from, to)))
     }
 
-    fn gate(&self) -> Option<Arc<Gate>> {
-        self.gate.clone()
+    fn direct_access(&self) -> Option<Arc<DirectAccess>> {
+        self.direct_access.clone()
     }
 
     unsafe fn carry_out(&mut self, to: IpAddr, request: &OneSided, local: &[libc::iovec]) -> bool {
         // The device may have given the address up.
         let has = self.own.iter().any(|own| own.address == request.from.0);
         // SAFETY: as the caller says.
-        self.gate.is_some() && has && unsafe { self.place.carry_out(to, request, local) }
+        self.direct_access.is_some() && has && unsafe { self.place.carry_out(to, request, local) }
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {

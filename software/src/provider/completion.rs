@@ -22,7 +22,7 @@ pub(super) struct SoftCq {
     pub(super) current: Option<Completion>,
     /// The number of ready completions: an empty poll takes no lock.
     depth: Arc<AtomicUsize>,
-    /// Who waits for its events receives packets itself; a loop of the program hears the bell.
+    /// A thread that waits for its events receives packets itself; a loop of the program waits for `wake_fd`.
     pub(super) is_attended: AtomicBool,
     is_attached: AtomicBool,
 }
@@ -211,10 +211,10 @@ pub(crate) unsafe fn attend(cq: *mut ibv_cq) -> Option<c_int> {
     unsafe {
         let shared = threaded(cq)?;
         let soft = cq.cast::<SoftCq>();
-        let bell = shared.driver().attach(&(*soft).is_attached)?;
+        let wake_fd = shared.driver().attach(&(*soft).is_attached)?;
         (*soft).is_attended.store(true, Ordering::Relaxed);
         shared.lock().attend((*cq).handle);
-        Some(bell)
+        Some(wake_fd)
     }
 }
 

@@ -16,7 +16,7 @@ use super::timers::{Timer, Timers};
 use super::work::{Completion, Path};
 use super::xrc_domains::XrcDomains;
 use crate::ffi::ibv_event_type;
-use crate::link::{Clock, Gate, Link, Time};
+use crate::link::{Clock, DirectAccess, Link, Time};
 use crate::settings::Settings;
 use crate::transport::completion_faults::CompletionFaults;
 use crate::wire::header::Bth;
@@ -136,7 +136,7 @@ pub(crate) struct Core {
     late_scheduled: Option<Time>,
     clock: Arc<dyn Clock>,
     /// What lets peers into this process's memory.
-    pub(super) gate: Option<Arc<Gate>>,
+    pub(super) direct_access: Option<Arc<DirectAccess>>,
     link: Box<dyn Link>,
     link_scheduled: Option<Time>,
     outbox: Vec<Packet>,
@@ -185,7 +185,7 @@ impl Core {
             late: VecDeque::new(),
             late_scheduled: None,
             clock,
-            gate: link.gate(),
+            direct_access: link.direct_access(),
             link,
             link_scheduled: None,
             outbox: Vec::new(),

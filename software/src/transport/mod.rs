@@ -11,6 +11,8 @@ pub(crate) mod counters;
 pub(crate) mod device_memory;
 pub(crate) mod drops;
 pub(crate) mod events;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz_target;
 pub(crate) mod memory;
 pub(crate) mod modify;
 #[cfg(test)]
@@ -24,15 +26,13 @@ pub(crate) mod requester;
 pub(crate) mod responder;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod rig;
-mod sides;
+mod sq_rq_state;
 pub(crate) mod state;
 pub(crate) mod table;
 #[cfg(test)]
 mod tests;
 pub(crate) mod timers;
 pub(crate) mod unreliable;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod victim;
 pub(crate) mod windows;
 pub(crate) mod work;
 pub(crate) mod xrc;

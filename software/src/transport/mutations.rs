@@ -7,8 +7,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::net::IpAddr;
 
+use super::fuzz_target::{FuzzTarget, IOVA, LENGTH, names_a_queue};
 use super::rig::{Random, seal};
-use super::victim::{IOVA, LENGTH, Victim, names_a_queue};
 use crate::wire::header::{Bth, XrcEth};
 use crate::wire::sequence::wire;
 use crate::wire::{icrc, opcode};
@@ -31,13 +31,13 @@ fn corpus() -> Vec<Vec<u8>> {
 }
 
 /// A packet that is almost right: of the corpus, addressed to a live queue pair, then mutated.
-fn mutate(random: &mut Random, victim: &Victim, capture: &[u8]) -> Vec<u8> {
+fn mutate(random: &mut Random, target: &FuzzTarget, capture: &[u8]) -> Vec<u8> {
     let mut packet = capture.to_vec();
     if names_a_queue(packet[0]) {
         packet.drain(Bth::SIZE..Bth::SIZE + XrcEth::SIZE);
     }
-    let (number, transport) = victim.qps[random.below(victim.qps.len() as u64) as usize];
-    let qp = victim.engine.qps.get(number).unwrap();
+    let (number, transport) = target.qps[random.below(target.qps.len() as u64) as usize];
+    let qp = target.engine.qps.get(number).unwrap();
     if let Some(mut bth) = Bth::parse(&packet) {
         if random.below(16) > 0 {
             bth.qpn = number;
@@ -59,8 +59,8 @@ fn mutate(random: &mut Random, victim: &Victim, capture: &[u8]) -> Vec<u8> {
     }
     // The key of a region where an RETH or atomic header has it, most of the time a live one.
     if packet.len() >= Bth::SIZE + 16 && random.below(8) > 0 {
-        let region = random.below(victim.regions.len() as u64) as usize;
-        let key = victim.regions[region].key;
+        let region = random.below(target.regions.len() as u64) as usize;
+        let key = target.regions[region].key;
         packet[Bth::SIZE + 8..Bth::SIZE + 12].copy_from_slice(&key.to_be_bytes());
         let edges = [0, 1, 8, 255, LENGTH as u64 - 8, LENGTH as u64, u64::MAX - IOVA];
         let at = edges[random.below(7) as usize].wrapping_add(random.below(2));
@@ -75,8 +75,8 @@ fn mutate(random: &mut Random, victim: &Victim, capture: &[u8]) -> Vec<u8> {
     if names_a_queue(packet[0]) {
         let srq = match random.below(16) {
             0 => random.next() as u32,
-            1..=4 => victim.named[random.below(4) as usize],
-            _ => victim.named[0],
+            1..=4 => target.named[random.below(4) as usize],
+            _ => target.named[0],
         };
         let mut header = Vec::new();
         XrcEth { srq }.write(&mut header);
@@ -178,35 +178,35 @@ fn mutated_packets_do_no_harm() {
         ["127.9.9.1", "127.9.9.2"].map(|address| address.parse::<IpAddr>().unwrap()),
         ["fd00::1", "fd00::2"].map(|address| address.parse::<IpAddr>().unwrap()),
     ];
-    let mut victims = families.map(|[address, peer]| Victim::new(address, peer));
+    let mut targets = families.map(|[address, peer]| FuzzTarget::new(address, peer));
     let (mut answers, mut data, mut reconnects, mut begun) = (0_u64, 0_u64, 0_u64, 0);
     let mut extended = 0_u64;
     for i in 0..count {
-        let victim = &mut victims[random.below(2) as usize];
+        let target = &mut targets[random.below(2) as usize];
         let capture = &corpus[random.below(corpus.len() as u64) as usize];
-        let packet = mutate(&mut random, victim, capture);
-        let mut sealed = seal(victim.peer, victim.address, packet);
+        let packet = mutate(&mut random, target, capture);
+        let mut sealed = seal(target.peer, target.address, packet);
         if random.below(64) == 0 {
             let at = random.below(sealed.len() as u64) as usize;
             sealed[at] ^= 1 << random.below(8);
         }
-        let seen = victim.is_sent(&sealed);
+        let seen = target.is_sent(&sealed);
         answers += seen.answers;
         extended += seen.extended;
         data += seen.data;
         reconnects += seen.reconnects;
         if i % 16 == 0 {
-            victim.refill(random.below(victim.qps.len() as u64) as usize);
-            victim.take_sent();
+            target.refill(random.below(target.qps.len() as u64) as usize);
+            target.take_sent();
         }
         if i % 1024 == 0 {
-            victim.assert_untouched();
+            target.assert_untouched();
         }
         if i == count / 10 {
             begun = HELD.get();
         }
     }
-    victims.iter().for_each(Victim::assert_untouched);
+    targets.iter().for_each(FuzzTarget::assert_untouched);
     let grown = HELD.get() - begun;
     // The mutated packets reach the code that answers, reads memory and fails queue pairs.
     assert!(answers > count / 50, "{answers} answers");

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::Engine;
 use super::queue_pair::{Owner, QueuePair, Transport};
 use super::queues::{Armed, CompletionQueue, SharedReceiveQueue};
-use super::sides::{Responder, SendQueue};
+use super::sq_rq_state::{Responder, SendQueue};
 use super::timers::Timer;
 use super::work::{Completion, Receive, Release, SendRequest};
 use crate::ffi::{

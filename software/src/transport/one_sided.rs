@@ -5,46 +5,46 @@ use super::memory::Backing;
 use super::queue_pair::{QueuePair, Transport};
 use super::work::{Data, Extra, Operation, Posted, SendRequest};
 use crate::ffi::{ibv_qp_state as State, ibv_wc_status as Status};
-use crate::link::{Gate, OneSided};
+use crate::link::{DirectAccess, OneSided};
 
 /// The most parts of a request's own memory.
 const PARTS: usize = 32;
 
 /// The target's side.
 impl Core {
-    pub(crate) fn gate(&self) -> Option<&Gate> {
-        self.gate.as_deref()
+    pub(crate) fn direct_access(&self) -> Option<&DirectAccess> {
+        self.direct_access.as_deref()
     }
 
     /// From now on, peers may go into a region, as far as it allows that.
     pub(super) fn let_into(&self, key: u32) {
-        if let (Some(gate), Some(region)) = (&self.gate, self.keys.region(key))
+        if let (Some(direct_access), Some(region)) = (&self.direct_access, self.keys.region(key))
             && let Backing::Memory(start) = region.backing
         {
             let range = (start, region.iova, region.length);
-            gate.add_region((key, region.pd), range, region.access);
+            direct_access.add_region((key, region.pd), range, region.access);
         }
     }
 
     /// No peer is in a region from here on.
     pub(super) fn keep_out_of(&self, key: u32) {
-        self.gate.iter().for_each(|gate| gate.remove_region(key));
+        self.direct_access.iter().for_each(|direct_access| direct_access.remove_region(key));
     }
 
     /// From now on, the peer of a queue pair may go into memory, if the queue pair receives.
     pub(super) fn let_in(&self, qp: &QueuePair) {
-        if let (Some(gate), Some(path)) = (&self.gate, qp.path)
+        if let (Some(direct_access), Some(path)) = (&self.direct_access, qp.path)
             && qp.transport == Transport::Rc
             && qp.receives()
         {
             let peer = (path.to, qp.attr.dest_qp_num);
-            gate.add_pair((qp.number, qp.pd), peer, qp.attr.qp_access_flags);
+            direct_access.add_pair((qp.number, qp.pd), peer, qp.attr.qp_access_flags);
         }
     }
 
     /// The peer of a queue pair is in no memory from here on.
     pub(super) fn keep_out(&self, number: u32) {
-        self.gate.iter().for_each(|gate| gate.remove_pair(number));
+        self.direct_access.iter().for_each(|direct_access| direct_access.remove_pair(number));
     }
 }
 

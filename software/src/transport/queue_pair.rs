@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::core::Core;
-use super::sides::{Responder, SendQueue};
+use super::sq_rq_state::{Responder, SendQueue};
 use super::timers::Timer;
 use super::work::{Completion, Path, Receive, Release};
 use crate::ffi::{

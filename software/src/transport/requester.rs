@@ -5,7 +5,7 @@ mod packets;
 use super::core::Core;
 use super::memory::Denied;
 use super::queue_pair::QueuePair;
-use super::sides::TURN;
+use super::sq_rq_state::TURN;
 use super::work::{Operation, Posted, Release, SendRequest};
 use crate::ffi::{ibv_event_type, ibv_qp_state as State, ibv_wc_status as Status};
 use crate::link::LITTLE_ROOM;

@@ -9,7 +9,7 @@ mod fetches;
 
 use super::core::Core;
 use super::queue_pair::{QueuePair, Transport};
-use super::sides::{Answer, Message};
+use super::sq_rq_state::{Answer, Message};
 use super::work::{Completion, Extra};
 use crate::ffi::{
     ibv_access_flags as Access, ibv_event_type as Event, ibv_wc_opcode, ibv_wc_status as Status,

@@ -4,7 +4,7 @@ use super::Step;
 use crate::ffi::ibv_wc_status as Status;
 use crate::transport::core::Core;
 use crate::transport::queue_pair::QueuePair;
-use crate::transport::sides::SendQueue;
+use crate::transport::sq_rq_state::SendQueue;
 use crate::transport::work::{Data, Extra, Operation};
 use crate::wire::header::{AtomicEth, Bth, Deth, Reth, XrcEth};
 use crate::wire::opcode::{self, Part};

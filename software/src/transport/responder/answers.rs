@@ -2,7 +2,7 @@
 
 use super::super::core::Core;
 use super::super::queue_pair::QueuePair;
-use super::super::sides::Answer;
+use super::super::sq_rq_state::Answer;
 use crate::ffi::{ibv_access_flags as Access, ibv_event_type as Event};
 use crate::wire::header::{Aeth, Bth, Nak, Syndrome};
 use crate::wire::opcode;

@@ -3,7 +3,7 @@
 use super::super::core::Core;
 use super::super::memory::Atomic;
 use super::super::queue_pair::QueuePair;
-use super::super::sides::Answer;
+use super::super::sq_rq_state::Answer;
 use super::{KEPT_RESULTS, MAX_MESSAGE, Refusal};
 use crate::ffi::{ibv_access_flags as Access, ibv_placement_type};
 use crate::wire::header::{Reader, Reth};

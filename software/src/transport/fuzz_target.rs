@@ -34,7 +34,7 @@ pub(crate) struct Memory {
 }
 
 /// A device with queue pairs of every transport: its peer is hostile.
-pub(crate) struct Victim {
+pub(crate) struct FuzzTarget {
     pub(crate) engine: Engine,
     pub(crate) clock: Arc<VirtualClock>,
     pub(crate) sent: Sent,
@@ -72,7 +72,7 @@ pub(crate) const TRANSPORTS: [Transport; 7] = [
     Transport::XrcSend,
 ];
 
-impl Victim {
+impl FuzzTarget {
     pub(crate) fn new(address: IpAddr, peer: IpAddr) -> Self {
         let (clock, sent) = (Arc::new(VirtualClock::default()), Sent::default());
         let settings = Builder::new().port([address]).settings();
@@ -139,11 +139,11 @@ impl Victim {
         let mut regions = Vec::from(rights().map(|access| region(pd, access, access)));
         // Memory that only the peers of the other XRC domain may reach.
         regions.push(region(outsider, rights()[0], 0));
-        let mut victim = Self { engine, clock, sent, address, peer, cq, srq, named, qps, regions };
-        for index in 0..victim.qps.len() {
-            victim.connect(index);
+        let mut target = Self { engine, clock, sent, address, peer, cq, srq, named, qps, regions };
+        for index in 0..target.qps.len() {
+            target.connect(index);
         }
-        victim
+        target
     }
 
     /// Brings a queue pair to RTS, from whatever state, with requests and receives posted.
@@ -292,7 +292,7 @@ pub(crate) struct Seen {
     pub(crate) reconnects: u64,
 }
 
-impl Victim {
+impl FuzzTarget {
     /// The peer sends a packet, with its CRC. No answer is longer than the request allows, and none has a secret.
     pub(crate) fn is_sent(&mut self, sealed: &[u8]) -> Seen {
         // A read may begin at any byte of it.
@@ -339,24 +339,24 @@ impl Victim {
 /// length.
 pub fn device_packets(mut data: &[u8]) {
     let (address, peer) = (IpAddr::from([127, 9, 9, 1]), IpAddr::from([127, 9, 9, 2]));
-    let mut victim = Victim::new(address, peer);
+    let mut target = FuzzTarget::new(address, peer);
     for round in 0.. {
         let Some(([right, high, low], rest)) = data.split_first_chunk() else { break };
         let length = usize::from(u16::from_be_bytes([*high, *low]));
         let (packet, rest) = rest.split_at(length.min(rest.len()));
         data = rest;
         let mut packet = packet[..packet.len().min(LONGEST - icrc::SIZE)].to_vec();
-        victim.make_right(*right, &mut packet);
-        victim.is_sent(&seal(peer, address, packet));
+        target.make_right(*right, &mut packet);
+        target.is_sent(&seal(peer, address, packet));
         if round % 16 == 0 {
-            victim.refill(usize::from(*right) % victim.qps.len());
-            victim.take_sent();
+            target.refill(usize::from(*right) % target.qps.len());
+            target.take_sent();
         }
     }
-    victim.assert_untouched();
+    target.assert_untouched();
 }
 
-impl Victim {
+impl FuzzTarget {
     /// Addresses a packet to a queue pair (the lowest three bits), with a number that it expects (two bits) and the key of
     /// a region (three bits).
     fn make_right(&self, right: u8, packet: &mut [u8]) {

@@ -1,4 +1,4 @@
-//! The side that sends: the ways to other processes' devices.
+//! The side that sends: a device's paths to the devices of other processes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use super::gate::{OneSided, Reach};
+use super::direct_access::{OneSided, Reach};
 use super::ring::Writer;
 use super::{Heard, MOST, connect, introduce, is_quiet, listen, own_process};
 use crate::files::Waker;
@@ -14,22 +14,22 @@ use crate::forks::forks;
 use crate::link::namespace::{Namespace, namespace};
 use crate::wire::Packet;
 
-/// How long to wait before knocking again at a door that was not there, or stayed closed.
+/// How long to wait before connecting again to a listener that was not there, or stayed closed.
 const AGAIN: Duration = Duration::from_millis(500);
 
 /// How often to look whether a process that does not read is still there.
 pub(super) const LOOK: Duration = Duration::from_millis(1);
 
-/// How many packets wait for room in a ring. Senders hold back before (`Ways::is_full`).
+/// How many packets wait for room in a ring. Receivers hold back before (`Senders::is_full`).
 const MOST_WAITING: usize = 16_384;
 
 /// For how long they wait for a process that reads nothing. A test reads nothing while it writes, which may take long.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 2 });
 
-/// What a device knows of the way to an address.
+/// What a device knows of the path to an address.
 #[derive(Debug)]
-enum Way {
-    /// Through the kernel's network: nobody is at the door, or nobody who lets us in. Since then.
+enum Path {
+    /// Through the kernel's network: nobody listens there, or nobody who lets us in. Since then.
     Network(Instant),
     Ring(Connection),
 }
@@ -40,7 +40,7 @@ pub(in crate::link) struct Connection {
     connection: OwnedFd,
     writer: Writer,
     /// What wakes the reader. `None`: the other side has not answered yet.
-    bell: Option<Waker>,
+    wake_fd: Option<Waker>,
     /// What this process may do in the other's memory, whose number this is.
     reach: Option<Reach>,
     process: libc::pid_t,
@@ -59,7 +59,7 @@ pub(in crate::link) struct Connection {
 }
 
 impl Connection {
-    /// Knocks at the door of `to`, and hands over a ring.
+    /// Connects to the listener of `to`, and hands over a ring.
     fn new(from: IpAddr, to: IpAddr) -> Option<Self> {
         let connection = connect(to)?;
         let process = own_process(&connection)?;
@@ -69,7 +69,7 @@ impl Connection {
         Some(Self {
             connection,
             writer,
-            bell: None,
+            wake_fd: None,
             reach: None,
             process,
             awaits_table: false,
@@ -83,7 +83,7 @@ impl Connection {
 
     /// Whether the other process is gone. It is looked up now and then, while it has not answered or does not read.
     fn is_gone(&mut self) -> bool {
-        let reads = self.bell.is_some() && self.writer.is_empty();
+        let reads = self.wake_fd.is_some() && self.writer.is_empty();
         if reads || self.looked.elapsed() < LOOK {
             return false;
         }
@@ -95,14 +95,14 @@ impl Connection {
     fn is_cut_off(&mut self) -> bool {
         match listen(&self.connection) {
             Heard::Nothing => false,
-            Heard::Answer(bell, before_table) => {
-                (self.bell, self.awaits_table) = (Some(bell), before_table);
+            Heard::Answer(wake_fd, before_table) => {
+                (self.wake_fd, self.awaits_table) = (Some(wake_fd), before_table);
                 self.unanswered = Vec::new();
                 false
             }
-            Heard::Table(file, seat) => {
+            Heard::Table(file, lease) => {
                 self.awaits_table = false;
-                self.reach = Reach::new(&file, seat, self.process).ok();
+                self.reach = Reach::new(&file, lease, self.process).ok();
                 false
             }
             Heard::End => true,
@@ -115,7 +115,7 @@ impl Connection {
     ///
     /// As there.
     unsafe fn carry_out(&mut self, request: &OneSided, local: &[libc::iovec]) -> io::Result<bool> {
-        if (self.bell.is_none() || self.awaits_table) && self.is_cut_off() {
+        if (self.wake_fd.is_none() || self.awaits_table) && self.is_cut_off() {
             return Ok(false);
         }
         let Some(reach) = &self.reach else { return Ok(false) };
@@ -143,7 +143,7 @@ impl Connection {
         let fits = self.writer.write(packet);
         if fits {
             self.is_stuck = false;
-            if self.bell.is_none() {
+            if self.wake_fd.is_none() {
                 self.unanswered.push(packet.to_vec());
             }
         }
@@ -181,10 +181,10 @@ impl Connection {
             return true;
         }
         // Who asks to be woken has answered before.
-        if self.bell.is_none() && self.is_cut_off() {
+        if self.wake_fd.is_none() && self.is_cut_off() {
             return false;
         }
-        self.bell.iter().for_each(Waker::wake);
+        self.wake_fd.iter().for_each(Waker::wake);
         true
     }
 
@@ -195,40 +195,40 @@ impl Connection {
 
     /// The packets that the other side has certainly not read, as it was never there to read.
     fn take_back(self) -> impl Iterator<Item = Vec<u8>> {
-        let refused = self.bell.is_none();
+        let refused = self.wake_fd.is_none();
         self.unanswered.into_iter().chain(self.waiting).filter(move |_| refused)
     }
 }
 
-/// The ways to other processes.
+/// The paths to the devices of other processes.
 #[derive(Debug)]
-pub(in crate::link) struct Ways {
+pub(in crate::link) struct Senders {
     /// By source and destination.
-    ways: BTreeMap<(IpAddr, IpAddr), Way>,
+    paths: BTreeMap<(IpAddr, IpAddr), Path>,
     /// What was in rings that nobody took: it goes through the kernel's network.
     refused: Vec<Packet>,
     /// [`forks`] of the process that has opened them.
     forks: u32,
-    /// Where the device's addresses are. A thread that sends may be elsewhere, and would find other doors there.
+    /// Where the device's addresses are. A thread that sends may be elsewhere, and would find other listeners there.
     namespace: Namespace,
     /// The kernel does not let this process into another one's memory, which was said.
     is_refused: bool,
 }
 
-impl Ways {
+impl Senders {
     pub(in crate::link) fn new(namespace: Namespace) -> Self {
-        let (ways, refused) = (BTreeMap::new(), Vec::new());
-        Self { ways, refused, forks: forks(), namespace, is_refused: false }
+        let (paths, refused) = (BTreeMap::new(), Vec::new());
+        Self { paths, refused, forks: forks(), namespace, is_refused: false }
     }
 
     /// Ends all connections: the device has other addresses now.
     pub(in crate::link) fn clear(&mut self) {
-        self.ways.clear();
+        self.paths.clear();
     }
 
     /// The other process is gone.
     pub(in crate::link) fn forget(&mut self, from: IpAddr, to: IpAddr) {
-        if let Some(Way::Ring(ring)) = self.ways.remove(&(from, to)) {
+        if let Some(Path::Ring(ring)) = self.paths.remove(&(from, to)) {
             let addresses = Some((from, to));
             let is_sealed = ring.writer.is_sealed();
             let packet = |bytes| Packet { addresses, bytes, is_sealed };
@@ -246,29 +246,29 @@ impl Ways {
         if self.forks != forks() {
             return None;
         }
-        match self.ways.get_mut(&(from, to)) {
-            None => self.knock(from, to),
-            Some(Way::Network(since)) => {
+        match self.paths.get_mut(&(from, to)) {
+            None => self.open(from, to),
+            Some(Path::Network(since)) => {
                 if since.elapsed() >= AGAIN {
-                    self.knock(from, to);
+                    self.open(from, to);
                 }
             }
-            Some(Way::Ring(ring)) => {
+            Some(Path::Ring(ring)) => {
                 if ring.is_gone() {
-                    let was_there = ring.bell.is_some();
+                    let was_there = ring.wake_fd.is_some();
                     self.forget(from, to);
                     if was_there {
-                        self.knock(from, to);
+                        self.open(from, to);
                     } else {
-                        self.ways.insert((from, to), Way::Network(Instant::now()));
+                        self.paths.insert((from, to), Path::Network(Instant::now()));
                     }
                 }
             }
         }
         // What is in the ring before the other side has answered will be read then.
-        match self.ways.get_mut(&(from, to))? {
-            Way::Ring(ring) => Some(ring),
-            Way::Network(_) => None,
+        match self.paths.get_mut(&(from, to))? {
+            Path::Ring(ring) => Some(ring),
+            Path::Network(_) => None,
         }
     }
 
@@ -302,8 +302,8 @@ impl Ways {
     /// Sends what did not fit. Returns whether nothing is left to do.
     pub(in crate::link) fn send_rest(&mut self) -> bool {
         let (mut is_done, mut gone) = (true, Vec::new());
-        for (&addresses, way) in &mut self.ways {
-            let Way::Ring(ring) = way else { continue };
+        for (&addresses, path) in &mut self.paths {
+            let Path::Ring(ring) = path else { continue };
             if ring.is_busy() {
                 if ring.is_cut_off() {
                     gone.push(addresses);
@@ -316,7 +316,7 @@ impl Ways {
         }
         for (from, to) in gone {
             self.forget(from, to);
-            self.ways.insert((from, to), Way::Network(Instant::now()));
+            self.paths.insert((from, to), Path::Network(Instant::now()));
         }
         is_done
     }
@@ -324,13 +324,13 @@ impl Ways {
     /// Whether there is nothing left to do.
     pub(in crate::link) fn is_done(&self) -> bool {
         self.refused.is_empty()
-            && self.ways.values().all(|way| !matches!(way, Way::Ring(ring) if ring.is_busy()))
+            && self.paths.values().all(|path| !matches!(path, Path::Ring(ring) if ring.is_busy()))
     }
 
     /// Drops what waits and is from one of these addresses.
     pub(in crate::link) fn drop_rest(&mut self, from: &[IpAddr]) {
-        for ((own, _), way) in &mut self.ways {
-            if let Way::Ring(ring) = way
+        for ((own, _), path) in &mut self.paths {
+            if let Path::Ring(ring) = path
                 && from.contains(own)
             {
                 ring.waiting.clear();
@@ -341,42 +341,42 @@ impl Ways {
 
     /// Whether packets to an address wait for its process to read others.
     pub(in crate::link) fn is_full(&self, from: IpAddr, to: IpAddr) -> bool {
-        matches!(self.ways.get(&(from, to)), Some(Way::Ring(ring)) if !ring.waiting.is_empty())
+        matches!(self.paths.get(&(from, to)), Some(Path::Ring(ring)) if !ring.waiting.is_empty())
     }
 
     /// Whether the other side has answered.
     #[cfg(test)]
     pub(super) fn is_answered(&mut self, from: IpAddr, to: IpAddr) -> bool {
-        let Some(Way::Ring(ring)) = self.ways.get_mut(&(from, to)) else { return false };
-        !ring.is_cut_off() && ring.bell.is_some()
+        let Some(Path::Ring(ring)) = self.paths.get_mut(&(from, to)) else { return false };
+        !ring.is_cut_off() && ring.wake_fd.is_some()
     }
 
     /// Whether there is a ring to an address.
     pub(in crate::link) fn has(&self, from: IpAddr, to: IpAddr) -> bool {
-        matches!(self.ways.get(&(from, to)), Some(Way::Ring(_)))
+        matches!(self.paths.get(&(from, to)), Some(Path::Ring(_)))
     }
 
     /// Whether there are packets in the ring to an address that were not read; `None`: there is no ring.
     pub(in crate::link) fn is_unread(&mut self, from: IpAddr, to: IpAddr) -> Option<bool> {
-        match self.ways.get_mut(&(from, to))? {
-            Way::Ring(ring) => (!ring.is_cut_off()).then(|| !ring.writer.is_empty()),
-            Way::Network(_) => None,
+        match self.paths.get_mut(&(from, to))? {
+            Path::Ring(ring) => (!ring.is_cut_off()).then(|| !ring.writer.is_empty()),
+            Path::Network(_) => None,
         }
     }
 
-    fn knock(&mut self, from: IpAddr, to: IpAddr) {
-        self.ways.remove(&(from, to));
+    fn open(&mut self, from: IpAddr, to: IpAddr) {
+        self.paths.remove(&(from, to));
         let is_here = namespace() == Some(self.namespace);
         let ring = if is_here { Connection::new(from, to) } else { None };
-        let way = ring.map_or_else(|| Way::Network(Instant::now()), Way::Ring);
-        if matches!(way, Way::Ring(_)) || self.ways.len() >= MOST {
-            self.ways.retain(|_, way| match way {
-                Way::Network(since) => since.elapsed() < AGAIN,
-                Way::Ring(ring) => !ring.is_cut_off(),
+        let path = ring.map_or_else(|| Path::Network(Instant::now()), Path::Ring);
+        if matches!(path, Path::Ring(_)) || self.paths.len() >= MOST {
+            self.paths.retain(|_, path| match path {
+                Path::Network(since) => since.elapsed() < AGAIN,
+                Path::Ring(ring) => !ring.is_cut_off(),
             });
         }
-        if self.ways.len() < MOST {
-            self.ways.insert((from, to), way);
+        if self.paths.len() < MOST {
+            self.paths.insert((from, to), path);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Memory that processes share: that of a ring, and the table of a gate.
+//! Memory that processes share: that of a ring, and the table of `direct_access`.
 
 use std::ffi::{c_int, c_void};
 use std::io;

@@ -6,10 +6,10 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use super::gate::Seat;
+use super::direct_access::Lease;
 use super::line::Line;
 use super::ring::Reader;
-use super::{Gate, Heard, MOST, accept, answer, listen, meet, own_process};
+use super::{DirectAccess, Heard, MOST, accept, answer, listen, meet, own_process};
 use crate::files::{Epoll, Waker};
 
 /// How many packets are read from a ring before others get their turn, and the answers are sent.
@@ -17,12 +17,12 @@ const TURN: usize = 64;
 
 /// A process that sends to us.
 #[derive(Debug)]
-struct Sender {
+struct Peer {
     from: IpAddr,
     /// The address of ours that it sends to.
     to: IpAddr,
     /// It may use this process's memory. Before the line, which is closed after it.
-    _seat: Option<Seat>,
+    _lease: Option<Lease>,
     line: Line,
     reader: Reader,
     /// It is gone, or has another connection: what is in the ring is the last.
@@ -31,49 +31,49 @@ struct Sender {
 
 /// The processes that send to a device.
 #[derive(Debug)]
-pub(in crate::link) struct Senders {
+pub(in crate::link) struct Receivers {
     /// What they ring when they have written to a ring whose reader sleeps.
-    bell: Arc<Waker>,
+    wake_fd: Arc<Waker>,
     ends: Arc<Epoll>,
-    /// Those who have not introduced themselves yet; the address whose door it was.
-    guests: Vec<(IpAddr, Arc<OwnedFd>)>,
-    all: Vec<Sender>,
+    /// Those who have not introduced themselves yet; the address whose listener it was.
+    pending: Vec<(IpAddr, Arc<OwnedFd>)>,
+    all: Vec<Peer>,
     /// A process could not be let in, for want of descriptors or memory. Not to be woken for it again and again, the
-    /// doors are left alone until something else happens.
+    /// listeners are left alone until something else happens.
     is_waiting: bool,
     /// Those who have ended since they were last asked for: nothing more comes from there.
     gone: Vec<IpAddr>,
     /// Lets them into this process's memory.
-    gate: Option<Arc<Gate>>,
+    direct_access: Option<Arc<DirectAccess>>,
 }
 
-impl Senders {
-    pub(in crate::link) fn new(bell: Arc<Waker>) -> io::Result<Self> {
+impl Receivers {
+    pub(in crate::link) fn new(wake_fd: Arc<Waker>) -> io::Result<Self> {
         let ends = Arc::new(Epoll::new()?);
         Ok(Self {
-            bell,
+            wake_fd,
             ends,
-            guests: Vec::new(),
+            pending: Vec::new(),
             all: Vec::new(),
             is_waiting: false,
             gone: Vec::new(),
-            gate: None,
+            direct_access: None,
         })
     }
 
     /// From now on, who is let in is let into this process's memory too.
-    pub(in crate::link) fn set_gate(&mut self, gate: Arc<Gate>) {
-        self.gate = Some(gate);
+    pub(in crate::link) fn set_direct_access(&mut self, direct_access: Arc<DirectAccess>) {
+        self.direct_access = Some(direct_access);
     }
 
     #[cfg(test)]
     pub(super) fn count(&self) -> usize {
-        self.guests.len() + self.all.len()
+        self.pending.len() + self.all.len()
     }
 
     #[cfg(test)]
-    pub(super) fn bell(&self) -> &Waker {
-        &self.bell
+    pub(super) fn wake_fd(&self) -> &Waker {
+        &self.wake_fd
     }
 
     /// The connections of those who have introduced themselves, which tell of the end.
@@ -81,56 +81,55 @@ impl Senders {
         &self.ends
     }
 
-    /// The connections of those who have not. [`Senders::attend`] is for them, and for the ends.
-    pub(in crate::link) fn guests(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
-        self.guests.iter().map(|(_, connection)| connection)
+    /// The connections of those who have not. [`Receivers::attend`] is for them, and for the ends.
+    pub(in crate::link) fn pending(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
+        self.pending.iter().map(|(_, connection)| connection)
     }
 
     /// Ends the connections to addresses that the device has no more.
     pub(in crate::link) fn keep(&mut self, has: impl Fn(IpAddr) -> bool) {
-        self.guests.retain(|&(to, _)| has(to));
-        self.all.retain(|sender| has(sender.to));
+        self.pending.retain(|&(to, _)| has(to));
+        self.all.retain(|peer| has(peer.to));
     }
 
-    /// Whether to be woken for the doors.
-    pub(in crate::link) fn looks_at_doors(&self) -> bool {
+    /// Whether to be woken for the listeners.
+    pub(in crate::link) fn looks_at_listeners(&self) -> bool {
         !self.is_waiting
     }
 
-    /// Whether a process waits at a door, and is to be let in now.
+    /// Whether a process waits at a listener, and is to be let in now.
     pub(in crate::link) fn stop_waiting(&mut self) -> bool {
         std::mem::take(&mut self.is_waiting)
     }
 
-    /// Lets the processes in that wait at the door of an address.
-    pub(in crate::link) fn open(&mut self, to: IpAddr, door: &OwnedFd) {
+    /// Lets the processes in that wait at the listener of an address.
+    pub(in crate::link) fn open(&mut self, to: IpAddr, listener: &OwnedFd) {
         // Those of other users, who are sent away, could go on for ever.
         for _ in 0..64 {
-            let guest = match accept(door) {
-                Ok(guest) => guest,
+            let connection = match accept(listener) {
+                Ok(connection) => connection,
                 Err(e) => {
                     self.is_waiting |= e.kind() != io::ErrorKind::WouldBlock;
                     return;
                 }
             };
-            if own_process(&guest).is_some() && self.guests.len() + self.all.len() < MOST {
-                self.guests.push((to, Arc::new(guest)));
+            if own_process(&connection).is_some() && self.pending.len() + self.all.len() < MOST {
+                self.pending.push((to, Arc::new(connection)));
             }
         }
     }
 
     /// Attends to those of its files that `is_ready` names.
     pub(in crate::link) fn attend(&mut self, is_ready: impl Fn(c_int) -> bool) {
-        for sender in &mut self.all {
+        for peer in &mut self.all {
             // If there is more to hear, it will be ready again.
-            let is_ready = is_ready(sender.line.fd());
-            sender.is_ending |=
-                is_ready && !matches!(listen(sender.line.connection()), Heard::Nothing);
+            let is_ready = is_ready(peer.line.fd());
+            peer.is_ending |= is_ready && !matches!(listen(peer.line.connection()), Heard::Nothing);
         }
-        let (ready, waiting) = std::mem::take(&mut self.guests)
+        let (ready, waiting) = std::mem::take(&mut self.pending)
             .into_iter()
             .partition(|(_, connection)| is_ready(connection.as_raw_fd()));
-        self.guests = waiting;
+        self.pending = waiting;
         for (to, connection) in ready {
             self.admit(to, connection);
         }
@@ -139,11 +138,11 @@ impl Senders {
 
     /// Forgets those who have ended, once all that they sent was read.
     fn part(&mut self) {
-        let is_over = |sender: &Sender| sender.is_ending && sender.reader.is_empty();
+        let is_over = |peer: &Peer| peer.is_ending && peer.reader.is_empty();
         let ended: Vec<IpAddr> = self.all.iter().filter(|s| is_over(s)).map(|s| s.from).collect();
-        self.all.retain(|sender| !is_over(sender));
+        self.all.retain(|peer| !is_over(peer));
         // Who has another connection has not ended.
-        let is_here = |from: &IpAddr| self.all.iter().any(|sender| sender.from == *from);
+        let is_here = |from: &IpAddr| self.all.iter().any(|peer| peer.from == *from);
         self.gone.extend(ended.into_iter().filter(|from| !is_here(from)));
     }
 
@@ -156,41 +155,42 @@ impl Senders {
         let (from, file) = match meet(&connection) {
             Ok(met) => met,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                return self.guests.push((to, connection));
+                return self.pending.push((to, connection));
             }
             Err(_) => return,
         };
         let Ok(reader) = Reader::new(&file) else { return };
         let Ok(line) = Line::new(connection.clone(), &self.ends) else { return };
         // Whatever is in the ring is read before anyone asks to be rung, also what a process has left that has ended since.
-        let seat = self.gate.as_ref().and_then(|gate| gate.admit(&connection));
-        let is_ending = match answer(&connection, &self.bell, seat.is_some()) {
+        let lease =
+            self.direct_access.as_ref().and_then(|direct_access| direct_access.admit(&connection));
+        let is_ending = match answer(&connection, &self.wake_fd, lease.is_some()) {
             Ok(()) => false,
             Err(e) if e.kind() == io::ErrorKind::BrokenPipe => true,
             Err(_) => return,
         };
-        if let Some(seat) = &seat
-            && seat.hand_over(&connection).is_err()
+        if let Some(lease) = &lease
+            && lease.hand_over(&connection).is_err()
         {
             return;
         }
         for older in &mut self.all {
             older.is_ending |= (older.from, older.to) == (from, to);
         }
-        self.all.push(Sender { from, to, _seat: seat, line, reader, is_ending });
+        self.all.push(Peer { from, to, _lease: lease, line, reader, is_ending });
         // A thread that sleeps for packets of the others asks this one too to ring.
-        self.bell.wake();
+        self.wake_fd.wake();
     }
 
     /// Whether all will ring when they have packets, as far as they have none now.
     pub(in crate::link) fn all_ring(&self) -> bool {
-        self.all.iter().all(|sender| sender.reader.is_rung())
+        self.all.iter().all(|peer| peer.reader.is_rung())
     }
 
     /// Asks all to ring. Returns false if there are packets already.
     pub(in crate::link) fn may_sleep(&self) -> bool {
         // All of them, also behind one that has packets.
-        self.all.iter().filter(|sender| !sender.reader.may_sleep()).count() == 0
+        self.all.iter().filter(|peer| !peer.reader.may_sleep()).count() == 0
     }
 
     /// Passes on packets with their source, whether they are sealed, and their destination; returns their number.
@@ -199,13 +199,13 @@ impl Senders {
         mut each: impl FnMut((IpAddr, bool), IpAddr, &[u8]),
     ) -> usize {
         let (mut count, mut is_over) = (0, false);
-        for sender in &mut self.all {
-            let (from, to) = ((sender.from, sender.reader.is_sealed()), sender.to);
-            match sender.reader.read(TURN, |packet| each(from, to, packet)) {
+        for peer in &mut self.all {
+            let (from, to) = ((peer.from, peer.reader.is_sealed()), peer.to);
+            match peer.reader.read(TURN, |packet| each(from, to, packet)) {
                 Ok(read) => count += read,
-                Err(_) => sender.is_ending = true,
+                Err(_) => peer.is_ending = true,
             }
-            is_over |= sender.is_ending;
+            is_over |= peer.is_ending;
         }
         if is_over {
             self.part();

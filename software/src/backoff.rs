@@ -21,13 +21,13 @@ pub(crate) const PAUSE: Duration = Duration::from_micros(200);
 
 /// Whether the processors suffice.
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct Backoff {
     clock: RealClock,
     /// Until then they do not.
     crowded_until: AtomicU64,
 }
 
-impl Turns {
+impl Backoff {
     pub(crate) fn new() -> Self {
         Self { clock: RealClock::new(), crowded_until: AtomicU64::new(0) }
     }
@@ -54,15 +54,15 @@ mod tests {
     #[test]
     fn only_a_crowded_machine_makes_it_pause() {
         let mut pauses = 0;
-        let turns = Turns::new();
-        turns.give(|| pauses += 1);
+        let backoff = Backoff::new();
+        backoff.give(|| pauses += 1);
         assert_eq!(pauses, 0);
-        turns.crowded_until.store(u64::MAX, Ordering::Relaxed);
-        turns.give(|| pauses += 1);
+        backoff.crowded_until.store(u64::MAX, Ordering::Relaxed);
+        backoff.give(|| pauses += 1);
         assert_eq!(pauses, 1);
         // It does not last for ever.
-        turns.crowded_until.store(turns.clock.now(), Ordering::Relaxed);
-        turns.give(|| pauses += 1);
+        backoff.crowded_until.store(backoff.clock.now(), Ordering::Relaxed);
+        backoff.give(|| pauses += 1);
         assert_eq!(pauses, 1);
     }
 }

@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn one_thread_writes_while_another_reads_and_sleeps() {
         let (mut writer, mut reader) = ring();
-        let bell = std::sync::mpsc::channel();
+        let wake_fd = std::sync::mpsc::channel();
         std::thread::scope(|threads| {
             threads.spawn(move || {
                 for number in 0..10_000 {
@@ -303,7 +303,7 @@ mod tests {
                         std::thread::yield_now();
                     }
                     if writer.publish() {
-                        bell.0.send(()).unwrap();
+                        wake_fd.0.send(()).unwrap();
                     }
                 }
             });
@@ -314,7 +314,7 @@ mod tests {
                     next += 1;
                 };
                 if reader.read(64, read).unwrap() == 0 && reader.may_sleep() {
-                    bell.1.recv().unwrap();
+                    wake_fd.1.recv().unwrap();
                 }
             }
         });

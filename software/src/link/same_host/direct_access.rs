@@ -2,9 +2,9 @@
 //! them, as with an adapter.
 //!
 //! A target that allows it keeps a table in memory that its peers map: the regions that peers may read or write, and the
-//! connected queue pairs. Each peer has a seat there, which says whether the peer is in the target's memory now. The peer
-//! takes its seat, looks into the table, copies by the kernel (`process_vm_readv`, `process_vm_writev`) and leaves its seat.
-//! Before memory is taken away, the target clears the entry and then waits until no seat is taken: a peer that was there has left,
+//! connected queue pairs. Each peer has a lease there, which says whether the peer is in the target's memory now. The peer
+//! takes its lease, looks into the table, copies by the kernel (`process_vm_readv`, `process_vm_writev`) and leaves its lease.
+//! Before memory is taken away, the target clears the entry and then waits until no lease is taken: a peer that was there has left,
 //! and one that comes later finds no entry.
 //!
 //! The kernel makes sure that the peer may read and write the target's memory by any other means, as a debugger does. So
@@ -22,9 +22,9 @@ use super::ring::Mapping;
 use super::{MOST, TABLE, is_hung_up, own_process, send};
 use crate::ffi::ibv_access_flags as Access;
 
-/// The table's words, in this order: whether it is open; the seats; the regions; the queue pairs.
-const SEATS: usize = 1;
-const REGIONS: usize = SEATS + MOST;
+/// The table's words, in this order: whether it is open; the leases; the regions; the queue pairs.
+const LEASES: usize = 1;
+const REGIONS: usize = LEASES + MOST;
 const PAIRS: usize = REGIONS + ENTRIES * WORDS;
 const LENGTH: usize = (PAIRS + ENTRIES * WORDS) * size_of::<u64>();
 
@@ -79,7 +79,7 @@ fn pair_at(number: u32) -> Option<usize> {
     (index < ENTRIES).then_some(PAIRS + index * WORDS)
 }
 
-/// What a target knows of a seat.
+/// What a target knows of a lease.
 struct Taken {
     /// That of the peer who has it.
     connection: Arc<OwnedFd>,
@@ -99,25 +99,25 @@ impl Taken {
 }
 
 /// The target's side.
-pub(crate) struct Gate {
+pub(crate) struct DirectAccess {
     table: Mapping,
     file: OwnedFd,
-    seats: Mutex<Vec<Option<Taken>>>,
+    leases: Mutex<Vec<Option<Taken>>>,
     stamp: AtomicU64,
 }
 
-impl fmt::Debug for Gate {
+impl fmt::Debug for DirectAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate").finish_non_exhaustive()
+        f.debug_struct("DirectAccess").finish_non_exhaustive()
     }
 }
 
-impl Gate {
+impl DirectAccess {
     pub(in crate::link) fn new() -> io::Result<Arc<Self>> {
         let (table, file) = Mapping::create(LENGTH)?;
         table.word(0).store(1, Ordering::SeqCst);
-        let seats = Mutex::new(Vec::new());
-        Ok(Arc::new(Self { table, file, seats, stamp: AtomicU64::new(1) }))
+        let leases = Mutex::new(Vec::new());
+        Ok(Arc::new(Self { table, file, leases, stamp: AtomicU64::new(1) }))
     }
 
     fn publish(&self, at: usize, words: [u64; WORDS - 1]) {
@@ -179,64 +179,64 @@ impl Gate {
         }
     }
 
-    fn seats(&self) -> MutexGuard<'_, Vec<Option<Taken>>> {
-        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    fn leases(&self) -> MutexGuard<'_, Vec<Option<Taken>>> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until all peers who are in this process's memory have left it, or have ended.
     fn wait(&self) {
-        for (seat, taken) in self.seats().iter().enumerate() {
-            let is_in = || self.table.word(SEATS + seat).load(Ordering::SeqCst) != 0;
+        for (lease, taken) in self.leases().iter().enumerate() {
+            let is_in = || self.table.word(LEASES + lease).load(Ordering::SeqCst) != 0;
             while taken.as_ref().is_some_and(|it| is_in() && !it.is_gone()) {
                 std::thread::sleep(LOOK);
             }
         }
     }
 
-    /// A seat for the process at the other end. `None`: there are enough.
-    pub(super) fn admit(self: &Arc<Self>, connection: &Arc<OwnedFd>) -> Option<Seat> {
-        let mut seats = self.seats();
+    /// A lease for the process at the other end. `None`: there are enough.
+    pub(super) fn admit(self: &Arc<Self>, connection: &Arc<OwnedFd>) -> Option<Lease> {
+        let mut leases = self.leases();
         let is_free =
-            |seat: &Option<Taken>| seat.as_ref().is_none_or(|it| it.is_ending && it.is_gone());
-        let number = seats.iter().position(is_free).unwrap_or_else(|| {
-            seats.push(None);
-            seats.len() - 1
+            |lease: &Option<Taken>| lease.as_ref().is_none_or(|it| it.is_ending && it.is_gone());
+        let number = leases.iter().position(is_free).unwrap_or_else(|| {
+            leases.push(None);
+            leases.len() - 1
         });
         if number >= MOST {
-            seats.pop();
+            leases.pop();
             return None;
         }
-        self.table.word(SEATS + number).store(0, Ordering::SeqCst);
-        seats[number] = Some(Taken { connection: connection.clone(), is_ending: false });
-        Some(Seat { gate: self.clone(), number })
+        self.table.word(LEASES + number).store(0, Ordering::SeqCst);
+        leases[number] = Some(Taken { connection: connection.clone(), is_ending: false });
+        Some(Lease { direct_access: self.clone(), number })
     }
 }
 
 /// The bits of the length of a region; the rights are above.
 const LENGTH_BITS: u32 = 56;
 
-/// A peer's seat, on the target's side.
+/// A peer's lease, on the target's side.
 #[derive(Debug)]
-pub(super) struct Seat {
-    gate: Arc<Gate>,
+pub(super) struct Lease {
+    direct_access: Arc<DirectAccess>,
     number: usize,
 }
 
-impl Seat {
-    /// Lets the process at the other end in: hands over the table, and tells the number of the seat.
+impl Lease {
+    /// Lets the process at the other end in: hands over the table, and tells the number of the lease.
     pub(super) fn hand_over(&self, connection: &OwnedFd) -> io::Result<()> {
         let text = format!("{}{}", char::from(TABLE), self.number);
-        send(connection, text.as_bytes(), &self.gate.file)
+        send(connection, text.as_bytes(), &self.direct_access.file)
     }
 }
 
-impl Drop for Seat {
-    /// Ends the connection. A peer that lives takes its seat until it sees the end: nobody else gets the seat before.
+impl Drop for Lease {
+    /// Ends the connection. A peer that lives takes its lease until it sees the end: nobody else gets the lease before.
     fn drop(&mut self) {
-        let mut seats = self.gate.seats();
-        let seat = &mut seats[self.number];
-        seat.take_if(|it| it.is_gone());
-        if let Some(taken) = seat {
+        let mut leases = self.direct_access.leases();
+        let lease = &mut leases[self.number];
+        lease.take_if(|it| it.is_gone());
+        if let Some(taken) = lease {
             taken.is_ending = true;
             // SAFETY: no memory is involved.
             unsafe { libc::shutdown(taken.connection.as_raw_fd(), libc::SHUT_WR) };
@@ -247,7 +247,7 @@ impl Drop for Seat {
 /// The initiator's side: what it may do in the memory of another process.
 pub(super) struct Reach {
     table: Mapping,
-    seat: usize,
+    lease: usize,
     process: libc::pid_t,
 }
 
@@ -258,12 +258,12 @@ impl fmt::Debug for Reach {
 }
 
 impl Reach {
-    /// By the table that another process has handed over, with the number of a seat.
-    pub(super) fn new(file: &OwnedFd, seat: usize, process: libc::pid_t) -> io::Result<Self> {
-        if seat >= MOST || process <= 0 {
+    /// By the table that another process has handed over, with the number of a lease.
+    pub(super) fn new(file: &OwnedFd, lease: usize, process: libc::pid_t) -> io::Result<Self> {
+        if lease >= MOST || process <= 0 {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        Ok(Self { table: Mapping::open(file, LENGTH)?, seat, process })
+        Ok(Self { table: Mapping::open(file, LENGTH)?, lease, process })
     }
 
     /// Carries an operation out, whose own memory is in `local`. False: it has to go by packets, which give the right
@@ -286,8 +286,8 @@ impl Reach {
         if request.length > LONGEST {
             return Ok(false);
         }
-        let seat = self.table.word(SEATS + self.seat);
-        seat.store(1, Ordering::SeqCst);
+        let lease = self.table.word(LEASES + self.lease);
+        lease.store(1, Ordering::SeqCst);
         let found = if is_connected() { self.find(request) } else { None };
         let done = match found {
             // SAFETY: the caller vouches for `local`, which the kernel checks as well. What is in the other process's memory
@@ -295,7 +295,7 @@ impl Reach {
             Some(start) => unsafe { self.copy(request, start, local) },
             None => Ok(false),
         };
-        seat.store(0, Ordering::SeqCst);
+        lease.store(0, Ordering::SeqCst);
         done
     }
 
@@ -381,12 +381,12 @@ mod tests {
     const IOVA: u64 = 0x10_000;
 
     /// Both ends of a connection in this process, and the initiator's reach into it.
-    fn admitted(gate: &Arc<Gate>) -> (Seat, OwnedFd, Reach) {
+    fn admitted(direct_access: &Arc<DirectAccess>) -> (Lease, OwnedFd, Reach) {
         let [ours, theirs] = pair();
-        let seat = gate.admit(&Arc::new(ours)).unwrap();
+        let lease = direct_access.admit(&Arc::new(ours)).unwrap();
         let process = std::process::id() as libc::pid_t;
-        let reach = Reach::new(&gate.file, seat.number, process).unwrap();
-        (seat, theirs, reach)
+        let reach = Reach::new(&direct_access.file, lease.number, process).unwrap();
+        (lease, theirs, reach)
     }
 
     fn pair() -> [OwnedFd; 2] {
@@ -406,21 +406,21 @@ mod tests {
         unsafe { reach.carry_out(request, &[part], || true) }.unwrap()
     }
 
-    /// A gate to memory of 64 bytes, which one pair may write, and read if `access` says so.
-    fn gate_to(memory: &mut [u64; 8], access: Access) -> Arc<Gate> {
-        let gate = Gate::new().unwrap();
+    /// Access to memory of 64 bytes, which one pair may write, and read if `access` says so.
+    fn access_to(memory: &mut [u64; 8], access: Access) -> Arc<DirectAccess> {
+        let direct_access = DirectAccess::new().unwrap();
         let both = Access::IBV_ACCESS_REMOTE_WRITE | Access::IBV_ACCESS_REMOTE_READ;
-        gate.add_region((KEY, 7), (memory.as_mut_ptr() as u64, IOVA, 64), access.0);
-        gate.add_pair((TARGET, 7), OWN, both.0);
-        gate
+        direct_access.add_region((KEY, 7), (memory.as_mut_ptr() as u64, IOVA, 64), access.0);
+        direct_access.add_pair((TARGET, 7), OWN, both.0);
+        direct_access
     }
 
     #[test]
     fn what_the_table_allows_is_carried_out_and_nothing_else() {
         let both = Access::IBV_ACCESS_REMOTE_WRITE | Access::IBV_ACCESS_REMOTE_READ;
         let mut memory = Box::new([1_u64; 8]);
-        let gate = gate_to(&mut memory, both);
-        let (_seat, _line, reach) = admitted(&gate);
+        let direct_access = access_to(&mut memory, both);
+        let (_lease, _line, reach) = admitted(&direct_access);
         assert!(run(&reach, &request(true, IOVA + 8, 8), &mut 2_u64.to_ne_bytes()));
         let mut read = [0; 16];
         assert!(run(&reach, &request(false, IOVA + 8, 16), &mut read));
@@ -440,34 +440,34 @@ mod tests {
         assert!(!allows(|it| it.to = TARGET + 1) && !allows(|it| it.from.1 = 0x13));
         assert!(!allows(|it| it.from.0 = "127.0.0.2".parse().unwrap()));
         // Rights of the pair, its domain, and rights of the region.
-        gate.add_pair((TARGET, 7), OWN, Access::IBV_ACCESS_REMOTE_READ.0);
+        direct_access.add_pair((TARGET, 7), OWN, Access::IBV_ACCESS_REMOTE_READ.0);
         assert!(!allows(|_| {}) && allows(|it| it.writes = false));
-        gate.add_pair((TARGET, 8), OWN, both.0);
+        direct_access.add_pair((TARGET, 8), OWN, both.0);
         assert!(!allows(|_| {}));
-        gate.add_pair((TARGET, 7), OWN, both.0);
+        direct_access.add_pair((TARGET, 7), OWN, both.0);
         assert!(allows(|_| {}));
-        gate.remove_pair(TARGET);
+        direct_access.remove_pair(TARGET);
         assert!(!allows(|_| {}));
-        gate.add_pair((TARGET, 7), OWN, both.0);
-        gate.set_open(false);
+        direct_access.add_pair((TARGET, 7), OWN, both.0);
+        direct_access.set_open(false);
         assert!(!allows(|_| {}));
-        gate.set_open(true);
+        direct_access.set_open(true);
         assert!(allows(|_| {}));
-        gate.remove_region(KEY);
+        direct_access.remove_region(KEY);
         assert!(!allows(|_| {}));
-        let read = gate_to(&mut memory, Access::IBV_ACCESS_REMOTE_READ);
-        let (_seat, _line, reach) = admitted(&read);
+        let read = access_to(&mut memory, Access::IBV_ACCESS_REMOTE_READ);
+        let (_lease, _line, reach) = admitted(&read);
         assert!(!run(&reach, &request(true, IOVA, 8), &mut [0; 8]));
         assert!(run(&reach, &request(false, IOVA, 8), &mut [0; 8]));
     }
 
     #[test]
     fn memory_that_is_not_mapped_and_a_process_that_is_gone_are_refused() {
-        let gate = Gate::new().unwrap();
+        let direct_access = DirectAccess::new().unwrap();
         let write = Access::IBV_ACCESS_REMOTE_WRITE.0;
-        gate.add_region((KEY, 7), (0x1000, IOVA, 64), write);
-        gate.add_pair((TARGET, 7), OWN, write);
-        let (_seat, _line, mut reach) = admitted(&gate);
+        direct_access.add_region((KEY, 7), (0x1000, IOVA, 64), write);
+        direct_access.add_pair((TARGET, 7), OWN, write);
+        let (_lease, _line, mut reach) = admitted(&direct_access);
         let mut bytes = [0_u8; 8];
         assert!(!run(&reach, &request(true, IOVA, 8), &mut bytes), "nothing is mapped there");
         let part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: 8 };
@@ -478,25 +478,28 @@ mod tests {
         // SAFETY: as above.
         let gone = unsafe { reach.carry_out(&request(true, IOVA, 8), &[part], || true) };
         assert!(!gone.unwrap(), "nobody has refused it");
-        assert!(Reach::new(&gate.file, MOST, 1).is_err() && Reach::new(&gate.file, 0, 0).is_err());
+        assert!(
+            Reach::new(&direct_access.file, MOST, 1).is_err()
+                && Reach::new(&direct_access.file, 0, 0).is_err()
+        );
     }
 
-    /// What a target waits for: that a peer leaves its seat, or ends; also one whose connection is ending.
+    /// What a target waits for: that a peer leaves its lease, or ends; also one whose connection is ending.
     #[test]
     fn who_takes_memory_away_waits_for_peers_that_are_in_it() {
         for (ends, leaves) in [(false, true), (true, false), (false, false)] {
             let mut memory = Box::new([0; 8]);
-            let gate = gate_to(&mut memory, Access::IBV_ACCESS_REMOTE_WRITE);
-            let (seat, line, reach) = admitted(&gate);
-            let word = reach.table.word(SEATS + reach.seat);
+            let direct_access = access_to(&mut memory, Access::IBV_ACCESS_REMOTE_WRITE);
+            let (lease, line, reach) = admitted(&direct_access);
+            let word = reach.table.word(LEASES + reach.lease);
             word.store(1, Ordering::SeqCst);
             if ends {
-                drop(seat);
+                drop(lease);
             }
             let (done, waits) = mpsc::channel();
             std::thread::scope(|threads| {
                 threads.spawn(|| {
-                    gate.remove_region(KEY);
+                    direct_access.remove_region(KEY);
                     done.send(()).unwrap();
                 });
                 while reach.table.word(region_at(KEY).unwrap()).load(Ordering::SeqCst) != 0 {
@@ -515,18 +518,18 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gets_a_seat_whose_peer_may_still_take_it() {
-        let gate = Gate::new().unwrap();
-        let (first, line, _) = admitted(&gate);
+    fn nobody_gets_a_lease_whose_peer_may_still_take_it() {
+        let direct_access = DirectAccess::new().unwrap();
+        let (first, line, _) = admitted(&direct_access);
         drop(first);
-        let (second, ..) = admitted(&gate);
+        let (second, ..) = admitted(&direct_access);
         assert_eq!(second.number, 1);
         assert!(!is_quiet(&line), "the peer is told");
         drop(line);
-        let (third, ..) = admitted(&gate);
+        let (third, ..) = admitted(&direct_access);
         assert_eq!(third.number, 0);
-        let seats: Vec<_> = (2..MOST).map(|_| admitted(&gate)).collect();
+        let leases: Vec<_> = (2..MOST).map(|_| admitted(&direct_access)).collect();
         let [ours, _theirs] = pair();
-        assert!(seats.len() == MOST - 2 && gate.admit(&Arc::new(ours)).is_none());
+        assert!(leases.len() == MOST - 2 && direct_access.admit(&Arc::new(ours)).is_none());
     }
 }

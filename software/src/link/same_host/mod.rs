@@ -1,20 +1,20 @@
 //! Packets between devices of different processes of one machine, which do not pass through the kernel's network.
 //!
-//! Each device has a door at each of its addresses: a socket of the machine's abstract name space, whose name has the
+//! Each device has a listener at each of its addresses: a socket of the machine's abstract name space, whose name has the
 //! address. That name space belongs to the network namespace, as addresses do. A process that wants to send to an address
-//! knocks at its door, and hands over a ring (`ring`) that it writes to from then on. The answer is the device's bell, a
-//! file that wakes whoever waits for its packets. The connection ends with either process. Where there is no door, and
+//! connects to its listener, and hands over a ring (`ring`) that it writes to from then on. The answer is the device's
+//! `wake_fd`, a file that wakes whoever waits for its packets. The connection ends with either process. Where there is no listener, and
 //! where nobody is let in, packets go through the kernel's network.
 //!
-//! A device that lets its peers into its memory also hands over a table (`gate`).
+//! A device that lets its peers into its memory also hands over a table (`direct_access`).
 //!
 //! Both sides make sure that the other process is of the same user. They do not trust it otherwise (`ring`).
 
-mod gate;
+mod direct_access;
 mod line;
+mod receivers;
 mod ring;
 mod senders;
-mod ways;
 
 use std::ffi::c_int;
 use std::io;
@@ -24,10 +24,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use crate::files::Waker;
 
-pub(super) use self::gate::let_in;
-pub(crate) use self::gate::{Gate, OneSided};
+pub(super) use self::direct_access::let_in;
+pub(crate) use self::direct_access::{DirectAccess, OneSided};
+pub(super) use self::receivers::Receivers;
 pub(super) use self::senders::Senders;
-pub(super) use self::ways::Ways;
 
 /// How many connections a device accepts, and opens. Packets of more processes go through the kernel's network.
 const MOST: usize = 256;
@@ -42,7 +42,7 @@ fn check(returned: isize) -> io::Result<usize> {
     usize::try_from(returned).map_err(|_| io::Error::last_os_error())
 }
 
-/// The name of the door of an address. An address that is valid on one interface only has none: it can be there twice.
+/// The name of the listener of an address. An address that is valid on one interface only has none: it can be there twice.
 fn name(address: IpAddr) -> Option<(libc::sockaddr_un, libc::socklen_t)> {
     if matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local()) || address.is_multicast() {
         return None;
@@ -67,8 +67,8 @@ fn socket() -> io::Result<OwnedFd> {
     }
 }
 
-/// Opens the door of an address; without one, all packets come through the kernel's network.
-pub(super) fn door(address: IpAddr) -> Option<OwnedFd> {
+/// Opens the listener of an address; without one, all packets come through the kernel's network.
+pub(super) fn listener(address: IpAddr) -> Option<OwnedFd> {
     let (name, size) = name(address)?;
     let socket = socket().ok()?;
     // SAFETY: the address has that size; otherwise plain system calls for a socket of ours.
@@ -79,7 +79,7 @@ pub(super) fn door(address: IpAddr) -> Option<OwnedFd> {
     opened.then_some(socket)
 }
 
-/// Connects to the door of an address, if there is one, without blocking.
+/// Connects to the listener of an address, if there is one, without blocking.
 fn connect(to: IpAddr) -> Option<OwnedFd> {
     let (name, size) = name(to)?;
     let connection = socket().ok()?;
@@ -88,13 +88,13 @@ fn connect(to: IpAddr) -> Option<OwnedFd> {
     (status == 0).then_some(connection)
 }
 
-/// The next connection at a door, if there is one.
-fn accept(door: &OwnedFd) -> io::Result<OwnedFd> {
+/// The next connection at a listener, if there is one.
+fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: a plain system call for a socket of ours; what it returns is a new descriptor, ours alone.
     unsafe {
         let null = std::ptr::null_mut();
-        let fd = check(libc::accept4(door.as_raw_fd(), null, null.cast(), flags) as _)?;
+        let fd = check(libc::accept4(listener.as_raw_fd(), null, null.cast(), flags) as _)?;
         Ok(OwnedFd::from_raw_fd(fd as _))
     }
 }
@@ -117,16 +117,16 @@ enum Heard {
     Nothing,
     /// The other side has let us in, and wants to be woken so. Whether a table follows.
     Answer(Waker, bool),
-    /// It lets us into its memory, by a table in which we have a seat of this number.
+    /// It lets us into its memory, by a table in which we have a lease of this number.
     Table(OwnedFd, usize),
     /// The other end is gone, or says what nobody says.
     End,
 }
 
-/// What the answer says beside the bell, without a table and before one.
+/// What the answer says beside the wake-up descriptor, without a table and before one.
 const WELCOME: [&[u8]; 2] = [b"!", b"!="];
 
-/// What stands in front of the number of a seat, beside a table.
+/// The first byte of a message with a table, before the lease's number.
 const TABLE: u8 = b'=';
 
 /// Looks for a message, which stays, without blocking.
@@ -155,12 +155,13 @@ fn listen(connection: &OwnedFd) -> Heard {
     let mut text = [0; TEXT];
     match receive(connection, &mut text) {
         Ok((length @ 1.., Some(file))) => match std::str::from_utf8(&text[1..length]) {
-            Ok(seat) if text[0] == TABLE => {
-                seat.parse().map_or(Heard::End, |seat| Heard::Table(file, seat))
+            Ok(lease) if text[0] == TABLE => {
+                lease.parse().map_or(Heard::End, |lease| Heard::Table(file, lease))
             }
             _ => {
                 let before_table = &text[..length] == WELCOME[1];
-                Waker::of_other(file).map_or(Heard::End, |bell| Heard::Answer(bell, before_table))
+                Waker::of_other(file)
+                    .map_or(Heard::End, |wake_fd| Heard::Answer(wake_fd, before_table))
             }
         },
         Ok(_) => Heard::End,
@@ -182,9 +183,9 @@ fn introduce(connection: &OwnedFd, from: IpAddr, ring: &OwnedFd) -> io::Result<(
     send(connection, from.to_string().as_bytes(), ring)
 }
 
-/// Lets the other side in, and hands over the bell.
-fn answer(connection: &OwnedFd, bell: &Waker, before_table: bool) -> io::Result<()> {
-    send(connection, WELCOME[usize::from(before_table)], bell.file())
+/// Lets the other side in, and hands over the wake-up descriptor.
+fn answer(connection: &OwnedFd, wake_fd: &Waker, before_table: bool) -> io::Result<()> {
+    send(connection, WELCOME[usize::from(before_table)], wake_fd.file())
 }
 
 /// Sends a message with a file, without blocking.
