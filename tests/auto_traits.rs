@@ -85,7 +85,6 @@ fn resources_cross_threads() {
     send_and_sync::<Error>();
 }
 
-/// The objects of direct verbs.
 #[test]
 fn direct_objects_cross_threads() {
     #[cfg(feature = "mlx5")]

@@ -51,7 +51,6 @@ fn a_number_that_is_no_probability_is_refused() {
     Network::builder().loss(1.0).build().device().unwrap();
 }
 
-/// Two devices of a network.
 fn devices(network: &Network) -> [Device; 2] {
     [(); 2].map(|()| network.device().unwrap())
 }

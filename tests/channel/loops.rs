@@ -35,7 +35,6 @@ impl<D: TestDevice> Loops<D> {
 }
 
 impl<D: TestDevice> Loops<D, AnyBuffer> {
-    /// With windows.
     pub(crate) fn with_windows(device: D) -> Self {
         Self::with(device)
     }

@@ -104,7 +104,6 @@ fn memory_of_another_domain_is_refused_before_the_post() {
     pair.finish();
 }
 
-/// Windows, lists, prepared requests and shared receives refuse memory of another domain, too.
 #[test]
 #[cfg_attr(not(debug_assertions), ignore = "only debug builds know where memory is registered")]
 fn windows_lists_and_shared_receives_refuse_memory_of_another_domain() {

@@ -27,7 +27,6 @@ pub(crate) fn eager(on: bool) {
     EAGER.store(on, Ordering::SeqCst);
 }
 
-/// The next polls fail.
 pub(crate) fn fail_polls(count: u32) {
     POLLS_FAIL.store(count, Ordering::SeqCst);
 }

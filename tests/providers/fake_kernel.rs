@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-/// A device of the fake kernel.
 #[derive(Debug)]
 pub(crate) struct FakeDevice {
     pub(crate) enabled: bool,

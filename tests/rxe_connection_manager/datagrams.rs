@@ -184,7 +184,6 @@ fn a_queue_pair_that_is_connected_takes_no_datagrams() {
     nothing_is_left();
 }
 
-/// `udaddy` answers each message.
 #[test]
 #[ignore = "Soft-RoCE: a program of rdma-core is the other side, which asks the kernel"]
 fn udaddy_answers_us() {

@@ -65,7 +65,7 @@ fn word(input: &mut &[u8]) -> Frame {
     }
 }
 
-/// The one between.
+/// The attacker.
 struct Between {
     /// For each side: what it says, what the other hears, and what is done to that.
     lines: [(Queue, Queue, Direction); 2],

@@ -311,7 +311,6 @@ fn a_waker_that_panics_keeps_nobody_from_disconnecting() {
     });
 }
 
-/// A server of clients that come and go; some give up at any point.
 #[test]
 fn a_server_of_clients_some_of_which_give_up() {
     let _alone = alone("server", 240);

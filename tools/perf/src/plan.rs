@@ -118,9 +118,7 @@ pub(crate) struct Plan {
     /// Iterations on each queue pair that come first and do not count.
     pub(crate) warm_up: u64,
     pub(crate) queue_pairs: u32,
-    /// The depth of each send queue.
     pub(crate) send_depth: u32,
-    /// The depth of each receive queue.
     pub(crate) receive_depth: u32,
     /// The number of requests that one call posts.
     pub(crate) list: u32,

@@ -32,7 +32,6 @@ thread_local! {
     pub(crate) static MLX5: RefCell<Mlx5> = RefCell::default();
 }
 
-/// Plays an mlx5 device.
 pub(crate) fn play_mlx5(streams: Option<(u8, u8)>) {
     play(Played::Mlx5);
     let functions = mlx5dv_qp_ex {

@@ -14,7 +14,6 @@ pub(crate) const LEN: usize = 16;
 pub(crate) struct Ledger {
     pub(crate) device: FunctionDevice,
     pool: BufferPool,
-    /// The pool for receives of datagrams.
     datagrams: BufferPool,
     /// The numbers of all queue pairs that there have been.
     numbers: Vec<u32>,
