@@ -225,7 +225,7 @@ fn region_from(value: &Value) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(property_tests::config(2000))]
+    #![proptest_config(property_tests::config(500))]
 
     #[test]
     fn random_bytes_make_valid_values_or_none(bytes in vec(any::<u8>(), 0..40)) {

@@ -61,7 +61,7 @@ fn meets(rig: &Rig, bytes: &[u8]) {
 }
 
 proptest! {
-    #![proptest_config(property_tests::config(300))]
+    #![proptest_config(property_tests::config(100))]
 
     #[test]
     fn any_bytes_connect_or_are_refused(

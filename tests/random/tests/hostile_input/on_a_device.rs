@@ -176,7 +176,7 @@ fn run(
 }
 
 proptest! {
-    #![proptest_config(property_tests::config(300))]
+    #![proptest_config(property_tests::config(100))]
 
     #[test]
     fn a_channel_meets_any_endpoint(remote in any_endpoint(), infiniband: bool, style in style()) {

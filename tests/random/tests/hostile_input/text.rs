@@ -44,7 +44,7 @@ fn check(text: &str) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(property_tests::config(4000))]
+    #![proptest_config(property_tests::config(1000))]
 
     #[test]
     fn a_gid_reads_what_it_writes(bytes: [u8; 16], zeros: u16) {

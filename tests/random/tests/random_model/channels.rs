@@ -8,7 +8,7 @@ use crate::random::channels::run;
 use crate::random::episodes::programs;
 
 proptest! {
-    #![proptest_config(property_tests::config(150))]
+    #![proptest_config(property_tests::config(75))]
 
     #[test]
     fn channels_in_any_order((episodes, ends) in programs(false, 20), stale: bool) {

@@ -277,7 +277,7 @@ where
 }
 
 proptest! {
-    #![proptest_config(property_tests::config(150))]
+    #![proptest_config(property_tests::config(75))]
 
     #[test]
     fn futures_in_any_order(steps in program(false), stale: bool, local: bool) {

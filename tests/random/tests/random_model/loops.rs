@@ -290,7 +290,7 @@ fn run(steps: &[Step], bed: &Model) -> Result<usize, TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(property_tests::config(150))]
+    #![proptest_config(property_tests::config(75))]
 
     #[test]
     fn loops_in_any_order(steps in program(false), stale: bool) {

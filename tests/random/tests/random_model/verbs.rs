@@ -8,7 +8,7 @@ use crate::random::operations::programs;
 use crate::random::world::run;
 
 proptest! {
-    #![proptest_config(property_tests::config(150))]
+    #![proptest_config(property_tests::config(75))]
 
     #[test]
     fn queue_pairs_in_any_order(program in programs(false, 120), stale: bool) {
