@@ -11,9 +11,12 @@ use std::time::Duration;
 use ibverbs::provider::hooks;
 use ibverbs_software::{Device, Network};
 
+#[path = "support/child.rs"]
+mod child;
 #[path = "support/stranger.rs"]
 mod stranger;
 
+use child::{Process, is_child, parent};
 use stranger::{DREP, DREQ, MRA, REJ, REP, RTU, Stranger, message};
 
 /// The registered devices, and the ports, are the process's.
@@ -395,6 +398,98 @@ fn a_port_that_is_taken_says_so_as_the_kernel_does() {
     let _elsewhere = UnixDatagram::bind_addr(&name).unwrap();
     let at = SocketAddr::new("0.0.0.0".parse().unwrap(), port);
     assert_eq!(errno(file.bind(refused, at)), libc::EADDRNOTAVAIL);
+}
+
+/// The child's part of the next test: wants the port at which the parent listens.
+#[test]
+fn wants_the_port_of_the_parent() {
+    if !is_child("wants_the_port_of_the_parent") {
+        return;
+    }
+    let device = Device::new().unwrap();
+    device.register();
+    let file = File::open();
+    for address in ["0.0.0.0", "127.0.0.1", "::"] {
+        for reuses in [false, true] {
+            let id = file.create(1);
+            if reuses {
+                file.set(id, REUSE_ADDRESS).unwrap();
+            }
+            let at = SocketAddr::new(address.parse().unwrap(), parent().port());
+            let bound = file.bind(id, at);
+            let expected =
+                if at.ip().is_unspecified() { libc::EADDRNOTAVAIL } else { libc::EADDRINUSE };
+            assert_eq!(errno(bound), expected, "{at}, {reuses}");
+        }
+    }
+    // Names that say that this process has the port, as far as it can take them.
+    let names = ["Ipv4/127.6.6.6", "127.6.6.6", "Ipv4/9.9/9"];
+    let begin = format!("ibverbs-cm/0106/{}", parent().port());
+    let take = |name: &&str| {
+        let name = std::os::unix::net::SocketAddr::from_abstract_name(format!("{begin}/{name}"));
+        UnixDatagram::bind_addr(&name.unwrap()).unwrap()
+    };
+    let _taken: Vec<_> = names.iter().map(take).collect();
+    println!("refused");
+    let to = SocketAddr::from(([127, 0, 0, 1], parent().port()));
+    let active = file.routed(6, to);
+    file.connect(active, 0x111, b"hello").unwrap();
+    std::thread::sleep(Duration::from_secs(600));
+}
+
+#[test]
+fn a_port_belongs_to_the_process_that_listens() {
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    device.register();
+    for reuses in [false, true] {
+        let file = File::open();
+        let at = SocketAddr::from(([0, 0, 0, 0], free_port(&file)));
+        let listener = file.create(5);
+        if reuses {
+            file.set(listener, REUSE_ADDRESS).unwrap();
+        }
+        file.listen(listener, at).unwrap();
+        let mut other = Process::run("wants_the_port_of_the_parent", at);
+        other.wait_for("refused");
+        file.expect(5, REQUEST, 0);
+    }
+}
+
+/// The child's part of the next test: shares the port of its parent, and cannot listen.
+#[test]
+fn shares_the_port_of_the_parent() {
+    if !is_child("shares_the_port_of_the_parent") {
+        return;
+    }
+    let device = Device::new().unwrap();
+    device.register();
+    let file = File::open();
+    let id = file.create(1);
+    file.set(id, REUSE_ADDRESS).unwrap();
+    file.bind(id, parent()).unwrap();
+    assert_eq!(errno(file.listen_bound(id)), libc::EADDRINUSE);
+    let other = file.create(1);
+    assert_eq!(errno(file.bind(other, parent())), libc::EADDRNOTAVAIL, "it does not share");
+    println!("shared");
+    std::thread::sleep(Duration::from_secs(600));
+}
+
+#[test]
+fn processes_share_a_port_until_one_listens() {
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    device.register();
+    let file = File::open();
+    let at = SocketAddr::from(([0, 0, 0, 0], free_port(&file)));
+    let id = file.create(5);
+    file.set(id, REUSE_ADDRESS).unwrap();
+    file.bind(id, at).unwrap();
+    let mut other = Process::run("shares_the_port_of_the_parent", at);
+    other.wait_for("shared");
+    assert_eq!(errno(file.listen_bound(id)), libc::EADDRINUSE);
+    other.kill();
+    file.listen_bound(id).unwrap();
 }
 
 /// The client asks for all connections before one is answered, and ends all before one end is answered.

@@ -8,6 +8,7 @@ mod same_host;
 mod send;
 pub(crate) mod socket;
 pub(crate) mod udp;
+pub(crate) mod unix_sockets;
 mod unread;
 
 pub(crate) use self::same_host::{DirectAccess, OneSided};

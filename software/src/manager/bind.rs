@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::abi::{Address, Kind, PS_IB, transport};
 use super::id::{Id, State};
-use super::names::Family;
+use super::names::{Claim, Family};
 use super::places::{Place, devices, is_of_machine, places, source_to};
 use super::{Manager, names};
 use crate::driver::Shared;
@@ -64,32 +64,34 @@ impl Manager {
         Ok(())
     }
 
+    /// The port for a family of addresses, which this process shares until it listens if the identifier says so.
+    fn claim(&self, id: &Id, port: u16, family: Family) -> Result<Claim, c_int> {
+        let port = (id.space, port);
+        let ours = self.at_port(port.0, port.1).flat_map(|other| &other.claims);
+        if let Some(ours) = ours.into_iter().find(|it| it.is_sole && it.family == family) {
+            return Ok(ours.clone());
+        }
+        if id.reuses {
+            return names::share(port, family);
+        }
+        let places = places();
+        let fits = |place: &&Place| Family::of(place.address) == family && !place.is_simulated();
+        let own = id.place.as_ref().filter(fits).or(places.iter().find(fits));
+        names::take(port, family, own.map(|place| place.address))
+    }
+
     /// Gives the identifier an address with a port; a free one if it has none.
     fn take_port(&self, id: &mut Id, mut address: SocketAddr, is_named: bool) -> Result<(), c_int> {
         let take = |id: &mut Id, address: SocketAddr| {
             self.is_free(id, address)?;
             if is_named {
                 let places = places();
-                let device = |&family: &Family| {
-                    let fits = |place: &&Place| {
-                        Family::of(place.address) == family && !place.is_simulated()
-                    };
-                    let own = id.place.as_ref().filter(fits).or(places.iter().find(fits));
-                    (family, own.map(|place| place.address))
-                };
-                let families: Vec<_> = id.families(address).iter().map(device).collect();
                 // Simulated devices are of no other process.
                 if places.iter().any(|place| !place.is_simulated()) {
-                    let has_it = |other: &Id, family| {
-                        let source = other.source.filter(|_| !other.names.is_empty());
-                        source.is_some_and(|source| other.families(source).contains(&family))
-                    };
-                    let port = (id.space, address.port());
-                    let is_shared = |family| {
-                        id.reuses || self.at_port(port.0, port.1).any(|other| has_it(other, family))
-                    };
-                    let published = names::publish(port, &families, is_shared);
-                    id.names = published.map_err(|errno| match errno {
+                    let families = id.families(address).iter();
+                    let claims = families.map(|family| self.claim(id, address.port(), *family));
+                    let claims: Result<_, _> = claims.collect();
+                    id.claims = claims.map_err(|errno| match errno {
                         libc::EADDRINUSE if address.ip().is_unspecified() => libc::EADDRNOTAVAIL,
                         errno => errno,
                     })?;
@@ -171,7 +173,7 @@ impl Manager {
             let own = listener.place.as_ref().filter(fits).map(|place| place.address);
             return own.or_else(|| places().iter().find(fits).map(|place| place.address));
         }
-        names::find(id.space, to.port(), Family::of(to.ip()))
+        names::find((id.space, to.port()), Family::of(to.ip()))
     }
 
     /// # Errors
@@ -246,7 +248,8 @@ impl Manager {
 
     /// # Errors
     ///
-    /// `EINVAL`: it does not fit its state. Else as `bind`, also if it shares its port: one that listens has it alone.
+    /// `EINVAL`: it does not fit its state. Else as `bind`; an identifier that shares its port has it alone from here on, and so
+    /// gets `EADDRINUSE` if another process shares it too.
     pub(super) fn listen(&self, id: &mut Id, backlog: u32) -> Result<(), c_int> {
         if id.state == State::Idle {
             self.bind(id, Address::Inet((Ipv4Addr::UNSPECIFIED, 0).into()))?;
@@ -254,11 +257,17 @@ impl Manager {
         let Some(source) = id.source.filter(|_| id.state == State::Bound) else {
             return Err(libc::EINVAL);
         };
-        if std::mem::take(&mut id.reuses)
-            && let Err(errno) = self.is_free(id, source)
-        {
-            id.reuses = true;
-            return Err(errno);
+        if std::mem::take(&mut id.reuses) {
+            let families =
+                id.claims.iter().map(|claim| self.claim(id, source.port(), claim.family));
+            let claims = self.is_free(id, source).and_then(|()| families.collect());
+            match claims {
+                Ok(claims) => id.claims = claims,
+                Err(errno) => {
+                    id.reuses = true;
+                    return Err(errno);
+                }
+            }
         }
         let backlog = if backlog as i32 <= 0 { MOST_WAITING } else { backlog.min(MOST_WAITING) };
         id.room.store(backlog, Ordering::Relaxed);

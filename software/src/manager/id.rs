@@ -2,12 +2,12 @@
 
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use super::abi::{Answer, PS_UDP};
 use super::file::Queue;
+use super::names::Claim;
 use super::places::Place;
 use crate::transport::connection::{Attributes, LIFETIME};
 use crate::transport::queue_pair::Transport;
@@ -49,8 +49,8 @@ pub(super) struct Id {
     pub(super) place: Option<Place>,
     /// It came from a listener, whose port it has.
     pub(super) is_child: bool,
-    /// The names of its port, while it is bound to one of the machine.
-    pub(super) names: Vec<UnixDatagram>,
+    /// Its port, while that is one of the machine: one for each family of addresses.
+    pub(super) claims: Vec<Claim>,
     /// How many of its events were read.
     pub(super) reported: u32,
     /// Of a listener: how many more requests may wait.
@@ -77,7 +77,7 @@ impl Id {
             peer: None,
             place: None,
             is_child: false,
-            names: Vec::new(),
+            claims: Vec::new(),
             reported: 0,
             room: Arc::default(),
             type_of_service: 0,

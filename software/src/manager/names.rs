@@ -1,14 +1,24 @@
-//! The ports of wildcard addresses, and of addresses that no device has, are the machine's: whoever binds to one takes an
-//! abstract name of Unix sockets for each family of addresses, which the kernel gives to one process only, and frees when that
-//! ends. A second name says at which address the device is.
+//! The ports of wildcard addresses, and of addresses that no device has, are the machine's. The abstract name space of Unix
+//! sockets, which belongs to the network namespace as ports do, says who has them.
 //!
-//! A name is a hint, which anybody may take: at worst a client asks a device that refuses it.
+//! A process that has a port alone binds a datagram socket to the port's name, one for each family of addresses: the kernel gives
+//! a name to one socket, and frees it when the process ends. That socket is connected to another one of the process, whose
+//! name has the address of its device. Only its owner can connect it, so a client that follows the connection
+//! ([`find`]) comes to the device of the process that listens, whatever names others have taken.
+//!
+//! A process that shares a port before it listens ([`share`]) binds a socket to a name of its own below the port's. Both
+//! kinds take their name first, and then look for the other kind: of two at once, at least one sees the other.
 
 use std::ffi::c_int;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::IpAddr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+
+use crate::link::unix_sockets::{self, UnixSocket};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Family {
@@ -22,86 +32,159 @@ impl Family {
     }
 }
 
-fn name(space: u16, port: u16) -> String {
-    format!("ibverbs-cm/{space:04x}/{port}")
+/// A port of the machine for one family of addresses, until this is dropped.
+#[derive(Clone, Debug)]
+pub(super) struct Claim {
+    pub(super) family: Family,
+    /// This process has it alone; several identifiers of it may, at different addresses. Else other processes may share it as
+    /// well, as long as none of them listens.
+    pub(super) is_sole: bool,
+    _sockets: Arc<[UnixDatagram]>,
 }
 
-/// Takes the port for these families of addresses, of which there is a device or not. The names are given back when they are
-/// dropped.
+fn name((space, port): (u16, u16), family: Family) -> String {
+    format!("ibverbs-cm/{space:04x}/{port}/{family:?}")
+}
+
+/// What begins the names of this process's sockets that no other process has to find: no two processes have the same.
+fn own() -> String {
+    static RANDOM: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
+    format!("{}.{:x}", std::process::id(), *RANDOM)
+}
+
+/// The name of another socket of this process, below that one.
+fn another(name: &str) -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    format!("{name}/{}/{}", own(), COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+fn address(name: &str) -> io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(name)
+}
+
+fn bind(name: &str) -> io::Result<UnixDatagram> {
+    UnixDatagram::bind_addr(&address(name)?)
+}
+
+fn errno(error: io::Error) -> c_int {
+    error.raw_os_error().unwrap_or(libc::ENOMEM)
+}
+
+/// All sockets whose name begins so.
+fn named(begin: &str) -> Result<Vec<UnixSocket>, c_int> {
+    let all = unix_sockets::abstract_names(|name| name.starts_with(begin.as_bytes()));
+    all.map_err(errno)
+}
+
+/// Takes a port for this process alone. `device` is the address that clients find there.
 ///
 /// # Errors
 ///
-/// `EADDRINUSE`: another process has it, for a family that is not shared.
-pub(super) fn publish(
-    (space, port): (u16, u16),
-    families: &[(Family, Option<IpAddr>)],
-    is_shared: impl Fn(Family) -> bool,
-) -> Result<Vec<UnixDatagram>, c_int> {
-    let take = |name: &str| UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name)?);
-    let name = name(space, port);
-    let mut taken = Vec::new();
-    for &(family, _) in families {
-        match take(&format!("{name}/{family:?}")) {
-            Ok(socket) => taken.push(socket),
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse && is_shared(family) => {}
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse => return Err(libc::EADDRINUSE),
-            Err(e) => return Err(e.raw_os_error().unwrap_or(libc::ENOMEM)),
-        }
+/// `EADDRINUSE`: another process has it, or shares it.
+pub(super) fn take(
+    port: (u16, u16),
+    family: Family,
+    device: Option<IpAddr>,
+) -> Result<Claim, c_int> {
+    let name = name(port, family);
+    let taken = bind(&name).map_err(errno)?;
+    let mut sockets = vec![];
+    if let Some(device) = device {
+        let at = another(&format!("ibverbs-cm/device/{device}"));
+        sockets.push(bind(&at).map_err(errno)?);
+        taken.connect_addr(&address(&at).map_err(errno)?).map_err(errno)?;
     }
-    let devices = families.iter().filter_map(|(_, device)| *device);
-    taken.extend(devices.filter_map(|address| take(&format!("{name}/{address}")).ok()));
-    Ok(taken)
+    sockets.push(taken);
+    let (shared, ours) = (format!("{name}/"), format!("{name}/{}/", own()));
+    let is_foreign = |socket: &UnixSocket| !socket.name.starts_with(ours.as_bytes());
+    if named(&shared)?.iter().any(is_foreign) {
+        return Err(libc::EADDRINUSE);
+    }
+    Ok(Claim { family, is_sole: true, _sockets: sockets.into() })
 }
 
-/// The address of the device that listens on a port of the machine.
-pub(super) fn find(space: u16, port: u16, family: Family) -> Option<IpAddr> {
-    let all = std::fs::read_to_string("/proc/net/unix").ok()?;
-    let prefix = format!("@{}/", name(space, port));
-    all.lines().find_map(|line| {
-        let address: IpAddr = line.rsplit(' ').next()?.strip_prefix(&prefix)?.parse().ok()?;
-        (Family::of(address) == family).then_some(address)
-    })
+/// Takes a port that other processes may share.
+///
+/// # Errors
+///
+/// `EADDRINUSE`: another process has it alone.
+pub(super) fn share(port: (u16, u16), family: Family) -> Result<Claim, c_int> {
+    let name = name(port, family);
+    let shared = bind(&another(&name)).map_err(errno)?;
+    if named(&name)?.iter().any(|socket| socket.name == name.as_bytes()) {
+        return Err(libc::EADDRINUSE);
+    }
+    Ok(Claim { family, is_sole: false, _sockets: [shared].into() })
+}
+
+/// The address of the device of the process that has a port of the machine alone.
+pub(super) fn find(port: (u16, u16), family: Family) -> Option<IpAddr> {
+    let name = name(port, family);
+    let all = named("ibverbs-cm/").ok()?;
+    let peer = all.iter().find(|socket| socket.name == name.as_bytes())?.peer?;
+    let device = all.iter().find(|socket| socket.inode == peer)?;
+    let text = std::str::from_utf8(&device.name).ok()?.strip_prefix("ibverbs-cm/device/")?;
+    let address: IpAddr = text.split('/').next()?.parse().ok()?;
+    (Family::of(address) == family).then_some(address)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_name_is_one_process_and_says_where_the_device_is() {
-        let port = std::process::id() as u16;
-        let space = 0xffff;
-        assert_eq!(find(space, port, Family::Ipv4), None);
-        let here = [IpAddr::from([127, 3, 2, 1]), "fd00::1".parse().unwrap()];
-        let both = [(Family::Ipv4, Some(here[0])), (Family::Ipv6, Some(here[1]))];
-        let taken = publish((space, port), &both, |_| false).unwrap();
-        assert_eq!(find(space, port, Family::Ipv4), Some(here[0]));
-        assert_eq!(find(space, port, Family::Ipv6), Some(here[1]));
-        assert_eq!(find(space, port.wrapping_add(1), Family::Ipv4), None);
-        for one in both {
-            assert_eq!(publish((space, port), &[one], |_| false).err(), Some(libc::EADDRINUSE));
-            assert!(publish((space, port), &[one], |_| true).unwrap().is_empty());
-        }
-        drop(taken);
-        assert_eq!(find(space, port, Family::Ipv4), None);
-        assert!(publish((space, port), &both, |_| false).is_ok());
+    fn free_port() -> (u16, u16) {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        (0xff00 + NEXT.fetch_add(1, Ordering::Relaxed) as u16, std::process::id() as u16)
     }
 
     #[test]
-    fn each_family_is_taken_for_itself() {
-        let (space, port) = (0xfffe, std::process::id() as u16);
-        let [one, other] = [Family::Ipv4, Family::Ipv6].map(|family| [(family, None)]);
-        let _one = publish((space, port), &one, |_| false).unwrap();
-        let other_taken = publish((space, port), &other, |_| false).unwrap();
-        assert_eq!(
-            publish((space, port), &[one[0], other[0]], |_| false).err(),
-            Some(libc::EADDRINUSE)
-        );
-        drop(other_taken);
-        assert_eq!(
-            publish((space, port), &[other[0], one[0]], |_| false).err(),
-            Some(libc::EADDRINUSE)
-        );
-        assert!(publish((space, port), &other, |_| false).is_ok(), "a failure keeps nothing");
+    fn a_name_is_one_process_and_says_where_the_device_is() {
+        let port = free_port();
+        let here = [IpAddr::from([127, 3, 2, 1]), "fd00::1".parse().unwrap()];
+        for address in here {
+            let family = Family::of(address);
+            assert_eq!(find(port, family), None);
+            let taken = take(port, family, Some(address)).unwrap();
+            assert_eq!(find(port, family), Some(address));
+            assert_eq!(find((port.0, port.1.wrapping_add(1)), family), None);
+            assert_eq!(take(port, family, None).err(), Some(libc::EADDRINUSE));
+            assert_eq!(share(port, family).err(), Some(libc::EADDRINUSE));
+            drop(taken);
+            assert_eq!(find(port, family), None);
+        }
+    }
+
+    /// A stranger can take any other name, and connect to the sockets of others: no client follows that.
+    #[test]
+    fn clients_come_to_the_owner_of_the_port_alone() {
+        let (port, family) = (free_port(), Family::Ipv4);
+        let own = IpAddr::from([127, 3, 2, 1]);
+        let strange = bind("ibverbs-cm/device/127.6.6.6/1.1/1").unwrap();
+        strange.connect_addr(&address("ibverbs-cm/device/127.6.6.6/1.1/1").unwrap()).unwrap();
+        let taken = take(port, family, Some(own)).unwrap();
+        let _near = bind(&format!("{}/127.6.6.6", name(port, family))).unwrap();
+        let _old = bind(&format!("ibverbs-cm/{:04x}/{}/127.6.6.6", port.0, port.1)).unwrap();
+        let to = address(&name(port, family)).unwrap();
+        // The owner's socket is connected elsewhere, and takes nothing.
+        assert!(strange.connect_addr(&to).is_err());
+        assert_eq!(find(port, family), Some(own));
+        drop(taken);
+        assert_eq!(find(port, family), None);
+    }
+
+    #[test]
+    fn a_port_is_shared_until_one_has_it_alone() {
+        let (port, family) = (free_port(), Family::Ipv6);
+        let (one, two) = (share(port, family).unwrap(), share(port, family).unwrap());
+        // Those of this process are the manager's to compare.
+        let alone = take(port, family, None).unwrap();
+        assert_eq!(share(port, family).err(), Some(libc::EADDRINUSE));
+        drop((one, two, alone));
+        let elsewhere = bind(&format!("{}/1.1/0", name(port, family))).unwrap();
+        assert_eq!(take(port, family, None).err(), Some(libc::EADDRINUSE));
+        assert!(share(port, family).is_ok(), "a failure keeps nothing");
+        assert!(take(port, Family::Ipv4, None).is_ok(), "each family is taken for itself");
+        drop(elsewhere);
+        assert!(take(port, family, None).is_ok());
     }
 }
