@@ -80,6 +80,8 @@ fn resources_cross_threads() {
     send_and_sync::<CancelHandle>();
     send_and_sync::<PooledBuffer>();
     send_and_sync::<SharedMemoryRange<u8>>();
+    send_and_sync::<ibverbs::memory::RawMemoryRange>();
+    send_and_sync::<ibverbs::memory::SharedMemory>();
     send_and_sync::<TransportError>();
     send_and_sync::<WorkCompletion>();
     send_and_sync::<Error>();

@@ -2,6 +2,10 @@
 //! rdma-core's do there (`build/elsewhere.rs`).
 
 #[cfg(target_os = "linux")]
+use std::os::fd::AsRawFd;
+use std::os::fd::BorrowedFd;
+
+#[cfg(target_os = "linux")]
 pub(crate) use libc::{
     __errno_location, EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN,
     MADV_HUGEPAGE, MADV_POPULATE_WRITE, MAP_HUGE_SHIFT, MAP_HUGETLB, POLLRDHUP, SYS_move_pages,
@@ -13,6 +17,30 @@ pub(crate) use libc::{
 #[cfg(not(target_os = "linux"))]
 pub(crate) use elsewhere::*;
 
+/// Whether the file stays as long as it is (`F_SEAL_SHRINK`).
+#[cfg(target_os = "linux")]
+pub(crate) fn is_sealed_against_shrinking(file: BorrowedFd<'_>) -> bool {
+    // SAFETY: it only asks.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
+}
+
+/// Whether the file is of hugetlbfs, or of a kind that the kernel does not say.
+#[cfg(target_os = "linux")]
+pub(crate) fn is_of_huge_pages(file: BorrowedFd<'_>) -> bool {
+    let mut answer = std::mem::MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: the structure is ours, and all zeros are valid.
+    let (returned, answer) =
+        unsafe { (libc::fstatfs(file.as_raw_fd(), answer.as_mut_ptr()), answer.assume_init()) };
+    returned != 0 || answer.f_type == libc::HUGETLBFS_MAGIC
+}
+
+/// In bytes; 0 if the kernel does not say.
+pub(crate) fn file_len(file: BorrowedFd<'_>) -> u64 {
+    let file = file.try_clone_to_owned().map(std::fs::File::from);
+    file.and_then(|file| file.metadata()).map_or(0, |metadata| metadata.len())
+}
+
 #[cfg(not(target_os = "linux"))]
 #[allow(
     dead_code,
@@ -22,6 +50,7 @@ pub(crate) use elsewhere::*;
 )]
 mod elsewhere {
     use std::ffi::{c_int, c_short, c_uint, c_void};
+    use std::os::fd::BorrowedFd;
 
     pub(crate) use libc::{__error as __errno_location, TCP_KEEPALIVE as TCP_KEEPIDLE};
 
@@ -68,6 +97,14 @@ mod elsewhere {
         ppoll(*mut libc::pollfd, libc::nfds_t, *const libc::timespec, *const c_void);
         timerfd_create(libc::clockid_t, c_int);
         timerfd_settime(c_int, c_int, *const itimerspec, *mut itimerspec);
+    }
+
+    pub(crate) fn is_sealed_against_shrinking(_: BorrowedFd<'_>) -> bool {
+        false
+    }
+
+    pub(crate) fn is_of_huge_pages(_: BorrowedFd<'_>) -> bool {
+        false
     }
 
     pub(crate) unsafe fn explicit_bzero(memory: *mut c_void, bytes: usize) {

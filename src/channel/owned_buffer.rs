@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::{fmt, ptr};
 
 use crate::verbs::completion::WorkSuccess;
-use crate::verbs::memory::{GatherBuffer, KeptLength, ScatterBuffer};
+use crate::verbs::memory::{GatherBuffer, InMemory, KeptLength, MemoryRange, Peers, ScatterBuffer};
 
 /// Registered memory that an operation can own while it is in flight: see
 /// [`Loop::post`](crate::Loop::post).
@@ -17,7 +17,8 @@ use crate::verbs::memory::{GatherBuffer, KeptLength, ScatterBuffer};
 /// |---|---|
 /// | [`PooledBuffer`](crate::PooledBuffer) | a chunk of a [`BufferPool`](crate::BufferPool) |
 /// | [`DatagramBuffer`](crate::pool::DatagramBuffer) | the same, with what precedes a datagram |
-/// | [`SharedMemoryRange`](crate::pool::SharedMemoryRange) | a range of an `Arc<SharedMemoryRegion<'static, T>>` |
+/// | [`SharedMemoryRange`](crate::memory::SharedMemoryRange) | a range of an `Arc<SharedMemoryRegion<'static, T>>` |
+/// | [`RawMemoryRange`](crate::memory::RawMemoryRange) | a range of an `Arc<RawMemoryRegion<'static>>`: other libraries' memory, dma-bufs |
 /// | `Box<MemoryRegion<'static, T>>` | all of a region |
 /// | `()` | no bytes |
 ///
@@ -36,6 +37,9 @@ pub unsafe trait OwnedBuffer: ScatterBuffer<Kept = Self> + Send + 'static {}
 
 // SAFETY: there is no memory.
 unsafe impl OwnedBuffer for () {}
+
+// SAFETY: it keeps the region, which borrows nothing, and is `Send` and `Sync`.
+unsafe impl<M: InMemory + Peers + Send + Sync + 'static> OwnedBuffer for MemoryRange<M> {}
 
 const WORDS: usize = 4;
 

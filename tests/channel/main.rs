@@ -9,6 +9,7 @@ mod every_fault;
 mod faults;
 #[path = "../support/figures.rs"]
 mod figures;
+mod foreign_memory;
 mod forget;
 mod lengths;
 mod long_messages;

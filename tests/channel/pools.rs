@@ -17,14 +17,14 @@ use crate::loops::next;
 use crate::pair::{ALL, Pair, connect};
 
 /// A loop with two channels that are connected to each other.
-struct Both {
-    event_loop: Loop<'static, AnyBuffer>,
-    one: ChannelId,
-    two: ChannelId,
+pub(crate) struct Both {
+    pub(crate) event_loop: Loop<'static, AnyBuffer>,
+    pub(crate) one: ChannelId,
+    pub(crate) two: ChannelId,
 }
 
 impl Both {
-    fn new(domain: &Arc<ProtectionDomain<'static>>) -> Self {
+    pub(crate) fn new(domain: &Arc<ProtectionDomain<'static>>) -> Self {
         let mut event_loop = Loop::new(domain.context_parent(), 64).unwrap();
         let side = || event_loop.create_channel(domain).max_send_wr(4).max_recv_wr(4).access(ALL);
         let (one, two) = connect(side(), side());
@@ -32,18 +32,18 @@ impl Both {
         Self { event_loop, one, two }
     }
 
-    fn receive<B: OwnedBuffer>(&mut self, buffer: B) {
+    pub(crate) fn receive<B: OwnedBuffer>(&mut self, buffer: B) {
         self.event_loop.post(self.two, ReceiveWorkRequest::new(buffer), 2).unwrap();
     }
 
     /// Posts on the first channel.
-    fn post<R: WorkRequest<Kept: OwnedBuffer>>(&mut self, request: R) {
+    pub(crate) fn post<R: WorkRequest<Kept: OwnedBuffer>>(&mut self, request: R) {
         self.event_loop.post(self.one, request, 1).unwrap();
     }
 
     /// Returns the buffer of the next operation that ends. It must have this token, and a buffer of this type.
     #[track_caller]
-    fn ended<B: OwnedBuffer>(&mut self, token: u64) -> (B, WorkSuccess) {
+    pub(crate) fn ended<B: OwnedBuffer>(&mut self, token: u64) -> (B, WorkSuccess) {
         let ended = next(&mut self.event_loop);
         assert_eq!(ended.token, token);
         let success = ended.result().unwrap();
@@ -52,14 +52,14 @@ impl Both {
 
     /// Posts on the first channel, and waits until it has ended.
     #[track_caller]
-    fn run<R: WorkRequest<Kept: OwnedBuffer>>(&mut self, request: R) -> R::Kept {
+    pub(crate) fn run<R: WorkRequest<Kept: OwnedBuffer>>(&mut self, request: R) -> R::Kept {
         self.post(request);
         self.ended(1).0
     }
 
     /// Returns the buffers of the send and of the receive of a message, which may end in either order.
     #[track_caller]
-    fn message<S: OwnedBuffer, R: OwnedBuffer>(&mut self) -> (S, R, WorkSuccess) {
+    pub(crate) fn message<S: OwnedBuffer, R: OwnedBuffer>(&mut self) -> (S, R, WorkSuccess) {
         let mut both = [next(&mut self.event_loop), next(&mut self.event_loop)];
         both.sort_by_key(|ended| ended.token);
         let [sent, received] = both;

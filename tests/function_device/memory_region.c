@@ -100,6 +100,10 @@ static struct ibv_mr *reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t l
 		void *mapped = mmap(NULL, length + lead, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
 				    offset - lead);
 
+		/* A file that is open for reading stands for memory that the program cannot map. */
+		if (mapped == MAP_FAILED && errno == EACCES)
+			mapped = mmap(NULL, length + lead, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd,
+				      offset - lead);
 		mr = mapped == MAP_FAILED ? NULL : new_mr(dev, pd, IBV_MR_TYPE_DMABUF_MR, access);
 		if (mr) {
 			mr->iova = iova;

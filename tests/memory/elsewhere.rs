@@ -1,13 +1,16 @@
 //! Memory that does not come from the allocator: raw, of files, of the device, or null regions.
 
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
 
 use ibverbs::memory::{
-    DeviceMemory, DeviceMemoryRegion, ImplicitMemoryRegion, MAX_SGE_LENGTH, MemoryAdvice,
-    NullMemoryRegion, RawMemoryRegion, ReregisteredState, Reregistration,
+    DeviceMemory, DeviceMemoryRegion, GatherBuffer, ImplicitMemoryRegion, MAX_SGE_LENGTH,
+    MemoryAdvice, NullMemoryRegion, RawMemoryRange, RawMemoryRegion, ReregisteredState,
+    Reregistration, ScatterBuffer,
 };
 use ibverbs::*;
-use ibverbs_function_device::FunctionDevice;
+use ibverbs_function_device::{Builder, FunctionDevice};
 
 use crate::one_sided::{read, send, to_itself, write};
 use crate::{PAGE, paging_device, refused, shared_file};
@@ -184,6 +187,74 @@ fn dma_bufs_are_registered_by_descriptor() {
     assert_eq!(dmabuf(0, 10, 0, access).unwrap_err().kind(), ErrorKind::Unsupported);
 }
 
+/// Requests of this program name the memory by addresses that nothing else has.
+#[test]
+fn a_mapped_dma_buf_is_a_buffer_of_operations() {
+    let device = FunctionDevice::model();
+    let domain = Arc::new(ProtectionDomain::new(device.context()).unwrap());
+    let file = shared_file(4 * PAGE as u64);
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
+    let map = |file: &File, offset, access| {
+        RawMemoryRegion::map_dmabuf(&domain, file.as_fd(), offset, 100, access)
+    };
+    let region = map(&file, PAGE as u64 + 16, access).unwrap();
+    let (address, call) = (region.as_ptr() as u64, device.last_call("reg_dmabuf_mr").unwrap());
+    assert_eq!((call.addr, call.length, call.iova), (PAGE as u64 + 16, 100, address));
+    std::os::unix::fs::FileExt::write_all_at(&file, b"of the GPU", PAGE as u64 + 16).unwrap();
+    // SAFETY: the mapping is there while the region is, and nobody writes it.
+    assert_eq!(unsafe { region.as_ptr().cast::<[u8; 10]>().read_volatile() }, *b"of the GPU");
+    let range = RawMemoryRange::new(Arc::new(region), 10..20).unwrap();
+    assert_eq!(range.remote().address(), address + 10);
+    let queue = domain.context().create_cq(8).unwrap();
+    let mut queue_pair = to_itself(&domain, &queue);
+    let inline = WriteWorkRequest::new(&range, range.remote()).inline();
+    // SAFETY: the device does not get the request, which has no room for its bytes.
+    let error = unsafe { queue_pair.post(inline, 1) }.unwrap_err();
+    assert!(error.to_string().contains("inline"), "{error}");
+    assert_eq!(range.clone().scatter().unwrap()[0].addr, address + 10);
+    assert!(RawMemoryRange::new(range.region().clone(), ..101).is_err());
+
+    // The region is not made, and its addresses are free again.
+    device.fail("reg_dmabuf_mr").errno(libc::EINVAL).times(1);
+    assert!(map(&file, 0, access).is_err());
+    // Another dma-buf's addresses are its iova, which may be anybody's.
+    let elsewhere = domain.register_dmabuf(file.as_fd(), 16, 64, address, access).unwrap();
+    assert!(elsewhere.as_ptr().is_null());
+}
+
+#[test]
+fn a_dma_buf_that_cannot_be_mapped_has_addresses_where_nobody_looks() {
+    for (vendor, delivers) in [(0x1234, false), (0x02c9, true), (0x19e5, true)] {
+        let device = Builder::model().limits(|limits| limits.vendor_id = vendor).build();
+        let domain = Arc::new(ProtectionDomain::new(device.context()).unwrap());
+        // It is not open for writing, so it cannot be mapped.
+        let file = shared_file(PAGE as u64);
+        let read_only = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
+        let region = RawMemoryRegion::map_dmabuf(&domain, read_only.as_fd(), 0, PAGE, access);
+        let region = Arc::new(region.unwrap());
+        assert!(region.as_ptr().is_null() && region.gather_element(..).is_err());
+        let iova = device.last_call("reg_dmabuf_mr").unwrap().iova;
+        let mut range = RawMemoryRange::new(region.clone(), 8..16).unwrap();
+        assert_eq!((range.gather().unwrap()[0].addr, range.is_in_reach()), (iova + 8, false));
+        match range.scatter() {
+            Ok([element]) => assert_eq!((element.addr, delivers), (iova + 8, false)),
+            Err(error) => {
+                assert!(error.to_string().contains("MLX5_SCATTER_TO_CQE") && delivers, "{error}");
+            }
+        }
+        let queue = domain.context().create_cq(8).unwrap();
+        let mut queue_pair = to_itself(&domain, &queue);
+        let inline = WriteWorkRequest::new(&range, range.remote()).inline();
+        // SAFETY: the range lives until the completion.
+        unsafe { queue_pair.post(inline, 1) }.expect("it is not inline");
+        let mut completion = [WorkCompletion::default()];
+        assert_eq!(queue.poll(&mut completion).unwrap()[0].result().map(drop), Ok(()));
+        let [both, tuple] = [[range.clone(), range.clone()].is_in_reach(), (range,).is_in_reach()];
+        assert!(!both && !tuple);
+    }
+}
+
 #[test]
 fn the_null_region_reads_as_zeros_and_swallows() {
     let device = FunctionDevice::model();
@@ -328,6 +399,11 @@ fn device_memory_is_allocated_copied_and_registered() {
     assert_eq!(queue.poll(&mut completion).unwrap()[0].wr_id(), 1);
     memory.read(1040, &mut seen).unwrap();
     assert_eq!(seen, *b"to the device");
+    // The provider would look for the bytes at the address 0.
+    let inline = WriteWorkRequest::new(&region, region.remote()).inline();
+    // SAFETY: the region lives until the completion.
+    unsafe { queue_pair.post(inline, 2) }.expect("it is not inline");
+    assert_eq!(queue.poll(&mut completion).unwrap()[0].result().map(drop), Ok(()));
     // SAFETY: the function device copies nothing by address.
     let to = unsafe { region.scatter_element_by_iova(13..23) }.unwrap();
     let from = region.remote_range(10..20).unwrap();

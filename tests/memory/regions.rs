@@ -326,7 +326,7 @@ fn memory_of_several_domains_is_freed_with_the_last_region() {
     // The other still has it.
     let error = first.into_inner().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy);
-    assert!(error.to_string().contains("registered in another domain"), "{error}");
+    assert!(error.to_string().contains("region in another domain"), "{error}");
     other.write(8, &[18]).unwrap();
     assert_eq!(other.into_inner().unwrap()[7..9], [17, 18]);
     assert_eq!(device.live(Kind::MemoryRegion), 0);

@@ -3,7 +3,6 @@
 use std::cell::UnsafeCell;
 use std::future::poll_fn;
 use std::marker::PhantomData;
-use std::ops::RangeBounds;
 use std::ptr;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -23,7 +22,7 @@ use crate::channel::OwnedBuffer;
 use crate::verbs::domain::ProtectionDomain;
 use crate::verbs::memory::{
     AccessFlags, Element, GatherBuffer, KeptLength, MemoryRegion, RegionOptions, ScatterBuffer,
-    SharedMemoryRegion, SharedMemorySlice,
+    SharedMemoryRegion,
 };
 
 /// Equal chunks of one registered region. Any thread takes them and gives them back.
@@ -314,83 +313,6 @@ unsafe impl<T: Element> ScatterBuffer for Box<MemoryRegion<'static, T>> {
 
 // SAFETY: it borrows nothing, and is `Send` and `Sync`.
 unsafe impl<T: Element> OwnedBuffer for Box<MemoryRegion<'static, T>> {}
-
-/// A range of elements of an `Arc<SharedMemoryRegion<'static, T>>`: an [`OwnedBuffer`].
-///
-/// Ranges of one region may overlap, be in several operations at a time, and be accessed meanwhile: see
-/// [`SharedMemorySlice`].
-pub struct SharedMemoryRange<T: Element> {
-    region: Arc<SharedMemoryRegion<'static, T>>,
-    start: usize,
-    len: usize,
-}
-
-impl<T: Element> SharedMemoryRange<T> {
-    /// The elements in `range`.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the range is out of bounds.
-    pub fn new(
-        region: Arc<SharedMemoryRegion<'static, T>>,
-        range: impl RangeBounds<usize>,
-    ) -> Result<Self> {
-        use std::ops::Bound::{Excluded, Included, Unbounded};
-
-        let start = match range.start_bound() {
-            Included(&start) => start,
-            Excluded(&start) => start.saturating_add(1),
-            Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Included(&end) => end.saturating_add(1),
-            Excluded(&end) => end,
-            Unbounded => region.len(),
-        };
-        Error::invalid_if(start > end, "ibv_sge", "the range ends before it begins")?;
-        let len = region.slice(start..end)?.len();
-        Ok(Self { region, start, len })
-    }
-
-    /// The region.
-    pub fn region(&self) -> &Arc<SharedMemoryRegion<'static, T>> {
-        &self.region
-    }
-
-    /// The elements.
-    ///
-    /// # Errors
-    ///
-    /// None: the range was checked.
-    #[inline]
-    pub fn as_slice(&self) -> Result<SharedMemorySlice<'_, T>> {
-        self.region.slice(self.start..self.start + self.len)
-    }
-}
-
-// SAFETY: the region owns its memory, which does not move and is registered for local writes until the region is
-// dropped; this keeps the region. There are no references into the memory.
-unsafe impl<T: Element> GatherBuffer for SharedMemoryRange<T> {
-    type List = [ffi::ibv_sge; 1];
-    type Kept = Self;
-
-    #[inline]
-    fn gather(&self) -> Result<Self::List> {
-        self.as_slice()?.gather()
-    }
-}
-
-// SAFETY: as above. Any bytes are a valid `Element`.
-unsafe impl<T: Element> ScatterBuffer for SharedMemoryRange<T> {
-    fn scatter(&mut self) -> Result<Self::List> {
-        self.gather()
-    }
-}
-
-// SAFETY: it borrows nothing, and is `Send` and `Sync`.
-unsafe impl<T: Element> OwnedBuffer for SharedMemoryRange<T> {}
-
-debug! { impl[T: Element] SharedMemoryRange<T>, self, start: self.start, len: self.len, .. }
 
 // The most buffers of a cache.
 

@@ -34,6 +34,7 @@ mod free_chunks;
 mod pooled_buffer;
 mod waiting;
 
-pub use buffer_pool::{BufferCache, BufferPool, PoolWaiter, SharedMemoryRange};
+pub use crate::verbs::memory::SharedMemoryRange;
+pub use buffer_pool::{BufferCache, BufferPool, PoolWaiter};
 pub use datagram_buffer::DatagramBuffer;
 pub use pooled_buffer::{Exclusive, PoolMemory, PooledBuffer, Shared};

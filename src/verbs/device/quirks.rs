@@ -17,9 +17,12 @@ const EMULEX: u32 = 0x10df;
 /// `mlx4`, `mlx5`.
 const MELLANOX: u32 = 0x02c9;
 
+/// `hns`.
+const HUAWEI: u32 = 0x19e5;
+
 /// The provider itself may copy short messages, and results of reads or atomics, to the request's address.
 pub(crate) fn copies_results(device: &DeviceAttributes) -> bool {
-    device.vendor_id() == MELLANOX
+    matches!(device.vendor_id(), MELLANOX | HUAWEI)
 }
 
 /// The provider frees an object when its destroy verb fails, though the kernel keeps it.

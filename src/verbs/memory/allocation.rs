@@ -1,9 +1,12 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::any::Any;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::{panic, ptr, thread};
+use std::{fmt, panic, ptr, thread};
 
 use crate::base::error::{Error, Result};
+use crate::base::panics;
 
 #[derive(Debug)]
 pub(super) struct Allocation {
@@ -11,16 +14,34 @@ pub(super) struct Allocation {
     source: Source,
 }
 
-#[derive(Debug)]
 enum Source {
     Heap(Layout),
-    Pages { mapped: usize },
+    Pages {
+        mapped: usize,
+    },
+    /// Pages of a file, which others may access.
+    File {
+        mapped: usize,
+    },
+    /// Memory of another owner, which keeps it until it is dropped.
+    Foreign(Option<Box<dyn Any + Send + Sync>>),
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Heap(_) => "Heap",
+            Self::Pages { .. } => "Pages",
+            Self::File { .. } => "File",
+            Self::Foreign(_) => "Foreign",
+        })
+    }
 }
 
 impl Drop for Allocation {
     /// Registered contents must not reach other allocations of this program. The kernel clears pages itself.
     fn drop(&mut self) {
-        match self.source {
+        match &mut self.source {
             // SAFETY: the memory was allocated with this layout, and nothing uses it any more.
             Source::Heap(layout) => unsafe {
                 // The compiler may drop plain writes to memory that is about to be freed.
@@ -29,12 +50,14 @@ impl Drop for Allocation {
                 } else {
                     crate::base::linux::explicit_bzero(self.data.as_ptr().cast(), layout.size());
                 }
-                dealloc(self.data.as_ptr(), layout);
+                dealloc(self.data.as_ptr(), *layout);
             },
             // SAFETY: the pages were mapped by us, and nothing uses them any more.
-            Source::Pages { mapped } => unsafe {
-                libc::munmap(self.data.as_ptr().cast(), mapped);
+            Source::Pages { mapped } | Source::File { mapped } => unsafe {
+                libc::munmap(self.data.as_ptr().cast(), *mapped);
             },
+            // No drop of this crate panics.
+            Source::Foreign(owner) => drop(panics::catch(|| drop(owner.take()))),
         }
     }
 }
@@ -112,6 +135,49 @@ impl Allocation {
             Error::unsupported_if(returned != 0, verb, "the kernel has no transparent huge pages")?;
         }
         Ok(pages)
+    }
+
+    /// Maps a part of a file, shared with all that map it.
+    pub(super) fn file(
+        verb: &'static str,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+    ) -> Result<Self> {
+        let page = page_size();
+        let reason = "the offset is not a multiple of the page size";
+        Error::invalid_if(!offset.is_multiple_of(page as u64), verb, reason)?;
+        Error::invalid_if(len == 0, verb, "the memory is empty")?;
+        let too_long = Error::invalid(verb, "the mapping is longer than memory or the file can be");
+        let mapped = len.checked_next_multiple_of(page).ok_or(too_long)?;
+        let offset = libc::off_t::try_from(offset).map_err(|_| too_long)?;
+        let (access, fd) = (libc::PROT_READ | libc::PROT_WRITE, file.as_raw_fd());
+        // SAFETY: a new mapping, at a place that the kernel chooses, touches nothing that exists.
+        let start =
+            unsafe { libc::mmap(ptr::null_mut(), mapped, access, libc::MAP_SHARED, fd, offset) };
+        match NonNull::new(start.cast()) {
+            Some(data) if start != libc::MAP_FAILED => {
+                Ok(Self { data, source: Source::File { mapped } })
+            }
+            _ => Err(Error::new(verb, crate::base::ffi::errno())),
+        }
+    }
+
+    /// Addresses that no other memory has. What is there takes no memory until it is accessed.
+    pub(super) fn addresses(verb: &'static str, len: usize) -> Result<Self> {
+        let layout = Layout::from_size_align(len, 1);
+        let too_long = |_| Error::invalid(verb, "the region is longer than memory can be");
+        Self::pages(verb, layout.map_err(too_long)?, None)
+    }
+
+    /// The owner is dropped when nothing uses the memory any more.
+    pub(super) fn foreign(data: NonNull<u8>, owner: impl Send + Sync + 'static) -> Self {
+        Self { data, source: Source::Foreign(Some(Box::new(owner))) }
+    }
+
+    /// Whether nothing but this program's own code that has the allocation can access it.
+    pub(super) fn is_exclusive(&self) -> bool {
+        matches!(self.source, Source::Heap(_) | Source::Pages { .. })
     }
 
     /// `progress` gets the bytes that are in. An allocation without its own pages is left alone.

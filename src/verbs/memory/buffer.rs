@@ -135,6 +135,13 @@ pub unsafe trait GatherBuffer: Sized {
     ///  - `EINVAL`: a piece is longer than 4 GiB - 1 bytes.
     fn gather(&self) -> Result<Self::List>;
 
+    /// Whether this program can read the memory. If not, [`inline`](crate::WriteWorkRequest::inline) has no effect: no
+    /// post copies it.
+    #[inline(always)]
+    fn is_in_reach(&self) -> bool {
+        true
+    }
+
     /// The length that the buffer keeps, if it [keeps one](Self::KEEPS_LENGTH). A receive sets it when the
     /// message has come.
     ///
@@ -346,6 +353,11 @@ unsafe impl<B: GatherBuffer> GatherBuffer for &B {
     fn gather(&self) -> Result<B::List> {
         (**self).gather()
     }
+
+    #[inline(always)]
+    fn is_in_reach(&self) -> bool {
+        (**self).is_in_reach()
+    }
 }
 
 // SAFETY: as above.
@@ -360,6 +372,11 @@ unsafe impl<B: GatherBuffer> GatherBuffer for &mut B {
     #[inline(always)]
     fn gather(&self) -> Result<B::List> {
         (**self).gather()
+    }
+
+    #[inline(always)]
+    fn is_in_reach(&self) -> bool {
+        (**self).is_in_reach()
     }
 
     #[inline(always)]

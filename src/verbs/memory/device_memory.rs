@@ -376,6 +376,11 @@ unsafe impl GatherBuffer for DeviceMemoryRegion<'_> {
     fn gather(&self) -> Result<Whole> {
         self.sge(..).map(Whole)
     }
+
+    #[inline]
+    fn is_in_reach(&self) -> bool {
+        false
+    }
 }
 
 // SAFETY: as above. Only the device writes it (`sge_mut` has checked); no references to it exist.

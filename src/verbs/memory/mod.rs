@@ -21,6 +21,9 @@
     doc = "| channels, safe | the same, as a [`BorrowedBuffer`] or an [`OwnedBuffer`](crate::channel::OwnedBuffer) | the borrow of the region, or the channel |"
 )]
 //!
+//! A [`MemoryRange`] is a part of a region in an `Arc`, as the buffer of an operation that owns its memory. [`SharedMemory`] is
+//! memory of files, of other processes and of other libraries, of which any parts are registered.
+//!
 //! Files: `options` and `allocation` obtain memory, `registration` registers it; `region` has what all regions
 //! share, and `owned_region` to `special_regions` have the kinds.
 
@@ -32,6 +35,7 @@ mod memory_key;
 mod options;
 mod owned_region;
 mod pieces;
+mod range;
 mod raw_region;
 mod region;
 mod region_buffer;
@@ -40,6 +44,7 @@ mod remote_region;
 mod remote_struct;
 mod scatter_gather;
 pub(crate) mod shared_copy;
+mod shared_memory;
 mod shared_region;
 mod shared_slice;
 mod slice;
@@ -57,6 +62,7 @@ pub use device_memory::{DeviceMemory, DeviceMemoryRegion};
 pub use memory_key::MemoryKey;
 pub use options::{AccessFlags, MemoryAdvice, RegionOptions};
 pub use owned_region::{BorrowedMemoryRegion, MemoryRegion, ReadOnlyMemoryRegion};
+pub use range::{MemoryRange, RawMemoryRange, SharedMemoryRange};
 pub use raw_region::RawMemoryRegion;
 pub use region::Region;
 pub(crate) use region::{InMemory, Peers};
@@ -68,6 +74,7 @@ pub use scatter_gather::{
     Element, GatherElement, LocalMemory, LocalMemoryMut, MAX_SGE_LENGTH, ScatterElement,
 };
 pub(crate) use scatter_gather::{PIECE, private};
+pub use shared_memory::SharedMemory;
 pub use shared_region::{AtomicElement, SharedMemoryRegion};
 pub use shared_slice::SharedMemorySlice;
 pub use slice::{MemorySlice, MemorySliceMut};

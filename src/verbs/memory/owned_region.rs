@@ -54,18 +54,12 @@ unsafe impl<T: Element> Local for Owned<T> {}
 pub trait Allocated: Addressed + From<RegionBuffer<Self::Item>> {
     const PEERS: bool;
 
-    fn buffer(&self) -> &RegionBuffer<Self::Item>;
-
-    /// The memory, if no other region has it.
+    /// The memory, if nothing else has it.
     fn into_buffer(self) -> Option<RegionBuffer<Self::Item>>;
 }
 
 impl<T: Element> Allocated for Owned<T> {
     const PEERS: bool = false;
-
-    fn buffer(&self) -> &RegionBuffer<T> {
-        &self.0
-    }
 
     fn into_buffer(self) -> Option<RegionBuffer<T>> {
         Some(self.0)
@@ -86,17 +80,30 @@ impl<'pd, M: Allocated> Region<'pd, M> {
     ) -> Result<Self> {
         check_access(VERB, &domain, options.flags())?;
         let memory = options.allocate::<M::Item>(VERB, len)?;
-        Self::register_buffer(domain, RegionBuffer::of(memory, len).into(), options)
+        Self::register_buffer(domain, RegionBuffer::of(memory, len), options)
     }
 
     pub(super) fn register_buffer(
         domain: Parent<'pd, ProtectionDomain<'pd>>,
+        buffer: RegionBuffer<M::Item>,
+        options: RegionOptions,
+    ) -> Result<Self> {
+        let whole = buffer.raw_parts();
+        // SAFETY: it is the whole buffer, aligned for its elements.
+        unsafe { Self::register_part(domain, buffer.into(), whole, options) }
+    }
+
+    /// # Safety
+    ///
+    /// The part is that many elements of `memory`, aligned for them.
+    pub(super) unsafe fn register_part(
+        domain: Parent<'pd, ProtectionDomain<'pd>>,
         memory: M,
+        (address, len): (*mut u8, usize),
         options: RegionOptions,
     ) -> Result<Self> {
         let (iova, access) = options.addressing(VERB)?;
         check_access(VERB, &domain, access)?;
-        let (address, len) = memory.buffer().raw_parts();
         let bytes = len * size_of::<M::Item>();
         let base = iova.unwrap_or(address as u64);
         if iova.is_some() {
@@ -117,11 +124,12 @@ impl<'pd, M: Allocated> Region<'pd, M> {
     ///
     /// Those of [`close`](Self::close), and
     ///
-    ///  - `EBUSY`: the memory is [registered in another domain](crate::SharedMemoryRegion::register_in) too,
-    ///    whose region keeps it.
+    ///  - `EBUSY`: others have the memory: it is [registered in another
+    ///    domain](crate::SharedMemoryRegion::register_in) too, or is [`SharedMemory`](crate::memory::SharedMemory) that
+    ///    this program does not have alone.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn into_inner(self) -> Result<RegionBuffer<M::Item>> {
-        let shared = "the memory is registered in another domain too";
+        let shared = "others have the memory, such as its region in another domain";
         let shared = Error::with_reason("ibv_dereg_mr", libc::EBUSY, shared);
         self.into_memory()?.into_buffer().ok_or(shared)
     }

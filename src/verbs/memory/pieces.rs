@@ -31,6 +31,11 @@ unsafe impl<B: GatherBuffer<List = One, Kept = B>, const N: usize> GatherBuffer 
     }
 
     #[inline]
+    fn is_in_reach(&self) -> bool {
+        self.iter().all(B::is_in_reach)
+    }
+
+    #[inline]
     fn received(&mut self, bytes: usize) -> usize {
         self.iter_mut().fold(bytes, |rest, piece| piece.received(rest))
     }
@@ -130,6 +135,10 @@ unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for Vec<B> {
         gather_all(self)
     }
 
+    fn is_in_reach(&self) -> bool {
+        self.iter().all(B::is_in_reach)
+    }
+
     fn received(&mut self, bytes: usize) -> usize {
         self.iter_mut().fold(bytes, |rest, piece| piece.received(rest))
     }
@@ -158,6 +167,10 @@ unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for &[B] {
     fn gather(&self) -> Result<ElementList> {
         gather_all(self)
     }
+
+    fn is_in_reach(&self) -> bool {
+        self.iter().all(B::is_in_reach)
+    }
 }
 
 // SAFETY: as above; the pieces are borrowed exclusively.
@@ -170,6 +183,10 @@ unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for &mut [B] {
 
     fn gather(&self) -> Result<ElementList> {
         gather_all(self)
+    }
+
+    fn is_in_reach(&self) -> bool {
+        self.iter().all(B::is_in_reach)
     }
 
     fn received(&mut self, bytes: usize) -> usize {
@@ -213,6 +230,11 @@ macro_rules! tuple {
             #[inline]
             fn gather(&self) -> Result<Self::List> {
                 Ok([$(self.$index.gather()?[0]),+])
+            }
+
+            #[inline]
+            fn is_in_reach(&self) -> bool {
+                $(self.$index.is_in_reach())&&+
             }
 
             #[inline]

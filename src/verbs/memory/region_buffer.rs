@@ -69,6 +69,11 @@ impl<T: Element> RegionBuffer<T> {
         self.memory.populate("madvise", threads.get(), &progress)
     }
 
+    /// Whether nothing but this value can access the memory. If not, no code dereferences it.
+    pub(super) fn is_exclusive(&self) -> bool {
+        self.memory.is_exclusive()
+    }
+
     pub(super) fn raw_parts(&self) -> (*mut u8, usize) {
         (self.memory.data().as_ptr(), self.len)
     }

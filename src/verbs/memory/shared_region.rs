@@ -36,7 +36,7 @@ pub type SharedMemoryRegion<'pd, T> = Region<'pd, Shared<T>>;
 
 /// Memory that the region owns and peers access: there is no reference into it while it is registered.
 #[derive(Debug)]
-pub struct Shared<T>(Arc<RegionBuffer<T>>);
+pub struct Shared<T>(pub(super) Arc<RegionBuffer<T>>);
 
 impl<T: Element> Backing for Shared<T> {
     type Item = T;
@@ -64,12 +64,8 @@ impl<T: Element> Peers for Shared<T> {}
 impl<T: Element> Allocated for Shared<T> {
     const PEERS: bool = true;
 
-    fn buffer(&self) -> &RegionBuffer<T> {
-        &self.0
-    }
-
     fn into_buffer(self) -> Option<RegionBuffer<T>> {
-        Arc::into_inner(self.0)
+        Arc::into_inner(self.0).filter(RegionBuffer::is_exclusive)
     }
 }
 
@@ -138,7 +134,7 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
         buffer: RegionBuffer<T>,
         options: impl Into<RegionOptions>,
     ) -> Result<Self> {
-        Self::register_buffer(domain.into(), buffer.into(), options.into())
+        Self::register_buffer(domain.into(), buffer, options.into())
     }
 
     /// `ibv_reg_mr`: registers the same memory in another protection domain, such as that of another device.
@@ -170,16 +166,17 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
         domain: impl Into<Parent<'other, ProtectionDomain<'other>>>,
         access: AccessFlags,
     ) -> Result<SharedMemoryRegion<'other, T>> {
-        let memory = Shared(self.memory().0.clone());
-        Region::register_buffer(domain.into(), memory, access.into())
+        let (memory, part) = (Shared(self.memory().0.clone()), (self.address(), self.len()));
+        // SAFETY: it is the part that this region has.
+        unsafe { Region::register_part(domain.into(), memory, part, access.into()) }
     }
 
     /// The whole region as a slice.
     #[inline]
     pub fn as_slice(&self) -> SharedMemorySlice<'_, T> {
         let (address, base) = (self.address().cast(), self.base());
-        // SAFETY: while the region is borrowed, the memory holds that many initialised elements, aligned to at
-        // least 64 bytes. Any bytes are valid for an `Element`, and only such slices access them.
+        // SAFETY: while the region is borrowed, the memory holds that many initialised elements, aligned for them and
+        // their atomic forms: to 64 bytes, or they are bytes. Any bytes are valid for an `Element`, and only such slices access them.
         unsafe {
             let data = NonNull::new_unchecked(address);
             SharedMemorySlice::new(data, self.len(), base, self.lkey(), self.rkey())

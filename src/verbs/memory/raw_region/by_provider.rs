@@ -41,7 +41,11 @@ impl<'pd> RawMemoryRegion<'pd> {
             let (domain, buffer) = (domain.as_raw(), buffer.as_raw());
             Handle::new(VERB, ffi::ibv_reg_buf_mr(domain, buffer, address.cast(), bytes, flags))
         }?;
-        Ok(Self::from_parts(Parts::at(raw, address, bytes, access), Raw(Some(buffer)), domain))
+        Ok(Self::from_parts(
+            Parts::at(raw, address, bytes, access),
+            Raw { provider: Some(buffer), dmabuf: None },
+            domain,
+        ))
     }
 
     /// `ibv_export_buf_dmabuf_fd`: a dma-buf of memory from
@@ -56,7 +60,7 @@ impl<'pd> RawMemoryRegion<'pd> {
     #[doc(alias = "ibv_export_buf_dmabuf_fd")]
     pub fn export_dmabuf(&self) -> Result<std::os::fd::OwnedFd> {
         const VERB: &str = "ibv_export_buf_dmabuf_fd";
-        let Some(buffer) = &self.memory().0 else {
+        let Some(buffer) = &self.memory().provider else {
             let reason = "the provider has not allocated this memory";
             return Err(Error::with_reason(VERB, libc::ENODATA, reason));
         };

@@ -9,8 +9,9 @@ use crate::base::error::{Error, Result};
 use crate::base::ffi;
 use crate::base::handle::{Handle, ImportableHandle, Leak as _};
 use crate::base::parent::Parent;
+use crate::verbs::device::quirks::copies_results;
 use crate::verbs::domain::ProtectionDomain;
-use crate::verbs::memory::allocation::page_size;
+use crate::verbs::memory::allocation::{Allocation, page_size};
 use crate::verbs::memory::options::{AccessFlags, check_access, check_iova};
 use crate::verbs::memory::region::{
     Addressed, Backing, InMemory, Parts, Peers, Region, Writable, check_writable,
@@ -30,8 +31,22 @@ use crate::verbs::memory::scatter_gather::{LocalMemoryMut, ScatterElement};
 pub type RawMemoryRegion<'pd> = Region<'pd, Raw<'pd>>;
 
 /// Memory that something else owns, or that the provider has allocated.
+#[derive(Debug, Default)]
+pub struct Raw<'pd> {
+    provider: Option<ProviderBuffer<'pd>>,
+    dmabuf: Option<Mapped>,
+}
+
+/// The addresses of a dma-buf.
 #[derive(Debug)]
-pub struct Raw<'pd>(Option<ProviderBuffer<'pd>>);
+struct Mapped {
+    #[expect(dead_code, reason = "for its drop")]
+    addresses: Allocation,
+    /// Whether the dma-buf's memory is there. Else nobody looks at what is.
+    is_in_reach: bool,
+    /// The provider itself would write there.
+    copies: bool,
+}
 
 impl Backing for Raw<'_> {
     type Item = u8;
@@ -39,7 +54,7 @@ impl Backing for Raw<'_> {
     const NAME: &'static str = "RawMemoryRegion";
 
     fn leak(&self) {
-        self.0.leak();
+        self.provider.leak();
     }
 }
 
@@ -47,14 +62,31 @@ impl Addressed for Raw<'_> {
     const HAS_IOVA: bool = true;
 }
 
-impl InMemory for Raw<'_> {}
+impl InMemory for Raw<'_> {
+    #[inline]
+    fn is_in_reach(&self) -> bool {
+        self.dmabuf.as_ref().is_none_or(|mapped| mapped.is_in_reach)
+    }
+}
+
 impl Peers for Raw<'_> {}
 
 impl Writable for Raw<'_> {
     #[inline]
     fn check_write(&self, access: AccessFlags) -> Result<()> {
+        let copies = |mapped: &Mapped| mapped.copies && !mapped.is_in_reach;
+        if self.dmabuf.as_ref().is_some_and(copies) {
+            return Err(copied());
+        }
         check_writable(access)
     }
+}
+
+#[cold]
+fn copied() -> Error {
+    let reason = "the provider delivers short messages itself, which it cannot to this dma-buf: set \
+         MLX5_SCATTER_TO_CQE=0 before the region is registered and the queue pair is created";
+    Error::with_reason("ibv_sge", libc::EOPNOTSUPP, reason)
 }
 
 impl<'pd> RawMemoryRegion<'pd> {
@@ -142,7 +174,7 @@ impl<'pd> RawMemoryRegion<'pd> {
         // SAFETY: the caller vouches for the memory.
         let raw = unsafe { register(verb, &domain, address, bytes, iova, access) }?;
         let parts = Parts { base: iova, ..Parts::at(raw, address, bytes, access) };
-        Ok(Self::from_parts(parts, Raw(None), domain))
+        Ok(Self::from_parts(parts, Raw::default(), domain))
     }
 
     /// `ibv_reg_mr_ex`: [`new`](Self::new), and the device accesses the memory with the hints of `handle`.
@@ -195,7 +227,7 @@ impl<'pd> RawMemoryRegion<'pd> {
         // SAFETY: the domain is live, and the region borrows the handle; the caller vouches for the memory.
         let raw =
             unsafe { Handle::new(VERB, ffi::ibv_reg_mr_ex(domain.as_raw(), &mut attributes)) }?;
-        Ok(Self::from_parts(Parts::at(raw, address, bytes, access), Raw(None), domain))
+        Ok(Self::from_parts(Parts::at(raw, address, bytes, access), Raw::default(), domain))
     }
 
     /// `ibv_reg_dmabuf_mr`: registers `bytes` bytes of a dma-buf (such as memory of a GPU), from `offset` on.
@@ -222,13 +254,63 @@ impl<'pd> RawMemoryRegion<'pd> {
         iova: u64,
         access: AccessFlags,
     ) -> Result<Self> {
+        Self::register_dmabuf(domain.into(), dmabuf, offset, bytes, iova, access, Raw::default())
+    }
+
+    /// `ibv_reg_dmabuf_mr`: as [`from_dmabuf`](Self::from_dmabuf), with addresses of this program that no other memory
+    /// has, for a [`RawMemoryRange`](crate::memory::RawMemoryRange): so loops, futures and rails send from a dma-buf,
+    /// and write to it.
+    ///
+    /// If the exporter lets this program map the dma-buf, it is mapped there, and [`as_ptr`](Self::as_ptr) is its
+    /// address. Otherwise (the memory of most GPUs) the addresses are only set aside. Then
+    /// [`inline`](crate::WriteWorkRequest::inline) has no effect on requests with such memory; and where the provider
+    /// itself delivers short messages (mlx5, hns), requests that write to it are refused (`EOPNOTSUPP`), unless the
+    /// environment variable `MLX5_SCATTER_TO_CQE` is 0, which mlx5 reads when a queue pair is created.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`from_dmabuf`](Self::from_dmabuf), and:
+    ///
+    ///  - `ENOMEM`: the address space has no room.
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
+    pub fn map_dmabuf(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        dmabuf: BorrowedFd<'_>,
+        offset: u64,
+        bytes: usize,
+        access: AccessFlags,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_reg_dmabuf_mr";
+        let domain = domain.into();
+        let in_page = (offset % page_size() as u64) as usize;
+        let Some(length) = bytes.checked_add(in_page) else {
+            return Err(Error::invalid(VERB, "the region is longer than memory can be"));
+        };
+        let mapped = Allocation::file(VERB, dmabuf, offset - in_page as u64, length);
+        let is_in_reach = mapped.is_ok();
+        let addresses = mapped.or_else(|_| Allocation::addresses(VERB, length))?;
+        let copies = !is_in_reach && delivers(&domain)?;
+        let iova = addresses.data().as_ptr() as u64 + in_page as u64;
+        let dmabuf_of = Some(Mapped { addresses, is_in_reach, copies });
+        let memory = Raw { provider: None, dmabuf: dmabuf_of };
+        Self::register_dmabuf(domain, dmabuf, offset, bytes, iova, access, memory)
+    }
+
+    fn register_dmabuf(
+        domain: Parent<'pd, ProtectionDomain<'pd>>,
+        dmabuf: BorrowedFd<'_>,
+        offset: u64,
+        bytes: usize,
+        iova: u64,
+        access: AccessFlags,
+        memory: Raw<'pd>,
+    ) -> Result<Self> {
         const VERB: &str = "ibv_reg_dmabuf_mr";
         const ALLOWED: AccessFlags = AccessFlags::LOCAL_WRITE
             .union(AccessFlags::REMOTE_WRITE)
             .union(AccessFlags::REMOTE_READ)
             .union(AccessFlags::REMOTE_ATOMIC)
             .union(AccessFlags::RELAXED_ORDERING);
-        let domain = domain.into();
         Error::invalid_if(bytes == 0, VERB, "the region is empty")?;
         let reason = "the region ends beyond the last offset";
         Error::invalid_if(offset.checked_add(bytes as u64).is_none(), VERB, reason)?;
@@ -244,8 +326,10 @@ impl<'pd> RawMemoryRegion<'pd> {
             let raw = ffi::ibv_reg_dmabuf_mr(domain.as_raw(), offset, bytes, iova, fd, access);
             Handle::new(VERB, raw)
         }?;
-        let parts = Parts { base: iova, ..Parts::at(raw, ptr::null_mut(), bytes, access) };
-        Ok(Self::from_parts(parts, Raw(None), domain))
+        let is_mapped = memory.dmabuf.is_some() && memory.is_in_reach();
+        let address = if is_mapped { iova as *mut u8 } else { ptr::null_mut() };
+        let parts = Parts { base: iova, ..Parts::at(raw, address, bytes, access) };
+        Ok(Self::from_parts(parts, memory, domain))
     }
 
     /// `ibv_import_mr`: imports a region that another process has registered through the same file descriptor
@@ -284,7 +368,7 @@ impl<'pd> RawMemoryRegion<'pd> {
         let reason = "the region ends beyond the last address";
         Error::invalid_if(base.checked_add(len as u64).is_none(), VERB, reason)?;
         let parts = Parts { raw, address: ptr::null_mut(), len, base, access };
-        Ok(Self::from_parts(parts, Raw(None), domain))
+        Ok(Self::from_parts(parts, Raw::default(), domain))
     }
 
     /// Takes over any `struct ibv_mr` registered elsewhere, such as by a C library.
@@ -318,7 +402,7 @@ impl<'pd> RawMemoryRegion<'pd> {
         // SAFETY: the caller hands over a live region.
         let raw = unsafe { Handle::new(VERB, raw) }?;
         let parts = Parts { base, ..Parts::at(raw, address, bytes, access) };
-        Ok(Self::from_parts(parts, Raw(None), domain))
+        Ok(Self::from_parts(parts, Raw::default(), domain))
     }
 
     /// Makes an [imported](Self::import) region this program's own: its drop or close deregisters it, for all
@@ -393,7 +477,8 @@ impl<'pd> RawMemoryRegion<'pd> {
         self.sge_mut(range).map(ScatterElement::new)
     }
 
-    /// The address of the memory; null for a dma-buf and an imported region.
+    /// The address of the memory; null for an imported region, and for a dma-buf unless it could be
+    /// [mapped](Self::map_dmabuf).
     pub fn as_ptr(&self) -> *mut u8 {
         self.address()
     }
@@ -440,6 +525,12 @@ impl ProtectionDomain<'_> {
     ) -> Result<RawMemoryRegion<'_>> {
         RawMemoryRegion::from_dmabuf(self, dmabuf, offset, bytes, iova, access)
     }
+}
+
+/// Whether the provider itself writes short messages to the addresses of requests.
+fn delivers(domain: &ProtectionDomain<'_>) -> Result<bool> {
+    let is_off = std::env::var_os("MLX5_SCATTER_TO_CQE").is_some_and(|value| value == "0");
+    Ok(!is_off && copies_results(&domain.context().query_device()?))
 }
 
 fn check_memory(verb: &'static str, address: *mut u8, bytes: usize) -> Result<()> {

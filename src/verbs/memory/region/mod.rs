@@ -89,7 +89,13 @@ pub trait Addressed: Backing<Item: Element> {
 }
 
 /// Memory that requests name by its address in this program.
-pub trait InMemory: Addressed {}
+pub trait InMemory: Addressed {
+    /// Whether this program can read it.
+    #[inline]
+    fn is_in_reach(&self) -> bool {
+        true
+    }
+}
 
 /// Memory that only this program and its own device access.
 ///
@@ -286,6 +292,14 @@ impl<M: Addressed> Region<'_, M> {
 }
 
 impl<M: InMemory> Region<'_, M> {
+    /// Its address is this program's own, though perhaps nothing can be read there.
+    pub(in crate::verbs::memory) fn sge_of_range(
+        &self,
+        range: impl RangeBounds<usize>,
+    ) -> Result<ffi::ibv_sge> {
+        if self.memory.is_in_reach() { self.sge(range) } else { self.sge_by_iova(range) }
+    }
+
     /// The elements in `range`, for a work request that reads them.
     ///
     /// # Errors

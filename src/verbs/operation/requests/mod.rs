@@ -459,13 +459,15 @@ impl<D, X> SendWorkRequest<D, X> {
 
 macro_rules! inline {
     ($($name:ident),+) => {$(
-        impl<D, X> $name<D, X> {
+        impl<D: GatherBuffer, X> $name<D, X> {
             /// Makes the post copy the registered memory, as [`Inline`](crate::Inline) does. The memory may be reused
-            /// immediately.
+            /// immediately. It has no effect on memory that this program cannot read: the device's, and most dma-bufs.
             #[doc(alias = "IBV_SEND_INLINE")]
             #[inline(always)]
             pub fn inline(mut self) -> Self {
-                self.operation.flags |= INLINE;
+                if self.buffer.is_in_reach() {
+                    self.operation.flags |= INLINE;
+                }
                 self
             }
         }
