@@ -1,12 +1,13 @@
 //! Requests that have ended.
 
 use ibverbs::{ChannelId, Ended, TransportError, WorkErrorClass, WorkStatus};
+use ibverbs_transfer::counted::Mark;
 
 use crate::devices::Work;
 use crate::error::{RailsError, Result};
 use crate::event::{self, Event, PeerId, TransferId};
+use crate::messages::MESSAGES;
 use crate::negotiate::nonsense;
-use crate::notify::{MESSAGE_SLOT, Mark};
 use crate::pair::State;
 use crate::peer::Stage;
 use crate::posting::{Buffer, RECEIVE};
@@ -238,10 +239,10 @@ impl Rails {
             _ => {}
         }
         let Some(peer) = self.peers.get_mut(id) else { return Ok(()) };
-        let mark = Mark::from_immediate(immediate);
-        if mark.slot != MESSAGE_SLOT {
+        if immediate < MESSAGES {
+            let mark = Mark::from_immediate(immediate);
             if peer.incoming.arrived(mark).ok_or_else(nonsense)? {
-                event::push(&mut self.events, Event::Notified { peer: id, tag: mark.tag });
+                event::push(&mut self.events, Event::Notified { peer: id, tag: mark.tag() });
             }
             return Ok(());
         }

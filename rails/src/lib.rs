@@ -66,7 +66,6 @@ mod event;
 mod memory;
 mod messages;
 mod negotiate;
-mod notify;
 mod opening;
 mod pair;
 mod pairing;

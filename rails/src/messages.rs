@@ -8,10 +8,14 @@
 
 use std::collections::VecDeque;
 
+use ibverbs_transfer::counted::FIRST_FREE;
+
 use crate::event::TransferId;
 use crate::memory::{RailMemory, RemoteRailMemory};
-use crate::notify::MESSAGE_SLOT;
 
+/// Immediate numbers from this one on are of messages. No piece of a transfer has one of them.
+pub(crate) const MESSAGES: u32 = 63 << 26;
+const _: () = assert!(MESSAGES >= FIRST_FREE);
 /// How many messages of a direction may be under way, or wait for the program that receives them.
 pub(crate) const SLOTS: u64 = 32;
 /// The receiver tells the sender each time that it has taken this many more.
@@ -259,7 +263,7 @@ impl Messages {
 
 /// The immediate number of a message.
 pub(crate) fn immediate(number: u64) -> u32 {
-    u32::from(MESSAGE_SLOT) << 26 | number as u32 & NUMBER
+    MESSAGES | number as u32 & NUMBER
 }
 
 #[cfg(test)]

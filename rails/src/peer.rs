@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use ibverbs_transfer::counted::{Incoming, Outgoing};
+
 use crate::control::{Control, Frame};
 use crate::error::Reasons;
 use crate::event::TransferId;
 use crate::messages::Messages;
-use crate::notify::{Incoming, Outgoing};
 use crate::pair::{Pair, State};
 use crate::readiness::Interest;
 

@@ -39,12 +39,12 @@ impl Rails {
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.is_ready = false;
         peer.pairs.iter_mut().for_each(|pair| pair.measure(now));
-        if !peer.outgoing.abandoned.is_empty() {
+        if !peer.outgoing.abandoned().is_empty() {
             // The pieces of a transfer arrive before the frame that says that no more come.
             let is_failing = self.failed.iter().any(|failed| failed.peer == id)
                 || peer.pairs.iter().any(|pair| pair.state == State::Closing);
             if !is_failing {
-                for number in std::mem::take(&mut peer.outgoing.abandoned) {
+                for number in std::mem::take(peer.outgoing.abandoned()) {
                     peer.control.send(&Frame::Abandoned { number });
                 }
             }
@@ -187,15 +187,17 @@ enum NotPosted {
 impl Burst<'_> {
     /// Posts pieces, one at least.
     fn post(self, now: Instant) -> Result<(), NotPosted> {
-        match (self.active.transfer.kind, self.active.marks()) {
+        match (self.active.transfer.kind, self.active.mark()) {
             (Kind::Read, _) => {
                 self.post_as(now, |buffer, remote, _| ReadWorkRequest::new(buffer, remote))
             }
             (Kind::Write, None) => {
                 self.post_as(now, |buffer, remote, _| WriteWorkRequest::new(buffer, remote))
             }
-            (Kind::Write, Some(marks)) => self.post_as(now, |buffer, remote, piece| {
-                WriteWorkRequest::new(buffer, remote).immediate(marks.of(piece).to_immediate())
+            (Kind::Write, Some(mark)) => self.post_as(now, |buffer, remote, piece| {
+                let mark = mark.piece(piece.number, piece.is_last);
+                let mark = mark.expect("a notified transfer has MAX_PIECES at most");
+                WriteWorkRequest::new(buffer, remote).immediate(mark.to_immediate())
             }),
         }
     }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use ibverbs::TransportError;
+use ibverbs_transfer::counted::{MAX_PIECES, Mark};
 
 use crate::error::{RailsError, Result};
 use crate::memory::{RailSlice, RemoteRailMemory};
-use crate::notify::{MAX_PIECES, Mark, WINDOW};
 
 /// The shortest piece, unless a part of the transfer is shorter.
 pub(crate) const SHORTEST_PIECE: usize = 64 << 10;
@@ -129,18 +129,6 @@ pub(crate) struct Piece {
 }
 
 /// The part that the immediate numbers of a transfer's pieces share.
-#[derive(Clone, Copy)]
-pub(crate) struct Marks {
-    slot: u8,
-    tag: u16,
-}
-
-impl Marks {
-    pub(crate) fn of(self, piece: &Piece) -> Mark {
-        Mark { slot: self.slot, is_last: piece.is_last, piece: piece.number, tag: self.tag }
-    }
-}
-
 /// A transfer under way.
 #[derive(Debug)]
 pub(crate) struct Active {
@@ -193,8 +181,8 @@ impl Active {
     }
 
     /// The part that the immediate numbers of its pieces share, if the peer is notified.
-    pub(crate) fn marks(&self) -> Option<Marks> {
-        Some(Marks { slot: (self.number? % WINDOW) as u8, tag: self.transfer.tag? })
+    pub(crate) fn mark(&self) -> Option<Mark> {
+        Some(Mark::new(self.number?, self.transfer.tag?))
     }
 
     /// The bytes that may go over one of `rails` rails before the next one is chosen: fewer towards the end, so that all
