@@ -65,8 +65,7 @@ impl Engine {
                 None => assert!(outgoing.confirm(confirmed.recv_timeout(PATIENCE)?)),
             }
         };
-        let token = self.next;
-        self.next += 1;
+        let token = std::mem::replace(&mut self.next, self.next + 1);
         self.copies.insert(token, Copy { peer, number, left: blocks.len() });
         for (index, &block) in blocks.iter().enumerate() {
             let mark = Mark::new(number, tag).piece(index as u16, index + 1 == blocks.len());
