@@ -101,7 +101,7 @@ macro_rules! over_a_stream {
         /// /// One of many that connect, over a stream that does not block.
         /// struct Guest<'res> {
         ///     stream: TcpStream,
-        ///     exchange: $crate::connect::tcp::Exchange<PreparedChannel<'res>>,
+        ///     exchange: Exchange<PreparedChannel<'res>>,
         /// }
         ///
         /// /// To be called when the stream is readable.

@@ -72,20 +72,39 @@ fn all_traits() -> BTreeMap<String, Trait> {
     traits
 }
 
-/// The modules that a program can name, and those within them.
+/// The modules that a program can name, and those within them: those of lib.rs, and those of rooms that it exports.
 fn modules() -> Vec<String> {
-    let within = |path: PathBuf| -> Vec<String> {
-        let source = fs::read_to_string(path).unwrap_or_default();
+    let read = |path: &str| fs::read_to_string(root().join("src").join(path)).unwrap_or_default();
+    let within = |source: &str| -> Vec<String> {
         let names = source.lines().filter_map(|line| line.strip_prefix("pub mod "));
         names.map(|rest| rest.trim_end_matches([';', '{', ' ']).to_owned()).collect()
     };
-    let mut all = within(root().join("src/lib.rs"));
-    all.retain(|name| !matches!(name.as_str(), "ffi" | "harness" | "provider"));
-    for outer in all.clone() {
-        let inner = within(root().join("src").join(&outer).join("mod.rs"));
-        all.extend(inner.iter().map(|inner| format!("{outer}::{inner}")));
+    let lib = read("lib.rs");
+    let mut all: Vec<_> = within(&lib).into_iter().map(|name| (String::new(), name)).collect();
+    for exported in lib.split("\npub use ").skip(1) {
+        let exported = exported.split(';').next().unwrap_or_default();
+        let Some((room, names)) = exported.split_once("::") else { continue };
+        for name in names.trim_matches(['{', '}', '\n', ' ']).split(',').map(str::trim) {
+            let name = name.split("::").next().unwrap_or_default().trim();
+            if !name.is_empty()
+                && ["mod.rs", ".rs"].iter().any(|end| {
+                    let folder = root().join("src").join(room);
+                    folder.join(name).join(end).exists()
+                        || folder.join(format!("{name}{end}")).exists()
+                })
+            {
+                all.push((room.to_owned(), name.to_owned()));
+            }
+        }
     }
-    all
+    all.retain(|(_, name)| !matches!(name.as_str(), "ffi" | "harness" | "provider"));
+    assert!(all.len() > 12, "{all:?}");
+    let inner = |(room, name): &(String, String)| {
+        let inner = within(&read(&format!("{room}/{name}/mod.rs")));
+        let inner = inner.into_iter().map(|inner| format!("{name}::{inner}"));
+        [name.clone()].into_iter().chain(inner).collect::<Vec<_>>()
+    };
+    all.iter().flat_map(inner).collect()
 }
 
 /// The ways to implement a trait: for a type of the program's, and for one of the crate's, if a parameter is the program's.
@@ -144,13 +163,12 @@ macro_rules! stream {
 
 /// Compiles each of these lines apart from the others, and returns the codes of its errors.
 fn compile(lines: &[String]) -> Vec<BTreeSet<String>> {
-    let target =
-        env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    let folder = target.join("tests/public_traits");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("public_traits");
     fs::create_dir_all(folder.join("src")).expect("it can be made");
     let manifest = format!(
         "[package]\nname = \"attempts\"\nversion = \"0.0.0\"\nedition = \"2024\"\n[workspace]\n[dependencies]\n\
-         ibverbs-bundled = {{ path = {:?}, default-features = false, features = [\"async\", \"mlx5\", \"rdmacm\"] }}\n",
+         ibverbs-bundled = {{ path = {:?}, default-features = false, features = [\"async\", \"mlx5\", \"rdmacm\"] }}\n\
+         zerocopy = {{ version = \"0.8.14\", features = [\"derive\"] }}\n",
         root().canonicalize().expect("it is there")
     );
     fs::write(folder.join("Cargo.toml"), manifest).expect("it can be written");
@@ -173,7 +191,7 @@ fn compile(lines: &[String]) -> Vec<BTreeSet<String>> {
         .args(["check", "--offline", "--message-format=short", "--manifest-path"])
         .arg(folder.join("Cargo.toml"))
         .arg("--target-dir")
-        .arg(folder.join("target"))
+        .arg(folder.with_file_name("checked")) // as in tests/misuse: it has the same dependencies
         .env("DOCS_RS", "1")
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
