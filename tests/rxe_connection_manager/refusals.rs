@@ -163,7 +163,7 @@ fn deadlines_end_every_step_and_leave_nothing() {
     let short = Duration::from_millis(300);
     let within = |start: Instant| {
         let took = start.elapsed();
-        assert!(took < Duration::from_secs(10), "{took:?}");
+        assert!(took < TIME, "{took:?}");
     };
     // No machine has this address, so its hardware address cannot be resolved.
     let start = Instant::now();
