@@ -1,8 +1,8 @@
 //! An engine that copies blocks of a cache to many peers: `cargo run -p ibverbs-transfer --example engine`.
 //!
 //! The cache is in memory of somebody else: a memfd, as a process with a GPU or a database hands it over. Blocks are
-//! registered when they are asked for, and stay so while they are used. Each copy is several writes with an immediate,
-//! and the peer counts them. All sides are in one process here, on threads.
+//! registered when they are asked for. Each copy is several writes with an immediate, which the peer counts. All sides
+//! are threads of one process here.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -65,7 +65,8 @@ impl Engine {
                 None => assert!(outgoing.confirm(confirmed.recv_timeout(PATIENCE)?)),
             }
         };
-        let token = std::mem::replace(&mut self.next, self.next + 1);
+        let token = self.next;
+        self.next += 1;
         self.copies.insert(token, Copy { peer, number, left: blocks.len() });
         for (index, &block) in blocks.iter().enumerate() {
             let mark = Mark::new(number, tag).piece(index as u16, index + 1 == blocks.len());
@@ -152,8 +153,8 @@ pub(crate) fn main() -> Result {
         file.write_all_at(&[block as u8; BLOCK], (block * BLOCK) as u64)?;
     }
     let cache = SharedMemory::map_memfd(file.as_fd(), 0, BLOCKS * BLOCK)?;
-    let quarter = BLOCKS * BLOCK / 4; // so much may be pinned
-    let mut registrations = RegistrationCache::new(&domain, AccessFlags::empty(), quarter);
+    let pinned = BLOCKS * BLOCK / 4;
+    let mut registrations = RegistrationCache::new(&domain, AccessFlags::empty(), pinned);
     registrations.set_granule(BLOCK);
     registrations.add(&cache)?;
 
@@ -172,8 +173,8 @@ pub(crate) fn main() -> Result {
             their_loop.post(theirs, ReceiveWorkRequest::new(()), 0)?;
         }
         let (told, confirmed) = mpsc::channel();
-        let (remote, outgoing) = (memory.remote(), Outgoing::new());
-        peers.push(Peer { channel: ours, memory: remote, outgoing, confirmed });
+        let (channel, outgoing) = (ours, Outgoing::new());
+        peers.push(Peer { channel, memory: memory.remote(), outgoing, confirmed });
         receivers.push(Receiver { event_loop: their_loop, channel: theirs, memory, told });
     }
 
@@ -194,7 +195,6 @@ pub(crate) fn main() -> Result {
         }
         receivers.into_iter().try_for_each(|one| one.join().map_err(|_| "a peer has panicked")?)
     })?;
-    let registered = engine.registrations.registered();
-    println!("{COPIES} copies to each of {PEERS} peers, with {registered} registrations");
+    println!("{COPIES} copies, {} registrations", engine.registrations.registered());
     Ok(())
 }

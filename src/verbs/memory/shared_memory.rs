@@ -96,7 +96,7 @@ impl SharedMemory {
     pub unsafe fn map_file(file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Self> {
         let end = offset.checked_add(len as u64);
         let reason = "the file ends before that many bytes";
-        let is_short = !end.is_some_and(|end| end <= linux::file_len(file));
+        let is_short = end.is_none_or(|end| end > linux::file_len(file));
         Error::invalid_if(is_short, MAP, reason)?;
         let memory = Allocation::file(MAP, file, offset, len)?;
         Ok(Self(Arc::new(RegionBuffer::of(memory, len))))
