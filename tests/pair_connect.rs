@@ -1,5 +1,5 @@
 //! Connecting over TCP between two machines: both are ready, and each notices the other's end, also when
-//! the other machine loses its power. `script/test pair` runs it.
+//! the other machine loses its power. `script/soak pair` runs it.
 //!
 //! Machine 1 accepts, machine 2 connects.
 

@@ -1,4 +1,4 @@
-//! The connection manager between two machines, on Soft-RoCE and on Soft-iWARP. `script/test pair` runs it.
+//! The connection manager between two machines, on Soft-RoCE and on Soft-iWARP. `script/soak pair` runs it.
 //!
 //! Machine 1 listens, machine 2 connects, asks, and ends the connection. On iWARP a message must find its
 //! receive, so both post theirs before the other side may send.

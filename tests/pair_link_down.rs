@@ -1,5 +1,5 @@
 //! The link of the peer goes down and comes up again in mid-transfer: for a shorter and for a longer time than
-//! the sender keeps retrying. `script/test pair` runs it.
+//! the sender keeps retrying. `script/soak pair` runs it.
 //!
 //! Machine 2 sends to machine 1, which takes its own link down.
 

@@ -1,5 +1,5 @@
 //! A wire that loses packets, duplicates them, or lets them overtake one another (`tc netem`). To be
-//! run by `script/test pair`.
+//! run by `script/soak pair`.
 //!
 //! Machine 2 sends to machine 1, writes to its memory and reads from it, some megabytes each. All must
 //! arrive in order, or an error must report the loss: then both reset their channels, connect

@@ -1,5 +1,5 @@
 //! The peer goes away in mid-transfer: its process is killed, or its machine loses its power. To be
-//! run by `script/test pair`.
+//! run by `script/soak pair`.
 //!
 //! Machine 1 is the victim, machine 2 the survivor. The survivor sends messages and reads from the
 //! victim's memory, a window of them at a time, until that fails.

@@ -1,5 +1,5 @@
 //! The store between two machines with Soft-RoCE, on a wire that loses packets, and when one of them loses its power.
-//! `script/test pair` runs it.
+//! `script/soak pair` runs it.
 //!
 //! Machine 1 serves, and has a client of its own; machine 2 has clients.
 
