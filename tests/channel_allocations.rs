@@ -9,11 +9,11 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use ibverbs::channel::{AnyBuffer, PreparedWindow};
+use ibverbs::channel::AnyBuffer;
 use ibverbs::{
     AccessFlags, BufferPool, Channel, ChannelId, CompareSwapWorkRequest, FetchAddWorkRequest,
     Inline, Loop, MemoryRegion, ProtectionDomain, Reactor, ReceiveWorkRequest, SendWorkRequest,
-    SharedMemoryRegion, TransportError, WriteWorkRequest,
+    SharedMemoryRegion, TransportError,
 };
 use ibverbs_function_device::FunctionDevice;
 
@@ -84,8 +84,6 @@ fn nothing_is_allocated_per_operation() {
         let target = SharedMemoryRegion::<u64>::new(&domain, 64, ALL).unwrap();
         let remote = target.remote();
         let word = remote.sub_region(0, 8).unwrap();
-        let writes = [(); 8].map(|()| WriteWorkRequest::new(Inline(&[7; 8]), word));
-        let mut window = PreparedWindow::new(writes).ok();
         let mut round = || {
             let (mut one_half, mut other) = region.slice_mut(..).unwrap().split_at(32).unwrap();
             one.write(&one_half, remote).unwrap();
@@ -112,12 +110,6 @@ fn nothing_is_allocated_per_operation() {
                 for receive in receives.into_iter().rev().flatten() {
                     receive.wait()?;
                 }
-                Ok::<_, TransportError>(())
-            })
-            .unwrap();
-            one.scope(|one| {
-                let posted = one.post_window(window.take().unwrap())?;
-                window = Some(posted.wait()?.0);
                 Ok::<_, TransportError>(())
             })
             .unwrap();

@@ -152,36 +152,6 @@ int64_t c_plain_w5(struct handles *h, uint64_t operations)
 	return sum;
 }
 
-/* A list of which only the last has a completion, which stands for all. */
-int64_t c_plain_w15(struct handles *h, uint64_t operations)
-{
-	int64_t sum = 0, part;
-
-	for (uint64_t i = 0; i < operations; i += WINDOW) {
-		struct ibv_sge sge[WINDOW];
-		struct ibv_send_wr wr[WINDOW] = {}, *bad;
-
-		for (int j = 0; j < WINDOW; j++) {
-			sge[j].addr = h->address + j * LENGTH;
-			sge[j].length = LENGTH;
-			sge[j].lkey = h->lkey;
-			wr[j].wr_id = i;
-			wr[j].next = j + 1 < WINDOW ? &wr[j + 1] : NULL;
-			wr[j].sg_list = &sge[j];
-			wr[j].num_sge = 1;
-			wr[j].opcode = IBV_WR_SEND;
-			wr[j].send_flags = j + 1 < WINDOW ? 0 : IBV_SEND_SIGNALED;
-		}
-		if (ibv_post_send(h->qp, wr, &bad))
-			return -1;
-		part = complete(h, 1);
-		if (part < 0)
-			return -1;
-		sum += WINDOW * part + WINDOW * (WINDOW - 1) / 2;
-	}
-	return sum;
-}
-
 int64_t c_plain_w5_ex(struct handles *h, uint64_t operations)
 {
 	int64_t sum = 0, part;
@@ -392,64 +362,6 @@ int64_t c_tuned_w5(struct handles *h, uint64_t operations)
 			return -1;
 		if (!complete_all(cq, wc, WINDOW, &sum))
 			return -1;
-	}
-	return sum;
-}
-
-#define PREPARE_WINDOW(h) \
-	struct ibv_sge sge[WINDOW]; \
-	struct ibv_send_wr wr[WINDOW] = {}, *bad; \
-	for (int j = 0; j < WINDOW; j++) { \
-		sge[j].addr = (h)->address + j * LENGTH; \
-		sge[j].length = LENGTH; \
-		sge[j].lkey = (h)->lkey; \
-		wr[j].next = j + 1 < WINDOW ? &wr[j + 1] : NULL; \
-		wr[j].sg_list = &sge[j]; \
-		wr[j].num_sge = 1; \
-		wr[j].opcode = IBV_WR_SEND; \
-	} \
-	wr[WINDOW - 1].send_flags = IBV_SEND_SIGNALED
-
-/* As above, linked once; the messages are those of an array that another part of the program may have filled. */
-int64_t c_tuned_w15(struct handles *h, uint64_t operations)
-{
-	struct ibv_qp *qp = h->qp;
-	struct ibv_cq *cq = h->cq;
-	struct ibv_sge messages[WINDOW];
-	int64_t sum = 0;
-	PREPARE_WINDOW(h);
-
-	memcpy(messages, sge, sizeof(messages));
-	for (uint64_t i = 0; i < operations; i += WINDOW) {
-		int64_t number = 0;
-
-		/* The compiler does not know what is in the array. */
-		__asm__ volatile("" : : "r"(messages) : "memory");
-		for (int j = 0; j < WINDOW; j++)
-			sge[j] = messages[j];
-		wr[WINDOW - 1].wr_id = i;
-		if (unlikely(ibv_post_send(qp, wr, &bad)) || !complete_one(cq, &number))
-			return -1;
-		sum += WINDOW * number + WINDOW * (WINDOW - 1) / 2;
-	}
-	return sum;
-}
-
-/* The same list again: nothing in it is new. */
-int64_t c_again_w15(struct handles *h, uint64_t operations)
-{
-	struct ibv_qp *qp = h->qp;
-	struct ibv_cq *cq = h->cq;
-	int64_t sum = 0;
-	PREPARE_WINDOW(h);
-
-	for (uint64_t i = 0; i < operations; i += WINDOW) {
-		int64_t number = 0;
-
-		wr[WINDOW - 1].wr_id = i;
-		if (unlikely(ibv_post_send(qp, wr, &bad)) || !complete_one(cq, &number))
-			return -1;
-		sum += WINDOW * number + WINDOW * (WINDOW - 1) / 2;
 	}
 	return sum;
 }

@@ -26,9 +26,9 @@ int sleep_in(int epoll);
 typedef int64_t contender(struct handles *h, uint64_t operations);
 
 /* W6 is W1, in safe Rust. */
-contender c_plain_w1, c_plain_w2, c_plain_w3, c_plain_w4, c_plain_w5, c_plain_w5_ex, c_plain_w15;
+contender c_plain_w1, c_plain_w2, c_plain_w3, c_plain_w4, c_plain_w5, c_plain_w5_ex;
 contender c_plain_w7, c_plain_w8;
-contender c_tuned_w1, c_tuned_w2, c_tuned_w3, c_tuned_w4, c_tuned_w5, c_tuned_w5_ex, c_tuned_w15, c_again_w15;
+contender c_tuned_w1, c_tuned_w2, c_tuned_w3, c_tuned_w4, c_tuned_w5, c_tuned_w5_ex;
 contender c_tuned_w7, c_tuned_w8, c_tuned_w13, c_tuned_w17, c_tuned_w18, c_tuned_w19, c_tuned_w22;
 contender c_plain_w21, c_tuned_w21, c_tuned_w24;
 /* The same, of two threads. */

@@ -425,7 +425,7 @@ pub(super) unsafe extern "C" fn post_receive(
 pub(crate) fn explain(verb: &'static str, returned: c_int) -> TransportError {
     let reason = match returned {
         libc::EDESTADDRREQ => {
-            "a datagram names its destination: send each with send_to; a datagram end has no windows, writes and reads"
+            "a datagram names its destination: send each with send_to; a datagram end has no writes and reads"
         }
         libc::EMSGSIZE if verb == "ibv_post_recv" => {
             "40 bytes precede each datagram: the buffer of a receive must have room for them and the message"

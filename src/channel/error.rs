@@ -352,13 +352,11 @@ pub struct Refused<R> {
     pub(crate) error: TransportError,
     /// `None` if the device may have it.
     pub(crate) request: Option<R>,
-    /// The wrong or failed request of a window.
-    pub(crate) index: Option<usize>,
 }
 
 impl<R> Refused<R> {
     pub(crate) fn new(error: TransportError, request: Option<R>) -> Self {
-        Self { error, request, index: None }
+        Self { error, request }
     }
 }
 

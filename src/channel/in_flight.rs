@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 
 use super::error::no_memory;
 use super::operation::Queue;
-use super::slot::{Generations, Owner, Slot, State, member};
+use super::slot::{Generations, Owner, Slot, State};
 use crate::base::error::Result;
 use crate::base::ffi;
 
@@ -144,12 +144,6 @@ impl InFlight {
         }
     }
 
-    /// Finds a slot by the lower half of a request's number.
-    #[inline]
-    pub(super) fn slot(&self, index: usize) -> Option<&Slot> {
-        self.slots().get(index)
-    }
-
     #[inline]
     pub(super) fn slot_of(&self, wr_id: u64) -> Option<&Slot> {
         let slot = self.all_slots().get(wr_id as u32 as usize)?;
@@ -220,10 +214,10 @@ impl InFlight {
             (Open::Everything | Open::WithoutFastPath, _) | (Open::Receives, Queue::Receive) => {}
             _ => return None,
         }
-        self.free_places(queue).next()
+        self.of(queue).iter().find(|slot| slot.state() == State::Free)
     }
 
-    /// Frees a slot whose result was taken or request refused. Not for windows.
+    /// Frees a slot whose result was taken or request refused.
     pub(super) fn release(&self, slot: &Slot) {
         if let Some(owner) = slot.state().owner() {
             self.release_of(slot, owner);
@@ -236,18 +230,6 @@ impl InFlight {
         slot.free();
         let count = self.count_of(owner);
         count.set(count.get().wrapping_sub(1));
-    }
-
-    /// Counts a slot that a window has taken.
-    #[inline]
-    pub(super) fn count_taken_in_scope(&self) {
-        self.in_scope.set(self.in_scope.get() + 1);
-    }
-
-    /// Moves on after a window has taken the slots up to `last`.
-    #[inline]
-    pub(super) fn set_next_send(&self, last: &Slot) {
-        self.next_send.set(last.next.get());
     }
 
     /// Uncounts slots that were [freed](Slot::free).
@@ -268,15 +250,8 @@ impl InFlight {
     }
 
     pub(super) fn is_earlier(&self, wr_id: u64) -> bool {
-        let generation = match member(wr_id) {
-            Some(member) => match self.slot(member.place as usize) {
-                Some(slot) => member.generation(slot.generation()),
-                None => return false,
-            },
-            None if (wr_id as u32 as usize) < MAX_SLOTS => (wr_id >> 32) as u32,
-            None => return false,
-        };
-        self.generations.get().is_earlier(generation)
+        let is_slot = (wr_id as u32 as usize) < MAX_SLOTS;
+        is_slot && self.generations.get().is_earlier((wr_id >> 32) as u32)
     }
 
     /// Makes all numbers so far earlier ones.
@@ -359,14 +334,6 @@ impl InFlight {
         let mut any_abandoned = false;
         for slot in self.slots() {
             match slot.state() {
-                State::InFlight(Owner::LostWindow) => {
-                    any_abandoned = true;
-                    self.release_window(slot);
-                }
-                // The program knows of the failure.
-                State::InFlight(Owner::FailedWindow) => {
-                    slot.set_state(State::Done(Owner::FailedWindow));
-                }
                 State::InFlight(Owner::Lent) | State::Abandoned => {
                     any_abandoned = true;
                     self.release_of(slot, Owner::Scope);
@@ -397,11 +364,11 @@ mod tests {
     fn take(table: &InFlight, queue: Queue) -> Option<u32> {
         let slot = table.free_slot(queue)?;
         table.take(queue, slot, Owner::Scope);
-        Some(slot.index())
+        Some(slot.wr_id() as u32)
     }
 
     fn release(table: &InFlight, index: usize) {
-        table.release(table.slot(index).unwrap());
+        table.release(&table.slots()[index]);
     }
 
     #[test]
@@ -466,8 +433,8 @@ mod tests {
     #[test]
     fn an_index_that_does_not_exist_has_no_slot() {
         let table = opened(1, 1);
-        assert!(table.slot(1).is_some() && table.slot(2).is_none());
-        let first = table.slot(0).unwrap().wr_id();
+        assert!(table.slots().get(1).is_some() && table.slots().get(2).is_none());
+        let first = table.slots()[0].wr_id();
         for index in [4, 1 << 30, 1 << 31, u64::from(u32::MAX)] {
             assert!(table.slot_of(first | index).is_none(), "{index:#x}");
         }
@@ -507,11 +474,11 @@ mod tests {
         for _ in 0..3 {
             table.take(Queue::Send, table.free_slot(Queue::Send).unwrap(), Owner::Scope);
         }
-        table.slot(0).unwrap().set_state(State::Abandoned);
-        table.slot(1).unwrap().complete(Owner::Scope, &crate::base::ffi::ibv_wc::default());
+        table.slots()[0].set_state(State::Abandoned);
+        table.slots()[1].complete(Owner::Scope, &crate::base::ffi::ibv_wc::default());
         assert!(table.discard_outstanding());
         let states = [State::Free, State::Done(Owner::Scope), State::Discarded(Owner::Scope)];
-        assert_eq!([0, 1, 2].map(|index| table.slot(index).unwrap().state()), states);
+        assert_eq!([0, 1, 2].map(|index| table.slots()[index].state()), states);
         assert_eq!((table.in_use(), table.outstanding()), (2, 0));
     }
 

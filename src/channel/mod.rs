@@ -27,14 +27,13 @@
 //! | build and connect a channel | [`ChannelBuilder`], [`PreparedChannel`]; [`tcp`](crate::tcp), `rdmacm` |
 //! | post and wait, one thing after the other | [`Channel`], with a deadline [`ChannelUntil`] |
 //! | post many, which borrow their buffers | [`Scope`], [`ScopedPendingWork`] |
-//! | post many as one | [`PreparedWindow`], [`ScopedWindow`], [`WindowRequests`] |
 //! | send datagrams, also to many at once | [`DatagramsBuilder`], [`Loop::send_to`], [`Loop::join`] |
 //! | post what owns its buffer, serve many peers | [`Loop`], [`ChannelId`], [`Ended`]; [`OwnedBuffer`], [`AnyBuffer`], [`LoopBuffer`] |
 //! | end waits from another thread | [`CancelHandle`]; of a loop [`LoopWaker`], [`LoopWaiter`] |
 //! | connect or destroy beside a running loop | [`DetachedChannel`], [`DestroyedChannel`] |
 //! | do the same with several peers | [`ChannelSet`], [`SetScope`] |
 //! | post by hand (`unsafe`) | [`PendingWork`] |
-//! | understand an error | [`TransportError`], [`ScopeError`], [`OperationError`], [`WindowError`] |
+//! | understand an error | [`TransportError`], [`ScopeError`], [`OperationError`] |
 //! | write a function for any request | [`WorkRequest`], [`IntoSend`], [`IntoReceive`] |
 
 mod blocking;
@@ -51,14 +50,12 @@ mod owned_buffer;
 pub(crate) mod parts;
 mod pending_work;
 mod posting;
-mod prepared_window;
 mod scope;
 mod scoped_work;
 mod sink;
 mod slot;
 mod stop;
 mod wait;
-mod window;
 
 pub use blocking::ChannelUntil;
 pub use builder::ChannelBuilder;
@@ -69,11 +66,9 @@ pub use link::PreparedChannel;
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};
 pub use pending_work::PendingWork;
 pub use posting::{IntoReceive, IntoSend, WorkRequest};
-pub use prepared_window::{PreparedWindow, WindowError, WindowRequests};
 pub use scope::Scope;
 pub use scoped_work::ScopedPendingWork;
 pub use wait::CancelHandle;
-pub use window::ScopedWindow;
 
 use std::time::Instant;
 
@@ -124,7 +119,7 @@ use crate::verbs::queue_pair::QueuePairEndpoint;
 /// | | posts | for |
 /// |---|---|---|
 /// | [`run`](Self::run), [`send`](Self::send), [`receive`](Self::receive), [`write`](Self::write), [`read`](Self::read) | one operation, and waits for it | one thing after the other |
-/// | [`scope`](Self::scope), [`manual_scope`](Self::manual_scope) | many, each with a handle to wait for it | several things at a time: windows, pipelines |
+/// | [`scope`](Self::scope), [`manual_scope`](Self::manual_scope) | many, each with a handle to wait for it | several things at a time: pipelines |
 /// | [`post_unpolled`](Self::post_unpolled), [`send_unpolled`](Self::send_unpolled) … | one operation; the rest is up to the caller, and `unsafe` | what does not fit into a scope |
 ///
 /// An operation that owns its buffer, so that nothing is borrowed, is posted on a [`Loop`], of one channel if need be, or an

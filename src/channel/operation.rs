@@ -7,12 +7,11 @@ use super::error::TransportResult;
 use crate::base::debug::debug;
 use crate::base::error::Error;
 use crate::base::ffi;
-use crate::verbs::operation::encode::is_read;
 use crate::verbs::operation::sealed::{Kind, Undirected};
 use crate::verbs::operation::{
-    INLINE, Receive, SIGNALED, check, check_receive, takes_receive, total, without_empty,
+    Receive, SIGNALED, check, check_receive, takes_receive, without_empty,
 };
-use crate::verbs::queue_pair::{ALWAYS_SENT, MessageLimits};
+use crate::verbs::queue_pair::MessageLimits;
 
 const OPCODES: [ffi::ibv_wr_opcode; 7] = {
     use ffi::ibv_wr_opcode as Opcode;
@@ -98,71 +97,6 @@ pub struct Limits {
     pub(crate) private_reads: bool,
 }
 
-#[derive(Clone, Copy, Default)]
-pub(super) struct Needs {
-    /// Something that not every channel has.
-    any: bool,
-    reliable: bool,
-    private_reads: bool,
-    pieces: u32,
-    inline_data: u32,
-    message: u32,
-    read_pieces: u32,
-}
-
-impl Needs {
-    /// # Errors
-    ///
-    ///  - `EINVAL`: no channel can do it.
-    #[inline(always)]
-    pub(super) fn add<K: Kind>(
-        &mut self,
-        operation: &K,
-        list: &[ffi::ibv_sge],
-    ) -> TransportResult<()> {
-        let length = total(list);
-        operation.fits(length)?;
-        let reliable = !operation.is_allowed(false, true);
-        let private_reads = !operation.is_allowed(true, false);
-        let is_inline = operation.flags() & INLINE != 0;
-        // Every channel has room for one piece.
-        if reliable || private_reads || is_inline || list.len() > 1 || length > ALWAYS_SENT {
-            self.any = true;
-            self.reliable |= reliable;
-            self.private_reads |= private_reads;
-            self.pieces = self.pieces.max(list.len() as u32);
-            if const { is_read::<K>() } {
-                self.read_pieces = self.read_pieces.max(list.len() as u32);
-            }
-            let longest = if is_inline { &mut self.inline_data } else { &mut self.message };
-            *longest = u32::try_from(length).unwrap_or(u32::MAX).max(*longest);
-            if !is_inline {
-                MessageLimits::UNKNOWN.check_message(length)?;
-            }
-        }
-        Ok(())
-    }
-
-    #[inline(always)]
-    pub(super) fn check(&self, limits: &Limits) -> TransportResult<()> {
-        if self.any { self.check_all(limits) } else { Ok(()) }
-    }
-
-    #[inline(never)]
-    fn check_all(&self, limits: &Limits) -> TransportResult<()> {
-        if self.reliable && !limits.reliable || self.private_reads && !limits.private_reads {
-            return Err(refused(limits).into());
-        }
-        if self.pieces > limits.max_send_sge.max(1) {
-            let pieces = self.pieces as usize;
-            return Err(too_many("ibv_post_send", pieces, limits.max_send_sge).into());
-        }
-        limits.messages.check_inline(self.inline_data.into())?;
-        limits.messages.check_pieces_of_read(self.read_pieces as usize)?;
-        Ok(limits.messages.check_message(self.message.into())?)
-    }
-}
-
 /// One request of each of the [`OPCODES`], made once. A post changes only the fields that differ from one operation
 /// to the next. Each is a list of one request: `next` is never set.
 pub struct Templates {
@@ -212,19 +146,6 @@ impl Target {
 
     pub(super) fn queue_pair(self) -> *mut ffi::ibv_qp {
         self.queue_pair
-    }
-
-    /// # Safety
-    ///
-    /// As for `ibv_post_send`. The target is live.
-    #[inline(always)]
-    pub(super) unsafe fn post_send(
-        self,
-        list: *mut ffi::ibv_send_wr,
-        bad: &mut *mut ffi::ibv_send_wr,
-    ) -> c_int {
-        // SAFETY: the caller vouches for it.
-        unsafe { (self.post_send)(self.queue_pair, list, bad) }
     }
 }
 

@@ -90,7 +90,7 @@ impl AnyBuffer {
         Self { storage, held: &TypeOf::<B>::BUFFER_TYPE }
     }
 
-    /// Returns the buffer, or the [window](crate::channel::PreparedWindow), if it is of this type, and `self` otherwise.
+    /// Returns the buffer if it is of this type, and `self` otherwise.
     ///
     /// # Errors
     ///

@@ -7,11 +7,9 @@ use super::core::{Core, OneThread};
 use super::error::{ScopeError, TransportResult};
 use super::operation::{Operation, Queue};
 use super::posting::{IntoReceive, IntoSend, KeptReceive, KeptSend, WorkRequest};
-use super::prepared_window::{PreparedWindow, WindowError};
 use super::scoped_work::ScopedPendingWork;
 use super::slot::Owner;
 use super::stop::ScopeExit;
-use super::window::ScopedWindow;
 use crate::base::debug::debug;
 use crate::base::error::err_from_call;
 use crate::verbs::memory::{BorrowedBuffer, GatherBuffer, RemoteMemoryRegion, ScatterBuffer, keep};
@@ -156,53 +154,6 @@ impl<'scope> Scope<'scope, '_> {
         // copied the rest.
         let slot = unsafe { self.core.post(operation, list.as_mut(), Owner::Scope) }?;
         Ok(ScopedPendingWork::new(self.core, slot, keep(buffer)))
-    }
-
-    /// `ibv_post_send`: posts several requests of the send queue with one doorbell, of which only the last has a
-    /// completion. Its handle gives the window back, with all buffers. They are carried out in their order.
-    ///
-    /// ```
-    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
-    /// # rxe0.register();
-    /// use ibverbs::channel::PreparedWindow;
-    /// use ibverbs::{Channel, Inline, MemoryRegion, RemoteMemoryRegion, SendWorkRequest, TransportResult, WriteWorkRequest};
-    ///
-    /// /// Writes a page to the peer's memory, and tells the peer that it is there.
-    /// fn publish(
-    ///     channel: &mut Channel<'_>,
-    ///     page: &MemoryRegion<'_, u8>,
-    ///     remote: RemoteMemoryRegion,
-    /// ) -> TransportResult<()> {
-    ///     let write = WriteWorkRequest::new(page.slice(..)?, remote);
-    ///     let tell = SendWorkRequest::new(Inline(b"written"));
-    ///     let window = PreparedWindow::new((write, tell))?;
-    ///     channel.manual_scope(|scope| {
-    ///         let (window, _) = scope.post_window(window)?.wait()?;
-    ///         println!("{} bytes", window.buffers().0.len());
-    ///         Ok(())
-    ///     })
-    /// }
-    /// ```
-    ///
-    /// A window takes a place in the queue for each of its requests, and with flow control a [credit](Self::credits) for
-    /// each message, until it has ended.
-    ///
-    /// # Errors
-    ///
-    /// [Those of posting](Self#errors), with the window. If the reason is one request that the device has refused,
-    /// [`request`](WindowError::request) names it. Nothing was posted; but if it is not the first, those before it were
-    /// posted, and the channel was stopped, since they have no completion.
-    #[doc(alias = "ibv_post_send")]
-    #[inline(always)]
-    pub fn post_window<C: BorrowedBuffer + 'scope>(
-        &self,
-        mut window: PreparedWindow<C>,
-    ) -> Result<ScopedWindow<'scope, C>, WindowError<PreparedWindow<C>>> {
-        // SAFETY: as in `post`; the buffers are in the window.
-        match unsafe { self.core.post_window(window.list()) } {
-            Ok(slot) => Ok(ScopedWindow::new(self.core, slot, window)),
-            Err((error, request)) => Err(WindowError { error, request, buffers: Some(window) }),
-        }
     }
 
     /// `ibv_post_send`: posts a send of a buffer or a [`SendWorkRequest`](crate::SendWorkRequest): see

@@ -12,13 +12,8 @@ pub(super) enum Owner {
     Scope,
     /// May outlive its scope.
     Token,
-    Window,
     /// The channel: the blocking operation and the read of the peer's credits have slots of their own.
     Channel,
-    /// A request before the last one has failed. The slot holds the first such completion.
-    FailedWindow,
-    /// The handle of the window was dropped.
-    LostWindow,
     /// The handle of a receive was dropped. The slot has the address of its buffer's length.
     Lent,
 }
@@ -30,7 +25,7 @@ pub(super) enum State {
     /// As `InFlight(Owner::Scope)`, but the handle was dropped.
     Abandoned,
     Done(Owner),
-    /// The handle has returned the result. Or the place belongs to another slot's window.
+    /// The handle has returned the result.
     Seen,
     /// The queue pair was reset or destroyed first. No completion will come.
     Discarded(Owner),
@@ -38,20 +33,15 @@ pub(super) enum State {
 
 impl Owner {
     #[inline]
-    pub(super) fn is_window(self) -> bool {
-        matches!(self, Self::Window | Self::FailedWindow | Self::LostWindow)
-    }
-
-    #[inline]
     pub(super) fn is_of_scope(self) -> bool {
-        matches!(self, Self::Scope | Self::Lent) || self.is_window()
+        matches!(self, Self::Scope | Self::Lent)
     }
 
     /// Nothing is to do but to keep the completion.
     #[inline]
     pub(super) fn awaits_completion(self) -> bool {
         // One comparison.
-        (self as u8) < Self::FailedWindow as u8
+        (self as u8) < Self::Lent as u8
     }
 }
 
@@ -108,12 +98,6 @@ pub(super) struct Slot {
     /// Two cells: with one, the compiler keeps the write of a post that a dropped handle overwrites at once.
     phase: Cell<Phase>,
     owner: Cell<Owner>,
-    /// The next place of a window, of those not in a row.
-    pub(super) next_ended: Cell<u32>,
-    /// How many slots in a row a window has from here on. The others are `Free`, but nothing takes them.
-    pub(super) run: Cell<u16>,
-    /// Of the latest window.
-    pub(super) run_generation: Cell<u32>,
     /// The address of the buffer's length, for [`Owner::Lent`].
     pub(super) kept: Cell<Option<NonNull<KeptLength>>>,
     completion: Cell<WorkCompletion>,
@@ -130,10 +114,6 @@ impl Slot {
             next: Cell::new(NonNull::dangling()),
             phase: Cell::new(Phase::Seen),
             owner: Cell::new(Owner::Scope),
-            next_ended: Cell::new(NO_SLOT),
-            run: Cell::new(1),
-            // Not one less, so no window has been here.
-            run_generation: Cell::new(generation),
             kept: Cell::new(None),
             completion: Cell::new(WorkCompletion::default()),
         }
@@ -145,11 +125,6 @@ impl Slot {
         const { assert!(size_of::<RequestNumber>() == size_of::<u64>()) };
         // SAFETY: the halves are all of it, and initialised. One load keeps the number whole.
         unsafe { (&raw const self.number).cast::<u64>().read() }
-    }
-
-    #[inline]
-    pub(super) fn index(&self) -> u32 {
-        self.number.index
     }
 
     #[inline]
@@ -236,55 +211,6 @@ pub(crate) const ONE: u64 = 1 << 32;
 
 pub(crate) const NO_SLOT: u32 = u32::MAX;
 
-// The numbers of work requests: unique among all that may still complete.
-
-/// Bits of the lower half: not the last request of its window. Slots and shared receives have no such index. The rest
-/// of the half is the position in the window; the upper half names the window.
-const NOT_LAST: u32 = 3 << 30;
-/// Of the upper half, for the place. The others have the generation.
-const PLACE_BITS: u32 = 20;
-
-pub(super) const MAX_WINDOW: usize = (1 << 15) - 1;
-
-/// The places that a window can complete by.
-pub(crate) const LEADERS: u32 = 1 << PLACE_BITS;
-
-#[inline(always)]
-pub(super) fn lower_half(position: usize) -> u32 {
-    NOT_LAST | position as u32
-}
-
-/// `place` is the slot that the window completes by.
-#[inline(always)]
-pub(crate) fn upper_half(place: u32, generation: u32) -> u32 {
-    generation << PLACE_BITS | place
-}
-
-/// A request that is not the last of its window.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Member {
-    /// The slot that the window completes by, counted within its queue.
-    pub(crate) place: u32,
-    /// Its lowest bits.
-    generation: u32,
-    pub(crate) position: usize,
-}
-
-/// `None` for another kind of number.
-pub(crate) fn member(wr_id: u64) -> Option<Member> {
-    let (lower, upper) = (wr_id as u32, (wr_id >> 32) as u32);
-    let (place, generation) = (upper % LEADERS, upper >> PLACE_BITS);
-    let position = (lower & !NOT_LAST) as usize;
-    (lower & NOT_LAST == NOT_LAST).then_some(Member { place, generation, position })
-}
-
-impl Member {
-    /// The whole generation, if the slot has come to `reached` by now.
-    pub(crate) fn generation(self, reached: u32) -> u32 {
-        reached.wrapping_sub(reached.wrapping_sub(self.generation) % (1 << (32 - PLACE_BITS)))
-    }
-}
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Generations {
     /// That of every slot when the connection began.
@@ -345,24 +271,5 @@ mod tests {
         assert!(!now.is_earlier(2));
         // A slot that was used as often as there are numbers.
         assert_eq!(now.after([1].into_iter()).first(), 2);
-    }
-
-    #[test]
-    fn a_number_says_which_window_and_which_request() {
-        for (place, generation) in [(0, 0), (7, 3), (LEADERS - 1, u32::MAX), (5, 1 << 12)] {
-            for position in [0, 1, 17, MAX_WINDOW - 1] {
-                let upper = u64::from(upper_half(place, generation));
-                let found = member(upper << 32 | u64::from(lower_half(position))).unwrap();
-                assert_eq!((found.place, found.position), (place, position));
-                for later in [0, 1, 4095] {
-                    assert_eq!(found.generation(generation.wrapping_add(later)), generation);
-                }
-                assert_ne!(found.generation(generation.wrapping_add(4096)), generation);
-            }
-        }
-        // Slots and shared receives.
-        for last in [0, 7, 5 << 32 | 3, u64::MAX << 32 | 0xffff, 9 << 32 | 1 << 31 | 0xffff] {
-            assert_eq!(member(last), None);
-        }
     }
 }

@@ -41,20 +41,6 @@ impl Core {
         }
     }
 
-    /// For a part of a window, whose requests have no completions of their own. Without `writes` only steps 1 and 2
-    /// are taken: see the [module](self).
-    #[cold]
-    pub(super) fn stop_unsignaled(&self, writes: bool) {
-        let has_ended = self.end_all(|| {
-            // The other operations get their own results. Only a reset ends the part.
-            self.flush();
-            self.reset().is_ok()
-        });
-        if !has_ended && writes {
-            self.destroy_or_abort();
-        }
-    }
-
     /// Steps 3 and 4.
     fn destroy_or_abort(&self) {
         if self.destroyed.get() || self.destroy().is_err() {
@@ -384,9 +370,6 @@ impl Core {
         let mut result = Ok(());
         for slot in self.table.slots() {
             match slot.state() {
-                State::Done(owner) | State::Discarded(owner) if owner.is_window() => {
-                    result = result.and(self.take_window_result(slot).map(drop));
-                }
                 State::Done(Owner::Scope) | State::Discarded(Owner::Scope) => {
                     result = result.and(self.take_result(slot).map(drop));
                 }

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::sync::Arc;
 
-use ibverbs::channel::{AnyBuffer, DatagramsBuilder, PreparedWindow};
+use ibverbs::channel::{AnyBuffer, DatagramsBuilder};
 use ibverbs::device::Gid;
 use ibverbs::pool::DatagramBuffer;
 use ibverbs::{
@@ -149,20 +149,6 @@ fn a_group_of_infiniband_is_joined_by_what_its_membership_says() {
     assert_eq!((left.lid, Gid::from(left.gid)), (LID, gid));
     drop((here, pool, domain));
     device.assert_clean();
-}
-
-#[test]
-fn a_window_is_refused_with_what_to_call() {
-    let ends = Ends::new();
-    let mut here = Loop::<AnyBuffer>::new(ends.domain.context_parent(), 64).unwrap();
-    let end = here.add_datagrams(ends.builder()).unwrap();
-    let window = [ends.message(b"1"), ends.message(b"2")].map(SendWorkRequest::new);
-    let refused = here.post_window(end, PreparedWindow::new(window).unwrap(), 0).unwrap_err();
-    let said = refused.to_string();
-    assert!(said.contains("send each with send_to") && said.contains("no windows"), "{said}");
-    assert_eq!(refused.request, Some(0));
-    drop((refused, here));
-    ends.finish();
 }
 
 #[track_caller]
@@ -372,7 +358,7 @@ fn what_is_wrong_is_refused_before_the_device_sees_it() {
         ibverbs::SharedMemoryRegion::<u64>::new(&ends.domain, 8, crate::pair::ALL).unwrap();
     let small = ends.pool.take_from(b"hello").unwrap().unwrap();
     let refused = text(ends.here.post(one, WriteWorkRequest::new(small, target.remote()), 0));
-    assert!(refused.contains("no windows, writes and reads"), "{refused}");
+    assert!(refused.contains("no writes and reads"), "{refused}");
     // A receive without room for what precedes a datagram.
     let short = BufferPool::new(&ends.domain, 39, 1, AccessFlags::empty()).unwrap();
     let refused = text(ends.here.post(one, ReceiveWorkRequest::new(short.take().unwrap()), 0));

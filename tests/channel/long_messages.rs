@@ -3,7 +3,7 @@
 use std::ptr;
 use std::slice;
 
-use ibverbs::channel::{AnyBuffer, PreparedWindow};
+use ibverbs::channel::AnyBuffer;
 use ibverbs::memory::BorrowedMemoryRegion;
 use ibverbs::{AccessFlags, BufferPool, ChannelId, Loop, SendWorkRequest, WriteWorkRequest};
 use ibverbs_function_device::FunctionDevice;
@@ -58,9 +58,6 @@ fn every_operation_of_a_channel_refuses_them_with_the_ports_limit() {
     one.scope(|scope| {
         refused(scope.post_send(slice()), LONG);
         refused(scope.post(WriteWorkRequest::new(halves(), remote)), LONG);
-        let requests = [region.slice(..MOST).unwrap(), slice()].map(SendWorkRequest::new);
-        let refusal = scope.post_window(PreparedWindow::new(requests).unwrap()).unwrap_err();
-        assert!(refusal.error.to_string().contains(&limit(LONG)), "{}", refusal.error);
         Ok::<_, ibverbs::TransportError>(())
     })
     .unwrap();
@@ -84,10 +81,7 @@ fn a_loop_refuses_them_too() {
     let (one, two) = connect(prepare(&owner), prepare(&owner));
     let channel: ChannelId = owner.add(one).unwrap();
     refused(owner.post(channel, SendWorkRequest::new(buffer()), 1), LONG);
-    let window = PreparedWindow::new([buffer()].map(SendWorkRequest::new)).unwrap();
-    let refusal = owner.post_window(channel, window, 1).unwrap_err();
-    assert!(refusal.error.to_string().contains(&limit(LONG)), "{}", refusal.error);
-    drop((refusal, owner, two));
+    drop((owner, two));
     assert_eq!(pool.available(), 8);
     drop((pool, domain));
     device.assert_clean();
@@ -120,10 +114,6 @@ fn a_piece_that_c_cannot_describe_is_named_with_the_ports_limit() {
         pair.one
             .scope(|scope| {
                 refused(scope.post_send(whole()), HUGE);
-                let window = PreparedWindow::new([whole()].map(SendWorkRequest::new));
-                let error = window.unwrap_err().to_string();
-                let text = format!("is {HUGE}, and must be within 0..=2147483648");
-                assert!(error.contains(&text), "no port is known yet: {error}");
                 Ok::<_, ibverbs::TransportError>(())
             })
             .unwrap();

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use ibverbs::channel::PreparedWindow;
 use ibverbs::event_loop::LoopBuffer;
 use ibverbs::{
     Channel, ChannelId, MaxRnrRetries, PooledBuffer, ReceiveWorkRequest, SendWorkRequest,
@@ -98,32 +97,6 @@ fn a_channel_that_was_reset_asks_for_credit() {
         assert_eq!(next(&mut loops.here).token, round);
         assert_eq!(next(&mut loops.peers).token, round);
     }
-    loops.finish();
-}
-
-#[test]
-fn a_window_needs_as_much_credit_as_it_has_messages() {
-    let mut loops = Loops::with_windows(Software::new());
-    let (channel, peer) = connect(&mut loops);
-    let window = [1, 2].map(|byte| SendWorkRequest::new(loops.filled(byte)));
-    let mut window = PreparedWindow::new(window).unwrap();
-    loops.receive(peer, 0);
-    loop {
-        match loops.here.post_window(channel, window, 5) {
-            Ok(()) => break,
-            Err(refused) => {
-                assert_eq!((refused.error, refused.request), (TransportError::NoCredit, None));
-                window = refused.buffers.unwrap();
-                if loops.here.credits(channel) == Some(1) {
-                    assert_eq!(loops.here.next_credited(), None, "one is not enough");
-                    loops.receive(peer, 1);
-                }
-                let _ = loops.here.next_ended().unwrap().map(drop);
-            }
-        }
-    }
-    assert_eq!(next(&mut loops.here).token, 5);
-    assert_eq!([0, 1].map(|_| next(&mut loops.peers).token), [0, 1]);
     loops.finish();
 }
 

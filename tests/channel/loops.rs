@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::channel::{AnyBuffer, PreparedWindow};
+use ibverbs::channel::AnyBuffer;
 use ibverbs::event_loop::LoopBuffer;
 use ibverbs::{
     AccessFlags, BufferPool, Channel, ChannelBuilder, ChannelId, Ended, ErrorKind, Inline, Loop,
@@ -31,24 +31,6 @@ pub(crate) struct Loops<D, B = PooledBuffer> {
 impl<D: TestDevice> Loops<D> {
     pub(crate) fn on(device: D) -> Self {
         Self::with(device)
-    }
-}
-
-impl<D: TestDevice> Loops<D, AnyBuffer> {
-    pub(crate) fn with_windows(device: D) -> Self {
-        Self::with(device)
-    }
-
-    #[track_caller]
-    pub(crate) fn window<const N: usize>(
-        &mut self,
-        channel: ChannelId,
-        bytes: [u8; N],
-        token: u64,
-    ) {
-        let window = bytes.map(|byte| SendWorkRequest::new(self.filled(byte)));
-        let window = PreparedWindow::new(window).unwrap();
-        self.here.post_window(channel, window, token).unwrap();
     }
 }
 
@@ -568,8 +550,6 @@ fn errors_that_give_something_back_convert_into_those_of_io() {
     let error = ibverbs::OperationError::<PooledBuffer>::from(TransportError::TimedOut);
     let io = std::io::Error::from(error);
     assert_eq!(io.kind(), std::io::ErrorKind::TimedOut);
-    let window = ibverbs::channel::WindowError::<()>::from(TransportError::TimedOut);
-    assert_eq!(std::io::Error::from(window).kind(), std::io::ErrorKind::TimedOut);
     use ibverbs::channel::ScopeError;
     let exit = ScopeError::<TransportError>::Exit(TransportError::TimedOut);
     assert_eq!(std::io::Error::from(exit).kind(), std::io::ErrorKind::TimedOut);

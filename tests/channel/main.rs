@@ -19,7 +19,6 @@ mod loop_posts;
 mod loop_shared;
 mod loop_taken_out;
 mod loop_waking;
-mod loop_windows;
 mod loops;
 #[path = "../support/lost_doorbell.rs"]
 mod lost_doorbell;
@@ -40,4 +39,3 @@ mod sleeping;
 mod software;
 mod unpolled;
 mod wait_all;
-mod windows;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ibverbs::channel::{AnyBuffer, DatagramsBuilder, PreparedWindow};
+use ibverbs::channel::{AnyBuffer, DatagramsBuilder};
 use ibverbs::future::Local;
 use ibverbs::operation::{PreparedReceive, ReceiveList, SendList};
 use ibverbs::queue_pair::{SendOperations, SharedReceiveQueue};
@@ -106,9 +106,9 @@ fn memory_of_another_domain_is_refused_before_the_post() {
 
 #[test]
 #[cfg_attr(not(debug_assertions), ignore = "only debug builds know where memory is registered")]
-fn windows_lists_and_shared_receives_refuse_memory_of_another_domain() {
+fn lists_and_shared_receives_refuse_memory_of_another_domain() {
     const WORDS: &[&str] = &["registered in another protection domain", "register it in"];
-    let mut pair = Pair::new();
+    let pair = Pair::new();
     let other = Arc::new(ProtectionDomain::new(pair.domain.context_parent()).unwrap());
     let device = Software::new();
     let elsewhere = domain(&device);
@@ -116,36 +116,19 @@ fn windows_lists_and_shared_receives_refuse_memory_of_another_domain() {
         let pool = BufferPool::new(foreign, LEN, 4, AccessFlags::empty()).unwrap();
         let take = || pool.take_from(b"foreign").unwrap().unwrap();
         let region = MemoryRegion::<u8>::new(foreign, 64).unwrap();
-        let own = pair.region(8, 0);
-        let target = pair.shared(8);
-        let window = || {
-            let slices = [own.slice(..).unwrap(), region.slice(..8).unwrap()];
-            let writes = slices.map(|slice| WriteWorkRequest::new(slice, target.remote()));
-            PreparedWindow::new(writes).unwrap()
-        };
-        let scoped = pair.one.scope(|s| -> TransportResult<()> {
-            says(s.post_window(window()).map(drop), WORDS);
-            // Inline data is copied, so its domain does not matter.
-            let inline = WriteWorkRequest::new(region.slice(..8)?, target.remote()).inline();
-            s.post_window(PreparedWindow::new([inline])?)?.wait().map(drop)?;
-            Ok(())
-        });
-        scoped.unwrap();
-        drop((own, target));
         let domain = &pair.domain;
         let mut here = Loop::<AnyBuffer>::new(domain.context_parent(), 64).unwrap();
         let prepare = || here.create_channel(domain).max_send_wr(4).max_recv_wr(4);
         let (channel, _peer) = connect(prepare(), prepare());
         let channel = here.add(channel).unwrap();
-        let window = || PreparedWindow::new([take(), take()].map(SendWorkRequest::new)).unwrap();
-        says(here.post_window(channel, window(), 0), WORDS);
+        says(here.post(channel, SendWorkRequest::new(take()), 0), WORDS);
         let receives = here.add_shared_receives(domain, 4).unwrap();
         says(here.post(receives, ReceiveWorkRequest::new(take()), 0), WORDS);
         let reactor = Reactor::<Local<AnyBuffer>>::with_share(domain.context_parent(), 64).unwrap();
         let channel = reactor.prepare(builder(domain)).unwrap();
         let itself = channel.endpoint();
         let channel = channel.handshake(itself).unwrap();
-        says(channel.submit(window()).map(drop), WORDS);
+        says(channel.submit(SendWorkRequest::new(take())).map(drop), WORDS);
         let receives = reactor.add_shared_receives(domain, 4).unwrap();
         says(receives.post(take()), WORDS);
         assert_eq!(pool.available(), 4);
@@ -272,16 +255,11 @@ fn shared_receives_are_of_one_context_and_one_loop_and_send_nothing() {
     const SENDS: &[&str] = &["shared receives send nothing"];
     let send = SendWorkRequest::new(loops.filled(1));
     says(loops.here.post(receives, send, 0), SENDS);
-    let window = [SendWorkRequest::new(loops.filled(1)), SendWorkRequest::new(loops.filled(2))];
-    let window = PreparedWindow::new(window).unwrap();
-    let mut windows = Loop::<AnyBuffer>::new(loops.domain.context_parent(), 64).unwrap();
-    let of_windows = windows.add_shared_receives(&loops.domain, 4).unwrap();
-    says(windows.post_window(of_windows, window, 0), SENDS);
     const NOT_CONNECTED: &[&str] = &["these are shared receives"];
     let endpoint = Channel::builder(&loops.domain).build().unwrap().endpoint();
     says(loops.here.handshake(receives, endpoint), NOT_CONNECTED);
     says(loops.here.take_out(receives).map(drop), NOT_CONNECTED);
-    drop((of_reactor, reactor, windows, elsewhere));
+    drop((of_reactor, reactor, elsewhere));
     device.assert_clean();
     loops.finish();
 }

@@ -12,4 +12,3 @@ mod places;
 mod removed;
 mod rig;
 mod sharing;
-mod windows;

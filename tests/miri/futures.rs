@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
-use ibverbs::channel::{AnyBuffer, PreparedWindow};
+use ibverbs::channel::AnyBuffer;
 use ibverbs::future::{Local, Locked, Share};
 use ibverbs::pool::SharedMemoryRange;
 use ibverbs::{
@@ -122,34 +122,6 @@ fn buffers_go_round_on_one_thread() {
 #[test]
 fn buffers_go_round_behind_a_lock() {
     both(messages::<Locked<PooledBuffer>>);
-}
-
-fn windows<S: Share<Buffer = AnyBuffer>>() {
-    let rig = Rig::<S>::new();
-    let requests = [1, 2, 3].map(|byte| SendWorkRequest::new(rig.filled(byte)));
-    let mut window = PreparedWindow::new(requests).unwrap();
-    for round in 4..6 {
-        (0..3).for_each(|_| rig.two.post_receive(rig.filled(0)).unwrap());
-        window.bytes_mut(1).unwrap().fill(round);
-        window = rig.run(rig.one.run(window)).unwrap().0.downcast().unwrap();
-        for byte in [1, round, 3] {
-            let message = rig.run(rig.two.next_message()).unwrap().0;
-            assert_eq!(message.downcast::<PooledBuffer>().unwrap()[..], [byte; 8]);
-        }
-    }
-    // Dropped before its end; and what the device has when the channels end.
-    (0..3).for_each(|_| rig.two.post_receive(rig.filled(0)).unwrap());
-    drop(posted(rig.one.run(window)));
-    rig.serve();
-    let Rig { one, two, reactor, pool, .. } = rig;
-    drop((one, two, reactor));
-    assert_eq!(pool.available(), 8);
-}
-
-#[test]
-fn windows_go_round() {
-    both(windows::<Local<AnyBuffer>>);
-    both(windows::<Locked<AnyBuffer>>);
 }
 
 #[test]

@@ -145,9 +145,9 @@ macro_rules! contenders {
     };
 }
 
-contenders!(c_plain_w1 c_plain_w2 c_plain_w3 c_plain_w4 c_plain_w5 c_plain_w5_ex c_plain_w15);
+contenders!(c_plain_w1 c_plain_w2 c_plain_w3 c_plain_w4 c_plain_w5 c_plain_w5_ex);
 contenders!(c_plain_w7 c_plain_w8);
-contenders!(c_tuned_w1 c_tuned_w2 c_tuned_w3 c_tuned_w4 c_tuned_w5 c_tuned_w5_ex c_tuned_w15 c_again_w15);
+contenders!(c_tuned_w1 c_tuned_w2 c_tuned_w3 c_tuned_w4 c_tuned_w5 c_tuned_w5_ex);
 contenders!(c_tuned_w7 c_tuned_w8 c_tuned_w13 c_tuned_w17 c_tuned_w18 c_tuned_w19);
 contenders!(c_plain_w21 c_tuned_w21 c_tuned_w22 c_tuned_w24);
 

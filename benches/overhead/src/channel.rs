@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ibverbs::channel::{PreparedWindow, ScopeError, ScopedPendingWork};
+use ibverbs::channel::{ScopeError, ScopedPendingWork};
 use ibverbs::{
     AccessFlags, Channel, Loop, MemoryRegion, MemorySlice, PooledBuffer, ProtectionDomain,
     SendWorkRequest, SharedMemoryRegion, TransportError,
@@ -27,29 +27,6 @@ impl ChannelRig {
         let channel = prepared.handshake(itself).expect("a connection");
         let region = MemoryRegion::new(domain, WINDOW * LENGTH).expect("a region");
         Self { channel, region }
-    }
-}
-
-type Messages = [MemorySlice<'static, u8>; WINDOW];
-
-/// A channel, and a window.
-pub(crate) struct WindowRig {
-    channel: Channel<'static>,
-    /// `Some`, between runs.
-    window: Option<PreparedWindow<Messages>>,
-    messages: Messages,
-}
-
-impl WindowRig {
-    pub(crate) fn new() -> Self {
-        let ChannelRig { channel, region } = ChannelRig::new();
-        // The window and its region are in one value.
-        let region: &'static MemoryRegion<'static, u8> = Box::leak(Box::new(region));
-        let messages = std::array::from_fn(|index| {
-            region.slice(index * LENGTH..(index + 1) * LENGTH).expect("a message")
-        });
-        let window = PreparedWindow::new(messages.map(SendWorkRequest::new));
-        Self { channel, window: Some(window.expect("a window")), messages }
     }
 }
 
@@ -95,45 +72,6 @@ pub(crate) fn window(rig: &mut ChannelRig, operations: u64) -> Result<u64, Trans
         Ok(())
     });
     result.map_err(ended)?;
-    Ok(sum)
-}
-
-/// Sixteen sends of different bytes with one doorbell and one completion. All are in one scope.
-#[inline(never)]
-pub(crate) fn one_completion(rig: &mut WindowRig, operations: u64) -> Result<u64, TransportError> {
-    windows(rig, operations, |_, _| Ok(()))
-}
-
-/// Does the sends of [`one_completion`] with new requests each time.
-#[inline(never)]
-pub(crate) fn other_requests(rig: &mut WindowRig, operations: u64) -> Result<u64, TransportError> {
-    windows(rig, operations, |window, messages| {
-        for (index, message) in messages.iter_mut().enumerate() {
-            *message = window.set(index, SendWorkRequest::new(*message))?;
-        }
-        Ok(())
-    })
-}
-
-#[inline(always)]
-fn windows(
-    rig: &mut WindowRig,
-    operations: u64,
-    mut prepare: impl FnMut(&mut PreparedWindow<Messages>, &mut Messages) -> Result<(), TransportError>,
-) -> Result<u64, TransportError> {
-    let WindowRig { channel, window: place, messages } = rig;
-    let Some(mut window) = place.take() else { return Err(TransportError::UnknownWork) };
-    let mut sum = 0;
-    let result = channel.scope(|scope| {
-        for _ in 0..operations / WINDOW_OPERATIONS {
-            prepare(&mut window, messages)?;
-            let success;
-            (window, success) = scope.post_window(window)?.wait()?;
-            sum += WINDOW_OPERATIONS * u64::from(success.byte_len());
-        }
-        Ok(window)
-    });
-    *place = Some(result.map_err(ended)?);
     Ok(sum)
 }
 

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use ibverbs::channel::PreparedWindow;
 use ibverbs::{
     AccessFlags, BufferPool, ChannelId, Ended, Loop, PooledBuffer, ProtectionDomain,
     ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, SharedMemoryRegion, TransportError,
@@ -42,30 +41,6 @@ pub(crate) fn make<B>(
     let channels: Vec<_> = (0..channels).map(&mut add).collect();
     let channel = channels[channels.len() / 2];
     (of, channel, domain)
-}
-
-type Window = PreparedWindow<[PooledBuffer; WINDOW]>;
-
-/// A loop of windows, and one of these.
-pub(crate) struct WindowRig {
-    of: Loop<'static, Window>,
-    channel: ChannelId,
-    /// `Some`, between runs.
-    window: Option<Window>,
-    /// The one that goes into the window next.
-    other: Option<PooledBuffer>,
-}
-
-impl WindowRig {
-    pub(crate) fn new() -> Self {
-        let (of, channel, domain) = make(1);
-        let pool = BufferPool::new(&domain, LENGTH, WINDOW + 1, AccessFlags::empty());
-        let pool = pool.expect("a pool");
-        let requests =
-            [(); WINDOW].map(|()| SendWorkRequest::new(full(&pool, LENGTH).expect("one")));
-        let window = PreparedWindow::new(requests).expect("a window");
-        Self { of, channel, window: Some(window), other: full(&pool, LENGTH) }
-    }
 }
 
 /// Polls until an operation ends.
@@ -130,42 +105,6 @@ pub(crate) fn sixteen(rig: &mut SendsRig, operations: u64) -> TransportResult<u6
             *buffer = Some(ended.buffer);
         }
     }
-    Ok(sum)
-}
-
-/// Sixteen sends with one completion.
-#[inline(never)]
-pub(crate) fn window(rig: &mut WindowRig, operations: u64) -> TransportResult<u64> {
-    let WindowRig { of, channel, window: place, .. } = rig;
-    let mut window = place.take().ok_or(TransportError::UnknownWork)?;
-    let mut sum = 0;
-    for _ in 0..operations / WINDOW_OPERATIONS {
-        of.post_window(*channel, window, 0)?;
-        let ended = next(of)?;
-        sum += WINDOW_OPERATIONS * u64::from(ended.result()?.byte_len());
-        window = ended.buffer;
-    }
-    *place = Some(window);
-    Ok(sum)
-}
-
-/// Does the sends of [`window`] with other buffers each time.
-#[inline(never)]
-pub(crate) fn other_buffers(rig: &mut WindowRig, operations: u64) -> TransportResult<u64> {
-    let WindowRig { of, channel, window: place, other } = rig;
-    let mut window = place.take().ok_or(TransportError::UnknownWork)?;
-    let mut buffer = other.take().ok_or(TransportError::UnknownWork)?;
-    let mut sum = 0;
-    for _ in 0..operations / WINDOW_OPERATIONS {
-        for index in 0..WINDOW {
-            buffer = window.set(index, SendWorkRequest::new(buffer))?;
-        }
-        of.post_window(*channel, window, 0)?;
-        let ended = next(of)?;
-        sum += WINDOW_OPERATIONS * u64::from(ended.result()?.byte_len());
-        window = ended.buffer;
-    }
-    (*place, *other) = (Some(window), Some(buffer));
     Ok(sum)
 }
 

@@ -156,9 +156,6 @@ impl Core {
     fn dispatch_other(&self, completion: &WorkCompletion) -> TransportResult<()> {
         let wr_id = completion.wr_id();
         match self.slot_of_completion(completion.as_raw()).map(|slot| (slot, slot.state())) {
-            Some((slot, State::InFlight(owner))) if owner.is_window() => {
-                self.end_window(slot, owner, completion);
-            }
             Some((slot, state @ (State::Abandoned | State::InFlight(Owner::Lent)))) => {
                 self.unreported.unpolled.set(true);
                 // In an abandoned slot, this may be the length of an earlier operation.
@@ -177,7 +174,7 @@ impl Core {
             {
                 slot.renumber();
             }
-            _ if self.take_window_failure(completion) || self.table.is_earlier(wr_id) => {}
+            _ if self.table.is_earlier(wr_id) => {}
             _ => {
                 let queue_pair = completion.queue_pair_number();
                 return Err(TransportError::UnknownCompletion { queue_pair, wr_id });

@@ -133,11 +133,11 @@ impl<'res, B> Loop<'res, B> {
                 }
                 Ok(number)
             }
-            Err(Refused { error, request, index }) => {
+            Err(Refused { error, request }) => {
                 if let (Some(of_end), None) = (of_end, &request) {
                     of_end.hold(handle.clone());
                 }
-                Err(Refused { error, request: request.map(Directed::into_request), index })
+                Err(Refused { error, request: request.map(Directed::into_request) })
             }
         }
     }

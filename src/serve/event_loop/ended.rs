@@ -2,8 +2,6 @@
 
 use crate::base::debug::debug;
 use crate::base::ffi;
-use crate::channel::PreparedWindow;
-pub(crate) use crate::channel::parts::member;
 use crate::channel::{AnyBuffer, OwnedBuffer};
 use crate::channel::{TransportError, TransportResult};
 use crate::verbs::completion::{WorkCompletion, WorkSuccess};
@@ -45,7 +43,7 @@ impl<B> Ended<B> {
     ///  - [`Work`](TransportError::Work): it failed. All later ones of the channel then fail too.
     ///  - [`Closed`](TransportError::Closed): the channel was removed before the completion was polled. The operation
     ///    may have been carried out.
-    ///  - [`Stopped`](TransportError::Stopped): a [window](crate::Loop::post_window) or a handshake failed, so it was
+    ///  - [`Stopped`](TransportError::Stopped): a handshake failed, so it was
     ///    not posted or was ended by force.
     #[inline(always)]
     pub fn result(&self) -> TransportResult<WorkSuccess> {
@@ -53,12 +51,6 @@ impl<B> Ended<B> {
             0 => Ok(WorkSuccess::from_raw(self.completion)),
             _ => Err(self.failed.error()),
         }
-    }
-
-    /// For a [window](crate::Loop::post_window) that has failed: the first request that failed, counted from 0. `None`
-    /// if that is the last one.
-    pub fn request(&self) -> Option<usize> {
-        member(self.completion.wr_id).map(|member| member.position)
     }
 }
 
@@ -94,7 +86,7 @@ pub(super) fn result(completion: &ffi::ibv_wc) -> TransportResult<WorkSuccess> {
 
 /// The channel was removed before the operation completed.
 pub(super) const REMOVED: ffi::ibv_wc_status = ffi::ibv_wc_status(u32::MAX);
-/// A failed window or attempt to connect has ended the operation.
+/// A failed attempt to connect has ended the operation.
 pub(super) const STOPPED: ffi::ibv_wc_status = ffi::ibv_wc_status(u32::MAX - 1);
 
 /// With a reference to the completion as argument, the compiler would keep that in memory.
@@ -118,8 +110,8 @@ debug! {
     channel: self.channel, token: self.token, result: self.result(), ..
 }
 
-/// The buffer type of a [`Loop`](crate::Loop) that keeps buffers of type `K`. Every [`OwnedBuffer`], and a
-/// [`PreparedWindow`] of them, is kept as itself at no cost, or as an [`AnyBuffer`].
+/// The buffer type of a [`Loop`](crate::Loop) that keeps buffers of type `K`. Every [`OwnedBuffer`] is
+/// kept as itself at no cost, or as an [`AnyBuffer`].
 ///
 /// The trait is sealed: a program's own buffer implements `OwnedBuffer` to be kept.
 #[diagnostic::on_unimplemented(
@@ -154,23 +146,3 @@ impl<B: OwnedBuffer> Keep<B> for AnyBuffer {
         Self::new(kept)
     }
 }
-
-macro_rules! windows {
-    ($([$($parameter:tt)*] $buffers:ty),+) => {$(
-        impl<B: OwnedBuffer $($parameter)*> Keep<PreparedWindow<$buffers>> for PreparedWindow<$buffers> {
-            #[inline(always)]
-            fn keep(kept: Self) -> Self {
-                kept
-            }
-        }
-
-        impl<B: OwnedBuffer $($parameter)*> Keep<PreparedWindow<$buffers>> for AnyBuffer {
-            #[inline(always)]
-            fn keep(kept: PreparedWindow<$buffers>) -> Self {
-                Self::new(kept)
-            }
-        }
-    )+};
-}
-
-windows!([, const N: usize] [B; N], [] Vec<B>);

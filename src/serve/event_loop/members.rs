@@ -8,7 +8,7 @@ use super::Loop;
 use super::detached::step;
 use super::ended::{ChannelId, STOPPED};
 use super::post::queue_index;
-use super::slots::{MAX_SLOTS, NEVER_FREE, Outcome, Run, SHARED, Slot, State, no_memory};
+use super::slots::{MAX_SLOTS, NEVER_FREE, Outcome, SHARED, Slot, State, no_memory};
 use super::table::{Aside, Entry, Table};
 use super::waiters::Tasks;
 use crate::base::error::{Error, Result, StateError};
@@ -382,7 +382,7 @@ pub(super) fn place<B>(
     }
     for index in end..end + new as u32 {
         table.slots.push(Slot::new(index, State::Free));
-        table.outcomes.push(Outcome::new(index));
+        table.outcomes.push(Outcome::new());
     }
     let [sends, receives, own] = depths;
     for (from, depth) in
@@ -393,7 +393,6 @@ pub(super) fn place<B>(
             slot.next = if index + 1 == from + depth { from } else { index + 1 };
             // An earlier channel's receive may have left an address here.
             slot.kept = None;
-            table.outcomes[index as usize].run = Run::none(slot);
         }
     }
     let (next, tasks) = ([NEVER_FREE; 2], Tasks::default());

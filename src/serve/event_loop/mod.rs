@@ -19,7 +19,6 @@ mod tasks;
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
 mod waiters;
 mod waking;
-mod window;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;

@@ -16,7 +16,7 @@ pub(super) use crate::channel::parts::ONE;
 /// Marks numbers of shared receives, so that they never match one of a queue pair. No slot index has this bit.
 pub(super) const SHARED: u64 = 1 << 31;
 
-/// An index has neither the bit of [`SHARED`] nor that of numbers in windows.
+/// An index has not the bit of [`SHARED`].
 pub(super) const MAX_SLOTS: usize = 1 << 30;
 
 #[inline(always)]
@@ -32,10 +32,6 @@ pub(super) const NEVER_FREE: u32 = 0;
 pub(super) enum State {
     /// The device has the request. `next_ended` returns it.
     Token,
-    /// A request of the window before the last one has failed. The slot keeps that completion.
-    FailedWindow,
-    /// The device has a window's first requests, not the last.
-    PartOfWindow,
     /// The device has the request of a future.
     Task,
     /// The device has the request of a dropped future.
@@ -190,16 +186,6 @@ impl<B> Slot<B> {
         let ago = self.begun.wrapping_sub((number >> 32) as u32);
         ago < self.begun.min(1 << 31)
     }
-
-    #[inline(always)]
-    pub(super) fn is_of(&self, run: Run) -> bool {
-        // After a connection ends, others may use the places behind the slot.
-        run.generation == self.generation() && run.generation != self.begun
-    }
-
-    pub(super) fn places(&self, run: Run) -> u32 {
-        if self.is_of(run) { run.places } else { 1 }
-    }
 }
 
 /// The ends of a list of slots, or of a line of tasks.
@@ -233,12 +219,8 @@ impl List {
 }
 
 pub(super) struct Outcome {
-    /// A failed window keeps that of its first request that failed.
     pub(super) completion: ffi::ibv_wc,
-    pub(super) run: Run,
-    /// Requests of a window that was posted in part.
-    pub(super) posted: u32,
-    /// What `FailedWindow`, `PartOfWindow` or `Unposted` returns to.
+    /// What `Unposted` returns to.
     pub(super) was: State,
     /// The channel that a message of shared receives came on.
     pub(super) channel: Option<ChannelId>,
@@ -246,27 +228,9 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    pub(super) fn new(slot: u32) -> Self {
-        let (completion, posted, was, channel, waker) = Default::default();
-        let run = Run { generation: 0, places: 1, next: slot };
-        Self { completion, run, posted, was, channel, waker }
-    }
-}
-
-/// The places of the slot's latest window.
-#[derive(Clone, Copy)]
-pub(super) struct Run {
-    pub(super) generation: u32,
-    /// How many places, from the slot on; never 0.
-    pub(super) places: u32,
-    /// The slot behind these places.
-    pub(super) next: u32,
-}
-
-impl Run {
-    /// Makes a run of one place, which is right even when generations wrap around to this one.
-    pub(super) fn none<B>(slot: &Slot<B>) -> Self {
-        Self { generation: slot.generation(), places: 1, next: slot.next }
+    pub(super) fn new() -> Self {
+        let (completion, was, channel, waker) = Default::default();
+        Self { completion, was, channel, waker }
     }
 }
 

@@ -135,7 +135,7 @@ impl<B> Table<B> {
             poll_cq,
             queue,
             prepared,
-            outcomes: vec![Outcome::new(NEVER_FREE)],
+            outcomes: vec![Outcome::new()],
             ended: List::default(),
             deferred: Deferred::default(),
             numbers: Numbers::new(),
@@ -165,12 +165,9 @@ impl<B> Table<B> {
             if slot.state == State::Free {
                 return Some(index);
             }
-            // The slots of a window's other places look free.
-            for _ in 0..slot.places(self.outcomes[index as usize].run) {
-                index = self.slots[index as usize].next;
-                if index == from {
-                    return None;
-                }
+            index = slot.next;
+            if index == from {
+                return None;
             }
         }
     }
@@ -257,6 +254,7 @@ impl<B> Table<B> {
     /// number.
     pub(super) fn end(&mut self, completion: &ffi::ibv_wc) -> TransportResult<()> {
         let &ffi::ibv_wc { wr_id, qp_num: queue_pair, status, .. } = completion;
+        let unknown = Err(TransportError::UnknownCompletion { queue_pair, wr_id });
         let index = index_of(wr_id);
         match self.slots.get(index as usize) {
             Some(slot)
@@ -270,11 +268,7 @@ impl<B> Table<B> {
                 if status != ffi::ibv_wc_status::IBV_WC_SUCCESS && !slot.is_shared() {
                     self.note_failure(self.slots[index as usize].channel);
                 }
-                let first = match self.slots[index as usize].state {
-                    State::FailedWindow => self.outcomes[index as usize].completion,
-                    _ => *completion,
-                };
-                self.finish(index, &first);
+                self.finish(index, completion);
                 Ok(())
             }
             Some(slot) if slot.state == State::Credits && slot.queue_pair == queue_pair => {
@@ -282,17 +276,17 @@ impl<B> Table<B> {
                 if self.take_credits(channel, completion) || is_earlier {
                     return Ok(());
                 }
-                self.end_member(completion)
+                unknown
             }
             Some(slot) if slot.is_earlier(wr_id) => Ok(()),
-            _ => self.end_member(completion),
+            _ => unknown,
         }
     }
 
     /// Gives its owner a result. The device no longer has the operation.
     pub(super) fn finish(&mut self, index: u32, completion: &ffi::ibv_wc) {
         let (slot, outcome) = (&mut self.slots[index as usize], &self.outcomes[index as usize]);
-        if matches!(slot.state, State::FailedWindow | State::PartOfWindow | State::Unposted) {
+        if slot.state == State::Unposted {
             slot.state = outcome.was;
         }
         // A destroyed queue pair has no number in the table.

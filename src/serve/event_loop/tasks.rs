@@ -12,7 +12,6 @@ use super::table::{Aside, Table};
 use super::waiters::{Deferred, Receiving, Tasks};
 use crate::base::ffi;
 use crate::channel::OwnedBuffer;
-use crate::channel::PreparedWindow;
 use crate::channel::WorkRequest;
 pub(crate) use crate::channel::parts::NO_SLOT;
 use crate::channel::parts::Queue;
@@ -136,26 +135,6 @@ impl<B> Loop<'_, B> {
         // is read once.
         let buffer = unsafe { slot.buffer.assume_init_read() };
         (buffer, WorkSuccess::from_raw(self.table.outcomes[index].completion))
-    }
-
-    /// As [`post_task`](Self::post_task), for a window.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`post_window`](Self::post_window), with the window.
-    #[inline(always)]
-    pub(crate) fn post_window_task<C>(
-        &mut self,
-        channel: ChannelId,
-        window: PreparedWindow<C>,
-        waker: &mut Option<Waker>,
-    ) -> Result<u64, Refused<PreparedWindow<C>>>
-    where
-        B: LoopBuffer<PreparedWindow<C>>,
-    {
-        let number = self.post_window_as(channel, window, State::Task, 0)?;
-        self.keep_waker(number, waker);
-        Ok(number)
     }
 
     #[inline(always)]
@@ -434,14 +413,9 @@ impl<B> Table<B> {
         self.slots.get_mut(number as u32 as usize).filter(|slot| slot.number == number)
     }
 
-    /// Returns the state of an operation in flight. For a failed window: the state in which it will end.
+    /// Returns the state of an operation in flight.
     fn task_state(&mut self, number: u64) -> Option<&mut State> {
-        let Self { slots, outcomes, .. } = self;
-        let slot = slots.get_mut(number as u32 as usize).filter(|slot| slot.number == number)?;
-        let state = match slot.state {
-            State::FailedWindow => &mut outcomes[number as u32 as usize].was,
-            _ => &mut slot.state,
-        };
+        let state = &mut self.slot(number)?.state;
         Some(state).filter(|state| **state == State::Task)
     }
 

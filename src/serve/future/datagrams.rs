@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use super::AsyncChannel;
-use super::operation::{AsyncOperation, failed};
+use super::operation::AsyncOperation;
 use super::reactor::Reactor;
 use super::request::AsyncRequest;
-use super::request::sealed::{Failure, Request};
+use super::request::sealed::Request;
 use super::share::{Lock, Locked, Share, put_back};
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
@@ -17,7 +17,7 @@ use crate::channel::{
     DatagramsBuilder, IntoSend, OperationError, OwnedBuffer, OwnedResult, TransportError,
     TransportResult, WorkRequest,
 };
-use crate::serve::event_loop::{ChannelId, Ended, Keep, Loop, LoopBuffer};
+use crate::serve::event_loop::{ChannelId, Keep, Loop, LoopBuffer};
 use crate::serve::pool::{DatagramBuffer, PooledBuffer};
 use crate::verbs::operation::DatagramDestination;
 use crate::verbs::queue_pair::{AddressHandle, AddressVector, QueuePairEndpoint};
@@ -238,9 +238,7 @@ struct DirectedTo<R> {
     handle: Arc<AddressHandle<'static>>,
 }
 
-impl<B: LoopBuffer<R::Kept>, R: WorkRequest<Kept: OwnedBuffer>> AsyncRequest<B> for DirectedTo<R> {
-    type Error = OperationError<B>;
-}
+impl<B: LoopBuffer<R::Kept>, R: WorkRequest<Kept: OwnedBuffer>> AsyncRequest<B> for DirectedTo<R> {}
 
 impl<B: LoopBuffer<R::Kept>, R: WorkRequest<Kept: OwnedBuffer>> Request<B> for DirectedTo<R> {
     fn post(
@@ -251,23 +249,14 @@ impl<B: LoopBuffer<R::Kept>, R: WorkRequest<Kept: OwnedBuffer>> Request<B> for D
     ) -> Result<u64, Refused<Self>> {
         let Self { request, destination, handle } = self;
         core.post_task_to(channel, request, &destination, &handle, waker).map_err(|refused| {
-            let Refused { error, request, index } = refused;
-            let request = request.map(|request| Self { request, destination, handle });
-            Refused { error, request, index }
+            let Refused { error, request } = refused;
+            Refused::new(error, request.map(|request| Self { request, destination, handle }))
         })
     }
-}
 
-impl<R: WorkRequest<Kept: OwnedBuffer>, B: LoopBuffer<R::Kept>> Failure<DirectedTo<R>, B>
-    for OperationError<B>
-{
-    fn refused(refused: Refused<DirectedTo<R>>) -> Self {
-        let Refused { error, request, index } = refused;
-        Refused { error, request: request.map(|directed| directed.request), index }.into()
-    }
-
-    fn ended(error: TransportError, ended: Ended<B>) -> Self {
-        failed(error, ended)
+    fn refused(refused: Refused<Self>) -> OperationError<B> {
+        let Refused { error, request } = refused;
+        Refused::new(error, request.map(|directed| directed.request)).into()
     }
 }
 

@@ -45,7 +45,7 @@ use crate::verbs::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::verbs::operation::{
     ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
 };
-use operation::{InLine, failed, result_of};
+use operation::{InLine, result_of};
 use share::{Lock, destroy, release_quietly, stop};
 
 /// A channel whose operations are futures that own their buffers. A [`Reactor`] drives it, on any runtime.
@@ -112,32 +112,6 @@ impl<S: Share> AsyncChannel<S> {
     /// The first poll posts it. If the queue is full, or the channel lacks credit ([flow
     /// control](crate::ChannelBuilder::flow_control)), it is posted when there is room, in the order of first polls. If
     /// there is no memory for a waiter, it fails with `ENOMEM`, and the buffer comes back.
-    ///
-    /// A [`PreparedWindow`](crate::channel::PreparedWindow) is one operation: several requests with one doorbell and
-    /// one completion. It waits for room for all of them. An error names the
-    /// [request](crate::channel::WindowError::request) that failed first. It needs a reactor of
-    /// [`AnyBuffer`](crate::channel::AnyBuffer)s, or of windows:
-    ///
-    /// ```
-    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
-    /// # rxe0.register();
-    /// use ibverbs::channel::{AnyBuffer, PreparedWindow};
-    /// use ibverbs::future::Locked;
-    /// use ibverbs::{AsyncChannel, PooledBuffer, TransportError};
-    ///
-    /// /// Sends what is in the window, as often as it is told.
-    /// async fn repeat(
-    ///     channel: &AsyncChannel<Locked<AnyBuffer>>,
-    ///     mut window: PreparedWindow<[PooledBuffer; 16]>,
-    ///     times: u32,
-    /// ) -> Result<(), TransportError> {
-    ///     for _ in 0..times {
-    ///         let (sent, _) = channel.run(window).await?;
-    ///         window = sent.downcast().map_err(|_| TransportError::UnknownWork)?;
-    ///     }
-    ///     Ok(())
-    /// }
-    /// ```
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub fn run<R: AsyncRequest<S::Buffer>>(&self, request: R) -> AsyncOperation<'_, R, S> {
@@ -156,7 +130,7 @@ impl<S: Share> AsyncChannel<S> {
     pub fn submit<R: AsyncRequest<S::Buffer>>(
         &self,
         request: R,
-    ) -> Result<AsyncOperation<'_, R, S>, R::Error> {
+    ) -> OwnedResult<S::Buffer, AsyncOperation<'_, R, S>> {
         AsyncOperation::submit(self, request)
     }
 
@@ -258,7 +232,7 @@ impl<S: Share> AsyncChannel<S> {
                 guard.core.wake_after_message(self.id);
                 let stopped = guard.core.why_stopped(self.id);
                 drop(guard);
-                return Poll::Ready(result_of(message, stopped, failed));
+                return Poll::Ready(result_of(message, stopped));
             }
             match guard.core.why_stopped(self.id) {
                 Some(error) => Poll::Ready(Err(error.into())),

@@ -7,15 +7,13 @@ use std::task::{Context, Poll, Waker};
 
 use super::AsyncChannel;
 use super::request::AsyncRequest;
-use super::request::sealed::Failure;
 use super::share::{Guard, Lock, Share, State, release_quietly};
 use super::watch::Waits;
 use crate::base::debug::debug;
 use crate::base::panics::catch;
 use crate::channel::parts::{Queue, Refused};
-use crate::channel::{OperationError, TransportError, TransportResult};
+use crate::channel::{OperationError, OwnedResult, TransportError, TransportResult};
 use crate::serve::event_loop::{ChannelId, Ended};
-use crate::verbs::completion::WorkSuccess;
 
 /// An operation of an [`AsyncChannel`]: see [`run`](AsyncChannel::run) and [`submit`](AsyncChannel::submit).
 ///
@@ -40,9 +38,6 @@ enum Stage {
 
 impl<R, S: Share> Unpin for AsyncOperation<'_, R, S> {}
 
-type Output<R, S> =
-    Result<(<S as Share>::Buffer, WorkSuccess), <R as AsyncRequest<<S as Share>::Buffer>>::Error>;
-
 impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
     #[inline(always)]
     pub(super) fn new(channel: &'a AsyncChannel<S>, request: R) -> Self {
@@ -50,7 +45,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
     }
 
     #[inline(always)]
-    pub(super) fn submit(channel: &'a AsyncChannel<S>, request: R) -> Result<Self, R::Error> {
+    pub(super) fn submit(channel: &'a AsyncChannel<S>, request: R) -> OwnedResult<S::Buffer, Self> {
         let mut guard = channel.share.lock();
         match post(&mut guard, channel.id, request, None, &mut None) {
             Ok(number) => {
@@ -60,13 +55,13 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
             }
             Err(refused) => {
                 drop(guard);
-                Err(R::Error::refused(refused))
+                Err(R::refused(refused))
             }
         }
     }
 
     #[inline(never)]
-    fn take(&mut self, number: u64, waker: &Waker) -> Poll<Output<R, S>> {
+    fn take(&mut self, number: u64, waker: &Waker) -> Poll<OwnedResult<S::Buffer>> {
         let mut guard = self.channel.share.lock();
         if guard.core.is_success(number) {
             self.stage = Stage::Over;
@@ -84,7 +79,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         mut guard: Guard<'a, S>,
         number: u64,
         waker: &Waker,
-    ) -> Poll<Output<R, S>> {
+    ) -> Poll<OwnedResult<S::Buffer>> {
         let AsyncChannel { share, id, .. } = self.channel;
         let (mut new, mut old) = (None, None);
         let place = guard.core.waker_of(number).and_then(|place| place.as_ref());
@@ -98,7 +93,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         let stopped = guard.core.why_stopped(*id);
         let place = guard.core.waker_of(number).filter(|_| stopped.is_none());
         let polled = match (done, place) {
-            (Some(done), _) => Poll::Ready(result_of(done, stopped, R::Error::ended)),
+            (Some(done), _) => Poll::Ready(result_of(done, stopped)),
             (None, Some(place)) => {
                 if new.is_some() {
                     mem::swap(place, &mut new);
@@ -121,7 +116,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
     }
 
     #[inline(never)]
-    fn post(&mut self, waker: &Waker) -> Poll<Output<R, S>> {
+    fn post(&mut self, waker: &Waker) -> Poll<OwnedResult<S::Buffer>> {
         let Some(request) = self.request.take() else {
             return Poll::Ready(Err(TransportError::UnknownWork.into()));
         };
@@ -140,7 +135,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
 
     #[cold]
     #[inline(never)]
-    fn post_from_line(&mut self, place: u32, waker: &Waker) -> Poll<Output<R, S>> {
+    fn post_from_line(&mut self, place: u32, waker: &Waker) -> Poll<OwnedResult<S::Buffer>> {
         let Some(request) = self.request.take() else {
             return Poll::Ready(Err(TransportError::UnknownWork.into()));
         };
@@ -173,7 +168,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         place: Option<u32>,
         refused: Refused<R>,
         mut waker: Option<Waker>,
-    ) -> Poll<Output<R, S>> {
+    ) -> Poll<OwnedResult<S::Buffer>> {
         let id = &self.channel.id;
         let waits = match refused.error {
             TransportError::QueueFull => guard.core.has_queue(*id, Queue::Send),
@@ -208,7 +203,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
                 self.stage = Stage::Over;
                 drop(guard);
                 drop((own, waker));
-                Poll::Ready(Err(R::Error::refused(Refused { error, ..refused })))
+                Poll::Ready(Err(R::refused(Refused { error, ..refused })))
             }
         }
     }
@@ -233,27 +228,17 @@ fn post<B, R: AsyncRequest<B>>(
 }
 
 #[inline(never)]
-pub(super) fn result_of<B, E>(
-    ended: Ended<B>,
-    stopped: Option<TransportError>,
-    failed: fn(TransportError, Ended<B>) -> E,
-) -> Result<(B, WorkSuccess), E> {
-    match ended.result() {
-        Ok(success) => Ok((ended.buffer, success)),
-        Err(TransportError::Stopped) => {
-            Err(failed(stopped.unwrap_or(TransportError::Stopped), ended))
-        }
-        Err(error) => Err(failed(error, ended)),
-    }
-}
-
-#[cold]
-pub(super) fn failed<B>(error: TransportError, ended: Ended<B>) -> OperationError<B> {
-    OperationError { error, buffer: Some(ended.buffer) }
+pub(super) fn result_of<B>(ended: Ended<B>, stopped: Option<TransportError>) -> OwnedResult<B> {
+    let error = match ended.result() {
+        Ok(success) => return Ok((ended.buffer, success)),
+        Err(TransportError::Stopped) => stopped.unwrap_or(TransportError::Stopped),
+        Err(error) => error,
+    };
+    Err(OperationError { error, buffer: Some(ended.buffer) })
 }
 
 impl<R: AsyncRequest<S::Buffer>, S: Share> Future for AsyncOperation<'_, R, S> {
-    type Output = Output<R, S>;
+    type Output = OwnedResult<S::Buffer>;
 
     // Not inlined into tasks, where the compiler would take results apart and rebuild them.
     #[inline(always)]

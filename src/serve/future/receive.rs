@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use super::AsyncChannel;
-use super::operation::{failed, result_of};
+use super::operation::result_of;
 use super::share::{Guard, Lock, Locked, Share, release_quietly};
 use super::watch::Waits;
 use crate::base::debug::debug;
@@ -249,7 +249,7 @@ where
         let stopped = guard.core.why_stopped(*id);
         drop(guard);
         drop(own);
-        Poll::Ready(result_of(message, stopped, failed))
+        Poll::Ready(result_of(message, stopped))
     }
 
     fn post_held(&mut self, guard: &mut Guard<'_, S>) {

@@ -12,8 +12,7 @@ use crate::base::ffi;
 use crate::base::queue_pair_state::QueuePairType;
 use crate::channel::parts::{Link, Refused};
 use crate::channel::{
-    ChannelBuilder, OperationError, OwnedBuffer, OwnedResult, PreparedChannel, PreparedWindow,
-    TransportError, WindowError, WorkRequest,
+    ChannelBuilder, OperationError, OwnedBuffer, OwnedResult, PreparedChannel, WorkRequest,
 };
 use crate::connect::handshake::Handshake;
 use crate::connect::tcp::{AsyncStream, ExchangeError, Role, exchange_over};
@@ -24,36 +23,25 @@ use crate::verbs::operation::{ReceiveWorkRequest, SendQueueRequest};
 use crate::verbs::queue_pair::QueuePairEndpoint;
 
 /// What an [`AsyncChannel`](crate::AsyncChannel) carries out as one operation: a request of the send queue that owns
-/// its buffer, or a [`PreparedWindow`] of them. `B` is what its reactor keeps. Sealed.
+/// its buffer. `B` is what its reactor keeps. Sealed.
 #[diagnostic::on_unimplemented(
     message = "an `AsyncChannel` cannot carry out `{Self}`",
     label = "a request of the send queue is needed here, whose buffer is a `{B}`, such as `SendWorkRequest::new(buffer)`",
-    note = "channels whose reactor has an `AnyBuffer` for a buffer keep buffers of every type, and windows"
+    note = "channels whose reactor has an `AnyBuffer` for a buffer keep buffers of every type"
 )]
-pub trait AsyncRequest<B>: sealed::Request<B> {
-    /// The error, with the buffers: an [`OperationError`], or a [`WindowError`] for a window.
-    type Error: From<TransportError> + sealed::Failure<Self, B>;
-}
+pub trait AsyncRequest<B>: sealed::Request<B> {}
 
 #[diagnostic::do_not_recommend]
-impl<B: LoopBuffer<R::Kept>, R> AsyncRequest<B> for R
-where
-    R: WorkRequest<Kept: OwnedBuffer> + SendQueueRequest,
+impl<B: LoopBuffer<R::Kept>, R> AsyncRequest<B> for R where
+    R: WorkRequest<Kept: OwnedBuffer> + SendQueueRequest
 {
-    type Error = OperationError<B>;
-}
-
-impl<B: LoopBuffer<Self>, C> AsyncRequest<B> for PreparedWindow<C> {
-    type Error = WindowError<B>;
 }
 
 pub(super) mod sealed {
     use std::task::Waker;
 
-    use super::super::operation::failed;
     use super::*;
-    use crate::channel::parts::Refused;
-    use crate::serve::event_loop::{ChannelId, Ended, Loop};
+    use crate::serve::event_loop::{ChannelId, Loop};
 
     pub trait Request<B>: Sized {
         fn post(
@@ -62,6 +50,8 @@ pub(super) mod sealed {
             channel: ChannelId,
             waker: &mut Option<Waker>,
         ) -> Result<u64, Refused<Self>>;
+
+        fn refused(refused: Refused<Self>) -> OperationError<B>;
     }
 
     impl<B: LoopBuffer<R::Kept>, R> Request<B> for R
@@ -77,50 +67,10 @@ pub(super) mod sealed {
         ) -> Result<u64, Refused<Self>> {
             core.post_task(channel, self, waker)
         }
-    }
 
-    impl<B: LoopBuffer<Self>, C> Request<B> for PreparedWindow<C> {
-        #[inline(always)]
-        fn post(
-            self,
-            core: &mut Loop<'static, B>,
-            channel: ChannelId,
-            waker: &mut Option<Waker>,
-        ) -> Result<u64, Refused<Self>> {
-            core.post_window_task(channel, self, waker)
-        }
-    }
-
-    pub trait Failure<R, B> {
-        fn refused(refused: Refused<R>) -> Self;
-
-        fn ended(error: TransportError, ended: Ended<B>) -> Self;
-    }
-
-    impl<R: WorkRequest<Kept: OwnedBuffer>, B: LoopBuffer<R::Kept>> Failure<R, B>
-        for OperationError<B>
-    {
         #[cold]
-        fn refused(refused: Refused<R>) -> Self {
+        fn refused(refused: Refused<Self>) -> OperationError<B> {
             refused.into()
-        }
-
-        #[cold]
-        fn ended(error: TransportError, ended: Ended<B>) -> Self {
-            failed(error, ended)
-        }
-    }
-
-    impl<C, B: LoopBuffer<PreparedWindow<C>>> Failure<PreparedWindow<C>, B> for WindowError<B> {
-        #[cold]
-        fn refused(refused: Refused<PreparedWindow<C>>) -> Self {
-            let Refused { error, request, index } = refused;
-            Self { error, request: index, buffers: request.map(B::keep) }
-        }
-
-        #[cold]
-        fn ended(error: TransportError, ended: Ended<B>) -> Self {
-            Self { error, request: ended.request(), buffers: Some(ended.buffer) }
         }
     }
 }

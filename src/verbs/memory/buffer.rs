@@ -229,18 +229,6 @@ pub(crate) fn keep<B: GatherBuffer>(buffer: B) -> B::Kept {
 
 pub(super) type One = [ffi::ibv_sge; 1];
 
-/// A list that does not contain what it names, so that it can be copied.
-#[cfg(feature = "channel")]
-#[diagnostic::on_unimplemented(
-    message = "this buffer cannot be in a window",
-    label = "an `InlineList` is put together by the post of a single request",
-    note = "put the bytes together and use `Inline(bytes)`"
-)]
-pub trait PlainList: private::List {}
-
-#[cfg(feature = "channel")]
-impl<const N: usize> PlainList for [ffi::ibv_sge; N] {}
-
 impl<T> private::Sealed for MemorySlice<'_, T> {}
 impl<T> private::Sealed for MemorySliceMut<'_, T> {}
 

@@ -54,9 +54,9 @@ mod window;
 
 pub use allocation::HugePages;
 pub(crate) use buffer::Gathered;
-pub use buffer::{BorrowedBuffer, GatherBuffer, Inline, InlineList, KeptLength, ScatterBuffer};
 #[cfg(feature = "channel")]
-pub(crate) use buffer::{PlainList, keep};
+pub(crate) use buffer::keep;
+pub use buffer::{BorrowedBuffer, GatherBuffer, Inline, InlineList, KeptLength, ScatterBuffer};
 pub use device_memory::{DeviceMemory, DeviceMemoryRegion};
 #[cfg(feature = "mlx5")]
 pub use memory_key::MemoryKey;

@@ -1,7 +1,5 @@
 use std::ops::{Range, RangeBounds};
 
-#[cfg(feature = "channel")]
-use super::buffer::PlainList;
 use super::buffer::{BorrowedBuffer, GatherBuffer, One, ScatterBuffer};
 use super::owned_region::MemoryRegion;
 use super::region::{Local, Region, Writable};
@@ -106,10 +104,6 @@ impl AsMut<[ffi::ibv_sge]> for ElementList {
 }
 
 impl private::List for ElementList {}
-
-// The elements name memory outside of the list.
-#[cfg(feature = "channel")]
-impl PlainList for ElementList {}
 
 fn gather_all<B: GatherBuffer<List = One, Kept = B>>(pieces: &[B]) -> Result<ElementList> {
     ElementList::collect(pieces.len(), pieces.iter().map(|piece| Ok(piece.gather()?[0])))

@@ -75,7 +75,7 @@ pub(crate) fn check<K: Kind>(
     }
 }
 
-pub(crate) const fn is_read<K: Kind>() -> bool {
+const fn is_read<K: Kind>() -> bool {
     matches!(K::OPCODE, ffi::ibv_wr_opcode::IBV_WR_RDMA_READ)
 }
 

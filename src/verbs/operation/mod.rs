@@ -71,7 +71,6 @@ pub(crate) use encode::{check, check_receive};
 pub use halves::{Extra, Immediate, Invalidate, ReceiveHalf, SendHalf, WriteExtra};
 pub use list::{ListError, ReceiveList, SendList, WorkRequestList};
 pub(crate) use post::post_by;
-pub(crate) use prepared_request::RawRequest;
 pub use prepared_request::{ElementSlice, Prepared, PreparedReceive, PreparedRequest};
 pub(crate) use receive::Receive;
 pub use receive::ReceiveWorkRequest;

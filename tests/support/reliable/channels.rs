@@ -10,12 +10,11 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::channel::{ChannelClosed, PreparedWindow, ScopeError, ScopedPendingWork};
+use ibverbs::channel::{ChannelClosed, ScopeError, ScopedPendingWork};
 use ibverbs::memory::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
 use ibverbs::{
-    AccessFlags, Channel, ChannelBuilder, Inline, MemoryRegion, ReadWorkRequest,
-    RemoteMemoryRegion, SendWorkRequest, SharedMemoryRegion, TransportError, WorkErrorClass,
-    WriteWorkRequest,
+    AccessFlags, Channel, ChannelBuilder, Inline, SharedMemoryRegion, TransportError,
+    WorkErrorClass,
 };
 
 use crate::transport::{self, Link, close, nothing_is_left};
@@ -74,77 +73,6 @@ fn exchange(sides: &(Side, Side), (one, two): &mut Ends) {
     assert_eq!(length, 400);
     assert!(near.iter().copied().eq((0..50).chain([0; 50])));
     assert!(far.iter().copied().eq(0..100));
-}
-
-/// Requests with one completion arrive in their order, and one that fails is named.
-#[test]
-fn windows() {
-    let _alone = alone("windows", 240);
-    let sides = sides();
-    let (one, two) = (&sides.0, &sides.1);
-    let (mut one_end, mut two_end) = connect(builder(one), builder(two));
-    let words = SharedMemoryRegion::<u64>::new(&two.domain, 8, ACCESS).unwrap();
-    let mut source = MemoryRegion::<u64>::new(&one.domain, 8).unwrap();
-    let mut told = MemoryRegion::<u8>::new(&two.domain, 4).unwrap();
-    let at = |index: u64| words.remote().sub_region(8 * index, 8).unwrap();
-    for round in 1..20_u64 {
-        source.fill(round);
-        two_end
-            .scope(|two| {
-                let receive = two.post_receive(told.slice_mut(..)?)?;
-                one_end
-                    .scope(|one| {
-                        let part = source.slice(..1)?;
-                        let writes = [0, 1, 2].map(|index| WriteWorkRequest::new(part, at(index)));
-                        let window = one.post_window(PreparedWindow::new(writes)?)?;
-                        let tell = (
-                            WriteWorkRequest::new(part, at(3)),
-                            SendWorkRequest::new(Inline(b"done")),
-                        );
-                        let tell = one.post_window(PreparedWindow::new(tell)?)?;
-                        window.wait_until(deadline())?;
-                        tell.wait_until(deadline())?;
-                        Ok::<_, TransportError>(())
-                    })
-                    .unwrap();
-                receive.wait_until(deadline())?;
-                Ok::<_, TransportError>(())
-            })
-            .unwrap();
-        assert_eq!(words.to_vec(), [round, round, round, round, 0, 0, 0, 0]);
-    }
-    // Each request in turn. Reads, since on iWARP a write has ended when it was sent.
-    let answers = SharedMemoryRegion::<u64>::new(&one.domain, 3, ACCESS).unwrap();
-    for failing in 0..3 {
-        let result = one_end.scope(|one| {
-            let wrong = RemoteMemoryRegion::new(at(0).address(), 8, at(0).rkey() ^ 0x5a00)?;
-            let to = |index| if index == failing { wrong } else { at(index) };
-            let mut window = Vec::new();
-            for index in 0..3 {
-                let answer = answers.slice(index as usize..=index as usize)?;
-                window.push(ReadWorkRequest::new(answer, to(index)));
-            }
-            let error = one
-                .post_window(PreparedWindow::new(window)?)?
-                .wait_until(deadline())
-                .map(drop)
-                .unwrap_err();
-            assert_eq!(error.buffers.map(|answers| answers.buffers().len()), Some(3));
-            // On iWARP the peer ends the connection, and those before it may be flushed, too.
-            assert!(
-                error.request.is_some_and(|request| request as u64 <= failing),
-                "{:?}",
-                error.request
-            );
-            Ok::<_, TransportError>(())
-        });
-        result.unwrap();
-        (one_end, two_end) = reconnect((one_end, two_end));
-    }
-    exchange(&sides, &mut (one_end, two_end));
-    drop((words, source, told, answers));
-    drop(sides);
-    nothing_is_left();
 }
 
 #[test]

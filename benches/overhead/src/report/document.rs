@@ -113,11 +113,6 @@ const GLANCE: &[GlanceRow] = &[
         ],
     ),
     (
-        "a send, sixteen of which have one completion",
-        "W15",
-        [("", ""), ("W15", "channel window"), ("W15", "loop"), ("", "")],
-    ),
-    (
         "read 4 KiB, 64 reads in flight",
         "W17",
         [("", ""), ("W17", "channel scoped"), ("W17", "loop"), ("", "")],

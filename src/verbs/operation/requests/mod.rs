@@ -220,7 +220,7 @@ work_requests! {
     ///
     /// ```
     /// use std::time::Instant;
-    /// use ibverbs::channel::{OwnedResult, PreparedWindow};
+    /// use ibverbs::channel::OwnedResult;
     /// use ibverbs::{AsyncChannel, Channel, ChannelId, Inline, Loop, MemoryRegion, PooledBuffer, PreparedRequest, QueuePair, Rc, Result, SendWorkRequest, TransportResult};
     ///
     /// /// Posts, and waits until it has ended. The buffer is lent.
@@ -247,18 +247,6 @@ work_requests! {
     ///         let (mut one, _) = first.wait()?;
     ///         one.fill(0);
     ///         second.wait()?;
-    ///         Ok(())
-    ///     })
-    /// }
-    ///
-    /// /// Several with one doorbell and one completion, which gives all buffers back, to be posted again.
-    /// fn window(channel: &mut Channel<'_>, region: &MemoryRegion<'_, u8>) -> TransportResult<()> {
-    ///     let (head, body) = (region.slice(..8)?, region.slice(8..)?);
-    ///     channel.manual_scope(|scope| {
-    ///         let mut window = PreparedWindow::new([head, body].map(SendWorkRequest::new))?;
-    ///         for _ in 0..2 {
-    ///             window = scope.post_window(window)?.wait()?.0;
-    ///         }
     ///         Ok(())
     ///     })
     /// }

@@ -89,7 +89,7 @@ impl Ledger {
             1 => (wr_id - (1 << 32), number),
             2 => (wr_id | 0x7fff_ffff, number),
             3 => (u64::from(which), number),
-            // This number is that of a window, in the first places and generations.
+            // This number has bits that neither slots nor shared receives have.
             4 => (u64::from(which) << 50 | 3 << 30 | u64::from(which % 4), number),
             _ => (wr_id ^ (1 << 63), number),
         };

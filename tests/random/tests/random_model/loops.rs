@@ -1,10 +1,10 @@
-//! Random programs of loops: operations and windows on channels and datagram ends that come and go, verbs that fail, and
+//! Random programs of loops: operations on channels and datagram ends that come and go, verbs that fail, and
 //! false completions.
 
 use std::mem::forget;
 use std::sync::Arc;
 
-use ibverbs::channel::{AnyBuffer, DatagramsBuilder, PreparedWindow};
+use ibverbs::channel::{AnyBuffer, DatagramsBuilder};
 use ibverbs::queue_pair::{GlobalRouteHeader, QueuePairEndpoint};
 use ibverbs::{
     ChannelId, Loop, MaxRnrRetries, PooledBuffer, ProtectionDomain, ReceiveWorkRequest,
@@ -25,8 +25,6 @@ type Outcome = Result<(), TestCaseError>;
 enum Step {
     Send(Index, usize),
     Receive(Index, usize),
-    /// Posts a window of this many requests.
-    Window(Index, usize, usize),
     Take(usize),
     /// Takes what has ended, and forgets it.
     Forget(usize),
@@ -43,8 +41,8 @@ enum Step {
     ReceiveAt(Index),
     Join(Index),
     Leave(Index),
-    /// Posts a window, or a send without a destination.
-    Misuse(Index, bool),
+    /// Posts a send without a destination.
+    Misuse(Index),
     RemoveEnd(Index),
 }
 
@@ -60,7 +58,6 @@ fn program(leaking: bool) -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         12 => (at(), side()).prop_map(|(at, side)| Step::Send(at, side)),
         12 => (at(), side()).prop_map(|(at, side)| Step::Receive(at, side)),
-        6 => (at(), side(), 1..=4_usize).prop_map(|(at, side, len)| Step::Window(at, side, len)),
         16 => side().prop_map(Step::Take),
         1 => side().prop_map(move |side| if leaking { Step::Forget(side) } else { Step::Take(side) }),
         6 => Just(Step::Run),
@@ -74,7 +71,7 @@ fn program(leaking: bool) -> impl Strategy<Value = Vec<Step>> {
         10 => at().prop_map(Step::ReceiveAt),
         3 => at().prop_map(Step::Join),
         1 => at().prop_map(Step::Leave),
-        1 => (at(), any::<bool>()).prop_map(|(at, window)| Step::Misuse(at, window)),
+        1 => at().prop_map(Step::Misuse),
         2 => at().prop_map(Step::RemoveEnd),
     ];
     vec(step, 1..120)
@@ -155,17 +152,6 @@ impl World {
                 let Some(buffer) = self.ledger.buffer() else { return Ok(()) };
                 let _ = self.loops[side].post(channel, ReceiveWorkRequest::new(buffer), RECEIVED);
             }
-            Step::Window(ref at, side, len) => {
-                let Some(channel) = self.at(at, side) else { return Ok(()) };
-                let Some(buffers) =
-                    (0..len).map(|_| self.ledger.buffer()).collect::<Option<Vec<_>>>()
-                else {
-                    return Ok(());
-                };
-                let window = buffers.into_iter().map(SendWorkRequest::new).collect::<Vec<_>>();
-                let window = PreparedWindow::new(window).map_err(|error| error.error).unwrap();
-                let _ = self.loops[side].post_window(channel, window, SENT);
-            }
             Step::Take(side) => drop(self.take(side)?),
             Step::Forget(side) => forget(self.take(side)?),
             Step::Run => _ = self.ledger.device.run(),
@@ -217,7 +203,7 @@ impl World {
         | Step::ReceiveAt(at)
         | Step::Join(at)
         | Step::Leave(at)
-        | Step::Misuse(at, _)
+        | Step::Misuse(at)
         | Step::RemoveEnd(at)) = step
         else {
             unreachable!("it is of datagrams")
@@ -245,15 +231,9 @@ impl World {
                     _ => here.leave(end, &group),
                 };
             }
-            Step::Misuse(_, window) => {
+            Step::Misuse(_) => {
                 let Some(buffer) = self.ledger.buffer() else { return };
-                let request = SendWorkRequest::new(buffer);
-                if *window {
-                    let window = PreparedWindow::new([request]).map_err(|error| error.error);
-                    assert!(here.post_window(end, window.unwrap(), SENT).is_err());
-                } else {
-                    assert!(here.post(end, request, SENT).is_err());
-                }
+                assert!(here.post(end, SendWorkRequest::new(buffer), SENT).is_err());
             }
             _ => {
                 let _ = here.remove(end);
