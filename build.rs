@@ -31,6 +31,8 @@ mod presets;
 mod providers;
 #[path = "build/rdma_core.rs"]
 mod rdma_core;
+#[path = "build/source_tree.rs"]
+mod source_tree;
 #[path = "build/tools.rs"]
 mod tools;
 
@@ -39,10 +41,11 @@ use std::panic;
 
 use bindings::{bindings, inline_functions, stage_headers, system_headers};
 use common::{exit_with_error, feature, message_of, variable};
-use inputs::{check_paths, check_sources, rerun_if_changed, source_tree};
+use inputs::{check_paths, check_sources, rerun_if_changed};
 use installed::link_system;
 use providers::providers;
 use rdma_core::build_rdma_core;
+use source_tree::source_tree;
 use tools::check_tools;
 
 fn main() {

@@ -11,7 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::common::{at_once, exit_with_error, run, utf8, write};
-use crate::rdma_core::OURS;
+
+/// What the names of all archives begin with, after `lib`: no other package has such, so that a library of the machine which
+/// the linker finds first is not taken for ours.
+pub(crate) const OURS: &str = "ibverbs_bundled_";
 
 /// The programs of binutils, or what the compiler has in their place.
 pub(crate) struct Tools {

@@ -6,7 +6,8 @@ use std::{env, fs};
 
 use crate::common::{compile, exit_with_error, feature, write};
 use crate::direct::direct_verbs;
-use crate::inputs::{Tree, headers};
+use crate::inputs::headers;
+use crate::source_tree::Tree;
 
 /// The public headers under the names that programs include them by.
 pub(crate) fn stage_headers(tree: &Tree, out: &Path) -> PathBuf {

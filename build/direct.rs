@@ -1,7 +1,7 @@
 //! The direct verbs of providers: public headers of their own, beside `verbs.h`.
 
 use crate::common::feature;
-use crate::inputs::Tree;
+use crate::source_tree::Tree;
 
 /// The direct verbs of a provider, which its cargo feature adds to the bindings.
 pub(crate) struct DirectVerbs {

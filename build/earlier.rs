@@ -15,8 +15,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use std::{env, fs, io};
 
 use crate::common::{done, exit_with_error, feature, utf8, write};
-use crate::inputs::{Tree, files, sources};
+use crate::inputs::{files, sources};
 use crate::providers::Provider;
+use crate::source_tree::Tree;
 
 /// What decides how C is compiled.
 const CODE: &[&str] = &[

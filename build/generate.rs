@@ -11,7 +11,7 @@ use bindgen::callbacks::{DeriveTrait, ImplementsTrait, ParseCallbacks};
 
 use crate::common::{exit_with_error, feature, utf8, write};
 use crate::direct::{direct_verbs, lacking_direct_verbs};
-use crate::inputs::Tree;
+use crate::source_tree::Tree;
 
 /// The types of the C library that the headers of libibverbs use.
 const LIBC: &str = "pthread_cond_t|pthread_mutex_t|timespec";

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 #[cfg(feature = "neigh")]
 use std::{env, fs};
 
+#[cfg(feature = "neigh")]
+use crate::archives::OURS;
 #[cfg(any(feature = "system", feature = "neigh"))]
 use crate::common::exit_with_error;
 #[cfg(feature = "neigh")]
 use crate::common::write;
-use crate::inputs::Tree;
-#[cfg(feature = "neigh")]
-use crate::rdma_core::OURS;
+use crate::source_tree::Tree;
 
 #[cfg_attr(not(feature = "system"), allow(unused_variables))]
 pub(crate) fn link_system(tree: &Tree) {

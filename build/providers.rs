@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::common::{compile, exit_with_error, feature, write};
-use crate::inputs::Tree;
+use crate::source_tree::Tree;
 
 /// A provider (user-space driver) of rdma-core. Its Cargo feature, its folder, and its symbol
 /// (`verbs_provider_<name>`) use its name.

@@ -6,19 +6,16 @@ use std::panic;
 use std::path::Path;
 use std::process::Command;
 
-use crate::archives::{self, Tools};
+use crate::archives::{self, OURS, Tools};
 use crate::common::{at_once, exit_with_error, feature, message_of, program, run, utf8, write};
 use crate::earlier::Inputs;
 use crate::flags::MEMORY;
-use crate::inputs::{Tree, sources};
+use crate::inputs::sources;
 use crate::installed::link_libnl;
 use crate::presets::presets;
 use crate::providers::{Provider, register_providers};
+use crate::source_tree::{Tree, setting};
 use crate::tools::Found;
-
-/// What the names of all archives begin with, after `lib`: no other package has such, so that a library of the machine which
-/// the linker finds first is not taken for ours.
-pub(crate) const OURS: &str = "ibverbs_bundled_";
 
 /// CMake reads this right after `project()`. It leaves out the folders of rdma-core that are not built
 /// (tools, daemons, other libraries, other providers), and gives this crate's stand-in for libnl's
@@ -230,16 +227,4 @@ fn finish_archives(
     let internal = [build.join("ccan/libccan.a"), build.join("util/librdma_util.a")];
     let folders = (&*out.join("tmp"), &*build.join("lib"));
     archives::finish(&tools, &libraries, &internal, &maps, prefix, folders);
-}
-
-/// Reads a variable that rdma-core's CMake files set: `set(NAME "value")`.
-pub(crate) fn setting(source: &Path, name: &str) -> String {
-    let file = source.join("CMakeLists.txt");
-    let text = fs::read_to_string(&file)
-        .unwrap_or_else(|e| exit_with_error(&format!("{}: {e}", file.display())));
-    let start = format!("set({name} \"");
-    text.lines()
-        .find_map(|line| line.trim().strip_prefix(&start)?.strip_suffix("\")"))
-        .unwrap_or_else(|| exit_with_error(&format!("{}: {name} is not set", file.display())))
-        .to_owned()
 }

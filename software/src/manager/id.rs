@@ -12,7 +12,7 @@ use super::places::Place;
 use crate::transport::connection::{Attributes, LIFETIME};
 use crate::transport::queue_pair::Transport;
 use crate::transport::work::Path;
-use crate::wire::PKEY;
+use crate::wire::header::PKEY;
 use crate::wire::management::{IpHeader, gid};
 
 /// The Q_Key of the port space of datagrams.

@@ -6,7 +6,7 @@ use std::mem::size_of;
 use super::context::is_ours;
 use super::shared;
 use crate::ffi::*;
-use crate::wire::PKEY;
+use crate::wire::header::PKEY;
 
 /// The entries of the table of GIDs of a port that has this many: most are empty, as on hardware.
 pub(super) fn table_length(gids: usize) -> usize {

@@ -52,9 +52,9 @@ use crate::ffi::{ibv_event_type, ibv_qp_state};
 use crate::link::receive::Source;
 use crate::link::{Clock, Link, Time};
 use crate::settings::Settings;
-use crate::wire::header::{Bth, Deth, Reader};
+use crate::wire::header::{Bth, Deth, PKEY, Reader};
 use crate::wire::management::{MANAGEMENT, MANAGEMENT_QKEY};
-use crate::wire::{PKEY, PORT, icrc, opcode};
+use crate::wire::{PORT, icrc, opcode};
 
 /// The queue pair number that addresses all members of a multicast group.
 const MULTICAST: u32 = 0xff_ffff;
@@ -290,7 +290,7 @@ fn check(
     let bth = Bth::parse(inside)?;
     let body = inside.get(Bth::SIZE..)?;
     let body = body.get(..body.len().checked_sub(bth.pad.into())?)?;
-    let whole = inside.len() % 4 == 0 && modify::is_way(from.0, to);
+    let whole = inside.len() % 4 == 0 && work::is_way(from.0, to);
     let sent = u32::from_le_bytes(*sent);
     let intact = whole
         && match exact {

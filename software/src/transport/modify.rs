@@ -7,7 +7,7 @@ use super::Engine;
 use super::core::{Core, named_by_link_local};
 use super::queue_pair::{QueuePair, Transport};
 use super::state;
-use super::work::Path;
+use super::work::{Path, is_way};
 use crate::ffi::{
     ibv_ah_attr, ibv_gid, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State,
 };
@@ -31,12 +31,6 @@ impl Core {
         }
         Ok(Path { from, to })
     }
-}
-
-/// Whether packets go from one address to the other: both are of one family, or the other is a group of IPv6, which devices
-/// with addresses of IPv4 can be in too.
-pub(super) fn is_way(from: IpAddr, to: IpAddr) -> bool {
-    from.is_ipv4() == to.is_ipv4() || to.is_ipv6() && to.is_multicast()
 }
 
 /// The IP address of a RoCE v2 GID.

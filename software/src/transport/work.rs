@@ -20,6 +20,12 @@ pub(crate) struct Path {
     pub(crate) to: IpAddr,
 }
 
+/// Whether packets go from one address to the other: both are of one family, or the other is a group of IPv6, which devices
+/// with addresses of IPv4 can be in too.
+pub(super) fn is_way(from: IpAddr, to: IpAddr) -> bool {
+    from.is_ipv4() == to.is_ipv4() || to.is_ipv6() && to.is_multicast()
+}
+
 /// The destination of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Destination {

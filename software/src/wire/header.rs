@@ -1,6 +1,7 @@
 //! The headers. Everything on the wire is big-endian.
 
-use super::PKEY;
+/// The default partition, which every port is a full member of; the only one here.
+pub(crate) const PKEY: u16 = 0xffff;
 
 /// Base transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

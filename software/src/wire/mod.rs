@@ -10,9 +10,6 @@ pub(crate) mod sequence;
 /// The UDP port of RoCE v2.
 pub(crate) const PORT: u16 = 4791;
 
-/// The default partition, which every port is a full member of; the only one here.
-pub(crate) const PKEY: u16 = 0xffff;
-
 /// The longest packet: 4096 bytes, the longest headers, padding and CRC.
 pub(crate) const LONGEST: usize = 4096 + 128;
 

@@ -22,7 +22,7 @@ pub(crate) use self::outlet::{Arrived, Event, Outlet, Owner};
 use super::queue_pair::Transport;
 use super::work::Path;
 use crate::link::Time;
-use crate::wire::PKEY;
+use crate::wire::header::PKEY;
 use crate::wire::management::{
     Disconnect, Disconnected, Header, Mad, Message, Processing, ReadyToUse, Rejection, Reply,
     Request, ServiceReply, ServiceRequest, gid, reason, status,
