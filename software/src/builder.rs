@@ -50,7 +50,7 @@ impl Device {
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Builder {
-    settings: Settings,
+    pub(crate) settings: Settings,
     network: Option<Network>,
     mtu: Option<MaximumTransferUnit>,
 }
@@ -117,6 +117,7 @@ impl Builder {
                 is_simulated: false,
                 through_kernel: false,
                 strict: cfg!(debug_assertions),
+                garbles: true,
                 one_sided: false,
                 adapter_gids: false,
                 name: None,
@@ -202,8 +203,10 @@ impl Builder {
     /// earlier request under way, to a region of ordinary memory by the region's own key. Everything else goes by packets, and
     /// what is not allowed does too, and has the usual error. [`Counters::one_sided`](crate::Counters::one_sided) counts them.
     ///
-    /// Deregistering a region, and moving a queue pair to another state, wait for a peer that is copying at that moment, and the
-    /// whole device waits with them. If somebody stops the peer's process there (`SIGSTOP`), they wait until it goes on or ends.
+    /// Deregistering a region, and stopping a queue pair, wait for a peer that is copying at that moment, for a second at most; the
+    /// device works meanwhile. If somebody stops the peer's process there (`SIGSTOP`), `ibv_dereg_mr` of that region fails with
+    /// `EBUSY`, until the process goes on or ends. A READ or WRITE waits for pages of the peer's memory that its own program
+    /// brings (`userfaultfd`, FUSE).
     /// Drop the device before the process executes another program (`execve`): else a WRITE that a peer has just begun may end
     /// in the new program's memory.
     ///

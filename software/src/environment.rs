@@ -11,6 +11,19 @@ const VARIABLE: &str = "IBVERBS_SOFTWARE";
 /// If this is 1, its devices are [`Builder::one_sided`](crate::Builder::one_sided).
 const ONE_SIDED: &str = "IBVERBS_SOFTWARE_ONE_SIDED";
 
+/// If this is 1, its devices are [`Builder::strict`](crate::Builder::strict).
+const STRICT: &str = "IBVERBS_SOFTWARE_STRICT";
+
+/// Whether a variable is 1.
+fn is_set(variable: &str) -> io::Result<bool> {
+    match std::env::var_os(variable) {
+        Some(value) if value == "1" => Ok(true),
+        Some(value) if value.is_empty() || value == "0" => Ok(false),
+        Some(value) => Err(invalid(&format!("{variable}: {value:?} is neither 0 nor 1"))),
+        None => Ok(false),
+    }
+}
+
 impl Device {
     /// Makes the devices that the environment variable `IBVERBS_SOFTWARE` names. `None`: it is not set. They are not
     /// registered.
@@ -20,7 +33,10 @@ impl Device {
     /// devices, `soft0=127.0.0.5` is one with a known address, `soft0=192.0.2.7+2001:db8::7` has two addresses, and
     /// `soft0=127.0.0.5/127.0.0.6` two ports. An empty variable names no device. Tables of GIDs are as adapters have them: see
     /// [`Builder::adapter_gids`](crate::Builder::adapter_gids). If `IBVERBS_SOFTWARE_ONE_SIDED` is 1, the devices are
-    /// [`one_sided`](crate::Builder::one_sided).
+    /// [`one_sided`](crate::Builder::one_sided). If `IBVERBS_SOFTWARE_STRICT` is 1, they are
+    /// [`strict`](crate::Builder::strict), and a completion that failed has an opcode and a length that no program can take
+    /// for meant, as those of all other devices of this crate. Otherwise it has the opcode of its request: many bindings make
+    /// an enum of it.
     ///
     /// # Errors
     ///
@@ -29,17 +45,11 @@ impl Device {
     pub fn from_environment() -> io::Result<Option<Vec<Self>>> {
         let Some(value) = std::env::var_os(VARIABLE) else { return Ok(None) };
         let value = value.into_string().map_err(|_| invalid("IBVERBS_SOFTWARE: it is not text"))?;
-        let one_sided = match std::env::var_os(ONE_SIDED) {
-            Some(value) if value == "1" => true,
-            Some(value) if value.is_empty() || value == "0" => false,
-            Some(value) => {
-                return Err(invalid(&format!("{ONE_SIDED}: {value:?} is neither 0 nor 1")));
-            }
-            None => false,
-        };
+        let (one_sided, strict) = (is_set(ONE_SIDED)?, is_set(STRICT)?);
         let make = |(name, ports): (&str, Vec<Vec<IpAddr>>)| {
-            let builder =
-                ports.into_iter().fold(Self::builder().name(name), |b, port| b.port(port));
+            let mut builder = Self::builder().name(name).strict(strict);
+            builder.settings.garbles = strict;
+            let builder = ports.into_iter().fold(builder, |builder, port| builder.port(port));
             builder
                 .adapter_gids(true)
                 .one_sided(one_sided)
@@ -158,7 +168,7 @@ mod tests {
             let mut process = Command::new(env::current_exe().unwrap());
             process.arg("environment::tests::the_devices_that_the_variable_names_are_made");
             process.env_remove(VARIABLE).envs(value.map(|value| (VARIABLE, value)));
-            process.env(ONE_SIDED, one_sided).env(EXPECTED, expected);
+            process.env(ONE_SIDED, one_sided).env(STRICT, one_sided).env(EXPECTED, expected);
             let output = process.output().unwrap();
             let text = String::from_utf8_lossy(&output.stdout);
             assert!(output.status.success() && text.contains("1 passed"), "{value:?}: {text}");

@@ -11,6 +11,8 @@ pub(crate) struct Settings {
     pub(crate) is_simulated: bool,
     pub(crate) through_kernel: bool,
     pub(crate) strict: bool,
+    /// What means nothing in a completion that failed is not what a program may take it for.
+    pub(crate) garbles: bool,
     pub(crate) one_sided: bool,
     pub(crate) adapter_gids: bool,
     pub(crate) name: Option<String>,
