@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::backoff::{Backoff, PAUSE};
 use crate::faults::verbs::Failures;
-use crate::files::{Epoll, Waker, wait, wait_for};
+use crate::files::{WakeFd, Waker, wait, wait_for};
 use crate::forks::forks;
 use crate::link::receive::Receiver;
 use crate::link::udp::UdpLink;
@@ -180,9 +180,8 @@ pub(crate) enum Driver {
 pub(crate) struct Threaded {
     /// Taken before the engine's lock, never after it.
     receiver: Mutex<Receiver>,
-    wake_fd: Arc<Waker>,
-    /// Readable when a process that sends to this device has ended.
-    ends: Arc<Epoll>,
+    /// Readable when there is a packet of this machine, or a process that sends to this device has ended.
+    wake_fd: Arc<WakeFd>,
     waker: Arc<Waker>,
     /// The time until which the thread sleeps; 0 while it is awake. Changed with the lock held.
     sleeps_until: AtomicU64,
@@ -235,7 +234,6 @@ impl Driver {
             .for_each(|direct_access| receiver.set_direct_access(direct_access));
         Ok(Self::Thread(Box::new(Threaded {
             wake_fd: receiver.wake_fd().clone(),
-            ends: receiver.ends().clone(),
             receiver: Mutex::new(receiver),
             waker: link.waker(),
             sleeps_until: AtomicU64::new(0),
@@ -455,6 +453,9 @@ impl Threaded {
             // There may be more: nobody rings for what is there.
             self.wake_fd.wake();
         }
+        if receiver.has_gone() {
+            self.waker.wake();
+        }
         count
     }
 
@@ -651,6 +652,7 @@ impl Threaded {
         let (mut files, mut ready) = (Vec::new(), Vec::new());
         // A loop of the program was woken too.
         let mut is_left = false;
+        let mut others_hear = false;
         while !self.stop.load(Ordering::Acquire) {
             // A helper of a moment ago, or a loop that has received, will soon be back.
             let helped = self.helped.swap(false, Ordering::Relaxed);
@@ -659,6 +661,9 @@ impl Threaded {
             let received = {
                 let mut receiver = self.receiver();
                 receiver.attend(&ready);
+                if others_hear {
+                    receiver.look_for_ends();
+                }
                 if recently && ready.is_empty() { 0 } else { Self::receive(shared, &mut receiver) }
             };
             let mut waited = received > 0;
@@ -699,7 +704,7 @@ impl Threaded {
                 self.sleeps_until.store(sleeps_until, Ordering::Relaxed);
                 (sleeps_until != Time::MAX).then(|| sleeps_until.saturating_sub(now))
             };
-            let others_hear = polled || recently || helps;
+            others_hear = polled || recently || helps;
             let (sources, is_idle) = {
                 let mut receiver = self.receiver();
                 // What came while others attended to the packets has woken nobody.
@@ -708,7 +713,6 @@ impl Threaded {
             let timeout = if is_idle { timeout } else { Some(0) };
             files.clear();
             files.push(wait_for(self.waker.fd()));
-            files.push(wait_for(self.ends.fd()));
             if !others_hear {
                 files.extend(self.wake_file());
             }
@@ -726,11 +730,8 @@ impl Threaded {
             ready.clear();
             ready
                 .extend(files[first..].iter().filter(|file| file.revents != 0).map(|file| file.fd));
-            if files[1].revents != 0 {
-                self.ends.ready(|fd| ready.push(fd));
-            }
             is_left = !others_hear
-                && files[2].revents != 0
+                && files[1].revents != 0
                 && self.loops.load(Ordering::Relaxed) > 0
                 && shared.lock().core.armed == 0;
         }

@@ -1,4 +1,4 @@
-//! Waiting for files to become readable, and a file that wakes who waits, in this process or another.
+//! Waiting for files to become readable, and files that wake who waits.
 
 use std::ffi::c_int;
 use std::io;
@@ -24,10 +24,10 @@ pub(crate) fn wait(files: &mut [libc::pollfd], timeout: Option<Duration>) -> boo
 
 /// Many files to wait for, of which the kernel keeps the list.
 #[derive(Debug)]
-pub(crate) struct Epoll(OwnedFd);
+struct Epoll(OwnedFd);
 
 impl Epoll {
-    pub(crate) fn new() -> io::Result<Self> {
+    fn new() -> io::Result<Self> {
         // SAFETY: a plain system call; what it returns is a new descriptor, ours alone.
         unsafe {
             match libc::epoll_create1(libc::EPOLL_CLOEXEC) {
@@ -37,7 +37,7 @@ impl Epoll {
         }
     }
 
-    pub(crate) fn add(&self, fd: c_int) -> io::Result<()> {
+    fn add(&self, fd: c_int) -> io::Result<()> {
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: fd as u64 };
         // SAFETY: the event is a live structure; a descriptor that is not open is an error.
         match unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_ADD, fd, &mut event) } {
@@ -47,23 +47,13 @@ impl Epoll {
     }
 
     /// The file must be open still: its number may soon be another's.
-    pub(crate) fn remove(&self, fd: c_int) {
+    fn remove(&self, fd: c_int) {
         // SAFETY: no memory is involved; a file that is not there is an error.
         unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
     }
 
-    /// Calls `each` with every file that is readable, but with 64 at the most.
-    pub(crate) fn ready(&self, mut each: impl FnMut(c_int)) {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
-        // SAFETY: there is room for as many events.
-        let count =
-            unsafe { libc::epoll_wait(self.fd(), events.as_mut_ptr(), events.len() as c_int, 0) };
-        let count = usize::try_from(count).unwrap_or(0);
-        events.iter().take(count).for_each(|event| each(event.u64 as c_int));
-    }
-
     /// Readable when one of the files is.
-    pub(crate) fn fd(&self) -> c_int {
+    fn fd(&self) -> c_int {
         self.0.as_raw_fd()
     }
 }
@@ -83,23 +73,6 @@ impl Waker {
         }
     }
 
-    /// One of another process. What would block who wakes it is refused, as is any other kind of file.
-    pub(crate) fn of_other(file: OwnedFd) -> io::Result<Self> {
-        let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
-        // SAFETY: no memory is involved.
-        let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
-        let is_one = link.as_os_str() == "anon_inode:[eventfd]";
-        if is_one && flags >= 0 && flags & libc::O_NONBLOCK != 0 {
-            Ok(Self(file))
-        } else {
-            Err(io::ErrorKind::InvalidData.into())
-        }
-    }
-
-    pub(crate) fn file(&self) -> &OwnedFd {
-        &self.0
-    }
-
     pub(crate) fn wake(&self) {
         let one = 1_u64;
         // SAFETY: eight bytes are written from a live variable.
@@ -114,5 +87,48 @@ impl Waker {
 
     pub(crate) fn fd(&self) -> c_int {
         self.0.as_raw_fd()
+    }
+}
+
+/// One file that is readable when a thread of this process wakes who waits for it, or another process sends something. What wakes
+/// is this process's alone: each of the others has a connection of its own, and can take no wake-up of another.
+#[derive(Debug)]
+pub(crate) struct WakeFd {
+    own: Waker,
+    all: Epoll,
+}
+
+impl WakeFd {
+    pub(crate) fn new() -> io::Result<Self> {
+        let (own, all) = (Waker::new()?, Epoll::new()?);
+        all.add(own.fd())?;
+        Ok(Self { own, all })
+    }
+
+    /// Adds a connection, until [`remove`](Self::remove).
+    pub(crate) fn add(&self, fd: c_int) -> io::Result<()> {
+        self.all.add(fd)
+    }
+
+    /// The file must be open still: its number may soon be another's.
+    pub(crate) fn remove(&self, fd: c_int) {
+        self.all.remove(fd);
+    }
+
+    pub(crate) fn wake(&self) {
+        self.own.wake();
+    }
+
+    /// Takes the wake-ups of this process's threads.
+    pub(crate) fn clear(&self) {
+        self.own.clear();
+    }
+
+    pub(crate) fn is_readable(&self) -> bool {
+        wait(&mut [wait_for(self.fd())], Some(Duration::ZERO))
+    }
+
+    pub(crate) fn fd(&self) -> c_int {
+        self.all.fd()
     }
 }

@@ -299,3 +299,58 @@ fn where_the_kernel_refuses_operations_go_by_packets() {
     let (_channel, _) = prepare(&domain).accept(&listener, &remote, deadline()).unwrap();
     child.wait_for("went by packets");
 }
+
+/// The initiator's part of the next test: is in a region of its peer and does not leave.
+#[test]
+fn stops_in_the_memory_of_its_peer() {
+    if !is_child("stops_in_the_memory_of_its_peer") {
+        return;
+    }
+    let device = device();
+    let context = device.open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let (mut channel, remote) = prepare(&domain).connect(parent(), b"", deadline()).unwrap();
+    let remote = RemoteMemoryRegion::from_bytes(&remote).unwrap();
+    let memory = domain.allocate::<u8>(8).unwrap();
+    let end = deadline();
+    while device.counters().one_sided == 0 {
+        assert!(Instant::now() < end, "no WRITE is one-sided: does the kernel refuse it?");
+        channel.until(end).write(memory.slice(..).unwrap(), remote.slice(..8).unwrap()).unwrap();
+    }
+    for start in child::rings() {
+        // SAFETY: this is in the memory of a ring, which stays mapped, where an operation says which region it is in.
+        unsafe { start.cast::<u64>().add(32).write_volatile(remote.rkey().into()) };
+    }
+    println!("in the memory");
+    loop {
+        std::thread::park(); // until it is killed
+    }
+}
+
+#[test]
+fn a_peer_that_stops_in_a_region_keeps_that_region_alone() {
+    let device = device();
+    let context = device.open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let (region, other) = (allocate_shared(&domain), allocate_shared(&domain));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut peer = Process::run("stops_in_the_memory_of_its_peer", listener.local_addr().unwrap());
+    let remote = region.remote().to_bytes();
+    let (channel, _) = prepare(&domain).accept(&listener, &remote, deadline()).unwrap();
+    peer.wait_for("in the memory");
+    std::thread::scope(|scope| {
+        let closes = scope.spawn(|| region.close());
+        // The device works while it waits.
+        let mut calls = 0;
+        while !closes.is_finished() {
+            context.query_port(1).unwrap();
+            drop(domain.create_channel().build().unwrap());
+            calls += 1;
+        }
+        assert!(calls > 10, "{calls}");
+        let error = closes.join().unwrap().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBUSY), "{error}");
+    });
+    other.close().unwrap();
+    drop(channel);
+}

@@ -350,3 +350,165 @@ fn a_fork_in_mid_transfer_changes_nothing_for_the_parent() {
         });
     }
 }
+
+/// Numbers that differ from call to call, and from child to child.
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+    *state >> 33
+}
+
+/// Says something to the device at an address, as no honest process does.
+fn says(at: IpAddr, text: &[u8], files: &[i32]) -> i32 {
+    let name = format!("\0ibverbs-software 5 {at}");
+    // SAFETY: plain system calls, with structures of the sizes that they are told.
+    unsafe {
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        let socket = libc::socket(libc::AF_UNIX, kind, 0);
+        let mut to: libc::sockaddr_un = std::mem::zeroed();
+        to.sun_family = libc::AF_UNIX as _;
+        to.sun_path.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from as _);
+        libc::connect(socket, (&raw const to).cast(), (2 + name.len()) as u32);
+        let mut control = [0_u64; 4];
+        let header = control.as_mut_ptr().cast::<libc::cmsghdr>();
+        let size = size_of_val(files) as u32;
+        (*header).cmsg_len = libc::CMSG_LEN(size) as _;
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        let to = libc::CMSG_DATA(header).cast::<i32>();
+        files.iter().enumerate().for_each(|(i, &file)| to.add(i).write_unaligned(file));
+        let mut part =
+            libc::iovec { iov_base: text.as_ptr().cast_mut().cast(), iov_len: text.len() };
+        let mut message: libc::msghdr = std::mem::zeroed();
+        (message.msg_iov, message.msg_iovlen) = (&mut part, 1);
+        if !files.is_empty() {
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = libc::CMSG_SPACE(size) as _;
+        }
+        libc::sendmsg(socket, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        socket
+    }
+}
+
+/// The child's part of the next test: does to all that it shares with its peer what a process can, and stops.
+#[test]
+fn misuses_what_it_shares() {
+    if !is_child("misuses_what_it_shares") {
+        return;
+    }
+    let device = Device::new().unwrap();
+    let context = device.open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let (mut channel, told) = prepare(&domain).connect(parent(), b"", deadline()).unwrap();
+    let addresses: Vec<IpAddr> =
+        std::str::from_utf8(&told).unwrap().split(' ').map(|it| it.parse().unwrap()).collect();
+    let mut buffer = domain.allocate::<u32>(1).unwrap();
+    for _ in 0..100 {
+        channel.until(deadline()).receive(buffer.slice_mut(..).unwrap()).unwrap();
+        channel.until(deadline()).send(buffer.slice(..).unwrap()).unwrap();
+    }
+    let mut state = u64::from(std::process::id());
+    let rings = child::rings();
+    assert_eq!(rings.len(), 2, "one to the peer, and one of it");
+    // SAFETY: the memory stays mapped: nothing is dropped. The files are this process's; plain system calls.
+    unsafe {
+        // A new ring that is introduced as another's, with every file of this process as a proof.
+        let ring =
+            libc::memfd_create(c"ring".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+        assert_eq!(libc::ftruncate(ring, 4096 + (4 << 20)), 0);
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        assert_eq!(libc::fcntl(ring, libc::F_ADD_SEALS, seals), 0);
+        for proof in 3..64 {
+            for from in &addresses {
+                says(addresses[0], from.to_string().as_bytes(), &[ring, proof]);
+            }
+        }
+        for from in &addresses {
+            says(addresses[0], from.to_string().as_bytes(), &[ring]);
+            says(addresses[0], from.to_string().as_bytes(), &[]);
+        }
+        for _ in 0..2000 {
+            let (file, any) = (3 + random(&mut state) as i32 % 61, random(&mut state));
+            match random(&mut state) % 8 {
+                0 => {
+                    _ = libc::fcntl(
+                        file,
+                        libc::F_SETFL,
+                        libc::O_RDWR | (any as i32 & libc::O_NONBLOCK),
+                    )
+                }
+                1 => {
+                    // Also the counter of an eventfd, which is full then.
+                    let most = u64::MAX - 1;
+                    let flags = libc::fcntl(file, libc::F_GETFL);
+                    libc::fcntl(file, libc::F_SETFL, flags | libc::O_NONBLOCK);
+                    libc::write(file, (&raw const most).cast(), 8);
+                    libc::fcntl(file, libc::F_SETFL, flags & !libc::O_NONBLOCK);
+                }
+                2 => {
+                    _ = libc::send(
+                        file,
+                        [0_u8; 64].as_ptr().cast(),
+                        any as usize % 64,
+                        libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+                    )
+                }
+                3 => _ = libc::recv(file, [0_u8; 64].as_mut_ptr().cast(), 64, libc::MSG_DONTWAIT),
+                4 if any % 64 == 0 => _ = libc::shutdown(file, any as i32 / 64 % 3),
+                5 => _ = says(addresses[0], &any.to_ne_bytes(), &[file][..any as usize % 2]),
+                6 => {
+                    let ring = rings[any as usize % 2].cast::<u32>();
+                    // The positions, the flags, and what is behind them.
+                    ring.add(random(&mut state) as usize % 6 * 16).write_volatile(any as u32);
+                }
+                _ => {
+                    let ring = rings[any as usize % 2].add(4096).cast::<u32>();
+                    ring.add(random(&mut state) as usize % 4096).write_volatile(any as u32);
+                }
+            }
+        }
+        println!("misused");
+        libc::raise(libc::SIGSTOP);
+        libc::_exit(0);
+    }
+}
+
+/// Each of them costs its own connection alone: another one goes on, and no call of this process waits for them.
+#[test]
+fn processes_that_misuse_what_they_share_harm_nobody_else() {
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    let context = device.open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let _honest = Process::run("sends_back_until_its_peer_is_gone", address);
+    let (mut honest, _) = prepare(&domain).accept(&listener, b"", deadline()).unwrap();
+    exchange(&mut honest, &domain, |_| rings() == 2);
+    let addresses = format!("{} {} 127.0.0.1", device.address(), fixed_address());
+    let mut strangers = Vec::new();
+    for round in 0..4 {
+        let mut child = Process::run("misuses_what_it_shares", address);
+        let prepared = prepare(&domain);
+        let (mut channel, _) =
+            prepared.accept(&listener, addresses.as_bytes(), deadline()).unwrap();
+        exchange(&mut channel, &domain, |number| number == 99);
+        let ended = std::thread::scope(|scope| {
+            let told = scope.spawn(|| child.wait_for("misused"));
+            while !told.is_finished() {
+                exchange(&mut honest, &domain, |number| number == 20);
+            }
+            told.join()
+        });
+        ended.unwrap();
+        // Whatever becomes of it, it becomes so by the deadline.
+        let soon = std::time::Instant::now() + Duration::from_millis(300);
+        let _ = channel.until(soon).send(());
+        exchange(&mut honest, &domain, |number| number == 60);
+        context.query_port(1).unwrap();
+        if round % 2 == 0 {
+            strangers.push((child, channel));
+        }
+    }
+    drop(strangers);
+    exchange(&mut honest, &domain, |number| number == 60);
+}

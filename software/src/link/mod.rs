@@ -1,6 +1,7 @@
 //! The interfaces that the engine uses: a link that sends packets, and a clock.
 
 pub(crate) mod clock;
+pub(crate) mod interfaces;
 mod namespace;
 pub(crate) mod neighbours;
 pub(crate) mod receive;

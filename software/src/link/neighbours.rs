@@ -12,7 +12,8 @@ use std::time::Duration;
 use super::OneSided;
 use super::namespace::{Namespace, namespace};
 use super::same_host::Senders;
-use crate::files::Waker;
+use super::socket::Socket;
+use crate::files::WakeFd;
 use crate::wire::Packet;
 
 /// How many packets may wait for a device.
@@ -26,7 +27,7 @@ const SPARE: usize = 256;
 pub(crate) struct Inbox {
     contents: Mutex<Contents>,
     /// Wakes who waits for packets.
-    wake_fd: Arc<Waker>,
+    wake_fd: Arc<WakeFd>,
     /// Someone has asked to be woken for the next packet.
     is_rung: AtomicBool,
 }
@@ -39,11 +40,11 @@ struct Contents {
 }
 
 impl Inbox {
-    pub(super) fn new(wake_fd: Arc<Waker>) -> Self {
+    pub(super) fn new(wake_fd: Arc<WakeFd>) -> Self {
         Self { contents: Mutex::default(), wake_fd, is_rung: AtomicBool::new(false) }
     }
 
-    pub(crate) fn wake_fd(&self) -> &Arc<Waker> {
+    pub(crate) fn wake_fd(&self) -> &Arc<WakeFd> {
         &self.wake_fd
     }
 
@@ -173,10 +174,11 @@ impl Place {
         &self.inbox
     }
 
-    /// From now on, neighbours find the device at these addresses, whose sockets it has.
-    pub(super) fn set_addresses(&mut self, addresses: &[IpAddr]) {
+    /// From now on, neighbours find the device at the addresses of these sockets.
+    pub(super) fn set_sockets(&mut self, sockets: &[Arc<Socket>]) {
         if let Some(senders) = &mut self.senders {
-            senders.clear();
+            let listener = |socket: &Arc<Socket>| Some((socket.address, socket.listener.clone()?));
+            senders.set_listeners(sockets.iter().filter_map(listener).collect());
         }
         let Some(namespace) = self.namespace else { return };
         let before = std::mem::take(&mut self.addresses);
@@ -188,12 +190,12 @@ impl Place {
                     inboxes.remove(&(namespace, address));
                 }
             }
-            for &address in addresses {
-                inboxes.insert((namespace, address), self.inbox.clone());
+            for socket in sockets {
+                inboxes.insert((namespace, socket.address), self.inbox.clone());
             }
         });
         if changed {
-            self.addresses = addresses.to_vec();
+            self.addresses = sockets.iter().map(|socket| socket.address).collect();
         } else {
             self.namespace = None;
         }
@@ -316,7 +318,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.set_addresses(&[]);
+        self.set_sockets(&[]);
     }
 }
 

@@ -12,7 +12,7 @@ use super::neighbours::Inbox;
 use super::same_host::{DirectAccess, Receivers};
 use super::socket::{Socket, UDP_GRO, read_address};
 use super::udp::Sockets;
-use crate::files::{Epoll, Waker, wait_for};
+use crate::files::{WakeFd, wait_for};
 use crate::wire::{LONGEST, PORT, Packet};
 
 /// How many messages one system call receives, and the room for each. The system gives the pages only when something
@@ -85,7 +85,7 @@ impl Receiver {
         let mut receiver = Self {
             inbox,
             packets: VecDeque::new(),
-            receivers: Receivers::new(wake_fd)?,
+            receivers: Receivers::new(wake_fd),
             without_sockets: 0,
             told_to_sleep: false,
             empty_turns: EMPTY_TURNS,
@@ -121,13 +121,15 @@ impl Receiver {
     }
 
     /// What wakes who waits for packets of this machine.
-    pub(crate) fn wake_fd(&self) -> &Arc<Waker> {
+    pub(crate) fn wake_fd(&self) -> &Arc<WakeFd> {
         self.inbox.wake_fd()
     }
 
-    /// Readable when a process that writes to a ring has ended.
-    pub(crate) fn ends(&self) -> &Arc<Epoll> {
-        self.receivers.ends()
+    /// Learns which processes have ended, though others wait for `wake_fd`, and takes no wake-up from them.
+    pub(crate) fn look_for_ends(&mut self) {
+        if self.wake_fd().is_readable() {
+            self.receivers.look_for_ends();
+        }
     }
 
     /// The current sockets.
@@ -154,14 +156,17 @@ impl Receiver {
         // If all are to ring, none has rung, and nothing need be cleared. But a sender decides to ring first and rings then:
         // if it was interrupted in between, `wake_fd` is readable for a packet that was received long ago. Then who was to sleep is
         // here again, without a packet.
-        if self.told_to_sleep || !(self.inbox.is_rung() && self.receivers.all_ring()) {
+        if self.told_to_sleep || !self.inbox.is_rung() {
             self.wake_fd().clear();
+        }
+        if self.told_to_sleep || !self.receivers.all_ring() {
+            self.receivers.clear(self.told_to_sleep);
         }
         self.told_to_sleep = self.receivers.may_sleep() & self.inbox.may_sleep();
         self.told_to_sleep
     }
 
-    /// Attends to other processes who come and go; `ready` are the files of `Sources` and `ends` that are readable.
+    /// Attends to other processes that come; `ready` are the files of `Sources` that are readable.
     pub(crate) fn attend(&mut self, ready: &[c_int]) {
         let all_listeners = self.receivers.stop_waiting();
         if ready.is_empty() && !all_listeners {
@@ -175,6 +180,11 @@ impl Receiver {
             }
         }
         self.receivers.attend(|fd| ready.contains(&fd));
+    }
+
+    /// Whether [`take_gone`](Self::take_gone) has something.
+    pub(crate) fn has_gone(&self) -> bool {
+        self.receivers.has_gone()
     }
 
     /// The addresses of other processes that have ended since the last call.

@@ -8,7 +8,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::same_host;
+use super::interfaces::interface_of;
+use super::same_host::{self, Listener};
 use crate::wire::PORT;
 
 // Missing in some C libraries' headers.
@@ -28,7 +29,9 @@ pub(crate) struct Socket {
     /// The kernel cuts a message into datagrams, until it refuses to.
     pub(crate) segments: AtomicBool,
     /// Where other processes of this machine hand over rings.
-    pub(super) listener: Option<OwnedFd>,
+    pub(super) listener: Option<Arc<Listener>>,
+    /// Without a listener: nobody else can listen there.
+    _name: Option<OwnedFd>,
 }
 
 impl Socket {
@@ -36,7 +39,8 @@ impl Socket {
         // Without it the kernel cuts them before it hands them over: no error.
         let _ = option(&socket, libc::IPPROTO_UDP, UDP_GRO, 1);
         let buffer = receive_buffer(&socket);
-        Self { address, socket, interface, buffer, segments: AtomicBool::new(true), listener: None }
+        let segments = AtomicBool::new(true);
+        Self { address, socket, interface, buffer, segments, listener: None, _name: None }
     }
 
     /// Where a packet to this address is sent.
@@ -93,41 +97,6 @@ fn on(address: IpAddr, interface: u32) -> SocketAddr {
     }
 }
 
-/// The index of the interface that has this address, or 0. All of 127.0.0.0/8 is the loopback interface's.
-pub(crate) fn interface_of(address: IpAddr) -> u32 {
-    let mut first = std::ptr::null_mut();
-    // SAFETY: the call fills in the pointer to a list, which is followed while it lives; each name is a string, and the
-    // family says what an address is.
-    unsafe {
-        if libc::getifaddrs(&mut first) != 0 {
-            return 0;
-        }
-        let (mut found, mut next) = (0, first);
-        while let Some(entry) = next.as_ref() {
-            let family = entry.ifa_addr.as_ref().map(|it| c_int::from(it.sa_family));
-            let its = match family {
-                Some(libc::AF_INET) => {
-                    let v4 = &*entry.ifa_addr.cast::<libc::sockaddr_in>();
-                    Some(IpAddr::from(v4.sin_addr.s_addr.to_ne_bytes()))
-                }
-                Some(libc::AF_INET6) => {
-                    let v6 = &*entry.ifa_addr.cast::<libc::sockaddr_in6>();
-                    Some(IpAddr::from(v6.sin6_addr.s6_addr))
-                }
-                _ => None,
-            };
-            let is_near = |it: IpAddr| it.is_ipv4() && it.is_loopback() && address.is_loopback();
-            if its.is_some_and(|it| it == address || address.is_ipv4() && is_near(it)) {
-                found = libc::if_nametoindex(entry.ifa_name);
-                break;
-            }
-            next = entry.ifa_next;
-        }
-        libc::freeifaddrs(first);
-        found
-    }
-}
-
 /// Creates a socket with the options that RoCE needs.
 fn open(address: IpAddr, interface: u32) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(on(address, interface))?;
@@ -172,8 +141,10 @@ pub(super) fn open_own(address: IpAddr, through_kernel: bool) -> io::Result<Arc<
     };
     let socket = open(address, interface).map_err(at)?;
     let mut socket = Socket::new(address, socket, interface);
-    if !through_kernel {
-        socket.listener = same_host::listener(address);
+    if through_kernel {
+        socket._name = same_host::reserve(address).map_err(at)?;
+    } else {
+        socket.listener = same_host::listener(address).map_err(at)?.map(Arc::new);
     }
     Ok(Arc::new(socket))
 }

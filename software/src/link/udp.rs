@@ -11,7 +11,7 @@ use super::neighbours::{Inbox, Place};
 use super::same_host::let_in;
 use super::socket::{Socket, not_available, on_network, open_group, open_own};
 use super::{BUFFER_FACTOR, DirectAccess, LITTLE_ROOM, Link, MUCH_ROOM, OneSided, send, unread};
-use crate::files::Waker;
+use crate::files::{WakeFd, Waker};
 use crate::wire::Packet;
 
 /// The sockets that packets come from; the link adds those of multicast groups.
@@ -63,9 +63,9 @@ impl UdpLink {
         let all = Mutex::new(own.clone());
         let all = Arc::new(Sockets { all, version: AtomicU32::new(1) });
         let wake = Arc::new(Waker::new()?);
-        let wake_fd = Arc::new(Waker::new()?);
+        let wake_fd = Arc::new(WakeFd::new()?);
         let mut place = Place::new(Arc::new(Inbox::new(wake_fd)), !through_kernel);
-        place.set_addresses(addresses);
+        place.set_sockets(&own);
         Ok(Self { place, waiting: VecDeque::new(), own, all, wake, direct_access: None })
     }
 
@@ -213,7 +213,7 @@ impl Link for UdpLink {
             all.extend(own.iter().cloned());
         });
         self.own = own;
-        self.place.set_addresses(addresses);
+        self.place.set_sockets(&self.own);
         self.wake.wake();
         Ok(())
     }

@@ -12,7 +12,7 @@ use super::names::{Claim, Family};
 use super::places::{Place, devices, is_of_machine, places, source_to};
 use super::{Manager, names};
 use crate::driver::Shared;
-use crate::link::socket::interface_of;
+use crate::link::interfaces::interface_of;
 use crate::transport::connection::Listener;
 
 /// The most requests that wait at a listener.

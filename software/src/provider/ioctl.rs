@@ -10,7 +10,7 @@ use crate::driver::Shared;
 use crate::event_files;
 use crate::faults::Verb;
 use crate::ffi::*;
-use crate::link::socket::interface_of;
+use crate::link::interfaces::interface_of;
 use crate::transport::events;
 
 /// A request to the kernel.

@@ -4,8 +4,9 @@ use std::ffi::{c_int, c_void};
 
 use ibverbs::ffi::ib_uverbs_advise_mr_advice as Advice;
 
-use super::{object, shared, status, zeroed};
+use super::{Shared, object, shared, status, zeroed};
 use crate::ffi::*;
+use crate::transport::Engine;
 use crate::transport::memory::{Backing, check_mapped};
 
 fn writes(access: c_int) -> bool {
@@ -149,6 +150,32 @@ pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     unsafe { register(pd, Backing::Null, 1 << 40, 0, access) }
 }
 
+/// Changes a region while no peer accesses its memory by itself ([`one_sided`](crate::Builder::one_sided)). The engine is not locked
+/// while this waits for them.
+///
+/// # Errors
+///
+/// `EBUSY`: a peer has stopped in the middle of its access.
+fn vacated(
+    shared: &Shared,
+    key: u32,
+    change: impl FnOnce(&mut Engine) -> Result<(), c_int>,
+) -> Result<(), c_int> {
+    let mut engine = shared.lock();
+    if let Some(access) = engine.core.keep_out_of(key) {
+        drop(engine);
+        if !access.wait_for_region(key) {
+            return Err(libc::EBUSY);
+        }
+        engine = shared.lock();
+    }
+    let changed = change(&mut engine);
+    if changed.is_err() {
+        engine.core.let_into(key);
+    }
+    changed
+}
+
 pub(super) unsafe extern "C" fn rereg_mr(
     mr: *mut verbs_mr,
     flags: c_int,
@@ -174,8 +201,9 @@ pub(super) unsafe extern "C" fn rereg_mr(
         });
         let result = checked.and_then(|()| {
             let key = (*mr).ibv_mr.handle;
-            let mut engine = shared((*mr).ibv_mr.context).lock();
-            engine.reregister(key, new_pd, range, new_access.map(|access| access as u32))
+            vacated(shared((*mr).ibv_mr.context), key, |engine| {
+                engine.reregister(key, new_pd, range, new_access.map(|access| access as u32))
+            })
         });
         if let (Ok(()), Some(access)) = (result, new_access) {
             (*mr).access = access | ibv_access_flags::IBV_ACCESS_ON_DEMAND.0 as c_int;
@@ -192,7 +220,8 @@ pub(super) unsafe extern "C" fn rereg_mr(
 pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     // SAFETY: as the module says; it is ours, and freed once.
     unsafe {
-        let result = shared((*mr).ibv_mr.context).lock().deregister((*mr).ibv_mr.handle);
+        let key = (*mr).ibv_mr.handle;
+        let result = vacated(shared((*mr).ibv_mr.context), key, |engine| engine.deregister(key));
         if result.is_ok() {
             drop(Box::from_raw(mr));
         }

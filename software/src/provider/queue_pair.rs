@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::batch::{Batch, SoftQp, set_functions};
 use super::{context, init_wait, object, shared, status, wait_acknowledged, xrc, zeroed};
+use crate::driver::Locked;
 use crate::ffi::*;
 use crate::network::Membership;
 use crate::transport::objects::NewQueuePair;
@@ -265,8 +266,20 @@ pub(super) unsafe extern "C" fn modify_qp(
     // SAFETY: as the module says.
     unsafe {
         let mut engine = shared((*qp).context).lock();
-        status(engine.modify_qp((*qp).handle, &*attr, mask as u32))
+        let result = engine.modify_qp((*qp).handle, &*attr, mask as u32);
+        let to = (*attr).qp_state;
+        let stops = to == ibv_qp_state::IBV_QPS_RESET || to == ibv_qp_state::IBV_QPS_ERR;
+        wait_for_peer(engine, (*qp).handle, stops && result.is_ok());
+        status(result)
     }
+}
+
+/// A peer that accesses memory by itself ([`one_sided`](crate::Builder::one_sided)) finishes what it has begun, unless it has stopped:
+/// the memory is registered still. The engine is not locked meanwhile.
+fn wait_for_peer(engine: Locked<'_>, number: u32, waits: bool) {
+    let access = engine.core.direct_access().filter(|_| waits).cloned();
+    drop(engine);
+    access.into_iter().for_each(|access| _ = access.wait_for_pair(number));
 }
 
 pub(super) unsafe extern "C" fn query_qp(
@@ -303,7 +316,9 @@ pub(super) unsafe extern "C" fn query_qp(
 pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: as the module says; it is ours, and freed once.
     unsafe {
-        let destroyed = shared((*qp).context).lock().destroy_qp((*qp).handle, qp as u64);
+        let mut engine = shared((*qp).context).lock();
+        let destroyed = engine.destroy_qp((*qp).handle, qp as u64);
+        wait_for_peer(engine, (*qp).handle, destroyed.is_ok());
         let read = match destroyed {
             Ok(read) => read,
             Err(errno) => return status(Err(errno)),

@@ -1,5 +1,7 @@
 //! READ and WRITE that the initiator carries out in the target's memory: see [`Builder::one_sided`](crate::Builder::one_sided).
 
+use std::sync::Arc;
+
 use super::core::Core;
 use super::memory::Backing;
 use super::queue_pair::{QueuePair, Transport};
@@ -12,12 +14,12 @@ const PARTS: usize = 32;
 
 /// The target's side.
 impl Core {
-    pub(crate) fn direct_access(&self) -> Option<&DirectAccess> {
-        self.direct_access.as_deref()
+    pub(crate) fn direct_access(&self) -> Option<&Arc<DirectAccess>> {
+        self.direct_access.as_ref()
     }
 
     /// From now on, peers may go into a region, as far as it allows that.
-    pub(super) fn let_into(&self, key: u32) {
+    pub(crate) fn let_into(&self, key: u32) {
         if let (Some(direct_access), Some(region)) = (&self.direct_access, self.keys.region(key))
             && let Backing::Memory(start) = region.backing
         {
@@ -26,9 +28,11 @@ impl Core {
         }
     }
 
-    /// No peer is in a region from here on.
-    pub(super) fn keep_out_of(&self, key: u32) {
+    /// No peer comes into a region from here on. Who takes its memory away waits for those that are there, without the engine's
+    /// lock.
+    pub(crate) fn keep_out_of(&self, key: u32) -> Option<Arc<DirectAccess>> {
         self.direct_access.iter().for_each(|direct_access| direct_access.remove_region(key));
+        self.direct_access.clone()
     }
 
     /// From now on, the peer of a queue pair may go into memory, if the queue pair receives.
@@ -42,7 +46,7 @@ impl Core {
         }
     }
 
-    /// The peer of a queue pair is in no memory from here on.
+    /// The peer of a queue pair comes into no memory from here on.
     pub(super) fn keep_out(&self, number: u32) {
         self.direct_access.iter().for_each(|direct_access| direct_access.remove_pair(number));
     }

@@ -1,11 +1,12 @@
 //! One-sided operations that the initiator carries out in the target's memory, so that the target needs no processor for
 //! them, as with an adapter.
 //!
-//! A target that allows it keeps a table in memory that its peers map: the regions that peers may read or write, and the
-//! connected queue pairs. Each peer has a lease there, which says whether the peer is in the target's memory now. The peer
-//! takes its lease, looks into the table, copies by the kernel (`process_vm_readv`, `process_vm_writev`) and leaves its lease.
-//! Before memory is taken away, the target clears the entry and then waits until no lease is taken: a peer that was there has left,
-//! and one that comes later finds no entry.
+//! A target that allows it keeps a table in memory that its peers can read: the regions that peers may read or write, and the
+//! connected queue pairs. A peer says in its ring's memory, which is its and the target's alone, which region and queue pair it
+//! is about to use (its lease), looks into the table, copies by the kernel (`process_vm_readv`, `process_vm_writev`) and ends
+//! its lease. Before memory is taken away, the target clears the entry and then waits until no lease names it: a peer that was
+//! there has left, and one that comes later finds no entry. The wait has a bound ([`PATIENCE`]), and no lock is held meanwhile: a
+//! peer that stops while it has a lease keeps that region registered, and nothing else.
 //!
 //! The kernel makes sure that the peer may read and write the target's memory by any other means, as a debugger does. So
 //! what is in the table is not for protection against a hostile process of the same user, but for the rules of verbs.
@@ -16,15 +17,14 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::ring::Mapping;
-use super::{MOST, TABLE, is_hung_up, own_process, send};
+use super::{MOST, is_hung_up, own_process};
 use crate::ffi::ibv_access_flags as Access;
 
-/// The table's words, in this order: whether it is open; the leases; the regions; the queue pairs.
-const LEASES: usize = 1;
-const REGIONS: usize = LEASES + MOST;
+/// The table's words, in this order: whether it is open; the regions; the queue pairs.
+const REGIONS: usize = 1;
 const PAIRS: usize = REGIONS + ENTRIES * WORDS;
 const LENGTH: usize = (PAIRS + ENTRIES * WORDS) * size_of::<u64>();
 
@@ -37,8 +37,12 @@ const WORDS: usize = 5;
 /// The longest operation that is carried out so, in bytes: the device does nothing else meanwhile.
 const LONGEST: u64 = 4 << 20;
 
-/// How often a target looks whether a peer has left its memory.
+/// How often a target looks whether a peer has left its memory, and for how long.
 const LOOK: Duration = Duration::from_micros(20);
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// In a lease: there is one. A queue pair's number is below.
+const TAKEN: u32 = 1 << 31;
 
 /// A READ or WRITE of a reliable connection that nothing is under way before.
 #[derive(Debug)]
@@ -81,8 +85,9 @@ fn pair_at(number: u32) -> Option<usize> {
 
 /// What a target knows of a lease.
 struct Taken {
-    /// That of the peer who has it.
+    /// Those of the peer who has it.
     connection: Arc<OwnedFd>,
+    ring: Arc<Mapping>,
     is_ending: bool,
 }
 
@@ -114,7 +119,7 @@ impl fmt::Debug for DirectAccess {
 
 impl DirectAccess {
     pub(in crate::link) fn new() -> io::Result<Arc<Self>> {
-        let (table, file) = Mapping::create(LENGTH)?;
+        let (table, file) = Mapping::create(LENGTH, false)?;
         table.word(0).store(1, Ordering::SeqCst);
         let leases = Mutex::new(Vec::new());
         Ok(Arc::new(Self { table, file, leases, stamp: AtomicU64::new(1) }))
@@ -126,12 +131,6 @@ impl DirectAccess {
         }
         let stamp = self.stamp.fetch_add(1, Ordering::Relaxed);
         self.table.word(at).store(stamp, Ordering::SeqCst);
-    }
-
-    fn withdraw(&self, at: usize) {
-        if self.table.word(at).swap(0, Ordering::SeqCst) != 0 {
-            self.wait();
-        }
     }
 
     /// From now on, peers may use this region, as far as `access` allows it: `length` bytes of this process's memory from
@@ -153,9 +152,14 @@ impl DirectAccess {
         }
     }
 
-    /// Nobody is in the region from here on.
+    /// Nobody comes into the region from here on.
     pub(crate) fn remove_region(&self, key: u32) {
-        region_at(key).into_iter().for_each(|at| self.withdraw(at));
+        region_at(key).into_iter().for_each(|at| self.table.word(at).store(0, Ordering::SeqCst));
+    }
+
+    /// Waits until nobody is in a removed region. False: a peer has stopped there, and may still access its memory.
+    pub(crate) fn wait_for_region(&self, key: u32) -> bool {
+        self.wait(|lease| unpack(lease).0 == key)
     }
 
     /// From now on, the peer of this connected queue pair may use regions of its domain.
@@ -167,34 +171,49 @@ impl DirectAccess {
         }
     }
 
-    /// Nobody is in memory on behalf of this queue pair's peer from here on.
+    /// Nobody comes into memory on behalf of this queue pair's peer from here on.
     pub(crate) fn remove_pair(&self, number: u32) {
-        pair_at(number).into_iter().for_each(|at| self.withdraw(at));
+        pair_at(number).into_iter().for_each(|at| self.table.word(at).store(0, Ordering::SeqCst));
     }
 
-    /// Whether peers may use it at all.
+    /// Waits until nobody is in memory on behalf of a removed queue pair's peer. False: it has stopped there; the memory is
+    /// registered still.
+    pub(crate) fn wait_for_pair(&self, number: u32) -> bool {
+        self.wait(|lease| unpack(lease).1 == number | TAKEN)
+    }
+
+    /// Whether peers may use it at all. Those that are in memory already finish.
     pub(crate) fn set_open(&self, is_open: bool) {
-        if self.table.word(0).swap(is_open.into(), Ordering::SeqCst) == 1 && !is_open {
-            self.wait();
-        }
+        self.table.word(0).store(is_open.into(), Ordering::SeqCst);
     }
 
     fn leases(&self) -> MutexGuard<'_, Vec<Option<Taken>>> {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until all peers who are in this process's memory have left it, or have ended.
-    fn wait(&self) {
-        for (lease, taken) in self.leases().iter().enumerate() {
-            let is_in = || self.table.word(LEASES + lease).load(Ordering::SeqCst) != 0;
-            while taken.as_ref().is_some_and(|it| is_in() && !it.is_gone()) {
-                std::thread::sleep(LOOK);
+    /// Waits until no peer that lives has a lease of this kind. False: one has not left for a long time.
+    fn wait(&self, concerns: impl Fn(u64) -> bool) -> bool {
+        let is_in = |taken: &Option<Taken>| {
+            taken
+                .as_ref()
+                .is_some_and(|it| concerns(it.ring.lease().load(Ordering::SeqCst)) && !it.is_gone())
+        };
+        let start = Instant::now();
+        while self.leases().iter().any(is_in) {
+            if start.elapsed() > PATIENCE {
+                return false;
             }
+            std::thread::sleep(LOOK);
         }
+        true
     }
 
-    /// A lease for the process at the other end. `None`: there are enough.
-    pub(super) fn admit(self: &Arc<Self>, connection: &Arc<OwnedFd>) -> Option<Lease> {
+    /// A lease for the process at the other end, whose ring this is. `None`: there are enough.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        connection: &Arc<OwnedFd>,
+        ring: &Arc<Mapping>,
+    ) -> Option<Lease> {
         let mut leases = self.leases();
         let is_free =
             |lease: &Option<Taken>| lease.as_ref().is_none_or(|it| it.is_ending && it.is_gone());
@@ -206,8 +225,8 @@ impl DirectAccess {
             leases.pop();
             return None;
         }
-        self.table.word(LEASES + number).store(0, Ordering::SeqCst);
-        leases[number] = Some(Taken { connection: connection.clone(), is_ending: false });
+        let (connection, ring) = (connection.clone(), ring.clone());
+        leases[number] = Some(Taken { connection, ring, is_ending: false });
         Some(Lease { direct_access: self.clone(), number })
     }
 }
@@ -223,10 +242,9 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// Lets the process at the other end in: hands over the table, and tells the number of the lease.
-    pub(super) fn hand_over(&self, connection: &OwnedFd) -> io::Result<()> {
-        let text = format!("{}{}", char::from(TABLE), self.number);
-        send(connection, text.as_bytes(), &self.direct_access.file)
+    /// The table, for the process at the other end.
+    pub(super) fn table(&self) -> &OwnedFd {
+        &self.direct_access.file
     }
 }
 
@@ -247,7 +265,6 @@ impl Drop for Lease {
 /// The initiator's side: what it may do in the memory of another process.
 pub(super) struct Reach {
     table: Mapping,
-    lease: usize,
     process: libc::pid_t,
 }
 
@@ -258,16 +275,16 @@ impl fmt::Debug for Reach {
 }
 
 impl Reach {
-    /// By the table that another process has handed over, with the number of a lease.
-    pub(super) fn new(file: &OwnedFd, lease: usize, process: libc::pid_t) -> io::Result<Self> {
-        if lease >= MOST || process <= 0 {
+    /// By the table that another process has handed over.
+    pub(super) fn new(file: &OwnedFd, process: libc::pid_t) -> io::Result<Self> {
+        if process <= 0 {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        Ok(Self { table: Mapping::open(file, LENGTH)?, lease, process })
+        Ok(Self { table: Mapping::open(file, LENGTH, false)?, process })
     }
 
     /// Carries an operation out, whose own memory is in `local`. False: it has to go by packets, which give the right
-    /// answer. `is_connected` looks whether the process lives, and still lets this one in: its number may be another one's
+    /// answer. `lease` tells the other process of it. `is_connected` looks whether the process lives, and still lets this one in: its number may be another one's
     /// by now.
     ///
     /// # Errors
@@ -279,6 +296,7 @@ impl Reach {
     /// A READ writes to all of `local`: no Rust reference to that memory may be in use, as when an adapter writes there.
     pub(super) unsafe fn carry_out(
         &self,
+        lease: &AtomicU64,
         request: &OneSided,
         local: &[libc::iovec],
         is_connected: impl FnOnce() -> bool,
@@ -286,8 +304,7 @@ impl Reach {
         if request.length > LONGEST {
             return Ok(false);
         }
-        let lease = self.table.word(LEASES + self.lease);
-        lease.store(1, Ordering::SeqCst);
+        lease.store(pack(request.rkey, request.to | TAKEN), Ordering::SeqCst);
         let found = if is_connected() { self.find(request) } else { None };
         let done = match found {
             // SAFETY: the caller vouches for `local`, which the kernel checks as well. What is in the other process's memory
@@ -383,10 +400,13 @@ mod tests {
     /// Both ends of a connection in this process, and the initiator's reach into it.
     fn admitted(direct_access: &Arc<DirectAccess>) -> (Lease, OwnedFd, Reach) {
         let [ours, theirs] = pair();
-        let lease = direct_access.admit(&Arc::new(ours)).unwrap();
+        let lease = direct_access.admit(&Arc::new(ours), &ring()).unwrap();
         let process = std::process::id() as libc::pid_t;
-        let reach = Reach::new(&direct_access.file, lease.number, process).unwrap();
-        (lease, theirs, reach)
+        (lease, theirs, Reach::new(&direct_access.file, process).unwrap())
+    }
+
+    fn ring() -> Arc<Mapping> {
+        Arc::new(Mapping::create(Mapping::RING, true).unwrap().0)
     }
 
     fn pair() -> [OwnedFd; 2] {
@@ -403,7 +423,7 @@ mod tests {
     fn run(reach: &Reach, request: &OneSided, local: &mut [u8]) -> bool {
         let part = libc::iovec { iov_base: local.as_mut_ptr().cast(), iov_len: local.len() };
         // SAFETY: nothing else uses the bytes meanwhile.
-        unsafe { reach.carry_out(request, &[part], || true) }.unwrap()
+        unsafe { reach.carry_out(&AtomicU64::new(0), request, &[part], || true) }.unwrap()
     }
 
     /// Access to memory of 64 bytes, which one pair may write, and read if `access` says so.
@@ -471,17 +491,15 @@ mod tests {
         let mut bytes = [0_u8; 8];
         assert!(!run(&reach, &request(true, IOVA, 8), &mut bytes), "nothing is mapped there");
         let part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: 8 };
+        let lease = AtomicU64::new(0);
         // SAFETY: it writes nothing here.
-        let gone = unsafe { reach.carry_out(&request(true, IOVA, 8), &[part], || false) };
+        let gone = unsafe { reach.carry_out(&lease, &request(true, IOVA, 8), &[part], || false) };
         assert!(!gone.unwrap());
         reach.process = libc::pid_t::MAX;
         // SAFETY: as above.
-        let gone = unsafe { reach.carry_out(&request(true, IOVA, 8), &[part], || true) };
+        let gone = unsafe { reach.carry_out(&lease, &request(true, IOVA, 8), &[part], || true) };
         assert!(!gone.unwrap(), "nobody has refused it");
-        assert!(
-            Reach::new(&direct_access.file, MOST, 1).is_err()
-                && Reach::new(&direct_access.file, 0, 0).is_err()
-        );
+        assert!(Reach::new(&direct_access.file, 0).is_err());
     }
 
     /// What a target waits for: that a peer leaves its lease, or ends; also one whose connection is ending.
@@ -490,9 +508,10 @@ mod tests {
         for (ends, leaves) in [(false, true), (true, false), (false, false)] {
             let mut memory = Box::new([0; 8]);
             let direct_access = access_to(&mut memory, Access::IBV_ACCESS_REMOTE_WRITE);
-            let (lease, line, reach) = admitted(&direct_access);
-            let word = reach.table.word(LEASES + reach.lease);
-            word.store(1, Ordering::SeqCst);
+            let ([ours, line], ring) = (pair(), ring());
+            let lease = direct_access.admit(&Arc::new(ours), &ring).unwrap();
+            let word = ring.lease();
+            word.store(pack(KEY, TARGET | TAKEN), Ordering::SeqCst);
             if ends {
                 drop(lease);
             }
@@ -500,21 +519,31 @@ mod tests {
             std::thread::scope(|threads| {
                 threads.spawn(|| {
                     direct_access.remove_region(KEY);
-                    done.send(()).unwrap();
+                    done.send(direct_access.wait_for_region(KEY)).unwrap();
                 });
-                while reach.table.word(region_at(KEY).unwrap()).load(Ordering::SeqCst) != 0 {
-                    std::thread::yield_now();
-                }
                 std::thread::sleep(10 * LOOK);
                 assert!(waits.try_recv().is_err(), "a peer is in the memory");
+                assert!(direct_access.wait_for_region(KEY + 1), "nobody is in another region");
+                assert!(direct_access.wait_for_pair(TARGET + 1));
                 if leaves {
                     word.store(0, Ordering::SeqCst)
                 } else {
                     drop(line)
                 }
-                waits.recv().unwrap();
+                assert!(waits.recv().unwrap());
             });
         }
+    }
+
+    #[test]
+    fn a_peer_that_stops_in_memory_is_not_waited_for_without_a_bound() {
+        let direct_access = DirectAccess::new().unwrap();
+        let ([ours, _theirs], ring) = (pair(), ring());
+        let _lease = direct_access.admit(&Arc::new(ours), &ring).unwrap();
+        ring.lease().store(pack(KEY, TARGET | TAKEN), Ordering::SeqCst);
+        assert!(!direct_access.wait_for_region(KEY) && !direct_access.wait_for_pair(TARGET));
+        ring.lease().store(0, Ordering::SeqCst);
+        assert!(direct_access.wait_for_region(KEY) && direct_access.wait_for_pair(TARGET));
     }
 
     #[test]
@@ -530,6 +559,7 @@ mod tests {
         assert_eq!(third.number, 0);
         let leases: Vec<_> = (2..MOST).map(|_| admitted(&direct_access)).collect();
         let [ours, _theirs] = pair();
-        assert!(leases.len() == MOST - 2 && direct_access.admit(&Arc::new(ours)).is_none());
+        let more = direct_access.admit(&Arc::new(ours), &ring());
+        assert!(leases.len() == MOST - 2 && more.is_none());
     }
 }

@@ -2,13 +2,15 @@
 //!
 //! Each device has a listener at each of its addresses: a socket of the machine's abstract name space, whose name has the
 //! address. That name space belongs to the network namespace, as addresses do. A process that wants to send to an address
-//! connects to its listener, and hands over a ring (`ring`) that it writes to from then on. The answer is the device's
-//! `wake_fd`, a file that wakes whoever waits for its packets. The connection ends with either process. Where there is no listener, and
+//! connects to its listener, and hands over a ring (`ring`) that it writes to from then on. It sends a byte over the connection
+//! to wake whoever waits for its packets. The connection ends with either process. Where there is no listener, and
 //! where nobody is let in, packets go through the kernel's network.
 //!
 //! A device that lets its peers into its memory also hands over a table (`direct_access`).
 //!
-//! Both sides make sure that the other process is of the same user. They do not trust it otherwise (`ring`).
+//! Both sides make sure that the other process is of the same user. They do not trust it otherwise: what two processes share is
+//! theirs alone, is checked whenever it is read (`ring`), and never makes one wait for the other. A device proves that an address is
+//! its own ([`Listener`]).
 
 mod direct_access;
 mod line;
@@ -21,8 +23,6 @@ use std::io;
 use std::mem::{size_of, zeroed};
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-
-use crate::files::Waker;
 
 pub(super) use self::direct_access::let_in;
 pub(crate) use self::direct_access::{DirectAccess, OneSided};
@@ -48,7 +48,7 @@ fn name(address: IpAddr) -> Option<(libc::sockaddr_un, libc::socklen_t)> {
         return None;
     }
     // Changed whenever what is said there, or the ring, changes.
-    let text = format!("\0ibverbs-software 4 {address}");
+    let text = format!("\0ibverbs-software 5 {address}");
     // SAFETY: all zeros is a valid address structure.
     let mut name: libc::sockaddr_un = unsafe { zeroed() };
     name.sun_family = libc::AF_UNIX as _;
@@ -67,16 +67,71 @@ fn socket() -> io::Result<OwnedFd> {
     }
 }
 
-/// Opens the listener of an address; without one, all packets come through the kernel's network.
-pub(super) fn listener(address: IpAddr) -> Option<OwnedFd> {
-    let (name, size) = name(address)?;
-    let socket = socket().ok()?;
-    // SAFETY: the address has that size; otherwise plain system calls for a socket of ours.
-    let opened = unsafe {
-        libc::bind(socket.as_raw_fd(), (&raw const name).cast(), size) == 0
-            && libc::listen(socket.as_raw_fd(), MOST as _) == 0
-    };
-    opened.then_some(socket)
+/// The name of an address, which one device of the machine has, and what proves it.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    socket: OwnedFd,
+    /// A connection to this listener that the listener itself has accepted. The kernel says of it whose address it has, and
+    /// which process has connected: this one, so that nobody else can use it as a proof. `None`: this process introduces itself
+    /// to nobody.
+    proof: Option<OwnedFd>,
+}
+
+impl Listener {
+    /// Whether a file proves that the process at the other end of a connection has an address.
+    fn is_proof(proof: &OwnedFd, of: IpAddr, connection: &OwnedFd) -> bool {
+        // SAFETY: the call fills in the structure, whose size it is told; all zeros is a valid value.
+        let (found, size) = unsafe {
+            let mut found: libc::sockaddr_un = zeroed();
+            let mut size = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+            let to = (&raw mut found).cast();
+            let is_known = libc::getsockname(proof.as_raw_fd(), to, &mut size) == 0;
+            (found, if is_known { size } else { 0 })
+        };
+        let is_named = name(of).is_some_and(|(name, length)| {
+            length == size && found.sun_family == name.sun_family && found.sun_path == name.sun_path
+        });
+        let process = own_process(connection);
+        is_named && process.is_some() && own_process(proof) == process
+    }
+}
+
+impl AsRawFd for Listener {
+    fn as_raw_fd(&self) -> c_int {
+        self.socket.as_raw_fd()
+    }
+}
+
+/// Takes the name of an address, which belongs to who has its UDP socket. `None`: addresses of this kind have no name.
+///
+/// # Errors
+///
+/// `EADDRINUSE`: another process has it. `EMFILE`, `ENFILE`, `ENOMEM`: no file or memory is left.
+pub(super) fn reserve(address: IpAddr) -> io::Result<Option<OwnedFd>> {
+    let Some((name, size)) = name(address) else { return Ok(None) };
+    let socket = socket()?;
+    // SAFETY: the address has that size.
+    check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const name).cast(), size) } as _)?;
+    Ok(Some(socket))
+}
+
+/// Listens at the name of an address. Without that, all packets come through the kernel's network.
+pub(super) fn listener(address: IpAddr) -> io::Result<Option<Listener>> {
+    let Some(socket) = reserve(address)? else { return Ok(None) };
+    // SAFETY: a plain system call for a socket of ours.
+    check(unsafe { libc::listen(socket.as_raw_fd(), MOST as _) } as _)?;
+    let own = Some(std::process::id() as libc::pid_t);
+    // Others may connect before this process does. They come again, and send packets through the kernel's network until then.
+    for _ in 0..8 {
+        let _connection = connect(address);
+        for _ in 0..MOST {
+            let Ok(proof) = accept(&socket) else { break };
+            if own_process(&proof) == own {
+                return Ok(Some(Listener { socket, proof: Some(proof) }));
+            }
+        }
+    }
+    Ok(Some(Listener { socket, proof: None }))
 }
 
 /// Connects to the listener of an address, if there is one, without blocking.
@@ -89,7 +144,7 @@ fn connect(to: IpAddr) -> Option<OwnedFd> {
 }
 
 /// The next connection at a listener, if there is one.
-fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
+fn accept(listener: &impl AsRawFd) -> io::Result<OwnedFd> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: a plain system call for a socket of ours; what it returns is a new descriptor, ours alone.
     unsafe {
@@ -115,19 +170,14 @@ fn own_process(connection: &OwnedFd) -> Option<libc::pid_t> {
 #[derive(Debug)]
 enum Heard {
     Nothing,
-    /// The other side has let us in, and wants to be woken so. Whether a table follows.
-    Answer(Waker, bool),
-    /// It lets us into its memory, by a table in which we have a lease of this number.
-    Table(OwnedFd, usize),
+    /// The other side has let us in. Whether it lets us into its memory too, by this table.
+    Answer(Option<OwnedFd>),
     /// The other end is gone, or says what nobody says.
     End,
 }
 
-/// What the answer says beside the wake-up descriptor, without a table and before one.
-const WELCOME: [&[u8]; 2] = [b"!", b"!="];
-
-/// The first byte of a message with a table, before the lease's number.
-const TABLE: u8 = b'=';
+/// The answer to who is let in, which may come with a table.
+const WELCOME: &[u8] = b"!";
 
 /// Looks for a message, which stays, without blocking.
 fn peek(connection: &OwnedFd) -> io::Result<usize> {
@@ -142,28 +192,18 @@ fn is_quiet(connection: &OwnedFd) -> bool {
     peek(connection).is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
 }
 
-/// Whether the other end is gone.
+/// Whether the other end is gone, or sends nothing more, also behind wake-ups that nobody has taken.
 fn is_hung_up(connection: &OwnedFd) -> bool {
-    match peek(connection) {
-        Ok(length) => length == 0,
-        Err(e) => !matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
-    }
+    let mut file = libc::pollfd { fd: connection.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
+    // SAFETY: one live structure.
+    unsafe { libc::poll(&mut file, 1, 0) > 0 }
 }
 
 /// Receives one message, without blocking.
 fn listen(connection: &OwnedFd) -> Heard {
     let mut text = [0; TEXT];
     match receive(connection, &mut text) {
-        Ok((length @ 1.., Some(file))) => match std::str::from_utf8(&text[1..length]) {
-            Ok(lease) if text[0] == TABLE => {
-                lease.parse().map_or(Heard::End, |lease| Heard::Table(file, lease))
-            }
-            _ => {
-                let before_table = &text[..length] == WELCOME[1];
-                Waker::of_other(file)
-                    .map_or(Heard::End, |wake_fd| Heard::Answer(wake_fd, before_table))
-            }
-        },
+        Ok((length, [table, None])) if text[..length] == *WELCOME => Heard::Answer(table),
         Ok(_) => Heard::End,
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Heard::Nothing,
         Err(e) if e.kind() == io::ErrorKind::Interrupted => Heard::Nothing,
@@ -171,76 +211,115 @@ fn listen(connection: &OwnedFd) -> Heard {
     }
 }
 
-/// A control message with room for a descriptor, aligned as C has it.
+/// Wakes who waits at the other end, unless it has been woken many times and has not looked. Never blocks.
+fn wake(connection: &OwnedFd) {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: one byte is read from a live variable.
+    unsafe { libc::send(connection.as_raw_fd(), [0_u8].as_ptr().cast(), 1, flags) };
+}
+
+/// Takes a wake-up of the other end. `None`: it is gone, or says what nobody says.
+fn woken(connection: &OwnedFd) -> Option<bool> {
+    let mut bytes = [0_u8; 2];
+    // SAFETY: as many bytes are written to a live variable at most.
+    let received = check(unsafe {
+        let to = bytes.as_mut_ptr().cast();
+        libc::recv(connection.as_raw_fd(), to, bytes.len(), libc::MSG_DONTWAIT)
+    });
+    match received {
+        Ok(length) => (length == 1).then_some(true),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Some(false),
+        Err(e) if e.kind() == io::ErrorKind::Interrupted => Some(false),
+        Err(_) => None,
+    }
+}
+
+/// How many files a message has at most.
+const FILES: usize = 2;
+
+/// A control message with room for them, aligned as C has it.
 #[repr(C)]
 struct Control {
     header: libc::cmsghdr,
-    file: [c_int; 2],
+    files: [c_int; FILES],
 }
 
-/// Says who we are, and hands over the ring.
-fn introduce(connection: &OwnedFd, from: IpAddr, ring: &OwnedFd) -> io::Result<()> {
-    send(connection, from.to_string().as_bytes(), ring)
+/// Says who we are, with the proof of it, and hands over the ring.
+fn introduce(connection: &OwnedFd, from: (IpAddr, &Listener), ring: &OwnedFd) -> io::Result<()> {
+    let proof = from.1.proof.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+    send(connection, from.0.to_string().as_bytes(), &[ring, proof])
 }
 
-/// Lets the other side in, and hands over the wake-up descriptor.
-fn answer(connection: &OwnedFd, wake_fd: &Waker, before_table: bool) -> io::Result<()> {
-    send(connection, WELCOME[usize::from(before_table)], wake_fd.file())
+/// Lets the other side in.
+fn answer(connection: &OwnedFd, table: Option<&OwnedFd>) -> io::Result<()> {
+    send(connection, WELCOME, table.as_slice())
 }
 
-/// Sends a message with a file, without blocking.
-fn send(connection: &OwnedFd, text: &[u8], file: &OwnedFd) -> io::Result<()> {
+/// Sends a message with files, without blocking.
+fn send(connection: &OwnedFd, text: &[u8], files: &[&OwnedFd]) -> io::Result<()> {
     // SAFETY: all zeros is a valid value of these C structures; the message points to live variables of the sizes
     // that it names. The arithmetic of `CMSG_LEN` is that of the structure.
     unsafe {
         let mut control: Control = zeroed();
-        control.header.cmsg_len = libc::CMSG_LEN(size_of::<c_int>() as _) as _;
+        let size = files.len().min(FILES) * size_of::<c_int>();
+        control.header.cmsg_len = libc::CMSG_LEN(size as _) as _;
         control.header.cmsg_level = libc::SOL_SOCKET;
         control.header.cmsg_type = libc::SCM_RIGHTS;
-        control.file[0] = file.as_raw_fd();
+        control.files.iter_mut().zip(files).for_each(|(to, file)| *to = file.as_raw_fd());
         let mut part =
             libc::iovec { iov_base: text.as_ptr().cast_mut().cast(), iov_len: text.len() };
         let mut message: libc::msghdr = zeroed();
         (message.msg_iov, message.msg_iovlen) = (&mut part, 1);
-        message.msg_control = (&raw mut control).cast();
-        message.msg_controllen = libc::CMSG_SPACE(size_of::<c_int>() as _) as _;
+        if !files.is_empty() {
+            message.msg_control = (&raw mut control).cast();
+            message.msg_controllen = libc::CMSG_SPACE(size as _) as _;
+        }
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         check(libc::sendmsg(connection.as_raw_fd(), &message, flags)).map(drop)
     }
 }
 
-/// Receives what [`introduce`] sent, if it is there.
+/// Receives what [`introduce`] sent, if it is there: an address that the other process has, and a ring.
 fn meet(connection: &OwnedFd) -> io::Result<(IpAddr, OwnedFd)> {
     let mut text = [0_u8; TEXT];
-    let (length, file) = receive(connection, &mut text)?;
+    let (length, files) = receive(connection, &mut text)?;
     let text = std::str::from_utf8(&text[..length]).ok();
-    match (text.and_then(|text| text.parse().ok()), file) {
-        (Some(from), Some(file)) => Ok((from, file)),
+    match (text.and_then(|text| text.parse().ok()), files) {
+        (Some(from), [Some(ring), Some(proof)]) if Listener::is_proof(&proof, from, connection) => {
+            Ok((from, ring))
+        }
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
 }
 
-/// Receives a message, and the file that came with it, without blocking.
-fn receive(connection: &OwnedFd, text: &mut [u8; TEXT]) -> io::Result<(usize, Option<OwnedFd>)> {
-    // SAFETY: as in `send`. The control message is read if the kernel has written one; there is room for one
-    // descriptor only, which is ours from here on.
+/// Receives a message, and the files that came with it, without blocking.
+fn receive(
+    connection: &OwnedFd,
+    text: &mut [u8; TEXT],
+) -> io::Result<(usize, [Option<OwnedFd>; FILES])> {
+    // SAFETY: as in `send`. The control message is read if the kernel has written one; there is room for as many
+    // descriptors only, which are ours from here on.
     unsafe {
         let mut control: Control = zeroed();
         let mut part = libc::iovec { iov_base: text.as_mut_ptr().cast(), iov_len: text.len() };
         let mut message: libc::msghdr = zeroed();
         (message.msg_iov, message.msg_iovlen) = (&mut part, 1);
         message.msg_control = (&raw mut control).cast();
-        message.msg_controllen = libc::CMSG_LEN(size_of::<c_int>() as _) as _;
+        message.msg_controllen = libc::CMSG_LEN(size_of_val(&control.files) as _) as _;
         let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
         let length = check(libc::recvmsg(connection.as_raw_fd(), &mut message, flags))?;
-        let (mut file, header) = (None, libc::CMSG_FIRSTHDR(&message));
+        let (mut files, header) = ([const { None }; FILES], libc::CMSG_FIRSTHDR(&message));
         if let Some(header) = header.as_ref()
             && (header.cmsg_level, header.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS)
-            && header.cmsg_len >= libc::CMSG_LEN(size_of::<c_int>() as _) as _
         {
-            file = Some(OwnedFd::from_raw_fd(control.file[0]));
+            #[allow(clippy::unnecessary_cast, reason = "its type differs between C libraries")]
+            let size = header.cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+            let count = size / size_of::<c_int>();
+            for (to, &file) in files.iter_mut().zip(&control.files).take(count) {
+                *to = Some(OwnedFd::from_raw_fd(file));
+            }
         }
-        Ok((length, file))
+        Ok((length, files))
     }
 }
 

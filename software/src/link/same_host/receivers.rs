@@ -9,11 +9,14 @@ use std::sync::Arc;
 use super::direct_access::Lease;
 use super::line::Line;
 use super::ring::Reader;
-use super::{DirectAccess, Heard, MOST, accept, answer, listen, meet, own_process};
-use crate::files::{Epoll, Waker};
+use super::{DirectAccess, MOST, accept, answer, is_hung_up, meet, own_process, woken};
+use crate::files::WakeFd;
 
 /// How many packets are read from a ring before others get their turn, and the answers are sent.
 const TURN: usize = 64;
+
+/// How many wake-ups a process may have sent that nobody has taken. The kernel keeps few more.
+const MANY: u32 = 512;
 
 /// A process that sends to us.
 #[derive(Debug)]
@@ -23,18 +26,34 @@ struct Peer {
     to: IpAddr,
     /// It may use this process's memory. Before the line, which is closed after it.
     _lease: Option<Lease>,
-    line: Line,
+    /// `None`: what is in the ring is the last.
+    line: Option<Line>,
     reader: Reader,
-    /// It is gone, or has another connection: what is in the ring is the last.
-    is_ending: bool,
+}
+
+impl Peer {
+    /// It is gone, or has another connection.
+    fn end(&mut self) {
+        self.line = None;
+    }
+
+    /// Takes its wake-ups, as many as it may have sent.
+    fn hear(&mut self, most: u32) {
+        for _ in 0..most {
+            match self.line.as_ref().map(|line| woken(line.connection())) {
+                Some(Some(true)) => {}
+                None | Some(Some(false)) => return,
+                Some(None) => return self.end(),
+            }
+        }
+    }
 }
 
 /// The processes that send to a device.
 #[derive(Debug)]
 pub(in crate::link) struct Receivers {
-    /// What they ring when they have written to a ring whose reader sleeps.
-    wake_fd: Arc<Waker>,
-    ends: Arc<Epoll>,
+    /// Readable when one has written to a ring whose reader sleeps, or has ended.
+    wake_fd: Arc<WakeFd>,
     /// Those who have not introduced themselves yet; the address whose listener it was.
     pending: Vec<(IpAddr, Arc<OwnedFd>)>,
     all: Vec<Peer>,
@@ -48,17 +67,15 @@ pub(in crate::link) struct Receivers {
 }
 
 impl Receivers {
-    pub(in crate::link) fn new(wake_fd: Arc<Waker>) -> io::Result<Self> {
-        let ends = Arc::new(Epoll::new()?);
-        Ok(Self {
+    pub(in crate::link) fn new(wake_fd: Arc<WakeFd>) -> Self {
+        Self {
             wake_fd,
-            ends,
             pending: Vec::new(),
             all: Vec::new(),
             is_waiting: false,
             gone: Vec::new(),
             direct_access: None,
-        })
+        }
     }
 
     /// From now on, who is let in is let into this process's memory too.
@@ -72,16 +89,11 @@ impl Receivers {
     }
 
     #[cfg(test)]
-    pub(super) fn wake_fd(&self) -> &Waker {
+    pub(super) fn wake_fd(&self) -> &WakeFd {
         &self.wake_fd
     }
 
-    /// The connections of those who have introduced themselves, which tell of the end.
-    pub(in crate::link) fn ends(&self) -> &Arc<Epoll> {
-        &self.ends
-    }
-
-    /// The connections of those who have not. [`Receivers::attend`] is for them, and for the ends.
+    /// The connections of those who have not introduced themselves. [`Receivers::attend`] is for them.
     pub(in crate::link) fn pending(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
         self.pending.iter().map(|(_, connection)| connection)
     }
@@ -103,7 +115,7 @@ impl Receivers {
     }
 
     /// Lets the processes in that wait at the listener of an address.
-    pub(in crate::link) fn open(&mut self, to: IpAddr, listener: &OwnedFd) {
+    pub(in crate::link) fn open(&mut self, to: IpAddr, listener: &impl AsRawFd) {
         // Those of other users, who are sent away, could go on for ever.
         for _ in 0..64 {
             let connection = match accept(listener) {
@@ -121,11 +133,6 @@ impl Receivers {
 
     /// Attends to those of its files that `is_ready` names.
     pub(in crate::link) fn attend(&mut self, is_ready: impl Fn(c_int) -> bool) {
-        for peer in &mut self.all {
-            // If there is more to hear, it will be ready again.
-            let is_ready = is_ready(peer.line.fd());
-            peer.is_ending |= is_ready && !matches!(listen(peer.line.connection()), Heard::Nothing);
-        }
         let (ready, waiting) = std::mem::take(&mut self.pending)
             .into_iter()
             .partition(|(_, connection)| is_ready(connection.as_raw_fd()));
@@ -138,7 +145,7 @@ impl Receivers {
 
     /// Forgets those who have ended, once all that they sent was read.
     fn part(&mut self) {
-        let is_over = |peer: &Peer| peer.is_ending && peer.reader.is_empty();
+        let is_over = |peer: &Peer| peer.line.is_none() && peer.reader.is_empty();
         let ended: Vec<IpAddr> = self.all.iter().filter(|s| is_over(s)).map(|s| s.from).collect();
         self.all.retain(|peer| !is_over(peer));
         // Who has another connection has not ended.
@@ -160,24 +167,18 @@ impl Receivers {
             Err(_) => return,
         };
         let Ok(reader) = Reader::new(&file) else { return };
-        let Ok(line) = Line::new(connection.clone(), &self.ends) else { return };
+        let Ok(line) = Line::new(connection.clone(), &self.wake_fd) else { return };
         // Whatever is in the ring is read before anyone asks to be rung, also what a process has left that has ended since.
-        let lease =
-            self.direct_access.as_ref().and_then(|direct_access| direct_access.admit(&connection));
-        let is_ending = match answer(&connection, &self.wake_fd, lease.is_some()) {
-            Ok(()) => false,
-            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => true,
+        let access = self.direct_access.as_ref();
+        let lease = access.and_then(|access| access.admit(&connection, reader.mapping()));
+        let line = match answer(&connection, lease.as_ref().map(Lease::table)) {
+            Ok(()) => Some(line),
+            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => None,
             Err(_) => return,
         };
-        if let Some(lease) = &lease
-            && lease.hand_over(&connection).is_err()
-        {
-            return;
-        }
-        for older in &mut self.all {
-            older.is_ending |= (older.from, older.to) == (from, to);
-        }
-        self.all.push(Peer { from, to, _lease: lease, line, reader, is_ending });
+        let is_older = |older: &&mut Peer| (older.from, older.to) == (from, to);
+        self.all.iter_mut().filter(is_older).for_each(Peer::end);
+        self.all.push(Peer { from, to, _lease: lease, line, reader });
         // A thread that sleeps for packets of the others asks this one too to ring.
         self.wake_fd.wake();
     }
@@ -189,8 +190,31 @@ impl Receivers {
 
     /// Asks all to ring. Returns false if there are packets already.
     pub(in crate::link) fn may_sleep(&self) -> bool {
-        // All of them, also behind one that has packets.
-        self.all.iter().filter(|peer| !peer.reader.may_sleep()).count() == 0
+        // All of them, also behind one that has packets. Who has ended is forgotten by who receives.
+        let is_awake = |peer: &&Peer| !peer.reader.may_sleep() || peer.line.is_none();
+        self.all.iter().filter(is_awake).count() == 0
+    }
+
+    /// Takes the wake-ups of those who were asked for one and have nothing to read, or of `all`, and learns who has ended.
+    pub(in crate::link) fn clear(&mut self, all: bool) {
+        for peer in self.all.iter_mut().filter(|peer| all || !peer.reader.is_rung()) {
+            peer.hear(if all { MANY } else { 1 });
+        }
+    }
+
+    /// Learns who has ended, and takes no wake-up from who waits for it.
+    pub(in crate::link) fn look_for_ends(&mut self) {
+        for peer in &mut self.all {
+            if peer.line.as_ref().is_some_and(|line| is_hung_up(line.connection())) {
+                peer.end();
+            }
+        }
+        self.part();
+    }
+
+    /// Whether [`take_gone`](Self::take_gone) has something.
+    pub(in crate::link) fn has_gone(&self) -> bool {
+        !self.gone.is_empty()
     }
 
     /// Passes on packets with their source, whether they are sealed, and their destination; returns their number.
@@ -203,9 +227,9 @@ impl Receivers {
             let (from, to) = ((peer.from, peer.reader.is_sealed()), peer.to);
             match peer.reader.read(TURN, |packet| each(from, to, packet)) {
                 Ok(read) => count += read,
-                Err(_) => peer.is_ending = true,
+                Err(_) => peer.end(),
             }
-            is_over |= peer.is_ending;
+            is_over |= peer.line.is_none();
         }
         if is_over {
             self.part();

@@ -7,7 +7,8 @@ mod mapping;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use ibverbs::provider::{load, store};
 
@@ -41,8 +42,13 @@ pub(super) struct Writer {
 impl Writer {
     /// Creates a ring, and its file, which the reader needs.
     pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
-        let (mapping, file) = Mapping::create(Mapping::RING)?;
+        let (mapping, file) = Mapping::create(Mapping::RING, true)?;
         Ok((Self { mapping, written: 0, published: 0, read: 0 }, file))
+    }
+
+    /// What this side uses of the other's memory.
+    pub(super) fn lease(&self) -> &AtomicU64 {
+        self.mapping.lease()
     }
 
     /// Whether its packets have their invariant CRC.
@@ -125,7 +131,7 @@ pub(super) struct Broken;
 /// The side that reads.
 #[derive(Debug)]
 pub(super) struct Reader {
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
     read: u32,
     /// The other process has written what no writer writes: nothing more is read.
     is_broken: bool,
@@ -137,7 +143,12 @@ impl Reader {
     /// The ring of a file that another process has sent, unless it is none.
     pub(super) fn new(file: &OwnedFd) -> io::Result<Self> {
         let packet = Box::new([0; LONGEST]);
-        Ok(Self { mapping: Mapping::open(file, Mapping::RING)?, read: 0, is_broken: false, packet })
+        let mapping = Arc::new(Mapping::open(file, Mapping::RING, true)?);
+        Ok(Self { mapping, read: 0, is_broken: false, packet })
+    }
+
+    pub(super) fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, UdpSocket};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::direct_access::{OneSided, Reach};
 use super::ring::Writer;
-use super::{Heard, MOST, connect, introduce, is_quiet, listen, own_process};
-use crate::files::Waker;
+use super::{Heard, Listener, MOST, connect, introduce, is_quiet, listen, own_process, wake};
 use crate::forks::forks;
 use crate::link::namespace::{Namespace, namespace};
 use crate::wire::Packet;
@@ -39,13 +39,11 @@ enum Path {
 pub(in crate::link) struct Connection {
     connection: OwnedFd,
     writer: Writer,
-    /// What wakes the reader. `None`: the other side has not answered yet.
-    wake_fd: Option<Waker>,
+    /// The other side has let us in.
+    is_answered: bool,
     /// What this process may do in the other's memory, whose number this is.
     reach: Option<Reach>,
     process: libc::pid_t,
-    /// The table for that is to come.
-    awaits_table: bool,
     /// When we last looked whether it is still there.
     looked: Instant,
     /// What was written before it has answered: it may refuse the ring.
@@ -60,8 +58,12 @@ pub(in crate::link) struct Connection {
 
 impl Connection {
     /// Connects to the listener of `to`, and hands over a ring.
-    fn new(from: IpAddr, to: IpAddr) -> Option<Self> {
+    fn new(from: (IpAddr, &Listener), to: IpAddr) -> Option<Self> {
         let connection = connect(to)?;
+        // Else any process could take the name of an address of another machine.
+        if !to.is_loopback() && UdpSocket::bind((to, 0)).is_err() {
+            return None;
+        }
         let process = own_process(&connection)?;
         let (writer, file) = Writer::create().ok()?;
         introduce(&connection, from, &file).ok()?;
@@ -69,10 +71,9 @@ impl Connection {
         Some(Self {
             connection,
             writer,
-            wake_fd: None,
+            is_answered: false,
             reach: None,
             process,
-            awaits_table: false,
             looked: now,
             unanswered: Vec::new(),
             waiting: VecDeque::new(),
@@ -83,7 +84,7 @@ impl Connection {
 
     /// Whether the other process is gone. It is looked up now and then, while it has not answered or does not read.
     fn is_gone(&mut self) -> bool {
-        let reads = self.wake_fd.is_some() && self.writer.is_empty();
+        let reads = self.is_answered && self.writer.is_empty();
         if reads || self.looked.elapsed() < LOOK {
             return false;
         }
@@ -95,17 +96,13 @@ impl Connection {
     fn is_cut_off(&mut self) -> bool {
         match listen(&self.connection) {
             Heard::Nothing => false,
-            Heard::Answer(wake_fd, before_table) => {
-                (self.wake_fd, self.awaits_table) = (Some(wake_fd), before_table);
+            Heard::Answer(table) if !self.is_answered => {
+                self.is_answered = true;
+                self.reach = table.and_then(|table| Reach::new(&table, self.process).ok());
                 self.unanswered = Vec::new();
                 false
             }
-            Heard::Table(file, lease) => {
-                self.awaits_table = false;
-                self.reach = Reach::new(&file, lease, self.process).ok();
-                false
-            }
-            Heard::End => true,
+            Heard::Answer(_) | Heard::End => true,
         }
     }
 
@@ -115,12 +112,13 @@ impl Connection {
     ///
     /// As there.
     unsafe fn carry_out(&mut self, request: &OneSided, local: &[libc::iovec]) -> io::Result<bool> {
-        if (self.wake_fd.is_none() || self.awaits_table) && self.is_cut_off() {
+        if !self.is_answered && self.is_cut_off() {
             return Ok(false);
         }
         let Some(reach) = &self.reach else { return Ok(false) };
+        let is_connected = || is_quiet(&self.connection);
         // SAFETY: as the caller says.
-        let done = unsafe { reach.carry_out(request, local, || is_quiet(&self.connection)) };
+        let done = unsafe { reach.carry_out(self.writer.lease(), request, local, is_connected) };
         if done.is_err() {
             self.reach = None;
         }
@@ -143,7 +141,7 @@ impl Connection {
         let fits = self.writer.write(packet);
         if fits {
             self.is_stuck = false;
-            if self.wake_fd.is_none() {
+            if !self.is_answered {
                 self.unanswered.push(packet.to_vec());
             }
         }
@@ -181,10 +179,10 @@ impl Connection {
             return true;
         }
         // Who asks to be woken has answered before.
-        if self.wake_fd.is_none() && self.is_cut_off() {
+        if !self.is_answered && self.is_cut_off() {
             return false;
         }
-        self.wake_fd.iter().for_each(Waker::wake);
+        wake(&self.connection);
         true
     }
 
@@ -195,7 +193,7 @@ impl Connection {
 
     /// The packets that the other side has certainly not read, as it was never there to read.
     fn take_back(self) -> impl Iterator<Item = Vec<u8>> {
-        let refused = self.wake_fd.is_none();
+        let refused = !self.is_answered;
         self.unanswered.into_iter().chain(self.waiting).filter(move |_| refused)
     }
 }
@@ -203,6 +201,8 @@ impl Connection {
 /// The paths to the devices of other processes.
 #[derive(Debug)]
 pub(in crate::link) struct Senders {
+    /// Those of the device, by its addresses.
+    listeners: BTreeMap<IpAddr, Arc<Listener>>,
     /// By source and destination.
     paths: BTreeMap<(IpAddr, IpAddr), Path>,
     /// What was in rings that nobody took: it goes through the kernel's network.
@@ -217,12 +217,19 @@ pub(in crate::link) struct Senders {
 
 impl Senders {
     pub(in crate::link) fn new(namespace: Namespace) -> Self {
-        let (paths, refused) = (BTreeMap::new(), Vec::new());
-        Self { paths, refused, forks: forks(), namespace, is_refused: false }
+        Self {
+            listeners: BTreeMap::new(),
+            paths: BTreeMap::new(),
+            refused: Vec::new(),
+            forks: forks(),
+            namespace,
+            is_refused: false,
+        }
     }
 
-    /// Ends all connections: the device has other addresses now.
-    pub(in crate::link) fn clear(&mut self) {
+    /// Ends all connections: the device has these addresses now.
+    pub(in crate::link) fn set_listeners(&mut self, all: BTreeMap<IpAddr, Arc<Listener>>) {
+        self.listeners = all;
         self.paths.clear();
     }
 
@@ -255,7 +262,7 @@ impl Senders {
             }
             Some(Path::Ring(ring)) => {
                 if ring.is_gone() {
-                    let was_there = ring.wake_fd.is_some();
+                    let was_there = ring.is_answered;
                     self.forget(from, to);
                     if was_there {
                         self.open(from, to);
@@ -348,7 +355,7 @@ impl Senders {
     #[cfg(test)]
     pub(super) fn is_answered(&mut self, from: IpAddr, to: IpAddr) -> bool {
         let Some(Path::Ring(ring)) = self.paths.get_mut(&(from, to)) else { return false };
-        !ring.is_cut_off() && ring.wake_fd.is_some()
+        !ring.is_cut_off() && ring.is_answered
     }
 
     /// Whether there is a ring to an address.
@@ -367,7 +374,8 @@ impl Senders {
     fn open(&mut self, from: IpAddr, to: IpAddr) {
         self.paths.remove(&(from, to));
         let is_here = namespace() == Some(self.namespace);
-        let ring = if is_here { Connection::new(from, to) } else { None };
+        let own = self.listeners.get(&from).filter(|_| is_here);
+        let ring = own.and_then(|own| Connection::new((from, own), to));
         let path = ring.map_or_else(|| Path::Network(Instant::now()), Path::Ring);
         if matches!(path, Path::Ring(_)) || self.paths.len() >= MOST {
             self.paths.retain(|_, path| match path {

@@ -2,52 +2,72 @@
 
 use std::ffi::c_int;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ibverbs::{CompletionChannel, CompletionQueue, WorkCompletion};
 
+use super::ring::Writer;
 use super::senders::{Connection, LOOK};
-use super::{Heard, MOST, Receivers, Senders, connect, introduce, listen, listener, name, send};
+use super::{
+    Heard, Listener, MOST, Receivers, Senders, connect, introduce, listen, name, reserve, send,
+    wake,
+};
 use crate::device::Device;
 use crate::event_files::before_sleep;
-use crate::files::{Waker, wait, wait_for};
+use crate::files::{WakeFd, wait, wait_for};
 use crate::link::namespace::namespace;
 use crate::link::neighbours::{Inbox, Place};
+use crate::link::socket::open_own;
 use crate::link::{no_process_starts, own_address};
 use crate::transport::events::{self, Record};
 use crate::wire::Packet;
 
 fn new_receivers() -> Receivers {
-    Receivers::new(Arc::new(Waker::new().unwrap())).unwrap()
+    Receivers::new(Arc::new(WakeFd::new().unwrap()))
+}
+
+fn listener(address: IpAddr) -> Arc<Listener> {
+    Arc::new(super::listener(address).unwrap().unwrap())
 }
 
 /// What there is something to hear from.
 fn ready(receivers: &Receivers) -> Vec<c_int> {
     let mut files: Vec<_> = receivers.pending().map(|file| wait_for(file.as_raw_fd())).collect();
     wait(&mut files, Some(Duration::ZERO));
-    let pending = files.iter().filter(|file| file.revents != 0).map(|file| file.fd);
-    let mut ready: Vec<_> = pending.collect();
-    receivers.ends().ready(|fd| ready.push(fd));
-    ready
+    files.iter().filter(|file| file.revents != 0).map(|file| file.fd).collect()
 }
 
 /// Attends to everything that is ready, also at the listener.
-fn attend(receivers: &mut Receivers, to: IpAddr, listener: &OwnedFd) {
+fn attend(receivers: &mut Receivers, to: IpAddr, listener: &Listener) {
     receivers.open(to, listener);
     let ready = ready(receivers);
     receivers.attend(|fd| ready.contains(&fd));
+    receivers.look_for_ends();
 }
 
-fn new_ways() -> Senders {
-    Senders::new(namespace().unwrap())
+/// Those of the device with this address.
+fn new_senders(from: IpAddr) -> Senders {
+    senders_of(from, &listener(from))
 }
 
-/// Whether it has rung, which is forgotten.
-fn has_rung(receivers: &Receivers) -> bool {
-    let rung = wait(&mut [wait_for(receivers.wake_fd().fd())], Some(Duration::ZERO));
+fn senders_of(from: IpAddr, listener: &Arc<Listener>) -> Senders {
+    let mut senders = Senders::new(namespace().unwrap());
+    senders.set_listeners([(from, listener.clone())].into());
+    senders
+}
+
+/// Ends all connections.
+fn clear(senders: &mut Senders, from: IpAddr, listener: &Arc<Listener>) {
+    senders.set_listeners([(from, listener.clone())].into());
+}
+
+/// Whether it was woken, which is forgotten.
+fn has_rung(receivers: &mut Receivers) -> bool {
+    let rung = receivers.wake_fd().is_readable();
     receivers.wake_fd().clear();
+    receivers.clear(true);
     rung
 }
 
@@ -71,14 +91,17 @@ fn packet(number: u8) -> Packet {
 fn a_ring_is_handed_over_and_ends_with_either_side() {
     let _files = no_process_starts();
     let (from, to) = (own_address(20), own_address(21));
-    let mut senders = new_ways();
+    let own = listener(from);
+    let mut senders = senders_of(from, &own);
     // Nobody is there, and is not asked again at once.
     assert!(senders.ring(from, to).is_none());
-    let opened = listener(to).unwrap();
+    let opened = listener(to);
     assert!(senders.ring(from, to).is_none());
-    assert!(listener(to).is_none(), "an address has one listener");
+    let again = super::listener(to).map(drop).unwrap_err();
+    assert_eq!(again.kind(), std::io::ErrorKind::AddrInUse, "an address has one listener");
+    assert!(reserve(to).is_err() && reserve(own_address(49)).unwrap().is_some());
 
-    senders.clear();
+    clear(&mut senders, from, &own);
     let mut receivers = new_receivers();
     // What is sent before the answer is read after it.
     senders.ring(from, to).expect("a listener").send_all(&mut [packet(1)]);
@@ -86,7 +109,7 @@ fn a_ring_is_handed_over_and_ends_with_either_side() {
     attend(&mut receivers, to, &opened);
     attend(&mut receivers, to, &opened);
     assert!(senders.send_rest() && senders.is_done());
-    assert!(has_rung(&receivers), "who sleeps already does not know of it");
+    assert!(has_rung(&mut receivers), "who sleeps already does not know of it");
     let ring = senders.ring(from, to).expect("it was admitted");
     ring.send_all(&mut [packet(2)]);
     let expected = [1, 2].map(|number| (from, to, vec![number; 20]));
@@ -95,15 +118,15 @@ fn a_ring_is_handed_over_and_ends_with_either_side() {
     // The wake-up descriptor wakes the reader, once.
     assert!(receivers.may_sleep() && receivers.all_ring());
     ring.send_all(&mut [packet(3)]);
-    assert!(!receivers.all_ring() && has_rung(&receivers));
+    assert!(!receivers.all_ring() && has_rung(&mut receivers));
     ring.send_all(&mut [packet(4)]);
-    assert!(!has_rung(&receivers) && !receivers.may_sleep());
+    assert!(!has_rung(&mut receivers) && !receivers.may_sleep());
     assert!(ready(&receivers).is_empty());
     assert_eq!(received(&mut receivers).len(), 2);
 
     // The last packets of a process that is gone arrive; then it is forgotten.
     ring.send_all(&mut [packet(5)]);
-    senders.clear();
+    clear(&mut senders, from, &own);
     attend(&mut receivers, to, &opened);
     assert_eq!(receivers.count(), 1);
     assert_eq!(received(&mut receivers).len(), 1);
@@ -111,14 +134,14 @@ fn a_ring_is_handed_over_and_ends_with_either_side() {
 
     // So do those of a process that is gone before it was let in.
     senders.ring(from, to).expect("a listener").send_all(&mut [packet(6)]);
-    senders.clear();
+    clear(&mut senders, from, &own);
     attend(&mut receivers, to, &opened);
     attend(&mut receivers, to, &opened);
     assert_eq!(received(&mut receivers), [(from, to, vec![6; 20])]);
     assert_eq!((receivers.count(), receivers.take_gone()), (0, vec![from]));
 
     // The reader goes: the writer notices it when it has not read for a while.
-    senders.clear();
+    clear(&mut senders, from, &own);
     assert!(senders.ring(from, to).is_some());
     attend(&mut receivers, to, &opened);
     attend(&mut receivers, to, &opened);
@@ -145,11 +168,11 @@ fn a_ring_is_handed_over_and_ends_with_either_side() {
 fn what_is_refused_is_given_back() {
     let _files = no_process_starts();
     let (from, to) = (own_address(45), own_address(46));
-    let opened = listener(to).unwrap();
-    let mut senders = new_ways();
+    let opened = listener(to);
+    let mut senders = new_senders(from);
     senders.ring(from, to).unwrap().send_all(&mut [packet(1), packet(2)]);
     assert!(!senders.send_rest() && senders.take_refused().is_empty());
-    drop(super::accept(&opened).unwrap());
+    drop(super::accept(&*opened).unwrap());
     senders.send_rest();
     let refused = senders.take_refused();
     let numbers: Vec<_> = refused.iter().map(|packet| packet.bytes[0]).collect();
@@ -163,9 +186,9 @@ fn what_is_refused_is_given_back() {
 fn what_does_not_fit_waits() {
     let _files = no_process_starts();
     let (from, to) = (own_address(47), own_address(48));
-    let opened = listener(to).unwrap();
+    let opened = listener(to);
     let mut receivers = new_receivers();
-    let mut senders = new_ways();
+    let mut senders = new_senders(from);
     const COUNT: u32 = 3_000;
     let numbered = |number: u32| {
         let mut bytes = vec![0; 4096];
@@ -216,9 +239,10 @@ fn what_does_not_fit_waits() {
 fn packets_that_go_other_ways_are_not_mixed() {
     let _files = no_process_starts();
     let (from, to, nobody) = (own_address(37), own_address(38), own_address(39));
-    let opened = listener(to).unwrap();
+    let opened = listener(to);
     let mut receivers = new_receivers();
-    let mut place = Place::new(Arc::new(Inbox::new(Arc::new(Waker::new().unwrap()))), true);
+    let mut place = Place::new(Arc::new(Inbox::new(Arc::new(WakeFd::new().unwrap()))), true);
+    place.set_sockets(&[open_own(from, false).unwrap()]);
     let packet = |to, number| Packet {
         addresses: Some((from, to)),
         bytes: vec![number; 20],
@@ -238,9 +262,10 @@ fn packets_that_go_other_ways_are_not_mixed() {
 #[test]
 fn who_connects_again_replaces_its_earlier_connection() {
     let (from, to) = (own_address(22), own_address(23));
-    let opened = listener(to).unwrap();
+    let opened = listener(to);
     let mut receivers = new_receivers();
-    let mut both = [new_ways(), new_ways()];
+    let own = listener(from);
+    let mut both = [(); 2].map(|()| senders_of(from, &own));
     for (senders, number) in both.iter_mut().zip(1..) {
         assert!(senders.ring(from, to).is_some());
         attend(&mut receivers, to, &opened);
@@ -256,20 +281,26 @@ fn who_connects_again_replaces_its_earlier_connection() {
 fn guests_that_say_nothing_sensible_are_sent_away() {
     let _files = no_process_starts();
     let (from, to) = (own_address(24), own_address(25));
-    let opened = listener(to).unwrap();
+    let opened = listener(to);
     let mut receivers = new_receivers();
     let silent = connect(to).unwrap();
     let says_nonsense = connect(to).unwrap();
-    send(&says_nonsense, b"?", new_receivers().wake_fd().file()).unwrap();
+    send(&says_nonsense, b"?", &[]).unwrap();
+    let own = listener(from);
     let has_no_ring = connect(to).unwrap();
     let other = std::fs::File::open("/proc/self/exe").unwrap().into();
-    introduce(&has_no_ring, from, &other).unwrap();
+    introduce(&has_no_ring, (from, &own), &other).unwrap();
+    // An address that it does not have, with the proof of another, and with none.
+    let ring = Writer::create().unwrap().1;
+    let [has_no_address, has_no_proof] = [(); 2].map(|()| connect(to).unwrap());
+    introduce(&has_no_address, (to, &own), &ring).unwrap();
+    send(&has_no_proof, from.to_string().as_bytes(), &[&ring]).unwrap();
     drop(connect(to).unwrap());
     for _ in 0..3 {
         attend(&mut receivers, to, &opened);
     }
     assert_eq!(receivers.count(), 1, "the silent one");
-    for ended in [&says_nonsense, &has_no_ring] {
+    for ended in [&says_nonsense, &has_no_ring, &has_no_address, &has_no_proof] {
         assert!(matches!(listen(ended), Heard::End));
     }
     assert!(matches!(listen(&silent), Heard::Nothing));
@@ -283,14 +314,15 @@ fn guests_that_say_nothing_sensible_are_sent_away() {
 fn there_are_not_too_many_connections() {
     let _files = no_process_starts();
     let to = own_address(26);
-    let opened = listener(to).unwrap();
+    let opened = listener(to);
     let mut receivers = new_receivers();
+    let own = listener(own_address(27));
     let mut pending = Vec::new();
     for _ in 0..MOST + 10 {
-        let mut senders = new_ways();
+        let mut senders = senders_of(own_address(27), &own);
         assert!(senders.ring(own_address(27), to).is_some());
         pending.push(senders);
-        receivers.open(to, &opened);
+        receivers.open(to, &*opened);
     }
     assert!(receivers.looks_at_listeners());
     assert_eq!(receivers.count(), MOST);
@@ -302,7 +334,7 @@ fn there_are_not_too_many_connections() {
 #[test]
 fn addresses_that_may_be_there_twice_have_no_listener() {
     for address in ["fe80::1", "ff02::1", "224.0.0.1"] {
-        assert!(listener(address.parse().unwrap()).is_none());
+        assert!(super::listener(address.parse().unwrap()).unwrap().is_none());
     }
     assert!(name("2001:db8:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap()).is_some());
 }
@@ -312,9 +344,9 @@ fn addresses_that_may_be_there_twice_have_no_listener() {
 fn several_processes_have_a_ring_each() {
     let from = own_address(28);
     let addresses = [29, 30, 31].map(own_address);
-    let listeners = addresses.map(|to| listener(to).unwrap());
+    let listeners = addresses.map(listener);
     let mut receivers = new_receivers();
-    let mut senders = new_ways();
+    let mut senders = new_senders(from);
     for &to in &addresses {
         assert!(senders.ring(from, to).is_some());
     }
@@ -324,7 +356,7 @@ fn several_processes_have_a_ring_each() {
         }
     }
     let other = own_address(32);
-    let _listener = listener(other).unwrap();
+    let _listener = listener(other);
     assert!(senders.ring(from, other).is_some());
     for (&to, number) in addresses.iter().zip(1..) {
         senders.ring(from, to).unwrap().send_all(&mut [packet(number)]);
@@ -337,12 +369,12 @@ fn several_processes_have_a_ring_each() {
 #[test]
 fn who_cannot_be_let_in_waits() {
     let to = own_address(33);
-    let opened = listener(to).unwrap();
+    let opened = listener(to);
     let mut receivers = new_receivers();
-    let closed = std::fs::File::open("/dev/null").unwrap().into();
+    let closed = std::fs::File::open("/dev/null").unwrap();
     receivers.open(to, &closed);
     assert!(!receivers.looks_at_listeners(), "that file is no listener, which is an error as well");
-    receivers.open(to, &opened);
+    receivers.open(to, &*opened);
     assert!(!receivers.looks_at_listeners(), "a process waits at the other one");
     assert!(
         receivers.stop_waiting() && receivers.looks_at_listeners() && !receivers.stop_waiting()
@@ -353,13 +385,16 @@ fn who_cannot_be_let_in_waits() {
 #[test]
 fn threads_elsewhere_do_not_knock() {
     let (from, to) = (own_address(34), own_address(35));
-    let opened = listener(to).unwrap();
+    let opened = listener(to);
     let mut receivers = new_receivers();
-    assert!(Senders::new((0, 0)).ring(from, to).is_none());
-    receivers.open(to, &opened);
+    let own = listener(from);
+    let mut elsewhere = Senders::new((0, 0));
+    elsewhere.set_listeners([(from, own.clone())].into());
+    assert!(elsewhere.ring(from, to).is_none());
+    receivers.open(to, &*opened);
     assert_eq!(receivers.count(), 0);
-    assert!(new_ways().ring(from, to).is_some());
-    receivers.open(to, &opened);
+    assert!(senders_of(from, &own).ring(from, to).is_some());
+    receivers.open(to, &*opened);
     assert_eq!(receivers.count(), 1);
 }
 
@@ -367,10 +402,10 @@ fn threads_elsewhere_do_not_knock() {
 #[test]
 fn a_guest_has_time_to_introduce_itself() {
     let to = own_address(36);
-    let opened = listener(to).unwrap();
+    let opened = listener(to);
     let mut receivers = new_receivers();
     let _guest = connect(to).unwrap();
-    receivers.open(to, &opened);
+    receivers.open(to, &*opened);
     receivers.attend(|_| true);
     assert_eq!(receivers.count(), 1);
 }
@@ -388,7 +423,7 @@ impl Guest {
         let [from, to] = numbers.map(own_address);
         let device = Device::builder().name(name).address(to).build().unwrap();
         let channel = CompletionChannel::new(device.open().unwrap()).unwrap();
-        let mut connection = Self { device, channel, senders: new_ways(), from };
+        let mut connection = Self { device, channel, senders: new_senders(from), from };
         assert!(connection.senders.ring(from, to).is_some());
         wait_until(|| connection.senders.is_answered(from, to));
         connection
@@ -418,7 +453,7 @@ fn wait_until(mut is_true: impl FnMut() -> bool) {
 /// A thread that sleeps until there is an event receives packets, without the device's thread.
 #[test]
 fn who_sleeps_until_an_event_stands_in() {
-    let mut connection = Guest::new("stands-in", [37, 38]);
+    let mut connection = Guest::new("stands-in", [53, 54]);
     connection.device.shared().driver().stop();
     wait_until(|| {
         let threads = std::fs::read_dir("/proc/self/task").unwrap();
@@ -446,7 +481,7 @@ fn who_sleeps_until_an_event_stands_in() {
 /// When nobody stands in any more, the device's thread receives: no packet waits for ever, whenever it comes.
 #[test]
 fn who_stood_in_hands_back() {
-    let mut connection = Guest::new("hands-back", [39, 40]);
+    let mut connection = Guest::new("hands-back", [55, 56]);
     let file = connection.channel.as_raw_fd();
     for packets in 1..=400 {
         std::thread::scope(|scope| {
@@ -466,7 +501,7 @@ fn who_stood_in_hands_back() {
 /// The device's thread may consume a wake-up that was for a helper, which then does not wake, nor has asked for another one.
 #[test]
 fn who_stands_in_is_rung_again() {
-    let mut connection = Guest::new("rung-again", [41, 42]);
+    let mut connection = Guest::new("rung-again", [57, 58]);
     let file = connection.channel.as_raw_fd();
     std::thread::scope(|scope| {
         scope.spawn(move || before_sleep(&[file], None));
@@ -496,6 +531,38 @@ fn the_thread_hears_a_wake_up_once() {
     let waker = device.shared().driver().waker();
     waker.wake();
     wait_until(|| !wait(&mut [wait_for(waker.fd())], Some(Duration::ZERO)));
+}
+
+/// A process wakes this one as often as it likes, and says what no process says: who waits hears it, and no longer than it lives.
+#[test]
+fn a_process_that_wakes_for_nothing_is_heard_and_forgotten() {
+    let _files = no_process_starts();
+    let [from, other, to] = [50, 51, 52].map(own_address);
+    let opened = listener(to);
+    let own = listener(from);
+    let mut receivers = new_receivers();
+    let mut honest = new_senders(other);
+    honest.ring(other, to).unwrap();
+    let connection = connect(to).unwrap();
+    introduce(&connection, (from, &own), &Writer::create().unwrap().1).unwrap();
+    attend(&mut receivers, to, &opened);
+    attend(&mut receivers, to, &opened);
+    assert_eq!(receivers.count(), 2);
+    assert!(receivers.may_sleep());
+    for _ in 0..10_000 {
+        wake(&connection);
+    }
+    assert!(has_rung(&mut receivers) && !has_rung(&mut receivers), "all are taken at once");
+    honest.ring(other, to).unwrap().send_all(&mut [packet(1)]);
+    assert!(has_rung(&mut receivers), "others wake it as before");
+    assert_eq!(received(&mut receivers).len(), 1);
+    // SAFETY: a plain system call for a socket of this test's.
+    assert_eq!(unsafe { libc::send(connection.as_raw_fd(), [0_u8; 9].as_ptr().cast(), 9, 0) }, 9);
+    assert!(
+        has_rung(&mut receivers) && !receivers.may_sleep() && received(&mut receivers).is_empty()
+    );
+    assert!(!has_rung(&mut receivers) && receivers.count() == 1);
+    assert_eq!(receivers.take_gone(), [from]);
 }
 
 /// While one thread stands in and leaves, others may wait for the events of other queues.

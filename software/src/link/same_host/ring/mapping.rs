@@ -20,6 +20,9 @@ pub(super) const UNIT: usize = 8;
 /// A file of this size stays as it is: a shorter one would end the processes that use the memory.
 const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
+/// Who maps the file from now on can only read it. Known since Linux 5.1; missing in some C libraries' headers.
+const F_SEAL_FUTURE_WRITE: c_int = 0x10;
+
 /// Nobody can make the file a program; some systems insist on it. Missing in some C libraries' headers.
 const MFD_NOEXEC_SEAL: u32 = 8;
 
@@ -37,7 +40,13 @@ pub(super) struct Header {
     pub(super) sleeping: Line,
     /// 1 if the packets have their invariant CRC; set by the writer.
     pub(super) sealed: Line,
+    /// What the writer uses of the reader's memory at the moment, or 0 (`direct_access`); set by the writer.
+    pub(super) lease: Lease,
 }
+
+/// As [`Line`].
+#[repr(C, align(64))]
+pub(super) struct Lease(AtomicU64);
 
 /// The memory, mapped into this process.
 #[derive(Debug)]
@@ -54,16 +63,26 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// The length of a ring's.
-    pub(super) const RING: usize = HEADER + ROOM as usize;
+    pub(in super::super) const RING: usize = HEADER + ROOM as usize;
 
-    /// New memory of this length, all zeros, and its file, which the other process needs.
-    pub(in super::super) fn create(length: usize) -> io::Result<(Self, OwnedFd)> {
-        let file = memory_file(length, SEALS)?;
-        Ok((Self::new(&file, length)?, file))
+    /// New memory of this length, all zeros, and its file, by which the other process can read it, and write to it if
+    /// `is_shared`.
+    pub(in super::super) fn create(length: usize, is_shared: bool) -> io::Result<(Self, OwnedFd)> {
+        let file = memory_file(length, 0)?;
+        let mapping = Self::new(&file, length, true)?;
+        let seals = SEALS | if is_shared { 0 } else { F_SEAL_FUTURE_WRITE };
+        // SAFETY: no memory is involved.
+        check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } as _)?;
+        Ok((mapping, file))
     }
 
-    /// The memory of a file that another process has sent, unless the file has another length or could be made shorter.
-    pub(in super::super) fn open(file: &OwnedFd, length: usize) -> io::Result<Self> {
+    /// The memory of a file that another process has sent, to read it, and to write to it if `is_shared`. An error, if the file
+    /// has another length or could be made shorter.
+    pub(in super::super) fn open(
+        file: &OwnedFd,
+        length: usize,
+        is_shared: bool,
+    ) -> io::Result<Self> {
         // SAFETY: plain system calls for a descriptor of ours; `stat` is filled in where the call succeeds.
         let (seals, size) = unsafe {
             let mut stat: libc::stat = std::mem::zeroed();
@@ -73,17 +92,18 @@ impl Mapping {
         if seals & SEALS != SEALS || usize::try_from(size) != Ok(length) {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        Self::new(file, length)
+        Self::new(file, length, is_shared)
     }
 
-    /// Maps a file of this length, which cannot become shorter.
-    fn new(file: &OwnedFd, length: usize) -> io::Result<Self> {
+    /// Maps a file of this length, which cannot become shorter, or has not been handed over.
+    fn new(file: &OwnedFd, length: usize, writes: bool) -> io::Result<Self> {
+        let protection = libc::PROT_READ | if writes { libc::PROT_WRITE } else { 0 };
         // SAFETY: a new mapping, where the system finds room.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
                 length,
-                libc::PROT_READ | libc::PROT_WRITE,
+                protection,
                 libc::MAP_SHARED,
                 file.as_raw_fd(),
                 0,
@@ -96,7 +116,12 @@ impl Mapping {
         Ok(Self { start, length })
     }
 
-    /// An integer of the memory.
+    /// What the writer of a ring uses of the reader's memory.
+    pub(in super::super) fn lease(&self) -> &AtomicU64 {
+        &self.header().lease.0
+    }
+
+    /// An integer of the memory, which is only read if that was opened to be read.
     pub(in super::super) fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.length / size_of::<u64>());
         // SAFETY: within the mapping, which is aligned to a page and lives as long as this. The other process may write there at
@@ -162,6 +187,8 @@ fn memory_file(size: usize, seals: c_int) -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
 
     /// The limit is of a process: its own tests of it are in a child, which ends.
@@ -187,14 +214,18 @@ mod tests {
 
     #[test]
     fn only_a_sealed_file_of_the_right_size_is_a_ring() {
-        let (_mapping, file) = Mapping::create(Mapping::RING).unwrap();
-        assert!(Mapping::open(&file, Mapping::RING).is_ok());
+        let (_mapping, file) = Mapping::create(Mapping::RING, true).unwrap();
+        assert!(Mapping::open(&file, Mapping::RING, true).is_ok());
+        let (mapping, file) = Mapping::create(4096, false).unwrap();
+        mapping.word(7).store(9, Ordering::Relaxed);
+        assert!(Mapping::open(&file, 4096, true).is_err(), "others read it alone");
+        assert_eq!(Mapping::open(&file, 4096, false).unwrap().word(7).load(Ordering::Relaxed), 9);
         let shorter = memory_file(Mapping::RING - 1, SEALS).unwrap();
         let open = memory_file(Mapping::RING, 0).unwrap();
         let grows = memory_file(Mapping::RING, libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL).unwrap();
         let other: OwnedFd = std::fs::File::open("/proc/self/exe").unwrap().into();
         for file in [shorter, open, grows, other] {
-            assert!(Mapping::open(&file, Mapping::RING).is_err());
+            assert!(Mapping::open(&file, Mapping::RING, true).is_err());
         }
     }
 }
