@@ -80,7 +80,8 @@ fn cases(long: bool, loss: u32) -> Vec<Case> {
     both.extend([ping(Rc, 0, 5001, 20), ping(Rc, 16, 3000, 60)]);
     both.extend(tests.map(|test| move_(test, 5001, 40)));
     both.push(move_(Test::FetchAdd, 8, 100));
-    one.extend([ping(Rc, 0, MIB, 2), move_(Test::Write, MIB, 5)]);
+    let many_packets = if long { MIB } else { MIB / 8 };
+    one.extend([ping(Rc, 0, many_packets, 2), move_(Test::Write, many_packets, 5)]);
     one.extend([
         Play::Example("channel", "-n 20"),
         Play::Example("stream", "-n 2"),
