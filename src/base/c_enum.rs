@@ -24,6 +24,7 @@ macro_rules! c_enum {
     ) => {
         $(#[$outer])*
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         #[non_exhaustive]
         pub enum $name {
             $($(#[$inner])* $variant,)+
@@ -85,6 +86,29 @@ macro_rules! getters {
 }
 
 pub(crate) use getters;
+
+/// [`getters!`] of a type, which serialises as a struct of what they return: `serialized_getters! { Type, self, .. }`.
+macro_rules! serialized_getters {
+    ($of:ident, $self:ident, $($(#[$meta:meta])* $name:ident: $type:ty => $value:expr;)+) => {
+        impl $of {
+            $crate::base::c_enum::getters! { $self, $($(#[$meta])* $name: $type => $value;)+ }
+        }
+
+        #[cfg(feature = "serde")]
+        impl serde::Serialize for $of {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                use serde::ser::SerializeStruct as _;
+
+                let count = [$(stringify!($name)),+].len();
+                let mut fields = serializer.serialize_struct(stringify!($of), count)?;
+                $(fields.serialize_field(stringify!($name), &self.$name())?;)+
+                fields.end()
+            }
+        }
+    };
+}
+
+pub(crate) use serialized_getters;
 
 /// `setters! { self, name(value: Type) => self.field = Some(value); }`, or with `const self`.
 macro_rules! setters {

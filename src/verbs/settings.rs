@@ -249,6 +249,14 @@ pub enum MaximumTransferUnit {
     Mtu4096 = 5,
 }
 
+/// As the number of bytes.
+#[cfg(feature = "serde")]
+impl serde::Serialize for MaximumTransferUnit {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u32(self.bytes())
+    }
+}
+
 impl MaximumTransferUnit {
     /// All, the smallest first.
     pub const ALL: [Self; 5] =

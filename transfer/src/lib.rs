@@ -3,6 +3,7 @@
 //! - [`RegistrationCache`]: regions for the parts of memory that are asked for, by address; those that were used last stay
 //!   registered, up to a number of bytes.
 //! - [`counted`]: many writes with an immediate, and one notification when all have arrived.
+//! - [`BufferPools`]: pools with chunks of several lengths.
 //!
 //! `examples/engine.rs` is such an engine: an arena, a registration cache, writes to many peers.
 
@@ -10,5 +11,7 @@
 
 mod cache;
 pub mod counted;
+mod pools;
 
 pub use cache::{CacheError, RegistrationCache};
+pub use pools::BufferPools;

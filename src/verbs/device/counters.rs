@@ -18,6 +18,7 @@ macro_rules! counters {
         /// Drivers count slightly different things, and none has all counters. [`Counters::by_name`] finds
         /// those without a variant.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         #[non_exhaustive]
         pub enum Counter {
             $($(#[$meta])* $counter,)+
@@ -94,8 +95,11 @@ counters! {
 
 /// Counters at one moment: [`Device::port_counters`], [`Device::counters`].
 ///
-/// All processes share them, and they do not begin at 0: see [`since`](Self::since).
+/// All processes share them, and they do not begin at 0: see [`since`](Self::since). With feature `serde` they
+/// serialise as a map.
 #[derive(Clone, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Counters {
     values: BTreeMap<String, u64>,
 }
@@ -301,6 +305,14 @@ mod tests {
             fs::write(file, text).unwrap();
         }
         folder
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn counters_serialise_as_a_map() {
+        let values = [("out_of_buffer".to_owned(), 3)].into();
+        let json = serde_json::to_string(&Counters { values }).unwrap();
+        assert_eq!(json, r#"{"out_of_buffer":3}"#);
     }
 
     #[test]

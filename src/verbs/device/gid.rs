@@ -132,6 +132,7 @@ c_enum! {
 
 /// `struct ibv_gid_entry`: an entry of a port's GID table.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct GidEntry {
     /// The GID.
     pub gid: Gid,

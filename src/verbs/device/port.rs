@@ -1,10 +1,10 @@
-use crate::base::c_enum::{c_enum, display_texts, getters};
+use crate::base::c_enum::{c_enum, display_texts, serialized_getters};
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
 use crate::verbs::settings::MaximumTransferUnit;
 
 /// `struct ibv_port_attr`: a port's attributes when [`Context::query_port`](crate::Context::query_port)
-/// asked.
+/// asked. With feature `serde` it serialises as a struct of what its methods say.
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ibv_port_attr")]
 pub struct PortAttributes(ffi::ibv_port_attr);
@@ -35,89 +35,9 @@ impl PortAttributes {
         Error::within(verb, "path_mtu", mtu.bytes(), 256, most.bytes())
     }
 
-    getters! { self,
-        /// The logical state. Only an [`Active`](PortState::Active) port carries traffic.
-        state: PortState => self.0.state.into();
-
-        /// The physical state.
-        physical_state: PhysicalState => PhysicalState::from_raw(self.0.phys_state);
-
-        /// InfiniBand or Ethernet.
-        link_layer: LinkLayer => LinkLayer::from_raw(self.0.link_layer);
-
-        /// The largest MTU that the port supports.
-        max_mtu: Option<MaximumTransferUnit> => MaximumTransferUnit::from_raw(self.0.max_mtu);
-
-        /// The MTU in use, the largest of a path through the port.
-        active_mtu: Option<MaximumTransferUnit> => MaximumTransferUnit::from_raw(self.0.active_mtu);
-
-        /// The length of its GID table.
-        gid_table_len: u32 => u32::try_from(self.0.gid_tbl_len).unwrap_or(0);
-
-        /// The length of its P_Key table.
-        pkey_table_len: u16 => self.0.pkey_tbl_len;
-
-        /// The LID from the subnet manager; 0 on Ethernet.
-        lid: u16 => self.0.lid;
-
-        /// How many low bits of the LID may vary by path.
-        lmc: u8 => self.0.lmc;
-
-        /// The LID of the subnet manager.
-        sm_lid: u16 => self.0.sm_lid;
-
-        /// The service level of the subnet manager.
-        sm_sl: u8 => self.0.sm_sl;
-
-        /// The largest message, in bytes.
-        max_message_size: u32 => self.0.max_msg_sz;
-
-        /// The most virtual lanes, encoded as in the specification.
-        max_vl_num: u8 => self.0.max_vl_num;
-
-        /// Packets received with a P_Key that the port does not have.
-        bad_pkey_counter: u32 => self.0.bad_pkey_cntr;
-
-        /// Packets received with a wrong Q_Key.
-        qkey_violation_counter: u32 => self.0.qkey_viol_cntr;
-
-        /// The subnet timeout, encoded: 4.096 µs · 2ⁿ.
-        subnet_timeout: u8 => self.0.subnet_timeout;
-
-        /// The subnet manager's reply to the initialisation that the port asked for.
-        init_type_reply: u8 => self.0.init_type_reply;
-
-        /// Capabilities: bits of `enum ibv_port_cap_flags`.
-        capability_flags: u32 => self.0.port_cap_flags;
-
-        /// Further capabilities: bits of `enum ibv_port_cap_flags2`.
-        capability_flags2: u16 => self.0.port_cap_flags2;
-
-        /// Flags such as `IBV_QPF_GRH_REQUIRED`.
-        flags: u8 => self.0.flags;
-
-        /// The C struct.
-        as_raw: &ffi::ibv_port_attr => &self.0;
-    }
-
-    /// The number of lanes, or `None` for an unknown value.
-    pub fn width(&self) -> Option<u8> {
-        Some(match self.0.active_width {
-            1 => 1,
-            2 => 4,
-            4 => 8,
-            8 => 12,
-            16 => 2,
-            _ => return None,
-        })
-    }
-
-    /// The signalling speed of one lane.
-    pub fn speed(&self) -> LinkSpeed {
-        match self.0.active_speed_ex {
-            0 => LinkSpeed::from_raw(self.0.active_speed.into()),
-            extended => LinkSpeed::from_raw(extended),
-        }
+    /// The C struct.
+    pub fn as_raw(&self) -> &ffi::ibv_port_attr {
+        &self.0
     }
 
     /// Whether every packet needs a global route header: always on Ethernet and EFA, and on some InfiniBand
@@ -125,6 +45,84 @@ impl PortAttributes {
     pub fn grh_required(&self) -> bool {
         self.link_layer() != LinkLayer::InfiniBand || self.0.flags & GRH_REQUIRED != 0
     }
+}
+
+serialized_getters! { PortAttributes, self,
+    /// The logical state. Only an [`Active`](PortState::Active) port carries traffic.
+    state: PortState => self.0.state.into();
+
+    /// The physical state.
+    physical_state: PhysicalState => PhysicalState::from_raw(self.0.phys_state);
+
+    /// InfiniBand or Ethernet.
+    link_layer: LinkLayer => LinkLayer::from_raw(self.0.link_layer);
+
+    /// The largest MTU that the port supports.
+    max_mtu: Option<MaximumTransferUnit> => MaximumTransferUnit::from_raw(self.0.max_mtu);
+
+    /// The MTU in use, the largest of a path through the port.
+    active_mtu: Option<MaximumTransferUnit> => MaximumTransferUnit::from_raw(self.0.active_mtu);
+
+    /// The length of its GID table.
+    gid_table_len: u32 => u32::try_from(self.0.gid_tbl_len).unwrap_or(0);
+
+    /// The length of its P_Key table.
+    pkey_table_len: u16 => self.0.pkey_tbl_len;
+
+    /// The LID from the subnet manager; 0 on Ethernet.
+    lid: u16 => self.0.lid;
+
+    /// How many low bits of the LID may vary by path.
+    lmc: u8 => self.0.lmc;
+
+    /// The LID of the subnet manager.
+    sm_lid: u16 => self.0.sm_lid;
+
+    /// The service level of the subnet manager.
+    sm_sl: u8 => self.0.sm_sl;
+
+    /// The largest message, in bytes.
+    max_message_size: u32 => self.0.max_msg_sz;
+
+    /// The most virtual lanes, encoded as in the specification.
+    max_vl_num: u8 => self.0.max_vl_num;
+
+    /// Packets received with a P_Key that the port does not have.
+    bad_pkey_counter: u32 => self.0.bad_pkey_cntr;
+
+    /// Packets received with a wrong Q_Key.
+    qkey_violation_counter: u32 => self.0.qkey_viol_cntr;
+
+    /// The subnet timeout, encoded: 4.096 µs · 2ⁿ.
+    subnet_timeout: u8 => self.0.subnet_timeout;
+
+    /// The subnet manager's reply to the initialisation that the port asked for.
+    init_type_reply: u8 => self.0.init_type_reply;
+
+    /// Capabilities: bits of `enum ibv_port_cap_flags`.
+    capability_flags: u32 => self.0.port_cap_flags;
+
+    /// Further capabilities: bits of `enum ibv_port_cap_flags2`.
+    capability_flags2: u16 => self.0.port_cap_flags2;
+
+    /// Flags such as `IBV_QPF_GRH_REQUIRED`.
+    flags: u8 => self.0.flags;
+
+    /// The number of lanes, or `None` for an unknown value.
+    width: Option<u8> => match self.0.active_width {
+        1 => Some(1),
+        2 => Some(4),
+        4 => Some(8),
+        8 => Some(12),
+        16 => Some(2),
+        _ => None,
+    };
+
+    /// The signalling speed of one lane.
+    speed: LinkSpeed => match self.0.active_speed_ex {
+        0 => LinkSpeed::from_raw(self.0.active_speed.into()),
+        extended => LinkSpeed::from_raw(extended),
+    };
 }
 
 const GRH_REQUIRED: u8 = 1;
@@ -152,6 +150,7 @@ macro_rules! number_enum {
     ($(#[$outer:meta])* pub enum $name:ident: $repr:ty, $unknown:literal { $($(#[$inner:meta])* $variant:ident = $n:literal, $words:literal;)+ }) => {
         $(#[$outer])*
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         #[non_exhaustive]
         pub enum $name {
             $($(#[$inner])* $variant,)+
@@ -297,6 +296,28 @@ mod tests {
         assert_eq!(LinkLayer::Unknown(9).to_string(), "link layer 9");
         assert_eq!(PhysicalState::Unknown(9).to_string(), "physical state 9");
         assert_eq!(LinkSpeed::Unknown(9).to_string(), "speed 9");
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn a_port_serialises_by_the_names_of_its_methods() {
+        let json = serde_json::to_value(port(|raw| {
+            raw.state = ffi::ibv_port_state::IBV_PORT_ACTIVE;
+            raw.active_mtu = ffi::ibv_mtu::IBV_MTU_1024;
+            (raw.link_layer, raw.phys_state, raw.lid) = (2, 77, 5);
+            (raw.active_width, raw.active_speed) = (2, 32);
+        }))
+        .unwrap();
+        assert_eq!((&json["state"], &json["link_layer"]), (&"Active".into(), &"Ethernet".into()));
+        assert_eq!(json["physical_state"], serde_json::json!({ "Unknown": 77 }));
+        assert_eq!(
+            (&json["active_mtu"], &json["max_mtu"]),
+            (&1024.into(), &serde_json::Value::Null)
+        );
+        assert_eq!(
+            (&json["lid"], &json["width"], &json["speed"]),
+            (&5.into(), &4.into(), &"Edr".into())
+        );
     }
 
     #[test]

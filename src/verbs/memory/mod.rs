@@ -62,6 +62,7 @@ pub use device_memory::{DeviceMemory, DeviceMemoryRegion};
 pub use memory_key::MemoryKey;
 pub use options::{AccessFlags, MemoryAdvice, RegionOptions};
 pub use owned_region::{BorrowedMemoryRegion, MemoryRegion, ReadOnlyMemoryRegion};
+pub use pieces::ElementList;
 pub use range::{MemoryRange, RawMemoryRange, SharedMemoryRange};
 pub use raw_region::RawMemoryRegion;
 pub use region::Region;

@@ -62,10 +62,28 @@ unsafe impl<B: ScatterBuffer<List = One, Kept = B>, const N: usize> ScatterBuffe
     }
 }
 
-/// A list of run-time length. It allocates only when it is longer than most devices support.
-#[doc(hidden)]
+/// A list whose length is known at run time only, as [`List`](GatherBuffer::List) of a program's own buffer of several
+/// pieces. It allocates only when it is longer than most devices support.
+///
+/// Collect the elements into it: `pieces.iter().map(element).collect()`.
 #[derive(Debug)]
 pub struct ElementList(Elements);
+
+impl FromIterator<ffi::ibv_sge> for ElementList {
+    fn from_iter<I: IntoIterator<Item = ffi::ibv_sge>>(elements: I) -> Self {
+        let mut few = [ffi::ibv_sge::default(); FEW];
+        let (mut elements, mut count) = (elements.into_iter(), 0);
+        for (to, from) in few.iter_mut().zip(&mut elements) {
+            *to = from;
+            count += 1;
+        }
+        let rest: Vec<_> = elements.collect();
+        Self(match rest.is_empty() {
+            true => Elements::Few(few, count),
+            false => Elements::Many(few.into_iter().chain(rest).collect()),
+        })
+    }
+}
 
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "it lives on the stack, for one post")]
@@ -431,6 +449,8 @@ mod tests {
             assert_eq!(found(pieces.scatter().unwrap()), expected);
             assert_eq!(found((&pieces[..]).gather().unwrap()), expected);
             assert_eq!(found((&mut pieces[..]).scatter().unwrap()), expected);
+            let elements = pieces.iter().map(|piece| piece.gather().unwrap()[0]);
+            assert_eq!(found(elements.collect()), expected);
         }
     }
 

@@ -1,6 +1,8 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
+use std::ptr::NonNull;
+use std::sync::Arc;
 
 use super::post::{post, receive_methods, send_methods};
 use super::prepared_request::{RawRequest, TakesPrepared};
@@ -24,8 +26,10 @@ macro_rules! half {
         $(#[$meta])*
         pub struct $half<'q, 'res, T = Rc> {
             raw: *mut ffi::ibv_qp,
-            queue_pair: &'q QueuePair<'res, T>,
-            whole: PhantomData<&'q mut ()>,
+            queue_pair: NonNull<QueuePair<'res, T>>,
+            /// Of halves that were not borrowed: the last one destroys it.
+            _owned: Option<Arc<QueuePair<'res, T>>>,
+            whole: PhantomData<(&'q mut (), &'q QueuePair<'res, T>)>,
         }
 
         // SAFETY: any thread may use a queue pair, and two its two queues: providers lock each separately.
@@ -37,13 +41,21 @@ macro_rules! half {
             /// The caller creates at most one send half and one receive half.
             #[inline]
             fn new(queue_pair: &'q QueuePair<'res, T>) -> Self {
-                Self { raw: queue_pair.as_raw(), queue_pair, whole: PhantomData }
+                let (raw, queue_pair) = (queue_pair.as_raw(), NonNull::from(queue_pair));
+                Self { raw, queue_pair, _owned: None, whole: PhantomData }
+            }
+
+            /// As [`new`](Self::new).
+            fn of(owned: Arc<QueuePair<'res, T>>) -> Self {
+                let (raw, queue_pair) = (owned.as_raw(), NonNull::from(&*owned));
+                Self { raw, queue_pair, _owned: Some(owned), whole: PhantomData }
             }
 
             /// The whole queue pair, for queries.
             #[inline]
             pub fn queue_pair(&self) -> &QueuePair<'res, T> {
-                self.queue_pair
+                // SAFETY: the half borrows the queue pair for `'q`, or has a part in it, which does not move.
+                unsafe { self.queue_pair.as_ref() }
             }
 
             /// The C object.
@@ -53,9 +65,9 @@ macro_rules! half {
             }
         }
 
-        impl<T> fmt::Debug for $half<'_, '_, T> {
+        impl<T: Transport> fmt::Debug for $half<'_, '_, T> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_tuple(stringify!($half)).field(self.queue_pair).finish()
+                f.debug_tuple(stringify!($half)).field(self.queue_pair()).finish()
             }
         }
     };
@@ -102,6 +114,60 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     pub fn split(&mut self) -> (SendHalf<'_, 'res, T>, ReceiveHalf<'_, 'res, T>) {
         (SendHalf::new(self), ReceiveHalf::new(self))
     }
+
+    /// As [`split`](Self::split), for good: each half can be stored and moves to any thread, such as the receive half to
+    /// the one that polls, and the send half into a lock of its own for the threads that send. So no sender waits for
+    /// the poller. When both are dropped, the queue pair is destroyed.
+    ///
+    /// ```
+    /// use std::sync::{Arc, Mutex};
+    ///
+    /// use ibverbs::operation::{ReceiveHalf, SendHalf};
+    /// use ibverbs::{
+    ///     CompletionQueue, Inline, ProtectionDomain, QueuePairBuilder, Rc, ReceiveWorkRequest, SendWorkRequest,
+    /// };
+    ///
+    /// struct Sender(Mutex<SendHalf<'static, 'static>>);
+    /// struct Poller(CompletionQueueOf, ReceiveHalf<'static, 'static>);
+    /// type CompletionQueueOf = Arc<CompletionQueue<'static>>;
+    ///
+    /// # fn main() -> ibverbs::Result<()> {
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
+    /// let context = Arc::new(ibverbs::open("rxe0")?);
+    /// let domain = Arc::new(ProtectionDomain::new(&context)?);
+    /// let queue = Arc::new(CompletionQueue::new(&context, 16)?);
+    /// let prepared = QueuePairBuilder::new(&domain, &queue, &queue, Rc).max_inline_data(16).build()?;
+    /// # let remote = prepared.endpoint();
+    /// let (send, receive) = prepared.handshake(remote)?.into_split();
+    /// let (sender, mut poller) = (Arc::new(Sender(Mutex::new(send))), Poller(queue, receive));
+    /// for wr_id in 0..2 {
+    ///     // SAFETY: a receive of no bytes has no memory.
+    ///     unsafe { poller.1.post(ReceiveWorkRequest::new(()), wr_id) }?;
+    /// }
+    /// let threads = [2, 3].map(|wr_id| {
+    ///     let sender = sender.clone();
+    ///     std::thread::spawn(move || {
+    ///         let mut send = sender.0.lock().unwrap();
+    ///         // SAFETY: a message of no bytes has no memory, and no other request is outstanding under the number.
+    ///         unsafe { send.post(SendWorkRequest::new(Inline(b"")), wr_id) }
+    ///     })
+    /// });
+    /// let (mut ended, mut completions) = (0, [Default::default(); 4]);
+    /// while ended < 4 {
+    ///     for completion in poller.0.poll(&mut completions)? {
+    ///         completion.result().expect("it has succeeded");
+    ///         ended += 1;
+    ///     }
+    /// }
+    /// # threads.map(|thread| thread.join().unwrap().unwrap());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn into_split(self) -> (SendHalf<'res, 'res, T>, ReceiveHalf<'res, 'res, T>) {
+        let whole = Arc::new(self);
+        (SendHalf::of(whole.clone()), ReceiveHalf::of(whole))
+    }
 }
 
 impl<T: Transport> SendHalf<'_, '_, T> {
@@ -122,7 +188,7 @@ impl<T: Transport> SendHalf<'_, '_, T> {
         wr_id: u64,
     ) -> Result<()> {
         // SAFETY: the queue pair is live, and the caller keeps the contract.
-        unsafe { post(self.queue_pair, self.raw, request, wr_id) }
+        unsafe { post(self.queue_pair(), self.raw, request, wr_id) }
     }
 
     /// `ibv_post_send`: [`QueuePair::post_prepared`] to the send queue.
@@ -145,7 +211,7 @@ impl<T: Transport> SendHalf<'_, '_, T> {
         T: TakesPrepared<F>,
     {
         // SAFETY: the caller keeps the contract.
-        unsafe { request.post(self.queue_pair, self.raw, wr_id) }
+        unsafe { request.post(self.queue_pair(), self.raw, wr_id) }
     }
 
     send_methods!();
@@ -172,7 +238,7 @@ impl<T: Transport> ReceiveHalf<'_, '_, T> {
         T: ReceiveQueue,
     {
         // SAFETY: the queue pair is live, and the caller keeps the contract.
-        unsafe { post(self.queue_pair, self.raw, request, wr_id) }
+        unsafe { post(self.queue_pair(), self.raw, request, wr_id) }
     }
 
     /// `ibv_post_recv`: [`QueuePair::post_prepared`] to the receive queue.
@@ -195,7 +261,7 @@ impl<T: Transport> ReceiveHalf<'_, '_, T> {
         T: ReceiveQueue,
     {
         // SAFETY: the caller keeps the contract.
-        unsafe { request.post(self.queue_pair, self.raw, wr_id) }
+        unsafe { request.post(self.queue_pair(), self.raw, wr_id) }
     }
 
     receive_methods!();
