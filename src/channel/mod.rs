@@ -63,6 +63,7 @@ pub use channel_set::{ChannelSet, PeerResults, SetScope};
 pub use datagrams::DatagramsBuilder;
 pub use error::{OperationError, OwnedResult, ScopeError, TransportError, TransportResult};
 pub use link::PreparedChannel;
+pub(crate) use owned_buffer::Piece;
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};
 pub use pending_work::PendingWork;
 pub use posting::{IntoReceive, IntoSend, WorkRequest};

@@ -9,7 +9,7 @@ use crate::base::error::Error;
 use crate::base::ffi;
 use crate::verbs::operation::sealed::{Kind, Undirected};
 use crate::verbs::operation::{
-    Receive, SIGNALED, check, check_receive, takes_receive, without_empty,
+    Receive, SIGNALED, check, check_receive, count_filled, takes_receive, without_empty,
 };
 use crate::verbs::queue_pair::MessageLimits;
 
@@ -361,8 +361,8 @@ unsafe fn post_empty<O: Operation>(
 #[inline]
 fn elements(verb: &'static str, list: &[ffi::ibv_sge], most: u32) -> TransportResult<()> {
     // Every channel has room for one piece. The compiler decides this for a list of known length.
-    if list.len() > 1 && list.len() > most as usize {
-        return Err(too_many(verb, list.len(), most).into());
+    if list.len() > 1 && list.len() > most as usize && count_filled(list) > most as usize {
+        return Err(too_many(verb, count_filled(list), most).into());
     }
     Ok(())
 }

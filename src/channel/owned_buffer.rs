@@ -5,10 +5,14 @@
 use std::any::TypeId;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::{fmt, ptr};
 
+use crate::base::ffi;
 use crate::verbs::completion::WorkSuccess;
-use crate::verbs::memory::{GatherBuffer, InMemory, KeptLength, MemoryRange, Peers, ScatterBuffer};
+use crate::verbs::memory::{
+    GatherBuffer, InMemory, KeptLength, MemoryRange, Peers, Region, ScatterBuffer,
+};
 
 /// Registered memory that an operation can own while it is in flight: see
 /// [`Loop::post`](crate::Loop::post).
@@ -19,27 +23,69 @@ use crate::verbs::memory::{GatherBuffer, InMemory, KeptLength, MemoryRange, Peer
 /// | [`DatagramBuffer`](crate::pool::DatagramBuffer) | the same, with what precedes a datagram |
 /// | [`SharedMemoryRange`](crate::memory::SharedMemoryRange) | a range of an `Arc<SharedMemoryRegion<'static, T>>` |
 /// | [`RawMemoryRange`](crate::memory::RawMemoryRange) | a range of an `Arc<RawMemoryRegion<'static>>`: other libraries' memory, dma-bufs |
-/// | `Box<MemoryRegion<'static, T>>` | all of a region |
+/// | `Box<MemoryRegion<'static, T>>`, `Arc<SharedMemoryRegion<'static, T>>`, `Arc<RawMemoryRegion<'static>>` | all of a region |
+/// | `Vec<B>`, `[B; N]`, `(A, B)` … of these | several, as one message |
 /// | `()` | no bytes |
 ///
 /// # Safety
 ///
 /// What [`GatherBuffer`](crate::memory::GatherBuffer) and [`ScatterBuffer`] promise while the value lives holds on every thread,
-/// and for any time. So nothing but a drop of the value ends it, neither a lifetime nor a thread. It has at most four
-/// words.
+/// and for any time. So nothing but a drop of the value ends it, neither a lifetime nor a thread. To be kept as an
+/// [`AnyBuffer`], it has at most four words.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a buffer that an operation can own",
     label = "a buffer without borrowed parts is needed here, such as a `PooledBuffer`",
     note = "a `Loop<AnyBuffer>` keeps owned buffers of every type",
+    note = "several pieces are a `Vec`, an array or a tuple of `PooledBuffer`s or `MemoryRange`s, or a type of your own that \
+            implements `GatherBuffer` with `type List = ElementList`",
     note = "in a scope, operations borrow their buffers: `channel.scope(|scope| scope.post(..))`"
 )]
-pub unsafe trait OwnedBuffer: ScatterBuffer<Kept = Self> + Send + 'static {}
+pub unsafe trait OwnedBuffer: ScatterBuffer<Kept = Self> + Send + 'static {
+    /// Whether it is a list of this crate, whose pieces a loop tells their lengths.
+    #[doc(hidden)]
+    const IS_LIST: bool = false;
+}
+
+/// A buffer of this crate that can be in a list. Telling its length runs no code of the program.
+pub trait Piece: OwnedBuffer + GatherBuffer<List = [ffi::ibv_sge; 1]> {}
+
+impl<M: InMemory + Peers + Send + Sync + 'static> Piece for MemoryRange<M> {}
+impl<M: InMemory + Peers + Send + Sync + 'static> Piece for Arc<Region<'static, M>> {}
+
+// SAFETY: what holds for each piece holds for all. The vector has them until it is dropped.
+unsafe impl<B: Piece> OwnedBuffer for Vec<B> {
+    const IS_LIST: bool = B::KEEPS_LENGTH;
+}
+
+// SAFETY: what holds for each piece holds for all.
+unsafe impl<B: Piece, const N: usize> OwnedBuffer for [B; N] {
+    const IS_LIST: bool = B::KEEPS_LENGTH;
+}
+
+macro_rules! tuples {
+    ($($($piece:ident)+;)+) => {$(
+        // SAFETY: what holds for each piece holds for all.
+        unsafe impl<$($piece: Piece),+> OwnedBuffer for ($($piece,)+) {
+            const IS_LIST: bool = $($piece::KEEPS_LENGTH)||+;
+        }
+    )+};
+}
+
+tuples! {
+    A;
+    A B;
+    A B C;
+    A B C D;
+}
 
 // SAFETY: there is no memory.
 unsafe impl OwnedBuffer for () {}
 
 // SAFETY: it keeps the region, which borrows nothing, and is `Send` and `Sync`.
 unsafe impl<M: InMemory + Peers + Send + Sync + 'static> OwnedBuffer for MemoryRange<M> {}
+
+// SAFETY: as above.
+unsafe impl<M: InMemory + Peers + Send + Sync + 'static> OwnedBuffer for Arc<Region<'static, M>> {}
 
 const WORDS: usize = 4;
 
@@ -49,6 +95,18 @@ struct BufferType {
     ///
     /// The pointer is to a value of this type, which is not used again.
     drop: unsafe fn(*mut ()),
+    /// # Safety
+    ///
+    /// The pointer is to a value of this type, which nothing else accesses.
+    received: unsafe fn(*mut (), usize),
+}
+
+/// # Safety
+///
+/// The pointer is to a `B`, which nothing else accesses.
+unsafe fn received<B: OwnedBuffer>(buffer: *mut (), bytes: usize) {
+    // SAFETY: the caller vouches for it.
+    unsafe { &mut *buffer.cast::<B>() }.received(bytes);
 }
 
 /// # Safety
@@ -66,8 +124,9 @@ fn is_of_type<B: 'static>(held: &BufferType) -> bool {
 
 struct TypeOf<B>(B);
 
-impl<B: 'static> TypeOf<B> {
-    const BUFFER_TYPE: BufferType = BufferType { id: TypeId::of::<B>, drop: drop_buffer::<B> };
+impl<B: OwnedBuffer> TypeOf<B> {
+    const BUFFER_TYPE: BufferType =
+        BufferType { id: TypeId::of::<B>, drop: drop_buffer::<B>, received: received::<B> };
 }
 
 /// A buffer of a type that is not known statically, for a [`Loop`](crate::Loop) whose buffers are of several types.
@@ -79,9 +138,12 @@ pub struct AnyBuffer {
 
 impl AnyBuffer {
     #[inline(always)]
-    pub(crate) fn new<B: Send + 'static>(buffer: B) -> Self {
+    pub(crate) fn new<B: OwnedBuffer>(buffer: B) -> Self {
         const {
-            assert!(size_of::<B>() <= size_of::<[usize; WORDS]>());
+            assert!(
+                size_of::<B>() <= size_of::<[usize; WORDS]>(),
+                "an AnyBuffer has room for four words: put the pieces into a `Vec`"
+            );
             assert!(align_of::<B>() <= align_of::<usize>());
         }
         let mut storage: MaybeUninit<[usize; WORDS]> = MaybeUninit::uninit();
@@ -96,7 +158,7 @@ impl AnyBuffer {
     ///
     /// The buffer is of another type.
     #[inline]
-    pub fn downcast<B: Send + 'static>(self) -> Result<B, Self> {
+    pub fn downcast<B: OwnedBuffer>(self) -> Result<B, Self> {
         // Equal pointers save the call. One type may have several tables.
         if !ptr::eq(self.held, &TypeOf::<B>::BUFFER_TYPE) && !is_of_type::<B>(self.held) {
             return Err(self);
@@ -104,6 +166,14 @@ impl AnyBuffer {
         let whole = ManuallyDrop::new(self);
         // SAFETY: the storage holds a `B`, and is not used again.
         Ok(unsafe { whole.storage.as_ptr().cast::<B>().read() })
+    }
+}
+
+impl AnyBuffer {
+    /// Tells a list the length of the message that it received.
+    pub(crate) fn received(&mut self, bytes: usize) {
+        // SAFETY: the storage holds a value of this type, and is borrowed exclusively.
+        unsafe { (self.held.received)(self.storage.as_mut_ptr().cast(), bytes) }
     }
 }
 

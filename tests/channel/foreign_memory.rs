@@ -11,7 +11,7 @@ use ibverbs::memory::{
 };
 use ibverbs::{
     AccessFlags, FetchAddWorkRequest, ReadWorkRequest, RegionOptions, SendWorkRequest,
-    WriteWorkRequest,
+    SharedMemoryRegion, WriteWorkRequest,
 };
 
 use crate::pair::{ALL, Pair};
@@ -41,6 +41,14 @@ fn a_range_of_a_raw_region_is_a_buffer_of_every_operation() {
     both.run(FetchAddWorkRequest::new(range(0..8), target.remote_range(3..).unwrap(), 5));
     both.run(WriteWorkRequest::new(range(0..8), target.remote_range(..1).unwrap()).inline());
     assert_eq!(target.to_vec(), [4, 2, 3, 9]);
+
+    // All of it.
+    let long = Arc::new(SharedMemoryRegion::<u8>::new(&pair.domain, 2 * PAGE, ALL).unwrap());
+    let back = both.run(WriteWorkRequest::new(region.clone(), long.remote()));
+    assert!(Arc::ptr_eq(&back, &region));
+    assert_eq!(long.slice(8..24).unwrap().to_vec(), [2_u64, 3].map(u64::to_ne_bytes).concat());
+    both.run(ReadWorkRequest::new(long.clone(), region.remote()));
+    drop((back, long));
 
     // Its own bytes, for a peer.
     both.run(WriteWorkRequest::new(range(0..8), range(4096..4104).remote()));

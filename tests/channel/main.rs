@@ -12,6 +12,7 @@ mod figures;
 mod foreign_memory;
 mod forget;
 mod lengths;
+mod lists;
 mod long_messages;
 mod loop_faults;
 mod loop_flow;

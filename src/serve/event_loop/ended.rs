@@ -5,6 +5,7 @@ use crate::base::ffi;
 use crate::channel::{AnyBuffer, OwnedBuffer};
 use crate::channel::{TransportError, TransportResult};
 use crate::verbs::completion::{WorkCompletion, WorkSuccess};
+use crate::verbs::memory::GatherBuffer;
 
 /// Names a channel of a [`Loop`](crate::Loop). After the channel was removed it names none, even if another channel
 /// takes the place. Other loops do not know the id: each numbers its channels from another value on.
@@ -128,6 +129,9 @@ mod sealed {
     /// A post calls it when the device already has the request: no code of the program may run here.
     pub trait Keep<K> {
         fn keep(kept: K) -> Self;
+
+        /// A list of this crate has received a message.
+        fn received(&mut self, _bytes: usize) {}
     }
 }
 
@@ -138,11 +142,19 @@ impl<B: OwnedBuffer> Keep<B> for B {
     fn keep(kept: B) -> B {
         kept
     }
+
+    fn received(&mut self, bytes: usize) {
+        GatherBuffer::received(self, bytes);
+    }
 }
 
 impl<B: OwnedBuffer> Keep<B> for AnyBuffer {
     #[inline(always)]
     fn keep(kept: B) -> Self {
         Self::new(kept)
+    }
+
+    fn received(&mut self, bytes: usize) {
+        Self::received(self, bytes);
     }
 }

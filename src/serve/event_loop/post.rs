@@ -4,8 +4,8 @@ use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 
 use super::Loop;
-use super::ended::{ChannelId, LoopBuffer};
-use super::slots::{NEVER_FREE, ONE, State, index_of};
+use super::ended::{ChannelId, Keep, LoopBuffer};
+use super::slots::{NEVER_FREE, ONE, State, index_of, no_memory};
 use super::table::{Aside, Entry};
 use crate::base::error::Error;
 use crate::base::ffi;
@@ -97,11 +97,25 @@ impl<B> Loop<'_, B> {
             Ok(list) => list,
             Err(error) => return Err(refused::<R, E>(error, operation, buffer)),
         };
+        let mut lists = None;
+        if const { is_received_list::<R>() } {
+            // Unless a message comes, nothing has.
+            buffer.received(0);
+            lists = table.length_of_lists(<B as Keep<R::Kept>>::received);
+            if lists.is_none() {
+                return Err(refused::<R, E>(no_memory().into(), operation, buffer));
+            }
+        }
         // SAFETY: the entry and the slot exist, as found above, and no other reference to the slot does.
         let (entry, slot) =
             unsafe { (table.entries.get_unchecked_mut(channel.index as usize), &mut *slot) };
         let number = slot.number.wrapping_add(ONE);
-        let kept = buffer.kept_length();
+        let kept = if const { is_received_list::<R>() } {
+            slot.list = (number >> 32) as u32;
+            lists
+        } else {
+            buffer.kept_length()
+        };
         // SAFETY: the channel was not removed, so its queue pair is live. The loop owns the prepared requests, and is
         // borrowed exclusively. An `OwnedBuffer` keeps its memory until it is dropped. It moves into the slot below,
         // where it stays until the device is done; nothing in between unwinds. Bytes that are not kept were copied by
@@ -223,6 +237,14 @@ pub(super) const fn queue_index(queue: Queue) -> usize {
         Queue::Send => 0,
         Queue::Receive => 1,
     }
+}
+
+/// A loop tells the pieces of such a list what they have received.
+const fn is_received_list<R: WorkRequest>() -> bool
+where
+    R::Kept: OwnedBuffer,
+{
+    matches!(R::Operation::QUEUE, Queue::Receive) && <R::Kept as OwnedBuffer>::IS_LIST
 }
 
 #[inline(always)]

@@ -78,6 +78,8 @@ pub(super) struct Slot<B> {
     pub(super) link: u32,
     /// Generations up to this one belong to earlier channels or connections.
     pub(super) begun: u32,
+    /// The generation of the latest receive into a list, whose `kept` is a [`ListLength`].
+    pub(super) list: u32,
     /// Where a receive's buffer keeps its length.
     pub(super) kept: Option<NonNull<KeptLength>>,
     /// Initialised in all states but `Free`, `Probe` and `Credits`.
@@ -95,6 +97,7 @@ impl<B> Slot<B> {
             next: index,
             link: NO_SLOT,
             begun: 0,
+            list: 0,
             kept: None,
             buffer: MaybeUninit::uninit(),
         }
@@ -117,9 +120,25 @@ impl<B> Slot<B> {
         if let Some(kept) = self.kept
             && let Some(len) = message_len(success)
         {
-            // SAFETY: it is the length of the slot's buffer, which is still in the slot, and the device is done with
-            // it.
-            unsafe { KeptLength::receive(kept, len as usize) };
+            // SAFETY: it is the length of the slot's buffer, which is still in the slot, or of the loop's lists; the
+            // device is done with it.
+            if !unsafe { KeptLength::receive_all(kept, len) } {
+                self.receive_more(kept, len);
+            }
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn receive_more(&mut self, kept: NonNull<KeptLength>, len: u32) {
+        let is_list = self.list == self.generation();
+        // SAFETY: as in `receive`. If the slot has a list, it is the first field of the loop's `ListLength`.
+        unsafe {
+            if !is_list || (*kept.as_ptr()).capacity() > 0 {
+                return (*kept.as_ptr()).set(len);
+            }
+            let received = (*kept.cast::<ListLength<B>>().as_ptr()).received;
+            received(self.buffer.assume_init_mut(), len as usize);
         }
     }
 
@@ -185,6 +204,19 @@ impl<B> Slot<B> {
     pub(super) fn is_earlier(&self, number: u64) -> bool {
         let ago = self.begun.wrapping_sub((number >> 32) as u32);
         ago < self.begun.min(1 << 31)
+    }
+}
+
+/// Where receives into lists keep their length. It has no capacity, so that whatever is received is told the pieces.
+#[repr(C)]
+pub(super) struct ListLength<B> {
+    kept: KeptLength,
+    received: fn(&mut B, usize),
+}
+
+impl<B> ListLength<B> {
+    pub(super) fn new(received: fn(&mut B, usize)) -> Self {
+        Self { kept: KeptLength::new(0), received }
     }
 }
 

@@ -13,13 +13,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::ended::{ChannelId, Ended, Failed, result};
 use super::lacking::Lacking;
 use super::numbers::Numbers;
-use super::slots::{List, NEVER_FREE, Outcome, Slot, State, index_of};
+use super::slots::{List, ListLength, NEVER_FREE, Outcome, Slot, State, index_of};
 use super::waiters::{Deferred, Tasks, Waiters};
 use crate::base::ffi;
 pub(crate) use crate::channel::parts::Core;
 pub(crate) use crate::channel::parts::{BATCH, PollCq, Polled, count};
 use crate::channel::parts::{Limits, Queue, Target, Templates};
 use crate::channel::{TransportError, TransportResult};
+use crate::verbs::memory::KeptLength;
 
 /// What a post needs of a channel.
 #[repr(align(64))]
@@ -108,6 +109,8 @@ pub(super) struct Table<B> {
     pub(super) lacking: Lacking,
     /// Channels with [unposted](State::Unposted) receives.
     pub(super) with_unposted: Vec<ChannelId>,
+    /// One, if a receive into a list was posted. Its place is that of these slots' lengths.
+    lists: Vec<ListLength<B>>,
     /// Number of polls for tasks.
     pub(super) turns: u32,
     /// A reactor calls slow verbs while the loop is not borrowed.
@@ -119,6 +122,18 @@ pub(super) struct Table<B> {
 }
 
 impl<B> Table<B> {
+    /// Where a receive into a list keeps its length; `None`: there is no memory.
+    pub(super) fn length_of_lists(
+        &mut self,
+        received: fn(&mut B, usize),
+    ) -> Option<NonNull<KeptLength>> {
+        if self.lists.is_empty() {
+            self.lists.try_reserve_exact(1).ok()?;
+            self.lists.push(ListLength::new(received));
+        }
+        NonNull::new(self.lists.as_mut_ptr()).map(NonNull::cast)
+    }
+
     /// # Safety
     ///
     /// The queue is live whenever the table polls it, `poll_cq` is its provider's function, and nothing else polls
@@ -142,6 +157,7 @@ impl<B> Table<B> {
             waiters: Waiters::new(),
             lacking: Lacking::default(),
             with_unposted: Vec::new(),
+            lists: Vec::new(),
             turns: 0,
             is_of_tasks: false,
             first_generation: NEXT_GENERATION.fetch_add(0x9e37_79b1, Ordering::Relaxed),

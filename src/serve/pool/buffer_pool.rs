@@ -18,7 +18,7 @@ use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
 use crate::base::parent::Parent;
-use crate::channel::OwnedBuffer;
+use crate::channel::{OwnedBuffer, Piece};
 use crate::verbs::domain::ProtectionDomain;
 use crate::verbs::memory::{
     AccessFlags, Element, GatherBuffer, KeptLength, MemoryRegion, RegionOptions, ScatterBuffer,
@@ -313,6 +313,8 @@ unsafe impl<T: Element> ScatterBuffer for Box<MemoryRegion<'static, T>> {
 
 // SAFETY: it borrows nothing, and is `Send` and `Sync`.
 unsafe impl<T: Element> OwnedBuffer for Box<MemoryRegion<'static, T>> {}
+
+impl<T: Element> Piece for Box<MemoryRegion<'static, T>> {}
 
 // The most buffers of a cache.
 

@@ -12,7 +12,7 @@ use super::waiting::{self, Waiting};
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::channel::OwnedBuffer;
+use crate::channel::{OwnedBuffer, Piece};
 use crate::verbs::memory::{
     GatherBuffer, KeptLength, RemoteMemoryRegion, ScatterBuffer, SharedMemoryRegion,
     SharedMemorySlice,
@@ -331,5 +331,7 @@ unsafe impl<M: PoolMemory> ScatterBuffer for PooledBuffer<M> {
 
 // SAFETY: it borrows nothing, and is `Send` and `Sync`. Its drop gives the chunk back.
 unsafe impl<M: PoolMemory> OwnedBuffer for PooledBuffer<M> {}
+
+impl<M: PoolMemory> Piece for PooledBuffer<M> {}
 
 debug! { impl[M] PooledBuffer<M>, self, len: self.chunk().kept.get(), capacity: self.capacity(), .. }

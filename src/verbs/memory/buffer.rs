@@ -116,7 +116,8 @@ use std::ptr::NonNull;
     note = "bytes that are not registered can be sent as `Inline(bytes)`"
 )]
 pub unsafe trait GatherBuffer: Sized {
-    /// The scatter/gather elements, such as `[ffi::ibv_sge; N]`.
+    /// The scatter/gather elements, such as `[ffi::ibv_sge; N]`, or an [`ElementList`](crate::memory::ElementList) if their
+    /// number is known at run time only. Empty ones are left out.
     type List: private::List;
 
     /// What an operation in flight keeps and gives back: `Self`, or `()` for [`Inline`](crate::Inline).
@@ -539,6 +540,20 @@ impl KeptLength {
     #[inline(never)]
     fn fill(&mut self) {
         self.len = self.capacity;
+    }
+
+    /// Returns whether they fit. If not, the caller [sets](Self::set) what does.
+    ///
+    /// # Safety
+    ///
+    /// That of [`receive`](Self::receive).
+    #[cfg(feature = "channel")]
+    #[inline(always)]
+    pub(crate) unsafe fn receive_all(this: NonNull<Self>, bytes: u32) -> bool {
+        // SAFETY: the caller vouches for it.
+        let kept = unsafe { &mut *this.as_ptr() };
+        kept.len = bytes;
+        bytes <= kept.capacity
     }
 
     /// Returns how many of the `bytes` received go to the next piece.

@@ -126,6 +126,31 @@ unsafe impl<M: InMemory + Peers + 'static> ScatterBuffer for MemoryRange<M> {
     }
 }
 
+// SAFETY: as of a range, of the whole region.
+unsafe impl<M: InMemory + Peers + 'static> GatherBuffer for Arc<Region<'static, M>> {
+    type List = One;
+    type Kept = Self;
+
+    #[inline]
+    fn gather(&self) -> Result<One> {
+        Ok([self.sge_of_range(..)?])
+    }
+
+    #[inline]
+    fn is_in_reach(&self) -> bool {
+        self.memory().is_in_reach()
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<M: InMemory + Peers + 'static> ScatterBuffer for Arc<Region<'static, M>> {
+    #[inline]
+    fn scatter(&mut self) -> Result<One> {
+        self.memory().check_write(self.access())?;
+        self.gather()
+    }
+}
+
 debug! {
     impl[M: Backing] MemoryRange<M>, self,
     addr: format_args!("{:#x}", self.element.addr), bytes: self.element.length, ..

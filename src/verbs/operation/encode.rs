@@ -6,7 +6,7 @@ use std::ptr;
 use super::destination::{Destination, To};
 use super::explain::{explain_request, explain_send};
 use super::sealed::{AddedOn, Kind, Post, Posted, Request};
-use super::{Adds, INLINE, MAX_MESSAGE_LENGTH, SIGNALED, total, without_empty};
+use super::{Adds, INLINE, MAX_MESSAGE_LENGTH, SIGNALED, count_filled, total, without_empty};
 use crate::base::c_enum::setters;
 use crate::base::error::{Error, Result, err_from_call};
 use crate::base::ffi;
@@ -64,8 +64,11 @@ pub(crate) fn check<K: Kind>(
 ) -> Result<()> {
     let length = total(list);
     kind.fits(length)?;
-    if const { is_read::<K>() } && list.len() > 1 {
-        limits.check_pieces_of_read(list.len())?;
+    if const { is_read::<K>() }
+        && list.len() > 1
+        && limits.check_pieces_of_read(list.len()).is_err()
+    {
+        limits.check_pieces_of_read(count_filled(list))?;
     }
     if kind.flags() & INLINE != 0 {
         limits.check_inline(length)

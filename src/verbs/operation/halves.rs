@@ -1,7 +1,6 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::post::{post, receive_methods, send_methods};
@@ -26,10 +25,8 @@ macro_rules! half {
         $(#[$meta])*
         pub struct $half<'q, 'res, T = Rc> {
             raw: *mut ffi::ibv_qp,
-            queue_pair: NonNull<QueuePair<'res, T>>,
-            /// Of halves that were not borrowed: the last one destroys it.
-            _owned: Option<Arc<QueuePair<'res, T>>>,
-            whole: PhantomData<(&'q mut (), &'q QueuePair<'res, T>)>,
+            queue_pair: &'q QueuePair<'res, T>,
+            whole: PhantomData<&'q mut ()>,
         }
 
         // SAFETY: any thread may use a queue pair, and two its two queues: providers lock each separately.
@@ -41,21 +38,13 @@ macro_rules! half {
             /// The caller creates at most one send half and one receive half.
             #[inline]
             fn new(queue_pair: &'q QueuePair<'res, T>) -> Self {
-                let (raw, queue_pair) = (queue_pair.as_raw(), NonNull::from(queue_pair));
-                Self { raw, queue_pair, _owned: None, whole: PhantomData }
-            }
-
-            /// As [`new`](Self::new).
-            fn of(owned: Arc<QueuePair<'res, T>>) -> Self {
-                let (raw, queue_pair) = (owned.as_raw(), NonNull::from(&*owned));
-                Self { raw, queue_pair, _owned: Some(owned), whole: PhantomData }
+                Self { raw: queue_pair.as_raw(), queue_pair, whole: PhantomData }
             }
 
             /// The whole queue pair, for queries.
             #[inline]
             pub fn queue_pair(&self) -> &QueuePair<'res, T> {
-                // SAFETY: the half borrows the queue pair for `'q`, or has a part in it, which does not move.
-                unsafe { self.queue_pair.as_ref() }
+                self.queue_pair
             }
 
             /// The C object.
@@ -65,9 +54,9 @@ macro_rules! half {
             }
         }
 
-        impl<T: Transport> fmt::Debug for $half<'_, '_, T> {
+        impl<T> fmt::Debug for $half<'_, '_, T> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_tuple(stringify!($half)).field(self.queue_pair()).finish()
+                f.debug_tuple(stringify!($half)).field(self.queue_pair).finish()
             }
         }
     };
@@ -81,6 +70,37 @@ half! {
 half! {
     /// The receive side of a queue pair: see [`QueuePair::split`].
     ReceiveHalf
+}
+
+macro_rules! owned_half {
+    ($(#[$meta:meta])* $owned:ident, $half:ident) => {
+        $(#[$meta])*
+        #[derive(Debug)]
+        pub struct $owned<'res, T: Transport = Rc>(Arc<QueuePair<'res, T>>);
+
+        impl<'res, T: Transport> $owned<'res, T> {
+            /// The half, to post with.
+            #[inline]
+            pub fn half(&mut self) -> $half<'_, 'res, T> {
+                $half::new(&self.0)
+            }
+
+            /// The whole queue pair, for queries.
+            pub fn queue_pair(&self) -> &QueuePair<'res, T> {
+                &self.0
+            }
+        }
+    };
+}
+
+owned_half! {
+    /// The send side of a queue pair, which it keeps: see [`QueuePair::into_split`].
+    OwnedSendHalf, SendHalf
+}
+
+owned_half! {
+    /// The receive side of a queue pair, which it keeps: see [`QueuePair::into_split`].
+    OwnedReceiveHalf, ReceiveHalf
 }
 
 impl<'res, T: Transport> QueuePair<'res, T> {
@@ -122,13 +142,13 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// ```
     /// use std::sync::{Arc, Mutex};
     ///
-    /// use ibverbs::operation::{ReceiveHalf, SendHalf};
+    /// use ibverbs::operation::{OwnedReceiveHalf, OwnedSendHalf};
     /// use ibverbs::{
     ///     CompletionQueue, Inline, ProtectionDomain, QueuePairBuilder, Rc, ReceiveWorkRequest, SendWorkRequest,
     /// };
     ///
-    /// struct Sender(Mutex<SendHalf<'static, 'static>>);
-    /// struct Poller(CompletionQueueOf, ReceiveHalf<'static, 'static>);
+    /// struct Sender(Mutex<OwnedSendHalf<'static>>);
+    /// struct Poller(CompletionQueueOf, OwnedReceiveHalf<'static>);
     /// type CompletionQueueOf = Arc<CompletionQueue<'static>>;
     ///
     /// # fn main() -> ibverbs::Result<()> {
@@ -143,14 +163,14 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// let (sender, mut poller) = (Arc::new(Sender(Mutex::new(send))), Poller(queue, receive));
     /// for wr_id in 0..2 {
     ///     // SAFETY: a receive of no bytes has no memory.
-    ///     unsafe { poller.1.post(ReceiveWorkRequest::new(()), wr_id) }?;
+    ///     unsafe { poller.1.half().post(ReceiveWorkRequest::new(()), wr_id) }?;
     /// }
     /// let threads = [2, 3].map(|wr_id| {
     ///     let sender = sender.clone();
     ///     std::thread::spawn(move || {
     ///         let mut send = sender.0.lock().unwrap();
     ///         // SAFETY: a message of no bytes has no memory, and no other request is outstanding under the number.
-    ///         unsafe { send.post(SendWorkRequest::new(Inline(b"")), wr_id) }
+    ///         unsafe { send.half().post(SendWorkRequest::new(Inline(b"")), wr_id) }
     ///     })
     /// });
     /// let (mut ended, mut completions) = (0, [Default::default(); 4]);
@@ -164,9 +184,9 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn into_split(self) -> (SendHalf<'res, 'res, T>, ReceiveHalf<'res, 'res, T>) {
+    pub fn into_split(self) -> (OwnedSendHalf<'res, T>, OwnedReceiveHalf<'res, T>) {
         let whole = Arc::new(self);
-        (SendHalf::of(whole.clone()), ReceiveHalf::of(whole))
+        (OwnedSendHalf(whole.clone()), OwnedReceiveHalf(whole))
     }
 }
 
@@ -188,7 +208,7 @@ impl<T: Transport> SendHalf<'_, '_, T> {
         wr_id: u64,
     ) -> Result<()> {
         // SAFETY: the queue pair is live, and the caller keeps the contract.
-        unsafe { post(self.queue_pair(), self.raw, request, wr_id) }
+        unsafe { post(self.queue_pair, self.raw, request, wr_id) }
     }
 
     /// `ibv_post_send`: [`QueuePair::post_prepared`] to the send queue.
@@ -211,7 +231,7 @@ impl<T: Transport> SendHalf<'_, '_, T> {
         T: TakesPrepared<F>,
     {
         // SAFETY: the caller keeps the contract.
-        unsafe { request.post(self.queue_pair(), self.raw, wr_id) }
+        unsafe { request.post(self.queue_pair, self.raw, wr_id) }
     }
 
     send_methods!();
@@ -238,7 +258,7 @@ impl<T: Transport> ReceiveHalf<'_, '_, T> {
         T: ReceiveQueue,
     {
         // SAFETY: the queue pair is live, and the caller keeps the contract.
-        unsafe { post(self.queue_pair(), self.raw, request, wr_id) }
+        unsafe { post(self.queue_pair, self.raw, request, wr_id) }
     }
 
     /// `ibv_post_recv`: [`QueuePair::post_prepared`] to the receive queue.
@@ -261,7 +281,7 @@ impl<T: Transport> ReceiveHalf<'_, '_, T> {
         T: ReceiveQueue,
     {
         // SAFETY: the caller keeps the contract.
-        unsafe { request.post(self.queue_pair(), self.raw, wr_id) }
+        unsafe { request.post(self.queue_pair, self.raw, wr_id) }
     }
 
     receive_methods!();

@@ -37,7 +37,7 @@
 //! | take rights away, or give them | [`LocalInvalidateWorkRequest`], [`WindowBinding`] |
 //! | name a destination | [`DatagramPeer`], [`DatagramDestination`], [`XrcPeer`], [`Destination`], [`To`] |
 //! | add something | [`Immediate`], [`Invalidate`], by the methods of a request |
-//! | post one by one | [`QueuePair::post`](crate::QueuePair::post) and its short forms; from two threads [`SendHalf`] and [`ReceiveHalf`] |
+//! | post one by one | [`QueuePair::post`](crate::QueuePair::post) and its short forms; from two threads [`SendHalf`] and [`ReceiveHalf`], or [`OwnedSendHalf`] and [`OwnedReceiveHalf`] |
 //! | post many at once | [`SendList`], [`ReceiveList`]; a [`Batch`] on the device's own queue |
 //! | post the same again | [`PreparedRequest`], [`PreparedReceive`] |
 //
@@ -68,7 +68,10 @@ pub use destination::DcPeer;
 pub use destination::{DatagramDestination, DatagramPeer, Destination, To, XrcPeer};
 pub use encode::SegmentedSendWorkRequest;
 pub(crate) use encode::{check, check_receive};
-pub use halves::{Extra, Immediate, Invalidate, ReceiveHalf, SendHalf, WriteExtra};
+pub use halves::{
+    Extra, Immediate, Invalidate, OwnedReceiveHalf, OwnedSendHalf, ReceiveHalf, SendHalf,
+    WriteExtra,
+};
 pub use list::{ListError, ReceiveList, SendList, WorkRequestList};
 pub(crate) use post::post_by;
 pub use prepared_request::{ElementSlice, Prepared, PreparedReceive, PreparedRequest};
@@ -255,6 +258,13 @@ pub(crate) fn without_empty(list: &mut [ffi::ibv_sge]) -> usize {
         }
     }
     count
+}
+
+/// How many pieces [`without_empty`] leaves, for a list that seems to have too many.
+#[cold]
+#[inline(never)]
+pub(crate) fn count_filled(list: &[ffi::ibv_sge]) -> usize {
+    list.iter().filter(|piece| piece.length != 0).count()
 }
 
 pub(crate) const fn takes_receive(opcode: ffi::ibv_wr_opcode) -> bool {

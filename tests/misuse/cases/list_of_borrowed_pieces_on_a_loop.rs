@@ -1,0 +1,10 @@
+use ibverbs::channel::AnyBuffer;
+use ibverbs::{ChannelId, Loop, MemorySlice, SendWorkRequest}; //~ ERROR
+use ibverbs::{ChannelId, Loop, PooledBuffer, SendWorkRequest}; //~ RIGHT
+
+type Pieces = Vec<MemorySlice<'static, u8>>; //~ ERROR
+type Pieces = Vec<PooledBuffer>; //~ RIGHT
+
+pub fn case(clients: &mut Loop<'_, AnyBuffer>, id: ChannelId, pieces: Pieces) {
+    let _ = clients.post(id, SendWorkRequest::new(pieces), 0);
+}
