@@ -55,6 +55,8 @@
 //! another peer, if it knows the address and guesses the key of 32 bits. Give peers that do not trust each other a `Rails` each.
 //! Nothing is encrypted, and no peer has to prove who it is.
 
+#![forbid(unsafe_code)]
+
 mod closing;
 mod connecting;
 mod control;

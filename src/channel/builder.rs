@@ -1,11 +1,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Channel;
 use super::core::CoreSettings;
 use super::credits::{self, CreditWords};
 use super::in_flight::InFlight;
-use super::link::{Link, PreparedChannel, QueuePairSettings};
+use super::link::{Link, QueuePairSettings};
 use super::operation::Limits;
+use super::prepared_channel::PreparedChannel;
 use super::wait::Sleep;
 use crate::base::c_enum::setters;
 use crate::base::debug::debug;
@@ -94,6 +96,15 @@ macro_rules! settings {
 
 settings! { max_send_sge max_recv_sge }
 connection_settings!(settings);
+
+impl<'res> Channel<'res> {
+    /// Starts to build a channel: see [`ChannelBuilder::new`].
+    pub fn builder(
+        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
+    ) -> ChannelBuilder<'res> {
+        ChannelBuilder::new(domain)
+    }
+}
 
 impl<'res> ChannelBuilder<'res> {
     /// Starts to build a channel for memory of this domain.

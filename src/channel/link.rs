@@ -4,12 +4,11 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::core::{Core, CoreSettings};
+use super::credits;
 use super::credits::{CreditRegion, CreditWords};
 use super::in_flight::InFlight;
-use super::{Channel, credits};
-use crate::base::c_enum::setters;
 use crate::base::debug::debug;
-use crate::base::error::{Error, ErrorKind, Result, StateError};
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::ffi;
 use crate::base::handle::Leak;
 use crate::base::queue_pair_state::QueuePairType;
@@ -17,12 +16,11 @@ use crate::base::trace;
 use crate::verbs::device::Gid;
 use crate::verbs::memory::RemoteMemoryRegion;
 use crate::verbs::queue_pair::{AddressVector, ConnectionSettings, QueuePair, QueuePairEndpoint};
-use crate::verbs::settings::{MaximumTransferUnit, PacketSequenceNumber};
 
 pub(crate) struct Link<'res> {
     pub(crate) core: Arc<Core>,
     /// Keeps its parents alive, also after the destroy verb (`core.destroyed`).
-    queue_pair: ManuallyDrop<QueuePair<'res, QueuePairType>>,
+    pub(super) queue_pair: ManuallyDrop<QueuePair<'res, QueuePairType>>,
     leaked: bool,
     /// Closed after the queue pair is destroyed.
     pub(crate) stream: Option<TcpStream>,
@@ -258,76 +256,3 @@ impl<'res> Link<'res> {
 }
 
 debug! { Link<'_>, self, endpoint: self.endpoint(), core: self.core, .. }
-
-/// A channel that is not connected, with the address that the peer needs.
-#[derive(Debug)]
-#[must_use]
-pub struct PreparedChannel<'res> {
-    pub(crate) link: Link<'res>,
-}
-
-impl<'res> PreparedChannel<'res> {
-    /// The address of the channel, which the peer needs. A [reset](Channel::reset) changes it, so ask again
-    /// after one.
-    pub fn endpoint(&self) -> QueuePairEndpoint {
-        self.link.endpoint()
-    }
-
-    /// The number of the first packet that we send. The [endpoint](Self::endpoint) contains it. A peer that
-    /// gets the number by other means passes it to its `receive_psn`.
-    pub fn send_psn(&self) -> PacketSequenceNumber {
-        self.link.queue_pair().send_psn()
-    }
-
-    setters! { self,
-        /// Sets the number of the first packet that we send on the next connection, as
-        /// [`ChannelBuilder::send_psn`](crate::ChannelBuilder::send_psn) does.
-        set_send_psn(psn: PacketSequenceNumber) => self.link.queue_pair.set_send_psn(psn);
-
-        /// Sets the number of the first packet that we receive, as [`ChannelBuilder::receive_psn`](crate::ChannelBuilder::receive_psn) does, if the
-        /// peer's endpoint does not contain it.
-        receive_psn(psn: PacketSequenceNumber) => self.link.queue_pair.set_receive_psn(psn);
-
-        /// Sets the largest MTU of the path, as [`ChannelBuilder::path_mtu`](crate::ChannelBuilder::path_mtu) does. The endpoint contains it
-        /// too.
-        path_mtu(mtu: MaximumTransferUnit) => self.link.queue_pair.set_path_mtu(mtu);
-    }
-
-    /// `ibv_modify_qp`: connects the channel to the peer's.
-    ///
-    /// The peer may call this earlier or later. The device retries what is sent before the peer is ready,
-    /// as often as the settings allow.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`PreparedQueuePair::handshake`](crate::PreparedQueuePair::handshake). The channel comes
-    /// back in the [`StateError`], with the same endpoint, for another attempt.
-    #[doc(alias = "ibv_modify_qp")]
-    pub fn handshake(
-        mut self,
-        remote: QueuePairEndpoint,
-    ) -> Result<Channel<'res>, StateError<Self>> {
-        match self.link.connect(&remote) {
-            Ok(()) => Ok(Channel::connected(self.link)),
-            Err(error) => Err(StateError::new(self, error)),
-        }
-    }
-
-    /// The caller has taken the queue pair to INIT. The channel takes receives alone until [`Channel::allow_sends`].
-    #[cfg(feature = "rdmacm")]
-    pub(crate) fn into_receiving(mut self) -> Channel<'res> {
-        self.link.open_receives_of_init();
-        Channel::connected(self.link)
-    }
-
-    /// `ibv_destroy_qp`: destroys the queue pair and reports a failure. Dropping ignores a failure.
-    ///
-    /// # Errors
-    ///
-    /// The provider's errno value. The channel is then
-    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    #[doc(alias = "ibv_destroy_qp")]
-    pub fn close(self) -> Result<()> {
-        self.link.close()
-    }
-}

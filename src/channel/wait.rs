@@ -1,9 +1,9 @@
+use std::cell::OnceCell;
 use std::hint;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::Channel;
 use super::error::{TransportError, TransportResult};
 use crate::base::debug::debug;
 use crate::base::error::{ErrorKind, Result};
@@ -138,13 +138,23 @@ impl Cancel {
     }
 }
 
-/// Ends a wait of a [`Channel`] from another thread: see [`Channel::cancel_handle`].
+/// Ends a wait of a [`Channel`](crate::Channel) from another thread: see [`Channel::cancel_handle`](crate::Channel::cancel_handle).
 ///
 /// A handle may outlive its channel; it then does nothing.
 #[derive(Clone)]
 pub struct CancelHandle(Arc<Cancel>);
 
 impl CancelHandle {
+    /// Makes the first handle, or copies it.
+    pub(super) fn of(cancel: &OnceCell<Arc<Cancel>>, sleep: Option<Sleep>) -> Result<Self> {
+        if let Some(cancel) = cancel.get() {
+            return Ok(Self(cancel.clone()));
+        }
+        let waiters = sleep.map(|sleep| sleep.wakeable()).transpose()?;
+        let first = Arc::new(Cancel { cancelled: AtomicBool::new(false), waiters });
+        Ok(Self(cancel.get_or_init(|| first).clone()))
+    }
+
     /// Ends the wait that the channel is in, or else the next one that finds its operation still in flight.
     /// The wait returns [`Cancelled`](crate::TransportError::Cancelled) soon, also if it sleeps.
     ///
@@ -169,50 +179,3 @@ impl CancelHandle {
 }
 
 debug! { CancelHandle, self, pending: self.is_pending() }
-
-impl Channel<'_> {
-    /// A handle with which another thread can end a wait of this channel. All handles of a channel are the
-    /// same; they stay valid after a [`reset`](Self::reset).
-    ///
-    /// A cancelled wait returns [`Cancelled`](crate::TransportError::Cancelled), and does what it does when its deadline
-    /// passes: a wait for [credit](crate::ChannelBuilder::flow_control), also that of a blocking operation, which was not posted
-    /// then, leaves everything in flight, and can be called again. All others (blocking operations that were posted,
-    /// scopes, unpolled operations) lend memory to the device that must come back, so they stop the channel. (A [`Loop`](crate::Loop) owns its buffers: its [`LoopWaker`](crate::event_loop::LoopWaker) stops nothing.) A
-    /// channel without a handle pays nothing: only a wait that has found nothing for a while looks.
-    ///
-    /// ```no_run
-    /// # // not on Soft-RoCE alone: needs a peer
-    /// # fn serve(channel: &mut ibverbs::Channel<'_>, region: &mut ibverbs::MemoryRegion<'_, u8>) -> Result<(), Box<dyn std::error::Error>> {
-    /// use ibverbs::TransportError;
-    ///
-    /// let stop = channel.cancel_handle()?;
-    /// std::thread::spawn(move || {
-    ///     let mut line = String::new();
-    ///     let _ = std::io::stdin().read_line(&mut line);
-    ///     stop.cancel();
-    /// });
-    /// match channel.receive(&mut region.slice_mut(..)?) {
-    ///     Ok(success) => println!("{} bytes", success.byte_len()),
-    ///     Err(TransportError::Cancelled) => println!("the channel is stopped: reset it, or drop it"),
-    ///     Err(error) => return Err(error.into()),
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// The first handle of a channel that [sleeps](crate::ChannelBuilder::sleep_after) needs a file:
-    ///
-    ///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open.
-    ///  - `ENOMEM`: out of memory.
-    pub fn cancel_handle(&mut self) -> Result<CancelHandle> {
-        let core = self.core();
-        if let Some(cancel) = core.cancel.get() {
-            return Ok(CancelHandle(cancel.clone()));
-        }
-        let waiters = core.settings.sleep.map(|sleep| sleep.wakeable()).transpose()?;
-        let cancel = Arc::new(Cancel { cancelled: AtomicBool::new(false), waiters });
-        Ok(CancelHandle(core.cancel.get_or_init(|| cancel).clone()))
-    }
-}

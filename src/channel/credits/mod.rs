@@ -14,8 +14,6 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-#[cfg(doc)]
-use super::core::Core;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
 use crate::verbs::completion::WorkError;

@@ -8,10 +8,11 @@
 //! nothing.
 
 mod fast_path;
+mod polled;
 
-pub(crate) use fast_path::{BATCH, PollCq, Polled};
+pub(super) use polled::Sink;
+pub(crate) use polled::{BATCH, PollCq, Polled, count, poll_cq_of};
 
-use std::cell::Cell;
 use std::ffi::c_int;
 
 use super::core::Core;
@@ -20,38 +21,6 @@ use super::slot::{Owner, Slot, State};
 use super::wait::Wait;
 use crate::base::ffi;
 use crate::verbs::completion::WorkCompletion;
-
-pub(super) struct Sink {
-    batch: Polled,
-    poll_cq: PollCq,
-    queue: *mut ffi::ibv_cq,
-    /// The last poll's value, if a [shortcut](fast_path) left it to [`Core::settle_rest`]. Otherwise 0.
-    rest: Cell<c_int>,
-}
-
-impl Sink {
-    /// Makes a sink. With `of_loop`, it polls nothing.
-    ///
-    /// # Safety
-    ///
-    /// The completion queue is live.
-    pub(super) unsafe fn new(queue: *mut ffi::ibv_cq, of_loop: bool) -> Self {
-        // SAFETY: the queue is live, by the caller's contract.
-        let poll_cq = if of_loop { poll_nothing } else { unsafe { poll_cq_of(queue) } };
-        Self { batch: Polled::new(), poll_cq, queue, rest: Cell::new(0) }
-    }
-
-    #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        self.batch.is_empty()
-    }
-
-    /// Returns true also if the last poll has failed.
-    #[inline]
-    pub(super) fn has_rest(&self) -> bool {
-        self.rest.get() != 0 || !self.is_empty()
-    }
-}
 
 impl Core {
     /// Handles all polled completions, or those of one poll. Returns whether there were any.
@@ -239,36 +208,4 @@ impl Core {
         }
         self.table.slot_of(completion.wr_id)
     }
-}
-
-/// Returns the provider's `poll_cq`.
-///
-/// # Safety
-///
-/// The completion queue is live.
-pub(crate) unsafe fn poll_cq_of(queue: *mut ffi::ibv_cq) -> PollCq {
-    // SAFETY: the queue is live, by the caller's contract, and so is its context.
-    let poll_cq = unsafe { (*(*queue).context).ops.poll_cq };
-    // libibverbs sets every operation before it returns the context.
-    poll_cq.expect("libibverbs sets it")
-}
-
-/// Leaves polling to the [`Loop`](crate::Loop).
-unsafe extern "C" fn poll_nothing(_: *mut ffi::ibv_cq, _: c_int, _: *mut ffi::ibv_wc) -> c_int {
-    0
-}
-
-#[inline]
-pub(crate) fn count(found: c_int) -> TransportResult<usize> {
-    match usize::try_from(found) {
-        Ok(found) if found <= BATCH => Ok(found),
-        _ => Err(poll_failed(found)),
-    }
-}
-
-#[cold]
-fn poll_failed(found: c_int) -> TransportError {
-    // A provider that returns more than there is room for is broken.
-    let found = if found > 0 { -libc::EIO } else { found };
-    ffi::failed("ibv_poll_cq", found).into()
 }

@@ -1,5 +1,6 @@
 //! Many channels on one thread: one completion queue, one table of operations, one owner.
 
+mod channels;
 mod datagrams;
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for futures
 mod detached;

@@ -102,7 +102,7 @@ fn said_by(request: &ffi::ibv_send_wr) -> Said {
 }
 
 #[derive(Default)]
-pub(super) struct Compared(Vec<Opcode>);
+pub(super) struct Compared(pub(super) Vec<Opcode>);
 
 impl Compared {
     pub(super) fn check<K: Kind>(&mut self, kind: K) {
@@ -117,16 +117,4 @@ impl Compared {
         assert_eq!(K::EXTENDED.bits().count_ones(), 1);
         self.0.push(K::OPCODE);
     }
-}
-
-#[test]
-fn both_interfaces_say_the_same_of_each_operation_of_the_table() {
-    let mut compared = Compared::default();
-    super::requests::for_each_operation(&mut compared);
-    let mut opcodes: Vec<_> = compared.0.iter().map(|opcode| opcode.0).collect();
-    opcodes.sort_unstable();
-    opcodes.dedup();
-    assert_eq!(opcodes.len(), compared.0.len(), "each once: {opcodes:?}");
-    assert!(opcodes.contains(&Opcode::IBV_WR_SEND_WITH_INV.0), "{opcodes:?}");
-    assert!(opcodes.contains(&Opcode::IBV_WR_RDMA_WRITE_WITH_IMM.0), "{opcodes:?}");
 }

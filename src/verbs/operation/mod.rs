@@ -54,6 +54,7 @@ mod bind_window;
 pub(crate) mod destination;
 pub(crate) mod encode;
 pub(crate) mod explain;
+mod extra;
 mod halves;
 mod list;
 mod post;
@@ -68,10 +69,8 @@ pub use destination::DcPeer;
 pub use destination::{DatagramDestination, DatagramPeer, Destination, To, XrcPeer};
 pub use encode::SegmentedSendWorkRequest;
 pub(crate) use encode::{check, check_receive};
-pub use halves::{
-    Extra, Immediate, Invalidate, OwnedReceiveHalf, OwnedSendHalf, ReceiveHalf, SendHalf,
-    WriteExtra,
-};
+pub use extra::{Extra, Immediate, Invalidate, WriteExtra};
+pub use halves::{OwnedReceiveHalf, OwnedSendHalf, ReceiveHalf, SendHalf};
 pub use list::{ListError, ReceiveList, SendList, WorkRequestList};
 pub(crate) use post::post_by;
 pub use prepared_request::{ElementSlice, Prepared, PreparedReceive, PreparedRequest};

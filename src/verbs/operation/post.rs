@@ -94,7 +94,7 @@ pub(super) unsafe fn post<T: Transport, R: Posts<T>>(
     wr_id: u64,
 ) -> Result<()> {
     if <R::Operation as Post>::NEEDS_PEER {
-        T::need_peer(queue_pair.erased())?;
+        T::need_peer(queue_pair.has_peer())?;
     }
     let (operation, mut buffer) = request.split();
     let limits = queue_pair.message_limits();
@@ -210,7 +210,7 @@ macro_rules! send_methods {
         {
             if list.needs_peer {
                 let refused = |error| ListError::new(error, 0, list.len());
-                T::need_peer(self.queue_pair().erased()).map_err(refused)?;
+                T::need_peer(self.queue_pair().has_peer()).map_err(refused)?;
             }
             if list.has_long {
                 let limits = self.queue_pair().message_limits();

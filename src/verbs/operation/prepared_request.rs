@@ -337,7 +337,7 @@ impl<R: RawRequest, F> Prepared<'_, R, F> {
     ) -> Result<()> {
         debug_assert!(self.raw.is_last(), "the request was in a list, which links it to another");
         if self.needs_peer {
-            T::need_peer(queue_pair.erased())?;
+            T::need_peer(queue_pair.has_peer())?;
         }
         // SAFETY: the caller vouches for the elements.
         unsafe { self.raw.check_domain(queue_pair.message_limits())? };

@@ -4,8 +4,6 @@ use std::ptr::NonNull;
 
 use crate::base::c_enum::c_enum;
 use crate::base::ffi;
-use crate::base::queue_pair_state::QueuePairType;
-use crate::verbs::queue_pair::DriverTransport;
 
 macro_rules! operations {
     ($($(#[doc = $doc:literal])* $name:ident = $constant:ident, $function:ident;)+) => {
@@ -85,8 +83,13 @@ bitflags::bitflags! {
 
 /// Bits: those of [`SendOperations`], and those below.
 pub(crate) mod function {
-    use super::*;
+    use std::ptr::NonNull;
+
     use crate::base::error::Error;
+    use crate::base::ffi;
+    use crate::base::queue_pair_state::QueuePairType;
+    use crate::verbs::queue_pair::SendOperations;
+    use crate::verbs::queue_pair::transport::DriverTransport;
 
     /// No function: the queue pair has a fixed peer.
     pub(crate) const READY: u64 = 1 << 63;

@@ -57,6 +57,7 @@ mod shared_receive_queue;
 mod srd;
 #[cfg(feature = "efa")]
 mod srd_options;
+mod steering;
 mod tag_matching;
 mod transition;
 mod transport;

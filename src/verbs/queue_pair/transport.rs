@@ -6,7 +6,6 @@ pub(crate) use self::sealed::Addressed;
 
 use std::fmt;
 
-use super::QueuePair;
 use super::attributes::AttributeMask;
 #[cfg(feature = "mlx5")]
 use super::dc_options as dc;
@@ -21,8 +20,9 @@ use crate::base::ffi;
 use crate::base::queue_pair_state::{QueuePairState, QueuePairType};
 
 mod sealed {
-    use super::{DriverTransport, QueuePair, QueuePairType};
     use crate::base::error::Result;
+    use crate::base::queue_pair_state::QueuePairType;
+    use crate::verbs::queue_pair::transport::DriverTransport;
 
     pub trait Sealed {
         /// Only the provider's own verb creates it.
@@ -35,7 +35,7 @@ mod sealed {
 
         /// Where the compiler could not check it.
         #[inline(always)]
-        fn need_peer(_: &QueuePair<'_, QueuePairType>) -> Result<()> {
+        fn need_peer(_has_peer: bool) -> Result<()> {
             Ok(())
         }
 
@@ -297,8 +297,8 @@ transports! {
 
 impl sealed::Sealed for QueuePairType {
     #[inline]
-    fn need_peer(queue_pair: &QueuePair<'_, QueuePairType>) -> Result<()> {
-        if queue_pair.has_peer() { Ok(()) } else { Err(no_peer()) }
+    fn need_peer(has_peer: bool) -> Result<()> {
+        if has_peer { Ok(()) } else { Err(no_peer()) }
     }
 
     fn is(_: QueuePairType, _: Option<&DriverTransport>) -> bool {

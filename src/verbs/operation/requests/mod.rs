@@ -1,6 +1,6 @@
 use super::destination::{Destination, To};
 use super::destination::{atomic, check_atomic, check_remote, rdma};
-use super::halves::{Extra, WriteExtra};
+use super::extra::{Extra, WriteExtra};
 use super::sealed::{AddedOn, Kind, Posted, PostedOn, Request, Undirected};
 use super::{Adds, INLINE, Posts, SIGNALED};
 use crate::base::c_enum::setters;
@@ -554,5 +554,23 @@ impl LocalInvalidateWorkRequest<()> {
     #[inline(always)]
     pub fn new(rkey: u32) -> Self {
         Self { buffer: (), operation: op::LocalInvalidate { flags: 0, rkey } }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::operation::agreement::Compared;
+
+    #[test]
+    fn both_interfaces_say_the_same_of_each_operation_of_the_table() {
+        let mut compared = Compared::default();
+        for_each_operation(&mut compared);
+        let mut opcodes: Vec<_> = compared.0.iter().map(|opcode| opcode.0).collect();
+        opcodes.sort_unstable();
+        opcodes.dedup();
+        assert_eq!(opcodes.len(), compared.0.len(), "each once: {opcodes:?}");
+        assert!(opcodes.contains(&Opcode::IBV_WR_SEND_WITH_INV.0), "{opcodes:?}");
+        assert!(opcodes.contains(&Opcode::IBV_WR_RDMA_WRITE_WITH_IMM.0), "{opcodes:?}");
     }
 }
