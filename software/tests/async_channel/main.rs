@@ -90,6 +90,36 @@ fn every_operation_gives_its_buffer_back() {
 }
 
 #[test]
+fn a_list_of_buffers_is_one_message() {
+    on_both(|[one, other]| async move {
+        let [ours, theirs] = [&one, &other].map(|side| {
+            let context = side.domain.context_parent();
+            let reactor = Reactor::<Locked<Vec<PooledBuffer>>>::with_share(context, 64).unwrap();
+            let builder = side.builder().max_send_sge(3).max_recv_sge(3);
+            let prepared = reactor.prepare(builder).unwrap();
+            tokio::spawn(async move { reactor.run_on_tokio().await });
+            prepared
+        });
+        let endpoints = (ours.endpoint(), theirs.endpoint());
+        let ours = ours.handshake(endpoints.1).unwrap();
+        let theirs = theirs.handshake(endpoints.0).unwrap();
+        for count in [1, 3, 2] {
+            let room: Vec<_> = (0..3).map(|_| other.buffer(99)).collect();
+            let mut list: Vec<_> = (0..count).map(|n| one.buffer(n)).collect();
+            list[0].set_len(8).unwrap();
+            let (sent, received) = tokio::join!(ours.send(list), theirs.receive(room));
+            assert_eq!(sent.unwrap().0.len(), count as usize);
+            let (room, success) = received.unwrap();
+            assert_eq!(success.byte_len() as usize, 8 + (count as usize - 1) * LEN);
+            let found: Vec<u8> = room.iter().flat_map(|buffer| buffer.to_vec()).collect();
+            let numbers: Vec<_> = (1..count).map(|n| found[8 + (n as usize - 1) * LEN]).collect();
+            assert_eq!(numbers, (1..count).map(|n| n as u8).collect::<Vec<_>>());
+            assert_eq!(found.len(), success.byte_len() as usize, "each is told its length");
+        }
+    });
+}
+
+#[test]
 fn more_operations_than_there_is_room_for_wait_in_line() {
     on_both(|[one, other]| async move {
         let [ours, theirs] = connect(&one, &other);
