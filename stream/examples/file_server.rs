@@ -41,7 +41,7 @@ async fn file(folder: &Path, request: Request<Incoming>) -> Response<Full<Bytes>
     }
 }
 
-async fn serve(mut listener: Listener, folder: &'static Path) -> Result<()> {
+async fn serve(listener: Listener, folder: &'static Path) -> Result<()> {
     println!("{}", listener.local_addr()?);
     loop {
         let (stream, _) = listener.accept().await?;

@@ -173,7 +173,7 @@ async fn async_tcp() -> Result<(tokio::net::TcpStream, tokio::net::TcpStream)> {
 async fn async_rdma(
     hubs: &[Hub; 2],
 ) -> Result<(ibverbs_stream::tokio::Stream, ibverbs_stream::tokio::Stream)> {
-    let mut listener = ibverbs_stream::tokio::Listener::bind(&hubs[1], "127.0.0.1:0").await?;
+    let listener = ibverbs_stream::tokio::Listener::bind(&hubs[1], "127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     let connects = ibverbs_stream::tokio::Stream::connect(&hubs[0], address);
     let (one, two) = tokio::join!(connects, listener.accept());

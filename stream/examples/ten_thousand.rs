@@ -44,7 +44,7 @@ fn hub(device: &Device, count: usize) -> Result<Hub> {
 async fn serve(count: usize) -> Result<()> {
     let device = Device::new()?;
     let hub = hub(&device, count)?;
-    let mut listener = Listener::bind(&hub, "127.0.0.1:0").await?;
+    let listener = Listener::bind(&hub, "127.0.0.1:0").await?;
     say(listener.local_addr()?)?;
     let before = resident()?;
     let mut accepted = Vec::with_capacity(count);

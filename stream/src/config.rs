@@ -27,8 +27,12 @@ pub(crate) struct Config {
 #[must_use]
 pub struct HubBuilder {
     pub(crate) context: Arc<Context<'static>>,
-    pub(crate) config: Config,
+    config: Config,
+    max_connections: Option<u32>,
 }
+
+/// The streams of a hub that was not told how many, if its device has room for them.
+const CONNECTIONS: u32 = 1024;
 
 macro_rules! setters {
     ($($(#[$doc:meta])* $name:ident: $type:ty;)+) => {$(
@@ -51,9 +55,33 @@ impl HubBuilder {
             spin: 0,
             keep_alive: Duration::from_secs(15),
             linger: Duration::from_secs(2),
-            max_connections: 64,
+            max_connections: CONNECTIONS,
         };
-        Self { context: context.clone(), config }
+        Self { context: context.clone(), config, max_connections: None }
+    }
+
+    /// The most streams at a time, with those that are being connected or that linger. 1 to 1,048,576. Default 1024, or fewer if
+    /// the device's completion queues are too short for that. Buffers are registered as streams come, so a larger number costs a
+    /// longer completion queue.
+    pub fn max_connections(mut self, max_connections: u32) -> Self {
+        self.max_connections = Some(max_connections);
+        self
+    }
+
+    /// The settings, if the device has room for them.
+    pub(crate) fn checked(&self) -> io::Result<Config> {
+        let mut config = self.config.clone();
+        let entries = self.context.query_device()?.max_cqe();
+        match self.max_connections {
+            Some(number) => config.max_connections = number,
+            None => {
+                let room = u64::from(entries).saturating_sub(config.shared_receives.into());
+                let most = room / u64::from(config.entries()).max(1);
+                config.max_connections = most.clamp(1, CONNECTIONS.into()) as u32;
+            }
+        }
+        config.check(entries)?;
+        Ok(config)
     }
 
     setters! {
@@ -77,29 +105,30 @@ impl HubBuilder {
         /// How often a thread or the hub's task polls in vain before it sleeps. Default 0.
         spin: u32;
 
-        /// A stream on which nothing was heard for so long asks whether the peer is there; if what was sent has not arrived when
-        /// as much time has passed again, the stream ends with [`TimedOut`](crate::StreamError::TimedOut). Default 15 s.
+        /// A stream on which nothing was heard for so long has the device ask the peer's whether it is there. The peer's program
+        /// takes no part in that, and may compute for as long as it likes. If the peer's device does not answer, or what was sent
+        /// has not arrived when as much time has passed again, the stream ends with
+        /// [`TimedOut`](crate::StreamError::TimedOut). Default 15 s.
         keep_alive: Duration;
 
-        /// How long a stream that was dropped tries to bring what was written to the peer. Default 2 s.
+        /// How long a stream tries to bring what was written to the peer, after it was dropped, or shut down for writing. A
+        /// thread that drops a stream waits for that long at most; it waits for one such period in all, and for 10 ms each, when
+        /// it drops several whose peers do not read. Default 2 s.
         linger: Duration;
-
-        /// How many streams there can be at a time. They all have their buffers from the beginning. Default 64.
-        max_connections: u32;
     }
 }
 
 impl Config {
-    pub(crate) fn check(&self, context: &Context<'_>) -> io::Result<()> {
+    fn check(&self, entries: u32) -> io::Result<()> {
         let most = 16_384;
         in_range("chunk", self.chunk as u64, MIN_CHUNK.into(), 1 << 30)?;
         in_range("receives", self.receives.into(), 1, most)?;
         in_range("sends", self.sends.into(), 1, most)?;
         in_range("gather_at", self.gather_at.into(), 1, u64::from(u32::MAX))?;
         in_range("max_connections", self.max_connections.into(), 1, 1 << 20)?;
-        in_range("keep_alive", self.keep_alive.as_millis() as u64, 1, 1 << 40)?;
-        let attributes = context.query_device()?;
-        let room = u64::from(attributes.max_cqe()).saturating_sub(self.shared_receives.into());
+        let keep_alive = u64::try_from(self.keep_alive.as_millis()).unwrap_or(u64::MAX);
+        in_range("keep_alive (ms)", keep_alive, 1, 1 << 40)?;
+        let room = u64::from(entries).saturating_sub(self.shared_receives.into());
         let each = u64::from(self.entries());
         if u64::from(self.max_connections) * each > room {
             let reason = format!(
@@ -115,15 +144,15 @@ impl Config {
 
     /// How many receives a stream has of its own.
     pub(crate) fn own_receives(&self) -> u32 {
-        if self.shared_receives > 0 { 0 } else { self.receives + CONTROLS }
+        if self.shared_receives > 0 { 0 } else { self.receives.saturating_add(CONTROLS) }
     }
 
     pub(crate) fn own_sends(&self) -> u32 {
-        self.sends + CONTROLS_IN_FLIGHT
+        self.sends.saturating_add(CONTROLS_IN_FLIGHT)
     }
 
     fn entries(&self) -> u32 {
-        self.own_sends() + self.own_receives()
+        self.own_sends().saturating_add(self.own_receives())
     }
 
     /// How many completions there can be at a time.
@@ -131,14 +160,25 @@ impl Config {
         self.entries() * self.max_connections + self.shared_receives
     }
 
-    /// How many buffers there are.
-    pub(crate) fn chunks(&self) -> usize {
-        match self.shared_receives {
-            // One that is gathered, beside those in flight.
-            0 => (self.own_receives() + self.sends + 1) as usize * self.max_connections as usize,
-            // As many for what is sent.
-            shared => 2 * shared as usize,
+    /// The buffers that so many streams need when they begin: one for what each gathers, beside those in flight. With shared
+    /// receives, streams take more when they send.
+    pub(crate) fn buffers_of(&self, streams: u32) -> usize {
+        match self.shared_receives as usize {
+            0 => (self.own_receives() + self.sends + 1) as usize * streams as usize,
+            shared => 2 * shared,
         }
+    }
+
+    /// The buffers that all streams can hold at a time.
+    pub(crate) fn most_buffers(&self) -> usize {
+        let each = (self.own_receives() + self.sends + 1) as usize;
+        each * self.max_connections as usize + self.shared_receives as usize
+    }
+
+    /// `linger`, as far as a time can be told by a clock.
+    pub(crate) fn lingers(&self) -> Duration {
+        const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+        self.linger.min(YEAR)
     }
 
     pub(crate) fn settings(&self) -> Settings {

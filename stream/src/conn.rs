@@ -6,8 +6,8 @@
 //!
 //! A message with data needs a credit, which the receiver gives when the program has read an earlier one. Messages without data
 //! need none, and have receives of their own: of those that carry credits two at most can be unread, since what they give back
-//! was sent with credits before; one says that the stream ends, and one that it is closed. A ping is sent when nothing is in
-//! flight, and only one.
+//! was sent with credits before; one says that the stream ends, and one that it is closed. Whether the peer is there is a question
+//! for its device ([`Tick::Probe`]), which needs no receive: the peer's program may make no call for as long as it likes.
 //!
 //! Of two sides that the connection manager has connected, the one that has connected sends first, a ping if nothing else: it
 //! posts its receives after it has heard of the other one, and iWARP asks for it.
@@ -95,6 +95,17 @@ enum Saying {
     Sent,
     /// The peer's device has it.
     Arrived,
+}
+
+/// What a period of keep-alive without anything else asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Tick {
+    /// Nothing: the peer was heard of, or has time left.
+    Alive,
+    /// The device is to ask the peer's device whether it is there.
+    Probe,
+    /// What was sent before the last period has not arrived.
+    Stuck,
 }
 
 /// The numbers of one side.
@@ -304,7 +315,7 @@ impl<B: Chunk> Conn<B> {
 
     /// Whether [`next_post`](Self::next_post) may have something. Mostly it has not.
     #[inline]
-    pub(crate) fn has_to_say(&self) -> bool {
+    pub(crate) fn has_queued(&self) -> bool {
         self.tail.is_some()
             || self.owed >= self.settings.receives.div_ceil(2)
             || self.fin == Saying::Wanted
@@ -333,7 +344,7 @@ impl<B: Chunk> Conn<B> {
                 || self.closing == Saying::Wanted && self.fin >= Saying::Sent)
             || self.resets && self.closing == Saying::Wanted;
         let credits = !self.fin_in && self.owed >= self.settings.receives.div_ceil(2);
-        let pings = self.pings && self.in_flight == 0;
+        let pings = self.pings;
         let room = if ends { CONTROLS_IN_FLIGHT } else { 1 };
         if !(ends || credits || pings) || self.controls >= room {
             return None;
@@ -502,13 +513,34 @@ impl<B: Chunk> Conn<B> {
         self.closing != Saying::No && (is_said || self.failure.is_some() || self.closed_in)
     }
 
-    /// Nothing was heard of the peer for a while. Returns whether something stands still that was sent before the last call.
-    pub(crate) fn tick(&mut self) -> bool {
+    /// A period of keep-alive has passed.
+    pub(crate) fn tick(&mut self) -> Tick {
         let has_moved = std::mem::take(&mut self.moved);
         let is_busy = self.in_flight + self.controls > 0 || self.awaited.is_some();
-        self.pings = self.peer.is_some() && !is_busy && !has_moved && self.closing == Saying::No;
-        let was_busy = std::mem::replace(&mut self.was_busy, is_busy || self.pings);
-        was_busy && is_busy && !has_moved
+        let was_busy = std::mem::replace(&mut self.was_busy, is_busy);
+        // A peer whose streams share receives may have none for a while. Its device says so to ours, which tries again, and
+        // reports a peer that does not answer.
+        let waits_for_receives = self.peer.is_some_and(|peer| peer.shares);
+        if has_moved || self.closing != Saying::No && !is_busy {
+            Tick::Alive
+        } else if is_busy {
+            if was_busy && !waits_for_receives { Tick::Stuck } else { Tick::Alive }
+        } else if self.peer.is_some() {
+            Tick::Probe
+        } else {
+            Tick::Alive
+        }
+    }
+
+    /// Whether something is to be sent, or the peer to be told something, though the program makes no further call.
+    pub(crate) fn owes(&self) -> bool {
+        let can_send = self.peer.is_some() && self.failure.is_none() && !self.closed_in;
+        let is_open = !self.fin_in && self.closing == Saying::No;
+        can_send
+            && (self.tail.is_some()
+                || self.fin == Saying::Wanted
+                || self.closing != Saying::No
+                || is_open && (self.discards || self.owed >= self.settings.receives.div_ceil(2)))
     }
 
     pub(crate) fn failure(&self) -> Option<StreamError> {
@@ -601,38 +633,54 @@ mod tests {
         conn.connected(PEER);
         let mut sent = write(&mut conn);
         for _ in 0..3 {
-            assert!(!conn.tick());
+            assert_eq!(conn.tick(), Tick::Alive);
             conn.on_sent(sent);
-            assert!(!conn.tick());
+            assert_eq!(conn.tick(), Tick::Alive);
             // It was idle until now.
             sent = write(&mut conn);
         }
-        assert!(!conn.tick());
-        assert!(conn.tick(), "it has not arrived for a whole period");
+        assert_eq!(conn.tick(), Tick::Alive);
+        assert_eq!(conn.tick(), Tick::Stuck, "it has not arrived for a whole period");
     }
 
+    /// The peer may give no receive back for as long as its program computes.
     #[test]
-    fn a_ping_has_a_whole_period_to_arrive() {
+    fn an_idle_stream_asks_the_device_and_takes_no_receive_of_the_peer() {
         let mut conn = conn();
-        assert!(!conn.tick(), "it is being connected");
+        assert_eq!(conn.tick(), Tick::Alive, "it is being connected");
         conn.connected(PEER);
-        assert!(!conn.tick());
-        let ping = post(&mut conn);
-        conn.on_sent(ping);
-        assert!(!conn.tick() && conn.next_post().is_none(), "the peer was heard");
-        assert!(!conn.tick());
-        let _ping = post(&mut conn);
-        assert!(conn.tick());
+        for _ in 0..100 {
+            assert_eq!(conn.tick(), Tick::Probe);
+            assert!(conn.next_post().is_none());
+        }
+        let sent = write(&mut conn);
+        conn.on_sent(sent);
+        assert_eq!(conn.tick(), Tick::Alive, "the peer was heard of");
+        conn.close(true);
+        let sent = post(&mut conn);
+        conn.on_sent(sent);
+        assert_eq!((conn.tick(), conn.tick()), (Tick::Alive, Tick::Alive), "it is over");
+    }
+
+    /// A peer whose streams share receives lets messages wait until another stream has given one back.
+    #[test]
+    fn what_waits_for_a_shared_receive_is_the_devices_to_judge() {
+        let mut conn = conn();
+        conn.connected(Hello { shares: true, ..PEER });
+        let _sent = write(&mut conn);
+        for _ in 0..100 {
+            assert_eq!(conn.tick(), Tick::Alive);
+        }
     }
 
     #[test]
     fn a_client_that_was_just_accepted_has_a_whole_period_to_speak() {
         let mut conn = conn();
         conn.awaits(PEER);
-        assert!(!conn.tick());
+        assert_eq!(conn.tick(), Tick::Alive);
         let mut other = conn.clone();
-        assert!(other.tick(), "it says nothing");
+        assert_eq!(other.tick(), Tick::Stuck, "it says nothing");
         assert!(conn.on_message(Plain::of(&[0; HEADER]), true).is_some());
-        assert!(!conn.tick());
+        assert_eq!(conn.tick(), Tick::Alive);
     }
 }

@@ -1,8 +1,8 @@
 //! Connecting streams of threads, over TCP or by the connection manager.
 
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read, Write};
 use std::mem;
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,18 +13,22 @@ use ibverbs::rdmacm;
 use ibverbs::tcp::{DeadlineStream, Exchange, Step};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::handshake::{Handshake, Progress, Role};
 use crate::hub::{Hub, Inner};
-use crate::joining::{Joined, Joining, Role};
 #[cfg(feature = "rdmacm")]
 use crate::manager::{self, Accepting};
 use crate::stream::{Addresses, Handle, Stream};
-use crate::watch::Lifeline;
+use crate::watch::PeerWatch;
+use crate::wire::{REFUSED, check_refused};
 
 /// How long a client has to connect, of those that a listener has accepted.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How many clients connect to a listener at a time. Others wait in the backlog.
 pub(crate) const AT_A_TIME: usize = 256;
+
+/// How long a client that has connected waits for one that came before it.
+pub(crate) const ORDER: Duration = Duration::from_millis(100);
 
 /// How long a client may say nothing while others wait in the backlog.
 pub(crate) const SILENCE: Duration = Duration::from_millis(500);
@@ -43,13 +47,13 @@ where
     let inner = &hub.inner;
     inner.watch()?;
     let socket = stream.as_fd().try_clone_to_owned()?;
-    let mut joining = Joining::new(inner, role)?;
+    let mut handshake = Handshake::new(inner, role)?;
     loop {
-        let advanced = joining.step(Exchange::advance)?;
-        if let Joined::Done(hello) = advanced {
-            return joining.finish(&hello, Lifeline::Socket(socket), addresses).map(Stream::new);
+        let advanced = handshake.step(Exchange::advance)?;
+        if let Progress::Done(hello) = advanced {
+            return handshake.finish(&hello, PeerWatch::Socket(socket), addresses).map(Stream::new);
         }
-        carry(joining.exchange(), &mut stream, deadline)?;
+        carry(handshake.exchange(), &mut stream, deadline)?;
     }
 }
 
@@ -63,7 +67,13 @@ fn carry<T: DeadlineStream>(
     let mut bytes = [0; 256];
     let most = exchange.wants().min(bytes.len());
     let done = match exchange.to_send() {
-        [] => stream.read(&mut bytes[..most]).map(|len| exchange.received(&bytes[..len.min(most)])),
+        [] => match stream.read(&mut bytes[..most]) {
+            Ok(len) => {
+                check_refused(&bytes[..len.min(most)])?;
+                Ok(exchange.received(&bytes[..len.min(most)]))
+            }
+            error => error,
+        },
         to_send => stream.write(to_send).inspect(|&len| exchange.sent(len)),
     };
     match done {
@@ -178,14 +188,14 @@ pub struct Listener {
 /// What a thread waits for.
 #[derive(Debug)]
 struct Waiting {
-    door: Door,
+    acceptor: Acceptor,
     /// Those that are connecting.
     clients: Vec<Client>,
 }
 
 /// Where clients arrive.
 #[derive(Debug)]
-enum Door {
+enum Acceptor {
     Tcp(TcpListener),
     #[cfg(feature = "rdmacm")]
     Manager(rdmacm::Listener),
@@ -215,7 +225,9 @@ struct Client {
 enum Arriving {
     /// It has said nothing, and takes no place of the hub.
     Silent(TcpStream),
-    Over(TcpStream, Box<Joining>),
+    Over(TcpStream, Box<Handshake>),
+    /// It waits to be accepted.
+    Connected(Handle),
     #[cfg(feature = "rdmacm")]
     Requested(Box<rdmacm::ConnectionRequest>),
     #[cfg(feature = "rdmacm")]
@@ -237,7 +249,7 @@ impl Listener {
     pub fn bind(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
         let listener = TcpListener::bind(address).map_err(explain)?;
         listener.set_nonblocking(true)?;
-        Self::new(hub, listener.local_addr()?, Door::Tcp(listener))
+        Self::new(hub, listener.local_addr()?, Acceptor::Tcp(listener))
     }
 
     /// `rdma_listen`: listens by the connection manager, at an address of an RDMA device, or at a wildcard address. Clients connect
@@ -251,15 +263,15 @@ impl Listener {
     pub fn bind_rdmacm(hub: &Hub, address: SocketAddr) -> io::Result<Self> {
         let listener = rdmacm::Listener::bind(address)?;
         let local = listener.local_addr().ok_or(ErrorKind::NotConnected)?;
-        Self::new(hub, local, Door::Manager(listener))
+        Self::new(hub, local, Acceptor::Manager(listener))
     }
 
-    fn new(hub: &Hub, local: SocketAddr, door: Door) -> io::Result<Self> {
+    fn new(hub: &Hub, local: SocketAddr, acceptor: Acceptor) -> io::Result<Self> {
         hub.inner.watch()?;
         Ok(Self {
             hub: hub.clone(),
             local,
-            waiting: Mutex::new(Some(Waiting { door, clients: Vec::new() })),
+            waiting: Mutex::new(Some(Waiting { acceptor, clients: Vec::new() })),
             given_back: Condvar::new(),
             deadline: Mutex::default(),
         })
@@ -279,10 +291,11 @@ impl Listener {
         *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = deadline;
     }
 
-    /// Waits for the next client that has connected. Clients connect side by side, while a thread is in this call: one that is
-    /// slow, or silent, keeps no other one waiting, and is given up after ten seconds. One that says nothing takes no place of the
+    /// Waits for the next client that has connected, in the order in which they came. Clients connect side by side, while a thread is in this call: one that is
+    /// slow, or silent, keeps others waiting for 0.1 s at most, and is given up after ten seconds. One that says nothing takes no place of the
     /// hub, and is given up after half a second when 256 clients connect at a time; one that has begun to connect makes room for
-    /// the next one when the hub has no other place. A client that fails to connect is no error of the listener's.
+    /// the next one when the hub has no other place; a client for which there is none hears so, and
+    /// [`Stats::refused`](crate::Stats::refused) counts it. A client that fails to connect is no error of the listener's.
     /// Several threads may accept: one of them waits for all clients, and the next one does when that has its stream.
     ///
     /// # Errors
@@ -293,39 +306,37 @@ impl Listener {
     pub fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         let deadline = *self.deadline.lock().unwrap_or_else(PoisonError::into_inner);
         let mut turn = self.turn(deadline)?;
-        let Some(Waiting { door, clients }) = &mut turn.waiting else { unreachable!() };
+        let Some(Waiting { acceptor, clients }) = &mut turn.waiting else { unreachable!() };
         loop {
             self.check_stopped()?;
-            while clients.len() < AT_A_TIME
-                && let Some(arriving) = door.next()?
-            {
-                clients.push(Client { arriving, since: Instant::now() });
+            let mut failure = None;
+            while clients.len() < AT_A_TIME && failure.is_none() {
+                match acceptor.next() {
+                    Ok(Some(arriving)) => clients.push(Client { arriving, since: Instant::now() }),
+                    Ok(None) => break,
+                    // Such as too many open files: those that are connecting go on.
+                    Err(error) => failure = Some(error),
+                }
             }
             let (now, is_crowded) = (Instant::now(), clients.len() == AT_A_TIME);
-            clients.retain(|client| now < client.give_up(is_crowded));
-            let mut connected = None;
-            for client in mem::take(clients) {
-                if connected.is_some() {
-                    clients.push(client);
-                    continue;
-                }
-                match client.step() {
-                    Ok(Step::Pending(client)) => clients.push(client),
-                    Ok(Step::Done(handle)) => {
-                        connected = handle.peer_addr().ok().map(|peer| (Stream::new(handle), peer));
-                    }
-                    Err(_) => {}
-                }
-            }
-            if let Some(connected) = connected {
-                return Ok(connected);
+            clients.retain(|client| client.is_connected() || now < client.give_up(is_crowded));
+            *clients =
+                mem::take(clients).into_iter().filter_map(|client| client.step().ok()).collect();
+            if let Some(index) = next_in_order(clients, now)
+                && let Arriving::Connected(handle) = clients.remove(index).arriving
+                && let Ok(peer) = handle.peer_addr()
+            {
+                return Ok((Stream::new(handle), peer));
             }
             self.give_places(clients);
-            self.sleep(door, clients, deadline)?;
+            match failure {
+                Some(error) if clients.is_empty() => return Err(error),
+                failure => self.sleep(acceptor, clients, deadline, failure.is_some())?,
+            }
         }
     }
 
-    /// Those that have spoken begin to connect.
+    /// Clients that have spoken begin to connect.
     fn give_places(&self, clients: &mut Vec<Client>) {
         let hub = &self.hub.inner;
         let mut spoken = Vec::new();
@@ -333,7 +344,7 @@ impl Listener {
             match client.has_spoken() {
                 Ok(true) => spoken.push(client),
                 Ok(false) => clients.push(client),
-                // It is gone.
+                // The client is gone.
                 Err(_) => {}
             }
         }
@@ -343,7 +354,6 @@ impl Listener {
             {
                 drop(clients.remove(oldest));
             }
-            // Without room for it, the client sees the end.
             if let Ok(arriving) = arriving.begin(hub) {
                 clients.push(Client { arriving, since });
             }
@@ -374,13 +384,27 @@ impl Listener {
     }
 
     /// Sleeps until there is another client, or one of them goes on.
-    fn sleep(&self, door: &Door, clients: &[Client], deadline: Option<Instant>) -> io::Result<()> {
-        let accepts = clients.len() < AT_A_TIME;
-        let door = accepts.then(|| PollFd::from_borrowed_fd(door.as_fd(), PollFlags::IN));
-        let mut files: Vec<_> = door.into_iter().chain(clients.iter().map(Client::file)).collect();
+    fn sleep(
+        &self,
+        acceptor: &Acceptor,
+        clients: &[Client],
+        deadline: Option<Instant>,
+        has_failed: bool,
+    ) -> io::Result<()> {
+        let accepts = clients.len() < AT_A_TIME && !has_failed;
+        let acceptor = accepts.then(|| PollFd::from_borrowed_fd(acceptor.as_fd(), PollFlags::IN));
+        let mut files: Vec<_> =
+            acceptor.into_iter().chain(clients.iter().filter_map(Client::file)).collect();
         files.push(PollFd::from_borrowed_fd(self.hub.inner.sockets.stopped(), PollFlags::IN));
-        let give_up = clients.iter().map(|client| client.give_up(!accepts)).chain(deadline).min();
         let now = Instant::now();
+        let waits = clients.iter().filter(|client| !client.is_connected());
+        let first = clients.iter().position(Client::is_connected);
+        let in_order = first
+            .and_then(|first| clients[..first].iter().map(|earlier| earlier.since + ORDER).max());
+        // The acceptor is asked again soon, if it has failed.
+        let again = has_failed.then(|| now + ORDER);
+        let give_up = waits.map(|client| client.give_up(!accepts));
+        let give_up = give_up.chain(deadline).chain(in_order).chain(again).min();
         if deadline.is_some_and(|deadline| now >= deadline) {
             return Err(ErrorKind::WouldBlock.into());
         }
@@ -399,7 +423,7 @@ impl Listener {
     }
 }
 
-impl Door {
+impl Acceptor {
     /// A client that arrives.
     fn next(&mut self) -> io::Result<Option<Arriving>> {
         match self {
@@ -423,7 +447,7 @@ impl Door {
     }
 }
 
-impl AsFd for Door {
+impl AsFd for Acceptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Tcp(listener) => listener.as_fd(),
@@ -439,7 +463,14 @@ impl Arriving {
         match self {
             Self::Silent(stream) => {
                 stream.set_nodelay(true)?;
-                Ok(Self::Over(stream, Joining::new(hub, Role::Accepts)?.into()))
+                match Handshake::new(hub, Role::Accepts) {
+                    Ok(handshake) => Ok(Self::Over(stream, handshake.into())),
+                    Err(error) => {
+                        hub.count_refused(&error);
+                        refuse(&stream);
+                        Err(error)
+                    }
+                }
             }
             #[cfg(feature = "rdmacm")]
             Self::Requested(request) => Ok(Self::Managed(Accepting::new(hub, *request)?.into())),
@@ -465,7 +496,11 @@ impl Client {
     }
 
     fn has_place(&self) -> bool {
-        !matches!(self.arriving, Arriving::Silent(_))
+        !matches!(self.arriving, Arriving::Silent(_) | Arriving::Connected(_))
+    }
+
+    fn is_connected(&self) -> bool {
+        matches!(self.arriving, Arriving::Connected(_))
     }
 
     fn give_up(&self, is_crowded: bool) -> Instant {
@@ -473,42 +508,59 @@ impl Client {
     }
 
     /// Goes on, without waiting.
-    fn step(self) -> io::Result<Step<Handle, Self>> {
+    fn step(self) -> io::Result<Self> {
         let Self { arriving, since } = self;
         let arriving = match arriving {
-            Arriving::Over(mut stream, mut joining) => {
-                if let Joined::Done(hello) = joining.step(|exchange| exchange.step(&mut stream))? {
-                    let addresses = Addresses::of(&stream);
-                    let lifeline = Lifeline::Socket(stream.into());
-                    return joining.finish(&hello, lifeline, addresses).map(Step::Done);
+            Arriving::Over(mut stream, mut handshake) => {
+                match handshake.step(|exchange| exchange.step(&mut stream))? {
+                    Progress::Done(hello) => {
+                        let addresses = Addresses::of(&stream);
+                        let watch = PeerWatch::Socket(stream.into());
+                        Arriving::Connected(handshake.finish(&hello, watch, addresses)?)
+                    }
+                    Progress::Pending => Arriving::Over(stream, handshake),
                 }
-                Arriving::Over(stream, joining)
             }
             #[cfg(feature = "rdmacm")]
             Arriving::Managed(accepting) => match accepting.step()? {
-                Step::Done(handle) => return Ok(Step::Done(handle)),
+                Step::Done(handle) => Arriving::Connected(handle),
                 Step::Pending(accepting) => Arriving::Managed(accepting.into()),
             },
             waiting => waiting,
         };
-        Ok(Step::Pending(Self { arriving, since }))
+        Ok(Self { arriving, since })
     }
 
-    /// When it goes on.
-    fn file(&self) -> PollFd<'_> {
+    /// The file that says when it goes on.
+    fn file(&self) -> Option<PollFd<'_>> {
         match &self.arriving {
-            Arriving::Over(stream, joining) if joining.has_to_send() => {
-                PollFd::new(stream, PollFlags::OUT)
+            Arriving::Over(stream, handshake) if handshake.has_to_send() => {
+                Some(PollFd::new(stream, PollFlags::OUT))
             }
             Arriving::Silent(stream) | Arriving::Over(stream, _) => {
-                PollFd::new(stream, PollFlags::IN)
+                Some(PollFd::new(stream, PollFlags::IN))
             }
+            Arriving::Connected(_) => None,
             #[cfg(feature = "rdmacm")]
             Arriving::Requested(_) => unreachable!("it has begun at once"),
             #[cfg(feature = "rdmacm")]
-            Arriving::Managed(accepting) => PollFd::new(&**accepting, PollFlags::IN),
+            Arriving::Managed(accepting) => Some(PollFd::new(&**accepting, PollFlags::IN)),
         }
     }
+}
+
+/// The first client that has connected, unless one that came before it may do so soon.
+fn next_in_order(clients: &[Client], now: Instant) -> Option<usize> {
+    let index = clients.iter().position(Client::is_connected)?;
+    clients[..index].iter().all(|earlier| now >= earlier.since + ORDER).then_some(index)
+}
+
+/// Tells a client that there is no room for it, as far as that can be without waiting.
+pub(crate) fn refuse(stream: &TcpStream) {
+    // What is unread would have the system throw the refusal away.
+    let _ = (&*stream).read(&mut [0; 512]);
+    let _ = (&*stream).write(REFUSED);
+    let _ = stream.shutdown(Shutdown::Write);
 }
 
 /// The streams that a [`Listener`] accepts.
@@ -518,7 +570,13 @@ pub struct Incoming<'l>(&'l Listener);
 impl Iterator for Incoming<'_> {
     type Item = io::Result<Stream>;
 
+    /// `None`: the hub was stopped.
     fn next(&mut self) -> Option<io::Result<Stream>> {
-        Some(self.0.accept().map(|(stream, _)| stream))
+        let accepted = self.0.accept().map(|(stream, _)| stream);
+        if accepted.is_err() && self.0.hub.inner.lock().stopped.is_some() {
+            None
+        } else {
+            Some(accepted)
+        }
     }
 }

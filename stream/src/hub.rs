@@ -1,39 +1,39 @@
-//! What many streams share: a loop, its lock, and the thread or task that polls it.
+//! What many streams share: a loop and its lock. [`drivers`](crate::drivers) says who polls it.
 //!
 //! The lock is held while something is posted or polled, and not while a verb is called that may take long, or a task is woken:
-//! that is done when it is released, by [`Guard`]. A thread that waits for something sleeps without the lock. It has armed the
+//! [`Guard`] does that after it has released the lock. A thread that waits for something sleeps without the lock. It has armed the
 //! queue before it looked: so what it waits for comes with an event that wakes all that sleep, or was found by another thread
-//! before it looked.
+//! before it looked. What comes without an event ([`State::wake_threads`]) wakes them, too.
 //!
-//! Wakers and all else are behind the lock, so there is no order of atomics for loom to try. Two words are outside of it: whether a
-//! thread watches the sockets, which is set once, and how many serve the hub. Who finds one that serves it, with the lock held, hands
-//! the hub to it; one that leaves counts itself out first, and then takes the lock and what it was handed.
+//! Wakers and all else are behind the lock, so there is no order of atomics for loom to try. One word is outside of it: whether a
+//! thread watches the sockets, which is set once.
 
-use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Instant;
 use std::{fmt, io, mem, thread};
 
 use ibverbs::event_loop::{DetachedChannel, LoopWaiter, LoopWaker};
-use ibverbs::{
-    AccessFlags, BufferPool, ChannelId, Context, Ended, Loop, PooledBuffer, ProtectionDomain,
-    ReceiveWorkRequest, SendWorkRequest, TransportError,
-};
+use ibverbs::{AccessFlags, BufferPool, ChannelId, Context, Loop, ProtectionDomain};
 
 use crate::config::{Config, HubBuilder, SMALL};
-use crate::conn::{Conn, Cursor, Post, Read, Sent};
-use crate::watch::{Lifeline, Sockets};
+use crate::drivers::{is_clock_real, now};
+use crate::state::State;
+use crate::watch::Sockets;
 use crate::{Stats, StreamError};
 
-/// Streams that share a device's completion queue, their buffers, and who polls for them.
+/// Streams that share a device's completion queue and their buffers.
 ///
 /// A clone is the same hub. Streams keep their hub alive. How many a program has is its choice: one for all, or one for each
 /// thread, whose streams then take no lock that others want.
 ///
-/// Streams of threads are served by the threads that wait. [`run`](Self::run) on a thread, or the tasks of tokio, serve all.
+/// Threads that wait in a call drive the hub, and so does a task in each runtime of tokio whose tasks wait: they may come and go.
+/// [`run`](Self::run) on a thread drives it all the time. Bytes that a stream has accepted, its end, and credits for its peer need
+/// none of these: while any are owed and nobody drives, the hub has a thread of its own.
 #[derive(Clone)]
 pub struct Hub {
     pub(crate) inner: Arc<Inner>,
@@ -41,83 +41,19 @@ pub struct Hub {
 
 pub(crate) struct Inner {
     state: Mutex<State>,
+    me: Weak<Inner>,
     pub(crate) waiter: LoopWaiter<'static>,
     pub(crate) waker: LoopWaker,
+    /// The loop's descriptor.
+    pub(crate) loop_file: OwnedFd,
     pub(crate) domain: Arc<ProtectionDomain<'static>>,
     pub(crate) config: Config,
     pub(crate) sockets: Arc<Sockets>,
-    /// How many threads or tasks serve all streams.
-    drivers: AtomicUsize,
     pub(crate) is_watched: AtomicBool,
 }
 
-pub(crate) struct State {
-    pub(crate) lp: Loop<'static, PooledBuffer>,
-    pub(crate) shared: Option<Shared>,
-    pool: BufferPool,
-    small: BufferPool,
-    pub(crate) members: Vec<Option<Member>>,
-    pub(crate) count: u32,
-    /// Tasks to wake when the lock is released.
-    woken: Vec<Waker>,
-    /// Channels to be destroyed then.
-    ended: Vec<(DetachedChannel<'static>, Option<Lifeline>)>,
-    /// The streams whose writers have found no buffer, in order.
-    starved: VecDeque<ChannelId>,
-    /// Those that were dropped, with the time when they are given up, in order.
-    lingering: VecDeque<(Instant, ChannelId)>,
-    /// The hub, as long as streams linger and somebody serves them.
-    kept: Option<Arc<Inner>>,
-    pub(crate) stopped: Option<StreamError>,
-    next_tick: Instant,
-    stats: Stats,
-    config: Config,
-}
-
-/// Receives of all streams.
-pub(crate) struct Shared {
-    pub(crate) id: ChannelId,
-    posted: u32,
-}
-
-/// One stream.
-pub(crate) struct Member {
-    pub(crate) id: ChannelId,
-    pub(crate) conn: Conn<PooledBuffer>,
-    pub(crate) reader: Option<Waker>,
-    pub(crate) writer: Option<Waker>,
-    /// Over which the two sides have connected; it is out while it is looked at.
-    pub(crate) lifeline: Option<Lifeline>,
-    /// The reader was dropped with something that it had not read.
-    pub(crate) has_unread: bool,
-    /// Buffers of messages that came while the channel was being connected. They receive again when it is.
-    early: Vec<PooledBuffer>,
-}
-
-/// The token of a receive; those of sends say what was sent.
-const RECEIVE: u64 = 0;
-
-fn token(sent: Sent) -> u64 {
-    1 | u64::from(sent.is_data) << 1 | u64::from(sent.fin) << 2 | u64::from(sent.closed) << 3
-}
-
-fn sent(token: u64) -> Sent {
-    Sent { is_data: token & 2 != 0, fin: token & 4 != 0, closed: token & 8 != 0 }
-}
-
-/// The time, which is tokio's in a simulation of it.
-pub(crate) fn now() -> Instant {
-    #[cfg(feature = "tokio")]
-    return ::tokio::time::Instant::now().into_std();
-    #[cfg(not(feature = "tokio"))]
-    Instant::now()
-}
-
-/// The most operations of one turn: others get the lock between two.
-pub(crate) const TURN: usize = 256;
-
 impl HubBuilder {
-    /// `ibv_create_cq`, `ibv_reg_mr`: makes the hub, with the memory of its buffers.
+    /// `ibv_create_cq`, `ibv_reg_mr`: makes the hub. Buffers of streams are registered when these come.
     ///
     /// # Errors
     ///
@@ -125,8 +61,7 @@ impl HubBuilder {
     ///    long enough for this many connections; the text says for how many there is one.
     ///  - Those of [`Loop::new`](ibverbs::Loop::new) and [`BufferPool::new`](ibverbs::BufferPool::new).
     pub fn build(self) -> io::Result<Hub> {
-        self.config.check(&self.context)?;
-        Hub::new(&self.context, self.config)
+        Hub::new(&self.context, self.checked()?)
     }
 }
 
@@ -146,51 +81,39 @@ impl Hub {
         Self::builder(&Arc::new(context)).build()
     }
 
-    pub(crate) fn new(context: &Arc<Context<'static>>, config: Config) -> io::Result<Self> {
+    fn new(context: &Arc<Context<'static>>, config: Config) -> io::Result<Self> {
         let domain = Arc::new(ProtectionDomain::new(context)?);
-        let access = AccessFlags::empty();
-        let pool = BufferPool::new(&domain, config.chunk, config.chunks(), access)?;
         // Two can be in flight for each, and two for one that has ended meanwhile.
-        let small = BufferPool::new(&domain, SMALL, 4 * config.max_connections as usize, access)?;
+        let number = 4 * config.max_connections as usize;
+        let small = BufferPool::new(&domain, SMALL, number, AccessFlags::empty())?;
         let mut lp = Loop::new(context, config.all_entries())?;
         let shared = match config.shared_receives {
             0 => None,
-            capacity => Some(Shared { id: lp.add_shared_receives(&domain, capacity)?, posted: 0 }),
+            capacity => Some(lp.add_shared_receives(&domain, capacity)?),
         };
         let (waiter, waker) = (lp.waiter(), lp.waker()?);
-        let mut state = State {
-            lp,
-            shared,
-            pool,
-            small,
-            members: Vec::new(),
-            count: 0,
-            woken: Vec::new(),
-            ended: Vec::new(),
-            starved: VecDeque::new(),
-            lingering: VecDeque::new(),
-            kept: None,
-            stopped: None,
-            next_tick: now() + config.keep_alive,
-            stats: Stats::default(),
-            config: config.clone(),
-        };
-        for _ in 0..config.shared_receives {
-            let buffer = state.pool.take().ok_or(io::ErrorKind::OutOfMemory)?;
+        let loop_file = lp.as_fd().try_clone_to_owned()?;
+        let sockets = Arc::new(Sockets::new()?);
+        let state = Mutex::new(State::new(lp, shared, small, config.clone()));
+        let inner = Arc::new_cyclic(|me| Inner {
+            state,
+            me: me.clone(),
+            waiter,
+            waker,
+            loop_file,
+            domain,
+            config,
+            sockets,
+            is_watched: AtomicBool::new(false),
+        });
+        let receives = inner.config.shared_receives;
+        let mut state = inner.lock_with_buffers(0)?;
+        for _ in 0..receives {
+            let buffer = state.buffers.take().ok_or(io::ErrorKind::OutOfMemory)?;
             state.recycle(buffer);
         }
-        Ok(Self {
-            inner: Arc::new(Inner {
-                state: Mutex::new(state),
-                waiter,
-                waker,
-                domain,
-                config,
-                sockets: Arc::new(Sockets::new()?),
-                drivers: AtomicUsize::new(0),
-                is_watched: AtomicBool::new(false),
-            }),
-        })
+        drop(state);
+        Ok(Self { inner })
     }
 
     /// What was done so far.
@@ -199,7 +122,7 @@ impl Hub {
         Stats { connections: state.count, ..state.stats }
     }
 
-    /// Ends all streams, with [`Aborted`](StreamError::Aborted), and whatever [runs](Self::run) the hub.
+    /// Ends all streams, with [`Aborted`](StreamError::Aborted), all calls that accept, and whatever [runs](Self::run) the hub.
     pub fn stop(&self) {
         let mut state = self.inner.lock();
         state.stop(StreamError::Aborted);
@@ -208,14 +131,14 @@ impl Hub {
         self.inner.waker.wake();
     }
 
-    /// Serves all streams on this thread, until the hub is [stopped](Self::stop). Then writes are gathered while earlier ones
-    /// are in flight, streams that are dropped linger without their threads, and peers are asked whether they are there.
+    /// Drives the hub on this thread, until it is [stopped](Self::stop). Then writes are gathered while earlier ones are in
+    /// flight, and streams that are dropped linger without their threads.
     ///
     /// # Errors
     ///
     ///  - Those of the device: all streams have ended with them.
     pub fn run(&self) -> io::Result<()> {
-        let _driving = Driving::new(&self.inner);
+        let _running = Running::new(&self.inner);
         self.inner.watch()?;
         self.inner.wait(None, |state| match state.stopped {
             Some(StreamError::Aborted) => Ok(Some(())),
@@ -231,62 +154,85 @@ impl fmt::Debug for Hub {
     }
 }
 
-/// Somebody serves all streams, until this is dropped.
-struct Driving<'a>(&'a Inner);
+/// A thread runs the hub, until this is dropped.
+struct Running<'a>(&'a Inner);
 
-impl<'a> Driving<'a> {
+impl<'a> Running<'a> {
     fn new(inner: &'a Inner) -> Self {
-        inner.drivers.fetch_add(1, Ordering::SeqCst);
+        inner.lock().drivers.runs += 1;
         Self(inner)
     }
 }
 
-impl Drop for Driving<'_> {
+impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.0.is_left();
+        self.0.lock().drivers.runs -= 1;
+    }
+}
+
+/// A thread waits, and drives the hub meanwhile, until this is dropped.
+struct Waiting<'a>(&'a Inner);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.lock().drivers.threads -= 1;
     }
 }
 
 impl Inner {
     pub(crate) fn lock(&self) -> Guard<'_> {
+        Guard { state: Some(self.lock_quietly()), inner: self }
+    }
+
+    /// Whoever releases this lock has nothing to do afterwards.
+    pub(crate) fn lock_quietly(&self) -> MutexGuard<'_, State> {
         // What is behind it is consistent wherever something can panic.
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        Guard { state: Some(state), inner: self }
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a driver polls for all streams.
-    pub(crate) fn is_driven(&self) -> bool {
-        self.drivers.load(Ordering::SeqCst) > 0
-    }
-
-    /// Somebody does not serve it any more.
-    pub(crate) fn is_left(&self) {
-        if self.drivers.fetch_sub(1, Ordering::SeqCst) == 1 {
-            let kept = self.lock().kept.take();
-            drop(kept);
+    /// The lock, with the buffers of so many more streams.
+    ///
+    /// # Errors
+    ///
+    ///  - Those of [`BufferPool::new`](ibverbs::BufferPool::new).
+    pub(crate) fn lock_with_buffers(&self, streams: u32) -> io::Result<Guard<'_>> {
+        loop {
+            let mut state = self.lock();
+            let number = self.config.buffers_of(state.count + streams);
+            if state.buffers.has(number) {
+                return Ok(state);
+            }
+            let growth = state.buffers.growth();
+            drop(state);
+            let grown = growth.map(|growth| growth.register(&self.domain));
+            let mut state = self.lock();
+            grown.map_or(Ok(()), |grown| state.buffers.add(grown))?;
+            state.feed();
         }
     }
 
-    /// The program has dropped a stream. Returns whether it has to see to its end.
-    pub(crate) fn close(self: &Arc<Self>, id: ChannelId) -> bool {
+    /// The program has dropped a stream. Returns how long its thread is to wait for the end of it, if it can.
+    pub(crate) fn close(self: &Arc<Self>, id: ChannelId) -> Option<Instant> {
         let mut state = self.lock();
         if state.close(id) {
-            return false;
+            return None;
         }
-        if !self.is_driven() {
-            return true;
+        state.drivers.is_simulated |= !is_clock_real();
+        if state.drivers.is_simulated {
+            if !state.drivers.have_tasks() {
+                // The runtime ends, and nobody would bring what was written to the peer.
+                state.remove(id);
+                return None;
+            }
+            // The stream may have been all that kept it.
+            state.kept = Some(self.clone());
         }
-        // The stream may have been all that kept it.
-        state.kept = Some(self.clone());
+        let now = now();
+        let until = (state.drivers.runs == 0).then(|| now + state.lingers_for(now));
         drop(state);
-        // Its time may be earlier than that for which the driver sleeps.
+        // Its time may be earlier than that for which a driver sleeps.
         self.waker.wake();
-        false
-    }
-
-    #[cfg(feature = "tokio")]
-    pub(crate) fn drivers(&self) -> &AtomicUsize {
-        &self.drivers
+        until
     }
 
     /// Waits until `look` finds something, and serves all streams meanwhile.
@@ -301,10 +247,15 @@ impl Inner {
         mut look: impl FnMut(&mut State) -> io::Result<Option<T>>,
     ) -> io::Result<T> {
         let mut idle = 0;
+        let mut waiting = None;
         loop {
             let mut state = self.lock();
             if let Some(found) = state.look(&mut look)? {
                 return Ok(found);
+            }
+            if waiting.is_none() {
+                state.drivers.threads += 1;
+                waiting = Some(Waiting(self));
             }
             drop(state);
             if idle < self.config.spin {
@@ -343,16 +294,71 @@ impl Inner {
         let id = channel.id();
         // If it fails, destroying ends what it has.
         let _ = channel.stop();
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.turn();
-        drop(state);
+        self.lock_quietly().turn();
         let destroyed = channel.destroy();
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        // It is leaked then, with its buffers.
+        let mut state = self.lock_quietly();
+        // A queue pair that cannot be destroyed is leaked, with its buffers.
         let _ = state.lp.end_destroyed(destroyed);
         state.turn();
         state.count = state.count.saturating_sub(1);
         debug_assert_eq!(state.lp.in_flight(id), 0);
+    }
+
+    /// Looks at streams whose peers may be gone, and ends those that are.
+    pub(crate) fn look_at(&self, indexes: &[usize]) {
+        for &index in indexes {
+            let mut state = self.lock();
+            // Another stream may have the place by now: its own connection says whether it was meant.
+            let member = state.members.get_mut(index).and_then(Option::as_mut);
+            let Some((id, mut watch)) =
+                member.and_then(|member| Some((member.id, member.peer_watch.take()?)))
+            else {
+                continue;
+            };
+            drop(state);
+            let has_ended = watch.has_ended();
+            let mut state = self.lock();
+            let Some(member) = state.member(id) else { continue };
+            let watch = member.peer_watch.insert(watch);
+            if has_ended {
+                state.is_gone(id);
+            } else {
+                // With the lock held, so that the member has it when there is more. If this fails, keep-alive finds the end.
+                let _ = self.sockets.add_again(watch, index);
+            }
+        }
+    }
+
+    /// A client of a listener finds no room.
+    pub(crate) fn count_refused(&self, reason: &io::Error) {
+        let mut state = self.lock();
+        state.stats.refused += 1;
+        let is_first = state.stats.refused == 1;
+        drop(state);
+        if is_first {
+            eprintln!(
+                "ibverbs-stream: a client is refused: {reason} (Stats::refused counts those that follow)"
+            );
+        }
+    }
+
+    /// Has a thread watch the streams, for those whose threads sleep for completions.
+    pub(crate) fn watch(self: &Arc<Self>) -> io::Result<()> {
+        if self.is_watched.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        let (sockets, hub) = (self.sockets.clone(), Arc::downgrade(self));
+        let thread = thread::Builder::new().name("ibverbs-stream".to_owned());
+        let started = thread.spawn(move || {
+            while let Some(ended) = sockets.ended(true) {
+                let Some(hub) = Weak::upgrade(&hub) else { return };
+                hub.look_at(&ended);
+            }
+        });
+        if started.is_err() {
+            self.is_watched.store(false, Ordering::SeqCst);
+        }
+        started.map(drop)
     }
 }
 
@@ -362,7 +368,7 @@ impl Drop for Inner {
     }
 }
 
-/// The lock. When it is released, tasks are woken and channels destroyed.
+/// The lock. When it is released, tasks are woken, channels destroyed, buffers registered, and the helper is started.
 pub(crate) struct Guard<'a> {
     state: Option<MutexGuard<'a, State>>,
     inner: &'a Inner,
@@ -386,7 +392,11 @@ impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
         if let Some(state) = &self.state
-            && !(state.woken.is_empty() && state.ended.is_empty())
+            && (!state.woken.is_empty()
+                || !state.ended.is_empty()
+                || state.wakes_threads
+                || state.buffers.are_wanted()
+                || state.needs_helper())
         {
             self.attend();
         }
@@ -399,444 +409,38 @@ impl Guard<'_> {
     fn attend(&mut self) {
         let Some(mut state) = self.state.take() else { return };
         let (woken, ended) = (mem::take(&mut state.woken), mem::take(&mut state.ended));
+        let growth = state.buffers.growth();
+        // For threads that wait for room, for buffers, or for the end of a channel.
+        let wakes_threads = mem::take(&mut state.wakes_threads) || !ended.is_empty();
+        let starts_helper = state.takes_helper();
         drop(state);
-        let has_ended = !ended.is_empty();
-        for (channel, lifeline) in ended {
+        for (channel, peer_watch) in ended {
             self.inner.destroy(channel);
             // The peer sees its end, when the queue pair is gone.
-            drop(lifeline);
+            drop(peer_watch);
         }
-        woken.into_iter().for_each(Waker::wake);
-        if has_ended {
-            // For threads that wait for room, for buffers, or for the end of this.
+        if let Some(growth) = growth {
+            let grown = growth.register(&self.inner.domain);
+            let mut state = self.inner.lock();
+            // Those that have found no buffer wait for one that comes back.
+            let _ = state.buffers.add(grown);
+            state.feed();
+        }
+        woken.into_iter().for_each(wake);
+        if wakes_threads {
             self.inner.waker.wake();
             drop(self.inner.lock());
         }
-    }
-}
-
-#[inline]
-fn member(members: &mut [Option<Member>], id: ChannelId) -> Option<&mut Member> {
-    members.get_mut(id.index())?.as_mut().filter(|member| member.id == id)
-}
-
-/// Posts what a stream has to send.
-fn say(
-    member: &mut Member,
-    lp: &mut Loop<'static, PooledBuffer>,
-    small: &mut BufferPool,
-    stats: &mut Stats,
-) {
-    while let Some(post) = member.conn.next_post() {
-        let (buffer, sent) = match post {
-            Post::Data(buffer, sent) => (Some(buffer), sent),
-            Post::Control(bytes, sent) => (small.take_from(&bytes).ok().flatten(), sent),
-        };
-        let posted = match buffer {
-            Some(buffer) => lp.post(member.id, SendWorkRequest::new(buffer), token(sent)),
-            None => Err(TransportError::QueueFull.into()),
-        };
-        match posted {
-            Ok(()) if sent.is_data => stats.messages += 1,
-            Ok(()) => stats.controls += 1,
-            Err(failed) => member.conn.fail(StreamError::Transport(failed.error)),
+        if starts_helper && let Some(hub) = self.inner.me.upgrade() {
+            hub.start_helper();
         }
     }
 }
 
-impl State {
-    #[inline]
-    pub(crate) fn member(&mut self, id: ChannelId) -> Option<&mut Member> {
-        member(&mut self.members, id)
-    }
-
-    /// Whether there can be another stream.
-    pub(crate) fn has_room(&self) -> io::Result<()> {
-        let most = self.config.max_connections;
-        if let Some(error) = self.stopped {
-            return Err(error.into());
-        }
-        if self.count >= most {
-            let reason = format!("the hub has max_connections, {most}, streams");
-            return Err(io::Error::new(io::ErrorKind::OutOfMemory, reason));
-        }
-        Ok(())
-    }
-
-    /// Adds a stream that is not connected yet. If that fails, it is to be [removed](Self::remove).
-    pub(crate) fn add(&mut self, id: ChannelId) -> io::Result<()> {
-        let index = id.index();
-        if self.members.len() <= index {
-            self.members.resize_with(index + 1, || None);
-        }
-        self.members[index] = Some(Member {
-            id,
-            conn: Conn::new(self.config.settings()),
-            reader: None,
-            writer: None,
-            lifeline: None,
-            has_unread: false,
-            early: Vec::new(),
-        });
-        self.count += 1;
-        for _ in 0..self.config.own_receives() {
-            let buffer = self.pool.take().ok_or(io::ErrorKind::OutOfMemory)?;
-            self.post_receive(id, buffer).map_err(StreamError::Transport)?;
-        }
-        Ok(())
-    }
-
-    fn post_receive(&mut self, id: ChannelId, buffer: PooledBuffer) -> Result<(), TransportError> {
-        self.lp.post(id, ReceiveWorkRequest::new(buffer), RECEIVE).map_err(|failed| failed.error)
-    }
-
-    /// A buffer is free that was received into: for all streams, or for the pool.
-    pub(crate) fn recycle(&mut self, buffer: PooledBuffer) {
-        let Some(Shared { id, posted }) = self.shared else { return };
-        if PooledBuffer::capacity(&buffer) == self.config.chunk
-            && posted < self.config.shared_receives
-            && self.post_receive(id, buffer).is_ok()
-            && let Some(shared) = &mut self.shared
-        {
-            shared.posted += 1;
-        }
-    }
-
-    /// Looks for something, and polls until it is there, or nothing has ended.
-    fn look<T>(
-        &mut self,
-        look: &mut impl FnMut(&mut Self) -> io::Result<Option<T>>,
-    ) -> io::Result<Option<T>> {
-        loop {
-            let found = look(self)?;
-            if found.is_some() || self.turn() == 0 {
-                return Ok(found);
-            }
-        }
-    }
-
-    /// Polls, and gives what has ended to its streams. Returns how much that was; [`TURN`] at most.
-    pub(crate) fn turn(&mut self) -> usize {
-        let mut count = 0;
-        while count < TURN {
-            match self.lp.next_ended() {
-                Ok(Some(ended)) => self.dispatch(ended),
-                Ok(None) => break,
-                // It has ended nothing.
-                Err(TransportError::UnknownCompletion { .. }) => {}
-                Err(error) => {
-                    self.stop(StreamError::Transport(error));
-                    break;
-                }
-            }
-            count += 1;
-        }
-        count
-    }
-
-    fn dispatch(&mut self, ended: Ended<PooledBuffer>) {
-        self.stats.completions += 1;
-        let (id, token, result) = (ended.channel, ended.token, ended.result());
-        let buffer = ended.buffer;
-        if token == RECEIVE {
-            let low = self.config.shared_receives / 2;
-            let keeps = self.shared.as_mut().is_none_or(|shared| {
-                shared.posted -= 1;
-                shared.posted >= low
-            });
-            let (Some(member), Ok(_)) = (self.member(id), &result) else {
-                self.recycle(buffer);
-                return self.has_failed(id, result.err());
-            };
-            let returned = member.conn.on_message(buffer, keeps);
-            if let Some(buffer) = returned {
-                self.receive_again(id, buffer);
-            }
-        } else {
-            drop(buffer);
-            if sent(token).is_data {
-                self.feed();
-            }
-            let (Some(member), Ok(_)) = (self.member(id), &result) else {
-                return self.has_failed(id, result.err());
-            };
-            member.conn.on_sent(sent(token));
-        }
-        self.pump(id);
-    }
-
-    /// An operation of a stream has failed, if it has, and the stream with it.
-    fn has_failed(&mut self, id: ChannelId, error: Option<TransportError>) {
-        if let (Some(member), Some(error)) = (self.member(id), error) {
-            member.conn.fail(StreamError::Transport(error));
-            self.pump(id);
-        }
-    }
-
-    /// A stream's buffer is free: it receives again.
-    pub(crate) fn receive_again(&mut self, id: ChannelId, buffer: PooledBuffer) {
-        if self.shared.is_some() {
-            self.recycle(buffer);
-        } else if let Some(member) = self.member(id)
-            && member.conn.failure().is_none()
-            && let Err(failed) = self.lp.post(id, ReceiveWorkRequest::new(buffer), RECEIVE)
-        {
-            match (self.member(id), failed.error, failed.buffer) {
-                (Some(member), TransportError::NotConnected, Some(buffer)) => {
-                    member.early.push(buffer);
-                }
-                (_, error, _) => self.has_failed(id, Some(error)),
-            }
-        }
-    }
-
-    /// The two sides are connected.
-    pub(crate) fn begins(&mut self, id: ChannelId) {
-        let early = self.member(id).map(|member| std::mem::take(&mut member.early));
-        for buffer in early.into_iter().flatten() {
-            self.receive_again(id, buffer);
-        }
-        self.pump(id);
-    }
-
-    /// Posts what a stream has to send, and wakes whom that concerns.
-    pub(crate) fn pump(&mut self, id: ChannelId) {
-        let Some(member) = member(&mut self.members, id) else { return };
-        if member.conn.has_to_say() {
-            say(member, &mut self.lp, &mut self.small, &mut self.stats);
-        }
-        if member.reader.is_some() && member.conn.can_read() {
-            self.woken.extend(member.reader.take());
-        }
-        if member.writer.is_some()
-            && (member.conn.can_write() || member.conn.is_shut_down() != Ok(false))
-        {
-            self.woken.extend(member.writer.take());
-        }
-        let has_dropped = member.conn.has_dropped();
-        if member.conn.is_over() {
-            self.remove(id);
-        } else if has_dropped {
-            self.feed();
-        }
-    }
-
-    /// There may be a buffer: wakes all writers that have found none. The first of them may not want it any more.
-    fn feed(&mut self) {
-        while let Some(starved) = self.starved.pop_front() {
-            self.wake(starved);
-        }
-    }
-
-    /// Wakes the tasks of a stream.
-    pub(crate) fn wake(&mut self, id: ChannelId) {
-        if let Some(Some(member)) = self.members.get_mut(id.index()) {
-            self.woken.extend(member.reader.take());
-            self.woken.extend(member.writer.take());
-        }
-    }
-
-    /// Takes bytes of the program. `None`: there is no room, and who waits is woken when there is.
-    pub(crate) fn write(
-        &mut self,
-        id: ChannelId,
-        from: &mut Cursor<'_>,
-    ) -> Result<Option<usize>, StreamError> {
-        let mut total = 0;
-        loop {
-            let Self { members, pool, .. } = self;
-            let member = member(members, id).ok_or(StreamError::Aborted)?;
-            let filled = match member.conn.fill(from, || pool.take()) {
-                Err(error) if total == 0 => return Err(error),
-                filled => filled.unwrap_or(0),
-            };
-            total += filled;
-            self.pump(id);
-            if filled == 0 || from.is_at_end() {
-                break;
-            }
-        }
-        if total == 0 && self.shared.is_some() && !self.starved.contains(&id) {
-            self.starved.push_back(id);
-        }
-        self.stats.copied += total as u64;
-        Ok((total > 0).then_some(total))
-    }
-
-    /// Posts what is gathered, as far as that can be. Returns whether nothing is left.
-    pub(crate) fn flush(&mut self, id: ChannelId) -> Result<bool, StreamError> {
-        let member = self.member(id).ok_or(StreamError::Aborted)?;
-        if member.conn.flush()? {
-            return Ok(true);
-        }
-        self.pump(id);
-        self.member(id).ok_or(StreamError::Aborted)?.conn.flush()
-    }
-
-    /// Whether nothing is gathered.
-    pub(crate) fn is_flushed(&mut self, id: ChannelId) -> bool {
-        self.member(id).is_none_or(|member| !member.conn.has_tail())
-    }
-
-    pub(crate) fn read(&mut self, id: ChannelId) -> Result<Read<PooledBuffer>, StreamError> {
-        self.member(id).map_or(Err(StreamError::Aborted), |member| member.conn.take_piece())
-    }
-
-    /// A piece was read to its end.
-    pub(crate) fn give_back(&mut self, id: ChannelId, buffer: Option<PooledBuffer>) {
-        if let Some(buffer) = buffer {
-            self.receive_again(id, buffer);
-        }
-        if let Some(member) = self.member(id) {
-            member.conn.give_back();
-            if member.conn.has_to_say() {
-                self.pump(id);
-            }
-        }
-    }
-
-    /// The program has dropped a stream. Returns whether it is gone.
-    fn close(&mut self, id: ChannelId) -> bool {
-        // What has arrived is unread, whether or not anybody has polled since.
-        self.catch_up();
-        let Some(member) = self.member(id) else { return true };
-        let has_read_all = !member.has_unread;
-        member.conn.close(has_read_all);
-        self.pump(id);
-        let is_gone = self.member(id).is_none();
-        if !is_gone {
-            self.lingering.push_back((now() + self.config.linger, id));
-        }
-        is_gone
-    }
-
-    /// The stream is needed no more.
-    pub(crate) fn remove(&mut self, id: ChannelId) {
-        if self.member(id).is_none() {
-            return;
-        }
-        let Some(mut member) = self.members[id.index()].take() else { return };
-        self.woken.extend(member.reader.take());
-        self.woken.extend(member.writer.take());
-        let left: Vec<_> = member.conn.drain().collect();
-        left.into_iter().for_each(|buffer| self.recycle(buffer));
-        self.feed();
-        match self.lp.take_out(id) {
-            // Its place is free when it is destroyed.
-            Ok(channel) => self.ended.push((channel, member.lifeline)),
-            // A channel that was taken out is destroyed by the caller that took it.
-            Err(_) => self.count = self.count.saturating_sub(1),
-        }
-    }
-
-    /// Polls what has arrived by now, of peers that do not send without end.
-    fn catch_up(&mut self) {
-        for _ in 0..64 {
-            if self.turn() == 0 {
-                break;
-            }
-        }
-    }
-
-    /// The peer of a stream has closed the stream over which it had connected.
-    pub(crate) fn is_gone(&mut self, id: ChannelId) {
-        // What has arrived before comes first.
-        self.catch_up();
-        if let Some(member) = self.member(id) {
-            member.conn.on_gone();
-            self.pump(id);
-        }
-    }
-
-    /// Ends all streams.
-    pub(crate) fn stop(&mut self, error: StreamError) {
-        self.stopped.get_or_insert(error);
-        let ids: Vec<_> = self.members.iter().flatten().map(|member| member.id).collect();
-        for id in ids {
-            if let Some(member) = self.member(id) {
-                member.conn.fail(error);
-                self.pump(id);
-            }
-        }
-    }
-
-    #[cfg(feature = "tokio")]
-    pub(crate) fn count_sleep(&mut self, sleeps: bool) {
-        self.stats.sleeps += u64::from(sleeps);
-    }
-
-    /// Does what is due by now, and returns when something is due next.
-    pub(crate) fn due(&mut self, now: Instant) -> Instant {
-        while let Some(&(at, id)) = self.lingering.front() {
-            if at > now && self.member(id).is_some() {
-                break;
-            }
-            self.lingering.pop_front();
-            self.remove(id);
-        }
-        if self.lingering.is_empty() {
-            // Who calls this has another one.
-            self.kept = None;
-        }
-        if self.next_tick <= now {
-            self.next_tick = now + self.config.keep_alive;
-            let ids: Vec<_> = self.members.iter().flatten().map(|member| member.id).collect();
-            for id in ids {
-                if let Some(member) = self.member(id)
-                    && member.conn.tick()
-                {
-                    member.conn.fail(StreamError::TimedOut);
-                }
-                self.pump(id);
-            }
-        }
-        self.lingering.front().map_or(self.next_tick, |&(at, _)| at.min(self.next_tick))
-    }
-}
-
-impl Inner {
-    /// Looks at streams whose peers may be gone, and ends those that are.
-    pub(crate) fn look_at(&self, indexes: &[usize]) {
-        for &index in indexes {
-            let mut state = self.lock();
-            // Another stream may have the place by now: that one's lifeline says whether it was meant.
-            let member = state.members.get_mut(index).and_then(Option::as_mut);
-            let Some((id, mut line)) =
-                member.and_then(|member| Some((member.id, member.lifeline.take()?)))
-            else {
-                continue;
-            };
-            drop(state);
-            let has_ended = line.has_ended();
-            let mut state = self.lock();
-            let Some(member) = state.member(id) else { continue };
-            let line = member.lifeline.insert(line);
-            if has_ended {
-                state.is_gone(id);
-            } else {
-                // With the lock held, so that the member has it when there is more. If this fails, keep-alive finds the end.
-                let _ = self.sockets.add_again(line, index);
-            }
-        }
-    }
-
-    /// Has a thread watch the streams, for those whose threads sleep for completions.
-    pub(crate) fn watch(self: &Arc<Self>) -> io::Result<()> {
-        if self.is_watched.swap(true, Ordering::SeqCst) {
-            return Ok(());
-        }
-        let (sockets, hub) = (self.sockets.clone(), Arc::downgrade(self));
-        let thread = thread::Builder::new().name("ibverbs-stream".to_owned());
-        let started = thread.spawn(move || {
-            while let Some(ended) = sockets.ended(true) {
-                let Some(hub) = Weak::upgrade(&hub) else { return };
-                hub.look_at(&ended);
-                hub.waker.wake();
-            }
-        });
-        if started.is_err() {
-            self.is_watched.store(false, Ordering::SeqCst);
-        }
-        started.map(drop)
+/// Wakes a task. A waker is code of the program's: if it panics, that is its own task's loss, and no other's.
+pub(crate) fn wake(waker: Waker) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+        // Its drop may panic again.
+        mem::forget(payload);
     }
 }

@@ -2,22 +2,26 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod buffers;
 mod chunk;
 mod config;
 mod conn;
 mod connect;
+mod drivers;
 mod error;
 #[cfg(test)]
 mod every_order;
+mod handshake;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod harness;
+mod helper;
 mod hub;
 #[cfg(feature = "hyper-util")]
 pub mod hyper;
-mod joining;
 #[cfg(feature = "rdmacm")]
 mod manager;
+mod state;
 mod stats;
 mod stream;
 #[cfg(feature = "tokio")]
@@ -30,7 +34,7 @@ mod wire;
 pub use config::HubBuilder;
 pub use connect::{Incoming, Listener};
 pub use error::StreamError;
+pub use handshake::Role;
 pub use hub::Hub;
-pub use joining::Role;
 pub use stats::Stats;
 pub use stream::{ReadHalf, Stream, WriteHalf};

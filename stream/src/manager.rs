@@ -16,11 +16,11 @@ use ibverbs::rdmacm::{
 use ibverbs::{Channel, PooledBuffer};
 
 use crate::conn::Conn;
+use crate::handshake::{Place, channel};
 use crate::hub::Inner;
-use crate::joining::{Place, channel};
 use crate::stream::{Addresses, Handle};
-use crate::watch::Lifeline;
-use crate::wire::{HELLO, Hello};
+use crate::watch::PeerWatch;
+use crate::wire::{HELLO, Hello, REFUSED, check_refused};
 
 /// Connects to a listener, and waits for that.
 pub(crate) fn connect(
@@ -52,7 +52,7 @@ fn connected(hub: &Arc<Inner>, connection: Connection<Channel<'static>>) -> io::
     let addresses = Addresses { peer: connection.peer_addr(), local: connection.local_addr() };
     let (channel, control) = connection.into_parts();
     let mut place = adopt(hub, channel, |_| {})?;
-    place.finish(|conn| conn.greets(peer), Lifeline::Control(control.into()), addresses)
+    place.finish(|conn| conn.greets(peer), PeerWatch::Control(control.into()), addresses)
 }
 
 /// A client that was answered, and is to say that it has heard that.
@@ -104,7 +104,7 @@ fn finish(
     control: ConnectionControl,
     addresses: Addresses,
 ) -> io::Result<Handle> {
-    place.finish(|_| {}, Lifeline::Control(control.into()), addresses)
+    place.finish(|_| {}, PeerWatch::Control(control.into()), addresses)
 }
 
 /// Whatever the client sends when it is answered finds a receive. A client that is not to be accepted is rejected.
@@ -114,7 +114,16 @@ fn prepare(
 ) -> io::Result<(Place, PendingAccept, Addresses)> {
     let peer = hello(request.private_data())?;
     let addresses = Addresses { peer: request.peer_addr(), local: request.local_addr() };
-    let prepared = channel(hub)?.port(request.port()).build()?;
+    let builder = match channel(hub) {
+        Ok(builder) => builder,
+        Err(error) => {
+            hub.count_refused(&error);
+            // It is rejected in any case.
+            let _ = request.reject(REFUSED);
+            return Err(error);
+        }
+    };
+    let prepared = builder.port(request.port()).build()?;
     let prepared = request.prepare_parts(prepared);
     let (channel, accept) = prepared.map_err(|(.., error)| kind_of(error))?;
     Ok((adopt(hub, channel, |conn| conn.awaits(peer))?, accept, addresses))
@@ -126,7 +135,7 @@ fn adopt(
     channel: Channel<'static>,
     begin: impl FnOnce(&mut Conn<PooledBuffer>),
 ) -> io::Result<Place> {
-    let mut state = hub.lock();
+    let mut state = hub.lock_with_buffers(1)?;
     state.has_room()?;
     let id = match state.lp.add(channel) {
         Ok(id) => id,
@@ -153,6 +162,9 @@ fn hello(private_data: &[u8]) -> io::Result<Hello> {
 fn kind_of(error: ConnectionError) -> io::Error {
     match error {
         ConnectionError::Disconnected => io::Error::new(ErrorKind::ConnectionRefused, error),
+        ConnectionError::Rejected(rejection) => {
+            check_refused(rejection.private_data()).err().unwrap_or_else(|| error.into())
+        }
         error => error.into(),
     }
 }

@@ -1,18 +1,23 @@
 //! Streams of threads.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, BufRead, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use ibverbs::{ChannelId, PooledBuffer};
 
 use crate::StreamError;
 use crate::conn::{self, Cursor, Piece};
+use crate::drivers::now;
 #[cfg(doc)]
 use crate::hub::Hub;
-use crate::hub::{Inner, State, now};
+use crate::hub::Inner;
+use crate::state::State;
 
 /// The addresses by which two sides have connected, if they have any.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,13 +37,48 @@ pub(crate) struct Handle {
     pub(crate) hub: Arc<Inner>,
     pub(crate) id: ChannelId,
     addresses: Addresses,
-    /// Who drops it may wait.
+    /// A thread that drops it may wait.
     is_of_a_thread: bool,
+    read_timeout: Timeout,
+    write_timeout: Timeout,
+    is_nonblocking: AtomicBool,
+}
+
+/// How long a call waits at most, in nanoseconds. 0: for ever.
+#[derive(Default)]
+struct Timeout(AtomicU64);
+
+impl Timeout {
+    fn get(&self) -> Option<Duration> {
+        let nanos = self.0.load(Ordering::Relaxed);
+        (nanos > 0).then(|| Duration::from_nanos(nanos))
+    }
+
+    /// # Errors
+    ///
+    ///  - `InvalidInput`: it is zero.
+    fn set(&self, timeout: Option<Duration>) -> io::Result<()> {
+        if timeout.is_some_and(|timeout| timeout.is_zero()) {
+            let reason = "a timeout of 0 is none: `set_nonblocking(true)` has calls not wait";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+        }
+        let nanos = timeout.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        self.0.store(nanos, Ordering::Relaxed);
+        Ok(())
+    }
 }
 
 impl Handle {
     pub(crate) fn new(hub: Arc<Inner>, id: ChannelId, addresses: Addresses) -> Self {
-        Self { hub, id, addresses, is_of_a_thread: true }
+        Self {
+            hub,
+            id,
+            addresses,
+            is_of_a_thread: true,
+            read_timeout: Timeout::default(),
+            write_timeout: Timeout::default(),
+            is_nonblocking: AtomicBool::new(false),
+        }
     }
 
     #[cfg(feature = "tokio")]
@@ -65,6 +105,18 @@ impl Handle {
         }
     }
 
+    pub(crate) fn nodelay(&self) -> bool {
+        self.hub.lock().member(self.id).is_some_and(|member| member.conn.nodelay)
+    }
+
+    /// When a call that begins now is to end.
+    fn until(&self, timeout: &Timeout) -> Option<Instant> {
+        if self.is_nonblocking.load(Ordering::Relaxed) {
+            return Some(now());
+        }
+        timeout.get().and_then(|timeout| now().checked_add(timeout))
+    }
+
     /// Has the peer told that nothing more is written.
     pub(crate) fn shutdown(&self) {
         let mut state = self.hub.lock();
@@ -78,18 +130,11 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         let Self { hub, id, is_of_a_thread, .. } = self;
-        if !hub.close(*id) {
-            return;
-        }
-        if !*is_of_a_thread {
-            // The runtime ends.
-            return hub.lock().remove(*id);
-        }
-        // Nobody else would bring what was written to the peer.
-        let until = now() + hub.config.linger;
+        let Some(until) = hub.close(*id).filter(|_| *is_of_a_thread) else { return };
+        // The process may end as soon as this returns, and the helper with it.
         let is_gone = |state: &mut State| Ok(state.member(*id).is_none().then_some(()));
         if hub.wait(Some(until), is_gone).is_err() {
-            hub.lock().remove(*id);
+            hub.lock().lingered_until = Some(now());
         }
     }
 }
@@ -97,12 +142,17 @@ impl Drop for Handle {
 /// What has arrived, and how it is read.
 pub(crate) struct Reader {
     pub(crate) handle: Arc<Handle>,
-    current: Option<Piece<PooledBuffer>>,
+    /// What was taken of the stream: one piece, or more if some were put back.
+    current: VecDeque<Piece<PooledBuffer>>,
 }
 
 impl Reader {
     pub(crate) fn new(handle: Arc<Handle>) -> Self {
-        Self { handle, current: None }
+        Self { handle, current: VecDeque::new() }
+    }
+
+    fn put_back(&mut self, piece: Option<Piece<PooledBuffer>>) {
+        piece.into_iter().for_each(|piece| self.current.push_front(piece));
     }
 
     /// Looks with `wait` until there is a piece, or else the end.
@@ -113,7 +163,7 @@ impl Reader {
         let Self { handle, current } = self;
         wait(handle, &mut |state| {
             match state.read(handle.id)? {
-                conn::Read::Piece(piece) => *current = Some(piece),
+                conn::Read::Piece(piece) => current.push_back(piece),
                 conn::Read::End => {}
                 conn::Read::Nothing => return Ok(None),
             }
@@ -122,36 +172,42 @@ impl Reader {
     }
 
     pub(crate) fn has_piece(&self) -> bool {
-        self.current.is_some()
+        !self.current.is_empty()
     }
 
     /// What can be read at once.
     pub(crate) fn bytes(&self) -> &[u8] {
-        self.current.as_ref().map_or(&[], Piece::bytes)
+        self.current.front().map_or(&[], Piece::bytes)
     }
 
     pub(crate) fn consume(&mut self, len: usize) {
-        let Some(piece) = &mut self.current else { return };
+        let Some(piece) = self.current.front_mut() else { return };
         piece.consume(len);
         if piece.bytes().is_empty() {
-            let buffer = self.current.take().and_then(Piece::into_buffer);
+            let buffer = self.current.pop_front().and_then(Piece::into_buffer);
             self.handle.hub.lock().give_back(self.handle.id, buffer);
         }
     }
 
     /// Copies what there is, as far as there is room.
     pub(crate) fn copy_to(&mut self, to: &mut [u8]) -> usize {
+        let len = self.peek(to);
+        self.consume(len);
+        len
+    }
+
+    /// As [`copy_to`](Self::copy_to), and leaves it there.
+    pub(crate) fn peek(&self, to: &mut [u8]) -> usize {
         let from = self.bytes();
         let len = from.len().min(to.len());
         to[..len].copy_from_slice(&from[..len]);
-        self.consume(len);
         len
     }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        if let Some(piece) = self.current.take() {
+        for piece in self.current.drain(..) {
             let mut state = self.handle.hub.lock();
             if let Some(member) = state.member(self.handle.id) {
                 member.has_unread = true;
@@ -166,6 +222,19 @@ impl Drop for Reader {
 /// What is written.
 pub(crate) struct Writer {
     pub(crate) handle: Arc<Handle>,
+    /// How long the `shutdown` of a task waits.
+    #[cfg(feature = "tokio")]
+    pub(crate) patience: Option<std::pin::Pin<Box<::tokio::time::Sleep>>>,
+}
+
+impl Writer {
+    pub(crate) fn new(handle: Arc<Handle>) -> Self {
+        Self {
+            handle,
+            #[cfg(feature = "tokio")]
+            patience: None,
+        }
+    }
 }
 
 impl Drop for Writer {
@@ -177,98 +246,182 @@ impl Drop for Writer {
     }
 }
 
-fn until(timeout: Option<Duration>) -> Option<Instant> {
-    timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+/// A `shutdown` has waited for long enough.
+pub(crate) fn not_taken() -> io::Error {
+    let reason = "the peer does not read, and so does not have everything that was written: what is left goes on its way, and \
+                  the end after it, for as long as the stream is there or lingers";
+    io::Error::new(io::ErrorKind::TimedOut, reason)
 }
 
 /// The half of a [`Stream`] that reads.
 pub struct ReadHalf {
-    reader: Reader,
-    timeout: Option<Duration>,
+    reader: Arc<Mutex<Reader>>,
+    handle: Arc<Handle>,
+    /// What [`BufRead`] has returned and is not consumed yet. Any other call puts it back first.
+    held: Mutex<Option<Piece<PooledBuffer>>>,
 }
 
 /// The half of a [`Stream`] that writes. Dropping it ends the direction, as [`shutdown`](Self::shutdown) does, without waiting.
 pub struct WriteHalf {
-    writer: Writer,
-    timeout: Option<Duration>,
+    writer: Arc<Writer>,
 }
 
 /// A stream of bytes to one peer over RDMA, for threads: what [`TcpStream`](std::net::TcpStream) is over TCP.
 ///
 /// Bytes are copied into messages when they are written, so a write returns as soon as there is room; and read from the buffers
 /// in which they have arrived, without a copy through [`BufRead`]. Each direction can be used by a thread of its own:
-/// [`into_split`](Self::into_split), or, as with TCP, [`Read`] and [`Write`] of `&Stream`. Two threads that read the same stream take
-/// turns: the second one waits until the first one has something, or its [timeout](Self::set_read_timeout) has passed.
+/// [`into_split`](Self::into_split), or, as with TCP, [`try_clone`](Self::try_clone) and [`Read`] and [`Write`] of `&Stream`. Two
+/// threads that read the same stream take turns: the second one waits until the first one has something, or its
+/// [timeout](Self::set_read_timeout) has passed.
 ///
 /// | | as with TCP, but |
 /// |---|---|
-/// | [`write`](Write::write) | its bytes go on their way before it returns, unless something [runs](Hub::run) the hub: then they are gathered while earlier ones are in flight |
-/// | [`shutdown`](Self::shutdown) | returns when the peer's device has everything that was written |
+/// | [`write`](Write::write) | its bytes go on their way before it returns, unless something [runs](Hub::run) the hub, or a timeout passes: then they go without another call |
+/// | [`shutdown`](Self::shutdown) | returns when the peer's device has everything that was written; for a peer that does not read, `TimedOut` after [`linger`](crate::HubBuilder::linger) |
 /// | drop | brings what was written to the peer, for [`linger`](crate::HubBuilder::linger) at most; with something unread, the peer gets `ConnectionReset` |
 /// | failure | all that has arrived before is read first; then each call fails, and no failure looks like the end of the stream |
+///
+/// In a task of tokio, a call that waits holds up the runtime: use [`ibverbs_stream::tokio`](crate::tokio) there. Debug builds say
+/// so on standard error.
 pub struct Stream {
     // In this order: what was not read decides how the stream ends.
-    read: Mutex<ReadHalf>,
+    read: ReadHalf,
     write: WriteHalf,
 }
 
 impl Stream {
     pub(crate) fn new(handle: Handle) -> Self {
         let handle = Arc::new(handle);
-        let read = ReadHalf { reader: Reader::new(handle.clone()), timeout: None };
+        let reader = Arc::new(Mutex::new(Reader::new(handle.clone())));
+        let writer = Arc::new(Writer::new(handle.clone()));
         Self {
-            read: Mutex::new(read),
-            write: WriteHalf { writer: Writer { handle }, timeout: None },
+            read: ReadHalf { reader, handle, held: Mutex::default() },
+            write: WriteHalf { writer },
         }
     }
 
     fn handle(&self) -> &Handle {
-        &self.write.writer.handle
+        &self.read.handle
     }
 
-    fn read_half(&mut self) -> &mut ReadHalf {
-        self.read.get_mut().unwrap_or_else(PoisonError::into_inner)
+    /// Another name of the same stream, with the same settings. The stream ends with the last one.
+    ///
+    /// # Errors
+    ///
+    /// None: it returns what [`TcpStream::try_clone`] does.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        let ReadHalf { reader, handle, .. } = &self.read;
+        let read =
+            ReadHalf { reader: reader.clone(), handle: handle.clone(), held: Mutex::default() };
+        Ok(Self { read, write: WriteHalf { writer: self.write.writer.clone() } })
     }
 
     /// The two directions, for a thread each.
     pub fn into_split(self) -> (ReadHalf, WriteHalf) {
-        (self.read.into_inner().unwrap_or_else(PoisonError::into_inner), self.write)
+        (self.read, self.write)
+    }
+
+    /// [`into_split`](Self::into_split). It takes the stream, as the methods of that name in [`BufRead`] and other traits do, so
+    /// that it is found when they are in scope.
+    pub fn split(self) -> (ReadHalf, WriteHalf) {
+        self.into_split()
     }
 
     /// As [`into_split`](Self::into_split), for threads that borrow the stream.
-    pub fn split(&mut self) -> (&mut ReadHalf, &mut WriteHalf) {
-        let read = self.read.get_mut().unwrap_or_else(PoisonError::into_inner);
-        (read, &mut self.write)
+    pub fn split_mut(&mut self) -> (&mut ReadHalf, &mut WriteHalf) {
+        (&mut self.read, &mut self.write)
     }
 
-    /// Ends the direction to the peer, which reads to the end of what was written: returns when its device has all of that.
-    /// With `Read`, reads find the end from now on, and what arrives is thrown away.
+    /// Ends a direction. With `Write`, the peer reads to the end of what was written: returns when its device has all of that.
+    /// With `Read`, reads find the end from now on, also those that wait, and what arrives is thrown away.
     ///
     /// # Errors
     ///
     ///  - `WouldBlock`: the [timeout](Self::set_write_timeout) has passed. It goes on without waiting.
+    ///  - `TimedOut`: the peer does not read, and the hub's [`linger`](crate::HubBuilder::linger) has passed. It goes on without
+    ///    waiting.
     ///  - `BrokenPipe`: the peer has dropped its stream first, and its device may not have everything.
     ///  - Those of the [stream](StreamError).
-    pub fn shutdown(&mut self, how: Shutdown) -> io::Result<()> {
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         if how != Shutdown::Write {
-            self.read_half().discard();
+            self.read.discard();
         }
-        if how != Shutdown::Read { self.write.shutdown() } else { Ok(()) }
+        if how != Shutdown::Read { self.write.writer.shutdown() } else { Ok(()) }
+    }
+
+    /// As [`read`](Read::read), and leaves the bytes there.
+    ///
+    /// # Errors
+    ///
+    /// Those of `read`.
+    pub fn peek(&self, to: &mut [u8]) -> io::Result<usize> {
+        self.read.peek(to)
+    }
+
+    /// `true`: calls do not wait, and fail with `WouldBlock` instead. Such a call polls for all streams of the hub. A stream has no
+    /// descriptor that says when to try again: tasks have [`readable`](crate::tokio::Stream::readable).
+    ///
+    /// # Errors
+    ///
+    /// None: it returns what [`TcpStream::set_nonblocking`] does.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.handle().is_nonblocking.store(nonblocking, Ordering::Relaxed);
+        Ok(())
     }
 
     /// How long a read waits at most, before it fails with `WouldBlock`. `None`: for ever.
-    pub fn set_read_timeout(&mut self, timeout: Option<Duration>) {
-        self.read_half().set_timeout(timeout);
+    ///
+    /// # Errors
+    ///
+    ///  - `InvalidInput`: the timeout is zero.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.handle().read_timeout.set(timeout)
     }
 
     /// How long a write waits at most, before it fails with `WouldBlock`. `None`: for ever.
-    pub fn set_write_timeout(&mut self, timeout: Option<Duration>) {
-        self.write.set_timeout(timeout);
+    ///
+    /// # Errors
+    ///
+    ///  - `InvalidInput`: the timeout is zero.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.handle().write_timeout.set(timeout)
+    }
+
+    /// What was set by [`set_read_timeout`](Self::set_read_timeout).
+    ///
+    /// # Errors
+    ///
+    /// None: it returns what [`TcpStream::read_timeout`] does.
+    pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(self.handle().read_timeout.get())
+    }
+
+    /// What was set by [`set_write_timeout`](Self::set_write_timeout).
+    ///
+    /// # Errors
+    ///
+    /// None: it returns what [`TcpStream::write_timeout`] does.
+    pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(self.handle().write_timeout.get())
     }
 
     /// `true`: what is written goes on its way at once, as long as the peer takes it, and is not gathered.
-    pub fn set_nodelay(&self, nodelay: bool) {
+    ///
+    /// # Errors
+    ///
+    /// None: it returns what [`TcpStream::set_nodelay`] does.
+    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
         self.handle().set_nodelay(nodelay);
+        Ok(())
+    }
+
+    /// What was set by [`set_nodelay`](Self::set_nodelay).
+    ///
+    /// # Errors
+    ///
+    /// None: it returns what [`TcpStream::nodelay`] does.
+    pub fn nodelay(&self) -> io::Result<bool> {
+        Ok(self.handle().nodelay())
     }
 
     /// The peer's address, of the TCP stream over which the two sides have connected, or the connection manager's.
@@ -297,53 +450,129 @@ impl Stream {
 
 impl ReadHalf {
     /// See [`Stream::set_read_timeout`].
-    pub fn set_timeout(&mut self, timeout: Option<Duration>) {
-        self.timeout = timeout;
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Stream::set_read_timeout`].
+    pub fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.handle.read_timeout.set(timeout)
+    }
+
+    /// Puts the two halves of a stream together again.
+    ///
+    /// # Errors
+    ///
+    /// They are halves of two streams: both come back.
+    pub fn reunite(self, write: WriteHalf) -> Result<Stream, (Self, WriteHalf)> {
+        if Arc::ptr_eq(&self.handle, &write.writer.handle) {
+            return Ok(Stream { read: self, write });
+        }
+        Err((self, write))
+    }
+
+    /// The reader, which has what this half holds.
+    fn reader(&self) -> io::Result<MutexGuard<'_, Reader>> {
+        let mut reader = match self.reader.try_lock() {
+            Ok(reader) => reader,
+            Err(TryLockError::WouldBlock) if self.handle.is_nonblocking.load(Ordering::Relaxed) => {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            Err(_) => self.reader.lock().unwrap_or_else(PoisonError::into_inner),
+        };
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if held.is_some() {
+            // What another name of the stream has taken meanwhile came later.
+            reader.put_back(held);
+        }
+        Ok(reader)
+    }
+
+    /// The reader with a piece, or at the end.
+    fn filled(&self) -> io::Result<MutexGuard<'_, Reader>> {
+        let mut reader = self.reader()?;
+        if !reader.has_piece() {
+            let deadline = self.handle.until(&self.handle.read_timeout);
+            reader.look(|handle, look| handle.hub.wait(deadline, |state| Ok(look(state)?)))?;
+        }
+        Ok(reader)
+    }
+
+    fn read_to(&self, to: &mut [u8]) -> io::Result<usize> {
+        if to.is_empty() { Ok(0) } else { Ok(self.filled()?.copy_to(to)) }
+    }
+
+    fn peek(&self, to: &mut [u8]) -> io::Result<usize> {
+        if to.is_empty() { Ok(0) } else { Ok(self.filled()?.peek(to)) }
     }
 
     /// Throws away what has arrived and what arrives.
-    fn discard(&mut self) {
-        let len = self.reader.bytes().len();
-        self.reader.consume(len);
-        let Handle { hub, id, .. } = &*self.reader.handle;
-        let mut state = hub.lock();
-        let left = state.member(*id).map(|member| member.conn.discard()).unwrap_or_default();
-        for piece in left {
-            state.give_back(*id, piece.into_buffer());
+    fn discard(&self) {
+        // A thread that waits has nothing, and finds the end.
+        if let Ok(mut reader) = self.reader.try_lock() {
+            reader.put_back(self.held.lock().unwrap_or_else(PoisonError::into_inner).take());
+            while reader.has_piece() {
+                reader.consume(usize::MAX);
+            }
         }
-        drop(state);
-        hub.waker.wake();
+        self.handle.hub.lock().discard(self.handle.id);
+    }
+}
+
+impl Drop for ReadHalf {
+    fn drop(&mut self) {
+        // What was held is unread, for another name of the stream or for the peer.
+        let held = self.held.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(held) = held else { return };
+        if let Ok(mut reader) = self.reader.try_lock() {
+            return reader.put_back(Some(held));
+        }
+        // Another thread is reading, and has later bytes.
+        let mut state = self.handle.hub.lock();
+        if let Some(member) = state.member(self.handle.id) {
+            member.has_unread = true;
+        }
+        if let Some(buffer) = held.into_buffer() {
+            state.recycle(buffer);
+        }
     }
 }
 
 impl BufRead for ReadHalf {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        if !self.reader.has_piece() {
-            let deadline = until(self.timeout);
-            self.reader.look(|handle, look| handle.hub.wait(deadline, |state| Ok(look(state)?)))?;
+        let held = self.held.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if held.is_none() {
+            let piece = self.filled()?.current.pop_front();
+            *self.held.get_mut().unwrap_or_else(PoisonError::into_inner) = piece;
         }
-        Ok(self.reader.bytes())
+        let held = self.held.get_mut().unwrap_or_else(PoisonError::into_inner);
+        Ok(held.as_ref().map_or(&[], Piece::bytes))
     }
 
     fn consume(&mut self, len: usize) {
-        self.reader.consume(len);
+        let held = self.held.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let Some(piece) = held else { return };
+        piece.consume(len);
+        if piece.bytes().is_empty() {
+            let buffer = held.take().and_then(Piece::into_buffer);
+            self.handle.hub.lock().give_back(self.handle.id, buffer);
+        }
     }
 }
 
 impl Read for ReadHalf {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        if to.is_empty() {
-            return Ok(0);
-        }
-        self.fill_buf()?;
-        Ok(self.reader.copy_to(to))
+        self.read_to(to)
     }
 }
 
 impl WriteHalf {
     /// See [`Stream::set_write_timeout`].
-    pub fn set_timeout(&mut self, timeout: Option<Duration>) {
-        self.timeout = timeout;
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Stream::set_write_timeout`].
+    pub fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.writer.handle.write_timeout.set(timeout)
     }
 
     /// Ends the direction: see [`Stream::shutdown`].
@@ -351,104 +580,110 @@ impl WriteHalf {
     /// # Errors
     ///
     /// Those of [`Stream::shutdown`].
-    pub fn shutdown(&mut self) -> io::Result<()> {
-        let Handle { hub, id, .. } = &*self.writer.handle;
-        self.writer.handle.shutdown();
-        hub.wait(until(self.timeout), |state| {
+    pub fn shutdown(&self) -> io::Result<()> {
+        self.writer.shutdown()
+    }
+}
+
+impl Writer {
+    fn until(&self) -> Option<Instant> {
+        self.handle.until(&self.handle.write_timeout)
+    }
+
+    fn shutdown(&self) -> io::Result<()> {
+        let Handle { hub, id, .. } = &*self.handle;
+        self.handle.shutdown();
+        let patience = now() + hub.config.lingers();
+        let deadline = self.until().map_or(patience, |deadline| deadline.min(patience));
+        let waited = hub.wait(Some(deadline), |state| {
             let member = state.member(*id).ok_or(StreamError::Aborted)?;
             Ok(member.conn.is_shut_down()?.then_some(()))
+        });
+        waited.map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock if deadline == patience => not_taken(),
+            _ => error,
         })
     }
 
     /// Waits until what was written has been posted.
     fn flush_until(&self, deadline: Option<Instant>) -> io::Result<()> {
-        let Handle { hub, id, .. } = &*self.writer.handle;
+        let Handle { hub, id, .. } = &*self.handle;
         hub.wait(deadline, |state| Ok(state.flush(*id)?.then_some(())))
     }
-}
 
-impl WriteHalf {
     fn write_pieces(&self, from: &[IoSlice<'_>]) -> io::Result<usize> {
         if from.iter().all(|piece| piece.is_empty()) {
             return Ok(0);
         }
-        let Handle { hub, id, .. } = &*self.writer.handle;
-        let (deadline, is_driven) = (until(self.timeout), hub.is_driven());
+        let Handle { hub, id, .. } = &*self.handle;
+        let deadline = self.until();
         let (written, is_sent) = hub.wait(deadline, |state| {
             let Some(written) = state.write(*id, &mut Cursor::new(from))? else { return Ok(None) };
-            Ok(Some((written, is_driven || state.is_flushed(*id))))
+            Ok(Some((written, state.drivers.runs > 0 || state.is_flushed(*id))))
         })?;
         if !is_sent {
-            // Nobody would send it later. What has been taken counts as written, whatever becomes of it.
+            // What has been taken counts as written, whatever becomes of it: the helper sends the rest.
             let _ = self.flush_until(deadline);
         }
         Ok(written)
     }
 }
 
-impl Write for WriteHalf {
-    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        self.write_pieces(&[IoSlice::new(from)])
-    }
+macro_rules! write_through {
+    ($($type:ty: $($field:ident).+;)+) => {$(
+        impl Write for $type {
+            fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+                self.$($field).+.write_pieces(&[IoSlice::new(from)])
+            }
 
-    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.write_pieces(from)
-    }
+            fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+                self.$($field).+.write_pieces(from)
+            }
 
-    fn flush(&mut self) -> io::Result<()> {
-        self.flush_until(until(self.timeout))
-    }
+            fn flush(&mut self) -> io::Result<()> {
+                self.$($field).+.flush_until(self.$($field).+.until())
+            }
+        }
+    )+};
+}
+
+write_through! {
+    WriteHalf: writer;
+    Stream: write.writer;
+    &Stream: write.writer;
 }
 
 impl Read for Stream {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        self.read_half().read(to)
+        self.read.read_to(to)
     }
 }
 
 impl Read for &Stream {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        self.read.lock().unwrap_or_else(PoisonError::into_inner).read(to)
-    }
-}
-
-impl Write for &Stream {
-    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        self.write.write_pieces(&[IoSlice::new(from)])
-    }
-
-    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.write.write_pieces(from)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.write.flush_until(until(self.write.timeout))
+        self.read.read_to(to)
     }
 }
 
 impl BufRead for Stream {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        self.read_half().fill_buf()
+        self.read.fill_buf()
     }
 
     fn consume(&mut self, len: usize) {
-        self.read_half().consume(len);
+        self.read.consume(len);
     }
 }
 
-impl Write for Stream {
-    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        self.write.write(from)
-    }
-
-    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.write.write_vectored(from)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.write.flush()
-    }
-}
+// A panic leaves what is behind their locks consistent.
+impl UnwindSafe for Handle {}
+impl RefUnwindSafe for Handle {}
+impl UnwindSafe for Reader {}
+impl RefUnwindSafe for Reader {}
+impl UnwindSafe for Writer {}
+impl RefUnwindSafe for Writer {}
+impl UnwindSafe for ReadHalf {}
+impl RefUnwindSafe for ReadHalf {}
 
 macro_rules! debug {
     ($($type:ident: $handle:expr;)+) => {$(
@@ -467,6 +702,6 @@ macro_rules! debug {
 
 debug! {
     Stream: |stream| stream.handle();
-    ReadHalf: |half| &half.reader.handle;
+    ReadHalf: |half| &half.handle;
     WriteHalf: |half| &half.writer.handle;
 }

@@ -1,25 +1,29 @@
 //! Streams of tokio's tasks: what `tokio::net` is for TCP.
 //!
-//! A hub is driven by a task, which the first stream or listener starts on the runtime where that is made; it ends with the last
-//! stream of the hub. On another runtime, spawn [`Hub::run_on_tokio`](crate::Hub::run_on_tokio).
+//! A task in each runtime whose tasks use a hub drives it. It begins with the first of them that connects or waits, and ends with
+//! the hub or the runtime. A stream may move to another runtime, and outlive the one in which it was made; tasks of several
+//! runtimes, tasks outside of tokio, and threads share a hub.
 
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::task::{Context, Poll, Waker, ready};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Instant;
 use std::{fmt, mem};
 
-use ::tokio::io::unix::AsyncFd;
 use ::tokio::io::{
     AsyncBufRead, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, ReadBuf,
 };
-use ::tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
-use ::tokio::task::{AbortHandle, JoinSet, coop};
+use ::tokio::net::{TcpListener, TcpStream, ToSocketAddrs, UnixStream};
+use ::tokio::task::{AbortHandle, JoinError, JoinSet, coop};
+use ::tokio::time::Sleep;
+use ibverbs::ChannelId;
 #[cfg(feature = "rdmacm")]
 use ibverbs::rdmacm;
 use ibverbs::tcp::Exchange;
@@ -27,16 +31,21 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::StreamError;
 use crate::conn::Cursor;
-use crate::connect::{AT_A_TIME, PATIENCE, SILENCE, explain};
-use crate::hub::{Hub, Inner, State, TURN, now};
-use crate::joining::{Joined, Joining, Role};
+use crate::connect::{AT_A_TIME, ORDER, PATIENCE, SILENCE, explain, refuse};
+use crate::drivers::{Drivers, RuntimeId, now};
+use crate::handshake::{Handshake, Progress, Role};
+use crate::hub::{Hub, Inner, wake};
 #[cfg(feature = "rdmacm")]
 use crate::manager;
-use crate::stream::{Addresses, Handle, Reader, Writer};
-use crate::watch::{Lifeline, Sockets, Task};
+use crate::state::{Member, State, TURN};
+use crate::stream::{Addresses, Handle, Reader, Writer, not_taken};
+use crate::watch::{PeerWatch, Sockets, Task};
+use crate::wire::check_refused;
 
 impl Hub {
-    /// Serves all streams of the hub, until it is [stopped](Self::stop), or the last stream and handle of the hub is dropped.
+    /// Drives the hub from a task of this runtime until the hub is [stopped](Self::stop). Streams of tasks see to that by
+    /// themselves; a hub of threads' streams is driven as by [`run`](Self::run), but without a thread. When the future is dropped,
+    /// the task remains.
     ///
     /// # Errors
     ///
@@ -46,122 +55,172 @@ impl Hub {
     ///
     /// Outside of a runtime of tokio whose I/O and time are enabled.
     pub async fn run_on_tokio(&self) -> io::Result<()> {
-        self.inner.drivers().fetch_add(1, Ordering::SeqCst);
-        let started = Started(Arc::downgrade(&self.inner));
-        drive(&started.0, Files::new(&self.inner)?).await
+        ensure_driven(&self.inner)?;
+        poll_fn(|cx| match self.inner.poll_stopped(cx) {
+            Some(StreamError::Aborted) => Poll::Ready(Ok(())),
+            Some(error) => Poll::Ready(Err(error.into())),
+            None => Poll::Pending,
+        })
+        .await
     }
 }
 
-/// What a hub's task sleeps on.
+impl Inner {
+    /// Why the hub was stopped. If it was not, the task is woken when it is.
+    fn poll_stopped(&self, cx: &Context<'_>) -> Option<StreamError> {
+        let waker = cx.waker().clone();
+        let mut state = self.lock();
+        if state.stopped.is_none() && !state.accepting.iter().any(|own| own.will_wake(&waker)) {
+            state.accepting.push(waker);
+        }
+        state.stopped
+    }
+}
+
+/// A file, and the reactor of the runtime in which this was made. `AsyncFd` has no constructor that is safe and not deprecated, so
+/// this takes the file for a socket, of which only the readiness is asked for.
+#[derive(Debug)]
+struct Readiness(UnixStream);
+
+impl Readiness {
+    fn new(file: OwnedFd) -> io::Result<Self> {
+        let file = std::os::unix::net::UnixStream::from(file);
+        file.set_nonblocking(true)?;
+        UnixStream::from_std(file).map(Self)
+    }
+
+    /// Waits until something has happened to the file since the last time, or may have.
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.0.poll_read_ready(cx))?;
+        // Clears the readiness. The caller looks at the file afterwards: an event that comes meanwhile is told again.
+        let _ = self
+            .0
+            .try_io(Interest::READABLE, || io::Result::<()>::Err(ErrorKind::WouldBlock.into()));
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// What the driver of a runtime sleeps on.
 struct Files {
     /// One descriptor for all that the hub polls for.
-    polled: AsyncFd<OwnedFd>,
-    ends: AsyncFd<OwnedFd>,
-    /// They tell that the hub is gone.
+    polled: Readiness,
+    /// They tell that peers, or the hub, may be gone.
+    ends: Readiness,
     _sockets: Arc<Sockets>,
 }
 
 impl Files {
     fn new(inner: &Inner) -> io::Result<Self> {
         let all = epoll::create(CreateFlags::CLOEXEC)?;
-        let state = inner.lock();
-        for file in [state.lp.as_fd(), inner.waker.as_fd()] {
+        for file in [inner.loop_file.as_fd(), inner.waker.as_fd()] {
             epoll::add(&all, file, EventData::new_u64(0), EventFlags::IN)?;
         }
-        drop(state);
         let ends = inner.sockets.as_fd().try_clone_to_owned()?;
-        Ok(Self {
-            polled: AsyncFd::with_interest(all, Interest::READABLE)?,
-            ends: AsyncFd::with_interest(ends, Interest::READABLE)?,
-            _sockets: inner.sockets.clone(),
-        })
+        let (polled, ends) = (Readiness::new(all)?, Readiness::new(ends)?);
+        Ok(Self { polled, ends, _sockets: inner.sockets.clone() })
     }
 }
 
-/// Starts a task that serves the hub, if nothing does.
+/// Has the runtime of the calling task drive the hub.
+///
+/// # Errors
+///
+///  - Those of a runtime that ends, and too many open files.
 fn ensure_driven(inner: &Arc<Inner>) -> io::Result<()> {
-    if inner.drivers().compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+    let id = Drivers::current_runtime();
+    if inner.lock().drivers.serve(id) {
         return Ok(());
     }
-    let started = Started(Arc::downgrade(inner));
-    // Made here, since the caller gets an error, and nobody would get the task's.
     let files = Files::new(inner)?;
-    ::tokio::spawn(async move {
-        // The streams have its errors.
-        let _ = drive(&started.0, files).await;
-    });
+    let mut state = inner.lock();
+    if state.drivers.begin(id, true) {
+        for member in state.members.iter_mut().flatten() {
+            if let Some(PeerWatch::Task(task)) = &mut member.peer_watch {
+                task.start_again();
+            }
+        }
+        drop(state);
+        let driver = Driver { hub: Arc::downgrade(inner), id };
+        ::tokio::spawn(drive(driver, files));
+    }
     Ok(())
 }
 
-/// Counts as what drives a hub, until it is dropped.
-struct Started(Weak<Inner>);
-
-impl Drop for Started {
-    fn drop(&mut self) {
-        if let Some(inner) = self.0.upgrade() {
-            inner.is_left();
-        }
+/// As [`ensure_driven`], for a task that is about to sleep. The helper serves a runtime that cannot.
+#[cold]
+fn be_driven(inner: &Arc<Inner>) {
+    let id = Drivers::current_runtime();
+    if id.is_none() || ensure_driven(inner).is_err() {
+        inner.lock().drivers.begin(id, false);
     }
 }
 
-/// Serves a hub.
-async fn drive(hub: &Weak<Inner>, files: Files) -> io::Result<()> {
+/// The driver of a runtime, until it is dropped.
+struct Driver {
+    hub: Weak<Inner>,
+    id: RuntimeId,
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let Some(inner) = self.hub.upgrade() else { return };
+        let mut state = inner.lock();
+        state.drivers.end(self.id);
+        state.wake_all();
+        if state.drivers.have_tasks() {
+            return;
+        }
+        // They were kept for this driver.
+        let kept = state.kept.take();
+        drop(state);
+        drop(kept);
+    }
+}
+
+/// Drives a hub. The streams have its errors.
+async fn drive(driver: Driver, files: Files) {
     let (mut idle, mut may_have_ended) = (0, true);
     let mut at = now();
     let mut sleep = pin!(::tokio::time::sleep_until(at.into()));
     loop {
-        let Some(inner) = hub.upgrade() else { return Ok(()) };
+        let Some(inner) = driver.hub.upgrade() else { return };
         let arms = idle >= inner.config.spin;
-        let Some((count, due)) = serve(&inner, arms, mem::take(&mut may_have_ended))? else {
-            return Ok(());
+        let Ok(Some((count, due))) = inner.serve(arms, mem::take(&mut may_have_ended)) else {
+            return;
         };
-        drop(inner);
         if count == TURN || !arms {
+            if count == TURN && inner.lock().drivers.are_many() {
+                // This runtime may not be polled again, and there may be more.
+                inner.waker.wake();
+            }
+            drop(inner);
             idle = if count > 0 { 0 } else { idle + 1 };
             ::tokio::task::yield_now().await;
             continue;
         }
+        drop(inner);
         // It was armed before it was polled: what has ended since then is told.
         idle = 0;
         if due != at {
             at = due;
             sleep.as_mut().reset(at.into());
         }
-        may_have_ended = poll_fn(|cx| {
-            // They are cleared before they are looked at: what happens from now on is told again.
-            let ended = files.ends.poll_read_ready(cx).map_ok(|mut ready| ready.clear_ready())?;
-            let found = files.polled.poll_read_ready(cx).map_ok(|mut ready| ready.clear_ready())?;
+        let woken = poll_fn(|cx| {
+            let ended = files.ends.poll(cx)?;
+            let found = files.polled.poll(cx)?;
             let is_due = sleep.as_mut().poll(cx);
             if ended.is_ready() || found.is_ready() || is_due.is_ready() {
                 return Poll::Ready(io::Result::Ok(ended.is_ready()));
             }
             Poll::Pending
-        })
-        .await?;
-    }
-}
-
-/// Polls once. Returns how much it has found, and when something is due; `None` when the hub was stopped.
-fn serve(inner: &Inner, arms: bool, may_have_ended: bool) -> io::Result<Option<(usize, Instant)>> {
-    if may_have_ended {
-        inner.look_at(&inner.sockets.ended(false).unwrap_or_default());
-    }
-    let mut state = inner.lock();
-    if arms && let Err(error) = state.lp.arm() {
-        state.stop(StreamError::Transport(error.into()));
-    }
-    let count = state.turn();
-    let due = state.due(now());
-    state.count_sleep(arms && count < TURN);
-    match state.stopped {
-        Some(StreamError::Aborted) => Ok(None),
-        Some(error) => Err(error.into()),
-        None => Ok(Some((count, due))),
+        });
+        let Ok(ended) = woken.await else { return };
+        may_have_ended = ended;
     }
 }
 
 /// What a task waits for: the stream's reader, or its writer.
-type Place = fn(&mut crate::hub::Member) -> &mut Option<Waker>;
+type Place = fn(&mut Member) -> &mut Option<Waker>;
 
 /// Looks for something. If it is not there, the task is woken when it is.
 fn poll_for<T>(
@@ -170,24 +229,26 @@ fn poll_for<T>(
     place: Place,
     mut look: impl FnMut(&mut State) -> Result<Option<T>, StreamError>,
 ) -> Poll<io::Result<T>> {
-    let mut waker = None;
+    let (runtime, mut waker) = (Drivers::current_runtime(), None);
     loop {
         let mut state = handle.hub.lock();
         if let Some(found) = look(&mut state)? {
             return Poll::Ready(Ok(found));
         }
+        let is_driven = state.drivers.serve(runtime);
         let Some(member) = state.member(handle.id) else {
             return Poll::Ready(Err(StreamError::Aborted.into()));
         };
         let place = place(member);
-        if place.as_ref().is_some_and(|own| own.will_wake(cx.waker())) {
-            return Poll::Pending;
-        }
-        if let Some(waker) = waker.take() {
-            let before = place.replace(waker);
+        let is_noted = place.as_ref().is_some_and(|own| own.will_wake(cx.waker()));
+        if is_noted || waker.is_some() {
+            let before = if is_noted { None } else { mem::replace(place, waker.take()) };
             drop(state);
             // A waker is code of the program's.
             drop(before);
+            if !is_driven {
+                be_driven(&handle.hub);
+            }
             return Poll::Pending;
         }
         drop(state);
@@ -252,10 +313,10 @@ impl Writer {
         poll_for(&self.handle, cx, |member| &mut member.writer, flush)
     }
 
-    pub(crate) fn poll_shutdown(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+    pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.handle.shutdown();
         let id = self.handle.id;
-        poll_for(
+        let polled = poll_for(
             &self.handle,
             cx,
             |member| &mut member.writer,
@@ -263,26 +324,37 @@ impl Writer {
                 let member = state.member(id).ok_or(StreamError::Aborted)?;
                 Ok(member.conn.is_shut_down()?.then_some(()))
             },
-        )
+        );
+        if polled.is_ready() || Drivers::current_runtime().is_none() {
+            return polled;
+        }
+        let lingers = self.handle.hub.config.lingers();
+        let patience = self.patience.get_or_insert_with(|| Box::pin(::tokio::time::sleep(lingers)));
+        ready!(patience.as_mut().poll(cx));
+        self.patience = None;
+        Poll::Ready(Err(not_taken()))
     }
 }
 
 /// Connects over a stream, up to what the peer says of itself.
-async fn join<T>(mut joining: Joining, stream: &mut T) -> io::Result<(Joining, Vec<u8>)>
+async fn join<T>(mut handshake: Handshake, stream: &mut T) -> io::Result<(Handshake, Vec<u8>)>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
-    ensure_driven(joining.hub())?;
+    ensure_driven(handshake.hub())?;
     loop {
-        if let Joined::Done(hello) = joining.step(Exchange::advance)? {
-            return Ok((joining, hello));
+        if let Progress::Done(hello) = handshake.step(Exchange::advance)? {
+            return Ok((handshake, hello));
         }
-        let exchange = joining.exchange();
+        let exchange = handshake.exchange();
         let mut bytes = [0; 256];
         let most = exchange.wants().min(bytes.len());
         let carried = match exchange.to_send() {
             [] => {
                 let read = stream.read(&mut bytes[..most]).await;
+                if let Ok(len) = read {
+                    check_refused(&bytes[..len])?;
+                }
                 read.map(|len| exchange.received(&bytes[..len]))
             }
             to_send => stream.write(to_send).await.inspect(|&len| exchange.sent(len)),
@@ -297,13 +369,30 @@ where
     }
 }
 
+/// Waits for the end of the connection over which a stream was set up, and tells the hub of it.
+async fn watch<T>(connection: Arc<Mutex<T>>, hub: Weak<Inner>, id: ChannelId)
+where
+    T: AsyncRead + Unpin,
+{
+    // Nothing comes but the end.
+    let ended = poll_fn(|cx| {
+        let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
+        Pin::new(&mut *connection).poll_read(cx, &mut ReadBuf::new(&mut [0]))
+    });
+    // A read of a connection whose runtime has ended says `Other`, and nothing of the peer.
+    let is_of_the_peer = !matches!(ended.await, Err(error) if error.kind() == ErrorKind::Other);
+    if is_of_the_peer && let Some(inner) = hub.upgrade() {
+        inner.lock().is_gone(id);
+    }
+}
+
 /// Connects over a stream that the hub watches, without a task.
-async fn over_tcp(joining: Joining, mut stream: TcpStream) -> io::Result<Stream> {
+async fn over_tcp(handshake: Handshake, mut stream: TcpStream) -> io::Result<Stream> {
     stream.set_nodelay(true)?;
-    let (joining, hello) = join(joining, &mut stream).await?;
+    let (handshake, hello) = join(handshake, &mut stream).await?;
     let stream = stream.into_std()?;
     let addresses = Addresses::of(&stream);
-    joining.finish(&hello, Lifeline::Socket(stream.into()), addresses).map(Stream::new)
+    handshake.finish(&hello, PeerWatch::Socket(stream.into()), addresses).map(Stream::new)
 }
 
 /// The half of a [`Stream`] that reads.
@@ -317,7 +406,8 @@ pub struct WriteHalf(Writer);
 /// - A write that is not ready has taken nothing, and a future that is dropped leaves nothing behind.
 /// - `write_vectored` takes from all pieces. What is written while something is in flight is gathered, and goes when that has
 ///   arrived; or before, by `flush`, which is ready when all of it has been posted, and none of it waits for the hub's task.
-/// - `shutdown` is ready when the peer's device has everything that was written.
+/// - `shutdown` is ready when the peer's device has everything that was written. If the peer does not read, it fails with
+///   `TimedOut` after [`linger`](crate::HubBuilder::linger), and what was written goes on its way without a call.
 /// - `AsyncBufRead` gives the buffers in which bytes have arrived, without a copy.
 /// - One task at a time waits to read, and one to write: the last one that asks.
 pub struct Stream {
@@ -329,7 +419,7 @@ pub struct Stream {
 impl Stream {
     fn new(handle: Handle) -> Self {
         let handle = Arc::new(handle.of_tasks());
-        Self { read: ReadHalf(Reader::new(handle.clone())), write: WriteHalf(Writer { handle }) }
+        Self { read: ReadHalf(Reader::new(handle.clone())), write: WriteHalf(Writer::new(handle)) }
     }
 
     fn handle(&self) -> &Handle {
@@ -344,7 +434,7 @@ impl Stream {
     /// Those of [`Stream::connect`](crate::Stream::connect).
     pub async fn connect(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
         let stream = TcpStream::connect(address).await.map_err(explain)?;
-        over_tcp(Joining::new(&hub.inner, Role::Connects)?, stream).await
+        over_tcp(Handshake::new(&hub.inner, Role::Connects)?, stream).await
     }
 
     /// `rdma_connect`: connects by the connection manager: see
@@ -370,7 +460,9 @@ impl Stream {
 
     /// Connects to the peer at the other end of a stream: a Unix socket, one of TLS, or one of a
     /// [simulation](https://docs.rs/ibverbs-software/latest/ibverbs_software/fn.simulate.html). The stream is used for the connection
-    /// alone. A task keeps it, and takes its end for that of the peer.
+    /// alone, and the data are not: over TLS, too, they are plain. A task of the runtime takes the end of the stream for that of the
+    /// peer. If the runtime ends, another one whose tasks use the hub goes on with that, as far as the stream allows; keep-alive
+    /// finds the end of others.
     ///
     /// # Errors
     ///
@@ -379,17 +471,12 @@ impl Stream {
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let joining = Joining::new(&hub.inner, role)?;
-        let (joining, hello) = join(joining, &mut stream).await?;
-        let (inner, id) = (Arc::downgrade(&hub.inner), joining.id());
-        let watch = ::tokio::spawn(async move {
-            // Nothing comes but the end.
-            let _ = stream.read(&mut [0]).await;
-            if let Some(inner) = inner.upgrade() {
-                inner.lock().is_gone(id);
-            }
-        });
-        let handle = joining.finish(&hello, Lifeline::Task(Task(watch)), Addresses::default())?;
+        let handshake = Handshake::new(&hub.inner, role)?;
+        let (handshake, hello) = join(handshake, &mut stream).await?;
+        let (inner, id) = (Arc::downgrade(&hub.inner), handshake.id());
+        let stream = Arc::new(Mutex::new(stream));
+        let task = Task::new(move || ::tokio::spawn(watch(stream.clone(), inner.clone(), id)));
+        let handle = handshake.finish(&hello, PeerWatch::Task(task), Addresses::default())?;
         Ok(Self::new(handle))
     }
 
@@ -507,7 +594,7 @@ macro_rules! writes {
             }
 
             fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-                self.$($field).+.poll_shutdown(cx)
+                self.get_mut().$($field).+.poll_shutdown(cx)
             }
         }
     };
@@ -577,7 +664,7 @@ mod on_futures {
                 }
 
                 fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-                    self.$($field).+.poll_shutdown(cx)
+                    self.get_mut().$($field).+.poll_shutdown(cx)
                 }
             }
         };
@@ -589,19 +676,56 @@ mod on_futures {
     writes!(WriteHalf: 0);
 }
 
-/// Accepts streams, as [`TcpListener`] does.
+/// Accepts streams, as [`TcpListener`] does: several tasks may accept, of an `Arc<Listener>`.
 pub struct Listener {
     hub: Hub,
     local: SocketAddr,
-    door: Door,
-    /// The clients that are connecting.
-    clients: JoinSet<io::Result<Stream>>,
-    crowd: Arc<Crowd>,
+    accepting: Mutex<Accepting>,
+    pending: Arc<PendingClients>,
+    tasks: Arc<WaitingTasks>,
+}
+
+/// What a listener accepts from.
+struct Accepting {
+    acceptor: Acceptor,
+    /// The clients that are connecting. Each has its number in the order in which they came.
+    joins: JoinSet<(u64, io::Result<Stream>)>,
+    /// Those that have connected.
+    connected: BTreeMap<u64, Stream>,
+    /// The number of the next client.
+    next: u64,
+    /// Until when a client that has connected waits for those that came before it.
+    patience: Pin<Box<Sleep>>,
+}
+
+/// The tasks that wait for a client of one listener: what happens wakes all of them.
+#[derive(Default)]
+struct WaitingTasks(Mutex<Vec<Waker>>);
+
+impl WaitingTasks {
+    fn add(&self, waker: &Waker) {
+        let waker = waker.clone();
+        let mut tasks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !tasks.iter().any(|own| own.will_wake(&waker)) {
+            tasks.push(waker);
+        }
+    }
+}
+
+impl Wake for WaitingTasks {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let tasks = mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        tasks.into_iter().for_each(wake);
+    }
 }
 
 /// What the clients of a listener know of each other.
 #[derive(Default)]
-struct Crowd {
+struct PendingClients {
     /// There are as many as may be, and others may wait.
     is_full: AtomicBool,
     /// In order of arrival.
@@ -612,12 +736,14 @@ struct Crowd {
 
 struct Client {
     task: AbortHandle,
+    number: u64,
+    since: Instant,
     /// It has begun to connect.
     has_place: Arc<AtomicBool>,
 }
 
-impl Crowd {
-    /// Until a client has said something. Another end of the stream is found when it is read.
+impl PendingClients {
+    /// Waits for the client's first bytes. A stream that ends is an error of the read.
     async fn wait_until_it_speaks(&self, stream: &TcpStream) -> io::Result<()> {
         while let Err(elapsed) = ::tokio::time::timeout(SILENCE, stream.readable()).await {
             if self.is_full.load(Ordering::SeqCst) {
@@ -630,13 +756,23 @@ impl Crowd {
         }
     }
 
+    fn clients(&self) -> MutexGuard<'_, Vec<Client>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The client that has been connecting for the longest time.
     fn oldest(&self) -> Option<AbortHandle> {
-        let clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         let connects = |client: &&Client| {
             client.has_place.load(Ordering::SeqCst) && !client.task.is_finished()
         };
-        clients.iter().find(connects).map(|client| client.task.clone())
+        self.clients().iter().find(connects).map(|client| client.task.clone())
+    }
+
+    /// Until when a client waits for those that came before it and may connect soon.
+    fn in_order(&self, number: u64) -> Option<Instant> {
+        let clients = self.clients();
+        let earlier = clients.iter().filter(|client| client.number < number);
+        earlier.map(|client| client.since + ORDER).max().filter(|&until| until > now())
     }
 
     /// Has others give up, as long as the hub has no place for the next one.
@@ -666,11 +802,11 @@ impl Crowd {
 
 /// Where clients arrive.
 #[derive(Debug)]
-enum Door {
+enum Acceptor {
     Tcp(TcpListener),
     /// With its file.
     #[cfg(feature = "rdmacm")]
-    Manager(rdmacm::Listener, AsyncFd<OwnedFd>),
+    Manager(rdmacm::Listener, Readiness),
 }
 
 /// A client that has arrived.
@@ -680,7 +816,7 @@ enum Arrived {
     Managed(Box<rdmacm::ConnectionRequest>),
 }
 
-impl Door {
+impl Acceptor {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Arrived>> {
         match self {
             Self::Tcp(listener) => {
@@ -691,24 +827,36 @@ impl Door {
                 if let Some(request) = listener.try_next()? {
                     return Poll::Ready(Ok(Arrived::Managed(request.into())));
                 }
-                // Before it is looked at: what happens from now on is told again.
-                ready!(file.poll_read_ready(cx))?.clear_ready();
+                ready!(file.poll(cx))?;
             },
         }
     }
 }
 
 impl Arrived {
-    async fn connect(self, hub: &Hub, crowd: &Crowd, has_place: &AtomicBool) -> io::Result<Stream> {
+    async fn connect(
+        self,
+        hub: &Hub,
+        pending: &PendingClients,
+        has_place: &AtomicBool,
+    ) -> io::Result<Stream> {
         match self {
             Self::Over(stream) => {
-                crowd.wait_until_it_speaks(&stream).await?;
-                let take = || Joining::new(&hub.inner, Role::Accepts);
-                over_tcp(crowd.place(has_place, take).await?, stream).await
+                pending.wait_until_it_speaks(&stream).await?;
+                let take = || Handshake::new(&hub.inner, Role::Accepts);
+                match pending.place(has_place, take).await {
+                    Ok(handshake) => over_tcp(handshake, stream).await,
+                    Err(error) => {
+                        hub.inner.count_refused(&error);
+                        refuse(&stream.into_std()?);
+                        Err(error)
+                    }
+                }
             }
             #[cfg(feature = "rdmacm")]
             Self::Managed(request) => {
-                crowd.place(has_place, || hub.inner.lock().has_room()).await?;
+                // Without room, the client is rejected in the next step.
+                let _ = pending.place(has_place, || hub.inner.lock().has_room()).await;
                 manager::accept_on_tokio(&hub.inner, *request).await.map(Stream::new)
             }
         }
@@ -723,7 +871,7 @@ impl Listener {
     /// Those of [`TcpListener::bind`].
     pub async fn bind(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await.map_err(explain)?;
-        Self::new(hub, listener.local_addr()?, Door::Tcp(listener))
+        Self::new(hub, listener.local_addr()?, Acceptor::Tcp(listener))
     }
 
     /// `rdma_listen`: listens by the connection manager: see
@@ -741,15 +889,21 @@ impl Listener {
     pub fn bind_rdmacm(hub: &Hub, address: SocketAddr) -> io::Result<Self> {
         let listener = rdmacm::Listener::bind(address)?;
         let local = listener.local_addr().ok_or(ErrorKind::NotConnected)?;
-        let file = listener.as_fd().try_clone_to_owned()?;
-        let file = AsyncFd::with_interest(file, Interest::READABLE)?;
-        Self::new(hub, local, Door::Manager(listener, file))
+        let file = Readiness::new(listener.as_fd().try_clone_to_owned()?)?;
+        Self::new(hub, local, Acceptor::Manager(listener, file))
     }
 
-    fn new(hub: &Hub, local: SocketAddr, door: Door) -> io::Result<Self> {
+    fn new(hub: &Hub, local: SocketAddr, acceptor: Acceptor) -> io::Result<Self> {
         ensure_driven(&hub.inner)?;
-        let crowd = Arc::default();
-        Ok(Self { hub: hub.clone(), local, door, clients: JoinSet::new(), crowd })
+        let accepting = Mutex::new(Accepting {
+            acceptor,
+            joins: JoinSet::new(),
+            connected: BTreeMap::new(),
+            next: 0,
+            patience: Box::pin(::tokio::time::sleep(ORDER)),
+        });
+        let (pending, tasks) = (Arc::default(), Arc::default());
+        Ok(Self { hub: hub.clone(), local, accepting, pending, tasks })
     }
 
     /// The address at which it listens.
@@ -761,62 +915,106 @@ impl Listener {
         Ok(self.local)
     }
 
-    /// The next client that has connected. Clients connect side by side, each in a task: one that is slow, or silent, keeps no
-    /// other one waiting, and is given up as [`Listener::accept`](crate::Listener::accept) says. A client that fails to connect is
-    /// no error of the listener's. The future may be dropped at any time.
+    /// The next client that has connected, in the order in which they came. Clients connect side by side, each in a task: one that
+    /// is slow, or silent, keeps others waiting for 0.1 s at most, and is given up as
+    /// [`Listener::accept`](crate::Listener::accept) says. A client that fails to connect is no error of the listener's. The future
+    /// may be dropped at any time.
     ///
     /// # Errors
     ///
     ///  - `ConnectionAborted`: the hub was stopped.
     ///  - Those of [`TcpListener::accept`], such as too many open files.
-    pub async fn accept(&mut self) -> io::Result<(Stream, SocketAddr)> {
+    pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
 
-    /// See [`accept`](Self::accept).
+    /// See [`accept`](Self::accept). All tasks that wait are woken, not only the last one.
     ///
     /// # Errors
     ///
     /// As [`accept`](Self::accept).
-    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<(Stream, SocketAddr)>> {
+    pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Stream, SocketAddr)>> {
+        // Before it is looked at: what happens from now on wakes the task.
+        self.tasks.add(cx.waker());
+        let waker = Waker::from(self.tasks.clone());
+        let mut cx = Context::from_waker(&waker);
+        if let Some(error) = self.hub.inner.poll_stopped(&cx) {
+            return Poll::Ready(Err(error.into()));
+        }
+        let mut accepting = self.accepting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failure = None;
         loop {
-            if let Some(error) = self.hub.inner.lock().stopped {
-                return Poll::Ready(Err(error.into()));
-            }
-            while self.clients.len() < AT_A_TIME {
-                match self.door.poll_next(cx) {
-                    Poll::Ready(Ok(arrived)) => self.admit(arrived),
+            while failure.is_none() && accepting.joins.len() + accepting.connected.len() < AT_A_TIME
+            {
+                match accepting.acceptor.poll_next(&mut cx) {
+                    Poll::Ready(Ok(arrived)) => self.admit(&mut accepting, arrived),
                     Poll::Ready(Err(error)) if error.kind() == ErrorKind::ConnectionAborted => {}
-                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                    Poll::Ready(Err(error)) => failure = Some(error),
                     Poll::Pending => break,
                 }
             }
-            self.crowd.is_full.store(self.clients.len() >= AT_A_TIME, Ordering::SeqCst);
-            match self.clients.poll_join_next(cx) {
-                Poll::Ready(Some(Ok(Ok(stream)))) => {
-                    if let Ok(peer) = stream.peer_addr() {
-                        return Poll::Ready(Ok((stream, peer)));
-                    }
-                }
-                // One that has failed has made room.
-                Poll::Ready(Some(_)) => {}
-                Poll::Ready(None) | Poll::Pending => return Poll::Pending,
+            self.pending.is_full.store(accepting.joins.len() >= AT_A_TIME, Ordering::SeqCst);
+            let Poll::Ready(Some(joined)) = accepting.joins.poll_join_next_with_id(&mut cx) else {
+                break;
+            };
+            // One that has failed has made room.
+            let id = joined.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
+            self.pending.clients().retain(|client| client.task.id() != id);
+            if let Ok((_, (number, Ok(stream)))) = joined {
+                accepting.connected.insert(number, stream);
             }
+        }
+        while let Some((&number, _)) = accepting.connected.first_key_value() {
+            if let Some(until) = self.pending.in_order(number) {
+                accepting.patience.as_mut().reset(until.into());
+                if accepting.patience.as_mut().poll(&mut cx).is_pending() {
+                    return Poll::Pending;
+                }
+            }
+            if let Some(stream) = accepting.connected.remove(&number)
+                && let Ok(peer) = stream.peer_addr()
+            {
+                return Poll::Ready(Ok((stream, peer)));
+            }
+        }
+        // Such as too many open files: those that are connecting come first, and wake the task.
+        match failure {
+            Some(error) if accepting.joins.is_empty() => Poll::Ready(Err(error)),
+            _ => Poll::Pending,
         }
     }
 
+    #[cfg(feature = "tonic")]
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.hub.inner.lock().stopped.is_some()
+    }
+
     /// Has a client connect.
-    fn admit(&mut self, arrived: Arrived) {
-        let (hub, crowd, has_place) = (self.hub.clone(), self.crowd.clone(), Arc::default());
+    fn admit(&self, accepting: &mut Accepting, arrived: Arrived) {
+        let (hub, pending) = (self.hub.clone(), self.pending.clone());
+        let (number, has_place) = (accepting.next, Arc::default());
+        accepting.next += 1;
         let own = Arc::clone(&has_place);
-        let task = self.clients.spawn(async move {
-            ::tokio::time::timeout(PATIENCE, arrived.connect(&hub, &crowd, &own)).await?
+        let task = accepting.joins.spawn(async move {
+            let connects = arrived.connect(&hub, &pending, &own);
+            let connected = ::tokio::time::timeout(PATIENCE, connects).await;
+            (number, connected.unwrap_or_else(|elapsed| Err(elapsed.into())))
         });
-        let mut clients = self.crowd.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        clients.retain(|client| !client.task.is_finished());
-        clients.push(Client { task, has_place });
+        let mut clients = self.pending.clients();
+        clients.push(Client { task, number, since: now(), has_place });
     }
 }
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let own = Waker::from(self.tasks.clone());
+        self.hub.inner.lock().accepting.retain(|waker| !waker.will_wake(&own));
+    }
+}
+
+// A panic leaves what is behind their locks consistent.
+impl UnwindSafe for Listener {}
+impl RefUnwindSafe for Listener {}
 
 macro_rules! debug {
     ($($type:ident: $handle:expr;)+) => {$(

@@ -26,7 +26,8 @@ impl Connected for Stream {
     }
 }
 
-/// The streams of a listener, for `tonic::transport::Server::serve_with_incoming`.
+/// The streams of a listener, for `tonic::transport::Server::serve_with_incoming`. It ends, and the server with it, when the hub is
+/// [stopped](crate::Hub::stop).
 #[derive(Debug)]
 pub struct Incoming(Listener);
 
@@ -39,7 +40,10 @@ impl From<Listener> for Incoming {
 impl futures_core::Stream for Incoming {
     type Item = io::Result<Stream>;
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.poll_accept(cx).map(|accepted| Some(accepted.map(|(stream, _)| stream)))
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_accept(cx).map(|accepted| match accepted {
+            Err(_) if self.0.is_stopped() => None,
+            accepted => Some(accepted.map(|(stream, _)| stream)),
+        })
     }
 }

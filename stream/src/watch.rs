@@ -13,33 +13,52 @@ use rustix::io::{Errno, write};
 /// No stream has this number.
 const STOP: u64 = u64::MAX;
 
-/// Over which two sides have connected. Its end is that of the peer.
-pub(crate) enum Lifeline {
+/// The connection used for set-up. When it closes, the peer is gone.
+pub(crate) enum PeerWatch {
     Socket(OwnedFd),
     #[cfg(feature = "rdmacm")]
     Control(Box<ConnectionControl>),
-    /// A task has the stream, and ends the other one itself.
+    /// A task reads the connection, and tells the hub of the end.
     #[cfg(feature = "tokio")]
     Task(Task),
 }
 
-/// A task that ends when this is dropped.
+/// A task of a runtime of tokio, and how it is started. It ends when this is dropped, or with its runtime; the connection stays
+/// open as long as this.
 #[cfg(feature = "tokio")]
-pub(crate) struct Task(pub(crate) ::tokio::task::JoinHandle<()>);
+pub(crate) struct Task {
+    task: ::tokio::task::JoinHandle<()>,
+    start: Box<dyn Fn() -> ::tokio::task::JoinHandle<()> + Send>,
+}
+
+#[cfg(feature = "tokio")]
+impl Task {
+    pub(crate) fn new(start: impl Fn() -> ::tokio::task::JoinHandle<()> + Send + 'static) -> Self {
+        Self { task: start(), start: Box::new(start) }
+    }
+
+    /// Starts it in the current runtime, if its own has ended.
+    pub(crate) fn start_again(&mut self) {
+        if self.task.is_finished() {
+            self.task = (self.start)();
+        }
+    }
+}
 
 #[cfg(feature = "tokio")]
 impl Drop for Task {
     fn drop(&mut self) {
-        self.0.abort();
+        self.task.abort();
     }
 }
 
-impl Lifeline {
+impl PeerWatch {
     pub(crate) fn has_ended(&mut self) -> bool {
         match self {
             Self::Socket(socket) => peer_has_closed(socket).unwrap_or(false),
+            // It says so itself.
             #[cfg(feature = "tokio")]
-            Self::Task(task) => task.0.is_finished(),
+            Self::Task(_) => false,
             #[cfg(feature = "rdmacm")]
             Self::Control(control) => loop {
                 use ConnectionEventKind as Kind;
@@ -81,13 +100,13 @@ impl Sockets {
     }
 
     /// Watches for the end of the member with this index. It is watched until it is closed, or may have ended.
-    pub(crate) fn add(&self, line: &Lifeline, index: usize) -> io::Result<()> {
+    pub(crate) fn add(&self, line: &PeerWatch, index: usize) -> io::Result<()> {
         let Some((file, events)) = line.file() else { return Ok(()) };
         Ok(epoll::add(&self.epoll, file, EventData::new_u64(index as u64), events)?)
     }
 
     /// It had not ended: watches it again.
-    pub(crate) fn add_again(&self, line: &Lifeline, index: usize) -> io::Result<()> {
+    pub(crate) fn add_again(&self, line: &PeerWatch, index: usize) -> io::Result<()> {
         let Some((file, events)) = line.file() else { return Ok(()) };
         Ok(epoll::modify(&self.epoll, file, EventData::new_u64(index as u64), events)?)
     }
@@ -103,20 +122,30 @@ impl Sockets {
         self.stop.as_fd()
     }
 
-    /// The indexes of those that may have ended; or `None` when it is to [stop](Self::stop).
+    /// The indexes of the streams whose peers may have ended; or `None` when it is to [stop](Self::stop). `waits` until there are
+    /// any.
     pub(crate) fn ended(&self, waits: bool) -> Option<Vec<usize>> {
-        let mut events = [const { std::mem::MaybeUninit::<Event>::uninit() }; 64];
-        let zero = Timespec::default();
-        let found = loop {
-            match epoll::wait(&self.epoll, &mut events, if waits { None } else { Some(&zero) }) {
-                Err(Errno::INTR) => {}
+        let (zero, mut indexes) = (Timespec::default(), Vec::new());
+        let mut timeout = if waits { None } else { Some(&zero) };
+        loop {
+            let mut events = [const { std::mem::MaybeUninit::<Event>::uninit() }; 64];
+            let found = match epoll::wait(&self.epoll, &mut events, timeout) {
+                Err(Errno::INTR) => continue,
                 Err(_) => return None,
-                Ok((events, _)) => break events.to_vec(),
+                Ok((events, _)) => events,
+            };
+            for event in &*found {
+                match event.data.u64() {
+                    STOP => return None,
+                    index => indexes.push(index as usize),
+                }
             }
-        };
-        let numbers = found.iter().map(|event| event.data.u64());
-        let is_over = numbers.clone().any(|number| number == STOP);
-        if is_over { None } else { Some(numbers.map(|number| number as usize).collect()) }
+            // A caller that is told of an event once sees all of them.
+            if found.len() < 64 {
+                return Some(indexes);
+            }
+            timeout = Some(&zero);
+        }
     }
 }
 

@@ -15,7 +15,22 @@
 //! A hello, the private data of the exchange, has 20 bytes: `ibvS`, the version (2), options (2), the longest message that the
 //! sender receives (4), how many with data it receives at first (2), zero (2), the seconds after which it pings (4).
 
+use std::io;
+
 use crate::StreamError;
+
+/// What a listener whose hub has no room sends instead of the exchange, or with its rejection.
+pub(crate) const REFUSED: &[u8; 8] = b"ibvSfull";
+
+/// Whether the first bytes of a listener are its refusal.
+pub(crate) fn check_refused(bytes: &[u8]) -> io::Result<()> {
+    if bytes.starts_with(REFUSED) {
+        let reason =
+            "the peer's hub is full: it has max_connections streams, or no memory for another one";
+        return Err(io::Error::new(io::ErrorKind::ConnectionRefused, reason));
+    }
+    Ok(())
+}
 
 /// The length of a header.
 pub(crate) const HEADER: usize = 4;

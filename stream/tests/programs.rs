@@ -32,7 +32,7 @@ async fn ends<T>(test: impl Future<Output = T>) -> T {
 /// Small and large bodies, there and back.
 async fn http(http2: bool, tasks: usize, set: fn(HubBuilder) -> HubBuilder) {
     let ((server, _one), (client, _two)) = (hub(set), hub(set));
-    let mut listener = Listener::bind(&server, "127.0.0.1:0").await.unwrap();
+    let listener = Listener::bind(&server, "127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let serve = tokio::spawn(async move {
         loop {

@@ -155,7 +155,7 @@ fn threads_connect_over_tcp() {
 async fn tasks_connect_by_an_address_of_the_device() {
     let test = async {
         let hubs = [hub(|hub| hub), hub(|hub| hub.chunk(2048))];
-        let mut listener = tasks::Listener::bind_rdmacm(&hubs[1], address(0)).unwrap();
+        let listener = tasks::Listener::bind_rdmacm(&hubs[1], address(0)).unwrap();
         let to = listener.local_addr().unwrap();
         let echoes = tokio::spawn(async move {
             for _ in 0..4 {

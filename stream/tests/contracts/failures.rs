@@ -110,7 +110,7 @@ fn a_hostile_peer_loses_its_own_stream_alone() {
             // The stream notices the fault only when it is read.
             let error = loop {
                 match stream.read(&mut [0; 64]) {
-                    Ok(0) => stream.set_read_timeout(Some(Duration::from_millis(1))),
+                    Ok(0) => stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap(),
                     Ok(_) => {}
                     Err(error) => break error,
                 }
@@ -293,6 +293,54 @@ fn a_peer_that_is_killed_resets_its_streams() {
             assert_eq!(stream.take_error(), Some(StreamError::Reset));
         });
     }
+}
+
+/// This test is the client, too: it runs itself with many streams, and kills that. The server's tasks notice all of them at once, and
+/// not by keep-alive.
+#[test]
+fn many_peers_that_are_killed_at_once_are_noticed() {
+    const COUNT: u32 = 200;
+    const ADDRESS: &str = "IBVERBS_STREAM_MANY";
+    let host = || {
+        Host::with(|hub| {
+            hub.chunk(256).receives(2).sends(2).max_connections(COUNT).keep_alive(PATIENCE)
+        })
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    if let Ok(address) = std::env::var(ADDRESS) {
+        let host = host();
+        return runtime.block_on(async {
+            let mut all = Vec::new();
+            for _ in 0..COUNT {
+                all.push(
+                    ibverbs_stream::tokio::Stream::connect(&host.hub, &*address).await.unwrap(),
+                );
+            }
+            tokio::time::sleep(PATIENCE).await;
+        });
+    }
+    let host = host();
+    runtime.block_on(async {
+        let listener =
+            ibverbs_stream::tokio::Listener::bind(&host.hub, "127.0.0.1:0").await.unwrap();
+        let mut victim = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "failures::many_peers_that_are_killed_at_once_are_noticed"])
+            .env(ADDRESS, listener.local_addr().unwrap().to_string())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut tasks = Vec::new();
+        for _ in 0..COUNT {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            tasks.push(tokio::spawn(async move { stream.read_u8().await.unwrap_err().kind() }));
+        }
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        for task in tasks {
+            let kind = tokio::time::timeout(PATIENCE / 2, task).await.expect("nobody notices");
+            assert_eq!(kind.unwrap(), ErrorKind::ConnectionReset);
+        }
+    });
 }
 
 /// A stream of a task works or fails with few descriptors left for it, and for what serves it.

@@ -1,6 +1,8 @@
 //! The promises of the traits to programs, and of the crate to peers, on devices of software.
 
+mod drivers;
 mod failures;
+mod listeners;
 mod tasks;
 mod threads;
 

@@ -74,10 +74,10 @@ fn lines_are_read_and_pieces_written_in_one_message() {
 fn a_timeout_loses_nothing() {
     let hosts = [(); 2].map(|()| Host::with(|hub| hub.chunk(256).receives(2).sends(1)));
     let (mut one, mut two) = pair(&hosts[0], &hosts[1]);
-    two.set_read_timeout(Some(Duration::from_millis(1)));
+    two.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
     assert_eq!(two.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
     // Without a reader, a writer stops; what was not taken is not sent.
-    one.set_write_timeout(Some(Duration::from_millis(5)));
+    one.set_write_timeout(Some(Duration::from_millis(5))).unwrap();
     let (all, mut sent) = (data(10_000), 0);
     let stopped = loop {
         match one.write(&all[sent..sent + 100]) {
@@ -91,8 +91,8 @@ fn a_timeout_loses_nothing() {
         let refused = one.write(b"not these").unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::WouldBlock);
     }
-    two.set_read_timeout(None);
-    one.set_write_timeout(None);
+    two.set_read_timeout(None).unwrap();
+    one.set_write_timeout(None).unwrap();
     thread::scope(|threads| {
         threads.spawn(|| {
             one.write_all(&all[sent..]).unwrap();
@@ -289,7 +289,7 @@ fn two_threads_share_a_stream_by_reference() {
     (&one).read_exact(&mut rest).unwrap();
     assert_eq!(&rest, b"more");
     // Two readers take turns, and each keeps to the timeout.
-    one.set_read_timeout(Some(Duration::from_millis(20)));
+    one.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
     thread::scope(|threads| {
         for _ in 0..2 {
             threads.spawn(|| {

@@ -12,7 +12,7 @@ use crate::StreamError;
 use crate::conn::Conn;
 use crate::hub::Inner;
 use crate::stream::{Addresses, Handle};
-use crate::watch::Lifeline;
+use crate::watch::PeerWatch;
 use crate::wire::Hello;
 
 /// Which of the two sides begins an exchange.
@@ -40,14 +40,14 @@ impl Place {
     pub(crate) fn finish(
         &mut self,
         begin: impl FnOnce(&mut Conn<PooledBuffer>),
-        lifeline: Lifeline,
+        peer_watch: PeerWatch,
         addresses: Addresses,
     ) -> io::Result<Handle> {
         let mut state = self.hub.lock();
         let Some(member) = state.member(self.id) else { return Err(StreamError::Aborted.into()) };
         begin(&mut member.conn);
         // With the lock held: what has ended already is looked at when the member has it.
-        self.hub.sockets.add(member.lifeline.insert(lifeline), self.id.index())?;
+        self.hub.sockets.add(member.peer_watch.insert(peer_watch), self.id.index())?;
         state.begins(self.id);
         drop(state);
         self.is_kept = true;
@@ -64,18 +64,18 @@ impl Drop for Place {
 }
 
 /// A stream that is being connected over another one. When it is dropped, its place is free again.
-pub(crate) struct Joining {
+pub(crate) struct Handshake {
     place: Place,
     exchange: Option<Exchange<DetachedChannel<'static>>>,
 }
 
 /// How far it is.
-pub(crate) enum Joined {
+pub(crate) enum Progress {
     Pending,
     Done(Vec<u8>),
 }
 
-impl Joining {
+impl Handshake {
     pub(crate) fn new(hub: &Arc<Inner>, role: Role) -> io::Result<Self> {
         let channel = prepare(hub)?;
         let id = channel.id();
@@ -113,19 +113,19 @@ impl Joining {
     }
 
     /// Goes on with one of its steps.
-    pub(crate) fn step<F>(&mut self, step: F) -> io::Result<Joined>
+    pub(crate) fn step<F>(&mut self, step: F) -> io::Result<Progress>
     where
         F: FnOnce(Exchange<DetachedChannel<'static>>) -> Stepped,
     {
-        let Some(exchange) = self.exchange.take() else { return Ok(Joined::Pending) };
+        let Some(exchange) = self.exchange.take() else { return Ok(Progress::Pending) };
         match step(exchange) {
             Ok(Step::Pending(exchange)) => {
                 self.exchange = Some(exchange);
-                Ok(Joined::Pending)
+                Ok(Progress::Pending)
             }
             Ok(Step::Done((channel, hello))) => {
                 put_back(&self.place.hub, channel)?;
-                Ok(Joined::Done(hello))
+                Ok(Progress::Done(hello))
             }
             Err(failed) => {
                 abandon(&self.place.hub, failed.object);
@@ -138,15 +138,15 @@ impl Joining {
     pub(crate) fn finish(
         mut self,
         hello: &[u8],
-        lifeline: Lifeline,
+        peer_watch: PeerWatch,
         addresses: Addresses,
     ) -> io::Result<Handle> {
         let peer = Hello::from_bytes(hello)?;
-        self.place.finish(|conn| conn.connected(peer), lifeline, addresses)
+        self.place.finish(|conn| conn.connected(peer), peer_watch, addresses)
     }
 }
 
-impl Drop for Joining {
+impl Drop for Handshake {
     fn drop(&mut self) {
         if let Some(exchange) = self.exchange.take() {
             abandon(&self.place.hub, exchange.into_object());
@@ -178,7 +178,9 @@ pub(crate) fn channel(hub: &Inner) -> io::Result<ChannelBuilder<'static>> {
         Some(shared) => state.lp.create_sharing_channel(hub.domain.clone(), shared.id)?,
         None => state.lp.create_channel(hub.domain.clone()),
     };
+    // A peer's probe writes nothing, and needs the right to. There is no memory that it could name.
     Ok(builder
+        .allow_remote_rw()
         .max_send_wr(config.own_sends())
         .max_recv_wr(config.own_receives())
         .max_rnr_retries(MaxRnrRetries::UNLIMITED))
@@ -187,7 +189,7 @@ pub(crate) fn channel(hub: &Inner) -> io::Result<ChannelBuilder<'static>> {
 /// `ibv_create_qp`, `ibv_post_recv`: a channel that receives what comes first, and is to be connected.
 fn prepare(hub: &Inner) -> io::Result<DetachedChannel<'static>> {
     let prepared = channel(hub)?.build()?;
-    let mut state = hub.lock();
+    let mut state = hub.lock_with_buffers(1)?;
     // Another stream may have come since.
     state.has_room()?;
     let id = state.lp.add_prepared(prepared)?;

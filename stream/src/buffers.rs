@@ -1,0 +1,104 @@
+//! The registered buffers of a hub, which grow with what its streams need.
+//!
+//! A stream takes a buffer for what it sends, and keeps it until the peer's device has the message. Peers that do not read, or
+//! do not acknowledge, keep buffers; so there are as many as all streams can keep, and no stream waits for another's. Registering
+//! is slow, so nobody registers with the hub's lock held: [`Buffers::take`] notes that there was none, and the thread that holds
+//! the lock registers more after it has released it.
+
+use std::io;
+use std::sync::Arc;
+
+use ibverbs::{AccessFlags, BufferPool, PooledBuffer, ProtectionDomain};
+
+use crate::config::Config;
+
+pub(crate) struct Buffers {
+    pools: Vec<BufferPool>,
+    /// Bytes of a buffer.
+    chunk: usize,
+    /// The buffers that are registered.
+    count: usize,
+    /// The most that all streams can hold.
+    most: usize,
+    /// The number of buffers that a caller has not found.
+    wanted: usize,
+}
+
+impl Buffers {
+    pub(crate) fn new(config: &Config) -> Self {
+        let most = config.most_buffers();
+        Self { pools: Vec::new(), chunk: config.chunk, count: 0, most, wanted: 0 }
+    }
+
+    pub(crate) fn take(&mut self) -> Option<PooledBuffer> {
+        let found = self.pools.iter().rev().find_map(BufferPool::take);
+        if found.is_none() && self.count < self.most {
+            self.wanted = self.wanted.max(1);
+        }
+        found
+    }
+
+    /// Returns whether there are so many, free or not. If not, they are wanted.
+    pub(crate) fn has(&mut self, number: usize) -> bool {
+        let missing = number.saturating_sub(self.count);
+        self.wanted = self.wanted.max(missing);
+        missing == 0
+    }
+
+    pub(crate) fn are_wanted(&self) -> bool {
+        self.wanted > 0
+    }
+
+    /// What is to be registered, if anything is wanted: call it without the lock, and [add](Self::add) the result.
+    pub(crate) fn growth(&mut self) -> Option<Growth> {
+        let least = std::mem::take(&mut self.wanted);
+        // Doubling keeps the number of pools small.
+        let number = least.max(self.count.min(self.most.saturating_sub(self.count)));
+        (least > 0).then_some(Growth { chunk: self.chunk, number, least })
+    }
+
+    /// Adds what was registered. A failure ends the growth for streams that send: they wait for buffers that come back.
+    pub(crate) fn add(&mut self, grown: io::Result<BufferPool>) -> io::Result<()> {
+        match grown {
+            Ok(pool) => {
+                self.count += pool.chunks();
+                self.pools.push(pool);
+                Ok(())
+            }
+            Err(error) => {
+                self.most = self.count;
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Buffers to be registered.
+pub(crate) struct Growth {
+    chunk: usize,
+    number: usize,
+    least: usize,
+}
+
+impl Growth {
+    /// `ibv_reg_mr`: registers as many as is sensible, or else as many as are needed.
+    pub(crate) fn register(
+        self,
+        domain: &Arc<ProtectionDomain<'static>>,
+    ) -> io::Result<BufferPool> {
+        let Self { chunk, number, least } = self;
+        let register = |number| BufferPool::new(domain, chunk, number, AccessFlags::empty());
+        let registered = register(number).or_else(|error| match number > least {
+            true => register(least),
+            false => Err(error),
+        });
+        registered.map_err(|error| {
+            let kind = io::Error::from(error).kind();
+            let reason = format!(
+                "{least} more buffers of {chunk} bytes cannot be registered ({error}): raise RLIMIT_MEMLOCK (ulimit -l), or set a \
+                 smaller chunk, fewer receives, or shared_receives"
+            );
+            io::Error::new(kind, reason)
+        })
+    }
+}

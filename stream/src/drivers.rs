@@ -1,0 +1,119 @@
+//! Who drives a hub, when a driver ends, and who is woken then.
+//!
+//! To drive a hub is to poll its loop, to give what has ended to all streams, and to do what is due by time. Each driver does so
+//! for everybody, and there may be any number of them:
+//!
+//! | driver | begins | ends |
+//! |---|---|---|
+//! | a thread that waits in a call | when what it waits for is not there | with the call |
+//! | [`Hub::run`](crate::Hub::run) | | when the hub is stopped |
+//! | a task in each runtime of tokio | when a task of this runtime waits, or a stream is connected there | with the hub or the runtime |
+//! | the hub's own thread, the helper | when a call leaves something owed, or a task waits outside of tokio | a second after nothing is owed |
+//!
+//! A runtime may end, or never be polled again, and nobody is told of the latter. So no task relies on the driver of another
+//! runtime: before a task sleeps, it looks whether its own runtime has a driver, and starts one if not. The end of a driver, for
+//! whatever reason, wakes all tasks that wait; those that wait on start another one. A task outside of tokio, or in a runtime that
+//! has ended, is served by the helper.
+//!
+//! What a stream [owes](crate::conn::Conn::owes) (bytes that were accepted, an end, credits) needs no call of the program, like
+//! the kernel's part of TCP. The thread that releases the lock and leaves something owed starts the helper, unless a thread waits
+//! in a call. Any driver may turn out not to be polled, so the helper looks every few milliseconds whether anybody has polled; if
+//! not, it drives until somebody does. It holds the hub, so that streams linger though the program has dropped all that it had.
+//!
+//! In a simulation, where tokio's clock is not the system's, there is no helper: a thread would make each run another one.
+
+use std::time::Instant;
+
+#[cfg(feature = "tokio")]
+use ::tokio::runtime;
+
+#[derive(Default)]
+pub(crate) struct Drivers {
+    /// How often anybody has polled.
+    pub(crate) turns: u64,
+    /// Threads that wait in a call, or for the end of a stream.
+    pub(crate) threads: u32,
+    /// Threads in [`Hub::run`](crate::Hub::run).
+    pub(crate) runs: u32,
+    #[cfg(feature = "tokio")]
+    runtimes: Vec<Runtime>,
+    pub(crate) has_helper: bool,
+    pub(crate) is_simulated: bool,
+}
+
+/// `None`: outside of tokio.
+#[cfg(feature = "tokio")]
+pub(crate) type RuntimeId = Option<runtime::Id>;
+
+/// A runtime of which a task waits for the hub.
+#[cfg(feature = "tokio")]
+struct Runtime {
+    id: RuntimeId,
+    /// By a task, or else by the helper.
+    has_task: bool,
+}
+
+#[cfg(feature = "tokio")]
+impl Drivers {
+    /// The runtime of the calling task.
+    pub(crate) fn current_runtime() -> RuntimeId {
+        runtime::Handle::try_current().ok().map(|handle| handle.id())
+    }
+
+    pub(crate) fn serve(&self, id: RuntimeId) -> bool {
+        self.runtimes.iter().any(|runtime| runtime.id == id)
+    }
+
+    /// Notes that a runtime is served. Returns whether it was not.
+    pub(crate) fn begin(&mut self, id: RuntimeId, has_task: bool) -> bool {
+        let is_new = !self.serve(id);
+        if is_new {
+            self.runtimes.push(Runtime { id, has_task });
+        }
+        is_new
+    }
+
+    /// The task of a runtime has ended.
+    pub(crate) fn end(&mut self, id: RuntimeId) {
+        self.runtimes.retain(|runtime| runtime.id != id || !runtime.has_task);
+    }
+
+    /// Other runtimes have drivers, too.
+    pub(crate) fn are_many(&self) -> bool {
+        self.threads > 0 || self.runtimes.len() > 1
+    }
+
+    pub(crate) fn have_outsiders(&self) -> bool {
+        self.runtimes.iter().any(|runtime| !runtime.has_task)
+    }
+
+    pub(crate) fn have_tasks(&self) -> bool {
+        self.runtimes.iter().any(|runtime| runtime.has_task)
+    }
+}
+
+#[cfg(not(feature = "tokio"))]
+impl Drivers {
+    pub(crate) fn have_outsiders(&self) -> bool {
+        false
+    }
+
+    pub(crate) fn have_tasks(&self) -> bool {
+        false
+    }
+}
+
+/// The time, which is tokio's in a simulation of it.
+pub(crate) fn now() -> Instant {
+    #[cfg(feature = "tokio")]
+    return ::tokio::time::Instant::now().into_std();
+    #[cfg(not(feature = "tokio"))]
+    Instant::now()
+}
+
+/// Whether tokio's clock, if the caller has one, is that of the system.
+pub(crate) fn is_clock_real() -> bool {
+    let before = Instant::now();
+    let now = now();
+    before <= now && now <= Instant::now()
+}

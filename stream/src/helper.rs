@@ -1,0 +1,88 @@
+//! The hub's own thread: [`drivers`](crate::drivers) says when it is there.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::StreamError;
+use crate::drivers::{is_clock_real, now};
+use crate::hub::Inner;
+use crate::state::TURN;
+
+/// How often the helper looks whether others drive the hub.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// After so many looks at which nothing was owed, the helper ends.
+const IDLE_LOOKS: u32 = 200;
+
+impl Inner {
+    /// Starts the helper, after [`State::takes_helper`]. If there is no thread to be had, the next caller tries again.
+    pub(crate) fn start_helper(self: &Arc<Self>) {
+        let is_real = is_clock_real();
+        let hub = self.clone();
+        let thread = thread::Builder::new().name("ibverbs-helper".to_owned());
+        if is_real && thread.spawn(move || help(&hub)).is_ok() {
+            return;
+        }
+        let mut state = self.lock_quietly();
+        state.drivers.has_helper = false;
+        state.drivers.is_simulated |= !is_real;
+    }
+
+    /// Polls once. Returns how much it has found, and when something is due; `None` when the hub was stopped.
+    pub(crate) fn serve(
+        &self,
+        arms: bool,
+        may_have_ended: bool,
+    ) -> Result<Option<(usize, Instant)>, StreamError> {
+        if may_have_ended {
+            self.look_at(&self.sockets.ended(false).unwrap_or_default());
+        }
+        let mut state = self.lock();
+        if arms && let Err(error) = state.lp.arm() {
+            state.stop(StreamError::Transport(error.into()));
+        }
+        let count = state.turn();
+        let due = state.due(now());
+        state.stats.sleeps += u64::from(arms && count < TURN);
+        match state.stopped {
+            Some(StreamError::Aborted) => Ok(None),
+            Some(error) => Err(error),
+            None => Ok(Some((count, due))),
+        }
+    }
+}
+
+/// The hub's own thread.
+fn help(hub: &Inner) {
+    let (mut seen, mut idle_looks) = (None, 0);
+    loop {
+        let mut state = hub.lock();
+        idle_looks = if state.is_owing() { 0 } else { idle_looks + 1 };
+        if idle_looks > IDLE_LOOKS || state.stopped.is_some() {
+            state.drivers.has_helper = false;
+            return;
+        }
+        let turns = state.drivers.turns;
+        drop(state);
+        if idle_looks > 0 || seen != Some(turns) {
+            seen = Some(turns);
+            thread::sleep(LOOK);
+            continue;
+        }
+        // Nobody has polled since the last look.
+        let Ok(Some((count, due))) = hub.serve(true, true) else { continue };
+        seen = Some(hub.lock().drivers.turns);
+        if count == TURN {
+            continue;
+        }
+        let mut files = [hub.loop_file.as_fd(), hub.waker.as_fd(), hub.sockets.as_fd()]
+            .map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN));
+        let left = due.saturating_duration_since(Instant::now()) + Duration::from_micros(1);
+        // Nothing is lost by an early return.
+        let _ = poll(&mut files, Timespec::try_from(left).ok().as_ref());
+    }
+}

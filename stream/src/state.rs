@@ -1,0 +1,588 @@
+//! What is behind a hub's lock: the loop, the streams with their buffers, and who is to be woken when the lock is released.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+use std::{io, mem};
+
+use ibverbs::event_loop::DetachedChannel;
+use ibverbs::{
+    BufferPool, ChannelId, Ended, Loop, PooledBuffer, ReceiveWorkRequest, SendWorkRequest,
+    TransportError,
+};
+
+use crate::buffers::Buffers;
+use crate::config::Config;
+use crate::conn::{Conn, Cursor, Post, Read, Sent, Tick};
+use crate::drivers::{Drivers, now};
+use crate::watch::PeerWatch;
+use crate::{Stats, StreamError};
+
+pub(crate) struct State {
+    pub(crate) lp: Loop<'static, PooledBuffer>,
+    pub(crate) shared: Option<Shared>,
+    pub(crate) buffers: Buffers,
+    small: BufferPool,
+    pub(crate) members: Vec<Option<Member>>,
+    pub(crate) count: u32,
+    /// The streams that [owe](Conn::owes) something.
+    pub(crate) owing: u32,
+    pub(crate) drivers: Drivers,
+    /// Tasks to wake when the lock is released.
+    pub(crate) woken: Vec<Waker>,
+    /// Threads that sleep for completions are to be woken then, as something else has happened.
+    pub(crate) wakes_threads: bool,
+    /// Channels to be destroyed then.
+    pub(crate) ended: Vec<(DetachedChannel<'static>, Option<PeerWatch>)>,
+    /// The streams whose writers have found no buffer.
+    starved: VecDeque<ChannelId>,
+    /// Streams that were dropped, with the time when they are given up, in order.
+    lingering: VecDeque<(Instant, ChannelId)>,
+    /// When a thread has last waited for `linger` in vain.
+    pub(crate) lingered_until: Option<Instant>,
+    /// The hub itself, while streams linger in a simulation, where no thread keeps it.
+    pub(crate) kept: Option<Arc<dyn Any + Send + Sync>>,
+    /// Tasks that wait for clients, until the hub is stopped.
+    pub(crate) accepting: Vec<Waker>,
+    pub(crate) stopped: Option<StreamError>,
+    next_tick: Instant,
+    pub(crate) stats: Stats,
+    pub(crate) config: Config,
+}
+
+/// Receives of all streams.
+pub(crate) struct Shared {
+    pub(crate) id: ChannelId,
+    posted: u32,
+}
+
+/// One stream.
+pub(crate) struct Member {
+    pub(crate) id: ChannelId,
+    pub(crate) conn: Conn<PooledBuffer>,
+    pub(crate) reader: Option<Waker>,
+    pub(crate) writer: Option<Waker>,
+    /// The connection used for set-up. It is out while it is looked at.
+    pub(crate) peer_watch: Option<PeerWatch>,
+    /// The reader was dropped with something that it had not read.
+    pub(crate) has_unread: bool,
+    /// The stream is counted in `owing`.
+    owes: bool,
+    /// Buffers of messages that came while the channel was being connected. They receive again when it is.
+    early: Vec<PooledBuffer>,
+}
+
+/// The token of a receive; those of sends say what was sent.
+const RECEIVE: u64 = 0;
+
+fn token(sent: Sent) -> u64 {
+    1 | u64::from(sent.is_data) << 1 | u64::from(sent.fin) << 2 | u64::from(sent.closed) << 3
+}
+
+fn sent(token: u64) -> Sent {
+    Sent { is_data: token & 2 != 0, fin: token & 4 != 0, closed: token & 8 != 0 }
+}
+
+/// The most operations of one turn: others get the lock between two.
+pub(crate) const TURN: usize = 256;
+
+/// The most turns of one call: a peer that sends without end holds nobody up for longer.
+const TURNS: usize = 64;
+
+#[inline]
+fn member(members: &mut [Option<Member>], id: ChannelId) -> Option<&mut Member> {
+    members.get_mut(id.index())?.as_mut().filter(|member| member.id == id)
+}
+
+/// Posts what a stream has to send.
+fn send_queued(
+    member: &mut Member,
+    lp: &mut Loop<'static, PooledBuffer>,
+    small: &mut BufferPool,
+    stats: &mut Stats,
+) {
+    while let Some(post) = member.conn.next_post() {
+        let (buffer, sent) = match post {
+            Post::Data(buffer, sent) => (Some(buffer), sent),
+            Post::Control(bytes, sent) => (small.take_from(&bytes).ok().flatten(), sent),
+        };
+        let posted = match buffer {
+            Some(buffer) => lp.post(member.id, SendWorkRequest::new(buffer), token(sent)),
+            None => Err(TransportError::QueueFull.into()),
+        };
+        match posted {
+            Ok(()) if sent.is_data => stats.messages += 1,
+            Ok(()) => stats.controls += 1,
+            Err(failed) => member.conn.fail(StreamError::Transport(failed.error)),
+        }
+    }
+}
+
+impl State {
+    /// `shared`: the number of receives that all streams share is posted by [`recycle`](Self::recycle).
+    pub(crate) fn new(
+        lp: Loop<'static, PooledBuffer>,
+        shared: Option<ChannelId>,
+        small: BufferPool,
+        config: Config,
+    ) -> Self {
+        Self {
+            lp,
+            shared: shared.map(|id| Shared { id, posted: 0 }),
+            buffers: Buffers::new(&config),
+            small,
+            members: Vec::new(),
+            count: 0,
+            owing: 0,
+            drivers: Drivers::default(),
+            woken: Vec::new(),
+            wakes_threads: false,
+            ended: Vec::new(),
+            starved: VecDeque::new(),
+            lingering: VecDeque::new(),
+            lingered_until: None,
+            kept: None,
+            accepting: Vec::new(),
+            stopped: None,
+            next_tick: now() + config.keep_alive,
+            stats: Stats::default(),
+            config,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn member(&mut self, id: ChannelId) -> Option<&mut Member> {
+        member(&mut self.members, id)
+    }
+
+    /// Whether there can be another stream.
+    pub(crate) fn has_room(&self) -> io::Result<()> {
+        let most = self.config.max_connections;
+        if let Some(error) = self.stopped {
+            return Err(error.into());
+        }
+        if self.count >= most {
+            let reason = format!("the hub has max_connections, {most}, streams");
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, reason));
+        }
+        Ok(())
+    }
+
+    /// Adds a stream that is not connected yet. If that fails, the caller [removes](Self::remove) it.
+    pub(crate) fn add(&mut self, id: ChannelId) -> io::Result<()> {
+        let index = id.index();
+        if self.members.len() <= index {
+            self.members.resize_with(index + 1, || None);
+        }
+        self.members[index] = Some(Member {
+            id,
+            conn: Conn::new(self.config.settings()),
+            reader: None,
+            writer: None,
+            peer_watch: None,
+            has_unread: false,
+            owes: false,
+            early: Vec::new(),
+        });
+        self.count += 1;
+        for _ in 0..self.config.own_receives() {
+            let buffer = self.buffers.take().ok_or(io::ErrorKind::OutOfMemory)?;
+            self.post_receive(id, buffer).map_err(StreamError::Transport)?;
+        }
+        Ok(())
+    }
+
+    fn post_receive(&mut self, id: ChannelId, buffer: PooledBuffer) -> Result<(), TransportError> {
+        self.lp.post(id, ReceiveWorkRequest::new(buffer), RECEIVE).map_err(|failed| failed.error)
+    }
+
+    /// A received buffer is free: all streams receive into it, or one sends it.
+    pub(crate) fn recycle(&mut self, buffer: PooledBuffer) {
+        if let Some(Shared { id, posted }) = self.shared
+            && PooledBuffer::capacity(&buffer) == self.config.chunk
+            && posted < self.config.shared_receives
+            && self.post_receive(id, buffer).is_ok()
+            && let Some(shared) = &mut self.shared
+        {
+            shared.posted += 1;
+            return;
+        }
+        self.feed();
+    }
+
+    /// Looks for something, and polls until it is there, or nothing has ended.
+    pub(crate) fn look<T>(
+        &mut self,
+        look: &mut impl FnMut(&mut Self) -> io::Result<Option<T>>,
+    ) -> io::Result<Option<T>> {
+        for _ in 0..TURNS {
+            let found = look(self)?;
+            if found.is_some() || self.turn() == 0 {
+                return Ok(found);
+            }
+        }
+        look(self)
+    }
+
+    /// Polls, and gives what has ended to its streams. Returns how much that was; [`TURN`] at most.
+    pub(crate) fn turn(&mut self) -> usize {
+        self.drivers.turns += 1;
+        let mut count = 0;
+        while count < TURN {
+            match self.lp.next_ended() {
+                Ok(Some(ended)) => self.dispatch(ended),
+                Ok(None) => break,
+                // It has ended nothing.
+                Err(TransportError::UnknownCompletion { .. }) => {}
+                Err(error) => {
+                    self.stop(StreamError::Transport(error));
+                    break;
+                }
+            }
+            count += 1;
+        }
+        count
+    }
+
+    fn dispatch(&mut self, ended: Ended<PooledBuffer>) {
+        self.stats.completions += 1;
+        let (id, token, result) = (ended.channel, ended.token, ended.result());
+        let buffer = ended.buffer;
+        if token == RECEIVE {
+            let low = self.config.shared_receives / 2;
+            let keeps = self.shared.as_mut().is_none_or(|shared| {
+                shared.posted -= 1;
+                shared.posted >= low
+            });
+            let (Some(member), Ok(_)) = (self.member(id), &result) else {
+                self.recycle(buffer);
+                // A probe that has failed says more than the receives that end with it.
+                let error = result.err().map(|error| self.lp.keep_alive(id).err().unwrap_or(error));
+                return self.has_failed(id, error);
+            };
+            let returned = member.conn.on_message(buffer, keeps);
+            if let Some(buffer) = returned {
+                self.receive_again(id, buffer);
+            }
+        } else {
+            drop(buffer);
+            if sent(token).is_data {
+                self.feed();
+            }
+            let (Some(member), Ok(_)) = (self.member(id), &result) else {
+                return self.has_failed(id, result.err());
+            };
+            member.conn.on_sent(sent(token));
+        }
+        self.pump(id);
+    }
+
+    /// An operation of a stream has failed, if it has, and the stream with it.
+    fn has_failed(&mut self, id: ChannelId, error: Option<TransportError>) {
+        if let (Some(member), Some(error)) = (self.member(id), error) {
+            member.conn.fail(StreamError::Transport(error));
+            self.pump(id);
+        }
+    }
+
+    /// A stream's buffer is free: it receives again.
+    pub(crate) fn receive_again(&mut self, id: ChannelId, buffer: PooledBuffer) {
+        if self.shared.is_some() {
+            self.recycle(buffer);
+        } else if let Some(member) = self.member(id)
+            && member.conn.failure().is_none()
+            && let Err(failed) = self.lp.post(id, ReceiveWorkRequest::new(buffer), RECEIVE)
+        {
+            match (self.member(id), failed.error, failed.buffer) {
+                (Some(member), TransportError::NotConnected, Some(buffer)) => {
+                    member.early.push(buffer);
+                }
+                (_, error, _) => self.has_failed(id, Some(error)),
+            }
+        }
+    }
+
+    /// The two sides are connected.
+    pub(crate) fn begins(&mut self, id: ChannelId) {
+        let early = self.member(id).map(|member| mem::take(&mut member.early));
+        for buffer in early.into_iter().flatten() {
+            self.receive_again(id, buffer);
+        }
+        self.pump(id);
+    }
+
+    /// Posts what a stream has to send, and wakes the tasks that can go on.
+    pub(crate) fn pump(&mut self, id: ChannelId) {
+        let Some(member) = member(&mut self.members, id) else { return };
+        if member.conn.has_queued() {
+            send_queued(member, &mut self.lp, &mut self.small, &mut self.stats);
+        }
+        if member.reader.is_some() && member.conn.can_read() {
+            self.woken.extend(member.reader.take());
+        }
+        if member.writer.is_some()
+            && (member.conn.can_write() || member.conn.is_shut_down() != Ok(false))
+        {
+            self.woken.extend(member.writer.take());
+        }
+        let owes = member.conn.owes();
+        if owes != mem::replace(&mut member.owes, owes) {
+            self.owing = self.owing.wrapping_add_signed(if owes { 1 } else { -1 });
+        }
+        let has_dropped = member.conn.has_dropped();
+        if member.conn.is_over() {
+            self.remove(id);
+        } else if has_dropped {
+            self.feed();
+        }
+    }
+
+    /// There may be a buffer: wakes all writers that have found none. The first of them may not want it any more.
+    pub(crate) fn feed(&mut self) {
+        if self.starved.is_empty() {
+            return;
+        }
+        self.wake_threads();
+        while let Some(starved) = self.starved.pop_front() {
+            if let Some(member) = member(&mut self.members, starved) {
+                self.woken.extend(member.writer.take());
+            }
+        }
+    }
+
+    /// Something has happened that no completion tells to threads that sleep.
+    pub(crate) fn wake_threads(&mut self) {
+        self.wakes_threads |= self.drivers.threads > 0;
+    }
+
+    /// Wakes all tasks that wait for a stream. Those that wait on find that nothing serves their runtime, and change that.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn wake_all(&mut self) {
+        for member in self.members.iter_mut().flatten() {
+            self.woken.extend(member.reader.take());
+            self.woken.extend(member.writer.take());
+        }
+    }
+
+    /// Takes bytes of the program. `None`: there is no room, and whoever waits is woken when there is.
+    pub(crate) fn write(
+        &mut self,
+        id: ChannelId,
+        from: &mut Cursor<'_>,
+    ) -> Result<Option<usize>, StreamError> {
+        let (mut total, mut is_starved) = (0, false);
+        loop {
+            let Self { members, buffers, .. } = self;
+            let member = member(members, id).ok_or(StreamError::Aborted)?;
+            let take = || {
+                let buffer = buffers.take();
+                is_starved = buffer.is_none();
+                buffer
+            };
+            let filled = match member.conn.fill(from, take) {
+                Err(error) if total == 0 => return Err(error),
+                filled => filled.unwrap_or(0),
+            };
+            total += filled;
+            self.pump(id);
+            if filled == 0 || from.is_at_end() {
+                break;
+            }
+        }
+        if total == 0 && is_starved && !self.starved.contains(&id) {
+            self.starved.push_back(id);
+        }
+        self.stats.copied += total as u64;
+        Ok((total > 0).then_some(total))
+    }
+
+    /// Posts what is gathered, as far as that can be. Returns whether nothing is left.
+    pub(crate) fn flush(&mut self, id: ChannelId) -> Result<bool, StreamError> {
+        let member = self.member(id).ok_or(StreamError::Aborted)?;
+        if member.conn.flush()? {
+            return Ok(true);
+        }
+        self.pump(id);
+        self.member(id).ok_or(StreamError::Aborted)?.conn.flush()
+    }
+
+    /// Whether nothing is gathered.
+    pub(crate) fn is_flushed(&mut self, id: ChannelId) -> bool {
+        self.member(id).is_none_or(|member| !member.conn.has_tail())
+    }
+
+    pub(crate) fn read(&mut self, id: ChannelId) -> Result<Read<PooledBuffer>, StreamError> {
+        self.member(id).map_or(Err(StreamError::Aborted), |member| member.conn.take_piece())
+    }
+
+    /// A piece was read to its end.
+    pub(crate) fn give_back(&mut self, id: ChannelId, buffer: Option<PooledBuffer>) {
+        if let Some(buffer) = buffer {
+            self.receive_again(id, buffer);
+        }
+        if let Some(member) = self.member(id) {
+            member.conn.give_back();
+            if member.conn.has_queued() {
+                self.pump(id);
+            }
+        }
+    }
+
+    /// The program reads no more: what has arrived and what arrives is thrown away.
+    pub(crate) fn discard(&mut self, id: ChannelId) {
+        let left = self.member(id).map(|member| member.conn.discard()).unwrap_or_default();
+        for piece in left {
+            self.give_back(id, piece.into_buffer());
+        }
+        if let Some(member) = self.member(id) {
+            let reader = member.reader.take();
+            self.woken.extend(reader);
+        }
+        self.wake_threads();
+        self.pump(id);
+    }
+
+    /// The program has dropped a stream. Returns whether it is gone.
+    pub(crate) fn close(&mut self, id: ChannelId) -> bool {
+        // What has arrived is unread, whether or not anybody has polled since.
+        self.catch_up();
+        let Some(member) = self.member(id) else { return true };
+        let has_read_all = !member.has_unread;
+        member.conn.close(has_read_all);
+        self.pump(id);
+        let is_gone = self.member(id).is_none();
+        if !is_gone {
+            self.lingering.push_back((now() + self.config.lingers(), id));
+        }
+        is_gone
+    }
+
+    /// How long a thread waits for the end of a stream that it has dropped.
+    pub(crate) fn lingers_for(&self, now: Instant) -> Duration {
+        const EACH: Duration = Duration::from_millis(10);
+        let lingers = self.config.lingers();
+        // Streams that are dropped one after the other share one period.
+        match self.lingered_until {
+            Some(before) if now < before + lingers => EACH.min(lingers),
+            _ => lingers,
+        }
+    }
+
+    /// The stream is needed no more.
+    pub(crate) fn remove(&mut self, id: ChannelId) {
+        if self.member(id).is_none() {
+            return;
+        }
+        let Some(mut member) = self.members[id.index()].take() else { return };
+        self.owing -= u32::from(member.owes);
+        self.woken.extend(member.reader.take());
+        self.woken.extend(member.writer.take());
+        let left: Vec<_> = member.conn.drain().collect();
+        left.into_iter().for_each(|buffer| self.recycle(buffer));
+        self.feed();
+        match self.lp.take_out(id) {
+            // Its place is free when it is destroyed.
+            Ok(channel) => self.ended.push((channel, member.peer_watch)),
+            // The caller that has taken a channel out destroys it.
+            Err(_) => self.count = self.count.saturating_sub(1),
+        }
+    }
+
+    /// Polls what has arrived by now, of peers that do not send without end.
+    fn catch_up(&mut self) {
+        for _ in 0..TURNS {
+            if self.turn() == 0 {
+                break;
+            }
+        }
+    }
+
+    /// The peer of a stream has closed the connection used for set-up.
+    pub(crate) fn is_gone(&mut self, id: ChannelId) {
+        // What has arrived before comes first.
+        self.catch_up();
+        if let Some(member) = self.member(id) {
+            member.conn.on_gone();
+            self.pump(id);
+        }
+        self.wake_threads();
+    }
+
+    /// Ends all streams.
+    pub(crate) fn stop(&mut self, error: StreamError) {
+        self.stopped.get_or_insert(error);
+        self.woken.append(&mut self.accepting);
+        for id in self.ids() {
+            if let Some(member) = self.member(id) {
+                member.conn.fail(error);
+                self.pump(id);
+            }
+        }
+        self.wake_threads();
+    }
+
+    fn ids(&self) -> Vec<ChannelId> {
+        self.members.iter().flatten().map(|member| member.id).collect()
+    }
+
+    /// Whether the hub is to be driven, though the program may make no further call.
+    pub(crate) fn is_owing(&self) -> bool {
+        self.stopped.is_none()
+            && (self.owing > 0 || self.count > 0 && self.drivers.have_outsiders())
+    }
+
+    pub(crate) fn needs_helper(&self) -> bool {
+        let drivers = &self.drivers;
+        self.owing + self.count > 0
+            && !drivers.has_helper
+            && !drivers.is_simulated
+            && drivers.threads == 0
+            && self.is_owing()
+    }
+
+    /// The caller starts the helper when it has released the lock.
+    pub(crate) fn takes_helper(&mut self) -> bool {
+        let needs = self.needs_helper();
+        self.drivers.has_helper |= needs;
+        needs
+    }
+
+    /// Does what is due by now, and returns when something is due next.
+    pub(crate) fn due(&mut self, now: Instant) -> Instant {
+        while let Some(&(at, id)) = self.lingering.front() {
+            if at > now && self.member(id).is_some() {
+                break;
+            }
+            self.lingering.pop_front();
+            self.remove(id);
+        }
+        if self.lingering.is_empty() {
+            // The caller holds the hub, too.
+            self.kept = None;
+        }
+        if self.next_tick <= now {
+            self.next_tick = now + self.config.keep_alive;
+            for id in self.ids() {
+                self.tick(id);
+            }
+        }
+        self.lingering.front().map_or(self.next_tick, |&(at, _)| at.min(self.next_tick))
+    }
+
+    /// A period of keep-alive has passed.
+    fn tick(&mut self, id: ChannelId) {
+        let Some(member) = member(&mut self.members, id) else { return };
+        let failure = match member.conn.tick() {
+            Tick::Alive => None,
+            Tick::Stuck => Some(StreamError::TimedOut),
+            Tick::Probe => self.lp.keep_alive(id).err().map(StreamError::Transport),
+        };
+        if let Some(failure) = failure {
+            member.conn.fail(failure);
+            self.wake_threads();
+        }
+        self.pump(id);
+    }
+}

@@ -1,0 +1,195 @@
+//! Listeners: in which order clients are accepted, by how many, and what ends it.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs_stream::tokio as tasks;
+use ibverbs_stream::{Hub, Listener, Role, Stream};
+use tokio::io::AsyncWriteExt as _;
+
+use super::{Host, PATIENCE, soon};
+
+async fn ends<T>(test: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, test).await.expect("it never ends")
+}
+
+/// Clients that have come in this order, and wait for the server.
+fn clients(hub: &Hub, address: SocketAddr) -> Vec<(SocketAddr, thread::JoinHandle<Stream>)> {
+    let start = |_| {
+        let (hub, tcp) = (hub.clone(), TcpStream::connect(address).unwrap());
+        let from = tcp.local_addr().unwrap();
+        let connects = move || Stream::over(&hub, tcp, Role::Connects, soon()).unwrap();
+        (from, thread::spawn(connects))
+    };
+    let clients = (0..8).map(start).collect();
+    // All of them have spoken.
+    thread::sleep(Duration::from_millis(500));
+    clients
+}
+
+#[test]
+fn clients_are_accepted_in_the_order_in_which_they_came() {
+    let hosts = [Host::new(), Host::new()];
+    let listener = Listener::bind(&hosts[1].hub, "127.0.0.1:0").unwrap();
+    let connecting = clients(&hosts[0].hub, listener.local_addr().unwrap());
+    let accepted: Vec<_> = connecting.iter().map(|_| listener.accept().unwrap()).collect();
+    for ((own, client), (_, from)) in connecting.into_iter().zip(accepted) {
+        assert_eq!(own, from);
+        drop(client.join().unwrap());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_accept_clients_in_the_order_in_which_they_came() {
+    ends(async {
+        let hosts = [Host::new(), Host::new()];
+        let listener = tasks::Listener::bind(&hosts[1].hub, "127.0.0.1:0").await.unwrap();
+        let connecting = clients(&hosts[0].hub, listener.local_addr().unwrap());
+        let mut accepted = Vec::new();
+        for _ in &connecting {
+            accepted.push(listener.accept().await.unwrap());
+        }
+        for ((own, client), (_, from)) in connecting.into_iter().zip(accepted) {
+            assert_eq!(own, from);
+            drop(client.join().unwrap());
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_tasks_accept_and_one_that_gives_up_takes_nothing() {
+    ends(async {
+        let hosts = [Host::new(), Host::new()];
+        let listener = tasks::Listener::bind(&hosts[1].hub, "127.0.0.1:0").await.unwrap();
+        let (address, listener) = (listener.local_addr().unwrap(), Arc::new(listener));
+        let accept = |_| {
+            let listener = listener.clone();
+            tokio::spawn(async move { listener.accept().await.unwrap() })
+        };
+        let accepting: Vec<_> = (0..4).map(accept).collect();
+        let given_up = tokio::time::timeout(Duration::from_millis(5), listener.accept()).await;
+        assert!(given_up.is_err());
+        let mut clients = Vec::new();
+        for _ in 0..4 {
+            clients.push(tasks::Stream::connect(&hosts[0].hub, address).await.unwrap());
+        }
+        for task in accepting {
+            let (mut stream, _) = task.await.unwrap();
+            stream.write_all(b"x").await.unwrap();
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_hub_that_is_stopped_ends_what_accepts() {
+    ends(async {
+        let host = Host::new();
+        let listener = tasks::Listener::bind(&host.hub, "127.0.0.1:0").await.unwrap();
+        let hub = host.hub.clone();
+        let stops = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(50));
+            hub.stop();
+        });
+        let error = listener.accept().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionAborted, "{error}");
+        assert_eq!(listener.accept().await.unwrap_err().kind(), ErrorKind::ConnectionAborted);
+        stops.join().unwrap();
+    })
+    .await;
+}
+
+#[test]
+fn incoming_ends_when_the_hub_is_stopped() {
+    let host = Host::new();
+    let listener = Listener::bind(&host.hub, "127.0.0.1:0").unwrap();
+    thread::scope(|threads| {
+        let streams = threads.spawn(|| listener.incoming().count());
+        thread::sleep(Duration::from_millis(50));
+        host.hub.stop();
+        assert_eq!(streams.join().unwrap(), 0);
+    });
+}
+
+/// The client hears the reason, and the server counts it. A place that is free again is there for the next one.
+#[test]
+fn a_hub_that_is_full_says_so() {
+    for by_tasks in [false, true] {
+        let hosts = [Host::with(|hub| hub.max_connections(1)), Host::new()];
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads(1).enable_all().build().unwrap();
+        let (accepted, streams) = std::sync::mpsc::channel();
+        let hub = hosts[0].hub.clone();
+        let address = if by_tasks {
+            let listener = runtime.block_on(tasks::Listener::bind(&hub, "127.0.0.1:0")).unwrap();
+            let address = listener.local_addr().unwrap();
+            runtime.spawn(async move {
+                while let Ok((stream, _)) = listener.accept().await {
+                    accepted.send(Box::new(stream) as Box<dyn Send>).unwrap();
+                }
+            });
+            address
+        } else {
+            let listener = Listener::bind(&hub, "127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            thread::spawn(move || {
+                while let Ok((stream, _)) = listener.accept() {
+                    accepted.send(Box::new(stream) as Box<dyn Send>).unwrap();
+                }
+            });
+            address
+        };
+        let first = Stream::connect(&hosts[1].hub, address, soon()).unwrap();
+        let server = streams.recv().unwrap();
+        for number in 1..4 {
+            let error = Stream::connect(&hosts[1].hub, address, soon()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{error}");
+            assert!(error.to_string().contains("hub is full"), "{error}");
+            assert_eq!(hosts[0].hub.stats().refused, number);
+        }
+        let connects = tasks::Stream::connect(&hosts[1].hub, address);
+        let error = runtime.block_on(connects).unwrap_err();
+        assert!(error.to_string().contains("hub is full"), "{error}");
+        thread::scope(|threads| {
+            threads.spawn(|| drop(first));
+            drop(server);
+        });
+        let until = soon();
+        while hosts[0].hub.stats().connections > 0 {
+            assert!(Instant::now() < until);
+            thread::sleep(Duration::from_millis(1));
+        }
+        let _again = Stream::connect(&hosts[1].hub, address, soon()).unwrap();
+        hosts[0].hub.stop();
+    }
+}
+
+/// Without a number, a hub takes as many as its device has room for, and registers buffers as they come.
+#[test]
+fn a_hub_that_was_not_told_how_many_takes_hundreds() {
+    let device = ibverbs_software::Device::new().unwrap();
+    let hub = Hub::builder(&Arc::new(device.open().unwrap())).build().unwrap();
+    let listener = Listener::bind(&hub, "127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut streams = Vec::new();
+    thread::scope(|threads| {
+        let connects = threads.spawn(|| {
+            (0..100).map(|_| Stream::connect(&hub, address, soon()).unwrap()).collect::<Vec<_>>()
+        });
+        streams.extend((0..100).map(|_| listener.accept().unwrap().0));
+        streams.extend(connects.join().unwrap());
+    });
+    // Both ends, in one hub.
+    let (one, two) = streams.split_at_mut(100);
+    for (one, two) in one.iter_mut().zip(two) {
+        one.write_all(b"hello").unwrap();
+        let mut got = [0; 5];
+        two.read_exact(&mut got).unwrap();
+        assert_eq!(&got, b"hello");
+    }
+    hub.stop();
+}
