@@ -1,6 +1,6 @@
 //! Finds addresses that lead to no RDMA device, and explains the kernel's errors about them.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::path::Path;
 use std::{fs, mem};
 
@@ -44,7 +44,7 @@ fn check_with(
     }
     if ip.is_loopback() && !loopback_has_device() {
         let text = "no RDMA device has the loopback address";
-        return Err(with_addresses(verb, libc::EADDRNOTAVAIL, text, &addresses(&devices_folder())));
+        return Err(with_addresses(verb, libc::EADDRNOTAVAIL, text, &known_addresses()));
     }
     Ok(())
 }
@@ -72,11 +72,33 @@ fn with_addresses(
     addresses: &[String],
 ) -> Error {
     let text = if addresses.is_empty() {
-        format!("{reason}, and no device of the kernel has an IP address (`rdma link` lists them)")
+        format!("{reason}, and no device has an IP address (`rdma link` lists the kernel's)")
     } else {
         format!("{reason}: they have {}", addresses.join(", "))
     };
     Error::with_text(verb, errno, text, reason)
+}
+
+/// Those of the devices that this process has brought, and of the kernel's.
+#[cold]
+fn known_addresses() -> Vec<String> {
+    let class = devices_folder();
+    let mut found = Vec::new();
+    for device in device::devices().iter().flatten() {
+        if class.join(device.name()).exists() {
+            continue;
+        }
+        let gids = device.open().and_then(|context| context.gid_table()).unwrap_or_default();
+        for gid in gids {
+            let own = format!("{} ({})", Ipv6Addr::from(gid.gid).to_canonical(), device.name());
+            if !found.contains(&own) {
+                found.push(own);
+            }
+        }
+    }
+    found.extend(addresses(&class));
+    found.truncate(16);
+    found
 }
 
 /// At most 16, with the devices' names.
@@ -133,10 +155,30 @@ pub(super) fn explain(error: Error) -> Error {
         Some(error) => error,
         None if error.errno() == libc::ENODEV => {
             let text = "no RDMA device has the address, or leads to it";
-            with_addresses(error.verb(), libc::ENODEV, text, &addresses(&devices_folder()))
+            with_addresses(error.verb(), libc::ENODEV, text, &known_addresses())
         }
         None => error,
     }
+}
+
+/// For an address to listen at: the kernel says `EADDRNOTAVAIL` of a port too.
+#[cold]
+pub(super) fn explain_bind(error: Error, address: SocketAddr) -> Error {
+    let (ip, port) = (address.ip(), address.port());
+    if error.errno() != libc::EADDRNOTAVAIL {
+        return explain(error);
+    }
+    if ip.is_unspecified() || UdpSocket::bind((ip, 0)).is_ok() {
+        let taken =
+            if ip.is_unspecified() { "at one of the addresses" } else { "at all addresses" };
+        let text = match port {
+            0 => "no port is free".to_owned(),
+            _ => format!("port {port} is taken: something listens at it {taken} already"),
+        };
+        return Error::with_text(error.verb(), error.errno(), text, "the port is taken");
+    }
+    let text = "no RDMA device has the address";
+    with_addresses(error.verb(), error.errno(), text, &known_addresses())
 }
 
 /// A socket address in C's form.
@@ -150,7 +192,7 @@ impl From<SocketAddr> for RawAddress {
         match address {
             SocketAddr::V4(v4) => {
                 let value = libc::sockaddr_in {
-                    #[cfg(target_vendor = "apple")]
+                    #[cfg(not(target_os = "linux"))]
                     sin_len: size_of::<libc::sockaddr_in>() as u8,
                     sin_family: libc::AF_INET as libc::sa_family_t,
                     sin_port: v4.port().to_be(),
@@ -162,7 +204,7 @@ impl From<SocketAddr> for RawAddress {
             }
             SocketAddr::V6(v6) => {
                 let value = libc::sockaddr_in6 {
-                    #[cfg(target_vendor = "apple")]
+                    #[cfg(not(target_os = "linux"))]
                     sin6_len: size_of::<libc::sockaddr_in6>() as u8,
                     sin6_family: libc::AF_INET6 as libc::sa_family_t,
                     sin6_port: v6.port().to_be(),
@@ -239,7 +281,7 @@ mod tests {
         let text = "rdma_bind_addr: no device: they have 10.77.0.1 (rxe0), 2001:db8::1 (rxe0)";
         assert_eq!(error(&addresses), text);
         assert!(error(&[]).ends_with(
-            "no device, and no device of the kernel has an IP address (`rdma link` lists them)"
+            "no device, and no device has an IP address (`rdma link` lists the kernel's)"
         ));
     }
 

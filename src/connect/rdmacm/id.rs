@@ -119,13 +119,17 @@ impl Id {
         let mut raw_address = RawAddress::from(address);
         // SAFETY: the identifier is live, and the address is one.
         self.call(VERB, |raw| unsafe { ffi::rdma_bind_addr(raw, raw_address.as_mut_ptr()) })
-            .map_err(diagnose::explain)
+            .map_err(|error| diagnose::explain_bind(error, address))
     }
 
     pub(super) fn listen(&mut self, backlog: u32) -> Result<()> {
         let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
         // SAFETY: the identifier is live.
-        self.call("rdma_listen", |raw| unsafe { ffi::rdma_listen(raw, backlog) })
+        let listens = self.call("rdma_listen", |raw| unsafe { ffi::rdma_listen(raw, backlog) });
+        listens.map_err(|error| match self.local_addr() {
+            Some(address) => diagnose::explain_bind(error, address),
+            None => error,
+        })
     }
 
     pub(super) fn resolve_address(
@@ -162,7 +166,7 @@ impl Id {
         // librdmacm leaves the resolver's negative number in errno, or -1 if the kernel takes no such event.
         ffi::status(VERB, returned).map_err(|_| match ffi::errno() {
             -1 => Error::with_reason(VERB, libc::EOPNOTSUPP, NEEDS_WRITTEN_EVENTS),
-            errno if errno < 0 => unresolved(VERB, errno),
+            errno if errno < 0 => unresolved(VERB, errno, node, service),
             errno => Error::new(VERB, errno),
         })
     }
@@ -410,7 +414,8 @@ fn same(one: *mut ffi::ibv_device, other: *mut ffi::ibv_device) -> bool {
 
 #[cfg(rdma_core_65)]
 #[cold]
-fn unresolved(verb: &'static str, code: i32) -> Error {
+fn unresolved(verb: &'static str, code: i32, node: &CStr, service: &CStr) -> Error {
+    let (node, service) = (node.to_string_lossy(), service.to_string_lossy());
     let (errno, reason) = match code {
         libc::EAI_SERVICE => (
             libc::ENOENT,
@@ -421,7 +426,11 @@ fn unresolved(verb: &'static str, code: i32) -> Error {
         libc::EAI_FAIL => (libc::ENOENT, "the name server has failed"),
         _ => (libc::ENOENT, "the name is not known"),
     };
-    Error::with_reason(verb, errno, reason)
+    let text = match code {
+        libc::EAI_SERVICE => format!("{service:.64}: {reason}"),
+        _ => format!("{node:.256}: {reason}"),
+    };
+    Error::with_text(verb, errno, text, reason)
 }
 
 /// Never 0, which some kernels take for no time-out.

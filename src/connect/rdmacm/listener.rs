@@ -51,8 +51,9 @@ impl ListenerBuilder {
     /// # Errors
     ///
     ///  - `EADDRINUSE`: something listens at this address and port already.
-    ///  - `EADDRNOTAVAIL`: something has the port already, and one of the two asks for all addresses.
-    ///  - `EADDRNOTAVAIL`, `ENODEV`: the address is not that of an RDMA device here.
+    ///  - `EADDRNOTAVAIL`: something has the port already, and one of the two asks for all addresses; or the address is not
+    ///    that of an RDMA device here. The error says which.
+    ///  - `ENODEV`: the address is not that of an RDMA device here.
     ///  - `EACCES`: the port is privileged.
     ///  - `ENOENT`, `EACCES` and others of `rdma_create_event_channel`: `/dev/infiniband/rdma_cm` is missing,
     ///    wrong, or may not be opened.

@@ -1,4 +1,5 @@
 use std::ffi::c_int;
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -10,6 +11,7 @@ use super::exchange::{Exchange, Role};
 
 use super::wire::check_private_data;
 use crate::base::error::StateError;
+use crate::base::linux;
 use crate::channel::{Channel, PreparedChannel};
 use crate::connect::handshake::{Handshake, Step};
 use crate::verbs::queue_pair::{Connected, PreparedQueuePair, QueuePair};
@@ -168,7 +170,7 @@ impl<'res> PreparedChannel<'res> {
     /// [`StateError`] for another attempt, [reset](Channel::reset) if its own handshake was done.
     pub fn connect(
         self,
-        address: impl ToSocketAddrs,
+        address: impl ToSocketAddrs + fmt::Debug,
         private_data: &[u8],
         deadline: Instant,
     ) -> Result<(Channel<'res>, Vec<u8>), StateError<Self, ExchangeError>> {
@@ -225,7 +227,7 @@ impl<'res, T: Connected> PreparedQueuePair<'res, T> {
     #[expect(clippy::type_complexity, reason = "what `Exchanged` has, and the stream")]
     pub fn connect(
         self,
-        address: impl ToSocketAddrs,
+        address: impl ToSocketAddrs + fmt::Debug,
         private_data: &[u8],
         deadline: Instant,
     ) -> Result<(QueuePair<'res, T>, Vec<u8>, TcpStream), StateError<Self, ExchangeError>> {
@@ -413,9 +415,9 @@ fn watch_host(stream: &TcpStream) -> io::Result<()> {
     let seconds = |time: Duration| c_int::try_from(time.as_secs()).unwrap_or(c_int::MAX);
     for (level, option, value) in [
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
-        (libc::IPPROTO_TCP, crate::base::linux::TCP_KEEPIDLE, seconds(KEEPALIVE_IDLE)),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, seconds(KEEPALIVE_INTERVAL)),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, KEEPALIVE_PROBES),
+        (libc::IPPROTO_TCP, linux::TCP_KEEPIDLE, seconds(KEEPALIVE_IDLE)),
+        (libc::IPPROTO_TCP, linux::TCP_KEEPINTVL, seconds(KEEPALIVE_INTERVAL)),
+        (libc::IPPROTO_TCP, linux::TCP_KEEPCNT, KEEPALIVE_PROBES),
     ] {
         let length = size_of::<c_int>() as libc::socklen_t;
         let value: *const c_int = &value;
@@ -430,9 +432,13 @@ fn watch_host(stream: &TcpStream) -> io::Result<()> {
 }
 
 /// Tries the name's addresses in turn. Each gets its share of the time that is left.
-fn dial(address: impl ToSocketAddrs, deadline: Instant) -> Result<TcpStream, ExchangeError> {
+fn dial(
+    address: impl ToSocketAddrs + fmt::Debug,
+    deadline: Instant,
+) -> Result<TcpStream, ExchangeError> {
     let addresses = address.to_socket_addrs().map_err(|error| {
-        let text = format!("{error} (the address is HOST:PORT, such as \"server:18515\")");
+        let text =
+            format!("{address:?}: {error} (the address is HOST:PORT, such as \"server:18515\")");
         ExchangeError::Io(io::Error::new(error.kind(), text))
     })?;
     let addresses: Vec<_> = addresses.collect();
@@ -450,7 +456,7 @@ fn dial(address: impl ToSocketAddrs, deadline: Instant) -> Result<TcpStream, Exc
         }
     }
     Err(last.unwrap_or_else(|| {
-        let reason = "the host name has no address";
+        let reason = format!("{address:?}: the host name has no address");
         ExchangeError::Io(io::Error::new(io::ErrorKind::NotFound, reason))
     }))
 }

@@ -1,3 +1,4 @@
+use std::ffi::{CStr, c_char};
 use std::net::SocketAddr;
 use std::{fmt, io};
 
@@ -154,7 +155,7 @@ impl fmt::Display for ExchangeError {
                 io::Error::from_raw_os_error(*errno)
             ),
             Self::NoConnection { address, error } => {
-                write!(f, "no TCP connection to {address}: {error}")
+                write!(f, "no TCP connection to {}: {error}", Named(*address))
             }
             Self::TimedOut(ExchangeStage::Stream) => {
                 f.write_str("the deadline passed while waiting for a connection")
@@ -179,6 +180,27 @@ impl fmt::Display for ExchangeError {
             ),
             Self::Io(error) => error.fmt(f),
         }
+    }
+}
+
+/// With the interface's name, which `SocketAddr` writes as a number.
+struct Named(SocketAddr);
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let SocketAddr::V6(v6) = self.0
+            && v6.scope_id() != 0
+        {
+            let mut name: [c_char; libc::IF_NAMESIZE] = [0; libc::IF_NAMESIZE];
+            // SAFETY: C writes a string of at most this size.
+            let found = unsafe { libc::if_indextoname(v6.scope_id(), name.as_mut_ptr()) };
+            if !found.is_null() {
+                // SAFETY: C has written a string, and `name` is live.
+                let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy();
+                return write!(f, "[{}%{name}]:{}", v6.ip(), v6.port());
+            }
+        }
+        self.0.fmt(f)
     }
 }
 
@@ -226,5 +248,22 @@ impl From<ExchangeError> for io::Error {
             ExchangeError::Protocol(_) | ExchangeError::Version { .. } => Kind::InvalidData,
         };
         Self::new(kind, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddrV6;
+
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the kernel")]
+    fn an_interface_has_its_name() {
+        let address = |scope| SocketAddrV6::new("fe80::7".parse().unwrap(), 1, 0, scope).into();
+        // The loopback interface is the first of each network namespace.
+        assert_eq!(Named(address(1)).to_string(), "[fe80::7%lo]:1");
+        assert_eq!(Named(address(u32::MAX)).to_string(), "[fe80::7%4294967295]:1");
+        assert_eq!(Named(address(0)).to_string(), "[fe80::7]:1");
     }
 }
