@@ -6,8 +6,11 @@ use std::ffi::{CStr, c_char, c_uint};
 use std::fmt;
 use std::fs::{self, File};
 use std::io::ErrorKind;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+
+use crate::base::linux;
 
 /// Also has devices that this process cannot open.
 pub(crate) fn devices_folder() -> PathBuf {
@@ -19,7 +22,7 @@ fn verbs_folder() -> PathBuf {
 }
 
 /// The folder of sysfs, which libibverbs finds in the same way.
-fn sysfs() -> PathBuf {
+pub(crate) fn sysfs() -> PathBuf {
     // SAFETY: the functions have no preconditions.
     let is_own = unsafe { libc::getuid() == libc::geteuid() };
     let path = std::env::var_os("SYSFS_PATH").filter(|_| is_own);
@@ -46,6 +49,9 @@ enum Why {
     NoVerbs,
     /// The number of the file `uverbs*`.
     NoFile(u16),
+    /// The file is not this device's.
+    OtherFile(u16),
+    OtherNamespace,
     NotAllowed(u16),
     /// The driver's ABI, or 0 if the kernel does not tell.
     NoProvider(u16),
@@ -136,17 +142,36 @@ impl Unusable {
     }
 
     fn in_folders(device: &str, class: &Path, verbs: &Path, files: &Path) -> Option<Self> {
-        if !is_there(device, class) {
-            return None;
-        }
         let unusable = |why| Some(Self { device: Name::of(device), why });
-        let Some(interface) = interface(device, verbs) else { return unusable(Why::NoVerbs) };
+        let interface = interface(device, verbs);
+        if !is_there(device, class) {
+            // The kernel shows devices by network namespace, and the files of all.
+            return interface.and_then(|_| unusable(Why::OtherNamespace));
+        }
+        let Some(interface) = interface else { return unusable(Why::NoVerbs) };
         let number = interface.trim_start_matches("uverbs").parse().unwrap_or(0);
-        match File::options().read(true).write(true).open(files.join(interface)) {
+        match File::options().read(true).write(true).open(files.join(&interface)) {
             Err(e) if e.kind() == ErrorKind::NotFound => unusable(Why::NoFile(number)),
             Err(e) if e.kind() == ErrorKind::PermissionDenied => unusable(Why::NotAllowed(number)),
+            // Another device, or none, has this number.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) => {
+                unusable(Why::OtherFile(number))
+            }
+            Ok(file) if !is_file_of(&file, &verbs.join(interface)) => {
+                unusable(Why::OtherFile(number))
+            }
             _ => None,
         }
+    }
+
+    /// A device of another network namespace.
+    pub(crate) fn elsewhere() -> Option<Self> {
+        let verbs = verbs_folder();
+        let devices = names(&verbs)
+            .into_iter()
+            .filter_map(|name| fs::read_to_string(verbs.join(name).join("ibdev")).ok());
+        let mut unusable = devices.filter_map(|device| Self::of(device.trim()));
+        unusable.find(|unusable| unusable.why == Why::OtherNamespace)
     }
 
     pub(crate) fn is_denied(&self) -> bool {
@@ -166,6 +191,17 @@ impl fmt::Display for Unusable {
                 f,
                 "the kernel has the device {device}, but this process sees no file {FILES}/uverbs{number}: pass it to \
                  the container if this is one"
+            ),
+            Why::OtherFile(number) => write!(
+                f,
+                "{FILES}/uverbs{number} is there, but it is not the file of the device {device} (its number is not that in \
+                 /sys/class/infiniband_verbs/uverbs{number}/dev): the driver was loaded again, or the container was given an \
+                 older file; make it again"
+            ),
+            Why::OtherNamespace => write!(
+                f,
+                "the device {device} is in another network namespace (`rdma system` shows the mode; \
+                 `rdma dev set {device} netns NAME` moves the device)"
             ),
             Why::NotAllowed(number) => write!(
                 f,
@@ -194,6 +230,16 @@ impl fmt::Display for Unusable {
 
 fn is_there(device: &str, class: &Path) -> bool {
     !device.contains('/') && !matches!(device, "" | "." | "..") && class.join(device).exists()
+}
+
+/// Whether the file is a device file with the number that sysfs has, if it has one.
+fn is_file_of(file: &File, interface: &Path) -> bool {
+    let Ok(metadata) = file.metadata() else { return true };
+    let number = fs::read_to_string(interface.join("dev")).unwrap_or_default();
+    let number = number.trim().split_once(':');
+    let number = number.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    let is_it = |(major, minor)| linux::makedev(major, minor) == metadata.rdev();
+    metadata.file_type().is_char_device() && number.is_none_or(is_it)
 }
 
 fn interface(device: &str, verbs: &Path) -> Option<String> {
@@ -239,7 +285,16 @@ mod tests {
         fs::create_dir(&files).unwrap();
         assert!(why("mlx5_0").unwrap().contains("sees no file /dev/infiniband/uverbs7"));
         fs::write(files.join("uverbs7"), "").unwrap();
+        assert!(why("mlx5_0").unwrap().contains("not the file of the device mlx5_0"));
+        fs::remove_file(files.join("uverbs7")).unwrap();
+        std::os::unix::fs::symlink("/dev/null", files.join("uverbs7")).unwrap();
+        assert_eq!(why("mlx5_0"), None, "it can be opened, and sysfs has no number");
+        fs::write(verbs.join("uverbs7/dev"), "1:3\n").unwrap();
         assert_eq!(why("mlx5_0"), None, "it can be opened");
+        fs::write(verbs.join("uverbs7/dev"), "231:192\n").unwrap();
+        assert!(why("mlx5_0").unwrap().contains("/dev/infiniband/uverbs7 is there, but"));
+        fs::remove_dir(class.join("mlx5_0")).unwrap();
+        assert!(why("mlx5_0").unwrap().contains("mlx5_0 is in another network namespace"));
         // root may open it all the same
         let denied = Unusable { device: Name::of("mlx5_0"), why: Why::NotAllowed(7) };
         assert!(denied.to_string().contains("may not open /dev/infiniband/uverbs7"));
@@ -275,6 +330,9 @@ mod tests {
                 2,
                 path.as_ptr(),
             );
+            let fatal =
+                c"libibverbs: Fatal: kernel ABI version %d doesn't match library version %d.\n";
+            ibverbs_bundled_message(file, fatal.as_ptr(), 9, 6);
             ibverbs_bundled_message(file, c"other %u %s".as_ptr(), 7, c"words".as_ptr());
             libc::fclose(file);
             let printed = CStr::from_ptr(text).to_str().unwrap().to_owned();

@@ -7,6 +7,7 @@ use std::{fmt, hint, io};
 use crate::base::debug::debug;
 use crate::base::device_access::Unusable;
 use crate::base::gid_class::GidClass;
+use crate::base::linux;
 use crate::base::queue_pair_state::{QueuePairState, QueuePairType, TransitionError};
 
 /// A verb that failed, or was not called because its input was wrong.
@@ -309,7 +310,7 @@ impl Error {
                 ErrorKind::Resource
             }
             libc::EPERM | libc::EACCES => ErrorKind::Permission,
-            libc::ENOENT | libc::ENODEV | libc::ENXIO | libc::ENODATA => ErrorKind::NotFound,
+            libc::ENOENT | libc::ENODEV | libc::ENXIO | linux::ENODATA => ErrorKind::NotFound,
             libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT => ErrorKind::Unsupported,
             libc::EBUSY => ErrorKind::Busy,
             libc::ENETDOWN | libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EADDRNOTAVAIL => {
@@ -348,7 +349,7 @@ impl Error {
                 "the process may not open /dev/infiniband/uverbs*"
             }
             ("ibv_get_device_list", libc::ENOSYS) => {
-                "the kernel has no RDMA support (is the module ib_uverbs loaded?), and no device of software is registered \
+                "the kernel has no RDMA support (is the module ib_uverbs loaded?) or this process sees no /sys, and no device of software is registered \
                  (the crate ibverbs-software; dropping the guard of `register_if_none` takes it away)"
             }
             #[cfg(not(feature = "neigh"))]
@@ -376,7 +377,8 @@ impl Error {
                 "a limit may be used up: that of the RDMA control group (rdma.max), or the device's"
             }
             (verb, libc::ENODEV) if verb.starts_with("rdma_") => {
-                "no RDMA device leads to the address (`rdma link` lists them, with their network interfaces), or it is gone"
+                "no RDMA device of this network namespace leads to the address (`rdma link` lists them, with their network \
+                 interfaces), or it is gone"
             }
             (_, libc::ENODEV | libc::EIO) => "the device may be gone",
             _ if self.kind() == ErrorKind::QueueFull => {

@@ -1,5 +1,5 @@
 //! The calls of Linux that this crate makes. Elsewhere it only compiles, for editors: every call fails with `ENOSYS`, as
-//! rdma-core's do there (`build/elsewhere.rs`).
+//! rdma-core's do there (`build/names.rs`).
 
 #[cfg(target_os = "linux")]
 use std::os::fd::AsRawFd;
@@ -7,11 +7,11 @@ use std::os::fd::BorrowedFd;
 
 #[cfg(target_os = "linux")]
 pub(crate) use libc::{
-    __errno_location, EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN,
+    __errno_location, EFD_CLOEXEC, EFD_NONBLOCK, ENODATA, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN,
     MADV_HUGEPAGE, MADV_POPULATE_WRITE, MAP_HUGE_SHIFT, MAP_HUGETLB, POLLRDHUP, SYS_move_pages,
-    TCP_KEEPIDLE, TFD_CLOEXEC, TFD_NONBLOCK, epoll_create1, epoll_ctl, epoll_event, eventfd,
-    eventfd_read, eventfd_write, explicit_bzero, itimerspec, ppoll, timerfd_create,
-    timerfd_settime,
+    TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL, TFD_CLOEXEC, TFD_NONBLOCK, epoll_create1, epoll_ctl,
+    epoll_event, eventfd, eventfd_read, eventfd_write, explicit_bzero, itimerspec, makedev, ppoll,
+    timerfd_create, timerfd_settime,
 };
 
 #[cfg(not(target_os = "linux"))]
@@ -49,13 +49,23 @@ pub(crate) fn file_len(file: BorrowedFd<'_>) -> u64 {
     reason = "C's names, and fields for C"
 )]
 mod elsewhere {
+    use std::cell::Cell;
     use std::ffi::{c_int, c_short, c_uint, c_void};
     use std::os::fd::BorrowedFd;
 
-    pub(crate) use libc::{__error as __errno_location, TCP_KEEPALIVE as TCP_KEEPIDLE};
+    thread_local! {
+        static ERRNO: Cell<c_int> = const { Cell::new(libc::ENOSYS) };
+    }
+
+    /// The systems have names of their own for it.
+    pub(crate) unsafe fn __errno_location() -> *mut c_int {
+        ERRNO.with(Cell::as_ptr)
+    }
 
     pub(crate) const EFD_CLOEXEC: c_int = 0;
     pub(crate) const EFD_NONBLOCK: c_int = 0;
+    /// Some of the systems have none.
+    pub(crate) const ENODATA: c_int = 9919;
     pub(crate) const EPOLL_CLOEXEC: c_int = 0;
     pub(crate) const EPOLL_CTL_ADD: c_int = 0;
     pub(crate) const EPOLLIN: c_int = 0;
@@ -65,6 +75,9 @@ mod elsewhere {
     pub(crate) const MAP_HUGETLB: c_int = 0;
     pub(crate) const POLLRDHUP: c_short = libc::POLLHUP;
     pub(crate) const SYS_move_pages: c_int = -1;
+    pub(crate) const TCP_KEEPCNT: c_int = 0;
+    pub(crate) const TCP_KEEPIDLE: c_int = 0;
+    pub(crate) const TCP_KEEPINTVL: c_int = 0;
     pub(crate) const TFD_CLOEXEC: c_int = 0;
     pub(crate) const TFD_NONBLOCK: c_int = 0;
 
@@ -105,6 +118,10 @@ mod elsewhere {
 
     pub(crate) fn is_of_huge_pages(_: BorrowedFd<'_>) -> bool {
         false
+    }
+
+    pub(crate) fn makedev(major: c_uint, minor: c_uint) -> u64 {
+        u64::from(major) << 32 | u64::from(minor)
     }
 
     pub(crate) unsafe fn explicit_bzero(memory: *mut c_void, bytes: usize) {

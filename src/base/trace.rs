@@ -108,6 +108,13 @@ events! {
         });
     }
 
+    pub(crate) fn device_passed_over(name: &str, error: &Error) {
+        let (name, error) = (name.to_owned(), *error);
+        emit(move || {
+            tracing::warn!(target: "ibverbs", device = name, errno = error.errno(), "device passed over: {error}");
+        });
+    }
+
     pub(crate) fn object_leaked(error: &Error) {
         let error = *error;
         emit(move || {

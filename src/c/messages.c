@@ -1,7 +1,8 @@
 /*
  * What libibverbs calls in place of fprintf: compiled with it, which has this name by a definition. That a driver of the kernel
- * has another interface than its provider knows goes to src/base/device_access.rs, and from there into errors; that the kernel's own
- * interface is another one is said by src/verbs/device/list.rs before libibverbs can. The rest is printed.
+ * has another interface than its provider knows goes to src/base/device_access.rs, and from there into errors. That the kernel's own
+ * interface is another one is said by the errors of src/verbs/device/list.rs, also where librdmacm asks for devices. The rest is
+ * printed.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -26,7 +27,7 @@ int ibverbs_bundled_message(FILE *file, const char *format, ...)
 		low = va_arg(arguments, unsigned int);
 		high = va_arg(arguments, unsigned int);
 		ibverbs_bundled_driver_abi(va_arg(arguments, const char *), found, low, high);
-	} else {
+	} else if (!strstr(format, "Fatal: kernel ABI version %d doesn't match library version %d")) {
 		printed = vfprintf(file, format, arguments);
 	}
 	va_end(arguments);

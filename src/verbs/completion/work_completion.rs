@@ -359,7 +359,10 @@ impl WorkError {
             WorkStatus::LocalProtection => {
                 "the memory is not registered in this protection domain, or not for this access"
             }
-            WorkStatus::Flushed => "look at the completion that failed before this one",
+            WorkStatus::Flushed => {
+                "look at the completion that failed before this one; if none did, the queue pair was moved to ERR, by this \
+                 program or the device: see its events (a network interface's MTU that was lowered does it)"
+            }
             WorkStatus::LocalAccess => "the memory of the receive may not be written",
             WorkStatus::RemoteInvalidRequest => {
                 "the peer's queue pair does not allow the operation (`access` or `allow_remote_rw` of its builder), or its \

@@ -1,8 +1,5 @@
-use std::ffi::{CStr, OsStr};
-use std::fs::File;
+use std::ffi::CStr;
 use std::marker::PhantomData;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
@@ -13,10 +10,12 @@ use super::gid::{Gid, GidEntry, Guid};
 use super::port::{LinkLayer, PortAttributes};
 use super::{Device, TransportType, fork};
 use crate::base::debug::debug;
+use crate::base::device_access::Unusable;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
 use crate::base::gid_class::GidClass;
 use crate::base::handle::{Handle, object, resource};
+use crate::base::linux;
 
 object!(ibv_context, ibv_close_device);
 
@@ -24,7 +23,7 @@ const QUERY_GID_TABLE: &str = "ibv_query_gid_table";
 
 const NO_GID: Error = Error::with_reason(
     QUERY_GID_TABLE,
-    libc::ENODATA,
+    linux::ENODATA,
     "the port has no GID: is its network interface up, with an address?",
 );
 
@@ -65,8 +64,8 @@ impl<'a> Context<'a> {
         // SAFETY: the caller vouches for the device; a context that comes back is ours alone.
         let raw = unsafe { Handle::new(VERB, ffi::ibv_open_device(device)) }.map_err(|error| {
             // SAFETY: as above; the name is a null-terminated array in the device.
-            let file = unsafe { CStr::from_ptr((&raw const (*device).dev_name).cast()) };
-            explain(error, file)
+            let name = unsafe { CStr::from_ptr((&raw const (*device).name).cast()) };
+            explain(error, &name.to_string_lossy())
         })?;
         Ok(Self { raw, from: PhantomData, answers_taken: Arc::default(), limits: OnceLock::new() })
     }
@@ -211,7 +210,7 @@ impl<'a> Context<'a> {
             )
         };
         ffi::status(VERB, returned).map_err(|error| match error.errno() {
-            libc::ENODATA => Error::no_gid(VERB, libc::ENODATA, port, index),
+            linux::ENODATA => Error::no_gid(VERB, linux::ENODATA, port, index),
             _ => error,
         })?;
         Ok(GidEntry::from(raw))
@@ -341,21 +340,14 @@ impl<'a> Context<'a> {
     }
 }
 
-/// libibverbs reports the last file that it tried, one of udev; this finds the first file's error.
-fn explain(error: Error, file: &CStr) -> Error {
+/// libibverbs reports the last file that it tried, one of udev; this looks at the device's own.
+fn explain(error: Error, device: &str) -> Error {
     if error.errno() != libc::ENOENT {
         return error;
     }
-    let path = Path::new("/dev/infiniband").join(OsStr::from_bytes(file.to_bytes()));
-    match File::options().read(true).write(true).open(path).map_err(|error| error.raw_os_error()) {
-        Err(Some(errno @ (libc::EACCES | libc::EPERM))) => Error::new(error.verb(), errno),
-        Err(Some(libc::ENOENT)) => Error::with_reason(
-            error.verb(),
-            libc::ENOENT,
-            "the device has no file /dev/infiniband/uverbs*: it is gone, or was not passed to this \
-             container",
-        ),
-        _ => error,
+    match Unusable::of(device) {
+        None => Error::with_reason(error.verb(), libc::ENOENT, "the device is gone"),
+        found => error.or_unusable(found),
     }
 }
 

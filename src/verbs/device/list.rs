@@ -8,10 +8,11 @@ use std::{fmt, fs, io};
 
 use super::context::Context;
 use super::{Device, fork};
-use crate::base::device_access::{FILES, Unusable, abi_of_verbs, devices_folder, names};
+use crate::base::device_access::{FILES, Unusable, abi_of_verbs, devices_folder, names, sysfs};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::ffi;
 use crate::base::hooks;
+use crate::base::trace;
 
 /// libibverbs' `IB_USER_VERBS_MIN_ABI_VERSION` and `.._MAX_..`.
 const KERNEL_ABI: RangeInclusive<u32> = 3..=6;
@@ -138,14 +139,15 @@ pub fn open(name: &str) -> Result<Context<'static>> {
     device.open_alone()
 }
 
-/// Opens the first device of [`devices`]. The context borrows no list.
+/// Opens the first device of [`devices`] that can be opened. The context borrows no list.
 ///
-/// Devices that the process registered come before the kernel's.
+/// Devices that the process registered come before the kernel's. With feature `tracing`, an event names each device that
+/// was passed over, with the reason.
 ///
 /// # Errors
 ///
-/// Those of [`devices`] and [`Device::open`]; `ENODEV`: there is no device, with the reason of
-/// [`DeviceList::why_empty`].
+/// Those of [`devices`]; those of [`Device::open`] for the first device, with the names and reasons of all;
+/// `ENODEV`: there is no device, with the reason of [`DeviceList::why_empty`].
 ///
 /// ```
 /// # let soft0 = ibverbs_software::Device::builder().build().unwrap();
@@ -157,9 +159,24 @@ pub fn open(name: &str) -> Result<Context<'static>> {
 #[doc(alias = "ibv_open_device")]
 pub fn open_first() -> Result<Context<'static>> {
     let list = devices()?;
-    match list.iter().next() {
-        Some(device) => device.open_alone(),
-        None => Err(no_devices(OPEN, &devices_folder())),
+    let mut failed = Vec::new();
+    for device in &list {
+        match device.open_alone() {
+            Ok(context) => return Ok(context),
+            Err(error) => {
+                trace::device_passed_over(device.name(), &error);
+                failed.push((device.name(), error));
+            }
+        }
+    }
+    match *failed {
+        [] => Err(no_devices(OPEN, &devices_folder())),
+        [(_, error)] => Err(error),
+        [(_, first), ..] => {
+            let reasons = failed.iter().map(|(name, error)| format!("; {name}: {error}"));
+            let text = format!("no device can be opened{}", reasons.collect::<String>());
+            Err(Error::with_text(OPEN, first.errno(), text, "no device can be opened"))
+        }
     }
 }
 
@@ -240,7 +257,8 @@ pub(crate) fn no_device_for(verb: &'static str) -> Error {
     match devices() {
         Err(error) => error,
         Ok(list) if list.is_empty() => no_devices(verb, &devices_folder()),
-        Ok(_) => no_device(verb, "no RDMA device can be used").or_unusable(Unusable::first()),
+        Ok(_) => no_device(verb, "no RDMA device can be used")
+            .or_unusable(Unusable::first().or_else(Unusable::elsewhere)),
     }
 }
 
@@ -253,10 +271,16 @@ fn no_devices(verb: &'static str, class: &Path) -> Error {
              lacks their providers (cargo features such as mlx5)"
         }
         Ok(false) => {
-            "the kernel supports RDMA, but has no device: the adapter's driver is not loaded, or \
-             there is no adapter (`rdma link add rxe0 type rxe netdev eth0` adds Soft-RoCE; the \
+            "the kernel supports RDMA, but shows this process no device: the adapter's driver is not loaded, \
+             the device is in another network namespace (`rdma system`), or there is no adapter (`rdma link add rxe0 type rxe netdev eth0` adds Soft-RoCE; the \
              crate ibverbs-software needs neither root nor the kernel; dropping the guard of \
              `register_if_none` takes its device away)"
+        }
+        Err(_) if !sysfs().join("class").is_dir() => {
+            "this process sees no /sys, by which RDMA devices are found: mount it in this container or chroot"
+        }
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+            "the process may not read /sys/class/infiniband, by which RDMA devices are found"
         }
         Err(_) => {
             "the kernel has no RDMA devices (the crate ibverbs-software brings one that needs neither \
@@ -264,7 +288,8 @@ fn no_devices(verb: &'static str, class: &Path) -> Error {
         }
     };
     let first = names(class).into_iter().next();
-    no_device(verb, reason).or_unusable(first.and_then(|name| Unusable::without_provider(&name)))
+    let unusable = first.and_then(|name| Unusable::without_provider(&name));
+    no_device(verb, reason).or_unusable(unusable.or_else(Unusable::elsewhere))
 }
 
 /// A snapshot of the RDMA devices: see [`devices`].
@@ -401,7 +426,7 @@ mod tests {
         let class = std::env::temp_dir().join(format!("ibverbs-class-{}", std::process::id()));
         assert!(no_devices(OPEN, &class).to_string().contains("the kernel has no RDMA devices"));
         fs::create_dir(&class).unwrap();
-        assert!(no_devices(OPEN, &class).to_string().contains("but has no device"));
+        assert!(no_devices(OPEN, &class).to_string().contains("shows this process no device"));
         fs::create_dir(class.join("mlx5_0")).unwrap();
         let error = no_devices(OPEN, &class);
         assert_eq!(error.raw_os_error(), Some(libc::ENODEV));

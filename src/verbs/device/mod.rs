@@ -114,7 +114,8 @@ impl<'list> Device<'list> {
     /// # Errors
     ///
     ///  - `EACCES`, `EPERM`: the process may not open `/dev/infiniband/uverbs*`.
-    ///  - `ENOENT`: that file does not exist: the device is gone, or was not passed to this container.
+    ///  - `ENOENT`: that file does not exist, or is not this device's: the device is gone, was not passed to this
+    ///    container, or its driver was loaded again. The error says which.
     ///  - `ENODEV`: the device is gone.
     ///  - `EMFILE`: the process has too many files open.
     ///  - `ENOMEM`: out of memory.

@@ -2,6 +2,7 @@ use super::{Raw, RawMemoryRegion};
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
 use crate::base::handle::Handle;
+use crate::base::linux;
 use crate::base::parent::Parent;
 use crate::verbs::domain::ProtectionDomain;
 use crate::verbs::memory::options::{AccessFlags, check_access};
@@ -62,7 +63,7 @@ impl<'pd> RawMemoryRegion<'pd> {
         const VERB: &str = "ibv_export_buf_dmabuf_fd";
         let Some(buffer) = &self.memory().provider else {
             let reason = "the provider has not allocated this memory";
-            return Err(Error::with_reason(VERB, libc::ENODATA, reason));
+            return Err(Error::with_reason(VERB, linux::ENODATA, reason));
         };
         // SAFETY: the buffer is live, and the descriptor is new.
         unsafe { ffi::new_fd(VERB, ffi::ibv_export_buf_dmabuf_fd(buffer.as_raw())) }
