@@ -12,8 +12,6 @@ mod common;
 mod direct;
 #[path = "build/earlier.rs"]
 mod earlier;
-#[path = "build/elsewhere.rs"]
-mod elsewhere;
 #[path = "build/flags.rs"]
 mod flags;
 #[cfg(feature = "bindgen")]
@@ -25,6 +23,8 @@ mod inputs;
 mod installed;
 #[path = "build/musl.rs"]
 mod musl;
+#[path = "build/names.rs"]
+mod names;
 #[path = "build/presets.rs"]
 mod presets;
 #[path = "build/providers.rs"]
@@ -40,11 +40,12 @@ use std::env;
 use std::panic;
 
 use bindings::{bindings, inline_functions, stage_headers, system_headers};
-use common::{exit_with_error, feature, message_of, variable};
+use common::{exit_after_errors, exit_with_error, feature, message_of, report_error, variable};
 use inputs::{check_paths, check_sources, rerun_if_changed};
 use installed::link_system;
+use names::{Missing, declare};
 use providers::providers;
-use rdma_core::build_rdma_core;
+use rdma_core::{build_rdma_core, symbol_prefix};
 use source_tree::source_tree;
 use tools::check_tools;
 
@@ -56,7 +57,19 @@ fn main() {
     }
 }
 
+/// Where the API compiles, for editors and `cargo check`.
+const ELSEWHERE: &[&str] = &["dragonfly", "freebsd", "macos", "netbsd", "openbsd"];
+
 fn build() {
+    let system = env::var("CARGO_CFG_TARGET_OS").unwrap_or_default();
+    let linux = system == "linux";
+    if !linux && !ELSEWHERE.contains(&&*system) {
+        report_error(&format!(
+            "RDMA is for Linux only, and this crate does not compile for {system}: name it in the manifest under \
+             [target.'cfg(target_os = \"linux\")'.dependencies]"
+        ));
+        exit_after_errors();
+    }
     let out = variable("OUT_DIR");
     let root = variable("CARGO_MANIFEST_DIR");
     let tree = source_tree(&root);
@@ -64,7 +77,6 @@ fn build() {
     let enabled = providers(&tree);
     let source = &tree.folder;
     // docs.rs needs only the bindings, and has no network and few tools. So does another system.
-    let linux = env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux");
     let documentation_only = !linux || env::var_os("DOCS_RS").is_some();
     let bundled = !documentation_only && !feature("system");
 
@@ -92,22 +104,30 @@ fn build() {
             println!(
                 "cargo::warning=RDMA is for Linux only: here the API compiles, and returns ENOSYS"
             );
-            elsewhere::missing_functions(&out);
         }
+        let missing = if linux { Missing::none() } else { Missing::All };
+        declare(&out, &include, "", &missing);
         return;
     }
+    let prefix = if bundled { symbol_prefix(&tree) } else { String::new() };
+    let public_prefix = if feature("plain_names") { "" } else { &prefix };
+    let rest = || {
+        bindings(&tree, &include, &out, &system);
+        let missing = if bundled { Missing::none() } else { link_system(&tree, &out) };
+        declare(&out, &include, public_prefix, &missing);
+        inline_functions(&tree, &include, &out);
+    };
+    if !bundled {
+        return rest();
+    }
     std::thread::scope(|scope| {
-        let rest = scope.spawn(|| {
-            bindings(&tree, &include, &out, &system);
-            inline_functions(&tree, &include, &out);
-        });
-        if bundled {
-            build_rdma_core(&root, &tree, &out, &enabled, &tools, &last_flags);
-        } else {
-            link_system(&tree);
-        }
+        let rest = scope.spawn(rest);
+        build_rdma_core(&root, &tree, &out, &enabled, &tools, &last_flags, &prefix);
         if let Err(panic) = rest.join() {
             panic::resume_unwind(panic);
         }
     });
+    println!("cargo::metadata=symbol_prefix={prefix}");
+    println!("cargo::metadata=public_symbol_prefix={public_prefix}");
+    println!("cargo::metadata=release={}", tree.version);
 }

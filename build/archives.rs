@@ -1,7 +1,7 @@
 //! The final form of rdma-core's static libraries.
 //!
 //! The libraries and providers use internal ones (`ccan`, `rdma_util`), which become part of whatever uses
-//! them, and internal functions get a prefix that makes their names unique. rdma-core's own script for this
+//! them, and each function gets a prefix that makes its name unique. rdma-core's own script for this
 //! (`buildlib/sanitize_static_lib.py`) starts three programs for each object file; this starts three for
 //! each library.
 
@@ -30,8 +30,8 @@ struct Library {
     needed: BTreeSet<String>,
 }
 
-/// Writes the final form of each of `libraries` to `finished`. Functions that no linker map among `maps`
-/// calls global get `prefix`.
+/// Writes the final form of each of `libraries` to `finished`. All functions get `prefix`, but those that a linker map
+/// among `maps` calls global.
 pub(crate) fn finish(
     tools: &Tools,
     libraries: &[PathBuf],
@@ -50,12 +50,10 @@ pub(crate) fn finish(
         libraries.iter().map(read(false)).chain(internal.iter().map(read(true))).collect();
 
     let public: BTreeSet<_> = maps.iter().flat_map(|map| global_names(&text(map))).collect();
-    // Programs refer to these, which are in no map: shared libraries have no need of them.
-    let registered = |name: &str| name == "ibv_static_providers" || is_provider(name);
     let renamed: BTreeSet<_> = all.iter().flat_map(|library| &library.defined).collect();
     let renamed: String = renamed
         .into_iter()
-        .filter(|name| !public.contains(*name) && !registered(name))
+        .filter(|name| !public.contains(*name))
         .map(|name| format!("{name} {prefix}{name}\n"))
         .collect();
     let _ = fs::remove_dir_all(temporary); // objects of an earlier build
@@ -70,7 +68,7 @@ pub(crate) fn finish(
         let result = folder.join(finished_name(&library.archive));
         let mut rename = Command::new(&tools.objcopy);
         rename.arg("-D").arg(format!("--redefine-syms={}", utf8(&renames)));
-        run("renaming internal symbols", rename.arg(&library.archive).arg(&result));
+        run("renaming symbols", rename.arg(&library.archive).arg(&result));
         if library.internal {
             let mut extract = Command::new(&tools.ar);
             run("unpacking a library", extract.arg("x").arg(&result).current_dir(folder));

@@ -46,9 +46,27 @@ pub(crate) fn feature(name: &str) -> bool {
     env::var_os(format!("CARGO_FEATURE_{}", name.to_uppercase())).is_some()
 }
 
+/// The environment variables that the crates `cc`, `cmake` and `pkg-config` read for one: of the target first.
+pub(crate) fn of_target(name: &str) -> [String; 4] {
+    let target = env::var("TARGET").unwrap_or_default();
+    let kind = if env::var("HOST").as_ref() == Ok(&target) { "HOST" } else { "TARGET" };
+    [
+        format!("{name}_{target}"),
+        format!("{name}_{}", target.replace(['-', '.'], "_")),
+        format!("{kind}_{name}"),
+        name.to_owned(),
+    ]
+}
+
+/// Whether one of these variables is set.
+pub(crate) fn is_set(name: &str) -> bool {
+    of_target(name).iter().any(|name| env::var_os(name).is_some_and(|value| !value.is_empty()))
+}
+
 /// The program that an environment variable names, or `default` if it is not set.
 pub(crate) fn program(variable: &str, default: &str) -> String {
-    env::var(variable).ok().filter(|v| !v.is_empty()).unwrap_or_else(|| default.to_owned())
+    let values = of_target(variable).into_iter().filter_map(|name| env::var(name).ok());
+    values.into_iter().find(|value| !value.is_empty()).unwrap_or_else(|| default.to_owned())
 }
 
 /// What an operation on a file or folder gives. An error ends the build.

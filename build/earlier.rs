@@ -60,7 +60,7 @@ impl Inputs {
             add(&name, &format!("{:x}", hash_of_files(&files)));
         }
         add("src/c", &format!("{:x}", hash_of_files(&files(&root.join("src/c")))));
-        for name in ["neigh", "rdmacm", "valgrind"] {
+        for name in ["neigh", "plain_names", "rdmacm", "valgrind"] {
             add(name, &feature(name).to_string());
         }
         for name in ["HOST", "TARGET"] {
@@ -192,14 +192,18 @@ fn remove(out: &Path) {
 }
 
 /// The folders of this package's other runs: `PROFILE/build/NAME-HASH/out` in the target folder, with the target's name before
-/// the profile if cargo was given one. The next layout of cargo has `NAME/HASH/out`.
+/// the profile if cargo was given one. The next layout of cargo has `NAME/HASH/out`. Cargo tags a target folder only if it has
+/// made it: one that was there (a mount, a volume) is known by this layout alone.
 fn others(out: &Path) -> Vec<PathBuf> {
     let Some(build) = out.ancestors().find(|folder| folder.file_name() == Some("build".as_ref()))
     else {
         return Vec::new();
     };
-    let tagged = |folder: &&Path| folder.join("CACHEDIR.TAG").exists();
-    let Some(target) = build.ancestors().take(4).find(tagged) else { return Vec::new() };
+    let Some(mut target) = build.ancestors().nth(2) else { return Vec::new() };
+    let named = target.file_name() == env::var_os("TARGET").as_deref();
+    if named && !target.join("CACHEDIR.TAG").exists() {
+        target = target.parent().unwrap_or(target);
+    }
     let profiles = entries(target);
     let with_target: Vec<_> = profiles.iter().flat_map(|folder| entries(folder)).collect();
     let package = |folder: &PathBuf| {

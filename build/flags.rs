@@ -5,7 +5,7 @@
 
 use std::env;
 
-use crate::common::{exit_after_errors, report_error};
+use crate::common::{exit_after_errors, of_target, report_error};
 
 /// The environment variable with flags that come after all others.
 const OWN: &str = "IBVERBS_CFLAGS";
@@ -56,12 +56,9 @@ const TAKEN_OUT: &[&str] = &[
 /// It is called before any thread is started.
 pub(crate) fn settle() -> Vec<String> {
     println!("cargo::rerun-if-env-changed={OWN}");
-    let target = env::var("TARGET").unwrap_or_default();
-    let last_read = format!("CFLAGS_{target}");
-    let kind = if env::var("HOST") == Ok(target) { "HOST" } else { "TARGET" };
+    let [last_read, ..] = of_target("CFLAGS");
     for name in ["CC", "CFLAGS"] {
-        let own = last_read.replacen("CFLAGS", name, 1);
-        for name in [own.replace(['-', '.'], "_"), own, format!("{kind}_{name}"), name.to_owned()] {
+        for name in of_target(name) {
             let Ok(value) = env::var(&name) else { continue };
             let is_kept =
                 |word: &&str| !word.split('=').next().is_some_and(|flag| TAKEN_OUT.contains(&flag));

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::common::{exit_after_errors, feature, report_error};
+use crate::common::{exit_after_errors, feature, of_target, report_error};
 use crate::direct::direct_verbs;
 use crate::installed::LIBNL_DYNAMIC;
 use crate::providers::Provider;
@@ -67,18 +67,15 @@ pub(crate) fn rerun_if_changed(root: &Path, tree: &Tree, enabled: &[Provider], b
         println!("cargo::rerun-if-changed={}", path.strip_prefix(root).unwrap_or(&path).display());
     }
     // The crates `cc` and `pkg-config` tell cargo which variables they read.
-    for name in [
-        "DOCS_RS",
-        "CMAKE",
-        "CMAKE_TOOLCHAIN_FILE",
-        "CMAKE_PREFIX_PATH",
-        "LIBCLANG_PATH",
-        "LLVM_CONFIG_PATH",
-        "CLANG_PATH",
-        "BINDGEN_EXTRA_CLANG_ARGS",
-    ]
-    .iter()
-    .chain(LIBNL_DYNAMIC)
+    for name in ["CMAKE", "CMAKE_TOOLCHAIN_FILE", "CMAKE_PREFIX_PATH"] {
+        for name in of_target(name) {
+            println!("cargo::rerun-if-env-changed={name}");
+        }
+    }
+    for name in
+        ["DOCS_RS", "LIBCLANG_PATH", "LLVM_CONFIG_PATH", "CLANG_PATH", "BINDGEN_EXTRA_CLANG_ARGS"]
+            .iter()
+            .chain(LIBNL_DYNAMIC)
     {
         println!("cargo::rerun-if-env-changed={name}");
     }

@@ -102,17 +102,19 @@ pub(crate) fn providers(tree: &Tree) -> Vec<Provider> {
 
 /// Generates a table that refers to each enabled provider, so that the linker takes in the provider's
 /// object file, whose constructor then registers the provider. It also refers to `ibverbs_bundled_ioctl`, as a hidden
-/// symbol, which makes it one wherever it is linked: Rust exports what C can call; so does `messages.c` with another one; and to a function whose name begins with
-/// `prefix`, which libibverbs has in this release alone.
+/// symbol, which makes it one wherever it is linked: Rust exports what C can call; so does `messages.c` with another one; and to a function of libibverbs. All of
+/// these have names that begin with `prefix`, which libibverbs has in this release alone.
 pub(crate) fn register_providers(out: &Path, enabled: &[Provider], prefix: &str) {
     let mut text = String::from("struct verbs_device_ops;\n");
     for provider in enabled {
-        text +=
-            &format!("extern const struct verbs_device_ops verbs_provider_{};\n", provider.name);
+        text += &format!(
+            "extern const struct verbs_device_ops {prefix}verbs_provider_{};\n",
+            provider.name
+        );
     }
     text += "const struct verbs_device_ops *const ibverbs_bundled_providers[] = {\n";
     for provider in enabled {
-        text += &format!("\t&verbs_provider_{},\n", provider.name);
+        text += &format!("\t&{prefix}verbs_provider_{},\n", provider.name);
     }
     text += "\t0\n};\n";
     text += "extern int ibverbs_bundled_ioctl(void) __attribute__((visibility(\"hidden\")));\n";

@@ -7,7 +7,9 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::archives::{self, OURS, Tools};
-use crate::common::{at_once, exit_with_error, feature, message_of, program, run, utf8, write};
+use crate::common::{
+    at_once, done, exit_with_error, feature, message_of, program, run, utf8, write,
+};
 use crate::earlier::Inputs;
 use crate::flags::MEMORY;
 use crate::inputs::sources;
@@ -19,7 +21,8 @@ use crate::tools::Found;
 
 /// CMake reads this right after `project()`. It leaves out the folders of rdma-core that are not built
 /// (tools, daemons, other libraries, other providers), and gives this crate's stand-in for libnl's
-/// header precedence over rdma-core's. The flags that come last do so whatever a toolchain file adds.
+/// header precedence over rdma-core's. The flags that come last do so whatever a toolchain file adds. It says which tools CMake
+/// uses, whoever has chosen them: a toolchain file's choice is not in the cache.
 const CMAKE_HOOK: &str = r#"
 macro(add_subdirectory folder)
   if("${folder}" IN_LIST BUNDLED_FOLDERS)
@@ -38,6 +41,7 @@ macro(add_subdirectory folder)
     endif()
   endif()
 endmacro()
+file(WRITE "${CMAKE_BINARY_DIR}/tools" "${CMAKE_AR}\n${CMAKE_NM}\n${CMAKE_OBJCOPY}\n")
 # A toolchain file may ask for this, and for flags.
 set(CMAKE_INTERPROCEDURAL_OPTIMIZATION OFF)
 add_compile_options(${BUNDLED_LAST_FLAGS})
@@ -61,6 +65,11 @@ macro(pkg_check_modules prefix)
 endmacro()
 "#;
 
+/// What the build puts before each name of rdma-core: no other copy of libibverbs has such names.
+pub(crate) fn symbol_prefix(tree: &Tree) -> String {
+    format!("{OURS}{}_", tree.version.replace(|c: char| !c.is_ascii_alphanumeric(), "_"))
+}
+
 pub(crate) fn build_rdma_core(
     root: &Path,
     tree: &Tree,
@@ -68,27 +77,22 @@ pub(crate) fn build_rdma_core(
     enabled: &[Provider],
     tools: &Found,
     last_flags: &[String],
+    prefix: &str,
 ) {
     let source = &tree.folder;
-    if enabled.is_empty() {
-        println!("cargo::warning=no provider is enabled: no RDMA device will ever be found");
-    }
     let libnl = link_libnl(out);
     let build = out.join("build");
     let abi = setting(source, "IBVERBS_PABI_VERSION");
-    let prefix =
-        format!("rdmacore{}_", tree.version.replace(|c: char| !c.is_ascii_alphanumeric(), "_"));
     let inputs = Inputs::of(root, tree, out, enabled, &tools.versions);
     if !inputs.take(out) {
         configure(root, source, out, enabled, &tools.python, last_flags);
         compile_all(&build, enabled);
-        finish_archives(source, out, &build, enabled, &abi, &prefix);
+        finish_archives(source, out, &build, enabled, &abi, prefix);
         inputs.offer(out);
     }
-    register_providers(out, enabled, &prefix);
+    register_providers(out, enabled, prefix);
 
     println!("cargo::metadata=build={}", build.display());
-    println!("cargo::metadata=symbol_prefix={prefix}");
     println!("cargo::rustc-link-search=native={}", build.join("lib").display());
     for provider in enabled {
         println!("cargo::rustc-link-lib=static={OURS}{}", provider.archive(&abi));
@@ -196,33 +200,37 @@ fn finish_archives(
     abi: &str,
     prefix: &str,
 ) {
-    let cache = build.join("CMakeCache.txt");
-    let cache = fs::read_to_string(&cache)
-        .unwrap_or_else(|e| exit_with_error(&format!("{}: {e}", cache.display())));
-    let tool = |name: &str| {
-        cache
-            .lines()
-            .filter_map(|line| line.strip_prefix(name)?.split_once('=').map(|(_, value)| value))
-            .find(|value| !value.ends_with("-NOTFOUND"))
-            .unwrap_or_else(|| {
-                exit_with_error(&format!("CMake found no {name}: apt install binutils (Debian, Ubuntu), or dnf install binutils (Fedora)"))
-            })
-            .to_owned()
-    };
-    let tools =
-        Tools { ar: tool("CMAKE_AR"), nm: tool("CMAKE_NM"), objcopy: tool("CMAKE_OBJCOPY") };
+    let file = build.join("tools");
+    let text = done(&file, fs::read_to_string(&file));
+    let found = text.lines().zip(["ar", "nm", "objcopy"]).map(|(path, name)| {
+        if path.is_empty() || path.ends_with("-NOTFOUND") {
+            exit_with_error(&format!(
+                "CMake found no {name}: apt install binutils (Debian, Ubuntu), or dnf install binutils (Fedora)"
+            ));
+        }
+        path.to_owned()
+    });
+    let [ar, nm, objcopy] = <[String; 3]>::try_from(found.collect::<Vec<_>>())
+        .unwrap_or_else(|_| exit_with_error(&format!("{}: {text}", file.display())));
+    let tools = Tools { ar, nm, objcopy };
     let statics = build.join("lib/statics");
     let mut libraries = vec![statics.join("libibverbs.a")];
-    let mut maps =
-        vec![build.join("libibverbs/libibverbs.map"), source.join("buildlib/provider.map")];
+    let mut maps = Vec::new();
     if feature("rdmacm") {
         libraries.push(statics.join("librdmacm.a"));
-        maps.push(source.join("librdmacm/librdmacm.map"));
     }
     for provider in enabled {
         libraries.push(statics.join(format!("lib{}.a", provider.archive(abi))));
-        let map = provider.map.iter();
-        maps.extend(map.map(|map| source.join("providers").join(&provider.name).join(map)));
+    }
+    if feature("plain_names") {
+        maps.push(build.join("libibverbs/libibverbs.map"));
+        if feature("rdmacm") {
+            maps.push(source.join("librdmacm/librdmacm.map"));
+        }
+        for provider in enabled {
+            let map = provider.map.iter();
+            maps.extend(map.map(|map| source.join("providers").join(&provider.name).join(map)));
+        }
     }
     let internal = [build.join("ccan/libccan.a"), build.join("util/librdma_util.a")];
     let folders = (&*out.join("tmp"), &*build.join("lib"));

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::{env, fs, io};
 
-use crate::common::{exit_after_errors, feature, program, report_error};
+use crate::common::{exit_after_errors, feature, is_set, program, report_error};
 
 /// The tools that were found.
 pub(crate) struct Found {
@@ -69,8 +69,8 @@ pub(crate) fn check_tools(out: &Path, documentation_only: bool, bundled: bool) -
         let gmake = make.is_err_and(|e| e.kind() == ErrorKind::NotFound)
             && Command::new("gmake").arg("--version").output().is_ok();
         tool(if gmake { "gmake" } else { "make" }, &["--version"], "make", "make");
-        if env::var("HOST") == env::var("TARGET") {
-            // Cross compilation uses the tools of the compiler, which CMake finds.
+        if env::var("HOST") == env::var("TARGET") && !is_set("CMAKE_TOOLCHAIN_FILE") {
+            // Else CMake uses the tools of the compiler, or of the file.
             for name in ["ar", "nm", "objcopy"] {
                 tool(name, &["--version"], "binutils", "binutils");
             }
@@ -151,7 +151,7 @@ fn c_compiler(out: &Path) -> Result<(), String> {
 /// Checks that the C compiler finds these headers.
 pub(crate) fn finds(headers: &[&str]) -> Result<(), Trouble> {
     let text: String = headers.iter().map(|h| format!("#include <{h}>\n")).collect();
-    compiler(&["-E", "-"], &text).map(drop)
+    compiler(&["-E", "-x", "c", "-"], &text).map(drop)
 }
 
 /// Starts the C compiler with its usual flags, and gives it a text to read. Returns what it prints.

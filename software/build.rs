@@ -20,22 +20,20 @@ fn main() {
     println!("cargo::rerun-if-env-changed=DOCS_RS");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     // The documentation alone links nothing.
-    if env::var_os("DEP_IBVERBS_BUILD").is_none() && env::var_os("DOCS_RS").is_none() {
+    if env::var_os("DEP_IBVERBS_BUNDLED_BUILD").is_none() && env::var_os("DOCS_RS").is_none() {
         fail(
             "the software device needs the rdma-core that ibverbs-bundled builds: do not enable its feature `system`",
         );
     }
-    // rdma-core's static libraries rename what is for providers only.
-    let prefix = env::var("DEP_IBVERBS_SYMBOL_PREFIX").unwrap_or_default();
     let release = committed_release();
-    let pinned = prefix.is_empty() || prefix == format!("rdmacore{}_", release.replace('.', "_"));
+    let built = env::var("DEP_IBVERBS_BUNDLED_RELEASE").unwrap_or_else(|_| release.to_owned());
+    let pinned = built == release;
     println!("cargo::rustc-check-cfg=cfg(rdma_core_pinned)");
     println!("cargo::rustc-check-cfg=cfg(rdma_core_65)");
     if pinned {
         println!("cargo::rustc-cfg=rdma_core_pinned");
     }
-    let built = if pinned { release } else { prefix.trim_start_matches("rdmacore") };
-    let major = built.split(['.', '_']).next().and_then(|major| major.parse::<u32>().ok());
+    let major = built.split('.').next().and_then(|major| major.parse::<u32>().ok());
     if major.is_some_and(|major| major >= 65) {
         println!("cargo::rustc-cfg=rdma_core_65");
     }
@@ -62,16 +60,18 @@ fn main() {
         ("ibverbs_device_hold", "fn device_hold(device: *mut ibv_device)"),
         ("ibverbs_device_put", "fn device_put(device: *mut ibv_device)"),
     ];
-    // These two keep their names.
     let public = [
         ("ibv_dofork_range", "fn dofork_range(base: *mut c_void, size: usize) -> c_int"),
         ("ibv_dontfork_range", "fn dontfork_range(base: *mut c_void, size: usize) -> c_int"),
     ];
-    let private = functions.map(|(name, signature)| (format!("{prefix}{name}"), signature));
-    let public = public.map(|(name, signature)| (name.to_owned(), signature));
     let mut text = String::from("unsafe extern \"C\" {\n");
-    for (name, signature) in private.into_iter().chain(public) {
-        text += &format!("#[link_name = \"{name}\"]\npub(crate) {signature};\n");
+    for (prefix, functions) in
+        [("SYMBOL_PREFIX", &functions[..]), ("PUBLIC_SYMBOL_PREFIX", &public)]
+    {
+        let prefix = env::var(format!("DEP_IBVERBS_BUNDLED_{prefix}")).unwrap_or_default();
+        for (name, signature) in functions {
+            text += &format!("#[link_name = \"{prefix}{name}\"]\npub(crate) {signature};\n");
+        }
     }
     text += "}\n";
     write(&out.join("private.rs"), &text);

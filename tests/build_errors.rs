@@ -406,17 +406,73 @@ fn sources() {
     }
 }
 
+/// Editors and `cargo check` work: no tool is asked for.
 #[test]
-fn another_system() {
-    let mut machine = Machine::without("system", TOOLS).set("CARGO_CFG_TARGET_OS", "macos");
-    let output = machine.script.output().expect("the build script starts");
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && !text.contains("cargo::error="), "{text}");
-    let warnings: Vec<_> = text.lines().filter(|line| line.contains("warning=")).collect();
-    let warning =
-        "cargo::warning=RDMA is for Linux only: here the API compiles, and returns ENOSYS";
-    assert_eq!(warnings, [warning]);
-    let functions =
-        fs::read_to_string(machine.folder.join("out/elsewhere.rs")).expect("it is made");
-    assert!(functions.contains("fn ibv_get_device_list()"), "{functions}");
+fn the_api_compiles_on_systems_like_it() {
+    for system in ["macos", "freebsd", "netbsd", "openbsd", "dragonfly"] {
+        let mut machine = Machine::without("system", TOOLS).set("CARGO_CFG_TARGET_OS", system);
+        let output = machine.script.output().expect("the build script starts");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && !text.contains("cargo::error="), "{text}");
+        let warnings: Vec<_> = text.lines().filter(|line| line.contains("warning=")).collect();
+        let warning =
+            "cargo::warning=RDMA is for Linux only: here the API compiles, and returns ENOSYS";
+        assert_eq!(warnings, [warning]);
+        let read = |name: &str| {
+            let file = machine.folder.join("out/ffi").join(name);
+            fs::read_to_string(file).expect("it is made")
+        };
+        // Each function that the bindings name.
+        let (bindings, functions) = (read("bindings.rs"), read("missing.rs"));
+        let named: Vec<_> = bindings
+            .split("link_name")
+            .skip(1)
+            .filter_map(|attribute| attribute.split('"').nth(1))
+            .collect();
+        for wanted in ["ibverbs_bundled_missing_ibv_get_device_list", "ibv_wr_start__bundled"] {
+            assert!(named.contains(&wanted), "{named:?}");
+        }
+        for name in named {
+            assert!(functions.contains(&format!("fn {name}()")), "{name} in {functions}");
+        }
+    }
+}
+
+#[test]
+fn other_systems_get_one_line() {
+    for system in ["windows", "android", "illumos", "wasi"] {
+        let errors = Machine::without("other", TOOLS).set("CARGO_CFG_TARGET_OS", system).errors();
+        assert_eq!(errors.len(), 1, "{errors:#?}");
+        assert!(errors[0].contains(&format!("does not compile for {system}")), "{errors:?}");
+        assert!(errors[0].contains("cfg(target_os = \"linux\")"), "{errors:?}");
+    }
+}
+
+/// zig's compiler takes what it reads from a pipe for C only if it is told.
+#[cfg(not(feature = "system"))]
+#[test]
+fn the_compiler_is_told_the_language() {
+    let told = format!(
+        "case \" $* \" in *' -x c '*) ;; *' - '*) echo 'error: unknown language' >&2; exit 1 ;; esac\nexec {} \"$@\"",
+        real_path_of("cc").display()
+    );
+    let errors = Machine::without("told", &["make"]).with("cc", &told).errors();
+    assert_names(&errors, "`make` is missing", "make", "make");
+}
+
+/// What the crate `cmake` takes by a variable of the target, or a toolchain file names, need not be on the path.
+#[cfg(not(feature = "system"))]
+#[test]
+fn tools_are_asked_for_as_they_are_used() {
+    let cmake = real_path_of("cmake");
+    let cmake = cmake.to_str().expect("UTF-8");
+    let kinds = ["CMAKE".to_owned(), "HOST_CMAKE".to_owned(), format!("CMAKE_{}", target())];
+    for name in kinds.into_iter().chain([format!("CMAKE_{}", target().replace('-', "_"))]) {
+        let errors = Machine::without("named", &["cmake", "make"]).set(&name, cmake).errors();
+        assert_names(&errors, "`make` is missing", "make", "make");
+    }
+    let binutils = ["ar", "nm", "objcopy", "make"];
+    let file = "/nonexistent/toolchain.cmake";
+    let errors = Machine::without("file", &binutils).set("CMAKE_TOOLCHAIN_FILE", file).errors();
+    assert_names(&errors, "`make` is missing", "make", "make");
 }

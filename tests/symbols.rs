@@ -1,6 +1,5 @@
-//! The symbols of the static libraries: no program and no shared library exports one of them, so that none meets the
-//! same name in the system's libibverbs, which the process may also load. They are those that rdma-core's own build
-//! makes.
+//! The symbols of the static libraries: each has a name of ours, so that another static libibverbs can be in the program, and
+//! no program and no shared library exports one. Otherwise the archives are those that rdma-core's own build makes.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,6 +18,22 @@ fn archives() -> Vec<PathBuf> {
         }
     }
     found
+}
+
+/// The source tree of rdma-core, and its version.
+fn source() -> (PathBuf, String) {
+    let source = option_env!("IBVERBS_RDMA_CORE").filter(|tree| !tree.is_empty());
+    let bundled = concat!(env!("CARGO_MANIFEST_DIR"), "/vendor/rdma-core");
+    let source = PathBuf::from(source.unwrap_or(bundled));
+    let settings = fs::read_to_string(source.join("CMakeLists.txt")).expect("CMake's file");
+    let version =
+        settings.split("PACKAGE_VERSION \"").nth(1).and_then(|rest| rest.split('"').next());
+    (source, version.expect("a version").to_owned())
+}
+
+/// What the build puts before each name.
+fn prefix() -> String {
+    format!("ibverbs_bundled_{}_", source().1.replace('.', "_"))
 }
 
 /// The symbols that a file defines for others, each with its visibility.
@@ -40,24 +55,37 @@ fn global_symbols(file: &Path) -> Vec<(String, String)> {
 }
 
 #[test]
-fn no_symbol_of_rdma_core_can_be_exported() {
+fn no_symbol_of_rdma_core_can_be_exported_or_clash() {
     let mut names = BTreeSet::new();
+    let prefix = prefix();
+    // Wrappers of inline functions, and what this crate's own C has.
+    let ours = |name: &str| {
+        name.starts_with(&prefix)
+            || name.ends_with("__bundled")
+            || name.starts_with("ibverbs_bundled_")
+    };
     for archive in archives() {
         let symbols = global_symbols(&archive);
         let exported: Vec<_> =
             symbols.iter().filter(|(_, visibility)| visibility != "HIDDEN").collect();
         assert!(exported.is_empty(), "{}: {exported:?}", archive.display());
+        let plain: Vec<_> = symbols.iter().filter(|(name, _)| !ours(name)).collect();
+        let kept = cfg!(feature = "plain-names");
+        assert!(plain.is_empty() || kept, "{}: {plain:?}", archive.display());
         names.extend(symbols.into_iter().map(|(name, _)| name));
     }
-    let mut wanted = vec!["ibv_open_device", "ibv_reg_mr_iova2", "ibverbs_bundled_providers"];
+    assert!(names.contains("ibverbs_bundled_providers"), "{names:?}");
+    let mut wanted = vec!["ibv_open_device", "ibv_reg_mr_iova2"];
     if cfg!(feature = "rdmacm") {
         wanted.push("rdma_connect");
     }
     if cfg!(feature = "mlx5") {
         wanted.push("mlx5dv_query_device");
     }
+    let prefix = if cfg!(feature = "plain-names") { "" } else { &prefix };
     for name in wanted {
-        assert!(names.contains(name), "{name} is in none of the libraries");
+        let name = format!("{prefix}{name}");
+        assert!(names.contains(&name), "{name} is in none of the libraries");
     }
 }
 
@@ -93,32 +121,21 @@ fn files_with(folder: &Path, extension: &str) -> Vec<PathBuf> {
 }
 
 /// The build script gives archives their final form. rdma-core has a slower script for that, which serves as the
-/// reference.
+/// reference. It renames internal functions alone, and with another prefix.
 #[test]
+#[cfg_attr(
+    feature = "plain-names",
+    ignore = "the reference is renamed as the build does it by default"
+)]
 fn the_archives_are_those_of_rdma_cores_own_script() {
     let build = Path::new(env!("OUT_DIR")).join("build");
-    let source = option_env!("IBVERBS_RDMA_CORE").filter(|tree| !tree.is_empty());
-    let bundled = concat!(env!("CARGO_MANIFEST_DIR"), "/vendor/rdma-core");
-    let source = Path::new(source.unwrap_or(bundled));
-    let settings = fs::read_to_string(source.join("CMakeLists.txt")).expect("CMake's file");
-    let version =
-        settings.split("PACKAGE_VERSION \"").nth(1).and_then(|rest| rest.split('"').next());
-
+    let (source, version) = source();
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("archives");
     let _ = fs::remove_dir_all(&scratch);
     fs::create_dir_all(scratch.join("statics")).expect("the target folder is writable");
     let mut script = Command::new("python3");
     script.arg("-B").arg(source.join("buildlib/sanitize_static_lib.py"));
-    script.args([
-        "--version",
-        version.expect("a version"),
-        "--ar",
-        "ar",
-        "--nm",
-        "nm",
-        "--objcopy",
-        "objcopy",
-    ]);
+    script.args(["--version", &version, "--ar", "ar", "--nm", "nm", "--objcopy", "objcopy"]);
     // The script is slow, so it takes some providers only.
     let taken = ["libibverbs.a", "librdmacm.a", "libmlx5.a", "libefa.a"];
     let statics = build.join("lib/statics");
@@ -145,6 +162,26 @@ fn the_archives_are_those_of_rdma_cores_own_script() {
 
     let expected = files_with(&scratch, "a");
     assert!(!expected.is_empty(), "the script wrote nothing");
+    let theirs = format!("rdmacore{}_", version.replace('.', "_"));
+    let defined = expected.iter().flat_map(|archive| global_symbols(archive));
+    // A table in libibverbs refers to the providers that are enabled, of which the script got some.
+    let built = archives();
+    let built = built.iter().flat_map(|archive| global_symbols(archive));
+    let providers = built.filter_map(|(name, _)| {
+        let plain = name.strip_prefix(&prefix())?;
+        plain.starts_with("verbs_provider_").then(|| format!("{plain} {name}\n"))
+    });
+    let renames: BTreeSet<_> = defined
+        .map(|(name, _)| format!("{name} {}{}\n", prefix(), name.trim_start_matches(&theirs)))
+        .chain(providers)
+        .collect();
+    let list = scratch.join("renames");
+    fs::write(&list, String::from_iter(renames)).expect("the target folder is writable");
+    for archive in &expected {
+        let mut rename = Command::new("objcopy");
+        rename.arg("-D").arg(format!("--redefine-syms={}", list.display())).arg(archive);
+        assert!(rename.status().expect("binutils has objcopy").success());
+    }
     for expected in expected {
         let name = expected.file_name().and_then(|name| name.to_str()).expect("a name");
         let ours = name.replacen("lib", "libibverbs_bundled_", 1);

@@ -14,7 +14,7 @@ fn main() {
     println!("cargo::rerun-if-changed=rpc.c");
     println!("cargo::rerun-if-changed=server.c");
     println!("cargo::rerun-if-env-changed=OVERHEAD_CC");
-    let Some(include) = env::var_os("DEP_IBVERBS_INCLUDE") else {
+    let Some(include) = env::var_os("DEP_IBVERBS_BUNDLED_INCLUDE") else {
         println!("cargo::error=ibverbs-bundled did not say where its headers are");
         exit(1);
     };

@@ -8,7 +8,7 @@ use std::{env, fs, io};
 use crate::{fail, write};
 
 pub(crate) fn generate(out: &Path) {
-    let include = match env::var_os("DEP_IBVERBS_BUILD").map(PathBuf::from) {
+    let include = match env::var_os("DEP_IBVERBS_BUNDLED_BUILD").map(PathBuf::from) {
         Some(build) => build.join("include"),
         // The documentation alone: the main crate has built nothing, and nothing is linked.
         None => headers_of_sources(out),
@@ -23,9 +23,9 @@ fn bindings(include: &Path, out: &Path) {
         "#include <infiniband/driver.h>\n#include <rdma/ib_user_ioctl_cmds.h>\n#include <rdma/rdma_user_ioctl_cmds.h>\n#include <rdma/ib_user_verbs.h>\n",
     );
     // The headers of the C library when cross compiling.
-    let system = env::var_os("DEP_IBVERBS_SYSTEM_HEADERS").unwrap_or_default();
+    let system = env::var_os("DEP_IBVERBS_BUNDLED_SYSTEM_HEADERS").unwrap_or_default();
     let mut clang = vec![format!("-I{}", include.display()), "-D_GNU_SOURCE".to_owned()];
-    if let Some(kernel) = env::var_os("DEP_IBVERBS_KERNEL_HEADERS") {
+    if let Some(kernel) = env::var_os("DEP_IBVERBS_BUNDLED_KERNEL_HEADERS") {
         clang.push(format!("-I{}", PathBuf::from(kernel).display()));
     }
     for folder in env::split_paths(&system).filter(|folder| folder.is_absolute()) {
@@ -64,7 +64,7 @@ fn bindings(include: &Path, out: &Path) {
 
 /// rdma-core's internal headers as its build lays them out, from its sources.
 fn headers_of_sources(out: &Path) -> PathBuf {
-    let kernel = env::var_os("DEP_IBVERBS_KERNEL_HEADERS").map(PathBuf::from);
+    let kernel = env::var_os("DEP_IBVERBS_BUNDLED_KERNEL_HEADERS").map(PathBuf::from);
     let Some(kernel) = kernel else { fail("the main crate does not say where rdma-core is") };
     let source = kernel.parent().unwrap_or(&kernel);
     let include = out.join("include");

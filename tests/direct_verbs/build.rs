@@ -29,13 +29,23 @@ const WRAPPED: &[&str] = &[
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-check-cfg=cfg(rdma_core_65)");
-    // "rdmacore65_0_" is the prefix of v65.0.
-    let prefix = std::env::var("DEP_IBVERBS_SYMBOL_PREFIX").unwrap_or_default();
-    let major = prefix.trim_start_matches(char::is_alphabetic).split('_').next();
+    let said =
+        |name: &str| std::env::var(format!("DEP_IBVERBS_BUNDLED_{name}")).unwrap_or_default();
+    let (release, prefix) = (said("RELEASE"), said("PUBLIC_SYMBOL_PREFIX"));
+    let major = release.split('.').next();
     if major.is_some_and(|major| major.parse().is_ok_and(|major: u32| major >= 65)) {
         println!("cargo::rustc-cfg=rdma_core_65");
     }
     for name in WRAPPED {
-        println!("cargo::rustc-link-arg-tests=-Wl,--wrap={name}");
+        println!("cargo::rustc-link-arg-tests=-Wl,--wrap={prefix}{name}");
+        // The tests know no prefix.
+        if !prefix.is_empty() {
+            println!(
+                "cargo::rustc-link-arg-tests=-Wl,--defsym=__wrap_{prefix}{name}=__wrap_{name}"
+            );
+            println!(
+                "cargo::rustc-link-arg-tests=-Wl,--defsym=__real_{name}=__real_{prefix}{name}"
+            );
+        }
     }
 }

@@ -28,7 +28,7 @@ const SOURCES: &[&str] = &[
     "work_queue.c",
 ];
 
-/// Functions for providers. rdma-core renames them in its static libraries.
+/// Functions for providers, which no public header declares.
 const PRIVATE: &[&str] = &[
     "_verbs_init_and_alloc_context",
     "ibverbs_device_hold",
@@ -45,10 +45,10 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     if env::var_os("DOCS_RS").is_some() {
         // rdma-core was not built: enough to check Rust code, nothing can be linked.
-        let include = env::var_os("DEP_IBVERBS_INCLUDE").expect("its build script sets it");
+        let include = env::var_os("DEP_IBVERBS_BUNDLED_INCLUDE").expect("its build script sets it");
         return bindings(&PathBuf::from(include), &out);
     }
-    let Some(build) = env::var_os("DEP_IBVERBS_BUILD") else {
+    let Some(build) = env::var_os("DEP_IBVERBS_BUNDLED_BUILD") else {
         println!(
             "cargo::error=the function device needs the bundled rdma-core: build without `system`"
         );
@@ -61,14 +61,20 @@ fn main() {
         println!("cargo::rerun-if-changed={source}");
         c.file(source);
     }
-    let prefix = env::var("DEP_IBVERBS_SYMBOL_PREFIX").unwrap_or_default();
+    let prefix = env::var("DEP_IBVERBS_BUNDLED_SYMBOL_PREFIX").unwrap_or_default();
+    // The symbols of the public functions.
+    let public = env::var_os("DEP_IBVERBS_BUNDLED_INCLUDE").expect("its build script sets it");
+    let symbols = PathBuf::from(public).join("infiniband/ibverbs_bundled_symbols.h");
+    c.flag("-include").flag(symbols);
     for name in PRIVATE {
         c.define(name, format!("{prefix}{name}").as_str());
     }
-    // "rdmacore65_0_" is the prefix of v65.0.
-    let major =
-        prefix.trim_start_matches(char::is_alphabetic).split('_').next().unwrap_or_default();
-    if major.parse().is_ok_and(|major: u32| major >= 65) {
+    let release = env::var("DEP_IBVERBS_BUNDLED_RELEASE").unwrap_or_default();
+    if release
+        .split('.')
+        .next()
+        .is_some_and(|major| major.parse().is_ok_and(|major: u32| major >= 65))
+    {
         c.define("RDMA_CORE_65", None);
     }
     // The kernel would have these files in /sys for each port that a device can have.
@@ -82,7 +88,7 @@ fn main() {
     c.define("DEVICE_SYSFS", format!("{sysfs:?}").as_str());
     // musl comes without the kernel's headers: its compiler finds them where the crate's build has found them.
     if env::var("CARGO_CFG_TARGET_ENV").as_deref() == Ok("musl") {
-        let system = env::var_os("DEP_IBVERBS_SYSTEM_HEADERS").unwrap_or_default();
+        let system = env::var_os("DEP_IBVERBS_BUNDLED_SYSTEM_HEADERS").unwrap_or_default();
         for folder in env::split_paths(&system).filter(|folder| folder.is_absolute()) {
             c.flag("-idirafter").flag(folder);
         }
@@ -110,11 +116,11 @@ fn bindings(_include: &Path, out: &Path) {
 #[cfg(feature = "bindgen")]
 fn bindings(include: &Path, out: &Path) {
     let mut clang = vec![format!("-I{}", include.display())];
-    if let Some(kernel) = env::var_os("DEP_IBVERBS_KERNEL_HEADERS") {
+    if let Some(kernel) = env::var_os("DEP_IBVERBS_BUNDLED_KERNEL_HEADERS") {
         clang.push(format!("-I{}", PathBuf::from(kernel).display()));
     }
     // A cross compiler finds the C library's headers in these folders.
-    let system = env::var_os("DEP_IBVERBS_SYSTEM_HEADERS").unwrap_or_default();
+    let system = env::var_os("DEP_IBVERBS_BUNDLED_SYSTEM_HEADERS").unwrap_or_default();
     for folder in env::split_paths(&system).filter(|folder| folder.is_absolute()) {
         clang.extend(["-isystem".to_owned(), folder.display().to_string()]);
     }

@@ -47,15 +47,15 @@ macro_rules! generated {
 
 generated! {
     mod bindings {
-        include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
+        include!(concat!(env!("OUT_DIR"), "/ffi/bindings.rs"));
         #[cfg(feature = "rdmacm")]
-        include!(concat!(env!("OUT_DIR"), "/bindings_rdmacm.rs"));
+        include!(concat!(env!("OUT_DIR"), "/ffi/bindings_rdmacm.rs"));
     }
 }
 
-#[cfg(not(target_os = "linux"))]
-mod elsewhere {
-    include!(concat!(env!("OUT_DIR"), "/elsewhere.rs"));
+/// What fails in the place of functions that the library lacks.
+mod missing {
+    include!(concat!(env!("OUT_DIR"), "/ffi/missing.rs"));
 }
 
 #[allow(ambiguous_glob_reexports, reason = "see `direct_verbs`")]
@@ -69,7 +69,7 @@ macro_rules! direct_verbs {
             mod $module {
                 use super::bindings::*;
 
-                include!(concat!(env!("OUT_DIR"), $file));
+                include!(concat!(env!("OUT_DIR"), "/ffi", $file));
             }
         }
 
