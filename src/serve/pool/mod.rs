@@ -17,7 +17,7 @@
 //! # }
 //! ```
 //!
-//! | | |
+//! | type | what it is |
 //! |---|---|
 //! | [`BufferPool`], [`PooledBuffer`] | chunks of one region, which go back when dropped: the program's own, or accessed by peers too ([`Shared`]) |
 //! | [`BufferCache`] | keeps chunks for one thread |
