@@ -377,7 +377,7 @@ impl Error {
                 "a limit may be used up: that of the RDMA control group (rdma.max), or the device's"
             }
             (verb, libc::ENODEV) if verb.starts_with("rdma_") => {
-                "no RDMA device of this network namespace leads to the address (`rdma link` lists them, with their network \
+                "no RDMA device leads to the address (`rdma link` lists those of this network namespace, with their \
                  interfaces), or it is gone"
             }
             (_, libc::ENODEV | libc::EIO) => "the device may be gone",
