@@ -20,7 +20,8 @@ struct Function {
     at: usize,
     /// The symbol that the bindings name: the wrapper of an inline function.
     wrapper: Option<String>,
-    returns_pointer: bool,
+    /// It returns a pointer or a truth value, and else an errno value.
+    fails_by_zero: bool,
 }
 
 /// The files of bindings in `out`, with their texts.
@@ -50,7 +51,9 @@ fn functions(text: &str) -> Vec<Function> {
             name: name.trim().to_owned(),
             at,
             wrapper: wrapper.flatten().map(str::to_owned),
-            returns_pointer: rest.replace(' ', "").contains("->*"),
+            fails_by_zero: ["->*", "->bool"]
+                .iter()
+                .any(|kind| rest.replace(' ', "").contains(kind)),
         });
     }
     found
@@ -90,7 +93,7 @@ pub(crate) fn declare(out: &Path, include: &Path, prefix: &str, missing: &Missin
             copied = function.at;
             if let Some(wrapper) = function.wrapper {
                 if is_missing {
-                    failing.insert(wrapper, function.returns_pointer);
+                    failing.insert(wrapper, function.fails_by_zero);
                 }
                 continue;
             }
@@ -101,7 +104,7 @@ pub(crate) fn declare(out: &Path, include: &Path, prefix: &str, missing: &Missin
                 symbols.insert(function.name, symbol.clone());
             }
             if is_missing {
-                failing.insert(symbol, function.returns_pointer);
+                failing.insert(symbol, function.fails_by_zero);
             }
         }
         linked += &text[copied..];
@@ -127,12 +130,12 @@ pub(crate) fn declare(out: &Path, include: &Path, prefix: &str, missing: &Missin
 /// The header with the symbols.
 const HEADER: &str = "ibverbs_bundled_symbols.h";
 
-/// One that returns a pointer returns null with `ENOSYS` in `errno`, others `ENOSYS`. So no object exists, and no other
-/// function is called with one.
+/// One that returns a pointer or a truth value returns null or false with `ENOSYS` in `errno`, others `ENOSYS`. So no object
+/// exists, and no other function is called with one.
 fn failing_functions(symbols: BTreeMap<String, bool>) -> String {
     let mut text = String::new();
-    for (symbol, returns_pointer) in symbols {
-        let result = if returns_pointer { "0" } else { "libc::ENOSYS as usize" };
+    for (symbol, fails_by_zero) in symbols {
+        let result = if fails_by_zero { "0" } else { "libc::ENOSYS as usize" };
         text += &format!(
             "#[unsafe(no_mangle)]\nextern \"C\" fn {symbol}() -> usize {{\n    \
              super::set_errno(libc::ENOSYS);\n    {result}\n}}\n"
