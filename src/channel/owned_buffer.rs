@@ -36,8 +36,7 @@ use crate::verbs::memory::{
     message = "`{Self}` is not a buffer that an operation can own",
     label = "a buffer without borrowed parts is needed here, such as a `PooledBuffer`",
     note = "a `Loop<AnyBuffer>` keeps owned buffers of every type",
-    note = "several pieces are a `Vec`, an array or a tuple of `PooledBuffer`s or `MemoryRange`s, or a type of your own that \
-            implements `GatherBuffer` with `type List = ElementList`",
+    note = "several pieces are a `Vec`, an array or a tuple of `PooledBuffer`s or of `MemoryRange`s",
     note = "in a scope, operations borrow their buffers: `channel.scope(|scope| scope.post(..))`"
 )]
 pub unsafe trait OwnedBuffer: ScatterBuffer<Kept = Self> + Send + 'static {
@@ -47,6 +46,11 @@ pub unsafe trait OwnedBuffer: ScatterBuffer<Kept = Self> + Send + 'static {
 }
 
 /// A buffer of this crate that can be in a list. Telling its length runs no code of the program.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be in a list that an operation owns",
+    label = "a list of `PooledBuffer`s, of `MemoryRange`s or of whole regions is needed here",
+    note = "a type of your own can be a list: it implements `GatherBuffer` with `type List = ElementList`, and `OwnedBuffer`"
+)]
 pub trait Piece: OwnedBuffer + GatherBuffer<List = [ffi::ibv_sge; 1]> {}
 
 impl<M: InMemory + Peers + Send + Sync + 'static> Piece for MemoryRange<M> {}
