@@ -1,6 +1,8 @@
 //! A device's engine with its lock, and its driver, which hands it packets and keeps its timers: a thread, or a simulated
 //! network.
 
+mod plan;
+
 use std::ffi::c_int;
 use std::io;
 use std::net::IpAddr;
@@ -9,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use self::plan::{Action, FEW_POLLS, Seen, State};
 use crate::backoff::{Backoff, PAUSE};
 use crate::faults::verbs::Failures;
 use crate::files::{WakeFd, Waker, wait, wait_for};
@@ -19,16 +22,6 @@ use crate::link::{Link as _, Time};
 use crate::network::{Member, Membership, sleep};
 use crate::transport::{Engine, events};
 
-/// A program counts as polling all the time once it has polled empty queues this often without arming one.
-const MANY_POLLS: u32 = 64;
-
-/// It goes on counting so while it polls at least this often in each `POLLED_FOR`, in nanoseconds.
-const FEW_POLLS: u32 = 8;
-const POLLED_FOR: Time = 1_000_000;
-
-/// The longest that the device's thread leaves packets to threads that sleep for them, in nanoseconds.
-const LEFT_FOR: Time = 4_000_000;
-
 /// A program that polls this often in vain without going to sleep lets others run from then on.
 const LOOKS: u32 = 64;
 
@@ -38,12 +31,21 @@ const SPINS: u32 = 1024;
 /// How often packets are received before the timers run, though there are more.
 const MANY_RECEIVES: u32 = 64;
 
+/// How often a helper that finds packets each time receives them before it looks at its files.
+const LOOKS_AT_FILES: u32 = 8;
+
 /// After so many packets there may be more that were not read.
 const MANY_PACKETS: usize = 64;
 
 /// How many loops wait for the wake-up descriptor at most. The kernel counts in how many ways a file wakes sleepers through nested epoll
 /// instances, and refuses the `epoll_ctl` that would make more than 100 ways of length three with `EINVAL`.
 const MOST_LOOPS: u32 = 64;
+
+/// Bits of `visits`: a helper sleeps now; since the device's thread last looked, one has begun to, and may be expected back; a loop
+/// has received since then.
+const HELPS: u32 = 1;
+const HELPED: u32 = 2;
+const LOOPED: u32 = 4;
 
 /// The engine of a device, and what drives it.
 #[derive(Debug)]
@@ -185,11 +187,10 @@ pub(crate) struct Threaded {
     waker: Arc<Waker>,
     /// The time until which the thread sleeps; 0 while it is awake. Changed with the lock held.
     sleeps_until: AtomicU64,
-    /// Empty polls since the last request for an event; while `polled`, since the thread last looked.
+    /// Empty polls since the last request for an event; in [`State::Polled`], since the thread last looked.
     polls: AtomicU32,
-    /// A program polls all the time, and so receives the packets: nobody is woken for them, which would only take the
-    /// processor from the program. Changed with the engine's lock held.
-    polled: AtomicBool,
+    /// Who receives the packets: a [`State`]. Changed with the engine's lock held, but for a program that stops polling.
+    state: AtomicU64,
     /// Empty polls in a row since the program last found something, or went to sleep.
     in_vain: AtomicU32,
     backoff: Backoff,
@@ -197,15 +198,10 @@ pub(crate) struct Threaded {
     pausing: AtomicU32,
     /// Whether one of them waits for packets.
     watched: AtomicBool,
-    /// Whether a thread of the program helps, and whether one has begun to since the device's thread last looked, and may
-    /// be expected back.
-    helps: AtomicBool,
-    helped: AtomicBool,
-    /// How long the device's thread leaves the packets to them before it looks: twice as long after each look in vain.
-    leaves_for: AtomicU64,
-    /// Event loops of the program on `wake_fd`, and whether one has received since the device's thread last looked.
+    /// [`HELPS`], [`HELPED`] and [`LOOPED`].
+    visits: AtomicU32,
+    /// Event loops of the program on `wake_fd`.
     loops: AtomicU32,
-    looped: AtomicBool,
     /// The version of the sockets that the helper waits for.
     attended: AtomicU32,
     /// An acknowledgement may be held back.
@@ -238,16 +234,13 @@ impl Driver {
             waker: link.waker(),
             sleeps_until: AtomicU64::new(0),
             polls: AtomicU32::new(0),
-            polled: AtomicBool::new(false),
+            state: AtomicU64::new(State::Asleep.pack()),
             in_vain: AtomicU32::new(0),
             backoff: Backoff::new(),
             pausing: AtomicU32::new(0),
             watched: AtomicBool::new(false),
-            helps: AtomicBool::new(false),
-            helped: AtomicBool::new(false),
-            leaves_for: AtomicU64::new(POLLED_FOR),
+            visits: AtomicU32::new(0),
             loops: AtomicU32::new(0),
-            looped: AtomicBool::new(false),
             attended: AtomicU32::new(0),
             holds: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -373,7 +366,7 @@ impl Driver {
     pub(crate) fn before_sleep(&self) {
         if let Self::Thread(threaded) = self {
             threaded.count_no_polls();
-            if threaded.polled.swap(false, Ordering::Relaxed) {
+            if threaded.is_polled_no_more() {
                 threaded.waker.wake();
             }
         }
@@ -445,7 +438,7 @@ impl Threaded {
             engine.core.polling = None;
             self.holds.store(!engine.core.held.is_empty(), Ordering::Relaxed);
             if self.loops.load(Ordering::Relaxed) > 0 {
-                self.looped.store(true, Ordering::Relaxed);
+                self.visits.fetch_or(LOOPED, Ordering::Relaxed);
                 self.look_soon(engine.core.now());
             }
         }
@@ -459,9 +452,9 @@ impl Threaded {
         count
     }
 
-    /// Sees to it that the device's thread looks within `leaves_for`. Called with the engine's lock held.
+    /// Sees to it that the device's thread looks within [`leaves_for`](State::leaves_for). Called with the engine's lock held.
     fn look_soon(&self, now: Time) {
-        let latest = now + self.leaves_for.load(Ordering::Relaxed);
+        let latest = now + self.state().leaves_for();
         if self.sleeps_until.load(Ordering::Relaxed) > latest {
             self.sleeps_until.store(0, Ordering::Relaxed);
             self.waker.wake();
@@ -510,8 +503,8 @@ impl Threaded {
 
     fn receive_at_poll(&self, shared: &Shared, queue: u32) -> usize {
         let Ok(mut receiver) = self.receiver.try_lock() else { return 0 };
-        let comes_again = [&self.polled, &self.helped, &self.looped];
-        let holds = comes_again.iter().any(|flag| flag.load(Ordering::Relaxed))
+        let holds = self.state() == State::Polled
+            || self.visits.load(Ordering::Relaxed) & (HELPED | LOOPED) != 0
             || self.loops.load(Ordering::Relaxed) > 0;
         self.receive_for_program(shared, &mut receiver, holds, Some((queue, false)))
     }
@@ -564,27 +557,42 @@ impl Threaded {
         deadline: Option<Instant>,
         queue: Option<u32>,
     ) -> Option<bool> {
-        if self.helps.swap(true, Ordering::Acquire) {
+        if self.visits.fetch_or(HELPS, Ordering::Acquire) & HELPS != 0 {
             return None;
         }
         let _place = Place { threaded: self, shared };
-        self.helped.store(true, Ordering::Relaxed);
+        self.visits.fetch_or(HELPED, Ordering::Relaxed);
         self.count_no_polls();
-        let sources = self.receiver().sources();
-        self.attended.store(sources.version(), Ordering::Relaxed);
         let own = files.len();
-        let others = sources.sockets().chain(self.wake_file());
-        let mut files: Vec<_> = files.iter().copied().map(wait_for).chain(others).collect();
-        let wake_fd = files.len() - 1;
+        let mut files: Vec<_> = files.iter().copied().map(wait_for).collect();
+        let (mut sources, mut wakes, mut busy) = (None, own, 0_u32);
         loop {
             self.release_answers(shared);
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let is_idle = self.receiver().may_sleep();
-            wait(&mut files, if is_idle { left } else { Some(Duration::ZERO) });
+            let is_idle = {
+                let mut receiver = self.receiver();
+                if sources.as_ref().is_none_or(|sources| receiver.has_others(sources)) {
+                    let others = receiver.sources();
+                    self.attended.store(others.version(), Ordering::Relaxed);
+                    files.truncate(own);
+                    files.extend(others.sockets());
+                    wakes = files.len();
+                    files.extend(others.wakes());
+                    sources = Some(others);
+                }
+                receiver.may_sleep()
+            };
+            // Packets that are here already are received first: mostly the thread then returns.
+            busy = if is_idle { 0 } else { busy + 1 };
+            if is_idle || busy.is_multiple_of(LOOKS_AT_FILES) {
+                wait(&mut files, if is_idle { left } else { Some(Duration::ZERO) });
+            } else {
+                files.iter_mut().for_each(|file| file.revents = 0);
+            }
             let is_readable = |file: &libc::pollfd| file.revents != 0;
             if !is_idle || files[own..].iter().any(is_readable) {
                 let mut receiver = self.receiver();
-                if files[own..wake_fd].iter().any(is_readable) {
+                if files[own..wakes].iter().any(is_readable) {
                     receiver.expect_datagrams();
                 }
                 let before = events::written();
@@ -608,8 +616,8 @@ impl Threaded {
     /// See [`Driver::rest`].
     fn rest(&self, shared: &Shared, queue: u32) {
         self.count_no_polls();
-        // The device's thread looks within `POLLED_FOR`.
-        self.polled.store(false, Ordering::Relaxed);
+        // The device's thread looks within `plan::POLLED_FOR`.
+        self.is_polled_no_more();
         self.release_answers(shared);
         let mut receiver = self.receiver();
         if !receiver.may_sleep() {
@@ -633,35 +641,74 @@ impl Threaded {
         true
     }
 
-    /// Decides whether the program's polls are enough to receive the packets. Called with the engine's lock held.
-    fn look_at_polls(&self) -> bool {
-        let polls = self.polls.load(Ordering::Relaxed);
-        let was = self.polled.load(Ordering::Relaxed);
-        let polled = polls >= if was { FEW_POLLS } else { MANY_POLLS };
-        if was || polled {
+    fn state(&self) -> State {
+        State::unpack(self.state.load(Ordering::Relaxed))
+    }
+
+    /// A program that has polled all the time is about to sleep. Returns whether there was one.
+    fn is_polled_no_more(&self) -> bool {
+        let [polled, asleep] = [State::Polled, State::Asleep].map(State::pack);
+        let relaxed = Ordering::Relaxed;
+        self.state.compare_exchange(polled, asleep, relaxed, relaxed).is_ok()
+    }
+
+    /// Runs what is due, and decides what the device's thread does until it looks again.
+    fn plan(
+        &self,
+        shared: &Shared,
+        visits: u32,
+        mut waited: bool,
+        slept_until: Time,
+    ) -> (Action, Time) {
+        let gone = self.receiver().take_gone();
+        let mut engine = shared.lock();
+        let now = engine.core.now();
+        for peer in gone {
+            engine.connections.lose_peer(peer, now);
+        }
+        waited |= !engine.core.held.is_empty() || !engine.core.runnable.is_empty();
+        engine.release_answers();
+        engine.advance();
+        engine.advance_connections();
+        engine.settle();
+        let now = engine.core.now();
+        let due = engine.due().into_iter().chain(engine.connections_due()).min();
+        let action = plan::next(
+            self.state(),
+            Seen {
+                now,
+                slept_until,
+                due: due.unwrap_or(Time::MAX),
+                polls: self.polls.load(Ordering::Relaxed),
+                helps: self.visits.load(Ordering::Relaxed) & HELPS != 0,
+                helped: visits & (HELPED | LOOPED) != 0,
+                waited,
+            },
+        );
+        if action.counts_again {
             self.polls.store(0, Ordering::Relaxed);
         }
-        self.polled.store(polled, Ordering::Relaxed);
-        polled
+        self.state.store(action.state.pack(), Ordering::Relaxed);
+        self.sleeps_until.store(action.sleeps_until, Ordering::Relaxed);
+        (action, now)
     }
 
     /// Receives packets and keeps the timers, so that a peer's requests are served while the program does
     /// something else.
     fn run(&self, shared: &Shared) {
-        let mut sleeps_until: Time = 0;
         let (mut files, mut ready) = (Vec::new(), Vec::new());
+        let mut last = Action::first();
         // A loop of the program was woken too.
         let mut is_left = false;
-        let mut others_hear = false;
         while !self.stop.load(Ordering::Acquire) {
             // A helper of a moment ago, or a loop that has received, will soon be back.
-            let helped = self.helped.swap(false, Ordering::Relaxed);
-            let recently =
-                helped | self.looped.swap(false, Ordering::Relaxed) | std::mem::take(&mut is_left);
+            let visits =
+                self.visits.fetch_and(HELPS, Ordering::Relaxed) | if is_left { LOOPED } else { 0 };
+            let recently = visits & (HELPED | LOOPED) != 0;
             let received = {
                 let mut receiver = self.receiver();
                 receiver.attend(&ready);
-                if others_hear {
+                if !last.listens {
                     receiver.look_for_ends();
                 }
                 if recently && ready.is_empty() { 0 } else { Self::receive(shared, &mut receiver) }
@@ -670,56 +717,27 @@ impl Threaded {
             if received > 0 || recently {
                 waited |= self.receive_before_timers(shared);
             }
-            let (polled, helps);
-            let timeout = {
-                let gone = self.receiver().take_gone();
-                let mut engine = shared.lock();
-                let now = engine.core.now();
-                for peer in gone {
-                    engine.connections.lose_peer(peer, now);
-                }
-                waited |= !engine.core.held.is_empty() || !engine.core.runnable.is_empty();
-                engine.release_answers();
-                engine.advance();
-                engine.advance_connections();
-                engine.settle();
-                let now = engine.core.now();
-                polled = self.look_at_polls();
-                helps = self.helps.load(Ordering::Relaxed);
-                // Its look takes a processor from those who exchange messages: it looks less often while that is in vain.
-                let leaves_for = match self.leaves_for.load(Ordering::Relaxed) {
-                    before if recently && !waited => (2 * before).min(LEFT_FOR),
-                    _ => POLLED_FOR,
-                };
-                self.leaves_for.store(leaves_for, Ordering::Relaxed);
-                let look_again = match (polled, recently) {
-                    (true, _) => now + POLLED_FOR,
-                    (false, true) => now + leaves_for,
-                    (false, false) => Time::MAX,
-                };
-                let due = engine.due().into_iter().chain(engine.connections_due()).min();
-                let due = due.unwrap_or(Time::MAX).min(look_again);
-                // A wake-up that was due anyway is kept: then the next request need not wake the thread.
-                sleeps_until = if sleeps_until > now { due.min(sleeps_until) } else { due };
-                self.sleeps_until.store(sleeps_until, Ordering::Relaxed);
-                (sleeps_until != Time::MAX).then(|| sleeps_until.saturating_sub(now))
-            };
-            others_hear = polled || recently || helps;
+            let now;
+            (last, now) = self.plan(shared, visits, waited, last.sleeps_until);
+            let timeout =
+                (last.sleeps_until != Time::MAX).then(|| last.sleeps_until.saturating_sub(now));
             let (sources, is_idle) = {
                 let mut receiver = self.receiver();
                 // What came while others attended to the packets has woken nobody.
-                (receiver.sources(), others_hear || receiver.may_sleep())
+                (receiver.sources(), !last.listens || receiver.may_sleep())
             };
             let timeout = if is_idle { timeout } else { Some(0) };
             files.clear();
             files.push(wait_for(self.waker.fd()));
-            if !others_hear {
+            if last.listens {
                 files.extend(self.wake_file());
             }
             let first = files.len();
             files.extend(sources.listeners());
-            let helped_for = sources.version() == self.attended.load(Ordering::Relaxed);
-            if !(polled || (helped || helps) && helped_for) {
+            // A loop does not wait for sockets, and a helper for those that were there when it began.
+            let is_helped = (visits | self.visits.load(Ordering::Relaxed)) & (HELPS | HELPED) != 0
+                && sources.version() == self.attended.load(Ordering::Relaxed);
+            if last.state != State::Polled && (last.listens || !is_helped) {
                 files.extend(sources.sockets());
             }
             wait(&mut files, timeout.map(Duration::from_nanos));
@@ -730,7 +748,7 @@ impl Threaded {
             ready.clear();
             ready
                 .extend(files[first..].iter().filter(|file| file.revents != 0).map(|file| file.fd));
-            is_left = !others_hear
+            is_left = last.listens
                 && files[1].revents != 0
                 && self.loops.load(Ordering::Relaxed) > 0
                 && shared.lock().core.armed == 0;
@@ -751,12 +769,12 @@ struct Place<'a> {
 impl Drop for Place<'_> {
     /// Makes sure that the device's thread looks soon, or at once if others wait for events.
     fn drop(&mut self) {
-        let Threaded { helps, helped, sleeps_until, waker, .. } = self.threaded;
+        let Threaded { visits, sleeps_until, waker, .. } = self.threaded;
         // The thread looks, and says how long it sleeps, with this lock held.
         let engine = self.shared.lock();
-        helps.store(false, Ordering::Release);
+        visits.fetch_and(!HELPS, Ordering::Release);
         if engine.core.armed > 0 {
-            helped.store(false, Ordering::Relaxed);
+            visits.fetch_and(!HELPED, Ordering::Relaxed);
             if sleeps_until.load(Ordering::Relaxed) != 0 {
                 sleeps_until.store(0, Ordering::Relaxed);
                 waker.wake();

@@ -124,6 +124,11 @@ impl WakeFd {
         self.own.clear();
     }
 
+    /// What this process's threads wake, without the connections.
+    pub(crate) fn own_fd(&self) -> c_int {
+        self.own.fd()
+    }
+
     pub(crate) fn is_readable(&self) -> bool {
         wait(&mut [wait_for(self.fd())], Some(Duration::ZERO))
     }

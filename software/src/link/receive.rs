@@ -147,7 +147,22 @@ impl Receiver {
         let sockets = self.sockets().to_vec();
         let listeners = self.receivers.looks_at_listeners();
         let pending = self.receivers.pending().cloned().collect();
-        Sources { version: self.version, sockets, listeners, pending }
+        let (own, all) = (self.wake_fd().own_fd(), self.wake_fd().fd());
+        let few = self.receivers.few();
+        Sources {
+            version: self.version,
+            connections: self.receivers.version(),
+            sockets,
+            listeners,
+            pending,
+            wakes: if few.is_some() { own } else { all },
+            few: few.unwrap_or_default(),
+        }
+    }
+
+    /// Whether these are no longer the files by which packets of this machine are told.
+    pub(crate) fn has_others(&self, sources: &Sources) -> bool {
+        sources.connections != self.receivers.version()
     }
 
     /// From now on, the next packet of this machine writes to `wake_fd`. Returns false if there are packets already. Who calls
@@ -302,6 +317,10 @@ impl Receiver {
 #[derive(Debug)]
 pub(crate) struct Sources {
     version: u32,
+    connections: u32,
+    /// What this process's threads wake, and the connections of others; or all of that in one, if these are many.
+    wakes: c_int,
+    few: Vec<Arc<OwnedFd>>,
     sockets: Vec<Arc<Socket>>,
     listeners: bool,
     pending: Vec<Arc<OwnedFd>>,
@@ -318,6 +337,12 @@ impl Sources {
         let listeners = self.sockets.iter().filter_map(|socket| socket.listener.as_ref());
         let listeners = listeners.filter(|_| self.listeners).map(AsRawFd::as_raw_fd);
         listeners.chain(self.pending.iter().map(AsRawFd::as_raw_fd)).map(wait_for)
+    }
+
+    /// Those that tell of packets of this machine, until there are [others](Receiver::has_others).
+    pub(crate) fn wakes(&self) -> impl Iterator<Item = libc::pollfd> {
+        let few = self.few.iter().map(AsRawFd::as_raw_fd);
+        std::iter::once(self.wakes).chain(few).map(wait_for)
     }
 
     /// Those that packets are received from.

@@ -21,7 +21,7 @@ impl Line {
         Ok(Self { connection, all: all.clone() })
     }
 
-    pub(super) fn connection(&self) -> &OwnedFd {
+    pub(super) fn connection(&self) -> &Arc<OwnedFd> {
         &self.connection
     }
 

@@ -15,6 +15,10 @@ use crate::files::WakeFd;
 /// How many packets are read from a ring before others get their turn, and the answers are sent.
 const TURN: usize = 64;
 
+/// So many connections are waited for one by one. The kernel wakes who waits for a socket itself sooner than through an epoll
+/// instance, on the processor of who has written.
+const FEW: usize = 8;
+
 /// How many wake-ups a process may have sent that nobody has taken. The kernel keeps few more.
 const MANY: u32 = 512;
 
@@ -60,6 +64,8 @@ pub(in crate::link) struct Receivers {
     /// A process could not be let in, for want of descriptors or memory. Not to be woken for it again and again, the
     /// listeners are left alone until something else happens.
     is_waiting: bool,
+    /// Changes with the connections.
+    version: u32,
     /// Those who have ended since they were last asked for: nothing more comes from there.
     gone: Vec<IpAddr>,
     /// Lets them into this process's memory.
@@ -73,6 +79,7 @@ impl Receivers {
             pending: Vec::new(),
             all: Vec::new(),
             is_waiting: false,
+            version: 0,
             gone: Vec::new(),
             direct_access: None,
         }
@@ -102,6 +109,7 @@ impl Receivers {
     pub(in crate::link) fn keep(&mut self, has: impl Fn(IpAddr) -> bool) {
         self.pending.retain(|&(to, _)| has(to));
         self.all.retain(|peer| has(peer.to));
+        self.version = self.version.wrapping_add(1);
     }
 
     /// Whether to be woken for the listeners.
@@ -148,6 +156,7 @@ impl Receivers {
         let is_over = |peer: &Peer| peer.line.is_none() && peer.reader.is_empty();
         let ended: Vec<IpAddr> = self.all.iter().filter(|s| is_over(s)).map(|s| s.from).collect();
         self.all.retain(|peer| !is_over(peer));
+        self.version = self.version.wrapping_add(1);
         // Who has another connection has not ended.
         let is_here = |from: &IpAddr| self.all.iter().any(|peer| peer.from == *from);
         self.gone.extend(ended.into_iter().filter(|from| !is_here(from)));
@@ -179,6 +188,7 @@ impl Receivers {
         let is_older = |older: &&mut Peer| (older.from, older.to) == (from, to);
         self.all.iter_mut().filter(is_older).for_each(Peer::end);
         self.all.push(Peer { from, to, _lease: lease, line, reader });
+        self.version = self.version.wrapping_add(1);
         // A thread that sleeps for packets of the others asks this one too to ring.
         self.wake_fd.wake();
     }
@@ -210,6 +220,17 @@ impl Receivers {
             }
         }
         self.part();
+    }
+
+    pub(in crate::link) fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// The connections that tell of packets, if they are few.
+    pub(in crate::link) fn few(&self) -> Option<Vec<Arc<OwnedFd>>> {
+        let lines =
+            self.all.iter().filter_map(|peer| Some(peer.line.as_ref()?.connection().clone()));
+        (self.all.len() <= FEW).then(|| lines.collect())
     }
 
     /// Whether [`take_gone`](Self::take_gone) has something.

@@ -1,0 +1,240 @@
+//! Streams between two processes beside TCP, in one run:
+//! `cargo run --release -p ibverbs-stream --features tokio --example between_processes [ROUNDS [ROW..]]`.
+//!
+//! The other process is this program once more. Each round runs every row over both, one after the other, so that what else the
+//! machine does hits both. A row has the medians of the times, that of the ratios, and between which values half of the ratios are.
+
+use std::error::Error;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{env, mem};
+
+use ibverbs_stream::{Hub, Listener, Stream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+const TRIPS: u32 = 4000;
+const LARGE: usize = 64;
+const SMALL: usize = 50_000;
+
+const ROWS: [&str; 6] = [
+    "64 B there and back, threads",
+    "64 B there and back, tasks",
+    "1 MiB writes, threads",
+    "1 MiB writes, tasks",
+    "4 KiB writes, threads",
+    "64 B writes, tasks",
+];
+
+/// What a row does: how many times, and how much is written each time; there and back, or one way.
+fn work(row: usize) -> (u32, usize, bool) {
+    match row {
+        0 | 1 => (TRIPS, 64, true),
+        2 | 3 => (LARGE as u32, 1 << 20, false),
+        4 => (SMALL as u32 / 4, 4096, false),
+        _ => (SMALL as u32, 64, false),
+    }
+}
+
+/// This side begins.
+fn asks(mut stream: impl Read + Write, row: usize) -> Result<Duration> {
+    let (count, size, and_back) = work(row);
+    let (mut bytes, start) = (vec![7; size], Instant::now());
+    for _ in 0..count {
+        stream.write_all(&bytes)?;
+        if and_back {
+            stream.read_exact(&mut bytes)?;
+        }
+    }
+    if !and_back {
+        stream.flush()?;
+        stream.read_exact(&mut [0])?;
+    }
+    Ok(start.elapsed() / count)
+}
+
+fn answers(mut stream: impl Read + Write, row: usize) -> Result<()> {
+    let (count, size, and_back) = work(row);
+    let mut bytes = vec![7; if and_back { size } else { 64 << 10 }];
+    if and_back {
+        for _ in 0..count {
+            stream.read_exact(&mut bytes)?;
+            stream.write_all(&bytes)?;
+        }
+        return Ok(());
+    }
+    let mut left = size * count as usize;
+    while left > 0 {
+        let most = bytes.len().min(left);
+        left -= stream.read(&mut bytes[..most])?.max(1);
+    }
+    Ok(stream.write_all(&[1])?)
+}
+
+async fn asks_as_task(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    row: usize,
+) -> Result<Duration> {
+    let (count, size, and_back) = work(row);
+    let (mut bytes, start) = (vec![7; size], Instant::now());
+    for _ in 0..count {
+        stream.write_all(&bytes).await?;
+        if and_back {
+            stream.read_exact(&mut bytes).await?;
+        }
+    }
+    if !and_back {
+        stream.flush().await?;
+        stream.read_exact(&mut [0]).await?;
+    }
+    Ok(start.elapsed() / count)
+}
+
+async fn answers_as_task(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    row: usize,
+) -> Result<()> {
+    let (count, size, and_back) = work(row);
+    let mut bytes = vec![7; if and_back { size } else { 64 << 10 }];
+    if and_back {
+        for _ in 0..count {
+            stream.read_exact(&mut bytes).await?;
+            stream.write_all(&bytes).await?;
+        }
+        return Ok(());
+    }
+    let mut left = size * count as usize;
+    while left > 0 {
+        let most = bytes.len().min(left);
+        left -= stream.read(&mut bytes[..most]).await?.max(1);
+    }
+    stream.write_all(&[1]).await?;
+    Ok(stream.flush().await?)
+}
+
+fn hub(device: &ibverbs_software::Device) -> Result<Hub> {
+    Ok(Hub::builder(&Arc::new(device.open()?)).chunk(64 << 10).max_connections(4).build()?)
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}
+
+/// The other process: answers the rows that its input names, each at listeners of its own.
+fn child() -> Result<()> {
+    let device = ibverbs_software::Device::new()?;
+    for line in std::io::stdin().lines() {
+        let (row, over_rdma) =
+            line?.split_once(' ').map(|(a, b)| (a.parse(), b == "rdma")).ok_or("a row")?;
+        let row: usize = row?;
+        let hub = hub(&device)?;
+        if row % 2 == 0 {
+            if over_rdma {
+                let listener = Listener::bind(&hub, "127.0.0.1:0")?;
+                println!("{}", listener.local_addr()?);
+                answers(listener.accept()?.0, row)?;
+            } else {
+                let listener = TcpListener::bind("127.0.0.1:0")?;
+                println!("{}", listener.local_addr()?);
+                let stream = listener.accept()?.0;
+                stream.set_nodelay(true)?;
+                answers(stream, row)?;
+            }
+        } else {
+            runtime()?.block_on(async {
+                if over_rdma {
+                    let mut listener =
+                        ibverbs_stream::tokio::Listener::bind(&hub, "127.0.0.1:0").await?;
+                    println!("{}", listener.local_addr()?);
+                    answers_as_task(listener.accept().await?.0, row).await
+                } else {
+                    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+                    println!("{}", listener.local_addr()?);
+                    let stream = listener.accept().await?.0;
+                    stream.set_nodelay(true)?;
+                    answers_as_task(stream, row).await
+                }
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn ask(hub: &Hub, row: usize, address: &str, over_rdma: bool) -> Result<Duration> {
+    if row % 2 == 0 {
+        if over_rdma {
+            let deadline = Instant::now() + Duration::from_secs(10);
+            return asks(Stream::connect(hub, address, deadline)?, row);
+        }
+        let stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        return asks(stream, row);
+    }
+    runtime()?.block_on(async {
+        if over_rdma {
+            asks_as_task(ibverbs_stream::tokio::Stream::connect(hub, address).await?, row).await
+        } else {
+            let stream = tokio::net::TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            asks_as_task(stream, row).await
+        }
+    })
+}
+
+fn main() -> Result<()> {
+    let mut args = env::args().skip(1);
+    let first = args.next();
+    if first.as_deref() == Some("child") {
+        return child();
+    }
+    let rounds = first.map_or(Ok(11), |rounds| rounds.parse::<usize>())?;
+    let rows: Vec<usize> = args.map(|row| row.parse()).collect::<std::result::Result<_, _>>()?;
+    let rows = if rows.is_empty() { (0..ROWS.len()).collect() } else { rows };
+    let mut other = Command::new(env::current_exe()?)
+        .arg("child")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut input = other.stdin.take().ok_or("its input")?;
+    let mut output = BufReader::new(other.stdout.take().ok_or("its output")?);
+    let device = ibverbs_software::Device::new()?;
+    let mut times = [const { [Vec::new(), Vec::new()] }; ROWS.len()];
+    for _ in 0..rounds {
+        for &row in &rows {
+            for (over, times) in times[row].iter_mut().enumerate() {
+                let over_rdma = over == 0;
+                writeln!(input, "{row} {}", if over_rdma { "rdma" } else { "tcp" })?;
+                let mut address = String::new();
+                output.read_line(&mut address)?;
+                let hub = hub(&device)?;
+                times.push(ask(&hub, row, address.trim(), over_rdma)?.as_secs_f64() * 1e6);
+            }
+        }
+    }
+    drop(input);
+    other.wait()?;
+    println!("| two processes | us | TCP | ratio | half of them |\n|---|---:|---:|---:|---:|");
+    for row in rows {
+        let [ours, theirs] = mem::take(&mut times[row]);
+        let ratios = ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs).collect();
+        let [ours, theirs, ratios] = [ours, theirs, ratios].map(|mut all: Vec<f64>| {
+            all.sort_by(f64::total_cmp);
+            all
+        });
+        let at = |all: &[f64], part: usize| all[part * (all.len() - 1) / 4];
+        println!(
+            "| {} | {:.1} | {:.1} | {:.2} | {:.2} to {:.2} |",
+            ROWS[row],
+            at(&ours, 2),
+            at(&theirs, 2),
+            at(&ratios, 2),
+            at(&ratios, 1),
+            at(&ratios, 3)
+        );
+    }
+    Ok(())
+}
