@@ -142,3 +142,34 @@ fn what_is_dropped_is_counted_and_told_once() {
         assert_eq!(different.len(), told.len(), "{text}");
     }
 }
+
+/// Sends to a peer that has ended its connection.
+fn send_after_the_end() {
+    let network = Network::new();
+    let devices =
+        [(); 2].map(|()| Device::builder().network(&network).strict(true).build().unwrap());
+    let contexts = devices.each_ref().map(|device| device.open().unwrap());
+    let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
+    let [one, other] = domains.each_ref().map(|domain| domain.create_channel().build().unwrap());
+    let endpoints = (one.endpoint(), other.endpoint());
+    let mut one = one.handshake(endpoints.1).unwrap();
+    drop(other.handshake(endpoints.0).unwrap());
+    assert!(one.send(()).is_err(), "its retries tell it");
+    assert!(devices[1].counters().dropped_without_queue_pair > 1);
+}
+
+/// A line is for what a program can mend.
+#[test]
+fn what_comes_after_a_connection_has_ended_is_counted_and_not_told() {
+    if env::var(STRICT).is_ok() {
+        return send_after_the_end();
+    }
+    let output = Command::new(env::current_exe().unwrap())
+        .args(["what_comes_after_a_connection_has_ended", "--nocapture"])
+        .env(STRICT, "yes")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{text}");
+    assert!(!text.contains("dropped a packet"), "{text}");
+}

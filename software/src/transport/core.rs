@@ -295,6 +295,11 @@ impl Core {
         self.told.count(&mut self.counters, self.settings.strict, (from, number), why);
     }
 
+    /// The same of one that is nobody's mistake.
+    pub(crate) fn count_late(&mut self, why: DropReason) {
+        *why.explain(&mut self.counters).1 += 1;
+    }
+
     // ---- Completions ----
 
     pub(crate) fn complete(&mut self, number: u32, mut completion: Completion) {

@@ -25,7 +25,7 @@ pub(crate) enum DropReason {
 
 impl DropReason {
     /// What is wrong, and the counter of its kind.
-    fn explain(self, counters: &mut Counters) -> (&'static str, &mut u64) {
+    pub(super) fn explain(self, counters: &mut Counters) -> (&'static str, &mut u64) {
         match self {
             Self::NoReceive => ("no receive is posted", &mut counters.dropped_without_receive),
             Self::TooShort => (

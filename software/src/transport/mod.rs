@@ -115,10 +115,28 @@ impl Engine {
         };
         if let Err(why) = delivered {
             self.core.counters.packets_unexpected += 1;
-            // An answer that comes late is nobody's mistake.
-            if !is_answer(&bth) {
-                self.core.count_drop(from, number, why);
+            // What comes late is nobody's mistake: an answer, and a request of a connection that this side has ended.
+            match is_answer(&bth) {
+                true => {}
+                false if self.is_over(number, &bth, why) => self.core.count_late(why),
+                false => self.core.count_drop(from, number, why),
             }
+        }
+    }
+
+    /// Whether a packet is dropped since its connection has ended here, of which its sender learns by its retries.
+    fn is_over(&self, number: u32, bth: &Bth, why: DropReason) -> bool {
+        let transport = bth.opcode & opcode::TRANSPORT;
+        let is_reliable = transport == opcode::RC || transport == opcode::XRC;
+        match why {
+            DropReason::NoQueuePair => is_reliable && self.qps.is_gone(number),
+            DropReason::State => {
+                let qp = self.qps.get(number);
+                is_reliable && qp.is_some_and(|qp| qp.state == ibv_qp_state::IBV_QPS_ERR)
+            }
+            // Messages of connections that both sides have left.
+            DropReason::Management => true,
+            _ => false,
         }
     }
 

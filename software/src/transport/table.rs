@@ -94,6 +94,13 @@ impl<T> Table<T> {
         if slot.tag == tag { slot.value.as_mut() } else { None }
     }
 
+    /// Whether there was an object of this number, which is gone: as far as its tag tells, which counts to 256.
+    pub(crate) fn is_gone(&self, number: u32) -> bool {
+        let (index, tag) = self.split(number);
+        let slot = index.and_then(|index| self.slots.get(index));
+        slot.is_some_and(|slot| (1..=128).contains(&slot.tag.wrapping_sub(tag)))
+    }
+
     /// Finds an object by the index in the number, and ignores the tag.
     pub(crate) fn get_untagged(&self, number: u32) -> Option<&T> {
         self.slots.get(self.split(number).0?)?.value.as_ref()
