@@ -147,7 +147,7 @@ fn child() -> Result<()> {
         } else {
             runtime()?.block_on(async {
                 if over_rdma {
-                    let mut listener =
+                    let listener =
                         ibverbs_stream::tokio::Listener::bind(&hub, "127.0.0.1:0").await?;
                     println!("{}", listener.local_addr()?);
                     answers_as_task(listener.accept().await?.0, row).await
