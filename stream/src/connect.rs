@@ -324,7 +324,7 @@ impl Listener {
                 mem::take(clients).into_iter().filter_map(|client| client.step().ok()).collect();
             if let Some(index) = next_in_order(clients, now)
                 && let Arriving::Connected(handle) = clients.remove(index).arriving
-                && let Ok(peer) = handle.peer_addr()
+                && let Ok(peer) = handle.addresses.peer()
             {
                 return Ok((Stream::new(handle), peer));
             }

@@ -10,7 +10,7 @@
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, OwnedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
@@ -253,11 +253,15 @@ impl Inner {
             if let Some(found) = state.look(&mut look)? {
                 return Ok(found);
             }
-            if waiting.is_none() {
+            let begins = waiting.is_none();
+            if begins {
                 state.drivers.threads += 1;
                 waiting = Some(Waiting(self));
             }
             drop(state);
+            if begins {
+                warn_of_tokio();
+            }
             if idle < self.config.spin {
                 idle += 1;
                 continue;
@@ -301,6 +305,7 @@ impl Inner {
         let _ = state.lp.end_destroyed(destroyed);
         state.turn();
         state.count = state.count.saturating_sub(1);
+        state.ending.retain(|ending| *ending != id);
         debug_assert_eq!(state.lp.in_flight(id), 0);
     }
 
@@ -361,6 +366,10 @@ impl Inner {
         started.map(drop)
     }
 }
+
+// A panic of the program's code leaves what is behind the lock consistent.
+impl UnwindSafe for Inner {}
+impl RefUnwindSafe for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
@@ -434,6 +443,21 @@ impl Guard<'_> {
         if starts_helper && let Some(hub) = self.inner.me.upgrade() {
             hub.start_helper();
         }
+    }
+}
+
+/// rustc offers the types of threads where those of tasks are meant: says so once, where a wait holds up a runtime.
+fn warn_of_tokio() {
+    #[cfg(feature = "tokio")]
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    #[cfg(feature = "tokio")]
+    if cfg!(debug_assertions) && ::tokio::runtime::Handle::try_current().is_ok() {
+        ONCE.call_once(|| {
+            eprintln!(
+                "ibverbs-stream: a call that blocks its thread waits inside of tokio. In a task it holds up the runtime: use \
+                 ibverbs_stream::tokio there. (A thread of spawn_blocking may wait.)"
+            );
+        });
     }
 }
 

@@ -13,12 +13,13 @@ use tower_service::Service;
 use crate::Hub;
 use crate::tokio::Stream;
 
-/// Connects to the host and the port of a URI (80, or 443 for `https`): for `hyper_util::client::legacy::Client`, and for
-/// `tonic::transport::Endpoint::connect_with_connector`. The stream is not encrypted, whatever the URI says: wrap it in TLS for
-/// that.
+/// Connects to the host and the port of an `http` URI (80 without one): for `hyper_util::client::legacy::Client`, and for
+/// `tonic::transport::Endpoint::connect_with_connector`. The stream is not encrypted, so a URI of `https`, or of another scheme, is
+/// an error: see [`any_scheme`](Self::any_scheme).
 #[derive(Clone, Debug)]
 pub struct Connector {
     hub: Hub,
+    takes_any_scheme: bool,
     #[cfg(feature = "rdmacm")]
     by_manager: bool,
 }
@@ -28,6 +29,7 @@ impl Connector {
     pub fn new(hub: &Hub) -> Self {
         Self {
             hub: hub.clone(),
+            takes_any_scheme: false,
             #[cfg(feature = "rdmacm")]
             by_manager: false,
         }
@@ -36,7 +38,13 @@ impl Connector {
     /// As [`new`](Self::new), by the [connection manager](Stream::connect_rdmacm).
     #[cfg(feature = "rdmacm")]
     pub fn rdmacm(hub: &Hub) -> Self {
-        Self { hub: hub.clone(), by_manager: true }
+        Self { by_manager: true, ..Self::new(hub) }
+    }
+
+    /// Connects whatever the scheme is (port 443 for `https`), for a connector that puts TLS on the stream.
+    #[must_use]
+    pub fn any_scheme(self) -> Self {
+        Self { takes_any_scheme: true, ..self }
     }
 }
 
@@ -52,6 +60,13 @@ impl Service<Uri> for Connector {
     fn call(&mut self, uri: Uri) -> Self::Future {
         let this = self.clone();
         Box::pin(async move {
+            let scheme = uri.scheme_str().unwrap_or("http");
+            if !this.takes_any_scheme && scheme != "http" {
+                let reason = format!(
+                    "the stream is not encrypted, and the URI is of {scheme}: see `Connector::any_scheme`"
+                );
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+            }
             let default = if uri.scheme_str() == Some("https") { 443 } else { 80 };
             let reason = || io::Error::new(io::ErrorKind::InvalidInput, "the URI names no host");
             // An address of IPv6 is in brackets there.

@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "axum")]
+pub mod axum;
 mod buffers;
 mod chunk;
 mod config;
@@ -19,6 +21,8 @@ mod helper;
 mod hub;
 #[cfg(feature = "hyper-util")]
 pub mod hyper;
+#[cfg(any(feature = "axum", feature = "tonic"))]
+mod info;
 #[cfg(feature = "rdmacm")]
 mod manager;
 mod state;

@@ -36,6 +36,8 @@ pub(crate) struct State {
     pub(crate) wakes_threads: bool,
     /// Channels to be destroyed then.
     pub(crate) ended: Vec<(DetachedChannel<'static>, Option<PeerWatch>)>,
+    /// The streams whose channels are being destroyed, or are to be.
+    pub(crate) ending: Vec<ChannelId>,
     /// The streams whose writers have found no buffer.
     starved: VecDeque<ChannelId>,
     /// Streams that were dropped, with the time when they are given up, in order.
@@ -140,6 +142,7 @@ impl State {
             woken: Vec::new(),
             wakes_threads: false,
             ended: Vec::new(),
+            ending: Vec::new(),
             starved: VecDeque::new(),
             lingering: VecDeque::new(),
             lingered_until: None,
@@ -484,7 +487,10 @@ impl State {
         self.feed();
         match self.lp.take_out(id) {
             // Its place is free when it is destroyed.
-            Ok(channel) => self.ended.push((channel, member.peer_watch)),
+            Ok(channel) => {
+                self.ending.push(id);
+                self.ended.push((channel, member.peer_watch));
+            }
             // The caller that has taken a channel out destroys it.
             Err(_) => self.count = self.count.saturating_sub(1),
         }

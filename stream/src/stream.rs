@@ -30,13 +30,21 @@ impl Addresses {
     pub(crate) fn of(stream: &TcpStream) -> Self {
         Self { peer: stream.peer_addr().ok(), local: stream.local_addr().ok() }
     }
+
+    pub(crate) fn peer(&self) -> io::Result<SocketAddr> {
+        self.peer.ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+
+    pub(crate) fn local(&self) -> io::Result<SocketAddr> {
+        self.local.ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// What both halves of a stream have. The stream ends with the last one.
 pub(crate) struct Handle {
     pub(crate) hub: Arc<Inner>,
     pub(crate) id: ChannelId,
-    addresses: Addresses,
+    pub(crate) addresses: Addresses,
     /// A thread that drops it may wait.
     is_of_a_thread: bool,
     read_timeout: Timeout,
@@ -87,14 +95,6 @@ impl Handle {
         self
     }
 
-    pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
-        self.addresses.peer.ok_or_else(|| io::ErrorKind::Unsupported.into())
-    }
-
-    pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.addresses.local.ok_or_else(|| io::ErrorKind::Unsupported.into())
-    }
-
     pub(crate) fn error(&self) -> Option<StreamError> {
         self.hub.lock().member(self.id).map_or(Some(StreamError::Aborted), |m| m.conn.failure())
     }
@@ -132,7 +132,10 @@ impl Drop for Handle {
         let Self { hub, id, is_of_a_thread, .. } = self;
         let Some(until) = hub.close(*id).filter(|_| *is_of_a_thread) else { return };
         // The process may end as soon as this returns, and the helper with it.
-        let is_gone = |state: &mut State| Ok(state.member(*id).is_none().then_some(()));
+        let is_gone = |state: &mut State| {
+            let is_gone = state.member(*id).is_none() && !state.ending.contains(id);
+            Ok(is_gone.then_some(()))
+        };
         if hub.wait(Some(until), is_gone).is_err() {
             hub.lock().lingered_until = Some(now());
         }
@@ -225,6 +228,8 @@ pub(crate) struct Writer {
     /// How long the `shutdown` of a task waits.
     #[cfg(feature = "tokio")]
     pub(crate) patience: Option<std::pin::Pin<Box<::tokio::time::Sleep>>>,
+    /// Its drop does not end the direction.
+    pub(crate) is_forgotten: bool,
 }
 
 impl Writer {
@@ -233,6 +238,7 @@ impl Writer {
             handle,
             #[cfg(feature = "tokio")]
             patience: None,
+            is_forgotten: false,
         }
     }
 }
@@ -240,7 +246,7 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         // The end of the handle says more.
-        if Arc::strong_count(&self.handle) > 1 {
+        if Arc::strong_count(&self.handle) > 1 && !self.is_forgotten {
             self.handle.shutdown();
         }
     }
@@ -430,7 +436,7 @@ impl Stream {
     ///
     ///  - `Unsupported`: they have connected over another stream, which has none.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        self.handle().peer_addr()
+        self.handle().addresses.peer()
     }
 
     /// As [`peer_addr`](Self::peer_addr), the own address.
@@ -439,7 +445,7 @@ impl Stream {
     ///
     /// As [`peer_addr`](Self::peer_addr).
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.handle().local_addr()
+        self.handle().addresses.local()
     }
 
     /// Why the stream has failed, if it has.

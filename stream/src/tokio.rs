@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
-use std::io::{self, ErrorKind, IoSlice};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -18,7 +18,7 @@ use std::time::Instant;
 use std::{fmt, mem};
 
 use ::tokio::io::{
-    AsyncBufRead, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, ReadBuf,
+    AsyncBufRead, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, ReadBuf, Ready,
 };
 use ::tokio::net::{TcpListener, TcpStream, ToSocketAddrs, UnixStream};
 use ::tokio::task::{AbortHandle, JoinError, JoinSet, coop};
@@ -265,6 +265,15 @@ impl Reader {
         self.look(|handle, look| poll_for(handle, cx, |member| &mut member.reader, look))
     }
 
+    /// Takes a piece, or finds the end.
+    fn try_piece(&mut self) -> io::Result<()> {
+        if self.has_piece() {
+            return Ok(());
+        }
+        let found = self.look(|handle, look| look(&mut handle.hub.lock()))?;
+        found.ok_or_else(|| ErrorKind::WouldBlock.into())
+    }
+
     fn poll_read(&mut self, cx: &mut Context<'_>, to: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if to.remaining() == 0 {
             return Poll::Ready(Ok(()));
@@ -396,7 +405,7 @@ async fn over_tcp(handshake: Handshake, mut stream: TcpStream) -> io::Result<Str
 }
 
 /// The half of a [`Stream`] that reads.
-pub struct ReadHalf(Reader);
+pub struct ReadHalf(Mutex<Reader>);
 
 /// The half of a [`Stream`] that writes. Dropping it ends the direction, as `shutdown` does, without waiting.
 pub struct WriteHalf(Writer);
@@ -419,7 +428,10 @@ pub struct Stream {
 impl Stream {
     fn new(handle: Handle) -> Self {
         let handle = Arc::new(handle.of_tasks());
-        Self { read: ReadHalf(Reader::new(handle.clone())), write: WriteHalf(Writer::new(handle)) }
+        Self {
+            read: ReadHalf(Mutex::new(Reader::new(handle.clone()))),
+            write: WriteHalf(Writer::new(handle)),
+        }
     }
 
     fn handle(&self) -> &Handle {
@@ -480,60 +492,70 @@ impl Stream {
         Ok(Self::new(handle))
     }
 
-    /// The two directions, for a task each.
+    /// The two directions, for a task each. [`ReadHalf::reunite`] puts them together again.
     pub fn into_split(self) -> (ReadHalf, WriteHalf) {
         (self.read, self.write)
     }
 
+    /// [`into_split`](Self::into_split). It takes the stream, as the methods of that name in `AsyncBufReadExt` and other traits do,
+    /// so that it is found when they are in scope.
+    pub fn split(self) -> (ReadHalf, WriteHalf) {
+        self.into_split()
+    }
+
     /// As [`into_split`](Self::into_split), for tasks that borrow the stream.
-    pub fn split(&mut self) -> (&mut ReadHalf, &mut WriteHalf) {
+    pub fn split_mut(&mut self) -> (&mut ReadHalf, &mut WriteHalf) {
         (&mut self.read, &mut self.write)
     }
 
-    /// `true`: what is written goes on its way at once, as long as the peer takes it, and is not gathered.
-    pub fn set_nodelay(&self, nodelay: bool) {
-        self.handle().set_nodelay(nodelay);
+    fn own(&mut self) -> &mut Reader {
+        self.read.own()
     }
 
-    /// Waits until a read would not wait.
-    pub async fn readable(&mut self) {
-        // An error is one of the next read.
-        let _ = poll_fn(|cx| self.read.0.poll_piece(cx)).await;
+    fn reader(&self) -> &ReadHalf {
+        &self.read
     }
 
-    /// Waits until a write would not wait, unless another stream takes the last buffer first.
-    pub async fn writable(&self) {
-        let handle = self.handle();
-        let _ = poll_fn(|cx| {
-            poll_for(
-                handle,
-                cx,
-                |member| &mut member.writer,
-                |state| {
-                    let member = state.member(handle.id).ok_or(StreamError::Aborted)?;
-                    Ok(member.conn.can_write().then_some(()))
-                },
-            )
+    fn writer(&self) -> &Writer {
+        &self.write.0
+    }
+
+    /// Waits until one of the directions would not wait, and says which.
+    ///
+    /// # Errors
+    ///
+    /// None: an error of the stream is one of the next read or write.
+    pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
+        poll_fn(|cx| {
+            let mut ready = Ready::EMPTY;
+            if interest.is_readable() && self.poll_read_ready(cx).is_ready() {
+                ready |= Ready::READABLE;
+            }
+            if interest.is_writable() && self.poll_write_ready(cx).is_ready() {
+                ready |= Ready::WRITABLE;
+            }
+            if ready.is_empty() { Poll::Pending } else { Poll::Ready(Ok(ready)) }
         })
-        .await;
+        .await
     }
 
-    /// The peer's address, of the TCP stream over which the two sides have connected, or the connection manager's.
+    /// `true`: what is written goes on its way at once, as long as the peer takes it, and is not gathered.
     ///
     /// # Errors
     ///
-    ///  - `Unsupported`: they have connected over another stream, which has none.
-    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        self.handle().peer_addr()
+    /// None: it returns what [`TcpStream::set_nodelay`] does.
+    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
+        self.handle().set_nodelay(nodelay);
+        Ok(())
     }
 
-    /// As [`peer_addr`](Self::peer_addr), the own address.
+    /// What was set by [`set_nodelay`](Self::set_nodelay).
     ///
     /// # Errors
     ///
-    /// As [`peer_addr`](Self::peer_addr).
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.handle().local_addr()
+    /// None: it returns what [`TcpStream::nodelay`] does.
+    pub fn nodelay(&self) -> io::Result<bool> {
+        Ok(self.handle().nodelay())
     }
 
     /// Why the stream has failed, if it has.
@@ -542,25 +564,239 @@ impl Stream {
     }
 }
 
+impl ReadHalf {
+    fn own(&mut self) -> &mut Reader {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Reader> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn reader(&self) -> &Self {
+        self
+    }
+
+    /// Puts the two halves of a stream together again.
+    ///
+    /// # Errors
+    ///
+    /// They are halves of two streams: both come back.
+    pub fn reunite(self, write: WriteHalf) -> Result<Stream, (Self, WriteHalf)> {
+        if Arc::ptr_eq(&self.lock().handle, &write.0.handle) {
+            return Ok(Stream { read: self, write });
+        }
+        Err((self, write))
+    }
+}
+
+impl WriteHalf {
+    fn writer(&self) -> &Writer {
+        &self.0
+    }
+
+    /// Drops it without ending the direction.
+    pub fn forget(mut self) {
+        self.0.is_forgotten = true;
+    }
+}
+
+/// Calls that do not wait, for a stream and the half that reads.
+macro_rules! tries_to_read {
+    ($($type:ident)+) => {$(
+        impl $type {
+            /// Waits until a read would not wait.
+            ///
+            /// # Errors
+            ///
+            /// None: an error of the stream is one of the next read.
+            pub async fn readable(&self) -> io::Result<()> {
+                poll_fn(|cx| self.poll_read_ready(cx)).await
+            }
+
+            /// See [`readable`](Self::readable). The last task that asks is woken.
+            ///
+            /// # Errors
+            ///
+            /// As [`readable`](Self::readable).
+            pub fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                self.reader().lock().poll_piece(cx).map(|_| Ok(()))
+            }
+
+            /// Reads what is there, without waiting.
+            ///
+            /// # Errors
+            ///
+            ///  - `WouldBlock`: nothing is.
+            ///  - Those of the [stream](StreamError).
+            pub fn try_read(&self, to: &mut [u8]) -> io::Result<usize> {
+                self.try_read_vectored(&mut [IoSliceMut::new(to)])
+            }
+
+            /// As [`try_read`](Self::try_read), into several buffers.
+            ///
+            /// # Errors
+            ///
+            /// Those of [`try_read`](Self::try_read).
+            pub fn try_read_vectored(&self, to: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+                if to.iter().all(|piece| piece.is_empty()) {
+                    return Ok(0);
+                }
+                let mut reader = self.reader().lock();
+                reader.try_piece()?;
+                Ok(to.iter_mut().map(|piece| reader.copy_to(piece)).sum())
+            }
+
+            /// As `read`, and leaves the bytes there.
+            ///
+            /// # Errors
+            ///
+            ///  - Those of the [stream](StreamError).
+            pub async fn peek(&self, to: &mut [u8]) -> io::Result<usize> {
+                let mut to = ReadBuf::new(to);
+                poll_fn(|cx| self.poll_peek(cx, &mut to)).await
+            }
+
+            /// See [`peek`](Self::peek).
+            ///
+            /// # Errors
+            ///
+            /// As [`peek`](Self::peek).
+            pub fn poll_peek(
+                &self,
+                cx: &mut Context<'_>,
+                to: &mut ReadBuf<'_>,
+            ) -> Poll<io::Result<usize>> {
+                let mut reader = self.reader().lock();
+                ready!(reader.poll_piece(cx))?;
+                let len = reader.bytes().len().min(to.remaining());
+                to.put_slice(&reader.bytes()[..len]);
+                Poll::Ready(Ok(len))
+            }
+        }
+    )+};
+}
+
+/// Calls that do not wait, for a stream and the half that writes.
+macro_rules! tries_to_write {
+    ($($type:ident)+) => {$(
+        impl $type {
+            /// Waits until a write would not wait, unless another stream takes the last buffer first.
+            ///
+            /// # Errors
+            ///
+            /// None: an error of the stream is one of the next write.
+            pub async fn writable(&self) -> io::Result<()> {
+                poll_fn(|cx| self.poll_write_ready(cx)).await
+            }
+
+            /// See [`writable`](Self::writable). The last task that asks is woken.
+            ///
+            /// # Errors
+            ///
+            /// As [`writable`](Self::writable).
+            pub fn poll_write_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                let handle = &self.writer().handle;
+                let can_write = |state: &mut State| {
+                    let member = state.member(handle.id).ok_or(StreamError::Aborted)?;
+                    Ok(member.conn.can_write().then_some(()))
+                };
+                poll_for(handle, cx, |member| &mut member.writer, can_write).map(|_| Ok(()))
+            }
+
+            /// Writes as much as there is room for, without waiting.
+            ///
+            /// # Errors
+            ///
+            ///  - `WouldBlock`: there is no room.
+            ///  - Those of the [stream](StreamError).
+            pub fn try_write(&self, from: &[u8]) -> io::Result<usize> {
+                self.try_write_vectored(&[IoSlice::new(from)])
+            }
+
+            /// As [`try_write`](Self::try_write), from several buffers.
+            ///
+            /// # Errors
+            ///
+            /// Those of [`try_write`](Self::try_write).
+            pub fn try_write_vectored(&self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+                if from.iter().all(|piece| piece.is_empty()) {
+                    return Ok(0);
+                }
+                let Handle { hub, id, .. } = &*self.writer().handle;
+                let written = hub.lock().write(*id, &mut Cursor::new(from))?;
+                written.ok_or_else(|| ErrorKind::WouldBlock.into())
+            }
+        }
+    )+};
+}
+
+/// Addresses, of a stream and its halves.
+macro_rules! addresses {
+    ($($type:ident: $handle:expr;)+) => {$(
+        impl $type {
+            /// The peer's address, of the TCP stream over which the two sides have connected, or the connection manager's.
+            ///
+            /// # Errors
+            ///
+            ///  - `Unsupported`: they have connected over another stream, which has none.
+            pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+                let addresses: fn(&Self) -> Addresses = $handle;
+                addresses(self).peer()
+            }
+
+            /// As [`peer_addr`](Self::peer_addr), the own address.
+            ///
+            /// # Errors
+            ///
+            /// As [`peer_addr`](Self::peer_addr).
+            pub fn local_addr(&self) -> io::Result<SocketAddr> {
+                let addresses: fn(&Self) -> Addresses = $handle;
+                addresses(self).local()
+            }
+        }
+
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($type))
+                    .field("local", &self.local_addr().ok())
+                    .field("peer", &self.peer_addr().ok())
+                    .finish_non_exhaustive()
+            }
+        }
+    )+};
+}
+
+tries_to_read! { Stream ReadHalf }
+tries_to_write! { Stream WriteHalf }
+addresses! {
+    Stream: |stream| stream.handle().addresses;
+    ReadHalf: |half| half.lock().handle.addresses;
+    WriteHalf: |half| half.0.handle.addresses;
+}
+
 macro_rules! reads {
-    ($type:ident: $($field:tt).+) => {
+    ($type:ident) => {
         impl AsyncRead for $type {
             fn poll_read(
                 self: Pin<&mut Self>,
                 cx: &mut Context<'_>,
                 to: &mut ReadBuf<'_>,
             ) -> Poll<io::Result<()>> {
-                self.get_mut().$($field).+.poll_read(cx, to)
+                self.get_mut().own().poll_read(cx, to)
             }
         }
 
         impl AsyncBufRead for $type {
-            fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
-                self.get_mut().$($field).+.poll_fill_buf(cx)
+            fn poll_fill_buf(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+            ) -> Poll<io::Result<&[u8]>> {
+                self.get_mut().own().poll_fill_buf(cx)
             }
 
             fn consume(self: Pin<&mut Self>, len: usize) {
-                self.get_mut().$($field).+.consume(len);
+                self.get_mut().own().consume(len);
             }
         }
     };
@@ -600,8 +836,8 @@ macro_rules! writes {
     };
 }
 
-reads!(Stream: read.0);
-reads!(ReadHalf: 0);
+reads!(Stream);
+reads!(ReadHalf);
 writes!(Stream: write.0);
 writes!(WriteHalf: 0);
 
@@ -612,7 +848,7 @@ mod on_futures {
     use super::*;
 
     macro_rules! reads {
-        ($type:ident: $($field:tt).+) => {
+        ($type:ident) => {
             impl traits::AsyncRead for $type {
                 fn poll_read(
                     self: Pin<&mut Self>,
@@ -620,7 +856,7 @@ mod on_futures {
                     to: &mut [u8],
                 ) -> Poll<io::Result<usize>> {
                     let mut to = ReadBuf::new(to);
-                    let read = self.get_mut().$($field).+.poll_read(cx, &mut to);
+                    let read = self.get_mut().own().poll_read(cx, &mut to);
                     read.map_ok(|()| to.filled().len())
                 }
             }
@@ -630,11 +866,11 @@ mod on_futures {
                     self: Pin<&mut Self>,
                     cx: &mut Context<'_>,
                 ) -> Poll<io::Result<&[u8]>> {
-                    self.get_mut().$($field).+.poll_fill_buf(cx)
+                    self.get_mut().own().poll_fill_buf(cx)
                 }
 
                 fn consume(self: Pin<&mut Self>, len: usize) {
-                    self.get_mut().$($field).+.consume(len);
+                    self.get_mut().own().consume(len);
                 }
             }
         };
@@ -670,8 +906,8 @@ mod on_futures {
         };
     }
 
-    reads!(Stream: read.0);
-    reads!(ReadHalf: 0);
+    reads!(Stream);
+    reads!(ReadHalf);
     writes!(Stream: write.0);
     writes!(WriteHalf: 0);
 }
@@ -984,7 +1220,7 @@ impl Listener {
         }
     }
 
-    #[cfg(feature = "tonic")]
+    #[cfg(any(feature = "axum", feature = "tonic"))]
     pub(crate) fn is_stopped(&self) -> bool {
         self.hub.inner.lock().stopped.is_some()
     }
@@ -1012,30 +1248,9 @@ impl Drop for Listener {
     }
 }
 
-// A panic leaves what is behind their locks consistent.
+// A panic leaves what is behind their locks consistent. A `Sleep` has no such promise, and is only polled.
 impl UnwindSafe for Listener {}
 impl RefUnwindSafe for Listener {}
-
-macro_rules! debug {
-    ($($type:ident: $handle:expr;)+) => {$(
-        impl fmt::Debug for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                let handle: fn(&Self) -> &Handle = $handle;
-                let handle = handle(self);
-                f.debug_struct(stringify!($type))
-                    .field("local", &handle.local_addr().ok())
-                    .field("peer", &handle.peer_addr().ok())
-                    .finish_non_exhaustive()
-            }
-        }
-    )+};
-}
-
-debug! {
-    Stream: |stream| stream.handle();
-    ReadHalf: |half| &half.0.handle;
-    WriteHalf: |half| &half.0.handle;
-}
 
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

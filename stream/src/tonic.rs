@@ -1,28 +1,19 @@
 //! Serving with tonic over RDMA. Its client connects with [`Connector`](crate::hyper::Connector).
 
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use ::tonic::transport::server::Connected;
 
+pub use crate::info::RdmaConnectInfo;
 use crate::tokio::{Listener, Stream};
-
-/// What a request says of its connection: the addresses of the TCP stream over which the two sides have connected.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RdmaConnectInfo {
-    /// That of this side.
-    pub local_addr: Option<SocketAddr>,
-    /// That of the client.
-    pub remote_addr: Option<SocketAddr>,
-}
 
 impl Connected for Stream {
     type ConnectInfo = RdmaConnectInfo;
 
     fn connect_info(&self) -> RdmaConnectInfo {
-        RdmaConnectInfo { local_addr: self.local_addr().ok(), remote_addr: self.peer_addr().ok() }
+        RdmaConnectInfo::of(self)
     }
 }
 

@@ -174,3 +174,70 @@ async fn tonic_has_eight_streams_in_both_directions() {
     })
     .await;
 }
+
+/// The stream is plain, and a URI of `https` says that it is not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_uri_of_another_scheme_is_refused_unless_told() {
+    ends(async {
+        use tower_service::Service as _;
+        let ((server, _one), (client, _two)) = (hub(|hub| hub), hub(|hub| hub));
+        let listener = Listener::bind(&server, "127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let accepts = tokio::spawn(async move { listener.accept().await.map(drop) });
+        for scheme in ["https", "ftp"] {
+            let uri: http::Uri = format!("{scheme}://{address}/").parse().unwrap();
+            let error = Connector::new(&client).call(uri).await.unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+            assert!(error.to_string().contains(scheme), "{error}");
+        }
+        let uri: http::Uri = format!("https://{address}/").parse().unwrap();
+        Connector::new(&client).any_scheme().call(uri).await.unwrap();
+        accepts.await.unwrap().unwrap();
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_of_tonic_ends_with_its_hub() {
+    ends(async {
+        let (server, _one) = hub(|hub| hub);
+        let listener = Listener::bind(&server, "127.0.0.1:0").await.unwrap();
+        let serve = tokio::spawn(
+            tonic::transport::Server::builder()
+                .add_service(Echo)
+                .serve_with_incoming(Incoming::from(listener)),
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!serve.is_finished());
+        server.stop();
+        serve.await.unwrap().unwrap();
+    })
+    .await;
+}
+
+#[cfg(feature = "axum")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn axum_serves_and_knows_its_clients() {
+    use ::axum::extract::ConnectInfo;
+    use ::axum::routing::get;
+
+    ends(async {
+        let ((server, _one), (client, _two)) = (hub(|hub| hub), hub(|hub| hub));
+        let listener = Listener::bind(&server, "127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let who = async |ConnectInfo(info): ConnectInfo<RdmaConnectInfo>| {
+            info.remote_addr.unwrap().ip().to_string()
+        };
+        let app = ::axum::Router::new().route("/", get(who));
+        let app = app.into_make_service_with_connect_info::<RdmaConnectInfo>();
+        let serve = tokio::spawn(async move { ::axum::serve(listener, app).await });
+        let client = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
+            .build::<_, Full<Bytes>>(Connector::new(&client));
+        let request = http::Request::get(format!("http://{address}/"));
+        let answer = client.request(request.body(Full::default()).unwrap()).await.unwrap();
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(&body[..], b"127.0.0.1");
+        serve.abort();
+    })
+    .await;
+}

@@ -178,7 +178,7 @@ async fn a_busy_reader_does_not_starve_the_others() {
             one.write_all(&vec![1; 900_000]).await.unwrap();
             one
         });
-        two.readable().await;
+        two.readable().await.unwrap();
         let turns = Arc::new(AtomicUsize::new(0));
         let counted = turns.clone();
         let other = tokio::spawn(async move {

@@ -1,0 +1,20 @@
+//! What a request says of its connection.
+
+use std::net::SocketAddr;
+
+use crate::tokio::Stream;
+
+/// What a request says of its connection: the addresses of the TCP stream over which the two sides have connected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RdmaConnectInfo {
+    /// That of this side.
+    pub local_addr: Option<SocketAddr>,
+    /// That of the client.
+    pub remote_addr: Option<SocketAddr>,
+}
+
+impl RdmaConnectInfo {
+    pub(crate) fn of(stream: &Stream) -> Self {
+        Self { local_addr: stream.local_addr().ok(), remote_addr: stream.peer_addr().ok() }
+    }
+}
