@@ -31,6 +31,8 @@ impl<T: Transport> QueuePair<'_, T> {
     ///    MTU when the queue pair was built); the peer's memory is too short, or not aligned for an atomic; the queue
     ///    pair has no fixed peer (UD, XRC), and the request no [destination](crate::SendWorkRequest::to); or the queue
     ///    pair's type or state does not allow it.
+    ///  - `EINVAL`, in debug builds: the memory is registered in another protection domain or on another device. Release
+    ///    builds do not look: there the request completes with an error.
     ///  - `ENOMEM`: the queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
     ///  - `EIO`: the device is gone.
     ///  - `EACCES` (Soft-RoCE and Soft-iWARP): the process changed its credentials after it opened the device.
@@ -433,6 +435,8 @@ impl SharedReceiveQueue<'_> {
     /// # Errors
     ///
     ///  - `EINVAL`: the request has more elements than the queue was created for.
+    ///  - `EINVAL`, in debug builds: the memory is registered in another protection domain or on another device. Release
+    ///    builds do not look: there the receive completes with an error.
     ///  - `ENOMEM`: the queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
     ///  - `EIO`: the device is gone.
     ///
