@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs_function_device::FunctionDevice;
+use ibverbs::event_loop::ArmedWaiter;
+use ibverbs::{Loop, PooledBuffer, TransportError};
+use ibverbs_function_device::{FunctionDevice, Progress};
 
 use crate::loops::{Loops, next};
 use crate::pair::TestDevice;
@@ -78,26 +80,130 @@ fn a_thread_that_sleeps_is_woken() {
 }
 
 #[test]
-fn the_descriptor_of_a_waker_is_readable_until_the_loop_is_armed() {
+fn descriptors_are_readable_from_a_wake_until_the_loop_is_armed() {
     let loops = Loops::on(FunctionDevice::make());
     let waker = loops.here.waker().unwrap();
     assert!(!is_readable(&waker));
     waker.wake();
-    assert!(is_readable(&waker) && !is_readable(&loops.here));
+    assert!(is_readable(&waker) && is_readable(&loops.here));
     loops.here.arm().unwrap();
-    assert!(!is_readable(&waker));
+    assert!(!is_readable(&waker) && !is_readable(&loops.here));
+    loops.finish();
+}
+
+/// One thread sleeps on the loop's descriptor, another one with a waiter or in a wait of the loop, and takes the event.
+#[test]
+fn who_sleeps_on_the_descriptor_learns_of_an_event_that_another_takes() {
+    let device = FunctionDevice::model();
+    device.progress(Progress::Manual);
+    let mut loops = Loops::on(device);
+    let (channel, peer) = loops.connect();
+    assert!(!is_readable(&loops.here));
+    let waits: [fn(&mut Loop<'static, PooledBuffer>, ArmedWaiter<'_>); 3] = [
+        |of, armed| {
+            assert!(armed.wait_until(late()).unwrap());
+            let _ = next(of);
+        },
+        |of, _| drop(of.wait_ended().unwrap()),
+        |of, _| drop(of.wait_ended_until(late()).unwrap().unwrap()),
+    ];
+    for (round, wait) in waits.into_iter().enumerate() {
+        for taken in 1..=2 {
+            // It has armed and found nothing, and is about to sleep.
+            loops.here.arm().unwrap();
+            assert!(loops.here.next_ended().unwrap().is_none());
+            assert!(!is_readable(&loops.here));
+            let waiter = loops.here.waiter();
+            let armed = waiter.arm().unwrap();
+            for _ in 0..taken {
+                loops.receive(peer, 0);
+                loops.send(channel, 1, 0);
+                loops.device.run();
+            }
+            wait(&mut loops.here, armed);
+            assert!(is_readable(&loops.here), "{round}: it sleeps on");
+            // What ends now, too.
+            while loops.here.next_ended().unwrap().is_some() {}
+            loops.receive(peer, 0);
+            loops.send(channel, 1, 0);
+            loops.device.run();
+            assert!(is_readable(&loops.here));
+            loops.here.arm().unwrap();
+            while loops.here.next_ended().unwrap().is_some() {}
+            while loops.peers.next_ended().unwrap().is_some() {}
+        }
+    }
     loops.finish();
 }
 
 #[test]
-fn a_waiter_returns_when_something_has_ended_or_was_woken_since_it_was_armed() {
+fn a_wake_up_reaches_a_waiter_a_wait_and_the_descriptor() {
+    let mut loops = Loops::on(FunctionDevice::make());
+    let (channel, peer) = loops.connect();
+    let (waiter, waker) = (loops.here.waiter(), loops.here.waker().unwrap());
+    loops.receive(peer, 1);
+    for _ in 0..3 {
+        loops.here.arm().unwrap();
+        let armed = waiter.arm().unwrap();
+        let other = waiter.clone();
+        let sleeper = thread::spawn({
+            let waker = waker.clone();
+            move || waker.wake()
+        });
+        assert!(armed.wait_until(late()).unwrap());
+        sleeper.join().unwrap();
+        assert!(is_readable(&loops.here) && is_readable(&waker), "the waiter took it");
+        assert!(loops.here.wait_ended_until(late()).unwrap().is_none());
+        assert!(is_readable(&loops.here) && is_readable(&waker), "the wait took it");
+        assert!(other.arm().unwrap().wait_until(Instant::now()).unwrap(), "before it was armed");
+        assert!(!other.arm().unwrap().wait_until(Instant::now()).unwrap(), "once");
+    }
+    loops.send(channel, 1, 2);
+    assert_eq!((next(&mut loops.here).token, next(&mut loops.peers).token), (2, 1));
+    drop(waiter);
+    loops.finish();
+}
+
+#[test]
+fn a_wait_that_nothing_would_end_is_refused_and_a_waker_ends_one() {
+    let mut loops = Loops::on(FunctionDevice::make());
+    let (channel, peer) = loops.connect();
+    let TransportError::Verbs(error) = loops.here.wait_ended().unwrap_err() else { panic!() };
+    assert_eq!(error.raw_os_error(), Some(libc::EDEADLK));
+    assert!(error.to_string().contains("nothing was posted"), "{error}");
+    // A receive that has no message yet is something.
+    loops.receive(peer, 1);
+    loops.send(channel, 1, 2);
+    assert_eq!(loops.peers.wait_ended().unwrap().token, 1);
+    assert_eq!(loops.here.wait_ended().unwrap().token, 2);
+    assert!(loops.peers.wait_ended().is_err(), "the receive has ended");
+    let waker = loops.here.waker().unwrap();
+    thread::scope(|threads| {
+        threads.spawn(|| waker.wake());
+        assert_eq!(loops.here.wait_ended().unwrap_err(), TransportError::Cancelled);
+    });
+    let soon = Instant::now() + Duration::from_millis(10);
+    assert!(loops.here.wait_ended_until(soon).unwrap().is_none());
+    assert!(Instant::now() >= soon, "it was woken twice");
+    // While something is posted, too.
+    loops.receive(peer, 3);
+    let waker = loops.peers.waker().unwrap();
+    waker.wake();
+    assert_eq!(loops.peers.wait_ended().unwrap_err(), TransportError::Cancelled);
+    assert_eq!(loops.peers.in_flight(peer), 1);
+    loops.finish();
+}
+
+#[test]
+fn a_waiter_returns_when_something_has_ended_since_it_was_armed_or_was_woken_since_it_slept() {
     let mut loops = Loops::on(Software::on_sockets());
     let (channel, peer) = loops.connect();
     let (waiter, waker) = (loops.here.waiter(), loops.here.waker().unwrap());
     waker.wake();
+    assert!(waiter.arm().unwrap().wait_until(late()).unwrap(), "it was not told of the wake");
     let past = Instant::now();
     let armed = waiter.arm().unwrap();
-    assert!(!armed.wait_until(past).unwrap(), "the wake came before");
+    assert!(!armed.wait_until(past).unwrap(), "it was told of the wake before");
     let (one, two) = (waiter.arm().unwrap(), waiter.arm().unwrap());
     waker.wake();
     one.wait().unwrap();

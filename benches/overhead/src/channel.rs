@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use ibverbs::channel::{ScopeError, ScopedPendingWork};
 use ibverbs::{
-    AccessFlags, Channel, Loop, MemoryRegion, MemorySlice, PooledBuffer, ProtectionDomain,
-    SendWorkRequest, SharedMemoryRegion, TransportError,
+    AccessFlags, Channel, Loop, MemoryRegion, PooledBuffer, ProtectionDomain, SharedMemoryRegion,
+    TransportError,
 };
 
 use crate::rig::{DEPTH, LENGTH, PAGE, READS, WINDOW, WINDOW_OPERATIONS, context};

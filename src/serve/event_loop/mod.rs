@@ -46,8 +46,8 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::ffi;
 use crate::base::parent::Parent;
 use crate::channel::ChannelBuilder;
-use crate::channel::TransportResult;
 pub(crate) use crate::channel::parts::poll_cq_of;
+use crate::channel::{TransportError, TransportResult};
 use crate::verbs::completion::CompletionQueue;
 use crate::verbs::device::Context;
 use crate::verbs::domain::ProtectionDomain;
@@ -205,15 +205,44 @@ impl<'res, B> Loop<'res, B> {
         self.table.next_ended()
     }
 
-    /// As [`next_ended`](Self::next_ended), but sleeps until an operation has ended. Neither a signal nor a
-    /// [`LoopWaker`] ends the wait. It reads the events of the [descriptor](AsFd).
+    /// As [`next_ended`](Self::next_ended), but sleeps until an operation has ended. No signal ends the wait. It reads
+    /// the events of the [descriptor](AsFd).
     ///
     /// # Errors
     ///
-    /// Those of [`next_ended`](Self::next_ended) and [`arm`](Self::arm).
+    /// Those of [`next_ended`](Self::next_ended) and [`arm`](Self::arm), and
+    ///
+    ///  - [`Cancelled`](crate::TransportError::Cancelled): a [`LoopWaker`] has woken the loop since a wait last returned
+    ///    for it. Everything is still in flight.
+    ///  - [`Verbs`](crate::TransportError::Verbs): `EDEADLK`: nothing was posted, and the loop has no waker: the wait
+    ///    would never end.
     pub fn wait_ended(&mut self) -> TransportResult<Ended<B>> {
-        let Self { table, queue, .. } = self;
-        queue.sleep_until(None, || Ok(table.next_ended().transpose()))?
+        match self.next_ended()? {
+            Some(ended) => Ok(ended),
+            None => self.sleep_until_ended(),
+        }
+    }
+
+    #[cold]
+    fn sleep_until_ended(&mut self) -> TransportResult<Ended<B>> {
+        let Self { table, queue, wakes, .. } = self;
+        let waiters = queue.own_channel()?.waiters();
+        if !waiters.is_wakeable() && table.in_flight(0..table.slots.len() as u32) == 0 {
+            let reason = "nothing was posted on the loop, and no LoopWaker would end the wait";
+            return Err(Error::with_reason("ibv_get_cq_event", libc::EDEADLK, reason).into());
+        }
+        let is_woken = || waiters.wakes() != *wakes;
+        let poll = || match table.next_ended() {
+            Ok(None) if is_woken() => Ok(Some(Ok(None))),
+            ended => Ok(ended.transpose().map(|ended| ended.map(Some))),
+        };
+        match queue.sleep_until_found(None, poll, is_woken)?? {
+            Some(ended) => Ok(ended),
+            None => {
+                self.take_wake()?;
+                Err(TransportError::Cancelled)
+            }
+        }
     }
 
     /// As [`wait_ended`](Self::wait_ended), but returns `None` once the deadline has passed, a [`LoopWaker`] has woken
@@ -252,8 +281,9 @@ impl<'res, B> Loop<'res, B> {
         Ok(None)
     }
 
-    /// `ibv_req_notify_cq`: the next completion makes the [descriptor](AsFd) readable. Earlier events are read, so it
-    /// is not readable until then. This also reads a [`LoopWaker`]'s event: check afterwards what the wake was for.
+    /// `ibv_req_notify_cq`: the next completion makes the [descriptor](AsFd) readable, also if a [waiter](Self::waiter)
+    /// takes its event, and so does a [`LoopWaker`]. Earlier events are read, so it is not readable until then: check
+    /// afterwards what a wake was for. One thread or task at a time sleeps on the descriptor.
     ///
     /// Completions that are there already raise no event: before sleeping, call [`next_ended`](Self::next_ended) until
     /// it returns `None`.

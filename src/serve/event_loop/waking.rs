@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::Loop;
@@ -16,8 +17,9 @@ use crate::verbs::completion::{CompletionQueue, Waiters};
 pub struct LoopWaker(Arc<Waiters>);
 
 impl LoopWaker {
-    /// Wakes the thread in [`Loop::wait_ended_until`], or else its next call, and each [`ArmedWaiter`] that was armed
-    /// before. Several calls before a wake count as one. It also makes the [descriptor](AsFd) readable.
+    /// Wakes the thread in [`Loop::wait_ended_until`] or [`Loop::wait_ended`], or else its next call, and each
+    /// [`LoopWaiter`], or else its next sleep. Several calls before a wake count as one. It also makes the descriptors of
+    /// this waker and of the loop ([`AsFd`]) readable, until [`Loop::arm`].
     ///
     /// The woken thread sees all that the caller did before this call.
     pub fn wake(&self) {
@@ -26,37 +28,50 @@ impl LoopWaker {
 }
 
 impl AsFd for LoopWaker {
-    /// An eventfd that [`wake`](Self::wake) makes readable, to watch along with the loop's own descriptor. Only wait
-    /// for it: [`Loop::arm`] reads from it, which forgets earlier wakes. So between `arm` and sleeping, check what the
-    /// wake was for (a flag, a queue of jobs), not whether this file was readable.
+    /// An eventfd that [`wake`](Self::wake) makes readable. Only wait for it: [`Loop::arm`] reads from it, which forgets
+    /// earlier wakes. So between `arm` and sleeping, check what the wake was for (a flag, a queue of jobs), not whether
+    /// this file was readable. It is also readable when a thread with a [`LoopWaiter`] has taken the loop's event.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.waker().expect("made with this").as_fd()
+        self.0.elsewhere().expect("made with this")
     }
 }
 
 debug! { LoopWaker, self, wakes: self.0.wakes(), .. }
 
 /// Sleeps for a [`Loop`] without borrowing it: see [`Loop::waiter`].
-#[derive(Clone)]
-pub struct LoopWaiter<'res>(Arc<CompletionQueue<'res>>);
+///
+/// Threads that share one by reference share its wake-ups; a clone has its own.
+pub struct LoopWaiter<'res> {
+    queue: Arc<CompletionQueue<'res>>,
+    /// Those that a sleep has returned for.
+    wakes: AtomicU64,
+}
+
+impl Clone for LoopWaiter<'_> {
+    fn clone(&self) -> Self {
+        let wakes = AtomicU64::new(self.wakes.load(Ordering::SeqCst));
+        Self { queue: self.queue.clone(), wakes }
+    }
+}
 
 impl LoopWaiter<'_> {
     /// `ibv_req_notify_cq`: the first half of sleeping. Completions that are there already wake nobody: call
-    /// [`next_ended`](Loop::next_ended) until it returns `None`, and then [`ArmedWaiter::wait_until`].
+    /// [`next_ended`](Loop::next_ended) until it returns `None`, and then [`ArmedWaiter::wait_until`]. That returns at once
+    /// if a [`LoopWaker`] has woken the loop since this waiter's last sleep ended.
     ///
     /// # Errors
     ///
     ///  - `EIO`: the device is gone.
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&self) -> Result<ArmedWaiter<'_>> {
-        let waiters = self.0.own_channel()?.waiters();
-        // Before the caller looks for work, so that a later wake is noticed.
-        let wakes = waiters.wakes();
-        Ok(ArmedWaiter { queue: &self.0, waiters, events: self.0.arm_own()?, wakes })
+        let waiters = self.queue.own_channel()?.waiters();
+        let (queue, seen) = (&*self.queue, &self.wakes);
+        let wakes = seen.load(Ordering::SeqCst);
+        Ok(ArmedWaiter { queue, waiters, events: queue.arm_own()?, seen, wakes })
     }
 }
 
-debug! { LoopWaiter<'_>, self, queue: self.0, .. }
+debug! { LoopWaiter<'_>, self, queue: self.queue, .. }
 
 /// A thread that is about to sleep: see [`LoopWaiter::arm`].
 #[must_use]
@@ -64,12 +79,14 @@ pub struct ArmedWaiter<'w> {
     queue: &'w CompletionQueue<'w>,
     waiters: &'w Waiters,
     events: u64,
+    /// Those of the waiter's sleeps, and how many they were when it was armed.
+    seen: &'w AtomicU64,
     wakes: u64,
 }
 
 impl ArmedWaiter<'_> {
-    /// Sleeps until an operation has ended, or a [`LoopWaker`] has woken it, since it was armed. Another thread may
-    /// take that operation first.
+    /// Sleeps until an operation has ended since it was armed, or a [`LoopWaker`] has woken the loop since the waiter's
+    /// last sleep. Another thread may take that operation first.
     ///
     /// # Errors
     ///
@@ -94,7 +111,12 @@ impl ArmedWaiter<'_> {
     }
 
     fn sleep(self, deadline: Option<Instant>) -> Result<()> {
-        self.queue.sleep(self.events, deadline, || self.waiters.wakes() != self.wakes)
+        let slept = self.queue.sleep(self.events, deadline, || self.waiters.wakes() != self.wakes);
+        if slept.is_ok() {
+            // The caller looks for work next. Another thread with this waiter may have seen more.
+            self.seen.fetch_max(self.waiters.wakes(), Ordering::SeqCst);
+        }
+        slept
     }
 }
 
@@ -138,7 +160,8 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// A handle that sleeps for the loop without borrowing it, on any thread. The loop can be behind a lock, which
-    /// others take meanwhile to post. Any number of threads may sleep, and all are woken.
+    /// others take meanwhile to post. Any number of threads may sleep, and all are woken, as is one that sleeps on the
+    /// loop's descriptor.
     ///
     /// ```
     /// # use std::time::Instant;
@@ -161,7 +184,8 @@ impl<'res, B> Loop<'res, B> {
     /// While a channel with [flow control](crate::ChannelBuilder::flow_control) waits for its peer, sleep at most for
     /// [`credit_pause`](Loop::credit_pause).
     pub fn waiter(&self) -> LoopWaiter<'res> {
-        LoopWaiter(self.queue.clone())
+        let wakes = self.queue.own_channel().map_or(0, |channel| channel.waiters().wakes());
+        LoopWaiter { queue: self.queue.clone(), wakes: AtomicU64::new(wakes) }
     }
 
     pub(super) fn take_wake(&mut self) -> Result<bool> {

@@ -367,19 +367,23 @@ impl<'ctx> WaitChannel<'ctx> {
         attended.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
-    /// Readable when the channel or the file of [`attend`](Self::attend) is.
+    /// Readable when the channel, the file of [`attend`](Self::attend), or that of threads that sleep
+    /// [elsewhere](Waiters::elsewhere) is.
     pub(crate) unsafe fn ready(&self, queue: *mut ffi::ibv_cq) -> BorrowedFd<'_> {
         let ready = self.ready.get_or_init(|| {
             // SAFETY: the caller vouches for the queue.
-            let attended = unsafe { self.attend(queue) }?;
+            let attended = unsafe { self.attend(queue) };
+            let own = [self.channel.as_fd(), self.waiters.elsewhere().ok()?];
+            let files: Vec<_> = own.into_iter().chain(attended).collect();
             // If no descriptor is left, the channel's file must do: its event comes later.
-            event_file::any_of(&[self.channel.as_fd(), attended]).ok()
+            event_file::any_of(&files).ok()
         });
         ready.as_ref().map_or(self.channel.as_fd(), OwnedFd::as_fd)
     }
 
     pub(super) fn wakeable(&self) -> Result<Arc<Waiters>> {
         self.waiters.make_wakeable()?;
+        self.waiters.elsewhere()?;
         Ok(self.waiters.clone())
     }
 

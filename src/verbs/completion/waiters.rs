@@ -11,6 +11,10 @@
 //! An armed queue is not armed again: unread events would pile up in the kernel if every wait found something in its
 //! second poll and no thread read.
 //!
+//! A thread may also sleep elsewhere, on the queue's file. It [rearms](Waiters::rearm) before that. A reader that takes the
+//! event instead of it, or completions that raise none, makes a second file readable, which only the next rearming reads.
+//! [`Waiters::wake`] does the same, so a reader takes no wake-up from the one that sleeps elsewhere.
+//!
 //! A wait checks under the lock, before it sleeps, whether it is cancelled. The thread that cancels it then calls
 //! [`Waiters::wake_all`], which takes the lock: by then the waiter has seen it, sleeps on the condition variable, or
 //! reads. A reader that may be cancelled also polls the file of a [`Waker`].
@@ -35,8 +39,10 @@ pub(crate) struct Waiters {
     verb: &'static str,
     state: Mutex<State>,
     changed: Condvar,
-    /// The waker, which the first wait that can be cancelled makes.
+    /// Ends the wait of a reader. The first wait that can be cancelled makes it.
     waker: OnceLock<Waker>,
+    /// Ends the sleep of a thread that sleeps elsewhere.
+    elsewhere: OnceLock<Waker>,
     wakes: AtomicU64,
 }
 
@@ -48,12 +54,16 @@ struct State {
     reading: bool,
     /// Threads that sleep while another reads.
     sleeping: usize,
+    /// A thread sleeps elsewhere until the next event, which it was not told of.
+    rearmed: bool,
+    /// `elsewhere` is readable.
+    told: bool,
 }
 
 impl Waiters {
     pub(crate) fn new(verb: &'static str) -> Self {
-        let (waker, wakes) = (OnceLock::new(), AtomicU64::new(0));
-        Self { verb, state: Mutex::default(), changed: Condvar::new(), waker, wakes }
+        let (waker, elsewhere, wakes) = (OnceLock::new(), OnceLock::new(), AtomicU64::new(0));
+        Self { verb, state: Mutex::default(), changed: Condvar::new(), waker, elsewhere, wakes }
     }
 
     /// Nothing panics in the middle of a change, so poisoning does not matter.
@@ -79,17 +89,18 @@ impl Waiters {
         arm: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let mut state = self.state();
-        // A reading thread takes the event, and drains the waker, itself.
+        // A reading thread takes the event itself.
         let has_read = !state.reading && state.armed && read()?;
         if has_read {
             state.events += 1;
             state.armed = false;
         }
-        if !state.reading {
-            self.waker().inspect(|waker| waker.drain());
+        if std::mem::take(&mut state.told) {
+            self.elsewhere.get().inspect(|elsewhere| elsewhere.drain());
         }
         let armed = if state.armed { Ok(()) } else { arm() };
         state.armed = armed.is_ok();
+        state.rearmed = true;
         let must_wake = has_read && state.sleeping > 0;
         drop(state);
         if must_wake {
@@ -150,8 +161,31 @@ impl Waiters {
         self.changed.notify_all();
     }
 
-    pub(crate) fn waker(&self) -> Option<&Waker> {
-        self.waker.get()
+    /// The file that a thread sleeps on elsewhere, beside the queue's.
+    ///
+    /// # Errors
+    ///
+    ///  - Those of [`Waker::new`].
+    pub(crate) fn elsewhere(&self) -> Result<BorrowedFd<'_>> {
+        if let Some(elsewhere) = self.elsewhere.get() {
+            return Ok(elsewhere.as_fd());
+        }
+        let first = Waker::new()?;
+        Ok(self.elsewhere.get_or_init(|| first).as_fd())
+    }
+
+    fn tell(&self, state: &mut State) {
+        if let Some(elsewhere) = self.elsewhere.get()
+            && !state.told
+        {
+            state.told = true;
+            elsewhere.wake();
+        }
+    }
+
+    /// Whether [`wake`](Self::wake) may be called.
+    pub(crate) fn is_wakeable(&self) -> bool {
+        self.waker.get().is_some()
     }
 
     /// The number of [`wake`](Self::wake) calls. A wait ends when it changes.
@@ -159,15 +193,11 @@ impl Waiters {
         self.wakes.load(Ordering::SeqCst)
     }
 
-    /// Also makes the waker's file readable.
     pub(crate) fn wake(&self) {
-        // First the number: a thread that drains the file, or checks before the lock below, must see it.
+        // First the number: a thread that drains a file, or checks before the lock below, must see it.
         self.wakes.fetch_add(1, Ordering::SeqCst);
-        if let Some(waker) = self.waker() {
-            waker.wake();
-        }
-        drop(self.state());
-        self.changed.notify_all();
+        self.tell(&mut self.state());
+        self.wake_all();
     }
 
     /// Sleeps until threads have read more than `seen` events, or `cancelled`. `read` returns after an event, at the
@@ -185,13 +215,16 @@ impl Waiters {
                 state.reading = true;
                 drop(state);
                 let turn = Turn(self);
-                let waker = self.waker();
+                let waker = self.waker.get();
                 let result = read(waker);
                 match (&result, waker) {
                     (Ok(read @ (Read::Event | Read::Early)), _) => {
                         let mut state = self.state();
                         state.events += 1;
                         state.armed &= *read == Read::Early;
+                        if std::mem::take(&mut state.rearmed) {
+                            self.tell(&mut state);
+                        }
                     }
                     (Ok(Read::Woken), Some(waker)) => waker.drain(),
                     _ => {}

@@ -91,7 +91,6 @@ pub use transition::StateTransition;
 pub(crate) use transport::Datagram;
 #[cfg(feature = "mlx5")]
 pub use transport::Dci;
-use transport::DriverTransport;
 #[cfg(feature = "efa")]
 pub use transport::Srd;
 pub(crate) use transport::{

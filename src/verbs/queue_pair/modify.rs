@@ -355,7 +355,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
             }
         }
         #[cfg(feature = "mlx5")]
-        if self.object.properties.driver.is_some_and(super::DriverTransport::is_dc) {
+        if self.object.properties.driver.is_some_and(super::transport::DriverTransport::is_dc) {
             all = self.dc_attributes(all, port.active_mtu());
         }
         let states = [S::Reset, S::Init, S::ReadyToReceive, S::ReadyToSend];
