@@ -49,7 +49,7 @@ impl Buffers {
         self.wanted > 0
     }
 
-    /// What is to be registered, if anything is wanted: call it without the lock, and [add](Self::add) the result.
+    /// The buffers to register, if any are wanted: call this without the lock, and [add](Self::add) the result.
     pub(crate) fn growth(&mut self) -> Option<Growth> {
         let least = std::mem::take(&mut self.wanted);
         // Doubling keeps the number of pools small.

@@ -188,7 +188,7 @@ impl Config {
 
     pub(crate) fn hello(&self) -> Hello {
         Hello {
-            // They are in range: see `check`.
+            // `check` has seen that they are in range.
             chunk: self.chunk as u32,
             receives: self.receives as u16,
             keep_alive: u32::try_from(self.keep_alive.as_secs()).unwrap_or(u32::MAX),

@@ -41,7 +41,7 @@ pub(crate) enum Piece<B> {
 }
 
 impl<B: Chunk> Piece<B> {
-    /// What is not read yet.
+    /// The bytes that are not read yet.
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
             Self::Kept(buffer, at) => &buffer.bytes()[*at..],
@@ -49,7 +49,7 @@ impl<B: Chunk> Piece<B> {
         }
     }
 
-    /// So much was read. More than there is counts as all.
+    /// Marks `len` bytes as read, at most all of them.
     pub(crate) fn consume(&mut self, len: usize) {
         let len = len.min(self.bytes().len());
         let (Self::Kept(_, at) | Self::Copied(_, at)) = self;
@@ -64,14 +64,14 @@ impl<B: Chunk> Piece<B> {
     }
 }
 
-/// What is to be sent.
+/// A message to send.
 #[derive(Debug)]
 pub(crate) enum Post<B> {
     Data(B, Sent),
     Control([u8; HEADER], Sent),
 }
 
-/// What a message was, for when it has arrived.
+/// The kind of a message in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Sent {
     pub(crate) is_data: bool,
@@ -79,7 +79,7 @@ pub(crate) struct Sent {
     pub(crate) closed: bool,
 }
 
-/// What there is to be read.
+/// The result of a read.
 #[derive(Debug)]
 pub(crate) enum Read<B> {
     Piece(Piece<B>),
@@ -97,14 +97,14 @@ enum Saying {
     Arrived,
 }
 
-/// What a period of keep-alive without anything else asks for.
+/// The consequence of a period of keep-alive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Tick {
     /// Nothing: the peer was heard of, or has time left.
     Alive,
     /// The device is to ask the peer's device whether it is there.
     Probe,
-    /// What was sent before the last period has not arrived.
+    /// A message that was sent before the last period has not arrived.
     Stuck,
 }
 
@@ -115,7 +115,7 @@ pub(crate) struct Settings {
     pub(crate) receives: u32,
     /// Messages with data in flight.
     pub(crate) sends: u32,
-    /// From so many in flight on, writes are gathered.
+    /// Writes are gathered from so many messages in flight on.
     pub(crate) gather_at: u32,
 }
 
@@ -134,7 +134,7 @@ pub(crate) struct Conn<B> {
     moved: bool,
     /// At the last tick, something was to arrive or to be acknowledged.
     was_busy: bool,
-    // What comes in.
+    // The receiving direction.
     ready: VecDeque<Piece<B>>,
     /// How many messages with data the peer may send.
     granted: u32,
@@ -142,9 +142,9 @@ pub(crate) struct Conn<B> {
     owed: u32,
     fin_in: bool,
     closed_in: bool,
-    /// What was gathered was thrown away, as the peer had closed.
+    /// Gathered bytes were thrown away, as the peer had closed.
     lost: bool,
-    // What goes out.
+    // The sending direction.
     /// What is gathered.
     tail: Option<B>,
     credits: u32,
@@ -155,7 +155,7 @@ pub(crate) struct Conn<B> {
     resets: bool,
     flushes: bool,
     pings: bool,
-    /// What arrives is thrown away.
+    /// Bytes that arrive are thrown away.
     discards: bool,
     pub(crate) nodelay: bool,
 }
@@ -221,7 +221,7 @@ impl<B: Chunk> Conn<B> {
         match self.receive(buffer.bytes()) {
             Ok(0) => Some(buffer),
             Ok(_) if self.closing != Saying::No => {
-                // Nobody reads it.
+                // The program has dropped the stream, and reads nothing.
                 self.reset();
                 Some(buffer)
             }
@@ -297,7 +297,7 @@ impl<B: Chunk> Conn<B> {
         }
     }
 
-    /// It has failed, if it had not before. What has arrived can be read.
+    /// Notes the first failure. All that has arrived can be read.
     pub(crate) fn fail(&mut self, error: StreamError) {
         self.failure.get_or_insert(error);
         self.tail = None;
@@ -323,7 +323,7 @@ impl<B: Chunk> Conn<B> {
             || self.pings
     }
 
-    /// What is to be sent next.
+    /// Returns the message to send next.
     pub(crate) fn next_post(&mut self) -> Option<Post<B>> {
         let peer = self.peer?;
         if self.failure.is_some() || self.closed_in {
@@ -561,7 +561,7 @@ impl<B: Chunk> Conn<B> {
         has_room || self.fin != Saying::No || self.closed_in || self.failure.is_some()
     }
 
-    /// What is left in it, for its buffers.
+    /// Takes the buffers that are left.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = B> {
         self.tail.take().into_iter().chain(self.ready.drain(..).filter_map(Piece::into_buffer))
     }
@@ -636,7 +636,7 @@ mod tests {
             assert_eq!(conn.tick(), Tick::Alive);
             conn.on_sent(sent);
             assert_eq!(conn.tick(), Tick::Alive);
-            // It was idle until now.
+            // The stream was idle until now.
             sent = write(&mut conn);
         }
         assert_eq!(conn.tick(), Tick::Alive);

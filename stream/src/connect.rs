@@ -97,7 +97,7 @@ pub(crate) fn explain(error: io::Error) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, text)
 }
 
-/// What the first address gives that leads anywhere.
+/// Connects to the first address that leads anywhere.
 fn first<T>(
     address: impl ToSocketAddrs,
     deadline: Instant,
@@ -185,11 +185,11 @@ pub struct Listener {
     deadline: Mutex<Option<Instant>>,
 }
 
-/// What a thread waits for.
+/// The acceptor and the clients of a listener, while no thread has them.
 #[derive(Debug)]
 struct Waiting {
     acceptor: Acceptor,
-    /// Those that are connecting.
+    /// Clients that are connecting.
     clients: Vec<Client>,
 }
 
@@ -201,7 +201,7 @@ enum Acceptor {
     Manager(rdmacm::Listener),
 }
 
-/// What a listener waits for, while one thread has it.
+/// Lends a listener's acceptor and clients to one thread.
 struct Turn<'l> {
     listener: &'l Listener,
     /// `None` when it is dropped.
@@ -223,10 +223,10 @@ struct Client {
 
 /// How far a client is.
 enum Arriving {
-    /// It has said nothing, and takes no place of the hub.
+    /// The client has said nothing, and takes no place of the hub.
     Silent(TcpStream),
     Over(TcpStream, Box<Handshake>),
-    /// It waits to be accepted.
+    /// The stream waits to be accepted.
     Connected(Handle),
     #[cfg(feature = "rdmacm")]
     Requested(Box<rdmacm::ConnectionRequest>),
@@ -286,7 +286,7 @@ impl Listener {
         Ok(self.local)
     }
 
-    /// From now on [`accept`](Self::accept) waits until then at most. `None`: for ever.
+    /// Sets until when [`accept`](Self::accept) waits. `None`: for ever.
     pub fn set_deadline(&self, deadline: Option<Instant>) {
         *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = deadline;
     }
@@ -434,7 +434,7 @@ impl Acceptor {
                 }
                 Err(error) => match error.kind() {
                     ErrorKind::WouldBlock => Ok(None),
-                    // It is gone already.
+                    // The client is gone already.
                     ErrorKind::ConnectionAborted | ErrorKind::Interrupted => Ok(None),
                     _ => Err(error),
                 },
@@ -557,7 +557,7 @@ fn next_in_order(clients: &[Client], now: Instant) -> Option<usize> {
 
 /// Tells a client that there is no room for it, as far as that can be without waiting.
 pub(crate) fn refuse(stream: &TcpStream) {
-    // What is unread would have the system throw the refusal away.
+    // Unread bytes would have the system throw the refusal away.
     let _ = (&*stream).read(&mut [0; 512]);
     let _ = (&*stream).write(REFUSED);
     let _ = stream.shutdown(Shutdown::Write);

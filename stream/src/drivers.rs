@@ -1,4 +1,4 @@
-//! Who drives a hub, when a driver ends, and who is woken then.
+//! The drivers of a hub: who drives it, when a driver ends, and who is woken then.
 //!
 //! To drive a hub is to poll its loop, to give what has ended to all streams, and to do what is due by time. Each driver does so
 //! for everybody, and there may be any number of them:
@@ -49,7 +49,7 @@ pub(crate) type RuntimeId = Option<runtime::Id>;
 #[cfg(feature = "tokio")]
 struct Runtime {
     id: RuntimeId,
-    /// By a task, or else by the helper.
+    /// A task drives the hub there; otherwise the helper does.
     has_task: bool,
 }
 

@@ -22,7 +22,7 @@ pub enum StreamError {
     Reset,
     /// The peer reads no more, or this side has been shut down for writing.
     BrokenPipe,
-    /// What was sent has not arrived for longer than two periods of [keep-alive](crate::HubBuilder::keep_alive).
+    /// A message has not arrived for longer than two periods of [keep-alive](crate::HubBuilder::keep_alive).
     TimedOut,
     /// The peer does not keep the rules: what is wrong.
     Protocol(&'static str),

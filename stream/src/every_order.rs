@@ -18,7 +18,7 @@ enum Event {
     Read,
     /// The first of its messages on the way arrives at the peer.
     Arrive,
-    /// It hears that its first message has arrived.
+    /// The side hears that its first message has arrived.
     Sent,
     Shutdown,
     Close,
@@ -42,19 +42,19 @@ struct Side {
     conn: Conn<Plain>,
     on_the_way: VecDeque<(Vec<u8>, Sent)>,
     arrived: VecDeque<Sent>,
-    /// What it has written and the peer has not read.
+    /// Bytes that this side has written and the peer has not read.
     unread: VecDeque<u8>,
-    /// Of those, what has arrived at the peer.
+    /// The number of unread bytes that have arrived at the peer.
     delivered: usize,
     written: u8,
-    /// Of those, what has arrived at the peer's device.
+    /// The number of written bytes that have arrived at the peer's device.
     reached: u8,
     has_shut_down: bool,
     is_closed: bool,
     has_read_end: bool,
     has_failed: bool,
     was_gone: bool,
-    /// It was closed, and its queue pair is no more.
+    /// The stream was closed, and its queue pair destroyed.
     is_removed: bool,
 }
 

@@ -18,9 +18,9 @@ use crate::wire::Hello;
 /// Which of the two sides begins an exchange.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
-    /// It sends first.
+    /// This side sends first.
     Connects,
-    /// It answers.
+    /// This side answers.
     Accepts,
 }
 
@@ -221,7 +221,7 @@ fn put_back(hub: &Inner, channel: DetachedChannel<'static>) -> io::Result<()> {
 fn abandon(hub: &Inner, channel: DetachedChannel<'static>) {
     let mut state = hub.lock();
     let id = channel.id();
-    // It is its own loop's.
+    // The channel is of this loop.
     let _ = state.lp.put_back(channel);
     state.remove(id);
 }

@@ -1,4 +1,4 @@
-//! What a hostile peer may send, tried as a property and by a fuzzer.
+//! Messages of a hostile peer, tried as a property and by a fuzzer.
 
 use std::io::IoSlice;
 
@@ -60,7 +60,7 @@ pub fn messages(data: &[u8]) {
             0 | 1 => {
                 let was_unread = unread;
                 let kept = conn.on_message(Plain::of(bytes), what & 0x40 == 0).is_none();
-                // What comes after the close is thrown away.
+                // Data after the close are thrown away.
                 if conn.failure().is_none() && !is_closed && bytes.len() > HEADER {
                     unread += 1;
                 }
@@ -115,7 +115,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        // What fails is for the commit that mends it.
+        // A failure becomes a test in the commit that mends it.
         #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
 
         #[test]

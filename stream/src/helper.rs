@@ -73,7 +73,7 @@ fn help(hub: &Inner) {
             thread::sleep(LOOK);
             continue;
         }
-        // Nobody has polled since the last look.
+        // No driver has polled since the last look.
         let Ok(Some((count, due))) = hub.serve(true, true) else { continue };
         seen = Some(hub.lock().drivers.turns);
         if count == TURN {

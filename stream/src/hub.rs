@@ -1,4 +1,4 @@
-//! What many streams share: a loop and its lock. [`drivers`](crate::drivers) says who polls it.
+//! A hub: the loop that many streams share, and its lock. [`drivers`](crate::drivers) says who polls it.
 //!
 //! The lock is held while something is posted or polled, and not while a verb is called that may take long, or a task is woken:
 //! [`Guard`] does that after it has released the lock. A thread that waits for something sleeps without the lock. It has armed the
@@ -116,7 +116,7 @@ impl Hub {
         Ok(Self { inner })
     }
 
-    /// What was done so far.
+    /// Counters since the hub was made.
     pub fn stats(&self) -> Stats {
         let state = self.inner.lock();
         Stats { connections: state.count, ..state.stats }
@@ -186,7 +186,7 @@ impl Inner {
 
     /// Whoever releases this lock has nothing to do afterwards.
     pub(crate) fn lock_quietly(&self) -> MutexGuard<'_, State> {
-        // What is behind it is consistent wherever something can panic.
+        // The state is consistent wherever something can panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -431,7 +431,7 @@ impl Guard<'_> {
         if let Some(growth) = growth {
             let grown = growth.register(&self.inner.domain);
             let mut state = self.inner.lock();
-            // Those that have found no buffer wait for one that comes back.
+            // Writers that have found no buffer wait for one that comes back.
             let _ = state.buffers.add(grown);
             state.feed();
         }

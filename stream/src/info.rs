@@ -1,15 +1,15 @@
-//! What a request says of its connection.
+//! Connection info of a request.
 
 use std::net::SocketAddr;
 
 use crate::tokio::Stream;
 
-/// What a request says of its connection: the addresses of the TCP stream over which the two sides have connected.
+/// Connection info of a request: the addresses of the TCP stream over which the two sides have connected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RdmaConnectInfo {
-    /// That of this side.
+    /// The address of this side.
     pub local_addr: Option<SocketAddr>,
-    /// That of the client.
+    /// The address of the client.
     pub remote_addr: Option<SocketAddr>,
 }
 

@@ -118,7 +118,7 @@ fn prepare(
         Ok(builder) => builder,
         Err(error) => {
             hub.count_refused(&error);
-            // It is rejected in any case.
+            // A drop would reject the client, too.
             let _ = request.reject(REFUSED);
             return Err(error);
         }
@@ -153,7 +153,7 @@ fn adopt(
     added.map(|()| place)
 }
 
-/// What the peer says of itself. Zeros may follow it.
+/// Reads the peer's hello. Zeros may follow it.
 fn hello(private_data: &[u8]) -> io::Result<Hello> {
     Ok(Hello::from_bytes(private_data.get(..HELLO).unwrap_or(private_data))?)
 }

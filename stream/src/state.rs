@@ -237,7 +237,7 @@ impl State {
             match self.lp.next_ended() {
                 Ok(Some(ended)) => self.dispatch(ended),
                 Ok(None) => break,
-                // It has ended nothing.
+                // Such a completion ends nothing.
                 Err(TransportError::UnknownCompletion { .. }) => {}
                 Err(error) => {
                     self.stop(StreamError::Transport(error));
@@ -342,7 +342,7 @@ impl State {
         }
     }
 
-    /// There may be a buffer: wakes all writers that have found none. The first of them may not want it any more.
+    /// A buffer may be free: wakes all writers that have found none. The first of them may not want it any more.
     pub(crate) fn feed(&mut self) {
         if self.starved.is_empty() {
             return;
@@ -449,7 +449,7 @@ impl State {
 
     /// The program has dropped a stream. Returns whether it is gone.
     pub(crate) fn close(&mut self, id: ChannelId) -> bool {
-        // What has arrived is unread, whether or not anybody has polled since.
+        // Bytes that have arrived are unread, whether or not anybody has polled since.
         self.catch_up();
         let Some(member) = self.member(id) else { return true };
         let has_read_all = !member.has_unread;
@@ -507,7 +507,7 @@ impl State {
 
     /// The peer of a stream has closed the connection used for set-up.
     pub(crate) fn is_gone(&mut self, id: ChannelId) {
-        // What has arrived before comes first.
+        // The stream reads all that has arrived before.
         self.catch_up();
         if let Some(member) = self.member(id) {
             member.conn.on_gone();

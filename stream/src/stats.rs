@@ -1,6 +1,6 @@
-//! What a hub has done.
+//! Counters of a hub.
 
-/// What a [`Hub`](crate::Hub) has done so far.
+/// Counters of a [`Hub`](crate::Hub) since it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Stats {

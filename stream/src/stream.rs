@@ -40,7 +40,7 @@ impl Addresses {
     }
 }
 
-/// What both halves of a stream have. The stream ends with the last one.
+/// State of both halves of a stream. The stream ends with the last one.
 pub(crate) struct Handle {
     pub(crate) hub: Arc<Inner>,
     pub(crate) id: ChannelId,
@@ -142,10 +142,10 @@ impl Drop for Handle {
     }
 }
 
-/// What has arrived, and how it is read.
+/// The receiving side of a stream.
 pub(crate) struct Reader {
     pub(crate) handle: Arc<Handle>,
-    /// What was taken of the stream: one piece, or more if some were put back.
+    /// Pieces taken of the stream: one, or more if some were put back.
     current: VecDeque<Piece<PooledBuffer>>,
 }
 
@@ -178,7 +178,7 @@ impl Reader {
         !self.current.is_empty()
     }
 
-    /// What can be read at once.
+    /// The bytes that can be read at once.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.current.front().map_or(&[], Piece::bytes)
     }
@@ -222,7 +222,7 @@ impl Drop for Reader {
     }
 }
 
-/// What is written.
+/// The sending side of a stream.
 pub(crate) struct Writer {
     pub(crate) handle: Arc<Handle>,
     /// How long the `shutdown` of a task waits.
@@ -263,7 +263,7 @@ pub(crate) fn not_taken() -> io::Error {
 pub struct ReadHalf {
     reader: Arc<Mutex<Reader>>,
     handle: Arc<Handle>,
-    /// What [`BufRead`] has returned and is not consumed yet. Any other call puts it back first.
+    /// A piece that [`BufRead`] has returned and is not consumed yet. Any other call puts it back first.
     held: Mutex<Option<Piece<PooledBuffer>>>,
 }
 
@@ -393,7 +393,7 @@ impl Stream {
         self.handle().write_timeout.set(timeout)
     }
 
-    /// What was set by [`set_read_timeout`](Self::set_read_timeout).
+    /// Returns what was set by [`set_read_timeout`](Self::set_read_timeout).
     ///
     /// # Errors
     ///
@@ -402,7 +402,7 @@ impl Stream {
         Ok(self.handle().read_timeout.get())
     }
 
-    /// What was set by [`set_write_timeout`](Self::set_write_timeout).
+    /// Returns what was set by [`set_write_timeout`](Self::set_write_timeout).
     ///
     /// # Errors
     ///
@@ -421,7 +421,7 @@ impl Stream {
         Ok(())
     }
 
-    /// What was set by [`set_nodelay`](Self::set_nodelay).
+    /// Returns what was set by [`set_nodelay`](Self::set_nodelay).
     ///
     /// # Errors
     ///
@@ -487,7 +487,7 @@ impl ReadHalf {
         };
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
         if held.is_some() {
-            // What another name of the stream has taken meanwhile came later.
+            // Pieces that another name of the stream has taken meanwhile came later.
             reader.put_back(held);
         }
         Ok(reader)
@@ -526,7 +526,7 @@ impl ReadHalf {
 
 impl Drop for ReadHalf {
     fn drop(&mut self) {
-        // What was held is unread, for another name of the stream or for the peer.
+        // The held piece is unread, for another name of the stream or for the peer.
         let held = self.held.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some(held) = held else { return };
         if let Ok(mut reader) = self.reader.try_lock() {
@@ -628,7 +628,7 @@ impl Writer {
             Ok(Some((written, state.drivers.runs > 0 || state.is_flushed(*id))))
         })?;
         if !is_sent {
-            // What has been taken counts as written, whatever becomes of it: the helper sends the rest.
+            // Taken bytes count as written, whatever becomes of them: the helper sends the rest.
             let _ = self.flush_until(deadline);
         }
         Ok(written)

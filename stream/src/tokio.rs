@@ -100,11 +100,11 @@ impl Readiness {
     }
 }
 
-/// What the driver of a runtime sleeps on.
+/// The files for which the driver of a runtime sleeps.
 struct Files {
     /// One descriptor for all that the hub polls for.
     polled: Readiness,
-    /// They tell that peers, or the hub, may be gone.
+    /// Readable when peers, or the hub, may be gone.
     ends: Readiness,
     _sockets: Arc<Sockets>,
 }
@@ -170,7 +170,7 @@ impl Drop for Driver {
         if state.drivers.have_tasks() {
             return;
         }
-        // They were kept for this driver.
+        // The hub was kept for this driver.
         let kept = state.kept.take();
         drop(state);
         drop(kept);
@@ -199,7 +199,7 @@ async fn drive(driver: Driver, files: Files) {
             continue;
         }
         drop(inner);
-        // It was armed before it was polled: what has ended since then is told.
+        // The loop was armed before it was polled: an operation that ends since then raises an event.
         idle = 0;
         if due != at {
             at = due;
@@ -219,7 +219,7 @@ async fn drive(driver: Driver, files: Files) {
     }
 }
 
-/// What a task waits for: the stream's reader, or its writer.
+/// The place of a task's waker: the stream's reader, or its writer.
 type Place = fn(&mut Member) -> &mut Option<Waker>;
 
 /// Looks for something. If it is not there, the task is woken when it is.
@@ -549,7 +549,7 @@ impl Stream {
         Ok(())
     }
 
-    /// What was set by [`set_nodelay`](Self::set_nodelay).
+    /// Returns what was set by [`set_nodelay`](Self::set_nodelay).
     ///
     /// # Errors
     ///
@@ -921,16 +921,16 @@ pub struct Listener {
     tasks: Arc<WaitingTasks>,
 }
 
-/// What a listener accepts from.
+/// The acceptor of a listener, and its clients.
 struct Accepting {
     acceptor: Acceptor,
     /// The clients that are connecting. Each has its number in the order in which they came.
     joins: JoinSet<(u64, io::Result<Stream>)>,
-    /// Those that have connected.
+    /// Streams that have connected.
     connected: BTreeMap<u64, Stream>,
     /// The number of the next client.
     next: u64,
-    /// Until when a client that has connected waits for those that came before it.
+    /// The time that a client that has connected gives to those that came before it.
     patience: Pin<Box<Sleep>>,
 }
 
@@ -959,12 +959,12 @@ impl Wake for WaitingTasks {
     }
 }
 
-/// What the clients of a listener know of each other.
+/// State that the clients of a listener share.
 #[derive(Default)]
 struct PendingClients {
-    /// There are as many as may be, and others may wait.
+    /// The listener has as many clients as it takes, and others may wait.
     is_full: AtomicBool,
-    /// In order of arrival.
+    /// Clients in order of arrival.
     clients: Mutex<Vec<Client>>,
     /// One at a time takes a place, so that no other one takes what is made free for it.
     turn: ::tokio::sync::Mutex<()>,
@@ -974,7 +974,7 @@ struct Client {
     task: AbortHandle,
     number: u64,
     since: Instant,
-    /// It has begun to connect.
+    /// The client has begun to connect.
     has_place: Arc<AtomicBool>,
 }
 
@@ -1004,7 +1004,7 @@ impl PendingClients {
         self.clients().iter().find(connects).map(|client| client.task.clone())
     }
 
-    /// Until when a client waits for those that came before it and may connect soon.
+    /// Returns until when a client waits for those that came before it and may connect soon.
     fn in_order(&self, number: u64) -> Option<Instant> {
         let clients = self.clients();
         let earlier = clients.iter().filter(|client| client.number < number);

@@ -1,4 +1,4 @@
-//! What tells that a peer's process is gone.
+//! Watching connections whose end says that a peer's process is gone.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -56,7 +56,7 @@ impl PeerWatch {
     pub(crate) fn has_ended(&mut self) -> bool {
         match self {
             Self::Socket(socket) => peer_has_closed(socket).unwrap_or(false),
-            // It says so itself.
+            // The task tells the hub itself.
             #[cfg(feature = "tokio")]
             Self::Task(_) => false,
             #[cfg(feature = "rdmacm")]
@@ -72,7 +72,7 @@ impl PeerWatch {
         }
     }
 
-    /// What happens to its file, if it has one, at the end and perhaps before.
+    /// The file to watch, if there is one, with the events that come at the end and perhaps before.
     fn file(&self) -> Option<(BorrowedFd<'_>, EventFlags)> {
         // Once: what has ended stays so.
         match self {
@@ -105,7 +105,7 @@ impl Sockets {
         Ok(epoll::add(&self.epoll, file, EventData::new_u64(index as u64), events)?)
     }
 
-    /// It had not ended: watches it again.
+    /// Watches a connection again that had not ended.
     pub(crate) fn add_again(&self, line: &PeerWatch, index: usize) -> io::Result<()> {
         let Some((file, events)) = line.file() else { return Ok(()) };
         Ok(epoll::modify(&self.epoll, file, EventData::new_u64(index as u64), events)?)
@@ -113,7 +113,7 @@ impl Sockets {
 
     /// Whoever sleeps here is to end.
     pub(crate) fn stop(&self) {
-        // It fails only if it was written to before.
+        // The write fails only after earlier ones.
         let _ = write(&self.stop, &1_u64.to_ne_bytes());
     }
 

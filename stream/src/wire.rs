@@ -1,4 +1,4 @@
-//! What two streams say to each other, in bytes. All numbers are in network order.
+//! The bytes that two streams exchange. All numbers are in network order.
 //!
 //! A message is a header of 4 bytes, and bytes of the stream behind it:
 //!
@@ -19,7 +19,7 @@ use std::io;
 
 use crate::StreamError;
 
-/// What a listener whose hub has no room sends instead of the exchange, or with its rejection.
+/// A listener whose hub has no room sends this instead of the exchange, or with its rejection.
 pub(crate) const REFUSED: &[u8; 8] = b"ibvSfull";
 
 /// Whether the first bytes of a listener are its refusal.
@@ -81,7 +81,7 @@ impl Header {
     }
 }
 
-/// What a side says of itself.
+/// The parameters that a side announces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Hello {
     /// The longest message that it receives, with its header.
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        // What fails is for the commit that mends it.
+        // A failure becomes a test in the commit that mends it.
         #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
 
         #[test]
