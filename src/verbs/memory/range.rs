@@ -5,7 +5,7 @@ use super::buffer::{GatherBuffer, One, ScatterBuffer};
 use super::raw_region::Raw;
 use super::region::{Backing, InMemory, Peers, Region};
 use super::remote_region::RemoteMemoryRegion;
-use super::scatter_gather::{Element, resolve};
+use super::scatter_gather::Element;
 use super::shared_region::Shared;
 use super::shared_slice::SharedMemorySlice;
 use crate::base::debug::debug;
@@ -56,8 +56,8 @@ impl<M: InMemory + Peers + 'static> MemoryRange<M> {
     ///    an address of this program: it has an [iova](crate::RegionOptions::iova) of its own, is imported, or is a
     ///    dma-buf that is not registered by
     ///    [`map_dmabuf`](crate::memory::RawMemoryRegion::map_dmabuf).
+    #[inline]
     pub fn new(region: Arc<Region<'static, M>>, range: impl RangeBounds<usize>) -> Result<Self> {
-        let range = resolve(range, region.len())?;
         let element = region.sge_of_range(range)?;
         Ok(Self { region, element })
     }

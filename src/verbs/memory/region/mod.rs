@@ -293,6 +293,7 @@ impl<M: Addressed> Region<'_, M> {
 
 impl<M: InMemory> Region<'_, M> {
     /// Its address is this program's own, though perhaps nothing can be read there.
+    #[inline]
     pub(in crate::verbs::memory) fn sge_of_range(
         &self,
         range: impl RangeBounds<usize>,
