@@ -2,6 +2,8 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::device::{Device, invalid};
 
@@ -92,8 +94,9 @@ fn parse(value: &str) -> io::Result<Vec<Named<'_>>> {
 /// `IBVERBS_SOFTWARE` is set, it makes and registers the devices that it names instead, in addition to existing ones:
 /// see [`Device::from_environment`]. So an empty variable means none at all.
 ///
-/// It prints a line about each device on standard error. Keep the returned devices for as long as they should be
-/// listed: `let _ = register_if_none()?;` drops them at once.
+/// It prints a line about each device on standard error. Keep the returned guard for as long as the devices should be
+/// listed: `let _ = register_if_none()?;` drops them at once. While one guard lives, each further call returns a guard of the
+/// same devices, and the last of them takes the devices away: so each test of a program has its own.
 ///
 /// ```
 /// let software = ibverbs_software::register_if_none()?;
@@ -106,12 +109,16 @@ fn parse(value: &str) -> io::Result<Vec<Named<'_>>> {
 /// # Errors
 ///
 /// Those of [`Device::from_environment`].
-pub fn register_if_none() -> io::Result<Vec<Device>> {
+pub fn register_if_none() -> io::Result<RegisteredDevices> {
+    let mut current = current();
+    if let Some(devices) = current.upgrade() {
+        return Ok(RegisteredDevices(devices));
+    }
     let (devices, why) = match Device::from_environment()? {
         Some(devices) => (devices, "as IBVERBS_SOFTWARE says"),
         // Devices that cannot be listed cannot be used either.
         None if ibverbs::devices().is_ok_and(|devices| !devices.is_empty()) => {
-            return Ok(Vec::new());
+            return Ok(RegisteredDevices(Arc::default()));
         }
         None => {
             let device = Device::new().map_err(|e| explained(&e, "no device made of software"))?;
@@ -122,7 +129,37 @@ pub fn register_if_none() -> io::Result<Vec<Device>> {
         device.register();
         eprintln!("using {} at {}, made of software: {why}", device.name(), device.address());
     }
-    Ok(devices)
+    let devices = Arc::new(devices);
+    *current = Arc::downgrade(&devices);
+    Ok(RegisteredDevices(devices))
+}
+
+/// The devices of the guards that live.
+fn current() -> MutexGuard<'static, Weak<Vec<Device>>> {
+    static CURRENT: Mutex<Weak<Vec<Device>>> = Mutex::new(Weak::new());
+    CURRENT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The guard of [`register_if_none`], with the devices that it registered: none if the machine has others. Guards that live at
+/// the same time share the devices, and the last one that is dropped takes them away.
+#[derive(Debug)]
+#[must_use = "the devices are listed for as long as a guard lives"]
+pub struct RegisteredDevices(Arc<Vec<Device>>);
+
+impl Deref for RegisteredDevices {
+    type Target = [Device];
+
+    fn deref(&self) -> &[Device] {
+        &self.0
+    }
+}
+
+impl Drop for RegisteredDevices {
+    fn drop(&mut self) {
+        // A call that makes devices next finds the names and addresses of these free.
+        let _current = current();
+        self.0 = Arc::default();
+    }
 }
 
 /// Says what could not be made, and the usual cause of an address in use.

@@ -126,7 +126,7 @@ mod wire;
 
 pub use builder::Builder;
 pub use device::Device;
-pub use environment::register_if_none;
+pub use environment::{RegisteredDevices, register_if_none};
 pub use faults::{EventSubject, MadeUpCompletion, Verb, When};
 pub use inspect::LiveObjects;
 pub use network::{

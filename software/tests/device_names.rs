@@ -32,6 +32,23 @@ fn the_error_names_the_device_and_those_that_there_are() {
     says(ibverbs::open("thrid"), &["\"thrid\"", "there are: ", &software[0].name(), "second"]);
     // However long what was called is.
     says(ibverbs::open(&"x".repeat(5000)), &["there are: "]);
+    // The last guard takes the device away, as each test of a program has its own.
+    let shared = register_if_none().unwrap();
+    assert_eq!(shared[0].name(), software[0].name());
     drop((software, second));
+    drop(ibverbs::open_first().unwrap());
+    drop(shared);
+    says(ibverbs::open_first(), kept);
+    std::thread::scope(|threads| {
+        for _ in 0..8 {
+            threads.spawn(|| {
+                for _ in 0..20 {
+                    let guard = register_if_none().unwrap();
+                    drop(ibverbs::open_first().unwrap());
+                    drop(guard);
+                }
+            });
+        }
+    });
     says(ibverbs::open_first(), kept);
 }
