@@ -59,7 +59,7 @@ impl Programs {
     /// Runs both. Returns what the receiver and the sender have printed, and how they have ended.
     fn run(&self, before: &str, receive: &[&str], send: &[&str]) -> [Output; 2] {
         let receiver = self.start(1, before, &[&["receive"], receive].concat());
-        let sender = self.start(3, ":", &[&["send"], send, &["localhost"]].concat());
+        let sender = self.start(3, ":", &[&["send"], send, &["127.0.0.1"]].concat());
         let sender = sender.wait_with_output().unwrap();
         [receiver.wait_with_output().unwrap(), sender]
     }
