@@ -22,7 +22,7 @@ pub(crate) struct Options {
     pub(crate) server: Option<String>,
     pub(crate) device: Option<String>,
     /// A software device, if the machine has no RDMA device.
-    _software: Vec<ibverbs_software::Device>,
+    _software: ibverbs_software::RegisteredDevices,
     /// The number of rounds or MiB, depending on the example.
     pub(crate) count: u64,
     tcp_port: u16,

@@ -132,7 +132,7 @@ fn child() -> Result<()> {
             line?.split_once(' ').map(|(a, b)| (a.parse(), b == "rdma")).ok_or("a row")?;
         let row: usize = row?;
         let hub = hub(&device)?;
-        if row % 2 == 0 {
+        if row.is_multiple_of(2) {
             if over_rdma {
                 let listener = Listener::bind(&hub, "127.0.0.1:0")?;
                 println!("{}", listener.local_addr()?);
@@ -165,7 +165,7 @@ fn child() -> Result<()> {
 }
 
 fn ask(hub: &Hub, row: usize, address: &str, over_rdma: bool) -> Result<Duration> {
-    if row % 2 == 0 {
+    if row.is_multiple_of(2) {
         if over_rdma {
             let deadline = Instant::now() + Duration::from_secs(10);
             return asks(Stream::connect(hub, address, deadline)?, row);

@@ -73,7 +73,7 @@ fn run() -> Result<()> {
     }
     // A device made of software, if the machine has no RDMA device.
     let is_plot = words.first().is_some_and(|word| word == "plot");
-    let _software = if is_plot { Vec::new() } else { ibverbs_software::register_if_none()? };
+    let _software = if is_plot { None } else { Some(ibverbs_software::register_if_none()?) };
     let words: Vec<_> = words.iter().map(String::as_str).collect();
     let file = |name: &str| Data::File(PathBuf::from(name));
     match (&words[..], memory) {
