@@ -45,19 +45,19 @@ use crate::verbs::queue_pair::QueuePairEndpoint;
 /// | [`scope`](Self::scope), [`manual_scope`](Self::manual_scope) | many, each with a handle to wait for it | several things at a time: pipelines |
 /// | [`post_unpolled`](Self::post_unpolled), [`send_unpolled`](Self::send_unpolled) … | one operation; the rest is up to the caller, and `unsafe` | what does not fit into a scope |
 ///
-/// An operation that owns its buffer, so that nothing is borrowed, is posted on a [`Loop`], of one channel if need be, or an
+/// An operation that owns its buffer, so that nothing is borrowed, is posted on a [`Loop`](crate::Loop), of one channel if need be, or an
 /// [`AsyncChannel`](crate::AsyncChannel).
 ///
 /// Each takes any [request](crate::channel::WorkRequest). None of them allocates. The channel is built for a number of operations in flight
-/// ([`max_send_wr`](ChannelBuilder::max_send_wr), [`max_recv_wr`](ChannelBuilder::max_recv_wr)).
+/// ([`max_send_wr`](crate::ChannelBuilder::max_send_wr), [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr)).
 ///
 /// # Waiting
 ///
-/// Waiting means polling at full speed. With [`sleep_after`](ChannelBuilder::sleep_after), a wait first
+/// Waiting means polling at full speed. With [`sleep_after`](crate::ChannelBuilder::sleep_after), a wait first
 /// polls, and then sleeps until the device wakes the thread. A receive completes when the peer sends, which
 /// may be never: each wait has a variant with a **deadline** ([`until`](Self::until) for blocking operations). When the deadline of a blocking operation or of
 /// a scope passes, the channel is stopped: the queue pair goes to the error state, and everything in flight ends. After
-/// that, and after a failed operation, [`reset`](Self::reset) and a new [`handshake`](PreparedChannel::handshake)
+/// that, and after a failed operation, [`reset`](Self::reset) and a new [`handshake`](crate::PreparedChannel::handshake)
 /// make the channel usable again; the peer has to do the same. Waits for credit stop nothing: what is in flight
 /// stays in flight.
 ///

@@ -1,4 +1,5 @@
-//! Channels: RDMA in safe Rust. A [`Channel`] is a connection to one peer; a [`Loop`] has many of them.
+//! Channels: RDMA in safe Rust. A [`Channel`] is a connection to one peer; a [`Loop`](crate::Loop) has many of
+//! them.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -27,10 +28,10 @@
 //! | build and connect a channel | [`ChannelBuilder`], [`PreparedChannel`]; [`tcp`](crate::tcp), `rdmacm` |
 //! | post and wait, one thing after the other | [`Channel`], with a deadline [`ChannelUntil`] |
 //! | post many, which borrow their buffers | [`Scope`], [`ScopedPendingWork`] |
-//! | send datagrams, also to many at once | [`DatagramsBuilder`], [`Loop::send_to`], [`Loop::join`] |
-//! | post what owns its buffer, serve many peers | [`Loop`], [`ChannelId`], [`Ended`]; [`OwnedBuffer`], [`AnyBuffer`], [`LoopBuffer`] |
-//! | end waits from another thread | [`CancelHandle`]; of a loop [`LoopWaker`], [`LoopWaiter`] |
-//! | connect or destroy beside a running loop | [`DetachedChannel`], [`DestroyedChannel`] |
+//! | prepare an end for datagrams | [`DatagramsBuilder`] |
+//! | own the buffer of an operation, on a loop or as a future | [`OwnedBuffer`], [`AnyBuffer`] |
+//! | serve many peers | [`event_loop`](crate::event_loop) |
+//! | end waits from another thread | [`CancelHandle`] |
 //! | do the same with several peers | [`ChannelSet`], [`SetScope`] |
 //! | post by hand (`unsafe`) | [`PendingWork`] |
 //! | understand an error | [`TransportError`], [`ScopeError`], [`OperationError`] |

@@ -77,7 +77,7 @@ macro_rules! over_a_stream {
         ///
         /// # Errors
         ///
-        ///  - [`PrivateDataTooLong`](ExchangeError::PrivateDataTooLong).
+        ///  - [`PrivateDataTooLong`](crate::tcp::ExchangeError::PrivateDataTooLong).
         pub fn begin_connect(
             self,
             private_data: &[u8],
@@ -92,7 +92,7 @@ macro_rules! over_a_stream {
             )
         }
 
-        /// [`accept_over`](Self::accept_over) in [steps](Exchange) that do not wait.
+        /// [`accept_over`](Self::accept_over) in [steps](crate::tcp::Exchange) that do not wait.
         ///
         /// ```no_run
         /// # // not on Soft-RoCE alone: needs a peer

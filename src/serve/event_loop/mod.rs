@@ -1,4 +1,11 @@
 //! Many channels on one thread: one completion queue, one table of operations, one owner.
+//!
+//! | to | |
+//! |---|---|
+//! | post what owns its buffer, serve many peers | [`Loop`], [`ChannelId`], [`Ended`], [`LoopBuffer`] |
+//! | send datagrams, also to many at once | [`Loop::add_datagrams`], [`Loop::send_to`], [`Loop::join`] |
+//! | end or share the waits of a loop | [`LoopWaker`], [`LoopWaiter`], [`ArmedWaiter`] |
+//! | connect or destroy beside a running loop | [`DetachedChannel`], [`DestroyedChannel`] |
 
 mod channels;
 mod datagrams;

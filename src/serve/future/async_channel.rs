@@ -5,9 +5,9 @@ use crate::channel::TransportError;
 use crate::serve::event_loop::ChannelId;
 use crate::serve::pool::PooledBuffer;
 
-/// A channel whose operations are futures that own their buffers. A [`Reactor`] drives it, on any runtime.
+/// A channel whose operations are futures that own their buffers. A [`Reactor`](crate::Reactor) drives it, on any runtime.
 ///
-/// [`Reactor::prepare`] makes one. Any number of tasks can use it; its futures borrow it.
+/// [`Reactor::prepare`](crate::Reactor::prepare) makes one. Any number of tasks can use it; its futures borrow it.
 ///
 /// # Cancelling
 ///
