@@ -343,7 +343,7 @@ impl<O: Operation> Operation for DirectedOperation<O> {
 
     unsafe fn post(
         self,
-        target: Target,
+        target: &Target,
         prepared: *mut Templates,
         wr_id: u64,
         list: &mut [ffi::ibv_sge],
@@ -351,7 +351,7 @@ impl<O: Operation> Operation for DirectedOperation<O> {
         let mut addressed = Addressed { queue_pair: target.queue_pair(), peer: self.1 };
         let this = (&raw mut addressed).cast();
         // SAFETY: `send_to` gets its `Addressed`; the caller vouches for the rest.
-        unsafe { self.0.post(Target::with(this, send_to, post_receive), prepared, wr_id, list) }
+        unsafe { self.0.post(&Target::with(this, send_to, post_receive), prepared, wr_id, list) }
     }
 }
 

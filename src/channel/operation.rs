@@ -77,7 +77,7 @@ pub trait Operation: Copy {
     /// `list` is valid, nothing writes it, and if the operation writes it, nothing reads it.
     unsafe fn post(
         self,
-        target: Target,
+        target: &Target,
         prepared: *mut Templates,
         wr_id: u64,
         list: &mut [ffi::ibv_sge],
@@ -235,7 +235,7 @@ impl Operation for Receive {
     #[inline(always)]
     unsafe fn post(
         self,
-        target: Target,
+        target: &Target,
         prepared: *mut Templates,
         wr_id: u64,
         list: &mut [ffi::ibv_sge],
@@ -290,7 +290,7 @@ impl<K: Undirected> Operation for K {
     #[inline(always)]
     unsafe fn post(
         self,
-        target: Target,
+        target: &Target,
         prepared: *mut Templates,
         wr_id: u64,
         list: &mut [ffi::ibv_sge],
@@ -350,7 +350,7 @@ fn changes<K: Kind>(kind: &K) -> u32 {
 #[inline(never)]
 unsafe fn post_empty<O: Operation>(
     operation: O,
-    target: Target,
+    target: &Target,
     prepared: *mut Templates,
     wr_id: u64,
 ) -> c_int {

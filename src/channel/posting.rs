@@ -82,7 +82,7 @@ impl Core {
     ) -> c_int {
         // SAFETY: the caller vouches for the queue pair and the memory. Only this function accesses the requests, one
         // thread at a time.
-        unsafe { operation.post(self.target.get(), self.prepared.get(), wr_id, list) }
+        unsafe { operation.post(&self.target.get(), self.prepared.get(), wr_id, list) }
     }
 
     /// If the wait fails, the channel is stopped.

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 use std::thread;
 
+use ibverbs::channel::AnyBuffer;
 use ibverbs::future::{Local, Locked, Share};
 use ibverbs::pool::Shared;
 use ibverbs::{
@@ -884,4 +885,30 @@ fn a_reactor_keeps_the_buffers_of_a_shared_pool() {
     assert_eq!(pool.available(), 4);
     drop(pool);
     rig.finish();
+}
+
+both! {
+    of AnyBuffer;
+
+    fn a_message_into_a_list_tells_each_piece_its_length() -> R {
+        let rig = R::<S>::with(|builder| builder.max_send_sge(2).max_recv_sge(2));
+        for count in [1, 2, 1] {
+            let mut receive = posted(rig.two.receive([rig.buffer(0), rig.buffer(0)]));
+            let sent: Vec<_> = (0..count).map(|_| rig.buffer(5)).collect();
+            let mut send = posted(rig.one.send(sent));
+            rig.serve();
+            poll(&mut send).unwrap().unwrap();
+            let (message, _) = poll(&mut receive).unwrap().unwrap();
+            let pieces = message.downcast::<[PooledBuffer; 2]>().unwrap();
+            assert_eq!(pieces.map(|piece| piece.len()), [LEN, (count - 1) * LEN]);
+            // A buffer of one piece in the same place.
+            let mut receive = posted(rig.two.receive(rig.buffer(0)));
+            let mut send = posted(rig.one.send(rig.pool.take_from(b"one").unwrap().unwrap()));
+            rig.serve();
+            poll(&mut send).unwrap().unwrap();
+            let (message, _) = poll(&mut receive).unwrap().unwrap();
+            assert_eq!(message.downcast::<PooledBuffer>().unwrap()[..], *b"one");
+        }
+        rig.finish();
+    }
 }

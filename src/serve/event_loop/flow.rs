@@ -96,7 +96,7 @@ impl<B> Loop<'_, B> {
         // SAFETY: as in `post_as`: the queue pair is live, and the loop owns the prepared requests. The write has no
         // buffer.
         let returned = unsafe {
-            operation.post(entry.target, table.prepared.as_ptr(), slot.number, list.as_mut())
+            operation.post(&entry.target, table.prepared.as_ptr(), slot.number, list.as_mut())
         };
         let failed = (returned != 0).then(|| ffi::failed("ibv_post_send", returned));
         // SAFETY: the loop owns the prepared requests, and is borrowed exclusively.

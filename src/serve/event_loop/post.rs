@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 
 use super::Loop;
 use super::ended::{ChannelId, Keep, LoopBuffer};
-use super::slots::{NEVER_FREE, ONE, State, index_of, no_memory};
+use super::slots::{NEVER_FREE, ONE, State, index_of};
 use super::table::{Aside, Entry};
 use crate::base::error::Error;
 use crate::base::ffi;
@@ -97,31 +97,24 @@ impl<B> Loop<'_, B> {
             Ok(list) => list,
             Err(error) => return Err(refused::<R, E>(error, operation, buffer)),
         };
-        let mut lists = None;
         if const { is_received_list::<R>() } {
             // Unless a message comes, nothing has.
             buffer.received(0);
-            lists = table.length_of_lists(<B as Keep<R::Kept>>::received);
-            if lists.is_none() {
-                return Err(refused::<R, E>(no_memory().into(), operation, buffer));
-            }
+            table.received = Some(<B as Keep<R::Kept>>::received);
+            table.outcomes[index].was = state;
         }
         // SAFETY: the entry and the slot exist, as found above, and no other reference to the slot does.
         let (entry, slot) =
             unsafe { (table.entries.get_unchecked_mut(channel.index as usize), &mut *slot) };
         let number = slot.number.wrapping_add(ONE);
-        let kept = if const { is_received_list::<R>() } {
-            slot.list = (number >> 32) as u32;
-            lists
-        } else {
-            buffer.kept_length()
-        };
+        let kept = buffer.kept_length();
         // SAFETY: the channel was not removed, so its queue pair is live. The loop owns the prepared requests, and is
         // borrowed exclusively. An `OwnedBuffer` keeps its memory until it is dropped. It moves into the slot below,
         // where it stays until the device is done; nothing in between unwinds. Bytes that are not kept were copied by
         // the post.
-        let returned =
-            unsafe { operation.post(entry.target, table.prepared.as_ptr(), number, list.as_mut()) };
+        let returned = unsafe {
+            operation.post(&entry.target, table.prepared.as_ptr(), number, list.as_mut())
+        };
         // Even after a refusal, so that the next request has another number.
         slot.number = number;
         slot.token = token;
@@ -132,7 +125,7 @@ impl<B> Loop<'_, B> {
             return Err(self.post_failed::<R, E>(number, state, returned, operation, buffer));
         }
         entry.next[queue] = slot.next;
-        slot.state = state;
+        slot.state = in_flight::<R>(state);
         slot.buffer.write(B::keep(keep(ManuallyDrop::into_inner(buffer))));
         Ok(number)
     }
@@ -213,7 +206,7 @@ impl<B> Loop<'_, B> {
         let slot = &mut self.table.slots[index];
         // The future gets an error and no number.
         let is_of_task = matches!(state, State::Task | State::Message);
-        slot.state = if is_of_task { State::Abandoned } else { state };
+        slot.state = if is_of_task { State::Abandoned } else { in_flight::<R>(state) };
         slot.buffer.write(B::keep(keep(ManuallyDrop::into_inner(buffer))));
         self.fail(channel, error);
         Refused::new(error, None).into()
@@ -245,6 +238,14 @@ where
     R::Kept: OwnedBuffer,
 {
     matches!(R::Operation::QUEUE, Queue::Receive) && <R::Kept as OwnedBuffer>::IS_LIST
+}
+
+#[inline(always)]
+fn in_flight<R: WorkRequest>(state: State) -> State
+where
+    R::Kept: OwnedBuffer,
+{
+    if const { is_received_list::<R>() } { State::List } else { state }
 }
 
 #[inline(always)]

@@ -40,6 +40,8 @@ pub(super) enum State {
     Message,
     /// A keep-alive in flight: a write without a buffer.
     Probe,
+    /// A receive into a list in flight: the table tells the list the length of the message.
+    List,
     /// A receive after the connection failed. It is not posted, and ends after those before it.
     Unposted,
     /// The slot is for credit reads. Their number is in the channel's `Credits`.
@@ -78,8 +80,6 @@ pub(super) struct Slot<B> {
     pub(super) link: u32,
     /// Generations up to this one belong to earlier channels or connections.
     pub(super) begun: u32,
-    /// The generation of the latest receive into a list, whose `kept` is a [`ListLength`].
-    pub(super) list: u32,
     /// Where a receive's buffer keeps its length.
     pub(super) kept: Option<NonNull<KeptLength>>,
     /// Initialised in all states but `Free`, `Probe` and `Credits`.
@@ -97,7 +97,6 @@ impl<B> Slot<B> {
             next: index,
             link: NO_SLOT,
             begun: 0,
-            list: 0,
             kept: None,
             buffer: MaybeUninit::uninit(),
         }
@@ -120,25 +119,9 @@ impl<B> Slot<B> {
         if let Some(kept) = self.kept
             && let Some(len) = message_len(success)
         {
-            // SAFETY: it is the length of the slot's buffer, which is still in the slot, or of the loop's lists; the
-            // device is done with it.
-            if !unsafe { KeptLength::receive_all(kept, len) } {
-                self.receive_more(kept, len);
-            }
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn receive_more(&mut self, kept: NonNull<KeptLength>, len: u32) {
-        let is_list = self.list == self.generation();
-        // SAFETY: as in `receive`. If the slot has a list, it is the first field of the loop's `ListLength`.
-        unsafe {
-            if !is_list || (*kept.as_ptr()).capacity() > 0 {
-                return (*kept.as_ptr()).set(len);
-            }
-            let received = (*kept.cast::<ListLength<B>>().as_ptr()).received;
-            received(self.buffer.assume_init_mut(), len as usize);
+            // SAFETY: it is the length of the slot's buffer, which is still in the slot, and the device is done with
+            // it.
+            unsafe { KeptLength::receive(kept, len as usize) };
         }
     }
 
@@ -207,19 +190,6 @@ impl<B> Slot<B> {
     }
 }
 
-/// Where receives into lists keep their length. It has no capacity, so that whatever is received is told the pieces.
-#[repr(C)]
-pub(super) struct ListLength<B> {
-    kept: KeptLength,
-    received: fn(&mut B, usize),
-}
-
-impl<B> ListLength<B> {
-    pub(super) fn new(received: fn(&mut B, usize)) -> Self {
-        Self { kept: KeptLength::new(0), received }
-    }
-}
-
 /// The ends of a list of slots, or of a line of tasks.
 #[derive(Clone, Copy)]
 pub(super) struct List {
@@ -252,7 +222,7 @@ impl List {
 
 pub(super) struct Outcome {
     pub(super) completion: ffi::ibv_wc,
-    /// What `Unposted` returns to.
+    /// What `List` and `Unposted` return to.
     pub(super) was: State,
     /// The channel that a message of shared receives came on.
     pub(super) channel: Option<ChannelId>,

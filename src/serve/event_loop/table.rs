@@ -13,14 +13,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::ended::{ChannelId, Ended, Failed, result};
 use super::lacking::Lacking;
 use super::numbers::Numbers;
-use super::slots::{List, ListLength, NEVER_FREE, Outcome, Slot, State, index_of};
+use super::slots::{List, NEVER_FREE, Outcome, Slot, State, index_of};
 use super::waiters::{Deferred, Tasks, Waiters};
 use crate::base::ffi;
 pub(crate) use crate::channel::parts::Core;
 pub(crate) use crate::channel::parts::{BATCH, PollCq, Polled, count};
 use crate::channel::parts::{Limits, Queue, Target, Templates};
 use crate::channel::{TransportError, TransportResult};
-use crate::verbs::memory::KeptLength;
 
 /// What a post needs of a channel.
 #[repr(align(64))]
@@ -109,8 +108,8 @@ pub(super) struct Table<B> {
     pub(super) lacking: Lacking,
     /// Channels with [unposted](State::Unposted) receives.
     pub(super) with_unposted: Vec<ChannelId>,
-    /// One, if a receive into a list was posted. Its place is that of these slots' lengths.
-    lists: Vec<ListLength<B>>,
+    /// Tells a list the length of its message. A receive into a list sets it, always to the same function.
+    pub(super) received: Option<fn(&mut B, usize)>,
     /// Number of polls for tasks.
     pub(super) turns: u32,
     /// A reactor calls slow verbs while the loop is not borrowed.
@@ -122,18 +121,6 @@ pub(super) struct Table<B> {
 }
 
 impl<B> Table<B> {
-    /// Where a receive into a list keeps its length; `None`: there is no memory.
-    pub(super) fn length_of_lists(
-        &mut self,
-        received: fn(&mut B, usize),
-    ) -> Option<NonNull<KeptLength>> {
-        if self.lists.is_empty() {
-            self.lists.try_reserve_exact(1).ok()?;
-            self.lists.push(ListLength::new(received));
-        }
-        NonNull::new(self.lists.as_mut_ptr()).map(NonNull::cast)
-    }
-
     /// # Safety
     ///
     /// The queue is live whenever the table polls it, `poll_cq` is its provider's function, and nothing else polls
@@ -157,7 +144,7 @@ impl<B> Table<B> {
             waiters: Waiters::new(),
             lacking: Lacking::default(),
             with_unposted: Vec::new(),
-            lists: Vec::new(),
+            received: None,
             turns: 0,
             is_of_tasks: false,
             first_generation: NEXT_GENERATION.fetch_add(0x9e37_79b1, Ordering::Relaxed),
@@ -301,9 +288,8 @@ impl<B> Table<B> {
 
     /// Gives its owner a result. The device no longer has the operation.
     pub(super) fn finish(&mut self, index: u32, completion: &ffi::ibv_wc) {
-        let (slot, outcome) = (&mut self.slots[index as usize], &self.outcomes[index as usize]);
-        if slot.state == State::Unposted {
-            slot.state = outcome.was;
+        if matches!(self.slots[index as usize].state, State::List | State::Unposted) {
+            self.restore_state(index, completion);
         }
         // A destroyed queue pair has no number in the table.
         let is_shared = self.slots[index as usize].is_shared();
@@ -330,6 +316,21 @@ impl<B> Table<B> {
             }
             _ => self.push_ended(index),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn restore_state(&mut self, index: u32, completion: &ffi::ibv_wc) {
+        let slot = &mut self.slots[index as usize];
+        if slot.state == State::List
+            && let Some(received) = self.received
+            && let Ok(success) = result(completion)
+            && let Some(len) = success.message_len()
+        {
+            // SAFETY: an operation in flight has its buffer, and the device is done with it.
+            received(unsafe { slot.buffer.assume_init_mut() }, len as usize);
+        }
+        slot.state = self.outcomes[index as usize].was;
     }
 
     fn push_ended(&mut self, index: u32) {

@@ -542,20 +542,6 @@ impl KeptLength {
         self.len = self.capacity;
     }
 
-    /// Returns whether they fit. If not, the caller [sets](Self::set) what does.
-    ///
-    /// # Safety
-    ///
-    /// That of [`receive`](Self::receive).
-    #[cfg(feature = "channel")]
-    #[inline(always)]
-    pub(crate) unsafe fn receive_all(this: NonNull<Self>, bytes: u32) -> bool {
-        // SAFETY: the caller vouches for it.
-        let kept = unsafe { &mut *this.as_ptr() };
-        kept.len = bytes;
-        bytes <= kept.capacity
-    }
-
     /// Returns how many of the `bytes` received go to the next piece.
     ///
     /// # Safety
