@@ -155,7 +155,8 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// let context = Arc::new(ibverbs::open("rxe0")?);
     /// let domain = Arc::new(ProtectionDomain::new(&context)?);
     /// let queue = Arc::new(CompletionQueue::new(&context, 16)?);
-    /// let prepared = QueuePairBuilder::new(&domain, &queue, &queue, Rc).max_inline_data(16).build()?;
+    /// let builder = QueuePairBuilder::new(&domain, &queue, &queue, Rc).max_inline_data(16);
+    /// let prepared = builder.max_send_wr(2).max_recv_wr(2).build()?;
     /// # let remote = prepared.endpoint();
     /// let (send, receive) = prepared.handshake(remote)?.into_split();
     /// let (sender, mut poller) = (Arc::new(Sender(Mutex::new(send))), Poller(queue, receive));
