@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ibverbs::event_loop::DetachedChannel;
 #[cfg(feature = "rdmacm")]
 use ibverbs::rdmacm;
-use ibverbs::tcp::{DeadlineStream, Exchange, Step};
+use ibverbs::tcp::{DeadlineStream, Exchange};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::handshake::{Handshake, Progress, Role};
@@ -523,8 +523,8 @@ impl Client {
             }
             #[cfg(feature = "rdmacm")]
             Arriving::Managed(accepting) => match accepting.step()? {
-                Step::Done(handle) => Arriving::Connected(handle),
-                Step::Pending(accepting) => Arriving::Managed(accepting.into()),
+                ibverbs::tcp::Step::Done(handle) => Arriving::Connected(handle),
+                ibverbs::tcp::Step::Pending(accepting) => Arriving::Managed(accepting.into()),
             },
             waiting => waiting,
         };
