@@ -22,7 +22,7 @@ use crate::tools::Found;
 /// CMake reads this right after `project()`. It leaves out the folders of rdma-core that are not built
 /// (tools, daemons, other libraries, other providers), and gives this crate's stand-in for libnl's
 /// header precedence over rdma-core's. The flags that come last do so whatever a toolchain file adds. It says which tools CMake
-/// uses, whoever has chosen them: a toolchain file's choice is not in the cache.
+/// uses, also those of a toolchain file, whose choice is not in the cache.
 const CMAKE_HOOK: &str = r#"
 macro(add_subdirectory folder)
   if("${folder}" IN_LIST BUNDLED_FOLDERS)

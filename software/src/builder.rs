@@ -204,7 +204,7 @@ impl Builder {
     /// what is not allowed does too, and has the usual error. [`Counters::one_sided`](crate::Counters::one_sided) counts them.
     ///
     /// Deregistering a region, and stopping a queue pair, wait for a peer that is copying at that moment, for a second at most; the
-    /// device works meanwhile. If somebody stops the peer's process there (`SIGSTOP`), `ibv_dereg_mr` of that region fails with
+    /// device works meanwhile. If the peer's process is stopped there (`SIGSTOP`), `ibv_dereg_mr` of that region fails with
     /// `EBUSY`, until the process goes on or ends. A READ or WRITE waits for pages of the peer's memory that its own program
     /// brings (`userfaultfd`, FUSE).
     /// Drop the device before the process executes another program (`execve`): else a WRITE that a peer has just begun may end

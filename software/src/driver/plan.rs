@@ -1,6 +1,6 @@
 //! What a device's thread does next, as a function of what it has seen.
 //!
-//! Packets are received by whoever is awake for them: the device's own thread, a helper or a loop of the program, or a program
+//! A thread that is awake receives packets: the device's own thread, a helper or a loop of the program, or a program
 //! that polls. [`next`] decides which of them it is, and when the device's thread looks again.
 
 use crate::link::Time;
@@ -179,7 +179,7 @@ mod tests {
         }
     }
 
-    /// Whatever is seen, no packet is left to nobody for ever: the thread listens, or a helper does, or it looks soon.
+    /// In every state somebody receives each packet in the end: the thread listens, or a helper does, or it looks soon.
     #[test]
     fn somebody_always_receives() {
         let all =

@@ -157,7 +157,7 @@ impl DirectAccess {
         region_at(key).into_iter().for_each(|at| self.table.word(at).store(0, Ordering::SeqCst));
     }
 
-    /// Waits until nobody is in a removed region. False: a peer has stopped there, and may still access its memory.
+    /// Waits until no peer is in a removed region. False: a peer has stopped there, and may still access its memory.
     pub(crate) fn wait_for_region(&self, key: u32) -> bool {
         self.wait(|lease| unpack(lease).0 == key)
     }
