@@ -32,7 +32,8 @@ pub(crate) fn is_of_huge_pages(file: BorrowedFd<'_>) -> bool {
     // SAFETY: the structure is ours, and all zeros are valid.
     let (returned, answer) =
         unsafe { (libc::fstatfs(file.as_raw_fd(), answer.as_mut_ptr()), answer.assume_init()) };
-    returned != 0 || answer.f_type == libc::HUGETLBFS_MAGIC
+    // Their types differ between C libraries.
+    returned != 0 || i128::from(answer.f_type) == i128::from(libc::HUGETLBFS_MAGIC)
 }
 
 /// In bytes; 0 if the kernel does not say.
