@@ -121,7 +121,7 @@ pub(crate) fn direct_verbs(tree: &Tree) -> impl Iterator<Item = &'static DirectV
 
 /// Those that the tree lacks: their files in `OUT_DIR` are empty.
 #[cfg(feature = "bindgen")]
-pub(crate) fn lacking_direct_verbs(tree: &Tree) -> impl Iterator<Item = &'static DirectVerbs> {
+pub(crate) fn missing_direct_verbs(tree: &Tree) -> impl Iterator<Item = &'static DirectVerbs> {
     enabled().filter(|direct| !direct.is_in(tree))
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use bindgen::callbacks::{DeriveTrait, ImplementsTrait, ParseCallbacks};
 
 use crate::common::{exit_with_error, feature, utf8, write};
-use crate::direct::{direct_verbs, lacking_direct_verbs};
+use crate::direct::{direct_verbs, missing_direct_verbs};
 use crate::source_tree::Tree;
 
 /// The types of the C library that the headers of libibverbs use.
@@ -61,7 +61,7 @@ pub(crate) fn generate(tree: &Tree, include: &Path, out: &Path, system: &[PathBu
             .raw_line(format!("pub use libc::{{{}}};", LIBC_RDMACM.replace('|', ", ")));
         save(rdmacm, include, out, "bindings_rdmacm.rs", "inline_functions_rdmacm.c");
     }
-    for direct in lacking_direct_verbs(tree) {
+    for direct in missing_direct_verbs(tree) {
         write(&out.join(direct.bindings()), "");
     }
     for direct in direct_verbs(tree) {

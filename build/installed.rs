@@ -49,19 +49,19 @@ pub(crate) fn link_system(tree: &Tree, out: &Path) -> Missing {
             ))
         }),
     );
-    Missing::These(lacking(&libraries, out))
+    Missing::These(missing(&libraries, out))
 }
 
 /// The functions that the libraries lack: the C compiler links a program that refers to all of them, as often as the linker
 /// names some that it does not find.
 #[cfg(feature = "system")]
-fn lacking(libraries: &[pkg_config::Library], out: &Path) -> BTreeSet<String> {
-    let folder = out.join("lacking");
+fn missing(libraries: &[pkg_config::Library], out: &Path) -> BTreeSet<String> {
+    let folder = out.join("missing");
     let (source, program) = (folder.join("all.c"), folder.join("all"));
     let compiler = cc::Build::new().cargo_output(false).warnings(false).try_get_compiler();
     let compiler = compiler.unwrap_or_else(|e| exit_with_error(&e.to_string()));
     let mut left = needed(out);
-    let mut lacking = BTreeSet::new();
+    let mut missing = BTreeSet::new();
     loop {
         let declared = left.iter().map(|name| format!("extern char {name};\n"));
         let used = left.iter().map(|name| format!("\t&{name},\n"));
@@ -81,7 +81,7 @@ fn lacking(libraries: &[pkg_config::Library], out: &Path) -> BTreeSet<String> {
         let linked = linked.unwrap_or_else(|e| exit_with_error(&format!("{link:?}: {e}")));
         if linked.status.success() {
             let _ = fs::remove_dir_all(&folder);
-            return lacking;
+            return missing;
         }
         let said = String::from_utf8_lossy(&linked.stderr).into_owned();
         // The message names each in a way of its linker.
@@ -91,7 +91,7 @@ fn lacking(libraries: &[pkg_config::Library], out: &Path) -> BTreeSet<String> {
         if found.is_empty() {
             exit_with_error(&format!("linking with the machine's libibverbs failed: {said}"));
         }
-        lacking.extend(found);
+        missing.extend(found);
     }
 }
 

@@ -147,7 +147,7 @@ fn configure(
     if !neigh {
         write(&modules.join("FindPkgConfig.cmake"), CMAKE_PKG_CONFIG);
     }
-    let stand_in = root.join("src/c");
+    let replacements = root.join("src/c");
     // A C++ compiler is looked for but not used: do not warn if there is none.
     let mut no_cxx = cc::Build::new();
     no_cxx.cargo_warnings(false);
@@ -166,9 +166,9 @@ fn configure(
         .define("CMAKE_INSTALL_PREFIX", "/usr")
         .define("CMAKE_MODULE_PATH", utf8(&modules))
         .define("CMAKE_PROJECT_rdma-core_INCLUDE", utf8(&modules.join("hook.cmake")))
-        .define("BUNDLED_C", utf8(&stand_in))
+        .define("BUNDLED_C", utf8(&replacements))
         .define("BUNDLED_FOLDERS", folders.join(";"))
-        .define("BUNDLED_INCLUDE", if neigh { "" } else { utf8(&stand_in) })
+        .define("BUNDLED_INCLUDE", if neigh { "" } else { utf8(&replacements) })
         .define("PYTHON_EXECUTABLE", python)
         .define("ENABLE_STATIC", "1")
         .define("ENABLE_RESOLVE_NEIGH", if neigh { "1" } else { "0" })

@@ -50,7 +50,7 @@ struct Side {
     reactor: Reactor,
     /// A channel of the reactor that is its own peer.
     channel: AsyncChannel,
-    doomed: AsyncChannel,
+    closing: AsyncChannel,
     pool: BufferPool,
 }
 
@@ -60,9 +60,9 @@ impl Side {
         let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
         let queue = Arc::new(CompletionQueue::new(&context, 16).unwrap());
         let reactor = Reactor::new(&context, 256).unwrap();
-        let (channel, doomed) = (connect(&reactor, &domain), connect(&reactor, &domain));
+        let (channel, closing) = (connect(&reactor, &domain), connect(&reactor, &domain));
         let pool = BufferPool::new(&domain, 8, 8, AccessFlags::empty()).unwrap();
-        Self { device, context, domain, queue, reactor, channel, doomed, pool }
+        Self { device, context, domain, queue, reactor, channel, closing, pool }
     }
 
     /// A channel of the reactor that others use meanwhile.
@@ -147,7 +147,7 @@ const VERBS: &[(&str, Call)] = &[
     ("create_qp", |side| drop(side.reactor.prepare(Channel::builder(&side.domain)).unwrap())),
     ("modify_qp", |side| drop(side.channel())),
     ("destroy_qp", |side| drop(side.channel())),
-    ("modify_qp", |side| finish(&side.reactor, side.doomed.shutdown())),
+    ("modify_qp", |side| finish(&side.reactor, side.closing.shutdown())),
     ("query_qp", |side| _ = side.pair().into_queue_pair().query()),
     ("destroy_cq", |side| drop(side.context.create_cq(4).unwrap())),
     ("create_cq", |side| drop(side.context.create_cq(4).unwrap())),

@@ -112,7 +112,7 @@ fn groups_are_those_of_all_processes_of_the_machine() {
 
 /// One group of IPv4 stands in for both of these: the last 24 bits of their CRC32 are equal.
 #[test]
-fn groups_that_share_a_stand_in_are_told_apart() {
+fn groups_with_the_same_ipv4_group_are_told_apart() {
     let contexts = [(); 2].map(|()| Device::new().unwrap().open().unwrap());
     only_its_members_hear_a_group(&contexts, ["ff0e::1234", "ff0e::189:92fb"]);
 }

@@ -142,23 +142,23 @@ impl Unusable {
     }
 
     fn in_folders(device: &str, class: &Path, verbs: &Path, files: &Path) -> Option<Self> {
-        let unusable = |why| Some(Self { device: Name::of(device), why });
+        let no_access = |why| Some(Self { device: Name::of(device), why });
         let interface = interface(device, verbs);
         if !is_there(device, class) {
             // The kernel shows devices by network namespace, and the files of all.
-            return interface.and_then(|_| unusable(Why::OtherNamespace));
+            return interface.and_then(|_| no_access(Why::OtherNamespace));
         }
-        let Some(interface) = interface else { return unusable(Why::NoVerbs) };
+        let Some(interface) = interface else { return no_access(Why::NoVerbs) };
         let number = interface.trim_start_matches("uverbs").parse().unwrap_or(0);
         match File::options().read(true).write(true).open(files.join(&interface)) {
-            Err(e) if e.kind() == ErrorKind::NotFound => unusable(Why::NoFile(number)),
-            Err(e) if e.kind() == ErrorKind::PermissionDenied => unusable(Why::NotAllowed(number)),
+            Err(e) if e.kind() == ErrorKind::NotFound => no_access(Why::NoFile(number)),
+            Err(e) if e.kind() == ErrorKind::PermissionDenied => no_access(Why::NotAllowed(number)),
             // Another device, or none, has this number.
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) => {
-                unusable(Why::OtherFile(number))
+                no_access(Why::OtherFile(number))
             }
             Ok(file) if !is_file_of(&file, &verbs.join(interface)) => {
-                unusable(Why::OtherFile(number))
+                no_access(Why::OtherFile(number))
             }
             _ => None,
         }
@@ -170,8 +170,8 @@ impl Unusable {
         let devices = names(&verbs)
             .into_iter()
             .filter_map(|name| fs::read_to_string(verbs.join(name).join("ibdev")).ok());
-        let mut unusable = devices.filter_map(|device| Self::of(device.trim()));
-        unusable.find(|unusable| unusable.why == Why::OtherNamespace)
+        let mut no_access = devices.filter_map(|device| Self::of(device.trim()));
+        no_access.find(|no_access| no_access.why == Why::OtherNamespace)
     }
 
     pub(crate) fn is_denied(&self) -> bool {
@@ -263,7 +263,8 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "uses the file system")]
     fn each_reason_names_the_device_and_what_is_missing() {
-        let folder = std::env::temp_dir().join(format!("ibverbs-unusable-{}", std::process::id()));
+        let folder =
+            std::env::temp_dir().join(format!("ibverbs-device-access-{}", std::process::id()));
         let (class, verbs, files) =
             (folder.join("class"), folder.join("verbs"), folder.join("dev"));
         let why = |device: &str| {

@@ -9,7 +9,7 @@ use crate::verbs::completion::WorkSuccess;
 use crate::verbs::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::verbs::operation::{ReadWorkRequest, WriteWorkRequest};
 
-macro_rules! words {
+macro_rules! blocking_methods {
     () => {
         /// `ibv_post_send`: sends one message, a buffer or a [`SendWorkRequest`](crate::SendWorkRequest), and waits until
         /// the peer has it (on a reliable connection: until it has acknowledged it).
@@ -130,7 +130,7 @@ impl<'res> Channel<'res> {
         ChannelUntil { channel: self, deadline }
     }
 
-    words!();
+    blocking_methods!();
 
     #[inline(always)]
     fn run_with<R: WorkRequest>(
@@ -181,5 +181,5 @@ impl ChannelUntil<'_, '_> {
         self.channel.run_with(request, Some(self.deadline))
     }
 
-    words!();
+    blocking_methods!();
 }

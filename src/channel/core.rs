@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::credits::{CreditWords, Credits};
+use super::dispatch::CqPoller;
 use super::error::{TransportError, TransportResult};
 use super::in_flight::InFlight;
 use super::operation::{Limits, Queue, Target, Templates};
-use super::sink::Sink;
 use super::slot::{Slot, State};
 use super::wait::{Cancel, Sleep};
 use crate::base::debug::debug;
@@ -32,9 +32,9 @@ pub(crate) struct Core {
     /// Accessed through pointers only, never by reference.
     pub(super) prepared: UnsafeCell<Templates>,
     pub(super) blocking_id: Cell<u64>,
-    /// Blocking operations need no checks: the channel is open, nothing is in flight, the sink is empty.
+    /// Blocking operations need no checks: the channel is open, nothing is in flight, nothing polled is left.
     pub(super) fast_path: Cell<bool>,
-    pub(super) sink: Sink,
+    pub(super) poller: CqPoller,
     pub(crate) table: InFlight,
     pub(crate) settings: CoreSettings,
     /// Boxed, since few channels have flow control.
@@ -66,7 +66,7 @@ unsafe impl Send for Core {}
 // borrow it exclusively from that owner and stay on one thread (`OneThread`). A shared reference to the owner only
 // reads cells.
 //
-// In a loop, the table refers to the core too (`Aside::core`). Only the loop's owner, or the holder of its lock, uses
+// In a loop, the table refers to the core too (`ColdState::core`). Only the loop's owner, or the holder of its lock, uses
 // the table. Another thread may have the link meanwhile. If that thread changes what the table looks at
 // (`Loop::close`, `take_out`, and what ends a channel), the table has no reference to the core until the link is
 // back. Otherwise (`Loop::borrow_out`) the two never touch the same cell, unless both only read it:
@@ -112,10 +112,10 @@ impl Core {
         earlier: Option<&Self>,
     ) -> Arc<Self> {
         // SAFETY: the caller vouches for the queue pair, and so for its parents.
-        let (number, target, sink, clock) = unsafe {
+        let (number, target, poller, clock) = unsafe {
             let ffi::ibv_qp { send_cq, qp_num, context, .. } = *queue_pair;
-            let sink = Sink::new(send_cq, settings.of_loop);
-            (qp_num, Target::new(queue_pair), sink, Clock::of(context))
+            let poller = CqPoller::new(send_cq, settings.of_loop);
+            (qp_num, Target::new(queue_pair), poller, Clock::of(context))
         };
         if let Some(earlier) = earlier {
             table.begin(earlier.table.end_connection());
@@ -131,7 +131,7 @@ impl Core {
             prepared: UnsafeCell::new(Templates::new()),
             blocking_id: Cell::new(0),
             fast_path: Cell::new(false),
-            sink,
+            poller,
             table,
             settings,
             credits: credit_words.map(|words| Box::new(Credits::new(words, clock))),
@@ -189,7 +189,7 @@ impl Core {
     #[inline]
     pub(super) fn update_fast_path(&self) {
         let idle = self.table.has_fast_path() && !self.table.any_in_use();
-        self.fast_path.set(idle && self.sink.is_empty());
+        self.fast_path.set(idle && self.poller.is_empty());
     }
 
     #[cold]

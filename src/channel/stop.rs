@@ -354,7 +354,7 @@ impl Core {
 
     #[inline(never)]
     fn settle_scope_on(&self) -> TransportResult<()> {
-        let mut settled = self.sink.has_rest();
+        let mut settled = self.poller.has_rest();
         while settled && self.table.any_in_scope() {
             settled = self.settle_rest()?;
         }

@@ -14,11 +14,11 @@ mod forget;
 mod lengths;
 mod lists;
 mod long_messages;
+mod loop_detached;
 mod loop_faults;
 mod loop_flow;
 mod loop_posts;
 mod loop_shared;
-mod loop_taken_out;
 mod loop_waking;
 mod loops;
 #[path = "../support/lost_doorbell.rs"]

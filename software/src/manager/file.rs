@@ -41,7 +41,7 @@ impl From<(u32, What)> for Item {
 pub(super) struct Queue {
     items: Mutex<VecDeque<Item>>,
     /// The other end of the pair.
-    bell: OwnedFd,
+    event: OwnedFd,
     file: c_int,
     inode: u64,
 }
@@ -51,7 +51,7 @@ impl Queue {
     pub(super) fn new() -> io::Result<Arc<Self>> {
         let mut pair = [0; 2];
         // SAFETY: there is room for both descriptors; they are new, and one of them is ours alone.
-        let bell = unsafe {
+        let event = unsafe {
             let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
             if libc::socketpair(libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) != 0 {
                 return Err(io::Error::last_os_error());
@@ -59,7 +59,7 @@ impl Queue {
             OwnedFd::from_raw_fd(pair[1])
         };
         let inode = inode(pair[0]).unwrap_or_default();
-        Ok(Arc::new(Self { items: Mutex::default(), bell, file: pair[0], inode }))
+        Ok(Arc::new(Self { items: Mutex::default(), event, file: pair[0], inode }))
     }
 
     pub(super) fn file(&self) -> c_int {
@@ -86,7 +86,7 @@ impl Queue {
         // SAFETY: one byte is read from a live constant.
         unsafe {
             let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-            libc::send(self.bell.as_raw_fd(), [1_u8].as_ptr().cast(), 1, flags);
+            libc::send(self.event.as_raw_fd(), [1_u8].as_ptr().cast(), 1, flags);
         }
     }
 

@@ -98,7 +98,7 @@ impl<'res, B> Loop<'res, B> {
 
     /// Ends operations that a failed attempt to connect has ended on the device.
     pub(super) fn end_attempt(&mut self, channel: ChannelId) {
-        self.table.asides[channel.index()].has_failed = false;
+        self.table.cold[channel.index()].has_failed = false;
         let entry = &mut self.table.entries[channel.index()];
         entry.next = [NEVER_FREE; 2];
         let slots = entry.slots();
@@ -181,7 +181,7 @@ impl<'res, B> Loop<'res, B> {
         let [sends, receives] = link.depths();
         let depths = [sends, receives, u32::from(core.credits.is_some())];
         let id = self.take_place(depths, core.target.get(), core.settings.limits)?;
-        self.table.asides[id.index()].shares = shares;
+        self.table.cold[id.index()].shares = shares;
         self.assign(id, core);
         Ok(id)
     }
@@ -205,7 +205,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     pub(super) fn attach_link(&mut self, id: ChannelId, link: Link<'res>) {
-        self.table.asides[id.index()].core = Some(link.core.clone());
+        self.table.cold[id.index()].core = Some(link.core.clone());
         self.members.links[id.index()] = Some(link);
     }
 
@@ -243,10 +243,10 @@ impl<'res, B> Loop<'res, B> {
     /// Allows receives, and if it is connected, sends, unless the channel was stopped.
     pub(super) fn open(&mut self, channel: ChannelId, is_connected: bool) {
         if let Some(error) = self.table.why_stopped(channel) {
-            self.table.asides[channel.index()].stopped = Some(error);
+            self.table.cold[channel.index()].stopped = Some(error);
             return;
         }
-        let has_failed = self.table.asides[channel.index()].has_failed;
+        let has_failed = self.table.cold[channel.index()].has_failed;
         let entry = &mut self.table.entries[channel.index()];
         for (queue, opens) in [(Queue::Send, is_connected), (Queue::Receive, !has_failed)] {
             let first = entry.first_of(queue);

@@ -23,7 +23,7 @@ pub(crate) struct Detached<'res> {
 }
 
 /// Its id no longer names a channel.
-pub(crate) struct Doomed<'res> {
+pub(crate) struct PendingDestroy<'res> {
     pub(super) index: usize,
     pub(super) link: Link<'res>,
     pub(super) is_in_flight: bool,
@@ -75,7 +75,7 @@ pub(crate) fn step<'res>(
     (done, has_ended)
 }
 
-impl Doomed<'_> {
+impl PendingDestroy<'_> {
     /// `ibv_modify_qp`: takes the queue pair to ERR, where it takes no more shared receives. If this returns true,
     /// [take](Loop::take_completions) its messages before you destroy it: a provider may drop completions then.
     pub(crate) fn stop_sharing(&self) -> bool {
@@ -166,7 +166,7 @@ impl<'res, B> Loop<'res, B> {
         let detached = self.borrow_out(channel);
         if detached.is_some() {
             // A reset changes the core.
-            self.table.asides[channel.index()].core = None;
+            self.table.cold[channel.index()].core = None;
         }
         detached
     }
@@ -181,8 +181,8 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// Returns a channel that was dropped meanwhile: the caller destroys it.
-    pub(crate) fn give_back(&mut self, detached: Detached<'res>) -> Option<Doomed<'res>> {
-        if self.table.asides[detached.id.index()].is_dropped {
+    pub(crate) fn give_back(&mut self, detached: Detached<'res>) -> Option<PendingDestroy<'res>> {
+        if self.table.cold[detached.id.index()].is_dropped {
             return Some(self.give_up(detached));
         }
         self.attach_link(detached.id, detached.channel.link);
@@ -202,34 +202,34 @@ impl<'res, B> Loop<'res, B> {
 
     /// Takes a channel out for good. Slots stay until [`discard`](Self::discard). `None`: it is out, and `give_back`
     /// returns it.
-    pub(crate) fn detach(&mut self, channel: ChannelId) -> Option<Doomed<'res>> {
+    pub(crate) fn detach(&mut self, channel: ChannelId) -> Option<PendingDestroy<'res>> {
         match self.members.links[channel.index()].take() {
-            Some(link) => Some(self.doom(channel.index(), link)),
+            Some(link) => Some(self.begin_destroy(channel.index(), link)),
             None => {
-                self.table.asides[channel.index()].is_dropped = true;
+                self.table.cold[channel.index()].is_dropped = true;
                 None
             }
         }
     }
 
-    pub(crate) fn give_up(&mut self, detached: Detached<'res>) -> Doomed<'res> {
-        self.doom(detached.id.index(), detached.channel.link)
+    pub(crate) fn give_up(&mut self, detached: Detached<'res>) -> PendingDestroy<'res> {
+        self.begin_destroy(detached.id.index(), detached.channel.link)
     }
 
     pub(super) fn end(&mut self, index: usize, link: Link<'res>) -> Result<()> {
-        let doomed = self.doom(index, link);
-        self.end_doomed(doomed.destroy())
+        let pending = self.begin_destroy(index, link);
+        self.finish_destroy(pending.destroy())
     }
 
-    fn doom(&mut self, index: usize, link: Link<'res>) -> Doomed<'res> {
+    fn begin_destroy(&mut self, index: usize, link: Link<'res>) -> PendingDestroy<'res> {
         let id = self.retire(index);
         let table = &mut self.table;
         // Destroying the queue pair changes the core.
-        table.asides[index].core = None;
+        table.cold[index].core = None;
         let slots = table.entries[index].slots();
-        let (is_in_flight, shares) = (table.in_flight(slots) > 0, table.asides[index].shares);
+        let (is_in_flight, shares) = (table.in_flight(slots) > 0, table.cold[index].shares);
         let datagrams = self.members.datagrams.remove(&id);
-        Doomed { index, link, is_in_flight, shares, datagrams }
+        PendingDestroy { index, link, is_in_flight, shares, datagrams }
     }
 
     /// Makes the channel's id invalid.
@@ -243,7 +243,7 @@ impl<'res, B> Loop<'res, B> {
         id
     }
 
-    pub(super) fn end_doomed(&mut self, destroyed: Destroyed) -> Result<()> {
+    pub(super) fn finish_destroy(&mut self, destroyed: Destroyed) -> Result<()> {
         let Destroyed { index, number, is_reset, result } = destroyed;
         let Self { table, members, .. } = self;
         let entry = &table.entries[index];
@@ -260,7 +260,7 @@ impl<'res, B> Loop<'res, B> {
         } else {
             table.leak(slots);
         }
-        if table.asides[index].shares {
+        if table.cold[index].shares {
             // A provider may still hold completions of messages that it took from shared receives.
             table.settle_all(members.capacity);
         }
@@ -272,7 +272,7 @@ impl<'res, B> Loop<'res, B> {
     pub(crate) fn discard(&mut self, destroyed: Destroyed) {
         let index = destroyed.index;
         // A queue pair that could not be destroyed is leaked.
-        let _ = self.end_doomed(destroyed);
+        let _ = self.finish_destroy(destroyed);
         self.drop_messages(index);
         for slot in self.table.entries[index].slots() {
             let waker = self.table.outcomes[slot as usize].waker.take();
@@ -302,7 +302,7 @@ impl<B> Table<B> {
     pub(super) fn refuse(&mut self, channel: ChannelId, error: TransportError) {
         let index = channel.index();
         self.entries[index].next = [NEVER_FREE; 2];
-        self.asides[index].stopped.get_or_insert(error);
+        self.cold[index].stopped.get_or_insert(error);
         self.entries[index].tasks.is_draining = false;
         for queue in [Queue::Send, Queue::Receive] {
             self.wake_all(index, queue);
@@ -310,6 +310,6 @@ impl<B> Table<B> {
     }
 
     pub(super) fn why_stopped(&self, channel: ChannelId) -> Option<TransportError> {
-        self.asides[channel.index()].stopped.or(self.stopped)
+        self.cold[channel.index()].stopped.or(self.stopped)
     }
 }

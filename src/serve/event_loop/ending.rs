@@ -104,7 +104,7 @@ impl<B> Table<B> {
 
     fn end_removed(&mut self, index: u32, status: ffi::ibv_wc_status) {
         let channel = self.slots[index as usize].channel;
-        self.asides[channel.index()].unposted = List::default();
+        self.cold[channel.index()].unposted = List::default();
         self.finish(index, &ffi::ibv_wc { status, ..Default::default() });
     }
 
@@ -112,7 +112,7 @@ impl<B> Table<B> {
     pub(super) fn end_connections(&mut self, slots: Range<u32>) {
         for slot in &mut self.slots[slots.start as usize..slots.end as usize] {
             if slot.state == State::Credits
-                && let Some(core) = &self.asides[slot.channel.index()].core
+                && let Some(core) = &self.cold[slot.channel.index()].core
             {
                 slot.number = core.credit_number().unwrap_or(slot.number);
             }
@@ -123,10 +123,10 @@ impl<B> Table<B> {
     #[cold]
     pub(super) fn note_failure(&mut self, channel: ChannelId) {
         let index = channel.index();
-        let aside = &self.asides[index];
-        let Some(core) = aside.core.as_ref().filter(|_| !aside.has_failed) else { return };
+        let cold = &self.cold[index];
+        let Some(core) = cold.core.as_ref().filter(|_| !cold.has_failed) else { return };
         let entry = &mut self.entries[index];
-        if entry.first_of(Queue::Receive) == NEVER_FREE || aside.stopped.is_some() {
+        if entry.first_of(Queue::Receive) == NEVER_FREE || cold.stopped.is_some() {
             return;
         }
         // A post of a receive then finds the queue full and looks for the reason.
@@ -138,12 +138,12 @@ impl<B> Table<B> {
             // Only the owner of the loop uses the core.
             let _ = core.modify(ffi::ibv_qp_state::IBV_QPS_ERR);
         }
-        self.asides[index].has_failed = true;
+        self.cold[index].has_failed = true;
     }
 
     fn unposted_slot(&mut self, channel: ChannelId) -> Option<u32> {
-        let aside = &self.asides[channel.index()];
-        if !aside.flushes() {
+        let cold = &self.cold[channel.index()];
+        if !cold.flushes() {
             return None;
         }
         let first = self.entries[channel.index()].first_of(Queue::Receive);
@@ -180,7 +180,7 @@ impl<B> Table<B> {
     }
 
     fn flush_unposted(&mut self, channel: ChannelId) {
-        let mut list = std::mem::take(&mut self.asides[channel.index()].unposted);
+        let mut list = std::mem::take(&mut self.cold[channel.index()].unposted);
         while let Some(slot) = self.slots.get(list.first as usize) {
             let (index, next) = (list.first, slot.link);
             let flushed = ffi::ibv_wc {
@@ -244,7 +244,7 @@ impl<B> Loop<'_, B> {
         slot.buffer.write(B::keep(keep(buffer)));
         table.outcomes[index as usize].was = state;
         let number = slot.number;
-        let unposted = &mut table.asides[channel.index()].unposted;
+        let unposted = &mut table.cold[channel.index()].unposted;
         if unposted.is_empty() {
             table.with_unposted.push(channel);
         }

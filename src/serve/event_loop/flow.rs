@@ -4,8 +4,8 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use super::Loop;
+use super::credit_waiters::Look;
 use super::ended::ChannelId;
-use super::lacking::Look;
 use super::post::queue_index;
 use super::slots::{ONE, State};
 use super::table::Table;
@@ -86,7 +86,7 @@ impl<B> Loop<'_, B> {
         let next = entry.next[queue_index(Queue::Send)];
         let is_free = table.slots[next as usize].state == State::Free;
         let Some(index) = Some(next).filter(|_| is_free).or_else(|| table.search(next)) else {
-            return Err(entry.why_full(&table.asides[channel.index()], Queue::Send));
+            return Err(entry.why_full(&table.cold[channel.index()], Queue::Send));
         };
         let (operation, mut buffer) = WriteWorkRequest::new((), nowhere()).split();
         let mut list = WriteWorkRequest::<()>::list(&mut buffer)?;
@@ -118,7 +118,7 @@ impl<B> Table<B> {
     /// Returns `None` if the channel was removed or is out of the loop.
     pub(super) fn core(&self, channel: ChannelId) -> Option<&Core> {
         self.entry(channel)?;
-        self.asides[channel.index()].core.as_deref()
+        self.cold[channel.index()].core.as_deref()
     }
 
     /// Returns false if no credit read is in flight.
@@ -127,26 +127,25 @@ impl<B> Table<B> {
             core.credit_number() == Some(completion.wr_id)
                 && core.take_credits(&WorkCompletion::from(*completion))
         });
-        if is_taken && self.asides[channel.index()].lacks_credit > 0 {
-            self.lacking.answered(channel.index);
+        if is_taken && self.cold[channel.index()].lacks_credit > 0 {
+            self.credit_waiters.answered(channel.index);
         }
         is_taken
     }
 
     /// Asks peers that have answered or whose pause is over.
     pub(super) fn credited(&mut self) -> Option<ChannelId> {
-        let Self { lacking, asides, .. } = self;
-        let now = lacking.next_pause().map(|(_, index)| match &asides[index as usize].core {
+        let Self { credit_waiters, cold, .. } = self;
+        let now = credit_waiters.next_pause().map(|(_, index)| match &cold[index as usize].core {
             Some(core) => core.credit_now(),
             None => Instant::now(),
         });
-        let index = lacking.next(now, |index| {
-            let aside = &asides[index as usize];
-            match &aside.core {
-                _ if aside.lacks_credit == 0 => Look::Leave,
+        let index = credit_waiters.next(now, |index| {
+            let cold = &cold[index as usize];
+            match &cold.core {
+                _ if cold.lacks_credit == 0 => Look::Leave,
                 Some(core)
-                    if core.require_credits(aside.lacks_credit)
-                        == Err(TransportError::NoCredit) =>
+                    if core.require_credits(cold.lacks_credit) == Err(TransportError::NoCredit) =>
                 {
                     core.credit_ask_at().map_or(Look::Leave, Look::Pause)
                 }
@@ -159,18 +158,18 @@ impl<B> Table<B> {
     /// Returns true if a channel has credit; if a pause has begun since the wait chose its time-out, and `any_pause`;
     /// or if `until` has passed, which a wait that finds answers at each poll never checks.
     pub(super) fn must_wait_end(&mut self, any_pause: bool, until: Instant) -> bool {
-        self.lacking.any()
+        self.credit_waiters.any()
             && (self.credited().is_some()
                 || any_pause && self.credit_pause().is_some()
                 || Instant::now() >= until)
     }
 
     pub(super) fn credit_pause(&self) -> Option<Duration> {
-        if self.lacking.is_due() {
+        if self.credit_waiters.is_due() {
             return Some(Duration::ZERO);
         }
-        let (at, index) = self.lacking.next_pause()?;
-        let core = self.asides[index as usize].core.as_deref();
+        let (at, index) = self.credit_waiters.next_pause()?;
+        let core = self.cold[index as usize].core.as_deref();
         let now = core.map_or(at, Core::credit_now);
         Some(at.saturating_duration_since(now))
     }
@@ -187,17 +186,17 @@ impl<B> Table<B> {
             Some(Err(error)) if error != TransportError::NoCredit => return error,
             _ => {}
         }
-        let aside = &mut self.asides[channel.index()];
-        let ask_at = aside.core.as_deref().and_then(Core::credit_ask_at);
-        self.lacking.refused(channel.index, aside.lacks_credit == 0, ask_at);
-        aside.lacks_credit = messages;
+        let cold = &mut self.cold[channel.index()];
+        let ask_at = cold.core.as_deref().and_then(Core::credit_ask_at);
+        self.credit_waiters.refused(channel.index, cold.lacks_credit == 0, ask_at);
+        cold.lacks_credit = messages;
         TransportError::NoCredit
     }
 
     pub(super) fn forget_credit(&mut self, channel: ChannelId) {
-        let aside = self.asides.get_mut(channel.index());
-        if aside.is_some_and(|aside| mem::take(&mut aside.lacks_credit) > 0) {
-            self.lacking.forget(channel.index);
+        let cold = self.cold.get_mut(channel.index());
+        if cold.is_some_and(|cold| mem::take(&mut cold.lacks_credit) > 0) {
+            self.credit_waiters.forget(channel.index);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::ended::ChannelId;
 use super::slots::{MAX_SLOTS, NEVER_FREE, Outcome, Slot, State, no_memory};
-use super::table::{Aside, Entry, Table};
+use super::table::{ColdState, Entry, Table};
 use super::waiters::Tasks;
 use crate::base::error::{Error, Result};
 use crate::channel::parts::{DatagramEnd, Limits, Link, Target};
@@ -105,10 +105,10 @@ pub(super) fn place<B>(
         table.slots.try_reserve(new)?;
         table.outcomes.try_reserve(new)?;
         table.entries.try_reserve(1)?;
-        table.asides.try_reserve(1)?;
+        table.cold.try_reserve(1)?;
         members.links.try_reserve(1)?;
         if depths[2] > 0 {
-            table.lacking.reserve(all)?;
+            table.credit_waiters.reserve(all)?;
         }
         // Then removing a channel allocates nothing.
         members.retired.try_reserve(all - members.retired.len())?;
@@ -145,11 +145,11 @@ pub(super) fn place<B>(
     let entry = Entry { target, generation, next, limits, first_slot: first, depths, tasks };
     let Some(index) = members.free.pop() else {
         table.entries.push(entry);
-        table.asides.push(Aside::default());
+        table.cold.push(ColdState::default());
         members.links.push(None);
         return Ok(all - 1);
     };
-    table.asides[index as usize] = Aside::default();
+    table.cold[index as usize] = ColdState::default();
     let place = &mut table.entries[index as usize];
     *place = Entry { generation: place.generation, ..entry };
     Ok(index as usize)

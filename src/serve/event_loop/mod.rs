@@ -8,20 +8,20 @@
 //! | connect or destroy beside a running loop | [`DetachedChannel`], [`DestroyedChannel`] |
 
 mod channels;
+mod credit_waiters;
 mod datagrams;
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for futures
 mod detached;
+mod detached_channel;
 mod ended;
 mod ending;
 mod flow;
-mod lacking;
 mod members;
 mod numbers;
 mod post;
 mod shared;
 mod slots;
 mod table;
-mod taken_out;
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
 mod tasks;
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
@@ -32,21 +32,21 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
+pub use detached_channel::{DestroyedChannel, DetachedChannel};
 pub(crate) use ended::Keep;
 pub use ended::{ChannelId, Ended, LoopBuffer};
-pub use taken_out::{DestroyedChannel, DetachedChannel};
 pub use waking::{ArmedWaiter, LoopWaiter, LoopWaker};
 
 #[cfg(feature = "async")]
-pub(crate) use detached::{Detached, Doomed, step};
+pub(crate) use detached::{Detached, PendingDestroy, step};
 use members::Members;
 #[cfg(feature = "async")]
 pub(crate) use shared::shared_queue;
 use table::Table;
 #[cfg(feature = "async")]
-pub(crate) use tasks::Left;
+pub(crate) use tasks::DeferredStep;
 #[cfg(feature = "async")]
-pub(crate) use waiters::Due;
+pub(crate) use waiters::DeferredWork;
 
 use crate::base::debug::debug;
 use crate::base::error::{Error, ErrorKind, Result};

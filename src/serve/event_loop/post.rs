@@ -6,7 +6,7 @@ use std::mem::ManuallyDrop;
 use super::Loop;
 use super::ended::{ChannelId, Keep, LoopBuffer};
 use super::slots::{NEVER_FREE, ONE, State, index_of};
-use super::table::{Aside, Entry};
+use super::table::{ColdState, Entry};
 use crate::base::error::Error;
 use crate::base::ffi;
 use crate::channel::OwnedBuffer;
@@ -164,8 +164,8 @@ impl<B> Loop<'_, B> {
             }
         }
         let table = &self.table;
-        let aside = &table.asides[channel.index()];
-        let error = table.entries[channel.index()].why_full(aside, R::Operation::QUEUE);
+        let cold = &table.cold[channel.index()];
+        let error = table.entries[channel.index()].why_full(cold, R::Operation::QUEUE);
         Err(refused::<R, E>(error, operation, buffer))
     }
 
@@ -283,19 +283,19 @@ where
 impl Entry {
     #[cold]
     #[inline(never)]
-    pub(super) fn why_full(&self, aside: &Aside, queue: Queue) -> TransportError {
-        if let Some(error) = aside.stopped {
+    pub(super) fn why_full(&self, cold: &ColdState, queue: Queue) -> TransportError {
+        if let Some(error) = cold.stopped {
             return error;
         }
         // An open channel whose queue has no slots is full, not closed.
-        let is_closed = self.next[queue_index(queue)] == NEVER_FREE && !aside.flushes();
+        let is_closed = self.next[queue_index(queue)] == NEVER_FREE && !cold.flushes();
         if is_closed && self.first_of(queue) != NEVER_FREE {
             TransportError::NotConnected
-        } else if queue == Queue::Send && aside.is_shared {
+        } else if queue == Queue::Send && cold.is_shared {
             let reason =
                 "shared receives send nothing: post to one of the channels that share them";
             Error::invalid("ibv_post_send", reason).into()
-        } else if queue == Queue::Receive && aside.shares {
+        } else if queue == Queue::Receive && cold.shares {
             TransportError::ReceivesAreShared
         } else {
             TransportError::QueueFull

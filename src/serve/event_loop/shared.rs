@@ -72,7 +72,7 @@ impl<'res, B> Loop<'res, B> {
             slot.number |= SHARED;
             slot.queue_pair = 0;
         }
-        self.table.asides[id.index()].is_shared = true;
+        self.table.cold[id.index()].is_shared = true;
         self.open(id, false);
         self.members.shared.push((id, queue.clone()));
         Ok(id)
@@ -152,7 +152,7 @@ impl<B> Table<B> {
     /// Finds the channel with this queue pair, if it shares receives.
     #[inline]
     pub(super) fn sharing(&self, queue_pair: u32) -> Option<ChannelId> {
-        let index = self.numbers.get(queue_pair).filter(|&index| self.asides[index].shares)?;
+        let index = self.numbers.get(queue_pair).filter(|&index| self.cold[index].shares)?;
         let generation = self.entries.get(index)?.generation;
         Some(ChannelId { index: index as u32, generation })
     }

@@ -10,8 +10,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::credit_waiters::CreditWaiters;
 use super::ended::{ChannelId, Ended, Failed, result};
-use super::lacking::Lacking;
 use super::numbers::Numbers;
 use super::slots::{List, NEVER_FREE, Outcome, Slot, State, index_of};
 use super::waiters::{Deferred, Tasks, Waiters};
@@ -37,7 +37,7 @@ pub(super) struct Entry {
 }
 
 #[derive(Default)]
-pub(super) struct Aside {
+pub(super) struct ColdState {
     /// `None` once the channel is removed or out of the loop.
     pub(super) core: Option<Arc<Core>>,
     /// Messages of the last post that was refused. 0: none waits.
@@ -54,7 +54,7 @@ pub(super) struct Aside {
     pub(super) is_dropped: bool,
 }
 
-impl Aside {
+impl ColdState {
     /// Returns whether the loop keeps new receives without posting them.
     pub(super) fn flushes(&self) -> bool {
         self.has_failed && self.stopped.is_none() && self.core.is_some()
@@ -91,7 +91,7 @@ static NEXT_GENERATION: AtomicU32 = AtomicU32::new(1);
 pub(super) struct Table<B> {
     pub(super) slots: Vec<Slot<B>>,
     pub(super) entries: Vec<Entry>,
-    pub(super) asides: Vec<Aside>,
+    pub(super) cold: Vec<ColdState>,
     pub(super) batch: Polled,
     pub(super) poll_cq: PollCq,
     /// Live whenever the table polls.
@@ -105,7 +105,7 @@ pub(super) struct Table<B> {
     pub(super) deferred: Deferred,
     pub(super) numbers: Numbers,
     pub(super) waiters: Waiters,
-    pub(super) lacking: Lacking,
+    pub(super) credit_waiters: CreditWaiters,
     /// Channels with [unposted](State::Unposted) receives.
     pub(super) with_unposted: Vec<ChannelId>,
     /// Tells a list the length of its message. A receive into a list sets it, always to the same function.
@@ -132,7 +132,7 @@ impl<B> Table<B> {
         Self {
             slots: vec![Slot::new(NEVER_FREE, State::Leaked)],
             entries: Vec::new(),
-            asides: Vec::new(),
+            cold: Vec::new(),
             batch: Polled::new(),
             poll_cq,
             queue,
@@ -142,7 +142,7 @@ impl<B> Table<B> {
             deferred: Deferred::default(),
             numbers: Numbers::new(),
             waiters: Waiters::new(),
-            lacking: Lacking::default(),
+            credit_waiters: CreditWaiters::default(),
             with_unposted: Vec::new(),
             received: None,
             turns: 0,
@@ -297,22 +297,22 @@ impl<B> Table<B> {
         if matches!(self.slots[index as usize].state, State::Task | State::Message) {
             return self.finish_for_task(index, completion, shared_by);
         }
-        let Self { slots, asides, outcomes, .. } = self;
+        let Self { slots, cold, outcomes, .. } = self;
         let (slot, outcome) = (&mut slots[index as usize], &mut outcomes[index as usize]);
         if result(completion).is_ok() {
             slot.receive(completion);
         }
         outcome.completion = *completion;
         outcome.channel = shared_by;
-        let aside = shared_by.unwrap_or(slot.channel).index();
+        let waiting = shared_by.unwrap_or(slot.channel).index();
         match slot.state {
             State::Abandoned => self.leave(index),
             State::Probe => {
                 slot.state = State::Free;
-                if let (Some(core), Err(error)) = (&asides[aside].core, result(completion)) {
+                if let (Some(core), Err(error)) = (&cold[waiting].core, result(completion)) {
                     core.record_unreported(error);
                 }
-                self.wake_first(aside, Queue::Send);
+                self.wake_first(waiting, Queue::Send);
             }
             _ => self.push_ended(index),
         }
@@ -341,7 +341,7 @@ impl<B> Table<B> {
     /// Lists an operation that no task asks for. Its buffer is dropped once the loop is not borrowed.
     pub(super) fn leave(&mut self, index: u32) {
         self.push_ended(index);
-        self.deferred.is_left = true;
+        self.deferred.has_more = true;
     }
 
     #[inline(always)]

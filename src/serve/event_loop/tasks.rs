@@ -8,7 +8,7 @@ use super::Loop;
 use super::ended::{ChannelId, Ended, LoopBuffer};
 use super::post::queue_index;
 use super::slots::{List, NEVER_FREE, Slot, State};
-use super::table::{Aside, Table};
+use super::table::{ColdState, Table};
 use super::waiters::{Deferred, Receiving, Tasks};
 use crate::base::ffi;
 use crate::channel::OwnedBuffer;
@@ -19,7 +19,7 @@ use crate::channel::parts::Refused;
 use crate::channel::{TransportError, TransportResult};
 use crate::verbs::completion::WorkSuccess;
 
-pub(crate) enum Left<B> {
+pub(crate) enum DeferredStep<B> {
     Failed(ChannelId, Option<TransportError>),
     Woken(Waker),
     Dropped(B),
@@ -87,7 +87,7 @@ impl<B> Loop<'_, B> {
         Some(done)
     }
 
-    /// Returns whether the operation has succeeded, for [`take_it`](Self::take_it), and no task waits for its room.
+    /// Returns whether the operation has succeeded, for [`take_success`](Self::take_success), and no task waits for its room.
     #[inline(always)]
     pub(crate) fn is_success(&self, number: u64) -> bool {
         let Table { slots, outcomes, entries, .. } = &self.table;
@@ -101,7 +101,7 @@ impl<B> Loop<'_, B> {
     }
 
     /// Returns the channel's message if it is the only one, and the only task in line was woken for it. That task
-    /// leaves the line and calls [`take_it`](Self::take_it).
+    /// leaves the line and calls [`take_success`](Self::take_success).
     #[inline(always)]
     pub(crate) fn take_only_message(&mut self, channel: ChannelId, place: u32) -> Option<u64> {
         let Table { slots, outcomes, entries, waiters, .. } = &mut self.table;
@@ -126,7 +126,7 @@ impl<B> Loop<'_, B> {
 
     /// Takes the operation of this slot or number, which has succeeded.
     #[inline(always)]
-    pub(crate) fn take_it(&mut self, number: u64) -> (B, WorkSuccess) {
+    pub(crate) fn take_success(&mut self, number: u64) -> (B, WorkSuccess) {
         let index = number as u32 as usize;
         let slot = &mut self.table.slots[index];
         assert!(matches!(slot.state, State::Done | State::Arrived));
@@ -151,7 +151,7 @@ impl<B> Loop<'_, B> {
     }
 
     /// Gives up an operation. The caller drops what is returned while the loop is not borrowed. A buffer that the
-    /// device has is [left](Self::take_left) when the request ends.
+    /// device has is [left](Self::take_deferred) when the request ends.
     pub(crate) fn abandon(&mut self, number: u64) -> (Option<Ended<B>>, Option<Waker>) {
         let waker = self.waker_of(number).and_then(Option::take);
         let done = self.take_done(number);
@@ -243,7 +243,7 @@ impl<B> Loop<'_, B> {
 
     #[inline]
     pub(crate) fn lacks_credit(&self) -> bool {
-        self.table.lacking.any()
+        self.table.credit_waiters.any()
     }
 
     #[cold]
@@ -277,8 +277,8 @@ impl<B> Loop<'_, B> {
     }
 
     fn channels_from(&self, index: usize) -> impl Iterator<Item = ChannelId> {
-        let rest = self.table.asides.iter().zip(&self.table.entries).enumerate().skip(index);
-        let there = rest.filter(|(_, (aside, _))| aside.core.is_some());
+        let rest = self.table.cold.iter().zip(&self.table.entries).enumerate().skip(index);
+        let there = rest.filter(|(_, (cold, _))| cold.core.is_some());
         there.map(|(index, (_, entry))| ChannelId {
             index: index as u32,
             generation: entry.generation,
@@ -291,7 +291,7 @@ impl<B> Loop<'_, B> {
         if self.table.why_stopped(channel).is_some() {
             return;
         }
-        self.table.asides[channel.index()].stopped = Some(TransportError::Stopped);
+        self.table.cold[channel.index()].stopped = Some(TransportError::Stopped);
         let entry = &mut self.table.entries[channel.index()];
         entry.next[0] = NEVER_FREE;
         entry.tasks.is_draining = true;
@@ -321,13 +321,13 @@ impl<B> Loop<'_, B> {
 
     /// Takes one thing to do at a time, so it allocates nothing.
     #[cold]
-    pub(crate) fn take_left(&mut self) -> Option<Left<B>> {
+    pub(crate) fn take_deferred(&mut self) -> Option<DeferredStep<B>> {
         let Table { deferred, outcomes, waiters, .. } = &mut self.table;
-        if let Some((channel, error)) = deferred.due.failed.pop() {
-            return Some(Left::Failed(channel, error));
+        if let Some((channel, error)) = deferred.work.failed.pop() {
+            return Some(DeferredStep::Failed(channel, error));
         }
-        if let Some(waker) = deferred.due.woken.pop() {
-            return Some(Left::Woken(waker));
+        if let Some(waker) = deferred.work.woken.pop() {
+            return Some(DeferredStep::Woken(waker));
         }
         if let Some(from) = deferred.unwoken {
             let of_slots = outcomes.iter_mut().map(|outcome| &mut outcome.waker);
@@ -336,15 +336,15 @@ impl<B> Loop<'_, B> {
             let next = wakers.find_map(|(at, waker)| waker.take().map(|waker| (at + 1, waker)));
             deferred.unwoken = next.as_ref().map(|&(at, _)| at);
             if let Some((_, waker)) = next {
-                return Some(Left::Woken(waker));
+                return Some(DeferredStep::Woken(waker));
             }
         }
         if let Some(ended) = self.table.pop_ended() {
             // Its place in the queue is free.
             self.table.wake_first(ended.channel.index(), Queue::Send);
-            return Some(Left::Dropped(ended.buffer));
+            return Some(DeferredStep::Dropped(ended.buffer));
         }
-        self.table.deferred.is_left = false;
+        self.table.deferred.has_more = false;
         None
     }
 
@@ -403,7 +403,7 @@ impl<B> Loop<'_, B> {
             }
         }
         entries[index].tasks = Tasks::default();
-        self.table.asides[index] = Aside::default();
+        self.table.cold[index] = ColdState::default();
     }
 }
 

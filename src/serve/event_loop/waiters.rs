@@ -110,19 +110,19 @@ impl Waiters {
 
 /// Work for when the loop is not borrowed.
 #[derive(Default)]
-pub(crate) struct Due {
+pub(crate) struct DeferredWork {
     pub(crate) woken: Vec<Waker>,
     /// Channels with an error are to be closed: the device may have the request of a failed post. Others are to be
     /// flushed.
     pub(crate) failed: Vec<(ChannelId, Option<TransportError>)>,
 }
 
-/// `is_left`: there is more to [take](Loop::take_left).
+/// `has_more`: there is more to [take](Loop::take_deferred).
 #[derive(Default)]
 pub(crate) struct Deferred {
     /// Boxed, so that exchanging it is cheap.
-    pub(super) due: Box<Due>,
-    pub(super) is_left: bool,
+    pub(super) work: Box<DeferredWork>,
+    pub(super) has_more: bool,
     /// There was no memory to note a waker: all from this index on are woken.
     pub(super) unwoken: Option<usize>,
 }
@@ -130,15 +130,15 @@ pub(crate) struct Deferred {
 impl Deferred {
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.due.woken.is_empty() && !self.is_left
+        self.work.woken.is_empty() && !self.has_more
     }
 
     /// Closes the channel later, if there is an error, or flushes it. Without memory, returns false.
     pub(super) fn fail(&mut self, channel: ChannelId, error: Option<TransportError>) -> bool {
-        let has_room = self.due.failed.try_reserve(1).is_ok();
+        let has_room = self.work.failed.try_reserve(1).is_ok();
         if has_room {
-            self.due.failed.push((channel, error));
-            self.is_left = true;
+            self.work.failed.push((channel, error));
+            self.has_more = true;
         }
         has_room
     }
@@ -146,24 +146,24 @@ impl Deferred {
     /// Takes a waker if nothing else is due.
     #[inline(always)]
     pub(crate) fn take_only(&mut self) -> Option<Waker> {
-        let Due { woken, failed } = &mut *self.due;
-        let is_all = woken.len() == 1 && failed.is_empty() && !self.is_left;
+        let DeferredWork { woken, failed } = &mut *self.work;
+        let is_all = woken.len() == 1 && failed.is_empty() && !self.has_more;
         woken.pop_if(|_| is_all)
     }
 
     #[inline(always)]
-    pub(crate) fn exchange(&mut self, spare: Box<Due>) -> Box<Due> {
-        mem::replace(&mut self.due, spare)
+    pub(crate) fn exchange(&mut self, spare: Box<DeferredWork>) -> Box<DeferredWork> {
+        mem::replace(&mut self.work, spare)
     }
 
     /// Wakes a task later. Without memory, the waker stays in place, and all tasks are woken.
     #[inline(always)]
     pub(super) fn wake(&mut self, place: &mut Option<Waker>) {
         if place.is_some()
-            && (self.due.woken.len() < self.due.woken.capacity() || self.grow())
+            && (self.work.woken.len() < self.work.woken.capacity() || self.grow())
             && let Some(waker) = place.take()
         {
-            self.due.woken.push(waker);
+            self.work.woken.push(waker);
         }
     }
 
@@ -176,10 +176,10 @@ impl Deferred {
     #[cold]
     #[inline(never)]
     fn grow(&mut self) -> bool {
-        let has_grown = self.due.woken.try_reserve(1).is_ok();
+        let has_grown = self.work.woken.try_reserve(1).is_ok();
         if !has_grown {
             self.unwoken = Some(0);
-            self.is_left = true;
+            self.has_more = true;
         }
         has_grown
     }

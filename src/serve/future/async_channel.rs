@@ -1,4 +1,4 @@
-use super::share::{Lock, Locked, Share, destroy, release_quietly};
+use super::locked_loop::{Lock, Locked, Share, destroy, release_quietly};
 use crate::base::debug::debug;
 #[cfg(doc)]
 use crate::channel::TransportError;

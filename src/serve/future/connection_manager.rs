@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use super::share::{Lock, Share, put_back, stop};
+use super::locked_loop::{Lock, Share, put_back, stop};
 use super::{AsyncChannel, PreparedAsyncChannel};
 use crate::base::error::Result;
 use crate::base::ffi;

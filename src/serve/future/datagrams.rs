@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use super::AsyncChannel;
+use super::locked_loop::{Lock, Locked, Share, put_back};
 use super::operation::AsyncOperation;
 use super::reactor::Reactor;
 use super::request::AsyncRequest;
 use super::request::sealed::Request;
-use super::share::{Lock, Locked, Share, put_back};
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
 use crate::channel::parts::{DatagramPort, KeptSend, Link, Refused};

@@ -16,22 +16,22 @@ mod async_channel;
 #[cfg(feature = "rdmacm")]
 mod connection_manager;
 mod datagrams;
+mod locked_loop;
 mod operation;
 mod operations;
 mod reactor;
 mod receive;
 mod request;
 mod run;
-mod share;
+mod stall_warning;
 mod timer;
-mod watch;
 
 pub use async_channel::AsyncChannel;
 pub use datagrams::AsyncDatagrams;
+pub use locked_loop::{Local, Locked, Share};
 pub use operation::AsyncOperation;
 pub use reactor::Reactor;
 pub use receive::{AsyncReceive, SharedReceives};
 pub use request::{AsyncRequest, PreparedAsyncChannel};
 #[cfg(feature = "tokio")]
 pub use run::SpawnedReactor;
-pub use share::{Local, Locked, Share};

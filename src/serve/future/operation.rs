@@ -6,9 +6,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use super::AsyncChannel;
+use super::locked_loop::{Guard, Lock, Share, State, release_quietly};
 use super::request::AsyncRequest;
-use super::share::{Guard, Lock, Share, State, release_quietly};
-use super::watch::Waits;
+use super::stall_warning::Waits;
 use crate::base::debug::debug;
 use crate::base::panics::catch;
 use crate::channel::parts::{Queue, Refused};
@@ -49,7 +49,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         let mut guard = channel.share.lock();
         match post(&mut guard, channel.id, request, None, &mut None) {
             Ok(number) => {
-                let waits = guard.watch.wait();
+                let waits = guard.stall_warning.wait();
                 guard.unlock();
                 Ok(Self { channel, request: None, stage: Stage::Posted(number), waits })
             }
@@ -66,7 +66,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         if guard.core.is_success(number) {
             self.stage = Stage::Over;
             self.waits = Waits::default();
-            let done = guard.core.take_it(number);
+            let done = guard.core.take_success(number);
             guard.unlock();
             return Poll::Ready(Ok(done));
         }
@@ -124,7 +124,7 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
         let mut guard = self.channel.share.lock();
         match post(&mut guard, self.channel.id, request, None, &mut waker) {
             Ok(number) => {
-                self.waits = guard.watch.wait();
+                self.waits = guard.stall_warning.wait();
                 guard.unlock();
                 self.stage = Stage::Posted(number);
                 Poll::Pending

@@ -3,8 +3,8 @@
 use std::future::{Future, poll_fn};
 use std::task::Poll;
 
+use super::locked_loop::{Lock, Share, stop};
 use super::operation::{InLine, result_of};
-use super::share::{Lock, Share, stop};
 use super::{AsyncChannel, AsyncOperation, AsyncReceive, AsyncRequest};
 #[cfg(doc)]
 use super::{Reactor, SharedReceives};

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
+use super::locked_loop::{Lock, Locked, Share, State, put_back, stop};
 use super::receive::SharedReceives;
 use super::request::PreparedAsyncChannel;
-use super::share::{Lock, Locked, Share, State, put_back, stop};
 use super::timer::Timer;
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
@@ -223,7 +223,7 @@ impl<S: Share> Reactor<S> {
     pub fn turn(&self) -> Result<usize> {
         let mut guard = self.share.lock();
         let begun = guard.core.begin_turn();
-        guard.watch.turned(begun != Ok(true));
+        guard.stall_warning.turned(begun != Ok(true));
         if begun == Ok(true) && !guard.core.lacks_credit() && guard.alarm.is_none() {
             guard.unlock();
             return self.count_idle_turn().map(|()| 0);
@@ -299,7 +299,7 @@ impl<S: Share> Reactor<S> {
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&self) -> Result<()> {
         if cfg!(debug_assertions) {
-            self.share.lock().watch.sleeps();
+            self.share.lock().stall_warning.sleeps();
         }
         self.queue.rearm_own()
     }

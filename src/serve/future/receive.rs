@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use super::AsyncChannel;
+use super::locked_loop::{Guard, Lock, Locked, Share, release_quietly};
 use super::operation::result_of;
-use super::share::{Guard, Lock, Locked, Share, release_quietly};
-use super::watch::Waits;
+use super::stall_warning::Waits;
 use crate::base::debug::debug;
 use crate::base::error::Result;
 use crate::base::panics::catch;
@@ -84,7 +84,7 @@ where
         let mut waker = Some(waker);
         match guard.core.join_line(self.channel.id, Queue::Receive, &mut waker) {
             Ok(place) => {
-                self.waits = guard.watch.wait();
+                self.waits = guard.stall_warning.wait();
                 guard.unlock();
                 self.stage = Stage::Waiting(place);
                 Poll::Pending
@@ -187,7 +187,7 @@ where
         {
             self.stage = Stage::Over;
             self.waits = Waits::default();
-            let message = guard.core.take_it(message);
+            let message = guard.core.take_success(message);
             guard.unlock();
             return Poll::Ready(Ok(message));
         }

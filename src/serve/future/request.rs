@@ -3,7 +3,7 @@
 use std::future::Future;
 
 use super::AsyncChannel;
-use super::share::{Lock, Locked, Share, destroy, release_quietly};
+use super::locked_loop::{Lock, Locked, Share, destroy, release_quietly};
 use crate::base::debug::debug;
 use crate::base::error::{Result, StateError};
 #[cfg(feature = "rdmacm")]

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 #[cfg(feature = "tokio")]
 use std::{future::Future, ops::Deref, sync::Arc, task::ready};
 
-use super::reactor::Reactor;
 #[cfg(feature = "tokio")]
-use super::share::Locked;
-use super::share::{Lock, Share, release_quietly};
+use super::locked_loop::Locked;
+use super::locked_loop::{Lock, Share, release_quietly};
+use super::reactor::Reactor;
 use crate::base::error::{Error, Result};
 #[cfg(feature = "tokio")]
 use crate::base::panics::catch;
@@ -254,7 +254,7 @@ struct Runner<'a, S: Share>(&'a Reactor<S>);
 impl<S: Share> Drop for Runner<'_, S> {
     fn drop(&mut self) {
         let guard = self.0.share.lock();
-        guard.watch.turned(true);
+        guard.stall_warning.turned(true);
         if !guard.is_stopped && guard.core.next_busy(0).is_some() {
             trace::reactor_stands("its task was dropped while operations were in flight");
         }

@@ -57,9 +57,9 @@ impl DatagramBuffer {
 
     /// Makes a header of zeros, not of what an earlier user of the chunk left.
     fn begin(&mut self) -> Result<()> {
-        let Some(lacking) = HEADER.checked_sub(self.whole.len()) else { return Ok(()) };
+        let Some(missing) = HEADER.checked_sub(self.whole.len()) else { return Ok(()) };
         let reason = "a chunk for datagrams has 40 bytes more than the longest message";
-        let begun = self.whole.extend_from_slice(&[0; HEADER][..lacking]);
+        let begun = self.whole.extend_from_slice(&[0; HEADER][..missing]);
         begun.map_err(|_| Error::invalid("ibv_sge", reason))
     }
 

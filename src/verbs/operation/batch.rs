@@ -128,10 +128,10 @@ impl<T: Transport> Batch<'_, T> {
         check(self.limits, &kind, list)?;
         let functions = functions_of(&kind, list);
         if self.available & functions != functions {
-            let lacking = functions & !self.available;
+            let missing = functions & !self.available;
             return add_otherwise(
                 self.collector.as_deref_mut(),
-                lacking,
+                missing,
                 self.max_sge,
                 kind,
                 wr_id,
@@ -282,7 +282,7 @@ fn add_otherwise<K: Kind>(
     wr_id: u64,
     list: &[ffi::ibv_sge],
 ) -> Result<()> {
-    let Some(collector) = collector else { return Err(function::lacking(functions)) };
+    let Some(collector) = collector else { return Err(function::unsupported(functions)) };
     need(collector.available(), functions)?;
     if kind.flags() & INLINE == 0 {
         check_count(list, max_sge)?;
@@ -304,7 +304,7 @@ fn functions_of<K: Kind>(kind: &K, list: &[ffi::ibv_sge]) -> u64 {
 #[inline]
 fn need(available: u64, functions: u64) -> Result<()> {
     if available & functions != functions {
-        return Err(function::lacking(functions & !available));
+        return Err(function::unsupported(functions & !available));
     }
     Ok(())
 }

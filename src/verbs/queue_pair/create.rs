@@ -103,7 +103,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
             // SAFETY: the queue pair is live, and the caller vouches for the operations.
             Some((wanted, _)) if unsafe { extended_operations(raw) }.contains(wanted) => wanted,
             Some((_, true)) => SendOperations::empty(),
-            Some((_, false)) => return Err(lacking()),
+            Some((_, false)) => return Err(unsupported()),
         };
         // SAFETY: the caller hands over a live queue pair.
         let raw = unsafe { Handle::new(VERB, raw) }?;
@@ -236,7 +236,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         let raw = self.create(Some(wanted))?;
         // SAFETY: the queue pair is live, and was created for extended operations.
         let there = unsafe { extended_operations(raw.as_ptr()) };
-        if there.contains(wanted) { Ok(raw) } else { Err(lacking()) }
+        if there.contains(wanted) { Ok(raw) } else { Err(unsupported()) }
     }
 
     fn create(&mut self, operations: Option<SendOperations>) -> Result<Handle<ffi::ibv_qp>> {
@@ -444,7 +444,7 @@ unsafe fn extended_operations(raw: *mut ffi::ibv_qp) -> SendOperations {
     }
 }
 
-fn lacking() -> Error {
+fn unsupported() -> Error {
     let reason = "the provider does not have all of the extended operations";
     Error::with_reason(VERB, libc::EOPNOTSUPP, reason)
 }

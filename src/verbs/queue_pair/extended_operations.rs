@@ -157,7 +157,7 @@ pub(crate) mod function {
     }
 
     #[cold]
-    pub(crate) fn lacking(missing: u64) -> Error {
+    pub(crate) fn unsupported(missing: u64) -> Error {
         let unsupported = |verb, reason| Error::with_reason(verb, libc::EOPNOTSUPP, reason);
         let operations = SendOperations::from_bits_truncate(missing);
         if !operations.is_empty() {
@@ -262,7 +262,7 @@ mod tests {
             (function::SET_UD_ADDRESS, "does not send datagrams"),
             (function::SET_XRC_SRQ, "not a sending XRC one"),
         ] {
-            let error = function::lacking(missing).to_string();
+            let error = function::unsupported(missing).to_string();
             assert!(error.contains(text), "{error}");
         }
     }

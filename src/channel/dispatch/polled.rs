@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use crate::base::ffi;
 use crate::channel::error::{TransportError, TransportResult};
 
-pub(in crate::channel) struct Sink {
+pub(in crate::channel) struct CqPoller {
     pub(super) batch: Polled,
     pub(super) poll_cq: PollCq,
     pub(super) queue: *mut ffi::ibv_cq,
@@ -15,8 +15,8 @@ pub(in crate::channel) struct Sink {
     pub(super) rest: Cell<c_int>,
 }
 
-impl Sink {
-    /// Makes a sink. With `of_loop`, it polls nothing.
+impl CqPoller {
+    /// With `of_loop`, it polls nothing.
     ///
     /// # Safety
     ///

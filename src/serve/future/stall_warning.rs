@@ -45,9 +45,9 @@ mod watching {
     }
 
     #[derive(Debug)]
-    pub(in crate::serve::future) struct Watch(Arc<Watched>);
+    pub(in crate::serve::future) struct StallWarning(Arc<Watched>);
 
-    impl Watch {
+    impl StallWarning {
         pub(in crate::serve::future) fn new() -> Self {
             let watched = Arc::<Watched>::default();
             let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
@@ -111,12 +111,12 @@ mod watching {
 #[cfg(not(all(debug_assertions, not(miri), not(ibverbs_loom))))]
 mod nothing {
     #[derive(Debug)]
-    pub(in crate::serve::future) struct Watch;
+    pub(in crate::serve::future) struct StallWarning;
 
     #[derive(Default, Debug)]
     pub(in crate::serve::future) struct Waits;
 
-    impl Watch {
+    impl StallWarning {
         pub(in crate::serve::future) fn new() -> Self {
             Self
         }
@@ -135,6 +135,6 @@ mod nothing {
 }
 
 #[cfg(not(all(debug_assertions, not(miri), not(ibverbs_loom))))]
-pub(super) use nothing::{Waits, Watch};
+pub(super) use nothing::{StallWarning, Waits};
 #[cfg(all(debug_assertions, not(miri), not(ibverbs_loom)))]
-pub(super) use watching::{Waits, Watch};
+pub(super) use watching::{StallWarning, Waits};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Loop;
-use super::detached::{Destroyed, Detached, Doomed, step};
+use super::detached::{Destroyed, Detached, PendingDestroy, step};
 use super::ended::ChannelId;
 use super::members::unknown;
 use super::slots::NEVER_FREE;
@@ -101,14 +101,14 @@ impl<'res> DetachedChannel<'res> {
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> DestroyedChannel<'res> {
         let Self { detached: Detached { id, channel }, queue, number, is_in_flight, .. } = self;
-        let doomed = Doomed {
+        let pending = PendingDestroy {
             index: id.index(),
             link: channel.link,
             is_in_flight,
             shares: false,
             datagrams: None,
         };
-        let mut destroyed = doomed.destroy();
+        let mut destroyed = pending.destroy();
         destroyed.number = number;
         DestroyedChannel { id, queue, destroyed }
     }
@@ -168,7 +168,7 @@ impl<'res, B> Loop<'res, B> {
         };
         self.table.entries[channel.index()].next = [NEVER_FREE; 2];
         // The verbs will change the core.
-        let core = self.table.asides[channel.index()].core.take();
+        let core = self.table.cold[channel.index()].core.take();
         if let (Some(slot), Some(number)) =
             (credit_slot, core.and_then(|core| core.credit_number()))
         {
@@ -224,7 +224,7 @@ impl<'res, B> Loop<'res, B> {
             return Err(of_another_loop("ibv_destroy_qp"));
         }
         self.retire(id.index());
-        self.end_doomed(destroyed)
+        self.finish_destroy(destroyed)
     }
 }
 

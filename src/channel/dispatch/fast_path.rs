@@ -20,7 +20,7 @@ impl Core {
     /// goes on with [`settle_rest`](Self::settle_rest).
     #[inline(always)]
     pub(in crate::channel) fn success_now(&self, slot: &Slot) -> Option<NonNull<ffi::ibv_wc>> {
-        let (wr_id, batch) = (slot.wr_id(), &self.sink.batch);
+        let (wr_id, batch) = (slot.wr_id(), &self.poller.batch);
         let completion = if !batch.is_empty() {
             let head = batch.head();
             if !self.is_success(head, wr_id) {
@@ -116,25 +116,25 @@ impl Core {
     /// Takes into the batch what a shortcut has left. Returns whether the batch has completions.
     #[inline]
     pub(super) fn take_rest(&self) -> TransportResult<bool> {
-        let found = self.sink.rest.take();
+        let found = self.poller.rest.take();
         if found != 0 {
-            self.sink.batch.keep(0, count(found)?);
+            self.poller.batch.keep(0, count(found)?);
         }
-        Ok(!self.sink.is_empty())
+        Ok(!self.poller.is_empty())
     }
 
     /// Polls, and frees slots whose handles were dropped. Returns true if it found only their successes. Otherwise the
     /// rest is for [`settle_rest`](Self::settle_rest).
     #[inline]
     pub(in crate::channel) fn settle_abandoned(&self) -> bool {
-        let batch = &self.sink.batch;
+        let batch = &self.poller.batch;
         if !batch.is_empty() {
             return false;
         }
         let polled = self.poll_raw(BATCH);
         let found = polled as u32 as usize;
         if !(1..=BATCH).contains(&found) {
-            self.sink.rest.set(polled);
+            self.poller.rest.set(polled);
             return false;
         }
         // SAFETY: the poll has written `found` entries, and nothing polls meanwhile.
@@ -149,13 +149,13 @@ impl Core {
     /// Returns `None` if this is not a scope's last operation, or there are polled completions.
     #[inline(always)]
     pub(in crate::channel) fn settle_last(&self) -> Option<bool> {
-        if !self.table.has_one_in_scope() || !self.sink.is_empty() {
+        if !self.table.has_one_in_scope() || !self.poller.is_empty() {
             return None;
         }
         let polled = self.poll_raw(BATCH);
         if polled == 1 {
             // SAFETY: the first entry is initialised, and nothing polls meanwhile.
-            let completion = unsafe { &*self.sink.batch.entries() };
+            let completion = unsafe { &*self.poller.batch.entries() };
             let slot = self.table.slot_of(completion.wr_id);
             if let Some(slot) = slot.filter(|slot| slot.state() == State::Abandoned)
                 && self.is_success(completion, slot.wr_id())
@@ -165,7 +165,7 @@ impl Core {
                 return Some(true);
             }
         }
-        self.sink.rest.set(polled);
+        self.poller.rest.set(polled);
         Some(false)
     }
 
@@ -175,10 +175,10 @@ impl Core {
     /// It calls no function, so the compiler need not save registers.
     #[inline(never)]
     fn take_from_poll(&self, found: c_int, wr_id: u64) -> Option<NonNull<ffi::ibv_wc>> {
-        let (batch, polled) = (&self.sink.batch, found);
+        let (batch, polled) = (&self.poller.batch, found);
         let found = found as u32 as usize;
         if !(2..=BATCH).contains(&found) {
-            self.sink.rest.set(polled);
+            self.poller.rest.set(polled);
             return None;
         }
         let first = batch.entries();
@@ -192,7 +192,7 @@ impl Core {
             batch.keep(0, found - 1);
             return NonNull::new(last);
         }
-        self.sink.rest.set(polled);
+        self.poller.rest.set(polled);
         None
     }
 
@@ -217,7 +217,7 @@ impl Core {
         deadline: Option<Instant>,
     ) -> TransportResult<()> {
         let slot = self.begin_blocking();
-        self.sink.rest.set(found);
+        self.poller.rest.set(found);
         if let Err(error) = self.wait_for_end(slot, deadline) {
             if slot.state().is_outstanding() {
                 self.stop();
@@ -226,7 +226,7 @@ impl Core {
             return Err(error);
         }
         let completion = slot.completion();
-        self.sink.batch.set_first(*completion.as_raw());
+        self.poller.batch.set_first(*completion.as_raw());
         self.end_blocking();
         Ok(completion.result().map(drop)?)
     }
@@ -234,7 +234,7 @@ impl Core {
     #[inline(always)]
     pub(in crate::channel) fn blocking_success(&self) -> WorkSuccess {
         // SAFETY: the entry is initialised, and no poll writes to it: one thread at a time uses the core.
-        WorkSuccess::from_raw(unsafe { *self.sink.batch.entries() })
+        WorkSuccess::from_raw(unsafe { *self.poller.batch.entries() })
     }
 
     pub(in crate::channel) fn begin_blocking(&self) -> &Slot {
@@ -253,7 +253,7 @@ impl Core {
 
     #[inline(always)]
     fn found_success(&self, found: c_int, wr_id: u64) -> bool {
-        found == 1 && self.is_success(self.sink.batch.entries(), wr_id)
+        found == 1 && self.is_success(self.poller.batch.entries(), wr_id)
     }
 
     #[inline(always)]

@@ -12,14 +12,16 @@ use std::task::Waker;
 use std::thread;
 use std::time::Instant;
 
+use super::stall_warning::StallWarning;
 use super::timer::Timer;
-use super::watch::Watch;
 use crate::base::debug::debug;
 use crate::base::panics::{Panics, catch};
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::base::trace;
 use crate::channel::TransportError;
-use crate::serve::event_loop::{ChannelId, Detached, Doomed, Due, Left, Loop};
+use crate::serve::event_loop::{
+    ChannelId, DeferredStep, DeferredWork, Detached, Loop, PendingDestroy,
+};
 
 /// How the tasks of a [`Reactor`](crate::Reactor) share its loop: [`Local`], on one thread, or [`Locked`], on any.
 /// Sealed.
@@ -44,20 +46,30 @@ pub struct State<B> {
     /// When to look at the clock although nothing completes.
     pub(super) alarm: Option<Instant>,
     pub(super) timer: Arc<Timer>,
-    pub(super) watch: Watch,
+    pub(super) stall_warning: StallWarning,
     /// When the kernel was last asked about the device, or first should have been.
     pub(super) device_checked: Option<Instant>,
     /// When to check the connections; set only on iWARP.
     pub(super) next_check: Option<Instant>,
     /// Room for wakers. A thread that wakes tasks takes it.
-    spare: Option<Box<Due>>,
+    spare: Option<Box<DeferredWork>>,
 }
 
 impl<B> State<B> {
     pub(super) fn new(core: Loop<'static, B>, timer: Arc<Timer>) -> Self {
         let (runner, alarm, device_checked, next_check) = Default::default();
-        let (spare, watch, is_stopped) = (Some(Box::default()), Watch::new(), false);
-        Self { core, is_stopped, runner, alarm, timer, watch, device_checked, next_check, spare }
+        let (spare, stall_warning, is_stopped) = (Some(Box::default()), StallWarning::new(), false);
+        Self {
+            core,
+            is_stopped,
+            runner,
+            alarm,
+            timer,
+            stall_warning,
+            device_checked,
+            next_check,
+            spare,
+        }
     }
 
     /// A reactor that has run has set `device_checked`.
@@ -176,16 +188,16 @@ impl<S: Share> Guard<'_, S> {
 }
 
 #[inline(never)]
-fn wake_all<S: Share>(share: &S, due: Option<Box<Due>>) {
-    if due.is_none() {
-        return release_left(share).resume();
+fn wake_all<S: Share>(share: &S, work: Option<Box<DeferredWork>>) {
+    if work.is_none() {
+        return release_deferred(share).resume();
     }
-    let mut rest = Rest { share, due };
-    let Some(due) = &mut rest.due else { return };
-    while let Some((channel, error)) = due.failed.pop() {
+    let mut rest = Rest { share, work };
+    let Some(work) = &mut rest.work else { return };
+    while let Some((channel, error)) = work.failed.pop() {
         end_failed(share, channel, error);
     }
-    while let Some(waker) = due.woken.pop() {
+    while let Some(waker) = work.woken.pop() {
         waker.wake();
     }
 }
@@ -258,21 +270,21 @@ impl<B: Send + 'static> sealed::Share<B> for Locked<B> {
 
 struct Rest<'a, S: Share> {
     share: &'a S,
-    due: Option<Box<Due>>,
+    work: Option<Box<DeferredWork>>,
 }
 
 impl<S: Share> Drop for Rest<'_, S> {
     #[inline]
     fn drop(&mut self) {
         let mut panics = Panics::default();
-        let woken = self.due.iter_mut().flat_map(|due| due.woken.drain(..));
+        let woken = self.work.iter_mut().flat_map(|work| work.woken.drain(..));
         woken.for_each(|waker| panics.catch(|| waker.wake()));
         let mut guard = self.share.lock();
-        guard.spare = self.due.take();
+        guard.spare = self.work.take();
         let is_empty = guard.core.deferred().is_empty();
         guard.unlock();
         if !is_empty {
-            panics.add(release_left(self.share));
+            panics.add(release_deferred(self.share));
         }
         // The thread already unwinds, or a buffer's drop has panicked.
         panics.forget();
@@ -282,18 +294,18 @@ impl<S: Share> Drop for Rest<'_, S> {
 /// [`wake_all`] without memory for the list, while others wake tasks, and for buffers that no task asks for.
 #[cold]
 #[inline(never)]
-fn release_left<S: Share>(share: &S) -> Panics {
+fn release_deferred<S: Share>(share: &S) -> Panics {
     let mut panics = Panics::default();
     loop {
         let mut guard = share.lock();
-        let left = guard.core.take_left();
+        let left = guard.core.take_deferred();
         guard.unlock();
         match left {
-            Some(Left::Failed(channel, error)) => {
+            Some(DeferredStep::Failed(channel, error)) => {
                 panics.catch(|| end_failed(share, channel, error))
             }
-            Some(Left::Woken(waker)) => panics.catch(|| waker.wake()),
-            Some(Left::Dropped(buffer)) => panics.catch(|| drop(buffer)),
+            Some(DeferredStep::Woken(waker)) => panics.catch(|| waker.wake()),
+            Some(DeferredStep::Dropped(buffer)) => panics.catch(|| drop(buffer)),
             None => return panics,
         }
     }
@@ -340,13 +352,13 @@ pub(super) fn put_back<S: Share>(share: &S, detached: Detached<'static>, is_rese
     }
 }
 
-pub(super) fn destroy<S: Share>(share: &S, doomed: Doomed<'static>) {
-    if doomed.stop_sharing() {
+pub(super) fn destroy<S: Share>(share: &S, pending: PendingDestroy<'static>) {
+    if pending.stop_sharing() {
         let mut guard = share.lock();
         guard.core.take_completions();
         release_quietly(guard);
     }
-    let destroyed = doomed.destroy();
+    let destroyed = pending.destroy();
     let mut guard = share.lock();
     guard.core.discard(destroyed);
     release_quietly(guard);

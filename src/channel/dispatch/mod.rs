@@ -10,7 +10,7 @@
 mod fast_path;
 mod polled;
 
-pub(super) use polled::Sink;
+pub(super) use polled::CqPoller;
 pub(crate) use polled::{BATCH, PollCq, Polled, count, poll_cq_of};
 
 use std::ffi::c_int;
@@ -71,7 +71,7 @@ impl Core {
     /// Polls into the batch, which must be empty and stays so: see [`take_rest`](Self::take_rest).
     #[inline(always)]
     fn poll_raw(&self, most: usize) -> c_int {
-        let Sink { batch, poll_cq, queue, .. } = &self.sink;
+        let CqPoller { batch, poll_cq, queue, .. } = &self.poller;
         debug_assert!(batch.is_empty() && most <= BATCH);
         // SAFETY: the queue is live, as a parent of the queue pair: only the channel polls, which holds both, and a
         // handle that outlives it notices that first. There is room for `most` completions. No reference to them
@@ -88,18 +88,18 @@ impl Core {
     #[inline(never)]
     fn dispatch_batch(&self) -> TransportResult<()> {
         // SAFETY: nothing polls while the reference exists.
-        let completions = unsafe { self.sink.batch.rest() };
+        let completions = unsafe { self.poller.batch.rest() };
         for (dispatched, completion) in completions.iter().enumerate() {
             if let Err(unknown) = self.dispatch(completion) {
                 let is_first = dispatched == 0;
                 // SAFETY: the batch has these: the completions before this one, or this one if it is the first.
-                unsafe { self.sink.batch.advance_by(dispatched + usize::from(is_first)) };
+                unsafe { self.poller.batch.advance_by(dispatched + usize::from(is_first)) };
                 // The next call returns the error.
                 return if is_first { Err(unknown) } else { Ok(()) };
             }
         }
         // SAFETY: the batch has exactly these.
-        unsafe { self.sink.batch.advance_by(completions.len()) };
+        unsafe { self.poller.batch.advance_by(completions.len()) };
         Ok(())
     }
 

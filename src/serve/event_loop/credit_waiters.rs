@@ -8,7 +8,7 @@ use std::time::Instant;
 /// Looking at a channel is useful only after its peer has answered or a pause is over. This tracks both, so its cost
 /// does not grow with the number of channels that wait.
 #[derive(Default)]
-pub(super) struct Lacking {
+pub(super) struct CreditWaiters {
     count: usize,
     /// Channels to look at now. Some may have credit already, as in `pauses`.
     due: VecDeque<u32>,
@@ -29,7 +29,7 @@ pub(super) enum Look {
     Pause(Instant),
 }
 
-impl Lacking {
+impl CreditWaiters {
     /// Allocates all memory that the other methods need.
     pub(super) fn reserve(&mut self, channels: usize) -> Result<(), TryReserveError> {
         self.due.try_reserve(channels - self.due.len())?;
@@ -122,49 +122,49 @@ mod tests {
 
     const CHANNELS: u32 = if cfg!(miri) { 100 } else { 10_000 };
 
-    fn lacking() -> Lacking {
-        let mut lacking = Lacking::default();
-        lacking.reserve(CHANNELS as usize).unwrap();
-        lacking
+    fn waiters() -> CreditWaiters {
+        let mut waiters = CreditWaiters::default();
+        waiters.reserve(CHANNELS as usize).unwrap();
+        waiters
     }
 
     #[test]
     fn a_call_looks_only_at_channels_whose_peers_have_answered() {
-        let mut lacking = lacking();
-        (0..CHANNELS).for_each(|channel| lacking.refused(channel, true, None));
+        let mut waiters = waiters();
+        (0..CHANNELS).for_each(|channel| waiters.refused(channel, true, None));
         let never = |_| -> Look { panic!("a look at a channel with a question in flight") };
-        assert_eq!(lacking.next(None, never), None);
+        assert_eq!(waiters.next(None, never), None);
         for channel in [7, 3, 7, 50] {
-            lacking.answered(channel);
+            waiters.answered(channel);
         }
         let mut looks = Vec::new();
-        let found = lacking.next(None, |channel| {
+        let found = waiters.next(None, |channel| {
             looks.push(channel);
             if channel == 3 { Look::Found } else { Look::Leave }
         });
         assert_eq!((found, looks), (Some(3), vec![7, 3]));
-        assert_eq!(lacking.next(None, |_| Look::Found), Some(3));
-        lacking.forget(3);
-        assert_eq!(lacking.next(None, |_| Look::Found), Some(50));
-        lacking.forget(50);
-        assert_eq!(lacking.next(None, never), None);
-        assert!(lacking.any() && !lacking.is_due());
+        assert_eq!(waiters.next(None, |_| Look::Found), Some(3));
+        waiters.forget(3);
+        assert_eq!(waiters.next(None, |_| Look::Found), Some(50));
+        waiters.forget(50);
+        assert_eq!(waiters.next(None, never), None);
+        assert!(waiters.any() && !waiters.is_due());
     }
 
     #[test]
     fn pauses_end_in_order_and_each_takes_one_look() {
-        let mut lacking = lacking();
+        let mut waiters = waiters();
         let start = Instant::now();
         let end = |channel| start + Duration::from_micros(u64::from(channel * 7919 % CHANNELS));
         for channel in 0..CHANNELS {
-            lacking.refused(channel, true, Some(end(channel)));
-            lacking.refused(channel, false, Some(end(channel)));
+            waiters.refused(channel, true, Some(end(channel)));
+            waiters.refused(channel, false, Some(end(channel)));
         }
-        assert_eq!(lacking.next_pause().unwrap().0, start);
+        assert_eq!(waiters.next_pause().unwrap().0, start);
         let mut looks = 0;
         for step in 0..CHANNELS {
             let now = start + Duration::from_micros(step.into());
-            let found = lacking.next(Some(now), |channel| {
+            let found = waiters.next(Some(now), |channel| {
                 looks += 1;
                 assert_eq!(end(channel), now);
                 if channel % 2 == 0 {
@@ -176,13 +176,13 @@ mod tests {
             assert_eq!(found, None);
         }
         assert_eq!(looks, CHANNELS);
-        assert_eq!(lacking.pauses.len() as u32, CHANNELS / 2);
-        assert!(lacking.next_pause().unwrap().0 >= start + Duration::from_secs(1));
+        assert_eq!(waiters.pauses.len() as u32, CHANNELS / 2);
+        assert!(waiters.next_pause().unwrap().0 >= start + Duration::from_secs(1));
     }
 
     #[test]
     fn a_channel_is_in_each_place_once_whatever_happens() {
-        let mut lacking = lacking();
+        let mut waiters = waiters();
         let now = Instant::now();
         let mut lacks = [false; 50];
         let mut state = 1_u32;
@@ -191,21 +191,21 @@ mod tests {
             let channel = (state >> 8) % 50;
             let its = &mut lacks[channel as usize];
             match state >> 30 {
-                0 => lacking.refused(channel, !mem::replace(its, true), Some(now)),
-                1 if *its => lacking.answered(channel),
-                2 if mem::take(its) => lacking.forget(channel),
+                0 => waiters.refused(channel, !mem::replace(its, true), Some(now)),
+                1 if *its => waiters.answered(channel),
+                2 if mem::take(its) => waiters.forget(channel),
                 _ => {
-                    let found = lacking.next(Some(now), |channel| {
+                    let found = waiters.next(Some(now), |channel| {
                         if lacks[channel as usize] { Look::Found } else { Look::Leave }
                     });
                     if let Some(found) = found {
                         assert!(mem::take(&mut lacks[found as usize]));
-                        lacking.forget(found);
+                        waiters.forget(found);
                     }
                 }
             }
-            assert!(lacking.due.len() <= 50 && lacking.pauses.len() <= 50);
-            assert_eq!(lacking.count, lacks.iter().filter(|lacks| **lacks).count());
+            assert!(waiters.due.len() <= 50 && waiters.pauses.len() <= 50);
+            assert_eq!(waiters.count, lacks.iter().filter(|lacks| **lacks).count());
         }
     }
 }
