@@ -227,8 +227,8 @@ impl Core {
 
     pub(super) fn result(&self, slot: &Slot) -> TransportResult<WorkSuccess> {
         match slot.state() {
-            State::Done(_) | State::Seen => Ok(slot.completion().result()?),
-            State::Discarded(_) => Err(self.ended_by_force()),
+            state if state.is_done() => Ok(slot.completion().result()?),
+            State::Discarded | State::UnscopedDiscarded => Err(self.ended_by_force()),
             _ => Err(TransportError::UnknownWork),
         }
     }

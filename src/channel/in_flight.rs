@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 
 use super::error::no_memory;
 use super::operation::Queue;
-use super::slot::{Generations, Owner, Slot, State};
+use super::slot::{Generations, Slot, State};
 use crate::base::error::Result;
 use crate::base::ffi;
 
@@ -175,8 +175,8 @@ impl InFlight {
     }
 
     #[inline]
-    fn count_of(&self, owner: Owner) -> &Cell<u32> {
-        if matches!(owner, Owner::Scope | Owner::Lent) { &self.in_scope } else { &self.others }
+    fn count_of(&self, state: State) -> &Cell<u32> {
+        if state.is_unscoped() { &self.others } else { &self.in_scope }
     }
 
     pub(super) fn has_room(&self, queue: Queue) -> bool {
@@ -201,11 +201,11 @@ impl InFlight {
     /// Takes a slot after the post: then the compiler knows the state, and need not load it when the handle is dropped
     /// at once.
     #[inline]
-    pub(super) fn take(&self, queue: Queue, slot: &Slot, owner: Owner) {
+    pub(super) fn take(&self, queue: Queue, slot: &Slot, state: State) {
         self.next(queue).set(slot.next.get());
-        let count = self.count_of(owner);
+        let count = self.count_of(state);
         count.set(count.get() + 1);
-        slot.set_state(State::InFlight(owner));
+        slot.set_state(state);
     }
 
     #[inline(never)]
@@ -219,17 +219,19 @@ impl InFlight {
 
     /// Frees a slot whose result was taken or request refused.
     pub(super) fn release(&self, slot: &Slot) {
-        if let Some(owner) = slot.state().owner() {
-            self.release_of(slot, owner);
+        let state = slot.state();
+        if state != State::Free {
+            slot.free();
+            let count = self.count_of(state);
+            count.set(count.get().wrapping_sub(1));
         }
     }
 
-    /// Frees a slot in use. If the operation or `owner` is of a scope, both are.
+    /// Frees the slot of a scope's operation.
     #[inline]
-    pub(super) fn release_of(&self, slot: &Slot, owner: Owner) {
+    pub(super) fn release_scoped(&self, slot: &Slot) {
         slot.free();
-        let count = self.count_of(owner);
-        count.set(count.get().wrapping_sub(1));
+        self.count_released_in_scope(1);
     }
 
     /// Uncounts slots that were [freed](Slot::free).
@@ -334,11 +336,12 @@ impl InFlight {
         let mut any_abandoned = false;
         for slot in self.slots() {
             match slot.state() {
-                State::InFlight(Owner::Lent) | State::Abandoned => {
+                State::Lent | State::Abandoned => {
                     any_abandoned = true;
-                    self.release_of(slot, Owner::Scope);
+                    self.release_scoped(slot);
                 }
-                State::InFlight(owner) => slot.set_state(State::Discarded(owner)),
+                State::Scoped => slot.set_state(State::Discarded),
+                State::Unscoped => slot.set_state(State::UnscopedDiscarded),
                 _ => {}
             }
         }
@@ -363,7 +366,7 @@ mod tests {
 
     fn take(table: &InFlight, queue: Queue) -> Option<u32> {
         let slot = table.free_slot(queue)?;
-        table.take(queue, slot, Owner::Scope);
+        table.take(queue, slot, State::Scoped);
         Some(slot.wr_id() as u32)
     }
 
@@ -418,9 +421,9 @@ mod tests {
         let table = opened(2, 0);
         let counts = || (table.any_in_scope(), table.in_use());
         assert_eq!(counts(), (false, 0));
-        let taken = [Owner::Scope, Owner::Token].map(|owner| {
+        let taken = [State::Scoped, State::Unscoped].map(|state| {
             let slot = table.free_slot(Queue::Send).unwrap();
-            table.take(Queue::Send, slot, owner);
+            table.take(Queue::Send, slot, state);
             slot
         });
         assert_eq!(counts(), (true, 2));
@@ -472,12 +475,12 @@ mod tests {
     fn discarded_requests_are_no_longer_outstanding() {
         let table = opened(3, 0);
         for _ in 0..3 {
-            table.take(Queue::Send, table.free_slot(Queue::Send).unwrap(), Owner::Scope);
+            table.take(Queue::Send, table.free_slot(Queue::Send).unwrap(), State::Scoped);
         }
         table.slots()[0].set_state(State::Abandoned);
-        table.slots()[1].complete(Owner::Scope, &crate::base::ffi::ibv_wc::default());
+        table.slots()[1].complete(&crate::base::ffi::ibv_wc::default());
         assert!(table.discard_outstanding());
-        let states = [State::Free, State::Done(Owner::Scope), State::Discarded(Owner::Scope)];
+        let states = [State::Free, State::Done, State::Discarded];
         assert_eq!([0, 1, 2].map(|index| table.slots()[index].state()), states);
         assert_eq!((table.in_use(), table.outstanding()), (2, 0));
     }
@@ -491,7 +494,7 @@ mod tests {
             let mut numbers = Vec::new();
             for round in 0..connection + 3 {
                 let slot = table.free_slot(Queue::Send).unwrap();
-                table.take(Queue::Send, slot, Owner::Scope);
+                table.take(Queue::Send, slot, State::Scoped);
                 let number = slot.wr_id();
                 assert!(seen.insert(number), "{number:#x}");
                 assert!(table.slot_of(number).is_some() && !table.is_earlier(number));

@@ -2,7 +2,7 @@ use std::time::Instant;
 
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
-use super::slot::{Owner, Slot, State};
+use super::slot::{Slot, State};
 use super::wait::Wait;
 use crate::verbs::completion::WorkSuccess;
 
@@ -45,8 +45,8 @@ impl PendingWork {
             return Some(Err(TransportError::Stopped));
         };
         match slot.state() {
-            State::InFlight(Owner::Token) => None,
-            State::Done(Owner::Token) | State::Discarded(Owner::Token) => {
+            State::Unscoped => None,
+            State::UnscopedDone | State::UnscopedDiscarded => {
                 self.taken = true;
                 Some(core.take_result(slot))
             }

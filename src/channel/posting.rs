@@ -5,7 +5,7 @@ use super::core::Core;
 use super::credits::NO_CREDIT;
 use super::error::{TransportError, TransportResult};
 use super::operation::{Limits, Operation, Templates};
-use super::slot::{Owner, Slot};
+use super::slot::{Slot, State};
 use crate::base::error::err_from_call;
 use crate::base::ffi;
 use crate::verbs::completion::WorkSuccess;
@@ -30,14 +30,14 @@ impl Core {
         &self,
         operation: O,
         list: &mut [ffi::ibv_sge],
-        owner: Owner,
+        state: State,
     ) -> TransportResult<&Slot> {
         // SAFETY: as for this function.
-        match unsafe { self.try_post(operation, list, owner) } {
+        match unsafe { self.try_post(operation, list, state) } {
             Ok(slot) => Ok(slot),
             Err(PostFailure::Refused(error)) => Err(error),
             Err(PostFailure::Failed(slot, returned)) => {
-                err_from_call(self.post_failed::<O>(slot, owner, returned))
+                err_from_call(self.post_failed::<O>(slot, state, returned))
             }
         }
     }
@@ -50,7 +50,7 @@ impl Core {
         &self,
         operation: O,
         list: &mut [ffi::ibv_sge],
-        owner: Owner,
+        state: State,
     ) -> Result<&Slot, PostFailure<'_>> {
         operation.check(&self.settings.limits, list).map_err(PostFailure::Refused)?;
         let slot = self.table.free_slot(O::QUEUE);
@@ -62,8 +62,8 @@ impl Core {
         if returned != 0 {
             return Err(PostFailure::Failed(slot, returned));
         }
-        self.table.take(O::QUEUE, slot, owner);
-        if owner != Owner::Scope {
+        self.table.take(O::QUEUE, slot, state);
+        if state != State::Scoped {
             // As `update_fast_path` does.
             self.fast_path.set(false);
         }
@@ -154,7 +154,7 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn blocking_failed<O: Operation>(&self, returned: c_int) -> TransportError {
-        self.ensure_not_posted::<O>(None);
+        self.ensure_not_posted::<O>(true);
         if self.table.of(O::QUEUE).is_empty() {
             // The channel has no such queue. The fast path does not check that.
             return TransportError::QueueFull;
@@ -168,7 +168,7 @@ impl Core {
     pub(super) fn post_failed<O: Operation>(
         &self,
         slot: &Slot,
-        owner: Owner,
+        state: State,
         returned: c_int,
     ) -> TransportError {
         if returned == NO_CREDIT && O::TAKES_RECEIVE {
@@ -176,21 +176,21 @@ impl Core {
         }
         let error = ffi::failed(O::VERB, returned).into();
         // The device may have it nevertheless.
-        self.table.take(O::QUEUE, slot, owner);
-        self.ensure_not_posted::<O>(Some(owner));
+        self.table.take(O::QUEUE, slot, state);
+        self.ensure_not_posted::<O>(false);
         self.release(slot);
         error
     }
 
-    /// Stops the channel if the device may have the request. `owner` is `None` for a blocking operation.
+    /// Stops the channel if the device may have the request.
     #[cold]
     #[inline(never)]
-    fn ensure_not_posted<O: Operation>(&self, owner: Option<Owner>) {
+    fn ensure_not_posted<O: Operation>(&self, is_blocking: bool) {
         // SAFETY: as in `post_raw`.
         if !unsafe { Templates::may_be_posted(self.prepared.get(), O::QUEUE) } {
             return;
         }
-        if owner.is_none() {
+        if is_blocking {
             self.begin_blocking();
         }
         let has_ended = self.try_stop();
@@ -198,7 +198,7 @@ impl Core {
         if !has_ended && O::WRITES {
             self.stop();
         }
-        if owner.is_none() {
+        if is_blocking {
             self.end_blocking();
         }
     }

@@ -8,7 +8,7 @@ use super::error::{ScopeError, TransportResult};
 use super::operation::{Operation, Queue};
 use super::posting::{IntoReceive, IntoSend, KeptReceive, KeptSend, WorkRequest};
 use super::scoped_work::ScopedPendingWork;
-use super::slot::Owner;
+use super::slot::State;
 use super::stop::ScopeExit;
 use crate::base::debug::debug;
 use crate::base::error::err_from_call;
@@ -152,7 +152,7 @@ impl<'scope> Scope<'scope, '_> {
         // SAFETY: what is kept of the buffer has its memory valid and exclusive for its lifetime, even if it is moved
         // or forgotten. That contains `'scope`, before whose end `Core::end_scope` ends the operation. The post
         // copied the rest.
-        let slot = unsafe { self.core.post(operation, list.as_mut(), Owner::Scope) }?;
+        let slot = unsafe { self.core.post(operation, list.as_mut(), State::Scoped) }?;
         Ok(ScopedPendingWork::new(self.core, slot, keep(buffer)))
     }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::core::{Core, OneThread};
 use super::error::TransportResult;
 use super::operation::Queue;
-use super::slot::{Owner, Slot, State};
+use super::slot::{Slot, State};
 use super::wait::Wait;
 use crate::base::debug::debug;
 use crate::verbs::completion::WorkSuccess;
@@ -58,7 +58,7 @@ impl Core {
     #[inline]
     fn leave_to_scope(&self, slot: &Slot) {
         match slot.state() {
-            State::InFlight(_) => slot.set_state(State::Abandoned),
+            State::Scoped => slot.set_state(State::Abandoned),
             _ => self.leave_ended_to_scope(slot),
         }
     }
@@ -66,9 +66,9 @@ impl Core {
     /// The buffer keeps a length, and stays borrowed for the scope.
     #[inline(never)]
     fn lend_to_scope(&self, slot: &Slot, kept: NonNull<KeptLength>) {
-        if let State::InFlight(_) = slot.state() {
+        if slot.state() == State::Scoped {
             slot.kept.set(Some(kept));
-            return slot.set_state(State::InFlight(Owner::Lent));
+            return slot.set_state(State::Lent);
         }
         if let Ok(success) = self.result(slot) {
             // SAFETY: the operation has ended, and the handle's borrow of the buffer has not.
@@ -81,7 +81,7 @@ impl Core {
     /// length later, and would otherwise keep that of an earlier message.
     #[inline(never)]
     fn length_for_pieces(&self, slot: &Slot) -> Option<usize> {
-        if let State::InFlight(_) = slot.state() {
+        if slot.state() == State::Scoped {
             let receives = self.table.of(Queue::Receive).as_ptr_range();
             return receives.contains(&std::ptr::from_ref(slot)).then_some(0);
         }
@@ -91,13 +91,13 @@ impl Core {
     #[inline(never)]
     fn leave_ended_to_scope(&self, slot: &Slot) {
         match slot.state() {
-            State::Done(_) => {
+            State::Done => {
                 self.unreported.unpolled.set(true);
                 self.report_failure(&slot.completion());
-                self.table.release_of(slot, Owner::Scope);
+                self.table.release_scoped(slot);
             }
-            State::Seen | State::Discarded(_) => self.table.release_of(slot, Owner::Scope),
-            State::Free | State::Abandoned | State::InFlight(_) => {}
+            State::Seen | State::Discarded => self.table.release_scoped(slot),
+            _ => {}
         }
     }
 }
@@ -132,7 +132,7 @@ impl<'scope, B: GatherBuffer> ScopedPendingWork<'scope, B> {
     }
 
     fn seen(&mut self) -> TransportResult<WorkSuccess> {
-        if self.slot.state() == State::Done(Owner::Scope) {
+        if self.slot.state() == State::Done {
             self.slot.set_state(State::Seen);
         }
         self.core.result(self.slot)

@@ -5,79 +5,59 @@ use crate::base::ffi;
 use crate::verbs::completion::WorkCompletion;
 use crate::verbs::memory::KeptLength;
 
-/// Who asks for the result.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Owner {
-    /// A handle within a scope, or the scope itself.
-    Scope,
-    /// May outlive its scope.
-    Token,
-    /// The channel: the blocking operation and the read of the peer's credits have slots of their own.
-    Channel,
-    /// The handle of a receive was dropped. The slot has the address of its buffer's length.
-    Lent,
-}
-
+/// Of a slot. Without `Unscoped`, a handle within a scope, or the scope itself, asks for the result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
-    Free,
-    InFlight(Owner),
-    /// As `InFlight(Owner::Scope)`, but the handle was dropped.
+    /// In flight.
+    Scoped,
+    /// In flight. A token that may outlive its scope, or the channel's blocking operation, asks for the result.
+    Unscoped,
+    /// In flight. The handle of a receive was dropped. The slot has the address of its buffer's length.
+    Lent,
+    /// In flight. The handle was dropped.
     Abandoned,
-    Done(Owner),
+    Done,
+    UnscopedDone,
     /// The handle has returned the result.
     Seen,
     /// The queue pair was reset or destroyed first. No completion will come.
-    Discarded(Owner),
-}
-
-impl Owner {
-    #[inline]
-    pub(super) fn is_of_scope(self) -> bool {
-        matches!(self, Self::Scope | Self::Lent)
-    }
-
-    /// Nothing is to do but to keep the completion.
-    #[inline]
-    pub(super) fn awaits_completion(self) -> bool {
-        // One comparison.
-        (self as u8) < Self::Lent as u8
-    }
+    Discarded,
+    UnscopedDiscarded,
+    Free,
 }
 
 impl State {
+    /// In flight, and the result is asked for.
+    #[inline]
+    pub(super) fn awaits_completion(self) -> bool {
+        matches!(self, Self::Scoped | Self::Unscoped)
+    }
+
     /// Whether the device may still use the buffer.
     #[inline]
     pub(super) fn is_outstanding(self) -> bool {
-        matches!(self, Self::InFlight(_) | Self::Abandoned)
+        matches!(self, Self::Scoped | Self::Unscoped | Self::Lent | Self::Abandoned)
     }
 
     #[inline]
     pub(super) fn is_outstanding_in_scope(self) -> bool {
-        match self {
-            Self::InFlight(owner) => owner.is_of_scope(),
-            state => state == Self::Abandoned,
-        }
+        matches!(self, Self::Scoped | Self::Lent | Self::Abandoned)
     }
 
     #[inline]
-    pub(super) fn owner(self) -> Option<Owner> {
-        match self {
-            Self::Free => None,
-            Self::InFlight(owner) | Self::Done(owner) | Self::Discarded(owner) => Some(owner),
-            Self::Abandoned | Self::Seen => Some(Owner::Scope),
-        }
+    pub(super) fn is_unscoped(self) -> bool {
+        matches!(self, Self::Unscoped | Self::UnscopedDone | Self::UnscopedDiscarded)
     }
-}
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Free,
-    InFlight,
-    Abandoned,
-    Done,
-    Seen,
-    Discarded,
+    /// A handle has not returned the result.
+    pub(super) fn is_unseen_in_scope(self) -> bool {
+        !matches!(self, Self::Free | Self::Seen) && !self.is_unscoped()
+    }
+
+    #[inline]
+    pub(super) fn is_done(self) -> bool {
+        matches!(self, Self::Done | Self::UnscopedDone | Self::Seen)
+    }
 }
 
 /// In the order of the whole number, which is loaded as one.
@@ -95,10 +75,8 @@ pub(super) struct Slot {
     number: RequestNumber,
     /// In the ring.
     pub(super) next: Cell<NonNull<Slot>>,
-    /// Two cells: with one, the compiler keeps the write of a post that a dropped handle overwrites at once.
-    phase: Cell<Phase>,
-    owner: Cell<Owner>,
-    /// The address of the buffer's length, for [`Owner::Lent`].
+    state: Cell<State>,
+    /// The address of the buffer's length, for [`State::Lent`].
     pub(super) kept: Cell<Option<NonNull<KeptLength>>>,
     completion: Cell<WorkCompletion>,
 }
@@ -112,8 +90,7 @@ impl Slot {
         Self {
             number: RequestNumber { index, generation: Cell::new(generation) },
             next: Cell::new(NonNull::dangling()),
-            phase: Cell::new(Phase::Seen),
-            owner: Cell::new(Owner::Scope),
+            state: Cell::new(State::Seen),
             kept: Cell::new(None),
             completion: Cell::new(WorkCompletion::default()),
         }
@@ -149,31 +126,12 @@ impl Slot {
 
     #[inline]
     pub(super) fn state(&self) -> State {
-        let owner = self.owner.get();
-        match self.phase.get() {
-            Phase::Free => State::Free,
-            Phase::InFlight => State::InFlight(owner),
-            Phase::Abandoned => State::Abandoned,
-            Phase::Done => State::Done(owner),
-            Phase::Seen => State::Seen,
-            Phase::Discarded => State::Discarded(owner),
-        }
+        self.state.get()
     }
 
     #[inline]
     pub(super) fn set_state(&self, state: State) {
-        let (phase, owner) = match state {
-            State::Free => (Phase::Free, None),
-            State::InFlight(owner) => (Phase::InFlight, Some(owner)),
-            State::Abandoned => (Phase::Abandoned, Some(Owner::Scope)),
-            State::Done(owner) => (Phase::Done, Some(owner)),
-            State::Seen => (Phase::Seen, None),
-            State::Discarded(owner) => (Phase::Discarded, Some(owner)),
-        };
-        self.phase.set(phase);
-        if let Some(owner) = owner {
-            self.owner.set(owner);
-        }
+        self.state.set(state);
     }
 
     pub(super) fn completion(&self) -> WorkCompletion {
@@ -189,7 +147,7 @@ impl Slot {
 
     #[inline]
     pub(super) fn is_success(&self) -> bool {
-        matches!(self.state(), State::Done(_)) && self.has_success()
+        matches!(self.state(), State::Done | State::UnscopedDone) && self.has_success()
     }
 
     /// Always initialised.
@@ -199,10 +157,12 @@ impl Slot {
         NonNull::from(&self.completion).cast()
     }
 
+    /// The operation is one that [awaits its completion](State::awaits_completion).
     #[inline]
-    pub(super) fn complete(&self, owner: Owner, completion: &ffi::ibv_wc) {
+    pub(super) fn complete(&self, completion: &ffi::ibv_wc) {
         self.completion.set((*completion).into());
-        self.set_state(State::Done(owner));
+        let is_unscoped = self.state() == State::Unscoped;
+        self.set_state(if is_unscoped { State::UnscopedDone } else { State::Done });
     }
 }
 

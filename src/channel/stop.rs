@@ -22,7 +22,7 @@ use std::{io, process, thread};
 
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
-use super::slot::{Owner, State};
+use super::slot::State;
 use super::wait::{DEVICE_CHECK_PERIOD, Wait};
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
@@ -238,14 +238,9 @@ pub(super) enum ScopeExit {
 
 impl Core {
     pub(super) fn has_unpolled(&self) -> bool {
-        let unseen = |state| match state {
-            State::Abandoned => true,
-            State::Seen => false,
-            state => state.owner().is_some_and(Owner::is_of_scope),
-        };
         self.unreported.unpolled.get()
             || self.table.any_in_scope()
-                && self.table.slots().iter().any(|slot| unseen(slot.state()))
+                && self.table.slots().iter().any(|slot| slot.state().is_unseen_in_scope())
     }
 
     /// Returns the first failure that no handle has reported. Then nothing of the scope is in flight, and its slots
@@ -370,10 +365,10 @@ impl Core {
         let mut result = Ok(());
         for slot in self.table.slots() {
             match slot.state() {
-                State::Done(Owner::Scope) | State::Discarded(Owner::Scope) => {
+                State::Done | State::Discarded => {
                     result = result.and(self.take_result(slot).map(drop));
                 }
-                State::Seen => self.table.release_of(slot, Owner::Scope),
+                State::Seen => self.table.release_scoped(slot),
                 _ => {}
             }
         }

@@ -6,7 +6,7 @@ use super::error::TransportError;
 use super::error::TransportResult;
 use super::pending_work::PendingWork;
 use super::posting::{IntoReceive, IntoSend, WorkRequest, list_of};
-use super::slot::Owner;
+use super::slot::State;
 use crate::verbs::completion::WorkSuccess;
 use crate::verbs::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::verbs::operation::{ReadWorkRequest, WriteWorkRequest};
@@ -115,7 +115,7 @@ impl Channel<'_> {
         let (operation, mut buffer) = request.split();
         let mut list = list_of::<R>(&core.settings.limits, &mut buffer)?;
         // SAFETY: the caller keeps the memory until the operation has ended.
-        let slot = unsafe { core.post(operation, list.as_mut(), Owner::Token) }?;
+        let slot = unsafe { core.post(operation, list.as_mut(), State::Unscoped) }?;
         Ok(PendingWork::new(core, slot))
     }
 

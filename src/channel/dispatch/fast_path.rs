@@ -11,7 +11,7 @@ use super::polled::{BATCH, count};
 use crate::base::ffi;
 use crate::channel::core::Core;
 use crate::channel::error::{TransportError, TransportResult};
-use crate::channel::slot::{Owner, Slot, State};
+use crate::channel::slot::{Slot, State};
 use crate::channel::wait::Wait;
 use crate::verbs::completion::WorkSuccess;
 
@@ -29,7 +29,7 @@ impl Core {
             // SAFETY: the batch is not empty.
             unsafe { batch.advance_by(1) };
             head
-        } else if matches!(slot.state(), State::InFlight(_)) {
+        } else if slot.state() == State::Scoped {
             let found = self.poll_raw(BATCH);
             if !self.found_success(found, wr_id) {
                 return self.take_from_poll(found, wr_id);
@@ -54,7 +54,7 @@ impl Core {
             Some(completion) => completion,
             None => self.wait_slow_path(slot, deadline)?,
         };
-        self.table.release_of(slot, Owner::Scope);
+        self.table.release_scoped(slot);
         // SAFETY: it points to an initialised entry of the batch, or into the slot. Nothing writes to either: one
         // thread at a time uses the core.
         Ok(WorkSuccess::from_raw(unsafe { *completion.as_ptr() }))
@@ -77,7 +77,7 @@ impl Core {
             }
             return Err(error);
         }
-        if matches!(slot.state(), State::Done(_) | State::Seen) && slot.has_success() {
+        if slot.state().is_done() && slot.has_success() {
             return Ok(slot.completion_pointer());
         }
         let error = self.take_result(slot).err();
@@ -239,7 +239,7 @@ impl Core {
 
     pub(in crate::channel) fn begin_blocking(&self) -> &Slot {
         let slot = self.table.blocking();
-        slot.set_state(State::InFlight(Owner::Channel));
+        slot.set_state(State::Unscoped);
         slot
     }
 

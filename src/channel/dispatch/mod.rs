@@ -17,7 +17,7 @@ use std::ffi::c_int;
 
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
-use super::slot::{Owner, Slot, State};
+use super::slot::{Slot, State};
 use super::wait::Wait;
 use crate::base::ffi;
 use crate::verbs::completion::WorkCompletion;
@@ -111,10 +111,9 @@ impl Core {
     #[inline]
     fn dispatch(&self, completion: &ffi::ibv_wc) -> TransportResult<()> {
         if let Some(slot) = self.slot_of_completion(completion)
-            && let State::InFlight(owner) = slot.state()
-            && owner.awaits_completion()
+            && slot.state().awaits_completion()
         {
-            slot.complete(owner, completion);
+            slot.complete(completion);
             return Ok(());
         }
         self.dispatch_other(&(*completion).into())
@@ -125,7 +124,7 @@ impl Core {
     fn dispatch_other(&self, completion: &WorkCompletion) -> TransportResult<()> {
         let wr_id = completion.wr_id();
         match self.slot_of_completion(completion.as_raw()).map(|slot| (slot, slot.state())) {
-            Some((slot, state @ (State::Abandoned | State::InFlight(Owner::Lent)))) => {
+            Some((slot, state @ (State::Abandoned | State::Lent))) => {
                 self.unreported.unpolled.set(true);
                 // In an abandoned slot, this may be the length of an earlier operation.
                 let kept = slot.kept.take().filter(|_| state != State::Abandoned);
