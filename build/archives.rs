@@ -12,7 +12,7 @@ use std::process::Command;
 
 use crate::common::{at_once, exit_with_error, run, utf8, write};
 
-/// What the names of all archives begin with, after `lib`: no other package has such, so that a library of the machine which
+/// The prefix of all archives' names, after `lib`: no other package has such, so that a library of the machine which
 /// the linker finds first is not taken for ours.
 pub(crate) const OURS: &str = "ibverbs_bundled_";
 

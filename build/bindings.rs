@@ -64,7 +64,7 @@ pub(crate) fn bindings(tree: &Tree, include: &Path, out: &Path, system: &[PathBu
     }
 }
 
-/// What the test `committed_bindings` compares with generated bindings.
+/// The test `committed_bindings` compares this with generated bindings.
 #[cfg(not(feature = "bindgen"))]
 const COMMITTED: &[(&str, &str)] = &[
     ("bindings.rs", include_str!("committed/bindings.rs")),

@@ -69,7 +69,7 @@ pub(crate) fn program(variable: &str, default: &str) -> String {
     values.into_iter().find(|value| !value.is_empty()).unwrap_or_else(|| default.to_owned())
 }
 
-/// What an operation on a file or folder gives. An error ends the build.
+/// Returns the result of an operation on a file or folder. An error ends the build.
 pub(crate) fn done<T>(path: &Path, result: io::Result<T>) -> T {
     result.unwrap_or_else(|e| exit_with_error(&format!("{}: {e}", path.display())))
 }

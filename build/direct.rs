@@ -22,7 +22,7 @@ pub(crate) struct DirectVerbs {
     pub(crate) replaced: &'static [(&'static str, &'static str)],
 }
 
-/// It is packed and also aligned, which bindgen cannot express: it would move the fields.
+/// The structure is packed and also aligned, which bindgen cannot express: it would move the fields.
 const MLX5_WQE_CTRL_SEG: &str = "\
 #[repr(C, align(4))]
 #[derive(Debug, Default, Copy, Clone)]
@@ -119,7 +119,7 @@ pub(crate) fn direct_verbs(tree: &Tree) -> impl Iterator<Item = &'static DirectV
     enabled().filter(|direct| direct.is_in(tree))
 }
 
-/// Those that the tree lacks: their files in `OUT_DIR` are empty.
+/// Functions that the tree lacks: their files in `OUT_DIR` are empty.
 #[cfg(feature = "bindgen")]
 pub(crate) fn missing_direct_verbs(tree: &Tree) -> impl Iterator<Item = &'static DirectVerbs> {
     enabled().filter(|direct| !direct.is_in(tree))

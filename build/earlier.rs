@@ -19,7 +19,7 @@ use crate::inputs::{files, sources};
 use crate::providers::Provider;
 use crate::source_tree::Tree;
 
-/// What decides how C is compiled.
+/// The code that decides how C is compiled.
 const CODE: &[&str] = &[
     include_str!("archives.rs"),
     include_str!("flags.rs"),

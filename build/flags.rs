@@ -10,7 +10,7 @@ use crate::common::{exit_after_errors, of_target, report_error};
 /// The environment variable with flags that come after all others.
 const OWN: &str = "IBVERBS_CFLAGS";
 
-/// What comes after the flags of the environment, and undoes them. No program and no shared library exports a hidden symbol.
+/// These flags come after those of the environment, and undo them. No program and no shared library exports a hidden symbol.
 /// The system's libibverbs would otherwise call functions of this one in a program that exports all it has (`-rdynamic`),
 /// because the names are the same.
 const LAST: &[&str] = &[
@@ -36,7 +36,7 @@ const LAST_CLANG: &[&str] = &[
 /// With `-Zsanitizer=memory`, the one sanitizer to which code that is not instrumented looks wrong. Rust passes parameters so.
 pub(crate) const MEMORY: &[&str] = &["-fsanitize=memory", "-fsanitize-memory-param-retval"];
 
-/// What no other flag undoes, whatever stands behind an equals sign: clang links a runtime for these, which need not be there,
+/// Flags that no other flag undoes, whatever stands behind an equals sign: clang links a runtime for these, which need not be there,
 /// to the programs by which CMake tries it.
 const TAKEN_OUT: &[&str] = &[
     "--coverage",

@@ -23,7 +23,7 @@ const SOURCES: &[&str] = &[
     "util",
 ];
 
-/// What the build reads of `vendor/rdma-core` with the enabled features.
+/// Returns the paths that the build reads in `vendor/rdma-core` with the enabled features.
 pub(crate) fn sources() -> impl Iterator<Item = &'static str> {
     SOURCES.iter().copied().chain(feature("rdmacm").then_some("librdmacm"))
 }

@@ -20,7 +20,7 @@ struct Function {
     at: usize,
     /// The symbol that the bindings name: the wrapper of an inline function.
     wrapper: Option<String>,
-    /// It returns a pointer or a truth value, and else an errno value.
+    /// Whether it returns a pointer or a truth value, and not an errno value.
     fails_by_zero: bool,
 }
 

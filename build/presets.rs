@@ -36,7 +36,7 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("SYSTEMCTL_BIN", "/bin/systemctl"),
 ];
 
-/// What every GCC and Clang, and every C library of a target that Rust's standard library supports, can do.
+/// Features that every GCC and Clang, and every C library of a target that Rust's standard library supports, can do.
 const EVERYWHERE: &[(&str, &str)] = &[
     ("HAVE_WORKING_WERROR", "1"),
     ("HAVE_NO_SPARSE", "1"),
@@ -47,7 +47,7 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("HAS_CLOEXEC", "1"),
 ];
 
-/// What holds on these two processors, also in other trees of rdma-core: types of the kernel's headers, memory
+/// Facts of these two processors, also in other trees of rdma-core: types of the kernel's headers, memory
 /// barriers in `util/udma_barrier.h`, and that checks for i386 and s390 do not concern them.
 const X86_64_AND_AARCH64: &[(&str, &str)] = &[
     ("HAVE_LONG_LONG_U64", "1"),
@@ -56,7 +56,7 @@ const X86_64_AND_AARCH64: &[(&str, &str)] = &[
     ("HAVE_GLIBC_HWCAP_S390_PCI_MIO", "1"),
 ];
 
-/// What holds where `long` has 64 bits.
+/// Facts where `long` has 64 bits.
 const LP64: &[(&str, &str)] =
     &[("HAVE_LARGE_FILES", "1"), ("HAVE_SIZEOF_LONG", "TRUE"), ("SIZEOF_LONG", "8")];
 

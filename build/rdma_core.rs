@@ -65,7 +65,7 @@ macro(pkg_check_modules prefix)
 endmacro()
 "#;
 
-/// What the build puts before each name of rdma-core: no other copy of libibverbs has such names.
+/// The prefix of each name of rdma-core: no other copy of libibverbs has such names.
 pub(crate) fn symbol_prefix(tree: &Tree) -> String {
     format!("{OURS}{}_", tree.version.replace(|c: char| !c.is_ascii_alphanumeric(), "_"))
 }
@@ -116,7 +116,7 @@ fn compile_all(build: &Path, enabled: &[Provider]) {
     let static_libraries: Vec<_> = enabled.iter().map(Provider::target).collect();
     targets.extend(static_libraries.iter().map(String::as_str));
     at_once(&targets, |target| {
-        // It takes further jobs from cargo's job server if that has spare ones.
+        // `make` takes further jobs from cargo's job server if that has spare ones.
         let mut make = Command::new(program("CMAKE", "cmake"));
         make.arg("--build").arg(build).args(["--target", &format!("{target}/fast")]);
         if let Some(flags) = env::var_os("CARGO_MAKEFLAGS") {

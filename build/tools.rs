@@ -11,14 +11,14 @@ use crate::common::{exit_after_errors, feature, is_set, program, report_error};
 pub(crate) struct Found {
     /// The Python interpreter.
     pub(crate) python: String,
-    /// What the tools that make C code say of their versions.
+    /// The versions that the tools print.
     pub(crate) versions: String,
 }
 
 /// Why a tool is of no use.
 pub(crate) enum Trouble {
     Missing,
-    /// It is there, and says this.
+    /// The tool is there, and prints this.
     Fails(String),
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn check_tools(out: &Path, documentation_only: bool, bundled: bool) -
             && Command::new("gmake").arg("--version").output().is_ok();
         tool(if gmake { "gmake" } else { "make" }, &["--version"], "make", "make");
         if env::var("HOST") == env::var("TARGET") && !is_set("CMAKE_TOOLCHAIN_FILE") {
-            // Else CMake uses the tools of the compiler, or of the file.
+            // Without these, CMake uses the tools of the compiler, or of the file.
             for name in ["ar", "nm", "objcopy"] {
                 tool(name, &["--version"], "binutils", "binutils");
             }
@@ -98,7 +98,7 @@ fn missing(what: &str, debian: &str, fedora: &str, why: &str) -> String {
     )
 }
 
-/// What a program has printed, if it has ended well.
+/// Returns what a program has printed, if it ended successfully.
 fn started(output: io::Result<Output>) -> Result<String, Trouble> {
     let output = output.map_err(|e| match e.kind() {
         ErrorKind::NotFound => Trouble::Missing,

@@ -23,7 +23,7 @@ pub(crate) const PAUSE: Duration = Duration::from_micros(200);
 #[derive(Debug)]
 pub(crate) struct Backoff {
     clock: RealClock,
-    /// Until then they do not.
+    /// The processors count as crowded until this time.
     crowded_until: AtomicU64,
 }
 
@@ -60,7 +60,7 @@ mod tests {
         backoff.crowded_until.store(u64::MAX, Ordering::Relaxed);
         backoff.give(|| pauses += 1);
         assert_eq!(pauses, 1);
-        // It does not last for ever.
+        // The crowded time ends.
         backoff.crowded_until.store(backoff.clock.now(), Ordering::Relaxed);
         backoff.give(|| pauses += 1);
         assert_eq!(pauses, 1);

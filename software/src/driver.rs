@@ -25,7 +25,7 @@ use crate::transport::{Engine, events};
 /// A program that polls this often in vain without going to sleep lets others run from then on.
 const LOOKS: u32 = 64;
 
-/// From this many on it also pauses, if there are not enough processors.
+/// Polls in vain before the thread also pauses, if there are not enough processors.
 const SPINS: u32 = 1024;
 
 /// How often packets are received before the timers run, though there are more.
@@ -100,7 +100,7 @@ impl Shared {
         self.process == std::process::id()
     }
 
-    /// The same, without a system call; a child that was made without the C library's `fork` counts as well.
+    /// Makes no system call; a child that was made without the C library's `fork` counts as well.
     pub(crate) fn is_unforked(&self) -> bool {
         self.forks == forks()
     }
@@ -189,7 +189,7 @@ pub(crate) struct Threaded {
     sleeps_until: AtomicU64,
     /// Empty polls since the last request for an event; in [`State::Polled`], since the thread last looked.
     polls: AtomicU32,
-    /// Who receives the packets: a [`State`]. Changed with the engine's lock held, but for a program that stops polling.
+    /// The [`State`], which says who receives packets. Changed with the engine's lock held, but for a program that stops polling.
     state: AtomicU64,
     /// Empty polls in a row since the program last found something, or went to sleep.
     in_vain: AtomicU32,
@@ -215,7 +215,7 @@ pub(crate) struct Simulated {
     pub(crate) membership: Arc<Membership>,
     /// [`Engine::due`], readable without the lock; `Time::MAX` for none.
     due: AtomicU64,
-    /// The same of [`Engine::connections_due`].
+    /// A copy of [`Engine::connections_due`].
     connections_due: AtomicU64,
     /// A program is to decide about a connection.
     decides: AtomicBool,
@@ -311,7 +311,7 @@ impl Driver {
         }
     }
 
-    /// The same, by a thread that polls this completion queue afterwards, which is armed. Returns whether there may be
+    /// Sleeps for a thread that polls this completion queue afterwards, which is armed. Returns whether there may be
     /// something to poll, and no event: the queue is armed still.
     pub(crate) fn sleep_for(
         &self,
@@ -334,7 +334,7 @@ impl Driver {
         early
     }
 
-    /// From now on, a loop of the program waits for this file beside that of its completion queue, and polls when either is
+    /// Attaches an event loop of the program, which waits for the returned file and its completion queue's, and polls when either is
     /// readable. `None` if [many](MOST_LOOPS) loops do so already: the device's thread wakes the others.
     pub(crate) fn attach(&self, is_attached: &AtomicBool) -> Option<c_int> {
         let Self::Thread(threaded) = self else { return None };
@@ -372,7 +372,7 @@ impl Driver {
         }
     }
 
-    /// What wakes the device's thread.
+    /// The eventfd that wakes the device's thread.
     #[cfg(test)]
     pub(crate) fn waker(&self) -> &Waker {
         match self {
@@ -413,7 +413,7 @@ impl Threaded {
         })
     }
 
-    /// The same, by a thread of the program. `holds`: acknowledgements wait until that posts or polls again. If it does
+    /// Receives on a thread of the program. `holds`: acknowledgements wait until that posts or polls again. If it does
     /// neither, the device's thread sends them, which must be going to look within `leaves_for`. `queue`: the thread polls
     /// this completion queue next, and whether it has slept for it.
     fn receive_for_program(
@@ -443,7 +443,7 @@ impl Threaded {
             }
         }
         if count >= MANY_PACKETS && self.loops.load(Ordering::Relaxed) > 0 {
-            // There may be more: nobody rings for what is there.
+            // More packets may be there already: no neighbour writes to the eventfd for those.
             self.wake_fd.wake();
         }
         if receiver.has_gone() {
@@ -723,7 +723,7 @@ impl Threaded {
                 (last.sleeps_until != Time::MAX).then(|| last.sleeps_until.saturating_sub(now));
             let (sources, is_idle) = {
                 let mut receiver = self.receiver();
-                // What came while others attended to the packets has woken nobody.
+                // Packets that came while others received woke no thread.
                 (receiver.sources(), !last.listens || receiver.may_sleep())
             };
             let timeout = if is_idle { timeout } else { Some(0) };

@@ -182,7 +182,7 @@ mod tests {
 
     use super::*;
 
-    /// What a process is to find, whose variable the test has set.
+    /// The value that a child process expects in the variable.
     const EXPECTED: &str = "IBVERBS_SOFTWARE_TEST_EXPECTED";
 
     #[test]

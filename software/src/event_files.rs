@@ -14,14 +14,14 @@ struct EventFile {
     device: Weak<Shared>,
 }
 
-/// By descriptor.
+/// Keys are descriptors.
 static FILES: Mutex<BTreeMap<c_int, EventFile>> = Mutex::new(BTreeMap::new());
 
 fn files() -> MutexGuard<'static, BTreeMap<c_int, EventFile>> {
     FILES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What tells a file from another that has its number later.
+/// The inode, which tells a file from a later one with the same descriptor.
 pub(crate) fn inode(fd: c_int) -> Option<u64> {
     // SAFETY: the structure is plain data, and the call gets its address.
     unsafe {

@@ -124,7 +124,7 @@ impl WakeFd {
         self.own.clear();
     }
 
-    /// What this process's threads wake, without the connections.
+    /// The descriptor that threads of this process make readable, without the connections.
     pub(crate) fn own_fd(&self) -> c_int {
         self.own.fd()
     }

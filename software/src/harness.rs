@@ -1,4 +1,4 @@
-//! What arbitrary bytes may do to the device: properties that tests check with seeded bytes, and `fuzz/` with those that
+//! Feeds arbitrary bytes to the device: properties that tests check with seeded bytes, and `fuzz/` with those that
 //! coverage leads to.
 
 pub use crate::transport::connection::hostile::device_messages;

@@ -1,4 +1,4 @@
-//! What a test can ask a device: its objects, the calls of its verbs, the requests that it still has, and whether
+//! Lets a test ask a device for its objects, the calls of its verbs, the requests that it still has, and whether
 //! memory was deregistered too early.
 
 use crate::device::Device;

@@ -27,7 +27,7 @@ impl Device {
     pub fn set_port_active(&self, port: u8, active: bool) -> io::Result<()> {
         let mut engine = self.lock();
         let index = index(&engine, port)?;
-        // What was sent before is on its way.
+        // Packets sent before are on their way.
         engine.settle();
         if std::mem::replace(&mut engine.core.ports[index].active, active) != active {
             let event = if active {

@@ -1,4 +1,4 @@
-//! What a device is made with.
+//! The settings of a device.
 
 use std::net::IpAddr;
 
@@ -7,11 +7,11 @@ use crate::ffi::ibv_mtu;
 /// The ports and limits of a device.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// It is on a simulated network, instead of a UDP socket.
+    /// Whether it is on a simulated network, instead of a UDP socket.
     pub(crate) is_simulated: bool,
     pub(crate) through_kernel: bool,
     pub(crate) strict: bool,
-    /// What means nothing in a completion that failed is not what a program may take it for.
+    /// Whether undefined fields of a failed completion hold misleading values.
     pub(crate) garbles: bool,
     pub(crate) one_sided: bool,
     pub(crate) adapter_gids: bool,

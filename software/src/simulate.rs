@@ -74,7 +74,7 @@ pub fn simulate<T>(seed: u64, body: impl AsyncFnOnce(World) -> T) -> T {
     network.0.set_driven();
     let world = World::new(network, seed);
     let _seed = Seed(seed);
-    // It holds tasks, which hold the world.
+    // Drops the tasks: the world holds them, and they hold the world.
     let _end = End(&world.inner);
     let main = Process::new(HostClock::new(), world.inner.now());
     let mut body = Body { future: pin!(body(world.clone())), woken: Arc::new(Woken::default()) };
@@ -97,7 +97,7 @@ pub fn simulate<T>(seed: u64, body: impl AsyncFnOnce(World) -> T) -> T {
     }
 }
 
-/// What the caller of [`simulate`] does.
+/// The future of [`simulate`]'s caller.
 struct Body<'a, F> {
     future: Pin<&'a mut F>,
     woken: Arc<Woken>,

@@ -30,7 +30,7 @@ const ROWS: [&str; 6] = [
     "64 B writes, tasks",
 ];
 
-/// What a row does: how many times, and how much is written each time; there and back, or one way.
+/// Returns a row's work: how many times, and how much is written each time; there and back, or one way.
 fn work(row: usize) -> (u32, usize, bool) {
     match row {
         0 | 1 => (TRIPS, 64, true),

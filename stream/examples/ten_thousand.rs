@@ -29,7 +29,7 @@ fn resident() -> Result<usize> {
 /// How many KiB of memory an idle end has: what the process has taken since it had `before` bytes, divided by `count`.
 fn idle_end(before: usize, count: usize) -> Result<f64> {
     let kib = resident()?.saturating_sub(before) as f64 / count as f64 / 1024.0;
-    // What the process has once does not count with many.
+    // Memory that the process has once counts only if there are few ends.
     assert!(count < 1000 || kib <= 8.0, "an idle end has {kib:.1} KiB, more than 8");
     Ok(kib)
 }

@@ -196,7 +196,7 @@ impl<B: Chunk> Conn<B> {
         self.peer = Some(peer);
     }
 
-    /// As [`connected`](Self::connected), and tells the peer so, which waits for that.
+    /// Does what [`connected`](Self::connected) does, and tells the peer so, which waits for that.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn greets(&mut self, peer: Hello) {
         self.connected(peer);

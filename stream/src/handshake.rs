@@ -159,7 +159,7 @@ type Stepped = Result<
     ibverbs::StateError<DetachedChannel<'static>, ExchangeError>,
 >;
 
-/// As an `io::Error` of a stream: a peer that closes is one that refuses.
+/// Returns the kind of a stream's `io::Error`: a peer that closes refuses.
 fn kind_of(error: ExchangeError) -> io::Error {
     let kind = match &error {
         ExchangeError::Closed(_) => ErrorKind::ConnectionRefused,

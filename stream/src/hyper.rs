@@ -35,7 +35,7 @@ impl Connector {
         }
     }
 
-    /// As [`new`](Self::new), by the [connection manager](Stream::connect_rdmacm).
+    /// Does what [`new`](Self::new) does, by the [connection manager](Stream::connect_rdmacm).
     #[cfg(feature = "rdmacm")]
     pub fn rdmacm(hub: &Hub) -> Self {
         Self { by_manager: true, ..Self::new(hub) }

@@ -34,7 +34,7 @@ pub(crate) fn connect(
     connected(hub, route.connect(prepared, &hello, deadline).map_err(kind_of)?)
 }
 
-/// As [`connect`], for a task.
+/// Connects a task: see [`connect`].
 #[cfg(feature = "tokio")]
 pub(crate) async fn connect_on_tokio(
     hub: &Arc<Inner>,
@@ -158,7 +158,7 @@ fn hello(private_data: &[u8]) -> io::Result<Hello> {
     Ok(Hello::from_bytes(private_data.get(..HELLO).unwrap_or(private_data))?)
 }
 
-/// As an `io::Error` of a stream: a peer that goes away is one that refuses.
+/// Returns the kind of a stream's `io::Error`: a peer that goes away refuses.
 fn kind_of(error: ConnectionError) -> io::Error {
     match error {
         ConnectionError::Disconnected => io::Error::new(ErrorKind::ConnectionRefused, error),

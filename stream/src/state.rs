@@ -1,4 +1,4 @@
-//! What is behind a hub's lock: the loop, the streams with their buffers, and who is to be woken when the lock is released.
+//! The state behind a hub's lock: the loop, the streams with their buffers, and who is to be woken when the lock is released.
 
 use std::any::Any;
 use std::collections::VecDeque;

@@ -199,7 +199,7 @@ impl Reader {
         len
     }
 
-    /// As [`copy_to`](Self::copy_to), and leaves it there.
+    /// Copies as [`copy_to`](Self::copy_to) does, and leaves the bytes there.
     pub(crate) fn peek(&self, to: &mut [u8]) -> usize {
         let from = self.bytes();
         let len = from.len().min(to.len());
@@ -333,7 +333,7 @@ impl Stream {
         self.into_split()
     }
 
-    /// As [`into_split`](Self::into_split), for threads that borrow the stream.
+    /// Splits as [`into_split`](Self::into_split) does, for threads that borrow the stream.
     pub fn split_mut(&mut self) -> (&mut ReadHalf, &mut WriteHalf) {
         (&mut self.read, &mut self.write)
     }
@@ -355,7 +355,7 @@ impl Stream {
         if how != Shutdown::Read { self.write.writer.shutdown() } else { Ok(()) }
     }
 
-    /// As [`read`](Read::read), and leaves the bytes there.
+    /// Reads as [`read`](Read::read) does, and leaves the bytes there.
     ///
     /// # Errors
     ///
@@ -439,7 +439,7 @@ impl Stream {
         self.handle().addresses.peer()
     }
 
-    /// As [`peer_addr`](Self::peer_addr), the own address.
+    /// Returns the own address, as [`peer_addr`](Self::peer_addr) does the peer's.
     ///
     /// # Errors
     ///

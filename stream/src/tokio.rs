@@ -146,7 +146,7 @@ fn ensure_driven(inner: &Arc<Inner>) -> io::Result<()> {
     Ok(())
 }
 
-/// As [`ensure_driven`], for a task that is about to sleep. The helper serves a runtime that cannot.
+/// Does what [`ensure_driven`] does, for a task that is about to sleep. The helper serves a runtime that cannot.
 #[cold]
 fn be_driven(inner: &Arc<Inner>) {
     let id = Drivers::current_runtime();
@@ -503,7 +503,7 @@ impl Stream {
         self.into_split()
     }
 
-    /// As [`into_split`](Self::into_split), for tasks that borrow the stream.
+    /// Splits as [`into_split`](Self::into_split) does, for tasks that borrow the stream.
     pub fn split_mut(&mut self) -> (&mut ReadHalf, &mut WriteHalf) {
         (&mut self.read, &mut self.write)
     }
@@ -633,7 +633,7 @@ macro_rules! tries_to_read {
                 self.try_read_vectored(&mut [IoSliceMut::new(to)])
             }
 
-            /// As [`try_read`](Self::try_read), into several buffers.
+            /// Reads as [`try_read`](Self::try_read) does, into several buffers.
             ///
             /// # Errors
             ///
@@ -647,7 +647,7 @@ macro_rules! tries_to_read {
                 Ok(to.iter_mut().map(|piece| reader.copy_to(piece)).sum())
             }
 
-            /// As `read`, and leaves the bytes there.
+            /// Reads as `read` does, and leaves the bytes there.
             ///
             /// # Errors
             ///
@@ -714,7 +714,7 @@ macro_rules! tries_to_write {
                 self.try_write_vectored(&[IoSlice::new(from)])
             }
 
-            /// As [`try_write`](Self::try_write), from several buffers.
+            /// Writes as [`try_write`](Self::try_write) does, from several buffers.
             ///
             /// # Errors
             ///
@@ -745,7 +745,7 @@ macro_rules! addresses {
                 addresses(self).peer()
             }
 
-            /// As [`peer_addr`](Self::peer_addr), the own address.
+            /// Returns the own address, as [`peer_addr`](Self::peer_addr) does the peer's.
             ///
             /// # Errors
             ///

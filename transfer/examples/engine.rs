@@ -36,7 +36,7 @@ struct Engine {
     event_loop: Loop<'static, SharedMemoryRange<u8>>,
     registrations: RegistrationCache,
     peers: Vec<Peer>,
-    /// By their tokens.
+    /// Keys are tokens.
     copies: HashMap<u64, Copy>,
     next: u64,
 }

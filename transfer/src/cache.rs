@@ -43,9 +43,9 @@ pub struct RegistrationCache {
     options: RegionOptions,
     most: usize,
     granule: usize,
-    /// By the address of their first byte. They do not overlap.
+    /// Keys are addresses of first bytes. The entries do not overlap.
     memories: BTreeMap<usize, SharedMemory>,
-    /// By the address of their first byte. They do not overlap.
+    /// Keys are addresses of first bytes. The entries do not overlap.
     parts: BTreeMap<usize, Part>,
     /// No longer found, but in use when they were given up.
     leaving: Vec<Weak<SharedMemoryRegion<'static, u8>>>,
@@ -85,7 +85,7 @@ pub enum CacheError {
         /// The bytes that the cache may pin.
         most: usize,
     },
-    /// So many bytes are pinned for operations that have not ended that there is no room: try again when some have.
+    /// Operations that have not ended pin so many bytes that there is no room: try again when some have ended.
     InUse {
         /// The bytes that are pinned.
         pinned: usize,
@@ -260,7 +260,7 @@ impl RegistrationCache {
         };
         let wanted = down(addresses.start)..up(addresses.end);
         let mut part = wanted.clone();
-        // What overlaps becomes one part, unless that is too long.
+        // Overlapping parts become one part, unless that is too long.
         let mut overlapping = Vec::new();
         for (&start, other) in self.parts.range(..wanted.end).rev() {
             let end = start + other.region.len();

@@ -204,7 +204,7 @@ impl Outgoing {
     }
 }
 
-/// As many immediates are counted as fit: a peer sends some that nobody expects.
+/// Counts as many immediates as fit: a peer sends some that nobody expects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TooManyImmediates {
     /// The immediate that was not counted.
@@ -236,7 +236,7 @@ impl Error for TooManyImmediates {}
 #[derive(Clone, Debug)]
 pub struct ImmediateCounter {
     most: usize,
-    /// What is missing; less than 0 if some have come, and nobody has said how many there are.
+    /// The missing immediates; less than 0 if some have come, and nobody has said how many there are.
     missing: HashMap<u32, i64>,
 }
 

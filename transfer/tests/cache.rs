@@ -126,7 +126,7 @@ fn memories_do_not_overlap() {
     cache.add(&one).unwrap();
 }
 
-/// What is found is always the bytes that were asked for, and never more is pinned than allowed.
+/// The cache always finds the requested bytes, and never more is pinned than allowed.
 #[test]
 fn any_order_of_uses() {
     let (domain, _device) = domain();

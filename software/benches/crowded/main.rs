@@ -17,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// What a child process of this program is to be.
+/// Names the part that a child process of this program plays.
 const PART: &str = "IBVERBS_SOFTWARE_BENCH_PART";
 const SPINNER: &str = "spinner";
 const SPINNERS: [usize; 3] = [0, 2, 4];
@@ -57,7 +57,7 @@ impl Kind {
         }
     }
 
-    /// What it replaces.
+    /// The kind that it replaces.
     fn compared_with(self) -> Option<Self> {
         match self {
             Self::Reactor => Some(Self::TokioTcp),
@@ -94,7 +94,7 @@ impl Drop for Process {
 /// The latencies of some calls, in microseconds.
 type Client = Box<dyn FnMut(usize) -> Result<Vec<f64>>>;
 
-/// What was measured of one kind.
+/// The measurements of one kind.
 struct Row {
     kind: Kind,
     median: f64,

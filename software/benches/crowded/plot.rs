@@ -11,7 +11,7 @@ const COLORS: [&str; 7] = ["#0a6", "#6c9", "#05c", "#69c", "#999", "#c60", "#fa6
 
 pub(crate) fn svg(measured: &[(usize, Vec<Row>)]) -> String {
     let most = measured.iter().flat_map(|(_, rows)| rows).map(|row| row.mean).fold(1.0, f64::max);
-    // By powers of ten, since the kinds may be far apart.
+    // The scale has powers of ten, since the kinds may be far apart.
     let top = most.log10().ceil().max(1.0);
     let last = measured.last().map_or(1, |(spinners, _)| (*spinners).max(1)) as f64;
     let x = |spinners: usize| LEFT + (WIDTH - LEFT - RIGHT) * spinners as f64 / last;

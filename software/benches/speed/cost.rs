@@ -1,4 +1,4 @@
-//! What queue pairs, requests under way and idle devices cost.
+//! Measures the cost of queue pairs, requests under way and idle devices.
 
 use std::time::{Duration, Instant};
 

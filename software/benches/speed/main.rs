@@ -1,4 +1,4 @@
-//! What the software device costs, side by side with the sockets below it: `script/bench software`.
+//! Measures the software device side by side with the sockets below it: `script/bench software`.
 //!
 //! Everything is measured in turns within one run, and compared by medians, so that other work on the machine falls on
 //! both sides, and by the best rounds, which had the processors for themselves. The second process is this program
@@ -27,7 +27,7 @@ use two::{Way, child, two_processes};
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const CHILD: &str = "IBVERBS_SOFTWARE_BENCH_CHILD";
-/// What is measured between two processes, unless some are named.
+/// The default measurements between two processes.
 const WORK: [&str; 4] = ["polling", "sleeping", "stream", PROCESSOR];
 /// The processor's time of both processes for bytes that one writes to the other.
 const PROCESSOR: &str = "processor";
@@ -119,7 +119,7 @@ fn stream(
     Ok(())
 }
 
-/// What was asked for. The child gets it from its parent.
+/// Whether this part was requested. The child gets it from its parent.
 fn asked(name: &str) -> bool {
     static WORDS: OnceLock<Vec<String>> = OnceLock::new();
     let words = WORDS.get_or_init(|| match std::env::var(CHILD) {
@@ -130,7 +130,7 @@ fn asked(name: &str) -> bool {
     among(&[name]) || WORK.contains(&name) && !among(&WORK)
 }
 
-/// Of nothing, it is no number.
+/// NaN without values.
 fn median(values: &[f64]) -> f64 {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);

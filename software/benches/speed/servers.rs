@@ -106,7 +106,7 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// It ends with its input.
+    /// The child ends when its input is closed.
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();

@@ -22,7 +22,7 @@ enum Waiting {
     Sleeping,
 }
 
-/// Of the writes whose processor's time is measured.
+/// Sizes of the writes whose processor time is measured.
 const SIZES: [(usize, &str); 2] = [(64 << 10, "64 KiB"), (LARGE, "1 MiB")];
 
 const WAITINGS: [(Waiting, &str); 2] =
@@ -91,7 +91,7 @@ impl End<'_> {
         Ok(start.elapsed() / TRIPS)
     }
 
-    /// The same over a bare UDP socket.
+    /// Round trips over a bare UDP socket.
     fn udp_trips(&mut self, starts: bool, how: Waiting) -> Result<Duration> {
         self.udp.set_nonblocking(how == Waiting::Polling)?;
         let mut bytes = [0; SMALL];
@@ -129,7 +129,7 @@ impl End<'_> {
         stream(&mut self.queue_pair, self.sends, &self.memory, self.remote, writes, once)
     }
 
-    /// The same over TCP. The reader says when it has all.
+    /// Streams over TCP. The reader says when it has all.
     fn tcp_stream(&mut self, bytes: &[u8]) -> Result<f64> {
         let start = Instant::now();
         self.tcp_writes(bytes)?;
@@ -170,7 +170,7 @@ impl End<'_> {
     }
 }
 
-/// What two processes tell each other, as a line of text.
+/// One side's addresses, as a line of text for the other process.
 fn describe(endpoint: &QueuePairEndpoint, memory: &Memory<'_>, udp: &UdpSocket) -> Result<String> {
     let psn = endpoint.send_psn().map_or(0, |psn| psn.value());
     let gid = u128::from_be_bytes(endpoint.gid().to_bytes());

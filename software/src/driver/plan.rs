@@ -1,4 +1,4 @@
-//! What a device's thread does next, as a function of what it has seen.
+//! Decides what a device's thread does next from what it has seen.
 //!
 //! A thread that is awake receives packets: the device's own thread, a helper or a loop of the program, or a program
 //! that polls. [`next`] decides which of them it is, and when the device's thread looks again.
@@ -8,14 +8,14 @@ use crate::link::Time;
 /// A program counts as polling all the time once it has polled empty queues this often without arming one.
 pub(super) const MANY_POLLS: u32 = 64;
 
-/// It goes on counting so while it polls at least this often in each `POLLED_FOR`, in nanoseconds.
+/// A program still counts as polling while it polls at least this often in each `POLLED_FOR`, in nanoseconds.
 pub(super) const FEW_POLLS: u32 = 8;
 pub(super) const POLLED_FOR: Time = 1_000_000;
 
 /// The longest that the device's thread leaves packets to threads that sleep for them, in nanoseconds.
 pub(super) const LEFT_FOR: Time = 4_000_000;
 
-/// Who receives the packets.
+/// The receiver of the packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// The device's thread, which sleeps until they come.
@@ -28,7 +28,7 @@ pub(super) enum State {
 }
 
 impl State {
-    /// As one number, which other threads read.
+    /// Packs the state into one number, which other threads read.
     pub(super) fn pack(self) -> Time {
         match self {
             Self::Asleep => 0,
@@ -54,11 +54,11 @@ impl State {
     }
 }
 
-/// What the device's thread has seen at a look.
+/// Observations of the device's thread at a look.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     pub(super) now: Time,
-    /// Until when it slept, if it was not woken before.
+    /// The end of its sleep, if it was not woken before.
     pub(super) slept_until: Time,
     /// When a timer is due; `Time::MAX` for none.
     pub(super) due: Time,
@@ -72,13 +72,13 @@ pub(super) struct Seen {
     pub(super) waited: bool,
 }
 
-/// What it does until the next look.
+/// The thread's work until the next look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Action {
     pub(super) state: State,
     /// When it looks again; `Time::MAX`: when it is woken.
     pub(super) sleeps_until: Time,
-    /// It is woken by packets of this machine. Otherwise others are.
+    /// Packets of this machine wake the thread. Otherwise they wake others.
     pub(super) listens: bool,
     /// The polls were looked at.
     pub(super) counts_again: bool,
@@ -163,7 +163,7 @@ mod tests {
             (long, Seen { waited: true, ..HELPED }, short, soon, false),
             (long, QUIET, Asleep, NEVER, true),
             (Polled, HELPED, short, soon, false),
-            // Who polls and sleeps in turn polls.
+            // A program that polls and sleeps in turn counts as polling.
             (Polled, Seen { polls: FEW_POLLS, ..HELPED }, Polled, soon, false),
             // A timer that is due before the look, and a wake-up that was due anyway.
             (Asleep, Seen { due: NOW + 1, ..HELPED }, short, NOW + 1, false),

@@ -8,7 +8,7 @@ use crate::device::Device;
 use crate::ffi::{ibv_cq, ibv_event_type, ibv_srq};
 use crate::transport::Engine;
 
-/// What a made-up event is about: see [`Device::make_up_event`].
+/// The subject of a made-up event: see [`Device::make_up_event`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EventSubject {
@@ -22,7 +22,7 @@ pub enum EventSubject {
     Port(u32),
     /// The device.
     Device,
-    /// Of an event that the standard does not have: any number.
+    /// Any number, for an event that the standard does not have.
     Other(u64),
 }
 

@@ -8,7 +8,7 @@ use super::Time;
 /// On a busy machine, a thread may have to wait for some milliseconds until it runs.
 const MIN_TIMEOUT: Time = 20_000_000;
 
-/// What was lost should be sent again soon. If that did not help, the other side may be waiting for a processor: the
+/// Lost packets should be sent again soon. If that did not help, the other side may be waiting for a processor: the
 /// specification allows four times the configured time.
 const LONGER: Time = 4;
 
@@ -26,7 +26,7 @@ fn nanoseconds(duration: Duration) -> Time {
 }
 
 impl Clock for RealClock {
-    /// It does not start at 0: some programs treat a time stamp of 0 as missing.
+    /// Time does not start at 0: some programs treat a time stamp of 0 as missing.
     fn now(&self) -> Time {
         nanoseconds(self.0.elapsed()) + 1
     }

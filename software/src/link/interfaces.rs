@@ -18,7 +18,7 @@ const RTMGRP_IPV6_IFADDR: u32 = 0x100;
 /// The index of each address's interface.
 type Indices = BTreeMap<IpAddr, u32>;
 
-/// What was listed, and the socket by which the kernel tells of changes since then.
+/// The listed interfaces, and the socket by which the kernel tells of changes since then.
 struct Cache {
     process: u32,
     namespace: Namespace,

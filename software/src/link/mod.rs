@@ -31,7 +31,7 @@ pub(crate) type Time = u64;
 /// socket.
 pub(crate) const LITTLE_ROOM: usize = 128 << 10;
 
-/// The same for a device of this machine, which has more room: so the two devices' threads wait less for each other.
+/// The limit for a device of this machine, which has more room: so the two devices' threads wait less for each other.
 const MUCH_ROOM: usize = 512 << 10;
 
 /// A datagram takes at most this many times its length in a socket's buffer.
@@ -82,7 +82,7 @@ pub(crate) trait Link: Debug + Send {
         false
     }
 
-    /// What lets peers of this machine into this process's memory.
+    /// Gives peers of this machine access to this process's memory.
     fn direct_access(&self) -> Option<Arc<DirectAccess>> {
         None
     }

@@ -64,7 +64,7 @@ impl Inbox {
                 waiting.push_back(Packet { bytes, ..*packet });
             }
         }
-        // Who asks to be woken looks here afterwards: either it finds the packets, or this wakes it.
+        // A thread that asks to be woken looks here afterwards: either it finds the packets, or this wakes it.
         if self.is_rung.load(Ordering::Relaxed) && self.is_rung.swap(false, Ordering::Relaxed) {
             self.wake_fd.wake();
         }
@@ -135,7 +135,7 @@ fn change(change: impl FnOnce(&mut BTreeMap<(Namespace, IpAddr), Arc<Inbox>>)) -
     let Some(mut neighbours) = wait_for_lock(|| NEIGHBOURS.try_write()) else { return false };
     let process = std::process::id();
     if neighbours.process != process {
-        // Those of the parent of a forked process are not here.
+        // The devices of a forked process's parent are not here.
         *neighbours = Neighbours { process, inboxes: BTreeMap::new() };
     }
     change(&mut neighbours.inboxes);
@@ -174,7 +174,7 @@ impl Place {
         &self.inbox
     }
 
-    /// From now on, neighbours find the device at the addresses of these sockets.
+    /// Lets neighbours find the device at the addresses of these sockets.
     pub(super) fn set_sockets(&mut self, sockets: &[Arc<Socket>]) {
         if let Some(senders) = &mut self.senders {
             let listener = |socket: &Arc<Socket>| Some((socket.address, socket.listener.clone()?));
@@ -208,7 +208,7 @@ impl Place {
         if self.last.as_ref().is_none_or(|last| (last.0, last.1) != (version, address)) {
             // Not the other way during a change: a packet must not overtake those before it.
             let Some(neighbours) = wait_for_lock(|| NEIGHBOURS.try_read()) else {
-                // Nobody waits a second time for what will not be released.
+                // The address will not be released: no thread waits for it a second time.
                 self.namespace = None;
                 return None;
             };
@@ -397,7 +397,7 @@ mod tests {
         assert_eq!(room[0], MUCH_ROOM);
         assert!(room[1] >= LITTLE_ROOM);
 
-        // In order, with their addresses; one wake-up for one request.
+        // Packets come in order, with their addresses; one wake-up for one request.
         assert!(other.inbox().may_sleep());
         for few in (0..200).collect::<Vec<_>>().chunks(64) {
             let mut packets: Vec<_> = few.iter().map(|&n| packet(2, 3, n)).collect();
@@ -412,7 +412,7 @@ mod tests {
         });
         assert!(count == 200 && next == 200 && other.inbox().is_empty());
 
-        // It has been asked for once more.
+        // The wake-up was requested once more.
         one.send(&mut [packet(2, 3, 1)]);
         assert!(has_rung(&other));
         assert_eq!(received(&mut receiver), [1]);

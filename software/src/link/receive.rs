@@ -38,7 +38,7 @@ const EMPTY_TURNS: u32 = 4096;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
     pub(crate) address: SocketAddr,
-    /// It has its invariant CRC. Without it, it comes from this machine's memory.
+    /// Whether it has its invariant CRC. A packet without one comes from this machine's memory.
     pub(crate) is_sealed: bool,
 }
 
@@ -120,7 +120,7 @@ impl Receiver {
         self.receivers.set_direct_access(direct_access);
     }
 
-    /// What wakes who waits for packets of this machine.
+    /// The eventfd that wakes a thread which waits for packets of this machine.
     pub(crate) fn wake_fd(&self) -> &Arc<WakeFd> {
         self.inbox.wake_fd()
     }
@@ -142,7 +142,7 @@ impl Receiver {
         &self.sockets
     }
 
-    /// What to wait for until there are packets, beside [`wake_fd`](Self::wake_fd).
+    /// The descriptors to wait for, beside [`wake_fd`](Self::wake_fd).
     pub(crate) fn sources(&mut self) -> Sources {
         let sockets = self.sockets().to_vec();
         let listeners = self.receivers.looks_at_listeners();
@@ -165,8 +165,8 @@ impl Receiver {
         sources.connections != self.receivers.version()
     }
 
-    /// From now on, the next packet of this machine writes to `wake_fd`. Returns false if there are packets already. Who calls
-    /// this either receives afterwards, or waits for `wake_fd`: it may have woken others, and is silent now.
+    /// Makes the next packet of this machine write to `wake_fd`. Returns false if there are packets already. The caller
+    /// then receives afterwards, or waits for `wake_fd`, which this has cleared.
     pub(crate) fn may_sleep(&mut self) -> bool {
         // If all are to ring, none has rung, and nothing need be cleared. But a sender decides to ring first and rings then:
         // if it was interrupted in between, `wake_fd` is readable for a packet that was received long ago. Then who was to sleep is
@@ -213,7 +213,7 @@ impl Receiver {
         self.receive_some(false, each)
     }
 
-    /// The same, for a thread that will soon call it again: if packets come from elsewhere, it leaves the sockets out,
+    /// Receives for a thread that will soon call it again: if packets come from elsewhere, it leaves the sockets out,
     /// but for each 16th time.
     pub(crate) fn poll(&mut self, each: impl FnMut(Source, IpAddr, &[u8])) -> usize {
         self.receive_some(true, each)
@@ -247,7 +247,7 @@ impl Receiver {
         for i in 0..self.sockets.len() {
             let received = self.receive_from(i, &mut each);
             if received > 0 {
-                // They are in use.
+                // The sockets are in use.
                 self.expect_datagrams();
             }
             count += received;
@@ -318,7 +318,7 @@ impl Receiver {
 pub(crate) struct Sources {
     version: u32,
     connections: u32,
-    /// What this process's threads wake, and the connections of others; or all of that in one, if these are many.
+    /// The descriptor that this process's threads make readable, beside the connections of others; or all of that in one, if these are many.
     wakes: c_int,
     few: Vec<Arc<OwnedFd>>,
     sockets: Vec<Arc<Socket>>,
@@ -332,20 +332,20 @@ impl Sources {
         self.version
     }
 
-    /// Those that tell of processes that come.
+    /// The sockets at which processes announce themselves.
     pub(crate) fn listeners(&self) -> impl Iterator<Item = libc::pollfd> {
         let listeners = self.sockets.iter().filter_map(|socket| socket.listener.as_ref());
         let listeners = listeners.filter(|_| self.listeners).map(AsRawFd::as_raw_fd);
         listeners.chain(self.pending.iter().map(AsRawFd::as_raw_fd)).map(wait_for)
     }
 
-    /// Those that tell of packets of this machine, until there are [others](Receiver::has_others).
+    /// The descriptors that tell of packets of this machine, until there are [others](Receiver::has_others).
     pub(crate) fn wakes(&self) -> impl Iterator<Item = libc::pollfd> {
         let few = self.few.iter().map(AsRawFd::as_raw_fd);
         std::iter::once(self.wakes).chain(few).map(wait_for)
     }
 
-    /// Those that packets are received from.
+    /// The sockets that packets are received from.
     pub(crate) fn sockets(&self) -> impl Iterator<Item = libc::pollfd> {
         self.sockets.iter().map(|socket| socket.socket.as_raw_fd()).map(wait_for)
     }

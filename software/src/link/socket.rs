@@ -90,7 +90,7 @@ fn on(address: IpAddr, interface: u32) -> SocketAddr {
     match address {
         IpAddr::V4(v4) => SocketAddrV4::new(v4, PORT).into(),
         IpAddr::V6(v6) => {
-            // The same address may exist on each link; elsewhere, the routes decide.
+            // Each link may have this address; elsewhere, the routes decide.
             let scope = v6.is_unicast_link_local() || v6.is_multicast();
             SocketAddrV6::new(v6, PORT, 0, if scope { interface } else { 0 }).into()
         }
@@ -119,7 +119,7 @@ fn open(address: IpAddr, interface: u32) -> io::Result<UdpSocket> {
         IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF, interface as c_int),
     };
     let _ = option(&socket, level, name, value);
-    // As much as an ordinary user may have.
+    // An ordinary user may have at most this much.
     let _ = option(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, 8 << 20);
     let _ = option(&socket, libc::SOL_SOCKET, libc::SO_SNDBUF, 4 << 20);
     Ok(socket)

@@ -97,7 +97,7 @@ impl UdpLink {
 }
 
 impl Link for UdpLink {
-    /// What stays in this machine's memory needs no CRC.
+    /// Packets that stay in this machine's memory need no CRC.
     fn seals(&self) -> bool {
         true
     }
@@ -181,7 +181,7 @@ impl Link for UdpLink {
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
         let of_family = |is_ipv4| self.own.iter().find(|own| own.address.is_ipv4() == is_ipv4);
-        // What is sent to a group of IPv6 comes from addresses of both families.
+        // A packet to a group of IPv6 comes from addresses of both families.
         let v6 = if group.is_ipv6() { of_family(false) } else { None };
         let socket = |own: &Arc<Socket>| {
             Ok(Arc::new(Socket::new(group, open_group(group, own)?, own.interface)))
@@ -239,7 +239,7 @@ mod tests {
         Packet { addresses: Some((from, to)), bytes, is_sealed: true }
     }
 
-    /// What stays in this machine's memory needs no CRC.
+    /// Packets that stay in this machine's memory need no CRC.
     #[test]
     fn packets_that_leave_through_the_kernel_are_sealed() {
         let _files = no_process_starts(); // the addresses are used twice

@@ -44,7 +44,7 @@ impl Manager {
         data[..IpHeader::SIZE].copy_from_slice(&header);
         fill(&mut data[IpHeader::SIZE..size], parameters.data)?;
         if id.peer == Some(to.ip()) && is_of_machine(to.ip()) && !is_of_a_device(to.ip()) {
-            // Nobody answers there. Who listens may have come since.
+            // No device answers there. A listener may have come since.
             let Some(found) = self.device_of_name(id, to) else {
                 id.state = State::Over;
                 if id.is_datagram() {
@@ -115,7 +115,7 @@ impl Id {
         Ok((device.ok_or(libc::ENODEV)?, number))
     }
 
-    /// Of the passive side, with what it offers; or of the active side, whose queue pair is ready.
+    /// The passive side accepts with what it offers; or of the active side, whose queue pair is ready.
     pub(super) fn accept(
         &mut self,
         uid: u64,
@@ -182,7 +182,7 @@ impl Id {
         let (device, number) = self.connection()?;
         let (mut engine, now) = locked(&device);
         let done = engine.connections.disconnect(now, number);
-        // It may be over already, as both sides know.
+        // The connection may have ended already, as both sides know.
         if done.is_err() && engine.connections.attributes(number).is_some() {
             return Err(libc::EINVAL);
         }

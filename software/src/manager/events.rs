@@ -53,7 +53,7 @@ impl Manager {
                 let mut event =
                     self.request(queue, device, item.id, arrived, (m.service, &m.data, kind));
                 event.data(&m.data[IpHeader::SIZE..]);
-                // What the peer may ask for, this side answers.
+                // This side answers what the peer may ask for.
                 let asked = [m.srq, m.depth, m.resources, m.flow_control, m.retry, m.rnr_retry];
                 event.connection(m.qpn, asked, (m.vendor, arrived.modifier));
                 event.0

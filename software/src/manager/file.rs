@@ -22,7 +22,7 @@ pub(super) struct Item {
 
 #[derive(Debug)]
 pub(super) enum What {
-    /// Of a connection of this device.
+    /// An event of a connection of this device.
     Connection(Weak<Shared>, Event),
     Plain(Kind, i32),
     /// Written by the program itself: what, status, argument.
@@ -129,7 +129,7 @@ pub(super) struct Inlet {
     pub(super) device: Arc<Shared>,
 }
 
-/// It does not keep the device.
+/// Does not keep the device.
 #[derive(Debug)]
 struct Held {
     queue: Arc<Queue>,

@@ -28,7 +28,7 @@ pub(super) enum State {
     Resolved,
     Routed,
     Listening,
-    /// It has this connection of its device.
+    /// The connection of its device.
     Connected(u32),
     Over,
 }
@@ -47,13 +47,13 @@ pub(super) struct Id {
     /// The address of the peer's device.
     pub(super) peer: Option<IpAddr>,
     pub(super) place: Option<Place>,
-    /// It came from a listener, whose port it has.
+    /// Whether it came from a listener, whose port it has.
     pub(super) is_child: bool,
     /// Its port, while that is one of the machine: one for each family of addresses.
     pub(super) claims: Vec<Claim>,
     /// How many of its events were read.
     pub(super) reported: u32,
-    /// Of a listener: how many more requests may wait.
+    /// How many more requests may wait at a listener.
     pub(super) room: Arc<AtomicU32>,
     pub(super) type_of_service: u8,
     pub(super) reuses: bool,
@@ -109,7 +109,7 @@ impl Id {
         u64::from(self.space) << 16 | u64::from(port)
     }
 
-    /// What begins the private data of its request.
+    /// The header at the beginning of its request's private data.
     pub(super) fn ip_header(&self) -> Result<IpHeader, c_int> {
         let (source, destination) =
             (self.source.ok_or(libc::EINVAL)?, self.destination.ok_or(libc::EINVAL)?);

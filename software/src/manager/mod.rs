@@ -70,7 +70,7 @@ fn manager() -> MutexGuard<'static, Manager> {
 /// Opens a file for commands; `None` if this process has no device that is registered.
 pub(crate) fn open() -> Option<c_int> {
     let devices = places::devices();
-    // Who sleeps on the file lets devices work: those of a simulated network, if there is one.
+    // A thread that sleeps on the file lets devices work: those of a simulated network, if there is one.
     let simulated = devices.iter().find(|device| device.driver().membership().is_some());
     let device = simulated.or(devices.first())?;
     let queue = match Queue::new() {
@@ -113,7 +113,7 @@ pub(crate) unsafe fn write(file: c_int, bytes: *const c_void, length: usize) -> 
         }
         let queue = manager.files.get(&file)?.clone();
         if !queue.is_open() {
-            // It was closed without telling, and the number is another file's.
+            // The file was closed without notice, and its descriptor is another file's.
             manager.forget_file(file);
             return None;
         }
@@ -404,7 +404,7 @@ impl Manager {
             }
         }
         for item in id.queue.take_back(|item| item.id == handle) {
-            // Nobody will decide about requests that were not read.
+            // The program will not decide about requests that it has not read.
             let (device, connection) = match &item.what {
                 What::Connection(device, Event::Request(request)) => (device, request.connection),
                 What::Connection(device, Event::ServiceRequest(request)) => {
@@ -438,7 +438,7 @@ impl Manager {
     fn tell_of(&mut self, device: &Shared, concerns: impl Fn(IpAddr) -> bool, kind: Kind) {
         for id in self.ids.values_mut() {
             let Some(place) = &id.place else { continue };
-            // Who has a request that was not accepted is not told of anything, and a removal is the last of these.
+            // An id with a request that was not accepted is not told of anything, and a removal is the last of these.
             if place.is(device) && concerns(place.address) && id.uid != 0 && !id.is_removed {
                 id.is_removed |= kind == Kind::DeviceRemoval;
                 id.tell(kind, 0);
@@ -559,7 +559,7 @@ mod tests {
         close(file);
         // SAFETY: the file is this test's.
         unsafe { libc::close(file) };
-        // It wakes, finds nothing, and goes on waiting.
+        // The thread wakes, finds nothing, and goes on waiting.
         queue.push((1, What::Plain(Kind::Established, 0)).into());
         queue.take_back(|_| true);
         queue.push((1, What::Plain(Kind::Established, 0)).into());

@@ -46,7 +46,7 @@ fn name((space, port): (u16, u16), family: Family) -> String {
     format!("ibverbs-cm/{space:04x}/{port}/{family:?}")
 }
 
-/// What begins the names of this process's sockets that no other process has to find: no two processes have the same.
+/// Returns the prefix of the names of this process's sockets that no other process has to find: no two processes have the same.
 fn own() -> String {
     static RANDOM: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
     format!("{}.{:x}", std::process::id(), *RANDOM)
@@ -176,7 +176,7 @@ mod tests {
     fn a_port_is_shared_until_one_has_it_alone() {
         let (port, family) = (free_port(), Family::Ipv6);
         let (one, two) = (share(port, family).unwrap(), share(port, family).unwrap());
-        // Those of this process are the manager's to compare.
+        // The manager compares the listeners of this process.
         let alone = take(port, family, None).unwrap();
         assert_eq!(share(port, family).err(), Some(libc::EADDRINUSE));
         drop((one, two, alone));

@@ -24,7 +24,7 @@ pub(super) fn remove(device: &Shared) {
     devices.retain(|known| !std::ptr::eq(known.as_ptr(), device));
 }
 
-/// Those of this process, in the order of their registration.
+/// The devices of this process, in the order of registration.
 pub(super) fn devices() -> Vec<Arc<Shared>> {
     let devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
     let all = devices.iter().filter_map(Weak::upgrade);

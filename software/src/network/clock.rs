@@ -36,7 +36,7 @@ impl Clock for VirtualClock {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// There is no calendar: each simulation begins at the same moment.
+    /// No calendar is kept: each simulation begins at the same moment.
     fn wall_clock(&self) -> Time {
         self.now()
     }

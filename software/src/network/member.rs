@@ -1,4 +1,4 @@
-//! What a network asks of its devices.
+//! The interface between a network and its devices.
 
 use std::fmt::Debug;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! What a network is made with.
+//! The settings of a network.
 
 use super::conditions::Conditions;
 

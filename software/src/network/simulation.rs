@@ -42,7 +42,7 @@ pub(crate) struct Membership {
 /// When a device's timers are to run.
 type Timer = (Time, Arc<dyn Member>);
 
-/// What happens next.
+/// The next event.
 enum Next {
     Packet(UnderWay),
     Alarm,

@@ -78,7 +78,7 @@ fn drive(network: &Simulation, stop: &AtomicBool) {
         if network.step(Time::MAX) {
             continue;
         }
-        // What wakes it before the call keeps the descriptor readable.
+        // A wake-up before the call keeps the descriptor readable.
         wait(&mut [wait_for(sleeper.waker.fd())], None);
         sleeper.waker.clear();
     }
@@ -89,7 +89,7 @@ impl Drop for BackgroundDriver {
         self.stop.store(true, Ordering::SeqCst);
         self.network.sleepers.wake();
         if let Some(thread) = self.thread.take() {
-            // It does not panic.
+            // The thread does not panic.
             std::mem::forget(thread.join());
         }
     }

@@ -28,7 +28,7 @@ pub(super) struct State {
     next_member: u64,
     /// The random numbers for each source and destination.
     random: BTreeMap<(IpAddr, IpAddr), Random>,
-    /// By the time of delivery, and the order in which they were sent.
+    /// Ordered by time of delivery, then by sending.
     pub(super) under_way: BTreeMap<(Time, u64), UnderWay>,
     sent: u64,
     /// Times of alarms: the clock stops at each, even if no packet arrives then.

@@ -11,21 +11,21 @@ use crate::link::Time;
 use crate::wire::header::{Bth, XrcEth};
 use crate::wire::{icrc, opcode};
 
-/// What happened to a packet.
+/// The fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PacketFate {
-    /// It is on its way.
+    /// The packet is on its way.
     UnderWay,
-    /// It arrived, at this time.
+    /// The packet arrived, at this time.
     Delivered(Duration),
-    /// It was lost by chance.
+    /// The packet was lost by chance.
     Lost,
-    /// It was lost since its source and its destination were cut off from each other.
+    /// The packet was lost since its source and its destination were cut off from each other.
     Partitioned,
-    /// There was no device with its destination's address.
+    /// No device had its destination's address.
     NoReceiver,
-    /// It was lost since too many packets were under way: see
+    /// The packet was lost since too many packets were under way: see
     /// [`NetworkBuilder::queue`](crate::NetworkBuilder::queue).
     QueueFull,
 }
@@ -105,7 +105,7 @@ impl TracedPacket {
         self.to
     }
 
-    /// From the base transport header to the invariant CRC: the payload of the UDP datagram.
+    /// Returns the bytes from the base transport header to the invariant CRC: the payload of the UDP datagram.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -115,7 +115,7 @@ impl TracedPacket {
         self.again
     }
 
-    /// What happened to it.
+    /// Returns the fate of the packet.
     pub fn fate(&self) -> PacketFate {
         self.fate
     }
@@ -222,7 +222,7 @@ impl Trace {
     }
 }
 
-/// What a packet costs of the trace's room.
+/// Bytes of the trace's room that a packet takes.
 fn cost(bytes: &[u8]) -> usize {
     bytes.len() + size_of::<TracedPacket>()
 }

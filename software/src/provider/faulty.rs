@@ -10,7 +10,7 @@ use super::{
 use crate::faults::{Verb, When};
 use crate::ffi::*;
 
-/// What a verb is called on.
+/// The object that a verb is called on.
 trait Argument: Copy {
     /// # Safety
     ///
@@ -48,7 +48,7 @@ impl Argument for *mut ibv_context {
     }
 }
 
-/// What a verb returns: an object, or 0 or an errno.
+/// A verb's result: an object, or 0 or an errno.
 trait Outcome {
     fn failure(errno: c_int) -> Self;
     fn is_success(&self) -> bool;
@@ -198,7 +198,7 @@ posts! {
     PostSrqRecv: shared_receive::post_srq_recv(ibv_srq, ibv_recv_wr);
 }
 
-/// It returns the number of completions, or a negative errno.
+/// Returns the number of completions, or a negative errno.
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, to: *mut ibv_wc) -> c_int {
     // SAFETY: as the module's parent says.
     unsafe {

@@ -210,7 +210,7 @@ pub(super) unsafe extern "C" fn rereg_mr(
         }
         if result.is_ok() && range.is_some() {
             give_to_children(address, length);
-            // It gives those back that it took before: none.
+            // Gives back the pages that it took before: none.
             dontfork_range((*mr).ibv_mr.addr, (*mr).ibv_mr.length);
         }
         status(result)

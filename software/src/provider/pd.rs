@@ -9,7 +9,7 @@ use crate::ffi::*;
 #[repr(C)]
 struct SoftPd {
     pd: ibv_pd,
-    /// It refers to another domain (a parent domain).
+    /// Whether it is a parent domain, which refers to another one.
     is_parent: bool,
 }
 

@@ -175,7 +175,7 @@ unsafe fn create(
         }
         if let Some(operations) = operations {
             set_functions(qp.cast(), operations);
-            // What `ibv_qp_to_qp_ex` looks for.
+            // `ibv_qp_to_qp_ex` tests this bit.
             (*soft).verbs.comp_mask |= VERBS_QP_EX;
         }
         Ok(qp)

@@ -9,7 +9,7 @@ use super::{object, shared, status, zeroed};
 use crate::ffi::*;
 use crate::transport::xrc_domains::XrcFile;
 
-/// Of `enum verbs_xrcd_mask`: the structure has a handle.
+/// A bit of `enum verbs_xrcd_mask`: the structure has a handle.
 const VERBS_XRCD_HANDLE: u32 = 1;
 
 /// The engine's number for a handle of an XRC domain.
@@ -52,7 +52,7 @@ pub(super) unsafe extern "C" fn open_xrcd(
     }))
 }
 
-/// What identifies the file of a domain; `None` for -1, which names no file.
+/// The identity of a domain's file; `None` for -1, which names no file.
 fn file(fd: c_int) -> Result<Option<XrcFile>, c_int> {
     if fd == -1 {
         return Ok(None);

@@ -10,7 +10,7 @@ pub(super) const TICK: Time = 1_000_000;
 
 const MILLION: u128 = 1_000_000;
 
-/// What a host takes for the time: nanoseconds that begin with the simulation, if the clock was never set.
+/// A host's clock: nanoseconds that begin with the simulation, if the clock was never set.
 #[derive(Clone, Copy, Debug)]
 struct Dial {
     /// When it was set last: the time of the network, and its own.
@@ -29,12 +29,12 @@ impl Dial {
         (MILLION as i64 + i64::from(self.fast)).max(1) as u128
     }
 
-    /// It goes on from what it shows, and that much more.
+    /// Sets the clock to its present value and `ahead`, from where it goes on.
     fn set(&mut self, now: Time, ahead: Time, fast: i32) {
         *self = Self { set_at: now, showed: self.shows(now) + ahead, fast };
     }
 
-    /// What it shows at this time of the network.
+    /// The clock's value at this time of the network.
     fn shows(&self, now: Time) -> Time {
         let passed = u128::from(now.saturating_sub(self.set_at));
         self.showed + (passed * self.speed() / MILLION) as Time
@@ -65,12 +65,12 @@ impl HostClock {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It goes on from what it shows, and that much more.
+    /// Sets the clock to its present value and `ahead`, from where it goes on.
     pub(super) fn set(&self, now: Time, ahead: Time, fast: i32) {
         self.dial().set(now, ahead, fast);
     }
 
-    /// What it shows at this time of the network.
+    /// The clock's value at this time of the network.
     pub(super) fn shows(&self, now: Time) -> Time {
         self.dial().shows(now)
     }

@@ -129,7 +129,7 @@ impl Host {
         self.world.set_between(self.number, other.number, conditions);
     }
 
-    /// What the host's clock shows. [`tokio::time`] goes by it on this host.
+    /// The value of the host's clock. [`tokio::time`] goes by it on this host.
     pub fn now(&self) -> Duration {
         Duration::from_nanos(self.world.clock(self.number).shows(self.world.now()))
     }

@@ -26,7 +26,7 @@ pub(super) struct State {
     dead: Vec<Arc<Process>>,
     /// The host whose program has panicked.
     pub(super) failed: Option<String>,
-    /// From one host to another.
+    /// Pairs of a sending and a receiving host.
     pub(super) cut: BTreeSet<(usize, usize)>,
     between: BTreeMap<(usize, usize), Conditions>,
     random: Option<Random>,

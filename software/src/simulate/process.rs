@@ -30,7 +30,7 @@ struct State {
     is_idle: bool,
     /// How many events had been written when tokio last looked at files.
     seen: u64,
-    /// What the host's clock showed when the runtime's last was set.
+    /// The host's clock when the runtime's last was set.
     shown: Time,
 }
 
@@ -118,7 +118,7 @@ impl Process {
             })
             .await
         });
-        // It holds the runtime, which holds what holds it.
+        // The root holds the runtime, which holds the root: dropping it breaks the cycle.
         self.shared.state().root = None;
         result
     }

@@ -40,7 +40,7 @@ impl Side {
     }
 }
 
-/// What two hosts see that exchange messages over a bad network, with pauses in between.
+/// Returns what two hosts see that exchange messages over a bad network, with pauses in between.
 fn run(seed: u64) -> (Vec<String>, String) {
     simulate(seed, async |network| {
         let mut conditions = network.conditions();
@@ -105,7 +105,7 @@ fn timers_and_packets_come_in_the_order_of_their_times() {
             Instant::now() - start
         });
         ours.send(one.pool.take_from(&[1; 8]).unwrap().unwrap()).await.unwrap();
-        // There and back, to the nanosecond.
+        // The round trip takes this long, to the nanosecond.
         assert_eq!(start.elapsed(), Duration::from_micros(2600));
         assert_eq!(receiving.await.unwrap().0 - start, Duration::from_micros(1300));
         assert_eq!(timer.await.unwrap(), Duration::from_millis(1));

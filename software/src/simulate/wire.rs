@@ -9,15 +9,15 @@ use crate::link::Time;
 
 #[derive(Default)]
 pub(super) struct Wire {
-    /// By number. One that its host has closed is not here.
+    /// Keys are numbers. An end that its host has closed is not here.
     ends: BTreeMap<u64, End>,
     listeners: BTreeMap<(usize, u16), Listening>,
     next_listener: u64,
     next_end: u64,
-    /// By the time of arrival, and the order in which they were sent.
+    /// Ordered by time of arrival, then by sending.
     under_way: BTreeMap<(Time, u64), Segment>,
     sent: u64,
-    /// What has met a partition.
+    /// Segments that a partition stopped.
     held: Vec<Segment>,
 }
 
@@ -28,7 +28,7 @@ struct End {
     received: VecDeque<u8>,
     status: Status,
     reader: Option<Waker>,
-    /// What is sent later arrives no earlier.
+    /// Later segments arrive no earlier.
     last_arrival: Time,
 }
 
@@ -39,7 +39,7 @@ enum Status {
     Open,
     /// The peer sends nothing more.
     Ended,
-    /// There is no peer.
+    /// No peer exists.
     Reset,
 }
 

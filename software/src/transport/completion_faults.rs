@@ -69,7 +69,7 @@ impl CompletionFaults {
         true
     }
 
-    /// What was held, in its order, or shuffled. Nothing is held from now on.
+    /// Returns the held completions, in order or shuffled, and holds no more.
     pub(crate) fn release(&mut self, seed: Option<u64>) -> Vec<(u32, Completion)> {
         let held = self.held.take().unwrap_or_default();
         match seed {

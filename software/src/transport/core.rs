@@ -135,7 +135,7 @@ pub(crate) struct Core {
     late: VecDeque<(c_int, Record)>,
     late_scheduled: Option<Time>,
     clock: Arc<dyn Clock>,
-    /// What lets peers into this process's memory.
+    /// Gives peers access to this process's memory.
     pub(super) direct_access: Option<Arc<DirectAccess>>,
     link: Box<dyn Link>,
     link_scheduled: Option<Time>,
@@ -281,7 +281,7 @@ impl Core {
         self.send_rest_later();
     }
 
-    /// What a port, counted from 0, has not sent yet is lost.
+    /// Drops the unsent packets of a port, counted from 0.
     pub(crate) fn drop_rest(&mut self, port: usize) {
         self.link.drop_rest(&self.ports[port].addresses);
     }
@@ -295,7 +295,7 @@ impl Core {
         self.told.count(&mut self.counters, self.settings.strict, (from, number), why);
     }
 
-    /// The same of one that is nobody's mistake.
+    /// Counts a packet that came late, which is no mistake.
     pub(crate) fn count_late(&mut self, why: DropReason) {
         *why.explain(&mut self.counters).1 += 1;
     }

@@ -1,4 +1,4 @@
-//! What a device counts.
+//! The counters of a device.
 
 /// Counts since the device was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -25,7 +25,7 @@ struct Memory {
 impl Memory {
     /// The address of `length` bytes from `offset` on.
     fn address(&self, offset: u64, length: u64) -> Result<u64, c_int> {
-        // As mlx5, whose device memory takes whole words.
+        // The device memory of mlx5 takes whole words too.
         if !offset.is_multiple_of(4) || !length.is_multiple_of(4) {
             return Err(libc::EINVAL);
         }

@@ -24,7 +24,7 @@ pub(crate) enum DropReason {
 }
 
 impl DropReason {
-    /// What is wrong, and the counter of its kind.
+    /// Returns the reason as text, and the counter of its kind.
     pub(super) fn explain(self, counters: &mut Counters) -> (&'static str, &mut u64) {
         match self {
             Self::NoReceive => ("no receive is posted", &mut counters.dropped_without_receive),
@@ -77,7 +77,7 @@ impl DropReason {
 /// How many kinds are told at the most: a peer chooses the numbers of queue pairs.
 const MOST: usize = 4096;
 
-/// What was told already.
+/// The reasons that were reported already.
 #[derive(Debug, Default)]
 pub(crate) struct Told(BTreeSet<(u32, DropReason)>);
 

@@ -281,7 +281,7 @@ fn may_read(packet: &[u8]) -> usize {
     }
 }
 
-/// What a packet has caused.
+/// The effects of a packet.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     /// Answers, and those of a receiving XRC queue pair among them; bytes of data that were read.

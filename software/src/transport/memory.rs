@@ -17,7 +17,7 @@ use crate::ffi::ibv_access_flags as Access;
 pub(crate) enum Backing {
     /// Memory of the process, from this address on.
     Memory(u64),
-    /// The same, of which pages may be missing: each access asks the kernel.
+    /// Mapped memory of which pages may be missing: each access asks the kernel.
     OnDemand(u64),
     /// Memory of the device, with its number, from this address on.
     Device { memory: u32, address: u64 },

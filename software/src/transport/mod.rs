@@ -83,7 +83,7 @@ impl Engine {
         self.take(from, to, packet, true);
     }
 
-    /// The same of a packet that may have no invariant CRC, since it has not left the machine's memory.
+    /// Receives a packet that may have no invariant CRC, since it has not left the machine's memory.
     pub(crate) fn receive_from(&mut self, from: Source, to: IpAddr, packet: &[u8]) {
         self.take((from.address.ip(), from.address.port()), to, packet, from.is_sealed);
     }
@@ -115,7 +115,7 @@ impl Engine {
         };
         if let Err(why) = delivered {
             self.core.counters.packets_unexpected += 1;
-            // What comes late is nobody's mistake: an answer, and a request of a connection that this side has ended.
+            // A late packet is no mistake: an answer, and a request of a connection that this side has ended.
             match is_answer(&bth) {
                 true => {}
                 false if self.is_over(number, &bth, why) => self.core.count_late(why),
@@ -173,7 +173,7 @@ impl Engine {
     fn send_management(&mut self) {
         for (path, mad) in self.connections.outbox().drain(..) {
             let bth = Bth::new(opcode::UD | opcode::SEND_ONLY, MANAGEMENT, 0);
-            // It reads no memory, so nothing can be denied.
+            // Reads no memory, so nothing can be denied.
             let _ = self.core.transmit(path, bth, |_, to| {
                 Deth { qkey: MANAGEMENT_QKEY, source: MANAGEMENT }.write(to);
                 to.extend_from_slice(&*mad);
@@ -204,7 +204,7 @@ impl Engine {
         if self.core.runnable.is_empty() { self.core.timers.next() } else { Some(0) }
     }
 
-    /// The same of [`advance_connections`](Self::advance_connections).
+    /// When [`advance_connections`](Self::advance_connections) is due.
     pub(crate) fn connections_due(&self) -> Option<Time> {
         self.connections.due()
     }

@@ -128,7 +128,7 @@ impl Engine {
         self.release_answers();
         let qp = self.qps.get_mut(number).ok_or(libc::EINVAL)?;
         let from = qp.state;
-        // As the kernel does, attributes of the half that such a queue pair does not have are left out.
+        // Leaves out, as the kernel does, attributes of the half that such a queue pair does not have are left out.
         let mask = mask & !state::ignored(qp.transport);
         let to = if mask & Mask::IBV_QP_STATE.0 != 0 { attr.qp_state } else { from };
         ensure(state::allows(qp.transport, from, to, mask))?;

@@ -123,7 +123,7 @@ unsafe impl GlobalAlloc for Counted {
     }
 }
 
-/// What two devices send each other, and datagrams, once of each kind and length.
+/// Captures packets of two devices, and datagrams, once of each kind and length.
 fn capture() -> Vec<Vec<u8>> {
     let mut kinds = std::collections::BTreeMap::new();
     for packet in super::tests::captures() {

@@ -97,7 +97,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Who waits for events of a completion queue receives packets itself.
+    /// A thread that waits for this queue's events receives packets itself.
     pub(crate) fn attend(&mut self, number: u32) {
         let Some(cq) = self.core.cqs.get_mut(number) else { return };
         let was = std::mem::replace(&mut cq.is_attended, true);
@@ -114,7 +114,7 @@ impl Engine {
         sleeps
     }
 
-    /// It sleeps no more.
+    /// The thread sleeps no more.
     pub(crate) fn end_sleep(&mut self, number: u32) {
         if let Some(cq) = self.core.cqs.get_mut(number) {
             cq.sleepers -= 1;
@@ -153,7 +153,7 @@ impl Engine {
             qp.release(completion.release);
         }
         if completion.status != Status::IBV_WC_SUCCESS && self.core.settings.garbles {
-            // They mean nothing then, as C specifies, and hold anything on hardware.
+            // C leaves these fields undefined here, and hardware leaves anything in them.
             (completion.opcode, completion.length) = (ibv_wc_opcode(0xdead), u32::MAX);
         }
         Some(completion)
@@ -257,7 +257,7 @@ impl Engine {
         let cqs = [new.send_cq, new.receive_cq];
         let srq = new.srq.map(|srq| self.core.srqs.get(srq));
         let known = cqs.iter().flatten().all(|cq| self.core.cqs.get(*cq).is_some())
-            // Those of XRC domains serve no particular queue pair.
+            // Shared queues of XRC domains serve no particular queue pair.
             && srq.is_none_or(|srq| srq.is_some_and(|srq| srq.xrc.is_none()))
             && new.xrc_domain.is_none_or(|domain| self.core.xrc_domains.domain(domain).is_some());
         if !known || !new.pd.is_none_or(|pd| self.core.use_pd(pd)) {
@@ -352,7 +352,7 @@ impl Engine {
         self.core.keep_out(number);
         self.core.timers.forget(Timer::QueuePair(number), &mut qp.scheduled);
         self.core.answers -= u32::from(qp.attr.max_dest_rd_atomic);
-        // What a receiving XRC queue pair names was never its own. The completions of shared queues stay.
+        // A receiving XRC queue pair does not own the queue that it names. The completions of shared queues stay.
         if qp.transport != Transport::XrcReceive {
             self.forget_completions(number, [qp.send_cq, qp.receive_cq]);
             self.count_users([Some(qp.send_cq), Some(qp.receive_cq)], qp.srq, -1);

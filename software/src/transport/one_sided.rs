@@ -18,7 +18,7 @@ impl Core {
         self.direct_access.as_ref()
     }
 
-    /// From now on, peers may go into a region, as far as it allows that.
+    /// Lets peers access a region, as far as it allows that.
     pub(crate) fn let_into(&self, key: u32) {
         if let (Some(direct_access), Some(region)) = (&self.direct_access, self.keys.region(key))
             && let Backing::Memory(start) = region.backing
@@ -35,7 +35,7 @@ impl Core {
         self.direct_access.clone()
     }
 
-    /// From now on, the peer of a queue pair may go into memory, if the queue pair receives.
+    /// Lets the peer of a queue pair access memory, if the queue pair receives.
     pub(super) fn let_in(&self, qp: &QueuePair) {
         if let (Some(direct_access), Some(path)) = (&self.direct_access, qp.path)
             && qp.transport == Transport::Rc

@@ -27,14 +27,14 @@ pub(crate) struct CompletionQueue {
     /// The number of ready completions, readable without the lock.
     pub(crate) depth: Arc<AtomicUsize>,
     pub(crate) armed: Armed,
-    /// Who waits for its events receives packets itself, and polls until the queue is empty before it sleeps. So what a poll
+    /// A thread that waits for its events receives packets itself, and polls until the queue is empty before it sleeps. So what a poll
     /// receives raises no event, and the queue stays armed, unless others wait meanwhile.
     pub(crate) is_attended: bool,
     /// How many threads sleep until there is something in it, as far as they have told.
     pub(crate) sleepers: u32,
-    /// There may be completions without an event.
+    /// Completions without an event may be there.
     pub(crate) owes: bool,
-    /// There were such: who sleeps, or begins to, looks once more.
+    /// Some were: a thread that sleeps, or begins to, looks once more.
     pub(crate) missed: bool,
     /// The program can ask when something completed.
     pub(crate) is_timed: bool,
@@ -42,7 +42,7 @@ pub(crate) struct CompletionQueue {
     pub(crate) channel: Option<c_int>,
     /// The number of queue pairs and shared receive queues that use it.
     pub(crate) users: u32,
-    /// It was full, and has lost a completion.
+    /// The queue was full, and has lost a completion.
     pub(crate) overrun: bool,
     /// Moderation: an event is delayed until there are this many completions, or this time (ns) has passed.
     pub(crate) moderation: (u32, Time),
@@ -98,7 +98,7 @@ impl CompletionQueue {
     }
 }
 
-/// What a shared receive queue for extended reliable connections has in addition.
+/// Additional fields of a shared receive queue for XRC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct XrcQueue {
     /// The handle of the XRC domain that it was made with, and which domain that is.

@@ -29,7 +29,7 @@ const KEPT_RESULTS: usize = 16;
 pub(crate) enum Refusal {
     /// No receive is posted for it.
     NotReady,
-    /// It is not valid in this order of operations.
+    /// The packet is not valid in this order of operations.
     Invalid,
     /// Wrong key, bounds or rights.
     Access,
@@ -46,7 +46,7 @@ pub(crate) enum Refusal {
 impl QueuePair {
     /// Handles a request packet of a reliable connection.
     pub(crate) fn request(&mut self, core: &mut Core, bth: &Bth, body: &[u8]) {
-        // As the specification has it: the 2^23 numbers before the expected one were seen, the others are new.
+        // By the specification, the 2^23 numbers before the expected one were seen, the others are new.
         let ahead = distance(bth.psn, self.responder.expected);
         if ahead > 0 {
             if !self.responder.refused {

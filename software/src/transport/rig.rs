@@ -1,4 +1,4 @@
-//! What tests and fuzz targets run an engine with: virtual time, and a wire that keeps what is sent.
+//! A rig in which tests and fuzz targets run an engine: virtual time, and a wire that keeps what is sent.
 
 use std::collections::VecDeque;
 use std::io;
@@ -37,7 +37,7 @@ pub(crate) type Sent = Arc<Mutex<VecDeque<(IpAddr, IpAddr, Vec<u8>)>>>;
 #[derive(Debug)]
 pub(crate) struct MemoryLink {
     sent: Sent,
-    /// What arrives is not received.
+    /// The device leaves arriving packets unread.
     pub(crate) is_unread: Arc<AtomicBool>,
 }
 

@@ -12,7 +12,7 @@ pub(crate) const TURN: u32 = 32;
 
 #[derive(Debug, Default)]
 pub(crate) struct SendQueue {
-    /// From the oldest that is not complete to the newest.
+    /// Requests from the oldest that is not complete to the newest.
     pub(crate) posted: VecDeque<Posted>,
     /// Places that stay occupied until their completion, or a later one, is polled.
     pub(crate) used: u32,
@@ -41,7 +41,7 @@ pub(crate) struct SendQueue {
     pub(crate) not_ready_until: Option<Time>,
     /// The most packets without an acknowledgement. Losses reduce it.
     pub(crate) window: u32,
-    /// What it is without losses.
+    /// The window without losses.
     pub(crate) full_window: u32,
     /// A gap in the answers was seen, and they were requested again. Prevents a second request for the same gap.
     pub(crate) asked_again: bool,
@@ -149,7 +149,7 @@ pub(crate) struct Responder {
 
 #[cfg(test)]
 impl Responder {
-    /// As if so many bytes of the message had arrived.
+    /// Pretends that so many bytes of the message have arrived.
     pub(super) fn skip_to(&mut self, offset: u64) {
         self.message.iter_mut().for_each(|message| message.offset = offset);
     }

@@ -165,7 +165,7 @@ pub(crate) mod model {
                         gone.push(number);
                     }
                     _ if !gone.is_empty() => {
-                        // Those of long ago may be in use again.
+                        // Old numbers may be in use again.
                         let recent = gone.len().saturating_sub(250);
                         let number = gone[recent + pick(gone.len() - recent)];
                         assert_eq!(table.get(number), None, "{number:#x}");

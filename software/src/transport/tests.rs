@@ -250,7 +250,7 @@ impl World {
         assert!(self.run_for(2_000_000, percent), "it never ends");
     }
 
-    /// The same for this many steps at the most; returns whether both are idle.
+    /// Runs this many steps at the most; returns whether both are idle.
     fn run_for(&mut self, steps: u32, percent: u64) -> bool {
         for _ in 0..steps {
             let packet = {
@@ -336,7 +336,7 @@ fn everything(kind: Kind, seed: u64, percent: u64) -> World {
     world
 }
 
-/// What the wire sees of every kind of request, with losses.
+/// Captures every kind of request on the wire, with losses.
 pub(super) fn captures() -> Vec<Vec<u8>> {
     let mut packets = everything(Kind::Reliable, 11, 10).packets;
     packets.extend(everything(Kind::Extended, 11, 10).packets);

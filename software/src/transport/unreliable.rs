@@ -116,7 +116,7 @@ impl QueuePair {
         }
         completion.length = all.len() as u32;
         completion.source = deth.source;
-        // As mlx5 does; UCX drops a datagram whose kind does not fit its address.
+        // mlx5 does this; UCX drops a datagram whose kind does not fit its address.
         completion.service_level = if to.is_ipv4() { 2 } else { 1 };
         completion.solicited = bth.solicited;
         completion.flags = ibv_wc_flags::IBV_WC_GRH.0;

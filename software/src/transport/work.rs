@@ -142,7 +142,7 @@ pub(crate) struct Posted {
     pub(crate) received: u32,
     /// A local operation was carried out, or a fetched value has arrived.
     pub(crate) done: bool,
-    /// It failed before it was sent; the error is reported after the earlier requests have completed.
+    /// The request failed before it was sent; the error is reported after the earlier requests have completed.
     pub(crate) failed: Option<ibv_wc_status>,
     /// The checksum of its data when it was posted, if strict.
     pub(crate) seal: Option<u32>,

@@ -250,7 +250,7 @@ impl Syndrome {
     }
 }
 
-/// What is read from bytes is written as the same bytes, as far as they have a meaning.
+/// Headers read from bytes are written as the same bytes, as far as they have a meaning.
 #[cfg(any(test, fuzzing))]
 pub(crate) mod property {
     use super::*;

@@ -122,7 +122,7 @@ const fn multiply(a: u32, b: u32) -> u32 {
 mod tests {
     use super::*;
 
-    /// As the specification has it: the whole pseudo header, with an identification.
+    /// Computes it as specified: over the whole pseudo header, with an identification.
     fn slowly(from: [u8; 4], to: [u8; 4], packet: &[u8], identification: u16) -> u32 {
         let udp = (8 + packet.len() + 4) as u16;
         let mut all = vec![0xff; 8];

@@ -12,7 +12,7 @@ pub(crate) const MANAGEMENT_QKEY: u32 = 0x8001_0000;
 /// A datagram.
 pub(crate) type Mad = [u8; 256];
 
-/// What tells the datagrams of one exchange, and the options of an enhanced connection establishment.
+/// The identity of an exchange's datagrams, and the options of an enhanced connection establishment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) transaction: u64,
@@ -311,7 +311,7 @@ pub(crate) fn address(gid: [u8; 16]) -> IpAddr {
     std::net::Ipv6Addr::from(gid).to_canonical()
 }
 
-/// What is read from bytes is written so that it is read again as the same.
+/// A datagram read from bytes is written so that it is read again as the same.
 #[cfg(any(test, fuzzing))]
 pub(crate) mod property {
     use super::*;

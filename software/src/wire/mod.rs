@@ -18,7 +18,7 @@ pub(crate) const LONGEST: usize = 4096 + 128;
 pub(crate) struct Packet {
     pub(crate) addresses: Option<(std::net::IpAddr, std::net::IpAddr)>,
     pub(crate) bytes: Vec<u8>,
-    /// It has its invariant CRC. Only then may it leave the machine.
+    /// Whether it has its invariant CRC. Only then may it leave the machine.
     pub(crate) is_sealed: bool,
 }
 

@@ -57,7 +57,7 @@ async fn talk(one: &mut Stream, two: &mut Stream) {
     }
 }
 
-/// As two `#[tokio::test]`s that share a hub: each has a runtime of its own.
+/// Stands for two `#[tokio::test]`s that share a hub: each has a runtime of its own.
 #[test]
 fn a_runtime_that_ends_takes_nothing_from_another_one() {
     let host = Host::new();
@@ -104,7 +104,7 @@ fn a_runtime_that_is_not_polled_keeps_nobody_waiting() {
             talk(&mut one, &mut two).await;
         }));
     }
-    // It goes on where it was.
+    // The stream goes on where it was.
     first.block_on(ends(async {
         let (mut one, mut two) = pair(&hosts[0].hub, &hosts[1].hub).await;
         talk(&mut one, &mut two).await;
@@ -232,7 +232,7 @@ impl Wake for Unparks {
     }
 }
 
-/// As `futures::executor::block_on`.
+/// Does what `futures::executor::block_on` does.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     let waker = Waker::from(Arc::new(Unparks(thread::current())));
     let mut future = pin!(future);
@@ -288,7 +288,7 @@ fn fill(stream: &mut ibverbs_stream::Stream) -> usize {
     }
 }
 
-/// What arrives while the writer's thread makes no call.
+/// Reads what arrives while the writer's thread makes no call.
 fn read_all(stream: &mut ibverbs_stream::Stream, len: usize) {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.read_exact(&mut vec![0; len]).unwrap();
@@ -346,7 +346,7 @@ fn what_a_task_has_written_arrives_though_nobody_polls_its_runtime() {
         });
         let (mut sent, noop) = (0, Waker::noop());
         first.block_on(async {
-            // Until there is no room, with the driver polled in between, or not.
+            // Writes until there is no room, with the driver polled in between, or not.
             for _ in 0..50 {
                 let mut cx = Context::from_waker(noop);
                 if let Poll::Ready(len) = Pin::new(&mut one).poll_write(&mut cx, &[1; 4096]) {
@@ -535,7 +535,7 @@ fn shutdown_is_bounded_when_the_peer_does_not_read() {
             let error = one.shutdown().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
         }
-        // It goes on.
+        // The stream goes on.
         let mut got = Vec::new();
         two.read_to_end(&mut got).await.unwrap();
         assert_eq!(got.len(), sent);

@@ -308,7 +308,7 @@ async fn peers_that_do_not_read_take_nothing_from_others() {
             two.read_to_end(&mut got).await.unwrap();
             assert!(got == data(100_000));
             writes.await.unwrap();
-            // What the others have taken is there.
+            // The bytes for the others are there.
             let (_one, mut two) = streams.pop().unwrap();
             two.read_exact(&mut [0; 700]).await.unwrap();
         }

@@ -21,7 +21,7 @@ const RECEIVES: u32 = 2;
 const RECEIVED: u64 = 0;
 const SENT: u64 = 1;
 
-/// What both sides need for this number of connections.
+/// The resources of one side for this number of connections.
 pub(super) struct Side {
     pub(super) context: Arc<Context<'static>>,
     pub(super) domain: Arc<ProtectionDomain<'static>>,

@@ -83,9 +83,9 @@ fn pair_at(number: u32) -> Option<usize> {
     (index < ENTRIES).then_some(PAIRS + index * WORDS)
 }
 
-/// What a target knows of a lease.
+/// A lease, as its target knows it.
 struct Taken {
-    /// Those of the peer who has it.
+    /// The connection of the peer that has it.
     connection: Arc<OwnedFd>,
     ring: Arc<Mapping>,
     is_ending: bool,
@@ -133,7 +133,7 @@ impl DirectAccess {
         self.table.word(at).store(stamp, Ordering::SeqCst);
     }
 
-    /// From now on, peers may use this region, as far as `access` allows it: `length` bytes of this process's memory from
+    /// Lets peers use this region, as far as `access` allows it: `length` bytes of this process's memory from
     /// `start` on, which requests address from `iova` on.
     pub(crate) fn add_region(
         &self,
@@ -152,7 +152,7 @@ impl DirectAccess {
         }
     }
 
-    /// Nobody comes into the region from here on.
+    /// Ends access to the region.
     pub(crate) fn remove_region(&self, key: u32) {
         region_at(key).into_iter().for_each(|at| self.table.word(at).store(0, Ordering::SeqCst));
     }
@@ -162,7 +162,7 @@ impl DirectAccess {
         self.wait(|lease| unpack(lease).0 == key)
     }
 
-    /// From now on, the peer of this connected queue pair may use regions of its domain.
+    /// Lets the peer of this connected queue pair use regions of its domain.
     pub(crate) fn add_pair(&self, (number, pd): (u32, u32), peer: (IpAddr, u32), access: u32) {
         let [high, low] = bits(peer.0);
         if let Some(at) = pair_at(number) {
@@ -171,7 +171,7 @@ impl DirectAccess {
         }
     }
 
-    /// Nobody comes into memory on behalf of this queue pair's peer from here on.
+    /// Ends access by this queue pair's peer.
     pub(crate) fn remove_pair(&self, number: u32) {
         pair_at(number).into_iter().for_each(|at| self.table.word(at).store(0, Ordering::SeqCst));
     }
@@ -275,7 +275,7 @@ impl fmt::Debug for Reach {
 }
 
 impl Reach {
-    /// By the table that another process has handed over.
+    /// Uses the table that another process has handed over.
     pub(super) fn new(file: &OwnedFd, process: libc::pid_t) -> io::Result<Self> {
         if process <= 0 {
             return Err(io::ErrorKind::InvalidData.into());
@@ -371,7 +371,7 @@ impl Reach {
         if copied < 0 {
             let error = io::Error::last_os_error();
             let refuses = [libc::EPERM, libc::EACCES, libc::ENOSYS].map(Some);
-            // Else memory is not mapped, or the process has just ended.
+            // Any other error means that memory is not mapped, or the process has just ended.
             return if refuses.contains(&error.raw_os_error()) { Err(error) } else { Ok(false) };
         }
         Ok(copied as usize == length)
@@ -502,7 +502,7 @@ mod tests {
         assert!(Reach::new(&direct_access.file, 0).is_err());
     }
 
-    /// What a target waits for: that a peer leaves its lease, or ends; also one whose connection is ending.
+    /// A target waits until a peer leaves its lease, or ends; also one whose connection is ending.
     #[test]
     fn who_takes_memory_away_waits_for_peers_that_are_in_it() {
         for (ends, leaves) in [(false, true), (true, false), (false, false)] {

@@ -35,7 +35,7 @@ const MOST: usize = 256;
 /// The longest text of an address.
 const TEXT: usize = 64;
 
-/// What the kernel says instead of any user that this process's namespace does not have.
+/// The kernel's value for any user that this process's namespace does not have.
 const NO_USER: libc::uid_t = 65_534;
 
 fn check(returned: isize) -> io::Result<usize> {

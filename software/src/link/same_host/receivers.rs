@@ -15,7 +15,7 @@ use crate::files::WakeFd;
 /// How many packets are read from a ring before others get their turn, and the answers are sent.
 const TURN: usize = 64;
 
-/// So many connections are waited for one by one. The kernel wakes who waits for a socket itself sooner than through an epoll
+/// Up to this many connections are waited for one by one. The kernel wakes who waits for a socket itself sooner than through an epoll
 /// instance, on the processor of who has written.
 const FEW: usize = 8;
 
@@ -28,7 +28,7 @@ struct Peer {
     from: IpAddr,
     /// The address of ours that it sends to.
     to: IpAddr,
-    /// It may use this process's memory. Before the line, which is closed after it.
+    /// Access to this process's memory. Declared before the line, which is closed after it.
     _lease: Option<Lease>,
     /// `None`: what is in the ring is the last.
     line: Option<Line>,
@@ -36,7 +36,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// It is gone, or has another connection.
+    /// The peer has ended, or has another connection.
     fn end(&mut self) {
         self.line = None;
     }
@@ -58,7 +58,7 @@ impl Peer {
 pub(in crate::link) struct Receivers {
     /// Readable when one has written to a ring whose reader sleeps, or has ended.
     wake_fd: Arc<WakeFd>,
-    /// Those who have not introduced themselves yet; the address whose listener it was.
+    /// Connections whose process is not known yet, with their listeners' addresses.
     pending: Vec<(IpAddr, Arc<OwnedFd>)>,
     all: Vec<Peer>,
     /// A process could not be let in, for want of descriptors or memory. Not to be woken for it again and again, the
@@ -66,7 +66,7 @@ pub(in crate::link) struct Receivers {
     is_waiting: bool,
     /// Changes with the connections.
     version: u32,
-    /// Those who have ended since they were last asked for: nothing more comes from there.
+    /// Addresses of peers that ended since the last call: nothing more comes from there.
     gone: Vec<IpAddr>,
     /// Lets them into this process's memory.
     direct_access: Option<Arc<DirectAccess>>,
@@ -85,7 +85,7 @@ impl Receivers {
         }
     }
 
-    /// From now on, who is let in is let into this process's memory too.
+    /// Gives peers that are accepted later access to this process's memory too.
     pub(in crate::link) fn set_direct_access(&mut self, direct_access: Arc<DirectAccess>) {
         self.direct_access = Some(direct_access);
     }
@@ -124,7 +124,7 @@ impl Receivers {
 
     /// Lets the processes in that wait at the listener of an address.
     pub(in crate::link) fn open(&mut self, to: IpAddr, listener: &impl AsRawFd) {
-        // Those of other users, who are sent away, could go on for ever.
+        // Other users, whose connections are refused, could connect for ever.
         for _ in 0..64 {
             let connection = match accept(listener) {
                 Ok(connection) => connection,
@@ -157,7 +157,7 @@ impl Receivers {
         let ended: Vec<IpAddr> = self.all.iter().filter(|s| is_over(s)).map(|s| s.from).collect();
         self.all.retain(|peer| !is_over(peer));
         self.version = self.version.wrapping_add(1);
-        // Who has another connection has not ended.
+        // A peer that has another connection has not ended.
         let is_here = |from: &IpAddr| self.all.iter().any(|peer| peer.from == *from);
         self.gone.extend(ended.into_iter().filter(|from| !is_here(from)));
     }

@@ -33,7 +33,7 @@ fn space(length: usize) -> usize {
 pub(super) struct Writer {
     mapping: Mapping,
     written: u32,
-    /// What the other side was told of.
+    /// The position that the other side was told of.
     published: u32,
     /// How far the reader was when we last looked.
     read: u32,
@@ -46,7 +46,7 @@ impl Writer {
         Ok((Self { mapping, written: 0, published: 0, read: 0 }, file))
     }
 
-    /// What this side uses of the other's memory.
+    /// This side's lease of the other's memory.
     pub(super) fn lease(&self) -> &AtomicU64 {
         self.mapping.lease()
     }

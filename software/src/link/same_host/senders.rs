@@ -26,7 +26,7 @@ const MOST_WAITING: usize = 16_384;
 /// For how long they wait for a process that reads nothing. A test reads nothing while it writes, which may take long.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 2 });
 
-/// What a device knows of the path to an address.
+/// The path to an address.
 #[derive(Debug)]
 enum Path {
     /// Through the kernel's network: nobody listens there, or nobody who lets us in. Since then.
@@ -41,14 +41,14 @@ pub(in crate::link) struct Connection {
     writer: Writer,
     /// The other side has let us in.
     is_answered: bool,
-    /// What this process may do in the other's memory, whose number this is.
+    /// This process's access to the memory of the process with this number.
     reach: Option<Reach>,
     process: libc::pid_t,
     /// When we last looked whether it is still there.
     looked: Instant,
-    /// What was written before it has answered: it may refuse the ring.
+    /// Packets written before the answer: the other side may refuse the ring.
     unanswered: Vec<Vec<u8>>,
-    /// What did not fit into the ring, behind what is there.
+    /// Packets that did not fit into the ring, in order.
     waiting: VecDeque<Vec<u8>>,
     /// When the first of these began to wait, or the reader last made room for one.
     progress: Instant,
@@ -60,7 +60,7 @@ impl Connection {
     /// Connects to the listener of `to`, and hands over a ring.
     fn new(from: (IpAddr, &Listener), to: IpAddr) -> Option<Self> {
         let connection = connect(to)?;
-        // Else any process could take the name of an address of another machine.
+        // Without this check, any process could take the name of an address of another machine.
         if !to.is_loopback() && UdpSocket::bind((to, 0)).is_err() {
             return None;
         }
@@ -178,7 +178,7 @@ impl Connection {
         if !self.writer.publish() {
             return true;
         }
-        // Who asks to be woken has answered before.
+        // A process answers before it asks to be woken.
         if !self.is_answered && self.is_cut_off() {
             return false;
         }
@@ -201,11 +201,11 @@ impl Connection {
 /// The paths to the devices of other processes.
 #[derive(Debug)]
 pub(in crate::link) struct Senders {
-    /// Those of the device, by its addresses.
+    /// The device's listeners, by address.
     listeners: BTreeMap<IpAddr, Arc<Listener>>,
-    /// By source and destination.
+    /// Keys are source and destination.
     paths: BTreeMap<(IpAddr, IpAddr), Path>,
-    /// What was in rings that nobody took: it goes through the kernel's network.
+    /// Packets of rings that were refused: they go through the kernel's network.
     refused: Vec<Packet>,
     /// [`forks`] of the process that has opened them.
     forks: u32,
@@ -272,7 +272,7 @@ impl Senders {
                 }
             }
         }
-        // What is in the ring before the other side has answered will be read then.
+        // The other side reads the ring once it has answered.
         match self.paths.get_mut(&(from, to))? {
             Path::Ring(ring) => Some(ring),
             Path::Network(_) => None,

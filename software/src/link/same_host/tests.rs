@@ -32,7 +32,7 @@ fn listener(address: IpAddr) -> Arc<Listener> {
     Arc::new(super::listener(address).unwrap().unwrap())
 }
 
-/// What there is something to hear from.
+/// The readable descriptors.
 fn ready(receivers: &Receivers) -> Vec<c_int> {
     let mut files: Vec<_> = receivers.pending().map(|file| wait_for(file.as_raw_fd())).collect();
     wait(&mut files, Some(Duration::ZERO));
@@ -47,7 +47,7 @@ fn attend(receivers: &mut Receivers, to: IpAddr, listener: &Listener) {
     receivers.look_for_ends();
 }
 
-/// Those of the device with this address.
+/// The senders of the device with this address.
 fn new_senders(from: IpAddr) -> Senders {
     senders_of(from, &listener(from))
 }
@@ -93,7 +93,7 @@ fn a_ring_is_handed_over_and_ends_with_either_side() {
     let (from, to) = (own_address(20), own_address(21));
     let own = listener(from);
     let mut senders = senders_of(from, &own);
-    // Nobody is there, and is not asked again at once.
+    // No process is there, and none is asked again at once.
     assert!(senders.ring(from, to).is_none());
     let opened = listener(to);
     assert!(senders.ring(from, to).is_none());
@@ -103,7 +103,7 @@ fn a_ring_is_handed_over_and_ends_with_either_side() {
 
     clear(&mut senders, from, &own);
     let mut receivers = new_receivers();
-    // What is sent before the answer is read after it.
+    // Packets sent before the answer are read after it.
     senders.ring(from, to).expect("a listener").send_all(&mut [packet(1)]);
     assert!(!senders.is_done(), "it may be refused");
     attend(&mut receivers, to, &opened);
@@ -132,7 +132,7 @@ fn a_ring_is_handed_over_and_ends_with_either_side() {
     assert_eq!(received(&mut receivers).len(), 1);
     assert_eq!((receivers.count(), receivers.take_gone()), (0, vec![from]));
 
-    // So do those of a process that is gone before it was let in.
+    // Packets of a process that ends before it is accepted arrive too.
     senders.ring(from, to).expect("a listener").send_all(&mut [packet(6)]);
     clear(&mut senders, from, &own);
     attend(&mut receivers, to, &opened);
@@ -181,7 +181,7 @@ fn what_is_refused_is_given_back() {
     assert!(senders.ring(from, to).is_none() && senders.is_done(), "it is not asked again at once");
 }
 
-/// What finds no room waits until the reader makes some, and is bounded. Nothing overtakes it.
+/// Packets without room wait until the reader makes some, and are bounded. Nothing overtakes it.
 #[test]
 fn what_does_not_fit_waits() {
     let _files = no_process_starts();
@@ -213,7 +213,7 @@ fn what_does_not_fit_waits() {
         senders.send_rest();
     }
     assert!(senders.is_done() && !senders.is_full(from, to));
-    // Nobody reads any more: memory is bounded.
+    // Without a reader, memory is bounded.
     for number in 0..20_000 {
         senders.ring(from, to).unwrap().send_all(&mut [numbered(number)]);
     }
@@ -224,7 +224,7 @@ fn what_does_not_fit_waits() {
         senders.send_rest();
     }
     assert!((16_384..18_000).contains(&left), "{left}");
-    // What waits and is from an address that goes is dropped.
+    // Waiting packets of an address that goes are dropped.
     for number in 0..2_000 {
         senders.ring(from, to).unwrap().send_all(&mut [numbered(number)]);
     }
@@ -339,7 +339,7 @@ fn addresses_that_may_be_there_twice_have_no_listener() {
     assert!(name("2001:db8:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap()).is_some());
 }
 
-/// Nobody is forgotten because another process comes.
+/// No peer is forgotten because another process comes.
 #[test]
 fn several_processes_have_a_ring_each() {
     let from = own_address(28);
@@ -398,7 +398,7 @@ fn threads_elsewhere_do_not_knock() {
     assert_eq!(receivers.count(), 1);
 }
 
-/// Who connects may be seen before it has said who it is.
+/// A connection may be seen before its process is known.
 #[test]
 fn a_guest_has_time_to_introduce_itself() {
     let to = own_address(36);
@@ -485,7 +485,7 @@ fn who_stood_in_hands_back() {
     let file = connection.channel.as_raw_fd();
     for packets in 1..=400 {
         std::thread::scope(|scope| {
-            // From none at all to longer than the thread waits before it takes over.
+            // Pauses range from none to longer than the thread waits before it takes over.
             let pause = Duration::from_micros(packets % 20 * 100);
             let sleeps = move || before_sleep(&[file], Some(Instant::now() + pause));
             scope.spawn(sleeps);
@@ -524,7 +524,7 @@ impl Drop for Put {
     }
 }
 
-/// Else it would never sleep again.
+/// Otherwise the thread would never sleep again.
 #[test]
 fn the_thread_hears_a_wake_up_once() {
     let device = Device::new().unwrap();

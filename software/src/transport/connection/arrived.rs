@@ -97,7 +97,7 @@ impl Connections {
             psn: self.random() & 0xff_ffff,
             remote_qpn: request.qpn,
             remote_psn: request.psn,
-            // What the peer answers at once is what this side may ask at once.
+            // This side may ask at once as much as the peer answers at once.
             resources: request.depth,
             depth: request.resources,
             retry: request.retry,
@@ -210,7 +210,7 @@ impl Connections {
             _ => return None,
         };
         match connection.state {
-            // It has asked for the end, which this is.
+            // The peer has asked for the end, which this is.
             State::DreqSent => connection.tell_disconnected(true),
             _ => connection.tell(Event::Rejected(message.reason, Box::new(message.data))),
         }

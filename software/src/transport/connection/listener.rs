@@ -1,4 +1,4 @@
-//! Who is told of the requests of peers.
+//! Listeners, which are told of peers' requests.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -38,7 +38,7 @@ impl Listener {
     fn takes(&self, transport: Transport) -> bool {
         match self.transport {
             None => transport != Transport::Ud,
-            // What listens with a sending queue pair's kind gets the other half.
+            // A listener of a sending queue pair's kind gets the other half.
             Some(Transport::XrcSend) => transport == Transport::XrcReceive,
             Some(own) => own == transport,
         }

@@ -34,7 +34,7 @@ const RESPONSE: u8 = 20;
 const RETRIES: u8 = 15;
 /// The lifetime of a packet: 4.096 us * 2^16.
 pub(crate) const LIFETIME: u8 = 16;
-/// What an MRA asks for, and the most that one gets.
+/// The time that an MRA asks for, and the most that one gets.
 const PROCESSING: u8 = 24;
 /// The longest a connection is remembered for after its end, and the longest time between two repetitions of a message,
 /// whatever the peer has asked for.
@@ -86,7 +86,7 @@ struct Repeated {
     is_extended: bool,
 }
 
-/// What the queue pair needs.
+/// The queue pair's attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attributes {
     pub(crate) path: Path,
@@ -95,9 +95,9 @@ pub(crate) struct Attributes {
     pub(crate) psn: u32,
     pub(crate) remote_qpn: u32,
     pub(crate) remote_psn: u32,
-    /// As a responder.
+    /// Its depth as a responder.
     pub(crate) resources: u8,
-    /// As a requester.
+    /// Its depth as a requester.
     pub(crate) depth: u8,
     pub(crate) retry: u8,
     pub(crate) rnr_retry: u8,
@@ -148,15 +148,15 @@ pub(crate) struct Connections {
     guid: u64,
     random: u64,
     last: u32,
-    /// By our number.
+    /// Keys are this side's numbers.
     all: BTreeMap<u32, Connection>,
     by_remote: BTreeMap<Remote, u32>,
-    /// By the peer's queue pair, while packets of it are expected.
+    /// Keys are peers' queue pairs of which packets are expected.
     by_queue_pair: BTreeMap<(IpAddr, u64, u32), u32>,
     listeners: Listeners,
     timers: BTreeSet<(Time, u32)>,
     waiting: u32,
-    /// Those of each peer.
+    /// Waiting requests of each peer.
     waiting_of: BTreeMap<IpAddr, u32>,
     outbox: Vec<(Path, Box<Mad>)>,
 }
@@ -339,7 +339,7 @@ impl Connections {
             Transport::Rc | Transport::Ud => (0, 0),
         };
         if request.extended != 0 {
-            // They are the other half's.
+            // The other half has these attributes.
             (request.resources, request.retry, request.rnr_retry, request.srq) = (0, 0, 0, 0);
         }
         let attributes = Attributes {
@@ -535,7 +535,7 @@ impl Connections {
         }
     }
 
-    /// What the queue pair needs to know, and whether the peer is known.
+    /// Returns the queue pair's attributes, and whether the peer is known.
     pub(crate) fn attributes(&self, number: u32) -> Option<(Attributes, bool)> {
         let connection = self.all.get(&number)?;
         match connection.state {
@@ -688,7 +688,7 @@ impl Connections {
         self.send(path, transaction.into(), message);
     }
 
-    /// Nobody waits for an answer any more. The peer finds the request by this device's GUID.
+    /// The program no longer waits for an answer. The peer finds the request by this device's GUID.
     fn reject_late(&mut self, number: u32) {
         let Some(connection) = self.all.get(&number) else { return };
         let mut message = Rejection {

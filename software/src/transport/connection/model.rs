@@ -9,11 +9,11 @@ use super::*;
 /// Depth 8, of 25,000 states, takes five seconds if optimised, and a minute or more if not.
 const DEPTH: usize = if cfg!(debug_assertions) { 6 } else { 8 };
 
-/// What one side's program knows, by what it did and was told.
+/// One side's program, by what it did and was told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Program {
     connection: Option<u32>,
-    /// It was told of a request or an answer, and has not decided.
+    /// The program was told of a request or an answer, and has not decided.
     undecided: bool,
     accepted: bool,
     /// Ready, or told that the peer is.
@@ -52,7 +52,7 @@ impl Model {
         Self { two, programs }
     }
 
-    /// What may happen next.
+    /// The possible next steps.
     fn steps(&self) -> Vec<Step> {
         let mut steps = Vec::new();
         // More of them at a time are other orders of the same.
@@ -99,7 +99,7 @@ impl Model {
                 self.two.pass();
             }
             Step::Accept => {
-                // It fails only if the peer has given up meanwhile, which an undecided program is not told.
+                // Accepting fails only if the peer has given up meanwhile, which an undecided program is not told.
                 let accepted = self.two.accept(number(1), 20, 0x222).is_ok();
                 self.programs[1].undecided = false;
                 self.programs[1].accepted = accepted;
@@ -174,7 +174,7 @@ impl Model {
         }
     }
 
-    /// From here on the network loses nothing, and the programs go on: they agree. Then they give up: nothing is left.
+    /// Runs on without losses, until the programs agree. Then they give up: nothing is left.
     fn finish(mut self) {
         for _ in 0..200 {
             if !self.two.wire.is_empty() {
@@ -213,7 +213,7 @@ impl Model {
     }
 }
 
-/// What has led to a failure.
+/// The steps that led to a failure.
 struct Shown<'a>(&'a [Step]);
 
 impl Drop for Shown<'_> {

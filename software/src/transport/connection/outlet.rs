@@ -1,11 +1,11 @@
-//! Who learns of what happens to connections.
+//! Outlets, which are told of events of connections.
 
 use std::sync::Arc;
 
 use crate::transport::work::Path;
 use crate::wire::management::{Reply, Request, ServiceReply, ServiceRequest};
 
-/// What the program must know.
+/// An event for the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A peer asks for a connection, at a listener.
@@ -40,7 +40,7 @@ pub(crate) trait Outlet: std::fmt::Debug + Send + Sync {
     fn tell(&self, id: u32, event: Event);
 }
 
-/// Who learns of the events of a connection.
+/// The receiver of a connection's events.
 #[derive(Clone, Debug)]
 pub(crate) struct Owner {
     pub(crate) id: u32,

@@ -4,7 +4,7 @@ use super::*;
 use crate::transport::rig::Random;
 use crate::wire::management::IpHeader;
 
-/// What the two programs were told: whose identifier, and what.
+/// Events of the two programs: whose identifier, and what.
 #[derive(Debug, Default)]
 pub(super) struct Log(pub(super) Mutex<Vec<(u32, Event)>>);
 
@@ -26,7 +26,7 @@ pub(super) fn addresses() -> [IpAddr; 2] {
 pub(super) struct Two {
     pub(super) sides: [Connections; 2],
     pub(super) log: Arc<Log>,
-    /// What is under way: to which side, on which of its paths.
+    /// Datagrams under way, with the side and the path that they go to.
     pub(super) wire: Vec<(usize, Path, Box<Mad>)>,
     pub(super) now: Time,
     pub(super) room: Arc<AtomicU32>,
@@ -195,7 +195,7 @@ fn both_sides_learn_what_their_queue_pairs_need() {
     );
     let (theirs, known) = two.sides[1].attributes(arrived.connection).unwrap();
     assert!(known);
-    // What one side answers at once, the other may ask at once.
+    // One side may ask at once as much as the other answers at once.
     assert_eq!((theirs.remote_qpn, theirs.resources, theirs.depth), (0x111, 5, 4));
     assert_eq!((theirs.mtu, theirs.retry, theirs.rnr_retry, theirs.ack_timeout), (3, 6, 5, 17));
     let before = theirs.psn;
@@ -311,7 +311,7 @@ fn a_listener_without_room_hears_nothing() {
     two.connect(11, 2);
     assert!(two.deliver(0) && !two.deliver(0));
     two.request();
-    // It is asked again, and by then there is room.
+    // The request comes again, and then finds room.
     two.room.store(1, Ordering::Relaxed);
     assert!(two.pass());
     two.deliver_all();
@@ -354,7 +354,7 @@ fn a_refusal_has_its_reason_and_data() {
     assert_eq!(data[..3], *b"no\0");
     assert_eq!(two.accept(passive, 20, 1), Err(WrongState));
     assert!(two.is_empty());
-    // By the active side, after the answer.
+    // The active side ends it, after the answer.
     let active = two.connect(10, 1);
     two.deliver_all();
     let passive = two.request().connection;

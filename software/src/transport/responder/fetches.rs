@@ -111,7 +111,7 @@ impl QueuePair {
         Ok(1)
     }
 
-    /// What was written is in memory already, where all see it.
+    /// The written bytes are in memory already, where all see them.
     pub(super) fn flush(&mut self, core: &mut Core, psn: u32, body: &[u8]) -> Result<u32, Refusal> {
         self.check_fetches(core)?;
         let mut reader = Reader(body);

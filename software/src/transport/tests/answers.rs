@@ -1,4 +1,4 @@
-//! What the responder answers: to requests that come again, to too many at once, and in fair turns.
+//! Tests of the responder's answers: to requests that come again, to too many at once, and in fair turns.
 
 use super::*;
 use crate::wire::header::{Aeth, Syndrome};
@@ -27,7 +27,7 @@ impl World {
         self.sides[1].engine.receive((from, PORT), to, &packet);
     }
 
-    /// What the second side has sent: opcodes, and the rest after the base header.
+    /// Returns what the second side has sent: opcodes, and the rest after the base header.
     fn answers(&mut self) -> Vec<(u8, Vec<u8>)> {
         self.sides[1].engine.core.flush();
         let sent = std::mem::take(&mut *self.sent.lock().unwrap());
@@ -49,7 +49,7 @@ fn syndrome((operation, rest): &(u8, Vec<u8>)) -> Option<u8> {
     (*operation == opcode::RC | opcode::ACK).then(|| rest[0])
 }
 
-/// Of two atomic operations with the same number, the later one is repeated.
+/// The later of two atomic operations with the same number is repeated.
 #[test]
 fn a_repeated_atomic_gets_the_newest_value_of_its_number() {
     let mut world = World::new(1);
@@ -104,7 +104,7 @@ fn a_flood_of_duplicates_earns_one_turn() {
     assert_eq!(qp.state, ibv_qp_state::IBV_QPS_RTS);
 }
 
-/// The same for duplicates of atomic operations, and for messages that find no receive: what waits stays bounded.
+/// Duplicates of atomic operations are bounded, and for messages that find no receive: what waits stays bounded.
 #[test]
 fn what_waits_for_a_turn_is_bounded() {
     let mut world = World::new(1);
@@ -193,7 +193,7 @@ fn a_receiver_that_is_not_ready_renews_no_retries() {
     assert_eq!(lost, 16, "eight losses, seven arrivals in between, and the look at the completion");
 }
 
-/// What was asked for is not sent after the queue pair has failed, or was moved to the error state.
+/// Requested data is not sent after the queue pair has failed, or was moved to the error state.
 #[test]
 fn a_queue_pair_in_the_error_state_answers_nothing_more() {
     let mut world = World::new(1);

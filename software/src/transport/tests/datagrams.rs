@@ -1,4 +1,4 @@
-//! What arrives as a datagram.
+//! Tests of arriving datagrams.
 
 use super::*;
 use crate::wire::header::Deth;

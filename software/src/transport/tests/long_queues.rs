@@ -39,7 +39,7 @@ impl Side {
         self.engine.post_send(self.qp, request).unwrap();
     }
 
-    /// As if the peer had acknowledged everything before this packet, which is of the oldest request.
+    /// Pretends that the peer has acknowledged everything before this packet, which is of the oldest request.
     fn skip_to(&mut self, number: u64) {
         let (qp, core) = self.qp_and_core();
         let front = qp.sq.posted.front().unwrap();

@@ -32,10 +32,10 @@ fn a_peer_that_receives_nothing_is_waited_for_and_not_for_ever() {
         (world.sides[0].poll().pop().map(|done| done.status), count)
     };
     assert_eq!(run_until(&mut world, STARVED_FOR), (None, 0), "nothing is sent again");
-    // What it has received without an answer counts.
+    // Packets received without an answer count.
     is_unread.store(false, Ordering::Relaxed);
     assert_eq!(run_until(&mut world, STARVED_FOR + 4 * TIMEOUT), (None, 4));
-    // It is waited for once.
+    // The device waits for it once.
     is_unread.store(true, Ordering::Relaxed);
     let failed = Some(ibv_wc_status::IBV_WC_RETRY_EXC_ERR);
     assert_eq!(run_until(&mut world, STARVED_FOR + 9 * TIMEOUT), (failed, 3));
@@ -76,7 +76,7 @@ fn who_sleeps_wakes_for_what_it_received_though_another_has_polled_it() {
     sleeper.engine.polled(cq);
     assert!(sleeper.engine.has_missed(cq));
     sleeper.engine.end_sleep(cq);
-    // It is told once.
+    // The sleeper is told once.
     assert!(sleeper.engine.begin_sleep(cq) && !sleeper.engine.has_missed(cq));
 }
 
@@ -99,7 +99,7 @@ fn who_looks_late_does_not_hold_it_against_the_peer() {
         assert!(world.sides[0].poll().is_empty());
         assert_eq!(world.sides[0].engine.core.counters.retransmissions, again);
     }
-    // Who is in time counts.
+    // A thread that is in time counts.
     for _ in 0..7 {
         look_late(&mut world.sides[0], &world.clock, 0);
     }

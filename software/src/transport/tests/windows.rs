@@ -1,4 +1,4 @@
-//! What a peer reaches through a memory window.
+//! Tests of a peer's access through a memory window.
 
 use super::*;
 use crate::transport::memory::{Denied, Keys};

@@ -77,7 +77,7 @@ fn a_repeated_read_does_not_disturb_the_message_under_way() {
         world.forged(opcode::SEND_FIRST, START + 1, first, &[1; MTU]),
         [(ACK, Syndrome::Ack)]
     );
-    // By another protection domain, by no queue, and as before.
+    // The requests name another protection domain, then no queue, then what they named before.
     assert_eq!(world.forged(opcode::READ_REQUEST, START, second, &read), []);
     assert_eq!(world.forged(opcode::READ_REQUEST, START, 0, &read), []);
     assert_eq!(world.forged(opcode::READ_REQUEST, START, first, &read), [(only, Syndrome::Ack)]);

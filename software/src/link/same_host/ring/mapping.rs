@@ -20,13 +20,13 @@ pub(super) const UNIT: usize = 8;
 /// A file of this size stays as it is: a shorter one would end the processes that use the memory.
 const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// Who maps the file from now on can only read it. Known since Linux 5.1; missing in some C libraries' headers.
+/// Later mappings of the file can only read it. Known since Linux 5.1; missing in some C libraries' headers.
 const F_SEAL_FUTURE_WRITE: c_int = 0x10;
 
-/// Nobody can make the file a program; some systems insist on it. Missing in some C libraries' headers.
+/// The file can never be executed; some systems insist on it. Missing in some C libraries' headers.
 const MFD_NOEXEC_SEAL: u32 = 8;
 
-/// What the reader and the writer change often is on cache lines of their own.
+/// Fields that the reader or the writer changes often are on cache lines of their own.
 #[repr(C, align(64))]
 pub(super) struct Line(pub(super) AtomicU32);
 
@@ -40,11 +40,11 @@ pub(super) struct Header {
     pub(super) sleeping: Line,
     /// 1 if the packets have their invariant CRC; set by the writer.
     pub(super) sealed: Line,
-    /// What the writer uses of the reader's memory at the moment, or 0 (`direct_access`); set by the writer.
+    /// The writer's present lease of the reader's memory, or 0 (`direct_access`); set by the writer.
     pub(super) lease: Lease,
 }
 
-/// As [`Line`].
+/// Aligned as [`Line`].
 #[repr(C, align(64))]
 pub(super) struct Lease(AtomicU64);
 
@@ -116,7 +116,7 @@ impl Mapping {
         Ok(Self { start, length })
     }
 
-    /// What the writer of a ring uses of the reader's memory.
+    /// The writer's lease of the reader's memory.
     pub(in super::super) fn lease(&self) -> &AtomicU64 {
         &self.header().lease.0
     }
@@ -129,7 +129,7 @@ impl Mapping {
         unsafe { &*self.start.as_ptr().cast::<AtomicU64>().add(index) }
     }
 
-    /// Of a ring.
+    /// Returns the ring's header.
     pub(super) fn header(&self) -> &Header {
         assert!(self.length == Self::RING);
         // SAFETY: the mapping is longer, aligned to a page, and lives as long as this; its integers are atomic, and
