@@ -314,3 +314,52 @@ fn a_cache_keeps_what_is_given_back_to_it_as_far_as_it_may() {
     drop((pool, other));
     pair.finish();
 }
+
+/// Each case is a process of its own, whose standard error is read.
+#[cfg(debug_assertions)]
+#[test]
+fn a_debug_build_says_that_bytes_beyond_the_length_are_not_sent() {
+    const SAYS: &str = "after `spare_capacity_mut` without `set_len`";
+    const CASES: [(&str, usize); 6] =
+        [("empty", 1), ("appended", 1), ("set", 0), ("cleared", 0), ("received", 0), ("other", 0)];
+    if let Ok(case) = std::env::var("IBVERBS_TEST_SPARE") {
+        let pair = Pair::new();
+        let pool = BufferPool::new(&pair.domain, 8, 2, AccessFlags::empty()).unwrap();
+        let mut both = Both::new(&pair.domain);
+        let mut message = |from: PooledBuffer, to: PooledBuffer| {
+            both.receive(to);
+            both.post(SendWorkRequest::new(from));
+            let (sent, received, _) = both.message::<PooledBuffer, PooledBuffer>();
+            (sent, received)
+        };
+        let [mut buffer, mut other] = [(); 2].map(|()| pool.take().unwrap());
+        if case == "appended" {
+            buffer.extend_from_slice(b"ab").unwrap();
+        }
+        buffer.spare_capacity_mut()[..2].copy_from_slice(b"hi");
+        match &*case {
+            "set" => buffer.set_len(2).unwrap(),
+            "cleared" => buffer.clear(),
+            "received" => (other, buffer) = message(other, buffer),
+            "other" => {
+                drop(buffer);
+                buffer = pool.take().unwrap();
+            }
+            _ => {}
+        }
+        for _ in 0..2 {
+            (buffer, other) = message(buffer, other);
+        }
+        drop((buffer, other, both, pool));
+        return pair.finish();
+    }
+    for (case, says) in CASES {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let name = "pools::a_debug_build_says_that_bytes_beyond_the_length_are_not_sent";
+        child.args(["--exact", "--nocapture", name]).env("IBVERBS_TEST_SPARE", case);
+        let output = child.output().unwrap();
+        assert!(output.status.success(), "{case}: {output:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(said.matches(SAYS).count(), says, "{case}: {said}");
+    }
+}

@@ -174,7 +174,15 @@ impl<M: PoolMemory> BufferPool<M> {
             let (addr, kept) =
                 (first.addr + (index * stride) as u64, KeptLength::new(chunk_len as u32));
             let (lkey, index) = (first.lkey, index as u32);
-            UnsafeCell::new(Chunk { addr, kept, lkey, index, pool: ptr::null() })
+            UnsafeCell::new(Chunk {
+                addr,
+                kept,
+                lkey,
+                index,
+                pool: ptr::null(),
+                #[cfg(debug_assertions)]
+                spare_is_taken: false,
+            })
         }));
         let (chunks, waiting) = (all.into(), Waiting::default());
         let pool = Box::new(Pool { region, chunks, chunk_len, free, waiting });

@@ -67,6 +67,9 @@ pub(super) struct Chunk {
     pub(super) lkey: u32,
     pub(super) index: u32,
     pub(super) pool: *const Pool,
+    /// The program took the spare capacity, and has not set the length since.
+    #[cfg(debug_assertions)]
+    pub(super) spare_is_taken: bool,
 }
 
 /// A chunk of a [`BufferPool`](super::BufferPool), as an [`OwnedBuffer`]. Dropping it gives the chunk back.
@@ -98,9 +101,37 @@ impl Pool {
         unsafe {
             let chunk = self.chunks.get_unchecked(index as usize).get();
             (*chunk).kept.set(0);
+            note_spare(chunk, false);
             PooledBuffer { chunk: NonNull::new_unchecked(chunk), memory: PhantomData }
         }
     }
+}
+
+/// Only debug builds keep it, for [`warn_of_spare`].
+///
+/// # Safety
+///
+/// The caller alone has the chunk.
+#[inline(always)]
+unsafe fn note_spare(_chunk: *mut Chunk, _is_taken: bool) {
+    #[cfg(debug_assertions)]
+    // SAFETY: the chunk is the caller's alone.
+    unsafe {
+        (*_chunk).spare_is_taken = _is_taken;
+    }
+}
+
+/// Says once in a process that bytes in the spare capacity are not sent.
+#[cfg(debug_assertions)]
+#[cold]
+fn warn_of_spare(len: u32) {
+    static SAID: std::sync::Once = std::sync::Once::new();
+    SAID.call_once(|| {
+        eprintln!(
+            "ibverbs: a `PooledBuffer` is posted with {len} bytes, after `spare_capacity_mut` without `set_len`: \
+             bytes that were written there are not sent"
+        );
+    });
 }
 
 pub(super) fn check_len(len: usize, capacity: usize) -> Result<()> {
@@ -176,7 +207,10 @@ impl<M> PooledBuffer<M> {
     pub fn set_len(&mut self, len: usize) -> Result<()> {
         check_len(len, self.capacity())?;
         // SAFETY: as at `chunk`, and the borrow is exclusive.
-        unsafe { self.chunk.as_mut() }.kept.set(len as u32);
+        unsafe {
+            note_spare(self.chunk.as_ptr(), false);
+            self.chunk.as_mut().kept.set(len as u32);
+        }
         Ok(())
     }
 
@@ -196,7 +230,10 @@ impl<M> PooledBuffer<M> {
     #[inline]
     pub fn clear(&mut self) {
         // SAFETY: as in `set_len`.
-        unsafe { self.chunk.as_mut() }.kept.set(0);
+        unsafe {
+            note_spare(self.chunk.as_ptr(), false);
+            self.chunk.as_mut().kept.set(0);
+        }
     }
 
     /// Appends these bytes.
@@ -242,9 +279,12 @@ impl PooledBuffer<Shared> {
 
 impl PooledBuffer {
     /// The rest of the chunk, to be filled before [`set_len`](Self::set_len) adds it. It has what an earlier user of
-    /// the chunk left there.
+    /// the chunk left there. Debug builds say so, in one line on standard error, when the buffer is sent without
+    /// `set_len`: then these bytes are not sent.
     pub fn spare_capacity_mut(&mut self) -> &mut [u8] {
         let len = self.len();
+        // SAFETY: the chunk is this buffer's alone, and the borrow is exclusive.
+        unsafe { note_spare(self.chunk.as_ptr(), true) };
         // SAFETY: as at `deref`, of the whole chunk; the borrow is exclusive.
         let all = unsafe { slice::from_raw_parts_mut(self.data(), self.capacity()) };
         &mut all[len..]
@@ -299,6 +339,10 @@ unsafe impl<M: PoolMemory> GatherBuffer for PooledBuffer<M> {
 
     #[inline]
     fn gather(&self) -> Result<Self::List> {
+        #[cfg(debug_assertions)]
+        if self.chunk().spare_is_taken {
+            warn_of_spare(self.chunk().kept.get());
+        }
         Ok(self.piece(self.chunk().kept.get()))
     }
 
@@ -322,6 +366,8 @@ unsafe impl<M: PoolMemory> ScatterBuffer for PooledBuffer<M> {
 
     #[inline(always)]
     fn begin_receive(&mut self) -> Result<Self::List> {
+        // SAFETY: as in `set_len`. A message overwrites the bytes.
+        unsafe { note_spare(self.chunk.as_ptr(), false) };
         let capacity = self.chunk().kept.capacity();
         // SAFETY: `make` refuses empty chunks. So no post checks whether the piece is empty.
         unsafe { hint::assert_unchecked(capacity > 0) };
