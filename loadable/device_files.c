@@ -19,18 +19,23 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Each call uses its answer before this thread's next one. */
+/*
+ * Beside "infiniband" is "infiniband_mad", whose one file tells libibumad that the kernel has its interface.
+ * Each call uses its answer before this thread's next one.
+ */
 static const char *in_class(const char *path)
 {
-	static const char folder[] = "/sys/class/infiniband";
+	static const char folder[] = "/sys/class/infiniband", mad[] = "_mad";
 	static __thread char other[PATH_MAX];
-	const char *made = getenv("IBVERBS_SOFTWARE_SYSFS"), *rest;
+	const char *made = getenv("IBVERBS_SOFTWARE_SYSFS"), *rest, *below;
 	int length;
 
 	if (!path || !made || !*made || strncmp(path, folder, sizeof(folder) - 1))
 		return path;
-	rest = path + sizeof(folder) - 1;
-	if (*rest && *rest != '/')
+	rest = below = path + sizeof(folder) - 1;
+	if (!strncmp(rest, mad, sizeof(mad) - 1))
+		below += sizeof(mad) - 1;
+	if (*below && *below != '/')
 		return path;
 	length = snprintf(other, sizeof(other), "%s%s", made, rest);
 	return length > 0 && (size_t)length < sizeof(other) ? other : path;
@@ -78,6 +83,10 @@ REDIRECTED(int, access, (const char *path, int mode), redirect(path), mode)
 REDIRECTED(int, lstat, (const char *path, struct stat *to), redirect(path), to)
 REDIRECTED(int, lstat64, (const char *path, struct stat64 *to), redirect(path), to)
 REDIRECTED(DIR *, opendir, (const char *path), in_class(path))
+REDIRECTED(int, scandir, (const char *path, struct dirent ***to, int (*is_wanted)(const struct dirent *),
+			  int (*compare)(const struct dirent **, const struct dirent **)), in_class(path), to, is_wanted, compare)
+REDIRECTED(int, scandir64, (const char *path, struct dirent64 ***to, int (*is_wanted)(const struct dirent64 *),
+			    int (*compare)(const struct dirent64 **, const struct dirent64 **)), in_class(path), to, is_wanted, compare)
 REDIRECTED(FILE *, fopen, (const char *path, const char *mode), in_class(path), mode)
 REDIRECTED(FILE *, fopen64, (const char *path, const char *mode), in_class(path), mode)
 REDIRECTED(ssize_t, readlink, (const char *path, char *to, size_t size), in_class(path), to, size)

@@ -2,16 +2,16 @@
 # Sourced by the steps of script/test and script/soak that run programs on script/libibverbs: "$run" starts a program on
 # it, "$scratch" is a folder.
 
-# Runs a server and a client, both with the same arguments, and prints a line. The server is soft0, the client soft1, each
-# a device of its own process.
+# Runs a server and a client, both with the same arguments, and prints a line. The server is soft0, the client soft1 (or
+# "$first" and "$second"), each a device of its own process.
 two() { # PROGRAM ARGUMENT..
 	local server status=0
-	timeout 1200 "${run:?}" "$@" -d soft0 >"${scratch:?}/server" 2>&1 &
+	timeout 1200 "${run:?}" "$@" -d "${first:-soft0}" >"${scratch:?}/server" 2>&1 &
 	server=$!
 	# The server may not listen yet. A client that cannot connect ends at once.
 	for _ in {1..100}; do
 		status=0
-		timeout 1200 "$run" "$@" -d soft1 localhost >"$scratch/client" 2>&1 || status=$?
+		timeout 1200 "$run" "$@" -d "${second:-soft1}" localhost >"$scratch/client" 2>&1 || status=$?
 		[ $status != 0 ] && grep -qiE "couldn't connect|connection refused|unable to (connect|init)" "$scratch/client" || break
 		sleep 0.1
 	done
@@ -193,6 +193,47 @@ managed_perftest() { # [PROGRAM..]
 }
 managed_bandwidth() { managed_perftest ib_send_bw ib_read_bw; }
 connection_managers() { beside managed_rpings managed_connections managed_sockets managed_bandwidth; }
+
+# What programs find in /sys/class/infiniband, of two devices that no other program of the user has.
+monitoring() {
+	local -x IBVERBS_SOFTWARE=first$$,second$$
+	local folder found name first=first$$ second=second$$ other=third$$=127.77.2.$((RANDOM % 250 + 1))
+	folder=$("${run:?}" printenv IBVERBS_SOFTWARE_SYSFS) && found=$("$run" ibstat) || return
+	[ "$(grep -cE "^CA '(first|second)$$'|Node GUID: 0x0200[0-9a-f]{12}$|State: Active" <<<"$found")" = 6 ] ||
+		{ printf 'ibstat says:\n%s\n' "$found" >&2; return 1; }
+	two ibv_rc_pingpong -p $((20000 + RANDOM % 10000)) -g 0 -n 200 || return
+	for name in $first $second; do
+		[ "$("$run" cat "/sys/class/infiniband/$name/device/numa_node")" = -1 ] || return
+		# Each sends 4 KiB 200 times, in words of four bytes, and some bytes of headers for each packet.
+		found=$(<"$folder/$name/ports/1/counters/port_xmit_data")
+		((found > 204800 && found < 250000)) || { echo "$name has sent $found words" >&2; return 1; }
+	done
+	rm -r "${folder%/class/infiniband}"
+	# One whose address is known has the GUID that the device says.
+	folder=$(IBVERBS_SOFTWARE=$other "$run" printenv IBVERBS_SOFTWARE_SYSFS)
+	found=$(IBVERBS_SOFTWARE=$other "$run" ibv_devinfo -v | sed -nE 's/^.*node_guid:\s+//p')
+	[ "$(<"$folder/${other%=*}/node_guid")" = "$found" ] || { echo "the GUID of $other is $found" >&2; return 1; }
+	rm -r "${folder%/class/infiniband}"
+}
+
+# The exporter of Prometheus finds the devices and what they have sent.
+exporter() {
+	local folder port=$((20000 + RANDOM % 10000)) exporter found='' _
+	command -v prometheus-node-exporter >/dev/null || { echo "no exporter: apt install prometheus-node-exporter" >&2; return 1; }
+	folder=$("$run" printenv IBVERBS_SOFTWARE_SYSFS) || return
+	prometheus-node-exporter --path.sysfs="${folder%/class/infiniband}" --collector.disable-defaults --collector.infiniband \
+		--web.listen-address=127.0.0.1:$port >"$scratch/exporter" 2>&1 &
+	exporter=$!
+	for _ in {1..100}; do
+		found=$(curl -s "http://127.0.0.1:$port/metrics") && break
+		sleep 0.1
+	done
+	kill $exporter
+	grep -q 'scrape_collector_success{collector="infiniband"} 1' <<<"$found" &&
+		grep -qE 'port_data_transmitted_bytes_total\{device="soft0",port="1"\} [1-9]' <<<"$found" ||
+		{ printf 'the exporter says:\n%s\n' "$found" >&2; return 1; }
+	echo "ran: prometheus-node-exporter"
+}
 
 # Those of other packages: fio, libfabric-bin, qperf and ucx-utils.
 managed_others() {

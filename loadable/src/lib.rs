@@ -2,20 +2,23 @@
 //!
 //! `hooks.c`, which is compiled with rdma-core's shared library, calls these functions.
 
+mod counters;
+
 use std::ffi::c_int;
 use std::io::{Error, ErrorKind};
 use std::ptr::null;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, Once, PoisonError};
 
 use ibverbs::ffi::ibv_device;
 use ibverbs::provider::hooks;
 use ibverbs_software::Device;
 
-/// The devices of one process. A child of `fork` makes its own.
+use self::counters::Published;
+
+/// The devices of one process, which live until it ends. A child of `fork` makes its own.
 struct Made {
     process: u32,
-    #[expect(dead_code, reason = "it keeps the devices alive, until the process ends")]
-    devices: Vec<Device>,
+    published: Option<&'static Mutex<Published>>,
     /// The devices as C sees them. The last is null.
     list: Vec<*const ibv_device>,
 }
@@ -40,24 +43,47 @@ unsafe extern "C" fn ibverbs_loadable_devices(list: *mut *const *const ibv_devic
         // The parent's devices stay as they are: the threads that run them are the parent's.
         std::mem::forget(made.take());
         let devices = match Device::from_environment() {
-            Ok(devices) => devices.unwrap_or_default(),
+            Ok(devices) => &*devices.unwrap_or_default().leak(),
             Err(e) => {
                 eprintln!("libibverbs: {e}");
                 return errno(&e);
             }
         };
         // The connection manager has those that are registered.
-        for device in &devices {
+        for device in devices {
             device.register();
         }
         let pointers = devices.iter().map(|device| device.as_raw().cast_const());
         let list = pointers.chain([null()]).collect();
-        *made = Some(Made { process, devices, list });
+        *made = Some(Made { process, published: Published::new(devices).map(publish), list });
     }
     let found = made.as_ref().map_or(null(), |made| made.list.as_ptr());
     // SAFETY: the caller vouches for it.
     unsafe { list.write(found) };
     0
+}
+
+/// Has the counts of this process added to those of all processes, every second and when it ends. A fork finds no lock of the
+/// devices' list held for long, and the lock of these is its parent's alone.
+fn publish(published: Published) -> &'static Mutex<Published> {
+    extern "C" fn last() {
+        // A thread that has a lock may wait for this one.
+        let Ok(made) = MADE.try_lock() else { return };
+        if let Some(Made { process, published: Some(published), .. }) = &*made
+            && *process == std::process::id()
+            && let Ok(mut published) = published.try_lock()
+        {
+            published.add_last();
+        }
+    }
+    static ONCE: Once = Once::new();
+    // SAFETY: the function is one of this library, which stays loaded.
+    ONCE.call_once(|| unsafe {
+        libc::atexit(last);
+    });
+    let published: &Mutex<_> = Box::leak(Box::new(Mutex::new(published)));
+    counters::start(|| _ = published.lock().unwrap_or_else(PoisonError::into_inner).add());
+    published
 }
 
 fn errno(error: &Error) -> c_int {

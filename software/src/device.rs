@@ -24,7 +24,7 @@ use crate::register;
 use crate::settings::Settings;
 use crate::threads::without_signals;
 use crate::transport::Engine;
-use crate::transport::counters::Counters;
+use crate::transport::counters::{Counters, PortCounters};
 
 /// An RDMA device made of software, in this process.
 ///
@@ -215,7 +215,12 @@ impl Device {
 
     /// Counts of packets and retries since it was created.
     pub fn counters(&self) -> Counters {
-        self.lock().core.counters
+        self.lock().core.counters()
+    }
+
+    /// Counts of each port.
+    pub fn port_counters(&self) -> Vec<PortCounters> {
+        self.lock().core.ports.iter().map(|port| port.counters).collect()
     }
 }
 

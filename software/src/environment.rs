@@ -212,6 +212,53 @@ mod tests {
         }
     }
 
+    /// The opcodes of completions that failed: a send's and a receive's, flushed.
+    fn failed_opcodes() -> Vec<u32> {
+        let devices = Device::from_environment().unwrap().unwrap();
+        let context = devices[0].open().unwrap();
+        let queue = context.create_cq(4).unwrap();
+        let domain = context.alloc_pd().unwrap();
+        let kind = ibverbs::QueuePairType::ReliableConnected;
+        let pair = domain.create_qp(&queue, &queue, kind).build().unwrap();
+        let own = pair.endpoint();
+        let mut pair = pair.handshake(own).unwrap();
+        let mut memory = domain.allocate::<u8>(8).unwrap();
+        pair.to_error().unwrap();
+        // SAFETY: nobody touches the memory, which lives until the queue pair is destroyed.
+        unsafe {
+            pair.post_receive(&mut memory, .., 1).unwrap();
+            pair.post_send(&memory, .., 2).unwrap();
+        }
+        let mut completions = [ibverbs::WorkCompletion::default(); 4];
+        let found = queue.poll(&mut completions).unwrap().iter();
+        found.map(|completion| completion.as_raw().opcode.0).collect()
+    }
+
+    /// Bindings that make an enum of the opcode end by a signal where it is none.
+    #[test]
+    fn failed_completions_have_their_opcode_unless_the_devices_are_strict() {
+        const OPCODES: &str = "IBVERBS_SOFTWARE_TEST_OPCODES";
+        if let Ok(expected) = env::var(OPCODES) {
+            assert_eq!(format!("{:?}", failed_opcodes()), expected);
+            return;
+        }
+        let (receive, send) =
+            (crate::ffi::ibv_wc_opcode::IBV_WC_RECV.0, crate::ffi::ibv_wc_opcode::IBV_WC_SEND.0);
+        let named = [receive, send];
+        for (strict, expected) in
+            [(None, named), (Some("0"), named), (Some(""), named), (Some("1"), [0xdead; 2])]
+        {
+            let test = "failed_completions_have_their_opcode_unless_the_devices_are_strict";
+            let mut process = Command::new(env::current_exe().unwrap());
+            process.args(["--exact", &format!("environment::tests::{test}")]);
+            process.env_remove(STRICT).envs(strict.map(|strict| (STRICT, strict)));
+            process.env(VARIABLE, "soft0").env(OPCODES, format!("{expected:?}"));
+            let output = process.output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("1 passed"), "{strict:?}: {text}");
+        }
+    }
+
     fn named(value: &str) -> Vec<(&str, Vec<Vec<String>>)> {
         let text = |port: Vec<IpAddr>| port.iter().map(ToString::to_string).collect();
         let devices = parse(value).unwrap().into_iter();

@@ -134,4 +134,4 @@ pub use network::{
 };
 #[cfg(any(test, feature = "tokio"))]
 pub use simulate::{Host, SimulatedListener, SimulatedStream, World, simulate};
-pub use transport::counters::Counters;
+pub use transport::counters::{Counters, PortCounters};

@@ -157,3 +157,43 @@ fn an_address_moves() {
         assert_eq!(contexts[1].query_gid(1, 1).unwrap().gid.to_string(), gid);
     }
 }
+
+#[test]
+fn each_port_counts_what_it_carries() {
+    for devices in kinds() {
+        let contexts = devices.each_ref().map(|device| device.open().unwrap());
+        let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
+        let mut pair = channels(&domains[0], &domains[1]);
+        for _ in 0..3 {
+            send(&mut pair, &domains[1]).unwrap();
+        }
+        let [sender, receiver] = devices.each_ref().map(|device| device.port_counters()[0]);
+        // An empty message is a base transport header of 12 bytes, and an invariant CRC of 4.
+        assert!(sender.packets_sent >= 3, "{sender:?}");
+        assert_eq!(sender.bytes_sent, 16 * sender.packets_sent);
+        assert!(receiver.packets_received >= 3 && receiver.packets_malformed == 0);
+        assert_eq!(receiver.bytes_received, 16 * receiver.packets_received);
+        let all = devices[0].counters();
+        assert_eq!(all.packets_sent, sender.packets_sent);
+    }
+    // Each of two ports has its own, and the device's are their sum.
+    let network = Network::new();
+    let (near, far) = (|| network.device().unwrap(), network.device().unwrap());
+    let addresses = [near().address(), near().address()];
+    let device = Device::builder().network(&network);
+    let device = addresses.into_iter().fold(device, |device, address| device.port([address]));
+    let device = device.build().unwrap();
+    let (context, other) = (device.open().unwrap(), far.open().unwrap());
+    let (domain, other) = (context.alloc_pd().unwrap(), other.alloc_pd().unwrap());
+    let timeout = AckTimeout::from_duration(Duration::from_millis(20)).unwrap();
+    let from = ChannelBuilder::new(&domain).port(2).ack_timeout(timeout).build().unwrap();
+    let to = ChannelBuilder::new(&other).build().unwrap();
+    let endpoints = (from.endpoint(), to.endpoint());
+    let mut pair = [from.handshake(endpoints.1).unwrap(), to.handshake(endpoints.0).unwrap()];
+    send(&mut pair, &other).unwrap();
+    let counters = device.port_counters();
+    assert_eq!(counters.len(), 2);
+    assert_eq!(counters[0], ibverbs_software::PortCounters::default());
+    assert!(counters[1].packets_sent > 0 && counters[1].packets_received > 0, "{counters:?}");
+    assert_eq!(device.counters().packets_received, counters[1].packets_received);
+}

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use super::counters::Counters;
+use super::counters::{Counters, PortCounters};
 use super::device_memory::DeviceMemory;
 use super::drops::{DropReason, Told};
 use super::events::{self, Record};
@@ -35,6 +35,7 @@ pub(crate) struct Port {
     pub(crate) addresses: Vec<IpAddr>,
     /// Its table of GIDs is as adapters have it.
     adapter_gids: bool,
+    pub(crate) counters: PortCounters,
 }
 
 /// How many entries of such a table programs take for granted.
@@ -150,6 +151,7 @@ impl Core {
             active: true,
             addresses: addresses.clone(),
             adapter_gids,
+            counters: PortCounters::default(),
         };
         Self {
             ports: settings.ports.iter().map(port).collect(),
@@ -226,7 +228,9 @@ impl Core {
         if self.settings.strict || !self.link.seals() {
             packet.seal();
         }
-        self.counters.packets_sent += 1;
+        let counters = self.port_counters(path.from);
+        counters.packets_sent += 1;
+        counters.bytes_sent += packet.bytes.len() as u64;
         self.outbox.push(packet);
         // Bounds the memory of the outbox when a program posts a long list.
         if self.outbox.len() >= 64 {
@@ -417,6 +421,26 @@ impl Core {
     pub(crate) fn is_up(&self, address: IpAddr) -> bool {
         let mut ports = self.ports.iter();
         ports.all(|port| port.active || !port.addresses.contains(&address))
+    }
+
+    /// What the port with this address counts; what is sent to a group counts at the first.
+    pub(super) fn port_counters(&mut self, address: IpAddr) -> &mut PortCounters {
+        let mut ports = self.ports.iter();
+        let index = match ports.len() {
+            1 => 0,
+            _ => ports.position(|port| port.addresses.contains(&address)).unwrap_or(0),
+        };
+        &mut self.ports[index].counters
+    }
+
+    /// What the device counts, with what its ports do.
+    pub(crate) fn counters(&self) -> Counters {
+        self.ports.iter().fold(self.counters, |all, Port { counters, .. }| Counters {
+            packets_sent: all.packets_sent + counters.packets_sent,
+            packets_received: all.packets_received + counters.packets_received,
+            packets_malformed: all.packets_malformed + counters.packets_malformed,
+            ..all
+        })
     }
 
     /// Writes a record to a file, or later if the file is full: events are never lost or reordered.

@@ -42,3 +42,20 @@ pub struct Counters {
     /// Sends whose data the program had changed when they completed: see [`Builder::strict`](crate::Builder::strict).
     pub changed_sends: u64,
 }
+
+/// Counts of one port since the device was created, as monitoring reads them. Requests that the device has carried out
+/// [itself](Counters::one_sided) are not among them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PortCounters {
+    /// Packets that were sent, including those that were sent again.
+    pub packets_sent: u64,
+    /// Their bytes, from the base transport header to the invariant CRC.
+    pub bytes_sent: u64,
+    /// All packets that arrived. A device with several ports counts those to a multicast group at the first.
+    pub packets_received: u64,
+    /// Their bytes.
+    pub bytes_received: u64,
+    /// Packets that were not RoCE v2, or had a wrong invariant CRC.
+    pub packets_malformed: u64,
+}

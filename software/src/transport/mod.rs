@@ -92,10 +92,12 @@ impl Engine {
         if !self.core.is_up(to) {
             return;
         }
-        self.core.counters.packets_received += 1;
+        let counters = self.core.port_counters(to);
+        counters.packets_received += 1;
+        counters.bytes_received += packet.len() as u64;
         let exact = self.core.settings.is_simulated;
         let Some((bth, body)) = check(from, to, packet, is_sealed.then_some(exact)) else {
-            self.core.counters.packets_malformed += 1;
+            self.core.port_counters(to).packets_malformed += 1;
             return;
         };
         let (from, number) = (from.0, bth.qpn);

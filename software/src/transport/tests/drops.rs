@@ -31,7 +31,7 @@ fn receive(side: &mut Side, from: IpAddr, bth: Bth, payload: usize) -> Counters 
     packet.resize(packet.len() + payload, 1);
     let packet = seal(from, side.address, packet);
     side.engine.receive((from, PORT), side.address, &packet);
-    side.engine.core.counters
+    side.engine.core.counters()
 }
 
 #[test]

@@ -91,7 +91,7 @@ fn noise_is_dropped() {
         world.deliver(from, to, &sealed);
     }
     assert_eq!(world.sides[1].state(), ibv_qp_state::IBV_QPS_RTS);
-    let counters = world.sides[1].engine.core.counters;
+    let counters = world.sides[1].engine.core.counters();
     let dropped = counters.packets_unexpected + counters.dropped_wrong_partition;
     assert_eq!(counters.packets_malformed + dropped, 20_000, "{counters:?}");
 }
