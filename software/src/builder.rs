@@ -141,6 +141,9 @@ impl Builder {
                 max_rd_atomic: 16,
                 max_res_rd_atom: 16 << 20,
                 completion_vectors: 1,
+                efa: None,
+                #[cfg(feature = "mlx5")]
+                has_dc: false,
             },
             network: None,
             mtu: None,
@@ -223,6 +226,61 @@ impl Builder {
     /// default is no; devices of the environment variable `IBVERBS_SOFTWARE` have such tables.
     pub fn adapter_gids(mut self, adapter_gids: bool) -> Self {
         self.settings.adapter_gids = adapter_gids;
+        self
+    }
+
+    /// Makes the device one like EFA: its queue pairs are of UD and SRD (scalable reliable datagrams), and it answers the
+    /// `efadv_*` verbs that `ibverbs` calls. Needs feature `efa`. Of the capabilities it has `RDMA_READ`, `RDMA_WRITE` and
+    /// `RNR_RETRY`; others have no effect.
+    ///
+    /// Messages of SRD arrive in any order, which the network's [seed](crate::NetworkBuilder::seed) decides; each arrives
+    /// once, or its completion reports the failure. A failed one harms no other, and the queue pair goes on. The limits are
+    /// EFA's: 8,928 bytes in a message and 1 GiB in a read or write, 32 inline bytes, two elements in a list and one for reads
+    /// and writes, every request signaled; no shared receive queues, no atomics, no memory windows, no multicast. Sizes and
+    /// counts can be changed after this call. The Q_Key has to be that of the peer.
+    ///
+    /// What it does not show: how fast EFA is, its order of messages, the time until it gives a peer up, its wire format (such
+    /// a device talks to devices of this crate alone), its GIDs (they are those of RoCE here), receives of unsolicited writes,
+    /// and completion queues of `efadv_create_cq`. The provider of EFA in rdma-core is not in use.
+    ///
+    /// ```
+    /// use ibverbs::device::EfaCapabilities;
+    ///
+    /// let device = ibverbs_software::Device::builder().efa(EfaCapabilities::RDMA_READ).build()?;
+    /// let attributes = device.open()?.query_efa()?;
+    /// assert_eq!((attributes.max_inline_data(), attributes.max_send_sge()), (32, 2));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "efa")]
+    pub fn efa(mut self, capabilities: ibverbs::device::EfaCapabilities) -> Self {
+        use ibverbs::device::EfaCapabilities as C;
+
+        let there = C::RDMA_READ | C::RDMA_WRITE | C::RNR_RETRY;
+        self.settings.efa = Some((capabilities & there).bits());
+        self.settings.max_sge = 2;
+        self.settings.max_inline = 32;
+        self.settings.max_qp_wr = 4096;
+        (self.settings.max_mw, self.settings.max_srq) = (0, 0);
+        self
+    }
+
+    /// Gives the device the DC (dynamically connected) transport of mlx5, beside the others: it answers the `mlx5dv_*` verbs
+    /// that `ibverbs` calls for it. Needs feature `mlx5`.
+    ///
+    /// An initiator connects to a target with the first request for it, and waits for all answers before it turns to another
+    /// one. A wrong access key is a remote access error; whatever fails a request fails the initiator, not the target.
+    ///
+    /// What it does not show: streams of initiators, memory keys, `mlx5dv_init_obj` and the other direct verbs of mlx5, and the
+    /// wire format (such a device talks to devices of this crate alone). The provider of mlx5 in rdma-core is not in use.
+    ///
+    /// ```
+    /// let device = ibverbs_software::Device::builder().mlx5().build()?;
+    /// assert_eq!(device.open()?.query_mlx5()?.max_dc_rd_atom(), Some(16));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "mlx5")]
+    pub fn mlx5(mut self) -> Self {
+        self.settings.has_dc = true;
         self
     }
 

@@ -69,7 +69,7 @@ impl Device {
             memory_windows: core.windows,
             completion_queues: of(core.cqs.len()),
             shared_receive_queues: of(core.srqs.len()),
-            queue_pairs: of(engine.qps.len()),
+            queue_pairs: of(engine.program_queue_pairs()),
             address_handles: core.address_handles,
             device_memory: of(core.device_memory.count()),
             xrc_domains: of(core.xrc_domains.count()),

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ibverbs::provider::{Hooks, install};
+use ibverbs::provider::{DirectVerbs, Hooks, install};
 
 use crate::event_files;
 use crate::ffi::{device_hold, device_put, ibv_device};
@@ -18,6 +18,7 @@ unsafe impl Send for Registered {}
 /// The handle of a device removes it, and holds a reference until then.
 static DEVICES: Mutex<Vec<Registered>> = Mutex::new(Vec::new());
 
+#[allow(clippy::needless_update, reason = "not without the features")]
 static HOOKS: Hooks = Hooks {
     list,
     put,
@@ -31,6 +32,23 @@ static HOOKS: Hooks = Hooks {
     attend: provider::completion::attend,
     rest: provider::completion::rest,
     is_ended: provider::completion::is_ended,
+    direct: DirectVerbs {
+        #[cfg(feature = "efa")]
+        efa_query_device: provider::efa::query_device,
+        #[cfg(feature = "efa")]
+        efa_query_ah: provider::efa::query_ah,
+        #[cfg(feature = "efa")]
+        efa_create_qp: provider::efa::create_qp,
+        #[cfg(feature = "mlx5")]
+        mlx5_is_supported: provider::mlx5::is_supported,
+        #[cfg(feature = "mlx5")]
+        mlx5_query_device: provider::mlx5::query_device,
+        #[cfg(feature = "mlx5")]
+        mlx5_create_qp: provider::mlx5::create_qp,
+        #[cfg(feature = "mlx5")]
+        mlx5_qp_ex: provider::mlx5::qp_ex,
+        ..DirectVerbs::NONE
+    },
     manager_open: manager::open,
     manager_write: manager::write,
     manager_close: manager::close,

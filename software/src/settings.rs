@@ -37,6 +37,11 @@ pub(crate) struct Settings {
     pub(crate) max_rd_atomic: u8,
     pub(crate) max_res_rd_atom: u32,
     pub(crate) completion_vectors: u32,
+    /// It is as an EFA device, with these `EFADV_DEVICE_ATTR_CAPS_*`.
+    pub(crate) efa: Option<u32>,
+    /// It has the DC of mlx5.
+    #[cfg(feature = "mlx5")]
+    pub(crate) has_dc: bool,
 }
 
 impl Settings {

@@ -54,6 +54,8 @@ pub struct Hooks {
     pub rest: unsafe fn(*mut ffi::ibv_cq) -> bool,
     /// Whether no event will ever come in this empty file of events, of any provider, because its device was removed.
     pub is_ended: fn(c_int) -> bool,
+    /// The direct verbs of EFA and mlx5, if it has such devices.
+    pub direct: DirectVerbs,
     /// Opens a file for librdmacm's commands; -1 with `errno` set if that fails. `None`: the kernel's file is opened.
     pub manager_open: fn() -> Option<c_int>,
     /// Answers a command written to a file: the result, with `errno` set if it is -1. `None`: the file is not this
@@ -61,6 +63,47 @@ pub struct Hooks {
     pub manager_write: unsafe fn(c_int, *const c_void, usize) -> Option<isize>,
     /// A file, of any owner, is about to be closed.
     pub manager_close: fn(c_int),
+}
+
+/// The direct verbs of devices that are like EFA or mlx5. A pointer without a type is to the struct that is named.
+#[derive(Clone, Copy, Debug)]
+pub struct DirectVerbs {
+    /// `efadv_query_device` for a live context: writes a `struct efadv_device_attr`, and returns 0 or an errno value.
+    /// `None`, here and below: the object is not this provider's.
+    pub efa_query_device: unsafe fn(*mut ffi::ibv_context, *mut c_void) -> Option<c_int>,
+    /// `efadv_query_ah` for a live address handle: writes a `struct efadv_ah_attr`.
+    pub efa_query_ah: unsafe fn(*mut ffi::ibv_ah, *mut c_void) -> Option<c_int>,
+    /// `efadv_create_qp_ex`, with a `struct efadv_qp_init_attr`.
+    pub efa_create_qp: unsafe fn(
+        *mut ffi::ibv_context,
+        *mut ffi::ibv_qp_init_attr_ex,
+        *mut c_void,
+    ) -> Option<*mut ffi::ibv_qp>,
+    /// `mlx5dv_is_supported` for a live device.
+    pub mlx5_is_supported: unsafe fn(*mut ffi::ibv_device) -> bool,
+    /// `mlx5dv_query_device` for a live context: fills a `struct mlx5dv_context`.
+    pub mlx5_query_device: unsafe fn(*mut ffi::ibv_context, *mut c_void) -> Option<c_int>,
+    /// `mlx5dv_create_qp`, with a `struct mlx5dv_qp_init_attr`.
+    pub mlx5_create_qp: unsafe fn(
+        *mut ffi::ibv_context,
+        *mut ffi::ibv_qp_init_attr_ex,
+        *mut c_void,
+    ) -> Option<*mut ffi::ibv_qp>,
+    /// The `struct mlx5dv_qp_ex` of a live queue pair that `mlx5_create_qp` has made.
+    pub mlx5_qp_ex: unsafe fn(*mut ffi::ibv_qp_ex) -> Option<*mut c_void>,
+}
+
+impl DirectVerbs {
+    /// Those of a provider without such devices.
+    pub const NONE: Self = Self {
+        efa_query_device: |_, _| None,
+        efa_query_ah: |_, _| None,
+        efa_create_qp: |_, _, _| None,
+        mlx5_is_supported: |_| false,
+        mlx5_query_device: |_, _| None,
+        mlx5_create_qp: |_, _, _| None,
+        mlx5_qp_ex: |_| None,
+    };
 }
 
 static HOOKS: OnceLock<&'static Hooks> = OnceLock::new();

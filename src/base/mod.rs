@@ -3,6 +3,8 @@
 pub(crate) mod c_enum;
 pub(crate) mod debug;
 pub(crate) mod device_access;
+#[cfg(any(feature = "efa", feature = "mlx5"))]
+pub(crate) mod direct;
 pub(crate) mod error;
 pub(crate) mod event_acks;
 pub mod ffi;

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use ibverbs::provider::{self, Hooks};
+use ibverbs::provider::{self, DirectVerbs, Hooks};
 use ibverbs::{
     AccessFlags, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair, Rc, SharedMemoryRegion,
 };
@@ -39,6 +39,7 @@ static HOOKS: Hooks = Hooks {
     attend: |_| None,
     rest: |_| true,
     is_ended: |_| false,
+    direct: DirectVerbs::NONE,
     manager_open: || None,
     manager_write: |_, _, _| None,
     manager_close: |_| {},

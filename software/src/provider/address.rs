@@ -14,6 +14,8 @@ struct SoftAh {
     path: Path,
     /// The number of its protection domain.
     pd: u32,
+    /// On EFA devices.
+    number: u16,
 }
 
 /// Where a datagram with this address handle goes: to this queue pair with this key.
@@ -21,10 +23,21 @@ struct SoftAh {
 /// # Safety
 ///
 /// `ah` is null or a live address handle of this provider.
-pub(super) unsafe fn destination(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Option<Destination> {
+pub(super) unsafe fn destination(ah: *mut ibv_ah, qpn: u32, key: u64) -> Option<Destination> {
     // SAFETY: the caller vouches for it.
     let &SoftAh { path, pd, .. } = unsafe { ah.cast::<SoftAh>().as_ref() }?;
-    Some(Destination { path, pd, qpn: qpn & 0xff_ffff, qkey })
+    Some(Destination { path, pd, qpn: qpn & 0xff_ffff, key })
+}
+
+/// The number of an address handle of an EFA device.
+///
+/// # Safety
+///
+/// `ah` is a live address handle of this provider.
+#[cfg(feature = "efa")]
+pub(super) unsafe fn number(ah: *mut ibv_ah) -> u16 {
+    // SAFETY: the caller vouches for it.
+    unsafe { (*ah.cast::<SoftAh>()).number }
 }
 
 pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
@@ -39,11 +52,12 @@ pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
                 return Err(libc::EINVAL);
             }
             engine.core.address_handles += 1;
-            Ok((path, (*pd).handle))
+            let pd = (*pd).handle;
+            Ok((path, pd, engine.core.name_address(pd, path.to)))
         })
     };
-    object(path.map(|(path, pd)| {
-        let ah = SoftAh { ah: *zeroed::<ibv_ah>(), path, pd };
+    object(path.map(|(path, pd, number)| {
+        let ah = SoftAh { ah: *zeroed::<ibv_ah>(), path, pd, number };
         Box::into_raw(Box::new(ah)).cast()
     }))
 }
@@ -53,7 +67,9 @@ pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     unsafe {
         let mut engine = shared((*ah).context).lock();
         engine.core.address_handles -= 1;
-        engine.core.leave_pd((*(*ah).pd).handle);
+        let &SoftAh { path, pd, .. } = &*ah.cast::<SoftAh>();
+        engine.core.forget_address(pd, path.to);
+        engine.core.leave_pd(pd);
         drop(engine);
         drop(Box::from_raw(ah.cast::<SoftAh>()));
     }

@@ -24,6 +24,8 @@ pub(super) struct SoftQp {
     pub(super) verbs: verbs_qp,
     /// Held from `wr_start` to `wr_complete`.
     pub(super) batching: pthread_mutex_t,
+    #[cfg(feature = "mlx5")]
+    pub(super) direct: mlx5dv_qp_ex,
     pub(super) batch: Batch,
     pub(super) max_inline: usize,
 }
@@ -156,7 +158,10 @@ unsafe fn push(qp: *mut ibv_qp_ex, operation: Operation, extra: Extra) {
 /// # Safety
 ///
 /// As the module says; a batch is open.
-unsafe fn last(qp: *mut ibv_qp_ex, change: impl FnOnce(&mut SendRequest) -> Result<(), c_int>) {
+pub(super) unsafe fn last(
+    qp: *mut ibv_qp_ex,
+    change: impl FnOnce(&mut SendRequest) -> Result<(), c_int>,
+) {
     // SAFETY: as the caller says.
     let batch = unsafe { batch(qp) };
     let changed = batch.requests.last_mut().ok_or(libc::EINVAL).and_then(change);
@@ -293,7 +298,7 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u3
     // SAFETY: as the module says; a batch is open.
     unsafe {
         last(qp, |request| {
-            let to = address::destination(ah, qpn, qkey).ok_or(libc::EINVAL)?;
+            let to = address::destination(ah, qpn, qkey.into()).ok_or(libc::EINVAL)?;
             request.destination = Some(to);
             Ok(())
         });

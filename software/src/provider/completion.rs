@@ -246,6 +246,7 @@ fn translate(completion: &Completion) -> ibv_wc {
         qp_num: completion.qpn,
         src_qp: completion.source,
         wc_flags: completion.flags,
+        slid: completion.address_handle,
         sl: completion.service_level,
         ..Default::default()
     };

@@ -164,7 +164,7 @@ fields! {
     read_completion_ts -> u64 = |c| c.time;
     read_wall_clock -> u64 = |c| c.wall_clock;
     read_vendor_err -> u32 = |_| 0;
-    read_slid -> u32 = |_| 0;
+    read_slid -> u32 = |c| c.address_handle.into();
     read_sl -> u8 = |c| c.service_level;
     read_dlid_path_bits -> u8 = |_| 0;
 }

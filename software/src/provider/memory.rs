@@ -30,6 +30,17 @@ fn check_flags(access: c_int) -> Result<(), c_int> {
     if access & !(known.0 | hints) == 0 { Ok(()) } else { Err(libc::EINVAL) }
 }
 
+/// What a device that is like EFA allows; `EFADV_DEVICE_ATTR_CAPS_*` say which.
+fn check_efa(capabilities: u32, access: c_int) -> Result<(), c_int> {
+    type A = ibv_access_flags;
+    // EFADV_DEVICE_ATTR_CAPS_RDMA_READ and .._WRITE.
+    let (reads, writes) = (capabilities & 1 != 0, capabilities & 1 << 3 != 0);
+    let lacks = (A::IBV_ACCESS_REMOTE_ATOMIC | A::IBV_ACCESS_MW_BIND | A::IBV_ACCESS_ON_DEMAND).0
+        | if reads { 0 } else { A::IBV_ACCESS_REMOTE_READ.0 }
+        | if writes { 0 } else { A::IBV_ACCESS_REMOTE_WRITE.0 };
+    if access as u32 & lacks == 0 { Ok(()) } else { Err(libc::EOPNOTSUPP) }
+}
+
 /// # Safety
 ///
 /// `pd` is live.
@@ -88,7 +99,11 @@ pub(super) unsafe extern "C" fn reg_mr(
     let iova = if zero_based { 0 } else { iova };
     let on_demand = access as u32 & ibv_access_flags::IBV_ACCESS_ON_DEMAND.0 != 0;
     let backing = if on_demand { Backing::OnDemand(address) } else { Backing::Memory(address) };
-    let checked = check_flags(access).and_then(|()| {
+    // SAFETY: as the module says.
+    let efa = unsafe { shared((*pd).context) }.lock().core.settings.efa;
+    let checked =
+        check_flags(access).and_then(|()| efa.map_or(Ok(()), |efa| check_efa(efa, access)));
+    let checked = checked.and_then(|()| {
         if on_demand { Ok(()) } else { check_mapped(address, size, writes(access)) }
     });
     if let Err(errno) = checked {

@@ -11,10 +11,14 @@ pub(crate) mod completion;
 mod context;
 pub(crate) mod device;
 mod device_memory;
+#[cfg(feature = "efa")]
+pub(crate) mod efa;
 mod extended_completion;
 mod faulty;
 pub(crate) mod ioctl;
 mod memory;
+#[cfg(feature = "mlx5")]
+pub(crate) mod mlx5;
 mod operations;
 mod pd;
 mod post;

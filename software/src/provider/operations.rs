@@ -13,6 +13,7 @@ use crate::ffi::{
     ibv_context, ibv_device, init_and_alloc_context, verbs_context, verbs_context_ops,
     verbs_device, verbs_device_ops, verbs_set_ops, verbs_uninit_context,
 };
+use crate::settings::Settings;
 use crate::transport::events;
 
 struct Operations(verbs_device_ops);
@@ -44,14 +45,22 @@ unsafe extern "C" fn uninit_device(device: *mut verbs_device) {
 /// # Safety
 ///
 /// `device` is live, of whichever provider.
-pub(crate) unsafe fn guid(device: *mut ibv_device) -> Option<u64> {
+pub(super) unsafe fn settings(device: *mut ibv_device) -> Option<Settings> {
     // SAFETY: every provider's device is the first member of a `verbs_device`.
     let operations = unsafe { (*device.cast::<verbs_device>()).ops };
     if !std::ptr::eq(operations, device_operations()) {
         return None;
     }
     // SAFETY: it is one of ours.
-    Some(unsafe { (*device.cast::<RawDevice>()).shared() }.lock().core.settings.guid())
+    Some(unsafe { (*device.cast::<RawDevice>()).shared() }.lock().core.settings.clone())
+}
+
+/// # Safety
+///
+/// As above.
+pub(crate) unsafe fn guid(device: *mut ibv_device) -> Option<u64> {
+    // SAFETY: as the caller says.
+    Some(unsafe { settings(device) }?.guid())
 }
 
 unsafe extern "C" fn alloc_context(

@@ -5,7 +5,9 @@ use std::mem::size_of;
 
 use super::context::is_ours;
 use super::shared;
+use super::translate::SRD_MESSAGE;
 use crate::ffi::*;
+use crate::transport::responder::MAX_MESSAGE;
 use crate::wire::header::PKEY;
 
 /// The entries of the table of GIDs of a port that has this many: most are empty, as on hardware.
@@ -71,6 +73,14 @@ pub(super) unsafe extern "C" fn query_device_ex(
         | ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW
         | ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B)
         .0;
+    if settings.efa.is_some() {
+        plain.atomic_cap = ibv_atomic_cap::IBV_ATOMIC_NONE;
+        plain.device_cap_flags = 0;
+        plain.max_sge_rd = 1;
+        (plain.max_mw, plain.max_srq, plain.max_srq_wr, plain.max_srq_sge) = (0, 0, 0, 0);
+        (plain.max_mcast_grp, plain.max_mcast_qp_attach, plain.max_total_mcast_qp_attach) =
+            (0, 0, 0);
+    }
     // IB_UVERBS_DEVICE_FLUSH_GLOBAL and IB_UVERBS_DEVICE_ATOMIC_WRITE, which no header of verbs has.
     all.device_cap_flags_ex = u64::from(plain.device_cap_flags) | 1 << 38 | 1 << 40;
     all.odp_caps.general_caps = u64::from(
@@ -124,7 +134,7 @@ pub(super) unsafe extern "C" fn query_port(
         max_mtu: ibv_mtu::IBV_MTU_4096,
         active_mtu: engine.core.settings.mtu,
         gid_tbl_len: table_length(port.gids().len()) as c_int,
-        max_msg_sz: crate::transport::responder::MAX_MESSAGE,
+        max_msg_sz: if engine.core.settings.efa.is_some() { SRD_MESSAGE } else { MAX_MESSAGE },
         pkey_tbl_len: 1,
         // The codes of four lanes of 25 Gb/s, an arbitrary speed.
         active_width: 2,

@@ -21,13 +21,27 @@ pub(super) unsafe extern "C" fn create_qp(
     attr: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
     // SAFETY: as the module says.
-    object(unsafe { create((*pd).context, (pd, null_mut()), &mut *attr, None) })
+    object(unsafe { create((*pd).context, (pd, null_mut()), &mut *attr, None, None) })
 }
 
 pub(super) unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
+    // SAFETY: as the module says.
+    object(unsafe { create_extended(context, attr, None) })
+}
+
+/// `driver`: the transport of a queue pair of type `IBV_QPT_DRIVER`.
+///
+/// # Safety
+///
+/// As the module says.
+pub(super) unsafe fn create_extended(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+    driver: Option<Transport>,
+) -> Result<*mut ibv_qp, c_int> {
     type M = ibv_qp_init_attr_mask;
     // SAFETY: as the module says; what a bit of the mask names is given.
     unsafe {
@@ -39,7 +53,7 @@ pub(super) unsafe extern "C" fn create_qp_ex(
         let has = |bit: M| ex.comp_mask & bit.0 != 0;
         let flagged = has(M::IBV_QP_INIT_ATTR_CREATE_FLAGS) && ex.create_flags != 0;
         if ex.comp_mask & !known.0 != 0 || flagged {
-            return object(Err(libc::EOPNOTSUPP));
+            return Err(libc::EOPNOTSUPP);
         }
         let pd = if has(M::IBV_QP_INIT_ATTR_PD) { ex.pd } else { null_mut() };
         let xrcd = if has(M::IBV_QP_INIT_ATTR_XRCD) { ex.xrcd } else { null_mut() };
@@ -53,11 +67,11 @@ pub(super) unsafe extern "C" fn create_qp_ex(
             qp_type: ex.qp_type,
             sq_sig_all: ex.sq_sig_all,
         };
-        let made = create(context, (pd, xrcd), &mut plain, operations);
+        let made = create(context, (pd, xrcd), &mut plain, operations, driver);
         if made.is_ok() {
             ex.cap = plain.cap;
         }
-        object(made)
+        made
     }
 }
 
@@ -79,9 +93,26 @@ fn operations_of(transport: Transport) -> u64 {
         | F::IBV_QP_EX_WITH_FLUSH;
     u64::from(match transport {
         Transport::Rc | Transport::XrcSend => reliable.0,
-        Transport::XrcReceive => 0,
         Transport::Uc => unreliable.0,
         Transport::Ud => datagrams.0,
+        Transport::Srd => {
+            (datagrams
+                | F::IBV_QP_EX_WITH_RDMA_WRITE
+                | F::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+                | F::IBV_QP_EX_WITH_RDMA_READ)
+                .0
+        }
+        Transport::DcInitiator => {
+            (datagrams
+                | F::IBV_QP_EX_WITH_SEND_WITH_INV
+                | F::IBV_QP_EX_WITH_RDMA_WRITE
+                | F::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+                | F::IBV_QP_EX_WITH_RDMA_READ
+                | F::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+                | F::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD)
+                .0
+        }
+        Transport::XrcReceive | Transport::DcTarget | Transport::SrdFlow | Transport::DcFlow => 0,
     })
 }
 
@@ -93,8 +124,10 @@ unsafe fn create(
     (pd, xrcd): (*mut ibv_pd, *mut ibv_xrcd),
     attr: &mut ibv_qp_init_attr,
     operations: Option<u64>,
+    driver: Option<Transport>,
 ) -> Result<*mut ibv_qp, c_int> {
     let transport = match attr.qp_type {
+        ibv_qp_type::IBV_QPT_DRIVER => driver.ok_or(libc::EOPNOTSUPP)?,
         ibv_qp_type::IBV_QPT_RC => Transport::Rc,
         ibv_qp_type::IBV_QPT_UC => Transport::Uc,
         ibv_qp_type::IBV_QPT_UD => Transport::Ud,
@@ -105,11 +138,21 @@ unsafe fn create(
     if operations.is_some_and(|operations| operations & !operations_of(transport) != 0) {
         return Err(libc::EOPNOTSUPP);
     }
-    let sends = transport != Transport::XrcReceive;
-    let receives = !matches!(transport, Transport::XrcSend | Transport::XrcReceive);
-    let has_domain = if sends { !pd.is_null() && xrcd.is_null() } else { !xrcd.is_null() };
+    // SAFETY: as the caller says.
+    let is_efa = unsafe { shared(context) }.lock().core.settings.efa.is_some();
+    if is_efa && !matches!(transport, Transport::Ud | Transport::Srd) {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let sends = !matches!(transport, Transport::XrcReceive | Transport::DcTarget);
+    let receives =
+        !matches!(transport, Transport::XrcSend | Transport::XrcReceive | Transport::DcInitiator);
+    let has_domain = match transport {
+        Transport::XrcReceive => !xrcd.is_null(),
+        _ => !pd.is_null() && xrcd.is_null(),
+    };
     let has_queues = if receives { !attr.recv_cq.is_null() } else { attr.srq.is_null() };
-    if !has_domain || !has_queues || (sends && attr.send_cq.is_null()) {
+    let is_served = transport != Transport::DcTarget || !attr.srq.is_null();
+    if !has_domain || !has_queues || !is_served || (sends && attr.send_cq.is_null()) {
         return Err(libc::EINVAL);
     }
     // The kernel finds the objects of a context by their numbers in it.
@@ -145,7 +188,7 @@ unsafe fn create(
         let new = NewQueuePair {
             handle: qp as u64,
             context: context::number(context),
-            pd: sends.then(|| (*pd).handle),
+            pd: pd.as_ref().map(|pd| pd.handle),
             xrc_domain: xrcd.as_ref().map(|_| xrc::handle(xrcd)),
             transport,
             send_cq: sends.then(|| (*attr.send_cq).handle),
@@ -191,6 +234,8 @@ unsafe fn allocate(context: *mut ibv_context, max_inline: u32) -> *mut SoftQp {
     let soft = Box::into_raw(Box::new(SoftQp {
         verbs: *zeroed::<verbs_qp>(),
         batching: *zeroed::<pthread_mutex_t>(),
+        #[cfg(feature = "mlx5")]
+        direct: mlx5dv_qp_ex::default(),
         batch: Batch::default(),
         max_inline: max_inline as usize,
     }));

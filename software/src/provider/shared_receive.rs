@@ -63,6 +63,9 @@ unsafe fn create(
     unsafe {
         // The kernel finds the objects of a context by their numbers in it.
         let context = (*pd).context;
+        if shared(context).lock().core.settings.efa.is_some() {
+            return Err(libc::EOPNOTSUPP);
+        }
         if xrc.is_some_and(|(xrcd, cq)| (*xrcd).context != context || (*cq).context != context) {
             return Err(libc::EINVAL);
         }

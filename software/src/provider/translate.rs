@@ -8,6 +8,12 @@ use crate::transport::queue_pair::{QueuePair, Transport};
 use crate::transport::responder::MAX_MESSAGE;
 use crate::transport::work::{Bind, Data, Extra, Operation, Receive, SendRequest, Sge};
 
+/// The longest message of SRD: the largest packet of EFA.
+pub(super) const SRD_MESSAGE: u32 = 8928;
+
+/// The longest READ or WRITE of SRD.
+pub(super) const SRD_RDMA: u32 = 1 << 30;
+
 /// The properties of a queue pair that a request is checked against when it is posted.
 #[derive(Clone, Copy)]
 pub(super) struct Rules {
@@ -17,6 +23,7 @@ pub(super) struct Rules {
     pub(super) max_inline: usize,
     /// The queue pair may have no outstanding READ or atomic request.
     pub(super) no_fetches: bool,
+    pub(super) all_signaled: bool,
 }
 
 impl Rules {
@@ -27,6 +34,7 @@ impl Rules {
             max_sge: qp.cap.max_send_sge as usize,
             max_inline: qp.cap.max_inline_data as usize,
             no_fetches: qp.attr.max_rd_atomic == 0,
+            all_signaled: qp.all_signaled,
         }
     }
 
@@ -37,10 +45,13 @@ impl Rules {
             (Transport::Rc | Transport::XrcSend, _) => {
                 !(operation.is_fetching() && self.no_fetches)
             }
-            (Transport::XrcReceive, _) => false,
             (Transport::Uc, _) => !operation.is_fetching(),
+            (Transport::DcInitiator, _) => {
+                !(operation.is_fetching() && self.no_fetches || operation.is_local())
+            }
             (Transport::Ud, Operation::Send) => true,
-            (Transport::Ud, _) => false,
+            (Transport::Srd, _) => self.allows_srd(request),
+            _ => false,
         };
         let invalidates = matches!(request.extra, Extra::Invalidate(_));
         if !allowed || (invalidates && !self.transport.is_reliable()) {
@@ -52,8 +63,10 @@ impl Rules {
             Data::Inline(_) if operation.returns_data() => return Err(libc::EINVAL),
             Data::Inline(bytes) => bytes.len() as u64,
         };
-        let most = match self.transport {
-            Transport::Ud => self.mtu as u64,
+        let most = match (self.transport, operation) {
+            (Transport::Ud, _) => self.mtu as u64,
+            (Transport::Srd, Operation::Send) => SRD_MESSAGE.into(),
+            (Transport::Srd, _) => SRD_RDMA.into(),
             _ => MAX_MESSAGE.into(),
         };
         let eight = match operation {
@@ -62,7 +75,9 @@ impl Rules {
             | Operation::AtomicWrite { address, .. } => length == 8 && address % 8 == 0,
             _ => true,
         };
-        let addressed = request.destination.is_some() == (self.transport == Transport::Ud);
+        let needs_address =
+            matches!(self.transport, Transport::Ud | Transport::Srd | Transport::DcInitiator);
+        let addressed = request.destination.is_some() == needs_address;
         // Requests that stay on this device name no queue of the peer.
         let named = request.remote_srq.is_some() == (self.transport == Transport::XrcSend)
             || operation.is_local();
@@ -72,6 +87,16 @@ impl Rules {
         }
         request.length = length as u32;
         Ok(())
+    }
+
+    /// What EFA's provider takes: no unsignaled requests, no other flags, and one element for READ and WRITE.
+    fn allows_srd(&self, request: &SendRequest) -> bool {
+        let fits = match (&request.operation, &request.data) {
+            (Operation::Send, _) => true,
+            (Operation::Write { .. } | Operation::Read { .. }, Data::List(list)) => list.len() <= 1,
+            _ => false,
+        };
+        fits && (request.signaled || self.all_signaled) && !request.solicited && !request.fence
     }
 }
 
@@ -158,9 +183,13 @@ pub(super) unsafe fn send_request(wr: &ibv_send_wr, rules: &Rules) -> Result<Sen
         } else {
             Data::List(list(wr.sg_list, count))
         };
-        let destination = if rules.transport == Transport::Ud {
+        // SRD has READ and WRITE only field by field, and DC everything.
+        if rules.transport == Transport::Srd && !matches!(operation, Operation::Send) {
+            return Err(libc::EINVAL);
+        }
+        let destination = if matches!(rules.transport, Transport::Ud | Transport::Srd) {
             let ud = &wr.wr.ud;
-            let to = address::destination(ud.ah, ud.remote_qpn, ud.remote_qkey);
+            let to = address::destination(ud.ah, ud.remote_qpn, ud.remote_qkey.into());
             Some(to.ok_or(libc::EINVAL)?)
         } else {
             None

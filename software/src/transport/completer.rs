@@ -89,6 +89,7 @@ impl QueuePair {
                     }
                     Nak::RemoteAccess => self.fail_front(core, Status::IBV_WC_REM_ACCESS_ERR),
                     Nak::RemoteOperation => self.fail_front(core, Status::IBV_WC_REM_OP_ERR),
+                    Nak::Destination => self.fail_front(core, Status::IBV_WC_REM_INV_RD_REQ_ERR),
                 }
             }
             Syndrome::Reserved => {}

@@ -1,6 +1,6 @@
 //! State that all queue pairs of a device share.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -13,10 +13,11 @@ use super::memory::Keys;
 use super::queues::{Armed, CompletionQueue, SharedReceiveQueue};
 use super::table::{Table, Tag};
 use super::timers::{Timer, Timers};
-use super::work::{Completion, Path};
+use super::work::{Completion, FlowStep, InboundFlow, Path};
 use super::xrc_domains::XrcDomains;
 use crate::ffi::ibv_event_type;
 use crate::link::{Clock, DirectAccess, Link, Time};
+use crate::random::Random;
 use crate::settings::Settings;
 use crate::transport::completion_faults::CompletionFaults;
 use crate::wire::header::Bth;
@@ -27,6 +28,9 @@ const SEND_AGAIN: Time = 200_000;
 
 /// The time until the next attempt to write to a full event file.
 const FULL_FILE: Time = 1_000_000;
+
+/// The number that the completion of a message has from an address without a handle here.
+const UNKNOWN_ADDRESS: u16 = u16::MAX;
 
 #[derive(Debug)]
 pub(crate) struct Port {
@@ -102,6 +106,8 @@ pub(crate) struct Core {
     pub(crate) contexts: BTreeMap<u32, c_int>,
     pub(crate) next_context: u32,
     pub(crate) address_handles: u32,
+    /// The numbers of the address handles of EFA devices, by protection domain and address, and how many share each.
+    address_numbers: BTreeMap<(u32, IpAddr), (u16, u32)>,
     pub(crate) thread_domains: u32,
     pub(crate) parent_domains: u32,
     /// How many outstanding READ and atomic requests the queue pairs answer together.
@@ -121,6 +127,14 @@ pub(crate) struct Core {
     pub(crate) held: Vec<u32>,
     /// Completion queues that were overrun since the last `settle`.
     pub(crate) overrun: Vec<u32>,
+    /// The flows of this device: queue pairs that no program knows.
+    pub(crate) flows: usize,
+    /// Those of peers, by the peer's address and the place of its flow's number.
+    pub(crate) inbound: BTreeMap<(IpAddr, u16), InboundFlow>,
+    pub(crate) flow_steps: VecDeque<FlowStep>,
+    /// When the last flow of this device began.
+    pub(crate) last_flow: u64,
+    pub(crate) random: Random,
     /// Counts the calls from outside: in each, a queue pair has one turn.
     pub(crate) round: u64,
     pub(crate) counters: Counters,
@@ -165,6 +179,7 @@ impl Core {
             contexts: BTreeMap::new(),
             next_context: 0,
             address_handles: 0,
+            address_numbers: BTreeMap::new(),
             thread_domains: 0,
             parent_domains: 0,
             answers: 0,
@@ -176,6 +191,11 @@ impl Core {
             holds_answers: false,
             held: Vec::new(),
             overrun: Vec::new(),
+            flows: 0,
+            inbound: BTreeMap::new(),
+            flow_steps: VecDeque::new(),
+            last_flow: 0,
+            random: Random::new(link.seed() ^ settings.guid()),
             round: 1,
             counters: Counters::default(),
             told: Told::default(),
@@ -198,6 +218,12 @@ impl Core {
 
     pub(crate) fn now(&self) -> Time {
         self.clock.now()
+    }
+
+    /// A moment for a flow that begins, later than that of every earlier one.
+    pub(crate) fn begin_flow(&mut self) -> u64 {
+        self.last_flow = self.clock.wall_clock().max(self.last_flow + 1);
+        self.last_flow
     }
 
     pub(crate) fn timeout(&self, configured: Time, late: bool) -> Time {
@@ -495,6 +521,33 @@ impl Core {
     /// Forgets a file that is being closed.
     pub(crate) fn forget_file(&mut self, fd: c_int) {
         self.late.retain(|late| late.0 != fd);
+    }
+
+    // ---- Address handles of EFA ----
+
+    /// Those of one protection domain to one address share a number.
+    pub(crate) fn name_address(&mut self, pd: u32, to: IpAddr) -> u16 {
+        if let Some((number, users)) = self.address_numbers.get_mut(&(pd, to)) {
+            *users += 1;
+            return *number;
+        }
+        let used: BTreeSet<u16> = self.address_numbers.values().map(|named| named.0).collect();
+        let number =
+            (0..UNKNOWN_ADDRESS).find(|number| !used.contains(number)).unwrap_or(UNKNOWN_ADDRESS);
+        self.address_numbers.insert((pd, to), (number, 1));
+        number
+    }
+
+    pub(crate) fn forget_address(&mut self, pd: u32, to: IpAddr) {
+        let Some((_, users)) = self.address_numbers.get_mut(&(pd, to)) else { return };
+        *users -= 1;
+        if *users == 0 {
+            self.address_numbers.remove(&(pd, to));
+        }
+    }
+
+    pub(crate) fn address_number(&self, pd: u32, of: IpAddr) -> u16 {
+        self.address_numbers.get(&(pd, of)).map_or(UNKNOWN_ADDRESS, |named| named.0)
     }
 
     // ---- Protection domains ----

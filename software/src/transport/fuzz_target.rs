@@ -15,7 +15,7 @@ use super::work::{Data, Extra, Operation, Receive, SendRequest};
 use crate::builder::Builder;
 use crate::ffi::*;
 use crate::wire::LONGEST;
-use crate::wire::header::{Bth, Reader, XrcEth};
+use crate::wire::header::{Bth, FlowEth, Reader, XrcEth};
 use crate::wire::sequence::wire;
 use crate::wire::{PORT, icrc, opcode};
 
@@ -62,7 +62,9 @@ fn rights() -> [u32; 4] {
     [all.0, Access::IBV_ACCESS_REMOTE_READ.0, write.0, 0]
 }
 
-pub(crate) const TRANSPORTS: [Transport; 7] = [
+const QKEY: u32 = 0x1234;
+
+pub(crate) const TRANSPORTS: [Transport; 8] = [
     Transport::Rc,
     Transport::Rc,
     Transport::Rc,
@@ -70,6 +72,7 @@ pub(crate) const TRANSPORTS: [Transport; 7] = [
     Transport::Ud,
     Transport::XrcReceive,
     Transport::XrcSend,
+    Transport::Srd,
 ];
 
 impl FuzzTarget {
@@ -156,7 +159,7 @@ impl FuzzTarget {
             dest_qp_num: number,
             rq_psn: 0xff_fff0,
             sq_psn: 0xff_fff0,
-            qkey: 0x1234,
+            qkey: QKEY,
             max_rd_atomic: 4,
             max_dest_rd_atomic: 4,
             timeout: 14,
@@ -269,11 +272,23 @@ pub(crate) fn names_a_queue(opcode: u8) -> bool {
     opcode & opcode::TRANSPORT == opcode::XRC && !answers.contains(&(opcode & !opcode::TRANSPORT))
 }
 
+/// The length of what follows the base transport header of a packet of any operation.
+fn header(code: u8) -> usize {
+    let answers = opcode::READ_FIRST..=opcode::ATOMIC_ACK;
+    let is_of_flow = matches!(code & opcode::TRANSPORT, opcode::SRD | opcode::DC);
+    if is_of_flow && !answers.contains(&(code & !opcode::TRANSPORT)) {
+        FlowEth::SIZE
+    } else if names_a_queue(code) {
+        XrcEth::SIZE
+    } else {
+        0
+    }
+}
+
 /// How many bytes of data the answers to a request may have in total.
 fn may_read(packet: &[u8]) -> usize {
     let Some(bth) = Bth::parse(packet) else { return 0 };
-    let header = if names_a_queue(bth.opcode) { XrcEth::SIZE } else { 0 };
-    let body = packet.get(Bth::SIZE + header..).unwrap_or_default();
+    let body = packet.get(Bth::SIZE + header(bth.opcode)..).unwrap_or_default();
     if bth.opcode & !opcode::TRANSPORT == opcode::READ_REQUEST {
         Reader(body).reth().map_or(0, |reth| (reth.length as usize).min(LENGTH))
     } else {
@@ -373,9 +388,15 @@ impl FuzzTarget {
             };
         }
         packet[..Bth::SIZE].copy_from_slice(&bth.bytes());
-        let at = Bth::SIZE + if names_a_queue(bth.opcode) { XrcEth::SIZE } else { 0 };
-        if at > Bth::SIZE && packet.len() >= at {
-            packet[Bth::SIZE..at].copy_from_slice(&self.named[0].to_be_bytes());
+        let at = Bth::SIZE + header(bth.opcode);
+        match at - Bth::SIZE {
+            XrcEth::SIZE if packet.len() >= at => {
+                packet[Bth::SIZE..at].copy_from_slice(&self.named[0].to_be_bytes());
+            }
+            FlowEth::SIZE if packet.len() >= at => {
+                packet[at - 8..at].copy_from_slice(&u64::from(QKEY).to_be_bytes());
+            }
+            _ => {}
         }
         if let (Some(region), true) =
             (self.regions.get(usize::from(right >> 5)), packet.len() >= at + 12)

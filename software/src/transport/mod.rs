@@ -11,6 +11,7 @@ pub(crate) mod counters;
 pub(crate) mod device_memory;
 pub(crate) mod drops;
 pub(crate) mod events;
+mod flows;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz_target;
 pub(crate) mod memory;
@@ -72,7 +73,7 @@ pub(crate) struct Engine {
 impl Engine {
     pub(crate) fn new(settings: Settings, clock: Arc<dyn Clock>, link: Box<dyn Link>) -> Self {
         Self {
-            qps: Table::new(Tag::High, FIRST_QUEUE_PAIR, settings.max_qp),
+            qps: Table::new(Tag::High, FIRST_QUEUE_PAIR, u32::MAX),
             connections: Connections::new(settings.guid(), link.seed()),
             core: Core::new(settings, clock, link),
         }
@@ -129,7 +130,7 @@ impl Engine {
     /// Whether a packet is dropped since its connection has ended here, of which its sender learns by its retries.
     fn is_over(&self, number: u32, bth: &Bth, why: DropReason) -> bool {
         let transport = bth.opcode & opcode::TRANSPORT;
-        let is_reliable = transport == opcode::RC || transport == opcode::XRC;
+        let is_reliable = transport != opcode::UC && transport != opcode::UD;
         match why {
             DropReason::NoQueuePair => is_reliable && self.qps.is_gone(number),
             DropReason::State => {
@@ -149,6 +150,9 @@ impl Engine {
         bth: &Bth,
         body: &[u8],
     ) -> Result<(), DropReason> {
+        if matches!(bth.opcode & opcode::TRANSPORT, opcode::SRD | opcode::DC) && !is_answer(bth) {
+            return self.request_of_flow(number, addresses, bth, body);
+        }
         let qp = self.qps.get_mut(number).ok_or(DropReason::NoQueuePair)?;
         if !qp.receives() {
             return Err(DropReason::State);
@@ -268,6 +272,7 @@ impl Engine {
             qp.responder.stop();
         }
         self.core.runnable.clear();
+        self.core.flow_steps.clear();
         self.connections.clear();
         for port in 0..self.core.ports.len() {
             self.core.drop_rest(port);
@@ -292,6 +297,7 @@ impl Engine {
                 }
             }
         }
+        self.step_flows();
         self.send_management();
         self.core.flush();
         self.core.round += 1;
@@ -349,13 +355,13 @@ fn deliver(
         qp.raise(core, ibv_event_type::IBV_EVENT_COMM_EST);
     }
     match (qp.transport, is_answer(bth)) {
-        (Transport::Rc | Transport::XrcSend, true) => qp.response(core, bth, body),
+        (Transport::Rc | Transport::XrcSend | Transport::SrdFlow | Transport::DcFlow, true) => {
+            qp.response(core, bth, body);
+        }
         (Transport::Rc | Transport::XrcReceive, false) => qp.request(core, bth, body),
         // A sending XRC queue pair carries out no requests, and a receiving one has none that are answered.
-        (Transport::XrcSend, false) | (Transport::XrcReceive, true) => {
-            return Err(DropReason::Transport);
-        }
-        _ => qp.unreliable(core, bth, body),
+        (Transport::Uc, _) => qp.unreliable(core, bth, body),
+        _ => return Err(DropReason::Transport),
     }
     Ok(())
 }

@@ -133,6 +133,12 @@ impl Engine {
         let to = if mask & Mask::IBV_QP_STATE.0 != 0 { attr.qp_state } else { from };
         ensure(state::allows(qp.transport, from, to, mask))?;
         let path = check(qp, &self.core, attr, mask)?;
+        // EFADV_DEVICE_ATTR_CAPS_RNR_RETRY
+        let limits_retries = self.core.settings.efa.is_none_or(|efa| efa & 1 << 1 != 0);
+        if qp.transport == Transport::Srd && mask & Mask::IBV_QP_RNR_RETRY.0 != 0 && !limits_retries
+        {
+            return Err(libc::EOPNOTSUPP);
+        }
         if mask & Mask::IBV_QP_MAX_DEST_RD_ATOMIC.0 != 0 {
             let others = self.core.answers - u32::from(qp.attr.max_dest_rd_atomic);
             let answers = others + u32::from(attr.max_dest_rd_atomic);
@@ -143,6 +149,17 @@ impl Engine {
         }
         self.core.keep_out(number);
         qp.apply(attr, mask, path);
+        if to == State::IBV_QPS_RTS
+            && qp.transport == Transport::Srd
+            && mask & Mask::IBV_QP_RNR_RETRY.0 == 0
+            && from == State::IBV_QPS_RTR
+        {
+            qp.attr.rnr_retry = MOST_RETRIES;
+        }
+        if matches!(to, State::IBV_QPS_RESET | State::IBV_QPS_ERR) {
+            self.end_flows(number);
+        }
+        let Some(qp) = self.qps.get_mut(number) else { return Err(libc::EINVAL) };
         match to {
             State::IBV_QPS_RESET => {
                 qp.reset(&mut self.core);
@@ -164,7 +181,7 @@ impl Engine {
                 qp.drained_event =
                     mask & Mask::IBV_QP_EN_SQD_ASYNC_NOTIFY.0 != 0 && attr.en_sqd_async_notify != 0;
             }
-            State::IBV_QPS_RTR if qp.transport == Transport::Ud => {
+            State::IBV_QPS_RTR if matches!(qp.transport, Transport::Ud | Transport::Srd) => {
                 qp.mtu = 128 << self.core.settings.mtu.0;
             }
             State::IBV_QPS_RTS => (qp.draining, qp.drained_event) = (false, false),

@@ -6,11 +6,10 @@ use std::net::IpAddr;
 use super::Engine;
 use super::queue_pair::{Owner, QueuePair, Transport};
 use super::queues::{Armed, CompletionQueue, SharedReceiveQueue};
-use super::sq_rq_state::{Responder, SendQueue};
 use super::timers::Timer;
 use super::work::{Completion, Receive, Release, SendRequest};
 use crate::ffi::{
-    ibv_event_type as Event, ibv_qp_attr, ibv_qp_cap, ibv_qp_state as State, ibv_wc_opcode,
+    ibv_event_type as Event, ibv_qp_cap, ibv_qp_state as State, ibv_wc_opcode,
     ibv_wc_status as Status,
 };
 
@@ -273,30 +272,19 @@ impl Engine {
             xrc_domain: new.xrc_domain,
             async_events: 0,
         };
-        let number = self.qps.insert(|number| QueuePair {
-            number,
+        let has_room = self.program_queue_pairs() < self.core.settings.max_qp as usize;
+        let make = |number| QueuePair {
             owners: vec![owner],
             pd: new.pd.unwrap_or(0),
             receive_cq: new.receive_cq.unwrap_or(0),
             srq: new.srq,
-            transport: new.transport,
             send_cq: new.send_cq.unwrap_or(0),
             xrc_domain,
             all_signaled: new.all_signaled,
             cap: new.cap,
-            attr: ibv_qp_attr::default(),
-            state: State::IBV_QPS_RESET,
-            path: None,
-            mtu,
-            sq: SendQueue::default(),
-            rq: Default::default(),
-            rq_used: 0,
-            responder: Responder::default(),
-            draining: false,
-            drained_event: false,
-            scheduled: None,
-            is_runnable: false,
-        });
+            ..QueuePair::new(number, new.transport, mtu)
+        };
+        let number = has_room.then(|| self.qps.insert(make)).flatten();
         match number {
             Some(_) => self.count_users(cqs, srq, 1),
             None => {
@@ -348,6 +336,7 @@ impl Engine {
     }
 
     fn remove_qp(&mut self, number: u32) {
+        self.end_flows(number);
         let Some(mut qp) = self.qps.remove(number) else { return };
         self.core.keep_out(number);
         self.core.timers.forget(Timer::QueuePair(number), &mut qp.scheduled);
@@ -399,7 +388,7 @@ impl Engine {
             return Err(libc::EINVAL);
         }
         if qp.sq.used as usize + count > qp.cap.max_send_wr as usize {
-            let none = qp.transport == Transport::XrcReceive;
+            let none = matches!(qp.transport, Transport::XrcReceive | Transport::DcTarget);
             return Err(if none { libc::EINVAL } else { libc::ENOMEM });
         }
         Ok(qp)
@@ -434,7 +423,13 @@ impl Engine {
         let qp = self.qps.get_mut(number).ok_or(libc::EINVAL)?;
         if qp.state == State::IBV_QPS_RESET
             || qp.srq.is_some()
-            || matches!(qp.transport, Transport::XrcSend | Transport::XrcReceive)
+            || matches!(
+                qp.transport,
+                Transport::XrcSend
+                    | Transport::XrcReceive
+                    | Transport::DcInitiator
+                    | Transport::DcTarget
+            )
             || receive.list.len() > qp.cap.max_recv_sge as usize
         {
             return Err(libc::EINVAL);

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::core::Core;
 use super::sq_rq_state::{Responder, SendQueue};
 use super::timers::Timer;
-use super::work::{Completion, Path, Receive, Release};
+use super::work::{Completion, Flow, FlowStep, OutboundFlow, Path, Posted, Receive, Release};
 use crate::ffi::{
     ibv_event_type, ibv_qp_attr, ibv_qp_cap, ibv_qp_state as State, ibv_wc_opcode, ibv_wc_status,
 };
@@ -21,6 +21,13 @@ pub(crate) enum Transport {
     XrcSend,
     /// The receiving half: it only answers. See [`xrc`](super::xrc).
     XrcReceive,
+    /// These three send and receive by [`flows`](super::flows).
+    Srd,
+    DcInitiator,
+    DcTarget,
+    /// The engine's own.
+    SrdFlow,
+    DcFlow,
 }
 
 impl Transport {
@@ -31,7 +38,14 @@ impl Transport {
             Self::Uc => opcode::UC,
             Self::Ud => opcode::UD,
             Self::XrcSend | Self::XrcReceive => opcode::XRC,
+            Self::Srd | Self::SrdFlow => opcode::SRD,
+            Self::DcInitiator | Self::DcTarget | Self::DcFlow => opcode::DC,
         }
+    }
+
+    /// Its requests name where they go, and flows carry them.
+    pub(crate) fn has_flows(self) -> bool {
+        matches!(self, Self::Srd | Self::DcInitiator | Self::DcTarget)
     }
 
     /// Whether requests are answered, and sent again if no answer comes.
@@ -77,6 +91,12 @@ pub(crate) struct QueuePair {
     /// Places of the receive queue that stay occupied until their completion is polled.
     pub(crate) rq_used: u32,
     pub(crate) responder: Responder,
+    /// That peers must name to reach a DC target.
+    pub(crate) access_key: u64,
+    /// Those that it sends its requests by.
+    pub(crate) flows: Vec<OutboundFlow>,
+    /// It is a flow itself.
+    pub(crate) flow: Option<Flow>,
     /// The send queue is draining (SQD). `drained_event`: the program asked for an event when that is done.
     pub(crate) draining: bool,
     pub(crate) drained_event: bool,
@@ -92,6 +112,42 @@ impl std::fmt::Debug for QueuePair {
 }
 
 impl QueuePair {
+    /// One without owners, objects and attributes, in RESET.
+    pub(crate) fn new(number: u32, transport: Transport, mtu: usize) -> Self {
+        Self {
+            number,
+            owners: Vec::new(),
+            pd: 0,
+            receive_cq: 0,
+            srq: None,
+            transport,
+            send_cq: 0,
+            xrc_domain: 0,
+            all_signaled: false,
+            cap: ibv_qp_cap::default(),
+            attr: ibv_qp_attr::default(),
+            state: State::IBV_QPS_RESET,
+            path: None,
+            mtu,
+            sq: SendQueue::default(),
+            rq: VecDeque::new(),
+            rq_used: 0,
+            responder: Responder::default(),
+            access_key: 0,
+            flows: Vec::new(),
+            flow: None,
+            draining: false,
+            drained_event: false,
+            scheduled: None,
+            is_runnable: false,
+        }
+    }
+
+    /// The number of the queue pair that completions name.
+    pub(crate) fn named(&self) -> u32 {
+        self.flow.map_or(self.number, |flow| flow.of)
+    }
+
     pub(crate) fn is_up(&self) -> bool {
         matches!(self.state, State::IBV_QPS_RTS | State::IBV_QPS_SQD)
     }
@@ -137,7 +193,7 @@ impl QueuePair {
         self.responder.stop();
         self.flush_sends(core);
         self.flush_receives(core);
-        if self.srq.is_some() && self.transport != Transport::XrcReceive {
+        if self.srq.is_some() && self.transport != Transport::XrcReceive && self.flow.is_none() {
             self.raise(core, ibv_event_type::IBV_EVENT_QP_LAST_WQE_REACHED);
         }
     }
@@ -160,15 +216,48 @@ impl QueuePair {
 
     pub(crate) fn flush_receives(&mut self, core: &mut Core) {
         let begun = self.responder.receive.take();
+        if self.flow.is_some() {
+            // They are those of the queue pair that it serves.
+            return self.give_back(core, begun);
+        }
         for receive in begun.into_iter().chain(std::mem::take(&mut self.rq)) {
             self.complete_receive(core, receive.id, ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
         }
     }
 
-    /// Completes the oldest send. A successful unsignaled send has no completion.
+    fn give_back(&mut self, core: &mut Core, receive: Option<Receive>) {
+        let Some(receive) = receive else { return };
+        match self.srq {
+            None => self.rq.push_front(receive),
+            Some(number) => {
+                core.srqs
+                    .get_mut(number)
+                    .iter_mut()
+                    .for_each(|srq| srq.receives.push_front(receive.clone()));
+            }
+        }
+    }
+
+    /// Completes the oldest send.
     pub(crate) fn complete_front(&mut self, core: &mut Core, status: ibv_wc_status) {
         let Some(done) = self.sq.posted.pop_front() else { return };
         self.sq.cursor = self.sq.cursor.saturating_sub(1);
+        match self.flow {
+            Some(Flow { of, .. }) => {
+                let flow = self.number;
+                core.flow_steps.push_back(FlowStep::Done {
+                    flow,
+                    of,
+                    posted: Box::new(done),
+                    status,
+                });
+            }
+            None => self.complete_send(core, done, status),
+        }
+    }
+
+    /// Completes a send that has left its queue. A successful unsignaled send has no completion.
+    pub(crate) fn complete_send(&mut self, core: &mut Core, done: Posted, status: ibv_wc_status) {
         self.sq.unsignaled += 1;
         let request = done.request;
         let now = || core.keys.seal(self.pd, &request);
@@ -199,7 +288,7 @@ impl QueuePair {
     /// Completes a receive with an error.
     pub(crate) fn complete_receive(&mut self, core: &mut Core, id: u64, status: ibv_wc_status) {
         let opcode = ibv_wc_opcode::IBV_WC_RECV;
-        let mut completion = Completion::new(id, self.number, status, opcode);
+        let mut completion = Completion::new(id, self.named(), status, opcode);
         completion.release = self.receive_release();
         core.complete(self.receive_cq, completion);
     }

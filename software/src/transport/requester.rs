@@ -6,7 +6,7 @@ use super::core::Core;
 use super::memory::Denied;
 use super::queue_pair::QueuePair;
 use super::sq_rq_state::TURN;
-use super::work::{Operation, Posted, Release, SendRequest};
+use super::work::{FlowStep, Operation, Posted, Release, SendRequest};
 use crate::ffi::{ibv_event_type, ibv_qp_state as State, ibv_wc_status as Status};
 use crate::link::LITTLE_ROOM;
 use crate::link::Time;
@@ -53,6 +53,9 @@ impl QueuePair {
 
     /// Sends as many packets as state, window and turn allow.
     pub(crate) fn send_requests(&mut self, core: &mut Core) {
+        if self.transport.has_flows() {
+            return core.flow_steps.push_back(FlowStep::Send(self.number));
+        }
         let asked_for = self.sq.next - self.sq.unacknowledged;
         if asked_for > self.sq.window.into() && self.transport.is_reliable() {
             self.open_window(core);
@@ -228,6 +231,10 @@ impl QueuePair {
         self.scheduled = None;
         if self.sq.not_ready_until.is_some_and(|at| at <= now) {
             self.sq.not_ready_until = None;
+            if self.sq.high == self.sq.unacknowledged {
+                // A flow was held back: nothing is sent again.
+                return self.send_requests(core);
+            }
             return self.go_back(core);
         }
         if let Some(at) = self.sq.deadline.filter(|at| *at <= now) {

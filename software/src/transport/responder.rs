@@ -319,9 +319,10 @@ impl QueuePair {
             ibv_wc_opcode::IBV_WC_RECV
         };
         let mut completion =
-            Completion::new(receive.id, self.number, Status::IBV_WC_SUCCESS, opcode);
+            Completion::new(receive.id, self.named(), Status::IBV_WC_SUCCESS, opcode);
         completion.length = length;
-        completion.source = self.attr.dest_qp_num;
+        completion.source = self.flow.map_or(self.attr.dest_qp_num, |flow| flow.header.source);
+        completion.address_handle = self.flow.map_or(0, |flow| flow.address_handle);
         completion.solicited = bth.solicited;
         completion.release = self.receive_release();
         completion.extra(extra);

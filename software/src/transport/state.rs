@@ -26,13 +26,15 @@ const NOTIFY: u32 = Mask::IBV_QP_EN_SQD_ASYNC_NOTIFY.0;
 ///
 /// The attributes of alternate paths are missing, since RoCE does not have them.
 pub(super) fn row(transport: Transport, from: State, to: State) -> Option<(u32, u32)> {
-    use Transport::{Rc, Uc, Ud, XrcReceive, XrcSend};
+    use Transport::{DcInitiator, DcTarget, Rc, Srd, Uc, Ud, XrcReceive, XrcSend};
     type S = State;
     Some(match (from, to, transport) {
         (_, S::IBV_QPS_RESET | S::IBV_QPS_ERR, _) => (0, 0),
-        (S::IBV_QPS_RESET, S::IBV_QPS_INIT, Ud) => (PKEY | PORT | QKEY, 0),
+        (S::IBV_QPS_RESET, S::IBV_QPS_INIT, Ud | Srd) => (PKEY | PORT | QKEY, 0),
+        (S::IBV_QPS_RESET, S::IBV_QPS_INIT, DcInitiator) => (PKEY | PORT, 0),
         (S::IBV_QPS_RESET, S::IBV_QPS_INIT, _) => (PKEY | PORT | ACCESS, 0),
-        (S::IBV_QPS_INIT, S::IBV_QPS_INIT, Ud) => (0, PKEY | PORT | QKEY),
+        (S::IBV_QPS_INIT, S::IBV_QPS_INIT, Ud | Srd) => (0, PKEY | PORT | QKEY),
+        (S::IBV_QPS_INIT, S::IBV_QPS_INIT, DcInitiator) => (0, PKEY | PORT),
         (S::IBV_QPS_INIT, S::IBV_QPS_INIT, _) => (0, PKEY | PORT | ACCESS),
         (S::IBV_QPS_INIT, S::IBV_QPS_RTR, Rc | XrcReceive) => {
             (AV | PATH_MTU | DEST_QPN | RQ_PSN | READS_IN | MIN_RNR, ACCESS | PKEY)
@@ -40,10 +42,17 @@ pub(super) fn row(transport: Transport, from: State, to: State) -> Option<(u32, 
         (S::IBV_QPS_INIT, S::IBV_QPS_RTR, Uc | XrcSend) => {
             (AV | PATH_MTU | DEST_QPN | RQ_PSN, ACCESS | PKEY)
         }
-        (S::IBV_QPS_INIT, S::IBV_QPS_RTR, Ud) => (0, PKEY | QKEY),
+        (S::IBV_QPS_INIT, S::IBV_QPS_RTR, Ud | Srd) => (0, PKEY | QKEY),
+        (S::IBV_QPS_INIT, S::IBV_QPS_RTR, DcInitiator) => (PATH_MTU, AV | PKEY),
+        // It goes no further.
+        (S::IBV_QPS_INIT, S::IBV_QPS_RTR, DcTarget) => (AV | PATH_MTU | MIN_RNR, ACCESS | PKEY),
         (S::IBV_QPS_RTR, S::IBV_QPS_RTS, Rc) => {
             (TIMEOUT | RETRY | RNR_RETRY | SQ_PSN | READS_OUT, CURRENT | ACCESS | MIN_RNR)
         }
+        (S::IBV_QPS_RTR, S::IBV_QPS_RTS, DcInitiator) => {
+            (TIMEOUT | RETRY | RNR_RETRY | SQ_PSN | READS_OUT, CURRENT)
+        }
+        (S::IBV_QPS_RTR, S::IBV_QPS_RTS, Srd) => (SQ_PSN, CURRENT | QKEY | RNR_RETRY),
         (S::IBV_QPS_RTR, S::IBV_QPS_RTS, XrcSend) => {
             (TIMEOUT | RETRY | RNR_RETRY | SQ_PSN | READS_OUT, CURRENT | ACCESS)
         }
@@ -62,7 +71,13 @@ pub(super) fn row(transport: Transport, from: State, to: State) -> Option<(u32, 
         (S::IBV_QPS_RTS | S::IBV_QPS_SQD | S::IBV_QPS_SQE, S::IBV_QPS_RTS, Ud) => {
             (0, CURRENT | QKEY)
         }
-        (S::IBV_QPS_RTS, S::IBV_QPS_SQD, _) => (0, CURRENT | NOTIFY),
+        (S::IBV_QPS_RTS | S::IBV_QPS_SQD, S::IBV_QPS_RTS, Srd) => (0, CURRENT | QKEY),
+        (S::IBV_QPS_RTS | S::IBV_QPS_SQD, S::IBV_QPS_RTS, DcInitiator) => (0, CURRENT),
+        (
+            S::IBV_QPS_RTS,
+            S::IBV_QPS_SQD,
+            Rc | Uc | Ud | XrcSend | XrcReceive | Srd | DcInitiator,
+        ) => (0, CURRENT | NOTIFY),
         (S::IBV_QPS_SQD, S::IBV_QPS_SQD, Rc) => (
             0,
             PORT | AV
@@ -92,7 +107,7 @@ pub(crate) fn ignored(transport: Transport) -> u32 {
     match transport {
         Transport::XrcSend => READS_IN | MIN_RNR,
         Transport::XrcReceive => READS_OUT | RETRY | RNR_RETRY,
-        Transport::Rc | Transport::Uc | Transport::Ud => 0,
+        _ => 0,
     }
 }
 
@@ -109,8 +124,15 @@ pub(crate) fn allows(transport: Transport, from: State, to: State, mask: u32) ->
 mod tests {
     use super::*;
 
-    const ALL: [Transport; 5] =
-        [Transport::Rc, Transport::Uc, Transport::Ud, Transport::XrcSend, Transport::XrcReceive];
+    const ALL: [Transport; 7] = [
+        Transport::Rc,
+        Transport::Uc,
+        Transport::Ud,
+        Transport::XrcSend,
+        Transport::XrcReceive,
+        Transport::Srd,
+        Transport::DcInitiator,
+    ];
 
     #[test]
     fn the_way_up_needs_everything_and_takes_nothing_else() {

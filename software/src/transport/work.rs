@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use crate::ffi::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
-use crate::wire::header::{Feth, Reth};
+use crate::wire::header::{Feth, FlowEth, Reth};
 
 /// `struct ibv_sge`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,53 @@ pub(crate) struct Destination {
     /// The protection domain of the address handle.
     pub(crate) pd: u32,
     pub(crate) qpn: u32,
-    pub(crate) qkey: u32,
+    /// The Q_Key, or the access key of DC.
+    pub(crate) key: u64,
+}
+
+/// A Q_Key with the highest bit set means the Q_Key of the sending queue pair.
+pub(super) fn own_key(named: u32, own: u32) -> u32 {
+    if named & 1 << 31 != 0 { own } else { named }
+}
+
+/// What makes a queue pair a flow: see [`flows`](super::flows).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flow {
+    /// The number of the program's queue pair.
+    pub(crate) of: u32,
+    /// What is in front of each request.
+    pub(crate) header: FlowEth,
+    /// It sends requests; else it answers them.
+    pub(crate) sends: bool,
+    /// The number of the sender's address handle here.
+    pub(crate) address_handle: u16,
+}
+
+/// A flow that a queue pair sends its requests by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OutboundFlow {
+    pub(crate) number: u32,
+    pub(crate) to: Destination,
+    pub(crate) in_flight: u32,
+}
+
+/// A flow of a peer that has sent requests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InboundFlow {
+    pub(crate) began: u64,
+    /// `None`: it has ended.
+    pub(crate) number: Option<u32>,
+}
+
+/// What is left to do for flows once the call of a queue pair is over.
+#[derive(Debug)]
+pub(crate) enum FlowStep {
+    /// The queue pair may have requests for its flows.
+    Send(u32),
+    /// A request of the DC initiator has failed.
+    Fail(u32),
+    /// A request of a flow has ended.
+    Done { flow: u32, of: u32, posted: Box<Posted>, status: ibv_wc_status },
 }
 
 /// `struct ibv_mw_bind_info`, and the window.
@@ -187,6 +233,8 @@ pub(crate) struct Completion {
     pub(crate) flags: u32,
     pub(crate) qpn: u32,
     pub(crate) source: u32,
+    /// The number of the sender's address handle, for SRD.
+    pub(crate) address_handle: u16,
     /// The kind of a datagram's header, where InfiniBand has a service level: 1 for IPv6, 2 for IPv4.
     pub(crate) service_level: u8,
     pub(crate) solicited: bool,
@@ -207,6 +255,7 @@ impl Completion {
             flags: 0,
             qpn,
             source: 0,
+            address_handle: 0,
             service_level: 0,
             solicited: false,
             release: Release::None,

@@ -106,6 +106,11 @@ impl<'a> Reader<'a> {
         self.u32().map(|word| word & 0xff_ffff)
     }
 
+    pub(crate) fn flow(&mut self) -> Option<FlowEth> {
+        let (flow, source) = (self.u32()? & 0xff_ffff, self.u32()? & 0xff_ffff);
+        Some(FlowEth { flow, source, began: self.u64()?, key: self.u64()? })
+    }
+
     /// The remaining bytes: the payload.
     pub(crate) fn rest(self) -> &'a [u8] {
         self.0
@@ -191,6 +196,32 @@ impl XrcEth {
     }
 }
 
+/// The header that follows the base transport header of each request of SRD and DC. It is this crate's own: how the
+/// adapters' headers look is not published.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FlowEth {
+    /// The number of the flow, which answers go to.
+    pub(crate) flow: u32,
+    /// The number of the sending queue pair.
+    pub(crate) source: u32,
+    /// Grows with each flow of this number.
+    pub(crate) began: u64,
+    /// The Q_Key, or the access key of DC.
+    pub(crate) key: u64,
+}
+
+impl FlowEth {
+    #[cfg(any(test, fuzzing))]
+    pub(crate) const SIZE: usize = 24;
+
+    pub(crate) fn write(&self, to: &mut Vec<u8>) {
+        to.extend_from_slice(&(self.flow & 0xff_ffff).to_be_bytes());
+        to.extend_from_slice(&(self.source & 0xff_ffff).to_be_bytes());
+        to.extend_from_slice(&self.began.to_be_bytes());
+        to.extend_from_slice(&self.key.to_be_bytes());
+    }
+}
+
 /// ACK extended transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Aeth {
@@ -205,6 +236,8 @@ pub(crate) enum Nak {
     InvalidRequest,
     RemoteAccess,
     RemoteOperation,
+    /// The destination does not exist, or takes nothing.
+    Destination,
 }
 
 /// The decoded syndrome of an AETH.
@@ -230,6 +263,7 @@ impl Aeth {
             (3, 1) => Syndrome::Nak(Nak::InvalidRequest),
             (3, 2) => Syndrome::Nak(Nak::RemoteAccess),
             (3, 3) => Syndrome::Nak(Nak::RemoteOperation),
+            (3, 4) => Syndrome::Nak(Nak::Destination),
             _ => Syndrome::Reserved,
         }
     }
@@ -245,6 +279,7 @@ impl Syndrome {
             Self::Nak(Nak::InvalidRequest) => 0x61,
             Self::Nak(Nak::RemoteAccess) => 0x62,
             Self::Nak(Nak::RemoteOperation) => 0x63,
+            Self::Nak(Nak::Destination) => 0x64,
             Self::Reserved => 0x40,
         }
     }
@@ -282,6 +317,11 @@ pub(crate) mod property {
         if let Some(srq) = Reader(data).xrceth() {
             XrcEth { srq }.write(&mut written);
             assert_eq!(Reader(&written).xrceth(), Some(srq));
+        }
+        if let Some(flow) = Reader(data).flow() {
+            written.clear();
+            flow.write(&mut written);
+            assert_eq!(Reader(&written).flow(), Some(flow));
         }
         if let Some(feth) = Reader(data).feth() {
             written.clear();
@@ -342,7 +382,8 @@ mod tests {
 
     #[test]
     fn syndromes_survive_the_wire() {
-        let naks = [Nak::Sequence, Nak::InvalidRequest, Nak::RemoteAccess, Nak::RemoteOperation];
+        use Nak::{Destination, InvalidRequest, RemoteAccess, RemoteOperation, Sequence};
+        let naks = [Sequence, InvalidRequest, RemoteAccess, RemoteOperation, Destination];
         let mut all = vec![Syndrome::Ack, Syndrome::NotReady(31), Syndrome::NotReady(0)];
         all.extend(naks.map(Syndrome::Nak));
         for syndrome in all {

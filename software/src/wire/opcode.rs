@@ -4,6 +4,9 @@ pub(crate) const RC: u8 = 0x00;
 pub(crate) const UC: u8 = 0x20;
 pub(crate) const UD: u8 = 0x60;
 pub(crate) const XRC: u8 = 0xa0;
+/// These two are of the ranges that the specification leaves to manufacturers: only devices of software know them.
+pub(crate) const SRD: u8 = 0xc0;
+pub(crate) const DC: u8 = 0xe0;
 
 /// The bits of the transport.
 pub(crate) const TRANSPORT: u8 = 0xe0;
@@ -33,6 +36,8 @@ pub(crate) const SEND_LAST_INVALIDATE: u8 = 22;
 pub(crate) const SEND_ONLY_INVALIDATE: u8 = 23;
 pub(crate) const FLUSH: u8 = 28;
 pub(crate) const ATOMIC_WRITE: u8 = 29;
+/// The sender's flow has ended.
+pub(crate) const DISCONNECT: u8 = 31;
 
 /// The name of an opcode, as the InfiniBand specification has it.
 pub(crate) fn name(opcode: u8) -> String {
@@ -41,6 +46,8 @@ pub(crate) fn name(opcode: u8) -> String {
         UC => "UC",
         UD => "UD",
         XRC => "XRC",
+        SRD => "SRD",
+        DC => "DC",
         _ => return format!("opcode {opcode:#04x}"),
     };
     let operation = match opcode & !TRANSPORT {
@@ -69,6 +76,7 @@ pub(crate) fn name(opcode: u8) -> String {
         SEND_ONLY_INVALIDATE => "SEND_ONLY_WITH_INVALIDATE",
         FLUSH => "FLUSH",
         ATOMIC_WRITE => "ATOMIC_WRITE",
+        DISCONNECT => "DISCONNECT",
         _ => return format!("{transport} opcode {opcode:#04x}"),
     };
     format!("{transport} {operation}")
@@ -175,7 +183,10 @@ mod tests {
         for (number, operation) in (0..).zip(names) {
             assert_eq!(name(RC | number), format!("RC {operation}"));
         }
-        let others = [UC | FLUSH, UD | ATOMIC_WRITE, XRC | SEND_ONLY, 0xff].map(name);
-        assert_eq!(others, ["UC FLUSH", "UD ATOMIC_WRITE", "XRC SEND_ONLY", "opcode 0xff"]);
+        let others =
+            [UC | FLUSH, UD | ATOMIC_WRITE, XRC | SEND_ONLY, 0x5f, SRD | ACK, 0xff].map(name);
+        let names = ["UC FLUSH", "UD ATOMIC_WRITE", "XRC SEND_ONLY", "opcode 0x5f"];
+        assert_eq!(others[..4], names);
+        assert_eq!(others[4..], ["SRD ACKNOWLEDGE", "DC DISCONNECT"]);
     }
 }

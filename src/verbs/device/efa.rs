@@ -3,6 +3,7 @@
 use super::context::Context;
 use crate::base::c_enum::getters;
 use crate::base::debug::debug;
+use crate::base::direct;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
 
@@ -75,9 +76,8 @@ impl Context<'_> {
     #[doc(alias = "efadv_query_device")]
     pub fn query_efa(&self) -> Result<EfaAttributes> {
         let mut raw = ffi::efadv_device_attr::default();
-        let size = size_of_val(&raw) as u32;
-        // SAFETY: the context is live, and `raw` is writable for its size.
-        let returned = unsafe { ffi::efadv_query_device(self.as_raw(), &mut raw, size) };
+        // SAFETY: the context is live.
+        let returned = unsafe { direct::efadv_query_device(self.as_raw(), &mut raw) };
         ffi::status(VERB, returned).map_err(|error| explain(VERB, error))?;
         Ok(EfaAttributes(raw))
     }

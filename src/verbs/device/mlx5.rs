@@ -3,6 +3,7 @@
 use super::Device;
 use super::context::Context;
 use crate::base::debug::debug;
+use crate::base::direct;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
 
@@ -58,7 +59,7 @@ impl Device<'_> {
     #[doc(alias = "mlx5dv_is_supported")]
     pub fn is_mlx5(&self) -> bool {
         // SAFETY: the device is live.
-        unsafe { ffi::mlx5dv_is_supported(self.as_raw()) }
+        unsafe { direct::mlx5dv_is_supported(self.as_raw()) }
     }
 }
 
@@ -91,7 +92,7 @@ impl Context<'_> {
             | M::MLX5DV_CONTEXT_MASK_OOO_RECV_WRS;
         let mut raw = ffi::mlx5dv_context { comp_mask: wanted.0.into(), ..Default::default() };
         // SAFETY: the context is live, and `raw` is writable.
-        let returned = unsafe { ffi::mlx5dv_query_device(self.as_raw(), &mut raw) };
+        let returned = unsafe { direct::mlx5dv_query_device(self.as_raw(), &mut raw) };
         ffi::status(VERB, returned).map_err(|error| explain(VERB, error))?;
         Ok(Mlx5Attributes(raw))
     }

@@ -1,5 +1,7 @@
 use super::sealed::{AddedOn, Kind, Post, Posted, PostedOn, Request};
 use super::{Adds, Posts};
+#[cfg(feature = "mlx5")]
+use crate::base::direct;
 use crate::base::error::{Error, Result, err_from_call};
 use crate::base::ffi;
 use crate::verbs::memory::{GatherBuffer, RemoteMemoryRegion};
@@ -216,7 +218,7 @@ impl sealed::Destination for DcPeer<'_> {
         let (path, number, key) = (self.path.as_raw(), self.number, self.access_key);
         // SAFETY: the caller vouches for queue pair and function, which is one of mlx5.
         unsafe {
-            let direct = ffi::mlx5dv_qp_ex_from_ibv_qp_ex(queue_pair);
+            let direct = direct::mlx5dv_qp_ex_from_ibv_qp_ex(queue_pair);
             match self.stream {
                 None => (*direct).wr_set_dc_addr.unwrap_unchecked()(direct, path, number, key),
                 Some(stream) => {

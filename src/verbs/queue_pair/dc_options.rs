@@ -1,6 +1,7 @@
 //! The options of a DC queue pair, its verb, and the attributes on its way up.
 
 use super::attributes::AttributeMask;
+use crate::base::direct;
 use crate::base::ffi;
 use crate::base::queue_pair_state::QueuePairState;
 
@@ -61,7 +62,7 @@ pub(super) unsafe fn create(
     // The provider sometimes fails without an errno value.
     ffi::set_errno(0);
     // SAFETY: the caller vouches for the context and the attributes.
-    unsafe { ffi::mlx5dv_create_qp(context, attributes, &mut direct) }
+    unsafe { direct::mlx5dv_create_qp(context, attributes, &mut direct) }
 }
 
 pub(super) fn initiator_attributes(from: QueuePairState, to: QueuePairState) -> AttributeMask {

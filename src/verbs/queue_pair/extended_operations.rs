@@ -85,6 +85,8 @@ bitflags::bitflags! {
 pub(crate) mod function {
     use std::ptr::NonNull;
 
+    #[cfg(feature = "mlx5")]
+    use crate::base::direct;
     use crate::base::error::Error;
     use crate::base::ffi;
     use crate::base::queue_pair_state::QueuePairType;
@@ -138,7 +140,8 @@ pub(crate) mod function {
         #[cfg(feature = "mlx5")]
         if driver.is_some_and(DriverTransport::is_dc) {
             // SAFETY: the queue pair is live, and the builder has checked that the device is mlx5.
-            let direct = unsafe { ffi::mlx5dv_qp_ex_from_ibv_qp_ex(queue_pair.as_ptr()).as_ref() };
+            let direct =
+                unsafe { direct::mlx5dv_qp_ex_from_ibv_qp_ex(queue_pair.as_ptr()).as_ref() };
             let has = |there: bool, function| if there { function } else { 0 };
             if let Some(direct) = direct {
                 found |= has(direct.wr_set_dc_addr.is_some(), SET_DC_ADDRESS);

@@ -8,6 +8,7 @@ use super::extended_operations::{SendOperations, function};
 use super::shared_receive_queue::SharedReceiveQueue;
 use super::transport::{Rc, Transport};
 use super::{QueuePair, dc_options, ffi};
+use crate::base::direct;
 use crate::base::error::Result;
 use crate::base::handle::Handle;
 use crate::verbs::completion::CompletionQueue;
@@ -50,16 +51,16 @@ pub(super) unsafe fn create(
 /// The queue pair is live; with memory keys, `create` has made it.
 pub(super) unsafe fn functions(queue_pair: NonNull<ffi::ibv_qp_ex>, memory_keys: bool) -> u64 {
     // SAFETY: the caller vouches for it.
-    let there = memory_keys && unsafe { (*direct(queue_pair)).wr_mr_list.is_some() };
+    let there = memory_keys && unsafe { (*extended(queue_pair)).wr_mr_list.is_some() };
     if there { function::SET_MEMORY_KEY } else { 0 }
 }
 
 /// # Safety
 ///
 /// The queue pair is of mlx5.
-unsafe fn direct(queue_pair: NonNull<ffi::ibv_qp_ex>) -> *mut ffi::mlx5dv_qp_ex {
+unsafe fn extended(queue_pair: NonNull<ffi::ibv_qp_ex>) -> *mut ffi::mlx5dv_qp_ex {
     // SAFETY: the caller vouches for it: this is a cast.
-    unsafe { ffi::mlx5dv_qp_ex_from_ibv_qp_ex(queue_pair.as_ptr()) }
+    unsafe { direct::mlx5dv_qp_ex_from_ibv_qp_ex(queue_pair.as_ptr()) }
 }
 
 impl<T: Transport> QueuePair<'_, T> {
@@ -70,10 +71,10 @@ impl<T: Transport> QueuePair<'_, T> {
         // SAFETY: the context is live.
         let of_mlx5 = unsafe {
             let context = self.protection_domain().context().as_raw();
-            ffi::mlx5dv_is_supported((*context).device)
+            direct::mlx5dv_is_supported((*context).device)
         };
         // SAFETY: the queue pair is of an mlx5 device.
-        let raw = self.as_raw_extended().filter(|_| of_mlx5).map(|raw| unsafe { direct(raw) });
+        let raw = self.as_raw_extended().filter(|_| of_mlx5).map(|raw| unsafe { extended(raw) });
         raw.and_then(NonNull::new)
     }
 }

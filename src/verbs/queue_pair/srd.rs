@@ -4,6 +4,7 @@ use super::address_vector::AddressHandle;
 use super::builder::QueuePairBuilder;
 use super::srd_options::{CREATE, SrdOptions};
 use super::transport::{DriverTransport, Srd, Transport};
+use crate::base::direct;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
 use crate::verbs::device::efa;
@@ -101,9 +102,8 @@ impl AddressHandle<'_> {
     pub fn efa_number(&self) -> Result<u16> {
         const VERB: &str = "efadv_query_ah";
         let mut raw = ffi::efadv_ah_attr::default();
-        let size = size_of_val(&raw) as u32;
-        // SAFETY: the handle is live, and `raw` is writable for its size.
-        let returned = unsafe { ffi::efadv_query_ah(self.as_raw(), &mut raw, size) };
+        // SAFETY: the handle is live.
+        let returned = unsafe { direct::efadv_query_ah(self.as_raw(), &mut raw) };
         ffi::status(VERB, returned).map_err(|error| efa::explain(VERB, error))?;
         Ok(raw.ahn)
     }

@@ -1,7 +1,7 @@
 //! The options of an SRD queue pair, and the verb that creates one.
 
 use crate::base::c_enum::setters;
-use crate::base::ffi;
+use crate::base::{direct, ffi};
 
 pub(super) const CREATE: &str = "efadv_create_qp_ex";
 
@@ -53,7 +53,6 @@ pub(super) unsafe fn create(
     options: SrdOptions,
 ) -> *mut ffi::ibv_qp {
     let mut raw = options.to_raw();
-    let size = size_of_val(&raw) as u32;
     // SAFETY: the caller vouches for the context and the attributes.
-    unsafe { ffi::efadv_create_qp_ex(context, attributes, &mut raw, size) }
+    unsafe { direct::efadv_create_qp_ex(context, attributes, &mut raw) }
 }

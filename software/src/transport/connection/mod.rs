@@ -336,7 +336,7 @@ impl Connections {
         (request.transport, request.extended) = match transport {
             Transport::Uc => (1, 0),
             Transport::XrcSend | Transport::XrcReceive => (3, 1),
-            Transport::Rc | Transport::Ud => (0, 0),
+            _ => (0, 0),
         };
         if request.extended != 0 {
             // The other half has these attributes.

@@ -5,7 +5,7 @@ use crate::ffi::ibv_wc_status as Status;
 use crate::transport::core::Core;
 use crate::transport::queue_pair::QueuePair;
 use crate::transport::sq_rq_state::SendQueue;
-use crate::transport::work::{Data, Extra, Operation};
+use crate::transport::work::{Data, Extra, Operation, own_key};
 use crate::wire::header::{AtomicEth, Bth, Deth, Reth, XrcEth};
 use crate::wire::opcode::{self, Part};
 use crate::wire::sequence::wire;
@@ -61,10 +61,12 @@ impl QueuePair {
             if let Some(srq) = request.remote_srq {
                 XrcEth { srq }.write(packet);
             }
-            if let Some(to) = &request.destination {
-                // A Q_Key with the highest bit set means the Q_Key of the sending queue pair.
-                let qkey = if to.qkey & 1 << 31 != 0 { qkey } else { to.qkey };
-                Deth { qkey, source }.write(packet);
+            match (&self.flow, &request.destination) {
+                (Some(flow), _) => flow.header.write(packet),
+                (None, Some(to)) => {
+                    Deth { qkey: own_key(to.key as u32, qkey), source }.write(packet)
+                }
+                _ => {}
             }
             if let (true, Operation::Write { address, rkey }) = (first, request.operation) {
                 Reth { address, rkey, length: request.length }.write(packet);
@@ -137,6 +139,9 @@ impl QueuePair {
         let sent = core.transmit(path, bth, |keys, packet| {
             if let Some(srq) = request.remote_srq {
                 XrcEth { srq }.write(packet);
+            }
+            if let Some(flow) = &self.flow {
+                flow.header.write(packet);
             }
             match request.operation {
                 Operation::FetchAdd { address, rkey, add } => {
