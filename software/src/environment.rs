@@ -178,7 +178,7 @@ fn explained(error: &io::Error, what: &str) -> io::Error {
 #[cfg(test)]
 mod tests {
     use std::env;
-    use std::process::Command;
+    use std::process::{Command, Output};
 
     use super::*;
 
@@ -206,10 +206,15 @@ mod tests {
             process.arg("environment::tests::the_devices_that_the_variable_names_are_made");
             process.env_remove(VARIABLE).envs(value.map(|value| (VARIABLE, value)));
             process.env(ONE_SIDED, one_sided).env(STRICT, one_sided).env(EXPECTED, expected);
-            let output = process.output().unwrap();
+            let output = output_of(process);
             let text = String::from_utf8_lossy(&output.stdout);
             assert!(output.status.success() && text.contains("1 passed"), "{value:?}: {text}");
         }
+    }
+
+    fn output_of(mut process: Command) -> Output {
+        let _alone = crate::link::process_starts();
+        process.output().unwrap()
     }
 
     /// The opcodes of completions that failed: a send's and a receive's, flushed.
@@ -253,7 +258,7 @@ mod tests {
             process.args(["--exact", &format!("environment::tests::{test}")]);
             process.env_remove(STRICT).envs(strict.map(|strict| (STRICT, strict)));
             process.env(VARIABLE, "soft0").env(OPCODES, format!("{expected:?}"));
-            let output = process.output().unwrap();
+            let output = output_of(process);
             let text = String::from_utf8_lossy(&output.stdout);
             assert!(output.status.success() && text.contains("1 passed"), "{strict:?}: {text}");
         }

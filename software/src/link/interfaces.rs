@@ -166,6 +166,7 @@ mod tests {
                 return;
             }
             let ip = |arguments: &str| {
+                let _alone = crate::link::process_starts();
                 let mut ip = std::process::Command::new("ip");
                 assert!(ip.args(arguments.split(' ')).status().unwrap().success(), "{arguments}");
             };

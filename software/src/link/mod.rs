@@ -20,7 +20,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 #[cfg(test)]
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::wire::Packet;
 
@@ -126,7 +126,8 @@ pub(crate) trait Clock: Debug + Send + Sync {
     }
 }
 
-/// An address of this machine that no test of another process has, for each number below 60.
+/// An address of this machine that no test of another process has, for each number below 60. No two tests name the same
+/// number.
 #[cfg(test)]
 fn own_address(number: u8) -> IpAddr {
     let [_, _, c, d] = std::process::id().to_be_bytes();
@@ -134,11 +135,16 @@ fn own_address(number: u8) -> IpAddr {
 }
 
 /// Between its fork and its `exec`, a new process has a copy of every file of this one: what a test closes meanwhile is
-/// not closed. Tests for which that matters hold this; the one that starts processes does so alone.
+/// not closed. Tests for which that matters hold this; those that start processes do so alone.
 #[cfg(test)]
 static STARTS_PROCESSES: RwLock<()> = RwLock::new(());
 
 #[cfg(test)]
 fn no_process_starts() -> RwLockReadGuard<'static, ()> {
     STARTS_PROCESSES.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+pub(crate) fn process_starts() -> RwLockWriteGuard<'static, ()> {
+    STARTS_PROCESSES.write().unwrap_or_else(PoisonError::into_inner)
 }

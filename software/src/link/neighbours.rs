@@ -366,7 +366,7 @@ mod tests {
     #[test]
     fn a_late_ring_is_heard_once() {
         let _files = no_process_starts();
-        let (mut one, other) = (link(2, false), link(3, false));
+        let (mut one, other) = (link(17, false), link(18, false));
         let mut receiver = Receiver::new(other.sockets(), other.inbox()).unwrap();
         let wake_fd = other.inbox().wake_fd().clone();
         let rings = || wait(&mut [wait_for(wake_fd.fd())], Some(Duration::ZERO));
@@ -377,13 +377,13 @@ mod tests {
         assert!(receiver.may_sleep() && !rings());
 
         // After a packet too, and the next one rings.
-        one.send(&mut [packet(2, 3, 1)]);
+        one.send(&mut [packet(17, 18, 1)]);
         assert!(rings() && !receiver.may_sleep() && !rings());
         assert_eq!(received(&mut receiver), [1]);
         assert!(receiver.may_sleep() && !rings());
         wake_fd.wake();
         assert!(received(&mut receiver).is_empty() && receiver.may_sleep() && !rings());
-        one.send(&mut [packet(2, 3, 2)]);
+        one.send(&mut [packet(17, 18, 2)]);
         assert!(rings());
     }
 

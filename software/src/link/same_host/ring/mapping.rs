@@ -194,6 +194,7 @@ mod tests {
     /// The limit is of a process: its own tests of it are in a child, which ends.
     #[test]
     fn a_limit_on_files_is_an_error_and_no_signal() {
+        let _alone = crate::link::process_starts();
         // SAFETY: the child makes system calls only, and ends.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
