@@ -18,8 +18,9 @@
 | safely, for many clients | [`Loop`]: [how](_guide::servers) | the operation owns them |
 | safely, and await | [`AsyncChannel`] on a [`Reactor`]: [how](_guide::servers#in-an-async-program) | the operation owns them |
 
-Crates beside this one: `ibverbs-stream` (byte streams, as a `TcpStream`), `ibverbs-rails` (messages over several adapters) and
-`ibverbs-software` (a device of software, for tests and machines without an adapter).
+Crates beside this one: `ibverbs-stream` (byte streams, as a `TcpStream`), `ibverbs-rails` (transfers over several adapters),
+`ibverbs-transfer` (a registration cache, counted immediates) and `ibverbs-software` (a device of software, for tests and machines
+without an adapter).
 
 The [guide](_guide) has a page for each thing that a program does first. Each module lists its items by what they are for."
 )]

@@ -21,6 +21,15 @@ use crate::event::{self, Event, PeerId, TransferId};
 use crate::rails::Rails;
 use crate::transfer::Transfer;
 
+/// Nothing fulfils it: a call of [`RailsDriver::run_on_tokio`] does not compile, and the message names the feature.
+#[cfg(not(feature = "tokio"))]
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "this method needs feature `tokio` of `ibverbs-rails`",
+    label = "add `tokio` to the features of `ibverbs-rails` in Cargo.toml"
+)]
+pub trait FeatureTokio {}
+
 /// [`Rails`] for the tasks of an asynchronous program, on any runtime. Clones are handles to the same rails.
 ///
 /// The rails themselves belong to a [`RailsDriver`], which one task runs. What a handle asks for is done there, so no
@@ -427,6 +436,14 @@ impl RailsDriver {
         #[allow(deprecated)]
         let file = tokio::io::unix::AsyncFd::new(self.descriptor()?)?;
         self.run(move |cx| file.poll_read_ready(cx).map_ok(|mut ready| ready.clear_ready())).await
+    }
+
+    #[cfg(not(feature = "tokio"))]
+    #[doc(hidden)]
+    pub fn run_on_tokio<'driver>(&'driver self)
+    where
+        &'driver Self: FeatureTokio,
+    {
     }
 
     fn poll_run<F>(

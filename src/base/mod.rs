@@ -7,6 +7,7 @@ pub(crate) mod device_access;
 pub(crate) mod direct;
 pub(crate) mod error;
 pub(crate) mod event_acks;
+pub(crate) mod features;
 pub mod ffi;
 pub(crate) mod gid_class;
 pub(crate) mod handle;

@@ -84,6 +84,8 @@ macro_rules! blocking_methods {
 ///    no reads and atomics; on iWARP, a read fills memory that peers may never write); or the device has refused the
 ///    request; or completions could not be polled, or the provider cannot tell whether the device has
 ///    the request, and the channel was stopped.
+///  - [`Verbs`](crate::TransportError::Verbs): in debug builds, memory of another protection domain or device. Release
+///    builds do not look: there the operation ends with an error.
 ///  - [`UnknownCompletion`](crate::TransportError::UnknownCompletion): the completion queue holds a
 ///    completion that belongs to no operation of this channel, and the channel was stopped.
 ///  - [`Stopped`](crate::TransportError::Stopped), [`Closed`](crate::TransportError::Closed): an

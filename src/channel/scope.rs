@@ -39,6 +39,8 @@ use crate::verbs::operation::{ReadWorkRequest, WriteWorkRequest};
 ///  - [`Verbs`](crate::TransportError::Verbs): an argument is wrong, or the device has refused it; or
 ///    the provider cannot tell whether the device has it (Soft-RoCE and Soft-iWARP, if the kernel could
 ///    not be told), and the channel was stopped.
+///  - [`Verbs`](crate::TransportError::Verbs): in debug builds, memory of another protection domain or device. Release
+///    builds do not look: there the operation ends with an error.
 ///  - [`Stopped`](crate::TransportError::Stopped), [`Closed`](crate::TransportError::Closed): an
 ///    earlier failure has stopped the channel.
 ///  - [`NotConnected`](crate::TransportError::NotConnected): the connection manager has not established the

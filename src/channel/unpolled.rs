@@ -78,6 +78,8 @@ impl PendingWork {
 ///  - [`QueueFull`](TransportError::QueueFull): as much is in flight as the channel was built for.
 ///  - [`Verbs`](TransportError::Verbs): an argument is wrong, or the device has refused it; or the
 ///    provider cannot tell whether the device has it, and the channel was stopped.
+///  - [`Verbs`](TransportError::Verbs): in debug builds, memory of another protection domain or device. Release
+///    builds do not look: there the operation ends with an error.
 ///  - [`Stopped`](TransportError::Stopped), [`Closed`](TransportError::Closed): an earlier failure has
 ///    stopped the channel.
 impl Channel<'_> {

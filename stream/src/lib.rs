@@ -13,6 +13,7 @@ mod drivers;
 mod error;
 #[cfg(test)]
 mod every_order;
+mod features;
 mod handshake;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]

@@ -9,6 +9,12 @@ use crate::connect::handshake::{Handshake, Step};
 /// A stream of bytes of an asynchronous runtime, over which two sides can connect.
 ///
 /// With feature `tokio`, tokio's `TcpStream` and `UnixStream` are such streams.
+#[cfg_attr(
+    not(feature = "tokio"),
+    diagnostic::on_unimplemented(
+        note = "tokio's `TcpStream` and `UnixStream` are such streams with feature `tokio` of `ibverbs-bundled`"
+    )
+)]
 pub trait AsyncStream {
     /// Reads some bytes, and returns their number: 0 at the end of the stream. If there are none, has the task woken
     /// when there are.

@@ -41,6 +41,8 @@ impl<B> Loop<'_, B> {
     ///  - [`Closed`](TransportError::Closed): the channel was removed.
     ///  - [`Verbs`](TransportError::Verbs): `EINVAL`: the request is not possible, or it is a send on
     ///    [shared receives](Self::add_shared_receives); or the provider's errno value.
+    ///  - [`Verbs`](TransportError::Verbs): in debug builds, memory of another protection domain or device. Release
+    ///    builds do not look: there the operation ends with an error.
     ///
     /// Without the buffer, if the device may have the request:
     ///

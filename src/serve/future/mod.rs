@@ -35,3 +35,9 @@ pub use receive::{AsyncReceive, SharedReceives};
 pub use request::{AsyncRequest, PreparedAsyncChannel};
 #[cfg(feature = "tokio")]
 pub use run::SpawnedReactor;
+
+#[cfg(not(feature = "tokio"))]
+crate::base::features::methods_of_feature! {
+    crate::base::features::FeatureTokio:
+    impl[S: Share] Reactor<S> { run_on_tokio(), spawn_on_tokio() }
+}

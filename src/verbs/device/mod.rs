@@ -235,3 +235,17 @@ mod tests {
         assert_eq!(TransportType::from(ffi::ibv_transport_type(99)), TransportType::Unknown(99));
     }
 }
+
+#[cfg(not(feature = "efa"))]
+crate::base::features::methods_of_feature! {
+    crate::base::features::FeatureEfa:
+    impl[] Context<'_> { query_efa() }
+    impl[] crate::verbs::queue_pair::AddressHandle<'_> { efa_number() }
+}
+
+#[cfg(not(feature = "mlx5"))]
+crate::base::features::methods_of_feature! {
+    crate::base::features::FeatureMlx5:
+    impl[] Context<'_> { query_mlx5() }
+    impl[] Device<'_> { is_mlx5() }
+}
