@@ -46,6 +46,8 @@ mod listener;
 mod on_tokio;
 mod private_data;
 mod route;
+#[cfg(not(feature = "tokio"))]
+mod without_tokio;
 
 pub use crate::connect::handshake::Step;
 
@@ -67,17 +69,3 @@ pub use route::{Route, RouteBuilder, RouteResolution};
 
 /// Marks an expired wait.
 const WAIT: &str = "rdma_get_cm_event";
-
-#[cfg(not(feature = "tokio"))]
-crate::base::features::methods_of_feature! {
-    crate::base::features::FeatureTokio:
-    impl[] RouteBuilder { resolve_on_tokio(Deadline) }
-    impl[] RouteResolution { finish_on_tokio() }
-    impl[] Route { connect_on_tokio(Prepared, PrivateData) }
-    impl[Q: connectable::sealed::Connected] Connecting<Q> { finish_on_tokio() }
-    impl[] Listener { next_on_tokio() }
-    impl[] ConnectionRequest { accept_on_tokio(Prepared, PrivateData) }
-    impl[] PendingAccept { accept_on_tokio(PrivateData) }
-    impl[Q: connectable::sealed::Connected] Connection<Q> { event_on_tokio() }
-    impl[] ConnectionControl { event_on_tokio() }
-}
