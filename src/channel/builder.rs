@@ -20,7 +20,7 @@ use crate::verbs::device::Context;
 use crate::verbs::domain::ProtectionDomain;
 use crate::verbs::memory::AccessFlags;
 use crate::verbs::queue_pair::{
-    ConnectionSettings, QueuePairBuilder, SharedReceiveQueue, connection_settings,
+    ConnectionSettings, DriverTransport, QueuePairBuilder, SharedReceiveQueue, connection_settings,
 };
 use crate::verbs::settings::{
     AckTimeout, FlowLabel, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
@@ -54,6 +54,8 @@ pub struct ChannelBuilder<'res> {
     of_loop: Option<Arc<CompletionQueue<'res>>>,
     shared_receives: Option<Arc<SharedReceiveQueue<'res>>>,
     queue_pair_type: QueuePairType,
+    /// If the type is `Driver`.
+    driver: Option<DriverTransport>,
     pub(super) capacities: ffi::ibv_qp_cap,
     inline_if_possible: bool,
     pub(super) connection: ConnectionSettings,
@@ -114,6 +116,7 @@ impl<'res> ChannelBuilder<'res> {
             of_loop: None,
             shared_receives: None,
             queue_pair_type: QueuePairType::ReliableConnected,
+            driver: None,
             capacities: ffi::ibv_qp_cap {
                 max_send_wr: 16,
                 max_recv_wr: 16,
@@ -211,6 +214,13 @@ impl<'res> ChannelBuilder<'res> {
         flow_control(value: bool) => self.flow_control = value;
     }
 
+    /// A queue pair of SRD or DC.
+    #[cfg(any(feature = "efa", feature = "mlx5"))]
+    pub(super) fn of_driver(mut self, driver: DriverTransport) -> Self {
+        (self.queue_pair_type, self.driver) = (QueuePairType::Driver, Some(driver));
+        self
+    }
+
     pub(crate) fn shares_receives(&self) -> bool {
         self.shared_receives.is_some()
     }
@@ -252,8 +262,30 @@ impl<'res> ChannelBuilder<'res> {
         Ok(PreparedChannel { link: self.build_link()? })
     }
 
+    /// `mlx5dv_create_qp`: creates a DC target for a loop, which adds it as a channel. It takes the messages of any initiator
+    /// that names `access_key`, from the shared receives of [`Loop::create_sharing_channel`](crate::Loop::create_sharing_channel),
+    /// and sends nothing. Its [`endpoint`](crate::Loop::endpoint) is what initiators need, with the key.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePairBuilder::build_dc_target`], and
+    ///
+    ///  - `EINVAL`: the builder is not of `create_sharing_channel`.
+    #[cfg(feature = "mlx5")]
+    #[doc(alias = "mlx5dv_create_qp")]
+    pub fn build_dc_target(mut self, access_key: u64) -> Result<super::Channel<'res>> {
+        let reason =
+            "a DC target takes shared receives: build it with Loop::create_sharing_channel";
+        Error::invalid_if(!self.shares_receives(), "mlx5dv_create_qp", reason)?;
+        self.capacities.max_send_wr = 0;
+        let mut link = self.of_driver(DriverTransport::DcTarget { access_key }).build_link()?;
+        link.activate()?;
+        Ok(super::Channel::connected(link))
+    }
+
     pub(super) fn build_link(self) -> Result<Link<'res>> {
-        let reliable = self.queue_pair_type == QueuePairType::ReliableConnected;
+        let reliable =
+            self.queue_pair_type == QueuePairType::ReliableConnected || self.driver.is_some();
         let (mut capacities, mut connection) = (self.capacities, self.connection);
         if self.flow_control {
             self.check_flow_control()?;
@@ -283,6 +315,7 @@ impl<'res> ChannelBuilder<'res> {
         };
         let domain = self.flow_control.then(|| self.domain.clone());
         let builder = QueuePairBuilder::new(self.domain, &queue, &queue, self.queue_pair_type);
+        let builder = builder.driver(self.driver);
         let builder = match &self.shared_receives {
             Some(shared) => builder.srq(shared),
             None => builder,

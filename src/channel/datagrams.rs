@@ -12,9 +12,13 @@ use super::operation::{Limits, Operation, Queue, Target, Templates};
 use super::posting::WorkRequest;
 use crate::base::c_enum::setters;
 use crate::base::debug::debug;
+#[cfg(feature = "mlx5")]
+use crate::base::direct;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::ffi::{ibv_send_wr__bindgen_ty_2__bindgen_ty_3 as Peer, ibv_wr_opcode as Opcode};
+use crate::base::ffi::{
+    ibv_send_wr__bindgen_ty_2__bindgen_ty_3 as UdPeer, ibv_wr_opcode as Opcode,
+};
 use crate::base::handle::Leak;
 use crate::base::parent::Parent;
 use crate::base::queue_pair_state::QueuePairType;
@@ -23,7 +27,13 @@ use crate::verbs::device::{Gid, GidEntry, GidType};
 use crate::verbs::domain::ProtectionDomain;
 use crate::verbs::memory::GatherBuffer;
 use crate::verbs::operation::DatagramDestination;
+#[cfg(feature = "mlx5")]
+use crate::verbs::operation::DcDestination;
 use crate::verbs::operation::sealed::Request;
+#[cfg(any(feature = "efa", feature = "mlx5"))]
+use crate::verbs::queue_pair::DriverTransport;
+#[cfg(feature = "efa")]
+use crate::verbs::queue_pair::SrdOptions;
 use crate::verbs::queue_pair::{
     AddressHandle, AddressVector, ConnectionSettings, GlobalRouteHeader, QueuePairEndpoint,
     gid_like,
@@ -66,6 +76,7 @@ use crate::verbs::queue_pair::{
 #[must_use]
 pub struct DatagramsBuilder<'res> {
     channel: ChannelBuilder<'res>,
+    kind: EndKind,
     address_handles: usize,
 }
 
@@ -74,7 +85,7 @@ impl<'res> DatagramsBuilder<'res> {
     pub fn new(domain: impl Into<Parent<'res, ProtectionDomain<'res>>>) -> Self {
         let channel =
             ChannelBuilder::new(domain).queue_pair_type(QueuePairType::UnreliableDatagram);
-        Self { channel, address_handles: 64 }
+        Self { channel, kind: EndKind::Unreliable, address_handles: 64 }
     }
 
     setters! { self,
@@ -104,8 +115,55 @@ impl<'res> DatagramsBuilder<'res> {
         /// As [`ChannelBuilder::max_inline_data`].
         max_inline_data(value: u32) => self.channel = self.channel.max_inline_data(value);
 
+        /// Replaces all settings of the connection: beside those above, the retries of SRD and DC and the path of DC.
+        connection_settings(settings: ConnectionSettings) => self.channel.connection = settings;
+
         /// As [`ChannelBuilder::settle_timeout`].
         settle_timeout(value: Duration) => self.channel = self.channel.settle_timeout(value);
+    }
+
+    /// Makes the end one of EFA's SRD (scalable reliable datagrams): each message arrives or its completion reports the
+    /// failure, **in any order**. It has [writes](crate::WriteWorkRequest), also with an immediate, and
+    /// [reads](crate::ReadWorkRequest), where [the device has them](crate::device::EfaAttributes::send_operations):
+    /// [`Loop::post_to`](crate::Loop::post_to) posts them. No 40 bytes precede a message. What fails harms no other operation, and the end goes on.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::sync::Arc;
+    /// use ibverbs::channel::DatagramsBuilder;
+    /// use ibverbs::queue_pair::SrdOptions;
+    /// use ibverbs::{AccessFlags, BufferPool, Loop, PooledBuffer, ProtectionDomain, WriteWorkRequest};
+    ///
+    /// let domain = Arc::new(ProtectionDomain::new(ibverbs::open("rdmap0s6")?)?);
+    /// let pool = BufferPool::new(&domain, 4096, 16, AccessFlags::empty())?;
+    /// let mut client = Loop::<PooledBuffer>::new(domain.context_parent(), 64)?;
+    /// let end = client.add_datagrams(DatagramsBuilder::new(&domain).srd(SrdOptions::new()))?;
+    /// # let peer = client.endpoint(end).ok_or("it is there")?;
+    /// # let window = ibverbs::RemoteMemoryRegion::new(4096, 4096, 1).ok_or("it is a range")?;
+    /// // The peer has sent its endpoint and a remote region.
+    /// let to = client.destination(end, &peer)?;
+    /// let data = pool.take_from(b"block 7")?.ok_or("all buffers are in use")?;
+    /// client.post_to(end, WriteWorkRequest::new(data, window.slice(..7)?).immediate(7), &to, 1)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "efa")]
+    pub fn srd(mut self, options: SrdOptions) -> Self {
+        let driver = DriverTransport::Srd { options, rnr_retry: false };
+        (self.channel, self.kind) = (self.channel.of_driver(driver), EndKind::Srd);
+        self
+    }
+
+    /// Makes the end a DC initiator of mlx5, which sends, writes, reads and adds to any
+    /// [target](ChannelBuilder::build_dc_target), in the order of its posts, and receives nothing. Each operation names its
+    /// target by a [`DcDestination`](crate::operation::DcDestination). What fails one ends the others: remove the end then,
+    /// and add another.
+    #[cfg(feature = "mlx5")]
+    pub fn dc_initiator(mut self) -> Self {
+        let driver = DriverTransport::DcInitiator(None);
+        (self.channel, self.kind) = (self.channel.of_driver(driver), EndKind::Dc);
+        self.channel.capacities.max_recv_wr = 0;
+        self
     }
 
     /// The queue pair is then in RTS.
@@ -119,14 +177,20 @@ impl<'res> DatagramsBuilder<'res> {
         let mut link = self.channel.of_loop(queue, None).build_link()?;
         link.activate()?;
         let core = &link.core;
-        core.target.set(Target::with(core.queue_pair, refuse_send, post_receive));
+        let receive = match self.kind {
+            EndKind::Unreliable => post_receive,
+            #[cfg(any(feature = "efa", feature = "mlx5"))]
+            _ => post_plain_receive,
+        };
+        core.target.set(Target::with(core.queue_pair, refuse_send, receive));
         let of_port = |entry: &GidEntry| entry.port == port;
         let gids = domain.context().gid_table()?.into_iter().filter(of_port).collect();
         let mut in_flight = Vec::new();
         in_flight.try_reserve(sends as usize).map_err(|_| super::error::no_memory())?;
         in_flight.resize(sends as usize, None);
         let (known, uses, held, spent) = Default::default();
-        let at = Arc::new(DatagramPort { domain, endpoint: link.endpoint(), port, qkey, gids });
+        let (kind, endpoint) = (self.kind, link.endpoint());
+        let at = Arc::new(DatagramPort { domain, endpoint, kind, port, qkey, gids });
         let most = self.address_handles;
         let end = DatagramEnd { at, known, uses, most, in_flight, held, spent };
         Ok((Channel::connected(link), end))
@@ -143,6 +207,7 @@ pub(crate) struct DatagramPort<'res> {
         expect(dead_code, reason = "a loop has it with its member")
     )]
     pub(crate) endpoint: QueuePairEndpoint,
+    pub(crate) kind: EndKind,
     port: u8,
     qkey: u32,
     /// Those of the port at the time of `build`.
@@ -165,7 +230,111 @@ pub(crate) struct DatagramEnd<'res> {
 
 type Shared<'res> = Arc<AddressHandle<'res>>;
 
+/// The transport of a datagram end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum EndKind {
+    Unreliable,
+    #[cfg(feature = "efa")]
+    Srd,
+    #[cfg(feature = "mlx5")]
+    Dc,
+}
+
+impl EndKind {
+    /// What fails harms no other operation.
+    pub(crate) fn survives_failures(self) -> bool {
+        match self {
+            #[cfg(feature = "efa")]
+            Self::Srd => true,
+            _ => false,
+        }
+    }
+
+    /// Only on UD.
+    #[cfg(feature = "async")]
+    pub(crate) fn has_header(self) -> bool {
+        self == Self::Unreliable
+    }
+}
+
+/// Where a datagram end sends to: a [`DatagramDestination`], or for a DC initiator a `DcDestination`. Sealed.
+pub trait EndDestination: sealed::EndDestination {}
+
+impl EndDestination for DatagramDestination {}
+#[cfg(feature = "mlx5")]
+impl EndDestination for DcDestination {}
+
+/// A destination with an address handle.
+#[derive(Clone, Copy)]
+pub struct Peer {
+    ud: UdPeer,
+    #[cfg(feature = "mlx5")]
+    access_key: Option<u64>,
+}
+
+debug! { Peer, self, number: self.ud.remote_qpn, .. }
+
+pub(crate) mod sealed {
+    use super::*;
+
+    pub trait EndDestination: Copy {
+        fn path(&self) -> &AddressVector;
+
+        fn peer(&self, handle: &AddressHandle<'_>) -> Peer;
+
+        /// Whether ends of DC alone send there.
+        const IS_DC: bool;
+    }
+
+    impl EndDestination for DatagramDestination {
+        const IS_DC: bool = false;
+
+        #[inline(always)]
+        fn path(&self) -> &AddressVector {
+            &self.path
+        }
+
+        #[inline(always)]
+        fn peer(&self, handle: &AddressHandle<'_>) -> Peer {
+            let &Self { number, qkey, .. } = self;
+            Peer {
+                ud: UdPeer { ah: handle.as_raw(), remote_qpn: number, remote_qkey: qkey },
+                #[cfg(feature = "mlx5")]
+                access_key: None,
+            }
+        }
+    }
+
+    #[cfg(feature = "mlx5")]
+    impl EndDestination for DcDestination {
+        const IS_DC: bool = true;
+
+        fn path(&self) -> &AddressVector {
+            &self.path
+        }
+
+        fn peer(&self, handle: &AddressHandle<'_>) -> Peer {
+            let &Self { number, access_key, .. } = self;
+            let ud = UdPeer { ah: handle.as_raw(), remote_qpn: number, remote_qkey: 0 };
+            Peer { ud, access_key: Some(access_key) }
+        }
+    }
+}
+
 impl DatagramPort<'_> {
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the end does not send there.
+    pub(crate) fn check<D: EndDestination>(&self) -> Result<()> {
+        #[cfg(feature = "mlx5")]
+        if D::IS_DC != (self.kind == EndKind::Dc) {
+            let reason =
+                "a DC initiator sends to a DcDestination, and other ends to a DatagramDestination";
+            return Err(Error::invalid("ibv_create_ah", reason));
+        }
+        Ok(())
+    }
+
     pub(crate) fn destination(&self, peer: &QueuePairEndpoint) -> Result<DatagramDestination> {
         let path = AddressVector::to_peer(self.domain.context(), self.port, peer)?;
         Ok(DatagramDestination { path, number: peer.num(), qkey: self.qkey })
@@ -285,6 +454,7 @@ impl Leak for DatagramEnd<'_> {
 pub(crate) struct Directed<R> {
     request: R,
     peer: Peer,
+    kind: EndKind,
 }
 
 impl<R> Directed<R> {
@@ -292,11 +462,10 @@ impl<R> Directed<R> {
     pub(crate) fn new(
         request: R,
         handle: &AddressHandle<'_>,
-        destination: &DatagramDestination,
+        destination: &impl EndDestination,
+        kind: EndKind,
     ) -> Self {
-        let &DatagramDestination { number, qkey, .. } = destination;
-        let peer = Peer { ah: handle.as_raw(), remote_qpn: number, remote_qkey: qkey };
-        Self { request, peer }
+        Self { request, peer: destination.peer(handle), kind }
     }
 
     pub(crate) fn into_request(self) -> R {
@@ -305,7 +474,7 @@ impl<R> Directed<R> {
 }
 
 #[derive(Clone, Copy)]
-pub(crate) struct DirectedOperation<O>(O, Peer);
+pub(crate) struct DirectedOperation<O>(O, Peer, EndKind);
 
 impl<R: WorkRequest> Request for Directed<R> {
     type Operation = DirectedOperation<R::Operation>;
@@ -313,11 +482,12 @@ impl<R: WorkRequest> Request for Directed<R> {
 
     fn split(self) -> (Self::Operation, R::Buffer) {
         let (operation, buffer) = self.request.split();
-        (DirectedOperation(operation, self.peer), buffer)
+        (DirectedOperation(operation, self.peer, self.kind), buffer)
     }
 
-    fn join(DirectedOperation(operation, peer): Self::Operation, buffer: R::Buffer) -> Self {
-        Self { request: R::join(operation, buffer), peer }
+    fn join(operation: Self::Operation, buffer: R::Buffer) -> Self {
+        let DirectedOperation(operation, peer, kind) = operation;
+        Self { request: R::join(operation, buffer), peer, kind }
     }
 
     fn list(buffer: &mut R::Buffer) -> Result<<R::Buffer as GatherBuffer>::List> {
@@ -333,7 +503,7 @@ impl<O: Operation> Operation for DirectedOperation<O> {
 
     fn check(&self, limits: &Limits, list: &[ffi::ibv_sge]) -> TransportResult<()> {
         let what = "the number of the remote queue pair";
-        Error::within(O::VERB, what, self.1.remote_qpn, 0, DatagramDestination::MEMBERS)?;
+        Error::within(O::VERB, what, self.1.ud.remote_qpn, 0, DatagramDestination::MEMBERS)?;
         self.0.check(limits, list)
     }
 
@@ -350,8 +520,15 @@ impl<O: Operation> Operation for DirectedOperation<O> {
     ) -> c_int {
         let mut addressed = Addressed { queue_pair: target.queue_pair(), peer: self.1 };
         let this = (&raw mut addressed).cast();
-        // SAFETY: `send_to` gets its `Addressed`; the caller vouches for the rest.
-        unsafe { self.0.post(&Target::with(this, send_to, post_receive), prepared, wr_id, list) }
+        let send = match self.2 {
+            EndKind::Unreliable => send_to,
+            #[cfg(feature = "efa")]
+            EndKind::Srd => send_extended,
+            #[cfg(feature = "mlx5")]
+            EndKind::Dc => send_extended,
+        };
+        // SAFETY: the function gets its `Addressed`; the caller vouches for the rest.
+        unsafe { self.0.post(&Target::with(this, send, post_receive), prepared, wr_id, list) }
     }
 }
 
@@ -376,11 +553,167 @@ unsafe extern "C" fn send_to(
             *refused = request;
             return libc::EOPNOTSUPP;
         }
-        (*request).wr.ud = peer;
+        (*request).wr.ud = peer.ud;
         let returned = ffi::ibv_post_send(queue_pair, request, refused);
-        (*request).wr.ud = Peer::default();
+        (*request).wr.ud = UdPeer::default();
         returned
     }
+}
+
+/// Posts by the extended interface, which alone has all operations of SRD, and those of DC. Nothing is posted if it fails.
+///
+/// # Safety
+///
+/// As above. The queue pair was created for extended operations.
+#[cfg(any(feature = "efa", feature = "mlx5"))]
+unsafe extern "C" fn send_extended(
+    this: *mut ffi::ibv_qp,
+    request: *mut ffi::ibv_send_wr,
+    refused: *mut *mut ffi::ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller vouches for everything. A function that is missing was checked for.
+    unsafe {
+        let &Addressed { queue_pair, peer } = &*this.cast();
+        let raw = ffi::ibv_qp_to_qp_ex(queue_pair);
+        let posted = extended::post(raw, &*request, peer);
+        if posted != 0 {
+            *refused = request;
+        }
+        posted
+    }
+}
+
+#[cfg(any(feature = "efa", feature = "mlx5"))]
+mod extended {
+    use super::*;
+
+    const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+
+    /// # Safety
+    ///
+    /// As for `ibv_post_send`, on a queue pair with the extended interface.
+    pub(super) unsafe fn post(
+        raw: *mut ffi::ibv_qp_ex,
+        request: &ffi::ibv_send_wr,
+        peer: Peer,
+    ) -> c_int {
+        // SAFETY: the caller vouches for the queue pair, here and below.
+        let Some((start, complete, abort)) = (unsafe {
+            raw.as_ref().and_then(|raw| Some((raw.wr_start?, raw.wr_complete?, raw.wr_abort?)))
+        }) else {
+            return libc::EOPNOTSUPP;
+        };
+        // SAFETY: as above; the batch is completed or aborted.
+        unsafe {
+            start(raw);
+            (*raw).wr_id = request.wr_id;
+            (*raw).wr_flags = request.send_flags & !INLINE;
+            if begin(raw, request).and_then(|()| to_peer(raw, peer)).is_none() {
+                abort(raw);
+                return libc::EOPNOTSUPP;
+            }
+            let list = match request.num_sge {
+                0 => &[],
+                count => std::slice::from_raw_parts(request.sg_list, count as usize),
+            };
+            if data(raw, request.send_flags & INLINE != 0, list).is_none() {
+                abort(raw);
+                return libc::EOPNOTSUPP;
+            }
+            complete(raw)
+        }
+    }
+
+    /// `None`: the queue pair does not have the operation, here and below.
+    ///
+    /// # Safety
+    ///
+    /// A batch is open, here and below.
+    unsafe fn begin(raw: *mut ffi::ibv_qp_ex, request: &ffi::ibv_send_wr) -> Option<()> {
+        // SAFETY: the caller vouches for the queue pair. The opcode says which members of the unions are there.
+        unsafe {
+            let (rdma, atomic) = (request.wr.rdma, request.wr.atomic);
+            let extra = request.__bindgen_anon_1;
+            match request.opcode {
+                Opcode::IBV_WR_SEND => (*raw).wr_send?(raw),
+                Opcode::IBV_WR_SEND_WITH_IMM => (*raw).wr_send_imm?(raw, extra.imm_data),
+                Opcode::IBV_WR_SEND_WITH_INV => (*raw).wr_send_inv?(raw, extra.invalidate_rkey),
+                Opcode::IBV_WR_RDMA_WRITE => {
+                    (*raw).wr_rdma_write?(raw, rdma.rkey, rdma.remote_addr);
+                }
+                Opcode::IBV_WR_RDMA_WRITE_WITH_IMM => {
+                    let immediate = extra.imm_data;
+                    (*raw).wr_rdma_write_imm?(raw, rdma.rkey, rdma.remote_addr, immediate);
+                }
+                Opcode::IBV_WR_RDMA_READ => (*raw).wr_rdma_read?(raw, rdma.rkey, rdma.remote_addr),
+                Opcode::IBV_WR_ATOMIC_CMP_AND_SWP => {
+                    let (compare, swap) = (atomic.compare_add, atomic.swap);
+                    (*raw).wr_atomic_cmp_swp?(raw, atomic.rkey, atomic.remote_addr, compare, swap);
+                }
+                Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                    let add = atomic.compare_add;
+                    (*raw).wr_atomic_fetch_add?(raw, atomic.rkey, atomic.remote_addr, add);
+                }
+                _ => return None,
+            }
+        }
+        Some(())
+    }
+
+    /// # Safety
+    ///
+    /// As above.
+    unsafe fn to_peer(raw: *mut ffi::ibv_qp_ex, peer: Peer) -> Option<()> {
+        let UdPeer { ah, remote_qpn, remote_qkey } = peer.ud;
+        // SAFETY: the caller vouches for the queue pair; a key of DC is for initiators of mlx5 alone.
+        unsafe {
+            #[cfg(feature = "mlx5")]
+            if let Some(key) = peer.access_key {
+                let direct = direct::mlx5dv_qp_ex_from_ibv_qp_ex(raw);
+                (*direct).wr_set_dc_addr?(direct, ah, remote_qpn, key);
+                return Some(());
+            }
+            (*raw).wr_set_ud_addr?(raw, ah, remote_qpn, remote_qkey);
+        }
+        Some(())
+    }
+
+    /// # Safety
+    ///
+    /// As above; the pieces are as for `ibv_post_send`.
+    unsafe fn data(raw: *mut ffi::ibv_qp_ex, inline: bool, list: &[ffi::ibv_sge]) -> Option<()> {
+        // SAFETY: the caller vouches for the queue pair and the pieces.
+        unsafe {
+            match list {
+                [one] if !inline => (*raw).wr_set_sge?(raw, one.lkey, one.addr, one.length),
+                list if !inline => (*raw).wr_set_sge_list?(raw, list.len(), list.as_ptr()),
+                list => {
+                    let part = |piece: &ffi::ibv_sge| ffi::ibv_data_buf {
+                        addr: std::ptr::with_exposed_provenance_mut(piece.addr as usize),
+                        length: piece.length as usize,
+                    };
+                    let parts: Vec<_> = list.iter().map(part).collect();
+                    (*raw).wr_set_inline_data_list?(raw, parts.len(), parts.as_ptr());
+                }
+            }
+        }
+        Some(())
+    }
+}
+
+/// As `ibv_post_recv`.
+///
+/// # Safety
+///
+/// As for `ibv_post_recv`.
+#[cfg(any(feature = "efa", feature = "mlx5"))]
+unsafe extern "C" fn post_plain_receive(
+    queue_pair: *mut ffi::ibv_qp,
+    request: *mut ffi::ibv_recv_wr,
+    refused: *mut *mut ffi::ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the caller vouches for everything.
+    unsafe { ffi::ibv_post_recv(queue_pair, request, refused) }
 }
 
 /// # Safety
@@ -425,7 +758,7 @@ pub(super) unsafe extern "C" fn post_receive(
 pub(crate) fn explain(verb: &'static str, returned: c_int) -> TransportError {
     let reason = match returned {
         libc::EDESTADDRREQ => {
-            "a datagram names its destination: send each with send_to; a datagram end has no writes and reads"
+            "a datagram names its destination: send each with send_to; a datagram end of UD has no writes and reads"
         }
         libc::EMSGSIZE if verb == "ibv_post_recv" => {
             "40 bytes precede each datagram: the buffer of a receive must have room for them and the message"

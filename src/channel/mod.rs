@@ -28,7 +28,7 @@
 //! | build and connect a channel | [`ChannelBuilder`], [`PreparedChannel`]; [`tcp`](crate::tcp), `rdmacm` |
 //! | post and wait, one thing after the other | [`Channel`], with a deadline [`ChannelUntil`] |
 //! | post many, which borrow their buffers | [`Scope`], [`ScopedPendingWork`] |
-//! | prepare an end for datagrams | [`DatagramsBuilder`] |
+//! | prepare an end for datagrams | [`DatagramsBuilder`], [`EndDestination`] |
 //! | own the buffer of an operation, on a loop or as a future | [`OwnedBuffer`], [`AnyBuffer`] |
 //! | serve many peers | [`event_loop`](crate::event_loop) |
 //! | end waits from another thread | [`CancelHandle`] |
@@ -67,7 +67,7 @@ pub use blocking::ChannelUntil;
 pub use builder::ChannelBuilder;
 pub use channel::{Channel, ChannelClosed};
 pub use channel_set::{ChannelSet, PeerResults, SetScope};
-pub use datagrams::DatagramsBuilder;
+pub use datagrams::{DatagramsBuilder, EndDestination};
 pub use error::{OperationError, OwnedResult, ScopeError, TransportError, TransportResult};
 pub(crate) use owned_buffer::Piece;
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};

@@ -11,7 +11,7 @@ use crate::base::ffi;
 use crate::verbs::completion::WorkSuccess;
 use crate::verbs::memory::{GatherBuffer, ScatterBuffer};
 use crate::verbs::operation::sealed::Request;
-use crate::verbs::operation::{Extra, ReceiveWorkRequest, SendWorkRequest};
+use crate::verbs::operation::{Extra, ReceiveWorkRequest, SendQueueRequest, SendWorkRequest};
 
 enum PostFailure<'a> {
     /// The device has not seen it.
@@ -251,7 +251,7 @@ impl<R: Request<Operation: Operation>> WorkRequest for R {
 )]
 pub trait IntoSend: sealed::Message {
     /// The request.
-    type Request: WorkRequest;
+    type Request: WorkRequest + SendQueueRequest;
 
     /// The request that sends the message.
     fn into_send(self) -> Self::Request;

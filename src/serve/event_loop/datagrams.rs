@@ -12,6 +12,7 @@ use super::slots::{State, index_of, no_memory};
 use crate::base::error::{Error, Result, StateError};
 use crate::channel::Channel;
 use crate::channel::DatagramsBuilder;
+use crate::channel::EndDestination;
 use crate::channel::OwnedBuffer;
 use crate::channel::parts::KeptSend;
 use crate::channel::parts::Link;
@@ -20,10 +21,10 @@ use crate::channel::parts::{DatagramEnd, DatagramPort, Directed};
 use crate::channel::{IntoSend, WorkRequest};
 use crate::channel::{OperationError, TransportError};
 use crate::verbs::completion::WorkSuccess;
-use crate::verbs::operation::DatagramDestination;
-use crate::verbs::queue_pair::{
-    AddressHandle, AddressVector, GlobalRouteHeader, QueuePairEndpoint,
-};
+use crate::verbs::operation::{DatagramDestination, SendQueueRequest};
+#[cfg(doc)]
+use crate::verbs::queue_pair::AddressVector;
+use crate::verbs::queue_pair::{AddressHandle, GlobalRouteHeader, QueuePairEndpoint};
 
 impl<'res, B> Loop<'res, B> {
     /// `ibv_create_qp`, `ibv_modify_qp`: adds a datagram end. It takes [room](Self::capacity) and has an id as a
@@ -56,6 +57,7 @@ impl<'res, B> Loop<'res, B> {
             return Err(StateError::new(channel, no_memory()));
         }
         let id = self.add(channel)?;
+        self.table.cold[id.index()].survives_failures = end.at.kind.survives_failures();
         self.members.datagrams.insert(id, end);
         Ok(id)
     }
@@ -79,27 +81,53 @@ impl<'res, B> Loop<'res, B> {
         &mut self,
         end: ChannelId,
         message: M,
-        destination: &DatagramDestination,
+        destination: &impl EndDestination,
         token: u64,
     ) -> Result<(), OperationError<B>>
     where
         KeptSend<M>: OwnedBuffer,
         B: LoopBuffer<KeptSend<M>>,
     {
-        let request = message.into_send();
-        let posted = match self.handle_to(end, &destination.path) {
-            Ok(handle) => self.post_to(end, request, destination, &handle, State::Token, token),
+        self.post_to(end, message.into_send(), destination, token)
+    }
+
+    /// `ibv_wr_start`: as [`send_to`](Self::send_to), for any request: also a write, a read and a write with an immediate on
+    /// [SRD](DatagramsBuilder::srd), and these and atomics on [DC](DatagramsBuilder::dc_initiator).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`send_to`](Self::send_to), and
+    ///
+    ///  - [`Verbs`](TransportError::Verbs): `EOPNOTSUPP`: the end does not have the operation. `EINVAL`: the destination is
+    ///    for ends of another transport.
+    #[doc(alias = "ibv_wr_start")]
+    #[doc(alias = "mlx5dv_wr_set_dc_addr")]
+    pub fn post_to<R: WorkRequest + SendQueueRequest>(
+        &mut self,
+        end: ChannelId,
+        request: R,
+        destination: &impl EndDestination,
+        token: u64,
+    ) -> Result<(), OperationError<B>>
+    where
+        R::Kept: OwnedBuffer,
+        B: LoopBuffer<R::Kept>,
+    {
+        let posted = match self.handle_to(end, destination) {
+            Ok(handle) => self.post_by(end, request, destination, &handle, State::Token, token),
             Err(error) => Err(Refused::new(error, Some(request))),
         };
         Ok(posted.map(drop)?)
     }
 
-    fn handle_to(
+    fn handle_to<D: EndDestination>(
         &mut self,
         end: ChannelId,
-        path: &AddressVector,
+        destination: &D,
     ) -> Result<Arc<AddressHandle<'res>>, TransportError> {
+        let path = destination.path();
         let end = self.datagram_end(end).ok_or(TransportError::Closed)?;
+        end.at.check::<D>()?;
         drop(end.take_spent());
         if let Some(handle) = end.known(path)? {
             return Ok(handle);
@@ -109,11 +137,11 @@ impl<'res, B> Loop<'res, B> {
         Ok(handle)
     }
 
-    pub(super) fn post_to<R: WorkRequest>(
+    fn post_by<R: WorkRequest>(
         &mut self,
         end: ChannelId,
         request: R,
-        destination: &DatagramDestination,
+        destination: &impl EndDestination,
         handle: &Arc<AddressHandle<'res>>,
         state: State,
         token: u64,
@@ -122,7 +150,10 @@ impl<'res, B> Loop<'res, B> {
         R::Kept: OwnedBuffer,
         B: LoopBuffer<R::Kept>,
     {
-        let directed = Directed::new(request, handle, destination);
+        let Some(kind) = self.datagram_end(end).map(|end| end.at.kind) else {
+            return Err(Refused::new(TransportError::Closed, Some(request)));
+        };
+        let directed = Directed::new(request, handle, destination, kind);
         let posted = self.post_as::<_, Refused<Directed<R>>>(end, directed, state, token);
         let first = self.table.entries.get(end.index()).map_or(0, |entry| entry.first_slot);
         let of_end = self.datagram_end(end);
@@ -147,7 +178,7 @@ impl<'res, B> Loop<'res, B> {
         &mut self,
         end: ChannelId,
         request: R,
-        destination: &DatagramDestination,
+        destination: &impl EndDestination,
         handle: &Arc<AddressHandle<'res>>,
         waker: &mut Option<Waker>,
     ) -> Result<u64, Refused<R>>
@@ -155,7 +186,7 @@ impl<'res, B> Loop<'res, B> {
         R::Kept: OwnedBuffer,
         B: LoopBuffer<R::Kept>,
     {
-        let number = self.post_to(end, request, destination, handle, State::Task, 0)?;
+        let number = self.post_by(end, request, destination, handle, State::Task, 0)?;
         self.keep_waker(number, waker);
         Ok(number)
     }

@@ -125,6 +125,9 @@ impl<B> Table<B> {
         let index = channel.index();
         let cold = &self.cold[index];
         let Some(core) = cold.core.as_ref().filter(|_| !cold.has_failed) else { return };
+        if cold.survives_failures {
+            return;
+        }
         let entry = &mut self.entries[index];
         if entry.first_of(Queue::Receive) == NEVER_FREE || cold.stopped.is_some() {
             return;

@@ -47,6 +47,8 @@ pub(super) struct ColdState {
     /// These are shared receives, not a channel.
     pub(super) is_shared: bool,
     pub(super) stopped: Option<TransportError>,
+    /// What fails harms no other operation.
+    pub(super) survives_failures: bool,
     /// An operation has failed. Receives posted since then are in `unposted`.
     pub(super) has_failed: bool,
     pub(super) unposted: List,

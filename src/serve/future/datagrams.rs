@@ -8,19 +8,23 @@ use super::AsyncChannel;
 use super::locked_loop::{Lock, Locked, Share, put_back};
 use super::operation::AsyncOperation;
 use super::reactor::Reactor;
+use super::receive::AsyncReceive;
 use super::request::AsyncRequest;
 use super::request::sealed::Request;
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
 use crate::channel::parts::{DatagramPort, KeptSend, Link, Refused};
 use crate::channel::{
-    DatagramsBuilder, IntoSend, OperationError, OwnedBuffer, OwnedResult, TransportError,
-    TransportResult, WorkRequest,
+    DatagramsBuilder, EndDestination, IntoSend, OperationError, OwnedBuffer, OwnedResult,
+    TransportError, TransportResult, WorkRequest,
 };
 use crate::serve::event_loop::{ChannelId, Keep, Loop, LoopBuffer};
 use crate::serve::pool::{DatagramBuffer, PooledBuffer};
-use crate::verbs::operation::DatagramDestination;
-use crate::verbs::queue_pair::{AddressHandle, AddressVector, QueuePairEndpoint};
+use crate::verbs::memory::ScatterBuffer;
+use crate::verbs::operation::{DatagramDestination, SendQueueRequest};
+#[cfg(doc)]
+use crate::verbs::queue_pair::AddressVector;
+use crate::verbs::queue_pair::{AddressHandle, QueuePairEndpoint};
 
 /// A datagram end whose operations are futures that own their buffers. It sends to any peer and receives from all.
 ///
@@ -94,20 +98,54 @@ impl<S: Share> AsyncDatagrams<S> {
     pub async fn send_to<M: IntoSend>(
         &self,
         message: M,
-        destination: &DatagramDestination,
+        destination: &impl EndDestination,
     ) -> Result<S::Buffer, OperationError<S::Buffer>>
     where
         KeptSend<M>: OwnedBuffer,
         S::Buffer: LoopBuffer<KeptSend<M>>,
     {
-        let (request, destination) = (message.into_send(), *destination);
-        let handle = match self.handle_to(&destination.path) {
+        let (buffer, _) = self.run_to(message.into_send(), destination).await?;
+        Ok(buffer)
+    }
+
+    /// `ibv_wr_start`: as [`send_to`](Self::send_to), for any request: also a write, a read and a write with an immediate on
+    /// [SRD](DatagramsBuilder::srd), and these and atomics on [DC](DatagramsBuilder::dc_initiator). The output is the buffer
+    /// and the completion.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Loop::post_to`], and why the reactor was stopped.
+    #[doc(alias = "ibv_wr_start")]
+    pub async fn run_to<R: WorkRequest + SendQueueRequest>(
+        &self,
+        request: R,
+        destination: &impl EndDestination,
+    ) -> OwnedResult<S::Buffer>
+    where
+        R::Kept: OwnedBuffer,
+        S::Buffer: LoopBuffer<R::Kept>,
+    {
+        let destination = *destination;
+        let handle = match self.handle_to(&destination) {
             Ok(handle) => handle,
             Err(error) => return Err(Refused::new(error, Some(request)).into()),
         };
-        let request = DirectedTo { request, destination, handle };
-        let (buffer, _) = AsyncOperation::new(&self.channel, request).await?;
-        Ok(buffer)
+        AsyncOperation::new(&self.channel, DirectedTo { request, destination, handle }).await
+    }
+
+    /// `ibv_post_recv`: the next message of an [SRD](DatagramsBuilder::srd) end, which no header precedes: see
+    /// [`AsyncChannel::receive`]. The completion tells its length, its immediate and the number of the sender's queue pair.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`AsyncChannel::receive`].
+    #[doc(alias = "ibv_post_recv")]
+    pub fn receive<D: ScatterBuffer>(&self, buffer: D) -> AsyncReceive<'_, D, S>
+    where
+        D::Kept: OwnedBuffer,
+        S::Buffer: LoopBuffer<D::Kept>,
+    {
+        self.channel.receive(buffer)
     }
 
     /// `ibv_post_recv`: the next datagram and its sender, to answer with the Q_Key of this end. Datagrams are handed
@@ -127,6 +165,12 @@ impl<S: Share> AsyncDatagrams<S> {
     where
         S::Buffer: LoopBuffer<PooledBuffer> + LoopBuffer<DatagramBuffer> + Into<DatagramBuffer>,
     {
+        if !self.at.kind.has_header() {
+            let reason = "no header with the sender precedes a message of SRD, and a DC initiator receives none: take \
+                          receive";
+            let error = Error::with_reason("ibv_post_recv", libc::EOPNOTSUPP, reason).into();
+            return Err(OperationError { error, buffer: Some(S::Buffer::keep(buffer)) });
+        }
         let (buffer, success) = self.channel.receive(buffer).await?;
         let message = buffer.into();
         match self.at.sender(&success, &message.header()) {
@@ -213,7 +257,12 @@ impl<S: Share> AsyncDatagrams<S> {
         called
     }
 
-    fn handle_to(&self, path: &AddressVector) -> TransportResult<Arc<AddressHandle<'static>>> {
+    fn handle_to<D: EndDestination>(
+        &self,
+        destination: &D,
+    ) -> TransportResult<Arc<AddressHandle<'static>>> {
+        self.at.check::<D>()?;
+        let path = destination.path();
         let AsyncChannel { share, id, .. } = &self.channel;
         let mut guard = share.lock();
         let end = guard.core.datagram_end(*id).ok_or(TransportError::Closed)?;
@@ -232,15 +281,26 @@ impl<S: Share> AsyncDatagrams<S> {
     }
 }
 
-struct DirectedTo<R> {
+struct DirectedTo<R, D> {
     request: R,
-    destination: DatagramDestination,
+    destination: D,
     handle: Arc<AddressHandle<'static>>,
 }
 
-impl<B: LoopBuffer<R::Kept>, R: WorkRequest<Kept: OwnedBuffer>> AsyncRequest<B> for DirectedTo<R> {}
+impl<B, R, D> AsyncRequest<B> for DirectedTo<R, D>
+where
+    B: LoopBuffer<R::Kept>,
+    R: WorkRequest<Kept: OwnedBuffer>,
+    D: EndDestination,
+{
+}
 
-impl<B: LoopBuffer<R::Kept>, R: WorkRequest<Kept: OwnedBuffer>> Request<B> for DirectedTo<R> {
+impl<B, R, D> Request<B> for DirectedTo<R, D>
+where
+    B: LoopBuffer<R::Kept>,
+    R: WorkRequest<Kept: OwnedBuffer>,
+    D: EndDestination,
+{
     fn post(
         self,
         core: &mut Loop<'static, B>,

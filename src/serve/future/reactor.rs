@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
+#[cfg(feature = "mlx5")]
+use super::AsyncChannel;
 use super::locked_loop::{Lock, Locked, Share, State, put_back, stop};
 use super::receive::SharedReceives;
 use super::request::PreparedAsyncChannel;
@@ -20,6 +22,8 @@ use crate::serve::pool::PooledBuffer;
 use crate::verbs::completion::CompletionQueue;
 use crate::verbs::device::Context;
 use crate::verbs::domain::ProtectionDomain;
+#[cfg(feature = "mlx5")]
+use crate::verbs::queue_pair::QueuePairEndpoint;
 use crate::verbs::queue_pair::SharedReceiveQueue;
 
 /// Few, because a program may sleep between turns.
@@ -179,6 +183,34 @@ impl<S: Share> Reactor<S> {
         let known = self.share.lock().core.shares(receives.id(), receives.queue());
         Error::invalid_if(!known, "ibv_create_qp", "the shared receives are of another reactor")?;
         self.prepare_with(builder, Some(receives.queue().clone()))
+    }
+
+    /// `mlx5dv_create_qp`: creates a DC target that takes the receives, as a channel that only
+    /// [receives](AsyncChannel::next_message), and the address that initiators need. See
+    /// [`ChannelBuilder::build_dc_target`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ChannelBuilder::build_dc_target`] and [`prepare_sharing`](Self::prepare_sharing).
+    #[cfg(feature = "mlx5")]
+    #[doc(alias = "mlx5dv_create_qp")]
+    pub fn dc_target(
+        &self,
+        builder: ChannelBuilder<'static>,
+        receives: &SharedReceives<S>,
+        access_key: u64,
+    ) -> Result<(AsyncChannel<S>, QueuePairEndpoint)> {
+        let known = self.share.lock().core.shares(receives.id(), receives.queue());
+        Error::invalid_if(!known, "ibv_create_qp", "the shared receives are of another reactor")?;
+        let builder = builder.of_loop(&self.queue, Some(receives.queue().clone()));
+        let channel = builder.build_dc_target(access_key)?;
+        let (share, number, endpoint) = (self.share.clone(), channel.number(), channel.endpoint());
+        let mut guard = self.share.lock();
+        let added =
+            guard.core.add(channel).map(|id| (AsyncChannel { share, id, number }, endpoint));
+        drop(guard);
+        // An error destroys the queue pair, outside the lock.
+        added.map_err(|failed| failed.error)
     }
 
     fn prepare_with(

@@ -1,6 +1,8 @@
 use super::sealed::{AddedOn, Kind, Post, Posted, PostedOn, Request};
 use super::{Adds, Posts};
 #[cfg(feature = "mlx5")]
+use crate::base::debug::debug;
+#[cfg(feature = "mlx5")]
 use crate::base::direct;
 use crate::base::error::{Error, Result, err_from_call};
 use crate::base::ffi;
@@ -123,6 +125,29 @@ pub struct DcPeer<'p> {
     pub access_key: u64,
     /// One of the initiator's [streams](crate::queue_pair::DcStreams). The device carries out its requests in order.
     pub stream: Option<u16>,
+}
+
+/// A [`DcPeer`] as a value, to keep, compare and pass on:
+#[cfg_attr(
+    feature = "async",
+    doc = "[`Loop::post_to`](crate::Loop::post_to) finds the address handle itself."
+)]
+#[cfg(feature = "mlx5")]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DcDestination {
+    /// The path to the peer.
+    pub path: AddressVector,
+    /// The number of the target, of 24 bits.
+    pub number: u32,
+    /// The access key of the target.
+    pub access_key: u64,
+}
+
+#[cfg(feature = "mlx5")]
+debug! {
+    DcDestination, self,
+    // Without the secret key.
+    path: self.path, number: self.number, ..
 }
 
 #[inline]

@@ -64,9 +64,9 @@ mod requests;
 
 pub use batch::Batch;
 pub use bind_window::{WindowBinding, WindowMemory};
-#[cfg(feature = "mlx5")]
-pub use destination::DcPeer;
 pub use destination::{DatagramDestination, DatagramPeer, Destination, To, XrcPeer};
+#[cfg(feature = "mlx5")]
+pub use destination::{DcDestination, DcPeer};
 pub use encode::SegmentedSendWorkRequest;
 pub(crate) use encode::{check, check_receive};
 pub use extra::{Extra, Immediate, Invalidate, WriteExtra};

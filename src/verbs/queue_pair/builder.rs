@@ -192,6 +192,12 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         self
     }
 
+    #[cfg(feature = "channel")]
+    pub(crate) fn driver(mut self, driver: Option<DriverTransport>) -> Self {
+        self.driver = driver.or(self.driver);
+        self
+    }
+
     /// Replaces all settings of the connection.
     pub fn connection_settings(mut self, settings: ConnectionSettings) -> Self {
         self.settings = settings;

@@ -129,7 +129,7 @@ impl<T: Transport> QueuePair<'_, T> {
         }
     }
 
-    fn start_dc_target(&mut self) -> Result<()> {
+    pub(super) fn start_dc_target(&mut self) -> Result<()> {
         use QueuePairState as S;
 
         let s = *self.settings();

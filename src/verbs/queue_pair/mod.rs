@@ -91,6 +91,8 @@ pub use transition::StateTransition;
 pub(crate) use transport::Datagram;
 #[cfg(feature = "mlx5")]
 pub use transport::Dci;
+#[cfg(feature = "channel")]
+pub(crate) use transport::DriverTransport;
 #[cfg(feature = "efa")]
 pub use transport::Srd;
 pub(crate) use transport::{

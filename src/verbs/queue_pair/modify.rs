@@ -365,6 +365,13 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     pub(crate) fn connect(&mut self, remote: Option<&QueuePairEndpoint>) -> Result<()> {
         use QueuePairState as S;
 
+        #[cfg(feature = "mlx5")]
+        if let Some(super::transport::DriverTransport::DcTarget { .. }) =
+            self.object.properties.driver
+        {
+            return self.start_dc_target();
+        }
+
         let [to_init, to_receive, to_send] = self.steps(remote)?;
         let state = self.last_state();
         if state != S::Init {

@@ -65,6 +65,10 @@ impl<'res> QueuePairBuilder<'res, Srd> {
 impl<T: Transport> QueuePairBuilder<'_, T> {
     pub(super) fn prepare_srd(&mut self, options: SrdOptions) -> Result<()> {
         let device = self.parents.domain.context().query_efa()?;
+        if self.inline_if_possible {
+            let inline = &mut self.capacities.max_inline_data;
+            *inline = (*inline).min(device.max_inline_data());
+        }
         let c = &self.capacities;
         let limits = [
             ("max_send_wr", c.max_send_wr, device.max_send_wr()),
