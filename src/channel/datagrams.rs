@@ -139,7 +139,7 @@ impl<'res> DatagramsBuilder<'res> {
     /// let mut client = Loop::<PooledBuffer>::new(domain.context_parent(), 64)?;
     /// let end = client.add_datagrams(DatagramsBuilder::new(&domain).srd(SrdOptions::new()))?;
     /// # let peer = client.endpoint(end).ok_or("it is there")?;
-    /// # let window = ibverbs::RemoteMemoryRegion::new(4096, 4096, 1).ok_or("it is a range")?;
+    /// # let window = ibverbs::RemoteMemoryRegion::new(4096, 4096, 1)?;
     /// // The peer has sent its endpoint and a remote region.
     /// let to = client.destination(end, &peer)?;
     /// let data = pool.take_from(b"block 7")?.ok_or("all buffers are in use")?;
