@@ -19,6 +19,13 @@ fn main() {
     println!("cargo::rerun-if-changed=build");
     println!("cargo::rerun-if-env-changed=DOCS_RS");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let system = env::var("CARGO_CFG_TARGET_OS").unwrap_or_default();
+    if system != "linux" {
+        fail(&format!(
+            "ibverbs-software is for Linux only, and does not compile for {system}: name it in the manifest under \
+             [target.'cfg(target_os = \"linux\")'.dependencies]"
+        ));
+    }
     // The documentation alone links nothing.
     if env::var_os("DEP_IBVERBS_BUNDLED_BUILD").is_none() && env::var_os("DOCS_RS").is_none() {
         fail(
