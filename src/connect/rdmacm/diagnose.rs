@@ -71,12 +71,21 @@ fn with_addresses(
     reason: &'static str,
     addresses: &[String],
 ) -> Error {
-    let text = if addresses.is_empty() {
-        format!("{reason}, and no device has an IP address (`rdma link` lists the kernel's)")
+    Error::with_text(verb, errno, format!("{reason}{}", in_words(addresses)), reason)
+}
+
+fn in_words(addresses: &[String]) -> String {
+    if addresses.is_empty() {
+        ", and no device has an IP address (`rdma link` lists the kernel's)".to_owned()
     } else {
-        format!("{reason}: they have {}", addresses.join(", "))
-    };
-    Error::with_text(verb, errno, text, reason)
+        format!(": they have {}", addresses.join(", "))
+    }
+}
+
+/// The end of a sentence about the devices.
+#[cold]
+pub(super) fn their_addresses() -> String {
+    in_words(&known_addresses())
 }
 
 /// Those of the devices that this process has brought, and of the kernel's.

@@ -155,6 +155,10 @@ impl fmt::Display for ConnectionError {
         match self {
             Self::Verbs(error) => error.fmt(f),
             Self::TimedOut => f.write_str("the time limit for connecting has passed"),
+            Self::NoAddress(errno) if errno.saturating_abs() == libc::ENODEV => {
+                let addresses = diagnose::their_addresses();
+                write!(f, "no RDMA device reaches the address{addresses}")
+            }
             Self::NoAddress(errno) => {
                 write!(f, "no RDMA device reaches the address: {}", system(errno))
             }

@@ -136,6 +136,13 @@ impl RouteBuilder {
                     let error = Error::invalid("rdma_resolve_addrinfo", reason);
                     std::ffi::CString::new(text).map_err(|_| error)
                 };
+                let invalid = |is_so, why| Error::invalid_if(is_so, "rdma_resolve_addrinfo", why);
+                invalid(node.is_empty(), "the name is empty")?;
+                // The resolver takes such a number, and cuts it off.
+                let is_number =
+                    !service.is_empty() && service.bytes().all(|byte| byte.is_ascii_digit());
+                let is_port = service.parse::<u16>().is_ok();
+                invalid(is_number && !is_port, "a port is at most 65535")?;
                 id.resolve_name(&text(node)?, &text(service)?)?;
             }
         }
@@ -247,8 +254,8 @@ impl Route {
     /// # Errors
     ///
     /// Further [`Verbs`](ConnectionError::Verbs) of [`RouteBuilder::resolve`]: `ENOENT`: unknown name or
-    /// service; `EAGAIN`: no name server answers; `EOPNOTSUPP`: the kernel is older; `EINVAL`: a name has a
-    /// zero byte.
+    /// service; `EAGAIN`: no name server answers; `EOPNOTSUPP`: the kernel is older; `EINVAL`: a name is empty or
+    /// has a zero byte, or a port is above 65535.
     #[cfg(rdma_core_65)]
     #[doc(alias = "rdma_resolve_addrinfo")]
     #[doc(alias = "rdma_query_addrinfo")]

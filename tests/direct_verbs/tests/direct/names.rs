@@ -217,6 +217,13 @@ fn names_that_are_not_known() {
             other => panic!("{other}"),
         };
     assert_eq!(errno("a\0b").0, libc::EINVAL);
+    let (empty, text) = errno("");
+    assert!(empty == libc::EINVAL && text.contains("the name is empty"), "{text}");
+    for port in ["65536", "99999", "99999999999999999999"] {
+        let to = Route::to_name("127.0.0.1", port).resolve(Instant::now() + TIME);
+        let text = to.unwrap_err().to_string();
+        assert!(text.contains("a port is at most 65535"), "{text}");
+    }
     assert_eq!(errno("without").0, libc::ENOENT, "the list has no address");
     let freed = manager(|m| m.calls.iter().filter(|call| *call == "freeaddrinfo").count());
     assert_eq!(freed, 1);
