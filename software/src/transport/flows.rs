@@ -46,6 +46,9 @@ const MOST_INBOUND: usize = 16_384;
 const SRD_TIMEOUT: u8 = 14;
 const SRD_RETRIES: u8 = 7;
 
+/// The pause before a message of SRD that has found no receive comes again: 0.64 ms.
+const SRD_NOT_READY: u8 = 12;
+
 impl Engine {
     /// How many queue pairs the programs have.
     pub(crate) fn program_queue_pairs(&self) -> usize {
@@ -364,7 +367,10 @@ impl Engine {
             qp.flow = Some(Flow { of: number, header: *header, sends: false, address_handle });
             (qp.pd, qp.receive_cq, qp.srq) = (pd, cq, srq);
             (qp.path, qp.state) = (Some(path), State::IBV_QPS_RTR);
-            qp.attr.min_rnr_timer = attr.min_rnr_timer;
+            qp.attr.min_rnr_timer = match transport {
+                Transport::SrdFlow => SRD_NOT_READY,
+                _ => attr.min_rnr_timer,
+            };
             qp.attr.max_dest_rd_atomic = fetches;
             qp.attr.dest_qp_num = header.flow;
             qp.attr.qp_access_flags = match transport {
