@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{panic, thread};
 
-use ibverbs::memory::{PinnedMemory, RegionBuffer};
+use ibverbs::memory::{PinnedMemory, RegionBuffer, SharedMemory};
 use ibverbs::pool::SharedMemoryRange;
 use ibverbs::{
     AccessFlags, ProtectionDomain, RegionOptions, RemoteMemoryRegion, SharedMemoryRegion,
@@ -15,8 +15,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::{RailsError, Result};
 
-/// Bytes that are registered on all devices of a [`Rails`](crate::Rails): one allocation, a key per device. It is
-/// deregistered on all of them before it is freed.
+/// Bytes that are registered on all devices of a [`Rails`](crate::Rails): one allocation, or a part of
+/// [memory that is there](crate::Rails::register), and a key per device. It is deregistered on all of them before it is freed.
 ///
 /// Clones are the same memory. There is no reference into it, since a peer may write at any time: the
 /// [region](Self::region) of any device copies bytes in and out.
@@ -69,6 +69,21 @@ impl RailMemory {
         })?;
         let regions = [first].into_iter().chain(others).map(Arc::new).collect();
         Ok(Self { regions })
+    }
+
+    /// Registers a part of memory that is there in all domains.
+    pub(crate) fn of_memory(
+        domains: &[(&str, &Arc<ProtectionDomain<'static>>)],
+        memory: &SharedMemory,
+        range: impl RangeBounds<usize>,
+        options: RegionOptions,
+    ) -> Result<Self> {
+        let (start, len) = resolve(range, memory.len())?;
+        let register = |&(name, domain): &(&str, &_)| {
+            let region = memory.register(domain, start..start + len, options);
+            region.map(Arc::new).map_err(|error| RailsError::verbs(name, error))
+        };
+        Ok(Self { regions: domains.iter().map(register).collect::<Result<_>>()? })
     }
 
     /// Its length in bytes.

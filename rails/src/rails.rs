@@ -2,11 +2,13 @@
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
+use std::ops::RangeBounds;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 use std::{fmt, io};
 
 use ibverbs::RegionOptions;
+use ibverbs::memory::SharedMemory;
 use slotmap::SlotMap;
 
 use crate::control::Frame;
@@ -145,6 +147,27 @@ impl Rails {
     ) -> Result<RailMemory> {
         let domains = self.devices.iter().map(|device| (device.name.as_str(), &device.domain));
         RailMemory::new(&domains.collect::<Vec<_>>(), len, options.into(), &progress)
+    }
+
+    /// `ibv_reg_mr`: registers the bytes in `range` of memory that is there on all devices, as `options` say: a memfd of
+    /// another process, a file, huge pages, the pinned arena of another library. It needs no copy of them.
+    ///
+    /// Memory of a GPU goes over rails if its driver lets programs map it, as pinned host memory of CUDA
+    /// ([`SharedMemory::from_raw`]); a dma-buf that only devices reach does not.
+    ///
+    /// # Errors
+    ///
+    ///  - [`InvalidInput`](RailsError::InvalidInput): the range is empty or out of bounds.
+    ///  - [`Verbs`](RailsError::Verbs): those of [`SharedMemory::register`], with the device.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register(
+        &self,
+        memory: &SharedMemory,
+        range: impl RangeBounds<usize>,
+        options: impl Into<RegionOptions>,
+    ) -> Result<RailMemory> {
+        let domains = self.devices.iter().map(|device| (device.name.as_str(), &device.domain));
+        RailMemory::of_memory(&domains.collect::<Vec<_>>(), memory, range, options.into())
     }
 
     /// Ends the connection to a peer. Its transfers end with errors. Messages and notifications that have arrived stay to be

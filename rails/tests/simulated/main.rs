@@ -8,12 +8,17 @@ mod hostile;
 mod messages;
 mod support;
 
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use frames::Frame;
+use ibverbs::memory::SharedMemory;
 use ibverbs::{AccessFlags, AckTimeout, MaxAckRetries};
 use ibverbs_rails::{Event, RailMemory, Rails, RailsBuilder, RailsError, Transfer};
 use ibverbs_software::{Network, Verb, When};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use support::World;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -67,6 +72,48 @@ fn more_rails_are_faster() {
         println!("{rails} rails carry {times:.2} times what one does");
         assert!(times >= least, "{rails} rails: {times:.2}");
     }
+}
+
+/// Both sides' memory is somebody else's: a memfd, of which a part is registered.
+#[test]
+fn memory_that_is_there_goes_over_all_rails() {
+    const LEN: usize = 4 << 20;
+    const START: usize = 4096 + 24;
+    let memfd = || {
+        let file = File::from(memfd_create("rails", MemfdFlags::ALLOW_SEALING).unwrap());
+        file.set_len(2 * LEN as u64).unwrap();
+        fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+        file
+    };
+    let mut world = World::new(3, network());
+    let files = [memfd(), memfd()];
+    files[0].write_all_at(&pattern(LEN), START as u64).unwrap();
+    let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
+    let [ours, theirs] = [0, 1].map(|side| {
+        let memory = SharedMemory::map_memfd(files[side].as_fd(), 0, 2 * LEN).unwrap();
+        let rails: &Rails = &world.sides[side];
+        for range in [0..0, 2 * LEN..2 * LEN + 1] {
+            let error = rails.register(&memory, range, access).unwrap_err();
+            assert!(matches!(error, RailsError::InvalidInput(_)), "{error}");
+        }
+        rails.register(&memory, START..START + LEN, access).unwrap()
+    });
+    let peer = world.peers[0];
+    world.sides[0].post(peer, whole_write(&ours, &theirs)).unwrap();
+    world.until(SECOND, |world| world.ended() == [true]);
+    let mut arrived = vec![0; LEN];
+    files[1].read_exact_at(&mut arrived, START as u64).unwrap();
+    assert!(arrived == pattern(LEN));
+    assert!(world.sides[0].bytes_carried(peer).iter().all(|&bytes| bytes > 0));
+    // And back, beside what it was.
+    files[0].write_all_at(&vec![0; LEN], START as u64).unwrap();
+    let read = Transfer::read(ours.slice(..).unwrap(), theirs.remote());
+    world.sides[0].post(peer, read).unwrap();
+    world.until(SECOND, |world| world.ended() == [true, true]);
+    assert!(bytes(&ours) == pattern(LEN));
+    let mut around = [1; 24];
+    files[0].read_exact_at(&mut around, START as u64 - 24).unwrap();
+    assert_eq!(around, [0; 24]);
 }
 
 #[test]

@@ -258,8 +258,8 @@ impl<'pd> RawMemoryRegion<'pd> {
     }
 
     /// `ibv_reg_dmabuf_mr`: as [`from_dmabuf`](Self::from_dmabuf), with addresses of this program that no other memory
-    /// has, for a [`RawMemoryRange`](crate::memory::RawMemoryRange): so loops, futures and rails send from a dma-buf,
-    /// and write to it.
+    /// has, for a [`RawMemoryRange`](crate::memory::RawMemoryRange): so loops and futures send from a dma-buf, and write
+    /// to it.
     ///
     /// If the exporter lets this program map the dma-buf, it is mapped there, and [`as_ptr`](Self::as_ptr) is its
     /// address. Otherwise (the memory of most GPUs) the addresses are only set aside. Then
