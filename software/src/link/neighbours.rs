@@ -339,7 +339,12 @@ mod tests {
 
     fn packet(from: u8, to: u8, number: usize) -> Packet {
         let addresses = Some((own_address(from), own_address(to)));
-        Packet { addresses, bytes: number.to_le_bytes().to_vec(), is_sealed: true }
+        Packet {
+            addresses,
+            bytes: number.to_le_bytes().to_vec(),
+            is_sealed: true,
+            ..Packet::default()
+        }
     }
 
     fn number(bytes: &[u8]) -> usize {

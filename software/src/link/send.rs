@@ -2,9 +2,9 @@
 //!
 //! The kernel carries a message of up to 64 datagrams through its network stack once, and cuts it into datagrams of
 //! equal length at the end, or hands it over whole (`UDP_SEGMENT`). That copies what is here: each datagram has its
-//! own headers and its own CRC. On IPv4 the datagrams get ascending identifications, which the invariant CRC covers.
-//! So IPv4 packets are sent that way only within this machine, where the receiver is a socket, which cannot see
-//! the identification (see `icrc`).
+//! own headers and its own CRC. On IPv4 the datagrams get ascending identifications from 0 on, which the invariant CRC covers:
+//! so it is changed for those that leave this machine. Within it the receiver is a socket, which cannot see the
+//! identification (see `icrc`).
 
 use std::ffi::{c_int, c_void};
 use std::mem::{MaybeUninit, size_of, zeroed};
@@ -34,16 +34,15 @@ struct Control {
     length: [u8; 8],
 }
 
-/// Whether datagrams to this address may be sent as one message. If a group of IPv4 stands for one of IPv6, the CRC does not
-/// cover the identification.
-fn allows_segments(to: IpAddr) -> bool {
-    to.is_ipv6() || to.is_loopback()
+/// Whether the CRC covers an identification that somebody sees. If a group of IPv4 stands for one of IPv6, it covers none.
+fn is_identified((from, to): (IpAddr, IpAddr)) -> bool {
+    from.is_ipv4() && to.is_ipv4() && !to.is_loopback()
 }
 
 /// How many of the packets, which are not none, make up the next message.
 fn group(packets: &[Packet]) -> usize {
     let (to, length) = (packets[0].addresses, packets[0].bytes.len());
-    if !to.is_some_and(|(_, to)| allows_segments(to)) || length == 0 {
+    if length == 0 {
         return 1;
     }
     let most = packets.len().min(MOST).min(BYTES / length).max(1);
@@ -93,6 +92,9 @@ fn send_some(socket: &Socket, packets: &mut [Packet]) -> (usize, bool) {
             header.msg_namelen = write_address(socket.destination(to), name);
             header.msg_name = (&raw mut *name).cast();
         }
+        if message[0].addresses.is_some_and(is_identified) {
+            message.iter_mut().zip(0..).for_each(|(packet, nth)| packet.identify(nth));
+        }
         for (part, packet) in parts[used..].iter_mut().zip(message) {
             let iov_base = packet.bytes.as_mut_ptr().cast::<c_void>();
             part.write(libc::iovec { iov_base, iov_len: packet.bytes.len() });
@@ -133,14 +135,13 @@ fn send_some(socket: &Socket, packets: &mut [Packet]) -> (usize, bool) {
         match errno() {
             // The network device has as much of this socket's as the socket may have sent.
             libc::EAGAIN => return (sent, true),
-            // Skip a message that cannot be sent.
-            libc::ENOBUFS | libc::ENOMEM | libc::EINTR => done += 1,
-            _ if counts[done] == 1 => done += 1,
             // The kernel or the network device cannot cut messages: one by one from now on.
-            _ => {
+            libc::EINVAL | libc::EIO | libc::EMSGSIZE | libc::EOPNOTSUPP if counts[done] > 1 => {
                 socket.segments.store(false, Ordering::Relaxed);
                 return (sent, false);
             }
+            // A message that cannot be sent is skipped.
+            _ => done += 1,
         }
     }
     (used, false)
@@ -161,7 +162,7 @@ mod tests {
 
     fn packet(addresses: (IpAddr, IpAddr), length: usize, number: usize) -> Packet {
         let bytes = (0..length).map(|i| (i * 7 + number * 31) as u8).collect();
-        Packet { addresses: Some(addresses), bytes, is_sealed: true }
+        Packet { addresses: Some(addresses), bytes, is_sealed: true, identification: 0 }
     }
 
     fn exchange([from, to]: [IpAddr; 2], segments: bool) {
@@ -202,6 +203,33 @@ mod tests {
         exchange([0, 1].map(own_address), false);
     }
 
+    /// What the kernel writes into datagrams that it cuts, whether a message was sent before in another one or not.
+    #[test]
+    fn datagrams_of_a_message_have_ascending_identifications() {
+        use crate::wire::icrc;
+        let [from, to]: [IpAddr; 2] = ["192.0.2.1", "192.0.2.2"].map(|a| a.parse().unwrap());
+        let bytes = vec![9; 1040];
+        let mut packets: Vec<Packet> = (0..5)
+            .map(|_| Packet {
+                addresses: Some((from, to)),
+                bytes: bytes.clone(),
+                ..Packet::default()
+            })
+            .collect();
+        packets.iter_mut().for_each(Packet::seal);
+        let sealed = packets[0].bytes.clone();
+        assert!(is_identified((from, to)) && !is_identified((from, "127.0.0.1".parse().unwrap())));
+        for order in [[0, 1, 2, 3, 4], [3, 4, 0, 1, 2], [0; 5]] {
+            for (packet, identification) in packets.iter_mut().zip(order) {
+                packet.identify(identification);
+                let (inside, crc) = packet.bytes.split_at(bytes.len() - icrc::SIZE);
+                let crc = u32::from_le_bytes(crc.try_into().unwrap());
+                assert!(icrc::matches((from, PORT), (to, PORT), inside, crc));
+                assert_eq!(packet.bytes == sealed, identification == 0);
+            }
+        }
+    }
+
     #[test]
     fn messages_hold_packets_of_one_length_and_destination() {
         let [one, other, far] = ["127.0.0.1", "127.0.0.2", "192.0.2.1"].map(|a| a.parse().unwrap());
@@ -213,7 +241,7 @@ mod tests {
         assert_eq!(group(&packets(other, &[8, 12, 8])), 1);
         assert_eq!(group(&packets(other, &[8; 100])), MOST);
         assert_eq!(group(&packets(other, &[4112; 100])), BYTES / 4112);
-        assert_eq!(group(&packets(far, &[8, 8, 8])), 1, "the identification would be wrong");
+        assert_eq!(group(&packets(far, &[8, 8, 8])), 3);
         let mut mixed = packets(other, &[8, 8]);
         mixed.extend(packets(one, &[8]));
         assert_eq!(group(&mixed), 2);

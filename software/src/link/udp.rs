@@ -236,7 +236,7 @@ mod tests {
     fn packet(from: IpAddr, to: IpAddr, number: u16) -> Packet {
         let mut bytes = vec![0; 1000];
         bytes[..2].copy_from_slice(&number.to_ne_bytes());
-        Packet { addresses: Some((from, to)), bytes, is_sealed: true }
+        Packet { addresses: Some((from, to)), bytes, is_sealed: true, identification: 0 }
     }
 
     /// Packets that stay in this machine's memory need no CRC.

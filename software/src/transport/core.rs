@@ -250,7 +250,8 @@ impl Core {
         bytes.resize(bytes.len() + usize::from(bth.pad), 0);
         bytes[..Bth::SIZE].copy_from_slice(&bth.bytes());
         bytes.extend_from_slice(&[0; icrc::SIZE]);
-        let mut packet = Packet { addresses: Some((path.from, path.to)), bytes, is_sealed: false };
+        let addresses = Some((path.from, path.to));
+        let mut packet = Packet { addresses, bytes, ..Packet::default() };
         if self.settings.strict || !self.link.seals() {
             packet.seal();
         }

@@ -2,11 +2,12 @@
 //!
 //! It includes the identification and the fragment field of the IPv4 header. A socket that is not
 //! connected and never fragments sends identification 0 with "do not fragment"; this file computes the CRC
-//! for that. Other senders, such as the kernel's rxe, increment the identification, and the receiver cannot
-//! read it from a socket. CRCs are linear, so [`matches()`] computes whether any of
-//! the 65,536 identifications fits the packet, which leaves a check of 16 bits instead of 32.
+//! for that. Other senders, such as the kernel's rxe, increment the identification, and so does the kernel when it cuts a message
+//! into datagrams ([`identify`]), and the receiver cannot read it from a socket. CRCs are linear, so [`matches()`] computes
+//! whether any of the 65,536 identifications fits the packet, which leaves a check of 16 bits instead of 32.
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crc32fast::Hasher;
 
@@ -68,32 +69,53 @@ pub(crate) fn matches(from: (IpAddr, u16), to: (IpAddr, u16), packet: &[u8], sen
     if difference == 0 || from.0.is_ipv6() || to.0.is_ipv6() {
         return difference == 0;
     }
-    // Behind the identification: 2 + 8 + 2 + 2 bytes of IP, UDP, and the packet.
-    const BEHIND_IDENTIFICATION: usize = 20 - 6 + 8;
     // Back to before the two bytes: the register then holds what was mixed into it, at its low end.
-    undo(difference, BEHIND_IDENTIFICATION + packet.len() + 2) >> 16 == 0
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    multiply(difference, raise(&BACK, from_identification(packet.len()), &LAST)) >> 16 == 0
+}
+
+/// The CRC of a packet of this length, whose addresses are both of IPv4, after its identification has changed in these bits.
+pub(crate) fn identify(sent: u32, length: usize, changed: u16) -> u32 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let mixed_in = u32::from(changed.swap_bytes());
+    sent ^ multiply(mixed_in, raise(&ON, from_identification(length), &LAST))
+}
+
+/// The bytes from the identification on: of IP, UDP, and the packet.
+fn from_identification(length: usize) -> usize {
+    20 - 4 + 8 + length
 }
 
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
-/// Runs the CRC's register back over `bytes` zero bytes: a multiplication by x^(-8 * bytes).
-fn undo(register: u32, bytes: usize) -> u32 {
-    let mut register = register;
-    for (bit, power) in POWERS.iter().enumerate() {
-        if bytes >> bit & 1 != 0 {
-            register = multiply(register, *power);
-        }
+/// What a register is multiplied by to run it over so many zero bytes, on or back. `last`: the last length, and its result:
+/// mostly packets have one length.
+fn raise(powers: &[u32; 17], bytes: usize, last: &AtomicU64) -> u32 {
+    let found = last.load(Ordering::Relaxed);
+    if (found >> 32) as usize == bytes {
+        return found as u32;
     }
-    register
+    let set = powers.iter().enumerate().filter(|(bit, _)| bytes >> bit & 1 != 0);
+    let product = set.fold(1 << 31, |product, (_, power)| multiply(product, *power));
+    last.store((bytes as u64) << 32 | u64::from(product), Ordering::Relaxed);
+    product
 }
 
-/// x^(-8 * 2^i), bits reversed as CRC-32 has them.
-const POWERS: [u32; 17] = {
+/// x^(8 * 2^i) and x^(-8 * 2^i), bits reversed as CRC-32 has them.
+const ON: [u32; 17] = powers(true);
+const BACK: [u32; 17] = powers(false);
+
+const fn powers(on: bool) -> [u32; 17] {
     let mut powers = [0; 17];
     let mut power: u32 = 1 << 31;
     let mut bit = 0;
     while bit < 8 {
-        power = if power >> 31 != 0 { (power ^ POLYNOMIAL) << 1 | 1 } else { power << 1 };
+        power = match on {
+            true if power & 1 != 0 => power >> 1 ^ POLYNOMIAL,
+            true => power >> 1,
+            false if power >> 31 != 0 => (power ^ POLYNOMIAL) << 1 | 1,
+            false => power << 1,
+        };
         bit += 1;
     }
     let mut i = 0;
@@ -103,7 +125,7 @@ const POWERS: [u32; 17] = {
         i += 1;
     }
     powers
-};
+}
 
 /// The product of two polynomials modulo the CRC's, bits reversed.
 const fn multiply(a: u32, b: u32) -> u32 {
@@ -158,6 +180,9 @@ mod tests {
             for identification in [0, 1, 0x8000, 0x1234, 0xffff] {
                 let sent = slowly(a, b, &packet, identification);
                 assert!(matches(from, to, &packet, sent), "{length} {identification:#x}");
+                let own = slowly(a, b, &packet, 0x55aa);
+                let changed = identify(own, length, 0x55aa ^ identification);
+                assert_eq!(changed, sent, "{length} {identification:#x}");
                 let wrong = (0..32).filter(|bit| matches(from, to, &packet, sent ^ 1 << bit));
                 assert!(wrong.count() <= 1, "{length} {identification:#x}");
             }

@@ -20,6 +20,8 @@ pub(crate) struct Packet {
     pub(crate) bytes: Vec<u8>,
     /// Whether it has its invariant CRC. Only then may it leave the machine.
     pub(crate) is_sealed: bool,
+    /// The identification of its IPv4 header, which the CRC covers.
+    pub(crate) identification: u16,
 }
 
 impl Packet {
@@ -30,5 +32,16 @@ impl Packet {
             *crc = icrc::compute((from, PORT), (to, PORT), inside).to_le_bytes();
         }
         self.is_sealed = true;
+    }
+
+    /// Changes the identification that its invariant CRC is for, which it has.
+    pub(crate) fn identify(&mut self, identification: u16) {
+        let changed = std::mem::replace(&mut self.identification, identification) ^ identification;
+        if changed != 0
+            && let Some((inside, crc)) = self.bytes.split_last_chunk_mut::<{ icrc::SIZE }>()
+        {
+            let sent = u32::from_le_bytes(*crc);
+            *crc = icrc::identify(sent, inside.len(), changed).to_le_bytes();
+        }
     }
 }

@@ -238,7 +238,7 @@ impl Senders {
         if let Some(Path::Ring(ring)) = self.paths.remove(&(from, to)) {
             let addresses = Some((from, to));
             let is_sealed = ring.writer.is_sealed();
-            let packet = |bytes| Packet { addresses, bytes, is_sealed };
+            let packet = |bytes| Packet { addresses, bytes, is_sealed, identification: 0 };
             self.refused.extend(ring.take_back().map(packet));
         }
     }

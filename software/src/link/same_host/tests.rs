@@ -84,7 +84,7 @@ fn received(receivers: &mut Receivers) -> Vec<(IpAddr, IpAddr, Vec<u8>)> {
 }
 
 fn packet(number: u8) -> Packet {
-    Packet { addresses: None, bytes: vec![number; 20], is_sealed: true }
+    Packet { addresses: None, bytes: vec![number; 20], is_sealed: true, identification: 0 }
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn what_does_not_fit_waits() {
     let numbered = |number: u32| {
         let mut bytes = vec![0; 4096];
         bytes[..4].copy_from_slice(&number.to_ne_bytes());
-        Packet { addresses: Some((from, to)), bytes, is_sealed: true }
+        Packet { addresses: Some((from, to)), bytes, is_sealed: true, identification: 0 }
     };
     senders.ring(from, to).unwrap();
     attend(&mut receivers, to, &opened);
@@ -247,6 +247,7 @@ fn packets_that_go_other_ways_are_not_mixed() {
         addresses: Some((from, to)),
         bytes: vec![number; 20],
         is_sealed: true,
+        identification: 0,
     };
     assert_eq!(place.send_some(&mut [packet(to, 0)]), (1, true));
     attend(&mut receivers, to, &opened);
