@@ -373,8 +373,11 @@ impl DatagramPort<'_> {
     ) -> Result<DatagramDestination> {
         let Self { domain, port, gids, .. } = self;
         let path = AddressVector::reply_from(gids, *port, success.as_raw(), header)
-            // The GIDs of the port may have changed.
-            .or_else(|_| AddressVector::reply_to(domain.context(), *port, success, header))?;
+            // The GIDs of the port may have changed. If it does not tell them any more, they have not.
+            .or_else(|unknown| {
+                let reply = AddressVector::reply_to(domain.context(), *port, success, header);
+                reply.map_err(|_| unknown)
+            })?;
         Ok(DatagramDestination { path, number: success.source_queue_pair(), qkey: self.qkey })
     }
 }

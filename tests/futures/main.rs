@@ -3,6 +3,7 @@
 
 #[path = "../support/by_hand.rs"]
 mod by_hand;
+mod datagrams;
 mod driving;
 mod failing_verbs;
 #[path = "../support/lost_doorbell.rs"]

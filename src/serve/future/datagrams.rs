@@ -156,11 +156,12 @@ impl<S: Share> AsyncDatagrams<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`AsyncChannel::receive`] and [`AddressVector::reply_to`].
+    /// Those of [`AsyncChannel::receive`], and those of [`AddressVector::reply_to`] but `ENOENT`: any peer can send a
+    /// datagram that cannot be answered, as its header names none of our GIDs. It is dropped.
     #[doc(alias = "ibv_post_recv")]
     pub async fn recv_from(
         &self,
-        buffer: PooledBuffer,
+        mut buffer: PooledBuffer,
     ) -> OwnedResult<S::Buffer, (DatagramBuffer, DatagramDestination)>
     where
         S::Buffer: LoopBuffer<PooledBuffer> + LoopBuffer<DatagramBuffer> + Into<DatagramBuffer>,
@@ -171,12 +172,16 @@ impl<S: Share> AsyncDatagrams<S> {
             let error = Error::with_reason("ibv_post_recv", libc::EOPNOTSUPP, reason).into();
             return Err(OperationError { error, buffer: Some(S::Buffer::keep(buffer)) });
         }
-        let (buffer, success) = self.channel.receive(buffer).await?;
-        let message = buffer.into();
-        match self.at.sender(&success, &message.header()) {
-            Ok(sender) => Ok((message, sender)),
-            Err(error) => {
-                Err(OperationError { error: error.into(), buffer: Some(S::Buffer::keep(message)) })
+        loop {
+            let (kept, success) = self.channel.receive(buffer).await?;
+            let message = kept.into();
+            match self.at.sender(&success, &message.header()) {
+                Ok(sender) => return Ok((message, sender)),
+                Err(error) if error.errno() == libc::ENOENT => buffer = message.into_inner(),
+                Err(error) => {
+                    let buffer = Some(S::Buffer::keep(message));
+                    return Err(OperationError { error: error.into(), buffer });
+                }
             }
         }
     }
