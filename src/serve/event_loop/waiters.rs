@@ -6,6 +6,8 @@ use std::task::Waker;
 use super::ended::ChannelId;
 use super::slots::List;
 use crate::base::error::{Error, Result};
+#[cfg(any(feature = "async", test))]
+use crate::base::panics::Panics;
 use crate::channel::TransportError;
 pub(crate) use crate::channel::parts::NO_SLOT;
 
@@ -118,6 +120,30 @@ pub(crate) struct DeferredWork {
 }
 
 /// `has_more`: there is more to [take](Loop::take_deferred).
+#[cfg(any(feature = "async", test))]
+impl DeferredWork {
+    /// Ends what has failed, and wakes all, though an end or a waker panics.
+    pub(crate) fn do_all(&mut self, end: impl Fn(ChannelId, Option<TransportError>)) -> Panics {
+        let mut panics = Panics::default();
+        // One catch serves all that do not panic.
+        while !self.failed.is_empty() {
+            panics.catch(|| {
+                while let Some((channel, error)) = self.failed.pop() {
+                    end(channel, error);
+                }
+            });
+        }
+        while !self.woken.is_empty() {
+            panics.catch(|| {
+                while let Some(waker) = self.woken.pop() {
+                    waker.wake();
+                }
+            });
+        }
+        panics
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct Deferred {
     /// Boxed, so that exchanging it is cheap.
@@ -182,5 +208,45 @@ impl Deferred {
             self.has_more = true;
         }
         has_grown
+    }
+}
+
+#[cfg(all(test, not(ibverbs_loom)))]
+mod tests {
+    use std::cell::RefCell;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+    use crate::base::panics::catch;
+
+    struct Task(Arc<AtomicUsize>, bool);
+
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            assert!(!self.1, "in a waker");
+        }
+    }
+
+    #[test]
+    fn everything_deferred_is_done_though_each_part_panics() {
+        for panicking in 0..4 {
+            let woken = Arc::new(AtomicUsize::new(0));
+            let task = |index| Arc::new(Task(woken.clone(), index == panicking)).into();
+            let id = |index| ChannelId { index, generation: 0 };
+            let mut work = DeferredWork {
+                woken: (0..3).map(task).collect(),
+                failed: (0..3).map(|index| (id(index), None)).collect(),
+            };
+            let ended = RefCell::new(Vec::new());
+            let panics = work.do_all(|channel, _| {
+                ended.borrow_mut().push(channel.index());
+                assert_ne!(channel.index(), panicking, "at an end");
+            });
+            assert_eq!((ended.into_inner(), woken.load(Ordering::Relaxed)), (vec![2, 1, 0], 3));
+            assert_eq!(catch(|| panics.resume()).is_err(), panicking < 3);
+        }
     }
 }

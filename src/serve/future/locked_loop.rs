@@ -187,19 +187,19 @@ impl<S: Share> Guard<'_, S> {
     }
 }
 
+/// Resumes the first panic once everything is done.
 #[inline(never)]
 fn wake_all<S: Share>(share: &S, work: Option<Box<DeferredWork>>) {
-    if work.is_none() {
-        return release_deferred(share).resume();
+    let Some(mut work) = work else { return release_deferred(share).resume() };
+    let mut panics = work.do_all(|channel, error| end_failed(share, channel, error));
+    let mut guard = share.lock();
+    guard.spare = Some(work);
+    let is_empty = guard.core.deferred().is_empty();
+    guard.unlock();
+    if !is_empty {
+        panics.add(release_deferred(share));
     }
-    let mut rest = Rest { share, work };
-    let Some(work) = &mut rest.work else { return };
-    while let Some((channel, error)) = work.failed.pop() {
-        end_failed(share, channel, error);
-    }
-    while let Some(waker) = work.woken.pop() {
-        waker.wake();
-    }
+    panics.resume();
 }
 
 pub(super) mod sealed {
@@ -268,29 +268,6 @@ impl<B: Send + 'static> sealed::Share<B> for Locked<B> {
     }
 }
 
-struct Rest<'a, S: Share> {
-    share: &'a S,
-    work: Option<Box<DeferredWork>>,
-}
-
-impl<S: Share> Drop for Rest<'_, S> {
-    #[inline]
-    fn drop(&mut self) {
-        let mut panics = Panics::default();
-        let woken = self.work.iter_mut().flat_map(|work| work.woken.drain(..));
-        woken.for_each(|waker| panics.catch(|| waker.wake()));
-        let mut guard = self.share.lock();
-        guard.spare = self.work.take();
-        let is_empty = guard.core.deferred().is_empty();
-        guard.unlock();
-        if !is_empty {
-            panics.add(release_deferred(self.share));
-        }
-        // The thread already unwinds, or a buffer's drop has panicked.
-        panics.forget();
-    }
-}
-
 /// [`wake_all`] without memory for the list, while others wake tasks, and for buffers that no task asks for.
 #[cold]
 #[inline(never)]
@@ -322,8 +299,7 @@ fn end_failed<S: Share>(share: &S, channel: ChannelId, error: Option<TransportEr
         return stop(share, channel, error);
     }
     let mut guard = share.lock();
-    // If it is out, it is about to be stopped, or was not connected.
-    let Some(out) = guard.core.borrow_out(channel) else { return };
+    let Some(out) = guard.core.borrow_to_flush(channel) else { return };
     guard.unlock();
     out.flush();
     put_back(share, out, None);
