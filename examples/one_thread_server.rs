@@ -35,8 +35,8 @@ struct Server {
     pool: BufferPool,
     listener: TcpListener,
     guests: Vec<Guest>,
-    /// The streams of the clients. A stream ends when its client does.
-    streams: Vec<TcpStream>,
+    /// False once too many files are open, until a client leaves.
+    accepts: bool,
     answers: usize,
 }
 
@@ -51,7 +51,7 @@ impl Server {
             domain,
             listener,
             guests: Vec::new(),
-            streams: Vec::new(),
+            accepts: true,
             answers: 0,
         })
     }
@@ -68,7 +68,12 @@ impl Server {
             self.accept()?;
             self.connect()?;
             while let Some(ended) = self.channels.next_ended()? {
-                ended.result()?;
+                if ended.result().is_err() {
+                    // Its client has left: the first operation that ends so removes it.
+                    let _ = self.channels.remove(ended.channel);
+                    self.accepts = true;
+                    continue;
+                }
                 let (channel, token, buffer) = (ended.channel, ended.token, ended.buffer);
                 if token == RECEIVE {
                     // The answer is the question.
@@ -78,11 +83,9 @@ impl Server {
                     self.channels.post(channel, ReceiveWorkRequest::new(buffer), RECEIVE)?;
                 }
             }
-            let mut files = vec![
-                PollFd::new(waker, PollFlags::IN),
-                PollFd::new(&self.channels, PollFlags::IN),
-                PollFd::new(&self.listener, PollFlags::IN),
-            ];
+            let mut files =
+                vec![PollFd::new(waker, PollFlags::IN), PollFd::new(&self.channels, PollFlags::IN)];
+            files.extend(self.accepts.then(|| PollFd::new(&self.listener, PollFlags::IN)));
             files.extend(self.guests.iter().map(|guest| {
                 let reads = guest.exchange.to_send().is_empty();
                 PollFd::new(&guest.stream, if reads { PollFlags::IN } else { PollFlags::OUT })
@@ -91,12 +94,24 @@ impl Server {
         }
     }
 
+    fn has_clients(&self) -> bool {
+        let (all, left) = self.channels.capacity();
+        left < all
+    }
+
     /// Takes all that have come.
     fn accept(&mut self) -> Result<()> {
-        loop {
+        while self.accepts {
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
+                // Too many files are open: those that connect, and the clients, are served meanwhile.
+                Err(error) if !self.guests.is_empty() || self.has_clients() => {
+                    eprintln!("{error}");
+                    self.accepts = false;
+                    return Ok(());
+                }
                 Err(error) => return Err(error.into()),
             };
             stream.set_nonblocking(true)?;
@@ -106,6 +121,7 @@ impl Server {
             let exchange = prepared.begin_accept(b"").map_err(|failed| failed.error)?;
             self.guests.push(Guest { stream, exchange });
         }
+        Ok(())
     }
 
     /// Goes on with those that connect. One that fails is forgotten.
@@ -113,13 +129,17 @@ impl Server {
         for mut guest in std::mem::take(&mut self.guests) {
             match guest.exchange.step(&mut guest.stream) {
                 Ok(Step::Pending(exchange)) => self.guests.push(Guest { exchange, ..guest }),
-                Ok(Step::Done((channel, _))) => {
+                Ok(Step::Done((mut channel, _))) => {
+                    // It ends when the client does, and the loop looks at it.
+                    channel.keep_stream(guest.stream);
                     let channel = self.channels.add(channel)?;
                     let buffer = self.pool.take().ok_or("more clients than buffers")?;
                     self.channels.post(channel, ReceiveWorkRequest::new(buffer), RECEIVE)?;
-                    self.streams.push(guest.stream);
                 }
-                Err(failed) => eprintln!("{}", failed.error),
+                Err(failed) => {
+                    eprintln!("{}", failed.error);
+                    self.accepts = true;
+                }
             }
         }
         Ok(())

@@ -88,6 +88,8 @@ impl Rails {
         // A peer that gives up makes `accept` wait for the next one, hence the mode.
         listener.set_nonblocking(true)?;
         self.wait_until(deadline, Some(listener.as_fd()), |rails| {
+            // If no file is left for a stream, those that connect already go first.
+            let mut failed = None;
             // Takes the streams that have come by now, as far as there is room.
             for _ in rails.accepting.len()..rails.most_accepting {
                 match listener.accept() {
@@ -100,13 +102,16 @@ impl Rails {
                     }
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                     Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-                    Err(error) => return Some(Err(error.into())),
+                    Err(error) => {
+                        failed = Some(Err(error.into()));
+                        break;
+                    }
                 }
             }
             let accepting = std::mem::take(&mut rails.accepting);
             let connected = rails.take_connected(&accepting);
             rails.accepting = accepting;
-            let (peer, result) = connected?;
+            let Some((peer, result)) = connected else { return failed };
             rails.accepting.retain(|&other| other != peer);
             Some(result)
         })?

@@ -58,15 +58,19 @@ impl Stream {
     }
 }
 
-/// Serves clients until the listener fails.
-///
-/// # Errors
-///
-/// The listener fails.
-pub async fn run(listener: TcpListener) -> Result<()> {
+/// Serves clients.
+pub async fn run(listener: TcpListener) -> std::convert::Infallible {
     let store = Arc::new(Store::default());
     loop {
-        let (stream, address) = listener.accept().await?;
+        let (stream, address) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            // Too many files are open, for one: those that end close theirs.
+            Err(error) => {
+                eprintln!("{error}");
+                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                continue;
+            }
+        };
         let store = store.clone();
         tokio::spawn(async move {
             if let Err(error) = serve(&store, stream).await {

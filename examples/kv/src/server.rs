@@ -27,6 +27,8 @@ const BUFFERS: u32 = 2;
 /// Operations of each client that the device may have at the same time, and so completions.
 const SENDS: u32 = 4;
 const RECEIVES: u32 = 4;
+/// How long to wait after the listener has failed.
+const PAUSE: Duration = Duration::from_millis(100);
 /// How long clients may take to finish their requests when the server stops.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -169,7 +171,19 @@ pub async fn run(
         tokio::select! {
             biased;
             accepted = clients.accept() => {
-                let Ok((mut stream, address)) = accepted else { continue };
+                let (mut stream, address) = match accepted {
+                    Ok(accepted) => accepted,
+                    Err(error) => {
+                        eprintln!("{error}");
+                        // Too many files are open, for one: sessions that end close theirs, and whoever stops is heard.
+                        tokio::select! {
+                            Some(_) = sessions.join_next() => {}
+                            () = tokio::time::sleep(PAUSE) => {}
+                            () = stop.notified() => break Ok(()),
+                        }
+                        continue;
+                    }
+                };
                 // The count grows only here.
                 if shared.clients.load(Ordering::Relaxed) >= most_clients as usize {
                     eprintln!("{address}: refused: there are {most_clients} clients already");
@@ -222,7 +236,10 @@ async fn count(shared: Arc<Shared>) -> Result<()> {
 /// Answers the lines "stats" and "shutdown".
 async fn administrate(shared: Arc<Shared>, admin: TcpListener, stop: Arc<Notify>) -> Result<()> {
     loop {
-        let Ok((stream, _)) = admin.accept().await else { continue };
+        let Ok((stream, _)) = admin.accept().await else {
+            tokio::time::sleep(PAUSE).await;
+            continue;
+        };
         let (shared, stop) = (shared.clone(), stop.clone());
         tokio::spawn(async move { answer(&shared, stream, &stop).await });
     }
