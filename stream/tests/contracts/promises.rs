@@ -1,4 +1,5 @@
-//! Promises of std's and tokio's `TcpStream`: each is a test that runs on TCP and on streams. README's table has the differences.
+//! Promises of std's and tokio's `TcpStream`: each is a test that runs on TCP, on streams that are connected over TCP, and on streams
+//! of the connection manager. README's table has the differences.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::Shutdown;
@@ -39,6 +40,43 @@ mod streams {
         let to = listener.local_addr().unwrap();
         thread::scope(|threads| {
             let connects = threads.spawn(|| Stream::connect(&HOSTS[0].hub, to, soon()).unwrap());
+            let two = listener.accept().unwrap().0;
+            (connects.join().unwrap(), two)
+        })
+    }
+}
+
+#[cfg(feature = "rdmacm")]
+mod managed {
+    use std::sync::Arc;
+
+    use ibverbs_software::Device;
+    use ibverbs_stream::Hub;
+    pub(super) use ibverbs_stream::{Listener, Stream};
+
+    use super::*;
+
+    /// The connection manager knows the device of both hubs.
+    pub(super) static MANAGED: LazyLock<([Hub; 2], Device)> = LazyLock::new(|| {
+        let device = Device::new().unwrap();
+        std::mem::forget(device.register());
+        let hub = || {
+            let context = Arc::new(device.open().unwrap());
+            Hub::builder(&context).max_connections(64).build().unwrap()
+        };
+        ([hub(), hub()], device)
+    });
+
+    pub(super) fn address() -> std::net::SocketAddr {
+        (MANAGED.1.address(), 0).into()
+    }
+
+    pub(super) fn pair() -> (Stream, Stream) {
+        let listener = Listener::bind_rdmacm(&MANAGED.0[1], address()).unwrap();
+        let to = listener.local_addr().unwrap();
+        thread::scope(|threads| {
+            let hub = &MANAGED.0[0];
+            let connects = threads.spawn(|| Stream::connect_rdmacm(hub, to, soon()).unwrap());
             let two = listener.accept().unwrap().0;
             (connects.join().unwrap(), two)
         })
@@ -217,6 +255,11 @@ promises_to_threads! {
     threads_on_streams: streams;
 }
 
+#[cfg(feature = "rdmacm")]
+promises_to_threads! {
+    threads_on_managed_streams: managed;
+}
+
 mod tcp_tasks {
     pub(super) use tokio::net::tcp::{OwnedReadHalf as ReadHalf, OwnedWriteHalf as WriteHalf};
     pub(super) use tokio::net::{TcpListener as Listener, TcpStream as Stream};
@@ -241,6 +284,21 @@ mod stream_tasks {
 
     pub(super) async fn connect(to: std::net::SocketAddr) -> Stream {
         Stream::connect(&HOSTS[0].hub, to).await.unwrap()
+    }
+}
+
+#[cfg(feature = "rdmacm")]
+mod managed_tasks {
+    pub(super) use ibverbs_stream::tokio::{Listener, ReadHalf, Stream, WriteHalf};
+
+    use super::managed::{MANAGED, address};
+
+    pub(super) async fn listener() -> Listener {
+        Listener::bind_rdmacm(&MANAGED.0[1], address()).unwrap()
+    }
+
+    pub(super) async fn connect(to: std::net::SocketAddr) -> Stream {
+        Stream::connect_rdmacm(&MANAGED.0[0], to).await.unwrap()
     }
 }
 
@@ -398,4 +456,9 @@ macro_rules! promises_to_tasks {
 promises_to_tasks! {
     tasks_on_tcp: tcp_tasks;
     tasks_on_streams: stream_tasks;
+}
+
+#[cfg(feature = "rdmacm")]
+promises_to_tasks! {
+    tasks_on_managed_streams: managed_tasks;
 }
